@@ -1,0 +1,1 @@
+//! The CPU back end: packed weights, SIMD, attention over pages as they lie.

@@ -1,0 +1,312 @@
+//! The op trait: every piece of arithmetic a model may ask for.
+//!
+//! Dimension names are those of `triptych_core::shape`. An activation is always a matrix
+//! `[n_tokens, width]`, f32 at the interface, row-major, without padding: the tokens of all sequences of a
+//! step in a line. Heads lie side by side in a row: `width = n_heads · head_dim`.
+//!
+//! Sequences are told apart by offsets, never by padding: `cu_seqlens` has one entry more than there are
+//! sequences, starts at 0, never falls, and ends at `n_tokens`.
+
+use thiserror::Error;
+use triptych_core::DType;
+
+/// A shape or index that an op cannot take. Always a bug of the caller: nothing a client sends reaches it.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
+pub enum KernelError {
+    /// Two shapes that must agree do not.
+    #[error("{op}: {what} is {actual:?}, expected {expected:?}")]
+    Shape {
+        /// The op.
+        op: &'static str,
+        /// Which argument.
+        what: &'static str,
+        /// As needed.
+        expected: Vec<usize>,
+        /// As given.
+        actual: Vec<usize>,
+    },
+    /// An index past its end.
+    #[error("{op}: {what} {index} is out of {len}")]
+    Index {
+        /// The op.
+        op: &'static str,
+        /// What is indexed.
+        what: &'static str,
+        /// The index.
+        index: usize,
+        /// The end.
+        len: usize,
+    },
+    /// The machine lacks what was asked for by force.
+    #[error("instruction set {0} is not on this machine")]
+    Isa(&'static str),
+    /// The library below failed.
+    #[error("{op}: {message}")]
+    Library {
+        /// The op.
+        op: &'static str,
+        /// Its words.
+        message: String,
+    },
+}
+
+/// Result of an op.
+pub type Result<T, E = KernelError> = std::result::Result<T, E>;
+
+/// A stored tensor as it lies in a file: row-major, little-endian, borrowed.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightView<'a> {
+    /// Element type.
+    pub dtype: DType,
+    /// Dimensions, outermost first.
+    pub shape: &'a [usize],
+    /// The bytes; their number is the product of `shape` and the element size.
+    pub data: &'a [u8],
+}
+
+/// One linear layer as stored: `weight [out, in]`, `bias [out]`.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearPart<'a> {
+    /// `[out, in]`; more than two dimensions (a convolution) are flattened to `[out, rest]`.
+    pub weight: WeightView<'a>,
+    /// `[out]`.
+    pub bias: Option<WeightView<'a>>,
+}
+
+/// A function applied to each element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Activation {
+    /// The identity.
+    #[default]
+    None,
+    /// `0.5 x (1 + erf(x/√2))`.
+    Gelu,
+    /// The tanh form of GELU.
+    GeluTanh,
+    /// `x · sigmoid(1.702 x)`.
+    QuickGelu,
+    /// `x · sigmoid(x)`.
+    Silu,
+    /// `max(x, 0)`.
+    Relu,
+}
+
+/// Which normalisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// Mean and variance.
+    Layer,
+    /// Root mean square only.
+    Rms,
+}
+
+/// Heads of an attention, and how scores are scaled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads; divides `n_heads`.
+    pub n_kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Factor on every score, usually `1/√head_dim`.
+    pub scale: f32,
+}
+
+/// Who may look at whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mask {
+    /// Every query sees every key of its sequence.
+    Full,
+    /// The last query of a sequence sees all its keys, each earlier one a key less.
+    Causal,
+}
+
+/// Size of a paged KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayout {
+    /// Layers, each with its own keys and values.
+    pub n_layers: usize,
+    /// Blocks of `KV_BLOCK_TOKENS` tokens.
+    pub n_blocks: usize,
+    /// Key and value heads.
+    pub n_kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+/// The sequences of a step as they lie in a paged cache.
+#[derive(Clone, Copy, Debug)]
+pub struct PagedBatch<'a> {
+    /// Offsets of the sequences in the query rows, `[n_seqs + 1]`.
+    pub query_start_loc: &'a [u32],
+    /// Offsets of the sequences in `block_tables`, `[n_seqs + 1]`.
+    pub table_start_loc: &'a [u32],
+    /// Block ids of all sequences in a line, each sequence's in the order of its tokens.
+    pub block_tables: &'a [u32],
+    /// Keys of each sequence, the ones of this step included, `[n_seqs]`.
+    pub seq_lens: &'a [u32],
+}
+
+/// A back end: where weights and activations live, and the ops over them.
+///
+/// Ops check shapes and indices and return [`KernelError`]; they never panic on them. An op reads its
+/// arguments and writes only its result or what it takes as `&mut`. Results do not depend on how many threads
+/// ran, nor on what else is in the batch: a row's value is a function of that row's sequence alone.
+pub trait Backend: Clone + Send + Sync + 'static {
+    /// An activation, `[n_tokens, width]`.
+    type Tensor: Clone + Send + Sync;
+    /// A linear layer in the back end's own layout.
+    type Linear: Send + Sync;
+    /// An embedding table.
+    type Table: Send + Sync;
+    /// Scale and bias of a norm.
+    type Norm: Send + Sync;
+    /// A paged KV cache.
+    type KvCache: Send;
+
+    /// The name used in settings and logs.
+    fn name(&self) -> &'static str;
+
+    // Loading. Called once a weight; may be slow.
+
+    /// Packs layers that read the same input as one: outputs side by side, in order.
+    fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<Self::Linear>;
+    /// Takes a table `[n_rows, width]`.
+    fn load_table(&self, table: WeightView<'_>) -> Result<Self::Table>;
+    /// Takes a norm's `scale [width]` and `bias [width]`.
+    fn load_norm(
+        &self,
+        kind: NormKind,
+        scale: WeightView<'_>,
+        bias: Option<WeightView<'_>>,
+        eps: f32,
+    ) -> Result<Self::Norm>;
+
+    // Moving data.
+
+    /// An activation from host memory, `[n_tokens, width]`.
+    fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<Self::Tensor>;
+    /// The values in host memory, row-major.
+    fn download(&self, x: &Self::Tensor) -> Result<Vec<f32>>;
+    /// `(n_tokens, width)`.
+    fn dims(&self, x: &Self::Tensor) -> (usize, usize);
+
+    // Rows.
+
+    /// Rows `ids` of a table: `[ids.len(), width]`.
+    fn embed(&self, table: &Self::Table, ids: &[u32]) -> Result<Self::Tensor>;
+    /// Rows `rows` of `x`, in that order, repeats allowed.
+    fn gather_rows(&self, x: &Self::Tensor, rows: &[u32]) -> Result<Self::Tensor>;
+    /// Replaces row `rows[i]` of `x` by row `i` of `src`.
+    fn scatter_rows(&self, x: &mut Self::Tensor, rows: &[u32], src: &Self::Tensor) -> Result<()>;
+    /// Columns `start .. start + width`.
+    fn columns(&self, x: &Self::Tensor, start: usize, width: usize) -> Result<Self::Tensor>;
+    /// The same values as `[n_tokens / group, width · group]`: `group` consecutive rows become one.
+    fn merge_rows(&self, x: Self::Tensor, group: usize) -> Result<Self::Tensor>;
+
+    // Arithmetic.
+
+    /// `act(x Wᵀ + b)`, plus `residual` if there is one: `[n_tokens, out]`.
+    fn linear(
+        &self,
+        x: &Self::Tensor,
+        w: &Self::Linear,
+        act: Activation,
+        residual: Option<&Self::Tensor>,
+    ) -> Result<Self::Tensor>;
+    /// Normalises each row.
+    fn norm(&self, x: &Self::Tensor, norm: &Self::Norm) -> Result<Self::Tensor>;
+    /// `x += y`, same shape.
+    fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<()>;
+    /// `act(x[:, ..w]) · x[:, w..]` with `w = width / 2`: the gate of a gated feed-forward.
+    fn gate(&self, x: &Self::Tensor, act: Activation) -> Result<Self::Tensor>;
+    /// Rotary embedding in halves, in place: pair `i` of each head is `(x[i], x[i + head_dim/2])`.
+    /// `cos`, `sin`: `[n_tokens, head_dim / 2]`, row-major, shared by the heads.
+    fn rope(&self, x: &mut Self::Tensor, head_dim: usize, cos: &[f32], sin: &[f32]) -> Result<()>;
+    /// Windows of a sound or signal for a 1-D convolution. `x` is `[n_seqs · t, channels]`, each sequence `t`
+    /// rows; the result `[n_seqs · t_out, channels · kernel]` with columns in the order of a stored weight
+    /// `[out, channels, kernel]`, zeros outside, `t_out = (t + 2·padding − kernel) / stride + 1`.
+    fn unfold(&self, x: &Self::Tensor, conv: Unfold) -> Result<Self::Tensor>;
+
+    // Attention.
+
+    /// Attention inside each sequence, block-diagonal. `q: [Σq, n_heads·head_dim]`,
+    /// `k`, `v: [Σk, n_kv_heads·head_dim]`; the offsets give each sequence's queries and keys, which may differ
+    /// in number (rectangular). Returns the shape of `q`.
+    fn attention(
+        &self,
+        qkv: Qkv<'_, Self::Tensor>,
+        shape: AttentionShape,
+        seqs: Varlen<'_>,
+    ) -> Result<Self::Tensor>;
+    /// An empty cache.
+    fn kv_cache(&self, layout: KvLayout) -> Result<Self::KvCache>;
+    /// Bytes of one block of such a cache, all layers together.
+    fn kv_block_bytes(&self, layout: KvLayout) -> usize;
+    /// Writes row `i` of `k` and `v`, `[n_tokens, n_kv_heads·head_dim]`, to slot `slots[i]` of a layer;
+    /// slot = block id · `KV_BLOCK_TOKENS` + place in the block.
+    fn write_kv(
+        &self,
+        cache: &mut Self::KvCache,
+        layer: usize,
+        kv: [&Self::Tensor; 2],
+        slots: &[u32],
+    ) -> Result<()>;
+    /// Copies whole blocks, all layers: `(from, to)`.
+    fn copy_blocks(&self, cache: &mut Self::KvCache, pairs: &[(u32, u32)]) -> Result<()>;
+    /// Attention of `q: [Σq, n_heads·head_dim]` over the keys of each sequence in the cache.
+    fn paged_attention(
+        &self,
+        q: &Self::Tensor,
+        kv: KvLayer<'_, Self::KvCache>,
+        shape: AttentionShape,
+        batch: PagedBatch<'_>,
+    ) -> Result<Self::Tensor>;
+}
+
+/// Query, key and value of [`Backend::attention`].
+#[derive(Debug)]
+pub struct Qkv<'a, T> {
+    /// `[Σq, n_heads·head_dim]`.
+    pub q: &'a T,
+    /// `[Σk, n_kv_heads·head_dim]`.
+    pub k: &'a T,
+    /// `[Σk, n_kv_heads·head_dim]`.
+    pub v: &'a T,
+}
+
+/// Sequences of [`Backend::attention`].
+#[derive(Clone, Copy, Debug)]
+pub struct Varlen<'a> {
+    /// Offsets in the query rows.
+    pub cu_seqlens_q: &'a [u32],
+    /// Offsets in the key rows.
+    pub cu_seqlens_k: &'a [u32],
+    /// Who sees whom inside a sequence.
+    pub mask: Mask,
+}
+
+/// One layer of a cache, to read.
+#[derive(Debug)]
+pub struct KvLayer<'a, C> {
+    /// The cache.
+    pub cache: &'a C,
+    /// Which layer.
+    pub layer: usize,
+    /// [`Mask::Causal`] for self-attention, [`Mask::Full`] for cross-attention.
+    pub mask: Mask,
+}
+
+/// Parameters of [`Backend::unfold`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unfold {
+    /// Sequences in the rows.
+    pub n_seqs: usize,
+    /// Taps.
+    pub kernel: usize,
+    /// Rows between outputs.
+    pub stride: usize,
+    /// Zero rows on either side.
+    pub padding: usize,
+}

@@ -1,0 +1,238 @@
+//! The reference back end on candle-core: f32 on the CPU, slow and plain, the oracle of the others.
+//!
+//! Each op is the textbook formula in library calls. It knows no layout of its own: weights lie as stored,
+//! the paged cache is rows of keys and values that attention gathers. Nothing is fused or kept between calls.
+
+use std::fmt;
+
+use candle_core::{Device, Tensor};
+
+use crate::check::{self, Dims};
+use crate::ops::{
+    Activation, AttentionShape, Backend, KernelError, KvLayer, KvLayout, LinearPart, NormKind, PagedBatch,
+    Qkv, Result, Unfold, Varlen, WeightView,
+};
+use crate::stored;
+
+mod attention;
+mod rows;
+
+pub use attention::ReferenceKvCache;
+
+/// The back end. It holds nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReferenceBackend;
+
+impl ReferenceBackend {
+    /// A back end.
+    pub fn new() -> Self {
+        Self
+    }
+}
+
+/// A linear layer as stored, transposed.
+#[derive(Debug)]
+pub struct ReferenceLinear {
+    n_in: usize,
+    n_out: usize,
+    /// `[n_in, n_out]`.
+    weight: Tensor,
+    /// `[n_out]`.
+    bias: Option<Tensor>,
+}
+
+/// Scale and bias of a norm, `[width]` each.
+#[derive(Debug)]
+pub struct ReferenceNorm {
+    kind: NormKind,
+    scale: Tensor,
+    bias: Option<Tensor>,
+    eps: f32,
+}
+
+impl Backend for ReferenceBackend {
+    type Tensor = Tensor;
+    type Linear = ReferenceLinear;
+    type Table = Tensor;
+    type Norm = ReferenceNorm;
+    type KvCache = ReferenceKvCache;
+
+    fn name(&self) -> &'static str {
+        "reference"
+    }
+
+    fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<ReferenceLinear> {
+        let stacked = stored::stack(parts)?;
+        let (n_in, n_out) = (stacked.n_in, stacked.n_out);
+        let weight = matrix("load_linear", stacked.weight, (n_out, n_in))?;
+        let weight = weight.t().and_then(|w| w.contiguous()).op("load_linear")?;
+        let bias = stacked.bias.map(|b| vector("load_linear", b)).transpose()?;
+        Ok(ReferenceLinear { n_in, n_out, weight, bias })
+    }
+
+    fn load_table(&self, table: WeightView<'_>) -> Result<Tensor> {
+        let dims = stored::table_dims(table)?;
+        matrix("load_table", stored::to_f32("load_table", table)?, dims)
+    }
+
+    fn load_norm(
+        &self,
+        kind: NormKind,
+        scale: WeightView<'_>,
+        bias: Option<WeightView<'_>>,
+        eps: f32,
+    ) -> Result<ReferenceNorm> {
+        let (scale, bias) = stored::norm(scale, bias)?;
+        let bias = bias.map(|b| vector("load_norm", b)).transpose()?;
+        Ok(ReferenceNorm { kind, scale: vector("load_norm", scale)?, bias, eps })
+    }
+
+    fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<Tensor> {
+        check::upload(values.len(), n_tokens, width)?;
+        matrix("upload", values, (n_tokens, width))
+    }
+
+    fn download(&self, x: &Tensor) -> Result<Vec<f32>> {
+        values("download", x)
+    }
+
+    fn dims(&self, x: &Tensor) -> Dims {
+        dims(x)
+    }
+
+    fn embed(&self, table: &Tensor, ids: &[u32]) -> Result<Tensor> {
+        check::indices("embed", "row", ids, dims(table).0)?;
+        rows::gather("embed", table, ids)
+    }
+
+    fn gather_rows(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
+        check::indices("gather_rows", "row", rows, dims(x).0)?;
+        rows::gather("gather_rows", x, rows)
+    }
+
+    fn scatter_rows(&self, x: &mut Tensor, rows: &[u32], src: &Tensor) -> Result<()> {
+        check::scatter_rows(dims(x), rows, dims(src))?;
+        *x = rows::scatter(x, rows, src)?;
+        Ok(())
+    }
+
+    fn columns(&self, x: &Tensor, start: usize, width: usize) -> Result<Tensor> {
+        check::columns(dims(x), start, width)?;
+        x.narrow(1, start, width).and_then(|t| t.contiguous()).op("columns")
+    }
+
+    fn merge_rows(&self, x: Tensor, group: usize) -> Result<Tensor> {
+        x.reshape(check::merge_rows(dims(&x), group)?).op("merge_rows")
+    }
+
+    fn linear(
+        &self,
+        x: &Tensor,
+        w: &ReferenceLinear,
+        act: Activation,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        check::linear(dims(x), (w.n_in, w.n_out), residual.map(dims))?;
+        rows::linear(x, w, act, residual)
+    }
+
+    fn norm(&self, x: &Tensor, norm: &ReferenceNorm) -> Result<Tensor> {
+        check::same("norm", "x width", &[dims(x).1], norm.scale.dims())?;
+        rows::norm(x, norm)
+    }
+
+    fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
+        check::same("add", "y", y.dims(), x.dims())?;
+        *x = x.add(y).op("add")?;
+        Ok(())
+    }
+
+    fn gate(&self, x: &Tensor, act: Activation) -> Result<Tensor> {
+        let width = check::divides("gate", "x width", 2, dims(x).1)?;
+        rows::gate(x, width, act)
+    }
+
+    fn rope(&self, x: &mut Tensor, head_dim: usize, cos: &[f32], sin: &[f32]) -> Result<()> {
+        check::rope(dims(x), head_dim, cos.len(), sin.len())?;
+        *x = rows::rope(x, head_dim, cos, sin)?;
+        Ok(())
+    }
+
+    fn unfold(&self, x: &Tensor, conv: Unfold) -> Result<Tensor> {
+        rows::unfold(x, conv, check::unfold(dims(x), conv)?)
+    }
+
+    fn attention(&self, qkv: Qkv<'_, Tensor>, shape: AttentionShape, seqs: Varlen<'_>) -> Result<Tensor> {
+        check::attention([dims(qkv.q), dims(qkv.k), dims(qkv.v)], shape, seqs)?;
+        attention::block_diagonal(qkv, shape, seqs)
+    }
+
+    fn kv_cache(&self, layout: KvLayout) -> Result<ReferenceKvCache> {
+        ReferenceKvCache::new(layout)
+    }
+
+    fn kv_block_bytes(&self, layout: KvLayout) -> usize {
+        ReferenceKvCache::block_bytes(layout)
+    }
+
+    fn write_kv(
+        &self,
+        cache: &mut ReferenceKvCache,
+        layer: usize,
+        kv: [&Tensor; 2],
+        slots: &[u32],
+    ) -> Result<()> {
+        cache.write(layer, kv, slots)
+    }
+
+    fn copy_blocks(&self, cache: &mut ReferenceKvCache, pairs: &[(u32, u32)]) -> Result<()> {
+        cache.copy(pairs)
+    }
+
+    fn paged_attention(
+        &self,
+        q: &Tensor,
+        kv: KvLayer<'_, ReferenceKvCache>,
+        shape: AttentionShape,
+        batch: PagedBatch<'_>,
+    ) -> Result<Tensor> {
+        attention::paged(q, kv, shape, batch)
+    }
+}
+
+/// Gives the library's errors the name of the op.
+trait InOp<T> {
+    fn op(self, op: &'static str) -> Result<T>;
+}
+
+impl<T, E: fmt::Display> InOp<T> for std::result::Result<T, E> {
+    fn op(self, op: &'static str) -> Result<T> {
+        self.map_err(|error| KernelError::Library { op, message: error.to_string() })
+    }
+}
+
+/// `(n_tokens, width)`; every tensor of this back end has two dimensions.
+fn dims(x: &Tensor) -> Dims {
+    x.dims2().unwrap_or((0, 0))
+}
+
+/// A tensor `[rows, columns]`.
+fn matrix(op: &'static str, values: Vec<f32>, dims: Dims) -> Result<Tensor> {
+    Tensor::from_vec(values, dims, &Device::Cpu).op(op)
+}
+
+/// A tensor `[n]`.
+fn vector(op: &'static str, values: Vec<f32>) -> Result<Tensor> {
+    let n = values.len();
+    Tensor::from_vec(values, n, &Device::Cpu).op(op)
+}
+
+/// Zeros `[rows, columns]`.
+fn zeros(op: &'static str, dims: Dims) -> Result<Tensor> {
+    matrix(op, vec![0.0; dims.0 * dims.1], dims)
+}
+
+/// The values, row-major.
+fn values(op: &'static str, x: &Tensor) -> Result<Vec<f32>> {
+    x.flatten_all().and_then(|x| x.to_vec1::<f32>()).op(op)
+}

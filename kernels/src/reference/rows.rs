@@ -1,0 +1,141 @@
+//! Reference ops that treat each row alone.
+
+use std::ops::{Add, Mul};
+
+use candle_core::{D, Tensor};
+
+use super::{InOp, ReferenceLinear, ReferenceNorm, dims, matrix, values, zeros};
+use crate::check::Windows;
+use crate::ops::{Activation, NormKind, Result, Unfold};
+
+/// Rows of every product of matrices. The library picks its algorithm by shape; products of one shape keep a
+/// row's value the same whatever else is in the batch.
+const TILE_ROWS: usize = 16;
+
+/// `x w`: `[n_tokens, n_in] · [n_in, n_out]`, rows in tiles of [`TILE_ROWS`] filled up with zeros.
+pub(super) fn product(x: &Tensor, w: &Tensor) -> candle_core::Result<Tensor> {
+    let ((n_tokens, n_in), (_, n_out)) = (x.dims2()?, w.dims2()?);
+    if n_tokens == 0 || n_in == 0 || n_out == 0 {
+        return Tensor::zeros((n_tokens, n_out), x.dtype(), x.device());
+    }
+    let padded = n_tokens.next_multiple_of(TILE_ROWS);
+    let x = x.pad_with_zeros(0, 0, padded - n_tokens)?.contiguous()?;
+    let tiles = (0..padded)
+        .step_by(TILE_ROWS)
+        .map(|row| x.narrow(0, row, TILE_ROWS)?.matmul(w))
+        .collect::<candle_core::Result<Vec<_>>>()?;
+    Tensor::cat(&tiles, 0)?.narrow(0, 0, n_tokens)?.contiguous()
+}
+
+/// `act(x Wᵀ + b) + residual`.
+pub(super) fn linear(
+    x: &Tensor,
+    w: &ReferenceLinear,
+    act: Activation,
+    residual: Option<&Tensor>,
+) -> Result<Tensor> {
+    let op = "linear";
+    let mut y = product(x, &w.weight).op(op)?;
+    if let Some(bias) = &w.bias {
+        y = y.broadcast_add(bias).op(op)?;
+    }
+    y = activation(&y, act).op(op)?;
+    match residual {
+        Some(residual) => y.add(residual).op(op),
+        None => Ok(y),
+    }
+}
+
+/// The function of each element.
+fn activation(x: &Tensor, act: Activation) -> candle_core::Result<Tensor> {
+    match act {
+        Activation::None => Ok(x.clone()),
+        Activation::Gelu => x.gelu_erf(),
+        Activation::GeluTanh => x.gelu(),
+        Activation::QuickGelu => x.div(&x.affine(-1.702, 0.0)?.exp()?.affine(1.0, 1.0)?),
+        Activation::Silu => x.silu(),
+        Activation::Relu => x.relu(),
+    }
+}
+
+/// `(x − mean) / √(variance + eps) · scale + bias`, or without the mean.
+pub(super) fn norm(x: &Tensor, norm: &ReferenceNorm) -> Result<Tensor> {
+    if x.elem_count() == 0 {
+        return Ok(x.clone());
+    }
+    let scaled = || -> candle_core::Result<Tensor> {
+        let centred = match norm.kind {
+            NormKind::Layer => x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?,
+            NormKind::Rms => x.clone(),
+        };
+        let variance = centred.sqr()?.mean_keepdim(D::Minus1)?;
+        let y = centred.broadcast_div(&variance.affine(1.0, f64::from(norm.eps))?.sqrt()?)?;
+        let y = y.broadcast_mul(&norm.scale)?;
+        norm.bias.as_ref().map_or(Ok(y.clone()), |bias| y.broadcast_add(bias))
+    };
+    scaled().op("norm")
+}
+
+/// `act(x[:, ..width]) · x[:, width..]`.
+pub(super) fn gate(x: &Tensor, width: usize, act: Activation) -> Result<Tensor> {
+    let half = |start| x.narrow(1, start, width).and_then(|half| half.contiguous()).op("gate");
+    activation(&half(0)?, act).op("gate")?.mul(&half(width)?).op("gate")
+}
+
+/// Rows by number.
+pub(super) fn gather(op: &'static str, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
+    if rows.is_empty() || dims(x).1 == 0 {
+        return zeros(op, (rows.len(), dims(x).1));
+    }
+    let rows = Tensor::new(rows, x.device()).op(op)?;
+    x.index_select(&rows, 0).op(op)
+}
+
+/// `x` with some rows replaced.
+pub(super) fn scatter(x: &Tensor, rows: &[u32], src: &Tensor) -> Result<Tensor> {
+    let op = "scatter_rows";
+    let width = dims(x).1;
+    let (mut out, src) = (values(op, x)?, values(op, src)?);
+    for (i, &row) in rows.iter().enumerate() {
+        let row = row as usize;
+        out[row * width..][..width].copy_from_slice(&src[i * width..][..width]);
+    }
+    matrix(op, out, dims(x))
+}
+
+/// Turns pair `(x[i], x[i + head_dim/2])` of each head by its angle.
+pub(super) fn rope(x: &Tensor, head_dim: usize, cos: &[f32], sin: &[f32]) -> Result<Tensor> {
+    let (_, width) = dims(x);
+    let half = head_dim / 2;
+    let mut out = values("rope", x)?;
+    for (i, row) in out.chunks_exact_mut(width.max(1)).enumerate() {
+        for head in row.chunks_exact_mut(head_dim) {
+            for pair in 0..half {
+                let (cos, sin) = (cos[i * half + pair], sin[i * half + pair]);
+                let (a, b) = (head[pair], head[pair + half]);
+                head[pair] = a * cos - b * sin;
+                head[pair + half] = b * cos + a * sin;
+            }
+        }
+    }
+    matrix("rope", out, dims(x))
+}
+
+/// Windows of each sequence, zeros outside: `[n_seqs · t_out, channels · kernel]`.
+pub(super) fn unfold(x: &Tensor, conv: Unfold, windows: Windows) -> Result<Tensor> {
+    let Windows { t, t_out } = windows;
+    let channels = dims(x).1;
+    let x = values("unfold", x)?;
+    let mut out = Vec::with_capacity(conv.n_seqs * t_out * channels * conv.kernel);
+    for seq in 0..conv.n_seqs {
+        for window in 0..t_out {
+            for channel in 0..channels {
+                for tap in 0..conv.kernel {
+                    let row = (window * conv.stride + tap).checked_sub(conv.padding).filter(|&row| row < t);
+                    out.push(row.map_or(0.0, |row| x[(seq * t + row) * channels + channel]));
+                }
+            }
+        }
+    }
+    matrix("unfold", out, (conv.n_seqs * t_out, channels * conv.kernel))
+}

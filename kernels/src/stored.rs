@@ -1,0 +1,125 @@
+//! Stored weights as f32: checks of a [`WeightView`] against its bytes, and decoding.
+//!
+//! Bytes may start anywhere: a file promises no alignment, so elements are read byte by byte.
+
+use half::{bf16, f16};
+use triptych_core::DType;
+
+use crate::check;
+use crate::ops::{KernelError, LinearPart, Result, WeightView};
+
+/// Decodes a weight; `op` is for the error when the bytes do not fit the shape.
+pub(crate) fn to_f32(op: &'static str, view: WeightView<'_>) -> Result<Vec<f32>> {
+    n_bytes(op, view)?;
+    let mut out = vec![0.0; view.data.len() / view.dtype.size()];
+    decode(view.dtype, view.data, &mut out);
+    Ok(out)
+}
+
+/// Decodes elements: `data` holds as many as `out`.
+pub(crate) fn decode(dtype: DType, data: &[u8], out: &mut [f32]) {
+    match dtype {
+        DType::F32 => {
+            for (value, bytes) in out.iter_mut().zip(data.as_chunks::<4>().0) {
+                *value = f32::from_le_bytes(*bytes);
+            }
+        }
+        DType::Bf16 => {
+            for (value, bytes) in out.iter_mut().zip(data.as_chunks::<2>().0) {
+                *value = bf16::from_le_bytes(*bytes).to_f32();
+            }
+        }
+        DType::F16 => {
+            for (value, bytes) in out.iter_mut().zip(data.as_chunks::<2>().0) {
+                *value = f16::from_le_bytes(*bytes).to_f32();
+            }
+        }
+    }
+}
+
+/// An error unless the bytes are as many as the shape says.
+fn n_bytes(op: &'static str, view: WeightView<'_>) -> Result<()> {
+    let n_values = view.shape.iter().try_fold(1_usize, |n, &dim| n.checked_mul(dim));
+    let expected = n_values.and_then(|n| n.checked_mul(view.dtype.size()));
+    check::same(op, "weight bytes", &[view.data.len()], &[expected.unwrap_or(usize::MAX)])
+}
+
+/// `(n_rows, width)` of a table, checked against its bytes.
+pub(crate) fn table_dims(view: WeightView<'_>) -> Result<(usize, usize)> {
+    n_bytes("load_table", view)?;
+    match *view.shape {
+        [n_rows, width] => Ok((n_rows, width)),
+        _ => Err(rank("load_table", "table", view)),
+    }
+}
+
+/// Scale and bias of a norm.
+pub(crate) fn norm(
+    scale: WeightView<'_>,
+    bias: Option<WeightView<'_>>,
+) -> Result<(Vec<f32>, Option<Vec<f32>>)> {
+    let [width] = *scale.shape else { return Err(rank("load_norm", "scale", scale)) };
+    if let Some(bias) = bias {
+        check::same("load_norm", "bias", bias.shape, &[width])?;
+    }
+    Ok((to_f32("load_norm", scale)?, bias.map(|b| to_f32("load_norm", b)).transpose()?))
+}
+
+/// Stacked linear layers, as f32.
+#[derive(Debug)]
+pub(crate) struct Stacked {
+    /// Inputs.
+    pub(crate) n_in: usize,
+    /// Outputs of all parts.
+    pub(crate) n_out: usize,
+    /// `[n_out, n_in]`.
+    pub(crate) weight: Vec<f32>,
+    /// `[n_out]`; zeros for a part without one, `None` if no part has one.
+    pub(crate) bias: Option<Vec<f32>>,
+}
+
+/// Checks the parts of a linear layer and lays them one under another.
+pub(crate) fn stack(parts: &[LinearPart<'_>]) -> Result<Stacked> {
+    let op = "load_linear";
+    let Some(first) = parts.first() else {
+        return Err(KernelError::Shape { op, what: "parts", expected: vec![1], actual: vec![0] });
+    };
+    let (_, n_in) = part_dims(first)?;
+    let mut stacked = Stacked { n_in, n_out: 0, weight: Vec::new(), bias: None };
+    if parts.iter().any(|part| part.bias.is_some()) {
+        stacked.bias = Some(Vec::new());
+    }
+    for part in parts {
+        let (n_out, part_in) = part_dims(part)?;
+        check::same(op, "inputs of a part", &[part_in], &[n_in])?;
+        stacked.weight.extend(to_f32(op, part.weight)?);
+        stacked.n_out += n_out;
+        if let Some(bias) = &mut stacked.bias {
+            match part.bias {
+                Some(view) => {
+                    check::same(op, "bias", view.shape, &[n_out])?;
+                    bias.extend(to_f32(op, view)?);
+                }
+                None => bias.resize(stacked.n_out, 0.0),
+            }
+        }
+    }
+    Ok(stacked)
+}
+
+/// `(out, in)` of a part, dimensions after the first taken together.
+fn part_dims(part: &LinearPart<'_>) -> Result<(usize, usize)> {
+    n_bytes("load_linear", part.weight)?;
+    match part.weight.shape {
+        [_] | [] => Err(rank("load_linear", "weight", part.weight)),
+        [n_out, rest @ ..] => match rest.iter().try_fold(1_usize, |n, &dim| n.checked_mul(dim)) {
+            Some(n_in) => Ok((*n_out, n_in)),
+            None => Err(rank("load_linear", "weight", part.weight)),
+        },
+    }
+}
+
+/// The error for a number of dimensions that nobody expects.
+fn rank(op: &'static str, what: &'static str, view: WeightView<'_>) -> KernelError {
+    KernelError::Shape { op, what, expected: vec![], actual: view.shape.to_vec() }
+}

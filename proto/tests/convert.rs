@@ -1,0 +1,117 @@
+//! Every conversion reads back what it wrote, and no message, whatever its numbers, reaches a panic.
+
+use proptest::prelude::*;
+use prost::Message as _;
+use triptych_core::prompt::{Message, Part, Prompt, Role, SpeechKind, SpeechTask, TextOrTokens};
+use triptych_core::sampling::SamplingParams;
+use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, Modality};
+use triptych_proto::convert::{SamplingFields, WireError, sampling_from_wire, sampling_to_wire};
+use triptych_proto::v1;
+
+fn text_or_tokens() -> impl Strategy<Value = TextOrTokens> {
+    prop_oneof![
+        any::<String>().prop_map(TextOrTokens::Text),
+        prop::collection::vec(any::<u32>(), 0..9).prop_map(TextOrTokens::Tokens),
+    ]
+}
+
+fn message() -> impl Strategy<Value = Message> {
+    let part =
+        prop_oneof![any::<String>().prop_map(Part::Text), any::<u32>().prop_map(|i| Part::Item(ItemIdx(i)))];
+    let role = prop_oneof![Just(Role::System), Just(Role::User), Just(Role::Assistant)];
+    (role, prop::collection::vec(part, 0..4)).prop_map(|(role, parts)| Message { role, parts })
+}
+
+fn prompt() -> impl Strategy<Value = Prompt> {
+    let speech = (any::<bool>(), any::<Option<String>>(), any::<Option<String>>(), any::<bool>()).prop_map(
+        |(translate, language, prompt, timestamps)| {
+            let kind = if translate { SpeechKind::Translate } else { SpeechKind::Transcribe };
+            Prompt::Speech(SpeechTask { kind, language, prompt, timestamps })
+        },
+    );
+    prop_oneof![
+        prop::collection::vec(message(), 0..4).prop_map(Prompt::Chat),
+        text_or_tokens().prop_map(Prompt::Singleton),
+        (prop::option::of(text_or_tokens()), text_or_tokens())
+            .prop_map(|(encoder, decoder)| Prompt::Explicit { encoder, decoder }),
+        speech,
+    ]
+}
+
+fn encoded_item() -> impl Strategy<Value = EncodedItem> {
+    let dtype = prop_oneof![Just(DType::F32), Just(DType::Bf16), Just(DType::F16)];
+    let modality = prop_oneof![Just(Modality::Image), Just(Modality::Audio), Just(Modality::Text)];
+    let extent = prop_oneof![
+        any::<(u32, u32, u32)>().prop_map(|(t, h, w)| Extent::Grid { t, h, w }),
+        any::<(u32, u64)>().prop_map(|(n_windows, duration_ms)| Extent::Windows { n_windows, duration_ms }),
+        Just(Extent::Tokens),
+    ];
+    (any::<[[u8; 32]; 3]>(), modality, 1..9u32, 1..9u32, dtype, extent).prop_map(
+        |([key, fp, checksum], modality, n_tokens, hidden, dtype, extent)| EncodedItem {
+            key: ContentKey::from_bytes(key),
+            fingerprint: Fingerprint::from_bytes(fp),
+            modality,
+            n_tokens,
+            hidden,
+            dtype,
+            extent,
+            checksum,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn prompts_read_back(p in prompt()) {
+        let wire = v1::Prompt::from(p.clone());
+        let bytes = wire.encode_to_vec();
+        let wire = v1::Prompt::decode(bytes.as_slice()).expect("own encoding decodes");
+        prop_assert_eq!(Prompt::try_from(wire), Ok(p));
+    }
+
+    #[test]
+    fn encoded_items_read_back(item in encoded_item()) {
+        prop_assert_eq!(EncodedItem::try_from(v1::EncodedItem::from(&item)), Ok(item));
+    }
+
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        if let Ok(wire) = v1::PdGenerateRequest::decode(bytes.as_slice()) {
+            let _ = wire.prompt.map(Prompt::try_from);
+            let _ = wire.items.into_iter().map(EncodedItem::try_from).count();
+        }
+    }
+
+    #[test]
+    fn arbitrary_enum_numbers_are_refused_or_read(n in any::<i32>()) {
+        prop_assert_eq!(triptych_proto::convert::modality(n).is_ok(), (1..=3).contains(&n));
+        prop_assert_eq!(triptych_proto::convert::finish_reason(n).is_ok(), (0..=2).contains(&n));
+    }
+}
+
+#[test]
+fn open_settings_take_the_models_defaults_and_ranges_are_held() {
+    let defaults = SamplingFields { temperature: 0.5, top_p: 0.9, top_k: Some(7) };
+    let params = sampling_from_wire(v1::Sampling::default(), defaults).unwrap();
+    assert_eq!((params.temperature, params.top_p, params.top_k, params.n), (0.5, 0.9, Some(7), 1));
+    let explicit = SamplingParams { seed: Some(3), logprobs: Some(2), ..params };
+    assert_eq!(sampling_from_wire(sampling_to_wire(explicit.clone()), defaults), Ok(explicit));
+    let wrong = v1::Sampling { temperature: Some(3.0), ..Default::default() };
+    assert_eq!(sampling_from_wire(wrong, defaults).unwrap_err().param.as_deref(), Some("temperature"));
+}
+
+#[test]
+fn a_shape_that_overflows_is_refused() {
+    let item = EncodedItem {
+        key: ContentKey::from_bytes([0; 32]),
+        fingerprint: Fingerprint::from_bytes([0; 32]),
+        modality: Modality::Image,
+        n_tokens: u32::MAX,
+        hidden: u32::MAX,
+        dtype: DType::F32,
+        extent: Extent::Tokens,
+        checksum: [0; 32],
+    };
+    let wire = v1::EncodedItem::from(&item);
+    assert!(matches!(EncodedItem::try_from(wire), Err(WireError::Value { field: "n_tokens", .. })));
+}

@@ -1,0 +1,196 @@
+//! Items and encoder outputs: what travels between the stages.
+
+use crate::{ContentKey, DType, Fingerprint, Modality};
+use half::{bf16, f16};
+use std::sync::Arc;
+use thiserror::Error;
+
+/// How far an item reaches in its own units; what a PD worker needs to place its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Extent {
+    /// An image as a grid of *patches* before merging: `n_tokens = t·h·w / merge²`.
+    Grid {
+        /// Temporal patches; 1 for a still image.
+        t: u32,
+        /// Patches down.
+        h: u32,
+        /// Patches across.
+        w: u32,
+    },
+    /// A sound as consecutive windows of equal size: `n_tokens = n_windows · tokens per window`.
+    Windows {
+        /// Windows, at least one.
+        n_windows: u32,
+        /// Length of the sound in milliseconds, before padding.
+        duration_ms: u64,
+    },
+    /// Encoder text.
+    Tokens,
+}
+
+/// What is known of an encoder output without its rows: enough to admit, place and verify it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncodedItem {
+    /// Identity of the output.
+    pub key: ContentKey,
+    /// The encoder that made it.
+    pub fingerprint: Fingerprint,
+    /// Kind of the item.
+    pub modality: Modality,
+    /// Rows.
+    pub n_tokens: u32,
+    /// Width of a row.
+    pub hidden: u32,
+    /// Element type of the rows.
+    pub dtype: DType,
+    /// Its reach.
+    pub extent: Extent,
+    /// BLAKE3 of the row bytes.
+    pub checksum: [u8; 32],
+}
+
+impl EncodedItem {
+    /// Bytes of the rows. `None` when the product does not fit: a header that lies.
+    pub fn payload_len(&self) -> Option<usize> {
+        (self.n_tokens as usize).checked_mul(self.hidden as usize)?.checked_mul(self.dtype.size())
+    }
+}
+
+/// An encoder output in memory: rows `[n_tokens, hidden]`, row-major, little-endian.
+///
+/// Cheap to clone; the rows are shared.
+#[derive(Clone, Debug)]
+pub struct EncoderOutput {
+    item: EncodedItem,
+    rows: Arc<[u8]>,
+}
+
+/// The rows do not fit the description.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum OutputError {
+    /// Wrong number of bytes for the shape.
+    #[error("rows have {actual} bytes, {expected:?} expected from the shape")]
+    Length {
+        /// From the shape; `None` when it overflows.
+        expected: Option<usize>,
+        /// As given.
+        actual: usize,
+    },
+    /// The checksum differs.
+    #[error("checksum of the rows differs from the header")]
+    Checksum,
+}
+
+impl EncoderOutput {
+    /// Describes freshly computed rows: fills in the checksum.
+    ///
+    /// # Errors
+    /// [`OutputError::Length`] if `rows` is not `n_tokens · hidden` elements.
+    pub fn seal(mut item: EncodedItem, rows: Arc<[u8]>) -> Result<Self, OutputError> {
+        Self::check_len(&item, &rows)?;
+        item.checksum = *blake3::hash(&rows).as_bytes();
+        Ok(Self { item, rows })
+    }
+
+    /// Accepts rows that came from elsewhere, if they are what the header says.
+    ///
+    /// # Errors
+    /// [`OutputError`] if length or checksum differ.
+    pub fn verify(item: EncodedItem, rows: Arc<[u8]>) -> Result<Self, OutputError> {
+        Self::check_len(&item, &rows)?;
+        if *blake3::hash(&rows).as_bytes() != item.checksum {
+            return Err(OutputError::Checksum);
+        }
+        Ok(Self { item, rows })
+    }
+
+    fn check_len(item: &EncodedItem, rows: &[u8]) -> Result<(), OutputError> {
+        let expected = item.payload_len();
+        if expected == Some(rows.len()) {
+            Ok(())
+        } else {
+            Err(OutputError::Length { expected, actual: rows.len() })
+        }
+    }
+
+    /// The description.
+    pub fn item(&self) -> &EncodedItem {
+        &self.item
+    }
+
+    /// The raw rows.
+    pub fn rows(&self) -> &Arc<[u8]> {
+        &self.rows
+    }
+
+    /// Rows `first .. first + n` as f32, `[n, hidden]`. `None` past the end.
+    pub fn rows_f32(&self, first: usize, n: usize) -> Option<Vec<f32>> {
+        let width = self.item.hidden as usize * self.item.dtype.size();
+        let bytes = self.rows.get(first.checked_mul(width)?..first.checked_add(n)?.checked_mul(width)?)?;
+        Some(to_f32(bytes, self.item.dtype))
+    }
+}
+
+/// Widens little-endian elements to f32. A trailing partial element is dropped.
+pub fn to_f32(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    match dtype {
+        DType::F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        DType::Bf16 => bytes.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
+        DType::F16 => bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
+    }
+}
+
+/// Narrows f32 elements to `dtype`, little-endian.
+pub fn from_f32(values: &[f32], dtype: DType) -> Arc<[u8]> {
+    match dtype {
+        DType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DType::Bf16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+        DType::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(n_tokens: u32, hidden: u32, dtype: DType) -> EncodedItem {
+        EncodedItem {
+            key: ContentKey::from_bytes([1; 32]),
+            fingerprint: Fingerprint::from_bytes([2; 32]),
+            modality: Modality::Image,
+            n_tokens,
+            hidden,
+            dtype,
+            extent: Extent::Tokens,
+            checksum: [0; 32],
+        }
+    }
+
+    #[test]
+    fn sealed_rows_verify_and_a_flipped_bit_does_not() {
+        let sealed = EncoderOutput::seal(item(2, 3, DType::F32), from_f32(&[1.0; 6], DType::F32)).unwrap();
+        assert!(EncoderOutput::verify(sealed.item().clone(), sealed.rows().clone()).is_ok());
+        let mut torn = sealed.rows().to_vec();
+        torn[5] ^= 1;
+        assert_eq!(
+            EncoderOutput::verify(sealed.item().clone(), torn.into()).unwrap_err(),
+            OutputError::Checksum
+        );
+    }
+
+    #[test]
+    fn a_shape_that_overflows_is_an_error() {
+        let huge = item(u32::MAX, u32::MAX, DType::F32);
+        assert!(matches!(EncoderOutput::seal(huge, Arc::from([])), Err(OutputError::Length { .. })));
+    }
+
+    #[test]
+    fn rows_convert_per_dtype() {
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            let out =
+                EncoderOutput::seal(item(2, 2, dtype), from_f32(&[1.0, -2.0, 0.5, 4.0], dtype)).unwrap();
+            assert_eq!(out.rows_f32(1, 1).unwrap(), [0.5, 4.0]);
+            assert_eq!(out.rows_f32(2, 1), None);
+        }
+    }
+}

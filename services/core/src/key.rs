@@ -1,0 +1,161 @@
+//! Content keys: the identity of an encoder output.
+//!
+//! A key covers everything the output depends on: who may share it (tenant salt), what computes it
+//! (fingerprint), what it is computed from (modality, options, bytes). Every part is framed by its length,
+//! so no two different lists of parts hash the same bytes. The hash is BLAKE3, whole: 256 bits, never cut.
+
+use crate::Modality;
+use std::fmt;
+
+/// Layout version of keys and objects; a change of either makes every stored object a miss.
+pub const LAYOUT_VERSION: u32 = 1;
+
+macro_rules! digest {
+    ($(#[$doc:meta])* $type:ident, $what:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $type([u8; 32]);
+
+        impl $type {
+            /// Wraps 32 bytes as they are.
+            pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+                Self(bytes)
+            }
+
+            /// Reads exactly 32 bytes. `None` for any other length.
+            pub fn from_slice(bytes: &[u8]) -> Option<Self> {
+                bytes.try_into().ok().map(Self)
+            }
+
+            /// Reads 64 hex digits. `None` for anything else.
+            pub fn from_hex(text: &str) -> Option<Self> {
+                blake3::Hash::from_hex(text).ok().map(|h| Self(*h.as_bytes()))
+            }
+
+            /// The raw bytes.
+            pub const fn as_bytes(&self) -> &[u8; 32] {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(blake3::Hash::from_bytes(self.0).to_hex().as_str())
+            }
+        }
+
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($what, ":{}"), &blake3::Hash::from_bytes(self.0).to_hex()[..12])
+            }
+        }
+    };
+}
+
+digest! {
+    /// Identity of one item's encoder output. 64 hex digits as text.
+    ContentKey, "key"
+}
+digest! {
+    /// Identity of an encoder: weights, processor settings, output dtype, layout version.
+    ///
+    /// Encoders and PD workers both announce it; a pair that disagrees is refused when it connects.
+    Fingerprint, "fp"
+}
+
+/// What a content key is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyParts<'a> {
+    /// Secret of the tenant; outputs are shared only under the same salt. Empty: one shared tenant.
+    pub tenant_salt: &'a [u8],
+    /// The encoder that computes the output.
+    pub fingerprint: &'a Fingerprint,
+    /// The kind of item.
+    pub modality: Modality,
+    /// Canonical text of the request's processing options; empty when it has none.
+    pub options: &'a str,
+    /// The item as the encoder worker will receive it.
+    pub item: &'a [u8],
+}
+
+impl ContentKey {
+    /// Hashes the parts. O(bytes of the item).
+    pub fn of(parts: KeyParts<'_>) -> Self {
+        let mut hash = FramedHash::new("triptych content key v1");
+        hash.part(parts.tenant_salt);
+        hash.part(parts.fingerprint.as_bytes());
+        hash.part(parts.modality.as_str().as_bytes());
+        hash.part(parts.options.as_bytes());
+        hash.part(parts.item);
+        Self(hash.finish())
+    }
+}
+
+impl Fingerprint {
+    /// Hashes the parts that decide what an encoder computes, in the order given.
+    pub fn of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let mut hash = FramedHash::new("triptych encoder fingerprint v1");
+        hash.part(&LAYOUT_VERSION.to_le_bytes());
+        for part in parts {
+            hash.part(part);
+        }
+        Self(hash.finish())
+    }
+}
+
+/// BLAKE3 over length-framed parts under a context string.
+struct FramedHash(blake3::Hasher);
+
+impl FramedHash {
+    fn new(context: &str) -> Self {
+        Self(blake3::Hasher::new_derive_key(context))
+    }
+
+    fn part(&mut self, bytes: &[u8]) {
+        self.0.update(&(bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
+    }
+
+    fn finish(self) -> [u8; 32] {
+        *self.0.finalize().as_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn key(salt: &[u8], options: &str, item: &[u8]) -> ContentKey {
+        let fingerprint = Fingerprint::of([b"weights".as_slice()]);
+        ContentKey::of(KeyParts {
+            tenant_salt: salt,
+            fingerprint: &fingerprint,
+            modality: Modality::Image,
+            options,
+            item,
+        })
+    }
+
+    #[test]
+    fn bytes_that_move_between_parts_change_the_key() {
+        assert_ne!(key(b"ab", "", b"c"), key(b"a", "", b"bc"));
+        assert_ne!(key(b"", "x", b"y"), key(b"", "", b"xy"));
+        assert_ne!(Fingerprint::of([b"a".as_slice(), b"b"]), Fingerprint::of([b"ab".as_slice()]));
+    }
+
+    #[test]
+    fn hex_reads_back() {
+        let key = key(b"s", "o", b"i");
+        assert_eq!(ContentKey::from_hex(&key.to_string()), Some(key));
+        assert_eq!(ContentKey::from_hex("00"), None);
+        assert_eq!(ContentKey::from_slice(&[0; 31]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn different_parts_give_different_keys(a in any::<(Vec<u8>, String, Vec<u8>)>(), b in any::<(Vec<u8>, String, Vec<u8>)>()) {
+            prop_assert_eq!(a == b, key(&a.0, &a.1, &a.2) == key(&b.0, &b.1, &b.2));
+        }
+    }
+}

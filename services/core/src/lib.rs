@@ -1,0 +1,25 @@
+//! The vocabulary of Triptych: what the words in every other crate mean.
+//!
+//! Plain data and pure functions. It knows no I/O, no async runtime and no device; a test in `tests/`
+//! holds that. Read in this order:
+#![forbid(unsafe_code)]
+
+pub mod clock;
+pub mod failure;
+pub mod ids;
+pub mod item;
+pub mod key;
+pub mod lifetime;
+pub mod limits;
+pub mod metrics;
+pub mod modality;
+pub mod prompt;
+pub mod sampling;
+pub mod shape;
+
+pub use failure::{Failure, FailureClass};
+pub use ids::{ItemIdx, ModelName, RequestId, WorkerId};
+pub use item::{EncodedItem, EncoderOutput, Extent};
+pub use key::{ContentKey, Fingerprint};
+pub use modality::Modality;
+pub use shape::DType;

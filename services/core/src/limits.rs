@@ -1,0 +1,36 @@
+//! Limits on everything that a client or a store can make large. One place, so that every stage agrees.
+
+use std::time::Duration;
+
+/// What a request and its items may ask of the cluster. The defaults suit one machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Largest HTTP body or gRPC message in bytes. Default 64 MiB.
+    pub max_body_bytes: usize,
+    /// Largest item (encoded image or sound) in bytes. Default 32 MiB.
+    pub max_item_bytes: usize,
+    /// Most items in a request. Default 16.
+    pub max_items: usize,
+    /// Largest image in pixels, width times height, believed before anything is allocated. Default 50 million.
+    pub max_image_pixels: u64,
+    /// Longest sound. Default 30 minutes.
+    pub max_audio: Duration,
+    /// Largest EC object in bytes. Default 512 MiB.
+    pub max_object_bytes: usize,
+    /// How long a request may take from arrival to its last token. Default 120 s.
+    pub max_request_time: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_body_bytes: 64 << 20,
+            max_item_bytes: 32 << 20,
+            max_items: 16,
+            max_image_pixels: 50_000_000,
+            max_audio: Duration::from_secs(30 * 60),
+            max_object_bytes: 512 << 20,
+            max_request_time: Duration::from_secs(120),
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! What kind of thing an encoder reads.
+
+use std::fmt;
+
+/// The kind of an item, and so of the encoder that reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Modality {
+    /// A still image.
+    Image,
+    /// A sound.
+    Audio,
+    /// Text for the encoder of an encoder-decoder model.
+    Text,
+}
+
+impl Modality {
+    /// Every modality, in a fixed order.
+    pub const ALL: [Self; 3] = [Self::Image, Self::Audio, Self::Text];
+
+    /// The word used in settings, metrics and keys.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Image => "image",
+            Self::Audio => "audio",
+            Self::Text => "text",
+        }
+    }
+
+    /// Reads the word back.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|m| m.as_str() == text)
+    }
+}
+
+impl fmt::Display for Modality {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

@@ -1,0 +1,1 @@
+//! The encoder-cache connector and its stores.

@@ -1,0 +1,170 @@
+//! The EC object: one encoder output as bytes that travel and rest.
+//!
+//! A safetensors file (<https://github.com/huggingface/safetensors>, "Format") with one tensor `ec_cache`
+//! `[n_tokens, hidden]`, and in `__metadata__` everything an [`EncodedItem`] says. Any reader of the format
+//! opens it. Ours believes nothing: each length is held against a limit before it is used, the head must be
+//! byte for byte what [`encode`] writes for the item it describes, and the rows must hash to its checksum.
+//! So a flipped bit anywhere in the file is an [`ObjectError`], never another item and never a panic.
+
+mod head;
+
+use bytes::{Bytes, BytesMut};
+use std::sync::Arc;
+use thiserror::Error;
+use triptych_core::limits::Limits;
+use triptych_core::{ContentKey, EncodedItem, EncoderOutput};
+
+/// The head of any object fits in its first bytes, this many.
+pub const MAX_HEAD_BYTES: usize = 4096;
+
+/// Why bytes are not the object they should be. Each is cured in the same way: quarantine and encode again.
+#[derive(Debug, Error)]
+pub enum ObjectError {
+    /// The bytes end early.
+    #[error("object ends after {actual} bytes, {expected} expected")]
+    Truncated {
+        /// Bytes needed, as far as is known.
+        expected: usize,
+        /// Bytes there.
+        actual: usize,
+    },
+    /// There are bytes after the last row.
+    #[error("object has {actual} bytes, {expected} expected")]
+    TrailingBytes {
+        /// From the head.
+        expected: usize,
+        /// Bytes there.
+        actual: usize,
+    },
+    /// The object, or what it claims to be, is over the limit.
+    #[error("object claims {actual} bytes, the limit is {limit}")]
+    TooLarge {
+        /// Largest object.
+        limit: usize,
+        /// Claimed length; `usize::MAX` stands for anything that does not fit.
+        actual: usize,
+    },
+    /// The length of the head is not believable.
+    #[error("head claims {actual} bytes, the limit is {limit}")]
+    HeadTooLarge {
+        /// Largest head.
+        limit: usize,
+        /// Claimed length.
+        actual: u64,
+    },
+    /// The head is not the JSON it should be.
+    #[error("head cannot be read")]
+    Json(#[from] serde_json::Error),
+    /// A value of the head is not one we know.
+    #[error("{field} of the head is not a known value")]
+    Field {
+        /// The value's name.
+        field: &'static str,
+    },
+    /// The head describes an item, but is not what this version writes for it.
+    #[error("head does not agree with itself")]
+    Inconsistent,
+    /// A whole object, but of another key.
+    #[error("object is of {actual:?}, asked for {expected:?}")]
+    WrongKey {
+        /// Asked for.
+        expected: ContentKey,
+        /// Found.
+        actual: ContentKey,
+    },
+    /// An object of this key, but not of the item that was announced under it.
+    #[error("object does not have the {field} that was announced")]
+    NotAsAnnounced {
+        /// What differs.
+        field: &'static str,
+    },
+    /// The rows do not hash to the checksum.
+    #[error("rows do not verify")]
+    Rows(#[from] triptych_core::item::OutputError),
+    /// The store's own frame around the object makes no sense.
+    #[error("store frame: {reason}")]
+    Frame {
+        /// What is wrong.
+        reason: &'static str,
+    },
+}
+
+/// Writes the object. The same output gives the same bytes. Copies the rows once: O(bytes).
+pub fn encode(output: &EncoderOutput) -> Bytes {
+    let head = head::write(output.item());
+    let mut object = BytesMut::with_capacity(head.len() + output.rows().len());
+    object.extend_from_slice(&head);
+    object.extend_from_slice(output.rows());
+    object.freeze()
+}
+
+/// The first bytes of the object of `item`, all that come before its rows.
+pub fn encode_head(item: &EncodedItem) -> Bytes {
+    head::write(item).into()
+}
+
+/// Length of the object of `item` in bytes. `None` for a shape that no machine can hold.
+pub fn object_len(item: &EncodedItem) -> Option<usize> {
+    head::write(item).len().checked_add(item.payload_len()?)
+}
+
+/// Reads the description of an object from its first bytes; [`MAX_HEAD_BYTES`] are always enough.
+///
+/// Knows nothing of the rows: they may be missing or wrong.
+///
+/// # Errors
+/// [`ObjectError`] if the bytes are no head of this version.
+pub fn parse_head(first_bytes: &[u8]) -> Result<EncodedItem, ObjectError> {
+    head::read(first_bytes).map(|(item, _)| item)
+}
+
+/// Reads the description of the object of `key`, which is `len` bytes long, from its first bytes.
+///
+/// # Errors
+/// [`ObjectError`] if the head is wrong, is of another key, or does not fit `len` and the limits.
+pub fn probe(
+    first_bytes: &[u8],
+    len: usize,
+    key: &ContentKey,
+    limits: &Limits,
+) -> Result<EncodedItem, ObjectError> {
+    probe_parts(first_bytes, len, key, limits).map(|(item, _)| item)
+}
+
+/// Reads and verifies a whole object. Copies the rows once and hashes them: O(bytes).
+///
+/// # Errors
+/// [`ObjectError`] if the object is anything but a whole, verified object of `key` within the limits.
+pub fn decode(object: Bytes, key: &ContentKey, limits: &Limits) -> Result<EncoderOutput, ObjectError> {
+    let first_bytes = object.get(..MAX_HEAD_BYTES).unwrap_or(&object);
+    let (item, head_len) = probe_parts(first_bytes, object.len(), key, limits)?;
+    let rows = object
+        .get(head_len..)
+        .ok_or(ObjectError::Truncated { expected: head_len, actual: object.len() })?;
+    Ok(EncoderOutput::verify(item, Arc::from(rows))?)
+}
+
+fn probe_parts(
+    first_bytes: &[u8],
+    len: usize,
+    key: &ContentKey,
+    limits: &Limits,
+) -> Result<(EncodedItem, usize), ObjectError> {
+    let limit = limits.max_object_bytes;
+    if len > limit {
+        return Err(ObjectError::TooLarge { limit, actual: len });
+    }
+    let (item, head_len) = head::read(first_bytes)?;
+    if item.key != *key {
+        return Err(ObjectError::WrongKey { expected: *key, actual: item.key });
+    }
+    let expected = item
+        .payload_len()
+        .and_then(|rows| rows.checked_add(head_len))
+        .ok_or(ObjectError::TooLarge { limit, actual: usize::MAX })?;
+    match len.cmp(&expected) {
+        std::cmp::Ordering::Less => Err(ObjectError::Truncated { expected, actual: len }),
+        std::cmp::Ordering::Greater => Err(ObjectError::TrailingBytes { expected, actual: len }),
+        std::cmp::Ordering::Equal => Ok((item, head_len)),
+    }
+}

@@ -1,0 +1,177 @@
+//! The store of EC objects: one trait, its contract, and the back ends below it.
+//!
+//! A store moves framed bytes under content keys. It does not know what a model is, and except for the head
+//! that [`EcStore::heads`] reads it does not look inside an object: verifying rows is the reader's part, see
+//! [`crate::object::decode`]. One conformance suite, [`crate::conformance`], holds every implementation and
+//! every decorator to the contract.
+
+pub mod disk;
+pub mod memory;
+pub mod redis;
+pub mod remote;
+
+use crate::error::EcError;
+use async_trait::async_trait;
+use bytes::Bytes;
+use std::fmt;
+use triptych_core::limits::Limits;
+use triptych_core::{ContentKey, EncodedItem};
+
+/// A shared place for EC objects.
+///
+/// **Atomic.** A reader sees a whole object or none, whatever its writer does, dies of, or when it is dropped.
+/// **First wins.** Of writers of one key exactly one is told [`PutOutcome::Stored`], and its bytes stay until
+/// they are removed; the others are told [`PutOutcome::AlreadyThere`]. A store may lose what it holds at any time
+/// (restart, eviction, expiry): then the next read is a miss and the next put is stored.
+/// **Cancellation.** Every future may be dropped at any await point. The operation then took place or did not;
+/// what a half-done one leaves behind is invisible and is cleaned up or expires.
+/// **Bounded.** Nothing waits without a limit on time, and nothing allocates a length that a peer chose before
+/// that length was held against the limits. Objects over the limit are [`EcError::TooLarge`].
+/// **Concurrent.** Any task of any process may call at any time. Implementations hold no lock across an await.
+/// Must be called inside a tokio runtime.
+#[async_trait]
+pub trait EcStore: Send + Sync {
+    /// Which back end this is; decorators answer for what they wrap.
+    fn kind(&self) -> StoreKind;
+
+    /// The store as an operator knows it. No passwords.
+    fn describe(&self) -> String;
+
+    /// Stores the object unless the key has one.
+    ///
+    /// # Errors
+    /// [`EcError::TooLarge`], [`EcError::Unavailable`], [`EcError::TimedOut`]; after the latter two the object
+    /// may be there, and putting it again is safe.
+    async fn put_if_absent(&self, key: &ContentKey, object: Bytes) -> Result<PutOutcome, EcError>;
+
+    /// The bytes under the key; `None` is a miss. They are not verified.
+    ///
+    /// # Errors
+    /// [`EcError::Corrupt`] where the store itself can tell that they are no object; [`EcError::Unavailable`],
+    /// [`EcError::TimedOut`].
+    async fn get(&self, key: &ContentKey) -> Result<Option<Bytes>, EcError>;
+
+    /// The descriptions of the objects, in the order of the keys, in one round trip. `None` is a miss, or an
+    /// object whose head does not read: as good as a miss to whoever asks.
+    ///
+    /// # Errors
+    /// [`EcError::Unavailable`], [`EcError::TimedOut`].
+    async fn heads(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, EcError>;
+
+    /// Removes the object. Whether there was one.
+    ///
+    /// # Errors
+    /// [`EcError::Unavailable`], [`EcError::TimedOut`].
+    async fn delete(&self, key: &ContentKey) -> Result<bool, EcError>;
+
+    /// Takes an object that does not verify out of view; a back end may keep it aside for an operator. After it
+    /// a put is stored again. Whether there was one.
+    ///
+    /// # Errors
+    /// [`EcError::Unavailable`], [`EcError::TimedOut`].
+    async fn quarantine(&self, key: &ContentKey) -> Result<bool, EcError> {
+        self.delete(key).await
+    }
+
+    /// Asks the store for a sign of life, for readiness probes.
+    ///
+    /// # Errors
+    /// [`EcError::Unavailable`], [`EcError::TimedOut`].
+    async fn ping(&self) -> Result<(), EcError>;
+}
+
+impl fmt::Debug for dyn EcStore + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EcStore({})", self.describe())
+    }
+}
+
+/// What became of a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutOutcome {
+    /// These bytes are now the object.
+    Stored,
+    /// The key had an object; these bytes were dropped.
+    AlreadyThere,
+}
+
+/// The back ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StoreKind {
+    /// In this process.
+    Memory,
+    /// A directory.
+    Disk,
+    /// A Redis server.
+    Redis,
+    /// A store process behind gRPC.
+    Remote,
+}
+
+impl StoreKind {
+    /// The word used in metrics and logs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Disk => "disk",
+            Self::Redis => "redis",
+            Self::Remote => "grpc",
+        }
+    }
+}
+
+impl fmt::Display for StoreKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The operations of a store, for errors and drills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// [`EcStore::put_if_absent`].
+    Put,
+    /// [`EcStore::get`].
+    Get,
+    /// [`EcStore::heads`].
+    Heads,
+    /// [`EcStore::delete`].
+    Delete,
+    /// [`EcStore::quarantine`].
+    Quarantine,
+    /// [`EcStore::ping`].
+    Ping,
+}
+
+impl Op {
+    /// The word used in logs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Put => "put",
+            Self::Get => "get",
+            Self::Heads => "heads",
+            Self::Delete => "delete",
+            Self::Quarantine => "quarantine",
+            Self::Ping => "ping",
+        }
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Refuses an object that the store would not give back.
+pub(crate) fn check_size(limits: &Limits, actual: usize) -> Result<(), EcError> {
+    let limit = limits.max_object_bytes;
+    if actual > limit { Err(EcError::TooLarge { limit, actual }) } else { Ok(()) }
+}
+
+/// 128 bits that no other writer has drawn: from the hash seeds that std takes from the system's randomness.
+pub(crate) fn nonce() -> u128 {
+    use std::hash::{BuildHasher, RandomState};
+    let half = || u128::from(RandomState::new().hash_one(std::process::id()));
+    half() << 64 | half()
+}

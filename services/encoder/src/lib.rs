@@ -1,0 +1,1 @@
+//! The encoder worker: preprocess, batch, encode, publish.

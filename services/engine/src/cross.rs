@@ -1,0 +1,234 @@
+//! Cross-attention blocks, keyed by what they were projected from and shared by every sequence that reads it.
+//!
+//! Keys and values of an encoder output do not depend on the decoder's tokens, so one projection serves all
+//! sequences over the same rows. The key names the *whole* input: encoders are bidirectional, and a match of a
+//! prefix would be wrong. An entry is FILLING from the plan that projects it to the end of that step, then
+//! READY. When no sequence holds it any more it stays for the next one, until its blocks are needed; then the
+//! one unused for longest goes first. It knows neither rows nor sequences.
+
+use crate::blocks::{BlockPool, BlockTable, OutOfBlocks, blocks_for};
+use std::collections::HashMap;
+use triptych_core::ContentKey;
+
+/// The rows an entry was projected from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CrossKey {
+    /// The encoder output.
+    pub content: ContentKey,
+    /// First row.
+    pub first_row: u32,
+    /// Rows.
+    pub n_rows: u32,
+}
+
+/// How far an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fill {
+    /// A plan that has not ended yet projects it.
+    Filling,
+    /// Projected.
+    Ready,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// The cache's own hold on the blocks; sequences hold shares of it.
+    table: BlockTable,
+    fill: Fill,
+    last_used: u64,
+}
+
+/// A share of an entry, and whether its holder has to fill it.
+#[derive(Debug)]
+pub enum CrossShare {
+    /// Projected already, or by the plan being made.
+    Filled(BlockTable),
+    /// New: the plan being made must project it.
+    ToFill(BlockTable),
+}
+
+/// All entries over one pool.
+#[derive(Debug)]
+pub struct CrossCache {
+    pool: BlockPool,
+    entries: HashMap<CrossKey, Entry>,
+    /// Counts acquisitions; orders entries by last use.
+    n_acquired: u64,
+}
+
+impl CrossCache {
+    /// A cache over a pool of its own.
+    pub fn new(n_blocks: usize) -> Self {
+        Self { pool: BlockPool::new(n_blocks), entries: HashMap::new(), n_acquired: 0 }
+    }
+
+    /// Blocks in all.
+    pub fn total(&self) -> usize {
+        self.pool.total()
+    }
+
+    /// Blocks of entries that no sequence holds.
+    pub fn cached(&self) -> usize {
+        self.entries.values().filter(|e| !e.table.is_shared()).map(|e| e.table.blocks().len()).sum()
+    }
+
+    /// Blocks of entries that sequences hold.
+    pub fn held(&self) -> usize {
+        self.pool.used() - self.cached()
+    }
+
+    /// Whether there is an entry, projected or about to be: it can be shared without any rows.
+    pub fn contains(&self, key: &CrossKey) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    /// A share of the entry for `key`; makes it, evicting unused ones, if there is none.
+    ///
+    /// # Errors
+    /// [`OutOfBlocks`] if even evicting every unused entry would not do; nothing is evicted then.
+    pub fn acquire(&mut self, key: CrossKey) -> Result<CrossShare, OutOfBlocks> {
+        self.n_acquired += 1;
+        let last_used = self.n_acquired;
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.last_used = last_used;
+            return Ok(CrossShare::Filled(entry.table.share()));
+        }
+        self.make_room(blocks_for(key.n_rows as usize))?;
+        let table = self.pool.table(key.n_rows as usize)?;
+        let share = table.share();
+        self.entries.insert(key, Entry { table, fill: Fill::Filling, last_used });
+        Ok(CrossShare::ToFill(share))
+    }
+
+    /// The projection of `key` is done.
+    pub fn filled(&mut self, key: &CrossKey) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.fill = Fill::Ready;
+        }
+    }
+
+    /// Forgets the entries whose projection did not come about. Their blocks are free when the last sequence
+    /// lets go of its share.
+    pub fn discard_unfilled(&mut self) {
+        self.entries.retain(|_, e| e.fill == Fill::Ready);
+    }
+
+    fn make_room(&mut self, needed: usize) -> Result<(), OutOfBlocks> {
+        let free = self.pool.free() + self.cached();
+        if free < needed {
+            return Err(OutOfBlocks { needed, free });
+        }
+        while self.pool.free() < needed {
+            let unused = self.entries.iter().filter(|(_, e)| !e.table.is_shared());
+            let oldest = unused.min_by_key(|(_, e)| e.last_used).map(|(key, _)| *key);
+            // `cached` above counted these entries, so the loop ends before they do.
+            let Some(key) = oldest else { break };
+            self.entries.remove(&key);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use triptych_core::shape::KV_BLOCK_TOKENS;
+
+    fn key(n: u8, n_blocks: usize) -> CrossKey {
+        CrossKey {
+            content: ContentKey::from_bytes([n; 32]),
+            first_row: 0,
+            n_rows: (n_blocks * KV_BLOCK_TOKENS) as u32,
+        }
+    }
+
+    fn take(cache: &mut CrossCache, key: CrossKey) -> Result<(BlockTable, bool), OutOfBlocks> {
+        cache.acquire(key).map(|share| match share {
+            CrossShare::Filled(table) => (table, false),
+            CrossShare::ToFill(table) => (table, true),
+        })
+    }
+
+    #[test]
+    fn two_sequences_over_the_same_rows_share_one_projection() {
+        let mut cache = CrossCache::new(4);
+        let (first, must_fill) = take(&mut cache, key(1, 2)).unwrap();
+        let (second, again) = take(&mut cache, key(1, 2)).unwrap();
+        assert!(must_fill && !again);
+        assert_eq!(first.blocks(), second.blocks());
+        assert_eq!((cache.held(), cache.cached()), (2, 0));
+    }
+
+    #[test]
+    fn rows_from_another_place_are_another_entry() {
+        let mut cache = CrossCache::new(4);
+        let here = key(1, 1);
+        let (first, _) = take(&mut cache, here).unwrap();
+        for other in [CrossKey { first_row: 32, ..here }, CrossKey { n_rows: 31, ..here }] {
+            let (table, must_fill) = take(&mut cache, other).unwrap();
+            assert!(must_fill && table.blocks() != first.blocks());
+        }
+    }
+
+    #[test]
+    fn unused_entries_stay_until_their_blocks_are_needed_and_the_oldest_goes_first() {
+        let mut cache = CrossCache::new(3);
+        for n in [1, 2, 3] {
+            take(&mut cache, key(n, 1)).unwrap();
+            cache.filled(&key(n, 1));
+        }
+        assert_eq!((cache.held(), cache.cached()), (0, 3));
+        let (_held, must_fill) = take(&mut cache, key(1, 1)).unwrap();
+        assert!(!must_fill);
+        let (_new, _) = take(&mut cache, key(4, 1)).unwrap();
+        let left: Vec<bool> = [1, 2, 3, 4].iter().map(|n| cache.contains(&key(*n, 1))).collect();
+        assert_eq!(left, [true, false, true, true]);
+    }
+
+    #[test]
+    fn nothing_is_evicted_for_what_will_not_fit_anyway() {
+        let mut cache = CrossCache::new(3);
+        let (_held, _) = take(&mut cache, key(1, 1)).unwrap();
+        take(&mut cache, key(2, 1)).unwrap();
+        assert_eq!(cache.acquire(key(3, 3)).unwrap_err(), OutOfBlocks { needed: 3, free: 2 });
+        assert!(cache.contains(&key(2, 1)));
+    }
+
+    #[test]
+    fn a_projection_that_failed_is_never_read() {
+        let mut cache = CrossCache::new(2);
+        let (table, _) = take(&mut cache, key(1, 2)).unwrap();
+        cache.discard_unfilled();
+        assert!(!cache.contains(&key(1, 2)));
+        assert_eq!(cache.held(), 2, "its holder still has the blocks");
+        drop(table);
+        assert_eq!((cache.held(), cache.cached()), (0, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn books_balance_and_held_entries_survive(moves in prop::collection::vec((0u8..6, 1usize..4, any::<bool>()), 0..60)) {
+            let mut cache = CrossCache::new(7);
+            let mut held: Vec<(CrossKey, BlockTable)> = Vec::new();
+            for (n, n_blocks, drop_one) in moves {
+                if drop_one && !held.is_empty() {
+                    held.swap_remove(n as usize % held.len());
+                } else if let Ok((table, must_fill)) = take(&mut cache, key(n, n_blocks)) {
+                    let holder = held.iter().find(|(k, _)| *k == key(n, n_blocks));
+                    if let Some((_, other)) = holder {
+                        prop_assert!(!must_fill);
+                        prop_assert_eq!(other.blocks(), table.blocks());
+                    }
+                    held.push((key(n, n_blocks), table));
+                    cache.filled(&key(n, n_blocks));
+                }
+                let mut blocks: Vec<_> = held.iter().flat_map(|(_, t)| t.blocks()).collect();
+                blocks.sort();
+                blocks.dedup();
+                prop_assert_eq!(cache.held(), blocks.len());
+                prop_assert!(cache.held() + cache.cached() <= cache.total());
+            }
+        }
+    }
+}

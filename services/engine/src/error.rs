@@ -1,0 +1,22 @@
+//! What stops an engine from starting. What goes wrong later is a `Failure` of a sequence.
+
+use thiserror::Error;
+use triptych_models::ModelError;
+
+/// An engine cannot start. Read by the operator.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// A setting that cannot work with this model.
+    #[error("{setting} is {actual}, needed is {needed}")]
+    Setting {
+        /// Its name in [`EngineConfig`](crate::EngineConfig).
+        setting: &'static str,
+        /// As given.
+        actual: usize,
+        /// What would do.
+        needed: String,
+    },
+    /// The KV caches could not be had.
+    #[error("KV caches cannot be allocated")]
+    Kv(#[source] ModelError),
+}

@@ -1,0 +1,162 @@
+//! Encoder outputs in use: one slot per content key, shared by the sequences that read it.
+//!
+//! A slot is Pending until the first delivery, then Ready or Failed for good. Sequences hold it; when the last
+//! of them ends, the rows go with it. Rows stay while a sequence lives, since one that is preempted reads them
+//! again. It does not know where outputs come from.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock, Weak};
+use triptych_core::{ContentKey, EncodedItem, EncoderOutput, Failure, FailureClass};
+
+/// Where the encoder output of one key arrives.
+#[derive(Debug, Default)]
+pub struct ItemSlot {
+    /// Set once: the first delivery counts.
+    outcome: OnceLock<Result<EncoderOutput, Failure>>,
+}
+
+/// The slots of all keys that live sequences name.
+#[derive(Debug, Default)]
+pub struct ItemTable {
+    slots: HashMap<ContentKey, Weak<ItemSlot>>,
+}
+
+impl ItemTable {
+    /// A sequence's use of an item. A slot that failed earlier is not reused: its owner may try again.
+    pub fn join(&mut self, declared: &EncodedItem) -> ItemUse {
+        self.slots.retain(|_, slot| slot.strong_count() > 0);
+        let live = self.slots.get(&declared.key).and_then(Weak::upgrade);
+        let slot = live.filter(|slot| !matches!(slot.outcome.get(), Some(Err(_)))).unwrap_or_default();
+        self.slots.insert(declared.key, Arc::downgrade(&slot));
+        ItemUse { declared: declared.clone(), slot }
+    }
+
+    /// Delivers rows. Without effect when nobody waits for them.
+    pub fn deliver(&self, key: &ContentKey, output: EncoderOutput) {
+        self.settle(key, Ok(output));
+    }
+
+    /// Delivers a failure. Without effect when nobody waits, or rows came first.
+    pub fn fail(&self, key: &ContentKey, failure: Failure) {
+        self.settle(key, Err(failure));
+    }
+
+    /// Keys whose rows are here, and keys that are still waited for.
+    pub fn counts(&self) -> (usize, usize) {
+        let live = self.slots.values().filter_map(Weak::upgrade);
+        live.fold((0, 0), |(ready, pending), slot| match slot.outcome.get() {
+            Some(Ok(_)) => (ready + 1, pending),
+            Some(Err(_)) => (ready, pending),
+            None => (ready, pending + 1),
+        })
+    }
+
+    fn settle(&self, key: &ContentKey, outcome: Result<EncoderOutput, Failure>) {
+        if let Some(slot) = self.slots.get(key).and_then(Weak::upgrade) {
+            // A second delivery is the same rows again, or comes too late to matter.
+            let _ = slot.outcome.set(outcome);
+        }
+    }
+}
+
+/// An item as one sequence expects it.
+#[derive(Debug)]
+pub struct ItemUse {
+    declared: EncodedItem,
+    slot: Arc<ItemSlot>,
+}
+
+/// What a sequence may do about an item.
+#[derive(Debug)]
+pub enum ItemState<'a> {
+    /// Wait.
+    Pending,
+    /// Read it.
+    Ready(&'a EncoderOutput),
+    /// End.
+    Failed(Failure),
+}
+
+impl ItemUse {
+    /// The metadata the sequence was laid out with.
+    pub fn declared(&self) -> &EncodedItem {
+        &self.declared
+    }
+
+    /// Ready only if what arrived is what the sequence was laid out for.
+    pub fn state(&self) -> ItemState<'_> {
+        match self.slot.outcome.get() {
+            None => ItemState::Pending,
+            Some(Err(failure)) => ItemState::Failed(failure.clone()),
+            Some(Ok(output)) => match mismatch(&self.declared, output.item()) {
+                None => ItemState::Ready(output),
+                Some(failure) => ItemState::Failed(failure),
+            },
+        }
+    }
+}
+
+/// `dtype` and `checksum` may differ: an encoder that ran again gives the same rows only up to rounding.
+fn mismatch(declared: &EncodedItem, arrived: &EncodedItem) -> Option<Failure> {
+    let identity = |i: &EncodedItem| (i.key, i.fingerprint, i.modality, i.n_tokens, i.hidden, i.extent);
+    if identity(declared) == identity(arrived) {
+        return None;
+    }
+    let text = "an item's encoder output is not what its description says";
+    let detail = format!("declared {declared:?}, arrived {arrived:?}");
+    Some(Failure::new(FailureClass::Mismatch, text).with_detail(detail))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use triptych_core::{DType, Extent, Fingerprint, Modality};
+
+    fn output(n_tokens: u32) -> EncoderOutput {
+        let item = EncodedItem {
+            key: ContentKey::from_bytes([1; 32]),
+            fingerprint: Fingerprint::from_bytes([2; 32]),
+            modality: Modality::Image,
+            n_tokens,
+            hidden: 1,
+            dtype: DType::F32,
+            extent: Extent::Tokens,
+            checksum: [0; 32],
+        };
+        EncoderOutput::seal(item, vec![0; n_tokens as usize * 4].into()).unwrap()
+    }
+
+    #[test]
+    fn rows_are_shared_by_key_and_go_with_their_last_user() {
+        let (mut table, rows) = (ItemTable::default(), output(2));
+        let key = rows.item().key;
+        let (first, second) = (table.join(rows.item()), table.join(rows.item()));
+        assert_eq!(table.counts(), (0, 1));
+        table.deliver(&key, rows.clone());
+        assert!(matches!((first.state(), second.state()), (ItemState::Ready(_), ItemState::Ready(_))));
+        drop(first);
+        assert_eq!((table.counts(), Arc::strong_count(rows.rows())), ((1, 0), 2));
+        drop(second);
+        assert_eq!((table.counts(), Arc::strong_count(rows.rows())), ((0, 0), 1));
+    }
+
+    #[test]
+    fn rows_of_another_size_fail_only_the_sequence_that_expects_this_one() {
+        let (mut table, rows) = (ItemTable::default(), output(2));
+        let (wrong, right) = (table.join(output(3).item()), table.join(rows.item()));
+        table.deliver(&rows.item().key, rows.clone());
+        assert!(matches!(right.state(), ItemState::Ready(_)));
+        assert!(matches!(wrong.state(), ItemState::Failed(f) if f.class == FailureClass::Mismatch));
+    }
+
+    #[test]
+    fn a_failed_key_may_be_tried_again_by_the_next_sequence() {
+        let (mut table, rows) = (ItemTable::default(), output(2));
+        let first = table.join(rows.item());
+        table.fail(&rows.item().key, Failure::unavailable("gone"));
+        let second = table.join(rows.item());
+        table.deliver(&rows.item().key, rows.clone());
+        assert!(matches!(first.state(), ItemState::Failed(_)));
+        assert!(matches!(second.state(), ItemState::Ready(_)));
+    }
+}

@@ -1,0 +1,45 @@
+//! The prefill/decode engine: block pools, scheduler, plan, runner, sampler, and the events that drive them.
+//!
+//! Synchronous, without threads or I/O of its own; time is an argument. It knows no network and no request:
+//! its unit is the *sequence*, and whoever drives it maps sequences to answers. One thread owns an
+//! [`Engine`] and loops:
+//!
+//! ```text
+//! loop {
+//!     let event = match engine.readiness() {
+//!         Readiness::Now          => events.try_recv(),                       // never wait: there is work
+//!         Readiness::At(deadline) => events.recv_timeout(deadline - now),     // a sequence may run out of time
+//!         Readiness::OnEvent      => events.recv(),                           // nothing lives here
+//!     };
+//!     for event in event.into_iter().chain(events.try_iter()) {
+//!         send(engine.handle(event, clock.now()));
+//!     }
+//!     send(engine.step(&clock));
+//! }
+//! ```
+//!
+//! For every item of every arrival the driver delivers, sooner or later, [`Event::ItemReady`] or
+//! [`Event::ItemFailed`]; delivering one twice, early or late does no harm. Every sequence ends with exactly
+//! one [`Output::Finished`] or [`Output::Failed`], except that an aborted one ends in silence.
+//!
+//! Read in this order:
+#![forbid(unsafe_code)]
+
+pub mod request;
+pub mod engine;
+pub mod scheduler;
+pub mod sequence;
+pub mod items;
+pub mod blocks;
+pub mod cross;
+pub mod plan;
+pub mod runner;
+pub mod sampler;
+pub mod answer;
+pub mod output;
+pub mod error;
+
+pub use engine::{Engine, EngineConfig, Event, KvBudget, Readiness, Stats};
+pub use error::EngineError;
+pub use output::{ChosenToken, Delta, Finished, Output, SequenceTimes, Vocabulary};
+pub use request::{Arrival, SequenceId};

@@ -1,0 +1,136 @@
+//! What arrives: a sequence to generate, checked against what the engine holds before anything is kept of it.
+//!
+//! A sequence that can never run is refused here, at once; one that must only wait is the scheduler's matter.
+
+use crate::blocks::blocks_for;
+use std::time::Instant;
+use triptych_core::sampling::SamplingParams;
+use triptych_core::{EncodedItem, Failure, FailureClass, ItemIdx};
+use triptych_models::decoder::DecoderInfo;
+use triptych_models::prompt::PreparedSequence;
+
+/// Names a sequence between the engine and its driver, who never gives the same one twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SequenceId(pub u64);
+
+/// A sequence to generate. A request for several answers, or over several windows of a sound, is several.
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    /// Its name.
+    pub id: SequenceId,
+    /// Tokens, positions, places of items, family rules.
+    pub prepared: PreparedSequence,
+    /// The request's items; `prepared` names them by their place here.
+    pub items: Vec<EncodedItem>,
+    /// How tokens are chosen. `n` is not read: one arrival is one answer.
+    pub sampling: SamplingParams,
+    /// Which answer to the request this is, from 0: two answers under one seed differ by it.
+    pub choice: u32,
+    /// When it has to have ended.
+    pub deadline: Instant,
+}
+
+/// The most that one sequence can ever have.
+#[derive(Clone, Copy, Debug)]
+pub struct Capacity {
+    /// The decoder's sizes.
+    pub decoder: DecoderInfo,
+    /// Self-attention blocks in all.
+    pub self_blocks: usize,
+    /// Tokens a sequence can grow to: the model's context, or the whole pool if that is less.
+    pub context: usize,
+    /// Cross-attention blocks in all.
+    pub cross_blocks: usize,
+}
+
+impl Arrival {
+    /// Whether the sequence can run on an otherwise empty engine.
+    ///
+    /// # Errors
+    /// With a text for the client when the request is at fault; [`FailureClass::Internal`] when its layout
+    /// contradicts itself.
+    pub fn check(&self, capacity: &Capacity) -> Result<(), Failure> {
+        self.sampling.validate()?;
+        self.check_tokens(capacity)?;
+        self.check_spans(capacity)?;
+        self.check_cross(capacity)
+    }
+
+    fn check_tokens(&self, capacity: &Capacity) -> Result<(), Failure> {
+        let tokens = &self.prepared.tokens;
+        if tokens.is_empty() {
+            return Err(Failure::invalid("the prompt has no tokens").with_param("prompt"));
+        }
+        if self.prepared.positions.len() != tokens.len() {
+            let counts = (tokens.len(), self.prepared.positions.len());
+            return Err(Failure::internal(format!("tokens and positions differ in number: {counts:?}")));
+        }
+        if tokens.len() > capacity.context {
+            let limit = capacity.context;
+            let text = format!("the prompt has {} tokens, this server holds {limit}", tokens.len());
+            return Err(Failure::new(FailureClass::TooLarge, text).with_param("prompt"));
+        }
+        // Placeholders are never looked up, so they may lie outside the vocabulary.
+        let in_span = |i: usize| self.prepared.spans.iter().any(|s| span_of(s).contains(&i));
+        let vocab = capacity.decoder.vocab;
+        match tokens.iter().enumerate().find(|(i, t)| **t as usize >= vocab && !in_span(*i)) {
+            Some((_, token)) => {
+                let text = format!("the prompt has token {token}, the model has tokens below {vocab}");
+                Err(Failure::invalid(text).with_param("prompt"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_spans(&self, capacity: &Capacity) -> Result<(), Failure> {
+        let mut end = 0;
+        for span in &self.prepared.spans {
+            let item = self.item(span.item, capacity)?;
+            let range = span_of(span);
+            let in_order = end <= range.start && range.end <= self.prepared.tokens.len();
+            if !in_order || span.n_tokens != item.n_tokens {
+                return Err(Failure::internal(format!("span {span:?} does not fit prompt or item {item:?}")));
+            }
+            end = range.end;
+        }
+        Ok(())
+    }
+
+    fn check_cross(&self, capacity: &Capacity) -> Result<(), Failure> {
+        let Some(cross) = self.prepared.cross else {
+            return match capacity.decoder.cross_attention {
+                true => Err(Failure::internal("a sequence without encoder input for a model that needs it")),
+                false => Ok(()),
+            };
+        };
+        let item = self.item(cross.item, capacity)?;
+        let end = cross.first_row.checked_add(cross.n_rows);
+        let fits = cross.n_rows > 0 && end.is_some_and(|end| end <= item.n_tokens);
+        if !capacity.decoder.cross_attention || !fits {
+            return Err(Failure::internal(format!("{cross:?} does not fit model or item {item:?}")));
+        }
+        if blocks_for(cross.n_rows as usize) > capacity.cross_blocks {
+            let text = format!("the encoder input has {} rows, more than this server holds", cross.n_rows);
+            return Err(Failure::new(FailureClass::TooLarge, text));
+        }
+        Ok(())
+    }
+
+    fn item(&self, idx: ItemIdx, capacity: &Capacity) -> Result<&EncodedItem, Failure> {
+        let item = self.items.get(idx.0 as usize);
+        let item = item.ok_or_else(|| Failure::internal(format!("{idx:?} of {} items", self.items.len())))?;
+        let width = capacity.decoder.encoder_hidden;
+        if item.hidden as usize != width {
+            let text = "an item was encoded for another model";
+            let detail = format!("rows are {} wide, the decoder takes {width}", item.hidden);
+            return Err(Failure::new(FailureClass::Mismatch, text).with_detail(detail));
+        }
+        Ok(item)
+    }
+}
+
+/// The tokens of a span.
+pub(crate) fn span_of(span: &triptych_models::prompt::ItemSpan) -> std::ops::Range<usize> {
+    let first = span.first_token as usize;
+    first..first + span.n_tokens as usize
+}

@@ -1,0 +1,90 @@
+//! Runs a plan on a decoder: projections first, then one forward.
+//!
+//! It knows no scheduling: what the plan names is what runs.
+
+use crate::plan::Plan;
+use thiserror::Error;
+use triptych_models::ModelError;
+use triptych_models::decoder::{Decoder, DecoderInfo, EmbedRows, StepInput};
+
+/// A step did not run. Every sequence in it is lost; the decoder can run the next one.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// The decoder refused it.
+    #[error(transparent)]
+    Decoder(#[from] ModelError),
+    /// An encoder output is shorter than its description.
+    #[error("rows {first}..{end} of an encoder output are missing")]
+    Rows {
+        /// First row wanted.
+        first: usize,
+        /// One past the last.
+        end: usize,
+    },
+    /// The decoder answered with another number of logits.
+    #[error("{actual} logits for {expected}")]
+    Logits {
+        /// Rows times vocabulary.
+        expected: usize,
+        /// As given.
+        actual: usize,
+    },
+}
+
+/// A decoder and its sizes.
+pub struct Runner {
+    decoder: Box<dyn Decoder>,
+    info: DecoderInfo,
+}
+
+impl Runner {
+    /// Wraps a decoder whose caches are allocated.
+    pub fn new(decoder: Box<dyn Decoder>) -> Self {
+        let info = decoder.info();
+        Self { decoder, info }
+    }
+
+    /// Width of the logits.
+    pub fn vocab(&self) -> usize {
+        self.info.vocab
+    }
+
+    /// Runs a plan; returns logits `[logit_rows, vocab]`, row-major.
+    ///
+    /// # Errors
+    /// [`RunError`]; blocks written by then hold nothing that may be read.
+    pub fn run(&mut self, plan: &Plan) -> Result<Vec<f32>, RunError> {
+        for projection in &plan.projections {
+            let first = projection.key.first_row as usize;
+            let rows = f32_rows(&projection.output, first..first + projection.key.n_rows as usize)?;
+            self.decoder.project_cross(&rows, &projection.slots)?;
+        }
+        let rows: Vec<Vec<f32>> =
+            plan.embeds.iter().map(|e| f32_rows(&e.output, e.rows.clone())).collect::<Result<_, _>>()?;
+        let embeds: Vec<EmbedRows<'_>> = plan
+            .embeds
+            .iter()
+            .zip(&rows)
+            .map(|(embed, values)| EmbedRows { first_row: embed.first_row, values })
+            .collect();
+        let logits = self.decoder.forward(&StepInput {
+            token_ids: &plan.token_ids,
+            positions: &plan.positions,
+            embeds: &embeds,
+            slot_mapping: &plan.slot_mapping,
+            self_kv: plan.self_kv.view(),
+            cross_kv: self.info.cross_attention.then(|| plan.cross_kv.view()),
+            logit_rows: &plan.logit_rows,
+        })?;
+        let (expected, actual) = (plan.logit_rows.len() * self.info.vocab, logits.len());
+        if expected == actual { Ok(logits) } else { Err(RunError::Logits { expected, actual }) }
+    }
+}
+
+fn f32_rows(
+    output: &triptych_core::EncoderOutput,
+    rows: std::ops::Range<usize>,
+) -> Result<Vec<f32>, RunError> {
+    let (first, end) = (rows.start, rows.end);
+    output.rows_f32(first, rows.len()).ok_or(RunError::Rows { first, end })
+}

@@ -1,0 +1,89 @@
+//! The prefill and decode stages: token rows to logits over paged KV.
+//!
+//! The engine owns the block tables; a decoder is handed a view of them for one step and writes keys and
+//! values where `slot_mapping` says. Encoder-decoder models also read cross-attention blocks, which
+//! [`Decoder::project_cross`] fills once per encoder output. [`TransformerDecoder`] is the only
+//! implementation, over any back end, and a spec tells it which model it is.
+
+use crate::error::ModelError;
+pub use triptych_kernels::ops::PagedBatch;
+
+mod transformer;
+
+pub use transformer::TransformerDecoder;
+
+/// What the engine must know to size pools and batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecoderInfo {
+    /// Width of the logits.
+    pub vocab: usize,
+    /// Width of a row of encoder output it takes.
+    pub encoder_hidden: usize,
+    /// Tokens the context holds.
+    pub max_context: usize,
+    /// Whether it has cross-attention: items then go to cross blocks, not into the token rows.
+    pub cross_attention: bool,
+    /// Bytes of one block of self-attention KV, all layers.
+    pub self_block_bytes: usize,
+    /// Bytes of one block of cross-attention KV, all layers; 0 without cross-attention.
+    pub cross_block_bytes: usize,
+}
+
+/// Rows of encoder output that take the place of token embeddings in a step.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbedRows<'a> {
+    /// First row of the step they replace.
+    pub first_row: usize,
+    /// `[n, encoder_hidden]`, row-major.
+    pub values: &'a [f32],
+}
+
+/// One step, flat: the tokens of all sequences in a line, no padding.
+#[derive(Clone, Copy, Debug)]
+pub struct StepInput<'a> {
+    /// Token of each row, `[n_tokens]`.
+    pub token_ids: &'a [u32],
+    /// Position of each row as (temporal, height, width), `[n_tokens]`; all three equal for plain text.
+    pub positions: &'a [[u32; 3]],
+    /// Rows that are not token embeddings; ascending and disjoint.
+    pub embeds: &'a [EmbedRows<'a>],
+    /// Self-attention slot each row's key and value go to, `[n_tokens]`.
+    pub slot_mapping: &'a [u32],
+    /// Self-attention: sequences and their blocks.
+    pub self_kv: triptych_kernels::ops::PagedBatch<'a>,
+    /// Cross-attention: the same sequences and their blocks; `None` without cross-attention.
+    pub cross_kv: Option<triptych_kernels::ops::PagedBatch<'a>>,
+    /// Rows whose logits are wanted.
+    pub logit_rows: &'a [u32],
+}
+
+/// A decoder with its weights and KV caches on a back end. One thread drives it.
+pub trait Decoder: Send {
+    /// Sizes.
+    fn info(&self) -> DecoderInfo;
+
+    /// Makes the caches, dropping earlier ones with their contents.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if the memory cannot be had.
+    fn allocate_kv(&mut self, self_blocks: usize, cross_blocks: usize) -> Result<(), ModelError>;
+
+    /// Projects encoder output rows `[slots.len(), encoder_hidden]` to keys and values of every layer and writes
+    /// row `i` to cross slot `slots[i]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for wrong shapes or slots, or a decoder without cross-attention.
+    fn project_cross(&mut self, rows: &[f32], slots: &[u32]) -> Result<(), ModelError>;
+
+    /// Runs a step and returns logits `[logit_rows.len(), vocab]`, row-major.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a step whose parts do not fit each other.
+    fn forward(&mut self, step: &StepInput<'_>) -> Result<Vec<f32>, ModelError>;
+
+    /// Copies self-attention blocks `(from, to)`, for forks.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a block out of range.
+    fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError>;
+}

@@ -1,0 +1,274 @@
+//! The one decoder: token table, positions, transformer layers over paged KV, head, as its spec says.
+
+use super::{Decoder, DecoderInfo, EmbedRows, StepInput};
+use crate::error::ModelError;
+use crate::layers::{
+    CrossAttention, FeedForward, LinearShape, Loader, Residual, Rotary, RotaryTables, SelfAttention,
+};
+use crate::spec::{DecoderSpec, ItemsSpec, Positions};
+use crate::weights::Weights;
+use triptych_kernels::ops::{Activation, KvLayer, KvLayout, Mask, PagedBatch};
+use triptych_kernels::{Backend, KernelError};
+
+/// A decoder of any family over any back end.
+pub struct TransformerDecoder<B: Backend> {
+    backend: B,
+    spec: DecoderSpec,
+    tokens: B::Table,
+    positions: Place<B>,
+    layers: Vec<Layer<B>>,
+    final_norm: Option<B::Norm>,
+    head: B::Linear,
+    self_kv: B::KvCache,
+    cross_kv: B::KvCache,
+}
+
+enum Place<B: Backend> {
+    Table(B::Table),
+    Rotary(Rotary),
+}
+
+struct Layer<B: Backend> {
+    attention_norm: Residual<B>,
+    attention: SelfAttention<B>,
+    cross: Option<(Residual<B>, CrossAttention<B>)>,
+    feed_forward_norm: Residual<B>,
+    feed_forward: FeedForward<B>,
+}
+
+impl<B: Backend> TransformerDecoder<B> {
+    /// Loads the decoder's tensors, and no others; caches have no blocks until they are allocated.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn load(spec: &DecoderSpec, weights: &Weights, backend: &B) -> Result<Self, ModelError> {
+        let loader = Loader::new(backend, weights, spec.names.prefixes);
+        let (stack, names) = (&spec.stack, spec.names);
+        let positions = match &spec.positions {
+            Positions::Table { n_rows } => Place::Table(loader.table(names.positions, *n_rows, stack.hidden)?),
+            Positions::Rotary(rotary) => {
+                Place::Rotary(Rotary::new(rotary, stack.attention.shape.head_dim))
+            }
+        };
+        let final_norm = match stack.final_norm {
+            true => Some(loader.norm(names.stack.final_norm, stack.norm, stack.hidden)?),
+            false => None,
+        };
+        Ok(Self {
+            tokens: loader.table(names.tokens, spec.vocab, stack.hidden)?,
+            positions,
+            layers: (0..stack.n_layers).map(|i| Layer::load(&loader, spec, i)).collect::<Result<_, _>>()?,
+            final_norm,
+            head: load_head(&loader, spec, weights)?,
+            self_kv: backend.kv_cache(self_layout(spec, 0))?,
+            cross_kv: backend.kv_cache(cross_layout(spec, 0))?,
+            spec: spec.clone(),
+            backend: backend.clone(),
+        })
+    }
+
+    /// Token embeddings, with encoder rows in their places: `[n_tokens, hidden]`.
+    fn embed(&self, token_ids: &[u32], embeds: &[EmbedRows<'_>]) -> Result<B::Tensor, ModelError> {
+        let hidden = self.spec.stack.hidden;
+        let mut x = self.backend.embed(&self.tokens, token_ids)?;
+        let n_rows: usize = embeds.iter().map(|e| e.values.len() / hidden).sum();
+        if n_rows == 0 {
+            return Ok(x);
+        }
+        let mut rows = Vec::with_capacity(n_rows);
+        let mut values = Vec::with_capacity(n_rows * hidden);
+        for embed in embeds {
+            let n = embed.values.len() / hidden;
+            rows.extend((embed.first_row..embed.first_row + n).map(|row| row as u32));
+            values.extend_from_slice(&embed.values[..n * hidden]);
+        }
+        let values = self.backend.upload(values, n_rows, hidden)?;
+        self.backend.scatter_rows(&mut x, &rows, &values)?;
+        Ok(x)
+    }
+
+    /// Logits of `rows` of the last layer's output.
+    fn logits(&self, x: &B::Tensor, rows: &[u32]) -> Result<Vec<f32>, ModelError> {
+        let mut x = self.backend.gather_rows(x, rows)?;
+        if let Some(norm) = &self.final_norm {
+            x = self.backend.norm(&x, norm)?;
+        }
+        let logits = self.backend.linear(&x, &self.head, Activation::None, None)?;
+        Ok(self.backend.download(&logits)?)
+    }
+
+    fn check(&self, step: &StepInput<'_>) -> Result<(), KernelError> {
+        let n_tokens = step.token_ids.len();
+        let shape = |what, expected: usize, actual: usize| match expected == actual {
+            true => Ok(()),
+            false => {
+                Err(KernelError::Shape { op: "forward", what, expected: vec![expected], actual: vec![actual] })
+            }
+        };
+        shape("positions", n_tokens, step.positions.len())?;
+        shape("slot_mapping", n_tokens, step.slot_mapping.len())?;
+        for embed in step.embeds {
+            shape("embeds", 0, embed.values.len() % self.spec.stack.hidden)?;
+        }
+        let has_cross = matches!(self.spec.items, ItemsSpec::CrossAttention { .. });
+        shape("cross_kv", has_cross.into(), step.cross_kv.is_some().into())
+    }
+}
+
+impl<B: Backend> Decoder for TransformerDecoder<B> {
+    fn info(&self) -> DecoderInfo {
+        let spec = &self.spec;
+        let bytes = |layout| self.backend.kv_block_bytes(layout);
+        let (encoder_hidden, cross_block_bytes) = match spec.items {
+            ItemsSpec::Embedded => (spec.stack.hidden, None),
+            ItemsSpec::CrossAttention { encoder_hidden } => {
+                (encoder_hidden, Some(bytes(cross_layout(spec, 1))))
+            }
+        };
+        DecoderInfo {
+            vocab: spec.vocab,
+            encoder_hidden,
+            max_context: spec.max_context,
+            cross_attention: cross_block_bytes.is_some(),
+            self_block_bytes: bytes(self_layout(spec, 1)),
+            cross_block_bytes: cross_block_bytes.unwrap_or_default(),
+        }
+    }
+
+    fn allocate_kv(&mut self, self_blocks: usize, cross_blocks: usize) -> Result<(), ModelError> {
+        // Old caches go first: the two generations need not fit in memory together.
+        self.self_kv = self.backend.kv_cache(self_layout(&self.spec, 0))?;
+        self.cross_kv = self.backend.kv_cache(cross_layout(&self.spec, 0))?;
+        self.self_kv = self.backend.kv_cache(self_layout(&self.spec, self_blocks))?;
+        self.cross_kv = self.backend.kv_cache(cross_layout(&self.spec, cross_blocks))?;
+        Ok(())
+    }
+
+    fn project_cross(&mut self, rows: &[f32], slots: &[u32]) -> Result<(), ModelError> {
+        let ItemsSpec::CrossAttention { encoder_hidden } = self.spec.items else {
+            let (expected, actual) = (vec![0], vec![slots.len()]);
+            return Err(KernelError::Shape { op: "project_cross", what: "slots", expected, actual }.into());
+        };
+        let rows = self.backend.upload(rows.to_vec(), slots.len(), encoder_hidden)?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            if let Some((_, cross)) = &layer.cross {
+                let [k, v] = &cross.keys_values(&self.backend, &rows)?;
+                self.backend.write_kv(&mut self.cross_kv, i, [k, v], slots)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn forward(&mut self, step: &StepInput<'_>) -> Result<Vec<f32>, ModelError> {
+        self.check(step)?;
+        let mut x = self.embed(step.token_ids, step.embeds)?;
+        let rotary = match &self.positions {
+            Place::Rotary(rotary) => Some(rotary.tables(step.positions)),
+            Place::Table(table) => {
+                let rows: Vec<u32> = step.positions.iter().map(|[t, ..]| *t).collect();
+                self.backend.add(&mut x, &self.backend.embed(table, &rows)?)?;
+                None
+            }
+        };
+        for (i, layer) in self.layers.iter().enumerate() {
+            let caches = Caches { own: &mut self.self_kv, cross: &self.cross_kv, layer: i };
+            x = layer.forward(&self.backend, &x, rotary.as_ref(), (caches, step))?;
+        }
+        if step.logit_rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.logits(&x, step.logit_rows)
+    }
+
+    fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
+        Ok(self.backend.copy_blocks(&mut self.self_kv, pairs)?)
+    }
+}
+
+/// The caches as one layer uses them.
+struct Caches<'a, C> {
+    own: &'a mut C,
+    cross: &'a C,
+    layer: usize,
+}
+
+impl<B: Backend> Layer<B> {
+    fn load(loader: &Loader<'_, B>, spec: &DecoderSpec, idx: usize) -> Result<Self, ModelError> {
+        let (stack, names) = (&spec.stack, &spec.names.stack);
+        let loader = loader.layer(names.layers, idx);
+        let cross = match (spec.items, &names.cross) {
+            (ItemsSpec::CrossAttention { encoder_hidden }, Some(names)) => Some((
+                Residual::load(&loader, names.norm, stack)?,
+                CrossAttention::load(&loader, names, stack, encoder_hidden)?,
+            )),
+            _ => None,
+        };
+        Ok(Self {
+            attention_norm: Residual::load(&loader, names.attention.norm, stack)?,
+            attention: SelfAttention::load(&loader, &names.attention, stack)?,
+            cross,
+            feed_forward_norm: Residual::load(&loader, names.feed_forward_norm, stack)?,
+            feed_forward: FeedForward::load(&loader, names, stack)?,
+        })
+    }
+
+    fn forward(
+        &self,
+        backend: &B,
+        x: &B::Tensor,
+        rotary: Option<&RotaryTables>,
+        (caches, step): (Caches<'_, B::KvCache>, &StepInput<'_>),
+    ) -> Result<B::Tensor, ModelError> {
+        let Caches { own, cross: cross_cache, layer } = caches;
+        let mut x = self.attention_norm.around(backend, x, |input, residual| {
+            let [q, k, v] = self.attention.project(backend, input, rotary)?;
+            backend.write_kv(own, layer, [&k, &v], step.slot_mapping)?;
+            let kv = KvLayer { cache: &*own, layer, mask: Mask::Causal };
+            let context = backend.paged_attention(&q, kv, self.attention.shape(), step.self_kv)?;
+            self.attention.output(backend, &context, residual)
+        })?;
+        if let (Some((norm, cross)), Some(batch)) = (&self.cross, step.cross_kv) {
+            x = norm.around(backend, &x, |input, residual| {
+                let q = cross.query(backend, input)?;
+                let kv = KvLayer { cache: cross_cache, layer, mask: Mask::Full };
+                let context = backend.paged_attention(&q, kv, cross.shape(), batch)?;
+                cross.output(backend, &context, residual)
+            })?;
+        }
+        self.feed_forward_norm.around(backend, &x, |input, residual| {
+            self.feed_forward.forward(backend, input, residual)
+        })
+    }
+}
+
+/// The head: a matrix of its own, or the token table as one.
+fn load_head<B: Backend>(
+    loader: &Loader<'_, B>,
+    spec: &DecoderSpec,
+    weights: &Weights,
+) -> Result<B::Linear, ModelError> {
+    let shape = [spec.vocab, spec.stack.hidden];
+    let head = |name| LinearShape { name, shape: &shape, bias: false };
+    match spec.tied_head {
+        true => loader.linear(&[head(spec.names.tokens)]),
+        false => Loader::new(loader.backend(), weights, spec.names.head).linear(&[head("")]),
+    }
+}
+
+fn self_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
+    let shape = spec.stack.attention.shape;
+    KvLayout {
+        n_layers: spec.stack.n_layers,
+        n_blocks,
+        n_kv_heads: shape.n_kv_heads,
+        head_dim: shape.head_dim,
+    }
+}
+
+/// As [`self_layout`]; without cross-attention a cache of no layers.
+fn cross_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
+    match spec.items {
+        ItemsSpec::CrossAttention { .. } => self_layout(spec, n_blocks),
+        ItemsSpec::Embedded => KvLayout { n_layers: 0, ..self_layout(spec, n_blocks) },
+    }
+}

@@ -1,0 +1,97 @@
+//! Which rows attend to which, in which order rows lie, and where each is in its image.
+//!
+//! The order of patches and windows is that of transformers' `Qwen2_5_VisionTransformerPretrainedModel`
+//! (<https://github.com/huggingface/transformers/blob/v4.52.4/src/transformers/models/qwen2_5_vl/modeling_qwen2_5_vl.py>,
+//! `rot_pos_emb` and `get_window_index`).
+
+use super::pieces::Piece;
+use crate::spec::EncoderSpec;
+
+/// The rows of a run.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Layout {
+    /// Offsets of whole sequences (a frame of an image, a window of sound).
+    pub whole: Vec<u32>,
+    /// Offsets of the windows of an image; as `whole` without windows.
+    pub windows: Vec<u32>,
+    /// Place of each row in its piece as (temporal, height, width), in the order of the layers.
+    pub positions: Vec<[u32; 3]>,
+    /// How windows reorder the rows; `None` when they do not.
+    pub order: Option<Order>,
+}
+
+/// A reordering of rows that brings each window together.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Order {
+    /// Row `i` of the layers is row `stem_rows[i]` of the stem.
+    pub stem_rows: Vec<u32>,
+    /// Output row `i` is row `output_rows[i]` of the merger.
+    pub output_rows: Vec<u32>,
+}
+
+impl Layout {
+    /// Lays out the pieces of a run.
+    pub fn of(spec: &EncoderSpec, pieces: &[Piece<'_>]) -> Self {
+        let side = spec.merger.as_ref().map_or(1, |m| m.side);
+        let mut layout = Self { whole: vec![0], windows: vec![0], ..Self::default() };
+        let mut stem_order = Vec::new();
+        for piece in pieces {
+            let [n_frames, height, width] = piece.grid;
+            // Without windows one window is the whole frame, and the order stays as it is.
+            let window = spec.windows.as_ref().map_or(height.max(width), |w| w.side).max(1);
+            for frame in 0..n_frames {
+                let first_row = layout.positions.len();
+                let groups = Groups { across: width / side, down: height / side };
+                for (y0, x0) in groups.window_starts(window) {
+                    for (y, x) in groups.of_window(y0, x0, window) {
+                        let first = first_row + (y * groups.across + x) * side * side;
+                        stem_order.extend((first..first + side * side).map(|row| row as u32));
+                        layout.positions.extend(square(frame, [y * side, x * side], side));
+                    }
+                    layout.windows.push(layout.positions.len() as u32);
+                }
+                layout.whole.push(layout.positions.len() as u32);
+            }
+        }
+        if spec.windows.is_some() {
+            layout.order = Some(Order::of(stem_order, side * side));
+        } else {
+            layout.windows.clone_from(&layout.whole);
+        }
+        layout
+    }
+}
+
+impl Order {
+    fn of(stem_rows: Vec<u32>, group: usize) -> Self {
+        let mut output_rows = vec![0; stem_rows.len() / group];
+        for (merged, rows) in stem_rows.chunks_exact(group).enumerate() {
+            output_rows[rows[0] as usize / group] = merged as u32;
+        }
+        Self { stem_rows, output_rows }
+    }
+}
+
+/// The merge groups of a frame.
+#[derive(Clone, Copy)]
+struct Groups {
+    down: usize,
+    across: usize,
+}
+
+impl Groups {
+    fn window_starts(self, window: usize) -> impl Iterator<Item = (usize, usize)> {
+        let across = self.across;
+        (0..self.down).step_by(window).flat_map(move |y| (0..across).step_by(window).map(move |x| (y, x)))
+    }
+
+    fn of_window(self, y0: usize, x0: usize, window: usize) -> impl Iterator<Item = (usize, usize)> {
+        let x1 = (x0 + window).min(self.across);
+        (y0..(y0 + window).min(self.down)).flat_map(move |y| (x0..x1).map(move |x| (y, x)))
+    }
+}
+
+/// Positions of the rows of one merge group.
+fn square(frame: usize, [y0, x0]: [usize; 2], side: usize) -> impl Iterator<Item = [u32; 3]> {
+    (y0..y0 + side).flat_map(move |y| (x0..x0 + side).map(move |x| [frame as u32, y as u32, x as u32]))
+}

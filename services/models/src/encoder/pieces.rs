@@ -1,0 +1,94 @@
+//! A batch of items as pieces that can be computed apart, and runs of pieces that fit in memory together.
+
+use crate::preprocess::{EncoderInput, Features};
+use crate::spec::{EncoderSpec, StemSpec};
+use triptych_core::Extent;
+use triptych_kernels::KernelError;
+
+/// The least part of an item that no other part attends to: an image, or a window of sound.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece<'a> {
+    /// Which item of the batch.
+    pub item: usize,
+    /// Rows as (temporal, height, width); a window of sound is a line of `(1, 1, n_rows)`.
+    pub grid: [usize; 3],
+    /// Input of the stem: `[n_patches, patch_dim]` or `[n_mels, n_frames]`.
+    pub values: &'a [f32],
+}
+
+impl Piece<'_> {
+    /// Rows the stem makes of it.
+    pub fn n_rows(&self) -> usize {
+        self.grid.iter().product()
+    }
+}
+
+/// The pieces of item `item`, in order.
+///
+/// # Errors
+/// [`KernelError::Shape`] if the input is not of this encoder's preprocessor.
+pub(super) fn pieces<'a>(
+    spec: &EncoderSpec,
+    item: usize,
+    input: &'a EncoderInput,
+) -> Result<Vec<Piece<'a>>, KernelError> {
+    match (&spec.stem, &input.features, input.extent) {
+        (StemSpec::Patches { patch }, Features::Patches(values), Extent::Grid { t, h, w }) => {
+            let grid = [t as usize, h as usize, w as usize];
+            let side = spec.merger.as_ref().map_or(1, |m| m.side);
+            if !grid[1].is_multiple_of(side) || !grid[2].is_multiple_of(side) {
+                return Err(shape("grid", vec![side, side], vec![grid[1], grid[2]]));
+            }
+            let n_values = grid.iter().chain(patch).try_fold(1usize, |n, &d| n.checked_mul(d));
+            if n_values != Some(values.len()) {
+                return Err(shape("patches", grid.iter().chain(patch).copied().collect(), vec![values.len()]));
+            }
+            Ok(vec![Piece { item, grid, values }])
+        }
+        (&StemSpec::Mel { n_mels, n_frames }, Features::Mel(values), Extent::Windows { n_windows, .. }) => {
+            let n_windows = n_windows as usize;
+            if n_windows.checked_mul(n_mels * n_frames) != Some(values.len()) {
+                return Err(shape("mel", vec![n_windows, n_mels, n_frames], vec![values.len()]));
+            }
+            let windows = values.chunks_exact(n_mels * n_frames);
+            Ok(windows.map(|values| Piece { item, grid: [1, 1, n_frames / 2], values }).collect())
+        }
+        _ => Err(shape("features", vec![], vec![])),
+    }
+}
+
+/// Splits pieces into runs of at most `max_rows` rows; a piece that is larger makes a run of its own.
+pub(super) fn runs<'p, 'a>(pieces: &'p [Piece<'a>], max_rows: usize) -> Vec<&'p [Piece<'a>]> {
+    let mut runs = Vec::new();
+    let (mut first, mut n_rows) = (0, 0);
+    for (i, piece) in pieces.iter().enumerate() {
+        if i > first && n_rows + piece.n_rows() > max_rows {
+            runs.push(&pieces[first..i]);
+            (first, n_rows) = (i, 0);
+        }
+        n_rows += piece.n_rows();
+    }
+    if first < pieces.len() {
+        runs.push(&pieces[first..]);
+    }
+    runs
+}
+
+fn shape(what: &'static str, expected: Vec<usize>, actual: Vec<usize>) -> KernelError {
+    KernelError::Shape { op: "encode", what, expected, actual }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_hold_every_piece_once_and_stay_under_the_limit() {
+        let sizes = [3, 3, 9, 1, 1, 1, 1, 4];
+        let pieces: Vec<Piece<'_>> =
+            sizes.iter().map(|&n| Piece { item: 0, grid: [1, 1, n], values: &[] }).collect();
+        let runs: Vec<Vec<usize>> =
+            runs(&pieces, 4).iter().map(|r| r.iter().map(Piece::n_rows).collect()).collect();
+        assert_eq!(runs, [vec![3], vec![3], vec![9], vec![1, 1, 1, 1], vec![4]]);
+    }
+}

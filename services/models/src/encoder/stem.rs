@@ -1,0 +1,76 @@
+//! Features to the first rows: convolutions over log-mel, or a projection of patches.
+
+use super::pieces::Piece;
+use crate::error::ModelError;
+use crate::layers::{LinearShape, Loader};
+use crate::spec::{EncoderSpec, StemSpec};
+use triptych_kernels::Backend;
+use triptych_kernels::ops::{Activation, Unfold};
+
+const TAPS: usize = 3;
+
+/// A stem with its weights.
+pub(super) enum Stem<B: Backend> {
+    Mel { convs: [B::Linear; 2], n_mels: usize, n_frames: usize },
+    Patches { projection: B::Linear, patch_dim: usize },
+}
+
+impl<B: Backend> Stem<B> {
+    /// Loads the stem of an encoder.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn load(loader: &Loader<'_, B>, spec: &EncoderSpec) -> Result<Self, ModelError> {
+        let hidden = spec.stack.hidden;
+        let linear = |i: usize, shape: &[usize], bias| {
+            let name = spec.names.stem.get(i).copied().unwrap_or_default();
+            loader.linear(&[LinearShape { name, shape, bias }])
+        };
+        match spec.stem {
+            StemSpec::Mel { n_mels, n_frames } => {
+                let first = linear(0, &[hidden, n_mels, TAPS], true)?;
+                let second = linear(1, &[hidden, hidden, TAPS], true)?;
+                Ok(Self::Mel { convs: [first, second], n_mels, n_frames })
+            }
+            StemSpec::Patches { patch } => {
+                let [channels, frames, height, width] = patch;
+                let projection = linear(0, &[hidden, channels, frames, height, width], false)?;
+                Ok(Self::Patches { projection, patch_dim: patch.iter().product() })
+            }
+        }
+    }
+
+    /// Rows of all pieces in a line, `[Σ n_rows, hidden]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if a back end refuses the shapes.
+    pub fn forward(&self, backend: &B, pieces: &[Piece<'_>]) -> Result<B::Tensor, ModelError> {
+        match self {
+            Self::Mel { convs, n_mels, n_frames } => {
+                let mut frames = Vec::with_capacity(pieces.len() * n_mels * n_frames);
+                for piece in pieces {
+                    transpose_into(&mut frames, piece.values, *n_frames);
+                }
+                let mut x = backend.upload(frames, pieces.len() * n_frames, *n_mels)?;
+                for (conv, stride) in convs.iter().zip([1, 2]) {
+                    let unfold = Unfold { n_seqs: pieces.len(), kernel: TAPS, stride, padding: 1 };
+                    x = backend.linear(&backend.unfold(&x, unfold)?, conv, Activation::Gelu, None)?;
+                }
+                Ok(x)
+            }
+            Self::Patches { projection, patch_dim } => {
+                let values: Vec<f32> = pieces.iter().flat_map(|p| p.values).copied().collect();
+                let n_patches = values.len() / patch_dim;
+                let x = backend.upload(values, n_patches, *patch_dim)?;
+                Ok(backend.linear(&x, projection, Activation::None, None)?)
+            }
+        }
+    }
+}
+
+/// Appends the transpose of `values: [rows, n_columns]`.
+fn transpose_into(out: &mut Vec<f32>, values: &[f32], n_columns: usize) {
+    for column in 0..n_columns {
+        out.extend(values.iter().skip(column).step_by(n_columns));
+    }
+}

@@ -1,0 +1,196 @@
+//! The one encoder: stem, positions, transformer layers, merger, as its spec says.
+
+use super::Encoder;
+use super::layout::Layout;
+use super::pieces::{Piece, pieces, runs};
+use super::stem::Stem;
+use crate::error::ModelError;
+use crate::layers::{FeedForward, LinearShape, Loader, Residual, Rotary, RotaryTables, SelfAttention};
+use crate::preprocess::EncoderInput;
+use crate::spec::{EncoderSpec, MergerSpec, Positions};
+use crate::weights::Weights;
+use triptych_kernels::Backend;
+use triptych_kernels::ops::{Activation, Mask, Qkv, Varlen};
+
+/// Rows computed at once. Bounds the activations of a long sound (at a feed-forward of 5120: 168 MB), and is
+/// more rows than any back end needs to be busy.
+const RUN_ROWS: usize = 8192;
+
+/// An encoder of any family over any back end.
+pub struct TransformerEncoder<B: Backend> {
+    backend: B,
+    spec: EncoderSpec,
+    stem: Stem<B>,
+    positions: Place<B>,
+    layers: Vec<Layer<B>>,
+    final_norm: Option<B::Norm>,
+    merger: Option<Merger<B>>,
+}
+
+enum Place<B: Backend> {
+    Table(B::Table),
+    Rotary(Rotary),
+}
+
+struct Layer<B: Backend> {
+    attention_norm: Residual<B>,
+    attention: SelfAttention<B>,
+    feed_forward_norm: Residual<B>,
+    feed_forward: FeedForward<B>,
+    sees_whole: bool,
+}
+
+struct Merger<B: Backend> {
+    norm: B::Norm,
+    linears: [B::Linear; 2],
+    group: usize,
+}
+
+impl<B: Backend> TransformerEncoder<B> {
+    /// Loads the encoder's tensors, and no others.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn load(spec: &EncoderSpec, weights: &Weights, backend: &B) -> Result<Self, ModelError> {
+        let loader = Loader::new(backend, weights, spec.names.prefixes);
+        let (stack, names) = (&spec.stack, &spec.names.stack);
+        let positions = match &spec.positions {
+            Positions::Table { n_rows } => {
+                Place::Table(loader.table(spec.names.positions, *n_rows, stack.hidden)?)
+            }
+            Positions::Rotary(rotary) => {
+                Place::Rotary(Rotary::new(rotary, stack.attention.shape.head_dim))
+            }
+        };
+        let final_norm = match stack.final_norm {
+            true => Some(loader.norm(names.final_norm, stack.norm, stack.hidden)?),
+            false => None,
+        };
+        let merger = match (&spec.merger, spec.names.merger) {
+            (Some(merger), Some(names)) => Some(Merger::load(&loader, spec, merger, names)?),
+            _ => None,
+        };
+        Ok(Self {
+            stem: Stem::load(&loader, spec)?,
+            positions,
+            layers: (0..stack.n_layers).map(|i| Layer::load(&loader, spec, i)).collect::<Result<_, _>>()?,
+            final_norm,
+            merger,
+            spec: spec.clone(),
+            backend: backend.clone(),
+        })
+    }
+
+    /// Output rows of the pieces of one run, in a line.
+    fn run(&self, run: &[Piece<'_>]) -> Result<Vec<f32>, ModelError> {
+        let backend = &self.backend;
+        let layout = Layout::of(&self.spec, run);
+        let mut x = self.stem.forward(backend, run)?;
+        if let Some(order) = &layout.order {
+            x = backend.gather_rows(&x, &order.stem_rows)?;
+        }
+        let rotary = match &self.positions {
+            Place::Rotary(rotary) => Some(rotary.tables(&layout.positions)),
+            Place::Table(table) => {
+                let rows: Vec<u32> = layout.positions.iter().map(|[.., x]| *x).collect();
+                backend.add(&mut x, &backend.embed(table, &rows)?)?;
+                None
+            }
+        };
+        for layer in &self.layers {
+            let offsets = if layer.sees_whole { &layout.whole } else { &layout.windows };
+            x = layer.forward(backend, &x, rotary.as_ref(), offsets)?;
+        }
+        if let Some(norm) = &self.final_norm {
+            x = backend.norm(&x, norm)?;
+        }
+        if let Some(merger) = &self.merger {
+            x = merger.forward(backend, &x)?;
+        }
+        if let Some(order) = &layout.order {
+            x = backend.gather_rows(&x, &order.output_rows)?;
+        }
+        Ok(backend.download(&x)?)
+    }
+}
+
+impl<B: Backend> Encoder for TransformerEncoder<B> {
+    fn hidden(&self) -> usize {
+        self.spec.output_width()
+    }
+
+    fn encode(&mut self, batch: &[&EncoderInput]) -> Result<Vec<Vec<f32>>, ModelError> {
+        let mut all = Vec::new();
+        for (i, input) in batch.iter().enumerate() {
+            all.extend(pieces(&self.spec, i, input)?);
+        }
+        let group = self.spec.merger.as_ref().map_or(1, |m| m.side * m.side);
+        let mut outputs = vec![Vec::new(); batch.len()];
+        for run in runs(&all, RUN_ROWS) {
+            let rows = self.run(run)?;
+            let mut rest = rows.as_slice();
+            for piece in run {
+                let (own, after) = rest.split_at(piece.n_rows() / group * self.hidden());
+                outputs[piece.item].extend_from_slice(own);
+                rest = after;
+            }
+        }
+        Ok(outputs)
+    }
+}
+
+impl<B: Backend> Layer<B> {
+    fn load(loader: &Loader<'_, B>, spec: &EncoderSpec, idx: usize) -> Result<Self, ModelError> {
+        let (stack, names) = (&spec.stack, &spec.names.stack);
+        let loader = loader.layer(names.layers, idx);
+        Ok(Self {
+            attention_norm: Residual::load(&loader, names.attention.norm, stack)?,
+            attention: SelfAttention::load(&loader, &names.attention, stack)?,
+            feed_forward_norm: Residual::load(&loader, names.feed_forward_norm, stack)?,
+            feed_forward: FeedForward::load(&loader, names, stack)?,
+            sees_whole: spec.windows.as_ref().is_none_or(|w| w.whole_layers.contains(&idx)),
+        })
+    }
+
+    fn forward(
+        &self,
+        backend: &B,
+        x: &B::Tensor,
+        rotary: Option<&RotaryTables>,
+        offsets: &[u32],
+    ) -> Result<B::Tensor, ModelError> {
+        let seqs = Varlen { cu_seqlens_q: offsets, cu_seqlens_k: offsets, mask: Mask::Full };
+        let x = self.attention_norm.around(backend, x, |input, residual| {
+            let [q, k, v] = &self.attention.project(backend, input, rotary)?;
+            let context = backend.attention(Qkv { q, k, v }, self.attention.shape(), seqs)?;
+            self.attention.output(backend, &context, residual)
+        })?;
+        self.feed_forward_norm.around(backend, &x, |input, residual| {
+            self.feed_forward.forward(backend, input, residual)
+        })
+    }
+}
+
+impl<B: Backend> Merger<B> {
+    fn load(
+        loader: &Loader<'_, B>,
+        spec: &EncoderSpec,
+        merger: &MergerSpec,
+        [norm, first, second]: [&str; 3],
+    ) -> Result<Self, ModelError> {
+        let group = merger.side * merger.side;
+        let joined = spec.stack.hidden * group;
+        let linear = |name, shape: [usize; 2]| loader.linear(&[LinearShape { name, shape: &shape, bias: true }]);
+        Ok(Self {
+            norm: loader.norm(norm, spec.stack.norm, spec.stack.hidden)?,
+            linears: [linear(first, [joined, joined])?, linear(second, [merger.out, joined])?],
+            group,
+        })
+    }
+
+    fn forward(&self, backend: &B, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
+        let joined = backend.merge_rows(backend.norm(x, &self.norm)?, self.group)?;
+        let inner = backend.linear(&joined, &self.linears[0], Activation::Gelu, None)?;
+        Ok(backend.linear(&inner, &self.linears[1], Activation::None, None)?)
+    }
+}

@@ -1,0 +1,126 @@
+//! What can go wrong, by who can act on it: the operator (a model directory), or the client (an item, a prompt).
+
+use std::path::PathBuf;
+use thiserror::Error;
+use triptych_core::Failure;
+use triptych_kernels::KernelError;
+
+/// A model directory cannot be served. Read by the operator.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    /// A file is missing or cannot be read.
+    #[error("cannot read {path}: {source}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file is not what it should be.
+    #[error("{path}: {message}")]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A configuration key is missing or has a value that is not supported.
+    #[error("{file}: {key} is {actual}, expected {expected}")]
+    Config {
+        /// Which file of the directory.
+        file: &'static str,
+        /// The key, dotted.
+        key: String,
+        /// What it is, or `missing`.
+        actual: String,
+        /// What would do.
+        expected: String,
+    },
+    /// A tensor is missing.
+    #[error("tensor {name} is missing (looked for {tried:?})")]
+    MissingTensor {
+        /// Our name.
+        name: String,
+        /// Stored names tried.
+        tried: Vec<String>,
+    },
+    /// A tensor has another shape than the configuration says.
+    #[error("tensor {name} is {actual:?}, the configuration says {expected:?}")]
+    TensorShape {
+        /// Stored name.
+        name: String,
+        /// From the configuration.
+        expected: Vec<usize>,
+        /// As stored.
+        actual: Vec<usize>,
+    },
+    /// Arithmetic refused its arguments: our bug.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+impl ModelError {
+    /// A configuration key that is missing.
+    pub fn missing_key(file: &'static str, key: impl Into<String>, expected: impl Into<String>) -> Self {
+        Self::Config { file, key: key.into(), actual: "missing".into(), expected: expected.into() }
+    }
+}
+
+/// An item cannot be used. The text is for the client: it names what was found and what is allowed.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
+pub enum ItemError {
+    /// Not a format that is read.
+    #[error("{0}")]
+    Unsupported(String),
+    /// Starts right, then does not decode.
+    #[error("{0}")]
+    Corrupt(String),
+    /// Over a limit.
+    #[error("{what} is {actual}, the limit is {limit}")]
+    TooLarge {
+        /// What was measured.
+        what: &'static str,
+        /// Found.
+        actual: String,
+        /// Allowed.
+        limit: String,
+    },
+    /// Decodes, but holds nothing to encode.
+    #[error("{0}")]
+    Empty(String),
+}
+
+impl From<ItemError> for Failure {
+    fn from(e: ItemError) -> Self {
+        let class = match e {
+            ItemError::TooLarge { .. } => triptych_core::FailureClass::TooLarge,
+            _ => triptych_core::FailureClass::InvalidArgument,
+        };
+        Self::new(class, e.to_string())
+    }
+}
+
+/// A prompt cannot be laid out. The text is for the client.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
+pub enum PromptError {
+    /// Empty, or the wrong kind for this model.
+    #[error("{0}")]
+    Invalid(String),
+    /// Longer than the context.
+    #[error("the prompt has {actual} tokens, the model's context holds {limit}")]
+    TooLong {
+        /// Tokens of the prompt, items included.
+        actual: usize,
+        /// Tokens of the context.
+        limit: usize,
+    },
+    /// The chat template refused the messages.
+    #[error("the model's chat template refused the messages: {0}")]
+    Template(String),
+}
+
+impl From<PromptError> for Failure {
+    fn from(e: PromptError) -> Self {
+        Self::invalid(e.to_string())
+    }
+}

@@ -1,0 +1,115 @@
+//! JSON files of a model directory, read with errors that name the file and the key.
+//!
+//! It knows no key by name: each reader asks for its own.
+
+use crate::error::ModelError;
+use serde_json::Value;
+use std::path::Path;
+
+/// One JSON object of a model directory.
+#[derive(Clone, Debug)]
+pub(crate) struct JsonFile {
+    name: &'static str,
+    value: Value,
+}
+
+impl JsonFile {
+    /// Reads `dir/name`.
+    pub(crate) fn read(dir: &Path, name: &'static str) -> Result<Self, ModelError> {
+        let path = dir.join(name);
+        let bytes = std::fs::read(&path).map_err(|source| ModelError::File { path: path.clone(), source })?;
+        let value: Value = serde_json::from_slice(&bytes)
+            .map_err(|e| ModelError::Format { path: path.clone(), message: e.to_string() })?;
+        if !value.is_object() {
+            return Err(ModelError::Format { path, message: "is no JSON object".into() });
+        }
+        Ok(Self { name, value })
+    }
+
+    /// Reads `dir/name`; a missing file is an empty object.
+    pub(crate) fn read_or_empty(dir: &Path, name: &'static str) -> Result<Self, ModelError> {
+        match Self::read(dir, name) {
+            Err(ModelError::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                Ok(Self { name, value: Value::Object(serde_json::Map::new()) })
+            }
+            other => other,
+        }
+    }
+
+    /// The value at a dotted key; `null` counts as absent.
+    pub(crate) fn get(&self, key: &str) -> Option<&Value> {
+        key.split('.').try_fold(&self.value, |v, part| v.get(part)).filter(|v| !v.is_null())
+    }
+
+    /// What a reader says about a value it cannot use.
+    pub(crate) fn wrong(&self, key: &str, expected: &str) -> ModelError {
+        ModelError::Config {
+            file: self.name,
+            key: key.to_owned(),
+            actual: self.get(key).map_or_else(|| "missing".to_owned(), short),
+            expected: expected.to_owned(),
+        }
+    }
+
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, ModelError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(value) => read(value).map(Some).ok_or_else(|| self.wrong(key, expected)),
+        }
+    }
+
+    /// A whole number that fits 32 bits.
+    pub(crate) fn u32(&self, key: &str) -> Result<Option<u32>, ModelError> {
+        self.typed(key, "a whole number below 2^32", as_u32)
+    }
+
+    /// A number.
+    pub(crate) fn f64(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        self.typed(key, "a number", Value::as_f64)
+    }
+
+    /// A truth value.
+    pub(crate) fn bool(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        self.typed(key, "true or false", Value::as_bool)
+    }
+
+    /// Numbers.
+    pub(crate) fn f64s(&self, key: &str) -> Result<Option<Vec<f64>>, ModelError> {
+        self.typed(key, "a list of numbers", |v| v.as_array()?.iter().map(Value::as_f64).collect())
+    }
+
+    /// Token ids: one, or a list. Negative ones, which mean "none" in some published files, are left out.
+    pub(crate) fn ids(&self, key: &str) -> Result<Option<Vec<u32>>, ModelError> {
+        let all = |v: &Value| -> Option<Vec<u32>> {
+            let list = v.as_array().map_or(std::slice::from_ref(v), Vec::as_slice);
+            let signed: Option<Vec<i64>> = list.iter().map(Value::as_i64).collect();
+            signed?.into_iter().filter(|id| *id >= 0).map(|id| u32::try_from(id).ok()).collect()
+        };
+        self.typed(key, "a token id or a list of them", all)
+    }
+
+    /// Names with their token ids.
+    pub(crate) fn named_ids(&self, key: &str) -> Result<Option<Vec<(String, u32)>>, ModelError> {
+        self.typed(key, "names with token ids", |v| {
+            v.as_object()?.iter().map(|(name, id)| Some((name.clone(), as_u32(id)?))).collect()
+        })
+    }
+}
+
+fn as_u32(value: &Value) -> Option<u32> {
+    u32::try_from(value.as_u64()?).ok()
+}
+
+/// The start of a value as text: errors stay one line.
+fn short(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}

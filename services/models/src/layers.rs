@@ -1,0 +1,16 @@
+//! The parts that encoders and decoders are built of, each over any back end.
+//!
+//! A part is loaded from named tensors by a [`Loader`] and then maps rows to rows; it keeps no state between
+//! calls. All activations are `[n_tokens, width]` as in [`triptych_kernels::ops`].
+
+mod attention;
+mod feed_forward;
+mod loader;
+mod residual;
+mod rotary;
+
+pub use attention::{CrossAttention, SelfAttention};
+pub use feed_forward::FeedForward;
+pub use loader::{LinearShape, Loader};
+pub use residual::Residual;
+pub use rotary::{Rotary, RotaryTables};

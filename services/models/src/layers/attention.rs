@@ -1,0 +1,165 @@
+//! Attention layers: the projections around the attention ops, which the caller chooses.
+
+use super::{LinearShape, Loader, RotaryTables};
+use crate::error::ModelError;
+use crate::spec::{AttentionNames, AttentionSpec, CrossNames, QkvNames, StackSpec};
+use triptych_kernels::Backend;
+use triptych_kernels::ops::{Activation, AttentionShape};
+
+/// Self-attention of a layer. Query, key and value are one matrix.
+pub struct SelfAttention<B: Backend> {
+    qkv: B::Linear,
+    out: B::Linear,
+    shape: AttentionShape,
+}
+
+/// Cross-attention of a layer: queries from the decoder, keys and values from encoder rows.
+pub struct CrossAttention<B: Backend> {
+    q: B::Linear,
+    kv: B::Linear,
+    out: B::Linear,
+    shape: AttentionShape,
+}
+
+impl<B: Backend> SelfAttention<B> {
+    /// Loads the attention of a layer.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn load(loader: &Loader<'_, B>, names: &AttentionNames, stack: &StackSpec) -> Result<Self, ModelError> {
+        let AttentionSpec { shape, bias } = stack.attention;
+        let [q, kv] = [[q_width(shape), stack.hidden], [kv_width(shape), stack.hidden]];
+        let qkv = match names.qkv {
+            QkvNames::Fused(name) => {
+                let all = [q[0] + 2 * kv[0], stack.hidden];
+                loader.linear(&[LinearShape { name, shape: &all, bias: bias.q }])?
+            }
+            QkvNames::Split([q_name, k_name, v_name]) => loader.linear(&[
+                LinearShape { name: q_name, shape: &q, bias: bias.q },
+                LinearShape { name: k_name, shape: &kv, bias: bias.k },
+                LinearShape { name: v_name, shape: &kv, bias: bias.v },
+            ])?,
+        };
+        Ok(Self { qkv, out: load_out(loader, names.out, stack)?, shape })
+    }
+
+    /// Heads and scale.
+    pub fn shape(&self) -> AttentionShape {
+        self.shape
+    }
+
+    /// Query, key and value of `x: [n_tokens, hidden]`, turned by `rotary`:
+    /// `[n_tokens, n_heads·head_dim]` and twice `[n_tokens, n_kv_heads·head_dim]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a wrong width.
+    pub fn project(
+        &self,
+        backend: &B,
+        x: &B::Tensor,
+        rotary: Option<&RotaryTables>,
+    ) -> Result<[B::Tensor; 3], ModelError> {
+        let (q_width, kv_width) = (q_width(self.shape), kv_width(self.shape));
+        let qkv = backend.linear(x, &self.qkv, Activation::None, None)?;
+        let mut q = backend.columns(&qkv, 0, q_width)?;
+        let mut k = backend.columns(&qkv, q_width, kv_width)?;
+        let v = backend.columns(&qkv, q_width + kv_width, kv_width)?;
+        if let Some(RotaryTables { cos, sin }) = rotary {
+            backend.rope(&mut q, self.shape.head_dim, cos, sin)?;
+            backend.rope(&mut k, self.shape.head_dim, cos, sin)?;
+        }
+        Ok([q, k, v])
+    }
+
+    /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a wrong width.
+    pub fn output(
+        &self,
+        backend: &B,
+        context: &B::Tensor,
+        residual: &B::Tensor,
+    ) -> Result<B::Tensor, ModelError> {
+        Ok(backend.linear(context, &self.out, Activation::None, Some(residual))?)
+    }
+}
+
+impl<B: Backend> CrossAttention<B> {
+    /// Loads the cross-attention of a layer over encoder rows of `encoder_hidden`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn load(
+        loader: &Loader<'_, B>,
+        names: &CrossNames,
+        stack: &StackSpec,
+        encoder_hidden: usize,
+    ) -> Result<Self, ModelError> {
+        let AttentionSpec { shape, bias } = stack.attention;
+        let [q, kv] = [[q_width(shape), stack.hidden], [kv_width(shape), encoder_hidden]];
+        let [q_name, k_name, v_name] = names.qkv;
+        Ok(Self {
+            q: loader.linear(&[LinearShape { name: q_name, shape: &q, bias: bias.q }])?,
+            kv: loader.linear(&[
+                LinearShape { name: k_name, shape: &kv, bias: bias.k },
+                LinearShape { name: v_name, shape: &kv, bias: bias.v },
+            ])?,
+            out: load_out(loader, names.out, stack)?,
+            shape,
+        })
+    }
+
+    /// Heads and scale.
+    pub fn shape(&self) -> AttentionShape {
+        self.shape
+    }
+
+    /// Queries of `x: [n_tokens, hidden]`: `[n_tokens, n_heads·head_dim]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a wrong width.
+    pub fn query(&self, backend: &B, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
+        Ok(backend.linear(x, &self.q, Activation::None, None)?)
+    }
+
+    /// Keys and values of encoder rows `[n_rows, encoder_hidden]`: twice `[n_rows, n_kv_heads·head_dim]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a wrong width.
+    pub fn keys_values(&self, backend: &B, rows: &B::Tensor) -> Result<[B::Tensor; 2], ModelError> {
+        let width = kv_width(self.shape);
+        let kv = backend.linear(rows, &self.kv, Activation::None, None)?;
+        Ok([backend.columns(&kv, 0, width)?, backend.columns(&kv, width, width)?])
+    }
+
+    /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a wrong width.
+    pub fn output(
+        &self,
+        backend: &B,
+        context: &B::Tensor,
+        residual: &B::Tensor,
+    ) -> Result<B::Tensor, ModelError> {
+        Ok(backend.linear(context, &self.out, Activation::None, Some(residual))?)
+    }
+}
+
+fn load_out<B: Backend>(
+    loader: &Loader<'_, B>,
+    name: &str,
+    stack: &StackSpec,
+) -> Result<B::Linear, ModelError> {
+    let shape = [stack.hidden, q_width(stack.attention.shape)];
+    loader.linear(&[LinearShape { name, shape: &shape, bias: stack.attention.bias.out }])
+}
+
+fn q_width(shape: AttentionShape) -> usize {
+    shape.n_heads * shape.head_dim
+}
+
+fn kv_width(shape: AttentionShape) -> usize {
+    shape.n_kv_heads * shape.head_dim
+}

@@ -1,0 +1,53 @@
+//! Feed-forward blocks, plain and gated.
+
+use super::{LinearShape, Loader};
+use crate::error::ModelError;
+use crate::spec::{FeedForwardKind, FeedForwardSpec, StackNames, StackSpec};
+use triptych_kernels::Backend;
+use triptych_kernels::ops::Activation;
+
+/// A feed-forward block with its weights.
+pub struct FeedForward<B: Backend> {
+    // Plain: the inner matrix. Gated: gate and up side by side.
+    inner: B::Linear,
+    outer: B::Linear,
+    spec: FeedForwardSpec,
+}
+
+impl<B: Backend> FeedForward<B> {
+    /// Loads the block of a layer.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn load(loader: &Loader<'_, B>, names: &StackNames, stack: &StackSpec) -> Result<Self, ModelError> {
+        let FeedForwardSpec { width, bias, .. } = stack.feed_forward;
+        let (into, out_of) = ([width, stack.hidden], [stack.hidden, width]);
+        let inner: Vec<LinearShape<'_>> = names
+            .feed_forward_inner
+            .iter()
+            .map(|&name| LinearShape { name, shape: &into, bias })
+            .collect();
+        let outer = LinearShape { name: names.feed_forward_outer, shape: &out_of, bias };
+        Ok(Self { inner: loader.linear(&inner)?, outer: loader.linear(&[outer])?, spec: stack.feed_forward })
+    }
+
+    /// The block of `x`, plus `residual`. All are `[n_tokens, hidden]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a wrong width.
+    pub fn forward(
+        &self,
+        backend: &B,
+        x: &B::Tensor,
+        residual: &B::Tensor,
+    ) -> Result<B::Tensor, ModelError> {
+        let activation = self.spec.activation;
+        let inner = match self.spec.kind {
+            FeedForwardKind::Plain => backend.linear(x, &self.inner, activation, None)?,
+            FeedForwardKind::Gated => {
+                backend.gate(&backend.linear(x, &self.inner, Activation::None, None)?, activation)?
+            }
+        };
+        Ok(backend.linear(&inner, &self.outer, Activation::None, Some(residual))?)
+    }
+}

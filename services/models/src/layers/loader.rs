@@ -1,0 +1,102 @@
+//! Names and shapes of a spec to layers on a back end.
+
+use crate::error::ModelError;
+use crate::spec::NormSpec;
+use crate::weights::{Tensor, TensorRole, Weights};
+use triptych_kernels::Backend;
+use triptych_kernels::ops::{LinearPart, NormKind};
+
+/// Loads tensors whose names start alike.
+#[derive(Debug)]
+pub struct Loader<'a, B> {
+    backend: &'a B,
+    weights: &'a Weights,
+    // Full name starts of one checkpoint generation or another, in the order they are tried.
+    prefixes: Vec<String>,
+}
+
+/// One linear layer as stored.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearShape<'a> {
+    /// Name without `.weight` and `.bias`.
+    pub name: &'a str,
+    /// Dimensions of the weight, outputs first.
+    pub shape: &'a [usize],
+    /// Whether it has a bias.
+    pub bias: bool,
+}
+
+impl<'a, B: Backend> Loader<'a, B> {
+    /// A loader of names under any of `prefixes`.
+    pub fn new(backend: &'a B, weights: &'a Weights, prefixes: &[&str]) -> Self {
+        Self { backend, weights, prefixes: prefixes.iter().map(|p| (*p).to_owned()).collect() }
+    }
+
+    /// A loader of names one step down: the part of `layers` with number `idx`.
+    pub fn layer(&self, layers: &str, idx: usize) -> Self {
+        let prefixes = self.prefixes.iter().map(|p| format!("{p}{layers}.{idx}.")).collect();
+        Self { backend: self.backend, weights: self.weights, prefixes }
+    }
+
+    /// Where layers go.
+    pub fn backend(&self) -> &'a B {
+        self.backend
+    }
+
+    /// Loads layers that read the same input as one, outputs side by side.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn linear(&self, parts: &[LinearShape<'_>]) -> Result<B::Linear, ModelError> {
+        let stored: Vec<(Tensor<'a>, Option<Tensor<'a>>)> =
+            parts.iter().map(|p| self.weight_and_bias(p)).collect::<Result<_, _>>()?;
+        let views: Vec<LinearPart<'_>> = stored
+            .iter()
+            .map(|(weight, bias)| LinearPart { weight: weight.view(), bias: bias.as_ref().map(Tensor::view) })
+            .collect();
+        Ok(self.backend.load_linear(&views)?)
+    }
+
+    /// Loads a norm over rows of `width`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn norm(&self, name: &str, spec: NormSpec, width: usize) -> Result<B::Norm, ModelError> {
+        let scale = self.tensor(name, "weight", &[width], TensorRole::Scale)?;
+        let bias = match spec.kind {
+            NormKind::Layer => Some(self.tensor(name, "bias", &[width], TensorRole::Bias)?),
+            NormKind::Rms => None,
+        };
+        Ok(self.backend.load_norm(spec.kind, scale.view(), bias.as_ref().map(Tensor::view), spec.eps)?)
+    }
+
+    /// Loads a table `[n_rows, width]`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn table(&self, name: &str, n_rows: usize, width: usize) -> Result<B::Table, ModelError> {
+        let table = self.tensor(name, "weight", &[n_rows, width], TensorRole::Matrix)?;
+        Ok(self.backend.load_table(table.view())?)
+    }
+
+    fn weight_and_bias(
+        &self,
+        part: &LinearShape<'_>,
+    ) -> Result<(Tensor<'a>, Option<Tensor<'a>>), ModelError> {
+        let weight = self.tensor(part.name, "weight", part.shape, TensorRole::Matrix)?;
+        let out = part.shape.first().copied().unwrap_or_default();
+        let bias = if part.bias { Some(self.tensor(part.name, "bias", &[out], TensorRole::Bias)?) } else { None };
+        Ok((weight, bias))
+    }
+
+    fn tensor(
+        &self,
+        name: &str,
+        ending: &str,
+        shape: &[usize],
+        role: TensorRole,
+    ) -> Result<Tensor<'a>, ModelError> {
+        let names: Vec<String> = self.prefixes.iter().map(|p| format!("{p}{name}.{ending}")).collect();
+        self.weights.tensor(&names, shape, role)
+    }
+}

@@ -1,0 +1,85 @@
+//! Rotary embedding: which angle turns which pair of a head.
+//!
+//! Paper: <https://arxiv.org/abs/2104.09864>; M-RoPE: <https://arxiv.org/abs/2409.12191>, section 2.1. Angles
+//! are computed in f32 as the published models do; the back end does the turning.
+
+use crate::spec::{RotaryAxes, RotarySpec};
+
+/// The frequencies of a model. For the pair `i` of a head the angle is `position[axis[i]] · frequency[i]`.
+#[derive(Clone, Debug)]
+pub struct Rotary {
+    // (axis of the position, frequency), `[head_dim / 2]`.
+    pairs: Vec<(usize, f32)>,
+}
+
+/// Cosines and sines of a step, each `[n_tokens, head_dim / 2]`.
+#[derive(Clone, Debug, Default)]
+pub struct RotaryTables {
+    /// Cosines.
+    pub cos: Vec<f32>,
+    /// Sines.
+    pub sin: Vec<f32>,
+}
+
+impl Rotary {
+    /// The frequencies for heads of `head_dim`.
+    pub fn new(spec: &RotarySpec, head_dim: usize) -> Self {
+        let half = head_dim / 2;
+        let frequency = |i: usize, width: usize| 1.0 / spec.theta.powf((2 * i) as f32 / width as f32);
+        let pair = |i: usize| match spec.axes {
+            RotaryAxes::Single => (0, frequency(i, head_dim)),
+            RotaryAxes::Sections([t, h, _]) => {
+                (usize::from(i >= t) + usize::from(i >= t + h), frequency(i, head_dim))
+            }
+            RotaryAxes::Plane => (1 + usize::from(i >= half / 2), frequency(i % (half / 2).max(1), half)),
+        };
+        Self { pairs: (0..half).map(pair).collect() }
+    }
+
+    /// Tables for tokens at `positions`, each (temporal, height, width).
+    pub fn tables(&self, positions: &[[u32; 3]]) -> RotaryTables {
+        let n = positions.len() * self.pairs.len();
+        let mut tables = RotaryTables { cos: Vec::with_capacity(n), sin: Vec::with_capacity(n) };
+        for position in positions {
+            for &(axis, frequency) in &self.pairs {
+                let (sin, cos) = (position[axis] as f32 * frequency).sin_cos();
+                tables.cos.push(cos);
+                tables.sin.push(sin);
+            }
+        }
+        tables
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn angles(axes: RotaryAxes, head_dim: usize, position: [u32; 3]) -> Vec<f32> {
+        let tables = Rotary::new(&RotarySpec { theta: 10_000.0, axes }, head_dim).tables(&[position]);
+        tables.cos.iter().zip(&tables.sin).map(|(c, s)| s.atan2(*c)).collect()
+    }
+
+    fn check(axes: RotaryAxes, head_dim: usize, position: [u32; 3], expect: &[f32]) {
+        let actual = angles(axes, head_dim, position);
+        assert_eq!(actual.len(), expect.len());
+        for (a, e) in actual.iter().zip(expect) {
+            assert!((a - e).abs() < 1e-6, "{actual:?} {expect:?}");
+        }
+    }
+
+    #[test]
+    fn text_follows_the_temporal_part() {
+        check(RotaryAxes::Single, 4, [2, 9, 9], &[2.0, 0.02]);
+    }
+
+    #[test]
+    fn sections_share_out_the_frequencies_in_order() {
+        check(RotaryAxes::Sections([1, 1, 2]), 8, [1, 2, 3], &[1.0, 0.2, 0.03, 0.003]);
+    }
+
+    #[test]
+    fn both_axes_of_a_plane_have_all_frequencies() {
+        check(RotaryAxes::Plane, 8, [7, 1, 2], &[1.0, 0.01, 2.0, 0.02]);
+    }
+}

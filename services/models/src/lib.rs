@@ -1,0 +1,30 @@
+//! Models as specs over shared layers.
+//!
+//! A model here is data: which encoder, which decoder, which names its weights go by, how its items are
+//! prepared and its prompts laid out. It knows no network, no scheduler and no block tables: the engine hands
+//! it a view of them. Read in this order:
+//!
+//! - [`model`]: a Hugging Face directory opened; from it, the four things the stages need:
+//! - [`preprocess`]: item bytes to encoder input (encoder worker, CPU pool);
+//! - [`encoder`]: encoder input to rows (encoder worker);
+//! - [`prompt`]: a prompt and item metadata to decoder sequences (PD worker);
+//! - [`decoder`]: token rows to logits over paged KV (PD worker).
+#![forbid(unsafe_code)]
+
+pub mod model;
+pub mod error;
+mod files;
+pub mod spec;
+pub mod weights;
+pub mod layers;
+pub mod family;
+pub mod preprocess;
+pub mod encoder;
+pub mod decoder;
+pub mod prompt;
+pub mod rules;
+pub mod speech;
+pub mod tokenization;
+
+pub use error::{ItemError, ModelError, PromptError};
+pub use model::{LoadFormat, Model, ModelSource};

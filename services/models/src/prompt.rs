@@ -1,0 +1,89 @@
+//! A prompt and the metadata of its items, laid out as decoder sequences.
+
+use crate::error::PromptError;
+use crate::rules::LogitRules;
+use triptych_core::prompt::Prompt;
+use triptych_core::{EncodedItem, ItemIdx};
+
+/// Consecutive placeholder tokens that an item's rows replace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ItemSpan {
+    /// Which item.
+    pub item: ItemIdx,
+    /// First token of the span.
+    pub first_token: u32,
+    /// Tokens, as many as rows.
+    pub n_tokens: u32,
+}
+
+/// The rows of an item that a sequence cross-attends to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CrossInput {
+    /// Which item.
+    pub item: ItemIdx,
+    /// First row.
+    pub first_row: u32,
+    /// Rows.
+    pub n_rows: u32,
+}
+
+/// What the tokens of a sequence mean.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum OutputKind {
+    /// Text.
+    Text,
+    /// One window of speech.
+    Speech {
+        /// Start of the window in the sound, in seconds.
+        offset_s: f64,
+        /// End of what the window holds, in seconds.
+        end_s: f64,
+        /// Whether the tokens carry times.
+        timestamps: bool,
+    },
+}
+
+/// A decoder sequence, ready to be admitted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PreparedSequence {
+    /// Prompt tokens, placeholders expanded.
+    pub tokens: Vec<u32>,
+    /// Position of each prompt token, `[tokens.len()]`.
+    pub positions: Vec<[u32; 3]>,
+    /// Position of the first generated token; later ones follow by 1 in all three parts.
+    pub next_position: u32,
+    /// Item rows among the tokens; ascending and disjoint.
+    pub spans: Vec<ItemSpan>,
+    /// What it cross-attends to.
+    pub cross: Option<CrossInput>,
+    /// Rules of the family on its logits.
+    pub rules: LogitRules,
+    /// Tokens that end it.
+    pub end_tokens: Vec<u32>,
+    /// What its tokens mean.
+    pub output: OutputKind,
+}
+
+/// Defaults of a model, from `generation_config.json`, for what a request leaves open.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SamplingDefaults {
+    /// 0 when the model's default is greedy.
+    pub temperature: f32,
+    /// Nucleus.
+    pub top_p: f32,
+    /// Top k; `None`: all.
+    pub top_k: Option<u32>,
+}
+
+/// Lays out prompts for one model.
+pub trait PromptBuilder: Send + Sync {
+    /// One sequence, or one for each window of a long sound, in order.
+    ///
+    /// # Errors
+    /// [`PromptError`], with a text for the client: empty, too long, a kind the model does not take, an item
+    /// that no part names.
+    fn prepare(&self, prompt: &Prompt, items: &[EncodedItem]) -> Result<Vec<PreparedSequence>, PromptError>;
+
+    /// What a request gets when it leaves sampling open.
+    fn sampling_defaults(&self) -> SamplingDefaults;
+}

@@ -1,0 +1,302 @@
+//! What a model is, as data: shapes, and an enum value for each difference between models.
+//!
+//! A family turns `config.json` into these; [`crate::encoder`] and [`crate::decoder`] run them. Nothing here
+//! reads a file or names a model. The idea, one encoder and one decoder with models as specs, is that of
+//! CTranslate2 (<https://github.com/OpenNMT/CTranslate2/blob/v4.6.0/CONTRIBUTING.md>).
+
+use triptych_core::Modality;
+use triptych_kernels::ops::{Activation, AttentionShape, NormKind};
+
+/// A whole model: one encoder, one decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelSpec {
+    /// The encode stage.
+    pub encoder: EncoderSpec,
+    /// The prefill and decode stages.
+    pub decoder: DecoderSpec,
+}
+
+/// An encoder: stem, positions, transformer layers, and what follows them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncoderSpec {
+    /// The kind of items it reads.
+    pub modality: Modality,
+    /// Features to rows.
+    pub stem: StemSpec,
+    /// How rows learn their place.
+    pub positions: Positions,
+    /// The layers.
+    pub stack: StackSpec,
+    /// Layers that attend inside windows only; `None`: every layer sees the whole sequence.
+    pub windows: Option<WindowSpec>,
+    /// A projection that makes several rows one; `None`: the stack's rows are the output.
+    pub merger: Option<MergerSpec>,
+    /// What its tensors are called.
+    pub names: &'static EncoderNames,
+}
+
+impl EncoderSpec {
+    /// Width of an output row.
+    pub fn output_width(&self) -> usize {
+        self.merger.as_ref().map_or(self.stack.hidden, |m| m.out)
+    }
+}
+
+/// A decoder: token table, positions, transformer layers, head.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderSpec {
+    /// Tokens in the table and width of the logits.
+    pub vocab: usize,
+    /// Tokens the context holds.
+    pub max_context: usize,
+    /// How rows learn their place.
+    pub positions: Positions,
+    /// The layers.
+    pub stack: StackSpec,
+    /// How encoder rows come in.
+    pub items: ItemsSpec,
+    /// Whether the head is the token table.
+    pub tied_head: bool,
+    /// What its tensors are called.
+    pub names: &'static DecoderNames,
+}
+
+/// How encoder rows reach the decoder.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ItemsSpec {
+    /// In the place of token embeddings; rows are as wide as the decoder's.
+    Embedded,
+    /// Through cross-attention in every layer.
+    CrossAttention {
+        /// Width of an encoder row.
+        encoder_hidden: usize,
+    },
+}
+
+/// A stack of equal transformer layers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StackSpec {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Layers.
+    pub n_layers: usize,
+    /// Self-attention, and cross-attention where there is one.
+    pub attention: AttentionSpec,
+    /// Feed-forward.
+    pub feed_forward: FeedForwardSpec,
+    /// Every norm of the stack.
+    pub norm: NormSpec,
+    /// Where the norm of a sub-layer sits.
+    pub placement: NormPlacement,
+    /// Whether a norm follows the last layer.
+    pub final_norm: bool,
+}
+
+/// Heads and biases of an attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Heads and scale.
+    pub shape: AttentionShape,
+    /// Which projections have one.
+    pub bias: AttentionBias,
+}
+
+/// Which projections of an attention have a bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionBias {
+    /// Queries.
+    pub q: bool,
+    /// Keys.
+    pub k: bool,
+    /// Values.
+    pub v: bool,
+    /// Output.
+    pub out: bool,
+}
+
+/// A feed-forward block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FeedForwardSpec {
+    /// Inner width.
+    pub width: usize,
+    /// One matrix in, or two with one gating the other.
+    pub kind: FeedForwardKind,
+    /// On the inner values, or on the gate.
+    pub activation: Activation,
+    /// Whether its layers have a bias.
+    pub bias: bool,
+}
+
+/// The form of a feed-forward block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FeedForwardKind {
+    /// `W₂ act(W₁ x)`.
+    Plain,
+    /// `W₂ (act(G x) · U x)`.
+    Gated,
+}
+
+/// A norm; one of kind [`NormKind::Layer`] has a bias.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormSpec {
+    /// Which.
+    pub kind: NormKind,
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+/// Where the norm of a sub-layer sits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormPlacement {
+    /// `x + f(norm(x))`.
+    Pre,
+    /// `norm(x + f(x))`.
+    Post,
+}
+
+/// How rows learn their place.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Positions {
+    /// A stored table `[n_rows, hidden]`, added to the stem's output.
+    Table {
+        /// Positions it has.
+        n_rows: usize,
+    },
+    /// Rotation of queries and keys.
+    Rotary(RotarySpec),
+}
+
+/// Rotary embedding in halves.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RotarySpec {
+    /// Base of the frequencies.
+    pub theta: f32,
+    /// Which part of a position turns which frequency.
+    pub axes: RotaryAxes,
+}
+
+/// How the `head_dim / 2` frequencies are shared out over a position's (temporal, height, width).
+#[derive(Clone, Debug, PartialEq)]
+pub enum RotaryAxes {
+    /// All follow the temporal part: plain text.
+    Single,
+    /// Consecutive runs of frequencies for temporal, height, width; they add up to `head_dim / 2` (M-RoPE).
+    Sections([usize; 3]),
+    /// Two equal halves, height then width, each with the frequencies of `head_dim / 2`.
+    Plane,
+}
+
+/// Attention inside windows of an image.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WindowSpec {
+    /// Side of a window in merge groups.
+    pub side: usize,
+    /// Layers that see the whole image, ascending.
+    pub whole_layers: Vec<usize>,
+}
+
+/// A projection that makes a square of `side · side` rows one: norm, join, two linear layers with GELU between.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MergerSpec {
+    /// Rows on a side of the square.
+    pub side: usize,
+    /// Width of its output.
+    pub out: usize,
+}
+
+/// Features to rows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StemSpec {
+    /// Two convolutions of three taps with GELU over log-mel, the second of stride 2.
+    Mel {
+        /// Mel bins.
+        n_mels: usize,
+        /// Frames of a window; rows are half as many.
+        n_frames: usize,
+    },
+    /// One linear layer over the values of a patch, without bias.
+    Patches {
+        /// Dimensions of a patch as its weight is stored: channels, frames, height, width.
+        patch: [usize; 4],
+    },
+}
+
+/// What an encoder's tensors are called. Names are relative to a prefix, without `.weight` and `.bias`.
+#[derive(Debug, PartialEq)]
+pub struct EncoderNames {
+    /// Prefixes of one checkpoint generation or another, in the order they are tried.
+    pub prefixes: &'static [&'static str],
+    /// Layers of the stem, in order.
+    pub stem: &'static [&'static str],
+    /// Position table; empty without one.
+    pub positions: &'static str,
+    /// The layers.
+    pub stack: StackNames,
+    /// Norm and two linear layers of the merger, if there is one.
+    pub merger: Option<[&'static str; 3]>,
+}
+
+/// What a decoder's tensors are called.
+#[derive(Debug, PartialEq)]
+pub struct DecoderNames {
+    /// Prefixes of one checkpoint generation or another, in the order they are tried.
+    pub prefixes: &'static [&'static str],
+    /// Token table.
+    pub tokens: &'static str,
+    /// Position table; empty without one.
+    pub positions: &'static str,
+    /// The layers.
+    pub stack: StackNames,
+    /// Full names of the head, when it is not the token table.
+    pub head: &'static [&'static str],
+}
+
+/// What the tensors of a stack are called.
+#[derive(Debug, PartialEq)]
+pub struct StackNames {
+    /// The list of layers.
+    pub layers: &'static str,
+    /// Self-attention.
+    pub attention: AttentionNames,
+    /// Cross-attention.
+    pub cross: Option<CrossNames>,
+    /// Norm of the feed-forward.
+    pub feed_forward_norm: &'static str,
+    /// Inner layers: one, or gate and up.
+    pub feed_forward_inner: &'static [&'static str],
+    /// Outer layer.
+    pub feed_forward_outer: &'static str,
+    /// Norm after the last layer; relative to the prefix.
+    pub final_norm: &'static str,
+}
+
+/// What the tensors of a cross-attention are called.
+#[derive(Debug, PartialEq)]
+pub struct CrossNames {
+    /// Its norm.
+    pub norm: &'static str,
+    /// Query, key and value projections.
+    pub qkv: [&'static str; 3],
+    /// Output projection.
+    pub out: &'static str,
+}
+
+/// What the tensors of a self-attention are called.
+#[derive(Debug, PartialEq)]
+pub struct AttentionNames {
+    /// Its norm.
+    pub norm: &'static str,
+    /// Projections.
+    pub qkv: QkvNames,
+    /// Output projection.
+    pub out: &'static str,
+}
+
+/// How query, key and value projections are stored.
+#[derive(Debug, PartialEq)]
+pub enum QkvNames {
+    /// One matrix, the three on top of each other.
+    Fused(&'static str),
+    /// Three.
+    Split([&'static str; 3]),
+}

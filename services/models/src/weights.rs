@@ -1,0 +1,227 @@
+//! Stored tensors by name: memory-mapped safetensors, or random values of the same shapes.
+//!
+//! It knows file formats and names, no model and no back end. A header is believed only after every range in
+//! it was checked against the file (<https://github.com/huggingface/safetensors#format>).
+
+use crate::error::ModelError;
+use crate::model::LoadFormat;
+use memmap2::Mmap;
+use safetensors::{Dtype, SafeTensors};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use triptych_core::DType;
+use triptych_kernels::ops::WeightView;
+
+mod dummy;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The tensors of a model directory.
+#[derive(Debug)]
+pub enum Weights {
+    /// As stored.
+    Stored(StoredWeights),
+    /// Random, from a seed: any name exists, in the shape that is asked for.
+    Dummy {
+        /// Seed of the generator.
+        seed: u64,
+    },
+}
+
+/// What a tensor is for: decides the values of a random one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorRole {
+    /// A matrix, convolution or table.
+    Matrix,
+    /// A bias.
+    Bias,
+    /// The scale of a norm.
+    Scale,
+}
+
+/// A tensor that was asked for. Row-major, little-endian.
+#[derive(Clone, Debug)]
+pub struct Tensor<'a> {
+    dtype: DType,
+    shape: Vec<usize>,
+    data: Cow<'a, [u8]>,
+}
+
+impl Tensor<'_> {
+    /// As a back end takes it.
+    pub fn view(&self) -> WeightView<'_> {
+        WeightView { dtype: self.dtype, shape: &self.shape, data: &self.data }
+    }
+}
+
+impl Weights {
+    /// Opens the weights of a directory; reads headers only.
+    ///
+    /// # Errors
+    /// [`ModelError::File`] or [`ModelError::Format`] for files that are missing or not whole.
+    pub fn open(dir: &Path, format: LoadFormat) -> Result<Self, ModelError> {
+        match format {
+            LoadFormat::Safetensors => StoredWeights::open(dir).map(Self::Stored),
+            LoadFormat::Dummy { seed } => Ok(Self::Dummy { seed }),
+        }
+    }
+
+    /// The tensor stored under the first of `names` that exists.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingTensor`] with all names tried; [`ModelError::TensorShape`] if it is not `shape`.
+    pub fn tensor(&self, names: &[String], shape: &[usize], role: TensorRole) -> Result<Tensor<'_>, ModelError> {
+        match self {
+            Self::Stored(stored) => stored.tensor(names, shape),
+            Self::Dummy { seed } => Ok(Tensor {
+                dtype: DType::Bf16,
+                shape: shape.to_vec(),
+                data: Cow::Owned(dummy::values(*seed, names, shape, role)),
+            }),
+        }
+    }
+}
+
+/// Files mapped into memory, and where each tensor lies.
+#[derive(Debug)]
+pub struct StoredWeights {
+    dir: PathBuf,
+    files: Vec<Mmap>,
+    // Every range lies inside its file.
+    entries: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    file: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    range: Range<usize>,
+}
+
+/// A stored tensor with its name, for hashing.
+#[derive(Clone, Copy, Debug)]
+pub struct NamedTensor<'a> {
+    /// Stored name without the prefix it was found by.
+    pub name: &'a str,
+    /// Element type as the file has it.
+    pub dtype: Dtype,
+    /// Dimensions.
+    pub shape: &'a [usize],
+    /// The bytes.
+    pub data: &'a [u8],
+}
+
+impl StoredWeights {
+    fn open(dir: &Path) -> Result<Self, ModelError> {
+        let mut stored = Self { dir: dir.to_owned(), files: Vec::new(), entries: BTreeMap::new() };
+        let index = dir.join(INDEX);
+        if index.exists() {
+            for shard in shards(&index)? {
+                stored.add(&dir.join(shard))?;
+            }
+        } else {
+            stored.add(&dir.join(SINGLE))?;
+        }
+        Ok(stored)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<(), ModelError> {
+        let map = map_file(path)?;
+        let broken = |e: safetensors::SafeTensorError| ModelError::Format {
+            path: path.to_owned(),
+            message: e.to_string(),
+        };
+        // Checks that ranges follow each other, fit their shapes, and end where the file ends.
+        let (header_len, metadata) = SafeTensors::read_metadata(&map).map_err(broken)?;
+        let data = size_of::<u64>() + header_len..map.len();
+        for (name, info) in metadata.tensors() {
+            let (from, to) = info.data_offsets;
+            let range = data.start.saturating_add(from)..data.start.saturating_add(to);
+            if range.start > range.end || range.end > data.end {
+                return Err(broken(safetensors::SafeTensorError::InvalidOffset(name)));
+            }
+            let entry = Entry { file: self.files.len(), dtype: info.dtype, shape: info.shape.clone(), range };
+            self.entries.insert(name, entry);
+        }
+        self.files.push(map);
+        Ok(())
+    }
+
+    fn data(&self, entry: &Entry) -> &[u8] {
+        self.files.get(entry.file).and_then(|f| f.get(entry.range.clone())).unwrap_or_default()
+    }
+
+    fn tensor(&self, names: &[String], shape: &[usize]) -> Result<Tensor<'_>, ModelError> {
+        let Some((name, entry)) = names.iter().find_map(|n| self.entries.get_key_value(n)) else {
+            let name = names.first().cloned().unwrap_or_default();
+            return Err(ModelError::MissingTensor { name, tried: names.to_vec() });
+        };
+        if entry.shape != shape {
+            let (expected, actual) = (shape.to_vec(), entry.shape.clone());
+            return Err(ModelError::TensorShape { name: name.clone(), expected, actual });
+        }
+        let dtype = match entry.dtype {
+            Dtype::F32 => DType::F32,
+            Dtype::F16 => DType::F16,
+            Dtype::BF16 => DType::Bf16,
+            other => {
+                let message = format!("tensor {name} is {other:?}, expected F32, F16 or BF16");
+                return Err(ModelError::Format { path: self.dir.clone(), message });
+            }
+        };
+        Ok(Tensor { dtype, shape: entry.shape.clone(), data: Cow::Borrowed(self.data(entry)) })
+    }
+
+    /// All tensors under the first of `prefixes` that has any, in the order of their names.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingTensor`] if none has.
+    pub fn under(&self, prefixes: &[&str]) -> Result<Vec<NamedTensor<'_>>, ModelError> {
+        let with = |prefix: &str| -> Vec<NamedTensor<'_>> {
+            let named = self.entries.iter().filter_map(|(full, e)| Some((full.strip_prefix(prefix)?, e)));
+            named
+                .map(|(name, e)| NamedTensor { name, dtype: e.dtype, shape: &e.shape, data: self.data(e) })
+                .collect()
+        };
+        prefixes.iter().map(|p| with(p)).find(|found| !found.is_empty()).ok_or_else(|| ModelError::MissingTensor {
+            name: prefixes.first().copied().unwrap_or_default().to_owned(),
+            tried: prefixes.iter().map(|p| format!("{p}*")).collect(),
+        })
+    }
+}
+
+/// The file names of an index, each once. Names with a directory in them are refused: they would leave it.
+fn shards(index: &Path) -> Result<BTreeSet<String>, ModelError> {
+    let broken = |message: String| ModelError::Format { path: index.to_owned(), message };
+    let text =
+        std::fs::read(index).map_err(|source| ModelError::File { path: index.to_owned(), source })?;
+    let index: serde_json::Value = serde_json::from_slice(&text).map_err(|e| broken(e.to_string()))?;
+    let map = index.get("weight_map").and_then(|m| m.as_object());
+    let map = map.ok_or_else(|| broken("weight_map is missing or not an object".into()))?;
+    map.values()
+        .map(|file| match file.as_str() {
+            Some(name) if Path::new(name).file_name() == Some(name.as_ref()) => Ok(name.to_owned()),
+            _ => Err(broken(format!("weight_map names {file}, expected a file of this directory"))),
+        })
+        .collect()
+}
+
+/// Maps a file to read.
+///
+/// The one unsafe call of this crate. The weights of a 7-billion model are 15 GB: mapped, an encoder worker
+/// touches only the pages of the encoder, and processes on one host share them.
+#[allow(unsafe_code)]
+fn map_file(path: &Path) -> Result<Mmap, ModelError> {
+    let failed = |source| ModelError::File { path: path.to_owned(), source };
+    let file = File::open(path).map_err(failed)?;
+    // SAFETY: the map is read-only and private to this process's address space; the obligation left is that
+    // nobody changes the file while it is mapped. A model directory is written once, by the operator, before
+    // it is served; that contract is in the documentation of `ModelSource::dir`. Content is never trusted:
+    // plain bytes, for which every bit pattern is valid.
+    unsafe { Mmap::map(&file) }.map_err(failed)
+}

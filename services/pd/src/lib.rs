@@ -1,0 +1,1 @@
+//! The prefill/decode worker: load encoder outputs, run the engine, stream tokens.

@@ -1,0 +1,1 @@
+//! The front door: OpenAI HTTP and gRPC in, encoder jobs and hashes out.

@@ -1,0 +1,62 @@
+//! The side door of a worker: `/healthz`, `/readyz` and `/metrics` over plain HTTP.
+
+use crate::drain::Drain;
+use crate::metrics::{CONTENT_TYPE, MetricsRegistry};
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::routing::get;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::net::TcpListener;
+
+/// Whether the process takes work: loaded, and not stopping.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness {
+    loaded: Arc<AtomicBool>,
+    drain: Drain,
+}
+
+impl Readiness {
+    /// Not loaded yet.
+    pub fn new(drain: Drain) -> Self {
+        Self { loaded: Arc::default(), drain }
+    }
+
+    /// Everything is loaded.
+    pub fn set_loaded(&self) {
+        self.loaded.store(true, Ordering::Release);
+    }
+
+    /// Whether work is taken.
+    pub fn is_ready(&self) -> bool {
+        self.loaded.load(Ordering::Acquire) && !self.drain.is_stopping()
+    }
+}
+
+/// The three routes.
+pub fn router(readiness: Readiness, metrics: MetricsRegistry) -> Router {
+    let ready = move || {
+        let ready = readiness.is_ready();
+        async move {
+            if ready { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
+        }
+    };
+    let text = move || {
+        let text = metrics.encode();
+        async move { ([(header::CONTENT_TYPE, CONTENT_TYPE)], text) }
+    };
+    Router::new()
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(text))
+}
+
+/// Serves the routes until the process drains.
+pub fn spawn(listener: TcpListener, routes: Router, drain: &Drain) {
+    let closing = drain.closing();
+    drain.tasks().spawn(async move {
+        if let Err(e) = axum::serve(listener, routes).with_graceful_shutdown(closing).await {
+            tracing::error!(error = %e, "admin server ended");
+        }
+    });
+}

@@ -1,0 +1,92 @@
+//! gRPC servers and channels with the settings that the data plane needs.
+//!
+//! Defaults move a 20 MiB object at half the speed and leave a connection wedged after a partition, so windows,
+//! frames and keep-alive are set here, for both ends, and nowhere else.
+
+use std::time::Duration;
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic_health::server::HealthReporter;
+
+/// HTTP/2 window of one stream.
+const STREAM_WINDOW: u32 = 16 << 20;
+/// HTTP/2 window of a connection.
+const CONNECTION_WINDOW: u32 = 32 << 20;
+/// Largest HTTP/2 frame.
+const FRAME: u32 = 1 << 20;
+/// A ping after this much silence.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+/// A connection whose ping is not answered for this long is dropped.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A server builder with the data plane's settings.
+pub fn server() -> Server {
+    Server::builder()
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(FRAME)
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .max_concurrent_streams(4096)
+        .tcp_nodelay(true)
+}
+
+/// A channel that connects when it is first used, and again whenever it must.
+///
+/// # Errors
+/// If `address` is not `host:port` or an http(s) URL.
+pub fn channel(address: &str) -> Result<Channel, tonic::transport::Error> {
+    let url = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
+    Ok(Endpoint::from_shared(url)?
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .http2_keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+        .keep_alive_while_idle(true)
+        .connect_timeout(Duration::from_secs(3))
+        .tcp_nodelay(true)
+        .connect_lazy())
+}
+
+/// The two reflection services, v1 and v1alpha, over our schema and gRPC's health.
+///
+/// # Errors
+/// Only for a descriptor set that does not parse, which a test rules out.
+#[allow(clippy::type_complexity)]
+pub fn reflection() -> Result<
+    (
+        tonic_reflection::server::v1::ServerReflectionServer<
+            impl tonic_reflection::server::v1::ServerReflection,
+        >,
+        tonic_reflection::server::v1alpha::ServerReflectionServer<
+            impl tonic_reflection::server::v1alpha::ServerReflection,
+        >,
+    ),
+    tonic_reflection::server::Error,
+> {
+    let builder = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(triptych_proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    Ok((builder().build_v1()?, builder().build_v1alpha()?))
+}
+
+/// Keeps the overall health (`""`) and `service` at SERVING while `ready` says so.
+pub async fn set_health(reporter: &HealthReporter, service: &str, ready: bool) {
+    use tonic_health::ServingStatus::{NotServing, Serving};
+    let status = if ready { Serving } else { NotServing };
+    reporter.set_service_status("", status).await;
+    reporter.set_service_status(service, status).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn descriptors_parse_and_addresses_are_checked() {
+        assert!(reflection().is_ok());
+        assert!(channel("127.0.0.1:1").is_ok());
+        assert!(channel("not an address").is_err());
+    }
+}

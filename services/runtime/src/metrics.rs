@@ -1,0 +1,104 @@
+//! Metrics by the names of `core::metrics`, kept by prometheus-client, read as OpenMetrics text.
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use triptych_core::metrics::Metric;
+
+/// Label values of a family, as pairs.
+pub type Labels = Vec<(&'static str, String)>;
+/// A counter for each set of labels.
+pub type Counters = Family<Labels, Counter>;
+/// A gauge for each set of labels.
+pub type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
+/// A histogram for each set of labels.
+pub type Histograms = Family<Labels, Histogram, fn() -> Histogram>;
+
+/// All metrics of a process. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct MetricsRegistry(Arc<Mutex<Registry>>);
+
+impl Default for MetricsRegistry {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Registry::with_prefix("triptych"))))
+    }
+}
+
+impl MetricsRegistry {
+    /// Registers a counter family.
+    pub fn counters(&self, metric: Metric) -> Counters {
+        let family = Counters::default();
+        self.register(metric, family.clone());
+        family
+    }
+
+    /// Registers a gauge family.
+    pub fn gauges(&self, metric: Metric) -> Gauges {
+        let family = Gauges::default();
+        self.register(metric, family.clone());
+        family
+    }
+
+    /// Registers a histogram of times, 100 µs to about 100 s.
+    pub fn times(&self, metric: Metric) -> Histograms {
+        self.histograms(metric, || Histogram::new(exponential_buckets(1e-4, 2.0, 20)))
+    }
+
+    /// Registers a histogram of counts, 1 to about a million.
+    pub fn sizes(&self, metric: Metric) -> Histograms {
+        self.histograms(metric, || Histogram::new(exponential_buckets(1.0, 2.0, 20)))
+    }
+
+    fn histograms(&self, metric: Metric, new: fn() -> Histogram) -> Histograms {
+        let family = Histograms::new_with_constructor(new);
+        self.register(metric, family.clone());
+        family
+    }
+
+    fn register(&self, metric: Metric, family: impl prometheus_client::registry::Metric) {
+        let mut registry = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match metric.unit {
+            "" => registry.register(metric.name, metric.help, family),
+            unit => registry.register_with_unit(metric.name, metric.help, Unit::Other(unit.into()), family),
+        }
+    }
+
+    /// Every metric as OpenMetrics text.
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        let registry = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Writing to a String cannot fail.
+        let _ = encode(&mut text, &registry);
+        text
+    }
+}
+
+/// Content type of [`MetricsRegistry::encode`].
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use triptych_core::metrics;
+
+    #[test]
+    fn text_has_name_unit_help_and_labels() {
+        let registry = MetricsRegistry::default();
+        registry.counters(metrics::REQUESTS).get_or_create(&vec![("outcome", "ok".into())]).inc();
+        registry.times(metrics::TTFT).get_or_create(&Labels::new()).observe(0.5);
+        let text = registry.encode();
+        for line in [
+            "# HELP triptych_time_to_first_token_seconds Time from arrival to the first token.",
+            "# UNIT triptych_time_to_first_token_seconds seconds",
+            "triptych_requests_total{outcome=\"ok\"} 1",
+            "triptych_time_to_first_token_seconds_count 1",
+        ] {
+            assert!(text.contains(line), "{line} in\n{text}");
+        }
+    }
+}

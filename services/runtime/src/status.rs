@@ -1,0 +1,119 @@
+//! The table: failure class to gRPC code, HTTP status and back. No other place decides a status.
+
+use http::StatusCode;
+use std::time::Duration;
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Status};
+use triptych_core::{Failure, FailureClass};
+
+/// Metadata key with the request field at fault.
+pub const PARAM_KEY: &str = "triptych-param";
+/// Metadata key with the failure class, which gRPC codes alone do not tell apart.
+pub const CLASS_KEY: &str = "triptych-class";
+/// Metadata key with the pause before another try makes sense, in milliseconds.
+pub const RETRY_KEY: &str = "retry-after-ms";
+/// The pause offered with retryable failures.
+pub const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// gRPC code of a class.
+pub const fn grpc_code(class: FailureClass) -> Code {
+    match class {
+        FailureClass::InvalidArgument | FailureClass::TooLarge => Code::InvalidArgument,
+        FailureClass::NotFound => Code::NotFound,
+        FailureClass::PermissionDenied => Code::PermissionDenied,
+        FailureClass::Overloaded => Code::ResourceExhausted,
+        FailureClass::DeadlineExceeded => Code::DeadlineExceeded,
+        FailureClass::Cancelled => Code::Cancelled,
+        FailureClass::Unavailable => Code::Unavailable,
+        FailureClass::Mismatch => Code::FailedPrecondition,
+        FailureClass::Internal => Code::Internal,
+    }
+}
+
+/// HTTP status of a class. 499 is nginx's word for a client that went away.
+pub fn http_status(class: FailureClass) -> StatusCode {
+    match class {
+        FailureClass::InvalidArgument => StatusCode::BAD_REQUEST,
+        FailureClass::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        FailureClass::NotFound => StatusCode::NOT_FOUND,
+        FailureClass::PermissionDenied => StatusCode::FORBIDDEN,
+        FailureClass::Overloaded => StatusCode::TOO_MANY_REQUESTS,
+        FailureClass::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+        FailureClass::Cancelled => StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST),
+        FailureClass::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        FailureClass::Mismatch | FailureClass::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+/// The status sent for a failure. The operator's detail stays here.
+pub fn to_status(failure: &Failure) -> Status {
+    let mut metadata = MetadataMap::new();
+    if let Ok(class) = failure.class.as_str().parse() {
+        metadata.insert(CLASS_KEY, class);
+    }
+    if let Some(Ok(param)) = failure.param.as_deref().map(str::parse) {
+        metadata.insert(PARAM_KEY, param);
+    }
+    if failure.class.is_retryable() {
+        metadata.insert(RETRY_KEY, (RETRY_AFTER.as_millis() as u64).into());
+    }
+    Status::with_metadata(grpc_code(failure.class), failure.message.clone(), metadata)
+}
+
+/// The failure behind a status that came from another process of the cluster, or from the transport.
+pub fn from_status(status: &Status) -> Failure {
+    let tagged = status.metadata().get(CLASS_KEY).and_then(|v| v.to_str().ok());
+    if let Some(class) = FailureClass::ALL.into_iter().find(|c| Some(c.as_str()) == tagged) {
+        let param = status.metadata().get(PARAM_KEY).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        return Failure { class, message: status.message().to_owned(), param, detail: None };
+    }
+    let detail = format!("{:?}: {}", status.code(), status.message());
+    match status.code() {
+        Code::DeadlineExceeded => {
+            Failure::new(FailureClass::DeadlineExceeded, "the request's time ran out").with_detail(detail)
+        }
+        Code::ResourceExhausted => {
+            Failure::new(FailureClass::Overloaded, "a worker is full").with_detail(detail)
+        }
+        Code::Cancelled | Code::Unavailable | Code::Unknown | Code::Aborted => {
+            Failure::unavailable("a worker could not be reached").with_detail(detail)
+        }
+        _ => Failure::internal(detail),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_class_survives_the_wire_without_its_detail() {
+        for class in FailureClass::ALL {
+            let sent =
+                Failure::new(class, "42 items, the limit is 16").with_param("items").with_detail("secret");
+            let status = to_status(&sent);
+            assert!(!format!("{status:?}").contains("secret"));
+            assert_eq!(from_status(&status), Failure { detail: None, ..sent });
+        }
+    }
+
+    #[test]
+    fn a_bare_transport_error_is_retryable() {
+        assert!(from_status(&Status::unavailable("connection refused")).class.is_retryable());
+        assert_eq!(from_status(&Status::internal("x")).class, FailureClass::Internal);
+    }
+
+    #[test]
+    fn client_mistakes_are_4xx_and_ours_5xx() {
+        for class in FailureClass::ALL {
+            let ours = matches!(
+                class,
+                FailureClass::Unavailable
+                    | FailureClass::Internal
+                    | FailureClass::Mismatch
+                    | FailureClass::DeadlineExceeded
+            );
+            assert_eq!(http_status(class).is_server_error(), ours, "{class:?}");
+        }
+    }
+}

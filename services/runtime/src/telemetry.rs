@@ -1,0 +1,86 @@
+//! Logs to stderr, spans to an OTLP collector when one is configured. Neither carries what a client wrote.
+
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_otlp::{SpanExporter, WithExportConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use thiserror::Error;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+/// How a process tells what it does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TelemetryConfig {
+    /// Role in log lines and service name in traces.
+    pub role: String,
+    /// Filter directives, for instance `info,triptych_engine=debug`. Empty: `info`.
+    pub filter: String,
+    /// One JSON object a line instead of text.
+    pub json: bool,
+    /// OTLP/gRPC endpoint, for instance `http://127.0.0.1:4317`. `None`: spans are not exported.
+    pub otlp_endpoint: Option<String>,
+}
+
+/// Telemetry cannot be set up.
+#[derive(Debug, Error)]
+pub enum TelemetryError {
+    /// Wrong filter directives.
+    #[error("log filter {filter:?} is wrong: {source}")]
+    Filter {
+        /// As given.
+        filter: String,
+        /// Why.
+        source: tracing_subscriber::filter::ParseError,
+    },
+    /// The exporter cannot be built.
+    #[error("OTLP endpoint {endpoint:?}: {message}")]
+    Otlp {
+        /// As given.
+        endpoint: String,
+        /// Why.
+        message: String,
+    },
+}
+
+/// Flushes spans when dropped.
+#[derive(Debug)]
+pub struct TelemetryGuard(Option<SdkTracerProvider>);
+
+impl Drop for TelemetryGuard {
+    fn drop(&mut self) {
+        if let Some(provider) = &self.0 {
+            // A collector that is gone must not keep the process from ending.
+            let _ = provider.shutdown();
+        }
+    }
+}
+
+/// Installs the process-wide subscriber. Needs a tokio runtime when spans are exported.
+///
+/// # Errors
+/// [`TelemetryError`] for settings that cannot be used. A second call in one process keeps the first.
+pub fn init(config: &TelemetryConfig) -> Result<TelemetryGuard, TelemetryError> {
+    let directives = if config.filter.is_empty() { "info,h2=warn,hyper=warn" } else { &config.filter };
+    let filter = EnvFilter::try_new(directives)
+        .map_err(|source| TelemetryError::Filter { filter: config.filter.clone(), source })?;
+    let format = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let format = if config.json { format.json().boxed() } else { format.compact().boxed() };
+    // The propagator needs span contexts even where nothing is exported, so a provider is always there.
+    let provider = provider(config)?;
+    let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("triptych"));
+    let _ = tracing_subscriber::registry().with(filter).with(format).with(spans).try_init();
+    Ok(TelemetryGuard(Some(provider)))
+}
+
+fn provider(config: &TelemetryConfig) -> Result<SdkTracerProvider, TelemetryError> {
+    let resource = Resource::builder().with_service_name(format!("triptych-{}", config.role)).build();
+    let builder = SdkTracerProvider::builder().with_resource(resource);
+    let Some(endpoint) = &config.otlp_endpoint else { return Ok(builder.build()) };
+    let exporter = SpanExporter::builder()
+        .with_tonic()
+        .with_endpoint(endpoint)
+        .build()
+        .map_err(|e| TelemetryError::Otlp { endpoint: endpoint.clone(), message: e.to_string() })?;
+    Ok(builder.with_batch_exporter(exporter).build())
+}

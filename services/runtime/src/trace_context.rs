@@ -1,0 +1,46 @@
+//! W3C trace context over gRPC metadata: the spans of all processes that worked on a request are one trace.
+
+use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator};
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use tonic::metadata::{KeyRef, MetadataKey, MetadataMap};
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+struct Metadata<'a>(&'a mut MetadataMap);
+
+impl Injector for Metadata<'_> {
+    fn set(&mut self, key: &str, value: String) {
+        if let (Ok(key), Ok(value)) = (MetadataKey::from_bytes(key.as_bytes()), value.parse()) {
+            self.0.insert(key, value);
+        }
+    }
+}
+
+struct MetadataReader<'a>(&'a MetadataMap);
+
+impl Extractor for MetadataReader<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key).and_then(|v| v.to_str().ok())
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0
+            .keys()
+            .filter_map(|k| match k {
+                KeyRef::Ascii(k) => Some(k.as_str()),
+                KeyRef::Binary(_) => None,
+            })
+            .collect()
+    }
+}
+
+/// Writes the current span's context into outgoing metadata.
+pub fn inject(metadata: &mut MetadataMap) {
+    TraceContextPropagator::new().inject_context(&Span::current().context(), &mut Metadata(metadata));
+}
+
+/// Makes `span` a child of the context in incoming metadata, if there is one.
+pub fn adopt(span: &Span, metadata: &MetadataMap) {
+    // Fails only for a span that the subscriber has disabled.
+    let _ = span.set_parent(TraceContextPropagator::new().extract(&MetadataReader(metadata)));
+}

@@ -1,0 +1,155 @@
+"""What all golden makers share: random weights, a small byte-level BPE, and writing files."""
+
+import json
+import pathlib
+import shutil
+import zlib
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
+from tokenizers.models import BPE
+
+ROOT = pathlib.Path(__file__).parent
+STEPS = 64
+MIN_GAP = 1e-3
+
+CORPUS = """
+The quick brown fox jumps over the lazy dog. How many people are there in this picture?
+Describe the image. What is the colour of the sky? It is blue, and the grass is green.
+There are two cats and three dogs in the garden; the red one is sleeping near the wall.
+She had your dark suit in greasy wash water all year. Please write down what you hear.
+The weather in the north is cold and in the south it is warm. 12 3456 2024 0.5 100%
+Der schnelle braune Fuchs springt. Le renard brun saute. 你好，世界。 مرحبا भाषा привет мир
+""" * 3
+
+QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def generator(seed, name=""):
+    return np.random.default_rng([seed, zlib.crc32(name.encode())])
+
+
+def randomise(model, seed, gain=1.0, embed_std=0.5, pos_std=0.5, quiet_rows=(), gains=()):
+    """Overwrites every parameter, each from its own stream so that a name decides its values.
+
+    `quiet_rows` are token ids whose embedding (and head) rows are made small, so that a special
+    token never wins a greedy step and no caller has to suppress it. `gains` holds pairs of a part
+    of a name and a factor.
+    """
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            x = generator(seed, name).standard_normal(p.shape, dtype=np.float32)
+            if "encoder.embed_positions" in name:
+                continue
+            if "embed_positions" in name:
+                x *= pos_std
+            elif "embed_tokens" in name:
+                x *= embed_std
+            elif name.endswith("bias"):
+                x *= 0.1
+            elif "norm" in name or "ln_q" in name:
+                x = 1 + 0.1 * x
+            else:
+                x *= gain / np.sqrt(np.prod(p.shape[1:]))
+                for part, factor in gains:
+                    if part in name:
+                        x *= factor
+            if "embed_tokens" in name or "lm_head" in name:
+                for row in quiet_rows:
+                    x[row] *= 0.05
+            p.copy_(torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)))
+    return model.eval()
+
+
+def round_weights(model, dtype):
+    """Rounds weights to what `dtype` can hold, so that a narrow file and this f32 model are equal."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.to(dtype).to(p.dtype))
+
+
+def byte_bpe(n_merges, specials, qwen):
+    """A byte-level BPE: 256 bytes, up to `n_merges` merges, then `specials` as (text, is_special)."""
+    tok = Tokenizer(BPE())
+    if qwen:
+        tok.normalizer = normalizers.NFC()
+        tok.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(pattern=Regex(QWEN_SPLIT), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    else:
+        tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tok.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=256 + n_merges, initial_alphabet=alphabet, special_tokens=[], show_progress=False
+    )
+    tok.train_from_iterator(CORPUS.splitlines(), trainer)
+    assert tok.get_vocab_size() == 256 + n_merges, tok.get_vocab_size()
+    for text, is_special in specials:
+        added = AddedToken(text, special=is_special, normalized=False)
+        (tok.add_special_tokens if is_special else tok.add_tokens)([added])
+    return tok
+
+
+def case_dir(case):
+    path = ROOT / case
+    if path.exists():
+        shutil.rmtree(path)
+    (path / "model").mkdir(parents=True)
+    return path
+
+
+def write_json(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def one_line(value):
+    return json.dumps(value, ensure_ascii=False)
+
+
+def one_item_a_line(value, indent):
+    if not (isinstance(value, list) and value and isinstance(value[0], (dict, list))):
+        return one_line(value)
+    pad = "\n" + " " * indent
+    return "[" + pad + ("," + pad).join(map(one_line, value)) + "]"
+
+
+def write_compact(path, value):
+    """JSON whose lists of records have a record a line, so that long number lists stay readable in a diff."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(value, dict):
+        lines = [f" {one_line(k)}: {one_item_a_line(v, 2)}" for k, v in value.items()]
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    else:
+        path.write_text(one_item_a_line(value, 1) + "\n")
+
+
+def write_tensors(path, tensors):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({k: torch.as_tensor(v).contiguous().clone() for k, v in tensors.items()}, str(path), {"format": "pt"})
+    path.chmod(0o644)
+
+
+def smallest_gap(logits):
+    """The least distance between the best and the second-best logit over all rows."""
+    top = torch.topk(logits.float(), 2, dim=-1).values
+    return float((top[..., 0] - top[..., 1]).min())
+
+
+def first_good_seed(attempt, seeds):
+    """Calls `attempt(seed)` until one returns a result rather than a reason to refuse it."""
+    for seed in seeds:
+        result = attempt(seed)
+        if not isinstance(result, str):
+            return result
+        print(f"  seed {seed} refused: {result}", flush=True)
+    raise RuntimeError("no seed gave separated logits")

@@ -1,0 +1,38 @@
+"""Makes the golden files of this folder: small random models and what the reference says of them.
+
+Run `python make.py` for everything, or `python make.py whisper qwen2_vl` for some groups. The
+output is a function of this folder's code and the versions in requirements.txt; nothing is
+downloaded. README.md says what each file holds.
+"""
+
+import os
+import sys
+
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TOKENIZERS_PARALLELISM="false")
+
+import torch
+
+sys.dont_write_bytecode = True
+
+
+def main(groups):
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    import names
+    import preprocess
+    import qwen
+    import whisper
+
+    makers = {
+        "whisper": whisper.make,
+        "qwen2_vl": qwen.make_qwen2_vl,
+        "qwen2_5_vl": qwen.make_qwen2_5_vl,
+        "preprocess": preprocess.make,
+        "names": names.make,
+    }
+    for group in groups or makers:
+        makers[group]()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,384 @@
+"""Golden files of Qwen2-VL and Qwen2.5-VL: three shapes each, images whose size needs no resize."""
+
+import copy
+import dataclasses
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.vision_utils import get_vision_window_index
+
+from common import (
+    MIN_GAP,
+    STEPS,
+    byte_bpe,
+    case_dir,
+    first_good_seed,
+    generator,
+    randomise,
+    round_weights,
+    smallest_gap,
+    write_compact,
+    write_json,
+    write_tensors,
+)
+
+MIN_VARIED = 10
+# How far zeroed pixels must move the last logits: less would let a wrong tower pass.
+MIN_SIGHT = 1.0
+N_MERGES = 60
+VOCAB = 336
+SPECIALS = [
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
+    "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
+    "<|image_pad|>", "<|video_pad|>",
+]
+CHAT_TEMPLATE = (
+    "{% set image_count = namespace(value=0) %}{% set video_count = namespace(value=0) %}"
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}<|im_end|>\n{% else %}"
+    "{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
+    "{% set image_count.value = image_count.value + 1 %}"
+    "{% if add_vision_id %}Picture {{ image_count.value }}: {% endif %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif content['type'] == 'video' or 'video' in content %}"
+    "{% set video_count.value = video_count.value + 1 %}"
+    "{% if add_vision_id %}Video {{ video_count.value }}: {% endif %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEXTS = [
+    "Describe the image.", "What is it?", "How many dogs are there?", "Say hi", "Is the sky blue?", "Which colour?",
+    "Count: 1, 2, 3", "Who is near the wall?", "Read this.", "And now?", "Was ist das?", "你好", "Warm or cold?",
+    "Left or right?", "Name two cats.", "Please explain", "Where is the fox?", "x + y = 10", "Why?", "Compare them.",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    case: str
+    windowed: bool
+    hidden: int
+    heads: int
+    kv_heads: int
+    layers: int
+    ffn: int
+    mrope: tuple
+    vision: dict
+    tied: bool
+    nested: bool
+    disk: torch.dtype
+    seed: int
+    prompts: tuple
+
+
+QWEN2 = [
+    Shape("qwen2_vl_odd_heads", False, 60, 3, 1, 1, 88, (2, 4, 4),
+          dict(depth=1, embed_dim=24, num_heads=2, mlp_ratio=3), True, False, torch.float32, 403,
+          ((), (), ("56x56",), ("56x84",), ("84x56",), ("56x56", "56x84"), ("84x56", "56x56"), ("56x84", "84x56"))),
+    Shape("qwen2_vl_two_images", False, 64, 4, 2, 2, 96, (2, 3, 3),
+          dict(depth=2, embed_dim=32, num_heads=4, mlp_ratio=4), True, False, torch.bfloat16, 500,
+          ((), ("84x112",), ("56x56",), ("84x112", "56x140"), ("56x140", "84x112"), ("56x56", "56x140"),
+           ("56x140", "56x56", "84x112"), ("56x140", "56x140"))),
+    Shape("qwen2_vl_untied_nested", False, 48, 4, 1, 2, 72, (2, 2, 2),
+          dict(depth=1, embed_dim=16, num_heads=2, mlp_ratio=4), False, True, torch.float16, 600,
+          ((), (), (), ("28x560",), ("560x28",), ("56x56",), ("28x560", "56x56"), ("560x28", "28x560"))),
+]
+QWEN2_5 = [
+    Shape("qwen2_5_vl_window112", True, 48, 4, 2, 2, 72, (2, 2, 2),
+          dict(depth=3, hidden_size=24, intermediate_size=42, num_heads=2, window_size=112, fullatt_block_indexes=[1]),
+          True, False, torch.bfloat16, 700,
+          ((), ("140x196",), ("112x112",), ("56x84",), ("140x196", "56x84"), ("56x84", "112x112"),
+           ("112x112", "140x196"), ())),
+    Shape("qwen2_5_vl_window56", True, 60, 3, 1, 2, 88, (2, 4, 4),
+          dict(depth=4, hidden_size=32, intermediate_size=52, num_heads=4, window_size=56,
+               fullatt_block_indexes=[1, 3]),
+          True, False, torch.bfloat16, 800,
+          ((), ("84x140",), ("28x420",), ("56x84",), ("84x140", "56x84"), ("28x420", "84x140"),
+           ("56x84", "28x420", "84x140"), ())),
+    Shape("qwen2_5_vl_untied_nested", True, 48, 2, 2, 1, 64, (4, 4, 4),
+          dict(depth=2, hidden_size=16, intermediate_size=28, num_heads=2, window_size=112, fullatt_block_indexes=[0]),
+          False, True, torch.float16, 902,
+          ((), (), ("28x560",), ("168x84",), ("56x56",), ("28x560", "168x84"), ("56x56", "56x56"),
+           ("168x84", "56x56", "28x560"))),
+]
+
+
+def image(name):
+    """A picture of `HxW` whose sides are multiples of 28, so that no processor resizes it."""
+    height, width = map(int, name.split("x"))
+    rng = generator(height * 1000 + width, "image")
+    y, x = np.mgrid[0:height, 0:width] / 28
+    planes = [np.sin(rng.uniform(0.5, 2) * x + rng.uniform(0, 6)) + np.cos(rng.uniform(0.5, 2) * y + k) for k in range(3)]
+    pixels = np.stack(planes, -1) * 60 + 128
+    pixels[(np.floor(x * 2) + np.floor(y * 2)) % 3 == 0] *= rng.uniform(0.3, 0.7, 3)
+    # Steps of eight keep the PNG small.
+    return Image.fromarray((np.clip(pixels, 0, 255) // 8 * 8).astype(np.uint8))
+
+
+def generation_config(i):
+    return {
+        "bos_token_id": i("<|endoftext|>"), "pad_token_id": i("<|endoftext|>"), "do_sample": True,
+        "eos_token_id": [i("<|im_end|>"), i("<|endoftext|>")], "temperature": 0.01, "top_p": 0.001, "top_k": 1,
+        "transformers_version": "4.41.2",
+    }
+
+
+def config_json(shape, i):
+    """The layout of the published files: text keys at the top. Nested: as transformers 4.52 and later write it."""
+    ids = {
+        "image_token_id": i("<|image_pad|>"), "video_token_id": i("<|video_pad|>"),
+        "vision_start_token_id": i("<|vision_start|>"), "vision_end_token_id": i("<|vision_end|>"),
+        "vision_token_id": i("<|vision_pad|>"),
+    }
+    text = {
+        "attention_dropout": 0.0, "bos_token_id": i("<|endoftext|>"), "eos_token_id": i("<|im_end|>"),
+        "hidden_act": "silu", "hidden_size": shape.hidden, "initializer_range": 0.02, "intermediate_size": shape.ffn,
+        "max_position_embeddings": 4096, "max_window_layers": shape.layers, "num_attention_heads": shape.heads,
+        "num_hidden_layers": shape.layers, "num_key_value_heads": shape.kv_heads, "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0, "rope_scaling": {"type": "mrope", "mrope_section": list(shape.mrope)},
+        "sliding_window": 4096, "use_sliding_window": False, "use_cache": True, "vocab_size": VOCAB,
+    }
+    vision = {"in_chans": 3, "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14,
+              "temporal_patch_size": 2, **shape.vision}
+    if shape.windowed:
+        vision.update(out_hidden_size=shape.hidden, hidden_act="silu", tokens_per_second=2)
+    else:
+        vision.update(hidden_size=shape.hidden)
+    kind = "qwen2_5_vl" if shape.windowed else "qwen2_vl"
+    name = "Qwen2_5_VLForConditionalGeneration" if shape.windowed else "Qwen2VLForConditionalGeneration"
+    top = {"architectures": [name], "model_type": kind, "tie_word_embeddings": shape.tied,
+           "torch_dtype": str(shape.disk).removeprefix("torch."), "transformers_version": "4.41.2", **ids}
+    if not shape.nested:
+        return {**top, **text, "vision_config": vision}
+    text["model_type"] = f"{kind}_text"
+    theta, scaling = text.pop("rope_theta"), text.pop("rope_scaling")
+    text["rope_parameters"] = {"rope_theta": theta, "rope_type": "default", **scaling}
+    vision["model_type"] = f"{kind}_vision"
+    return {**top, "transformers_version": "5.23.0", "text_config": text, "vision_config": vision}
+
+
+def published_name(name):
+    """The names in the published checkpoints, from those of the modules in memory since 4.52."""
+    for new, old in (("model.visual.", "visual."), ("model.language_model.", "model.")):
+        if name.startswith(new):
+            return old + name.removeprefix(new)
+    return name
+
+
+def build(shape, seed, tok):
+    config = config_json(shape, tok.token_to_id)
+    classes = (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration) if shape.windowed else (
+        Qwen2VLConfig, Qwen2VLForConditionalGeneration)
+    parsed = classes[0](**{k: v for k, v in copy.deepcopy(config).items() if k != "torch_dtype"})
+    torch.manual_seed(seed)
+    model = classes[1](parsed)
+    assert model.config.text_config.rope_parameters["mrope_section"] == list(shape.mrope)
+    randomise(model, seed, gain=1.4, embed_std=0.6, quiet_rows=range(256 + N_MERGES, VOCAB),
+              gains=[("q_proj", 1.8), ("k_proj", 1.8), ("v_proj", 1.5), ("o_proj", 2.0), ("merger.mlp.2", 3.0)])
+    # A wide last norm spreads the logits, so that the two best are not within rounding of each other.
+    model.model.language_model.norm.weight.data *= 3
+    round_weights(model, shape.disk)
+    return config, model
+
+
+def processor(shape, tok):
+    fast = PreTrainedTokenizerFast(tokenizer_object=tok, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    images = Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=12845056)
+    kind = Qwen2_5_VLProcessor if shape.windowed else Qwen2VLProcessor
+    return kind(image_processor=images, tokenizer=fast, video_processor=Qwen2VLVideoProcessor(),
+                chat_template=CHAT_TEMPLATE)
+
+
+@torch.no_grad()
+def run_prompt(model, proc, names, text):
+    content = [{"type": "image"} for _ in names] + [{"type": "text", "text": text}]
+    messages = [{"role": "user", "content": content if names else text}]
+    rendered = proc.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    pictures = [image(n) for n in names]
+    inputs = proc(text=[rendered], images=pictures or None, return_tensors="pt")
+    ids = inputs["input_ids"]
+    if names:
+        positions, delta = model.model.get_rope_index(
+            ids, mm_token_type_ids=inputs["mm_token_type_ids"], image_grid_thw=inputs["image_grid_thw"],
+            attention_mask=inputs["attention_mask"])
+    else:
+        positions, delta = torch.arange(ids.shape[1]).expand(3, 1, -1), torch.zeros(1, 1, dtype=torch.long)
+    model.model.rope_deltas = None
+    logits = model(**inputs).logits[0]
+    sight = np.inf
+    model.model.rope_deltas = None
+    if names:
+        blind = model(**{**inputs, "pixel_values": torch.zeros_like(inputs["pixel_values"])}).logits[0]
+        sight = float((blind[-1] - logits[-1]).abs().max())
+        model.model.rope_deltas = None
+    made = model.generate(**inputs, do_sample=False, max_new_tokens=STEPS, output_logits=True,
+                          return_dict_in_generate=True)
+    tokens = made.sequences[0, ids.shape[1]:]
+    return dict(names=list(names), messages=messages, rendered=rendered, inputs=inputs, ids=ids[0],
+                positions=positions[:, 0], delta=int(delta), logits=logits, tokens=tokens,
+                gap=smallest_gap(torch.cat(made.logits)), sight=sight)
+
+
+def attempt(shape, seed, tok):
+    config, model = build(shape, seed, tok)
+    i = tok.token_to_id
+    model.generation_config.eos_token_id = [i("<|im_end|>"), i("<|endoftext|>")]
+    model.generation_config.pad_token_id = i("<|endoftext|>")
+    proc = processor(shape, tok)
+    runs, texts = [], list(TEXTS)
+    for names in shape.prompts:
+        for text in list(texts):
+            run = run_prompt(model, proc, names, text)
+            varied = len(set(run["tokens"].tolist()))
+            plain = int(run["tokens"].max()) < 256 + N_MERGES and len(run["tokens"]) == STEPS
+            if run["gap"] >= 5 * MIN_GAP and run["sight"] >= MIN_SIGHT and varied >= MIN_VARIED and plain:
+                runs.append({**run, "text": text})
+                texts.remove(text)
+                break
+        else:
+            return f"no text works for {names}"
+    return seed, config, model, proc, runs
+
+
+@torch.no_grad()
+def image_tensors(model, proc, runs, keep_values):
+    """What each picture is to the tower: pixels in patch order, and merged embeddings when it runs alone."""
+    tensors, meta = {}, {}
+    names = {n for r in runs for n in r["names"]}
+    for name in sorted(names, key=lambda n: (np.prod([int(v) for v in n.split("x")]), n)):
+        seen = proc.image_processor(images=[image(name)], return_tensors="pt")
+        grid = seen["image_grid_thw"]
+        pixels = torch.from_numpy(np.array(image(name)))
+        _, gh, gw = grid[0].tolist()
+        patches = pixels.reshape(gh // 2, 2, 14, gw // 2, 2, 14, 3).permute(0, 3, 1, 4, 6, 2, 5).reshape(-1, 3, 14, 14)
+        mean, std = (torch.tensor(v).view(1, 3, 1, 1, 1) for v in (proc.image_processor.image_mean, proc.image_processor.image_std))
+        formula = ((patches[:, :, None].expand(-1, -1, 2, -1, -1) / 255.0 - mean) / std).reshape(len(patches), -1)
+        assert (formula - seen["pixel_values"]).abs().max() < 1e-5
+        tensors[f"image.{name}.pixels"] = patches
+        tensors[f"image.{name}.embeds"] = model.model.get_image_features(
+            seen["pixel_values"], grid, return_dict=True).pooler_output[0]
+        if keep_values and not meta:
+            tensors[f"image.{name}.pixel_values"] = seen["pixel_values"]
+        meta[name] = {"file": f"images/{name}.png", "grid_thw": grid[0].tolist()}
+        vision = model.config.vision_config
+        if hasattr(vision, "window_size"):
+            index, bounds = get_vision_window_index(grid, 2, vision.window_size, vision.patch_size)
+            meta[name] |= {"window_index": index.tolist(), "cu_window_seqlens": bounds.tolist()}
+    for r in runs:
+        if len(r["names"]) > 1:
+            out = model.model.get_image_features(r["inputs"]["pixel_values"], r["inputs"]["image_grid_thw"], return_dict=True)
+            for name, embeds in zip(r["names"], out.pooler_output):
+                assert (embeds - tensors[f"image.{name}.embeds"]).abs().max() < 1e-4
+    return tensors, meta
+
+
+def write_model(shape, tok, config, model, proc, folder):
+    i = tok.token_to_id
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", generation_config(i))
+    write_json(folder / "preprocessor_config.json", {
+        "min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2,
+        "image_mean": list(proc.image_processor.image_mean), "image_std": list(proc.image_processor.image_std),
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2_5_VLProcessor" if shape.windowed else "Qwen2VLProcessor",
+    })
+    tok.save(str(folder / "tokenizer.json"), pretty=False)
+    write_json(folder / "tokenizer_config.json", {
+        "add_prefix_space": False, "bos_token": None, "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False, "eos_token": "<|im_end|>", "errors": "replace",
+        "model_max_length": 32768, "pad_token": "<|endoftext|>", "split_special_tokens": False,
+        "tokenizer_class": "Qwen2Tokenizer", "unk_token": None,
+        "added_tokens_decoder": {str(i(t)): {"content": t, "lstrip": False, "normalized": False, "rstrip": False,
+                                             "single_word": False, "special": True} for t in SPECIALS},
+    })
+    write_json(folder / "chat_template.json", {"chat_template": CHAT_TEMPLATE})
+    state = {k: v.to(shape.disk) for k, v in model.state_dict().items() if not (shape.tied and k == "lm_head.weight")}
+    if not shape.nested:
+        state = {published_name(k): v for k, v in state.items()}
+    write_tensors(folder / "model.safetensors", state)
+
+
+@torch.no_grad()
+def make_case(shape):
+    print(shape.case, flush=True)
+    tok = byte_bpe(N_MERGES, [(t, True) for t in SPECIALS], qwen=True)
+    seed, config, model, proc, runs = first_good_seed(
+        lambda s: attempt(shape, s, tok), range(shape.seed, shape.seed + 60))
+    out = case_dir(shape.case)
+    write_model(shape, tok, config, model, proc, out / "model")
+    tensors, images = image_tensors(model, proc, runs, shape.disk == torch.float32)
+    (out / "images").mkdir()
+    for name in images:
+        image(name).save(out / "images" / f"{name}.png", optimize=True)
+    wide = max(range(len(runs)), key=lambda k: len(runs[k]["names"]))
+    narrow = copy.deepcopy(model).to(torch.bfloat16)
+    prompts = []
+    for k, r in enumerate(runs):
+        tensors[f"prompt.{k}.input_ids"] = r["ids"]
+        tensors[f"prompt.{k}.position_ids"] = r["positions"]
+        tensors[f"prompt.{k}.logits_last"] = r["logits"][-1]
+        prompts.append({
+            "text": r["text"], "images": r["names"], "rendered": r["rendered"], "rope_delta": r["delta"],
+            "smallest_top2_gap": r["gap"], "input_ids": r["ids"].tolist(), "greedy_tokens": r["tokens"].tolist(),
+            "greedy_text": tok.decode(r["tokens"].tolist(), skip_special_tokens=True),
+        })
+    n = len(runs[wide]["ids"])
+    rows = torch.tensor(sorted({*range(0, n, 6), n - 1}))
+    narrow.model.rope_deltas = None
+    tensors[f"prompt.{wide}.logit_rows"] = rows
+    tensors[f"prompt.{wide}.logits"] = runs[wide]["logits"][rows]
+    tensors[f"prompt.{wide}.logits_bf16"] = narrow(**runs[wide]["inputs"]).logits[0].float()[rows]
+    tensors["greedy_tokens"] = torch.stack([r["tokens"] for r in runs])
+    write_tensors(out / "expected.safetensors", tensors)
+    sample = "The quick fox, 2024: Füchse 你好\n\n  <|im_end|> it's end"
+    ids = tok.encode(sample, add_special_tokens=False).ids
+    tokenized = {"text": sample, "ids": ids, "decoded": tok.decode(ids, skip_special_tokens=True)}
+    write_compact(out / "expected.json", {"seed": seed, "many_rows_prompt": wide, "tokenize": tokenized,
+                                          "images": images, "prompts": prompts})
+    check_sharpness(shape, model, runs[wide])
+    check_reload(out / "model", type(model), runs[wide])
+
+
+@torch.no_grad()
+def check_reload(folder, kind, run):
+    """The directory on disk, read by the reference itself, is the model that made the numbers."""
+    again = kind.from_pretrained(folder, dtype=torch.float32)
+    assert (again(**run["inputs"]).logits[0] - run["logits"]).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def check_sharpness(shape, model, run):
+    """A case is worth little if plain positions, or one kind of attention, would pass it too."""
+    model.model.rope_deltas = None
+    flat = torch.arange(len(run["ids"])).expand(3, 1, -1)
+    assert (model(**run["inputs"], position_ids=flat).logits[0, -1] - run["logits"][-1]).abs().max() > 0.3
+    if shape.windowed:
+        visual, inputs = model.model.visual, run["inputs"]
+        right = visual(inputs["pixel_values"], inputs["image_grid_thw"]).pooler_output
+        kept, visual.fullatt_block_indexes = visual.fullatt_block_indexes, list(range(9))
+        wrong = visual(inputs["pixel_values"], inputs["image_grid_thw"]).pooler_output
+        visual.fullatt_block_indexes = kept
+        assert (right - wrong).abs().max() > 0.1
+
+
+def make_qwen2_vl():
+    for shape in QWEN2:
+        make_case(shape)
+
+
+def make_qwen2_5_vl():
+    for shape in QWEN2_5:
+        make_case(shape)

@@ -1,0 +1,572 @@
+"""Makes `digits-whisper/`: a Whisper of a million parameters that writes down spoken digits,
+trained from nothing on what espeak-ng says.
+
+The directory it leaves is an ordinary Hugging Face one with the token layout of multilingual
+Whisper in miniature and windows of 8 s. The script also speaks the held-out clips
+(`heldout/digits.jsonl`) with voices that training never hears, and ends by measuring the saved
+directory on them through `transformers`.
+
+    python make_digits.py            # everything; needs espeak-ng on the PATH
+    python make_digits.py --measure  # only the accuracy of the directory that is there
+"""
+
+import argparse
+import random
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+import torch.nn.functional as F
+from tokenizers import AddedToken
+from transformers import (
+    AutoProcessor,
+    GenerationConfig,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+    WhisperProcessor,
+    WhisperTokenizer,
+)
+
+from common import HELD_OUT, HERE, Training, save_model, seed_everything, train_byte_level_bpe, write_jsonl
+
+DIRECTORY = HERE / "digits-whisper"
+TRAIN_SEED, HELD_OUT_SEED = 20_241, 77_002
+DTYPE = torch.float16
+RATE = 16_000
+WINDOW = 8  # seconds
+N_FRAMES = WINDOW * 100
+TICK = 0.02  # seconds between neighbouring timestamp tokens
+
+# ---------------------------------------------------------------------------- speech
+
+WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+ACCENTS = ["en-us", "en-us", "en-gb", "en-gb", "en-gb-x-rp", "en-gb-scotland", "en-029", "en-us-nyc"]
+VOICES = (
+    "m1 m2 m3 m4 m5 m6 m7 f1 f2 f3 f4 Alex Alicia Andrea Andy Annie Denis Diogo Gene Henrique Hugo Lee "
+    "Marco Mario Michael Mike anika antonio aunty belinda benjamin boris caleb david ed edward iven "
+    "john linda max michel miguel norbert pablo paul pedro quincy rob robert sandro shelby steph travis "
+    "victor klatt klatt2"
+).split()
+HELD_OUT_VOICES = "m8 f5 adam steph2 edward2 iven3 marcelo Gene2".split()
+
+
+@dataclass
+class Utterance:
+    digits: list[int]
+    sound: np.ndarray  # int16, without silence at either end
+
+
+def resample(sound: np.ndarray, rate: int) -> np.ndarray:
+    """To 16 kHz, by cutting the spectrum; the sound is padded so that both lengths are whole."""
+    unit = rate // np.gcd(rate, RATE)
+    n = -(-len(sound) // unit) * unit
+    n_out = n * RATE // rate
+    spectrum = np.fft.rfft(sound, n)
+    return np.fft.irfft(spectrum[: n_out // 2 + 1], n_out) * (n_out / n)
+
+
+def say(rng: random.Random, voices: list[str], n_digits: int) -> Utterance:
+    digits = [rng.randrange(10) for _ in range(n_digits)]
+    pause = rng.choice([" ", " ", ", "])
+    voice = rng.choice(ACCENTS) + ("+" + rng.choice(voices) if rng.random() < 0.93 or voices is HELD_OUT_VOICES else "")
+    command = [
+        "espeak-ng", "--stdout", "-v", voice, "-s", str(rng.randint(125, 205)),
+        "-p", str(rng.randint(25, 75)), "-g", str(rng.choice([0, 0, 1, 3, 6, 10])),
+        pause.join(WORDS[d] for d in digits),
+    ]  # fmt: skip
+    spoken = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
+    # A stream's header gives no length, so the samples are read past it.
+    sound = np.frombuffer(spoken, dtype="<i2", offset=44).astype(np.float64)
+    sound = resample(sound, 22_050)
+    loud = np.abs(sound) > 0.015 * np.abs(sound).max()
+    first, last = loud.argmax(), len(loud) - loud[::-1].argmax()
+    sound = sound[max(0, first - 160) : last + 160]
+    sound = sound / np.abs(sound).max() * 30_000
+    return Utterance(digits, sound.astype(np.int16))
+
+
+def speak_corpus(n: int) -> list[Utterance]:
+    rng = random.Random(TRAIN_SEED)
+    corpus = []
+    while len(corpus) < n:
+        said = say(rng, VOICES, rng.choices(range(1, 9), [3, 3, 3, 3, 2, 2, 2, 2])[0])
+        if len(said.sound) < (WINDOW - 0.3) * RATE:
+            corpus.append(said)
+        if len(corpus) % 1000 == 0:
+            print(f"spoken {len(corpus)}/{n}", flush=True)
+    return corpus
+
+
+def load_or_speak(path: str | None, n: int) -> list[Utterance]:
+    """`path` keeps the corpus between runs; it holds the same as speaking it again would."""
+    if path and Path(path).exists():
+        held = np.load(path)
+        ends, texts, sounds = held["ends"], held["texts"], held["sounds"]
+        starts = [0, *ends[:-1]]
+        return [Utterance([int(c) for c in t], sounds[a:b]) for t, a, b in zip(texts, starts, ends)]
+    corpus = speak_corpus(n)
+    if path:
+        np.savez(
+            path,
+            ends=np.cumsum([len(u.sound) for u in corpus]),
+            texts=["".join(map(str, u.digits)) for u in corpus],
+            sounds=np.concatenate([u.sound for u in corpus]),
+        )
+    return corpus
+
+
+# ---------------------------------------------------------------------------- clips
+
+
+@dataclass
+class Clip:
+    """What is in one window: a sound, and who says what when."""
+
+    sound: np.ndarray  # float32 [n_samples]
+    segments: list[tuple[float, list[int], float]]  # start in seconds, digits, end
+
+    @property
+    def digits(self) -> list[int]:
+        return [d for _, digits, _ in self.segments for d in digits]
+
+
+@lru_cache(maxsize=1)
+def noise_tracks() -> np.ndarray:
+    """Sixteen tracks of 30 s at unit power, from white to noise that falls with frequency."""
+    rng = np.random.default_rng(3)
+    tracks = []
+    for steepness in np.maximum(0.0, np.linspace(-0.5, 1.0, 16)):
+        spectrum = np.fft.rfft(rng.standard_normal(30 * RATE))
+        spectrum /= np.maximum(np.arange(len(spectrum)), len(spectrum) * 0.01) ** steepness
+        track = np.fft.irfft(spectrum, 30 * RATE)
+        tracks.append((track / track.std()).astype(np.float32))
+    return np.stack(tracks)
+
+
+def noise(rng: np.random.Generator, n: int) -> np.ndarray:
+    track = noise_tracks()[rng.integers(16)]
+    start = rng.integers(len(track) - n)
+    return track[start : start + n]
+
+
+def stretched(rng: np.random.Generator, sound: np.ndarray) -> np.ndarray:
+    """Faster and higher, or slower and lower, by up to a tenth."""
+    factor = rng.uniform(0.91, 1.1)
+    n = int(len(sound) / factor)
+    return np.interp(np.arange(n) * factor, np.arange(len(sound)), sound).astype(np.float32)
+
+
+def tilted(rng: np.random.Generator, sound: np.ndarray) -> np.ndarray:
+    """A duller or a thinner recording: a two-tap filter."""
+    a = rng.uniform(-0.5, 0.7)
+    out = sound.copy()
+    out[1:] += a * sound[:-1]
+    return out
+
+
+def compose(rng: np.random.Generator, corpus: list[Utterance], n_samples: int, clean: bool) -> Clip:
+    """One or two utterances somewhere in the window, with noise under them; rarely none."""
+    out = np.zeros(n_samples, dtype=np.float32)
+    segments: list[tuple[float, list[int], float]] = []
+    at = int(rng.uniform(0.0, 0.2 if rng.random() < 0.5 else 1.0) * RATE)
+    n_wanted = rng.choice([0, 1, 2], p=[0.02, 0.68, 0.30])
+    room = 8
+    for _ in range(n_wanted):
+        for _ in range(20):  # the first utterance that fits what is left of the window
+            said = corpus[rng.integers(len(corpus))]
+            if len(said.digits) > room:
+                continue
+            sound = stretched(rng, said.sound.astype(np.float32) / 32_768)
+            if at + len(sound) <= n_samples:
+                break
+        else:
+            break
+        sound = sound * rng.uniform(0.5, 1.0)
+        out[at : at + len(sound)] = sound
+        start, end = at / RATE, (at + len(sound)) / RATE
+        if segments and start - segments[-1][2] < 0.5:
+            before = segments.pop()
+            segments.append((before[0], before[1] + said.digits, end))
+        else:
+            segments.append((start, said.digits, end))
+        room -= len(said.digits)
+        # Either the same breath or clearly another one: nothing in between to be unsure about.
+        gap = rng.uniform(0.12, 0.3) if rng.random() < 0.4 else rng.uniform(0.8, 1.6)
+        at += len(sound) + int(gap * RATE)
+    out = tilted(rng, out) * 10 ** rng.uniform(-1.3, 0.0)
+    if not clean and rng.random() < 0.75:
+        level = np.abs(out).max() * 0.25 if segments else rng.uniform(0.001, 0.1)
+        stop = n_samples if rng.random() < 0.5 else min(n_samples, at)  # noise may end with the clip
+        out[:stop] += noise(rng, n_samples)[:stop] * level * 10 ** (-rng.uniform(8, 40) / 20)
+    return Clip(np.clip(out, -1.0, 1.0), segments)
+
+
+# ---------------------------------------------------------------------------- tokenizer and processor
+
+# The order of Whisper, whose readers count languages from <|startoftranscript|>.
+LANGUAGES = ["en", "zh", "de", "es"]
+SPECIAL_TOKENS = [
+    "<|endoftext|>", "<|startoftranscript|>", *(f"<|{code}|>" for code in LANGUAGES),
+    "<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>",
+    "<|notimestamps|>",
+]  # fmt: skip
+TIMESTAMPS = [f"<|{i * TICK:.2f}|>" for i in range(round(WINDOW / TICK) + 1)]
+N_TEXT_TOKENS = 320
+
+
+def as_digits(digits: list[int]) -> str:
+    return "".join(f" {d}" for d in digits)
+
+
+def as_words(digits: list[int]) -> str:
+    return "".join(f" {WORDS[d]}" for d in digits)
+
+
+def corpus_text():
+    rng = random.Random(2)
+    for _ in range(4000):
+        digits = [rng.randrange(10) for _ in range(6)]
+        yield from (as_digits(digits), as_words(digits))
+    yield from ["the digits are", " the number is", " a and of to in"] * 100
+
+
+def make_processor() -> WhisperProcessor:
+    bpe = train_byte_level_bpe(corpus_text(), N_TEXT_TOKENS, qwen_split=False)
+    assert bpe.get_vocab_size() == N_TEXT_TOKENS
+    bpe.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL_TOKENS])
+    bpe.add_tokens([AddedToken(t, special=False, normalized=False) for t in TIMESTAMPS])
+    with tempfile.TemporaryDirectory() as scratch:
+        bpe.save(f"{scratch}/tokenizer.json")
+        tokenizer = WhisperTokenizer.from_pretrained(
+            scratch, pad_token="<|endoftext|>", extra_special_tokens=SPECIAL_TOKENS[1:], model_max_length=96
+        )
+    features = WhisperFeatureExtractor(feature_size=80, sampling_rate=RATE, hop_length=160, chunk_length=WINDOW, n_fft=400)
+    return WhisperProcessor(features, tokenizer)
+
+
+# ---------------------------------------------------------------------------- model
+
+
+def make_model(tokenizer) -> WhisperForConditionalGeneration:
+    ids = {t: tokenizer.convert_tokens_to_ids(t) for t in SPECIAL_TOKENS}
+    space = tokenizer.convert_tokens_to_ids("Ġ")
+    symbols = [tokenizer.convert_tokens_to_ids(c) for c in '"#()*+/:;<=>@[\\]^_`{|}~']
+    never = symbols + [ids[t] for t in SPECIAL_TOKENS[1:2] + SPECIAL_TOKENS[2 + len(LANGUAGES) : -1]]
+    config = WhisperConfig(
+        vocab_size=len(tokenizer),
+        num_mel_bins=80,
+        d_model=128,
+        encoder_layers=3,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=512,
+        decoder_layers=2,
+        decoder_attention_heads=4,
+        decoder_ffn_dim=512,
+        max_source_positions=N_FRAMES // 2,
+        max_target_positions=96,
+        init_std=0.05,
+        dropout=0.0,
+        decoder_start_token_id=ids["<|startoftranscript|>"],
+        bos_token_id=ids["<|endoftext|>"],
+        eos_token_id=ids["<|endoftext|>"],
+        pad_token_id=ids["<|endoftext|>"],
+        suppress_tokens=never,
+        begin_suppress_tokens=[space, ids["<|endoftext|>"]],
+        median_filter_width=7,
+    )
+    model = WhisperForConditionalGeneration(config)
+    model.generation_config = GenerationConfig(
+        decoder_start_token_id=ids["<|startoftranscript|>"],
+        bos_token_id=ids["<|endoftext|>"],
+        eos_token_id=ids["<|endoftext|>"],
+        pad_token_id=ids["<|endoftext|>"],
+        prev_sot_token_id=ids["<|startofprev|>"],
+        no_timestamps_token_id=ids["<|notimestamps|>"],
+        is_multilingual=True,
+        lang_to_id={f"<|{code}|>": ids[f"<|{code}|>"] for code in LANGUAGES},
+        task_to_id={"transcribe": ids["<|transcribe|>"], "translate": ids["<|translate|>"]},
+        suppress_tokens=never,
+        begin_suppress_tokens=[space, ids["<|endoftext|>"]],
+        max_initial_timestamp_index=round(1.0 / TICK),
+        max_length=96,
+        return_timestamps=False,
+        alignment_heads=[[1, 0], [1, 1], [1, 2], [1, 3]],
+    )
+    return model
+
+
+def encode_sound(encoder, mel: torch.Tensor) -> torch.Tensor:
+    """The encoder over any number of frames: [n, 80, n_frames] -> [n, n_frames / 2, d_model].
+
+    `transformers` insists on the full window; training is faster on what has sound in it.
+    """
+    x = F.gelu(encoder.conv1(mel))
+    x = F.gelu(encoder.conv2(x)).transpose(1, 2)
+    x = x + encoder.embed_positions.weight[: x.shape[1]]
+    for layer in encoder.layers:
+        x = layer(x, None)
+        x = x if torch.is_tensor(x) else x[0]
+    return encoder.layer_norm(x)
+
+
+# ---------------------------------------------------------------------------- batches
+
+
+@dataclass
+class Batch:
+    mel: torch.Tensor  # [n_rows, 80, n_frames]
+    tokens: torch.Tensor  # [n_rows, n_tokens]
+    targets: torch.Tensor  # [n_rows, n_tokens]: the next token where it is learned, else -100
+    digits: list[list[int]]
+
+
+class Batcher:
+    """Composes clips and writes the token sequences that go with them."""
+
+    def __init__(self, processor: WhisperProcessor, corpus: list[Utterance], seed: int):
+        self.rng = np.random.default_rng(seed)
+        self.corpus = sorted(corpus, key=lambda u: len(u.sound))
+        self.lengths = np.array([len(u.sound) for u in self.corpus])
+        self.features = processor.feature_extractor
+        tokenizer = processor.tokenizer
+        self.ids = {t: tokenizer.convert_tokens_to_ids(t) for t in [*SPECIAL_TOKENS, TIMESTAMPS[0]]}
+        self.digit = [tokenizer.convert_tokens_to_ids(f"Ġ{d}") for d in range(10)]
+        self.word = [tokenizer(f" {w}", add_special_tokens=False)["input_ids"] for w in WORDS]
+
+    def text(self, digits: list[int], translate: bool) -> list[int]:
+        return [t for d in digits for t in self.word[d]] if translate else [self.digit[d] for d in digits]
+
+    def timestamp(self, seconds: float) -> int:
+        """The token of a time, to the nearest tenth of a second."""
+        return self.ids[TIMESTAMPS[0]] + round(min(WINDOW, round(seconds, 1)) / TICK)
+
+    def write(self, clip: Clip, prompts: bool) -> tuple[list[int], list[int]]:
+        rng, ids = self.rng, self.ids
+        prompt: list[int] = []
+        if prompts and rng.random() < 0.12:
+            prompt = [ids["<|startofprev|>"]]
+            if rng.random() < 0.5:
+                prompt += [self.digit[d] for d in rng.integers(0, 10, rng.integers(1, 24))]
+            else:
+                prompt += rng.integers(0, N_TEXT_TOKENS, rng.integers(1, 44)).tolist()
+        translate = rng.random() < 0.15
+        timed = rng.random() < 0.45
+        language = "<|en|>" if rng.random() < 0.96 else f"<|{rng.choice(LANGUAGES)}|>"
+        head = [ids["<|startoftranscript|>"], ids[language], ids["<|translate|>" if translate else "<|transcribe|>"]]
+        head += [] if timed else [ids["<|notimestamps|>"]]
+        body: list[int] = []
+        for start, digits, end in clip.segments:
+            if not timed:
+                body += self.text(digits, translate)
+                continue
+            # The first timestamp may not pass max_initial_timestamp_index.
+            body.append(self.timestamp(start if body else min(start, 1.0)))
+            body += [*self.text(digits, translate), self.timestamp(end)]
+        if timed and not body:
+            body = [self.timestamp(0.0)]
+        tokens = prompt + head + body + [ids["<|endoftext|>"]]
+        learned = [-100] * len(prompt + head) + body + [ids["<|endoftext|>"]]
+        targets = learned[1:] + [-100]
+        targets[len(prompt)] = ids["<|en|>" if clip.segments else "<|nospeech|>"]
+        return tokens, targets
+
+    def draw(self, n_rows: int, seconds: float, clean: bool = False, prompts: bool = True) -> Batch:
+        n_samples = round(seconds * RATE)
+        fits = self.corpus[: max(50, int(np.searchsorted(self.lengths, n_samples * 0.88)))]
+        clips = [compose(self.rng, fits, n_samples, clean) for _ in range(n_rows)]
+        mel = self.features._torch_extract_fbank_features(np.stack([c.sound for c in clips]))
+        rows = [self.write(clip, prompts) for clip in clips]
+        length = max(len(tokens) for tokens, _ in rows)
+        tokens = torch.full((n_rows, length), self.ids["<|endoftext|>"])
+        targets = torch.full((n_rows, length), -100)
+        for i, (written, wanted) in enumerate(rows):
+            tokens[i, : len(written)] = torch.tensor(written)
+            targets[i, : len(wanted)] = torch.tensor(wanted)
+        return Batch(torch.from_numpy(mel), tokens, targets, [c.digits for c in clips])
+
+
+def forward(model, batch: Batch):
+    encoded = encode_sound(model.model.encoder, batch.mel)
+    hidden = model.model.decoder(
+        input_ids=batch.tokens, encoder_hidden_states=encoded, use_cache=False
+    ).last_hidden_state
+    learned = batch.targets != -100
+    return model.proj_out(hidden[learned]), batch.targets[learned], encoded
+
+
+# ---------------------------------------------------------------------------- training
+
+# Seconds of window, rows, and how often, as training goes on.
+LESSONS = [
+    (0.12, [(2.0, 24, 1)]),
+    (0.30, [(2.0, 24, 1), (3.5, 16, 1)]),
+    (0.65, [(2.0, 24, 1), (3.5, 16, 2), (5.0, 12, 2), (8.0, 8, 1)]),
+    (1.01, [(3.5, 16, 1), (5.0, 12, 1), (8.0, 8, 3)]),
+]
+
+
+def train(model, processor, corpus, n_steps: int) -> None:
+    batcher = Batcher(processor, corpus, TRAIN_SEED)
+    unseen = [say(random.Random(HELD_OUT_SEED + 5 + i), HELD_OUT_VOICES, 1 + i % 8) for i in range(200)]
+    model.set_attn_implementation("eager")
+    # Thrown away afterwards: spelling along the frames teaches the encoder to hear before the
+    # decoder has learned where to look.
+    speller = torch.nn.Linear(model.config.d_model, 11)
+    training = Training([model, speller], n_steps, 1.5e-3, "digits", warmup=300)
+    for step_idx in range(n_steps):
+        progress = step_idx / n_steps
+        lesson = next(windows for until, windows in LESSONS if progress < until)
+        odds = np.array([odds for _, _, odds in lesson], dtype=float)
+        seconds, n_rows, _ = lesson[batcher.rng.choice(len(lesson), p=odds / odds.sum())]
+        batch = batcher.draw(n_rows, seconds, clean=progress < 0.12, prompts=progress > 0.4)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits, wanted, encoded = forward(model, batch)
+            spelled = speller(encoded)
+        loss = F.cross_entropy(logits.float(), wanted)
+        aside = F.ctc_loss(
+            spelled.float().log_softmax(-1).transpose(0, 1),
+            torch.tensor([d + 1 for digits in batch.digits for d in digits]),
+            torch.full((n_rows,), encoded.shape[1]),
+            torch.tensor([len(digits) for digits in batch.digits]),
+            zero_infinity=True,
+        )
+        is_text = wanted < N_TEXT_TOKENS
+        right = (logits.argmax(-1) == wanted)[is_text].float().mean()
+        training.step(loss + 0.7 * (1 - progress) * aside, ctc=float(aside.detach()), text_right=float(right))
+        if (step_idx + 1) % 500 == 0:
+            print(f"  exact strings, unseen voices: {exact_rate(model, processor, unseen):.4f}", flush=True)
+            save(model, processor)
+    save(model, processor)
+
+
+@torch.no_grad()
+def exact_rate(model, processor, unseen: list[Utterance], n_batches: int = 8) -> float:
+    """Share of whole windows whose every digit is the greedy one: a quick look while training."""
+    batcher = Batcher(processor, unseen, HELD_OUT_SEED)
+    n_exact = n_all = 0
+    for _ in range(n_batches):
+        batch = batcher.draw(24, WINDOW, prompts=False)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits, wanted, _ = forward(model, batch)
+        wrong = torch.zeros_like(batch.targets, dtype=torch.bool)
+        is_time = wanted >= batcher.ids[TIMESTAMPS[0]]
+        wrong[batch.targets != -100] = (logits.argmax(-1) != wanted) & ~is_time
+        n_exact += int((~wrong.any(dim=1)).sum())
+        n_all += len(wrong)
+    return n_exact / n_all
+
+
+def save(model, processor) -> None:
+    save_model(model, DIRECTORY, DTYPE)
+    processor.save_pretrained(DIRECTORY)
+    processor.feature_extractor.save_pretrained(DIRECTORY)
+
+
+# ---------------------------------------------------------------------------- held-out
+
+
+def held_out_clip(rng: random.Random, n_digits: int, most_seconds: float) -> Clip:
+    """A clip as a recorder would leave it: a little silence around, a little noise under."""
+    dice = np.random.default_rng(rng.getrandbits(32))
+    while True:
+        said = say(rng, HELD_OUT_VOICES, n_digits)
+        if len(said.sound) < (most_seconds - 0.9) * RATE:
+            break
+    before, after = dice.uniform(0.05, 0.6), dice.uniform(0.05, 0.3)
+    sound = np.pad(said.sound.astype(np.float32) / 32_768, (int(before * RATE), int(after * RATE)))
+    sound *= dice.uniform(0.3, 0.9)
+    sound += noise(dice, len(sound)) * np.abs(sound).max() * 0.25 * 10 ** (-dice.uniform(14, 35) / 20)
+    return Clip(np.clip(sound, -1, 1), [(before, said.digits, before + len(said.sound) / RATE)])
+
+
+def make_held_out() -> None:
+    rng = random.Random(HELD_OUT_SEED)
+    clips = HELD_OUT / "digits"
+    clips.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for i in range(60):
+        clip = held_out_clip(rng, 1 + i % 8, 4.5)
+        name = f"{i:03}.flac"
+        # Twelve bits are enough to hear by and make the file a third smaller.
+        sound = np.round(clip.sound * 2047) / 2048
+        soundfile.write(clips / name, sound, RATE, subtype="PCM_16", format="FLAC")
+        rows.append({"file": f"digits/{name}", "text": as_digits(clip.digits).strip()})
+    write_jsonl(HELD_OUT / "digits.jsonl", rows)
+
+    spoken = subprocess.run(
+        ["espeak-ng", "--stdout", "-v", "en-us+f3", "-s", "150", "four, two, seven, one"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True,
+    ).stdout  # fmt: skip
+    sound = resample(np.frombuffer(spoken, dtype="<i2", offset=44).astype(np.float64), 22_050)
+    sound = np.pad(sound / np.abs(sound).max() * 0.7, (RATE // 5, 0))
+    soundfile.write(HELD_OUT / "digits.wav", sound, RATE, subtype="PCM_16")
+
+
+@torch.no_grad()
+def measure(dtype, n_fresh: int) -> None:
+    """Exact matches of the directory, as `transformers` loads and runs it."""
+    import json
+
+    processor = AutoProcessor.from_pretrained(DIRECTORY)
+    model = WhisperForConditionalGeneration.from_pretrained(DIRECTORY, dtype=dtype).eval()
+
+    def hear(sounds: list[np.ndarray], **options) -> list[str]:
+        texts = []
+        for i in range(0, len(sounds), 20):
+            inputs = processor(sounds[i : i + 20], sampling_rate=RATE, return_tensors="pt")
+            written = model.generate(inputs.input_features.to(model.dtype), **options)
+            texts += processor.batch_decode(written, skip_special_tokens=True)
+        return texts
+
+    def rate(name: str, sounds: list[np.ndarray], wanted: list[str], **options) -> None:
+        got = hear(sounds, **options)
+        n_right = sum(g.strip() == w for g, w in zip(got, wanted))
+        for g, w in zip(got, wanted):
+            if g.strip() != w:
+                print(f"    wanted {w!r}, got {g!r}", flush=True)
+        print(f"{model.dtype} {name}: {n_right}/{len(wanted)} = {n_right / len(wanted):.4f}", flush=True)
+
+    held = [json.loads(line) for line in open(HELD_OUT / "digits.jsonl", encoding="utf-8")]
+    sounds = [soundfile.read(HELD_OUT / row["file"], dtype="float32")[0] for row in held]
+    texts = [row["text"] for row in held]
+    words = [" ".join(WORDS[int(d)] for d in text.split()) for text in texts]
+    known = {"language": "en", "task": "transcribe"}
+    rate("digits.jsonl, transcribe", sounds, texts, **known)
+    rate("digits.jsonl, language detected", sounds, texts, task="transcribe")
+    rate("digits.jsonl, timestamps", sounds, texts, return_timestamps=True, **known)
+    rate("digits.jsonl, translate", sounds, words, language="en", task="translate")
+    rng = random.Random(HELD_OUT_SEED + 9)
+    fresh = [held_out_clip(rng, 1 + i % 8, WINDOW) for i in range(n_fresh)]
+    texts = [as_digits(clip.digits).strip() for clip in fresh]
+    rate("fresh clips, transcribe", [c.sound for c in fresh], texts, **known)
+    rate("fresh clips, timestamps", [c.sound for c in fresh], texts, return_timestamps=True, **known)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("--measure", action="store_true", help="only measure the directory that is there")
+    options.add_argument("--utterances", type=int, default=8000)
+    options.add_argument("--steps", type=int, default=7000)
+    options.add_argument("--threads", type=int, default=1)
+    options.add_argument("--corpus", help="an .npz to keep what was spoken between runs")
+    options = options.parse_args()
+    seed_everything(TRAIN_SEED, options.threads)
+    if not options.measure:
+        make_held_out()
+        corpus = load_or_speak(options.corpus, options.utterances)
+        processor = make_processor()
+        model = make_model(processor.tokenizer)
+        print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+        train(model, processor, corpus, options.steps)
+    measure("auto", 400)
+    measure(torch.float32, 200)
+
+
+if __name__ == "__main__":
+    main()

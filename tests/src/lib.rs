@@ -1,0 +1,1 @@
+//! What no single crate can test: the cluster, golden files, the house rules.
