@@ -65,7 +65,7 @@ pub(crate) fn columns(dims: Dims, start: usize, width: usize) -> Result<()> {
 
 /// Dimensions of the result of `merge_rows`.
 pub(crate) fn merge_rows(dims: Dims, group: usize) -> Result<Dims> {
-    Ok((divides("merge_rows", "rows", group, dims.0)?, dims.1 * group))
+    Ok((divides("merge_rows", "rows", group, dims.0)?, dims.1.saturating_mul(group)))
 }
 
 /// Checks of `scatter_rows`.
@@ -87,40 +87,37 @@ pub(crate) fn linear(x: Dims, in_out: Dims, residual: Option<Dims>) -> Result<()
 pub(crate) fn rope(x: Dims, head_dim: usize, cos: usize, sin: usize) -> Result<()> {
     divides("rope", "head_dim", 2, head_dim)?;
     divides("rope", "x width", head_dim, x.1)?;
-    same("rope", "cos and sin", &[cos, sin], &[x.0 * head_dim / 2; 2])
+    same("rope", "cos and sin", &[cos, sin], &[x.0.saturating_mul(head_dim / 2); 2])
 }
 
-/// Rows of a sequence before and after an unfold.
+/// Sizes of an unfold.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Windows {
     /// Rows of a sequence.
     pub(crate) t: usize,
     /// Windows of a sequence.
     pub(crate) t_out: usize,
+    /// Values of a window.
+    pub(crate) width: usize,
 }
 
 /// Checks of `unfold`. A sequence too short for one window has none.
 pub(crate) fn unfold(x: Dims, conv: Unfold) -> Result<Windows> {
+    let error = |what, actual| KernelError::Shape { op: "unfold", what, expected: vec![], actual };
     if conv.kernel == 0 || conv.stride == 0 {
-        let actual = vec![conv.kernel, conv.stride];
-        return Err(KernelError::Shape {
-            op: "unfold",
-            what: "kernel and stride",
-            expected: vec![1, 1],
-            actual,
-        });
+        return Err(error("kernel and stride", vec![conv.kernel, conv.stride]));
     }
-    if conv.n_seqs == 0 && x.0 == 0 {
-        return Ok(Windows { t: 0, t_out: 0 });
-    }
-    let t = divides("unfold", "rows", conv.n_seqs, x.0)?;
+    let t = if conv.n_seqs == 0 && x.0 == 0 { 0 } else { divides("unfold", "rows", conv.n_seqs, x.0)? };
     let padded = conv.padding.checked_mul(2).and_then(|p| p.checked_add(t));
-    let Some(padded) = padded else {
-        let actual = vec![conv.padding];
-        return Err(KernelError::Shape { op: "unfold", what: "padding", expected: vec![], actual });
-    };
-    let t_out = if padded < conv.kernel { 0 } else { (padded - conv.kernel) / conv.stride + 1 };
-    Ok(Windows { t, t_out })
+    let t_out = padded.map(|p| if p < conv.kernel { 0 } else { (p - conv.kernel) / conv.stride + 1 });
+    let width = x.1.checked_mul(conv.kernel);
+    let n_values = t_out.and_then(|n| n.checked_mul(conv.n_seqs)).and_then(|n| n.checked_mul(width?));
+    match (t_out, width, n_values) {
+        (Some(t_out), Some(width), Some(n)) if n <= isize::MAX as usize / 4 => {
+            Ok(Windows { t, t_out, width })
+        }
+        _ => Err(error("padding and kernel", vec![conv.padding, conv.kernel])),
+    }
 }
 
 /// Checks that heads divide and widths fit.

@@ -1,1 +1,254 @@
 //! The CPU back end: packed weights, SIMD, attention over pages as they lie.
+//!
+//! Kernels are written once over vectors ([`simd`]) and cells ([`cell`]: f32, or pairs of bf16) and compiled for
+//! each instruction set, one of which is chosen when the back end is made. All sums go through one register
+//! tile ([`tile`]), in one order, so a row has the same bits alone and in a batch, on one thread and on many.
+//! They differ between instruction sets and precisions, within rounding.
+//!
+//! This file is the contract with [`Backend`]: it checks arguments and hands them down. Below it, nothing
+//! checks again except what unsafe code leans on.
+
+use crate::check::{self, Dims};
+use crate::ops::{
+    Activation, AttentionShape, Backend, KvLayer, KvLayout, LinearPart, NormKind, PagedBatch, Qkv, Result,
+    Unfold, Varlen, WeightView,
+};
+use crate::stored;
+
+mod simd;
+
+mod cell;
+mod math;
+mod tile;
+
+mod matrix;
+mod panels;
+mod pool;
+
+mod attention;
+mod kv;
+mod linear;
+mod rows;
+
+pub use kv::CpuKvCache;
+pub use linear::CpuLinear;
+pub use matrix::CpuTensor;
+pub use rows::{CpuNorm, CpuTable};
+pub use simd::Isa;
+
+use kv::Pages;
+
+/// How weights, and keys and values in a cache, are kept. Activations and sums are f32 in both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// f32.
+    #[default]
+    F32,
+    /// bf16; what meets them in a product (rows, queries, attention weights) is rounded to bf16 too.
+    Bf16,
+}
+
+/// Settings of the back end.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuConfig {
+    /// Threads, the caller of an op included; zero means one for each core.
+    pub threads: usize,
+    /// Of weights and caches.
+    pub precision: Precision,
+    /// The instruction set; `None` means the best this machine has.
+    pub isa: Option<Isa>,
+}
+
+/// The back end. Clones share its threads.
+#[derive(Clone, Debug)]
+pub struct CpuBackend {
+    pool: pool::Pool,
+    isa: simd::FoundIsa,
+    precision: Precision,
+}
+
+impl CpuBackend {
+    /// A back end with threads of its own.
+    ///
+    /// # Errors
+    /// [`Isa`](crate::KernelError::Isa) if the machine lacks the instruction set asked for;
+    /// [`Library`](crate::KernelError::Library) if threads cannot be started.
+    pub fn new(config: CpuConfig) -> Result<Self> {
+        let isa = simd::FoundIsa::new(config.isa)?;
+        Ok(Self { pool: pool::Pool::new(config.threads)?, isa, precision: config.precision })
+    }
+
+    /// The instruction set it runs on.
+    pub fn isa(&self) -> Isa {
+        self.isa.get()
+    }
+
+    /// How it keeps weights and caches.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+}
+
+impl Backend for CpuBackend {
+    type Tensor = CpuTensor;
+    type Linear = CpuLinear;
+    type Table = CpuTable;
+    type Norm = CpuNorm;
+    type KvCache = CpuKvCache;
+
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<CpuLinear> {
+        Ok(CpuLinear::new(self, stored::stack(parts)?))
+    }
+
+    fn load_table(&self, table: WeightView<'_>) -> Result<CpuTable> {
+        let (n_rows, width) = stored::table_dims(table)?;
+        Ok(CpuTable { dtype: table.dtype, data: table.data.to_vec(), n_rows, width })
+    }
+
+    fn load_norm(
+        &self,
+        kind: NormKind,
+        scale: WeightView<'_>,
+        bias: Option<WeightView<'_>>,
+        eps: f32,
+    ) -> Result<CpuNorm> {
+        let (scale, bias) = stored::norm(scale, bias)?;
+        Ok(CpuNorm { kind, scale, bias, eps })
+    }
+
+    fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<CpuTensor> {
+        check::upload(values.len(), n_tokens, width)?;
+        Ok(CpuTensor::new(values, n_tokens, width))
+    }
+
+    fn download(&self, x: &CpuTensor) -> Result<Vec<f32>> {
+        Ok(x.data().to_vec())
+    }
+
+    fn dims(&self, x: &CpuTensor) -> Dims {
+        x.dims()
+    }
+
+    fn embed(&self, table: &CpuTable, ids: &[u32]) -> Result<CpuTensor> {
+        check::indices("embed", "row", ids, table.n_rows)?;
+        Ok(rows::embed(table, ids))
+    }
+
+    fn gather_rows(&self, x: &CpuTensor, rows: &[u32]) -> Result<CpuTensor> {
+        check::indices("gather_rows", "row", rows, x.dims().0)?;
+        Ok(rows::gather(x, rows))
+    }
+
+    fn scatter_rows(&self, x: &mut CpuTensor, rows: &[u32], src: &CpuTensor) -> Result<()> {
+        check::scatter_rows(x.dims(), rows, src.dims())?;
+        rows::scatter(x, rows, src);
+        Ok(())
+    }
+
+    fn columns(&self, x: &CpuTensor, start: usize, width: usize) -> Result<CpuTensor> {
+        check::columns(x.dims(), start, width)?;
+        Ok(rows::columns(x, start, width))
+    }
+
+    fn merge_rows(&self, x: CpuTensor, group: usize) -> Result<CpuTensor> {
+        let (n_tokens, width) = check::merge_rows(x.dims(), group)?;
+        Ok(x.reshape(n_tokens, width))
+    }
+
+    fn linear(
+        &self,
+        x: &CpuTensor,
+        w: &CpuLinear,
+        act: Activation,
+        residual: Option<&CpuTensor>,
+    ) -> Result<CpuTensor> {
+        check::linear(x.dims(), w.dims(), residual.map(CpuTensor::dims))?;
+        Ok(w.apply(self, x, act, residual))
+    }
+
+    fn norm(&self, x: &CpuTensor, norm: &CpuNorm) -> Result<CpuTensor> {
+        check::same("norm", "x width", &[x.dims().1], &[norm.scale.len()])?;
+        Ok(rows::norm(self, x, norm))
+    }
+
+    fn add(&self, x: &mut CpuTensor, y: &CpuTensor) -> Result<()> {
+        let (x_dims, y_dims) = (x.dims(), y.dims());
+        check::same("add", "y", &[y_dims.0, y_dims.1], &[x_dims.0, x_dims.1])?;
+        rows::add(self, x, y);
+        Ok(())
+    }
+
+    fn gate(&self, x: &CpuTensor, act: Activation) -> Result<CpuTensor> {
+        let width = check::divides("gate", "x width", 2, x.dims().1)?;
+        Ok(rows::gate(self, x, width, act))
+    }
+
+    fn rope(&self, x: &mut CpuTensor, head_dim: usize, cos: &[f32], sin: &[f32]) -> Result<()> {
+        check::rope(x.dims(), head_dim, cos.len(), sin.len())?;
+        rows::rope(self, x, head_dim, [cos, sin]);
+        Ok(())
+    }
+
+    fn unfold(&self, x: &CpuTensor, conv: Unfold) -> Result<CpuTensor> {
+        Ok(rows::unfold(self, x, conv, check::unfold(x.dims(), conv)?))
+    }
+
+    fn attention(
+        &self,
+        qkv: Qkv<'_, CpuTensor>,
+        shape: AttentionShape,
+        seqs: Varlen<'_>,
+    ) -> Result<CpuTensor> {
+        check::attention([qkv.q.dims(), qkv.k.dims(), qkv.v.dims()], shape, seqs)?;
+        match self.precision {
+            Precision::F32 => attention::block_diagonal::<f32>(self, qkv, shape, seqs),
+            Precision::Bf16 => attention::block_diagonal::<cell::Bf16Pair>(self, qkv, shape, seqs),
+        }
+    }
+
+    fn kv_cache(&self, layout: KvLayout) -> Result<CpuKvCache> {
+        CpuKvCache::new(self.precision, layout)
+    }
+
+    fn kv_block_bytes(&self, layout: KvLayout) -> usize {
+        CpuKvCache::block_bytes(self.precision, layout)
+    }
+
+    fn write_kv(
+        &self,
+        cache: &mut CpuKvCache,
+        layer: usize,
+        kv: [&CpuTensor; 2],
+        slots: &[u32],
+    ) -> Result<()> {
+        check::layer("write_kv", layer, cache.layout())?;
+        check::write_kv(kv.map(CpuTensor::dims), cache.layout(), slots)?;
+        cache.write(&self.pool, layer, kv, slots);
+        Ok(())
+    }
+
+    fn copy_blocks(&self, cache: &mut CpuKvCache, pairs: &[(u32, u32)]) -> Result<()> {
+        cache.copy(pairs)
+    }
+
+    fn paged_attention(
+        &self,
+        q: &CpuTensor,
+        kv: KvLayer<'_, CpuKvCache>,
+        shape: AttentionShape,
+        batch: PagedBatch<'_>,
+    ) -> Result<CpuTensor> {
+        let KvLayer { cache, layer, mask } = kv;
+        check::layer("paged_attention", layer, cache.layout())?;
+        check::paged(q.dims(), cache.layout(), shape, mask, batch)?;
+        let step = attention::Step { q, layer, mask, shape, batch };
+        Ok(match &cache.0 {
+            Pages::F32(pages) => attention::paged(self, pages, step),
+            Pages::Bf16(pages) => attention::paged(self, pages, step),
+        })
+    }
+}

@@ -14,5 +14,6 @@ pub mod reference;
 
 pub mod cpu;
 
+pub use cpu::{CpuBackend, CpuConfig, Isa, Precision};
 pub use ops::{Backend, KernelError};
 pub use reference::ReferenceBackend;

@@ -55,22 +55,19 @@ def train_byte_level_bpe(corpus, vocab_size: int, qwen_split: bool) -> Tokenizer
 
 
 class Training:
-    """Muon for the matrices inside the blocks and AdamW for the rest, with a warm-up, a cosine,
-    gradient clipping, and a line of progress."""
+    """AdamW with a warm-up and a cosine, gradient clipping, and a line of progress."""
 
-    def __init__(self, modules, n_steps: int, lr: float, name: str, warmup: int = 200, muon: bool = True):
-        named = [(n, p) for module in modules for n, p in module.named_parameters() if p.requires_grad]
-        blocks = [p for n, p in named if p.ndim == 2 and muon and (".layers." in n or "blocks." in n)]
-        taken = {id(p) for p in blocks}
-        rest = list({id(p): p for _, p in named if id(p) not in taken}.values())
-        self.parameters = blocks + rest
-        matrices, vectors = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": 0.02}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimisers = [torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), fused=True)]
-        if blocks:
-            self.optimisers.append(
-                torch.optim.Muon(blocks, lr=lr, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")
-            )
+    def __init__(self, modules, n_steps: int, lr: float, name: str, warmup: int = 200):
+        parameters = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
+        self.parameters = list(parameters.values())
+        matrices = [p for p in self.parameters if p.ndim >= 2]
+        vectors = [p for p in self.parameters if p.ndim < 2]
+        self.optimiser = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": 0.02}, {"params": vectors, "weight_decay": 0.0}],
+            lr=lr,
+            betas=(0.9, 0.98),
+            fused=True,
+        )
         self.n_steps, self.lr, self.name, self.warmup = n_steps, lr, name, warmup
         self.step_idx = 0
         self.started = time.monotonic()
@@ -81,14 +78,12 @@ class Training:
         progress = self.step_idx / self.n_steps
         rate = min(1.0, (self.step_idx + 1) / self.warmup)
         rate *= 0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
-        for parameter in self.parameters:
-            parameter.grad = None
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.lr * rate
+        self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        for optimiser in self.optimisers:
-            for group in optimiser.param_groups:
-                group["lr"] = self.lr * rate
-            optimiser.step()
+        self.optimiser.step()
         self.step_idx += 1
         for key, value in {"loss": float(loss.detach()), **shown}.items():
             self.sums[key] = self.sums.get(key, 0.0) + value
@@ -110,6 +105,15 @@ def save_model(model, directory: Path, dtype: torch.dtype) -> None:
     cast = copy.deepcopy(model).to(dtype)
     cast.save_pretrained(directory)
     (directory / "model.safetensors").chmod(0o644)
+
+
+def drop_load_options(directory: Path) -> None:
+    """How the tokenizer was loaded here is no property of it, though `transformers` writes it down."""
+    path = directory / "tokenizer_config.json"
+    options = json.loads(path.read_text())
+    for key in ("is_local", "local_files_only"):
+        options.pop(key, None)
+    path.write_text(json.dumps(options, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_jsonl(path: Path, rows) -> None:

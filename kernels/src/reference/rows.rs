@@ -123,10 +123,10 @@ pub(super) fn rope(x: &Tensor, head_dim: usize, cos: &[f32], sin: &[f32]) -> Res
 
 /// Windows of each sequence, zeros outside: `[n_seqs · t_out, channels · kernel]`.
 pub(super) fn unfold(x: &Tensor, conv: Unfold, windows: Windows) -> Result<Tensor> {
-    let Windows { t, t_out } = windows;
+    let Windows { t, t_out, width } = windows;
     let channels = dims(x).1;
     let x = values("unfold", x)?;
-    let mut out = Vec::with_capacity(conv.n_seqs * t_out * channels * conv.kernel);
+    let mut out = Vec::with_capacity(conv.n_seqs * t_out * width);
     for seq in 0..conv.n_seqs {
         for window in 0..t_out {
             for channel in 0..channels {
@@ -137,5 +137,5 @@ pub(super) fn unfold(x: &Tensor, conv: Unfold, windows: Windows) -> Result<Tenso
             }
         }
     }
-    matrix("unfold", out, (conv.n_seqs * t_out, channels * conv.kernel))
+    matrix("unfold", out, (conv.n_seqs * t_out, width))
 }

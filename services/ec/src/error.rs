@@ -100,5 +100,12 @@ impl From<EcError> for Failure {
 
 /// An error and its causes on one line.
 pub fn chain(e: &(dyn Error + 'static)) -> String {
-    std::iter::successors(Some(e), |e| e.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    let mut text = e.to_string();
+    let mut cause = e.source();
+    while let Some(e) = cause {
+        text.push_str(": ");
+        text.push_str(&e.to_string());
+        cause = e.source();
+    }
+    text
 }

@@ -1,1 +1,31 @@
-//! The encoder-cache connector and its stores.
+//! The encoder-cache (EC) connector and its stores: how encoder outputs get from where they are computed to where
+//! they are used.
+//!
+//! It moves framed, verified bytes under content keys, and knows nothing of models, tokens or devices. Read in
+//! this order:
+#![forbid(unsafe_code)]
+
+pub mod object;
+
+pub mod error;
+pub mod store;
+
+pub mod settings;
+
+pub mod fault;
+pub mod metered;
+pub mod retry;
+
+pub mod connector;
+mod local;
+mod lru;
+
+pub mod server;
+mod wire;
+
+pub mod conformance;
+pub mod testing;
+
+pub use error::EcError;
+pub use settings::{EcSetting, open};
+pub use store::{EcStore, PutOutcome, StoreKind};

@@ -23,11 +23,11 @@ pub(crate) struct ByteLru<V> {
 struct Entry<V> {
     value: V,
     bytes: usize,
-    use_: Use,
+    hold: Hold,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+enum Hold {
     Held,
     Idle { since: u64 },
 }
@@ -45,7 +45,7 @@ impl<V: Clone> ByteLru<V> {
             return false;
         }
         let since = self.next_tick();
-        self.entries.insert(key, Entry { value, bytes, use_: Use::Idle { since } });
+        self.entries.insert(key, Entry { value, bytes, hold: Hold::Idle { since } });
         self.idle.insert(since, key);
         self.used = self.used.saturating_add(bytes);
         self.evict();
@@ -55,7 +55,7 @@ impl<V: Clone> ByteLru<V> {
     /// Adds a value that is held, unless the key has one; holds it either way.
     pub(crate) fn insert_held(&mut self, key: ContentKey, value: V, bytes: usize) {
         if !self.hold(&key) {
-            self.entries.insert(key, Entry { value, bytes, use_: Use::Held });
+            self.entries.insert(key, Entry { value, bytes, hold: Hold::Held });
             self.used = self.used.saturating_add(bytes);
             self.evict();
         }
@@ -65,7 +65,7 @@ impl<V: Clone> ByteLru<V> {
     pub(crate) fn get(&mut self, key: &ContentKey) -> Option<V> {
         let tick = self.next_tick();
         let entry = self.entries.get_mut(key)?;
-        if let Use::Idle { since } = &mut entry.use_ {
+        if let Hold::Idle { since } = &mut entry.hold {
             self.idle.remove(since);
             *since = tick;
             self.idle.insert(tick, *key);
@@ -81,9 +81,9 @@ impl<V: Clone> ByteLru<V> {
     /// Keeps the value from eviction. False if there is none.
     pub(crate) fn hold(&mut self, key: &ContentKey) -> bool {
         let Some(entry) = self.entries.get_mut(key) else { return false };
-        if let Use::Idle { since } = entry.use_ {
+        if let Hold::Idle { since } = entry.hold {
             self.idle.remove(&since);
-            entry.use_ = Use::Held;
+            entry.hold = Hold::Held;
         }
         true
     }
@@ -92,9 +92,9 @@ impl<V: Clone> ByteLru<V> {
     pub(crate) fn release(&mut self, key: &ContentKey) {
         let since = self.next_tick();
         if let Some(entry) = self.entries.get_mut(key)
-            && entry.use_ == Use::Held
+            && entry.hold == Hold::Held
         {
-            entry.use_ = Use::Idle { since };
+            entry.hold = Hold::Idle { since };
             self.idle.insert(since, *key);
             self.evict();
         }
@@ -103,7 +103,7 @@ impl<V: Clone> ByteLru<V> {
     /// Takes the value out, held or not.
     pub(crate) fn remove(&mut self, key: &ContentKey) -> Option<V> {
         let entry = self.entries.remove(key)?;
-        if let Use::Idle { since } = entry.use_ {
+        if let Hold::Idle { since } = entry.hold {
             self.idle.remove(&since);
         }
         self.used = self.used.saturating_sub(entry.bytes);
@@ -206,7 +206,7 @@ mod tests {
                     Move::Remove(k) => { lru.remove(&key(k)); }
                 }
                 let sum: usize = lru.entries.values().map(|e| e.bytes).sum();
-                let idle = lru.entries.values().filter(|e| e.use_ != Use::Held).count();
+                let idle = lru.entries.values().filter(|e| e.hold != Hold::Held).count();
                 prop_assert_eq!(lru.used, sum);
                 prop_assert_eq!(lru.idle.len(), idle);
                 prop_assert!(lru.used <= lru.budget || idle == 0);

@@ -138,9 +138,8 @@ pub fn probe(
 pub fn decode(object: Bytes, key: &ContentKey, limits: &Limits) -> Result<EncoderOutput, ObjectError> {
     let first_bytes = object.get(..MAX_HEAD_BYTES).unwrap_or(&object);
     let (item, head_len) = probe_parts(first_bytes, object.len(), key, limits)?;
-    let rows = object
-        .get(head_len..)
-        .ok_or(ObjectError::Truncated { expected: head_len, actual: object.len() })?;
+    let rows =
+        object.get(head_len..).ok_or(ObjectError::Truncated { expected: head_len, actual: object.len() })?;
     Ok(EncoderOutput::verify(item, Arc::from(rows))?)
 }
 

@@ -4,7 +4,7 @@
 //! sequences over the same rows. The key names the *whole* input: encoders are bidirectional, and a match of a
 //! prefix would be wrong. An entry is FILLING from the plan that projects it to the end of that step, then
 //! READY. When no sequence holds it any more it stays for the next one, until its blocks are needed; then the
-//! one unused for longest goes first. It knows neither rows nor sequences.
+//! one taken up longest ago goes first. It knows neither rows nor sequences.
 
 use crate::blocks::{BlockPool, BlockTable, OutOfBlocks, blocks_for};
 use std::collections::HashMap;
@@ -35,6 +35,7 @@ struct Entry {
     /// The cache's own hold on the blocks; sequences hold shares of it.
     table: BlockTable,
     fill: Fill,
+    /// When it was taken up last, by `n_acquired`.
     last_used: u64,
 }
 
@@ -52,7 +53,7 @@ pub enum CrossShare {
 pub struct CrossCache {
     pool: BlockPool,
     entries: HashMap<CrossKey, Entry>,
-    /// Counts acquisitions; orders entries by last use.
+    /// Counts acquisitions.
     n_acquired: u64,
 }
 

@@ -25,21 +25,22 @@
 //! Read in this order:
 #![forbid(unsafe_code)]
 
-pub mod request;
-pub mod engine;
-pub mod scheduler;
-pub mod sequence;
-pub mod items;
+pub mod answer;
 pub mod blocks;
 pub mod cross;
+pub mod engine;
+pub mod error;
+pub mod items;
+pub mod output;
 pub mod plan;
+pub mod request;
 pub mod runner;
 pub mod sampler;
-pub mod answer;
-pub mod output;
-pub mod error;
+pub mod scheduler;
+pub mod sequence;
+pub mod writer;
 
 pub use engine::{Engine, EngineConfig, Event, KvBudget, Readiness, Stats};
 pub use error::EngineError;
-pub use output::{ChosenToken, Delta, Finished, Output, SequenceTimes, Vocabulary};
+pub use output::{ChosenToken, Delta, Finished, Output, SequenceTimes};
 pub use request::{Arrival, SequenceId};

@@ -87,13 +87,16 @@ impl Plan {
         let Some(residence) = sequence.residence() else { return };
         let first_row = self.token_ids.len();
         for i in tokens.clone() {
-            let slot = residence.table.slot(i).expect("the scheduler grew the table for every token it plans");
+            let slot =
+                residence.table.slot(i).expect("the scheduler grew the table for every token it plans");
             self.token_ids.push(sequence.tokens()[i]);
             self.positions.push(sequence.position(i));
             self.slot_mapping.push(slot);
         }
         for (token, output, rows) in sequence.item_rows(&tokens) {
             let first_row = first_row + token - tokens.start;
+            // A placeholder may lie outside the vocabulary; its row is replaced, so any token does.
+            self.token_ids[first_row..first_row + rows.len()].fill(0);
             self.embeds.push(Embed { first_row, output: output.clone(), rows });
         }
         self.self_kv.push(tokens.len(), &residence.table, tokens.end);

@@ -51,9 +51,9 @@ impl Arrival {
     /// contradicts itself.
     pub fn check(&self, capacity: &Capacity) -> Result<(), Failure> {
         self.sampling.validate()?;
-        self.check_tokens(capacity)?;
         self.check_spans(capacity)?;
-        self.check_cross(capacity)
+        self.check_cross(capacity)?;
+        self.check_tokens(capacity)
     }
 
     fn check_tokens(&self, capacity: &Capacity) -> Result<(), Failure> {

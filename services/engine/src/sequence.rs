@@ -180,7 +180,10 @@ impl Sequence {
 
     /// The item rows among tokens `chunk`: for each span that reaches into it the first token, and which rows.
     /// The chunk ends before the first item that is not here.
-    pub fn item_rows(&self, chunk: &Range<usize>) -> impl Iterator<Item = (usize, &EncoderOutput, Range<usize>)> {
+    pub fn item_rows(
+        &self,
+        chunk: &Range<usize>,
+    ) -> impl Iterator<Item = (usize, &EncoderOutput, Range<usize>)> {
         self.spans.iter().filter_map(move |span| {
             let start = span.tokens.start.max(chunk.start);
             let end = span.tokens.end.min(chunk.end);

@@ -1,1 +1,74 @@
-//! To be described.
+//! Families: how a `config.json` becomes a spec, and what each family calls its tensors.
+//!
+//! A family is data and a function that fills it in; layers are shared. The config has two generations: text
+//! settings at the top or under `text_config`, `rope_scaling` or `rope_parameters`; both are read.
+
+use crate::error::ModelError;
+use crate::spec::ModelSpec;
+use std::path::Path;
+
+mod config;
+mod qwen_vl;
+mod stages;
+mod whisper;
+
+pub use config::Config;
+
+/// Models with one spec, one prompt layout and one processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Whisper, any size.
+    Whisper,
+    /// Qwen2-VL.
+    Qwen2Vl,
+    /// Qwen2.5-VL.
+    Qwen25Vl,
+}
+
+impl Family {
+    /// Every family.
+    pub const ALL: [Self; 3] = [Self::Whisper, Self::Qwen2Vl, Self::Qwen25Vl];
+
+    /// The `model_type` of its `config.json`.
+    pub const fn model_type(self) -> &'static str {
+        match self {
+            Self::Whisper => "whisper",
+            Self::Qwen2Vl => "qwen2_vl",
+            Self::Qwen25Vl => "qwen2_5_vl",
+        }
+    }
+
+    /// The family of a configuration.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] naming the families that are served.
+    pub fn of(config: &Config<'_>) -> Result<Self, ModelError> {
+        let model_type = config.text("model_type")?;
+        Self::ALL.into_iter().find(|f| f.model_type() == model_type).ok_or_else(|| {
+            let all: Vec<&str> = Self::ALL.iter().map(|f| f.model_type()).collect();
+            config.unsupported("model_type", model_type, all.join(", "))
+        })
+    }
+
+    /// The spec of a configuration.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+    pub fn spec(self, config: &Config<'_>) -> Result<ModelSpec, ModelError> {
+        match self {
+            Self::Whisper => whisper::spec(config),
+            Self::Qwen2Vl => qwen_vl::spec(config, qwen_vl::Generation::Two),
+            Self::Qwen25Vl => qwen_vl::spec(config, qwen_vl::Generation::TwoAndHalf),
+        }
+    }
+}
+
+/// Reads a JSON file of a model directory.
+///
+/// # Errors
+/// [`ModelError::File`] or [`ModelError::Format`].
+pub fn read_json(path: &Path) -> Result<serde_json::Value, ModelError> {
+    let bytes = std::fs::read(path).map_err(|source| ModelError::File { path: path.to_owned(), source })?;
+    serde_json::from_slice(&bytes)
+        .map_err(|e| ModelError::Format { path: path.to_owned(), message: e.to_string() })
+}

@@ -1,16 +1,21 @@
 //! A Hugging Face directory, opened: configuration, tokenizer and processor read and checked, weights not yet.
 
-use crate::decoder::Decoder;
-use crate::encoder::Encoder;
+use crate::decoder::{Decoder, TransformerDecoder};
+use crate::encoder::{Encoder, TransformerEncoder};
 use crate::error::ModelError;
+use crate::family::{Config, Family, read_json};
 use crate::preprocess::Preprocess;
 use crate::prompt::PromptBuilder;
 use crate::spec::ModelSpec;
 use crate::tokenization::Tokenizer;
+use crate::weights::Weights;
 use std::path::PathBuf;
 use std::sync::Arc;
 use triptych_core::{DType, Fingerprint, Modality, ModelName};
 use triptych_kernels::Backend;
+
+const CONFIG: &str = "config.json";
+const PROCESSOR: &str = "preprocessor_config.json";
 
 /// Where weights come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -28,10 +33,158 @@ pub enum LoadFormat {
 /// Which directory to open and how.
 #[derive(Clone, Debug)]
 pub struct ModelSource {
-    /// The directory.
+    /// The directory. Its weight files are mapped, so nothing may change them while a process serves them.
     pub dir: PathBuf,
     /// The name to serve it under; `None`: the directory's own name.
     pub name: Option<ModelName>,
     /// Where weights come from.
     pub format: LoadFormat,
+}
+
+/// A model that can be served: everything of it but the weights, which each stage loads for itself.
+pub struct Model {
+    source: ModelSource,
+    name: ModelName,
+    family: Family,
+    spec: ModelSpec,
+    modalities: [Modality; 1],
+    // What the encoder's output depends on beside its weights, as text.
+    encoder_settings: String,
+    tokenizer: Arc<Tokenizer>,
+    preprocess: Arc<dyn Preprocess>,
+    prompts: Arc<dyn PromptBuilder>,
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model").field("source", &self.source).field("spec", &self.spec).finish_non_exhaustive()
+    }
+}
+
+impl Model {
+    /// Reads and checks everything but the weights.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a file or key that is missing, wrong, or asks for what is not built.
+    pub fn open(source: &ModelSource) -> Result<Self, ModelError> {
+        let dir = &source.dir;
+        let json = read_json(&dir.join(CONFIG))?;
+        let config = Config::new(CONFIG, &json);
+        let family = Family::of(&config)?;
+        let spec = family.spec(&config)?;
+        let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
+        let processor = read_json(&dir.join(PROCESSOR))?;
+        Ok(Self {
+            name: source.name.clone().unwrap_or_else(|| directory_name(source)),
+            family,
+            modalities: [spec.encoder.modality],
+            encoder_settings: format!("{}\n{processor}", config.get("vision_config").unwrap_or(&json)),
+            preprocess: family.preprocess(dir)?,
+            prompts: family.prompts(dir, &tokenizer)?,
+            tokenizer,
+            spec,
+            source: source.clone(),
+        })
+    }
+
+    /// The name it is served under.
+    pub fn name(&self) -> &ModelName {
+        &self.name
+    }
+
+    /// The `model_type` of its configuration.
+    pub fn family(&self) -> &'static str {
+        self.family.model_type()
+    }
+
+    /// Its shapes.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// Tokens the decoder's context holds.
+    pub fn max_context(&self) -> usize {
+        self.spec.decoder.max_context
+    }
+
+    /// The kinds of items it reads.
+    pub fn modalities(&self) -> &[Modality] {
+        &self.modalities
+    }
+
+    /// Its tokenizer.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// Its processor.
+    pub fn preprocess(&self) -> Arc<dyn Preprocess> {
+        self.preprocess.clone()
+    }
+
+    /// Its prompt layout.
+    pub fn prompts(&self) -> Arc<dyn PromptBuilder> {
+        self.prompts.clone()
+    }
+
+    /// Identity of the encoder of a modality when its rows leave as `dtype`. Reads all bytes of its weights;
+    /// of random ones only the seed.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for a modality without an encoder; else as opening the weights.
+    pub fn fingerprint(&self, modality: Modality, dtype: DType) -> Result<Fingerprint, ModelError> {
+        self.check_modality(modality)?;
+        let mut parts: Vec<Vec<u8>> =
+            vec![modality.as_str().into(), dtype.as_str().into(), self.encoder_settings.as_str().into()];
+        match Weights::open(&self.source.dir, self.source.format)? {
+            Weights::Dummy { seed } => parts.push(format!("dummy {seed}").into()),
+            Weights::Stored(stored) => {
+                for tensor in stored.under(self.spec.encoder.names.prefixes)? {
+                    parts.push(format!("{} {:?} {:?}", tensor.name, tensor.dtype, tensor.shape).into());
+                    parts.push(blake3::hash(tensor.data).as_bytes().to_vec());
+                }
+            }
+        }
+        Ok(Fingerprint::of(parts.iter().map(Vec::as_slice)))
+    }
+
+    /// Loads the encoder of a modality, and nothing of the decoder.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for a modality without an encoder; else as loading the weights.
+    pub fn load_encoder<B: Backend>(
+        &self,
+        modality: Modality,
+        backend: &B,
+    ) -> Result<Box<dyn Encoder>, ModelError> {
+        self.check_modality(modality)?;
+        let weights = Weights::open(&self.source.dir, self.source.format)?;
+        Ok(Box::new(TransformerEncoder::load(&self.spec.encoder, &weights, backend)?))
+    }
+
+    /// Loads the decoder, and nothing of the encoder.
+    ///
+    /// # Errors
+    /// As loading the weights.
+    pub fn load_decoder<B: Backend>(&self, backend: &B) -> Result<Box<dyn Decoder>, ModelError> {
+        let weights = Weights::open(&self.source.dir, self.source.format)?;
+        Ok(Box::new(TransformerDecoder::load(&self.spec.decoder, &weights, backend)?))
+    }
+
+    fn check_modality(&self, modality: Modality) -> Result<(), ModelError> {
+        if self.modalities.contains(&modality) {
+            return Ok(());
+        }
+        Err(ModelError::Config {
+            file: CONFIG,
+            key: "model_type".into(),
+            actual: format!("{}, without an encoder for {modality}", self.family()),
+            expected: format!("an encoder for {modality}"),
+        })
+    }
+}
+
+fn directory_name(source: &ModelSource) -> ModelName {
+    let dir = source.dir.canonicalize().unwrap_or_else(|_| source.dir.clone());
+    ModelName::new(dir.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned()))
 }

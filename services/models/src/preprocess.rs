@@ -1,4 +1,14 @@
 //! Item bytes to encoder input, as the model's own processor does it. Runs on the encoder's CPU pool.
+//!
+//! [`ImageProcessor`] and [`AudioProcessor`] are made with `from_dir(model directory)`, or from their settings.
+//! Bytes come from clients: what a header declares is checked against [`Limits`] before memory is allocated
+//! for it, and a decoder that panics is a corrupt item. It knows no encoder and no cache.
+
+pub mod audio;
+pub mod image;
+
+pub use audio::{AudioProcessor, AudioSettings};
+pub use image::{ImageProcessor, ImageSettings};
 
 use crate::error::ItemError;
 use triptych_core::limits::Limits;
@@ -36,4 +46,72 @@ pub trait Preprocess: Send + Sync {
     /// # Errors
     /// [`ItemError`], with a text for the client.
     fn preprocess(&self, modality: Modality, bytes: &[u8], limits: &Limits) -> Result<EncoderInput, ItemError>;
+}
+
+/// The checks that every kind of item shares.
+fn check_bytes(modality: Modality, bytes: &[u8], limits: &Limits) -> Result<(), ItemError> {
+    if bytes.is_empty() {
+        return Err(ItemError::Empty(format!("the {modality} has no bytes")));
+    }
+    if bytes.len() > limits.max_item_bytes {
+        return Err(ItemError::TooLarge {
+            what: "the item",
+            actual: format!("{} bytes", bytes.len()),
+            limit: format!("{} bytes", limits.max_item_bytes),
+        });
+    }
+    Ok(())
+}
+
+/// Runs a decoder of foreign bytes. The libraries are not ours to trust: a panic of theirs costs the item, not
+/// the process.
+fn contained<T>(
+    modality: Modality,
+    decode: impl FnOnce() -> Result<T, ItemError>,
+) -> Result<T, ItemError> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(decode))
+        .unwrap_or_else(|_| Err(ItemError::Corrupt(format!("the {modality} cannot be decoded"))))
+}
+
+/// What bytes look like, for the text of an error.
+fn look(bytes: &[u8]) -> String {
+    const KNOWN: &[(usize, &[u8], &str)] = &[
+        (0, b"\x89PNG\r\n\x1a\n", "a PNG image"),
+        (0, b"\xff\xd8\xff", "a JPEG image"),
+        (0, b"GIF8", "a GIF image"),
+        (8, b"WEBP", "a WebP image"),
+        (0, b"BM", "a BMP image"),
+        (0, b"II*\0", "a TIFF image"),
+        (0, b"MM\0*", "a TIFF image"),
+        (4, b"ftypavif", "an AVIF image"),
+        (4, b"ftypheic", "a HEIC image"),
+        (4, b"ftypmif1", "a HEIF image"),
+        (0, b"%PDF", "a PDF document"),
+        (0, b"PK\x03\x04", "a ZIP archive"),
+        (0, b"\x1f\x8b", "a gzip file"),
+        (8, b"WAVE", "a WAV sound"),
+        (8, b"AVI ", "an AVI video"),
+        (0, b"fLaC", "a FLAC sound"),
+        (28, b"OpusHead", "an Ogg Opus sound"),
+        (0, b"OggS", "an Ogg sound"),
+        (0, b"ID3", "an MP3 sound"),
+        (0, b"#!AMR", "an AMR sound"),
+        (0, b"\x1a\x45\xdf\xa3", "a Matroska or WebM file"),
+        (4, b"ftyp", "an MP4 file"),
+    ];
+    let found = KNOWN.iter().find(|(at, magic, _)| bytes.get(*at..).is_some_and(|b| b.starts_with(magic)));
+    if let Some((_, _, name)) = found {
+        return (*name).to_owned();
+    }
+    let start = &bytes[..bytes.len().min(64)];
+    let trimmed = start.trim_ascii_start();
+    let is_text = std::str::from_utf8(start).map_or_else(|e| e.error_len().is_none(), |_| true)
+        && !start.iter().any(|b| *b < 9);
+    match is_text {
+        true if trimmed.starts_with(b"<svg") || trimmed.starts_with(b"<?xml") => "an SVG or XML text".into(),
+        true if trimmed.starts_with(b"<") => "an HTML text".into(),
+        true if trimmed.starts_with(b"{") || trimmed.starts_with(b"[") => "a JSON text".into(),
+        true => "a text".into(),
+        false => format!("{} bytes of an unknown format", bytes.len()),
+    }
 }

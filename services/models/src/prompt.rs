@@ -1,4 +1,17 @@
 //! A prompt and the metadata of its items, laid out as decoder sequences.
+//!
+//! [`ChatVl`] serves vision-language models, [`SpeechPrompt`] Whisper; both are made with `from_dir(model
+//! directory, tokenizer)`. They read metadata of items only, never rows or pixels, and know no scheduler.
+
+mod chat_vl;
+mod generation;
+mod positions;
+mod speech;
+mod template;
+
+pub use chat_vl::{ChatVl, VisionTokens};
+pub use speech::SpeechPrompt;
+pub use template::{ChatTemplate, TemplateMessage, TemplatePart};
 
 use crate::error::PromptError;
 use crate::rules::LogitRules;
@@ -86,4 +99,17 @@ pub trait PromptBuilder: Send + Sync {
 
     /// What a request gets when it leaves sampling open.
     fn sampling_defaults(&self) -> SamplingDefaults;
+
+    /// The code of the language that a generated token names; `None` for any other token.
+    fn language(&self, _token: u32) -> Option<&str> {
+        None
+    }
+}
+
+/// Refuses token ids from a client that the model has no embedding for.
+fn check_ids(ids: &[u32], vocab: u32) -> Result<(), PromptError> {
+    match ids.iter().find(|id| **id >= vocab) {
+        Some(id) => Err(PromptError::Invalid(format!("token {id} is not one of the model's {vocab}"))),
+        None => Ok(()),
+    }
 }

@@ -1,7 +1,9 @@
 //! Rules of a family on its logits, applied before sampling.
 //!
 //! Whisper's are the reason: forced task tokens, suppressed tokens, and the grammar of timestamps. The order
-//! is that of transformers' logits processors.
+//! is that of transformers' logits processors
+//! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/generation/logits_process.py>).
+//! It knows no sampler and no sequence: it is handed the tokens generated so far.
 
 use std::sync::Arc;
 
@@ -32,4 +34,139 @@ pub struct LogitRules {
     pub timestamps: Option<TimestampRule>,
     /// Token whose probability at the first free position is reported as "no speech".
     pub no_speech: Option<u32>,
+}
+
+impl LogitRules {
+    /// Whether the rules never change a logit.
+    pub fn is_empty(&self) -> bool {
+        self.suppress.is_empty()
+            && self.begin_suppress.is_empty()
+            && self.steps.is_empty()
+            && self.timestamps.is_none()
+    }
+
+    /// Sets to minus infinity what may not follow `generated`, the tokens of the sequence after its prompt.
+    ///
+    /// `logits: [vocab]`. Ids past the end of either side are ignored. O(vocab).
+    pub fn apply(&self, generated: &[u32], logits: &mut [f32]) {
+        if let Some(allowed) = self.steps.get(generated.len()) {
+            return keep_only(allowed, logits);
+        }
+        let free = generated.get(self.steps.len()..).unwrap_or_default();
+        if free.is_empty() {
+            forbid(&self.begin_suppress, logits);
+        }
+        forbid(&self.suppress, logits);
+        if let Some(rule) = &self.timestamps {
+            rule.apply(free, logits);
+        }
+    }
+}
+
+impl TimestampRule {
+    /// Times come in pairs, do not go back, and one comes first; and one comes whenever all times together are
+    /// more probable than any single other token. `free` are the freely generated tokens.
+    fn apply(&self, free: &[u32], logits: &mut [f32]) {
+        let vocab = logits.len();
+        let at = |id: u32| (id as usize).min(vocab);
+        let first = at(self.first);
+        forbid(&[self.no_timestamps], logits);
+
+        let is_time = |id: &u32| *id >= self.first;
+        let last_is_time = free.last().is_some_and(is_time);
+        // With fewer than two tokens the one before last counts as a time, as in the reference.
+        let one_before_is_time = free.len() < 2 || free.get(free.len() - 2).is_some_and(is_time);
+        if last_is_time && one_before_is_time {
+            logits[first..].fill(f32::NEG_INFINITY);
+        } else if last_is_time {
+            logits[..at(self.end)].fill(f32::NEG_INFINITY);
+        }
+        if let Some(last) = free.iter().copied().rfind(|id| is_time(id)) {
+            // A time that opens a segment may repeat the one that closed the segment before; no other may.
+            let repeats = last_is_time && !one_before_is_time;
+            let next = if repeats { last } else { last.saturating_add(1) };
+            logits[first..at(next).max(first)].fill(f32::NEG_INFINITY);
+        }
+        if free.is_empty() {
+            logits[..first].fill(f32::NEG_INFINITY);
+            if let Some(max) = self.max_initial {
+                let past = at(self.first.saturating_add(max).saturating_add(1));
+                logits[past..].fill(f32::NEG_INFINITY);
+            }
+        }
+        let (text, times) = logits.split_at_mut(first);
+        let best_text = text.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if log_sum_exp(times) > best_text {
+            text.fill(f32::NEG_INFINITY);
+        }
+    }
+}
+
+fn forbid(ids: &[u32], logits: &mut [f32]) {
+    for id in ids {
+        if let Some(logit) = logits.get_mut(*id as usize) {
+            *logit = f32::NEG_INFINITY;
+        }
+    }
+}
+
+fn keep_only(allowed: &[u32], logits: &mut [f32]) {
+    let kept: Vec<(usize, f32)> =
+        allowed.iter().filter_map(|id| logits.get(*id as usize).map(|l| (*id as usize, *l))).collect();
+    logits.fill(f32::NEG_INFINITY);
+    for (id, logit) in kept {
+        logits[id] = logit;
+    }
+}
+
+/// `ln Σ exp`, minus infinity for nothing. Comparing it with a logit is comparing probabilities, since the
+/// normaliser is the same on both sides.
+fn log_sum_exp(logits: &[f32]) -> f32 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if !max.is_finite() {
+        return max;
+    }
+    let sum: f64 = logits.iter().map(|l| f64::from(l - max).exp()).sum();
+    (f64::from(max) + sum.ln()) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_come_before_every_other_rule() {
+        let rules = LogitRules {
+            suppress: [1].into(),
+            begin_suppress: [2].into(),
+            steps: vec![[1, 3].into(), [2].into()],
+            ..LogitRules::default()
+        };
+        let check = |generated: &[u32], allowed: &[u32]| {
+            let mut logits = [0.5; 5];
+            rules.apply(generated, &mut logits);
+            let left: Vec<u32> = (0..5).filter(|i| logits[*i as usize].is_finite()).collect();
+            assert_eq!(left, allowed, "{generated:?}");
+        };
+        check(&[], &[1, 3]);
+        check(&[3], &[2]);
+        check(&[3, 2], &[0, 3, 4]);
+        check(&[3, 2, 0], &[0, 2, 3, 4]);
+    }
+
+    #[test]
+    fn ids_past_the_vocabulary_are_ignored() {
+        let rule = TimestampRule { first: 90, no_timestamps: 89, end: 80, max_initial: Some(u32::MAX) };
+        let rules = LogitRules {
+            suppress: [99].into(),
+            begin_suppress: [u32::MAX].into(),
+            steps: Vec::new(),
+            timestamps: Some(rule),
+            no_speech: None,
+        };
+        for generated in [&[][..], &[90], &[90, 90], &[1, u32::MAX]] {
+            rules.apply(generated, &mut [0.0; 4]);
+            rules.apply(generated, &mut []);
+        }
+    }
 }

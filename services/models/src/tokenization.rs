@@ -88,13 +88,13 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Tokens of a whole input as the encoder of an encoder-decoder model reads it: the client's text without
-    /// control tokens, between those that the model's post-processor adds.
+    /// Tokens of a whole input of an encoder: control tokens are recognised (`<mask>`, `<extra_id_0>` are there
+    /// to be written), and those that the model's post-processor adds stand around it.
     ///
     /// # Errors
     /// As [`Self::encode`].
     pub fn encode_input(&self, text: &str) -> Result<Vec<u32>, PromptError> {
-        let encoding = self.plain.encode_fast(text, true).map_err(refused)?;
+        let encoding = self.full.encode_fast(text, true).map_err(refused)?;
         Ok(encoding.get_ids().to_vec())
     }
 

@@ -1,1 +1,31 @@
-//! The front door: OpenAI HTTP and gRPC in, encoder jobs and hashes out.
+//! The front door: requests come in over OpenAI's HTTP interface and over gRPC, their items go to encoder workers,
+//! and the requests go on to prefill/decode (PD) workers with hashes and metadata only.
+//!
+//! It computes nothing and knows no model: what a model reads, and which encoder makes it, is what the workers
+//! say of themselves. Item bytes leave this process in one direction only, to encoder workers. Read in this order:
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod request;
+
+mod admission;
+mod fleet;
+mod wire;
+
+mod cache;
+mod encode;
+mod flights;
+
+pub mod fetch;
+mod items;
+
+mod observe;
+mod orchestrate;
+
+mod grpc;
+mod openai;
+
+mod serve;
+
+pub use config::{HttpTimes, ProxyConfig, ProxyError};
+pub use serve::run;

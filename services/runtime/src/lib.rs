@@ -8,6 +8,7 @@ pub mod admin;
 pub mod drain;
 pub mod grpc;
 pub mod metrics;
+pub mod serve;
 pub mod status;
 pub mod telemetry;
 pub mod tls;

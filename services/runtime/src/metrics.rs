@@ -90,13 +90,13 @@ mod tests {
     fn text_has_name_unit_help_and_labels() {
         let registry = MetricsRegistry::default();
         registry.counters(metrics::REQUESTS).get_or_create(&vec![("outcome", "ok".into())]).inc();
-        registry.times(metrics::TTFT).get_or_create(&Labels::new()).observe(0.5);
+        registry.times(metrics::TTFT).get_or_create(&vec![("model", "m".into())]).observe(0.5);
         let text = registry.encode();
         for line in [
             "# HELP triptych_time_to_first_token_seconds Time from arrival to the first token.",
             "# UNIT triptych_time_to_first_token_seconds seconds",
             "triptych_requests_total{outcome=\"ok\"} 1",
-            "triptych_time_to_first_token_seconds_count 1",
+            "triptych_time_to_first_token_seconds_count{model=\"m\"} 1",
         ] {
             assert!(text.contains(line), "{line} in\n{text}");
         }

@@ -1,2 +1,63 @@
-//! The one binary.
-fn main() {}
+//! The one binary: `triptych up | proxy | encoder | pd | store | ask`.
+//!
+//! Here settings are read, processes are started and texts for people are written; everything that serves
+//! lives in the libraries. Read in this order:
+//!
+//! - [`cli`] and [`args`]: the commands and the flags that several of them share;
+//! - [`role`]: one process of the cluster, from its flags to its library's `run`;
+//! - [`up`]: the supervisor that starts the roles as children of itself;
+//! - [`ask`]: the client;
+//! - [`model`]: which model directories to serve, also from the hub and from the binary itself.
+#![forbid(unsafe_code)]
+
+mod args;
+mod ask;
+mod cli;
+mod error;
+mod listen;
+mod model;
+mod orphan;
+mod role;
+mod up;
+
+use clap::Parser;
+use cli::{Cli, Command};
+use error::CliError;
+use std::io::Write;
+use std::process::ExitCode;
+use tokio::runtime::{Builder, Runtime};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    triptych_runtime::tls::install_provider();
+    let cli = Cli::parse();
+    if let Some(pid) = cli.supervised_by {
+        orphan::die_with(pid);
+    }
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            // A closed stderr must not turn an error into a panic.
+            let _ = writeln!(std::io::stderr(), "error: {e}");
+            ExitCode::from(e.exit_code())
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), CliError> {
+    match command {
+        // On one thread: the children's lives are bound to the thread that starts them.
+        Command::Up(args) => runtime(Builder::new_current_thread())?.block_on(up::run(args)),
+        Command::Ask(args) => runtime(Builder::new_current_thread())?.block_on(ask::run(args)),
+        Command::Proxy(args) => runtime(Builder::new_multi_thread())?.block_on(role::proxy::run(args)),
+        Command::Encoder(args) => runtime(Builder::new_multi_thread())?.block_on(role::encoder::run(args)),
+        Command::Pd(args) => runtime(Builder::new_multi_thread())?.block_on(role::pd::run(args)),
+        Command::Store(args) => runtime(Builder::new_multi_thread())?.block_on(role::store::run(args)),
+    }
+}
+
+fn runtime(mut builder: Builder) -> Result<Runtime, CliError> {
+    builder.enable_all().build().map_err(|e| CliError::failed("cannot start the async runtime", &e))
+}

@@ -139,7 +139,10 @@ fn seal(item: &EncodedItem) -> [u8; 32] {
         write_extent(item.extent),
         hex(&item.checksum),
     );
-    *blake3::Hasher::new_derive_key("triptych ec object head v1").update(text.as_bytes()).finalize().as_bytes()
+    *blake3::Hasher::new_derive_key("triptych ec object head v1")
+        .update(text.as_bytes())
+        .finalize()
+        .as_bytes()
 }
 
 fn write_extent(extent: Extent) -> String {

@@ -27,8 +27,7 @@ impl MemoryStore {
     /// An empty store that keeps at most `budget_bytes` of objects. An object over the budget is refused like one
     /// over the limit.
     pub fn new(budget_bytes: usize, limits: &Limits) -> Self {
-        let limits =
-            Limits { max_object_bytes: limits.max_object_bytes.min(budget_bytes), ..limits.clone() };
+        let limits = Limits { max_object_bytes: limits.max_object_bytes.min(budget_bytes), ..limits.clone() };
         Self { limits, budget_bytes, objects: Mutex::new(ByteLru::new(budget_bytes)) }
     }
 

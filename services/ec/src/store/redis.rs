@@ -118,20 +118,23 @@ impl RedisStore {
             Value::Nil => return Ok(None),
             value => bytes_of(value).map_err(|source| EcError::Corrupt { key: *key, source })?,
         };
-        let manifest = Manifest::read(&raw, &self.limits)
-            .map_err(|source| EcError::Corrupt { key: *key, source })?;
+        let manifest =
+            Manifest::read(&raw, &self.limits).map_err(|source| EcError::Corrupt { key: *key, source })?;
         Ok(Some((manifest, raw)))
     }
 
     async fn write_chunks(&self, key: &ContentKey, nonce: u128, object: &Bytes) -> Result<(), EcError> {
         let seconds = (self.tuning.ttl + CHUNK_GRACE).as_secs();
-        let chunks = object.chunks(CHUNK_BYTES).enumerate().map(|(i, chunk)| {
-            let mut set = cmd("SET");
-            set.arg(Self::chunk_key(key, nonce, i)).arg(chunk).arg("EX").arg(seconds);
-            set
-        });
-        stream::iter(chunks)
-            .map(|set| async move { self.run(Op::Put, key, set).await.map(drop) })
+        let write = |i: usize| {
+            let chunk = object.slice(i * CHUNK_BYTES..object.len().min((i + 1) * CHUNK_BYTES));
+            async move {
+                let mut set = cmd("SET");
+                set.arg(Self::chunk_key(key, nonce, i)).arg(&chunk[..]).arg("EX").arg(seconds);
+                self.run(Op::Put, key, set).await.map(drop)
+            }
+        };
+        stream::iter(0..object.len().div_ceil(CHUNK_BYTES))
+            .map(write)
             .buffer_unordered(self.tuning.chunks_in_flight.max(1))
             .try_collect()
             .await

@@ -7,7 +7,7 @@ use crate::layers::{
 };
 use crate::spec::{DecoderSpec, ItemsSpec, Positions};
 use crate::weights::Weights;
-use triptych_kernels::ops::{Activation, KvLayer, KvLayout, Mask, PagedBatch};
+use triptych_kernels::ops::{Activation, KvLayer, KvLayout, Mask};
 use triptych_kernels::{Backend, KernelError};
 
 /// A decoder of any family over any back end.
@@ -172,7 +172,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         };
         for (i, layer) in self.layers.iter().enumerate() {
             let caches = Caches { own: &mut self.self_kv, cross: &self.cross_kv, layer: i };
-            x = layer.forward(&self.backend, &x, rotary.as_ref(), (caches, step))?;
+            x = layer.forward(&self.backend, &x, caches, Rows { step, rotary: rotary.as_ref() })?;
         }
         if step.logit_rows.is_empty() {
             return Ok(Vec::new());
@@ -190,6 +190,13 @@ struct Caches<'a, C> {
     own: &'a mut C,
     cross: &'a C,
     layer: usize,
+}
+
+/// What the rows of a step are and where they stand.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    step: &'a StepInput<'a>,
+    rotary: Option<&'a RotaryTables>,
 }
 
 impl<B: Backend> Layer<B> {
@@ -216,8 +223,8 @@ impl<B: Backend> Layer<B> {
         &self,
         backend: &B,
         x: &B::Tensor,
-        rotary: Option<&RotaryTables>,
-        (caches, step): (Caches<'_, B::KvCache>, &StepInput<'_>),
+        caches: Caches<'_, B::KvCache>,
+        Rows { step, rotary }: Rows<'_>,
     ) -> Result<B::Tensor, ModelError> {
         let Caches { own, cross: cross_cache, layer } = caches;
         let mut x = self.attention_norm.around(backend, x, |input, residual| {

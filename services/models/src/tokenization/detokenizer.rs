@@ -40,6 +40,11 @@ impl Detokenizer {
         }
         self.ids.push(id);
         let text = self.tokenizer.decode_all(&self.ids);
+        if text.len() == self.emitted && self.ids.len() == self.n_context + 1 {
+            // An id without a text says nothing, not even as context.
+            self.ids.pop();
+            return String::new();
+        }
         let sure = text.trim_end_matches(REPLACEMENT);
         if sure.len() < text.len() && self.ids.len() - self.n_context >= MAX_PENDING {
             return self.emit(&text, text.len());

@@ -96,8 +96,7 @@ impl Link {
         if current.number != number {
             return;
         }
-        if let Ok(manager) =
-            ConnectionManager::new_lazy_with_config(self.client.clone(), self.config.clone())
+        if let Ok(manager) = ConnectionManager::new_lazy_with_config(self.client.clone(), self.config.clone())
         {
             *current = Generation { manager, number: number + 1 };
         }
@@ -113,7 +112,7 @@ fn is_refusal(e: &RedisError) -> bool {
             ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown | ServerErrorKind::ReadOnly
         ),
         // "max number of clients reached", "NOAUTH": errors with codes of their own.
-        ErrorKind::Extension => true,
+        ErrorKind::Extension => e.code() != Some("OOM"),
         _ => false,
     }
 }

@@ -1,0 +1,112 @@
+//! Attention over pages, for the cache and for plain keys alike.
+//!
+//! The rows that share keys (the queries of a sequence, times the query heads of a key head) are taken in runs
+//! of a few register tiles. For each stretch of keys a tile computes its scores, turns them into weights with
+//! a running maximum and sum, and adds the weighted values (Milakov and Gimelshein 2018, "Online normalizer
+//! calculation for softmax"; Dao 2022, FlashAttention). A matrix of all scores never exists. Stretches are
+//! counted from the first key of the sequence, so what a row computes does not depend on who shares its tile:
+//! keys that only others see weigh exactly zero.
+//!
+//! Plain keys and values are first laid into pages of their own.
+
+use std::ops::Range;
+
+use triptych_core::shape::KV_BLOCK_TOKENS;
+
+use super::CpuBackend;
+use super::cell::{Cell, PANEL, n_cells};
+use super::kv::PagedCells;
+use super::matrix::CpuTensor;
+use super::pool::Shared;
+use crate::ops::{AttentionShape, KvLayout, Mask, PagedBatch, Qkv, Result, Varlen};
+
+mod head;
+
+use head::HeadRows;
+
+/// Register tiles in a task: so many rows read a stretch of keys while it is in the second cache.
+const TASK_TILES: usize = 4;
+
+/// What a step asks of a cache.
+#[derive(Clone, Copy)]
+pub(super) struct Step<'a> {
+    /// `[Σq, n_heads·head_dim]`.
+    pub(super) q: &'a CpuTensor,
+    pub(super) layer: usize,
+    pub(super) mask: Mask,
+    pub(super) shape: AttentionShape,
+    pub(super) batch: PagedBatch<'a>,
+}
+
+/// The rows of one task: some of those that share one key head of one sequence.
+#[derive(Clone, Debug)]
+struct Task {
+    seq: usize,
+    kv_head: usize,
+    /// Row `r` is query `r / group`, head `kv_head · group + r % group`.
+    rows: Range<usize>,
+}
+
+/// Attention inside each sequence; the caller checked the arguments.
+pub(super) fn block_diagonal<C: Cell>(
+    backend: &CpuBackend,
+    qkv: Qkv<'_, CpuTensor>,
+    shape: AttentionShape,
+    seqs: Varlen<'_>,
+) -> Result<CpuTensor> {
+    let lens: Vec<u32> = seqs.cu_seqlens_k.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let (mut slots, mut table_start_loc) = (Vec::with_capacity(qkv.k.dims().0), vec![0_u32]);
+    let mut n_blocks = 0;
+    for &len in &lens {
+        let first = n_blocks * KV_BLOCK_TOKENS as u32;
+        slots.extend(first..first + len);
+        n_blocks += len.div_ceil(KV_BLOCK_TOKENS as u32);
+        table_start_loc.push(n_blocks);
+    }
+    let AttentionShape { n_kv_heads, head_dim, .. } = shape;
+    let layout = KvLayout { n_layers: 1, n_blocks: n_blocks as usize, n_kv_heads, head_dim };
+    let mut pages = PagedCells::<C>::new(layout)?;
+    pages.write(&backend.pool, 0, [qkv.k, qkv.v], &slots);
+    let batch = PagedBatch {
+        query_start_loc: seqs.cu_seqlens_q,
+        table_start_loc: &table_start_loc,
+        block_tables: &(0..n_blocks).collect::<Vec<_>>(),
+        seq_lens: &lens,
+    };
+    Ok(paged(backend, &pages, Step { q: qkv.q, layer: 0, mask: seqs.mask, shape, batch }))
+}
+
+/// Attention of each sequence over its pages; the caller checked the arguments.
+pub(super) fn paged<C: Cell>(backend: &CpuBackend, pages: &PagedCells<C>, step: Step<'_>) -> CpuTensor {
+    let (n_tokens, width) = step.q.dims();
+    let mut out = vec![0.0; n_tokens * width];
+    let (tasks, cost_ns) = tasks::<C>(&step, TASK_TILES * backend.isa.tile_rows());
+    let shared = &Shared::new(&mut out);
+    backend.pool.run(tasks.len(), cost_ns, |i| {
+        backend.isa.run(HeadRows { pages, step: &step, task: &tasks[i], out: shared });
+    });
+    CpuTensor::new(out, n_tokens, width)
+}
+
+/// Cuts a step into tasks of up to `max_rows` rows, and estimates what they take together on one thread.
+fn tasks<C: Cell>(step: &Step<'_>, max_rows: usize) -> (Vec<Task>, usize) {
+    let AttentionShape { n_heads, n_kv_heads, head_dim, .. } = step.shape;
+    let (mut tasks, mut cost_ns) = (Vec::new(), 0);
+    for (seq, &n_keys) in step.batch.seq_lens.iter().enumerate() {
+        let n_rows = queries(step, seq).len() * (n_heads / n_kv_heads);
+        // Two multiply-adds at about 1/50 ns, or two values from memory at about 1/8 ns.
+        let values = n_kv_heads * head_dim * n_keys as usize;
+        cost_ns += (values * n_rows / 25).max(values * n_rows.min(1) / 4 / C::STEPS);
+        for kv_head in 0..n_kv_heads {
+            let starts = (0..n_rows).step_by(max_rows);
+            tasks.extend(starts.map(|row| Task { seq, kv_head, rows: row..n_rows.min(row + max_rows) }));
+        }
+    }
+    (tasks, cost_ns)
+}
+
+/// Rows of `q` of a sequence.
+fn queries(step: &Step<'_>, seq: usize) -> Range<usize> {
+    let offsets = step.batch.query_start_loc;
+    offsets[seq] as usize..offsets[seq + 1] as usize
+}

@@ -1,0 +1,130 @@
+//! Threads of a back end: fork, join, and memory that tasks write in disjoint parts.
+//!
+//! The caller of an op is one of the threads; small work never leaves it. Tasks are taken from a shared
+//! counter, so which thread does what is left to chance: a task must compute the same on any.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::ops::{KernelError, Result};
+
+/// Work below this many nanoseconds stays on the calling thread: waking another costs as much.
+const MIN_PARALLEL_NS: usize = 50_000;
+
+/// A fixed number of threads, the caller of each op among them.
+#[derive(Clone, Debug)]
+pub(super) struct Pool {
+    /// The threads besides the caller; none if it is alone.
+    workers: Option<Arc<ThreadPool>>,
+    n_threads: usize,
+}
+
+impl Pool {
+    /// A pool of `n_threads`; zero means one for each core.
+    pub(super) fn new(n_threads: usize) -> Result<Self> {
+        let n_cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let n_threads = if n_threads == 0 { n_cores() } else { n_threads };
+        if n_threads == 1 {
+            return Ok(Self { workers: None, n_threads });
+        }
+        let builder =
+            ThreadPoolBuilder::new().num_threads(n_threads - 1).thread_name(|i| format!("kernels-{i}"));
+        let workers = builder
+            .build()
+            .map_err(|error| KernelError::Library { op: "thread pool", message: error.to_string() })?;
+        Ok(Self { workers: Some(Arc::new(workers)), n_threads })
+    }
+
+    /// Threads, the caller included.
+    pub(super) fn n_threads(&self) -> usize {
+        self.n_threads
+    }
+
+    /// Calls `task` for each number below `n_tasks`, which together take about `cost_ns` on one thread.
+    pub(super) fn run(&self, n_tasks: usize, cost_ns: usize, task: impl Fn(usize) + Sync) {
+        let helpers = self.n_threads.min(n_tasks).saturating_sub(1);
+        let Some(workers) = self.workers.as_ref().filter(|_| helpers > 0 && cost_ns >= MIN_PARALLEL_NS)
+        else {
+            return (0..n_tasks).for_each(task);
+        };
+        let next = AtomicUsize::new(0);
+        let work = || {
+            loop {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                if i >= n_tasks {
+                    return;
+                }
+                task(i);
+            }
+        };
+        workers.in_place_scope(|scope| {
+            for _ in 0..helpers {
+                scope.spawn(|_| work());
+            }
+            work();
+        });
+    }
+
+    /// Cuts `out`, `[n_rows, width]`, into runs of rows and calls `task(first_row, rows)` for each; a row takes
+    /// about `row_ns`.
+    pub(super) fn rows<T: Send>(
+        &self,
+        out: &mut [T],
+        width: usize,
+        row_ns: usize,
+        task: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        if out.is_empty() {
+            return;
+        }
+        let n_rows = out.len() / width;
+        // A run is a fraction of a thread's share, and long enough to be worth fetching.
+        let run = n_rows.div_ceil(4 * self.n_threads).max(5_000 / row_ns.max(1)).max(1);
+        let out = Shared::new(out);
+        self.run(n_rows.div_ceil(run), n_rows.saturating_mul(row_ns), |i| {
+            let rows = i * run..n_rows.min((i + 1) * run);
+            // SAFETY: runs of rows do not overlap, and each is one task.
+            let slice = unsafe { out.slice(rows.start * width..rows.end * width) };
+            task(rows.start, slice);
+        });
+    }
+}
+
+/// A slice that several tasks write, each its own parts.
+#[derive(Debug)]
+pub(super) struct Shared<'a, T> {
+    first: *mut T,
+    len: usize,
+    slice: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: parts go to one task each (the contract of `slice`), and T may be sent.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
+
+impl<'a, T> Shared<'a, T> {
+    /// Borrows a slice.
+    pub(super) fn new(slice: &'a mut [T]) -> Self {
+        Self { first: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
+    }
+
+    /// A part of it.
+    ///
+    /// # Safety
+    /// While the result lives, no other part may be taken that overlaps it.
+    ///
+    /// # Panics
+    /// If the range is not in the slice.
+    #[expect(clippy::mut_from_ref, reason = "that parts are disjoint is the caller's promise")]
+    #[inline(always)]
+    pub(super) unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "a task writes inside the result");
+        // SAFETY: the range is inside the slice, which the assert above checked.
+        let first = unsafe { self.first.add(range.start) };
+        // SAFETY: as above, and that nobody else has these elements is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(first, range.len()) }
+    }
+}

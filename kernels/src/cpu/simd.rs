@@ -1,0 +1,237 @@
+//! The vector trait, and the instruction sets behind it.
+//!
+//! A kernel is written once over [`Simd`] and runs through [`Isa::run`], which enters a function compiled for
+//! the instruction set; everything below it is `#[inline(always)]`, so that it is compiled there too. The idea
+//! is memchr's (`src/vector.rs`). A value of a [`Simd`] type is proof that the machine has the set: it is
+//! made only by [`Isa::run`], of an [`Isa`] that was found on this machine.
+
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use crate::ops::{KernelError, Result};
+
+/// An instruction set to run kernels on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// Plain Rust, four lanes; multiplies and adds apart.
+    Portable,
+    /// AVX2 and FMA, eight lanes.
+    Avx2,
+    /// AVX-512 F, BW and VL, sixteen lanes; bf16 is widened.
+    Avx512,
+    /// The same with the bf16 dot product.
+    Avx512Bf16,
+}
+
+impl Isa {
+    /// Every set this crate knows, slowest first.
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+
+    /// The name used in settings and errors.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512bf16",
+        }
+    }
+
+    /// Whether this machine has it.
+    pub fn is_available(self) -> bool {
+        match self {
+            Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                Self::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => false,
+        }
+    }
+
+    /// The sets of this machine, slowest first.
+    pub fn available() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|isa| isa.is_available())
+    }
+}
+
+/// An [`Isa`] found on this machine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FoundIsa(Isa);
+
+impl FoundIsa {
+    /// The set asked for, or the fastest there is.
+    ///
+    /// # Errors
+    /// [`KernelError::Isa`] if the machine lacks the set asked for.
+    pub(crate) fn new(forced: Option<Isa>) -> Result<Self> {
+        match forced {
+            Some(isa) if !isa.is_available() => Err(KernelError::Isa(isa.as_str())),
+            Some(isa) => Ok(Self(isa)),
+            None => Ok(Self(Isa::available().last().unwrap_or(Isa::Portable))),
+        }
+    }
+
+    /// The set.
+    pub(crate) fn get(self) -> Isa {
+        self.0
+    }
+
+    /// Runs a kernel compiled for the set.
+    pub(crate) fn run<K: Kernel>(self, kernel: K) {
+        match self.0 {
+            Isa::Portable => kernel.run(portable::Portable),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the field is private and `new` checked that this machine has the set.
+            Isa::Avx2 => unsafe { x86::run_avx2(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Avx512 => unsafe { x86::run_avx512(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Avx512Bf16 => unsafe { x86::run_avx512bf16(kernel) },
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => kernel.run(portable::Portable),
+        }
+    }
+
+    /// Rows of the largest register tile of the set.
+    pub(crate) fn tile_rows(self) -> usize {
+        match self.0 {
+            Isa::Portable | Isa::Avx2 => 6,
+            Isa::Avx512 | Isa::Avx512Bf16 => 14,
+        }
+    }
+}
+
+/// Work to be compiled for each instruction set: arguments as fields, `run` as body.
+pub(crate) trait Kernel {
+    /// The body. Implementations and what they call must be `#[inline(always)]`, without closures in hot
+    /// loops: only what is inlined into the entry of the set is compiled for it.
+    fn run<S: Simd>(self, simd: S);
+}
+
+/// Vectors of f32 of an instruction set.
+///
+/// Every operation works on each lane alone and rounds as IEEE says, so that a value does not depend on the
+/// lane it is computed in. Sets differ in `fma` (the portable one rounds twice) and in `dot_pair`.
+pub(crate) trait Simd: Copy {
+    /// A register.
+    type V: Copy;
+    /// Lanes of a register; divides 16.
+    const LANES: usize;
+    /// Rows of the largest register tile.
+    const ROWS: usize;
+
+    /// `LANES` times `x`.
+    fn splat(self, x: f32) -> Self::V;
+    /// Reads `LANES` values from unaligned memory.
+    ///
+    /// # Safety
+    /// `from` must be valid for reading `LANES` values of four bytes.
+    unsafe fn load_ptr(self, from: *const f32) -> Self::V;
+    /// Writes `LANES` values to unaligned memory.
+    ///
+    /// # Safety
+    /// `to` must be valid for writing `LANES` values.
+    unsafe fn store_ptr(self, to: *mut f32, v: Self::V);
+
+    /// `a + b`.
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a − b`.
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a · b`.
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`.
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The larger; `b` if either is not a number.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The smaller; `b` if either is not a number.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a · b + c`.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// To the nearest whole number.
+    fn round(self, a: Self::V) -> Self::V;
+    /// `a · 2ⁿ` for whole `n` in −200 ..= 200, correct down to denormals and zero and up to infinity.
+    fn scale_by_power(self, a: Self::V, n: Self::V) -> Self::V;
+    /// `acc + a₀·b₀ + a₁·b₁` for pairs of bf16 in each lane, the first in the low half: `a` the same pair for
+    /// all lanes, `b` the bits of a register.
+    fn dot_pair(self, acc: Self::V, a: u32, b: Self::V) -> Self::V;
+
+    /// Reads the first `LANES` values of a slice.
+    #[inline(always)]
+    fn load(self, from: &[f32]) -> Self::V {
+        let from = &from[..Self::LANES];
+        // SAFETY: the slice was just cut to LANES values.
+        unsafe { self.load_ptr(from.as_ptr()) }
+    }
+
+    /// Writes the first `LANES` values of a slice.
+    #[inline(always)]
+    fn store(self, to: &mut [f32], v: Self::V) {
+        let to = &mut to[..Self::LANES];
+        // SAFETY: the slice was just cut to LANES values.
+        unsafe { self.store_ptr(to.as_mut_ptr(), v) }
+    }
+
+    /// Reads up to `LANES` values; `fill` in the lanes past the end.
+    #[inline(always)]
+    fn load_or(self, from: &[f32], fill: f32) -> Self::V {
+        if from.len() >= Self::LANES {
+            return self.load(from);
+        }
+        let mut lanes = [fill; 16];
+        lanes[..from.len()].copy_from_slice(from);
+        self.load(&lanes)
+    }
+
+    /// Writes up to `LANES` values, as many as there is room for.
+    #[inline(always)]
+    fn store_some(self, to: &mut [f32], v: Self::V) {
+        if to.len() >= Self::LANES {
+            return self.store(to, v);
+        }
+        let mut lanes = [0.0; 16];
+        self.store(&mut lanes, v);
+        to.copy_from_slice(&lanes[..to.len()]);
+    }
+
+    /// Sum of the lanes, halves added to halves.
+    #[inline(always)]
+    fn sum(self, v: Self::V) -> f32 {
+        let mut lanes = [0.0; 16];
+        self.store(&mut lanes, v);
+        let mut n = Self::LANES;
+        while n > 1 {
+            n /= 2;
+            for i in 0..n {
+                lanes[i] += lanes[i + n];
+            }
+        }
+        lanes[0]
+    }
+
+    /// Largest lane.
+    #[inline(always)]
+    fn largest(self, v: Self::V) -> f32 {
+        let mut lanes = [f32::NEG_INFINITY; 16];
+        self.store(&mut lanes, v);
+        let mut n = Self::LANES;
+        while n > 1 {
+            n /= 2;
+            for i in 0..n {
+                lanes[i] = lanes[i].max(lanes[i + n]);
+            }
+        }
+        lanes[0]
+    }
+}

@@ -1,0 +1,80 @@
+//! Vectors in plain Rust: what every machine has.
+
+use super::Simd;
+
+/// Four lanes, which compilers put in one register of most machines.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Portable;
+
+/// One register.
+type V = [f32; 4];
+
+/// A method that does the same to each lane.
+macro_rules! lanewise {
+    ($name:ident, |$($arg:ident),+| $body:expr) => {
+        #[inline(always)]
+        fn $name(self, $($arg: V),+) -> V {
+            let mut out = [0.0; 4];
+            for i in 0..4 {
+                $(let $arg = $arg[i];)+
+                out[i] = $body;
+            }
+            out
+        }
+    };
+}
+
+impl Simd for Portable {
+    type V = V;
+    const LANES: usize = 4;
+    const ROWS: usize = 6;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> V {
+        [x; 4]
+    }
+
+    #[inline(always)]
+    unsafe fn load_ptr(self, from: *const f32) -> V {
+        // SAFETY: the caller's promise; an array of f32 has the alignment of bytes when read unaligned.
+        unsafe { from.cast::<V>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store_ptr(self, to: *mut f32, v: V) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<V>().write_unaligned(v) }
+    }
+
+    lanewise!(add, |a, b| a + b);
+    lanewise!(sub, |a, b| a - b);
+    lanewise!(mul, |a, b| a * b);
+    lanewise!(div, |a, b| a / b);
+    lanewise!(max, |a, b| if a > b { a } else { b });
+    lanewise!(min, |a, b| if a < b { a } else { b });
+    // `f32::mul_add` would be a call into libm where the target has no such instruction.
+    lanewise!(fma, |a, b, c| a * b + c);
+    lanewise!(round, |a| a.round_ties_even());
+    lanewise!(scale_by_power, |a, n| {
+        let half = (n as i32) / 2;
+        a * power_of_two(half) * power_of_two(n as i32 - half)
+    });
+
+    #[inline(always)]
+    fn dot_pair(self, acc: V, a: u32, b: V) -> V {
+        let (a0, a1) = (f32::from_bits(a << 16), f32::from_bits(a & 0xffff_0000));
+        let mut out = acc;
+        for i in 0..4 {
+            let b = b[i].to_bits();
+            out[i] += a0 * f32::from_bits(b << 16);
+            out[i] += a1 * f32::from_bits(b & 0xffff_0000);
+        }
+        out
+    }
+}
+
+/// `2ⁿ` for `n` in −126 ..= 127.
+#[inline(always)]
+fn power_of_two(n: i32) -> f32 {
+    f32::from_bits(((n + 127) as u32) << 23)
+}

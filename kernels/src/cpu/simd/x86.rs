@@ -1,0 +1,194 @@
+//! AVX2 and AVX-512: each method one or a few instructions.
+//!
+//! The types are private to their constructors here, [`run_avx2`] and its like, which the caller may enter
+//! only on a machine that has the set. That is what every `SAFETY` line below leans on.
+
+use std::arch::x86_64::*;
+
+use super::{Kernel, Simd};
+
+/// Runs a kernel with AVX2.
+///
+/// # Safety
+/// The machine must have AVX2 and FMA.
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn run_avx2<K: Kernel>(kernel: K) {
+    kernel.run(Avx2(()));
+}
+
+/// Runs a kernel with AVX-512.
+///
+/// # Safety
+/// The machine must have AVX2, FMA and AVX-512 F, BW and VL.
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn run_avx512<K: Kernel>(kernel: K) {
+    kernel.run(Avx512(()));
+}
+
+/// Runs a kernel with AVX-512 and its bf16 dot product.
+///
+/// # Safety
+/// The machine must have AVX2, FMA and AVX-512 F, BW, VL and BF16.
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn run_avx512bf16<K: Kernel>(kernel: K) {
+    kernel.run(Avx512Bf16(()));
+}
+
+/// AVX2 and FMA.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Avx2(());
+
+/// AVX-512 F, BW, VL.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Avx512(());
+
+/// AVX-512 F, BW, VL, BF16.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Avx512Bf16(());
+
+/// Methods that are one instruction without memory.
+macro_rules! instructions {
+    ($($name:ident($($arg:ident),+) = $intrinsic:ident;)+) => {$(
+        #[inline(always)]
+        fn $name(self, $($arg: Self::V),+) -> Self::V {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { $intrinsic($($arg),+) }
+        }
+    )+};
+}
+
+/// Methods that read and write memory.
+macro_rules! memory {
+    ($splat:ident, $load:ident, $store:ident) => {
+        #[inline(always)]
+        fn splat(self, x: f32) -> Self::V {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { $splat(x) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_ptr(self, from: *const f32) -> Self::V {
+            // SAFETY: `self` exists only where the set does; the pointer is the caller's promise.
+            unsafe { $load(from) }
+        }
+
+        #[inline(always)]
+        unsafe fn store_ptr(self, to: *mut f32, v: Self::V) {
+            // SAFETY: `self` exists only where the set does; the pointer is the caller's promise.
+            unsafe { $store(to, v) }
+        }
+    };
+}
+
+impl Simd for Avx2 {
+    type V = __m256;
+    const LANES: usize = 8;
+    const ROWS: usize = 6;
+
+    memory!(_mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps);
+    instructions! {
+        add(a, b) = _mm256_add_ps;
+        sub(a, b) = _mm256_sub_ps;
+        mul(a, b) = _mm256_mul_ps;
+        div(a, b) = _mm256_div_ps;
+        max(a, b) = _mm256_max_ps;
+        min(a, b) = _mm256_min_ps;
+        fma(a, b, c) = _mm256_fmadd_ps;
+    }
+
+    #[inline(always)]
+    fn round(self, a: __m256) -> __m256 {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+    }
+
+    #[inline(always)]
+    fn scale_by_power(self, a: __m256, n: __m256) -> __m256 {
+        // SAFETY: `self` exists only where the set does.
+        let n = unsafe { _mm256_cvtps_epi32(n) };
+        // Two factors, since 2ⁿ itself may not be a normal number.
+        // SAFETY: as above.
+        let half = unsafe { _mm256_srai_epi32::<1>(n) };
+        // SAFETY: as above.
+        let rest = unsafe { _mm256_sub_epi32(n, half) };
+        self.mul(self.mul(a, power_of_two(self, half)), power_of_two(self, rest))
+    }
+
+    #[inline(always)]
+    fn dot_pair(self, acc: __m256, a: u32, b: __m256) -> __m256 {
+        let (a0, a1) = (self.splat(f32::from_bits(a << 16)), self.splat(f32::from_bits(a & 0xffff_0000)));
+        // SAFETY: `self` exists only where the set does.
+        let bits = unsafe { _mm256_castps_si256(b) };
+        // SAFETY: as above.
+        let low = unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)) };
+        // SAFETY: as above.
+        let high = unsafe { _mm256_and_ps(b, _mm256_castsi256_ps(_mm256_set1_epi32(-0x1_0000))) };
+        self.fma(a1, high, self.fma(a0, low, acc))
+    }
+}
+
+/// `2ⁿ` in each lane, `n` in −126 ..= 127.
+#[inline(always)]
+fn power_of_two(_simd: Avx2, n: __m256i) -> __m256 {
+    // SAFETY: the first argument exists only where the set does.
+    let biased = unsafe { _mm256_add_epi32(n, _mm256_set1_epi32(127)) };
+    // SAFETY: as above.
+    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased)) }
+}
+
+/// What the two AVX-512 types share.
+macro_rules! avx512 {
+    () => {
+        type V = __m512;
+        const LANES: usize = 16;
+        const ROWS: usize = 14;
+
+        memory!(_mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps);
+        instructions! {
+            add(a, b) = _mm512_add_ps;
+            sub(a, b) = _mm512_sub_ps;
+            mul(a, b) = _mm512_mul_ps;
+            div(a, b) = _mm512_div_ps;
+            max(a, b) = _mm512_max_ps;
+            min(a, b) = _mm512_min_ps;
+            fma(a, b, c) = _mm512_fmadd_ps;
+            scale_by_power(a, n) = _mm512_scalef_ps;
+        }
+
+        #[inline(always)]
+        fn round(self, a: __m512) -> __m512 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+        }
+    };
+}
+
+impl Simd for Avx512 {
+    avx512!();
+
+    #[inline(always)]
+    fn dot_pair(self, acc: __m512, a: u32, b: __m512) -> __m512 {
+        let (a0, a1) = (self.splat(f32::from_bits(a << 16)), self.splat(f32::from_bits(a & 0xffff_0000)));
+        // SAFETY: `self` exists only where the set does.
+        let bits = unsafe { _mm512_castps_si512(b) };
+        // SAFETY: as above.
+        let low = unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)) };
+        // SAFETY: as above.
+        let high = unsafe { _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-0x1_0000))) };
+        self.fma(a1, high, self.fma(a0, low, acc))
+    }
+}
+
+impl Simd for Avx512Bf16 {
+    avx512!();
+
+    #[inline(always)]
+    fn dot_pair(self, acc: __m512, a: u32, b: __m512) -> __m512 {
+        // SAFETY: `self` exists only where the set does.
+        let a = unsafe { _mm512_castsi512_ps(_mm512_set1_epi32(a.cast_signed())) };
+        // SAFETY: both are 64 bytes, and any bits are a vector of bf16.
+        let [a, b]: [__m512bh; 2] = unsafe { std::mem::transmute([a, b]) };
+        // SAFETY: `self` exists only where the set does.
+        unsafe { _mm512_dpbf16_ps(acc, a, b) }
+    }
+}

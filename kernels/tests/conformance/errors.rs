@@ -1,0 +1,206 @@
+//! What an op cannot take gives an error, never a panic; no rows give no rows.
+
+use triptych_core::DType;
+use triptych_kernels::KernelError;
+use triptych_kernels::ops::{
+    Activation, AttentionShape, Backend, KvLayer, KvLayout, LinearPart, Mask, NormKind, PagedBatch, Qkv,
+    Unfold, Varlen, WeightView,
+};
+
+use crate::attention::shape;
+use crate::linear::layer;
+use crate::rows::load_norm;
+use crate::subject::Subject;
+
+/// Whether the error is of the kind meant for shapes.
+fn shape_error<T>(subject: &str, what: &str, result: Result<T, KernelError>) {
+    match result {
+        Err(KernelError::Shape { .. }) => {}
+        Err(other) => panic!("{subject}: {what}: {other}"),
+        Ok(_) => panic!("{subject}: {what} was accepted"),
+    }
+}
+
+/// Whether the error is of the kind meant for indices.
+fn index_error<T>(subject: &str, what: &str, result: Result<T, KernelError>) {
+    match result {
+        Err(KernelError::Index { .. }) => {}
+        Err(other) => panic!("{subject}: {what}: {other}"),
+        Ok(_) => panic!("{subject}: {what} was accepted"),
+    }
+}
+
+fn view<'a>(shape: &'a [usize], data: &'a [u8]) -> WeightView<'a> {
+    WeightView { dtype: DType::F32, shape, data }
+}
+
+pub fn weights_that_do_not_fit_are_refused<B: Backend>(subject: &Subject<B>) {
+    let (b, name) = (&subject.backend, subject.name.as_str());
+    let bytes = [0_u8; 24];
+    let part = |shape, bias| LinearPart { weight: view(shape, &bytes), bias };
+    shape_error(name, "no part", b.load_linear(&[]));
+    shape_error(name, "too few bytes", b.load_linear(&[part(&[2, 4], None)]));
+    shape_error(name, "too many elements to count", b.load_linear(&[part(&[usize::MAX, 4], None)]));
+    shape_error(name, "one dimension", b.load_linear(&[part(&[6], None)]));
+    shape_error(
+        name,
+        "a bias of another length",
+        b.load_linear(&[part(&[2, 3], Some(view(&[3], &bytes[..12])))]),
+    );
+    shape_error(name, "parts of other inputs", b.load_linear(&[part(&[2, 3], None), part(&[3, 2], None)]));
+    shape_error(name, "a table of one dimension", b.load_table(view(&[6], &bytes)));
+    shape_error(name, "a table of too few bytes", b.load_table(view(&[2, 4], &bytes)));
+    shape_error(
+        name,
+        "a scale of two dimensions",
+        b.load_norm(NormKind::Rms, view(&[2, 3], &bytes), None, 0.0),
+    );
+    let bias = Some(view(&[3], &bytes[..12]));
+    shape_error(
+        name,
+        "a bias of another length",
+        b.load_norm(NormKind::Layer, view(&[6], &bytes), bias, 0.0),
+    );
+}
+
+pub fn shapes_that_do_not_agree_are_refused<B: Backend>(subject: &Subject<B>) {
+    let (b, name) = (&subject.backend, subject.name.as_str());
+    let x = subject.tensor(&[1.0; 12], 3, 4);
+    let y = subject.tensor(&[1.0; 12], 4, 3);
+    let w = layer(subject, &[1.0; 15], None, 3, 5);
+    let norm = load_norm(subject, NormKind::Rms, &[1.0; 3], None);
+    shape_error(name, "too few values", b.upload(vec![0.0; 3], 2, 2));
+    shape_error(name, "values past counting", b.upload(vec![], usize::MAX, 2));
+    shape_error(name, "width of x", b.linear(&x, &w, Activation::None, None));
+    shape_error(name, "residual", b.linear(&y, &w, Activation::None, Some(&x)));
+    shape_error(name, "width of a norm", b.norm(&x, &norm));
+    shape_error(name, "sum", b.add(&mut x.clone(), &y));
+    shape_error(name, "odd gate", b.gate(&y, Activation::None));
+    shape_error(name, "group of rows", b.merge_rows(x.clone(), 2));
+    shape_error(name, "group of no rows", b.merge_rows(x.clone(), 0));
+    shape_error(name, "rows to scatter", b.scatter_rows(&mut x.clone(), &[0], &x));
+    for (head_dim, n) in [(0, 0), (1, 1), (3, 3), (4, 5), (usize::MAX - 1, 0)] {
+        shape_error(name, "heads to turn", b.rope(&mut x.clone(), head_dim, &vec![0.0; n], &vec![0.0; n]));
+    }
+    let fits = Unfold { n_seqs: 1, kernel: 1, stride: 1, padding: 0 };
+    for conv in [
+        Unfold { n_seqs: 2, ..fits },
+        Unfold { n_seqs: 0, ..fits },
+        Unfold { kernel: 0, ..fits },
+        Unfold { stride: 0, ..fits },
+        Unfold { padding: usize::MAX, ..fits },
+        Unfold { padding: usize::MAX / 8, ..fits },
+        Unfold { kernel: usize::MAX, ..fits },
+    ] {
+        shape_error(name, &format!("{conv:?}"), b.unfold(&x, conv));
+    }
+}
+
+pub fn indices_past_the_end_are_refused<B: Backend>(subject: &Subject<B>) {
+    let (b, name) = (&subject.backend, subject.name.as_str());
+    let x = subject.tensor(&[1.0; 12], 3, 4);
+    let bytes = [0_u8; 24];
+    let table = b.load_table(view(&[2, 3], &bytes)).expect("a table");
+    index_error(name, "id", b.embed(&table, &[0, 2]));
+    index_error(name, "row to gather", b.gather_rows(&x, &[3]));
+    index_error(name, "row to scatter", b.scatter_rows(&mut x.clone(), &[0, 1, u32::MAX], &x));
+    index_error(name, "columns", b.columns(&x, 2, 3));
+    index_error(name, "columns past counting", b.columns(&x, 2, usize::MAX));
+}
+
+pub fn offsets_that_are_not_offsets_are_refused<B: Backend>(subject: &Subject<B>) {
+    let name = subject.name.as_str();
+    let x = subject.tensor(&[1.0; 12], 3, 4);
+    let attend = |q: &[u32], k: &[u32], shape: AttentionShape, mask| {
+        let seqs = Varlen { cu_seqlens_q: q, cu_seqlens_k: k, mask };
+        subject.backend.attention(Qkv { q: &x, k: &x, v: &x }, shape, seqs)
+    };
+    let fits = shape(2, 2, 2);
+    assert!(attend(&[0, 1, 3], &[0, 1, 3], fits, Mask::Causal).is_ok());
+    for cu in [&[][..], &[0], &[0, 2], &[1, 3], &[0, 4], &[0, 2, 1, 3]] {
+        shape_error(name, "offsets of queries", attend(cu, &[0, 3], fits, Mask::Full));
+        shape_error(name, "offsets of keys", attend(&[0, 3], cu, fits, Mask::Full));
+    }
+    shape_error(name, "numbers of sequences", attend(&[0, 3], &[0, 1, 3], fits, Mask::Full));
+    shape_error(name, "causal with too few keys", attend(&[0, 3, 3], &[0, 2, 3], fits, Mask::Causal));
+    for (n_heads, n_kv_heads, head_dim) in [(2, 0, 2), (3, 2, 2), (4, 2, 1), (2, 1, 2), (1, 1, 0)] {
+        let odd = AttentionShape { n_heads, n_kv_heads, head_dim, scale: 1.0 };
+        shape_error(name, &format!("{odd:?}"), attend(&[0, 3], &[0, 3], odd, Mask::Full));
+    }
+}
+
+pub fn caches_refuse_what_they_do_not_hold<B: Backend>(subject: &Subject<B>) {
+    let (b, name) = (&subject.backend, subject.name.as_str());
+    let layout = KvLayout { n_layers: 2, n_blocks: 3, n_kv_heads: 2, head_dim: 2 };
+    for head_dim in [0, usize::MAX, usize::MAX / 64] {
+        shape_error(name, "an endless cache", b.kv_cache(KvLayout { head_dim, ..layout }));
+    }
+    let mut cache = b.kv_cache(layout).expect("a cache");
+    let (x, narrow) = (subject.tensor(&[1.0; 12], 3, 4), subject.tensor(&[1.0; 6], 3, 2));
+    index_error(name, "layer", b.write_kv(&mut cache, 2, [&x, &x], &[0, 1, 2]));
+    index_error(name, "slot", b.write_kv(&mut cache, 0, [&x, &x], &[0, 1, 96]));
+    shape_error(name, "slots", b.write_kv(&mut cache, 0, [&x, &x], &[0, 1]));
+    shape_error(name, "width", b.write_kv(&mut cache, 0, [&x, &narrow], &[0, 1, 2]));
+    index_error(name, "block from", b.copy_blocks(&mut cache, &[(3, 0)]));
+    index_error(name, "block to", b.copy_blocks(&mut cache, &[(0, 1), (0, 3)]));
+
+    let fits = PagedBatch {
+        query_start_loc: &[0, 3],
+        table_start_loc: &[0, 2],
+        block_tables: &[2, 0],
+        seq_lens: &[64],
+    };
+    let attend = |layer, shape, mask, batch: PagedBatch<'_>| {
+        b.paged_attention(&x, KvLayer { cache: &cache, layer, mask }, shape, batch)
+    };
+    let heads = shape(2, 2, 2);
+    assert!(attend(1, heads, Mask::Full, fits).is_ok());
+    index_error(name, "layer", attend(2, heads, Mask::Full, fits));
+    index_error(name, "block", attend(0, heads, Mask::Full, PagedBatch { block_tables: &[2, 3], ..fits }));
+    index_error(name, "keys", attend(0, heads, Mask::Full, PagedBatch { seq_lens: &[65], ..fits }));
+    let batches = [
+        PagedBatch { query_start_loc: &[0, 2], ..fits },
+        PagedBatch { table_start_loc: &[0, 1], ..fits },
+        PagedBatch { table_start_loc: &[0, 1, 2], ..fits },
+        PagedBatch { seq_lens: &[], ..fits },
+        PagedBatch { seq_lens: &[2], ..fits },
+    ];
+    for batch in batches {
+        shape_error(name, &format!("{batch:?}"), attend(0, heads, Mask::Causal, batch));
+    }
+    shape_error(name, "heads of the cache", attend(0, shape(2, 1, 2), Mask::Full, fits));
+}
+
+pub fn nothing_in_gives_nothing_out<B: Backend>(subject: &Subject<B>) {
+    let b = &subject.backend;
+    let none = subject.tensor(&[], 0, 4);
+    let empty = |what: &str, x: &B::Tensor, width| subject.close(what, x, (&[], 0, width), 0.0);
+    let w = layer(subject, &[1.0; 20], Some(&[1.0; 5]), 4, 5);
+    empty("linear", &b.linear(&none, &w, Activation::Gelu, None).expect("linear"), 5);
+    let norm = load_norm(subject, NormKind::Layer, &[1.0; 4], None);
+    empty("norm", &b.norm(&none, &norm).expect("norm"), 4);
+    empty("gate", &b.gate(&none, Activation::Silu).expect("gate"), 2);
+    empty("columns", &b.columns(&none, 1, 2).expect("columns"), 2);
+    empty("gathered", &b.gather_rows(&none, &[]).expect("gather"), 4);
+    empty("merged", &b.merge_rows(none.clone(), 2).expect("merge"), 8);
+    let mut x = none.clone();
+    b.scatter_rows(&mut x, &[], &none).expect("scatter");
+    b.add(&mut x, &none).expect("add");
+    b.rope(&mut x, 2, &[], &[]).expect("rope");
+    empty("in place", &x, 4);
+    let conv = Unfold { n_seqs: 0, kernel: 3, stride: 1, padding: 1 };
+    empty("unfolded", &b.unfold(&none, conv).expect("unfold"), 12);
+    let heads = shape(2, 2, 2);
+    for cu in [&[0][..], &[0, 0]] {
+        let seqs = Varlen { cu_seqlens_q: cu, cu_seqlens_k: cu, mask: Mask::Causal };
+        let out = b.attention(Qkv { q: &none, k: &none, v: &none }, heads, seqs);
+        empty("attention", &out.expect("attention"), 4);
+    }
+    let layout = KvLayout { n_layers: 1, n_blocks: 0, n_kv_heads: 2, head_dim: 2 };
+    let mut cache = b.kv_cache(layout).expect("a cache");
+    b.write_kv(&mut cache, 0, [&none, &none], &[]).expect("write");
+    b.copy_blocks(&mut cache, &[]).expect("copy");
+    let batch = PagedBatch { query_start_loc: &[0], table_start_loc: &[0], block_tables: &[], seq_lens: &[] };
+    let kv = KvLayer { cache: &cache, layer: 0, mask: Mask::Causal };
+    empty("paged", &b.paged_attention(&none, kv, heads, batch).expect("paged"), 4);
+}

@@ -1,0 +1,107 @@
+//! What a row gives depends on its sequence alone: bit for bit, whoever else is in the batch and however many
+//! threads run. A request's greedy tokens rest on this.
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use triptych_kernels::ops::{Activation, Backend, Mask, NormKind};
+
+use crate::attention::{Sequences, shape};
+use crate::linear::{layer, weights};
+use crate::paged::{Tables, attend, filled};
+use crate::rows::load_norm;
+use crate::subject::{Subject, values};
+
+pub fn a_row_of_a_linear_layer_is_the_same_alone<B: Backend>(subject: &Subject<B>) {
+    let config = Config { cases: 24, failure_persistence: None, ..Config::default() };
+    let sizes = (1_usize..60, 1_usize..300, 1_usize..300, any::<prop::sample::Index>());
+    let run = TestRunner::new(config).run(&sizes, |(n, n_in, n_out, row)| {
+        let (x, weight, bias) = (values(1, n * n_in), weights(2, n_in, n_out), values(3, n_out));
+        let w = layer(subject, &weight, Some(&bias), n_in, n_out);
+        let row = row.index(n);
+        let linear = |x: &[f32], n| {
+            let y = subject.backend.linear(&subject.tensor(x, n, n_in), &w, Activation::Gelu, None);
+            subject.bits(&y.expect("linear"))
+        };
+        let alone = linear(&x[row * n_in..][..n_in], 1);
+        let together = linear(&x, n);
+        prop_assert_eq!(&together[row * n_out..][..n_out], &alone[..], "row {} of {}", row, n);
+        Ok(())
+    });
+    run.unwrap_or_else(|error| panic!("{}: {error}", subject.name));
+}
+
+pub fn a_sequence_is_the_same_alone<B: Backend>(subject: &Subject<B>) {
+    for mask in [Mask::Full, Mask::Causal] {
+        let lens = [(1, 40), (33, 270), (0, 3), (2, 2), (14, 300)];
+        let seqs = Sequences::new(&lens, shape(4, 2, 20), mask);
+        let together = subject.bits(&seqs.attend(subject, &subject.backend));
+        let bits = |i| subject.bits(&seqs.alone(i).attend(subject, &subject.backend));
+        let alone: Vec<u32> = (0..lens.len()).flat_map(bits).collect();
+        assert_eq!(together, alone, "{} {mask:?}", subject.name);
+    }
+}
+
+pub fn a_cached_sequence_is_the_same_alone<B: Backend>(subject: &Subject<B>) {
+    for mask in [Mask::Full, Mask::Causal] {
+        let lens = [(1, 40), (5, 270), (1, 1), (0, 3), (1, 65)];
+        let seqs = Sequences::new(&lens, shape(6, 2, 33), mask);
+        let tables = Tables::new(&seqs, 1, 7);
+        let cache = filled(subject, &seqs, &tables, 0);
+        let together = subject.bits(&attend(subject, &seqs, &tables, (&cache, 0)));
+        let bits = |i: usize| {
+            let alone = Tables { layout: tables.layout, blocks: vec![tables.blocks[i].clone()] };
+            subject.bits(&attend(subject, &seqs.alone(i), &alone, (&cache, 0)))
+        };
+        let alone: Vec<u32> = (0..lens.len()).flat_map(bits).collect();
+        assert_eq!(together, alone, "{} {mask:?}", subject.name);
+    }
+}
+
+pub fn chunks_of_a_prefill_give_what_the_whole_gives<B: Backend>(subject: &Subject<B>) {
+    let n = 75;
+    let whole = Sequences::new(&[(n, n)], shape(4, 2, 20), Mask::Causal);
+    let tables = Tables::new(&whole, 1, 3);
+    let cache = filled(subject, &whole, &tables, 0);
+    let expect = subject.backend.download(&attend(subject, &whole, &tables, (&cache, 0))).expect("download");
+    let (width, mut start) = (whole.q_width(), 0);
+    for len in [1, 32, 13, 29] {
+        let end = start + len;
+        let q = whole.q[start * width..end * width].to_vec();
+        let chunk = Sequences { lens: vec![(len, end)], q, k: vec![], v: vec![], ..whole };
+        let out = attend(subject, &chunk, &tables, (&cache, 0));
+        subject.close("a chunk", &out, (&expect[start * width..end * width], len, width), 1e-6);
+        start = end;
+    }
+    assert_eq!(start, n);
+}
+
+pub fn threads_do_not_change_a_bit<B: Backend>(subject: &Subject<B>) {
+    let backends = [&subject.backend, &subject.other_threads];
+    for (n, n_in, n_out) in [(1, 600, 2000), (9, 300, 1000), (150, 200, 300)] {
+        let x = subject.tensor(&values(1, n * n_in), n, n_in);
+        let w = layer(subject, &weights(2, n_in, n_out), None, n_in, n_out);
+        let [many, one] = backends.map(|b| b.linear(&x, &w, Activation::None, None).expect("linear"));
+        assert_eq!(subject.bits(&many), subject.bits(&one), "{}: [{n}, {n_in}] by {n_out}", subject.name);
+    }
+    let seqs = Sequences::new(&[(200, 200), (1, 300), (50, 50)], shape(4, 2, 64), Mask::Causal);
+    let [many, one] = backends.map(|b| seqs.attend(subject, b));
+    assert_eq!(subject.bits(&many), subject.bits(&one), "{}: attention", subject.name);
+}
+
+pub fn elementwise_rows_are_the_same_alone<B: Backend>(subject: &Subject<B>) {
+    let (n, width) = (400, 130);
+    let x = values(1, n * width);
+    let norm = load_norm(subject, NormKind::Layer, &values(2, width), None);
+    let both = |x: &[f32], n| {
+        let x = subject.tensor(x, n, width);
+        let normed = subject.backend.norm(&x, &norm).expect("norm");
+        let gated = subject.backend.gate(&x, Activation::Silu).expect("gate");
+        [subject.bits(&normed), subject.bits(&gated)]
+    };
+    let [norms, gates] = both(&x, n);
+    for row in [0, 1, 199, 399] {
+        let [norm, gate] = both(&x[row * width..][..width], 1);
+        assert_eq!(norms[row * width..][..width], norm, "{}: norm of row {row}", subject.name);
+        assert_eq!(gates[row * width / 2..][..width / 2], gate, "{}: gate of row {row}", subject.name);
+    }
+}

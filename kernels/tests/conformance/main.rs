@@ -1,0 +1,88 @@
+//! The conformance suite of [`triptych_kernels::Backend`]: every check runs on every back end, instruction set
+//! and precision of this machine, against plain functions in [`oracle`].
+//!
+//! Checks are generic functions named as sentences; the list at the end of this file makes each a test.
+
+mod attention;
+mod errors;
+mod invariance;
+mod linear;
+mod moving;
+mod oracle;
+mod paged;
+mod rows;
+mod subject;
+
+/// Makes a test of each check, which runs it on every subject.
+macro_rules! on_every_backend {
+    ($($module:ident: $($check:ident),+;)+) => {$($(
+        #[test]
+        fn $check() {
+            $module::$check(&subject::reference());
+            for subject in subject::cpus() {
+                $module::$check(&subject);
+            }
+        }
+    )+)+};
+}
+
+on_every_backend! {
+    linear:
+        linear_is_the_oracles_over_odd_sizes,
+        linear_is_the_oracles_where_it_takes_several_tasks,
+        every_activation_and_residual_is_applied_after_the_bias,
+        stacked_layers_stand_side_by_side,
+        weights_are_read_in_every_dtype_from_unaligned_bytes;
+    moving:
+        upload_and_download_are_inverse,
+        tables_give_their_rows_in_every_dtype,
+        rows_are_gathered_and_scattered_by_number,
+        a_clone_keeps_its_values_when_the_other_is_written,
+        columns_and_merged_rows_keep_the_order_of_values;
+    rows:
+        norms_are_the_oracles_over_odd_widths,
+        a_gate_multiplies_activated_and_plain_half,
+        addition_is_by_element,
+        rotary_embedding_turns_halves,
+        windows_of_a_signal_have_zeros_outside;
+    attention:
+        attention_is_the_oracles_over_odd_sizes,
+        attention_is_the_oracles_over_many_keys,
+        queries_without_keys_give_zeros,
+        large_scores_do_not_overflow;
+    paged:
+        paged_attention_is_attention_whatever_the_block_tables,
+        layers_and_copied_blocks_are_kept_apart,
+        a_slot_written_again_has_the_later_key,
+        what_lies_beyond_the_last_key_does_not_matter,
+        block_bytes_add_up;
+    invariance:
+        a_row_of_a_linear_layer_is_the_same_alone,
+        a_sequence_is_the_same_alone,
+        a_cached_sequence_is_the_same_alone,
+        chunks_of_a_prefill_give_what_the_whole_gives,
+        threads_do_not_change_a_bit,
+        elementwise_rows_are_the_same_alone;
+    errors:
+        weights_that_do_not_fit_are_refused,
+        shapes_that_do_not_agree_are_refused,
+        indices_past_the_end_are_refused,
+        offsets_that_are_not_offsets_are_refused,
+        caches_refuse_what_they_do_not_hold,
+        nothing_in_gives_nothing_out;
+}
+
+#[test]
+fn an_instruction_set_that_is_missing_is_refused() {
+    use triptych_kernels::{CpuBackend, CpuConfig, Isa, KernelError};
+    for isa in Isa::ALL {
+        let made = CpuBackend::new(CpuConfig { isa: Some(isa), threads: 1, ..CpuConfig::default() });
+        match made {
+            Ok(backend) => assert!(isa.is_available() && backend.isa() == isa),
+            Err(error) => {
+                assert!(!isa.is_available());
+                assert_eq!(error, KernelError::Isa(isa.as_str()));
+            }
+        }
+    }
+}

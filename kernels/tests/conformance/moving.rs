@@ -1,0 +1,69 @@
+//! Ops that move values and compute nothing: what comes out is bit for bit what went in.
+
+use triptych_core::DType;
+use triptych_kernels::ops::Backend;
+
+use crate::subject::{Stored, Subject, through, values};
+
+const WIDTHS: [usize; 4] = [1, 12, 33, 80];
+
+pub fn upload_and_download_are_inverse<B: Backend>(subject: &Subject<B>) {
+    for (n, width) in [(0, 4), (1, 1), (3, 33), (4, 0)] {
+        let x = values(1, n * width);
+        subject.close("an upload", &subject.tensor(&x, n, width), (&x, n, width), 0.0);
+    }
+}
+
+pub fn tables_give_their_rows_in_every_dtype<B: Backend>(subject: &Subject<B>) {
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        for width in WIDTHS {
+            let table = values(1, 7 * width);
+            let stored = Stored::new(dtype, &table, &[7, width]);
+            let loaded = subject.backend.load_table(stored.view()).expect("a table");
+            let table = through(dtype, &table);
+            for ids in [&[][..], &[6], &[0, 3, 3, 1]] {
+                let y = subject.backend.embed(&loaded, ids).expect("embed");
+                let expect: Vec<f32> =
+                    ids.iter().flat_map(|&id| &table[id as usize * width..][..width]).copied().collect();
+                subject.close("rows of a table", &y, (&expect, ids.len(), width), 0.0);
+            }
+        }
+    }
+}
+
+pub fn rows_are_gathered_and_scattered_by_number<B: Backend>(subject: &Subject<B>) {
+    for width in WIDTHS {
+        let (x, src) = (values(1, 5 * width), values(2, 2 * width));
+        let mut t = subject.tensor(&x, 5, width);
+        let gathered = subject.backend.gather_rows(&t, &[4, 0, 4]).expect("gather");
+        let row = |i: usize| &x[i * width..][..width];
+        subject.close("gathered rows", &gathered, (&[row(4), row(0), row(4)].concat(), 3, width), 0.0);
+
+        subject.backend.scatter_rows(&mut t, &[3, 1], &subject.tensor(&src, 2, width)).expect("scatter");
+        let (first, second) = src.split_at(width);
+        let expect = [row(0), second, row(2), first, row(4)].concat();
+        subject.close("scattered rows", &t, (&expect, 5, width), 0.0);
+    }
+}
+
+pub fn a_clone_keeps_its_values_when_the_other_is_written<B: Backend>(subject: &Subject<B>) {
+    let x = values(1, 6);
+    let mut written = subject.tensor(&x, 2, 3);
+    let kept = written.clone();
+    subject.backend.add(&mut written, &kept).expect("add");
+    subject.close("the clone", &kept, (&x, 2, 3), 0.0);
+}
+
+pub fn columns_and_merged_rows_keep_the_order_of_values<B: Backend>(subject: &Subject<B>) {
+    let x = values(1, 6 * 33);
+    let t = subject.tensor(&x, 6, 33);
+    for (start, width) in [(0, 33), (1, 1), (20, 13), (33, 0)] {
+        let y = subject.backend.columns(&t, start, width).expect("columns");
+        let expect: Vec<f32> = x.chunks(33).flat_map(|row| &row[start..][..width]).copied().collect();
+        subject.close("columns", &y, (&expect, 6, width), 0.0);
+    }
+    for group in [1, 2, 3, 6] {
+        let y = subject.backend.merge_rows(t.clone(), group).expect("merge");
+        subject.close("merged rows", &y, (&x, 6 / group, 33 * group), 0.0);
+    }
+}

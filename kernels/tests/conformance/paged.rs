@@ -1,0 +1,167 @@
+//! The paged cache.
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use triptych_core::shape::KV_BLOCK_TOKENS;
+use triptych_kernels::ops::{Backend, KvLayer, KvLayout, Mask, PagedBatch};
+
+use crate::attention::{Sequences, offsets, shape};
+use crate::subject::{Subject, values};
+
+/// Block tables of sequences in a cache.
+pub struct Tables {
+    pub layout: KvLayout,
+    /// Of each sequence.
+    pub blocks: Vec<Vec<u32>>,
+}
+
+impl Tables {
+    /// Tables for the keys of `seqs`, blocks taken from the end of the cache in steps of `stride`, an odd
+    /// number, so that they are out of order and apart.
+    pub fn new(seqs: &Sequences, n_layers: usize, stride: u32) -> Self {
+        let n_blocks = 64_u32;
+        let mut next = (0..n_blocks).map(|i| n_blocks - 1 - i * stride % n_blocks);
+        let need = |keys: usize| keys.div_ceil(KV_BLOCK_TOKENS);
+        let blocks = seqs.lens.iter().map(|len| next.by_ref().take(need(len.1)).collect()).collect();
+        let (n_kv_heads, head_dim) = (seqs.shape.n_kv_heads, seqs.shape.head_dim);
+        Self { layout: KvLayout { n_layers, n_blocks: n_blocks as usize, n_kv_heads, head_dim }, blocks }
+    }
+
+    pub fn slots(&self, seqs: &Sequences) -> Vec<u32> {
+        let block_tokens = KV_BLOCK_TOKENS as u32;
+        let slot = |blocks: &[u32], key: u32| {
+            blocks[(key / block_tokens) as usize] * block_tokens + key % block_tokens
+        };
+        let of_seq = |(blocks, len): (&Vec<u32>, &(usize, usize))| -> Vec<u32> {
+            (0..len.1 as u32).map(|key| slot(blocks, key)).collect()
+        };
+        self.blocks.iter().zip(&seqs.lens).flat_map(of_seq).collect()
+    }
+}
+
+/// A cache with the keys of `seqs` in one layer.
+pub fn filled<B: Backend>(
+    subject: &Subject<B>,
+    seqs: &Sequences,
+    tables: &Tables,
+    layer: usize,
+) -> B::KvCache {
+    let mut cache = subject.backend.kv_cache(tables.layout).expect("a cache");
+    write(subject, seqs, tables, (&mut cache, layer));
+    cache
+}
+
+/// Writes the keys of `seqs`.
+pub fn write<B: Backend>(
+    subject: &Subject<B>,
+    seqs: &Sequences,
+    tables: &Tables,
+    to: (&mut B::KvCache, usize),
+) {
+    let (n_keys, width) = (seqs.n_keys(), seqs.kv_width());
+    let (k, v) = (subject.tensor(&seqs.k, n_keys, width), subject.tensor(&seqs.v, n_keys, width));
+    subject.backend.write_kv(to.0, to.1, [&k, &v], &tables.slots(seqs)).expect("write");
+}
+
+/// Attention of the queries of `seqs` over a cache.
+pub fn attend<B: Backend>(
+    subject: &Subject<B>,
+    seqs: &Sequences,
+    tables: &Tables,
+    (cache, layer): (&B::KvCache, usize),
+) -> B::Tensor {
+    let q = subject.tensor(&seqs.q, seqs.n_queries(), seqs.q_width());
+    let seq_lens: Vec<u32> = seqs.lens.iter().map(|len| len.1 as u32).collect();
+    let batch = PagedBatch {
+        query_start_loc: &offsets(seqs.lens.iter().map(|len| len.0)),
+        table_start_loc: &offsets(tables.blocks.iter().map(Vec::len)),
+        block_tables: &tables.blocks.concat(),
+        seq_lens: &seq_lens,
+    };
+    let kv = KvLayer { cache, layer, mask: seqs.mask };
+    subject.backend.paged_attention(&q, kv, seqs.shape, batch).expect("paged attention")
+}
+
+pub fn paged_attention_is_attention_whatever_the_block_tables<B: Backend>(subject: &Subject<B>) {
+    let lens = prop::collection::vec((0_usize..6, 0_usize..70), 1..5);
+    let heads = prop::sample::select(vec![(1, 1), (4, 2), (6, 1)]);
+    let head_dims = prop::sample::select(vec![1_usize, 12, 20, 33, 64, 80, 128]);
+    let strategy = (lens, heads, head_dims, any::<bool>(), 0_u32..32);
+    let config = Config { cases: 24, failure_persistence: None, ..Config::default() };
+    let run =
+        TestRunner::new(config).run(&strategy, |(lens, (n_heads, n_kv_heads), head_dim, causal, stride)| {
+            let mask = if causal { Mask::Causal } else { Mask::Full };
+            let lens: Vec<_> =
+                lens.into_iter().map(|(q, k)| if causal { (q, q + k) } else { (q, k) }).collect();
+            let seqs = Sequences::new(&lens, shape(n_heads, n_kv_heads, head_dim), mask);
+            let tables = Tables::new(&seqs, 2, 2 * stride + 1);
+            let cache = filled(subject, &seqs, &tables, 1);
+            let out = attend(subject, &seqs, &tables, (&cache, 1));
+            let expect = seqs.expect();
+            subject.close(
+                "paged attention",
+                &out,
+                (&expect, seqs.n_queries(), seqs.q_width()),
+                subject.products,
+            );
+            Ok(())
+        });
+    run.unwrap_or_else(|error| panic!("{}: {error}", subject.name));
+}
+
+pub fn layers_and_copied_blocks_are_kept_apart<B: Backend>(subject: &Subject<B>) {
+    let first = Sequences::new(&[(3, 40)], shape(4, 2, 20), Mask::Full);
+    let mut second = Sequences::new(&[(3, 40)], first.shape, Mask::Full);
+    second.v = values(9, second.v.len());
+    let tables = Tables::new(&first, 2, 3);
+    let mut cache = filled(subject, &first, &tables, 0);
+    write(subject, &second, &tables, (&mut cache, 1));
+
+    let copies = Tables { layout: tables.layout, blocks: vec![vec![5, 6]] };
+    let pairs: Vec<(u32, u32)> = tables.blocks[0].iter().copied().zip([5, 6]).collect();
+    subject.backend.copy_blocks(&mut cache, &pairs).expect("copy");
+    for (layer, seqs) in [&first, &second].into_iter().enumerate() {
+        for tables in [&tables, &copies] {
+            let out = attend(subject, seqs, tables, (&cache, layer));
+            subject.close("a layer", &out, (&seqs.expect(), 3, seqs.q_width()), subject.products);
+        }
+    }
+    write(subject, &second, &copies, (&mut cache, 0));
+    let out = attend(subject, &first, &tables, (&cache, 0));
+    subject.close("the block copied from", &out, (&first.expect(), 3, first.q_width()), subject.products);
+}
+
+pub fn a_slot_written_again_has_the_later_key<B: Backend>(subject: &Subject<B>) {
+    let mut seqs = Sequences::new(&[(2, 35)], shape(2, 1, 33), Mask::Causal);
+    let tables = Tables::new(&seqs, 1, 5);
+    let mut cache = filled(subject, &seqs, &tables, 0);
+    seqs.k = values(7, seqs.k.len());
+    seqs.v = values(8, seqs.v.len());
+    write(subject, &seqs, &tables, (&mut cache, 0));
+    let out = attend(subject, &seqs, &tables, (&cache, 0));
+    subject.close("the later keys", &out, (&seqs.expect(), 2, seqs.q_width()), subject.products);
+}
+
+pub fn what_lies_beyond_the_last_key_does_not_matter<B: Backend>(subject: &Subject<B>) {
+    for n_keys in [1, 31, 32, 33, 64, 65, 257] {
+        let seqs = Sequences::new(&[(1, n_keys)], shape(2, 2, 20), Mask::Full);
+        let tables = Tables::new(&seqs, 1, 1);
+        let whole = tables.blocks[0].len() * KV_BLOCK_TOKENS;
+        let mut poison = Sequences::new(&[(1, whole)], seqs.shape, Mask::Full);
+        poison.k.fill(f32::NAN);
+        poison.v.fill(f32::NAN);
+        let mut cache = filled(subject, &poison, &tables, 0);
+        write(subject, &seqs, &tables, (&mut cache, 0));
+        let out = attend(subject, &seqs, &tables, (&cache, 0));
+        subject.close("poisoned pages", &out, (&seqs.expect(), 1, seqs.q_width()), subject.products);
+    }
+}
+
+pub fn block_bytes_add_up<B: Backend>(subject: &Subject<B>) {
+    let layout = KvLayout { n_layers: 1, n_blocks: 9, n_kv_heads: 2, head_dim: 64 };
+    let bytes = subject.backend.kv_block_bytes(layout);
+    let values = 2 * KV_BLOCK_TOKENS * 2 * 64;
+    assert!(bytes == 4 * values || bytes == 2 * values, "{}: {bytes}", subject.name);
+    let layers = KvLayout { n_layers: 3, n_blocks: 1, ..layout };
+    assert_eq!(subject.backend.kv_block_bytes(layers), 3 * bytes, "{}", subject.name);
+}

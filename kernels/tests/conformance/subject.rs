@@ -1,0 +1,117 @@
+//! Who is tested, with what tolerance, on what data.
+
+use triptych_core::DType;
+use triptych_kernels::ops::{Backend, WeightView};
+use triptych_kernels::{CpuBackend, CpuConfig, Isa, Precision, ReferenceBackend};
+
+/// A back end under test.
+pub struct Subject<B> {
+    /// For messages.
+    pub name: String,
+    pub backend: B,
+    /// Error of products, relative to one plus the value.
+    pub products: f32,
+    /// A second back end that may differ in speed only.
+    pub other_threads: B,
+}
+
+/// The reference.
+pub fn reference() -> Subject<ReferenceBackend> {
+    let backend = ReferenceBackend::new();
+    Subject { name: "reference".to_owned(), backend, products: 2e-5, other_threads: backend }
+}
+
+/// Every instruction set of this machine, in both precisions.
+pub fn cpus() -> Vec<Subject<CpuBackend>> {
+    let precisions = [(Precision::F32, 2e-5), (Precision::Bf16, 3e-2)];
+    let each =
+        Isa::available().flat_map(|isa| precisions.map(|(precision, products)| (isa, precision, products)));
+    each.map(|(isa, precision, products)| {
+        let with = |threads| {
+            CpuBackend::new(CpuConfig { threads, precision, isa: Some(isa) }).expect("an available set")
+        };
+        let name = format!("cpu {} {precision:?}", isa.as_str());
+        Subject { name, backend: with(3), products, other_threads: with(1) }
+    })
+    .collect()
+}
+
+/// Error of ops that round only once or twice, relative to one plus the value.
+pub const ELEMENTWISE: f32 = 4e-6;
+
+impl<B: Backend> Subject<B> {
+    /// An activation.
+    pub fn tensor(&self, values: &[f32], n_tokens: usize, width: usize) -> B::Tensor {
+        self.backend.upload(values.to_vec(), n_tokens, width).expect("as many values as the dimensions say")
+    }
+
+    /// An error unless `actual` has the dimensions and, nearly, the values expected.
+    #[track_caller]
+    pub fn close(&self, what: &str, actual: &B::Tensor, expect: (&[f32], usize, usize), tolerance: f32) {
+        let (values, n_tokens, width) = expect;
+        assert_eq!(self.backend.dims(actual), (n_tokens, width), "{}: dimensions of {what}", self.name);
+        let actual = self.backend.download(actual).expect("download");
+        assert_eq!(actual.len(), values.len(), "{}: values of {what}", self.name);
+        for (i, (&a, &e)) in actual.iter().zip(values).enumerate() {
+            let near = (a - e).abs() <= tolerance * (1.0 + e.abs());
+            assert!(near, "{}: {what}: value {i} is {a}, not {e}", self.name);
+        }
+    }
+
+    /// The bits of an activation.
+    pub fn bits(&self, x: &B::Tensor) -> Vec<u32> {
+        self.backend.download(x).expect("download").into_iter().map(f32::to_bits).collect()
+    }
+}
+
+/// Values in −1 ..= 1 that depend on the seed alone.
+pub fn values(seed: u64, n: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// A tensor as it may lie in a file: bytes that start at an odd address.
+pub struct Stored {
+    dtype: DType,
+    shape: Vec<usize>,
+    /// One byte, then the elements.
+    bytes: Vec<u8>,
+}
+
+impl Stored {
+    pub fn f32(values: &[f32], shape: &[usize]) -> Self {
+        Self::new(DType::F32, values, shape)
+    }
+
+    pub fn new(dtype: DType, values: &[f32], shape: &[usize]) -> Self {
+        let mut bytes = vec![0xff];
+        for &value in values {
+            match dtype {
+                DType::F32 => bytes.extend(value.to_le_bytes()),
+                DType::Bf16 => bytes.extend(half::bf16::from_f32(value).to_le_bytes()),
+                DType::F16 => bytes.extend(half::f16::from_f32(value).to_le_bytes()),
+            }
+        }
+        Self { dtype, shape: shape.to_vec(), bytes }
+    }
+
+    pub fn view(&self) -> WeightView<'_> {
+        WeightView { dtype: self.dtype, shape: &self.shape, data: &self.bytes[1..] }
+    }
+}
+
+/// The values as they are after storage.
+pub fn through(dtype: DType, values: &[f32]) -> Vec<f32> {
+    let round = |&value: &f32| match dtype {
+        DType::F32 => value,
+        DType::Bf16 => half::bf16::from_f32(value).to_f32(),
+        DType::F16 => half::f16::from_f32(value).to_f32(),
+    };
+    values.iter().map(round).collect()
+}

@@ -1,0 +1,47 @@
+//! The scheduler's role: decides what to load, inside an engine step. Synchronous; never waits, never fails.
+
+use super::state::{State, lock};
+use super::{CacheStatus, EcConnectorMeta};
+use std::sync::{Arc, Mutex};
+use triptych_core::{EncodedItem, RequestId};
+
+/// The scheduler's side of a connector. Cheap to clone; clones share everything.
+#[derive(Clone)]
+pub struct SchedulerRole {
+    state: Arc<Mutex<State>>,
+}
+
+impl SchedulerRole {
+    pub(super) fn new(state: Arc<Mutex<State>>) -> Self {
+        Self { state }
+    }
+
+    /// Where each item is, in order.
+    pub fn has_caches(&self, items: &[EncodedItem]) -> Vec<CacheStatus> {
+        let state = lock(&self.state);
+        let status = |item: &EncodedItem| match item.key {
+            key if state.local.contains(&key) => CacheStatus::Ready,
+            key if state.is_pending(&key) => CacheStatus::Pending,
+            _ => CacheStatus::Missing,
+        };
+        items.iter().map(status).collect()
+    }
+
+    /// The request was given room and needs the item: holds its rows until [`Self::request_finished`], and puts it
+    /// on the next meta unless it is here or on its way. Calling it again is harmless, and after a failed load it
+    /// is how to ask again.
+    pub fn update_state_after_alloc(&self, request: RequestId, item: &EncodedItem) {
+        lock(&self.state).want(request, item);
+    }
+
+    /// Everything that was asked for since the last call.
+    pub fn build_connector_meta(&self) -> EcConnectorMeta {
+        EcConnectorMeta { loads: lock(&self.state).hand_over() }
+    }
+
+    /// The request ended, in whatever way: gives back what it holds, and drops loads that nobody else wants and
+    /// that have not begun. Calling it again is harmless.
+    pub fn request_finished(&self, request: RequestId) {
+        lock(&self.state).forget(request);
+    }
+}

@@ -1,0 +1,174 @@
+//! A store that fails as it is told, for tests of other crates and for drills. Never in a serving path.
+//!
+//! Faults are either queued, each for the next operation of a kind, or standing, for all of them until cleared.
+
+use crate::error::EcError;
+use crate::store::{EcStore, Op, PutOutcome, StoreKind};
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use triptych_core::{ContentKey, EncodedItem};
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The operation takes this much longer.
+    Latency(Duration),
+    /// The operation never ends; only a timeout does.
+    Hang,
+    /// The operation fails with `Unavailable` and does not take place.
+    Error,
+    /// The operation takes place, and its answer is lost: `Unavailable`.
+    LostAnswer,
+    /// An object is read without its last byte. Other operations are not touched.
+    Torn,
+    /// An object is read with the lowest bit of its last byte flipped. Other operations are not touched.
+    BitFlip,
+    /// An object is gone, though `heads` may just have shown it: it is deleted before it is read. For `heads`,
+    /// all are misses. Other operations are not touched.
+    Vanish,
+}
+
+/// The switchboard of a [`Faulty`] store; cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Faults(Arc<Mutex<Plan>>);
+
+#[derive(Debug, Default)]
+struct Plan {
+    queued: HashMap<Op, VecDeque<Fault>>,
+    standing: HashMap<Op, Fault>,
+    n_calls: HashMap<Op, usize>,
+}
+
+impl Faults {
+    /// The next `op` without a queued fault gets this one, once.
+    pub fn queue(&self, op: Op, fault: Fault) {
+        self.plan().queued.entry(op).or_default().push_back(fault);
+    }
+
+    /// Every `op` gets this fault when none is queued.
+    pub fn stand(&self, op: Op, fault: Fault) {
+        self.plan().standing.insert(op, fault);
+    }
+
+    /// Ends all faults.
+    pub fn clear(&self) {
+        let mut plan = self.plan();
+        plan.queued.clear();
+        plan.standing.clear();
+    }
+
+    /// How often `op` was called, faults and all.
+    pub fn n_calls(&self, op: Op) -> usize {
+        self.plan().n_calls.get(&op).copied().unwrap_or(0)
+    }
+
+    fn next(&self, op: Op) -> Option<Fault> {
+        let mut plan = self.plan();
+        *plan.n_calls.entry(op).or_default() += 1;
+        let queued = plan.queued.get_mut(&op).and_then(VecDeque::pop_front);
+        queued.or_else(|| plan.standing.get(&op).copied())
+    }
+
+    fn plan(&self) -> MutexGuard<'_, Plan> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A store with faults.
+pub struct Faulty {
+    store: Arc<dyn EcStore>,
+    faults: Faults,
+}
+
+impl Faulty {
+    /// Makes `store` fail as `faults` says.
+    pub fn new(store: Arc<dyn EcStore>, faults: Faults) -> Self {
+        Self { store, faults }
+    }
+
+    /// Takes the next fault, and acts out those that come before the operation.
+    async fn before(&self, op: Op) -> Result<Option<Fault>, EcError> {
+        let fault = self.faults.next(op);
+        match fault {
+            Some(Fault::Latency(time)) => tokio::time::sleep(time).await,
+            Some(Fault::Hang) => std::future::pending::<()>().await,
+            Some(Fault::Error) => return Err(self.failure(op)),
+            _ => {}
+        }
+        Ok(fault)
+    }
+
+    /// Acts out those that come after it.
+    fn after<T>(&self, op: Op, fault: Option<Fault>, answer: T) -> Result<T, EcError> {
+        if fault == Some(Fault::LostAnswer) { Err(self.failure(op)) } else { Ok(answer) }
+    }
+
+    fn failure(&self, op: Op) -> EcError {
+        EcError::unavailable(self.kind(), op, "injected fault")
+    }
+}
+
+#[async_trait]
+impl EcStore for Faulty {
+    fn kind(&self) -> StoreKind {
+        self.store.kind()
+    }
+
+    fn describe(&self) -> String {
+        format!("{} with injected faults", self.store.describe())
+    }
+
+    async fn put_if_absent(&self, key: &ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
+        let fault = self.before(Op::Put).await?;
+        self.after(Op::Put, fault, self.store.put_if_absent(key, object).await?)
+    }
+
+    async fn get(&self, key: &ContentKey) -> Result<Option<Bytes>, EcError> {
+        let fault = self.before(Op::Get).await?;
+        if fault == Some(Fault::Vanish) {
+            self.store.delete(key).await?;
+        }
+        let object = self.store.get(key).await?.map(|object| spoil(object, fault));
+        self.after(Op::Get, fault, object)
+    }
+
+    async fn heads(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, EcError> {
+        let fault = self.before(Op::Heads).await?;
+        if fault == Some(Fault::Vanish) {
+            return Ok(vec![None; keys.len()]);
+        }
+        self.after(Op::Heads, fault, self.store.heads(keys).await?)
+    }
+
+    async fn delete(&self, key: &ContentKey) -> Result<bool, EcError> {
+        let fault = self.before(Op::Delete).await?;
+        self.after(Op::Delete, fault, self.store.delete(key).await?)
+    }
+
+    async fn quarantine(&self, key: &ContentKey) -> Result<bool, EcError> {
+        let fault = self.before(Op::Quarantine).await?;
+        self.after(Op::Quarantine, fault, self.store.quarantine(key).await?)
+    }
+
+    async fn ping(&self) -> Result<(), EcError> {
+        let fault = self.before(Op::Ping).await?;
+        self.after(Op::Ping, fault, self.store.ping().await?)
+    }
+}
+
+fn spoil(object: Bytes, fault: Option<Fault>) -> Bytes {
+    match fault {
+        Some(Fault::Torn) => object.slice(..object.len().saturating_sub(1)),
+        Some(Fault::BitFlip) => {
+            let mut bytes = BytesMut::from(object.as_ref());
+            if let Some(last) = bytes.last_mut() {
+                *last ^= 1;
+            }
+            bytes.freeze()
+        }
+        _ => object,
+    }
+}

@@ -1,0 +1,128 @@
+//! The encoder outputs that a worker keeps itself: rows, and which requests hold them.
+//!
+//! A request may hold a key before its rows are here; they are then held from the moment they arrive. Rows that a
+//! request holds stay, past the budget if need be (admission bounds how many requests there are); the others are
+//! evicted, least recently used first. Knows no store and no async.
+
+use crate::lru::ByteLru;
+use std::collections::{BTreeSet, HashMap};
+use triptych_core::{ContentKey, EncoderOutput, RequestId};
+
+/// The cache.
+#[derive(Debug)]
+pub(crate) struct LocalCache {
+    rows: ByteLru<EncoderOutput>,
+    /// What each request holds.
+    holds: HashMap<RequestId, BTreeSet<ContentKey>>,
+    /// How many requests hold each key; never zero. The same facts as `holds`, the other way round.
+    n_holders: HashMap<ContentKey, usize>,
+}
+
+impl LocalCache {
+    /// An empty cache. A budget of zero keeps only what requests hold.
+    pub(crate) fn new(budget_bytes: usize) -> Self {
+        Self { rows: ByteLru::new(budget_bytes), holds: HashMap::new(), n_holders: HashMap::new() }
+    }
+
+    /// Notes that the request needs the key until [`Self::release`]. Holding twice is holding once.
+    pub(crate) fn hold(&mut self, request: RequestId, key: ContentKey) {
+        if self.holds.entry(request).or_default().insert(key) {
+            *self.n_holders.entry(key).or_default() += 1;
+            self.rows.hold(&key);
+        }
+    }
+
+    /// Gives back everything that the request holds. Nothing, if it holds nothing.
+    pub(crate) fn release(&mut self, request: RequestId) {
+        for key in self.holds.remove(&request).unwrap_or_default() {
+            if let Some(n) = self.n_holders.get_mut(&key) {
+                *n -= 1;
+                if *n == 0 {
+                    self.n_holders.remove(&key);
+                    self.rows.release(&key);
+                }
+            }
+        }
+    }
+
+    /// Adds rows; nothing happens if the key has some.
+    pub(crate) fn insert(&mut self, output: EncoderOutput) {
+        let (key, bytes) = (output.item().key, output.rows().len());
+        if self.is_held(&key) {
+            self.rows.insert_held(key, output, bytes);
+        } else {
+            self.rows.insert(key, output, bytes);
+        }
+    }
+
+    /// The rows, and counts as a use of them.
+    pub(crate) fn get(&mut self, key: &ContentKey) -> Option<EncoderOutput> {
+        self.rows.get(key)
+    }
+
+    /// Whether the rows are here.
+    pub(crate) fn contains(&self, key: &ContentKey) -> bool {
+        self.rows.contains(key)
+    }
+
+    /// Whether any request holds the key.
+    pub(crate) fn is_held(&self, key: &ContentKey) -> bool {
+        self.n_holders.contains_key(key)
+    }
+
+    /// Bytes of all rows.
+    pub(crate) fn used_bytes(&self) -> usize {
+        self.rows.used()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::sample_output;
+    use proptest::prelude::*;
+
+    fn key(n: u8) -> ContentKey {
+        ContentKey::from_bytes([n; 32])
+    }
+
+    fn request(n: u8) -> RequestId {
+        RequestId::from_bits(n.into())
+    }
+
+    #[test]
+    fn rows_stay_until_the_last_request_gives_them_back() {
+        let mut cache = LocalCache::new(0);
+        cache.hold(request(1), key(1));
+        cache.hold(request(2), key(1));
+        cache.insert(sample_output(key(1), 64));
+        cache.release(request(1));
+        assert!(cache.contains(&key(1)));
+        cache.release(request(2));
+        assert!(!cache.contains(&key(1)), "nobody holds it and the budget is zero");
+        assert_eq!(cache.used_bytes(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn held_rows_never_go_and_the_rest_fits_the_budget(
+            moves in proptest::collection::vec((0u8..4, 0u8..4, 0u8..5), 0..60),
+        ) {
+            let mut cache = LocalCache::new(300);
+            for (what, r, k) in moves {
+                match what {
+                    0 => cache.hold(request(r), key(k)),
+                    1 => cache.release(request(r)),
+                    2 => cache.insert(sample_output(key(k), 128)),
+                    _ => { cache.get(&key(k)); }
+                }
+                let held: BTreeSet<_> = cache.holds.values().flatten().collect();
+                prop_assert_eq!(held.len(), cache.n_holders.len());
+                let resident = (0..5).filter(|k| cache.contains(&key(*k))).count();
+                let idle = (0..5).filter(|k| cache.contains(&key(*k)) && !cache.is_held(&key(*k))).count();
+                prop_assert_eq!(cache.used_bytes(), resident * 128);
+                prop_assert!(cache.used_bytes() <= 300 || idle == 0);
+            }
+        }
+    }
+}

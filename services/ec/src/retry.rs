@@ -1,0 +1,108 @@
+//! Tries an operation again when the store was not there, with a limit on tries and on the time of each.
+//!
+//! Every operation of a store may be done twice: a put that did take place is `AlreadyThere` the second time, and
+//! a removal finds nothing.
+
+use crate::error::EcError;
+use crate::store::{EcStore, Op, PutOutcome, StoreKind};
+use async_trait::async_trait;
+use bytes::Bytes;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+use triptych_core::{ContentKey, EncodedItem};
+
+/// How often and how long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RetryPolicy {
+    /// Tries in all. Default 3; 0 is read as 1.
+    pub attempts: u32,
+    /// Longest time of one try. Default 10 s.
+    pub attempt_timeout: Duration,
+    /// Pause before the second try; it doubles from there. Default 20 ms.
+    pub first_pause: Duration,
+    /// Longest pause. Default 500 ms.
+    pub max_pause: Duration,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            attempts: 3,
+            attempt_timeout: Duration::from_secs(10),
+            first_pause: Duration::from_millis(20),
+            max_pause: Duration::from_millis(500),
+        }
+    }
+}
+
+/// A store that tries again.
+pub struct Retrying {
+    store: Arc<dyn EcStore>,
+    policy: RetryPolicy,
+}
+
+impl Retrying {
+    /// Tries the operations of `store` again.
+    pub fn new(store: Arc<dyn EcStore>, policy: RetryPolicy) -> Self {
+        Self { store, policy }
+    }
+
+    async fn retry<T, F>(&self, op: Op, attempt: impl Fn() -> F) -> Result<T, EcError>
+    where
+        F: Future<Output = Result<T, EcError>>,
+    {
+        let limit = self.policy.attempt_timeout;
+        let mut pause = self.policy.first_pause;
+        let mut left = self.policy.attempts.max(1);
+        loop {
+            left -= 1;
+            let ended = timeout(limit, attempt()).await;
+            let result = ended.unwrap_or(Err(EcError::TimedOut { store: self.kind(), op, limit }));
+            match result {
+                Err(e) if e.is_retryable() && left > 0 => {
+                    tracing::debug!(%op, error = %e, left, "trying again");
+                    sleep(pause).await;
+                    pause = pause.saturating_mul(2).min(self.policy.max_pause);
+                }
+                result => return result,
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl EcStore for Retrying {
+    fn kind(&self) -> StoreKind {
+        self.store.kind()
+    }
+
+    fn describe(&self) -> String {
+        self.store.describe()
+    }
+
+    async fn put_if_absent(&self, key: &ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
+        self.retry(Op::Put, || self.store.put_if_absent(key, object.clone())).await
+    }
+
+    async fn get(&self, key: &ContentKey) -> Result<Option<Bytes>, EcError> {
+        self.retry(Op::Get, || self.store.get(key)).await
+    }
+
+    async fn heads(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, EcError> {
+        self.retry(Op::Heads, || self.store.heads(keys)).await
+    }
+
+    async fn delete(&self, key: &ContentKey) -> Result<bool, EcError> {
+        self.retry(Op::Delete, || self.store.delete(key)).await
+    }
+
+    async fn quarantine(&self, key: &ContentKey) -> Result<bool, EcError> {
+        self.retry(Op::Quarantine, || self.store.quarantine(key)).await
+    }
+
+    async fn ping(&self) -> Result<(), EcError> {
+        self.retry(Op::Ping, || self.store.ping()).await
+    }
+}

@@ -1,0 +1,187 @@
+//! The memory store, and each decorator: the conformance suite, and what each adds.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use triptych_core::limits::Limits;
+use triptych_core::{ContentKey, Failure, FailureClass};
+use triptych_ec::conformance::{self, sample_output};
+use triptych_ec::fault::{Fault, Faults, Faulty};
+use triptych_ec::metered::{EcObserver, Metered, NoObserver, Tier};
+use triptych_ec::object::{decode, encode};
+use triptych_ec::retry::{RetryPolicy, Retrying};
+use triptych_ec::store::memory::MemoryStore;
+use triptych_ec::store::{Op, StoreKind};
+use triptych_ec::{EcError, EcStore, PutOutcome};
+
+use crate::key;
+
+fn memory() -> Arc<dyn EcStore> {
+    Arc::new(MemoryStore::new(64 << 20, &conformance::limits()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_conforms() {
+    conformance::run(memory()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_decorator_conforms() {
+    conformance::run(Arc::new(Metered::new(memory(), Arc::new(NoObserver)))).await;
+    conformance::run(Arc::new(Retrying::new(memory(), RetryPolicy::default()))).await;
+    conformance::run(Arc::new(Faulty::new(memory(), Faults::default()))).await;
+}
+
+/// Latency is no breach of the contract, and neither are failures behind retries.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_store_and_one_that_loses_answers_conform() {
+    let faults = Faults::default();
+    for op in [Op::Put, Op::Get, Op::Heads] {
+        faults.stand(op, Fault::Latency(Duration::from_millis(1)));
+    }
+    conformance::run(Arc::new(Faulty::new(memory(), faults.clone()))).await;
+    faults.clear();
+    for op in [Op::Get, Op::Heads] {
+        (0..5).for_each(|_| faults.queue(op, Fault::LostAnswer));
+    }
+    let policy = RetryPolicy { attempts: 6, first_pause: Duration::ZERO, ..RetryPolicy::default() };
+    conformance::run(Arc::new(Retrying::new(Arc::new(Faulty::new(memory(), faults)), policy))).await;
+}
+
+#[tokio::test]
+async fn memory_drops_the_least_recently_used_within_its_budget() {
+    let store = MemoryStore::new(3 << 20, &Limits::default());
+    for n in 1..=4 {
+        if n == 4 {
+            assert!(store.get(&key(1)).await.unwrap().is_some());
+        }
+        let outcome = store.put_if_absent(&key(n), encode(&sample_output(key(n), 1_000_000))).await;
+        assert_eq!(outcome.unwrap(), PutOutcome::Stored);
+    }
+    assert_eq!(store.n_objects(), 3);
+    assert!(store.used_bytes() <= 3 << 20);
+    let there: Vec<bool> =
+        store.heads(&[key(1), key(2), key(3), key(4)]).await.unwrap().iter().map(Option::is_some).collect();
+    assert_eq!(there, [true, false, true, true]);
+    let over = store.put_if_absent(&key(5), vec![0; (3 << 20) + 1].into()).await.unwrap_err();
+    assert!(matches!(over, EcError::TooLarge { limit: 3_145_728, .. }));
+    assert_eq!(Failure::from(over).class, FailureClass::TooLarge);
+}
+
+#[derive(Default)]
+struct Notes(Mutex<Vec<String>>);
+
+impl Notes {
+    fn add(&self, note: String) {
+        self.0.lock().unwrap().push(note);
+    }
+}
+
+impl EcObserver for Notes {
+    fn hit(&self, tier: Tier) {
+        self.add(format!("hit {}", tier.as_str()));
+    }
+    fn miss(&self, tier: Tier) {
+        self.add(format!("miss {}", tier.as_str()));
+    }
+    fn corrupt(&self, tier: Tier) {
+        self.add(format!("corrupt {}", tier.as_str()));
+    }
+    fn published(&self, bytes: usize, _: Duration) {
+        self.add(format!("published {bytes}"));
+    }
+    fn loaded(&self, bytes: usize, _: Duration) {
+        self.add(format!("loaded {bytes}"));
+    }
+}
+
+#[tokio::test]
+async fn the_observer_learns_what_happened() {
+    let notes = Arc::new(Notes::default());
+    let store = Metered::new(memory(), notes.clone());
+    let object = encode(&sample_output(key(1), 64));
+    store.get(&key(1)).await.unwrap();
+    store.put_if_absent(&key(1), object.clone()).await.unwrap();
+    store.put_if_absent(&key(1), object.clone()).await.unwrap();
+    store.heads(&[key(2), key(1)]).await.unwrap();
+    store.get(&key(1)).await.unwrap();
+    store.quarantine(&key(1)).await.unwrap();
+    let n = object.len();
+    let expect = [
+        "miss memory".into(),
+        format!("published {n}"),
+        "miss memory".into(),
+        "hit memory".into(),
+        "hit memory".into(),
+        format!("loaded {n}"),
+        "corrupt memory".into(),
+    ];
+    assert_eq!(*notes.0.lock().unwrap(), expect);
+}
+
+#[tokio::test]
+async fn retries_are_bounded_and_only_for_what_may_pass() {
+    let cases = [
+        // (faults queued for get, tries allowed, calls seen, ends well)
+        (vec![], 3, 1, true),
+        (vec![Fault::Error], 3, 2, true),
+        (vec![Fault::Error, Fault::LostAnswer], 3, 3, true),
+        (vec![Fault::Error; 3], 3, 3, false),
+        (vec![Fault::Error], 0, 1, false),
+        (vec![Fault::Hang], 2, 2, true),
+    ];
+    for (queued, attempts, calls, ends_well) in cases {
+        let faults = Faults::default();
+        queued.iter().for_each(|fault| faults.queue(Op::Get, *fault));
+        let attempt_timeout = Duration::from_millis(if queued.contains(&Fault::Hang) { 50 } else { 30_000 });
+        let policy =
+            RetryPolicy { attempts, attempt_timeout, first_pause: Duration::ZERO, ..RetryPolicy::default() };
+        let store = Retrying::new(Arc::new(Faulty::new(memory(), faults.clone())), policy);
+        assert_eq!(store.get(&key(1)).await.is_ok(), ends_well, "{queued:?} of {attempts}");
+        assert_eq!(faults.n_calls(Op::Get), calls, "{queued:?} of {attempts}");
+    }
+    let faults = Faults::default();
+    let store = Retrying::new(Arc::new(Faulty::new(memory(), faults.clone())), RetryPolicy::default());
+    let over = conformance::limits().max_object_bytes + 1;
+    store.put_if_absent(&key(1), vec![0; over].into()).await.unwrap_err();
+    assert_eq!(faults.n_calls(Op::Put), 1, "an object over the limit is over it again");
+}
+
+#[tokio::test]
+async fn faults_do_what_they_are_named() {
+    let faults = Faults::default();
+    let store = Faulty::new(memory(), faults.clone());
+    let object = encode(&sample_output(key(1), 64));
+    faults.queue(Op::Put, Fault::LostAnswer);
+    assert!(matches!(
+        store.put_if_absent(&key(1), object.clone()).await,
+        Err(EcError::Unavailable { store: StoreKind::Memory, op: Op::Put, .. })
+    ));
+    assert_eq!(store.put_if_absent(&key(1), object.clone()).await.unwrap(), PutOutcome::AlreadyThere);
+    for fault in [Fault::Torn, Fault::BitFlip] {
+        faults.queue(Op::Get, fault);
+        let spoiled = store.get(&key(1)).await.unwrap().unwrap();
+        assert!(decode(spoiled, &key(1), &Limits::default()).is_err(), "{fault:?}");
+    }
+    assert_eq!(store.get(&key(1)).await.unwrap(), Some(object));
+    faults.queue(Op::Get, Fault::Vanish);
+    assert!(store.heads(&[key(1)]).await.unwrap()[0].is_some());
+    assert_eq!(store.get(&key(1)).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_failure_for_the_client_names_nothing_of_the_inside() {
+    let n = AtomicUsize::new(0);
+    for e in [
+        EcError::unavailable(StoreKind::Redis, Op::Get, "connection refused by 10.0.0.7"),
+        EcError::TimedOut { store: StoreKind::Redis, op: Op::Get, limit: Duration::from_secs(2) },
+    ] {
+        let failure = Failure::from(&e);
+        assert_eq!(failure.class, FailureClass::Unavailable);
+        assert!(!failure.message.contains("redis") && !failure.message.contains("10.0"));
+        assert!(failure.detail.unwrap().contains("redis store: get"));
+        n.fetch_add(1, Relaxed);
+    }
+    let _: ContentKey = key(1);
+    assert_eq!(n.load(Relaxed), 2);
+}

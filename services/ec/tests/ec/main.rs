@@ -1,0 +1,18 @@
+//! The EC stores, their decorators and the connector from outside. One binary, so that it links once.
+
+mod connector;
+mod decorators;
+mod disk;
+mod object;
+mod redis;
+mod remote;
+
+use std::time::Duration;
+use triptych_core::ContentKey;
+
+/// Generous: no test waits this long unless something hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn key(n: u8) -> ContentKey {
+    ContentKey::from_bytes([n; 32])
+}

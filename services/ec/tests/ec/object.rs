@@ -1,0 +1,145 @@
+//! The EC object: what any safetensors reader sees, and what ours refuses.
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use safetensors::{Dtype, SafeTensors};
+use std::sync::Arc;
+use triptych_core::limits::Limits;
+use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, Modality};
+use triptych_ec::conformance::sample_output;
+use triptych_ec::object::{
+    MAX_HEAD_BYTES, ObjectError, decode, encode, encode_head, object_len, parse_head, probe,
+};
+
+use crate::key;
+
+fn outputs() -> impl Strategy<Value = EncoderOutput> {
+    let extent = prop_oneof![
+        any::<(u32, u32, u32)>().prop_map(|(t, h, w)| Extent::Grid { t, h, w }),
+        any::<(u32, u64)>().prop_map(|(n_windows, duration_ms)| Extent::Windows { n_windows, duration_ms }),
+        Just(Extent::Tokens),
+    ];
+    let kind = (
+        prop_oneof![Just(DType::F32), Just(DType::Bf16), Just(DType::F16)],
+        prop_oneof![Just(Modality::Image), Just(Modality::Audio), Just(Modality::Text)],
+    );
+    (any::<[u8; 32]>(), any::<[u8; 32]>(), kind, extent, 0u32..6, 0u32..6).prop_map(
+        |(key, fingerprint, (dtype, modality), extent, n_tokens, hidden)| {
+            let item = EncodedItem {
+                key: ContentKey::from_bytes(key),
+                fingerprint: Fingerprint::from_bytes(fingerprint),
+                modality,
+                n_tokens,
+                hidden,
+                dtype,
+                extent,
+                checksum: [0; 32],
+            };
+            let rows: Arc<[u8]> = (0..item.payload_len().unwrap()).map(|i| i as u8).collect();
+            EncoderOutput::seal(item, rows).unwrap()
+        },
+    )
+}
+
+#[test]
+fn any_safetensors_reader_opens_an_object() {
+    let output = sample_output(key(1), 96);
+    let object = encode(&output);
+    let tensors = SafeTensors::deserialize(&object).unwrap();
+    assert_eq!(tensors.names(), ["ec_cache"]);
+    let rows = tensors.tensor("ec_cache").unwrap();
+    assert_eq!(
+        (rows.dtype(), rows.shape(), rows.data()),
+        (Dtype::F32, [6, 4].as_slice(), &output.rows()[..])
+    );
+    let (_, head) = SafeTensors::read_metadata(&object).unwrap();
+    let metadata = head.metadata().as_ref().unwrap();
+    assert_eq!(metadata["key"], key(1).to_string());
+    assert_eq!(metadata["extent"], "grid 1 1 6");
+    assert_eq!(metadata["modality"], "image");
+    assert_eq!(metadata["layout"], "1");
+}
+
+#[test]
+fn lengths_are_held_against_the_limits_before_they_are_believed() {
+    let output = sample_output(key(1), 4096);
+    let object = encode(&output);
+    let small = Limits { max_object_bytes: object.len() - 1, ..Limits::default() };
+    assert!(matches!(decode(object.clone(), &key(1), &small), Err(ObjectError::TooLarge { .. })));
+    assert!(matches!(
+        probe(&object, usize::MAX, &key(1), &Limits::default()),
+        Err(ObjectError::TooLarge { .. })
+    ));
+    let mut huge_head = object.to_vec();
+    huge_head[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+    assert!(matches!(parse_head(&huge_head), Err(ObjectError::HeadTooLarge { actual: u64::MAX, .. })));
+}
+
+#[test]
+fn a_head_that_describes_more_than_a_machine_holds_is_refused() {
+    let item =
+        EncodedItem { n_tokens: u32::MAX, hidden: u32::MAX, ..sample_output(key(1), 16).item().clone() };
+    let head = encode_head(&item);
+    assert_eq!(object_len(&item), None);
+    assert_eq!(parse_head(&head).unwrap(), item);
+    assert!(matches!(
+        probe(&head, head.len(), &key(1), &Limits::default()),
+        Err(ObjectError::TooLarge { .. })
+    ));
+}
+
+#[test]
+fn an_object_of_another_key_is_refused() {
+    let object = encode(&sample_output(key(1), 64));
+    assert!(matches!(decode(object, &key(2), &Limits::default()), Err(ObjectError::WrongKey { .. })));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn outputs_come_back_as_they_were(output in outputs()) {
+        let object = encode(&output);
+        prop_assert_eq!(Some(object.len()), object_len(output.item()));
+        let head = object.slice(..object.len().min(MAX_HEAD_BYTES));
+        prop_assert_eq!(&parse_head(&head).unwrap(), output.item());
+        let read = decode(object, &output.item().key, &Limits::default()).unwrap();
+        prop_assert_eq!(read.item(), output.item());
+        prop_assert_eq!(read.rows(), output.rows());
+    }
+
+    #[test]
+    fn every_truncation_and_every_extra_byte_is_refused(output in outputs()) {
+        let object = encode(&output);
+        let (key, limits) = (output.item().key, Limits::default());
+        for end in 0..object.len() {
+            prop_assert!(decode(object.slice(..end), &key, &limits).is_err(), "cut at {}", end);
+        }
+        let longer = Bytes::from([&object[..], b" "].concat());
+        prop_assert!(decode(longer, &key, &limits).is_err());
+    }
+
+    #[test]
+    fn any_bytes_behind_a_believable_length_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let mut object = (bytes.len() as u64).to_le_bytes().to_vec();
+        object.extend(&bytes);
+        prop_assert!(parse_head(&object).is_err());
+        prop_assert!(parse_head(&bytes).is_err());
+    }
+}
+
+proptest! {
+    // Each case tries every bit of an object.
+    #![proptest_config(ProptestConfig { cases: 4, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_flipped_bit_is_refused(output in outputs()) {
+        let object = encode(&output);
+        for bit in 0..object.len() * 8 {
+            let mut flipped = object.to_vec();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            let read = decode(flipped.into(), &output.item().key, &Limits::default());
+            prop_assert!(read.is_err(), "bit {}", bit);
+        }
+    }
+}

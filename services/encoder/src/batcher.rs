@@ -1,0 +1,200 @@
+//! One thread a model: takes what waits, up to a budget of output tokens, and runs it as one batch.
+//!
+//! Sync on purpose: compute never runs on an async worker. A job whose caller went away is dropped before the
+//! forward. A panic in a forward is our bug; it fails the jobs of that batch and nothing else.
+
+use crate::meters::Meters;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot};
+use triptych_core::Failure;
+use triptych_models::encoder::Encoder;
+use triptych_models::preprocess::EncoderInput;
+
+/// Bounds of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchLimits {
+    /// Output tokens together; a single larger item runs alone. Default 8192.
+    pub max_tokens: usize,
+    /// Items. Default 16.
+    pub max_items: usize,
+}
+
+impl Default for BatchLimits {
+    fn default() -> Self {
+        Self { max_tokens: 8192, max_items: 16 }
+    }
+}
+
+/// Rows of an item and where its time went.
+#[derive(Debug)]
+pub struct Encoded {
+    /// `[n_tokens, hidden]`, row-major.
+    pub rows: Vec<f32>,
+    /// Width of a row.
+    pub hidden: usize,
+    /// Waiting for the batch.
+    pub queue: Duration,
+    /// The forward.
+    pub encode: Duration,
+}
+
+struct Job {
+    input: EncoderInput,
+    since: Instant,
+    reply: oneshot::Sender<Result<Encoded, Failure>>,
+}
+
+/// A handle on the thread; the thread ends when the last handle is gone.
+#[derive(Clone)]
+pub struct Batcher(mpsc::Sender<Job>);
+
+impl Batcher {
+    /// Starts the thread.
+    pub fn spawn(name: String, encoder: Box<dyn Encoder>, limits: BatchLimits, meters: Arc<Meters>) -> Self {
+        // Admission bounds the jobs; this queue only hands them over.
+        let (sender, jobs) = mpsc::channel(1024);
+        let thread = std::thread::Builder::new().name(format!("encode-{name}"));
+        let work = move || Thread { encoder, limits, meters, waiting: VecDeque::new() }.run(jobs);
+        if let Err(e) = thread.spawn(work) {
+            // The receiver is gone with the closure: every job is answered Unavailable.
+            tracing::error!(error = %e, "cannot start an encode thread");
+        }
+        Self(sender)
+    }
+
+    /// Encodes one item in whatever batch it fits.
+    ///
+    /// # Errors
+    /// [`Failure`] Unavailable when the thread is gone, Internal when the forward failed.
+    pub async fn encode(&self, input: EncoderInput) -> Result<Encoded, Failure> {
+        let gone = || Failure::unavailable("the encoder is stopping");
+        let (reply, answer) = oneshot::channel();
+        self.0.send(Job { input, since: Instant::now(), reply }).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
+    }
+}
+
+struct Thread {
+    encoder: Box<dyn Encoder>,
+    limits: BatchLimits,
+    meters: Arc<Meters>,
+    waiting: VecDeque<Job>,
+}
+
+impl Thread {
+    fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
+        loop {
+            if self.waiting.is_empty() {
+                match jobs.blocking_recv() {
+                    Some(job) => self.waiting.push_back(job),
+                    None => return,
+                }
+            }
+            while let Ok(job) = jobs.try_recv() {
+                self.waiting.push_back(job);
+            }
+            self.waiting.retain(|job| !job.reply.is_closed());
+            let batch = take_batch(&mut self.waiting, self.limits);
+            if !batch.is_empty() {
+                self.encode(batch);
+            }
+        }
+    }
+
+    fn encode(&mut self, batch: Vec<Job>) {
+        let start = Instant::now();
+        let inputs: Vec<&EncoderInput> = batch.iter().map(|job| &job.input).collect();
+        let n_tokens: usize = inputs.iter().map(|i| i.n_tokens as usize).sum();
+        let result = catch_unwind(AssertUnwindSafe(|| self.encoder.encode(&inputs)));
+        let encode = start.elapsed();
+        self.meters.batch(batch.len(), n_tokens, encode);
+        let rows = match result {
+            Ok(Ok(rows)) if rows.len() == batch.len() => rows,
+            Ok(Ok(rows)) => return fail(batch, &format!("{} results", rows.len())),
+            Ok(Err(e)) => return fail(batch, &e.to_string()),
+            Err(_) => return fail(batch, "the forward panicked"),
+        };
+        let hidden = self.encoder.hidden();
+        for (job, rows) in batch.into_iter().zip(rows) {
+            let queue = start.saturating_duration_since(job.since);
+            // A caller that went away meanwhile does not want its rows.
+            let _ = job.reply.send(Ok(Encoded { rows, hidden, queue, encode }));
+        }
+    }
+}
+
+fn fail(batch: Vec<Job>, cause: &str) {
+    tracing::error!(items = batch.len(), cause, "encoder forward failed");
+    for job in batch {
+        let _ = job.reply.send(Err(Failure::internal(cause)));
+    }
+}
+
+/// The longest prefix of the queue that fits the limits; at least one job if there is one.
+fn take_batch(waiting: &mut VecDeque<Job>, limits: BatchLimits) -> Vec<Job> {
+    let mut tokens = 0;
+    let fits = |job: &&Job| {
+        tokens += job.input.n_tokens as usize;
+        tokens <= limits.max_tokens
+    };
+    let n = waiting.iter().take(limits.max_items).take_while(fits).count();
+    let n = n.max(1).min(waiting.len());
+    waiting.drain(..n).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use triptych_core::Extent;
+    use triptych_models::ModelError;
+    use triptych_models::preprocess::Features;
+    use triptych_runtime::MetricsRegistry;
+
+    fn input(n_tokens: u32) -> EncoderInput {
+        EncoderInput {
+            extent: Extent::Tokens,
+            n_tokens,
+            features: Features::Tokens(vec![7; n_tokens as usize]),
+        }
+    }
+
+    fn queue(sizes: &[u32]) -> VecDeque<Job> {
+        let job = |&n| Job { input: input(n), since: Instant::now(), reply: oneshot::channel().0 };
+        sizes.iter().map(job).collect()
+    }
+
+    #[test]
+    fn a_batch_is_the_longest_prefix_that_fits() {
+        let limits = BatchLimits { max_tokens: 10, max_items: 3 };
+        let cases: [(&[u32], usize); 6] =
+            [(&[], 0), (&[11, 1], 1), (&[4, 6, 1], 2), (&[1, 1, 1, 1], 3), (&[10], 1), (&[9, 2], 1)];
+        for (sizes, expect) in cases {
+            assert_eq!(take_batch(&mut queue(sizes), limits).len(), expect, "{sizes:?}");
+        }
+    }
+
+    struct Fake;
+
+    impl Encoder for Fake {
+        fn hidden(&self) -> usize {
+            1
+        }
+
+        fn encode(&mut self, batch: &[&EncoderInput]) -> Result<Vec<Vec<f32>>, ModelError> {
+            assert!(batch.iter().all(|i| i.n_tokens != 13), "13 is unlucky");
+            Ok(batch.iter().map(|i| vec![0.5; i.n_tokens as usize]).collect())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_panicking_forward_fails_its_batch_and_the_thread_goes_on() {
+        let meters = Arc::new(Meters::new(&MetricsRegistry::default()));
+        let batcher = Batcher::spawn("test".into(), Box::new(Fake), BatchLimits::default(), meters);
+        let failed = batcher.encode(input(13)).await.unwrap_err();
+        assert_eq!(failed.class, triptych_core::FailureClass::Internal);
+        assert_eq!(batcher.encode(input(3)).await.unwrap().rows, [0.5; 3]);
+    }
+}

@@ -1,0 +1,92 @@
+//! The worker's metrics.
+
+use std::time::Duration;
+use triptych_core::{Modality, metrics};
+use triptych_ec::metered::{EcObserver, Tier};
+use triptych_runtime::MetricsRegistry;
+use triptych_runtime::metrics::{Counters, Gauges, Histograms, Labels};
+
+/// Handles on what this worker counts.
+pub struct Meters {
+    queue: Histograms,
+    preprocess: Histograms,
+    encode: Histograms,
+    batch_items: Histograms,
+    batch_tokens: Histograms,
+    publish: Histograms,
+    encodes: Counters,
+    requests: Counters,
+    running: Gauges,
+    corrupt: Counters,
+}
+
+impl Meters {
+    /// Registers them.
+    pub fn new(registry: &MetricsRegistry) -> Self {
+        Self {
+            queue: registry.times(metrics::ENCODE_QUEUE_TIME),
+            preprocess: registry.times(metrics::PREPROCESS_TIME),
+            encode: registry.times(metrics::ENCODE_TIME),
+            batch_items: registry.sizes(metrics::ENCODE_BATCH_ITEMS),
+            batch_tokens: registry.sizes(metrics::ENCODE_BATCH_TOKENS),
+            publish: registry.times(metrics::PUBLISH_TIME),
+            encodes: registry.counters(metrics::ENCODES),
+            requests: registry.counters(metrics::REQUESTS),
+            running: registry.gauges(metrics::REQUESTS_RUNNING),
+            corrupt: registry.counters(metrics::EC_CORRUPT),
+        }
+    }
+
+    /// A batch was run.
+    pub fn batch(&self, items: usize, tokens: usize, took: Duration) {
+        self.batch_items.get_or_create(&Labels::new()).observe(items as f64);
+        self.batch_tokens.get_or_create(&Labels::new()).observe(tokens as f64);
+        self.encode.get_or_create(&Labels::new()).observe(took.as_secs_f64());
+    }
+
+    /// An item was encoded and published.
+    pub fn item(&self, modality: Modality, times: JobTimes) {
+        let labels = vec![("modality", modality.to_string())];
+        self.encodes.get_or_create(&labels).inc();
+        self.queue.get_or_create(&labels).observe(times.queue.as_secs_f64());
+        self.preprocess.get_or_create(&labels).observe(times.preprocess.as_secs_f64());
+        self.publish.get_or_create(&labels).observe(times.publish.as_secs_f64());
+    }
+
+    /// A job ended.
+    pub fn job(&self, model: &str, outcome: &'static str) {
+        self.requests
+            .get_or_create(&vec![("model", model.to_owned()), ("outcome", outcome.to_owned())])
+            .inc();
+    }
+
+    /// Jobs admitted now.
+    pub fn running(&self, jobs: usize) {
+        self.running.get_or_create(&Labels::new()).set(jobs as f64);
+    }
+}
+
+/// Where a job's time went.
+#[derive(Clone, Copy, Debug)]
+pub struct JobTimes {
+    /// Waiting for its batch.
+    pub queue: Duration,
+    /// Preprocessing.
+    pub preprocess: Duration,
+    /// The forward of its batch.
+    pub encode: Duration,
+    /// Publishing.
+    pub publish: Duration,
+}
+
+impl EcObserver for Meters {
+    fn corrupt(&self, tier: Tier) {
+        self.corrupt.get_or_create(&vec![("tier", tier.as_str().to_owned())]).inc();
+    }
+
+    // An encoder only publishes: whether an output was there is counted where it is looked for.
+    fn hit(&self, _: Tier) {}
+    fn miss(&self, _: Tier) {}
+    fn published(&self, _: usize, _: Duration) {}
+    fn loaded(&self, _: usize, _: Duration) {}
+}

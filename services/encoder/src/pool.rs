@@ -1,0 +1,69 @@
+//! Preprocessing on a CPU pool beside compute, behind the bound on admitted jobs.
+
+use bytes::Bytes;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use triptych_core::limits::Limits;
+use triptych_core::{Failure, FailureClass, Modality};
+use triptych_models::preprocess::{EncoderInput, Preprocess};
+
+/// The pool and the bound.
+pub struct PreprocessPool {
+    threads: Arc<Semaphore>,
+    jobs: Arc<Semaphore>,
+    max_jobs: usize,
+    limits: Arc<Limits>,
+}
+
+impl PreprocessPool {
+    /// A pool of `threads` (0: the machine's cores) behind a bound of `max_jobs`.
+    pub fn new(threads: usize, max_jobs: usize, limits: Limits) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = if threads == 0 { cores } else { threads };
+        Self {
+            threads: Arc::new(Semaphore::new(threads)),
+            jobs: Arc::new(Semaphore::new(max_jobs)),
+            max_jobs,
+            limits: Arc::new(limits),
+        }
+    }
+
+    /// A place for one job, held until it is published.
+    ///
+    /// # Errors
+    /// Overloaded when all places are taken.
+    pub fn admit(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        let full = |_| {
+            Failure::new(FailureClass::Overloaded, format!("the encoder has {} jobs already", self.max_jobs))
+        };
+        self.jobs.clone().try_acquire_owned().map_err(full)
+    }
+
+    /// Jobs admitted now.
+    pub fn admitted(&self) -> usize {
+        self.max_jobs - self.jobs.available_permits()
+    }
+
+    /// Preprocesses one item; returns how long the work itself took.
+    ///
+    /// # Errors
+    /// The item's own fault, or Internal if the preprocessor panicked.
+    pub async fn preprocess(
+        &self,
+        with: Arc<dyn Preprocess>,
+        modality: Modality,
+        item: Bytes,
+    ) -> Result<(EncoderInput, Duration), Failure> {
+        let threads = self.threads.clone().acquire_owned().await;
+        let permit = threads.map_err(|_| Failure::unavailable("the encoder is stopping"))?;
+        let limits = self.limits.clone();
+        let work = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            let start = Instant::now();
+            let input = with.preprocess(modality, &item, &limits)?;
+            Ok((input, start.elapsed()))
+        });
+        work.await.unwrap_or_else(|e| Err(Failure::internal(format!("preprocessing: {e}"))))
+    }
+}

@@ -1,0 +1,192 @@
+//! The gRPC service: one job from its bytes to a READY object.
+
+use crate::batcher::Batcher;
+use crate::meters::{JobTimes, Meters};
+use crate::pool::PreprocessPool;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tonic::{Request, Response, Status};
+use tracing::Instrument;
+use triptych_core::item::from_f32;
+use triptych_core::{
+    ContentKey, DType, EncodedItem, EncoderOutput, Failure, FailureClass, Fingerprint, Modality, WorkerId,
+};
+use triptych_ec::connector::WorkerRole;
+use triptych_ec::store::EcStore;
+use triptych_models::preprocess::Preprocess;
+use triptych_proto::v1::encoder_worker_server::EncoderWorker;
+use triptych_proto::{convert, v1};
+use triptych_runtime::{status, trace_context};
+
+/// A model as this worker serves it.
+pub struct ServedModel {
+    /// Hugging Face's `model_type`.
+    pub family: String,
+    /// Its processor.
+    pub preprocess: Arc<dyn Preprocess>,
+    /// Its encoders.
+    pub encoders: BTreeMap<Modality, (Fingerprint, Batcher)>,
+    /// When it was loaded.
+    pub created: SystemTime,
+}
+
+/// What the service works with.
+pub struct Encoders {
+    /// Name of the worker.
+    pub worker_id: WorkerId,
+    /// By served name.
+    pub models: HashMap<String, ServedModel>,
+    /// Admission and preprocessing.
+    pub pool: PreprocessPool,
+    /// Publishes.
+    pub connector: WorkerRole,
+    /// For its description.
+    pub store: Arc<dyn EcStore>,
+    /// Element type of published rows.
+    pub dtype: DType,
+    /// Counts.
+    pub meters: Arc<Meters>,
+}
+
+/// The service.
+pub struct Service(Arc<Encoders>);
+
+impl Service {
+    /// Wraps the worker's parts.
+    pub fn new(encoders: Encoders) -> Self {
+        Self(Arc::new(encoders))
+    }
+}
+
+/// A job after its message was checked.
+struct Job<'a> {
+    model: &'a ServedModel,
+    modality: Modality,
+    key: ContentKey,
+    fingerprint: Fingerprint,
+    batcher: &'a Batcher,
+}
+
+impl Encoders {
+    fn check(&self, request: &v1::EncodeRequest) -> Result<Job<'_>, Failure> {
+        let model = self.models.get(&request.model).ok_or_else(|| {
+            let message = format!("model {:?} is not served by this encoder", request.model);
+            Failure::new(FailureClass::NotFound, message).with_param("model")
+        })?;
+        let modality = convert::modality(request.modality)?;
+        let key = convert::key(&request.key, "key")?;
+        let wanted = convert::fingerprint(&request.fingerprint, "fingerprint")?;
+        let (fingerprint, batcher) = model.encoders.get(&modality).ok_or_else(|| {
+            let reads: Vec<_> = model.encoders.keys().map(|m| m.as_str()).collect();
+            Failure::invalid(format!(
+                "model {:?} reads {}, not {modality}",
+                request.model,
+                reads.join(" and ")
+            ))
+        })?;
+        if wanted != *fingerprint {
+            let detail = format!("asked for encoder {wanted}, this worker has {fingerprint}");
+            return Err(
+                Failure::new(FailureClass::Mismatch, "encoder fingerprints differ").with_detail(detail)
+            );
+        }
+        Ok(Job { model, modality, key, fingerprint: wanted, batcher })
+    }
+
+    async fn encode(&self, request: v1::EncodeRequest) -> Result<v1::EncodeResponse, Failure> {
+        let job = self.check(&request)?;
+        let _place = self.pool.admit()?;
+        self.meters.running(self.pool.admitted());
+        let (input, preprocess) =
+            self.pool.preprocess(job.model.preprocess.clone(), job.modality, request.item).await?;
+        let (extent, n_tokens) = (input.extent, input.n_tokens);
+        let encoded = job.batcher.encode(input).await?;
+        let item = EncodedItem {
+            key: job.key,
+            fingerprint: job.fingerprint,
+            modality: job.modality,
+            n_tokens,
+            hidden: u32::try_from(encoded.hidden).map_err(Failure::internal)?,
+            dtype: self.dtype,
+            extent,
+            checksum: [0; 32],
+        };
+        let output =
+            EncoderOutput::seal(item, from_f32(&encoded.rows, self.dtype)).map_err(Failure::internal)?;
+        let start = Instant::now();
+        let published = self.connector.save_caches(output).await?;
+        let times =
+            JobTimes { queue: encoded.queue, preprocess, encode: encoded.encode, publish: start.elapsed() };
+        self.meters.item(job.modality, times);
+        Ok(response(&published.item, times))
+    }
+
+    fn describe(&self) -> v1::DescribeResponse {
+        let encoder =
+            |(modality, (fingerprint, _)): (&Modality, &(Fingerprint, Batcher))| v1::worker_model::Encoder {
+                modality: v1::Modality::from(*modality).into(),
+                fingerprint: fingerprint.as_bytes().to_vec().into(),
+            };
+        let model = |(name, m): (&String, &ServedModel)| v1::WorkerModel {
+            name: name.clone(),
+            family: m.family.clone(),
+            encoders: m.encoders.iter().map(encoder).collect(),
+            max_context: 0,
+            max_items: 0,
+            created_s: m.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        };
+        v1::DescribeResponse {
+            worker_id: self.worker_id.to_string(),
+            models: self.models.iter().map(model).collect(),
+            ec_store: self.store.describe(),
+        }
+    }
+}
+
+fn response(item: &EncodedItem, times: JobTimes) -> v1::EncodeResponse {
+    let us = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
+    v1::EncodeResponse {
+        item: Some(item.into()),
+        queue_us: us(times.queue),
+        preprocess_us: us(times.preprocess),
+        encode_us: us(times.encode),
+        publish_us: us(times.publish),
+    }
+}
+
+#[tonic::async_trait]
+impl EncoderWorker for Service {
+    async fn describe(
+        &self,
+        _: Request<v1::DescribeRequest>,
+    ) -> Result<Response<v1::DescribeResponse>, Status> {
+        Ok(Response::new(self.0.describe()))
+    }
+
+    async fn encode(
+        &self,
+        request: Request<v1::EncodeRequest>,
+    ) -> Result<Response<v1::EncodeResponse>, Status> {
+        let span = tracing::info_span!("encode", request_id = %request.get_ref().request_id);
+        trace_context::adopt(&span, request.metadata());
+        let request = request.into_inner();
+        let model = request.model.clone();
+        let result = self.0.encode(request).instrument(span.clone()).await;
+        self.0.meters.running(self.0.pool.admitted());
+        match result {
+            Ok(response) => {
+                self.0.meters.job(&model, "ok");
+                Ok(Response::new(response))
+            }
+            Err(failure) => {
+                let known = self.0.models.contains_key(&model);
+                self.0.meters.job(if known { &model } else { "unknown" }, failure.class.as_str());
+                span.in_scope(|| {
+                    tracing::warn!(class = failure.class.as_str(), detail = failure.detail, "job failed")
+                });
+                Err(status::to_status(&failure))
+            }
+        }
+    }
+}

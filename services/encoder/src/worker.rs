@@ -1,0 +1,164 @@
+//! The process: load, serve, drain.
+
+use crate::batcher::{BatchLimits, Batcher};
+use crate::meters::Meters;
+use crate::pool::PreprocessPool;
+use crate::service::{Encoders, ServedModel, Service};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+use thiserror::Error;
+use tokio::net::TcpListener;
+use triptych_core::limits::Limits;
+use triptych_core::{DType, WorkerId};
+use triptych_ec::connector::{ConnectorSettings, connect};
+use triptych_ec::store::EcStore;
+use triptych_models::compute::{Compute, ComputeConfig};
+use triptych_models::{Model, ModelError, ModelSource};
+use triptych_proto::v1::encoder_worker_server::EncoderWorkerServer;
+use triptych_runtime::admin::{self, Readiness};
+use triptych_runtime::serve::{ServeError, serve};
+use triptych_runtime::{Drain, MetricsRegistry};
+
+/// Settings of an encoder worker.
+pub struct EncoderConfig {
+    /// Name in logs and Describe.
+    pub worker_id: WorkerId,
+    /// Where it answers gRPC.
+    pub grpc: TcpListener,
+    /// Where it answers `/metrics` and the probes; `None`: nowhere.
+    pub admin: Option<TcpListener>,
+    /// What it serves.
+    pub models: Vec<ModelSource>,
+    /// Where encoder outputs go.
+    pub store: Arc<dyn EcStore>,
+    /// How it computes.
+    pub compute: ComputeConfig,
+    /// Element type of published rows.
+    pub dtype: DType,
+    /// Limits on items.
+    pub limits: Limits,
+    /// Bounds of a batch.
+    pub batch: BatchLimits,
+    /// Jobs admitted at once, waiting ones included; one more is Overloaded. Default 256.
+    pub max_jobs: usize,
+    /// Items preprocessed at once. Default: the machine's cores.
+    pub preprocess_threads: usize,
+}
+
+/// The worker cannot start, or its server ended.
+#[derive(Debug, Error)]
+pub enum EncoderError {
+    /// A model directory cannot be served.
+    #[error("cannot load the encoder of {dir}: {source}")]
+    Model {
+        /// The directory.
+        dir: String,
+        /// Why.
+        source: ModelError,
+    },
+    /// The gRPC server ended.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    /// A thread died while loading.
+    #[error("loading ended early: {0}")]
+    Loading(#[from] tokio::task::JoinError),
+}
+
+/// Runs the worker until it is drained.
+///
+/// # Errors
+/// [`EncoderError`] if it cannot start, or its server ends by itself.
+pub async fn run(config: EncoderConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), EncoderError> {
+    let readiness = Readiness::new(drain.clone());
+    let meters = Arc::new(Meters::new(&metrics));
+    if let Some(listener) = config.admin {
+        admin::spawn(listener, admin::router(readiness.clone(), metrics), &drain);
+    }
+    // An encoder publishes and does not read back, so it keeps no rows.
+    let settings = ConnectorSettings {
+        limits: config.limits.clone(),
+        local_budget_bytes: 0,
+        ..ConnectorSettings::default()
+    };
+    let (_, connector) = connect(config.store.clone(), meters.clone(), settings);
+    let (compute, dtype, sources) = (config.compute, config.dtype, config.models);
+    let loading = tokio::task::spawn_blocking(move || load_all(&sources, compute, dtype));
+    let models = loading.await??;
+    let models = models.into_iter().map(|m| m.start(config.batch, &meters)).collect::<HashMap<_, _>>();
+    for name in models.keys() {
+        tracing::info!(model = %name, "encoder ready");
+    }
+    let service = Service::new(Encoders {
+        worker_id: config.worker_id,
+        models,
+        pool: PreprocessPool::new(config.preprocess_threads, config.max_jobs, config.limits.clone()),
+        connector: connector.clone(),
+        store: config.store,
+        dtype,
+        meters,
+    });
+    let service = EncoderWorkerServer::new(service)
+        .max_decoding_message_size(config.limits.max_item_bytes + (1 << 20))
+        .max_encoding_message_size(1 << 20);
+    serve(service, config.grpc, readiness, drain).await?;
+    connector.drain().await;
+    Ok(())
+}
+
+/// A model whose weights are loaded and whose thread is not started.
+struct Loaded {
+    model: Model,
+    encoders: Vec<LoadedEncoder>,
+}
+
+struct LoadedEncoder {
+    modality: triptych_core::Modality,
+    fingerprint: triptych_core::Fingerprint,
+    encoder: Box<dyn triptych_models::encoder::Encoder>,
+}
+
+fn load_all(
+    sources: &[ModelSource],
+    compute: ComputeConfig,
+    dtype: DType,
+) -> Result<Vec<Loaded>, EncoderError> {
+    let failed = |source: &ModelSource| {
+        let dir = source.dir.display().to_string();
+        move |source| EncoderError::Model { dir, source }
+    };
+    let mut loaded = Vec::new();
+    for source in sources {
+        let compute = Compute::new(compute).map_err(failed(source))?;
+        loaded.push(load(source, &compute, dtype).map_err(failed(source))?);
+    }
+    Ok(loaded)
+}
+
+fn load(source: &ModelSource, compute: &Compute, dtype: DType) -> Result<Loaded, ModelError> {
+    let model = Model::open(source)?;
+    let mut encoders = Vec::new();
+    for &modality in model.modalities() {
+        let fingerprint = model.fingerprint(modality, dtype)?;
+        let encoder = compute.load_encoder(&model, modality)?;
+        encoders.push(LoadedEncoder { modality, fingerprint, encoder });
+    }
+    Ok(Loaded { model, encoders })
+}
+
+impl Loaded {
+    fn start(self, limits: BatchLimits, meters: &Arc<Meters>) -> (String, ServedModel) {
+        let name = self.model.name().to_string();
+        let encoders = self.encoders.into_iter().map(|e| {
+            let label = format!("{name}-{}", e.modality);
+            (e.modality, (e.fingerprint, Batcher::spawn(label, e.encoder, limits, meters.clone())))
+        });
+        let served = ServedModel {
+            family: self.model.family().to_owned(),
+            preprocess: self.model.preprocess(),
+            encoders: encoders.collect(),
+            created: SystemTime::now(),
+        };
+        (name, served)
+    }
+}

@@ -1,0 +1,286 @@
+//! Chooses a token from logits: greedy, or a draw after temperature, top-k and top-p.
+//!
+//! A choice is a function of the logits, the settings, the seed, the answer's index and the place of the token
+//! in the answer, and of nothing else: what else was in the batch, or that the sequence was preempted, cannot
+//! change it. Log-probabilities are of the model's own distribution after the family's rules, before
+//! temperature and cuts. It knows no tokenizer.
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::cmp::Ordering;
+use thiserror::Error;
+use triptych_core::sampling::SamplingParams;
+
+/// Logits that nothing can be chosen from. Our bug, or a broken weight; only this sequence ends by it.
+#[derive(Clone, Copy, Debug, Error, PartialEq)]
+pub enum SampleError {
+    /// NaN or positive infinity.
+    #[error("the logit of token {token} is {value}")]
+    NotFinite {
+        /// The token.
+        token: usize,
+        /// Its logit.
+        value: f32,
+    },
+    /// Every token is ruled out.
+    #[error("none of {vocab} tokens is allowed")]
+    NothingAllowed {
+        /// How many there are.
+        vocab: usize,
+    },
+}
+
+/// How one sequence chooses.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    temperature: f32,
+    top_k: Option<usize>,
+    top_p: f32,
+    seed: u64,
+    choice: u32,
+}
+
+/// A token, and its weight in a draw relative to the most probable one.
+type Candidate = (u32, f32);
+
+impl Sampler {
+    /// A sampler; without a seed of its own it draws one, once.
+    pub fn new(params: &SamplingParams, choice: u32) -> Self {
+        Self {
+            temperature: params.temperature,
+            top_k: params.top_k.map(|k| k as usize),
+            top_p: params.top_p,
+            seed: params.seed.unwrap_or_else(rand::random),
+            choice,
+        }
+    }
+
+    /// Chooses token number `n_generated` of the answer from `logits [vocab]`; `-inf` rules a token out.
+    ///
+    /// # Errors
+    /// [`SampleError`] if the logits allow no choice.
+    pub fn choose(&self, logits: &[f32], n_generated: usize) -> Result<u32, SampleError> {
+        let best = best(logits)?;
+        if self.temperature <= 0.0 || self.top_k == Some(1) {
+            return Ok(best.0);
+        }
+        let mut candidates = self.weigh(logits, best.1);
+        if let Some(k) = self.top_k {
+            keep_top(&mut candidates, k);
+        }
+        let mut total = sum(&candidates);
+        if self.top_p < 1.0 {
+            keep_nucleus(&mut candidates, f64::from(self.top_p) * total);
+            total = sum(&candidates);
+        }
+        Ok(draw(&candidates, self.uniform(n_generated) * total).unwrap_or(best.0))
+    }
+
+    fn weigh(&self, logits: &[f32], max: f32) -> Vec<Candidate> {
+        let weight = |logit: f32| ((logit - max) / self.temperature).exp();
+        (0..).zip(logits).map(|(token, logit)| (token, weight(*logit))).filter(|c| c.1 > 0.0).collect()
+    }
+
+    /// In `[0, 1)`. A fresh generator each time: there is no state that a preempted sequence could lose.
+    fn uniform(&self, n_generated: usize) -> f64 {
+        let mut seed = [0; 32];
+        seed[..8].copy_from_slice(&self.seed.to_le_bytes());
+        seed[8..12].copy_from_slice(&self.choice.to_le_bytes());
+        seed[12..20].copy_from_slice(&(n_generated as u64).to_le_bytes());
+        StdRng::from_seed(seed).random()
+    }
+}
+
+/// Natural logarithms of the probabilities of some tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logprobs {
+    /// Of the token asked for.
+    pub chosen: f32,
+    /// The most probable tokens, best first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Log-softmax of `logits [vocab]` at `token`, and its `n_top` largest values that are not ruled out.
+pub fn logprobs(logits: &[f32], token: u32, n_top: usize) -> Logprobs {
+    let norm = log_sum_exp(logits);
+    let value = |logit: f32| (f64::from(logit) - norm) as f32;
+    let allowed = |(_, logit): &Candidate| *logit > f32::NEG_INFINITY;
+    let mut top: Vec<Candidate> = match n_top {
+        0 => Vec::new(),
+        _ => (0..).zip(logits.iter().copied()).filter(allowed).collect(),
+    };
+    keep_top(&mut top, n_top);
+    top.sort_unstable_by(by_weight);
+    let chosen = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
+    Logprobs { chosen: value(chosen), top: top.into_iter().map(|(t, logit)| (t, value(logit))).collect() }
+}
+
+fn log_sum_exp(logits: &[f32]) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|l| f64::from((l - max).exp())).sum();
+    f64::from(max) + sum.ln()
+}
+
+/// The most probable token, the lowest of equals.
+fn best(logits: &[f32]) -> Result<Candidate, SampleError> {
+    let mut best: Option<Candidate> = None;
+    for (token, value) in logits.iter().copied().enumerate() {
+        if value.is_nan() || value == f32::INFINITY {
+            return Err(SampleError::NotFinite { token, value });
+        }
+        if value > best.map_or(f32::NEG_INFINITY, |b| b.1) {
+            best = Some((token as u32, value));
+        }
+    }
+    best.ok_or(SampleError::NothingAllowed { vocab: logits.len() })
+}
+
+/// Heaviest first, then lowest token: a total order, so that cuts and draws have one result.
+fn by_weight(a: &Candidate, b: &Candidate) -> Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+/// Keeps the `k` heaviest, in no order. O(n).
+fn keep_top(candidates: &mut Vec<Candidate>, k: usize) {
+    if k < candidates.len() {
+        candidates.select_nth_unstable_by(k, by_weight);
+        candidates.truncate(k);
+    }
+}
+
+/// Keeps the fewest candidates that reach `mass`, heaviest first. A whole vocabulary is never sorted when a
+/// few tokens hold the mass, as they do.
+fn keep_nucleus(candidates: &mut Vec<Candidate>, mass: f64) {
+    let mut n_sorted = 64;
+    loop {
+        let n = n_sorted.min(candidates.len());
+        if n < candidates.len() {
+            candidates.select_nth_unstable_by(n, by_weight);
+        }
+        candidates[..n].sort_unstable_by(by_weight);
+        let mut reached = 0.0;
+        let within = candidates[..n].iter().position(|c| {
+            reached += f64::from(c.1);
+            reached >= mass
+        });
+        match within {
+            Some(last) => return candidates.truncate(last + 1),
+            None if n == candidates.len() => return,
+            None => n_sorted *= 8,
+        }
+    }
+}
+
+fn sum(candidates: &[Candidate]) -> f64 {
+    candidates.iter().map(|c| f64::from(c.1)).sum()
+}
+
+/// The candidate at `point` on the line of all weights; the last one when rounding leads past the end.
+fn draw(candidates: &[Candidate], point: f64) -> Option<u32> {
+    let mut reached = 0.0;
+    let hit = candidates.iter().find(|c| {
+        reached += f64::from(c.1);
+        point < reached
+    });
+    hit.or(candidates.last()).map(|c| c.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    const NO: f32 = f32::NEG_INFINITY;
+
+    fn sampler(params: SamplingParams) -> Sampler {
+        Sampler::new(&SamplingParams { seed: Some(7), ..params }, 0)
+    }
+
+    fn drawn(params: SamplingParams, logits: &[f32]) -> BTreeSet<u32> {
+        let sampler = sampler(params);
+        (0..2000).map(|i| sampler.choose(logits, i).unwrap()).collect()
+    }
+
+    #[test]
+    fn cuts_leave_what_they_should() {
+        let logits = [1.0_f32, 4.0, NO, 3.0, 2.0].map(|l| l * 0.5);
+        let base = SamplingParams::default();
+        let cases: [(SamplingParams, &[u32]); 8] = [
+            (base.clone(), &[0, 1, 3, 4]),
+            (SamplingParams { temperature: 0.0, ..base.clone() }, &[1]),
+            (SamplingParams { temperature: 1e-6, ..base.clone() }, &[1]),
+            (SamplingParams { top_k: Some(2), ..base.clone() }, &[1, 3]),
+            (SamplingParams { top_k: Some(99), ..base.clone() }, &[0, 1, 3, 4]),
+            // The probabilities are 0.46, 0.28, 0.17, 0.10.
+            (SamplingParams { top_p: 0.4, ..base.clone() }, &[1]),
+            (SamplingParams { top_p: 0.7, ..base.clone() }, &[1, 3]),
+            // Of the two that top-k leaves the first has 0.62.
+            (SamplingParams { top_k: Some(2), top_p: 0.6, ..base }, &[1]),
+        ];
+        for (params, expect) in cases {
+            assert_eq!(drawn(params.clone(), &logits).into_iter().collect::<Vec<_>>(), expect, "{params:?}");
+        }
+    }
+
+    #[test]
+    fn draws_follow_the_probabilities() {
+        let sampler = sampler(SamplingParams::default());
+        let logits = [0.2_f32, 0.5, 0.3].map(f32::ln);
+        let mut counts = [0.0_f32; 3];
+        for i in 0..20_000 {
+            counts[sampler.choose(&logits, i).unwrap() as usize] += 1.0 / 20_000.0;
+        }
+        for (count, expect) in counts.iter().zip([0.2, 0.5, 0.3]) {
+            assert!((count - expect).abs() < 0.02, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn seed_answer_and_place_each_change_the_draw() {
+        let logits = [0.0; 50];
+        let run = |seed, choice| {
+            let params = SamplingParams { seed: Some(seed), ..SamplingParams::default() };
+            let sampler = Sampler::new(&params, choice);
+            (0..20).map(|i| sampler.choose(&logits, i).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(run(1, 0), run(1, 0));
+        assert_ne!(run(1, 0), run(2, 0));
+        assert_ne!(run(1, 0), run(1, 1));
+        assert!(run(1, 0).iter().collect::<BTreeSet<_>>().len() > 5);
+    }
+
+    #[test]
+    fn logits_that_allow_no_choice_are_an_error() {
+        let choose = |logits: &[f32]| sampler(SamplingParams::default()).choose(logits, 0);
+        assert!(matches!(choose(&[0.0, f32::NAN]), Err(SampleError::NotFinite { token: 1, .. })));
+        assert!(matches!(choose(&[f32::INFINITY, 0.0]), Err(SampleError::NotFinite { token: 0, .. })));
+        assert_eq!(choose(&[NO, NO]), Err(SampleError::NothingAllowed { vocab: 2 }));
+        assert_eq!(choose(&[]), Err(SampleError::NothingAllowed { vocab: 0 }));
+    }
+
+    #[test]
+    fn log_probabilities_come_best_first_and_leave_out_what_is_ruled_out() {
+        let logits = [0.1_f32.ln(), NO, 0.6_f32.ln(), 0.3_f32.ln()];
+        let got = logprobs(&logits, 3, 20);
+        assert!((got.chosen - 0.3_f32.ln()).abs() < 1e-6);
+        assert_eq!(got.top.iter().map(|t| t.0).collect::<Vec<_>>(), [2, 3, 0]);
+        assert_eq!(logprobs(&logits, 3, 0).top, []);
+    }
+
+    proptest! {
+        #[test]
+        fn nucleus_is_that_of_a_full_sort(weights in prop::collection::vec(0.001f32..1.0, 1..1500), p in 0.01f64..1.0) {
+            let all: Vec<Candidate> = (0..).zip(weights).collect();
+            let mass = p * sum(&all);
+            let mut expect = all.clone();
+            expect.sort_by(by_weight);
+            let mut reached = 0.0;
+            let end = expect.iter().position(|c| { reached += f64::from(c.1); reached >= mass });
+            expect.truncate(end.map_or(expect.len(), |e| e + 1));
+            let mut got = all;
+            keep_nucleus(&mut got, mass);
+            prop_assert_eq!(got, expect);
+        }
+    }
+}

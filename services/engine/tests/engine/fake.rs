@@ -1,0 +1,182 @@
+//! A decoder without arithmetic. It keeps what was written to each slot of a paged cache, reads the history of
+//! a sequence back through its block table, and makes logits from a hash of it: one wrong slot, table,
+//! position, row or length, and the answer is another one. What is plainly contradictory it asserts.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use triptych_core::shape::KV_BLOCK_TOKENS;
+use triptych_models::ModelError;
+use triptych_models::decoder::{Decoder, DecoderInfo, PagedBatch, StepInput};
+
+/// Tokens of the fake vocabulary.
+pub const VOCAB: usize = 64;
+/// After this token every logit is NaN. It is never written.
+pub const NAN_TOKEN: u32 = 62;
+/// Width of an encoder output row.
+pub const HIDDEN: usize = 2;
+
+/// What the decoder saw and is to do.
+#[derive(Debug, Default)]
+pub struct Tape {
+    /// Every step: for each sequence its first token, and which of its tokens were computed.
+    pub steps: Vec<Vec<(u32, Range<usize>)>>,
+    /// Rows of each projection.
+    pub projections: Vec<usize>,
+    /// Refuse the next forward.
+    pub fail_forward: bool,
+    /// Refuse the next projection.
+    pub fail_projection: bool,
+    self_kv: Vec<Option<u64>>,
+    cross_kv: Vec<Option<u64>>,
+    /// First token of the sequence that a self-attention block was last written for.
+    first_tokens: Vec<Option<u32>>,
+}
+
+/// The decoder; its tape is shared with the test.
+pub struct FakeDecoder {
+    /// With or without cross-attention, and how long the context is.
+    pub info: DecoderInfo,
+    /// The tape.
+    pub tape: Arc<Mutex<Tape>>,
+}
+
+pub fn info(cross_attention: bool, max_context: usize) -> DecoderInfo {
+    DecoderInfo {
+        vocab: VOCAB,
+        encoder_hidden: HIDDEN,
+        max_context,
+        cross_attention,
+        self_block_bytes: 100,
+        cross_block_bytes: if cross_attention { 10 } else { 0 },
+    }
+}
+
+fn mix(hash: u64, value: u64) -> u64 {
+    let mut x = (hash ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    x ^= x >> 29;
+    x.wrapping_mul(0xBF58_476D_1CE4_E5B9) ^ (x >> 32)
+}
+
+fn hash_row(row: &[f32]) -> u64 {
+    row.iter().fold(17, |h, v| mix(h, u64::from(v.to_bits())))
+}
+
+fn at(offsets: &[u32], i: usize) -> Range<usize> {
+    offsets[i] as usize..offsets[i + 1] as usize
+}
+
+/// Slots of the keys of sequence `i`.
+fn slots(batch: &PagedBatch<'_>, i: usize) -> Vec<usize> {
+    let table = &batch.block_tables[at(batch.table_start_loc, i)];
+    let n_keys = batch.seq_lens[i] as usize;
+    assert_eq!(table.len(), n_keys.div_ceil(KV_BLOCK_TOKENS), "a table ends with its keys");
+    (0..n_keys).map(|k| table[k / KV_BLOCK_TOKENS] as usize * KV_BLOCK_TOKENS + k % KV_BLOCK_TOKENS).collect()
+}
+
+fn refusal() -> ModelError {
+    ModelError::missing_key("fake", "fake", "told to fail")
+}
+
+impl Tape {
+    /// Writes the rows of a step where they belong.
+    fn write(&mut self, step: &StepInput<'_>) {
+        let mut values: Vec<u64> = step.token_ids.iter().map(|t| u64::from(*t) + 1).collect();
+        assert!(step.token_ids.iter().all(|t| (*t as usize) < VOCAB), "a token past the embedding table");
+        let mut next_row = 0;
+        for embed in step.embeds {
+            assert!(embed.first_row >= next_row, "item rows ascend and are disjoint");
+            for (i, row) in embed.values.chunks_exact(HIDDEN).enumerate() {
+                values[embed.first_row + i] = hash_row(row);
+                next_row = embed.first_row + i + 1;
+            }
+        }
+        for (row, slot) in step.slot_mapping.iter().enumerate() {
+            let position = step.positions[row].iter().fold(3, |h, p| mix(h, u64::from(*p)));
+            self.self_kv[*slot as usize] = Some(mix(values[row], position));
+        }
+    }
+
+    /// Checks the rows of sequence `i` against its table; returns the hash of its history up to each row.
+    fn read(&mut self, step: &StepInput<'_>, i: usize) -> Vec<u64> {
+        let (rows, slots) = (at(step.self_kv.query_start_loc, i), slots(&step.self_kv, i));
+        let computed = slots.len() - rows.len()..slots.len();
+        for (row, key) in rows.clone().zip(computed.clone()) {
+            assert_eq!(step.slot_mapping[row] as usize, slots[key], "a row is written where its key is read");
+        }
+        let block = slots[0] / KV_BLOCK_TOKENS;
+        if computed.start == 0 {
+            self.first_tokens[block] = Some(step.token_ids[rows.start]);
+        }
+        let name = self.first_tokens[block].expect("a sequence starts with its first token");
+        self.steps.last_mut().expect("a step is open").push((name, computed.clone()));
+        let cross = step.cross_kv.map_or(0, |batch| {
+            assert_eq!(at(batch.query_start_loc, i), rows);
+            let keys = super::fake::slots(&batch, i).into_iter();
+            keys.fold(5, |h, s| {
+                mix(h, self.cross_kv[s].expect("a cross slot is projected before it is read"))
+            })
+        });
+        let mut hash = cross;
+        let history = slots.iter().map(|s| {
+            hash = mix(hash, self.self_kv[*s].expect("a slot is written before it is read"));
+            hash
+        });
+        history.collect::<Vec<_>>().split_off(computed.start)
+    }
+}
+
+impl Decoder for FakeDecoder {
+    fn info(&self) -> DecoderInfo {
+        self.info
+    }
+
+    fn allocate_kv(&mut self, self_blocks: usize, cross_blocks: usize) -> Result<(), ModelError> {
+        let mut tape = self.tape.lock().unwrap();
+        tape.self_kv = vec![None; self_blocks * KV_BLOCK_TOKENS];
+        tape.cross_kv = vec![None; cross_blocks * KV_BLOCK_TOKENS];
+        tape.first_tokens = vec![None; self_blocks];
+        Ok(())
+    }
+
+    fn project_cross(&mut self, rows: &[f32], slots: &[u32]) -> Result<(), ModelError> {
+        let mut tape = self.tape.lock().unwrap();
+        if std::mem::take(&mut tape.fail_projection) {
+            return Err(refusal());
+        }
+        assert_eq!(rows.len(), slots.len() * HIDDEN);
+        tape.projections.push(slots.len());
+        for (row, slot) in rows.chunks_exact(HIDDEN).zip(slots) {
+            tape.cross_kv[*slot as usize] = Some(hash_row(row));
+        }
+        Ok(())
+    }
+
+    fn forward(&mut self, step: &StepInput<'_>) -> Result<Vec<f32>, ModelError> {
+        let mut tape = self.tape.lock().unwrap();
+        if std::mem::take(&mut tape.fail_forward) {
+            return Err(refusal());
+        }
+        let mut seen = HashSet::new();
+        assert!(step.self_kv.block_tables.iter().all(|b| seen.insert(*b)), "no two sequences share a block");
+        assert_eq!(step.positions.len(), step.token_ids.len());
+        assert_eq!(step.slot_mapping.len(), step.token_ids.len());
+        tape.write(step);
+        tape.steps.push(Vec::new());
+        let n_seqs = step.self_kv.seq_lens.len();
+        let hashes: Vec<u64> = (0..n_seqs).flat_map(|i| tape.read(step, i)).collect();
+        let logits = step.logit_rows.iter().flat_map(|row| {
+            let (hash, token) = (hashes[*row as usize], step.token_ids[*row as usize]);
+            (0..VOCAB as u64).map(move |t| match token == NAN_TOKEN {
+                true => f32::NAN,
+                false if t == u64::from(NAN_TOKEN) => f32::NEG_INFINITY,
+                false => (mix(hash, t) % 1000) as f32 / 100.0,
+            })
+        });
+        Ok(logits.collect())
+    }
+
+    fn copy_blocks(&mut self, _pairs: &[(u32, u32)]) -> Result<(), ModelError> {
+        Err(refusal())
+    }
+}

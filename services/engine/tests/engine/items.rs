@@ -1,0 +1,259 @@
+//! Items: gating, sharing, and what becomes of sequences whose items do not come.
+
+use crate::bench::{Bench, Seen, config, cross, embed, item, with_blocks};
+use std::time::Duration;
+use triptych_core::{EncoderOutput, Failure, FailureClass};
+use triptych_engine::{Arrival, EngineConfig, Event, Readiness};
+
+/// The same arrival on an engine of its own, with everything ready.
+fn alone(arrival: &Arrival, outputs: &[&EncoderOutput]) -> Seen {
+    let mut bench = Bench::new(config(), arrival.prepared.cross.is_some(), 4096);
+    bench.arrive(arrival.clone());
+    outputs.iter().for_each(|o| bench.ready(o));
+    bench.settle();
+    bench.seen(arrival.id.0)
+}
+
+#[test]
+fn prefill_stops_before_an_item_that_is_not_here_and_goes_on_when_it_is() {
+    let mut bench = Bench::decoder_only(EngineConfig { token_budget: 16, ..config() });
+    let (first, second) = (item(1, 6), item(2, 4));
+    let arrival = embed(embed(bench.sequence(1, 40, 3), &first, 5), &second, 30);
+    bench.arrive(arrival.clone());
+    assert_eq!(bench.step(), [(1, 0..5)]);
+    assert_eq!(bench.step(), []);
+    assert!(matches!(bench.engine.readiness(), Readiness::At(_)));
+    bench.ready(&second);
+    assert_eq!(bench.step(), [], "the first item gates, whatever else is here");
+    bench.ready(&first);
+    assert_eq!(bench.step(), [(1, 5..21)]);
+    assert_eq!(bench.step(), [(1, 21..37)], "a chunk may end within an item");
+    bench.settle();
+    assert_eq!(bench.seen(1).tokens(), alone(&arrival, &[&first, &second]).tokens());
+    bench.assert_books_balance();
+}
+
+#[test]
+fn a_sequence_that_waits_for_an_item_is_passed_over_and_holds_nothing() {
+    let mut bench = Bench::decoder_only(config());
+    let image = item(1, 6);
+    bench.arrive(embed(bench.sequence(1, 10, 2), &image, 0));
+    bench.arrive(bench.sequence(2, 4, 2));
+    assert_eq!(bench.step(), [(2, 0..4)]);
+    let stats = bench.engine.stats();
+    assert_eq!((stats.waiting, stats.self_used, stats.items_pending), (1, 1, 1));
+    bench.ready(&image);
+    assert_eq!(bench.step(), [(2, 4..5), (0, 0..10)], "its first token is a placeholder");
+}
+
+#[test]
+fn cross_attention_gates_before_the_first_token() {
+    let mut bench = Bench::with_cross(config());
+    let sound = item(1, 40);
+    bench.arrive(cross(bench.sequence(1, 4, 2), &sound, 0..40));
+    assert_eq!(bench.step(), []);
+    bench.ready(&sound);
+    assert_eq!(bench.step(), [(1, 0..4)]);
+    assert_eq!(bench.tape().projections, [40]);
+}
+
+#[test]
+fn sequences_over_the_same_input_project_it_once_even_after_it_was_idle() {
+    let mut bench = Bench::with_cross(config());
+    let sound = item(1, 40);
+    for id in [1, 2] {
+        bench.arrive(cross(bench.sequence(id, 4, 2), &sound, 0..40));
+    }
+    bench.ready(&sound);
+    bench.settle();
+    bench.assert_books_balance();
+    assert_eq!(bench.engine.stats().cross_cached, 2);
+    // The rows are gone by now, and not needed.
+    let third = cross(bench.sequence(3, 4, 2), &sound, 0..40);
+    bench.arrive(third.clone());
+    bench.settle();
+    assert_eq!(bench.seen(3).tokens(), alone(&third, &[&sound]).tokens());
+    bench.arrive(cross(bench.sequence(4, 4, 2), &sound, 8..40));
+    assert_eq!(bench.step(), [], "other rows of it are another input");
+    bench.ready(&sound);
+    bench.settle();
+    assert_eq!(bench.tape().projections, [40, 32]);
+}
+
+#[test]
+fn projections_of_a_step_are_bounded_but_one_always_runs() {
+    let mut bench = Bench::with_cross(EngineConfig { token_budget: 60, ..config() });
+    let sounds = [item(1, 70), item(2, 30), item(3, 30), item(4, 10)];
+    for (id, sound) in (1..).zip(&sounds) {
+        bench.arrive(cross(bench.sequence(id, 5, 9), sound, 0..sound.item().n_tokens));
+        bench.ready(sound);
+    }
+    assert_eq!(bench.step(), [(1, 0..5)]);
+    bench.step();
+    assert_eq!(bench.tape().projections, [70, 30, 30]);
+    bench.settle();
+    assert_eq!(bench.tape().projections, [70, 30, 30, 10]);
+}
+
+#[test]
+fn a_sequence_waits_for_cross_blocks_that_others_hold() {
+    let mut bench = Bench::with_cross(with_blocks(8, 3));
+    let (first, second) = (item(1, 64), item(2, 64));
+    bench.arrive(cross(bench.sequence(1, 4, 3), &first, 0..64));
+    bench.arrive(cross(bench.sequence(2, 4, 3), &second, 0..64));
+    bench.ready(&first);
+    bench.ready(&second);
+    for _ in 0..3 {
+        assert_eq!(bench.step().len(), 1);
+    }
+    assert_eq!(bench.step(), [(2, 0..4)]);
+    bench.settle();
+    assert_eq!(bench.seen(2).finished().n_generated, 3);
+    bench.assert_books_balance();
+}
+
+#[test]
+fn a_preempted_sequence_projects_again_what_was_evicted_meanwhile() {
+    let mut bench = Bench::with_cross(with_blocks(3, 2));
+    let (long, short, other) = (item(1, 32), item(2, 32), item(3, 64));
+    let old = cross(bench.sequence(1, 31, 40), &long, 0..32);
+    let young = cross(bench.sequence(2, 63, 10), &short, 0..32);
+    bench.arrive(old);
+    // Older than the young one, and needs its cross blocks; its item comes while the young one is preempted.
+    let waiting = cross(bench.sequence(3, 60, 2), &other, 0..64);
+    bench.arrive(waiting);
+    bench.arrive(young.clone());
+    bench.ready(&long);
+    bench.ready(&short);
+    while bench.engine.stats().preemptions == 0 {
+        bench.step();
+    }
+    bench.ready(&other);
+    bench.settle();
+    assert_eq!(bench.tape().projections, [32, 32, 64, 32]);
+    assert_eq!(bench.seen(2).tokens(), alone(&young, &[&short]).tokens());
+    assert_eq!(bench.seen(3).finished().n_generated, 2);
+    bench.assert_books_balance();
+}
+
+#[test]
+fn a_projection_that_failed_is_made_again_for_the_next_sequence() {
+    let mut bench = Bench::with_cross(config());
+    let sound = item(1, 40);
+    bench.arrive(cross(bench.sequence(1, 4, 2), &sound, 0..40));
+    bench.ready(&sound);
+    bench.tape().fail_projection = true;
+    bench.settle();
+    assert_eq!(bench.seen(1).failure(), FailureClass::Internal);
+    assert_eq!(bench.engine.stats().cross_cached, 0);
+    bench.arrive(cross(bench.sequence(2, 4, 2), &sound, 0..40));
+    bench.ready(&sound);
+    bench.settle();
+    assert_eq!(bench.seen(2).tokens().len(), 2);
+}
+
+#[test]
+fn a_step_that_failed_does_not_forget_earlier_projections() {
+    let mut bench = Bench::with_cross(config());
+    let sound = item(1, 40);
+    bench.arrive(cross(bench.sequence(1, 4, 9), &sound, 0..40));
+    bench.ready(&sound);
+    bench.step();
+    bench.tape().fail_forward = true;
+    bench.settle();
+    assert_eq!(bench.seen(1).failure(), FailureClass::Internal);
+    assert_eq!(bench.engine.stats().cross_cached, 2);
+    bench.assert_books_balance();
+}
+
+#[test]
+fn an_item_that_failed_ends_those_that_still_need_it() {
+    let mut bench = Bench::decoder_only(config());
+    let (image, other) = (item(1, 6), item(2, 6));
+    bench.arrive(embed(bench.sequence(1, 20, 4), &image, 5));
+    bench.arrive(embed(bench.sequence(2, 20, 4), &other, 5));
+    bench.arrive(bench.sequence(3, 20, 4));
+    bench.step();
+    bench.ready(&image);
+    let failure = Failure::unavailable("the encoder is gone");
+    for output in [&image, &other] {
+        bench.event(Event::ItemFailed { key: output.item().key, failure: failure.clone() });
+    }
+    bench.settle();
+    assert_eq!(bench.seen(1).tokens().len(), 4, "it had the rows already");
+    assert_eq!(bench.seen(2).end, Some(Err(failure)));
+    assert_eq!(bench.seen(3).tokens().len(), 4);
+    bench.assert_books_balance();
+}
+
+#[test]
+fn an_item_that_never_comes_ends_with_the_deadline() {
+    let mut bench = Bench::decoder_only(config());
+    let image = item(1, 6);
+    bench.arrive(embed(bench.sequence(1, 20, 4), &image, 5));
+    bench.settle();
+    let Readiness::At(deadline) = bench.engine.readiness() else { panic!("it waits") };
+    assert_eq!(bench.engine.stats().self_used, 1, "what comes before the item is computed");
+    bench.clock.advance(Duration::from_secs(100));
+    assert!(triptych_core::clock::Clock::now(&bench.clock) >= deadline);
+    bench.step();
+    assert_eq!(bench.seen(1).failure(), FailureClass::DeadlineExceeded);
+    bench.assert_books_balance();
+}
+
+#[test]
+fn rows_that_are_not_as_described_end_the_sequence_that_expects_others() {
+    let mut bench = Bench::decoder_only(config());
+    let (declared, arrived) = (item(1, 7), item(1, 6));
+    bench.arrive(embed(bench.sequence(1, 20, 4), &declared, 5));
+    bench.arrive(embed(bench.sequence(2, 20, 4), &arrived, 5));
+    bench.ready(&arrived);
+    bench.settle();
+    assert_eq!(bench.seen(1).failure(), FailureClass::Mismatch);
+    assert_eq!(bench.seen(2).tokens().len(), 4);
+    bench.assert_books_balance();
+}
+
+#[test]
+fn a_layout_that_contradicts_itself_fails_before_it_starts() {
+    let image = item(1, 6);
+    let base = |bench: &Bench| embed(bench.sequence(1, 20, 4), &image, 5);
+    type Spoil = fn(&mut Arrival);
+    let cases: [(Spoil, FailureClass); 8] = [
+        (|a| a.prepared.spans[0].n_tokens = 5, FailureClass::Internal),
+        (|a| a.prepared.spans[0].first_token = 15, FailureClass::Internal),
+        (|a| a.prepared.spans[0].item.0 = 1, FailureClass::Internal),
+        (|a| a.prepared.spans.push(a.prepared.spans[0]), FailureClass::Internal),
+        (|a| a.prepared.spans.clear(), FailureClass::InvalidArgument),
+        (|a| a.prepared.positions.truncate(19), FailureClass::Internal),
+        (|a| a.items[0].hidden = 3, FailureClass::Mismatch),
+        (|a| a.sampling.temperature = 3.0, FailureClass::InvalidArgument),
+    ];
+    for (i, (spoil, class)) in cases.into_iter().enumerate() {
+        let mut bench = Bench::decoder_only(config());
+        let mut arrival = base(&bench);
+        spoil(&mut arrival);
+        bench.arrive(arrival);
+        assert_eq!(bench.seen(1).failure(), class, "case {i}");
+        bench.assert_books_balance();
+    }
+}
+
+#[test]
+fn cross_input_that_does_not_fit_fails_before_it_starts() {
+    let sound = item(1, 200);
+    let check = |cross_attention: bool, rows: Option<std::ops::Range<u32>>, class: FailureClass| {
+        let mut bench = Bench::new(with_blocks(8, 4), cross_attention, 4096);
+        let plain = bench.sequence(1, 4, 1);
+        bench.arrive(match rows {
+            Some(rows) => cross(plain, &sound, rows),
+            None => plain,
+        });
+        assert_eq!(bench.seen(1).failure(), class);
+    };
+    check(true, None, FailureClass::Internal);
+    check(true, Some(0..201), FailureClass::Internal);
+    check(true, Some(7..7), FailureClass::Internal);
+    check(true, Some(0..129), FailureClass::TooLarge);
+    check(false, Some(0..10), FailureClass::Internal);
+}

@@ -1,0 +1,233 @@
+//! The scheduler's rules, one scenario each, on sequences without items.
+
+use crate::bench::{Bench, config, with_blocks};
+use std::time::Duration;
+use triptych_core::sampling::FinishReason;
+use triptych_core::{Failure, FailureClass, clock::Clock};
+use triptych_engine::{EngineConfig, Event, KvBudget, Readiness, SequenceId};
+
+#[test]
+fn decoding_rows_come_first_and_prompts_share_the_rest_of_the_budget() {
+    let mut bench = Bench::decoder_only(EngineConfig { token_budget: 20, ..config() });
+    bench.arrive(bench.sequence(1, 5, 10));
+    assert_eq!(bench.step(), [(1, 0..5)]);
+    bench.arrive(bench.sequence(2, 30, 10));
+    bench.arrive(bench.sequence(3, 12, 10));
+    assert_eq!(bench.step(), [(1, 5..6), (2, 0..19)]);
+    assert_eq!(bench.step(), [(1, 6..7), (2, 19..30), (3, 0..8)]);
+    assert_eq!(bench.step(), [(1, 7..8), (2, 30..31), (3, 8..12)]);
+    assert_eq!(bench.step(), [(1, 8..9), (2, 31..32), (3, 12..13)]);
+}
+
+#[test]
+fn no_more_sequences_run_than_are_allowed() {
+    let mut bench = Bench::decoder_only(EngineConfig { max_sequences: 2, ..config() });
+    for id in 1..=3 {
+        bench.arrive(bench.sequence(id, 4, 2));
+    }
+    assert_eq!(bench.step(), [(1, 0..4), (2, 0..4)]);
+    assert_eq!(bench.step(), [(1, 4..5), (2, 4..5)]);
+    assert_eq!(bench.step(), [(3, 0..4)]);
+}
+
+#[test]
+fn a_sequence_that_waits_for_blocks_is_not_passed_over() {
+    let mut bench = Bench::decoder_only(with_blocks(4, 0));
+    bench.arrive(bench.sequence(1, 64, 2));
+    bench.arrive(bench.sequence(2, 80, 1));
+    bench.arrive(bench.sequence(3, 4, 1));
+    assert_eq!(bench.step(), [(1, 0..64)]);
+    // The first one's new token takes a third block; one is left, which the third in line could use.
+    assert_eq!(bench.step(), [(1, 64..65)]);
+    assert_eq!(bench.step(), [(2, 0..80), (3, 0..4)]);
+    bench.assert_books_balance();
+}
+
+#[test]
+fn preempted_sequence_keeps_its_place_in_line() {
+    let mut bench = Bench::decoder_only(EngineConfig { max_sequences: 2, ..with_blocks(3, 0) });
+    bench.arrive(bench.sequence(1, 30, 40));
+    bench.arrive(bench.sequence(2, 62, 20));
+    bench.arrive(bench.sequence(3, 4, 3));
+    assert_eq!(bench.step(), [(1, 0..30), (2, 0..62)]);
+    bench.step();
+    assert_eq!(bench.step(), [(1, 31..32), (2, 63..64)]);
+    // Both need a block here. The younger gives way, and no one behind it gets the blocks it left.
+    assert_eq!(bench.step(), [(1, 32..33)]);
+    assert_eq!(bench.engine.stats().preemptions, 1);
+    assert_eq!((bench.engine.stats().running, bench.engine.stats().waiting), (1, 2));
+    let step = (0..100).map(|_| bench.step()).find(|s| s.iter().any(|(id, _)| *id != 1)).unwrap();
+    // It reads again what it had: its prompt and the three tokens it wrote.
+    assert_eq!(step[0], (2, 0..65));
+    bench.settle();
+    let alone = |n_prompt, n_generated, id| {
+        let mut bench = Bench::decoder_only(config());
+        bench.arrive(bench.sequence(id, n_prompt, n_generated));
+        bench.settle();
+        bench.seen(id).tokens()
+    };
+    assert_eq!(bench.seen(1).tokens(), alone(30, 40, 1));
+    assert_eq!(bench.seen(2).tokens(), alone(62, 20, 2));
+    bench.assert_books_balance();
+}
+
+#[test]
+fn a_sequence_alone_fills_the_whole_pool_and_ends_with_length() {
+    for (max_context, n_blocks, expect) in [(4096, 2, 64), (50, 8, 50), (5, 8, 5)] {
+        let mut bench = Bench::new(with_blocks(n_blocks, 0), false, max_context);
+        bench.arrive(bench.sequence(1, 4, 1000));
+        bench.settle();
+        let finished = bench.seen(1).finished().clone();
+        assert_eq!(finished.reason, FinishReason::Length);
+        assert_eq!(finished.n_prompt + finished.n_generated, expect);
+        assert_eq!(bench.engine.stats().preemptions, 0);
+        bench.assert_books_balance();
+    }
+}
+
+#[test]
+fn what_can_never_fit_is_refused_at_once() {
+    let mut bench = Bench::new(with_blocks(2, 0), false, 100);
+    let cases =
+        [(65, FailureClass::TooLarge), (101, FailureClass::TooLarge), (0, FailureClass::InvalidArgument)];
+    for (id, (n_prompt, class)) in (1..).zip(cases) {
+        let mut arrival = bench.sequence(id, n_prompt.max(1), 1);
+        arrival.prepared.tokens.truncate(n_prompt);
+        bench.arrive(arrival);
+        assert_eq!(bench.seen(id).failure(), class, "{n_prompt} tokens");
+    }
+    let mut strange = bench.sequence(8, 4, 1);
+    strange.prepared.tokens[2] = 64;
+    bench.arrive(strange);
+    assert_eq!(bench.seen(8).failure(), FailureClass::InvalidArgument);
+    bench.arrive(bench.sequence(9, 64, 5));
+    bench.settle();
+    assert_eq!(bench.seen(9).finished().n_generated, 1, "a prompt that fills the pool still gets one token");
+    bench.assert_books_balance();
+}
+
+#[test]
+fn full_line_refuses_as_overloaded_and_takes_the_next_when_it_moved() {
+    let mut bench = Bench::decoder_only(EngineConfig { max_waiting: 2, max_sequences: 1, ..config() });
+    for id in 1..=3 {
+        bench.arrive(bench.sequence(id, 4, 5));
+    }
+    assert_eq!(bench.seen(3).failure(), FailureClass::Overloaded);
+    bench.step();
+    bench.arrive(bench.sequence(4, 4, 5));
+    bench.settle();
+    for id in [1, 2, 4] {
+        assert_eq!(bench.seen(id).finished().n_generated, 5);
+    }
+    bench.assert_books_balance();
+}
+
+#[test]
+fn deadline_ends_a_sequence_wherever_it_is() {
+    let mut bench = Bench::decoder_only(EngineConfig { max_sequences: 1, ..config() });
+    let start = bench.clock.now();
+    for (id, after_s) in [(1, 5), (2, 3)] {
+        let deadline = start + Duration::from_secs(after_s);
+        let arrival = bench.sequence(id, 4, 1000);
+        bench.arrive(triptych_engine::Arrival { deadline, ..arrival });
+    }
+    bench.step();
+    bench.clock.advance(Duration::from_secs(3));
+    bench.step();
+    assert_eq!(bench.seen(2).failure(), FailureClass::DeadlineExceeded);
+    assert_eq!(bench.seen(1).end, None);
+    bench.clock.advance(Duration::from_secs(2));
+    bench.step();
+    assert_eq!(bench.seen(1).failure(), FailureClass::DeadlineExceeded);
+    assert_eq!(bench.seen(1).tokens().len(), 2, "what it wrote before was sent");
+    bench.assert_books_balance();
+}
+
+#[test]
+fn an_aborted_sequence_holds_nothing_and_says_nothing() {
+    let mut bench = Bench::decoder_only(EngineConfig { max_sequences: 1, ..config() });
+    bench.arrive(bench.sequence(1, 40, 10));
+    bench.arrive(bench.sequence(2, 40, 10));
+    bench.step();
+    let said = bench.seen(1);
+    for id in [2, 1, 1, 77] {
+        bench.event(Event::Abort(SequenceId(id)));
+    }
+    assert_eq!(bench.step(), []);
+    assert_eq!((bench.seen(1), bench.seen(2).deltas), (said, Vec::new()));
+    bench.assert_books_balance();
+}
+
+#[test]
+fn a_step_that_failed_ends_its_sequences_and_no_others() {
+    let mut bench = Bench::decoder_only(EngineConfig { max_sequences: 2, ..config() });
+    for id in 1..=3 {
+        bench.arrive(bench.sequence(id, 4, 3));
+    }
+    bench.step();
+    bench.tape().fail_forward = true;
+    bench.settle();
+    for id in [1, 2] {
+        assert_eq!(bench.seen(id).failure(), FailureClass::Internal);
+    }
+    assert_eq!(bench.seen(3).tokens().len(), 3);
+    bench.assert_books_balance();
+}
+
+#[test]
+fn an_id_that_arrives_twice_fails_once_and_leaves_nothing() {
+    let mut bench = Bench::decoder_only(config());
+    bench.arrive(bench.sequence(1, 4, 3));
+    bench.step();
+    bench.arrive(bench.sequence(1, 4, 3));
+    assert_eq!(bench.seen(1).failure(), FailureClass::Internal);
+    bench.assert_books_balance();
+}
+
+#[test]
+fn times_tell_waiting_from_reading() {
+    let mut bench = Bench::decoder_only(EngineConfig { token_budget: 16, ..config() });
+    bench.arrive(bench.sequence(1, 40, 2));
+    bench.clock.advance(Duration::from_millis(7));
+    while bench.engine.readiness() == Readiness::Now {
+        bench.step();
+        bench.clock.advance(Duration::from_millis(10));
+    }
+    let times = bench.seen(1).finished().times;
+    assert_eq!(times.queue, Duration::from_millis(7));
+    assert_eq!(times.prefill, Duration::from_millis(20), "the third of three chunks began then");
+    assert_eq!(times.last_token - times.first_token, Duration::from_millis(10));
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused() {
+    use crate::fake::{FakeDecoder, info};
+    let good = config();
+    let bytes = |n| KvBudget::Bytes { self_attention: n, cross_attention: 0 };
+    let cases = [
+        (EngineConfig { kv: bytes(99), ..good }, Some("kv.self_attention")),
+        (EngineConfig { kv: bytes(100), ..good }, None),
+        (EngineConfig { max_sequences: 0, ..good }, Some("max_sequences")),
+        (EngineConfig { max_waiting: 0, ..good }, Some("max_waiting")),
+        (EngineConfig { token_budget: 15, ..good }, Some("token_budget")),
+    ];
+    for (config, expect) in cases {
+        let decoder = Box::new(FakeDecoder { info: info(false, 100), tape: Default::default() });
+        let got = triptych_engine::Engine::new(decoder, crate::bench::tokenizer(), config);
+        match (got.err(), expect) {
+            (None, None) => {}
+            (Some(e), Some(setting)) => assert!(e.to_string().starts_with(setting), "{e}"),
+            (got, expect) => panic!("{got:?}, expected {expect:?}"),
+        }
+    }
+}
+
+#[test]
+fn an_item_event_for_nobody_changes_nothing() {
+    let mut bench = Bench::decoder_only(config());
+    let output = crate::bench::item(1, 3);
+    bench.ready(&output);
+    bench.event(Event::ItemFailed { key: output.item().key, failure: Failure::unavailable("gone") });
+    assert_eq!(bench.step(), []);
+    bench.assert_books_balance();
+}

@@ -1,0 +1,190 @@
+//! Random schedules: whatever arrives, goes away, comes late or fails, and however it is batched, chunked and
+//! preempted, every answer is the one of an engine with nothing else to do, and the books balance at the end.
+
+use crate::bench::{Bench, Seen, arrival, config, cross, embed, item};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use triptych_core::{EncoderOutput, Failure, FailureClass};
+use triptych_engine::{Arrival, EngineConfig, Event, KvBudget, SequenceId};
+
+/// Items that the schedules draw from; their sizes straddle a block.
+const ITEM_SIZES: [u32; 4] = [1, 31, 32, 45];
+
+fn outputs() -> Vec<EncoderOutput> {
+    (1..).zip(ITEM_SIZES).map(|(n, size)| item(n, size)).collect()
+}
+
+#[derive(Clone, Debug)]
+struct Shape {
+    n_prompt: usize,
+    n_generated: u32,
+    items: Vec<usize>,
+    sampled: bool,
+    ends: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Move {
+    Arrive(Shape),
+    Ready(usize),
+    Fail(usize),
+    Abort(u64),
+    Late,
+    Step,
+}
+
+#[derive(Clone, Debug)]
+struct Schedule {
+    cross_attention: bool,
+    config: EngineConfig,
+    moves: Vec<Move>,
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let items = prop::collection::vec(0..ITEM_SIZES.len(), 0..3);
+    (1usize..70, 1u32..80, items, any::<bool>(), any::<bool>()).prop_map(
+        |(n_prompt, n_generated, items, sampled, ends)| Shape { n_prompt, n_generated, items, sampled, ends },
+    )
+}
+
+fn one_move() -> impl Strategy<Value = Move> {
+    prop_oneof![
+        4 => shape().prop_map(Move::Arrive),
+        4 => (0..ITEM_SIZES.len()).prop_map(Move::Ready),
+        1 => (0..ITEM_SIZES.len()).prop_map(Move::Fail),
+        1 => (1u64..20).prop_map(Move::Abort),
+        1 => Just(Move::Late),
+        12 => Just(Move::Step),
+    ]
+}
+
+fn schedule() -> impl Strategy<Value = Schedule> {
+    let bounds = (5usize..16, 2usize..6, 1usize..8, 0usize..100, 4usize..20);
+    (any::<bool>(), bounds, prop::collection::vec(one_move(), 1..120)).prop_map(
+        |(cross_attention, b, moves)| {
+            let (self_attention, cross_attention_blocks, max_sequences, extra, max_waiting) = b;
+            let kv = KvBudget::Blocks { self_attention, cross_attention: cross_attention_blocks };
+            let config = EngineConfig { kv, token_budget: max_sequences + extra, max_sequences, max_waiting };
+            Schedule { cross_attention, config, moves }
+        },
+    )
+}
+
+fn make(id: u64, shape: &Shape, cross_attention: bool, now: Instant) -> Arrival {
+    let outputs = outputs();
+    let n_rows: usize = shape.items.iter().map(|i| ITEM_SIZES[*i] as usize).sum();
+    let mut made = match cross_attention {
+        true => {
+            let n = shape.items.first().copied().unwrap_or(0);
+            let first = if shape.sampled { ITEM_SIZES[n] / 2 } else { 0 };
+            cross(arrival(id, shape.n_prompt, shape.n_generated, now), &outputs[n], first..ITEM_SIZES[n])
+        }
+        false => {
+            let mut made = arrival(id, shape.n_prompt + n_rows + 1, shape.n_generated, now);
+            let mut place = 1 + shape.n_prompt / 2;
+            for n in &shape.items {
+                made = embed(made, &outputs[*n], place as u32);
+                place += ITEM_SIZES[*n] as usize;
+            }
+            made
+        }
+    };
+    made.sampling.temperature = if shape.sampled { 0.8 } else { 0.0 };
+    made.sampling.top_p = 0.9;
+    made.sampling.ignore_eos = !shape.ends;
+    made
+}
+
+/// The answer of an engine with room for all, and nothing else to do; its context is as long as the schedule's.
+fn undisturbed(arrival: &Arrival, schedule: &Schedule) -> Seen {
+    let KvBudget::Blocks { self_attention, .. } = schedule.config.kv else { panic!("made of blocks") };
+    let kv = KvBudget::Blocks { self_attention, cross_attention: 16 };
+    let mut bench = Bench::new(EngineConfig { kv, ..config() }, schedule.cross_attention, 4096);
+    bench.arrive(Arrival { deadline: bench.sequence(0, 1, 1).deadline, ..arrival.clone() });
+    outputs().iter().for_each(|o| bench.ready(o));
+    bench.settle();
+    bench.seen(arrival.id.0)
+}
+
+fn play(schedule: &Schedule) -> (Bench, BTreeMap<u64, Arrival>) {
+    let mut bench = Bench::new(schedule.config, schedule.cross_attention, 4096);
+    let (mut arrivals, outputs) = (BTreeMap::new(), outputs());
+    for next in &schedule.moves {
+        match next {
+            Move::Arrive(shape) => {
+                let id = arrivals.len() as u64 + 1;
+                let now = triptych_core::clock::Clock::now(&bench.clock);
+                let made = make(id, shape, schedule.cross_attention, now);
+                arrivals.insert(id, made.clone());
+                bench.arrive(made);
+            }
+            Move::Ready(n) => bench.ready(&outputs[*n]),
+            Move::Fail(n) => {
+                let failure = Failure::unavailable("gone");
+                bench.event(Event::ItemFailed { key: outputs[*n].item().key, failure });
+            }
+            Move::Abort(id) => bench.event(Event::Abort(SequenceId(*id))),
+            Move::Late => bench.clock.advance(Duration::from_secs(40)),
+            Move::Step => drop(bench.step()),
+        }
+        let stats = bench.engine.stats();
+        assert!(stats.running <= schedule.config.max_sequences);
+        assert!(stats.cross_used + stats.cross_cached <= stats.cross_total);
+    }
+    outputs.iter().for_each(|o| bench.ready(o));
+    bench.settle();
+    (bench, arrivals)
+}
+
+fn check(schedule: &Schedule) {
+    let (bench, arrivals) = play(schedule);
+    bench.assert_books_balance();
+    let aborted = |id: &u64| schedule.moves.iter().any(|m| matches!(m, Move::Abort(a) if a == id));
+    for (id, arrival) in &arrivals {
+        let (seen, expect) = (bench.seen(*id), undisturbed(arrival, schedule));
+        match &seen.end {
+            Some(Ok(finished)) => {
+                assert_eq!((seen.tokens(), seen.text()), (expect.tokens(), expect.text()), "sequence {id}");
+                let how = |f: &triptych_engine::Finished| (f.reason, f.n_prompt, f.n_generated);
+                assert_eq!(how(finished), how(expect.finished()));
+            }
+            Some(Err(failure)) => {
+                assert_ne!(failure.class, FailureClass::Internal, "{failure}");
+                assert!(expect.tokens().starts_with(&seen.tokens()));
+            }
+            None => assert!(aborted(id), "sequence {id} got no answer"),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_answer_is_the_undisturbed_one_and_the_books_balance(schedule in schedule()) {
+        check(&schedule);
+    }
+}
+
+#[test]
+fn a_crowd_on_few_blocks_is_preempted_often_and_answers_the_same() {
+    for cross_attention in [false, true] {
+        // Short prompts let many in; long answers then fight for blocks.
+        let shape = |i: usize| Shape {
+            n_prompt: 2 + 5 * (i % 4),
+            n_generated: 90,
+            items: vec![i % ITEM_SIZES.len()],
+            sampled: i.is_multiple_of(2),
+            ends: false,
+        };
+        let kv = KvBudget::Blocks { self_attention: 9, cross_attention: 4 };
+        let config = EngineConfig { kv, token_budget: 24, max_sequences: 6, max_waiting: 60 };
+        let ready = (0..ITEM_SIZES.len()).map(Move::Ready);
+        let moves = (0..48).map(|i| Move::Arrive(shape(i))).chain(ready).collect();
+        let schedule = Schedule { cross_attention, config, moves };
+        check(&schedule);
+        let preemptions = play(&schedule).0.engine.stats().preemptions;
+        assert!(preemptions >= 8, "{preemptions}");
+    }
+}

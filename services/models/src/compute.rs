@@ -1,0 +1,77 @@
+//! Which back end computes, chosen by settings; above this, nobody names one.
+
+use crate::decoder::Decoder;
+use crate::encoder::Encoder;
+use crate::error::ModelError;
+use crate::model::Model;
+use triptych_core::Modality;
+use triptych_kernels::cpu::{CpuBackend, CpuConfig, Isa, Precision};
+use triptych_kernels::reference::ReferenceBackend;
+
+/// The back ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum BackendKind {
+    /// Our own kernels.
+    #[default]
+    Cpu,
+    /// candle-core: slow and plain, to compare with.
+    Reference,
+}
+
+/// How to compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ComputeConfig {
+    /// Which back end.
+    pub backend: BackendKind,
+    /// Compute threads; 0: as many as the machine has cores.
+    pub threads: usize,
+    /// bf16 weights and KV instead of f32.
+    pub precision: Precision,
+    /// Instruction set to force; `None`: the best found.
+    pub isa: Option<Isa>,
+}
+
+/// A back end, ready to take weights. Cheap to clone; the clones share one pool of threads.
+#[derive(Clone)]
+pub enum Compute {
+    /// Our own kernels.
+    Cpu(CpuBackend),
+    /// candle-core.
+    Reference(ReferenceBackend),
+}
+
+impl Compute {
+    /// Starts the back end.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if a forced instruction set is not on this machine.
+    pub fn new(config: ComputeConfig) -> Result<Self, ModelError> {
+        let ComputeConfig { threads, precision, isa, .. } = config;
+        Ok(match config.backend {
+            BackendKind::Cpu => Self::Cpu(CpuBackend::new(CpuConfig { threads, precision, isa })?),
+            BackendKind::Reference => Self::Reference(ReferenceBackend::new()),
+        })
+    }
+
+    /// Loads the encoder of `modality`, and nothing else.
+    ///
+    /// # Errors
+    /// As [`Model::load_encoder`].
+    pub fn load_encoder(&self, model: &Model, modality: Modality) -> Result<Box<dyn Encoder>, ModelError> {
+        match self {
+            Self::Cpu(b) => model.load_encoder(modality, b),
+            Self::Reference(b) => model.load_encoder(modality, b),
+        }
+    }
+
+    /// Loads the decoder, and nothing else.
+    ///
+    /// # Errors
+    /// As [`Model::load_decoder`].
+    pub fn load_decoder(&self, model: &Model) -> Result<Box<dyn Decoder>, ModelError> {
+        match self {
+            Self::Cpu(b) => model.load_decoder(b),
+            Self::Reference(b) => model.load_decoder(b),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Typed reads of a JSON configuration, with errors that name the key.
+
+use crate::error::ModelError;
+use serde_json::Value;
+
+/// Sizes over this are refused: products of three of them still fit 64 bits.
+const MAX_SIZE: u64 = 1 << 20;
+
+/// An object of a configuration file. A key is looked up in each of `objects`, and the first that has it,
+/// other than null, wins: this is how two generations of a file are read as one.
+#[derive(Clone, Debug)]
+pub struct Config<'a> {
+    file: &'static str,
+    // Where the keys are, for messages: empty, or a name with a dot.
+    path: &'static str,
+    objects: Vec<&'a Value>,
+}
+
+impl<'a> Config<'a> {
+    /// The top of a file.
+    pub fn new(file: &'static str, root: &'a Value) -> Self {
+        Self { file, path: "", objects: vec![root] }
+    }
+
+    /// The object under `key` only; `path` is `key` with a dot.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] if it is missing.
+    pub fn section(&self, key: &'static str, path: &'static str) -> Result<Self, ModelError> {
+        let object = self.get(key).filter(|v| v.is_object());
+        let object = object.ok_or_else(|| ModelError::missing_key(self.file, key, "an object"))?;
+        Ok(Self { file: self.file, path, objects: vec![object] })
+    }
+
+    /// This object, with the keys of the first section of `keys` that exists before its own.
+    pub fn or_section(&self, keys: &[&str]) -> Self {
+        let section = keys.iter().find_map(|key| self.get(key)).filter(|v| v.is_object());
+        let objects = section.into_iter().chain(self.objects.iter().copied()).collect();
+        Self { file: self.file, path: self.path, objects }
+    }
+
+    /// The value of a key; null is absent.
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
+        self.objects.iter().find_map(|o| o.get(key).filter(|v| !v.is_null()))
+    }
+
+    /// A size: a whole number from 1.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] if missing or not such a number.
+    pub fn size(&self, key: &str) -> Result<usize, ModelError> {
+        let expected = "a whole number from 1";
+        let value = self.get(key).ok_or_else(|| self.missing(key, expected))?;
+        match value.as_u64() {
+            Some(n @ 1..=MAX_SIZE) => Ok(n as usize),
+            _ => Err(self.unsupported(key, value, expected)),
+        }
+    }
+
+    /// As [`Self::size`], with a default when the key is missing.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] if it is there and not such a number.
+    pub fn size_or(&self, key: &str, default: usize) -> Result<usize, ModelError> {
+        if self.get(key).is_some() { self.size(key) } else { Ok(default) }
+    }
+
+    /// A list of sizes; 0 is allowed.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] if missing or not such a list.
+    pub fn sizes(&self, key: &str) -> Result<Vec<usize>, ModelError> {
+        let expected = "a list of whole numbers";
+        let value = self.get(key).ok_or_else(|| self.missing(key, expected))?;
+        let item = |v: &Value| v.as_u64().filter(|n| *n <= MAX_SIZE).map(|n| n as usize);
+        let list = value.as_array().and_then(|list| list.iter().map(item).collect());
+        list.ok_or_else(|| self.unsupported(key, value, expected))
+    }
+
+    /// A positive number.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] if missing or not such a number.
+    pub fn number(&self, key: &str) -> Result<f32, ModelError> {
+        let expected = "a positive number";
+        let value = self.get(key).ok_or_else(|| self.missing(key, expected))?;
+        let number = value.as_f64().map(|n| n as f32).filter(|n| n.is_finite() && *n > 0.0);
+        number.ok_or_else(|| self.unsupported(key, value, expected))
+    }
+
+    /// A text.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] if missing or not a text.
+    pub fn text(&self, key: &str) -> Result<&'a str, ModelError> {
+        let value = self.get(key).ok_or_else(|| self.missing(key, "a text"))?;
+        value.as_str().ok_or_else(|| self.unsupported(key, value, "a text"))
+    }
+
+    /// Whether a key is true; `default` when it is missing.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] if it is there and neither true nor false.
+    pub fn flag_or(&self, key: &str, default: bool) -> Result<bool, ModelError> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        value.as_bool().ok_or_else(|| self.unsupported(key, value, "true or false"))
+    }
+
+    /// Refuses a key that is true.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] if it is.
+    pub fn must_be_off(&self, key: &str) -> Result<(), ModelError> {
+        if self.flag_or(key, false)? { Err(self.unsupported(key, true, "false")) } else { Ok(()) }
+    }
+
+    /// `whole / n`, refused if it is not a whole number.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for a remainder.
+    pub fn share(&self, key: &str, whole: usize, n: usize) -> Result<usize, ModelError> {
+        match whole.is_multiple_of(n) {
+            true => Ok(whole / n),
+            false => Err(self.unsupported(key, n, format!("a divisor of {whole}"))),
+        }
+    }
+
+    /// The error for a value that is not supported.
+    pub fn unsupported(
+        &self,
+        key: &str,
+        actual: impl ToString,
+        expected: impl Into<String>,
+    ) -> ModelError {
+        let key = format!("{}{key}", self.path);
+        ModelError::Config { file: self.file, key, actual: actual.to_string(), expected: expected.into() }
+    }
+
+    fn missing(&self, key: &str, expected: &str) -> ModelError {
+        ModelError::missing_key(self.file, format!("{}{key}", self.path), expected)
+    }
+}

@@ -1,0 +1,245 @@
+//! Qwen2-VL and Qwen2.5-VL: a vision transformer that merges patches, and a Qwen2 decoder with M-RoPE.
+//!
+//! After <https://github.com/huggingface/transformers/blob/v4.52.4/src/transformers/models/qwen2_vl/modeling_qwen2_vl.py>
+//! and `qwen2_5_vl/modeling_qwen2_5_vl.py` beside it. The decoders are the same; the vision towers differ in
+//! norm, feed-forward and attention windows, and in what the configuration calls their widths.
+
+use super::Config;
+use crate::error::ModelError;
+use crate::spec::*;
+use triptych_core::Modality;
+use triptych_kernels::ops::{Activation, AttentionShape, NormKind};
+
+/// Which vision tower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Generation {
+    /// Qwen2-VL.
+    Two,
+    /// Qwen2.5-VL.
+    TwoAndHalf,
+}
+
+/// Not in the configuration of the vision towers.
+const VISION_NORM_EPS: f32 = 1e-6;
+const VISION_ROPE_THETA: f32 = 10_000.0;
+
+const VISION_PREFIXES: &[&str] = &["visual.", "model.visual."];
+const MERGER: [&str; 3] = ["merger.ln_q", "merger.mlp.0", "merger.mlp.2"];
+
+const fn vision_names(inner: &'static [&'static str], outer: &'static str) -> EncoderNames {
+    EncoderNames {
+        prefixes: VISION_PREFIXES,
+        stem: &["patch_embed.proj"],
+        positions: "",
+        stack: StackNames {
+            layers: "blocks",
+            attention: AttentionNames {
+                norm: "norm1",
+                qkv: QkvNames::Fused("attn.qkv"),
+                out: "attn.proj",
+            },
+            cross: None,
+            feed_forward_norm: "norm2",
+            feed_forward_inner: inner,
+            feed_forward_outer: outer,
+            final_norm: "",
+        },
+        merger: Some(MERGER),
+    }
+}
+
+static VISION_2: EncoderNames = vision_names(&["mlp.fc1"], "mlp.fc2");
+static VISION_2_5: EncoderNames = vision_names(&["mlp.gate_proj", "mlp.up_proj"], "mlp.down_proj");
+
+static TEXT: DecoderNames = DecoderNames {
+    prefixes: &["model.", "model.language_model.", "language_model.model.", "language_model."],
+    tokens: "embed_tokens",
+    positions: "",
+    stack: StackNames {
+        layers: "layers",
+        attention: AttentionNames {
+            norm: "input_layernorm",
+            qkv: QkvNames::Split(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+            out: "self_attn.o_proj",
+        },
+        cross: None,
+        feed_forward_norm: "post_attention_layernorm",
+        feed_forward_inner: &["mlp.gate_proj", "mlp.up_proj"],
+        feed_forward_outer: "mlp.down_proj",
+        final_norm: "norm",
+    },
+    head: &["lm_head", "language_model.lm_head"],
+};
+
+/// The spec of a configuration.
+///
+/// # Errors
+/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+pub(super) fn spec(config: &Config<'_>, generation: Generation) -> Result<ModelSpec, ModelError> {
+    let decoder = text(config)?;
+    let vision = config.section("vision_config", "vision_config.")?;
+    let encoder = match generation {
+        Generation::Two => vision_2(&vision)?,
+        Generation::TwoAndHalf => vision_2_5(&vision)?,
+    };
+    if encoder.output_width() != decoder.stack.hidden {
+        let (actual, expected) = (encoder.output_width(), format!("{}, hidden_size", decoder.stack.hidden));
+        return Err(config.unsupported("vision_config: output width", actual, expected));
+    }
+    Ok(ModelSpec { encoder, decoder })
+}
+
+fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
+    let tied_head = config.flag_or("tie_word_embeddings", false)?;
+    let config = &config.or_section(&["text_config"]);
+    config.must_be_off("use_sliding_window")?;
+    let hidden = config.size("hidden_size")?;
+    let n_heads = config.size("num_attention_heads")?;
+    let n_kv_heads = config.size_or("num_key_value_heads", n_heads)?;
+    config.share("num_key_value_heads", n_heads, n_kv_heads)?;
+    let head_dim = config.share("num_attention_heads", hidden, n_heads)?;
+    let stack = StackSpec {
+        hidden,
+        n_layers: config.size("num_hidden_layers")?,
+        attention: AttentionSpec {
+            shape: AttentionShape { n_heads, n_kv_heads, head_dim, scale: scale(head_dim) },
+            bias: AttentionBias { q: true, k: true, v: true, out: false },
+        },
+        feed_forward: FeedForwardSpec {
+            width: config.size("intermediate_size")?,
+            kind: FeedForwardKind::Gated,
+            activation: silu(config)?,
+            bias: false,
+        },
+        norm: NormSpec { kind: NormKind::Rms, eps: config.number("rms_norm_eps")? },
+        placement: NormPlacement::Pre,
+        final_norm: true,
+    };
+    Ok(DecoderSpec {
+        vocab: config.size("vocab_size")?,
+        max_context: config.size("max_position_embeddings")?,
+        positions: Positions::Rotary(text_rotary(config, head_dim)?),
+        stack,
+        items: ItemsSpec::Embedded,
+        tied_head,
+        names: &TEXT,
+    })
+}
+
+fn text_rotary(config: &Config<'_>, head_dim: usize) -> Result<RotarySpec, ModelError> {
+    // `rope_parameters` holds the base as well; before it, the base was beside `rope_scaling`.
+    let rope = config.or_section(&["rope_parameters", "rope_scaling"]);
+    let kind = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
+    if let Some(value) = rope.get(kind)
+        && !matches!(value.as_str(), Some("mrope" | "default"))
+    {
+        return Err(rope.unsupported(kind, value, "mrope or default"));
+    }
+    let sections = rope.sizes("mrope_section")?;
+    match <[usize; 3]>::try_from(sections.as_slice()) {
+        Ok(s) if s.iter().sum::<usize>() == head_dim / 2 => {
+            Ok(RotarySpec { theta: rope.number("rope_theta")?, axes: RotaryAxes::Sections(s) })
+        }
+        _ => {
+            let expected = format!("three numbers that add up to {}", head_dim / 2);
+            Err(rope.unsupported("mrope_section", format!("{sections:?}"), expected))
+        }
+    }
+}
+
+fn vision_2(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
+    let activation = match config.get("hidden_act").map(|a| a.as_str()) {
+        None | Some(Some("quick_gelu")) => Activation::QuickGelu,
+        Some(other) => return Err(config.unsupported("hidden_act", format!("{other:?}"), "quick_gelu")),
+    };
+    let hidden = config.size("embed_dim")?;
+    // A ratio that is not whole is published as such by no model of the family.
+    let width = hidden * config.size_or("mlp_ratio", 4)?;
+    let feed_forward = FeedForwardSpec { width, kind: FeedForwardKind::Plain, activation, bias: true };
+    vision(config, Tower {
+        hidden,
+        out: config.size("hidden_size")?,
+        feed_forward,
+        norm: NormKind::Layer,
+        windows: None,
+        names: &VISION_2,
+    })
+}
+
+fn vision_2_5(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
+    let feed_forward = FeedForwardSpec {
+        width: config.size("intermediate_size")?,
+        kind: FeedForwardKind::Gated,
+        activation: silu(config)?,
+        bias: true,
+    };
+    let group = config.size("patch_size")? * config.size_or("spatial_merge_size", 2)?;
+    let window = config.size("window_size")?;
+    if window < group {
+        return Err(config.unsupported("window_size", window, format!("{group} pixels or more")));
+    }
+    let whole_layers = config.sizes("fullatt_block_indexes")?;
+    vision(config, Tower {
+        hidden: config.size("hidden_size")?,
+        out: config.size("out_hidden_size")?,
+        feed_forward,
+        norm: NormKind::Rms,
+        windows: Some(WindowSpec { side: window / group, whole_layers }),
+        names: &VISION_2_5,
+    })
+}
+
+/// What the two towers differ in.
+struct Tower {
+    hidden: usize,
+    out: usize,
+    feed_forward: FeedForwardSpec,
+    norm: NormKind,
+    windows: Option<WindowSpec>,
+    names: &'static EncoderNames,
+}
+
+fn vision(config: &Config<'_>, tower: Tower) -> Result<EncoderSpec, ModelError> {
+    let Tower { hidden, out, feed_forward, norm, windows, names } = tower;
+    let n_heads = config.size("num_heads")?;
+    let head_dim = config.share("num_heads", hidden, n_heads)?;
+    config.share("num_heads (a head has a width in fours)", head_dim, 4)?;
+    let side = config.size("patch_size")?;
+    let channels = match config.get("in_channels") {
+        Some(_) => config.size("in_channels")?,
+        None => config.size_or("in_chans", 3)?,
+    };
+    Ok(EncoderSpec {
+        modality: Modality::Image,
+        stem: StemSpec::Patches {
+            patch: [channels, config.size_or("temporal_patch_size", 2)?, side, side],
+        },
+        positions: Positions::Rotary(RotarySpec { theta: VISION_ROPE_THETA, axes: RotaryAxes::Plane }),
+        stack: StackSpec {
+            hidden,
+            n_layers: config.size("depth")?,
+            attention: AttentionSpec {
+                shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale: scale(head_dim) },
+                bias: AttentionBias { q: true, k: true, v: true, out: true },
+            },
+            feed_forward,
+            norm: NormSpec { kind: norm, eps: VISION_NORM_EPS },
+            placement: NormPlacement::Pre,
+            final_norm: false,
+        },
+        windows,
+        merger: Some(MergerSpec { side: config.size_or("spatial_merge_size", 2)?, out }),
+        names,
+    })
+}
+
+fn silu(config: &Config<'_>) -> Result<Activation, ModelError> {
+    match config.text("hidden_act")? {
+        "silu" => Ok(Activation::Silu),
+        other => Err(config.unsupported("hidden_act", other, "silu")),
+    }
+}
+
+fn scale(head_dim: usize) -> f32 {
+    1.0 / (head_dim as f32).sqrt()
+}

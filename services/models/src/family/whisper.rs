@@ -1,0 +1,108 @@
+//! Whisper: a convolutional stem and stored positions, pre-norm layers, a decoder with cross-attention.
+//!
+//! After <https://github.com/huggingface/transformers/blob/v4.52.4/src/transformers/models/whisper/modeling_whisper.py>.
+//! Quirks: keys have no bias; the head is the token table; the encoder's sinusoids are stored, and read from
+//! the file, since fine-tuned checkpoints change them.
+
+use super::Config;
+use crate::error::ModelError;
+use crate::spec::*;
+use triptych_core::Modality;
+use triptych_kernels::ops::{Activation, AttentionShape, NormKind};
+
+/// Not in the configuration: the default of torch's `LayerNorm`.
+const NORM_EPS: f32 = 1e-5;
+
+const ATTENTION: AttentionNames = AttentionNames {
+    norm: "self_attn_layer_norm",
+    qkv: QkvNames::Split(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+    out: "self_attn.out_proj",
+};
+
+const CROSS: CrossNames = CrossNames {
+    norm: "encoder_attn_layer_norm",
+    qkv: ["encoder_attn.q_proj", "encoder_attn.k_proj", "encoder_attn.v_proj"],
+    out: "encoder_attn.out_proj",
+};
+
+const fn stack_names(cross: Option<CrossNames>) -> StackNames {
+    StackNames {
+        layers: "layers",
+        attention: ATTENTION,
+        cross,
+        feed_forward_norm: "final_layer_norm",
+        feed_forward_inner: &["fc1"],
+        feed_forward_outer: "fc2",
+        final_norm: "layer_norm",
+    }
+}
+
+static ENCODER: EncoderNames = EncoderNames {
+    prefixes: &["model.encoder.", "encoder."],
+    stem: &["conv1", "conv2"],
+    positions: "embed_positions",
+    stack: stack_names(None),
+    merger: None,
+};
+
+static DECODER: DecoderNames = DecoderNames {
+    prefixes: &["model.decoder.", "decoder."],
+    tokens: "embed_tokens",
+    positions: "embed_positions",
+    stack: stack_names(Some(CROSS)),
+    head: &["proj_out"],
+};
+
+/// The spec of a configuration.
+///
+/// # Errors
+/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
+    config.must_be_off("scale_embedding")?;
+    let hidden = config.size("d_model")?;
+    let n_rows = config.size("max_source_positions")?;
+    let max_context = config.size("max_target_positions")?;
+    let encoder = EncoderSpec {
+        modality: Modality::Audio,
+        stem: StemSpec::Mel { n_mels: config.size("num_mel_bins")?, n_frames: 2 * n_rows },
+        positions: Positions::Table { n_rows },
+        stack: stack(config, ["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"])?,
+        windows: None,
+        merger: None,
+        names: &ENCODER,
+    };
+    let decoder = DecoderSpec {
+        vocab: config.size("vocab_size")?,
+        max_context,
+        positions: Positions::Table { n_rows: max_context },
+        stack: stack(config, ["decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"])?,
+        items: ItemsSpec::CrossAttention { encoder_hidden: hidden },
+        tied_head: config.flag_or("tie_word_embeddings", true)?,
+        names: &DECODER,
+    };
+    Ok(ModelSpec { encoder, decoder })
+}
+
+fn stack(config: &Config<'_>, [layers, heads, ffn]: [&str; 3]) -> Result<StackSpec, ModelError> {
+    let hidden = config.size("d_model")?;
+    let n_heads = config.size(heads)?;
+    let head_dim = config.share(heads, hidden, n_heads)?;
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    let activation = match config.text("activation_function")? {
+        "gelu" => Activation::Gelu,
+        other => return Err(config.unsupported("activation_function", other, "gelu")),
+    };
+    let kind = FeedForwardKind::Plain;
+    Ok(StackSpec {
+        hidden,
+        n_layers: config.size(layers)?,
+        attention: AttentionSpec {
+            shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale },
+            bias: AttentionBias { q: true, k: false, v: true, out: true },
+        },
+        feed_forward: FeedForwardSpec { width: config.size(ffn)?, kind, activation, bias: true },
+        norm: NormSpec { kind: NormKind::Layer, eps: NORM_EPS },
+        placement: NormPlacement::Pre,
+        final_norm: true,
+    })
+}

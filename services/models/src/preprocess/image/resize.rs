@@ -1,0 +1,65 @@
+//! The size an image gets, and the resize.
+
+use super::{Filter, ImageSettings, Picture, Size};
+use crate::error::ItemError;
+use fast_image_resize::images::Image;
+use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+
+/// Sides may not differ more than this.
+const MAX_ASPECT: f64 = 200.0;
+
+/// The size nearest to the image's own whose sides are multiples of [`ImageSettings::factor`], whose area is
+/// within the limits, and whose shape is about the same.
+///
+/// The arithmetic is Python's, on doubles, with halves rounded to even: another rounding is another number of
+/// rows.
+///
+/// # Errors
+/// [`ItemError::TooLarge`] if one side is more than 200 times the other.
+pub fn smart_resize(size: Size, settings: &ImageSettings) -> Result<Size, ItemError> {
+    let (height, width) = (f64::from(size.height), f64::from(size.width));
+    let (factor, area) = (f64::from(settings.factor()), height * width);
+    let aspect = height.max(width) / height.min(width);
+    if aspect.is_nan() || aspect > MAX_ASPECT {
+        return Err(ItemError::TooLarge {
+            what: "the image's longer side over its shorter",
+            actual: format!("{aspect:.1} ({}x{})", size.width, size.height),
+            limit: format!("{MAX_ASPECT:.0}"),
+        });
+    }
+    let (min, max) = (settings.min_pixels as f64, settings.max_pixels as f64);
+    let mut h = (height / factor).round_ties_even() * factor;
+    let mut w = (width / factor).round_ties_even() * factor;
+    if h * w > max {
+        let beta = (area / max).sqrt();
+        h = factor.max((height / beta / factor).floor() * factor);
+        w = factor.max((width / beta / factor).floor() * factor);
+    } else if h * w < min {
+        let beta = (min / area).sqrt();
+        h = (height * beta / factor).ceil() * factor;
+        w = (width * beta / factor).ceil() * factor;
+    }
+    // Without a least area, a side can round to nothing.
+    Ok(Size { width: w.max(factor) as u32, height: h.max(factor) as u32 })
+}
+
+/// Resizes with a filter widened by the scale, as Pillow does; its result within 1 of 255
+/// (`pixels_match_the_reference`).
+pub(super) fn resize(picture: Picture, target: Size, filter: Filter) -> Result<Picture, ItemError> {
+    if picture.size == target {
+        return Ok(picture);
+    }
+    let failed = |e: String| ItemError::Corrupt(format!("the image cannot be resized: {e}"));
+    let filter = match filter {
+        Filter::Lanczos => FilterType::Lanczos3,
+        Filter::Bilinear => FilterType::Bilinear,
+        Filter::Bicubic => FilterType::CatmullRom,
+    };
+    let Size { width, height } = picture.size;
+    let source =
+        Image::from_vec_u8(width, height, picture.rgb, PixelType::U8x3).map_err(|e| failed(e.to_string()))?;
+    let mut resized = Image::new(target.width, target.height, PixelType::U8x3);
+    let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter));
+    Resizer::new().resize(&source, &mut resized, &options).map_err(|e| failed(e.to_string()))?;
+    Ok(Picture { size: target, rgb: resized.into_vec() })
+}

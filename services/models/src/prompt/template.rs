@@ -1,0 +1,162 @@
+//! A model's chat template, rendered as transformers renders it
+//! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/utils/chat_template_utils.py>).
+//!
+//! It knows no tokens: messages go in, one string comes out.
+
+mod time;
+
+use crate::error::{ModelError, PromptError};
+use crate::files::JsonFile;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, Error, ErrorKind, Value};
+use std::path::Path;
+use std::time::SystemTime;
+
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const NAME: &str = "chat_template";
+
+/// A chat template, compiled, with what it may refer to.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    /// `bos_token` and the like, by key.
+    specials: Vec<(&'static str, String)>,
+}
+
+/// A message as templates see it: `{role, content: [part, …]}`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TemplateMessage<'a> {
+    /// Who says it.
+    pub role: &'a str,
+    /// What, in order.
+    pub content: Vec<TemplatePart>,
+}
+
+/// A part of a message as templates see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TemplatePart {
+    /// `{type: "text", text}`.
+    Text(String),
+    /// `{type: "image"}`.
+    Image,
+}
+
+impl ChatTemplate {
+    /// Reads the template of a model directory: `chat_template.jinja`, or `chat_template.json`, or the key
+    /// `chat_template` of `tokenizer_config.json`; of several by name, the one called `default`.
+    ///
+    /// # Errors
+    /// [`ModelError`] if there is none, or it does not compile.
+    pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
+        let config = JsonFile::read_or_empty(dir, TOKENIZER_CONFIG)?;
+        let specials = ["bos_token", "eos_token", "pad_token", "unk_token"]
+            .into_iter()
+            .filter_map(|key| {
+                let token = config.get(key)?;
+                let text = token.as_str().or_else(|| token.get("content")?.as_str())?;
+                Some((key, text.to_owned()))
+            })
+            .collect();
+        Self::new(find_source(dir, &config)?, specials, SystemTime::now)
+            .map_err(|e| ModelError::Format { path: dir.join(NAME), message: format!("{e:#}") })
+    }
+
+    /// Compiles a template. `now` is what `strftime_now` tells.
+    fn new(
+        source: String,
+        specials: Vec<(&'static str, String)>,
+        now: fn() -> SystemTime,
+    ) -> Result<Self, Error> {
+        let mut environment = Environment::new();
+        environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        });
+        environment.add_function("strftime_now", move |format: String| time::format(&format, now()));
+        environment.add_template_owned(NAME, source)?;
+        Ok(Self { environment, specials })
+    }
+
+    /// Renders messages up to where the assistant begins to write.
+    ///
+    /// # Errors
+    /// [`PromptError::Template`] if the template refuses them.
+    pub fn render(&self, messages: &[TemplateMessage<'_>]) -> Result<String, PromptError> {
+        let mut context: Vec<(&str, Value)> = vec![
+            ("messages", messages.iter().map(message_value).collect()),
+            ("add_generation_prompt", Value::from(true)),
+            ("tools", Value::from(())),
+            ("documents", Value::from(())),
+        ];
+        context.extend(self.specials.iter().map(|(key, text)| (*key, Value::from(text.as_str()))));
+        self.environment
+            .get_template(NAME)
+            .and_then(|template| template.render(Value::from_pairs(context)))
+            .map_err(|e| PromptError::Template(e.detail().map_or_else(|| e.to_string(), str::to_owned)))
+    }
+}
+
+fn message_value(message: &TemplateMessage<'_>) -> Value {
+    let part = |part: &TemplatePart| match part {
+        TemplatePart::Text(text) => Value::from_pairs([("type", "text"), ("text", text.as_str())]),
+        TemplatePart::Image => Value::from_pairs([("type", "image")]),
+    };
+    let content: Value = message.content.iter().map(part).collect();
+    Value::from_pairs([("role", Value::from(message.role)), ("content", content)])
+}
+
+fn find_source(dir: &Path, config: &JsonFile) -> Result<String, ModelError> {
+    let path = dir.join("chat_template.jinja");
+    match std::fs::read_to_string(&path) {
+        Ok(source) => return Ok(source),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+        Err(source) => return Err(ModelError::File { path, source }),
+    }
+    let own = JsonFile::read_or_empty(dir, "chat_template.json")?;
+    let found = own.get(NAME).or_else(|| config.get(NAME));
+    let by_name = |list: &[serde_json::Value]| {
+        let default = list.iter().find(|t| t["name"] == "default").or_else(|| list.first())?;
+        default["template"].as_str().map(str::to_owned)
+    };
+    found
+        .and_then(|t| t.as_str().map(str::to_owned).or_else(|| by_name(t.as_array()?)))
+        .ok_or_else(|| config.wrong(NAME, "a template, or a list of {name, template}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn render(source: &str, texts: &[(&str, &str)]) -> Result<String, PromptError> {
+        let then = || SystemTime::UNIX_EPOCH + Duration::from_secs(1_721_952_000);
+        let template =
+            ChatTemplate::new(source.to_owned(), vec![("eos_token", "</s>".into())], then).unwrap();
+        let messages: Vec<_> = texts
+            .iter()
+            .map(|(role, text)| TemplateMessage {
+                role,
+                content: vec![TemplatePart::Text((*text).to_owned()), TemplatePart::Image],
+            })
+            .collect();
+        template.render(&messages)
+    }
+
+    #[test]
+    fn blocks_trim_and_methods_work_as_in_python() {
+        let source = "  {% for m in messages %}\n{{ m['role'].upper() }}: {{ m.content[0].text.strip() }}\
+            {{ eos_token }}{{ m.content[1]['type'] }}{{ 'text' in m.content[1] }}\n  {% endfor %}\n\
+            {% if add_generation_prompt and not tools %}go{% endif %}\n";
+        let got = render(source, &[("user", " hi "), ("assistant", "x")]);
+        let expect = "USER: hi</s>imageFalse\nASSISTANT: x</s>imageFalse\ngo";
+        assert_eq!(got.unwrap(), expect);
+    }
+
+    #[test]
+    fn a_template_can_refuse_and_tell_the_date() {
+        let refused = render("{{ raise_exception('roles must alternate') }}", &[]);
+        assert_eq!(refused, Err(PromptError::Template("roles must alternate".into())));
+        assert_eq!(render("{{ strftime_now('%d %b %Y') }}", &[]).unwrap(), "26 Jul 2024");
+    }
+}

@@ -1,0 +1,13 @@
+//! Encoders and decoders against what the reference implementation says of small random models.
+//!
+//! `tests/golden/README.md` says what the files hold. Every case runs on every back end. A missing file is a
+//! failure. The tests drive `Encoder` and `Decoder` themselves, with a block table of their own.
+
+#[path = "golden_models/case.rs"]
+mod case;
+#[path = "golden_models/greedy.rs"]
+mod greedy;
+#[path = "golden_models/qwen_vl.rs"]
+mod qwen_vl;
+#[path = "golden_models/whisper.rs"]
+mod whisper;

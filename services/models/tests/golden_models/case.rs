@@ -1,0 +1,90 @@
+//! One golden case: its model, and its expectations by name.
+
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+use std::path::PathBuf;
+use triptych_models::{LoadFormat, Model, ModelSource};
+
+/// Largest error of an f32 run against the reference's f32 run.
+pub const F32_TOLERANCE: f32 = 1e-4;
+
+pub struct Case {
+    pub dir: PathBuf,
+    pub json: Value,
+    tensors: Vec<u8>,
+}
+
+impl Case {
+    pub fn open(name: &str) -> Self {
+        let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);
+        let read = |file: &str| {
+            let path = dir.join(file);
+            std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+        };
+        let json = serde_json::from_slice(&read("expected.json")).expect("expected.json is JSON");
+        Self { json, tensors: read("expected.safetensors"), dir }
+    }
+
+    pub fn model(&self) -> Model {
+        let source =
+            ModelSource { dir: self.dir.join("model"), name: None, format: LoadFormat::Safetensors };
+        Model::open(&source).expect("a golden model opens")
+    }
+
+    /// Shape and values of a float or u8 tensor.
+    pub fn values(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
+        let file = SafeTensors::deserialize(&self.tensors).expect("expected.safetensors is whole");
+        let tensor = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let bytes = tensor.data();
+        let values = match tensor.dtype() {
+            Dtype::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+            Dtype::U8 => bytes.iter().map(|b| f32::from(*b)).collect(),
+            other => panic!("{name} is {other:?}"),
+        };
+        (tensor.shape().to_vec(), values)
+    }
+
+    /// Shape and values of an i64 tensor.
+    pub fn ids(&self, name: &str) -> (Vec<usize>, Vec<u32>) {
+        let file = SafeTensors::deserialize(&self.tensors).expect("expected.safetensors is whole");
+        let tensor = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let words = tensor.data().as_chunks().0.iter();
+        (tensor.shape().to_vec(), words.map(|b| i64::from_le_bytes(*b) as u32).collect())
+    }
+
+    /// Rows of the greedy tokens.
+    pub fn greedy_tokens(&self) -> Vec<Vec<u32>> {
+        let (shape, ids) = self.ids("greedy_tokens");
+        ids.chunks_exact(shape[1]).map(<[u32]>::to_vec).collect()
+    }
+}
+
+/// Largest absolute difference.
+pub fn max_error(actual: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(actual.len(), expected.len(), "number of values");
+    let worst = actual.iter().zip(expected).map(|(a, e)| (a - e).abs());
+    // NaN is the worst of all; `f32::max` would drop it.
+    worst.fold(0.0, |worst, e| if e.is_nan() || e > worst { e } else { worst })
+}
+
+/// Root mean square of the differences.
+pub fn rms_error(actual: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(actual.len(), expected.len(), "number of values");
+    let sum: f32 = actual.iter().zip(expected).map(|(a, e)| (a - e) * (a - e)).sum();
+    (sum / actual.len() as f32).sqrt()
+}
+
+/// Fails unless two tensors agree as f32 runs must.
+pub fn assert_close(what: &str, actual: &[f32], expected: &[f32]) {
+    let error = max_error(actual, expected);
+    println!("{what}: max error {error:.1e}");
+    assert!(error <= F32_TOLERANCE, "{what}: max error {error}, allowed {F32_TOLERANCE}");
+}
+
+/// Fails unless a bf16 run is about as near to `exact` as the reference's own bf16 run. Two right runs round
+/// at different places, so their errors agree in size only: twice the reference's is allowed.
+pub fn assert_bf16_close(what: &str, actual: &[f32], exact: &[f32], reference_bf16: &[f32]) {
+    let (own, reference) = (rms_error(actual, exact), rms_error(reference_bf16, exact));
+    println!("{what}: rms error {own:.1e}, of the reference's bf16 {reference:.1e}");
+    assert!(own <= 2.0 * reference, "{what}: rms error {own}, of the reference's bf16 {reference}");
+}

@@ -1,0 +1,214 @@
+//! A few sequences decoded greedily over block tables that are kept as simple as can be.
+
+use triptych_core::shape::KV_BLOCK_TOKENS;
+use triptych_kernels::ops::PagedBatch;
+use triptych_models::decoder::{Decoder, EmbedRows, StepInput};
+
+/// A sequence to decode.
+#[derive(Clone, Default)]
+pub struct Sequence {
+    pub prompt: Vec<u32>,
+    /// `[prompt.len()]`.
+    pub positions: Vec<[u32; 3]>,
+    pub next_position: u32,
+    /// Width of encoder rows.
+    pub hidden: usize,
+    /// First token and rows of each item in the prompt.
+    pub embeds: Vec<(usize, Vec<f32>)>,
+    /// Encoder rows to cross-attend to.
+    pub cross: Vec<f32>,
+}
+
+/// How sequences are put in steps.
+#[derive(Clone, Copy)]
+pub struct Mix {
+    /// Sequence `i` starts at step `i · stagger`: steps then mix prefill and decode.
+    pub stagger: usize,
+    /// Most prompt tokens of a sequence in a step.
+    pub chunk: usize,
+}
+
+impl Mix {
+    /// Everything at once.
+    pub const PLAIN: Self = Self { stagger: 0, chunk: usize::MAX };
+}
+
+struct Running<'a> {
+    own: &'a Sequence,
+    tokens: Vec<u32>,
+    n_computed: usize,
+    blocks: Vec<u32>,
+    cross_blocks: Vec<u32>,
+    starts_at: usize,
+}
+
+/// `n_steps` argmax tokens of each sequence.
+pub fn greedy(decoder: &mut dyn Decoder, sequences: &[Sequence], n_steps: usize, mix: Mix) -> Vec<Vec<u32>> {
+    let mut running = admit(decoder, sequences, n_steps, mix);
+    let vocab = decoder.info().vocab;
+    for step in 0.. {
+        let mut active: Vec<&mut Running<'_>> = running
+            .iter_mut()
+            .filter(|r| r.starts_at <= step && r.tokens.len() < r.own.prompt.len() + n_steps)
+            .collect();
+        if active.is_empty() && step > sequences.len() * mix.stagger {
+            break;
+        }
+        let batch = Batch::of(&active, mix.chunk);
+        let logits = batch.forward(decoder);
+        let mut rows = logits.chunks_exact(vocab);
+        for (sequence, n) in active.iter_mut().zip(&batch.n_tokens) {
+            sequence.n_computed += n;
+            if sequence.n_computed == sequence.tokens.len() {
+                sequence.tokens.push(argmax(rows.next().expect("a row of logits for each finished prompt")));
+            }
+        }
+    }
+    running.into_iter().map(|r| r.tokens[r.own.prompt.len()..].to_vec()).collect()
+}
+
+/// Logits of all prompt tokens of one sequence, `[prompt.len(), vocab]`.
+pub fn teacher_forced(decoder: &mut dyn Decoder, sequence: &Sequence) -> Vec<f32> {
+    let mut running = admit(decoder, std::slice::from_ref(sequence), 0, Mix::PLAIN);
+    let mut batch = Batch::of(&[&mut running[0]], usize::MAX);
+    batch.logit_rows = (0..sequence.prompt.len() as u32).collect();
+    batch.forward(decoder)
+}
+
+fn admit<'a>(
+    decoder: &mut dyn Decoder,
+    sequences: &'a [Sequence],
+    n_steps: usize,
+    mix: Mix,
+) -> Vec<Running<'a>> {
+    let info = decoder.info();
+    let blocks_of = |n: usize| n.div_ceil(KV_BLOCK_TOKENS);
+    let own = |s: &Sequence| blocks_of(s.prompt.len() + n_steps);
+    let cross = |s: &Sequence| blocks_of(s.cross.len() / s.hidden);
+    let [n_own, n_cross]: [usize; 2] =
+        [sequences.iter().map(own).sum(), sequences.iter().map(cross).sum()];
+    decoder.allocate_kv(n_own, n_cross).expect("room for caches");
+    // Given out from the end, so that no sequence's blocks are in order.
+    let (mut free, mut free_cross): (Vec<u32>, Vec<u32>) =
+        ((0..n_own as u32).collect(), (0..n_cross as u32).collect());
+    let mut take = |from_cross: bool, n: usize| -> Vec<u32> {
+        let free = if from_cross { &mut free_cross } else { &mut free };
+        (0..n).map(|_| free.pop().expect("as many blocks as counted")).collect()
+    };
+    let mut running = Vec::new();
+    for (i, s) in sequences.iter().enumerate() {
+        let (blocks, cross_blocks) = (take(false, own(s)), take(true, cross(s)));
+        if info.cross_attention {
+            let n_rows = s.cross.len() / s.hidden;
+            let slots: Vec<u32> = (0..n_rows).map(|row| slot(&cross_blocks, row)).collect();
+            decoder.project_cross(&s.cross, &slots).expect("encoder rows fit");
+        }
+        let (tokens, starts_at) = (s.prompt.clone(), i * mix.stagger);
+        running.push(Running { own: s, tokens, n_computed: 0, blocks, cross_blocks, starts_at });
+    }
+    running
+}
+
+/// The vectors of a step.
+#[derive(Default)]
+struct Batch {
+    n_tokens: Vec<usize>,
+    token_ids: Vec<u32>,
+    positions: Vec<[u32; 3]>,
+    embeds: Vec<(usize, Vec<f32>)>,
+    slots: Vec<u32>,
+    query_start_loc: Vec<u32>,
+    own: Tables,
+    cross: Tables,
+    logit_rows: Vec<u32>,
+}
+
+#[derive(Default)]
+struct Tables {
+    start_loc: Vec<u32>,
+    blocks: Vec<u32>,
+    lens: Vec<u32>,
+}
+
+impl Tables {
+    fn push(&mut self, blocks: &[u32], len: usize) {
+        self.start_loc.push(self.blocks.len() as u32);
+        // Only the blocks in use: a kernel that reads further is caught.
+        self.blocks.extend(&blocks[..len.div_ceil(KV_BLOCK_TOKENS)]);
+        self.lens.push(len as u32);
+    }
+
+    fn view<'a>(&'a self, query_start_loc: &'a [u32]) -> PagedBatch<'a> {
+        PagedBatch {
+            query_start_loc,
+            table_start_loc: &self.start_loc,
+            block_tables: &self.blocks,
+            seq_lens: &self.lens,
+        }
+    }
+}
+
+impl Batch {
+    fn of(active: &[&mut Running<'_>], chunk: usize) -> Self {
+        let mut batch = Self::default();
+        for sequence in active {
+            batch.push(sequence, chunk);
+        }
+        batch.query_start_loc.push(batch.token_ids.len() as u32);
+        batch.own.start_loc.push(batch.own.blocks.len() as u32);
+        batch.cross.start_loc.push(batch.cross.blocks.len() as u32);
+        batch
+    }
+
+    fn push(&mut self, s: &Running<'_>, chunk: usize) {
+        let (first, end) = (s.n_computed, s.tokens.len().min(s.n_computed.saturating_add(chunk)));
+        let first_row = self.token_ids.len();
+        self.query_start_loc.push(first_row as u32);
+        self.n_tokens.push(end - first);
+        let n_prompt = s.own.prompt.len();
+        for i in first..end {
+            self.token_ids.push(s.tokens[i]);
+            let next = || [s.own.next_position + (i - n_prompt) as u32; 3];
+            self.positions.push(s.own.positions.get(i).copied().unwrap_or_else(next));
+            self.slots.push(slot(&s.blocks, i));
+        }
+        for (at, rows) in &s.own.embeds {
+            let hidden = s.own.hidden;
+            let (from, to) = (first.max(*at), end.min(at + rows.len() / hidden));
+            if from < to {
+                let values = rows[(from - at) * hidden..(to - at) * hidden].to_vec();
+                self.embeds.push((first_row + from - first, values));
+            }
+        }
+        self.own.push(&s.blocks, end);
+        self.cross.push(&s.cross_blocks, s.own.cross.len() / s.own.hidden);
+        if end == s.tokens.len() {
+            self.logit_rows.push(self.token_ids.len() as u32 - 1);
+        }
+    }
+
+    fn forward(&self, decoder: &mut dyn Decoder) -> Vec<f32> {
+        let embeds: Vec<EmbedRows<'_>> =
+            self.embeds.iter().map(|(first_row, values)| EmbedRows { first_row: *first_row, values }).collect();
+        decoder
+            .forward(&StepInput {
+                token_ids: &self.token_ids,
+                positions: &self.positions,
+                embeds: &embeds,
+                slot_mapping: &self.slots,
+                self_kv: self.own.view(&self.query_start_loc),
+                cross_kv: decoder.info().cross_attention.then(|| self.cross.view(&self.query_start_loc)),
+                logit_rows: &self.logit_rows,
+            })
+            .expect("a step that fits")
+    }
+}
+
+fn slot(blocks: &[u32], token: usize) -> u32 {
+    blocks[token / KV_BLOCK_TOKENS] * KV_BLOCK_TOKENS as u32 + (token % KV_BLOCK_TOKENS) as u32
+}
+
+fn argmax(row: &[f32]) -> u32 {
+    let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+    best.map_or(0, |(i, _)| i as u32)
+}

@@ -1,0 +1,215 @@
+//! Model directories as operators have them: shards, parts, random weights, names of published models.
+
+#[path = "loading/counting.rs"]
+mod counting;
+#[path = "loading/published.rs"]
+mod published;
+
+use safetensors::tensor::{TensorView, serialize};
+use safetensors::{Dtype, SafeTensors};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+use triptych_core::{DType, Extent, Fingerprint, Modality};
+use triptych_kernels::reference::ReferenceBackend;
+use triptych_models::preprocess::{EncoderInput, Features};
+use triptych_models::{LoadFormat, Model, ModelError, ModelSource};
+
+const CASE: &str = "whisper_en_odd_heads";
+const STORED: LoadFormat = LoadFormat::Safetensors;
+
+type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
+
+fn golden(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(case).join("model")
+}
+
+/// A copy of a golden directory without its weights.
+fn without_weights(case: &str) -> TempDir {
+    let copy = tempfile::tempdir().expect("a temporary directory");
+    for entry in std::fs::read_dir(golden(case)).expect("a golden directory") {
+        let from = entry.expect("an entry").path();
+        if from.extension().is_some_and(|e| e == "json") {
+            std::fs::copy(&from, copy.path().join(from.file_name().expect("a file"))).expect("a copy");
+        }
+    }
+    copy
+}
+
+/// The tensors of the f32 case.
+fn tensors() -> Tensors {
+    let bytes = std::fs::read(golden(CASE).join("model.safetensors")).expect("golden weights");
+    let file = SafeTensors::deserialize(&bytes).expect("golden weights are whole");
+    file.iter().map(|(name, t)| (name.to_owned(), (t.shape().to_vec(), t.data().to_vec()))).collect()
+}
+
+fn write(dir: &Path, file: &str, tensors: &Tensors) {
+    let views = tensors.iter().map(|(name, (shape, data))| {
+        (name, TensorView::new(Dtype::F32, shape.clone(), data).expect("data of the shape"))
+    });
+    std::fs::write(dir.join(file), serialize(views, None).expect("tensors")).expect("a written file");
+}
+
+fn open(dir: &Path, format: LoadFormat) -> Model {
+    Model::open(&ModelSource { dir: dir.to_owned(), name: None, format }).expect("a model")
+}
+
+fn part(tensors: &Tensors, of: &str) -> Tensors {
+    tensors.iter().filter(|(n, _)| n.contains(of)).map(|(n, t)| (n.clone(), t.clone())).collect()
+}
+
+fn load_both(model: &Model) -> [Option<ModelError>; 2] {
+    let backend = ReferenceBackend::new();
+    [model.load_encoder(Modality::Audio, &backend).err(), model.load_decoder(&backend).err()]
+}
+
+fn fingerprint(dir: &Path) -> Fingerprint {
+    open(dir, STORED).fingerprint(Modality::Audio, DType::F32).expect("weights")
+}
+
+#[test]
+fn each_stage_loads_from_a_directory_with_its_own_tensors_only() {
+    let dir = without_weights(CASE);
+    write(dir.path(), "model.safetensors", &part(&tensors(), "encoder."));
+    let [encoder, decoder] = load_both(&open(dir.path(), STORED));
+    assert!(encoder.is_none(), "{encoder:?}");
+    let Some(ModelError::MissingTensor { name, tried }) = decoder else { panic!("{decoder:?}") };
+    assert_eq!(name, "model.decoder.embed_positions.weight");
+    assert_eq!(tried, ["model.decoder.embed_positions.weight", "decoder.embed_positions.weight"]);
+
+    write(dir.path(), "model.safetensors", &part(&tensors(), "decoder."));
+    let [encoder, decoder] = load_both(&open(dir.path(), STORED));
+    assert!(matches!(encoder, Some(ModelError::MissingTensor { .. })), "{encoder:?}");
+    assert!(decoder.is_none(), "{decoder:?}");
+}
+
+#[test]
+fn shards_are_read_through_their_index() {
+    let dir = without_weights(CASE);
+    let mut map = serde_json::Map::new();
+    for (file, of) in [("model-00001-of-00002.safetensors", "encoder."), ("b.safetensors", "decoder.")] {
+        let part = part(&tensors(), of);
+        map.extend(part.keys().map(|name| (name.clone(), file.into())));
+        write(dir.path(), file, &part);
+    }
+    let index = dir.path().join("model.safetensors.index.json");
+    std::fs::write(&index, serde_json::json!({ "weight_map": map }).to_string()).expect("an index");
+    assert!(load_both(&open(dir.path(), STORED)).iter().all(Option::is_none));
+    assert_eq!(fingerprint(dir.path()), fingerprint(&golden(CASE)));
+}
+
+#[test]
+fn names_without_the_outer_prefix_are_found() {
+    let dir = without_weights(CASE);
+    let bare = tensors().into_iter().map(|(n, t)| (n.replacen("model.", "", 1), t)).collect();
+    write(dir.path(), "model.safetensors", &bare);
+    assert!(load_both(&open(dir.path(), STORED)).iter().all(Option::is_none));
+    assert_eq!(fingerprint(dir.path()), fingerprint(&golden(CASE)));
+}
+
+#[test]
+fn an_index_cannot_name_files_outside_its_directory() {
+    let dir = without_weights(CASE);
+    for bad in ["../model.safetensors", "/etc/passwd", ".."] {
+        let index = serde_json::json!({ "weight_map": { "x": bad } }).to_string();
+        std::fs::write(dir.path().join("model.safetensors.index.json"), index).expect("an index");
+        let [encoder, _] = load_both(&open(dir.path(), STORED));
+        assert!(matches!(encoder, Some(ModelError::Format { .. })), "{bad}: {encoder:?}");
+    }
+}
+
+#[test]
+fn a_tensor_of_another_shape_is_named_with_both_shapes() {
+    let dir = without_weights(CASE);
+    let mut wrong = tensors();
+    let name = "model.encoder.layers.0.fc1.weight";
+    wrong.get_mut(name).expect("a tensor").0 = vec![36, 100];
+    write(dir.path(), "model.safetensors", &wrong);
+    let [encoder, _] = load_both(&open(dir.path(), STORED));
+    let text = encoder.expect("an error").to_string();
+    assert_eq!(text, format!("tensor {name} is [36, 100], the configuration says [100, 36]"));
+}
+
+#[test]
+fn weights_cut_anywhere_are_an_error() {
+    let dir = without_weights(CASE);
+    let whole = std::fs::read(golden(CASE).join("model.safetensors")).expect("golden weights");
+    for len in [0, 1, 7, 8, 9, 200, whole.len() - 1] {
+        std::fs::write(dir.path().join("model.safetensors"), &whole[..len]).expect("a written file");
+        let [encoder, _] = load_both(&open(dir.path(), STORED));
+        assert!(matches!(encoder, Some(ModelError::Format { .. })), "{len} bytes: {encoder:?}");
+    }
+    std::fs::remove_file(dir.path().join("model.safetensors")).expect("the file was there");
+    let [encoder, _] = load_both(&open(dir.path(), STORED));
+    assert!(matches!(encoder, Some(ModelError::File { .. })), "{encoder:?}");
+}
+
+#[test]
+fn a_fingerprint_changes_with_what_the_encoder_computes_and_with_nothing_else() {
+    let dir = without_weights(CASE);
+    let with = |name: &str| {
+        let mut tensors = tensors();
+        if let Some((_, data)) = tensors.get_mut(name) {
+            data[0] ^= 1;
+        }
+        write(dir.path(), "model.safetensors", &tensors);
+        fingerprint(dir.path())
+    };
+    let same = with("");
+    assert_eq!(with("model.decoder.layers.0.fc1.weight"), same);
+    assert_ne!(with("model.encoder.layers.0.fc1.weight"), same);
+    assert_ne!(with("model.encoder.conv1.bias"), same);
+
+    write(dir.path(), "model.safetensors", &tensors());
+    let model = open(dir.path(), STORED);
+    assert_ne!(model.fingerprint(Modality::Audio, DType::Bf16).expect("weights"), same);
+    assert!(matches!(model.fingerprint(Modality::Image, DType::F32), Err(ModelError::Config { .. })));
+
+    let processor = dir.path().join("preprocessor_config.json");
+    let text = std::fs::read_to_string(&processor).expect("processor config");
+    std::fs::write(&processor, text.replacen('{', "{\"do_normalize\": true,", 1)).expect("a written file");
+    assert_ne!(fingerprint(dir.path()), same);
+}
+
+#[test]
+fn random_weights_need_no_file_and_are_those_of_their_seed() {
+    let dir = without_weights(CASE);
+    let rows = |seed| {
+        let model = open(dir.path(), LoadFormat::Dummy { seed });
+        let backend = ReferenceBackend::new();
+        model.load_decoder(&backend).expect("random weights");
+        let mut encoder = model.load_encoder(Modality::Audio, &backend).expect("random weights");
+        let features = Features::Mel(vec![0.5; 80 * 100]);
+        let extent = Extent::Windows { n_windows: 1, duration_ms: 1000 };
+        let rows = encoder.encode(&[&EncoderInput { extent, n_tokens: 50, features }]).expect("rows");
+        (model.fingerprint(Modality::Audio, DType::F32).expect("a seed"), rows)
+    };
+    let (one, again, other) = (rows(1), rows(1), rows(2));
+    assert!(one == again);
+    assert!(one.0 != other.0 && one.1 != other.1);
+    assert!(one.1[0].iter().all(|v| v.is_finite()));
+}
+
+#[test]
+fn configurations_that_are_not_served_say_what_would_do() {
+    let dir = without_weights(CASE);
+    let path = dir.path().join("config.json");
+    let config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).expect("config")).expect("JSON");
+    let check = |key: &str, value: serde_json::Value, expect: &str| {
+        let mut changed = config.clone();
+        changed[key] = value;
+        std::fs::write(&path, changed.to_string()).expect("a written file");
+        let source = ModelSource { dir: dir.path().to_owned(), name: None, format: STORED };
+        assert_eq!(Model::open(&source).expect_err("a refusal").to_string(), expect);
+    };
+    check(
+        "model_type",
+        "bert".into(),
+        "config.json: model_type is bert, expected whisper, qwen2_vl, qwen2_5_vl",
+    );
+    check("d_model", 0.into(), "config.json: d_model is 0, expected a whole number from 1");
+    check("d_model", serde_json::Value::Null, "config.json: d_model is missing, expected a whole number from 1");
+    check("encoder_attention_heads", 7.into(), "config.json: encoder_attention_heads is 7, expected a divisor of 36");
+    check("scale_embedding", true.into(), "config.json: scale_embedding is true, expected false");
+}

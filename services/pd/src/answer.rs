@@ -1,0 +1,186 @@
+//! One request from its sequences to its stream: one task, which ends when the client goes away.
+
+use crate::assemble::{Assembler, Logprobs, Place};
+use crate::driver::{Driver, RunningSequence};
+use crate::loads::{HeldItems, Loads, item_param};
+use crate::meters::Meters;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{Sender, UnboundedReceiver, unbounded_channel};
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+use triptych_core::prompt::Prompt;
+use triptych_core::sampling::SamplingParams;
+use triptych_core::{EncodedItem, Extent, Failure, FailureClass, RequestId};
+use triptych_engine::{Arrival, Output};
+use triptych_models::prompt::{OutputKind, PreparedSequence};
+use triptych_models::tokenization::Tokenizer;
+use triptych_proto::v1;
+use triptych_runtime::status;
+
+/// A request whose prompt is laid out.
+pub struct Prepared {
+    /// Its id.
+    pub request: RequestId,
+    /// Its prompt, for what the summary says of it.
+    pub prompt: Prompt,
+    /// Its items.
+    pub items: Vec<EncodedItem>,
+    /// Its sequences, one for each window.
+    pub windows: Vec<PreparedSequence>,
+    /// Its sampling.
+    pub sampling: SamplingParams,
+    /// When it arrived.
+    pub arrived: Instant,
+    /// When it has to have ended.
+    pub deadline: Instant,
+}
+
+/// What a request works with.
+pub struct Parts {
+    /// The engine.
+    pub driver: Driver,
+    /// The connector.
+    pub loads: Loads,
+    /// For language and segments.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Counts.
+    pub meters: Meters,
+    /// Cancelled when the process must end.
+    pub abort: CancellationToken,
+}
+
+/// What the client reads.
+pub type Stream = Sender<Result<v1::PdGenerateResponse, Status>>;
+
+/// A request whose sequences are in the engine. Dropping it takes them out.
+pub struct Running {
+    parts: Parts,
+    assembler: Assembler,
+    news: UnboundedReceiver<Output>,
+    prepared: Prepared,
+    loading: Option<Instant>,
+    load: Duration,
+    _sequences: Vec<RunningSequence>,
+    _items: HeldItems,
+}
+
+impl Running {
+    /// Gives the sequences to the engine and asks for the items.
+    ///
+    /// # Errors
+    /// Unavailable when the engine is gone.
+    pub fn start(prepared: Prepared, parts: Parts) -> Result<Self, Failure> {
+        let speech = prepared.windows.iter().any(|w| matches!(w.output, OutputKind::Speech { .. }));
+        let mut sampling = prepared.sampling.clone();
+        let logprobs = if sampling.logprobs.is_some() { Logprobs::Report } else { Logprobs::Hide };
+        if speech {
+            sampling.logprobs = sampling.logprobs.or(Some(0));
+        }
+        // One seed for the request: its answers differ by their number, and a repeat needs only this one.
+        sampling.seed = sampling.seed.or_else(|| Some(rand_seed(prepared.request)));
+        let (sender, news) = unbounded_channel();
+        let mut assembler = Assembler::new(&prepared.windows, sampling.n, parts.tokenizer.clone(), logprobs);
+        let mut sequences = Vec::new();
+        for choice in 0..sampling.n {
+            for (window, sequence) in prepared.windows.iter().enumerate() {
+                let arrival = Arrival {
+                    id: parts.driver.next_id(),
+                    prepared: sequence.clone(),
+                    items: prepared.items.clone(),
+                    sampling: sampling.clone(),
+                    choice,
+                    deadline: prepared.deadline,
+                };
+                assembler.place(arrival.id, Place { choice, window });
+                sequences.push(parts.driver.start(arrival, sender.clone())?);
+            }
+        }
+        let items = parts.loads.start(prepared.request, &prepared.items, &parts.driver);
+        let loading = (!prepared.items.is_empty()).then(Instant::now);
+        let load = Duration::ZERO;
+        Ok(Self { parts, assembler, news, prepared, loading, load, _sequences: sequences, _items: items })
+    }
+
+    /// Passes news on until the answer is complete, fails, or nobody reads it any more.
+    pub async fn stream(mut self, client: Stream) {
+        let abort = self.parts.abort.clone();
+        let outcome = tokio::select! {
+            result = self.pass_on(&client) => result,
+            () = client.closed() => Err(Failure::new(FailureClass::Cancelled, "the client went away")),
+            () = abort.cancelled() => Err(Failure::unavailable("this worker is stopping")),
+        };
+        match outcome {
+            Ok(()) => self.parts.meters.request("ok"),
+            Err(failure) => {
+                let failure = self.locate(failure);
+                self.parts.meters.request(failure.class.as_str());
+                if failure.class != FailureClass::Cancelled {
+                    tracing::warn!(class = failure.class.as_str(), detail = failure.detail, "request failed");
+                }
+                let _ = client.send(Err(status::to_status(&failure))).await;
+            }
+        }
+    }
+
+    async fn pass_on(&mut self, client: &Stream) -> Result<(), Failure> {
+        let gone = |_| Failure::new(FailureClass::Cancelled, "the client went away");
+        while !self.assembler.is_complete() {
+            let output = self.news.recv().await.ok_or_else(|| Failure::unavailable("the engine is gone"))?;
+            if let Some(since) = self.loading.take() {
+                self.load = since.elapsed();
+            }
+            if let Output::Finished(_, finished) = &output {
+                self.parts.meters.finished(finished);
+            }
+            for delta in self.assembler.push(output)? {
+                let kind = Some(v1::pd_generate_response::Kind::Delta(delta));
+                client.send(Ok(v1::PdGenerateResponse { kind })).await.map_err(gone)?;
+            }
+        }
+        let kind = Some(v1::pd_generate_response::Kind::Summary(self.summary()));
+        client.send(Ok(v1::PdGenerateResponse { kind })).await.map_err(gone)
+    }
+
+    fn summary(&self) -> v1::Summary {
+        let (usage, mut times) = self.assembler.totals(self.prepared.arrived);
+        // The engine counts waiting for items as queueing; what was loading is told apart here.
+        times.load = self.load.saturating_sub(times.prefill).min(times.queue);
+        times.queue = times.queue.saturating_sub(times.load);
+        if !self.prepared.items.is_empty() {
+            self.parts.meters.loaded(times.load);
+        }
+        let asked = match &self.prepared.prompt {
+            Prompt::Speech(task) => task.language.clone(),
+            _ => None,
+        };
+        let duration = self.prepared.items.iter().find_map(|item| match item.extent {
+            Extent::Windows { duration_ms, .. } => Some(duration_ms as f64 / 1000.0),
+            _ => None,
+        });
+        v1::Summary {
+            usage: Some(usage),
+            times: Some(times.into()),
+            item_sources: Vec::new(),
+            language: asked.or_else(|| self.assembler.language()).unwrap_or_default(),
+            duration_s: duration.unwrap_or(0.0),
+        }
+    }
+
+    /// Says which item of the request a failure is about, in the words of the request.
+    fn locate(&self, mut failure: Failure) -> Failure {
+        let named = |item: &EncodedItem| failure.param.as_deref() == Some(item_param(&item.key).as_str());
+        if let Some(place) = self.prepared.items.iter().position(named) {
+            failure.param = Some(format!("items[{place}]"));
+        }
+        failure
+    }
+}
+
+/// A seed for a request that brought none; its id is random.
+fn rand_seed(request: RequestId) -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    request.hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,181 @@
+//! The thread that owns an engine: commands in, steps, news out.
+//!
+//! Compute happens here and nowhere else, so no async worker ever waits for a step. The command queue has no
+//! bound of its own: admission in `service` bounds the requests, and each sends a fixed number of commands.
+//! News queue up at most one answer long, because an answer ends at its context.
+
+use crate::meters::Meters;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Instant;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio_util::sync::CancellationToken;
+use triptych_core::Failure;
+use triptych_core::clock::{Clock, SystemClock};
+use triptych_engine::{Arrival, Engine, Event, Output, Readiness, SequenceId};
+
+enum Command {
+    Start { arrival: Box<Arrival>, news: UnboundedSender<Output> },
+    Tell(Event),
+}
+
+/// A handle on an engine's thread. The thread ends when the last handle is gone.
+#[derive(Clone)]
+pub struct Driver {
+    commands: Sender<Command>,
+    next_id: Arc<AtomicU64>,
+}
+
+/// A sequence that runs until this is dropped.
+pub struct RunningSequence {
+    id: SequenceId,
+    driver: Driver,
+}
+
+impl RunningSequence {
+    /// Its name in the news.
+    pub fn id(&self) -> SequenceId {
+        self.id
+    }
+}
+
+impl Drop for RunningSequence {
+    fn drop(&mut self) {
+        // An ended sequence ignores it.
+        self.driver.tell(Event::Abort(self.id));
+    }
+}
+
+impl Driver {
+    /// Starts the thread. `died` is cancelled if the engine panics: the process must then be replaced.
+    ///
+    /// # Errors
+    /// If the machine gives no thread.
+    pub fn spawn(
+        name: &str,
+        engine: Engine,
+        meters: Meters,
+        died: CancellationToken,
+    ) -> std::io::Result<Self> {
+        let (commands, inbox) = channel();
+        let thread = Thread { engine, inbox, routes: HashMap::new(), meters, clock: SystemClock };
+        std::thread::Builder::new().name(format!("engine-{name}")).spawn(move || thread.run(&died))?;
+        Ok(Self { commands, next_id: Arc::default() })
+    }
+
+    /// A name that no other sequence of this engine has.
+    pub fn next_id(&self) -> SequenceId {
+        SequenceId(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Starts a sequence; its news go to `news`. It is aborted when the result is dropped.
+    ///
+    /// # Errors
+    /// Unavailable when the engine is gone.
+    pub fn start(&self, arrival: Arrival, news: UnboundedSender<Output>) -> Result<RunningSequence, Failure> {
+        let id = arrival.id;
+        let start = Command::Start { arrival: Box::new(arrival), news };
+        self.commands.send(start).map_err(|_| Failure::unavailable("the engine is gone"))?;
+        Ok(RunningSequence { id, driver: self.clone() })
+    }
+
+    /// Tells the engine of an event. A gone engine has failed everything it had, so nobody waits for this.
+    pub fn tell(&self, event: Event) {
+        let _ = self.commands.send(Command::Tell(event));
+    }
+}
+
+struct Thread {
+    engine: Engine,
+    inbox: Receiver<Command>,
+    routes: HashMap<SequenceId, UnboundedSender<Output>>,
+    meters: Meters,
+    clock: SystemClock,
+}
+
+/// Whether the loop goes on.
+#[derive(PartialEq)]
+enum Turn {
+    Next,
+    End,
+}
+
+impl Thread {
+    fn run(mut self, died: &CancellationToken) {
+        loop {
+            match catch_unwind(AssertUnwindSafe(|| self.turn())) {
+                Ok(Turn::Next) => {}
+                Ok(Turn::End) => return,
+                Err(_) => {
+                    // Its books cannot be trusted any more: fail what runs, let the process be replaced.
+                    tracing::error!(sequences = self.routes.len(), "the engine panicked");
+                    for (id, news) in self.routes.drain() {
+                        let _ = news.send(Output::Failed(id, Failure::internal("the engine panicked")));
+                    }
+                    died.cancel();
+                    return;
+                }
+            }
+        }
+    }
+
+    fn turn(&mut self) -> Turn {
+        let first = match self.engine.readiness() {
+            Readiness::Now => self.inbox.try_recv().ok(),
+            Readiness::OnEvent => match self.inbox.recv() {
+                Ok(command) => Some(command),
+                Err(_) => return Turn::End,
+            },
+            Readiness::At(deadline) => {
+                match self.inbox.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                    Ok(command) => Some(command),
+                    Err(RecvTimeoutError::Timeout) => None,
+                    Err(RecvTimeoutError::Disconnected) => return Turn::End,
+                }
+            }
+        };
+        let mut next = first;
+        while let Some(command) = next {
+            self.obey(command);
+            next = self.inbox.try_recv().ok();
+        }
+        let start = self.clock.now();
+        let outputs = self.engine.step(&self.clock);
+        self.meters.step(start.elapsed(), self.engine.stats());
+        self.deliver(outputs);
+        Turn::Next
+    }
+
+    fn obey(&mut self, command: Command) {
+        let now = self.clock.now();
+        let outputs = match command {
+            Command::Start { arrival, news } => {
+                self.routes.insert(arrival.id, news);
+                self.engine.handle(Event::Arrive(arrival), now)
+            }
+            Command::Tell(event) => {
+                if let Event::Abort(id) = &event {
+                    self.routes.remove(id);
+                }
+                self.engine.handle(event, now)
+            }
+        };
+        self.deliver(outputs);
+    }
+
+    fn deliver(&mut self, outputs: Vec<Output>) {
+        for output in outputs {
+            let (id, last) = (output.id(), output.is_last());
+            let gone = self.routes.get(&id).is_none_or(|news| news.send(output).is_err());
+            if last || gone {
+                self.routes.remove(&id);
+            }
+            if gone && !last {
+                self.engine.handle(Event::Abort(id), self.clock.now());
+            }
+        }
+    }
+}

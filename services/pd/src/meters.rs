@@ -1,0 +1,141 @@
+//! The worker's metrics.
+
+use std::time::Duration;
+use triptych_core::metrics;
+use triptych_ec::metered::{EcObserver, Tier};
+use triptych_engine::{Finished, Stats};
+use triptych_runtime::MetricsRegistry;
+use triptych_runtime::metrics::{Counters, Gauges, Histograms, Labels};
+
+/// Handles on what this worker counts, for one model.
+#[derive(Clone)]
+pub struct Meters {
+    model: String,
+    families: Families,
+    preempted: u64,
+}
+
+/// The families, shared by the models of a worker.
+#[derive(Clone)]
+pub struct Families {
+    queue: Histograms,
+    prefill: Histograms,
+    step: Histograms,
+    load: Histograms,
+    kv: Gauges,
+    running: Gauges,
+    waiting: Gauges,
+    prompt_tokens: Counters,
+    generation_tokens: Counters,
+    preemptions: Counters,
+    requests: Counters,
+}
+
+impl Families {
+    /// Registers them.
+    pub fn new(registry: &MetricsRegistry) -> Self {
+        Self {
+            queue: registry.times(metrics::PD_QUEUE_TIME),
+            prefill: registry.times(metrics::PREFILL_TIME),
+            step: registry.times(metrics::STEP_TIME),
+            load: registry.times(metrics::LOAD_TIME),
+            kv: registry.gauges(metrics::KV_USAGE),
+            running: registry.gauges(metrics::REQUESTS_RUNNING),
+            waiting: registry.gauges(metrics::REQUESTS_WAITING),
+            prompt_tokens: registry.counters(metrics::PROMPT_TOKENS),
+            generation_tokens: registry.counters(metrics::GENERATION_TOKENS),
+            preemptions: registry.counters(metrics::PREEMPTIONS),
+            requests: registry.counters(metrics::REQUESTS),
+        }
+    }
+
+    /// The handles of one model.
+    pub fn of_model(&self, model: &str) -> Meters {
+        Meters { model: model.to_owned(), families: self.clone(), preempted: 0 }
+    }
+}
+
+impl Meters {
+    fn labels(&self) -> Labels {
+        vec![("model", self.model.clone())]
+    }
+
+    fn pool_labels(&self, pool: &'static str) -> Labels {
+        vec![("model", self.model.clone()), ("pool", pool.to_owned())]
+    }
+
+    /// The engine made a step.
+    pub fn step(&mut self, took: Duration, stats: Stats) {
+        let labels = self.labels();
+        let share = |used: usize, total: usize| if total == 0 { 0.0 } else { used as f64 / total as f64 };
+        self.families.step.get_or_create(&labels).observe(took.as_secs_f64());
+        self.families.running.get_or_create(&labels).set(stats.running as f64);
+        self.families.waiting.get_or_create(&labels).set(stats.waiting as f64);
+        self.families.preemptions.get_or_create(&labels).inc_by(stats.preemptions - self.preempted);
+        self.preempted = stats.preemptions;
+        let own = share(stats.self_used, stats.self_total);
+        self.families.kv.get_or_create(&self.pool_labels("self")).set(own);
+        let cross = share(stats.cross_used, stats.cross_total);
+        self.families.kv.get_or_create(&self.pool_labels("cross")).set(cross);
+    }
+
+    /// A sequence ended as it should.
+    pub fn finished(&self, finished: &Finished) {
+        let labels = self.labels();
+        self.families.queue.get_or_create(&labels).observe(finished.times.queue.as_secs_f64());
+        self.families.prefill.get_or_create(&labels).observe(finished.times.prefill.as_secs_f64());
+        self.families.prompt_tokens.get_or_create(&labels).inc_by(finished.n_prompt as u64);
+        self.families.generation_tokens.get_or_create(&labels).inc_by(finished.n_generated as u64);
+    }
+
+    /// The items of a request were there after this long.
+    pub fn loaded(&self, took: Duration) {
+        self.families.load.get_or_create(&self.labels()).observe(took.as_secs_f64());
+    }
+
+    /// A request ended.
+    pub fn request(&self, outcome: &'static str) {
+        let labels = vec![("model", self.model.clone()), ("outcome", outcome.to_owned())];
+        self.families.requests.get_or_create(&labels).inc();
+    }
+}
+
+/// What the EC connector counts.
+pub struct EcMeters {
+    hits: Counters,
+    misses: Counters,
+    corrupt: Counters,
+}
+
+impl EcMeters {
+    /// Registers them.
+    pub fn new(registry: &MetricsRegistry) -> Self {
+        Self {
+            hits: registry.counters(metrics::EC_HITS),
+            misses: registry.counters(metrics::EC_MISSES),
+            corrupt: registry.counters(metrics::EC_CORRUPT),
+        }
+    }
+}
+
+fn tier_labels(tier: Tier) -> Labels {
+    vec![("tier", tier.as_str().to_owned())]
+}
+
+impl EcObserver for EcMeters {
+    fn hit(&self, tier: Tier) {
+        self.hits.get_or_create(&tier_labels(tier)).inc();
+    }
+
+    fn miss(&self, tier: Tier) {
+        self.misses.get_or_create(&tier_labels(tier)).inc();
+    }
+
+    fn corrupt(&self, tier: Tier) {
+        self.corrupt.get_or_create(&tier_labels(tier)).inc();
+    }
+
+    // The time of a load is counted per request, publishing does not happen here.
+    fn published(&self, _: usize, _: Duration) {}
+    fn loaded(&self, _: usize, _: Duration) {}
+}

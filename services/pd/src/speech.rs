@@ -1,0 +1,64 @@
+//! One window of speech on its way out: tokens become segments with text and confidence.
+
+use triptych_engine::ChosenToken;
+use triptych_models::prompt::PreparedSequence;
+use triptych_models::speech::{Segment, Segmenter};
+use triptych_models::tokenization::Tokenizer;
+use triptych_proto::v1;
+
+/// Collects the segments of a window.
+#[derive(Default)]
+pub struct WindowSegments {
+    segmenter: Option<Segmenter>,
+    segments: Vec<(Segment, f32)>,
+    logprob_sum: f32,
+    n_tokens: u32,
+}
+
+impl WindowSegments {
+    /// Starts a window; collects nothing if the sequence is not speech.
+    pub fn new(sequence: &PreparedSequence) -> Self {
+        Self {
+            segmenter: Segmenter::for_sequence(sequence),
+            segments: Vec::new(),
+            logprob_sum: 0.0,
+            n_tokens: 0,
+        }
+    }
+
+    /// Whether the sequence is speech.
+    pub fn is_speech(&self) -> bool {
+        self.segmenter.is_some()
+    }
+
+    /// Adds generated tokens with their log-probabilities.
+    pub fn push(&mut self, token_ids: &[u32], logprobs: &[ChosenToken]) {
+        let Some(segmenter) = &mut self.segmenter else { return };
+        for (i, token) in token_ids.iter().enumerate() {
+            self.logprob_sum += logprobs.get(i).map_or(0.0, |l| l.chosen.logprob);
+            self.n_tokens += 1;
+            if let Some(segment) = segmenter.push(*token) {
+                let mean = self.logprob_sum / self.n_tokens as f32;
+                self.segments.push((segment, mean));
+                (self.logprob_sum, self.n_tokens) = (0.0, 0);
+            }
+        }
+    }
+
+    /// Ends the window.
+    pub fn finish(mut self, tokenizer: &Tokenizer, no_speech_prob: f32) -> Vec<v1::Segment> {
+        if let Some(last) = self.segmenter.and_then(Segmenter::finish) {
+            let mean = if self.n_tokens == 0 { 0.0 } else { self.logprob_sum / self.n_tokens as f32 };
+            self.segments.push((last, mean));
+        }
+        let wire = |(segment, avg_logprob): (Segment, f32)| v1::Segment {
+            start_s: segment.start_s,
+            end_s: segment.end_s,
+            text: tokenizer.decode(&segment.tokens),
+            token_ids: segment.tokens,
+            avg_logprob,
+            no_speech_prob,
+        };
+        self.segments.into_iter().map(wire).collect()
+    }
+}

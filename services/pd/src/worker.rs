@@ -1,0 +1,232 @@
+//! The process: load, serve, drain.
+
+use crate::driver::Driver;
+use crate::loads::Loads;
+use crate::meters::{EcMeters, Families, Meters};
+use crate::service::{ServedModel, Service, Worker};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::SystemTime;
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use triptych_core::limits::Limits;
+use triptych_core::shape::KV_BLOCK_TOKENS;
+use triptych_core::{DType, WorkerId};
+use triptych_ec::store::EcStore;
+use triptych_engine::{Engine, EngineConfig, EngineError, KvBudget};
+use triptych_models::compute::{Compute, ComputeConfig};
+use triptych_models::decoder::{Decoder, DecoderInfo};
+use triptych_models::{Model, ModelError, ModelSource};
+use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorkerServer;
+use triptych_runtime::admin::{self, Readiness};
+use triptych_runtime::serve::{ServeError, serve};
+use triptych_runtime::{Drain, MetricsRegistry};
+
+/// Settings of a PD worker.
+pub struct PdConfig {
+    /// Name in logs and Describe.
+    pub worker_id: WorkerId,
+    /// Where it answers gRPC.
+    pub grpc: TcpListener,
+    /// Where it answers `/metrics` and the probes; `None`: nowhere.
+    pub admin: Option<TcpListener>,
+    /// What it serves.
+    pub models: Vec<ModelSource>,
+    /// Where encoder outputs come from.
+    pub store: Arc<dyn EcStore>,
+    /// How it computes.
+    pub compute: ComputeConfig,
+    /// Element type in which encoders publish rows; part of the fingerprint both sides must share.
+    pub encoder_dtype: DType,
+    /// Limits on requests.
+    pub limits: Limits,
+    /// Sizes of each model's engine.
+    pub engine: EngineSettings,
+}
+
+/// Sizes of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineSettings {
+    /// Memory of the self-attention KV cache in bytes; less is taken if all sequences at full length need less.
+    /// Default 1 GiB.
+    pub self_kv_bytes: usize,
+    /// The same for cross-attention. Default 1 GiB.
+    pub cross_kv_bytes: usize,
+    /// Rows of a step. Default 512.
+    pub token_budget: usize,
+    /// Sequences that run at once. Default 64.
+    pub max_sequences: usize,
+    /// Sequences that wait. Default 1024.
+    pub max_waiting: usize,
+    /// Requests admitted at once. Default 512.
+    pub max_requests: usize,
+}
+
+impl Default for EngineSettings {
+    fn default() -> Self {
+        Self {
+            self_kv_bytes: 1 << 30,
+            cross_kv_bytes: 1 << 30,
+            token_budget: 512,
+            max_sequences: 64,
+            max_waiting: 1024,
+            max_requests: 512,
+        }
+    }
+}
+
+/// The worker cannot start, or ended by itself.
+#[derive(Debug, Error)]
+pub enum PdError {
+    /// A model directory cannot be served.
+    #[error("cannot load the decoder of {dir}: {source}")]
+    Model {
+        /// The directory.
+        dir: String,
+        /// Why.
+        source: ModelError,
+    },
+    /// An engine cannot be made.
+    #[error("engine of {model}: {source}")]
+    Engine {
+        /// The model.
+        model: String,
+        /// Why.
+        source: EngineError,
+    },
+    /// The gRPC server ended.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    /// No thread for an engine.
+    #[error("cannot start an engine thread: {0}")]
+    Thread(#[from] std::io::Error),
+    /// A thread died while loading.
+    #[error("loading ended early: {0}")]
+    Loading(#[from] tokio::task::JoinError),
+    /// An engine panicked: our bug. The process must be replaced.
+    #[error("an engine panicked")]
+    EngineDied,
+}
+
+/// Runs the worker until it is drained.
+///
+/// # Errors
+/// [`PdError`] if it cannot start, or its server or an engine ends by itself.
+pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), PdError> {
+    let readiness = Readiness::new(drain.clone());
+    let (families, ec_meters) = (Families::new(&metrics), Arc::new(EcMeters::new(&metrics)));
+    if let Some(listener) = config.admin {
+        admin::spawn(listener, admin::router(readiness.clone(), metrics), &drain);
+    }
+    let loads = Loads::new(config.store.clone(), ec_meters, config.limits.clone());
+    let loader = Loader { compute: config.compute, dtype: config.encoder_dtype, engine: config.engine };
+    let sources = config.models;
+    let loaded = tokio::task::spawn_blocking(move || loader.load_all(&sources)).await??;
+    let died = CancellationToken::new();
+    let mut models = HashMap::new();
+    for model in loaded {
+        let name = model.model.name().to_string();
+        let meters = families.of_model(&name);
+        models.insert(name.clone(), model.start(meters, died.clone())?);
+        tracing::info!(model = %name, "decoder ready");
+    }
+    loads.attach(models.values().map(|m| m.driver.clone()).collect());
+    let service = Service::new(Worker {
+        worker_id: config.worker_id,
+        models,
+        loads: loads.clone(),
+        store: config.store,
+        limits: config.limits.clone(),
+        places: Arc::new(Semaphore::new(config.engine.max_requests)),
+        drain: drain.clone(),
+    });
+    let service =
+        PrefillDecodeWorkerServer::new(service).max_decoding_message_size(config.limits.max_body_bytes);
+    tokio::select! {
+        ended = serve(service, config.grpc, readiness, drain) => ended?,
+        () = died.cancelled() => return Err(PdError::EngineDied),
+    }
+    loads.drain().await;
+    Ok(())
+}
+
+struct Loader {
+    compute: ComputeConfig,
+    dtype: DType,
+    engine: EngineSettings,
+}
+
+/// A model whose engine is made and whose thread is not started.
+struct Loaded {
+    model: Model,
+    engine: Engine,
+    encoders: BTreeMap<triptych_core::Modality, triptych_core::Fingerprint>,
+}
+
+impl Loader {
+    fn load_all(&self, sources: &[ModelSource]) -> Result<Vec<Loaded>, PdError> {
+        sources.iter().map(|source| self.load(source)).collect()
+    }
+
+    fn load(&self, source: &ModelSource) -> Result<Loaded, PdError> {
+        let failed = |e| PdError::Model { dir: source.dir.display().to_string(), source: e };
+        let (model, decoder, encoders) = self.weights(source).map_err(failed)?;
+        let config = self.engine.for_decoder(&decoder.info());
+        let engine = Engine::new(decoder, model.tokenizer().clone(), config)
+            .map_err(|source| PdError::Engine { model: model.name().to_string(), source })?;
+        Ok(Loaded { model, engine, encoders })
+    }
+
+    #[allow(clippy::type_complexity)]
+    fn weights(
+        &self,
+        source: &ModelSource,
+    ) -> Result<
+        (Model, Box<dyn Decoder>, BTreeMap<triptych_core::Modality, triptych_core::Fingerprint>),
+        ModelError,
+    > {
+        let compute = Compute::new(self.compute)?;
+        let model = Model::open(source)?;
+        let fingerprint = |&m| Ok((m, model.fingerprint(m, self.dtype)?));
+        let encoders = model.modalities().iter().map(fingerprint).collect::<Result<_, ModelError>>()?;
+        let decoder = compute.load_decoder(&model)?;
+        Ok((model, decoder, encoders))
+    }
+}
+
+impl EngineSettings {
+    /// No more KV than all sequences at full length can fill.
+    fn for_decoder(self, info: &DecoderInfo) -> EngineConfig {
+        let most = |tokens: usize| self.max_sequences.saturating_mul(tokens.div_ceil(KV_BLOCK_TOKENS));
+        let fit = |bytes: usize, block: usize| bytes.checked_div(block).unwrap_or(0);
+        // A cross window has as many rows as the encoder gives; 1500 is the most of any family so far.
+        let kv = KvBudget::Blocks {
+            self_attention: fit(self.self_kv_bytes, info.self_block_bytes).min(most(info.max_context)),
+            cross_attention: fit(self.cross_kv_bytes, info.cross_block_bytes).min(most(1500)),
+        };
+        EngineConfig {
+            kv,
+            token_budget: self.token_budget.max(self.max_sequences),
+            max_sequences: self.max_sequences,
+            max_waiting: self.max_waiting,
+        }
+    }
+}
+
+impl Loaded {
+    fn start(self, meters: Meters, died: CancellationToken) -> std::io::Result<ServedModel> {
+        let Self { model, engine, encoders } = self;
+        Ok(ServedModel {
+            family: model.family().to_owned(),
+            prompts: model.prompts(),
+            tokenizer: model.tokenizer().clone(),
+            driver: Driver::spawn(model.name().as_str(), engine, meters.clone(), died)?,
+            meters,
+            encoders,
+            max_context: model.max_context(),
+            created: SystemTime::now(),
+        })
+    }
+}

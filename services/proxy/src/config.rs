@@ -1,0 +1,71 @@
+//! What a proxy is started with. Validated by whoever reads the configuration; here it is plain data.
+
+use crate::fetch::FetchPolicy;
+use std::sync::Arc;
+use std::time::Duration;
+use thiserror::Error;
+use tokio::net::TcpListener;
+use triptych_core::limits::Limits;
+use triptych_ec::EcStore;
+use triptych_runtime::serve::ServeError;
+
+/// Settings of a proxy.
+pub struct ProxyConfig {
+    /// Where the OpenAI face answers.
+    pub http: TcpListener,
+    /// Where the gRPC face answers.
+    pub grpc: TcpListener,
+    /// `host:port` of each encoder worker. Empty: only text is served.
+    pub encoders: Vec<String>,
+    /// `host:port` of each PD worker.
+    pub pds: Vec<String>,
+    /// The EC store that the workers share; the proxy only asks what it holds.
+    pub store: Arc<dyn EcStore>,
+    /// What a request may ask.
+    pub limits: Limits,
+    /// Where the fetcher of item URLs may go.
+    pub fetch: FetchPolicy,
+    /// Secret that goes into every content key, so that tenants do not share outputs. Empty: one shared tenant.
+    pub tenant_salt: Vec<u8>,
+    /// Requests worked on at once, in both faces together; one more is Overloaded.
+    pub max_in_flight: usize,
+    /// Patience with HTTP clients.
+    pub http_times: HttpTimes,
+}
+
+/// How long an HTTP client may take. Whoever is slower is cut off, so that slow connections cannot pile up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HttpTimes {
+    /// For the whole head of a request, and so for how long a connection may idle between two. Default 30 s.
+    pub head: Duration,
+    /// Between two pieces of a body. Default 10 s. The whole body falls under the request's own time.
+    pub body_idle: Duration,
+}
+
+impl Default for HttpTimes {
+    fn default() -> Self {
+        Self { head: Duration::from_secs(30), body_idle: Duration::from_secs(10) }
+    }
+}
+
+/// A proxy that could not start, or ended by itself.
+#[derive(Debug, Error)]
+pub enum ProxyError {
+    /// There is nobody to send requests to.
+    #[error("no PD worker is configured, at least one is needed")]
+    NoPdWorker,
+    /// A worker's address is not one.
+    #[error("worker address {address:?} is not host:port")]
+    WorkerAddress {
+        /// As given.
+        address: String,
+        /// Why.
+        source: tonic::transport::Error,
+    },
+    /// The fetcher of URLs cannot be built.
+    #[error("the fetcher of item URLs cannot be built")]
+    Fetcher(#[from] reqwest::Error),
+    /// The gRPC server could not start, or a server ended by itself.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+}

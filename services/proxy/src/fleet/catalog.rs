@@ -1,0 +1,333 @@
+//! What the workers say of themselves, put together: which models are served, by whom, and whether the parts agree.
+//!
+//! Pure data and functions. A model is ready when a PD worker and, for each modality, an encoder with the *same*
+//! fingerprint are ready: rows of another encoder would be read without complaint and answered wrongly.
+
+use std::collections::{BTreeMap, BTreeSet};
+use triptych_core::{Failure, FailureClass, Fingerprint, Modality, ModelName, WorkerId};
+use triptych_proto::convert::{self, WireError};
+use triptych_proto::v1;
+
+/// The encoders that a model is served with.
+pub type Edition = BTreeMap<Modality, Fingerprint>;
+
+/// Which pool a worker is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pool {
+    /// Encodes items.
+    Encoder,
+    /// Prefills and decodes.
+    Pd,
+}
+
+/// Whether a worker takes work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It answered when it was last asked.
+    Ready,
+    /// It did not, or never has.
+    Down,
+}
+
+/// A model as one worker serves it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// The name clients use.
+    pub name: ModelName,
+    /// Hugging Face's `model_type`.
+    pub family: String,
+    /// Its encoders.
+    pub edition: Edition,
+    /// Tokens the context holds; 0 where the worker does not say.
+    pub max_context: u32,
+    /// Most items of a request; `None` where the worker does not say.
+    pub max_items: Option<u32>,
+    /// When it was loaded, in seconds since 1970.
+    pub created_s: u64,
+}
+
+impl TryFrom<v1::WorkerModel> for Served {
+    type Error = WireError;
+
+    fn try_from(m: v1::WorkerModel) -> Result<Self, WireError> {
+        let encoder = |e: v1::worker_model::Encoder| {
+            Ok((convert::modality(e.modality)?, convert::fingerprint(&e.fingerprint, "fingerprint")?))
+        };
+        Ok(Self {
+            name: ModelName::new(m.name),
+            family: m.family,
+            edition: m.encoders.into_iter().map(encoder).collect::<Result<_, WireError>>()?,
+            max_context: m.max_context,
+            max_items: Some(m.max_items).filter(|n| *n > 0),
+            created_s: m.created_s,
+        })
+    }
+}
+
+/// A worker as the proxy knows it. What it serves is remembered while it is down: it may come back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Its name.
+    pub id: WorkerId,
+    /// Its pool.
+    pub pool: Pool,
+    /// Its health.
+    pub health: Health,
+    /// What it serves.
+    pub models: Vec<Served>,
+}
+
+/// An encoder and a PD worker that serve one model with different encoders.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Disagreement {
+    /// The model.
+    pub model: ModelName,
+    /// The kind of item.
+    pub modality: Modality,
+    /// The encoder worker and the fingerprint it announces.
+    pub encoder: (WorkerId, Fingerprint),
+    /// The PD worker and the fingerprint it announces.
+    pub pd: (WorkerId, Fingerprint),
+}
+
+/// The model that answers a request, and what must agree with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// As the PD worker announces it.
+    pub served: Served,
+}
+
+impl Route {
+    /// The encoder of a modality.
+    pub fn fingerprint(&self, modality: Modality) -> Option<Fingerprint> {
+        self.served.edition.get(&modality).copied()
+    }
+}
+
+/// A worker that can do a piece of work.
+#[derive(Clone, Debug)]
+pub enum Want {
+    /// An encoder of this model with this fingerprint.
+    Encoder {
+        /// The model.
+        model: ModelName,
+        /// The kind of item.
+        modality: Modality,
+        /// The fingerprint the key was made with.
+        fingerprint: Fingerprint,
+    },
+    /// A PD worker that serves the model with these encoders.
+    Pd {
+        /// The model.
+        model: ModelName,
+        /// Its encoders.
+        edition: Edition,
+    },
+}
+
+/// All workers, at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Catalog {
+    /// In the order of the settings.
+    pub workers: Vec<Known>,
+}
+
+impl Catalog {
+    fn of_pool(&self, pool: Pool) -> impl Iterator<Item = (&Known, &Served)> {
+        let workers = self.workers.iter().filter(move |w| w.pool == pool);
+        workers.flat_map(|w| w.models.iter().map(move |m| (w, m)))
+    }
+
+    /// The models that PD workers serve, each once, by name.
+    pub fn models(&self) -> BTreeMap<&ModelName, &Served> {
+        self.of_pool(Pool::Pd).map(|(_, m)| (&m.name, m)).collect()
+    }
+
+    /// Whether every model that any worker serves can be used with every kind of item it reads.
+    pub fn is_ready(&self) -> bool {
+        let names: BTreeSet<_> = self.workers.iter().flat_map(|w| &w.models).map(|m| &m.name).collect();
+        !names.is_empty() && names.into_iter().all(|name| self.is_model_ready(name))
+    }
+
+    fn is_model_ready(&self, name: &ModelName) -> bool {
+        self.of_pool(Pool::Pd).any(|(pd, served)| {
+            served.name == *name && pd.health == Health::Ready && self.fit(served, served.edition.keys()) == Fit::Ready
+        })
+    }
+
+    /// Encoder and PD pairs that must not work together.
+    pub fn disagreements(&self) -> BTreeSet<Disagreement> {
+        let mut found = BTreeSet::new();
+        for (pd, needs) in self.of_pool(Pool::Pd) {
+            for (encoder, has) in self.of_pool(Pool::Encoder).filter(|(_, has)| has.name == needs.name) {
+                for (modality, wanted) in &needs.edition {
+                    if let Some(other) = has.edition.get(modality).filter(|f| *f != wanted) {
+                        found.insert(Disagreement {
+                            model: needs.name.clone(),
+                            modality: *modality,
+                            encoder: (encoder.id.clone(), *other),
+                            pd: (pd.id.clone(), *wanted),
+                        });
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// Whether the worker at this place can do the work now.
+    pub fn can_do(&self, worker: usize, want: &Want) -> bool {
+        let Some(known) = self.workers.get(worker).filter(|w| w.health == Health::Ready) else { return false };
+        known.models.iter().any(|served| match want {
+            Want::Encoder { model, modality, fingerprint } => {
+                known.pool == Pool::Encoder
+                    && served.name == *model
+                    && served.edition.get(modality) == Some(fingerprint)
+            }
+            Want::Pd { model, edition } => {
+                known.pool == Pool::Pd && served.name == *model && served.edition == *edition
+            }
+        })
+    }
+
+    /// Chooses the model for a request with items of these kinds.
+    ///
+    /// # Errors
+    /// NotFound that lists what is served; InvalidArgument if no model, or more than one, fits, or if the one that
+    /// is asked for does not read such items; Mismatch and Unavailable if its workers do not agree, or are not there.
+    pub fn choose(&self, asked: Option<&ModelName>, needs: &BTreeSet<Modality>) -> Result<Route, Failure> {
+        let name = match asked {
+            Some(name) => name,
+            None => self.only_fitting(needs)?,
+        };
+        let editions: Vec<_> = self.of_pool(Pool::Pd).filter(|(_, m)| m.name == *name).collect();
+        if editions.is_empty() {
+            return Err(self.not_served(name));
+        }
+        if !editions.iter().any(|(_, m)| reads_all(m, needs)) {
+            return Err(does_not_read(editions[0].1, needs));
+        }
+        let editions = editions.into_iter().filter(|(_, m)| reads_all(m, needs));
+        let rank = |(pd, m): &(&Known, &Served)| (self.fit(m, needs), pd.health == Health::Ready);
+        match editions.max_by_key(rank) {
+            Some((_, served)) if self.fit(served, needs) == Fit::Disagrees => Err(self.disagreement(served)),
+            Some((_, served)) => Ok(Route { served: served.clone() }),
+            None => Err(self.not_served(name)),
+        }
+    }
+
+    /// How well the encoder pool fits what a PD worker needs.
+    fn fit<'a>(&self, served: &Served, needs: impl IntoIterator<Item = &'a Modality>) -> Fit {
+        let fit_of = |modality: &Modality| {
+            let wanted = served.edition.get(modality);
+            let announced = self.of_pool(Pool::Encoder).filter(|(_, m)| m.name == served.name);
+            let announced = announced.filter_map(|(w, m)| Some((w.health, m.edition.get(modality)?)));
+            let (mut best, mut others) = (Fit::Absent, false);
+            for (health, fingerprint) in announced {
+                match (Some(fingerprint) == wanted, health) {
+                    (true, Health::Ready) => best = Fit::Ready,
+                    (true, Health::Down) => best = best.max(Fit::Down),
+                    (false, _) => others = true,
+                }
+            }
+            if best == Fit::Absent && others { Fit::Disagrees } else { best }
+        };
+        needs.into_iter().map(fit_of).min().unwrap_or(Fit::Ready)
+    }
+
+    fn only_fitting(&self, needs: &BTreeSet<Modality>) -> Result<&ModelName, Failure> {
+        let models = self.models();
+        if models.is_empty() {
+            return Err(not_ready("no model is ready yet"));
+        }
+        let mut fitting: Vec<_> = models.values().filter(|m| reads_all(m, needs)).collect();
+        // A question without a sound is hardly meant for a model that reads nothing but sounds.
+        if fitting.len() > 1 && !needs.contains(&Modality::Audio) {
+            fitting.retain(|m| !m.edition.keys().eq([&Modality::Audio]));
+        }
+        match fitting[..] {
+            [model] => Ok(&model.name),
+            [] => Err(Failure::invalid(format!(
+                "no model reads {}; served are {}",
+                words(needs.iter()),
+                self.list_models()
+            ))
+            .with_param("model")),
+            _ => Err(Failure::invalid(format!(
+                "more than one model fits, so `model` must name one of {}",
+                self.list_models()
+            ))
+            .with_param("model")),
+        }
+    }
+
+    fn not_served(&self, name: &ModelName) -> Failure {
+        if self.of_pool(Pool::Encoder).any(|(_, m)| m.name == *name) {
+            return not_ready(&format!("model {name:?} is not ready: none of its decoder workers is"));
+        }
+        let served = match self.models().is_empty() {
+            true => return not_ready("no model is ready yet"),
+            false => self.list_models(),
+        };
+        Failure::new(FailureClass::NotFound, format!("model {name:?} is not served; served are {served}"))
+            .with_param("model")
+    }
+
+    fn disagreement(&self, served: &Served) -> Failure {
+        let details: Vec<_> = self.disagreements().into_iter().filter(|d| d.model == served.name).collect();
+        Failure::new(
+            FailureClass::Mismatch,
+            format!("model {:?} is not ready: its encoder and decoder workers do not agree", served.name),
+        )
+        .with_detail(format!("{details:?}"))
+    }
+
+    fn list_models(&self) -> String {
+        let models = self.models();
+        let names: Vec<_> = models
+            .values()
+            .map(|m| match m.edition.is_empty() {
+                true => format!("{:?} (reads text)", m.name),
+                false => format!("{:?} (reads {})", m.name, words(m.edition.keys())),
+            })
+            .collect();
+        names.join(", ")
+    }
+}
+
+/// From worst to best.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fit {
+    /// Encoders announce other fingerprints, and none the right one.
+    Disagrees,
+    /// No encoder announces the model.
+    Absent,
+    /// One does, and is down.
+    Down,
+    /// One does, and is ready.
+    Ready,
+}
+
+fn reads_all(model: &Served, needs: &BTreeSet<Modality>) -> bool {
+    needs.iter().all(|m| model.edition.contains_key(m))
+}
+
+fn does_not_read(model: &Served, needs: &BTreeSet<Modality>) -> Failure {
+    let reads = match model.edition.is_empty() {
+        true => "text only".to_owned(),
+        false => words(model.edition.keys()),
+    };
+    let alien = words(needs.iter().filter(|m| !model.edition.contains_key(m)));
+    Failure::invalid(format!("model {:?} reads {reads}, the request has {alien}", model.name)).with_param("model")
+}
+
+fn not_ready(message: &str) -> Failure {
+    Failure::unavailable(message)
+}
+
+fn words<'a>(modalities: impl Iterator<Item = &'a Modality>) -> String {
+    modalities.map(|m| m.as_str()).collect::<Vec<_>>().join(" and ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,115 @@
+//! Catalogs written by hand, and what follows from them.
+
+use super::*;
+use Health::{Down, Ready};
+use Modality::{Audio, Image};
+
+fn worker(pool: Pool, health: Health, models: &[(&str, &[(Modality, u8)])]) -> Known {
+    let served = |(name, edition): &(&str, &[(Modality, u8)])| Served {
+        name: ModelName::new(*name),
+        family: "f".into(),
+        edition: edition.iter().map(|(m, b)| (*m, Fingerprint::from_bytes([*b; 32]))).collect(),
+        max_context: 10,
+        max_items: None,
+        created_s: 1,
+    };
+    Known { id: WorkerId::new("w"), pool, health, models: models.iter().map(served).collect() }
+}
+
+fn encoder(health: Health, models: &[(&str, &[(Modality, u8)])]) -> Known {
+    worker(Pool::Encoder, health, models)
+}
+
+fn pd(health: Health, models: &[(&str, &[(Modality, u8)])]) -> Known {
+    worker(Pool::Pd, health, models)
+}
+
+fn needs(modalities: &[Modality]) -> BTreeSet<Modality> {
+    modalities.iter().copied().collect()
+}
+
+#[test]
+fn ready_means_a_pd_and_an_agreeing_encoder_for_every_model() {
+    let vl: &[(&str, &[(Modality, u8)])] = &[("vl", &[(Image, 1)])];
+    let other: &[(&str, &[(Modality, u8)])] = &[("vl", &[(Image, 2)])];
+    let both: &[(&str, &[(Modality, u8)])] = &[("vl", &[(Image, 1)]), ("asr", &[(Audio, 3)])];
+    let text: &[(&str, &[(Modality, u8)])] = &[("lm", &[])];
+    let cases: Vec<(Vec<Known>, bool)> = vec![
+        (vec![], false),
+        (vec![pd(Ready, vl)], false),
+        (vec![encoder(Ready, vl)], false),
+        (vec![encoder(Ready, vl), pd(Ready, vl)], true),
+        (vec![encoder(Down, vl), pd(Ready, vl)], false),
+        (vec![encoder(Ready, vl), pd(Down, vl)], false),
+        (vec![encoder(Down, vl), encoder(Ready, vl), pd(Ready, vl), pd(Down, vl)], true),
+        (vec![encoder(Ready, other), pd(Ready, vl)], false),
+        (vec![encoder(Ready, other), encoder(Ready, vl), pd(Ready, vl)], true),
+        (vec![encoder(Ready, vl), pd(Ready, both)], false),
+        (vec![encoder(Ready, both), pd(Ready, both)], true),
+        (vec![pd(Ready, text)], true),
+    ];
+    for (i, (workers, expect)) in cases.into_iter().enumerate() {
+        assert_eq!(Catalog { workers }.is_ready(), expect, "case {i}");
+    }
+}
+
+#[test]
+fn a_pair_that_disagrees_is_shown_and_refused() {
+    let catalog = Catalog {
+        workers: vec![encoder(Ready, &[("vl", &[(Image, 1)])]), pd(Ready, &[("vl", &[(Image, 2)])])],
+    };
+    let found = catalog.disagreements();
+    let one = found.first().unwrap();
+    assert_eq!((one.encoder.1, one.pd.1), (Fingerprint::from_bytes([1; 32]), Fingerprint::from_bytes([2; 32])));
+    let vl = ModelName::new("vl");
+    let failure = catalog.choose(Some(&vl), &needs(&[Image])).unwrap_err();
+    assert_eq!(failure.class, FailureClass::Mismatch);
+    // Text needs no encoder.
+    assert!(catalog.choose(Some(&vl), &needs(&[])).is_ok());
+}
+
+#[test]
+fn the_edition_with_a_ready_encoder_is_chosen_during_a_rollout() {
+    let catalog = Catalog {
+        workers: vec![
+            pd(Ready, &[("vl", &[(Image, 1)])]),
+            pd(Ready, &[("vl", &[(Image, 2)])]),
+            encoder(Ready, &[("vl", &[(Image, 2)])]),
+        ],
+    };
+    let route = catalog.choose(None, &needs(&[Image])).unwrap();
+    assert_eq!(route.fingerprint(Image), Some(Fingerprint::from_bytes([2; 32])));
+    let want = Want::Pd { model: ModelName::new("vl"), edition: route.served.edition };
+    assert_eq!([0, 1, 2].map(|i| catalog.can_do(i, &want)), [false, true, false]);
+}
+
+#[test]
+fn models_are_chosen_by_name_or_by_what_they_read() {
+    let served: &[(&str, &[(Modality, u8)])] = &[("vl", &[(Image, 1)]), ("asr", &[(Audio, 3)])];
+    let catalog = Catalog { workers: vec![encoder(Ready, served), pd(Ready, served)] };
+    let twins: &[(&str, &[(Modality, u8)])] = &[("a", &[(Image, 1)]), ("b", &[(Image, 1)])];
+    let twins = Catalog { workers: vec![encoder(Ready, twins), pd(Ready, twins)] };
+    let starting = Catalog { workers: vec![pd(Down, &[])] };
+    let cases: Vec<(&Catalog, Option<&str>, &[Modality], Result<&str, (FailureClass, &str)>)> = vec![
+        (&catalog, Some("vl"), &[Image], Ok("vl")),
+        (&catalog, Some("vl"), &[], Ok("vl")),
+        (&catalog, None, &[Image], Ok("vl")),
+        (&catalog, None, &[Audio], Ok("asr")),
+        (&catalog, None, &[], Ok("vl")),
+        (&catalog, Some("no"), &[], Err((FailureClass::NotFound, "served are \"asr\" (reads audio), \"vl\""))),
+        (&catalog, Some("asr"), &[Image], Err((FailureClass::InvalidArgument, "reads audio, the request has image"))),
+        (&catalog, None, &[Image, Audio], Err((FailureClass::InvalidArgument, "no model reads image and audio"))),
+        (&twins, None, &[Image], Err((FailureClass::InvalidArgument, "more than one model fits"))),
+        (&starting, Some("vl"), &[], Err((FailureClass::Unavailable, "no model is ready yet"))),
+        (&starting, None, &[], Err((FailureClass::Unavailable, "no model is ready yet"))),
+    ];
+    for (catalog, asked, modalities, expect) in cases {
+        let asked = asked.map(ModelName::new);
+        let found = catalog.choose(asked.as_ref(), &needs(modalities));
+        match (expect, &found) {
+            (Ok(name), Ok(route)) => assert_eq!(route.served.name.as_str(), name),
+            (Err((class, part)), Err(f)) if f.class == class && f.message.contains(part) => {}
+            (expect, found) => panic!("{asked:?} {modalities:?}: expected {expect:?}, found {found:?}"),
+        }
+    }
+}

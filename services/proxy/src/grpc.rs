@@ -1,0 +1,138 @@
+//! The gRPC face: `triptych.v1.Triptych`.
+
+pub mod admit;
+mod deadline;
+
+use crate::admission::{Gate, Permit};
+use crate::orchestrate::{Answer, Orchestrator, Piece};
+use crate::request::{Item, Request, Source, param_of_item};
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
+use std::sync::Arc;
+use tokio::time::Instant;
+use tonic::metadata::MetadataMap;
+use tonic::{Response, Status};
+use tracing::Instrument;
+use triptych_core::limits::Limits;
+use triptych_core::{Failure, ItemIdx, Modality, ModelName, RequestId};
+use triptych_proto::convert::{self, WireError};
+use triptych_proto::v1;
+use triptych_proto::v1::triptych_server::{Triptych, TriptychServer};
+use triptych_runtime::status::to_status;
+use triptych_runtime::trace_context;
+
+/// The face.
+#[derive(Clone)]
+pub struct Face {
+    /// Does the work.
+    pub orchestrator: Arc<Orchestrator>,
+    /// What a message may hold.
+    pub limits: Limits,
+    /// Lets requests in.
+    pub gate: Gate,
+}
+
+impl Face {
+    /// The service, admission included.
+    pub fn service(self) -> admit::Admit<TriptychServer<Face>> {
+        let (gate, limits) = (self.gate.clone(), self.limits.clone());
+        let observer = self.orchestrator.observer.clone();
+        let service = TriptychServer::new(self).max_decoding_message_size(limits.max_body_bytes);
+        admit::Admit::new(service, gate, observer, limits.max_request_time)
+    }
+
+    fn start(&self, request: tonic::Request<v1::GenerateRequest>) -> Result<Answer, Failure> {
+        let permit = match request.extensions().get::<Permit>() {
+            Some(permit) => permit.clone(),
+            None => self.gate.enter()?,
+        };
+        let id = RequestId::from_bits(rand::random());
+        let span = tracing::info_span!("request", request_id = %id, face = "grpc");
+        trace_context::adopt(&span, request.metadata());
+        let (metadata, _, message) = request.into_parts();
+        let read = read(id, message, &metadata, &self.limits);
+        let request = read.inspect_err(|failure| self.orchestrator.observer.refused(failure))?;
+        span.in_scope(|| self.orchestrator.start(request, permit))
+    }
+}
+
+fn read(
+    id: RequestId,
+    message: v1::GenerateRequest,
+    metadata: &MetadataMap,
+    limits: &Limits,
+) -> Result<Request, Failure> {
+    let arrived = Instant::now();
+    let time = deadline::asked(metadata)?.map_or(limits.max_request_time, |t| t.min(limits.max_request_time));
+    let prompt = message.prompt.ok_or(WireError::Missing { field: "prompt" })?;
+    Ok(Request {
+        id,
+        arrived,
+        deadline: arrived + time,
+        model: Some(message.model).filter(|m| !m.is_empty()).map(ModelName::new),
+        prompt: prompt.try_into()?,
+        items: message.items.into_iter().enumerate().map(read_item).collect::<Result<_, _>>()?,
+        sampling: message.sampling.unwrap_or_default(),
+    })
+}
+
+fn read_item((i, item): (usize, v1::Item)) -> Result<Item, Failure> {
+    use v1::item::Source as Wire;
+    let param = param_of_item(ItemIdx(u32::try_from(i).unwrap_or(u32::MAX)));
+    let at_item = |e: WireError| Failure::from(e).with_param(format!("{param}.modality"));
+    let modality = convert::modality(item.modality).map_err(at_item)?;
+    let source = match item.source {
+        Some(Wire::Data(bytes)) => Source::Bytes(bytes),
+        Some(Wire::Url(url)) => Source::Url(url),
+        Some(Wire::Text(text)) if modality == Modality::Text => Source::Bytes(text.into()),
+        Some(Wire::Text(_)) => {
+            return Err(Failure::invalid(format!("the item is text, its modality is {modality}")).with_param(param));
+        }
+        None => return Err(Failure::invalid("the item has no data, url or text").with_param(param)),
+    };
+    Ok(Item { modality, source, param })
+}
+
+#[tonic::async_trait]
+impl Triptych for Face {
+    type GenerateStream = BoxStream<'static, Result<v1::GenerateResponse, Status>>;
+
+    async fn generate(
+        &self,
+        request: tonic::Request<v1::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let answer = self.start(request).map_err(|failure| to_status(&failure))?;
+        Ok(Response::new(pieces(answer).boxed()))
+    }
+
+    async fn list_models(
+        &self,
+        _: tonic::Request<v1::ListModelsRequest>,
+    ) -> Result<Response<v1::ListModelsResponse>, Status> {
+        let catalog = self.orchestrator.fleet.catalog();
+        let models = catalog.models().into_values().map(|m| v1::list_models_response::Model {
+            name: m.name.to_string(),
+            modalities: m.edition.keys().map(|m| v1::Modality::from(*m).into()).collect(),
+            max_context: m.max_context,
+            family: m.family.clone(),
+            created_s: m.created_s,
+        });
+        Ok(Response::new(v1::ListModelsResponse { models: models.collect() }))
+    }
+}
+
+/// `Accepted`, then the pieces.
+fn pieces(answer: Answer) -> impl futures::Stream<Item = Result<v1::GenerateResponse, Status>> {
+    use v1::generate_response::{Accepted, Kind};
+    let accepted = Accepted { request_id: answer.request_id.to_string(), model: answer.model.to_string() };
+    let rest = stream::unfold(answer, |mut answer| async move {
+        let piece = answer.next().in_current_span().await?;
+        let kind = piece.map_err(|failure| to_status(&failure)).map(|piece| match piece {
+            Piece::Delta(delta) => Kind::Delta(delta),
+            Piece::Summary(summary) => Kind::Summary(summary),
+        });
+        Some((kind, answer))
+    });
+    let all = stream::once(async { Ok(Kind::Accepted(accepted)) }).chain(rest);
+    all.map(|kind| kind.map(|kind| v1::GenerateResponse { kind: Some(kind) }))
+}

@@ -1,0 +1,144 @@
+//! Items become bytes, and bytes become content keys.
+
+use crate::cache::Wanted;
+use crate::encode::Job;
+use crate::fetch::Fetcher;
+use crate::fleet::catalog::Route;
+use crate::request::{Item, Request, Source, check_len, param_of_item};
+use base64::Engine;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use bytes::Bytes;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use triptych_core::key::KeyParts;
+use triptych_core::limits::Limits;
+use triptych_core::{ContentKey, Failure, FailureClass, ItemIdx};
+
+/// Above this many bytes, decoding and hashing leave the threads that serve connections.
+const INLINE_BYTES: usize = 64 << 10;
+
+/// Base64 as clients write it, with or without padding.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// Bytes that the items of one request may still take, all together.
+#[derive(Debug)]
+pub struct Budget {
+    left: AtomicUsize,
+    limit: usize,
+}
+
+impl Budget {
+    /// A budget of this many bytes.
+    pub fn new(limit: usize) -> Self {
+        Self { left: AtomicUsize::new(limit), limit }
+    }
+
+    /// Takes some.
+    ///
+    /// # Errors
+    /// TooLarge, with the limit.
+    pub fn take(&self, len: usize) -> Result<(), Failure> {
+        let taken = self.left.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(len));
+        taken.map(|_| ()).map_err(|_| {
+            let message = format!("the items have more than {} bytes together, the limit", self.limit);
+            Failure::new(FailureClass::TooLarge, message)
+        })
+    }
+}
+
+/// Turns the items of a request into encoder jobs: fetches, decodes and hashes them, all at once.
+pub struct Materials {
+    /// Fetches URLs.
+    pub fetcher: Fetcher,
+    /// What items may be.
+    pub limits: Limits,
+    /// Goes into every key.
+    pub tenant_salt: Arc<[u8]>,
+}
+
+impl Materials {
+    /// The jobs, in the order of the items.
+    ///
+    /// # Errors
+    /// [`Failure`] of the first item that cannot be had, which it names as `items[i]`.
+    pub async fn jobs(&self, request: &Request, route: &Route) -> Result<Vec<Job>, Failure> {
+        // URLs multiply: a small body may name much. What they bring together stays within a body.
+        let budget = Budget::new(self.limits.max_body_bytes);
+        let jobs = request.items.iter().enumerate().map(|(i, item)| {
+            let budget = &budget;
+            async move {
+                let job = self.job(request, route, item, budget).await;
+                job.map_err(|f| f.with_param(param_of_item(ItemIdx(i as u32))))
+            }
+        });
+        futures::future::try_join_all(jobs).await
+    }
+
+    async fn job(&self, request: &Request, route: &Route, item: &Item, budget: &Budget) -> Result<Job, Failure> {
+        let modality = item.modality;
+        let fingerprint = route.fingerprint(modality).ok_or_else(|| {
+            Failure::internal(format!("model {:?} was chosen for {modality}", route.served.name))
+        })?;
+        let source = match &item.source {
+            Source::Url(url) => Source::Bytes(self.fetcher.fetch(url, modality, budget).await?),
+            other => other.clone(),
+        };
+        let (limits, salt) = (self.limits.clone(), Arc::clone(&self.tenant_salt));
+        let prepare = move || {
+            let bytes = decode(source)?;
+            check_len(bytes.len(), &limits)?;
+            let parts =
+                KeyParts { tenant_salt: &salt, fingerprint: &fingerprint, modality, options: "", item: &bytes };
+            Ok::<_, Failure>((ContentKey::of(parts), bytes))
+        };
+        let len = match &item.source {
+            Source::Bytes(bytes) | Source::Base64(bytes) => bytes.len(),
+            Source::Url(_) => usize::MAX,
+        };
+        let (key, bytes) = if len > INLINE_BYTES {
+            tokio::task::spawn_blocking(prepare).await.map_err(Failure::internal)??
+        } else {
+            prepare()?
+        };
+        let wanted = Wanted { key, fingerprint, modality };
+        Ok(Job { request_id: request.id, model: route.served.name.clone(), wanted, bytes })
+    }
+}
+
+fn decode(source: Source) -> Result<Bytes, Failure> {
+    match source {
+        Source::Bytes(bytes) => Ok(bytes),
+        Source::Base64(text) => {
+            let decoded = BASE64.decode(&text);
+            decoded.map(Bytes::from).map_err(|e| Failure::invalid(format!("the data is not base64: {e}")))
+        }
+        Source::Url(_) => Err(Failure::internal("a URL that was not fetched")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_decodes_with_and_without_padding() {
+        let decoded = |text: &str| decode(Source::Base64(Bytes::copy_from_slice(text.as_bytes())));
+        assert_eq!(decoded("aGk=").unwrap(), "hi");
+        assert_eq!(decoded("aGk").unwrap(), "hi");
+        for bad in ["a", "aGk*", "a b c d"] {
+            assert!(decoded(bad).unwrap_err().message.contains("not base64"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_budget_is_shared_and_ends() {
+        let budget = Budget::new(10);
+        assert!(budget.take(6).is_ok());
+        assert!(budget.take(5).unwrap_err().message.contains("10 bytes"));
+        assert!(budget.take(4).is_ok());
+    }
+}

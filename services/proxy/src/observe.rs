@@ -1,0 +1,96 @@
+//! The proxy's metrics. Labels hold names of served models and fixed words, never what a client wrote.
+
+use crate::encode::Encoded;
+use std::time::Duration;
+use tokio::time::Instant;
+use triptych_core::lifetime::ItemSource;
+use triptych_core::{Failure, ModelName, metrics};
+use triptych_proto::v1;
+use triptych_runtime::MetricsRegistry;
+use triptych_runtime::metrics::{Counters, Gauges, Histograms, Labels};
+
+/// Every metric the proxy owns.
+#[derive(Clone)]
+pub struct Observer {
+    requests: Counters,
+    running: Gauges,
+    first_token: Histograms,
+    per_token: Histograms,
+    end_to_end: Histograms,
+    prompt_tokens: Counters,
+    generation_tokens: Counters,
+    item_source: Counters,
+}
+
+impl Observer {
+    /// Registers the metrics.
+    pub fn new(registry: &MetricsRegistry) -> Self {
+        Self {
+            requests: registry.counters(metrics::REQUESTS),
+            running: registry.gauges(metrics::REQUESTS_RUNNING),
+            first_token: registry.times(metrics::TTFT),
+            per_token: registry.times(metrics::TPOT),
+            end_to_end: registry.times(metrics::E2E),
+            prompt_tokens: registry.counters(metrics::PROMPT_TOKENS),
+            generation_tokens: registry.counters(metrics::GENERATION_TOKENS),
+            item_source: registry.counters(metrics::ITEM_SOURCE),
+        }
+    }
+
+    /// Requests in the house, in both faces together.
+    pub fn running(&self, n: usize) {
+        self.running.get_or_create(&Labels::new()).set(n as f64);
+    }
+
+    /// A request that ended before a model was chosen for it.
+    pub fn refused(&self, failure: &Failure) {
+        self.count("", failure.class.as_str());
+    }
+
+    /// A request that a model answered, or failed to.
+    pub fn ended(&self, model: &ModelName, outcome: Result<(), &Failure>, arrived: Instant) {
+        self.count(model.as_str(), outcome.map_or_else(|f| f.class.as_str(), |()| "ok"));
+        self.end_to_end.get_or_create(&of(model)).observe(arrived.elapsed().as_secs_f64());
+    }
+
+    /// The first token went out.
+    pub fn first_token(&self, model: &ModelName, after: Duration) {
+        self.first_token.get_or_create(&of(model)).observe(after.as_secs_f64());
+    }
+
+    /// Where the items of a request came from.
+    pub fn items(&self, encoded: &[Encoded]) {
+        for one in encoded {
+            let labels =
+                vec![("source", one.source.as_str().to_owned()), ("modality", one.item.modality.to_string())];
+            self.item_source.get_or_create(&labels).inc();
+        }
+    }
+
+    /// An item that was encoded again, because its object was gone.
+    pub fn encoded_again(&self, again: &Encoded) {
+        self.items(std::slice::from_ref(again));
+    }
+
+    /// The counts of a whole answer; `per_token` when there were at least two tokens.
+    pub fn tokens(&self, model: &ModelName, usage: &v1::Usage, per_token: Option<Duration>) {
+        self.prompt_tokens.get_or_create(&of(model)).inc_by(usage.prompt_tokens.into());
+        self.generation_tokens.get_or_create(&of(model)).inc_by(usage.completion_tokens.into());
+        if let Some(time) = per_token {
+            self.per_token.get_or_create(&of(model)).observe(time.as_secs_f64());
+        }
+    }
+
+    fn count(&self, model: &str, outcome: &str) {
+        self.requests.get_or_create(&vec![("model", model.to_owned()), ("outcome", outcome.to_owned())]).inc();
+    }
+}
+
+fn of(model: &ModelName) -> Labels {
+    vec![("model", model.to_string())]
+}
+
+/// The word of an item's source on the wire.
+pub fn wire_source(source: ItemSource) -> i32 {
+    v1::ItemSource::from(source).into()
+}

@@ -1,0 +1,143 @@
+//! The HTTP face: OpenAI's interface, as its clients speak it
+//! (platform.openai.com/docs/api-reference: chat, audio, models), and the probes of a process.
+//!
+//! It turns JSON and forms into a [`crate::request::Request`] and pieces of an answer into OpenAI's shapes; it decides
+//! nothing else. Fields that it does not know are ignored; fields that it knows and cannot honour are refused, so that
+//! no answer differs silently from what was asked for.
+
+mod body;
+mod chat;
+mod error;
+pub mod listen;
+mod models;
+mod speech;
+mod sse;
+
+use crate::admission::{Gate, Permit};
+use crate::config::HttpTimes;
+use crate::orchestrate::Orchestrator;
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use error::HttpError;
+use std::sync::Arc;
+use tokio::time::Instant;
+use tonic::metadata::MetadataMap;
+use tracing::Span;
+use triptych_core::limits::Limits;
+use triptych_core::{Failure, FailureClass, RequestId};
+use triptych_runtime::metrics::CONTENT_TYPE;
+use triptych_runtime::{MetricsRegistry, trace_context};
+
+/// What every route works with.
+#[derive(Clone)]
+pub struct Face(Arc<Parts>);
+
+/// The parts of a [`Face`].
+pub struct Parts {
+    /// Does the work.
+    pub orchestrator: Arc<Orchestrator>,
+    /// What a request may ask.
+    pub limits: Limits,
+    /// Lets requests in.
+    pub gate: Gate,
+    /// Patience with clients.
+    pub times: HttpTimes,
+    /// For `/metrics`.
+    pub registry: MetricsRegistry,
+}
+
+impl std::ops::Deref for Face {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
+/// A request that was let in, before its body is read.
+struct Call {
+    id: RequestId,
+    arrived: Instant,
+    deadline: Instant,
+    permit: Permit,
+    span: Span,
+}
+
+impl Face {
+    /// Wraps the parts.
+    pub fn new(parts: Parts) -> Self {
+        Self(Arc::new(parts))
+    }
+
+    /// All routes.
+    pub fn routes(self) -> Router {
+        Router::new()
+            .route("/v1/chat/completions", post(chat::complete))
+            .route("/v1/audio/transcriptions", post(speech::transcribe))
+            .route("/v1/audio/translations", post(speech::translate))
+            .route("/v1/models", get(models::list))
+            .route("/v1/models/{*id}", get(models::one))
+            .route("/healthz", get(async || "ok\n"))
+            .route("/readyz", get(ready))
+            .route("/metrics", get(metrics))
+            .fallback(no_route)
+            .method_not_allowed_fallback(wrong_method)
+            .layer(middleware::from_fn(name_request))
+            // The body's own reader holds the limit, and says it in OpenAI's shape.
+            .layer(DefaultBodyLimit::disable())
+            .with_state(self)
+    }
+
+    /// Lets a request in.
+    fn admit(&self, request: &Request) -> Result<Call, HttpError> {
+        let permit = self.gate.enter()?;
+        let id = request.extensions().get::<RequestId>().copied();
+        let id = id.unwrap_or_else(|| RequestId::from_bits(rand::random()));
+        let span = tracing::info_span!("request", request_id = %id, face = "http");
+        trace_context::adopt(&span, &MetadataMap::from_headers(request.headers().clone()));
+        let arrived = Instant::now();
+        Ok(Call { id, arrived, deadline: arrived + self.limits.max_request_time, permit, span })
+    }
+
+    /// Counts a request that is refused before a model is chosen for it.
+    fn refused(&self, error: &HttpError) {
+        self.orchestrator.observer.refused(&error.failure);
+    }
+
+    fn is_ready(&self) -> bool {
+        self.orchestrator.fleet.catalog().is_ready() && !self.orchestrator.drain.is_stopping()
+    }
+}
+
+/// Gives every request its id, and every response the id of its request.
+async fn name_request(mut request: Request, next: Next) -> Response {
+    let id = RequestId::from_bits(rand::random());
+    request.extensions_mut().insert(id);
+    let mut response = next.run(request).await;
+    if let Ok(value) = HeaderValue::from_str(&id.to_string()) {
+        response.headers_mut().insert("x-request-id", value);
+    }
+    response
+}
+
+async fn ready(State(face): State<Face>) -> impl IntoResponse {
+    if face.is_ready() { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
+}
+
+async fn metrics(State(face): State<Face>) -> impl IntoResponse {
+    face.orchestrator.observer.running(face.gate.n_inside());
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], face.registry.encode())
+}
+
+async fn no_route(method: Method, uri: Uri) -> HttpError {
+    Failure::new(FailureClass::NotFound, format!("there is no {method} {}", uri.path())).into()
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> HttpError {
+    let message = format!("{method} is not allowed on {}", uri.path());
+    HttpError { status: StatusCode::METHOD_NOT_ALLOWED, failure: Failure::invalid(message) }
+}

@@ -1,0 +1,98 @@
+//! Reads request bodies with a limit on size, on silence, and on time: a declared length over the limit is refused
+//! before a byte is read, and a body that trickles is given up.
+
+use super::error::HttpError;
+use super::{Call, Face};
+use axum::body::Body;
+use axum::http::{HeaderMap, StatusCode, header};
+use bytes::{Bytes, BytesMut};
+use futures::{Stream, StreamExt, stream};
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+use tokio::time::{Instant, timeout_at};
+use triptych_core::{Failure, FailureClass};
+
+/// Why a body could not be read.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub(super) enum BodyError {
+    #[error("the body has {len} bytes or more, the limit is {limit}")]
+    TooLarge { len: u64, limit: usize },
+    #[error("the body did not arrive in time")]
+    Slow,
+    #[error("the body broke off")]
+    Broken,
+}
+
+impl From<BodyError> for HttpError {
+    fn from(e: BodyError) -> Self {
+        match e {
+            BodyError::TooLarge { .. } => Failure::new(FailureClass::TooLarge, e.to_string()).into(),
+            BodyError::Slow => {
+                Self { status: StatusCode::REQUEST_TIMEOUT, failure: Failure::invalid(e.to_string()) }
+            }
+            BodyError::Broken => Failure::invalid(e.to_string()).into(),
+        }
+    }
+}
+
+/// Refuses a declared length over the limit.
+pub(super) fn check_declared(headers: &HeaderMap, limit: usize) -> Result<(), BodyError> {
+    let declared = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+    match declared {
+        Some(len) if len > limit as u64 => Err(BodyError::TooLarge { len, limit }),
+        _ => Ok(()),
+    }
+}
+
+/// The pieces of a body as they come. The first error is the last item.
+pub(super) fn pieces(
+    face: &Face,
+    call: &Call,
+    body: Body,
+) -> impl Stream<Item = Result<Bytes, BodyError>> + Send + use<> {
+    let (limit, idle, deadline) = (face.limits.max_body_bytes, face.times.body_idle, call.deadline);
+    stream::unfold(Some((body.into_data_stream(), 0usize)), move |state| async move {
+        let (mut body, received) = state?;
+        let until = (Instant::now() + idle).min(deadline);
+        let piece = match timeout_at(until, body.next()).await {
+            Err(_) => Err(BodyError::Slow),
+            Ok(None) => return None,
+            Ok(Some(Err(_))) => Err(BodyError::Broken),
+            Ok(Some(Ok(piece))) => Ok(piece),
+        };
+        let received = received.saturating_add(piece.as_ref().map_or(0, Bytes::len));
+        match piece {
+            Ok(_) if received > limit => {
+                Some((Err(BodyError::TooLarge { len: received as u64, limit }), None))
+            }
+            Ok(piece) => Some((Ok(piece), Some((body, received)))),
+            Err(e) => Some((Err(e), None)),
+        }
+    })
+}
+
+/// Reads a JSON body. Its errors name the field, the line and the column.
+pub(super) async fn json<T: DeserializeOwned>(
+    face: &Face,
+    call: &Call,
+    (headers, body): (&HeaderMap, Body),
+) -> Result<T, HttpError> {
+    check_declared(headers, face.limits.max_body_bytes)?;
+    let mut bytes = BytesMut::new();
+    let mut pieces = std::pin::pin!(pieces(face, call, body));
+    while let Some(piece) = pieces.next().await {
+        bytes.extend_from_slice(&piece?);
+    }
+    if bytes.is_empty() {
+        return Err(Failure::invalid("the body is empty, expected is JSON").into());
+    }
+    let mut reader = serde_json::Deserializer::from_slice(&bytes);
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|e| {
+        let path = e.path().to_string();
+        let failure = Failure::invalid(format!("the body is not the JSON that is expected: {}", e.inner()));
+        // A single dot stands for the body itself.
+        if path == "." { failure } else { failure.with_param(path) }
+    })?;
+    reader.end().map_err(|e| Failure::invalid(format!("the body goes on after its JSON: {e}")))?;
+    Ok(value)
+}

@@ -1,0 +1,96 @@
+//! Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use triptych_core::{Failure, FailureClass};
+use triptych_runtime::status::{RETRY_AFTER, http_status};
+
+/// A failure with its HTTP status: the table's, or one that only HTTP knows (405, 408).
+#[derive(Debug)]
+pub(super) struct HttpError {
+    pub(super) status: StatusCode,
+    pub(super) failure: Failure,
+}
+
+impl From<Failure> for HttpError {
+    fn from(failure: Failure) -> Self {
+        Self { status: http_status(failure.class), failure }
+    }
+}
+
+/// The body of an error response, and the data of an error event.
+#[derive(Debug, Serialize)]
+pub(super) struct ErrorBody<'a> {
+    error: ErrorFields<'a>,
+}
+
+#[derive(Debug, Serialize)]
+struct ErrorFields<'a> {
+    message: &'a str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    param: Option<&'a str>,
+    code: Option<&'static str>,
+}
+
+impl<'a> From<&'a Failure> for ErrorBody<'a> {
+    fn from(failure: &'a Failure) -> Self {
+        let kind = match failure.class {
+            FailureClass::InvalidArgument | FailureClass::NotFound | FailureClass::TooLarge => {
+                "invalid_request_error"
+            }
+            FailureClass::PermissionDenied => "permission_error",
+            FailureClass::Overloaded => "rate_limit_error",
+            FailureClass::DeadlineExceeded => "timeout_error",
+            FailureClass::Cancelled
+            | FailureClass::Unavailable
+            | FailureClass::Mismatch
+            | FailureClass::Internal => "server_error",
+        };
+        let param = failure.param.as_deref();
+        let code = match failure.class {
+            FailureClass::InvalidArgument => None,
+            FailureClass::NotFound if param == Some("model") => Some("model_not_found"),
+            class => Some(class.as_str()),
+        };
+        Self { error: ErrorFields { message: &failure.message, kind, param, code } }
+    }
+}
+
+impl IntoResponse for HttpError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(ErrorBody::from(&self.failure))).into_response();
+        if self.failure.class.is_retryable() {
+            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER.as_secs().into());
+        }
+        // The rest of a body that was too long or too slow is not waited for.
+        if matches!(self.status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_words_or_null() {
+        let cases = [
+            (FailureClass::InvalidArgument, Some("n"), None),
+            (FailureClass::NotFound, Some("model"), Some("model_not_found")),
+            (FailureClass::NotFound, None, Some("not_found")),
+            (FailureClass::Overloaded, None, Some("overloaded")),
+        ];
+        for (class, param, code) in cases {
+            let failure = Failure { param: param.map(str::to_owned), ..Failure::new(class, "m") };
+            let body = serde_json::to_value(ErrorBody::from(&failure)).unwrap();
+            assert_eq!(body["error"]["code"], serde_json::json!(code));
+            assert_eq!(body["error"]["param"], serde_json::json!(param));
+            assert_eq!(body["error"]["message"], "m");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! `GET /v1/models` and `/v1/models/{id}`.
+
+use super::Face;
+use super::error::HttpError;
+use crate::fleet::catalog::Served;
+use axum::Json;
+use axum::extract::{Path, State};
+use serde::Serialize;
+use std::collections::BTreeSet;
+use triptych_core::ModelName;
+
+#[derive(Serialize)]
+pub(super) struct List {
+    object: &'static str,
+    data: Vec<Model>,
+}
+
+/// OpenAI's fields, and what a client would like to know besides.
+#[derive(Serialize)]
+pub(super) struct Model {
+    id: String,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    max_model_len: u32,
+    modalities: Vec<&'static str>,
+}
+
+impl From<&Served> for Model {
+    fn from(m: &Served) -> Self {
+        Self {
+            id: m.name.to_string(),
+            object: "model",
+            created: m.created_s,
+            owned_by: "triptych",
+            max_model_len: m.max_context,
+            modalities: m.edition.keys().map(|m| m.as_str()).collect(),
+        }
+    }
+}
+
+pub(super) async fn list(State(face): State<Face>) -> Json<List> {
+    let catalog = face.orchestrator.fleet.catalog();
+    Json(List { object: "list", data: catalog.models().into_values().map(Model::from).collect() })
+}
+
+pub(super) async fn one(State(face): State<Face>, Path(id): Path<String>) -> Result<Json<Model>, HttpError> {
+    let catalog = face.orchestrator.fleet.catalog();
+    let name = ModelName::new(id);
+    match catalog.models().get(&name) {
+        Some(served) => Ok(Json(Model::from(*served))),
+        // The same words as for a request that names it.
+        None => match catalog.choose(Some(&name), &BTreeSet::new()) {
+            Err(failure) => Err(failure.into()),
+            Ok(route) => Ok(Json(Model::from(&route.served))),
+        },
+    }
+}

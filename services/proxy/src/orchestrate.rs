@@ -1,0 +1,202 @@
+//! A request's life in the proxy: choose a model, get its items encoded, hand hashes to a PD worker, stream back.
+//!
+//! Each request is one task. It ends when its answer is complete, when its time is up, when the process gives up
+//! on running work, or as soon as nobody reads the answer any more; whatever it held is dropped with it. Nothing here
+//! knows which face the request came from.
+
+mod decode;
+
+use crate::admission::Permit;
+use crate::encode::{Encoded, Encodes};
+use crate::fleet::Fleet;
+use crate::fleet::catalog::Route;
+use crate::items::Materials;
+use crate::observe::Observer;
+use crate::request::{Request, param_of_item};
+use decode::Decoding;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+use tracing::Instrument;
+use triptych_core::{Failure, FailureClass, ItemIdx, Modality, ModelName, RequestId};
+use triptych_proto::v1;
+use triptych_runtime::Drain;
+
+/// Pieces of an answer that may wait for a slow reader before the PD worker's stream is left to wait too.
+const READ_AHEAD: usize = 64;
+/// How long a failure waits for a reader that does not read.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// A piece of an answer.
+#[derive(Clone, Debug)]
+pub enum Piece {
+    /// New text.
+    Delta(v1::Delta),
+    /// The end.
+    Summary(v1::Summary),
+}
+
+/// An answer as it comes. Dropping it ends the work on it.
+#[derive(Debug)]
+pub struct Answer {
+    /// The request.
+    pub request_id: RequestId,
+    /// The model that answers.
+    pub model: ModelName,
+    pieces: mpsc::Receiver<Result<Piece, Failure>>,
+    ended: bool,
+}
+
+impl Answer {
+    /// The next piece. After a summary or a failure there is none; before, there always is one.
+    pub async fn next(&mut self) -> Option<Result<Piece, Failure>> {
+        if self.ended {
+            return None;
+        }
+        let lost = || Err(Failure::internal("the task of a request ended without a word"));
+        let piece = self.pieces.recv().await.unwrap_or_else(lost);
+        self.ended = matches!(piece, Ok(Piece::Summary(_)) | Err(_));
+        Some(piece)
+    }
+}
+
+/// What requests are worked on with.
+pub struct Orchestrator {
+    /// The workers.
+    pub fleet: Arc<Fleet>,
+    /// Encoder jobs in flight.
+    pub encodes: Encodes,
+    /// Makes jobs of items.
+    pub materials: Materials,
+    /// Metrics.
+    pub observer: Observer,
+    /// The process's end.
+    pub drain: Drain,
+}
+
+impl Orchestrator {
+    /// Checks a request, chooses its model, and sets to work.
+    ///
+    /// # Errors
+    /// [`Failure`] if the request is refused; then nothing was begun.
+    pub fn start(self: &Arc<Self>, mut request: Request, permit: Permit) -> Result<Answer, Failure> {
+        let route = self.admit(&mut request).inspect_err(|failure| self.observer.refused(failure))?;
+        let (sender, pieces) = mpsc::channel(READ_AHEAD);
+        let answer =
+            Answer { request_id: request.id, model: route.served.name.clone(), pieces, ended: false };
+        let work = Work { orchestrator: Arc::clone(self), request, route, sender };
+        let task = async move {
+            work.run().await;
+            drop(permit);
+        };
+        self.drain.tasks().spawn(task.in_current_span());
+        Ok(answer)
+    }
+
+    fn admit(&self, request: &mut Request) -> Result<Route, Failure> {
+        request.check(&self.materials.limits)?;
+        let needs = request.modalities();
+        let route = self.fleet.catalog().choose(request.model.as_ref(), &needs).map_err(|failure| {
+            // Which item does not fit says more than that the model does not.
+            let alien = |f: &Failure| f.class == FailureClass::InvalidArgument && request.items.len() == 1;
+            if alien(&failure) { failure.with_param(&*request.items[0].param) } else { failure }
+        })?;
+        if route.fingerprint(Modality::Text).is_some() {
+            request.move_encoder_text_to_items()?;
+        } else if matches!(request.prompt, triptych_core::prompt::Prompt::Explicit { encoder: Some(_), .. }) {
+            let message = format!("model {:?} has no text encoder, so it takes no encoder prompt", route.served.name);
+            return Err(Failure::invalid(message).with_param("prompt.explicit.encoder"));
+        }
+        let n_items = request.items.len();
+        match route.served.max_items {
+            Some(limit) if n_items > limit as usize => Err(Failure::invalid(format!(
+                "the request has {n_items} items, the limit of model {:?} is {limit}",
+                route.served.name
+            ))
+            .with_param("items")),
+            _ => Ok(route),
+        }
+    }
+}
+
+/// One request on its way.
+struct Work {
+    orchestrator: Arc<Orchestrator>,
+    request: Request,
+    route: Route,
+    sender: mpsc::Sender<Result<Piece, Failure>>,
+}
+
+impl Work {
+    async fn run(self) {
+        let abort = self.orchestrator.drain.abort_token();
+        let deadline = self.request.deadline;
+        let outcome = tokio::select! {
+            done = timeout_at(deadline, self.stages()) => done.unwrap_or_else(|_| Err(self.out_of_time())),
+            () = self.sender.closed() => Err(Failure::new(FailureClass::Cancelled, "the caller went away")),
+            () = abort.cancelled() => Err(Failure::unavailable("the server is stopping")),
+        };
+        let observer = &self.orchestrator.observer;
+        observer.ended(&self.route.served.name, outcome.as_ref().map(|_| ()), self.request.arrived);
+        let last = match outcome {
+            Ok(summary) => Ok(Piece::Summary(summary)),
+            Err(failure) => {
+                report(&failure);
+                Err(self.request.localise(failure))
+            }
+        };
+        // A reader that never comes must not hold the task.
+        let _ = self.sender.send_timeout(last, LAST_WORDS).await;
+    }
+
+    async fn stages(&self) -> Result<v1::Summary, Failure> {
+        let Orchestrator { encodes, materials, observer, .. } = &*self.orchestrator;
+        let jobs = materials.jobs(&self.request, &self.route).await?;
+        let encoded = encodes.all(&jobs).await.map_err(|(i, failure)| at_item(failure, i))?;
+        observer.items(&encoded);
+        Decoding::new(self, jobs, encoded).run().await
+    }
+
+    fn out_of_time(&self) -> Failure {
+        let limit = self.request.deadline.duration_since(self.request.arrived);
+        let message = format!("the request was not answered within {} s", limit.as_secs_f32());
+        Failure::new(FailureClass::DeadlineExceeded, message)
+    }
+
+    /// Sends a piece; waits for a slow reader. An error if nobody reads any more.
+    async fn send(&self, delta: v1::Delta) -> Result<(), Failure> {
+        let gone = |_| Failure::new(FailureClass::Cancelled, "the caller went away");
+        self.sender.send(Ok(Piece::Delta(delta))).await.map_err(gone)
+    }
+
+    fn elapsed(&self) -> Duration {
+        Instant::now().saturating_duration_since(self.request.arrived)
+    }
+}
+
+/// An encoder that refuses an item names the item, unless it names a setting.
+fn at_item(failure: Failure, i: usize) -> Failure {
+    match failure.param {
+        None => failure.with_param(param_of_item(ItemIdx(i as u32))),
+        Some(_) => failure,
+    }
+}
+
+/// Tells the operator of failures that are not the client's. No message: it may quote the request.
+fn report(failure: &Failure) {
+    let (class, detail) = (failure.class.as_str(), failure.detail.as_deref());
+    match failure.class {
+        FailureClass::Internal | FailureClass::Mismatch => tracing::error!(class, detail, "request failed"),
+        FailureClass::Unavailable | FailureClass::DeadlineExceeded => {
+            tracing::warn!(class, detail, message = %failure.message, "request failed");
+        }
+        _ => tracing::info!(class, detail, "request ended"),
+    }
+}
+
+/// The stages before the PD worker, for the slowest item of those that were encoded for this request.
+fn encode_times(encoded: &[Encoded]) -> triptych_core::lifetime::StageTimes {
+    let slowest = encoded.iter().max_by_key(|one| one.times.queue + one.times.encode + one.times.publish);
+    slowest.map(|one| one.times).unwrap_or_default()
+}

@@ -1,0 +1,241 @@
+//! A request as both faces hand it over: parsed, not yet trusted.
+//!
+//! [`Request::check`] holds it against the limits by what it *declares*, before anything is fetched or decoded.
+//! Each item remembers the name its sender knows it by, so that an error names the sender's own field.
+
+mod prompt;
+
+use bytes::Bytes;
+use std::collections::BTreeSet;
+use tokio::time::Instant;
+use triptych_core::limits::Limits;
+use triptych_core::prompt::{Prompt, TextOrTokens};
+use triptych_core::{Failure, FailureClass, ItemIdx, Modality, ModelName, RequestId};
+use triptych_proto::convert::{SamplingFields, sampling_from_wire};
+use triptych_proto::v1;
+
+/// Longest item URL in bytes.
+const MAX_URL_BYTES: usize = 8 << 10;
+
+/// What a client asks for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Its name in logs, spans and answers.
+    pub id: RequestId,
+    /// When it arrived.
+    pub arrived: Instant,
+    /// When its answer must be complete.
+    pub deadline: Instant,
+    /// The model asked for; `None`: the one that fits.
+    pub model: Option<ModelName>,
+    /// What the decoder reads first.
+    pub prompt: Prompt,
+    /// Images and sounds, in the order that parts name them.
+    pub items: Vec<Item>,
+    /// How tokens are chosen. What is open stays open: the defaults are the model's, and the PD worker knows them.
+    pub sampling: v1::Sampling,
+}
+
+/// An image, a sound, or a text for the encoder.
+#[derive(Clone, Debug)]
+pub struct Item {
+    /// Its kind.
+    pub modality: Modality,
+    /// Where its bytes are.
+    pub source: Source,
+    /// What the sender calls it: `items[0]`, `messages[0].content[1].image_url`, `file`.
+    pub param: String,
+}
+
+/// Where an item's bytes are.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Here.
+    Bytes(Bytes),
+    /// Here, as base64 that is not decoded yet.
+    Base64(Bytes),
+    /// Behind an http(s) URL.
+    Url(String),
+}
+
+impl Source {
+    /// Bytes the item will have, as far as it says. `None` behind a URL.
+    fn declared_len(&self) -> Option<usize> {
+        match self {
+            Self::Bytes(bytes) => Some(bytes.len()),
+            Self::Base64(text) => Some(text.len() / 4 * 3),
+            Self::Url(_) => None,
+        }
+    }
+}
+
+impl Request {
+    /// Holds the request against the limits and against itself, without reading an item.
+    ///
+    /// # Errors
+    /// [`Failure`] that names the field, its value, and what is allowed.
+    pub fn check(&self, limits: &Limits) -> Result<(), Failure> {
+        sampling_from_wire(
+            self.sampling.clone(),
+            SamplingFields { temperature: 1.0, top_p: 1.0, top_k: None },
+        )?;
+        let n_items = self.items.len();
+        if n_items > limits.max_items {
+            let message = format!("the request has {n_items} items, the limit is {}", limits.max_items);
+            return Err(Failure::invalid(message).with_param("items"));
+        }
+        self.items.iter().try_for_each(|item| item.check(limits))?;
+        prompt::check(&self.prompt, &self.items)
+    }
+
+    /// The kinds of items it has.
+    pub fn modalities(&self) -> BTreeSet<Modality> {
+        self.items.iter().map(|item| item.modality).collect()
+    }
+
+    /// Answers asked for.
+    pub fn n_choices(&self) -> u32 {
+        self.sampling.n.unwrap_or(1)
+    }
+
+    /// For a model that encodes text: the text meant for the encoder becomes an item, and so is encoded, cached and
+    /// shared as any other.
+    ///
+    /// # Errors
+    /// [`Failure`] for token ids, which are no item.
+    pub fn move_encoder_text_to_items(&mut self) -> Result<(), Failure> {
+        let (text, decoder) = match &mut self.prompt {
+            Prompt::Singleton(text) if self.items.is_empty() => (text.clone(), TextOrTokens::Tokens(Vec::new())),
+            Prompt::Explicit { encoder: Some(text), decoder } => (text.clone(), decoder.clone()),
+            _ => return Ok(()),
+        };
+        let TextOrTokens::Text(text) = text else {
+            return Err(Failure::invalid("the encoder's prompt is token ids, it must be text").with_param("prompt"));
+        };
+        self.items.push(Item {
+            modality: Modality::Text,
+            source: Source::Bytes(text.into()),
+            param: "prompt".into(),
+        });
+        self.prompt = Prompt::Explicit { encoder: None, decoder };
+        Ok(())
+    }
+
+    /// Puts the sender's name of an item in the place of the cluster's `items[i]`.
+    pub fn localise(&self, failure: Failure) -> Failure {
+        let item = failure.param.as_deref().and_then(item_of_param).and_then(|i| self.items.get(i.0 as usize));
+        match item {
+            Some(item) => failure.with_param(item.param.clone()),
+            None => failure,
+        }
+    }
+}
+
+impl Item {
+    fn check(&self, limits: &Limits) -> Result<(), Failure> {
+        if let Source::Url(url) = &self.source
+            && url.len() > MAX_URL_BYTES
+        {
+            let message = format!("the URL has {} bytes, the limit is {MAX_URL_BYTES}", url.len());
+            return Err(Failure::invalid(message).with_param(&*self.param));
+        }
+        match self.source.declared_len() {
+            Some(len) => check_len(len, limits).map_err(|f| f.with_param(&*self.param)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Holds the length of an item against its limit.
+///
+/// # Errors
+/// [`Failure`] with length and limit.
+pub fn check_len(len: usize, limits: &Limits) -> Result<(), Failure> {
+    match len {
+        0 => Err(Failure::invalid("the item is empty: it has 0 bytes")),
+        len if len > limits.max_item_bytes => Err(too_large(len, limits)),
+        _ => Ok(()),
+    }
+}
+
+/// An item over the limit; `len` is what is known of its length.
+pub fn too_large(len: usize, limits: &Limits) -> Failure {
+    let message = format!("the item has {len} bytes or more, the limit is {}", limits.max_item_bytes);
+    Failure::new(FailureClass::TooLarge, message)
+}
+
+/// The cluster's name for an item.
+pub fn param_of_item(idx: ItemIdx) -> String {
+    format!("items[{}]", idx.0)
+}
+
+/// Reads [`param_of_item`] back.
+pub fn item_of_param(param: &str) -> Option<ItemIdx> {
+    param.strip_prefix("items[")?.strip_suffix(']')?.parse().ok().map(ItemIdx)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(items: Vec<Item>) -> Request {
+        let now = Instant::now();
+        Request {
+            id: RequestId::from_bits(1),
+            arrived: now,
+            deadline: now,
+            model: None,
+            prompt: Prompt::Singleton(TextOrTokens::Text("x".into())),
+            items,
+            sampling: v1::Sampling::default(),
+        }
+    }
+
+    fn image(source: Source) -> Item {
+        Item { modality: Modality::Image, source, param: "here".into() }
+    }
+
+    #[test]
+    fn declared_sizes_are_held_before_anything_is_read() {
+        let limits = Limits { max_item_bytes: 30, max_items: 2, ..Limits::default() };
+        let bytes = |n: usize| image(Source::Bytes(vec![0; n].into()));
+        let base64 = |n: usize| image(Source::Base64(vec![b'A'; n].into()));
+        let cases = [
+            (vec![bytes(30)], None),
+            (vec![bytes(31)], Some("the item has 31 bytes or more, the limit is 30")),
+            (vec![bytes(0)], Some("the item is empty: it has 0 bytes")),
+            (vec![base64(40)], None),
+            (vec![base64(44)], Some("the item has 33 bytes or more, the limit is 30")),
+            (vec![bytes(1), bytes(1), bytes(1)], Some("the request has 3 items, the limit is 2")),
+            (
+                vec![image(Source::Url("x".repeat(9000)))],
+                Some("the URL has 9000 bytes, the limit is 8192"),
+            ),
+        ];
+        for (items, expect) in cases {
+            let found = request(items).check(&limits).err().map(|f| f.message);
+            assert_eq!(found.as_deref(), expect);
+        }
+    }
+
+    #[test]
+    fn an_item_is_named_as_its_sender_names_it() {
+        let request = request(vec![image(Source::Url("http://a".into()))]);
+        let named = |param: &str| request.localise(Failure::invalid("x").with_param(param)).param.unwrap();
+        assert_eq!(named("items[0]"), "here");
+        assert_eq!(named("items[1]"), "items[1]");
+        assert_eq!(named("top_p"), "top_p");
+        assert_eq!(item_of_param(&param_of_item(ItemIdx(7))), Some(ItemIdx(7)));
+    }
+
+    #[test]
+    fn text_for_the_encoder_becomes_an_item() {
+        let mut one = request(vec![]);
+        one.move_encoder_text_to_items().unwrap();
+        assert_eq!(one.items[0].modality, Modality::Text);
+        assert!(matches!(one.prompt, Prompt::Explicit { encoder: None, .. }));
+        let mut tokens = request(vec![]);
+        tokens.prompt = Prompt::Singleton(TextOrTokens::Tokens(vec![1]));
+        assert!(tokens.move_encoder_text_to_items().is_err());
+    }
+}

@@ -1,0 +1,89 @@
+//! Calls to workers: the time they get, the trace they belong to, and what their failures mean.
+
+use crate::request::item_of_param;
+use std::error::Error;
+use tokio::time::Instant;
+use tonic::{Code, Status};
+use triptych_core::{Failure, FailureClass, ItemIdx};
+use triptych_runtime::status::{CLASS_KEY, from_status};
+use triptych_runtime::trace_context;
+
+/// Metadata key with which a PD worker names the item whose encoder output it did not find, or found corrupt: its
+/// index, in decimal. The status is Unavailable; a parameter `items[i]` on an Unavailable status says the same.
+pub const MISSING_ITEM_KEY: &str = "triptych-missing-item";
+
+/// A message for a worker, in the current trace, with the time that is left.
+pub fn outgoing<T>(message: T, deadline: Instant) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    trace_context::inject(request.metadata_mut());
+    request.set_timeout(deadline.saturating_duration_since(Instant::now()));
+    request
+}
+
+/// A call that failed.
+#[derive(Debug)]
+pub struct CallFailure {
+    /// What it means to the request.
+    pub failure: Failure,
+    /// Whether the worker itself could not be reached or went away, as against an answer that it gave.
+    pub broken: bool,
+    /// The item that the worker did not find.
+    pub missing: Option<ItemIdx>,
+}
+
+impl From<Status> for CallFailure {
+    fn from(status: Status) -> Self {
+        let answered = status.metadata().contains_key(CLASS_KEY);
+        let mut failure = from_status(&status);
+        // What the transport reports comes with its cause, under codes as different as Unknown, Internal, Cancelled.
+        let broken = !answered && (status.source().is_some() || status.code() == Code::Unavailable);
+        if broken && status.code() != Code::DeadlineExceeded {
+            failure = Failure::unavailable("a worker could not be reached").with_detail(&status);
+        }
+        let missing = missing_item(&status, &failure);
+        Self { failure, broken, missing }
+    }
+}
+
+impl From<Failure> for CallFailure {
+    fn from(failure: Failure) -> Self {
+        Self { failure, broken: false, missing: None }
+    }
+}
+
+fn missing_item(status: &Status, failure: &Failure) -> Option<ItemIdx> {
+    let by_key = status.metadata().get(MISSING_ITEM_KEY).and_then(|v| v.to_str().ok()?.parse().ok().map(ItemIdx));
+    let by_param = || match failure.class {
+        FailureClass::Unavailable => failure.param.as_deref().and_then(item_of_param),
+        _ => None,
+    };
+    by_key.or_else(by_param)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use triptych_runtime::status::to_status;
+
+    #[test]
+    fn answers_and_broken_connections_are_told_apart() {
+        let answer = CallFailure::from(to_status(&Failure::unavailable("the store is away")));
+        assert!(!answer.broken);
+        assert_eq!(answer.failure.message, "the store is away");
+        assert!(CallFailure::from(Status::unavailable("refused")).broken);
+        let reset = Status::from_error(Box::new(std::io::Error::from(std::io::ErrorKind::ConnectionReset)));
+        let reset = CallFailure::from(reset);
+        assert!(reset.broken && reset.failure.class == FailureClass::Unavailable);
+    }
+
+    #[test]
+    fn a_missing_item_is_named_by_key_or_parameter() {
+        let by_param = to_status(&Failure::unavailable("gone").with_param("items[3]"));
+        assert_eq!(CallFailure::from(by_param).missing, Some(ItemIdx(3)));
+        let mut by_key = to_status(&Failure::unavailable("gone"));
+        by_key.metadata_mut().insert(MISSING_ITEM_KEY, 2.into());
+        assert_eq!(CallFailure::from(by_key).missing, Some(ItemIdx(2)));
+        let wrong_item = to_status(&Failure::invalid("not an image").with_param("items[3]"));
+        assert_eq!(CallFailure::from(wrong_item).missing, None);
+    }
+}

@@ -1,0 +1,68 @@
+//! A worker's gRPC server from ready to drained: health, reflection and the service, with one order of events.
+
+use crate::admin::Readiness;
+use crate::drain::{Drain, DrainTimes};
+use crate::grpc;
+use http::{Request, Response};
+use std::convert::Infallible;
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tower::Service;
+
+/// A server that could not start, or ended by itself.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The transport failed.
+    #[error("gRPC server: {0}")]
+    Transport(#[from] tonic::transport::Error),
+    /// The reflection service cannot be built.
+    #[error("gRPC reflection: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+    /// Its task died.
+    #[error("gRPC server ended early: {0}")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+/// Serves until the process has drained. Health says SERVING from the first moment to the beginning of drain.
+///
+/// # Errors
+/// [`ServeError`] if the server ends before it was told to.
+pub async fn serve<S>(
+    service: S,
+    listener: TcpListener,
+    readiness: Readiness,
+    drain: Drain,
+) -> Result<(), ServeError>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+        + NamedService
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+    S::Future: Send + 'static,
+{
+    let (health, health_service) = tonic_health::server::health_reporter();
+    grpc::set_health(&health, S::NAME, true).await;
+    readiness.set_loaded();
+    let stopping = drain.clone();
+    tokio::spawn(async move {
+        stopping.stopping().await;
+        grpc::set_health(&health, S::NAME, false).await;
+    });
+    let (v1, v1alpha) = grpc::reflection()?;
+    let serving = grpc::server()
+        .add_service(health_service)
+        .add_service(v1)
+        .add_service(v1alpha)
+        .add_service(service)
+        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), drain.closing());
+    let server = drain.tasks().spawn(serving);
+    tokio::select! {
+        () = drain.finish(DrainTimes::default()) => Ok(()),
+        ended = server => Ok(ended??),
+    }
+}

@@ -1,0 +1,227 @@
+//! Flags that several commands share, and the same flags written down again for child processes.
+//!
+//! Every flag of a role can also come from a `TRIPTYCH_*` variable; a flag wins over its variable.
+
+use crate::error::{CliError, chain};
+use clap::builder::FalseyValueParser;
+use clap::{Args, ValueEnum};
+use std::ffi::OsString;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use triptych_core::DType;
+use triptych_core::limits::Limits;
+use triptych_ec::{EcError, EcSetting, EcStore};
+use triptych_kernels::cpu::Precision;
+use triptych_models::LoadFormat;
+use triptych_models::compute::ComputeConfig;
+use triptych_runtime::telemetry::TelemetryConfig;
+
+/// How a process tells what it does.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Logs and traces")]
+pub struct LogArgs {
+    /// What to log, as in `info,triptych_engine=debug`
+    #[arg(long, value_name = "FILTER", env = "TRIPTYCH_LOG", default_value = "info,h2=warn,hyper=warn")]
+    pub log: String,
+    /// Log one JSON object a line
+    #[arg(long, env = "TRIPTYCH_LOG_JSON", value_parser = FalseyValueParser::new())]
+    pub log_json: bool,
+    /// Export spans to this OTLP/gRPC collector, as in `http://127.0.0.1:4317`
+    #[arg(long, value_name = "URL", env = "TRIPTYCH_OTLP")]
+    pub otlp: Option<String>,
+}
+
+impl LogArgs {
+    /// Settings of `runtime::telemetry`.
+    pub fn telemetry(&self, role: &str) -> TelemetryConfig {
+        TelemetryConfig {
+            role: role.to_owned(),
+            filter: self.log.clone(),
+            json: self.log_json,
+            otlp_endpoint: self.otlp.clone(),
+        }
+    }
+
+    /// The flags, for a child.
+    pub fn to_flags(&self) -> Vec<OsString> {
+        let mut flags: Vec<OsString> = vec!["--log".into(), self.log.clone().into()];
+        if self.log_json {
+            flags.push("--log-json".into());
+        }
+        if let Some(url) = &self.otlp {
+            flags.extend(["--otlp".into(), url.into()]);
+        }
+        flags
+    }
+}
+
+/// Which models a worker serves, and how it computes.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Models")]
+pub struct ModelArgs {
+    /// A Hugging Face directory, or a model id of the hub; repeat for several models. `NAME=` sets the name that
+    /// clients use
+    #[arg(long = "model", value_name = "[NAME=]DIR_OR_HUB_ID", env = "TRIPTYCH_MODEL")]
+    pub models: Vec<String>,
+    /// How to compute
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
+
+/// How a worker computes.
+#[derive(Args, Clone, Debug)]
+pub struct ComputeArgs {
+    /// Where weights come from; `dummy` makes random ones from the configuration, for benchmarks
+    #[arg(long, value_name = "FORMAT", env = "TRIPTYCH_LOAD_FORMAT", default_value = "safetensors")]
+    pub load_format: LoadFormatArg,
+    /// Element type of weights, KV cache and encoder outputs
+    #[arg(long, value_name = "TYPE", env = "TRIPTYCH_PRECISION", default_value = "f32")]
+    pub precision: PrecisionArg,
+    /// Compute threads of each worker; 0: one for each core
+    #[arg(long, value_name = "N", env = "TRIPTYCH_THREADS", default_value_t = 0)]
+    pub threads: usize,
+}
+
+/// `--load-format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LoadFormatArg {
+    /// The directory's safetensors files.
+    Safetensors,
+    /// Random numbers.
+    Dummy,
+}
+
+impl From<LoadFormatArg> for LoadFormat {
+    fn from(arg: LoadFormatArg) -> Self {
+        match arg {
+            LoadFormatArg::Safetensors => Self::Safetensors,
+            LoadFormatArg::Dummy => Self::Dummy { seed: 0 },
+        }
+    }
+}
+
+/// `--precision`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PrecisionArg {
+    /// IEEE single precision.
+    F32,
+    /// bfloat16.
+    Bf16,
+}
+
+impl ComputeArgs {
+    /// Settings of `models::compute`.
+    pub fn config(&self) -> ComputeConfig {
+        let precision = match self.precision {
+            PrecisionArg::F32 => Precision::F32,
+            PrecisionArg::Bf16 => Precision::Bf16,
+        };
+        ComputeConfig { threads: self.threads, precision, ..ComputeConfig::default() }
+    }
+
+    /// Element type in which encoder outputs travel; encoders and PD workers must agree on it.
+    pub const fn encoder_dtype(&self) -> DType {
+        match self.precision {
+            PrecisionArg::F32 => DType::F32,
+            PrecisionArg::Bf16 => DType::Bf16,
+        }
+    }
+
+    /// The flags, for a child.
+    pub fn to_flags(&self) -> Vec<OsString> {
+        let name = |v: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
+            v().map_or_else(String::new, |v| v.get_name().to_owned())
+        };
+        vec![
+            "--load-format".into(),
+            name(&|| self.load_format.to_possible_value()).into(),
+            "--precision".into(),
+            name(&|| self.precision.to_possible_value()).into(),
+            "--threads".into(),
+            self.threads.to_string().into(),
+        ]
+    }
+}
+
+/// `--ec`: the setting as it was written, since only that text has the password, and its meaning.
+#[derive(Clone)]
+pub struct EcArg {
+    /// As written. Never print it.
+    pub text: String,
+    /// What it means.
+    pub setting: EcSetting,
+}
+
+impl FromStr for EcArg {
+    type Err = EcError;
+
+    fn from_str(text: &str) -> Result<Self, EcError> {
+        Ok(Self { text: text.to_owned(), setting: text.parse()? })
+    }
+}
+
+impl fmt::Debug for EcArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.setting.fmt(f)
+    }
+}
+
+/// The variable of `--ec`. Children get the setting through it, since a command line is everybody's to read.
+pub const EC_VARIABLE: &str = "TRIPTYCH_EC";
+
+/// The store that a role shares with the others.
+#[derive(Args, Clone, Debug)]
+pub struct SharedEcArgs {
+    /// Store of encoder outputs: `disk:DIR`, `redis://…`, `grpc://HOST:PORT` of a `triptych store`
+    #[arg(long, value_name = "STORE", env = EC_VARIABLE, hide_env_values = true)]
+    pub ec: EcArg,
+}
+
+impl SharedEcArgs {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`CliError::Setting`] for a store that the other processes cannot see, or that cannot be opened.
+    pub async fn open(&self, limits: &Limits) -> Result<Arc<dyn EcStore>, CliError> {
+        if self.ec.setting == EcSetting::Memory {
+            return Err(CliError::Setting(
+                "--ec memory would be this process's alone; run `triptych store` and give its address here, \
+                 as in --ec grpc://127.0.0.1:7400"
+                    .into(),
+            ));
+        }
+        triptych_ec::open(&self.ec.setting, limits).await.map_err(|e| CliError::Setting(chain(&e)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Flags {
+        #[command(flatten)]
+        log: LogArgs,
+        #[command(flatten)]
+        compute: ComputeArgs,
+    }
+
+    #[test]
+    fn flags_written_for_a_child_read_back_the_same() {
+        let args = ["x", "--log", "debug", "--log-json", "--otlp", "http://h:1", "--precision", "bf16"];
+        let first = Flags::parse_from(args);
+        let child = [first.log.to_flags(), first.compute.to_flags()].concat();
+        let second = Flags::parse_from(std::iter::once(OsString::from("x")).chain(child));
+        assert_eq!(format!("{first:?}"), format!("{second:?}"));
+        assert_eq!(second.compute.encoder_dtype(), DType::Bf16);
+    }
+
+    #[test]
+    fn the_store_setting_keeps_its_password_for_children_and_shows_it_to_nobody() {
+        let arg: EcArg = "redis://:s3cret@h:6379".parse().unwrap();
+        assert!(arg.text.contains("s3cret"));
+        assert!(!format!("{arg:?}").contains("s3cret"));
+    }
+}

@@ -1,0 +1,99 @@
+//! The commands and their help. Flags of several commands are in [`crate::args`].
+
+use crate::ask::AskArgs;
+use crate::role::encoder::EncoderArgs;
+use crate::role::pd::PdArgs;
+use crate::role::proxy::ProxyArgs;
+use crate::role::store::StoreArgs;
+use crate::up::UpArgs;
+use clap::{Parser, Subcommand};
+
+const EXAMPLES: &str = "\
+Examples:
+  triptych up                                       a whole cluster on this machine, with the sample models
+  triptych ask \"What is in this picture?\" --image scene.png
+  triptych ask --audio digits.wav
+
+`triptych COMMAND --help` has examples for each command.";
+
+/// Serves multimodal and encoder-decoder models with encode, prefill and decode apart.
+#[derive(Debug, Parser)]
+#[command(name = "triptych", version, after_help = EXAMPLES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Process id of the supervisor: end when it ends.
+    #[arg(long, global = true, hide = true)]
+    pub supervised_by: Option<u32>,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start a cluster on this machine: proxy, encoders, PD workers and store, watched and restarted
+    #[command(after_help = UP_EXAMPLES)]
+    Up(UpArgs),
+    /// Ask a running cluster, with pictures or a sound
+    #[command(after_help = ASK_EXAMPLES)]
+    Ask(AskArgs),
+    /// Run the front door alone: OpenAI's HTTP API and gRPC
+    #[command(after_help = PROXY_EXAMPLES)]
+    Proxy(ProxyArgs),
+    /// Run one encoder worker alone
+    #[command(after_help = ENCODER_EXAMPLES)]
+    Encoder(EncoderArgs),
+    /// Run one prefill/decode worker alone
+    #[command(after_help = PD_EXAMPLES)]
+    Pd(PdArgs),
+    /// Run the memory store of encoder outputs alone, for the others to share
+    #[command(after_help = STORE_EXAMPLES)]
+    Store(StoreArgs),
+}
+
+const UP_EXAMPLES: &str = "\
+Examples:
+  triptych up                                       the sample models, one worker of each kind
+  triptych up --model ./whisper-tiny.en             a Hugging Face directory
+  triptych up --model Qwen/Qwen2-VL-2B-Instruct     a model of the hub, fetched once
+  triptych up --model eyes=./my-qwen2-vl --encoders 2 --pds 2 --precision bf16
+  triptych up --ec redis://127.0.0.1:6379 --http 0.0.0.0:8080
+
+Ctrl-C lets running requests end, stops the workers and exits with 0; a second one stops at once.";
+
+const ASK_EXAMPLES: &str = "\
+Examples:
+  triptych ask \"What is in this picture?\" --image scene.png
+  triptych ask \"What is different?\" --image before.png --image after.png
+  triptych ask --audio digits.wav                   write down what is said
+  triptych ask --audio speech.mp3 --translate       the same, in English
+
+The answer goes to stdout as it comes; the time in each stage and where each item came from go to stderr.";
+
+const PROXY_EXAMPLES: &str = "\
+Example:
+  triptych proxy --encoder 10.0.0.2:7001 --pd 10.0.0.3:7002 --ec grpc://10.0.0.1:7400 \\
+                 --http 0.0.0.0:8080 --grpc 0.0.0.0:50051";
+
+const ENCODER_EXAMPLES: &str = "\
+Example:
+  triptych encoder --model ./whisper-tiny.en --ec grpc://10.0.0.1:7400 --grpc 0.0.0.0:7001";
+
+const PD_EXAMPLES: &str = "\
+Example:
+  triptych pd --model ./whisper-tiny.en --ec grpc://10.0.0.1:7400 --grpc 0.0.0.0:7002";
+
+const STORE_EXAMPLES: &str = "\
+Example:
+  triptych store --grpc 0.0.0.0:7400                the others then use --ec grpc://HOST:7400";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_commands_are_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,112 @@
+//! Listening, with errors that name the flag at fault, and the choice of free ports.
+
+use crate::error::CliError;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener as StdListener};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep};
+
+/// How long a starting process waits for its port: the one that it replaces may still be closing.
+const PATIENCE: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Listens on an address; `flag` is where it came from.
+///
+/// # Errors
+/// [`CliError::Setting`] for what is no address of this machine, [`CliError::Failed`] for a port that stays taken.
+pub async fn bind(flag: &str, address: &str) -> Result<TcpListener, CliError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return Ok(listener),
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => sleep(PAUSE).await,
+            Err(e) => return Err(refused(flag, address, &e)),
+        }
+    }
+}
+
+/// The same, where a port that is not free is news to the user at once. Returns the address without names.
+///
+/// # Errors
+/// As [`bind`].
+pub async fn check_free(flag: &str, address: &str) -> Result<SocketAddr, CliError> {
+    let listener = TcpListener::bind(address).await.map_err(|e| refused(flag, address, &e))?;
+    listener.local_addr().map_err(|e| refused(flag, address, &e))
+}
+
+fn refused(flag: &str, address: &str, e: &io::Error) -> CliError {
+    match e.kind() {
+        io::ErrorKind::AddrInUse => CliError::Failed(format!(
+            "{address} is in use by another process; stop that one, or choose another address with {flag}"
+        )),
+        io::ErrorKind::PermissionDenied => CliError::Setting(format!(
+            "may not listen on {address}: ports below 1024 are the system's; choose another with {flag}"
+        )),
+        _ => CliError::Setting(format!("{flag} {address} is no address to listen on, as 127.0.0.1:8080 is: {e}")),
+    }
+}
+
+/// Free ports of the loopback address, each given once.
+///
+/// They lie below the range from which the kernel takes the ports of outgoing connections, so that none is
+/// taken while the worker that owns it is being restarted. A port is held until this value is dropped.
+#[derive(Debug, Default)]
+pub struct Ports(Vec<StdListener>);
+
+const FIRST_PORT: u16 = 20_000;
+const N_PORTS: u16 = 12_000;
+
+impl Ports {
+    /// A port that nobody listens on.
+    ///
+    /// # Errors
+    /// [`CliError::Failed`] if there is none.
+    pub fn next(&mut self) -> Result<u16, CliError> {
+        // A random start keeps clusters that start together apart.
+        let start = RandomState::new().hash_one(0) % u64::from(N_PORTS);
+        let start = u16::try_from(start).unwrap_or(0);
+        for i in 0..N_PORTS {
+            let port = FIRST_PORT + (start + i) % N_PORTS;
+            if let Ok(listener) = StdListener::bind((IpAddr::V4(Ipv4Addr::LOCALHOST), port)) {
+                self.0.push(listener);
+                return Ok(port);
+            }
+        }
+        Err(CliError::Failed("no free port on 127.0.0.1".into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_taken_port_names_address_and_flag() {
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = taken.local_addr().unwrap().to_string();
+        let e = check_free("--http", &address).await.unwrap_err();
+        assert!(matches!(e, CliError::Failed(_)));
+        let text = e.to_string();
+        assert!(text.contains(&address) && text.contains("--http"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_address_is_a_wrong_setting() {
+        for address in ["nonsense", "127.0.0.1", "127.0.0.1:99999"] {
+            let e = check_free("--grpc", address).await.unwrap_err();
+            assert!(matches!(e, CliError::Setting(_)), "{address}: {e}");
+        }
+    }
+
+    #[test]
+    fn ports_are_given_once() {
+        let mut ports = Ports::default();
+        let mut seen = (0..20).map(|_| ports.next().unwrap()).collect::<Vec<_>>();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), 20);
+    }
+}

@@ -1,0 +1,175 @@
+//! From what `--model` says to a directory that can be served.
+//!
+//! A directory is taken as it is, a hub id is fetched once, and without any `--model` the sample models in this
+//! binary are unpacked. Every directory is opened here, weights excepted, so that a wrong one is news before a
+//! worker starts.
+
+mod hub;
+mod samples;
+
+use crate::args::ModelArgs;
+use crate::error::{CliError, chain};
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use tokio::task::spawn_blocking;
+use triptych_core::{Modality, ModelName};
+use triptych_models::{Model, ModelSource};
+
+/// A model that was opened and can be served.
+#[derive(Clone, Debug)]
+pub struct CheckedModel {
+    /// The name clients use.
+    pub name: ModelName,
+    /// What it reads.
+    pub modalities: Vec<Modality>,
+    /// Its directory, absolute.
+    pub dir: PathBuf,
+}
+
+/// What the user asked for is fetched, unpacked and opened.
+///
+/// # Errors
+/// [`CliError`] that names the model at fault.
+pub async fn check_all(args: &ModelArgs) -> Result<Vec<CheckedModel>, CliError> {
+    let sources = sources(args, Fallback::Samples).await?;
+    let opened = spawn_blocking(move || sources.iter().map(check).collect::<Result<Vec<_>, _>>());
+    let models = joined(opened.await)?;
+    let mut names = HashSet::new();
+    match models.iter().find(|m| !names.insert(m.name.clone())) {
+        Some(twice) => Err(CliError::Setting(format!(
+            "two models are called {}; give one another name, as in --model NAME=DIR",
+            twice.name
+        ))),
+        None => Ok(models),
+    }
+}
+
+/// What a role that was started by hand serves. The role's library opens the directories.
+///
+/// # Errors
+/// [`CliError`] that names the model at fault, or says that there is none.
+pub async fn resolve_all(args: &ModelArgs) -> Result<Vec<ModelSource>, CliError> {
+    sources(args, Fallback::Nothing).await
+}
+
+/// What is served when the user names no model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fallback {
+    Samples,
+    Nothing,
+}
+
+async fn sources(args: &ModelArgs, fallback: Fallback) -> Result<Vec<ModelSource>, CliError> {
+    let (texts, format) = (args.models.clone(), args.compute.load_format.into());
+    let found = spawn_blocking(move || match (texts.is_empty(), fallback) {
+        (true, Fallback::Samples) => samples::unpack(),
+        (true, Fallback::Nothing) => Err(CliError::Setting("no model to serve; name one with --model DIR".into())),
+        (false, _) => texts.iter().map(|t| resolve(t)).collect(),
+    });
+    let found = joined(found.await)?;
+    Ok(found.into_iter().map(|Found { name, dir }| ModelSource { dir, name, format }).collect())
+}
+
+fn joined<T>(ended: Result<Result<T, CliError>, tokio::task::JoinError>) -> Result<T, CliError> {
+    ended.map_err(|e| CliError::failed("looking for the models ended early", &e))?
+}
+
+/// A directory, and its name where the directory's own would not do.
+#[derive(Debug, PartialEq, Eq)]
+struct Found {
+    name: Option<ModelName>,
+    dir: PathBuf,
+}
+
+fn resolve(text: &str) -> Result<Found, CliError> {
+    if Path::new(text).exists() {
+        return directory(text).map(|dir| Found { name: None, dir });
+    }
+    let (name, place) = match text.split_once('=') {
+        Some((name, place)) if is_name(name) => (Some(name), place),
+        _ => (None, text),
+    };
+    let named = name.map(ModelName::new);
+    if Path::new(place).exists() {
+        return directory(place).map(|dir| Found { name: named, dir });
+    }
+    if !hub::is_id(place) {
+        return Err(CliError::Setting(format!(
+            "--model {text}: there is no such directory, and a hub id looks like OWNER/NAME"
+        )));
+    }
+    let dir = hub::fetch(place)?;
+    Ok(Found { name: Some(named.unwrap_or_else(|| ModelName::new(place))), dir })
+}
+
+/// A word, or a hub id, which is the name of a model that came from there.
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && (!text.contains('/') || hub::is_id(text))
+}
+
+fn directory(place: &str) -> Result<PathBuf, CliError> {
+    let dir = Path::new(place)
+        .canonicalize()
+        .map_err(|e| CliError::setting(format!("--model {place}: cannot open it"), &e))?;
+    if dir.is_dir() {
+        return Ok(dir);
+    }
+    Err(CliError::Setting(format!(
+        "--model {place} is a file; a model is a Hugging Face directory with config.json, tokenizer.json and \
+         *.safetensors"
+    )))
+}
+
+fn check(source: &ModelSource) -> Result<CheckedModel, CliError> {
+    let dir = source.dir.clone();
+    if !dir.join("config.json").is_file() {
+        return Err(CliError::Setting(format!(
+            "--model {}: no config.json there; a model is a Hugging Face directory with config.json, \
+             tokenizer.json and *.safetensors",
+            dir.display()
+        )));
+    }
+    let model = Model::open(source)
+        .map_err(|e| CliError::Setting(format!("--model {} cannot be served: {}", dir.display(), chain(&e))))?;
+    Ok(CheckedModel { name: model.name().clone(), modalities: model.modalities().to_vec(), dir })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_a_named_directory_and_what_is_neither() {
+        let parent = tempfile::tempdir().unwrap();
+        let odd = parent.path().join("a=b");
+        std::fs::create_dir(&odd).unwrap();
+        let odd_text = odd.to_str().unwrap();
+        let canonical = odd.canonicalize().unwrap();
+        assert_eq!(resolve(odd_text).unwrap(), Found { name: None, dir: canonical.clone() });
+        for name in ["eyes", "tiny.en", "owner/name"] {
+            let named = resolve(&format!("{name}={odd_text}")).unwrap();
+            assert_eq!(named, Found { name: Some(ModelName::new(name)), dir: canonical.clone() });
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_a_model_is_told_with_its_name() {
+        let parent = tempfile::tempdir().unwrap();
+        let file = parent.path().join("model.bin");
+        std::fs::write(&file, "x").unwrap();
+        let missing = parent.path().join("missing");
+        for (text, part) in [
+            (missing.to_str().unwrap(), "no such directory"),
+            ("whisper", "no such directory"),
+            ("./a/b", "no such directory"),
+            ("", "no such directory"),
+            (file.to_str().unwrap(), "is a file"),
+        ] {
+            let e = resolve(text).unwrap_err();
+            assert!(matches!(e, CliError::Setting(_)));
+            assert!(e.to_string().contains(part) && e.to_string().contains(text), "{e}");
+        }
+        let empty = ModelSource { dir: parent.path().into(), name: None, format: triptych_models::LoadFormat::Safetensors };
+        assert!(check(&empty).unwrap_err().to_string().contains("no config.json"));
+    }
+}

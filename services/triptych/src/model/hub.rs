@@ -1,0 +1,133 @@
+//! A model of the Hugging Face hub, fetched into the hub's own cache folder, where other tools find it too.
+//!
+//! Only what is served is fetched: configuration, tokenizer, processor and safetensors weights, no pickles.
+//! Without a network a copy that was fetched before is used.
+
+use crate::error::{CliError, chain};
+use hf_hub::Cache;
+use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+const CONFIG: &str = "config.json";
+const WEIGHTS: &str = "model.safetensors";
+
+/// Whether the text can be a hub id: `OWNER/NAME`.
+pub fn is_id(text: &str) -> bool {
+    let part_ok = |part: &str| {
+        !part.is_empty()
+            && part.len() <= 96
+            && !part.starts_with(['.', '-'])
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+    };
+    text.split_once('/').is_some_and(|(owner, name)| part_ok(owner) && part_ok(name))
+}
+
+/// The directory with the model's files. Blocks, for as long as the files take.
+///
+/// # Errors
+/// [`CliError::Failed`] if the hub cannot be reached, or does not have the model or a file of it.
+pub fn fetch(id: &str) -> Result<PathBuf, CliError> {
+    if std::env::var_os("HF_HOME").is_none() && std::env::var_os("HOME").is_none() {
+        return Err(CliError::Setting("to keep a model of the hub, set HOME or HF_HOME".into()));
+    }
+    match fetch_all(id) {
+        Ok(dir) => Ok(dir),
+        Err(e) => match fetched_before(id) {
+            Some(dir) => {
+                say(&format!("the hub cannot be used ({}); taking {}", chain(&e), dir.display()));
+                Ok(dir)
+            }
+            None => Err(CliError::Failed(format!(
+                "cannot get {id} from the Hugging Face hub: {}. Check the id and the network (a private model \
+                 needs a token, see HF_HOME); or fetch it elsewhere and pass the directory: --model DIR",
+                chain(&e)
+            ))),
+        },
+    }
+}
+
+fn fetch_all(id: &str) -> Result<PathBuf, ApiError> {
+    let api = ApiBuilder::from_env().with_progress(std::io::stderr().is_terminal()).build()?;
+    let repo = api.model(id.to_owned());
+    let listed = repo.info()?.siblings.into_iter().map(|s| s.rfilename).collect::<Vec<_>>();
+    let one_file = listed.iter().any(|f| f == WEIGHTS);
+    let mut wanted = listed.iter().filter(|f| is_served(f, one_file)).collect::<Vec<_>>();
+    // Configuration first: a model that is none is known before its weights are fetched.
+    wanted.sort_by_key(|f| (f.ends_with(".safetensors"), f.as_str() != CONFIG));
+    say(&format!("fetching {id}: {} files", wanted.len()));
+    for file in wanted {
+        get(&repo, file)?;
+    }
+    let config = repo.get(CONFIG)?;
+    Ok(config.parent().unwrap_or(Path::new("")).to_owned())
+}
+
+fn get(repo: &ApiRepo, file: &str) -> Result<(), ApiError> {
+    if !std::io::stderr().is_terminal() {
+        say(&format!("fetching {file}"));
+    }
+    repo.get(file).map(drop)
+}
+
+/// Files in the root of the repository that a worker reads.
+fn is_served(file: &str, one_weight_file: bool) -> bool {
+    if file.contains('/') {
+        return false;
+    }
+    match file.rsplit_once('.') {
+        Some((_, "safetensors")) if one_weight_file => file == WEIGHTS,
+        Some((stem, "safetensors")) => stem.starts_with("model-"),
+        Some((stem, "json")) => !stem.ends_with(".index") || (file == "model.safetensors.index.json" && !one_weight_file),
+        Some((_, "jinja")) => true,
+        _ => false,
+    }
+}
+
+fn fetched_before(id: &str) -> Option<PathBuf> {
+    let cached = Cache::from_env().model(id.to_owned());
+    let dir = cached.get(CONFIG)?.parent()?.to_owned();
+    let has_weights = std::fs::read_dir(&dir)
+        .ok()?
+        .flatten()
+        .any(|e| e.path().extension().is_some_and(|x| x == "safetensors"));
+    has_weights.then_some(dir)
+}
+
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_have_an_owner_and_a_name() {
+        for id in ["openai/whisper-tiny.en", "Qwen/Qwen2.5-VL-3B-Instruct", "a/b"] {
+            assert!(is_id(id), "{id}");
+        }
+        for other in ["", "whisper", "/models/a", "./a/b", "../a", "a/b/c", "a/", "a b/c", "-a/b"] {
+            assert!(!is_id(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_served_is_fetched() {
+        for (file, one, sharded) in [
+            ("config.json", true, true),
+            ("chat_template.jinja", true, true),
+            ("model.safetensors", true, false),
+            ("model-00001-of-00002.safetensors", false, true),
+            ("model.safetensors.index.json", false, true),
+            ("model.safetensors.index.fp32.json", true, true),
+            ("pytorch_model.bin", false, false),
+            ("pytorch_model.bin.index.json", false, false),
+            ("onnx/config.json", false, false),
+            ("README.md", false, false),
+        ] {
+            assert_eq!(is_served(file, true), one, "{file}, one file");
+            assert_eq!(is_served(file, false), sharded, "{file}, shards");
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The roles: one process of the cluster each, from flags to the library that does the work.
+//!
+//! All of them log the same way, drain on SIGTERM, and tell a wrong setting (exit code 2) from trouble (1).
+
+pub mod encoder;
+pub mod pd;
+pub mod proxy;
+pub mod store;
+
+use crate::args::LogArgs;
+use crate::error::{CliError, chain};
+use crate::listen;
+use tokio::net::TcpListener;
+use triptych_core::WorkerId;
+use triptych_runtime::telemetry::{self, TelemetryGuard};
+use triptych_runtime::{Drain, MetricsRegistry};
+
+/// What every role has. Spans are flushed when it is dropped.
+struct Process {
+    drain: Drain,
+    metrics: MetricsRegistry,
+    _telemetry: TelemetryGuard,
+}
+
+impl Process {
+    /// Logs are on and signals are watched.
+    fn start(role: &str, log: &LogArgs) -> Result<Self, CliError> {
+        let telemetry = telemetry::init(&log.telemetry(role)).map_err(|e| CliError::Setting(chain(&e)))?;
+        let drain = Drain::new();
+        drain.on_signals().map_err(|e| CliError::failed("cannot watch signals", &e))?;
+        Ok(Self { drain, metrics: MetricsRegistry::default(), _telemetry: telemetry })
+    }
+}
+
+async fn bind_admin(address: Option<&str>) -> Result<Option<TcpListener>, CliError> {
+    match address {
+        Some(address) => listen::bind("--admin", address).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// The name given, or role and port.
+fn worker_id(given: Option<&str>, role: &str, grpc: &TcpListener) -> WorkerId {
+    match (given, grpc.local_addr()) {
+        (Some(id), _) => WorkerId::new(id),
+        (None, Ok(address)) => WorkerId::new(format!("{role}@{address}")),
+        (None, Err(_)) => WorkerId::new(role),
+    }
+}

@@ -1,0 +1,102 @@
+//! `triptych pd`.
+
+use super::{Process, bind_admin, worker_id};
+use crate::args::{LogArgs, ModelArgs, SharedEcArgs};
+use crate::error::{CliError, chain};
+use crate::{listen, model};
+use clap::Args;
+use triptych_core::limits::Limits;
+use triptych_pd::{EngineSettings, PdConfig, PdError};
+
+/// Flags of a prefill/decode worker.
+#[derive(Args, Debug)]
+pub struct PdArgs {
+    /// Where it answers gRPC
+    #[arg(long, value_name = "ADDR", env = "TRIPTYCH_GRPC", default_value = "127.0.0.1:7002")]
+    pub grpc: String,
+    /// Where it answers /metrics, /healthz and /readyz
+    #[arg(long, value_name = "ADDR", env = "TRIPTYCH_ADMIN")]
+    pub admin: Option<String>,
+    /// Its name in logs and metrics
+    #[arg(long, value_name = "NAME", env = "TRIPTYCH_ID")]
+    pub id: Option<String>,
+    /// The store
+    #[command(flatten)]
+    pub ec: SharedEcArgs,
+    /// Sizes of the engine
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Models and computation
+    #[command(flatten)]
+    pub models: ModelArgs,
+    /// Logs
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// Sizes of each model's engine.
+#[derive(Args, Clone, Copy, Debug)]
+#[command(next_help_heading = "Engine, for each model")]
+pub struct EngineArgs {
+    /// MiB of self-attention KV cache
+    #[arg(long, value_name = "MIB", env = "TRIPTYCH_KV_MIB", default_value_t = 1024,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub kv_mib: u32,
+    /// MiB of cross-attention KV cache, for encoder-decoder models
+    #[arg(long, value_name = "MIB", env = "TRIPTYCH_CROSS_KV_MIB", default_value_t = 1024,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub cross_kv_mib: u32,
+    /// Token rows of a step: less shortens the pauses that a long prompt causes, more raises throughput
+    #[arg(long, value_name = "N", env = "TRIPTYCH_TOKEN_BUDGET", default_value_t = 512,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub token_budget: u32,
+    /// Sequences that run at once
+    #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_SEQUENCES", default_value_t = 64,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_sequences: u32,
+}
+
+impl EngineArgs {
+    fn settings(self) -> EngineSettings {
+        EngineSettings {
+            self_kv_bytes: mib(self.kv_mib),
+            cross_kv_bytes: mib(self.cross_kv_mib),
+            token_budget: size(self.token_budget),
+            max_sequences: size(self.max_sequences),
+            ..EngineSettings::default()
+        }
+    }
+}
+
+fn size(n: u32) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+fn mib(n: u32) -> usize {
+    size(n).saturating_mul(1 << 20)
+}
+
+/// Runs it until it is drained.
+///
+/// # Errors
+/// [`CliError`] if it cannot start, or its server or an engine ends.
+pub async fn run(args: PdArgs) -> Result<(), CliError> {
+    let process = Process::start("pd", &args.log)?;
+    let limits = Limits::default();
+    let grpc = listen::bind("--grpc", &args.grpc).await?;
+    let config = PdConfig {
+        worker_id: worker_id(args.id.as_deref(), "pd", &grpc),
+        grpc,
+        admin: bind_admin(args.admin.as_deref()).await?,
+        models: model::resolve_all(&args.models).await?,
+        store: args.ec.open(&limits).await?,
+        compute: args.models.compute.config(),
+        encoder_dtype: args.models.compute.encoder_dtype(),
+        limits,
+        engine: args.engine.settings(),
+    };
+    triptych_pd::run(config, process.drain, process.metrics).await.map_err(|e| match e {
+        PdError::Model { .. } | PdError::Engine { .. } => CliError::Setting(chain(&e)),
+        other => CliError::Failed(chain(&other)),
+    })
+}

@@ -1,0 +1,115 @@
+//! `triptych up`: a cluster on one machine, each role a process of its own, watched until it is stopped.
+//!
+//! ```text
+//! check ports and models ──▶ plan ──▶ start children ──▶ wait until all are ready ──▶ banner
+//!                                        │                                             │
+//!                        restart with back-off while it runs                 Ctrl-C / SIGTERM
+//!                                        │                                             │
+//!                                        └──────────▶ stop: proxy, workers, store ◀────┘
+//! ```
+//!
+//! It runs on one thread, does no work of a request, and knows a role by its flags only.
+
+mod banner;
+mod child;
+mod cluster;
+mod plan;
+mod ready;
+mod restarts;
+mod screen;
+
+use crate::args::{EcArg, LogArgs, ModelArgs};
+use crate::error::CliError;
+use crate::{listen, model};
+use clap::Args;
+use cluster::Cluster;
+use plan::{Faces, Plan};
+use screen::Screen;
+use std::time::Instant;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Flags of `up`.
+#[derive(Args, Debug)]
+pub struct UpArgs {
+    /// Where the OpenAI API, /readyz and /metrics answer
+    #[arg(long, value_name = "ADDR", env = "TRIPTYCH_HTTP", default_value = "127.0.0.1:8080")]
+    pub http: String,
+    /// Where gRPC answers
+    #[arg(long, value_name = "ADDR", env = "TRIPTYCH_GRPC", default_value = "127.0.0.1:50051")]
+    pub grpc: String,
+    /// Encoder workers
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub encoders: u16,
+    /// Prefill/decode workers
+    #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub pds: u16,
+    /// Store of encoder outputs: `memory`, `disk:DIR`, `redis://[user:password@]host[:port][/db]`
+    #[arg(long, value_name = "STORE", env = crate::args::EC_VARIABLE, default_value = "memory", hide_env_values = true)]
+    pub ec: EcArg,
+    /// Models and computation; without a model: the sample models in this binary
+    #[command(flatten)]
+    pub models: ModelArgs,
+    /// Logs
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// Runs the cluster until it is told to stop.
+///
+/// # Errors
+/// [`CliError`] if the cluster cannot start. Once it was ready, only a signal ends it, without an error.
+pub async fn run(args: UpArgs) -> Result<(), CliError> {
+    let mut signals = Signals::watch()?;
+    let screen = Screen::new(&args.log)?;
+    let start = Instant::now();
+    let faces = Faces {
+        http: listen::check_free("--http", &args.http).await?,
+        grpc: listen::check_free("--grpc", &args.grpc).await?,
+    };
+    if faces.http == faces.grpc {
+        return Err(CliError::Setting(format!("--http and --grpc are both {}; choose two addresses", faces.http)));
+    }
+    screen.progress("checking the models");
+    let models = tokio::select! {
+        models = model::check_all(&args.models) => models?,
+        () = signals.next() => return Ok(()),
+    };
+    let plan = Plan::new(&args, &models, faces)?;
+    let mut cluster = Cluster::start(&plan, &screen)?;
+    let was_ready = cluster.ready();
+    let ended = tokio::select! {
+        lost = cluster.lost() => Err(lost),
+        () = signals.next() => Ok(()),
+        () = async {
+            ready::wait(&plan, &models, &screen).await;
+            was_ready.cancel();
+            screen.show(&banner::text(&plan, &models, start.elapsed()));
+            std::future::pending().await
+        } => Ok(()),
+    };
+    cluster.stop(&mut signals).await;
+    match ended {
+        Err(lost) => Err(CliError::Failed(lost.to_string())),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Ctrl-C and SIGTERM, one after the other.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn watch() -> Result<Self, CliError> {
+        let watch = |kind| signal(kind).map_err(|e| CliError::failed("cannot watch signals", &e));
+        Ok(Self { interrupt: watch(SignalKind::interrupt())?, terminate: watch(SignalKind::terminate())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The life of one child: start it, pass its lines on, bring it back when it ends, stop it when told.
+
+use super::plan::ChildSpec;
+use super::restarts::{End, Phase, Restarts, Verdict};
+use super::screen::Screen;
+use crate::args::EC_VARIABLE;
+use crate::error::SETTING_EXIT_CODE;
+use rustix::process::{Pid, Signal, kill_process};
+use std::fmt;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, ChildStderr, Command};
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+/// A child drains for up to 22 s by its own clock; one that takes longer is killed.
+const STOP_GRACE: Duration = Duration::from_secs(25);
+/// For the last lines of a child that ended.
+const LAST_LINES: Duration = Duration::from_millis(500);
+/// A longer line is passed on in pieces.
+const MAX_LINE_BYTES: u64 = 64 << 10;
+
+/// What a keeper is told from outside, each once.
+#[derive(Clone, Debug, Default)]
+pub struct Orders {
+    /// All children were ready together.
+    pub ready: CancellationToken,
+    /// End the child, with time to drain.
+    pub stop: CancellationToken,
+    /// End the child now.
+    pub kill: CancellationToken,
+}
+
+/// A child that cannot start.
+#[derive(Clone, Debug)]
+pub struct Lost {
+    name: String,
+    how: String,
+    reason: Option<String>,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.reason {
+            Some(reason) => write!(f, "{} cannot start: {reason}", self.name),
+            None => write!(f, "{} cannot start: {}", self.name, self.how),
+        }
+    }
+}
+
+/// Keeps one child running.
+pub struct Keeper {
+    /// What to run.
+    pub spec: ChildSpec,
+    /// The binary, this one.
+    pub exe: PathBuf,
+    /// Where its lines go.
+    pub screen: Screen,
+    /// What it is told.
+    pub orders: Orders,
+}
+
+/// How a process ended that was not told to.
+struct Ended {
+    end: End,
+    how: String,
+    reason: Option<String>,
+}
+
+impl Keeper {
+    /// Until it is told to stop.
+    ///
+    /// # Errors
+    /// [`Lost`] if the child cannot start and the cluster was never ready.
+    pub async fn keep(self) -> Result<(), Lost> {
+        let mut restarts = Restarts::new();
+        while !self.orders.stop.is_cancelled() {
+            let start = Instant::now();
+            let Some(ended) = self.run_once().await else { return Ok(()) };
+            let phase = if self.orders.ready.is_cancelled() { Phase::Running } else { Phase::Starting };
+            match restarts.after(ended.end, start.elapsed(), phase) {
+                Verdict::GiveUp => {
+                    let Ended { how, reason, .. } = ended;
+                    return Err(Lost { name: self.spec.name, how, reason });
+                }
+                Verdict::Again(pause) => self.wait_to_restart(&ended.how, pause).await,
+            }
+        }
+        Ok(())
+    }
+
+    async fn wait_to_restart(&self, how: &str, pause: Duration) {
+        let name = &self.spec.name;
+        self.screen.warn(&format!("{name} ended ({how}), it comes back in {:.1} s", pause.as_secs_f64()));
+        tokio::select! {
+            () = sleep(pause) => {}
+            () = self.orders.stop.cancelled() => {}
+        }
+    }
+
+    /// One process from start to end; `None` if it ended because it was told to.
+    async fn run_once(&self) -> Option<Ended> {
+        let mut process = match self.spawn() {
+            Ok(process) => process,
+            Err(e) => {
+                let how = format!("{}: {e}", self.exe.display());
+                return Some(Ended { end: End::Other, how, reason: None });
+            }
+        };
+        let pid = process.id().unwrap_or_default();
+        let ChildSpec { name, grpc, admin, .. } = &self.spec;
+        self.screen.say(&format!("{name} started, pid {pid}, gRPC {grpc}, http://{admin}/metrics"));
+        let lines = process.stderr.take().map(|stderr| self.pass_on(stderr));
+        let status = tokio::select! {
+            status = process.wait() => status,
+            () = self.orders.stop.cancelled() => {
+                self.end(&mut process).await;
+                return None;
+            }
+            () = self.orders.kill.cancelled() => {
+                let _ = process.kill().await;
+                return None;
+            }
+        };
+        Some(describe(pid, status, last_error(lines).await))
+    }
+
+    fn spawn(&self) -> std::io::Result<Child> {
+        let mut command = Command::new(&self.exe);
+        command.args(&self.spec.flags).arg("--supervised-by").arg(std::process::id().to_string());
+        match &self.spec.ec {
+            Some(setting) => command.env(EC_VARIABLE, setting),
+            None => command.env_remove(EC_VARIABLE),
+        };
+        if !self.screen.is_coloured() {
+            command.env("NO_COLOR", "1");
+        }
+        // An own process group: Ctrl-C in the terminal reaches the supervisor alone, which stops in order.
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
+        command.kill_on_drop(true).spawn()
+    }
+
+    /// Passes lines on until the child closes them; gives the last one that tells an error.
+    fn pass_on(&self, stderr: ChildStderr) -> JoinHandle<Option<String>> {
+        let (screen, name) = (self.screen.clone(), self.spec.name.clone());
+        tokio::spawn(async move {
+            let (mut reader, mut line, mut error) = (BufReader::new(stderr), Vec::new(), None);
+            loop {
+                line.clear();
+                match (&mut reader).take(MAX_LINE_BYTES).read_until(b'\n', &mut line).await {
+                    Ok(0) | Err(_) => return error,
+                    Ok(_) => {}
+                }
+                let text = String::from_utf8_lossy(&line);
+                let text = text.trim_end();
+                screen.relay(&name, text);
+                error = text.strip_prefix("error: ").map(str::to_owned).or(error);
+            }
+        })
+    }
+
+    /// SIGTERM, patience, SIGKILL.
+    async fn end(&self, process: &mut Child) {
+        if let Some(pid) = process.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
+            // A process that is gone already cannot be signalled, and need not be.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        tokio::select! {
+            _ = process.wait() => return,
+            () = sleep(STOP_GRACE) => {
+                self.screen.warn(&format!("{} did not end in {} s, killing it", self.spec.name, STOP_GRACE.as_secs()));
+            }
+            () = self.orders.kill.cancelled() => {}
+        }
+        let _ = process.kill().await;
+    }
+}
+
+async fn last_error(lines: Option<JoinHandle<Option<String>>>) -> Option<String> {
+    // Whoever inherited the pipe may hold it open for longer than the child lives.
+    timeout(LAST_LINES, lines?).await.ok()?.ok()?
+}
+
+fn describe(pid: u32, status: std::io::Result<ExitStatus>, reason: Option<String>) -> Ended {
+    match status {
+        Ok(status) => {
+            let wrong_setting = status.code() == Some(i32::from(SETTING_EXIT_CODE));
+            let end = if wrong_setting { End::WrongSetting } else { End::Other };
+            Ended { end, how: format!("pid {pid}, {status}"), reason }
+        }
+        Err(e) => Ended { end: End::Other, how: format!("pid {pid}, its end is unknown: {e}"), reason },
+    }
+}

@@ -1,0 +1,98 @@
+//! All children together: started at once, stopped in order.
+
+use super::Signals;
+use super::child::{Keeper, Lost, Orders};
+use super::plan::{Plan, Role};
+use super::screen::Screen;
+use crate::error::CliError;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// The order of stopping: nothing new comes in, then work ends, and what the work needs ends last.
+const STOP_ORDER: [&[Role]; 3] = [&[Role::Proxy], &[Role::Encoder, Role::Pd], &[Role::Store]];
+
+/// Running children.
+pub struct Cluster {
+    children: Vec<Kept>,
+    lost: mpsc::Receiver<Lost>,
+    ready: CancellationToken,
+    kill: CancellationToken,
+    screen: Screen,
+}
+
+struct Kept {
+    role: Role,
+    stop: CancellationToken,
+    keeper: JoinHandle<()>,
+}
+
+impl Cluster {
+    /// Starts every child.
+    ///
+    /// # Errors
+    /// [`CliError::Failed`] if this binary cannot be found again.
+    pub fn start(plan: &Plan, screen: &Screen) -> Result<Self, CliError> {
+        let exe = std::env::current_exe().map_err(|e| CliError::failed("cannot find this binary", &e))?;
+        let (ready, kill) = (CancellationToken::new(), CancellationToken::new());
+        let (tell, lost) = mpsc::channel(plan.children.len().max(1));
+        let start = |spec: &super::plan::ChildSpec| {
+            let orders = Orders { ready: ready.clone(), stop: CancellationToken::new(), kill: kill.clone() };
+            let stop = orders.stop.clone();
+            let (role, tell) = (spec.role, tell.clone());
+            let keeper = Keeper { spec: spec.clone(), exe: exe.clone(), screen: screen.clone(), orders };
+            let keeper = tokio::spawn(async move {
+                if let Err(lost) = keeper.keep().await {
+                    // The channel has a place for each child.
+                    let _ = tell.try_send(lost);
+                }
+            });
+            Kept { role, stop, keeper }
+        };
+        let children = plan.children.iter().map(start).collect();
+        Ok(Self { children, lost, ready, kill, screen: screen.clone() })
+    }
+
+    /// To be cancelled when all children were ready together: from then on none is given up.
+    pub fn ready(&self) -> CancellationToken {
+        self.ready.clone()
+    }
+
+    /// Ends when a child cannot start.
+    pub async fn lost(&mut self) -> Lost {
+        match self.lost.recv().await {
+            Some(lost) => lost,
+            // Every keeper is gone without a loss: they were told to stop.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Stops every child in order. A signal meanwhile kills what still runs.
+    pub async fn stop(self, signals: &mut Signals) {
+        self.screen.end_progress();
+        self.screen.say("stopping; Ctrl-C again stops at once");
+        let kill = self.kill.clone();
+        tokio::select! {
+            () = self.stop_in_order() => {}
+            () = async {
+                signals.next().await;
+                kill.cancel();
+                std::future::pending().await
+            } => {}
+        }
+    }
+
+    async fn stop_in_order(self) {
+        let mut children = self.children;
+        for roles in STOP_ORDER {
+            let (now, later): (Vec<_>, Vec<_>) = children.into_iter().partition(|c| roles.contains(&c.role));
+            now.iter().for_each(|c| c.stop.cancel());
+            for child in now {
+                // Ends early only for a keeper that panicked, whose child died with it.
+                let _ = child.keeper.await;
+            }
+            children = later;
+        }
+        self.screen.say("stopped");
+    }
+}

@@ -1,0 +1,221 @@
+//! Which processes make the cluster, with which flags and ports. Decided once, before any of them starts, so that
+//! a child that comes back is found where it was.
+
+use super::UpArgs;
+use crate::error::CliError;
+use crate::listen::Ports;
+use crate::model::CheckedModel;
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use triptych_ec::EcSetting;
+
+/// The two addresses that users see.
+#[derive(Clone, Copy, Debug)]
+pub struct Faces {
+    /// OpenAI's API.
+    pub http: SocketAddr,
+    /// gRPC.
+    pub grpc: SocketAddr,
+}
+
+impl Faces {
+    /// HTTP as a client on this machine reaches it.
+    pub fn http_here(&self) -> SocketAddr {
+        here(self.http)
+    }
+
+    /// gRPC as a client on this machine reaches it.
+    pub fn grpc_here(&self) -> SocketAddr {
+        here(self.grpc)
+    }
+}
+
+/// "Every address" is nothing to connect to.
+fn here(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+/// What a child is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The front door.
+    Proxy,
+    /// An encoder worker.
+    Encoder,
+    /// A prefill/decode worker.
+    Pd,
+    /// The memory store.
+    Store,
+}
+
+impl Role {
+    /// The command that runs it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Proxy => "proxy",
+            Self::Encoder => "encoder",
+            Self::Pd => "pd",
+            Self::Store => "store",
+        }
+    }
+}
+
+/// One child. Without `Debug`, since the store setting may hold a password.
+#[derive(Clone)]
+pub struct ChildSpec {
+    /// Its name in the log.
+    pub name: String,
+    /// What it is.
+    pub role: Role,
+    /// Its command line.
+    pub flags: Vec<OsString>,
+    /// The store setting, for the environment; `None` for the store itself.
+    pub ec: Option<String>,
+    /// Where it answers gRPC, health among it.
+    pub grpc: SocketAddr,
+    /// Where it answers `/metrics`.
+    pub admin: SocketAddr,
+}
+
+/// The cluster.
+#[derive(Clone)]
+pub struct Plan {
+    /// In the order of starting.
+    pub children: Vec<ChildSpec>,
+    /// What users see.
+    pub faces: Faces,
+    /// The store as its operator knows it.
+    pub store: String,
+}
+
+impl Plan {
+    /// Chooses ports and writes the children's flags.
+    ///
+    /// # Errors
+    /// [`CliError::Failed`] if no port is free.
+    pub fn new(args: &UpArgs, models: &[CheckedModel], faces: Faces) -> Result<Self, CliError> {
+        let mut ports = Ports::default();
+        let mut children = Vec::new();
+        let ec = match &args.ec.setting {
+            EcSetting::Memory => {
+                let store = child(Role::Store, "store".into(), &mut ports)?;
+                let setting = format!("grpc://{}", store.grpc);
+                children.push(store);
+                setting
+            }
+            _ => args.ec.text.clone(),
+        };
+        for (role, n) in [(Role::Encoder, args.encoders), (Role::Pd, args.pds)] {
+            for i in 0..n {
+                let mut worker = child(role, format!("{}-{i}", role.as_str()), &mut ports)?;
+                worker.flags.extend(["--id".into(), worker.name.clone().into()]);
+                worker.flags.extend(model_flags(args, models));
+                worker.ec = Some(ec.clone());
+                children.push(worker);
+            }
+        }
+        children.push(proxy(&children, ec, faces));
+        for child in &mut children {
+            child.flags.extend(args.log.to_flags());
+        }
+        Ok(Self { children, faces, store: args.ec.setting.to_string() })
+    }
+
+    /// How many children have the role.
+    pub fn count(&self, role: Role) -> usize {
+        self.children.iter().filter(|c| c.role == role).count()
+    }
+}
+
+fn child(role: Role, name: String, ports: &mut Ports) -> Result<ChildSpec, CliError> {
+    let (grpc, admin) = (local(ports.next()?), local(ports.next()?));
+    let flags = [role.as_str(), "--grpc", &grpc.to_string(), "--admin", &admin.to_string()].map(OsString::from);
+    Ok(ChildSpec { name, role, flags: flags.to_vec(), ec: None, grpc, admin })
+}
+
+fn model_flags(args: &UpArgs, models: &[CheckedModel]) -> Vec<OsString> {
+    let mut flags = args.models.compute.to_flags();
+    for model in models {
+        let mut source = OsString::from(format!("{}=", model.name));
+        source.push(&model.dir);
+        flags.extend(["--model".into(), source]);
+    }
+    flags
+}
+
+fn proxy(workers: &[ChildSpec], ec: String, faces: Faces) -> ChildSpec {
+    let flags = ["proxy", "--http", &faces.http.to_string(), "--grpc", &faces.grpc.to_string()];
+    let mut flags = flags.map(OsString::from).to_vec();
+    for worker in workers {
+        let flag = match worker.role {
+            Role::Encoder => "--encoder",
+            Role::Pd => "--pd",
+            Role::Store | Role::Proxy => continue,
+        };
+        flags.extend([flag.into(), worker.grpc.to_string().into()]);
+    }
+    let (grpc, admin) = (faces.grpc_here(), faces.http_here());
+    ChildSpec { name: "proxy".into(), role: Role::Proxy, flags, ec: Some(ec), grpc, admin }
+}
+
+fn local(port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+    use std::collections::HashSet;
+    use triptych_core::{Modality, ModelName};
+
+    fn plan(flags: &[&str]) -> Plan {
+        let Command::Up(args) = Cli::parse_from([&["triptych", "up"], flags].concat()).command else { panic!() };
+        let models =
+            [CheckedModel { name: ModelName::new("m"), modalities: vec![Modality::Image], dir: "/models/m".into() }];
+        let faces = Faces { http: "0.0.0.0:8080".parse().unwrap(), grpc: "127.0.0.1:50051".parse().unwrap() };
+        Plan::new(&args, &models, faces).unwrap()
+    }
+
+    fn names(plan: &Plan) -> Vec<&str> {
+        plan.children.iter().map(|c| c.name.as_str()).collect()
+    }
+
+    #[test]
+    fn children_are_as_many_as_asked_and_every_port_is_its_own() {
+        let plan = plan(&["--encoders", "2", "--pds", "3"]);
+        assert_eq!(names(&plan), ["store", "encoder-0", "encoder-1", "pd-0", "pd-1", "pd-2", "proxy"]);
+        let ports: HashSet<_> = plan.children.iter().flat_map(|c| [c.grpc, c.admin]).collect();
+        assert_eq!(ports.len(), 14);
+    }
+
+    #[test]
+    fn every_child_s_flags_are_flags_of_its_role() {
+        for child in plan(&["--precision", "bf16", "--log-json"]).children {
+            let mut line = vec![OsString::from("triptych")];
+            line.extend(child.flags);
+            line.extend(child.ec.map(|ec| [OsString::from("--ec"), ec.into()]).into_iter().flatten());
+            Cli::try_parse_from(line).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_store_elsewhere_is_not_started_and_its_password_is_on_no_command_line() {
+        let plan = plan(&["--ec", "redis://:s3cret@h:6379"]);
+        assert_eq!(names(&plan), ["encoder-0", "pd-0", "proxy"]);
+        assert!(plan.children.iter().all(|c| c.ec.as_deref() == Some("redis://:s3cret@h:6379")));
+        assert!(!format!("{:?}", plan.children.iter().map(|c| &c.flags).collect::<Vec<_>>()).contains("s3cret"));
+        assert!(!plan.store.contains("s3cret"));
+    }
+
+    #[test]
+    fn every_address_is_reached_through_this_machine() {
+        assert_eq!(plan(&[]).faces.http_here().to_string(), "127.0.0.1:8080");
+    }
+}

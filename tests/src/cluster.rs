@@ -1,0 +1,91 @@
+//! A whole cluster, started as a user starts it: `triptych up`.
+
+use crate::process::{Process, children_of, eventually, free_port};
+use serde_json::Value;
+
+/// A running cluster. Dropped: everything is killed.
+pub struct Cluster {
+    pub up: Process,
+    pub http: String,
+    pub grpc: String,
+}
+
+impl Cluster {
+    /// `triptych up` on free ports with further arguments; returns when `/readyz` says so.
+    pub async fn start(args: &[&str]) -> Self {
+        let (http, grpc) = (free_port(), free_port());
+        let (http, grpc) = (format!("127.0.0.1:{http}"), format!("127.0.0.1:{grpc}"));
+        let mut all = vec!["up", "--http", &http, "--grpc", &grpc];
+        all.extend_from_slice(args);
+        let mut cluster =
+            Self { up: Process::start(&all), http: format!("http://{http}"), grpc: format!("http://{grpc}") };
+        cluster.wait_ready().await;
+        cluster
+    }
+
+    /// Waits for `/readyz`.
+    pub async fn wait_ready(&mut self) {
+        let url = format!("{}/readyz", self.http);
+        let client = reqwest_client();
+        let up = &mut self.up;
+        eventually("the cluster is ready", async || {
+            assert!(up.exited().is_none(), "`up` ended early:\n{}", up.log());
+            client.get(&url).send().await.ok().filter(|r| r.status().is_success())
+        })
+        .await;
+    }
+
+    /// Process ids of a role: `proxy`, `encoder`, `pd`, `store`.
+    pub fn pids(&self, role: &str) -> Vec<u32> {
+        children_of(self.up.pid(), role)
+    }
+
+    /// The only process of a role.
+    pub fn pid(&self, role: &str) -> u32 {
+        let pids = self.pids(role);
+        assert_eq!(pids.len(), 1, "one {role}");
+        pids[0]
+    }
+
+    /// Waits until a role has a process other than `old` and the cluster is ready.
+    pub async fn wait_replaced(&mut self, role: &str, old: u32) {
+        let up = self.up.pid();
+        eventually("the worker is replaced", async || {
+            children_of(up, role).into_iter().find(|pid| *pid != old)
+        })
+        .await;
+        self.wait_ready().await;
+    }
+
+    /// Sum over all series of a metric in the text of the proxy or of a worker's admin address.
+    pub async fn metric(&self, name: &str) -> f64 {
+        let text = reqwest_client().get(format!("{}/metrics", self.http)).send().await.expect("metrics");
+        sum_series(&text.text().await.expect("text"), name)
+    }
+
+    /// A chat request over HTTP; status and body.
+    pub async fn chat(&self, body: Value) -> (u16, Value) {
+        let response = reqwest_client()
+            .post(format!("{}/v1/chat/completions", self.http))
+            .json(&body)
+            .send()
+            .await
+            .expect("the proxy answers");
+        let status = response.status().as_u16();
+        let text = response.text().await.expect("a body");
+        (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    }
+}
+
+/// Sum over all series of a metric in Prometheus text.
+pub fn sum_series(text: &str, name: &str) -> f64 {
+    let series = text.lines().filter(|l| !l.starts_with('#'));
+    let named = series.filter(|l| l.split(['{', ' ']).next() == Some(name));
+    named.filter_map(|l| l.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+}
+
+/// An HTTP client without proxies, with its TLS provider installed.
+pub fn reqwest_client() -> reqwest::Client {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder().no_proxy().build().expect("a client")
+}
