@@ -57,10 +57,24 @@ impl Cluster {
         self.wait_ready().await;
     }
 
-    /// Sum over all series of a metric in the text of the proxy or of a worker's admin address.
-    pub async fn metric(&self, name: &str) -> f64 {
-        let text = reqwest_client().get(format!("{}/metrics", self.http)).send().await.expect("metrics");
-        sum_series(&text.text().await.expect("text"), name)
+    /// Address of a worker's `/metrics`, as the log gives it for its newest process: `encoder-0`, `pd-0`.
+    pub fn admin(&self, worker: &str) -> String {
+        let log = self.up.log();
+        let started = log.lines().rev().find(|l| l.contains(&format!("{worker} started")));
+        let url = started.and_then(|l| l.split_whitespace().find(|word| word.starts_with("http://")));
+        url.unwrap_or_else(|| panic!("no address of {worker} in\n{log}")).trim_end_matches("/metrics").to_owned()
+    }
+
+    /// The text of a worker's or, for `proxy`, the proxy's metrics.
+    pub async fn metrics(&self, worker: &str) -> String {
+        let base = if worker == "proxy" { self.http.clone() } else { self.admin(worker) };
+        let response = reqwest_client().get(format!("{base}/metrics")).send().await.expect("metrics");
+        response.text().await.expect("text")
+    }
+
+    /// Sum over all series of a metric of a worker.
+    pub async fn metric(&self, worker: &str, name: &str) -> f64 {
+        sum_series(&self.metrics(worker).await, name)
     }
 
     /// A chat request over HTTP; status and body.

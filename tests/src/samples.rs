@@ -38,3 +38,32 @@ pub fn ask_images(model: &str, question: &str, images: &[&[u8]]) -> Value {
 pub fn text_of(answer: &Value) -> &str {
     answer["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("no content in {answer}"))
 }
+
+/// Samples of a held-out clip, 16 kHz mono.
+pub fn decode_16k(file: &str) -> Vec<i16> {
+    let limits = triptych_core::limits::Limits::default();
+    let samples = triptych_models::preprocess::audio::decode(&heldout(file), 16_000, &limits).expect("a sound");
+    samples.iter().map(|s| (s * 32_767.0) as i16).collect()
+}
+
+/// A WAV file of 16 kHz mono samples.
+pub fn wav_16k(samples: &[i16]) -> Vec<u8> {
+    let data_len = u32::try_from(samples.len() * 2).expect("a short sound");
+    let mut wav = Vec::with_capacity(44 + samples.len() * 2);
+    wav.extend_from_slice(b"RIFF");
+    wav.extend_from_slice(&(36 + data_len).to_le_bytes());
+    wav.extend_from_slice(b"WAVEfmt ");
+    wav.extend_from_slice(&16u32.to_le_bytes());
+    for field in [1u16, 1] {
+        wav.extend_from_slice(&field.to_le_bytes());
+    }
+    wav.extend_from_slice(&16_000u32.to_le_bytes());
+    wav.extend_from_slice(&32_000u32.to_le_bytes());
+    for field in [2u16, 16] {
+        wav.extend_from_slice(&field.to_le_bytes());
+    }
+    wav.extend_from_slice(b"data");
+    wav.extend_from_slice(&data_len.to_le_bytes());
+    wav.extend(samples.iter().flat_map(|s| s.to_le_bytes()));
+    wav
+}

@@ -112,11 +112,6 @@ impl<C: Cell> PagedCells<C> {
         Ok(Self { layout, cells: Panels::zeros(n_pages * page_len::<C>(layout.head_dim)) })
     }
 
-    /// Its sizes.
-    pub(super) fn layout(&self) -> KvLayout {
-        self.layout
-    }
-
     /// Where a page lies.
     fn range(&self, layer: usize, block: usize, head: usize) -> Range<usize> {
         let page = (layer * self.layout.n_blocks + block) * self.layout.n_kv_heads + head;

@@ -36,8 +36,8 @@ pub fn cpus() -> Vec<Subject<CpuBackend>> {
     .collect()
 }
 
-/// Error of ops that round only once or twice, relative to one plus the value.
-pub const ELEMENTWISE: f32 = 4e-6;
+/// Error of ops that treat each element alone, relative to one plus the value.
+pub const ELEMENTWISE: f32 = 1e-5;
 
 impl<B: Backend> Subject<B> {
     /// An activation.

@@ -1,7 +1,7 @@
 //! The EC connector: the two roles that move encoder outputs between a worker and a store.
 //!
 //! The roles and their verbs are the field's own (vLLM, `ECConnectorBase`:
-//! <https://github.com/vllm-project/vllm/blob/v0.11.1/vllm/distributed/ec_transfer/ec_connector/base.py>). The
+//! <https://github.com/vllm-project/vllm/blob/dc6d3096568971eefac153a3ca11bb0851167028/vllm/distributed/ec_transfer/ec_connector/base.py>). The
 //! scheduler's role is synchronous and never waits: it runs inside an engine step. The worker's role runs all
 //! transfer beside compute. Both look at one local cache. A miss, a corrupt object and a store that is away are
 //! results, never panics; what follows from them (encode again, another try, a typed error) is the caller's part.

@@ -16,4 +16,5 @@ mod pool;
 mod service;
 mod worker;
 
+pub use batcher::BatchLimits;
 pub use worker::{EncoderConfig, EncoderError, run};

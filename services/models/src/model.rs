@@ -79,7 +79,7 @@ impl Model {
             family,
             modalities: [spec.encoder.modality],
             encoder_settings: format!("{}\n{processor}", config.get("vision_config").unwrap_or(&json)),
-            preprocess: family.preprocess(dir)?,
+            preprocess: family.preprocess(dir, &spec.encoder)?,
             prompts: family.prompts(dir, &tokenizer)?,
             tokenizer,
             spec,

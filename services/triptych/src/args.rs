@@ -15,6 +15,7 @@ use triptych_ec::{EcError, EcSetting, EcStore};
 use triptych_kernels::cpu::Precision;
 use triptych_models::LoadFormat;
 use triptych_models::compute::ComputeConfig;
+use triptych_proxy::fetch::{AllowRule, FetchPolicy, NotARule, Reach};
 use triptych_runtime::telemetry::TelemetryConfig;
 
 /// How a process tells what it does.
@@ -130,18 +131,72 @@ impl ComputeArgs {
 
     /// The flags, for a child.
     pub fn to_flags(&self) -> Vec<OsString> {
-        let name = |v: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
-            v().map_or_else(String::new, |v| v.get_name().to_owned())
-        };
         vec![
             "--load-format".into(),
-            name(&|| self.load_format.to_possible_value()).into(),
+            name_of(self.load_format).into(),
             "--precision".into(),
-            name(&|| self.precision.to_possible_value()).into(),
+            name_of(self.precision).into(),
             "--threads".into(),
             self.threads.to_string().into(),
         ]
     }
+}
+
+/// Where the proxy may fetch items from.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Items by URL")]
+pub struct FetchArgs {
+    /// Where URLs may lead: to what is allowed by name, to public addresses too, or to private ones too
+    #[arg(long, value_name = "REACH", env = "TRIPTYCH_FETCH", default_value = "public")]
+    pub fetch: ReachArg,
+    /// A host, `*.` and a host, or a network that URLs may lead to in any case; repeat for several
+    #[arg(long, value_name = "HOST_OR_NETWORK", env = "TRIPTYCH_FETCH_ALLOW", value_delimiter = ',',
+          value_parser = checked_rule)]
+    pub fetch_allow: Vec<String>,
+}
+
+/// `--fetch`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReachArg {
+    /// What is allowed by name.
+    Listed,
+    /// Public addresses.
+    Public,
+    /// Private addresses too.
+    Private,
+}
+
+/// The text of a rule, so that it can be written down again for a child.
+fn checked_rule(text: &str) -> Result<String, NotARule> {
+    text.parse::<AllowRule>().map(|_| text.to_owned())
+}
+
+impl FetchArgs {
+    /// Settings of the fetcher.
+    pub fn policy(&self) -> FetchPolicy {
+        let reach = match self.fetch {
+            ReachArg::Listed => Reach::Listed,
+            ReachArg::Public => Reach::Public,
+            ReachArg::Private => Reach::Private,
+        };
+        // Each text was checked when it was read.
+        let allow = self.fetch_allow.iter().filter_map(|text| text.parse().ok()).collect();
+        FetchPolicy { reach, allow, ..FetchPolicy::default() }
+    }
+
+    /// The flags, for a child.
+    pub fn to_flags(&self) -> Vec<OsString> {
+        let mut flags = vec!["--fetch".into(), name_of(self.fetch).into()];
+        for rule in &self.fetch_allow {
+            flags.extend(["--fetch-allow".into(), rule.into()]);
+        }
+        flags
+    }
+}
+
+/// A value as it is written on a command line.
+fn name_of(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
 }
 
 /// `--ec`: the setting as it was written, since only that text has the password, and its meaning.
@@ -206,16 +261,19 @@ mod tests {
         log: LogArgs,
         #[command(flatten)]
         compute: ComputeArgs,
+        #[command(flatten)]
+        fetch: FetchArgs,
     }
 
     #[test]
     fn flags_written_for_a_child_read_back_the_same() {
-        let args = ["x", "--log", "debug", "--log-json", "--otlp", "http://h:1", "--precision", "bf16"];
-        let first = Flags::parse_from(args);
-        let child = [first.log.to_flags(), first.compute.to_flags()].concat();
+        let args = "x --log debug --log-json --otlp http://h:1 --precision bf16 --fetch listed --fetch-allow a.b,::1/128";
+        let first = Flags::parse_from(args.split(' '));
+        let child = [first.log.to_flags(), first.compute.to_flags(), first.fetch.to_flags()].concat();
         let second = Flags::parse_from(std::iter::once(OsString::from("x")).chain(child));
         assert_eq!(format!("{first:?}"), format!("{second:?}"));
         assert_eq!(second.compute.encoder_dtype(), DType::Bf16);
+        assert_eq!(second.fetch.policy().allow.len(), 2);
     }
 
     #[test]

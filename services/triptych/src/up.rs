@@ -18,7 +18,7 @@ mod ready;
 mod restarts;
 mod screen;
 
-use crate::args::{EcArg, LogArgs, ModelArgs};
+use crate::args::{EcArg, FetchArgs, LogArgs, ModelArgs};
 use crate::error::CliError;
 use crate::{listen, model};
 use clap::Args;
@@ -49,6 +49,9 @@ pub struct UpArgs {
     /// Models and computation; without a model: the sample models in this binary
     #[command(flatten)]
     pub models: ModelArgs,
+    /// Items by URL
+    #[command(flatten)]
+    pub fetch: FetchArgs,
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,

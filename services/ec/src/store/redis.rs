@@ -27,9 +27,6 @@ use triptych_core::{ContentKey, EncodedItem};
 pub const CHUNK_BYTES: usize = 1 << 20;
 /// Chunks outlive their manifest by this, so that a reader who has the manifest finds them.
 const CHUNK_GRACE: Duration = Duration::from_secs(60);
-/// Removes a key only while it still holds what was read from it.
-const REMOVE_IF_SAME: &str =
-    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('UNLINK', KEYS[1]) else return 0 end";
 
 /// Times and widths of a Redis store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -206,10 +203,9 @@ impl EcStore for RedisStore {
         let Some((manifest, raw)) = self.read_manifest(key).await? else { return Ok(None) };
         let object = self.read_chunks(key, &manifest).await?;
         if object.is_none() {
-            tracing::warn!(?key, "a chunk is gone; removing the manifest");
-            let mut remove = cmd("EVAL");
-            remove.arg(REMOVE_IF_SAME).arg(1).arg(Self::manifest_key(key)).arg(raw);
-            self.run(Op::Get, key, remove).await?;
+            tracing::warn!(?key, "a chunk is gone; removing the rest of the object");
+            self.run(Op::Get, key, remove_if_same(&Self::manifest_key(key), &raw)).await?;
+            self.remove_chunks(key, &manifest).await?;
         }
         Ok(object)
     }
@@ -233,16 +229,17 @@ impl EcStore for RedisStore {
     }
 
     async fn delete(&self, key: &ContentKey) -> Result<bool, EcError> {
-        let manifest = match self.read_manifest(key).await {
+        let name = Self::manifest_key(key);
+        let removed = match self.read_manifest(key).await {
             Ok(None) => return Ok(false),
-            Ok(Some((manifest, _))) => Some(manifest),
-            Err(EcError::Corrupt { .. }) => None,
+            Ok(Some((manifest, raw))) => {
+                let removed = self.run(Op::Delete, key, remove_if_same(&name, &raw)).await?;
+                self.remove_chunks(key, &manifest).await?;
+                removed
+            }
+            Err(EcError::Corrupt { .. }) => self.run(Op::Delete, key, Cmd::unlink(name)).await?,
             Err(e) => return Err(e),
         };
-        let removed = self.run(Op::Delete, key, Cmd::unlink(Self::manifest_key(key))).await?;
-        if let Some(manifest) = manifest {
-            self.remove_chunks(key, &manifest).await?;
-        }
         Ok(removed != Value::Int(0))
     }
 
@@ -250,6 +247,15 @@ impl EcStore for RedisStore {
         let answer = self.link.run(&cmd("PING")).await;
         answer.map(drop).map_err(|e| self.refine(Op::Ping, None, e))
     }
+}
+
+/// Removes a key while it still holds what was read from it: what another writer put there since stays.
+fn remove_if_same(name: &str, raw: &[u8]) -> Cmd {
+    let script =
+        "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('UNLINK', KEYS[1]) else return 0 end";
+    let mut eval = cmd("EVAL");
+    eval.arg(script).arg(1).arg(name).arg(raw);
+    eval
 }
 
 fn bytes_of(value: Value) -> Result<Vec<u8>, ObjectError> {

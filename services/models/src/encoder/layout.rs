@@ -95,3 +95,56 @@ impl Groups {
 fn square(frame: usize, [y0, x0]: [usize; 2], side: usize) -> impl Iterator<Item = [u32; 3]> {
     (y0..y0 + side).flat_map(move |y| (x0..x0 + side).map(move |x| [frame as u32, y as u32, x as u32]))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::family::{Config, Family, read_json};
+    use std::path::Path;
+
+    fn golden(case: &str, file: &str) -> serde_json::Value {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(case).join(file);
+        read_json(&path).expect("a golden file")
+    }
+
+    fn spec(case: &str) -> EncoderSpec {
+        let json = golden(case, "model/config.json");
+        let config = Config::new("config.json", &json);
+        Family::of(&config).and_then(|f| f.spec(&config)).expect("a golden configuration").encoder
+    }
+
+    fn piece(grid: [usize; 3]) -> Piece<'static> {
+        Piece { item: 0, grid, values: &[] }
+    }
+
+    #[test]
+    fn windows_lie_as_in_the_reference() {
+        for case in ["qwen2_5_vl_window112", "qwen2_5_vl_window56", "qwen2_5_vl_untied_nested"] {
+            let spec = spec(case);
+            let expected = golden(case, "expected.json");
+            for (name, image) in expected["images"].as_object().expect("images") {
+                let read = |key: &str| -> Vec<u32> {
+                    serde_json::from_value(image[key].clone()).expect("whole numbers")
+                };
+                let grid = read("grid_thw").iter().map(|n| *n as usize).collect::<Vec<_>>();
+                let layout = Layout::of(&spec, &[piece([grid[0], grid[1], grid[2]])]);
+                let order = layout.order.expect("an order");
+                let merged: Vec<u32> = order.stem_rows.iter().step_by(4).map(|row| row / 4).collect();
+                assert_eq!(merged, read("window_index"), "{case} {name}");
+                assert_eq!(layout.windows, read("cu_window_seqlens"), "{case} {name}");
+                let back: Vec<u32> = order.output_rows.iter().map(|i| merged[*i as usize]).collect();
+                assert_eq!(back, (0..merged.len() as u32).collect::<Vec<_>>(), "{case} {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn frames_and_images_are_sequences_of_their_own() {
+        let layout = Layout::of(&spec("qwen2_vl_two_images"), &[piece([2, 2, 4]), piece([1, 4, 2])]);
+        assert_eq!(layout.whole, [0, 8, 16, 24]);
+        assert_eq!(layout.windows, layout.whole);
+        assert_eq!(layout.order, None);
+        let second_group_of_second_frame = [[1, 0, 2], [1, 0, 3], [1, 1, 2], [1, 1, 3]];
+        assert_eq!(layout.positions[12..16], second_group_of_second_frame);
+    }
+}

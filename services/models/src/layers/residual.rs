@@ -37,3 +37,35 @@ impl<B: Backend> Residual<B> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use triptych_core::DType;
+    use triptych_kernels::ops::{NormKind, WeightView};
+    use triptych_kernels::reference::ReferenceBackend;
+
+    /// `f(x) = x` around a row of (3, 4), whose root mean square is 3.5355.
+    fn check(placement: NormPlacement, expect: [f32; 2]) {
+        let backend = ReferenceBackend::new();
+        let ones = [1.0f32.to_le_bytes(), 1.0f32.to_le_bytes()].concat();
+        let scale = WeightView { dtype: DType::F32, shape: &[2], data: &ones };
+        let norm = backend.load_norm(NormKind::Rms, scale, None, 0.0).expect("a norm");
+        let x = backend.upload(vec![3.0, 4.0], 1, 2).expect("a row");
+        let residual: Residual<ReferenceBackend> = Residual { norm, placement };
+        let identity = |input: &_, residual: &_| {
+            let mut sum = backend.gather_rows(input, &[0])?;
+            backend.add(&mut sum, residual)?;
+            Ok(sum)
+        };
+        let y = residual.around(&backend, &x, identity).expect("a row");
+        let y = backend.download(&y).expect("values");
+        assert!(y.iter().zip(expect).all(|(a, e)| (a - e).abs() < 1e-4), "{placement:?}: {y:?}");
+    }
+
+    #[test]
+    fn the_norm_sits_where_the_spec_says() {
+        check(NormPlacement::Pre, [3.0 + 0.848_53, 4.0 + 1.131_37]);
+        check(NormPlacement::Post, [0.848_53, 1.131_37]);
+    }
+}

@@ -3,9 +3,12 @@
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::path::PathBuf;
+use triptych_kernels::cpu::{CpuBackend, CpuConfig, Precision};
 use triptych_models::{LoadFormat, Model, ModelSource};
 
-/// Largest error of an f32 run against the reference's f32 run.
+/// Largest error of an f32 run against the reference's f32 run, for values whose root mean square is 1 or less;
+/// larger ones may be off in proportion. The reference's f32 run is itself 5e-5 of that scale from its f64 run
+/// in the worst case here (`qwen2_5_vl_window56`).
 pub const F32_TOLERANCE: f32 = 1e-4;
 
 pub struct Case {
@@ -59,6 +62,11 @@ impl Case {
     }
 }
 
+/// The CPU back end on two threads and the best instruction set of this machine.
+pub fn cpu(precision: Precision) -> CpuBackend {
+    CpuBackend::new(CpuConfig { threads: 2, precision, isa: None }).expect("a back end")
+}
+
 /// Largest absolute difference.
 pub fn max_error(actual: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(actual.len(), expected.len(), "number of values");
@@ -77,8 +85,9 @@ pub fn rms_error(actual: &[f32], expected: &[f32]) -> f32 {
 /// Fails unless two tensors agree as f32 runs must.
 pub fn assert_close(what: &str, actual: &[f32], expected: &[f32]) {
     let error = max_error(actual, expected);
-    println!("{what}: max error {error:.1e}");
-    assert!(error <= F32_TOLERANCE, "{what}: max error {error}, allowed {F32_TOLERANCE}");
+    let allowed = F32_TOLERANCE * rms_error(expected, &vec![0.0; expected.len()]).max(1.0);
+    println!("{what}: max error {error:.1e}, allowed {allowed:.1e}");
+    assert!(error <= allowed, "{what}: max error {error}, allowed {allowed}");
 }
 
 /// Fails unless a bf16 run is about as near to `exact` as the reference's own bf16 run. Two right runs round

@@ -1,9 +1,10 @@
 //! Whisper cases.
 
-use crate::case::{Case, assert_bf16_close, assert_close};
+use crate::case::{Case, assert_bf16_close, assert_close, cpu};
 use crate::greedy::{Mix, Sequence, greedy, teacher_forced};
 use triptych_core::{Extent, Modality};
 use triptych_kernels::Backend;
+use triptych_kernels::cpu::Precision;
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::{EncoderInput, Features};
@@ -126,6 +127,27 @@ fn reference_matches() {
 }
 
 #[test]
+fn cpu_matches() {
+    matches_reference(&cpu(Precision::F32));
+}
+
+#[test]
+fn cpu_in_bf16_is_as_near_as_the_references() {
+    bf16_is_as_near_as_the_references(&cpu(Precision::Bf16));
+}
+
+#[test]
 fn reference_greedy_tokens_are_the_same_alone_and_in_a_batch() {
     greedy_tokens_match(&ReferenceBackend::new());
+}
+
+#[test]
+fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
+    greedy_tokens_match(&cpu(Precision::F32));
+}
+
+#[test]
+fn windows_of_a_long_sound_are_independent() {
+    windows_are_independent(&cpu(Precision::F32));
+    windows_are_independent(&cpu(Precision::Bf16));
 }

@@ -3,7 +3,6 @@
 use super::AskArgs;
 use super::items::Item;
 use crate::error::CliError;
-use triptych_core::Modality;
 use triptych_proto::v1;
 use triptych_proto::v1::item::Source;
 use triptych_proto::v1::part;
@@ -60,6 +59,7 @@ mod tests {
     use crate::cli::{Cli, Command};
     use bytes::Bytes;
     use clap::Parser;
+    use triptych_core::Modality;
 
     fn ask(flags: &[&str], items: &[Modality]) -> Result<v1::GenerateRequest, CliError> {
         let Command::Ask(args) = Cli::parse_from([&["triptych", "ask"], flags].concat()).command else { panic!() };

@@ -1,12 +1,11 @@
 //! `triptych proxy`.
 
 use super::Process;
-use crate::args::{LogArgs, SharedEcArgs};
+use crate::args::{FetchArgs, LogArgs, SharedEcArgs};
 use crate::error::{CliError, chain};
 use crate::listen;
 use clap::Args;
 use triptych_core::limits::Limits;
-use triptych_proxy::fetch::FetchPolicy;
 use triptych_proxy::{HttpTimes, ProxyConfig, ProxyError};
 
 /// Flags of the proxy.
@@ -34,6 +33,9 @@ pub struct ProxyArgs {
     #[arg(long, value_name = "TEXT", env = "TRIPTYCH_TENANT_SALT", default_value = "", hide_env_values = true,
           hide_default_value = true)]
     pub tenant_salt: String,
+    /// Items by URL
+    #[command(flatten)]
+    pub fetch: FetchArgs,
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
@@ -53,7 +55,7 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
         pds: args.pds,
         store: args.ec.open(&limits).await?,
         limits,
-        fetch: FetchPolicy::default(),
+        fetch: args.fetch.policy(),
         tenant_salt: args.tenant_salt.into_bytes(),
         max_in_flight: args.max_in_flight,
         http_times: HttpTimes::default(),

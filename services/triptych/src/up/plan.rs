@@ -119,7 +119,9 @@ impl Plan {
                 children.push(worker);
             }
         }
-        children.push(proxy(&children, ec, faces));
+        let mut proxy = proxy(&children, ec, faces);
+        proxy.flags.extend(args.fetch.to_flags());
+        children.push(proxy);
         for child in &mut children {
             child.flags.extend(args.log.to_flags());
         }

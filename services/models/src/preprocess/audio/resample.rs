@@ -2,10 +2,10 @@
 
 use crate::error::ItemError;
 use rubato::audioadapter_buffers::direct::InterleavedSlice;
-use rubato::{Fft, FixedSync, Indexing, Resampler};
+use rubato::{Fft, FixedSync, Indexing, Resampler, WindowFunction};
 
-/// Input samples of a chunk, about; rates that share few factors make it longer.
-const CHUNK: usize = 4096;
+/// Input samples of a chunk, at least; rates that share few factors make it longer.
+const MIN_CHUNK: usize = 1024;
 
 /// Takes samples at one rate, keeps them at another.
 pub(super) struct Resampled {
@@ -31,7 +31,9 @@ impl Resampled {
         let stage = if from == to {
             None
         } else {
-            let resampler = Fft::new(from as usize, to as usize, CHUNK, 1, FixedSync::Input)
+            let (rate_in, rate_out, chunk) = (from as usize, to as usize, chunk(from as usize, to as usize));
+            let window = WindowFunction::BlackmanHarris2;
+            let resampler = Fft::new_custom(rate_in, rate_out, chunk, 1, 1, window, FixedSync::Both)
                 .map_err(|e| ItemError::Unsupported(format!("audio at {from} Hz cannot be resampled: {e}")))?;
             let chunk = vec![0.0; resampler.output_frames_max()];
             let n_drop = resampler.output_delay();
@@ -82,6 +84,17 @@ impl Resampled {
         self.out.truncate(expected);
         Ok(self.out)
     }
+}
+
+/// Input samples of a chunk: a whole and even number of the shortest period that both rates share. Even, since
+/// the filter's delay is half a chunk, and only whole samples of it can be dropped.
+fn chunk(from: usize, to: usize) -> usize {
+    let (mut a, mut b) = (from, to);
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    let pair = 2 * (from / a.max(1));
+    MIN_CHUNK.div_ceil(pair.max(1)) * pair
 }
 
 impl Stage {

@@ -1,0 +1,107 @@
+//! `POST /v1/audio/transcriptions` and `/v1/audio/translations`.
+
+mod form;
+mod format;
+
+use super::error::HttpError;
+use super::{Call, Face, sse};
+use crate::orchestrate::{Answer, Piece};
+use crate::request::{Item, Request, Source};
+use axum::extract::{Request as HttpRequest, State};
+use axum::response::Response;
+use bytes::Bytes;
+use form::{Form, ResponseFormat};
+use format::Transcript;
+use futures::{Stream, stream};
+use serde::Serialize;
+use triptych_core::prompt::{Prompt, SpeechKind, SpeechTask};
+use triptych_core::{Failure, Modality, ModelName};
+use triptych_proto::v1;
+
+pub(super) async fn transcribe(State(face): State<Face>, request: HttpRequest) -> Result<Response, HttpError> {
+    answer(face, request, SpeechKind::Transcribe).await
+}
+
+pub(super) async fn translate(State(face): State<Face>, request: HttpRequest) -> Result<Response, HttpError> {
+    answer(face, request, SpeechKind::Translate).await
+}
+
+async fn answer(face: Face, request: HttpRequest, kind: SpeechKind) -> Result<Response, HttpError> {
+    let read = async {
+        let call = face.admit(&request)?;
+        let form = form::read(&face, &call, request).await?;
+        Ok::<_, HttpError>((call, form))
+    };
+    let (call, form) = read.await.inspect_err(|e| face.refused(e))?;
+    let (format, temperature, stream) = (form.format, form.temperature.unwrap_or(0.0), form.stream);
+    let request = into_request(form, &call, kind);
+    let Call { permit, span, .. } = call;
+    let mut answer = span.in_scope(|| face.orchestrator.start(request, permit))?;
+    let first = next(&mut answer).await?;
+    if stream {
+        return Ok(sse::response(events(first, answer)));
+    }
+    let mut transcript = Transcript::new(kind, temperature);
+    let mut piece = first;
+    loop {
+        match piece {
+            Piece::Delta(delta) => transcript.add(delta),
+            Piece::Summary(summary) => return Ok(transcript.respond(summary, format)),
+        }
+        piece = next(&mut answer).await?;
+    }
+}
+
+async fn next(answer: &mut Answer) -> Result<Piece, Failure> {
+    answer.next().await.unwrap_or_else(|| Err(Failure::internal("an answer without an end")))
+}
+
+fn into_request(form: Form, call: &Call, kind: SpeechKind) -> Request {
+    let task = SpeechTask {
+        kind,
+        language: form.language,
+        prompt: form.prompt,
+        timestamps: form.format.has_times(),
+    };
+    Request {
+        id: call.id,
+        arrived: call.arrived,
+        deadline: call.deadline,
+        model: form.model.map(ModelName::new),
+        prompt: Prompt::Speech(task),
+        items: vec![Item { modality: Modality::Audio, source: Source::Bytes(form.file), param: "file".into() }],
+        sampling: v1::Sampling { temperature: form.temperature, ..v1::Sampling::default() },
+    }
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type")]
+enum Event {
+    #[serde(rename = "transcript.text.delta")]
+    Delta { delta: String },
+    #[serde(rename = "transcript.text.done")]
+    Done { text: String, usage: format::Usage },
+}
+
+/// Events as text comes; the last one has the whole text. A failure is an event without `done` after it.
+fn events(first: Piece, answer: Answer) -> impl Stream<Item = Bytes> + Send + 'static {
+    stream::unfold((Some(Ok(first)), String::new(), answer), |(first, mut text, mut answer)| async move {
+        let piece: Result<Piece, Failure> = match first {
+            Some(piece) => piece,
+            None => answer.next().await?,
+        };
+        let event = match piece {
+            Ok(Piece::Delta(delta)) if delta.text.is_empty() => Bytes::new(),
+            Ok(Piece::Delta(delta)) => {
+                text.push_str(&delta.text);
+                sse::event(&Event::Delta { delta: delta.text })
+            }
+            Ok(Piece::Summary(summary)) => {
+                let text = text.trim().to_owned();
+                sse::event(&Event::Done { text, usage: format::Usage::of(&summary) })
+            }
+            Err(failure) => sse::error(&failure),
+        };
+        Some((event, (None, text, answer)))
+    })
+}

@@ -1,0 +1,192 @@
+//! The form of a speech request (`multipart/form-data`), field by field as it streams in.
+
+use super::super::body::{BodyError, check_declared, pieces};
+use super::super::error::HttpError;
+use super::super::{Call, Face};
+use axum::extract::Request;
+use axum::http::header;
+use bytes::{Bytes, BytesMut};
+use multer::{Field, Multipart};
+use std::error::Error;
+use std::str::FromStr;
+use triptych_core::{Failure, FailureClass};
+
+/// Longest field that is not the file, in bytes.
+const MAX_FIELD_BYTES: usize = 64 << 10;
+/// Most fields of a form.
+const MAX_FIELDS: usize = 64;
+
+/// What the form asks for.
+#[derive(Debug)]
+pub(super) struct Form {
+    pub(super) file: Bytes,
+    pub(super) model: Option<String>,
+    pub(super) language: Option<String>,
+    pub(super) prompt: Option<String>,
+    pub(super) format: ResponseFormat,
+    pub(super) temperature: Option<f32>,
+    pub(super) stream: bool,
+}
+
+/// The shape of the answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum ResponseFormat {
+    /// An object with the text.
+    #[default]
+    Json,
+    /// The text.
+    Text,
+    /// An object with the text, its segments and their times.
+    VerboseJson,
+    /// SubRip subtitles.
+    Srt,
+    /// WebVTT subtitles.
+    Vtt,
+}
+
+impl ResponseFormat {
+    /// Whether the answer says when things were said.
+    pub(super) fn has_times(self) -> bool {
+        matches!(self, Self::VerboseJson | Self::Srt | Self::Vtt)
+    }
+}
+
+impl FromStr for ResponseFormat {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Ok(match text {
+            "json" => Self::Json,
+            "text" => Self::Text,
+            "verbose_json" => Self::VerboseJson,
+            "srt" => Self::Srt,
+            "vtt" => Self::Vtt,
+            _ => return Err(()),
+        })
+    }
+}
+
+/// Fields as they arrive.
+#[derive(Debug, Default)]
+struct Fields {
+    file: Option<Bytes>,
+    model: Option<String>,
+    language: Option<String>,
+    prompt: Option<String>,
+    response_format: Option<String>,
+    temperature: Option<String>,
+    stream: Option<String>,
+    granularities: Vec<String>,
+}
+
+/// Reads the form.
+pub(super) async fn read(face: &Face, call: &Call, request: Request) -> Result<Form, HttpError> {
+    let content_type = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
+    let boundary = multer::parse_boundary(content_type.unwrap_or_default()).map_err(|_| {
+        Failure::invalid("the body must be multipart/form-data with a boundary, and a field named file")
+    })?;
+    check_declared(request.headers(), face.limits.max_body_bytes)?;
+    let mut form = Multipart::new(pieces(face, call, request.into_body()), boundary);
+    let mut fields = Fields::default();
+    for _ in 0..MAX_FIELDS {
+        match form.next_field().await.map_err(unreadable)? {
+            Some(field) => fields.add(field, face.limits.max_item_bytes).await?,
+            None => return Ok(fields.into_form()?),
+        }
+    }
+    Err(Failure::invalid(format!("the form has more than {MAX_FIELDS} fields")).into())
+}
+
+impl Fields {
+    async fn add(&mut self, field: Field<'_>, max_file_bytes: usize) -> Result<(), HttpError> {
+        let name = field.name().unwrap_or_default().to_owned();
+        let target = match &*name {
+            "file" => {
+                self.file = Some(bytes_of(field, max_file_bytes).await?);
+                return Ok(());
+            }
+            "model" => &mut self.model,
+            "language" => &mut self.language,
+            "prompt" => &mut self.prompt,
+            "response_format" => &mut self.response_format,
+            "temperature" => &mut self.temperature,
+            "stream" => &mut self.stream,
+            "timestamp_granularities[]" | "timestamp_granularities" => {
+                self.granularities.push(text_of(field).await?);
+                return Ok(());
+            }
+            // Multer skips the data of a field that is dropped.
+            _ => return Ok(()),
+        };
+        *target = Some(text_of(field).await?).filter(|text| !text.is_empty());
+        Ok(())
+    }
+
+    fn into_form(self) -> Result<Form, Failure> {
+        let file = self.file.ok_or_else(|| Failure::invalid("the form has no file").with_param("file"))?;
+        let format = match self.response_format {
+            None => ResponseFormat::default(),
+            Some(text) => text.parse().map_err(|()| {
+                let allowed = "json, text, verbose_json, srt and vtt";
+                wrong("response_format", &text, allowed)
+            })?,
+        };
+        if let Some(other) = self.granularities.iter().find(|g| *g != "segment") {
+            return Err(wrong("timestamp_granularities[]", other, "segment"));
+        }
+        let temperature = self.temperature.map(|text| {
+            let number = text.trim().parse::<f32>();
+            number.map_err(|_| wrong("temperature", &text, "a number from 0 to 1"))
+        });
+        let stream = match self.stream.as_deref() {
+            None | Some("false" | "False" | "0") => false,
+            Some("true" | "True" | "1") => true,
+            Some(other) => return Err(wrong("stream", other, "true and false")),
+        };
+        if stream && !matches!(format, ResponseFormat::Json | ResponseFormat::Text) {
+            let message = "a stream has no times: with stream, response_format must be json or text";
+            return Err(Failure::invalid(message).with_param("response_format"));
+        }
+        let (model, language, prompt) = (self.model, self.language, self.prompt);
+        Ok(Form { file, model, language, prompt, format, temperature: temperature.transpose()?, stream })
+    }
+}
+
+fn wrong(field: &str, value: &str, allowed: &str) -> Failure {
+    // A value is quoted, and may be long.
+    let value: String = value.chars().take(80).collect();
+    Failure::invalid(format!("{field} is {value:?}, allowed are {allowed}")).with_param(field)
+}
+
+async fn bytes_of(mut field: Field<'_>, limit: usize) -> Result<Bytes, HttpError> {
+    let name = field.name().unwrap_or_default().to_owned();
+    let mut bytes = BytesMut::new();
+    while let Some(piece) = field.chunk().await.map_err(unreadable)? {
+        let len = bytes.len() + piece.len();
+        if len > limit {
+            let message = format!("the field has {len} bytes or more, the limit is {limit}");
+            return Err(Failure::new(FailureClass::TooLarge, message).with_param(name).into());
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(bytes.freeze())
+}
+
+async fn text_of(field: Field<'_>) -> Result<String, HttpError> {
+    let name = field.name().unwrap_or_default().to_owned();
+    let bytes = bytes_of(field, MAX_FIELD_BYTES).await?;
+    let text = String::from_utf8(bytes.into());
+    Ok(text.map_err(|_| Failure::invalid(format!("{name} is not UTF-8")).with_param(name))?)
+}
+
+/// The reason behind multer's: a body that was too long or too slow is told as that.
+fn unreadable(e: multer::Error) -> HttpError {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(&e);
+    while let Some(error) = cause {
+        if let Some(body) = error.downcast_ref::<BodyError>() {
+            return (*body).into();
+        }
+        cause = error.source();
+    }
+    Failure::invalid(format!("the form cannot be read: {e}")).into()
+}

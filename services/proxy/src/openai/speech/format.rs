@@ -1,0 +1,187 @@
+//! A transcript in the shapes that OpenAI's clients ask for.
+
+use super::form::ResponseFormat;
+use axum::Json;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use flate2::Compression;
+use flate2::write::ZlibEncoder;
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use triptych_core::prompt::SpeechKind;
+use triptych_proto::v1;
+
+/// Seconds of sound a window holds, and its mel frames; `seek` counts in frames (Whisper's convention).
+const WINDOW_S: f64 = 30.0;
+const WINDOW_FRAMES: u64 = 3000;
+
+/// A transcript, put together.
+pub(super) struct Transcript {
+    kind: SpeechKind,
+    temperature: f32,
+    text: String,
+    segments: Vec<v1::Segment>,
+}
+
+#[derive(Serialize)]
+struct Plain<'a> {
+    text: &'a str,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Verbose<'a> {
+    task: &'static str,
+    language: &'a str,
+    duration: f64,
+    text: &'a str,
+    segments: Vec<Segment<'a>>,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Segment<'a> {
+    id: usize,
+    seek: u64,
+    start: f64,
+    end: f64,
+    text: &'a str,
+    tokens: &'a [u32],
+    temperature: f32,
+    avg_logprob: f32,
+    compression_ratio: f64,
+    no_speech_prob: f32,
+}
+
+/// Speech is counted by its length.
+#[derive(Serialize)]
+pub(super) struct Usage {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    seconds: f64,
+}
+
+impl Usage {
+    pub(super) fn of(summary: &v1::Summary) -> Self {
+        Self { kind: "duration", seconds: summary.duration_s }
+    }
+}
+
+impl Transcript {
+    pub(super) fn new(kind: SpeechKind, temperature: f32) -> Self {
+        Self { kind, temperature, text: String::new(), segments: Vec::new() }
+    }
+
+    pub(super) fn add(&mut self, delta: v1::Delta) {
+        self.text.push_str(&delta.text);
+        self.segments.extend(delta.segments);
+    }
+
+    pub(super) fn respond(mut self, summary: v1::Summary, format: ResponseFormat) -> Response {
+        let text = self.text.trim().to_owned();
+        if self.segments.is_empty() && !text.is_empty() {
+            // A model without times says one thing, from beginning to end.
+            let whole = v1::Segment { end_s: summary.duration_s, text: text.clone(), ..v1::Segment::default() };
+            self.segments.push(whole);
+        }
+        let typed = |kind: &'static str, body: String| ([(header::CONTENT_TYPE, kind)], body).into_response();
+        match format {
+            ResponseFormat::Json => Json(Plain { text: &text, usage: Usage::of(&summary) }).into_response(),
+            ResponseFormat::Text => typed("text/plain; charset=utf-8", text + "\n"),
+            ResponseFormat::VerboseJson => Json(self.verbose(&text, &summary)).into_response(),
+            ResponseFormat::Srt => typed("application/x-subrip; charset=utf-8", self.srt()),
+            ResponseFormat::Vtt => typed("text/vtt; charset=utf-8", self.vtt()),
+        }
+    }
+
+    fn verbose<'a>(&'a self, text: &'a str, summary: &'a v1::Summary) -> Verbose<'a> {
+        let segment = |(id, s): (usize, &'a v1::Segment)| Segment {
+            id,
+            seek: (s.start_s / WINDOW_S).max(0.0) as u64 * WINDOW_FRAMES,
+            start: s.start_s,
+            end: s.end_s,
+            text: &s.text,
+            tokens: &s.token_ids,
+            temperature: self.temperature,
+            avg_logprob: s.avg_logprob,
+            compression_ratio: compression_ratio(&s.text),
+            no_speech_prob: s.no_speech_prob,
+        };
+        Verbose {
+            task: match self.kind {
+                SpeechKind::Transcribe => "transcribe",
+                SpeechKind::Translate => "translate",
+            },
+            language: &summary.language,
+            duration: summary.duration_s,
+            text,
+            segments: self.segments.iter().enumerate().map(segment).collect(),
+            usage: Usage::of(summary),
+        }
+    }
+
+    fn srt(&self) -> String {
+        let mut out = String::new();
+        for (i, s) in self.segments.iter().enumerate() {
+            let (start, end) = (clock(s.start_s, ','), clock(s.end_s, ','));
+            // Writing to a String cannot fail.
+            let _ = write!(out, "{}\n{start} --> {end}\n{}\n\n", i + 1, s.text.trim());
+        }
+        out
+    }
+
+    fn vtt(&self) -> String {
+        let mut out = "WEBVTT\n\n".to_owned();
+        for s in &self.segments {
+            let (start, end) = (clock(s.start_s, '.'), clock(s.end_s, '.'));
+            let _ = write!(out, "{start} --> {end}\n{}\n\n", s.text.trim().replace("-->", "->"));
+        }
+        out
+    }
+}
+
+/// `HH:MM:SS,mmm`.
+fn clock(seconds: f64, mark: char) -> String {
+    // A float becomes the nearest integer it can; not-a-number becomes 0.
+    let ms = (seconds * 1000.0).round() as u64;
+    let (h, m, s) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60);
+    format!("{h:02}:{m:02}:{s:02}{mark}{:03}", ms % 1000)
+}
+
+/// Bytes of the text per byte of its zlib form, as Whisper measures repetition.
+fn compression_ratio(text: &str) -> f64 {
+    let mut zlib = ZlibEncoder::new(Vec::new(), Compression::default());
+    let compressed = zlib.write_all(text.as_bytes()).and_then(|()| zlib.finish());
+    match compressed {
+        Ok(bytes) if !text.is_empty() => text.len() as f64 / bytes.len().max(1) as f64,
+        _ => 1.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_round_and_carry() {
+        let cases = [
+            (0.0, "00:00:00,000"),
+            (1.2345, "00:00:01,235"),
+            (59.9996, "00:01:00,000"),
+            (3661.5, "01:01:01,500"),
+            (-1.0, "00:00:00,000"),
+            (f64::NAN, "00:00:00,000"),
+        ];
+        for (seconds, expect) in cases {
+            assert_eq!(clock(seconds, ','), expect);
+        }
+    }
+
+    #[test]
+    fn repetition_compresses() {
+        assert!(compression_ratio(&"la ".repeat(100)) > 10.0);
+        assert!(compression_ratio("hello world") < 1.1);
+        assert_eq!(compression_ratio(""), 1.0);
+    }
+}

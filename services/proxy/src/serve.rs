@@ -1,0 +1,83 @@
+//! The process from its listeners to its end.
+
+use crate::admission::Gate;
+use crate::cache::EncoderCache;
+use crate::config::{ProxyConfig, ProxyError};
+use crate::encode::Encodes;
+use crate::fetch::Fetcher;
+use crate::fleet::Fleet;
+use crate::items::Materials;
+use crate::observe::Observer;
+use crate::orchestrate::Orchestrator;
+use crate::{grpc, openai};
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tonic::transport::server::TcpIncoming;
+use tonic_health::server::HealthReporter;
+use triptych_proto::v1::triptych_server::SERVICE_NAME;
+use triptych_runtime::drain::DrainTimes;
+use triptych_runtime::serve::ServeError;
+use triptych_runtime::{Drain, MetricsRegistry};
+
+/// Runs the proxy until it is drained: it answers from the first moment, and is ready when its workers are.
+///
+/// # Errors
+/// [`ProxyError`] if it cannot start, or a server ends by itself.
+pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), ProxyError> {
+    let ProxyConfig { limits, http_times: times, .. } = config;
+    let gate = Gate::new(config.max_in_flight);
+    let fleet = Arc::new(Fleet::start(&config.encoders, &config.pds)?);
+    let cache = EncoderCache::new(config.store, limits.max_object_bytes);
+    let orchestrator = Arc::new(Orchestrator {
+        encodes: Encodes::new(Arc::clone(&fleet), cache, limits.max_request_time),
+        fleet,
+        materials: Materials {
+            fetcher: Fetcher::new(config.fetch, limits.clone())?,
+            limits: limits.clone(),
+            tenant_salt: config.tenant_salt.into(),
+        },
+        observer: Observer::new(&metrics),
+        drain: drain.clone(),
+    });
+    let face = grpc::Face { orchestrator: Arc::clone(&orchestrator), limits: limits.clone(), gate: gate.clone() };
+    let grpc = drain.tasks().spawn(serve_grpc(config.grpc, face, drain.clone()));
+    let parts = openai::Parts { orchestrator, limits, gate, times, registry: metrics };
+    let routes = openai::Face::new(parts).routes();
+    drain.tasks().spawn(openai::listen::serve(config.http, routes, times, drain.clone()));
+    tokio::select! {
+        () = drain.finish(DrainTimes::default()) => Ok(()),
+        ended = grpc => ended.map_err(ServeError::from)?,
+    }
+}
+
+async fn serve_grpc(listener: TcpListener, face: grpc::Face, drain: Drain) -> Result<(), ProxyError> {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    let watching = watch_health(health, Arc::clone(&face.orchestrator));
+    let (v1, v1alpha) = triptych_runtime::grpc::reflection().map_err(ServeError::from)?;
+    let serving = triptych_runtime::grpc::server()
+        .add_service(health_service)
+        .add_service(v1)
+        .add_service(v1alpha)
+        .add_service(face.service())
+        .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), drain.closing());
+    let abort = drain.abort_token();
+    tokio::select! {
+        ended = serving => Ok(ended.map_err(ServeError::from)?),
+        () = watching => Ok(()),
+        () = abort.cancelled() => Ok(()),
+    }
+}
+
+/// Health follows the workers, and goes when stopping begins. Never ends: it lives as long as the server.
+async fn watch_health(health: HealthReporter, orchestrator: Arc<Orchestrator>) {
+    let mut changes = orchestrator.fleet.changes();
+    loop {
+        let ready = changes.borrow_and_update().is_ready() && !orchestrator.drain.is_stopping();
+        triptych_runtime::grpc::set_health(&health, SERVICE_NAME, ready).await;
+        tokio::select! {
+            // The sender lives as long as the orchestrator.
+            _ = changes.changed() => {}
+            () = orchestrator.drain.stopping(), if !orchestrator.drain.is_stopping() => {}
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! Workers that record what they are asked and answer as a test tells them. Each has a runtime of its own, so that it
+//! can die as a process does: all its connections at once.
+
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::Semaphore;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status};
+use triptych_core::item::from_f32;
+use triptych_core::{DType, EncodedItem, EncoderOutput, Extent, Fingerprint, Modality};
+use triptych_ec::EcStore;
+use triptych_proto::v1;
+use triptych_proto::v1::encoder_worker_server::{EncoderWorker, EncoderWorkerServer};
+use triptych_proto::v1::pd_generate_response::Kind;
+use triptych_proto::v1::prefill_decode_worker_server::{PrefillDecodeWorker, PrefillDecodeWorkerServer};
+
+/// A model as both fakes announce it.
+pub fn model(name: &str, modality: Modality, fingerprint: u8) -> v1::WorkerModel {
+    v1::WorkerModel {
+        name: name.into(),
+        family: "fake".into(),
+        encoders: vec![v1::worker_model::Encoder {
+            modality: v1::Modality::from(modality).into(),
+            fingerprint: Bytes::copy_from_slice(Fingerprint::from_bytes([fingerprint; 32]).as_bytes()),
+        }],
+        max_context: 4096,
+        max_items: 8,
+        created_s: 1_700_000_000,
+    }
+}
+
+/// A server with a runtime of its own.
+pub struct Process {
+    runtime: Option<Runtime>,
+    pub address: SocketAddr,
+}
+
+impl Process {
+    fn start(
+        port: u16,
+        serve: impl FnOnce(TcpListener) -> futures::future::BoxFuture<'static, ()>,
+    ) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let listener = {
+            let _inside = runtime.enter();
+            TcpListener::from_std(listener).unwrap()
+        };
+        runtime.spawn(serve(listener));
+        Self { runtime: Some(runtime), address }
+    }
+
+    /// Everything of it is gone at once.
+    pub fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What a fake encoder does with its next job; it answers when nothing is scripted.
+pub enum EncodeStep {
+    Answer,
+    /// Waits for [`Encoder::release`], then answers.
+    Hold,
+    Fail(Status),
+}
+
+/// An encoder worker.
+#[derive(Clone)]
+pub struct Encoder(Arc<EncoderState>);
+
+struct EncoderState {
+    models: Mutex<Vec<v1::WorkerModel>>,
+    store: Arc<dyn EcStore>,
+    jobs: Mutex<Vec<v1::EncodeRequest>>,
+    script: Mutex<VecDeque<EncodeStep>>,
+    released: Semaphore,
+    cancelled: AtomicUsize,
+}
+
+impl Encoder {
+    pub fn new(models: Vec<v1::WorkerModel>, store: Arc<dyn EcStore>) -> Self {
+        Self(Arc::new(EncoderState {
+            models: Mutex::new(models),
+            store,
+            jobs: Mutex::default(),
+            script: Mutex::default(),
+            released: Semaphore::new(0),
+            cancelled: AtomicUsize::new(0),
+        }))
+    }
+
+    pub fn serve(&self) -> Process {
+        self.serve_at(0)
+    }
+
+    pub fn serve_at(&self, port: u16) -> Process {
+        let service = EncoderWorkerServer::new(self.clone()).max_decoding_message_size(64 << 20);
+        Process::start(port, |listener| {
+            let server = tonic::transport::Server::builder().add_service(service);
+            Box::pin(async move { server.serve_with_incoming(TcpIncoming::from(listener)).await.unwrap() })
+        })
+    }
+
+    pub fn script(&self, steps: impl IntoIterator<Item = EncodeStep>) {
+        self.0.script.lock().unwrap().extend(steps);
+    }
+
+    pub fn release(&self, n: usize) {
+        self.0.released.add_permits(n);
+    }
+
+    pub fn announce(&self, models: Vec<v1::WorkerModel>) {
+        *self.0.models.lock().unwrap() = models;
+    }
+
+    /// The items of the jobs it was sent.
+    pub fn jobs(&self) -> Vec<Bytes> {
+        self.0.jobs.lock().unwrap().iter().map(|job| job.item.clone()).collect()
+    }
+
+    /// Jobs whose caller went away while they were held.
+    pub fn cancelled(&self) -> usize {
+        self.0.cancelled.load(Ordering::SeqCst)
+    }
+}
+
+/// Counts a held job that is dropped before it is released.
+struct Held<'a>(Option<&'a AtomicUsize>);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if let Some(cancelled) = self.0 {
+            cancelled.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl EncoderWorker for Encoder {
+    async fn describe(&self, _: Request<v1::DescribeRequest>) -> Result<Response<v1::DescribeResponse>, Status> {
+        let models = self.0.models.lock().unwrap().clone();
+        Ok(Response::new(v1::DescribeResponse { worker_id: "fake".into(), models, ec_store: "memory".into() }))
+    }
+
+    async fn encode(&self, request: Request<v1::EncodeRequest>) -> Result<Response<v1::EncodeResponse>, Status> {
+        assert!(request.metadata().contains_key("grpc-timeout"));
+        let request = request.into_inner();
+        self.0.jobs.lock().unwrap().push(request.clone());
+        let step = self.0.script.lock().unwrap().pop_front().unwrap_or(EncodeStep::Answer);
+        match step {
+            EncodeStep::Answer => {}
+            EncodeStep::Fail(status) => return Err(status),
+            EncodeStep::Hold => {
+                let mut held = Held(Some(&self.0.cancelled));
+                self.0.released.acquire().await.unwrap().forget();
+                held.0 = None;
+            }
+        }
+        let output = encode(&request);
+        let object = triptych_ec::object::encode(&output).unwrap();
+        self.0.store.put_if_absent(&output.item().key, object).await.unwrap();
+        Ok(Response::new(v1::EncodeResponse {
+            item: Some(output.item().into()),
+            queue_us: 1,
+            preprocess_us: 20,
+            encode_us: 300,
+            publish_us: 4000,
+        }))
+    }
+}
+
+fn encode(request: &v1::EncodeRequest) -> EncoderOutput {
+    let item = EncodedItem {
+        key: triptych_proto::convert::key(&request.key, "key").unwrap(),
+        fingerprint: triptych_proto::convert::fingerprint(&request.fingerprint, "fingerprint").unwrap(),
+        modality: triptych_proto::convert::modality(request.modality).unwrap(),
+        n_tokens: 2,
+        hidden: 2,
+        dtype: DType::F32,
+        extent: Extent::Tokens,
+        checksum: [0; 32],
+    };
+    EncoderOutput::seal(item, from_f32(&[request.item.len() as f32; 4], DType::F32)).unwrap()
+}
+
+/// What a fake PD worker does with its next request; it writes [`hello`] when nothing is scripted.
+pub enum Play {
+    /// These messages, and the end of the stream.
+    Say(Vec<v1::PdGenerateResponse>),
+    /// These messages, then the failure.
+    SayThenFail(Vec<v1::PdGenerateResponse>, Status),
+    /// These messages, then silence until [`Pd::release`], then [`hello`].
+    SayThenHold(Vec<v1::PdGenerateResponse>),
+    /// A failure instead of a stream.
+    Fail(Status),
+}
+
+/// A PD worker.
+#[derive(Clone)]
+pub struct Pd(Arc<PdState>);
+
+struct PdState {
+    models: Vec<v1::WorkerModel>,
+    requests: Mutex<Vec<v1::PdGenerateRequest>>,
+    script: Mutex<VecDeque<Play>>,
+    released: Arc<Semaphore>,
+}
+
+impl Pd {
+    pub fn new(models: Vec<v1::WorkerModel>) -> Self {
+        Self(Arc::new(PdState {
+            models,
+            requests: Mutex::default(),
+            script: Mutex::default(),
+            released: Arc::new(Semaphore::new(0)),
+        }))
+    }
+
+    pub fn serve(&self) -> Process {
+        self.serve_at(0)
+    }
+
+    pub fn serve_at(&self, port: u16) -> Process {
+        let service = PrefillDecodeWorkerServer::new(self.clone());
+        Process::start(port, |listener| {
+            let server = tonic::transport::Server::builder().add_service(service);
+            Box::pin(async move { server.serve_with_incoming(TcpIncoming::from(listener)).await.unwrap() })
+        })
+    }
+
+    pub fn script(&self, plays: impl IntoIterator<Item = Play>) {
+        self.0.script.lock().unwrap().extend(plays);
+    }
+
+    pub fn release(&self, n: usize) {
+        self.0.released.add_permits(n);
+    }
+
+    pub fn requests(&self) -> Vec<v1::PdGenerateRequest> {
+        self.0.requests.lock().unwrap().clone()
+    }
+}
+
+/// New text for the first answer.
+pub fn text(text: &str) -> v1::PdGenerateResponse {
+    delta(v1::Delta { text: text.into(), token_ids: vec![1], ..v1::Delta::default() })
+}
+
+pub fn delta(delta: v1::Delta) -> v1::PdGenerateResponse {
+    v1::PdGenerateResponse { kind: Some(Kind::Delta(delta)) }
+}
+
+pub fn summary(summary: v1::Summary) -> v1::PdGenerateResponse {
+    v1::PdGenerateResponse { kind: Some(Kind::Summary(summary)) }
+}
+
+/// Two pieces of text and a summary.
+pub fn hello() -> Vec<v1::PdGenerateResponse> {
+    let end = v1::Delta {
+        text: " world".into(),
+        token_ids: vec![2],
+        finish_reason: v1::FinishReason::Stop.into(),
+        ..v1::Delta::default()
+    };
+    let times = v1::StageTimes { queue_us: 10, load_us: 50, prefill_us: 60, ..v1::StageTimes::default() };
+    vec![
+        text("hello"),
+        delta(end),
+        summary(v1::Summary {
+            usage: Some(v1::Usage { prompt_tokens: 7, completion_tokens: 2 }),
+            times: Some(times),
+            language: "en".into(),
+            duration_s: 1.5,
+            ..v1::Summary::default()
+        }),
+    ]
+}
+
+type Stream = BoxStream<'static, Result<v1::PdGenerateResponse, Status>>;
+
+fn say(messages: Vec<v1::PdGenerateResponse>) -> Stream {
+    stream::iter(messages).map(Ok).boxed()
+}
+
+#[tonic::async_trait]
+impl PrefillDecodeWorker for Pd {
+    type GenerateStream = Stream;
+
+    async fn describe(&self, _: Request<v1::DescribeRequest>) -> Result<Response<v1::DescribeResponse>, Status> {
+        let models = self.0.models.clone();
+        Ok(Response::new(v1::DescribeResponse { worker_id: "fake".into(), models, ec_store: "memory".into() }))
+    }
+
+    async fn generate(&self, request: Request<v1::PdGenerateRequest>) -> Result<Response<Stream>, Status> {
+        assert!(request.metadata().contains_key("grpc-timeout"));
+        self.0.requests.lock().unwrap().push(request.into_inner());
+        let play = self.0.script.lock().unwrap().pop_front().unwrap_or_else(|| Play::Say(hello()));
+        let stream = match play {
+            Play::Say(messages) => say(messages),
+            Play::SayThenFail(messages, status) => {
+                say(messages).chain(stream::once(async { Err(status) })).boxed()
+            }
+            Play::SayThenHold(messages) => {
+                let released = Arc::clone(&self.0.released);
+                let held = stream::once(async move {
+                    released.acquire_owned().await.unwrap().forget();
+                    say(hello())
+                });
+                say(messages).chain(held.flatten()).boxed()
+            }
+            Play::Fail(status) => return Err(status),
+        };
+        Ok(Response::new(stream))
+    }
+}

@@ -1,0 +1,11 @@
+//! The proxy through its two faces, between clients and fake workers: in process, on free ports, without sleeping.
+
+mod bad_input;
+mod chat;
+mod fakes;
+mod faults;
+mod generate;
+mod http_limits;
+mod operations;
+mod speech;
+mod support;

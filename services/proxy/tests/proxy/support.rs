@@ -1,0 +1,204 @@
+//! A proxy between two fake workers, and clients for it.
+
+use crate::fakes::{Encoder, Pd, Process, model};
+use serde_json::Value;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tonic::Status;
+use triptych_core::Modality;
+use triptych_core::limits::Limits;
+use triptych_ec::{EcSetting, EcStore};
+use triptych_proto::v1;
+use triptych_proto::v1::generate_response::Kind;
+use triptych_proto::v1::triptych_client::TriptychClient;
+use triptych_proxy::fetch::FetchPolicy;
+use triptych_proxy::{HttpTimes, ProxyConfig, ProxyError};
+use triptych_runtime::{Drain, MetricsRegistry, grpc};
+
+/// An image no test decodes; long and odd enough to be recognised in a recording.
+pub const IMAGE: &[u8] = b"pixels:0123456789abcdefghijklmnopqrstuvwxyz:are never seen by a PD worker";
+
+/// A proxy that runs in this process.
+pub struct Proxy {
+    pub http: SocketAddr,
+    pub grpc: SocketAddr,
+    pub drain: Drain,
+    pub running: JoinHandle<Result<(), ProxyError>>,
+}
+
+/// Settings of tests: the defaults, with the addresses of the workers.
+pub fn settings(
+    encoders: &[SocketAddr],
+    pds: &[SocketAddr],
+    store: Arc<dyn EcStore>,
+    listeners: (TcpListener, TcpListener),
+) -> ProxyConfig {
+    let text = |addresses: &[SocketAddr]| addresses.iter().map(ToString::to_string).collect();
+    ProxyConfig {
+        http: listeners.0,
+        grpc: listeners.1,
+        encoders: text(encoders),
+        pds: text(pds),
+        store,
+        limits: Limits::default(),
+        fetch: FetchPolicy::default(),
+        tenant_salt: Vec::new(),
+        max_in_flight: 64,
+        http_times: HttpTimes::default(),
+    }
+}
+
+pub async fn memory() -> Arc<dyn EcStore> {
+    triptych_ec::open(&EcSetting::Memory, &Limits::default()).await.unwrap()
+}
+
+impl Proxy {
+    pub async fn start(
+        encoders: &[SocketAddr],
+        pds: &[SocketAddr],
+        store: Arc<dyn EcStore>,
+        change: impl FnOnce(&mut ProxyConfig),
+    ) -> Self {
+        let listeners = (listener().await, listener().await);
+        let (http, grpc) = (listeners.0.local_addr().unwrap(), listeners.1.local_addr().unwrap());
+        let mut config = settings(encoders, pds, store, listeners);
+        change(&mut config);
+        let drain = Drain::new();
+        let running = tokio::spawn(triptych_proxy::run(config, drain.clone(), MetricsRegistry::default()));
+        Self { http, grpc, drain, running }
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.http)
+    }
+
+    pub fn client(&self) -> TriptychClient<tonic::transport::Channel> {
+        TriptychClient::new(grpc::channel(&self.grpc.to_string()).unwrap())
+    }
+
+    pub async fn get(&self, path: &str) -> (u16, String) {
+        let response = client().get(self.url(path)).send().await.unwrap();
+        (response.status().as_u16(), response.text().await.unwrap())
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let response = client().post(self.url(path)).json(body).send().await.unwrap();
+        let status = response.status().as_u16();
+        (status, response.json().await.unwrap())
+    }
+
+    pub async fn ready(&self) {
+        eventually("the proxy is ready", async || self.get("/readyz").await.0 == 200).await;
+    }
+
+    /// The value of a metric's line, 0 while there is none.
+    pub async fn metric(&self, line: &str) -> f64 {
+        let (_, text) = self.get("/metrics").await;
+        let value = text.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(' ')?.parse().ok());
+        value.unwrap_or(0.0)
+    }
+}
+
+pub async fn listener() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").await.unwrap()
+}
+
+pub fn client() -> reqwest::Client {
+    triptych_runtime::tls::install_provider();
+    reqwest::Client::builder().no_proxy().build().unwrap()
+}
+
+/// Asks until it is so. The limit only ends a test that fails.
+pub async fn eventually(what: &str, so: impl AsyncFn() -> bool) {
+    let start = Instant::now();
+    while !so().await {
+        assert!(start.elapsed() < Duration::from_secs(60), "it never came that {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// One encoder, one PD worker, one proxy; `vl` reads images, `asr` reads sounds.
+pub struct Cluster {
+    pub encoder: Encoder,
+    pub pd: Pd,
+    pub encoder_process: Process,
+    pub pd_process: Process,
+    pub store: Arc<dyn EcStore>,
+    pub proxy: Proxy,
+}
+
+pub fn models() -> Vec<v1::WorkerModel> {
+    vec![model("vl", Modality::Image, 1), model("asr", Modality::Audio, 2)]
+}
+
+impl Cluster {
+    pub async fn start() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub async fn with(change: impl FnOnce(&mut ProxyConfig)) -> Self {
+        let store = memory().await;
+        let encoder = Encoder::new(models(), Arc::clone(&store));
+        let pd = Pd::new(models());
+        let (encoder_process, pd_process) = (encoder.serve(), pd.serve());
+        let proxy =
+            Proxy::start(&[encoder_process.address], &[pd_process.address], Arc::clone(&store), change).await;
+        proxy.ready().await;
+        Self { encoder, pd, encoder_process, pd_process, store, proxy }
+    }
+}
+
+/// A gRPC request: a question about these images, in order.
+pub fn question(images: &[&[u8]]) -> v1::GenerateRequest {
+    use v1::part::Kind as Part;
+    let part = |kind| v1::Part { kind: Some(kind) };
+    let items = (0..images.len() as u32).map(|i| part(Part::Item(i)));
+    let parts = items.chain([part(Part::Text("what is it?".into()))]).collect();
+    let message = v1::Message { role: v1::Role::User.into(), parts };
+    let item = |image: &&[u8]| v1::Item {
+        modality: v1::Modality::Image.into(),
+        source: Some(v1::item::Source::Data(image.to_vec().into())),
+    };
+    v1::GenerateRequest {
+        model: "vl".into(),
+        prompt: Some(v1::Prompt {
+            kind: Some(v1::prompt::Kind::Chat(v1::prompt::Chat { messages: vec![message] })),
+        }),
+        items: images.iter().map(item).collect(),
+        ..v1::GenerateRequest::default()
+    }
+}
+
+/// A gRPC answer, read to its end.
+#[derive(Debug)]
+pub struct Answer {
+    pub text: String,
+    pub summary: v1::Summary,
+}
+
+impl Answer {
+    pub fn sources(&self) -> Vec<v1::ItemSource> {
+        self.summary.item_sources().collect()
+    }
+}
+
+pub async fn ask(proxy: &Proxy, request: v1::GenerateRequest) -> Result<Answer, Status> {
+    let mut stream = proxy.client().generate(request).await?.into_inner();
+    let (mut text, mut accepted) = (String::new(), false);
+    loop {
+        match stream.message().await?.expect("a stream ends with a summary").kind.unwrap() {
+            Kind::Accepted(a) => {
+                assert!(!accepted && text.is_empty() && a.request_id.starts_with("req-"));
+                accepted = true;
+            }
+            Kind::Delta(delta) => text.push_str(&delta.text),
+            Kind::Summary(summary) => {
+                assert!(accepted && stream.message().await?.is_none());
+                return Ok(Answer { text, summary });
+            }
+        }
+    }
+}

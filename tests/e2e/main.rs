@@ -1,0 +1,12 @@
+//! The product end to end: real processes of the real binary, the sample models, real servers.
+//!
+//! Each test starts a cluster of its own and ends it. Nothing here looks at the clock except to give up.
+
+mod answers;
+mod bad_input;
+mod cache;
+mod crashes;
+mod drain;
+mod observability;
+mod openai;
+mod privacy;

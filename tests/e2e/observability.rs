@@ -1,0 +1,81 @@
+//! One trace through three processes, and metrics by the field's names.
+
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
+use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status};
+use triptych_tests::client::{about_images, connect, generate};
+use triptych_tests::cluster::Cluster;
+use triptych_tests::process::eventually;
+use triptych_tests::samples::heldout;
+
+/// Services that took part in each trace.
+type Traces = Arc<Mutex<BTreeMap<Vec<u8>, BTreeSet<String>>>>;
+
+struct Collector(Traces);
+
+#[tonic::async_trait]
+impl TraceService for Collector {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        let mut traces = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for spans in request.into_inner().resource_spans {
+            let attributes = spans.resource.map(|r| r.attributes).unwrap_or_default();
+            let service = attributes.into_iter().find(|a| a.key == "service.name");
+            let service = format!("{:?}", service.and_then(|a| a.value));
+            for span in spans.scope_spans.into_iter().flat_map(|s| s.spans) {
+                traces.entry(span.trace_id).or_default().insert(service.clone());
+            }
+        }
+        Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_is_one_trace_through_proxy_encoder_and_pd() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let endpoint = format!("http://{}", listener.local_addr().expect("bound"));
+    let traces = Traces::default();
+    let server = tonic::transport::Server::builder()
+        .add_service(TraceServiceServer::new(Collector(traces.clone())))
+        .serve_with_incoming(TcpListenerStream::new(listener));
+    tokio::spawn(server);
+    let cluster = Cluster::start(&["--otlp", &endpoint]).await;
+    let mut client = connect(&cluster.grpc).await;
+    let request = about_images("What is in this picture?", vec![heldout("scene.png")]);
+    generate(&mut client, request).await.expect("an answer");
+    eventually("a trace with all three", async || {
+        let traces = traces.lock().unwrap_or_else(PoisonError::into_inner);
+        let has = |services: &BTreeSet<String>, role: &str| services.iter().any(|s| s.contains(role));
+        let whole = |s: &&BTreeSet<String>| ["proxy", "encoder", "pd"].iter().all(|role| has(s, role));
+        traces.values().find(whole).map(|_| ())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_process_has_its_metrics_with_help_and_unit_after_a_request() {
+    let cluster = Cluster::start(&[]).await;
+    let mut client = connect(&cluster.grpc).await;
+    let request = about_images("What is in this picture?", vec![heldout("scene.png")]);
+    for _ in 0..2 {
+        generate(&mut client, request.clone()).await.expect("an answer");
+    }
+    let expected: [(&str, &[&str]); 3] = [
+        ("proxy", &["time_to_first_token_seconds", "e2e_request_latency_seconds", "time_per_output_token_seconds", "requests", "requests_running", "item_source"]),
+        ("encoder-0", &["encode_queue_time_seconds", "preprocess_time_seconds", "encode_time_seconds", "encode_batch_items", "encode_batch_tokens", "encodes", "ec_publish_time_seconds"]),
+        ("pd-0", &["pd_queue_time_seconds", "prefill_time_seconds", "kv_cache_usage_ratio", "engine_step_time_seconds", "requests_running", "requests_waiting", "ec_hits", "ec_load_time_seconds", "prompt_tokens", "generation_tokens"]),
+    ];
+    for (worker, names) in expected {
+        let text = cluster.metrics(worker).await;
+        for name in names {
+            assert!(text.contains(&format!("# HELP triptych_{name} ")), "{worker} has no {name}:\n{text}");
+            let series = text.lines().any(|l| l.starts_with(&format!("triptych_{name}")));
+            assert!(series, "{worker} has no series of {name}");
+        }
+    }
+}

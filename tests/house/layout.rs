@@ -1,0 +1,78 @@
+//! What the top level shows, and where `unsafe` may stand.
+
+use crate::files::{root, rust};
+use std::collections::BTreeSet;
+use std::fs;
+
+const TOP_LEVEL: [&str; 9] =
+    ["Cargo.toml", "Cargo.lock", "proto", "services", "deploy", "kernels", "tests", "benches", "README.md"];
+
+/// Crates with no `unsafe` at all, by the file that says so.
+const FORBID: [&str; 13] = [
+    "proto/src/lib.rs",
+    "services/core/src/lib.rs",
+    "services/engine/src/lib.rs",
+    "services/ec/src/lib.rs",
+    "services/runtime/src/lib.rs",
+    "services/proxy/src/lib.rs",
+    "services/encoder/src/lib.rs",
+    "services/pd/src/lib.rs",
+    "services/triptych/src/main.rs",
+    "tests/src/lib.rs",
+    "tests/house/main.rs",
+    "tests/xtask/src/main.rs",
+    "services/models/src/lib.rs",
+];
+
+/// Mapping a weight file is the one unsafe thing outside `kernels`; a change of the file under the map is what
+/// makes it so.
+const MAPS_WEIGHTS: &str = "services/models/src/weights";
+
+#[test]
+fn the_top_level_shows_what_it_should_and_nothing_else() {
+    let shown: BTreeSet<_> = fs::read_dir(root())
+        .expect("the root can be read")
+        .map(|e| e.expect("the root can be read").file_name().to_string_lossy().into_owned())
+        .filter(|name| !name.starts_with('.') && name != "target")
+        .collect();
+    assert_eq!(shown, TOP_LEVEL.map(str::to_owned).into());
+}
+
+#[test]
+fn crates_without_unsafe_forbid_it() {
+    for file in FORBID {
+        let text = fs::read_to_string(root().join(file)).expect(file);
+        // `models` has the one exception, so it denies and allows once.
+        let word = if file.starts_with("services/models/") { "#![deny(unsafe_code)]" } else { "#![forbid(unsafe_code)]" };
+        assert!(text.lines().any(|l| l == word), "{file} has no `{word}`");
+    }
+}
+
+#[test]
+fn unsafe_stands_in_the_kernels_and_in_one_function_that_maps_weights() {
+    let keyword = concat!("un", "safe");
+    let uses = |text: &str| {
+        let code = text.lines().map(str::trim_start).filter(|l| !l.starts_with("//"));
+        code.filter(|l| {
+            l.match_indices(keyword).any(|(i, _)| {
+                let before = l[..i].chars().next_back();
+                let after = l[i + keyword.len()..].trim_start();
+                !before.is_some_and(|c| c.is_alphanumeric() || "_\"`".contains(c))
+                    && ["{", "fn ", "impl ", "extern ", "trait "].iter().any(|a| after.starts_with(a))
+            })
+        })
+        .count()
+    };
+    let mut elsewhere = Vec::new();
+    let mut maps = 0;
+    for (name, text) in rust() {
+        match uses(&text) {
+            0 => {}
+            _ if name.starts_with("kernels/") => {}
+            n if name.starts_with(MAPS_WEIGHTS) => maps += n,
+            _ => elsewhere.push(name),
+        }
+    }
+    assert!(elsewhere.is_empty(), "{keyword} in {elsewhere:?}");
+    assert!(maps <= 1, "{maps} unsafe places under {MAPS_WEIGHTS}*, one is agreed");
+}

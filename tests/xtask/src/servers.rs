@@ -1,0 +1,51 @@
+//! Programs that the tests start for real, and where they come from.
+
+use crate::shell::{command, has, run, show};
+use anyhow::{Result, bail};
+
+/// Each program and its Debian package.
+const NEEDED: [(&str, &str); 1] = [("redis-server", "redis-server")];
+
+/// Installs what is missing.
+///
+/// # Errors
+/// If something is missing and cannot be installed: a test that did not run is not green.
+pub fn ensure() -> Result<()> {
+    let missing: Vec<_> = NEEDED.iter().filter(|(program, _)| !has(program)).map(|(_, package)| *package).collect();
+    if missing.is_empty() {
+        let programs: Vec<_> = NEEDED.iter().map(|(program, _)| *program).collect();
+        println!("{}: found", programs.join(", "));
+        return Ok(());
+    }
+    let wanted = missing.join(" ");
+    let Some(prefix) = apt() else {
+        bail!("the tests need {wanted}; install with `apt-get install {wanted}`, or your system's own way");
+    };
+    println!("installing {wanted}");
+    let install = [&["install", "-y", "-q", "--no-install-recommends"], missing.as_slice()].concat();
+    for arguments in [["update", "-q"].as_slice(), install.as_slice()] {
+        let words = [prefix, &["apt-get"], arguments].concat();
+        let mut apt = command(words[0], &words[1..]);
+        apt.env("DEBIAN_FRONTEND", "noninteractive");
+        run(&mut apt)?;
+    }
+    Ok(())
+}
+
+/// What must stand before `apt-get` for it to install, if anything makes it.
+fn apt() -> Option<&'static [&'static str]> {
+    if !has("apt-get") {
+        return None;
+    }
+    let id = command("id", &["-u"]).output().ok()?;
+    if id.stdout.trim_ascii() == b"0" {
+        return Some(&[]);
+    }
+    let mut sudo = command("sudo", &["-n", "true"]);
+    let allowed = has("sudo") && sudo.output().is_ok_and(|o| o.status.success());
+    if !allowed {
+        println!("`{}` is not allowed here", show(&sudo));
+        return None;
+    }
+    Some(&["sudo", "-n"])
+}
