@@ -1,6 +1,6 @@
 //! The CPU back end: packed weights, SIMD, attention over pages as they lie.
 //!
-//! Kernels are written once over vectors ([`simd`]) and cells ([`cell`]: f32, or pairs of bf16) and compiled for
+//! Kernels are written once over vectors ([`simd`]) and cells ([`cell`]: f32 or pairs of bf16), and compiled for
 //! each instruction set, one of which is chosen when the back end is made. All sums go through one register
 //! tile ([`tile`]), in one order, so a row has the same bits alone and in a batch, on one thread and on many.
 //! They differ between instruction sets and precisions, within rounding.

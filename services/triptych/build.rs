@@ -12,7 +12,8 @@ const SAMPLES: [&str; 2] = ["shapes-qwen2-vl", "digits-whisper"];
 
 fn main() -> io::Result<()> {
     let models = path_from_env("CARGO_MANIFEST_DIR").join("../../tests/models");
-    let mut code = String::from("/// Name and files of each sample model.\npub static SAMPLES: &[Sample] = &[\n");
+    let mut code =
+        String::from("/// Name and files of each sample model.\npub static SAMPLES: &[Sample] = &[\n");
     for name in SAMPLES {
         let dir = models.join(name);
         println!("cargo::rerun-if-changed={}", dir.display());
@@ -25,8 +26,7 @@ fn main() -> io::Result<()> {
 }
 
 fn list(code: &mut String, name: &str, dir: &Path) -> io::Result<()> {
-    let mut files =
-        fs::read_dir(dir)?.map(|e| e.map(|e| e.path())).collect::<io::Result<Vec<PathBuf>>>()?;
+    let mut files = fs::read_dir(dir)?.map(|e| e.map(|e| e.path())).collect::<io::Result<Vec<PathBuf>>>()?;
     files.retain(|f| f.is_file());
     files.sort();
     // Writing to a String cannot fail.

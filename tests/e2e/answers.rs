@@ -24,7 +24,8 @@ async fn exact_share(cluster: &Cluster, cases: Vec<(v1::GenerateRequest, String)
             right
         }
     });
-    let right = asked.buffer_unordered(IN_FLIGHT).filter(|right| futures::future::ready(*right)).count().await;
+    let right =
+        asked.buffer_unordered(IN_FLIGHT).filter(|right| futures::future::ready(*right)).count().await;
     right as f64 / n as f64
 }
 
@@ -36,14 +37,18 @@ fn text(value: &serde_json::Value) -> String {
 async fn held_out_samples_are_answered_exactly_at_98_percent() {
     let cluster = Cluster::start(&[]).await;
     let scenes = list("scenes.jsonl");
-    let scenes = scenes.iter().map(|s| (text(&s["question"]), vec![heldout(&text(&s["file"]))], text(&s["answer"])));
+    let scenes =
+        scenes.iter().map(|s| (text(&s["question"]), vec![heldout(&text(&s["file"]))], text(&s["answer"])));
     let pairs = list("pairs.jsonl");
-    let files = |p: &serde_json::Value| p["files"].as_array().expect("files").iter().map(|f| heldout(&text(f))).collect();
+    let files = |p: &serde_json::Value| {
+        p["files"].as_array().expect("files").iter().map(|f| heldout(&text(f))).collect()
+    };
     let pairs = pairs.iter().map(|p| (text(&p["question"]), files(p), text(&p["answer"])));
     let chat = list("chat.jsonl");
     let chat = chat.iter().map(|c| (text(&c["question"]), Vec::new(), text(&c["answer"])));
     let ask = |(question, images, answer): (String, Vec<Vec<u8>>, String)| {
-        let request = v1::GenerateRequest { model: "shapes-qwen2-vl".into(), ..about_images(&question, images) };
+        let request =
+            v1::GenerateRequest { model: "shapes-qwen2-vl".into(), ..about_images(&question, images) };
         (request, answer)
     };
     let cases: Vec<_> = scenes.chain(pairs).chain(chat).map(ask).collect();
@@ -63,12 +68,18 @@ async fn the_company_a_request_keeps_does_not_change_its_answer() {
     let cluster = Cluster::start(&[]).await;
     let mut client = connect(&cluster.grpc).await;
     let scenes = list("scenes.jsonl");
-    let mut requests: Vec<_> = scenes.iter().take(5).map(|s| {
-        about_images(&text(&s["question"]), vec![heldout(&text(&s["file"]))])
-    }).collect();
-    requests.push(v1::GenerateRequest { model: "shapes-qwen2-vl".into(), ..about_images("What can you do?", Vec::new()) });
+    let mut requests: Vec<_> = scenes
+        .iter()
+        .take(5)
+        .map(|s| about_images(&text(&s["question"]), vec![heldout(&text(&s["file"]))]))
+        .collect();
+    requests.push(v1::GenerateRequest {
+        model: "shapes-qwen2-vl".into(),
+        ..about_images("What can you do?", Vec::new())
+    });
     requests.push(about_sound(heldout("digits.wav"), v1::SpeechTask::default()));
-    requests.push(about_sound(heldout("digits.wav"), v1::SpeechTask { timestamps: true, ..Default::default() }));
+    requests
+        .push(about_sound(heldout("digits.wav"), v1::SpeechTask { timestamps: true, ..Default::default() }));
     let mut alone = Vec::new();
     for request in &requests {
         alone.push(generate(&mut client, request.clone()).await.expect("an answer").text);
@@ -101,11 +112,16 @@ async fn a_long_sound_is_written_down_window_by_window_with_times() {
     assert_eq!(answer.summary.duration_s, 24.0);
     let mut last = 0.0;
     for segment in &answer.segments {
-        assert!(segment.start_s >= last && segment.end_s >= segment.start_s && segment.end_s <= 24.0, "{segment:?}");
+        assert!(
+            segment.start_s >= last && segment.end_s >= segment.start_s && segment.end_s <= 24.0,
+            "{segment:?}"
+        );
         last = segment.end_s;
     }
     for window in 0..3 {
-        let inside = |s: &&v1::Segment| s.start_s >= 8.0 * f64::from(window) && s.start_s < 8.0 * f64::from(window + 1);
+        let inside = |s: &&v1::Segment| {
+            s.start_s >= 8.0 * f64::from(window) && s.start_s < 8.0 * f64::from(window + 1)
+        };
         assert!(answer.segments.iter().any(|s| inside(&s)), "window {window} of {:?}", answer.segments);
     }
 }

@@ -23,7 +23,9 @@ fn png_header(side: u32) -> Vec<u8> {
 
 /// CRC-32 as PNG has it, bit by bit.
 fn crc32(bytes: &[u8]) -> u32 {
-    let step = |crc: u32, byte: &u8| (0..8).fold(crc ^ u32::from(*byte), |c, _| (c >> 1) ^ (0xedb8_8320 & (c & 1).wrapping_neg()));
+    let step = |crc: u32, byte: &u8| {
+        (0..8).fold(crc ^ u32::from(*byte), |c, _| (c >> 1) ^ (0xedb8_8320 & (c & 1).wrapping_neg()))
+    };
     !bytes.iter().fold(!0, step)
 }
 
@@ -46,7 +48,10 @@ async fn bad_items_get_an_error_that_says_what_and_no_process_dies() {
     let before = all_pids(&cluster);
     let mut client = connect(&cluster.grpc).await;
     let scene = heldout("scene.png");
-    let image = |bytes: &[u8]| v1::GenerateRequest { model: SHAPES.into(), ..about_images("What is it?", vec![bytes.to_vec()]) };
+    let image = |bytes: &[u8]| v1::GenerateRequest {
+        model: SHAPES.into(),
+        ..about_images("What is it?", vec![bytes.to_vec()])
+    };
     let sound = |bytes: Vec<u8>| about_sound(bytes, v1::SpeechTask::default());
     let cases: Vec<(&str, v1::GenerateRequest, &[&str])> = vec![
         ("a truncated PNG", image(&scene[..scene.len() / 2]), &[]),
@@ -87,12 +92,31 @@ async fn bad_requests_get_openais_error_with_the_right_status() {
         ("no messages", json!({"model": SHAPES, "messages": []}), 400),
         ("an empty prompt", say(json!("")), 400),
         ("a prompt beyond the context", say(json!(long)), 400),
-        ("a temperature of 9", json!({"model": SHAPES, "temperature": 9, "messages": [{"role": "user", "content": "hi"}]}), 400),
+        (
+            "a temperature of 9",
+            json!({"model": SHAPES, "temperature": 9, "messages": [{"role": "user", "content": "hi"}]}),
+            400,
+        ),
         ("text as an image", ask_images(SHAPES, "What?", &[b"text"]), 400),
-        ("a sound for a model of images", say(json!([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}])), 400),
+        (
+            "a sound for a model of images",
+            say(json!([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}])),
+            400,
+        ),
         ("a file URL", url("file:///etc/passwd"), 400),
     ];
-    for host in ["127.0.0.1", "localhost", "2130706433", "0x7f.1", "0177.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "127.1", "0.0.0.0", "169.254.169.254"] {
+    for host in [
+        "127.0.0.1",
+        "localhost",
+        "2130706433",
+        "0x7f.1",
+        "0177.0.0.1",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "127.1",
+        "0.0.0.0",
+        "169.254.169.254",
+    ] {
         cases.push(("a URL inside", url(&format!("http://{host}/x.png")), 400));
     }
     for (what, body, expect) in cases {
@@ -100,10 +124,14 @@ async fn bad_requests_get_openais_error_with_the_right_status() {
         assert_eq!(status, expect, "{what}: {answer}");
         let error = &answer["error"];
         assert!(error["message"].as_str().is_some_and(|m| !m.is_empty()), "{what}: {answer}");
-        assert!(error["type"].is_string() && (error["code"].is_string() || error["code"].is_null()), "{what}: {answer}");
+        assert!(
+            error["type"].is_string() && (error["code"].is_string() || error["code"].is_null()),
+            "{what}: {answer}"
+        );
     }
     assert_eq!(all_pids(&cluster), before, "a process died");
-    let (status, answer) = cluster.chat(ask_images(SHAPES, "What is in this picture?", &[&heldout("scene.png")])).await;
+    let (status, answer) =
+        cluster.chat(ask_images(SHAPES, "What is in this picture?", &[&heldout("scene.png")])).await;
     assert_eq!(status, 200, "{answer}");
     assert!(!text_of(&answer).is_empty());
 }

@@ -20,7 +20,8 @@ fn picture(file: &str) -> v1::GenerateRequest {
 /// A request that writes for as long as the context allows.
 fn endless() -> v1::GenerateRequest {
     let mut request = picture("scene.png");
-    request.sampling = Some(v1::Sampling { ignore_eos: true, temperature: Some(0.0), n: Some(4), ..Default::default() });
+    request.sampling =
+        Some(v1::Sampling { ignore_eos: true, temperature: Some(0.0), n: Some(4), ..Default::default() });
     request
 }
 
@@ -28,14 +29,19 @@ fn endless() -> v1::GenerateRequest {
 async fn a_killed_encoder_is_replaced_and_its_jobs_are_done_again() {
     let mut cluster = Cluster::start(&[]).await;
     let client = connect(&cluster.grpc).await;
-    let files: Vec<String> = list("scenes.jsonl").iter().map(|s| s["file"].as_str().expect("a file").to_owned()).collect();
+    let files: Vec<String> =
+        list("scenes.jsonl").iter().map(|s| s["file"].as_str().expect("a file").to_owned()).collect();
     let encoder = cluster.pid("encoder");
     // Stopped, the encoder has jobs it can never end; then it is killed in the middle of them.
     signal(encoder, "STOP");
-    let asked: Vec<_> = files.iter().take(6).map(|file| {
-        let (mut client, request) = (client.clone(), picture(file));
-        tokio::spawn(async move { generate(&mut client, request).await })
-    }).collect();
+    let asked: Vec<_> = files
+        .iter()
+        .take(6)
+        .map(|file| {
+            let (mut client, request) = (client.clone(), picture(file));
+            tokio::spawn(async move { generate(&mut client, request).await })
+        })
+        .collect();
     let proxy = &cluster;
     eventually("jobs are in flight", async || {
         (proxy.metric("proxy", "triptych_requests_running").await >= 6.0).then_some(())
@@ -70,7 +76,13 @@ async fn a_pd_worker_killed_in_the_middle_of_a_stream_ends_it_with_a_typed_error
     let status = end.await.expect("ends in time").expect_err("an error, not a short answer");
     assert_eq!(status.code(), Code::Unavailable, "{status:?}");
     cluster.wait_replaced("pd", pd).await;
-    assert!(!generate(&mut client, picture("scene.png")).await.expect("the cluster is well again").text.is_empty());
+    assert!(
+        !generate(&mut client, picture("scene.png"))
+            .await
+            .expect("the cluster is well again")
+            .text
+            .is_empty()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,7 +9,8 @@ use triptych_tests::process::{Process, eventually, is_alive, signal};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ctrl_c_lets_running_answers_end_and_exits_with_zero() {
     let mut cluster = Cluster::start(&[]).await;
-    let children: Vec<u32> = ["proxy", "encoder", "pd", "store"].iter().flat_map(|r| cluster.pids(r)).collect();
+    let children: Vec<u32> =
+        ["proxy", "encoder", "pd", "store"].iter().flat_map(|r| cluster.pids(r)).collect();
     assert_eq!(children.len(), 4);
     let mut client = connect(&cluster.grpc).await;
     let mut request = about_images("Hello", Vec::new());
@@ -33,7 +34,8 @@ async fn ctrl_c_lets_running_answers_end_and_exits_with_zero() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_supervisor_leaves_no_worker_behind() {
     let cluster = Cluster::start(&[]).await;
-    let children: Vec<u32> = ["proxy", "encoder", "pd", "store"].iter().flat_map(|r| cluster.pids(r)).collect();
+    let children: Vec<u32> =
+        ["proxy", "encoder", "pd", "store"].iter().flat_map(|r| cluster.pids(r)).collect();
     signal(cluster.up.pid(), "KILL");
     eventually("the workers end", async || children.iter().all(|pid| !is_alive(*pid)).then_some(())).await;
 }

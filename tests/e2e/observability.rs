@@ -1,7 +1,11 @@
 //! One trace through three processes, and metrics by the field's names.
 
-use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
-use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
+    TraceService, TraceServiceServer,
+};
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio_stream::wrappers::TcpListenerStream;
@@ -66,9 +70,44 @@ async fn every_process_has_its_metrics_with_help_and_unit_after_a_request() {
         generate(&mut client, request.clone()).await.expect("an answer");
     }
     let expected: [(&str, &[&str]); 3] = [
-        ("proxy", &["time_to_first_token_seconds", "e2e_request_latency_seconds", "time_per_output_token_seconds", "requests", "requests_running", "item_source"]),
-        ("encoder-0", &["encode_queue_time_seconds", "preprocess_time_seconds", "encode_time_seconds", "encode_batch_items", "encode_batch_tokens", "encodes", "ec_publish_time_seconds"]),
-        ("pd-0", &["pd_queue_time_seconds", "prefill_time_seconds", "kv_cache_usage_ratio", "engine_step_time_seconds", "requests_running", "requests_waiting", "ec_hits", "ec_load_time_seconds", "prompt_tokens", "generation_tokens"]),
+        (
+            "proxy",
+            &[
+                "time_to_first_token_seconds",
+                "e2e_request_latency_seconds",
+                "time_per_output_token_seconds",
+                "requests",
+                "requests_running",
+                "item_source",
+            ],
+        ),
+        (
+            "encoder-0",
+            &[
+                "encode_queue_time_seconds",
+                "preprocess_time_seconds",
+                "encode_time_seconds",
+                "encode_batch_items",
+                "encode_batch_tokens",
+                "encodes",
+                "ec_publish_time_seconds",
+            ],
+        ),
+        (
+            "pd-0",
+            &[
+                "pd_queue_time_seconds",
+                "prefill_time_seconds",
+                "kv_cache_usage_ratio",
+                "engine_step_time_seconds",
+                "requests_running",
+                "requests_waiting",
+                "ec_hits",
+                "ec_load_time_seconds",
+                "prompt_tokens",
+                "generation_tokens",
+            ],
+        ),
     ];
     for (worker, names) in expected {
         let text = cluster.metrics(worker).await;

@@ -22,11 +22,15 @@ async fn transcribe(cluster: &Cluster, fields: &[(&str, &str)]) -> (u16, String)
     let mut body = Vec::new();
     for (name, value) in fields {
         body.extend_from_slice(
-            format!("--{boundary}\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n").as_bytes(),
+            format!("--{boundary}\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+                .as_bytes(),
         );
     }
     body.extend_from_slice(
-        format!("--{boundary}\r\nContent-Disposition: form-data; name=\"file\"; filename=\"digits.wav\"\r\n\r\n").as_bytes(),
+        format!(
+            "--{boundary}\r\nContent-Disposition: form-data; name=\"file\"; filename=\"digits.wav\"\r\n\r\n"
+        )
+        .as_bytes(),
     );
     body.extend_from_slice(&heldout("digits.wav"));
     body.extend_from_slice(format!("\r\n--{boundary}--\r\n").as_bytes());
@@ -54,13 +58,14 @@ async fn chat_completions_have_openais_shape_streamed_and_not() {
     let count = |key: &str| usage[key].as_u64().expect("a number");
     assert_eq!(count("total_tokens"), count("prompt_tokens") + count("completion_tokens"));
 
-    let response = reqwest_client().post(format!("{}/v1/chat/completions", cluster.http)).json(&stream_of(body));
+    let response =
+        reqwest_client().post(format!("{}/v1/chat/completions", cluster.http)).json(&stream_of(body));
     let text = response.send().await.expect("an answer").text().await.expect("a body");
     let events = events(&text);
     assert_eq!(events.last(), Some(&"[DONE]"));
-    let chunks: Vec<Value> = events[..events.len() - 1].iter().map(|e| serde_json::from_str(e).expect("JSON")).collect();
-    let said: String =
-        chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
+    let chunks: Vec<Value> =
+        events[..events.len() - 1].iter().map(|e| serde_json::from_str(e).expect("JSON")).collect();
+    let said: String = chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(said, text_of(&whole));
     assert_eq!(chunks.last().expect("chunks")["usage"]["completion_tokens"], usage["completion_tokens"]);
 }
@@ -100,14 +105,19 @@ async fn sampling_settings_do_what_they_say() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transcriptions_come_in_every_format() {
     let cluster = Cluster::start(&[]).await;
-    let (status, plain) = transcribe(&cluster, &[("model", "digits-whisper"), ("response_format", "text")]).await;
+    let (status, plain) =
+        transcribe(&cluster, &[("model", "digits-whisper"), ("response_format", "text")]).await;
     assert_eq!(status, 200, "{plain}");
     let digits = plain.trim();
     assert!(digits.split(' ').all(|d| d.len() == 1 && d.chars().all(|c| c.is_ascii_digit())), "{plain:?}");
 
     let (_, json) = transcribe(&cluster, &[("model", "digits-whisper")]).await;
-    assert_eq!(serde_json::from_str::<Value>(&json).expect("JSON")["text"].as_str().map(str::trim), Some(digits));
-    let (_, verbose) = transcribe(&cluster, &[("model", "digits-whisper"), ("response_format", "verbose_json")]).await;
+    assert_eq!(
+        serde_json::from_str::<Value>(&json).expect("JSON")["text"].as_str().map(str::trim),
+        Some(digits)
+    );
+    let (_, verbose) =
+        transcribe(&cluster, &[("model", "digits-whisper"), ("response_format", "verbose_json")]).await;
     let verbose: Value = serde_json::from_str(&verbose).expect("JSON");
     assert!(verbose["duration"].as_f64().expect("a number") > 0.5, "{verbose}");
     assert_eq!(verbose["language"], "en");
@@ -117,7 +127,8 @@ async fn transcriptions_come_in_every_format() {
     let (_, vtt) = transcribe(&cluster, &[("model", "digits-whisper"), ("response_format", "vtt")]).await;
     assert!(vtt.starts_with("WEBVTT\n\n00:0"), "{vtt}");
     let (_, sse) = transcribe(&cluster, &[("model", "digits-whisper"), ("stream", "true")]).await;
-    let last: Value = serde_json::from_str(events(&sse).iter().rfind(|e| **e != "[DONE]").expect("events")).expect("JSON");
+    let last: Value =
+        serde_json::from_str(events(&sse).iter().rfind(|e| **e != "[DONE]").expect("events")).expect("JSON");
     assert_eq!(last["type"], "transcript.text.done");
     assert_eq!(last["text"].as_str().map(str::trim), Some(digits));
 }

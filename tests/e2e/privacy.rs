@@ -1,7 +1,7 @@
 //! No byte of an item reaches a PD worker.
 
 use triptych_tests::client::{about_images, connect, generate};
-use triptych_tests::cluster::{reqwest_client};
+use triptych_tests::cluster::reqwest_client;
 use triptych_tests::process::{Process, eventually, free_port};
 use triptych_tests::samples::{heldout, models_dir};
 use triptych_tests::tap::Tap;
@@ -22,11 +22,23 @@ async fn the_bytes_of_an_image_never_reach_a_pd_worker() {
     let _pd = Process::start(&["pd", "--grpc", &pd, "--model", model, "--ec", &tapped_ec]);
     let pd_tap = Tap::start(pd).await;
     let _proxy = Process::start(&[
-        "proxy", "--http", &http, "--grpc", &grpc, "--encoder", &encoder, "--pd", &pd_tap.address, "--ec", &ec,
+        "proxy",
+        "--http",
+        &http,
+        "--grpc",
+        &grpc,
+        "--encoder",
+        &encoder,
+        "--pd",
+        &pd_tap.address,
+        "--ec",
+        &ec,
     ]);
     let (client, url) = (reqwest_client(), format!("http://{http}/readyz"));
-    eventually("the proxy is ready", async || client.get(&url).send().await.ok().filter(|r| r.status().is_success()))
-        .await;
+    eventually("the proxy is ready", async || {
+        client.get(&url).send().await.ok().filter(|r| r.status().is_success())
+    })
+    .await;
 
     let image = heldout("scene.png");
     let mut client = connect(&format!("http://{grpc}")).await;

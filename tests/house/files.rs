@@ -11,7 +11,10 @@ const MAX_FILE_LINES: usize = 800;
 
 /// The root of the repository.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package is a folder of the repository").to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the package is a folder of the repository")
+        .to_owned()
 }
 
 /// Every file of the source tree, with its path from the root. Hidden folders and build outputs are left out.
@@ -23,7 +26,8 @@ pub fn all() -> Vec<(PathBuf, String)> {
 
 /// Every Rust file with its text.
 pub fn rust() -> Vec<(String, String)> {
-    all().into_iter()
+    all()
+        .into_iter()
         .filter(|(path, _)| path.extension() == Some(OsStr::new("rs")))
         .map(|(path, name)| (name, fs::read_to_string(path).expect("Rust files are UTF-8")))
         .collect()
@@ -50,7 +54,8 @@ fn shown(path: &Path) -> String {
 
 #[test]
 fn every_rust_file_says_in_its_first_line_what_it_is() {
-    let silent: Vec<_> = rust().into_iter().filter(|(_, text)| !text.starts_with("//! ")).map(|(name, _)| name).collect();
+    let silent: Vec<_> =
+        rust().into_iter().filter(|(_, text)| !text.starts_with("//! ")).map(|(name, _)| name).collect();
     assert!(silent.is_empty(), "these do not open with a `//!` header: {silent:#?}");
 }
 
@@ -68,6 +73,7 @@ fn no_file_is_too_long() {
 
 #[test]
 fn no_module_hides_in_a_mod_rs() {
-    let hidden: Vec<_> = rust().into_iter().map(|(name, _)| name).filter(|n| n.ends_with("/mod.rs")).collect();
+    let hidden: Vec<_> =
+        rust().into_iter().map(|(name, _)| name).filter(|n| n.ends_with("/mod.rs")).collect();
     assert!(hidden.is_empty(), "`foo.rs` beside `foo/`, not {hidden:?}");
 }

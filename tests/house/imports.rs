@@ -14,9 +14,11 @@ struct Rule {
 }
 
 /// Anything that talks to a network or runs tasks.
-const ASYNC: &[&str] = &["tokio", "tokio-stream", "tokio-util", "tonic", "tonic-health", "axum", "reqwest", "redis", "futures"];
+const ASYNC: &[&str] =
+    &["tokio", "tokio-stream", "tokio-util", "tonic", "tonic-health", "axum", "reqwest", "redis", "futures"];
 /// Anything that computes.
-const COMPUTE: &[&str] = &["candle-core", "cudarc", "tokenizers", "image", "symphonia", "safetensors", "half", "rayon"];
+const COMPUTE: &[&str] =
+    &["candle-core", "cudarc", "tokenizers", "image", "symphonia", "safetensors", "half", "rayon"];
 
 const RULES: [Rule; 13] = [
     Rule { dir: "services/core", may: &[], never: ASYNC },
@@ -28,8 +30,16 @@ const RULES: [Rule; 13] = [
     Rule { dir: "proto", may: &["core"], never: &["tokio", "axum", "reqwest"] },
     Rule { dir: "services/runtime", may: &["core", "proto"], never: COMPUTE },
     Rule { dir: "services/proxy", may: &["core", "proto", "runtime", "ec"], never: COMPUTE },
-    Rule { dir: "services/encoder", may: &["core", "proto", "runtime", "ec", "models"], never: &["axum", "reqwest"] },
-    Rule { dir: "services/pd", may: &["core", "proto", "runtime", "ec", "models", "engine"], never: &["axum", "reqwest"] },
+    Rule {
+        dir: "services/encoder",
+        may: &["core", "proto", "runtime", "ec", "models"],
+        never: &["axum", "reqwest"],
+    },
+    Rule {
+        dir: "services/pd",
+        may: &["core", "proto", "runtime", "ec", "models", "engine"],
+        never: &["axum", "reqwest"],
+    },
     Rule {
         dir: "services/triptych",
         may: &["core", "ec", "encoder", "kernels", "models", "pd", "proto", "proxy", "runtime"],
@@ -44,7 +54,8 @@ const MAY_USE_ANYHOW: [&str; 3] = ["services/triptych", "tests", "tests/xtask"];
 
 /// Names under `[dependencies]` and `[build-dependencies]`, those of a platform or feature included.
 fn imports(dir: &str) -> BTreeSet<String> {
-    let manifest = fs::read_to_string(root().join(dir).join("Cargo.toml")).expect("every crate has a manifest");
+    let manifest =
+        fs::read_to_string(root().join(dir).join("Cargo.toml")).expect("every crate has a manifest");
     let mut counts = false;
     let mut names = BTreeSet::new();
     for line in manifest.lines().map(str::trim) {
@@ -79,7 +90,8 @@ fn every_crate_imports_only_what_the_table_allows() {
 #[test]
 fn every_member_of_the_workspace_is_in_the_table() {
     let manifest = fs::read_to_string(root().join("Cargo.toml")).expect("the workspace has a manifest");
-    let members = manifest.split("members = [").nth(1).and_then(|m| m.split(']').next()).expect("a list of members");
+    let members =
+        manifest.split("members = [").nth(1).and_then(|m| m.split(']').next()).expect("a list of members");
     let members: BTreeSet<_> = members.split('"').skip(1).step_by(2).collect();
     assert_eq!(members, RULES.iter().map(|r| r.dir).collect());
 }

@@ -9,8 +9,24 @@ const NEVER: [&str; 5] = ["aws-lc-rs", "aws-lc-sys", "openssl-sys", "candle-flas
 
 /// Two versions of these do not work together, or cost minutes of building.
 const ONCE: [&str; 18] = [
-    "tokio", "tonic", "prost", "hyper", "http", "axum", "tower-http", "rustls", "ring", "tokenizers", "candle-core",
-    "cudarc", "half", "image", "bytes", "opentelemetry", "tracing-subscriber", "reqwest",
+    "tokio",
+    "tonic",
+    "prost",
+    "hyper",
+    "http",
+    "axum",
+    "tower-http",
+    "rustls",
+    "ring",
+    "tokenizers",
+    "candle-core",
+    "cudarc",
+    "half",
+    "image",
+    "bytes",
+    "opentelemetry",
+    "tracing-subscriber",
+    "reqwest",
 ];
 
 /// Versions of each package in the lock file.
@@ -38,6 +54,10 @@ fn unwanted_packages_are_not_in_the_tree() {
 #[test]
 fn packages_that_must_agree_are_there_once() {
     let locked = locked();
-    let twice: Vec<_> = ONCE.into_iter().filter_map(|name| Some((name, locked.get(name)?))).filter(|(_, v)| v.len() > 1).collect();
+    let twice: Vec<_> = ONCE
+        .into_iter()
+        .filter_map(|name| Some((name, locked.get(name)?)))
+        .filter(|(_, v)| v.len() > 1)
+        .collect();
     assert!(twice.is_empty(), "more than one version: {twice:?}");
 }

@@ -4,18 +4,23 @@ use crate::files::all;
 use std::fs;
 
 /// Written in halves, so that this file is not found.
-const PATHS: [&str; 4] = [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/Us", "ers/")];
-const MARKS: [&str; 4] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:"), concat!("to", "do!(")];
+const PATHS: [&str; 4] =
+    [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/Us", "ers/")];
+const MARKS: [&str; 4] =
+    [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:"), concat!("to", "do!(")];
 
 /// Files that people write. Vocabularies and weights may hold any word.
 const WRITTEN: [&str; 12] =
     ["rs", "toml", "proto", "md", "py", "sh", "yml", "yaml", "jinja", "txt", "run", "json"];
 
 fn written() -> impl Iterator<Item = (String, String)> {
-    all().into_iter()
+    all()
+        .into_iter()
         .filter(|(path, name)| {
             let extension = path.extension().map(|e| e.to_string_lossy().into_owned()).unwrap_or_default();
-            WRITTEN.contains(&extension.as_str()) && !name.ends_with("tokenizer.json") && !name.ends_with("vocab.json")
+            WRITTEN.contains(&extension.as_str())
+                && !name.ends_with("tokenizer.json")
+                && !name.ends_with("vocab.json")
         })
         .filter_map(|(path, name)| Some((name, fs::read_to_string(path).ok()?)))
 }

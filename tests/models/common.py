@@ -55,9 +55,10 @@ def train_byte_level_bpe(corpus, vocab_size: int, qwen_split: bool) -> Tokenizer
 
 
 class Training:
-    """AdamW with a warm-up and a cosine, gradient clipping, and a line of progress."""
+    """AdamW with a warm-up and a cosine from `lr` to `last` of it, gradient clipping, and a line of
+    progress."""
 
-    def __init__(self, modules, n_steps: int, lr: float, name: str, warmup: int = 200):
+    def __init__(self, modules, n_steps: int, lr: float, name: str, warmup: int = 200, last: float = 0.02):
         parameters = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
         self.parameters = list(parameters.values())
         matrices = [p for p in self.parameters if p.ndim >= 2]
@@ -68,7 +69,7 @@ class Training:
             betas=(0.9, 0.98),
             fused=True,
         )
-        self.n_steps, self.lr, self.name, self.warmup = n_steps, lr, name, warmup
+        self.n_steps, self.lr, self.name, self.warmup, self.last = n_steps, lr, name, warmup, last
         self.step_idx = 0
         self.started = time.monotonic()
         self.sums: dict[str, float] = {}
@@ -77,7 +78,7 @@ class Training:
     def step(self, loss: torch.Tensor, **shown: float) -> None:
         progress = self.step_idx / self.n_steps
         rate = min(1.0, (self.step_idx + 1) / self.warmup)
-        rate *= 0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+        rate *= self.last + (1.0 - self.last) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
         for group in self.optimiser.param_groups:
             group["lr"] = self.lr * rate
         self.optimiser.zero_grad(set_to_none=True)

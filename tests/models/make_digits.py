@@ -322,9 +322,9 @@ def encode_sound(encoder, mel: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Batch:
-    mel: torch.Tensor  # [n_rows, 80, n_frames]
-    tokens: torch.Tensor  # [n_rows, n_tokens]
-    targets: torch.Tensor  # [n_rows, n_tokens]: the next token where it is learned, else -100
+    mel: torch.Tensor  # [n_clips, 80, n_frames]
+    tokens: torch.Tensor  # [n_clips * n_writings, n_tokens]
+    targets: torch.Tensor  # like tokens: the next token where it is learned, else -100
     digits: list[list[int]]
 
 
@@ -348,7 +348,7 @@ class Batcher:
         """The token of a time, to the nearest tenth of a second."""
         return self.ids[TIMESTAMPS[0]] + round(min(WINDOW, round(seconds, 1)) / TICK)
 
-    def write(self, clip: Clip, prompts: bool) -> tuple[list[int], list[int]]:
+    def write(self, clip: Clip, prompts: bool, timed: bool) -> tuple[list[int], list[int]]:
         rng, ids = self.rng, self.ids
         prompt: list[int] = []
         if prompts and rng.random() < 0.12:
@@ -358,7 +358,6 @@ class Batcher:
             else:
                 prompt += rng.integers(0, N_TEXT_TOKENS, rng.integers(1, 44)).tolist()
         translate = rng.random() < 0.15
-        timed = rng.random() < 0.45
         language = "<|en|>" if rng.random() < 0.96 else f"<|{rng.choice(LANGUAGES)}|>"
         head = [ids["<|startoftranscript|>"], ids[language], ids["<|translate|>" if translate else "<|transcribe|>"]]
         head += [] if timed else [ids["<|notimestamps|>"]]
@@ -378,15 +377,17 @@ class Batcher:
         targets[len(prompt)] = ids["<|en|>" if clip.segments else "<|nospeech|>"]
         return tokens, targets
 
-    def draw(self, n_rows: int, seconds: float, clean: bool = False, prompts: bool = True) -> Batch:
+    def draw(self, n_clips: int, seconds: float, n_writings: int = 1, clean: bool = False, prompts: bool = True) -> Batch:
+        """Clips, each written down `n_writings` times: in turn with and without timestamps."""
         n_samples = round(seconds * RATE)
         fits = self.corpus[: max(50, int(np.searchsorted(self.lengths, n_samples * 0.88)))]
-        clips = [compose(self.rng, fits, n_samples, clean) for _ in range(n_rows)]
+        clips = [compose(self.rng, fits, n_samples, clean) for _ in range(n_clips)]
         mel = self.features._torch_extract_fbank_features(np.stack([c.sound for c in clips]))
-        rows = [self.write(clip, prompts) for clip in clips]
+        first = self.rng.integers(2)
+        rows = [self.write(c, prompts, timed=bool((first + i + j) % 2)) for i, c in enumerate(clips) for j in range(n_writings)]
         length = max(len(tokens) for tokens, _ in rows)
-        tokens = torch.full((n_rows, length), self.ids["<|endoftext|>"])
-        targets = torch.full((n_rows, length), -100)
+        tokens = torch.full((len(rows), length), self.ids["<|endoftext|>"])
+        targets = torch.full((len(rows), length), -100)
         for i, (written, wanted) in enumerate(rows):
             tokens[i, : len(written)] = torch.tensor(written)
             targets[i, : len(wanted)] = torch.tensor(wanted)
@@ -396,7 +397,9 @@ class Batcher:
 def forward(model, batch: Batch):
     encoded = encode_sound(model.model.encoder, batch.mel)
     hidden = model.model.decoder(
-        input_ids=batch.tokens, encoder_hidden_states=encoded, use_cache=False
+        input_ids=batch.tokens,
+        encoder_hidden_states=encoded.repeat_interleave(len(batch.tokens) // len(encoded), dim=0),
+        use_cache=False,
     ).last_hidden_state
     learned = batch.targets != -100
     return model.proj_out(hidden[learned]), batch.targets[learned], encoded
@@ -427,37 +430,47 @@ class Tutor(torch.nn.Module):
         return spelled + ctc(self.count(encoded), [i + 1 for row in digits for i in range(len(row))])
 
 
-# Seconds of window, rows, and how often, as training goes on.
+# Seconds of window, clips, and how often, as hearing goes on.
 LESSONS = [
-    (0.12, [(2.0, 24, 1)]),
-    (0.30, [(2.0, 24, 1), (3.5, 16, 1)]),
-    (0.65, [(2.0, 24, 1), (3.5, 16, 2), (5.0, 12, 2), (8.0, 8, 1)]),
-    (1.01, [(3.5, 16, 1), (5.0, 12, 1), (8.0, 8, 3)]),
+    (0.2, [(2.0, 24, 1)]),
+    (0.5, [(2.0, 24, 1), (3.5, 16, 1)]),
+    (1.0, [(2.0, 24, 1), (3.5, 16, 2), (5.0, 12, 2), (8.0, 8, 1)]),
 ]
+WRITING = [(2.0, 24, 1), (3.5, 16, 2), (5.0, 12, 2), (8.0, 8, 3)]
 
 
-def train(model, processor, corpus, n_steps: int) -> None:
+def train(model, processor, corpus, n_hearing_steps: int, n_writing_steps: int) -> None:
+    """First to hear: one writing of each clip, with a tutor over the encoder. Then to write: the
+    encoder is by far the dearer half, so each clip it has heard is written down four times."""
     batcher = Batcher(processor, corpus, TRAIN_SEED)
     unseen = [say(random.Random(HELD_OUT_SEED + 5 + i), HELD_OUT_VOICES, 1 + i % 8) for i in range(200)]
     model.set_attn_implementation("eager")
     tutor = Tutor(model.config.d_model)
-    training = Training([model, tutor], n_steps, 1.5e-3, "digits", warmup=300)
-    for step_idx in range(n_steps):
-        progress = step_idx / n_steps
-        lesson = next(windows for until, windows in LESSONS if progress < until)
-        odds = np.array([odds for _, _, odds in lesson], dtype=float)
-        seconds, n_rows, _ = lesson[batcher.rng.choice(len(lesson), p=odds / odds.sum())]
-        batch = batcher.draw(n_rows, seconds, clean=progress < 0.12, prompts=progress > 0.4)
+
+    def take(training: Training, windows, n_writings: int, share: float, **options) -> None:
+        odds = np.array([odds for _, _, odds in windows], dtype=float)
+        seconds, n_clips, _ = windows[batcher.rng.choice(len(windows), p=odds / odds.sum())]
+        batch = batcher.draw(n_clips, seconds, n_writings, **options)
         with torch.autocast("cpu", torch.bfloat16):
             logits, wanted, encoded = forward(model, batch)
         loss = F.cross_entropy(logits.float(), wanted)
-        aside = tutor(encoded.float(), batch.digits)
+        aside = tutor(encoded.float(), batch.digits) if share else torch.zeros(())
         is_text = wanted < N_TEXT_TOKENS
         right = (logits.argmax(-1) == wanted)[is_text].float().mean()
-        training.step(loss + (0.5 - 0.4 * progress) * aside, aside=float(aside.detach()), text_right=float(right))
-        if (step_idx + 1) % 500 == 0:
+        training.step(loss + share * aside, aside=float(aside.detach()), text_right=float(right))
+        if training.step_idx % 500 == 0:
             print(f"  exact strings, unseen voices: {exact_rate(model, processor, unseen):.4f}", flush=True)
             save(model, processor)
+
+    training = Training([model, tutor], n_hearing_steps, 1.5e-3, "hearing", warmup=300, last=0.4)
+    for step_idx in range(n_hearing_steps):
+        progress = step_idx / n_hearing_steps
+        windows = next(windows for until, windows in LESSONS if progress < until)
+        take(training, windows, 1, 0.5 - 0.2 * progress, clean=progress < 0.2, prompts=progress > 0.7)
+
+    training = Training([model], n_writing_steps, 1e-3, "writing")
+    for _ in range(n_writing_steps):
+        take(training, WRITING, 4, 0.0)
     save(model, processor)
 
 
@@ -467,7 +480,7 @@ def exact_rate(model, processor, unseen: list[Utterance], n_batches: int = 8) ->
     batcher = Batcher(processor, unseen, HELD_OUT_SEED)
     n_exact = n_all = 0
     for _ in range(n_batches):
-        batch = batcher.draw(24, WINDOW, prompts=False)
+        batch = batcher.draw(24, WINDOW, 1, prompts=False)
         with torch.autocast("cpu", torch.bfloat16):
             logits, wanted, _ = forward(model, batch)
         wrong = torch.zeros_like(batch.targets, dtype=torch.bool)
@@ -569,7 +582,8 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--measure", action="store_true", help="only measure the directory that is there")
     options.add_argument("--utterances", type=int, default=9000)
-    options.add_argument("--steps", type=int, default=9000)
+    options.add_argument("--hearing-steps", type=int, default=4500)
+    options.add_argument("--writing-steps", type=int, default=3500)
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--corpus", help="an .npz to keep what was spoken between runs")
     options = options.parse_args()
@@ -580,7 +594,7 @@ def main() -> None:
         processor = make_processor()
         model = make_model(processor.tokenizer)
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-        train(model, processor, corpus, options.steps)
+        train(model, processor, corpus, options.hearing_steps, options.writing_steps)
     measure("auto", 400)
     measure(torch.float32, 200)
 

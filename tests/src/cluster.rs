@@ -62,7 +62,9 @@ impl Cluster {
         let log = self.up.log();
         let started = log.lines().rev().find(|l| l.contains(&format!("{worker} started")));
         let url = started.and_then(|l| l.split_whitespace().find(|word| word.starts_with("http://")));
-        url.unwrap_or_else(|| panic!("no address of {worker} in\n{log}")).trim_end_matches("/metrics").to_owned()
+        url.unwrap_or_else(|| panic!("no address of {worker} in\n{log}"))
+            .trim_end_matches("/metrics")
+            .to_owned()
     }
 
     /// The text of a worker's or, for `proxy`, the proxy's metrics.

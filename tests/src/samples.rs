@@ -42,7 +42,8 @@ pub fn text_of(answer: &Value) -> &str {
 /// Samples of a held-out clip, 16 kHz mono.
 pub fn decode_16k(file: &str) -> Vec<i16> {
     let limits = triptych_core::limits::Limits::default();
-    let samples = triptych_models::preprocess::audio::decode(&heldout(file), 16_000, &limits).expect("a sound");
+    let samples =
+        triptych_models::preprocess::audio::decode(&heldout(file), 16_000, &limits).expect("a sound");
     samples.iter().map(|s| (s * 32_767.0) as i16).collect()
 }
 

@@ -101,6 +101,10 @@ pub(super) fn multiply<S: Simd, C: Cell, const MR: usize, const NS: usize>(
 /// # Safety
 /// `a = (first, stride)` must be valid for reading `k_cells` cells at each of `MR` rows; each pointer of `b`
 /// for a strip's width of cells at each of `k_cells` steps of 32 cells.
+#[expect(
+    clippy::needless_range_loop,
+    reason = "rows, strips and registers index two arrays and a pointer each"
+)]
 #[inline(always)]
 unsafe fn multiply_unchecked<S: Simd, C: Cell, const MR: usize, const NS: usize>(
     s: S,

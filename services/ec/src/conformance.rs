@@ -29,11 +29,12 @@ pub fn limits() -> Limits {
 /// # Panics
 /// If the store breaks the contract.
 pub async fn run(store: Arc<dyn EcStore>) {
-    let cases: [(&str, Case); 9] = [
+    let cases: [(&str, Case); 10] = [
         ("a key without an object is a miss", |s| Box::pin(misses(s))),
         ("objects of any size come back byte for byte", |s| Box::pin(sizes(s))),
         ("the first put wins", |s| Box::pin(first_wins(s))),
         ("of sixteen writers one stores", |s| Box::pin(many_writers(s))),
+        ("a put that is dropped took place or did not", |s| Box::pin(dropped_puts(s))),
         ("heads are in order, with misses between", |s| Box::pin(heads(s))),
         ("a deleted object is gone and can be put again", |s| Box::pin(delete(s))),
         ("a quarantined object is gone and can be put again", |s| Box::pin(quarantine(s))),
@@ -160,6 +161,22 @@ async fn many_writers(store: Arc<dyn EcStore>) {
     let object = get(&*store, &key).await.expect("it is there");
     assert_eq!(decode(object, &key, &limits()).unwrap().item(), stored[0].item());
     store.delete(&key).await.unwrap();
+}
+
+/// Drops puts at whatever point they have reached after a few pauses; where that is does not matter.
+async fn dropped_puts(store: Arc<dyn EcStore>) {
+    for pause_us in [0, 50, 200, 500, 1000, 2000, 4000] {
+        let output = sample_output(fresh_key(), 5 * MIB / 2);
+        let (key, object) = (output.item().key, encode(&output));
+        let pause = Duration::from_micros(pause_us);
+        drop(tokio::time::timeout(pause, store.put_if_absent(&key, object.clone())).await);
+        if let Some(seen) = get(&*store, &key).await {
+            assert!(seen == object, "dropped after {pause:?}");
+        }
+        put(&*store, &output).await;
+        assert!(get(&*store, &key).await == Some(object), "dropped after {pause:?}");
+        store.delete(&key).await.unwrap();
+    }
 }
 
 async fn heads(store: Arc<dyn EcStore>) {

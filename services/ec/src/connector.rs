@@ -109,7 +109,8 @@ pub enum Completions {
     /// They wait for [`WorkerRole::finished`].
     #[default]
     Collected,
-    /// To a function, which is called on a tokio worker and must not block: it sends an event to the engine.
+    /// To a function, which is called on a tokio worker, or by [`WorkerRole::start_load_caches`] itself for rows
+    /// that are here. It must not block: it sends an event to the engine.
     Callback(Arc<dyn Fn(Loaded) + Send + Sync>),
 }
 

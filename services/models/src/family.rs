@@ -5,7 +5,6 @@
 
 use crate::error::ModelError;
 use crate::spec::ModelSpec;
-use std::path::Path;
 
 mod config;
 mod qwen_vl;
@@ -61,14 +60,4 @@ impl Family {
             Self::Qwen25Vl => qwen_vl::spec(config, qwen_vl::Generation::TwoAndHalf),
         }
     }
-}
-
-/// Reads a JSON file of a model directory.
-///
-/// # Errors
-/// [`ModelError::File`] or [`ModelError::Format`].
-pub fn read_json(path: &Path) -> Result<serde_json::Value, ModelError> {
-    let bytes = std::fs::read(path).map_err(|source| ModelError::File { path: path.to_owned(), source })?;
-    serde_json::from_slice(&bytes)
-        .map_err(|e| ModelError::Format { path: path.to_owned(), message: e.to_string() })
 }

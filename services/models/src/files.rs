@@ -36,6 +36,11 @@ impl JsonFile {
         }
     }
 
+    /// The whole object.
+    pub(crate) fn value(&self) -> &Value {
+        &self.value
+    }
+
     /// The value at a dotted key; `null` counts as absent.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         key.split('.').try_fold(&self.value, |v, part| v.get(part)).filter(|v| !v.is_null())

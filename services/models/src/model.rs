@@ -3,7 +3,8 @@
 use crate::decoder::{Decoder, TransformerDecoder};
 use crate::encoder::{Encoder, TransformerEncoder};
 use crate::error::ModelError;
-use crate::family::{Config, Family, read_json};
+use crate::family::{Config, Family};
+use crate::files::JsonFile;
 use crate::preprocess::Preprocess;
 use crate::prompt::PromptBuilder;
 use crate::spec::ModelSpec;
@@ -68,17 +69,18 @@ impl Model {
     /// [`ModelError`] for a file or key that is missing, wrong, or asks for what is not built.
     pub fn open(source: &ModelSource) -> Result<Self, ModelError> {
         let dir = &source.dir;
-        let json = read_json(&dir.join(CONFIG))?;
-        let config = Config::new(CONFIG, &json);
+        let file = JsonFile::read(dir, CONFIG)?;
+        let config = Config::new(CONFIG, file.value());
         let family = Family::of(&config)?;
         let spec = family.spec(&config)?;
         let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
-        let processor = read_json(&dir.join(PROCESSOR))?;
+        let processor = JsonFile::read(dir, PROCESSOR)?;
+        let encoder_config = config.get("vision_config").unwrap_or(file.value());
         Ok(Self {
             name: source.name.clone().unwrap_or_else(|| directory_name(source)),
             family,
             modalities: [spec.encoder.modality],
-            encoder_settings: format!("{}\n{processor}", config.get("vision_config").unwrap_or(&json)),
+            encoder_settings: format!("{encoder_config}\n{}", processor.value()),
             preprocess: family.preprocess(dir, &spec.encoder)?,
             prompts: family.prompts(dir, &tokenizer)?,
             tokenizer,

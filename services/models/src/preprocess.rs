@@ -45,7 +45,12 @@ pub trait Preprocess: Send + Sync {
     ///
     /// # Errors
     /// [`ItemError`], with a text for the client.
-    fn preprocess(&self, modality: Modality, bytes: &[u8], limits: &Limits) -> Result<EncoderInput, ItemError>;
+    fn preprocess(
+        &self,
+        modality: Modality,
+        bytes: &[u8],
+        limits: &Limits,
+    ) -> Result<EncoderInput, ItemError>;
 }
 
 /// The checks that every kind of item shares.
@@ -65,10 +70,7 @@ fn check_bytes(modality: Modality, bytes: &[u8], limits: &Limits) -> Result<(), 
 
 /// Runs a decoder of foreign bytes. The libraries are not ours to trust: a panic of theirs costs the item, not
 /// the process.
-fn contained<T>(
-    modality: Modality,
-    decode: impl FnOnce() -> Result<T, ItemError>,
-) -> Result<T, ItemError> {
+fn contained<T>(modality: Modality, decode: impl FnOnce() -> Result<T, ItemError>) -> Result<T, ItemError> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(decode))
         .unwrap_or_else(|_| Err(ItemError::Corrupt(format!("the {modality} cannot be decoded"))))
 }

@@ -174,11 +174,7 @@ mod tests {
             &[(30.0, 30.2, &[1, 2]), (30.2, 30.5, &[3])],
         );
         // Cut off: the open segment lasts to the end.
-        check(
-            segmenter(true, 0),
-            &[T0, 1, T0 + 10, T0 + 15, 2],
-            &[(30.0, 30.2, &[1]), (30.3, 31.0, &[2])],
-        );
+        check(segmenter(true, 0), &[T0, 1, T0 + 10, T0 + 15, 2], &[(30.0, 30.2, &[1]), (30.3, 31.0, &[2])]);
         // Past the sound, backwards, doubled, and without words.
         check(segmenter(true, 0), &[T0 + 30, 1, T0 + 500, 2], &[(30.6, 31.0, &[1]), (31.0, 31.0, &[2])]);
         check(segmenter(true, 0), &[T0 + 30, 1, T0 + 10], &[(30.6, 30.6, &[1])]);

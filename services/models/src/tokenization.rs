@@ -49,32 +49,32 @@ impl Tokenizer {
     /// What is wrong with it.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let mut json: serde_json::Value = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        let file = json.as_object_mut().ok_or("is no JSON object")?;
         // Cuts and fillings that were set when the file was saved are not the model's.
-        json["truncation"] = serde_json::Value::Null;
-        json["padding"] = serde_json::Value::Null;
-        let full = read(&json)?;
+        for setting in ["truncation", "padding"] {
+            file.insert(setting.to_owned(), serde_json::Value::Null);
+        }
+        let full = read(file)?;
         let mut controls = Vec::new();
         let mut silent = HashSet::new();
-        for token in json["added_tokens"].as_array_mut().into_iter().flatten() {
-            let content = token["content"].as_str().unwrap_or_default().to_owned();
-            let special = token["special"].as_bool().unwrap_or(false);
+        let added = file.get_mut("added_tokens").and_then(serde_json::Value::as_array_mut);
+        for token in added.into_iter().flatten().filter_map(serde_json::Value::as_object_mut) {
+            let flag = |name: &str| token.get(name).and_then(serde_json::Value::as_bool).unwrap_or(false);
+            let (special, strips_left, strips_right) = (flag("special"), flag("lstrip"), flag("rstrip"));
+            let Some(content) = token.get("content").and_then(|c| c.as_str()).map(str::to_owned) else {
+                continue;
+            };
             let Some(id) = full.token_to_id(&content) else { continue };
             if special || is_time(&content) {
                 silent.insert(id);
             }
             let control = content.chars().count() > 1 && (special || is_bracketed(&content));
-            token["special"] = control.into();
+            token.insert("special".to_owned(), control.into());
             if control {
-                let flag = |name: &str| token[name].as_bool().unwrap_or(false);
-                controls.push(scan::ControlToken {
-                    id,
-                    strips_left: flag("lstrip"),
-                    strips_right: flag("rstrip"),
-                    content,
-                });
+                controls.push(scan::ControlToken { id, content, strips_left, strips_right });
             }
         }
-        let mut plain = read(&json)?;
+        let mut plain = read(file)?;
         plain.set_encode_special_tokens(true);
         Ok(Self { full, plain, controls: ControlTokens::new(controls), silent })
     }
@@ -176,8 +176,8 @@ impl Tokenizer {
     }
 }
 
-fn read(json: &serde_json::Value) -> Result<tokenizers::Tokenizer, String> {
-    let bytes = serde_json::to_vec(json).map_err(|e| e.to_string())?;
+fn read(file: &serde_json::Map<String, serde_json::Value>) -> Result<tokenizers::Tokenizer, String> {
+    let bytes = serde_json::to_vec(file).map_err(|e| e.to_string())?;
     tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())
 }
 

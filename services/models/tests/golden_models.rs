@@ -7,6 +7,8 @@
 mod case;
 #[path = "golden_models/greedy.rs"]
 mod greedy;
+#[path = "golden_models/pipeline.rs"]
+mod pipeline;
 #[path = "golden_models/qwen_vl.rs"]
 mod qwen_vl;
 #[path = "golden_models/whisper.rs"]

@@ -16,8 +16,8 @@ use triptych_core::limits::Limits;
 use triptych_proto::v1::GenerateResponse;
 use triptych_proto::v1::generate_response::Kind;
 use triptych_proto::v1::triptych_client::TriptychClient;
-use triptych_runtime::status::PARAM_KEY;
 use triptych_runtime::grpc;
+use triptych_runtime::status::PARAM_KEY;
 
 /// Flags of `ask`.
 #[derive(Args, Debug)]
@@ -64,8 +64,9 @@ pub async fn run(args: AskArgs) -> Result<(), CliError> {
     let items = items::read_all(&args)?;
     let names = items.iter().map(|i| i.name.clone()).collect();
     let request = request::build(&args, items)?;
-    let channel = grpc::channel(&args.grpc)
-        .map_err(|e| CliError::setting(format!("--grpc {} is no address, as 127.0.0.1:50051 is", args.grpc), &e))?;
+    let channel = grpc::channel(&args.grpc).map_err(|e| {
+        CliError::setting(format!("--grpc {} is no address, as 127.0.0.1:50051 is", args.grpc), &e)
+    })?;
     let mut client = TriptychClient::new(channel).max_encoding_message_size(Limits::default().max_body_bytes);
     let stream = client.generate(request).await.map_err(|s| refused(&s, &args.grpc))?.into_inner();
     let echo = !args.json;

@@ -45,7 +45,9 @@ fn refused(flag: &str, address: &str, e: &io::Error) -> CliError {
         io::ErrorKind::PermissionDenied => CliError::Setting(format!(
             "may not listen on {address}: ports below 1024 are the system's; choose another with {flag}"
         )),
-        _ => CliError::Setting(format!("{flag} {address} is no address to listen on, as 127.0.0.1:8080 is: {e}")),
+        _ => CliError::Setting(format!(
+            "{flag} {address} is no address to listen on, as 127.0.0.1:8080 is: {e}"
+        )),
     }
 }
 

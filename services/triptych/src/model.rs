@@ -63,7 +63,9 @@ async fn sources(args: &ModelArgs, fallback: Fallback) -> Result<Vec<ModelSource
     let (texts, format) = (args.models.clone(), args.compute.load_format.into());
     let found = spawn_blocking(move || match (texts.is_empty(), fallback) {
         (true, Fallback::Samples) => samples::unpack(),
-        (true, Fallback::Nothing) => Err(CliError::Setting("no model to serve; name one with --model DIR".into())),
+        (true, Fallback::Nothing) => {
+            Err(CliError::Setting("no model to serve; name one with --model DIR".into()))
+        }
         (false, _) => texts.iter().map(|t| resolve(t)).collect(),
     });
     let found = joined(found.await)?;
@@ -129,8 +131,9 @@ fn check(source: &ModelSource) -> Result<CheckedModel, CliError> {
             dir.display()
         )));
     }
-    let model = Model::open(source)
-        .map_err(|e| CliError::Setting(format!("--model {} cannot be served: {}", dir.display(), chain(&e))))?;
+    let model = Model::open(source).map_err(|e| {
+        CliError::Setting(format!("--model {} cannot be served: {}", dir.display(), chain(&e)))
+    })?;
     Ok(CheckedModel { name: model.name().clone(), modalities: model.modalities().to_vec(), dir })
 }
 
@@ -169,7 +172,11 @@ mod tests {
             assert!(matches!(e, CliError::Setting(_)));
             assert!(e.to_string().contains(part) && e.to_string().contains(text), "{e}");
         }
-        let empty = ModelSource { dir: parent.path().into(), name: None, format: triptych_models::LoadFormat::Safetensors };
+        let empty = ModelSource {
+            dir: parent.path().into(),
+            name: None,
+            format: triptych_models::LoadFormat::Safetensors,
+        };
         assert!(check(&empty).unwrap_err().to_string().contains("no config.json"));
     }
 }

@@ -19,7 +19,7 @@ mod restarts;
 mod screen;
 
 use crate::args::{EcArg, FetchArgs, LogArgs, ModelArgs};
-use crate::error::CliError;
+use crate::error::{CliError, chain};
 use crate::{listen, model};
 use clap::Args;
 use cluster::Cluster;
@@ -27,6 +27,8 @@ use plan::{Faces, Plan};
 use screen::Screen;
 use std::time::Instant;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use triptych_core::limits::Limits;
+use triptych_ec::EcSetting;
 
 /// Flags of `up`.
 #[derive(Args, Debug)]
@@ -70,13 +72,17 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
         grpc: listen::check_free("--grpc", &args.grpc).await?,
     };
     if faces.http == faces.grpc {
-        return Err(CliError::Setting(format!("--http and --grpc are both {}; choose two addresses", faces.http)));
+        return Err(CliError::Setting(format!(
+            "--http and --grpc are both {}; choose two addresses",
+            faces.http
+        )));
     }
     screen.progress("checking the models");
     let models = tokio::select! {
         models = model::check_all(&args.models) => models?,
         () = signals.next() => return Ok(()),
     };
+    check_store(&args.ec.setting).await?;
     let plan = Plan::new(&args, &models, faces)?;
     let mut cluster = Cluster::start(&plan, &screen)?;
     let was_ready = cluster.ready();
@@ -95,6 +101,16 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
         Err(lost) => Err(CliError::Failed(lost.to_string())),
         Ok(()) => Ok(()),
     }
+}
+
+/// A cluster lives with a store that goes away; one that is not there at the start is a mistake, most likely.
+async fn check_store(setting: &EcSetting) -> Result<(), CliError> {
+    if *setting == EcSetting::Memory {
+        return Ok(());
+    }
+    let store =
+        triptych_ec::open(setting, &Limits::default()).await.map_err(|e| CliError::Setting(chain(&e)))?;
+    store.ping().await.map_err(|e| CliError::failed(format!("--ec {setting} does not answer"), &e))
 }
 
 /// Ctrl-C and SIGTERM, one after the other.

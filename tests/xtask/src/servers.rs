@@ -11,7 +11,8 @@ const NEEDED: [(&str, &str); 1] = [("redis-server", "redis-server")];
 /// # Errors
 /// If something is missing and cannot be installed: a test that did not run is not green.
 pub fn ensure() -> Result<()> {
-    let missing: Vec<_> = NEEDED.iter().filter(|(program, _)| !has(program)).map(|(_, package)| *package).collect();
+    let missing: Vec<_> =
+        NEEDED.iter().filter(|(program, _)| !has(program)).map(|(_, package)| *package).collect();
     if missing.is_empty() {
         let programs: Vec<_> = NEEDED.iter().map(|(program, _)| *program).collect();
         println!("{}: found", programs.join(", "));

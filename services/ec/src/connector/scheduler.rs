@@ -28,8 +28,9 @@ impl SchedulerRole {
     }
 
     /// The request was given room and needs the item: holds its rows until [`Self::request_finished`], and puts it
-    /// on the next meta unless it is here or on its way. Calling it again is harmless, and after a failed load it
-    /// is how to ask again.
+    /// on the next meta unless it is here or on its way. So an item that is `Ready` gives no [`super::Loaded`]: ask
+    /// [`Self::has_caches`] after this call. Calling it again is harmless, and after a failed load it is how to ask
+    /// again.
     pub fn update_state_after_alloc(&self, request: RequestId, item: &EncodedItem) {
         lock(&self.state).want(request, item);
     }

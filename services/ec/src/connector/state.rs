@@ -84,6 +84,13 @@ impl State {
         }
     }
 
+    /// Ends the load that the key has, unless it is under way: that one ends by itself.
+    pub(super) fn settle(&mut self, key: &ContentKey) {
+        if self.stages.get(key) != Some(&Stage::Loading) {
+            self.end(key);
+        }
+    }
+
     /// Number of loads under way.
     pub(super) fn n_loading(&self) -> usize {
         self.stages.values().filter(|stage| **stage == Stage::Loading).count()

@@ -31,7 +31,8 @@ struct Shared {
     tasks: TaskTracker,
     /// The engine's thread is not tokio's, and may start loads all the same.
     runtime: Handle,
-    /// With [`Completions::Collected`], at most `max_pending`.
+    /// With [`Completions::Collected`]. At most `max_pending` of them have rows; past it there are only refusals,
+    /// one for each item that the caller started without collecting.
     collected: Mutex<Vec<Loaded>>,
 }
 
@@ -108,7 +109,7 @@ impl WorkerRole {
         let shared = &self.shared;
         let mut state = lock(&shared.state);
         if let Some(output) = state.local.get(&item.key) {
-            state.end(&item.key);
+            state.settle(&item.key);
             drop(state);
             shared.observer.hit(Tier::Local);
             return shared.deliver(Loaded { key: item.key, result: Ok(output), took: Duration::ZERO });

@@ -251,8 +251,7 @@ impl EcStore for RedisStore {
 
 /// Removes a key while it still holds what was read from it: what another writer put there since stays.
 fn remove_if_same(name: &str, raw: &[u8]) -> Cmd {
-    let script =
-        "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('UNLINK', KEYS[1]) else return 0 end";
+    let script = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('UNLINK', KEYS[1]) else return 0 end";
     let mut eval = cmd("EVAL");
     eval.arg(script).arg(1).arg(name).arg(raw);
     eval

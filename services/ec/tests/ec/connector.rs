@@ -120,6 +120,25 @@ async fn requests_share_one_load_and_hold_its_rows_each() {
     assert!(bench.loaded.try_recv().is_err(), "one load, one end");
 }
 
+/// The PD worker's own encoder may be faster than a load: whoever asks then has the rows, and the load still ends.
+#[tokio::test]
+async fn rows_that_arrive_beside_a_load_do_not_end_it_twice() {
+    let mut bench = Bench::new(no_spare());
+    let output = sample_output(key(1), 4096);
+    bench.publish(&output).await;
+    bench.faults.queue(Op::Get, Fault::Latency(Duration::from_millis(100)));
+    bench.step(request(1), output.item());
+    bench.worker.save_caches(output.clone()).await.unwrap();
+    assert_eq!(bench.status(output.item()), Ready);
+    bench.worker.start_load_caches(EcConnectorMeta { loads: vec![output.item().clone()] });
+    for _ in 0..2 {
+        assert!(bench.next().await.result.is_ok());
+    }
+    bench.worker.drain().await;
+    assert!(bench.loaded.try_recv().is_err(), "two starts, two ends");
+    assert_eq!(bench.faults.n_calls(Op::Get), 1);
+}
+
 #[tokio::test]
 async fn rows_that_nobody_holds_stay_within_the_budget_and_are_found_without_the_store() {
     let mut bench =

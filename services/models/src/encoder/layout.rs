@@ -99,12 +99,13 @@ fn square(frame: usize, [y0, x0]: [usize; 2], side: usize) -> impl Iterator<Item
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::family::{Config, Family, read_json};
+    use crate::family::{Config, Family};
     use std::path::Path;
 
     fn golden(case: &str, file: &str) -> serde_json::Value {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(case).join(file);
-        read_json(&path).expect("a golden file")
+        let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        serde_json::from_slice(&bytes).expect("a golden file is JSON")
     }
 
     fn spec(case: &str) -> EncoderSpec {

@@ -47,7 +47,11 @@ impl AudioSettings {
         let file = JsonFile::read(dir, FILE)?;
         let number = |key: &str, default: u32, most: u32| -> Result<u32, ModelError> {
             let value = file.u32(key)?.unwrap_or(default);
-            if (1..=most).contains(&value) { Ok(value) } else { Err(file.wrong(key, &format!("1 to {most}"))) }
+            if (1..=most).contains(&value) {
+                Ok(value)
+            } else {
+                Err(file.wrong(key, &format!("1 to {most}")))
+            }
         };
         let settings = Self {
             n_mels: number("feature_size", 80, 512)? as usize,
@@ -59,7 +63,7 @@ impl AudioSettings {
         if !settings.n_samples().is_multiple_of(settings.hop * FRAMES_PER_ROW) {
             return Err(file.wrong("chunk_length", "a whole number of encoder rows"));
         }
-        if settings.n_fft % 2 != 0 || settings.n_fft > settings.n_samples() {
+        if !settings.n_fft.is_multiple_of(2) || settings.n_fft > settings.n_samples() {
             return Err(file.wrong("n_fft", "an even number, less than a window"));
         }
         Ok(settings)
@@ -134,7 +138,12 @@ impl Preprocess for AudioProcessor {
         &[Modality::Audio]
     }
 
-    fn preprocess(&self, modality: Modality, bytes: &[u8], limits: &Limits) -> Result<EncoderInput, ItemError> {
+    fn preprocess(
+        &self,
+        modality: Modality,
+        bytes: &[u8],
+        limits: &Limits,
+    ) -> Result<EncoderInput, ItemError> {
         if modality != Modality::Audio {
             return Err(ItemError::Unsupported(format!("this model reads audio items, not {modality}")));
         }

@@ -81,8 +81,8 @@ impl ImageSettings {
             temporal_patch_size: side("temporal_patch_size", 2)?,
             min_pixels: pixels("min_pixels", "size.shortest_edge", 56 * 56)?,
             max_pixels: pixels("max_pixels", "size.longest_edge", 28 * 28 * 1280)?,
-            mean: channels(&file, "image_mean", [0.481_454_66, 0.457_827_5, 0.408_210_73])?,
-            std: channels(&file, "image_std", [0.268_629_54, 0.261_302_58, 0.275_777_11])?,
+            mean: channels(&file, "image_mean", [0.48145466, 0.4578275, 0.40821073])?,
+            std: channels(&file, "image_std", [0.26862954, 0.2613026, 0.2757771])?,
             rescale: file.f64("rescale_factor")?.unwrap_or(1.0 / 255.0) as f32,
             filter: match file.u32("resample")? {
                 Some(1) => Filter::Lanczos,
@@ -146,7 +146,12 @@ impl Preprocess for ImageProcessor {
         &[Modality::Image]
     }
 
-    fn preprocess(&self, modality: Modality, bytes: &[u8], limits: &Limits) -> Result<EncoderInput, ItemError> {
+    fn preprocess(
+        &self,
+        modality: Modality,
+        bytes: &[u8],
+        limits: &Limits,
+    ) -> Result<EncoderInput, ItemError> {
         if modality != Modality::Image {
             return Err(ItemError::Unsupported(format!("this model reads image items, not {modality}")));
         }

@@ -42,15 +42,26 @@ mod tests {
     fn text_goes_on_past_the_longer_side_of_a_grid() {
         let grid = GridSpan { first_token: 2, thw: [1, 2, 3] };
         let (got, next) = positions(10, &[grid]);
-        let expect =
-            [[0; 3], [1; 3], [2, 2, 2], [2, 2, 3], [2, 2, 4], [2, 3, 2], [2, 3, 3], [2, 3, 4], [5; 3], [6; 3]];
+        let expect = [
+            [0; 3],
+            [1; 3],
+            [2, 2, 2],
+            [2, 2, 3],
+            [2, 2, 4],
+            [2, 3, 2],
+            [2, 3, 3],
+            [2, 3, 4],
+            [5; 3],
+            [6; 3],
+        ];
         assert_eq!(got, expect);
         assert_eq!(next, 7);
     }
 
     #[test]
     fn grids_may_touch_and_stand_at_the_edges() {
-        let grids = [GridSpan { first_token: 0, thw: [1, 1, 2] }, GridSpan { first_token: 2, thw: [1, 2, 1] }];
+        let grids =
+            [GridSpan { first_token: 0, thw: [1, 1, 2] }, GridSpan { first_token: 2, thw: [1, 2, 1] }];
         let (got, next) = positions(4, &grids);
         assert_eq!(got, [[0, 0, 0], [0, 0, 1], [2, 2, 2], [2, 3, 2]]);
         assert_eq!(next, 4);

@@ -8,9 +8,7 @@
 mod vocabulary;
 
 use super::generation::GenerationFiles;
-use super::{
-    CrossInput, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, check_ids,
-};
+use super::{CrossInput, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, check_ids};
 use crate::error::{ModelError, PromptError};
 use crate::rules::{LogitRules, TimestampRule};
 use crate::tokenization::Tokenizer;

@@ -1,6 +1,6 @@
 //! Whisper cases.
 
-use crate::case::{Case, assert_bf16_close, assert_close, cpu};
+use crate::case::{Case, assert_bf16_close, assert_logits_close, assert_rows_close, cpu};
 use crate::greedy::{Mix, Sequence, greedy, teacher_forced};
 use triptych_core::{Extent, Modality};
 use triptych_kernels::Backend;
@@ -67,8 +67,8 @@ fn matches_reference<B: Backend>(backend: &B) {
         let case = Case::open(name);
         let (states, logits) = states_and_logits(&case, name, backend);
         let what = |part: &str| format!("{name} {} {part}", backend.name());
-        assert_close(&what("states"), &states, &case.values("encoder_last_hidden_state").1);
-        assert_close(&what("logits"), &logits, &case.values("logits").1);
+        assert_rows_close(&what("states"), &states, &case.values("encoder_last_hidden_state").1);
+        assert_logits_close(&what("logits"), &logits, &case.values("logits").1);
     }
 }
 

@@ -11,7 +11,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -74,7 +74,7 @@ async fn converse(stream: TcpStream, routes: Router, times: HttpTimes, drain: Dr
             _ = poll_fn(|context| connection.poll_without_shutdown(context)) => break,
             () = &mut closing, if !is_closing => {
                 is_closing = true;
-                Pin::new(&mut connection).graceful_shutdown();
+                std::pin::Pin::new(&mut connection).graceful_shutdown();
             }
             () = abort.cancelled() => return,
         }

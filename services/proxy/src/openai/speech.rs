@@ -10,7 +10,7 @@ use crate::request::{Item, Request, Source};
 use axum::extract::{Request as HttpRequest, State};
 use axum::response::Response;
 use bytes::Bytes;
-use form::{Form, ResponseFormat};
+use form::Form;
 use format::Transcript;
 use futures::{Stream, stream};
 use serde::Serialize;

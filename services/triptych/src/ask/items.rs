@@ -52,7 +52,8 @@ fn read(file: &Path, modality: Modality) -> Result<Item, CliError> {
             wrong(format!("{shown} is {}; pass it with --{other}", article(other)))
         }
         _ => {
-            let name = file.file_name().map_or_else(|| shown.to_string(), |n| n.to_string_lossy().into_owned());
+            let name =
+                file.file_name().map_or_else(|| shown.to_string(), |n| n.to_string_lossy().into_owned());
             Ok(Item { name, modality, data })
         }
     }
@@ -98,7 +99,9 @@ mod tests {
         check(b"RIFF\0\0\0\0WAVEfmt ", Modality::Image, "--audio");
         check(b"\x89PNG\r\n\x1a\n", Modality::Audio, "--image");
         let dir = tempfile::tempdir().unwrap();
-        for (file, part) in [(dir.path().join("none.png"), "no file"), (dir.path().to_owned(), "is a directory")] {
+        for (file, part) in
+            [(dir.path().join("none.png"), "no file"), (dir.path().to_owned(), "is a directory")]
+        {
             let e = read(&file, Modality::Image).unwrap_err().to_string();
             assert!(e.contains(&file.display().to_string()) && e.contains(part), "{e}");
         }

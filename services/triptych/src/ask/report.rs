@@ -49,8 +49,10 @@ impl Answer {
     /// One line: the stages, each item's source, the tokens.
     pub fn to_line(&self) -> String {
         let Some(summary) = &self.summary else { return "the stream ended without a summary".into() };
-        let mut parts: Vec<_> =
-            stages(&summary.times.unwrap_or_default()).iter().map(|(name, us)| format!("{name} {}", time(*us))).collect();
+        let mut parts: Vec<_> = stages(&summary.times.unwrap_or_default())
+            .iter()
+            .map(|(name, us)| format!("{name} {}", time(*us)))
+            .collect();
         parts.extend(self.sources(summary).map(|(name, source)| format!("{name} {source}")));
         let usage = summary.usage.unwrap_or_default();
         parts.push(format!("{} + {} tokens", usage.prompt_tokens, usage.completion_tokens));

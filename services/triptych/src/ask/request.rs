@@ -21,7 +21,11 @@ pub fn build(args: &AskArgs, items: Vec<Item>) -> Result<v1::GenerateRequest, Cl
                 "nothing to ask: give a question, and files with --image or --audio".into(),
             ));
         }
-        _ => return Err(CliError::Setting("a picture needs a question, as in `triptych ask \"What is this?\"`".into())),
+        _ => {
+            return Err(CliError::Setting(
+                "a picture needs a question, as in `triptych ask \"What is this?\"`".into(),
+            ));
+        }
     };
     let item = |item: Item| v1::Item {
         modality: v1::Modality::from(item.modality).into(),
@@ -62,7 +66,9 @@ mod tests {
     use triptych_core::Modality;
 
     fn ask(flags: &[&str], items: &[Modality]) -> Result<v1::GenerateRequest, CliError> {
-        let Command::Ask(args) = Cli::parse_from([&["triptych", "ask"], flags].concat()).command else { panic!() };
+        let Command::Ask(args) = Cli::parse_from([&["triptych", "ask"], flags].concat()).command else {
+            panic!()
+        };
         let item = |&modality| Item { name: "f".into(), modality, data: Bytes::from_static(b"x") };
         build(&args, items.iter().map(item).collect())
     }

@@ -78,7 +78,9 @@ fn is_served(file: &str, one_weight_file: bool) -> bool {
     match file.rsplit_once('.') {
         Some((_, "safetensors")) if one_weight_file => file == WEIGHTS,
         Some((stem, "safetensors")) => stem.starts_with("model-"),
-        Some((stem, "json")) => !stem.ends_with(".index") || (file == "model.safetensors.index.json" && !one_weight_file),
+        Some((stem, "json")) => {
+            !stem.ends_with(".index") || (file == "model.safetensors.index.json" && !one_weight_file)
+        }
         Some((_, "jinja")) => true,
         _ => false,
     }

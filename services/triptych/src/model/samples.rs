@@ -25,7 +25,8 @@ include!(concat!(env!("OUT_DIR"), "/samples.rs"));
 pub(super) fn unpack() -> Result<Vec<Found>, CliError> {
     if SAMPLES.is_empty() {
         return Err(CliError::Setting(
-            "this build carries no sample models; name one with --model DIR (a Hugging Face directory)".into(),
+            "this build carries no sample models; name one with --model DIR (a Hugging Face directory)"
+                .into(),
         ));
     }
     let root = cache_root();

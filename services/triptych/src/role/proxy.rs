@@ -21,7 +21,13 @@ pub struct ProxyArgs {
     #[arg(long = "encoder", value_name = "HOST:PORT", env = "TRIPTYCH_ENCODERS", value_delimiter = ',')]
     pub encoders: Vec<String>,
     /// A PD worker; repeat for several
-    #[arg(long = "pd", value_name = "HOST:PORT", env = "TRIPTYCH_PDS", value_delimiter = ',', required = true)]
+    #[arg(
+        long = "pd",
+        value_name = "HOST:PORT",
+        env = "TRIPTYCH_PDS",
+        value_delimiter = ',',
+        required = true
+    )]
     pub pds: Vec<String>,
     /// The store
     #[command(flatten)]
@@ -30,8 +36,14 @@ pub struct ProxyArgs {
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_IN_FLIGHT", default_value_t = 512)]
     pub max_in_flight: usize,
     /// Secret that goes into every content key: clusters with different ones never share an encoder output
-    #[arg(long, value_name = "TEXT", env = "TRIPTYCH_TENANT_SALT", default_value = "", hide_env_values = true,
-          hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        env = "TRIPTYCH_TENANT_SALT",
+        default_value = "",
+        hide_env_values = true,
+        hide_default_value = true
+    )]
     pub tenant_salt: String,
     /// Items by URL
     #[command(flatten)]

@@ -136,7 +136,8 @@ impl Plan {
 
 fn child(role: Role, name: String, ports: &mut Ports) -> Result<ChildSpec, CliError> {
     let (grpc, admin) = (local(ports.next()?), local(ports.next()?));
-    let flags = [role.as_str(), "--grpc", &grpc.to_string(), "--admin", &admin.to_string()].map(OsString::from);
+    let flags =
+        [role.as_str(), "--grpc", &grpc.to_string(), "--admin", &admin.to_string()].map(OsString::from);
     Ok(ChildSpec { name, role, flags: flags.to_vec(), ec: None, grpc, admin })
 }
 
@@ -178,9 +179,14 @@ mod tests {
     use triptych_core::{Modality, ModelName};
 
     fn plan(flags: &[&str]) -> Plan {
-        let Command::Up(args) = Cli::parse_from([&["triptych", "up"], flags].concat()).command else { panic!() };
-        let models =
-            [CheckedModel { name: ModelName::new("m"), modalities: vec![Modality::Image], dir: "/models/m".into() }];
+        let Command::Up(args) = Cli::parse_from([&["triptych", "up"], flags].concat()).command else {
+            panic!()
+        };
+        let models = [CheckedModel {
+            name: ModelName::new("m"),
+            modalities: vec![Modality::Image],
+            dir: "/models/m".into(),
+        }];
         let faces = Faces { http: "0.0.0.0:8080".parse().unwrap(), grpc: "127.0.0.1:50051".parse().unwrap() };
         Plan::new(&args, &models, faces).unwrap()
     }
@@ -212,7 +218,9 @@ mod tests {
         let plan = plan(&["--ec", "redis://:s3cret@h:6379"]);
         assert_eq!(names(&plan), ["encoder-0", "pd-0", "proxy"]);
         assert!(plan.children.iter().all(|c| c.ec.as_deref() == Some("redis://:s3cret@h:6379")));
-        assert!(!format!("{:?}", plan.children.iter().map(|c| &c.flags).collect::<Vec<_>>()).contains("s3cret"));
+        assert!(
+            !format!("{:?}", plan.children.iter().map(|c| &c.flags).collect::<Vec<_>>()).contains("s3cret")
+        );
         assert!(!plan.store.contains("s3cret"));
     }
 

@@ -59,7 +59,9 @@ async fn is_serving(client: &mut HealthClient<Channel>) -> bool {
 async fn lists_all(address: SocketAddr, names: &[&str]) -> bool {
     let Ok(channel) = grpc::channel(&address.to_string()) else { return false };
     let mut client = TriptychClient::new(channel);
-    let Ok(Ok(answer)) = timeout(PATIENCE, client.list_models(ListModelsRequest {})).await else { return false };
+    let Ok(Ok(answer)) = timeout(PATIENCE, client.list_models(ListModelsRequest {})).await else {
+        return false;
+    };
     let listed: HashSet<_> = answer.get_ref().models.iter().map(|m| m.name.as_str()).collect();
     names.iter().all(|name| listed.contains(name))
 }

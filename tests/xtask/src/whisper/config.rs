@@ -88,7 +88,8 @@ pub fn files(shape: &Shape, tokenizer: &Value, extras: &Value) -> Result<Vec<(&'
         no_timestamps: id(tokenizer, "<|notimestamps|>")?,
         previous: id(tokenizer, "<|startofprev|>")?,
     };
-    let list = |key: &str| extras.get(key).filter(|v| v.is_array()).with_context(|| format!("{key} is no list"));
+    let list =
+        |key: &str| extras.get(key).filter(|v| v.is_array()).with_context(|| format!("{key} is no list"));
     let (suppress, begin) = (list("suppress_ids")?, list("suppress_ids_begin")?);
     Ok(vec![
         ("preprocessor_config.json", preprocessor(shape)),

@@ -106,7 +106,8 @@ pub fn parse(bytes: &[u8]) -> Result<Stored<'_>> {
     }
     for _ in 0..reader.count()? {
         let (alias, name) = (reader.text()?, reader.text()?);
-        let tensor: &Tensor<'_> = tensors.get(&name).with_context(|| format!("{alias} stands for {name}, which is missing"))?;
+        let tensor: &Tensor<'_> =
+            tensors.get(&name).with_context(|| format!("{alias} stands for {name}, which is missing"))?;
         tensors.insert(alias, tensor.clone());
     }
     ensure!(reader.0.is_empty(), "{} bytes too many", reader.0.len());

@@ -66,7 +66,12 @@ fn layer(names: &mut Vec<Name>, ours: &str, theirs: &str) {
     for (i, projection) in ["q_proj", "k_proj", "v_proj"].into_iter().enumerate() {
         linear(names, &format!("{ours}.self_attn.{projection}"), &fused, (i, 3));
     }
-    linear(names, &format!("{ours}.self_attn.out_proj"), &format!("{theirs}/self_attention/linear_1"), (0, 1));
+    linear(
+        names,
+        &format!("{ours}.self_attn.out_proj"),
+        &format!("{theirs}/self_attention/linear_1"),
+        (0, 1),
+    );
     norm(names, &format!("{ours}.final_layer_norm"), &format!("{theirs}/ffn/layer_norm"));
     linear(names, &format!("{ours}.fc1"), &format!("{theirs}/ffn/linear_0"), (0, 1));
     linear(names, &format!("{ours}.fc2"), &format!("{theirs}/ffn/linear_1"), (0, 1));
@@ -84,7 +89,11 @@ fn cross_attention(names: &mut Vec<Name>, ours: &str, theirs: &str) {
 
 fn linear(names: &mut Vec<Name>, ours: &str, theirs: &str, piece: (usize, usize)) {
     for part in ["weight", "bias"] {
-        names.push(Name { hugging_face: format!("{ours}.{part}"), stored: format!("{theirs}/{part}"), piece });
+        names.push(Name {
+            hugging_face: format!("{ours}.{part}"),
+            stored: format!("{theirs}/{part}"),
+            piece,
+        });
     }
 }
 

@@ -31,9 +31,8 @@ const MAX_BAD_PACKETS: usize = 100;
 /// # Errors
 /// [`ItemError`]: not a sound that is read, over the limit, or without a single sample.
 pub fn decode(bytes: &[u8], rate: u32, limits: &Limits) -> Result<Vec<f32>, ItemError> {
-    let unsupported = |why: String| {
-        ItemError::Unsupported(format!("the audio is {}{why}; {READ}", look(bytes)))
-    };
+    let unsupported =
+        |why: String| ItemError::Unsupported(format!("the audio is {}{why}; {READ}", look(bytes)));
     let stream = MediaSourceStream::new(Box::new(Cursor::new(bytes)), Default::default());
     let mut format = symphonia::default::get_probe()
         .probe(&Hint::new(), stream, Default::default(), Default::default())
@@ -158,7 +157,7 @@ impl Mono<'_> {
             Some(resampled) => resampled,
             none => none.insert(Resampled::new(rate, self.to)?),
         };
-        if resampled.from_rate() != rate {
+        if resampled.source_rate() != rate {
             return Err(ItemError::Unsupported("the audio changes its sample rate".into()));
         }
         let n = resampled.n_taken() + buffer.frames() as u64;

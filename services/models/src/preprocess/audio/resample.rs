@@ -34,7 +34,9 @@ impl Resampled {
             let (rate_in, rate_out, chunk) = (from as usize, to as usize, chunk(from as usize, to as usize));
             let window = WindowFunction::BlackmanHarris2;
             let resampler = Fft::new_custom(rate_in, rate_out, chunk, 1, 1, window, FixedSync::Both)
-                .map_err(|e| ItemError::Unsupported(format!("audio at {from} Hz cannot be resampled: {e}")))?;
+                .map_err(|e| {
+                    ItemError::Unsupported(format!("audio at {from} Hz cannot be resampled: {e}"))
+                })?;
             let chunk = vec![0.0; resampler.output_frames_max()];
             let n_drop = resampler.output_delay();
             Some(Stage { resampler, waiting: Vec::new(), chunk, n_drop })
@@ -42,7 +44,7 @@ impl Resampled {
         Ok(Self { from, to, stage, n_taken: 0, out: Vec::new() })
     }
 
-    pub(super) fn from_rate(&self) -> u32 {
+    pub(super) fn source_rate(&self) -> u32 {
         self.from
     }
 

@@ -69,12 +69,14 @@ impl Vocabulary {
                 (true, None) => spelled_languages(tokenizer),
             },
         };
-        if multilingual && (words.languages.is_empty() || words.transcribe.is_none() || words.translate.is_none())
+        if multilingual
+            && (words.languages.is_empty() || words.transcribe.is_none() || words.translate.is_none())
         {
             return Err(generation.wrong("lang_to_id", "languages and tasks, here or in the tokenizer"));
         }
         // A decoder's table ends where its vocabulary does: ids past it would index nothing.
-        let most = [Some(words.start), words.start_of_previous, words.no_timestamps].into_iter().flatten().max();
+        let most =
+            [Some(words.start), words.start_of_previous, words.no_timestamps].into_iter().flatten().max();
         if most.is_some_and(|id| id >= vocab) || words.languages.tokens().any(|id| id >= vocab) {
             return Err(generation.wrong(START, &format!("task tokens below vocab_size {vocab}")));
         }

@@ -1,0 +1,110 @@
+//! All four stages as [`Model`] hands them out: from the bytes of an item to tokens.
+
+use crate::case::{Case, assert_within, cpu, max_error};
+use crate::greedy::{Mix, Sequence, greedy};
+use crate::qwen_vl;
+use triptych_core::limits::Limits;
+use triptych_core::prompt::{Message, Part, Prompt, Role};
+use triptych_core::{ContentKey, DType, EncodedItem, Fingerprint, ItemIdx, Modality};
+use triptych_kernels::cpu::Precision;
+use triptych_models::preprocess::EncoderInput;
+
+/// Mels of the processor differ from the reference's by up to 1e-5 or so, and the encoder passes that on.
+const STATES_FROM_SOUND: f32 = 1e-3;
+
+/// What a PD worker learns of an item.
+fn encoded(input: &EncoderInput, hidden: usize) -> EncodedItem {
+    EncodedItem {
+        key: ContentKey::from_bytes([0; 32]),
+        fingerprint: Fingerprint::from_bytes([0; 32]),
+        modality: Modality::Image,
+        n_tokens: input.n_tokens,
+        hidden: hidden as u32,
+        dtype: DType::F32,
+        extent: input.extent,
+        checksum: [0; 32],
+    }
+}
+
+#[test]
+fn images_and_messages_become_the_tokens_of_the_reference() {
+    for name in qwen_vl::CASES {
+        let case = Case::open(name);
+        let model = case.model();
+        let backend = cpu(Precision::F32);
+        let mut encoder = model.load_encoder(Modality::Image, &backend).expect("encoder weights");
+        let mut decoder = model.load_decoder(&backend).expect("decoder weights");
+        let (processor, prompts) = (model.preprocess(), model.prompts());
+        let expected = case.greedy_tokens();
+        let mut sequences = Vec::new();
+        for prompt in case.json["prompts"].as_array().expect("prompts") {
+            let inputs: Vec<EncoderInput> = prompt["images"]
+                .as_array()
+                .expect("images")
+                .iter()
+                .map(|image| {
+                    let file = case.json["images"][image.as_str().expect("a name")]["file"].as_str();
+                    let bytes = std::fs::read(case.dir.join(file.expect("a file"))).expect("an image");
+                    processor.preprocess(Modality::Image, &bytes, &Limits::default()).expect("a PNG")
+                })
+                .collect();
+            let rows = encoder.encode(&inputs.iter().collect::<Vec<_>>()).expect("own inputs fit");
+            let items: Vec<EncodedItem> = inputs.iter().map(|i| encoded(i, encoder.hidden())).collect();
+            let text = prompt["text"].as_str().expect("a text").to_owned();
+            let mut parts: Vec<Part> = (0..items.len() as u32).map(|i| Part::Item(ItemIdx(i))).collect();
+            parts.push(Part::Text(text));
+            let message = Message { role: Role::User, parts };
+            let prepared = prompts.prepare(&Prompt::Chat(vec![message]), &items).expect("a prompt");
+            let prepared = &prepared[0];
+            let embeds = prepared.spans.iter();
+            sequences.push(Sequence {
+                prompt: prepared.tokens.clone(),
+                positions: prepared.positions.clone(),
+                next_position: prepared.next_position,
+                embeds: embeds.map(|s| (s.first_token as usize, rows[s.item.0 as usize].clone())).collect(),
+                cross: vec![],
+                hidden: encoder.hidden(),
+            });
+        }
+        let mix = Mix { stagger: 1, chunk: 16 };
+        assert_eq!(greedy(&mut *decoder, &sequences, expected[0].len(), mix), expected, "{name}");
+    }
+}
+
+#[test]
+fn a_sound_becomes_the_states_of_the_reference() {
+    for name in ["whisper_en_odd_heads", "whisper_multilingual"] {
+        let case = Case::open(name);
+        let model = case.model();
+        let wav = wav(&case.values("waveform").1);
+        let input = model.preprocess().preprocess(Modality::Audio, &wav, &Limits::default()).expect("a WAV");
+        let backend = cpu(Precision::F32);
+        let mut encoder = model.load_encoder(Modality::Audio, &backend).expect("encoder weights");
+        let rows = encoder.encode(&[&input]).expect("own input fits").remove(0);
+        assert_eq!(rows.len(), input.n_tokens as usize * encoder.hidden());
+        let expected = case.values("encoder_last_hidden_state").1;
+        assert_within(&format!("{name} states"), max_error(&rows, &expected), STATES_FROM_SOUND);
+    }
+}
+
+/// A WAV file of one f32 channel at 16 kHz.
+fn wav(samples: &[f32]) -> Vec<u8> {
+    let n_bytes = 4 * samples.len() as u32;
+    let mut wav = b"RIFF".to_vec();
+    wav.extend((36 + n_bytes).to_le_bytes());
+    wav.extend(b"WAVEfmt ");
+    wav.extend(16u32.to_le_bytes());
+    for half in [3u16, 1] {
+        wav.extend(half.to_le_bytes());
+    }
+    for word in [16_000u32, 64_000] {
+        wav.extend(word.to_le_bytes());
+    }
+    for half in [4u16, 32] {
+        wav.extend(half.to_le_bytes());
+    }
+    wav.extend(b"data");
+    wav.extend(n_bytes.to_le_bytes());
+    wav.extend(samples.iter().flat_map(|s| s.to_le_bytes()));
+    wav
+}

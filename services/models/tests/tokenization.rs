@@ -1,0 +1,160 @@
+//! Text to tokens and back against the reference, and against clients who spell control tokens.
+
+#[path = "support/golden.rs"]
+mod golden;
+
+use proptest::prelude::*;
+use std::sync::{Arc, LazyLock};
+use triptych_models::tokenization::{Detokenizer, Tokenizer};
+
+const CASES: [&str; 6] = [
+    "whisper_multilingual",
+    "whisper_en_odd_heads",
+    "whisper_deep_f16",
+    "qwen2_vl_two_images",
+    "qwen2_vl_untied_nested",
+    "qwen2_5_vl_window112",
+];
+
+fn tokenizer(case: &str) -> Arc<Tokenizer> {
+    Arc::new(Tokenizer::from_dir(&golden::path(&format!("{case}/model"))).unwrap())
+}
+
+static QWEN: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| tokenizer("qwen2_vl_two_images"));
+
+/// A sentencepiece-style tokenizer: pieces with `▁`, and bytes for what has no piece.
+static PIECES: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
+    let mut vocab: Vec<(String, f64)> = vec![("<unk>".into(), 0.0), ("</s>".into(), 0.0)];
+    vocab.extend((0..=255).map(|b| (format!("<0x{b:02X}>"), -20.0)));
+    for piece in ["▁", "▁hello", "▁wor", "ld", "lo", "h", "e", "l", "o", "你", "▁<", "/", "s", ">", "<"]
+    {
+        vocab.push((piece.to_owned(), -5.0));
+    }
+    let json = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [
+            {"id": 0, "content": "<unk>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true},
+            {"id": 1, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true},
+        ],
+        "normalizer": null,
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}}},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "ByteFallback"},
+            {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true}]},
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab, "byte_fallback": true},
+    });
+    Arc::new(Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap())
+});
+
+fn pieces(tokenizer: &Arc<Tokenizer>, ids: &[u32]) -> Vec<String> {
+    let mut live = Detokenizer::new(Arc::clone(tokenizer));
+    let mut out: Vec<String> = ids.iter().map(|id| live.push(*id)).collect();
+    out.push(live.finish());
+    out
+}
+
+#[test]
+fn tokens_and_text_are_the_references() {
+    for case in CASES {
+        let tokenizer = tokenizer(case);
+        let expect = golden::json(&format!("{case}/expected.json"));
+        let sample = &expect["tokenize"];
+        let ids = golden::ids(&sample["ids"]);
+        assert_eq!(tokenizer.encode(sample["text"].as_str().unwrap()).unwrap(), ids, "{case}");
+        let decoded = sample["decoded"].as_str().unwrap();
+        assert_eq!(tokenizer.decode(&ids), decoded, "{case}");
+        assert_eq!(pieces(&tokenizer, &ids).concat(), decoded, "{case}");
+        for prompt in expect["prompts"].as_array().into_iter().flatten() {
+            let ids = golden::ids(&prompt["greedy_tokens"]);
+            let text = prompt["greedy_text"].as_str().unwrap();
+            assert_eq!(tokenizer.decode(&ids), text, "{case}");
+            assert_eq!(pieces(&tokenizer, &ids).concat(), text, "{case}");
+        }
+    }
+}
+
+#[test]
+fn a_client_cannot_spell_a_control_token() {
+    for (case, spelled) in [
+        ("qwen2_vl_two_images", "<|im_end|>"),
+        ("qwen2_vl_two_images", "<|image_pad|>"),
+        ("whisper_multilingual", "<|0.00|>"),
+        ("whisper_multilingual", "<|startoftranscript|>"),
+    ] {
+        let tokenizer = tokenizer(case);
+        let control = tokenizer.token_id(spelled).unwrap();
+        let text = format!("a {spelled} b");
+        assert!(tokenizer.encode(&text).unwrap().contains(&control));
+        let plain = tokenizer.encode_plain(&text).unwrap();
+        assert!(!plain.contains(&control));
+        assert_eq!(tokenizer.decode(&plain), text, "the words are still there");
+    }
+    let eos = PIECES.token_id("</s>").unwrap();
+    assert!(!PIECES.encode_plain("hello </s>").unwrap().contains(&eos));
+    assert_eq!(PIECES.encode_input("hello").unwrap().last(), Some(&eos));
+}
+
+#[test]
+fn times_and_special_tokens_are_silent() {
+    let tokenizer = tokenizer("whisper_multilingual");
+    let id = |token: &str| tokenizer.token_id(token).unwrap();
+    let ids = [id("<|startoftranscript|>"), id("<|0.00|>"), id("a"), id("<|0.04|>"), id("<|endoftext|>")];
+    assert_eq!(tokenizer.decode(&ids), "a");
+    assert_eq!(pieces(&tokenizer, &ids).concat(), "a");
+    assert_eq!(tokenizer.token_text(ids[1]), "<|0.00|>");
+}
+
+#[test]
+fn bytes_that_never_become_a_character_are_replaced_and_not_hoarded() {
+    let lead = QWEN.encode_plain("ü").unwrap()[0];
+    let mut live = Detokenizer::new(Arc::clone(&QWEN));
+    let out: Vec<String> = std::iter::repeat_n(lead, 100).map(|id| live.push(id)).collect();
+    assert!(out.concat().chars().count() >= 64);
+    assert!(live.finish().chars().count() <= 36);
+    // An id without a token has no text.
+    assert_eq!(pieces(&QWEN, &[u32::MAX, 335]).concat(), "");
+    assert_eq!(QWEN.token_text(u32::MAX), "");
+}
+
+#[test]
+fn sentencepiece_spaces_and_bytes_come_out_once() {
+    for text in ["hello world hello", "hello 你 ü 🦀 world", "🦀🦀", "hello"] {
+        let ids = PIECES.encode_plain(text).unwrap();
+        assert_eq!(pieces(&PIECES, &ids).concat(), text);
+    }
+    assert_eq!(PIECES.token_text(PIECES.token_id("▁hello").unwrap()), " hello");
+}
+
+#[test]
+fn a_broken_tokenizer_file_is_an_error() {
+    for bad in ["", "{", "[]", "{\"model\": 3}", "3"] {
+        assert!(Tokenizer::from_bytes(bad.as_bytes()).is_err(), "{bad}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn plain_text_reads_as_the_reference_reads_it(text in "[ a-zé你\n.,0-9<>|\"🦀]{0,40}") {
+        prop_assert_eq!(QWEN.encode_plain(&text).unwrap(), QWEN.encode(&text).unwrap());
+    }
+
+    #[test]
+    fn pieces_are_whole_characters_and_join_to_the_text(text in "\\PC{0,30}") {
+        let text: String = text.chars().filter(|c| *c != '\u{FFFD}' && *c != '▁').collect();
+        for tokenizer in [&*QWEN, &*PIECES] {
+            let ids = tokenizer.encode_plain(&text).unwrap();
+            let out = pieces(tokenizer, &ids);
+            prop_assert!(out.iter().all(|piece| !piece.contains('\u{FFFD}')), "{:?}", out);
+            prop_assert_eq!(out.concat(), tokenizer.decode(&ids));
+        }
+    }
+
+    #[test]
+    fn any_tokens_join_to_their_text(ids in proptest::collection::vec(0_u32..336, 0..40)) {
+        prop_assert_eq!(pieces(&QWEN, &ids).concat(), QWEN.decode(&ids));
+    }
+}

@@ -1,0 +1,211 @@
+//! Requests that are wrong: each gets a clear error that names what was wrong, and none reaches a worker.
+
+use crate::support::{Cluster, IMAGE, ask, client, question};
+use serde_json::{Value, json};
+use tonic::{Code, Request};
+use triptych_core::limits::Limits;
+use triptych_proto::v1;
+
+const PATH: &str = "/v1/chat/completions";
+
+fn small() -> Limits {
+    Limits { max_items: 2, max_item_bytes: 100, max_body_bytes: 20_000, ..Limits::default() }
+}
+
+fn user(content: Value) -> Value {
+    json!({"messages": [{"role": "user", "content": content}]})
+}
+
+fn image(url: &str) -> Value {
+    json!({"type": "image_url", "image_url": {"url": url}})
+}
+
+/// A field set on a request that is right but for it.
+fn with(field: &str, value: Value) -> Value {
+    let mut body = user(json!("hi"));
+    body[field] = value;
+    body
+}
+
+#[tokio::test]
+async fn bad_chat_requests() {
+    let cluster = Cluster::with(|config| config.limits = small()).await;
+    let large = format!("data:image/png;base64,{}", "A".repeat(200));
+    let at_url = json!("messages[0].content[0].image_url");
+    let null = Value::Null;
+    let cases: Vec<(Value, u16, Value, &str)> = vec![
+        (json!({}), 400, json!("messages"), "messages is empty"),
+        (json!({"messages": []}), 400, json!("messages"), "messages is empty"),
+        (user(json!("  ")), 400, json!("messages"), "the prompt is empty"),
+        (user(json!([])), 400, json!("messages"), "the prompt is empty"),
+        (json!([]), 400, null.clone(), "not the JSON that is expected"),
+        (user(json!(5)), 400, json!("messages[0].content"), "a string or a list of parts"),
+        (user(json!([{"type": "text", "text": 5}])), 400, json!("messages[0].content[0].text"), "line 1 column"),
+        (with("model", json!("gpt-4o")), 404, json!("model"), "\"gpt-4o\" is not served; served are"),
+        (with("temperature", json!(3)), 400, json!("temperature"), "temperature is 3, allowed is 0 to 2"),
+        (with("temperature", json!("hot")), 400, json!("temperature"), "invalid type: string"),
+        (with("n", json!(0)), 400, json!("n"), "n is 0, allowed is 1 to 16"),
+        (with("n", json!(4_000_000_000u32)), 400, json!("n"), "allowed is 1 to 16"),
+        (with("n", json!(-1)), 400, json!("n"), "invalid value"),
+        (with("max_tokens", json!(0)), 400, json!("max_tokens"), "1 or more"),
+        (with("stop", json!([""])), 400, json!("stop"), "an empty string"),
+        (with("stop", json!(5)), 400, json!("stop"), "a string or a list of strings"),
+        (with("seed", json!(1.5)), 400, json!("seed"), "whole number"),
+        (with("top_logprobs", json!(3)), 400, json!("top_logprobs"), "needs logprobs"),
+        (with("tools", json!([{"type": "function"}])), 400, json!("tools"), "not supported"),
+        (with("response_format", json!({"type": "json_object"})), 400, json!("response_format"), "not supported"),
+        (user(json!([image("data:image/png;base64,")])), 400, at_url.clone(), "0 bytes"),
+        (user(json!([image("data:image/png;base64,&&&&")])), 400, at_url.clone(), "not base64"),
+        (user(json!([image(&large)])), 413, at_url.clone(), "150 bytes or more, the limit is 100"),
+        (user(json!([image("not a url")])), 400, at_url.clone(), "cannot be read"),
+        (user(json!([image("file:///etc/passwd")])), 400, at_url.clone(), "allowed are http and https"),
+        (
+            user(json!([image("data:,"), image("data:,"), image("data:,")])),
+            400,
+            at_url.clone(),
+            "not base64",
+        ),
+        (
+            user(json!(vec![image("http://a"); 3])),
+            400,
+            json!("items"),
+            "the request has 3 items, the limit is 2",
+        ),
+        (
+            json!({"model": "asr", "messages": [{"role": "user", "content": [image("http://a/")]}]}),
+            400,
+            at_url,
+            "\"asr\" reads audio, the request has image",
+        ),
+    ];
+    for (body, status, param, expect) in cases {
+        let (found, answer) = cluster.proxy.post(PATH, &body).await;
+        assert_eq!((found, &answer["error"]["param"]), (status, &param), "{body}: {answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains(expect), "{body}: {answer}");
+        let code = &answer["error"]["code"];
+        assert!(code.is_null() || code.is_string());
+    }
+    assert!(cluster.encoder.jobs().is_empty() && cluster.pd.requests().is_empty());
+    let (status, _) = cluster.proxy.post(PATH, &user(json!("still there?"))).await;
+    assert_eq!(status, 200);
+}
+
+#[tokio::test]
+async fn bodies_that_are_no_json() {
+    let cluster = Cluster::with(|config| config.limits = small()).await;
+    let deep = format!("{{\"messages\": {}", "[".repeat(10_000));
+    let cases: [(&[u8], &str); 6] = [
+        (b"", "the body is empty"),
+        (b"{\"model\": \"vl\",\n \"messages\": oops}", "at line 2 column 14"),
+        (b"{\"model\": \"\xff\"}", "invalid unicode code point"),
+        (b"{\"model\": \"vl\"", "EOF while parsing"),
+        (b"{} {}", "goes on after its JSON"),
+        (deep.as_bytes(), "invalid type: sequence"),
+    ];
+    for (body, expect) in cases {
+        let response = client().post(cluster.proxy.url(PATH)).body(body.to_vec()).send().await.unwrap();
+        assert_eq!(response.status(), 400);
+        let answer: Value = response.json().await.unwrap();
+        assert!(answer["error"]["message"].as_str().unwrap().contains(expect), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn urls_to_the_inside_are_refused_in_every_notation() {
+    let cluster = Cluster::start().await;
+    for host in ["127.0.0.1", "2130706433", "0x7f000001", "0177.1", "[::1]", "[::ffff:127.0.0.1]", "localhost", "169.254.169.254"] {
+        let (status, answer) = cluster.proxy.post(PATH, &user(json!([image(&format!("http://{host}:9/x"))]))).await;
+        assert_eq!(status, 400, "{host}: {answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains("does not fetch from"), "{host}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn routes_and_methods_that_are_not_there() {
+    let cluster = Cluster::start().await;
+    let http = client();
+    let cases = [
+        (http.get(cluster.proxy.url("/v1/nothing")), 404, "there is no GET /v1/nothing"),
+        (http.post(cluster.proxy.url("/v1/completions")), 404, "there is no POST"),
+        (http.get(cluster.proxy.url(PATH)), 405, "GET is not allowed on /v1/chat/completions"),
+        (http.delete(cluster.proxy.url("/v1/models")), 405, "DELETE is not allowed"),
+        (http.get(cluster.proxy.url("/v1/models/no/such")), 404, "\"no/such\" is not served"),
+    ];
+    for (request, status, expect) in cases {
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status().as_u16(), status);
+        let answer: Value = response.json().await.unwrap();
+        assert!(answer["error"]["message"].as_str().unwrap().contains(expect), "{answer}");
+        assert_eq!(answer["error"]["type"], "invalid_request_error");
+    }
+}
+
+#[tokio::test]
+async fn bad_grpc_requests() {
+    let cluster = Cluster::with(|config| config.limits = small()).await;
+    let change = |change: &dyn Fn(&mut v1::GenerateRequest)| {
+        let mut request = question(&[IMAGE]);
+        change(&mut request);
+        request
+    };
+    fn chat(request: &mut v1::GenerateRequest) -> &mut v1::prompt::Chat {
+        match request.prompt.as_mut().unwrap().kind.as_mut().unwrap() {
+            v1::prompt::Kind::Chat(chat) => chat,
+            other => panic!("{other:?}"),
+        }
+    }
+    let source = |s| Some(v1::item::Source::Text(s));
+    let cases = [
+        (change(&|r| r.prompt = None), Code::InvalidArgument, "prompt", "prompt is missing"),
+        (change(&|r| r.model = "x".into()), Code::NotFound, "model", "\"x\" is not served"),
+        (change(&|r| r.items[0].modality = 77), Code::InvalidArgument, "items[0].modality", "is 77, which is not"),
+        (change(&|r| r.items[0].modality = 0), Code::InvalidArgument, "items[0].modality", "is 0"),
+        (change(&|r| r.items[0].modality = 2), Code::InvalidArgument, "items[0]", "reads image, the request has audio"),
+        (change(&|r| r.items[0].source = None), Code::InvalidArgument, "items[0]", "no data, url or text"),
+        (change(&|r| r.items[0].source = source("x".into())), Code::InvalidArgument, "items[0]", "modality is image"),
+        (change(&|r| r.items.clear()), Code::InvalidArgument, "messages[0].parts[0]", "names items[0], the request has 0"),
+        (change(&|r| r.items.push(r.items[0].clone())), Code::InvalidArgument, "items[1]", "items[1] is not named"),
+        (change(&|r| r.items = vec![r.items[0].clone(); 9]), Code::InvalidArgument, "items", "9 items, the limit is 2"),
+        (change(&|r| chat(r).messages[0].role = 9), Code::InvalidArgument, "role", "role is 9, which is not a value of Role"),
+        (change(&|r| chat(r).messages.clear()), Code::InvalidArgument, "messages", "messages is empty"),
+        (
+            change(&|r| r.sampling = Some(v1::Sampling { top_p: Some(2.0), ..Default::default() })),
+            Code::InvalidArgument,
+            "top_p",
+            "top_p is 2",
+        ),
+        (question(&[&[0; 101]]), Code::InvalidArgument, "items[0]", "101 bytes or more, the limit is 100"),
+        (question(&[b""]), Code::InvalidArgument, "items[0]", "0 bytes"),
+    ];
+    for (request, code, param, expect) in cases {
+        let status = ask(&cluster.proxy, request).await.unwrap_err();
+        let found = status.metadata().get("triptych-param").map(|v| v.to_str().unwrap().to_owned());
+        assert_eq!((status.code(), found.as_deref()), (code, Some(param)), "{status}");
+        assert!(status.message().contains(expect), "{status}");
+    }
+    assert!(cluster.encoder.jobs().is_empty() && cluster.pd.requests().is_empty());
+}
+
+#[tokio::test]
+async fn grpc_messages_that_cannot_be_decoded_are_the_clients_mistake() {
+    let cluster = Cluster::with(|config| config.limits = small()).await;
+    let status = ask(&cluster.proxy, question(&[&[0; 30_000]])).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(status.message().contains("20000"), "{status}");
+
+    // Field 1 is a string, and this is no UTF-8. A raw frame: the generated types cannot hold it.
+    let message = [0x0a, 0x02, 0xff, 0xfe];
+    let frame = [&[0, 0, 0, 0, message.len() as u8][..], &message].concat();
+    let http = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build().unwrap();
+    let url = format!("http://{}/triptych.v1.Triptych/Generate", cluster.proxy.grpc);
+    let request = http.post(url).header("content-type", "application/grpc").header("te", "trailers").body(frame);
+    let response = request.send().await.unwrap();
+    assert_eq!(response.headers()["grpc-status"], (Code::InvalidArgument as i32).to_string().as_str());
+    assert!(response.headers()["grpc-message"].to_str().unwrap().contains("UTF-8"));
+
+    let mut late = Request::new(question(&[]));
+    late.metadata_mut().insert("grpc-timeout", "soon".parse().unwrap());
+    let status = cluster.proxy.client().generate(late).await.unwrap_err();
+    assert!(status.message().contains("grpc-timeout"), "{status}");
+    assert!(ask(&cluster.proxy, question(&[])).await.is_ok());
+}

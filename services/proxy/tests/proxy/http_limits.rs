@@ -1,0 +1,102 @@
+//! Clients that are slow or send too much, over plain sockets.
+
+use crate::support::{Cluster, client};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use triptych_core::limits::Limits;
+use triptych_proxy::HttpTimes;
+
+/// Sends, and reads until the server closes.
+async fn converse(address: SocketAddr, send: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(send).await.unwrap();
+    let mut answer = Vec::new();
+    // A reset after the answer loses nothing.
+    let _ = stream.read_to_end(&mut answer).await;
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+fn head(path: &str, headers: &str) -> Vec<u8> {
+    format!("POST {path} HTTP/1.1\r\nhost: a\r\n{headers}\r\n\r\n").into_bytes()
+}
+
+const CHAT: &str = "/v1/chat/completions";
+
+#[tokio::test]
+async fn a_declared_gigabyte_is_refused_before_it_is_sent() {
+    let cluster = Cluster::start().await;
+    for headers in ["content-length: 1073741824", "content-length: 1073741824\r\ncontent-type: multipart/form-data; boundary=x"] {
+        for path in [CHAT, "/v1/audio/transcriptions"] {
+            if path != CHAT && !headers.contains("multipart") {
+                continue;
+            }
+            let answer = converse(cluster.proxy.http, &head(path, headers)).await;
+            assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+            assert!(answer.contains("1073741824 bytes or more, the limit is 67108864"), "{answer}");
+            assert!(answer.to_lowercase().contains("connection: close"), "{answer}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_endless_body_is_refused_at_the_limit_and_the_sender_reads_why() {
+    let limits = Limits { max_body_bytes: 100_000, ..Limits::default() };
+    let cluster = Cluster::with(|config| config.limits = limits).await;
+    // Sends all of it before it reads: a connection that closes too soon would lose the answer.
+    let chunk = format!("{:x}\r\n{}\r\n", 4096, "a".repeat(4096));
+    let mut body = head(CHAT, "transfer-encoding: chunked");
+    for _ in 0..500 {
+        body.extend_from_slice(chunk.as_bytes());
+    }
+    let answer = converse(cluster.proxy.http, &body).await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    assert!(answer.contains("the limit is 100000"), "{answer}");
+}
+
+#[tokio::test]
+async fn slow_clients_are_cut_off() {
+    let times = HttpTimes { head: Duration::from_millis(300), body_idle: Duration::from_millis(300) };
+    let cluster = Cluster::with(|config| config.http_times = times).await;
+    let http = cluster.proxy.http;
+    // Nothing, half a head, a head that never ends: the connection closes without an answer.
+    for start in ["", "POST /v1/chat", "GET /healthz HTTP/1.1\r\nhost: a\r\n"] {
+        assert_eq!(converse(http, start.as_bytes()).await, "");
+    }
+    // Half a body: the answer says what was waited for.
+    for headers in [
+        "content-length: 100",
+        "content-length: 100\r\ncontent-type: multipart/form-data; boundary=x",
+    ] {
+        let path = if headers.contains("multipart") { "/v1/audio/transcriptions" } else { CHAT };
+        let mut half = head(path, headers);
+        half.extend_from_slice(b"{\"mod");
+        let answer = converse(http, &half).await;
+        assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+        assert!(answer.contains("did not arrive in time"), "{answer}");
+    }
+    assert_eq!(cluster.proxy.get("/healthz").await, (200, "ok\n".into()));
+}
+
+#[tokio::test]
+async fn a_full_house_says_when_to_come_again() {
+    let cluster = Cluster::with(|config| config.max_in_flight = 1).await;
+    cluster.pd.script([crate::fakes::Play::SayThenHold(vec![])]);
+    let mut running = cluster.proxy.client().generate(crate::support::question(&[])).await.unwrap().into_inner();
+    assert_eq!(cluster.proxy.metric("triptych_requests_running").await, 1.0);
+    let body = serde_json::json!({"messages": [{"role": "user", "content": "hi"}]});
+    let response = client().post(cluster.proxy.url(CHAT)).json(&body).send().await.unwrap();
+    assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (429, &"1".parse().unwrap()));
+    let answer: serde_json::Value = response.json().await.unwrap();
+    assert_eq!(answer["error"]["code"], "overloaded");
+    let status = cluster.proxy.client().generate(crate::support::question(&[])).await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::ResourceExhausted);
+    cluster.pd.release(1);
+    while running.message().await.unwrap().is_some() {}
+    crate::support::eventually("the place is free", async || {
+        cluster.proxy.metric("triptych_requests_running").await == 0.0
+    })
+    .await;
+    assert_eq!(cluster.proxy.post(CHAT, &body).await.0, 200);
+}

@@ -1,0 +1,172 @@
+//! `/v1/audio/transcriptions` and `/translations`: the form, and every shape of the answer.
+
+use crate::fakes::{Play, delta, hello, summary, text};
+use crate::support::{Cluster, client};
+use serde_json::{Value, json};
+use tonic::Status;
+use triptych_proto::v1;
+
+/// A form with these fields, as a client's library would write it.
+fn form(fields: &[(&str, &str)]) -> (String, Vec<u8>) {
+    let mut body = String::new();
+    for (name, value) in fields {
+        let file = if *name == "file" { "; filename=\"a.wav\"\r\nContent-Type: audio/wav" } else { "" };
+        body += &format!("--BOUND\r\nContent-Disposition: form-data; name=\"{name}\"{file}\r\n\r\n{value}\r\n");
+    }
+    (("multipart/form-data; boundary=BOUND").to_owned(), (body + "--BOUND--\r\n").into_bytes())
+}
+
+async fn post(cluster: &Cluster, path: &str, fields: &[(&str, &str)]) -> (u16, String, String) {
+    let (content_type, body) = form(fields);
+    let request = client().post(cluster.proxy.url(path)).header("content-type", content_type).body(body);
+    let response = request.send().await.unwrap();
+    let status = response.status().as_u16();
+    let kind = response.headers()["content-type"].to_str().unwrap().to_owned();
+    (status, kind, response.text().await.unwrap())
+}
+
+const TRANSCRIBE: &str = "/v1/audio/transcriptions";
+const TRANSLATE: &str = "/v1/audio/translations";
+
+/// Speech in two segments.
+fn spoken() -> Vec<v1::PdGenerateResponse> {
+    let piece = |text: &str, start_s, end_s| {
+        let segment = v1::Segment {
+            start_s,
+            end_s,
+            text: text.into(),
+            token_ids: vec![5, 6],
+            avg_logprob: -0.25,
+            no_speech_prob: 0.5,
+        };
+        delta(v1::Delta { text: text.into(), segments: vec![segment], ..v1::Delta::default() })
+    };
+    let end = v1::Summary { language: "en".into(), duration_s: 33.5, ..v1::Summary::default() };
+    vec![piece(" one two", 0.0, 1.5), piece(" three", 31.25, 33.5), summary(end)]
+}
+
+#[tokio::test]
+async fn every_format_has_its_shape() {
+    let cluster = Cluster::start().await;
+    let cases = [
+        ("text", "text/plain", "one two three\n"),
+        (
+            "srt",
+            "application/x-subrip",
+            "1\n00:00:00,000 --> 00:00:01,500\none two\n\n2\n00:00:31,250 --> 00:00:33,500\nthree\n\n",
+        ),
+        (
+            "vtt",
+            "text/vtt",
+            "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\none two\n\n00:00:31.250 --> 00:00:33.500\nthree\n\n",
+        ),
+    ];
+    for (format, kind, expect) in cases {
+        cluster.pd.script([Play::Say(spoken())]);
+        let (status, found_kind, body) = post(&cluster, TRANSCRIBE, &[("file", "sound"), ("response_format", format)]).await;
+        assert_eq!((status, body.as_str()), (200, expect));
+        assert!(found_kind.starts_with(kind), "{found_kind}");
+    }
+    cluster.pd.script([Play::Say(spoken()), Play::Say(spoken())]);
+    let (_, _, body) = post(&cluster, TRANSCRIBE, &[("file", "sound")]).await;
+    let body: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(body, json!({"text": "one two three", "usage": {"type": "duration", "seconds": 33.5}}));
+    let fields = [("file", "sound"), ("response_format", "verbose_json"), ("timestamp_granularities[]", "segment")];
+    let (_, _, body) = post(&cluster, TRANSLATE, &fields).await;
+    let body: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((&body["task"], &body["language"], &body["duration"]), (&json!("translate"), &json!("en"), &json!(33.5)));
+    assert_eq!(body["text"], "one two three");
+    let mut second = body["segments"][1].clone();
+    assert!(second["compression_ratio"].as_f64().unwrap() > 0.0);
+    second.as_object_mut().unwrap().remove("compression_ratio");
+    assert_eq!(
+        second,
+        json!({
+            "id": 1, "seek": 3000, "start": 31.25, "end": 33.5, "text": " three", "tokens": [5, 6],
+            "temperature": 0.0, "avg_logprob": -0.25, "no_speech_prob": 0.5,
+        })
+    );
+}
+
+#[tokio::test]
+async fn the_form_becomes_a_speech_task() {
+    let cluster = Cluster::start().await;
+    let fields = [
+        ("model", "asr"),
+        ("language", "de"),
+        ("prompt", "Grüße"),
+        ("temperature", "0.5"),
+        ("something", "else"),
+        ("file", "sound"),
+        ("response_format", "srt"),
+    ];
+    for path in [TRANSCRIBE, TRANSLATE] {
+        assert_eq!(post(&cluster, path, &fields).await.0, 200);
+    }
+    assert_eq!(cluster.encoder.jobs(), [&b"sound"[..]]);
+    let kinds = [v1::SpeechKind::Transcribe, v1::SpeechKind::Translate];
+    for (request, kind) in cluster.pd.requests().into_iter().zip(kinds) {
+        let task = v1::SpeechTask {
+            kind: kind.into(),
+            language: Some("de".into()),
+            prompt: Some("Grüße".into()),
+            timestamps: true,
+        };
+        assert_eq!(request.prompt.unwrap().kind, Some(v1::prompt::Kind::Speech(task)));
+        assert_eq!((request.model.as_str(), request.sampling.unwrap().temperature), ("asr", Some(0.5)));
+    }
+}
+
+#[tokio::test]
+async fn a_stream_is_deltas_and_done() {
+    let cluster = Cluster::start().await;
+    cluster.pd.script([
+        Play::Say(hello()),
+        Play::SayThenFail(vec![text("hel")], Status::unavailable("gone")),
+    ]);
+    let (_, kind, body) = post(&cluster, TRANSCRIBE, &[("file", "sound"), ("stream", "true")]).await;
+    assert!(kind.starts_with("text/event-stream"));
+    let read = |body: &str| -> Vec<Value> {
+        body.trim_end().split("\n\n").map(|e| serde_json::from_str(e.strip_prefix("data: ").unwrap()).unwrap()).collect()
+    };
+    assert_eq!(
+        read(&body),
+        [
+            json!({"type": "transcript.text.delta", "delta": "hello"}),
+            json!({"type": "transcript.text.delta", "delta": " world"}),
+            json!({"type": "transcript.text.done", "text": "hello world", "usage": {"type": "duration", "seconds": 1.5}}),
+        ]
+    );
+    let (_, _, body) = post(&cluster, TRANSCRIBE, &[("file", "sound"), ("stream", "true")]).await;
+    let events = read(&body);
+    assert_eq!((events.len(), &events[1]["error"]["type"]), (2, &json!("server_error")));
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_form_is_named() {
+    let cluster = Cluster::start().await;
+    let sound = ("file", "sound");
+    let long = "x".repeat(70_000);
+    let cases: Vec<(Vec<(&str, &str)>, u16, &str, &str)> = vec![
+        (vec![], 400, "file", "no file"),
+        (vec![("file", "")], 400, "file", "0 bytes"),
+        (vec![sound, ("response_format", "xml")], 400, "response_format", "\"xml\", allowed are json"),
+        (vec![sound, ("temperature", "warm")], 400, "temperature", "\"warm\""),
+        (vec![sound, ("temperature", "9")], 400, "temperature", "allowed is 0 to 2"),
+        (vec![sound, ("stream", "maybe")], 400, "stream", "\"maybe\""),
+        (vec![sound, ("timestamp_granularities[]", "word")], 400, "timestamp_granularities[]", "\"word\""),
+        (vec![sound, ("stream", "true"), ("response_format", "srt")], 400, "response_format", "json or text"),
+        (vec![sound, ("model", "vl")], 400, "file", "reads image, the request has audio"),
+        (vec![sound, ("model", "whisper-1")], 404, "model", "not served"),
+        (vec![sound, ("prompt", &long)], 413, "prompt", "the limit is 65536"),
+    ];
+    for (fields, status, param, expect) in cases {
+        let (found, _, body) = post(&cluster, TRANSCRIBE, &fields).await;
+        let body: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!((found, &body["error"]["param"]), (status, &json!(param)), "{body}");
+        assert!(body["error"]["message"].as_str().unwrap().contains(expect), "{body}");
+    }
+    let (status, _) = cluster.proxy.post(TRANSCRIBE, &json!({"file": "x"})).await;
+    assert_eq!(status, 400);
+    assert!(cluster.pd.requests().is_empty());
+}
