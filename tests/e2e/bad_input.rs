@@ -9,16 +9,21 @@ use triptych_tests::samples::{ask_images, heldout, text_of, wav_16k};
 
 const SHAPES: &str = "shapes-qwen2-vl";
 
-/// A PNG that declares `side` × `side` and has nothing of it.
+/// A PNG that declares `side` × `side` and has next to nothing of it.
 fn png_header(side: u32) -> Vec<u8> {
-    let mut ihdr = b"IHDR".to_vec();
-    ihdr.extend_from_slice(&side.to_be_bytes());
+    let mut ihdr = side.to_be_bytes().to_vec();
     ihdr.extend_from_slice(&side.to_be_bytes());
     ihdr.extend_from_slice(&[8, 2, 0, 0, 0]);
-    let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\x0d".to_vec();
-    png.extend_from_slice(&ihdr);
-    png.extend_from_slice(&crc32(&ihdr).to_be_bytes());
+    let mut png = b"\x89PNG\r\n\x1a\n".to_vec();
+    png.extend(png_chunk(b"IHDR", &ihdr));
+    png.extend(png_chunk(b"IDAT", &[0x78, 0x9c, 0x63, 0x00, 0x00]));
     png
+}
+
+fn png_chunk(kind: &[u8; 4], data: &[u8]) -> Vec<u8> {
+    let checked = [kind, data].concat();
+    let len = u32::try_from(data.len()).expect("short").to_be_bytes();
+    [&len, checked.as_slice(), &crc32(&checked).to_be_bytes()].concat()
 }
 
 /// CRC-32 as PNG has it, bit by bit.

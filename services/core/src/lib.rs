@@ -4,18 +4,18 @@
 //! holds that. Read in this order:
 #![forbid(unsafe_code)]
 
-pub mod clock;
-pub mod failure;
 pub mod ids;
-pub mod item;
-pub mod key;
-pub mod lifetime;
-pub mod limits;
-pub mod metrics;
+pub mod shape;
 pub mod modality;
+pub mod key;
+pub mod item;
 pub mod prompt;
 pub mod sampling;
-pub mod shape;
+pub mod failure;
+pub mod lifetime;
+pub mod clock;
+pub mod limits;
+pub mod metrics;
 
 pub use failure::{Failure, FailureClass};
 pub use ids::{ItemIdx, ModelName, RequestId, WorkerId};

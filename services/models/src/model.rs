@@ -58,7 +58,10 @@ pub struct Model {
 
 impl std::fmt::Debug for Model {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Model").field("source", &self.source).field("spec", &self.spec).finish_non_exhaustive()
+        f.debug_struct("Model")
+            .field("source", &self.source)
+            .field("spec", &self.spec)
+            .finish_non_exhaustive()
     }
 }
 

@@ -74,7 +74,12 @@ impl Weights {
     ///
     /// # Errors
     /// [`ModelError::MissingTensor`] with all names tried; [`ModelError::TensorShape`] if it is not `shape`.
-    pub fn tensor(&self, names: &[String], shape: &[usize], role: TensorRole) -> Result<Tensor<'_>, ModelError> {
+    pub fn tensor(
+        &self,
+        names: &[String],
+        shape: &[usize],
+        role: TensorRole,
+    ) -> Result<Tensor<'_>, ModelError> {
         match self {
             Self::Stored(stored) => stored.tensor(names, shape),
             Self::Dummy { seed } => Ok(Tensor {
@@ -188,9 +193,11 @@ impl StoredWeights {
                 .map(|(name, e)| NamedTensor { name, dtype: e.dtype, shape: &e.shape, data: self.data(e) })
                 .collect()
         };
-        prefixes.iter().map(|p| with(p)).find(|found| !found.is_empty()).ok_or_else(|| ModelError::MissingTensor {
-            name: prefixes.first().copied().unwrap_or_default().to_owned(),
-            tried: prefixes.iter().map(|p| format!("{p}*")).collect(),
+        prefixes.iter().map(|p| with(p)).find(|found| !found.is_empty()).ok_or_else(|| {
+            ModelError::MissingTensor {
+                name: prefixes.first().copied().unwrap_or_default().to_owned(),
+                tried: prefixes.iter().map(|p| format!("{p}*")).collect(),
+            }
         })
     }
 }
@@ -198,8 +205,7 @@ impl StoredWeights {
 /// The file names of an index, each once. Names with a directory in them are refused: they would leave it.
 fn shards(index: &Path) -> Result<BTreeSet<String>, ModelError> {
     let broken = |message: String| ModelError::Format { path: index.to_owned(), message };
-    let text =
-        std::fs::read(index).map_err(|source| ModelError::File { path: index.to_owned(), source })?;
+    let text = std::fs::read(index).map_err(|source| ModelError::File { path: index.to_owned(), source })?;
     let index: serde_json::Value = serde_json::from_slice(&text).map_err(|e| broken(e.to_string()))?;
     let map = index.get("weight_map").and_then(|m| m.as_object());
     let map = map.ok_or_else(|| broken("weight_map is missing or not an object".into()))?;

@@ -209,7 +209,15 @@ fn configurations_that_are_not_served_say_what_would_do() {
         "config.json: model_type is bert, expected whisper, qwen2_vl, qwen2_5_vl",
     );
     check("d_model", 0.into(), "config.json: d_model is 0, expected a whole number from 1");
-    check("d_model", serde_json::Value::Null, "config.json: d_model is missing, expected a whole number from 1");
-    check("encoder_attention_heads", 7.into(), "config.json: encoder_attention_heads is 7, expected a divisor of 36");
+    check(
+        "d_model",
+        serde_json::Value::Null,
+        "config.json: d_model is missing, expected a whole number from 1",
+    );
+    check(
+        "encoder_attention_heads",
+        7.into(),
+        "config.json: encoder_attention_heads is 7, expected a divisor of 36",
+    );
     check("scale_embedding", true.into(), "config.json: scale_embedding is true, expected false");
 }

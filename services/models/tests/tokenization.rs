@@ -126,6 +126,9 @@ fn sentencepiece_spaces_and_bytes_come_out_once() {
         let ids = PIECES.encode_plain(text).unwrap();
         assert_eq!(pieces(&PIECES, &ids).concat(), text);
     }
+    // A decoder drops the space that begins a text, even one that is a token of its own.
+    let space = PIECES.encode_plain("  hello  world").unwrap();
+    assert_eq!(pieces(&PIECES, &space).concat(), PIECES.decode(&space));
     assert_eq!(PIECES.token_text(PIECES.token_id("▁hello").unwrap()), " hello");
 }
 

@@ -35,13 +35,6 @@ pub struct RunningSequence {
     driver: Driver,
 }
 
-impl RunningSequence {
-    /// Its name in the news.
-    pub fn id(&self) -> SequenceId {
-        self.id
-    }
-}
-
 impl Drop for RunningSequence {
     fn drop(&mut self) {
         // An ended sequence ignores it.

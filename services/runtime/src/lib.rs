@@ -4,15 +4,15 @@
 //! It knows the wire and no model: nothing here computes.
 #![forbid(unsafe_code)]
 
-pub mod admin;
-pub mod drain;
-pub mod grpc;
-pub mod metrics;
-pub mod serve;
 pub mod status;
 pub mod telemetry;
-pub mod tls;
 pub mod trace_context;
+pub mod metrics;
+pub mod drain;
+pub mod grpc;
+pub mod admin;
+pub mod serve;
+pub mod tls;
 
 pub use drain::Drain;
 pub use metrics::MetricsRegistry;

@@ -85,7 +85,7 @@ async fn an_item_goes_from_missing_over_pending_to_ready_and_is_given_back() {
     bench.scheduler.update_state_after_alloc(request(1), &item);
     assert_eq!(bench.status(&item), Pending);
     let meta = bench.scheduler.build_connector_meta();
-    assert_eq!(meta.loads, [item.clone()]);
+    assert_eq!(meta.loads, std::slice::from_ref(&item));
     assert_eq!(bench.scheduler.build_connector_meta(), EcConnectorMeta::default());
     assert_eq!(bench.status(&item), Pending);
     bench.worker.start_load_caches(meta);
@@ -173,8 +173,6 @@ async fn a_request_that_ends_takes_its_unstarted_loads_along_unless_another_want
 
 #[tokio::test]
 async fn every_way_to_fail_is_told_apart_and_can_be_tried_again() {
-    let settings = ConnectorSettings { load_timeout: Duration::from_millis(300), ..no_spare() };
-    let mut bench = Bench::new(settings);
     let output = sample_output(key(1), 4096);
     let cases = [
         (Fault::Error, "unavailable", true),
@@ -183,10 +181,12 @@ async fn every_way_to_fail_is_told_apart_and_can_be_tried_again() {
         (Fault::BitFlip, "corrupt", false),
         (Fault::Vanish, "missing", false),
     ];
-    for (n, (fault, expect, still_stored)) in cases.into_iter().enumerate() {
+    for (fault, expect, still_stored) in cases {
+        let load_timeout = if fault == Fault::Hang { Duration::from_millis(100) } else { LIMIT };
+        let mut bench = Bench::new(ConnectorSettings { load_timeout, ..no_spare() });
         bench.publish(&output).await;
         bench.faults.queue(Op::Get, fault);
-        bench.step(request(n as u128), output.item());
+        bench.step(request(1), output.item());
         let e = bench.next().await.result.unwrap_err();
         let actual = match &e {
             LoadError::Missing => "missing",
@@ -198,11 +198,15 @@ async fn every_way_to_fail_is_told_apart_and_can_be_tried_again() {
         assert_eq!(e.needs_encode(), !still_stored);
         assert_eq!(bench.status(output.item()), Missing);
         assert_eq!(bench.store.get(&key(1)).await.unwrap().is_some(), still_stored, "{fault:?}");
-        // What an encoder does about it, and the same request again.
+        // What an encoder does about it, and the same request again; a busy machine may time out once more.
         bench.publish(&output).await;
-        assert_eq!(bench.step(request(n as u128), output.item()), 1);
-        assert!(bench.next().await.result.is_ok(), "{fault:?}");
-        bench.scheduler.request_finished(request(n as u128));
+        loop {
+            assert_eq!(bench.step(request(1), output.item()), 1);
+            match bench.next().await.result {
+                Ok(_) => break,
+                Err(e) => assert!(matches!(e, LoadError::TimedOut { .. }) && fault == Fault::Hang, "{e:?}"),
+            }
+        }
     }
 }
 

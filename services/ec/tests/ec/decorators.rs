@@ -132,7 +132,8 @@ async fn retries_are_bounded_and_only_for_what_may_pass() {
     for (queued, attempts, calls, ends_well) in cases {
         let faults = Faults::default();
         queued.iter().for_each(|fault| faults.queue(Op::Get, *fault));
-        let attempt_timeout = Duration::from_millis(if queued.contains(&Fault::Hang) { 50 } else { 30_000 });
+        let attempt_timeout =
+            Duration::from_millis(if queued.contains(&Fault::Hang) { 1000 } else { 30_000 });
         let policy =
             RetryPolicy { attempts, attempt_timeout, first_pause: Duration::ZERO, ..RetryPolicy::default() };
         let store = Retrying::new(Arc::new(Faulty::new(memory(), faults.clone())), policy);

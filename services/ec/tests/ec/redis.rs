@@ -173,9 +173,10 @@ async fn a_server_that_dies_is_unavailable_and_a_new_one_is_used() {
 #[tokio::test]
 async fn a_server_that_hangs_times_out_and_is_used_again_when_it_goes_on() {
     let server = RedisServer::start();
+    let object = put(&store(&server), key(1), 64).await;
     let tuning = RedisTuning { response_timeout: Duration::from_millis(300), ..RedisTuning::default() };
     let store = RedisStore::new(&server.url(), tuning, &conformance::limits()).unwrap();
-    let object = put(&store, key(1), 64).await;
+    assert!(until_available(&store).await.is_some());
     server.pause();
     let e = tokio::time::timeout(LIMIT, store.get(&key(1))).await.expect("it must not hang").unwrap_err();
     assert!(matches!(e, EcError::TimedOut { .. }), "{e:?}");

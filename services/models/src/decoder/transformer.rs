@@ -45,10 +45,10 @@ impl<B: Backend> TransformerDecoder<B> {
         let loader = Loader::new(backend, weights, spec.names.prefixes);
         let (stack, names) = (&spec.stack, spec.names);
         let positions = match &spec.positions {
-            Positions::Table { n_rows } => Place::Table(loader.table(names.positions, *n_rows, stack.hidden)?),
-            Positions::Rotary(rotary) => {
-                Place::Rotary(Rotary::new(rotary, stack.attention.shape.head_dim))
+            Positions::Table { n_rows } => {
+                Place::Table(loader.table(names.positions, *n_rows, stack.hidden)?)
             }
+            Positions::Rotary(rotary) => Place::Rotary(Rotary::new(rotary, stack.attention.shape.head_dim)),
         };
         let final_norm = match stack.final_norm {
             true => Some(loader.norm(names.stack.final_norm, stack.norm, stack.hidden)?),
@@ -101,9 +101,12 @@ impl<B: Backend> TransformerDecoder<B> {
         let n_tokens = step.token_ids.len();
         let shape = |what, expected: usize, actual: usize| match expected == actual {
             true => Ok(()),
-            false => {
-                Err(KernelError::Shape { op: "forward", what, expected: vec![expected], actual: vec![actual] })
-            }
+            false => Err(KernelError::Shape {
+                op: "forward",
+                what,
+                expected: vec![expected],
+                actual: vec![actual],
+            }),
         };
         shape("positions", n_tokens, step.positions.len())?;
         shape("slot_mapping", n_tokens, step.slot_mapping.len())?;
@@ -242,9 +245,8 @@ impl<B: Backend> Layer<B> {
                 cross.output(backend, &context, residual)
             })?;
         }
-        self.feed_forward_norm.around(backend, &x, |input, residual| {
-            self.feed_forward.forward(backend, input, residual)
-        })
+        self.feed_forward_norm
+            .around(backend, &x, |input, residual| self.feed_forward.forward(backend, input, residual))
     }
 }
 

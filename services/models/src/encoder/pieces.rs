@@ -41,7 +41,11 @@ pub(super) fn pieces<'a>(
             }
             let n_values = grid.iter().chain(patch).try_fold(1usize, |n, &d| n.checked_mul(d));
             if n_values != Some(values.len()) {
-                return Err(shape("patches", grid.iter().chain(patch).copied().collect(), vec![values.len()]));
+                return Err(shape(
+                    "patches",
+                    grid.iter().chain(patch).copied().collect(),
+                    vec![values.len()],
+                ));
             }
             Ok(vec![Piece { item, grid, values }])
         }

@@ -58,9 +58,7 @@ impl<B: Backend> TransformerEncoder<B> {
             Positions::Table { n_rows } => {
                 Place::Table(loader.table(spec.names.positions, *n_rows, stack.hidden)?)
             }
-            Positions::Rotary(rotary) => {
-                Place::Rotary(Rotary::new(rotary, stack.attention.shape.head_dim))
-            }
+            Positions::Rotary(rotary) => Place::Rotary(Rotary::new(rotary, stack.attention.shape.head_dim)),
         };
         let final_norm = match stack.final_norm {
             true => Some(loader.norm(names.final_norm, stack.norm, stack.hidden)?),
@@ -165,9 +163,8 @@ impl<B: Backend> Layer<B> {
             let context = backend.attention(Qkv { q, k, v }, self.attention.shape(), seqs)?;
             self.attention.output(backend, &context, residual)
         })?;
-        self.feed_forward_norm.around(backend, &x, |input, residual| {
-            self.feed_forward.forward(backend, input, residual)
-        })
+        self.feed_forward_norm
+            .around(backend, &x, |input, residual| self.feed_forward.forward(backend, input, residual))
     }
 }
 
@@ -180,7 +177,8 @@ impl<B: Backend> Merger<B> {
     ) -> Result<Self, ModelError> {
         let group = merger.side * merger.side;
         let joined = spec.stack.hidden * group;
-        let linear = |name, shape: [usize; 2]| loader.linear(&[LinearShape { name, shape: &shape, bias: true }]);
+        let linear =
+            |name, shape: [usize; 2]| loader.linear(&[LinearShape { name, shape: &shape, bias: true }]);
         Ok(Self {
             norm: loader.norm(norm, spec.stack.norm, spec.stack.hidden)?,
             linears: [linear(first, [joined, joined])?, linear(second, [merger.out, joined])?],

@@ -126,12 +126,7 @@ impl<'a> Config<'a> {
     }
 
     /// The error for a value that is not supported.
-    pub fn unsupported(
-        &self,
-        key: &str,
-        actual: impl ToString,
-        expected: impl Into<String>,
-    ) -> ModelError {
+    pub fn unsupported(&self, key: &str, actual: impl ToString, expected: impl Into<String>) -> ModelError {
         let key = format!("{}{key}", self.path);
         ModelError::Config { file: self.file, key, actual: actual.to_string(), expected: expected.into() }
     }

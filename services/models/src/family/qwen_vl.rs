@@ -33,11 +33,7 @@ const fn vision_names(inner: &'static [&'static str], outer: &'static str) -> En
         positions: "",
         stack: StackNames {
             layers: "blocks",
-            attention: AttentionNames {
-                norm: "norm1",
-                qkv: QkvNames::Fused("attn.qkv"),
-                out: "attn.proj",
-            },
+            attention: AttentionNames { norm: "norm1", qkv: QkvNames::Fused("attn.qkv"), out: "attn.proj" },
             cross: None,
             feed_forward_norm: "norm2",
             feed_forward_inner: inner,
@@ -156,14 +152,17 @@ fn vision_2(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
     // A ratio that is not whole is published as such by no model of the family.
     let width = hidden * config.size_or("mlp_ratio", 4)?;
     let feed_forward = FeedForwardSpec { width, kind: FeedForwardKind::Plain, activation, bias: true };
-    vision(config, Tower {
-        hidden,
-        out: config.size("hidden_size")?,
-        feed_forward,
-        norm: NormKind::Layer,
-        windows: None,
-        names: &VISION_2,
-    })
+    vision(
+        config,
+        Tower {
+            hidden,
+            out: config.size("hidden_size")?,
+            feed_forward,
+            norm: NormKind::Layer,
+            windows: None,
+            names: &VISION_2,
+        },
+    )
 }
 
 fn vision_2_5(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
@@ -179,14 +178,17 @@ fn vision_2_5(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
         return Err(config.unsupported("window_size", window, format!("{group} pixels or more")));
     }
     let whole_layers = config.sizes("fullatt_block_indexes")?;
-    vision(config, Tower {
-        hidden: config.size("hidden_size")?,
-        out: config.size("out_hidden_size")?,
-        feed_forward,
-        norm: NormKind::Rms,
-        windows: Some(WindowSpec { side: window / group, whole_layers }),
-        names: &VISION_2_5,
-    })
+    vision(
+        config,
+        Tower {
+            hidden: config.size("hidden_size")?,
+            out: config.size("out_hidden_size")?,
+            feed_forward,
+            norm: NormKind::Rms,
+            windows: Some(WindowSpec { side: window / group, whole_layers }),
+            names: &VISION_2_5,
+        },
+    )
 }
 
 /// What the two towers differ in.
@@ -211,9 +213,7 @@ fn vision(config: &Config<'_>, tower: Tower) -> Result<EncoderSpec, ModelError> 
     };
     Ok(EncoderSpec {
         modality: Modality::Image,
-        stem: StemSpec::Patches {
-            patch: [channels, config.size_or("temporal_patch_size", 2)?, side, side],
-        },
+        stem: StemSpec::Patches { patch: [channels, config.size_or("temporal_patch_size", 2)?, side, side] },
         positions: Positions::Rotary(RotarySpec { theta: VISION_ROPE_THETA, axes: RotaryAxes::Plane }),
         stack: StackSpec {
             hidden,

@@ -26,7 +26,11 @@ impl<B: Backend> SelfAttention<B> {
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
-    pub fn load(loader: &Loader<'_, B>, names: &AttentionNames, stack: &StackSpec) -> Result<Self, ModelError> {
+    pub fn load(
+        loader: &Loader<'_, B>,
+        names: &AttentionNames,
+        stack: &StackSpec,
+    ) -> Result<Self, ModelError> {
         let AttentionSpec { shape, bias } = stack.attention;
         let [q, kv] = [[q_width(shape), stack.hidden], [kv_width(shape), stack.hidden]];
         let qkv = match names.qkv {

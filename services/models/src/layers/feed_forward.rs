@@ -22,11 +22,8 @@ impl<B: Backend> FeedForward<B> {
     pub fn load(loader: &Loader<'_, B>, names: &StackNames, stack: &StackSpec) -> Result<Self, ModelError> {
         let FeedForwardSpec { width, bias, .. } = stack.feed_forward;
         let (into, out_of) = ([width, stack.hidden], [stack.hidden, width]);
-        let inner: Vec<LinearShape<'_>> = names
-            .feed_forward_inner
-            .iter()
-            .map(|&name| LinearShape { name, shape: &into, bias })
-            .collect();
+        let inner: Vec<LinearShape<'_>> =
+            names.feed_forward_inner.iter().map(|&name| LinearShape { name, shape: &into, bias }).collect();
         let outer = LinearShape { name: names.feed_forward_outer, shape: &out_of, bias };
         Ok(Self { inner: loader.linear(&inner)?, outer: loader.linear(&[outer])?, spec: stack.feed_forward })
     }
@@ -35,12 +32,7 @@ impl<B: Backend> FeedForward<B> {
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.
-    pub fn forward(
-        &self,
-        backend: &B,
-        x: &B::Tensor,
-        residual: &B::Tensor,
-    ) -> Result<B::Tensor, ModelError> {
+    pub fn forward(&self, backend: &B, x: &B::Tensor, residual: &B::Tensor) -> Result<B::Tensor, ModelError> {
         let activation = self.spec.activation;
         let inner = match self.spec.kind {
             FeedForwardKind::Plain => backend.linear(x, &self.inner, activation, None)?,

@@ -85,7 +85,8 @@ impl<'a, B: Backend> Loader<'a, B> {
     ) -> Result<(Tensor<'a>, Option<Tensor<'a>>), ModelError> {
         let weight = self.tensor(part.name, "weight", part.shape, TensorRole::Matrix)?;
         let out = part.shape.first().copied().unwrap_or_default();
-        let bias = if part.bias { Some(self.tensor(part.name, "bias", &[out], TensorRole::Bias)?) } else { None };
+        let bias =
+            if part.bias { Some(self.tensor(part.name, "bias", &[out], TensorRole::Bias)?) } else { None };
         Ok((weight, bias))
     }
 

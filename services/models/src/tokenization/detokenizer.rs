@@ -35,16 +35,12 @@ impl Detokenizer {
 
     /// Adds a token. Returns what is sure of the text by now, which may be empty.
     pub fn push(&mut self, id: u32) -> String {
-        if self.tokenizer.is_silent(id) {
+        // An id without a token, as in the padding of a wide vocabulary, says nothing, not even as context.
+        if self.tokenizer.is_silent(id) || self.tokenizer.token(id).is_none() {
             return String::new();
         }
         self.ids.push(id);
         let text = self.tokenizer.decode_all(&self.ids);
-        if text.len() == self.emitted && self.ids.len() == self.n_context + 1 {
-            // An id without a text says nothing, not even as context.
-            self.ids.pop();
-            return String::new();
-        }
         let sure = text.trim_end_matches(REPLACEMENT);
         if sure.len() < text.len() && self.ids.len() - self.n_context >= MAX_PENDING {
             return self.emit(&text, text.len());

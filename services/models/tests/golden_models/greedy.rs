@@ -85,8 +85,7 @@ fn admit<'a>(
     let blocks_of = |n: usize| n.div_ceil(KV_BLOCK_TOKENS);
     let own = |s: &Sequence| blocks_of(s.prompt.len() + n_steps);
     let cross = |s: &Sequence| blocks_of(s.cross.len() / s.hidden);
-    let [n_own, n_cross]: [usize; 2] =
-        [sequences.iter().map(own).sum(), sequences.iter().map(cross).sum()];
+    let [n_own, n_cross]: [usize; 2] = [sequences.iter().map(own).sum(), sequences.iter().map(cross).sum()];
     decoder.allocate_kv(n_own, n_cross).expect("room for caches");
     // Given out from the end, so that no sequence's blocks are in order.
     let (mut free, mut free_cross): (Vec<u32>, Vec<u32>) =
@@ -188,8 +187,11 @@ impl Batch {
     }
 
     fn forward(&self, decoder: &mut dyn Decoder) -> Vec<f32> {
-        let embeds: Vec<EmbedRows<'_>> =
-            self.embeds.iter().map(|(first_row, values)| EmbedRows { first_row: *first_row, values }).collect();
+        let embeds: Vec<EmbedRows<'_>> = self
+            .embeds
+            .iter()
+            .map(|(first_row, values)| EmbedRows { first_row: *first_row, values })
+            .collect();
         decoder
             .forward(&StepInput {
                 token_ids: &self.token_ids,

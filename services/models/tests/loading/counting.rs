@@ -44,7 +44,13 @@ impl Backend for Counting {
         self.count(table);
         Ok(())
     }
-    fn load_norm(&self, _: NormKind, scale: WeightView<'_>, bias: Option<WeightView<'_>>, _: f32) -> Result<()> {
+    fn load_norm(
+        &self,
+        _: NormKind,
+        scale: WeightView<'_>,
+        bias: Option<WeightView<'_>>,
+        _: f32,
+    ) -> Result<()> {
         self.count(scale);
         bias.into_iter().for_each(|b| self.count(b));
         Ok(())
@@ -106,7 +112,13 @@ impl Backend for Counting {
     fn copy_blocks(&self, _: &mut (), _: &[(u32, u32)]) -> Result<()> {
         refuse("copy_blocks")
     }
-    fn paged_attention(&self, _: &(), _: KvLayer<'_, ()>, _: AttentionShape, _: PagedBatch<'_>) -> Result<()> {
+    fn paged_attention(
+        &self,
+        _: &(),
+        _: KvLayer<'_, ()>,
+        _: AttentionShape,
+        _: PagedBatch<'_>,
+    ) -> Result<()> {
         refuse("paged_attention")
     }
 }

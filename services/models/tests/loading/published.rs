@@ -8,11 +8,11 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use triptych_core::Modality;
+use triptych_models::LoadFormat;
 use triptych_models::decoder::TransformerDecoder;
 use triptych_models::encoder::TransformerEncoder;
 use triptych_models::family::{Config, Family};
 use triptych_models::weights::Weights;
-use triptych_models::LoadFormat;
 
 fn whisper(layers: u64, hidden: u64, heads: u64, n_mels: u64, vocab: u64) -> serde_json::Value {
     serde_json::json!({
@@ -25,7 +25,11 @@ fn whisper(layers: u64, hidden: u64, heads: u64, n_mels: u64, vocab: u64) -> ser
 }
 
 /// The text half of a published Qwen configuration.
-fn qwen(model_type: &str, [layers, hidden, ffn, heads]: [u64; 4], vision: serde_json::Value) -> serde_json::Value {
+fn qwen(
+    model_type: &str,
+    [layers, hidden, ffn, heads]: [u64; 4],
+    vision: serde_json::Value,
+) -> serde_json::Value {
     serde_json::json!({
         "model_type": model_type, "hidden_act": "silu", "hidden_size": hidden, "intermediate_size": ffn,
         "num_attention_heads": heads, "num_hidden_layers": layers, "num_key_value_heads": 2,

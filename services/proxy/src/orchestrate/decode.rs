@@ -161,7 +161,8 @@ impl<'a> Decoding<'a> {
                 load: pd.load,
                 prefill: pd.prefill,
                 first_token: first_token.unwrap_or_default(),
-                per_token: per_token.unwrap_or_default(),
+                // The engine's own: what arrives here comes in bunches when tokens are faster than packets.
+                per_token: pd.per_token,
             }
             .into(),
         );

@@ -174,7 +174,7 @@ impl EncoderWorker for Encoder {
             }
         }
         let output = encode(&request);
-        let object = triptych_ec::object::encode(&output).unwrap();
+        let object = triptych_ec::object::encode(&output);
         self.0.store.put_if_absent(&output.item().key, object).await.unwrap();
         Ok(Response::new(v1::EncodeResponse {
             item: Some(output.item().into()),

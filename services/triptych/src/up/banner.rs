@@ -30,7 +30,7 @@ pub fn text(plan: &Plan, models: &[CheckedModel], took: Duration) -> String {
     for (i, model) in models.iter().enumerate() {
         let label = if i == 0 { "models" } else { "" };
         let reads: Vec<_> = model.modalities.iter().map(|m| m.as_str()).collect();
-        let _ = writeln!(text, "  {label:12} {} (text, {})", model.name, reads.join(", "));
+        let _ = writeln!(text, "  {label:12} {} ({})", model.name, reads.join(", "));
     }
     text.push_str("\nTry in another terminal:\n\n");
     for command in commands(models, &grpc.to_string(), &http.to_string()) {
