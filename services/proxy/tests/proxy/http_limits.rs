@@ -84,7 +84,7 @@ async fn a_full_house_says_when_to_come_again() {
     let cluster = Cluster::with(|config| config.max_in_flight = 1).await;
     cluster.pd.script([crate::fakes::Play::SayThenHold(vec![])]);
     let mut running = cluster.proxy.client().generate(crate::support::question(&[])).await.unwrap().into_inner();
-    assert_eq!(cluster.proxy.metric("triptych_requests_running").await, 1.0);
+    assert_eq!(cluster.proxy.metric("triptych_requests_running{}").await, 1.0);
     let body = serde_json::json!({"messages": [{"role": "user", "content": "hi"}]});
     let response = client().post(cluster.proxy.url(CHAT)).json(&body).send().await.unwrap();
     assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (429, &"1".parse().unwrap()));
@@ -95,7 +95,7 @@ async fn a_full_house_says_when_to_come_again() {
     cluster.pd.release(1);
     while running.message().await.unwrap().is_some() {}
     crate::support::eventually("the place is free", async || {
-        cluster.proxy.metric("triptych_requests_running").await == 0.0
+        cluster.proxy.metric("triptych_requests_running{}").await == 0.0
     })
     .await;
     assert_eq!(cluster.proxy.post(CHAT, &body).await.0, 200);

@@ -57,7 +57,7 @@ async fn metrics_have_the_fields_names() {
     for line in [
         "triptych_requests_total{model=\"vl\",outcome=\"ok\"} 1",
         "triptych_requests_total{model=\"\",outcome=\"invalid_argument\"} 1",
-        "triptych_requests_running 0",
+        "triptych_requests_running{} 0",
         "triptych_time_to_first_token_seconds_count{model=\"vl\"} 1",
         "triptych_time_per_output_token_seconds_count{model=\"vl\"} 1",
         "triptych_e2e_request_latency_seconds_count{model=\"vl\"} 1",
