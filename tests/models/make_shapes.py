@@ -299,8 +299,8 @@ def is_there_question(rng: random.Random, scene: Scene) -> tuple[str, str]:
 
 
 QUESTIONS = {
-    describe_question: 8, count_question: 5, colour_question: 4, shape_question: 2,
-    where_question: 4, is_there_question: 2,
+    describe_question: 5, count_question: 6, colour_question: 4, shape_question: 2,
+    where_question: 4, is_there_question: 3,
 }
 
 
@@ -400,11 +400,6 @@ def make_processor() -> Qwen2VLProcessor:
 # ---------------------------------------------------------------------------- model
 
 
-# The low end of the frequencies turns with the column. At Qwen2-VL's theta a picture of eight
-# cells would turn it by a thousandth of a radian, and left could not be told from right.
-ROPE_THETA = 100.0
-
-
 def make_model(tokenizer) -> Qwen2VLForConditionalGeneration:
     ids = {t: tokenizer.convert_tokens_to_ids(t) for t in SPECIAL_TOKENS}
     config = Qwen2VLConfig(
@@ -418,7 +413,7 @@ def make_model(tokenizer) -> Qwen2VLForConditionalGeneration:
             "max_position_embeddings": 1024,
             "rms_norm_eps": 1e-6,
             "initializer_range": 0.05,
-            "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA, "mrope_section": [4, 6, 6]},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]},
             "bos_token_id": ids["<|endoftext|>"],
             "eos_token_id": ids["<|im_end|>"],
             "pad_token_id": ids["<|endoftext|>"],
@@ -539,6 +534,7 @@ class Batch:
     grid: tuple[int, int]
     tokens: torch.Tensor  # [n_rows, n_tokens]
     targets: torch.Tensor  # [n_rows, n_tokens]: the next token where it is the model's, else -100
+    weights: torch.Tensor  # [n_rows, n_tokens]: one over the length of the answer
     positions: torch.Tensor  # [3, n_rows, n_tokens]
 
 
@@ -579,18 +575,21 @@ class Batcher:
         return scenes, self.patchify(np.stack(pixels)), labels
 
     def lay_out(self, turns, cells: tuple[int, int], n_pictures: int):
-        """Token ids, targets and M-RoPE positions of one conversation."""
+        """Token ids, targets, weights and M-RoPE positions of one conversation."""
         rng = self.rng
         ids: list[int] = []
         targets: list[int] = []
+        weights: list[float] = []
         positions: list[tuple[int, int, int]] = []
         at = 0
 
         def text(string: str, learned: bool = False) -> None:
             nonlocal at
-            for token in self.encode(string):
+            tokens = self.encode(string)
+            for token in tokens:
                 ids.append(token)
                 targets.append(token if learned else -100)
+                weights.append(1.0 / len(tokens))
                 positions.append((at, at, at))
                 at += 1
 
@@ -601,6 +600,7 @@ class Batcher:
                 for column in range(cells[1]):
                     ids.append(self.image_token)
                     targets.append(-100)
+                    weights.append(0.0)
                     positions.append((at, at + row, at + column))
             at += max(cells)
             text("<|vision_end|>")
@@ -619,17 +619,16 @@ class Batcher:
                 for _ in range(n_pictures):
                     picture()
             text("<|im_end|>\n<|im_start|>assistant\n")
-            text(answer, learned=True)
-            text("<|im_end|>", learned=True)
+            text(f"{answer}<|im_end|>", learned=True)
             text("\n")
-        return ids, targets[1:] + [-100], positions
+        return ids, targets[1:] + [-100], weights[1:] + [0.0], positions
 
     def draw(self, n_rows: int, cells: tuple[int, int], n_pictures: int, most: int) -> Batch:
         """One batch; of its rows with one picture, one in twelve has no picture and talks."""
         rng = self.rng
         scenes, patches, labels = self.scenes(n_rows * n_pictures, cells, most)
         rows = []
-        n_turns = rng.choices([1, 2, 4], [1, 1, 4])[0]
+        n_turns = rng.choices([1, 3, 6], [2, 2, 4])[0]
         for i in range(n_rows):
             mine = scenes[i * n_pictures : (i + 1) * n_pictures]
             if n_pictures == 2:
@@ -641,20 +640,25 @@ class Batcher:
                 rows.append(self.lay_out(turns, cells, 0))
             else:
                 turns = [random_question(rng, mine[0]) for _ in range(n_turns)]
+                # A description would give the later answers away: the model would read its own
+                # words where it should look at the picture.
+                turns.sort(key=lambda turn: turn[1] == description(mine[0]))
                 rows.append(self.lay_out(turns, cells, 1))
-        length = max(len(ids) for ids, _, _ in rows)
+        length = max(len(ids) for ids, *_ in rows)
         tokens = torch.zeros((n_rows, length), dtype=torch.long)
         targets = torch.full((n_rows, length), -100)
+        weights = torch.zeros((n_rows, length))
         positions = torch.zeros((3, n_rows, length), dtype=torch.long)
-        for i, (ids, wanted, where) in enumerate(rows):
+        for i, (ids, wanted, weight, where) in enumerate(rows):
             tokens[i, : len(ids)] = torch.tensor(ids)
             targets[i, : len(ids)] = torch.tensor(wanted)
+            weights[i, : len(ids)] = torch.tensor(weight)
             positions[:, i, : len(ids)] = torch.tensor(where).T
         # Rows without a picture leave theirs unused: only the used ones are encoded.
         used = (tokens == self.image_token).any(dim=1).repeat_interleave(n_pictures).numpy()
         return Batch(
             torch.from_numpy(patches[used]), torch.from_numpy(labels[used]),
-            (cells[0] * MERGE, cells[1] * MERGE), tokens, targets, positions,
+            (cells[0] * MERGE, cells[1] * MERGE), tokens, targets, weights, positions,
         )
 
 
@@ -708,7 +712,9 @@ def train(model, processor, n_rows: int, n_vision_steps: int, n_steps: int) -> N
         with torch.autocast("cpu", torch.bfloat16):
             # The tower already knows its things; it joins in for the last third, at small steps.
             logits, wanted, pictures = forward(model, batch, tower_learns=progress > 0.67)
-        loss = F.cross_entropy(logits.float(), wanted)
+        # A mean over answers, not tokens: most answers are a word, most tokens are descriptions.
+        weights = batch.weights[batch.targets != -100]
+        loss = (F.cross_entropy(logits.float(), wanted, reduction="none") * weights).sum() / weights.sum()
         aside, right = probe(pictures.float(), batch.cells)
         tokens_right = float((logits.argmax(-1) == wanted).float().mean())
         training.step(loss + 0.1 * aside, things_right=right, tokens_right=tokens_right)
@@ -837,7 +843,7 @@ def main() -> None:
     options.add_argument("--measure", action="store_true", help="only measure the directory that is there")
     options.add_argument("--rows", type=int, default=32, help="conversations in a batch of the smallest pictures")
     options.add_argument("--vision-steps", type=int, default=8000)
-    options.add_argument("--steps", type=int, default=4500)
+    options.add_argument("--steps", type=int, default=5000)
     options.add_argument("--threads", type=int, default=1)
     options = options.parse_args()
     seed_everything(TRAIN_SEED, options.threads)

@@ -54,8 +54,9 @@ pub struct Batcher(mpsc::Sender<Job>);
 impl Batcher {
     /// Starts the thread.
     pub fn spawn(name: String, encoder: Box<dyn Encoder>, limits: BatchLimits, meters: Arc<Meters>) -> Self {
-        // Admission bounds the jobs; this queue only hands them over.
-        let (sender, jobs) = mpsc::channel(1024);
+        // Admission bounds the jobs; this queue only hands over the next batch. A job whose caller goes away stays
+        // in it until the forward before it ends, so it is short.
+        let (sender, jobs) = mpsc::channel(limits.max_items.clamp(1, 1024));
         let thread = std::thread::Builder::new().name(format!("encode-{name}"));
         let work = move || Thread { encoder, limits, meters, waiting: VecDeque::new() }.run(jobs);
         if let Err(e) = thread.spawn(work) {

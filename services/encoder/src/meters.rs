@@ -60,9 +60,14 @@ impl Meters {
             .inc();
     }
 
-    /// Jobs admitted now.
-    pub fn running(&self, jobs: usize) {
-        self.running.get_or_create(&Labels::new()).set(jobs as f64);
+    /// A job was admitted.
+    pub fn admitted(&self) {
+        self.running.get_or_create(&Labels::new()).inc();
+    }
+
+    /// A job gave its place back.
+    pub fn left(&self) {
+        self.running.get_or_create(&Labels::new()).dec();
     }
 }
 

@@ -1,5 +1,6 @@
 //! Preprocessing on a CPU pool beside compute, behind the bound on admitted jobs.
 
+use crate::meters::Meters;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,18 +15,32 @@ pub struct PreprocessPool {
     jobs: Arc<Semaphore>,
     max_jobs: usize,
     limits: Arc<Limits>,
+    meters: Arc<Meters>,
+}
+
+/// One job's place. Dropping it gives the place back.
+pub struct Place {
+    _permit: OwnedSemaphorePermit,
+    meters: Arc<Meters>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.meters.left();
+    }
 }
 
 impl PreprocessPool {
     /// A pool of `threads` (0: the machine's cores) behind a bound of `max_jobs`.
-    pub fn new(threads: usize, max_jobs: usize, limits: Limits) -> Self {
+    pub fn new(threads: usize, max_jobs: usize, limits: Limits, meters: Arc<Meters>) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if threads == 0 { cores } else { threads };
         Self {
-            threads: Arc::new(Semaphore::new(threads)),
-            jobs: Arc::new(Semaphore::new(max_jobs)),
+            threads: Arc::new(Semaphore::new(threads.min(Semaphore::MAX_PERMITS))),
+            jobs: Arc::new(Semaphore::new(max_jobs.min(Semaphore::MAX_PERMITS))),
             max_jobs,
             limits: Arc::new(limits),
+            meters,
         }
     }
 
@@ -33,16 +48,13 @@ impl PreprocessPool {
     ///
     /// # Errors
     /// Overloaded when all places are taken.
-    pub fn admit(&self) -> Result<OwnedSemaphorePermit, Failure> {
+    pub fn admit(&self) -> Result<Place, Failure> {
         let full = |_| {
             Failure::new(FailureClass::Overloaded, format!("the encoder has {} jobs already", self.max_jobs))
         };
-        self.jobs.clone().try_acquire_owned().map_err(full)
-    }
-
-    /// Jobs admitted now.
-    pub fn admitted(&self) -> usize {
-        self.max_jobs - self.jobs.available_permits()
+        let permit = self.jobs.clone().try_acquire_owned().map_err(full)?;
+        self.meters.admitted();
+        Ok(Place { _permit: permit, meters: self.meters.clone() })
     }
 
     /// Preprocesses one item; returns how long the work itself took.

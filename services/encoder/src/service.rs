@@ -2,7 +2,7 @@
 
 use crate::batcher::Batcher;
 use crate::meters::{JobTimes, Meters};
-use crate::pool::PreprocessPool;
+use crate::pool::{Place, PreprocessPool};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -12,12 +12,12 @@ use triptych_core::item::from_f32;
 use triptych_core::{
     ContentKey, DType, EncodedItem, EncoderOutput, Failure, FailureClass, Fingerprint, Modality, WorkerId,
 };
-use triptych_ec::connector::WorkerRole;
+use triptych_ec::connector::{Published, WorkerRole};
 use triptych_ec::store::EcStore;
 use triptych_models::preprocess::Preprocess;
 use triptych_proto::v1::encoder_worker_server::EncoderWorker;
 use triptych_proto::{convert, v1};
-use triptych_runtime::{status, trace_context};
+use triptych_runtime::{Drain, status, trace_context};
 
 /// A model as this worker serves it.
 pub struct ServedModel {
@@ -47,6 +47,8 @@ pub struct Encoders {
     pub dtype: DType,
     /// Counts.
     pub meters: Arc<Meters>,
+    /// Waits for what is being published.
+    pub drain: Drain,
 }
 
 /// The service.
@@ -96,8 +98,7 @@ impl Encoders {
 
     async fn encode(&self, request: v1::EncodeRequest) -> Result<v1::EncodeResponse, Failure> {
         let job = self.check(&request)?;
-        let _place = self.pool.admit()?;
-        self.meters.running(self.pool.admitted());
+        let place = self.pool.admit()?;
         let (input, preprocess) =
             self.pool.preprocess(job.model.preprocess.clone(), job.modality, request.item).await?;
         let (extent, n_tokens) = (input.extent, input.n_tokens);
@@ -115,11 +116,24 @@ impl Encoders {
         let output =
             EncoderOutput::seal(item, from_f32(&encoded.rows, self.dtype)).map_err(Failure::internal)?;
         let start = Instant::now();
-        let published = self.connector.save_caches(output).await?;
+        let published = self.publish(output, place).await?;
         let times =
             JobTimes { queue: encoded.queue, preprocess, encode: encoded.encode, publish: start.elapsed() };
         self.meters.item(job.modality, times);
         Ok(response(&published.item, times))
+    }
+
+    /// Publishes, also when the caller goes away meanwhile; then too the job keeps its place until it is done, or
+    /// callers that come and go before a slow store would pile up outputs without a bound.
+    async fn publish(&self, output: EncoderOutput, place: Place) -> Result<Published, Failure> {
+        let connector = self.connector.clone();
+        let work = async move {
+            let published = connector.save_caches(output).await;
+            drop(place);
+            published
+        };
+        let published = self.drain.tasks().spawn(work).await;
+        Ok(published.map_err(|e| Failure::internal(format!("publishing: {e}")))??)
     }
 
     fn describe(&self) -> v1::DescribeResponse {
@@ -168,12 +182,12 @@ impl EncoderWorker for Service {
         &self,
         request: Request<v1::EncodeRequest>,
     ) -> Result<Response<v1::EncodeResponse>, Status> {
-        let span = tracing::info_span!("encode", request_id = %request.get_ref().request_id);
+        let id = trace_context::id_for_span(&request.get_ref().request_id);
+        let span = tracing::info_span!("encode", request_id = %id);
         trace_context::adopt(&span, request.metadata());
         let request = request.into_inner();
         let model = request.model.clone();
         let result = self.0.encode(request).instrument(span.clone()).await;
-        self.0.meters.running(self.0.pool.admitted());
         match result {
             Ok(response) => {
                 self.0.meters.job(&model, "ok");

@@ -92,14 +92,20 @@ pub async fn run(config: EncoderConfig, drain: Drain, metrics: MetricsRegistry) 
     let service = Service::new(Encoders {
         worker_id: config.worker_id,
         models,
-        pool: PreprocessPool::new(config.preprocess_threads, config.max_jobs, config.limits.clone()),
+        pool: PreprocessPool::new(
+            config.preprocess_threads,
+            config.max_jobs,
+            config.limits.clone(),
+            meters.clone(),
+        ),
         connector: connector.clone(),
         store: config.store,
         dtype,
         meters,
+        drain: drain.clone(),
     });
     let service = EncoderWorkerServer::new(service)
-        .max_decoding_message_size(config.limits.max_item_bytes + (1 << 20))
+        .max_decoding_message_size(config.limits.max_item_bytes.saturating_add(1 << 20))
         .max_encoding_message_size(1 << 20);
     serve(service, config.grpc, readiness, drain).await?;
     connector.drain().await;

@@ -6,7 +6,9 @@ use crate::loads::{HeldItems, Loads, item_param};
 use crate::meters::Meters;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{Sender, UnboundedReceiver, unbounded_channel};
+use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use triptych_core::prompt::Prompt;
@@ -17,6 +19,9 @@ use triptych_models::prompt::{OutputKind, PreparedSequence};
 use triptych_models::tokenization::Tokenizer;
 use triptych_proto::v1;
 use triptych_runtime::status;
+
+/// How long a client may take to make room for the status that ends its stream.
+const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// A request whose prompt is laid out.
 pub struct Prepared {
@@ -34,6 +39,16 @@ pub struct Prepared {
     pub arrived: Instant,
     /// When it has to have ended.
     pub deadline: Instant,
+    /// Its room on this worker.
+    pub admission: Admission,
+}
+
+/// Room for a request and for its sequences, given back when dropped.
+pub struct Admission {
+    /// One request.
+    pub request: Arc<OwnedSemaphorePermit>,
+    /// As many sequences as it has.
+    pub sequences: OwnedSemaphorePermit,
 }
 
 /// What a request works with.
@@ -54,15 +69,19 @@ pub struct Parts {
 pub type Stream = Sender<Result<v1::PdGenerateResponse, Status>>;
 
 /// A request whose sequences are in the engine. Dropping it takes them out.
+///
+/// Fields are dropped from top to bottom: sequences leave the engine before their room (in `prepared`) is given to
+/// others.
 pub struct Running {
+    _sequences: Vec<RunningSequence>,
+    items: HeldItems,
     parts: Parts,
     assembler: Assembler,
     news: UnboundedReceiver<Output>,
     prepared: Prepared,
-    loading: Option<Instant>,
-    load: Duration,
-    _sequences: Vec<RunningSequence>,
-    _items: HeldItems,
+    since: Instant,
+    /// How long its items took to be here; `None`: not all are.
+    load: Option<Duration>,
 }
 
 impl Running {
@@ -96,19 +115,22 @@ impl Running {
                 sequences.push(parts.driver.start(arrival, sender.clone())?);
             }
         }
-        let items = parts.loads.start(prepared.request, &prepared.items, &parts.driver);
-        let loading = (!prepared.items.is_empty()).then(Instant::now);
-        let load = Duration::ZERO;
-        Ok(Self { parts, assembler, news, prepared, loading, load, _sequences: sequences, _items: items })
+        let since = Instant::now();
+        let items = parts.loads.start(&prepared.items, &parts.driver);
+        let load = prepared.items.is_empty().then_some(Duration::ZERO);
+        Ok(Self { _sequences: sequences, items, parts, assembler, news, prepared, since, load })
     }
 
     /// Passes news on until the answer is complete, fails, or nobody reads it any more.
     pub async fn stream(mut self, client: Stream) {
         let abort = self.parts.abort.clone();
+        let deadline = self.prepared.deadline.into();
         let outcome = tokio::select! {
             result = self.pass_on(&client) => result,
             () = client.closed() => Err(Failure::new(FailureClass::Cancelled, "the client went away")),
             () = abort.cancelled() => Err(Failure::unavailable("this worker is stopping")),
+            // The engine ends what is late; this one is for a client that has stopped reading.
+            () = sleep_until(deadline) => Err(late()),
         };
         match outcome {
             Ok(()) => self.parts.meters.request("ok"),
@@ -118,7 +140,8 @@ impl Running {
                 if failure.class != FailureClass::Cancelled {
                     tracing::warn!(class = failure.class.as_str(), detail = failure.detail, "request failed");
                 }
-                let _ = client.send(Err(status::to_status(&failure))).await;
+                // A client that reads nothing must not keep the room of others.
+                let _ = timeout(LAST_WORD, client.send(Err(status::to_status(&failure)))).await;
             }
         }
     }
@@ -126,10 +149,7 @@ impl Running {
     async fn pass_on(&mut self, client: &Stream) -> Result<(), Failure> {
         let gone = |_| Failure::new(FailureClass::Cancelled, "the client went away");
         while !self.assembler.is_complete() {
-            let output = self.news.recv().await.ok_or_else(|| Failure::unavailable("the engine is gone"))?;
-            if let Some(since) = self.loading.take() {
-                self.load = since.elapsed();
-            }
+            let output = self.next().await.ok_or_else(|| Failure::unavailable("the engine is gone"))?;
             if let Output::Finished(_, finished) = &output {
                 self.parts.meters.finished(finished);
             }
@@ -142,14 +162,27 @@ impl Running {
         client.send(Ok(v1::PdGenerateResponse { kind })).await.map_err(gone)
     }
 
+    /// The next news; on the way it takes note of when the items were here.
+    async fn next(&mut self) -> Option<Output> {
+        if self.load.is_none() {
+            tokio::select! {
+                biased;
+                () = self.items.all_here() => {
+                    let took = self.since.elapsed();
+                    self.parts.meters.loaded(took);
+                    self.load = Some(took);
+                }
+                output = self.news.recv() => return output,
+            }
+        }
+        self.news.recv().await
+    }
+
     fn summary(&self) -> v1::Summary {
         let (usage, mut times) = self.assembler.totals(self.prepared.arrived);
         // The engine counts waiting for items as queueing; what was loading is told apart here.
-        times.load = self.load.saturating_sub(times.prefill).min(times.queue);
+        times.load = self.load.unwrap_or_default();
         times.queue = times.queue.saturating_sub(times.load);
-        if !self.prepared.items.is_empty() {
-            self.parts.meters.loaded(times.load);
-        }
         let asked = match &self.prepared.prompt {
             Prompt::Speech(task) => task.language.clone(),
             _ => None,
@@ -175,6 +208,10 @@ impl Running {
         }
         failure
     }
+}
+
+fn late() -> Failure {
+    Failure::new(FailureClass::DeadlineExceeded, "the request's time ran out")
 }
 
 /// A seed for a request that brought none; its id is random.

@@ -137,7 +137,11 @@ impl Thread {
         }
         let start = self.clock.now();
         let outputs = self.engine.step(&self.clock);
-        self.meters.step(start.elapsed(), self.engine.stats());
+        // A step in which nothing could run has no time worth counting.
+        if !outputs.is_empty() || self.engine.readiness() == Readiness::Now {
+            self.meters.step(start.elapsed());
+        }
+        self.meters.books(self.engine.stats());
         self.deliver(outputs);
         Turn::Next
     }

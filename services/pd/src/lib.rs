@@ -12,6 +12,7 @@
 
 mod answer;
 mod assemble;
+mod deadline;
 mod driver;
 mod loads;
 mod meters;

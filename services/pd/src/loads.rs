@@ -1,10 +1,15 @@
 //! Encoder outputs on their way to the engines: the EC connector's two roles, joined to the drivers.
 
 use crate::driver::Driver;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::watch;
 use triptych_core::limits::Limits;
 use triptych_core::{EncodedItem, Failure, RequestId};
-use triptych_ec::connector::{Completions, ConnectorSettings, Loaded, SchedulerRole, WorkerRole, connect};
+use triptych_ec::connector::{
+    CacheStatus, Completions, ConnectorSettings, Loaded, SchedulerRole, WorkerRole, connect,
+};
 use triptych_ec::metered::EcObserver;
 use triptych_ec::store::EcStore;
 use triptych_engine::Event;
@@ -15,17 +20,32 @@ pub struct Loads {
     scheduler: SchedulerRole,
     worker: WorkerRole,
     drivers: Arc<OnceLock<Vec<Driver>>>,
+    loads_ended: watch::Receiver<()>,
+    n_holders: Arc<AtomicU64>,
 }
 
 /// What a request holds of the connector until it is dropped.
 pub struct HeldItems {
-    request: RequestId,
+    holder: RequestId,
+    items: Vec<EncodedItem>,
     scheduler: SchedulerRole,
+    loads_ended: watch::Receiver<()>,
+}
+
+impl HeldItems {
+    /// Ends when all items are on this worker, which may be never. Loses nothing when it is dropped.
+    pub async fn all_here(&mut self) {
+        while self.scheduler.has_caches(&self.items).iter().any(|status| *status != CacheStatus::Ready) {
+            if self.loads_ended.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
 }
 
 impl Drop for HeldItems {
     fn drop(&mut self) {
-        self.scheduler.request_finished(self.request);
+        self.scheduler.request_finished(self.holder);
     }
 }
 
@@ -34,14 +54,16 @@ impl Loads {
     pub fn new(store: Arc<dyn EcStore>, observer: Arc<dyn EcObserver>, limits: Limits) -> Self {
         let drivers: Arc<OnceLock<Vec<Driver>>> = Arc::default();
         let listeners = drivers.clone();
+        let (ended, loads_ended) = watch::channel(());
         let completions = Completions::Callback(Arc::new(move |loaded: Loaded| {
             for driver in listeners.get().into_iter().flatten() {
                 driver.tell(event(&loaded));
             }
+            ended.send_replace(());
         }));
         let settings = ConnectorSettings { limits, completions, ..ConnectorSettings::default() };
         let (scheduler, worker) = connect(store, observer, settings);
-        Self { scheduler, worker, drivers }
+        Self { scheduler, worker, drivers, loads_ended, n_holders: Arc::default() }
     }
 
     /// Says who hears of completions. An engine ignores keys that none of its sequences needs.
@@ -51,9 +73,13 @@ impl Loads {
     }
 
     /// Asks for the items of a request whose sequences `driver` has been given already.
-    pub fn start(&self, request: RequestId, items: &[EncodedItem], driver: &Driver) -> HeldItems {
+    pub fn start(&self, items: &[EncodedItem], driver: &Driver) -> HeldItems {
+        // Not the request's own id: a proxy that tries again may have two of one id here, and the end of one must
+        // not take the other's items.
+        let holder = RequestId::from_bits(self.n_holders.fetch_add(1, Ordering::Relaxed).into());
+        let loads_ended = self.loads_ended.clone();
         for item in items {
-            self.scheduler.update_state_after_alloc(request, item);
+            self.scheduler.update_state_after_alloc(holder, item);
         }
         self.worker.start_load_caches(self.scheduler.build_connector_meta());
         for item in items {
@@ -61,12 +87,13 @@ impl Loads {
                 driver.tell(Event::ItemReady { key: item.key, output });
             }
         }
-        HeldItems { request, scheduler: self.scheduler.clone() }
+        HeldItems { holder, items: items.to_vec(), scheduler: self.scheduler.clone(), loads_ended }
     }
 
-    /// Waits for what is under way.
+    /// Takes no new work, and waits a little for what is under way: no request is left that wants it, and a store
+    /// may be dropped in the middle of any call.
     pub async fn drain(&self) {
-        self.worker.drain().await;
+        let _ = tokio::time::timeout(Duration::from_secs(1), self.worker.drain()).await;
     }
 }
 

@@ -64,11 +64,15 @@ impl Meters {
         vec![("model", self.model.clone()), ("pool", pool.to_owned())]
     }
 
-    /// The engine made a step.
-    pub fn step(&mut self, took: Duration, stats: Stats) {
+    /// The engine ran a step.
+    pub fn step(&self, took: Duration) {
+        self.families.step.get_or_create(&self.labels()).observe(took.as_secs_f64());
+    }
+
+    /// What the engine holds after a step.
+    pub fn books(&mut self, stats: Stats) {
         let labels = self.labels();
         let share = |used: usize, total: usize| if total == 0 { 0.0 } else { used as f64 / total as f64 };
-        self.families.step.get_or_create(&labels).observe(took.as_secs_f64());
         self.families.running.get_or_create(&labels).set(stats.running as f64);
         self.families.waiting.get_or_create(&labels).set(stats.waiting as f64);
         self.families.preemptions.get_or_create(&labels).inc_by(stats.preemptions - self.preempted);

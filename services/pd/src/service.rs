@@ -1,19 +1,20 @@
 //! The gRPC service: checks a request, lays its prompt out, admits it.
 
-use crate::answer::{Parts, Prepared, Running};
+use crate::answer::{Admission, Parts, Prepared, Running};
+use crate::deadline::deadline;
 use crate::driver::Driver;
 use crate::loads::Loads;
 use crate::meters::Meters;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use tracing::Instrument;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::Prompt;
-use triptych_core::{EncodedItem, Failure, FailureClass, Fingerprint, Modality, RequestId, WorkerId};
+use triptych_core::{EncodedItem, Extent, Failure, FailureClass, Fingerprint, Modality, RequestId, WorkerId};
 use triptych_ec::store::EcStore;
 use triptych_models::prompt::{PreparedSequence, PromptBuilder};
 use triptych_models::tokenization::Tokenizer;
@@ -43,6 +44,11 @@ pub struct ServedModel {
     pub max_context: usize,
     /// When it was loaded.
     pub created: SystemTime,
+    /// Room for sequences: those that run and those that wait. The engine's line holds as many, so that it never
+    /// has to refuse one of a request's sequences after it took others.
+    pub sequences: Arc<Semaphore>,
+    /// How many that is.
+    pub max_live: usize,
 }
 
 /// What the service works with.
@@ -59,6 +65,8 @@ pub struct Worker {
     pub limits: Limits,
     /// Requests admitted at once.
     pub places: Arc<Semaphore>,
+    /// Counts requests for models that are not here.
+    pub unknown: Meters,
     /// Stops what runs.
     pub drain: Drain,
 }
@@ -86,8 +94,10 @@ impl Worker {
         })
     }
 
+    /// Lays a request out, finds room for it, and starts it.
     async fn start(&self, request: v1::PdGenerateRequest, deadline: Instant) -> Result<Running, Failure> {
         let arrived = Instant::now();
+        let place = Arc::new(self.admit()?);
         let model = self.model(&request.model)?;
         let id = RequestId::parse(&request.request_id).ok_or_else(|| {
             Failure::invalid("request_id is not req- and 32 hex digits").with_param("request_id")
@@ -103,8 +113,10 @@ impl Worker {
         let prompt =
             request.prompt.ok_or_else(|| Failure::invalid("prompt is missing").with_param("prompt"))?;
         let prompt = Prompt::try_from(prompt)?;
-        let windows = model.lay_out(prompt.clone(), items.clone()).await?;
-        let prepared = Prepared { request: id, prompt, items, windows, sampling, arrived, deadline };
+        let windows = model.lay_out(prompt.clone(), items.clone(), place.clone()).await?;
+        let sequences = model.seat(windows.len(), sampling.n)?;
+        let admission = Admission { request: place, sequences };
+        let prepared = Prepared { request: id, prompt, items, windows, sampling, arrived, deadline, admission };
         let parts = Parts {
             driver: model.driver.clone(),
             loads: self.loads.clone(),
@@ -145,7 +157,16 @@ impl ServedModel {
             return Err(Failure::new(FailureClass::TooLarge, message).with_param("items"));
         }
         let items = wire.into_iter().map(EncodedItem::try_from).collect::<Result<Vec<_>, _>>()?;
-        for item in &items {
+        for (i, item) in items.iter().enumerate() {
+            // What follows makes as many tokens and sequences as the description says.
+            if item.payload_len().is_none_or(|len| len > limits.max_object_bytes) {
+                let message = format!("{} rows are more than {} bytes", item.n_tokens, limits.max_object_bytes);
+                let failure = Failure::new(FailureClass::TooLarge, message);
+                return Err(failure.with_param(format!("items[{i}]")));
+            }
+            if let Extent::Windows { n_windows, .. } = item.extent {
+                self.check_live(n_windows as usize)?;
+            }
             let expected = self.encoders.get(&item.modality);
             if expected != Some(&item.fingerprint) {
                 let detail = format!("item of encoder {}, this worker takes {expected:?}", item.fingerprint);
@@ -157,36 +178,46 @@ impl ServedModel {
         Ok(items)
     }
 
-    /// Tokenizes and lays out, beside the async workers: a long prompt takes milliseconds.
+    /// Tokenizes and lays out, beside the async workers: a long prompt takes milliseconds. It keeps the request's
+    /// place to its end, also when the caller goes away meanwhile, so that the place bounds this work too.
     async fn lay_out(
         &self,
         prompt: Prompt,
         items: Vec<EncodedItem>,
+        place: Arc<OwnedSemaphorePermit>,
     ) -> Result<Vec<PreparedSequence>, Failure> {
         let prompts = self.prompts.clone();
-        let work = tokio::task::spawn_blocking(move || prompts.prepare(&prompt, &items));
+        let work = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            prompts.prepare(&prompt, &items)
+        });
         let windows = work.await.map_err(|e| Failure::internal(format!("laying out a prompt: {e}")))??;
         if windows.is_empty() {
             return Err(Failure::internal("a prompt was laid out as no sequence"));
         }
         Ok(windows)
     }
-}
 
-/// The time a caller gives a request, from gRPC's own header.
-fn timeout_of(metadata: &tonic::metadata::MetadataMap) -> Option<Duration> {
-    let text = metadata.get("grpc-timeout")?.to_str().ok()?;
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    let n: u64 = digits.parse().ok()?;
-    Some(match unit {
-        "H" => Duration::from_secs(n.checked_mul(3600)?),
-        "M" => Duration::from_secs(n.checked_mul(60)?),
-        "S" => Duration::from_secs(n),
-        "m" => Duration::from_millis(n),
-        "u" => Duration::from_micros(n),
-        "n" => Duration::from_nanos(n),
-        _ => return None,
-    })
+    /// Room for `n` answers over so many windows, all or none.
+    fn seat(&self, n_windows: usize, n: u32) -> Result<OwnedSemaphorePermit, Failure> {
+        let wanted = n_windows.saturating_mul(n as usize);
+        self.check_live(wanted)?;
+        let full = || {
+            let message = format!("the request makes {wanted} sequences, more than there is room for now");
+            Failure::new(FailureClass::Overloaded, message)
+        };
+        let wanted = u32::try_from(wanted).map_err(|_| full())?;
+        self.sequences.clone().try_acquire_many_owned(wanted).map_err(|_| full())
+    }
+
+    /// Refuses what would not fit an idle worker.
+    fn check_live(&self, wanted: usize) -> Result<(), Failure> {
+        if wanted <= self.max_live {
+            return Ok(());
+        }
+        let message = format!("the request makes {wanted} sequences, this worker holds {}", self.max_live);
+        Err(Failure::new(FailureClass::TooLarge, message).with_param("n"))
+    }
 }
 
 #[tonic::async_trait]
@@ -204,51 +235,22 @@ impl PrefillDecodeWorker for Service {
         &self,
         request: Request<v1::PdGenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
-        let span = tracing::info_span!("generate", request_id = %request.get_ref().request_id);
+        let id = trace_context::id_for_span(&request.get_ref().request_id);
+        let span = tracing::info_span!("generate", request_id = %id);
         trace_context::adopt(&span, request.metadata());
-        let limit = self.0.limits.max_request_time;
-        let deadline = Instant::now() + timeout_of(request.metadata()).map_or(limit, |t| t.min(limit));
-        let started = async {
-            let place = self.0.admit()?;
-            let running = self.0.start(request.into_inner(), deadline).await?;
-            Ok((place, running))
-        };
-        let (place, running) = started.instrument(span.clone()).await.map_err(|failure: Failure| {
+        let deadline = deadline(request.metadata(), Instant::now(), self.0.limits.max_request_time);
+        let request = request.into_inner();
+        let meters = self.0.models.get(&request.model).map_or(&self.0.unknown, |m| &m.meters);
+        let started = self.0.start(request, deadline).instrument(span.clone()).await;
+        let running = started.map_err(|failure| {
+            meters.request(failure.class.as_str());
             span.in_scope(|| {
                 tracing::warn!(class = failure.class.as_str(), detail = failure.detail, "refused")
             });
             status::to_status(&failure)
         })?;
         let (client, stream) = mpsc::channel(STREAM_BUFFER);
-        let answer = async move {
-            running.stream(client).await;
-            drop(place);
-        };
-        self.0.drain.tasks().spawn(answer.instrument(span));
+        self.0.drain.tasks().spawn(running.stream(client).instrument(span));
         Ok(Response::new(ReceiverStream::new(stream)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn grpc_timeouts_are_read_in_every_unit_and_garbage_is_none() {
-        let cases = [
-            ("1S", Some(Duration::from_secs(1))),
-            ("250m", Some(Duration::from_millis(250))),
-            ("7u", Some(Duration::from_micros(7))),
-            ("2H", Some(Duration::from_secs(7200))),
-            ("", None),
-            ("S", None),
-            ("5x", None),
-            ("99999999999999999999S", None),
-        ];
-        for (text, expect) in cases {
-            let mut metadata = tonic::metadata::MetadataMap::new();
-            metadata.insert("grpc-timeout", text.parse().unwrap());
-            assert_eq!(timeout_of(&metadata), expect, "{text}");
-        }
     }
 }

@@ -5,6 +5,7 @@ use crate::loads::Loads;
 use crate::meters::{EcMeters, Families, Meters};
 use crate::service::{ServedModel, Service, Worker};
 use std::collections::{BTreeMap, HashMap};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::SystemTime;
 use thiserror::Error;
@@ -58,7 +59,7 @@ pub struct EngineSettings {
     pub token_budget: usize,
     /// Sequences that run at once. Default 64.
     pub max_sequences: usize,
-    /// Sequences that wait. Default 1024.
+    /// Sequences that wait; a request whose sequences would not all find room is refused. Default 1024.
     pub max_waiting: usize,
     /// Requests admitted at once. Default 512.
     pub max_requests: usize,
@@ -129,7 +130,7 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
     for model in loaded {
         let name = model.model.name().to_string();
         let meters = families.of_model(&name);
-        models.insert(name.clone(), model.start(meters, died.clone())?);
+        models.insert(name.clone(), model.start(config.engine.max_live(), meters, died.clone())?);
         tracing::info!(model = %name, "decoder ready");
     }
     loads.attach(models.values().map(|m| m.driver.clone()).collect());
@@ -139,14 +140,21 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
         loads: loads.clone(),
         store: config.store,
         limits: config.limits.clone(),
-        places: Arc::new(Semaphore::new(config.engine.max_requests)),
+        places: Arc::new(Semaphore::new(config.engine.max_requests.min(Semaphore::MAX_PERMITS))),
+        unknown: families.of_model("unknown"),
         drain: drain.clone(),
     });
     let service =
         PrefillDecodeWorkerServer::new(service).max_decoding_message_size(config.limits.max_body_bytes);
+    let mut serving = pin!(serve(service, config.grpc, readiness, drain.clone()));
     tokio::select! {
-        ended = serve(service, config.grpc, readiness, drain) => ended?,
-        () = died.cancelled() => return Err(PdError::EngineDied),
+        ended = &mut serving => ended?,
+        () = died.cancelled() => {
+            // Whoever was in that engine is told so before the process ends, and other models' answers end well.
+            drain.begin();
+            serving.await?;
+            return Err(PdError::EngineDied);
+        }
     }
     loads.drain().await;
     Ok(())
@@ -197,6 +205,11 @@ impl Loader {
 }
 
 impl EngineSettings {
+    /// Sequences that run or wait.
+    fn max_live(self) -> usize {
+        self.max_waiting.saturating_add(self.max_sequences).min(Semaphore::MAX_PERMITS)
+    }
+
     /// No more KV than all sequences at full length can fill.
     fn for_decoder(self, info: &DecoderInfo) -> EngineConfig {
         let most = |tokens: usize| self.max_sequences.saturating_mul(tokens.div_ceil(KV_BLOCK_TOKENS));
@@ -210,13 +223,14 @@ impl EngineSettings {
             kv,
             token_budget: self.token_budget.max(self.max_sequences),
             max_sequences: self.max_sequences,
-            max_waiting: self.max_waiting,
+            // Before the first step all that live wait.
+            max_waiting: self.max_live(),
         }
     }
 }
 
 impl Loaded {
-    fn start(self, meters: Meters, died: CancellationToken) -> std::io::Result<ServedModel> {
+    fn start(self, max_live: usize, meters: Meters, died: CancellationToken) -> std::io::Result<ServedModel> {
         let Self { model, engine, encoders } = self;
         Ok(ServedModel {
             family: model.family().to_owned(),
@@ -227,6 +241,8 @@ impl Loaded {
             encoders,
             max_context: model.max_context(),
             created: SystemTime::now(),
+            sequences: Arc::new(Semaphore::new(max_live)),
+            max_live,
         })
     }
 }

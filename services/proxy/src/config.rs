@@ -29,20 +29,21 @@ pub struct ProxyConfig {
     pub tenant_salt: Vec<u8>,
     /// Requests worked on at once, in both faces together; one more is Overloaded.
     pub max_in_flight: usize,
-    /// Patience with HTTP clients.
-    pub http_times: HttpTimes,
+    /// Patience with clients.
+    pub client_times: ClientTimes,
 }
 
-/// How long an HTTP client may take. Whoever is slower is cut off, so that slow connections cannot pile up.
+/// How long a client may take. Whoever is slower is cut off, so that slow connections cannot pile up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HttpTimes {
-    /// For the whole head of a request, and so for how long a connection may idle between two. Default 30 s.
+pub struct ClientTimes {
+    /// For the whole head of a request, and so for how long a connection may idle between two; over gRPC, for the
+    /// first bytes of a connection. Default 30 s.
     pub head: Duration,
-    /// Between two pieces of a body. Default 10 s. The whole body falls under the request's own time.
+    /// Between two pieces of an HTTP body. Default 10 s. The whole body falls under the request's own time.
     pub body_idle: Duration,
 }
 
-impl Default for HttpTimes {
+impl Default for ClientTimes {
     fn default() -> Self {
         Self { head: Duration::from_secs(30), body_idle: Duration::from_secs(10) }
     }

@@ -92,7 +92,9 @@ impl Encodes {
             let (own, probe) = (job.clone(), probe.clone());
             let work = async move {
                 match probe.await.get(i).cloned().flatten() {
-                    Some(item) => Ok(Encoded { item, source: ItemSource::Cached, times: StageTimes::default() }),
+                    Some(item) => {
+                        Ok(Encoded { item, source: ItemSource::Cached, times: StageTimes::default() })
+                    }
                     None => encodes.run(&own).await,
                 }
             };
@@ -142,9 +144,8 @@ impl Encodes {
         let mut attempt = 1;
         loop {
             let wait = (Instant::now() + WORKER_WAIT).min(deadline);
-            let lease = timeout_at(wait, self.fleet.lease(&want, cost, &tried))
-                .await
-                .map_err(|_| no_encoder(job))?;
+            let lease =
+                timeout_at(wait, self.fleet.lease(&want, cost, &tried)).await.map_err(|_| no_encoder(job))?;
             let failure = match call(&lease, job, deadline).await {
                 Ok(encoded) => return Ok(encoded),
                 Err(failure) => failure,
@@ -209,7 +210,8 @@ fn accept(response: v1::EncodeResponse, job: &Job) -> Outcome {
         ..StageTimes::default()
     };
     let item = response.item.ok_or_else(|| Failure::internal("an encoder answered without an item"))?;
-    let item = EncodedItem::try_from(item).map_err(|e| Failure::internal(format!("an encoder answered: {e}")))?;
+    let item =
+        EncodedItem::try_from(item).map_err(|e| Failure::internal(format!("an encoder answered: {e}")))?;
     let wanted = Wanted { key: item.key, fingerprint: item.fingerprint, modality: item.modality };
     if wanted != job.wanted {
         return Err(Failure::internal(format!("asked an encoder for {:?}, it made {wanted:?}", job.wanted)));
@@ -219,5 +221,8 @@ fn accept(response: v1::EncodeResponse, job: &Job) -> Outcome {
 
 fn no_encoder(job: &Job) -> Failure {
     let modality = job.wanted.modality;
-    Failure::unavailable(format!("no encoder that reads {modality} for model {:?} is there now; try again", job.model))
+    Failure::unavailable(format!(
+        "no encoder that reads {modality} for model {:?} is there now; try again",
+        job.model
+    ))
 }

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use triptych_core::limits::Limits;
 use triptych_core::{Failure, Modality};
+use triptych_ec::error::chain;
 use triptych_runtime::tls;
 
 /// Most redirects of one item.
@@ -47,15 +48,24 @@ impl Fetcher {
     pub fn new(policy: FetchPolicy, limits: Limits) -> Result<Self, ProxyError> {
         tls::install_provider();
         let policy = Arc::new(policy);
-        let client = Client::builder()
-            .no_proxy()
-            .referer(false)
-            .redirect(redirect::Policy::none())
-            .dns_resolver(GuardedResolver::new(Arc::clone(&policy)))
-            .connect_timeout(CONNECT_TIME)
-            .pool_idle_timeout(Duration::from_secs(15))
-            .user_agent(concat!("triptych/", env!("CARGO_PKG_VERSION")))
-            .build()?;
+        let builder = || {
+            Client::builder()
+                .no_proxy()
+                .referer(false)
+                .redirect(redirect::Policy::none())
+                .dns_resolver(GuardedResolver::new(Arc::clone(&policy)))
+                .connect_timeout(CONNECT_TIME)
+                .pool_idle_timeout(Duration::from_secs(15))
+                .user_agent(concat!("triptych/", env!("CARGO_PKG_VERSION")))
+        };
+        let client = match builder().build() {
+            Ok(client) => client,
+            // Slim containers have no certificates. That must not keep the proxy from starting: it costs https URLs.
+            Err(e) => {
+                tracing::warn!(error = chain(&e), "no CA certificates: items cannot be fetched over https");
+                builder().tls_certs_only([]).build()?
+            }
+        };
         Ok(Self { client, policy, limits })
     }
 
@@ -66,12 +76,14 @@ impl Fetcher {
     pub async fn fetch(&self, url: &str, modality: Modality, budget: &Budget) -> Result<Bytes, Failure> {
         let limit = self.policy.timeout;
         let fetching = self.follow(url, modality, budget);
-        let too_slow = |_| Failure::invalid(format!("the URL did not answer within {} s", limit.as_secs_f32()));
+        let too_slow =
+            |_| Failure::invalid(format!("the URL did not answer within {} s", limit.as_secs_f32()));
         tokio::time::timeout(limit, fetching).await.map_err(too_slow)?
     }
 
     async fn follow(&self, url: &str, modality: Modality, budget: &Budget) -> Result<Bytes, Failure> {
-        let mut url = Url::parse(url).map_err(|e| Failure::invalid(format!("the URL cannot be read: {e}")))?;
+        let mut url =
+            Url::parse(url).map_err(|e| Failure::invalid(format!("the URL cannot be read: {e}")))?;
         for _ in 0..=MAX_REDIRECTS {
             let response = self.ask(&url).await?;
             if let Some(next) = redirection(&url, &response)? {

@@ -55,8 +55,7 @@ impl Fleet {
         if pds.is_empty() {
             return Err(ProxyError::NoPdWorker);
         }
-        let addresses =
-            encoders.iter().map(|a| (Pool::Encoder, a)).chain(pds.iter().map(|a| (Pool::Pd, a)));
+        let addresses = encoders.iter().map(|a| (Pool::Encoder, a)).chain(pds.iter().map(|a| (Pool::Pd, a)));
         let mut workers = Vec::new();
         for (place, (pool, address)) in addresses.enumerate() {
             workers.push(Arc::new(Worker::new(place, pool, address)?));
@@ -118,8 +117,8 @@ fn least_loaded<'a>(candidates: &[&'a Arc<Worker>]) -> Option<&'a Arc<Worker>> {
 impl Worker {
     fn new(place: usize, pool: Pool, address: &str) -> Result<Self, ProxyError> {
         let connect = grpc::channel(address);
-        let channel = connect
-            .map_err(|source| ProxyError::WorkerAddress { address: address.to_owned(), source })?;
+        let channel =
+            connect.map_err(|source| ProxyError::WorkerAddress { address: address.to_owned(), source })?;
         let role = match pool {
             Pool::Encoder => "encoder",
             Pool::Pd => "pd",

@@ -41,7 +41,11 @@ where
     }
 
     /// Joins the flight under `key`, or begins it with `work`.
-    pub fn board(&self, key: K, work: impl Future<Output = T> + Send + 'static) -> (Shared<Work<T>>, Boarding) {
+    pub fn board(
+        &self,
+        key: K,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> (Shared<Work<T>>, Boarding) {
         let mut board = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let under_way = board.in_flight.get(&key).and_then(|(_, flight)| flight.upgrade());
         if let Some(flight) = under_way.filter(|flight| flight.peek().is_none()) {

@@ -2,6 +2,7 @@
 
 pub mod admit;
 mod deadline;
+pub mod preface;
 
 use crate::admission::{Gate, Permit};
 use crate::orchestrate::{Answer, Orchestrator, Piece};
@@ -86,7 +87,9 @@ fn read_item((i, item): (usize, v1::Item)) -> Result<Item, Failure> {
         Some(Wire::Url(url)) => Source::Url(url),
         Some(Wire::Text(text)) if modality == Modality::Text => Source::Bytes(text.into()),
         Some(Wire::Text(_)) => {
-            return Err(Failure::invalid(format!("the item is text, its modality is {modality}")).with_param(param));
+            return Err(
+                Failure::invalid(format!("the item is text, its modality is {modality}")).with_param(param)
+            );
         }
         None => return Err(Failure::invalid("the item has no data, url or text").with_param(param)),
     };

@@ -78,7 +78,13 @@ impl Materials {
         futures::future::try_join_all(jobs).await
     }
 
-    async fn job(&self, request: &Request, route: &Route, item: &Item, budget: &Budget) -> Result<Job, Failure> {
+    async fn job(
+        &self,
+        request: &Request,
+        route: &Route,
+        item: &Item,
+        budget: &Budget,
+    ) -> Result<Job, Failure> {
         let modality = item.modality;
         let fingerprint = route.fingerprint(modality).ok_or_else(|| {
             Failure::internal(format!("model {:?} was chosen for {modality}", route.served.name))
@@ -91,8 +97,13 @@ impl Materials {
         let prepare = move || {
             let bytes = decode(source)?;
             check_len(bytes.len(), &limits)?;
-            let parts =
-                KeyParts { tenant_salt: &salt, fingerprint: &fingerprint, modality, options: "", item: &bytes };
+            let parts = KeyParts {
+                tenant_salt: &salt,
+                fingerprint: &fingerprint,
+                modality,
+                options: "",
+                item: &bytes,
+            };
             Ok::<_, Failure>((ContentKey::of(parts), bytes))
         };
         let len = match &item.source {

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
-pub mod request;
+mod request;
 
 mod admission;
 mod fleet;
@@ -27,5 +27,5 @@ mod openai;
 
 mod serve;
 
-pub use config::{HttpTimes, ProxyConfig, ProxyError};
+pub use config::{ClientTimes, ProxyConfig, ProxyError};
 pub use serve::run;

@@ -82,7 +82,9 @@ impl Observer {
     }
 
     fn count(&self, model: &str, outcome: &str) {
-        self.requests.get_or_create(&vec![("model", model.to_owned()), ("outcome", outcome.to_owned())]).inc();
+        self.requests
+            .get_or_create(&vec![("model", model.to_owned()), ("outcome", outcome.to_owned())])
+            .inc();
     }
 }
 

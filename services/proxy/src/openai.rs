@@ -14,7 +14,7 @@ mod speech;
 mod sse;
 
 use crate::admission::{Gate, Permit};
-use crate::config::HttpTimes;
+use crate::config::ClientTimes;
 use crate::orchestrate::Orchestrator;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -45,7 +45,7 @@ pub struct Parts {
     /// Lets requests in.
     pub gate: Gate,
     /// Patience with clients.
-    pub times: HttpTimes,
+    pub times: ClientTimes,
     /// For `/metrics`.
     pub registry: MetricsRegistry,
 }
@@ -125,7 +125,11 @@ async fn name_request(mut request: Request, next: Next) -> Response {
 }
 
 async fn ready(State(face): State<Face>) -> impl IntoResponse {
-    if face.is_ready() { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
+    if face.is_ready() {
+        (StatusCode::OK, "ready\n")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "not ready\n")
+    }
 }
 
 async fn metrics(State(face): State<Face>) -> impl IntoResponse {

@@ -105,7 +105,8 @@ impl Orchestrator {
         if route.fingerprint(Modality::Text).is_some() {
             request.move_encoder_text_to_items()?;
         } else if matches!(request.prompt, triptych_core::prompt::Prompt::Explicit { encoder: Some(_), .. }) {
-            let message = format!("model {:?} has no text encoder, so it takes no encoder prompt", route.served.name);
+            let message =
+                format!("model {:?} has no text encoder, so it takes no encoder prompt", route.served.name);
             return Err(Failure::invalid(message).with_param("prompt.explicit.encoder"));
         }
         let n_items = request.items.len();

@@ -105,12 +105,16 @@ impl Request {
     /// [`Failure`] for token ids, which are no item.
     pub fn move_encoder_text_to_items(&mut self) -> Result<(), Failure> {
         let (text, decoder) = match &mut self.prompt {
-            Prompt::Singleton(text) if self.items.is_empty() => (text.clone(), TextOrTokens::Tokens(Vec::new())),
+            Prompt::Singleton(text) if self.items.is_empty() => {
+                (text.clone(), TextOrTokens::Tokens(Vec::new()))
+            }
             Prompt::Explicit { encoder: Some(text), decoder } => (text.clone(), decoder.clone()),
             _ => return Ok(()),
         };
         let TextOrTokens::Text(text) = text else {
-            return Err(Failure::invalid("the encoder's prompt is token ids, it must be text").with_param("prompt"));
+            return Err(
+                Failure::invalid("the encoder's prompt is token ids, it must be text").with_param("prompt")
+            );
         };
         self.items.push(Item {
             modality: Modality::Text,
@@ -123,7 +127,8 @@ impl Request {
 
     /// Puts the sender's name of an item in the place of the cluster's `items[i]`.
     pub fn localise(&self, failure: Failure) -> Failure {
-        let item = failure.param.as_deref().and_then(item_of_param).and_then(|i| self.items.get(i.0 as usize));
+        let item =
+            failure.param.as_deref().and_then(item_of_param).and_then(|i| self.items.get(i.0 as usize));
         match item {
             Some(item) => failure.with_param(item.param.clone()),
             None => failure,
@@ -207,10 +212,7 @@ mod tests {
             (vec![base64(40)], None),
             (vec![base64(44)], Some("the item has 33 bytes or more, the limit is 30")),
             (vec![bytes(1), bytes(1), bytes(1)], Some("the request has 3 items, the limit is 2")),
-            (
-                vec![image(Source::Url("x".repeat(9000)))],
-                Some("the URL has 9000 bytes, the limit is 8192"),
-            ),
+            (vec![image(Source::Url("x".repeat(9000)))], Some("the URL has 9000 bytes, the limit is 8192")),
         ];
         for (items, expect) in cases {
             let found = request(items).check(&limits).err().map(|f| f.message);

@@ -6,11 +6,14 @@ use crate::config::{ProxyConfig, ProxyError};
 use crate::encode::Encodes;
 use crate::fetch::Fetcher;
 use crate::fleet::Fleet;
+use crate::grpc::preface::Prefaced;
 use crate::items::Materials;
 use crate::observe::Observer;
 use crate::orchestrate::Orchestrator;
 use crate::{grpc, openai};
+use futures::TryStreamExt;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tonic::transport::server::TcpIncoming;
 use tonic_health::server::HealthReporter;
@@ -24,7 +27,7 @@ use triptych_runtime::{Drain, MetricsRegistry};
 /// # Errors
 /// [`ProxyError`] if it cannot start, or a server ends by itself.
 pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), ProxyError> {
-    let ProxyConfig { limits, http_times: times, .. } = config;
+    let ProxyConfig { limits, client_times: times, .. } = config;
     let gate = Gate::new(config.max_in_flight);
     let fleet = Arc::new(Fleet::start(&config.encoders, &config.pds)?);
     let cache = EncoderCache::new(config.store, limits.max_object_bytes);
@@ -39,8 +42,9 @@ pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) ->
         observer: Observer::new(&metrics),
         drain: drain.clone(),
     });
-    let face = grpc::Face { orchestrator: Arc::clone(&orchestrator), limits: limits.clone(), gate: gate.clone() };
-    let grpc = drain.tasks().spawn(serve_grpc(config.grpc, face, drain.clone()));
+    let face =
+        grpc::Face { orchestrator: Arc::clone(&orchestrator), limits: limits.clone(), gate: gate.clone() };
+    let grpc = drain.tasks().spawn(serve_grpc(config.grpc, face, times.head, drain.clone()));
     let parts = openai::Parts { orchestrator, limits, gate, times, registry: metrics };
     let routes = openai::Face::new(parts).routes();
     drain.tasks().spawn(openai::listen::serve(config.http, routes, times, drain.clone()));
@@ -50,7 +54,14 @@ pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) ->
     }
 }
 
-async fn serve_grpc(listener: TcpListener, face: grpc::Face, drain: Drain) -> Result<(), ProxyError> {
+async fn serve_grpc(
+    listener: TcpListener,
+    face: grpc::Face,
+    patience: Duration,
+    drain: Drain,
+) -> Result<(), ProxyError> {
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let incoming = incoming.map_ok(move |stream| Prefaced::new(stream, patience));
     let (health, health_service) = tonic_health::server::health_reporter();
     let watching = watch_health(health, Arc::clone(&face.orchestrator));
     let (v1, v1alpha) = triptych_runtime::grpc::reflection().map_err(ServeError::from)?;
@@ -59,7 +70,7 @@ async fn serve_grpc(listener: TcpListener, face: grpc::Face, drain: Drain) -> Re
         .add_service(v1)
         .add_service(v1alpha)
         .add_service(face.service())
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), drain.closing());
+        .serve_with_incoming_shutdown(incoming, drain.closing());
     let abort = drain.abort_token();
     tokio::select! {
         ended = serving => Ok(ended.map_err(ServeError::from)?),

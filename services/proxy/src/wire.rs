@@ -52,7 +52,8 @@ impl From<Failure> for CallFailure {
 }
 
 fn missing_item(status: &Status, failure: &Failure) -> Option<ItemIdx> {
-    let by_key = status.metadata().get(MISSING_ITEM_KEY).and_then(|v| v.to_str().ok()?.parse().ok().map(ItemIdx));
+    let by_key =
+        status.metadata().get(MISSING_ITEM_KEY).and_then(|v| v.to_str().ok()?.parse().ok().map(ItemIdx));
     let by_param = || match failure.class {
         FailureClass::Unavailable => failure.param.as_deref().and_then(item_of_param),
         _ => None,

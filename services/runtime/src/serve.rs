@@ -5,6 +5,7 @@ use crate::drain::{Drain, DrainTimes};
 use crate::grpc;
 use http::{Request, Response};
 use std::convert::Infallible;
+use std::pin::pin;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tonic::body::Body;
@@ -46,10 +47,10 @@ where
     S::Future: Send + 'static,
 {
     let (health, health_service) = tonic_health::server::health_reporter();
-    grpc::set_health(&health, S::NAME, true).await;
+    grpc::set_health(&health, S::NAME, !drain.is_stopping()).await;
     readiness.set_loaded();
     let stopping = drain.clone();
-    tokio::spawn(async move {
+    drain.tasks().spawn(async move {
         stopping.stopping().await;
         grpc::set_health(&health, S::NAME, false).await;
     });
@@ -64,8 +65,14 @@ where
         .add_service(service)
         .serve_with_incoming_shutdown(incoming, drain.closing());
     let server = drain.tasks().spawn(serving);
+    let mut finish = pin!(drain.finish(DrainTimes::default()));
     tokio::select! {
-        () = drain.finish(DrainTimes::default()) => Ok(()),
-        ended = server => Ok(ended??),
+        () = &mut finish => return Ok(()),
+        ended = server => ended??,
     }
+    // The last connection may end before the last task does.
+    if drain.is_stopping() {
+        finish.await;
+    }
+    Ok(())
 }

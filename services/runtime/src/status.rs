@@ -45,6 +45,10 @@ pub fn http_status(class: FailureClass) -> StatusCode {
     }
 }
 
+/// Characters of a message that are sent: a status travels in a header, whose size peers limit, and a message may
+/// quote what a client wrote.
+const MAX_MESSAGE_CHARS: usize = 512;
+
 /// The status sent for a failure. The operator's detail stays here.
 pub fn to_status(failure: &Failure) -> Status {
     let mut metadata = MetadataMap::new();
@@ -57,7 +61,8 @@ pub fn to_status(failure: &Failure) -> Status {
     if failure.class.is_retryable() {
         metadata.insert(RETRY_KEY, (RETRY_AFTER.as_millis() as u64).into());
     }
-    Status::with_metadata(grpc_code(failure.class), failure.message.clone(), metadata)
+    let message: String = failure.message.chars().take(MAX_MESSAGE_CHARS).collect();
+    Status::with_metadata(grpc_code(failure.class), message, metadata)
 }
 
 /// The failure behind a status that came from another process of the cluster, or from the transport.
@@ -95,6 +100,12 @@ mod tests {
             assert!(!format!("{status:?}").contains("secret"));
             assert_eq!(from_status(&status), Failure { detail: None, ..sent });
         }
+    }
+
+    #[test]
+    fn a_message_that_quotes_a_client_at_length_still_fits_a_header() {
+        let status = to_status(&Failure::invalid("é".repeat(100_000)));
+        assert_eq!(status.message().chars().count(), MAX_MESSAGE_CHARS);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use tonic::metadata::{KeyRef, MetadataKey, MetadataMap};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
+use triptych_core::RequestId;
 
 struct Metadata<'a>(&'a mut MetadataMap);
 
@@ -37,6 +38,11 @@ impl Extractor for MetadataReader<'_> {
 /// Writes the current span's context into outgoing metadata.
 pub fn inject(metadata: &mut MetadataMap) {
     TraceContextPropagator::new().inject_context(&Span::current().context(), &mut Metadata(metadata));
+}
+
+/// A request's id as spans and logs carry it; empty for a text that is not one, which could be anything.
+pub fn id_for_span(text: &str) -> String {
+    RequestId::parse(text).map(|id| id.to_string()).unwrap_or_default()
 }
 
 /// Makes `span` a child of the context in incoming metadata, if there is one.

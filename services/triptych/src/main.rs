@@ -25,7 +25,7 @@ use cli::{Cli, Command};
 use error::CliError;
 use std::io::Write;
 use std::process::ExitCode;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -49,15 +49,23 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), CliError> {
     match command {
         // On one thread: the children's lives are bound to the thread that starts them.
-        Command::Up(args) => runtime(Builder::new_current_thread())?.block_on(up::run(args)),
-        Command::Ask(args) => runtime(Builder::new_current_thread())?.block_on(ask::run(args)),
-        Command::Proxy(args) => runtime(Builder::new_multi_thread())?.block_on(role::proxy::run(args)),
-        Command::Encoder(args) => runtime(Builder::new_multi_thread())?.block_on(role::encoder::run(args)),
-        Command::Pd(args) => runtime(Builder::new_multi_thread())?.block_on(role::pd::run(args)),
-        Command::Store(args) => runtime(Builder::new_multi_thread())?.block_on(role::store::run(args)),
+        Command::Up(args) => block_on(Builder::new_current_thread(), up::run(args)),
+        Command::Ask(args) => block_on(Builder::new_current_thread(), ask::run(args)),
+        Command::Proxy(args) => block_on(Builder::new_multi_thread(), role::proxy::run(args)),
+        Command::Encoder(args) => block_on(Builder::new_multi_thread(), role::encoder::run(args)),
+        Command::Pd(args) => block_on(Builder::new_multi_thread(), role::pd::run(args)),
+        Command::Store(args) => block_on(Builder::new_multi_thread(), role::store::run(args)),
     }
 }
 
-fn runtime(mut builder: Builder) -> Result<Runtime, CliError> {
-    builder.enable_all().build().map_err(|e| CliError::failed("cannot start the async runtime", &e))
+fn block_on(
+    mut builder: Builder,
+    command: impl Future<Output = Result<(), CliError>>,
+) -> Result<(), CliError> {
+    let runtime =
+        builder.enable_all().build().map_err(|e| CliError::failed("cannot start the async runtime", &e))?;
+    let ended = runtime.block_on(command);
+    // A download that nobody waits for must not hold the process.
+    runtime.shutdown_background();
+    ended
 }

@@ -77,7 +77,6 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
             faces.http
         )));
     }
-    screen.progress("checking the models");
     let models = tokio::select! {
         models = model::check_all(&args.models) => models?,
         () = signals.next() => return Ok(()),

@@ -107,11 +107,11 @@ impl AllowRule {
     fn allows_host(&self, name: &str) -> bool {
         match self {
             Self::Host(host) => name.eq_ignore_ascii_case(host),
-            Self::Below(host) => name
-                .len()
-                .checked_sub(host.len())
-                .and_then(|at| name.split_at_checked(at))
-                .is_some_and(|(head, tail)| head.len() > 1 && head.ends_with('.') && tail.eq_ignore_ascii_case(host)),
+            Self::Below(host) => {
+                name.len().checked_sub(host.len()).and_then(|at| name.split_at_checked(at)).is_some_and(
+                    |(head, tail)| head.len() > 1 && head.ends_with('.') && tail.eq_ignore_ascii_case(host),
+                )
+            }
             Self::Network { .. } => false,
         }
     }
@@ -119,7 +119,9 @@ impl AllowRule {
     fn allows_address(&self, address: IpAddr) -> bool {
         match self {
             Self::Network { address: IpAddr::V4(network), prefix } => match address {
-                IpAddr::V4(a) => same_bits(a.to_bits().into(), network.to_bits().into(), 32 - u32::from(*prefix)),
+                IpAddr::V4(a) => {
+                    same_bits(a.to_bits().into(), network.to_bits().into(), 32 - u32::from(*prefix))
+                }
                 IpAddr::V6(_) => false,
             },
             Self::Network { address: IpAddr::V6(network), prefix } => match address {

@@ -151,7 +151,9 @@ impl Catalog {
 
     fn is_model_ready(&self, name: &ModelName) -> bool {
         self.of_pool(Pool::Pd).any(|(pd, served)| {
-            served.name == *name && pd.health == Health::Ready && self.fit(served, served.edition.keys()) == Fit::Ready
+            served.name == *name
+                && pd.health == Health::Ready
+                && self.fit(served, served.edition.keys()) == Fit::Ready
         })
     }
 
@@ -177,7 +179,9 @@ impl Catalog {
 
     /// Whether the worker at this place can do the work now.
     pub fn can_do(&self, worker: usize, want: &Want) -> bool {
-        let Some(known) = self.workers.get(worker).filter(|w| w.health == Health::Ready) else { return false };
+        let Some(known) = self.workers.get(worker).filter(|w| w.health == Health::Ready) else {
+            return false;
+        };
         known.models.iter().any(|served| match want {
             Want::Encoder { model, modality, fingerprint } => {
                 known.pool == Pool::Encoder
@@ -318,7 +322,8 @@ fn does_not_read(model: &Served, needs: &BTreeSet<Modality>) -> Failure {
         false => words(model.edition.keys()),
     };
     let alien = words(needs.iter().filter(|m| !model.edition.contains_key(m)));
-    Failure::invalid(format!("model {:?} reads {reads}, the request has {alien}", model.name)).with_param("model")
+    Failure::invalid(format!("model {:?} reads {reads}, the request has {alien}", model.name))
+        .with_param("model")
 }
 
 fn not_ready(message: &str) -> Failure {

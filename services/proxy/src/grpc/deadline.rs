@@ -12,7 +12,8 @@ use triptych_core::Failure;
 pub(super) fn asked(metadata: &MetadataMap) -> Result<Option<Duration>, Failure> {
     let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
     let time = value.to_str().ok().and_then(parse);
-    time.map(Some).ok_or_else(|| Failure::invalid("grpc-timeout is not up to 8 digits and one of H, M, S, m, u, n"))
+    time.map(Some)
+        .ok_or_else(|| Failure::invalid("grpc-timeout is not up to 8 digits and one of H, M, S, m, u, n"))
 }
 
 fn parse(text: &str) -> Option<Duration> {

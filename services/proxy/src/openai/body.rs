@@ -12,6 +12,9 @@ use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 use triptych_core::{Failure, FailureClass};
 
+/// Above this many bytes, parsing leaves the threads that serve connections.
+const INLINE_BYTES: usize = 1 << 20;
+
 /// Why a body could not be read.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub(super) enum BodyError {
@@ -72,7 +75,7 @@ pub(super) fn pieces(
 }
 
 /// Reads a JSON body. Its errors name the field, the line and the column.
-pub(super) async fn json<T: DeserializeOwned>(
+pub(super) async fn json<T: DeserializeOwned + Send + 'static>(
     face: &Face,
     call: &Call,
     (headers, body): (&HeaderMap, Body),
@@ -83,10 +86,18 @@ pub(super) async fn json<T: DeserializeOwned>(
     while let Some(piece) = pieces.next().await {
         bytes.extend_from_slice(&piece?);
     }
-    if bytes.is_empty() {
-        return Err(Failure::invalid("the body is empty, expected is JSON").into());
+    if bytes.len() > INLINE_BYTES {
+        Ok(tokio::task::spawn_blocking(move || parse(&bytes)).await.map_err(Failure::internal)??)
+    } else {
+        Ok(parse(&bytes)?)
     }
-    let mut reader = serde_json::Deserializer::from_slice(&bytes);
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
+    if bytes.is_empty() {
+        return Err(Failure::invalid("the body is empty, expected is JSON"));
+    }
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|e| {
         let path = e.path().to_string();
         let failure = Failure::invalid(format!("the body is not the JSON that is expected: {}", e.inner()));

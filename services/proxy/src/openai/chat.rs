@@ -51,7 +51,9 @@ async fn respond(mut answer: Answer, form: Form) -> Result<Response, HttpError> 
     loop {
         match piece {
             Piece::Delta(delta) => collected.add(delta),
-            Piece::Summary(summary) => return Ok(Json(collected.into_completion(stamp, summary)).into_response()),
+            Piece::Summary(summary) => {
+                return Ok(Json(collected.into_completion(stamp, summary)).into_response());
+            }
         }
         piece = answer.next().await.unwrap_or_else(|| Err(Failure::internal("an answer without an end")))?;
     }

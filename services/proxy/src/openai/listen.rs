@@ -4,7 +4,7 @@
 //! end needs care: closing at once would reset the connection, and the client would lose the response. So the sending
 //! side closes first, and what still arrives is thrown away for a while ("lingering close", as in nginx).
 
-use crate::config::HttpTimes;
+use crate::config::ClientTimes;
 use axum::Router;
 use axum::body::Body;
 use hyper::server::conn::http1;
@@ -28,7 +28,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const LINGER: (Duration, usize) = (Duration::from_secs(2), 256 << 20);
 
 /// Serves until listeners close. Connections that are open then end after their running request.
-pub async fn serve(listener: TcpListener, routes: Router, times: HttpTimes, drain: Drain) {
+pub async fn serve(listener: TcpListener, routes: Router, times: ClientTimes, drain: Drain) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut closing = pin!(drain.closing());
     loop {
@@ -56,7 +56,7 @@ pub async fn serve(listener: TcpListener, routes: Router, times: HttpTimes, drai
     }
 }
 
-async fn converse(stream: TcpStream, routes: Router, times: HttpTimes, drain: Drain) {
+async fn converse(stream: TcpStream, routes: Router, times: ClientTimes, drain: Drain) {
     // Tokens are small and each is waited for. An error shows again at the first write.
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {

@@ -18,7 +18,10 @@ use triptych_core::prompt::{Prompt, SpeechKind, SpeechTask};
 use triptych_core::{Failure, Modality, ModelName};
 use triptych_proto::v1;
 
-pub(super) async fn transcribe(State(face): State<Face>, request: HttpRequest) -> Result<Response, HttpError> {
+pub(super) async fn transcribe(
+    State(face): State<Face>,
+    request: HttpRequest,
+) -> Result<Response, HttpError> {
     answer(face, request, SpeechKind::Transcribe).await
 }
 
@@ -69,7 +72,11 @@ fn into_request(form: Form, call: &Call, kind: SpeechKind) -> Request {
         deadline: call.deadline,
         model: form.model.map(ModelName::new),
         prompt: Prompt::Speech(task),
-        items: vec![Item { modality: Modality::Audio, source: Source::Bytes(form.file), param: "file".into() }],
+        items: vec![Item {
+            modality: Modality::Audio,
+            source: Source::Bytes(form.file),
+            param: "file".into(),
+        }],
         sampling: v1::Sampling { temperature: form.temperature, ..v1::Sampling::default() },
     }
 }

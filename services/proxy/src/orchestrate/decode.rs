@@ -79,7 +79,10 @@ impl<'a> Decoding<'a> {
         let wait = (Instant::now() + WORKER_WAIT).min(self.work.request.deadline);
         let lease = timeout_at(wait, self.work.orchestrator.fleet.lease(&want, 1, tried)).await;
         lease.map_err(|_| {
-            Failure::unavailable(format!("no decoder worker for model {:?} is there now; try again", served.name))
+            Failure::unavailable(format!(
+                "no decoder worker for model {:?} is there now; try again",
+                served.name
+            ))
         })
     }
 
@@ -95,7 +98,8 @@ impl<'a> Decoding<'a> {
     }
 
     async fn stream(&mut self, lease: &Lease) -> Result<v1::Summary, CallFailure> {
-        let mut client = PrefillDecodeWorkerClient::new(lease.channel()).max_decoding_message_size(MAX_MESSAGE);
+        let mut client =
+            PrefillDecodeWorkerClient::new(lease.channel()).max_decoding_message_size(MAX_MESSAGE);
         let request = outgoing(self.message(), self.work.request.deadline);
         let mut pieces = client.generate(request).await?.into_inner();
         let ended_early = || CallFailure {
@@ -115,7 +119,10 @@ impl<'a> Decoding<'a> {
     async fn pass_on(&mut self, delta: v1::Delta) -> Result<(), Failure> {
         let n_choices = self.work.request.n_choices();
         if delta.choice >= n_choices {
-            return Err(Failure::internal(format!("a PD worker wrote answer {} of {n_choices}", delta.choice)));
+            return Err(Failure::internal(format!(
+                "a PD worker wrote answer {} of {n_choices}",
+                delta.choice
+            )));
         }
         finish_reason(delta.finish_reason).map_err(Failure::internal)?;
         let now = Instant::now();
@@ -142,7 +149,10 @@ impl<'a> Decoding<'a> {
         tracing::warn!(item = i, key = ?job.wanted.key, "encoder output is gone, encoding again");
         let again = self.work.orchestrator.encodes.again(job).await.map_err(|f| super::at_item(f, i))?;
         self.work.orchestrator.observer.encoded_again(&again);
-        self.encoded[i] = again;
+        // The same item may stand in the request twice; both places must announce the object that is there now.
+        for place in self.encoded.iter_mut().filter(|place| place.item.key == again.item.key) {
+            *place = again.clone();
+        }
         Ok(())
     }
 

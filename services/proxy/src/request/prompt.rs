@@ -59,18 +59,22 @@ fn check_chat(messages: &[Message], items: &[Item]) -> Result<(), Failure> {
             match part {
                 Part::Text(text) => has_text |= !text.trim().is_empty(),
                 Part::Item(idx) => {
-                    check_next(*idx, named, items).map_err(|f| f.with_param(format!("messages[{m}].parts[{p}]")))?;
+                    check_next(*idx, named, items)
+                        .map_err(|f| f.with_param(format!("messages[{m}].parts[{p}]")))?;
                     named += 1;
                 }
             }
         }
     }
     if let Some(unused) = items.get(named) {
-        let message = format!("{} is not named by any part of a message", param_of_item(ItemIdx(named as u32)));
+        let message =
+            format!("{} is not named by any part of a message", param_of_item(ItemIdx(named as u32)));
         return Err(Failure::invalid(message).with_param(&*unused.param));
     }
     if !has_text && items.is_empty() {
-        return Err(Failure::invalid("the prompt is empty: no message has text or an item").with_param("messages"));
+        return Err(
+            Failure::invalid("the prompt is empty: no message has text or an item").with_param("messages")
+        );
     }
     Ok(())
 }

@@ -40,7 +40,12 @@ async fn bad_chat_requests() {
         (user(json!([])), 400, json!("messages"), "the prompt is empty"),
         (json!([]), 400, null.clone(), "not the JSON that is expected"),
         (user(json!(5)), 400, json!("messages[0].content"), "a string or a list of parts"),
-        (user(json!([{"type": "text", "text": 5}])), 400, json!("messages[0].content[0].text"), "line 1 column"),
+        (
+            user(json!([{"type": "text", "text": 5}])),
+            400,
+            json!("messages[0].content[0].text"),
+            "line 1 column",
+        ),
         (with("model", json!("gpt-4o")), 404, json!("model"), "\"gpt-4o\" is not served; served are"),
         (with("temperature", json!(3)), 400, json!("temperature"), "temperature is 3, allowed is 0 to 2"),
         (with("temperature", json!("hot")), 400, json!("temperature"), "invalid type: string"),
@@ -53,18 +58,18 @@ async fn bad_chat_requests() {
         (with("seed", json!(1.5)), 400, json!("seed"), "whole number"),
         (with("top_logprobs", json!(3)), 400, json!("top_logprobs"), "needs logprobs"),
         (with("tools", json!([{"type": "function"}])), 400, json!("tools"), "not supported"),
-        (with("response_format", json!({"type": "json_object"})), 400, json!("response_format"), "not supported"),
+        (
+            with("response_format", json!({"type": "json_object"})),
+            400,
+            json!("response_format"),
+            "not supported",
+        ),
         (user(json!([image("data:image/png;base64,")])), 400, at_url.clone(), "0 bytes"),
         (user(json!([image("data:image/png;base64,&&&&")])), 400, at_url.clone(), "not base64"),
         (user(json!([image(&large)])), 413, at_url.clone(), "150 bytes or more, the limit is 100"),
         (user(json!([image("not a url")])), 400, at_url.clone(), "cannot be read"),
         (user(json!([image("file:///etc/passwd")])), 400, at_url.clone(), "allowed are http and https"),
-        (
-            user(json!([image("data:,"), image("data:,"), image("data:,")])),
-            400,
-            at_url.clone(),
-            "not base64",
-        ),
+        (user(json!([image("data:,"), image("data:,"), image("data:,")])), 400, at_url.clone(), "not base64"),
         (
             user(json!(vec![image("http://a"); 3])),
             400,
@@ -113,10 +118,23 @@ async fn bodies_that_are_no_json() {
 #[tokio::test]
 async fn urls_to_the_inside_are_refused_in_every_notation() {
     let cluster = Cluster::start().await;
-    for host in ["127.0.0.1", "2130706433", "0x7f000001", "0177.1", "[::1]", "[::ffff:127.0.0.1]", "localhost", "169.254.169.254"] {
-        let (status, answer) = cluster.proxy.post(PATH, &user(json!([image(&format!("http://{host}:9/x"))]))).await;
+    for host in [
+        "127.0.0.1",
+        "2130706433",
+        "0x7f000001",
+        "0177.1",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "localhost",
+        "169.254.169.254",
+    ] {
+        let (status, answer) =
+            cluster.proxy.post(PATH, &user(json!([image(&format!("http://{host}:9/x"))]))).await;
         assert_eq!(status, 400, "{host}: {answer}");
-        assert!(answer["error"]["message"].as_str().unwrap().contains("does not fetch from"), "{host}: {answer}");
+        assert!(
+            answer["error"]["message"].as_str().unwrap().contains("does not fetch from"),
+            "{host}: {answer}"
+        );
     }
 }
 
@@ -134,56 +152,73 @@ async fn routes_and_methods_that_are_not_there() {
     for (request, status, expect) in cases {
         let response = request.send().await.unwrap();
         assert_eq!(response.status().as_u16(), status);
+        assert_eq!(response.headers().contains_key("allow"), status == 405);
         let answer: Value = response.json().await.unwrap();
         assert!(answer["error"]["message"].as_str().unwrap().contains(expect), "{answer}");
         assert_eq!(answer["error"]["type"], "invalid_request_error");
     }
 }
 
-#[tokio::test]
-async fn bad_grpc_requests() {
-    let cluster = Cluster::with(|config| config.limits = small()).await;
-    let change = |change: &dyn Fn(&mut v1::GenerateRequest)| {
-        let mut request = question(&[IMAGE]);
-        change(&mut request);
-        request
-    };
-    fn chat(request: &mut v1::GenerateRequest) -> &mut v1::prompt::Chat {
-        match request.prompt.as_mut().unwrap().kind.as_mut().unwrap() {
-            v1::prompt::Kind::Chat(chat) => chat,
-            other => panic!("{other:?}"),
-        }
+/// A question about one image, but for this change.
+fn change(change: impl FnOnce(&mut v1::GenerateRequest)) -> v1::GenerateRequest {
+    let mut request = question(&[IMAGE]);
+    change(&mut request);
+    request
+}
+
+fn chat(request: &mut v1::GenerateRequest) -> &mut v1::prompt::Chat {
+    match request.prompt.as_mut().unwrap().kind.as_mut().unwrap() {
+        v1::prompt::Kind::Chat(chat) => chat,
+        other => panic!("{other:?}"),
     }
-    let source = |s| Some(v1::item::Source::Text(s));
-    let cases = [
-        (change(&|r| r.prompt = None), Code::InvalidArgument, "prompt", "prompt is missing"),
-        (change(&|r| r.model = "x".into()), Code::NotFound, "model", "\"x\" is not served"),
-        (change(&|r| r.items[0].modality = 77), Code::InvalidArgument, "items[0].modality", "is 77, which is not"),
-        (change(&|r| r.items[0].modality = 0), Code::InvalidArgument, "items[0].modality", "is 0"),
-        (change(&|r| r.items[0].modality = 2), Code::InvalidArgument, "items[0]", "reads image, the request has audio"),
-        (change(&|r| r.items[0].source = None), Code::InvalidArgument, "items[0]", "no data, url or text"),
-        (change(&|r| r.items[0].source = source("x".into())), Code::InvalidArgument, "items[0]", "modality is image"),
-        (change(&|r| r.items.clear()), Code::InvalidArgument, "messages[0].parts[0]", "names items[0], the request has 0"),
-        (change(&|r| r.items.push(r.items[0].clone())), Code::InvalidArgument, "items[1]", "items[1] is not named"),
-        (change(&|r| r.items = vec![r.items[0].clone(); 9]), Code::InvalidArgument, "items", "9 items, the limit is 2"),
-        (change(&|r| chat(r).messages[0].role = 9), Code::InvalidArgument, "role", "role is 9, which is not a value of Role"),
-        (change(&|r| chat(r).messages.clear()), Code::InvalidArgument, "messages", "messages is empty"),
-        (
-            change(&|r| r.sampling = Some(v1::Sampling { top_p: Some(2.0), ..Default::default() })),
-            Code::InvalidArgument,
-            "top_p",
-            "top_p is 2",
-        ),
-        (question(&[&[0; 101]]), Code::InvalidArgument, "items[0]", "101 bytes or more, the limit is 100"),
-        (question(&[b""]), Code::InvalidArgument, "items[0]", "0 bytes"),
-    ];
-    for (request, code, param, expect) in cases {
+}
+
+/// Each request is refused, names the field, and says this; all but one as an invalid argument.
+async fn refused(cases: Vec<(v1::GenerateRequest, &str, &str)>) {
+    let cluster = Cluster::with(|config| config.limits = small()).await;
+    for (request, param, expect) in cases {
+        let unknown_model = request.model == "x";
         let status = ask(&cluster.proxy, request).await.unwrap_err();
         let found = status.metadata().get("triptych-param").map(|v| v.to_str().unwrap().to_owned());
+        let code = if unknown_model { Code::NotFound } else { Code::InvalidArgument };
         assert_eq!((status.code(), found.as_deref()), (code, Some(param)), "{status}");
         assert!(status.message().contains(expect), "{status}");
     }
     assert!(cluster.encoder.jobs().is_empty() && cluster.pd.requests().is_empty());
+}
+
+#[tokio::test]
+async fn bad_items_over_grpc() {
+    let text = v1::item::Source::Text("x".into());
+    refused(vec![
+        (change(|r| r.items[0].modality = 77), "items[0].modality", "is 77, which is not"),
+        (change(|r| r.items[0].modality = 0), "items[0].modality", "is 0"),
+        (change(|r| r.items[0].modality = 2), "items[0]", "reads image, the request has audio"),
+        (change(|r| r.items[0].source = None), "items[0]", "no data, url or text"),
+        (change(|r| r.items[0].source = Some(text)), "items[0]", "modality is image"),
+        (change(|r| r.items.clear()), "messages[0].parts[0]", "names items[0], the request has 0"),
+        (change(|r| r.items.push(r.items[0].clone())), "items[1]", "items[1] is not named"),
+        (change(|r| r.items = vec![r.items[0].clone(); 9]), "items", "9 items, the limit is 2"),
+        (question(&[&[0; 101]]), "items[0]", "101 bytes or more, the limit is 100"),
+        (question(&[b""]), "items[0]", "0 bytes"),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn bad_prompts_and_settings_over_grpc() {
+    let top_p = v1::Sampling { top_p: Some(2.0), ..Default::default() };
+    let speech = v1::prompt::Kind::Speech(v1::SpeechTask { kind: 8, ..Default::default() });
+    refused(vec![
+        (change(|r| r.prompt = None), "prompt", "prompt is missing"),
+        (change(|r| r.model = "x".into()), "model", "\"x\" is not served"),
+        (change(|r| chat(r).messages[0].role = 9), "role", "role is 9, which is not a value of Role"),
+        (change(|r| chat(r).messages[0].parts[0].kind = None), "part", "part is missing"),
+        (change(|r| chat(r).messages.clear()), "messages", "messages is empty"),
+        (change(|r| r.prompt.as_mut().unwrap().kind = Some(speech)), "speech.kind", "speech.kind is 8"),
+        (change(|r| r.sampling = Some(top_p)), "top_p", "top_p is 2"),
+    ])
+    .await;
 }
 
 #[tokio::test]
@@ -198,7 +233,8 @@ async fn grpc_messages_that_cannot_be_decoded_are_the_clients_mistake() {
     let frame = [&[0, 0, 0, 0, message.len() as u8][..], &message].concat();
     let http = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build().unwrap();
     let url = format!("http://{}/triptych.v1.Triptych/Generate", cluster.proxy.grpc);
-    let request = http.post(url).header("content-type", "application/grpc").header("te", "trailers").body(frame);
+    let request =
+        http.post(url).header("content-type", "application/grpc").header("te", "trailers").body(frame);
     let response = request.send().await.unwrap();
     assert_eq!(response.headers()["grpc-status"], (Code::InvalidArgument as i32).to_string().as_str());
     assert!(response.headers()["grpc-message"].to_str().unwrap().contains("UTF-8"));

@@ -103,7 +103,10 @@ async fn several_answers_and_their_log_probabilities_keep_apart() {
     let choices = body["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 2);
     for (choice, text) in choices.iter().zip(["a", "b"]) {
-        assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(text), &json!("length")));
+        assert_eq!(
+            (&choice["message"]["content"], &choice["finish_reason"]),
+            (&json!(text), &json!("length"))
+        );
         let token = &choice["logprobs"]["content"][0];
         assert_eq!((&token["token"], &token["bytes"]), (&json!(text), &json!(text.as_bytes())));
         assert_eq!(token["top_logprobs"][1]["logprob"], -9999.0);
@@ -158,7 +161,8 @@ async fn parts_become_items_in_their_place() {
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8=", "detail": "auto"}},
         {"type": "text", "text": "well?"},
     ]);
-    let messages = json!([{"role": "developer", "content": "be brief"}, {"role": "user", "content": content}]);
+    let messages =
+        json!([{"role": "developer", "content": "be brief"}, {"role": "user", "content": content}]);
     let (status, _) = cluster.proxy.post(PATH, &ask(json!({"messages": messages}))).await;
     assert_eq!(status, 200);
     assert_eq!(cluster.encoder.jobs(), [&b"hello"[..]]);
@@ -179,7 +183,8 @@ async fn parts_become_items_in_their_place() {
 #[tokio::test]
 async fn a_failure_has_a_status_before_the_first_text_and_is_an_event_after_it() {
     let cluster = Cluster::start().await;
-    let too_long = || to_status(&Failure::invalid("5000 tokens, the context holds 4096").with_param("messages"));
+    let too_long =
+        || to_status(&Failure::invalid("5000 tokens, the context holds 4096").with_param("messages"));
     for stream in [false, true] {
         cluster.pd.script([Play::Fail(too_long())]);
         let (status, body) = cluster.proxy.post(PATH, &ask(json!({"stream": stream}))).await;

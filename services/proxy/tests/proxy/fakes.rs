@@ -43,11 +43,9 @@ pub struct Process {
 }
 
 impl Process {
-    fn start(
-        port: u16,
-        serve: impl FnOnce(TcpListener) -> futures::future::BoxFuture<'static, ()>,
-    ) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    fn start(port: u16, serve: impl FnOnce(TcpListener) -> futures::future::BoxFuture<'static, ()>) -> Self {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
@@ -154,12 +152,22 @@ impl Drop for Held<'_> {
 
 #[tonic::async_trait]
 impl EncoderWorker for Encoder {
-    async fn describe(&self, _: Request<v1::DescribeRequest>) -> Result<Response<v1::DescribeResponse>, Status> {
+    async fn describe(
+        &self,
+        _: Request<v1::DescribeRequest>,
+    ) -> Result<Response<v1::DescribeResponse>, Status> {
         let models = self.0.models.lock().unwrap().clone();
-        Ok(Response::new(v1::DescribeResponse { worker_id: "fake".into(), models, ec_store: "memory".into() }))
+        Ok(Response::new(v1::DescribeResponse {
+            worker_id: "fake".into(),
+            models,
+            ec_store: "memory".into(),
+        }))
     }
 
-    async fn encode(&self, request: Request<v1::EncodeRequest>) -> Result<Response<v1::EncodeResponse>, Status> {
+    async fn encode(
+        &self,
+        request: Request<v1::EncodeRequest>,
+    ) -> Result<Response<v1::EncodeResponse>, Status> {
         assert!(request.metadata().contains_key("grpc-timeout"));
         let request = request.into_inner();
         self.0.jobs.lock().unwrap().push(request.clone());
@@ -303,9 +311,16 @@ fn say(messages: Vec<v1::PdGenerateResponse>) -> Stream {
 impl PrefillDecodeWorker for Pd {
     type GenerateStream = Stream;
 
-    async fn describe(&self, _: Request<v1::DescribeRequest>) -> Result<Response<v1::DescribeResponse>, Status> {
+    async fn describe(
+        &self,
+        _: Request<v1::DescribeRequest>,
+    ) -> Result<Response<v1::DescribeResponse>, Status> {
         let models = self.0.models.clone();
-        Ok(Response::new(v1::DescribeResponse { worker_id: "fake".into(), models, ec_store: "memory".into() }))
+        Ok(Response::new(v1::DescribeResponse {
+            worker_id: "fake".into(),
+            models,
+            ec_store: "memory".into(),
+        }))
     }
 
     async fn generate(&self, request: Request<v1::PdGenerateRequest>) -> Result<Response<Stream>, Status> {

@@ -46,7 +46,8 @@ async fn an_encoder_that_dies_in_the_middle_of_a_job_is_waited_for() {
     let dies_and_returns = async {
         eventually("the job is under way", async || encoder.jobs().len() == 1).await;
         process.kill();
-        eventually("the port is free", async || std::net::TcpListener::bind(("127.0.0.1", port)).is_ok()).await;
+        eventually("the port is free", async || std::net::TcpListener::bind(("127.0.0.1", port)).is_ok())
+            .await;
         *process = encoder.serve_at(port);
     };
     let (answer, ()) = futures::join!(ask(&cluster.proxy, question(&[IMAGE])), dies_and_returns);
@@ -77,7 +78,11 @@ async fn jobs_are_given_up_after_a_bounded_number_of_attempts() {
 #[tokio::test]
 async fn a_pd_worker_that_fails_before_the_first_text_is_asked_again() {
     let mut cluster = Cluster::start().await;
-    cluster.pd.script([Play::Fail(unavailable()), Play::SayThenFail(vec![], unavailable()), Play::Say(vec![])]);
+    cluster.pd.script([
+        Play::Fail(unavailable()),
+        Play::SayThenFail(vec![], unavailable()),
+        Play::Say(vec![]),
+    ]);
     assert_eq!(ask(&cluster.proxy, question(&[IMAGE])).await.unwrap().text, "hello world");
     assert_eq!((cluster.pd.requests().len(), cluster.encoder.jobs().len()), (4, 1));
 
@@ -87,7 +92,8 @@ async fn a_pd_worker_that_fails_before_the_first_text_is_asked_again() {
     let dies_and_returns = async {
         eventually("the request is under way", async || pd.requests().len() == 5).await;
         process.kill();
-        eventually("the port is free", async || std::net::TcpListener::bind(("127.0.0.1", port)).is_ok()).await;
+        eventually("the port is free", async || std::net::TcpListener::bind(("127.0.0.1", port)).is_ok())
+            .await;
         *process = pd.serve_at(port);
     };
     let (answer, ()) = futures::join!(ask(&cluster.proxy, question(&[IMAGE])), dies_and_returns);
@@ -186,11 +192,12 @@ async fn an_encoder_with_another_fingerprint_is_refused_and_the_model_is_not_rea
 async fn a_worker_that_breaks_the_protocol_is_our_error() {
     let cluster = Cluster::start().await;
     let mut wrong_choice = hello();
-    wrong_choice.insert(
-        0,
-        crate::fakes::delta(triptych_proto::v1::Delta { choice: 3, ..Default::default() }),
-    );
+    wrong_choice
+        .insert(0, crate::fakes::delta(triptych_proto::v1::Delta { choice: 3, ..Default::default() }));
     cluster.pd.script([Play::Say(wrong_choice)]);
     let status = ask(&cluster.proxy, question(&[])).await.unwrap_err();
-    assert_eq!((status.code(), status.message()), (Code::Internal, "internal error; the server's log has the cause"));
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::Internal, "internal error; the server's log has the cause")
+    );
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use triptych_core::limits::Limits;
-use triptych_proxy::HttpTimes;
+use triptych_proxy::ClientTimes;
 
 /// Sends, and reads until the server closes.
 async fn converse(address: SocketAddr, send: &[u8]) -> String {
@@ -23,20 +23,19 @@ fn head(path: &str, headers: &str) -> Vec<u8> {
 }
 
 const CHAT: &str = "/v1/chat/completions";
+const SPEECH: &str = "/v1/audio/transcriptions";
 
 #[tokio::test]
 async fn a_declared_gigabyte_is_refused_before_it_is_sent() {
     let cluster = Cluster::start().await;
-    for headers in ["content-length: 1073741824", "content-length: 1073741824\r\ncontent-type: multipart/form-data; boundary=x"] {
-        for path in [CHAT, "/v1/audio/transcriptions"] {
-            if path != CHAT && !headers.contains("multipart") {
-                continue;
-            }
-            let answer = converse(cluster.proxy.http, &head(path, headers)).await;
-            assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
-            assert!(answer.contains("1073741824 bytes or more, the limit is 67108864"), "{answer}");
-            assert!(answer.to_lowercase().contains("connection: close"), "{answer}");
-        }
+    for (path, headers) in [
+        (CHAT, "content-length: 1073741824"),
+        (SPEECH, "content-length: 1073741824\r\ncontent-type: multipart/form-data; boundary=x"),
+    ] {
+        let answer = converse(cluster.proxy.http, &head(path, headers)).await;
+        assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+        assert!(answer.contains("1073741824 bytes or more, the limit is 67108864"), "{answer}");
+        assert!(answer.to_lowercase().contains("connection: close"), "{answer}");
     }
 }
 
@@ -57,37 +56,45 @@ async fn an_endless_body_is_refused_at_the_limit_and_the_sender_reads_why() {
 
 #[tokio::test]
 async fn slow_clients_are_cut_off() {
-    let times = HttpTimes { head: Duration::from_millis(300), body_idle: Duration::from_millis(300) };
-    let cluster = Cluster::with(|config| config.http_times = times).await;
+    let times = ClientTimes { head: Duration::from_millis(300), body_idle: Duration::from_millis(300) };
+    let cluster = Cluster::with(|config| config.client_times = times).await;
     let http = cluster.proxy.http;
     // Nothing, half a head, a head that never ends: the connection closes without an answer.
     for start in ["", "POST /v1/chat", "GET /healthz HTTP/1.1\r\nhost: a\r\n"] {
         assert_eq!(converse(http, start.as_bytes()).await, "");
     }
     // Half a body: the answer says what was waited for.
-    for headers in [
-        "content-length: 100",
-        "content-length: 100\r\ncontent-type: multipart/form-data; boundary=x",
+    for (path, headers) in [
+        (CHAT, "content-length: 100"),
+        (SPEECH, "content-length: 100\r\ncontent-type: multipart/form-data; boundary=x"),
     ] {
-        let path = if headers.contains("multipart") { "/v1/audio/transcriptions" } else { CHAT };
         let mut half = head(path, headers);
         half.extend_from_slice(b"{\"mod");
         let answer = converse(http, &half).await;
         assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
         assert!(answer.contains("did not arrive in time"), "{answer}");
     }
+    // gRPC: nothing, and half a preface. What the server says of itself before it gives up does not matter.
+    for start in ["", "PRI * HTTP/2.0"] {
+        converse(cluster.proxy.grpc, start.as_bytes()).await;
+    }
     assert_eq!(cluster.proxy.get("/healthz").await, (200, "ok\n".into()));
+    assert!(crate::support::ask(&cluster.proxy, crate::support::question(&[])).await.is_ok());
 }
 
 #[tokio::test]
 async fn a_full_house_says_when_to_come_again() {
     let cluster = Cluster::with(|config| config.max_in_flight = 1).await;
     cluster.pd.script([crate::fakes::Play::SayThenHold(vec![])]);
-    let mut running = cluster.proxy.client().generate(crate::support::question(&[])).await.unwrap().into_inner();
+    let mut running =
+        cluster.proxy.client().generate(crate::support::question(&[])).await.unwrap().into_inner();
     assert_eq!(cluster.proxy.metric("triptych_requests_running{}").await, 1.0);
     let body = serde_json::json!({"messages": [{"role": "user", "content": "hi"}]});
     let response = client().post(cluster.proxy.url(CHAT)).json(&body).send().await.unwrap();
-    assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (429, &"1".parse().unwrap()));
+    assert_eq!(
+        (response.status().as_u16(), &response.headers()["retry-after"]),
+        (429, &"1".parse().unwrap())
+    );
     let answer: serde_json::Value = response.json().await.unwrap();
     assert_eq!(answer["error"]["code"], "overloaded");
     let status = cluster.proxy.client().generate(crate::support::question(&[])).await.unwrap_err();
@@ -99,4 +106,18 @@ async fn a_full_house_says_when_to_come_again() {
     })
     .await;
     assert_eq!(cluster.proxy.post(CHAT, &body).await.0, 200);
+}
+
+#[tokio::test]
+async fn an_http_client_that_goes_away_ends_its_request() {
+    let cluster = Cluster::start().await;
+    cluster.pd.script([crate::fakes::Play::SayThenHold(vec![])]);
+    let body = r#"{"messages": [{"role": "user", "content": "hi"}]}"#;
+    let mut stream = TcpStream::connect(cluster.proxy.http).await.unwrap();
+    stream.write_all(&head(CHAT, &format!("content-length: {}", body.len()))).await.unwrap();
+    stream.write_all(body.as_bytes()).await.unwrap();
+    crate::support::eventually("the request is under way", async || cluster.pd.requests().len() == 1).await;
+    drop(stream);
+    let cancelled = "triptych_requests_total{model=\"vl\",outcome=\"cancelled\"}";
+    crate::support::eventually("it is over", async || cluster.proxy.metric(cancelled).await == 1.0).await;
 }

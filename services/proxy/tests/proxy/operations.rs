@@ -18,8 +18,12 @@ async fn models_are_listed_by_both_faces() {
     assert_eq!((&list["object"], ids), (&json!("list"), vec!["asr", "vl"]));
     let (_, one) = cluster.proxy.get("/v1/models/vl").await;
     let one: Value = serde_json::from_str(&one).unwrap();
-    assert_eq!((&one["object"], &one["created"], &one["modalities"]), (&json!("model"), &json!(1_700_000_000), &json!(["image"])));
-    let listed = cluster.proxy.client().list_models(v1::ListModelsRequest {}).await.unwrap().into_inner().models;
+    assert_eq!(
+        (&one["object"], &one["created"], &one["modalities"]),
+        (&json!("model"), &json!(1_700_000_000), &json!(["image"]))
+    );
+    let listed =
+        cluster.proxy.client().list_models(v1::ListModelsRequest {}).await.unwrap().into_inner().models;
     assert_eq!((listed[0].name.as_str(), listed[0].max_context), ("asr", 4096));
     assert_eq!(listed[1].modalities().collect::<Vec<_>>(), [v1::Modality::Image]);
 }
@@ -43,8 +47,10 @@ async fn readiness_follows_the_workers() {
 
     let cluster = Cluster::start().await;
     for service in ["", "triptych.v1.Triptych"] {
-        eventually("health says serving", async || health(&cluster.proxy, service).await == ServingStatus::Serving)
-            .await;
+        eventually("health says serving", async || {
+            health(&cluster.proxy, service).await == ServingStatus::Serving
+        })
+        .await;
     }
 }
 
@@ -77,10 +83,12 @@ async fn stopping_ends_running_streams_and_takes_no_new_ones() {
     let mut grpc = proxy.client().generate(question(&[])).await.unwrap().into_inner();
     let body = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
     eventually("the first request is at the worker", async || pd.requests().len() == 1).await;
-    let mut http = crate::support::client().post(proxy.url("/v1/chat/completions")).json(&body).send().await.unwrap();
+    let mut http =
+        crate::support::client().post(proxy.url("/v1/chat/completions")).json(&body).send().await.unwrap();
     assert!(http.chunk().await.unwrap().is_some());
     proxy.drain.begin();
-    eventually("the door is closed", async || tokio::net::TcpStream::connect(proxy.http).await.is_err()).await;
+    eventually("the door is closed", async || tokio::net::TcpStream::connect(proxy.http).await.is_err())
+        .await;
     assert!(!proxy.running.is_finished());
     pd.release(2);
     let mut kinds = Vec::new();
@@ -95,4 +103,22 @@ async fn stopping_ends_running_streams_and_takes_no_new_ones() {
     assert!(rest.ends_with("data: [DONE]\n\n"), "{rest}");
     drop((grpc, http));
     proxy.running.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn reflection_answers_in_both_versions() {
+    let cluster = Cluster::start().await;
+    // `ServerReflectionRequest { list_services: "" }` in a gRPC frame, and "*": tools send either.
+    let frame = [0, 0, 0, 0, 3, 0x3a, 1, b'*'];
+    for version in ["v1", "v1alpha"] {
+        let http = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build().unwrap();
+        let path = format!("grpc.reflection.{version}.ServerReflection/ServerReflectionInfo");
+        let request = http.post(format!("http://{}/{path}", cluster.proxy.grpc)).body(frame.to_vec());
+        let response =
+            request.header("content-type", "application/grpc").header("te", "trailers").send().await.unwrap();
+        let body = String::from_utf8_lossy(&response.bytes().await.unwrap()).into_owned();
+        for service in ["triptych.v1.Triptych", "grpc.health.v1.Health"] {
+            assert!(body.contains(service), "{version}: {body}");
+        }
+    }
 }

@@ -11,7 +11,8 @@ fn form(fields: &[(&str, &str)]) -> (String, Vec<u8>) {
     let mut body = String::new();
     for (name, value) in fields {
         let file = if *name == "file" { "; filename=\"a.wav\"\r\nContent-Type: audio/wav" } else { "" };
-        body += &format!("--BOUND\r\nContent-Disposition: form-data; name=\"{name}\"{file}\r\n\r\n{value}\r\n");
+        body +=
+            &format!("--BOUND\r\nContent-Disposition: form-data; name=\"{name}\"{file}\r\n\r\n{value}\r\n");
     }
     (("multipart/form-data; boundary=BOUND").to_owned(), (body + "--BOUND--\r\n").into_bytes())
 }
@@ -24,6 +25,8 @@ async fn post(cluster: &Cluster, path: &str, fields: &[(&str, &str)]) -> (u16, S
     let kind = response.headers()["content-type"].to_str().unwrap().to_owned();
     (status, kind, response.text().await.unwrap())
 }
+
+type Fields<'a> = Vec<(&'a str, &'a str)>;
 
 const TRANSCRIBE: &str = "/v1/audio/transcriptions";
 const TRANSLATE: &str = "/v1/audio/translations";
@@ -63,7 +66,8 @@ async fn every_format_has_its_shape() {
     ];
     for (format, kind, expect) in cases {
         cluster.pd.script([Play::Say(spoken())]);
-        let (status, found_kind, body) = post(&cluster, TRANSCRIBE, &[("file", "sound"), ("response_format", format)]).await;
+        let (status, found_kind, body) =
+            post(&cluster, TRANSCRIBE, &[("file", "sound"), ("response_format", format)]).await;
         assert_eq!((status, body.as_str()), (200, expect));
         assert!(found_kind.starts_with(kind), "{found_kind}");
     }
@@ -71,10 +75,14 @@ async fn every_format_has_its_shape() {
     let (_, _, body) = post(&cluster, TRANSCRIBE, &[("file", "sound")]).await;
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(body, json!({"text": "one two three", "usage": {"type": "duration", "seconds": 33.5}}));
-    let fields = [("file", "sound"), ("response_format", "verbose_json"), ("timestamp_granularities[]", "segment")];
+    let fields =
+        [("file", "sound"), ("response_format", "verbose_json"), ("timestamp_granularities[]", "segment")];
     let (_, _, body) = post(&cluster, TRANSLATE, &fields).await;
     let body: Value = serde_json::from_str(&body).unwrap();
-    assert_eq!((&body["task"], &body["language"], &body["duration"]), (&json!("translate"), &json!("en"), &json!(33.5)));
+    assert_eq!(
+        (&body["task"], &body["language"], &body["duration"]),
+        (&json!("translate"), &json!("en"), &json!(33.5))
+    );
     assert_eq!(body["text"], "one two three");
     let mut second = body["segments"][1].clone();
     assert!(second["compression_ratio"].as_f64().unwrap() > 0.0);
@@ -120,14 +128,16 @@ async fn the_form_becomes_a_speech_task() {
 #[tokio::test]
 async fn a_stream_is_deltas_and_done() {
     let cluster = Cluster::start().await;
-    cluster.pd.script([
-        Play::Say(hello()),
-        Play::SayThenFail(vec![text("hel")], Status::unavailable("gone")),
-    ]);
+    cluster
+        .pd
+        .script([Play::Say(hello()), Play::SayThenFail(vec![text("hel")], Status::unavailable("gone"))]);
     let (_, kind, body) = post(&cluster, TRANSCRIBE, &[("file", "sound"), ("stream", "true")]).await;
     assert!(kind.starts_with("text/event-stream"));
     let read = |body: &str| -> Vec<Value> {
-        body.trim_end().split("\n\n").map(|e| serde_json::from_str(e.strip_prefix("data: ").unwrap()).unwrap()).collect()
+        body.trim_end()
+            .split("\n\n")
+            .map(|e| serde_json::from_str(e.strip_prefix("data: ").unwrap()).unwrap())
+            .collect()
     };
     assert_eq!(
         read(&body),
@@ -147,7 +157,7 @@ async fn what_is_wrong_with_a_form_is_named() {
     let cluster = Cluster::start().await;
     let sound = ("file", "sound");
     let long = "x".repeat(70_000);
-    let cases: Vec<(Vec<(&str, &str)>, u16, &str, &str)> = vec![
+    let cases: Vec<(Fields<'_>, u16, &str, &str)> = vec![
         (vec![], 400, "file", "no file"),
         (vec![("file", "")], 400, "file", "0 bytes"),
         (vec![sound, ("response_format", "xml")], 400, "response_format", "\"xml\", allowed are json"),

@@ -15,7 +15,7 @@ use triptych_proto::v1;
 use triptych_proto::v1::generate_response::Kind;
 use triptych_proto::v1::triptych_client::TriptychClient;
 use triptych_proxy::fetch::FetchPolicy;
-use triptych_proxy::{HttpTimes, ProxyConfig, ProxyError};
+use triptych_proxy::{ClientTimes, ProxyConfig, ProxyError};
 use triptych_runtime::{Drain, MetricsRegistry, grpc};
 
 /// An image no test decodes; long and odd enough to be recognised in a recording.
@@ -47,7 +47,7 @@ pub fn settings(
         fetch: FetchPolicy::default(),
         tenant_salt: Vec::new(),
         max_in_flight: 64,
-        http_times: HttpTimes::default(),
+        client_times: ClientTimes::default(),
     }
 }
 
@@ -126,7 +126,6 @@ pub struct Cluster {
     pub pd: Pd,
     pub encoder_process: Process,
     pub pd_process: Process,
-    pub store: Arc<dyn EcStore>,
     pub proxy: Proxy,
 }
 
@@ -144,10 +143,9 @@ impl Cluster {
         let encoder = Encoder::new(models(), Arc::clone(&store));
         let pd = Pd::new(models());
         let (encoder_process, pd_process) = (encoder.serve(), pd.serve());
-        let proxy =
-            Proxy::start(&[encoder_process.address], &[pd_process.address], Arc::clone(&store), change).await;
+        let proxy = Proxy::start(&[encoder_process.address], &[pd_process.address], store, change).await;
         proxy.ready().await;
-        Self { encoder, pd, encoder_process, pd_process, store, proxy }
+        Self { encoder, pd, encoder_process, pd_process, proxy }
     }
 }
 

@@ -24,6 +24,9 @@ fn pd(health: Health, models: &[(&str, &[(Modality, u8)])]) -> Known {
     worker(Pool::Pd, health, models)
 }
 
+/// The model, or class and part of the message.
+type Chosen = Result<&'static str, (FailureClass, &'static str)>;
+
 fn needs(modalities: &[Modality]) -> BTreeSet<Modality> {
     modalities.iter().copied().collect()
 }
@@ -60,7 +63,10 @@ fn a_pair_that_disagrees_is_shown_and_refused() {
     };
     let found = catalog.disagreements();
     let one = found.first().unwrap();
-    assert_eq!((one.encoder.1, one.pd.1), (Fingerprint::from_bytes([1; 32]), Fingerprint::from_bytes([2; 32])));
+    assert_eq!(
+        (one.encoder.1, one.pd.1),
+        (Fingerprint::from_bytes([1; 32]), Fingerprint::from_bytes([2; 32]))
+    );
     let vl = ModelName::new("vl");
     let failure = catalog.choose(Some(&vl), &needs(&[Image])).unwrap_err();
     assert_eq!(failure.class, FailureClass::Mismatch);
@@ -90,15 +96,30 @@ fn models_are_chosen_by_name_or_by_what_they_read() {
     let twins: &[(&str, &[(Modality, u8)])] = &[("a", &[(Image, 1)]), ("b", &[(Image, 1)])];
     let twins = Catalog { workers: vec![encoder(Ready, twins), pd(Ready, twins)] };
     let starting = Catalog { workers: vec![pd(Down, &[])] };
-    let cases: Vec<(&Catalog, Option<&str>, &[Modality], Result<&str, (FailureClass, &str)>)> = vec![
+    let cases: Vec<(&Catalog, Option<&str>, &[Modality], Chosen)> = vec![
         (&catalog, Some("vl"), &[Image], Ok("vl")),
         (&catalog, Some("vl"), &[], Ok("vl")),
         (&catalog, None, &[Image], Ok("vl")),
         (&catalog, None, &[Audio], Ok("asr")),
         (&catalog, None, &[], Ok("vl")),
-        (&catalog, Some("no"), &[], Err((FailureClass::NotFound, "served are \"asr\" (reads audio), \"vl\""))),
-        (&catalog, Some("asr"), &[Image], Err((FailureClass::InvalidArgument, "reads audio, the request has image"))),
-        (&catalog, None, &[Image, Audio], Err((FailureClass::InvalidArgument, "no model reads image and audio"))),
+        (
+            &catalog,
+            Some("no"),
+            &[],
+            Err((FailureClass::NotFound, "served are \"asr\" (reads audio), \"vl\"")),
+        ),
+        (
+            &catalog,
+            Some("asr"),
+            &[Image],
+            Err((FailureClass::InvalidArgument, "reads audio, the request has image")),
+        ),
+        (
+            &catalog,
+            None,
+            &[Image, Audio],
+            Err((FailureClass::InvalidArgument, "no model reads image and audio")),
+        ),
         (&twins, None, &[Image], Err((FailureClass::InvalidArgument, "more than one model fits"))),
         (&starting, Some("vl"), &[], Err((FailureClass::Unavailable, "no model is ready yet"))),
         (&starting, None, &[], Err((FailureClass::Unavailable, "no model is ready yet"))),

@@ -143,6 +143,14 @@ impl Streamed {
 
     fn chunk(&self, choices: Vec<ChunkChoice>, usage: Option<Option<Usage>>) -> Chunk {
         let Stamp { id, created, model } = self.stamp.clone();
-        Chunk { id, object: "chat.completion.chunk", created, model, choices, usage, system_fingerprint: None }
+        Chunk {
+            id,
+            object: "chat.completion.chunk",
+            created,
+            model,
+            choices,
+            usage,
+            system_fingerprint: None,
+        }
     }
 }

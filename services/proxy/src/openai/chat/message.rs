@@ -83,7 +83,9 @@ impl RawMessage {
             None => Vec::new(),
             Some(Content::Text(text)) => vec![Part::Text(text)],
             Some(Content::Parts(parts)) => {
-                let part = |(p, part): (usize, RawPart)| part.into_part(&format!("messages[{i}].content[{p}]"), items);
+                let part = |(p, part): (usize, RawPart)| {
+                    part.into_part(&format!("messages[{i}].content[{p}]"), items)
+                };
                 parts.into_iter().enumerate().map(part).collect::<Result<_, _>>()?
             }
         };
@@ -185,7 +187,10 @@ mod tests {
     #[test]
     fn content_is_a_string_or_parts_or_nothing() {
         let (message, items) = read(json!({"role": "developer", "content": "hi"})).unwrap();
-        assert_eq!((message.role, message.parts, items.len()), (Role::System, vec![Part::Text("hi".into())], 0));
+        assert_eq!(
+            (message.role, message.parts, items.len()),
+            (Role::System, vec![Part::Text("hi".into())], 0)
+        );
         let (message, _) = read(json!({"role": "assistant", "content": null, "refusal": null})).unwrap();
         assert!(message.parts.is_empty());
         let content = json!([
@@ -208,7 +213,11 @@ mod tests {
         let image = |url: &str| part(json!({"type": "image_url", "image_url": {"url": url}}));
         let at = |field: &str| format!("messages[3].content[0].{field}");
         let cases = [
-            (json!({"role": "tool", "content": "x"}), "messages[3].role".to_owned(), "tools are not supported"),
+            (
+                json!({"role": "tool", "content": "x"}),
+                "messages[3].role".to_owned(),
+                "tools are not supported",
+            ),
             (json!({"role": "x", "content": "x"}), "messages[3].role".to_owned(), "role is \"x\""),
             (json!({"content": "x"}), "messages[3].role".to_owned(), "role is missing"),
             (part(json!({"type": "video_url"})), at("type"), "type is \"video_url\", allowed are text"),
@@ -217,7 +226,11 @@ mod tests {
             (part(json!({"type": "image_url"})), at("image_url"), "needs image_url"),
             (image("data:image/png"), at("image_url"), "no comma"),
             (image("data:image/png,abc"), at("image_url"), "not base64"),
-            (image("DATA:text/plain;base64,aGk="), at("image_url"), "has type \"text/plain\", expected is image/*"),
+            (
+                image("DATA:text/plain;base64,aGk="),
+                at("image_url"),
+                "has type \"text/plain\", expected is image/*",
+            ),
             (
                 part(json!({"type": "input_audio", "input_audio": {"data": "aGk=", "format": "pcm16"}})),
                 at("input_audio"),

@@ -82,7 +82,8 @@ impl Transcript {
         let text = self.text.trim().to_owned();
         if self.segments.is_empty() && !text.is_empty() {
             // A model without times says one thing, from beginning to end.
-            let whole = v1::Segment { end_s: summary.duration_s, text: text.clone(), ..v1::Segment::default() };
+            let whole =
+                v1::Segment { end_s: summary.duration_s, text: text.clone(), ..v1::Segment::default() };
             self.segments.push(whole);
         }
         let typed = |kind: &'static str, body: String| ([(header::CONTENT_TYPE, kind)], body).into_response();
@@ -98,7 +99,7 @@ impl Transcript {
     fn verbose<'a>(&'a self, text: &'a str, summary: &'a v1::Summary) -> Verbose<'a> {
         let segment = |(id, s): (usize, &'a v1::Segment)| Segment {
             id,
-            seek: (s.start_s / WINDOW_S).max(0.0) as u64 * WINDOW_FRAMES,
+            seek: ((s.start_s / WINDOW_S) as u64).saturating_mul(WINDOW_FRAMES),
             start: s.start_s,
             end: s.end_s,
             text: &s.text,
