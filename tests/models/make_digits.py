@@ -439,10 +439,10 @@ LESSONS = [
 WRITING = [(2.0, 24, 1), (3.5, 16, 2), (5.0, 12, 2), (8.0, 8, 3)]
 
 
-def train(model, processor, corpus, n_hearing_steps: int, n_writing_steps: int) -> None:
+def train(model, processor, corpus, options) -> None:
     """First to hear: one writing of each clip, with a tutor over the encoder. Then to write: the
     encoder is by far the dearer half, so each clip it has heard is written down four times."""
-    batcher = Batcher(processor, corpus, TRAIN_SEED)
+    batcher = Batcher(processor, corpus, options.seed)
     unseen = [say(random.Random(HELD_OUT_SEED + 5 + i), HELD_OUT_VOICES, 1 + i % 8) for i in range(200)]
     model.set_attn_implementation("eager")
     tutor = Tutor(model.config.d_model)
@@ -462,14 +462,14 @@ def train(model, processor, corpus, n_hearing_steps: int, n_writing_steps: int) 
             print(f"  exact strings, unseen voices: {exact_rate(model, processor, unseen):.4f}", flush=True)
             save(model, processor)
 
-    training = Training([model, tutor], n_hearing_steps, 1.5e-3, "hearing", warmup=300, last=0.4)
-    for step_idx in range(n_hearing_steps):
-        progress = step_idx / n_hearing_steps
+    training = Training([model, tutor], options.hearing_steps, 1.5e-3, "hearing", warmup=300, last=0.4)
+    for step_idx in range(options.hearing_steps):
+        progress = step_idx / options.hearing_steps
         windows = next(windows for until, windows in LESSONS if progress < until)
         take(training, windows, 1, 0.5 - 0.2 * progress, clean=progress < 0.2, prompts=progress > 0.7)
 
-    training = Training([model], n_writing_steps, 1e-3, "writing")
-    for _ in range(n_writing_steps):
+    training = Training([model], options.writing_steps, 1e-3, "writing")
+    for _ in range(options.writing_steps):
         take(training, WRITING, 4, 0.0)
     save(model, processor)
 
@@ -581,20 +581,26 @@ def measure(dtype, n_fresh: int) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--measure", action="store_true", help="only measure the directory that is there")
+    options.add_argument("--more", action="store_true", help="only write on, from the directory that is there")
     options.add_argument("--utterances", type=int, default=9000)
     options.add_argument("--hearing-steps", type=int, default=4500)
-    options.add_argument("--writing-steps", type=int, default=3500)
+    options.add_argument("--writing-steps", type=int, default=6500)
+    options.add_argument("--seed", type=int, default=TRAIN_SEED, help="of the weights and of the order of the clips")
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--corpus", help="an .npz to keep what was spoken between runs")
     options = options.parse_args()
-    seed_everything(TRAIN_SEED, options.threads)
+    seed_everything(options.seed, options.threads)
     if not options.measure:
         make_held_out()
         corpus = load_or_speak(options.corpus, options.utterances)
         processor = make_processor()
         model = make_model(processor.tokenizer)
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-        train(model, processor, corpus, options.hearing_steps, options.writing_steps)
+        if options.more:
+            there = WhisperForConditionalGeneration.from_pretrained(DIRECTORY, dtype=torch.float32)
+            model.load_state_dict(there.state_dict())
+            options.hearing_steps = 0
+        train(model, processor, corpus, options)
     measure("auto", 400)
     measure(torch.float32, 200)
 

@@ -691,13 +691,14 @@ def forward(model, batch: Batch, tower_learns: bool = True):
 # ---------------------------------------------------------------------------- training
 
 
-def train(model, processor, n_rows: int, n_vision_steps: int, n_steps: int) -> None:
-    batcher = Batcher(processor, TRAIN_SEED)
+def train(model, processor, options) -> None:
+    batcher = Batcher(processor, options.seed)
+    n_rows, n_steps = options.rows, options.steps
     model.set_attn_implementation("eager")
     probe = Probe(model.config.text_config.hidden_size)
 
-    training = Training([model.model.visual, probe], n_vision_steps, 2e-3, "vision")
-    for _ in range(n_vision_steps):
+    training = Training([model.model.visual, probe], options.vision_steps, 2e-3, "vision")
+    for _ in range(options.vision_steps):
         rows, columns = batcher.rng.choices(list(SIZES), list(SIZES.values()))[0]
         _, patches, labels = batcher.scenes(n_rows * 16 // (rows * columns), (rows, columns))
         with torch.autocast("cpu", torch.bfloat16):
@@ -841,18 +842,24 @@ def measure(dtype, n_fresh: int) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--measure", action="store_true", help="only measure the directory that is there")
+    options.add_argument("--more", action="store_true", help="only answer on, from the directory that is there")
     options.add_argument("--rows", type=int, default=32, help="conversations in a batch of the smallest pictures")
     options.add_argument("--vision-steps", type=int, default=8000)
-    options.add_argument("--steps", type=int, default=5000)
+    options.add_argument("--steps", type=int, default=8000)
+    options.add_argument("--seed", type=int, default=TRAIN_SEED, help="of the weights and of the scenes")
     options.add_argument("--threads", type=int, default=1)
     options = options.parse_args()
-    seed_everything(TRAIN_SEED, options.threads)
+    seed_everything(options.seed, options.threads)
     if not options.measure:
         make_held_out()
         processor = make_processor()
         model = make_model(processor.tokenizer)
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-        train(model, processor, options.rows, options.vision_steps, options.steps)
+        if options.more:
+            there = Qwen2VLForConditionalGeneration.from_pretrained(DIRECTORY, dtype=torch.float32)
+            model.load_state_dict(there.state_dict())
+            options.vision_steps = 0
+        train(model, processor, options)
     measure("auto", 500)
     measure(torch.float32, 200)
 

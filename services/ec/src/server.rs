@@ -16,8 +16,8 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 use triptych_core::limits::Limits;
 use triptych_proto::v1::ec_objects_server::{EcObjects, EcObjectsServer};
@@ -81,9 +81,11 @@ pub async fn serve(
     limits: &Limits,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
+    // The builder's own setting does not reach a listener that was made elsewhere.
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     tuned_server()
         .add_service(EcObjectsService::into_server(store, limits))
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), shutdown)
+        .serve_with_incoming_shutdown(incoming, shutdown)
         .await
 }
 

@@ -4,6 +4,7 @@ use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use std::io::IsTerminal;
 use thiserror::Error;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -64,13 +65,19 @@ pub fn init(config: &TelemetryConfig) -> Result<TelemetryGuard, TelemetryError> 
     let directives = if config.filter.is_empty() { "info,h2=warn,hyper=warn" } else { &config.filter };
     let filter = EnvFilter::try_new(directives)
         .map_err(|source| TelemetryError::Filter { filter: config.filter.clone(), source })?;
-    let format = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let format =
+        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colours()).with_target(false);
     let format = if config.json { format.json().boxed() } else { format.compact().boxed() };
     // The propagator needs span contexts even where nothing is exported, so a provider is always there.
     let provider = provider(config)?;
     let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("triptych"));
     let _ = tracing_subscriber::registry().with(filter).with(format).with(spans).try_init();
     Ok(TelemetryGuard(Some(provider)))
+}
+
+/// Colours are for people: a terminal that did not ask for none (<https://no-color.org>).
+fn colours() -> bool {
+    std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
 }
 
 fn provider(config: &TelemetryConfig) -> Result<SdkTracerProvider, TelemetryError> {

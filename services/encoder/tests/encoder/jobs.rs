@@ -1,0 +1,78 @@
+//! One job: what it publishes, and how it is refused.
+
+use crate::support::{Worker, key, source, start};
+use tonic::Code;
+use triptych_core::limits::Limits;
+use triptych_core::{DType, EncodedItem};
+use triptych_ec::fault::Fault;
+use triptych_ec::object;
+use triptych_ec::store::{EcStore, Op};
+use triptych_models::Model;
+use triptych_proto::v1;
+
+async fn check(worker: &Worker, what: &str, job: v1::EncodeRequest, expect: Code) {
+    let refused = worker.encode(job).await.expect_err(what);
+    assert_eq!(refused.code(), expect, "{what}: {refused:?}");
+}
+
+#[tokio::test]
+async fn describe_announces_each_model_with_the_fingerprint_that_others_compute_too() {
+    let worker = start(8).await;
+    let described = worker.describe().await;
+    assert_eq!(described.worker_id, "encoder-test");
+    for (case, name) in [("qwen2_vl_two_images", "vl"), ("whisper_multilingual", "speech")] {
+        let model = Model::open(&source(case, name)).unwrap();
+        let found = described.models.iter().find(|m| m.name == name).unwrap();
+        let modality = model.modalities()[0];
+        assert_eq!(found.family, model.family());
+        assert_eq!(found.encoders[0].modality, i32::from(v1::Modality::from(modality)));
+        let fingerprint = model.fingerprint(modality, DType::F32).unwrap();
+        assert_eq!(found.encoders[0].fingerprint, fingerprint.as_bytes().as_slice());
+    }
+}
+
+#[tokio::test]
+async fn a_job_publishes_what_its_answer_announces() {
+    let worker = start(8).await;
+    for (model, seed) in [("vl", 1), ("speech", 2)] {
+        let answer = worker.encode(worker.job(model, seed).await).await.unwrap();
+        let announced = EncodedItem::try_from(answer.item.unwrap()).unwrap();
+        let stored = worker.store.get(&key(seed)).await.unwrap().expect("published before the answer");
+        let output = object::decode(stored, &key(seed), &Limits::default()).unwrap();
+        assert_eq!(output.item(), &announced, "{model}");
+        assert!(output.rows_f32(0, 1).unwrap().iter().any(|v| *v != 0.0), "{model}: rows are not empty");
+        assert!(answer.encode_us > 0 && answer.preprocess_us > 0, "{model}");
+    }
+    let again = worker.encode(worker.job("vl", 1).await).await;
+    assert!(again.is_ok(), "the same job twice is the same object");
+    assert_eq!(worker.store.n_objects(), 2);
+}
+
+#[tokio::test]
+async fn a_wrong_job_is_refused_as_such_and_the_worker_goes_on() {
+    let worker = start(8).await;
+    let job = worker.job("vl", 1).await;
+    let other = v1::EncodeRequest { fingerprint: vec![9; 32].into(), ..job.clone() };
+    check(&worker, "another encoder", other, Code::FailedPrecondition).await;
+    let unknown = v1::EncodeRequest { model: "x".repeat(1 << 20), ..job.clone() };
+    check(&worker, "unknown model", unknown, Code::NotFound).await;
+    let invalid = Code::InvalidArgument;
+    let bytes = |item: &'static [u8]| v1::EncodeRequest { item: item.into(), ..job.clone() };
+    check(&worker, "no image", bytes(b"\x89PNG\r\n\x1a\nnot really"), invalid).await;
+    check(&worker, "no bytes", bytes(b""), invalid).await;
+    check(&worker, "short key", v1::EncodeRequest { key: vec![1; 31].into(), ..job.clone() }, invalid).await;
+    check(&worker, "no modality", v1::EncodeRequest { modality: 77, ..job.clone() }, invalid).await;
+    let audio = v1::EncodeRequest { modality: v1::Modality::Audio.into(), ..job.clone() };
+    check(&worker, "audio for a vision model", audio, invalid).await;
+    assert_eq!(worker.store.n_objects(), 0);
+    assert!(worker.encode(job).await.is_ok());
+    assert_eq!(worker.metric("triptych_requests_running"), 0.0, "every place was given back");
+}
+
+#[tokio::test]
+async fn a_store_that_refuses_makes_the_job_unavailable_and_not_the_worker() {
+    let worker = start(8).await;
+    worker.faults.queue(Op::Put, Fault::Error);
+    check(&worker, "store is away", worker.job("vl", 1).await, Code::Unavailable).await;
+    assert!(worker.encode(worker.job("vl", 1).await).await.is_ok());
+}

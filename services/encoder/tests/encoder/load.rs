@@ -1,0 +1,78 @@
+//! Many jobs: batches, the bound on them, callers that go away, the end.
+
+use crate::support::{start, until};
+use std::time::Duration;
+use tonic::Code;
+use triptych_ec::fault::Fault;
+use triptych_ec::store::Op;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn jobs_of_several_callers_share_a_batch() {
+    let worker = start(64).await;
+    let job = worker.job("vl", 0).await;
+    let n_batches = || worker.metric("triptych_encode_batch_items_count");
+    let mut n_jobs = 0;
+    // Whether jobs meet is up to the machine; that they never meet in so many rounds is not.
+    while n_batches() == f64::from(n_jobs) && n_jobs < 3_200 {
+        let calls = (0..32_u8).map(|seed| {
+            let mut client = worker.client();
+            let job = triptych_proto::v1::EncodeRequest { key: vec![seed; 32].into(), ..job.clone() };
+            async move { client.encode(job).await }
+        });
+        for answer in futures::future::join_all(calls).await {
+            answer.unwrap();
+        }
+        n_jobs += 32;
+    }
+    assert_eq!(worker.metric("triptych_encode_batch_items_sum"), f64::from(n_jobs));
+    assert!(n_batches() < f64::from(n_jobs), "{n_jobs} jobs in {} batches", n_batches());
+}
+
+#[tokio::test]
+async fn a_job_more_than_the_bound_is_refused_at_once() {
+    let worker = start(1).await;
+    let job = worker.job("vl", 1).await;
+    worker.faults.queue(Op::Put, Fault::Hang);
+    let mut client = worker.client();
+    let first = tokio::spawn({
+        let job = job.clone();
+        async move { client.encode(job).await }
+    });
+    until("the first publishes", || worker.faults.n_calls(Op::Put) == 1).await;
+    let refused = worker.encode(job).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
+    first.abort();
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_frees_its_place_once_its_output_is_published() {
+    let worker = start(1).await;
+    let job = worker.job("vl", 1).await;
+    worker.faults.queue(Op::Put, Fault::Latency(Duration::from_millis(300)));
+    let mut client = worker.client();
+    let first = tokio::spawn({
+        let job = job.clone();
+        async move { client.encode(job).await }
+    });
+    until("it publishes", || worker.faults.n_calls(Op::Put) == 1).await;
+    assert_eq!(worker.metric("triptych_requests_running"), 1.0);
+    first.abort();
+    assert!(first.await.is_err_and(|e| e.is_cancelled()));
+    until("its place is free", || worker.metric("triptych_requests_running") == 0.0).await;
+    assert_eq!(worker.store.n_objects(), 1, "the place was held for as long as there was work");
+    assert!(worker.encode(job).await.is_ok());
+}
+
+#[tokio::test]
+async fn drain_lets_a_running_job_end() {
+    let worker = start(8).await;
+    let job = worker.job("vl", 1).await;
+    worker.faults.queue(Op::Put, Fault::Latency(Duration::from_millis(500)));
+    let mut client = worker.client();
+    let running = tokio::spawn(async move { client.encode(job).await });
+    until("it publishes", || worker.faults.n_calls(Op::Put) == 1).await;
+    worker.drain.begin();
+    assert!(running.await.unwrap().is_ok());
+    worker.running.await.unwrap().unwrap();
+    assert_eq!(worker.store.n_objects(), 1);
+}

@@ -1,0 +1,6 @@
+//! An encoder worker in this process, over its own gRPC, with small real encoders and a store that fails on
+//! demand. Nothing looks at the clock except to give up.
+
+mod jobs;
+mod load;
+mod support;

@@ -1,0 +1,130 @@
+//! The worker under test, jobs for it, and its metrics.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tonic::Status;
+use tonic::transport::Channel;
+use triptych_core::limits::Limits;
+use triptych_core::{ContentKey, DType, ModelName, WorkerId};
+use triptych_ec::fault::{Faults, Faulty};
+use triptych_ec::store::memory::MemoryStore;
+use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError};
+use triptych_models::compute::ComputeConfig;
+use triptych_models::{LoadFormat, ModelSource};
+use triptych_proto::v1;
+use triptych_proto::v1::encoder_worker_client::EncoderWorkerClient;
+use triptych_runtime::{Drain, MetricsRegistry, grpc};
+
+/// No wait takes longer; generous, since test machines are busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A worker that runs in this process and serves `vl`, which reads images, and `speech`.
+pub struct Worker {
+    pub address: SocketAddr,
+    pub drain: Drain,
+    pub metrics: MetricsRegistry,
+    pub faults: Faults,
+    pub store: Arc<MemoryStore>,
+    pub running: JoinHandle<Result<(), EncoderError>>,
+}
+
+/// A path among the golden files.
+pub fn golden(relative: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(relative)
+}
+
+/// A picture of 4 rows.
+pub fn image() -> Vec<u8> {
+    std::fs::read(golden("qwen2_vl_two_images/images/56x56.png")).expect("a golden file")
+}
+
+/// A sound.
+pub fn sound() -> Vec<u8> {
+    std::fs::read(golden("inputs/speech.wav")).expect("a golden file")
+}
+
+/// Where the models are.
+pub fn source(case: &str, name: &str) -> ModelSource {
+    let dir = golden(case).join("model");
+    ModelSource { dir, name: Some(ModelName::new(name)), format: LoadFormat::Safetensors }
+}
+
+/// A worker that admits so many jobs.
+pub async fn start(max_jobs: usize) -> Worker {
+    let (drain, metrics, faults) = (Drain::new(), MetricsRegistry::default(), Faults::default());
+    let store = Arc::new(MemoryStore::new(64 << 20, &Limits::default()));
+    let grpc = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = grpc.local_addr().expect("an address");
+    let config = EncoderConfig {
+        worker_id: WorkerId::new("encoder-test"),
+        grpc,
+        admin: None,
+        models: vec![source("qwen2_vl_two_images", "vl"), source("whisper_multilingual", "speech")],
+        store: Arc::new(Faulty::new(store.clone(), faults.clone())),
+        compute: ComputeConfig { threads: 1, ..ComputeConfig::default() },
+        dtype: DType::F32,
+        limits: Limits::default(),
+        batch: BatchLimits::default(),
+        max_jobs,
+        preprocess_threads: 4,
+    };
+    let running = tokio::spawn(triptych_encoder::run(config, drain.clone(), metrics.clone()));
+    Worker { address, drain, metrics, faults, store, running }
+}
+
+impl Worker {
+    /// A client with a connection of its own.
+    pub fn client(&self) -> EncoderWorkerClient<Channel> {
+        EncoderWorkerClient::new(grpc::channel(&self.address.to_string()).expect("an address"))
+    }
+
+    /// What the worker says that it serves.
+    pub async fn describe(&self) -> v1::DescribeResponse {
+        self.client().describe(v1::DescribeRequest {}).await.expect("it starts").into_inner()
+    }
+
+    /// A job for one of the models, under the key `[seed; 32]`.
+    pub async fn job(&self, model: &str, seed: u8) -> v1::EncodeRequest {
+        let models = self.describe().await.models;
+        let encoder = models.into_iter().find(|m| m.name == model).expect("served").encoders.remove(0);
+        v1::EncodeRequest {
+            request_id: format!("req-{:032x}", 7),
+            model: model.into(),
+            key: vec![seed; 32].into(),
+            modality: encoder.modality,
+            item: if model == "vl" { image() } else { sound() }.into(),
+            fingerprint: encoder.fingerprint,
+        }
+    }
+
+    pub async fn encode(&self, job: v1::EncodeRequest) -> Result<v1::EncodeResponse, Status> {
+        Ok(self.client().encode(job).await?.into_inner())
+    }
+
+    /// The value of a metric without labels; 0 while there is none.
+    pub fn metric(&self, name: &str) -> f64 {
+        let text = self.metrics.encode();
+        let value = |line: &str| line.strip_prefix(name)?.trim_start_matches("{}").trim().parse().ok();
+        let found = text.lines().find_map(value);
+        found.unwrap_or(0.0)
+    }
+}
+
+/// The key of a job's seed.
+pub fn key(seed: u8) -> ContentKey {
+    ContentKey::from_bytes([seed; 32])
+}
+
+/// Waits for a condition that something else brings about.
+pub async fn until(what: &str, condition: impl Fn() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    assert!(tokio::time::timeout(PATIENCE, wait).await.is_ok(), "never: {what}");
+}

@@ -1,0 +1,58 @@
+//! What a good request gets.
+
+use crate::support::{about, read, sampled, start, start_with, words};
+use std::time::Duration;
+use triptych_ec::fault::Fault;
+use triptych_ec::store::Op;
+use triptych_pd::EngineSettings;
+
+#[tokio::test]
+async fn a_request_whose_item_is_in_the_store_gets_tokens_usage_and_times() {
+    let pd = start().await;
+    let image = pd.stored_image(1).await;
+    pd.faults.queue(Op::Get, Fault::Latency(Duration::from_millis(100)));
+    let answer = pd.generate(about(std::slice::from_ref(&image), 9)).await.unwrap();
+    assert_eq!((answer.tokens.len(), answer.tokens[0].len(), answer.n_ends), (1, 9, 1));
+    let (usage, times) = (answer.summary.usage.unwrap(), answer.summary.times.unwrap());
+    assert_eq!(usage.completion_tokens, 9);
+    assert!(usage.prompt_tokens > image.n_tokens, "placeholders count");
+    assert!(times.load_us >= 100_000, "{times:?}");
+    assert!(times.queue_us < times.load_us, "waiting for rows is not queueing: {times:?}");
+    assert!(times.prefill_us > 0 && times.first_token_us >= times.load_us, "{times:?}");
+    pd.until_idle("vl").await;
+}
+
+#[tokio::test]
+async fn waiting_for_a_place_in_the_engine_is_not_loading() {
+    let pd = start_with(EngineSettings { max_sequences: 1, ..EngineSettings::default() }).await;
+    let image = pd.stored_image(1).await;
+    pd.generate(about(std::slice::from_ref(&image), 1)).await.unwrap();
+    let first = pd.begin(words("go on and on", 300)).await;
+    let second = pd.generate(about(&[image], 1)).await.unwrap();
+    assert_eq!(read(first).await.unwrap().tokens[0].len(), 299, "one came before");
+    let times = second.summary.times.unwrap();
+    assert!(times.load_us < times.queue_us, "its rows were here: {times:?}");
+}
+
+#[tokio::test]
+async fn the_same_seed_gives_the_same_answer_alone_and_in_company() {
+    let pd = start().await;
+    let image = [pd.stored_image(1).await];
+    let drawn = |seed| {
+        sampled(about(&image, 24), |s| {
+            (s.seed, s.n) = (Some(seed), Some(2));
+            (s.temperature, s.top_p, s.top_k) = (Some(1.0), Some(1.0), Some(100));
+        })
+    };
+    let alone = pd.generate(drawn(5)).await.unwrap().tokens;
+    assert_ne!(alone[0], alone[1], "two answers under one seed differ");
+    let (a, b, c, d) = tokio::join!(
+        pd.generate(drawn(6)),
+        pd.generate(drawn(5)),
+        pd.generate(words("something else", 40)),
+        pd.generate(drawn(7)),
+    );
+    assert_eq!(b.unwrap().tokens, alone);
+    assert_ne!(a.unwrap().tokens, d.unwrap().tokens);
+    assert_eq!(c.unwrap().tokens[0].len(), 40);
+}

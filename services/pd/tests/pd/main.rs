@@ -1,0 +1,12 @@
+//! A PD worker in this process, over its own gRPC, with small real decoders and a store that fails on demand.
+//!
+//! Encoder outputs are made up: a decoder reads any rows. Nothing looks at the clock except to give up.
+
+mod answers;
+mod health;
+mod leaving;
+mod loads;
+mod refusals;
+mod room;
+mod speech;
+mod support;

@@ -1,0 +1,57 @@
+//! Requests that are wrong: each is refused as such, and the worker goes on.
+
+use crate::support::{Pd, about, sampled, start, words};
+use tonic::Code;
+use triptych_core::Extent;
+use triptych_proto::v1;
+
+async fn check(pd: &Pd, what: &str, request: v1::PdGenerateRequest, expect: Code) {
+    let refused = pd.generate(request).await.expect_err(what);
+    assert_eq!(refused.code(), expect, "{what}: {refused:?}");
+}
+
+#[tokio::test]
+async fn a_wrong_request_is_an_invalid_argument_and_the_worker_goes_on() {
+    let pd = start().await;
+    let invalid = Code::InvalidArgument;
+    check(&pd, "prompt too long", words(&"word ".repeat(5_000), 4), invalid).await;
+    check(&pd, "empty prompt", words("", 4), invalid).await;
+    let no_prompt = v1::PdGenerateRequest { prompt: None, ..words("x", 4) };
+    check(&pd, "no prompt", no_prompt, invalid).await;
+    for id in ["", "req-", "7", &"f".repeat(100_000)] {
+        let request = v1::PdGenerateRequest { request_id: id.into(), ..words("x", 4) };
+        check(&pd, "request_id garbage", request, invalid).await;
+    }
+    let mut role = about(&[], 4);
+    let Some(v1::prompt::Kind::Chat(chat)) = role.prompt.as_mut().and_then(|p| p.kind.as_mut()) else {
+        unreachable!("about makes a chat")
+    };
+    chat.messages[0].role = 99;
+    check(&pd, "unknown role", role, invalid).await;
+    check(&pd, "no answers", sampled(words("x", 4), |s| s.n = Some(17)), invalid).await;
+    check(&pd, "not finite", sampled(words("x", 4), |s| s.temperature = Some(f32::NAN)), invalid).await;
+    assert_eq!(pd.generate(words("x", 4)).await.unwrap().tokens[0].len(), 4);
+    pd.until_idle("vl").await;
+}
+
+#[tokio::test]
+async fn a_description_that_claims_too_much_is_refused_before_anything_is_made_of_it() {
+    let pd = start().await;
+    let mut image = pd.stored_image(1).await;
+    (image.n_tokens, image.extent) = (u32::MAX / 4, Extent::Grid { t: 1, h: 2, w: u32::MAX / 2 });
+    check(&pd, "rows", about(&[image], 4), Code::InvalidArgument).await;
+    let mut sound = pd.output("speech", Extent::Windows { n_windows: 1, duration_ms: 1 }, 2).item().clone();
+    sound.extent = Extent::Windows { n_windows: 2_000, duration_ms: 1 };
+    sound.n_tokens = 2_000 * crate::support::WINDOW;
+    check(&pd, "windows", crate::support::transcribe(&sound, 4), Code::InvalidArgument).await;
+}
+
+#[tokio::test]
+async fn a_model_that_is_not_here_is_not_found_and_its_name_does_not_burst_the_answer() {
+    let pd = start().await;
+    for name in ["nobody".to_owned(), "x".repeat(1 << 20)] {
+        let request = v1::PdGenerateRequest { model: name, ..words("x", 4) };
+        check(&pd, "unknown model", request, Code::NotFound).await;
+    }
+    pd.until_metric("triptych_requests_total{model=\"unknown\",outcome=\"not_found\"}", 2.0).await;
+}
