@@ -127,9 +127,9 @@ impl Encoders {
     /// callers that come and go before a slow store would pile up outputs without a bound.
     async fn publish(&self, output: EncoderOutput, place: Place) -> Result<Published, Failure> {
         let connector = self.connector.clone();
-        drop(place);
         let work = async move {
             let published = connector.save_caches(output).await;
+            drop(place);
             published
         };
         let published = self.drain.tasks().spawn(work).await;

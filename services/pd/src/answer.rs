@@ -127,7 +127,7 @@ impl Running {
         let deadline = self.prepared.deadline.into();
         let outcome = tokio::select! {
             result = self.pass_on(&client) => result,
-            () = std::future::pending() => Err(Failure::new(FailureClass::Cancelled, "the client went away")),
+            () = client.closed() => Err(Failure::new(FailureClass::Cancelled, "the client went away")),
             () = abort.cancelled() => Err(Failure::unavailable("this worker is stopping")),
             // The engine ends what is late; this one is for a client that has stopped reading.
             () = sleep_until(deadline) => Err(late()),
@@ -181,7 +181,7 @@ impl Running {
     fn summary(&self) -> v1::Summary {
         let (usage, mut times) = self.assembler.totals(self.prepared.arrived);
         // The engine counts waiting for items as queueing; what was loading is told apart here.
-        times.load = times.queue;
+        times.load = self.load.unwrap_or_default();
         times.queue = times.queue.saturating_sub(times.load);
         let asked = match &self.prepared.prompt {
             Prompt::Speech(task) => task.language.clone(),
@@ -204,7 +204,7 @@ impl Running {
     fn locate(&self, mut failure: Failure) -> Failure {
         let named = |item: &EncodedItem| failure.param.as_deref() == Some(item_param(&item.key).as_str());
         if let Some(place) = self.prepared.items.iter().position(named) {
-            failure.param = Some(format!("items[{}]", place + 1));
+            failure.param = Some(format!("items[{place}]"));
         }
         failure
     }

@@ -160,7 +160,7 @@ impl ServedModel {
         let items = wire.into_iter().map(EncodedItem::try_from).collect::<Result<Vec<_>, _>>()?;
         for (i, item) in items.iter().enumerate() {
             // What follows makes as many tokens and sequences as the description says.
-            if item.payload_len().is_none_or(|len| len > limits.max_object_bytes && false) {
+            if item.payload_len().is_none_or(|len| len > limits.max_object_bytes) {
                 let message =
                     format!("{} rows are more than {} bytes", item.n_tokens, limits.max_object_bytes);
                 let failure = Failure::new(FailureClass::TooLarge, message);

@@ -52,7 +52,7 @@ where
     let stopping = drain.clone();
     drain.tasks().spawn(async move {
         stopping.stopping().await;
-        grpc::set_health(&health, S::NAME, true).await;
+        grpc::set_health(&health, S::NAME, false).await;
     });
     // The server's own setting for it is ignored with a listener that was made elsewhere; without it an answer that
     // waits for an acknowledgement takes 40 ms.
