@@ -12,7 +12,6 @@
 
 mod answer;
 mod assemble;
-mod deadline;
 mod driver;
 mod loads;
 mod meters;

@@ -1,7 +1,6 @@
 //! The gRPC service: checks a request, lays its prompt out, admits it.
 
 use crate::answer::{Admission, Parts, Prepared, Running};
-use crate::deadline::deadline;
 use crate::driver::Driver;
 use crate::loads::Loads;
 use crate::meters::Meters;
@@ -21,6 +20,7 @@ use triptych_models::tokenization::Tokenizer;
 use triptych_proto::convert::{SamplingFields, sampling_from_wire};
 use triptych_proto::v1;
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorker;
+use triptych_runtime::deadline::deadline;
 use triptych_runtime::{Drain, status, trace_context};
 
 /// Answers that wait for a slow client before the task that writes them waits too.
@@ -241,6 +241,7 @@ impl PrefillDecodeWorker for Service {
         let span = tracing::info_span!("generate", request_id = %id);
         trace_context::adopt(&span, request.metadata());
         let deadline = deadline(request.metadata(), Instant::now(), self.0.limits.max_request_time);
+        let deadline = deadline.map_err(|failure| status::to_status(&failure))?;
         let request = request.into_inner();
         let meters = self.0.models.get(&request.model).map_or(&self.0.unknown, |m| &m.meters);
         let started = self.0.start(request, deadline).instrument(span.clone()).await;

@@ -1,7 +1,6 @@
 //! The gRPC face: `triptych.v1.Triptych`.
 
 pub mod admit;
-mod deadline;
 pub mod preface;
 
 use crate::admission::{Gate, Permit};
@@ -20,7 +19,7 @@ use triptych_proto::convert::{self, WireError};
 use triptych_proto::v1;
 use triptych_proto::v1::triptych_server::{Triptych, TriptychServer};
 use triptych_runtime::status::to_status;
-use triptych_runtime::trace_context;
+use triptych_runtime::{deadline, trace_context};
 
 /// The face.
 #[derive(Clone)]

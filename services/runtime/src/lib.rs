@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod status;
+pub mod deadline;
 pub mod telemetry;
 pub mod trace_context;
 pub mod metrics;

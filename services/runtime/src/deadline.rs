@@ -1,7 +1,7 @@
-//! The time a gRPC client gives its call, from the `grpc-timeout` header
+//! The time a gRPC caller gives its call, from the `grpc-timeout` header
 //! (grpc.io, "gRPC over HTTP2": at most 8 digits and a unit).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tonic::metadata::MetadataMap;
 use triptych_core::Failure;
 
@@ -9,7 +9,7 @@ use triptych_core::Failure;
 ///
 /// # Errors
 /// InvalidArgument for a header that is no time.
-pub(super) fn asked(metadata: &MetadataMap) -> Result<Option<Duration>, Failure> {
+pub fn asked(metadata: &MetadataMap) -> Result<Option<Duration>, Failure> {
     let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
     let time = value.to_str().ok().and_then(parse);
     time.map(Some)
@@ -31,6 +31,16 @@ fn parse(text: &str) -> Option<Duration> {
         "n" => Duration::from_nanos(n),
         _ => return None,
     })
+}
+
+/// When a call that arrived at `now` has to have ended: what its caller allows, and never past `limit`.
+///
+/// # Errors
+/// As [`asked`].
+pub fn deadline(metadata: &MetadataMap, now: Instant, limit: Duration) -> Result<Instant, Failure> {
+    let time = asked(metadata)?.map_or(limit, |asked| asked.min(limit));
+    // A limit that the clock cannot hold is as good as a year.
+    Ok(now.checked_add(time).unwrap_or_else(|| now + Duration::from_secs(365 * 24 * 3600)))
 }
 
 #[cfg(test)]
