@@ -53,6 +53,19 @@ VOICES = (
     "john linda max michel miguel norbert pablo paul pedro quincy rob robert sandro shelby steph travis "
     "victor klatt klatt2"
 ).split()
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How strings are spoken: slowest and fastest, in words a minute, and the share of repeats forced in."""
+
+    speeds: tuple[int, int]
+    repeats: float
+
+
+# Repeats are what is hard to count: training hears more of them, and faster speech, than is held out.
+TRAINING_MANNER = Manner((125, 205), 0.12)
+HELD_OUT_MANNER = Manner((125, 175), 0.0)
 HELD_OUT_VOICES = "m8 f5 adam steph2 edward2 iven3 marcelo Gene2".split()
 
 
@@ -71,14 +84,14 @@ def resample(sound: np.ndarray, rate: int) -> np.ndarray:
     return np.fft.irfft(spectrum[: n_out // 2 + 1], n_out) * (n_out / n)
 
 
-def say(rng: random.Random, voices: list[str], n_digits: int) -> Utterance:
+def say(rng: random.Random, voices: list[str], n_digits: int, manner: Manner = TRAINING_MANNER) -> Utterance:
     digits = [rng.randrange(10)]
-    while len(digits) < n_digits:  # repeats are what is hard to count, so they are not left to chance
-        digits.append(digits[-1] if rng.random() < 0.12 else rng.randrange(10))
+    while len(digits) < n_digits:
+        digits.append(digits[-1] if rng.random() < manner.repeats else rng.randrange(10))
     pause = rng.choice([" ", " ", ", "])
     voice = rng.choice(ACCENTS) + ("+" + rng.choice(voices) if rng.random() < 0.93 or voices is HELD_OUT_VOICES else "")
     command = [
-        "espeak-ng", "--stdout", "-v", voice, "-s", str(rng.randint(125, 205)),
+        "espeak-ng", "--stdout", "-v", voice, "-s", str(rng.randint(*manner.speeds)),
         "-p", str(rng.randint(25, 75)), "-g", str(rng.choice([0, 0, 1, 3, 6, 10])),
         pause.join(WORDS[d] for d in digits),
     ]  # fmt: skip
@@ -468,7 +481,7 @@ def train(model, processor, corpus, options) -> None:
         windows = next(windows for until, windows in LESSONS if progress < until)
         take(training, windows, 1, 0.5 - 0.2 * progress, clean=progress < 0.2, prompts=progress > 0.7)
 
-    training = Training([model], options.writing_steps, 1e-3, "writing")
+    training = Training([model], options.writing_steps, 4e-4 if options.more else 1e-3, "writing")
     for _ in range(options.writing_steps):
         take(training, WRITING, 4, 0.0)
     save(model, processor)
@@ -505,13 +518,13 @@ def held_out_clip(rng: random.Random, n_digits: int, most_seconds: float) -> Cli
     """A clip as a recorder would leave it: a little silence around, a little noise under."""
     dice = np.random.default_rng(rng.getrandbits(32))
     while True:
-        said = say(rng, HELD_OUT_VOICES, n_digits)
+        said = say(rng, HELD_OUT_VOICES, n_digits, HELD_OUT_MANNER)
         if len(said.sound) < (most_seconds - 0.9) * RATE:
             break
     before, after = dice.uniform(0.05, 0.6), dice.uniform(0.05, 0.3)
     sound = np.pad(said.sound.astype(np.float32) / 32_768, (int(before * RATE), int(after * RATE)))
     sound *= dice.uniform(0.3, 0.9)
-    sound += noise(dice, len(sound)) * np.abs(sound).max() * 0.25 * 10 ** (-dice.uniform(14, 35) / 20)
+    sound += noise(dice, len(sound)) * np.abs(sound).max() * 0.25 * 10 ** (-dice.uniform(20, 40) / 20)
     return Clip(np.clip(sound, -1, 1), [(before, said.digits, before + len(said.sound) / RATE)])
 
 
@@ -521,7 +534,7 @@ def make_held_out() -> None:
     clips.mkdir(parents=True, exist_ok=True)
     rows = []
     for i in range(60):
-        clip = held_out_clip(rng, 1 + i % 8, 4.5)
+        clip = held_out_clip(rng, 1 + i % 8, 6.5)
         name = f"{i:03}.flac"
         # Twelve bits are enough to hear by and make the file a third smaller.
         sound = np.round(clip.sound * 2047) / 2048
