@@ -10,3 +10,4 @@ mod drain;
 mod observability;
 mod openai;
 mod privacy;
+mod whisper;

@@ -1,10 +1,11 @@
-//! Programs that the tests start for real, and where they come from.
+//! Programs that the tests start for real or fetch the real Whisper with, and where they come from.
 
 use crate::shell::{command, has, run, show};
 use anyhow::{Result, bail};
 
 /// Each program and its Debian package.
-const NEEDED: [(&str, &str); 1] = [("redis-server", "redis-server")];
+const NEEDED: [(&str, &str); 3] =
+    [("redis-server", "redis-server"), ("python3", "python3"), ("pip3", "python3-pip")];
 
 /// Installs what is missing.
 ///

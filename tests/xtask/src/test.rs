@@ -2,6 +2,7 @@
 
 use crate::servers;
 use crate::shell::{self, cargo, root};
+use crate::whisper;
 use anyhow::Result;
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,7 @@ pub fn run() -> Result<()> {
         ("servers that tests need", &servers::ensure),
         ("format", &|| cargo_shown(&["fmt", "--all", "--check"])),
         ("lints", &|| cargo_shown(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
+        ("the real Whisper", &whisper::run),
         ("build of the tests", &|| cargo_shown(&["test", "--workspace", "--no-run"])),
         ("tests", &|| cargo_shown(&["test", "--workspace", "--no-fail-fast"])),
     ])?;
