@@ -46,12 +46,11 @@ async fn the_bytes_of_an_image_never_reach_a_pd_worker() {
     let answer = generate(&mut client, request).await.expect("an answer");
     assert!(!answer.text.is_empty());
 
-    let seen = pd_tap.seen();
-    let question = b"What is in this picture?";
-    assert!(seen.windows(question.len()).any(|w| w == question), "the tap is not on the line");
-    // What the PD worker reads of the store comes back on the tapped connection's other direction; what it sends
-    // there are keys.
-    for wire in [seen, store_tap.seen()] {
+    let (asked, loaded) = (pd_tap.seen(), store_tap.seen());
+    for (wire, sign) in [(&asked, b"What is in this picture?".as_slice()), (&loaded, b"ec_cache")] {
+        assert!(wire.windows(sign.len()).any(|w| w == sign), "the tap is not on the line");
+    }
+    for wire in [asked, loaded] {
         let pieces: std::collections::HashSet<&[u8]> = image.chunks_exact(PIECE).collect();
         assert!(!wire.windows(PIECE).any(|w| pieces.contains(w)), "a piece of the image was on the line");
     }

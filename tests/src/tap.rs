@@ -1,7 +1,7 @@
-//! A wire-tap: a TCP relay that keeps every byte that went to its target, and can cut the line.
+//! A wire-tap: a TCP relay that keeps every byte that passed, in either direction.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
@@ -32,7 +32,7 @@ impl Tap {
         Self { address, seen, task }
     }
 
-    /// Every byte that went to the target so far, all connections together.
+    /// Every byte that passed so far, all connections and both directions together, in the pieces they came in.
     pub fn seen(&self) -> Vec<u8> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -47,18 +47,24 @@ impl Drop for Tap {
 async fn relay(client: TcpStream, server: TcpStream, record: &Mutex<Vec<u8>>) {
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
-    let up = async {
-        let mut buffer = vec![0; 64 << 10];
-        while let Ok(n @ 1..) = from_client.read(&mut buffer).await {
-            record.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&buffer[..n]);
-            if to_server.write_all(&buffer[..n]).await.is_err() {
-                break;
-            }
-        }
-    };
-    let down = tokio::io::copy(&mut from_server, &mut to_client);
+    let up = copy_recorded(&mut from_client, &mut to_server, record);
+    let down = copy_recorded(&mut from_server, &mut to_client, record);
     tokio::select! {
         () = up => {}
-        _ = down => {}
+        () = down => {}
+    }
+}
+
+async fn copy_recorded(
+    from: &mut (impl AsyncRead + Unpin),
+    to: &mut (impl AsyncWrite + Unpin),
+    record: &Mutex<Vec<u8>>,
+) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(n @ 1..) = from.read(&mut buffer).await {
+        record.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&buffer[..n]);
+        if to.write_all(&buffer[..n]).await.is_err() {
+            break;
+        }
     }
 }
