@@ -5,6 +5,7 @@ use std::time::Duration;
 use triptych_ec::fault::Fault;
 use triptych_ec::store::Op;
 use triptych_pd::EngineSettings;
+use triptych_proto::v1;
 
 #[tokio::test]
 async fn a_request_whose_item_is_in_the_store_gets_tokens_usage_and_times() {
@@ -27,11 +28,19 @@ async fn waiting_for_a_place_in_the_engine_is_not_loading() {
     let pd = start_with(EngineSettings { max_sequences: 1, ..EngineSettings::default() }).await;
     let image = pd.stored_image(1).await;
     pd.generate(about(std::slice::from_ref(&image), 1)).await.unwrap();
-    let first = pd.begin(words("go on and on", 300)).await;
-    let second = pd.generate(about(&[image], 1)).await.unwrap();
-    assert_eq!(read(first).await.unwrap().tokens[0].len(), 299, "one came before");
-    let times = second.summary.times.unwrap();
-    assert!(times.load_us < times.queue_us, "its rows were here: {times:?}");
+    // Whether the second has to wait at all is for the machine to say, so it is tried until it does. Were waiting
+    // counted as loading, no try would ever show a queue that is longer than the load.
+    let mut times = v1::StageTimes::default();
+    for _ in 0..100 {
+        let first = pd.begin(words("go on and on", 300)).await;
+        let second = pd.generate(about(std::slice::from_ref(&image), 1)).await.unwrap();
+        assert_eq!(read(first).await.unwrap().tokens[0].len(), 299, "one came before");
+        times = second.summary.times.unwrap();
+        if times.load_us < times.queue_us {
+            return;
+        }
+    }
+    panic!("its rows were here: {times:?}");
 }
 
 #[tokio::test]
