@@ -31,6 +31,7 @@ pub fn sampling_from_wire(s: v1::Sampling, defaults: SamplingFields) -> Result<S
         stop: s.stop,
         logprobs: s.logprobs,
         ignore_eos: s.ignore_eos,
+        ..SamplingParams::default()
     };
     params.validate()?;
     Ok(params)
