@@ -8,7 +8,7 @@ mod output;
 mod prompt;
 mod sampling;
 
-pub use item::modality;
+pub use item::{modality, options};
 pub use sampling::{SamplingFields, finish_reason, sampling_from_wire, sampling_to_wire};
 
 use thiserror::Error;

@@ -54,6 +54,7 @@ pub fn about_images(question: &str, images: Vec<Vec<u8>>) -> v1::GenerateRequest
     let image = |data: Vec<u8>| v1::Item {
         modality: v1::Modality::Image.into(),
         source: Some(item::Source::Data(data.into())),
+        options: None,
     };
     v1::GenerateRequest {
         prompt: Some(v1::Prompt { kind: Some(prompt::Kind::Chat(prompt::Chat { messages: vec![message] })) }),
@@ -70,6 +71,7 @@ pub fn about_sound(sound: Vec<u8>, task: v1::SpeechTask) -> v1::GenerateRequest 
         items: vec![v1::Item {
             modality: v1::Modality::Audio.into(),
             source: Some(v1::item::Source::Data(sound.into())),
+            options: None,
         }],
         sampling: Some(v1::Sampling { temperature: Some(0.0), ..Default::default() }),
         ..Default::default()

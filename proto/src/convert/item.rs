@@ -4,7 +4,7 @@ use super::{WireError, fingerprint, key, required};
 use crate::v1;
 use bytes::Bytes;
 use triptych_core::lifetime::ItemSource;
-use triptych_core::{DType, EncodedItem, Extent, Modality};
+use triptych_core::{DType, EncodedItem, Extent, ItemForm, ItemOptions, Modality};
 
 impl From<Modality> for v1::Modality {
     fn from(m: Modality) -> Self {
@@ -45,6 +45,18 @@ fn dtype(value: i32) -> Result<DType, WireError> {
         Ok(v1::DType::Bf16) => Ok(DType::Bf16),
         Ok(v1::DType::F16) => Ok(DType::F16),
         Ok(v1::DType::Unspecified) | Err(_) => Err(WireError::Enum { field: "dtype", value, set: "DType" }),
+    }
+}
+
+/// Reads processing options; `token_ids` says how the item's bytes are to be read.
+pub fn options(o: v1::ItemOptions, token_ids: bool) -> ItemOptions {
+    let form = if token_ids { ItemForm::TokenIds } else { ItemForm::Plain };
+    ItemOptions { form, prompt: o.prompt, start_ms: o.start_ms, vad: o.vad }
+}
+
+impl From<ItemOptions> for v1::ItemOptions {
+    fn from(o: ItemOptions) -> Self {
+        Self { prompt: o.prompt, start_ms: o.start_ms, vad: o.vad }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use triptych_core::limits::Limits;
-use triptych_core::{Failure, FailureClass, Modality};
+use triptych_core::{Failure, FailureClass, ItemOptions, Modality};
 use triptych_models::preprocess::{EncoderInput, Preprocess};
 
 /// The pool and the bound.
@@ -66,6 +66,7 @@ impl PreprocessPool {
         with: Arc<dyn Preprocess>,
         modality: Modality,
         item: Bytes,
+        options: ItemOptions,
     ) -> Result<(EncoderInput, Duration), Failure> {
         let threads = self.threads.clone().acquire_owned().await;
         let permit = threads.map_err(|_| Failure::unavailable("the encoder is stopping"))?;
@@ -73,7 +74,7 @@ impl PreprocessPool {
         let work = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             let start = Instant::now();
-            let input = with.preprocess(modality, &item, &limits)?;
+            let input = with.preprocess(modality, &item, &options, &limits)?;
             Ok((input, start.elapsed()))
         });
         work.await.unwrap_or_else(|e| Err(Failure::internal(format!("preprocessing: {e}"))))

@@ -99,8 +99,9 @@ impl Encoders {
     async fn encode(&self, request: v1::EncodeRequest) -> Result<v1::EncodeResponse, Failure> {
         let job = self.check(&request)?;
         let place = self.pool.admit()?;
+        let options = convert::options(request.options.unwrap_or_default(), request.item_is_token_ids);
         let (input, preprocess) =
-            self.pool.preprocess(job.model.preprocess.clone(), job.modality, request.item).await?;
+            self.pool.preprocess(job.model.preprocess.clone(), job.modality, request.item, options).await?;
         let (extent, n_tokens) = (input.extent, input.n_tokens);
         let encoded = job.batcher.encode(input).await?;
         let item = EncodedItem {

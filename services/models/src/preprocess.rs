@@ -12,7 +12,7 @@ pub use image::{ImageProcessor, ImageSettings};
 
 use crate::error::ItemError;
 use triptych_core::limits::Limits;
-use triptych_core::{Extent, Modality};
+use triptych_core::{Extent, ItemOptions, Modality};
 
 /// What an encoder reads.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,7 +41,7 @@ pub trait Preprocess: Send + Sync {
     /// The kinds of items it reads.
     fn modalities(&self) -> &[Modality];
 
-    /// Decodes and prepares one item. Limits hold before memory is allocated for what a header declares.
+    /// Decodes and prepares one item, as the options ask. Limits hold before memory is allocated for what a header declares.
     ///
     /// # Errors
     /// [`ItemError`], with a text for the client.
@@ -49,8 +49,22 @@ pub trait Preprocess: Send + Sync {
         &self,
         modality: Modality,
         bytes: &[u8],
+        options: &ItemOptions,
         limits: &Limits,
     ) -> Result<EncoderInput, ItemError>;
+}
+
+/// Refuses an option that a processor does not know.
+fn check_options(options: &ItemOptions, allowed: &[&str]) -> Result<(), ItemError> {
+    match options.given().find(|name| !allowed.contains(name)) {
+        None => Ok(()),
+        Some(name) => {
+            let known = if allowed.is_empty() { "none".to_owned() } else { allowed.join(", ") };
+            Err(ItemError::Unsupported(format!(
+                "this model does not take the item option {name}, it takes {known}"
+            )))
+        }
+    }
 }
 
 /// The checks that every kind of item shares.

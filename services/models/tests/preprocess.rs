@@ -43,7 +43,7 @@ fn no_bytes_make_the_processor_panic() {
             bytes.truncate(bytes.len() - bytes.len() * (round % 4) / 4);
             for processor in &processors {
                 let modality = processor.modalities()[0];
-                let _ = processor.preprocess(modality, &bytes, &Limits::default());
+                let _ = processor.preprocess(modality, &bytes, &ItemOptions::default(), &Limits::default());
             }
         }
     }

@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 use triptych_core::lifetime::{ItemSource, StageTimes};
-use triptych_core::{ContentKey, EncodedItem, Failure, FailureClass, ModelName, RequestId, WorkerId};
+use triptych_core::{
+    ContentKey, EncodedItem, Failure, FailureClass, ItemForm, ItemOptions, ModelName, RequestId, WorkerId,
+};
 use triptych_proto::v1;
 use triptych_proto::v1::encoder_worker_client::EncoderWorkerClient;
 
@@ -34,6 +36,8 @@ pub struct Job {
     pub wanted: Wanted,
     /// The item.
     pub bytes: Bytes,
+    /// What is asked of its processing; in the key.
+    pub options: ItemOptions,
 }
 
 /// An item whose encoder output is in the store.
@@ -179,6 +183,8 @@ async fn call(lease: &Lease, job: &Job, deadline: Instant) -> Result<Encoded, Ca
         modality: v1::Modality::from(wanted.modality).into(),
         item: job.bytes.clone(),
         fingerprint: Bytes::copy_from_slice(wanted.fingerprint.as_bytes()),
+        item_is_token_ids: job.options.form == ItemForm::TokenIds,
+        options: Some(job.options.clone().into()),
     };
     let mut client = EncoderWorkerClient::new(lease.channel());
     let answer = timeout_at(deadline, client.encode(outgoing(message, deadline))).await;

@@ -14,6 +14,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Response, Status};
 use tracing::Instrument;
 use triptych_core::limits::Limits;
+use triptych_core::prompt::TextOrTokens;
 use triptych_core::{Failure, ItemIdx, Modality, ModelName, RequestId};
 use triptych_proto::convert::{self, WireError};
 use triptych_proto::v1;
@@ -85,14 +86,18 @@ fn read_item((i, item): (usize, v1::Item)) -> Result<Item, Failure> {
         Some(Wire::Data(bytes)) => Source::Bytes(bytes),
         Some(Wire::Url(url)) => Source::Url(url),
         Some(Wire::Text(text)) if modality == Modality::Text => Source::Bytes(text.into()),
-        Some(Wire::Text(_)) => {
+        Some(Wire::Tokens(ids)) if modality == Modality::Text => {
+            return Ok(Item::of_text(TextOrTokens::Tokens(ids.ids), &param));
+        }
+        Some(Wire::Text(_) | Wire::Tokens(_)) => {
             return Err(
                 Failure::invalid(format!("the item is text, its modality is {modality}")).with_param(param)
             );
         }
-        None => return Err(Failure::invalid("the item has no data, url or text").with_param(param)),
+        None => return Err(Failure::invalid("the item has no data, url, text or tokens").with_param(param)),
     };
-    Ok(Item { modality, source, param })
+    let options = convert::options(item.options.unwrap_or_default(), false);
+    Ok(Item { modality, source, options, param })
 }
 
 #[tonic::async_trait]

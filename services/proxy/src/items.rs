@@ -94,6 +94,7 @@ impl Materials {
             other => other.clone(),
         };
         let (limits, salt) = (self.limits.clone(), Arc::clone(&self.tenant_salt));
+        let canonical = item.options.canonical();
         let prepare = move || {
             let bytes = decode(source)?;
             check_len(bytes.len(), &limits)?;
@@ -101,7 +102,7 @@ impl Materials {
                 tenant_salt: &salt,
                 fingerprint: &fingerprint,
                 modality,
-                options: "",
+                options: &canonical,
                 item: &bytes,
             };
             Ok::<_, Failure>((ContentKey::of(parts), bytes))
@@ -116,7 +117,13 @@ impl Materials {
             prepare()?
         };
         let wanted = Wanted { key, fingerprint, modality };
-        Ok(Job { request_id: request.id, model: route.served.name.clone(), wanted, bytes })
+        Ok(Job {
+            request_id: request.id,
+            model: route.served.name.clone(),
+            wanted,
+            bytes,
+            options: item.options.clone(),
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use tokio::time::Instant;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::{Prompt, TextOrTokens};
-use triptych_core::{Failure, FailureClass, ItemIdx, Modality, ModelName, RequestId};
+use triptych_core::{Failure, FailureClass, ItemForm, ItemIdx, ItemOptions, Modality, ModelName, RequestId};
 use triptych_proto::convert::{SamplingFields, sampling_from_wire};
 use triptych_proto::v1;
 
@@ -43,6 +43,8 @@ pub struct Item {
     pub modality: Modality,
     /// Where its bytes are.
     pub source: Source,
+    /// What is asked of its processing.
+    pub options: ItemOptions,
     /// What the sender calls it: `items[0]`, `messages[0].content[1].image_url`, `file`.
     pub param: String,
 }
@@ -100,29 +102,16 @@ impl Request {
 
     /// For a model that encodes text: the text meant for the encoder becomes an item, and so is encoded, cached and
     /// shared as any other.
-    ///
-    /// # Errors
-    /// [`Failure`] for token ids, which are no item.
-    pub fn move_encoder_text_to_items(&mut self) -> Result<(), Failure> {
+    pub fn move_encoder_text_to_items(&mut self) {
         let (text, decoder) = match &mut self.prompt {
             Prompt::Singleton(text) if self.items.is_empty() => {
                 (text.clone(), TextOrTokens::Tokens(Vec::new()))
             }
             Prompt::Explicit { encoder: Some(text), decoder } => (text.clone(), decoder.clone()),
-            _ => return Ok(()),
+            _ => return,
         };
-        let TextOrTokens::Text(text) = text else {
-            return Err(
-                Failure::invalid("the encoder's prompt is token ids, it must be text").with_param("prompt")
-            );
-        };
-        self.items.push(Item {
-            modality: Modality::Text,
-            source: Source::Bytes(text.into()),
-            param: "prompt".into(),
-        });
+        self.items.push(Item::of_text(text, "prompt"));
         self.prompt = Prompt::Explicit { encoder: None, decoder };
-        Ok(())
     }
 
     /// Puts the sender's name of an item in the place of the cluster's `items[i]`.
@@ -137,6 +126,18 @@ impl Request {
 }
 
 impl Item {
+    /// Text for an encoder, or the token ids it stands for.
+    pub fn of_text(text: TextOrTokens, param: &str) -> Self {
+        let (form, bytes) = match text {
+            TextOrTokens::Text(text) => (ItemForm::Plain, Bytes::from(text)),
+            TextOrTokens::Tokens(ids) => {
+                (ItemForm::TokenIds, ids.iter().flat_map(|id| id.to_le_bytes()).collect())
+            }
+        };
+        let options = ItemOptions { form, ..ItemOptions::default() };
+        Self { modality: Modality::Text, source: Source::Bytes(bytes), options, param: param.into() }
+    }
+
     fn check(&self, limits: &Limits) -> Result<(), Failure> {
         if let Source::Url(url) = &self.source
             && url.len() > MAX_URL_BYTES
@@ -197,7 +198,7 @@ mod tests {
     }
 
     fn image(source: Source) -> Item {
-        Item { modality: Modality::Image, source, param: "here".into() }
+        Item { modality: Modality::Image, source, options: ItemOptions::default(), param: "here".into() }
     }
 
     #[test]
@@ -233,11 +234,13 @@ mod tests {
     #[test]
     fn text_for_the_encoder_becomes_an_item() {
         let mut one = request(vec![]);
-        one.move_encoder_text_to_items().unwrap();
+        one.move_encoder_text_to_items();
         assert_eq!(one.items[0].modality, Modality::Text);
         assert!(matches!(one.prompt, Prompt::Explicit { encoder: None, .. }));
         let mut tokens = request(vec![]);
-        tokens.prompt = Prompt::Singleton(TextOrTokens::Tokens(vec![1]));
-        assert!(tokens.move_encoder_text_to_items().is_err());
+        tokens.prompt = Prompt::Singleton(TextOrTokens::Tokens(vec![1, 258]));
+        tokens.move_encoder_text_to_items();
+        assert_eq!(tokens.items[0].options.form, ItemForm::TokenIds);
+        assert!(matches!(&tokens.items[0].source, Source::Bytes(b) if **b == [1, 0, 0, 0, 2, 1, 0, 0]));
     }
 }

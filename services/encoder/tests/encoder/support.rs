@@ -98,6 +98,8 @@ impl Worker {
             modality: encoder.modality,
             item: if model == "vl" { image() } else { sound() }.into(),
             fingerprint: encoder.fingerprint,
+            options: None,
+            item_is_token_ids: false,
         }
     }
 

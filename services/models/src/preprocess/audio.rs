@@ -16,7 +16,7 @@ use crate::error::{ItemError, ModelError};
 use crate::files::JsonFile;
 use std::path::Path;
 use triptych_core::limits::Limits;
-use triptych_core::{Extent, Modality};
+use triptych_core::{Extent, ItemOptions, Modality};
 
 const FILE: &str = "preprocessor_config.json";
 
@@ -142,11 +142,13 @@ impl Preprocess for AudioProcessor {
         &self,
         modality: Modality,
         bytes: &[u8],
+        options: &ItemOptions,
         limits: &Limits,
     ) -> Result<EncoderInput, ItemError> {
         if modality != Modality::Audio {
             return Err(ItemError::Unsupported(format!("this model reads audio items, not {modality}")));
         }
+        super::check_options(options, &[])?;
         super::check_bytes(modality, bytes, limits)?;
         let samples = super::contained(modality, || decode(bytes, self.settings.rate, limits))?;
         let (n_windows, mel) = self.windows(&samples);

@@ -15,7 +15,7 @@ use crate::error::{ItemError, ModelError};
 use crate::files::JsonFile;
 use std::path::Path;
 use triptych_core::limits::Limits;
-use triptych_core::{Extent, Modality};
+use triptych_core::{Extent, ItemOptions, Modality};
 
 const FILE: &str = "preprocessor_config.json";
 
@@ -150,11 +150,13 @@ impl Preprocess for ImageProcessor {
         &self,
         modality: Modality,
         bytes: &[u8],
+        options: &ItemOptions,
         limits: &Limits,
     ) -> Result<EncoderInput, ItemError> {
         if modality != Modality::Image {
             return Err(ItemError::Unsupported(format!("this model reads image items, not {modality}")));
         }
+        super::check_options(options, &[])?;
         super::check_bytes(modality, bytes, limits)?;
         let picture = super::contained(modality, || decode::decode(bytes, limits))?;
         let target = smart_resize(picture.size, &self.settings)?;

@@ -5,7 +5,7 @@ use crate::greedy::{Mix, Sequence, greedy};
 use crate::qwen_vl;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::{Message, Part, Prompt, Role};
-use triptych_core::{ContentKey, DType, EncodedItem, Fingerprint, ItemIdx, Modality};
+use triptych_core::{ContentKey, DType, EncodedItem, Fingerprint, ItemIdx, ItemOptions, Modality};
 use triptych_kernels::cpu::Precision;
 use triptych_models::preprocess::EncoderInput;
 
@@ -45,7 +45,9 @@ fn images_and_messages_become_the_tokens_of_the_reference() {
                 .map(|image| {
                     let file = case.json["images"][image.as_str().expect("a name")]["file"].as_str();
                     let bytes = std::fs::read(case.dir.join(file.expect("a file"))).expect("an image");
-                    processor.preprocess(Modality::Image, &bytes, &Limits::default()).expect("a PNG")
+                    processor
+                        .preprocess(Modality::Image, &bytes, &ItemOptions::default(), &Limits::default())
+                        .expect("a PNG")
                 })
                 .collect();
             let rows = encoder.encode(&inputs.iter().collect::<Vec<_>>()).expect("own inputs fit");
@@ -77,7 +79,10 @@ fn a_sound_becomes_the_states_of_the_reference() {
         let case = Case::open(name);
         let model = case.model();
         let wav = wav(&case.values("waveform").1);
-        let input = model.preprocess().preprocess(Modality::Audio, &wav, &Limits::default()).expect("a WAV");
+        let input = model
+            .preprocess()
+            .preprocess(Modality::Audio, &wav, &ItemOptions::default(), &Limits::default())
+            .expect("a WAV");
         let backend = cpu(Precision::F32);
         let mut encoder = model.load_encoder(Modality::Audio, &backend).expect("encoder weights");
         let rows = encoder.encode(&[&input]).expect("own input fits").remove(0);

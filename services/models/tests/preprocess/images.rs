@@ -5,14 +5,14 @@ use super::{furthest, image_settings};
 use image::{DynamicImage, ImageFormat, Rgb, RgbImage};
 use std::io::Cursor;
 use triptych_core::limits::Limits;
-use triptych_core::{Extent, Modality};
+use triptych_core::{Extent, ItemOptions, Modality};
 use triptych_models::ItemError;
 use triptych_models::preprocess::image::{Size, smart_resize};
 use triptych_models::preprocess::{EncoderInput, Features, ImageProcessor, ImageSettings, Preprocess};
 
 fn see(bytes: &[u8]) -> Result<EncoderInput, ItemError> {
     let processor = ImageProcessor::new(image_settings(3136, 12_845_056));
-    processor.preprocess(Modality::Image, bytes, &Limits::default())
+    processor.preprocess(Modality::Image, bytes, &ItemOptions::default(), &Limits::default())
 }
 
 /// `[n_patches, 3, 2, 14, 14]` to `[h, w, 3]` of 0 to 255, from the second frame.
@@ -56,7 +56,9 @@ fn pixels_match_the_reference() {
             image_settings(row["min_pixels"].as_u64().unwrap(), row["max_pixels"].as_u64().unwrap());
         let processor = ImageProcessor::new(settings.clone());
         let bytes = golden::bytes(&format!("preprocess/{}", row["file"].as_str().unwrap()));
-        let input = processor.preprocess(Modality::Image, &bytes, &Limits::default()).unwrap();
+        let input = processor
+            .preprocess(Modality::Image, &bytes, &ItemOptions::default(), &Limits::default())
+            .unwrap();
         let grid = golden::ids(&row["grid_thw"]);
         assert_eq!(input.extent, Extent::Grid { t: grid[0], h: grid[1], w: grid[2] }, "{name}");
         assert_eq!(input.n_tokens, grid[1] * grid[2] / 4, "{name}");
@@ -106,7 +108,7 @@ fn a_header_that_declares_too_much_is_refused_with_value_and_limit() {
     let small = Limits { max_item_bytes: 10, ..Limits::default() };
     let processor = ImageProcessor::new(image_settings(3136, 12_845_056));
     assert!(matches!(
-        processor.preprocess(Modality::Image, &bytes, &small),
+        processor.preprocess(Modality::Image, &bytes, &ItemOptions::default(), &small),
         Err(ItemError::TooLarge { what: "the item", .. })
     ));
 }
@@ -167,5 +169,7 @@ fn a_sliver_is_refused_and_a_wrong_modality_too() {
     let text = see(&png(&DynamicImage::new_rgb8(1, 201))).unwrap_err().to_string();
     assert_eq!(text, "the image's longer side over its shorter is 201.0 (1x201), the limit is 200");
     let processor = ImageProcessor::new(image_settings(3136, 12_845_056));
-    assert!(processor.preprocess(Modality::Audio, &[1], &Limits::default()).is_err());
+    assert!(
+        processor.preprocess(Modality::Audio, &[1], &ItemOptions::default(), &Limits::default()).is_err()
+    );
 }

@@ -4,12 +4,12 @@ use super::golden::{self, Tensors};
 use super::{WHISPER, furthest};
 use std::time::Duration;
 use triptych_core::limits::Limits;
-use triptych_core::{Extent, Modality};
+use triptych_core::{Extent, ItemOptions, Modality};
 use triptych_models::ItemError;
 use triptych_models::preprocess::{AudioProcessor, AudioSettings, EncoderInput, Features, Preprocess, audio};
 
 fn hear(bytes: &[u8], limits: &Limits) -> Result<EncoderInput, ItemError> {
-    AudioProcessor::new(WHISPER).preprocess(Modality::Audio, bytes, limits)
+    AudioProcessor::new(WHISPER).preprocess(Modality::Audio, bytes, &ItemOptions::default(), limits)
 }
 
 /// The generator that the golden sounds name.
@@ -152,7 +152,7 @@ fn a_long_sound_is_windows_and_a_scrap_is_none() {
     let processor = AudioProcessor::new(settings);
     let check = |seconds: f64, n_windows: u32| {
         let bytes = wav(16_000, 1, tone(16_000, 300.0, seconds));
-        let input = processor.preprocess(Modality::Audio, &bytes, &limits).unwrap();
+        let input = processor.preprocess(Modality::Audio, &bytes, &ItemOptions::default(), &limits).unwrap();
         let duration_ms = (seconds * 1000.0).round() as u64;
         assert_eq!(input.extent, Extent::Windows { n_windows, duration_ms }, "{seconds} s");
         assert_eq!(input.n_tokens, n_windows * 50);

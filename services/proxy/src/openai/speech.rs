@@ -15,7 +15,7 @@ use format::Transcript;
 use futures::{Stream, stream};
 use serde::Serialize;
 use triptych_core::prompt::{Prompt, SpeechKind, SpeechTask};
-use triptych_core::{Failure, Modality, ModelName};
+use triptych_core::{Failure, ItemOptions, Modality, ModelName};
 use triptych_proto::v1;
 
 pub(super) async fn transcribe(
@@ -75,6 +75,7 @@ fn into_request(form: Form, call: &Call, kind: SpeechKind) -> Request {
         items: vec![Item {
             modality: Modality::Audio,
             source: Source::Bytes(form.file),
+            options: ItemOptions::default(),
             param: "file".into(),
         }],
         sampling: v1::Sampling { temperature: form.temperature, ..v1::Sampling::default() },

@@ -102,12 +102,14 @@ fn check_next(idx: ItemIdx, next: usize, items: &[Item]) -> Result<(), Failure> 
 mod tests {
     use super::super::Source;
     use super::*;
+    use triptych_core::ItemOptions;
     use triptych_core::prompt::{Role, SpeechTask};
 
     fn items(modalities: &[Modality]) -> Vec<Item> {
         let item = |(i, m): (usize, &Modality)| Item {
             modality: *m,
             source: Source::Bytes("x".into()),
+            options: ItemOptions::default(),
             param: format!("items[{i}]"),
         };
         modalities.iter().enumerate().map(item).collect()

@@ -159,6 +159,7 @@ pub fn question(images: &[&[u8]]) -> v1::GenerateRequest {
     let item = |image: &&[u8]| v1::Item {
         modality: v1::Modality::Image.into(),
         source: Some(v1::item::Source::Data(image.to_vec().into())),
+        options: None,
     };
     v1::GenerateRequest {
         model: "vl".into(),

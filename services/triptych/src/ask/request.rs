@@ -30,6 +30,7 @@ pub fn build(args: &AskArgs, items: Vec<Item>) -> Result<v1::GenerateRequest, Cl
     let item = |item: Item| v1::Item {
         modality: v1::Modality::from(item.modality).into(),
         source: Some(Source::Data(item.data)),
+        options: None,
     };
     Ok(v1::GenerateRequest {
         model: args.model.clone(),

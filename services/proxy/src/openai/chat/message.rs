@@ -4,7 +4,7 @@ use crate::request::{Item, Source};
 use bytes::Bytes;
 use serde::Deserialize;
 use triptych_core::prompt::{Message, Part, Role};
-use triptych_core::{Failure, ItemIdx, Modality};
+use triptych_core::{Failure, ItemIdx, ItemOptions, Modality};
 
 /// Sounds that clients name; the encoder looks at the bytes.
 const AUDIO_FORMATS: [&str; 9] = ["wav", "mp3", "flac", "ogg", "oga", "m4a", "mp4", "aac", "webm"];
@@ -132,7 +132,7 @@ impl RawPart {
             }
         };
         let idx = ItemIdx(u32::try_from(items.len()).unwrap_or(u32::MAX));
-        items.push(Item { modality, source, param });
+        items.push(Item { modality, source, options: ItemOptions::default(), param });
         Ok(Part::Item(idx))
     }
 }

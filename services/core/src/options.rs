@@ -1,0 +1,88 @@
+//! What may be asked of an item's processing, beside its bytes.
+//!
+//! Options decide what the encoder computes, so their canonical text is part of the content key. An encoder refuses
+//! one that its model does not know: an answer never differs silently from what was asked for.
+
+use std::fmt::Write;
+
+/// How the bytes of an item are to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum ItemForm {
+    /// A file, or UTF-8 text.
+    #[default]
+    Plain,
+    /// Token ids for a text encoder, as little-endian `u32`.
+    TokenIds,
+}
+
+/// Processing options of one item. The default asks for nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct ItemOptions {
+    /// How its bytes are to be read.
+    pub form: ItemForm,
+    /// Text that the encoder reads together with the item.
+    pub prompt: Option<String>,
+    /// Where in a sound to start, in milliseconds; `None`: all of it.
+    pub start_ms: Option<u64>,
+    /// Leave out the parts of a sound that are silent.
+    pub vad: bool,
+}
+
+impl ItemOptions {
+    /// The options as text: empty for the default, and different for different options.
+    pub fn canonical(&self) -> String {
+        let mut text = String::new();
+        if self.form == ItemForm::TokenIds {
+            text.push_str("form=tokens\n");
+        }
+        if let Some(ms) = self.start_ms {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "start_ms={ms}");
+        }
+        if self.vad {
+            text.push_str("vad\n");
+        }
+        // Free text comes last, so that nothing in it can be taken for another option.
+        if let Some(prompt) = &self.prompt {
+            let _ = write!(text, "prompt={prompt}");
+        }
+        text
+    }
+
+    /// Names of the options that ask for something.
+    pub fn given(&self) -> impl Iterator<Item = &'static str> {
+        let given = [
+            ("tokens", self.form == ItemForm::TokenIds),
+            ("start_ms", self.start_ms.is_some()),
+            ("vad", self.vad),
+            ("prompt", self.prompt.is_some()),
+        ];
+        given.into_iter().filter(|(_, given)| *given).map(|(name, _)| name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn options() -> impl Strategy<Value = ItemOptions> {
+        let form = prop_oneof![Just(ItemForm::Plain), Just(ItemForm::TokenIds)];
+        let prompt = prop::option::of("[a-z=\n]{0,12}");
+        (form, prompt, prop::option::of(0u64..20), any::<bool>())
+            .prop_map(|(form, prompt, start_ms, vad)| ItemOptions { form, prompt, start_ms, vad })
+    }
+
+    #[test]
+    fn nothing_asked_for_is_no_text() {
+        assert_eq!(ItemOptions::default().canonical(), "");
+        assert_eq!(ItemOptions::default().given().count(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn different_options_read_differently(a in options(), b in options()) {
+            prop_assert_eq!(a == b, a.canonical() == b.canonical());
+        }
+    }
+}
