@@ -8,6 +8,7 @@ mod images;
 #[path = "preprocess/sounds.rs"]
 mod sounds;
 
+use triptych_core::ItemOptions;
 use triptych_core::limits::Limits;
 use triptych_models::preprocess::{AudioProcessor, AudioSettings, ImageProcessor, ImageSettings, Preprocess};
 
