@@ -74,6 +74,7 @@ impl Runner {
             slot_mapping: &plan.slot_mapping,
             self_kv: plan.self_kv.view(),
             cross_kv: self.info.cross_attention.then(|| plan.cross_kv.view()),
+            cross_from: None,
             logit_rows: &plan.logit_rows,
         })?;
         let (expected, actual) = (plan.logit_rows.len() * self.info.vocab, logits.len());

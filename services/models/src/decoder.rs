@@ -23,6 +23,8 @@ pub struct DecoderInfo {
     pub max_context: usize,
     /// Whether it has cross-attention: items then go to cross blocks, not into the token rows.
     pub cross_attention: bool,
+    /// Whether a sequence may do without it: its tokens then pass by the layers that cross-attend.
+    pub cross_optional: bool,
     /// Bytes of one block of self-attention KV, all layers.
     pub self_block_bytes: usize,
     /// Bytes of one block of cross-attention KV, all layers; 0 without cross-attention.
@@ -52,7 +54,12 @@ pub struct StepInput<'a> {
     /// Self-attention: sequences and their blocks.
     pub self_kv: triptych_kernels::ops::PagedBatch<'a>,
     /// Cross-attention: the same sequences and their blocks; `None` without cross-attention.
+    ///
+    /// Where cross-attention is optional, a sequence of no keys here has none.
     pub cross_kv: Option<triptych_kernels::ops::PagedBatch<'a>>,
+    /// Token of each sequence from which on its tokens cross-attend, `[n_seqs]`; `None`: all of them do. Only
+    /// where cross-attention is optional may a sequence start later than at 0.
+    pub cross_from: Option<&'a [u32]>,
     /// Rows whose logits are wanted.
     pub logit_rows: &'a [u32],
 }

@@ -38,6 +38,8 @@ pub struct CrossInput {
     pub first_row: u32,
     /// Rows.
     pub n_rows: u32,
+    /// First token that sees them: earlier ones pass by the layers that cross-attend. 0: every token does.
+    pub first_token: u32,
 }
 
 /// What the tokens of a sequence mean.

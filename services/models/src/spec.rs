@@ -62,15 +62,30 @@ pub struct DecoderSpec {
 }
 
 /// How encoder rows reach the decoder.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum ItemsSpec {
     /// In the place of token embeddings; rows are as wide as the decoder's.
     Embedded,
-    /// Through cross-attention in every layer.
-    CrossAttention {
-        /// Width of an encoder row.
-        encoder_hidden: usize,
-    },
+    /// Through cross-attention.
+    CrossAttention(CrossSpec),
+}
+
+/// How a decoder cross-attends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CrossSpec {
+    /// Width of an encoder row.
+    pub encoder_hidden: usize,
+    /// Heads, scale and biases; they may differ from self-attention's.
+    pub attention: AttentionSpec,
+    /// Which layers do it.
+    pub layers: CrossLayers,
+}
+
+/// Which layers of a decoder cross-attend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CrossLayers {
+    /// All, after their self-attention.
+    Every,
 }
 
 /// A stack of equal transformer layers.

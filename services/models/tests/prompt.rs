@@ -217,7 +217,10 @@ fn speech_tasks_start_as_the_references() {
         assert_eq!(u64::from(rule.first), expected["timestamp_begin"].as_u64().unwrap());
         assert_eq!((rule.max_initial, rule.no_timestamps + 1), (Some(10), rule.first));
         assert!(timed.rules.no_speech.is_some());
-        assert_eq!(plain.cross, Some(CrossInput { item: ItemIdx(0), first_row: 0, n_rows: rows as u32 }));
+        assert_eq!(
+            plain.cross,
+            Some(CrossInput { item: ItemIdx(0), first_row: 0, n_rows: rows as u32, first_token: 0 })
+        );
         assert_eq!(plain.output, OutputKind::Speech { offset_s: 0.0, end_s: 0.4, timestamps: false });
         let greedy = SamplingDefaults { temperature: 0.0, top_p: 1.0, top_k: None };
         assert_eq!(builder.sampling_defaults(), greedy);

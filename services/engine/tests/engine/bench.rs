@@ -106,7 +106,7 @@ pub fn embed(mut arrival: Arrival, output: &EncoderOutput, first_token: u32) -> 
 pub fn cross(mut arrival: Arrival, output: &EncoderOutput, rows: Range<u32>) -> Arrival {
     let item = ItemIdx(arrival.items.len() as u32);
     let n_rows = rows.end - rows.start;
-    arrival.prepared.cross = Some(CrossInput { item, first_row: rows.start, n_rows });
+    arrival.prepared.cross = Some(CrossInput { item, first_row: rows.start, n_rows, first_token: 0 });
     arrival.items.push(output.item().clone());
     arrival
 }

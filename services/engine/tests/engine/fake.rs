@@ -47,6 +47,7 @@ pub fn info(cross_attention: bool, max_context: usize) -> DecoderInfo {
         encoder_hidden: HIDDEN,
         max_context,
         cross_attention,
+        cross_optional: false,
         self_block_bytes: 100,
         cross_block_bytes: if cross_attention { 10 } else { 0 },
     }

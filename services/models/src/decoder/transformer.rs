@@ -5,7 +5,7 @@ use crate::error::ModelError;
 use crate::layers::{
     CrossAttention, FeedForward, LinearShape, Loader, Residual, Rotary, RotaryTables, SelfAttention,
 };
-use crate::spec::{DecoderSpec, ItemsSpec, Positions};
+use crate::spec::{AttentionSpec, CrossSpec, DecoderSpec, ItemsSpec, Positions};
 use crate::weights::Weights;
 use triptych_kernels::ops::{Activation, KvLayer, KvLayout, Mask};
 use triptych_kernels::{Backend, KernelError};
@@ -113,7 +113,7 @@ impl<B: Backend> TransformerDecoder<B> {
         for embed in step.embeds {
             shape("embeds", 0, embed.values.len() % self.spec.stack.hidden)?;
         }
-        let has_cross = matches!(self.spec.items, ItemsSpec::CrossAttention { .. });
+        let has_cross = matches!(self.spec.items, ItemsSpec::CrossAttention(_));
         shape("cross_kv", has_cross.into(), step.cross_kv.is_some().into())
     }
 }
@@ -122,17 +122,16 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
     fn info(&self) -> DecoderInfo {
         let spec = &self.spec;
         let bytes = |layout| self.backend.kv_block_bytes(layout);
-        let (encoder_hidden, cross_block_bytes) = match spec.items {
+        let (encoder_hidden, cross_block_bytes) = match &spec.items {
             ItemsSpec::Embedded => (spec.stack.hidden, None),
-            ItemsSpec::CrossAttention { encoder_hidden } => {
-                (encoder_hidden, Some(bytes(cross_layout(spec, 1))))
-            }
+            ItemsSpec::CrossAttention(cross) => (cross.encoder_hidden, Some(bytes(cross_layout(spec, 1)))),
         };
         DecoderInfo {
             vocab: spec.vocab,
             encoder_hidden,
             max_context: spec.max_context,
             cross_attention: cross_block_bytes.is_some(),
+            cross_optional: false,
             self_block_bytes: bytes(self_layout(spec, 1)),
             cross_block_bytes: cross_block_bytes.unwrap_or_default(),
         }
@@ -148,11 +147,11 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
     }
 
     fn project_cross(&mut self, rows: &[f32], slots: &[u32]) -> Result<(), ModelError> {
-        let ItemsSpec::CrossAttention { encoder_hidden } = self.spec.items else {
+        let ItemsSpec::CrossAttention(cross) = &self.spec.items else {
             let (expected, actual) = (vec![0], vec![slots.len()]);
             return Err(KernelError::Shape { op: "project_cross", what: "slots", expected, actual }.into());
         };
-        let rows = self.backend.upload(rows.to_vec(), slots.len(), encoder_hidden)?;
+        let rows = self.backend.upload(rows.to_vec(), slots.len(), cross.encoder_hidden)?;
         for (i, layer) in self.layers.iter().enumerate() {
             if let Some((_, cross)) = &layer.cross {
                 let [k, v] = &cross.keys_values(&self.backend, &rows)?;
@@ -206,10 +205,10 @@ impl<B: Backend> Layer<B> {
     fn load(loader: &Loader<'_, B>, spec: &DecoderSpec, idx: usize) -> Result<Self, ModelError> {
         let (stack, names) = (&spec.stack, &spec.names.stack);
         let loader = loader.layer(names.layers, idx);
-        let cross = match (spec.items, &names.cross) {
-            (ItemsSpec::CrossAttention { encoder_hidden }, Some(names)) => Some((
+        let cross = match (&spec.items, &names.cross) {
+            (ItemsSpec::CrossAttention(cross), Some(names)) => Some((
                 Residual::load(&loader, names.norm, stack)?,
-                CrossAttention::load(&loader, names, stack, encoder_hidden)?,
+                CrossAttention::load(&loader, names, stack, cross)?,
             )),
             _ => None,
         };
@@ -276,8 +275,10 @@ fn self_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
 
 /// As [`self_layout`]; without cross-attention a cache of no layers.
 fn cross_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
-    match spec.items {
-        ItemsSpec::CrossAttention { .. } => self_layout(spec, n_blocks),
+    match &spec.items {
+        ItemsSpec::CrossAttention(CrossSpec { attention: AttentionSpec { shape, .. }, .. }) => {
+            KvLayout { n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim, ..self_layout(spec, n_blocks) }
+        }
         ItemsSpec::Embedded => KvLayout { n_layers: 0, ..self_layout(spec, n_blocks) },
     }
 }

@@ -71,12 +71,17 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         merger: None,
         names: &ENCODER,
     };
+    let stack_of_decoder = stack(config, ["decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"])?;
     let decoder = DecoderSpec {
         vocab: config.size("vocab_size")?,
         max_context,
         positions: Positions::Table { n_rows: max_context },
-        stack: stack(config, ["decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"])?,
-        items: ItemsSpec::CrossAttention { encoder_hidden: hidden },
+        items: ItemsSpec::CrossAttention(CrossSpec {
+            encoder_hidden: hidden,
+            attention: stack_of_decoder.attention,
+            layers: CrossLayers::Every,
+        }),
+        stack: stack_of_decoder,
         tied_head: config.flag_or("tie_word_embeddings", true)?,
         names: &DECODER,
     };

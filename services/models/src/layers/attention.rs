@@ -2,7 +2,7 @@
 
 use super::{LinearShape, Loader, RotaryTables};
 use crate::error::ModelError;
-use crate::spec::{AttentionNames, AttentionSpec, CrossNames, QkvNames, StackSpec};
+use crate::spec::{AttentionNames, AttentionSpec, CrossNames, CrossSpec, QkvNames, StackSpec};
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, AttentionShape};
 
@@ -44,7 +44,7 @@ impl<B: Backend> SelfAttention<B> {
                 LinearShape { name: v_name, shape: &kv, bias: bias.v },
             ])?,
         };
-        Ok(Self { qkv, out: load_out(loader, names.out, stack)?, shape })
+        Ok(Self { qkv, out: load_out(loader, names.out, stack.hidden, stack.attention)?, shape })
     }
 
     /// Heads and scale.
@@ -90,7 +90,7 @@ impl<B: Backend> SelfAttention<B> {
 }
 
 impl<B: Backend> CrossAttention<B> {
-    /// Loads the cross-attention of a layer over encoder rows of `encoder_hidden`.
+    /// Loads the cross-attention of a layer.
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
@@ -98,10 +98,10 @@ impl<B: Backend> CrossAttention<B> {
         loader: &Loader<'_, B>,
         names: &CrossNames,
         stack: &StackSpec,
-        encoder_hidden: usize,
+        cross: &CrossSpec,
     ) -> Result<Self, ModelError> {
-        let AttentionSpec { shape, bias } = stack.attention;
-        let [q, kv] = [[q_width(shape), stack.hidden], [kv_width(shape), encoder_hidden]];
+        let AttentionSpec { shape, bias } = cross.attention;
+        let [q, kv] = [[q_width(shape), stack.hidden], [kv_width(shape), cross.encoder_hidden]];
         let [q_name, k_name, v_name] = names.qkv;
         Ok(Self {
             q: loader.linear(&[LinearShape { name: q_name, shape: &q, bias: bias.q }])?,
@@ -109,7 +109,7 @@ impl<B: Backend> CrossAttention<B> {
                 LinearShape { name: k_name, shape: &kv, bias: bias.k },
                 LinearShape { name: v_name, shape: &kv, bias: bias.v },
             ])?,
-            out: load_out(loader, names.out, stack)?,
+            out: load_out(loader, names.out, stack.hidden, cross.attention)?,
             shape,
         })
     }
@@ -154,10 +154,11 @@ impl<B: Backend> CrossAttention<B> {
 fn load_out<B: Backend>(
     loader: &Loader<'_, B>,
     name: &str,
-    stack: &StackSpec,
+    hidden: usize,
+    attention: AttentionSpec,
 ) -> Result<B::Linear, ModelError> {
-    let shape = [stack.hidden, q_width(stack.attention.shape)];
-    loader.linear(&[LinearShape { name, shape: &shape, bias: stack.attention.bias.out }])
+    let shape = [hidden, q_width(attention.shape)];
+    loader.linear(&[LinearShape { name, shape: &shape, bias: attention.bias.out }])
 }
 
 fn q_width(shape: AttentionShape) -> usize {

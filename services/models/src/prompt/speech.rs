@@ -237,6 +237,7 @@ impl SpeechPrompt {
                 item: ItemIdx(0),
                 first_row: window * self.rows_per_window,
                 n_rows: self.rows_per_window,
+                first_token: 0,
             }),
             rules: self.rules(start),
             end_tokens: self.end_tokens.clone(),

@@ -200,6 +200,7 @@ impl Batch {
                 slot_mapping: &self.slots,
                 self_kv: self.own.view(&self.query_start_loc),
                 cross_kv: decoder.info().cross_attention.then(|| self.cross.view(&self.query_start_loc)),
+                cross_from: None,
                 logit_rows: &self.logit_rows,
             })
             .expect("a step that fits")
