@@ -8,6 +8,7 @@
 use crate::error::ModelError;
 pub use triptych_kernels::ops::PagedBatch;
 
+mod head;
 mod transformer;
 
 pub use transformer::TransformerDecoder;

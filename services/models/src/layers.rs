@@ -4,12 +4,14 @@
 //! calls. All activations are `[n_tokens, width]` as in [`triptych_kernels::ops`].
 
 mod attention;
+mod entry;
 mod feed_forward;
 mod loader;
 mod residual;
 mod rotary;
 
 pub use attention::{CrossAttention, SelfAttention};
+pub use entry::Entry;
 pub use feed_forward::FeedForward;
 pub use loader::{LinearShape, Loader};
 pub use residual::Residual;

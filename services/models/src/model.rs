@@ -144,7 +144,9 @@ impl Model {
         match Weights::open(&self.source.dir, self.source.format)? {
             Weights::Dummy { seed } => parts.push(format!("dummy {seed}").into()),
             Weights::Stored(stored) => {
-                for tensor in stored.under(self.spec.encoder.names.prefixes)? {
+                let names = self.spec.encoder.names;
+                let shared = names.tokens.iter().map(|name| format!("{name}.weight")).collect::<Vec<_>>();
+                for tensor in stored.under(names.prefixes)?.into_iter().chain(stored.first(&shared)) {
                     parts.push(format!("{} {:?} {:?}", tensor.name, tensor.dtype, tensor.shape).into());
                     parts.push(blake3::hash(tensor.data).as_bytes().to_vec());
                 }

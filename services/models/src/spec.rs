@@ -55,10 +55,28 @@ pub struct DecoderSpec {
     pub stack: StackSpec,
     /// How encoder rows come in.
     pub items: ItemsSpec,
-    /// Whether the head is the token table.
-    pub tied_head: bool,
+    /// Factor on token embeddings; folded into the table.
+    pub embedding_scale: f32,
+    /// Rows of the last layer to logits.
+    pub head: HeadSpec,
     /// What its tensors are called.
     pub names: &'static DecoderNames,
+}
+
+/// The projection to logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadSpec {
+    /// Whether the token table stands in for a head that is not stored.
+    pub tied: bool,
+    /// Factor on the rows it reads; folded into its weights.
+    pub scale: f32,
+}
+
+impl HeadSpec {
+    /// A head without a factor.
+    pub const fn plain(tied: bool) -> Self {
+        Self { tied, scale: 1.0 }
+    }
 }
 
 /// How encoder rows reach the decoder.
@@ -101,6 +119,8 @@ pub struct StackSpec {
     pub feed_forward: FeedForwardSpec,
     /// Every norm of the stack.
     pub norm: NormSpec,
+    /// Whether and where rows are normalised before the first layer.
+    pub input_norm: InputNorm,
     /// Where the norm of a sub-layer sits.
     pub placement: NormPlacement,
     /// Whether a norm follows the last layer.
@@ -169,11 +189,32 @@ pub enum NormPlacement {
     Post,
 }
 
+/// A norm between the stem or token table and the first layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InputNorm {
+    /// None.
+    Absent,
+    /// Of the embeddings alone: positions are added to its result.
+    BeforePositions,
+    /// Of the sum of embeddings and positions.
+    AfterPositions,
+}
+
 /// How rows learn their place.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Positions {
-    /// A stored table `[n_rows, hidden]`, added to the stem's output.
+    /// They do not.
+    Absent,
+    /// A stored table `[offset + n_rows, hidden]`, added to the stem's output.
     Table {
+        /// Positions it has.
+        n_rows: usize,
+        /// Row of position 0: some tables begin with rows that nothing uses.
+        offset: usize,
+    },
+    /// As a table `[n_rows, hidden]`: sines of all frequencies, then their cosines. A stored table, which some
+    /// checkpoints have, wins.
+    Sinusoids {
         /// Positions it has.
         n_rows: usize,
     },
@@ -234,6 +275,15 @@ pub enum StemSpec {
         /// Dimensions of a patch as its weight is stored: channels, frames, height, width.
         patch: [usize; 4],
     },
+    /// Rows of a token table.
+    Tokens {
+        /// Tokens in the table.
+        vocab: usize,
+        /// Tokens of the longest text.
+        max_tokens: usize,
+        /// Factor on the rows; folded into the table.
+        scale: f32,
+    },
 }
 
 /// What an encoder's tensors are called. Names are relative to a prefix, without `.weight` and `.bias`.
@@ -243,6 +293,8 @@ pub struct EncoderNames {
     pub prefixes: &'static [&'static str],
     /// Layers of the stem, in order.
     pub stem: &'static [&'static str],
+    /// Full names of the token table of an encoder of text, in the order they are tried; else empty.
+    pub tokens: &'static [&'static str],
     /// Position table; empty without one.
     pub positions: &'static str,
     /// The layers.
@@ -256,19 +308,23 @@ pub struct EncoderNames {
 pub struct DecoderNames {
     /// Prefixes of one checkpoint generation or another, in the order they are tried.
     pub prefixes: &'static [&'static str],
-    /// Token table.
-    pub tokens: &'static str,
+    /// Full names of the token table, in the order they are tried.
+    pub tokens: &'static [&'static str],
     /// Position table; empty without one.
     pub positions: &'static str,
     /// The layers.
     pub stack: StackNames,
-    /// Full names of the head, when it is not the token table.
+    /// Full names of the head, in the order they are tried.
     pub head: &'static [&'static str],
+    /// Full name of a bias of the logits, `[1, vocab]`, with its ending; added where it is stored.
+    pub head_bias: Option<&'static str>,
 }
 
 /// What the tensors of a stack are called.
 #[derive(Debug, PartialEq)]
 pub struct StackNames {
+    /// Norm before the first layer; relative to the prefix, empty without one.
+    pub input_norm: &'static str,
     /// The list of layers.
     pub layers: &'static str,
     /// Self-attention.

@@ -5,6 +5,7 @@
 
 use crate::error::ModelError;
 use crate::model::LoadFormat;
+use half::{bf16, f16};
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 use std::borrow::Cow;
@@ -56,6 +57,32 @@ impl Tensor<'_> {
     pub fn view(&self) -> WeightView<'_> {
         WeightView { dtype: self.dtype, shape: &self.shape, data: &self.data }
     }
+
+    /// The elements as f32.
+    pub fn values(&self) -> Vec<f32> {
+        match self.dtype {
+            DType::F32 => self.data.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+            DType::F16 => self.data.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
+            DType::Bf16 => self.data.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
+        }
+    }
+
+    /// Every element times `factor`, in f32; as it is for a factor of 1.
+    #[must_use]
+    pub fn scaled(self, factor: f32) -> Self {
+        if factor == 1.0 {
+            return self;
+        }
+        let data = self.values().iter().flat_map(|v| (v * factor).to_le_bytes()).collect();
+        Self { dtype: DType::F32, shape: self.shape, data: Cow::Owned(data) }
+    }
+
+    /// The same elements without dimensions of 1: `[1, n]` as `[n]`.
+    #[must_use]
+    pub fn squeezed(mut self) -> Self {
+        self.shape.retain(|n| *n != 1);
+        self
+    }
 }
 
 impl Weights {
@@ -67,6 +94,14 @@ impl Weights {
         match format {
             LoadFormat::Safetensors => StoredWeights::open(dir).map(Self::Stored),
             LoadFormat::Dummy { seed } => Ok(Self::Dummy { seed }),
+        }
+    }
+
+    /// Whether a tensor is stored under one of `names`; random weights are as if none were.
+    pub fn has(&self, names: &[String]) -> bool {
+        match self {
+            Self::Stored(stored) => names.iter().any(|n| stored.entries.contains_key(n)),
+            Self::Dummy { .. } => false,
         }
     }
 
@@ -180,6 +215,12 @@ impl StoredWeights {
             }
         };
         Ok(Tensor { dtype, shape: entry.shape.clone(), data: Cow::Borrowed(self.data(entry)) })
+    }
+
+    /// The tensor under the first of `names` that exists.
+    pub fn first(&self, names: &[String]) -> Option<NamedTensor<'_>> {
+        let (name, e) = names.iter().find_map(|n| self.entries.get_key_value(n))?;
+        Some(NamedTensor { name, dtype: e.dtype, shape: &e.shape, data: self.data(e) })
     }
 
     /// All tensors under the first of `prefixes` that has any, in the order of their names.

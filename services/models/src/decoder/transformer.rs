@@ -1,11 +1,10 @@
 //! The one decoder: token table, positions, transformer layers over paged KV, head, as its spec says.
 
+use super::head::load_head;
 use super::{Decoder, DecoderInfo, EmbedRows, StepInput};
 use crate::error::ModelError;
-use crate::layers::{
-    CrossAttention, FeedForward, LinearShape, Loader, Residual, Rotary, RotaryTables, SelfAttention,
-};
-use crate::spec::{AttentionSpec, CrossSpec, DecoderSpec, ItemsSpec, Positions};
+use crate::layers::{CrossAttention, Entry, FeedForward, Loader, Residual, RotaryTables, SelfAttention};
+use crate::spec::{AttentionSpec, CrossSpec, DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
 use triptych_kernels::ops::{Activation, KvLayer, KvLayout, Mask};
 use triptych_kernels::{Backend, KernelError};
@@ -15,17 +14,12 @@ pub struct TransformerDecoder<B: Backend> {
     backend: B,
     spec: DecoderSpec,
     tokens: B::Table,
-    positions: Place<B>,
+    entry: Entry<B>,
     layers: Vec<Layer<B>>,
     final_norm: Option<B::Norm>,
     head: B::Linear,
     self_kv: B::KvCache,
     cross_kv: B::KvCache,
-}
-
-enum Place<B: Backend> {
-    Table(B::Table),
-    Rotary(Rotary),
 }
 
 struct Layer<B: Backend> {
@@ -44,22 +38,18 @@ impl<B: Backend> TransformerDecoder<B> {
     pub fn load(spec: &DecoderSpec, weights: &Weights, backend: &B) -> Result<Self, ModelError> {
         let loader = Loader::new(backend, weights, spec.names.prefixes);
         let (stack, names) = (&spec.stack, spec.names);
-        let positions = match &spec.positions {
-            Positions::Table { n_rows } => {
-                Place::Table(loader.table(names.positions, *n_rows, stack.hidden)?)
-            }
-            Positions::Rotary(rotary) => Place::Rotary(Rotary::new(rotary, stack.attention.shape.head_dim)),
-        };
+        let entry = Entry::load(&loader, &spec.positions, names.positions, (stack, &names.stack))?;
+        let tables = Loader::new(backend, weights, names.tokens);
         let final_norm = match stack.final_norm {
             true => Some(loader.norm(names.stack.final_norm, stack.norm, stack.hidden)?),
             false => None,
         };
         Ok(Self {
-            tokens: loader.table(names.tokens, spec.vocab, stack.hidden)?,
-            positions,
+            tokens: tables.scaled_table("", [spec.vocab, stack.hidden], spec.embedding_scale)?,
+            entry,
             layers: (0..stack.n_layers).map(|i| Layer::load(&loader, spec, i)).collect::<Result<_, _>>()?,
             final_norm,
-            head: load_head(&loader, spec, weights)?,
+            head: load_head(backend, spec, weights)?,
             self_kv: backend.kv_cache(self_layout(spec, 0))?,
             cross_kv: backend.kv_cache(cross_layout(spec, 0))?,
             spec: spec.clone(),
@@ -164,14 +154,8 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
     fn forward(&mut self, step: &StepInput<'_>) -> Result<Vec<f32>, ModelError> {
         self.check(step)?;
         let mut x = self.embed(step.token_ids, step.embeds)?;
-        let rotary = match &self.positions {
-            Place::Rotary(rotary) => Some(rotary.tables(step.positions)),
-            Place::Table(table) => {
-                let rows: Vec<u32> = step.positions.iter().map(|[t, ..]| *t).collect();
-                self.backend.add(&mut x, &self.backend.embed(table, &rows)?)?;
-                None
-            }
-        };
+        x = self.entry.enter(&self.backend, x, step.positions.iter().map(|[t, ..]| *t))?;
+        let rotary = self.entry.rotary(step.positions);
         for (i, layer) in self.layers.iter().enumerate() {
             let caches = Caches { own: &mut self.self_kv, cross: &self.cross_kv, layer: i };
             x = layer.forward(&self.backend, &x, caches, Rows { step, rotary: rotary.as_ref() })?;
@@ -246,20 +230,6 @@ impl<B: Backend> Layer<B> {
         }
         self.feed_forward_norm
             .around(backend, &x, |input, residual| self.feed_forward.forward(backend, input, residual))
-    }
-}
-
-/// The head: a matrix of its own, or the token table as one.
-fn load_head<B: Backend>(
-    loader: &Loader<'_, B>,
-    spec: &DecoderSpec,
-    weights: &Weights,
-) -> Result<B::Linear, ModelError> {
-    let shape = [spec.vocab, spec.stack.hidden];
-    let head = |name| LinearShape { name, shape: &shape, bias: false };
-    match spec.tied_head {
-        true => loader.linear(&[head(spec.names.tokens)]),
-        false => Loader::new(loader.backend(), weights, spec.names.head).linear(&[head("")]),
     }
 }
 

@@ -98,6 +98,7 @@ fn square(frame: usize, [y0, x0]: [usize; 2], side: usize) -> impl Iterator<Item
 
 #[cfg(test)]
 mod tests {
+    use super::super::pieces::Values;
     use super::*;
     use crate::family::{Config, Family};
     use std::path::Path;
@@ -115,7 +116,7 @@ mod tests {
     }
 
     fn piece(grid: [usize; 3]) -> Piece<'static> {
-        Piece { item: 0, grid, values: &[] }
+        Piece { item: 0, grid, values: Values::Floats(&[]) }
     }
 
     #[test]

@@ -5,15 +5,42 @@ use crate::spec::{EncoderSpec, StemSpec};
 use triptych_core::Extent;
 use triptych_kernels::KernelError;
 
-/// The least part of an item that no other part attends to: an image, or a window of sound.
+/// The least part of an item that no other part attends to: an image, a window of sound, or a text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
     /// Which item of the batch.
     pub item: usize,
-    /// Rows as (temporal, height, width); a window of sound is a line of `(1, 1, n_rows)`.
+    /// Rows as (temporal, height, width); a window of sound or a text is a line of `(1, 1, n_rows)`.
     pub grid: [usize; 3],
-    /// Input of the stem: `[n_patches, patch_dim]` or `[n_mels, n_frames]`.
-    pub values: &'a [f32],
+    /// Input of the stem.
+    pub values: Values<'a>,
+}
+
+/// What a stem reads of a piece.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Values<'a> {
+    /// `[n_patches, patch_dim]` or `[n_mels, n_frames]`.
+    Floats(&'a [f32]),
+    /// `[n_rows]`.
+    Tokens(&'a [u32]),
+}
+
+impl<'a> Values<'a> {
+    /// The numbers; none for tokens.
+    pub fn floats(self) -> &'a [f32] {
+        match self {
+            Self::Floats(values) => values,
+            Self::Tokens(_) => &[],
+        }
+    }
+
+    /// The tokens; none for numbers.
+    pub fn tokens(self) -> &'a [u32] {
+        match self {
+            Self::Floats(_) => &[],
+            Self::Tokens(ids) => ids,
+        }
+    }
 }
 
 impl Piece<'_> {
@@ -47,7 +74,7 @@ pub(super) fn pieces<'a>(
                     vec![values.len()],
                 ));
             }
-            Ok(vec![Piece { item, grid, values }])
+            Ok(vec![Piece { item, grid, values: Values::Floats(values) }])
         }
         (&StemSpec::Mel { n_mels, n_frames }, Features::Mel(values), Extent::Windows { n_windows, .. }) => {
             let n_windows = n_windows as usize;
@@ -55,7 +82,14 @@ pub(super) fn pieces<'a>(
                 return Err(shape("mel", vec![n_windows, n_mels, n_frames], vec![values.len()]));
             }
             let windows = values.chunks_exact(n_mels * n_frames);
-            Ok(windows.map(|values| Piece { item, grid: [1, 1, n_frames / 2], values }).collect())
+            let piece = |values| Piece { item, grid: [1, 1, n_frames / 2], values: Values::Floats(values) };
+            Ok(windows.map(piece).collect())
+        }
+        (&StemSpec::Tokens { max_tokens, .. }, Features::Tokens(ids), Extent::Tokens) => {
+            if ids.is_empty() || ids.len() > max_tokens || ids.len() != input.n_tokens as usize {
+                return Err(shape("tokens", vec![max_tokens], vec![ids.len(), input.n_tokens as usize]));
+            }
+            Ok(vec![Piece { item, grid: [1, 1, ids.len()], values: Values::Tokens(ids) }])
         }
         _ => Err(shape("features", vec![], vec![])),
     }
@@ -90,7 +124,7 @@ mod tests {
     fn runs_hold_every_piece_once_and_stay_under_the_limit() {
         let sizes = [3, 3, 9, 1, 1, 1, 1, 4];
         let pieces: Vec<Piece<'_>> =
-            sizes.iter().map(|&n| Piece { item: 0, grid: [1, 1, n], values: &[] }).collect();
+            sizes.iter().map(|&n| Piece { item: 0, grid: [1, 1, n], values: Values::Tokens(&[]) }).collect();
         let runs: Vec<Vec<usize>> =
             runs(&pieces, 4).iter().map(|r| r.iter().map(Piece::n_rows).collect()).collect();
         assert_eq!(runs, [vec![3], vec![3], vec![9], vec![1, 1, 1, 1], vec![4]]);

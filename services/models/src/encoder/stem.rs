@@ -1,9 +1,10 @@
-//! Features to the first rows: convolutions over log-mel, or a projection of patches.
+//! Features to the first rows: convolutions over log-mel, a projection of patches, or rows of a token table.
 
 use super::pieces::Piece;
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
 use crate::spec::{EncoderSpec, StemSpec};
+use crate::weights::Weights;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, Unfold};
 
@@ -13,6 +14,7 @@ const TAPS: usize = 3;
 pub(super) enum Stem<B: Backend> {
     Mel { convs: [B::Linear; 2], n_mels: usize, n_frames: usize },
     Patches { projection: B::Linear, patch_dim: usize },
+    Tokens(B::Table),
 }
 
 impl<B: Backend> Stem<B> {
@@ -20,7 +22,7 @@ impl<B: Backend> Stem<B> {
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
-    pub fn load(loader: &Loader<'_, B>, spec: &EncoderSpec) -> Result<Self, ModelError> {
+    pub fn load(loader: &Loader<'_, B>, spec: &EncoderSpec, weights: &Weights) -> Result<Self, ModelError> {
         let hidden = spec.stack.hidden;
         let linear = |i: usize, shape: &[usize], bias| {
             let name = spec.names.stem.get(i).copied().unwrap_or_default();
@@ -37,6 +39,10 @@ impl<B: Backend> Stem<B> {
                 let projection = linear(0, &[hidden, channels, frames, height, width], false)?;
                 Ok(Self::Patches { projection, patch_dim: patch.iter().product() })
             }
+            StemSpec::Tokens { vocab, scale, .. } => {
+                let tables = Loader::new(loader.backend(), weights, spec.names.tokens);
+                Ok(Self::Tokens(tables.scaled_table("", [vocab, hidden], scale)?))
+            }
         }
     }
 
@@ -49,7 +55,7 @@ impl<B: Backend> Stem<B> {
             Self::Mel { convs, n_mels, n_frames } => {
                 let mut frames = Vec::with_capacity(pieces.len() * n_mels * n_frames);
                 for piece in pieces {
-                    transpose_into(&mut frames, piece.values, *n_frames);
+                    transpose_into(&mut frames, piece.values.floats(), *n_frames);
                 }
                 let mut x = backend.upload(frames, pieces.len() * n_frames, *n_mels)?;
                 for (conv, stride) in convs.iter().zip([1, 2]) {
@@ -59,10 +65,14 @@ impl<B: Backend> Stem<B> {
                 Ok(x)
             }
             Self::Patches { projection, patch_dim } => {
-                let values: Vec<f32> = pieces.iter().flat_map(|p| p.values).copied().collect();
+                let values: Vec<f32> = pieces.iter().flat_map(|p| p.values.floats()).copied().collect();
                 let n_patches = values.len() / patch_dim;
                 let x = backend.upload(values, n_patches, *patch_dim)?;
                 Ok(backend.linear(&x, projection, Activation::None, None)?)
+            }
+            Self::Tokens(table) => {
+                let ids: Vec<u32> = pieces.iter().flat_map(|p| p.values.tokens()).copied().collect();
+                Ok(backend.embed(table, &ids)?)
             }
         }
     }

@@ -5,9 +5,9 @@ use super::layout::Layout;
 use super::pieces::{Piece, pieces, runs};
 use super::stem::Stem;
 use crate::error::ModelError;
-use crate::layers::{FeedForward, LinearShape, Loader, Residual, Rotary, RotaryTables, SelfAttention};
+use crate::layers::{Entry, FeedForward, LinearShape, Loader, Residual, RotaryTables, SelfAttention};
 use crate::preprocess::EncoderInput;
-use crate::spec::{EncoderSpec, MergerSpec, Positions};
+use crate::spec::{EncoderSpec, MergerSpec};
 use crate::weights::Weights;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, Mask, Qkv, Varlen};
@@ -21,15 +21,10 @@ pub struct TransformerEncoder<B: Backend> {
     backend: B,
     spec: EncoderSpec,
     stem: Stem<B>,
-    positions: Place<B>,
+    entry: Entry<B>,
     layers: Vec<Layer<B>>,
     final_norm: Option<B::Norm>,
     merger: Option<Merger<B>>,
-}
-
-enum Place<B: Backend> {
-    Table(B::Table),
-    Rotary(Rotary),
 }
 
 struct Layer<B: Backend> {
@@ -54,12 +49,6 @@ impl<B: Backend> TransformerEncoder<B> {
     pub fn load(spec: &EncoderSpec, weights: &Weights, backend: &B) -> Result<Self, ModelError> {
         let loader = Loader::new(backend, weights, spec.names.prefixes);
         let (stack, names) = (&spec.stack, &spec.names.stack);
-        let positions = match &spec.positions {
-            Positions::Table { n_rows } => {
-                Place::Table(loader.table(spec.names.positions, *n_rows, stack.hidden)?)
-            }
-            Positions::Rotary(rotary) => Place::Rotary(Rotary::new(rotary, stack.attention.shape.head_dim)),
-        };
         let final_norm = match stack.final_norm {
             true => Some(loader.norm(names.final_norm, stack.norm, stack.hidden)?),
             false => None,
@@ -69,8 +58,8 @@ impl<B: Backend> TransformerEncoder<B> {
             _ => None,
         };
         Ok(Self {
-            stem: Stem::load(&loader, spec)?,
-            positions,
+            stem: Stem::load(&loader, spec, weights)?,
+            entry: Entry::load(&loader, &spec.positions, spec.names.positions, (stack, names))?,
             layers: (0..stack.n_layers).map(|i| Layer::load(&loader, spec, i)).collect::<Result<_, _>>()?,
             final_norm,
             merger,
@@ -87,14 +76,8 @@ impl<B: Backend> TransformerEncoder<B> {
         if let Some(order) = &layout.order {
             x = backend.gather_rows(&x, &order.stem_rows)?;
         }
-        let rotary = match &self.positions {
-            Place::Rotary(rotary) => Some(rotary.tables(&layout.positions)),
-            Place::Table(table) => {
-                let rows: Vec<u32> = layout.positions.iter().map(|[.., x]| *x).collect();
-                backend.add(&mut x, &backend.embed(table, &rows)?)?;
-                None
-            }
-        };
+        x = self.entry.enter(backend, x, layout.positions.iter().map(|[.., x]| *x))?;
+        let rotary = self.entry.rotary(&layout.positions);
         for layer in &self.layers {
             let offsets = if layer.sees_whole { &layout.whole } else { &layout.windows };
             x = layer.forward(backend, &x, rotary.as_ref(), offsets)?;

@@ -30,8 +30,10 @@ const fn vision_names(inner: &'static [&'static str], outer: &'static str) -> En
     EncoderNames {
         prefixes: VISION_PREFIXES,
         stem: &["patch_embed.proj"],
+        tokens: &[],
         positions: "",
         stack: StackNames {
+            input_norm: "",
             layers: "blocks",
             attention: AttentionNames { norm: "norm1", qkv: QkvNames::Fused("attn.qkv"), out: "attn.proj" },
             cross: None,
@@ -49,9 +51,15 @@ static VISION_2_5: EncoderNames = vision_names(&["mlp.gate_proj", "mlp.up_proj"]
 
 static TEXT: DecoderNames = DecoderNames {
     prefixes: &["model.", "model.language_model.", "language_model.model.", "language_model."],
-    tokens: "embed_tokens",
+    tokens: &[
+        "model.embed_tokens",
+        "model.language_model.embed_tokens",
+        "language_model.model.embed_tokens",
+        "language_model.embed_tokens",
+    ],
     positions: "",
     stack: StackNames {
+        input_norm: "",
         layers: "layers",
         attention: AttentionNames {
             norm: "input_layernorm",
@@ -65,6 +73,7 @@ static TEXT: DecoderNames = DecoderNames {
         final_norm: "norm",
     },
     head: &["lm_head", "language_model.lm_head"],
+    head_bias: None,
 };
 
 /// The spec of a configuration.
@@ -108,6 +117,7 @@ fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
             bias: false,
         },
         norm: NormSpec { kind: NormKind::Rms, eps: config.number("rms_norm_eps")? },
+        input_norm: InputNorm::Absent,
         placement: NormPlacement::Pre,
         final_norm: true,
     };
@@ -117,7 +127,8 @@ fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
         positions: Positions::Rotary(text_rotary(config, head_dim)?),
         stack,
         items: ItemsSpec::Embedded,
-        tied_head,
+        embedding_scale: 1.0,
+        head: HeadSpec::plain(tied_head),
         names: &TEXT,
     })
 }
@@ -224,6 +235,7 @@ fn vision(config: &Config<'_>, tower: Tower) -> Result<EncoderSpec, ModelError> 
             },
             feed_forward,
             norm: NormSpec { kind: norm, eps: VISION_NORM_EPS },
+            input_norm: InputNorm::Absent,
             placement: NormPlacement::Pre,
             final_norm: false,
         },

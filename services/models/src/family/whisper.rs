@@ -27,6 +27,7 @@ const CROSS: CrossNames = CrossNames {
 
 const fn stack_names(cross: Option<CrossNames>) -> StackNames {
     StackNames {
+        input_norm: "",
         layers: "layers",
         attention: ATTENTION,
         cross,
@@ -40,6 +41,7 @@ const fn stack_names(cross: Option<CrossNames>) -> StackNames {
 static ENCODER: EncoderNames = EncoderNames {
     prefixes: &["model.encoder.", "encoder."],
     stem: &["conv1", "conv2"],
+    tokens: &[],
     positions: "embed_positions",
     stack: stack_names(None),
     merger: None,
@@ -47,10 +49,11 @@ static ENCODER: EncoderNames = EncoderNames {
 
 static DECODER: DecoderNames = DecoderNames {
     prefixes: &["model.decoder.", "decoder."],
-    tokens: "embed_tokens",
+    tokens: &["model.decoder.embed_tokens", "decoder.embed_tokens"],
     positions: "embed_positions",
     stack: stack_names(Some(CROSS)),
     head: &["proj_out"],
+    head_bias: None,
 };
 
 /// The spec of a configuration.
@@ -65,7 +68,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     let encoder = EncoderSpec {
         modality: Modality::Audio,
         stem: StemSpec::Mel { n_mels: config.size("num_mel_bins")?, n_frames: 2 * n_rows },
-        positions: Positions::Table { n_rows },
+        positions: Positions::Table { n_rows, offset: 0 },
         stack: stack(config, ["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"])?,
         windows: None,
         merger: None,
@@ -75,14 +78,15 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     let decoder = DecoderSpec {
         vocab: config.size("vocab_size")?,
         max_context,
-        positions: Positions::Table { n_rows: max_context },
+        positions: Positions::Table { n_rows: max_context, offset: 0 },
         items: ItemsSpec::CrossAttention(CrossSpec {
             encoder_hidden: hidden,
             attention: stack_of_decoder.attention,
             layers: CrossLayers::Every,
         }),
         stack: stack_of_decoder,
-        tied_head: config.flag_or("tie_word_embeddings", true)?,
+        embedding_scale: 1.0,
+        head: HeadSpec::plain(config.flag_or("tie_word_embeddings", true)?),
         names: &DECODER,
     };
     Ok(ModelSpec { encoder, decoder })
@@ -107,6 +111,7 @@ fn stack(config: &Config<'_>, [layers, heads, ffn]: [&str; 3]) -> Result<StackSp
         },
         feed_forward: FeedForwardSpec { width: config.size(ffn)?, kind, activation, bias: true },
         norm: NormSpec { kind: NormKind::Layer, eps: NORM_EPS },
+        input_norm: InputNorm::Absent,
         placement: NormPlacement::Pre,
         final_norm: true,
     })

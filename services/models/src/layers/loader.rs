@@ -75,8 +75,29 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn table(&self, name: &str, n_rows: usize, width: usize) -> Result<B::Table, ModelError> {
-        let table = self.tensor(name, "weight", &[n_rows, width], TensorRole::Matrix)?;
+        self.scaled_table(name, [n_rows, width], 1.0)
+    }
+
+    /// Loads a table `[n_rows, width]`, every value times `factor`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn scaled_table(&self, name: &str, dims: [usize; 2], factor: f32) -> Result<B::Table, ModelError> {
+        let table = self.tensor(name, "weight", &dims, TensorRole::Matrix)?.scaled(factor);
         Ok(self.backend.load_table(table.view())?)
+    }
+
+    /// Whether the weight `name` is stored.
+    pub fn has(&self, name: &str) -> bool {
+        self.weights.has(&self.full(name, "weight"))
+    }
+
+    /// The elements of the weight `name`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        Ok(self.tensor(name, "weight", shape, TensorRole::Matrix)?.values())
     }
 
     fn weight_and_bias(
@@ -97,7 +118,10 @@ impl<'a, B: Backend> Loader<'a, B> {
         shape: &[usize],
         role: TensorRole,
     ) -> Result<Tensor<'a>, ModelError> {
-        let names: Vec<String> = self.prefixes.iter().map(|p| format!("{p}{name}.{ending}")).collect();
-        self.weights.tensor(&names, shape, role)
+        self.weights.tensor(&self.full(name, ending), shape, role)
+    }
+
+    fn full(&self, name: &str, ending: &str) -> Vec<String> {
+        self.prefixes.iter().map(|p| format!("{p}{name}.{ending}")).collect()
     }
 }

@@ -73,7 +73,7 @@ fn check(name: &str, modality: Modality, config: &serde_json::Value) {
     TransformerDecoder::load(&spec.decoder, &weights, &backend).expect("decoder tensors");
     let stored: usize = shapes.values().map(|s| s.iter().product::<usize>()).sum();
     // The token table is the head as well, and so is loaded twice.
-    assert!(spec.decoder.tied_head);
+    assert!(spec.decoder.head.tied);
     assert_eq!(backend.n_elements(), stored + spec.decoder.vocab * spec.decoder.stack.hidden, "{name}");
 }
 

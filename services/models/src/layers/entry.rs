@@ -1,0 +1,118 @@
+//! What rows go through before the first layer: their places, and in some models a norm.
+
+use super::{Loader, Rotary, RotaryTables};
+use crate::error::ModelError;
+use crate::spec::{InputNorm, Positions, StackNames, StackSpec};
+use triptych_core::DType;
+use triptych_kernels::Backend;
+use triptych_kernels::ops::WeightView;
+
+/// The way into a stack.
+pub struct Entry<B: Backend> {
+    place: Place<B>,
+    norm: Option<(InputNorm, B::Norm)>,
+}
+
+enum Place<B: Backend> {
+    Absent,
+    Table { table: B::Table, offset: u32 },
+    Rotary(Rotary),
+}
+
+impl<B: Backend> Entry<B> {
+    /// Loads the norm and the position table, `name`, where the spec has them.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn load(
+        loader: &Loader<'_, B>,
+        positions: &Positions,
+        name: &str,
+        (stack, names): (&StackSpec, &StackNames),
+    ) -> Result<Self, ModelError> {
+        let hidden = stack.hidden;
+        let place = match positions {
+            Positions::Absent => Place::Absent,
+            Positions::Table { n_rows, offset } => {
+                Place::Table { table: loader.table(name, offset + n_rows, hidden)?, offset: *offset as u32 }
+            }
+            Positions::Sinusoids { n_rows } if loader.has(name) => {
+                Place::Table { table: loader.table(name, *n_rows, hidden)?, offset: 0 }
+            }
+            Positions::Sinusoids { n_rows } => {
+                Place::Table { table: sinusoids(loader.backend(), *n_rows, hidden)?, offset: 0 }
+            }
+            Positions::Rotary(rotary) => Place::Rotary(Rotary::new(rotary, stack.attention.shape.head_dim)),
+        };
+        let norm = match stack.input_norm {
+            InputNorm::Absent => None,
+            at => Some((at, loader.norm(names.input_norm, stack.norm, hidden)?)),
+        };
+        Ok(Self { place, norm })
+    }
+
+    /// Rows `x: [n_tokens, hidden]` at `positions: [n_tokens]` as the first layer reads them.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a position past the table, or a wrong width.
+    pub fn enter(
+        &self,
+        backend: &B,
+        mut x: B::Tensor,
+        positions: impl Iterator<Item = u32>,
+    ) -> Result<B::Tensor, ModelError> {
+        if let Some((InputNorm::BeforePositions, norm)) = &self.norm {
+            x = backend.norm(&x, norm)?;
+        }
+        if let Place::Table { table, offset } = &self.place {
+            let rows: Vec<u32> = positions.map(|p| p.saturating_add(*offset)).collect();
+            backend.add(&mut x, &backend.embed(table, &rows)?)?;
+        }
+        if let Some((InputNorm::AfterPositions, norm)) = &self.norm {
+            x = backend.norm(&x, norm)?;
+        }
+        Ok(x)
+    }
+
+    /// What turns queries and keys at `positions`; `None` if nothing does.
+    pub fn rotary(&self, positions: &[[u32; 3]]) -> Option<RotaryTables> {
+        match &self.place {
+            Place::Rotary(rotary) => Some(rotary.tables(positions)),
+            Place::Absent | Place::Table { .. } => None,
+        }
+    }
+}
+
+/// `sin(p / 10000^(2i / hidden))` for all `i`, then the cosines, in each row `p`: `[n_rows, hidden]`.
+fn sinusoids<B: Backend>(backend: &B, n_rows: usize, hidden: usize) -> Result<B::Table, ModelError> {
+    let mut bytes = Vec::with_capacity(4 * n_rows * hidden);
+    for position in 0..n_rows {
+        let angle = |i: usize| position as f64 / 10_000f64.powf((2 * i) as f64 / hidden as f64);
+        let sines = (0..hidden.div_ceil(2)).map(|i| angle(i).sin());
+        let cosines = (0..hidden / 2).map(|i| angle(i).cos());
+        bytes.extend(sines.chain(cosines).flat_map(|v| (v as f32).to_le_bytes()));
+    }
+    Ok(backend.load_table(WeightView { dtype: DType::F32, shape: &[n_rows, hidden], data: &bytes })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use triptych_kernels::reference::ReferenceBackend;
+
+    #[test]
+    fn sines_come_first_and_an_odd_width_has_one_more_of_them() {
+        let backend = ReferenceBackend::new();
+        let check = |hidden: usize, expect: &[f64]| {
+            let table = sinusoids(&backend, 8, hidden).expect("a table");
+            let row = backend.embed(&table, &[7]).and_then(|x| backend.download(&x)).expect("a row");
+            assert_eq!(row.len(), expect.len());
+            for (a, e) in row.iter().zip(expect) {
+                assert!((f64::from(*a) - e).abs() < 1e-7, "{row:?} {expect:?}");
+            }
+        };
+        check(4, &[7f64.sin(), 0.07f64.sin(), 7f64.cos(), 0.07f64.cos()]);
+        let slow = 7.0 / 10_000f64.powf(2.0 / 3.0);
+        check(3, &[7f64.sin(), slow.sin(), 7f64.cos()]);
+    }
+}
