@@ -6,12 +6,14 @@
 
 mod detokenizer;
 mod scan;
+mod spelling;
 
 pub use detokenizer::Detokenizer;
 pub use scan::Guard;
 
 use crate::error::{ModelError, PromptError};
 use scan::ControlTokens;
+use spelling::Spelling;
 use std::collections::HashSet;
 use std::path::Path;
 
@@ -24,6 +26,10 @@ pub struct Tokenizer {
     controls: ControlTokens,
     /// Tokens that are no part of a text: special ones and times.
     silent: HashSet<u32>,
+    /// What bytes its tokens stand for.
+    spelling: Spelling,
+    /// Tokens that are spelled as they read, whatever the others do.
+    verbatim: HashSet<u32>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -57,6 +63,7 @@ impl Tokenizer {
         let full = read(file)?;
         let mut controls = Vec::new();
         let mut silent = HashSet::new();
+        let mut verbatim = HashSet::new();
         let added = file.get_mut("added_tokens").and_then(serde_json::Value::as_array_mut);
         for token in added.into_iter().flatten().filter_map(serde_json::Value::as_object_mut) {
             let flag = |name: &str| token.get(name).and_then(serde_json::Value::as_bool).unwrap_or(false);
@@ -65,6 +72,7 @@ impl Tokenizer {
                 continue;
             };
             let Some(id) = full.token_to_id(&content) else { continue };
+            verbatim.insert(id);
             if special || is_time(&content) {
                 silent.insert(id);
             }
@@ -76,7 +84,8 @@ impl Tokenizer {
         }
         let mut plain = read(file)?;
         plain.set_encode_special_tokens(true);
-        Ok(Self { full, plain, controls: ControlTokens::new(controls), silent })
+        let spelling = Spelling::of_decoder(file.get("decoder"));
+        Ok(Self { full, plain, controls: ControlTokens::new(controls), silent, spelling, verbatim })
     }
 
     /// Tokens of text from the model's own files: control tokens are recognised, none is added around them.
@@ -168,6 +177,26 @@ impl Tokenizer {
         // Sentencepiece-style decoders drop the space that begins a text; here it is part of the token.
         let spaced = self.full.id_to_token(id).is_some_and(|t| t.starts_with('▁'));
         if spaced && !text.starts_with(' ') { format!(" {text}") } else { text }
+    }
+
+    /// The bytes that a token adds in the middle of a text. `None` for tokens that are no part of a text (see
+    /// [`Self::is_silent`]) and for ids without a token.
+    ///
+    /// The bytes of an answer's tokens, one after another, are its text, but for the first space where
+    /// [`Self::drops_first_space`]. They need not be whole characters.
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        if self.is_silent(id) {
+            return None;
+        }
+        let token = self.token(id)?;
+        let bytes = if self.verbatim.contains(&id) { token.into_bytes() } else { self.spelling.bytes(&token) };
+        Some(bytes)
+    }
+
+    /// Whether the decoder drops the space that begins a text: sentencepiece writes a space before the first
+    /// word as before any other.
+    pub fn drops_first_space(&self) -> bool {
+        !matches!(self.spelling, Spelling::ByteLevel)
     }
 
     /// Every token's text. Ids without a token, as in the padding of a wide vocabulary, have none.

@@ -132,6 +132,34 @@ fn sentencepiece_spaces_and_bytes_come_out_once() {
     assert_eq!(PIECES.token_text(PIECES.token_id("▁hello").unwrap()), " hello");
 }
 
+/// The text that the tokens' own bytes spell.
+fn spelled(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+    let bytes: Vec<u8> = ids.iter().filter_map(|id| tokenizer.token_bytes(*id)).flatten().collect();
+    let text = String::from_utf8_lossy(&bytes);
+    match text.strip_prefix(' ') {
+        Some(rest) if tokenizer.drops_first_space() => rest.to_owned(),
+        _ => text.into_owned(),
+    }
+}
+
+#[test]
+fn the_bytes_of_tokens_are_the_bytes_of_the_text() {
+    let qwen: &Arc<Tokenizer> = &QWEN;
+    for tokenizer in [qwen, &tokenizer("whisper_multilingual"), &PIECES] {
+        for text in ["hello world", "hello 你 ü 🦀 world", "a\n\tb", "🦀🦀"] {
+            let ids = tokenizer.encode_plain(text).unwrap();
+            assert_eq!(spelled(tokenizer, &ids), tokenizer.decode(&ids), "{tokenizer:?}");
+        }
+        let n = u32::try_from(tokenizer.vocab_size()).unwrap();
+        for id in 0..n {
+            assert_eq!(tokenizer.token_bytes(id).is_none(), tokenizer.is_silent(id), "{id}");
+        }
+        assert_eq!(tokenizer.token_bytes(u32::MAX), None);
+    }
+    let byte = PIECES.token_id("<0x0A>").unwrap();
+    assert_eq!(PIECES.token_bytes(byte).unwrap(), b"\n");
+}
+
 #[test]
 fn a_broken_tokenizer_file_is_an_error() {
     for bad in ["", "{", "[]", "{\"model\": 3}", "3"] {
