@@ -2,9 +2,12 @@
 
 use proptest::prelude::*;
 use prost::Message as _;
-use triptych_core::prompt::{Message, Part, Prompt, Role, SpeechKind, SpeechTask, TextOrTokens};
+use std::sync::Arc;
+use triptych_core::prompt::{
+    Fallback, LongForm, Message, Part, Prompt, Resume, Role, SpeechKind, SpeechTask, TextOrTokens,
+};
 use triptych_core::sampling::SamplingParams;
-use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, Modality};
+use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, Modality, WindowSpan};
 use triptych_proto::convert::{SamplingFields, WireError, sampling_from_wire, sampling_to_wire};
 use triptych_proto::v1;
 
@@ -22,19 +25,52 @@ fn message() -> impl Strategy<Value = Message> {
     (role, prop::collection::vec(part, 0..4)).prop_map(|(role, parts)| Message { role, parts })
 }
 
-fn prompt() -> impl Strategy<Value = Prompt> {
-    let speech = (any::<bool>(), any::<Option<String>>(), any::<Option<String>>(), any::<bool>()).prop_map(
-        |(translate, language, prompt, timestamps)| {
-            let kind = if translate { SpeechKind::Translate } else { SpeechKind::Transcribe };
-            Prompt::Speech(SpeechTask { kind, language, prompt, timestamps })
+fn speech() -> impl Strategy<Value = SpeechTask> {
+    let said = || prop::option::of(said());
+    let resume = prop::option::of((any::<u32>(), prop::collection::vec(any::<u32>(), 0..3), any::<bool>()));
+    let threshold = || prop::option::of(0.1f32..9.0);
+    let fallback = (prop::collection::vec(0f32..2.0, 1..4), threshold(), threshold(), threshold());
+    let flags = any::<[bool; 5]>();
+    (any::<Option<String>>(), said(), said(), flags, prop::option::of(fallback), resume).prop_map(
+        |(language, prompt, prefix, flags, fallback, resume)| SpeechTask {
+            kind: if flags[0] { SpeechKind::Translate } else { SpeechKind::Transcribe },
+            language,
+            prompt,
+            prefix,
+            timestamps: flags[1],
+            word_timestamps: flags[2],
+            long_form: if flags[3] { LongForm::Sequential } else { LongForm::Parallel },
+            condition_on_previous: flags[4],
+            fallback: fallback.map(|(temperatures, compression_ratio, logprob, no_speech)| Fallback {
+                temperatures,
+                compression_ratio,
+                logprob,
+                no_speech,
+            }),
+            resume: resume.map(|(start_ms, previous, conditioned)| Resume {
+                start_ms,
+                previous,
+                conditioned,
+            }),
         },
-    );
+    )
+}
+
+/// Text or tokens of which there are some: none of either is the same as nothing.
+fn said() -> impl Strategy<Value = TextOrTokens> {
+    prop_oneof![
+        any::<String>().prop_map(TextOrTokens::Text),
+        prop::collection::vec(any::<u32>(), 1..4).prop_map(TextOrTokens::Tokens),
+    ]
+}
+
+fn prompt() -> impl Strategy<Value = Prompt> {
     prop_oneof![
         prop::collection::vec(message(), 0..4).prop_map(Prompt::Chat),
         text_or_tokens().prop_map(Prompt::Singleton),
         (prop::option::of(text_or_tokens()), text_or_tokens())
             .prop_map(|(encoder, decoder)| Prompt::Explicit { encoder, decoder }),
-        speech,
+        speech().prop_map(Prompt::Speech),
     ]
 }
 
@@ -43,7 +79,13 @@ fn encoded_item() -> impl Strategy<Value = EncodedItem> {
     let modality = prop_oneof![Just(Modality::Image), Just(Modality::Audio), Just(Modality::Text)];
     let extent = prop_oneof![
         any::<(u32, u32, u32)>().prop_map(|(t, h, w)| Extent::Grid { t, h, w }),
-        any::<(u32, u64)>().prop_map(|(n_windows, duration_ms)| Extent::Windows { n_windows, duration_ms }),
+        any::<(u32, u64)>().prop_map(|(n_windows, duration_ms)| Extent::windows(n_windows, duration_ms)),
+        (prop::collection::vec(0..9_999u32, 1..9), any::<u64>()).prop_map(|(mut starts, duration_ms)| {
+            starts.sort_unstable();
+            let span = |start_ms: &u32| WindowSpan { start_ms: *start_ms, end_ms: start_ms + 7 };
+            let spans: Arc<[WindowSpan]> = starts.iter().map(span).collect();
+            Extent::Windows { n_windows: spans.len() as u32, duration_ms, spans }
+        }),
         Just(Extent::Tokens),
     ];
     (any::<[[u8; 32]; 3]>(), modality, 1..9u32, 1..9u32, dtype, extent).prop_map(

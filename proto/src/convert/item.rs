@@ -3,8 +3,9 @@
 use super::{WireError, fingerprint, key, required};
 use crate::v1;
 use bytes::Bytes;
+use std::sync::Arc;
 use triptych_core::lifetime::ItemSource;
-use triptych_core::{DType, EncodedItem, Extent, ItemForm, ItemOptions, Modality};
+use triptych_core::{DType, EncodedItem, Extent, ItemForm, ItemOptions, Modality, WindowSpan};
 
 impl From<Modality> for v1::Modality {
     fn from(m: Modality) -> Self {
@@ -62,10 +63,13 @@ impl From<ItemOptions> for v1::ItemOptions {
 
 impl From<Extent> for v1::Extent {
     fn from(e: Extent) -> Self {
-        use v1::extent::{Grid, Kind, Tokens, Windows};
+        use v1::extent::{Grid, Kind, Span, Tokens, Windows};
         let kind = match e {
             Extent::Grid { t, h, w } => Kind::Grid(Grid { t, h, w }),
-            Extent::Windows { n_windows, duration_ms } => Kind::Windows(Windows { n_windows, duration_ms }),
+            Extent::Windows { n_windows, duration_ms, spans } => {
+                let span = |s: &WindowSpan| Span { start_ms: s.start_ms, end_ms: s.end_ms };
+                Kind::Windows(Windows { n_windows, duration_ms, spans: spans.iter().map(span).collect() })
+            }
             Extent::Tokens => Kind::Tokens(Tokens {}),
         };
         Self { kind: Some(kind) }
@@ -79,10 +83,22 @@ impl TryFrom<v1::Extent> for Extent {
         use v1::extent::Kind;
         Ok(match required(e.kind, "extent")? {
             Kind::Grid(g) => Self::Grid { t: g.t, h: g.h, w: g.w },
-            Kind::Windows(w) => Self::Windows { n_windows: w.n_windows, duration_ms: w.duration_ms },
+            Kind::Windows(w) => windows(w)?,
             Kind::Tokens(_) => Self::Tokens,
         })
     }
+}
+
+/// Spans are none or one a window, in order, and none ends before it starts.
+fn windows(w: v1::extent::Windows) -> Result<Extent, WireError> {
+    let span = |s: &v1::extent::Span| WindowSpan { start_ms: s.start_ms, end_ms: s.end_ms };
+    let spans: Arc<[WindowSpan]> = w.spans.iter().map(span).collect();
+    let in_order = spans.iter().all(|s| s.start_ms <= s.end_ms) && spans.is_sorted_by_key(|s| s.start_ms);
+    if !spans.is_empty() && (spans.len() != w.n_windows as usize || !in_order) {
+        let message = format!("{} spans for {} windows, or not in order", spans.len(), w.n_windows);
+        return Err(WireError::Value { field: "extent.windows.spans", message });
+    }
+    Ok(Extent::Windows { n_windows: w.n_windows, duration_ms: w.duration_ms, spans })
 }
 
 impl From<&EncodedItem> for v1::EncodedItem {
@@ -94,7 +110,7 @@ impl From<&EncodedItem> for v1::EncodedItem {
             n_tokens: item.n_tokens,
             hidden: item.hidden,
             dtype: dtype_to_wire(item.dtype).into(),
-            extent: Some(item.extent.into()),
+            extent: Some(item.extent.clone().into()),
             checksum: Bytes::copy_from_slice(&item.checksum),
         }
     }

@@ -3,7 +3,12 @@
 use super::{WireError, required};
 use crate::v1;
 use triptych_core::ItemIdx;
-use triptych_core::prompt::{Message, Part, Prompt, Role, SpeechKind, SpeechTask, TextOrTokens};
+use triptych_core::prompt::{
+    Fallback, LongForm, Message, Part, Prompt, Resume, Role, SpeechKind, SpeechTask, TextOrTokens,
+};
+
+/// Most temperatures of a fallback.
+const MAX_TEMPERATURES: usize = 16;
 
 impl From<TextOrTokens> for v1::TextOrTokens {
     fn from(t: TextOrTokens) -> Self {
@@ -112,7 +117,108 @@ impl From<SpeechTask> for v1::SpeechTask {
             SpeechKind::Transcribe => v1::SpeechKind::Transcribe,
             SpeechKind::Translate => v1::SpeechKind::Translate,
         };
-        Self { kind: kind.into(), language: t.language, prompt: t.prompt, timestamps: t.timestamps }
+        let long_form = match t.long_form {
+            LongForm::Parallel => v1::LongForm::Parallel,
+            LongForm::Sequential => v1::LongForm::Sequential,
+        };
+        let (prompt, prompt_tokens) = apart(t.prompt);
+        let (prefix, prefix_tokens) = apart(t.prefix);
+        Self {
+            kind: kind.into(),
+            language: t.language,
+            prompt,
+            prompt_tokens,
+            prefix,
+            prefix_tokens,
+            timestamps: t.timestamps,
+            word_timestamps: t.word_timestamps,
+            long_form: long_form.into(),
+            condition_on_previous: t.condition_on_previous,
+            fallback: t.fallback.map(Into::into),
+            resume: t.resume.map(Into::into),
+        }
+    }
+}
+
+/// Text and tokens as two fields, one of them empty.
+fn apart(said: Option<TextOrTokens>) -> (Option<String>, Vec<u32>) {
+    match said {
+        None => (None, Vec::new()),
+        Some(TextOrTokens::Text(text)) => (Some(text), Vec::new()),
+        Some(TextOrTokens::Tokens(ids)) => (None, ids),
+    }
+}
+
+/// Text and tokens as one; both at once is a mistake.
+fn together(
+    text: Option<String>,
+    ids: Vec<u32>,
+    field: &'static str,
+) -> Result<Option<TextOrTokens>, WireError> {
+    match (text, ids.is_empty()) {
+        (None, true) => Ok(None),
+        (Some(text), true) => Ok(Some(TextOrTokens::Text(text))),
+        (None, false) => Ok(Some(TextOrTokens::Tokens(ids))),
+        (Some(_), false) => {
+            Err(WireError::Value { field, message: "given as text and as tokens, one is needed".into() })
+        }
+    }
+}
+
+impl From<Fallback> for v1::SpeechFallback {
+    fn from(f: Fallback) -> Self {
+        Self {
+            temperatures: f.temperatures,
+            compression_ratio: f.compression_ratio,
+            logprob: f.logprob,
+            no_speech: f.no_speech,
+        }
+    }
+}
+
+impl TryFrom<v1::SpeechFallback> for Fallback {
+    type Error = WireError;
+
+    fn try_from(f: v1::SpeechFallback) -> Result<Self, WireError> {
+        let wrong = |field, value: f32, allowed: &str| {
+            Err(WireError::Value { field, message: format!("is {value}, allowed is {allowed}") })
+        };
+        if let Some(t) = f.temperatures.iter().find(|t| !(0.0..=2.0).contains(*t)) {
+            return wrong("speech.fallback.temperatures", *t, "0 to 2");
+        }
+        if f.temperatures.len() > MAX_TEMPERATURES {
+            let message = format!("has {} values, the limit is {MAX_TEMPERATURES}", f.temperatures.len());
+            return Err(WireError::Value { field: "speech.fallback.temperatures", message });
+        }
+        if let Some(ratio) = f.compression_ratio.filter(|r| !r.is_finite()) {
+            return wrong("speech.fallback.compression_ratio", ratio, "a number");
+        }
+        if let Some(logprob) = f.logprob.filter(|l| !l.is_finite()) {
+            return wrong("speech.fallback.logprob", logprob, "a number");
+        }
+        if let Some(p) = f.no_speech.filter(|p| !p.is_finite()) {
+            return wrong("speech.fallback.no_speech", p, "a number");
+        }
+        let temperatures =
+            if f.temperatures.is_empty() { Self::default().temperatures } else { f.temperatures };
+        Ok(Self {
+            temperatures,
+            compression_ratio: f.compression_ratio,
+            logprob: f.logprob,
+            no_speech: f.no_speech,
+        })
+    }
+}
+
+impl From<Resume> for v1::SpeechResume {
+    fn from(r: Resume) -> Self {
+        Self { start_ms: r.start_ms, previous: r.previous, conditioned: r.conditioned }
+    }
+}
+
+impl From<v1::SpeechResume> for Resume {
+    fn from(r: v1::SpeechResume) -> Self {
+        Self { start_ms: r.start_ms, previous: r.previous, conditioned: r.conditioned }
     }
 }
 
@@ -125,6 +231,25 @@ impl TryFrom<v1::SpeechTask> for SpeechTask {
             Ok(v1::SpeechKind::Translate) => SpeechKind::Translate,
             Err(_) => return Err(WireError::Enum { field: "speech.kind", value: t.kind, set: "SpeechKind" }),
         };
-        Ok(Self { kind, language: t.language, prompt: t.prompt, timestamps: t.timestamps })
+        let long_form = match v1::LongForm::try_from(t.long_form) {
+            Ok(v1::LongForm::Unspecified | v1::LongForm::Parallel) => LongForm::Parallel,
+            Ok(v1::LongForm::Sequential) => LongForm::Sequential,
+            Err(_) => {
+                let (field, value) = ("speech.long_form", t.long_form);
+                return Err(WireError::Enum { field, value, set: "LongForm" });
+            }
+        };
+        Ok(Self {
+            kind,
+            language: t.language,
+            prompt: together(t.prompt, t.prompt_tokens, "speech.prompt")?,
+            prefix: together(t.prefix, t.prefix_tokens, "speech.prefix")?,
+            timestamps: t.timestamps,
+            word_timestamps: t.word_timestamps,
+            long_form,
+            condition_on_previous: t.condition_on_previous,
+            fallback: t.fallback.map(TryInto::try_into).transpose()?,
+            resume: t.resume.map(Into::into),
+        })
     }
 }

@@ -5,8 +5,18 @@ use half::{bf16, f16};
 use std::sync::Arc;
 use thiserror::Error;
 
-/// How far an item reaches in its own units; what a PD worker needs to place its rows.
+/// Where a window lies in its sound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WindowSpan {
+    /// Its start, in milliseconds from the start of the sound.
+    pub start_ms: u32,
+    /// The end of the sound in it; what follows in the window is silence. May lie past the start of the next
+    /// window: then both heard that part.
+    pub end_ms: u32,
+}
+
+/// How far an item reaches in its own units; what a PD worker needs to place its rows.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Extent {
     /// An image as a grid of *patches* before merging: `n_tokens = t·h·w / merge²`.
     Grid {
@@ -17,15 +27,24 @@ pub enum Extent {
         /// Patches across.
         w: u32,
     },
-    /// A sound as consecutive windows of equal size: `n_tokens = n_windows · tokens per window`.
+    /// A sound as windows of equal size: `n_tokens = n_windows · tokens per window`.
     Windows {
         /// Windows, at least one.
         n_windows: u32,
         /// Length of the sound in milliseconds, before padding.
         duration_ms: u64,
+        /// Where each window lies, `[n_windows]`; empty: one behind the other, each as long as the model's window.
+        spans: Arc<[WindowSpan]>,
     },
     /// Encoder text.
     Tokens,
+}
+
+impl Extent {
+    /// A sound as windows one behind the other.
+    pub fn windows(n_windows: u32, duration_ms: u64) -> Self {
+        Self::Windows { n_windows, duration_ms, spans: Arc::default() }
+    }
 }
 
 /// What is known of an encoder output without its rows: enough to admit, place and verify it.

@@ -15,7 +15,7 @@ use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem, EncoderOutput};
 
 /// The head of any object fits in its first bytes, this many.
-pub const MAX_HEAD_BYTES: usize = 4096;
+pub const MAX_HEAD_BYTES: usize = 16 << 10;
 
 /// Why bytes are not the object they should be. Each is cured in the same way: quarantine and encode again.
 #[derive(Debug, Error)]

@@ -102,7 +102,7 @@ impl Encoders {
         let options = convert::options(request.options.unwrap_or_default(), request.item_is_token_ids);
         let (input, preprocess) =
             self.pool.preprocess(job.model.preprocess.clone(), job.modality, request.item, options).await?;
-        let (extent, n_tokens) = (input.extent, input.n_tokens);
+        let (extent, n_tokens) = (input.extent.clone(), input.n_tokens);
         let encoded = job.batcher.encode(input).await?;
         let item = EncodedItem {
             key: job.key,

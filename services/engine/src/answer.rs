@@ -24,6 +24,7 @@ pub struct Answer {
     end_tokens: Vec<u32>,
     max_tokens: usize,
     no_speech_prob: Option<f32>,
+    end_logprob: Option<f32>,
 }
 
 /// What one more token brought.
@@ -38,8 +39,8 @@ pub struct Progress {
 }
 
 impl Answer {
-    /// An empty answer, the one at place `choice` of the arrival's.
-    pub fn new(arrival: &Arrival, choice: u32, tokenizer: Arc<Tokenizer>) -> Self {
+    /// An empty answer.
+    pub fn new(arrival: &Arrival, tokenizer: Arc<Tokenizer>) -> Self {
         let params = &arrival.sampling;
         let end_tokens = match params.ignore_eos {
             true => Vec::new(),
@@ -47,12 +48,13 @@ impl Answer {
         };
         Self {
             rules: arrival.prepared.rules.clone(),
-            sampler: Sampler::new(params, choice),
+            sampler: Sampler::new(params, arrival.choice),
             writer: Writer::new(Arc::clone(&tokenizer), params.stop.clone()),
             n_top: params.logprobs.map(|n| n as usize),
             end_tokens,
             max_tokens: params.max_tokens.map_or(usize::MAX, |n| n as usize),
             no_speech_prob: None,
+            end_logprob: None,
             tokenizer,
         }
     }
@@ -62,18 +64,24 @@ impl Answer {
         self.no_speech_prob
     }
 
+    /// Log-probability of the end token, if it came and log-probabilities were asked for.
+    pub fn end_logprob(&self) -> Option<f32> {
+        self.end_logprob
+    }
+
     /// Chooses the token after `generated` from `logits [vocab]`, which the rules change in place.
     ///
     /// # Errors
     /// [`SampleError`] if nothing can be chosen.
     pub fn advance(&mut self, generated: &[u32], logits: &mut [f32]) -> Result<Progress, SampleError> {
         // Before the rules: they usually suppress this token.
-        if let Some(token) = self.rules.no_speech.filter(|_| generated.len() == self.rules.steps.len()) {
-            self.no_speech_prob = Some(logprobs(logits, token, 0).chosen.exp());
+        if let Some(rule) = self.rules.no_speech.filter(|rule| generated.len() == rule.step) {
+            self.no_speech_prob = Some(logprobs(logits, rule.token, 0).chosen.exp());
         }
         self.rules.apply(generated, logits);
         let token = self.sampler.choose(logits, generated.len())?;
         if self.end_tokens.contains(&token) {
+            self.end_logprob = self.n_top.map(|_| logprobs(logits, token, 0).chosen);
             let (text, _) = self.flush();
             let delta = Delta { text, ..Delta::default() };
             return Ok(Progress { token, delta, end: Some(FinishReason::Stop) });

@@ -211,21 +211,17 @@ impl Engine {
 
     fn arrive(&mut self, arrival: &Arrival, now: Instant) -> Vec<Output> {
         let mut outputs = Vec::new();
-        if let Some(twice) = arrival.ids.iter().find(|id| self.answers.contains_key(id)) {
+        if self.answers.contains_key(&arrival.id) {
             // Two with one name cannot be told apart by whoever listens, so neither may go on.
-            let failure = Failure::internal(format!("{twice:?} arrived twice"));
-            for id in &arrival.ids {
-                self.fail(*id, failure.clone(), &mut outputs);
-            }
+            let failure = Failure::internal(format!("{:?} arrived twice", arrival.id));
+            self.fail(arrival.id, failure, &mut outputs);
             return outputs;
         }
         match self.scheduler.arrive(arrival, now) {
             Ok(()) => {
-                for (choice, id) in (0..).zip(&arrival.ids) {
-                    self.answers.insert(*id, Answer::new(arrival, choice, Arc::clone(&self.tokenizer)));
-                }
+                self.answers.insert(arrival.id, Answer::new(arrival, Arc::clone(&self.tokenizer)));
             }
-            Err(failure) => outputs.extend(arrival.ids.iter().map(|id| Output::Failed(*id, failure.clone()))),
+            Err(failure) => outputs.push(Output::Failed(arrival.id, failure)),
         }
         outputs
     }
@@ -282,11 +278,9 @@ impl Engine {
         let finished = Finished {
             reason,
             n_prompt: sequence.n_prompt(),
-            n_cached: 0,
             n_generated: sequence.generated().len(),
-            n_drafted: 0,
-            n_accepted: 0,
-            no_speech_prob: answer.and_then(|a| a.no_speech_prob()),
+            no_speech_prob: answer.as_ref().and_then(Answer::no_speech_prob),
+            end_logprob: answer.as_ref().and_then(Answer::end_logprob),
             times: SequenceTimes {
                 queue: first_step.saturating_duration_since(milestones.arrived),
                 prefill: first_token.saturating_duration_since(first_step),

@@ -98,7 +98,8 @@ impl ItemUse {
 
 /// `dtype` and `checksum` may differ: an encoder that ran again gives the same rows only up to rounding.
 fn mismatch(declared: &EncodedItem, arrived: &EncodedItem) -> Option<Failure> {
-    let identity = |i: &EncodedItem| (i.key, i.fingerprint, i.modality, i.n_tokens, i.hidden, i.extent);
+    let identity =
+        |i: &EncodedItem| (i.key, i.fingerprint, i.modality, i.n_tokens, i.hidden, i.extent.clone());
     if identity(declared) == identity(arrived) {
         return None;
     }

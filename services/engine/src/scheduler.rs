@@ -104,16 +104,14 @@ impl Scheduler {
     pub fn arrive(&mut self, arrival: &Arrival, now: Instant) -> Result<(), Failure> {
         arrival.check(&self.capacity)?;
         let limit = self.bounds.max_waiting;
-        if self.n_waiting() + arrival.ids.len() > limit {
+        if self.n_waiting() >= limit {
             let text = format!("{limit} sequences are waiting, which is the limit; try again later");
             return Err(Failure::new(FailureClass::Overloaded, text));
         }
-        for id in &arrival.ids {
-            let place = Place(self.n_arrived);
-            self.n_arrived += 1;
-            self.line.insert(place, Sequence::new(arrival, *id, &mut self.items, now));
-            self.places.insert(*id, place);
-        }
+        let place = Place(self.n_arrived);
+        self.n_arrived += 1;
+        self.line.insert(place, Sequence::new(arrival, &mut self.items, now));
+        self.places.insert(arrival.id, place);
         Ok(())
     }
 

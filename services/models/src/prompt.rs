@@ -10,7 +10,7 @@ mod speech;
 mod template;
 
 pub use chat_vl::{ChatVl, VisionTokens};
-pub use speech::SpeechPrompt;
+pub use speech::{SpeechPrompt, max_previous};
 pub use template::{ChatTemplate, TemplateMessage, TemplatePart};
 
 use crate::error::PromptError;

@@ -32,8 +32,17 @@ pub struct LogitRules {
     pub steps: Vec<Arc<[u32]>>,
     /// The grammar of times.
     pub timestamps: Option<TimestampRule>,
-    /// Token whose probability at the first free position is reported as "no speech".
-    pub no_speech: Option<u32>,
+    /// Whose probability is reported as "no speech".
+    pub no_speech: Option<NoSpeech>,
+}
+
+/// A token that says that nobody speaks, and where the model says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoSpeech {
+    /// The token.
+    pub token: u32,
+    /// The generated token, from 0, for which its probability is read.
+    pub step: usize,
 }
 
 impl LogitRules {

@@ -180,7 +180,7 @@ fn random_weights_need_no_file_and_are_those_of_their_seed() {
         model.load_decoder(&backend).expect("random weights");
         let mut encoder = model.load_encoder(Modality::Audio, &backend).expect("random weights");
         let features = Features::Mel(vec![0.5; 80 * 100]);
-        let extent = Extent::Windows { n_windows: 1, duration_ms: 1000 };
+        let extent = Extent::windows(1, 1000);
         let rows = encoder.encode(&[&EncoderInput { extent, n_tokens: 50, features }]).expect("rows");
         (model.fingerprint(Modality::Audio, DType::F32).expect("a seed"), rows)
     };

@@ -53,7 +53,7 @@ fn picture(h: u32, w: u32) -> EncodedItem {
 }
 
 fn speech(n_windows: u32, duration_ms: u64) -> EncodedItem {
-    item(Modality::Audio, Extent::Windows { n_windows, duration_ms }, n_windows * 50)
+    item(Modality::Audio, Extent::windows(n_windows, duration_ms), n_windows * 50)
 }
 
 fn user(parts: Vec<Part>) -> Prompt {
@@ -205,7 +205,7 @@ fn speech_tasks_start_as_the_references() {
         let expected = golden::json(&format!("{case}/expected.json"));
         let rows =
             golden::json(&format!("{case}/model/config.json"))["max_source_positions"].as_u64().unwrap();
-        let sound = item(Modality::Audio, Extent::Windows { n_windows: 1, duration_ms: 400 }, rows as u32);
+        let sound = item(Modality::Audio, Extent::windows(1, 400), rows as u32);
         let plain = one(&builder, &Prompt::Speech(task(Some(language), false)), std::slice::from_ref(&sound));
         let timed = one(&builder, &Prompt::Speech(task(Some(language), true)), std::slice::from_ref(&sound));
         assert_eq!(plain.tokens, golden::ids(&expected["prompt"]), "{case}");
@@ -271,7 +271,8 @@ fn earlier_text_goes_before_and_is_cut_from_its_start() {
     let (builder, tokenizer) = (whisper("whisper_multilingual"), tokenizer("whisper_multilingual"));
     let id = |name: &str| tokenizer.token_id(name).unwrap();
     let with = |prompt: &str| {
-        let task = SpeechTask { prompt: Some(prompt.to_owned()), ..task(Some("en"), false) };
+        let task =
+            SpeechTask { prompt: Some(TextOrTokens::Text(prompt.to_owned())), ..task(Some("en"), false) };
         one(&builder, &Prompt::Speech(task), &[speech(1, 900)]).tokens
     };
     let start = [id("<|startoftranscript|>"), id("<|en|>"), id("<|transcribe|>"), id("<|notimestamps|>")];

@@ -58,6 +58,7 @@ impl WindowSegments {
             token_ids: segment.tokens,
             avg_logprob,
             no_speech_prob,
+            ..v1::Segment::default()
         };
         self.segments.into_iter().map(wire).collect()
     }

@@ -6,8 +6,10 @@
 use super::{MAX_HEAD_BYTES, ObjectError};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::sync::Arc;
 use triptych_core::key::LAYOUT_VERSION;
-use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, Modality};
+use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, Modality, WindowSpan};
 
 /// Bytes of the length at the start of a safetensors file.
 const LEN_BYTES: usize = 8;
@@ -64,7 +66,7 @@ pub(super) fn write(item: &EncodedItem) -> Vec<u8> {
             key: item.key.to_string().into(),
             fingerprint: item.fingerprint.to_string().into(),
             modality: item.modality.as_str().into(),
-            extent: write_extent(item.extent).into(),
+            extent: write_extent(&item.extent).into(),
             dtype: item.dtype.as_str().into(),
             checksum: hex(&item.checksum).into(),
             head_checksum: hex(&seal(item)).into(),
@@ -136,7 +138,7 @@ fn seal(item: &EncodedItem) -> [u8; 32] {
         item.n_tokens,
         item.hidden,
         item.dtype,
-        write_extent(item.extent),
+        write_extent(&item.extent),
         hex(&item.checksum),
     );
     *blake3::Hasher::new_derive_key("triptych ec object head v1")
@@ -145,22 +147,36 @@ fn seal(item: &EncodedItem) -> [u8; 32] {
         .as_bytes()
 }
 
-fn write_extent(extent: Extent) -> String {
+fn write_extent(extent: &Extent) -> String {
     match extent {
         Extent::Grid { t, h, w } => format!("grid {t} {h} {w}"),
-        Extent::Windows { n_windows, duration_ms } => format!("windows {n_windows} {duration_ms}"),
+        Extent::Windows { n_windows, duration_ms, spans } => {
+            let mut text = format!("windows {n_windows} {duration_ms}");
+            for span in spans.iter() {
+                // Writing to a string cannot fail.
+                let _ = write!(text, " {}-{}", span.start_ms, span.end_ms);
+            }
+            text
+        }
         Extent::Tokens => "tokens".into(),
     }
 }
 
 fn read_extent(text: &str) -> Option<Extent> {
-    let words: Vec<&str> = text.splitn(5, ' ').collect();
+    let words: Vec<&str> = text.split(' ').collect();
     match words.as_slice() {
         ["grid", t, h, w] => {
             Some(Extent::Grid { t: t.parse().ok()?, h: h.parse().ok()?, w: w.parse().ok()? })
         }
-        ["windows", n, ms] => {
-            Some(Extent::Windows { n_windows: n.parse().ok()?, duration_ms: ms.parse().ok()? })
+        ["windows", n, ms, spans @ ..] => {
+            let span = |word: &&str| {
+                let (start, end) = word.split_once('-')?;
+                Some(WindowSpan { start_ms: start.parse().ok()?, end_ms: end.parse().ok()? })
+            };
+            let n_windows: u32 = n.parse().ok()?;
+            let spans: Arc<[WindowSpan]> = spans.iter().map(span).collect::<Option<_>>()?;
+            let fits = spans.is_empty() || spans.len() == n_windows as usize;
+            fits.then_some(Extent::Windows { n_windows, duration_ms: ms.parse().ok()?, spans })
         }
         ["tokens"] => Some(Extent::Tokens),
         _ => None,

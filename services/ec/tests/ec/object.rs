@@ -5,7 +5,9 @@ use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 use std::sync::Arc;
 use triptych_core::limits::Limits;
-use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, Modality};
+use triptych_core::{
+    ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, Modality, WindowSpan,
+};
 use triptych_ec::conformance::sample_output;
 use triptych_ec::object::{
     MAX_HEAD_BYTES, ObjectError, decode, encode, encode_head, object_len, parse_head, probe,
@@ -16,7 +18,13 @@ use crate::key;
 fn outputs() -> impl Strategy<Value = EncoderOutput> {
     let extent = prop_oneof![
         any::<(u32, u32, u32)>().prop_map(|(t, h, w)| Extent::Grid { t, h, w }),
-        any::<(u32, u64)>().prop_map(|(n_windows, duration_ms)| Extent::Windows { n_windows, duration_ms }),
+        any::<(u32, u64)>().prop_map(|(n_windows, duration_ms)| Extent::windows(n_windows, duration_ms)),
+        (prop::collection::vec(0..9_999u32, 1..9), any::<u64>()).prop_map(|(mut starts, duration_ms)| {
+            starts.sort_unstable();
+            let span = |start_ms: &u32| WindowSpan { start_ms: *start_ms, end_ms: start_ms + 7 };
+            let spans: Arc<[WindowSpan]> = starts.iter().map(span).collect();
+            Extent::Windows { n_windows: spans.len() as u32, duration_ms, spans }
+        }),
         Just(Extent::Tokens),
     ];
     let kind = (

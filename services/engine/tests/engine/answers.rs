@@ -6,6 +6,7 @@ use std::sync::Arc;
 use triptych_core::FailureClass;
 use triptych_core::sampling::{FinishReason, SamplingParams};
 use triptych_engine::{Arrival, SequenceId};
+use triptych_models::rules::NoSpeech;
 
 /// Tokens that the plain sequence 1 writes.
 fn plain(n: u32) -> Vec<u32> {
@@ -77,7 +78,7 @@ fn family_rules_force_and_forbid_and_report_no_speech() {
     let bench = run(|a| {
         a.prepared.rules.steps = vec![Arc::from([50]), Arc::from([51, 52])];
         a.prepared.rules.suppress = (0..60).filter(|t| t % 2 == 0).collect();
-        a.prepared.rules.no_speech = Some(40);
+        a.prepared.rules.no_speech = Some(NoSpeech { token: 40, step: a.prepared.rules.steps.len() });
     });
     let written = bench.seen(1).tokens();
     assert_eq!(written[0], 50);
@@ -102,20 +103,20 @@ fn broken_logits_end_only_their_sequence() {
 
 #[test]
 fn answers_to_one_request_differ_by_their_index_and_not_by_their_batch() {
-    let answer = |choice: usize, others: u64| {
+    let answer = |choice: u32, id: u64, others: u64| {
         let mut bench = Bench::decoder_only(config());
         for other in 0..others {
             bench.arrive(bench.sequence(other + 10, 9, 12));
         }
         let mut arrival = bench.sequence(1, 4, 12);
-        arrival.ids = vec![SequenceId(2), SequenceId(1)];
+        arrival.id = SequenceId(id);
+        arrival.choice = choice;
         arrival.sampling =
-            SamplingParams { seed: Some(5), n: 2, max_tokens: Some(12), ..SamplingParams::default() };
-        let id = arrival.ids[choice].0;
+            SamplingParams { seed: Some(5), max_tokens: Some(12), ..SamplingParams::default() };
         bench.arrive(arrival);
         bench.settle();
         bench.seen(id).tokens()
     };
-    assert_eq!(answer(0, 0), answer(0, 5));
-    assert_ne!(answer(0, 0), answer(1, 0));
+    assert_eq!(answer(0, 1, 0), answer(0, 2, 5));
+    assert_ne!(answer(0, 1, 0), answer(1, 1, 0));
 }

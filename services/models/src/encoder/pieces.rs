@@ -59,8 +59,8 @@ pub(super) fn pieces<'a>(
     item: usize,
     input: &'a EncoderInput,
 ) -> Result<Vec<Piece<'a>>, KernelError> {
-    match (&spec.stem, &input.features, input.extent) {
-        (StemSpec::Patches { patch }, Features::Patches(values), Extent::Grid { t, h, w }) => {
+    match (&spec.stem, &input.features, &input.extent) {
+        (StemSpec::Patches { patch }, Features::Patches(values), &Extent::Grid { t, h, w }) => {
             let grid = [t as usize, h as usize, w as usize];
             let side = spec.merger.as_ref().map_or(1, |m| m.side);
             if !grid[1].is_multiple_of(side) || !grid[2].is_multiple_of(side) {
@@ -76,7 +76,7 @@ pub(super) fn pieces<'a>(
             }
             Ok(vec![Piece { item, grid, values: Values::Floats(values) }])
         }
-        (&StemSpec::Mel { n_mels, n_frames }, Features::Mel(values), Extent::Windows { n_windows, .. }) => {
+        (&StemSpec::Mel { n_mels, n_frames }, Features::Mel(values), &Extent::Windows { n_windows, .. }) => {
             let n_windows = n_windows as usize;
             if n_windows.checked_mul(n_mels * n_frames) != Some(values.len()) {
                 return Err(shape("mel", vec![n_windows, n_mels, n_frames], vec![values.len()]));

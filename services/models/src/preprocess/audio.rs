@@ -155,7 +155,7 @@ impl Preprocess for AudioProcessor {
         let duration_ms = samples.len() as u64 * 1000 / u64::from(self.settings.rate);
         let n_rows = n_windows as usize * self.settings.rows_per_window();
         Ok(EncoderInput {
-            extent: Extent::Windows { n_windows, duration_ms },
+            extent: Extent::windows(n_windows, duration_ms),
             n_tokens: u32::try_from(n_rows).map_err(|_| ItemError::TooLarge {
                 what: "the audio",
                 actual: format!("{n_rows} rows"),

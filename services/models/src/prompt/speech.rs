@@ -10,12 +10,12 @@ mod vocabulary;
 use super::generation::GenerationFiles;
 use super::{CrossInput, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, check_ids};
 use crate::error::{ModelError, PromptError};
-use crate::rules::{LogitRules, TimestampRule};
+use crate::rules::{LogitRules, NoSpeech, TimestampRule};
 use crate::tokenization::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
-use triptych_core::prompt::{Message, Part, Prompt, SpeechKind, SpeechTask, TextOrTokens};
-use triptych_core::{EncodedItem, Extent, ItemIdx, Modality};
+use triptych_core::prompt::{LongForm, Message, Part, Prompt, SpeechKind, SpeechTask, TextOrTokens};
+use triptych_core::{EncodedItem, Extent, ItemIdx, Modality, WindowSpan};
 use vocabulary::Vocabulary;
 
 /// Milliseconds of sound in an encoder row.
@@ -42,6 +42,13 @@ struct Start {
     tokens: Vec<u32>,
     steps: Vec<Arc<[u32]>>,
     timestamps: bool,
+    /// Generated token whose logits say whether there is speech.
+    no_speech_step: usize,
+}
+
+/// Tokens of earlier text that a prompt holds at most.
+pub fn max_previous(max_context: usize) -> usize {
+    (max_context / 2).saturating_sub(1)
 }
 
 impl SpeechPrompt {
@@ -84,7 +91,7 @@ impl SpeechPrompt {
 
     /// The start for a task.
     fn task(&self, task: &SpeechTask) -> Result<Start, PromptError> {
-        let mut tokens = self.earlier(task.prompt.as_deref().unwrap_or_default())?;
+        let mut tokens = self.earlier(task)?;
         tokens.push(self.words.start);
         let language = self.language_token(task)?;
         let mut follow = Vec::new();
@@ -96,23 +103,31 @@ impl SpeechPrompt {
         } else if task.kind == SpeechKind::Translate {
             return Err(PromptError::Invalid("this model knows English only and does not translate".into()));
         }
+        let timestamps = task.timestamps || task.long_form == LongForm::Sequential;
         match self.words.no_timestamps {
-            Some(id) if !task.timestamps => follow.push(Some(id)),
-            None if task.timestamps => {
+            Some(id) if !timestamps => follow.push(Some(id)),
+            None if timestamps => {
                 return Err(PromptError::Invalid("this model has no timestamps".into()));
             }
             _ => {}
         }
-        let follow = follow.into_iter().flatten();
-        let mut steps = Vec::new();
-        if self.is_multilingual() && language.is_none() {
+        let prefix = self.said(task.prefix.as_ref())?;
+        let follow = follow.into_iter().flatten().chain(prefix);
+        let mut steps: Vec<Arc<[u32]>> = Vec::new();
+        let judged = task.fallback.as_ref().is_some_and(|f| f.no_speech.is_some());
+        let detect = self.is_multilingual() && language.is_none();
+        if detect {
             steps.push(self.words.languages.tokens().collect());
             steps.extend(follow.map(|id| Arc::from([id])));
+        } else if judged {
+            // The model says "no speech" right after its start token, so what follows that is written, not read.
+            steps.extend(language.into_iter().chain(follow).map(|id| Arc::from([id])));
         } else {
             tokens.extend(language);
             tokens.extend(follow);
         }
-        Ok(Start { tokens, steps, timestamps: task.timestamps })
+        let no_speech_step = if judged { 0 } else { steps.len() };
+        Ok(Start { tokens, steps, timestamps, no_speech_step })
     }
 
     /// The token of the task's language; `None` if it is the model's to find, or its only one.
@@ -130,17 +145,38 @@ impl SpeechPrompt {
         })
     }
 
-    /// `<|startofprev|>` and the end of the text, as much as leaves half of the context free.
-    fn earlier(&self, text: &str) -> Result<Vec<u32>, PromptError> {
-        let text = text.trim();
-        let Some(start) = self.words.start_of_previous.filter(|_| !text.is_empty()) else {
+    /// `<|startofprev|>` and the end of what was said before, as much as leaves half of the context free.
+    fn earlier(&self, task: &SpeechTask) -> Result<Vec<u32>, PromptError> {
+        let written = task.resume.as_ref().filter(|r| task.condition_on_previous && r.conditioned);
+        let ids = match written {
+            Some(resume) => {
+                check_ids(&resume.previous, self.vocab)?;
+                resume.previous.clone()
+            }
+            None => self.said(task.prompt.as_ref())?,
+        };
+        let Some(start) = self.words.start_of_previous.filter(|_| !ids.is_empty()) else {
             return Ok(Vec::new());
         };
-        let ids = self.tokenizer.encode_plain(&format!(" {text}"))?;
-        let kept = ids.len().min((self.max_context / 2).saturating_sub(1));
+        let kept = ids.len().min(max_previous(self.max_context));
         let mut tokens = vec![start];
         tokens.extend_from_slice(&ids[ids.len() - kept..]);
         Ok(tokens)
+    }
+
+    /// Tokens of what a client says was said.
+    fn said(&self, said: Option<&TextOrTokens>) -> Result<Vec<u32>, PromptError> {
+        match said {
+            None => Ok(Vec::new()),
+            Some(TextOrTokens::Text(text)) if text.trim().is_empty() => Ok(Vec::new()),
+            Some(TextOrTokens::Text(text)) => {
+                Ok(self.tokenizer.encode_plain(&format!(" {}", text.trim()))?)
+            }
+            Some(TextOrTokens::Tokens(ids)) => {
+                check_ids(ids, self.vocab)?;
+                Ok(ids.clone())
+            }
+        }
     }
 
     /// The start that a client wrote itself; nothing at all is the plain task.
@@ -160,7 +196,7 @@ impl SpeechPrompt {
         let says_none = self.words.no_timestamps.is_none_or(|id| tokens.contains(&id));
         let is_task = |id: &u32| Some(*id) == self.words.transcribe || Some(*id) == self.words.translate;
         let complete = !self.is_multilingual() || tokens.iter().any(is_task);
-        Ok(Start { tokens, steps: Vec::new(), timestamps: complete && !says_none })
+        Ok(Start { tokens, steps: Vec::new(), timestamps: complete && !says_none, no_speech_step: 0 })
     }
 
     /// A conversation about one sound: its texts are what was said before.
@@ -181,11 +217,12 @@ impl SpeechPrompt {
             let text = format!("the messages name {n_items} audio items, this model reads one");
             return Err(PromptError::Invalid(text));
         }
-        self.task(&SpeechTask { prompt: Some(texts.join("\n")), ..SpeechTask::default() })
+        let prompt = Some(TextOrTokens::Text(texts.join("\n")));
+        self.task(&SpeechTask { prompt, ..SpeechTask::default() })
     }
 
-    /// Windows and length in milliseconds of the one item.
-    fn windows(&self, items: &[EncodedItem]) -> Result<(u32, u64), PromptError> {
+    /// Where the windows of the one item lie.
+    fn windows(&self, items: &[EncodedItem]) -> Result<Vec<WindowSpan>, PromptError> {
         let [item] = items else {
             let text = format!("the request has {} items, this model reads one audio item", items.len());
             return Err(PromptError::Invalid(text));
@@ -194,16 +231,27 @@ impl SpeechPrompt {
             let text = format!("item 0 is {}, this model reads audio items", item.modality);
             return Err(PromptError::Invalid(text));
         }
-        let Extent::Windows { n_windows, duration_ms } = item.extent else {
+        let Extent::Windows { n_windows, duration_ms, spans } = &item.extent else {
             return Err(PromptError::Invalid("item 0 is audio without windows".into()));
         };
+        let (n_windows, duration_ms) = (*n_windows, *duration_ms);
         if n_windows == 0 || n_windows.checked_mul(self.rows_per_window) != Some(item.n_tokens) {
             return Err(PromptError::Invalid(format!(
                 "item 0 has {} rows in {n_windows} windows, a window of this model has {}",
                 item.n_tokens, self.rows_per_window
             )));
         }
-        Ok((n_windows, duration_ms))
+        if !spans.is_empty() {
+            return Ok(spans.to_vec());
+        }
+        let window_ms = u64::from(self.rows_per_window) * ROW_MS;
+        let ms = |ms: u64| u32::try_from(ms).unwrap_or(u32::MAX);
+        let span = |window: u32| {
+            let start = u64::from(window) * window_ms;
+            let end = (start + window_ms).min(duration_ms).max(start);
+            WindowSpan { start_ms: ms(start), end_ms: ms(end) }
+        };
+        Ok((0..n_windows).map(span).collect())
     }
 
     fn rules(&self, start: &Start) -> LogitRules {
@@ -218,15 +266,12 @@ impl SpeechPrompt {
                 end: self.end_tokens[0],
                 max_initial: self.max_initial_timestamp,
             }),
-            no_speech: self.words.no_speech,
+            no_speech: self.words.no_speech.map(|token| NoSpeech { token, step: start.no_speech_step }),
         }
     }
 
     /// The sequence of a window.
-    fn place(&self, start: &Start, window: u32, duration_ms: u64) -> PreparedSequence {
-        let window_ms = u64::from(self.rows_per_window) * ROW_MS;
-        let offset_ms = u64::from(window) * window_ms;
-        let end_ms = (offset_ms + window_ms).min(duration_ms).max(offset_ms);
+    fn place(&self, start: &Start, window: u32, span: WindowSpan) -> PreparedSequence {
         let n = start.tokens.len() as u32;
         PreparedSequence {
             tokens: start.tokens.clone(),
@@ -242,8 +287,8 @@ impl SpeechPrompt {
             rules: self.rules(start),
             end_tokens: self.end_tokens.clone(),
             output: OutputKind::Speech {
-                offset_s: offset_ms as f64 / 1000.0,
-                end_s: end_ms as f64 / 1000.0,
+                offset_s: f64::from(span.start_ms) / 1000.0,
+                end_s: f64::from(span.end_ms) / 1000.0,
                 timestamps: start.timestamps,
             },
         }
@@ -252,7 +297,7 @@ impl SpeechPrompt {
 
 impl PromptBuilder for SpeechPrompt {
     fn prepare(&self, prompt: &Prompt, items: &[EncodedItem]) -> Result<Vec<PreparedSequence>, PromptError> {
-        let (n_windows, duration_ms) = self.windows(items)?;
+        let spans = self.windows(items)?;
         let start = match prompt {
             Prompt::Speech(task) => self.task(task)?,
             Prompt::Chat(messages) => self.chat(messages)?,
@@ -268,7 +313,7 @@ impl PromptBuilder for SpeechPrompt {
         if n_tokens > self.max_context {
             return Err(PromptError::TooLong { actual: n_tokens, limit: self.max_context });
         }
-        Ok((0..n_windows).map(|window| self.place(&start, window, duration_ms)).collect())
+        Ok((0..).zip(spans).map(|(window, span)| self.place(&start, window, span)).collect())
     }
 
     fn sampling_defaults(&self) -> SamplingDefaults {

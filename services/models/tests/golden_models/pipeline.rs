@@ -21,7 +21,7 @@ fn encoded(input: &EncoderInput, hidden: usize) -> EncodedItem {
         n_tokens: input.n_tokens,
         hidden: hidden as u32,
         dtype: DType::F32,
-        extent: input.extent,
+        extent: input.extent.clone(),
         checksum: [0; 32],
     }
 }

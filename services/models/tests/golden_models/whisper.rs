@@ -13,7 +13,7 @@ const CASES: [&str; 3] = ["whisper_en_odd_heads", "whisper_multilingual", "whisp
 
 fn input(mel: Vec<f32>, n_windows: u32, n_positions: usize) -> EncoderInput {
     EncoderInput {
-        extent: Extent::Windows { n_windows, duration_ms: 0 },
+        extent: Extent::windows(n_windows, 0),
         n_tokens: n_windows * n_positions as u32,
         features: Features::Mel(mel),
     }

@@ -17,7 +17,7 @@ fn see(bytes: &[u8]) -> Result<EncoderInput, ItemError> {
 
 /// `[n_patches, 3, 2, 14, 14]` to `[h, w, 3]` of 0 to 255, from the second frame.
 fn pixels_of(input: &EncoderInput, settings: &ImageSettings) -> (usize, usize, Vec<f32>) {
-    let (Extent::Grid { t: 1, h, w }, Features::Patches(values)) = (input.extent, &input.features) else {
+    let (&Extent::Grid { t: 1, h, w }, Features::Patches(values)) = (&input.extent, &input.features) else {
         panic!("{:?}", input.extent)
     };
     let (h, w) = (h as usize, w as usize);

@@ -154,7 +154,7 @@ fn a_long_sound_is_windows_and_a_scrap_is_none() {
         let bytes = wav(16_000, 1, tone(16_000, 300.0, seconds));
         let input = processor.preprocess(Modality::Audio, &bytes, &ItemOptions::default(), &limits).unwrap();
         let duration_ms = (seconds * 1000.0).round() as u64;
-        assert_eq!(input.extent, Extent::Windows { n_windows, duration_ms }, "{seconds} s");
+        assert_eq!(input.extent, Extent::windows(n_windows, duration_ms), "{seconds} s");
         assert_eq!(input.n_tokens, n_windows * 50);
         let Features::Mel(mel) = &input.features else { panic!("mel") };
         assert_eq!(mel.len(), n_windows as usize * 80 * 100);

@@ -40,8 +40,8 @@ async fn a_description_that_claims_too_much_is_refused_before_anything_is_made_o
     let mut image = pd.stored_image(1).await;
     (image.n_tokens, image.extent) = (u32::MAX / 4, Extent::Grid { t: 1, h: 2, w: u32::MAX / 2 });
     check(&pd, "rows", about(&[image], 4), Code::InvalidArgument).await;
-    let mut sound = pd.output("speech", Extent::Windows { n_windows: 1, duration_ms: 1 }, 2).item().clone();
-    sound.extent = Extent::Windows { n_windows: 2_000, duration_ms: 1 };
+    let mut sound = pd.output("speech", Extent::windows(1, 1), 2).item().clone();
+    sound.extent = Extent::windows(2_000, 1);
     sound.n_tokens = 2_000 * crate::support::WINDOW;
     check(&pd, "windows", crate::support::transcribe(&sound, 4), Code::InvalidArgument).await;
 }

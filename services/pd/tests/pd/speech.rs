@@ -11,7 +11,7 @@ fn window(whole: &EncoderOutput, k: u32) -> EncoderOutput {
     let item = EncodedItem {
         key: ContentKey::from_bytes([200 + k as u8; 32]),
         n_tokens: WINDOW,
-        extent: Extent::Windows { n_windows: 1, duration_ms: 1_000 },
+        extent: Extent::windows(1, 1_000),
         ..whole.item().clone()
     };
     EncoderOutput::seal(item, rows).unwrap()
@@ -25,7 +25,7 @@ async fn tokens(pd: &Pd, output: &EncoderOutput) -> Vec<u32> {
 #[tokio::test]
 async fn windows_are_told_in_order_for_each_answer() {
     let pd = start().await;
-    let whole = pd.output(SPEECH, Extent::Windows { n_windows: 3, duration_ms: 2_900 }, 3);
+    let whole = pd.output(SPEECH, Extent::windows(3, 2_900), 3);
     pd.put(&whole).await;
     let mut expected = Vec::new();
     for k in 0..3 {

@@ -14,7 +14,7 @@ use form::Form;
 use format::Transcript;
 use futures::{Stream, stream};
 use serde::Serialize;
-use triptych_core::prompt::{Prompt, SpeechKind, SpeechTask};
+use triptych_core::prompt::{Prompt, SpeechKind, SpeechTask, TextOrTokens};
 use triptych_core::{Failure, ItemOptions, Modality, ModelName};
 use triptych_proto::v1;
 
@@ -63,8 +63,9 @@ fn into_request(form: Form, call: &Call, kind: SpeechKind) -> Request {
     let task = SpeechTask {
         kind,
         language: form.language,
-        prompt: form.prompt,
+        prompt: form.prompt.map(TextOrTokens::Text),
         timestamps: form.format.has_times(),
+        ..SpeechTask::default()
     };
     Request {
         id: call.id,

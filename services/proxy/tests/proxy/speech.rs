@@ -41,6 +41,7 @@ fn spoken() -> Vec<v1::PdGenerateResponse> {
             token_ids: vec![5, 6],
             avg_logprob: -0.25,
             no_speech_prob: 0.5,
+            ..v1::Segment::default()
         };
         delta(v1::Delta { text: text.into(), segments: vec![segment], ..v1::Delta::default() })
     };
@@ -119,6 +120,8 @@ async fn the_form_becomes_a_speech_task() {
             language: Some("de".into()),
             prompt: Some("Grüße".into()),
             timestamps: true,
+            long_form: v1::LongForm::Parallel.into(),
+            ..v1::SpeechTask::default()
         };
         assert_eq!(request.prompt.unwrap().kind, Some(v1::prompt::Kind::Speech(task)));
         assert_eq!((request.model.as_str(), request.sampling.unwrap().temperature), ("asr", Some(0.5)));

@@ -55,7 +55,7 @@ fn chat(text: &str, n_items: usize) -> Chat {
 
 fn speech(args: &AskArgs) -> v1::SpeechTask {
     let kind = if args.translate { v1::SpeechKind::Translate } else { v1::SpeechKind::Transcribe };
-    v1::SpeechTask { kind: kind.into(), language: args.language.clone(), prompt: None, timestamps: false }
+    v1::SpeechTask { kind: kind.into(), language: args.language.clone(), ..v1::SpeechTask::default() }
 }
 
 #[cfg(test)]

@@ -1,6 +1,0 @@
-//! How tokens are chosen, held against transformers over random logits: `tests/golden/logits`.
-
-mod beams;
-mod drafts;
-mod golden;
-mod logits;
