@@ -18,6 +18,7 @@ sys.dont_write_bytecode = True
 def main(groups):
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
+    import logits
     import names
     import preprocess
     import qwen
@@ -28,6 +29,7 @@ def main(groups):
         "qwen2_vl": qwen.make_qwen2_vl,
         "qwen2_5_vl": qwen.make_qwen2_5_vl,
         "preprocess": preprocess.make,
+        "logits": logits.make,
         "names": names.make,
     }
     for group in groups or makers:

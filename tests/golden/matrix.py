@@ -6,6 +6,7 @@ tensors for `expected.safetensors` and writes `matrix.json`. README.md says what
 
 import copy
 import dataclasses
+import functools
 import math
 
 import torch
@@ -82,12 +83,12 @@ def settings(request, max_new_tokens, **more):
     )
 
 
-def run(model, rows, request, max_new_tokens, extra, **more):
+def run(model, ask, request, max_new_tokens, extra, **more):
     # `generate` fills what a config leaves open from the model's own; nothing of that may leak in here.
     kept, model.generation_config = model.generation_config, GenerationConfig()
     try:
         return model.generate(
-            **inputs(rows, request),
+            **ask(request),
             **extra,
             generation_config=settings(request, max_new_tokens, **more),
             logits_processor=LogitsProcessorList([Rules(request, max_new_tokens)]),
@@ -104,18 +105,18 @@ def answer(request, ids):
 
 
 @torch.no_grad()
-def greedy(model, rows, request, extra):
+def greedy(model, ask, request, extra):
     """The greedy answer and the least lead of a chosen token that was not forced."""
-    out = run(model, rows, request, request.max_new_tokens, extra, num_beams=1)
+    out = run(model, ask, request, request.max_new_tokens, extra, num_beams=1)
     tokens = answer(request, out.sequences[0])
     gaps = [smallest_gap(s) for s in out.scores[:len(tokens)]]
     return tokens, min(gap for gap in gaps if gap < math.inf)
 
 
 @torch.no_grad()
-def beams(model, rows, request, extra):
+def beams(model, ask, request, extra):
     out = run(
-        model, rows, request, request.beam_tokens, extra, num_beams=4, num_return_sequences=2,
+        model, ask, request, request.beam_tokens, extra, num_beams=4, num_return_sequences=2,
         length_penalty=request.length_penalty, early_stopping=request.early_stopping,
     )
     answers = [answer(request, ids) for ids in out.sequences]
@@ -124,9 +125,10 @@ def beams(model, rows, request, extra):
 
 
 @torch.no_grad()
-def make_matrix(folder, model, rows, requests, extra=None):
+def make_matrix(folder, model, rows, requests, extra=None, arguments=inputs):
     """Writes `folder/matrix.json`. `rows` are encoder outputs, f32 `[n_rows, hidden]` each; `extra` are further
-    arguments of the model's `generate` and forward, the same for all requests.
+    arguments of the model's `generate` and forward, the same for all requests. `arguments` says what stands for the
+    encoder output and the prompt of a request, for models that do not take them as most do.
 
     Returns tensors to add to `expected.safetensors`, and a reason to refuse these weights or None: tokens that
     depend on rounding, which best logits near each other and beams that differ in f64 show, would test luck.
@@ -135,14 +137,15 @@ def make_matrix(folder, model, rows, requests, extra=None):
     exact = copy.deepcopy(model).double()
     exact_rows = [r.double() for r in rows]
     exact_extra = {k: v.double() if torch.is_floating_point(v) else v for k, v in extra.items()}
+    ask, exact_ask = (functools.partial(arguments, r) for r in (rows, exact_rows))
     tensors = {f"matrix.{i}.rows": r.float() for i, r in enumerate(rows)}
     entries, refusal = [], None
     for i, request in enumerate(requests):
-        tokens, gap = greedy(model, rows, request, extra)
-        answers = beams(model, rows, request, extra)
+        tokens, gap = greedy(model, ask, request, extra)
+        answers = beams(model, ask, request, extra)
         if gap < MIN_GAP:
             refusal = f"request {i}: best logits {gap:.1e} apart"
-        same = beams(exact, exact_rows, request, exact_extra)
+        same = beams(exact, exact_ask, request, exact_extra)
         if [a["tokens"] for a in same] != [a["tokens"] for a in answers]:
             refusal = f"request {i}: beams differ in f64"
         if answers[0]["score"] - answers[1]["score"] < MIN_GAP:
@@ -163,6 +166,6 @@ def make_matrix(folder, model, rows, requests, extra=None):
             "next_logits": f"matrix.{i}.logits",
         }
         entries.append(entry)
-        tensors[f"matrix.{i}.logits"] = model(**inputs(rows, request), **extra).logits[0, -1].float()
+        tensors[f"matrix.{i}.logits"] = model(**ask(request), **extra).logits[0, -1].float()
     write_compact(folder / "matrix.json", {"rows": [f"matrix.{i}.rows" for i in range(len(rows))], "requests": entries})
     return tensors, refusal

@@ -63,6 +63,33 @@ digest! {
     Fingerprint, "fp"
 }
 
+digest! {
+    /// Who a request is from. Nothing computed for one tenant is found by another, and work is shared out fairly
+    /// between them. Requests without a tenant are all of one, [`TenantId::SHARED`].
+    TenantId, "tenant"
+}
+
+impl TenantId {
+    /// The tenant of requests that name none.
+    pub const SHARED: Self = Self([0; 32]);
+
+    /// The tenant with this secret; an empty one is the shared tenant's.
+    pub fn of(salt: &[u8]) -> Self {
+        if salt.is_empty() {
+            return Self::SHARED;
+        }
+        let mut hash = FramedHash::new("triptych tenant v1");
+        hash.part(salt);
+        Self(hash.finish())
+    }
+}
+
+impl Default for TenantId {
+    fn default() -> Self {
+        Self::SHARED
+    }
+}
+
 /// What a content key is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyParts<'a> {

@@ -39,8 +39,8 @@ pub struct Progress {
 }
 
 impl Answer {
-    /// An empty answer.
-    pub fn new(arrival: &Arrival, tokenizer: Arc<Tokenizer>) -> Self {
+    /// An empty answer, the one at place `choice` of the arrival's.
+    pub fn new(arrival: &Arrival, choice: u32, tokenizer: Arc<Tokenizer>) -> Self {
         let params = &arrival.sampling;
         let end_tokens = match params.ignore_eos {
             true => Vec::new(),
@@ -48,7 +48,7 @@ impl Answer {
         };
         Self {
             rules: arrival.prepared.rules.clone(),
-            sampler: Sampler::new(params, arrival.choice),
+            sampler: Sampler::new(params, choice),
             writer: Writer::new(Arc::clone(&tokenizer), params.stop.clone()),
             n_top: params.logprobs.map(|n| n as usize),
             end_tokens,

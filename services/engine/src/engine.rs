@@ -211,17 +211,21 @@ impl Engine {
 
     fn arrive(&mut self, arrival: &Arrival, now: Instant) -> Vec<Output> {
         let mut outputs = Vec::new();
-        if self.answers.contains_key(&arrival.id) {
+        if let Some(twice) = arrival.ids.iter().find(|id| self.answers.contains_key(id)) {
             // Two with one name cannot be told apart by whoever listens, so neither may go on.
-            let failure = Failure::internal(format!("{:?} arrived twice", arrival.id));
-            self.fail(arrival.id, failure, &mut outputs);
+            let failure = Failure::internal(format!("{twice:?} arrived twice"));
+            for id in &arrival.ids {
+                self.fail(*id, failure.clone(), &mut outputs);
+            }
             return outputs;
         }
         match self.scheduler.arrive(arrival, now) {
             Ok(()) => {
-                self.answers.insert(arrival.id, Answer::new(arrival, Arc::clone(&self.tokenizer)));
+                for (choice, id) in (0..).zip(&arrival.ids) {
+                    self.answers.insert(*id, Answer::new(arrival, choice, Arc::clone(&self.tokenizer)));
+                }
             }
-            Err(failure) => outputs.push(Output::Failed(arrival.id, failure)),
+            Err(failure) => outputs.extend(arrival.ids.iter().map(|id| Output::Failed(*id, failure.clone()))),
         }
         outputs
     }
@@ -278,7 +282,10 @@ impl Engine {
         let finished = Finished {
             reason,
             n_prompt: sequence.n_prompt(),
+            n_cached: 0,
             n_generated: sequence.generated().len(),
+            n_drafted: 0,
+            n_accepted: 0,
             no_speech_prob: answer.as_ref().and_then(Answer::no_speech_prob),
             end_logprob: answer.as_ref().and_then(Answer::end_logprob),
             times: SequenceTimes {

@@ -26,13 +26,16 @@
 #![forbid(unsafe_code)]
 
 pub mod answer;
+pub mod beam;
 pub mod blocks;
 pub mod cross;
+pub mod draft;
 pub mod engine;
 pub mod error;
 pub mod items;
 pub mod output;
 pub mod plan;
+pub mod processors;
 pub mod request;
 pub mod runner;
 pub mod sampler;

@@ -46,8 +46,14 @@ pub struct Finished {
     pub reason: FinishReason,
     /// Tokens of the prompt, placeholders of items included.
     pub n_prompt: usize,
+    /// Tokens of the prompt whose keys and values were there already.
+    pub n_cached: usize,
     /// Tokens chosen, the end token included.
     pub n_generated: usize,
+    /// Tokens proposed by speculation.
+    pub n_drafted: usize,
+    /// Of those, how many were right.
+    pub n_accepted: usize,
     /// Probability that the window holds no speech, for families that say so.
     pub no_speech_prob: Option<f32>,
     /// Log-probability of the end token, if it came and log-probabilities were asked for.

@@ -5,7 +5,7 @@
 use crate::blocks::blocks_for;
 use std::time::Instant;
 use triptych_core::sampling::SamplingParams;
-use triptych_core::{EncodedItem, Failure, FailureClass, ItemIdx};
+use triptych_core::{EncodedItem, Failure, FailureClass, ItemIdx, TenantId};
 use triptych_models::decoder::DecoderInfo;
 use triptych_models::prompt::PreparedSequence;
 
@@ -13,19 +13,22 @@ use triptych_models::prompt::PreparedSequence;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId(pub u64);
 
-/// A sequence to generate. A request for several answers, or over several windows of a sound, is several.
+/// A sequence to generate, with all the answers to it. A request over several windows of a sound is several.
 #[derive(Clone, Debug)]
 pub struct Arrival {
-    /// Its name.
-    pub id: SequenceId,
+    /// One name for each answer, `n` of `sampling`: they share one prefill and fork from it. With beams, the best
+    /// answer goes to the first.
+    pub ids: Vec<SequenceId>,
     /// Tokens, positions, places of items, family rules.
     pub prepared: PreparedSequence,
     /// The request's items; `prepared` names them by their place here.
     pub items: Vec<EncodedItem>,
-    /// How tokens are chosen. `n` is not read: one arrival is one answer.
+    /// How tokens are chosen; answers under one seed differ by their place in `ids`.
     pub sampling: SamplingParams,
-    /// Which answer to the request this is, from 0: two answers under one seed differ by it.
-    pub choice: u32,
+    /// Smaller runs first, and is preempted last.
+    pub priority: i32,
+    /// Whose it is: the salt of its prefix keys, and who it shares fairly with.
+    pub tenant: TenantId,
     /// When it has to have ended.
     pub deadline: Instant,
 }
@@ -51,6 +54,10 @@ impl Arrival {
     /// contradicts itself.
     pub fn check(&self, capacity: &Capacity) -> Result<(), Failure> {
         self.sampling.validate()?;
+        if self.ids.len() != self.sampling.n as usize {
+            let counts = (self.ids.len(), self.sampling.n);
+            return Err(Failure::internal(format!("names and answers differ in number: {counts:?}")));
+        }
         self.check_spans(capacity)?;
         self.check_cross(capacity)?;
         self.check_tokens(capacity)
@@ -98,7 +105,7 @@ impl Arrival {
 
     fn check_cross(&self, capacity: &Capacity) -> Result<(), Failure> {
         let Some(cross) = self.prepared.cross else {
-            return match capacity.decoder.cross_attention {
+            return match capacity.decoder.cross_attention && !capacity.decoder.cross_optional {
                 true => Err(Failure::internal("a sequence without encoder input for a model that needs it")),
                 false => Ok(()),
             };

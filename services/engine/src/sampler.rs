@@ -1,12 +1,14 @@
-//! Chooses a token from logits: greedy, or a draw after temperature, top-k and top-p.
+//! Chooses a token from logits: greedy, or a draw after temperature, top-k, top-p and min-p, in the order of
+//! transformers' `generate`. `tests/choosing` holds the distribution against the reference.
 //!
 //! A choice is a function of the logits, the settings, the seed, the answer's index and the place of the token
 //! in the answer, and of nothing else: what else was in the batch, or that the sequence was preempted, cannot
 //! change it. Log-probabilities are of the model's own distribution after the family's rules, before
 //! temperature and cuts. It knows no tokenizer.
+//!
+//! The random number of a place is 53 bits of BLAKE3 over seed, answer and place. A hash is specified for good,
+//! as generators of libraries are not: a seed gives the same answer in every version.
 
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 use std::cmp::Ordering;
 use thiserror::Error;
 use triptych_core::sampling::SamplingParams;
@@ -30,12 +32,16 @@ pub enum SampleError {
     },
 }
 
+/// Separates these random numbers from every other use of the hash. A change of it changes every answer.
+const DRAW: &str = "triptych 2026-11 draw of a token";
+
 /// How one sequence chooses.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     temperature: f32,
     top_k: Option<usize>,
     top_p: f32,
+    min_p: f32,
     seed: u64,
     choice: u32,
 }
@@ -50,6 +56,7 @@ impl Sampler {
             temperature: params.temperature,
             top_k: params.top_k.map(|k| k as usize),
             top_p: params.top_p,
+            min_p: params.min_p,
             seed: params.seed.unwrap_or_else(rand::random),
             choice,
         }
@@ -65,29 +72,36 @@ impl Sampler {
             return Ok(best.0);
         }
         let mut candidates = self.weigh(logits, best.1);
-        if let Some(k) = self.top_k {
-            keep_top(&mut candidates, k);
-        }
         let mut total = sum(&candidates);
         if self.top_p < 1.0 {
             keep_nucleus(&mut candidates, f64::from(self.top_p) * total);
             total = sum(&candidates);
         }
+        if self.min_p > 0.0 {
+            // The most probable token weighs 1.
+            candidates.retain(|c| c.1 >= self.min_p);
+            total = sum(&candidates);
+        }
         Ok(draw(&candidates, self.uniform(n_generated) * total).unwrap_or(best.0))
     }
 
+    /// The top k with their weights, in the order of their tokens.
     fn weigh(&self, logits: &[f32], max: f32) -> Vec<Candidate> {
+        let least = self.top_k.map_or(f32::NEG_INFINITY, |k| kth_largest(logits, k));
         let weight = |logit: f32| ((logit - max) / self.temperature).exp();
-        (0..).zip(logits).map(|(token, logit)| (token, weight(*logit))).filter(|c| c.1 > 0.0).collect()
+        let kept = (0..).zip(logits).filter(|(_, logit)| **logit >= least);
+        kept.map(|(token, logit)| (token, weight(*logit))).filter(|c| c.1 > 0.0).collect()
     }
 
-    /// In `[0, 1)`. A fresh generator each time: there is no state that a preempted sequence could lose.
+    /// In `[0, 1)`. A function of the place: there is no state that a preempted sequence could lose.
     fn uniform(&self, n_generated: usize) -> f64 {
-        let mut seed = [0; 32];
-        seed[..8].copy_from_slice(&self.seed.to_le_bytes());
-        seed[8..12].copy_from_slice(&self.choice.to_le_bytes());
-        seed[12..20].copy_from_slice(&(n_generated as u64).to_le_bytes());
-        StdRng::from_seed(seed).random()
+        let mut hash = blake3::Hasher::new_derive_key(DRAW);
+        hash.update(&self.seed.to_le_bytes());
+        hash.update(&self.choice.to_le_bytes());
+        hash.update(&(n_generated as u64).to_le_bytes());
+        let mut bits = [0; 8];
+        hash.finalize_xof().fill(&mut bits);
+        (u64::from_le_bytes(bits) >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 
@@ -138,6 +152,15 @@ fn best(logits: &[f32]) -> Result<Candidate, SampleError> {
 /// Heaviest first, then lowest token: a total order, so that cuts and draws have one result.
 fn by_weight(a: &Candidate, b: &Candidate) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+/// The `k`-th largest value, counted with its equals, so that a cut there keeps all of them. O(n).
+fn kth_largest(logits: &[f32], k: usize) -> f32 {
+    if k == 0 || k >= logits.len() {
+        return f32::NEG_INFINITY;
+    }
+    let mut values = logits.to_vec();
+    *values.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
 }
 
 /// Keeps the `k` heaviest, in no order. O(n).
@@ -206,7 +229,7 @@ mod tests {
     fn cuts_leave_what_they_should() {
         let logits = [1.0_f32, 4.0, NO, 3.0, 2.0].map(|l| l * 0.5);
         let base = SamplingParams::default();
-        let cases: [(SamplingParams, &[u32]); 8] = [
+        let cases: [(SamplingParams, &[u32]); 10] = [
             (base.clone(), &[0, 1, 3, 4]),
             (SamplingParams { temperature: 0.0, ..base.clone() }, &[1]),
             (SamplingParams { temperature: 1e-6, ..base.clone() }, &[1]),
@@ -216,7 +239,10 @@ mod tests {
             (SamplingParams { top_p: 0.4, ..base.clone() }, &[1]),
             (SamplingParams { top_p: 0.7, ..base.clone() }, &[1, 3]),
             // Of the two that top-k leaves the first has 0.62.
-            (SamplingParams { top_k: Some(2), top_p: 0.6, ..base }, &[1]),
+            (SamplingParams { top_k: Some(2), top_p: 0.6, ..base.clone() }, &[1]),
+            // The weights are 1, 0.61, 0.37, 0.22.
+            (SamplingParams { min_p: 0.5, ..base.clone() }, &[1, 3]),
+            (SamplingParams { min_p: 1.0, ..base }, &[1]),
         ];
         for (params, expect) in cases {
             assert_eq!(drawn(params.clone(), &logits).into_iter().collect::<Vec<_>>(), expect, "{params:?}");
@@ -248,6 +274,21 @@ mod tests {
         assert_ne!(run(1, 0), run(2, 0));
         assert_ne!(run(1, 0), run(1, 1));
         assert!(run(1, 0).iter().collect::<BTreeSet<_>>().len() > 5);
+    }
+
+    /// What seeds draw is a promise to clients: numbers from here have to be the same in every version.
+    #[test]
+    fn a_seed_draws_the_same_numbers_for_good() {
+        let sampler = Sampler::new(&SamplingParams { seed: Some(42), ..SamplingParams::default() }, 3);
+        let drawn = [0, 1, 1000].map(|i| sampler.uniform(i));
+        assert_eq!(drawn, [0.186_036_954_736_514_27, 0.790_548_816_205_038_9, 0.610_218_415_386_439_2]);
+    }
+
+    #[test]
+    fn equals_at_the_edge_of_top_k_all_stay() {
+        let params = SamplingParams { top_k: Some(2), ..SamplingParams::default() };
+        let logits = [1.0, 2.0, 1.0, 0.0, 1.0];
+        assert_eq!(drawn(params, &logits).into_iter().collect::<Vec<_>>(), [0, 1, 2, 4]);
     }
 
     #[test]

@@ -104,14 +104,16 @@ impl Scheduler {
     pub fn arrive(&mut self, arrival: &Arrival, now: Instant) -> Result<(), Failure> {
         arrival.check(&self.capacity)?;
         let limit = self.bounds.max_waiting;
-        if self.n_waiting() >= limit {
+        if self.n_waiting() + arrival.ids.len() > limit {
             let text = format!("{limit} sequences are waiting, which is the limit; try again later");
             return Err(Failure::new(FailureClass::Overloaded, text));
         }
-        let place = Place(self.n_arrived);
-        self.n_arrived += 1;
-        self.line.insert(place, Sequence::new(arrival, &mut self.items, now));
-        self.places.insert(arrival.id, place);
+        for id in &arrival.ids {
+            let place = Place(self.n_arrived);
+            self.n_arrived += 1;
+            self.line.insert(place, Sequence::new(arrival, *id, &mut self.items, now));
+            self.places.insert(*id, place);
+        }
         Ok(())
     }
 

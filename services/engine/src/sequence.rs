@@ -85,7 +85,7 @@ pub struct Sequence {
 
 impl Sequence {
     /// A sequence that waits. The arrival was checked.
-    pub fn new(arrival: &Arrival, items: &mut ItemTable, now: Instant) -> Self {
+    pub fn new(arrival: &Arrival, id: SequenceId, items: &mut ItemTable, now: Instant) -> Self {
         let prepared = &arrival.prepared;
         let mut join = |idx: triptych_core::ItemIdx| items.join(&arrival.items[idx.0 as usize]);
         let spans = prepared.spans.iter().map(|s| Span { tokens: span_of(s), item: join(s.item) }).collect();
@@ -95,7 +95,7 @@ impl Sequence {
             Cross { key: CrossKey { content, first_row: cross.first_row, n_rows: cross.n_rows }, item }
         });
         Self {
-            id: arrival.id,
+            id,
             deadline: arrival.deadline,
             milestones: Milestones { arrived: now, first_step: None, first_token: None },
             phase: Phase::Waiting,

@@ -13,6 +13,6 @@ mod rotary;
 pub use attention::{CrossAttention, SelfAttention};
 pub use entry::Entry;
 pub use feed_forward::FeedForward;
-pub use loader::{LinearShape, Loader};
+pub use loader::{LinearShape, Loader, StoredLinear};
 pub use residual::Residual;
 pub use rotary::{Rotary, RotaryTables};

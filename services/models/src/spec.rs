@@ -169,15 +169,31 @@ pub enum FeedForwardKind {
     Plain,
     /// `W₂ (act(G x) · U x)`.
     Gated,
+    /// The same, with `U` on top of `G` in one stored matrix.
+    UpGate,
 }
 
-/// A norm; one of kind [`NormKind::Layer`] has a bias.
+/// A norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormSpec {
     /// Which.
     pub kind: NormKind,
     /// Added to the variance.
     pub eps: f32,
+    /// Whether it has a bias, which only one of kind [`NormKind::Layer`] can.
+    pub bias: bool,
+}
+
+impl NormSpec {
+    /// Mean and variance, with a bias.
+    pub const fn layer(eps: f32) -> Self {
+        Self { kind: NormKind::Layer, eps, bias: true }
+    }
+
+    /// Root mean square.
+    pub const fn rms(eps: f32) -> Self {
+        Self { kind: NormKind::Rms, eps, bias: false }
+    }
 }
 
 /// Where the norm of a sub-layer sits.

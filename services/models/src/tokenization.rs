@@ -189,7 +189,8 @@ impl Tokenizer {
             return None;
         }
         let token = self.token(id)?;
-        let bytes = if self.verbatim.contains(&id) { token.into_bytes() } else { self.spelling.bytes(&token) };
+        let bytes =
+            if self.verbatim.contains(&id) { token.into_bytes() } else { self.spelling.bytes(&token) };
         Some(bytes)
     }
 

@@ -77,6 +77,17 @@ impl Tensor<'_> {
         Self { dtype: DType::F32, shape: self.shape, data: Cow::Owned(data) }
     }
 
+    /// The part of the outermost dimension in `rows`, which must lie in it.
+    #[must_use]
+    pub fn rows(&self, rows: Range<usize>) -> Tensor<'_> {
+        let n_rows = self.shape.first().copied().unwrap_or_default();
+        let row_bytes = self.data.len().checked_div(n_rows).unwrap_or_default();
+        let mut shape = self.shape.clone();
+        shape[0] = rows.len();
+        let data = Cow::Borrowed(&self.data[rows.start * row_bytes..rows.end * row_bytes]);
+        Tensor { dtype: self.dtype, shape, data }
+    }
+
     /// The same elements without dimensions of 1: `[1, n]` as `[n]`.
     #[must_use]
     pub fn squeezed(mut self) -> Self {

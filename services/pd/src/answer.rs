@@ -1,7 +1,7 @@
 //! One request from its sequences to its stream: one task, which ends when the client goes away.
 
 use crate::assemble::{Assembler, Logprobs, Place};
-use crate::driver::{Driver, RunningSequence};
+use crate::driver::{Driver, RunningAnswers};
 use crate::loads::{HeldItems, Loads, item_param};
 use crate::meters::Meters;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use triptych_core::prompt::Prompt;
 use triptych_core::sampling::SamplingParams;
-use triptych_core::{EncodedItem, Extent, Failure, FailureClass, RequestId};
+use triptych_core::{EncodedItem, Extent, Failure, FailureClass, RequestId, TenantId};
 use triptych_engine::{Arrival, Output};
 use triptych_models::prompt::{OutputKind, PreparedSequence};
 use triptych_models::tokenization::Tokenizer;
@@ -73,7 +73,7 @@ pub type Stream = Sender<Result<v1::PdGenerateResponse, Status>>;
 /// Fields are dropped from top to bottom: sequences leave the engine before their room (in `prepared`) is given to
 /// others.
 pub struct Running {
-    _sequences: Vec<RunningSequence>,
+    _sequences: Vec<RunningAnswers>,
     items: HeldItems,
     parts: Parts,
     assembler: Assembler,
@@ -101,19 +101,20 @@ impl Running {
         let (sender, news) = unbounded_channel();
         let mut assembler = Assembler::new(&prepared.windows, sampling.n, parts.tokenizer.clone(), logprobs);
         let mut sequences = Vec::new();
-        for choice in 0..sampling.n {
-            for (window, sequence) in prepared.windows.iter().enumerate() {
-                let arrival = Arrival {
-                    id: parts.driver.next_id(),
-                    prepared: sequence.clone(),
-                    items: prepared.items.clone(),
-                    sampling: sampling.clone(),
-                    choice,
-                    deadline: prepared.deadline,
-                };
-                assembler.place(arrival.id, Place { choice, window });
-                sequences.push(parts.driver.start(arrival, sender.clone())?);
+        for (window, sequence) in prepared.windows.iter().enumerate() {
+            let arrival = Arrival {
+                ids: (0..sampling.n).map(|_| parts.driver.next_id()).collect(),
+                prepared: sequence.clone(),
+                items: prepared.items.clone(),
+                sampling: sampling.clone(),
+                priority: 0,
+                tenant: TenantId::SHARED,
+                deadline: prepared.deadline,
+            };
+            for (choice, id) in (0..).zip(&arrival.ids) {
+                assembler.place(*id, Place { choice, window });
             }
+            sequences.push(parts.driver.start(arrival, sender.clone())?);
         }
         let since = Instant::now();
         let items = parts.loads.start(&prepared.items, &parts.driver);

@@ -29,16 +29,18 @@ pub struct Driver {
     next_id: Arc<AtomicU64>,
 }
 
-/// A sequence that runs until this is dropped.
-pub struct RunningSequence {
-    id: SequenceId,
+/// Answers that are written until this is dropped.
+pub struct RunningAnswers {
+    ids: Vec<SequenceId>,
     driver: Driver,
 }
 
-impl Drop for RunningSequence {
+impl Drop for RunningAnswers {
     fn drop(&mut self) {
-        // An ended sequence ignores it.
-        self.driver.tell(Event::Abort(self.id));
+        for id in &self.ids {
+            // One that ended ignores it.
+            self.driver.tell(Event::Abort(*id));
+        }
     }
 }
 
@@ -64,15 +66,15 @@ impl Driver {
         SequenceId(self.next_id.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Starts a sequence; its news go to `news`. It is aborted when the result is dropped.
+    /// Starts a sequence; the news of its answers go to `news`. They are aborted when the result is dropped.
     ///
     /// # Errors
     /// Unavailable when the engine is gone.
-    pub fn start(&self, arrival: Arrival, news: UnboundedSender<Output>) -> Result<RunningSequence, Failure> {
-        let id = arrival.id;
+    pub fn start(&self, arrival: Arrival, news: UnboundedSender<Output>) -> Result<RunningAnswers, Failure> {
+        let ids = arrival.ids.clone();
         let start = Command::Start { arrival: Box::new(arrival), news };
         self.commands.send(start).map_err(|_| Failure::unavailable("the engine is gone"))?;
-        Ok(RunningSequence { id, driver: self.clone() })
+        Ok(RunningAnswers { ids, driver: self.clone() })
     }
 
     /// Tells the engine of an event. A gone engine has failed everything it had, so nobody waits for this.
@@ -150,7 +152,7 @@ impl Thread {
         let now = self.clock.now();
         let outputs = match command {
             Command::Start { arrival, news } => {
-                self.routes.insert(arrival.id, news);
+                self.routes.extend(arrival.ids.iter().map(|id| (*id, news.clone())));
                 self.engine.handle(Event::Arrive(arrival), now)
             }
             Command::Tell(event) => {

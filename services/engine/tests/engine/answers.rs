@@ -103,20 +103,20 @@ fn broken_logits_end_only_their_sequence() {
 
 #[test]
 fn answers_to_one_request_differ_by_their_index_and_not_by_their_batch() {
-    let answer = |choice: u32, id: u64, others: u64| {
+    let answer = |choice: usize, others: u64| {
         let mut bench = Bench::decoder_only(config());
         for other in 0..others {
             bench.arrive(bench.sequence(other + 10, 9, 12));
         }
         let mut arrival = bench.sequence(1, 4, 12);
-        arrival.id = SequenceId(id);
-        arrival.choice = choice;
+        arrival.ids = vec![SequenceId(2), SequenceId(1)];
         arrival.sampling =
-            SamplingParams { seed: Some(5), max_tokens: Some(12), ..SamplingParams::default() };
+            SamplingParams { seed: Some(5), n: 2, max_tokens: Some(12), ..SamplingParams::default() };
+        let id = arrival.ids[choice].0;
         bench.arrive(arrival);
         bench.settle();
         bench.seen(id).tokens()
     };
-    assert_eq!(answer(0, 1, 0), answer(0, 2, 5));
-    assert_ne!(answer(0, 1, 0), answer(1, 1, 0));
+    assert_eq!(answer(0, 0), answer(0, 5));
+    assert_ne!(answer(0, 0), answer(1, 0));
 }

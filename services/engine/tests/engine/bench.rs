@@ -10,7 +10,7 @@ use triptych_core::item::from_f32;
 use triptych_core::sampling::SamplingParams;
 use triptych_core::{
     ContentKey, DType, EncodedItem, EncoderOutput, Extent, Failure, FailureClass, Fingerprint, ItemIdx,
-    Modality,
+    Modality, TenantId,
 };
 use triptych_engine::{
     Arrival, Delta, Engine, EngineConfig, Event, Finished, KvBudget, Output, Readiness, SequenceId,
@@ -88,7 +88,15 @@ pub fn arrival(id: u64, n_prompt: usize, n_generated: u32, now: std::time::Insta
         ..SamplingParams::default()
     };
     let deadline = now + Duration::from_secs(100);
-    Arrival { id: SequenceId(id), prepared, items: Vec::new(), sampling, choice: 0, deadline }
+    Arrival {
+        ids: vec![SequenceId(id)],
+        prepared,
+        items: Vec::new(),
+        sampling,
+        priority: 0,
+        tenant: TenantId::SHARED,
+        deadline,
+    }
 }
 
 /// Puts an item's rows at `first_token` of the prompt.

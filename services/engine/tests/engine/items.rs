@@ -11,7 +11,7 @@ fn alone(arrival: &Arrival, outputs: &[&EncoderOutput]) -> Seen {
     bench.arrive(arrival.clone());
     outputs.iter().for_each(|o| bench.ready(o));
     bench.settle();
-    bench.seen(arrival.id.0)
+    bench.seen(arrival.ids[0].0)
 }
 
 #[test]

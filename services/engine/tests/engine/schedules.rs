@@ -104,7 +104,7 @@ fn undisturbed(arrival: &Arrival, schedule: &Schedule) -> Seen {
     bench.arrive(Arrival { deadline: bench.sequence(0, 1, 1).deadline, ..arrival.clone() });
     outputs().iter().for_each(|o| bench.ready(o));
     bench.settle();
-    bench.seen(arrival.id.0)
+    bench.seen(arrival.ids[0].0)
 }
 
 fn play(schedule: &Schedule) -> (Bench, BTreeMap<u64, Arrival>) {

@@ -8,7 +8,7 @@ use super::Config;
 use crate::error::ModelError;
 use crate::spec::*;
 use triptych_core::Modality;
-use triptych_kernels::ops::{Activation, AttentionShape, NormKind};
+use triptych_kernels::ops::{Activation, AttentionShape};
 
 /// Which vision tower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +116,7 @@ fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
             activation: silu(config)?,
             bias: false,
         },
-        norm: NormSpec { kind: NormKind::Rms, eps: config.number("rms_norm_eps")? },
+        norm: NormSpec::rms(config.number("rms_norm_eps")?),
         input_norm: InputNorm::Absent,
         placement: NormPlacement::Pre,
         final_norm: true,
@@ -169,7 +169,7 @@ fn vision_2(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
             hidden,
             out: config.size("hidden_size")?,
             feed_forward,
-            norm: NormKind::Layer,
+            norm: NormSpec::layer(VISION_NORM_EPS),
             windows: None,
             names: &VISION_2,
         },
@@ -195,7 +195,7 @@ fn vision_2_5(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
             hidden: config.size("hidden_size")?,
             out: config.size("out_hidden_size")?,
             feed_forward,
-            norm: NormKind::Rms,
+            norm: NormSpec::rms(VISION_NORM_EPS),
             windows: Some(WindowSpec { side: window / group, whole_layers }),
             names: &VISION_2_5,
         },
@@ -207,7 +207,7 @@ struct Tower {
     hidden: usize,
     out: usize,
     feed_forward: FeedForwardSpec,
-    norm: NormKind,
+    norm: NormSpec,
     windows: Option<WindowSpec>,
     names: &'static EncoderNames,
 }
@@ -234,7 +234,7 @@ fn vision(config: &Config<'_>, tower: Tower) -> Result<EncoderSpec, ModelError> 
                 bias: AttentionBias { q: true, k: true, v: true, out: true },
             },
             feed_forward,
-            norm: NormSpec { kind: norm, eps: VISION_NORM_EPS },
+            norm,
             input_norm: InputNorm::Absent,
             placement: NormPlacement::Pre,
             final_norm: false,

@@ -8,7 +8,7 @@ use super::Config;
 use crate::error::ModelError;
 use crate::spec::*;
 use triptych_core::Modality;
-use triptych_kernels::ops::{Activation, AttentionShape, NormKind};
+use triptych_kernels::ops::{Activation, AttentionShape};
 
 /// Not in the configuration: the default of torch's `LayerNorm`.
 const NORM_EPS: f32 = 1e-5;
@@ -110,7 +110,7 @@ fn stack(config: &Config<'_>, [layers, heads, ffn]: [&str; 3]) -> Result<StackSp
             bias: AttentionBias { q: true, k: false, v: true, out: true },
         },
         feed_forward: FeedForwardSpec { width: config.size(ffn)?, kind, activation, bias: true },
-        norm: NormSpec { kind: NormKind::Layer, eps: NORM_EPS },
+        norm: NormSpec::layer(NORM_EPS),
         input_norm: InputNorm::Absent,
         placement: NormPlacement::Pre,
         final_norm: true,

@@ -20,12 +20,25 @@ impl<B: Backend> FeedForward<B> {
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn load(loader: &Loader<'_, B>, names: &StackNames, stack: &StackSpec) -> Result<Self, ModelError> {
-        let FeedForwardSpec { width, bias, .. } = stack.feed_forward;
+        let FeedForwardSpec { width, bias, kind, .. } = stack.feed_forward;
         let (into, out_of) = ([width, stack.hidden], [stack.hidden, width]);
-        let inner: Vec<LinearShape<'_>> =
-            names.feed_forward_inner.iter().map(|&name| LinearShape { name, shape: &into, bias }).collect();
-        let outer = LinearShape { name: names.feed_forward_outer, shape: &out_of, bias };
-        Ok(Self { inner: loader.linear(&inner)?, outer: loader.linear(&[outer])?, spec: stack.feed_forward })
+        let outer = loader.linear(&[LinearShape { name: names.feed_forward_outer, shape: &out_of, bias }])?;
+        let inner = match kind {
+            FeedForwardKind::UpGate => {
+                let name = names.feed_forward_inner.first().copied().unwrap_or_default();
+                let both = loader.stored(&LinearShape { name, shape: &[2 * width, stack.hidden], bias })?;
+                loader.pack(&[both.outputs(width..2 * width), both.outputs(0..width)])?
+            }
+            FeedForwardKind::Plain | FeedForwardKind::Gated => {
+                let inner: Vec<LinearShape<'_>> = names
+                    .feed_forward_inner
+                    .iter()
+                    .map(|&name| LinearShape { name, shape: &into, bias })
+                    .collect();
+                loader.linear(&inner)?
+            }
+        };
+        Ok(Self { inner, outer, spec: stack.feed_forward })
     }
 
     /// The block of `x`, plus `residual`. All are `[n_tokens, hidden]`.
@@ -36,7 +49,7 @@ impl<B: Backend> FeedForward<B> {
         let activation = self.spec.activation;
         let inner = match self.spec.kind {
             FeedForwardKind::Plain => backend.linear(x, &self.inner, activation, None)?,
-            FeedForwardKind::Gated => {
+            FeedForwardKind::Gated | FeedForwardKind::UpGate => {
                 backend.gate(&backend.linear(x, &self.inner, Activation::None, None)?, activation)?
             }
         };

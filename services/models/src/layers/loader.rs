@@ -3,8 +3,9 @@
 use crate::error::ModelError;
 use crate::spec::NormSpec;
 use crate::weights::{Tensor, TensorRole, Weights};
+use std::ops::Range;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{LinearPart, NormKind};
+use triptych_kernels::ops::LinearPart;
 
 /// Loads tensors whose names start alike.
 #[derive(Debug)]
@@ -24,6 +25,28 @@ pub struct LinearShape<'a> {
     pub shape: &'a [usize],
     /// Whether it has a bias.
     pub bias: bool,
+}
+
+/// A linear layer as it was found, to be taken apart or scaled before it is packed.
+#[derive(Clone, Debug)]
+pub struct StoredLinear<'a> {
+    weight: Tensor<'a>,
+    bias: Option<Tensor<'a>>,
+}
+
+impl StoredLinear<'_> {
+    /// The layer with outputs `rows` only.
+    #[must_use]
+    pub fn outputs(&self, rows: Range<usize>) -> StoredLinear<'_> {
+        let bias = self.bias.as_ref().map(|b| b.rows(rows.clone()));
+        StoredLinear { weight: self.weight.rows(rows), bias }
+    }
+
+    /// The layer with every output times `factor`.
+    #[must_use]
+    pub fn scaled(self, factor: f32) -> Self {
+        Self { weight: self.weight.scaled(factor), bias: self.bias.map(|b| b.scaled(factor)) }
+    }
 }
 
 impl<'a, B: Backend> Loader<'a, B> {
@@ -48,13 +71,32 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn linear(&self, parts: &[LinearShape<'_>]) -> Result<B::Linear, ModelError> {
-        let stored: Vec<(Tensor<'a>, Option<Tensor<'a>>)> =
-            parts.iter().map(|p| self.weight_and_bias(p)).collect::<Result<_, _>>()?;
-        let views: Vec<LinearPart<'_>> = stored
+        let stored: Vec<StoredLinear<'a>> = parts.iter().map(|p| self.stored(p)).collect::<Result<_, _>>()?;
+        self.pack(&stored)
+    }
+
+    /// Packs layers that read the same input as one, outputs side by side.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if their inputs differ.
+    pub fn pack(&self, parts: &[StoredLinear<'_>]) -> Result<B::Linear, ModelError> {
+        let views: Vec<LinearPart<'_>> = parts
             .iter()
-            .map(|(weight, bias)| LinearPart { weight: weight.view(), bias: bias.as_ref().map(Tensor::view) })
+            .map(|p| LinearPart { weight: p.weight.view(), bias: p.bias.as_ref().map(Tensor::view) })
             .collect();
         Ok(self.backend.load_linear(&views)?)
+    }
+
+    /// Finds a layer without packing it.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn stored(&self, part: &LinearShape<'_>) -> Result<StoredLinear<'a>, ModelError> {
+        let weight = self.tensor(part.name, "weight", part.shape, TensorRole::Matrix)?;
+        let out = part.shape.first().copied().unwrap_or_default();
+        let bias =
+            if part.bias { Some(self.tensor(part.name, "bias", &[out], TensorRole::Bias)?) } else { None };
+        Ok(StoredLinear { weight, bias })
     }
 
     /// Loads a norm over rows of `width`.
@@ -63,9 +105,9 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn norm(&self, name: &str, spec: NormSpec, width: usize) -> Result<B::Norm, ModelError> {
         let scale = self.tensor(name, "weight", &[width], TensorRole::Scale)?;
-        let bias = match spec.kind {
-            NormKind::Layer => Some(self.tensor(name, "bias", &[width], TensorRole::Bias)?),
-            NormKind::Rms => None,
+        let bias = match spec.bias {
+            true => Some(self.tensor(name, "bias", &[width], TensorRole::Bias)?),
+            false => None,
         };
         Ok(self.backend.load_norm(spec.kind, scale.view(), bias.as_ref().map(Tensor::view), spec.eps)?)
     }
@@ -98,17 +140,6 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         Ok(self.tensor(name, "weight", shape, TensorRole::Matrix)?.values())
-    }
-
-    fn weight_and_bias(
-        &self,
-        part: &LinearShape<'_>,
-    ) -> Result<(Tensor<'a>, Option<Tensor<'a>>), ModelError> {
-        let weight = self.tensor(part.name, "weight", part.shape, TensorRole::Matrix)?;
-        let out = part.shape.first().copied().unwrap_or_default();
-        let bias =
-            if part.bias { Some(self.tensor(part.name, "bias", &[out], TensorRole::Bias)?) } else { None };
-        Ok((weight, bias))
     }
 
     fn tensor(

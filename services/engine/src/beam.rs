@@ -1,0 +1,269 @@
+//! Beam search: which beams go on, which answers are finished, and when to stop.
+//!
+//! Behaviour is that of transformers' vectorised search for one input
+//! (<https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/generation/utils.py>,
+//! `_beam_search`): each step looks at the best continuations of all live beams together, those among the
+//! first `width` that end are finished, and the best `width` that do not end live on. A finished answer's score
+//! is its log-probability over its length to the power of the penalty, end token included, prompt not. It sees
+//! log-probabilities and tokens; caches, forks and batches are the engine's matter.
+//!
+//! The one difference: where transformers fills missing beams with copies that weigh nothing, there are fewer
+//! live beams here. At the start there is one.
+
+use crate::sampler::SampleError;
+use std::cmp::Ordering;
+use triptych_core::sampling::{BeamParams, EarlyStopping};
+
+/// The search for the answers to one prompt.
+#[derive(Clone, Debug)]
+pub struct BeamSearch {
+    width: usize,
+    length_penalty: f64,
+    early_stopping: EarlyStopping,
+    end_tokens: Vec<u32>,
+    max_tokens: usize,
+    /// Best first; all of one length.
+    live: Vec<Beam>,
+    /// Best first, at most `width`.
+    finished: Vec<Hypothesis>,
+}
+
+/// A beam that may go on.
+#[derive(Clone, Debug, Default)]
+struct Beam {
+    tokens: Vec<u32>,
+    score: f32,
+}
+
+/// A finished answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hypothesis {
+    /// Its tokens, the one that ended it included.
+    pub tokens: Vec<u32>,
+    /// Its score, by which answers are ordered.
+    pub score: f32,
+}
+
+/// How a live beam came about: `parent` is its place among the live beams of the step before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Branch {
+    /// The beam it continues.
+    pub parent: usize,
+    /// The token it adds.
+    pub token: u32,
+}
+
+/// What follows a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// The live beams, best first: `width` of them, or fewer when fewer continuations are allowed.
+    Continue(Vec<Branch>),
+    /// The search is over.
+    Done,
+}
+
+/// A continuation with its total log-probability.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    branch: Branch,
+    score: f32,
+}
+
+impl BeamSearch {
+    /// A search with one live beam, the prompt. `max_tokens`: the most it writes, at least 1.
+    pub fn new(params: &BeamParams, end_tokens: &[u32], max_tokens: usize) -> Self {
+        let width = (params.width as usize).max(1);
+        // One beam is greedy search, which ends at its first end.
+        let early_stopping = if width == 1 { EarlyStopping::Immediately } else { params.early_stopping };
+        Self {
+            width,
+            length_penalty: f64::from(params.length_penalty),
+            early_stopping,
+            end_tokens: end_tokens.to_vec(),
+            max_tokens: max_tokens.max(1),
+            live: vec![Beam::default()],
+            finished: Vec::new(),
+        }
+    }
+
+    /// Live beams, and so rows of log-probabilities that a step takes.
+    pub fn n_live(&self) -> usize {
+        self.live.len()
+    }
+
+    /// The tokens of live beam `beam` after the prompt; empty past the last beam.
+    pub fn tokens(&self, beam: usize) -> &[u32] {
+        self.live.get(beam).map_or(&[], |b| &b.tokens)
+    }
+
+    /// Takes a step. `log_probs: [n_live, vocab]` are those of the next token, after the rules on them; minus
+    /// infinity rules a token out. `ends(before, token)` says whether `token` after a beam's tokens `before`
+    /// ends it for another reason than an end token or the length, such as a stop string.
+    ///
+    /// # Errors
+    /// [`SampleError`] for a value that is no log-probability, or when no beam may go on with any token.
+    pub fn advance(
+        &mut self,
+        log_probs: &[f32],
+        mut ends: impl FnMut(&[u32], u32) -> bool,
+    ) -> Result<Turn, SampleError> {
+        let candidates = self.candidates(log_probs)?;
+        let length = self.live.first().map_or(0, |b| b.tokens.len()) + 1;
+        let mut live = Vec::with_capacity(self.width);
+        for (rank, candidate) in candidates.iter().enumerate() {
+            let Branch { parent, token } = candidate.branch;
+            let ended = length >= self.max_tokens
+                || self.end_tokens.contains(&token)
+                || ends(self.tokens(parent), token);
+            if !ended && live.len() < self.width {
+                live.push(*candidate);
+            } else if ended && rank < self.width {
+                self.finish(candidate, length);
+            }
+        }
+        let next = live.iter().map(|c| Beam {
+            tokens: self.tokens(c.branch.parent).iter().copied().chain([c.branch.token]).collect(),
+            score: c.score,
+        });
+        self.live = next.collect();
+        match self.may_improve(length) {
+            true => Ok(Turn::Continue(live.iter().map(|c| c.branch).collect())),
+            false => Ok(Turn::Done),
+        }
+    }
+
+    /// The `n` best answers, best first. Beams that are live count as answers of their length, for a search that
+    /// was cut short. Fewer only if the search never had as many beams.
+    pub fn into_answers(mut self, n: usize) -> Vec<Hypothesis> {
+        let live = std::mem::take(&mut self.live);
+        if self.finished.len() < n {
+            let unfinished = live.into_iter().filter(|b| !b.tokens.is_empty());
+            let scored = unfinished.map(|b| {
+                let score = self.normalised(b.score, b.tokens.len());
+                Hypothesis { tokens: b.tokens, score }
+            });
+            let rest = n - self.finished.len();
+            self.finished.extend(scored.collect::<Vec<_>>().into_iter().take(rest));
+            self.finished.sort_by(|a, b| b.score.total_cmp(&a.score));
+        }
+        self.finished.truncate(n);
+        self.finished
+    }
+
+    /// The best continuations of all beams, best first: enough of them that `width` are left when every end
+    /// token of every beam is among them.
+    fn candidates(&self, log_probs: &[f32]) -> Result<Vec<Candidate>, SampleError> {
+        let vocab = log_probs.len() / self.live.len().max(1);
+        let n_kept = (1 + self.end_tokens.len()).max(2) * self.width;
+        let mut kept: Vec<Candidate> = Vec::with_capacity(2 * n_kept);
+        let mut floor = f32::NEG_INFINITY;
+        for (parent, (beam, row)) in self.live.iter().zip(log_probs.chunks_exact(vocab.max(1))).enumerate() {
+            for (token, log_prob) in row.iter().enumerate() {
+                let score = beam.score + log_prob;
+                if score.is_nan() || score == f32::INFINITY {
+                    return Err(SampleError::NotFinite { token, value: *log_prob });
+                }
+                if score > floor {
+                    kept.push(Candidate { branch: Branch { parent, token: token as u32 }, score });
+                    if kept.len() == 2 * n_kept {
+                        floor = keep_best(&mut kept, n_kept);
+                    }
+                }
+            }
+        }
+        keep_best(&mut kept, n_kept);
+        if kept.is_empty() { Err(SampleError::NothingAllowed { vocab }) } else { Ok(kept) }
+    }
+
+    fn finish(&mut self, candidate: &Candidate, length: usize) {
+        let Branch { parent, token } = candidate.branch;
+        let score = self.normalised(candidate.score, length);
+        let place = self.finished.partition_point(|h| h.score >= score);
+        if place < self.width {
+            let tokens = self.tokens(parent).iter().copied().chain([token]).collect();
+            self.finished.insert(place, Hypothesis { tokens, score });
+            self.finished.truncate(self.width);
+        }
+    }
+
+    /// Whether a live beam of `length` tokens may still displace a finished answer.
+    fn may_improve(&self, length: usize) -> bool {
+        let Some(best) = self.live.first() else { return false };
+        let worst = match self.finished.get(self.width - 1) {
+            None => return true,
+            Some(worst) => worst.score,
+        };
+        let reachable = match self.early_stopping {
+            EarlyStopping::Immediately => return false,
+            // A positive penalty favours length, so the longest answer is the most that can be hoped for.
+            EarlyStopping::Never if self.length_penalty > 0.0 => self.max_tokens,
+            EarlyStopping::Never | EarlyStopping::Heuristic => length,
+        };
+        self.normalised(best.score, reachable) > worst
+    }
+
+    fn normalised(&self, score: f32, length: usize) -> f32 {
+        score / (length as f64).powf(self.length_penalty) as f32
+    }
+}
+
+/// Best first; of equals the one of the better beam, then the lower token: a total order.
+fn by_score(a: &Candidate, b: &Candidate) -> Ordering {
+    let place = |c: &Candidate| (c.branch.parent, c.branch.token);
+    b.score.total_cmp(&a.score).then_with(|| place(a).cmp(&place(b)))
+}
+
+/// Keeps the `n` best in order; returns what a further one has to exceed.
+fn keep_best(candidates: &mut Vec<Candidate>, n: usize) -> f32 {
+    candidates.sort_unstable_by(by_score);
+    candidates.truncate(n);
+    // Later candidates are of a worse beam or a higher token, so an equal one would come after.
+    candidates.get(n - 1).map_or(f32::NEG_INFINITY, |c| c.score)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NO: f32 = f32::NEG_INFINITY;
+
+    fn search(width: u32, max_tokens: usize) -> BeamSearch {
+        let params = BeamParams { width, length_penalty: 1.0, early_stopping: EarlyStopping::Heuristic };
+        BeamSearch::new(&params, &[0], max_tokens)
+    }
+
+    #[test]
+    fn a_single_allowed_token_leaves_one_beam_which_spreads_later() {
+        let mut search = search(3, 5);
+        let branch = |parent, token| Branch { parent, token };
+        let turn = search.advance(&[NO, NO, -0.5, NO], |_, _| false).unwrap();
+        assert_eq!(turn, Turn::Continue(vec![branch(0, 2)]));
+        let turn = search.advance(&[NO, -1.0, -0.5, -2.0], |_, _| false).unwrap();
+        assert_eq!(turn, Turn::Continue(vec![branch(0, 2), branch(0, 1), branch(0, 3)]));
+        assert_eq!((search.tokens(1), search.tokens(3)), (&[2, 1][..], &[][..]));
+    }
+
+    #[test]
+    fn a_beam_that_a_stop_string_ends_is_an_answer_and_lives_no_more() {
+        let mut search = search(2, 5);
+        let turn = search.advance(&[NO, -0.1, -3.0], |before, token| before.is_empty() && token == 1).unwrap();
+        assert_eq!(turn, Turn::Continue(vec![Branch { parent: 0, token: 2 }]));
+        assert_eq!(search.into_answers(1), [Hypothesis { tokens: vec![1], score: -0.1 }]);
+    }
+
+    #[test]
+    fn a_search_that_is_cut_short_answers_with_its_live_beams() {
+        let mut search = search(2, 50);
+        search.advance(&[NO, -1.0, -3.0], |_, _| false).unwrap();
+        let answers = search.into_answers(2);
+        assert_eq!(answers.iter().map(|h| h.tokens[0]).collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn broken_rows_are_errors() {
+        let advance = |row: &[f32]| search(2, 5).advance(row, |_, _| false);
+        assert!(matches!(advance(&[-1.0, f32::NAN]), Err(SampleError::NotFinite { token: 1, .. })));
+        assert_eq!(advance(&[NO, NO]), Err(SampleError::NothingAllowed { vocab: 2 }));
+        assert_eq!(advance(&[]), Err(SampleError::NothingAllowed { vocab: 0 }));
+    }
+}
