@@ -10,8 +10,8 @@
 
 use crate::check::{self, Dims};
 use crate::ops::{
-    Activation, AttentionShape, Backend, KvLayer, KvLayout, LinearPart, NormKind, PagedBatch, Qkv, Result,
-    Unfold, Varlen, WeightView,
+    Activation, AttentionShape, Backend, Conv2d, KvLayer, KvLayout, LinearPart, NormKind, PagedBatch, Qkv,
+    Result, RopeShape, Unfold, Varlen, WeightView,
 };
 use crate::stored;
 
@@ -26,14 +26,19 @@ mod panels;
 mod pool;
 
 mod attention;
+mod conv;
 mod kv;
 mod linear;
+mod norm;
+mod rope;
 mod rows;
 
+pub use conv::CpuDepthwise;
 pub use kv::CpuKvCache;
 pub use linear::CpuLinear;
 pub use matrix::CpuTensor;
-pub use rows::{CpuNorm, CpuTable};
+pub use norm::CpuNorm;
+pub use rows::CpuTable;
 pub use simd::Isa;
 
 use kv::Pages;
@@ -94,7 +99,9 @@ impl Backend for CpuBackend {
     type Linear = CpuLinear;
     type Table = CpuTable;
     type Norm = CpuNorm;
+    type Depthwise = CpuDepthwise;
     type KvCache = CpuKvCache;
+    type HostKvCache = CpuKvCache;
 
     fn name(&self) -> &'static str {
         "cpu"
@@ -104,9 +111,9 @@ impl Backend for CpuBackend {
         Ok(CpuLinear::new(self, stored::stack(parts)?))
     }
 
-    fn load_table(&self, table: WeightView<'_>) -> Result<CpuTable> {
-        let (n_rows, width) = stored::table_dims(table)?;
-        Ok(CpuTable { dtype: table.dtype, data: table.data.to_vec(), n_rows, width })
+    fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<CpuTable> {
+        let (n_rows, width) = stored::table_dims("load_table", table)?;
+        Ok(CpuTable { dtype: table.dtype, data: table.data.to_vec(), n_rows, width, scale })
     }
 
     fn load_norm(
@@ -118,6 +125,10 @@ impl Backend for CpuBackend {
     ) -> Result<CpuNorm> {
         let (scale, bias) = stored::norm(scale, bias)?;
         Ok(CpuNorm { kind, scale, bias, eps })
+    }
+
+    fn load_depthwise(&self, weight: WeightView<'_>, bias: Option<WeightView<'_>>) -> Result<CpuDepthwise> {
+        Ok(CpuDepthwise(stored::taps(weight, bias)?))
     }
 
     fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<CpuTensor> {
@@ -159,6 +170,11 @@ impl Backend for CpuBackend {
         Ok(x.reshape(n_tokens, width))
     }
 
+    fn split_rows(&self, x: CpuTensor, parts: usize) -> Result<CpuTensor> {
+        let (n_tokens, width) = check::split_rows(x.dims(), parts)?;
+        Ok(x.reshape(n_tokens, width))
+    }
+
     fn linear(
         &self,
         x: &CpuTensor,
@@ -172,7 +188,7 @@ impl Backend for CpuBackend {
 
     fn norm(&self, x: &CpuTensor, norm: &CpuNorm) -> Result<CpuTensor> {
         check::same("norm", "x width", &[x.dims().1], &[norm.scale.len()])?;
-        Ok(rows::norm(self, x, norm))
+        Ok(norm::norm(self, x, norm))
     }
 
     fn add(&self, x: &mut CpuTensor, y: &CpuTensor) -> Result<()> {
@@ -187,14 +203,28 @@ impl Backend for CpuBackend {
         Ok(rows::gate(self, x, width, act))
     }
 
-    fn rope(&self, x: &mut CpuTensor, head_dim: usize, cos: &[f32], sin: &[f32]) -> Result<()> {
-        check::rope(x.dims(), head_dim, cos.len(), sin.len())?;
-        rows::rope(self, x, head_dim, [cos, sin]);
+    fn group_norm(&self, x: &CpuTensor, norm: &CpuNorm, cu_seqlens: &[u32]) -> Result<CpuTensor> {
+        check::group_norm(x.dims(), norm.scale.len(), cu_seqlens)?;
+        Ok(norm::group_norm(self, x, norm, cu_seqlens))
+    }
+
+    fn rope(&self, x: &mut CpuTensor, shape: RopeShape, cos: &[f32], sin: &[f32]) -> Result<()> {
+        check::rope(x.dims(), shape, cos.len(), sin.len())?;
+        rope::rope(self, x, shape, [cos, sin]);
         Ok(())
     }
 
     fn unfold(&self, x: &CpuTensor, conv: Unfold) -> Result<CpuTensor> {
-        Ok(rows::unfold(self, x, conv, check::unfold(x.dims(), conv)?))
+        Ok(conv::unfold(self, x, conv, check::unfold(x.dims(), conv)?))
+    }
+
+    fn unfold2d(&self, x: &CpuTensor, conv: Conv2d) -> Result<CpuTensor> {
+        Ok(conv::unfold2d(self, x, conv, check::unfold2d(x.dims(), conv)?))
+    }
+
+    fn depthwise2d(&self, x: &CpuTensor, w: &CpuDepthwise, conv: Conv2d) -> Result<CpuTensor> {
+        let planes = check::depthwise2d(x.dims(), w.0.channels, w.0.kernel, conv)?;
+        Ok(conv::depthwise2d(self, x, w, (conv, planes)))
     }
 
     fn attention(
@@ -235,6 +265,18 @@ impl Backend for CpuBackend {
         cache.copy(pairs)
     }
 
+    fn host_kv_cache(&self, layout: KvLayout) -> Result<CpuKvCache> {
+        CpuKvCache::new(self.precision, layout)
+    }
+
+    fn swap_out(&self, device: &CpuKvCache, host: &mut CpuKvCache, pairs: &[(u32, u32)]) -> Result<()> {
+        host.copy_from("swap_out", device, pairs)
+    }
+
+    fn swap_in(&self, host: &CpuKvCache, device: &mut CpuKvCache, pairs: &[(u32, u32)]) -> Result<()> {
+        device.copy_from("swap_in", host, pairs)
+    }
+
     fn paged_attention(
         &self,
         q: &CpuTensor,
@@ -242,10 +284,10 @@ impl Backend for CpuBackend {
         shape: AttentionShape,
         batch: PagedBatch<'_>,
     ) -> Result<CpuTensor> {
-        let KvLayer { cache, layer, mask } = kv;
+        let KvLayer { cache, layer, mask, bias } = kv;
         check::layer("paged_attention", layer, cache.layout())?;
-        check::paged(q.dims(), cache.layout(), shape, mask, batch)?;
-        let step = attention::Step { q, layer, mask, shape, batch };
+        check::paged(q.dims(), cache.layout(), shape, (mask, bias), batch)?;
+        let step = attention::Step { q, layer, mask, bias, shape, batch };
         Ok(match &cache.0 {
             Pages::F32(pages) => attention::paged(self, pages, step),
             Pages::Bf16(pages) => attention::paged(self, pages, step),

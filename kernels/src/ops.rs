@@ -10,6 +10,16 @@
 use thiserror::Error;
 use triptych_core::DType;
 
+mod attention;
+mod bias;
+mod conv;
+mod rotary;
+
+pub use attention::{AttentionShape, KvLayer, KvLayout, Mask, PagedBatch, Qkv, Varlen};
+pub use bias::{BucketRule, BucketSides, RelativeBias, ScoreBias, SharedBias};
+pub use conv::{Conv2d, Unfold};
+pub use rotary::{RopePairs, RopeShape};
+
 /// A shape or index that an op cannot take. Always a bug of the caller: nothing a client sends reaches it.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 pub enum KernelError {
@@ -71,6 +81,15 @@ pub struct LinearPart<'a> {
     pub weight: WeightView<'a>,
     /// `[out]`.
     pub bias: Option<WeightView<'a>>,
+    /// Factor on weight and bias, taken in when they are loaded: a gate or an embedding's scale. Usually 1.
+    pub scale: f32,
+}
+
+impl<'a> LinearPart<'a> {
+    /// A layer as stored, unscaled.
+    pub fn new(weight: WeightView<'a>, bias: Option<WeightView<'a>>) -> Self {
+        Self { weight, bias, scale: 1.0 }
+    }
 }
 
 /// A function applied to each element.
@@ -89,6 +108,8 @@ pub enum Activation {
     Silu,
     /// `max(x, 0)`.
     Relu,
+    /// The hyperbolic tangent.
+    Tanh,
 }
 
 /// Which normalisation.
@@ -98,54 +119,6 @@ pub enum NormKind {
     Layer,
     /// Root mean square only.
     Rms,
-}
-
-/// Heads of an attention, and how scores are scaled.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionShape {
-    /// Query heads.
-    pub n_heads: usize,
-    /// Key and value heads; divides `n_heads`.
-    pub n_kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// Factor on every score, usually `1/√head_dim`.
-    pub scale: f32,
-}
-
-/// Who may look at whom.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mask {
-    /// Every query sees every key of its sequence.
-    Full,
-    /// The last query of a sequence sees all its keys, each earlier one a key less.
-    Causal,
-}
-
-/// Size of a paged KV cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvLayout {
-    /// Layers, each with its own keys and values.
-    pub n_layers: usize,
-    /// Blocks of `KV_BLOCK_TOKENS` tokens.
-    pub n_blocks: usize,
-    /// Key and value heads.
-    pub n_kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-}
-
-/// The sequences of a step as they lie in a paged cache.
-#[derive(Clone, Copy, Debug)]
-pub struct PagedBatch<'a> {
-    /// Offsets of the sequences in the query rows, `[n_seqs + 1]`.
-    pub query_start_loc: &'a [u32],
-    /// Offsets of the sequences in `block_tables`, `[n_seqs + 1]`.
-    pub table_start_loc: &'a [u32],
-    /// Block ids of all sequences in a line, each sequence's in the order of its tokens.
-    pub block_tables: &'a [u32],
-    /// Keys of each sequence, the ones of this step included, `[n_seqs]`.
-    pub seq_lens: &'a [u32],
 }
 
 /// A back end: where weights and activations live, and the ops over them.
@@ -162,8 +135,12 @@ pub trait Backend: Clone + Send + Sync + 'static {
     type Table: Send + Sync;
     /// Scale and bias of a norm.
     type Norm: Send + Sync;
+    /// Taps of a depthwise convolution.
+    type Depthwise: Send + Sync;
     /// A paged KV cache.
     type KvCache: Send;
+    /// A paged KV cache in host memory, to swap with.
+    type HostKvCache: Send;
 
     /// The name used in settings and logs.
     fn name(&self) -> &'static str;
@@ -172,8 +149,8 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
     /// Packs layers that read the same input as one: outputs side by side, in order.
     fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<Self::Linear>;
-    /// Takes a table `[n_rows, width]`.
-    fn load_table(&self, table: WeightView<'_>) -> Result<Self::Table>;
+    /// Takes a table `[n_rows, width]`, whose rows are given times `scale`.
+    fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<Self::Table>;
     /// Takes a norm's `scale [width]` and `bias [width]`.
     fn load_norm(
         &self,
@@ -182,6 +159,9 @@ pub trait Backend: Clone + Send + Sync + 'static {
         bias: Option<WeightView<'_>>,
         eps: f32,
     ) -> Result<Self::Norm>;
+    /// Takes a depthwise convolution's `weight [channels, 1, kernel, kernel]` and `bias [channels]`.
+    fn load_depthwise(&self, weight: WeightView<'_>, bias: Option<WeightView<'_>>)
+    -> Result<Self::Depthwise>;
 
     // Moving data.
 
@@ -204,6 +184,8 @@ pub trait Backend: Clone + Send + Sync + 'static {
     fn columns(&self, x: &Self::Tensor, start: usize, width: usize) -> Result<Self::Tensor>;
     /// The same values as `[n_tokens / group, width · group]`: `group` consecutive rows become one.
     fn merge_rows(&self, x: Self::Tensor, group: usize) -> Result<Self::Tensor>;
+    /// The same values as `[n_tokens · parts, width / parts]`: each row becomes `parts` rows, such as its heads.
+    fn split_rows(&self, x: Self::Tensor, parts: usize) -> Result<Self::Tensor>;
 
     // Arithmetic.
 
@@ -221,13 +203,23 @@ pub trait Backend: Clone + Send + Sync + 'static {
     fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<()>;
     /// `act(x[:, ..w]) · x[:, w..]` with `w = width / 2`: the gate of a gated feed-forward.
     fn gate(&self, x: &Self::Tensor, act: Activation) -> Result<Self::Tensor>;
-    /// Rotary embedding in halves, in place: pair `i` of each head is `(x[i], x[i + head_dim/2])`.
-    /// `cos`, `sin`: `[n_tokens, head_dim / 2]`, row-major, shared by the heads.
-    fn rope(&self, x: &mut Self::Tensor, head_dim: usize, cos: &[f32], sin: &[f32]) -> Result<()>;
+    /// Normalises each sequence as a whole: mean and variance over all its rows and columns (a group norm of one
+    /// group), scale and bias of each column. `cu_seqlens`: offsets of the sequences in the rows.
+    fn group_norm(&self, x: &Self::Tensor, norm: &Self::Norm, cu_seqlens: &[u32]) -> Result<Self::Tensor>;
+    /// Rotary embedding in place: pair `i` of each head, `(a, b)`, becomes `(a·cos − b·sin, b·cos + a·sin)`.
+    /// `cos`, `sin`: `[n_tokens, rotary_dim / 2]`, row-major, shared by the heads.
+    fn rope(&self, x: &mut Self::Tensor, shape: RopeShape, cos: &[f32], sin: &[f32]) -> Result<()>;
     /// Windows of a sound or signal for a 1-D convolution. `x` is `[n_seqs · t, channels]`, each sequence `t`
     /// rows; the result `[n_seqs · t_out, channels · kernel]` with columns in the order of a stored weight
     /// `[out, channels, kernel]`, zeros outside, `t_out = (t + 2·padding − kernel) / stride + 1`.
     fn unfold(&self, x: &Self::Tensor, conv: Unfold) -> Result<Self::Tensor>;
+    /// Windows of images for a 2-D convolution. `x` is `[n_images · height · width, channels]`, pixels row by
+    /// row; the result `[n_images · out_height · out_width, channels · kernel · kernel]` with columns in the
+    /// order of a stored weight `[out, channels, kernel, kernel]`, zeros outside.
+    fn unfold2d(&self, x: &Self::Tensor, conv: Conv2d) -> Result<Self::Tensor>;
+    /// A convolution of each channel by itself: `x` as in [`unfold2d`](Self::unfold2d), the result
+    /// `[n_images · out_height · out_width, channels]`. `conv.kernel` is that of the weights.
+    fn depthwise2d(&self, x: &Self::Tensor, w: &Self::Depthwise, conv: Conv2d) -> Result<Self::Tensor>;
 
     // Attention.
 
@@ -255,6 +247,23 @@ pub trait Backend: Clone + Send + Sync + 'static {
     ) -> Result<()>;
     /// Copies whole blocks, all layers: `(from, to)`.
     fn copy_blocks(&self, cache: &mut Self::KvCache, pairs: &[(u32, u32)]) -> Result<()>;
+    /// An empty cache in host memory. Blocks take as many bytes as on the device.
+    fn host_kv_cache(&self, layout: KvLayout) -> Result<Self::HostKvCache>;
+    /// Copies whole blocks, all layers, to the host: `(device block, host block)`. The layouts agree in all but
+    /// the number of blocks.
+    fn swap_out(
+        &self,
+        device: &Self::KvCache,
+        host: &mut Self::HostKvCache,
+        pairs: &[(u32, u32)],
+    ) -> Result<()>;
+    /// Copies whole blocks, all layers, back: `(host block, device block)`.
+    fn swap_in(
+        &self,
+        host: &Self::HostKvCache,
+        device: &mut Self::KvCache,
+        pairs: &[(u32, u32)],
+    ) -> Result<()>;
     /// Attention of `q: [Σq, n_heads·head_dim]` over the keys of each sequence in the cache.
     fn paged_attention(
         &self,
@@ -263,50 +272,4 @@ pub trait Backend: Clone + Send + Sync + 'static {
         shape: AttentionShape,
         batch: PagedBatch<'_>,
     ) -> Result<Self::Tensor>;
-}
-
-/// Query, key and value of [`Backend::attention`].
-#[derive(Debug)]
-pub struct Qkv<'a, T> {
-    /// `[Σq, n_heads·head_dim]`.
-    pub q: &'a T,
-    /// `[Σk, n_kv_heads·head_dim]`.
-    pub k: &'a T,
-    /// `[Σk, n_kv_heads·head_dim]`.
-    pub v: &'a T,
-}
-
-/// Sequences of [`Backend::attention`].
-#[derive(Clone, Copy, Debug)]
-pub struct Varlen<'a> {
-    /// Offsets in the query rows.
-    pub cu_seqlens_q: &'a [u32],
-    /// Offsets in the key rows.
-    pub cu_seqlens_k: &'a [u32],
-    /// Who sees whom inside a sequence.
-    pub mask: Mask,
-}
-
-/// One layer of a cache, to read.
-#[derive(Debug)]
-pub struct KvLayer<'a, C> {
-    /// The cache.
-    pub cache: &'a C,
-    /// Which layer.
-    pub layer: usize,
-    /// [`Mask::Causal`] for self-attention, [`Mask::Full`] for cross-attention.
-    pub mask: Mask,
-}
-
-/// Parameters of [`Backend::unfold`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unfold {
-    /// Sequences in the rows.
-    pub n_seqs: usize,
-    /// Taps.
-    pub kernel: usize,
-    /// Rows between outputs.
-    pub stride: usize,
-    /// Zero rows on either side.
-    pub padding: usize,
 }

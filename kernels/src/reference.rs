@@ -9,15 +9,17 @@ use candle_core::{Device, Tensor};
 
 use crate::check::{self, Dims};
 use crate::ops::{
-    Activation, AttentionShape, Backend, KernelError, KvLayer, KvLayout, LinearPart, NormKind, PagedBatch,
-    Qkv, Result, Unfold, Varlen, WeightView,
+    Activation, AttentionShape, Backend, Conv2d, KernelError, KvLayer, KvLayout, LinearPart, NormKind,
+    PagedBatch, Qkv, Result, RopeShape, Unfold, Varlen, WeightView,
 };
 use crate::stored;
 
 mod attention;
+mod cache;
+mod conv;
 mod rows;
 
-pub use attention::ReferenceKvCache;
+pub use cache::ReferenceKvCache;
 
 /// The back end. It holds nothing.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,12 +52,18 @@ pub struct ReferenceNorm {
     eps: f32,
 }
 
+/// Taps of a depthwise convolution.
+#[derive(Debug)]
+pub struct ReferenceDepthwise(stored::Taps);
+
 impl Backend for ReferenceBackend {
     type Tensor = Tensor;
     type Linear = ReferenceLinear;
     type Table = Tensor;
     type Norm = ReferenceNorm;
+    type Depthwise = ReferenceDepthwise;
     type KvCache = ReferenceKvCache;
+    type HostKvCache = ReferenceKvCache;
 
     fn name(&self) -> &'static str {
         "reference"
@@ -70,9 +78,11 @@ impl Backend for ReferenceBackend {
         Ok(ReferenceLinear { n_in, n_out, weight, bias })
     }
 
-    fn load_table(&self, table: WeightView<'_>) -> Result<Tensor> {
-        let dims = stored::table_dims(table)?;
-        matrix("load_table", stored::to_f32("load_table", table)?, dims)
+    fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<Tensor> {
+        let op = "load_table";
+        let dims = stored::table_dims(op, table)?;
+        let values = stored::to_f32(op, table)?.into_iter().map(|value| value * scale);
+        matrix(op, values.collect(), dims)
     }
 
     fn load_norm(
@@ -85,6 +95,14 @@ impl Backend for ReferenceBackend {
         let (scale, bias) = stored::norm(scale, bias)?;
         let bias = bias.map(|b| vector("load_norm", b)).transpose()?;
         Ok(ReferenceNorm { kind, scale: vector("load_norm", scale)?, bias, eps })
+    }
+
+    fn load_depthwise(
+        &self,
+        weight: WeightView<'_>,
+        bias: Option<WeightView<'_>>,
+    ) -> Result<ReferenceDepthwise> {
+        Ok(ReferenceDepthwise(stored::taps(weight, bias)?))
     }
 
     fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<Tensor> {
@@ -125,6 +143,10 @@ impl Backend for ReferenceBackend {
         x.reshape(check::merge_rows(dims(&x), group)?).op("merge_rows")
     }
 
+    fn split_rows(&self, x: Tensor, parts: usize) -> Result<Tensor> {
+        x.reshape(check::split_rows(dims(&x), parts)?).op("split_rows")
+    }
+
     fn linear(
         &self,
         x: &Tensor,
@@ -152,14 +174,28 @@ impl Backend for ReferenceBackend {
         rows::gate(x, width, act)
     }
 
-    fn rope(&self, x: &mut Tensor, head_dim: usize, cos: &[f32], sin: &[f32]) -> Result<()> {
-        check::rope(dims(x), head_dim, cos.len(), sin.len())?;
-        *x = rows::rope(x, head_dim, cos, sin)?;
+    fn group_norm(&self, x: &Tensor, norm: &ReferenceNorm, cu_seqlens: &[u32]) -> Result<Tensor> {
+        check::group_norm(dims(x), norm.scale.elem_count(), cu_seqlens)?;
+        rows::group_norm(x, norm, cu_seqlens)
+    }
+
+    fn rope(&self, x: &mut Tensor, shape: RopeShape, cos: &[f32], sin: &[f32]) -> Result<()> {
+        check::rope(dims(x), shape, cos.len(), sin.len())?;
+        *x = rows::rope(x, shape, cos, sin)?;
         Ok(())
     }
 
     fn unfold(&self, x: &Tensor, conv: Unfold) -> Result<Tensor> {
-        rows::unfold(x, conv, check::unfold(dims(x), conv)?)
+        conv::unfold(x, conv, check::unfold(dims(x), conv)?)
+    }
+
+    fn unfold2d(&self, x: &Tensor, conv: Conv2d) -> Result<Tensor> {
+        conv::unfold2d(x, conv, check::unfold2d(dims(x), conv)?)
+    }
+
+    fn depthwise2d(&self, x: &Tensor, w: &ReferenceDepthwise, conv: Conv2d) -> Result<Tensor> {
+        let planes = check::depthwise2d(dims(x), w.0.channels, w.0.kernel, conv)?;
+        conv::depthwise2d(x, &w.0, conv, planes)
     }
 
     fn attention(&self, qkv: Qkv<'_, Tensor>, shape: AttentionShape, seqs: Varlen<'_>) -> Result<Tensor> {
@@ -187,6 +223,28 @@ impl Backend for ReferenceBackend {
 
     fn copy_blocks(&self, cache: &mut ReferenceKvCache, pairs: &[(u32, u32)]) -> Result<()> {
         cache.copy(pairs)
+    }
+
+    fn host_kv_cache(&self, layout: KvLayout) -> Result<ReferenceKvCache> {
+        ReferenceKvCache::new(layout)
+    }
+
+    fn swap_out(
+        &self,
+        device: &ReferenceKvCache,
+        host: &mut ReferenceKvCache,
+        pairs: &[(u32, u32)],
+    ) -> Result<()> {
+        host.copy_from("swap_out", device, pairs)
+    }
+
+    fn swap_in(
+        &self,
+        host: &ReferenceKvCache,
+        device: &mut ReferenceKvCache,
+        pairs: &[(u32, u32)],
+    ) -> Result<()> {
+        device.copy_from("swap_in", host, pairs)
     }
 
     fn paged_attention(

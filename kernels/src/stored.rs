@@ -45,11 +45,11 @@ fn n_bytes(op: &'static str, view: WeightView<'_>) -> Result<()> {
 }
 
 /// `(n_rows, width)` of a table, checked against its bytes.
-pub(crate) fn table_dims(view: WeightView<'_>) -> Result<(usize, usize)> {
-    n_bytes("load_table", view)?;
+pub(crate) fn table_dims(op: &'static str, view: WeightView<'_>) -> Result<(usize, usize)> {
+    n_bytes(op, view)?;
     match *view.shape {
         [n_rows, width] => Ok((n_rows, width)),
-        _ => Err(rank("load_table", "table", view)),
+        _ => Err(rank(op, "table", view)),
     }
 }
 
@@ -92,19 +92,55 @@ pub(crate) fn stack(parts: &[LinearPart<'_>]) -> Result<Stacked> {
     for part in parts {
         let (n_out, part_in) = part_dims(part)?;
         check::same(op, "inputs of a part", &[part_in], &[n_in])?;
-        stacked.weight.extend(to_f32(op, part.weight)?);
+        stacked.weight.extend(scaled(op, part.weight, part.scale)?);
         stacked.n_out += n_out;
         if let Some(bias) = &mut stacked.bias {
             match part.bias {
                 Some(view) => {
                     check::same(op, "bias", view.shape, &[n_out])?;
-                    bias.extend(to_f32(op, view)?);
+                    bias.extend(scaled(op, view, part.scale)?);
                 }
                 None => bias.resize(stacked.n_out, 0.0),
             }
         }
     }
     Ok(stacked)
+}
+
+/// A weight times a factor.
+fn scaled(op: &'static str, view: WeightView<'_>, scale: f32) -> Result<Vec<f32>> {
+    let mut values = to_f32(op, view)?;
+    if scale != 1.0 {
+        values.iter_mut().for_each(|value| *value *= scale);
+    }
+    Ok(values)
+}
+
+/// Taps of a depthwise convolution.
+#[derive(Debug)]
+pub(crate) struct Taps {
+    /// Channels.
+    pub(crate) channels: usize,
+    /// Taps down and across.
+    pub(crate) kernel: [usize; 2],
+    /// `[kernel · kernel, channels]`: the stored weight transposed.
+    pub(crate) weight: Vec<f32>,
+    /// `[channels]`.
+    pub(crate) bias: Option<Vec<f32>>,
+}
+
+/// Weight and bias of a depthwise convolution.
+pub(crate) fn taps(weight: WeightView<'_>, bias: Option<WeightView<'_>>) -> Result<Taps> {
+    let op = "load_depthwise";
+    let [channels, 1, down, across] = *weight.shape else { return Err(rank(op, "weight", weight)) };
+    if let Some(bias) = bias {
+        check::same(op, "bias", bias.shape, &[channels])?;
+    }
+    let stored = to_f32(op, weight)?;
+    let n_taps = stored.len() / channels.max(1);
+    let weight =
+        (0..n_taps).flat_map(|tap| stored.iter().skip(tap).step_by(n_taps)).copied().collect::<Vec<f32>>();
+    Ok(Taps { channels, kernel: [down, across], weight, bias: bias.map(|b| to_f32(op, b)).transpose()? })
 }
 
 /// `(out, in)` of a part, dimensions after the first taken together.

@@ -18,10 +18,12 @@ use super::cell::{Cell, PANEL, n_cells};
 use super::kv::PagedCells;
 use super::matrix::CpuTensor;
 use super::pool::Shared;
-use crate::ops::{AttentionShape, KvLayout, Mask, PagedBatch, Qkv, Result, Varlen};
+use crate::ops::{AttentionShape, KvLayout, Mask, PagedBatch, Qkv, Result, ScoreBias, Varlen};
 
+mod bias;
 mod head;
 
+use bias::RowBias;
 use head::HeadRows;
 
 /// Register tiles in a task: so many rows read a stretch of keys while it is in the second cache.
@@ -34,6 +36,7 @@ pub(super) struct Step<'a> {
     pub(super) q: &'a CpuTensor,
     pub(super) layer: usize,
     pub(super) mask: Mask,
+    pub(super) bias: ScoreBias<'a>,
     pub(super) shape: AttentionShape,
     pub(super) batch: PagedBatch<'a>,
 }
@@ -73,7 +76,9 @@ pub(super) fn block_diagonal<C: Cell>(
         block_tables: &(0..n_blocks).collect::<Vec<_>>(),
         seq_lens: &lens,
     };
-    Ok(paged(backend, &pages, Step { q: qkv.q, layer: 0, mask: seqs.mask, shape, batch }))
+    let Varlen { mask, bias, .. } = seqs;
+    let step = Step { q: qkv.q, layer: 0, mask, bias, shape, batch };
+    Ok(paged(backend, &pages, step))
 }
 
 /// Attention of each sequence over its pages; the caller checked the arguments.
@@ -81,9 +86,12 @@ pub(super) fn paged<C: Cell>(backend: &CpuBackend, pages: &PagedCells<C>, step: 
     let (n_tokens, width) = step.q.dims();
     let mut out = vec![0.0; n_tokens * width];
     let (tasks, cost_ns) = tasks::<C>(&step, TASK_TILES * backend.isa.tile_rows());
+    let lens = step.batch.seq_lens.iter().enumerate();
+    let lens = lens.map(|(seq, &n_keys)| (queries(&step, seq).len(), n_keys as usize));
+    let bias = &RowBias::new(step.bias, step.shape.n_heads, lens);
     let shared = &Shared::new(&mut out);
     backend.pool.run(tasks.len(), cost_ns, |i| {
-        backend.isa.run(HeadRows { pages, step: &step, task: &tasks[i], out: shared });
+        backend.isa.run(HeadRows { pages, step: &step, bias, task: &tasks[i], out: shared });
     });
     CpuTensor::new(out, n_tokens, width)
 }

@@ -14,7 +14,7 @@ use super::matrix::CpuTensor;
 use super::panels::Panels;
 use super::pool::{Pool, Shared};
 use crate::check;
-use crate::ops::{KvLayout, Result};
+use crate::ops::{KernelError, KvLayout, Result};
 
 /// A paged KV cache.
 #[derive(Debug)]
@@ -67,6 +67,22 @@ impl CpuKvCache {
         match &mut self.0 {
             Pages::F32(pages) => pages.copy(pairs),
             Pages::Bf16(pages) => pages.copy(pairs),
+        }
+        Ok(())
+    }
+}
+
+impl CpuKvCache {
+    /// Copies blocks `(from, to)` of another cache into this one.
+    pub(super) fn copy_from(&mut self, op: &'static str, other: &Self, pairs: &[(u32, u32)]) -> Result<()> {
+        check::swap(op, [other.layout(), self.layout()], pairs)?;
+        match (&mut self.0, &other.0) {
+            (Pages::F32(to), Pages::F32(from)) => to.copy_from(from, pairs),
+            (Pages::Bf16(to), Pages::Bf16(from)) => to.copy_from(from, pairs),
+            _ => {
+                let message = "the caches are of different precisions".to_owned();
+                return Err(KernelError::Library { op, message });
+            }
         }
         Ok(())
     }
@@ -146,16 +162,28 @@ impl<C: Cell> PagedCells<C> {
         });
     }
 
+    /// Where a block of a layer lies, all heads.
+    fn block(&self, layer: usize, block: u32) -> Range<usize> {
+        let last = self.layout.n_kv_heads - 1;
+        self.range(layer, block as usize, 0).start..self.range(layer, block as usize, last).end
+    }
+
     /// Copies blocks in all layers.
     fn copy(&mut self, pairs: &[(u32, u32)]) {
         for layer in 0..self.layout.n_layers {
             for &(from, to) in pairs {
-                let last = self.layout.n_kv_heads - 1;
-                let [from, to] = [from, to].map(|block| {
-                    let block = block as usize;
-                    self.range(layer, block, 0).start..self.range(layer, block, last).end
-                });
+                let (from, to) = (self.block(layer, from), self.block(layer, to));
                 self.cells.cells_mut().copy_within(from, to.start);
+            }
+        }
+    }
+
+    /// Copies blocks in all layers from another cache of the same layout but for the number of blocks.
+    fn copy_from(&mut self, other: &Self, pairs: &[(u32, u32)]) {
+        for layer in 0..self.layout.n_layers {
+            for &(from, to) in pairs {
+                let (from, to) = (other.block(layer, from), self.block(layer, to));
+                self.cells.cells_mut()[to].copy_from_slice(&other.cells.cells()[from]);
             }
         }
     }

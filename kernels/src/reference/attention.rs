@@ -1,85 +1,14 @@
-//! Reference attention: a score matrix for each head of each sequence, and a cache of plain rows.
+//! Reference attention: a score matrix for each head of each sequence.
 
 use candle_core::{D, Tensor};
-use triptych_core::shape::KV_BLOCK_TOKENS;
 
+use super::cache::ReferenceKvCache;
 use super::rows::product;
-use super::{InOp, dims, matrix, values, zeros};
+use super::{InOp, dims, matrix, zeros};
 use crate::check;
-use crate::ops::{AttentionShape, KvLayer, KvLayout, Mask, PagedBatch, Qkv, Result, Varlen};
-
-/// Keys and values of all layers, each `[n_layers, n_blocks · KV_BLOCK_TOKENS, n_kv_heads · head_dim]`.
-#[derive(Debug)]
-pub struct ReferenceKvCache {
-    layout: KvLayout,
-    k: Vec<f32>,
-    v: Vec<f32>,
-}
-
-impl ReferenceKvCache {
-    /// Zeros.
-    pub(super) fn new(layout: KvLayout) -> Result<Self> {
-        let n_values = check::kv_layout(layout)? * layout.n_kv_heads * layout.head_dim;
-        Ok(Self { layout, k: vec![0.0; n_values], v: vec![0.0; n_values] })
-    }
-
-    /// Bytes of a block in all layers.
-    pub(super) fn block_bytes(layout: KvLayout) -> usize {
-        2 * size_of::<f32>() * layout.n_layers * KV_BLOCK_TOKENS * layout.n_kv_heads * layout.head_dim
-    }
-
-    /// Where a slot's row starts.
-    fn row(&self, layer: usize, slot: usize) -> usize {
-        (layer * self.layout.n_blocks * KV_BLOCK_TOKENS + slot) * self.width()
-    }
-
-    /// Values of one token's keys.
-    fn width(&self) -> usize {
-        self.layout.n_kv_heads * self.layout.head_dim
-    }
-
-    /// Writes rows to their slots.
-    pub(super) fn write(&mut self, layer: usize, kv: [&Tensor; 2], slots: &[u32]) -> Result<()> {
-        check::layer("write_kv", layer, self.layout)?;
-        check::write_kv(kv.map(dims), self.layout, slots)?;
-        let (width, [k, v]) = (self.width(), kv);
-        let (k, v) = (values("write_kv", k)?, values("write_kv", v)?);
-        for (i, &slot) in slots.iter().enumerate() {
-            let (from, to) = (i * width, self.row(layer, slot as usize));
-            self.k[to..][..width].copy_from_slice(&k[from..][..width]);
-            self.v[to..][..width].copy_from_slice(&v[from..][..width]);
-        }
-        Ok(())
-    }
-
-    /// Copies blocks in all layers, one pair after the other.
-    pub(super) fn copy(&mut self, pairs: &[(u32, u32)]) -> Result<()> {
-        check::copy_blocks(self.layout, pairs)?;
-        let len = KV_BLOCK_TOKENS * self.width();
-        for layer in 0..self.layout.n_layers {
-            for &(from, to) in pairs {
-                let [from, to] = [from, to].map(|block| self.row(layer, block as usize * KV_BLOCK_TOKENS));
-                self.k.copy_within(from..from + len, to);
-                self.v.copy_within(from..from + len, to);
-            }
-        }
-        Ok(())
-    }
-
-    /// Keys and values of a sequence, gathered: `[n_keys, n_kv_heads · head_dim]` each.
-    fn gather(&self, layer: usize, table: &[u32], n_keys: usize) -> Result<[Tensor; 2]> {
-        let width = self.width();
-        let gather = |from: &[f32]| {
-            let rows = (0..n_keys).flat_map(|i| {
-                let slot = table[i / KV_BLOCK_TOKENS] as usize * KV_BLOCK_TOKENS + i % KV_BLOCK_TOKENS;
-                let row = self.row(layer, slot);
-                from[row..row + width].iter().copied()
-            });
-            matrix("paged_attention", rows.collect(), (n_keys, width))
-        };
-        Ok([gather(&self.k)?, gather(&self.v)?])
-    }
-}
+use crate::ops::{
+    AttentionShape, KvLayer, Mask, PagedBatch, Qkv, RelativeBias, Result, ScoreBias, SharedBias, Varlen,
+};
 
 /// Attention inside each sequence.
 pub(super) fn block_diagonal(
@@ -91,10 +20,12 @@ pub(super) fn block_diagonal(
     let part =
         |x: &Tensor, cu: &[u32], i: usize| x.narrow(0, cu[i] as usize, (cu[i + 1] - cu[i]) as usize).op(op);
     let n_seqs = seqs.cu_seqlens_q.len() - 1;
+    let mut biases = Biases::new(seqs.bias, shape);
     let outs = (0..n_seqs).map(|i| {
         let q = part(qkv.q, seqs.cu_seqlens_q, i)?;
         let kv = [part(qkv.k, seqs.cu_seqlens_k, i)?, part(qkv.v, seqs.cu_seqlens_k, i)?];
-        sequence(&q, &kv, shape, seqs.mask)
+        let bias = biases.next(i, (dims(&q).0, dims(&kv[0]).0));
+        sequence(&q, &kv, shape, (seqs.mask, bias))
     });
     stack(op, outs.collect::<Result<_>>()?, dims(qkv.q))
 }
@@ -108,13 +39,15 @@ pub(super) fn paged(
 ) -> Result<Tensor> {
     let op = "paged_attention";
     check::layer(op, kv.layer, kv.cache.layout)?;
-    check::paged(dims(q), kv.cache.layout, shape, kv.mask, batch)?;
+    check::paged(dims(q), kv.cache.layout, shape, (kv.mask, kv.bias), batch)?;
     let range = |offsets: &[u32], i: usize| offsets[i] as usize..offsets[i + 1] as usize;
+    let mut biases = Biases::new(kv.bias, shape);
     let outs = (0..batch.seq_lens.len()).map(|i| {
         let rows = range(batch.query_start_loc, i);
         let table = &batch.block_tables[range(batch.table_start_loc, i)];
         let keys = kv.cache.gather(kv.layer, table, batch.seq_lens[i] as usize)?;
-        sequence(&q.narrow(0, rows.start, rows.len()).op(op)?, &keys, shape, kv.mask)
+        let bias = biases.next(i, (rows.len(), batch.seq_lens[i] as usize));
+        sequence(&q.narrow(0, rows.start, rows.len()).op(op)?, &keys, shape, (kv.mask, bias))
     });
     stack(op, outs.collect::<Result<_>>()?, dims(q))
 }
@@ -127,7 +60,12 @@ fn stack(op: &'static str, outs: Vec<Tensor>, dims: check::Dims) -> Result<Tenso
 
 /// One sequence: `q: [n_queries, n_heads·head_dim]`, `kv: [n_keys, n_kv_heads·head_dim]`. Queries that see no
 /// key get zeros.
-fn sequence(q: &Tensor, kv: &[Tensor; 2], shape: AttentionShape, mask: Mask) -> Result<Tensor> {
+fn sequence(
+    q: &Tensor,
+    kv: &[Tensor; 2],
+    shape: AttentionShape,
+    (mask, bias): (Mask, SequenceBias<'_>),
+) -> Result<Tensor> {
     let ((n_queries, _), (n_keys, _)) = (dims(q), dims(&kv[0]));
     if n_queries == 0 || n_keys == 0 || shape.n_heads == 0 {
         return zeros("attention", dims(q));
@@ -138,6 +76,10 @@ fn sequence(q: &Tensor, kv: &[Tensor; 2], shape: AttentionShape, mask: Mask) -> 
     let one = |i: usize| -> candle_core::Result<Tensor> {
         let (q, k, v) = (head(q, i)?, head(&kv[0], i / group)?, head(&kv[1], i / group)?);
         let scores = product(&q, &k.t()?.contiguous()?)?.affine(f64::from(shape.scale), 0.0)?;
+        let scores = match bias.head(i, n_queries, n_keys) {
+            Some(bias) => scores.add(&Tensor::from_vec(bias, (n_queries, n_keys), q.device())?)?,
+            None => scores,
+        };
         product(&softmax(&scores.add(&hidden)?)?, &v)
     };
     let heads = (0..shape.n_heads).map(one).collect::<candle_core::Result<Vec<_>>>().op("attention")?;
@@ -154,8 +96,73 @@ fn hidden_keys(n_queries: usize, n_keys: usize, mask: Mask) -> Result<Tensor> {
     matrix("attention", (0..n_queries).flat_map(row).collect(), (n_queries, n_keys))
 }
 
-/// Softmax of each row.
+/// Softmax of each row; zeros for a row of minus infinity alone.
 fn softmax(scores: &Tensor) -> candle_core::Result<Tensor> {
-    let exp = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?)?.exp()?;
-    exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)
+    let max = scores.max_keepdim(D::Minus1)?.maximum(f64::from(f32::MIN))?;
+    let exp = scores.broadcast_sub(&max)?.exp()?;
+    // A row with a key has a weight of one, and no weight is more.
+    exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?.maximum(f64::from(f32::MIN_POSITIVE))?)
+}
+
+/// The bias of each sequence in turn.
+struct Biases<'a> {
+    bias: ScoreBias<'a>,
+    n_heads: usize,
+    /// Numbers taken by the sequences before.
+    taken: usize,
+}
+
+/// What is added to the scores of one sequence.
+#[derive(Clone, Copy)]
+enum SequenceBias<'a> {
+    None,
+    Relative(&'a RelativeBias),
+    Alibi(&'a [f32]),
+    /// `[n_heads, n_queries, n_keys]`.
+    Values(&'a [f32]),
+}
+
+impl<'a> Biases<'a> {
+    fn new(bias: ScoreBias<'a>, shape: AttentionShape) -> Self {
+        Self { bias, n_heads: shape.n_heads, taken: 0 }
+    }
+
+    /// That of sequence `i`, which has so many queries and keys.
+    fn next(&mut self, i: usize, (n_queries, n_keys): (usize, usize)) -> SequenceBias<'a> {
+        let n = self.n_heads * n_queries * n_keys;
+        match self.bias {
+            ScoreBias::None => SequenceBias::None,
+            ScoreBias::Relative(relative) => SequenceBias::Relative(relative),
+            ScoreBias::Alibi(slopes) => SequenceBias::Alibi(slopes),
+            ScoreBias::Materialized(values) => {
+                self.taken += n;
+                SequenceBias::Values(&values[self.taken - n..self.taken])
+            }
+            ScoreBias::Shared(SharedBias { tables, table_of }) => {
+                SequenceBias::Values(&tables[table_of[i] as usize * n..][..n])
+            }
+        }
+    }
+}
+
+impl SequenceBias<'_> {
+    /// `[n_queries, n_keys]` of a head.
+    fn head(self, head: usize, n_queries: usize, n_keys: usize) -> Option<Vec<f32>> {
+        let distances = |of_distance: &dyn Fn(isize) -> f32| {
+            let row = |query: usize| {
+                let position = (n_keys + query) as isize - n_queries as isize;
+                (0..n_keys as isize).map(move |key| of_distance(key - position))
+            };
+            (0..n_queries).flat_map(row).collect()
+        };
+        match self {
+            Self::None => None,
+            Self::Relative(relative) => {
+                let (max, values) = (relative.max_distance() as isize, relative.head(head));
+                Some(distances(&|distance| values[(distance.clamp(-max, max) + max) as usize]))
+            }
+            Self::Alibi(slopes) => Some(distances(&|distance| -slopes[head] * distance.abs() as f32)),
+            Self::Values(values) => Some(values[head * n_queries * n_keys..][..n_queries * n_keys].to_vec()),
+        }
+    }
 }

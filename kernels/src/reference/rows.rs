@@ -5,8 +5,7 @@ use std::ops::{Add, Mul};
 use candle_core::{D, Tensor};
 
 use super::{InOp, ReferenceLinear, ReferenceNorm, dims, matrix, values, zeros};
-use crate::check::Windows;
-use crate::ops::{Activation, NormKind, Result, Unfold};
+use crate::ops::{Activation, NormKind, Result, RopePairs, RopeShape};
 
 /// Rows of every product of matrices. The library picks its algorithm by shape; products of one shape keep a
 /// row's value the same whatever else is in the batch.
@@ -55,6 +54,7 @@ fn activation(x: &Tensor, act: Activation) -> candle_core::Result<Tensor> {
         Activation::QuickGelu => x.div(&x.affine(-1.702, 0.0)?.exp()?.affine(1.0, 1.0)?),
         Activation::Silu => x.silu(),
         Activation::Relu => x.relu(),
+        Activation::Tanh => x.tanh(),
     }
 }
 
@@ -74,6 +74,31 @@ pub(super) fn norm(x: &Tensor, norm: &ReferenceNorm) -> Result<Tensor> {
         norm.bias.as_ref().map_or(Ok(y.clone()), |bias| y.broadcast_add(bias))
     };
     scaled().op("norm")
+}
+
+/// As [`norm`], with mean and variance of all rows of a sequence.
+pub(super) fn group_norm(x: &Tensor, norm: &ReferenceNorm, cu_seqlens: &[u32]) -> Result<Tensor> {
+    let (op, (_, width)) = ("group_norm", dims(x));
+    let scale = values(op, &norm.scale)?;
+    let bias = norm.bias.as_ref().map(|bias| values(op, bias)).transpose()?;
+    let mut out = values(op, x)?;
+    for seq in cu_seqlens.windows(2) {
+        let rows = &mut out[seq[0] as usize * width..seq[1] as usize * width];
+        let mean_of = |rows: &[f32], term: &dyn Fn(f64) -> f64| {
+            rows.iter().map(|&x| term(f64::from(x))).sum::<f64>() / rows.len() as f64
+        };
+        let mean = match norm.kind {
+            NormKind::Layer => mean_of(rows, &|x| x),
+            NormKind::Rms => 0.0,
+        };
+        let variance = mean_of(rows, &|x| (x - mean).powi(2));
+        let factor = 1.0 / (variance + f64::from(norm.eps)).sqrt();
+        for (i, x) in rows.iter_mut().enumerate() {
+            let y = (f64::from(*x) - mean) * factor * f64::from(scale[i % width]);
+            *x = (y + bias.as_ref().map_or(0.0, |bias| f64::from(bias[i % width]))) as f32;
+        }
+    }
+    matrix(op, out, dims(x))
 }
 
 /// `act(x[:, ..width]) · x[:, width..]`.
@@ -103,39 +128,24 @@ pub(super) fn scatter(x: &Tensor, rows: &[u32], src: &Tensor) -> Result<Tensor> 
     matrix(op, out, dims(x))
 }
 
-/// Turns pair `(x[i], x[i + head_dim/2])` of each head by its angle.
-pub(super) fn rope(x: &Tensor, head_dim: usize, cos: &[f32], sin: &[f32]) -> Result<Tensor> {
+/// Turns the pairs of each head by their angles.
+pub(super) fn rope(x: &Tensor, shape: RopeShape, cos: &[f32], sin: &[f32]) -> Result<Tensor> {
     let (_, width) = dims(x);
-    let half = head_dim / 2;
+    let half = shape.rotary_dim / 2;
     let mut out = values("rope", x)?;
     for (i, row) in out.chunks_exact_mut(width.max(1)).enumerate() {
-        for head in row.chunks_exact_mut(head_dim) {
+        for head in row.chunks_exact_mut(shape.head_dim) {
             for pair in 0..half {
                 let (cos, sin) = (cos[i * half + pair], sin[i * half + pair]);
-                let (a, b) = (head[pair], head[pair + half]);
-                head[pair] = a * cos - b * sin;
-                head[pair + half] = b * cos + a * sin;
+                let (first, second) = match shape.pairs {
+                    RopePairs::Halves => (pair, pair + half),
+                    RopePairs::Interleaved => (2 * pair, 2 * pair + 1),
+                };
+                let (a, b) = (head[first], head[second]);
+                head[first] = a * cos - b * sin;
+                head[second] = b * cos + a * sin;
             }
         }
     }
     matrix("rope", out, dims(x))
-}
-
-/// Windows of each sequence, zeros outside: `[n_seqs · t_out, channels · kernel]`.
-pub(super) fn unfold(x: &Tensor, conv: Unfold, windows: Windows) -> Result<Tensor> {
-    let Windows { t, t_out, width } = windows;
-    let channels = dims(x).1;
-    let x = values("unfold", x)?;
-    let mut out = Vec::with_capacity(conv.n_seqs * t_out * width);
-    for seq in 0..conv.n_seqs {
-        for window in 0..t_out {
-            for channel in 0..channels {
-                for tap in 0..conv.kernel {
-                    let row = (window * conv.stride + tap).checked_sub(conv.padding).filter(|&row| row < t);
-                    out.push(row.map_or(0.0, |row| x[(seq * t + row) * channels + channel]));
-                }
-            }
-        }
-    }
-    matrix("unfold", out, (conv.n_seqs * t_out, width))
 }

@@ -2,6 +2,7 @@
 
 use triptych_kernels::ops::{AttentionShape, Backend, Mask, Qkv, Varlen};
 
+use crate::bias::Added;
 use crate::oracle;
 use crate::subject::{Subject, values};
 
@@ -24,6 +25,7 @@ pub struct Sequences {
     pub lens: Vec<(usize, usize)>,
     pub shape: AttentionShape,
     pub mask: Mask,
+    pub bias: Added,
     pub q: Vec<f32>,
     pub k: Vec<f32>,
     pub v: Vec<f32>,
@@ -36,7 +38,12 @@ impl Sequences {
         // Queries large enough that weights differ.
         let q = values(1, n_q * shape.n_heads * shape.head_dim).into_iter().map(|q| 3.0 * q).collect();
         let (k, v) = (values(2, n_k * kv_width), values(3, n_k * kv_width));
-        Self { lens: lens.to_vec(), shape, mask, q, k, v }
+        Self { lens: lens.to_vec(), shape, mask, bias: Added::None, q, k, v }
+    }
+
+    /// The same with something added to the scores.
+    pub fn biased(self, bias: Added) -> Self {
+        Self { bias, ..self }
     }
 
     pub fn n_queries(&self) -> usize {
@@ -66,6 +73,7 @@ impl Sequences {
             q: self.q[q_start * q_width..][..n_q * q_width].to_vec(),
             k: self.k[k_start * kv_width..][..n_k * kv_width].to_vec(),
             v: self.v[k_start * kv_width..][..n_k * kv_width].to_vec(),
+            bias: self.bias.alone(i, &self.lens, self.shape.n_heads),
             ..*self
         }
     }
@@ -73,7 +81,7 @@ impl Sequences {
     pub fn expect(&self) -> Vec<f32> {
         let one = |i| {
             let seq = self.alone(i);
-            oracle::attention(&seq.q, &seq.k, &seq.v, seq.shape, seq.mask)
+            oracle::attention([&seq.q, &seq.k, &seq.v], seq.shape, seq.mask, |score| seq.bias.at(score))
         };
         (0..self.lens.len()).flat_map(one).collect()
     }
@@ -85,13 +93,13 @@ impl Sequences {
             (subject.tensor(&self.k, n_k, self.kv_width()), subject.tensor(&self.v, n_k, self.kv_width()));
         let cu_seqlens_q = &offsets(self.lens.iter().map(|len| len.0));
         let cu_seqlens_k = &offsets(self.lens.iter().map(|len| len.1));
-        let seqs = Varlen { cu_seqlens_q, cu_seqlens_k, mask: self.mask };
+        let seqs = Varlen { cu_seqlens_q, cu_seqlens_k, mask: self.mask, bias: self.bias.view() };
         backend.attention(Qkv { q: &q, k: &k, v: &v }, self.shape, seqs).expect("attention")
     }
 
     pub fn check<B: Backend>(&self, subject: &Subject<B>) {
         let out = self.attend(subject, &subject.backend);
-        let what = format!("{:?} {:?} {:?}", self.lens, self.shape, self.mask);
+        let what = format!("{:?} {:?} {:?} {}", self.lens, self.shape, self.mask, self.bias.name());
         subject.close(&what, &out, (&self.expect(), self.n_queries(), self.q_width()), subject.products);
     }
 }

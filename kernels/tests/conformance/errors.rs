@@ -3,14 +3,16 @@
 use triptych_core::DType;
 use triptych_kernels::KernelError;
 use triptych_kernels::ops::{
-    Activation, AttentionShape, Backend, KvLayer, KvLayout, LinearPart, Mask, NormKind, PagedBatch, Qkv,
-    Unfold, Varlen, WeightView,
+    Activation, AttentionShape, Backend, BucketRule, BucketSides, Conv2d, KvLayer, KvLayout, LinearPart,
+    Mask, NormKind, PagedBatch, Qkv, RelativeBias, RopePairs, RopeShape, ScoreBias, SharedBias, Unfold,
+    Varlen, WeightView,
 };
 
 use crate::attention::shape;
+use crate::conv::load_depthwise;
 use crate::linear::layer;
 use crate::rows::load_norm;
-use crate::subject::Subject;
+use crate::subject::{Stored, Subject};
 
 /// Whether the error is of the kind meant for shapes.
 fn shape_error<T>(subject: &str, what: &str, result: Result<T, KernelError>) {
@@ -37,7 +39,7 @@ fn view<'a>(shape: &'a [usize], data: &'a [u8]) -> WeightView<'a> {
 pub fn weights_that_do_not_fit_are_refused<B: Backend>(subject: &Subject<B>) {
     let (b, name) = (&subject.backend, subject.name.as_str());
     let bytes = [0_u8; 24];
-    let part = |shape, bias| LinearPart { weight: view(shape, &bytes), bias };
+    let part = |shape, bias| LinearPart::new(view(shape, &bytes), bias);
     shape_error(name, "no part", b.load_linear(&[]));
     shape_error(name, "too few bytes", b.load_linear(&[part(&[2, 4], None)]));
     shape_error(name, "too many elements to count", b.load_linear(&[part(&[usize::MAX, 4], None)]));
@@ -48,8 +50,8 @@ pub fn weights_that_do_not_fit_are_refused<B: Backend>(subject: &Subject<B>) {
         b.load_linear(&[part(&[2, 3], Some(view(&[3], &bytes[..12])))]),
     );
     shape_error(name, "parts of other inputs", b.load_linear(&[part(&[2, 3], None), part(&[3, 2], None)]));
-    shape_error(name, "a table of one dimension", b.load_table(view(&[6], &bytes)));
-    shape_error(name, "a table of too few bytes", b.load_table(view(&[2, 4], &bytes)));
+    shape_error(name, "a table of one dimension", b.load_table(view(&[6], &bytes), 1.0));
+    shape_error(name, "a table of too few bytes", b.load_table(view(&[2, 4], &bytes), 1.0));
     shape_error(
         name,
         "a scale of two dimensions",
@@ -78,9 +80,15 @@ pub fn shapes_that_do_not_agree_are_refused<B: Backend>(subject: &Subject<B>) {
     shape_error(name, "odd gate", b.gate(&y, Activation::None));
     shape_error(name, "group of rows", b.merge_rows(x.clone(), 2));
     shape_error(name, "group of no rows", b.merge_rows(x.clone(), 0));
+    shape_error(name, "parts of a row", b.split_rows(x.clone(), 3));
+    shape_error(name, "no parts of a row", b.split_rows(x.clone(), 0));
+    shape_error(name, "width of a sequence", b.group_norm(&x, &norm, &[0, 3]));
+    shape_error(name, "rows of a sequence", b.group_norm(&y, &norm, &[0, 3]));
     shape_error(name, "rows to scatter", b.scatter_rows(&mut x.clone(), &[0], &x));
-    for (head_dim, n) in [(0, 0), (1, 1), (3, 3), (4, 5), (usize::MAX - 1, 0)] {
-        shape_error(name, "heads to turn", b.rope(&mut x.clone(), head_dim, &vec![0.0; n], &vec![0.0; n]));
+    let turns = [(0, 0, 0), (1, 1, 1), (3, 3, 3), (4, 4, 5), (2, 4, 6), (4, 3, 3), (usize::MAX - 1, 0, 0)];
+    for (head_dim, rotary_dim, n) in turns {
+        let shape = RopeShape { head_dim, rotary_dim, pairs: RopePairs::Halves };
+        shape_error(name, "heads to turn", b.rope(&mut x.clone(), shape, &vec![0.0; n], &vec![0.0; n]));
     }
     let fits = Unfold { n_seqs: 1, kernel: 1, stride: 1, padding: 0 };
     for conv in [
@@ -100,7 +108,7 @@ pub fn indices_past_the_end_are_refused<B: Backend>(subject: &Subject<B>) {
     let (b, name) = (&subject.backend, subject.name.as_str());
     let x = subject.tensor(&[1.0; 12], 3, 4);
     let bytes = [0_u8; 24];
-    let table = b.load_table(view(&[2, 3], &bytes)).expect("a table");
+    let table = b.load_table(view(&[2, 3], &bytes), 1.0).expect("a table");
     index_error(name, "id", b.embed(&table, &[0, 2]));
     index_error(name, "row to gather", b.gather_rows(&x, &[3]));
     index_error(name, "row to scatter", b.scatter_rows(&mut x.clone(), &[0, 1, u32::MAX], &x));
@@ -112,7 +120,7 @@ pub fn offsets_that_are_not_offsets_are_refused<B: Backend>(subject: &Subject<B>
     let name = subject.name.as_str();
     let x = subject.tensor(&[1.0; 12], 3, 4);
     let attend = |q: &[u32], k: &[u32], shape: AttentionShape, mask| {
-        let seqs = Varlen { cu_seqlens_q: q, cu_seqlens_k: k, mask };
+        let seqs = Varlen { cu_seqlens_q: q, cu_seqlens_k: k, mask, bias: ScoreBias::None };
         subject.backend.attention(Qkv { q: &x, k: &x, v: &x }, shape, seqs)
     };
     let fits = shape(2, 2, 2);
@@ -144,6 +152,15 @@ pub fn caches_refuse_what_they_do_not_hold<B: Backend>(subject: &Subject<B>) {
     index_error(name, "block from", b.copy_blocks(&mut cache, &[(3, 0)]));
     index_error(name, "block to", b.copy_blocks(&mut cache, &[(0, 1), (0, 3)]));
 
+    let mut host = b.host_kv_cache(KvLayout { n_blocks: 5, ..layout }).expect("a cache");
+    index_error(name, "block out", b.swap_out(&cache, &mut host, &[(0, 4), (3, 0)]));
+    index_error(name, "block out to", b.swap_out(&cache, &mut host, &[(0, 5)]));
+    index_error(name, "block in", b.swap_in(&host, &mut cache, &[(5, 0)]));
+    index_error(name, "block in to", b.swap_in(&host, &mut cache, &[(4, 3)]));
+    let mut other = b.host_kv_cache(KvLayout { head_dim: 3, ..layout }).expect("a cache");
+    shape_error(name, "another layout", b.swap_out(&cache, &mut other, &[]));
+    shape_error(name, "another layout", b.swap_in(&other, &mut cache, &[]));
+
     let fits = PagedBatch {
         query_start_loc: &[0, 3],
         table_start_loc: &[0, 2],
@@ -151,7 +168,7 @@ pub fn caches_refuse_what_they_do_not_hold<B: Backend>(subject: &Subject<B>) {
         seq_lens: &[64],
     };
     let attend = |layer, shape, mask, batch: PagedBatch<'_>| {
-        b.paged_attention(&x, KvLayer { cache: &cache, layer, mask }, shape, batch)
+        b.paged_attention(&x, KvLayer { cache: &cache, layer, mask, bias: ScoreBias::None }, shape, batch)
     };
     let heads = shape(2, 2, 2);
     assert!(attend(1, heads, Mask::Full, fits).is_ok());
@@ -171,6 +188,79 @@ pub fn caches_refuse_what_they_do_not_hold<B: Backend>(subject: &Subject<B>) {
     shape_error(name, "heads of the cache", attend(0, shape(2, 1, 2), Mask::Full, fits));
 }
 
+pub fn biases_that_do_not_fit_are_refused<B: Backend>(subject: &Subject<B>) {
+    let name = subject.name.as_str();
+    let x = subject.tensor(&[1.0; 12], 3, 4);
+    let attend = |cu_seqlens_q: &[u32], bias: ScoreBias<'_>| {
+        let seqs = Varlen { cu_seqlens_q, cu_seqlens_k: cu_seqlens_q, mask: Mask::Full, bias };
+        subject.backend.attention(Qkv { q: &x, k: &x, v: &x }, shape(2, 2, 2), seqs)
+    };
+    let layout = KvLayout { n_layers: 1, n_blocks: 1, n_kv_heads: 2, head_dim: 2 };
+    let cache = subject.backend.kv_cache(layout).expect("a cache");
+    let paged = |bias: ScoreBias<'_>| {
+        let batch = PagedBatch {
+            query_start_loc: &[0, 3],
+            table_start_loc: &[0, 1],
+            block_tables: &[0],
+            seq_lens: &[5],
+        };
+        let kv = KvLayer { cache: &cache, layer: 0, mask: Mask::Full, bias };
+        subject.backend.paged_attention(&x, kv, shape(2, 2, 2), batch)
+    };
+    let shared = |tables, table_of| ScoreBias::Shared(SharedBias { tables, table_of });
+    let zeros = [0.0; 64];
+    for n in [1, 3] {
+        let table = Stored::f32(&vec![0.0; 8 * n], &[8, n]);
+        let rule = BucketRule { max_distance: 20, sides: BucketSides::Both };
+        let relative = RelativeBias::new(table.view(), rule).expect("a table");
+        shape_error(name, "heads of a relative bias", attend(&[0, 3], ScoreBias::Relative(&relative)));
+        shape_error(name, "slopes", attend(&[0, 3], ScoreBias::Alibi(&zeros[..n])));
+        shape_error(name, "values", attend(&[0, 1, 3], ScoreBias::Materialized(&zeros[..9 + n])));
+        shape_error(name, "slopes over pages", paged(ScoreBias::Alibi(&zeros[..n])));
+        shape_error(name, "values over pages", paged(ScoreBias::Materialized(&zeros[..28 + n])));
+    }
+    assert!(attend(&[0, 1, 3], ScoreBias::Materialized(&zeros[..10])).is_ok(), "{name}");
+    assert!(paged(ScoreBias::Materialized(&zeros[..30])).is_ok(), "{name}");
+    assert!(paged(shared(&zeros[..60], &[1])).is_ok(), "{name}");
+    shape_error(name, "tables of sequences", attend(&[0, 3], shared(&zeros[..18], &[0, 0])));
+    shape_error(name, "sequences of two sizes", attend(&[0, 1, 3], shared(&zeros[..8], &[0, 0])));
+    shape_error(name, "part of a table", attend(&[0, 3], shared(&zeros[..19], &[0])));
+    index_error(name, "number of a table", attend(&[0, 3], shared(&zeros[..18], &[1])));
+    index_error(name, "number of a table over pages", paged(shared(&zeros[..60], &[2])));
+}
+
+pub fn convolutions_that_do_not_fit_are_refused<B: Backend>(subject: &Subject<B>) {
+    let (b, name) = (&subject.backend, subject.name.as_str());
+    let bytes = [0_u8; 4 * 36];
+    let taps = |shape, bias| b.load_depthwise(view(shape, &bytes), bias);
+    shape_error(name, "dimensions of taps", taps(&[4, 3, 3], None));
+    shape_error(name, "taps over channels", taps(&[2, 2, 3, 3], None));
+    shape_error(name, "bytes of taps", taps(&[4, 1, 3, 2], None));
+    shape_error(name, "taps past counting", taps(&[0, 1, usize::MAX, usize::MAX], None));
+    shape_error(name, "bias of taps", taps(&[4, 1, 3, 3], Some(view(&[3], &bytes[..12]))));
+    let w = taps(&[4, 1, 3, 3], None).expect("taps");
+    let x = subject.tensor(&[1.0; 48], 12, 4);
+    let fits = Conv2d { n_images: 1, size: [3, 4], kernel: [3, 3], stride: [1, 1], padding: [1, 1] };
+    assert!(b.depthwise2d(&x, &w, fits).is_ok() && b.unfold2d(&x, fits).is_ok(), "{name}");
+    let convs = [
+        Conv2d { n_images: 2, ..fits },
+        Conv2d { n_images: 0, ..fits },
+        Conv2d { size: [4, 4], ..fits },
+        Conv2d { size: [usize::MAX, 2], ..fits },
+        Conv2d { kernel: [0, 3], ..fits },
+        Conv2d { kernel: [3, usize::MAX], ..fits },
+        Conv2d { stride: [1, 0], ..fits },
+        Conv2d { padding: [usize::MAX, 0], ..fits },
+        Conv2d { padding: [usize::MAX / 8, usize::MAX / 8], ..fits },
+    ];
+    for conv in convs {
+        shape_error(name, &format!("windows of {conv:?}"), b.unfold2d(&x, conv));
+        shape_error(name, &format!("depthwise {conv:?}"), b.depthwise2d(&x, &w, conv));
+    }
+    shape_error(name, "another kernel", b.depthwise2d(&x, &w, Conv2d { kernel: [3, 1], ..fits }));
+    shape_error(name, "channels", b.depthwise2d(&subject.tensor(&[1.0; 36], 12, 3), &w, fits));
+}
+
 pub fn nothing_in_gives_nothing_out<B: Backend>(subject: &Subject<B>) {
     let b = &subject.backend;
     let none = subject.tensor(&[], 0, 4);
@@ -182,17 +272,23 @@ pub fn nothing_in_gives_nothing_out<B: Backend>(subject: &Subject<B>) {
     empty("gate", &b.gate(&none, Activation::Silu).expect("gate"), 2);
     empty("columns", &b.columns(&none, 1, 2).expect("columns"), 2);
     empty("gathered", &b.gather_rows(&none, &[]).expect("gather"), 4);
+    empty("group norm", &b.group_norm(&none, &norm, &[0]).expect("group norm"), 4);
+    empty("split", &b.split_rows(none.clone(), 2).expect("split"), 2);
+    let none_at_all = Conv2d { n_images: 0, size: [3, 2], kernel: [2, 2], stride: [1, 1], padding: [0, 0] };
+    empty("unfolded images", &b.unfold2d(&none, none_at_all).expect("unfold"), 16);
+    let taps = load_depthwise(subject, &[1.0; 16], None, [2, 2]);
+    empty("convolved", &b.depthwise2d(&none, &taps, none_at_all).expect("depthwise"), 4);
     empty("merged", &b.merge_rows(none.clone(), 2).expect("merge"), 8);
     let mut x = none.clone();
     b.scatter_rows(&mut x, &[], &none).expect("scatter");
     b.add(&mut x, &none).expect("add");
-    b.rope(&mut x, 2, &[], &[]).expect("rope");
+    b.rope(&mut x, RopeShape::whole(2), &[], &[]).expect("rope");
     empty("in place", &x, 4);
     let conv = Unfold { n_seqs: 0, kernel: 3, stride: 1, padding: 1 };
     empty("unfolded", &b.unfold(&none, conv).expect("unfold"), 12);
     let heads = shape(2, 2, 2);
     for cu in [&[0][..], &[0, 0]] {
-        let seqs = Varlen { cu_seqlens_q: cu, cu_seqlens_k: cu, mask: Mask::Causal };
+        let seqs = Varlen { cu_seqlens_q: cu, cu_seqlens_k: cu, mask: Mask::Causal, bias: ScoreBias::None };
         let out = b.attention(Qkv { q: &none, k: &none, v: &none }, heads, seqs);
         empty("attention", &out.expect("attention"), 4);
     }
@@ -201,6 +297,6 @@ pub fn nothing_in_gives_nothing_out<B: Backend>(subject: &Subject<B>) {
     b.write_kv(&mut cache, 0, [&none, &none], &[]).expect("write");
     b.copy_blocks(&mut cache, &[]).expect("copy");
     let batch = PagedBatch { query_start_loc: &[0], table_start_loc: &[0], block_tables: &[], seq_lens: &[] };
-    let kv = KvLayer { cache: &cache, layer: 0, mask: Mask::Causal };
+    let kv = KvLayer { cache: &cache, layer: 0, mask: Mask::Causal, bias: ScoreBias::None };
     empty("paged", &b.paged_attention(&none, kv, heads, batch).expect("paged"), 4);
 }

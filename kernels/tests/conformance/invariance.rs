@@ -3,9 +3,11 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use triptych_kernels::ops::{Activation, Backend, Mask, NormKind};
+use triptych_kernels::ops::{Activation, Backend, Conv2d, Mask, NormKind};
 
-use crate::attention::{Sequences, shape};
+use crate::attention::{Sequences, offsets, shape};
+use crate::bias::Added;
+use crate::conv::load_depthwise;
 use crate::linear::{layer, weights};
 use crate::paged::{Tables, attend, filled};
 use crate::rows::load_norm;
@@ -67,7 +69,8 @@ pub fn chunks_of_a_prefill_give_what_the_whole_gives<B: Backend>(subject: &Subje
     for len in [1, 32, 13, 29] {
         let end = start + len;
         let q = whole.q[start * width..end * width].to_vec();
-        let chunk = Sequences { lens: vec![(len, end)], q, k: vec![], v: vec![], ..whole };
+        let bias = Added::None;
+        let chunk = Sequences { lens: vec![(len, end)], bias, q, k: vec![], v: vec![], ..whole };
         let out = attend(subject, &chunk, &tables, (&cache, 0));
         subject.close("a chunk", &out, (&expect[start * width..end * width], len, width), 1e-6);
         start = end;
@@ -103,5 +106,28 @@ pub fn elementwise_rows_are_the_same_alone<B: Backend>(subject: &Subject<B>) {
         let [norm, gate] = both(&x[row * width..][..width], 1);
         assert_eq!(norms[row * width..][..width], norm, "{}: norm of row {row}", subject.name);
         assert_eq!(gates[row * width / 2..][..width / 2], gate, "{}: gate of row {row}", subject.name);
+    }
+}
+
+pub fn a_convolved_image_and_a_normalised_sequence_are_the_same_alone<B: Backend>(subject: &Subject<B>) {
+    let (n_images, size, channels) = (5, [9, 11], 40);
+    let n = size[0] * size[1];
+    let x = values(1, n_images * n * channels);
+    let w = load_depthwise(subject, &values(2, 9 * channels), None, [3, 3]);
+    let norm = load_norm(subject, NormKind::Layer, &values(3, channels), None);
+    let both = |backend: &B, x: &[f32], n_images: usize| {
+        let conv = Conv2d { n_images, size, kernel: [3, 3], stride: [1, 1], padding: [1, 1] };
+        let x = subject.tensor(x, n_images * n, channels);
+        let convolved = backend.depthwise2d(&x, &w, conv).expect("depthwise");
+        let normed = backend.group_norm(&x, &norm, &offsets([n].repeat(n_images))).expect("group norm");
+        [subject.bits(&convolved), subject.bits(&normed)]
+    };
+    let together = both(&subject.backend, &x, n_images);
+    assert_eq!(together, both(&subject.other_threads, &x, n_images), "{}: threads", subject.name);
+    for (i, image) in x.chunks(n * channels).enumerate() {
+        let alone = both(&subject.backend, image, 1);
+        for (together, alone) in together.iter().zip(&alone) {
+            assert_eq!(together[i * n * channels..][..n * channels], alone[..], "{}: {i}", subject.name);
+        }
     }
 }

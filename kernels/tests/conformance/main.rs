@@ -4,6 +4,8 @@
 //! Checks are generic functions named as sentences; the list at the end of this file makes each a test.
 
 mod attention;
+mod bias;
+mod conv;
 mod errors;
 mod invariance;
 mod linear;
@@ -32,27 +34,41 @@ on_every_backend! {
         linear_is_the_oracles_where_it_takes_several_tasks,
         every_activation_and_residual_is_applied_after_the_bias,
         stacked_layers_stand_side_by_side,
+        a_scale_is_a_factor_on_weight_and_bias,
         weights_are_read_in_every_dtype_from_unaligned_bytes;
     moving:
         upload_and_download_are_inverse,
         tables_give_their_rows_in_every_dtype,
         rows_are_gathered_and_scattered_by_number,
         a_clone_keeps_its_values_when_the_other_is_written,
-        columns_and_merged_rows_keep_the_order_of_values;
+        columns_merged_and_split_rows_keep_the_order_of_values;
     rows:
         norms_are_the_oracles_over_odd_widths,
         a_gate_multiplies_activated_and_plain_half,
+        a_sequence_is_normalised_as_a_whole,
         addition_is_by_element,
-        rotary_embedding_turns_halves,
-        windows_of_a_signal_have_zeros_outside;
+        rotary_embedding_turns_pairs_and_leaves_the_rest;
+    conv:
+        windows_of_a_signal_have_zeros_outside,
+        windows_of_an_image_have_zeros_outside,
+        a_channel_is_convolved_by_itself;
     attention:
         attention_is_the_oracles_over_odd_sizes,
         attention_is_the_oracles_over_many_keys,
         queries_without_keys_give_zeros,
         large_scores_do_not_overflow;
+    bias:
+        a_bias_is_added_to_every_score,
+        a_bias_reaches_over_many_keys,
+        sequences_of_one_size_share_tables,
+        keys_hidden_by_a_bias_weigh_nothing,
+        a_bias_over_pages_is_that_inside_sequences,
+        a_biased_sequence_is_the_same_alone,
+        chunks_of_a_biased_prefill_give_what_the_whole_gives;
     paged:
         paged_attention_is_attention_whatever_the_block_tables,
         layers_and_copied_blocks_are_kept_apart,
+        blocks_come_back_from_the_host_as_they_were,
         a_slot_written_again_has_the_later_key,
         what_lies_beyond_the_last_key_does_not_matter,
         block_bytes_add_up;
@@ -62,13 +78,16 @@ on_every_backend! {
         a_cached_sequence_is_the_same_alone,
         chunks_of_a_prefill_give_what_the_whole_gives,
         threads_do_not_change_a_bit,
-        elementwise_rows_are_the_same_alone;
+        elementwise_rows_are_the_same_alone,
+        a_convolved_image_and_a_normalised_sequence_are_the_same_alone;
     errors:
         weights_that_do_not_fit_are_refused,
         shapes_that_do_not_agree_are_refused,
         indices_past_the_end_are_refused,
         offsets_that_are_not_offsets_are_refused,
         caches_refuse_what_they_do_not_hold,
+        biases_that_do_not_fit_are_refused,
+        convolutions_that_do_not_fit_are_refused,
         nothing_in_gives_nothing_out;
 }
 

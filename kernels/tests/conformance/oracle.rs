@@ -1,6 +1,6 @@
 //! What each op should give: plain loops in f64, one obvious line each.
 
-use triptych_kernels::ops::{Activation, AttentionShape, Mask, NormKind, Unfold};
+use triptych_kernels::ops::{Activation, AttentionShape, Conv2d, Mask, NormKind, Unfold};
 
 /// The error function, by its Maclaurin series where that is exact enough.
 fn erf(x: f64) -> f64 {
@@ -25,6 +25,7 @@ pub fn activation(act: Activation, x: f64) -> f64 {
         Activation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::Relu => x.max(0.0),
+        Activation::Tanh => x.tanh(),
     }
 }
 
@@ -77,8 +78,72 @@ pub fn unfold(x: &[f32], channels: usize, conv: Unfold) -> Vec<f32> {
     out
 }
 
-/// One sequence: `q: [n_queries, n_heads, head_dim]`, `k`, `v: [n_keys, n_kv_heads, head_dim]`.
-pub fn attention(q: &[f32], k: &[f32], v: &[f32], shape: AttentionShape, mask: Mask) -> Vec<f32> {
+/// One image after another, `x: [n_images, height, width, channels]` to
+/// `[n_images, out, out, channels, kernel, kernel]`.
+pub fn unfold2d(x: &[f32], channels: usize, conv: Conv2d) -> Vec<f32> {
+    let Conv2d { n_images, size: [height, width], kernel, stride, padding } = conv;
+    let out_len = |axis: usize| (conv.size[axis] + 2 * padding[axis] - kernel[axis]) / stride[axis] + 1;
+    let mut out = Vec::new();
+    for image in 0..n_images {
+        for y in 0..out_len(0) {
+            for x_out in 0..out_len(1) {
+                for channel in 0..channels {
+                    for down in 0..kernel[0] {
+                        for across in 0..kernel[1] {
+                            let row = (y * stride[0] + down) as isize - padding[0] as isize;
+                            let column = (x_out * stride[1] + across) as isize - padding[1] as isize;
+                            let inside =
+                                (0..height as isize).contains(&row) && (0..width as isize).contains(&column);
+                            let pixel = (image * height) as isize + row;
+                            let at = (pixel * width as isize + column) * channels as isize + channel as isize;
+                            out.push(if inside { x[at as usize] } else { 0.0 });
+                        }
+                    }
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Each sequence normalised as a whole.
+pub fn group_norm(x: &[f32], kind: NormKind, [scale, bias]: [&[f32]; 2], rows: &[usize]) -> Vec<f32> {
+    let (width, mut rest, mut out) = (scale.len(), x, Vec::new());
+    for n in rows {
+        let (seq, after) = rest.split_at(n * width);
+        let ones = vec![1.0; seq.len()];
+        let whole = norm(seq, kind, &ones, None, 1e-5);
+        out.extend(whole.iter().enumerate().map(|(i, y)| y * scale[i % width] + bias[i % width]));
+        rest = after;
+    }
+    out
+}
+
+/// A score of a sequence of `n_queries` and `n_keys`.
+#[derive(Clone, Copy)]
+pub struct Score {
+    pub head: usize,
+    pub query: usize,
+    pub key: usize,
+    pub n_queries: usize,
+    pub n_keys: usize,
+}
+
+impl Score {
+    /// Position of the key minus that of the query, the last query standing at the last key.
+    pub fn distance(self) -> i64 {
+        (self.key + self.n_queries) as i64 - (self.query + self.n_keys) as i64
+    }
+}
+
+/// One sequence: `q: [n_queries, n_heads, head_dim]`, `k`, `v: [n_keys, n_kv_heads, head_dim]`; `bias` is added
+/// to the scores.
+pub fn attention(
+    [q, k, v]: [&[f32]; 3],
+    shape: AttentionShape,
+    mask: Mask,
+    bias: impl Fn(Score) -> f64,
+) -> Vec<f32> {
     let AttentionShape { n_heads, n_kv_heads, head_dim, scale } = shape;
     let (n_queries, n_keys) = (q.len() / n_heads / head_dim, k.len() / n_kv_heads / head_dim);
     let mut out = Vec::new();
@@ -91,7 +156,8 @@ pub fn attention(q: &[f32], k: &[f32], v: &[f32], shape: AttentionShape, mask: M
             };
             let score = |key: usize| {
                 let dot = |d| at(q, query, n_heads, head, d) * at(k, key, n_kv_heads, kv_head, d);
-                (0..head_dim).map(dot).sum::<f64>() * f64::from(scale)
+                let product = (0..head_dim).map(dot).sum::<f64>() * f64::from(scale);
+                product + bias(Score { head, query, key, n_queries, n_keys })
             };
             let scores: Vec<f64> = (0..n_visible).map(score).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -100,7 +166,7 @@ pub fn attention(q: &[f32], k: &[f32], v: &[f32], shape: AttentionShape, mask: M
             for d in 0..head_dim {
                 let sum: f64 =
                     (0..n_visible).map(|key| weights[key] * at(v, key, n_kv_heads, kv_head, d)).sum();
-                out.push(if n_visible == 0 { 0.0 } else { (sum / total) as f32 });
+                out.push(if max == f64::NEG_INFINITY { 0.0 } else { (sum / total) as f32 });
             }
         }
     }

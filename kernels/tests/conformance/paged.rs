@@ -78,7 +78,7 @@ pub fn attend<B: Backend>(
         block_tables: &tables.blocks.concat(),
         seq_lens: &seq_lens,
     };
-    let kv = KvLayer { cache, layer, mask: seqs.mask };
+    let kv = KvLayer { cache, layer, mask: seqs.mask, bias: seqs.bias.view() };
     subject.backend.paged_attention(&q, kv, seqs.shape, batch).expect("paged attention")
 }
 
@@ -129,6 +129,37 @@ pub fn layers_and_copied_blocks_are_kept_apart<B: Backend>(subject: &Subject<B>)
     write(subject, &second, &copies, (&mut cache, 0));
     let out = attend(subject, &first, &tables, (&cache, 0));
     subject.close("the block copied from", &out, (&first.expect(), 3, first.q_width()), subject.products);
+}
+
+pub fn blocks_come_back_from_the_host_as_they_were<B: Backend>(subject: &Subject<B>) {
+    let first = Sequences::new(&[(3, 40)], shape(4, 2, 20), Mask::Full);
+    let mut second = Sequences::new(&[(3, 40)], first.shape, Mask::Full);
+    second.v = values(9, second.v.len());
+    let tables = Tables::new(&first, 2, 3);
+    let mut cache = filled(subject, &first, &tables, 0);
+    write(subject, &second, &tables, (&mut cache, 1));
+    let before = [0, 1].map(|layer| subject.bits(&attend(subject, &first, &tables, (&cache, layer))));
+
+    let b = &subject.backend;
+    let mut host = b.host_kv_cache(KvLayout { n_blocks: 3, ..tables.layout }).expect("a cache");
+    let out: Vec<(u32, u32)> = tables.blocks[0].iter().copied().zip([2, 0]).collect();
+    b.swap_out(&cache, &mut host, &out).expect("swap out");
+    // Others take the blocks; the sequence comes back to new ones.
+    let mut others = Sequences::new(&[(3, 64)], first.shape, Mask::Full);
+    others.k.fill(f32::NAN);
+    for layer in [0, 1] {
+        write(subject, &others, &tables, (&mut cache, layer));
+    }
+    b.swap_in(&host, &mut cache, &[(2, 7), (0, 5)]).expect("swap in");
+    let back = Tables { layout: tables.layout, blocks: vec![vec![7, 5]] };
+    let after = [0, 1].map(|layer| subject.bits(&attend(subject, &first, &back, (&cache, layer))));
+    assert_eq!(before, after, "{}", subject.name);
+    subject.close(
+        "a layer",
+        &attend(subject, &second, &back, (&cache, 1)),
+        (&second.expect(), 3, second.q_width()),
+        subject.products,
+    );
 }
 
 pub fn a_slot_written_again_has_the_later_key<B: Backend>(subject: &Subject<B>) {

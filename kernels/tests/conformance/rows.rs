@@ -1,7 +1,8 @@
 //! Ops that treat each row alone.
 
-use triptych_kernels::ops::{Activation, Backend, NormKind, Unfold};
+use triptych_kernels::ops::{Activation, Backend, NormKind, RopePairs, RopeShape};
 
+use crate::attention::offsets;
 use crate::oracle;
 use crate::subject::{ELEMENTWISE, Stored, Subject, values};
 
@@ -39,8 +40,8 @@ pub fn norms_are_the_oracles_over_odd_widths<B: Backend>(subject: &Subject<B>) {
 }
 
 pub fn a_gate_multiplies_activated_and_plain_half<B: Backend>(subject: &Subject<B>) {
-    use Activation::{Gelu, GeluTanh, None, QuickGelu, Relu, Silu};
-    for act in [None, Gelu, GeluTanh, QuickGelu, Relu, Silu] {
+    use Activation::{Gelu, GeluTanh, None, QuickGelu, Relu, Silu, Tanh};
+    for act in [None, Gelu, GeluTanh, QuickGelu, Relu, Silu, Tanh] {
         for width in WIDTHS {
             for n in ROWS {
                 let x: Vec<f32> = values(1, n * 2 * width).into_iter().map(|x| 6.0 * x).collect();
@@ -67,40 +68,52 @@ pub fn addition_is_by_element<B: Backend>(subject: &Subject<B>) {
     }
 }
 
-pub fn rotary_embedding_turns_halves<B: Backend>(subject: &Subject<B>) {
-    for head_dim in [2, 12, 20, 64, 80] {
+pub fn rotary_embedding_turns_pairs_and_leaves_the_rest<B: Backend>(subject: &Subject<B>) {
+    let widths =
+        [(2, 2), (12, 12), (20, 20), (64, 64), (80, 80), (20, 12), (33, 32), (36, 2), (52, 26), (7, 0)];
+    for ((head_dim, rotary_dim), pairs) in
+        widths.into_iter().flat_map(|w| [(w, RopePairs::Halves), (w, RopePairs::Interleaved)])
+    {
         for (n, n_heads) in [(0, 1), (1, 3), (33, 2)] {
-            let (width, half) = (n_heads * head_dim, head_dim / 2);
+            let (width, half) = (n_heads * head_dim, rotary_dim / 2);
             let (x, angles) = (values(1, n * width), values(2, n * half));
             let cos: Vec<f32> = angles.iter().map(|a| a.cos()).collect();
             let sin: Vec<f32> = angles.iter().map(|a| a.sin()).collect();
+            let shape = RopeShape { head_dim, rotary_dim, pairs };
             let mut t = subject.tensor(&x, n, width);
-            subject.backend.rope(&mut t, head_dim, &cos, &sin).expect("rope");
-            let mut expect = Vec::new();
-            for (i, head) in x.chunks(head_dim).enumerate() {
-                for d in 0..head_dim {
-                    let angle = angles[i / n_heads * half + d % half];
-                    let (sign, other) = if d < half { (-1.0, head[d + half]) } else { (1.0, head[d - half]) };
-                    expect.push(head[d] * angle.cos() + sign * other * angle.sin());
+            subject.backend.rope(&mut t, shape, &cos, &sin).expect("rope");
+            let mut expect = x.clone();
+            for (i, head) in expect.chunks_mut(head_dim).enumerate() {
+                for pair in 0..half {
+                    let angle = angles[i / n_heads * half + pair];
+                    let [a, b] = match pairs {
+                        RopePairs::Halves => [pair, pair + half],
+                        RopePairs::Interleaved => [2 * pair, 2 * pair + 1],
+                    };
+                    let (x, y) = (head[a], head[b]);
+                    head[a] = x * angle.cos() - y * angle.sin();
+                    head[b] = x * angle.sin() + y * angle.cos();
                 }
             }
-            subject.close(&format!("heads of {head_dim}"), &t, (&expect, n, width), ELEMENTWISE);
+            subject.close(&format!("{shape:?}"), &t, (&expect, n, width), ELEMENTWISE);
         }
     }
 }
 
-pub fn windows_of_a_signal_have_zeros_outside<B: Backend>(subject: &Subject<B>) {
-    for (n_seqs, t, channels) in [(1, 3, 1), (2, 8, 5), (3, 7, 80)] {
-        for (kernel, stride, padding) in [(1, 1, 0), (3, 1, 1), (3, 2, 1), (2, 3, 4)] {
-            let conv = Unfold { n_seqs, kernel, stride, padding };
-            let x = values(1, n_seqs * t * channels);
-            let y = subject.backend.unfold(&subject.tensor(&x, n_seqs * t, channels), conv).expect("unfold");
-            let expect = oracle::unfold(&x, channels, conv);
-            let width = channels * kernel;
-            subject.close(&format!("{conv:?}"), &y, (&expect, expect.len() / width, width), 0.0);
+pub fn a_sequence_is_normalised_as_a_whole<B: Backend>(subject: &Subject<B>) {
+    for kind in [NormKind::Layer, NormKind::Rms] {
+        for width in WIDTHS {
+            let (scale, bias) = (values(1, width), values(2, width));
+            let norm = load_norm(subject, kind, &scale, Some(&bias));
+            for rows in [&[][..], &[0], &[1], &[33, 0, 1, 31]] {
+                let n = rows.iter().sum();
+                let x: Vec<f32> = values(3, n * width).into_iter().map(|x| x + 2.0).collect();
+                let t = subject.tensor(&x, n, width);
+                let y = subject.backend.group_norm(&t, &norm, &offsets(rows.iter().copied()));
+                let expect = oracle::group_norm(&x, kind, [&scale, &bias], rows);
+                let what = format!("{kind:?} of {rows:?} by {width}");
+                subject.close(&what, &y.expect("group norm"), (&expect, n, width), 2e-5);
+            }
         }
     }
-    let short = Unfold { n_seqs: 2, kernel: 5, stride: 1, padding: 0 };
-    let y = subject.backend.unfold(&subject.tensor(&[1.0; 6], 6, 1), short).expect("unfold");
-    subject.close("a signal shorter than a window", &y, (&[], 0, 5), 0.0);
 }

@@ -2,6 +2,7 @@
 
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
+use super::bias::{RowBias, ScoreRow};
 use super::{Cell, PANEL, PagedCells, Shared, Step, Task, n_cells, queries};
 use crate::cpu::kv::{Page, value_panel_len};
 use crate::cpu::math::exp;
@@ -18,6 +19,8 @@ pub(super) struct HeadRows<'a, C> {
     pub(super) pages: &'a PagedCells<C>,
     /// What is asked.
     pub(super) step: &'a Step<'a>,
+    /// What is added to the scores.
+    pub(super) bias: &'a RowBias<'a>,
     /// Which rows.
     pub(super) task: &'a Task,
     /// `[Σq, n_heads·head_dim]`.
@@ -82,6 +85,19 @@ impl<C: Cell> HeadRows<'_, C> {
                     queries(self.step, self.task.seq).len() - 1 - (self.task.rows.start + row) / self.group();
                 n_keys - later
             }
+        }
+    }
+
+    /// Row `row` of the task over keys from `first_key` on.
+    fn score_row(&self, row: usize, first_key: usize) -> ScoreRow {
+        let (seq, row) = (self.task.seq, self.task.rows.start + row);
+        ScoreRow {
+            seq,
+            head: self.task.kv_head * self.group() + row % self.group(),
+            query: row / self.group(),
+            n_queries: queries(self.step, seq).len(),
+            n_keys: self.step.batch.seq_lens[seq] as usize,
+            first_key,
         }
     }
 
@@ -174,6 +190,7 @@ fn attend<S: Simd, C: Cell, const MR: usize, const NS: usize>(
         let row = stretch.row + r;
         let n_visible = head.n_visible(row).saturating_sub(stretch.first_key).min(stretch.n_keys);
         let scores = &mut state.scores[r * STRETCH..][..n_pages * KV_BLOCK_TOKENS];
+        head.bias.add(head.score_row(row, stretch.first_key), &mut scores[..n_visible]);
         scores[n_visible..].fill(f32::NEG_INFINITY);
         let correction = soften(s, scores, &mut state.max[row], &mut state.total[row]);
         for sum in &mut state.sums[row * padded..][..padded] {

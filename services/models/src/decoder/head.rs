@@ -27,6 +27,6 @@ pub(super) fn load_head<B: Backend>(
         Some(name) => Some(weights.tensor(&name, &[1, spec.vocab], TensorRole::Bias)?.squeezed()),
         None => None,
     };
-    let part = LinearPart { weight: weight.view(), bias: bias.as_ref().map(|b| b.view()) };
+    let part = LinearPart::new(weight.view(), bias.as_ref().map(|b| b.view()));
     Ok(backend.load_linear(&[part])?)
 }

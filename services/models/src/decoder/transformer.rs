@@ -6,7 +6,7 @@ use crate::error::ModelError;
 use crate::layers::{CrossAttention, Entry, FeedForward, Loader, Residual, RotaryTables, SelfAttention};
 use crate::spec::{AttentionSpec, CrossSpec, DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
-use triptych_kernels::ops::{Activation, KvLayer, KvLayout, Mask};
+use triptych_kernels::ops::{Activation, KvLayer, KvLayout, Mask, ScoreBias};
 use triptych_kernels::{Backend, KernelError};
 
 /// A decoder of any family over any back end.
@@ -216,14 +216,14 @@ impl<B: Backend> Layer<B> {
         let mut x = self.attention_norm.around(backend, x, |input, residual| {
             let [q, k, v] = self.attention.project(backend, input, rotary)?;
             backend.write_kv(own, layer, [&k, &v], step.slot_mapping)?;
-            let kv = KvLayer { cache: &*own, layer, mask: Mask::Causal };
+            let kv = KvLayer { cache: &*own, layer, mask: Mask::Causal, bias: ScoreBias::None };
             let context = backend.paged_attention(&q, kv, self.attention.shape(), step.self_kv)?;
             self.attention.output(backend, &context, residual)
         })?;
         if let (Some((norm, cross)), Some(batch)) = (&self.cross, step.cross_kv) {
             x = norm.around(backend, &x, |input, residual| {
                 let q = cross.query(backend, input)?;
-                let kv = KvLayer { cache: cross_cache, layer, mask: Mask::Full };
+                let kv = KvLayer { cache: cross_cache, layer, mask: Mask::Full, bias: ScoreBias::None };
                 let context = backend.paged_attention(&q, kv, cross.shape(), batch)?;
                 cross.output(backend, &context, residual)
             })?;

@@ -10,7 +10,7 @@ use crate::preprocess::EncoderInput;
 use crate::spec::{EncoderSpec, MergerSpec};
 use crate::weights::Weights;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, Mask, Qkv, Varlen};
+use triptych_kernels::ops::{Activation, Mask, Qkv, ScoreBias, Varlen};
 
 /// Rows computed at once. Bounds the activations of a long sound (at a feed-forward of 5120: 168 MB), and is
 /// more rows than any back end needs to be busy.
@@ -140,7 +140,8 @@ impl<B: Backend> Layer<B> {
         rotary: Option<&RotaryTables>,
         offsets: &[u32],
     ) -> Result<B::Tensor, ModelError> {
-        let seqs = Varlen { cu_seqlens_q: offsets, cu_seqlens_k: offsets, mask: Mask::Full };
+        let seqs =
+            Varlen { cu_seqlens_q: offsets, cu_seqlens_k: offsets, mask: Mask::Full, bias: ScoreBias::None };
         let x = self.attention_norm.around(backend, x, |input, residual| {
             let [q, k, v] = &self.attention.project(backend, input, rotary)?;
             let context = backend.attention(Qkv { q, k, v }, self.attention.shape(), seqs)?;

@@ -4,7 +4,7 @@ use super::{LinearShape, Loader, RotaryTables};
 use crate::error::ModelError;
 use crate::spec::{AttentionNames, AttentionSpec, CrossNames, CrossSpec, QkvNames, StackSpec};
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, AttentionShape};
+use triptych_kernels::ops::{Activation, AttentionShape, RopeShape};
 
 /// Self-attention of a layer. Query, key and value are one matrix.
 pub struct SelfAttention<B: Backend> {
@@ -69,8 +69,8 @@ impl<B: Backend> SelfAttention<B> {
         let mut k = backend.columns(&qkv, q_width, kv_width)?;
         let v = backend.columns(&qkv, q_width + kv_width, kv_width)?;
         if let Some(RotaryTables { cos, sin }) = rotary {
-            backend.rope(&mut q, self.shape.head_dim, cos, sin)?;
-            backend.rope(&mut k, self.shape.head_dim, cos, sin)?;
+            backend.rope(&mut q, RopeShape::whole(self.shape.head_dim), cos, sin)?;
+            backend.rope(&mut k, RopeShape::whole(self.shape.head_dim), cos, sin)?;
         }
         Ok([q, k, v])
     }

@@ -92,7 +92,8 @@ fn sinusoids<B: Backend>(backend: &B, n_rows: usize, hidden: usize) -> Result<B:
         let cosines = (0..hidden / 2).map(|i| angle(i).cos());
         bytes.extend(sines.chain(cosines).flat_map(|v| (v as f32).to_le_bytes()));
     }
-    Ok(backend.load_table(WeightView { dtype: DType::F32, shape: &[n_rows, hidden], data: &bytes })?)
+    let table = WeightView { dtype: DType::F32, shape: &[n_rows, hidden], data: &bytes };
+    Ok(backend.load_table(table, 1.0)?)
 }
 
 #[cfg(test)]

@@ -82,7 +82,7 @@ impl<'a, B: Backend> Loader<'a, B> {
     pub fn pack(&self, parts: &[StoredLinear<'_>]) -> Result<B::Linear, ModelError> {
         let views: Vec<LinearPart<'_>> = parts
             .iter()
-            .map(|p| LinearPart { weight: p.weight.view(), bias: p.bias.as_ref().map(Tensor::view) })
+            .map(|p| LinearPart::new(p.weight.view(), p.bias.as_ref().map(Tensor::view)))
             .collect();
         Ok(self.backend.load_linear(&views)?)
     }
@@ -125,8 +125,8 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn scaled_table(&self, name: &str, dims: [usize; 2], factor: f32) -> Result<B::Table, ModelError> {
-        let table = self.tensor(name, "weight", &dims, TensorRole::Matrix)?.scaled(factor);
-        Ok(self.backend.load_table(table.view())?)
+        let table = self.tensor(name, "weight", &dims, TensorRole::Matrix)?;
+        Ok(self.backend.load_table(table.view(), factor)?)
     }
 
     /// Whether the weight `name` is stored.

@@ -28,7 +28,9 @@ impl Backend for Counting {
     type Linear = ();
     type Table = ();
     type Norm = ();
+    type Depthwise = ();
     type KvCache = ();
+    type HostKvCache = ();
 
     fn name(&self) -> &'static str {
         "counting"
@@ -40,7 +42,7 @@ impl Backend for Counting {
         }
         Ok(())
     }
-    fn load_table(&self, table: WeightView<'_>) -> Result<()> {
+    fn load_table(&self, table: WeightView<'_>, _: f32) -> Result<()> {
         self.count(table);
         Ok(())
     }
@@ -52,6 +54,11 @@ impl Backend for Counting {
         _: f32,
     ) -> Result<()> {
         self.count(scale);
+        bias.into_iter().for_each(|b| self.count(b));
+        Ok(())
+    }
+    fn load_depthwise(&self, weight: WeightView<'_>, bias: Option<WeightView<'_>>) -> Result<()> {
+        self.count(weight);
         bias.into_iter().for_each(|b| self.count(b));
         Ok(())
     }
@@ -85,6 +92,9 @@ impl Backend for Counting {
     fn merge_rows(&self, _: (), _: usize) -> Result<()> {
         refuse("merge_rows")
     }
+    fn split_rows(&self, _: (), _: usize) -> Result<()> {
+        refuse("split_rows")
+    }
     fn linear(&self, _: &(), _: &(), _: Activation, _: Option<&()>) -> Result<()> {
         refuse("linear")
     }
@@ -97,11 +107,20 @@ impl Backend for Counting {
     fn gate(&self, _: &(), _: Activation) -> Result<()> {
         refuse("gate")
     }
-    fn rope(&self, _: &mut (), _: usize, _: &[f32], _: &[f32]) -> Result<()> {
+    fn group_norm(&self, _: &(), _: &(), _: &[u32]) -> Result<()> {
+        refuse("group_norm")
+    }
+    fn rope(&self, _: &mut (), _: RopeShape, _: &[f32], _: &[f32]) -> Result<()> {
         refuse("rope")
     }
     fn unfold(&self, _: &(), _: Unfold) -> Result<()> {
         refuse("unfold")
+    }
+    fn unfold2d(&self, _: &(), _: Conv2d) -> Result<()> {
+        refuse("unfold2d")
+    }
+    fn depthwise2d(&self, _: &(), _: &(), _: Conv2d) -> Result<()> {
+        refuse("depthwise2d")
     }
     fn attention(&self, _: Qkv<'_, ()>, _: AttentionShape, _: Varlen<'_>) -> Result<()> {
         refuse("attention")
@@ -111,6 +130,15 @@ impl Backend for Counting {
     }
     fn copy_blocks(&self, _: &mut (), _: &[(u32, u32)]) -> Result<()> {
         refuse("copy_blocks")
+    }
+    fn host_kv_cache(&self, _: KvLayout) -> Result<()> {
+        Ok(())
+    }
+    fn swap_out(&self, _: &(), _: &mut (), _: &[(u32, u32)]) -> Result<()> {
+        refuse("swap_out")
+    }
+    fn swap_in(&self, _: &(), _: &mut (), _: &[(u32, u32)]) -> Result<()> {
+        refuse("swap_in")
     }
     fn paged_attention(
         &self,

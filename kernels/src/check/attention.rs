@@ -1,0 +1,156 @@
+//! Checks of attention and of the paged cache.
+
+use triptych_core::shape::KV_BLOCK_TOKENS;
+
+use super::{Dims, divides, indices, offsets, same};
+use crate::ops::{
+    AttentionShape, KernelError, KvLayout, Mask, PagedBatch, Result, ScoreBias, SharedBias, Varlen,
+};
+
+/// Checks that heads divide and widths fit.
+fn heads(op: &'static str, shape: AttentionShape, q_width: usize) -> Result<()> {
+    if shape.n_kv_heads == 0 || shape.head_dim == 0 {
+        let actual = vec![shape.n_kv_heads, shape.head_dim];
+        return Err(KernelError::Shape { op, what: "n_kv_heads and head_dim", expected: vec![1, 1], actual });
+    }
+    divides(op, "n_heads", shape.n_kv_heads, shape.n_heads)?;
+    same(op, "q width", &[q_width], &[shape.n_heads.saturating_mul(shape.head_dim)])
+}
+
+/// A causal query must see at least its own key.
+fn enough_keys(op: &'static str, mask: Mask, n_queries: usize, n_keys: usize) -> Result<()> {
+    if mask == Mask::Causal && n_keys < n_queries {
+        let (expected, actual) = (vec![n_queries], vec![n_keys]);
+        return Err(KernelError::Shape { op, what: "keys of a causal sequence", expected, actual });
+    }
+    Ok(())
+}
+
+/// Checks of `attention`; `dims` are those of q, k and v.
+pub(crate) fn attention(dims: [Dims; 3], shape: AttentionShape, seqs: Varlen<'_>) -> Result<()> {
+    let (op, [q, k, v]) = ("attention", dims);
+    heads(op, shape, q.1)?;
+    same(op, "k width", &[k.1], &[shape.n_kv_heads.saturating_mul(shape.head_dim)])?;
+    same(op, "v", &[v.0, v.1], &[k.0, k.1])?;
+    let n_seqs = offsets(op, "cu_seqlens_q", seqs.cu_seqlens_q, q.0)?;
+    same(op, "n_seqs", &[offsets(op, "cu_seqlens_k", seqs.cu_seqlens_k, k.0)?], &[n_seqs])?;
+    let lens = |cu: &[u32], i: usize| (cu[i + 1] - cu[i]) as usize;
+    let lens: Vec<SeqLens> =
+        (0..n_seqs).map(|i| (lens(seqs.cu_seqlens_q, i), lens(seqs.cu_seqlens_k, i))).collect();
+    lens.iter().try_for_each(|&(n_q, n_k)| enough_keys(op, seqs.mask, n_q, n_k))?;
+    bias(op, seqs.bias, shape.n_heads, &lens)
+}
+
+/// Queries and keys of a sequence.
+type SeqLens = (usize, usize);
+
+/// An error unless a bias has a value for every score of sequences of these lengths.
+fn bias(op: &'static str, bias: ScoreBias<'_>, n_heads: usize, lens: &[SeqLens]) -> Result<()> {
+    let scores = |&(n_q, n_k): &SeqLens| n_heads.saturating_mul(n_q).saturating_mul(n_k);
+    match bias {
+        ScoreBias::None => Ok(()),
+        ScoreBias::Relative(relative) => same(op, "heads of the bias", &[relative.n_heads()], &[n_heads]),
+        ScoreBias::Alibi(slopes) => same(op, "slopes", &[slopes.len()], &[n_heads]),
+        ScoreBias::Materialized(values) => {
+            let n_scores = lens.iter().map(scores).fold(0_usize, usize::saturating_add);
+            same(op, "values of the bias", &[values.len()], &[n_scores])
+        }
+        ScoreBias::Shared(SharedBias { tables, table_of }) => {
+            same(op, "table_of", &[table_of.len()], &[lens.len()])?;
+            let Some(first) = lens.first() else { return Ok(()) };
+            for (n_q, n_k) in lens {
+                same(op, "queries and keys of a shared bias", &[*n_q, *n_k], &[first.0, first.1])?;
+            }
+            match scores(first) {
+                0 => Ok(()),
+                n => indices(op, "bias table", table_of, divides(op, "bias tables", n, tables.len())?),
+            }
+        }
+    }
+}
+
+/// An error if a cache of this layout cannot be addressed. Returns its slots, all layers together.
+pub(crate) fn kv_layout(layout: KvLayout) -> Result<usize> {
+    let KvLayout { n_layers, n_blocks, n_kv_heads, head_dim } = layout;
+    let slots = n_layers.checked_mul(n_blocks).and_then(|n| n.checked_mul(KV_BLOCK_TOKENS));
+    let padded = head_dim.checked_next_multiple_of(KV_BLOCK_TOKENS);
+    let values = slots.and_then(|n| n.checked_mul(n_kv_heads)).and_then(|n| n.checked_mul(padded?));
+    let fits = values.is_some_and(|n| n <= isize::MAX as usize / 16);
+    match slots {
+        Some(slots) if fits && head_dim > 0 && n_kv_heads > 0 => Ok(slots),
+        _ => Err(KernelError::Shape {
+            op: "kv_cache",
+            what: "layout",
+            expected: vec![],
+            actual: vec![n_layers, n_blocks, n_kv_heads, head_dim],
+        }),
+    }
+}
+
+/// An error unless the layer is one of the cache's.
+pub(crate) fn layer(op: &'static str, layer: usize, layout: KvLayout) -> Result<()> {
+    if layer >= layout.n_layers {
+        return Err(KernelError::Index { op, what: "layer", index: layer, len: layout.n_layers });
+    }
+    Ok(())
+}
+
+/// Checks of `write_kv`; `dims` are those of k and v. The layer is checked by [`layer`].
+pub(crate) fn write_kv(dims: [Dims; 2], layout: KvLayout, slots: &[u32]) -> Result<()> {
+    let width = layout.n_kv_heads * layout.head_dim;
+    for (what, (n_tokens, actual)) in [("k", dims[0]), ("v", dims[1])] {
+        same("write_kv", what, &[n_tokens, actual], &[slots.len(), width])?;
+    }
+    indices("write_kv", "slot", slots, layout.n_blocks * KV_BLOCK_TOKENS)
+}
+
+/// Checks of `copy_blocks`.
+pub(crate) fn copy_blocks(layout: KvLayout, pairs: &[(u32, u32)]) -> Result<()> {
+    pairs.iter().try_for_each(|&(from, to)| indices("copy_blocks", "block", &[from, to], layout.n_blocks))
+}
+
+/// Checks of a copy of blocks from one cache to another.
+pub(crate) fn swap(op: &'static str, [from, to]: [KvLayout; 2], pairs: &[(u32, u32)]) -> Result<()> {
+    let rest = |layout: KvLayout| [layout.n_layers, layout.n_kv_heads, layout.head_dim];
+    same(op, "layers, kv heads and head_dim", &rest(from), &rest(to))?;
+    pairs.iter().try_for_each(|&(block, other)| {
+        indices(op, "block to read", &[block], from.n_blocks)?;
+        indices(op, "block to write", &[other], to.n_blocks)
+    })
+}
+
+/// Checks of `paged_attention`; the layer is checked by [`layer`].
+pub(crate) fn paged(
+    q: Dims,
+    layout: KvLayout,
+    shape: AttentionShape,
+    (mask, added): (Mask, ScoreBias<'_>),
+    batch: PagedBatch<'_>,
+) -> Result<()> {
+    let op = "paged_attention";
+    heads(op, shape, q.1)?;
+    let (cache, asked) = ([layout.n_kv_heads, layout.head_dim], [shape.n_kv_heads, shape.head_dim]);
+    same(op, "kv heads and head_dim", &asked, &cache)?;
+    let n_seqs = offsets(op, "query_start_loc", batch.query_start_loc, q.0)?;
+    same(
+        op,
+        "table_start_loc",
+        &[offsets(op, "table_start_loc", batch.table_start_loc, batch.block_tables.len())?],
+        &[n_seqs],
+    )?;
+    same(op, "seq_lens", &[batch.seq_lens.len()], &[n_seqs])?;
+    indices(op, "block", batch.block_tables, layout.n_blocks)?;
+    let mut lens = Vec::with_capacity(n_seqs);
+    for i in 0..n_seqs {
+        let n_keys = batch.seq_lens[i] as usize;
+        let n_blocks = (batch.table_start_loc[i + 1] - batch.table_start_loc[i]) as usize;
+        let len = n_blocks * KV_BLOCK_TOKENS;
+        if n_keys > len {
+            return Err(KernelError::Index { op, what: "key", index: n_keys, len });
+        }
+        let n_queries = (batch.query_start_loc[i + 1] - batch.query_start_loc[i]) as usize;
+        enough_keys(op, mask, n_queries, n_keys)?;
+        lens.push((n_queries, n_keys));
+    }
+    bias(op, added, shape.n_heads, &lens)
+}

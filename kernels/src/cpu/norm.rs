@@ -1,0 +1,184 @@
+//! Norms, of rows and of whole sequences.
+
+use super::CpuBackend;
+use super::matrix::CpuTensor;
+use super::rows::VALUES_PER_NS;
+use super::simd::{Kernel, Simd};
+use crate::ops::NormKind;
+
+/// Scale and bias of a norm.
+#[derive(Debug)]
+pub struct CpuNorm {
+    /// Which.
+    pub(super) kind: NormKind,
+    /// `[width]`.
+    pub(super) scale: Vec<f32>,
+    /// `[width]`.
+    pub(super) bias: Option<Vec<f32>>,
+    /// Added to the variance.
+    pub(super) eps: f32,
+}
+
+/// Normalises each row.
+pub(super) fn norm(backend: &CpuBackend, x: &CpuTensor, norm: &CpuNorm) -> CpuTensor {
+    let (n_tokens, width) = x.dims();
+    let mut out = vec![0.0; n_tokens * width];
+    backend.pool.rows(&mut out, width, width / VALUES_PER_NS, |row, out| {
+        let x = &x.data()[row * width..][..out.len()];
+        backend.isa.run(NormRows { x, out, norm });
+    });
+    CpuTensor::new(out, n_tokens, width)
+}
+
+/// Normalises each sequence as a whole. Sums go by rows and then over them in order, so a sequence has the same
+/// bits on any number of threads.
+pub(super) fn group_norm(
+    backend: &CpuBackend,
+    x: &CpuTensor,
+    norm: &CpuNorm,
+    cu_seqlens: &[u32],
+) -> CpuTensor {
+    let (n_tokens, width) = x.dims();
+    let mut out = vec![0.0; n_tokens * width];
+    if out.is_empty() {
+        return CpuTensor::new(out, n_tokens, width);
+    }
+    // What each row is moved by and multiplied with: those of its sequence.
+    let mut moments = vec![(0.0_f32, 0.0_f32); n_tokens];
+    let sums = |moments: &[(f32, f32)], measure: Measure| {
+        let mut sums = vec![0.0_f32; n_tokens];
+        backend.pool.rows(&mut sums, 1, width / VALUES_PER_NS, |row, sums| {
+            let (x, moments) = (&x.data()[row * width..], &moments[row..]);
+            backend.isa.run(RowSums { x, moments, sums, width, measure });
+        });
+        sums
+    };
+    let mut per_sequence = |measure: Measure, of_mean: &dyn Fn(f32, &mut (f32, f32))| {
+        let sums = sums(&moments, measure);
+        for seq in cu_seqlens.windows(2).map(|pair| pair[0] as usize..pair[1] as usize) {
+            let total: f64 = sums[seq.clone()].iter().map(|&sum| f64::from(sum)).sum();
+            let mean = (total / (seq.len().max(1) * width) as f64) as f32;
+            moments[seq].iter_mut().for_each(|moment| of_mean(mean, moment));
+        }
+    };
+    if norm.kind == NormKind::Layer {
+        per_sequence(Measure::Values, &|mean, moment| moment.0 = mean);
+    }
+    per_sequence(Measure::Squares, &|mean, moment| moment.1 = 1.0 / (mean + norm.eps).sqrt());
+    backend.pool.rows(&mut out, width, width / VALUES_PER_NS, |row, out| {
+        let (x, moments) = (&x.data()[row * width..][..out.len()], &moments[row..]);
+        backend.isa.run(ScaleRows { x, out, moments, norm });
+    });
+    CpuTensor::new(out, n_tokens, width)
+}
+
+/// What is summed over a row.
+#[derive(Clone, Copy)]
+enum Measure {
+    Values,
+    /// Squares of distances from the mean.
+    Squares,
+}
+
+/// Sums of rows `[n, width]`.
+struct RowSums<'a> {
+    x: &'a [f32],
+    /// `[n]`, the mean first.
+    moments: &'a [(f32, f32)],
+    /// `[n]`.
+    sums: &'a mut [f32],
+    width: usize,
+    measure: Measure,
+}
+
+impl Kernel for RowSums<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let rows = self.x.chunks_exact(self.width).zip(self.moments);
+        for (out, (x, (mean, _))) in self.sums.iter_mut().zip(rows) {
+            *out = match self.measure {
+                Measure::Values => sum(s, x),
+                Measure::Squares => sum_of_squares(s, x, *mean),
+            };
+        }
+    }
+}
+
+/// Rows `[n, width]` with the moments of each.
+struct ScaleRows<'a> {
+    x: &'a [f32],
+    out: &'a mut [f32],
+    /// `[n]`.
+    moments: &'a [(f32, f32)],
+    norm: &'a CpuNorm,
+}
+
+impl Kernel for ScaleRows<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let width = self.norm.scale.len();
+        let rows = self.x.chunks_exact(width).zip(self.out.chunks_exact_mut(width));
+        for (row, moments) in rows.zip(self.moments) {
+            scale_row(s, row, *moments, self.norm);
+        }
+    }
+}
+
+/// Rows `[n, width]`, width not zero, and their norms.
+struct NormRows<'a> {
+    x: &'a [f32],
+    out: &'a mut [f32],
+    norm: &'a CpuNorm,
+}
+
+impl Kernel for NormRows<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let width = self.norm.scale.len();
+        for (x, out) in self.x.chunks_exact(width).zip(self.out.chunks_exact_mut(width)) {
+            let mean = match self.norm.kind {
+                NormKind::Layer => sum(s, x) / width as f32,
+                NormKind::Rms => 0.0,
+            };
+            let variance = sum_of_squares(s, x, mean) / width as f32;
+            let factor = 1.0 / (variance + self.norm.eps).sqrt();
+            scale_row(s, (x, out), (mean, factor), self.norm);
+        }
+    }
+}
+
+/// `Σ x`.
+#[inline(always)]
+fn sum<S: Simd>(s: S, x: &[f32]) -> f32 {
+    let mut sum = s.splat(0.0);
+    for x in x.chunks(S::LANES) {
+        sum = s.add(sum, s.load_or(x, 0.0));
+    }
+    s.sum(sum)
+}
+
+/// `Σ (x − mean)²`.
+#[inline(always)]
+fn sum_of_squares<S: Simd>(s: S, x: &[f32], mean: f32) -> f32 {
+    let mut sum = s.splat(0.0);
+    for x in x.chunks(S::LANES) {
+        let centred = s.sub(s.load_or(x, mean), s.splat(mean));
+        sum = s.fma(centred, centred, sum);
+    }
+    s.sum(sum)
+}
+
+/// `(x − mean) · factor · scale + bias`.
+#[inline(always)]
+fn scale_row<S: Simd>(s: S, (x, out): (&[f32], &mut [f32]), (mean, factor): (f32, f32), norm: &CpuNorm) {
+    let vectors = x.chunks(S::LANES).zip(out.chunks_mut(S::LANES));
+    for (i, (x, out)) in vectors.enumerate() {
+        let at = i * S::LANES;
+        let centred = s.sub(s.load_or(x, 0.0), s.splat(mean));
+        let mut y = s.mul(s.mul(centred, s.splat(factor)), s.load_or(&norm.scale[at..], 0.0));
+        if let Some(bias) = &norm.bias {
+            y = s.add(y, s.load_or(&bias[at..], 0.0));
+        }
+        s.store_some(out, y);
+    }
+}

@@ -1,0 +1,88 @@
+//! Arguments of attention: heads, masks, sequences, and the paged cache.
+
+use super::ScoreBias;
+
+/// Heads of an attention, and how scores are scaled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads; divides `n_heads`.
+    pub n_kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Factor on every score, usually `1/√head_dim`.
+    pub scale: f32,
+}
+
+/// Who may look at whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mask {
+    /// Every query sees every key of its sequence.
+    Full,
+    /// The last query of a sequence sees all its keys, each earlier one a key less.
+    Causal,
+}
+
+/// Size of a paged KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayout {
+    /// Layers, each with its own keys and values.
+    pub n_layers: usize,
+    /// Blocks of `KV_BLOCK_TOKENS` tokens.
+    pub n_blocks: usize,
+    /// Key and value heads.
+    pub n_kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+/// The sequences of a step as they lie in a paged cache.
+#[derive(Clone, Copy, Debug)]
+pub struct PagedBatch<'a> {
+    /// Offsets of the sequences in the query rows, `[n_seqs + 1]`.
+    pub query_start_loc: &'a [u32],
+    /// Offsets of the sequences in `block_tables`, `[n_seqs + 1]`.
+    pub table_start_loc: &'a [u32],
+    /// Block ids of all sequences in a line, each sequence's in the order of its tokens.
+    pub block_tables: &'a [u32],
+    /// Keys of each sequence, the ones of this step included, `[n_seqs]`.
+    pub seq_lens: &'a [u32],
+}
+
+/// Query, key and value of [`Backend::attention`](super::Backend::attention).
+#[derive(Debug)]
+pub struct Qkv<'a, T> {
+    /// `[Σq, n_heads·head_dim]`.
+    pub q: &'a T,
+    /// `[Σk, n_kv_heads·head_dim]`.
+    pub k: &'a T,
+    /// `[Σk, n_kv_heads·head_dim]`.
+    pub v: &'a T,
+}
+
+/// Sequences of [`Backend::attention`](super::Backend::attention).
+#[derive(Clone, Copy, Debug)]
+pub struct Varlen<'a> {
+    /// Offsets in the query rows.
+    pub cu_seqlens_q: &'a [u32],
+    /// Offsets in the key rows.
+    pub cu_seqlens_k: &'a [u32],
+    /// Who sees whom inside a sequence.
+    pub mask: Mask,
+    /// What is added to the scores.
+    pub bias: ScoreBias<'a>,
+}
+
+/// One layer of a cache, to read.
+#[derive(Debug)]
+pub struct KvLayer<'a, C> {
+    /// The cache.
+    pub cache: &'a C,
+    /// Which layer.
+    pub layer: usize,
+    /// [`Mask::Causal`] for self-attention, [`Mask::Full`] for cross-attention.
+    pub mask: Mask,
+    /// What is added to the scores.
+    pub bias: ScoreBias<'a>,
+}

@@ -1,0 +1,30 @@
+//! Arguments of the pieces that convolutions are made of.
+
+/// Windows of a 1-D convolution: parameters of [`Backend::unfold`](super::Backend::unfold).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unfold {
+    /// Sequences in the rows.
+    pub n_seqs: usize,
+    /// Taps.
+    pub kernel: usize,
+    /// Rows between outputs.
+    pub stride: usize,
+    /// Zero rows on either side.
+    pub padding: usize,
+}
+
+/// Windows of a 2-D convolution over images of one size. Pairs are (vertical, horizontal); an axis of `n` pixels
+/// has `(n + 2·padding − kernel) / stride + 1` windows, rounded down, none if it is shorter than one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv2d {
+    /// Images in the rows.
+    pub n_images: usize,
+    /// Pixels of an image, `[height, width]`.
+    pub size: [usize; 2],
+    /// Taps.
+    pub kernel: [usize; 2],
+    /// Pixels between outputs.
+    pub stride: [usize; 2],
+    /// Zero pixels on either side.
+    pub padding: [usize; 2],
+}

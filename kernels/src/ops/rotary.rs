@@ -1,0 +1,29 @@
+//! Arguments of the rotary embedding.
+
+/// Which two values of a head are turned together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum RopePairs {
+    /// Pair `i` is `(x[i], x[i + rotary_dim/2])`: Llama and most others.
+    #[default]
+    Halves,
+    /// Pair `i` is `(x[2i], x[2i + 1])`: GPT-J, GLM, Moonshine.
+    Interleaved,
+}
+
+/// What of a head is turned, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeShape {
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Values of a head that are turned, from its first; even, at most `head_dim`. The rest stays as it is.
+    pub rotary_dim: usize,
+    /// Which values are a pair.
+    pub pairs: RopePairs,
+}
+
+impl RopeShape {
+    /// Whole heads in halves.
+    pub fn whole(head_dim: usize) -> Self {
+        Self { head_dim, rotary_dim: head_dim, pairs: RopePairs::Halves }
+    }
+}

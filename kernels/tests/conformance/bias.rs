@@ -1,0 +1,236 @@
+//! What is added to scores, in attention inside sequences and over pages.
+
+use triptych_core::shape::KV_BLOCK_TOKENS;
+use triptych_kernels::ops::{Backend, BucketRule, BucketSides, Mask, RelativeBias, ScoreBias, SharedBias};
+
+use crate::attention::{Sequences, shape};
+use crate::oracle::Score;
+use crate::paged::{Tables, attend, filled};
+use crate::subject::{Stored, Subject, values};
+
+/// A bias with its data.
+#[derive(Clone)]
+pub enum Added {
+    None,
+    /// With the stored table, `[n_buckets, n_heads]`, and the sides.
+    Relative(RelativeBias, Vec<f32>, BucketSides),
+    Alibi(Vec<f32>),
+    Materialized(Vec<f32>),
+    Shared(Vec<f32>, Vec<u32>),
+}
+
+/// Few buckets and a short reach, so that short sequences see all of them and distances beyond.
+const N_BUCKETS: usize = 8;
+const MAX_DISTANCE: usize = 20;
+
+/// Where buckets of one side begin, by transformers' `T5Attention._relative_position_bucket`.
+fn starts(sides: BucketSides) -> &'static [u64] {
+    match sides {
+        BucketSides::Both => &[1, 2, 7],
+        BucketSides::Past => &[1, 2, 3, 4, 6, 9, 14],
+    }
+}
+
+impl Added {
+    pub fn relative(n_heads: usize, sides: BucketSides) -> Self {
+        let table = scaled(5, N_BUCKETS * n_heads);
+        let stored = Stored::f32(&table, &[N_BUCKETS, n_heads]);
+        let rule = BucketRule { max_distance: MAX_DISTANCE, sides };
+        Self::Relative(RelativeBias::new(stored.view(), rule).expect("a table that fits"), table, sides)
+    }
+
+    pub fn alibi(n_heads: usize) -> Self {
+        Self::Alibi((1..=n_heads).map(|head| 0.5_f32.powi(head as i32)).collect())
+    }
+
+    pub fn materialized(n_heads: usize, lens: &[(usize, usize)]) -> Self {
+        Self::Materialized(scaled(6, n_heads * lens.iter().map(|(n_q, n_k)| n_q * n_k).sum::<usize>()))
+    }
+
+    /// Every kind, for sequences of these lengths.
+    pub fn every(n_heads: usize, lens: &[(usize, usize)]) -> Vec<Self> {
+        vec![
+            Self::relative(n_heads, BucketSides::Both),
+            Self::relative(n_heads, BucketSides::Past),
+            Self::alibi(n_heads),
+            Self::materialized(n_heads, lens),
+        ]
+    }
+
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::None => "no bias",
+            Self::Relative(_, _, BucketSides::Both) => "relative",
+            Self::Relative(_, _, BucketSides::Past) => "relative to the past",
+            Self::Alibi(_) => "alibi",
+            Self::Materialized(_) => "materialized",
+            Self::Shared(..) => "shared",
+        }
+    }
+
+    pub fn view(&self) -> ScoreBias<'_> {
+        match self {
+            Self::None => ScoreBias::None,
+            Self::Relative(bias, ..) => ScoreBias::Relative(bias),
+            Self::Alibi(slopes) => ScoreBias::Alibi(slopes),
+            Self::Materialized(values) => ScoreBias::Materialized(values),
+            Self::Shared(tables, table_of) => ScoreBias::Shared(SharedBias { tables, table_of }),
+        }
+    }
+
+    /// That of sequence `i` by itself.
+    pub fn alone(&self, i: usize, lens: &[(usize, usize)], n_heads: usize) -> Self {
+        let n = |(n_q, n_k): &(usize, usize)| n_heads * n_q * n_k;
+        match self {
+            Self::Materialized(values) => {
+                let start: usize = lens[..i].iter().map(n).sum();
+                Self::Materialized(values[start..start + n(&lens[i])].to_vec())
+            }
+            Self::Shared(tables, table_of) => {
+                Self::Materialized(tables[table_of[i] as usize * n(&lens[i])..][..n(&lens[i])].to_vec())
+            }
+            other => other.clone(),
+        }
+    }
+
+    /// The plain number, of a sequence by itself.
+    pub fn at(&self, score: Score) -> f64 {
+        match self {
+            Self::None => 0.0,
+            Self::Relative(bias, table, sides) => {
+                let (n_heads, distance) = (bias.n_heads(), score.distance());
+                let passed = |d: u64| starts(*sides).iter().filter(|&&start| start <= d).count();
+                let bucket = match sides {
+                    BucketSides::Both if distance > 0 => N_BUCKETS / 2 + passed(distance.unsigned_abs()),
+                    BucketSides::Past if distance > 0 => 0,
+                    _ => passed(distance.unsigned_abs()),
+                };
+                table[bucket * n_heads + score.head].into()
+            }
+            Self::Alibi(slopes) => -f64::from(slopes[score.head]) * score.distance().abs() as f64,
+            Self::Materialized(values) => {
+                values[(score.head * score.n_queries + score.query) * score.n_keys + score.key].into()
+            }
+            Self::Shared(..) => unreachable!("a sequence by itself has a table of its own"),
+        }
+    }
+}
+
+/// Values large enough to matter beside scores.
+fn scaled(seed: u64, n: usize) -> Vec<f32> {
+    values(seed, n).into_iter().map(|value| 2.0 * value).collect()
+}
+
+pub fn a_bias_is_added_to_every_score<B: Backend>(subject: &Subject<B>) {
+    let square = [(1, 1), (0, 0), (31, 31), (32, 32), (33, 33), (2, 2)];
+    let more_keys = [(1, 64), (5, 31), (0, 7), (2, 33)];
+    let more_queries = [(7, 3), (1, 65), (0, 1), (20, 12), (3, 0)];
+    for (n_heads, n_kv_heads, head_dim) in [(1, 1, 12), (3, 3, 33), (4, 2, 20), (5, 1, 64)] {
+        let shape = shape(n_heads, n_kv_heads, head_dim);
+        for (lens, mask) in [
+            (&square[..], Mask::Full),
+            (&square, Mask::Causal),
+            (&more_keys, Mask::Full),
+            (&more_keys, Mask::Causal),
+            (&more_queries, Mask::Full),
+        ] {
+            for bias in Added::every(n_heads, lens) {
+                Sequences::new(lens, shape, mask).biased(bias).check(subject);
+            }
+        }
+    }
+}
+
+pub fn a_bias_reaches_over_many_keys<B: Backend>(subject: &Subject<B>) {
+    let lens = [(17, 530), (1, 257), (260, 260)];
+    for mask in [Mask::Full, Mask::Causal] {
+        for bias in Added::every(2, &lens) {
+            Sequences::new(&lens, shape(2, 1, 12), mask).biased(bias).check(subject);
+        }
+    }
+}
+
+pub fn sequences_of_one_size_share_tables<B: Backend>(subject: &Subject<B>) {
+    for n in [1, 31, 49] {
+        let (n_heads, lens) = (2, [(n, n); 4]);
+        let bias = Added::Shared(scaled(7, 2 * n_heads * n * n), vec![1, 0, 1, 1]);
+        Sequences::new(&lens, shape(n_heads, 2, 20), Mask::Full).biased(bias).check(subject);
+    }
+}
+
+pub fn keys_hidden_by_a_bias_weigh_nothing<B: Backend>(subject: &Subject<B>) {
+    let lens = [(3, 300), (2, 1)];
+    let Added::Materialized(mut values) = Added::materialized(2, &lens) else { unreachable!("made so") };
+    // The first query of the first head sees nothing, the second only the last key, and the third all but it.
+    values[..300].fill(f32::NEG_INFINITY);
+    values[300..599].fill(f32::NEG_INFINITY);
+    values[899] = f32::NEG_INFINITY;
+    let seqs = Sequences::new(&lens, shape(2, 2, 20), Mask::Full).biased(Added::Materialized(values));
+    seqs.check(subject);
+    let out = subject.backend.download(&seqs.attend(subject, &subject.backend)).expect("download");
+    assert!(out[..20].iter().all(|&value| value == 0.0), "{}: nothing seen", subject.name);
+}
+
+pub fn a_bias_over_pages_is_that_inside_sequences<B: Backend>(subject: &Subject<B>) {
+    let decode = [(1, 1), (1, 31), (1, 32), (1, 33), (1, 64), (1, 300)];
+    let mixed = [(1, 70), (5, 37), (33, 33), (0, 3), (2, 2), (14, 280)];
+    for (n_heads, n_kv_heads, head_dim) in [(2, 2, 64), (6, 2, 33)] {
+        for lens in [&decode[..], &mixed] {
+            for mask in [Mask::Full, Mask::Causal] {
+                for bias in Added::every(n_heads, lens) {
+                    let shape = shape(n_heads, n_kv_heads, head_dim);
+                    let seqs = Sequences::new(lens, shape, mask).biased(bias);
+                    let tables = Tables::new(&seqs, 2, 7);
+                    let cache = filled(subject, &seqs, &tables, 1);
+                    let out = attend(subject, &seqs, &tables, (&cache, 1));
+                    let what = format!("paged {lens:?} {mask:?} {}", seqs.bias.name());
+                    let expect = seqs.expect();
+                    subject.close(&what, &out, (&expect, seqs.n_queries(), seqs.q_width()), subject.products);
+                }
+            }
+        }
+    }
+}
+
+pub fn a_biased_sequence_is_the_same_alone<B: Backend>(subject: &Subject<B>) {
+    for mask in [Mask::Full, Mask::Causal] {
+        let lens = [(1, 40), (5, 270), (1, 1), (0, 3), (14, 65)];
+        for bias in Added::every(6, &lens) {
+            let seqs = Sequences::new(&lens, shape(6, 2, 33), mask).biased(bias);
+            let tables = Tables::new(&seqs, 1, 7);
+            let cache = filled(subject, &seqs, &tables, 0);
+            let together = subject.bits(&attend(subject, &seqs, &tables, (&cache, 0)));
+            let inside = subject.bits(&seqs.attend(subject, &subject.backend));
+            assert_eq!(together, inside, "{} {mask:?} {}: pages", subject.name, seqs.bias.name());
+            let bits = |i: usize| {
+                let alone = Tables { layout: tables.layout, blocks: vec![tables.blocks[i].clone()] };
+                subject.bits(&attend(subject, &seqs.alone(i), &alone, (&cache, 0)))
+            };
+            let alone: Vec<u32> = (0..lens.len()).flat_map(bits).collect();
+            assert_eq!(together, alone, "{} {mask:?} {}", subject.name, seqs.bias.name());
+        }
+    }
+}
+
+pub fn chunks_of_a_biased_prefill_give_what_the_whole_gives<B: Backend>(subject: &Subject<B>) {
+    let n = 75;
+    let causal = |bias| Sequences::new(&[(n, n)], shape(4, 2, 20), Mask::Causal).biased(bias);
+    for bias in [Added::relative(4, BucketSides::Past), Added::alibi(4)] {
+        let whole = causal(bias);
+        let tables = Tables::new(&whole, 1, 3);
+        let cache = filled(subject, &whole, &tables, 0);
+        let out = attend(subject, &whole, &tables, (&cache, 0));
+        let expect = subject.backend.download(&out).expect("download");
+        let (width, mut start) = (whole.q_width(), 0);
+        for len in [1, KV_BLOCK_TOKENS, 13, 28, 1] {
+            let end = start + len;
+            let q = whole.q[start * width..end * width].to_vec();
+            let bias = whole.bias.clone();
+            let chunk = Sequences { lens: vec![(len, end)], bias, q, k: vec![], v: vec![], ..whole };
+            let out = attend(subject, &chunk, &tables, (&cache, 0));
+            subject.close(whole.bias.name(), &out, (&expect[start * width..end * width], len, width), 1e-6);
+            start = end;
+        }
+        assert_eq!(start, n);
+    }
+}
