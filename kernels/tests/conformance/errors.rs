@@ -215,7 +215,7 @@ pub fn biases_that_do_not_fit_are_refused<B: Backend>(subject: &Subject<B>) {
         let relative = RelativeBias::new(table.view(), rule).expect("a table");
         shape_error(name, "heads of a relative bias", attend(&[0, 3], ScoreBias::Relative(&relative)));
         shape_error(name, "slopes", attend(&[0, 3], ScoreBias::Alibi(&zeros[..n])));
-        shape_error(name, "values", attend(&[0, 1, 3], ScoreBias::Materialized(&zeros[..9 + n])));
+        shape_error(name, "values", attend(&[0, 1, 3], ScoreBias::Materialized(&zeros[..10 + n])));
         shape_error(name, "slopes over pages", paged(ScoreBias::Alibi(&zeros[..n])));
         shape_error(name, "values over pages", paged(ScoreBias::Materialized(&zeros[..28 + n])));
     }

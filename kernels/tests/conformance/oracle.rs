@@ -111,7 +111,7 @@ pub fn group_norm(x: &[f32], kind: NormKind, [scale, bias]: [&[f32]; 2], rows: &
     let (width, mut rest, mut out) = (scale.len(), x, Vec::new());
     for n in rows {
         let (seq, after) = rest.split_at(n * width);
-        let ones = vec![1.0; seq.len()];
+        let ones = vec![1.0; seq.len().max(1)];
         let whole = norm(seq, kind, &ones, None, 1e-5);
         out.extend(whole.iter().enumerate().map(|(i, y)| y * scale[i % width] + bias[i % width]));
         rest = after;
