@@ -1,29 +1,31 @@
-//! One answer in the writing: rules, choice, text, and the question whether it ends here.
+//! One answer in the writing: choice, text, and the question whether it ends here.
 //!
 //! It sees logits and the tokens so far; blocks and batches are not its matter.
 
 use crate::output::{ChosenToken, Delta};
 use crate::request::Arrival;
 use crate::sampler::{SampleError, Sampler, logprobs};
+use crate::shaping::Shaping;
 use crate::writer::{Writer, Written};
 use std::sync::Arc;
-use triptych_core::sampling::{FinishReason, TokenLogprob};
-use triptych_models::rules::LogitRules;
+use triptych_core::sampling::{FinishReason, SamplingParams, TokenLogprob};
 use triptych_models::tokenization::Tokenizer;
 
 /// The state of an answer.
 #[derive(Debug)]
 pub struct Answer {
     tokenizer: Arc<Tokenizer>,
-    rules: LogitRules,
+    shaping: Shaping,
     sampler: Sampler,
     writer: Writer,
     /// Alternatives to report; `None`: no log-probabilities.
     n_top: Option<usize>,
-    /// Empty when the model's end is to be ignored.
-    end_tokens: Vec<u32>,
+    /// Tokens that end it and are no part of it.
+    ends: Vec<u32>,
+    min_tokens: usize,
     max_tokens: usize,
-    no_speech_prob: Option<f32>,
+    /// The prompt, until it went out before the first token.
+    echo: Option<Vec<u32>>,
     end_logprob: Option<f32>,
 }
 
@@ -42,26 +44,24 @@ impl Answer {
     /// An empty answer, the one at place `choice` of the arrival's.
     pub fn new(arrival: &Arrival, choice: u32, tokenizer: Arc<Tokenizer>) -> Self {
         let params = &arrival.sampling;
-        let end_tokens = match params.ignore_eos {
-            true => Vec::new(),
-            false => arrival.prepared.end_tokens.clone(),
-        };
+        let ends = ends_of(arrival);
         Self {
-            rules: arrival.prepared.rules.clone(),
+            shaping: Shaping::new(arrival, &ends, &tokenizer),
             sampler: Sampler::new(params, choice),
             writer: Writer::new(Arc::clone(&tokenizer), params.stop.clone()),
             n_top: params.logprobs.map(|n| n as usize),
-            end_tokens,
-            max_tokens: params.max_tokens.map_or(usize::MAX, |n| n as usize),
-            no_speech_prob: None,
+            ends,
+            min_tokens: params.min_tokens as usize,
+            max_tokens: most_tokens(params),
+            echo: params.echo.then(|| arrival.prepared.tokens.clone()),
             end_logprob: None,
             tokenizer,
         }
     }
 
-    /// Probability of "no speech" at the first free position, once that was reached.
+    /// Probability of "no speech", once the place where it is read was reached.
     pub fn no_speech_prob(&self) -> Option<f32> {
-        self.no_speech_prob
+        self.shaping.no_speech_prob()
     }
 
     /// Log-probability of the end token, if it came and log-probabilities were asked for.
@@ -69,33 +69,35 @@ impl Answer {
         self.end_logprob
     }
 
-    /// Chooses the token after `generated` from `logits [vocab]`, which the rules change in place.
+    /// Chooses the token after `generated` from `logits [vocab]`, which are changed in place.
     ///
     /// # Errors
     /// [`SampleError`] if nothing can be chosen.
     pub fn advance(&mut self, generated: &[u32], logits: &mut [f32]) -> Result<Progress, SampleError> {
-        // Before the rules: they usually suppress this token.
-        if let Some(rule) = self.rules.no_speech.filter(|rule| generated.len() == rule.step) {
-            self.no_speech_prob = Some(logprobs(logits, rule.token, 0).chosen.exp());
-        }
-        self.rules.apply(generated, logits);
+        self.shaping.apply(generated, logits);
         let token = self.sampler.choose(logits, generated.len())?;
-        if self.end_tokens.contains(&token) {
+        let mut delta = self.echoed();
+        if self.ends.contains(&token) {
             self.end_logprob = self.n_top.map(|_| logprobs(logits, token, 0).chosen);
-            let (text, _) = self.flush();
-            let delta = Delta { text, ..Delta::default() };
+            delta.text.push_str(&self.flush().0);
             return Ok(Progress { token, delta, end: Some(FinishReason::Stop) });
         }
-        let logprobs = self.n_top.map(|n_top| self.describe(logits, token, n_top));
-        let (text, end) = match self.writer.push(token) {
+        delta.logprobs.extend(self.n_top.map(|n_top| describe(&self.tokenizer, logits, token, n_top)));
+        delta.token_ids.push(token);
+        let n_written = generated.len() + 1;
+        let written = match n_written < self.min_tokens {
+            true => Written::More(self.writer.pass(token)),
+            false => self.writer.push(token),
+        };
+        let (text, end) = match written {
             Written::Stopped(text) => (text, Some(FinishReason::Stop)),
-            Written::More(text) if generated.len() + 1 >= self.max_tokens => {
+            Written::More(text) if n_written >= self.max_tokens => {
                 let (rest, reason) = self.flush();
                 (text + &rest, Some(reason))
             }
             Written::More(text) => (text, None),
         };
-        let delta = Delta { text, token_ids: vec![token], logprobs: logprobs.into_iter().collect() };
+        delta.text.push_str(&text);
         Ok(Progress { token, delta, end })
     }
 
@@ -107,13 +109,38 @@ impl Answer {
         }
     }
 
-    fn describe(&self, logits: &[f32], token: u32, n_top: usize) -> ChosenToken {
-        let named = |token_id: u32, logprob: f32| {
-            let text = self.tokenizer.token_text(token_id);
-            TokenLogprob { token_id, text, logprob }
-        };
-        let found = logprobs(logits, token, n_top);
-        let top = found.top.into_iter().map(|(token, logprob)| named(token, logprob)).collect();
-        ChosenToken { chosen: named(token, found.chosen), top }
+    /// The prompt, once.
+    fn echoed(&mut self) -> Delta {
+        let prompt = self.echo.take().unwrap_or_default();
+        Delta { text: self.tokenizer.decode(&prompt), token_ids: prompt, logprobs: Vec::new() }
     }
+}
+
+/// Tokens that end an answer and are no part of it: the model's own, unless they are to be ignored, and the
+/// request's.
+pub(crate) fn ends_of(arrival: &Arrival) -> Vec<u32> {
+    let own = match arrival.sampling.ignore_eos {
+        true => &[],
+        false => arrival.prepared.end_tokens.as_slice(),
+    };
+    let mut ends = [own, arrival.sampling.stop_token_ids.as_slice()].concat();
+    ends.sort_unstable();
+    ends.dedup();
+    ends
+}
+
+/// Tokens that an answer has at most.
+pub(crate) fn most_tokens(params: &SamplingParams) -> usize {
+    params.max_tokens.map_or(usize::MAX, |n| n as usize)
+}
+
+/// A chosen token and its best alternatives by `logits [vocab]`, after everything that changed them.
+pub(crate) fn describe(tokenizer: &Tokenizer, logits: &[f32], token: u32, n_top: usize) -> ChosenToken {
+    let named = |token_id: u32, logprob: f32| {
+        let text = tokenizer.token_text(token_id);
+        TokenLogprob { token_id, text, logprob }
+    };
+    let found = logprobs(logits, token, n_top);
+    let top = found.top.into_iter().map(|(token, logprob)| named(token, logprob)).collect();
+    ChosenToken { chosen: named(token, found.chosen), top }
 }

@@ -26,12 +26,16 @@ pub struct BeamSearch {
     live: Vec<Beam>,
     /// Best first, at most `width`.
     finished: Vec<Hypothesis>,
+    /// The branches taken by the last step, finished ones too, and the number of all before it.
+    taken: Vec<Branch>,
+    n_taken_before: usize,
 }
 
 /// A beam that may go on.
 #[derive(Clone, Debug, Default)]
 struct Beam {
     tokens: Vec<u32>,
+    path: Vec<usize>,
     score: f32,
 }
 
@@ -42,6 +46,9 @@ pub struct Hypothesis {
     pub tokens: Vec<u32>,
     /// Its score, by which answers are ordered.
     pub score: f32,
+    /// For each token the branch that took it, counted over all that the search took; see
+    /// [`BeamSearch::taken`].
+    pub path: Vec<usize>,
 }
 
 /// How a live beam came about: `parent` is its place among the live beams of the step before.
@@ -83,6 +90,8 @@ impl BeamSearch {
             max_tokens: max_tokens.max(1),
             live: vec![Beam::default()],
             finished: Vec::new(),
+            taken: Vec::new(),
+            n_taken_before: 0,
         }
     }
 
@@ -94,6 +103,11 @@ impl BeamSearch {
     /// The tokens of live beam `beam` after the prompt; empty past the last beam.
     pub fn tokens(&self, beam: usize) -> &[u32] {
         self.live.get(beam).map_or(&[], |b| &b.tokens)
+    }
+
+    /// The branches that the last step took, for answers as well as for live beams.
+    pub fn taken(&self) -> &[Branch] {
+        &self.taken
     }
 
     /// Takes a step. `log_probs: [n_live, vocab]` are those of the next token, after the rules on them; minus
@@ -109,25 +123,23 @@ impl BeamSearch {
     ) -> Result<Turn, SampleError> {
         let candidates = self.candidates(log_probs)?;
         let length = self.live.first().map_or(0, |b| b.tokens.len()) + 1;
-        let mut live = Vec::with_capacity(self.width);
+        self.n_taken_before += std::mem::take(&mut self.taken).len();
+        let (mut live, mut branches) = (Vec::with_capacity(self.width), Vec::with_capacity(self.width));
         for (rank, candidate) in candidates.iter().enumerate() {
             let Branch { parent, token } = candidate.branch;
             let ended = length >= self.max_tokens
                 || self.end_tokens.contains(&token)
                 || ends(self.tokens(parent), token);
             if !ended && live.len() < self.width {
-                live.push(*candidate);
+                live.push(self.take(candidate));
+                branches.push(candidate.branch);
             } else if ended && rank < self.width {
-                self.finish(candidate, length);
+                self.finish(candidate);
             }
         }
-        let next = live.iter().map(|c| Beam {
-            tokens: self.tokens(c.branch.parent).iter().copied().chain([c.branch.token]).collect(),
-            score: c.score,
-        });
-        self.live = next.collect();
+        self.live = live;
         match self.may_improve(length) {
-            true => Ok(Turn::Continue(live.iter().map(|c| c.branch).collect())),
+            true => Ok(Turn::Continue(branches)),
             false => Ok(Turn::Done),
         }
     }
@@ -138,12 +150,9 @@ impl BeamSearch {
         let live = std::mem::take(&mut self.live);
         if self.finished.len() < n {
             let unfinished = live.into_iter().filter(|b| !b.tokens.is_empty());
-            let scored = unfinished.map(|b| {
-                let score = self.normalised(b.score, b.tokens.len());
-                Hypothesis { tokens: b.tokens, score }
-            });
             let rest = n - self.finished.len();
-            self.finished.extend(scored.collect::<Vec<_>>().into_iter().take(rest));
+            let scored: Vec<_> = unfinished.take(rest).map(|beam| self.hypothesis(beam)).collect();
+            self.finished.extend(scored);
             self.finished.sort_by(|a, b| b.score.total_cmp(&a.score));
         }
         self.finished.truncate(n);
@@ -175,15 +184,28 @@ impl BeamSearch {
         if kept.is_empty() { Err(SampleError::NothingAllowed { vocab }) } else { Ok(kept) }
     }
 
-    fn finish(&mut self, candidate: &Candidate, length: usize) {
+    /// The beam that a candidate makes.
+    fn take(&mut self, candidate: &Candidate) -> Beam {
         let Branch { parent, token } = candidate.branch;
-        let score = self.normalised(candidate.score, length);
-        let place = self.finished.partition_point(|h| h.score >= score);
-        if place < self.width {
-            let tokens = self.tokens(parent).iter().copied().chain([token]).collect();
-            self.finished.insert(place, Hypothesis { tokens, score });
-            self.finished.truncate(self.width);
-        }
+        let node = self.n_taken_before + self.taken.len();
+        self.taken.push(candidate.branch);
+        let mut beam = self.live.get(parent).cloned().unwrap_or_default();
+        beam.tokens.push(token);
+        beam.path.push(node);
+        Beam { score: candidate.score, ..beam }
+    }
+
+    fn finish(&mut self, candidate: &Candidate) {
+        let beam = self.take(candidate);
+        let hypothesis = self.hypothesis(beam);
+        let place = self.finished.partition_point(|h| h.score >= hypothesis.score);
+        self.finished.insert(place, hypothesis);
+        self.finished.truncate(self.width);
+    }
+
+    fn hypothesis(&self, beam: Beam) -> Hypothesis {
+        let score = self.normalised(beam.score, beam.tokens.len());
+        Hypothesis { tokens: beam.tokens, score, path: beam.path }
     }
 
     /// Whether a live beam of `length` tokens may still displace a finished answer.
@@ -248,7 +270,7 @@ mod tests {
         let mut search = search(2, 5);
         let turn = search.advance(&[NO, -0.1, -3.0], |before, token| before.is_empty() && token == 1).unwrap();
         assert_eq!(turn, Turn::Continue(vec![Branch { parent: 0, token: 2 }]));
-        assert_eq!(search.into_answers(1), [Hypothesis { tokens: vec![1], score: -0.1 }]);
+        assert_eq!(search.into_answers(1), [Hypothesis { tokens: vec![1], score: -0.1, path: vec![0] }]);
     }
 
     #[test]

@@ -27,6 +27,7 @@
 
 pub mod answer;
 pub mod beam;
+pub mod beams;
 pub mod blocks;
 pub mod cross;
 pub mod draft;
@@ -41,6 +42,7 @@ pub mod runner;
 pub mod sampler;
 pub mod scheduler;
 pub mod sequence;
+pub mod shaping;
 pub mod writer;
 
 pub use engine::{Engine, EngineConfig, Event, KvBudget, Readiness, Stats};

@@ -129,6 +129,14 @@ pub fn logprobs(logits: &[f32], token: u32, n_top: usize) -> Logprobs {
     Logprobs { chosen: value(chosen), top: top.into_iter().map(|(t, logit)| (t, value(logit))).collect() }
 }
 
+/// Turns `logits [vocab]` into their log-probabilities. Without a finite one they stay as they are.
+pub fn log_softmax(logits: &mut [f32]) {
+    let norm = log_sum_exp(logits);
+    if norm.is_finite() {
+        logits.iter_mut().for_each(|logit| *logit = (f64::from(*logit) - norm) as f32);
+    }
+}
+
 fn log_sum_exp(logits: &[f32]) -> f64 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|l| f64::from((l - max).exp())).sum();

@@ -36,6 +36,11 @@ impl Writer {
         self.add(&piece)
     }
 
+    /// Adds a token whose text is no part of a stop string: the answer may not end yet.
+    pub fn pass(&mut self, token: u32) -> String {
+        std::mem::take(&mut self.held) + &self.detokenizer.push(token)
+    }
+
     /// Ends the text: returns what was held back, up to a stop string that only its end completes.
     pub fn finish(&mut self) -> Written {
         let rest = self.detokenizer.finish();
@@ -111,6 +116,14 @@ mod tests {
         check(&["y", "ab"], &[8], &["x"], true);
         check(&["aab"], &[1, 1, 1, 2], &["", "", "a", ""], true);
         check(&["abab", "b"], &[1, 1, 2], &["", "a", "a"], true);
+    }
+
+    #[test]
+    fn text_that_passes_neither_ends_nor_waits() {
+        let mut writer = writer(&["ab", "bb"]);
+        assert_eq!([writer.pass(1), writer.pass(2)], ["a", "b"]);
+        assert_eq!(writer.push(2), Written::More(String::new()));
+        assert_eq!(writer.push(2), Written::Stopped(String::new()));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! How tokens are chosen, held against transformers over random logits: `tests/golden/logits`.
 
+mod answers;
 mod beams;
 mod drafts;
 mod golden;
