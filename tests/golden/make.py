@@ -22,6 +22,7 @@ def main(groups):
     import names
     import preprocess
     import qwen
+    import tokenizers_golden
     import whisper
 
     makers = {
@@ -31,6 +32,7 @@ def main(groups):
         "preprocess": preprocess.make,
         "logits": logits.make,
         "names": names.make,
+        "tokenizers": tokenizers_golden.make,
     }
     for group in groups or makers:
         makers[group]()

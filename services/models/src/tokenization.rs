@@ -1,10 +1,12 @@
-//! Text to tokens and back, over a model's own `tokenizer.json`.
+//! Text to tokens and back, over a model's own `tokenizer.json`, or over the files that came before it.
 //!
 //! There are two ways to read text. [`Tokenizer::encode`] recognises control tokens (`<|im_end|>`) wherever
 //! they are spelled, as the reference does: for text of the model's own files. [`Tokenizer::encode_plain`]
 //! never makes one: for text that a client wrote. It knows nothing of prompts.
 
 mod detokenizer;
+mod files;
+mod relabel;
 mod scan;
 mod spelling;
 
@@ -12,10 +14,14 @@ pub use detokenizer::Detokenizer;
 pub use scan::Guard;
 
 use crate::error::{ModelError, PromptError};
+use base64::Engine as _;
+use relabel::Relabel;
 use scan::ControlTokens;
+use serde_json::{Map, Value};
 use spelling::Spelling;
 use std::collections::HashSet;
 use std::path::Path;
+use tokenizers::Decoder as _;
 
 /// A tokenizer. Cheap to share behind an `Arc`; every method takes `&self`.
 pub struct Tokenizer {
@@ -23,6 +29,10 @@ pub struct Tokenizer {
     full: tokenizers::Tokenizer,
     /// The same, blind to control tokens.
     plain: tokenizers::Tokenizer,
+    /// Where the library's ids are not the model's.
+    relabel: Option<Relabel>,
+    /// What reads a whole input, where that has a vocabulary or a model of its own.
+    input: Option<(tokenizers::Tokenizer, Relabel)>,
     controls: ControlTokens,
     /// Tokens that are no part of a text: special ones and times.
     silent: HashSet<u32>,
@@ -39,14 +49,23 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a model directory.
+    /// Reads `tokenizer.json` of a model directory or, where there is none, what the family's own code read
+    /// before: a sentencepiece model, a vocabulary with merges, or for ByT5 nothing but the name of its class.
     ///
     /// # Errors
-    /// [`ModelError::File`] or [`ModelError::Format`].
+    /// [`ModelError::File`], [`ModelError::Format`] or [`ModelError::Config`]; if there is nothing to make a
+    /// tokenizer of, the message names the files that were looked for.
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("tokenizer.json");
-        let bytes = std::fs::read(&path).map_err(|source| ModelError::File { path: path.clone(), source })?;
-        Self::from_bytes(&bytes).map_err(|message| ModelError::Format { path, message })
+        match std::fs::read(&path) {
+            Ok(bytes) => Self::from_bytes(&bytes).map_err(|message| ModelError::Format { path, message }),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                let built = files::build(dir)?;
+                Self::from_built(built)
+                    .map_err(|message| ModelError::Format { path: dir.to_owned(), message })
+            }
+            Err(source) => Err(ModelError::File { path, source }),
+        }
     }
 
     /// Reads the contents of a `tokenizer.json`.
@@ -54,38 +73,39 @@ impl Tokenizer {
     /// # Errors
     /// What is wrong with it.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
-        let mut json: serde_json::Value = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
-        let file = json.as_object_mut().ok_or("is no JSON object")?;
+        let json: Value = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        let Value::Object(file) = json else { return Err("is no JSON object".into()) };
+        check_charsmaps(file.get("normalizer").unwrap_or(&Value::Null))?;
+        Self::from_json(file, None)
+    }
+
+    fn from_built(built: files::Found) -> Result<Self, String> {
+        let mut tokenizer = Self::from_json(built.output.json, Some(built.output.relabel))?;
+        if let Some(input) = built.input {
+            tokenizer.input = Some((read(&input.json)?, input.relabel));
+        }
+        Ok(tokenizer)
+    }
+
+    fn from_json(mut file: Map<String, Value>, relabel: Option<Relabel>) -> Result<Self, String> {
         // Cuts and fillings that were set when the file was saved are not the model's.
         for setting in ["truncation", "padding"] {
-            file.insert(setting.to_owned(), serde_json::Value::Null);
+            file.insert(setting.to_owned(), Value::Null);
         }
-        let full = read(file)?;
-        let mut controls = Vec::new();
-        let mut silent = HashSet::new();
-        let mut verbatim = HashSet::new();
-        let added = file.get_mut("added_tokens").and_then(serde_json::Value::as_array_mut);
-        for token in added.into_iter().flatten().filter_map(serde_json::Value::as_object_mut) {
-            let flag = |name: &str| token.get(name).and_then(serde_json::Value::as_bool).unwrap_or(false);
-            let (special, strips_left, strips_right) = (flag("special"), flag("lstrip"), flag("rstrip"));
-            let Some(content) = token.get("content").and_then(|c| c.as_str()).map(str::to_owned) else {
-                continue;
-            };
-            let Some(id) = full.token_to_id(&content) else { continue };
-            verbatim.insert(id);
-            if special || is_time(&content) {
-                silent.insert(id);
-            }
-            let control = content.chars().count() > 1 && (special || is_bracketed(&content));
-            token.insert("special".to_owned(), control.into());
-            if control {
-                controls.push(scan::ControlToken { id, content, strips_left, strips_right });
-            }
-        }
-        let mut plain = read(file)?;
-        plain.set_encode_special_tokens(true);
         let spelling = Spelling::of_decoder(file.get("decoder"));
-        Ok(Self { full, plain, controls: ControlTokens::new(controls), silent, spelling, verbatim })
+        let full = read(&file)?;
+        let mut found = AddedTokens::default();
+        for token in file.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {
+            if let Some(token) = token.as_object_mut() {
+                found.take(token, &full, relabel.as_ref());
+            }
+        }
+        spare_controls(&mut file, &found.controls);
+        let mut plain = read(&file)?;
+        plain.set_encode_special_tokens(true);
+        let AddedTokens { controls, silent, verbatim } = found;
+        let controls = ControlTokens::new(controls);
+        Ok(Self { full, plain, relabel, input: None, controls, silent, spelling, verbatim })
     }
 
     /// Tokens of text from the model's own files: control tokens are recognised, none is added around them.
@@ -93,8 +113,7 @@ impl Tokenizer {
     /// # Errors
     /// [`PromptError::Invalid`] if the model's rules have no token for the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, PromptError> {
-        let encoding = self.full.encode_fast(text, false).map_err(refused)?;
-        Ok(encoding.get_ids().to_vec())
+        self.tokens(&self.full, text, false)
     }
 
     /// Tokens of a whole input of an encoder: control tokens are recognised (`<mask>`, `<extra_id_0>` are there
@@ -103,8 +122,25 @@ impl Tokenizer {
     /// # Errors
     /// As [`Self::encode`].
     pub fn encode_input(&self, text: &str) -> Result<Vec<u32>, PromptError> {
-        let encoding = self.full.encode_fast(text, true).map_err(refused)?;
-        Ok(encoding.get_ids().to_vec())
+        match &self.input {
+            None => self.tokens(&self.full, text, true),
+            Some((library, relabel)) => {
+                let encoding = library.encode_fast(text, true).map_err(refused)?;
+                Ok(relabel.apply(encoding.get_ids()))
+            }
+        }
+    }
+
+    /// What a library's tokenizer makes of a text, in the model's ids.
+    fn tokens(
+        &self,
+        library: &tokenizers::Tokenizer,
+        text: &str,
+        around: bool,
+    ) -> Result<Vec<u32>, PromptError> {
+        let encoding = library.encode_fast(text, around).map_err(refused)?;
+        let ids = encoding.get_ids();
+        Ok(self.relabel.as_ref().map_or_else(|| ids.to_vec(), |relabel| relabel.apply(ids)))
     }
 
     /// Tokens of text from a client: never a control token, whatever it spells.
@@ -114,9 +150,10 @@ impl Tokenizer {
     /// # Errors
     /// As [`Self::encode`].
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, PromptError> {
-        let encoding = self.plain.encode_fast(text, false).map_err(refused)?;
+        let mut ids = self.tokens(&self.plain, text, false)?;
         // A vocabulary may hold a control token as an ordinary entry, which its model could then choose.
-        Ok(encoding.get_ids().iter().copied().filter(|id| !self.controls.contains(*id)).collect())
+        ids.retain(|id| !self.controls.contains(*id));
+        Ok(ids)
     }
 
     /// A guard for texts of clients that are to be mixed with text of the model's files, then read by
@@ -147,17 +184,28 @@ impl Tokenizer {
 
     /// The id of a token by its exact spelling.
     pub fn token_id(&self, token: &str) -> Option<u32> {
-        self.full.token_to_id(token)
+        match &self.relabel {
+            Some(relabel) => relabel.vocabulary().id(token),
+            None => self.full.token_to_id(token),
+        }
     }
 
     /// The spelling of a token in the vocabulary, which for byte-level models is not its text.
     pub fn token(&self, id: u32) -> Option<String> {
-        self.full.id_to_token(id)
+        match &self.relabel {
+            Some(relabel) => relabel.vocabulary().name(id).map(str::to_owned),
+            None => self.full.id_to_token(id),
+        }
     }
 
     /// Tokens in the vocabulary, added ones included. A model's logits may be wider.
+    ///
+    /// Where the family leaves ids unused, they count: no id is as large as this.
     pub fn vocab_size(&self) -> usize {
-        self.full.get_vocab_size(true)
+        match &self.relabel {
+            Some(relabel) => relabel.vocabulary().end() as usize,
+            None => self.full.get_vocab_size(true),
+        }
     }
 
     /// Whether a token is no part of the text: a special token, or a time.
@@ -175,7 +223,7 @@ impl Tokenizer {
     pub fn token_text(&self, id: u32) -> String {
         let text = self.decode_all(&[id]);
         // Sentencepiece-style decoders drop the space that begins a text; here it is part of the token.
-        let spaced = self.full.id_to_token(id).is_some_and(|t| t.starts_with('▁'));
+        let spaced = self.token(id).is_some_and(|t| t.starts_with('▁'));
         if spaced && !text.starts_with(' ') { format!(" {text}") } else { text }
     }
 
@@ -197,16 +245,91 @@ impl Tokenizer {
     /// Whether the decoder drops the space that begins a text: sentencepiece writes a space before the first
     /// word as before any other.
     pub fn drops_first_space(&self) -> bool {
-        !matches!(self.spelling, Spelling::ByteLevel)
+        self.spelling.drops_first_space()
     }
 
     /// Every token's text. Ids without a token, as in the padding of a wide vocabulary, have none.
     fn decode_all(&self, ids: &[u32]) -> String {
-        self.full.decode(ids, false).unwrap_or_default()
+        let names: Vec<String> = ids.iter().filter_map(|id| self.token(*id)).collect();
+        // Some of the library's decoders count back from the last token.
+        if names.is_empty() {
+            return String::new();
+        }
+        match self.full.get_decoder() {
+            Some(decoder) => decoder.decode(names).unwrap_or_default(),
+            None => names.join(" "),
+        }
     }
 }
 
-fn read(file: &serde_json::Map<String, serde_json::Value>) -> Result<tokenizers::Tokenizer, String> {
+/// What a file's added tokens are to us.
+#[derive(Default)]
+struct AddedTokens {
+    controls: Vec<scan::ControlToken>,
+    silent: HashSet<u32>,
+    verbatim: HashSet<u32>,
+}
+
+impl AddedTokens {
+    /// Takes one in, and marks it in the file for the library that is to be blind to control tokens.
+    fn take(
+        &mut self,
+        token: &mut Map<String, Value>,
+        full: &tokenizers::Tokenizer,
+        relabel: Option<&Relabel>,
+    ) {
+        let flag = |name: &str| token.get(name).and_then(Value::as_bool).unwrap_or(false);
+        let (special, strips_left, strips_right) = (flag("special"), flag("lstrip"), flag("rstrip"));
+        let Some(content) = token.get("content").and_then(|c| c.as_str()).map(str::to_owned) else { return };
+        let id = match relabel {
+            Some(relabel) => relabel.vocabulary().id(&content),
+            None => full.token_to_id(&content),
+        };
+        let Some(id) = id else { return };
+        self.verbatim.insert(id);
+        if special || is_time(&content) {
+            self.silent.insert(id);
+        }
+        let control = content.chars().count() > 1 && (special || is_bracketed(&content));
+        token.insert("special".to_owned(), control.into());
+        if control {
+            self.controls.push(scan::ControlToken { id, content, strips_left, strips_right });
+        }
+    }
+}
+
+/// Makes a unigram model unable to choose control tokens, which many published vocabularies list as pieces: a
+/// client's `</s>` is then read as the characters that it is, not left out.
+fn spare_controls(file: &mut Map<String, Value>, controls: &[scan::ControlToken]) {
+    let names: HashSet<&str> = controls.iter().map(|c| c.content.as_str()).collect();
+    let Some(model) = file.get_mut("model").and_then(Value::as_object_mut) else { return };
+    for entry in model.get_mut("vocab").and_then(Value::as_array_mut).into_iter().flatten() {
+        let name = entry.get_mut(0);
+        if let Some(Value::String(name)) =
+            name.filter(|name| name.as_str().is_some_and(|n| names.contains(n)))
+        {
+            name.insert(0, files::HIDDEN);
+        }
+    }
+}
+
+/// Refuses a precompiled normalizer that would lead the library out of bounds.
+fn check_charsmaps(normalizer: &Value) -> Result<(), String> {
+    if let Some(map) = normalizer.get("precompiled_charsmap").and_then(Value::as_str) {
+        let bytes = base64::engine::general_purpose::STANDARD
+            .decode(map)
+            .map_err(|e| format!("precompiled_charsmap is no base64: {e}"))?;
+        files::check_charsmap(&bytes)?;
+    }
+    normalizer
+        .get("normalizers")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .try_for_each(check_charsmaps)
+}
+
+fn read(file: &Map<String, Value>) -> Result<tokenizers::Tokenizer, String> {
     let bytes = serde_json::to_vec(file).map_err(|e| e.to_string())?;
     tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())
 }
@@ -215,9 +338,9 @@ fn refused(e: tokenizers::Error) -> PromptError {
     PromptError::Invalid(format!("the text cannot be turned into tokens: {e}"))
 }
 
-/// `<…>`: how families spell tokens that steer the model, whether or not their file calls them special.
+/// `<…>`, `>>…<<`: how families spell tokens that steer the model, whether or not their file calls them special.
 fn is_bracketed(content: &str) -> bool {
-    content.starts_with('<') && content.ends_with('>')
+    (content.starts_with('<') && content.ends_with('>')) || files::is_language(content)
 }
 
 /// `<|1.20|>`.

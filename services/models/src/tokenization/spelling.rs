@@ -11,8 +11,8 @@ use serde_json::Value;
 pub(super) enum Spelling {
     /// Each character of a token stands for a byte, as in GPT-2.
     ByteLevel,
-    /// Tokens are text, after these rewritings, in order.
-    Pieces(Vec<Rewriting>),
+    /// Tokens are text, after these rewritings, in order; and whether the text's first space is dropped.
+    Pieces(Vec<Rewriting>, bool),
 }
 
 /// One thing that a decoder does to a token.
@@ -24,8 +24,8 @@ pub(super) enum Rewriting {
     Replace(String, String),
     /// A token with this ending ends a word; the others do not.
     WordEnd(String),
-    /// A token with this beginning continues a word; the others begin one.
-    Continues(String),
+    /// A token with this beginning continues a word; the others begin one. `clean`: but for punctuation.
+    Continues { prefix: String, clean: bool },
     /// Every token is a word of its own.
     Words,
 }
@@ -34,8 +34,9 @@ impl Spelling {
     /// From the `decoder` of a `tokenizer.json`.
     pub(super) fn of_decoder(decoder: Option<&Value>) -> Self {
         let Some(decoder) = decoder.filter(|d| !d.is_null()) else {
-            return Self::Pieces(vec![Rewriting::Words]);
+            return Self::Pieces(vec![Rewriting::Words], true);
         };
+        let mut drops = false;
         let one = std::slice::from_ref(decoder);
         let steps = decoder.get("decoders").and_then(Value::as_array).map_or(one, Vec::as_slice);
         let mut rewritings = Vec::new();
@@ -47,6 +48,7 @@ impl Spelling {
                 Some("Metaspace") => {
                     let replacement = text("replacement").unwrap_or_else(|| "▁".to_owned());
                     rewritings.push(Rewriting::Replace(replacement, " ".to_owned()));
+                    drops |= text("prepend_scheme").as_deref() != Some("never");
                 }
                 Some("Replace") => {
                     let pattern = step.pointer("/pattern/String").and_then(Value::as_str);
@@ -58,13 +60,22 @@ impl Spelling {
                     rewritings.push(Rewriting::WordEnd(text("suffix").unwrap_or_else(|| "</w>".to_owned())));
                 }
                 Some("WordPiece") => {
-                    rewritings.push(Rewriting::Continues(text("prefix").unwrap_or_else(|| "##".to_owned())));
+                    let clean = step.get("cleanup").and_then(Value::as_bool).unwrap_or(true);
+                    let prefix = text("prefix").unwrap_or_else(|| "##".to_owned());
+                    rewritings.push(Rewriting::Continues { prefix, clean });
+                    drops = true;
                 }
-                // The rest joins tokens or trims the ends of the whole text.
+                Some("Strip") => drops |= step.get("start").and_then(Value::as_u64).is_some_and(|n| n > 0),
+                // The rest only joins tokens.
                 _ => {}
             }
         }
-        Self::Pieces(rewritings)
+        Self::Pieces(rewritings, drops)
+    }
+
+    /// Whether the space that begins a text is dropped.
+    pub(super) fn drops_first_space(&self) -> bool {
+        matches!(self, Self::Pieces(_, true))
     }
 
     /// The bytes of a token that stands in the middle of a text.
@@ -75,7 +86,7 @@ impl Spelling {
                 let bytes: Option<Vec<u8>> = token.chars().map(byte_of).collect();
                 bytes.unwrap_or_else(|| token.as_bytes().to_vec())
             }
-            Self::Pieces(rewritings) => {
+            Self::Pieces(rewritings, _) => {
                 let mut text = token.to_owned();
                 for rewriting in rewritings {
                     match rewriting {
@@ -86,8 +97,12 @@ impl Spelling {
                         }
                         Rewriting::Replace(from, to) => text = text.replace(from, to),
                         Rewriting::WordEnd(end) => text = text.replace(end, " "),
-                        Rewriting::Continues(start) => {
-                            text = text.strip_prefix(start).map_or_else(|| format!(" {text}"), str::to_owned);
+                        Rewriting::Continues { prefix, clean } => {
+                            text = match text.strip_prefix(prefix) {
+                                Some(rest) => rest.to_owned(),
+                                None if *clean && ATTACHED.contains(&text.as_str()) => text,
+                                None => format!(" {text}"),
+                            };
                         }
                         Rewriting::Words => text.insert(0, ' '),
                     }
@@ -97,6 +112,9 @@ impl Spelling {
         }
     }
 }
+
+/// Tokens that stand without a space before them in a text that is cleaned up.
+const ATTACHED: [&str; 9] = [".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re"];
 
 /// `<0xE4>`.
 fn fallback_byte(token: &str) -> Option<u8> {
@@ -117,7 +135,6 @@ pub(super) fn byte_of(c: char) -> Option<u8> {
     }
 }
 
-#[cfg(test)]
 /// The inverse of [`byte_of`].
 pub(super) fn char_of(byte: u8) -> char {
     let code = match byte {
@@ -163,6 +180,8 @@ mod tests {
         assert_eq!(of(serde_json::json!({"type": "BPEDecoder", "suffix": "</w>"})).bytes("a</w>"), b"a ");
         assert_eq!(of(serde_json::json!({"type": "WordPiece", "prefix": "##"})).bytes("##a"), b"a");
         assert_eq!(of(serde_json::json!({"type": "WordPiece", "prefix": "##"})).bytes("a"), b" a");
+        assert_eq!(of(serde_json::json!({"type": "WordPiece", "prefix": "##"})).bytes("."), b".");
+        assert!(llama.drops_first_space() && !level.drops_first_space());
         assert_eq!(Spelling::of_decoder(None).bytes("a"), b" a");
     }
 }

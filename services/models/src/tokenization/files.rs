@@ -1,0 +1,121 @@
+//! A tokenizer from the files that came before `tokenizer.json`.
+//!
+//! Published directories hold what the family's own code once read: a sentencepiece model, a vocabulary with
+//! merges, or nothing at all (ByT5). What stands in these files, and what the family's code adds to it (its
+//! ids, its special tokens, what stands around an input), is put together here to the same JSON that
+//! `tokenizer.json` would hold, and read by the same library. The rules are those of transformers'
+//! `convert_slow_tokenizer.py` and tokenizer classes.
+
+mod added;
+mod byt5;
+mod bytelevel;
+mod charbpe;
+mod charsmap;
+mod draft;
+mod marian;
+mod sentencepiece;
+mod wordpiece;
+
+pub(super) use charsmap::check as check_charsmap;
+pub(super) use draft::{Finished, HIDDEN};
+pub(super) use marian::is_language;
+
+use crate::error::ModelError;
+use crate::files::JsonFile;
+use added::Specials;
+use std::path::{Path, PathBuf};
+
+/// What was found: the tokenizer of prompts and answers and, where inputs are read otherwise, theirs.
+pub(super) struct Found {
+    pub(super) output: Finished,
+    pub(super) input: Option<Finished>,
+}
+
+/// What the family's code is told about a directory.
+struct Directory<'a> {
+    path: &'a Path,
+    /// `tokenizer_config.json`, or nothing.
+    config: JsonFile,
+    /// The name of the tokenizer's class, without `Tokenizer` and `Fast`.
+    class: String,
+    specials: Specials,
+}
+
+impl Directory<'_> {
+    fn has(&self, name: &str) -> bool {
+        self.path.join(name).is_file()
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// A file of this directory is not what it should be.
+    fn wrong(&self, name: &str, message: impl Into<String>) -> ModelError {
+        ModelError::Format { path: self.file(name), message: message.into() }
+    }
+}
+
+/// Every set of files that would do, in the order they are looked for.
+const LOOKED_FOR: &str = "tokenizer.json; source.spm, target.spm and vocab.json; spiece.model, \
+    sentencepiece.bpe.model or tokenizer.model; vocab.json and merges.txt; vocab.txt; or tokenizer_config.json \
+    with tokenizer_class ByT5Tokenizer";
+
+/// Puts a tokenizer together from what a directory holds.
+///
+/// # Errors
+/// [`ModelError::Format`] if nothing can be made of it, which names the files that were looked for; otherwise
+/// what is wrong with the files that are there.
+pub(super) fn build(path: &Path) -> Result<Found, ModelError> {
+    let config = JsonFile::read_or_empty(path, "tokenizer_config.json")?;
+    let class = class(path, &config)?;
+    let specials = Specials::read(path, &config)?;
+    let dir = Directory { path, config, class, specials };
+    if dir.class == "ByT5" {
+        return Ok(Found { output: byt5::build(&dir)?, input: None });
+    }
+    if ["source.spm", "target.spm", "vocab.json"].iter().all(|name| dir.has(name)) {
+        return marian::build(&dir);
+    }
+    for name in ["spiece.model", "sentencepiece.bpe.model", "tokenizer.model"] {
+        if dir.has(name) {
+            return Ok(Found { output: sentencepiece::build(&dir, name)?, input: None });
+        }
+    }
+    let output = if dir.has("vocab.json") && dir.has("merges.txt") {
+        if dir.class == "BlenderbotSmall" { charbpe::build(&dir)? } else { bytelevel::build(&dir)? }
+    } else if dir.has("vocab.txt") {
+        wordpiece::build(&dir)?
+    } else {
+        let message = format!("holds no tokenizer; looked for {LOOKED_FOR}");
+        return Err(ModelError::Format { path: path.to_owned(), message });
+    };
+    Ok(Found { output, input: None })
+}
+
+/// The tokenizer's class as the directory names it, or the one that goes with its model.
+fn class(path: &Path, config: &JsonFile) -> Result<String, ModelError> {
+    if let Some(name) = config.get("tokenizer_class").and_then(serde_json::Value::as_str) {
+        let name = name.strip_suffix("Fast").unwrap_or(name);
+        return Ok(name.strip_suffix("Tokenizer").unwrap_or(name).to_owned());
+    }
+    let model = JsonFile::read_or_empty(path, "config.json")?;
+    let model_type = model.get("model_type").and_then(serde_json::Value::as_str).unwrap_or_default();
+    // ByT5 is T5 with another vocabulary, and has no file that would tell.
+    let class = match model_type {
+        "t5" | "mt5" | "umt5" => "T5",
+        "bart" | "florence2" => "Bart",
+        "blenderbot" => "Blenderbot",
+        "blenderbot-small" => "BlenderbotSmall",
+        "marian" => "Marian",
+        "mbart" => "MBart",
+        "pegasus" => "Pegasus",
+        "whisper" => "Whisper",
+        "xlm-roberta" => "XLMRoberta",
+        "llama" => "Llama",
+        "bert" => "Bert",
+        "qwen2" | "qwen2_vl" | "qwen2_5_vl" => "Qwen2",
+        _ => "",
+    };
+    Ok(class.to_owned())
+}

@@ -1,0 +1,200 @@
+//! Families with one sentencepiece model: T5, Pegasus, mBART, XLM-RoBERTa, Llama. Each keeps the file's ids or
+//! moves them, adds its tokens, and puts some around an input.
+
+mod model;
+mod proto;
+
+pub(super) use model::Spm;
+
+use super::Directory;
+use super::added::Added;
+use super::byt5::extra_ids;
+use super::draft::{Around, Draft, Finished, index};
+use crate::error::ModelError;
+use crate::tokenization::relabel::Vocabulary;
+use std::collections::{HashMap, HashSet};
+
+/// mBART's languages, in the order of their ids; mBART-50 has the second list behind them.
+const MBART: [&str; 25] = [
+    "ar_AR", "cs_CZ", "de_DE", "en_XX", "es_XX", "et_EE", "fi_FI", "fr_XX", "gu_IN", "hi_IN", "it_IT",
+    "ja_XX", "kk_KZ", "ko_KR", "lt_LT", "lv_LV", "my_MM", "ne_NP", "nl_XX", "ro_RO", "ru_RU", "si_LK",
+    "tr_TR", "vi_VN", "zh_CN",
+];
+const MBART_50: [&str; 27] = [
+    "af_ZA", "az_AZ", "bn_IN", "fa_IR", "he_IL", "hr_HR", "id_ID", "ka_GE", "km_KH", "mk_MK", "ml_IN",
+    "mn_MN", "mr_IN", "pl_PL", "ps_AF", "pt_XX", "sv_SE", "sw_KE", "ta_IN", "te_IN", "th_TH", "tl_XX",
+    "uk_UA", "ur_PK", "xh_ZA", "gl_ES", "sl_SI",
+];
+
+/// What a family makes of a sentencepiece model.
+struct Family {
+    /// The model's id of each piece.
+    ids: Vec<u32>,
+    vocabulary: Vocabulary,
+    added: Vec<Added>,
+    around: Around,
+}
+
+pub(super) fn build(dir: &Directory<'_>, file: &str) -> Result<Finished, ModelError> {
+    let spm = Spm::read(&dir.file(file))?;
+    let family = match dir.class.as_str() {
+        "T5" | "MT5" => t5(dir, &spm)?,
+        "Pegasus" => pegasus(dir, &spm)?,
+        "MBart" => mbart(dir, &spm, &MBART)?,
+        "MBart50" => mbart(dir, &spm, &[MBART.as_slice(), &MBART_50].concat())?,
+        "XLMRoberta" | "Camembert" => xlm_roberta(dir, &spm),
+        _ => plain(dir, &spm),
+    };
+    let Family { ids, mut vocabulary, added: mut named, around } = family;
+    named.extend(pieces_found_first(&spm));
+    let added = dir.specials.place(named, &mut vocabulary);
+    let apart: HashSet<&str> = added.iter().map(|t| t.content.as_str()).collect();
+    let model = spm.model(&apart);
+    let (normalizer, pre_tokenizer, decoder) = (spm.normalizer(), spm.pre_tokenizer(), spm.decoder());
+    let known = HashMap::new();
+    let draft = Draft { model, normalizer, pre_tokenizer, decoder, ids, known, added, vocabulary, around };
+    Ok(draft.finish())
+}
+
+/// Pieces that are found in a text before it is split.
+pub(super) fn pieces_found_first(spm: &Spm) -> impl Iterator<Item = Added> {
+    spm.pieces.iter().filter_map(|piece| {
+        let token = Added::special(&piece.name);
+        Some(if piece.added()? { token } else { token.ordinary() })
+    })
+}
+
+/// The file's own numbering.
+fn own_vocabulary(spm: &Spm) -> Vocabulary {
+    let mut vocabulary = Vocabulary::default();
+    for (id, piece) in spm.pieces.iter().enumerate() {
+        vocabulary.insert(index(id), &piece.name);
+    }
+    vocabulary
+}
+
+/// The file's ids, its sentinels behind them from the last to the first, the end behind an input.
+fn t5(dir: &Directory<'_>, spm: &Spm) -> Result<Family, ModelError> {
+    let mut vocabulary = own_vocabulary(spm);
+    let end = dir.role("eos_token", "</s>");
+    let mut added = vec![dir.role("pad_token", "<pad>"), end.clone(), dir.role("unk_token", "<unk>")];
+    for i in (0..extra_ids(dir, 100)?).rev() {
+        let name = format!("<extra_id_{i}>");
+        if vocabulary.id(&name).is_none() {
+            vocabulary.insert(vocabulary.end(), &name);
+        }
+        added.push(Added::special(name));
+    }
+    Ok(Family { ids: spm.own_ids(), vocabulary, added, around: Around::ended(&end) })
+}
+
+/// Pad and end come first, then the two masks and what was left unused in training; pieces behind.
+fn pegasus(dir: &Directory<'_>, spm: &Spm) -> Result<Family, ModelError> {
+    let offset = dir.config.u32("offset")?.unwrap_or(103);
+    if offset > super::byt5::MAX_EXTRA_IDS {
+        return Err(dir.config.wrong("offset", &format!("at most {}", super::byt5::MAX_EXTRA_IDS)));
+    }
+    let (pad, end) = (dir.role("pad_token", "<pad>"), dir.role("eos_token", "</s>"));
+    let mut vocabulary = Vocabulary::default();
+    let mut added = vec![pad, end.clone()];
+    for (id, token) in added.iter().enumerate() {
+        vocabulary.insert(index(id), &token.content);
+    }
+    let sentence = dir.specials.role("mask_token_sent", "<mask_1>");
+    let mask = dir.specials.role("mask_token", "<mask_2>").map(Added::after_space);
+    if sentence.is_some() {
+        for (id, token) in [(2, sentence), (3, mask.clone())] {
+            let Some(token) = token else { continue };
+            vocabulary.insert(id, &token.content);
+            added.push(token);
+        }
+    }
+    for i in 2..offset {
+        let name = format!("<unk_{i}>");
+        vocabulary.insert(i + 2, &name);
+        added.push(Added::special(name));
+    }
+    let mut ids = Vec::with_capacity(spm.pieces.len());
+    for (at, piece) in spm.pieces.iter().enumerate() {
+        let id = if at < 2 { index(at) } else { index(at) + offset };
+        if at >= 2 {
+            vocabulary.insert(id, &piece.name);
+        }
+        ids.push(id);
+    }
+    added.push(dir.role("unk_token", "<unk>"));
+    added.extend(mask);
+    Ok(Family { ids, vocabulary, added, around: Around::ended(&end) })
+}
+
+/// fairseq's first four ids, then the pieces behind the file's first three.
+fn fairseq(dir: &Directory<'_>, spm: &Spm) -> (Vec<u32>, Vocabulary, Vec<Added>) {
+    let first = [("bos_token", "<s>"), ("pad_token", "<pad>"), ("eos_token", "</s>"), ("unk_token", "<unk>")];
+    let added: Vec<Added> = first.iter().map(|(role, name)| dir.role(role, name)).collect();
+    let mut vocabulary = Vocabulary::default();
+    for (id, token) in added.iter().enumerate() {
+        vocabulary.insert(index(id), &token.content);
+    }
+    let mut ids = Vec::with_capacity(spm.pieces.len());
+    for (at, piece) in spm.pieces.iter().enumerate() {
+        // The file begins with unknown, begin and end, in an order of its own.
+        let id = if at < 3 { vocabulary.id(&piece.name).unwrap_or(3) } else { index(at) + 1 };
+        if at >= 3 {
+            vocabulary.insert(id, &piece.name);
+        }
+        ids.push(id);
+    }
+    (ids, vocabulary, added)
+}
+
+/// fairseq's ids, the languages and the mask behind them. mBART puts end and language behind an input,
+/// mBART-50 the language before it and the end behind.
+fn mbart(dir: &Directory<'_>, spm: &Spm, languages: &[&str]) -> Result<Family, ModelError> {
+    let (ids, mut vocabulary, mut added) = fairseq(dir, spm);
+    let end = added[2].content.clone();
+    let mask = dir.role("mask_token", "<mask>").after_space();
+    for token in languages.iter().map(|code| Added::special(*code)).chain([mask]) {
+        vocabulary.insert(vocabulary.end(), &token.content);
+        added.push(token);
+    }
+    let language = match dir.config.get("src_lang").map(|v| v.as_str()) {
+        None => "en_XX".to_owned(),
+        Some(Some(code)) if languages.contains(&code) => code.to_owned(),
+        Some(_) => return Err(dir.config.wrong("src_lang", &format!("one of {}", languages.join(", ")))),
+    };
+    let around = if dir.class == "MBart50" {
+        Around { before: vec![language], after: vec![end] }
+    } else {
+        Around { before: Vec::new(), after: vec![end, language] }
+    };
+    Ok(Family { ids, vocabulary, added, around })
+}
+
+/// fairseq's ids, the mask behind them, begin and end around an input.
+fn xlm_roberta(dir: &Directory<'_>, spm: &Spm) -> Family {
+    let (ids, mut vocabulary, mut added) = fairseq(dir, spm);
+    let around = Around { before: vec![added[0].content.clone()], after: vec![added[2].content.clone()] };
+    let mask = dir.role("mask_token", "<mask>").after_space();
+    vocabulary.insert(vocabulary.end(), &mask.content);
+    added.push(mask);
+    Family { ids, vocabulary, added, around }
+}
+
+/// The file's ids and nothing more; Llama puts a begin before an input.
+fn plain(dir: &Directory<'_>, spm: &Spm) -> Family {
+    let mut added = Vec::new();
+    for (role, name) in [("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")] {
+        let token = dir.role(role, name);
+        if spm.pieces.iter().any(|p| p.name == token.content) {
+            added.push(token);
+        }
+    }
+    let begins = dir.class == "Llama";
+    let before = if begins { vec![dir.role("bos_token", "<s>").content] } else { Vec::new() };
+    Family {
+        ids: spm.own_ids(),
+        vocabulary: own_vocabulary(spm),
+        added,
+        around: Around { before, after: Vec::new() },
+    }
+}

@@ -1,0 +1,248 @@
+//! Directories without a `tokenizer.json`, held against the code that the families were trained with.
+
+#[path = "support/golden.rs"]
+mod golden;
+
+use proptest::prelude::*;
+use std::sync::Arc;
+use triptych_models::tokenization::{Detokenizer, Tokenizer};
+
+const CASES: [&str; 16] = [
+    "t5",
+    "mt5_bytes",
+    "pegasus",
+    "mbart",
+    "mbart50",
+    "xlm_roberta",
+    "llama",
+    "marian",
+    "marian_separate",
+    "bart",
+    "blenderbot",
+    "whisper",
+    "qwen2",
+    "byt5",
+    "blenderbot_small",
+    "bert",
+];
+
+fn open(case: &str) -> Arc<Tokenizer> {
+    Arc::new(Tokenizer::from_dir(&golden::path(&format!("tokenizers/{case}/model"))).unwrap())
+}
+
+/// `check(tokenizer, record, "case: text")` for every text of every case.
+fn each(mut check: impl FnMut(&Arc<Tokenizer>, &serde_json::Value, &str)) {
+    for case in CASES {
+        let tokenizer = open(case);
+        let expect = golden::json(&format!("tokenizers/{case}/expected.json"));
+        let texts = expect["texts"].as_array().unwrap();
+        assert!(texts.len() >= 20);
+        for record in texts {
+            check(&tokenizer, record, &format!("{case}: {:?}", record["text"]));
+        }
+    }
+}
+
+#[test]
+fn texts_become_the_references_tokens() {
+    let mut wrong = Vec::new();
+    each(|tokenizer, record, at| {
+        let text = record["text"].as_str().unwrap();
+        for (what, found) in [("ids", tokenizer.encode(text)), ("input", tokenizer.encode_input(text))] {
+            let (found, expect) = (found.unwrap(), golden::ids(&record[what]));
+            if found != expect {
+                let names =
+                    |ids: &[u32]| ids.iter().filter_map(|id| tokenizer.token(*id)).collect::<Vec<_>>();
+                wrong.push(format!("{at} {what}\n {:?}\n {:?}", names(&found), names(&expect)));
+            }
+        }
+    });
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn tokens_become_the_references_text_at_once_and_one_by_one() {
+    let mut wrong = Vec::new();
+    each(|tokenizer, record, at| {
+        let ids = golden::ids(&record["ids"]);
+        let expect = record["decoded"].as_str().unwrap();
+        let mut live = Detokenizer::new(Arc::clone(tokenizer));
+        let mut one_by_one: String = ids.iter().map(|id| live.push(*id)).collect();
+        one_by_one.push_str(&live.finish());
+        for found in [tokenizer.decode(&ids), one_by_one] {
+            if found != expect {
+                wrong.push(format!("{at}\n {found:?}\n {expect:?}"));
+            }
+        }
+    });
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_bytes_of_tokens_are_the_bytes_of_the_text() {
+    each(|tokenizer, record, at| {
+        let ids = golden::ids(&record["ids"]);
+        let bytes: Vec<u8> = ids.iter().filter_map(|id| tokenizer.token_bytes(*id)).flatten().collect();
+        let spelled = String::from_utf8_lossy(&bytes).into_owned();
+        let text = tokenizer.decode(&ids);
+        // A word's end is spelled with the word, also at the end of a text.
+        let (spelled, text) = (spelled.trim_end_matches(' '), text.trim_end_matches(' '));
+        let first = if tokenizer.drops_first_space() { spelled.trim_start_matches(' ') } else { spelled };
+        assert_eq!(
+            first,
+            text.trim_start_matches(if tokenizer.drops_first_space() { ' ' } else { '\0' }),
+            "{at}"
+        );
+    });
+    for case in CASES {
+        let tokenizer = open(case);
+        let n = u32::try_from(tokenizer.vocab_size()).unwrap();
+        for id in 0..n {
+            let expect = tokenizer.token(id).is_some() && !tokenizer.is_silent(id);
+            assert_eq!(tokenizer.token_bytes(id).is_some(), expect, "{case} {id}");
+        }
+        assert_eq!(tokenizer.token_bytes(n), None);
+    }
+}
+
+#[test]
+fn a_clients_control_token_is_read_as_the_characters_it_is() {
+    for (case, spelled) in [
+        ("t5", "</s>"),
+        ("t5", "<extra_id_0>"),
+        ("pegasus", "<mask_1>"),
+        ("mbart", "</s>"),
+        ("xlm_roberta", "<s>"),
+        ("llama", "</s>"),
+        ("marian", ">>deu<<"),
+        ("bart", "<mask>"),
+        ("whisper", "<|en|>"),
+        ("byt5", "</s>"),
+        ("bert", "[MASK]"),
+    ] {
+        let tokenizer = open(case);
+        let control = tokenizer.token_id(spelled).unwrap();
+        let text = format!("a {spelled} b");
+        assert!(tokenizer.encode(&text).unwrap().contains(&control), "{case} {spelled}");
+        let plain = tokenizer.encode_plain(&text).unwrap();
+        assert!(!plain.contains(&control), "{case} {spelled}");
+        assert!(plain.len() >= 4, "{case} {spelled}: {plain:?}");
+    }
+}
+
+#[test]
+fn a_tokens_text_has_its_space_and_its_spelling() {
+    let pegasus = open("pegasus");
+    let the = pegasus.token_id("▁the").unwrap();
+    assert_eq!(pegasus.token_text(the), " the");
+    assert_eq!(pegasus.token_text(pegasus.token_id("<mask_1>").unwrap()), "<mask_1>");
+    let byt5 = open("byt5");
+    assert_eq!(byt5.token_text(byt5.encode("a").unwrap()[0]), "a");
+    assert_eq!(byt5.token_bytes(3 + 0xC3), Some(vec![0xC3]));
+    let small = open("blenderbot_small");
+    let ids = small.encode("the").unwrap();
+    assert_eq!(small.decode(&ids), "the");
+}
+
+/// A directory with what is in `files`, taken from golden directories, and `more`.
+fn directory(files: &[(&str, &str)], more: &[(&str, &[u8])]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for (case, file) in files {
+        std::fs::copy(golden::path(&format!("tokenizers/{case}/model/{file}")), dir.path().join(file))
+            .unwrap();
+    }
+    for (file, bytes) in more {
+        std::fs::write(dir.path().join(file), bytes).unwrap();
+    }
+    dir
+}
+
+fn refusal(files: &[(&str, &str)], more: &[(&str, &[u8])]) -> String {
+    let dir = directory(files, more);
+    Tokenizer::from_dir(dir.path()).expect_err("must be refused").to_string()
+}
+
+#[test]
+fn a_directory_that_cannot_be_read_says_why() {
+    let nothing = refusal(&[], &[]);
+    for file in ["tokenizer.json", "spiece.model", "source.spm", "merges.txt", "vocab.txt", "ByT5Tokenizer"] {
+        assert!(nothing.contains(file), "{nothing}");
+    }
+    let vocabulary = ("bart", "vocab.json");
+    for (message, expect) in [
+        (refusal(&[vocabulary], &[("merges.txt", b"#version\na b c\n")]), "merges.txt: line 2"),
+        (refusal(&[vocabulary], &[("merges.txt", b"Q Q\n")]), "\"QQ\" is not in vocab.json"),
+        (refusal(&[], &[("merges.txt", b""), ("vocab.json", b"{\"a\": 99999999999}")]), "the id of \"a\""),
+        (refusal(&[], &[("merges.txt", b""), ("vocab.json", b"{\"a\": 1, \"b\": 1}")]), "both have the id 1"),
+        (refusal(&[], &[("merges.txt", b""), ("vocab.json", b"{}")]), "has no entry"),
+        (refusal(&[], &[("spiece.model", b"\xFF\xFF")]), "is no sentencepiece model"),
+        (refusal(&[], &[("spiece.model", b"")]), "stands for what is unknown"),
+        (refusal(&[], &[("vocab.txt", b"a\nb\n")]), "[UNK]"),
+        (
+            refusal(
+                &[("bart", "vocab.json"), ("bart", "merges.txt")],
+                &[("added_tokens.json", b"{\"x\": -1}")],
+            ),
+            "added_tokens.json: the id of \"x\"",
+        ),
+        (
+            refusal(
+                &[("mbart", "sentencepiece.bpe.model")],
+                &[(
+                    "tokenizer_config.json",
+                    b"{\"tokenizer_class\": \"MBartTokenizer\", \"src_lang\": \"xx\"}",
+                )],
+            ),
+            "src_lang is \"xx\", expected one of ar_AR",
+        ),
+        (
+            refusal(
+                &[],
+                &[(
+                    "tokenizer_config.json",
+                    b"{\"tokenizer_class\": \"ByT5Tokenizer\", \"extra_ids\": 99999}",
+                )],
+            ),
+            "extra_ids is 99999",
+        ),
+    ] {
+        assert!(message.contains(expect), "{message}");
+    }
+}
+
+#[test]
+fn the_files_of_a_directory_name_its_special_tokens() {
+    let config =
+        br#"{"tokenizer_class": "T5TokenizerFast", "extra_ids": 2, "additional_special_tokens": ["<new>"],
+        "added_tokens_decoder": {"900": {"content": "<far>", "special": true}}}"#;
+    let dir = directory(&[("t5", "spiece.model")], &[("tokenizer_config.json", config)]);
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    let first = tokenizer.token_id("<extra_id_1>").unwrap();
+    assert_eq!(tokenizer.token_id("<extra_id_0>"), Some(first + 1));
+    assert_eq!(tokenizer.token_id("<far>"), Some(900));
+    assert_eq!(tokenizer.token_id("<new>"), Some(901));
+    assert_eq!(tokenizer.vocab_size(), 902);
+    assert_eq!(tokenizer.token(800), None);
+    assert_eq!(tokenizer.encode("<far><new>").unwrap(), [900, 901]);
+    assert_eq!(tokenizer.decode(&[900, 901, 800]), "");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn a_damaged_sentencepiece_model_is_an_error_or_a_tokenizer(at in 0..20_000_usize, byte: u8, cut: bool) {
+        let mut bytes = golden::bytes("tokenizers/mt5_bytes/model/spiece.model");
+        let at = at % bytes.len();
+        bytes[at] = byte;
+        if cut {
+            bytes.truncate(at);
+        }
+        let config = br#"{"tokenizer_class": "T5Tokenizer"}"#;
+        let dir = directory(&[], &[("spiece.model", &bytes), ("tokenizer_config.json", config)]);
+        if let Ok(tokenizer) = Tokenizer::from_dir(dir.path()) {
+            let ids = tokenizer.encode_input("Ｄie Straße\tist ﬁne 你 e\u{301} <extra_id_0>").unwrap();
+            tokenizer.decode(&ids);
+        }
+    }
+}
