@@ -9,7 +9,7 @@ mod prompt;
 mod sampling;
 
 pub use item::{modality, options};
-pub use sampling::{SamplingFields, finish_reason, sampling_from_wire, sampling_to_wire};
+pub use sampling::{finish_reason, sampling_from_wire, sampling_to_wire};
 
 use thiserror::Error;
 use triptych_core::{ContentKey, Failure, Fingerprint};

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use triptych_core::prompt::{
     Fallback, LongForm, Message, Part, Prompt, Resume, Role, SpeechKind, SpeechTask, TextOrTokens,
 };
-use triptych_core::sampling::SamplingParams;
+use triptych_core::sampling::{BeamParams, Constraint, EarlyStopping, SamplingParams};
 use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, Modality, WindowSpan};
-use triptych_proto::convert::{SamplingFields, WireError, sampling_from_wire, sampling_to_wire};
+use triptych_proto::convert::{WireError, sampling_from_wire, sampling_to_wire};
 use triptych_proto::v1;
 
 fn text_or_tokens() -> impl Strategy<Value = TextOrTokens> {
@@ -133,13 +133,64 @@ proptest! {
 
 #[test]
 fn open_settings_take_the_models_defaults_and_ranges_are_held() {
-    let defaults = SamplingFields { temperature: 0.5, top_p: 0.9, top_k: Some(7) };
+    let defaults = &defaults();
     let params = sampling_from_wire(v1::Sampling::default(), defaults).unwrap();
-    assert_eq!((params.temperature, params.top_p, params.top_k, params.n), (0.5, 0.9, Some(7), 1));
-    let explicit = SamplingParams { seed: Some(3), logprobs: Some(2), ..params };
+    assert_eq!(&params, defaults, "everything open is the model's");
+    let explicit = SamplingParams {
+        seed: Some(3),
+        logprobs: Some(2),
+        beams: None,
+        min_tokens: 0,
+        logit_bias: vec![(1, -3.0), (9, 0.5)],
+        bad_words: vec!["no".into()],
+        stop_token_ids: vec![4],
+        constraint: Some(Constraint::Choice(vec!["a".into(), "b".into()])),
+        echo: true,
+        ..params
+    };
     assert_eq!(sampling_from_wire(sampling_to_wire(explicit.clone()), defaults), Ok(explicit));
     let wrong = v1::Sampling { temperature: Some(3.0), ..Default::default() };
     assert_eq!(sampling_from_wire(wrong, defaults).unwrap_err().param.as_deref(), Some("temperature"));
+}
+
+fn defaults() -> SamplingParams {
+    SamplingParams {
+        temperature: 0.5,
+        top_p: 0.9,
+        top_k: Some(7),
+        min_tokens: 12,
+        beams: Some(BeamParams { width: 4, length_penalty: 2.0, early_stopping: EarlyStopping::Immediately }),
+        ..SamplingParams::default()
+    }
+}
+
+#[test]
+fn a_models_own_beams_hold_only_for_a_request_that_asks_for_nothing_else() {
+    let beams = |width, length_penalty| Some(v1::Beams { width, length_penalty, ..Default::default() });
+    let none = v1::Sampling::default();
+    let cases = [
+        (none.clone(), Some((4, 2.0))),
+        (v1::Sampling { temperature: Some(0.0), ..none.clone() }, None),
+        (v1::Sampling { seed: Some(1), ..none.clone() }, None),
+        (v1::Sampling { n: Some(4), ..none.clone() }, Some((4, 2.0))),
+        (v1::Sampling { n: Some(5), ..none.clone() }, None),
+        (v1::Sampling { beams: beams(1, None), ..none.clone() }, None),
+        (v1::Sampling { beams: beams(6, None), ..none.clone() }, Some((6, 2.0))),
+        (v1::Sampling { beams: beams(6, Some(0.5)), temperature: Some(0.0), ..none }, Some((6, 0.5))),
+    ];
+    for (wire, expect) in cases {
+        let found = sampling_from_wire(wire.clone(), &defaults()).unwrap().beams;
+        assert_eq!(found.map(|b| (b.width, b.length_penalty)), expect, "{wire:?}");
+    }
+}
+
+#[test]
+fn a_models_least_length_gives_way_to_a_request_for_less() {
+    let short = v1::Sampling { max_tokens: Some(5), ..Default::default() };
+    assert_eq!(sampling_from_wire(short, &defaults()).unwrap().min_tokens, 5);
+    let asked = v1::Sampling { max_tokens: Some(5), min_tokens: Some(6), ..Default::default() };
+    let failure = sampling_from_wire(asked, &defaults()).unwrap_err();
+    assert_eq!(failure.param.as_deref(), Some("min_tokens"));
 }
 
 #[test]

@@ -268,7 +268,8 @@ mod tests {
     #[test]
     fn a_beam_that_a_stop_string_ends_is_an_answer_and_lives_no_more() {
         let mut search = search(2, 5);
-        let turn = search.advance(&[NO, -0.1, -3.0], |before, token| before.is_empty() && token == 1).unwrap();
+        let turn =
+            search.advance(&[NO, -0.1, -3.0], |before, token| before.is_empty() && token == 1).unwrap();
         assert_eq!(turn, Turn::Continue(vec![Branch { parent: 0, token: 2 }]));
         assert_eq!(search.into_answers(1), [Hypothesis { tokens: vec![1], score: -0.1, path: vec![0] }]);
     }

@@ -58,7 +58,11 @@ mod tests {
 
     fn check(tokens: &[u32], (n_tokens, max_ngram): (usize, usize), max_length: usize, expect: &[u32]) {
         let ends = HashSet::from([99]);
-        assert_eq!(PromptLookup { n_tokens, max_ngram }.propose(tokens, max_length, &ends), expect, "{tokens:?}");
+        assert_eq!(
+            PromptLookup { n_tokens, max_ngram }.propose(tokens, max_length, &ends),
+            expect,
+            "{tokens:?}"
+        );
     }
 
     #[test]

@@ -145,6 +145,7 @@ impl Assembler {
         let usage = v1::Usage {
             prompt_tokens: count(self.totals.prompt_tokens),
             completion_tokens: count(self.totals.completion_tokens),
+            ..v1::Usage::default()
         };
         let first_token =
             self.totals.first_token.map(|t| t.saturating_duration_since(arrived)).unwrap_or_default();

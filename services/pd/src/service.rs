@@ -13,11 +13,12 @@ use tonic::{Request, Response, Status};
 use tracing::Instrument;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::Prompt;
+use triptych_core::sampling::SamplingParams;
 use triptych_core::{EncodedItem, Extent, Failure, FailureClass, Fingerprint, Modality, RequestId, WorkerId};
 use triptych_ec::store::EcStore;
 use triptych_models::prompt::{PreparedSequence, PromptBuilder};
 use triptych_models::tokenization::Tokenizer;
-use triptych_proto::convert::{SamplingFields, sampling_from_wire};
+use triptych_proto::convert::sampling_from_wire;
 use triptych_proto::v1;
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorker;
 use triptych_runtime::deadline::deadline;
@@ -104,12 +105,13 @@ impl Worker {
         })?;
         let items = model.items(request.items, &self.limits)?;
         let defaults = model.prompts.sampling_defaults();
-        let defaults = SamplingFields {
+        let defaults = SamplingParams {
             temperature: defaults.temperature,
             top_p: defaults.top_p,
             top_k: defaults.top_k,
+            ..SamplingParams::default()
         };
-        let sampling = sampling_from_wire(request.sampling.unwrap_or_default(), defaults)?;
+        let sampling = sampling_from_wire(request.sampling.unwrap_or_default(), &defaults)?;
         let prompt =
             request.prompt.ok_or_else(|| Failure::invalid("prompt is missing").with_param("prompt"))?;
         let prompt = Prompt::try_from(prompt)?;

@@ -74,6 +74,8 @@ fn read(
         prompt: prompt.try_into()?,
         items: message.items.into_iter().enumerate().map(read_item).collect::<Result<_, _>>()?,
         sampling: message.sampling.unwrap_or_default(),
+        tenant: message.tenant,
+        priority: message.priority,
     })
 }
 

@@ -10,6 +10,7 @@ mod chat;
 mod error;
 pub mod listen;
 mod models;
+mod sampling;
 mod speech;
 mod sse;
 
@@ -18,7 +19,7 @@ use crate::config::ClientTimes;
 use crate::orchestrate::Orchestrator;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -31,6 +32,9 @@ use triptych_core::limits::Limits;
 use triptych_core::{Failure, FailureClass, RequestId};
 use triptych_runtime::metrics::CONTENT_TYPE;
 use triptych_runtime::{MetricsRegistry, trace_context};
+
+/// Names the tenant of a request.
+const TENANT_HEADER: &str = "x-triptych-tenant";
 
 /// What every route works with.
 #[derive(Clone)]
@@ -65,6 +69,7 @@ struct Call {
     deadline: Instant,
     permit: Permit,
     span: Span,
+    tenant: String,
 }
 
 impl Face {
@@ -100,7 +105,9 @@ impl Face {
         let span = tracing::info_span!("request", request_id = %id, face = "http");
         trace_context::adopt(&span, &MetadataMap::from_headers(request.headers().clone()));
         let arrived = Instant::now();
-        Ok(Call { id, arrived, deadline: arrived + self.limits.max_request_time, permit, span })
+        let tenant = tenant(request.headers())?;
+        let deadline = arrived + self.limits.max_request_time;
+        Ok(Call { id, arrived, deadline, permit, span, tenant })
     }
 
     /// Counts a request that is refused before a model is chosen for it.
@@ -111,6 +118,14 @@ impl Face {
     fn is_ready(&self) -> bool {
         self.orchestrator.fleet.catalog().is_ready() && !self.orchestrator.drain.is_stopping()
     }
+}
+
+/// Who asks. Whoever terminates authentication in front sets it; without it all share one tenant.
+fn tenant(headers: &HeaderMap) -> Result<String, Failure> {
+    let Some(value) = headers.get(TENANT_HEADER) else { return Ok(String::new()) };
+    let text = value.to_str().map(str::trim);
+    text.map(str::to_owned)
+        .map_err(|_| Failure::invalid(format!("the header {TENANT_HEADER} is not ASCII text")))
 }
 
 /// Gives every request its id, and every response the id of its request.

@@ -10,12 +10,18 @@ use std::collections::BTreeSet;
 use tokio::time::Instant;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::{Prompt, TextOrTokens};
+use triptych_core::sampling::SamplingParams;
 use triptych_core::{Failure, FailureClass, ItemForm, ItemIdx, ItemOptions, Modality, ModelName, RequestId};
-use triptych_proto::convert::{SamplingFields, sampling_from_wire};
+use triptych_proto::convert::sampling_from_wire;
 use triptych_proto::v1;
 
 /// Longest item URL in bytes.
 const MAX_URL_BYTES: usize = 8 << 10;
+
+/// Longest name of a tenant in bytes.
+const MAX_TENANT_BYTES: usize = 256;
+/// Priorities that a request may ask for.
+const PRIORITIES: std::ops::RangeInclusive<i32> = -100..=100;
 
 /// What a client asks for.
 #[derive(Clone, Debug)]
@@ -34,6 +40,10 @@ pub struct Request {
     pub items: Vec<Item>,
     /// How tokens are chosen. What is open stays open: the defaults are the model's, and the PD worker knows them.
     pub sampling: v1::Sampling,
+    /// Who asks; empty: the tenant that all share.
+    pub tenant: String,
+    /// Smaller runs first.
+    pub priority: i32,
 }
 
 /// An image, a sound, or a text for the encoder.
@@ -77,10 +87,8 @@ impl Request {
     /// # Errors
     /// [`Failure`] that names the field, its value, and what is allowed.
     pub fn check(&self, limits: &Limits) -> Result<(), Failure> {
-        sampling_from_wire(
-            self.sampling.clone(),
-            SamplingFields { temperature: 1.0, top_p: 1.0, top_k: None },
-        )?;
+        sampling_from_wire(self.sampling.clone(), &SamplingParams::default())?;
+        self.check_place()?;
         let n_items = self.items.len();
         if n_items > limits.max_items {
             let message = format!("the request has {n_items} items, the limit is {}", limits.max_items);
@@ -88,6 +96,20 @@ impl Request {
         }
         self.items.iter().try_for_each(|item| item.check(limits))?;
         prompt::check(&self.prompt, &self.items)
+    }
+
+    /// Tenant and priority.
+    fn check_place(&self) -> Result<(), Failure> {
+        let len = self.tenant.len();
+        if len > MAX_TENANT_BYTES {
+            let message = format!("the tenant has {len} bytes, the limit is {MAX_TENANT_BYTES}");
+            return Err(Failure::invalid(message).with_param("tenant"));
+        }
+        if !PRIORITIES.contains(&self.priority) {
+            let message = format!("priority is {}, allowed is -100 to 100", self.priority);
+            return Err(Failure::invalid(message).with_param("priority"));
+        }
+        Ok(())
     }
 
     /// The kinds of items it has.
@@ -194,6 +216,8 @@ mod tests {
             prompt: Prompt::Singleton(TextOrTokens::Text("x".into())),
             items,
             sampling: v1::Sampling::default(),
+            tenant: String::new(),
+            priority: 0,
         }
     }
 

@@ -249,6 +249,7 @@ fn request(
             ignore_eos: true,
             ..Default::default()
         }),
+        ..v1::PdGenerateRequest::default()
     }
 }
 

@@ -74,12 +74,17 @@ pub(super) fn pieces(
     })
 }
 
-/// Reads a JSON body. Its errors name the field, the line and the column.
-pub(super) async fn json<T: DeserializeOwned + Send + 'static>(
+/// Reads a JSON body as two things, each of which takes the fields it knows. Errors name the field, the line and the
+/// column, which they could not if one were flattened into the other.
+pub(super) async fn json_twice<A, B>(
     face: &Face,
     call: &Call,
     (headers, body): (&HeaderMap, Body),
-) -> Result<T, HttpError> {
+) -> Result<(A, B), HttpError>
+where
+    A: DeserializeOwned + Send + 'static,
+    B: DeserializeOwned + Send + 'static,
+{
     check_declared(headers, face.limits.max_body_bytes)?;
     let mut bytes = BytesMut::new();
     let mut pieces = std::pin::pin!(pieces(face, call, body));
@@ -87,9 +92,10 @@ pub(super) async fn json<T: DeserializeOwned + Send + 'static>(
         bytes.extend_from_slice(&piece?);
     }
     if bytes.len() > INLINE_BYTES {
-        Ok(tokio::task::spawn_blocking(move || parse(&bytes)).await.map_err(Failure::internal)??)
+        let both = move || Ok::<_, Failure>((parse(&bytes)?, parse(&bytes)?));
+        Ok(tokio::task::spawn_blocking(both).await.map_err(Failure::internal)??)
     } else {
-        Ok(parse(&bytes)?)
+        Ok((parse(&bytes)?, parse(&bytes)?))
     }
 }
 

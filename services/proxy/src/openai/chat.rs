@@ -6,6 +6,7 @@ mod message;
 mod shape;
 
 use super::error::HttpError;
+use super::sampling::SamplingBody;
 use super::{Call, Face, body, sse};
 use crate::orchestrate::{Answer, Piece};
 use answer::{Collected, Stamp, Streamed};
@@ -26,13 +27,15 @@ pub(super) async fn complete(State(face): State<Face>, request: Request) -> Resu
     let read = async {
         let call = face.admit(&request)?;
         let (parts, body) = request.into_parts();
-        let chat: ChatBody = body::json(&face, &call, (&parts.headers, body)).await?;
+        let read = body::json_twice(&face, &call, (&parts.headers, body)).await?;
+        let (chat, sampling): (ChatBody, SamplingBody) = read;
         chat.check_supported()?;
-        Ok::<_, HttpError>((call, chat))
+        Ok::<_, HttpError>((call, chat, sampling))
     };
-    let (call, chat) = read.await.inspect_err(|e| face.refused(e))?;
-    let form = Form { stream: chat.stream(), include_usage: chat.include_usage(), n_choices: chat.n() };
-    let request = chat.into_request(&call).inspect_err(|f| face.orchestrator.observer.refused(f))?;
+    let (call, chat, sampling) = read.await.inspect_err(|e| face.refused(e))?;
+    let form = Form { stream: chat.stream(), include_usage: chat.include_usage(), n_choices: sampling.n() };
+    let request =
+        chat.into_request(&call, sampling).inspect_err(|f| face.orchestrator.observer.refused(f))?;
     let Call { permit, span, .. } = call;
     let answer = span.in_scope(|| face.orchestrator.start(request, permit))?;
     respond(answer, form).await

@@ -79,6 +79,8 @@ fn into_request(form: Form, call: &Call, kind: SpeechKind) -> Request {
             options: ItemOptions::default(),
             param: "file".into(),
         }],
+        tenant: call.tenant.clone(),
+        priority: 0,
         sampling: v1::Sampling { temperature: form.temperature, ..v1::Sampling::default() },
     }
 }

@@ -10,6 +10,7 @@ use crate::fleet::Lease;
 use crate::fleet::catalog::Want;
 use crate::observe::wire_source;
 use crate::wire::{CallFailure, outgoing};
+use bytes::Bytes;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 use triptych_core::lifetime::StageTimes;
@@ -94,6 +95,8 @@ impl<'a> Decoding<'a> {
             prompt: Some(request.prompt.clone().into()),
             items: self.encoded.iter().map(|one| (&one.item).into()).collect(),
             sampling: Some(request.sampling.clone()),
+            tenant: Bytes::new(),
+            priority: request.priority,
         }
     }
 

@@ -194,7 +194,7 @@ async fn bad_items_over_grpc() {
         (change(|r| r.items[0].modality = 77), "items[0].modality", "is 77, which is not"),
         (change(|r| r.items[0].modality = 0), "items[0].modality", "is 0"),
         (change(|r| r.items[0].modality = 2), "items[0]", "reads image, the request has audio"),
-        (change(|r| r.items[0].source = None), "items[0]", "no data, url or text"),
+        (change(|r| r.items[0].source = None), "items[0]", "no data, url, text or tokens"),
         (change(|r| r.items[0].source = Some(text)), "items[0]", "modality is image"),
         (change(|r| r.items.clear()), "messages[0].parts[0]", "names items[0], the request has 0"),
         (change(|r| r.items.push(r.items[0].clone())), "items[1]", "items[1] is not named"),

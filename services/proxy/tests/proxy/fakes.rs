@@ -292,7 +292,7 @@ pub fn hello() -> Vec<v1::PdGenerateResponse> {
         text("hello"),
         delta(end),
         summary(v1::Summary {
-            usage: Some(v1::Usage { prompt_tokens: 7, completion_tokens: 2 }),
+            usage: Some(v1::Usage { prompt_tokens: 7, completion_tokens: 2, ..v1::Usage::default() }),
             times: Some(times),
             language: "en".into(),
             duration_s: 1.5,

@@ -134,7 +134,7 @@ mod tests {
         }
         answer.add(&Delta { finish_reason: FinishReason::Stop.into(), ..Delta::default() });
         answer.end(Summary {
-            usage: Some(Usage { prompt_tokens: 7, completion_tokens: 2 }),
+            usage: Some(Usage { prompt_tokens: 7, completion_tokens: 2, ..Usage::default() }),
             times: Some(StageTimes { encode_us: 12_345, first_token_us: 900, ..StageTimes::default() }),
             item_sources: vec![ItemSource::Encoded.into(), ItemSource::Cached.into()],
             ..Summary::default()

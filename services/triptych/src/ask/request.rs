@@ -42,7 +42,7 @@ pub fn build(args: &AskArgs, items: Vec<Item>) -> Result<v1::GenerateRequest, Cl
             seed: args.seed,
             ..Default::default()
         }),
-        client_request_id: String::new(),
+        ..v1::GenerateRequest::default()
     })
 }
 
