@@ -223,10 +223,10 @@ impl SamplingParams {
     fn check_beams(&self) -> Result<(), OutOfRange> {
         let Some(beams) = &self.beams else { return Ok(()) };
         let fits = (self.n..=MAX_BEAMS).contains(&beams.width);
-        check(fits, "beam_width", beams.width, "n to 32")?;
+        check(fits, "num_beams", beams.width, "n to 32")?;
         let penalty = beams.length_penalty;
         check((-10.0..=10.0).contains(&penalty), "length_penalty", penalty, "-10 to 10")?;
-        check(self.constraint.is_none(), "beam_width", beams.width, "not set together with a constraint")
+        check(self.constraint.is_none(), "num_beams", beams.width, "not set together with a constraint")
     }
 }
 
@@ -312,8 +312,8 @@ mod tests {
             (SamplingParams { min_tokens: 5, max_tokens: Some(4), ..ok.clone() }, "min_tokens"),
             (SamplingParams { bad_words: vec![String::new()], ..ok.clone() }, "bad_words"),
             (SamplingParams { stop_token_ids: vec![0; 65], ..ok.clone() }, "stop_token_ids"),
-            (SamplingParams { n: 4, beams: beams(3), ..ok.clone() }, "beam_width"),
-            (SamplingParams { beams: beams(33), ..ok.clone() }, "beam_width"),
+            (SamplingParams { n: 4, beams: beams(3), ..ok.clone() }, "num_beams"),
+            (SamplingParams { beams: beams(33), ..ok.clone() }, "num_beams"),
             (SamplingParams { constraint: Some(Constraint::Choice(vec![])), ..ok.clone() }, "choice"),
         ];
         for (params, field) in cases {

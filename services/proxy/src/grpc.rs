@@ -76,6 +76,7 @@ fn read(
         sampling: message.sampling.unwrap_or_default(),
         tenant: message.tenant,
         priority: message.priority,
+        encoder_prompt: None,
     })
 }
 

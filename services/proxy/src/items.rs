@@ -93,7 +93,7 @@ impl Materials {
             Source::Url(url) => Source::Bytes(self.fetcher.fetch(url, modality, budget).await?),
             other => other.clone(),
         };
-        let (limits, salt) = (self.limits.clone(), Arc::clone(&self.tenant_salt));
+        let (limits, salt) = (self.limits.clone(), request.tenant_secret(&self.tenant_salt));
         let canonical = item.options.canonical();
         let prepare = move || {
             let bytes = decode(source)?;

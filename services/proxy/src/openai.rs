@@ -1,5 +1,5 @@
 //! The HTTP face: OpenAI's interface, as its clients speak it
-//! (platform.openai.com/docs/api-reference: chat, audio, models), and the probes of a process.
+//! (platform.openai.com/docs/api-reference: chat, completions, audio, models), and the probes of a process.
 //!
 //! It turns JSON and forms into a [`crate::request::Request`] and pieces of an answer into OpenAI's shapes; it decides
 //! nothing else. Fields that it does not know are ignored; fields that it knows and cannot honour are refused, so that
@@ -7,12 +7,14 @@
 
 mod body;
 mod chat;
+mod completions;
 mod error;
 pub mod listen;
 mod models;
 mod sampling;
 mod speech;
 mod sse;
+mod usage;
 
 use crate::admission::{Gate, Permit};
 use crate::config::ClientTimes;
@@ -82,6 +84,7 @@ impl Face {
     pub fn routes(self) -> Router {
         Router::new()
             .route("/v1/chat/completions", post(chat::complete))
+            .route("/v1/completions", post(completions::complete))
             .route("/v1/audio/transcriptions", post(speech::transcribe))
             .route("/v1/audio/translations", post(speech::translate))
             .route("/v1/models", get(models::list))

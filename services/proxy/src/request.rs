@@ -44,6 +44,8 @@ pub struct Request {
     pub tenant: String,
     /// Smaller runs first.
     pub priority: i32,
+    /// What the encoder is given to read, once it is known to be for an encoder.
+    pub encoder_prompt: Option<TextOrTokens>,
 }
 
 /// An image, a sound, or a text for the encoder.
@@ -132,8 +134,18 @@ impl Request {
             Prompt::Explicit { encoder: Some(text), decoder } => (text.clone(), decoder.clone()),
             _ => return,
         };
+        self.encoder_prompt = Some(text.clone());
         self.items.push(Item::of_text(text, "prompt"));
         self.prompt = Prompt::Explicit { encoder: None, decoder };
+    }
+
+    /// What sets the request's tenant apart, under the secret of this cluster. Nothing but the secret for the tenant
+    /// that all share.
+    pub fn tenant_secret(&self, salt: &[u8]) -> Vec<u8> {
+        if self.tenant.is_empty() {
+            return salt.to_vec();
+        }
+        [&(salt.len() as u64).to_le_bytes(), salt, self.tenant.as_bytes()].concat()
     }
 
     /// Puts the sender's name of an item in the place of the cluster's `items[i]`.
@@ -218,6 +230,7 @@ mod tests {
             sampling: v1::Sampling::default(),
             tenant: String::new(),
             priority: 0,
+            encoder_prompt: None,
         }
     }
 

@@ -2,7 +2,7 @@
 
 mod answer;
 mod input;
-mod message;
+pub(super) mod message;
 mod shape;
 
 use super::error::HttpError;
@@ -14,6 +14,7 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use input::ChatBody;
+pub(super) use input::StreamOptions;
 use triptych_core::Failure;
 
 /// What a client wants of the answer's form.

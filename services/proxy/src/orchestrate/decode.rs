@@ -14,7 +14,7 @@ use bytes::Bytes;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 use triptych_core::lifetime::StageTimes;
-use triptych_core::{Failure, FailureClass, ItemIdx, WorkerId};
+use triptych_core::{Failure, FailureClass, ItemIdx, TenantId, WorkerId};
 use triptych_proto::convert::finish_reason;
 use triptych_proto::v1;
 use triptych_proto::v1::pd_generate_response::Kind;
@@ -95,9 +95,16 @@ impl<'a> Decoding<'a> {
             prompt: Some(request.prompt.clone().into()),
             items: self.encoded.iter().map(|one| (&one.item).into()).collect(),
             sampling: Some(request.sampling.clone()),
-            tenant: Bytes::new(),
+            tenant: self.tenant(),
             priority: request.priority,
         }
+    }
+
+    /// A digest: the worker tells tenants apart and learns no name.
+    fn tenant(&self) -> Bytes {
+        let work = self.work;
+        let secret = work.request.tenant_secret(&work.orchestrator.materials.tenant_salt);
+        Bytes::copy_from_slice(TenantId::of(&secret).as_bytes())
     }
 
     async fn stream(&mut self, lease: &Lease) -> Result<v1::Summary, CallFailure> {
@@ -179,6 +186,7 @@ impl<'a> Decoding<'a> {
             }
             .into(),
         );
+        summary.encoder_prompt = self.work.request.encoder_prompt.clone().map(Into::into);
         summary.item_sources = self.encoded.iter().map(|one| wire_source(one.source)).collect();
         self.work.orchestrator.observer.tokens(&self.work.route.served.name, &usage, per_token);
         summary

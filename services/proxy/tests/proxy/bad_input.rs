@@ -59,10 +59,10 @@ async fn bad_chat_requests() {
         (with("top_logprobs", json!(3)), 400, json!("top_logprobs"), "needs logprobs"),
         (with("tools", json!([{"type": "function"}])), 400, json!("tools"), "not supported"),
         (
-            with("response_format", json!({"type": "json_object"})),
+            with("response_format", json!({"type": "xml"})),
             400,
-            json!("response_format"),
-            "not supported",
+            json!("response_format.type"),
+            "allowed are text, json_object and json_schema",
         ),
         (user(json!([image("data:image/png;base64,")])), 400, at_url.clone(), "0 bytes"),
         (user(json!([image("data:image/png;base64,&&&&")])), 400, at_url.clone(), "not base64"),

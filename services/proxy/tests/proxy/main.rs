@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod chat;
+mod completions;
 mod fakes;
 mod faults;
 mod generate;

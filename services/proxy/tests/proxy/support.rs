@@ -139,9 +139,14 @@ impl Cluster {
     }
 
     pub async fn with(change: impl FnOnce(&mut ProxyConfig)) -> Self {
+        Self::serving(models(), change).await
+    }
+
+    /// A cluster of other models.
+    pub async fn serving(models: Vec<v1::WorkerModel>, change: impl FnOnce(&mut ProxyConfig)) -> Self {
         let store = memory().await;
-        let encoder = Encoder::new(models(), Arc::clone(&store));
-        let pd = Pd::new(models());
+        let encoder = Encoder::new(models.clone(), Arc::clone(&store));
+        let pd = Pd::new(models);
         let (encoder_process, pd_process) = (encoder.serve(), pd.serve());
         let proxy = Proxy::start(&[encoder_process.address], &[pd_process.address], store, change).await;
         proxy.ready().await;

@@ -1,8 +1,9 @@
 //! Pieces of an answer become OpenAI's objects: one completion, or chunks as they come.
 
 use super::super::sse;
+use super::super::usage::Usage;
 use super::shape::{
-    AnswerMessage, Choice, Chunk, ChunkChoice, ChunkDelta, Completion, Logprobs, TokenLogprob, Usage,
+    AnswerMessage, Choice, Chunk, ChunkChoice, ChunkDelta, Completion, Logprobs, TokenLogprob,
 };
 use crate::orchestrate::{Answer, Piece};
 use bytes::Bytes;

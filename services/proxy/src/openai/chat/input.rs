@@ -70,6 +70,7 @@ impl ChatBody {
             sampling,
             tenant: call.tenant.clone(),
             priority,
+            encoder_prompt: None,
         })
     }
 

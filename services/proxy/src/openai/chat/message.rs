@@ -52,8 +52,9 @@ impl<'de> Deserialize<'de> for Content {
     }
 }
 
+/// A part as it arrives.
 #[derive(Debug, Deserialize)]
-struct RawPart {
+pub(in crate::openai) struct RawPart {
     #[serde(rename = "type")]
     kind: Option<String>,
     text: Option<String>,
@@ -91,6 +92,19 @@ impl RawMessage {
         };
         Ok(Message { role, parts })
     }
+}
+
+/// The items of a request that has no messages.
+pub(in crate::openai) fn items_of(parts: Vec<RawPart>) -> Result<Vec<Item>, Failure> {
+    let mut items = Vec::new();
+    for (i, part) in parts.into_iter().enumerate() {
+        let at = format!("items[{i}]");
+        if let Part::Text(_) = part.into_part(&at, &mut items)? {
+            let message = "type is text, allowed are image_url and input_audio; text goes into the prompts";
+            return Err(Failure::invalid(message).with_param(format!("{at}.type")));
+        }
+    }
+    Ok(items)
 }
 
 fn role(role: Option<&str>, i: usize) -> Result<Role, Failure> {

@@ -1,5 +1,6 @@
 //! OpenAI's objects for chat answers. Only fields and their names; `answer` fills them.
 
+use super::super::usage::Usage;
 use serde::Serialize;
 use triptych_proto::v1;
 
@@ -56,20 +57,6 @@ pub(super) struct ChunkDelta {
     pub(super) role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) content: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Usage {
-    prompt_tokens: u32,
-    completion_tokens: u32,
-    total_tokens: u64,
-}
-
-impl From<v1::Usage> for Usage {
-    fn from(u: v1::Usage) -> Self {
-        let total_tokens = u64::from(u.prompt_tokens) + u64::from(u.completion_tokens);
-        Self { prompt_tokens: u.prompt_tokens, completion_tokens: u.completion_tokens, total_tokens }
-    }
 }
 
 #[derive(Debug, Default, Serialize)]

@@ -1,0 +1,143 @@
+//! The body of a completion request. Every field may be absent or null; unknown ones are ignored.
+
+use super::super::Call;
+use super::super::chat::StreamOptions;
+use super::super::chat::message::{RawPart, items_of};
+use super::super::sampling::SamplingBody;
+use crate::request::{Item, Request};
+use serde::Deserialize;
+use triptych_core::prompt::{Prompt, TextOrTokens};
+use triptych_core::{Failure, ModelName, RequestId};
+use triptych_proto::v1;
+
+/// Most prompts in a body: all of them hold one place of the proxy.
+const MAX_PROMPTS: usize = 32;
+
+/// As it arrives; how tokens are chosen is read apart, from the same object.
+#[derive(Debug, Deserialize)]
+pub(super) struct CompletionBody {
+    model: Option<String>,
+    prompt: Option<Prompts>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    logprobs: Option<u32>,
+    // Extensions.
+    encoder_prompt: Option<OnePrompt>,
+    items: Option<Vec<RawPart>>,
+    // What follows is known and not supported; it may be present with a value that asks for nothing.
+    suffix: Option<String>,
+    best_of: Option<u32>,
+}
+
+/// One prompt, or several; text or token ids.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a string, a list of strings, a list of token ids, or a list of such lists")]
+enum Prompts {
+    Text(String),
+    Tokens(Vec<u32>),
+    Texts(Vec<String>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a string or a list of token ids")]
+enum OnePrompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+impl From<OnePrompt> for TextOrTokens {
+    fn from(p: OnePrompt) -> Self {
+        match p {
+            OnePrompt::Text(text) => Self::Text(text),
+            OnePrompt::Tokens(ids) => Self::Tokens(ids),
+        }
+    }
+}
+
+impl Prompts {
+    fn into_list(self) -> Vec<TextOrTokens> {
+        match self {
+            Self::Text(text) => vec![TextOrTokens::Text(text)],
+            Self::Tokens(ids) => vec![TextOrTokens::Tokens(ids)],
+            Self::Texts(texts) => texts.into_iter().map(TextOrTokens::Text).collect(),
+            Self::TokenLists(lists) => lists.into_iter().map(TextOrTokens::Tokens).collect(),
+        }
+    }
+}
+
+impl CompletionBody {
+    pub(super) fn stream(&self) -> bool {
+        self.stream.unwrap_or(false)
+    }
+
+    pub(super) fn include_usage(&self) -> bool {
+        self.stream_options.as_ref().and_then(|o| o.include_usage).unwrap_or(false)
+    }
+
+    /// Refuses what would change the answer and cannot be done.
+    pub(super) fn check_supported(&self, sampling: &SamplingBody) -> Result<(), Failure> {
+        if self.suffix.as_ref().is_some_and(|s| !s.is_empty()) {
+            return Err(Failure::invalid("suffix is not supported by this server").with_param("suffix"));
+        }
+        match self.best_of {
+            Some(best_of) if best_of != sampling.n() => {
+                let message = format!("best_of is {best_of}, allowed is n, which is {}", sampling.n());
+                Err(Failure::invalid(message).with_param("best_of"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The requests it asks for, one a prompt.
+    pub(super) fn into_requests(self, call: &Call, sampling: SamplingBody) -> Result<Vec<Request>, Failure> {
+        let priority = sampling.priority();
+        let sampling = sampling.into_wire(self.logprobs)?;
+        let items = items_of(self.items.unwrap_or_default())?;
+        let decoder = self.prompt.map(Prompts::into_list).unwrap_or_default();
+        let prompts = prompts(decoder, self.encoder_prompt.map(Into::into), &items)?;
+        let n_prompts = prompts.len();
+        if n_prompts > MAX_PROMPTS || (n_prompts > 1 && !items.is_empty()) {
+            let limit = if items.is_empty() { MAX_PROMPTS } else { 1 };
+            let message = format!("prompt has {n_prompts} prompts, the limit is {limit}");
+            return Err(Failure::invalid(message).with_param("prompt"));
+        }
+        let request = |(i, prompt): (usize, Prompt)| Request {
+            // The first has the id of the response; the others need one of their own in logs and seeds.
+            id: if i == 0 { call.id } else { RequestId::from_bits(rand::random()) },
+            arrived: call.arrived,
+            deadline: call.deadline,
+            model: self.model.as_deref().filter(|m| !m.is_empty()).map(ModelName::new),
+            prompt,
+            items: items.clone(),
+            sampling: v1::Sampling::clone(&sampling),
+            tenant: call.tenant.clone(),
+            priority,
+            encoder_prompt: None,
+        };
+        Ok(prompts.into_iter().enumerate().map(request).collect())
+    }
+}
+
+/// What each answer starts from. An encoder prompt makes the pair explicit; with items an absent prompt is the model's
+/// own start.
+fn prompts(
+    decoder: Vec<TextOrTokens>,
+    encoder: Option<TextOrTokens>,
+    items: &[Item],
+) -> Result<Vec<Prompt>, Failure> {
+    let start = || TextOrTokens::Tokens(Vec::new());
+    match (encoder, decoder.is_empty()) {
+        (Some(encoder), true) => Ok(vec![Prompt::Explicit { encoder: Some(encoder), decoder: start() }]),
+        (Some(encoder), false) => {
+            let pair = |decoder| Prompt::Explicit { encoder: Some(encoder.clone()), decoder };
+            Ok(decoder.into_iter().map(pair).collect())
+        }
+        (None, true) if items.is_empty() => {
+            let message = "prompt is missing: text, token ids, a list of either, or encoder_prompt or items";
+            Err(Failure::invalid(message).with_param("prompt"))
+        }
+        (None, true) => Ok(vec![Prompt::Singleton(start())]),
+        (None, false) => Ok(decoder.into_iter().map(Prompt::Singleton).collect()),
+    }
+}
