@@ -249,7 +249,7 @@ impl Tokenizer {
     }
 
     /// Every token's text. Ids without a token, as in the padding of a wide vocabulary, have none.
-    fn decode_all(&self, ids: &[u32]) -> String {
+    pub fn decode_all(&self, ids: &[u32]) -> String {
         let names: Vec<String> = ids.iter().filter_map(|id| self.token(*id)).collect();
         // Some of the library's decoders count back from the last token.
         if names.is_empty() {

@@ -35,6 +35,10 @@ pub struct Prepared {
     pub windows: Vec<PreparedSequence>,
     /// Its sampling.
     pub sampling: SamplingParams,
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// Smaller runs first.
+    pub priority: i32,
     /// When it arrived.
     pub arrived: Instant,
     /// When it has to have ended.
@@ -107,8 +111,8 @@ impl Running {
                 prepared: sequence.clone(),
                 items: prepared.items.clone(),
                 sampling: sampling.clone(),
-                priority: 0,
-                tenant: TenantId::SHARED,
+                priority: prepared.priority,
+                tenant: prepared.tenant,
                 deadline: prepared.deadline,
             };
             for (choice, id) in (0..).zip(&arrival.ids) {
@@ -198,8 +202,16 @@ impl Running {
             item_sources: Vec::new(),
             language: asked.or_else(|| self.assembler.language()).unwrap_or_default(),
             duration_s: duration.unwrap_or(0.0),
+            decoder_prompt: self.decoder_prompt(),
             ..v1::Summary::default()
         }
+    }
+
+    /// What the decoder read first, for a model that also has an encoder side; the first window's, for a long sound.
+    fn decoder_prompt(&self) -> Option<v1::DecoderPrompt> {
+        let first = self.prepared.windows.first().filter(|w| w.cross.is_some())?;
+        let text = self.parts.tokenizer.decode_all(&first.tokens);
+        Some(v1::DecoderPrompt { text, token_ids: first.tokens.clone() })
     }
 
     /// Says which item of the request a failure is about, in the words of the request.

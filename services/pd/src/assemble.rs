@@ -59,6 +59,9 @@ struct Window {
 #[derive(Default)]
 struct Totals {
     prompt_tokens: usize,
+    cached_tokens: usize,
+    drafted_tokens: usize,
+    accepted_tokens: usize,
     completion_tokens: usize,
     queue: Duration,
     prefill: Duration,
@@ -145,7 +148,9 @@ impl Assembler {
         let usage = v1::Usage {
             prompt_tokens: count(self.totals.prompt_tokens),
             completion_tokens: count(self.totals.completion_tokens),
-            ..v1::Usage::default()
+            cached_tokens: count(self.totals.cached_tokens),
+            drafted_tokens: count(self.totals.drafted_tokens),
+            accepted_tokens: count(self.totals.accepted_tokens),
         };
         let first_token =
             self.totals.first_token.map(|t| t.saturating_duration_since(arrived)).unwrap_or_default();
@@ -195,8 +200,11 @@ impl Totals {
     fn add(&mut self, finished: &Finished, place: Place) {
         self.ended += 1;
         self.completion_tokens += finished.n_generated;
+        self.drafted_tokens += finished.n_drafted;
+        self.accepted_tokens += finished.n_accepted;
         if place.choice == 0 {
             self.prompt_tokens += finished.n_prompt;
+            self.cached_tokens += finished.n_cached;
         }
         let times = finished.times;
         if self.first_token.is_none_or(|t| times.first_token < t) {

@@ -14,7 +14,9 @@ use tracing::Instrument;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::Prompt;
 use triptych_core::sampling::SamplingParams;
-use triptych_core::{EncodedItem, Extent, Failure, FailureClass, Fingerprint, Modality, RequestId, WorkerId};
+use triptych_core::{
+    EncodedItem, Extent, Failure, FailureClass, Fingerprint, Modality, RequestId, TenantId, WorkerId,
+};
 use triptych_ec::store::EcStore;
 use triptych_models::prompt::{PreparedSequence, PromptBuilder};
 use triptych_models::tokenization::Tokenizer;
@@ -118,8 +120,18 @@ impl Worker {
         let windows = model.lay_out(prompt.clone(), items.clone(), place.clone()).await?;
         let sequences = model.seat(windows.len(), sampling.n)?;
         let _admission = Admission { _request: place, _sequences: sequences };
-        let prepared =
-            Prepared { request: id, prompt, items, windows, sampling, arrived, deadline, _admission };
+        let prepared = Prepared {
+            request: id,
+            prompt,
+            items,
+            windows,
+            sampling,
+            tenant: tenant(&request.tenant)?,
+            priority: request.priority,
+            arrived,
+            deadline,
+            _admission,
+        };
         let parts = Parts {
             driver: model.driver.clone(),
             loads: self.loads.clone(),
@@ -150,6 +162,17 @@ impl Worker {
             ec_store: self.store.describe(),
         }
     }
+}
+
+/// Nobody in particular is the tenant that all share.
+fn tenant(bytes: &[u8]) -> Result<TenantId, Failure> {
+    if bytes.is_empty() {
+        return Ok(TenantId::SHARED);
+    }
+    TenantId::from_slice(bytes).ok_or_else(|| {
+        Failure::invalid(format!("tenant has {} bytes, allowed are 32 or none", bytes.len()))
+            .with_param("tenant")
+    })
 }
 
 impl ServedModel {

@@ -28,6 +28,8 @@ async fn a_wrong_request_is_an_invalid_argument_and_the_worker_goes_on() {
     };
     chat.messages[0].role = 99;
     check(&pd, "unknown role", role, invalid).await;
+    let tenant = v1::PdGenerateRequest { tenant: vec![1; 31].into(), ..words("x", 4) };
+    check(&pd, "short tenant", tenant, invalid).await;
     check(&pd, "no answers", sampled(words("x", 4), |s| s.n = Some(17)), invalid).await;
     check(&pd, "not finite", sampled(words("x", 4), |s| s.temperature = Some(f32::NAN)), invalid).await;
     assert_eq!(pd.generate(words("x", 4)).await.unwrap().tokens[0].len(), 4);

@@ -35,6 +35,9 @@ async fn windows_are_told_in_order_for_each_answer() {
     assert_eq!(answer.tokens, [expected.clone(), expected], "the windows alone, one after the other");
     assert_eq!(answer.n_ends, 2, "one end for each answer, not for each window");
     assert_eq!(answer.summary.usage.unwrap().completion_tokens, 2 * 3 * 12);
+    let prompt = answer.summary.decoder_prompt.clone().expect("an encoder-decoder model tells it");
+    assert!(prompt.text.starts_with("<|startoftranscript|><|en|>"), "{prompt:?}");
+    assert_eq!(prompt.token_ids.len(), 3, "start, language, task");
     assert_eq!((answer.summary.duration_s, answer.summary.language.as_str()), (2.9, "en"));
     pd.until_idle(SPEECH).await;
 }
