@@ -49,7 +49,12 @@ async fn a_whole_answer_has_openais_fields() {
             "finish_reason": "stop",
         }])
     );
-    assert_eq!(body["usage"], json!({"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}));
+    let usage = json!({
+        "prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
+    });
+    assert_eq!(body["usage"], usage);
 }
 
 #[tokio::test]
