@@ -103,7 +103,7 @@ impl Orchestrator {
             if alien(&failure) { failure.with_param(&*request.items[0].param) } else { failure }
         })?;
         if route.fingerprint(Modality::Text).is_some() {
-            request.move_encoder_text_to_items();
+            request.move_encoder_text_to_items()?;
         } else if matches!(request.prompt, triptych_core::prompt::Prompt::Explicit { encoder: Some(_), .. }) {
             let message =
                 format!("model {:?} has no text encoder, so it takes no encoder prompt", route.served.name);

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use std::collections::BTreeSet;
 use tokio::time::Instant;
 use triptych_core::limits::Limits;
-use triptych_core::prompt::{Prompt, TextOrTokens};
+use triptych_core::prompt::{Message, Part, Prompt, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
 use triptych_core::{Failure, FailureClass, ItemForm, ItemIdx, ItemOptions, Modality, ModelName, RequestId};
 use triptych_proto::convert::sampling_from_wire;
@@ -126,17 +126,24 @@ impl Request {
 
     /// For a model that encodes text: the text meant for the encoder becomes an item, and so is encoded, cached and
     /// shared as any other.
-    pub fn move_encoder_text_to_items(&mut self) {
+    ///
+    /// # Errors
+    /// [`Failure`] for a conversation: such a model reads one text, and has no layout for several.
+    pub fn move_encoder_text_to_items(&mut self) -> Result<(), Failure> {
         let (text, decoder) = match &mut self.prompt {
+            Prompt::Chat(messages) if self.items.is_empty() => {
+                (TextOrTokens::Text(only_text(messages)?), TextOrTokens::Tokens(Vec::new()))
+            }
             Prompt::Singleton(text) if self.items.is_empty() => {
                 (text.clone(), TextOrTokens::Tokens(Vec::new()))
             }
             Prompt::Explicit { encoder: Some(text), decoder } => (text.clone(), decoder.clone()),
-            _ => return,
+            _ => return Ok(()),
         };
         self.encoder_prompt = Some(text.clone());
         self.items.push(Item::of_text(text, "prompt"));
         self.prompt = Prompt::Explicit { encoder: None, decoder };
+        Ok(())
     }
 
     /// What sets the request's tenant apart, under the secret of this cluster. Nothing but the secret for the tenant
@@ -157,6 +164,21 @@ impl Request {
             None => failure,
         }
     }
+}
+
+/// The text of a conversation of one message.
+fn only_text(messages: &[Message]) -> Result<String, Failure> {
+    let [message] = messages else {
+        let n = messages.len();
+        let text =
+            format!("this model's encoder reads one text, the conversation has {n} messages; send one");
+        return Err(Failure::invalid(text).with_param("messages"));
+    };
+    let texts = message.parts.iter().filter_map(|part| match part {
+        Part::Text(text) => Some(text.as_str()),
+        Part::Item(_) => None,
+    });
+    Ok(texts.collect::<Vec<_>>().join("\n"))
 }
 
 impl Item {
@@ -217,6 +239,7 @@ pub fn item_of_param(param: &str) -> Option<ItemIdx> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use triptych_core::prompt::Role;
 
     fn request(items: Vec<Item>) -> Request {
         let now = Instant::now();
@@ -271,13 +294,21 @@ mod tests {
     #[test]
     fn text_for_the_encoder_becomes_an_item() {
         let mut one = request(vec![]);
-        one.move_encoder_text_to_items();
+        one.move_encoder_text_to_items().unwrap();
         assert_eq!(one.items[0].modality, Modality::Text);
         assert!(matches!(one.prompt, Prompt::Explicit { encoder: None, .. }));
         let mut tokens = request(vec![]);
         tokens.prompt = Prompt::Singleton(TextOrTokens::Tokens(vec![1, 258]));
-        tokens.move_encoder_text_to_items();
+        tokens.move_encoder_text_to_items().unwrap();
         assert_eq!(tokens.items[0].options.form, ItemForm::TokenIds);
+        let message = || Message { role: Role::User, parts: vec![Part::Text("hi".into())] };
+        let mut chat = request(vec![]);
+        chat.prompt = Prompt::Chat(vec![message()]);
+        chat.move_encoder_text_to_items().unwrap();
+        assert!(matches!(&chat.items[0].source, Source::Bytes(b) if b == "hi"));
+        let mut long = request(vec![]);
+        long.prompt = Prompt::Chat(vec![message(), message()]);
+        assert_eq!(long.move_encoder_text_to_items().unwrap_err().param.as_deref(), Some("messages"));
         assert!(matches!(&tokens.items[0].source, Source::Bytes(b) if **b == [1, 0, 0, 0, 2, 1, 0, 0]));
     }
 }

@@ -122,7 +122,8 @@ fn beams(sampling: SamplingParams, row: impl Fn(&[u32]) -> Vec<f32>) -> Vec<Beam
 #[test]
 fn beams_answer_best_first_with_text_and_log_probabilities_of_their_own_path() {
     let params = SamplingParams { n: 3, logprobs: Some(2), echo: true, ..SamplingParams::default() };
-    let answers = beams(params, |written| prefer(if written.len() == 3 { END } else { written.len() as u32 }));
+    let answers =
+        beams(params, |written| prefer(if written.len() == 3 { END } else { written.len() as u32 }));
     assert_eq!(answers.len(), 3);
     assert!(answers.is_sorted_by(|a, b| a.score >= b.score));
     assert_eq!((answers[0].delta.text.as_str(), answers[0].reason), ("deabc", FinishReason::Stop));
