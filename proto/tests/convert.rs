@@ -28,8 +28,13 @@ fn message() -> impl Strategy<Value = Message> {
 fn speech() -> impl Strategy<Value = SpeechTask> {
     let said = || prop::option::of(said());
     let resume = prop::option::of((any::<u32>(), prop::collection::vec(any::<u32>(), 0..3), any::<bool>()));
-    let threshold = || prop::option::of(0.1f32..9.0);
-    let fallback = (prop::collection::vec(0f32..2.0, 1..4), threshold(), threshold(), threshold());
+    let threshold = || prop::option::of((1u16..90).prop_map(|n| f32::from(n) / 10.0));
+    let fallback = (
+        prop::collection::vec((0u16..20).prop_map(|n| f32::from(n) / 10.0), 1..4),
+        threshold(),
+        threshold(),
+        threshold(),
+    );
     let flags = any::<[bool; 5]>();
     (any::<Option<String>>(), said(), said(), flags, prop::option::of(fallback), resume).prop_map(
         |(language, prompt, prefix, flags, fallback, resume)| SpeechTask {
