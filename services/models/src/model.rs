@@ -1,5 +1,11 @@
 //! A Hugging Face directory, opened: configuration, tokenizer and processor read and checked, weights not yet.
 
+mod inventory;
+mod tally;
+
+pub use inventory::{Example, Inventory, Kv, Sizes, StageInventory};
+pub use tally::{Taken, Tally};
+
 use crate::decoder::{Decoder, TransformerDecoder};
 use crate::encoder::{Encoder, TransformerEncoder};
 use crate::error::ModelError;
@@ -165,8 +171,7 @@ impl Model {
         backend: &B,
     ) -> Result<Box<dyn Encoder>, ModelError> {
         self.check_modality(modality)?;
-        let weights = Weights::open(&self.source.dir, self.source.format)?;
-        Ok(Box::new(TransformerEncoder::load(&self.spec.encoder, &weights, backend)?))
+        self.encoder_from(&Weights::open(&self.source.dir, self.source.format)?, backend)
     }
 
     /// Loads the decoder, and nothing of the encoder.
@@ -174,8 +179,23 @@ impl Model {
     /// # Errors
     /// As loading the weights.
     pub fn load_decoder<B: Backend>(&self, backend: &B) -> Result<Box<dyn Decoder>, ModelError> {
-        let weights = Weights::open(&self.source.dir, self.source.format)?;
-        Ok(Box::new(TransformerDecoder::load(&self.spec.decoder, &weights, backend)?))
+        self.decoder_from(&Weights::open(&self.source.dir, self.source.format)?, backend)
+    }
+
+    fn encoder_from<B: Backend>(
+        &self,
+        weights: &Weights,
+        backend: &B,
+    ) -> Result<Box<dyn Encoder>, ModelError> {
+        Ok(Box::new(TransformerEncoder::load(&self.spec.encoder, weights, backend)?))
+    }
+
+    fn decoder_from<B: Backend>(
+        &self,
+        weights: &Weights,
+        backend: &B,
+    ) -> Result<Box<dyn Decoder>, ModelError> {
+        Ok(Box::new(TransformerDecoder::load(&self.spec.decoder, weights, backend)?))
     }
 
     fn check_modality(&self, modality: Modality) -> Result<(), ModelError> {

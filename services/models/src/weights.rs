@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use triptych_core::DType;
 use triptych_kernels::ops::WeightView;
 
@@ -50,6 +51,8 @@ pub struct Tensor<'a> {
     dtype: DType,
     shape: Vec<usize>,
     data: Cow<'a, [u8]>,
+    // Of a survey: only its shape is looked at.
+    surveyed: bool,
 }
 
 impl Tensor<'_> {
@@ -70,11 +73,11 @@ impl Tensor<'_> {
     /// Every element times `factor`, in f32; as it is for a factor of 1.
     #[must_use]
     pub fn scaled(self, factor: f32) -> Self {
-        if factor == 1.0 {
+        if factor == 1.0 || self.surveyed {
             return self;
         }
         let data = self.values().iter().flat_map(|v| (v * factor).to_le_bytes()).collect();
-        Self { dtype: DType::F32, shape: self.shape, data: Cow::Owned(data) }
+        Self { dtype: DType::F32, shape: self.shape, data: Cow::Owned(data), surveyed: false }
     }
 
     /// The part of the outermost dimension in `rows`, which must lie in it.
@@ -85,7 +88,7 @@ impl Tensor<'_> {
         let mut shape = self.shape.clone();
         shape[0] = rows.len();
         let data = Cow::Borrowed(&self.data[rows.start * row_bytes..rows.end * row_bytes]);
-        Tensor { dtype: self.dtype, shape, data }
+        Tensor { dtype: self.dtype, shape, data, surveyed: self.surveyed }
     }
 
     /// The same elements without dimensions of 1: `[1, n]` as `[n]`.
@@ -106,6 +109,15 @@ impl Weights {
             LoadFormat::Safetensors => StoredWeights::open(dir).map(Self::Stored),
             LoadFormat::Dummy { seed } => Ok(Self::Dummy { seed }),
         }
+    }
+
+    /// Opens stored weights to see what a loader takes of them; see [`StoredWeights::taken`].
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub(crate) fn survey(dir: &Path) -> Result<Self, ModelError> {
+        let stored = StoredWeights::open(dir)?;
+        Ok(Self::Stored(StoredWeights { asked: Some(Mutex::default()), ..stored }))
     }
 
     /// Whether a tensor is stored under one of `names`; random weights are as if none were.
@@ -132,6 +144,7 @@ impl Weights {
                 dtype: DType::Bf16,
                 shape: shape.to_vec(),
                 data: Cow::Owned(dummy::values(*seed, names, shape, role)),
+                surveyed: false,
             }),
         }
     }
@@ -144,6 +157,8 @@ pub struct StoredWeights {
     files: Vec<Mmap>,
     // Every range lies inside its file.
     entries: BTreeMap<String, Entry>,
+    // In a survey: the names of tensors that were taken.
+    asked: Option<Mutex<BTreeSet<String>>>,
 }
 
 #[derive(Debug)]
@@ -169,7 +184,7 @@ pub struct NamedTensor<'a> {
 
 impl StoredWeights {
     fn open(dir: &Path) -> Result<Self, ModelError> {
-        let mut stored = Self { dir: dir.to_owned(), files: Vec::new(), entries: BTreeMap::new() };
+        let mut stored = Self { dir: dir.to_owned(), files: Vec::new(), entries: BTreeMap::new(), asked: None };
         let index = dir.join(INDEX);
         if index.exists() {
             for shard in shards(&index)? {
@@ -225,13 +240,28 @@ impl StoredWeights {
                 return Err(ModelError::Format { path: self.dir.clone(), message });
             }
         };
-        Ok(Tensor { dtype, shape: entry.shape.clone(), data: Cow::Borrowed(self.data(entry)) })
+        if let Some(asked) = &self.asked {
+            asked.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone());
+        }
+        let data = Cow::Borrowed(self.data(entry));
+        Ok(Tensor { dtype, shape: entry.shape.clone(), data, surveyed: self.asked.is_some() })
     }
 
     /// The tensor under the first of `names` that exists.
     pub fn first(&self, names: &[String]) -> Option<NamedTensor<'_>> {
         let (name, e) = names.iter().find_map(|n| self.entries.get_key_value(n))?;
         Some(NamedTensor { name, dtype: e.dtype, shape: &e.shape, data: self.data(e) })
+    }
+
+    /// Every tensor: its name, its values, its bytes.
+    pub(crate) fn stored(&self) -> impl Iterator<Item = (&str, usize, usize)> {
+        self.entries.iter().map(|(name, e)| (name.as_str(), e.shape.iter().product(), e.range.len()))
+    }
+
+    /// The names of the tensors that were taken since [`Weights::survey`].
+    pub(crate) fn taken(&self) -> BTreeSet<String> {
+        let asked = self.asked.as_ref();
+        asked.map_or_else(BTreeSet::new, |a| a.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
     /// All tensors under the first of `prefixes` that has any, in the order of their names.

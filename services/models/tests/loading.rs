@@ -1,7 +1,7 @@
 //! Model directories as operators have them: shards, parts, random weights, names of published models.
 
-#[path = "loading/counting.rs"]
-mod counting;
+#[path = "loading/inventory.rs"]
+mod inventory;
 #[path = "loading/published.rs"]
 mod published;
 

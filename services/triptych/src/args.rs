@@ -111,14 +111,19 @@ pub enum PrecisionArg {
     Bf16,
 }
 
+impl From<PrecisionArg> for Precision {
+    fn from(arg: PrecisionArg) -> Self {
+        match arg {
+            PrecisionArg::F32 => Self::F32,
+            PrecisionArg::Bf16 => Self::Bf16,
+        }
+    }
+}
+
 impl ComputeArgs {
     /// Settings of `models::compute`.
     pub fn config(&self) -> ComputeConfig {
-        let precision = match self.precision {
-            PrecisionArg::F32 => Precision::F32,
-            PrecisionArg::Bf16 => Precision::Bf16,
-        };
-        ComputeConfig { threads: self.threads, precision, ..ComputeConfig::default() }
+        ComputeConfig { threads: self.threads, precision: self.precision.into(), ..ComputeConfig::default() }
     }
 
     /// Element type in which encoder outputs travel; encoders and PD workers must agree on it.

@@ -1,6 +1,7 @@
 //! The commands and their help. Flags of several commands are in [`crate::args`].
 
 use crate::ask::AskArgs;
+use crate::models::ModelsArgs;
 use crate::role::encoder::EncoderArgs;
 use crate::role::pd::PdArgs;
 use crate::role::proxy::ProxyArgs;
@@ -37,6 +38,9 @@ pub enum Command {
     /// Ask a running cluster, with pictures or a sound
     #[command(after_help = ASK_EXAMPLES)]
     Ask(AskArgs),
+    /// Show what a model directory is, what will be served of it, and the memory that it takes
+    #[command(after_help = MODELS_EXAMPLES)]
+    Models(ModelsArgs),
     /// Run the front door alone: OpenAI's HTTP API and gRPC
     #[command(after_help = PROXY_EXAMPLES)]
     Proxy(ProxyArgs),
@@ -69,6 +73,19 @@ Examples:
   triptych ask --audio speech.mp3 --translate       the same, in English
 
 The answer goes to stdout as it comes; the time in each stage and where each item came from go to stderr.";
+
+const MODELS_EXAMPLES: &str = "\
+Examples:
+  triptych models ./whisper-tiny.en                 what it is, parameters and bytes of each stage, bytes of KV
+  triptych models ./flan-t5-small --json            the same for a program
+  triptych models ./my-qwen2-vl --measure           load each stage too, and show the memory that it took
+  triptych models                                   the sample models
+
+An encoder worker loads the encoder's tensors only, a PD worker the decoder's only; tensors that both read are
+named. KV is what a token of a sequence keeps in memory; cross-KV is what a row of encoder output keeps there, once
+for all requests about the same item. Unused tensors are in the files and read by neither stage.
+
+Exits with 1 for a directory that cannot be served, and says why in the words that `triptych up` would use.";
 
 const PROXY_EXAMPLES: &str = "\
 Example:

@@ -1,4 +1,4 @@
-//! The one binary: `triptych up | proxy | encoder | pd | store | ask`.
+//! The one binary: `triptych up | proxy | encoder | pd | store | ask | models`.
 //!
 //! Here settings are read, processes are started and texts for people are written; everything that serves
 //! lives in the libraries. Read in this order:
@@ -7,6 +7,7 @@
 //! - [`role`]: one process of the cluster, from its flags to its library's `run`;
 //! - [`up`]: the supervisor that starts the roles as children of itself;
 //! - [`ask`]: the client;
+//! - [`models`]: what a model directory is, and what serving it takes;
 //! - [`model`]: which model directories to serve, also from the hub and from the binary itself.
 #![forbid(unsafe_code)]
 
@@ -16,6 +17,7 @@ mod cli;
 mod error;
 mod listen;
 mod model;
+mod models;
 mod orphan;
 mod role;
 mod up;
@@ -51,6 +53,7 @@ fn run(command: Command) -> Result<(), CliError> {
         // On one thread: the children's lives are bound to the thread that starts them.
         Command::Up(args) => block_on(Builder::new_current_thread(), up::run(args)),
         Command::Ask(args) => block_on(Builder::new_current_thread(), ask::run(args)),
+        Command::Models(args) => block_on(Builder::new_current_thread(), models::run(args)),
         Command::Proxy(args) => block_on(Builder::new_multi_thread(), role::proxy::run(args)),
         Command::Encoder(args) => block_on(Builder::new_multi_thread(), role::encoder::run(args)),
         Command::Pd(args) => block_on(Builder::new_multi_thread(), role::pd::run(args)),

@@ -13,7 +13,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use tokio::task::spawn_blocking;
 use triptych_core::{Modality, ModelName};
-use triptych_models::{Model, ModelSource};
+use triptych_models::{LoadFormat, Model, ModelSource};
 
 /// A model that was opened and can be served.
 #[derive(Clone, Debug)]
@@ -52,6 +52,14 @@ pub async fn resolve_all(args: &ModelArgs) -> Result<Vec<ModelSource>, CliError>
     sources(args, Fallback::Nothing).await
 }
 
+/// The directories that `texts` name; the sample models if there are none.
+///
+/// # Errors
+/// [`CliError`] that names the model at fault.
+pub async fn find(texts: &[String]) -> Result<Vec<ModelSource>, CliError> {
+    located(texts.to_vec(), LoadFormat::Safetensors, Fallback::Samples).await
+}
+
 /// What is served when the user names no model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fallback {
@@ -60,7 +68,14 @@ enum Fallback {
 }
 
 async fn sources(args: &ModelArgs, fallback: Fallback) -> Result<Vec<ModelSource>, CliError> {
-    let (texts, format) = (args.models.clone(), args.compute.load_format.into());
+    located(args.models.clone(), args.compute.load_format.into(), fallback).await
+}
+
+async fn located(
+    texts: Vec<String>,
+    format: LoadFormat,
+    fallback: Fallback,
+) -> Result<Vec<ModelSource>, CliError> {
     let found = spawn_blocking(move || match (texts.is_empty(), fallback) {
         (true, Fallback::Samples) => samples::unpack(),
         (true, Fallback::Nothing) => {
@@ -117,17 +132,21 @@ fn directory(place: &str) -> Result<PathBuf, CliError> {
         return Ok(dir);
     }
     Err(CliError::Setting(format!(
-        "--model {place} is a file; a model is a Hugging Face directory with config.json, tokenizer.json and \
+        "--model {place} is a file; a model is a Hugging Face directory with config.json, a tokenizer and \
          *.safetensors"
     )))
 }
 
-fn check(source: &ModelSource) -> Result<CheckedModel, CliError> {
+/// Opens a directory, weights excepted.
+///
+/// # Errors
+/// [`CliError::Setting`] that names the directory and what is wrong with it.
+pub fn check(source: &ModelSource) -> Result<CheckedModel, CliError> {
     let dir = source.dir.clone();
     if !dir.join("config.json").is_file() {
         return Err(CliError::Setting(format!(
             "--model {}: no config.json there; a model is a Hugging Face directory with config.json, \
-             tokenizer.json and *.safetensors",
+             a tokenizer and *.safetensors",
             dir.display()
         )));
     }

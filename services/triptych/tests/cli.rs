@@ -28,7 +28,7 @@ fn refuses(args: &[&str], code: i32, parts: &[&str]) {
 
 #[test]
 fn help_of_every_command_has_an_example() {
-    for command in ["up", "ask", "proxy", "encoder", "pd", "store"] {
+    for command in ["up", "ask", "models", "proxy", "encoder", "pd", "store"] {
         let output = triptych(&[command, "--help"]);
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains(&format!("\n  triptych {command} ")), "{text}");
@@ -81,4 +81,88 @@ fn a_child_without_its_supervisor_ends_at_once() {
     // No Linux has so many processes.
     let output = triptych(&["store", "--grpc", "127.0.0.1:0", "--supervised-by", "999999999"]);
     assert_eq!(output.status.code(), Some(1));
+}
+
+/// A directory of the source tree.
+fn tree(relative: &str) -> String {
+    format!("{}/../../{relative}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// What `triptych models` says of a directory, as JSON.
+#[track_caller]
+fn facts(args: &[&str]) -> serde_json::Value {
+    let output = triptych(&[&["models", "--json"], args].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+#[test]
+fn a_model_is_shown_with_its_stages_and_what_they_take() {
+    let whisper = &facts(&[&tree("tests/golden/whisper_en_odd_heads/model")])[0];
+    assert_eq!(whisper["family"], "whisper");
+    assert_eq!(whisper["modalities"], serde_json::json!(["audio"]));
+    assert_eq!(whisper["architecture"], "WhisperForConditionalGeneration");
+    // One layer, 3 heads of 12, keys and values, four bytes; value pages are filled up to 32 columns.
+    assert_eq!(whisper["kv_bytes_per_token"]["f32"], 3 * (12 + 32) * 4);
+    assert_eq!(whisper["cross_kv_bytes_per_row"], whisper["kv_bytes_per_token"]);
+    // 30 windows of a second, 50 rows of 36 values each.
+    assert_eq!(whisper["example"]["rows"], 1500);
+    assert_eq!(whisper["example"]["output_bytes"]["f32"], 1500 * 36 * 4);
+    let file = std::fs::metadata(tree("tests/golden/whisper_en_odd_heads/model/model.safetensors"));
+    let stored = |stage: &str| whisper["stages"][stage]["stored_bytes"].as_u64().expect("a number");
+    let n_bytes = file.expect("golden weights").len();
+    let (encoder, decoder) = (stored("encoder"), stored("decoder"));
+    assert!(encoder + decoder < n_bytes && encoder + decoder > n_bytes - 20_000, "all but the header");
+    assert_eq!(whisper["unused_tensors"], serde_json::json!([]));
+}
+
+#[test]
+fn the_sample_models_are_shown_on_a_page_and_measured() {
+    let both = [tree("tests/models/digits-whisper"), tree("tests/models/shapes-qwen2-vl")];
+    let output = triptych(&["models", &both[0], &both[1], "--measure", "--precision", "bf16"]);
+    let page = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for part in [
+        "digits-whisper",
+        "POST /v1/audio/transcriptions",
+        "shapes-qwen2-vl",
+        "POST /v1/chat/completions",
+        "cross-KV",
+        "an image of 1024 x 768",
+        "once loaded as bf16",
+    ] {
+        assert!(page.contains(part), "{part:?} is not in: {page}");
+    }
+    let measured = &facts(&[&both[0], "--measure"])[0]["measured"];
+    assert_eq!(measured["precision"], "f32");
+    assert_eq!(measured["encoder_bytes"].is_u64(), cfg!(target_os = "linux"));
+}
+
+#[test]
+fn a_directory_that_cannot_be_served_says_what_is_missing() {
+    let golden = tree("tests/golden/whisper_multilingual/model");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let at = dir.path().to_str().expect("a plain path");
+    for entry in std::fs::read_dir(&golden).expect("a golden directory") {
+        let from = entry.expect("an entry").path();
+        std::fs::copy(&from, dir.path().join(from.file_name().expect("a file"))).expect("a copy");
+    }
+    let weights = dir.path().join("model.safetensors");
+    let whole = std::fs::read(&weights).expect("weights");
+    let name = "model.decoder.layer_norm.weight";
+    let at_name = whole.windows(name.len()).position(|w| w == name.as_bytes()).expect("the name in the header");
+    // As long as before, so that nothing else changes.
+    let mut renamed = whole.clone();
+    renamed[at_name] = b'n';
+    std::fs::write(&weights, renamed).expect("written");
+    refuses(&["models", at], 1, &[at, "cannot be served", &format!("{name} is missing")]);
+
+    std::fs::remove_file(&weights).expect("removed");
+    refuses(&["models", at], 1, &[at, "model.safetensors"]);
+    std::fs::write(&weights, whole).expect("written");
+    std::fs::remove_file(dir.path().join("tokenizer.json")).expect("removed");
+    refuses(&["models", at], 1, &["holds no tokenizer; looked for tokenizer.json"]);
+    std::fs::write(dir.path().join("config.json"), b"{\"model_type\": \"gpt9\"}").expect("written");
+    refuses(&["models", at], 1, &["model_type", "gpt9", "whisper"]);
+    refuses(&["models", "./no-such-model"], 1, &["./no-such-model", "no such directory"]);
 }

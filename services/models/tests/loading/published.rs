@@ -2,16 +2,17 @@
 //!
 //! Shapes are those of `tests/golden/names`; weights are a file of the right length that nobody fills.
 
-use super::counting::Counting;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use triptych_core::Modality;
+use triptych_kernels::cpu::Precision;
 use triptych_models::LoadFormat;
 use triptych_models::decoder::TransformerDecoder;
 use triptych_models::encoder::TransformerEncoder;
 use triptych_models::family::{Config, Family};
+use triptych_models::model::Tally;
 use triptych_models::weights::Weights;
 
 fn whisper(layers: u64, hidden: u64, heads: u64, n_mels: u64, vocab: u64) -> serde_json::Value {
@@ -68,13 +69,13 @@ fn check(name: &str, modality: Modality, config: &serde_json::Value) {
     let spec = Family::of(&config).and_then(|f| f.spec(&config)).expect("a published configuration");
     assert_eq!(spec.encoder.modality, modality);
     let weights = Weights::open(dir.path(), LoadFormat::Safetensors).expect("a header");
-    let backend = Counting::default();
+    let backend = Tally::new(Precision::F32).expect("a CPU");
     TransformerEncoder::load(&spec.encoder, &weights, &backend).expect("encoder tensors");
     TransformerDecoder::load(&spec.decoder, &weights, &backend).expect("decoder tensors");
     let stored: usize = shapes.values().map(|s| s.iter().product::<usize>()).sum();
     // The token table is the head as well, and so is loaded twice.
     assert!(spec.decoder.head.tied);
-    assert_eq!(backend.n_elements(), stored + spec.decoder.vocab * spec.decoder.stack.hidden, "{name}");
+    assert_eq!(backend.taken().n_elements, stored + spec.decoder.vocab * spec.decoder.stack.hidden, "{name}");
 }
 
 #[test]

@@ -1,29 +1,71 @@
-//! A back end that counts the weights it is handed and computes nothing.
+//! A back end that tallies the weights it is handed and computes nothing.
+//!
+//! A stage "loaded" on it has gone through everything that it would load, by the same code, without touching a
+//! weight: what is missing is found out, and what would take memory is added up. Sizes are those of
+//! `kernels::cpu`: linear layers in panels of 32 outputs, in the precision; tables as stored; the rest f32.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use triptych_kernels::cpu::{CpuBackend, CpuConfig, Precision};
 use triptych_kernels::ops::*;
 
-/// Counts elements; clones count together.
-#[derive(Clone, Default)]
-pub struct Counting(Arc<AtomicUsize>);
+/// Outputs of a panel of a linear layer.
+const PANEL: usize = 32;
 
-impl Counting {
-    /// Elements so far.
-    pub fn n_elements(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+/// What was handed over so far. Clones tally together.
+#[derive(Clone)]
+pub struct Tally {
+    taken: Arc<Mutex<Taken>>,
+    precision: Precision,
+    // Says how large its pages are.
+    cpu: CpuBackend,
+}
+
+/// A sum over weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Values, as often as they were handed over.
+    pub n_elements: usize,
+    /// Bytes that they take once loaded.
+    pub n_bytes: usize,
+}
+
+impl Tally {
+    /// Tallies what the CPU back end would hold with `precision`.
+    ///
+    /// # Errors
+    /// As [`CpuBackend::new`].
+    pub fn new(precision: Precision) -> Result<Self> {
+        let cpu = CpuBackend::new(CpuConfig { threads: 1, precision, isa: None })?;
+        Ok(Self { taken: Arc::default(), precision, cpu })
     }
 
-    fn count(&self, weight: WeightView<'_>) {
-        self.0.fetch_add(weight.shape.iter().product(), Ordering::Relaxed);
+    /// The sum so far.
+    pub fn taken(&self) -> Taken {
+        *self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn add(&self, n_elements: usize, n_bytes: usize) {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.n_elements += n_elements;
+        taken.n_bytes += n_bytes;
+    }
+
+    /// Values that are kept as f32.
+    fn wide(&self, values: WeightView<'_>) {
+        let n = n_elements(values);
+        self.add(n, n * size_of::<f32>());
+    }
+}
+
+fn n_elements(weight: WeightView<'_>) -> usize {
+    weight.shape.iter().product()
 }
 
 fn refuse<T>(op: &'static str) -> Result<T> {
-    Err(KernelError::Library { op, message: "this back end only counts".into() })
+    Err(KernelError::Library { op, message: "this back end only tallies".into() })
 }
 
-impl Backend for Counting {
+impl Backend for Tally {
     type Tensor = ();
     type Linear = ();
     type Table = ();
@@ -33,17 +75,25 @@ impl Backend for Counting {
     type HostKvCache = ();
 
     fn name(&self) -> &'static str {
-        "counting"
+        "tally"
     }
     fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<()> {
-        for part in parts {
-            self.count(part.weight);
-            part.bias.into_iter().for_each(|b| self.count(b));
-        }
+        let n_out: usize = parts.iter().filter_map(|p| p.weight.shape.first()).sum();
+        let n_in: usize = parts.first().map_or(0, |p| p.weight.shape.iter().skip(1).product());
+        let padded = n_out.next_multiple_of(PANEL);
+        let weights = match self.precision {
+            Precision::F32 => padded * n_in * 4,
+            // Two inputs lie together.
+            Precision::Bf16 => padded * n_in.next_multiple_of(2) * 2,
+        };
+        let bias = if parts.iter().any(|p| p.bias.is_some()) { padded * size_of::<f32>() } else { 0 };
+        let views = parts.iter().flat_map(|p| [Some(p.weight), p.bias]).flatten();
+        self.add(views.map(n_elements).sum(), weights + bias);
         Ok(())
     }
     fn load_table(&self, table: WeightView<'_>, _: f32) -> Result<()> {
-        self.count(table);
+        let n = n_elements(table);
+        self.add(n, n * table.dtype.size());
         Ok(())
     }
     fn load_norm(
@@ -53,20 +103,20 @@ impl Backend for Counting {
         bias: Option<WeightView<'_>>,
         _: f32,
     ) -> Result<()> {
-        self.count(scale);
-        bias.into_iter().for_each(|b| self.count(b));
+        self.wide(scale);
+        bias.into_iter().for_each(|b| self.wide(b));
         Ok(())
     }
     fn load_depthwise(&self, weight: WeightView<'_>, bias: Option<WeightView<'_>>) -> Result<()> {
-        self.count(weight);
-        bias.into_iter().for_each(|b| self.count(b));
+        self.wide(weight);
+        bias.into_iter().for_each(|b| self.wide(b));
         Ok(())
     }
     fn kv_cache(&self, _: KvLayout) -> Result<()> {
         Ok(())
     }
-    fn kv_block_bytes(&self, _: KvLayout) -> usize {
-        0
+    fn kv_block_bytes(&self, layout: KvLayout) -> usize {
+        self.cpu.kv_block_bytes(layout)
     }
     fn dims(&self, _: &()) -> (usize, usize) {
         (0, 0)

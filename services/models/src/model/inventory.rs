@@ -1,0 +1,205 @@
+//! What a model directory holds and what serving it takes, from headers alone.
+//!
+//! Each stage is loaded on a back end that only adds up ([`Tally`]), so the numbers are those of the loader
+//! itself, and a tensor that is missing is the same error as when it is served. No weight is read.
+
+use super::{CONFIG, Model, Tally};
+use crate::error::ModelError;
+use crate::files::JsonFile;
+use crate::spec::StemSpec;
+use crate::weights::{StoredWeights, Weights};
+use std::collections::BTreeSet;
+use std::io::Cursor;
+use triptych_core::limits::Limits;
+use triptych_core::shape::KV_BLOCK_TOKENS;
+use triptych_core::{ItemOptions, Modality};
+use triptych_kernels::cpu::Precision;
+
+/// A number of bytes for each precision of the CPU back end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// With `--precision f32`.
+    pub f32: usize,
+    /// With `--precision bf16`.
+    pub bf16: usize,
+}
+
+impl Sizes {
+    /// `n` times as much.
+    #[must_use]
+    pub fn times(self, n: usize) -> Self {
+        Self { f32: self.f32.saturating_mul(n), bf16: self.bf16.saturating_mul(n) }
+    }
+}
+
+/// What a stage takes from the directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageInventory {
+    /// Stored tensors it reads.
+    pub n_tensors: usize,
+    /// Their values.
+    pub n_parameters: usize,
+    /// Their bytes in the files.
+    pub stored_bytes: usize,
+    /// Their bytes in memory. A table that is a head too is held twice, rows of a panel are filled up.
+    pub loaded: Sizes,
+}
+
+/// What generated tokens and encoder rows take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kv {
+    /// Bytes of a token of a sequence, all layers.
+    pub per_token: Sizes,
+    /// Bytes of an encoder row that is attended to, all layers; `None` where rows take the place of tokens.
+    pub cross_per_row: Option<Sizes>,
+}
+
+/// An item by which sizes are told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Example {
+    /// What it is.
+    pub item: String,
+    /// Encoder rows of it.
+    pub n_rows: usize,
+}
+
+/// What a directory holds, and what serving it takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inventory {
+    /// The first of the configuration's `architectures`.
+    pub architecture: Option<String>,
+    /// The encoder stage.
+    pub encoder: StageInventory,
+    /// The prefill and decode stages.
+    pub decoder: StageInventory,
+    /// Tensors that both read, in the order of their names.
+    pub shared: Vec<String>,
+    /// Tensors that neither reads, in the order of their names.
+    pub unused: Vec<String>,
+    /// Bytes of an encoder row as it travels.
+    pub row: Sizes,
+    /// Blocks of KV.
+    pub kv: Kv,
+    /// An item of the model's kind.
+    pub example: Example,
+}
+
+impl Model {
+    /// Takes the inventory. Reads headers of weight files only.
+    ///
+    /// # Errors
+    /// As [`Model::load_encoder`] and [`Model::load_decoder`].
+    pub fn inventory(&self) -> Result<Inventory, ModelError> {
+        let modality = self.spec.encoder.modality;
+        let mut hidden = 0;
+        let (encoder, encoder_names) = self.stage(|weights, tally| {
+            hidden = self.encoder_from(weights, tally)?.hidden();
+            Ok(())
+        })?;
+        let mut blocks = Vec::new();
+        let (decoder, decoder_names) = self.stage(|weights, tally| {
+            let info = self.decoder_from(weights, tally)?.info();
+            blocks.push((info.self_block_bytes, info.cross_attention.then_some(info.cross_block_bytes)));
+            Ok(())
+        })?;
+        let [(f32, cross_f32), (bf16, cross_bf16)] = blocks[..] else {
+            unreachable!("a stage is tallied once for each precision")
+        };
+        let per_row =
+            |f32: usize, bf16: usize| Sizes { f32: f32 / KV_BLOCK_TOKENS, bf16: bf16 / KV_BLOCK_TOKENS };
+        let kv = Kv {
+            per_token: per_row(f32, bf16),
+            cross_per_row: cross_f32.zip(cross_bf16).map(|(f32, bf16)| per_row(f32, bf16)),
+        };
+        let stored = Weights::survey(&self.source.dir)?;
+        let used = |name: &str| encoder_names.contains(name) || decoder_names.contains(name);
+        let unused = surveyed(&stored).stored().map(|(name, ..)| name).filter(|name| !used(name));
+        let config = JsonFile::read(&self.source.dir, CONFIG)?;
+        Ok(Inventory {
+            architecture: config.get("architectures").and_then(|a| Some(a.get(0)?.as_str()?.to_owned())),
+            encoder,
+            decoder,
+            shared: encoder_names.intersection(&decoder_names).cloned().collect(),
+            unused: unused.map(str::to_owned).collect(),
+            row: Sizes { f32: hidden * 4, bf16: hidden * 2 },
+            kv,
+            example: self.example(modality),
+        })
+    }
+
+    /// Loads a stage on tallies, first as f32, then as bf16: what it takes, and the names of its tensors.
+    fn stage(
+        &self,
+        mut load: impl FnMut(&Weights, &Tally) -> Result<(), ModelError>,
+    ) -> Result<(StageInventory, BTreeSet<String>), ModelError> {
+        let weights = Weights::survey(&self.source.dir)?;
+        let tallies = [Tally::new(Precision::F32)?, Tally::new(Precision::Bf16)?];
+        for tally in &tallies {
+            load(&weights, tally)?;
+        }
+        let [f32, bf16] = tallies.map(|tally| tally.taken().n_bytes);
+        let stored = surveyed(&weights);
+        let names = stored.taken();
+        let mut stage = StageInventory {
+            n_tensors: names.len(),
+            n_parameters: 0,
+            stored_bytes: 0,
+            loaded: Sizes { f32, bf16 },
+        };
+        for (_, n_elements, n_bytes) in stored.stored().filter(|(name, ..)| names.contains(*name)) {
+            stage.n_parameters += n_elements;
+            stage.stored_bytes += n_bytes;
+        }
+        Ok((stage, names))
+    }
+
+    /// A plain item of the model's kind, with the rows that its own processor makes of it.
+    fn example(&self, modality: Modality) -> Example {
+        let (item, bytes) = match modality {
+            Modality::Text => {
+                let longest = match self.spec.encoder.stem {
+                    StemSpec::Tokens { max_tokens, .. } => max_tokens,
+                    _ => usize::MAX,
+                };
+                let n_rows = longest.min(512);
+                return Example { item: format!("a text of {n_rows} tokens"), n_rows };
+            }
+            Modality::Audio => ("30 s of sound", silence(30)),
+            Modality::Image => ("an image of 1024 x 768", blank(1024, 768)),
+        };
+        let input = self.preprocess.preprocess(modality, &bytes, &ItemOptions::default(), &Limits::default());
+        // A processor that refuses a plain item has nothing to tell sizes by.
+        let n_rows = input.map_or(0, |input| input.n_tokens as usize);
+        Example { item: item.to_owned(), n_rows }
+    }
+}
+
+fn surveyed(weights: &Weights) -> &StoredWeights {
+    match weights {
+        Weights::Stored(stored) => stored,
+        Weights::Dummy { .. } => unreachable!("a survey is of stored weights"),
+    }
+}
+
+/// A WAV file: 16 kHz, one channel, 16 bits.
+fn silence(seconds: u32) -> Vec<u8> {
+    const RATE: u32 = 16_000;
+    let n_bytes = seconds * RATE * 2;
+    let mut wav = b"RIFF".to_vec();
+    wav.extend((36 + n_bytes).to_le_bytes());
+    wav.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
+    wav.extend(RATE.to_le_bytes());
+    wav.extend((2 * RATE).to_le_bytes());
+    wav.extend(b"\x02\0\x10\0data");
+    wav.extend(n_bytes.to_le_bytes());
+    wav.resize(wav.len() + n_bytes as usize, 0);
+    wav
+}
+
+/// A PNG file, black.
+fn blank(width: u32, height: u32) -> Vec<u8> {
+    let mut png = Vec::new();
+    let image = image::RgbImage::new(width, height);
+    image.write_to(&mut Cursor::new(&mut png), image::ImageFormat::Png).expect("memory takes every byte");
+    png
+}

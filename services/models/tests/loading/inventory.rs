@@ -1,0 +1,52 @@
+//! The inventory of a directory: sizes of the stages, names of what they share and of what nobody reads.
+
+use super::{CASE, STORED, golden, open, part, tensors, without_weights, write};
+use triptych_models::ModelError;
+use triptych_models::model::Inventory;
+
+fn inventory(dir: &std::path::Path) -> Result<Inventory, ModelError> {
+    open(dir, STORED).inventory()
+}
+
+#[test]
+fn stages_add_up_to_the_file() {
+    let all = tensors();
+    let found = inventory(&golden(CASE)).expect("an inventory");
+    let values = |of: &str| part(&all, of).values().map(|(_, data)| data.len()).sum::<usize>();
+    for (stage, of) in [(&found.encoder, "encoder."), (&found.decoder, "decoder.")] {
+        assert_eq!(stage.n_tensors, part(&all, of).len());
+        assert_eq!(stage.stored_bytes, values(of));
+        assert_eq!(stage.n_parameters * 4, values(of), "the file is f32");
+        assert!(stage.loaded.f32 >= stage.stored_bytes);
+        assert!(stage.loaded.bf16 < stage.loaded.f32);
+    }
+    assert_eq!((found.shared, found.unused), (vec![], vec![]));
+    assert_eq!(found.row.f32, 2 * found.row.bf16);
+}
+
+#[test]
+fn a_table_that_is_the_head_too_is_loaded_twice() {
+    let model = open(&golden(CASE), STORED);
+    let spec = &model.spec().decoder;
+    let found = model.inventory().expect("an inventory");
+    assert!(spec.head.tied);
+    let table = spec.vocab * spec.stack.hidden * 4;
+    assert!(found.decoder.loaded.f32 > found.decoder.stored_bytes + table);
+}
+
+#[test]
+fn what_nobody_reads_and_what_is_missing_have_names() {
+    let dir = without_weights(CASE);
+    let mut more = tensors();
+    more.insert("model.pooler.weight".to_owned(), (vec![2, 2], vec![0; 16]));
+    write(dir.path(), "model.safetensors", &more);
+    assert_eq!(inventory(dir.path()).expect("an inventory").unused, ["model.pooler.weight"]);
+
+    let missing = "model.encoder.layers.0.fc1.bias";
+    more.remove(missing).expect("the model has it");
+    write(dir.path(), "model.safetensors", &more);
+    let error = inventory(dir.path()).expect_err("a tensor is missing");
+    let serving = super::load_both(&open(dir.path(), STORED))[0].take().expect("a tensor is missing");
+    assert!(matches!(&error, ModelError::MissingTensor { name, .. } if name == missing), "{error}");
+    assert_eq!(error.to_string(), serving.to_string());
+}

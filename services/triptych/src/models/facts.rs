@@ -1,0 +1,109 @@
+//! Everything that is told about a model, and its JSON.
+
+use super::measure::Measured;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use triptych_core::Modality;
+use triptych_models::model::{Inventory, Sizes, StageInventory};
+use triptych_models::{Model, ModelSource};
+
+/// What is known of a model.
+pub struct Facts {
+    /// The name clients use.
+    pub name: String,
+    /// Its directory.
+    pub dir: PathBuf,
+    /// The `model_type` of its configuration.
+    pub family: &'static str,
+    /// The kinds of items it reads.
+    pub modalities: Vec<Modality>,
+    /// What a request may give it.
+    pub prompts: &'static str,
+    /// Where requests go.
+    pub endpoints: Vec<&'static str>,
+    /// Tokens the decoder's context holds.
+    pub max_context: usize,
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// Sizes.
+    pub inventory: Inventory,
+    /// What loading it took, where that was asked for.
+    pub measured: Option<Measured>,
+}
+
+impl Facts {
+    /// Gathers them.
+    pub fn new(
+        source: &ModelSource,
+        model: &Model,
+        inventory: Inventory,
+        measured: Option<Measured>,
+    ) -> Self {
+        let modalities = model.modalities().to_vec();
+        let reads = |modality| modalities.contains(&modality);
+        let mut endpoints = Vec::new();
+        if reads(Modality::Audio) {
+            endpoints.push("POST /v1/audio/transcriptions");
+            if model.tokenizer().token_id("<|translate|>").is_some() {
+                endpoints.push("POST /v1/audio/translations");
+            }
+        }
+        if reads(Modality::Image) {
+            endpoints.push("POST /v1/chat/completions");
+        }
+        if reads(Modality::Text) {
+            endpoints.push("POST /v1/completions");
+        }
+        endpoints.push("gRPC triptych.v1.Triptych/Generate");
+        let prompts = match inventory.kv.cross_per_row {
+            None => "chat messages, with items among their words",
+            Some(_) if reads(Modality::Text) => {
+                "text or tokens for the encoder, for the decoder, or for both"
+            }
+            Some(_) => "an item for the encoder; text or tokens to begin the answer with",
+        };
+        Self {
+            name: model.name().to_string(),
+            dir: source.dir.clone(),
+            family: model.family(),
+            prompts,
+            endpoints,
+            max_context: model.max_context(),
+            vocab: model.tokenizer().vocab_size(),
+            modalities,
+            inventory,
+            measured,
+        }
+    }
+
+    /// As JSON; every size in bytes.
+    pub fn json(&self) -> Value {
+        let i = &self.inventory;
+        let sizes = |s: Sizes| json!({"f32": s.f32, "bf16": s.bf16});
+        let stage = |s: &StageInventory| {
+            json!({
+                "tensors": s.n_tensors, "parameters": s.n_parameters, "stored_bytes": s.stored_bytes,
+                "loaded_bytes": sizes(s.loaded),
+            })
+        };
+        let n_rows = i.example.n_rows;
+        json!({
+            "name": self.name, "dir": self.dir.display().to_string(), "family": self.family,
+            "architecture": i.architecture,
+            "modalities": self.modalities.iter().map(|m| m.as_str()).collect::<Vec<_>>(),
+            "prompts": self.prompts, "endpoints": self.endpoints,
+            "max_context": self.max_context, "vocab": self.vocab,
+            "stages": {"encoder": stage(&i.encoder), "decoder": stage(&i.decoder)},
+            "shared_tensors": i.shared, "unused_tensors": i.unused,
+            "kv_bytes_per_token": sizes(i.kv.per_token),
+            "cross_kv_bytes_per_row": i.kv.cross_per_row.map(sizes),
+            "example": {
+                "item": i.example.item, "rows": n_rows, "output_bytes": sizes(i.row.times(n_rows)),
+                "cross_kv_bytes": i.kv.cross_per_row.map(|s| sizes(s.times(n_rows))),
+            },
+            "measured": self.measured.map(|m| json!({
+                "precision": m.precision, "encoder_bytes": m.encoder, "decoder_bytes": m.decoder,
+            })),
+        })
+    }
+}

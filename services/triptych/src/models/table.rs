@@ -1,0 +1,141 @@
+//! Facts as a page for people.
+
+use super::facts::Facts;
+use std::fmt::Write as _;
+use triptych_core::Modality;
+use triptych_models::model::{Inventory, Sizes, StageInventory};
+
+/// Names that are written out; the rest is counted.
+const MAX_NAMES: usize = 8;
+
+/// The page of one model.
+pub fn of(facts: &Facts) -> String {
+    let mut page = format!("{}  {}\n", facts.name, facts.dir.display());
+    let i = &facts.inventory;
+    let mut line = |name: &str, text: String| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(page, "  {name:<12}{text}");
+    };
+    let architecture = i.architecture.as_ref().map_or_else(String::new, |a| format!(", {a}"));
+    line("family", format!("{}{architecture}", facts.family));
+    line("reads", facts.modalities.iter().map(|m| m.as_str()).collect::<Vec<_>>().join(", "));
+    line("prompts", facts.prompts.to_owned());
+    line("served at", facts.endpoints.join(", "));
+    line("context", format!("{} tokens, of {}", count(facts.max_context), count(facts.vocab)));
+    line("", String::new());
+    line("stage", "   tensors     parameters        stored        as f32       as bf16".into());
+    line("encoder", stage(&i.encoder));
+    line("decoder", stage(&i.decoder));
+    line("shared", names(&i.shared, "nothing"));
+    line("unused", names(&i.unused, "nothing"));
+    line("", String::new());
+    for (name, text) in memory(i, facts.modalities.contains(&Modality::Text)) {
+        line(name, text);
+    }
+    if let Some(measured) = facts.measured {
+        let grown = |bytes: Option<u64>| {
+            bytes.map_or_else(
+                || "cannot be measured: this system has no /proc".to_owned(),
+                |n| bytes_text(usize::try_from(n).unwrap_or(usize::MAX)),
+            )
+        };
+        line("", String::new());
+        line("measured", format!("memory of this process once loaded as {}", measured.precision));
+        line("  encoder", grown(measured.encoder));
+        line("  decoder", grown(measured.decoder));
+    }
+    // Lines without a name or text are only the indent.
+    page.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+fn memory(i: &Inventory, is_text: bool) -> Vec<(&'static str, String)> {
+    let n = i.example.n_rows;
+    let item = &i.example.item;
+    let both = |s: Sizes| format!("{} as f32, {} as bf16", bytes_text(s.f32), bytes_text(s.bf16));
+    let mut lines = vec![
+        ("row", format!("{} from the encoder to a PD worker", both(i.row))),
+        ("item", format!("{item}: {} rows, {}", count(n), both(i.row.times(n)))),
+        ("KV", format!("{} for a token of a sequence", both(i.kv.per_token))),
+    ];
+    if let Some(cross) = i.kv.cross_per_row {
+        let what = if is_text { "text" } else { "item" };
+        lines.push(("cross-KV", format!("{} for a row of the {what}", both(cross))));
+        lines.push(("", format!("{} for {item}, once for all that ask about it", both(cross.times(n)))));
+    }
+    lines
+}
+
+fn stage(s: &StageInventory) -> String {
+    format!(
+        "{:>10}{:>15}{:>14}{:>14}{:>14}",
+        s.n_tensors,
+        count(s.n_parameters),
+        bytes_text(s.stored_bytes),
+        bytes_text(s.loaded.f32),
+        bytes_text(s.loaded.bf16)
+    )
+}
+
+fn names(all: &[String], none: &str) -> String {
+    if all.is_empty() {
+        return none.to_owned();
+    }
+    let shown = all[..all.len().min(MAX_NAMES)].join(", ");
+    let rest = all.len().saturating_sub(MAX_NAMES);
+    if rest == 0 { shown } else { format!("{shown} and {rest} more") }
+}
+
+/// `51 865`.
+fn count(n: usize) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(' ');
+        }
+        out.push(c);
+    }
+    out
+}
+
+/// `3.84 MB`: decimal units, three digits.
+fn bytes_text(n: usize) -> String {
+    let mut value = n as f64;
+    let mut unit = "B";
+    for next in ["kB", "MB", "GB", "TB"] {
+        if value < 1000.0 {
+            break;
+        }
+        value /= 1000.0;
+        unit = next;
+    }
+    let decimals = match (unit, value) {
+        ("B", _) => 0,
+        (_, v) if v < 10.0 => 2,
+        (_, v) if v < 100.0 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(
+            [0, 999, 1000, 51_865, 1_543_490_560].map(count).join("|"),
+            "0|999|1 000|51 865|1 543 490 560"
+        );
+        let sizes = [0, 999, 1000, 3_840_000, 245_760_000, 12_345_678_901];
+        assert_eq!(sizes.map(bytes_text).join("|"), "0 B|999 B|1.00 kB|3.84 MB|246 MB|12.3 GB");
+    }
+
+    #[test]
+    fn long_lists_of_names_are_cut() {
+        let many: Vec<String> = (0..10).map(|i| format!("t{i}")).collect();
+        assert_eq!(names(&many, "-"), "t0, t1, t2, t3, t4, t5, t6, t7 and 2 more");
+        assert_eq!(names(&[], "nothing"), "nothing");
+    }
+}
