@@ -20,7 +20,7 @@ const ASYNC: &[&str] =
 const COMPUTE: &[&str] =
     &["candle-core", "cudarc", "tokenizers", "image", "symphonia", "safetensors", "half", "rayon"];
 
-const RULES: [Rule; 13] = [
+const RULES: [Rule; 14] = [
     Rule { dir: "services/core", may: &[], never: ASYNC },
     Rule { dir: "kernels", may: &["core"], never: ASYNC },
     Rule { dir: "services/models", may: &["core", "kernels"], never: ASYNC },
