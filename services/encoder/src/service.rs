@@ -139,14 +139,15 @@ impl Encoders {
 
     fn describe(&self) -> v1::DescribeResponse {
         let encoder =
-            |(modality, (fingerprint, _)): (&Modality, &(Fingerprint, Batcher))| v1::worker_model::Encoder {
+            |m: &ServedModel, modality: &Modality, fingerprint: &Fingerprint| v1::worker_model::Encoder {
                 modality: v1::Modality::from(*modality).into(),
                 fingerprint: fingerprint.as_bytes().to_vec().into(),
+                takes_prompt: m.preprocess.takes_prompt(),
             };
         let model = |(name, m): (&String, &ServedModel)| v1::WorkerModel {
             name: name.clone(),
             family: m.family.clone(),
-            encoders: m.encoders.iter().map(encoder).collect(),
+            encoders: m.encoders.iter().map(|(modality, (f, _))| encoder(m, modality, f)).collect(),
             max_context: 0,
             max_items: 0,
             created_s: m.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),

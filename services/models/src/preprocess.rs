@@ -41,6 +41,11 @@ pub trait Preprocess: Send + Sync {
     /// The kinds of items it reads.
     fn modalities(&self) -> &[Modality];
 
+    /// Whether the encoder reads text together with the item ([`ItemOptions::prompt`]).
+    fn takes_prompt(&self) -> bool {
+        false
+    }
+
     /// Decodes and prepares one item, as the options ask. Limits hold before memory is allocated for what a header declares.
     ///
     /// # Errors

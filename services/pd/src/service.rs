@@ -43,6 +43,8 @@ pub struct ServedModel {
     pub meters: Meters,
     /// The encoders whose outputs it takes.
     pub encoders: BTreeMap<Modality, Fingerprint>,
+    /// Whether its encoder reads text together with an item.
+    pub encoder_takes_prompt: bool,
     /// Tokens the context holds.
     pub max_context: usize,
     /// When it was loaded.
@@ -144,14 +146,16 @@ impl Worker {
 
     fn describe(&self) -> v1::DescribeResponse {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let encoder = |(modality, fingerprint): (&Modality, &Fingerprint)| v1::worker_model::Encoder {
-            modality: v1::Modality::from(*modality).into(),
-            fingerprint: fingerprint.as_bytes().to_vec().into(),
-        };
+        let encoder =
+            |m: &ServedModel, modality: &Modality, fingerprint: &Fingerprint| v1::worker_model::Encoder {
+                modality: v1::Modality::from(*modality).into(),
+                fingerprint: fingerprint.as_bytes().to_vec().into(),
+                takes_prompt: m.encoder_takes_prompt,
+            };
         let model = |(name, m): (&String, &ServedModel)| v1::WorkerModel {
             name: name.clone(),
             family: m.family.clone(),
-            encoders: m.encoders.iter().map(encoder).collect(),
+            encoders: m.encoders.iter().map(|(modality, f)| encoder(m, modality, f)).collect(),
             max_context: count(m.max_context),
             max_items: count(self.limits.max_items),
             created_s: m.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),

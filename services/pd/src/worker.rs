@@ -239,6 +239,7 @@ impl Loaded {
             driver: Driver::spawn(model.name().as_str(), engine, meters.clone(), died)?,
             meters,
             encoders,
+            encoder_takes_prompt: model.preprocess().takes_prompt(),
             max_context: model.max_context(),
             created: SystemTime::now(),
             sequences: Arc::new(Semaphore::new(max_live)),

@@ -19,6 +19,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument;
+use triptych_core::prompt::Prompt;
 use triptych_core::{Failure, FailureClass, ItemIdx, Modality, ModelName, RequestId};
 use triptych_proto::v1;
 use triptych_runtime::Drain;
@@ -94,6 +95,31 @@ impl Orchestrator {
         Ok(answer)
     }
 
+    /// Gives each side of the model what it reads.
+    fn lay_out(&self, request: &mut Request, route: &Route) -> Result<(), Failure> {
+        let takes_prompt = |item: &crate::request::Item| route.served.prompted.contains(&item.modality);
+        if request.items.iter().any(takes_prompt) {
+            return request.move_text_to_the_item();
+        }
+        if !matches!(request.prompt, Prompt::Explicit { encoder: Some(_), .. }) {
+            return match route.fingerprint(Modality::Text) {
+                Some(_) => request.move_encoder_text_to_items(),
+                None => Ok(()),
+            };
+        }
+        let name = &route.served.name;
+        let refuse = |message: String| Err(Failure::invalid(message).with_param("prompt.explicit.encoder"));
+        if !request.items.is_empty() {
+            return refuse(format!(
+                "the encoder of model {name:?} reads either an encoder prompt or an item, the request has both"
+            ));
+        }
+        match route.fingerprint(Modality::Text) {
+            Some(_) => request.move_encoder_text_to_items(),
+            None => refuse(format!("model {name:?} has no text encoder, so it takes no encoder prompt")),
+        }
+    }
+
     fn admit(&self, request: &mut Request) -> Result<Route, Failure> {
         request.check(&self.materials.limits)?;
         let needs = request.modalities();
@@ -102,13 +128,7 @@ impl Orchestrator {
             let alien = |f: &Failure| f.class == FailureClass::InvalidArgument && request.items.len() == 1;
             if alien(&failure) { failure.with_param(&*request.items[0].param) } else { failure }
         })?;
-        if route.fingerprint(Modality::Text).is_some() {
-            request.move_encoder_text_to_items()?;
-        } else if matches!(request.prompt, triptych_core::prompt::Prompt::Explicit { encoder: Some(_), .. }) {
-            let message =
-                format!("model {:?} has no text encoder, so it takes no encoder prompt", route.served.name);
-            return Err(Failure::invalid(message).with_param("prompt.explicit.encoder"));
-        }
+        self.lay_out(request, &route)?;
         let n_items = request.items.len();
         match route.served.max_items {
             Some(limit) if n_items > limit as usize => Err(Failure::invalid(format!(

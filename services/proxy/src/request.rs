@@ -124,6 +124,35 @@ impl Request {
         self.sampling.n.unwrap_or(1)
     }
 
+    /// For a model whose encoder reads text together with an item: the text of the prompt goes to the encoder, unless
+    /// the prompt says which side each part is for.
+    ///
+    /// # Errors
+    /// [`Failure`] for token ids, which such an encoder does not read, or for several items.
+    pub fn move_text_to_the_item(&mut self) -> Result<(), Failure> {
+        let start = || TextOrTokens::Tokens(Vec::new());
+        let (text, decoder) = match &self.prompt {
+            Prompt::Chat(messages) => (TextOrTokens::Text(only_text(messages)?), start()),
+            Prompt::Singleton(text) => (text.clone(), start()),
+            Prompt::Explicit { encoder: Some(text), decoder } => (text.clone(), decoder.clone()),
+            Prompt::Explicit { encoder: None, .. } | Prompt::Speech(_) => return Ok(()),
+        };
+        let invalid = |message: &str| Err(Failure::invalid(message).with_param("prompt"));
+        let [item] = self.items.as_mut_slice() else {
+            return invalid("this model's encoder reads one item with its text");
+        };
+        match text {
+            TextOrTokens::Text(text) => item.options.prompt = Some(text).filter(|t| !t.is_empty()),
+            TextOrTokens::Tokens(ids) if ids.is_empty() => {}
+            TextOrTokens::Tokens(_) => {
+                return invalid("this model's encoder reads text with an item, not token ids");
+            }
+        }
+        self.encoder_prompt = item.options.prompt.clone().map(TextOrTokens::Text);
+        self.prompt = Prompt::Explicit { encoder: None, decoder };
+        Ok(())
+    }
+
     /// For a model that encodes text: the text meant for the encoder becomes an item, and so is encoded, cached and
     /// shared as any other.
     ///

@@ -38,6 +38,8 @@ pub struct Served {
     pub family: String,
     /// Its encoders.
     pub edition: Edition,
+    /// The kinds of items whose encoder reads text together with the item.
+    pub prompted: BTreeSet<Modality>,
     /// Tokens the context holds; 0 where the worker does not say.
     pub max_context: u32,
     /// Most items of a request; `None` where the worker does not say.
@@ -50,13 +52,15 @@ impl TryFrom<v1::WorkerModel> for Served {
     type Error = WireError;
 
     fn try_from(m: v1::WorkerModel) -> Result<Self, WireError> {
-        let encoder = |e: v1::worker_model::Encoder| {
+        let encoder = |e: &v1::worker_model::Encoder| {
             Ok((convert::modality(e.modality)?, convert::fingerprint(&e.fingerprint, "fingerprint")?))
         };
+        let prompted = m.encoders.iter().filter(|e| e.takes_prompt);
         Ok(Self {
+            prompted: prompted.map(|e| convert::modality(e.modality)).collect::<Result<_, WireError>>()?,
             name: ModelName::new(m.name),
             family: m.family,
-            edition: m.encoders.into_iter().map(encoder).collect::<Result<_, WireError>>()?,
+            edition: m.encoders.iter().map(encoder).collect::<Result<_, WireError>>()?,
             max_context: m.max_context,
             max_items: Some(m.max_items).filter(|n| *n > 0),
             created_s: m.created_s,

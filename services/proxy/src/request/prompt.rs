@@ -15,10 +15,6 @@ pub(super) fn check(prompt: &Prompt, items: &[Item]) -> Result<(), Failure> {
             items.len()
         ))
         .with_param("prompt.explicit.encoder")),
-        Prompt::Explicit { encoder: Some(_), .. } if !items.is_empty() => Err(Failure::invalid(
-            "the encoder reads either the encoder's prompt or an item, the request has both",
-        )
-        .with_param("prompt.explicit.encoder")),
         Prompt::Explicit { encoder: Some(text), .. } => check_text(text, "prompt.explicit.encoder"),
         Prompt::Explicit { encoder: None, .. } => Ok(()),
         Prompt::Speech(_) => check_speech(items),
@@ -142,7 +138,7 @@ mod tests {
             (Prompt::Singleton(TextOrTokens::Tokens(vec![])), &[], Some("the prompt is empty")),
             (Prompt::Singleton(text("")), &[Image], None),
             (Prompt::Explicit { encoder: None, decoder: text("") }, &[], Some("exactly 1 item")),
-            (Prompt::Explicit { encoder: Some(text("a")), decoder: text("") }, &[Image], Some("both")),
+            (Prompt::Explicit { encoder: Some(text("a")), decoder: text("") }, &[Image], None),
             (Prompt::Explicit { encoder: Some(text("a")), decoder: text("") }, &[], None),
             (Prompt::Speech(SpeechTask::default()), &[Audio], None),
             (Prompt::Speech(SpeechTask::default()), &[Image], Some("needs audio, the item is image")),

@@ -1,6 +1,6 @@
 //! `POST /v1/completions`: every form of prompt, one or several, whole and streamed.
 
-use crate::fakes::{Play, delta, model, summary, text};
+use crate::fakes::{Play, delta, model, prompted, summary, text};
 use crate::support::{Cluster, client};
 use serde_json::{Value, json};
 use triptych_core::Modality;
@@ -56,6 +56,41 @@ async fn every_form_of_prompt_reaches_the_side_it_is_for() {
         assert_eq!(status, 200, "{body}: {answer}");
         assert_eq!(cluster.encoder.jobs(), encoded, "{body}");
         assert_eq!(decoder(&cluster.pd.requests()[0]), decoded, "{body}");
+    }
+}
+
+#[tokio::test]
+async fn text_goes_to_an_encoder_that_reads_it_with_an_item_and_is_in_the_key() {
+    let models = vec![prompted("florence", Modality::Image, 1), model("vl", Modality::Image, 2)];
+    let cluster = Cluster::serving(models, |_| {}).await;
+    let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}});
+    let ask = |fields: Value| {
+        let mut body = json!({"model": "florence", "items": [image]});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        body
+    };
+    let bodies =
+        [json!({"prompt": "<OD>"}), json!({"encoder_prompt": "<CAPTION>", "prompt": [1]}), json!({})];
+    for body in bodies {
+        let (status, answer) = cluster.proxy.post(PATH, &ask(body)).await;
+        assert_eq!(status, 200, "{answer}");
+    }
+    let chat = json!([{"role": "user", "content": [image, {"type": "text", "text": "<OCR>"}]}]);
+    let (status, _) =
+        cluster.proxy.post("/v1/chat/completions", &json!({"model": "florence", "messages": chat})).await;
+    assert_eq!(status, 200);
+    let prompts = ["<OD>", "<CAPTION>", "", "<OCR>"].map(|p| Some(p.to_owned()).filter(|p| !p.is_empty()));
+    assert_eq!(cluster.encoder.prompts(), prompts, "the same image, encoded for each text");
+    let decoded: Vec<_> = cluster.pd.requests().iter().map(decoder).collect();
+    assert_eq!(decoded, [ids(&[]), ids(&[1]), ids(&[]), ids(&[])]);
+    let refused = [
+        (ask(json!({"prompt": [5]})), "prompt", "not token ids"),
+        (json!({"model": "vl", "items": [image], "encoder_prompt": "x"}), "prompt.explicit.encoder", "both"),
+    ];
+    for (body, param, expect) in refused {
+        let (status, answer) = cluster.proxy.post(PATH, &body).await;
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains(expect), "{answer}");
     }
 }
 

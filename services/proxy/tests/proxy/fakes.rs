@@ -29,11 +29,19 @@ pub fn model(name: &str, modality: Modality, fingerprint: u8) -> v1::WorkerModel
         encoders: vec![v1::worker_model::Encoder {
             modality: v1::Modality::from(modality).into(),
             fingerprint: Bytes::copy_from_slice(Fingerprint::from_bytes([fingerprint; 32]).as_bytes()),
+            takes_prompt: false,
         }],
         max_context: 4096,
         max_items: 8,
         created_s: 1_700_000_000,
     }
+}
+
+/// As [`model`], with an encoder that reads text together with an item.
+pub fn prompted(name: &str, modality: Modality, fingerprint: u8) -> v1::WorkerModel {
+    let mut model = model(name, modality, fingerprint);
+    model.encoders[0].takes_prompt = true;
+    model
 }
 
 /// A server with a runtime of its own.
@@ -131,6 +139,12 @@ impl Encoder {
     /// The items of the jobs it was sent.
     pub fn jobs(&self) -> Vec<Bytes> {
         self.0.jobs.lock().unwrap().iter().map(|job| job.item.clone()).collect()
+    }
+
+    /// The text that each job's encoder was to read with its item.
+    pub fn prompts(&self) -> Vec<Option<String>> {
+        let jobs = self.0.jobs.lock().unwrap();
+        jobs.iter().map(|job| job.options.clone().and_then(|o| o.prompt)).collect()
     }
 
     /// Jobs whose caller went away while they were held.

@@ -9,6 +9,7 @@ fn worker(pool: Pool, health: Health, models: &[(&str, &[(Modality, u8)])]) -> K
         name: ModelName::new(*name),
         family: "f".into(),
         edition: edition.iter().map(|(m, b)| (*m, Fingerprint::from_bytes([*b; 32]))).collect(),
+        prompted: BTreeSet::new(),
         max_context: 10,
         max_items: None,
         created_s: 1,
