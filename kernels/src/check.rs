@@ -8,7 +8,9 @@ use crate::ops::{KernelError, Result, RopeShape};
 mod attention;
 mod conv;
 
-pub(crate) use attention::{attention, copy_blocks, kv_layout, layer, paged, swap, write_kv};
+pub(crate) use attention::{
+    attention, attention_weights, copy_blocks, kv_layout, layer, paged, swap, write_kv,
+};
 pub(crate) use conv::{Planes, Windows, depthwise2d, unfold, unfold2d};
 
 /// `(n_tokens, width)` of an activation.
@@ -90,6 +92,12 @@ pub(crate) fn linear(x: Dims, in_out: Dims, residual: Option<Dims>) -> Result<()
 /// Dimensions of the result of `split_rows`.
 pub(crate) fn split_rows(dims: Dims, parts: usize) -> Result<Dims> {
     Ok((dims.0.saturating_mul(parts), divides("split_rows", "x width", parts, dims.1)?))
+}
+
+/// Rows of a sequence of `transpose`, and dimensions of its result.
+pub(crate) fn transpose(x: Dims, n_seqs: usize) -> Result<(usize, Dims)> {
+    let t = if n_seqs == 0 && x.0 == 0 { 0 } else { divides("transpose", "rows", n_seqs, x.0)? };
+    Ok((t, (n_seqs.saturating_mul(x.1), t)))
 }
 
 /// Checks of `rope`.

@@ -10,8 +10,8 @@
 
 use crate::check::{self, Dims};
 use crate::ops::{
-    Activation, AttentionShape, Backend, Conv2d, KvLayer, KvLayout, LinearPart, NormKind, PagedBatch, Qkv,
-    Result, RopeShape, Unfold, Varlen, WeightView,
+    Activation, AttentionShape, Backend, ChosenHeads, Conv2d, KvLayer, KvLayout, LinearPart, NormKind,
+    PagedBatch, Qkv, Result, RopeShape, Unfold, Varlen, WeightView,
 };
 use crate::stored;
 
@@ -146,12 +146,12 @@ impl Backend for CpuBackend {
 
     fn embed(&self, table: &CpuTable, ids: &[u32]) -> Result<CpuTensor> {
         check::indices("embed", "row", ids, table.n_rows)?;
-        Ok(rows::embed(table, ids))
+        Ok(rows::embed(self, table, ids))
     }
 
     fn gather_rows(&self, x: &CpuTensor, rows: &[u32]) -> Result<CpuTensor> {
         check::indices("gather_rows", "row", rows, x.dims().0)?;
-        Ok(rows::gather(x, rows))
+        Ok(rows::gather(self, x, rows))
     }
 
     fn scatter_rows(&self, x: &mut CpuTensor, rows: &[u32], src: &CpuTensor) -> Result<()> {
@@ -162,7 +162,7 @@ impl Backend for CpuBackend {
 
     fn columns(&self, x: &CpuTensor, start: usize, width: usize) -> Result<CpuTensor> {
         check::columns(x.dims(), start, width)?;
-        Ok(rows::columns(x, start, width))
+        Ok(rows::columns(self, x, start, width))
     }
 
     fn merge_rows(&self, x: CpuTensor, group: usize) -> Result<CpuTensor> {
@@ -173,6 +173,10 @@ impl Backend for CpuBackend {
     fn split_rows(&self, x: CpuTensor, parts: usize) -> Result<CpuTensor> {
         let (n_tokens, width) = check::split_rows(x.dims(), parts)?;
         Ok(x.reshape(n_tokens, width))
+    }
+
+    fn transpose(&self, x: &CpuTensor, n_seqs: usize) -> Result<CpuTensor> {
+        Ok(rows::transpose(self, x, check::transpose(x.dims(), n_seqs)?))
     }
 
     fn linear(
@@ -237,6 +241,19 @@ impl Backend for CpuBackend {
         match self.precision {
             Precision::F32 => attention::block_diagonal::<f32>(self, qkv, shape, seqs),
             Precision::Bf16 => attention::block_diagonal::<cell::Bf16Pair>(self, qkv, shape, seqs),
+        }
+    }
+
+    fn attention_weights(
+        &self,
+        qk: [&CpuTensor; 2],
+        chosen: ChosenHeads<'_>,
+        seqs: Varlen<'_>,
+    ) -> Result<Vec<f32>> {
+        check::attention_weights(qk.map(CpuTensor::dims), chosen, seqs)?;
+        match self.precision {
+            Precision::F32 => attention::weights::<f32>(self, qk, chosen, seqs),
+            Precision::Bf16 => attention::weights::<cell::Bf16Pair>(self, qk, chosen, seqs),
         }
     }
 

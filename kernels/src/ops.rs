@@ -15,7 +15,7 @@ mod bias;
 mod conv;
 mod rotary;
 
-pub use attention::{AttentionShape, KvLayer, KvLayout, Mask, PagedBatch, Qkv, Varlen};
+pub use attention::{AttentionShape, ChosenHeads, KvLayer, KvLayout, Mask, PagedBatch, Qkv, Varlen};
 pub use bias::{BucketRule, BucketSides, RelativeBias, ScoreBias, SharedBias};
 pub use conv::{Conv2d, Unfold};
 pub use rotary::{RopePairs, RopeShape};
@@ -187,6 +187,10 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// The same values as `[n_tokens · parts, width / parts]`: each row becomes `parts` rows, such as its heads.
     fn split_rows(&self, x: Self::Tensor, parts: usize) -> Result<Self::Tensor>;
 
+    /// Turns each of `n_seqs` sequences of one length: `[n_seqs · t, width]` to `[n_seqs · width, t]`, so that
+    /// attention can run over columns.
+    fn transpose(&self, x: &Self::Tensor, n_seqs: usize) -> Result<Self::Tensor>;
+
     // Arithmetic.
 
     /// `act(x Wᵀ + b)`, plus `residual` if there is one: `[n_tokens, out]`.
@@ -232,6 +236,14 @@ pub trait Backend: Clone + Send + Sync + 'static {
         shape: AttentionShape,
         seqs: Varlen<'_>,
     ) -> Result<Self::Tensor>;
+    /// What [`attention`](Self::attention) weighs the keys with in some heads, in host memory: `[heads, n_q, n_k]`
+    /// of each sequence, one after another. Keys that a query does not see weigh zero. `qk` are query and key.
+    fn attention_weights(
+        &self,
+        qk: [&Self::Tensor; 2],
+        chosen: ChosenHeads<'_>,
+        seqs: Varlen<'_>,
+    ) -> Result<Vec<f32>>;
     /// An empty cache.
     fn kv_cache(&self, layout: KvLayout) -> Result<Self::KvCache>;
     /// Bytes of one block of such a cache, all layers together.

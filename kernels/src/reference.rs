@@ -9,8 +9,8 @@ use candle_core::{Device, Tensor};
 
 use crate::check::{self, Dims};
 use crate::ops::{
-    Activation, AttentionShape, Backend, Conv2d, KernelError, KvLayer, KvLayout, LinearPart, NormKind,
-    PagedBatch, Qkv, Result, RopeShape, Unfold, Varlen, WeightView,
+    Activation, AttentionShape, Backend, ChosenHeads, Conv2d, KernelError, KvLayer, KvLayout, LinearPart,
+    NormKind, PagedBatch, Qkv, Result, RopeShape, Unfold, Varlen, WeightView,
 };
 use crate::stored;
 
@@ -147,6 +147,12 @@ impl Backend for ReferenceBackend {
         x.reshape(check::split_rows(dims(&x), parts)?).op("split_rows")
     }
 
+    fn transpose(&self, x: &Tensor, n_seqs: usize) -> Result<Tensor> {
+        let (t, out) = check::transpose(dims(x), n_seqs)?;
+        let turned = || x.reshape((n_seqs, t, dims(x).1))?.transpose(1, 2)?.contiguous()?.reshape(out);
+        turned().op("transpose")
+    }
+
     fn linear(
         &self,
         x: &Tensor,
@@ -201,6 +207,16 @@ impl Backend for ReferenceBackend {
     fn attention(&self, qkv: Qkv<'_, Tensor>, shape: AttentionShape, seqs: Varlen<'_>) -> Result<Tensor> {
         check::attention([dims(qkv.q), dims(qkv.k), dims(qkv.v)], shape, seqs)?;
         attention::block_diagonal(qkv, shape, seqs)
+    }
+
+    fn attention_weights(
+        &self,
+        qk: [&Tensor; 2],
+        chosen: ChosenHeads<'_>,
+        seqs: Varlen<'_>,
+    ) -> Result<Vec<f32>> {
+        check::attention_weights(qk.map(dims), chosen, seqs)?;
+        attention::chosen_weights(qk, chosen, seqs)
     }
 
     fn kv_cache(&self, layout: KvLayout) -> Result<ReferenceKvCache> {

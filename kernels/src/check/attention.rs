@@ -4,7 +4,8 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::{Dims, divides, indices, offsets, same};
 use crate::ops::{
-    AttentionShape, KernelError, KvLayout, Mask, PagedBatch, Result, ScoreBias, SharedBias, Varlen,
+    AttentionShape, ChosenHeads, KernelError, KvLayout, Mask, PagedBatch, Result, ScoreBias, SharedBias,
+    Varlen,
 };
 
 /// Checks that heads divide and widths fit.
@@ -27,11 +28,27 @@ fn enough_keys(op: &'static str, mask: Mask, n_queries: usize, n_keys: usize) ->
 }
 
 /// Checks of `attention`; `dims` are those of q, k and v.
-pub(crate) fn attention(dims: [Dims; 3], shape: AttentionShape, seqs: Varlen<'_>) -> Result<()> {
-    let (op, [q, k, v]) = ("attention", dims);
+pub(crate) fn attention([q, k, v]: [Dims; 3], shape: AttentionShape, seqs: Varlen<'_>) -> Result<()> {
+    same("attention", "v", &[v.0, v.1], &[k.0, k.1])?;
+    queries_and_keys("attention", [q, k], shape, seqs)
+}
+
+/// Checks of `attention_weights`; `dims` are those of q and k.
+pub(crate) fn attention_weights(dims: [Dims; 2], chosen: ChosenHeads<'_>, seqs: Varlen<'_>) -> Result<()> {
+    let op = "attention_weights";
+    indices(op, "head", chosen.heads, chosen.shape.n_heads)?;
+    queries_and_keys(op, dims, chosen.shape, seqs)
+}
+
+/// Checks of what makes scores.
+fn queries_and_keys(
+    op: &'static str,
+    [q, k]: [Dims; 2],
+    shape: AttentionShape,
+    seqs: Varlen<'_>,
+) -> Result<()> {
     heads(op, shape, q.1)?;
     same(op, "k width", &[k.1], &[shape.n_kv_heads.saturating_mul(shape.head_dim)])?;
-    same(op, "v", &[v.0, v.1], &[k.0, k.1])?;
     let n_seqs = offsets(op, "cu_seqlens_q", seqs.cu_seqlens_q, q.0)?;
     same(op, "n_seqs", &[offsets(op, "cu_seqlens_k", seqs.cu_seqlens_k, k.0)?], &[n_seqs])?;
     let lens = |cu: &[u32], i: usize| (cu[i + 1] - cu[i]) as usize;

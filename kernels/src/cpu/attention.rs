@@ -18,13 +18,15 @@ use super::cell::{Cell, PANEL, n_cells};
 use super::kv::PagedCells;
 use super::matrix::CpuTensor;
 use super::pool::Shared;
-use crate::ops::{AttentionShape, KvLayout, Mask, PagedBatch, Qkv, Result, ScoreBias, Varlen};
+use crate::ops::{AttentionShape, ChosenHeads, KvLayout, Mask, PagedBatch, Qkv, Result, ScoreBias, Varlen};
 
 mod bias;
 mod head;
+mod weights;
 
 use bias::RowBias;
 use head::HeadRows;
+use weights::HeadWeights;
 
 /// Register tiles in a task: so many rows read a stretch of keys while it is in the second cache.
 const TASK_TILES: usize = 4;
@@ -57,28 +59,82 @@ pub(super) fn block_diagonal<C: Cell>(
     shape: AttentionShape,
     seqs: Varlen<'_>,
 ) -> Result<CpuTensor> {
-    let lens: Vec<u32> = seqs.cu_seqlens_k.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    let (mut slots, mut table_start_loc) = (Vec::with_capacity(qkv.k.dims().0), vec![0_u32]);
-    let mut n_blocks = 0;
-    for &len in &lens {
-        let first = n_blocks * KV_BLOCK_TOKENS as u32;
-        slots.extend(first..first + len);
-        n_blocks += len.div_ceil(KV_BLOCK_TOKENS as u32);
-        table_start_loc.push(n_blocks);
+    let plain = Plain::<C>::new(backend, [qkv.k, qkv.v], shape, seqs.cu_seqlens_k)?;
+    Ok(paged(backend, &plain.pages, plain.step(qkv.q, shape, seqs)))
+}
+
+/// Weights of some heads inside each sequence, `[heads, n_queries, n_keys]` one after another; the caller
+/// checked the arguments.
+pub(super) fn weights<C: Cell>(
+    backend: &CpuBackend,
+    [q, k]: [&CpuTensor; 2],
+    chosen: ChosenHeads<'_>,
+    seqs: Varlen<'_>,
+) -> Result<Vec<f32>> {
+    let plain = Plain::<C>::new(backend, [k, k], chosen.shape, seqs.cu_seqlens_k)?;
+    let step = plain.step(q, chosen.shape, seqs);
+    let group = step.shape.n_heads / step.shape.n_kv_heads;
+    let (mut tasks, mut n_weights, mut cost_ns) = (Vec::new(), 0, 0);
+    for (seq, (n_queries, n_keys)) in lens(&step).enumerate() {
+        for &head in chosen.heads {
+            let task = Task { seq, kv_head: head as usize / group, rows: 0..n_queries * group };
+            tasks.push((task, head as usize % group, n_weights..n_weights + n_queries * n_keys));
+            n_weights += n_queries * n_keys;
+            cost_ns += n_queries * n_keys * step.shape.head_dim / 8;
+        }
     }
-    let AttentionShape { n_kv_heads, head_dim, .. } = shape;
-    let layout = KvLayout { n_layers: 1, n_blocks: n_blocks as usize, n_kv_heads, head_dim };
-    let mut pages = PagedCells::<C>::new(layout)?;
-    pages.write(&backend.pool, 0, [qkv.k, qkv.v], &slots);
-    let batch = PagedBatch {
-        query_start_loc: seqs.cu_seqlens_q,
-        table_start_loc: &table_start_loc,
-        block_tables: &(0..n_blocks).collect::<Vec<_>>(),
-        seq_lens: &lens,
-    };
-    let Varlen { mask, bias, .. } = seqs;
-    let step = Step { q: qkv.q, layer: 0, mask, bias, shape, batch };
-    Ok(paged(backend, &pages, step))
+    let mut out = vec![0.0; n_weights];
+    let bias = &RowBias::new(step.bias, step.shape.n_heads, lens(&step));
+    let shared = &Shared::new(&mut out);
+    backend.pool.run(tasks.len(), cost_ns, |i| {
+        let (task, member, place) = &tasks[i];
+        let rows = HeadRows { pages: &plain.pages, step: &step, bias, task, out: shared };
+        backend.isa.run(HeadWeights { rows, member: *member, place: place.clone() });
+    });
+    Ok(out)
+}
+
+/// Plain keys and values laid into pages, sequence after sequence.
+struct Plain<C> {
+    pages: PagedCells<C>,
+    lens: Vec<u32>,
+    table_start_loc: Vec<u32>,
+    block_tables: Vec<u32>,
+}
+
+impl<C: Cell> Plain<C> {
+    fn new(
+        backend: &CpuBackend,
+        kv: [&CpuTensor; 2],
+        shape: AttentionShape,
+        cu_seqlens_k: &[u32],
+    ) -> Result<Self> {
+        let lens: Vec<u32> = cu_seqlens_k.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let (mut slots, mut table_start_loc) = (Vec::with_capacity(kv[0].dims().0), vec![0_u32]);
+        let mut n_blocks = 0;
+        for &len in &lens {
+            let first = n_blocks * KV_BLOCK_TOKENS as u32;
+            slots.extend(first..first + len);
+            n_blocks += len.div_ceil(KV_BLOCK_TOKENS as u32);
+            table_start_loc.push(n_blocks);
+        }
+        let AttentionShape { n_kv_heads, head_dim, .. } = shape;
+        let layout = KvLayout { n_layers: 1, n_blocks: n_blocks as usize, n_kv_heads, head_dim };
+        let mut pages = PagedCells::<C>::new(layout)?;
+        pages.write(&backend.pool, 0, kv, &slots);
+        Ok(Self { pages, lens, table_start_loc, block_tables: (0..n_blocks).collect() })
+    }
+
+    /// What is asked of these pages.
+    fn step<'a>(&'a self, q: &'a CpuTensor, shape: AttentionShape, seqs: Varlen<'a>) -> Step<'a> {
+        let batch = PagedBatch {
+            query_start_loc: seqs.cu_seqlens_q,
+            table_start_loc: &self.table_start_loc,
+            block_tables: &self.block_tables,
+            seq_lens: &self.lens,
+        };
+        Step { q, layer: 0, mask: seqs.mask, bias: seqs.bias, shape, batch }
+    }
 }
 
 /// Attention of each sequence over its pages; the caller checked the arguments.
@@ -86,14 +142,18 @@ pub(super) fn paged<C: Cell>(backend: &CpuBackend, pages: &PagedCells<C>, step: 
     let (n_tokens, width) = step.q.dims();
     let mut out = vec![0.0; n_tokens * width];
     let (tasks, cost_ns) = tasks::<C>(&step, TASK_TILES * backend.isa.tile_rows());
-    let lens = step.batch.seq_lens.iter().enumerate();
-    let lens = lens.map(|(seq, &n_keys)| (queries(&step, seq).len(), n_keys as usize));
-    let bias = &RowBias::new(step.bias, step.shape.n_heads, lens);
+    let bias = &RowBias::new(step.bias, step.shape.n_heads, lens(&step));
     let shared = &Shared::new(&mut out);
     backend.pool.run(tasks.len(), cost_ns, |i| {
         backend.isa.run(HeadRows { pages, step: &step, bias, task: &tasks[i], out: shared });
     });
     CpuTensor::new(out, n_tokens, width)
+}
+
+/// Queries and keys of each sequence.
+fn lens<'a>(step: &'a Step<'_>) -> impl Iterator<Item = (usize, usize)> + 'a {
+    let seq_lens = step.batch.seq_lens.iter().enumerate();
+    seq_lens.map(|(seq, &n_keys)| (queries(step, seq).len(), n_keys as usize))
 }
 
 /// Cuts a step into tasks of up to `max_rows` rows, and estimates what they take together on one thread.

@@ -5,11 +5,15 @@ use triptych_core::DType;
 use super::CpuBackend;
 use super::math::Gate;
 use super::matrix::CpuTensor;
+use crate::check::Dims;
 use crate::ops::Activation;
 use crate::stored;
 
 /// Values of a row that are touched in a nanosecond, for the cost of a task.
 pub(super) const VALUES_PER_NS: usize = 2;
+
+/// The same for values that are only copied.
+const COPIED_PER_NS: usize = 4;
 
 /// An embedding table as it was stored.
 #[derive(Debug)]
@@ -27,22 +31,31 @@ pub struct CpuTable {
 }
 
 /// Rows of a table.
-pub(super) fn embed(table: &CpuTable, ids: &[u32]) -> CpuTensor {
-    let mut out = vec![0.0; ids.len() * table.width];
-    let row_bytes = table.width * table.dtype.size();
-    for (row, &id) in out.chunks_exact_mut(table.width.max(1)).zip(ids) {
-        stored::decode(table.dtype, &table.data[id as usize * row_bytes..][..row_bytes], row);
-        if table.scale != 1.0 {
-            row.iter_mut().for_each(|value| *value *= table.scale);
+pub(super) fn embed(backend: &CpuBackend, table: &CpuTable, ids: &[u32]) -> CpuTensor {
+    let width = table.width;
+    let mut out = vec![0.0; ids.len() * width];
+    let row_bytes = width * table.dtype.size();
+    backend.pool.rows(&mut out, width, width / VALUES_PER_NS, |first, rows| {
+        for (row, &id) in rows.chunks_exact_mut(width).zip(&ids[first..]) {
+            stored::decode(table.dtype, &table.data[id as usize * row_bytes..][..row_bytes], row);
+            if table.scale != 1.0 {
+                row.iter_mut().for_each(|value| *value *= table.scale);
+            }
         }
-    }
-    CpuTensor::new(out, ids.len(), table.width)
+    });
+    CpuTensor::new(out, ids.len(), width)
 }
 
 /// Rows by number.
-pub(super) fn gather(x: &CpuTensor, rows: &[u32]) -> CpuTensor {
-    let out = rows.iter().flat_map(|&row| x.row(row as usize)).copied().collect();
-    CpuTensor::new(out, rows.len(), x.dims().1)
+pub(super) fn gather(backend: &CpuBackend, x: &CpuTensor, rows: &[u32]) -> CpuTensor {
+    let width = x.dims().1;
+    let mut out = vec![0.0; rows.len() * width];
+    backend.pool.rows(&mut out, width, width / COPIED_PER_NS, |first, out| {
+        for (out, &row) in out.chunks_exact_mut(width).zip(&rows[first..]) {
+            out.copy_from_slice(x.row(row as usize));
+        }
+    });
+    CpuTensor::new(out, rows.len(), width)
 }
 
 /// Replaces rows.
@@ -55,10 +68,35 @@ pub(super) fn scatter(x: &mut CpuTensor, rows: &[u32], src: &CpuTensor) {
 }
 
 /// Some columns.
-pub(super) fn columns(x: &CpuTensor, start: usize, width: usize) -> CpuTensor {
+pub(super) fn columns(backend: &CpuBackend, x: &CpuTensor, start: usize, width: usize) -> CpuTensor {
     let n_tokens = x.dims().0;
-    let out = (0..n_tokens).flat_map(|row| &x.row(row)[start..start + width]).copied().collect();
+    let mut out = vec![0.0; n_tokens * width];
+    backend.pool.rows(&mut out, width, width / COPIED_PER_NS, |first, out| {
+        for (row, out) in (first..).zip(out.chunks_exact_mut(width)) {
+            out.copy_from_slice(&x.row(row)[start..start + width]);
+        }
+    });
     CpuTensor::new(out, n_tokens, width)
+}
+
+/// Values of a turned row that are read before the next row's: their lines stay in the first cache.
+const TURNED: usize = 64;
+
+/// Rows of each sequence to columns; `t` rows are a sequence.
+pub(super) fn transpose(backend: &CpuBackend, x: &CpuTensor, (t, dims): (usize, Dims)) -> CpuTensor {
+    let (n_rows, width) = (dims.0, x.dims().1);
+    let mut out = vec![0.0; n_rows * t];
+    backend.pool.rows(&mut out, t, t, |first, rows| {
+        for start in (0..t).step_by(TURNED) {
+            for (row, out) in (first..).zip(rows.chunks_exact_mut(t)) {
+                let (seq, column) = (row / width, row % width);
+                for (i, out) in (start..t.min(start + TURNED)).zip(&mut out[start..]) {
+                    *out = x.data()[(seq * t + i) * width + column];
+                }
+            }
+        }
+    });
+    CpuTensor::new(out, n_rows, t)
 }
 
 /// `x += y`.

@@ -15,6 +15,15 @@ pub struct AttentionShape {
     pub scale: f32,
 }
 
+/// Query heads whose weights are asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct ChosenHeads<'a> {
+    /// Heads of the attention.
+    pub shape: AttentionShape,
+    /// Which of them, in the order of the result.
+    pub heads: &'a [u32],
+}
+
 /// Who may look at whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mask {

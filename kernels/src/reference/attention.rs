@@ -4,10 +4,11 @@ use candle_core::{D, Tensor};
 
 use super::cache::ReferenceKvCache;
 use super::rows::product;
-use super::{InOp, dims, matrix, zeros};
+use super::{InOp, dims, matrix, values, zeros};
 use crate::check;
 use crate::ops::{
-    AttentionShape, KvLayer, Mask, PagedBatch, Qkv, RelativeBias, Result, ScoreBias, SharedBias, Varlen,
+    AttentionShape, ChosenHeads, KvLayer, Mask, PagedBatch, Qkv, RelativeBias, Result, ScoreBias, SharedBias,
+    Varlen,
 };
 
 /// Attention inside each sequence.
@@ -16,18 +17,51 @@ pub(super) fn block_diagonal(
     shape: AttentionShape,
     seqs: Varlen<'_>,
 ) -> Result<Tensor> {
-    let op = "attention";
-    let part =
-        |x: &Tensor, cu: &[u32], i: usize| x.narrow(0, cu[i] as usize, (cu[i + 1] - cu[i]) as usize).op(op);
-    let n_seqs = seqs.cu_seqlens_q.len() - 1;
+    let mut outs = Vec::new();
+    each_sequence([qkv.q, qkv.k, qkv.v], shape, seqs, |[q, k, v], bias| {
+        outs.push(sequence(q, &[k.clone(), v.clone()], shape, (seqs.mask, bias))?);
+        Ok(())
+    })?;
+    stack("attention", outs, dims(qkv.q))
+}
+
+/// Weights of some heads inside each sequence, `[heads, n_queries, n_keys]` one after another.
+pub(super) fn chosen_weights(
+    [q, k]: [&Tensor; 2],
+    chosen: ChosenHeads<'_>,
+    seqs: Varlen<'_>,
+) -> Result<Vec<f32>> {
+    let mut out = Vec::new();
+    each_sequence([q, k, k], chosen.shape, seqs, |[q, k, _], bias| {
+        if dims(q).0 > 0 && dims(k).0 > 0 {
+            for &head in chosen.heads {
+                let weights = weights([q, k], chosen.shape, (seqs.mask, bias), head as usize)?;
+                out.extend(values("attention_weights", &weights)?);
+            }
+        }
+        Ok(())
+    })?;
+    Ok(out)
+}
+
+/// Calls `each` with query, key, value and bias of each sequence.
+fn each_sequence<'a>(
+    [q, k, v]: [&Tensor; 3],
+    shape: AttentionShape,
+    seqs: Varlen<'a>,
+    mut each: impl FnMut([&Tensor; 3], SequenceBias<'a>) -> Result<()>,
+) -> Result<()> {
+    let part = |x: &Tensor, cu: &[u32], i: usize| {
+        x.narrow(0, cu[i] as usize, (cu[i + 1] - cu[i]) as usize).op("attention")
+    };
     let mut biases = Biases::new(seqs.bias, shape);
-    let outs = (0..n_seqs).map(|i| {
-        let q = part(qkv.q, seqs.cu_seqlens_q, i)?;
-        let kv = [part(qkv.k, seqs.cu_seqlens_k, i)?, part(qkv.v, seqs.cu_seqlens_k, i)?];
-        let bias = biases.next(i, (dims(&q).0, dims(&kv[0]).0));
-        sequence(&q, &kv, shape, (seqs.mask, bias))
-    });
-    stack(op, outs.collect::<Result<_>>()?, dims(qkv.q))
+    for i in 0..seqs.cu_seqlens_q.len() - 1 {
+        let q = part(q, seqs.cu_seqlens_q, i)?;
+        let [k, v] = [part(k, seqs.cu_seqlens_k, i)?, part(v, seqs.cu_seqlens_k, i)?];
+        let bias = biases.next(i, (dims(&q).0, dims(&k).0));
+        each([&q, &k, &v], bias)?;
+    }
+    Ok(())
 }
 
 /// Attention of each sequence over its keys in the cache.
@@ -70,20 +104,39 @@ fn sequence(
     if n_queries == 0 || n_keys == 0 || shape.n_heads == 0 {
         return zeros("attention", dims(q));
     }
+    let one = |i: usize| {
+        let v = head_columns(&kv[1], shape, i * shape.n_kv_heads / shape.n_heads).op("attention")?;
+        product(&weights([q, &kv[0]], shape, (mask, bias), i)?, &v).op("attention")
+    };
+    let heads = (0..shape.n_heads).map(one).collect::<Result<Vec<_>>>()?;
+    Tensor::cat(&heads, 1).op("attention")
+}
+
+/// What a head weighs the keys of a sequence with, `[n_queries, n_keys]`; neither is zero.
+fn weights(
+    [q, k]: [&Tensor; 2],
+    shape: AttentionShape,
+    (mask, bias): (Mask, SequenceBias<'_>),
+    head: usize,
+) -> Result<Tensor> {
+    let ((n_queries, _), (n_keys, _)) = (dims(q), dims(k));
     let hidden = hidden_keys(n_queries, n_keys, mask)?;
-    let group = shape.n_heads / shape.n_kv_heads;
-    let head = |x: &Tensor, i: usize| x.narrow(1, i * shape.head_dim, shape.head_dim)?.contiguous();
-    let one = |i: usize| -> candle_core::Result<Tensor> {
-        let (q, k, v) = (head(q, i)?, head(&kv[0], i / group)?, head(&kv[1], i / group)?);
+    let weights = || -> candle_core::Result<Tensor> {
+        let q = head_columns(q, shape, head)?;
+        let k = head_columns(k, shape, head * shape.n_kv_heads / shape.n_heads)?;
         let scores = product(&q, &k.t()?.contiguous()?)?.affine(f64::from(shape.scale), 0.0)?;
-        let scores = match bias.head(i, n_queries, n_keys) {
+        let scores = match bias.head(head, n_queries, n_keys) {
             Some(bias) => scores.add(&Tensor::from_vec(bias, (n_queries, n_keys), q.device())?)?,
             None => scores,
         };
-        product(&softmax(&scores.add(&hidden)?)?, &v)
+        softmax(&scores.add(&hidden)?)
     };
-    let heads = (0..shape.n_heads).map(one).collect::<candle_core::Result<Vec<_>>>().op("attention")?;
-    Tensor::cat(&heads, 1).op("attention")
+    weights().op("attention")
+}
+
+/// The columns of a head.
+fn head_columns(x: &Tensor, shape: AttentionShape, head: usize) -> candle_core::Result<Tensor> {
+    x.narrow(1, head * shape.head_dim, shape.head_dim)?.contiguous()
 }
 
 /// What is added to the scores: `-inf` for a key that the query does not see. `[n_queries, n_keys]`.

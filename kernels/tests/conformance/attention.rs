@@ -86,15 +86,37 @@ impl Sequences {
         (0..self.lens.len()).flat_map(one).collect()
     }
 
+    /// Weights of some heads, `[heads, n_queries, n_keys]` of each sequence.
+    pub fn expect_weights(&self, heads: &[u32]) -> Vec<f32> {
+        let one = |i: usize| -> Vec<f32> {
+            let seq = self.alone(i);
+            let all = oracle::weights([&seq.q, &seq.k], seq.shape, seq.mask, |score| seq.bias.at(score));
+            let ((n_queries, n_keys), n_heads) = (seq.lens[0], seq.shape.n_heads);
+            let row =
+                |(&head, query): (&u32, usize)| &all[(query * n_heads + head as usize) * n_keys..][..n_keys];
+            let places = heads.iter().flat_map(|head| (0..n_queries).map(move |query| (head, query)));
+            places.flat_map(row).map(|&weight| weight as f32).collect()
+        };
+        (0..self.lens.len()).flat_map(one).collect()
+    }
+
+    /// Offsets of queries and of keys.
+    pub fn offsets(&self) -> [Vec<u32>; 2] {
+        [offsets(self.lens.iter().map(|len| len.0)), offsets(self.lens.iter().map(|len| len.1))]
+    }
+
+    /// The sequences as an op takes them.
+    pub fn varlen<'a>(&'a self, [cu_seqlens_q, cu_seqlens_k]: &'a [Vec<u32>; 2]) -> Varlen<'a> {
+        Varlen { cu_seqlens_q, cu_seqlens_k, mask: self.mask, bias: self.bias.view() }
+    }
+
     pub fn attend<B: Backend>(&self, subject: &Subject<B>, backend: &B) -> B::Tensor {
         let (n_q, n_k) = (self.n_queries(), self.n_keys());
         let q = subject.tensor(&self.q, n_q, self.q_width());
         let (k, v) =
             (subject.tensor(&self.k, n_k, self.kv_width()), subject.tensor(&self.v, n_k, self.kv_width()));
-        let cu_seqlens_q = &offsets(self.lens.iter().map(|len| len.0));
-        let cu_seqlens_k = &offsets(self.lens.iter().map(|len| len.1));
-        let seqs = Varlen { cu_seqlens_q, cu_seqlens_k, mask: self.mask, bias: self.bias.view() };
-        backend.attention(Qkv { q: &q, k: &k, v: &v }, self.shape, seqs).expect("attention")
+        let seqs = &self.offsets();
+        backend.attention(Qkv { q: &q, k: &k, v: &v }, self.shape, self.varlen(seqs)).expect("attention")
     }
 
     pub fn check<B: Backend>(&self, subject: &Subject<B>) {

@@ -1,7 +1,9 @@
 //! What is added to scores, in attention inside sequences and over pages.
 
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_kernels::ops::{Backend, BucketRule, BucketSides, Mask, RelativeBias, ScoreBias, SharedBias};
+use triptych_kernels::ops::{
+    Backend, BucketRule, BucketSides, ChosenHeads, Mask, RelativeBias, ScoreBias, SharedBias,
+};
 
 use crate::attention::{Sequences, shape};
 use crate::oracle::Score;
@@ -233,4 +235,39 @@ pub fn chunks_of_a_biased_prefill_give_what_the_whole_gives<B: Backend>(subject:
         }
         assert_eq!(start, n);
     }
+}
+
+/// What chosen heads weigh the keys of `seqs` with.
+fn weigh<B: Backend>(subject: &Subject<B>, seqs: &Sequences, heads: &[u32]) -> Vec<f32> {
+    let q = subject.tensor(&seqs.q, seqs.n_queries(), seqs.q_width());
+    let k = subject.tensor(&seqs.k, seqs.n_keys(), seqs.kv_width());
+    let offsets = seqs.offsets();
+    let chosen = ChosenHeads { shape: seqs.shape, heads };
+    subject.backend.attention_weights([&q, &k], chosen, seqs.varlen(&offsets)).expect("weights")
+}
+
+pub fn weights_are_those_of_attention<B: Backend>(subject: &Subject<B>) {
+    let lens = [(1, 33), (3, 300), (0, 5), (31, 64), (2, 2)];
+    for (n_heads, n_kv_heads, head_dim) in [(3, 3, 12), (4, 2, 33), (6, 1, 64)] {
+        for mask in [Mask::Full, Mask::Causal] {
+            for bias in [Added::None, Added::alibi(n_heads), Added::materialized(n_heads, &lens)] {
+                let seqs = Sequences::new(&lens, shape(n_heads, n_kv_heads, head_dim), mask).biased(bias);
+                let heads = [n_heads as u32 - 1, 0, 1];
+                let (weights, expect) = (weigh(subject, &seqs, &heads), seqs.expect_weights(&heads));
+                assert_eq!(weights.len(), expect.len(), "{}", subject.name);
+                for (i, (a, e)) in weights.iter().zip(&expect).enumerate() {
+                    let near = (a - e).abs() <= subject.products;
+                    assert!(near, "{}: {mask:?} {}: {i} is {a}, not {e}", subject.name, seqs.bias.name());
+                }
+                let alone = weigh(subject, &seqs.alone(1), &heads);
+                assert_eq!(weights[3 * 33..][..alone.len()], alone, "{}: alone", subject.name);
+            }
+        }
+    }
+}
+
+pub fn a_query_that_sees_no_key_has_no_weights<B: Backend>(subject: &Subject<B>) {
+    let seqs = Sequences::new(&[(2, 0), (1, 3)], shape(2, 2, 20), Mask::Full)
+        .biased(Added::Materialized(vec![f32::NEG_INFINITY; 6]));
+    assert_eq!(weigh(subject, &seqs, &[1, 1]), [0.0; 6], "{}", subject.name);
 }

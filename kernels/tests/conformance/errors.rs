@@ -3,9 +3,9 @@
 use triptych_core::DType;
 use triptych_kernels::KernelError;
 use triptych_kernels::ops::{
-    Activation, AttentionShape, Backend, BucketRule, BucketSides, Conv2d, KvLayer, KvLayout, LinearPart,
-    Mask, NormKind, PagedBatch, Qkv, RelativeBias, RopePairs, RopeShape, ScoreBias, SharedBias, Unfold,
-    Varlen, WeightView,
+    Activation, AttentionShape, Backend, BucketRule, BucketSides, ChosenHeads, Conv2d, KvLayer, KvLayout,
+    LinearPart, Mask, NormKind, PagedBatch, Qkv, RelativeBias, RopePairs, RopeShape, ScoreBias, SharedBias,
+    Unfold, Varlen, WeightView,
 };
 
 use crate::attention::shape;
@@ -81,6 +81,8 @@ pub fn shapes_that_do_not_agree_are_refused<B: Backend>(subject: &Subject<B>) {
     shape_error(name, "group of rows", b.merge_rows(x.clone(), 2));
     shape_error(name, "group of no rows", b.merge_rows(x.clone(), 0));
     shape_error(name, "parts of a row", b.split_rows(x.clone(), 3));
+    shape_error(name, "sequences to turn", b.transpose(&x, 2));
+    shape_error(name, "no sequences to turn", b.transpose(&x, 0));
     shape_error(name, "no parts of a row", b.split_rows(x.clone(), 0));
     shape_error(name, "width of a sequence", b.group_norm(&x, &norm, &[0, 3]));
     shape_error(name, "rows of a sequence", b.group_norm(&y, &norm, &[0, 3]));
@@ -129,6 +131,13 @@ pub fn offsets_that_are_not_offsets_are_refused<B: Backend>(subject: &Subject<B>
         shape_error(name, "offsets of queries", attend(cu, &[0, 3], fits, Mask::Full));
         shape_error(name, "offsets of keys", attend(&[0, 3], cu, fits, Mask::Full));
     }
+    let weights = |q: &[u32], heads: &[u32], mask| {
+        let seqs = Varlen { cu_seqlens_q: q, cu_seqlens_k: &[0, 3], mask, bias: ScoreBias::None };
+        subject.backend.attention_weights([&x, &x], ChosenHeads { shape: fits, heads }, seqs)
+    };
+    assert!(weights(&[0, 3], &[1, 0, 1], Mask::Causal).is_ok());
+    index_error(name, "head to weigh with", weights(&[0, 3], &[0, 2], Mask::Full));
+    shape_error(name, "queries to weigh with", weights(&[0, 2], &[0], Mask::Full));
     shape_error(name, "numbers of sequences", attend(&[0, 3], &[0, 1, 3], fits, Mask::Full));
     shape_error(name, "causal with too few keys", attend(&[0, 3, 3], &[0, 2, 3], fits, Mask::Causal));
     for (n_heads, n_kv_heads, head_dim) in [(2, 0, 2), (3, 2, 2), (4, 2, 1), (2, 1, 2), (1, 1, 0)] {

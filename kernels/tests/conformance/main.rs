@@ -41,7 +41,8 @@ on_every_backend! {
         tables_give_their_rows_in_every_dtype,
         rows_are_gathered_and_scattered_by_number,
         a_clone_keeps_its_values_when_the_other_is_written,
-        columns_merged_and_split_rows_keep_the_order_of_values;
+        columns_merged_and_split_rows_keep_the_order_of_values,
+        sequences_are_transposed_each_by_itself;
     rows:
         norms_are_the_oracles_over_odd_widths,
         a_gate_multiplies_activated_and_plain_half,
@@ -64,7 +65,9 @@ on_every_backend! {
         keys_hidden_by_a_bias_weigh_nothing,
         a_bias_over_pages_is_that_inside_sequences,
         a_biased_sequence_is_the_same_alone,
-        chunks_of_a_biased_prefill_give_what_the_whole_gives;
+        chunks_of_a_biased_prefill_give_what_the_whole_gives,
+        weights_are_those_of_attention,
+        a_query_that_sees_no_key_has_no_weights;
     paged:
         paged_attention_is_attention_whatever_the_block_tables,
         layers_and_copied_blocks_are_kept_apart,

@@ -72,3 +72,17 @@ pub fn columns_merged_and_split_rows_keep_the_order_of_values<B: Backend>(subjec
         subject.close("split rows", &y, (&x, 6 * parts, 33 / parts), 0.0);
     }
 }
+
+pub fn sequences_are_transposed_each_by_itself<B: Backend>(subject: &Subject<B>) {
+    for (n_seqs, t, width) in
+        [(1, 1, 1), (3, 5, 7), (2, 64, 33), (1, 130, 65), (2, 3, 0), (2, 0, 3), (0, 0, 5)]
+    {
+        let x = values(1, n_seqs * t * width);
+        let y = subject.backend.transpose(&subject.tensor(&x, n_seqs * t, width), n_seqs).expect("transpose");
+        let at = |seq: usize, column: usize, row: usize| x[(seq * t + row) * width + column];
+        let column = |i: usize| (0..t).map(move |row| (i / width, i % width, row));
+        let places = (0..n_seqs * width).flat_map(column);
+        let expect: Vec<f32> = places.map(|(seq, column, row)| at(seq, column, row)).collect();
+        subject.close("turned sequences", &y, (&expect, n_seqs * width, t), 0.0);
+    }
+}

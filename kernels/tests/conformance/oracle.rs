@@ -136,6 +136,40 @@ impl Score {
     }
 }
 
+/// What each query weighs the keys with, `[n_queries, n_heads, n_keys]`; zero for what it does not see. `q` and `k`
+/// as in [`attention`].
+pub fn weights(
+    [q, k]: [&[f32]; 2],
+    shape: AttentionShape,
+    mask: Mask,
+    bias: impl Fn(Score) -> f64,
+) -> Vec<f64> {
+    let AttentionShape { n_heads, n_kv_heads, head_dim, scale } = shape;
+    let (n_queries, n_keys) = (q.len() / n_heads / head_dim, k.len() / n_kv_heads / head_dim);
+    let mut out = Vec::new();
+    for query in 0..n_queries {
+        let n_visible = if mask == Mask::Causal { n_keys + query + 1 - n_queries } else { n_keys };
+        for head in 0..n_heads {
+            let kv_head = head * n_kv_heads / n_heads;
+            let score = |key: usize| {
+                let (q, k) = (
+                    &q[(query * n_heads + head) * head_dim..],
+                    &k[(key * n_kv_heads + kv_head) * head_dim..],
+                );
+                let dot: f64 = (0..head_dim).map(|d| f64::from(q[d]) * f64::from(k[d])).sum();
+                dot * f64::from(scale) + bias(Score { head, query, key, n_queries, n_keys })
+            };
+            let scores: Vec<f64> = (0..n_visible).map(score).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let exp = |s: &f64| if max == f64::NEG_INFINITY { 0.0 } else { (s - max).exp() };
+            let total: f64 = scores.iter().map(exp).sum();
+            out.extend(scores.iter().map(|s| if total == 0.0 { 0.0 } else { exp(s) / total }));
+            out.resize(out.len() + n_keys - n_visible, 0.0);
+        }
+    }
+    out
+}
+
 /// One sequence: `q: [n_queries, n_heads, head_dim]`, `k`, `v: [n_keys, n_kv_heads, head_dim]`; `bias` is added
 /// to the scores.
 pub fn attention(
@@ -144,31 +178,19 @@ pub fn attention(
     mask: Mask,
     bias: impl Fn(Score) -> f64,
 ) -> Vec<f32> {
-    let AttentionShape { n_heads, n_kv_heads, head_dim, scale } = shape;
-    let (n_queries, n_keys) = (q.len() / n_heads / head_dim, k.len() / n_kv_heads / head_dim);
+    let AttentionShape { n_heads, n_kv_heads, head_dim, .. } = shape;
+    let n_keys = k.len() / n_kv_heads / head_dim;
     let mut out = Vec::new();
-    for query in 0..n_queries {
-        let n_visible = if mask == Mask::Causal { n_keys + query + 1 - n_queries } else { n_keys };
-        for head in 0..n_heads {
-            let kv_head = head * n_kv_heads / n_heads;
-            let at = |x: &[f32], row: usize, heads: usize, head: usize, d: usize| {
-                f64::from(x[(row * heads + head) * head_dim + d])
-            };
-            let score = |key: usize| {
-                let dot = |d| at(q, query, n_heads, head, d) * at(k, key, n_kv_heads, kv_head, d);
-                let product = (0..head_dim).map(dot).sum::<f64>() * f64::from(scale);
-                product + bias(Score { head, query, key, n_queries, n_keys })
-            };
-            let scores: Vec<f64> = (0..n_visible).map(score).collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-            let total: f64 = weights.iter().sum();
-            for d in 0..head_dim {
-                let sum: f64 =
-                    (0..n_visible).map(|key| weights[key] * at(v, key, n_kv_heads, kv_head, d)).sum();
-                out.push(if max == f64::NEG_INFINITY { 0.0 } else { (sum / total) as f32 });
-            }
-        }
+    // No key gives no weights to cut, and zeros.
+    if n_keys == 0 {
+        return vec![0.0; q.len()];
+    }
+    for (i, weights) in weights([q, k], shape, mask, bias).chunks(n_keys).enumerate() {
+        let kv_head = i % n_heads * n_kv_heads / n_heads;
+        let value = |key: usize, d: usize| f64::from(v[(key * n_kv_heads + kv_head) * head_dim + d]);
+        out.extend(
+            (0..head_dim).map(|d| (0..n_keys).map(|key| weights[key] * value(key, d)).sum::<f64>() as f32),
+        );
     }
     out
 }

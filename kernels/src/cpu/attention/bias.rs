@@ -92,11 +92,19 @@ fn add_clamped(table: &[f32], first: isize, scores: &mut [f32]) {
     let (Some(&before), Some(&after)) = (table.first(), table.last()) else { return };
     let n_before = usize::try_from(-first).unwrap_or(0).min(scores.len());
     let (left, rest) = scores.split_at_mut(n_before);
-    left.iter_mut().for_each(|score| *score += before);
+    add_constant(before, left);
     let run = table.get(usize::try_from(first).unwrap_or(0)..).unwrap_or(&[]);
     let (middle, right) = rest.split_at_mut(run.len().min(rest.len()));
     add_run(run, middle);
-    right.iter_mut().for_each(|score| *score += after);
+    add_constant(after, right);
+}
+
+/// `scores[i] += value`.
+#[inline(always)]
+fn add_constant(value: f32, scores: &mut [f32]) {
+    for score in scores {
+        *score += value;
+    }
 }
 
 /// `scores[i] += values[i]`.

@@ -62,7 +62,7 @@ impl<C: Cell> HeadRows<'_, C> {
     }
 
     /// Query heads that share a key head.
-    fn group(&self) -> usize {
+    pub(super) fn group(&self) -> usize {
         self.step.shape.n_heads / self.step.shape.n_kv_heads
     }
 
@@ -75,9 +75,24 @@ impl<C: Cell> HeadRows<'_, C> {
         start..start + head_dim
     }
 
+    /// Keys of the sequence.
+    pub(super) fn n_keys(&self) -> usize {
+        self.step.batch.seq_lens[self.task.seq] as usize
+    }
+
+    /// Row `row` of the queries, times the scale of scores, as cells.
+    #[inline(always)]
+    pub(super) fn scaled_query(&self, row: usize, cells: &mut [C]) {
+        let mut scaled = vec![0.0; self.step.shape.head_dim];
+        for (scaled, q) in scaled.iter_mut().zip(&self.step.q.data()[self.place(row)]) {
+            *scaled = q * self.step.shape.scale;
+        }
+        C::fill(cells, &scaled);
+    }
+
     /// Keys that row `row` of the task sees: the first so many of the sequence.
-    fn n_visible(&self, row: usize) -> usize {
-        let n_keys = self.step.batch.seq_lens[self.task.seq] as usize;
+    pub(super) fn n_visible(&self, row: usize) -> usize {
+        let n_keys = self.n_keys();
         match self.step.mask {
             Mask::Full => n_keys,
             Mask::Causal => {
@@ -89,21 +104,21 @@ impl<C: Cell> HeadRows<'_, C> {
     }
 
     /// Row `row` of the task over keys from `first_key` on.
-    fn score_row(&self, row: usize, first_key: usize) -> ScoreRow {
+    pub(super) fn score_row(&self, row: usize, first_key: usize) -> ScoreRow {
         let (seq, row) = (self.task.seq, self.task.rows.start + row);
         ScoreRow {
             seq,
             head: self.task.kv_head * self.group() + row % self.group(),
             query: row / self.group(),
             n_queries: queries(self.step, seq).len(),
-            n_keys: self.step.batch.seq_lens[seq] as usize,
+            n_keys: self.n_keys(),
             first_key,
         }
     }
 
     /// A page of the sequence's, counted from its first key.
     #[inline(always)]
-    fn page(&self, index: usize) -> Page<'_, C> {
+    pub(super) fn page(&self, index: usize) -> Page<'_, C> {
         let batch = &self.step.batch;
         let block = batch.block_tables[batch.table_start_loc[self.task.seq] as usize + index];
         self.pages.page(self.step.layer, block as usize, self.task.kv_head)
@@ -115,20 +130,17 @@ impl<C: Cell> HeadRows<'_, C> {
         let (head_dim, padded) = self.head_dims();
         let (n_rows, q_cells) = (self.task.rows.len(), n_cells::<C>(head_dim));
         let mut q = vec![C::default(); n_rows * q_cells];
-        let mut scaled = vec![0.0; head_dim];
         for (row, cells) in q.chunks_exact_mut(q_cells).enumerate() {
-            for (scaled, q) in scaled.iter_mut().zip(&self.step.q.data()[self.place(row)]) {
-                *scaled = q * self.step.shape.scale;
-            }
-            C::fill(cells, &scaled);
+            self.scaled_query(row, cells);
         }
+        let tile_rows = n_rows.min(S::ROWS);
         State {
             q,
             sums: vec![0.0; n_rows * padded],
             max: vec![f32::NEG_INFINITY; n_rows],
             total: vec![0.0; n_rows],
-            scores: vec![0.0; S::ROWS * STRETCH],
-            weights: vec![C::default(); S::ROWS * STRETCH / C::STEPS],
+            scores: vec![0.0; tile_rows * STRETCH],
+            weights: vec![C::default(); tile_rows * STRETCH / C::STEPS],
         }
     }
 }
@@ -242,7 +254,7 @@ fn scores<S: Simd, C: Cell, const MR: usize, const NS: usize>(
 /// Turns the scores of a row, a multiple of 16, into weights `exp(score − max)`, with the largest score and the
 /// sum of weights so far brought up to date. Returns the factor for what was summed under the old maximum.
 #[inline(always)]
-fn soften<S: Simd>(s: S, scores: &mut [f32], max: &mut f32, total: &mut f32) -> f32 {
+pub(super) fn soften<S: Simd>(s: S, scores: &mut [f32], max: &mut f32, total: &mut f32) -> f32 {
     let mut largest = s.splat(*max);
     for scores in scores.chunks_exact(S::LANES) {
         largest = s.max(s.load(scores), largest);

@@ -145,6 +145,9 @@ impl Backend for Tally {
     fn split_rows(&self, _: (), _: usize) -> Result<()> {
         refuse("split_rows")
     }
+    fn transpose(&self, _: &(), _: usize) -> Result<()> {
+        refuse("transpose")
+    }
     fn linear(&self, _: &(), _: &(), _: Activation, _: Option<&()>) -> Result<()> {
         refuse("linear")
     }
@@ -174,6 +177,9 @@ impl Backend for Tally {
     }
     fn attention(&self, _: Qkv<'_, ()>, _: AttentionShape, _: Varlen<'_>) -> Result<()> {
         refuse("attention")
+    }
+    fn attention_weights(&self, _: [&(); 2], _: ChosenHeads<'_>, _: Varlen<'_>) -> Result<Vec<f32>> {
+        refuse("attention_weights")
     }
     fn write_kv(&self, _: &mut (), _: usize, _: [&(); 2], _: &[u32]) -> Result<()> {
         refuse("write_kv")
