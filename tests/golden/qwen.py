@@ -35,6 +35,7 @@ from common import (
 )
 
 MIN_VARIED = 10
+BEAM_TOKENS = 24
 # How far zeroed pixels must move the last logits: less would let a wrong tower pass.
 MIN_SIGHT = 1.0
 N_MERGES = 60
@@ -342,6 +343,7 @@ def make_case(shape):
     tensors[f"prompt.{wide}.logits"] = runs[wide]["logits"][rows]
     tensors[f"prompt.{wide}.logits_bf16"] = narrow(**runs[wide]["inputs"]).logits[0].float()[rows]
     tensors["greedy_tokens"] = torch.stack([r["tokens"] for r in runs])
+    write_matrix(out, tok, model, runs, images)
     write_tensors(out / "expected.safetensors", tensors)
     sample = "The quick fox, 2024: Füchse 你好\n\n  <|im_end|> it's end"
     ids = tok.encode(sample, add_special_tokens=False).ids
@@ -350,6 +352,55 @@ def make_case(shape):
                                           "images": images, "prompts": prompts})
     check_sharpness(shape, model, runs[wide])
     check_reload(out / "model", type(model), runs[wide])
+
+
+@torch.no_grad()
+def beams(model, inputs, ends, setting):
+    model.model.rope_deltas = None
+    made = model.generate(
+        **inputs, num_beams=4, num_return_sequences=2, do_sample=False, max_new_tokens=BEAM_TOKENS, eos_token_id=ends,
+        temperature=None, top_p=None, top_k=None, return_dict_in_generate=True, output_scores=True, **setting)
+    model.model.rope_deltas = None
+    answers = []
+    for row, score in zip(made.sequences, made.sequences_scores.tolist(), strict=True):
+        tokens = row[inputs["input_ids"].shape[1]:].tolist()
+        stops = [i for i, t in enumerate(tokens) if t in ends]
+        answers.append({"tokens": tokens[: stops[0] + 1] if stops else tokens, "score": round(score, 6)})
+    return answers
+
+
+@torch.no_grad()
+def stable_beams(model, exact, run, ends):
+    """Beams that do not depend on rounding, as f64 shows, by whichever setting gives some."""
+    narrow = dict(run["inputs"])
+    wide = {k: v.double() if torch.is_floating_point(v) else v for k, v in narrow.items()}
+    for penalty in (1.0, 0.6, 2.0, 0.0, 1.5):
+        for early in (False, True, "never"):
+            setting = {"length_penalty": penalty, "early_stopping": early}
+            answers, same = beams(model, narrow, ends, setting), beams(exact, wide, ends, setting)
+            apart = answers[0]["score"] - answers[1]["score"]
+            if [a["tokens"] for a in answers] == [a["tokens"] for a in same] and apart > MIN_GAP:
+                return {**setting, "max_new_tokens": BEAM_TOKENS, "answers": answers}
+    raise RuntimeError(f"no stable beams for {run['names']}")
+
+
+@torch.no_grad()
+def write_matrix(folder, tok, model, runs, images):
+    """`matrix.json`, with items among the tokens instead of encoder rows to cross-attend to."""
+    ends = [tok.token_to_id("<|im_end|>"), tok.token_to_id("<|endoftext|>")]
+    pad, exact, names = tok.token_to_id("<|image_pad|>"), copy.deepcopy(model).double(), list(images)
+    requests = []
+    for k, r in enumerate(runs):
+        ids = r["ids"].tolist()
+        starts = [i for i, t in enumerate(ids) if t == pad and ids[i - 1] != pad]
+        requests.append({
+            "rows": None, "prompt": ids, "end_tokens": ends,
+            "spans": [{"rows": names.index(n), "first_token": at} for n, at in zip(r["names"], starts, strict=True)],
+            "positions": f"prompt.{k}.position_ids", "next_position": len(ids) + r["delta"],
+            "max_new_tokens": 32, "greedy": r["tokens"][:32].tolist(),
+            "beam4": stable_beams(model, exact, r, ends), "next_logits": f"prompt.{k}.logits_last",
+        })
+    write_compact(folder / "matrix.json", {"rows": [f"image.{n}.embeds" for n in names], "requests": requests})
 
 
 @torch.no_grad()

@@ -231,12 +231,21 @@ impl SamplingParams {
 }
 
 impl Constraint {
+    /// The field of a request that sets it.
+    pub const fn field(&self) -> &'static str {
+        match self {
+            Self::JsonObject => "response_format",
+            Self::JsonSchema(_) => "json_schema",
+            Self::Regex(_) => "regex",
+            Self::Choice(_) => "choice",
+            Self::Grammar(_) => "grammar",
+        }
+    }
+
     fn validate(&self) -> Result<(), OutOfRange> {
-        let (field, n_bytes) = match self {
-            Self::JsonObject => ("response_format", 0),
-            Self::JsonSchema(text) => ("json_schema", text.len()),
-            Self::Regex(text) => ("regex", text.len()),
-            Self::Grammar(text) => ("grammar", text.len()),
+        let n_bytes = match self {
+            Self::JsonObject => 0,
+            Self::JsonSchema(text) | Self::Regex(text) | Self::Grammar(text) => text.len(),
             Self::Choice(choices) => {
                 let n = choices.len();
                 let allowed = "1 to 1024 choices";
@@ -247,10 +256,10 @@ impl Constraint {
                     "an empty choice",
                     "choices that are not empty",
                 )?;
-                ("choice", choices.iter().map(String::len).sum())
+                choices.iter().map(String::len).sum()
             }
         };
-        check(n_bytes <= MAX_CONSTRAINT_BYTES, field, format!("{n_bytes} bytes"), "up to 262144 bytes")
+        check(n_bytes <= MAX_CONSTRAINT_BYTES, self.field(), format!("{n_bytes} bytes"), "up to 262144 bytes")
     }
 }
 

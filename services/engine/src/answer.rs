@@ -4,10 +4,11 @@
 
 use crate::output::{ChosenToken, Delta};
 use crate::request::Arrival;
-use crate::sampler::{SampleError, Sampler, logprobs};
+use crate::sampler::{Sampler, logprobs};
 use crate::shaping::Shaping;
 use crate::writer::{Writer, Written};
 use std::sync::Arc;
+use triptych_core::Failure;
 use triptych_core::sampling::{FinishReason, SamplingParams, TokenLogprob};
 use triptych_models::tokenization::Tokenizer;
 
@@ -72,10 +73,11 @@ impl Answer {
     /// Chooses the token after `generated` from `logits [vocab]`, which are changed in place.
     ///
     /// # Errors
-    /// [`SampleError`] if nothing can be chosen.
-    pub fn advance(&mut self, generated: &[u32], logits: &mut [f32]) -> Result<Progress, SampleError> {
-        self.shaping.apply(generated, logits);
-        let token = self.sampler.choose(logits, generated.len())?;
+    /// If nothing can be chosen: by the settings' doing, which is the client's, or because of broken logits.
+    pub fn advance(&mut self, generated: &[u32], logits: &mut [f32]) -> Result<Progress, Failure> {
+        self.shaping.apply(generated, logits)?;
+        let chosen = self.sampler.choose(logits, generated.len());
+        let token = chosen.map_err(|e| self.shaping.blame(e))?;
         let mut delta = self.echoed();
         if self.ends.contains(&token) {
             self.end_logprob = self.n_top.map(|_| logprobs(logits, token, 0).chosen);

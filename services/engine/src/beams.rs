@@ -8,10 +8,11 @@ use crate::answer::{describe, ends_of, most_tokens};
 use crate::beam::{BeamSearch, Branch, Hypothesis, Turn};
 use crate::output::{ChosenToken, Delta};
 use crate::request::Arrival;
-use crate::sampler::{SampleError, log_softmax};
+use crate::sampler::log_softmax;
 use crate::shaping::Shaping;
 use crate::writer::{Writer, Written};
 use std::sync::Arc;
+use triptych_core::Failure;
 use triptych_core::sampling::{BeamParams, FinishReason};
 use triptych_models::tokenization::Tokenizer;
 
@@ -20,7 +21,7 @@ use triptych_models::tokenization::Tokenizer;
 pub struct Beams {
     tokenizer: Arc<Tokenizer>,
     search: BeamSearch,
-    /// One for each live beam.
+    /// One for each live beam; never empty.
     shapings: Vec<Shaping>,
     stops: Vec<String>,
     ends: Vec<u32>,
@@ -83,25 +84,27 @@ impl Beams {
     /// then holds for each branch the cache of its parent with the branch's token to compute.
     ///
     /// # Errors
-    /// [`SampleError`] if nothing can be chosen.
-    pub fn advance(&mut self, logits: &mut [f32]) -> Result<Turn, SampleError> {
+    /// If nothing can be chosen: by the settings' doing, which is the client's, or because of broken logits.
+    pub fn advance(&mut self, logits: &mut [f32]) -> Result<Turn, Failure> {
         let vocab = logits.len() / self.n_live().max(1);
         for (beam, row) in logits.chunks_exact_mut(vocab.max(1)).enumerate() {
             log_softmax(row);
             if let Some(shaping) = self.shapings.get_mut(beam) {
-                shaping.apply(self.search.tokens(beam), row);
+                shaping.apply(self.search.tokens(beam), row)?;
             }
         }
         let (tokenizer, stops, min_tokens) = (&self.tokenizer, &self.stops, self.min_tokens);
         let turn = self.search.advance(logits, |before, token| {
             before.len() + 1 >= min_tokens && ends_with_stop(tokenizer, stops, before, token)
-        })?;
+        });
+        let turn = turn.map_err(|e| self.shapings[0].blame(e))?;
         if let Some(n_top) = self.n_top {
             let row = |parent: usize| &logits[parent * vocab..][..vocab];
             let taken = self.search.taken().iter();
             self.chosen.extend(taken.map(|b| describe(&self.tokenizer, row(b.parent), b.token, n_top)));
         }
         if let Turn::Continue(branches) = &turn {
+            // A search that goes on has a branch.
             let copy = |branch: &Branch| self.shapings[branch.parent].clone();
             self.shapings = branches.iter().map(copy).collect();
         }

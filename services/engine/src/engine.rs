@@ -256,7 +256,7 @@ impl Engine {
         };
         let progress = match answer.advance(sequence.generated(), logits) {
             Ok(progress) => progress,
-            Err(error) => return self.fail(id, Failure::internal(error), outputs),
+            Err(failure) => return self.fail(id, failure, outputs),
         };
         let fits_more = self.scheduler.push(id, progress.token, now);
         let (mut delta, mut end) = (progress.delta, progress.end);

@@ -6,8 +6,10 @@
 
 use crate::processors::Processors;
 use crate::request::Arrival;
-use crate::sampler::logprobs;
+use crate::sampler::{SampleError, logprobs};
 use std::sync::Arc;
+use triptych_core::Failure;
+use triptych_core::sampling::SamplingParams;
 use triptych_models::rules::LogitRules;
 use triptych_models::tokenization::Tokenizer;
 
@@ -17,6 +19,8 @@ pub struct Shaping {
     prompt: Arc<[u32]>,
     processors: Processors,
     rules: LogitRules,
+    /// Whether the request's settings rule tokens out.
+    restricted: bool,
     no_speech_prob: Option<f32>,
 }
 
@@ -28,12 +32,16 @@ impl Shaping {
             prompt: arrival.prepared.tokens.as_slice().into(),
             processors: Processors::new(&arrival.sampling, bad_words.collect(), ends.to_vec()),
             rules: arrival.prepared.rules.clone(),
+            restricted: rules_out(&arrival.sampling),
             no_speech_prob: None,
         }
     }
 
     /// Changes `logits [vocab]` of the token after `written`.
-    pub fn apply(&mut self, written: &[u32], logits: &mut [f32]) {
+    ///
+    /// # Errors
+    /// For the client, when its grammar exceeds a limit on work.
+    pub fn apply(&mut self, written: &[u32], logits: &mut [f32]) -> Result<(), Failure> {
         // Before everything else: the rules usually suppress this token.
         if let Some(rule) = self.rules.no_speech.filter(|rule| written.len() == rule.step) {
             self.no_speech_prob = Some(logprobs(logits, rule.token, 0).chosen.exp());
@@ -42,12 +50,36 @@ impl Shaping {
             self.processors.apply(&self.prompt, written, logits);
         }
         self.rules.apply(written, logits);
+        if let Some([forced]) = self.rules.steps.get(written.len()).map(|step| &step[..])
+            && let Some(logit) = logits.get_mut(*forced as usize)
+        {
+            // It is certain, and so costs a beam nothing.
+            *logit = 0.0;
+        }
+        Ok(())
+    }
+
+    /// A choice that could not be made: the client's doing, if its settings left nothing to choose from.
+    pub fn blame(&self, error: SampleError) -> Failure {
+        match error {
+            SampleError::NothingAllowed { .. } if self.restricted => Failure::invalid(
+                "the constraint and the other settings together allow no further token, nor an end",
+            ),
+            other => Failure::internal(other),
+        }
     }
 
     /// Probability of "no speech", once the place where it is read was reached.
     pub fn no_speech_prob(&self) -> Option<f32> {
         self.no_speech_prob
     }
+}
+
+fn rules_out(params: &SamplingParams) -> bool {
+    params.constraint.is_some()
+        || params.no_repeat_ngram_size > 0
+        || !params.bad_words.is_empty()
+        || params.min_tokens > 0
 }
 
 /// The tokens of a word at the start of a text and within one. A text without tokens is never written anyway.
