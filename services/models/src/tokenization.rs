@@ -4,6 +4,7 @@
 //! they are spelled, as the reference does: for text of the model's own files. [`Tokenizer::encode_plain`]
 //! never makes one: for text that a client wrote. It knows nothing of prompts.
 
+mod added;
 mod detokenizer;
 mod files;
 mod relabel;
@@ -14,6 +15,7 @@ pub use detokenizer::Detokenizer;
 pub use scan::Guard;
 
 use crate::error::{ModelError, PromptError};
+use added::{AddedTokens, Numbered};
 use base64::Engine as _;
 use relabel::Relabel;
 use scan::ControlTokens;
@@ -93,17 +95,16 @@ impl Tokenizer {
             file.insert(setting.to_owned(), Value::Null);
         }
         let spelling = Spelling::of_decoder(file.get("decoder"));
+        let added = AddedTokens::mark(&mut file);
         let full = read(&file)?;
-        let mut found = AddedTokens::default();
-        for token in file.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {
-            if let Some(token) = token.as_object_mut() {
-                found.take(token, &full, relabel.as_ref());
-            }
-        }
-        spare_controls(&mut file, &found.controls);
-        let mut plain = read(&file)?;
+        // A large vocabulary takes seconds to read, so it is read twice only where the two differ.
+        let mut plain = if added.spare(&mut file) { read(&file)? } else { full.clone() };
         plain.set_encode_special_tokens(true);
-        let AddedTokens { controls, silent, verbatim } = found;
+        let numbered = added.numbered(|content| match &relabel {
+            Some(relabel) => relabel.vocabulary().id(content),
+            None => full.token_to_id(content),
+        });
+        let Numbered { controls, silent, verbatim } = numbered;
         let controls = ControlTokens::new(controls);
         Ok(Self { full, plain, relabel, input: None, controls, silent, spelling, verbatim })
     }
@@ -262,57 +263,6 @@ impl Tokenizer {
     }
 }
 
-/// What a file's added tokens are to us.
-#[derive(Default)]
-struct AddedTokens {
-    controls: Vec<scan::ControlToken>,
-    silent: HashSet<u32>,
-    verbatim: HashSet<u32>,
-}
-
-impl AddedTokens {
-    /// Takes one in, and marks it in the file for the library that is to be blind to control tokens.
-    fn take(
-        &mut self,
-        token: &mut Map<String, Value>,
-        full: &tokenizers::Tokenizer,
-        relabel: Option<&Relabel>,
-    ) {
-        let flag = |name: &str| token.get(name).and_then(Value::as_bool).unwrap_or(false);
-        let (special, strips_left, strips_right) = (flag("special"), flag("lstrip"), flag("rstrip"));
-        let Some(content) = token.get("content").and_then(|c| c.as_str()).map(str::to_owned) else { return };
-        let id = match relabel {
-            Some(relabel) => relabel.vocabulary().id(&content),
-            None => full.token_to_id(&content),
-        };
-        let Some(id) = id else { return };
-        self.verbatim.insert(id);
-        if special || is_time(&content) {
-            self.silent.insert(id);
-        }
-        let control = content.chars().count() > 1 && (special || is_bracketed(&content));
-        token.insert("special".to_owned(), control.into());
-        if control {
-            self.controls.push(scan::ControlToken { id, content, strips_left, strips_right });
-        }
-    }
-}
-
-/// Makes a unigram model unable to choose control tokens, which many published vocabularies list as pieces: a
-/// client's `</s>` is then read as the characters that it is, not left out.
-fn spare_controls(file: &mut Map<String, Value>, controls: &[scan::ControlToken]) {
-    let names: HashSet<&str> = controls.iter().map(|c| c.content.as_str()).collect();
-    let Some(model) = file.get_mut("model").and_then(Value::as_object_mut) else { return };
-    for entry in model.get_mut("vocab").and_then(Value::as_array_mut).into_iter().flatten() {
-        let name = entry.get_mut(0);
-        if let Some(Value::String(name)) =
-            name.filter(|name| name.as_str().is_some_and(|n| names.contains(n)))
-        {
-            name.insert(0, files::HIDDEN);
-        }
-    }
-}
-
 /// Refuses a precompiled normalizer that would lead the library out of bounds.
 fn check_charsmaps(normalizer: &Value) -> Result<(), String> {
     if let Some(map) = normalizer.get("precompiled_charsmap").and_then(Value::as_str) {
@@ -336,19 +286,4 @@ fn read(file: &Map<String, Value>) -> Result<tokenizers::Tokenizer, String> {
 
 fn refused(e: tokenizers::Error) -> PromptError {
     PromptError::Invalid(format!("the text cannot be turned into tokens: {e}"))
-}
-
-/// `<…>`, `>>…<<`: how families spell tokens that steer the model, whether or not their file calls them special.
-fn is_bracketed(content: &str) -> bool {
-    (content.starts_with('<') && content.ends_with('>')) || files::is_language(content)
-}
-
-/// `<|1.20|>`.
-fn is_time(content: &str) -> bool {
-    let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
-    content
-        .strip_prefix("<|")
-        .and_then(|rest| rest.strip_suffix("|>"))
-        .and_then(|number| number.split_once('.'))
-        .is_some_and(|(whole, part)| digits(whole) && digits(part))
 }

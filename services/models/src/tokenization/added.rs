@@ -1,0 +1,99 @@
+//! What a tokenizer file's added tokens are to us: control tokens, tokens that are no part of a text, and tokens
+//! that are spelled as they read.
+
+use super::files;
+use super::scan::ControlToken;
+use serde_json::{Map, Value};
+use std::collections::HashSet;
+
+/// The added tokens of a file, not yet numbered.
+pub(super) struct AddedTokens(Vec<AddedToken>);
+
+struct AddedToken {
+    content: String,
+    silent: bool,
+    control: bool,
+    strips_left: bool,
+    strips_right: bool,
+}
+
+/// The same by id.
+pub(super) struct Numbered {
+    /// Tokens that steer the model.
+    pub(super) controls: Vec<ControlToken>,
+    /// Tokens that are no part of a text: special ones and times.
+    pub(super) silent: HashSet<u32>,
+    /// Every added token: its text is its spelling.
+    pub(super) verbatim: HashSet<u32>,
+}
+
+impl AddedTokens {
+    /// Reads them, and marks control tokens in the file as special: those are what the library can be made
+    /// blind to.
+    pub(super) fn mark(file: &mut Map<String, Value>) -> Self {
+        let mut all = Vec::new();
+        for token in file.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {
+            let flag = |name: &str| token.get(name).and_then(Value::as_bool).unwrap_or(false);
+            let (special, strips_left, strips_right) = (flag("special"), flag("lstrip"), flag("rstrip"));
+            let Some(content) = token.get("content").and_then(Value::as_str).map(str::to_owned) else {
+                continue;
+            };
+            let control = content.chars().count() > 1 && (special || is_bracketed(&content));
+            if let Some(token) = token.as_object_mut() {
+                token.insert("special".to_owned(), control.into());
+            }
+            let silent = special || is_time(&content);
+            all.push(AddedToken { content, silent, control, strips_left, strips_right });
+        }
+        Self(all)
+    }
+
+    /// Makes a unigram model unable to choose control tokens, which many published vocabularies list as pieces:
+    /// a client's `</s>` is then read as the characters that it is, not left out. Says whether anything changed.
+    pub(super) fn spare(&self, file: &mut Map<String, Value>) -> bool {
+        let names: HashSet<&str> = self.0.iter().filter(|t| t.control).map(|t| t.content.as_str()).collect();
+        let Some(model) = file.get_mut("model").and_then(Value::as_object_mut) else { return false };
+        let mut changed = false;
+        for entry in model.get_mut("vocab").and_then(Value::as_array_mut).into_iter().flatten() {
+            if let Some(Value::String(name)) = entry.get_mut(0)
+                && names.contains(name.as_str())
+            {
+                name.insert(0, files::HIDDEN);
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// Numbers them; those without an id are left out.
+    pub(super) fn numbered(self, id_of: impl Fn(&str) -> Option<u32>) -> Numbered {
+        let mut out = Numbered { controls: Vec::new(), silent: HashSet::new(), verbatim: HashSet::new() };
+        for token in self.0 {
+            let Some(id) = id_of(&token.content) else { continue };
+            out.verbatim.insert(id);
+            if token.silent {
+                out.silent.insert(id);
+            }
+            if token.control {
+                let AddedToken { content, strips_left, strips_right, .. } = token;
+                out.controls.push(ControlToken { id, content, strips_left, strips_right });
+            }
+        }
+        out
+    }
+}
+
+/// `<…>`, `>>…<<`: how families spell tokens that steer the model, whether or not their file calls them special.
+fn is_bracketed(content: &str) -> bool {
+    (content.starts_with('<') && content.ends_with('>')) || files::is_language(content)
+}
+
+/// `<|1.20|>`.
+fn is_time(content: &str) -> bool {
+    let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
+    content
+        .strip_prefix("<|")
+        .and_then(|rest| rest.strip_suffix("|>"))
+        .and_then(|number| number.split_once('.'))
+        .is_some_and(|(whole, part)| digits(whole) && digits(part))
+}
