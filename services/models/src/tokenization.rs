@@ -42,6 +42,8 @@ pub struct Tokenizer {
     spelling: Spelling,
     /// Tokens that are spelled as they read, whatever the others do.
     verbatim: HashSet<u32>,
+    /// Of all that decides what a text becomes.
+    digest: blake3::Hash,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -78,18 +80,28 @@ impl Tokenizer {
         let json: Value = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
         let Value::Object(file) = json else { return Err("is no JSON object".into()) };
         check_charsmaps(file.get("normalizer").unwrap_or(&Value::Null))?;
-        Self::from_json(file, None)
+        Self::from_json(file, None, blake3::hash(bytes))
     }
 
     fn from_built(built: files::Found) -> Result<Self, String> {
-        let mut tokenizer = Self::from_json(built.output.json, Some(built.output.relabel))?;
+        let mut hasher = blake3::Hasher::new();
+        for side in [Some(&built.output), built.input.as_ref()].into_iter().flatten() {
+            hasher.update(&serde_json::to_vec(&side.json).map_err(|e| e.to_string())?);
+            side.relabel.ids().iter().for_each(|id| drop(hasher.update(&id.to_le_bytes())));
+        }
+        let (json, relabel) = (built.output.json, built.output.relabel);
+        let mut tokenizer = Self::from_json(json, Some(relabel), hasher.finalize())?;
         if let Some(input) = built.input {
             tokenizer.input = Some((read(&input.json)?, input.relabel));
         }
         Ok(tokenizer)
     }
 
-    fn from_json(mut file: Map<String, Value>, relabel: Option<Relabel>) -> Result<Self, String> {
+    fn from_json(
+        mut file: Map<String, Value>,
+        relabel: Option<Relabel>,
+        digest: blake3::Hash,
+    ) -> Result<Self, String> {
         // Cuts and fillings that were set when the file was saved are not the model's.
         for setting in ["truncation", "padding"] {
             file.insert(setting.to_owned(), Value::Null);
@@ -106,7 +118,7 @@ impl Tokenizer {
         });
         let Numbered { controls, silent, verbatim } = numbered;
         let controls = ControlTokens::new(controls);
-        Ok(Self { full, plain, relabel, input: None, controls, silent, spelling, verbatim })
+        Ok(Self { full, plain, relabel, input: None, controls, silent, spelling, verbatim, digest })
     }
 
     /// Tokens of text from the model's own files: control tokens are recognised, none is added around them.
@@ -181,6 +193,16 @@ impl Tokenizer {
             }
         }
         Ok(ids)
+    }
+
+    /// Spelling and id of every control token, in no order.
+    pub fn controls(&self) -> impl Iterator<Item = (String, u32)> {
+        self.controls.iter().map(|token| (token.content.clone(), token.id))
+    }
+
+    /// BLAKE3 of the files it was read from, as far as they matter: what a text becomes depends on nothing else.
+    pub fn digest(&self) -> blake3::Hash {
+        self.digest
     }
 
     /// The id of a token by its exact spelling.

@@ -144,6 +144,22 @@ fn a_tokens_text_has_its_space_and_its_spelling() {
     assert_eq!(small.decode(&ids), "the");
 }
 
+#[test]
+fn a_tokenizers_digest_is_that_of_what_a_text_becomes() {
+    let t5 = |config: &[u8]| {
+        let dir = directory(&[("t5", "spiece.model")], &[("tokenizer_config.json", config)]);
+        Tokenizer::from_dir(dir.path()).unwrap().digest()
+    };
+    let plain = t5(b"{\"tokenizer_class\": \"T5Tokenizer\"}");
+    assert_eq!(plain, t5(b"{\"tokenizer_class\": \"T5TokenizerFast\", \"model_max_length\": 9}"));
+    assert_ne!(plain, t5(b"{\"tokenizer_class\": \"T5Tokenizer\", \"extra_ids\": 3}"));
+    let mut all: Vec<_> = CASES.iter().map(|case| open(case).digest().to_hex()).collect();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), CASES.len());
+    assert!(open("marian").controls().any(|(name, _)| name == ">>deu<<"));
+}
+
 /// A directory with what is in `files`, taken from golden directories, and `more`.
 fn directory(files: &[(&str, &str)], more: &[(&str, &[u8])]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();

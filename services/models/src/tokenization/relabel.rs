@@ -67,6 +67,11 @@ impl Relabel {
         ids.iter().filter_map(|id| self.ids.get(usize::try_from(*id).ok()?).copied()).collect()
     }
 
+    /// The model's id for each of the library's.
+    pub(super) fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
     pub(super) fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
     }

@@ -53,6 +53,10 @@ impl ControlTokens {
         Self { by_first, ids }
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = &ControlToken> {
+        self.by_first.values().flatten()
+    }
+
     pub(super) fn contains(&self, id: u32) -> bool {
         self.ids.contains(&id)
     }
