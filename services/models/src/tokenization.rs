@@ -87,7 +87,9 @@ impl Tokenizer {
         let mut hasher = blake3::Hasher::new();
         for side in [Some(&built.output), built.input.as_ref()].into_iter().flatten() {
             hasher.update(&serde_json::to_vec(&side.json).map_err(|e| e.to_string())?);
-            side.relabel.ids().iter().for_each(|id| drop(hasher.update(&id.to_le_bytes())));
+            for id in side.relabel.ids() {
+                hasher.update(&id.to_le_bytes());
+            }
         }
         let (json, relabel) = (built.output.json, built.output.relabel);
         let mut tokenizer = Self::from_json(json, Some(relabel), hasher.finalize())?;
