@@ -30,7 +30,7 @@ pub(super) fn norm(backend: &CpuBackend, x: &CpuTensor, norm: &CpuNorm) -> CpuTe
     CpuTensor::new(out, n_tokens, width)
 }
 
-/// Normalises each sequence as a whole. Sums go by rows and then over them in order, so a sequence has the same
+/// Normalises each sequence as a whole. Sums go over rows and then over them in order, so a sequence has the same
 /// bits on any number of threads.
 pub(super) fn group_norm(
     backend: &CpuBackend,
@@ -40,36 +40,56 @@ pub(super) fn group_norm(
 ) -> CpuTensor {
     let (n_tokens, width) = x.dims();
     let mut out = vec![0.0; n_tokens * width];
-    if out.is_empty() {
-        return CpuTensor::new(out, n_tokens, width);
-    }
-    // What each row is moved by and multiplied with: those of its sequence.
-    let mut moments = vec![(0.0_f32, 0.0_f32); n_tokens];
-    let sums = |moments: &[(f32, f32)], measure: Measure| {
-        let mut sums = vec![0.0_f32; n_tokens];
-        backend.pool.rows(&mut sums, 1, width / VALUES_PER_NS, |row, sums| {
-            let (x, moments) = (&x.data()[row * width..], &moments[row..]);
-            backend.isa.run(RowSums { x, moments, sums, width, measure });
-        });
-        sums
-    };
-    let mut per_sequence = |measure: Measure, of_mean: &dyn Fn(f32, &mut (f32, f32))| {
-        let sums = sums(&moments, measure);
-        for seq in cu_seqlens.windows(2).map(|pair| pair[0] as usize..pair[1] as usize) {
-            let total: f64 = sums[seq.clone()].iter().map(|&sum| f64::from(sum)).sum();
-            let mean = (total / (seq.len().max(1) * width) as f64) as f32;
-            moments[seq].iter_mut().for_each(|moment| of_mean(mean, moment));
-        }
-    };
+    let mut moments = vec![Moments { mean: 0.0, factor: 1.0 }; n_tokens];
     if norm.kind == NormKind::Layer {
-        per_sequence(Measure::Values, &|mean, moment| moment.0 = mean);
+        let means = means(backend, x, RowMeasure { moments: &moments, measure: Measure::Values }, cu_seqlens);
+        moments.iter_mut().zip(means).for_each(|(moments, mean)| moments.mean = mean);
     }
-    per_sequence(Measure::Squares, &|mean, moment| moment.1 = 1.0 / (mean + norm.eps).sqrt());
+    let measure = RowMeasure { moments: &moments, measure: Measure::Squares };
+    let variances = means(backend, x, measure, cu_seqlens);
+    for (moments, variance) in moments.iter_mut().zip(variances) {
+        moments.factor = 1.0 / (variance + norm.eps).sqrt();
+    }
     backend.pool.rows(&mut out, width, width / VALUES_PER_NS, |row, out| {
         let (x, moments) = (&x.data()[row * width..][..out.len()], &moments[row..]);
         backend.isa.run(ScaleRows { x, out, moments, norm });
     });
     CpuTensor::new(out, n_tokens, width)
+}
+
+/// What a row is moved by and multiplied with: those of its sequence.
+#[derive(Clone, Copy, Debug)]
+struct Moments {
+    mean: f32,
+    factor: f32,
+}
+
+/// What is summed over which rows.
+#[derive(Clone, Copy)]
+struct RowMeasure<'a> {
+    /// `[n_tokens]`.
+    moments: &'a [Moments],
+    measure: Measure,
+}
+
+/// The mean over all values of each row's sequence, `[n_tokens]`.
+fn means(backend: &CpuBackend, x: &CpuTensor, of: RowMeasure<'_>, cu_seqlens: &[u32]) -> Vec<f32> {
+    let (n_tokens, width) = x.dims();
+    let mut sums = vec![0.0_f32; n_tokens];
+    if width == 0 {
+        return sums;
+    }
+    backend.pool.rows(&mut sums, 1, width / VALUES_PER_NS, |row, sums| {
+        let (x, moments) = (&x.data()[row * width..], &of.moments[row..]);
+        backend.isa.run(RowSums { x, moments, sums, width, measure: of.measure });
+    });
+    for seq in cu_seqlens.windows(2) {
+        let sums = &mut sums[seq[0] as usize..seq[1] as usize];
+        let total: f64 = sums.iter().map(|&sum| f64::from(sum)).sum();
+        let mean = (total / (sums.len() * width) as f64) as f32;
+        sums.fill(mean);
+    }
+    sums
 }
 
 /// What is summed over a row.
@@ -83,8 +103,8 @@ enum Measure {
 /// Sums of rows `[n, width]`.
 struct RowSums<'a> {
     x: &'a [f32],
-    /// `[n]`, the mean first.
-    moments: &'a [(f32, f32)],
+    /// `[n]`.
+    moments: &'a [Moments],
     /// `[n]`.
     sums: &'a mut [f32],
     width: usize,
@@ -95,10 +115,10 @@ impl Kernel for RowSums<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let rows = self.x.chunks_exact(self.width).zip(self.moments);
-        for (out, (x, (mean, _))) in self.sums.iter_mut().zip(rows) {
+        for (out, (x, moments)) in self.sums.iter_mut().zip(rows) {
             *out = match self.measure {
                 Measure::Values => sum(s, x),
-                Measure::Squares => sum_of_squares(s, x, *mean),
+                Measure::Squares => sum_of_squares(s, x, moments.mean),
             };
         }
     }
@@ -109,7 +129,7 @@ struct ScaleRows<'a> {
     x: &'a [f32],
     out: &'a mut [f32],
     /// `[n]`.
-    moments: &'a [(f32, f32)],
+    moments: &'a [Moments],
     norm: &'a CpuNorm,
 }
 
@@ -119,7 +139,7 @@ impl Kernel for ScaleRows<'_> {
         let width = self.norm.scale.len();
         let rows = self.x.chunks_exact(width).zip(self.out.chunks_exact_mut(width));
         for (row, moments) in rows.zip(self.moments) {
-            scale_row(s, row, *moments, self.norm);
+            scale_row(s, row, (moments.mean, moments.factor), self.norm);
         }
     }
 }
