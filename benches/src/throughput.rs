@@ -18,7 +18,9 @@ use triptych_core::sampling::SamplingParams;
 use triptych_core::{
     ContentKey, DType, EncodedItem, EncoderOutput, Fingerprint, ItemForm, ItemOptions, Modality, TenantId,
 };
-use triptych_engine::{Arrival, Engine, EngineConfig, Event, KvBudget, Output, Readiness, SequenceId};
+use triptych_engine::{
+    Arrival, Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, Readiness, SequenceId,
+};
 use triptych_kernels::cpu::Precision;
 use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::preprocess::EncoderInput;
@@ -133,9 +135,17 @@ struct Bench {
 impl Bench {
     fn new(model: &Model, compute: &Compute, batch: usize) -> Result<Self> {
         let decoder = compute.load_decoder(model)?;
-        let kv = KvBudget::Bytes { self_attention: 1 << 30, cross_attention: 4 << 30 };
+        let kv = KvBudget::Bytes { self_attention: 1 << 30, cross_attention: 4 << 30, host: 0 };
         let (token_budget, max_waiting) = (2048.max(batch), batch);
-        let config = EngineConfig { kv, token_budget, max_sequences: batch, max_waiting };
+        let config = EngineConfig {
+            kv,
+            token_budget,
+            max_sequences: batch,
+            max_waiting,
+            // Every request is computed whole, as the other side does.
+            prefix_cache: PrefixCache::Off,
+            ..EngineConfig::default()
+        };
         let engine = Engine::new(decoder, model.tokenizer().clone(), config)?;
         Ok(Self { engine, clock: SystemClock, next_id: 0 })
     }

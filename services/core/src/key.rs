@@ -90,6 +90,32 @@ impl Default for TenantId {
     }
 }
 
+digest! {
+    /// Identity of a full block of decoder KV: all that its keys and values depend on, from the first token on.
+    PrefixKey, "prefix"
+}
+
+impl PrefixKey {
+    /// The key before the first block; `parts` are what every block depends on.
+    pub fn root<'a>(tenant: &TenantId, parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        Self::chain(tenant.as_bytes(), parts)
+    }
+
+    /// The key of the block after this one; `parts` are what it holds.
+    pub fn then<'a>(&self, parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        Self::chain(&self.0, parts)
+    }
+
+    fn chain<'a>(before: &[u8], parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let mut hash = FramedHash::new("triptych prefix key v1");
+        hash.part(before);
+        for part in parts {
+            hash.part(part);
+        }
+        Self(hash.finish())
+    }
+}
+
 /// What a content key is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyParts<'a> {

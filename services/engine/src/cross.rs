@@ -3,8 +3,9 @@
 //! Keys and values of an encoder output do not depend on the decoder's tokens, so one projection serves all
 //! sequences over the same rows. The key names the *whole* input: encoders are bidirectional, and a match of a
 //! prefix would be wrong. An entry is FILLING from the plan that projects it to the end of that step, then
-//! READY. When no sequence holds it any more it stays for the next one, until its blocks are needed; then the
-//! one taken up longest ago goes first. It knows neither rows nor sequences.
+//! READY. When no sequence holds it any more, because they ended or were preempted, it stays for the next one,
+//! until its blocks are needed; then the one that is cheapest to have lost goes first: few rows to project
+//! again, and long since it was taken up. It knows neither rows nor sequences.
 
 use crate::blocks::{BlockPool, BlockTable, OutOfBlocks, blocks_for};
 use std::collections::HashMap;
@@ -92,11 +93,11 @@ impl CrossCache {
         let last_used = self.n_acquired;
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.last_used = last_used;
-            return Ok(CrossShare::Filled(entry.table.share()));
+            return Ok(CrossShare::Filled(entry.table.fork()));
         }
         self.make_room(blocks_for(key.n_rows as usize))?;
         let table = self.pool.table(key.n_rows as usize)?;
-        let share = table.share();
+        let share = table.fork();
         self.entries.insert(key, Entry { table, fill: Fill::Filling, last_used });
         Ok(CrossShare::ToFill(share))
     }
@@ -114,6 +115,16 @@ impl CrossCache {
         self.entries.retain(|_, e| e.fill == Fill::Ready);
     }
 
+    /// Forgets every entry. Their blocks are free when the last sequence lets go of its share.
+    pub fn reset(&mut self) {
+        self.entries.clear();
+    }
+
+    /// Whether an entry for `key` could be made now, or is there.
+    pub fn can_acquire(&self, key: &CrossKey) -> bool {
+        self.contains(key) || blocks_for(key.n_rows as usize) <= self.pool.free() + self.cached()
+    }
+
     fn make_room(&mut self, needed: usize) -> Result<(), OutOfBlocks> {
         let free = self.pool.free() + self.cached();
         if free < needed {
@@ -121,12 +132,17 @@ impl CrossCache {
         }
         while self.pool.free() < needed {
             let unused = self.entries.iter().filter(|(_, e)| !e.table.is_shared());
-            let oldest = unused.min_by_key(|(_, e)| e.last_used).map(|(key, _)| *key);
+            let least = unused.min_by(|(a, x), (b, y)| self.worth(a, x).total_cmp(&self.worth(b, y)));
             // `cached` above counted these entries, so the loop ends before they do.
-            let Some(key) = oldest else { break };
+            let Some(key) = least.map(|(key, _)| *key) else { break };
             self.entries.remove(&key);
         }
         Ok(())
+    }
+
+    /// Rows to project again, over the time since it was taken up: how much work a moment of keeping it saves.
+    fn worth(&self, key: &CrossKey, entry: &Entry) -> f64 {
+        f64::from(key.n_rows) / (self.n_acquired - entry.last_used + 1) as f64
     }
 }
 
@@ -185,6 +201,19 @@ mod tests {
         let (_new, _) = take(&mut cache, key(4, 1)).unwrap();
         let left: Vec<bool> = [1, 2, 3, 4].iter().map(|n| cache.contains(&key(*n, 1))).collect();
         assert_eq!(left, [true, false, true, true]);
+    }
+
+    #[test]
+    fn of_two_unused_entries_the_one_that_is_cheap_to_project_again_goes_first_unless_it_is_much_younger() {
+        for (n_uses, survivor) in [(1, 1), (6, 2)] {
+            let mut cache = CrossCache::new(4);
+            take(&mut cache, key(1, 3)).unwrap();
+            for _ in 0..n_uses {
+                take(&mut cache, key(2, 1)).unwrap();
+            }
+            take(&mut cache, key(3, 1)).unwrap();
+            assert_eq!([1, 2].map(|n| cache.contains(&key(n, if n == 1 { 3 } else { 1 }))), [survivor == 1, survivor == 2]);
+        }
     }
 
     #[test]

@@ -2,54 +2,26 @@
 //! that one of them decides.
 
 use crate::answer::Answer;
-use crate::blocks::MAX_BLOCKS;
+use crate::beam::Turn;
+use crate::beams::{BeamAnswer, Beams};
+use crate::config::EngineConfig;
+use crate::drafting::Drafter;
 use crate::error::EngineError;
 use crate::output::{Delta, Finished, Output, SequenceTimes};
-use crate::plan::Plan;
+use crate::plan::{Chunk, Plan};
 use crate::request::{Arrival, SequenceId};
 use crate::runner::Runner;
 use crate::scheduler::{Bounds, Scheduler};
+use crate::sequence::Sequence;
+use crate::stats::Stats;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 use triptych_core::clock::Clock;
 use triptych_core::sampling::FinishReason;
 use triptych_core::{ContentKey, EncoderOutput, Failure};
-use triptych_models::decoder::{Decoder, DecoderInfo};
+use triptych_models::decoder::Decoder;
 use triptych_models::tokenization::Tokenizer;
-
-/// Sizes of the KV caches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvBudget {
-    /// In blocks of `KV_BLOCK_TOKENS` tokens.
-    Blocks {
-        /// Self-attention.
-        self_attention: usize,
-        /// Cross-attention; not read without it.
-        cross_attention: usize,
-    },
-    /// In bytes; a rest that is no whole block is not used.
-    Bytes {
-        /// Self-attention.
-        self_attention: usize,
-        /// Cross-attention; not read without it.
-        cross_attention: usize,
-    },
-}
-
-/// What an engine may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EngineConfig {
-    /// Sizes of the KV caches.
-    pub kv: KvBudget,
-    /// Most rows in a step, at least `max_sequences`. Large: prompts are read fast. Small: a prompt delays
-    /// the tokens of others less.
-    pub token_budget: usize,
-    /// Most sequences that run at once, at least 1.
-    pub max_sequences: usize,
-    /// Most sequences that wait, at least 1; one more is refused as overload.
-    pub max_waiting: usize,
-}
 
 /// Something that happened outside.
 #[derive(Clone, Debug)]
@@ -70,7 +42,7 @@ pub enum Event {
         /// Why; what the sequences that need it fail with.
         failure: Failure,
     },
-    /// Nobody waits for this sequence any more. Unknown ids are ignored.
+    /// Nobody waits for this answer any more. Unknown ids are ignored.
     Abort(SequenceId),
 }
 
@@ -85,40 +57,24 @@ pub enum Readiness {
     OnEvent,
 }
 
-/// Counts at a moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Sequences that hold blocks.
-    pub running: usize,
-    /// Sequences in line.
-    pub waiting: usize,
-    /// Self-attention blocks in use.
-    pub self_used: usize,
-    /// Self-attention blocks in all.
-    pub self_total: usize,
-    /// Cross-attention blocks that sequences hold.
-    pub cross_used: usize,
-    /// Cross-attention blocks kept for the next sequence over the same input; free when needed.
-    pub cross_cached: usize,
-    /// Cross-attention blocks in all.
-    pub cross_total: usize,
-    /// Encoder outputs that are here.
-    pub items_ready: usize,
-    /// Encoder outputs that are waited for.
-    pub items_pending: usize,
-    /// Preemptions since the start.
-    pub preemptions: u64,
-}
-
 /// The engine. See the crate's documentation for the loop that drives it.
 pub struct Engine {
     scheduler: Scheduler,
     runner: Runner,
+    drafter: Drafter,
     tokenizer: Arc<Tokenizer>,
-    /// One for each live sequence of the scheduler.
+    /// One for each live answer that is sampled.
     answers: HashMap<SequenceId, Answer>,
+    /// One for each live sequence under beam search, by its name.
+    searches: HashMap<SequenceId, Search>,
     /// Whether the last step left nothing that could run, and nothing happened since.
     stalled: bool,
+}
+
+/// A beam search, and who its answers go to, best first.
+struct Search {
+    beams: Beams,
+    ids: Vec<SequenceId>,
 }
 
 impl Engine {
@@ -132,42 +88,45 @@ impl Engine {
         config: EngineConfig,
     ) -> Result<Self, EngineError> {
         let info = decoder.info();
-        at_least("max_sequences", config.max_sequences, 1)?;
-        at_least("max_waiting", config.max_waiting, 1)?;
-        at_least("token_budget", config.token_budget, config.max_sequences)?;
-        let (self_blocks, cross_blocks) = config.kv.blocks(&info)?;
-        decoder.allocate_kv(self_blocks, cross_blocks).map_err(EngineError::Kv)?;
+        let pools = config.check(&info)?;
+        decoder.allocate_kv(pools.own, pools.cross).map_err(EngineError::Kv)?;
+        decoder.allocate_host(pools.host).map_err(EngineError::Kv)?;
         let bounds = Bounds {
             token_budget: config.token_budget,
             max_sequences: config.max_sequences,
             max_waiting: config.max_waiting,
+            prefix_cache: config.prefix_cache,
+            preemption: config.preemption,
         };
         Ok(Self {
-            scheduler: Scheduler::new(bounds, info, self_blocks, cross_blocks),
+            scheduler: Scheduler::new(bounds, info, pools),
             runner: Runner::new(decoder),
+            drafter: Drafter::new(config.speculation, info.vocab),
             tokenizer,
             answers: HashMap::new(),
+            searches: HashMap::new(),
             stalled: true,
         })
     }
 
-    /// Takes note of an event. Returns the failure of an arrival that is refused.
+    /// Takes note of an event. Returns the failures of an arrival that is refused.
     pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Output> {
         self.stalled = false;
         match event {
             Event::Arrive(arrival) => return self.arrive(&arrival, now),
             Event::ItemReady { key, output } => self.scheduler.items().deliver(&key, output),
             Event::ItemFailed { key, failure } => self.scheduler.items().fail(&key, failure),
-            Event::Abort(id) => self.retire(id),
+            Event::Abort(id) => self.abort(id),
         }
         Vec::new()
     }
 
     /// Runs one step, and ends what has to end. Returns at once when nothing can run.
     pub fn step(&mut self, clock: &dyn Clock) -> Vec<Output> {
-        let step = self.scheduler.step(clock.now());
+        let mut drafts = self.drafter.propose(self.scheduler.writing());
+        let step = self.scheduler.step(clock.now(), &mut drafts);
         let mut outputs = Vec::new();
-        self.stalled = step.plan.is_empty() && step.failed.is_empty() && step.n_preempted == 0;
+        self.stalled = step.plan.is_empty() && step.failed.is_empty() && !step.changed;
         for (id, failure) in step.failed {
             self.fail(id, failure, &mut outputs);
         }
@@ -188,30 +147,22 @@ impl Engine {
 
     /// Whether no sequence lives.
     pub fn is_idle(&self) -> bool {
-        self.answers.is_empty()
+        self.answers.is_empty() && self.searches.is_empty()
     }
 
     /// Counts at this moment.
     pub fn stats(&self) -> Stats {
-        let (items_ready, items_pending) = self.scheduler.items().counts();
-        let (pool, cross) = (self.scheduler.pool(), self.scheduler.cross());
-        Stats {
-            running: self.scheduler.n_running(),
-            waiting: self.scheduler.n_waiting(),
-            self_used: pool.used(),
-            self_total: pool.total(),
-            cross_used: cross.held(),
-            cross_cached: cross.cached(),
-            cross_total: cross.total(),
-            items_ready,
-            items_pending,
-            preemptions: self.scheduler.n_preempted(),
-        }
+        Stats::of(&self.scheduler)
+    }
+
+    /// Forgets every block that is kept for later, as after a change of weights. What runs goes on.
+    pub fn reset(&mut self) {
+        self.scheduler.reset();
     }
 
     fn arrive(&mut self, arrival: &Arrival, now: Instant) -> Vec<Output> {
         let mut outputs = Vec::new();
-        if let Some(twice) = arrival.ids.iter().find(|id| self.answers.contains_key(id)) {
+        if let Some(twice) = arrival.ids.iter().find(|id| self.scheduler.get(**id).is_some()) {
             // Two with one name cannot be told apart by whoever listens, so neither may go on.
             let failure = Failure::internal(format!("{twice:?} arrived twice"));
             for id in &arrival.ids {
@@ -220,43 +171,90 @@ impl Engine {
             return outputs;
         }
         match self.scheduler.arrive(arrival, now) {
-            Ok(()) => {
-                for (choice, id) in (0..).zip(&arrival.ids) {
-                    self.answers.insert(*id, Answer::new(arrival, choice, Arc::clone(&self.tokenizer)));
-                }
-            }
+            Ok(()) => self.begin(arrival),
             Err(failure) => outputs.extend(arrival.ids.iter().map(|id| Output::Failed(*id, failure.clone()))),
         }
         outputs
     }
 
+    /// Empty answers to an arrival that is in line.
+    fn begin(&mut self, arrival: &Arrival) {
+        let (Some(params), Some(name)) = (&arrival.sampling.beams, arrival.ids.first()) else {
+            for (choice, id) in (0..).zip(&arrival.ids) {
+                self.answers.insert(*id, Answer::new(arrival, choice, Arc::clone(&self.tokenizer)));
+            }
+            return;
+        };
+        let room = self.scheduler.get(*name).map_or(1, |s| s.limit().saturating_sub(s.n_prompt()).max(1));
+        let beams = Beams::new(arrival, params, room, Arc::clone(&self.tokenizer));
+        self.searches.insert(*name, Search { beams, ids: arrival.ids.clone() });
+    }
+
     fn run(&mut self, plan: &Plan, clock: &dyn Clock, outputs: &mut Vec<Output>) {
+        let start = clock.now();
         match self.runner.run(plan) {
             Ok(mut logits) => {
                 let now = clock.now();
-                self.scheduler.commit(plan);
-                let sampling = plan.chunks.iter().filter(|c| c.samples);
-                for (chunk, row) in sampling.zip(logits.chunks_exact_mut(self.runner.vocab())) {
-                    self.write(chunk.id, row, now, outputs);
+                self.scheduler.commit(plan, now.saturating_duration_since(start));
+                let vocab = self.runner.vocab();
+                let mut rest = &mut logits[..];
+                for chunks in plan.chunks.chunk_by(|a, b| a.id == b.id) {
+                    let n_rows: usize = chunks.iter().map(Chunk::n_logits).sum();
+                    let (rows, after) = rest.split_at_mut(n_rows * vocab);
+                    rest = after;
+                    match chunks {
+                        _ if n_rows == 0 => {}
+                        [chunk] if !self.searches.contains_key(&chunk.id) => {
+                            self.write(chunk, rows, now, outputs);
+                        }
+                        _ => self.search(chunks[0].id, rows, now, outputs),
+                    }
                 }
             }
             Err(error) => {
-                self.scheduler.roll_back();
+                self.scheduler.roll_back(plan);
                 for chunk in &plan.chunks {
-                    self.fail(chunk.id, Failure::internal(&error), outputs);
+                    self.fail_all(chunk.id, &Failure::internal(&error), outputs);
                 }
             }
         }
     }
 
-    /// Chooses a sequence's next token from its `logits [vocab]`.
-    fn write(&mut self, id: SequenceId, logits: &mut [f32], now: Instant, outputs: &mut Vec<Output>) {
-        let (Some(answer), Some(sequence)) = (self.answers.get_mut(&id), self.scheduler.get(id)) else {
-            return;
-        };
-        let progress = match answer.advance(sequence.generated(), logits) {
+    /// Chooses the next tokens of a sequence from logits `[1 + drafts, vocab]`: one, and another after each draft
+    /// that was right.
+    fn write(&mut self, chunk: &Chunk, rows: &mut [f32], now: Instant, outputs: &mut Vec<Output>) {
+        let vocab = self.runner.vocab();
+        let names = self.scheduler.fork(chunk.id);
+        if let [_, others @ ..] = &names[..] {
+            for id in others {
+                // Each answer changes the logits in its own way.
+                self.choose(*id, &mut rows[..vocab].to_vec(), now, outputs);
+            }
+        }
+        for (i, row) in rows.chunks_exact_mut(vocab).enumerate() {
+            let token = self.choose(chunk.id, row, now, outputs);
+            if token.is_none() || chunk.drafts.get(i).copied() != token {
+                return;
+            }
+            self.scheduler.accept(chunk.id);
+        }
+    }
+
+    /// Chooses the next token of an answer from its `logits [vocab]`. `None` when it ended.
+    fn choose(
+        &mut self,
+        id: SequenceId,
+        logits: &mut [f32],
+        now: Instant,
+        outputs: &mut Vec<Output>,
+    ) -> Option<u32> {
+        let (answer, sequence) = (self.answers.get_mut(&id)?, self.scheduler.get(id)?);
+        let progress = match answer.advance(sequence.generated(0), logits) {
             Ok(progress) => progress,
-            Err(failure) => return self.fail(id, failure, outputs),
+            Err(failure) => {
+                self.fail(id, failure, outputs);
+                return None;
+            }
         };
         let fits_more = self.scheduler.push(id, progress.token, now);
         let (mut delta, mut end) = (progress.delta, progress.end);
@@ -268,69 +266,94 @@ impl Engine {
         if delta != Delta::default() {
             outputs.push(Output::Delta(id, delta));
         }
-        if let Some(reason) = end {
-            self.finish(id, reason, now, outputs);
+        let Some(reason) = end else { return Some(progress.token) };
+        self.finish(id, reason, now, outputs);
+        None
+    }
+
+    /// Takes a step of a beam search with the logits of its live beams, `[n_live, vocab]`.
+    fn search(&mut self, name: SequenceId, rows: &mut [f32], now: Instant, outputs: &mut Vec<Output>) {
+        let Some(search) = self.searches.get_mut(&name) else { return };
+        match search.beams.advance(rows) {
+            Err(failure) => self.fail_all(name, &failure, outputs),
+            Ok(Turn::Done) => self.conclude(name, now, outputs),
+            Ok(Turn::Continue(branches)) => {
+                let children: Vec<_> = branches.iter().map(|b| (b.parent, b.token)).collect();
+                if !self.scheduler.branch(name, &children, now) {
+                    self.conclude(name, now, outputs);
+                }
+            }
+        }
+    }
+
+    /// Gives out the answers of a beam search to those that are still wanted.
+    fn conclude(&mut self, name: SequenceId, now: Instant, outputs: &mut Vec<Output>) {
+        let Some(Search { beams, ids }) = self.searches.remove(&name) else { return };
+        let Some(sequence) = self.scheduler.retire(name) else { return };
+        for (id, answer) in ids.into_iter().zip(beams.into_answers()) {
+            let BeamAnswer { delta, reason, n_generated, no_speech_prob, end_logprob, .. } = answer;
+            if sequence.answers.contains(&id) {
+                outputs.push(Output::Delta(id, delta));
+                let finished = finished(&sequence, reason, now);
+                let finished = Finished { n_generated, no_speech_prob, end_logprob, ..finished };
+                outputs.push(Output::Finished(id, finished));
+            }
         }
     }
 
     fn finish(&mut self, id: SequenceId, reason: FinishReason, now: Instant, outputs: &mut Vec<Output>) {
         let answer = self.answers.remove(&id);
         let Some(sequence) = self.scheduler.retire(id) else { return };
-        let milestones = sequence.milestones;
-        let first_step = milestones.first_step.unwrap_or(milestones.arrived);
-        let first_token = milestones.first_token.unwrap_or(now);
-        let finished = Finished {
-            reason,
-            n_prompt: sequence.n_prompt(),
-            n_cached: 0,
-            n_generated: sequence.generated().len(),
-            n_drafted: 0,
-            n_accepted: 0,
-            no_speech_prob: answer.as_ref().and_then(Answer::no_speech_prob),
-            end_logprob: answer.as_ref().and_then(Answer::end_logprob),
-            times: SequenceTimes {
-                queue: first_step.saturating_duration_since(milestones.arrived),
-                prefill: first_token.saturating_duration_since(first_step),
-                first_token,
-                last_token: now,
-            },
-        };
+        let no_speech_prob = answer.as_ref().and_then(Answer::no_speech_prob);
+        let end_logprob = answer.as_ref().and_then(Answer::end_logprob);
+        let finished = Finished { no_speech_prob, end_logprob, ..finished(&sequence, reason, now) };
         outputs.push(Output::Finished(id, finished));
     }
 
+    /// Ends all answers of a sequence.
+    fn fail_all(&mut self, name: SequenceId, failure: &Failure, outputs: &mut Vec<Output>) {
+        let answers = self.scheduler.get(name).map_or(Vec::new(), |s| s.answers.clone());
+        for id in answers {
+            self.fail(id, failure.clone(), outputs);
+        }
+    }
+
     fn fail(&mut self, id: SequenceId, failure: Failure, outputs: &mut Vec<Output>) {
-        self.retire(id);
+        self.abort(id);
         outputs.push(Output::Failed(id, failure));
     }
 
-    fn retire(&mut self, id: SequenceId) {
+    /// Lets go of an answer, and of what only it needed.
+    fn abort(&mut self, id: SequenceId) {
         self.answers.remove(&id);
-        self.scheduler.retire(id);
-    }
-}
-
-impl KvBudget {
-    /// Blocks for self- and cross-attention.
-    fn blocks(self, info: &DecoderInfo) -> Result<(usize, usize), EngineError> {
-        let (own, cross) = match self {
-            Self::Blocks { self_attention, cross_attention } => (self_attention, cross_attention),
-            Self::Bytes { self_attention, cross_attention } => (
-                self_attention.checked_div(info.self_block_bytes).unwrap_or(0),
-                cross_attention.checked_div(info.cross_block_bytes).unwrap_or(0),
-            ),
-        };
-        at_least("kv.self_attention", own, 1)?;
-        if !info.cross_attention {
-            return Ok((own.min(MAX_BLOCKS), 0));
+        let search = self.searches.remove(&id);
+        let next_name = self.scheduler.abandon(id);
+        // A search goes on for the answers that are left, under the name of the first of them.
+        if let (Some(search), Some(name)) = (search, next_name) {
+            self.searches.insert(name, search);
         }
-        at_least("kv.cross_attention", cross, 1)?;
-        Ok((own.min(MAX_BLOCKS), cross.min(MAX_BLOCKS)))
     }
 }
 
-fn at_least(setting: &'static str, actual: usize, needed: usize) -> Result<(), EngineError> {
-    if actual >= needed {
-        return Ok(());
+/// What is said of a sequence at its end.
+fn finished(sequence: &Sequence, reason: FinishReason, now: Instant) -> Finished {
+    let milestones = sequence.milestones;
+    let first_step = milestones.first_step.unwrap_or(milestones.arrived);
+    let first_token = milestones.first_token.unwrap_or(now);
+    Finished {
+        reason,
+        n_prompt: sequence.n_prompt(),
+        n_cached: sequence.tally.n_cached,
+        n_generated: sequence.generated(0).len(),
+        n_drafted: sequence.tally.n_drafted,
+        n_accepted: sequence.tally.n_accepted,
+        no_speech_prob: None,
+        end_logprob: None,
+        times: SequenceTimes {
+            queue: first_step.saturating_duration_since(milestones.arrived),
+            prefill: first_token.saturating_duration_since(first_step),
+            first_token,
+            last_token: now,
+        },
     }
-    Err(EngineError::Setting { setting, actual, needed: format!("{needed} or more") })
 }

@@ -1,7 +1,7 @@
 //! The prefill/decode engine: block pools, scheduler, plan, runner, sampler, and the events that drive them.
 //!
 //! Synchronous, without threads or I/O of its own; time is an argument. It knows no network and no request:
-//! its unit is the *sequence*, and whoever drives it maps sequences to answers. One thread owns an
+//! its unit is the *answer* to a prepared prompt, and whoever drives it maps answers to requests. One thread owns an
 //! [`Engine`] and loops:
 //!
 //! ```text
@@ -29,23 +29,30 @@ pub mod answer;
 pub mod beam;
 pub mod beams;
 pub mod blocks;
+pub mod config;
 pub mod cross;
 pub mod draft;
+pub mod drafting;
 pub mod engine;
 pub mod error;
 pub mod items;
 pub mod output;
 pub mod plan;
+pub mod prefix;
 pub mod processors;
+pub mod rates;
 pub mod request;
 pub mod runner;
 pub mod sampler;
 pub mod scheduler;
 pub mod sequence;
 pub mod shaping;
+pub mod stats;
 pub mod writer;
 
-pub use engine::{Engine, EngineConfig, Event, KvBudget, Readiness, Stats};
+pub use config::{EngineConfig, KvBudget, Preemption, PrefixCache, Speculation};
+pub use engine::{Engine, Event, Readiness};
 pub use error::EngineError;
 pub use output::{ChosenToken, Delta, Finished, Output, SequenceTimes};
 pub use request::{Arrival, SequenceId};
+pub use stats::Stats;

@@ -1,9 +1,9 @@
 //! What one step executes, laid out flat: no padding, one line of rows for all sequences.
 //!
 //! A plan owns everything it names (encoder outputs by reference count), so the runner needs nothing else. It
-//! is made only by the scheduler; it does not know how a decoder computes.
+//! does not know how a decoder computes.
 
-use crate::blocks::{BlockTable, blocks_for};
+use crate::blocks::{BlockPair, BlockTable, blocks_for};
 use crate::cross::CrossKey;
 use crate::request::SequenceId;
 use crate::sequence::Sequence;
@@ -11,7 +11,28 @@ use std::ops::Range;
 use triptych_core::EncoderOutput;
 use triptych_models::decoder::PagedBatch;
 
-/// Rows of an encoder output to project into cross-attention slots, before anything else runs.
+/// Contents of self-attention blocks that go elsewhere. In the order in which they were planned, since a block
+/// that one of them frees may be the next one's to fill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockMove {
+    /// Inside the device: a forked sequence is about to write a block that others hold too.
+    Copy(BlockPair),
+    /// From the device to the host: a sequence was preempted.
+    Out(BlockPair),
+    /// From the host to the device: it is back.
+    In(BlockPair),
+}
+
+impl BlockMove {
+    /// The blocks.
+    pub fn pair(&self) -> BlockPair {
+        match self {
+            Self::Copy(pair) | Self::Out(pair) | Self::In(pair) => *pair,
+        }
+    }
+}
+
+/// Rows of an encoder output to project into cross-attention slots, before any row of the step runs.
 #[derive(Debug)]
 pub struct Projection {
     /// Which rows.
@@ -22,15 +43,31 @@ pub struct Projection {
     pub slots: Vec<u32>,
 }
 
-/// Consecutive tokens of one sequence.
+/// Consecutive tokens of one branch of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// Whose.
     pub id: SequenceId,
+    /// Which branch.
+    pub branch: usize,
     /// Which of its tokens.
     pub tokens: Range<usize>,
-    /// Whether the last of them is the sequence's last, so that the next token is chosen after it.
+    /// Tokens that may follow them; computed in the hope that they will.
+    pub drafts: Vec<u32>,
+    /// Whether the last of `tokens` is the branch's last, so that the next token is chosen after it.
     pub samples: bool,
+}
+
+impl Chunk {
+    /// Rows of the step.
+    pub fn n_rows(&self) -> usize {
+        self.tokens.len() + self.drafts.len()
+    }
+
+    /// Rows of logits that it asks for: after its last token, and after each draft.
+    pub fn n_logits(&self) -> usize {
+        if self.samples { 1 + self.drafts.len() } else { 0 }
+    }
 }
 
 /// Rows of the step that are rows of an item.
@@ -56,7 +93,11 @@ pub struct PagedTables {
 /// One step.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// Run first.
+    /// Run first, in this order.
+    pub moves: Vec<BlockMove>,
+    /// Whose blocks they concern.
+    pub moved: Vec<SequenceId>,
+    /// Run next.
     pub projections: Vec<Projection>,
     /// The chunks, in the order of their rows.
     pub chunks: Vec<Chunk>,
@@ -70,26 +111,35 @@ pub struct Plan {
     pub slot_mapping: Vec<u32>,
     /// Self-attention blocks of each chunk.
     pub self_kv: PagedTables,
-    /// Cross-attention blocks of each chunk; empty without cross-attention.
+    /// Cross-attention blocks of each chunk; none for a sequence without encoder input.
     pub cross_kv: PagedTables,
-    /// Last row of each chunk that samples.
+    /// Token of each chunk's sequence from which on it cross-attends, `[n_chunks]`.
+    pub cross_from: Vec<u32>,
+    /// Rows whose logits are wanted, ascending.
     pub logit_rows: Vec<u32>,
 }
 
 impl Plan {
     /// Nothing to run.
     pub fn is_empty(&self) -> bool {
-        self.chunks.is_empty()
+        self.chunks.is_empty() && self.moves.is_empty() && self.projections.is_empty()
     }
 
-    /// Adds a sequence's tokens `tokens`. The sequence is resident and its table has room for them.
-    pub(crate) fn push(&mut self, sequence: &Sequence, tokens: Range<usize>) {
+    /// Rows of the step.
+    pub fn n_rows(&self) -> usize {
+        self.token_ids.len()
+    }
+
+    /// Adds tokens `tokens` of a branch, and drafts after them. The sequence is resident and its table has room.
+    pub(crate) fn push(&mut self, sequence: &Sequence, branch: usize, tokens: Range<usize>, drafts: Vec<u32>) {
         let Some(residence) = sequence.residence() else { return };
-        let first_row = self.token_ids.len();
-        for i in tokens.clone() {
-            let slot =
-                residence.table.slot(i).expect("the scheduler grew the table for every token it plans");
-            self.token_ids.push(sequence.tokens()[i]);
+        let table = &residence.branches[branch].table;
+        let first_row = self.n_rows();
+        let known = sequence.tokens(branch);
+        let end = tokens.end + drafts.len();
+        for i in tokens.start..end {
+            let slot = table.slot(i).expect("the scheduler grew the table for every token it plans");
+            self.token_ids.push(if i < tokens.end { known[i] } else { drafts[i - tokens.end] });
             self.positions.push(sequence.position(i));
             self.slot_mapping.push(slot);
         }
@@ -99,15 +149,16 @@ impl Plan {
             self.token_ids[first_row..first_row + rows.len()].fill(0);
             self.embeds.push(Embed { first_row, output: output.clone(), rows });
         }
-        self.self_kv.push(tokens.len(), &residence.table, tokens.end);
-        if let (Some(table), Some(key)) = (&residence.cross, sequence.cross_key()) {
-            self.cross_kv.push(tokens.len(), table, key.n_rows as usize);
-        }
-        let samples = tokens.end == sequence.tokens().len();
-        if samples {
-            self.logit_rows.push(to_u32(self.token_ids.len() - 1));
-        }
-        self.chunks.push(Chunk { id: sequence.id, tokens, samples });
+        self.self_kv.push(end - tokens.start, table.blocks(), end);
+        let cross = residence.cross.as_ref().map_or(&[][..], BlockTable::blocks);
+        let n_keys = sequence.cross_key().map_or(0, |key| key.n_rows as usize);
+        self.cross_kv.push(end - tokens.start, cross, n_keys);
+        self.cross_from.push(sequence.cross_from());
+        let samples = tokens.end == known.len();
+        let chunk = Chunk { id: sequence.id(), branch, tokens, drafts, samples };
+        let n_rows = self.n_rows();
+        self.logit_rows.extend((n_rows - chunk.n_logits()..n_rows).map(to_u32));
+        self.chunks.push(chunk);
     }
 }
 
@@ -133,11 +184,12 @@ impl PagedTables {
         }
     }
 
-    fn push(&mut self, n_queries: usize, table: &BlockTable, n_keys: usize) {
+    /// Adds a sequence's queries and the blocks of its keys.
+    pub(crate) fn push(&mut self, n_queries: usize, blocks: &[crate::blocks::BlockId], n_keys: usize) {
         let queries = self.query_start_loc.last().copied().unwrap_or(0);
         self.query_start_loc.push(queries + to_u32(n_queries));
-        // A prefilling sequence holds blocks ahead of its keys; the decoder sees only those with keys.
-        self.block_tables.extend(table.blocks().iter().take(blocks_for(n_keys)).map(|b| b.index()));
+        // A reading sequence holds blocks ahead of its keys; the decoder sees only those with keys.
+        self.block_tables.extend(blocks.iter().take(blocks_for(n_keys)).map(|b| b.index()));
         self.table_start_loc.push(to_u32(self.block_tables.len()));
         self.seq_lens.push(to_u32(n_keys));
     }

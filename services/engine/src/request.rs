@@ -5,6 +5,7 @@
 use crate::blocks::blocks_for;
 use std::time::Instant;
 use triptych_core::sampling::SamplingParams;
+use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{EncodedItem, Failure, FailureClass, ItemIdx, TenantId};
 use triptych_models::decoder::DecoderInfo;
 use triptych_models::prompt::PreparedSequence;
@@ -44,9 +45,36 @@ pub struct Capacity {
     pub context: usize,
     /// Cross-attention blocks in all.
     pub cross_blocks: usize,
+    /// Sequences that run at once; a beam counts as one.
+    pub max_sequences: usize,
+}
+
+impl Capacity {
+    /// Tokens that each beam of an arrival can grow to. Beams share the full blocks of their prompt, and the
+    /// pool has to hold all of them at once.
+    pub fn limit(&self, arrival: &Arrival) -> usize {
+        let width = arrival.width();
+        let n_shared = if width > 1 { arrival.prepared.tokens.len() / KV_BLOCK_TOKENS } else { 0 };
+        let n_each = self.self_blocks.saturating_sub(n_shared) / width;
+        self.context.min((n_shared + n_each) * KV_BLOCK_TOKENS)
+    }
 }
 
 impl Arrival {
+    /// Beams that are kept; 1 without beam search.
+    pub fn width(&self) -> usize {
+        self.sampling.beams.map_or(1, |beams| beams.width.max(1) as usize)
+    }
+
+    /// Tokens that every answer has at least, if nothing goes wrong: 1, or more when it may not end before.
+    pub fn least_tokens(&self) -> usize {
+        let least = match self.sampling.max_tokens {
+            Some(max) if self.sampling.ignore_eos && self.sampling.stop.is_empty() => max,
+            _ => self.sampling.min_tokens,
+        };
+        least.max(1) as usize
+    }
+
     /// Whether the sequence can run on an otherwise empty engine.
     ///
     /// # Errors
@@ -72,6 +100,7 @@ impl Arrival {
             let counts = (tokens.len(), self.prepared.positions.len());
             return Err(Failure::internal(format!("tokens and positions differ in number: {counts:?}")));
         }
+        self.check_beams(capacity)?;
         if tokens.len() > capacity.context {
             let limit = capacity.context;
             let text = format!("the prompt has {} tokens, this server holds {limit}", tokens.len());
@@ -87,6 +116,20 @@ impl Arrival {
             }
             None => Ok(()),
         }
+    }
+
+    fn check_beams(&self, capacity: &Capacity) -> Result<(), Failure> {
+        let (width, most) = (self.width(), capacity.max_sequences);
+        if width > most {
+            let text = format!("beam_width is {width}, this server runs up to {most} at once");
+            return Err(Failure::invalid(text).with_param("beam_width"));
+        }
+        let (n_tokens, limit) = (self.prepared.tokens.len(), capacity.limit(self));
+        if width > 1 && n_tokens > limit {
+            let text = format!("the prompt has {n_tokens} tokens, this server holds {limit} with {width} beams");
+            return Err(Failure::new(FailureClass::TooLarge, text).with_param("beam_width"));
+        }
+        Ok(())
     }
 
     fn check_spans(&self, capacity: &Capacity) -> Result<(), Failure> {

@@ -1,8 +1,9 @@
-//! Runs a plan on a decoder: projections first, then one forward.
+//! Runs a plan on a decoder: moves of blocks first, then projections, then one forward.
 //!
 //! It knows no scheduling: what the plan names is what runs.
 
-use crate::plan::Plan;
+use crate::blocks::BlockPair;
+use crate::plan::{BlockMove, Plan};
 use thiserror::Error;
 use triptych_models::ModelError;
 use triptych_models::decoder::{Decoder, DecoderInfo, EmbedRows, StepInput};
@@ -54,10 +55,14 @@ impl Runner {
     /// # Errors
     /// [`RunError`]; blocks written by then hold nothing that may be read.
     pub fn run(&mut self, plan: &Plan) -> Result<Vec<f32>, RunError> {
+        self.move_blocks(&plan.moves)?;
         for projection in &plan.projections {
             let first = projection.key.first_row as usize;
             let rows = f32_rows(&projection.output, first..first + projection.key.n_rows as usize)?;
             self.decoder.project_cross(&rows, &projection.slots)?;
+        }
+        if plan.chunks.is_empty() {
+            return Ok(Vec::new());
         }
         let rows: Vec<Vec<f32>> =
             plan.embeds.iter().map(|e| f32_rows(&e.output, e.rows.clone())).collect::<Result<_, _>>()?;
@@ -74,12 +79,31 @@ impl Runner {
             slot_mapping: &plan.slot_mapping,
             self_kv: plan.self_kv.view(),
             cross_kv: self.info.cross_attention.then(|| plan.cross_kv.view()),
-            cross_from: None,
+            cross_from: self.info.cross_optional.then_some(&plan.cross_from[..]),
             logit_rows: &plan.logit_rows,
         })?;
         let (expected, actual) = (plan.logit_rows.len() * self.info.vocab, logits.len());
         if expected == actual { Ok(logits) } else { Err(RunError::Logits { expected, actual }) }
     }
+}
+
+impl Runner {
+    /// Runs of the same kind are one call; their order is kept.
+    fn move_blocks(&mut self, moves: &[BlockMove]) -> Result<(), ModelError> {
+        for alike in moves.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {
+            let pairs: Vec<(u32, u32)> = alike.iter().map(|m| indices(m.pair())).collect();
+            match alike[0] {
+                BlockMove::Copy(_) => self.decoder.copy_blocks(&pairs)?,
+                BlockMove::Out(_) => self.decoder.swap_out(&pairs)?,
+                BlockMove::In(_) => self.decoder.swap_in(&pairs)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn indices(pair: BlockPair) -> (u32, u32) {
+    (pair.from.index(), pair.to.index())
 }
 
 fn f32_rows(

@@ -1,40 +1,79 @@
-//! Who runs next: continuous batching over one line of sequences, in the order of their arrival.
+//! Who runs next: continuous batching over one line of sequences.
 //!
-//! A step serves, under a budget of rows: first every decoding sequence (one row each), then those that are
-//! reading their prompt, then new ones. The rules, each with a test of its name in `tests/engine/rules.rs`:
+//! A step serves, under a budget of rows: first every decoding sequence (one row for each of its branches),
+//! then those that are reading their prompt, then new ones. The rules, each with a test of its name in
+//! `tests/engine`:
 //!
-//! - A sequence reads up to the first item that is not here, and does not start on nothing: one that waits
-//!   for an item is passed over, one that waits for blocks is not.
+//! - Who goes first: the smaller priority, then the tenant that was served least, then who came first.
+//! - A sequence reads up to the first item that is not here. There it gives up its place and its blocks, whose
+//!   contents stay findable while nobody needs them, and goes on when the item has come: one that waits for an
+//!   item is passed over, one that waits for blocks is not.
 //! - Blocks for all tokens so far are taken on admission, so a prompt that started is never short of them.
-//! - When decoding runs out of blocks, the youngest gives up all of its own, keeps its place in line, and
-//!   later reads again what it had (recompute). The oldest always gets on, so every step makes progress.
-//! - The line is bounded, deadlines end sequences wherever they are, and what ended holds nothing.
+//! - When decoding runs out of blocks, the least urgent and youngest gives up its own and keeps its place in
+//!   line; its keys and values go to the host or are computed again. The first in line always gets on, so
+//!   every step makes progress. A more urgent newcomer makes less urgent ones give way in the same manner.
+//! - The line is bounded; a sequence ends when its time is over, and before it costs work if even the best
+//!   rate measured so far cannot make it; what ended holds nothing.
 //!
 //! Pure: it reads no clock, runs no decoder and chooses no token. The idea is that of vLLM's v1 scheduler
 //! (<https://github.com/vllm-project/vllm/blob/v0.11.0/vllm/v1/core/sched/scheduler.py>), where prefill is
-//! decode with more than one token left.
+//! decode with more than one token left; fairness is that of virtual token counters
+//! (<https://arxiv.org/abs/2401.00588>).
+
+mod admission;
+mod order;
+mod preemption;
+mod sketch;
 
 use crate::blocks::{BlockPool, BlockTable};
-use crate::cross::{CrossCache, CrossShare};
+use crate::config::{Preemption, PrefixCache, Pools};
+use crate::cross::CrossCache;
 use crate::items::ItemTable;
-use crate::plan::{Plan, Projection};
+use crate::plan::{BlockMove, Plan};
+use crate::rates::{Rates, StepShape};
 use crate::request::{Arrival, Capacity, SequenceId};
-use crate::sequence::{Phase, Place, Residence, Sequence};
+use crate::sequence::{Phase, Place, Sequence};
+use order::Shares;
+use sketch::{Rows, Sketch};
 use std::collections::{BTreeMap, HashMap};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{Failure, FailureClass};
 use triptych_models::decoder::DecoderInfo;
 
-/// How much runs and waits at once.
+/// How much runs and waits at once, and how it gives way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Rows of a step; also where projections of a step stop.
     pub token_budget: usize,
-    /// Sequences that hold blocks.
+    /// Sequences that hold blocks; a beam counts as one.
     pub max_sequences: usize,
-    /// Sequences in line that do not.
+    /// Answers in line that do not.
     pub max_waiting: usize,
+    /// Whether full blocks are found again.
+    pub prefix_cache: PrefixCache,
+    /// What becomes of the blocks of a sequence that gives way.
+    pub preemption: Preemption,
+}
+
+/// Tokens that may follow those of single greedy sequences, by the name of the sequence.
+pub type Drafts = HashMap<SequenceId, Vec<u32>>;
+
+/// What happened since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Sequences that gave up their blocks for others.
+    pub preemptions: u64,
+    /// Of those, how many left their keys and values on the host.
+    pub swaps: u64,
+    /// Prompt tokens of sequences that started.
+    pub prompt_tokens: u64,
+    /// Of those, how many were found in blocks.
+    pub cached_tokens: u64,
+    /// Tokens that were proposed.
+    pub drafted_tokens: u64,
+    /// Of those, how many were right.
+    pub accepted_tokens: u64,
 }
 
 /// The line, and the blocks that sequences in it hold.
@@ -43,13 +82,17 @@ pub struct Scheduler {
     bounds: Bounds,
     capacity: Capacity,
     pool: BlockPool,
+    host: BlockPool,
     cross: CrossCache,
     items: ItemTable,
     /// Every live sequence at its place. A preempted one never leaves it.
     line: BTreeMap<Place, Sequence>,
+    /// Where each answer is.
     places: HashMap<SequenceId, Place>,
+    shares: Shares,
+    rates: Rates,
     n_arrived: u64,
-    n_preempted: u64,
+    counts: Counts,
 }
 
 /// What comes of planning a step.
@@ -57,43 +100,37 @@ pub struct Scheduler {
 pub struct Step {
     /// What to run.
     pub plan: Plan,
-    /// Sequences that ended before it.
+    /// Answers that ended before it.
     pub failed: Vec<(SequenceId, Failure)>,
-    /// Sequences that gave up their blocks.
-    pub n_preempted: usize,
-}
-
-/// A plan in the making.
-struct Draft {
-    budget: usize,
-    chunks: Vec<(Place, std::ops::Range<usize>)>,
-    projections: Vec<Projection>,
-    projected_rows: usize,
-}
-
-/// What became of an attempt to admit a sequence.
-enum Admission {
-    Admitted,
-    /// It waits for an item; others may pass.
-    Gated,
-    /// It waits for blocks, and everyone behind it with it.
-    NoRoom,
+    /// Whether a sequence came onto the device or left it: the next step may have something to run when this one
+    /// had nothing.
+    pub changed: bool,
 }
 
 impl Scheduler {
     /// An empty line over pools of the given sizes.
-    pub fn new(bounds: Bounds, decoder: DecoderInfo, self_blocks: usize, cross_blocks: usize) -> Self {
-        let context = decoder.max_context.min(self_blocks.saturating_mul(KV_BLOCK_TOKENS));
+    pub fn new(bounds: Bounds, decoder: DecoderInfo, pools: Pools) -> Self {
+        let context = decoder.max_context.min(pools.own.saturating_mul(KV_BLOCK_TOKENS));
+        let max_sequences = bounds.max_sequences;
         Self {
             bounds,
-            capacity: Capacity { decoder, self_blocks, context, cross_blocks },
-            pool: BlockPool::new(self_blocks),
-            cross: CrossCache::new(cross_blocks),
+            capacity: Capacity {
+                decoder,
+                self_blocks: pools.own,
+                context,
+                cross_blocks: pools.cross,
+                max_sequences,
+            },
+            pool: BlockPool::new(pools.own),
+            host: BlockPool::new(pools.host),
+            cross: CrossCache::new(pools.cross),
             items: ItemTable::default(),
             line: BTreeMap::new(),
             places: HashMap::new(),
+            shares: Shares::default(),
+            rates: Rates::default(),
             n_arrived: 0,
-            n_preempted: 0,
+            counts: Counts::default(),
         }
     }
 
@@ -108,12 +145,14 @@ impl Scheduler {
             let text = format!("{limit} sequences are waiting, which is the limit; try again later");
             return Err(Failure::new(FailureClass::Overloaded, text));
         }
-        for id in &arrival.ids {
-            let place = Place(self.n_arrived);
-            self.n_arrived += 1;
-            self.line.insert(place, Sequence::new(arrival, *id, &mut self.items, now));
-            self.places.insert(*id, place);
-        }
+        let limit = self.capacity.limit(arrival);
+        let mut sequence = Sequence::new(arrival, limit, &mut self.items, now);
+        can_make_it(&mut sequence, (&self.rates, &self.pool), now)?;
+        let place = Place { arrival: self.n_arrived, answer: 0 };
+        self.n_arrived += 1;
+        self.shares.join(sequence.tenant);
+        self.line.insert(place, sequence);
+        self.places.extend(arrival.ids.iter().map(|id| (*id, place)));
         Ok(())
     }
 
@@ -122,63 +161,145 @@ impl Scheduler {
         &self.items
     }
 
-    /// A live sequence.
+    /// A live sequence, by any of its answers.
     pub fn get(&self, id: SequenceId) -> Option<&Sequence> {
         self.line.get(self.places.get(&id)?)
     }
 
-    /// Plans the next step.
-    pub fn step(&mut self, now: Instant) -> Step {
-        let n_preempted = self.n_preempted;
-        let failed = self.reap(now);
-        let mut draft = Draft {
-            budget: self.bounds.token_budget,
-            chunks: Vec::new(),
-            projections: Vec::new(),
-            projected_rows: 0,
-        };
-        self.decode(&mut draft);
-        self.prefill(&mut draft);
-        self.admit(&mut draft, now);
-        let mut plan = Plan { projections: draft.projections, ..Plan::default() };
-        for (place, tokens) in draft.chunks {
-            if let Some(sequence) = self.line.get(&place) {
-                plan.push(sequence, tokens);
-            }
-        }
-        Step { plan, failed, n_preempted: (self.n_preempted - n_preempted) as usize }
+    /// Sequences that write one token after the other, for whom drafts may be made.
+    pub fn writing(&self) -> impl Iterator<Item = &Sequence> {
+        self.line.values().filter(|s| s.is_single() && s.is_decoding())
     }
 
-    /// The plan ran: what it computed can be read from now on.
-    pub fn commit(&mut self, plan: &Plan) {
+    /// Plans the next step.
+    pub fn step(&mut self, now: Instant, drafts: &mut Drafts) -> Step {
+        let n_preempted = self.counts.preemptions;
+        let failed = self.reap(now);
+        let mut sketch = Sketch::new(self.bounds.token_budget);
+        let parked = self.park();
+        self.decode(&mut sketch, drafts);
+        self.read(&mut sketch);
+        self.admit(&mut sketch, now);
+        let changed = parked || sketch.n_admitted > 0 || self.counts.preemptions > n_preempted;
+        Step { plan: self.lay_out(sketch), failed, changed }
+    }
+
+    fn lay_out(&mut self, sketch: Sketch) -> Plan {
+        let Sketch { moves, moved, projections, .. } = sketch;
+        let mut plan = Plan { moves, moved, projections, ..Plan::default() };
+        for rows in sketch.rows {
+            if let Some(sequence) = self.line.get_mut(&rows.place) {
+                sequence.tally.n_drafted += rows.drafts.len();
+                self.counts.drafted_tokens += rows.drafts.len() as u64;
+                plan.push(sequence, rows.branch, rows.tokens, rows.drafts);
+            }
+        }
+        plan
+    }
+
+    /// The plan ran, and took this long: what it computed can be read from now on.
+    pub fn commit(&mut self, plan: &Plan, took: Duration) {
         for projection in &plan.projections {
             self.cross.filled(&projection.key);
         }
+        let reads = plan.chunks.iter().any(|c| c.tokens.len() > 1) || !plan.projections.is_empty();
+        self.rates.observe(StepShape { n_rows: plan.n_rows(), reads }, took);
         for chunk in &plan.chunks {
-            if let Some(sequence) = self.get_mut(chunk.id) {
-                sequence.advance(chunk.tokens.end);
-            }
+            self.advance(chunk.id, chunk.branch, chunk.tokens.end);
         }
     }
 
-    /// The plan did not run: nothing that it was to write is ever read. The caller retires its sequences.
-    pub fn roll_back(&mut self) {
+    /// The plan did not run: nothing that it was to write is ever read. The caller retires the sequences of its
+    /// chunks; others whose blocks it was to move compute them again.
+    pub fn roll_back(&mut self, plan: &Plan) {
         self.cross.discard_unfilled();
+        for id in &plan.moved {
+            if let Some(sequence) = self.get_mut(*id) {
+                sequence.phase = Phase::Waiting;
+            }
+        }
     }
 
     /// Writes a token, unless the context is full then: `false` when no further one fits.
     pub fn push(&mut self, id: SequenceId, token: u32, now: Instant) -> bool {
-        let context = self.capacity.context;
         self.get_mut(id).is_some_and(|sequence| {
             sequence.milestones.first_token.get_or_insert(now);
             sequence.push(token);
-            sequence.tokens().len() < context
+            sequence.n_tokens() < sequence.limit()
         })
     }
 
-    /// Ends a sequence, wherever it is. What it held is free when the result is dropped.
+    /// The token just written was a draft of the step that ran, so it is computed.
+    pub fn accept(&mut self, id: SequenceId) {
+        let Some(sequence) = self.get_mut(id) else { return };
+        sequence.tally.n_accepted += 1;
+        let n_computed = sequence.n_computed() + 1;
+        self.counts.accepted_tokens += 1;
+        self.advance(id, 0, n_computed);
+    }
+
+    /// All answers but the first become sequences of their own, at their places in line; those for whom there is
+    /// no running place wait. Returns all names, the first one's first.
+    pub fn fork(&mut self, id: SequenceId) -> Vec<SequenceId> {
+        let Some(place) = self.places.get(&id).copied() else { return Vec::new() };
+        let n_running = self.n_running();
+        let Some(sequence) = self.line.get_mut(&place) else { return Vec::new() };
+        let answers = sequence.answers.clone();
+        sequence.answers.truncate(1);
+        let mut forks = Vec::new();
+        for (i, answer) in (1..).zip(&answers[1..]) {
+            let mut fork = sequence.fork(*answer);
+            if n_running + i as usize > self.bounds.max_sequences {
+                fork.phase = Phase::Waiting;
+            }
+            forks.push((Place { answer: place.answer + i, ..place }, fork));
+        }
+        for (place, fork) in forks {
+            self.places.insert(fork.id(), place);
+            self.shares.join(fork.tenant);
+            self.line.insert(place, fork);
+        }
+        answers
+    }
+
+    /// The branches of a sequence from now on, each a continuation of one there is; `false` when the context is
+    /// full then.
+    pub fn branch(&mut self, id: SequenceId, children: &[(usize, u32)], now: Instant) -> bool {
+        self.get_mut(id).is_some_and(|sequence| {
+            sequence.milestones.first_token.get_or_insert(now);
+            sequence.branch(children.iter().copied());
+            sequence.n_tokens() < sequence.limit()
+        })
+    }
+
+    /// Ends a sequence with all its answers, wherever it is. What it held is free when the result is dropped.
     pub fn retire(&mut self, id: SequenceId) -> Option<Sequence> {
-        self.line.remove(&self.places.remove(&id)?)
+        let sequence = self.line.remove(self.places.get(&id)?)?;
+        for answer in &sequence.answers {
+            self.places.remove(answer);
+        }
+        self.shares.leave(&sequence.tenant);
+        Some(sequence)
+    }
+
+    /// Nobody wants this answer any more. A sequence ends with its last answer; otherwise its name from now on
+    /// is returned.
+    pub fn abandon(&mut self, id: SequenceId) -> Option<SequenceId> {
+        let sequence = self.get_mut(id)?;
+        if sequence.answers.len() == 1 {
+            self.retire(id);
+            return None;
+        }
+        sequence.answers.retain(|answer| *answer != id);
+        let name = sequence.id();
+        self.places.remove(&id);
+        Some(name)
+    }
+
+    /// Forgets every block that is kept for later.
+    pub fn reset(&mut self) {
+        self.pool.reset();
+        self.cross.reset();
     }
 
     /// The earliest deadline of all.
@@ -186,24 +307,29 @@ impl Scheduler {
         self.line.values().map(|s| s.deadline).min()
     }
 
-    /// Sequences that hold blocks.
+    /// Running places that are taken.
     pub fn n_running(&self) -> usize {
-        self.line.len() - self.n_waiting()
+        self.line.values().filter(|s| s.residence().is_some()).map(Sequence::n_places).sum()
     }
 
-    /// Sequences that do not.
+    /// Answers whose sequences do not run.
     pub fn n_waiting(&self) -> usize {
-        self.line.values().filter(|s| matches!(s.phase, Phase::Waiting)).count()
+        self.line.values().filter(|s| s.residence().is_none()).map(|s| s.answers.len()).sum()
     }
 
-    /// Preemptions so far.
-    pub fn n_preempted(&self) -> u64 {
-        self.n_preempted
+    /// What happened since the start.
+    pub fn counts(&self) -> Counts {
+        self.counts
     }
 
     /// Self-attention blocks.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
+    }
+
+    /// Self-attention blocks on the host.
+    pub fn host(&self) -> &BlockPool {
+        &self.host
     }
 
     /// Cross-attention blocks.
@@ -215,120 +341,159 @@ impl Scheduler {
         self.line.get_mut(self.places.get(&id)?)
     }
 
-    fn select(&self, which: impl Fn(&Phase) -> bool) -> Vec<Place> {
-        self.line.iter().filter(|(_, s)| which(&s.phase)).map(|(place, _)| *place).collect()
+    fn advance(&mut self, id: SequenceId, branch: usize, end: usize) {
+        if let Some(sequence) = self.get_mut(id) {
+            sequence.advance(branch, end);
+        }
     }
 
-    /// Ends those whose time is over and those that need an item that failed.
+    /// Running sequences, the first to be served first.
+    fn running(&self, which: impl Fn(&Sequence) -> bool) -> Vec<Place> {
+        let running = self.line.iter().filter(|(_, s)| s.residence().is_some() && which(s));
+        let mut places: Vec<(i32, Place)> = running.map(|(place, s)| (s.priority, *place)).collect();
+        places.sort_unstable();
+        places.into_iter().map(|(_, place)| place).collect()
+    }
+
+    /// Ends those whose time is over, those that need an item that failed, and those that cannot make it.
     fn reap(&mut self, now: Instant) -> Vec<(SequenceId, Failure)> {
-        let late = || Failure::new(FailureClass::DeadlineExceeded, "the request's time ran out");
-        let verdict = |s: &Sequence| match s.deadline <= now {
-            true => Some(late()),
-            false => s.readable(&self.cross).err(),
-        };
-        let failed: Vec<_> = self.line.values().filter_map(|s| Some((s.id, verdict(s)?))).collect();
+        let mut failed = Vec::new();
+        for sequence in self.line.values_mut() {
+            let late = || Failure::new(FailureClass::DeadlineExceeded, "the request's time ran out");
+            let verdict = match sequence.deadline <= now {
+                true => Err(late()),
+                false => match sequence.readable(sequence.n_computed(), &self.cross) {
+                    Ok(_) => can_make_it(sequence, (&self.rates, &self.pool), now),
+                    Err(failure) => Err(failure),
+                },
+            };
+            if let Err(failure) = verdict {
+                failed.extend(sequence.answers.iter().map(|id| (*id, failure.clone())));
+            }
+        }
         for (id, _) in &failed {
             self.retire(*id);
         }
         failed
     }
-
-    /// One row for each decoding sequence, oldest first. The budget holds `max_sequences` rows at least.
-    fn decode(&mut self, draft: &mut Draft) {
-        for place in self.select(|p| matches!(p, Phase::Decoding(_))) {
-            if let Some(n_tokens) = self.grow(place) {
-                draft.push(place, n_tokens - 1..n_tokens);
+    /// Running sequences at an item that is not here give up what they hold. Whether any did.
+    fn park(&mut self) -> bool {
+        let mut parked = false;
+        for sequence in self.line.values_mut().filter(|s| s.residence().is_some()) {
+            // Items that failed were reaped.
+            let n_computed = sequence.n_computed();
+            let readable = sequence.readable(n_computed, &self.cross).unwrap_or(0);
+            // One that reads got blocks up to the gate that was shut then; one that writes gets them as it does.
+            let is_out_of_room = n_computed >= sequence.n_room() && !sequence.is_decoding();
+            if readable <= n_computed || is_out_of_room {
+                sequence.phase = Phase::Waiting;
+                sequence.shut_gate = sequence.readable(0, &self.cross).ok().filter(|_| readable <= n_computed);
+                parked = true;
             }
+        }
+        parked
+    }
+
+    /// One row for each branch of each decoding sequence, most urgent first. The budget holds `max_sequences`
+    /// rows at least; what is left of it then may go to drafts.
+    fn decode(&mut self, sketch: &mut Sketch, drafts: &mut Drafts) {
+        let decoding = self.running(Sequence::is_decoding);
+        let n_rows: usize = decoding.iter().filter_map(|p| self.line.get(p)).map(Sequence::n_branches).sum();
+        let mut n_spare = sketch.budget.saturating_sub(n_rows);
+        for place in decoding {
+            if !self.grow(place, sketch) {
+                continue;
+            }
+            let Some(sequence) = self.line.get_mut(&place) else { continue };
+            let n_tokens = sequence.n_tokens();
+            for branch in 0..sequence.n_branches() {
+                let mut guess = drafts.remove(&sequence.id()).unwrap_or_default();
+                guess.truncate(n_spare.min(sequence.limit().saturating_sub(n_tokens + 1)));
+                let resident = sequence.residence_mut().map(|r| &mut r.branches[branch].table);
+                // A guess is worth blocks that nobody needs, and nobody's preemption.
+                if resident.is_some_and(|table| table.grow(n_tokens + guess.len()).is_err()) {
+                    guess.clear();
+                }
+                n_spare -= guess.len();
+                sketch.push(Rows { place, branch, tokens: n_tokens - 1..n_tokens, drafts: guess });
+            }
+            self.charge(place, sketch);
         }
     }
 
-    /// Makes room for all tokens of a decoding sequence, from the youngest if there is no other. Returns their
-    /// number; `None` if the sequence itself had to give way.
-    fn grow(&mut self, place: Place) -> Option<usize> {
+    /// Makes room for the newest token of each branch of a decoding sequence, at the cost of the last in line if
+    /// there is no other. Whether the sequence itself still runs.
+    fn grow(&mut self, place: Place, sketch: &mut Sketch) -> bool {
         loop {
-            let sequence = self.line.get_mut(&place)?;
-            let n_tokens = sequence.tokens().len();
-            if sequence.residence_mut()?.table.grow(n_tokens).is_ok() {
-                return Some(n_tokens);
+            let Some(sequence) = self.line.get_mut(&place) else { return false };
+            let n_tokens = sequence.n_tokens();
+            let Some(residence) = sequence.residence_mut() else { return false };
+            let tables = residence.branches.iter_mut().map(|b| &mut b.table);
+            let n_moves = sketch.moves.len();
+            let all_grew = grow_all(tables, n_tokens, &mut sketch.moves);
+            if sketch.moves.len() > n_moves {
+                sketch.moved.push(sequence.id());
             }
-            let mut running = self.line.values_mut().rev().filter(|s| s.residence().is_some());
-            // Whoever is in the draft already is older than `place`, and `place` itself is running.
-            running.next()?.phase = Phase::Waiting;
-            self.n_preempted += 1;
+            if all_grew {
+                return true;
+            }
+            // Whoever has rows in the sketch goes before `place`, and `place` itself is running.
+            let Some(last) = self.running(|_| true).pop() else { return false };
+            self.preempt(last, sketch);
         }
     }
 
     /// Goes on with prompts that are started.
-    fn prefill(&mut self, draft: &mut Draft) {
-        for (place, sequence) in &self.line {
-            if let Phase::Prefilling(residence) = &sequence.phase {
-                // Items that failed were reaped.
-                let readable = sequence.readable(&self.cross).unwrap_or(0);
-                draft.push(*place, residence.n_computed..readable);
+    fn read(&mut self, sketch: &mut Sketch) {
+        for place in self.running(|s| !s.is_decoding()) {
+            if let Some(sequence) = self.line.get(&place) {
+                sketch.push_reading(place, sequence, &self.cross);
             }
+            self.charge(place, sketch);
         }
     }
 
-    fn admit(&mut self, draft: &mut Draft, now: Instant) {
-        let mut n_running = self.n_running();
-        for place in self.select(|p| matches!(p, Phase::Waiting)) {
-            if draft.budget == 0 || n_running >= self.bounds.max_sequences {
-                return;
-            }
-            match self.try_admit(place, draft, now) {
-                Admission::Admitted => n_running += 1,
-                Admission::Gated => {}
-                Admission::NoRoom => return,
-            }
+    /// Charges a tenant for the rows of a sequence.
+    fn charge(&mut self, place: Place, sketch: &Sketch) {
+        if let Some(sequence) = self.line.get(&place) {
+            self.shares.charge(&sequence.tenant, sketch.n_rows(place));
         }
-    }
-
-    fn try_admit(&mut self, place: Place, draft: &mut Draft, now: Instant) -> Admission {
-        let Some(sequence) = self.line.get_mut(&place) else { return Admission::Gated };
-        let Ok(readable @ 1..) = sequence.readable(&self.cross) else { return Admission::Gated };
-        // Dropped again, blocks and all, if the other kind is short.
-        let Ok(table) = self.pool.table(sequence.tokens().len()) else { return Admission::NoRoom };
-        let cross = match sequence.cross_key() {
-            None => None,
-            Some(key) if draft.may_project() || self.cross.contains(&key) => match self.cross.acquire(key) {
-                Ok(share) => Some(draft.project(sequence, share)),
-                Err(_) => return Admission::NoRoom,
-            },
-            Some(_) => return Admission::NoRoom,
-        };
-        sequence.phase = Phase::Prefilling(Residence { table, cross, n_computed: 0 });
-        sequence.milestones.first_step.get_or_insert(now);
-        draft.push(place, 0..readable);
-        Admission::Admitted
     }
 }
 
-impl Draft {
-    /// Adds as much of `tokens` as the budget has left.
-    fn push(&mut self, place: Place, tokens: std::ops::Range<usize>) {
-        let n = tokens.len().min(self.budget);
-        if n > 0 {
-            self.budget -= n;
-            self.chunks.push((place, tokens.start..tokens.start + n));
+/// Refuses a sequence that has not started and would be late even at the best rates measured.
+fn can_make_it(
+    sequence: &mut Sequence,
+    (rates, pool): (&Rates, &BlockPool),
+    now: Instant,
+) -> Result<(), Failure> {
+    let left = sequence.deadline.saturating_duration_since(now);
+    let (n_prompt, n_steps) = (sequence.n_prompt(), sequence.n_least() - 1);
+    if sequence.milestones.first_step.is_some() || rates.least(n_prompt, n_steps) <= left {
+        return Ok(());
+    }
+    // Blocks that are known already cost nothing; looked up only where it matters.
+    let n_known = pool.find(sequence.keys(0, n_prompt - 1)).blocks().len() * KV_BLOCK_TOKENS;
+    let needed = rates.least(n_prompt - n_known, n_steps);
+    if needed <= left {
+        return Ok(());
+    }
+    let text = format!("{} ms are left, and at least {} ms are needed", left.as_millis(), needed.as_millis());
+    Err(Failure::new(FailureClass::DeadlineExceeded, text))
+}
+
+/// Room for token number `n_tokens - 1` in each table, in a block of its own. What one table got stays when
+/// another gets nothing: the next try begins there.
+fn grow_all<'a>(
+    tables: impl Iterator<Item = &'a mut BlockTable>,
+    n_tokens: usize,
+    moves: &mut Vec<BlockMove>,
+) -> bool {
+    for table in tables {
+        match table.grow(n_tokens).and_then(|()| table.own(n_tokens - 1)) {
+            Ok(pair) => moves.extend(pair.map(BlockMove::Copy)),
+            Err(_) => return false,
         }
     }
-
-    /// Projections cost as rows do, but may not starve: one is always taken, however large.
-    fn may_project(&self) -> bool {
-        self.projected_rows < self.budget.max(1)
-    }
-
-    /// Takes a share, and plans its projection if it is to be filled.
-    fn project(&mut self, sequence: &Sequence, share: CrossShare) -> BlockTable {
-        let table = match share {
-            CrossShare::Filled(table) => return table,
-            CrossShare::ToFill(table) => table,
-        };
-        if let (Some(key), Some(output)) = (sequence.cross_key(), sequence.cross_rows()) {
-            let slots: Vec<u32> = (0..key.n_rows as usize).filter_map(|row| table.slot(row)).collect();
-            self.projected_rows += slots.len();
-            self.projections.push(Projection { key, output: output.clone(), slots });
-        }
-        table
-    }
+    true
 }

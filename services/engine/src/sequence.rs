@@ -1,41 +1,75 @@
 //! One sequence: its tokens, its items, and how far the decoder has read.
 //!
-//! Waiting → Prefilling → Decoding → gone; preemption and abort lead back or out from anywhere. Blocks and
-//! the count of computed tokens live together in a [`Residence`], which only a running sequence has: to be
-//! preempted is to lose it, and with it the blocks. Where the tokens come from is not known here.
+//! Waiting → Running → gone; preemption leads back to Waiting, or aside to Swapped; abort leads out from
+//! anywhere. Blocks and the count of computed tokens live together in a [`Residence`], which only a running
+//! sequence has: to be preempted is to lose it, and with it the blocks.
+//!
+//! A sequence has one *branch*, its tokens. Under beam search it has one for each live beam, all of one
+//! length; they run, wait and give way together. Answers that are sampled are sequences of their own from
+//! their first token on ([`Sequence::fork`]). Where tokens come from is not known here.
 
-use crate::blocks::BlockTable;
+use crate::blocks::{BlockTable, blocks_for};
 use crate::cross::{CrossCache, CrossKey};
 use crate::items::{ItemState, ItemTable, ItemUse};
+use crate::prefix::{self, BlockParts};
 use crate::request::{Arrival, SequenceId, span_of};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
-use triptych_core::{EncoderOutput, Failure};
+use triptych_core::shape::KV_BLOCK_TOKENS;
+use triptych_core::{ContentKey, EncoderOutput, Failure, PrefixKey, TenantId};
+use triptych_models::prompt::{CrossInput, ItemSpan};
 
-/// A place in line, given once, in the order of arrival.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place(pub(crate) u64);
+/// A place in line, given once: arrivals in their order, the answers to each in theirs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// Number of the arrival.
+    pub(crate) arrival: u64,
+    /// Number of the answer.
+    pub(crate) answer: u32,
+}
 
 /// What a running sequence holds on the device.
 #[derive(Debug)]
 pub struct Residence {
-    /// Self-attention blocks, for all tokens so far.
-    pub table: BlockTable,
+    /// One for each branch.
+    pub branches: Vec<Resident>,
     /// Its share of the cross-attention blocks, with cross-attention.
     pub cross: Option<BlockTable>,
+}
+
+/// What one branch holds, on the device or on the host.
+#[derive(Debug)]
+pub struct Resident {
+    /// Self-attention blocks: on the device for all tokens so far, on the host for those that are computed.
+    pub table: BlockTable,
     /// Tokens whose keys and values are in the blocks.
     pub n_computed: usize,
 }
 
-/// How far a sequence is.
+/// Where a sequence is.
 #[derive(Debug)]
 pub enum Phase {
-    /// In line, without blocks: new, or preempted.
+    /// In line, without blocks: new, preempted, or before an item that is not here.
     Waiting,
-    /// Reading tokens it has already: its prompt, and after a preemption what it had written.
-    Prefilling(Residence),
-    /// Writing: all tokens but the newest are computed.
-    Decoding(Residence),
+    /// In line, its keys and values on the host; one for each branch.
+    Swapped(Vec<Resident>),
+    /// On the device: reading what it has already, or writing.
+    Running(Residence),
+}
+
+/// What all answers to one arrival read.
+#[derive(Debug)]
+struct Prompt {
+    n_tokens: usize,
+    positions: Vec<[u32; 3]>,
+    next_position: u32,
+    spans: Vec<Span>,
+    /// Content and place of the spans.
+    items: Vec<(ContentKey, ItemSpan)>,
+    cross: Option<Cross>,
+    /// What the keys of its blocks begin with.
+    root: PrefixKey,
 }
 
 /// Rows of an item among the tokens.
@@ -50,6 +84,16 @@ struct Span {
 struct Cross {
     key: CrossKey,
     item: ItemUse,
+    first_token: u32,
+}
+
+/// The tokens of one branch.
+#[derive(Clone, Debug)]
+struct Branch {
+    /// Prompt, then what was written. Only grows, so positions and spans stay true.
+    tokens: Vec<u32>,
+    /// Keys of the full blocks of `tokens`, as far as they were asked for.
+    keys: Vec<PrefixKey>,
 }
 
 /// When things happened to a sequence.
@@ -63,90 +107,182 @@ pub struct Milestones {
     pub first_token: Option<Instant>,
 }
 
+/// What is counted of a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Tokens of the prompt that were found in blocks when it first ran.
+    pub n_cached: usize,
+    /// Tokens that were proposed for it.
+    pub n_drafted: usize,
+    /// Of those, how many were right.
+    pub n_accepted: usize,
+}
+
 /// A sequence in the scheduler's line.
 #[derive(Debug)]
 pub struct Sequence {
-    /// Its name.
-    pub id: SequenceId,
+    /// The answers that come of it, at least one. The first names it.
+    pub answers: Vec<SequenceId>,
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// Smaller runs first.
+    pub priority: i32,
     /// When it has to have ended.
     pub deadline: Instant,
     /// When things happened to it.
     pub milestones: Milestones,
-    /// How far it is.
+    /// What is counted of it.
+    pub tally: Tally,
+    /// Where it is.
     pub phase: Phase,
-    /// Prompt, then what was written. Only grows, so positions and spans stay true.
-    tokens: Vec<u32>,
-    n_prompt: usize,
-    positions: Vec<[u32; 3]>,
-    next_position: u32,
-    spans: Vec<Span>,
-    cross: Option<Cross>,
+    /// The gate at which it gave up its blocks. While that one is shut it does not try again.
+    pub shut_gate: Option<usize>,
+    /// Most branches it can have.
+    width: usize,
+    /// Most tokens of a branch.
+    limit: usize,
+    /// Fewest tokens it writes if nothing goes wrong.
+    n_least: usize,
+    is_greedy: bool,
+    prompt: Arc<Prompt>,
+    branches: Vec<Branch>,
 }
 
 impl Sequence {
-    /// A sequence that waits. The arrival was checked.
-    pub fn new(arrival: &Arrival, id: SequenceId, items: &mut ItemTable, now: Instant) -> Self {
-        let prepared = &arrival.prepared;
-        let mut join = |idx: triptych_core::ItemIdx| items.join(&arrival.items[idx.0 as usize]);
+    /// A sequence that waits, and can grow to `limit` tokens. The arrival was checked.
+    pub fn new(arrival: &Arrival, limit: usize, items: &mut ItemTable, now: Instant) -> Self {
+        let (prepared, sampling) = (&arrival.prepared, &arrival.sampling);
+        let declared = |idx: triptych_core::ItemIdx| &arrival.items[idx.0 as usize];
+        let mut join = |idx| items.join(declared(idx));
         let spans = prepared.spans.iter().map(|s| Span { tokens: span_of(s), item: join(s.item) }).collect();
-        let cross = prepared.cross.map(|cross| {
-            let item = join(cross.item);
-            let content = item.declared().key;
-            Cross { key: CrossKey { content, first_row: cross.first_row, n_rows: cross.n_rows }, item }
+        let cross = prepared.cross.map(|input| {
+            let CrossInput { item, first_row, n_rows, first_token } = input;
+            let key = CrossKey { content: declared(item).key, first_row, n_rows };
+            Cross { key, item: join(item), first_token }
         });
-        Self {
-            id,
-            deadline: arrival.deadline,
-            milestones: Milestones { arrived: now, first_step: None, first_token: None },
-            phase: Phase::Waiting,
-            tokens: prepared.tokens.clone(),
-            n_prompt: prepared.tokens.len(),
+        let prompt = Prompt {
+            n_tokens: prepared.tokens.len(),
             positions: prepared.positions.clone(),
             next_position: prepared.next_position,
             spans,
+            items: prepared.spans.iter().map(|s| (declared(s.item).key, *s)).collect(),
             cross,
+            root: prefix::root(&arrival.tenant, prepared.cross.map(|input| (declared(input.item).key, input))),
+        };
+        Self {
+            answers: arrival.ids.clone(),
+            tenant: arrival.tenant,
+            priority: arrival.priority,
+            deadline: arrival.deadline,
+            milestones: Milestones { arrived: now, first_step: None, first_token: None },
+            tally: Tally::default(),
+            phase: Phase::Waiting,
+            shut_gate: None,
+            width: sampling.beams.map_or(1, |b| b.width as usize),
+            limit,
+            n_least: arrival.least_tokens().min(limit.saturating_sub(prompt.n_tokens)).max(1),
+            is_greedy: sampling.beams.is_none() && (sampling.temperature <= 0.0 || sampling.top_k == Some(1)),
+            prompt: Arc::new(prompt),
+            branches: vec![Branch { tokens: prepared.tokens.clone(), keys: Vec::new() }],
         }
     }
 
-    /// All tokens.
-    pub fn tokens(&self) -> &[u32] {
-        &self.tokens
+    /// The name of the sequence: that of its first answer.
+    pub fn id(&self) -> SequenceId {
+        self.answers[0]
     }
 
-    /// The tokens written.
-    pub fn generated(&self) -> &[u32] {
-        &self.tokens[self.n_prompt..]
+    /// Branches there are.
+    pub fn n_branches(&self) -> usize {
+        self.branches.len()
+    }
+
+    /// Running places it takes: one for each branch that it may come to have.
+    pub fn n_places(&self) -> usize {
+        self.width
+    }
+
+    /// Whether it is one answer from its first token to its last, and none of several beams.
+    pub fn is_single(&self) -> bool {
+        self.width == 1 && self.answers.len() == 1
+    }
+
+    /// All tokens of a branch.
+    pub fn tokens(&self, branch: usize) -> &[u32] {
+        &self.branches[branch].tokens
+    }
+
+    /// Tokens of each branch; they have the same number.
+    pub fn n_tokens(&self) -> usize {
+        self.branches[0].tokens.len()
+    }
+
+    /// The tokens written on a branch.
+    pub fn generated(&self, branch: usize) -> &[u32] {
+        &self.branches[branch].tokens[self.prompt.n_tokens..]
     }
 
     /// Tokens of the prompt.
     pub fn n_prompt(&self) -> usize {
-        self.n_prompt
+        self.prompt.n_tokens
+    }
+
+    /// Whether it writes the most probable token each time, on one branch.
+    pub fn is_greedy(&self) -> bool {
+        self.is_greedy
+    }
+
+    /// Most tokens of a branch.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Tokens for which every branch has blocks.
+    pub fn n_room(&self) -> usize {
+        let rooms = self.residence().into_iter().flat_map(|r| &r.branches).map(|b| b.table.blocks().len());
+        rooms.min().unwrap_or(0) * KV_BLOCK_TOKENS
+    }
+
+    /// Fewest tokens it writes if nothing goes wrong, at least 1.
+    pub fn n_least(&self) -> usize {
+        self.n_least
     }
 
     /// What it holds on the device, if it runs.
     pub fn residence(&self) -> Option<&Residence> {
         match &self.phase {
-            Phase::Waiting => None,
-            Phase::Prefilling(residence) | Phase::Decoding(residence) => Some(residence),
+            Phase::Running(residence) => Some(residence),
+            Phase::Waiting | Phase::Swapped(_) => None,
         }
     }
 
     /// The same, to change.
     pub fn residence_mut(&mut self) -> Option<&mut Residence> {
         match &mut self.phase {
-            Phase::Waiting => None,
-            Phase::Prefilling(residence) | Phase::Decoding(residence) => Some(residence),
+            Phase::Running(residence) => Some(residence),
+            Phase::Waiting | Phase::Swapped(_) => None,
         }
+    }
+
+    /// Whether it runs and all its tokens but the newest are computed.
+    pub fn is_decoding(&self) -> bool {
+        let all_but_one = self.n_tokens() - 1;
+        self.residence().is_some_and(|r| r.branches.iter().all(|b| b.n_computed == all_but_one))
     }
 
     /// What it cross-attends to.
     pub fn cross_key(&self) -> Option<CrossKey> {
-        self.cross.as_ref().map(|c| c.key)
+        self.prompt.cross.as_ref().map(|c| c.key)
+    }
+
+    /// The token from which on it does so.
+    pub fn cross_from(&self) -> u32 {
+        self.prompt.cross.as_ref().map_or(0, |c| c.first_token)
     }
 
     /// The encoder output it cross-attends to, if it is here.
     pub fn cross_rows(&self) -> Option<&EncoderOutput> {
-        match self.cross.as_ref()?.item.state() {
+        match self.prompt.cross.as_ref()?.item.state() {
             ItemState::Ready(output) => Some(output),
             ItemState::Pending | ItemState::Failed(_) => None,
         }
@@ -155,27 +291,37 @@ impl Sequence {
     /// The position of token `i`.
     pub fn position(&self, i: usize) -> [u32; 3] {
         let after = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let generated = || [self.next_position.saturating_add(after(i - self.n_prompt)); 3];
-        self.positions.get(i).copied().unwrap_or_else(generated)
+        let prompt = &self.prompt;
+        let generated = || [prompt.next_position.saturating_add(after(i - prompt.n_tokens)); 3];
+        prompt.positions.get(i).copied().unwrap_or_else(generated)
     }
 
-    /// Tokens that may be computed: all of them, or those before the first item that is not here. 0 when its
-    /// cross-attention input is missing; an entry of the cache stands in for the rows.
+    /// Tokens that may be computed once the first `n_computed` are: all of them, or those before the first item
+    /// that is not here. 0 when its cross-attention input is missing; an entry of the cache stands in for the rows.
     ///
     /// # Errors
     /// The failure of an item that it still has to read.
-    pub fn readable(&self, cache: &CrossCache) -> Result<usize, Failure> {
-        let n_computed = self.residence().map_or(0, |r| r.n_computed);
-        let mut limit = self.tokens.len();
-        if let (Phase::Waiting, Some(cross)) = (&self.phase, &self.cross)
+    pub fn readable(&self, n_computed: usize, cache: &CrossCache) -> Result<usize, Failure> {
+        let mut limit = self.n_tokens();
+        if let (None, Some(cross)) = (self.residence(), &self.prompt.cross)
             && !cache.contains(&cross.key)
         {
             limit = limit.min(gate(&cross.item, 0)?);
         }
-        for span in self.spans.iter().filter(|s| s.tokens.end > n_computed) {
+        for span in self.prompt.spans.iter().filter(|s| s.tokens.end > n_computed) {
             limit = limit.min(gate(&span.item, span.tokens.start)?);
         }
         Ok(limit)
+    }
+
+    /// Tokens that every branch has computed.
+    pub fn n_computed(&self) -> usize {
+        let residents = match &self.phase {
+            Phase::Waiting => return 0,
+            Phase::Swapped(residents) => residents,
+            Phase::Running(residence) => &residence.branches,
+        };
+        residents.iter().map(|r| r.n_computed).min().unwrap_or(0)
     }
 
     /// The item rows among tokens `chunk`: for each span that reaches into it the first token, and which rows.
@@ -184,7 +330,7 @@ impl Sequence {
         &self,
         chunk: &Range<usize>,
     ) -> impl Iterator<Item = (usize, &EncoderOutput, Range<usize>)> {
-        self.spans.iter().filter_map(move |span| {
+        self.prompt.spans.iter().filter_map(move |span| {
             let start = span.tokens.start.max(chunk.start);
             let end = span.tokens.end.min(chunk.end);
             match span.item.state() {
@@ -196,19 +342,98 @@ impl Sequence {
         })
     }
 
-    /// Tokens up to `end` are computed.
-    pub fn advance(&mut self, end: usize) {
-        let n_tokens = self.tokens.len();
-        self.phase = match std::mem::replace(&mut self.phase, Phase::Waiting) {
-            Phase::Waiting => Phase::Waiting,
-            Phase::Prefilling(r) if end < n_tokens => Phase::Prefilling(Residence { n_computed: end, ..r }),
-            Phase::Prefilling(r) | Phase::Decoding(r) => Phase::Decoding(Residence { n_computed: end, ..r }),
-        };
+    /// Keys of the full blocks among the first `n_tokens` tokens of a branch.
+    pub fn keys(&mut self, branch: usize, n_tokens: usize) -> &[PrefixKey] {
+        let n_blocks = n_tokens.min(self.n_tokens()) / KV_BLOCK_TOKENS;
+        for place in self.branches[branch].keys.len()..n_blocks {
+            let first_token = place * KV_BLOCK_TOKENS;
+            let positions = std::array::from_fn(|i| self.position(first_token + i));
+            let branch = &mut self.branches[branch];
+            let parts = BlockParts {
+                first_token,
+                tokens: &branch.tokens[first_token..first_token + KV_BLOCK_TOKENS],
+                positions: &positions,
+                items: &self.prompt.items,
+            };
+            let key = parts.key(branch.keys.last().unwrap_or(&self.prompt.root));
+            branch.keys.push(key);
+        }
+        &self.branches[branch].keys[..n_blocks]
     }
 
-    /// Writes a token.
+    /// Full blocks that all branches begin with, the last token's not counted.
+    pub fn n_common_blocks(&mut self) -> usize {
+        let n_known = self.n_tokens() - 1;
+        let first = self.keys(0, n_known).to_vec();
+        let agree = |keys: &[PrefixKey]| first.iter().zip(keys).take_while(|(a, b)| a == b).count();
+        (1..self.n_branches()).map(|i| agree(self.keys(i, n_known))).min().unwrap_or(first.len())
+    }
+
+    /// Tokens of branch `branch` up to `end` are computed, and its full blocks can be found by others.
+    pub fn advance(&mut self, branch: usize, end: usize) {
+        let Phase::Running(residence) = &mut self.phase else { return };
+        let resident = &mut residence.branches[branch];
+        let before = resident.n_computed;
+        resident.n_computed = end;
+        let (first, last) = (before / KV_BLOCK_TOKENS, end / KV_BLOCK_TOKENS);
+        if first == last {
+            return;
+        }
+        self.keys(branch, end);
+        let Phase::Running(residence) = &self.phase else { return };
+        for (place, key) in self.branches[branch].keys.iter().enumerate().take(last).skip(first) {
+            residence.branches[branch].table.publish(place, *key);
+        }
+    }
+
+    /// Writes a token on its only branch.
     pub fn push(&mut self, token: u32) {
-        self.tokens.push(token);
+        self.branches[0].tokens.push(token);
+    }
+
+    /// Another sequence of the same tokens and shared blocks, for the answer `id`.
+    pub fn fork(&self, id: SequenceId) -> Self {
+        let phase = match self.residence() {
+            None => Phase::Waiting,
+            Some(residence) => Phase::Running(Residence {
+                branches: residence.branches.iter().map(Resident::fork).collect(),
+                cross: residence.cross.as_ref().map(BlockTable::fork),
+            }),
+        };
+        Self {
+            answers: vec![id],
+            phase,
+            prompt: Arc::clone(&self.prompt),
+            branches: self.branches.clone(),
+            ..*self
+        }
+    }
+
+    /// Its branches from now on: each continues one of those there are with a token.
+    pub fn branch(&mut self, children: impl IntoIterator<Item = (usize, u32)> + Clone) {
+        let child = |(parent, token): (usize, u32)| {
+            let mut branch = self.branches[parent].clone();
+            branch.tokens.push(token);
+            branch
+        };
+        let branches = children.clone().into_iter().map(child).collect();
+        if let Phase::Running(residence) = &mut self.phase {
+            let parents = children.into_iter().map(|(parent, _)| parent);
+            residence.branches = parents.map(|parent| residence.branches[parent].fork()).collect();
+        }
+        self.branches = branches;
+    }
+}
+
+impl Resident {
+    /// Blocks whose contents count.
+    pub fn computed_blocks(&self) -> &[crate::blocks::BlockId] {
+        let n = blocks_for(self.n_computed).min(self.table.blocks().len());
+        &self.table.blocks()[..n]
+    }
+
+    fn fork(&self) -> Self {
+        Self { table: self.table.fork(), n_computed: self.n_computed }
     }
 }
 

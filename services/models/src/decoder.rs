@@ -76,6 +76,12 @@ pub trait Decoder: Send {
     /// [`ModelError::Kernel`] if the memory cannot be had.
     fn allocate_kv(&mut self, self_blocks: usize, cross_blocks: usize) -> Result<(), ModelError>;
 
+    /// Makes the host's cache of self-attention blocks, dropping an earlier one with its contents.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if the memory cannot be had.
+    fn allocate_host(&mut self, n_blocks: usize) -> Result<(), ModelError>;
+
     /// Projects encoder output rows `[slots.len(), encoder_hidden]` to keys and values of every layer and writes
     /// row `i` to cross slot `slots[i]`.
     ///
@@ -94,4 +100,16 @@ pub trait Decoder: Send {
     /// # Errors
     /// [`ModelError::Kernel`] for a block out of range.
     fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError>;
+
+    /// Copies self-attention blocks to the host: `(device block, host block)`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a block out of range.
+    fn swap_out(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError>;
+
+    /// Copies self-attention blocks back: `(host block, device block)`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a block out of range.
+    fn swap_in(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError>;
 }

@@ -55,6 +55,9 @@ pub struct EngineSettings {
     pub self_kv_bytes: usize,
     /// The same for cross-attention. Default 1 GiB.
     pub cross_kv_bytes: usize,
+    /// Host memory for the self-attention KV of sequences that have to give way, in bytes. Default 256 MiB.
+    /// 0: none, they are computed again.
+    pub host_kv_bytes: usize,
     /// Rows of a step. Default 512.
     pub token_budget: usize,
     /// Sequences that run at once. Default 64.
@@ -70,6 +73,7 @@ impl Default for EngineSettings {
         Self {
             self_kv_bytes: 1 << 30,
             cross_kv_bytes: 1 << 30,
+            host_kv_bytes: 256 << 20,
             token_budget: 512,
             max_sequences: 64,
             max_waiting: 1024,
@@ -218,6 +222,7 @@ impl EngineSettings {
         let kv = KvBudget::Blocks {
             self_attention: fit(self.self_kv_bytes, info.self_block_bytes).min(most(info.max_context)),
             cross_attention: fit(self.cross_kv_bytes, info.cross_block_bytes).min(most(1500)),
+            host: fit(self.host_kv_bytes, info.self_block_bytes).min(most(info.max_context)),
         };
         EngineConfig {
             kv,
@@ -225,6 +230,7 @@ impl EngineSettings {
             max_sequences: self.max_sequences,
             // Before the first step all that live wait.
             max_waiting: self.max_live(),
+            ..EngineConfig::default()
         }
     }
 }

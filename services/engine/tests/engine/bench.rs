@@ -38,15 +38,16 @@ pub fn tokenizer() -> Arc<Tokenizer> {
 /// Roomy; a test narrows what it is about.
 pub fn config() -> EngineConfig {
     EngineConfig {
-        kv: KvBudget::Blocks { self_attention: 64, cross_attention: 16 },
+        kv: KvBudget::Blocks { self_attention: 64, cross_attention: 16, host: 0 },
         token_budget: 512,
         max_sequences: 16,
         max_waiting: 16,
+        ..EngineConfig::default()
     }
 }
 
 pub fn with_blocks(self_attention: usize, cross_attention: usize) -> EngineConfig {
-    EngineConfig { kv: KvBudget::Blocks { self_attention, cross_attention }, ..config() }
+    EngineConfig { kv: KvBudget::Blocks { self_attention, cross_attention, host: 0 }, ..config() }
 }
 
 /// An encoder output whose rows depend on `n` alone.
@@ -146,7 +147,7 @@ impl Seen {
 
 pub struct Bench {
     pub engine: Engine,
-    pub clock: ManualClock,
+    pub clock: Arc<ManualClock>,
     tape: Arc<Mutex<Tape>>,
     seen: BTreeMap<u64, Seen>,
 }
@@ -166,7 +167,12 @@ impl Bench {
         let tape = Arc::new(Mutex::new(Tape::default()));
         let decoder = FakeDecoder { info: info(cross_attention, max_context), tape: Arc::clone(&tape) };
         let engine = Engine::new(Box::new(decoder), tokenizer(), config).unwrap();
-        Self { engine, clock: ManualClock::default(), tape, seen: BTreeMap::new() }
+        Self { engine, clock: Arc::default(), tape, seen: BTreeMap::new() }
+    }
+
+    /// Lets rows and steps take time on the bench's clock.
+    pub fn set_costs(&self, row: Duration, step: Duration) {
+        self.tape().costs = Some((Arc::clone(&self.clock), row, step));
     }
 
     pub fn tape(&self) -> MutexGuard<'_, Tape> {
@@ -194,7 +200,7 @@ impl Bench {
     /// One step; what it computed, as (first token, tokens) for each sequence. Empty if nothing ran.
     pub fn step(&mut self) -> Vec<(u32, Range<usize>)> {
         let n_steps = self.tape().steps.len();
-        let outputs = self.engine.step(&self.clock);
+        let outputs = self.engine.step(&*self.clock);
         self.note(outputs);
         let mut steps = self.tape().steps.split_off(n_steps);
         assert!(steps.len() <= 1, "one forward a step");
@@ -223,8 +229,8 @@ impl Bench {
         let stats = self.engine.stats();
         assert!(self.engine.is_idle());
         assert_eq!(
-            (stats.running, stats.waiting, stats.self_used, stats.cross_used),
-            (0, 0, 0, 0),
+            (stats.running, stats.waiting, stats.self_used, stats.host_used, stats.cross_used),
+            (0, 0, 0, 0, 0),
             "{stats:?}"
         );
         assert_eq!((stats.items_ready, stats.items_pending), (0, 0), "{stats:?}");

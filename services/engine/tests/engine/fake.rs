@@ -5,6 +5,8 @@
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use triptych_core::clock::ManualClock;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_models::ModelError;
 use triptych_models::decoder::{Decoder, DecoderInfo, PagedBatch, StepInput};
@@ -27,10 +29,38 @@ pub struct Tape {
     pub fail_forward: bool,
     /// Refuse the next projection.
     pub fail_projection: bool,
-    self_kv: Vec<Option<u64>>,
+    /// What a row, and a step without counting its rows, take on this clock.
+    pub costs: Option<(Arc<ManualClock>, Duration, Duration)>,
+    /// Blocks that were copied, moved to the host, and moved back.
+    pub moves: [usize; 3],
+    self_kv: Blocks,
+    host_kv: Blocks,
     cross_kv: Vec<Option<u64>>,
-    /// First token of the sequence that a self-attention block was last written for.
+}
+
+/// Self-attention blocks.
+#[derive(Debug, Default)]
+struct Blocks {
+    slots: Vec<Option<u64>>,
+    /// First token of the sequence that a block was last written for.
     first_tokens: Vec<Option<u32>>,
+}
+
+impl Blocks {
+    fn new(n: usize) -> Self {
+        Self { slots: vec![None; n * KV_BLOCK_TOKENS], first_tokens: vec![None; n] }
+    }
+
+    fn block(&self, block: u32) -> (Vec<Option<u64>>, Option<u32>) {
+        let block = block as usize;
+        (self.slots[block * KV_BLOCK_TOKENS..][..KV_BLOCK_TOKENS].to_vec(), self.first_tokens[block])
+    }
+
+    fn set(&mut self, block: u32, (slots, first_token): (Vec<Option<u64>>, Option<u32>)) {
+        let block = block as usize;
+        self.slots[block * KV_BLOCK_TOKENS..][..KV_BLOCK_TOKENS].copy_from_slice(&slots);
+        self.first_tokens[block] = first_token;
+    }
 }
 
 /// The decoder; its tape is shared with the test.
@@ -94,7 +124,7 @@ impl Tape {
         }
         for (row, slot) in step.slot_mapping.iter().enumerate() {
             let position = step.positions[row].iter().fold(3, |h, p| mix(h, u64::from(*p)));
-            self.self_kv[*slot as usize] = Some(mix(values[row], position));
+            self.self_kv.slots[*slot as usize] = Some(mix(values[row], position));
         }
     }
 
@@ -107,9 +137,9 @@ impl Tape {
         }
         let block = slots[0] / KV_BLOCK_TOKENS;
         if computed.start == 0 {
-            self.first_tokens[block] = Some(step.token_ids[rows.start]);
+            self.self_kv.first_tokens[block] = Some(step.token_ids[rows.start]);
         }
-        let name = self.first_tokens[block].expect("a sequence starts with its first token");
+        let name = self.self_kv.first_tokens[block].expect("a sequence starts with its first token");
         self.steps.last_mut().expect("a step is open").push((name, computed.clone()));
         let cross = step.cross_kv.map_or(0, |batch| {
             assert_eq!(at(batch.query_start_loc, i), rows);
@@ -120,7 +150,7 @@ impl Tape {
         });
         let mut hash = cross;
         let history = slots.iter().map(|s| {
-            hash = mix(hash, self.self_kv[*s].expect("a slot is written before it is read"));
+            hash = mix(hash, self.self_kv.slots[*s].expect("a slot is written before it is read"));
             hash
         });
         history.collect::<Vec<_>>().split_off(computed.start)
@@ -134,9 +164,13 @@ impl Decoder for FakeDecoder {
 
     fn allocate_kv(&mut self, self_blocks: usize, cross_blocks: usize) -> Result<(), ModelError> {
         let mut tape = self.tape.lock().unwrap();
-        tape.self_kv = vec![None; self_blocks * KV_BLOCK_TOKENS];
+        tape.self_kv = Blocks::new(self_blocks);
         tape.cross_kv = vec![None; cross_blocks * KV_BLOCK_TOKENS];
-        tape.first_tokens = vec![None; self_blocks];
+        Ok(())
+    }
+
+    fn allocate_host(&mut self, n_blocks: usize) -> Result<(), ModelError> {
+        self.tape.lock().unwrap().host_kv = Blocks::new(n_blocks);
         Ok(())
     }
 
@@ -159,7 +193,10 @@ impl Decoder for FakeDecoder {
             return Err(refusal());
         }
         let mut seen = HashSet::new();
-        assert!(step.self_kv.block_tables.iter().all(|b| seen.insert(*b)), "no two sequences share a block");
+        assert!(step.slot_mapping.iter().all(|slot| seen.insert(*slot)), "no slot is written twice");
+        if let Some((clock, row, rest)) = &tape.costs {
+            clock.advance(*row * step.token_ids.len() as u32 + *rest);
+        }
         assert_eq!(step.positions.len(), step.token_ids.len());
         assert_eq!(step.slot_mapping.len(), step.token_ids.len());
         tape.write(step);
@@ -177,7 +214,33 @@ impl Decoder for FakeDecoder {
         Ok(logits.collect())
     }
 
-    fn copy_blocks(&mut self, _pairs: &[(u32, u32)]) -> Result<(), ModelError> {
-        Err(refusal())
+    fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
+        let mut tape = self.tape.lock().unwrap();
+        tape.moves[0] += pairs.len();
+        for (from, to) in pairs {
+            let block = tape.self_kv.block(*from);
+            tape.self_kv.set(*to, block);
+        }
+        Ok(())
+    }
+
+    fn swap_out(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
+        let mut tape = self.tape.lock().unwrap();
+        tape.moves[1] += pairs.len();
+        for (from, to) in pairs {
+            let block = tape.self_kv.block(*from);
+            tape.host_kv.set(*to, block);
+        }
+        Ok(())
+    }
+
+    fn swap_in(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
+        let mut tape = self.tape.lock().unwrap();
+        tape.moves[2] += pairs.len();
+        for (from, to) in pairs {
+            let block = tape.host_kv.block(*from);
+            tape.self_kv.set(*to, block);
+        }
+        Ok(())
     }
 }

@@ -203,7 +203,7 @@ fn times_tell_waiting_from_reading() {
 fn settings_that_cannot_work_are_refused() {
     use crate::fake::{FakeDecoder, info};
     let good = config();
-    let bytes = |n| KvBudget::Bytes { self_attention: n, cross_attention: 0 };
+    let bytes = |n| KvBudget::Bytes { self_attention: n, cross_attention: 0, host: 0 };
     let cases = [
         (EngineConfig { kv: bytes(99), ..good }, Some("kv.self_attention")),
         (EngineConfig { kv: bytes(100), ..good }, None),

@@ -3,10 +3,13 @@
 
 use crate::bench::{Bench, Seen, arrival, config, cross, embed, item};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use triptych_core::{EncoderOutput, Failure, FailureClass};
-use triptych_engine::{Arrival, EngineConfig, Event, KvBudget, SequenceId};
+use triptych_core::sampling::{BeamParams, EarlyStopping};
+use triptych_core::{EncoderOutput, Failure, FailureClass, TenantId};
+use triptych_engine::draft::PromptLookup;
+use triptych_engine::{
+    Arrival, EngineConfig, Event, KvBudget, Preemption, PrefixCache, SequenceId, Speculation,
+};
 
 /// Items that the schedules draw from; their sizes straddle a block.
 const ITEM_SIZES: [u32; 4] = [1, 31, 32, 45];
@@ -22,6 +25,13 @@ struct Shape {
     items: Vec<usize>,
     sampled: bool,
     ends: bool,
+    /// Answers, and beams beside them.
+    n: u32,
+    beams: Option<u32>,
+    priority: i32,
+    tenant: u8,
+    /// Prompts of one kind begin alike.
+    kind: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -43,9 +53,20 @@ struct Schedule {
 
 fn shape() -> impl Strategy<Value = Shape> {
     let items = prop::collection::vec(0..ITEM_SIZES.len(), 0..3);
-    (1usize..70, 1u32..80, items, any::<bool>(), any::<bool>()).prop_map(
-        |(n_prompt, n_generated, items, sampled, ends)| Shape { n_prompt, n_generated, items, sampled, ends },
-    )
+    let own = (1usize..70, 1u32..80, items, any::<bool>(), any::<bool>());
+    let shared = (1u32..4, prop::option::weighted(0.2, 0u32..3), -1i32..2, 0u8..3, 0u64..3);
+    (own, shared).prop_map(|((n_prompt, n_generated, items, sampled, ends), (n, beams, priority, tenant, kind))| {
+        Shape { n_prompt, n_generated, items, sampled, ends, n, beams, priority, tenant, kind }
+    })
+}
+
+fn preemption() -> impl Strategy<Value = Preemption> {
+    prop_oneof![Just(Preemption::Swap), Just(Preemption::Recompute), Just(Preemption::default())]
+}
+
+fn speculation() -> impl Strategy<Value = Speculation> {
+    let lookup = PromptLookup { n_tokens: 4, max_ngram: 2 };
+    prop_oneof![Just(Speculation::Off), Just(Speculation::PromptLookup(lookup))]
 }
 
 fn one_move() -> impl Strategy<Value = Move> {
@@ -53,25 +74,34 @@ fn one_move() -> impl Strategy<Value = Move> {
         4 => shape().prop_map(Move::Arrive),
         4 => (0..ITEM_SIZES.len()).prop_map(Move::Ready),
         1 => (0..ITEM_SIZES.len()).prop_map(Move::Fail),
-        1 => (1u64..20).prop_map(Move::Abort),
+        1 => (1u64..40).prop_map(Move::Abort),
         1 => Just(Move::Late),
         12 => Just(Move::Step),
     ]
 }
 
 fn schedule() -> impl Strategy<Value = Schedule> {
-    let bounds = (5usize..16, 2usize..6, 1usize..8, 0usize..100, 4usize..20);
-    (any::<bool>(), bounds, prop::collection::vec(one_move(), 1..120)).prop_map(
-        |(cross_attention, b, moves)| {
-            let (self_attention, cross_attention_blocks, max_sequences, extra, max_waiting) = b;
-            let kv = KvBudget::Blocks { self_attention, cross_attention: cross_attention_blocks };
-            let config = EngineConfig { kv, token_budget: max_sequences + extra, max_sequences, max_waiting };
+    let bounds = (5usize..16, 2usize..6, 0usize..12, 1usize..8, 0usize..100, 4usize..20);
+    let policies = (preemption(), speculation(), prop_oneof![Just(PrefixCache::On), Just(PrefixCache::Off)]);
+    (any::<bool>(), bounds, policies, prop::collection::vec(one_move(), 1..120)).prop_map(
+        |(cross_attention, bounds, (preemption, speculation, prefix_cache), moves)| {
+            let (self_attention, cross_blocks, host, max_sequences, extra, max_waiting) = bounds;
+            let config = EngineConfig {
+                kv: KvBudget::Blocks { self_attention, cross_attention: cross_blocks, host },
+                token_budget: max_sequences + extra,
+                max_sequences,
+                max_waiting,
+                prefix_cache,
+                preemption,
+                speculation,
+            };
             Schedule { cross_attention, config, moves }
         },
     )
 }
 
-fn make(id: u64, shape: &Shape, cross_attention: bool, now: Instant) -> Arrival {
+fn make(first_id: u64, shape: &Shape, cross_attention: bool, now: Instant) -> Arrival {
+    let id = shape.kind;
     let outputs = outputs();
     let n_rows: usize = shape.items.iter().map(|i| ITEM_SIZES[*i] as usize).sum();
     let mut made = match cross_attention {
@@ -90,33 +120,43 @@ fn make(id: u64, shape: &Shape, cross_attention: bool, now: Instant) -> Arrival 
             made
         }
     };
+    made.ids = (first_id..first_id + u64::from(shape.n)).map(SequenceId).collect();
+    made.priority = shape.priority;
+    made.tenant = TenantId::from_bytes([shape.tenant; 32]);
+    made.sampling.seed = Some(first_id);
+    made.sampling.n = shape.n;
+    made.sampling.beams = shape.beams.map(|more| BeamParams {
+        width: shape.n + more,
+        length_penalty: 1.0,
+        early_stopping: EarlyStopping::Heuristic,
+    });
     made.sampling.temperature = if shape.sampled { 0.8 } else { 0.0 };
     made.sampling.top_p = 0.9;
     made.sampling.ignore_eos = !shape.ends;
     made
 }
 
-/// The answer of an engine with room for all, and nothing else to do; its context is as long as the schedule's.
-fn undisturbed(arrival: &Arrival, schedule: &Schedule) -> Seen {
+/// The answers of an engine with room for all, and nothing else to do; its context is as long as the schedule's.
+fn undisturbed(arrival: &Arrival, schedule: &Schedule) -> Bench {
     let KvBudget::Blocks { self_attention, .. } = schedule.config.kv else { panic!("made of blocks") };
-    let kv = KvBudget::Blocks { self_attention, cross_attention: 16 };
+    let kv = KvBudget::Blocks { self_attention, cross_attention: 16, host: 0 };
     let mut bench = Bench::new(EngineConfig { kv, ..config() }, schedule.cross_attention, 4096);
     bench.arrive(Arrival { deadline: bench.sequence(0, 1, 1).deadline, ..arrival.clone() });
     outputs().iter().for_each(|o| bench.ready(o));
     bench.settle();
-    bench.seen(arrival.ids[0].0)
+    bench
 }
 
-fn play(schedule: &Schedule) -> (Bench, BTreeMap<u64, Arrival>) {
+fn play(schedule: &Schedule) -> (Bench, Vec<Arrival>) {
     let mut bench = Bench::new(schedule.config, schedule.cross_attention, 4096);
-    let (mut arrivals, outputs) = (BTreeMap::new(), outputs());
+    let (mut arrivals, outputs, mut next_id) = (Vec::new(), outputs(), 1);
     for next in &schedule.moves {
         match next {
             Move::Arrive(shape) => {
-                let id = arrivals.len() as u64 + 1;
-                let now = triptych_core::clock::Clock::now(&bench.clock);
-                let made = make(id, shape, schedule.cross_attention, now);
-                arrivals.insert(id, made.clone());
+                let now = triptych_core::clock::Clock::now(&*bench.clock);
+                let made = make(next_id, shape, schedule.cross_attention, now);
+                next_id += u64::from(shape.n);
+                arrivals.push(made.clone());
                 bench.arrive(made);
             }
             Move::Ready(n) => bench.ready(&outputs[*n]),
@@ -141,20 +181,24 @@ fn check(schedule: &Schedule) {
     let (bench, arrivals) = play(schedule);
     bench.assert_books_balance();
     let aborted = |id: &u64| schedule.moves.iter().any(|m| matches!(m, Move::Abort(a) if a == id));
-    for (id, arrival) in &arrivals {
-        let (seen, expect) = (bench.seen(*id), undisturbed(arrival, schedule));
-        match &seen.end {
-            Some(Ok(finished)) => {
-                assert_eq!((seen.tokens(), seen.text()), (expect.tokens(), expect.text()), "sequence {id}");
-                let how = |f: &triptych_engine::Finished| (f.reason, f.n_prompt, f.n_generated);
-                assert_eq!(how(finished), how(expect.finished()));
-            }
-            Some(Err(failure)) => {
-                assert_ne!(failure.class, FailureClass::Internal, "{failure}");
-                assert!(expect.tokens().starts_with(&seen.tokens()));
-            }
-            None => assert!(aborted(id), "sequence {id} got no answer"),
+    for arrival in &arrivals {
+        let expect = undisturbed(arrival, schedule);
+        arrival.ids.iter().for_each(|id| check_answer(id.0, &bench.seen(id.0), &expect.seen(id.0), &aborted));
+    }
+}
+
+fn check_answer(id: u64, seen: &Seen, expect: &Seen, aborted: &dyn Fn(&u64) -> bool) {
+    match &seen.end {
+        Some(Ok(finished)) => {
+            assert_eq!((seen.tokens(), seen.text()), (expect.tokens(), expect.text()), "answer {id}");
+            let how = |f: &triptych_engine::Finished| (f.reason, f.n_prompt, f.n_generated);
+            assert_eq!(how(finished), how(expect.finished()));
         }
+        Some(Err(failure)) => {
+            assert_ne!(failure.class, FailureClass::Internal, "{failure}");
+            assert!(expect.tokens().starts_with(&seen.tokens()));
+        }
+        None => assert!(aborted(&id), "answer {id} was not given"),
     }
 }
 
@@ -177,14 +221,23 @@ fn a_crowd_on_few_blocks_is_preempted_often_and_answers_the_same() {
             items: vec![i % ITEM_SIZES.len()],
             sampled: i.is_multiple_of(2),
             ends: false,
+            n: 1 + i as u32 % 3,
+            beams: (i % 5 == 4).then_some(1),
+            priority: 0,
+            tenant: i as u8 % 2,
+            kind: i as u64,
         };
-        let kv = KvBudget::Blocks { self_attention: 9, cross_attention: 4 };
-        let config = EngineConfig { kv, token_budget: 24, max_sequences: 6, max_waiting: 60 };
+        let kv = KvBudget::Blocks { self_attention: 9, cross_attention: 4, host: 5 };
+        let config = EngineConfig { kv, token_budget: 24, max_sequences: 6, max_waiting: 120, ..config() };
         let ready = (0..ITEM_SIZES.len()).map(Move::Ready);
-        let moves = (0..48).map(|i| Move::Arrive(shape(i))).chain(ready).collect();
-        let schedule = Schedule { cross_attention, config, moves };
-        check(&schedule);
-        let preemptions = play(&schedule).0.engine.stats().preemptions;
-        assert!(preemptions >= 8, "{preemptions}");
+        let moves: Vec<Move> = (0..48).map(|i| Move::Arrive(shape(i))).chain(ready).collect();
+        for preemption in [Preemption::Swap, Preemption::Recompute] {
+            let config = EngineConfig { preemption, ..config };
+            let schedule = Schedule { cross_attention, config, moves: moves.clone() };
+            check(&schedule);
+            let stats = play(&schedule).0.engine.stats();
+            assert!(stats.preemptions >= 8, "{stats:?}");
+            assert_eq!(stats.swaps > 0, preemption == Preemption::Swap, "{stats:?}");
+        }
     }
 }

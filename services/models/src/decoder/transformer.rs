@@ -20,6 +20,7 @@ pub struct TransformerDecoder<B: Backend> {
     head: B::Linear,
     self_kv: B::KvCache,
     cross_kv: B::KvCache,
+    host_kv: B::HostKvCache,
 }
 
 struct Layer<B: Backend> {
@@ -52,6 +53,7 @@ impl<B: Backend> TransformerDecoder<B> {
             head: load_head(backend, spec, weights)?,
             self_kv: backend.kv_cache(self_layout(spec, 0))?,
             cross_kv: backend.kv_cache(cross_layout(spec, 0))?,
+            host_kv: backend.host_kv_cache(self_layout(spec, 0))?,
             spec: spec.clone(),
             backend: backend.clone(),
         })
@@ -136,6 +138,12 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         Ok(())
     }
 
+    fn allocate_host(&mut self, n_blocks: usize) -> Result<(), ModelError> {
+        self.host_kv = self.backend.host_kv_cache(self_layout(&self.spec, 0))?;
+        self.host_kv = self.backend.host_kv_cache(self_layout(&self.spec, n_blocks))?;
+        Ok(())
+    }
+
     fn project_cross(&mut self, rows: &[f32], slots: &[u32]) -> Result<(), ModelError> {
         let ItemsSpec::CrossAttention(cross) = &self.spec.items else {
             let (expected, actual) = (vec![0], vec![slots.len()]);
@@ -168,6 +176,14 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
 
     fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
         Ok(self.backend.copy_blocks(&mut self.self_kv, pairs)?)
+    }
+
+    fn swap_out(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
+        Ok(self.backend.swap_out(&self.self_kv, &mut self.host_kv, pairs)?)
+    }
+
+    fn swap_in(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
+        Ok(self.backend.swap_in(&self.host_kv, &mut self.self_kv, pairs)?)
     }
 }
 

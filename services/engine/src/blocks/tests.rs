@@ -1,0 +1,173 @@
+//! The books of a pool over random schedules, and its rules one by one.
+
+use super::*;
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+enum Move {
+    Take(usize),
+    Grow(usize, usize),
+    Fork(usize),
+    ForkFirst(usize, usize),
+    Own(usize, usize),
+    Publish(usize, usize),
+    Find(usize),
+    Mirror(usize, usize),
+    Drop(usize),
+    Reset,
+}
+
+fn moves() -> impl Strategy<Value = Vec<Move>> {
+    let any = any::<usize>;
+    let one = prop_oneof![
+        4 => (0usize..200).prop_map(Move::Take),
+        4 => (any(), 0usize..400).prop_map(|(i, n)| Move::Grow(i, n)),
+        2 => any().prop_map(Move::Fork),
+        2 => (any(), 0usize..9).prop_map(|(i, n)| Move::ForkFirst(i, n)),
+        4 => (any(), 0usize..200).prop_map(|(i, n)| Move::Own(i, n)),
+        4 => (any(), 0usize..9).prop_map(|(i, n)| Move::Publish(i, n)),
+        3 => any().prop_map(Move::Find),
+        2 => (any(), any()).prop_map(|(i, j)| Move::Mirror(i, j)),
+        5 => any().prop_map(Move::Drop),
+        1 => Just(Move::Reset),
+    ];
+    prop::collection::vec(one, 0..100)
+}
+
+/// Keys of the `n`th chain: few, so that schedules meet again.
+fn keys(n: usize) -> Vec<PrefixKey> {
+    (0..9).map(|place| key(n % 3, place)).collect()
+}
+
+fn key(chain: usize, place: usize) -> PrefixKey {
+    PrefixKey::from_bytes([(chain * 9 + place) as u8; 32])
+}
+
+/// Recounts holders from the tables and compares with the books.
+fn audit(pool: &BlockPool, tables: &[BlockTable]) {
+    let mut holders = vec![0; pool.total()];
+    for block in tables.iter().flat_map(|t| t.blocks()) {
+        holders[block.0 as usize] += 1;
+    }
+    let used = holders.iter().filter(|h| **h > 0).count();
+    assert_eq!((pool.free() + used, pool.used()), (pool.total(), used), "free + used = total");
+    let books = open(&pool.books);
+    assert!(books.pages.iter().zip(&holders).all(|(page, holders)| page.holders == *holders));
+    let mut free: Vec<BlockId> = books.blank.iter().chain(books.idle.values()).copied().collect();
+    free.sort();
+    free.dedup();
+    assert_eq!(free.len() + used, pool.total(), "nothing is free twice");
+    assert!(free.iter().all(|b| holders[b.0 as usize] == 0));
+    assert!(books.blank.iter().all(|b| books.pages[b.0 as usize] == Page::default()));
+    assert!(books.idle.iter().all(|(at, b)| books.pages[b.0 as usize].idle_at == Some(*at)));
+    for (key, block) in &books.by_key {
+        assert_eq!(books.pages[block.0 as usize].key, Some(*key));
+    }
+    assert_eq!(books.by_key.len(), books.pages.iter().filter(|p| p.key.is_some()).count());
+}
+
+/// One move; `Err` carries what could not be had, which the audit then checks took nothing.
+fn play(pool: &BlockPool, tables: &mut Vec<BlockTable>, step: Move) -> Result<(), OutOfBlocks> {
+    let n = tables.len();
+    match step {
+        Move::Take(n_tokens) => tables.push(pool.table(n_tokens)?),
+        Move::Find(chain) => tables.push(pool.find(&keys(chain))),
+        Move::Reset => pool.reset(),
+        _ if n == 0 => {}
+        Move::Grow(i, n_tokens) => tables[i % n].grow(n_tokens)?,
+        Move::Fork(i) => tables.push(tables[i % n].fork()),
+        Move::ForkFirst(i, n_blocks) => tables.push(tables[i % n].fork_first(n_blocks)),
+        Move::Own(i, token) => {
+            let others = tables[i % n].is_shared_at(token);
+            let pair = tables[i % n].own(token)?;
+            assert_eq!(pair.is_some(), others);
+            assert!(!tables[i % n].is_shared_at(token));
+        }
+        Move::Publish(i, place) => tables[i % n].publish(place, key(i % 3, place)),
+        Move::Mirror(i, j) => {
+            let (a, b) = (tables[i % n].blocks().to_vec(), tables[j % n].blocks().to_vec());
+            let (mirrored, pairs) = pool.mirror(&[&a, &b])?;
+            for (from, to) in a.iter().chain(&b).zip(mirrored.iter().flat_map(|t| t.blocks())) {
+                assert!(pairs.contains(&BlockPair { from: *from, to: *to }));
+            }
+            tables.extend(mirrored);
+        }
+        Move::Drop(i) => drop(tables.swap_remove(i % n)),
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn books_balance_over_any_schedule(n_blocks in 0usize..24, moves in moves()) {
+        let pool = BlockPool::new(n_blocks);
+        let mut tables: Vec<BlockTable> = Vec::new();
+        for step in moves {
+            let (free, before) = (pool.free(), tables.iter().map(|t| t.blocks().to_vec()).collect::<Vec<_>>());
+            if let Err(e) = play(&pool, &mut tables, step) {
+                prop_assert!(e.needed > e.free && e.free == free, "{e}");
+                prop_assert_eq!(tables.iter().map(|t| t.blocks().to_vec()).collect::<Vec<_>>(), before);
+            }
+            audit(&pool, &tables);
+        }
+        tables.clear();
+        audit(&pool, &tables);
+        prop_assert_eq!(pool.free(), pool.total());
+    }
+}
+
+#[test]
+fn slots_follow_the_blocks_and_end_with_them() {
+    let pool = BlockPool::new(3);
+    let first = pool.table(1).unwrap();
+    let table = pool.table(KV_BLOCK_TOKENS + 1).unwrap();
+    let width = KV_BLOCK_TOKENS as u32;
+    assert_eq!((first.slot(0), first.slot(KV_BLOCK_TOKENS)), (Some(0), None));
+    assert_eq!(table.slot(0), Some(width));
+    assert_eq!(table.slot(KV_BLOCK_TOKENS), Some(2 * width));
+    assert_eq!(table.slot(2 * KV_BLOCK_TOKENS), None);
+}
+
+#[test]
+fn what_was_published_is_found_until_its_block_is_needed_and_its_end_goes_first() {
+    let pool = BlockPool::new(4);
+    let table = pool.table(3 * KV_BLOCK_TOKENS).unwrap();
+    let blocks = table.blocks().to_vec();
+    (0..3).for_each(|place| table.publish(place, key(0, place)));
+    drop(table);
+    assert_eq!((pool.used(), pool.idle(), pool.free()), (0, 3, 4));
+    assert_eq!(pool.find(&keys(0)).blocks(), blocks);
+    assert_eq!(pool.find(&keys(1)).blocks(), []);
+    let _other = pool.table(2 * KV_BLOCK_TOKENS).unwrap();
+    assert_eq!(pool.find(&keys(0)).blocks(), &blocks[..2], "a blank block goes first, then the end of the prefix");
+    let held = pool.find(&keys(0));
+    assert_eq!(pool.table(KV_BLOCK_TOKENS).unwrap_err(), OutOfBlocks { needed: 1, free: 0 });
+    pool.reset();
+    assert_eq!(pool.find(&keys(0)).blocks(), []);
+    assert_eq!(held.blocks(), &blocks[..2]);
+}
+
+#[test]
+fn a_forked_table_gets_a_block_of_its_own_before_it_writes() {
+    let pool = BlockPool::new(3);
+    let mut first = pool.table(KV_BLOCK_TOKENS + 5).unwrap();
+    let mut second = first.fork();
+    let shared = first.blocks().to_vec();
+    let pair = second.own(KV_BLOCK_TOKENS + 5).unwrap().unwrap();
+    assert_eq!(pair.from, shared[1]);
+    assert_eq!((first.blocks(), second.blocks()), (&shared[..], &[shared[0], pair.to][..]));
+    assert_eq!(first.own(KV_BLOCK_TOKENS + 5), Ok(None), "nobody else holds it any more");
+    assert_eq!(first.own(0), Err(OutOfBlocks { needed: 1, free: 0 }));
+}
+
+#[test]
+fn tables_that_share_blocks_share_them_in_the_other_pool_too() {
+    let (device, host) = (BlockPool::new(4), BlockPool::new(3));
+    let first = device.table(2 * KV_BLOCK_TOKENS).unwrap();
+    let mut second = first.fork();
+    second.own(KV_BLOCK_TOKENS).unwrap();
+    let (mirrored, pairs) = host.mirror(&[first.blocks(), second.blocks()]).unwrap();
+    assert_eq!((pairs.len(), host.used()), (3, 3));
+    assert_eq!(mirrored[0].blocks()[0], mirrored[1].blocks()[0]);
+    assert_eq!(host.mirror(&[first.blocks()]).unwrap_err(), OutOfBlocks { needed: 2, free: 0 });
+}

@@ -1,0 +1,164 @@
+//! What an engine may use, and how it weighs what it may do.
+
+use crate::blocks::MAX_BLOCKS;
+use crate::draft::PromptLookup;
+use crate::error::EngineError;
+use triptych_models::decoder::DecoderInfo;
+
+/// What an engine may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Sizes of the KV caches.
+    pub kv: KvBudget,
+    /// Most rows in a step, at least `max_sequences`. Large: prompts are read fast. Small: a prompt delays
+    /// the tokens of others less.
+    pub token_budget: usize,
+    /// Most sequences that run at once, at least 1; a beam counts as one.
+    pub max_sequences: usize,
+    /// Most sequences that wait, at least 1; one more is refused as overload.
+    pub max_waiting: usize,
+    /// Whether blocks that are full are kept for the next sequence that begins with the same.
+    pub prefix_cache: PrefixCache,
+    /// What becomes of the blocks of a sequence that gives way.
+    pub preemption: Preemption,
+    /// Whether tokens are guessed ahead.
+    pub speculation: Speculation,
+}
+
+/// Sizes of the KV caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvBudget {
+    /// In blocks of `KV_BLOCK_TOKENS` tokens.
+    Blocks {
+        /// Self-attention.
+        self_attention: usize,
+        /// Cross-attention; not read without it.
+        cross_attention: usize,
+        /// Self-attention of preempted sequences, in host memory. 0: there is none, and they are computed again.
+        host: usize,
+    },
+    /// In bytes; a rest that is no whole block is not used.
+    Bytes {
+        /// Self-attention.
+        self_attention: usize,
+        /// Cross-attention; not read without it.
+        cross_attention: usize,
+        /// Self-attention of preempted sequences, in host memory. 0: there is none, and they are computed again.
+        host: usize,
+    },
+}
+
+/// Whether full blocks are found again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PrefixCache {
+    /// They are.
+    #[default]
+    On,
+    /// Every prompt is computed from its first token.
+    Off,
+}
+
+/// How a sequence that gives way gets its keys and values back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preemption {
+    /// Whichever is expected to take less time: moving them to the host and back at this rate, or computing
+    /// them again at the rate that was measured. Until one was measured, computing.
+    Cheapest {
+        /// Bytes that move in a second, one way.
+        swap_bytes_per_s: u64,
+    },
+    /// From the host, as long as there is room.
+    Swap,
+    /// By computing them again.
+    Recompute,
+}
+
+/// Whether tokens are guessed ahead, for greedy sequences. The answer is the same; its steps are fewer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Speculation {
+    /// They are not.
+    #[default]
+    Off,
+    /// From what followed the last tokens earlier.
+    PromptLookup(PromptLookup),
+    /// By the draft model that the engine was made with; by nobody if there is none.
+    DraftModel {
+        /// Tokens to guess at once.
+        n_tokens: usize,
+    },
+}
+
+/// 64 sequences on small caches; a caller knows its machine better.
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            kv: KvBudget::Bytes { self_attention: 1 << 30, cross_attention: 1 << 30, host: 0 },
+            token_budget: 2048,
+            max_sequences: 64,
+            max_waiting: 1024,
+            prefix_cache: PrefixCache::On,
+            preemption: Preemption::default(),
+            speculation: Speculation::Off,
+        }
+    }
+}
+
+/// The rate is that of one core's copies to memory, or of a PCIe link of four lanes.
+impl Default for Preemption {
+    fn default() -> Self {
+        Self::Cheapest { swap_bytes_per_s: 5_000_000_000 }
+    }
+}
+
+/// Blocks of each pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pools {
+    /// Self-attention.
+    pub own: usize,
+    /// Cross-attention.
+    pub cross: usize,
+    /// Self-attention on the host.
+    pub host: usize,
+}
+
+impl EngineConfig {
+    /// Blocks of the pools for this decoder.
+    ///
+    /// # Errors
+    /// [`EngineError::Setting`] names what cannot work.
+    pub fn check(&self, info: &DecoderInfo) -> Result<Pools, EngineError> {
+        at_least("max_sequences", self.max_sequences, 1)?;
+        at_least("max_waiting", self.max_waiting, 1)?;
+        at_least("token_budget", self.token_budget, self.max_sequences)?;
+        self.kv.pools(info)
+    }
+}
+
+impl KvBudget {
+    fn pools(self, info: &DecoderInfo) -> Result<Pools, EngineError> {
+        let fit = |bytes: usize, block: usize| bytes.checked_div(block).unwrap_or(0);
+        let (own, cross, host) = match self {
+            Self::Blocks { self_attention, cross_attention, host } => (self_attention, cross_attention, host),
+            Self::Bytes { self_attention, cross_attention, host } => (
+                fit(self_attention, info.self_block_bytes),
+                fit(cross_attention, info.cross_block_bytes),
+                fit(host, info.self_block_bytes),
+            ),
+        };
+        at_least("kv.self_attention", own, 1)?;
+        let cross = if info.cross_attention { cross } else { 0 };
+        // Where encoder input is optional, a pool without blocks serves text alone.
+        if info.cross_attention && !info.cross_optional {
+            at_least("kv.cross_attention", cross, 1)?;
+        }
+        let bounded = |n: usize| n.min(MAX_BLOCKS);
+        Ok(Pools { own: bounded(own), cross: bounded(cross), host: bounded(host) })
+    }
+}
+
+fn at_least(setting: &'static str, actual: usize, needed: usize) -> Result<(), EngineError> {
+    if actual >= needed {
+        return Ok(());
+    }
+    Err(EngineError::Setting { setting, actual, needed: format!("{needed} or more") })
+}
