@@ -243,6 +243,34 @@ fn the_files_of_a_directory_name_its_special_tokens() {
     assert_eq!(tokenizer.decode(&[900, 901, 800]), "");
 }
 
+#[test]
+fn only_tokens_that_are_called_special_are_silent() {
+    let added = br#"{"<s_menu>": 600, "<|en|>": 601, "<sep/>": 602}"#;
+    let map = br#"{"additional_special_tokens": ["<sep/>"]}"#;
+    let dir = directory(
+        &[("bart", "vocab.json"), ("bart", "merges.txt"), ("bart", "config.json")],
+        &[("added_tokens.json", added), ("special_tokens_map.json", map)],
+    );
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    let silent = [600, 601, 602].map(|id| tokenizer.is_silent(id));
+    assert_eq!(silent, [false, true, true]);
+    let a = tokenizer.encode("a").unwrap()[0];
+    assert_eq!(tokenizer.decode(&[600, a, 601, 602]), "<s_menu>a");
+    assert!(!tokenizer.encode_plain("<s_menu>").unwrap().contains(&600));
+}
+
+#[test]
+fn a_llama_directory_says_what_stands_around_an_input() {
+    let around = |config: &[u8]| {
+        let dir = directory(&[("llama", "tokenizer.model")], &[("tokenizer_config.json", config)]);
+        let ids = Tokenizer::from_dir(dir.path()).unwrap().encode_input("hello").unwrap();
+        (ids.first() == Some(&1), ids.last() == Some(&2))
+    };
+    assert_eq!(around(br#"{"tokenizer_class": "LlamaTokenizer"}"#), (true, false));
+    let both = br#"{"tokenizer_class": "LlamaTokenizer", "add_bos_token": false, "add_eos_token": true}"#;
+    assert_eq!(around(both), (false, true));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 

@@ -72,8 +72,8 @@ impl Specials {
         for (content, id) in file.value().as_object().into_iter().flatten() {
             let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id <= MAX_ID);
             let id = id.ok_or_else(|| wrong("added_tokens.json", too_large(content)))?;
-            // The file does not say; what is spelled as a control token is one.
-            let special = content.starts_with('<') && content.ends_with('>');
+            // The file does not say. `<|en|>` is how control tokens are spelled; `<s_menu>` may be an answer's.
+            let special = content.starts_with("<|") && content.ends_with("|>");
             numbered.push(Added { id: Some(id), special, ..Added::special(content) });
         }
         let decoder = config.get("added_tokens_decoder").and_then(Value::as_object);
@@ -114,9 +114,14 @@ impl Specials {
     pub(super) fn place(&self, family: Vec<Added>, vocabulary: &mut Vocabulary) -> Vec<Added> {
         let mut placed: Vec<Added> = Vec::new();
         let numbered: HashSet<&str> = self.numbered.iter().map(|token| token.content.as_str()).collect();
-        let named = family.into_iter().chain(self.others());
-        let named: Vec<Added> = named.filter(|t| !numbered.contains(t.content.as_str())).collect();
-        for token in self.numbered.iter().cloned().chain(named) {
+        let named: Vec<Added> = family.into_iter().chain(self.others()).collect();
+        let special: HashSet<&str> = named.iter().filter(|t| t.special).map(|t| t.content.as_str()).collect();
+        let first = self.numbered.iter().cloned().map(|token| {
+            let special = token.special || special.contains(token.content.as_str());
+            Added { special, ..token }
+        });
+        let rest = named.iter().filter(|t| !numbered.contains(t.content.as_str())).cloned();
+        for token in first.chain(rest) {
             if token.content.is_empty() || placed.iter().any(|known| known.content == token.content) {
                 continue;
             }

@@ -43,7 +43,7 @@ pub(super) fn build(dir: &Directory<'_>, file: &str) -> Result<Finished, ModelEr
         "MBart" => mbart(dir, &spm, &MBART)?,
         "MBart50" => mbart(dir, &spm, &[MBART.as_slice(), &MBART_50].concat())?,
         "XLMRoberta" | "Camembert" => xlm_roberta(dir, &spm),
-        _ => plain(dir, &spm),
+        _ => plain(dir, &spm)?,
     };
     let Family { ids, mut vocabulary, added: mut named, around } = family;
     named.extend(pieces_found_first(&spm));
@@ -180,21 +180,22 @@ fn xlm_roberta(dir: &Directory<'_>, spm: &Spm) -> Family {
     Family { ids, vocabulary, added, around }
 }
 
-/// The file's ids and nothing more; Llama puts a begin before an input.
-fn plain(dir: &Directory<'_>, spm: &Spm) -> Family {
-    let mut added = Vec::new();
-    for (role, name) in [("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")] {
-        let token = dir.role(role, name);
-        if spm.pieces.iter().any(|p| p.name == token.content) {
-            added.push(token);
-        }
-    }
-    let begins = dir.class == "Llama";
-    let before = if begins { vec![dir.role("bos_token", "<s>").content] } else { Vec::new() };
-    Family {
-        ids: spm.own_ids(),
-        vocabulary: own_vocabulary(spm),
-        added,
-        around: Around { before, after: Vec::new() },
-    }
+/// The file's ids and nothing more; Llama puts a begin before an input, and what `add_bos_token` and
+/// `add_eos_token` say goes for any class.
+fn plain(dir: &Directory<'_>, spm: &Spm) -> Result<Family, ModelError> {
+    let roles = [("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")];
+    let [begin, end, unknown] = roles.map(|(role, name)| dir.role(role, name));
+    let around = |key: &str, default: bool, token: &Added| -> Result<Vec<String>, ModelError> {
+        Ok(match dir.config.bool(key)?.unwrap_or(default) {
+            true => vec![token.content.clone()],
+            false => Vec::new(),
+        })
+    };
+    let around = Around {
+        before: around("add_bos_token", dir.class == "Llama", &begin)?,
+        after: around("add_eos_token", false, &end)?,
+    };
+    let mut added = vec![begin, end, unknown];
+    added.retain(|token| spm.pieces.iter().any(|p| p.name == token.content));
+    Ok(Family { ids: spm.own_ids(), vocabulary: own_vocabulary(spm), added, around })
 }
