@@ -171,7 +171,7 @@ impl Spm {
             steps.push(json!({"type": "Precompiled", "precompiled_charsmap": map}));
         }
         if self.remove_extra_whitespaces {
-            steps.push(replace(json!({"Regex": "^ +| +$"}), ""));
+            steps.push(replace(json!({"Regex": "^ +|[ ▁]+$"}), ""));
             steps.push(replace(json!({"Regex": " {2,}"}), " "));
         }
         if self.add_dummy_prefix {
