@@ -34,21 +34,23 @@ def generator(seed, name=""):
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
-def randomise(model, seed, gain=1.0, embed_std=0.5, pos_std=0.5, quiet_rows=(), gains=()):
+def randomise(model, seed, gain=1.0, embed_std=0.5, pos_std=0.5, quiet_rows=(), gains=(),
+              fixed=("encoder.embed_positions",), embeddings=("embed_tokens",)):
     """Overwrites every parameter, each from its own stream so that a name decides its values.
 
     `quiet_rows` are token ids whose embedding (and head) rows are made small, so that a special
     token never wins a greedy step and no caller has to suppress it. `gains` holds pairs of a part
-    of a name and a factor.
+    of a name and a factor. `fixed` and `embeddings` are parts of names: of what stays as it is, and
+    of token tables.
     """
     with torch.no_grad():
         for name, p in model.named_parameters():
             x = generator(seed, name).standard_normal(p.shape, dtype=np.float32)
-            if "encoder.embed_positions" in name:
+            if any(part in name for part in fixed):
                 continue
             if "embed_positions" in name:
                 x *= pos_std
-            elif "embed_tokens" in name:
+            elif any(part in name for part in embeddings):
                 x *= embed_std
             elif name.endswith("bias"):
                 x *= 0.1

@@ -22,6 +22,7 @@ def main(groups):
     import names
     import preprocess
     import qwen
+    import text
     import tokenizers_golden
     import whisper
 
@@ -29,6 +30,8 @@ def main(groups):
         "whisper": whisper.make,
         "qwen2_vl": qwen.make_qwen2_vl,
         "qwen2_5_vl": qwen.make_qwen2_5_vl,
+        "bart": text.make_bart,
+        "t5": text.make_t5,
         "preprocess": preprocess.make,
         "logits": logits.make,
         "names": names.make,

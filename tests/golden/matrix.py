@@ -148,7 +148,8 @@ def make_matrix(folder, model, rows, requests, extra=None, arguments=inputs):
         same = beams(exact, exact_ask, request, exact_extra)
         if [a["tokens"] for a in same] != [a["tokens"] for a in answers]:
             refusal = f"request {i}: beams differ in f64"
-        if answers[0]["score"] - answers[1]["score"] < MIN_GAP:
+        lead = answers[0]["score"] - answers[1]["score"]
+        if lead * len(answers[0]["tokens"]) ** request.length_penalty < MIN_GAP:
             refusal = f"request {i}: beams score alike"
         entry = {"rows": request.rows, "prompt": list(request.prompt), "end_tokens": list(request.end_tokens)}
         entry |= {"forced": [list(f) for f in request.forced]} if request.forced else {}

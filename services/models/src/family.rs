@@ -6,9 +6,12 @@
 use crate::error::ModelError;
 use crate::spec::ModelSpec;
 
+mod bart;
 mod config;
+mod fairseq;
 mod qwen_vl;
 mod stages;
+mod t5;
 mod whisper;
 
 pub use config::Config;
@@ -22,11 +25,42 @@ pub enum Family {
     Qwen2Vl,
     /// Qwen2.5-VL.
     Qwen25Vl,
+    /// BART.
+    Bart,
+    /// mBART and mBART-50.
+    MBart,
+    /// Pegasus.
+    Pegasus,
+    /// Marian: the OPUS-MT translators.
+    Marian,
+    /// BlenderBot.
+    Blenderbot,
+    /// BlenderBot of 90 million parameters, which is built otherwise than the others.
+    BlenderbotSmall,
+    /// T5 of both versions, Flan-T5 and ByT5.
+    T5,
+    /// mT5.
+    Mt5,
+    /// UMT5.
+    Umt5,
 }
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 3] = [Self::Whisper, Self::Qwen2Vl, Self::Qwen25Vl];
+    pub const ALL: [Self; 12] = [
+        Self::Whisper,
+        Self::Qwen2Vl,
+        Self::Qwen25Vl,
+        Self::Bart,
+        Self::MBart,
+        Self::Pegasus,
+        Self::Marian,
+        Self::Blenderbot,
+        Self::BlenderbotSmall,
+        Self::T5,
+        Self::Mt5,
+        Self::Umt5,
+    ];
 
     /// The `model_type` of its `config.json`.
     pub const fn model_type(self) -> &'static str {
@@ -34,6 +68,15 @@ impl Family {
             Self::Whisper => "whisper",
             Self::Qwen2Vl => "qwen2_vl",
             Self::Qwen25Vl => "qwen2_5_vl",
+            Self::Bart => "bart",
+            Self::MBart => "mbart",
+            Self::Pegasus => "pegasus",
+            Self::Marian => "marian",
+            Self::Blenderbot => "blenderbot",
+            Self::BlenderbotSmall => "blenderbot-small",
+            Self::T5 => "t5",
+            Self::Mt5 => "mt5",
+            Self::Umt5 => "umt5",
         }
     }
 
@@ -58,6 +101,15 @@ impl Family {
             Self::Whisper => whisper::spec(config),
             Self::Qwen2Vl => qwen_vl::spec(config, qwen_vl::Generation::Two),
             Self::Qwen25Vl => qwen_vl::spec(config, qwen_vl::Generation::TwoAndHalf),
+            Self::Bart => bart::spec(config, bart::BART),
+            Self::MBart => bart::spec(config, bart::MBART),
+            Self::Pegasus => bart::spec(config, bart::PEGASUS),
+            Self::Marian => bart::spec(config, bart::MARIAN),
+            Self::Blenderbot => bart::spec(config, bart::BLENDERBOT),
+            Self::BlenderbotSmall => bart::spec(config, bart::BLENDERBOT_SMALL),
+            Self::T5 => t5::spec(config, t5::T5),
+            Self::Mt5 => t5::spec(config, t5::MT5),
+            Self::Umt5 => t5::spec(config, t5::UMT5),
         }
     }
 }

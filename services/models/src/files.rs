@@ -98,6 +98,15 @@ impl JsonFile {
         self.typed(key, "a token id or a list of them", all)
     }
 
+    /// Lists of token ids, none of them empty.
+    pub(crate) fn id_lists(&self, key: &str) -> Result<Option<Vec<Vec<u32>>>, ModelError> {
+        let list = |v: &Value| -> Option<Vec<u32>> {
+            let ids: Option<Vec<u32>> = v.as_array()?.iter().map(as_u32).collect();
+            ids.filter(|ids| !ids.is_empty())
+        };
+        self.typed(key, "lists of token ids", |v| v.as_array()?.iter().map(list).collect())
+    }
+
     /// Names with their token ids.
     pub(crate) fn named_ids(&self, key: &str) -> Result<Option<Vec<(String, u32)>>, ModelError> {
         self.typed(key, "names with token ids", |v| {

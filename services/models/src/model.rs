@@ -83,15 +83,19 @@ impl Model {
         let family = Family::of(&config)?;
         let spec = family.spec(&config)?;
         let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
-        let processor = JsonFile::read(dir, PROCESSOR)?;
         let encoder_config = config.get("vision_config").unwrap_or(file.value());
+        let processor = match spec.encoder.modality {
+            // What a text becomes is the tokenizer's doing.
+            Modality::Text => tokenizer.digest().to_string(),
+            Modality::Image | Modality::Audio => JsonFile::read(dir, PROCESSOR)?.value().to_string(),
+        };
         Ok(Self {
             name: source.name.clone().unwrap_or_else(|| directory_name(source)),
             family,
             modalities: [spec.encoder.modality],
-            encoder_settings: format!("{encoder_config}\n{}", processor.value()),
-            preprocess: family.preprocess(dir, &spec.encoder)?,
-            prompts: family.prompts(dir, &tokenizer)?,
+            encoder_settings: format!("{encoder_config}\n{processor}"),
+            preprocess: family.preprocess(dir, &spec.encoder, &tokenizer)?,
+            prompts: family.prompts(dir, &spec, &tokenizer)?,
             tokenizer,
             spec,
             source: source.clone(),

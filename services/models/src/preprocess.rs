@@ -6,9 +6,11 @@
 
 pub mod audio;
 pub mod image;
+pub mod text;
 
 pub use audio::{AudioProcessor, AudioSettings};
 pub use image::{ImageProcessor, ImageSettings};
+pub use text::TextProcessor;
 
 use crate::error::ItemError;
 use triptych_core::limits::Limits;

@@ -1,21 +1,24 @@
 //! A prompt and the metadata of its items, laid out as decoder sequences.
 //!
-//! [`ChatVl`] serves vision-language models, [`SpeechPrompt`] Whisper; both are made with `from_dir(model
-//! directory, tokenizer)`. They read metadata of items only, never rows or pixels, and know no scheduler.
+//! [`ChatVl`] serves vision-language models, [`SpeechPrompt`] Whisper, [`Seq2SeqPrompt`] encoder-decoder models of
+//! text; all are made with `from_dir(model directory, tokenizer)`. They read metadata of items only, never rows or pixels, and know no scheduler.
 
 mod chat_vl;
 mod generation;
 mod positions;
+mod seq2seq;
 mod speech;
 mod template;
 
 pub use chat_vl::{ChatVl, VisionTokens};
+pub use seq2seq::{Seq2SeqLimits, Seq2SeqPrompt};
 pub use speech::{SpeechPrompt, max_previous};
 pub use template::{ChatTemplate, TemplateMessage, TemplatePart};
 
 use crate::error::PromptError;
 use crate::rules::LogitRules;
 use triptych_core::prompt::Prompt;
+use triptych_core::sampling::BeamParams;
 use triptych_core::{EncodedItem, ItemIdx};
 
 /// Consecutive placeholder tokens that an item's rows replace.
@@ -88,6 +91,51 @@ pub struct SamplingDefaults {
     pub top_p: f32,
     /// Top k; `None`: all.
     pub top_k: Option<u32>,
+    /// Beam search; only where the model's default is not to sample.
+    pub beams: Option<BeamParams>,
+    /// Divides the logits of tokens that were read or written.
+    pub repetition_penalty: Option<f32>,
+    /// No run of so many tokens is written twice.
+    pub no_repeat_ngram_size: Option<u32>,
+    /// Longest answer.
+    pub max_length: Option<AnswerLength>,
+    /// Shortest answer: no end token before it.
+    pub min_length: Option<AnswerLength>,
+}
+
+/// A length of an answer as `generation_config.json` says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnswerLength {
+    /// Generated tokens.
+    New(u32),
+    /// Decoder tokens, those of the prompt and the start token included.
+    WithPrompt(u32),
+}
+
+impl AnswerLength {
+    /// Tokens to generate after a decoder prompt of `n_prompt` tokens, its start token included.
+    pub fn after(self, n_prompt: usize) -> u32 {
+        match self {
+            Self::New(n) => n,
+            Self::WithPrompt(n) => n.saturating_sub(u32::try_from(n_prompt).unwrap_or(u32::MAX)),
+        }
+    }
+}
+
+impl Default for SamplingDefaults {
+    /// Greedy, and nothing else.
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: None,
+            beams: None,
+            repetition_penalty: None,
+            no_repeat_ngram_size: None,
+            max_length: None,
+            min_length: None,
+        }
+    }
 }
 
 /// Lays out prompts for one model.

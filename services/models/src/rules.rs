@@ -30,6 +30,10 @@ pub struct LogitRules {
     /// For generated token `i`, the only ones allowed: forced tokens have one, language detection many.
     /// Free generation starts after these.
     pub steps: Vec<Arc<[u32]>>,
+    /// Runs of tokens that are never completed; each has two tokens or more.
+    pub never_runs: Arc<[Vec<u32>]>,
+    /// The only ones allowed as the last token that the answer's length leaves room for; empty: any.
+    pub last: Arc<[u32]>,
     /// The grammar of times.
     pub timestamps: Option<TimestampRule>,
     /// Whose probability is reported as "no speech".
@@ -51,6 +55,8 @@ impl LogitRules {
         self.suppress.is_empty()
             && self.begin_suppress.is_empty()
             && self.steps.is_empty()
+            && self.never_runs.is_empty()
+            && self.last.is_empty()
             && self.timestamps.is_none()
     }
 
@@ -66,9 +72,27 @@ impl LogitRules {
             forbid(&self.begin_suppress, logits);
         }
         forbid(&self.suppress, logits);
+        for run in self.never_runs.iter() {
+            if let Some((last, before)) = run.split_last()
+                && generated.ends_with(before)
+            {
+                forbid(&[*last], logits);
+            }
+        }
         if let Some(rule) = &self.timestamps {
             rule.apply(free, logits);
         }
+    }
+
+    /// In the place of [`Self::apply`] for the last token that the answer's length leaves room for: where the model
+    /// ends every answer in its own way, nothing else is allowed. Whether there is such a rule.
+    ///
+    /// `logits: [vocab]`.
+    pub fn apply_last(&self, logits: &mut [f32]) -> bool {
+        if !self.last.is_empty() {
+            keep_only(&self.last, logits);
+        }
+        !self.last.is_empty()
     }
 }
 
@@ -164,14 +188,37 @@ mod tests {
     }
 
     #[test]
+    fn a_run_is_never_completed_and_the_last_token_may_be_forced() {
+        let rules = LogitRules {
+            never_runs: vec![vec![1, 2], vec![2, 1, 3]].into(),
+            last: [4].into(),
+            ..LogitRules::default()
+        };
+        let check = |generated: &[u32], forbidden: &[u32]| {
+            let mut logits = [0.5; 5];
+            rules.apply(generated, &mut logits);
+            let gone: Vec<u32> = (0..5).filter(|i| logits[*i as usize].is_infinite()).collect();
+            assert_eq!(gone, forbidden, "{generated:?}");
+        };
+        check(&[], &[]);
+        check(&[1], &[2]);
+        check(&[2, 1], &[2, 3]);
+        check(&[2, 1, 0], &[]);
+        let mut logits = [0.5; 5];
+        assert!(rules.apply_last(&mut logits));
+        assert_eq!(logits.iter().position(|l| l.is_finite()), Some(4));
+        assert!(!LogitRules::default().apply_last(&mut logits));
+    }
+
+    #[test]
     fn ids_past_the_vocabulary_are_ignored() {
         let rule = TimestampRule { first: 90, no_timestamps: 89, end: 80, max_initial: Some(u32::MAX) };
         let rules = LogitRules {
             suppress: [99].into(),
             begin_suppress: [u32::MAX].into(),
-            steps: Vec::new(),
+            never_runs: vec![vec![1, 98], vec![u32::MAX, 99]].into(),
             timestamps: Some(rule),
-            no_speech: None,
+            ..LogitRules::default()
         };
         for generated in [&[][..], &[90], &[90, 90], &[1, u32::MAX]] {
             rules.apply(generated, &mut [0.0; 4]);

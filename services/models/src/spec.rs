@@ -5,7 +5,7 @@
 //! CTranslate2 (<https://github.com/OpenNMT/CTranslate2/blob/v4.6.0/CONTRIBUTING.md>).
 
 use triptych_core::Modality;
-use triptych_kernels::ops::{Activation, AttentionShape, NormKind};
+use triptych_kernels::ops::{BucketRule, Activation, AttentionShape, NormKind};
 
 /// A whole model: one encoder, one decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -236,6 +236,28 @@ pub enum Positions {
     },
     /// Rotation of queries and keys.
     Rotary(RotarySpec),
+    /// A bias of self-attention's scores for each bucket of distances.
+    Relative(RelativeSpec),
+}
+
+/// Learned biases of scores by distance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RelativeSpec {
+    /// Buckets of distances.
+    pub n_buckets: usize,
+    /// Which distances are in which bucket.
+    pub rule: BucketRule,
+    /// Which layers have a table `[n_buckets, n_heads]`.
+    pub tables: RelativeTables,
+}
+
+/// Which layers have a table of biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RelativeTables {
+    /// The first, whose table is everyone's.
+    First,
+    /// Every one.
+    Each,
 }
 
 /// Rotary embedding in halves.
@@ -311,7 +333,7 @@ pub struct EncoderNames {
     pub stem: &'static [&'static str],
     /// Full names of the token table of an encoder of text, in the order they are tried; else empty.
     pub tokens: &'static [&'static str],
-    /// Position table; empty without one.
+    /// Position table, or a layer's table of biases, relative to the layer; empty without one.
     pub positions: &'static str,
     /// The layers.
     pub stack: StackNames,
@@ -326,7 +348,7 @@ pub struct DecoderNames {
     pub prefixes: &'static [&'static str],
     /// Full names of the token table, in the order they are tried.
     pub tokens: &'static [&'static str],
-    /// Position table; empty without one.
+    /// Position table, or a layer's table of biases, relative to the layer; empty without one.
     pub positions: &'static str,
     /// The layers.
     pub stack: StackNames,

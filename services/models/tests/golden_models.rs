@@ -11,5 +11,7 @@ mod greedy;
 mod pipeline;
 #[path = "golden_models/qwen_vl.rs"]
 mod qwen_vl;
+#[path = "golden_models/text.rs"]
+mod text;
 #[path = "golden_models/whisper.rs"]
 mod whisper;

@@ -114,7 +114,7 @@ fn tokens_and_positions_are_the_references() {
             assert_eq!(got.output, OutputKind::Text);
             assert!(got.cross.is_none() && got.rules.is_empty());
         }
-        let defaults = SamplingDefaults { temperature: 0.01, top_p: 0.001, top_k: Some(1) };
+        let defaults = SamplingDefaults { temperature: 0.01, top_p: 0.001, top_k: Some(1), ..SamplingDefaults::default() };
         assert_eq!(builder.sampling_defaults(), defaults);
     }
 }
@@ -222,7 +222,7 @@ fn speech_tasks_start_as_the_references() {
             Some(CrossInput { item: ItemIdx(0), first_row: 0, n_rows: rows as u32, first_token: 0 })
         );
         assert_eq!(plain.output, OutputKind::Speech { offset_s: 0.0, end_s: 0.4, timestamps: false });
-        let greedy = SamplingDefaults { temperature: 0.0, top_p: 1.0, top_k: None };
+        let greedy = SamplingDefaults::default();
         assert_eq!(builder.sampling_defaults(), greedy);
     }
 }

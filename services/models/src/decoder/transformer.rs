@@ -166,7 +166,8 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         let rotary = self.entry.rotary(step.positions);
         for (i, layer) in self.layers.iter().enumerate() {
             let caches = Caches { own: &mut self.self_kv, cross: &self.cross_kv, layer: i };
-            x = layer.forward(&self.backend, &x, caches, Rows { step, rotary: rotary.as_ref() })?;
+            let rows = Rows { step, rotary: rotary.as_ref(), bias: self.entry.score_bias(i) };
+            x = layer.forward(&self.backend, &x, caches, rows)?;
         }
         if step.logit_rows.is_empty() {
             return Ok(Vec::new());
@@ -199,6 +200,7 @@ struct Caches<'a, C> {
 struct Rows<'a> {
     step: &'a StepInput<'a>,
     rotary: Option<&'a RotaryTables>,
+    bias: ScoreBias<'a>,
 }
 
 impl<B: Backend> Layer<B> {
@@ -226,13 +228,13 @@ impl<B: Backend> Layer<B> {
         backend: &B,
         x: &B::Tensor,
         caches: Caches<'_, B::KvCache>,
-        Rows { step, rotary }: Rows<'_>,
+        Rows { step, rotary, bias }: Rows<'_>,
     ) -> Result<B::Tensor, ModelError> {
         let Caches { own, cross: cross_cache, layer } = caches;
         let mut x = self.attention_norm.around(backend, x, |input, residual| {
             let [q, k, v] = self.attention.project(backend, input, rotary)?;
             backend.write_kv(own, layer, [&k, &v], step.slot_mapping)?;
-            let kv = KvLayer { cache: &*own, layer, mask: Mask::Causal, bias: ScoreBias::None };
+            let kv = KvLayer { cache: &*own, layer, mask: Mask::Causal, bias };
             let context = backend.paged_attention(&q, kv, self.attention.shape(), step.self_kv)?;
             self.attention.output(backend, &context, residual)
         })?;

@@ -10,7 +10,7 @@ use crate::preprocess::EncoderInput;
 use crate::spec::{EncoderSpec, MergerSpec};
 use crate::weights::Weights;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, Mask, Qkv, ScoreBias, Varlen};
+use triptych_kernels::ops::{Activation, Mask, Qkv, Varlen};
 
 /// Rows computed at once. Bounds the activations of a long sound (at a feed-forward of 5120: 168 MB), and is
 /// more rows than any back end needs to be busy.
@@ -78,9 +78,11 @@ impl<B: Backend> TransformerEncoder<B> {
         }
         x = self.entry.enter(backend, x, layout.positions.iter().map(|[.., x]| *x))?;
         let rotary = self.entry.rotary(&layout.positions);
-        for layer in &self.layers {
+        for (i, layer) in self.layers.iter().enumerate() {
             let offsets = if layer.sees_whole { &layout.whole } else { &layout.windows };
-            x = layer.forward(backend, &x, rotary.as_ref(), offsets)?;
+            let bias = self.entry.score_bias(i);
+            let seqs = Varlen { cu_seqlens_q: offsets, cu_seqlens_k: offsets, mask: Mask::Full, bias };
+            x = layer.forward(backend, &x, rotary.as_ref(), seqs)?;
         }
         if let Some(norm) = &self.final_norm {
             x = backend.norm(&x, norm)?;
@@ -138,10 +140,8 @@ impl<B: Backend> Layer<B> {
         backend: &B,
         x: &B::Tensor,
         rotary: Option<&RotaryTables>,
-        offsets: &[u32],
+        seqs: Varlen<'_>,
     ) -> Result<B::Tensor, ModelError> {
-        let seqs =
-            Varlen { cu_seqlens_q: offsets, cu_seqlens_k: offsets, mask: Mask::Full, bias: ScoreBias::None };
         let x = self.attention_norm.around(backend, x, |input, residual| {
             let [q, k, v] = &self.attention.project(backend, input, rotary)?;
             let context = backend.attention(Qkv { q, k, v }, self.attention.shape(), seqs)?;

@@ -2,6 +2,7 @@
 
 use crate::error::ModelError;
 use serde_json::Value;
+use triptych_kernels::ops::Activation;
 
 /// Sizes over this are refused: products of three of them still fit 64 bits.
 const MAX_SIZE: u64 = 1 << 20;
@@ -97,6 +98,15 @@ impl<'a> Config<'a> {
         value.as_str().ok_or_else(|| self.unsupported(key, value, "a text"))
     }
 
+    /// An activation by the name that transformers knows it by; `default` when the key is missing.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for one that is not built.
+    pub fn activation(&self, key: &str, default: &str) -> Result<Activation, ModelError> {
+        let name = if self.get(key).is_some() { self.text(key)? } else { default };
+        activation(name).ok_or_else(|| self.unsupported(key, name, ACTIVATIONS))
+    }
+
     /// Whether a key is true; `default` when it is missing.
     ///
     /// # Errors
@@ -134,4 +144,20 @@ impl<'a> Config<'a> {
     fn missing(&self, key: &str, expected: &str) -> ModelError {
         ModelError::missing_key(self.file, format!("{}{key}", self.path), expected)
     }
+}
+
+const ACTIVATIONS: &str =
+    "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, quick_gelu, relu, silu or swish";
+
+/// The activation that transformers calls `name`.
+pub(super) fn activation(name: &str) -> Option<Activation> {
+    Some(match name {
+        "gelu" => Activation::Gelu,
+        // Three spellings of one formula; they differ in rounding only.
+        "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Activation::GeluTanh,
+        "quick_gelu" => Activation::QuickGelu,
+        "relu" => Activation::Relu,
+        "silu" | "swish" => Activation::Silu,
+        _ => return None,
+    })
 }

@@ -2,11 +2,11 @@
 
 use super::Family;
 use crate::error::ModelError;
-use crate::preprocess::Preprocess;
+use crate::preprocess::{Preprocess, TextProcessor};
 use crate::preprocess::audio::{AudioProcessor, AudioSettings};
 use crate::preprocess::image::{ImageProcessor, ImageSettings};
-use crate::prompt::{ChatVl, PromptBuilder, SpeechPrompt};
-use crate::spec::{EncoderSpec, StemSpec};
+use crate::prompt::{ChatVl, PromptBuilder, Seq2SeqLimits, Seq2SeqPrompt, SpeechPrompt};
+use crate::spec::{EncoderSpec, ModelSpec, StemSpec};
 use crate::tokenization::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,26 +16,30 @@ impl Family {
     ///
     /// # Errors
     /// [`ModelError`] for a file or key that is missing, not supported, or disagrees with `config.json`.
-    pub fn preprocess(self, dir: &Path, spec: &EncoderSpec) -> Result<Arc<dyn Preprocess>, ModelError> {
-        Ok(match self {
-            Self::Whisper => {
+    pub fn preprocess(
+        self,
+        dir: &Path,
+        spec: &EncoderSpec,
+        tokenizer: &Arc<Tokenizer>,
+    ) -> Result<Arc<dyn Preprocess>, ModelError> {
+        Ok(match spec.stem {
+            StemSpec::Mel { n_mels, n_frames } => {
                 let settings = AudioSettings::from_dir(dir)?;
-                if let StemSpec::Mel { n_mels, n_frames } = spec.stem {
-                    agree("feature_size", settings.n_mels, n_mels)?;
-                    agree("chunk_length (in frames)", settings.n_frames(), n_frames)?;
-                }
+                agree("feature_size", settings.n_mels, n_mels)?;
+                agree("chunk_length (in frames)", settings.n_frames(), n_frames)?;
                 Arc::new(AudioProcessor::new(settings))
             }
-            Self::Qwen2Vl | Self::Qwen25Vl => {
+            StemSpec::Patches { patch: [_, n_frames, side, _] } => {
                 let settings = ImageSettings::from_dir(dir)?;
-                if let StemSpec::Patches { patch: [_, n_frames, side, _] } = spec.stem {
-                    agree("patch_size", settings.patch_size as usize, side)?;
-                    agree("temporal_patch_size", settings.temporal_patch_size as usize, n_frames)?;
-                }
+                agree("patch_size", settings.patch_size as usize, side)?;
+                agree("temporal_patch_size", settings.temporal_patch_size as usize, n_frames)?;
                 if let Some(merger) = &spec.merger {
                     agree("merge_size", settings.merge_size as usize, merger.side)?;
                 }
                 Arc::new(ImageProcessor::new(settings))
+            }
+            StemSpec::Tokens { vocab, max_tokens, .. } => {
+                Arc::new(TextProcessor::new(tokenizer.clone(), vocab, max_tokens))
             }
         })
     }
@@ -47,12 +51,29 @@ impl Family {
     pub fn prompts(
         self,
         dir: &Path,
+        spec: &ModelSpec,
         tokenizer: &Arc<Tokenizer>,
     ) -> Result<Arc<dyn PromptBuilder>, ModelError> {
         let tokenizer = tokenizer.clone();
         Ok(match self {
             Self::Whisper => Arc::new(SpeechPrompt::from_dir(dir, tokenizer)?),
             Self::Qwen2Vl | Self::Qwen25Vl => Arc::new(ChatVl::from_dir(dir, tokenizer)?),
+            Self::Bart
+            | Self::MBart
+            | Self::Pegasus
+            | Self::Marian
+            | Self::Blenderbot
+            | Self::BlenderbotSmall
+            | Self::T5
+            | Self::Mt5
+            | Self::Umt5 => {
+                let limits = Seq2SeqLimits {
+                    modality: spec.encoder.modality,
+                    vocab: spec.decoder.vocab,
+                    max_context: spec.decoder.max_context,
+                };
+                Arc::new(Seq2SeqPrompt::from_dir(dir, tokenizer, limits)?)
+            }
         })
     }
 }

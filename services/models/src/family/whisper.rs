@@ -5,6 +5,7 @@
 //! the file, since fine-tuned checkpoints change them.
 
 use super::Config;
+use super::fairseq::{DECODER_STACK, ENCODER_STACK};
 use crate::error::ModelError;
 use crate::spec::*;
 use triptych_core::Modality;
@@ -13,37 +14,12 @@ use triptych_kernels::ops::{Activation, AttentionShape};
 /// Not in the configuration: the default of torch's `LayerNorm`.
 const NORM_EPS: f32 = 1e-5;
 
-const ATTENTION: AttentionNames = AttentionNames {
-    norm: "self_attn_layer_norm",
-    qkv: QkvNames::Split(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
-    out: "self_attn.out_proj",
-};
-
-const CROSS: CrossNames = CrossNames {
-    norm: "encoder_attn_layer_norm",
-    qkv: ["encoder_attn.q_proj", "encoder_attn.k_proj", "encoder_attn.v_proj"],
-    out: "encoder_attn.out_proj",
-};
-
-const fn stack_names(cross: Option<CrossNames>) -> StackNames {
-    StackNames {
-        input_norm: "",
-        layers: "layers",
-        attention: ATTENTION,
-        cross,
-        feed_forward_norm: "final_layer_norm",
-        feed_forward_inner: &["fc1"],
-        feed_forward_outer: "fc2",
-        final_norm: "layer_norm",
-    }
-}
-
 static ENCODER: EncoderNames = EncoderNames {
     prefixes: &["model.encoder.", "encoder."],
     stem: &["conv1", "conv2"],
     tokens: &[],
     positions: "embed_positions",
-    stack: stack_names(None),
+    stack: ENCODER_STACK,
     merger: None,
 };
 
@@ -51,7 +27,7 @@ static DECODER: DecoderNames = DecoderNames {
     prefixes: &["model.decoder.", "decoder."],
     tokens: &["model.decoder.embed_tokens", "decoder.embed_tokens"],
     positions: "embed_positions",
-    stack: stack_names(Some(CROSS)),
+    stack: DECODER_STACK,
     head: &["proj_out"],
     head_bias: None,
 };

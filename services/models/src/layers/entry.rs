@@ -2,10 +2,10 @@
 
 use super::{Loader, Rotary, RotaryTables};
 use crate::error::ModelError;
-use crate::spec::{InputNorm, Positions, StackNames, StackSpec};
+use crate::spec::{InputNorm, Positions, RelativeSpec, RelativeTables, StackNames, StackSpec};
 use triptych_core::DType;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::WeightView;
+use triptych_kernels::ops::{RelativeBias, ScoreBias, WeightView};
 
 /// The way into a stack.
 pub struct Entry<B: Backend> {
@@ -17,6 +17,8 @@ enum Place<B: Backend> {
     Absent,
     Table { table: B::Table, offset: u32 },
     Rotary(Rotary),
+    /// The biases of each layer, or one for all.
+    Relative(Vec<RelativeBias>),
 }
 
 impl<B: Backend> Entry<B> {
@@ -43,6 +45,14 @@ impl<B: Backend> Entry<B> {
                 Place::Table { table: sinusoids(loader.backend(), *n_rows, hidden)?, offset: 0 }
             }
             Positions::Rotary(rotary) => Place::Rotary(Rotary::new(rotary, stack.attention.shape.head_dim)),
+            Positions::Relative(relative) => {
+                let n_tables = match relative.tables {
+                    RelativeTables::First => 1,
+                    RelativeTables::Each => stack.n_layers,
+                };
+                let layer = |i| load_relative(&loader.layer(names.layers, i), name, (relative, stack));
+                Place::Relative((0..n_tables).map(layer).collect::<Result<_, _>>()?)
+            }
         };
         let norm = match stack.input_norm {
             InputNorm::Absent => None,
@@ -78,9 +88,28 @@ impl<B: Backend> Entry<B> {
     pub fn rotary(&self, positions: &[[u32; 3]]) -> Option<RotaryTables> {
         match &self.place {
             Place::Rotary(rotary) => Some(rotary.tables(positions)),
-            Place::Absent | Place::Table { .. } => None,
+            Place::Absent | Place::Table { .. } | Place::Relative(_) => None,
         }
     }
+
+    /// What is added to the scores of self-attention in layer `layer`.
+    pub fn score_bias(&self, layer: usize) -> ScoreBias<'_> {
+        match &self.place {
+            Place::Relative(biases) => {
+                biases.get(layer).or(biases.last()).map_or(ScoreBias::None, ScoreBias::Relative)
+            }
+            Place::Absent | Place::Table { .. } | Place::Rotary(_) => ScoreBias::None,
+        }
+    }
+}
+
+fn load_relative<B: Backend>(
+    layer: &Loader<'_, B>,
+    name: &str,
+    (relative, stack): (&RelativeSpec, &StackSpec),
+) -> Result<RelativeBias, ModelError> {
+    let shape = [relative.n_buckets, stack.attention.shape.n_heads];
+    Ok(RelativeBias::new(layer.matrix(name, &shape)?.view(), relative.rule)?)
 }
 
 /// `sin(p / 10000^(2i / hidden))` for all `i`, then the cosines, in each row `p`: `[n_rows, hidden]`.

@@ -134,12 +134,12 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.weights.has(&self.full(name, "weight"))
     }
 
-    /// The elements of the weight `name`.
+    /// The weight `name` as it is stored.
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
-    pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
-        Ok(self.tensor(name, "weight", shape, TensorRole::Matrix)?.values())
+    pub fn matrix(&self, name: &str, shape: &[usize]) -> Result<Tensor<'a>, ModelError> {
+        self.tensor(name, "weight", shape, TensorRole::Matrix)
     }
 
     fn tensor(

@@ -1,9 +1,10 @@
 //! What `generation_config.json` and `config.json` say about generating, for every family.
 
-use super::SamplingDefaults;
+use super::{AnswerLength, SamplingDefaults};
 use crate::error::ModelError;
 use crate::files::JsonFile;
 use std::path::Path;
+use triptych_core::sampling::{BeamParams, EarlyStopping, MAX_BEAMS};
 
 /// The two files, read once.
 pub(super) struct GenerationFiles {
@@ -43,11 +44,30 @@ impl GenerationFiles {
         found.filter(|ids| !ids.is_empty()).ok_or_else(|| self.generation.wrong(KEY, "a token id"))
     }
 
-    /// Greedy unless the file says `do_sample`.
+    /// The file that says how to generate: models from before `generation_config.json` say it in `config.json`.
+    pub(super) fn source(&self) -> &JsonFile {
+        let is_empty = self.generation.value().as_object().is_none_or(serde_json::Map::is_empty);
+        if is_empty { &self.config } else { &self.generation }
+    }
+
+    /// Greedy, or beams, unless the file says `do_sample`.
     pub(super) fn sampling_defaults(&self) -> Result<SamplingDefaults, ModelError> {
-        let file = &self.generation;
+        let file = self.source();
+        let length = |new: &str, with_prompt: &str| -> Result<Option<AnswerLength>, ModelError> {
+            Ok(match file.u32(new)? {
+                Some(n) => Some(AnswerLength::New(n)),
+                None => file.u32(with_prompt)?.map(AnswerLength::WithPrompt),
+            })
+        };
+        let defaults = SamplingDefaults {
+            repetition_penalty: file.f64("repetition_penalty")?.map(|p| p as f32).filter(|p| *p != 1.0),
+            no_repeat_ngram_size: file.u32("no_repeat_ngram_size")?.filter(|n| *n > 0),
+            max_length: length("max_new_tokens", "max_length")?,
+            min_length: length("min_new_tokens", "min_length")?,
+            ..SamplingDefaults::default()
+        };
         if file.bool("do_sample")? != Some(true) {
-            return Ok(SamplingDefaults { temperature: 0.0, top_p: 1.0, top_k: None });
+            return Ok(SamplingDefaults { beams: self.beams()?, ..defaults });
         }
         let temperature = file.f64("temperature")?.unwrap_or(1.0) as f32;
         let top_p = file.f64("top_p")?.unwrap_or(1.0) as f32;
@@ -57,6 +77,37 @@ impl GenerationFiles {
         if !(top_p > 0.0 && top_p <= 1.0) {
             return Err(file.wrong("top_p", "above 0, up to 1"));
         }
-        Ok(SamplingDefaults { temperature, top_p, top_k: file.u32("top_k")?.filter(|k| *k > 0) })
+        Ok(SamplingDefaults { temperature, top_p, top_k: file.u32("top_k")?.filter(|k| *k > 0), ..defaults })
+    }
+
+    /// Beam search, where the file asks for more than one beam.
+    fn beams(&self) -> Result<Option<BeamParams>, ModelError> {
+        let file = self.source();
+        let width = match file.u32("num_beams")? {
+            None | Some(0 | 1) => return Ok(None),
+            Some(width) if width <= MAX_BEAMS => width,
+            Some(_) => return Err(file.wrong("num_beams", &format!("at most {MAX_BEAMS}"))),
+        };
+        const EARLY: &str = "early_stopping";
+        let early_stopping = match file.get(EARLY) {
+            None | Some(serde_json::Value::Bool(false)) => EarlyStopping::Heuristic,
+            Some(serde_json::Value::Bool(true)) => EarlyStopping::Immediately,
+            Some(value) if value == "never" => EarlyStopping::Never,
+            Some(_) => return Err(file.wrong(EARLY, "true, false or \"never\"")),
+        };
+        let length_penalty = file.f64("length_penalty")?.unwrap_or(1.0) as f32;
+        Ok(Some(BeamParams { width, length_penalty, early_stopping }))
+    }
+
+    /// Tokens that are never written, and runs of tokens that are not: `suppress_tokens` and `bad_words_ids`.
+    pub(super) fn never(&self) -> Result<(Vec<u32>, Vec<Vec<u32>>), ModelError> {
+        let file = self.source();
+        let mut tokens = file.ids("suppress_tokens")?.unwrap_or_default();
+        let (single, runs): (Vec<_>, Vec<_>) =
+            file.id_lists("bad_words_ids")?.unwrap_or_default().into_iter().partition(|run| run.len() == 1);
+        tokens.extend(single.into_iter().flatten());
+        tokens.sort_unstable();
+        tokens.dedup();
+        Ok((tokens, runs))
     }
 }

@@ -267,6 +267,7 @@ impl SpeechPrompt {
                 max_initial: self.max_initial_timestamp,
             }),
             no_speech: self.words.no_speech.map(|token| NoSpeech { token, step: start.no_speech_step }),
+            ..LogitRules::default()
         }
     }
 

@@ -33,6 +33,13 @@ impl Case {
         Model::open(&source).expect("a golden model opens")
     }
 
+    /// What an engine must do with the model.
+    pub fn matrix(&self) -> Value {
+        let path = self.dir.join("matrix.json");
+        let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        serde_json::from_slice(&bytes).expect("matrix.json is JSON")
+    }
+
     /// Shape and values of a float or u8 tensor.
     pub fn values(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
         let file = SafeTensors::deserialize(&self.tensors).expect("expected.safetensors is whole");

@@ -1,0 +1,226 @@
+//! BART and its relatives: mBART, Pegasus, Marian, BlenderBot, BlenderBot-small. One encoder-decoder of text with
+//! different values.
+//!
+//! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/bart/modeling_bart.py>
+//! and `mbart`, `pegasus`, `marian`, `blenderbot`, `blenderbot_small` beside it. Quirks: the tables of learned
+//! positions begin with two rows that nothing uses, except BlenderBot's; BlenderBot-small's decoder normalises
+//! embeddings before it adds positions, its encoder after; the logits have a bias that is seldom other than zero
+//! and often not stored; one token table may be stored under any of its users' names.
+
+use super::Config;
+use super::fairseq::{DECODER_STACK, ENCODER_STACK};
+use crate::error::ModelError;
+use crate::spec::*;
+use triptych_core::Modality;
+use triptych_kernels::ops::AttentionShape;
+
+/// Not in the configuration: the default of torch's `LayerNorm`.
+const NORM_EPS: f32 = 1e-5;
+
+/// What the relatives differ in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dialect {
+    /// Where norms sit; a stack whose norms come first ends with one.
+    placement: NormPlacement,
+    /// Norms on the way into encoder and decoder.
+    input_norms: [InputNorm; 2],
+    places: Places,
+}
+
+/// How rows learn their place.
+#[derive(Clone, Copy, Debug)]
+enum Places {
+    /// A learned table whose first rows nothing uses.
+    Learned { offset: usize },
+    /// Computed.
+    Sinusoids,
+}
+
+pub(super) const BART: Dialect = Dialect {
+    placement: NormPlacement::Post,
+    input_norms: [InputNorm::AfterPositions; 2],
+    places: Places::Learned { offset: 2 },
+};
+
+pub(super) const MBART: Dialect = Dialect { placement: NormPlacement::Pre, ..BART };
+
+pub(super) const PEGASUS: Dialect = Dialect {
+    placement: NormPlacement::Pre,
+    input_norms: [InputNorm::Absent; 2],
+    places: Places::Sinusoids,
+};
+
+pub(super) const MARIAN: Dialect = Dialect { placement: NormPlacement::Post, ..PEGASUS };
+
+pub(super) const BLENDERBOT: Dialect = Dialect {
+    placement: NormPlacement::Pre,
+    input_norms: [InputNorm::Absent; 2],
+    places: Places::Learned { offset: 0 },
+};
+
+pub(super) const BLENDERBOT_SMALL: Dialect = Dialect {
+    placement: NormPlacement::Post,
+    input_norms: [InputNorm::AfterPositions, InputNorm::BeforePositions],
+    places: Places::Learned { offset: 0 },
+};
+
+const OWN: [&[&str]; 2] = [
+    &["model.encoder.embed_tokens", "encoder.embed_tokens"],
+    &["model.decoder.embed_tokens", "decoder.embed_tokens", "lm_head"],
+];
+
+static ENCODER: EncoderNames = encoder_names(&[
+    "model.encoder.embed_tokens",
+    "encoder.embed_tokens",
+    "model.shared",
+    "shared",
+    "model.decoder.embed_tokens",
+    "decoder.embed_tokens",
+    "lm_head",
+]);
+
+static DECODER: DecoderNames = decoder_names(&[
+    "model.decoder.embed_tokens",
+    "decoder.embed_tokens",
+    "model.shared",
+    "shared",
+    "model.encoder.embed_tokens",
+    "encoder.embed_tokens",
+    "lm_head",
+]);
+
+/// Names where encoder and decoder have a vocabulary each, and one's table cannot stand in for the other's.
+static OWN_ENCODER: EncoderNames = encoder_names(OWN[0]);
+static OWN_DECODER: DecoderNames = decoder_names(OWN[1]);
+
+const fn encoder_names(tokens: &'static [&'static str]) -> EncoderNames {
+    EncoderNames {
+        prefixes: &["model.encoder.", "encoder."],
+        stem: &[],
+        tokens,
+        positions: "embed_positions",
+        stack: ENCODER_STACK,
+        merger: None,
+    }
+}
+
+const fn decoder_names(tokens: &'static [&'static str]) -> DecoderNames {
+    DecoderNames {
+        prefixes: &["model.decoder.", "decoder."],
+        tokens,
+        positions: "embed_positions",
+        stack: DECODER_STACK,
+        head: &["lm_head"],
+        head_bias: Some("final_logits_bias"),
+    }
+}
+
+/// The spec of a configuration.
+///
+/// # Errors
+/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+pub(super) fn spec(config: &Config<'_>, dialect: Dialect) -> Result<ModelSpec, ModelError> {
+    let shared = config.flag_or("share_encoder_decoder_embeddings", true)?;
+    let max_tokens = config.size("max_position_embeddings")?;
+    let vocab = config.size("vocab_size")?;
+    let encoder = EncoderSpec {
+        modality: Modality::Text,
+        stem: StemSpec::Tokens { vocab, max_tokens, scale: embedding_scale(config)? },
+        positions: dialect.positions(max_tokens),
+        stack: stack(config, dialect, Side::Encoder)?,
+        windows: None,
+        merger: None,
+        names: if shared { &ENCODER } else { &OWN_ENCODER },
+    };
+    let mut decoder = decoder(config, dialect, encoder.stack.hidden)?;
+    if !shared {
+        decoder.vocab = config.size_or("decoder_vocab_size", vocab)?;
+        decoder.names = &OWN_DECODER;
+    }
+    Ok(ModelSpec { encoder, decoder })
+}
+
+/// The decoder of a configuration over encoder rows of `encoder_hidden`.
+///
+/// # Errors
+/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+pub(super) fn decoder(
+    config: &Config<'_>,
+    dialect: Dialect,
+    encoder_hidden: usize,
+) -> Result<DecoderSpec, ModelError> {
+    let max_context = config.size("max_position_embeddings")?;
+    let stack = stack(config, dialect, Side::Decoder)?;
+    let embedding_scale = match stack.input_norm {
+        // A norm right behind the table undoes its factor but for rounding; the reference leaves it out.
+        InputNorm::BeforePositions => 1.0,
+        InputNorm::Absent | InputNorm::AfterPositions => embedding_scale(config)?,
+    };
+    Ok(DecoderSpec {
+        vocab: config.size("vocab_size")?,
+        max_context,
+        positions: dialect.positions(max_context),
+        items: ItemsSpec::CrossAttention(CrossSpec {
+            encoder_hidden,
+            attention: stack.attention,
+            layers: CrossLayers::Every,
+        }),
+        stack,
+        embedding_scale,
+        head: HeadSpec::plain(config.flag_or("tie_word_embeddings", true)?),
+        names: &DECODER,
+    })
+}
+
+impl Dialect {
+    fn positions(self, n_rows: usize) -> Positions {
+        match self.places {
+            Places::Learned { offset } => Positions::Table { n_rows, offset },
+            Places::Sinusoids => Positions::Sinusoids { n_rows },
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Encoder,
+    Decoder,
+}
+
+fn stack(config: &Config<'_>, dialect: Dialect, side: Side) -> Result<StackSpec, ModelError> {
+    let ([layers, heads, ffn], input_norm) = match side {
+        Side::Encoder => {
+            (["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"], dialect.input_norms[0])
+        }
+        Side::Decoder => {
+            (["decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"], dialect.input_norms[1])
+        }
+    };
+    let hidden = config.size("d_model")?;
+    let n_heads = config.size(heads)?;
+    let head_dim = config.share(heads, hidden, n_heads)?;
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    Ok(StackSpec {
+        hidden,
+        n_layers: config.size(layers)?,
+        attention: AttentionSpec {
+            shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale },
+            bias: AttentionBias { q: true, k: true, v: true, out: true },
+        },
+        feed_forward: FeedForwardSpec {
+            width: config.size(ffn)?,
+            kind: FeedForwardKind::Plain,
+            activation: config.activation("activation_function", "gelu")?,
+            bias: true,
+        },
+        norm: NormSpec::layer(NORM_EPS),
+        input_norm,
+        placement: dialect.placement,
+        final_norm: dialect.placement == NormPlacement::Pre,
+    })
+}
+
+fn embedding_scale(config: &Config<'_>) -> Result<f32, ModelError> {
+    let hidden = config.size("d_model")? as f32;
+    Ok(if config.flag_or("scale_embedding", false)? { hidden.sqrt() } else { 1.0 })
+}
