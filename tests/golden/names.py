@@ -2,10 +2,26 @@
 
 import torch
 from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BlenderbotConfig,
+    BlenderbotForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    MT5Config,
+    MT5ForConditionalGeneration,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
@@ -38,6 +54,57 @@ def models():
     }
 
 
+def bart_line(d, layers, heads, ffn, vocab):
+    return dict(
+        d_model=d, encoder_layers=layers[0], decoder_layers=layers[1], encoder_attention_heads=heads,
+        decoder_attention_heads=heads, encoder_ffn_dim=ffn, decoder_ffn_dim=ffn, vocab_size=vocab)
+
+
+def t5_line(d, layers, heads, ffn, vocab):
+    return dict(d_model=d, d_kv=64, d_ff=ffn, num_layers=layers[0], num_decoder_layers=layers[1], num_heads=heads, vocab_size=vocab)
+
+
+def bare(names):
+    """As a model saved without its head."""
+    return {k.removeprefix("model."): v for k, v in names.items() if k != "final_logits_bias"}
+
+
+def with_unread_bias(names):
+    return names | {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": [32, 8]}
+
+
+def text_models():
+    """Class, configuration, and what is particular about the published names. `lm_head` is a head of its own."""
+    as_is = lambda names: names
+    gated = dict(feed_forward_proj="gated-gelu")
+    t5, mt5, umt5 = T5ForConditionalGeneration, MT5ForConditionalGeneration, UMT5ForConditionalGeneration
+    return {
+        "bart-base": (BartForConditionalGeneration, BartConfig(**bart_line(768, (6, 6), 12, 3072, 50265)), bare, False),
+        "bart-large-cnn": (BartForConditionalGeneration, BartConfig(**bart_line(1024, (12, 12), 16, 4096, 50264)), as_is, False),
+        "mbart-large-50": (MBartForConditionalGeneration, MBartConfig(**bart_line(1024, (12, 12), 16, 4096, 250054)), as_is, False),
+        "pegasus-xsum": (PegasusForConditionalGeneration, PegasusConfig(**bart_line(1024, (16, 16), 16, 4096, 96103), max_position_embeddings=512), as_is, False),
+        "opus-mt-en-de": (MarianMTModel, MarianConfig(**bart_line(512, (6, 6), 8, 2048, 58101), max_position_embeddings=512, pad_token_id=58100), as_is, False),
+        "blenderbot-400M-distill": (BlenderbotForConditionalGeneration, BlenderbotConfig(**bart_line(1280, (2, 12), 32, 5120, 8008), max_position_embeddings=128), as_is, False),
+        "t5-small": (t5, T5Config(**t5_line(512, (6, 6), 8, 2048, 32128)), with_unread_bias, False),
+        "flan-t5-base": (t5, T5Config(**t5_line(768, (12, 12), 12, 2048, 32128), **gated), as_is, True),
+        "mt5-small": (mt5, MT5Config(**t5_line(512, (8, 8), 6, 1024, 250112), **gated), as_is, True),
+        "umt5-small": (umt5, UMT5Config(**t5_line(512, (8, 8), 6, 1024, 256384), **gated), as_is, True),
+        "byt5-small": (t5, T5Config(**t5_line(1472, (12, 4), 6, 3584, 384), **gated), as_is, True),
+    }
+
+
+def make_text():
+    for name, (kind, config, published, own_head) in text_models().items():
+        with torch.device("meta"):
+            state = kind(config).state_dict()
+        # One table under one name; positions that are computed are not stored.
+        left_out = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight") + (() if own_head else ("lm_head.weight",))
+        left_out += ("embed_positions.weight",) if kind in (PegasusForConditionalGeneration, MarianMTModel) else ()
+        shapes = published({k: list(v.shape) for k, v in state.items() if not k.endswith(left_out)})
+        write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))
+        print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))
+
+
 def make():
     print("names", flush=True)
     for name, (kind, config) in models().items():
@@ -48,3 +115,4 @@ def make():
         shapes = {published_name(k): list(v.shape) for k, v in state.items() if k not in tied}
         write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))
         print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))
+    make_text()

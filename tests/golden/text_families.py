@@ -281,6 +281,7 @@ def sorted_alphabet():
     return [chr(b) if b in plain else next(others) for b in range(256)]
 
 
+# `generate` makes room in its cache for as many layers as the encoder has, so no decoder here has more.
 def t5_config(tok, d, heads, kv, layers, ffn, **more):
     return dict(
         vocab_size=tok.get_vocab_size() + 6, d_model=d, num_heads=heads, d_kv=kv, num_layers=layers[0],
@@ -310,12 +311,12 @@ def t5_shapes(shape):
     near = dict(relative_attention_num_buckets=8, relative_attention_max_distance=20)
     return [
         shape("t5_small", config=t5_config(tok(), 32, 4, 8, (2, 2), 64), disk=torch.float32, seed=2000, names=with_unread_bias, **one),
-        shape("t5_odd_heads", config=t5_config(tok(), 30, 3, 7, (1, 2), 44, **near), disk=torch.float16, seed=2100, names=tied, **one),
+        shape("t5_odd_heads", config=t5_config(tok(), 30, 3, 7, (3, 2), 44, **near), disk=torch.float16, seed=2100, names=tied, **one),
         shape("t5_wide_heads", config=t5_config(tok(), 24, 2, 20, (2, 1), 52), disk=torch.bfloat16, seed=2200, names=decoder_table, **one),
         shape("t5_v1_1", config=t5_config(tok(), 32, 4, 8, (2, 2), 48, tie_word_embeddings=False, **gated),
               disk=torch.float16, seed=2300, **later, **one),
         # As transformers 5 saves it: every model is called tied.
-        shape("flan_t5", config=t5_config(tok(), 36, 3, 10, (1, 3), 40, tie_word_embeddings=True, scale_decoder_outputs=False, **gated),
+        shape("flan_t5", config=t5_config(tok(), 36, 3, 10, (3, 3), 40, tie_word_embeddings=True, scale_decoder_outputs=False, **gated),
               disk=torch.bfloat16, seed=2400, **later, **one),
         shape("t5_v1_1_silu", config=t5_config(tok(), 24, 4, 9, (3, 1), 44, tie_word_embeddings=False,
                                                feed_forward_proj="gated-silu", **near),
@@ -326,5 +327,5 @@ def t5_shapes(shape):
               disk=torch.float32, seed=2700, **later, **many),
         shape("umt5_small", config=t5_config(tok(), 32, 3, 8, (2, 2), 40, **gated), disk=torch.float16, seed=2800, **later, **every),
         shape("umt5_odd_heads", config=t5_config(tok(), 30, 5, 7, (3, 2), 36, **gated, **near), disk=torch.float32, seed=2900, **later, **every),
-        shape("umt5_tied", config=t5_config(tok(), 24, 2, 12, (1, 3), 44, **gated), disk=torch.bfloat16, seed=3000, names=tied, **every),
+        shape("umt5_tied", config=t5_config(tok(), 24, 2, 12, (2, 2), 44, **gated), disk=torch.bfloat16, seed=3000, names=tied, **every),
     ]

@@ -115,7 +115,7 @@ impl Weights {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub(crate) fn survey(dir: &Path) -> Result<Self, ModelError> {
+    pub fn survey(dir: &Path) -> Result<Self, ModelError> {
         let stored = StoredWeights::open(dir)?;
         Ok(Self::Stored(StoredWeights { asked: Some(Mutex::default()), ..stored }))
     }
@@ -259,7 +259,7 @@ impl StoredWeights {
     }
 
     /// The names of the tensors that were taken since [`Weights::survey`].
-    pub(crate) fn taken(&self) -> BTreeSet<String> {
+    pub fn taken(&self) -> BTreeSet<String> {
         let asked = self.asked.as_ref();
         asked.map_or_else(BTreeSet::new, |a| a.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }

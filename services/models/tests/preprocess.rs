@@ -7,6 +7,8 @@ mod golden;
 mod images;
 #[path = "preprocess/sounds.rs"]
 mod sounds;
+#[path = "preprocess/texts.rs"]
+mod texts;
 
 use triptych_core::ItemOptions;
 use triptych_core::limits::Limits;

@@ -2,6 +2,8 @@
 
 #[path = "support/golden.rs"]
 mod golden;
+#[path = "prompt/seq2seq.rs"]
+mod seq2seq;
 
 use golden::Tensors;
 use std::sync::Arc;
@@ -9,7 +11,7 @@ use triptych_core::prompt::{Message, Part, Prompt, Role, SpeechKind, SpeechTask,
 use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, Modality};
 use triptych_models::PromptError;
 use triptych_models::prompt::{
-    ChatVl, CrossInput, ItemSpan, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, SpeechPrompt,
+    AnswerLength, ChatVl, CrossInput, ItemSpan, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, SpeechPrompt,
 };
 use triptych_models::speech::Segmenter;
 use triptych_models::tokenization::Tokenizer;
@@ -222,7 +224,8 @@ fn speech_tasks_start_as_the_references() {
             Some(CrossInput { item: ItemIdx(0), first_row: 0, n_rows: rows as u32, first_token: 0 })
         );
         assert_eq!(plain.output, OutputKind::Speech { offset_s: 0.0, end_s: 0.4, timestamps: false });
-        let greedy = SamplingDefaults::default();
+        let max_length = Some(AnswerLength::WithPrompt(80));
+        let greedy = SamplingDefaults { max_length, ..SamplingDefaults::default() };
         assert_eq!(builder.sampling_defaults(), greedy);
     }
 }

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
+use tempfile::TempDir;
 use triptych_core::Modality;
 use triptych_kernels::cpu::Precision;
 use triptych_models::LoadFormat;
@@ -58,13 +59,18 @@ fn hollow_file(dir: &Path, shapes: &BTreeMap<String, Vec<usize>>) {
     file.set_len((8 + header.len() + at) as u64).expect("a sparse file");
 }
 
-fn check(name: &str, modality: Modality, config: &serde_json::Value) {
+/// A directory with the hollow weights of a published model, and their shapes.
+pub(super) fn hollow(name: &str) -> (TempDir, BTreeMap<String, Vec<usize>>) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/golden/names/{name}.json"));
     let text = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let shapes: BTreeMap<String, Vec<usize>> = serde_json::from_slice(&text).expect("shapes by name");
     let dir = tempfile::tempdir().expect("a temporary directory");
     hollow_file(dir.path(), &shapes);
+    (dir, shapes)
+}
 
+fn check(name: &str, modality: Modality, config: &serde_json::Value) {
+    let (dir, shapes) = hollow(name);
     let config = Config::new("config.json", config);
     let spec = Family::of(&config).and_then(|f| f.spec(&config)).expect("a published configuration");
     assert_eq!(spec.encoder.modality, modality);
