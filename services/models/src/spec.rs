@@ -5,7 +5,7 @@
 //! CTranslate2 (<https://github.com/OpenNMT/CTranslate2/blob/v4.6.0/CONTRIBUTING.md>).
 
 use triptych_core::Modality;
-use triptych_kernels::ops::{BucketRule, Activation, AttentionShape, NormKind};
+use triptych_kernels::ops::{Activation, AttentionShape, BucketRule, NormKind};
 
 /// A whole model: one encoder, one decoder.
 #[derive(Clone, Debug, PartialEq)]

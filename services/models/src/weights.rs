@@ -184,7 +184,8 @@ pub struct NamedTensor<'a> {
 
 impl StoredWeights {
     fn open(dir: &Path) -> Result<Self, ModelError> {
-        let mut stored = Self { dir: dir.to_owned(), files: Vec::new(), entries: BTreeMap::new(), asked: None };
+        let mut stored =
+            Self { dir: dir.to_owned(), files: Vec::new(), entries: BTreeMap::new(), asked: None };
         let index = dir.join(INDEX);
         if index.exists() {
             for shard in shards(&index)? {

@@ -44,11 +44,8 @@ pub(super) const BART: Dialect = Dialect {
 
 pub(super) const MBART: Dialect = Dialect { placement: NormPlacement::Pre, ..BART };
 
-pub(super) const PEGASUS: Dialect = Dialect {
-    placement: NormPlacement::Pre,
-    input_norms: [InputNorm::Absent; 2],
-    places: Places::Sinusoids,
-};
+pub(super) const PEGASUS: Dialect =
+    Dialect { placement: NormPlacement::Pre, input_norms: [InputNorm::Absent; 2], places: Places::Sinusoids };
 
 pub(super) const MARIAN: Dialect = Dialect { placement: NormPlacement::Post, ..PEGASUS };
 

@@ -146,8 +146,7 @@ impl<'a> Config<'a> {
     }
 }
 
-const ACTIVATIONS: &str =
-    "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, quick_gelu, relu, silu or swish";
+const ACTIVATIONS: &str = "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, quick_gelu, relu, silu or swish";
 
 /// The activation that transformers calls `name`.
 pub(super) fn activation(name: &str) -> Option<Activation> {

@@ -2,9 +2,9 @@
 
 use super::Family;
 use crate::error::ModelError;
-use crate::preprocess::{Preprocess, TextProcessor};
 use crate::preprocess::audio::{AudioProcessor, AudioSettings};
 use crate::preprocess::image::{ImageProcessor, ImageSettings};
+use crate::preprocess::{Preprocess, TextProcessor};
 use crate::prompt::{ChatVl, PromptBuilder, Seq2SeqLimits, Seq2SeqPrompt, SpeechPrompt};
 use crate::spec::{EncoderSpec, ModelSpec, StemSpec};
 use crate::tokenization::Tokenizer;

@@ -31,21 +31,15 @@ enum Scaling {
     Never,
 }
 
-pub(super) const T5: Dialect = Dialect {
-    feed_forward: "relu",
-    tables: RelativeTables::First,
-    scaling: Scaling::WhereTied(true),
-};
+pub(super) const T5: Dialect =
+    Dialect { feed_forward: "relu", tables: RelativeTables::First, scaling: Scaling::WhereTied(true) };
 
 // Saved configurations say that its embeddings are tied, and no published ones are.
 pub(super) const MT5: Dialect =
     Dialect { feed_forward: "gated-gelu", tables: RelativeTables::First, scaling: Scaling::Never };
 
-pub(super) const UMT5: Dialect = Dialect {
-    feed_forward: "gated-gelu",
-    tables: RelativeTables::Each,
-    scaling: Scaling::WhereTied(false),
-};
+pub(super) const UMT5: Dialect =
+    Dialect { feed_forward: "gated-gelu", tables: RelativeTables::Each, scaling: Scaling::WhereTied(false) };
 
 const BIASES: &str = "layer.0.SelfAttention.relative_attention_bias";
 
@@ -164,7 +158,8 @@ fn positions(config: &Config<'_>, dialect: Dialect, sides: BucketSides) -> Resul
 
 fn stack(config: &Config<'_>, dialect: Dialect, n_layers: usize) -> Result<StackSpec, ModelError> {
     let n_heads = config.size("num_heads")?;
-    let eps = if config.get("layer_norm_epsilon").is_some() { config.number("layer_norm_epsilon")? } else { 1e-6 };
+    let eps =
+        if config.get("layer_norm_epsilon").is_some() { config.number("layer_norm_epsilon")? } else { 1e-6 };
     Ok(StackSpec {
         hidden: config.size("d_model")?,
         n_layers,

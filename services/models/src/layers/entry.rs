@@ -15,7 +15,10 @@ pub struct Entry<B: Backend> {
 
 enum Place<B: Backend> {
     Absent,
-    Table { table: B::Table, offset: u32 },
+    Table {
+        table: B::Table,
+        offset: u32,
+    },
     Rotary(Rotary),
     /// The biases of each layer, or one for all.
     Relative(Vec<RelativeBias>),

@@ -25,8 +25,9 @@ impl TextProcessor {
     }
 
     fn text(&self, bytes: &[u8]) -> Result<Vec<u32>, ItemError> {
-        let text = std::str::from_utf8(bytes)
-            .map_err(|e| ItemError::Corrupt(format!("the text is no UTF-8 after {} bytes", e.valid_up_to())))?;
+        let text = std::str::from_utf8(bytes).map_err(|e| {
+            ItemError::Corrupt(format!("the text is no UTF-8 after {} bytes", e.valid_up_to()))
+        })?;
         self.tokenizer.encode_input(text).map_err(|e: PromptError| ItemError::Corrupt(e.to_string()))
     }
 }
@@ -76,6 +77,10 @@ impl Preprocess for TextProcessor {
             });
         }
         // Bounded by `max_tokens`, which fits.
-        Ok(EncoderInput { extent: Extent::Tokens, n_tokens: ids.len() as u32, features: Features::Tokens(ids) })
+        Ok(EncoderInput {
+            extent: Extent::Tokens,
+            n_tokens: ids.len() as u32,
+            features: Features::Tokens(ids),
+        })
     }
 }

@@ -104,12 +104,15 @@ impl Seq2SeqPrompt {
             [item] if item.modality == modality && item.n_tokens > 0 => Ok(item),
             [item] if item.modality == modality => Err(PromptError::Invalid("item 0 has no rows".into())),
             [item] => {
-                let text = format!("item 0 is {}, this model's encoder reads one {modality} item", item.modality);
+                let text =
+                    format!("item 0 is {}, this model's encoder reads one {modality} item", item.modality);
                 Err(PromptError::Invalid(text))
             }
             _ => {
-                let text =
-                    format!("the request has {} items, this model's encoder reads one {modality} item", items.len());
+                let text = format!(
+                    "the request has {} items, this model's encoder reads one {modality} item",
+                    items.len()
+                );
                 Err(PromptError::Invalid(text))
             }
         }
@@ -122,12 +125,16 @@ impl PromptBuilder for Seq2SeqPrompt {
         let prompt = match prompt {
             Prompt::Singleton(decoder) | Prompt::Explicit { encoder: None, decoder } => decoder,
             Prompt::Explicit { encoder: Some(_), .. } => {
-                return refuse("the encoder prompt must come as an item, since the encoder runs on another worker");
+                return refuse(
+                    "the encoder prompt must come as an item, since the encoder runs on another worker",
+                );
             }
             Prompt::Chat(_) => {
                 return refuse("this model has no chat template: it takes a prompt, not messages");
             }
-            Prompt::Speech(_) => return refuse("this model reads no speech: it takes a prompt, not a speech task"),
+            Prompt::Speech(_) => {
+                return refuse("this model reads no speech: it takes a prompt, not a speech task");
+            }
         };
         let item = self.check_item(items)?;
         let tokens = self.decoder(prompt)?;

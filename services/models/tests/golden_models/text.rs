@@ -4,9 +4,7 @@ use crate::case::{Case, assert_bf16_close, assert_logits_close, assert_rows_clos
 use crate::greedy::{Mix, Sequence, greedy, teacher_forced};
 use triptych_core::limits::Limits;
 use triptych_core::prompt::{Prompt, TextOrTokens};
-use triptych_core::{
-    ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemForm, ItemOptions, Modality,
-};
+use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemForm, ItemOptions, Modality};
 use triptych_kernels::Backend;
 use triptych_kernels::cpu::Precision;
 use triptych_kernels::reference::ReferenceBackend;

@@ -67,53 +67,77 @@ const SHARED: [&str; 1] = ["model.shared.weight"];
 
 #[test]
 fn bart_base() {
-    let config = bart("bart", [768, 6, 6, 12, 3072], json!({
-        "vocab_size": 50265, "max_position_embeddings": 1024, "activation_function": "gelu",
-    }));
+    let config = bart(
+        "bart",
+        [768, 6, 6, 12, 3072],
+        json!({
+            "vocab_size": 50265, "max_position_embeddings": 1024, "activation_function": "gelu",
+        }),
+    );
     check("bart-base", &config, &["shared.weight"], &[]);
 }
 
 #[test]
 fn bart_large_cnn() {
-    let config = bart("bart", [1024, 12, 12, 16, 4096], json!({
-        "vocab_size": 50264, "max_position_embeddings": 1024, "activation_function": "gelu",
-    }));
+    let config = bart(
+        "bart",
+        [1024, 12, 12, 16, 4096],
+        json!({
+            "vocab_size": 50264, "max_position_embeddings": 1024, "activation_function": "gelu",
+        }),
+    );
     check("bart-large-cnn", &config, &SHARED, &[]);
 }
 
 #[test]
 fn mbart_large_50() {
-    let config = bart("mbart", [1024, 12, 12, 16, 4096], json!({
-        "vocab_size": 250_054, "max_position_embeddings": 1024, "activation_function": "relu",
-        "scale_embedding": true,
-    }));
+    let config = bart(
+        "mbart",
+        [1024, 12, 12, 16, 4096],
+        json!({
+            "vocab_size": 250_054, "max_position_embeddings": 1024, "activation_function": "relu",
+            "scale_embedding": true,
+        }),
+    );
     check("mbart-large-50", &config, &SHARED, &[]);
 }
 
 #[test]
 fn pegasus_xsum() {
-    let config = bart("pegasus", [1024, 16, 16, 16, 4096], json!({
-        "vocab_size": 96103, "max_position_embeddings": 512, "activation_function": "relu",
-        "scale_embedding": true,
-    }));
+    let config = bart(
+        "pegasus",
+        [1024, 16, 16, 16, 4096],
+        json!({
+            "vocab_size": 96103, "max_position_embeddings": 512, "activation_function": "relu",
+            "scale_embedding": true,
+        }),
+    );
     check("pegasus-xsum", &config, &SHARED, &[]);
 }
 
 #[test]
 fn opus_mt_en_de() {
-    let config = bart("marian", [512, 6, 6, 8, 2048], json!({
-        "vocab_size": 58101, "max_position_embeddings": 512, "activation_function": "swish",
-        "scale_embedding": true,
-    }));
+    let config = bart(
+        "marian",
+        [512, 6, 6, 8, 2048],
+        json!({
+            "vocab_size": 58101, "max_position_embeddings": 512, "activation_function": "swish",
+            "scale_embedding": true,
+        }),
+    );
     check("opus-mt-en-de", &config, &SHARED, &[]);
 }
 
 #[test]
 fn blenderbot_400m() {
-    let config = bart("blenderbot", [1280, 2, 12, 32, 5120], json!({
-        "vocab_size": 8008, "max_position_embeddings": 128, "activation_function": "gelu",
-        "scale_embedding": true,
-    }));
+    let config = bart(
+        "blenderbot",
+        [1280, 2, 12, 32, 5120],
+        json!({
+            "vocab_size": 8008, "max_position_embeddings": 128, "activation_function": "gelu",
+            "scale_embedding": true,
+        }),
+    );
     check("blenderbot-400M-distill", &config, &SHARED, &[]);
 }
 

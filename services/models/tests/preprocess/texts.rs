@@ -29,11 +29,15 @@ fn a_text_gets_what_the_post_processor_adds_and_token_ids_nothing() {
     for case in ["bart_large_cnn", "mbart_50", "pegasus_xsum"] {
         let (_, with) = processor(case, 64);
         let expected = golden::json(&format!("{case}/expected.json"));
-        for (text, ids) in expected["texts"].as_array().expect("texts").iter().zip(
-            expected["inputs"].as_array().expect("inputs"),
-        ) {
+        for (text, ids) in expected["texts"]
+            .as_array()
+            .expect("texts")
+            .iter()
+            .zip(expected["inputs"].as_array().expect("inputs"))
+        {
             let ids = golden::ids(ids);
-            let input = read(&with, text.as_str().expect("a text").as_bytes(), ItemForm::Plain).expect("a text");
+            let input =
+                read(&with, text.as_str().expect("a text").as_bytes(), ItemForm::Plain).expect("a text");
             assert_eq!(input.extent, Extent::Tokens);
             assert_eq!(input.n_tokens as usize, ids.len());
             assert_eq!(input.features, Features::Tokens(ids.clone()));

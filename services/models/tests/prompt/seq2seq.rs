@@ -69,7 +69,8 @@ fn the_start_token_is_prepended_unless_it_is_there_and_then_nothing_is_forced_fi
     let (model, prompts) = builder("bart_large_cnn");
     let words = model.tokenizer().encode(" fox").expect("words");
     let expect: Vec<u32> = std::iter::once(2).chain(words.iter().copied()).collect();
-    let given = [decoder(TextOrTokens::Text(" fox".into())), decoder(tokens(&words)), decoder(tokens(&expect))];
+    let given =
+        [decoder(TextOrTokens::Text(" fox".into())), decoder(tokens(&words)), decoder(tokens(&expect))];
     for prompt in given {
         let sequence = prepare(&*prompts, &prompt);
         assert_eq!(sequence.tokens, expect);
