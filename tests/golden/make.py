@@ -18,7 +18,10 @@ sys.dont_write_bytecode = True
 def main(groups):
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
+    import cogagent
     import logits
+    import mllama
+    import moonshine
     import names
     import preprocess
     import qwen
@@ -28,6 +31,9 @@ def main(groups):
 
     makers = {
         "whisper": whisper.make,
+        "mllama": mllama.make,
+        "cogagent": cogagent.make,
+        "moonshine": moonshine.make,
         "qwen2_vl": qwen.make_qwen2_vl,
         "qwen2_5_vl": qwen.make_qwen2_5_vl,
         "bart": text.make_bart,

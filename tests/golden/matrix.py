@@ -33,6 +33,8 @@ class Request:
     beam_tokens: int = 24
     length_penalty: float = 1.0
     early_stopping: bool = False
+    first_token: int = 0
+    """First token of the prompt that sees the encoder output, where earlier ones pass it by."""
 
 
 class Rules(LogitsProcessor):
@@ -155,6 +157,7 @@ def make_matrix(folder, model, rows, requests, extra=None, arguments=inputs):
         entry |= {"forced": [list(f) for f in request.forced]} if request.forced else {}
         entry |= {"suppress": list(request.suppress)} if request.suppress else {}
         entry |= {"begin_suppress": list(request.begin_suppress)} if request.begin_suppress else {}
+        entry |= {"first_token": request.first_token} if request.first_token else {}
         entry |= {
             "max_new_tokens": request.max_new_tokens,
             "greedy": tokens,

@@ -12,6 +12,10 @@ from transformers import (
     MBartForConditionalGeneration,
     MT5Config,
     MT5ForConditionalGeneration,
+    MllamaConfig,
+    MllamaForConditionalGeneration,
+    MoonshineConfig,
+    MoonshineForConditionalGeneration,
     PegasusConfig,
     PegasusForConditionalGeneration,
     Qwen2_5_VLConfig,
@@ -27,6 +31,7 @@ from transformers import (
 )
 
 from common import ROOT, write_compact
+from mllama import published_name as mllama_name
 from qwen import published_name
 
 TEXT = dict(max_position_embeddings=32768, rms_norm_eps=1e-6, rope_theta=1e6, tie_word_embeddings=True,
@@ -39,8 +44,23 @@ def whisper(d, layers, heads, mels, vocab):
         decoder_attention_heads=heads, encoder_ffn_dim=4 * d, decoder_ffn_dim=4 * d, num_mel_bins=mels, vocab_size=vocab)
 
 
+def moonshine(hidden, layers, ffn, factor):
+    return MoonshineForConditionalGeneration, MoonshineConfig(
+        hidden_size=hidden, encoder_num_hidden_layers=layers, decoder_num_hidden_layers=layers, intermediate_size=ffn,
+        max_position_embeddings=194, pad_head_dim_to_multiple_of=8,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": factor})
+
+
+def mllama():
+    return MllamaForConditionalGeneration, MllamaConfig(
+        vision_config=dict(image_size=560, max_num_tiles=4), text_config=dict(vocab_size=128256))
+
+
 def models():
     return {
+        "llama-3.2-11b-vision": mllama(),
+        "moonshine-tiny": moonshine(288, 6, 1152, 0.9),
+        "moonshine-base": moonshine(416, 8, 1664, 0.62),
         "whisper-tiny.en": whisper(384, 4, 6, 80, 51864),
         "whisper-large-v3": whisper(1280, 32, 20, 128, 51866),
         "qwen2-vl-2b": (Qwen2VLForConditionalGeneration, Qwen2VLConfig(
@@ -111,8 +131,10 @@ def make():
         with torch.device("meta"):
             state = kind(config).state_dict()
         # Heads tied to the embedding are not in the published files.
-        tied = {"proj_out.weight", "lm_head.weight"}
-        shapes = {published_name(k): list(v.shape) for k, v in state.items() if k not in tied}
+        own_head = kind is MllamaForConditionalGeneration
+        tied = set() if own_head else {"proj_out.weight", "lm_head.weight"}
+        rename = mllama_name if own_head else published_name
+        shapes = {rename(k): list(v.shape) for k, v in state.items() if k not in tied}
         write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))
         print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))
     make_text()

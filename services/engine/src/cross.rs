@@ -212,7 +212,10 @@ mod tests {
                 take(&mut cache, key(2, 1)).unwrap();
             }
             take(&mut cache, key(3, 1)).unwrap();
-            assert_eq!([1, 2].map(|n| cache.contains(&key(n, if n == 1 { 3 } else { 1 }))), [survivor == 1, survivor == 2]);
+            assert_eq!(
+                [1, 2].map(|n| cache.contains(&key(n, if n == 1 { 3 } else { 1 }))),
+                [survivor == 1, survivor == 2]
+            );
         }
     }
 

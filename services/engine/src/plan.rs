@@ -131,7 +131,13 @@ impl Plan {
     }
 
     /// Adds tokens `tokens` of a branch, and drafts after them. The sequence is resident and its table has room.
-    pub(crate) fn push(&mut self, sequence: &Sequence, branch: usize, tokens: Range<usize>, drafts: Vec<u32>) {
+    pub(crate) fn push(
+        &mut self,
+        sequence: &Sequence,
+        branch: usize,
+        tokens: Range<usize>,
+        drafts: Vec<u32>,
+    ) {
         let Some(residence) = sequence.residence() else { return };
         let table = &residence.branches[branch].table;
         let first_row = self.n_rows();

@@ -108,7 +108,7 @@ impl Arrival {
         }
         // Placeholders are never looked up, so they may lie outside the vocabulary.
         let in_span = |i: usize| self.prepared.spans.iter().any(|s| span_of(s).contains(&i));
-        let vocab = capacity.decoder.vocab;
+        let vocab = capacity.decoder.n_readable;
         match tokens.iter().enumerate().find(|(i, t)| **t as usize >= vocab && !in_span(*i)) {
             Some((_, token)) => {
                 let text = format!("the prompt has token {token}, the model has tokens below {vocab}");
@@ -126,7 +126,8 @@ impl Arrival {
         }
         let (n_tokens, limit) = (self.prepared.tokens.len(), capacity.limit(self));
         if width > 1 && n_tokens > limit {
-            let text = format!("the prompt has {n_tokens} tokens, this server holds {limit} with {width} beams");
+            let text =
+                format!("the prompt has {n_tokens} tokens, this server holds {limit} with {width} beams");
             return Err(Failure::new(FailureClass::TooLarge, text).with_param("beam_width"));
         }
         Ok(())

@@ -26,7 +26,7 @@ mod preemption;
 mod sketch;
 
 use crate::blocks::{BlockPool, BlockTable};
-use crate::config::{Preemption, PrefixCache, Pools};
+use crate::config::{Pools, Preemption, PrefixCache};
 use crate::cross::CrossCache;
 use crate::items::ItemTable;
 use crate::plan::{BlockMove, Plan};
@@ -387,7 +387,8 @@ impl Scheduler {
             let is_out_of_room = n_computed >= sequence.n_room() && !sequence.is_decoding();
             if readable <= n_computed || is_out_of_room {
                 sequence.phase = Phase::Waiting;
-                sequence.shut_gate = sequence.readable(0, &self.cross).ok().filter(|_| readable <= n_computed);
+                sequence.shut_gate =
+                    sequence.readable(0, &self.cross).ok().filter(|_| readable <= n_computed);
                 parked = true;
             }
         }

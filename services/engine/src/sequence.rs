@@ -167,7 +167,10 @@ impl Sequence {
             spans,
             items: prepared.spans.iter().map(|s| (declared(s.item).key, *s)).collect(),
             cross,
-            root: prefix::root(&arrival.tenant, prepared.cross.map(|input| (declared(input.item).key, input))),
+            root: prefix::root(
+                &arrival.tenant,
+                prepared.cross.map(|input| (declared(input.item).key, input)),
+            ),
         };
         Self {
             answers: arrival.ids.clone(),

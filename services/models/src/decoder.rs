@@ -9,6 +9,7 @@ use crate::error::ModelError;
 pub use triptych_kernels::ops::PagedBatch;
 
 mod head;
+mod seeing;
 mod transformer;
 
 pub use transformer::TransformerDecoder;
@@ -18,6 +19,8 @@ pub use transformer::TransformerDecoder;
 pub struct DecoderInfo {
     /// Width of the logits.
     pub vocab: usize,
+    /// Tokens that can be read: those, and after them such as are never written.
+    pub n_readable: usize,
     /// Width of a row of encoder output it takes.
     pub encoder_hidden: usize,
     /// Tokens the context holds.

@@ -1,7 +1,7 @@
 //! The encode stage: features of items to encoder output rows.
 //!
-//! [`Encoder`] is what a worker drives; [`TransformerEncoder`] is the only implementation, over any back end,
-//! and a spec tells it which model it is.
+//! [`Encoder`] is what a worker drives; [`TransformerEncoder`] implements it over any back end, and a spec tells it
+//! which model it is. [`TiledEncoder`] is for models that cut images into tiles, whose rows are not one sequence.
 
 use crate::error::ModelError;
 use crate::preprocess::EncoderInput;
@@ -9,8 +9,10 @@ use crate::preprocess::EncoderInput;
 mod layout;
 mod pieces;
 mod stem;
+mod tiled;
 mod transformer;
 
+pub use tiled::TiledEncoder;
 pub use transformer::TransformerEncoder;
 
 /// An encoder with its weights on a back end.

@@ -9,6 +9,8 @@ use crate::spec::ModelSpec;
 mod bart;
 mod config;
 mod fairseq;
+mod mllama;
+mod moonshine;
 mod qwen_vl;
 mod stages;
 mod t5;
@@ -21,6 +23,10 @@ pub use config::Config;
 pub enum Family {
     /// Whisper, any size.
     Whisper,
+    /// Llama 3.2 Vision.
+    Mllama,
+    /// Moonshine, any size.
+    Moonshine,
     /// Qwen2-VL.
     Qwen2Vl,
     /// Qwen2.5-VL.
@@ -47,10 +53,12 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Whisper,
+        Self::Moonshine,
         Self::Qwen2Vl,
         Self::Qwen25Vl,
+        Self::Mllama,
         Self::Bart,
         Self::MBart,
         Self::Pegasus,
@@ -66,6 +74,8 @@ impl Family {
     pub const fn model_type(self) -> &'static str {
         match self {
             Self::Whisper => "whisper",
+            Self::Mllama => "mllama",
+            Self::Moonshine => "moonshine",
             Self::Qwen2Vl => "qwen2_vl",
             Self::Qwen25Vl => "qwen2_5_vl",
             Self::Bart => "bart",
@@ -99,6 +109,8 @@ impl Family {
     pub fn spec(self, config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         match self {
             Self::Whisper => whisper::spec(config),
+            Self::Mllama => mllama::spec(config),
+            Self::Moonshine => moonshine::spec(config),
             Self::Qwen2Vl => qwen_vl::spec(config, qwen_vl::Generation::Two),
             Self::Qwen25Vl => qwen_vl::spec(config, qwen_vl::Generation::TwoAndHalf),
             Self::Bart => bart::spec(config, bart::BART),

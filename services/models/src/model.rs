@@ -7,13 +7,13 @@ pub use inventory::{Example, Inventory, Kv, Sizes, StageInventory};
 pub use tally::{Taken, Tally};
 
 use crate::decoder::{Decoder, TransformerDecoder};
-use crate::encoder::{Encoder, TransformerEncoder};
+use crate::encoder::{Encoder, TiledEncoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::family::{Config, Family};
 use crate::files::JsonFile;
 use crate::preprocess::Preprocess;
 use crate::prompt::PromptBuilder;
-use crate::spec::ModelSpec;
+use crate::spec::{ModelSpec, StemSpec};
 use crate::tokenization::Tokenizer;
 use crate::weights::Weights;
 use std::path::PathBuf;
@@ -156,7 +156,12 @@ impl Model {
             Weights::Stored(stored) => {
                 let names = self.spec.encoder.names;
                 let shared = names.tokens.iter().map(|name| format!("{name}.weight")).collect::<Vec<_>>();
-                for tensor in stored.under(names.prefixes)?.into_iter().chain(stored.first(&shared)) {
+                let further = match self.spec.encoder.further_prefixes() {
+                    [] => Vec::new(),
+                    prefixes => stored.under(prefixes)?,
+                };
+                let own = stored.under(names.prefixes)?.into_iter();
+                for tensor in own.chain(further).chain(stored.first(&shared)) {
                     parts.push(format!("{} {:?} {:?}", tensor.name, tensor.dtype, tensor.shape).into());
                     parts.push(blake3::hash(tensor.data).as_bytes().to_vec());
                 }
@@ -191,7 +196,11 @@ impl Model {
         weights: &Weights,
         backend: &B,
     ) -> Result<Box<dyn Encoder>, ModelError> {
-        Ok(Box::new(TransformerEncoder::load(&self.spec.encoder, weights, backend)?))
+        let spec = &self.spec.encoder;
+        Ok(match spec.stem {
+            StemSpec::Tiles(_) => Box::new(TiledEncoder::load(spec, weights, backend)?),
+            _ => Box::new(TransformerEncoder::load(spec, weights, backend)?),
+        })
     }
 
     fn decoder_from<B: Backend>(

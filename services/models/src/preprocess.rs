@@ -34,6 +34,8 @@ pub enum Features {
     Patches(Vec<f32>),
     /// Log-mel `[n_windows, n_mels, n_frames]`.
     Mel(Vec<f32>),
+    /// Samples of a sound at the model's rate, its windows one after the other.
+    Samples(Vec<f32>),
     /// Token ids of encoder text.
     Tokens(Vec<u32>),
 }

@@ -1,16 +1,23 @@
 //! A prompt and the metadata of its items, laid out as decoder sequences.
 //!
-//! [`ChatVl`] serves vision-language models, [`SpeechPrompt`] Whisper, [`Seq2SeqPrompt`] encoder-decoder models of
-//! text; all are made with `from_dir(model directory, tokenizer)`. They read metadata of items only, never rows or pixels, and know no scheduler.
+//! [`ChatVl`] and [`ChatCross`] serve vision-language models, [`SpeechPrompt`] Whisper, [`Dictation`] speech models
+//! without tasks, [`Seq2SeqPrompt`] encoder-decoder models of text; all are made with `from_dir(model directory,
+//! tokenizer)`. They read metadata of items only, never rows or pixels, and know no scheduler.
 
+mod chat_cross;
 mod chat_vl;
+mod conversation;
+mod dictation;
 mod generation;
 mod positions;
 mod seq2seq;
 mod speech;
 mod template;
 
+pub use chat_cross::ChatCross;
+pub(crate) use chat_cross::UNWRITTEN;
 pub use chat_vl::{ChatVl, VisionTokens};
+pub use dictation::Dictation;
 pub use seq2seq::{Seq2SeqLimits, Seq2SeqPrompt};
 pub use speech::{SpeechPrompt, max_previous};
 pub use template::{ChatTemplate, TemplateMessage, TemplatePart};

@@ -5,7 +5,7 @@
 //! CTranslate2 (<https://github.com/OpenNMT/CTranslate2/blob/v4.6.0/CONTRIBUTING.md>).
 
 use triptych_core::Modality;
-use triptych_kernels::ops::{Activation, AttentionShape, BucketRule, NormKind};
+use triptych_kernels::ops::{Activation, AttentionShape, BucketRule, NormKind, RopePairs};
 
 /// A whole model: one encoder, one decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,14 +38,26 @@ pub struct EncoderSpec {
 impl EncoderSpec {
     /// Width of an output row.
     pub fn output_width(&self) -> usize {
-        self.merger.as_ref().map_or(self.stack.hidden, |m| m.out)
+        match (&self.stem, &self.merger) {
+            (StemSpec::Tiles(tiles), _) => tiles.out,
+            (_, Some(merger)) => merger.out,
+            (_, None) => self.stack.hidden,
+        }
+    }
+
+    /// Prefixes of tensors that are the encoder's and stand under none of its own, one or another of them.
+    pub fn further_prefixes(&self) -> &'static [&'static str] {
+        match &self.stem {
+            StemSpec::Tiles(tiles) => tiles.names.projection,
+            _ => &[],
+        }
     }
 }
 
 /// A decoder: token table, positions, transformer layers, head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderSpec {
-    /// Tokens in the table and width of the logits.
+    /// Width of the logits: tokens in the table but for those that [`HeadSpec::unwritten`] counts.
     pub vocab: usize,
     /// Tokens the context holds.
     pub max_context: usize,
@@ -70,12 +82,14 @@ pub struct HeadSpec {
     pub tied: bool,
     /// Factor on the rows it reads; folded into its weights.
     pub scale: f32,
+    /// Rows at the end of the token table that have no logit: tokens that are read and never written.
+    pub unwritten: usize,
 }
 
 impl HeadSpec {
     /// A head without a factor.
     pub const fn plain(tied: bool) -> Self {
-        Self { tied, scale: 1.0 }
+        Self { tied, scale: 1.0, unwritten: 0 }
     }
 }
 
@@ -100,10 +114,43 @@ pub struct CrossSpec {
 }
 
 /// Which layers of a decoder cross-attend.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum CrossLayers {
     /// All, after their self-attention.
     Every,
+    /// Some, in the place of their self-attention. A sequence without encoder rows passes them by, and so do its
+    /// tokens before the first that sees them.
+    Instead(CrossInstead),
+}
+
+/// Layers that cross-attend in the place of self-attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CrossInstead {
+    /// Which, ascending.
+    pub layers: Vec<usize>,
+    /// Of each head of queries and keys.
+    pub head_norm: NormSpec,
+    /// What their own tensors are called.
+    pub names: &'static CrossInsteadNames,
+}
+
+/// What only layers without self-attention have; relative to the layer.
+#[derive(Debug, PartialEq)]
+pub struct CrossInsteadNames {
+    /// Norms of a head's queries and keys.
+    pub head_norms: [&'static str; 2],
+    /// Full names of the gates on attention and feed-forward: their `tanh` is a factor, folded into weights.
+    pub gates: [&'static str; 2],
+}
+
+impl CrossSpec {
+    /// The layers that cross-attend in the place of self-attention.
+    pub fn instead(&self) -> Option<&CrossInstead> {
+        match &self.layers {
+            CrossLayers::Every => None,
+            CrossLayers::Instead(instead) => Some(instead),
+        }
+    }
 }
 
 /// A stack of equal transformer layers.
@@ -260,13 +307,44 @@ pub enum RelativeTables {
     Each,
 }
 
-/// Rotary embedding in halves.
+/// Rotary embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RotarySpec {
     /// Base of the frequencies.
     pub theta: f32,
     /// Which part of a position turns which frequency.
     pub axes: RotaryAxes,
+    /// Values of a head that are turned, from its first; `None`: all.
+    pub rotary_dim: Option<usize>,
+    /// Which values are turned together.
+    pub pairs: RopePairs,
+    /// How frequencies were stretched after training, for a longer context.
+    pub scaling: RotaryScaling,
+}
+
+impl RotarySpec {
+    /// Whole heads in halves, as trained.
+    pub const fn new(theta: f32, axes: RotaryAxes) -> Self {
+        Self { theta, axes, rotary_dim: None, pairs: RopePairs::Halves, scaling: RotaryScaling::Absent }
+    }
+}
+
+/// How frequencies were stretched for a longer context.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RotaryScaling {
+    /// They were not.
+    Absent,
+    /// By parts: wave lengths beyond `context / low` by `factor`, below `context / high` not, smoothly between.
+    Llama3 {
+        /// How much slower the slow ones turn.
+        factor: f32,
+        /// Where slow begins.
+        low: f32,
+        /// Where fast begins.
+        high: f32,
+        /// Tokens of the context before.
+        context: f32,
+    },
 }
 
 /// How the `head_dim / 2` frequencies are shared out over a position's (temporal, height, width).
@@ -313,6 +391,10 @@ pub enum StemSpec {
         /// Dimensions of a patch as its weight is stored: channels, frames, height, width.
         patch: [usize; 4],
     },
+    /// Convolutions over samples.
+    Wave(WaveSpec),
+    /// Patches of the tiles that an image is cut into.
+    Tiles(TilesSpec),
     /// Rows of a token table.
     Tokens {
         /// Tokens in the table.
@@ -322,6 +404,98 @@ pub enum StemSpec {
         /// Factor on the rows; folded into the table.
         scale: f32,
     },
+}
+
+/// Three convolutions over raw samples, of the stack's width, twice it, and it again: tanh and a norm of the whole
+/// piece after the first, which has no bias; GELU after the others.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WaveSpec {
+    /// Samples per second.
+    pub rate: u32,
+    /// Taps and stride of each.
+    pub convs: [[usize; 2]; 3],
+    /// Added to the variance of the norm.
+    pub norm_eps: f32,
+    /// Samples of the longest piece that is read at once.
+    pub window: usize,
+}
+
+impl WaveSpec {
+    /// Rows that so many samples become.
+    pub fn n_rows(&self, n_samples: usize) -> usize {
+        self.convs
+            .iter()
+            .fold(n_samples, |n, [taps, stride]| n.checked_sub(*taps).map_or(0, |n| n / stride + 1))
+    }
+
+    /// Samples of one row.
+    pub fn min_samples(&self) -> usize {
+        self.convs.iter().rev().fold(1, |n, [taps, stride]| (n - 1) * stride + taps)
+    }
+}
+
+/// An encoder of images that are cut into tiles: each tile has a class row and its patches; the stack is followed by a
+/// second, gated one, and the output of both, and of some layers between, is projected to one row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TilesSpec {
+    /// Dimensions of a patch as its weight is stored: channels, height, width.
+    pub patch: [usize; 3],
+    /// Patches on a side of a tile.
+    pub side: usize,
+    /// Tiles that are computed of every image, whether it has as many or not.
+    pub max_tiles: usize,
+    /// Added to the variance of the norms before and after the stack.
+    pub norm_eps: f32,
+    /// Layers of the second stack.
+    pub n_global_layers: usize,
+    /// Layers of the stack whose output is part of the row as well, in the order of the projection's columns.
+    pub taps: Vec<usize>,
+    /// Width of an output row.
+    pub out: usize,
+    /// What its tensors are called.
+    pub names: &'static TilesNames,
+}
+
+impl TilesSpec {
+    /// Rows of a tile: its class and its patches.
+    pub fn tile_rows(&self) -> usize {
+        self.side * self.side + 1
+    }
+
+    /// Tiles down and across of every way to cut an image, in the order in which tables know them, from 1.
+    pub fn arrangements(&self) -> Vec<[usize; 2]> {
+        let sides = 1..=self.max_tiles;
+        sides
+            .clone()
+            .flat_map(|down| sides.clone().map(move |across| [down, across]))
+            .filter(|[down, across]| down * across <= self.max_tiles)
+            .collect()
+    }
+}
+
+/// What the tensors of an encoder of tiles are called, beside those of its stack; relative to its prefix.
+#[derive(Debug, PartialEq)]
+pub struct TilesNames {
+    /// The row before the patches of every tile; a full name.
+    pub class: &'static str,
+    /// Places of rows in a tile; a full name.
+    pub positions: &'static str,
+    /// The gate between those and the next; a full name.
+    pub position_gate: &'static str,
+    /// Places of rows in an image of each arrangement.
+    pub tile_positions: &'static str,
+    /// Tables of tiles before the stack and after it; full names.
+    pub tiles: [&'static str; 2],
+    /// Their gates; full names.
+    pub tile_gates: [&'static str; 2],
+    /// Norms before the stack and after it.
+    pub norms: [&'static str; 2],
+    /// The list of layers of the second stack.
+    pub global_layers: &'static str,
+    /// Gates of its layers' attention and feed-forward; full names.
+    pub global_gates: [&'static str; 2],
+    /// Full prefixes of the projection, in the order they are tried.
+    pub projection: &'static [&'static str],
 }
 
 /// What an encoder's tensors are called. Names are relative to a prefix, without `.weight` and `.bias`.

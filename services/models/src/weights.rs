@@ -91,6 +91,37 @@ impl Tensor<'_> {
         Tensor { dtype: self.dtype, shape, data, surveyed: self.surveyed }
     }
 
+    /// Columns `columns` of a matrix, which must be its own, in that order.
+    #[must_use]
+    pub fn columns(&self, columns: impl Iterator<Item = usize>) -> Tensor<'static> {
+        let (n_rows, size) = (self.shape.first().copied().unwrap_or_default(), self.dtype.size());
+        let row_bytes = self.data.len().checked_div(n_rows).unwrap_or_default().max(size);
+        let columns: Vec<usize> = columns.collect();
+        let mut data = Vec::with_capacity(n_rows * columns.len() * size);
+        for row in self.data.chunks_exact(row_bytes) {
+            for column in &columns {
+                data.extend_from_slice(&row[column * size..(column + 1) * size]);
+            }
+        }
+        let shape = vec![n_rows, columns.len()];
+        Tensor { dtype: self.dtype, shape, data: Cow::Owned(data), surveyed: self.surveyed }
+    }
+
+    /// The same elements as rows of `width`, which must divide their number.
+    #[must_use]
+    pub fn in_rows(mut self, width: usize) -> Self {
+        let n_elements: usize = self.shape.iter().product();
+        self.shape = vec![n_elements.checked_div(width).unwrap_or_default(), width];
+        self
+    }
+
+    /// A copy that borrows nothing.
+    #[must_use]
+    pub fn owned(&self) -> Tensor<'static> {
+        let (shape, data) = (self.shape.clone(), Cow::Owned(self.data.to_vec()));
+        Tensor { dtype: self.dtype, shape, data, surveyed: self.surveyed }
+    }
+
     /// The same elements without dimensions of 1: `[1, n]` as `[n]`.
     #[must_use]
     pub fn squeezed(mut self) -> Self {

@@ -5,8 +5,14 @@
 
 #[path = "golden_models/case.rs"]
 mod case;
+#[path = "golden_models/cogagent.rs"]
+mod cogagent;
 #[path = "golden_models/greedy.rs"]
 mod greedy;
+#[path = "golden_models/mllama.rs"]
+mod mllama;
+#[path = "golden_models/moonshine.rs"]
+mod moonshine;
 #[path = "golden_models/pipeline.rs"]
 mod pipeline;
 #[path = "golden_models/qwen_vl.rs"]

@@ -11,7 +11,8 @@ use triptych_core::prompt::{Message, Part, Prompt, Role, SpeechKind, SpeechTask,
 use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, Modality};
 use triptych_models::PromptError;
 use triptych_models::prompt::{
-    AnswerLength, ChatVl, CrossInput, ItemSpan, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, SpeechPrompt,
+    AnswerLength, ChatVl, CrossInput, ItemSpan, OutputKind, PreparedSequence, PromptBuilder,
+    SamplingDefaults, SpeechPrompt,
 };
 use triptych_models::speech::Segmenter;
 use triptych_models::tokenization::Tokenizer;
@@ -116,7 +117,12 @@ fn tokens_and_positions_are_the_references() {
             assert_eq!(got.output, OutputKind::Text);
             assert!(got.cross.is_none() && got.rules.is_empty());
         }
-        let defaults = SamplingDefaults { temperature: 0.01, top_p: 0.001, top_k: Some(1), ..SamplingDefaults::default() };
+        let defaults = SamplingDefaults {
+            temperature: 0.01,
+            top_p: 0.001,
+            top_k: Some(1),
+            ..SamplingDefaults::default()
+        };
         assert_eq!(builder.sampling_defaults(), defaults);
     }
 }

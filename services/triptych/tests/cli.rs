@@ -150,7 +150,8 @@ fn a_directory_that_cannot_be_served_says_what_is_missing() {
     let weights = dir.path().join("model.safetensors");
     let whole = std::fs::read(&weights).expect("weights");
     let name = "model.decoder.layer_norm.weight";
-    let at_name = whole.windows(name.len()).position(|w| w == name.as_bytes()).expect("the name in the header");
+    let at_name =
+        whole.windows(name.len()).position(|w| w == name.as_bytes()).expect("the name in the header");
     // As long as before, so that nothing else changes.
     let mut renamed = whole.clone();
     renamed[at_name] = b'n';

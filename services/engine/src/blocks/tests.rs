@@ -139,7 +139,11 @@ fn what_was_published_is_found_until_its_block_is_needed_and_its_end_goes_first(
     assert_eq!(pool.find(&keys(0)).blocks(), blocks);
     assert_eq!(pool.find(&keys(1)).blocks(), []);
     let _other = pool.table(2 * KV_BLOCK_TOKENS).unwrap();
-    assert_eq!(pool.find(&keys(0)).blocks(), &blocks[..2], "a blank block goes first, then the end of the prefix");
+    assert_eq!(
+        pool.find(&keys(0)).blocks(),
+        &blocks[..2],
+        "a blank block goes first, then the end of the prefix"
+    );
     let held = pool.find(&keys(0));
     assert_eq!(pool.table(KV_BLOCK_TOKENS).unwrap_err(), OutOfBlocks { needed: 1, free: 0 });
     pool.reset();

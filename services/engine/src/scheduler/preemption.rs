@@ -12,7 +12,9 @@ impl Scheduler {
     pub(super) fn preempt(&mut self, place: Place, sketch: &mut Sketch) {
         let Some(sequence) = self.line.get_mut(&place) else { return };
         let was_decoding = sequence.is_decoding();
-        let Phase::Running(residence) = std::mem::replace(&mut sequence.phase, Phase::Waiting) else { return };
+        let Phase::Running(residence) = std::mem::replace(&mut sequence.phase, Phase::Waiting) else {
+            return;
+        };
         self.counts.preemptions += 1;
         sketch.withdraw(place);
         // While several branches read, the later ones count on what the first has not computed yet.
@@ -55,7 +57,9 @@ impl Scheduler {
     /// because all of them together hold less than is needed.
     pub(super) fn less_urgent(&self, priority: i32, needed: Needed) -> Option<Place> {
         let less: Vec<Place> = self.running(|s| s.priority > priority);
-        let held = |s: &Sequence| s.residence().map_or(0, |r| r.branches.iter().map(|b| b.table.blocks().len()).sum());
+        let held = |s: &Sequence| {
+            s.residence().map_or(0, |r| r.branches.iter().map(|b| b.table.blocks().len()).sum())
+        };
         let sequences = less.iter().filter_map(|place| self.line.get(place));
         let (blocks, places) = sequences.fold((0, 0), |(b, p), s| (b + held(s), p + s.n_places()));
         let free_places = self.bounds.max_sequences.saturating_sub(self.n_running());

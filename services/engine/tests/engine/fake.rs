@@ -74,6 +74,7 @@ pub struct FakeDecoder {
 pub fn info(cross_attention: bool, max_context: usize) -> DecoderInfo {
     DecoderInfo {
         vocab: VOCAB,
+        n_readable: VOCAB,
         encoder_hidden: HIDDEN,
         max_context,
         cross_attention,

@@ -55,9 +55,20 @@ fn shape() -> impl Strategy<Value = Shape> {
     let items = prop::collection::vec(0..ITEM_SIZES.len(), 0..3);
     let own = (1usize..70, 1u32..80, items, any::<bool>(), any::<bool>());
     let shared = (1u32..4, prop::option::weighted(0.2, 0u32..3), -1i32..2, 0u8..3, 0u64..3);
-    (own, shared).prop_map(|((n_prompt, n_generated, items, sampled, ends), (n, beams, priority, tenant, kind))| {
-        Shape { n_prompt, n_generated, items, sampled, ends, n, beams, priority, tenant, kind }
-    })
+    (own, shared).prop_map(
+        |((n_prompt, n_generated, items, sampled, ends), (n, beams, priority, tenant, kind))| Shape {
+            n_prompt,
+            n_generated,
+            items,
+            sampled,
+            ends,
+            n,
+            beams,
+            priority,
+            tenant,
+            kind,
+        },
+    )
 }
 
 fn preemption() -> impl Strategy<Value = Preemption> {

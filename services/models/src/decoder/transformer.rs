@@ -1,12 +1,13 @@
 //! The one decoder: token table, positions, transformer layers over paged KV, head, as its spec says.
 
 use super::head::load_head;
+use super::seeing::{CachePlace, Seeing};
 use super::{Decoder, DecoderInfo, EmbedRows, StepInput};
 use crate::error::ModelError;
 use crate::layers::{CrossAttention, Entry, FeedForward, Loader, Residual, RotaryTables, SelfAttention};
-use crate::spec::{AttentionSpec, CrossSpec, DecoderSpec, ItemsSpec};
+use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
-use triptych_kernels::ops::{Activation, KvLayer, KvLayout, Mask, ScoreBias};
+use triptych_kernels::ops::{Activation, KvLayer, KvLayout, Mask, PagedBatch, ScoreBias};
 use triptych_kernels::{Backend, KernelError};
 
 /// A decoder of any family over any back end.
@@ -24,9 +25,10 @@ pub struct TransformerDecoder<B: Backend> {
 }
 
 struct Layer<B: Backend> {
-    attention_norm: Residual<B>,
-    attention: SelfAttention<B>,
-    cross: Option<(Residual<B>, CrossAttention<B>)>,
+    // With the layer of the self-attention cache that is its own; absent where cross-attention takes its place.
+    attention: Option<(Residual<B>, SelfAttention<B>, usize)>,
+    // With the layer of the cross-attention cache that is its own.
+    cross: Option<(Residual<B>, CrossAttention<B>, usize)>,
     feed_forward_norm: Residual<B>,
     feed_forward: FeedForward<B>,
 }
@@ -41,12 +43,13 @@ impl<B: Backend> TransformerDecoder<B> {
         let (stack, names) = (&spec.stack, spec.names);
         let entry = Entry::load(&loader, &spec.positions, names.positions, (stack, &names.stack))?;
         let tables = Loader::new(backend, weights, names.tokens);
+        let n_tokens = spec.vocab + spec.head.unwritten;
         let final_norm = match stack.final_norm {
             true => Some(loader.norm(names.stack.final_norm, stack.norm, stack.hidden)?),
             false => None,
         };
         Ok(Self {
-            tokens: tables.scaled_table("", [spec.vocab, stack.hidden], spec.embedding_scale)?,
+            tokens: tables.scaled_table("", [n_tokens, stack.hidden], spec.embedding_scale)?,
             entry,
             layers: (0..stack.n_layers).map(|i| Layer::load(&loader, spec, i)).collect::<Result<_, _>>()?,
             final_norm,
@@ -105,8 +108,18 @@ impl<B: Backend> TransformerDecoder<B> {
         for embed in step.embeds {
             shape("embeds", 0, embed.values.len() % self.spec.stack.hidden)?;
         }
-        let has_cross = matches!(self.spec.items, ItemsSpec::CrossAttention(_));
-        shape("cross_kv", has_cross.into(), step.cross_kv.is_some().into())
+        let n_seqs = step.self_kv.seq_lens.len();
+        if let Some(from) = step.cross_from {
+            shape("cross_from", n_seqs, from.len())?;
+        }
+        if let Some(cross) = step.cross_kv {
+            shape("cross_kv sequences", n_seqs, cross.seq_lens.len())?;
+        }
+        match &self.spec.items {
+            ItemsSpec::CrossAttention(cross) if cross.instead().is_some() => Ok(()),
+            ItemsSpec::CrossAttention(_) => shape("cross_kv", 1, step.cross_kv.is_some().into()),
+            ItemsSpec::Embedded => shape("cross_kv", 0, step.cross_kv.is_some().into()),
+        }
     }
 }
 
@@ -120,10 +133,11 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         };
         DecoderInfo {
             vocab: spec.vocab,
+            n_readable: spec.vocab + spec.head.unwritten,
             encoder_hidden,
             max_context: spec.max_context,
             cross_attention: cross_block_bytes.is_some(),
-            cross_optional: false,
+            cross_optional: matches!(&spec.items, ItemsSpec::CrossAttention(c) if c.instead().is_some()),
             self_block_bytes: bytes(self_layout(spec, 1)),
             cross_block_bytes: cross_block_bytes.unwrap_or_default(),
         }
@@ -150,11 +164,9 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
             return Err(KernelError::Shape { op: "project_cross", what: "slots", expected, actual }.into());
         };
         let rows = self.backend.upload(rows.to_vec(), slots.len(), cross.encoder_hidden)?;
-        for (i, layer) in self.layers.iter().enumerate() {
-            if let Some((_, cross)) = &layer.cross {
-                let [k, v] = &cross.keys_values(&self.backend, &rows)?;
-                self.backend.write_kv(&mut self.cross_kv, i, [k, v], slots)?;
-            }
+        for (_, cross, cache_layer) in self.layers.iter().filter_map(|layer| layer.cross.as_ref()) {
+            let [k, v] = &cross.keys_values(&self.backend, &rows)?;
+            self.backend.write_kv(&mut self.cross_kv, *cache_layer, [k, v], slots)?;
         }
         Ok(())
     }
@@ -164,10 +176,17 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         let mut x = self.embed(step.token_ids, step.embeds)?;
         x = self.entry.enter(&self.backend, x, step.positions.iter().map(|[t, ..]| *t))?;
         let rotary = self.entry.rotary(step.positions);
+        let seeing = self.info().cross_optional.then(|| Seeing::of(step));
         for (i, layer) in self.layers.iter().enumerate() {
-            let caches = Caches { own: &mut self.self_kv, cross: &self.cross_kv, layer: i };
-            let rows = Rows { step, rotary: rotary.as_ref(), bias: self.entry.score_bias(i) };
-            x = layer.forward(&self.backend, &x, caches, rows)?;
+            let caches = Caches { own: &mut self.self_kv, cross: &self.cross_kv };
+            let bias = self.entry.score_bias(i);
+            let rows = Rows { step, cross: step.cross_kv, rotary: rotary.as_ref(), bias };
+            x = match (&layer.attention, &seeing) {
+                (None, Some(seeing)) => seeing.run(&self.backend, x, |x, batch| {
+                    layer.forward(&self.backend, x, caches, Rows { cross: batch, ..rows })
+                })?,
+                _ => layer.forward(&self.backend, &x, caches, rows)?,
+            };
         }
         if step.logit_rows.is_empty() {
             return Ok(Vec::new());
@@ -192,13 +211,13 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
 struct Caches<'a, C> {
     own: &'a mut C,
     cross: &'a C,
-    layer: usize,
 }
 
 /// What the rows of a step are and where they stand.
 #[derive(Clone, Copy)]
 struct Rows<'a> {
     step: &'a StepInput<'a>,
+    cross: Option<PagedBatch<'a>>,
     rotary: Option<&'a RotaryTables>,
     bias: ScoreBias<'a>,
 }
@@ -207,19 +226,35 @@ impl<B: Backend> Layer<B> {
     fn load(loader: &Loader<'_, B>, spec: &DecoderSpec, idx: usize) -> Result<Self, ModelError> {
         let (stack, names) = (&spec.stack, &spec.names.stack);
         let loader = loader.layer(names.layers, idx);
-        let cross = match (&spec.items, &names.cross) {
-            (ItemsSpec::CrossAttention(cross), Some(names)) => Some((
+        let (instead, place) = match &spec.items {
+            ItemsSpec::CrossAttention(cross) => (cross.instead(), CachePlace::of(cross, idx)),
+            ItemsSpec::Embedded => (None, CachePlace { own: Some(idx), cross: None }),
+        };
+        let cross = match (&spec.items, &names.cross, place.cross) {
+            (ItemsSpec::CrossAttention(cross), Some(names), Some(cache_layer)) => Some((
                 Residual::load(&loader, names.norm, stack)?,
                 CrossAttention::load(&loader, names, stack, cross)?,
+                cache_layer,
             )),
             _ => None,
         };
+        let attention = match place.own {
+            Some(cache_layer) => Some((
+                Residual::load(&loader, names.attention.norm, stack)?,
+                SelfAttention::load(&loader, &names.attention, stack)?,
+                cache_layer,
+            )),
+            None => None,
+        };
+        let gate = match instead.filter(|_| attention.is_none()) {
+            Some(instead) => loader.gate(instead.names.gates[1])?,
+            None => 1.0,
+        };
         Ok(Self {
-            attention_norm: Residual::load(&loader, names.attention.norm, stack)?,
-            attention: SelfAttention::load(&loader, &names.attention, stack)?,
+            attention,
             cross,
             feed_forward_norm: Residual::load(&loader, names.feed_forward_norm, stack)?,
-            feed_forward: FeedForward::load(&loader, names, stack)?,
+            feed_forward: FeedForward::load_gated(&loader, names, stack, gate)?,
         })
     }
 
@@ -228,20 +263,24 @@ impl<B: Backend> Layer<B> {
         backend: &B,
         x: &B::Tensor,
         caches: Caches<'_, B::KvCache>,
-        Rows { step, rotary, bias }: Rows<'_>,
+        Rows { step, cross, rotary, bias }: Rows<'_>,
     ) -> Result<B::Tensor, ModelError> {
-        let Caches { own, cross: cross_cache, layer } = caches;
-        let mut x = self.attention_norm.around(backend, x, |input, residual| {
-            let [q, k, v] = self.attention.project(backend, input, rotary)?;
-            backend.write_kv(own, layer, [&k, &v], step.slot_mapping)?;
-            let kv = KvLayer { cache: &*own, layer, mask: Mask::Causal, bias };
-            let context = backend.paged_attention(&q, kv, self.attention.shape(), step.self_kv)?;
-            self.attention.output(backend, &context, residual)
-        })?;
-        if let (Some((norm, cross)), Some(batch)) = (&self.cross, step.cross_kv) {
+        let Caches { own, cross: cross_cache } = caches;
+        let mut x = x.clone();
+        if let Some((norm, attention, layer)) = &self.attention {
+            x = norm.around(backend, &x, |input, residual| {
+                let [q, k, v] = attention.project(backend, input, rotary)?;
+                backend.write_kv(own, *layer, [&k, &v], step.slot_mapping)?;
+                let kv = KvLayer { cache: &*own, layer: *layer, mask: Mask::Causal, bias };
+                let context = backend.paged_attention(&q, kv, attention.shape(), step.self_kv)?;
+                attention.output(backend, &context, residual)
+            })?;
+        }
+        if let (Some((norm, cross, layer)), Some(batch)) = (&self.cross, cross) {
             x = norm.around(backend, &x, |input, residual| {
                 let q = cross.query(backend, input)?;
-                let kv = KvLayer { cache: cross_cache, layer, mask: Mask::Full, bias: ScoreBias::None };
+                let kv =
+                    KvLayer { cache: cross_cache, layer: *layer, mask: Mask::Full, bias: ScoreBias::None };
                 let context = backend.paged_attention(&q, kv, cross.shape(), batch)?;
                 cross.output(backend, &context, residual)
             })?;
@@ -253,8 +292,12 @@ impl<B: Backend> Layer<B> {
 
 fn self_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
     let shape = spec.stack.attention.shape;
+    let n_cross = match &spec.items {
+        ItemsSpec::CrossAttention(cross) => cross.instead().map_or(0, |i| i.layers.len()),
+        ItemsSpec::Embedded => 0,
+    };
     KvLayout {
-        n_layers: spec.stack.n_layers,
+        n_layers: spec.stack.n_layers - n_cross,
         n_blocks,
         n_kv_heads: shape.n_kv_heads,
         head_dim: shape.head_dim,
@@ -264,9 +307,12 @@ fn self_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
 /// As [`self_layout`]; without cross-attention a cache of no layers.
 fn cross_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
     match &spec.items {
-        ItemsSpec::CrossAttention(CrossSpec { attention: AttentionSpec { shape, .. }, .. }) => {
-            KvLayout { n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim, ..self_layout(spec, n_blocks) }
-        }
+        ItemsSpec::CrossAttention(cross) => KvLayout {
+            n_layers: cross.instead().map_or(spec.stack.n_layers, |i| i.layers.len()),
+            n_blocks,
+            n_kv_heads: cross.attention.shape.n_kv_heads,
+            head_dim: cross.attention.shape.head_dim,
+        },
         ItemsSpec::Embedded => KvLayout { n_layers: 0, ..self_layout(spec, n_blocks) },
     }
 }

@@ -10,7 +10,8 @@ use triptych_kernels::KernelError;
 pub(super) struct Piece<'a> {
     /// Which item of the batch.
     pub item: usize,
-    /// Rows as (temporal, height, width); a window of sound or a text is a line of `(1, 1, n_rows)`.
+    /// Rows as (temporal, height, width); a window of sound or a text is a line of `(1, 1, n_rows)`, an image of tiles
+    /// (tiles down, tiles across, rows of a tile).
     pub grid: [usize; 3],
     /// Input of the stem.
     pub values: Values<'a>,
@@ -19,7 +20,7 @@ pub(super) struct Piece<'a> {
 /// What a stem reads of a piece.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Values<'a> {
-    /// `[n_patches, patch_dim]` or `[n_mels, n_frames]`.
+    /// `[n_patches, patch_dim]`, `[n_mels, n_frames]` or samples.
     Floats(&'a [f32]),
     /// `[n_rows]`.
     Tokens(&'a [u32]),
@@ -84,6 +85,35 @@ pub(super) fn pieces<'a>(
             let windows = values.chunks_exact(n_mels * n_frames);
             let piece = |values| Piece { item, grid: [1, 1, n_frames / 2], values: Values::Floats(values) };
             Ok(windows.map(piece).collect())
+        }
+        (StemSpec::Tiles(tiles), Features::Patches(values), &Extent::Grid { t: 1, h, w }) => {
+            let [h, w] = [h as usize, w as usize];
+            let down_across = [h / tiles.side, w / tiles.side];
+            let whole = h.is_multiple_of(tiles.side) && w.is_multiple_of(tiles.side);
+            if !whole || !tiles.arrangements().contains(&down_across) {
+                return Err(shape("grid", vec![tiles.side, tiles.max_tiles], vec![h, w]));
+            }
+            let n_values = h * w * tiles.patch.iter().product::<usize>();
+            if n_values != values.len() {
+                return Err(shape("patches", vec![n_values], vec![values.len()]));
+            }
+            let [down, across] = down_across;
+            Ok(vec![Piece { item, grid: [down, across, tiles.tile_rows()], values: Values::Floats(values) }])
+        }
+        (StemSpec::Wave(wave), Features::Samples(samples), &Extent::Windows { n_windows, .. }) => {
+            let windows = samples.chunks(wave.window);
+            let line = |values: &[f32]| [1, 1, wave.n_rows(values.len())];
+            let pieces: Vec<Piece<'a>> =
+                windows.map(|v| Piece { item, grid: line(v), values: Values::Floats(v) }).collect();
+            let n_rows: usize = pieces.iter().map(Piece::n_rows).sum();
+            if pieces.len() != n_windows as usize
+                || n_rows != input.n_tokens as usize
+                || pieces.iter().any(|p| p.n_rows() == 0)
+            {
+                let expected = vec![n_windows as usize, input.n_tokens as usize];
+                return Err(shape("samples", expected, vec![pieces.len(), n_rows]));
+            }
+            Ok(pieces)
         }
         (&StemSpec::Tokens { max_tokens, .. }, Features::Tokens(ids), Extent::Tokens) => {
             if ids.is_empty() || ids.len() > max_tokens || ids.len() != input.n_tokens as usize {

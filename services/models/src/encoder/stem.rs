@@ -1,4 +1,7 @@
-//! Features to the first rows: convolutions over log-mel, a projection of patches, or rows of a token table.
+//! Features to the first rows: convolutions over log-mel or samples, a projection of patches, or rows of a token
+//! table.
+
+mod wave;
 
 use super::pieces::Piece;
 use crate::error::ModelError;
@@ -7,6 +10,7 @@ use crate::spec::{EncoderSpec, StemSpec};
 use crate::weights::Weights;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, Unfold};
+use wave::Wave;
 
 const TAPS: usize = 3;
 
@@ -14,6 +18,7 @@ const TAPS: usize = 3;
 pub(super) enum Stem<B: Backend> {
     Mel { convs: [B::Linear; 2], n_mels: usize, n_frames: usize },
     Patches { projection: B::Linear, patch_dim: usize },
+    Wave(Wave<B>),
     Tokens(B::Table),
 }
 
@@ -39,6 +44,10 @@ impl<B: Backend> Stem<B> {
                 let projection = linear(0, &[hidden, channels, frames, height, width], false)?;
                 Ok(Self::Patches { projection, patch_dim: patch.iter().product() })
             }
+            StemSpec::Tiles(_) => {
+                Err(ModelError::missing_key("config.json", "vision_config", "an encoder without tiles"))
+            }
+            StemSpec::Wave(wave) => Ok(Self::Wave(Wave::load(loader, spec.names.stem, wave, hidden)?)),
             StemSpec::Tokens { vocab, scale, .. } => {
                 let tables = Loader::new(loader.backend(), weights, spec.names.tokens);
                 Ok(Self::Tokens(tables.scaled_table("", [vocab, hidden], scale)?))
@@ -70,6 +79,7 @@ impl<B: Backend> Stem<B> {
                 let x = backend.upload(values, n_patches, *patch_dim)?;
                 Ok(backend.linear(&x, projection, Activation::None, None)?)
             }
+            Self::Wave(wave) => wave.forward(backend, pieces),
             Self::Tokens(table) => {
                 let ids: Vec<u32> = pieces.iter().flat_map(|p| p.values.tokens()).copied().collect();
                 Ok(backend.embed(table, &ids)?)

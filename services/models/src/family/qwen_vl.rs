@@ -145,7 +145,7 @@ fn text_rotary(config: &Config<'_>, head_dim: usize) -> Result<RotarySpec, Model
     let sections = rope.sizes("mrope_section")?;
     match <[usize; 3]>::try_from(sections.as_slice()) {
         Ok(s) if s.iter().sum::<usize>() == head_dim / 2 => {
-            Ok(RotarySpec { theta: rope.number("rope_theta")?, axes: RotaryAxes::Sections(s) })
+            Ok(RotarySpec::new(rope.number("rope_theta")?, RotaryAxes::Sections(s)))
         }
         _ => {
             let expected = format!("three numbers that add up to {}", head_dim / 2);
@@ -225,7 +225,7 @@ fn vision(config: &Config<'_>, tower: Tower) -> Result<EncoderSpec, ModelError> 
     Ok(EncoderSpec {
         modality: Modality::Image,
         stem: StemSpec::Patches { patch: [channels, config.size_or("temporal_patch_size", 2)?, side, side] },
-        positions: Positions::Rotary(RotarySpec { theta: VISION_ROPE_THETA, axes: RotaryAxes::Plane }),
+        positions: Positions::Rotary(RotarySpec::new(VISION_ROPE_THETA, RotaryAxes::Plane)),
         stack: StackSpec {
             hidden,
             n_layers: config.size("depth")?,

@@ -1,11 +1,13 @@
 //! Which processor and which prompt layout a family has.
 
-use super::Family;
+use super::{Family, moonshine};
 use crate::error::ModelError;
-use crate::preprocess::audio::{AudioProcessor, AudioSettings};
-use crate::preprocess::image::{ImageProcessor, ImageSettings};
+use crate::preprocess::audio::{AudioProcessor, AudioSettings, WaveProcessor};
+use crate::preprocess::image::{ImageProcessor, ImageSettings, TileProcessor};
 use crate::preprocess::{Preprocess, TextProcessor};
-use crate::prompt::{ChatVl, PromptBuilder, Seq2SeqLimits, Seq2SeqPrompt, SpeechPrompt};
+use crate::prompt::{
+    ChatCross, ChatVl, Dictation, PromptBuilder, Seq2SeqLimits, Seq2SeqPrompt, SpeechPrompt,
+};
 use crate::spec::{EncoderSpec, ModelSpec, StemSpec};
 use crate::tokenization::Tokenizer;
 use std::path::Path;
@@ -29,6 +31,8 @@ impl Family {
                 agree("chunk_length (in frames)", settings.n_frames(), n_frames)?;
                 Arc::new(AudioProcessor::new(settings))
             }
+            StemSpec::Wave(wave) => Arc::new(WaveProcessor::from_dir(dir, wave)?),
+            StemSpec::Tiles(ref tiles) => Arc::new(TileProcessor::from_dir(dir, tiles)?),
             StemSpec::Patches { patch: [_, n_frames, side, _] } => {
                 let settings = ImageSettings::from_dir(dir)?;
                 agree("patch_size", settings.patch_size as usize, side)?;
@@ -57,6 +61,8 @@ impl Family {
         let tokenizer = tokenizer.clone();
         Ok(match self {
             Self::Whisper => Arc::new(SpeechPrompt::from_dir(dir, tokenizer)?),
+            Self::Moonshine => Arc::new(Dictation::from_dir(dir, tokenizer, moonshine::WAVE)?),
+            Self::Mllama => Arc::new(ChatCross::from_dir(dir, tokenizer)?),
             Self::Qwen2Vl | Self::Qwen25Vl => Arc::new(ChatVl::from_dir(dir, tokenizer)?),
             Self::Bart
             | Self::MBart

@@ -134,7 +134,7 @@ pub(super) fn spec(config: &Config<'_>, dialect: Dialect) -> Result<ModelSpec, M
         stack: decoder_stack,
         embedding_scale: 1.0,
         // Later versions say that embeddings are tied and store a head all the same, which then is used.
-        head: HeadSpec { tied: true, scale: head_scale(config, dialect, hidden)? },
+        head: HeadSpec { scale: head_scale(config, dialect, hidden)?, ..HeadSpec::plain(true) },
         names: if gated { &GATED_DECODER } else { &DECODER },
     };
     Ok(ModelSpec { encoder, decoder })

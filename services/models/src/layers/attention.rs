@@ -2,9 +2,9 @@
 
 use super::{LinearShape, Loader, RotaryTables};
 use crate::error::ModelError;
-use crate::spec::{AttentionNames, AttentionSpec, CrossNames, CrossSpec, QkvNames, StackSpec};
+use crate::spec::{AttentionNames, AttentionSpec, CrossInstead, CrossNames, CrossSpec, QkvNames, StackSpec};
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, AttentionShape, RopeShape};
+use triptych_kernels::ops::{Activation, AttentionShape};
 
 /// Self-attention of a layer. Query, key and value are one matrix.
 pub struct SelfAttention<B: Backend> {
@@ -18,6 +18,8 @@ pub struct CrossAttention<B: Backend> {
     q: B::Linear,
     kv: B::Linear,
     out: B::Linear,
+    // Of each head of queries, and of keys.
+    head_norms: Option<[B::Norm; 2]>,
     shape: AttentionShape,
 }
 
@@ -30,6 +32,19 @@ impl<B: Backend> SelfAttention<B> {
         loader: &Loader<'_, B>,
         names: &AttentionNames,
         stack: &StackSpec,
+    ) -> Result<Self, ModelError> {
+        Self::load_gated(loader, names, stack, 1.0)
+    }
+
+    /// Loads the attention of a layer whose output a gate multiplies with `factor`.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_gated(
+        loader: &Loader<'_, B>,
+        names: &AttentionNames,
+        stack: &StackSpec,
+        factor: f32,
     ) -> Result<Self, ModelError> {
         let AttentionSpec { shape, bias } = stack.attention;
         let [q, kv] = [[q_width(shape), stack.hidden], [kv_width(shape), stack.hidden]];
@@ -44,7 +59,8 @@ impl<B: Backend> SelfAttention<B> {
                 LinearShape { name: v_name, shape: &kv, bias: bias.v },
             ])?,
         };
-        Ok(Self { qkv, out: load_out(loader, names.out, stack.hidden, stack.attention)?, shape })
+        let out = Out { name: names.out, hidden: stack.hidden, factor };
+        Ok(Self { qkv, out: out.load(loader, stack.attention)?, shape })
     }
 
     /// Heads and scale.
@@ -68,9 +84,9 @@ impl<B: Backend> SelfAttention<B> {
         let mut q = backend.columns(&qkv, 0, q_width)?;
         let mut k = backend.columns(&qkv, q_width, kv_width)?;
         let v = backend.columns(&qkv, q_width + kv_width, kv_width)?;
-        if let Some(RotaryTables { cos, sin }) = rotary {
-            backend.rope(&mut q, RopeShape::whole(self.shape.head_dim), cos, sin)?;
-            backend.rope(&mut k, RopeShape::whole(self.shape.head_dim), cos, sin)?;
+        if let Some(RotaryTables { shape, cos, sin }) = rotary {
+            backend.rope(&mut q, *shape, cos, sin)?;
+            backend.rope(&mut k, *shape, cos, sin)?;
         }
         Ok([q, k, v])
     }
@@ -103,13 +119,23 @@ impl<B: Backend> CrossAttention<B> {
         let AttentionSpec { shape, bias } = cross.attention;
         let [q, kv] = [[q_width(shape), stack.hidden], [kv_width(shape), cross.encoder_hidden]];
         let [q_name, k_name, v_name] = names.qkv;
+        let (head_norms, factor) = match cross.instead() {
+            None => (None, 1.0),
+            Some(CrossInstead { head_norm, names, .. }) => {
+                let norm = |name| loader.norm(name, *head_norm, shape.head_dim);
+                let [q_norm, k_norm] = names.head_norms;
+                (Some([norm(q_norm)?, norm(k_norm)?]), loader.gate(names.gates[0])?)
+            }
+        };
+        let out = Out { name: names.out, hidden: stack.hidden, factor };
         Ok(Self {
             q: loader.linear(&[LinearShape { name: q_name, shape: &q, bias: bias.q }])?,
             kv: loader.linear(&[
                 LinearShape { name: k_name, shape: &kv, bias: bias.k },
                 LinearShape { name: v_name, shape: &kv, bias: bias.v },
             ])?,
-            out: load_out(loader, names.out, stack.hidden, cross.attention)?,
+            out: out.load(loader, cross.attention)?,
+            head_norms,
             shape,
         })
     }
@@ -124,7 +150,11 @@ impl<B: Backend> CrossAttention<B> {
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.
     pub fn query(&self, backend: &B, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
-        Ok(backend.linear(x, &self.q, Activation::None, None)?)
+        let q = backend.linear(x, &self.q, Activation::None, None)?;
+        match &self.head_norms {
+            Some([norm, _]) => norm_heads(backend, q, norm, self.shape.n_heads),
+            None => Ok(q),
+        }
     }
 
     /// Keys and values of encoder rows `[n_rows, encoder_hidden]`: twice `[n_rows, n_kv_heads·head_dim]`.
@@ -134,7 +164,11 @@ impl<B: Backend> CrossAttention<B> {
     pub fn keys_values(&self, backend: &B, rows: &B::Tensor) -> Result<[B::Tensor; 2], ModelError> {
         let width = kv_width(self.shape);
         let kv = backend.linear(rows, &self.kv, Activation::None, None)?;
-        Ok([backend.columns(&kv, 0, width)?, backend.columns(&kv, width, width)?])
+        let [mut k, v] = [backend.columns(&kv, 0, width)?, backend.columns(&kv, width, width)?];
+        if let Some([_, norm]) = &self.head_norms {
+            k = norm_heads(backend, k, norm, self.shape.n_kv_heads)?;
+        }
+        Ok([k, v])
     }
 
     /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual`.
@@ -151,14 +185,35 @@ impl<B: Backend> CrossAttention<B> {
     }
 }
 
-fn load_out<B: Backend>(
-    loader: &Loader<'_, B>,
-    name: &str,
+/// An output projection as it is stored.
+struct Out<'a> {
+    name: &'a str,
     hidden: usize,
-    attention: AttentionSpec,
-) -> Result<B::Linear, ModelError> {
-    let shape = [hidden, q_width(attention.shape)];
-    loader.linear(&[LinearShape { name, shape: &shape, bias: attention.bias.out }])
+    // What a gate multiplies its result with.
+    factor: f32,
+}
+
+impl Out<'_> {
+    fn load<B: Backend>(
+        &self,
+        loader: &Loader<'_, B>,
+        attention: AttentionSpec,
+    ) -> Result<B::Linear, ModelError> {
+        let shape = [self.hidden, q_width(attention.shape)];
+        let out = loader.stored(&LinearShape { name: self.name, shape: &shape, bias: attention.bias.out })?;
+        loader.pack(&[out.scaled(self.factor)])
+    }
+}
+
+/// Normalises each head of `x: [n_tokens, n_heads·head_dim]` by itself.
+fn norm_heads<B: Backend>(
+    backend: &B,
+    x: B::Tensor,
+    norm: &B::Norm,
+    n_heads: usize,
+) -> Result<B::Tensor, ModelError> {
+    let heads = backend.norm(&backend.split_rows(x, n_heads)?, norm)?;
+    Ok(backend.merge_rows(heads, n_heads)?)
 }
 
 fn q_width(shape: AttentionShape) -> usize {

@@ -20,9 +20,23 @@ impl<B: Backend> FeedForward<B> {
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn load(loader: &Loader<'_, B>, names: &StackNames, stack: &StackSpec) -> Result<Self, ModelError> {
+        Self::load_gated(loader, names, stack, 1.0)
+    }
+
+    /// Loads the block of a layer whose output a gate multiplies with `factor`.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_gated(
+        loader: &Loader<'_, B>,
+        names: &StackNames,
+        stack: &StackSpec,
+        factor: f32,
+    ) -> Result<Self, ModelError> {
         let FeedForwardSpec { width, bias, kind, .. } = stack.feed_forward;
         let (into, out_of) = ([width, stack.hidden], [stack.hidden, width]);
-        let outer = loader.linear(&[LinearShape { name: names.feed_forward_outer, shape: &out_of, bias }])?;
+        let outer = LinearShape { name: names.feed_forward_outer, shape: &out_of, bias };
+        let outer = loader.pack(&[loader.stored(&outer)?.scaled(factor)])?;
         let inner = match kind {
             FeedForwardKind::UpGate => {
                 let name = names.feed_forward_inner.first().copied().unwrap_or_default();

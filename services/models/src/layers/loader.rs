@@ -32,6 +32,7 @@ pub struct LinearShape<'a> {
 pub struct StoredLinear<'a> {
     weight: Tensor<'a>,
     bias: Option<Tensor<'a>>,
+    scale: f32,
 }
 
 impl StoredLinear<'_> {
@@ -39,13 +40,26 @@ impl StoredLinear<'_> {
     #[must_use]
     pub fn outputs(&self, rows: Range<usize>) -> StoredLinear<'_> {
         let bias = self.bias.as_ref().map(|b| b.rows(rows.clone()));
-        StoredLinear { weight: self.weight.rows(rows), bias }
+        StoredLinear { weight: self.weight.rows(rows), bias, scale: self.scale }
+    }
+
+    /// The layer with inputs `columns` only, in that order; its bias stays.
+    #[must_use]
+    pub fn inputs(&self, columns: impl Iterator<Item = usize>) -> StoredLinear<'static> {
+        let bias = self.bias.as_ref().map(Tensor::owned);
+        StoredLinear { weight: self.weight.columns(columns), bias, scale: self.scale }
+    }
+
+    /// The layer without its bias.
+    #[must_use]
+    pub fn without_bias(self) -> Self {
+        Self { bias: None, ..self }
     }
 
     /// The layer with every output times `factor`.
     #[must_use]
     pub fn scaled(self, factor: f32) -> Self {
-        Self { weight: self.weight.scaled(factor), bias: self.bias.map(|b| b.scaled(factor)) }
+        Self { scale: self.scale * factor, ..self }
     }
 }
 
@@ -82,7 +96,11 @@ impl<'a, B: Backend> Loader<'a, B> {
     pub fn pack(&self, parts: &[StoredLinear<'_>]) -> Result<B::Linear, ModelError> {
         let views: Vec<LinearPart<'_>> = parts
             .iter()
-            .map(|p| LinearPart::new(p.weight.view(), p.bias.as_ref().map(Tensor::view)))
+            .map(|p| LinearPart {
+                weight: p.weight.view(),
+                bias: p.bias.as_ref().map(Tensor::view),
+                scale: p.scale,
+            })
             .collect();
         Ok(self.backend.load_linear(&views)?)
     }
@@ -96,7 +114,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         let out = part.shape.first().copied().unwrap_or_default();
         let bias =
             if part.bias { Some(self.tensor(part.name, "bias", &[out], TensorRole::Bias)?) } else { None };
-        Ok(StoredLinear { weight, bias })
+        Ok(StoredLinear { weight, bias, scale: 1.0 })
     }
 
     /// Loads a norm over rows of `width`.
@@ -129,6 +147,21 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(self.backend.load_table(table.view(), factor)?)
     }
 
+    /// Loads a weight of `dims` as a table of rows of `width`, every value times `factor`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn rows_table(
+        &self,
+        name: &str,
+        dims: [usize; 2],
+        width: usize,
+        factor: f32,
+    ) -> Result<B::Table, ModelError> {
+        let table = self.tensor(name, "weight", &dims, TensorRole::Matrix)?.in_rows(width);
+        Ok(self.backend.load_table(table.view(), factor)?)
+    }
+
     /// Whether the weight `name` is stored.
     pub fn has(&self, name: &str) -> bool {
         self.weights.has(&self.full(name, "weight"))
@@ -140,6 +173,23 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn matrix(&self, name: &str, shape: &[usize]) -> Result<Tensor<'a>, ModelError> {
         self.tensor(name, "weight", shape, TensorRole::Matrix)
+    }
+
+    /// The elements of the tensor that is called just `name`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn bare_values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let names: Vec<String> = self.prefixes.iter().map(|p| format!("{p}{name}")).collect();
+        Ok(self.weights.tensor(&names, shape, TensorRole::Matrix)?.values())
+    }
+
+    /// The factor that a stored gate stands for: its `tanh`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn gate(&self, name: &str) -> Result<f32, ModelError> {
+        Ok(self.bare_values(name, &[1])?.first().map_or(0.0, |g| g.tanh()))
     }
 
     fn tensor(

@@ -3,18 +3,22 @@
 //! Paper: <https://arxiv.org/abs/2104.09864>; M-RoPE: <https://arxiv.org/abs/2409.12191>, section 2.1. Angles
 //! are computed in f32 as the published models do; the back end does the turning.
 
-use crate::spec::{RotaryAxes, RotarySpec};
+use crate::spec::{RotaryAxes, RotaryScaling, RotarySpec};
+use triptych_kernels::ops::RopeShape;
 
 /// The frequencies of a model. For the pair `i` of a head the angle is `position[axis[i]] · frequency[i]`.
 #[derive(Clone, Debug)]
 pub struct Rotary {
-    // (axis of the position, frequency), `[head_dim / 2]`.
+    // (axis of the position, frequency), `[rotary_dim / 2]`.
     pairs: Vec<(usize, f32)>,
+    shape: RopeShape,
 }
 
-/// Cosines and sines of a step, each `[n_tokens, head_dim / 2]`.
-#[derive(Clone, Debug, Default)]
+/// Cosines and sines of a step, each `[n_tokens, rotary_dim / 2]`.
+#[derive(Clone, Debug)]
 pub struct RotaryTables {
+    /// What of a head they turn.
+    pub shape: RopeShape,
     /// Cosines.
     pub cos: Vec<f32>,
     /// Sines.
@@ -24,22 +28,28 @@ pub struct RotaryTables {
 impl Rotary {
     /// The frequencies for heads of `head_dim`.
     pub fn new(spec: &RotarySpec, head_dim: usize) -> Self {
-        let half = head_dim / 2;
-        let frequency = |i: usize, width: usize| 1.0 / spec.theta.powf((2 * i) as f32 / width as f32);
+        let rotary_dim = spec.rotary_dim.unwrap_or(head_dim);
+        let half = rotary_dim / 2;
+        let frequency = |i: usize, width: usize| {
+            let trained = 1.0 / spec.theta.powf((2 * i) as f32 / width as f32);
+            stretched(trained, spec.scaling)
+        };
         let pair = |i: usize| match spec.axes {
-            RotaryAxes::Single => (0, frequency(i, head_dim)),
+            RotaryAxes::Single => (0, frequency(i, rotary_dim)),
             RotaryAxes::Sections([t, h, _]) => {
-                (usize::from(i >= t) + usize::from(i >= t + h), frequency(i, head_dim))
+                (usize::from(i >= t) + usize::from(i >= t + h), frequency(i, rotary_dim))
             }
             RotaryAxes::Plane => (1 + usize::from(i >= half / 2), frequency(i % (half / 2).max(1), half)),
         };
-        Self { pairs: (0..half).map(pair).collect() }
+        let shape = RopeShape { head_dim, rotary_dim, pairs: spec.pairs };
+        Self { pairs: (0..half).map(pair).collect(), shape }
     }
 
     /// Tables for tokens at `positions`, each (temporal, height, width).
     pub fn tables(&self, positions: &[[u32; 3]]) -> RotaryTables {
         let n = positions.len() * self.pairs.len();
-        let mut tables = RotaryTables { cos: Vec::with_capacity(n), sin: Vec::with_capacity(n) };
+        let (cos, sin) = (Vec::with_capacity(n), Vec::with_capacity(n));
+        let mut tables = RotaryTables { shape: self.shape, cos, sin };
         for position in positions {
             for &(axis, frequency) in &self.pairs {
                 let (sin, cos) = (position[axis] as f32 * frequency).sin_cos();
@@ -51,12 +61,27 @@ impl Rotary {
     }
 }
 
+/// A frequency as it is after the context was made longer
+/// (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/modeling_rope_utils.py>).
+fn stretched(frequency: f32, scaling: RotaryScaling) -> f32 {
+    let RotaryScaling::Llama3 { factor, low, high, context } = scaling else { return frequency };
+    let wave = std::f32::consts::TAU / frequency;
+    if wave > context / low {
+        frequency / factor
+    } else if wave < context / high {
+        frequency
+    } else {
+        let smooth = (context / wave - low) / (high - low);
+        (1.0 - smooth) * frequency / factor + smooth * frequency
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn angles(axes: RotaryAxes, head_dim: usize, position: [u32; 3]) -> Vec<f32> {
-        let tables = Rotary::new(&RotarySpec { theta: 10_000.0, axes }, head_dim).tables(&[position]);
+        let tables = Rotary::new(&RotarySpec::new(10_000.0, axes), head_dim).tables(&[position]);
         tables.cos.iter().zip(&tables.sin).map(|(c, s)| s.atan2(*c)).collect()
     }
 

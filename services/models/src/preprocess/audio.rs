@@ -7,9 +7,11 @@
 mod decode;
 mod mel;
 mod resample;
+mod wave;
 
 pub use decode::decode;
 pub use mel::LogMel;
+pub use wave::WaveProcessor;
 
 use super::{EncoderInput, Features, Preprocess};
 use crate::error::{ItemError, ModelError};

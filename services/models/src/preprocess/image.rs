@@ -7,8 +7,10 @@
 mod decode;
 mod patches;
 mod resize;
+mod tiles;
 
 pub use resize::smart_resize;
+pub use tiles::TileProcessor;
 
 use super::{EncoderInput, Features, Preprocess};
 use crate::error::{ItemError, ModelError};

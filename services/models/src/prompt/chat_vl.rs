@@ -3,9 +3,9 @@
 //! In a conversation, control tokens come from the chat template alone: what a client writes is text, whatever
 //! it spells. A prompt without a template is the client's own layout, and is read as the reference reads it.
 
+use super::conversation::read_chat;
 use super::generation::GenerationFiles;
 use super::positions::{GridSpan, positions};
-use super::template::{TemplateMessage, TemplatePart};
 use super::{
     ChatTemplate, ItemSpan, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, check_ids,
 };
@@ -14,7 +14,7 @@ use crate::rules::LogitRules;
 use crate::tokenization::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
-use triptych_core::prompt::{Message, Part, Prompt, TextOrTokens};
+use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::{EncodedItem, Extent, ItemIdx, Modality};
 
 /// Tokens that stand for and around an image.
@@ -82,35 +82,6 @@ impl ChatVl {
             defaults: files.sampling_defaults()?,
             tokenizer,
         })
-    }
-
-    /// Tokens of a conversation, one placeholder for each item; and the items in their order there.
-    fn chat(&self, messages: &[Message]) -> Result<(Vec<u32>, Vec<ItemIdx>), PromptError> {
-        if messages.is_empty() {
-            return Err(PromptError::Invalid("the conversation has no messages".into()));
-        }
-        let parts = || messages.iter().flat_map(|m| &m.parts);
-        let guard = self.tokenizer.guard(parts().filter_map(|part| match part {
-            Part::Text(text) => Some(text.as_str()),
-            Part::Item(_) => None,
-        }))?;
-        let content = |part: &Part| match part {
-            Part::Text(text) => TemplatePart::Text(guard.apply(text)),
-            Part::Item(_) => TemplatePart::Image,
-        };
-        let shaped: Vec<TemplateMessage<'_>> = messages
-            .iter()
-            .map(|message| TemplateMessage {
-                role: message.role.as_str(),
-                content: message.parts.iter().map(content).collect(),
-            })
-            .collect();
-        let rendered = self.template.render(&shaped)?;
-        let order = parts().filter_map(|part| match part {
-            Part::Item(item) => Some(*item),
-            Part::Text(_) => None,
-        });
-        Ok((self.tokenizer.encode_guarded(&rendered, &guard)?, order.collect()))
     }
 
     /// Tokens of a prompt without a template. Items that it has no placeholder for go before it.
@@ -200,7 +171,7 @@ impl PromptBuilder for ChatVl {
         let rows: Vec<ImageRows> =
             items.iter().enumerate().map(|(i, item)| self.image_rows(i, item)).collect::<Result<_, _>>()?;
         let (ids, order) = match prompt {
-            Prompt::Chat(messages) => self.chat(messages)?,
+            Prompt::Chat(messages) => read_chat(&self.tokenizer, &self.template, messages)?,
             Prompt::Singleton(prompt) => self.raw(prompt, items.len())?,
             Prompt::Explicit { .. } => {
                 let text = "this model has no encoder for text: send one prompt, not one for each side";

@@ -39,12 +39,24 @@ struct Running<'a> {
     n_computed: usize,
     blocks: Vec<u32>,
     cross_blocks: Vec<u32>,
+    cross_from: u32,
     starts_at: usize,
 }
 
 /// `n_steps` argmax tokens of each sequence.
 pub fn greedy(decoder: &mut dyn Decoder, sequences: &[Sequence], n_steps: usize, mix: Mix) -> Vec<Vec<u32>> {
+    greedy_seeing(decoder, sequences, &vec![0; sequences.len()], (n_steps, mix))
+}
+
+/// The same, each sequence seeing its encoder rows from a token on.
+pub fn greedy_seeing(
+    decoder: &mut dyn Decoder,
+    sequences: &[Sequence],
+    cross_from: &[u32],
+    (n_steps, mix): (usize, Mix),
+) -> Vec<Vec<u32>> {
     let mut running = admit(decoder, sequences, n_steps, mix);
+    running.iter_mut().zip(cross_from).for_each(|(r, from)| r.cross_from = *from);
     let vocab = decoder.info().vocab;
     for step in 0.. {
         let mut active: Vec<&mut Running<'_>> = running
@@ -69,7 +81,13 @@ pub fn greedy(decoder: &mut dyn Decoder, sequences: &[Sequence], n_steps: usize,
 
 /// Logits of all prompt tokens of one sequence, `[prompt.len(), vocab]`.
 pub fn teacher_forced(decoder: &mut dyn Decoder, sequence: &Sequence) -> Vec<f32> {
+    teacher_forced_seeing(decoder, sequence, 0)
+}
+
+/// The same, seeing its encoder rows from a token on.
+pub fn teacher_forced_seeing(decoder: &mut dyn Decoder, sequence: &Sequence, cross_from: u32) -> Vec<f32> {
     let mut running = admit(decoder, std::slice::from_ref(sequence), 0, Mix::PLAIN);
+    running[0].cross_from = cross_from;
     let mut batch = Batch::of(&[&mut running[0]], usize::MAX);
     batch.logit_rows = (0..sequence.prompt.len() as u32).collect();
     batch.forward(decoder)
@@ -97,13 +115,21 @@ fn admit<'a>(
     let mut running = Vec::new();
     for (i, s) in sequences.iter().enumerate() {
         let (blocks, cross_blocks) = (take(false, own(s)), take(true, cross(s)));
-        if info.cross_attention {
-            let n_rows = s.cross.len() / s.hidden;
+        let n_rows = s.cross.len() / s.hidden;
+        if info.cross_attention && n_rows > 0 {
             let slots: Vec<u32> = (0..n_rows).map(|row| slot(&cross_blocks, row)).collect();
             decoder.project_cross(&s.cross, &slots).expect("encoder rows fit");
         }
         let (tokens, starts_at) = (s.prompt.clone(), i * mix.stagger);
-        running.push(Running { own: s, tokens, n_computed: 0, blocks, cross_blocks, starts_at });
+        running.push(Running {
+            own: s,
+            tokens,
+            n_computed: 0,
+            blocks,
+            cross_blocks,
+            cross_from: 0,
+            starts_at,
+        });
     }
     running
 }
@@ -119,6 +145,7 @@ struct Batch {
     query_start_loc: Vec<u32>,
     own: Tables,
     cross: Tables,
+    cross_from: Vec<u32>,
     logit_rows: Vec<u32>,
 }
 
@@ -181,6 +208,7 @@ impl Batch {
         }
         self.own.push(&s.blocks, end);
         self.cross.push(&s.cross_blocks, s.own.cross.len() / s.own.hidden);
+        self.cross_from.push(s.cross_from);
         if end == s.tokens.len() {
             self.logit_rows.push(self.token_ids.len() as u32 - 1);
         }
@@ -200,7 +228,7 @@ impl Batch {
                 slot_mapping: &self.slots,
                 self_kv: self.own.view(&self.query_start_loc),
                 cross_kv: decoder.info().cross_attention.then(|| self.cross.view(&self.query_start_loc)),
-                cross_from: None,
+                cross_from: decoder.info().cross_optional.then_some(self.cross_from.as_slice()),
                 logit_rows: &self.logit_rows,
             })
             .expect("a step that fits")

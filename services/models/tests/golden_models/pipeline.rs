@@ -13,11 +13,11 @@ use triptych_models::preprocess::EncoderInput;
 const STATES_FROM_SOUND: f32 = 1e-3;
 
 /// What a PD worker learns of an item.
-fn encoded(input: &EncoderInput, hidden: usize) -> EncodedItem {
+pub fn encoded(input: &EncoderInput, modality: Modality, hidden: usize) -> EncodedItem {
     EncodedItem {
         key: ContentKey::from_bytes([0; 32]),
         fingerprint: Fingerprint::from_bytes([0; 32]),
-        modality: Modality::Image,
+        modality,
         n_tokens: input.n_tokens,
         hidden: hidden as u32,
         dtype: DType::F32,
@@ -51,7 +51,8 @@ fn images_and_messages_become_the_tokens_of_the_reference() {
                 })
                 .collect();
             let rows = encoder.encode(&inputs.iter().collect::<Vec<_>>()).expect("own inputs fit");
-            let items: Vec<EncodedItem> = inputs.iter().map(|i| encoded(i, encoder.hidden())).collect();
+            let items: Vec<EncodedItem> =
+                inputs.iter().map(|i| encoded(i, Modality::Image, encoder.hidden())).collect();
             let text = prompt["text"].as_str().expect("a text").to_owned();
             let mut parts: Vec<Part> = (0..items.len() as u32).map(|i| Part::Item(ItemIdx(i))).collect();
             parts.push(Part::Text(text));
@@ -93,7 +94,7 @@ fn a_sound_becomes_the_states_of_the_reference() {
 }
 
 /// A WAV file of one f32 channel at 16 kHz.
-fn wav(samples: &[f32]) -> Vec<u8> {
+pub fn wav(samples: &[f32]) -> Vec<u8> {
     let n_bytes = 4 * samples.len() as u32;
     let mut wav = b"RIFF".to_vec();
     wav.extend((36 + n_bytes).to_le_bytes());

@@ -1,0 +1,206 @@
+//! The encoder of images that are cut into tiles: two stacks, and rows that are what several layers say of a place.
+//!
+//! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/mllama/modeling_mllama.py>
+//! (`MllamaVisionModel`). Every image is computed with all its tiles, those that it does not have too, and each tile
+//! with rows that fill it up: real rows attend to all of them, and only these among themselves do not. So the filling
+//! is not padding that could be left out, and does not depend on what else is in the batch.
+
+mod layers;
+mod rows;
+
+use super::Encoder;
+use super::pieces::{Piece, pieces};
+use crate::error::ModelError;
+use crate::layers::{LinearShape, Loader, StoredLinear};
+use crate::preprocess::EncoderInput;
+use crate::spec::{EncoderSpec, NormSpec, StemSpec, TilesSpec};
+use crate::weights::Weights;
+use layers::{Layer, Sight};
+use rows::{Image, TileRows};
+use triptych_core::DType;
+use triptych_kernels::Backend;
+use triptych_kernels::ops::{Activation, WeightView};
+
+/// Rows computed at once, as in the other encoder.
+const RUN_ROWS: usize = 8192;
+
+/// An encoder of tiles over any back end.
+pub struct TiledEncoder<B: Backend> {
+    backend: B,
+    spec: EncoderSpec,
+    tiles: TilesSpec,
+    patches: B::Linear,
+    embeddings: Embeddings<B>,
+    norms: [B::Norm; 2],
+    local: Vec<Layer<B>>,
+    global: Vec<Layer<B>>,
+    // Of the last layer's rows, then of each tap's.
+    projections: Vec<B::Linear>,
+}
+
+/// What is added to rows for their place, gates taken in.
+struct Embeddings<B: Backend> {
+    /// A row for each tile of each arrangement, from 1, for patches; then one for class rows.
+    before: B::Table,
+    /// A row for each row of a tile.
+    places: B::Table,
+    /// A row for each row of each tile of each arrangement, from 1.
+    tile_places: B::Table,
+    /// A row for each tile of each arrangement, from 1.
+    after: B::Table,
+}
+
+impl<B: Backend> TiledEncoder<B> {
+    /// Loads the encoder's tensors, and no others.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape, or a spec without tiles.
+    pub fn load(spec: &EncoderSpec, weights: &Weights, backend: &B) -> Result<Self, ModelError> {
+        let StemSpec::Tiles(tiles) = &spec.stem else {
+            return Err(ModelError::missing_key("config.json", "vision_config", "an encoder of tiles"));
+        };
+        let loader = Loader::new(backend, weights, spec.names.prefixes);
+        let hidden = spec.stack.hidden;
+        let [channels, height, width] = tiles.patch;
+        let name = spec.names.stem.first().copied().unwrap_or_default();
+        let shape = [hidden, channels, height, width];
+        let norm = |name| loader.norm(name, NormSpec::layer(tiles.norm_eps), hidden);
+        let [norm_before, norm_after] = tiles.names.norms;
+        let local = |i| Layer::load(&loader.layer(spec.names.stack.layers, i), spec, None);
+        let gates = tiles.names.global_gates;
+        let global = |i| Layer::load(&loader.layer(tiles.names.global_layers, i), spec, Some(gates));
+        Ok(Self {
+            patches: loader.linear(&[LinearShape { name, shape: &shape, bias: false }])?,
+            embeddings: Embeddings::load(&loader, tiles, hidden)?,
+            norms: [norm(norm_before)?, norm(norm_after)?],
+            local: (0..spec.stack.n_layers).map(local).collect::<Result<_, _>>()?,
+            global: (0..tiles.n_global_layers).map(global).collect::<Result<_, _>>()?,
+            projections: projections(&Loader::new(backend, weights, tiles.names.projection), tiles, hidden)?,
+            tiles: tiles.clone(),
+            spec: spec.clone(),
+            backend: backend.clone(),
+        })
+    }
+
+    /// Output rows of the images of one run, in a line.
+    fn run(&self, run: &[Piece<'_>]) -> Result<Vec<f32>, ModelError> {
+        let backend = &self.backend;
+        let images: Vec<Image> = run.iter().map(|piece| Image::of(&self.tiles, piece)).collect();
+        let rows = TileRows::of(&self.tiles, &images);
+        let mut x = self.stem(run, &rows)?;
+        let sight = Sight::of(&rows);
+        let mut taps = vec![None; self.tiles.taps.len()];
+        for (i, layer) in self.local.iter().enumerate() {
+            x = layer.forward(backend, &x, &sight)?;
+            for (tap, _) in taps.iter_mut().zip(&self.tiles.taps).filter(|(_, tapped)| **tapped == i) {
+                *tap = Some(backend.gather_rows(&x, &rows.output)?);
+            }
+        }
+        x = backend.norm(&x, &self.norms[1])?;
+        backend.add(&mut x, &backend.embed(&self.embeddings.after, &rows.after)?)?;
+        for layer in &self.global {
+            x = layer.forward(backend, &x, &sight)?;
+        }
+        let last = Some(backend.gather_rows(&x, &rows.output)?);
+        let mut projected: Option<B::Tensor> = None;
+        for (part, projection) in std::iter::once(&last).chain(&taps).zip(&self.projections) {
+            if let Some(part) = part {
+                projected = Some(backend.linear(part, projection, Activation::None, projected.as_ref())?);
+            }
+        }
+        Ok(projected.map(|rows| backend.download(&rows)).transpose()?.unwrap_or_default())
+    }
+
+    /// Rows of all images as the first layer reads them: patches, classes, filling; `[n_rows, hidden]`.
+    fn stem(&self, run: &[Piece<'_>], rows: &TileRows) -> Result<B::Tensor, ModelError> {
+        let (backend, hidden) = (&self.backend, self.spec.stack.hidden);
+        let values: Vec<f32> = run.iter().flat_map(|piece| piece.values.floats()).copied().collect();
+        let patch_values: usize = self.tiles.patch.iter().product();
+        let patches = backend.upload(values, rows.patches.len(), patch_values)?;
+        let patches = backend.linear(&patches, &self.patches, Activation::None, None)?;
+        let zeros = |n: usize| backend.upload(vec![0.0; n * hidden], n, hidden);
+        // Rows of tiles first; what fills tiles up is zero, and stays so.
+        let mut x = zeros(rows.placed.len())?;
+        backend.scatter_rows(&mut x, &rows.patches, &patches)?;
+        let tables = [&self.embeddings.before, &self.embeddings.places, &self.embeddings.tile_places];
+        for (table, ids) in tables.into_iter().zip([&rows.before, &rows.places, &rows.tile_places]) {
+            backend.add(&mut x, &backend.embed(table, ids)?)?;
+        }
+        let normed = backend.norm(&x, &self.norms[0])?;
+        let mut x = zeros(rows.n_rows)?;
+        backend.scatter_rows(&mut x, &rows.placed, &normed)?;
+        Ok(x)
+    }
+}
+
+impl<B: Backend> Encoder for TiledEncoder<B> {
+    fn hidden(&self) -> usize {
+        self.tiles.out
+    }
+
+    fn encode(&mut self, batch: &[&EncoderInput]) -> Result<Vec<Vec<f32>>, ModelError> {
+        let mut all = Vec::new();
+        for (i, input) in batch.iter().enumerate() {
+            all.extend(pieces(&self.spec, i, input)?);
+        }
+        // An image without all its tiles costs as much as one with them.
+        let whole = self.tiles.max_tiles * self.tiles.tile_rows();
+        let mut outputs = vec![Vec::new(); batch.len()];
+        for run in all.chunks((RUN_ROWS / whole).max(1)) {
+            let rows = self.run(run)?;
+            let mut rest = rows.as_slice();
+            for piece in run {
+                let (own, after) = rest.split_at(piece.n_rows() * self.tiles.out);
+                outputs[piece.item].extend_from_slice(own);
+                rest = after;
+            }
+        }
+        Ok(outputs)
+    }
+}
+
+impl<B: Backend> Embeddings<B> {
+    fn load(loader: &Loader<'_, B>, tiles: &TilesSpec, hidden: usize) -> Result<Self, ModelError> {
+        let names = tiles.names;
+        let (n_ids, n_tiles, n_rows) = (tiles.arrangements().len() + 1, tiles.max_tiles, tiles.tile_rows());
+        let gate = loader.gate(names.position_gate)?;
+        let gated_tiles = |i: usize| -> Result<Vec<f32>, ModelError> {
+            let factor = loader.gate(names.tile_gates[i])?;
+            let table = loader.bare_values(names.tiles[i], &[n_ids, n_tiles * hidden])?;
+            Ok(table.iter().map(|v| v * factor).collect())
+        };
+        let mut before = gated_tiles(0)?;
+        before.extend(loader.bare_values(names.class, &[hidden])?);
+        let places = loader.bare_values(names.positions, &[n_rows, hidden])?;
+        let places = places.iter().map(|v| v * (1.0 - gate)).collect();
+        let tile_dims = [n_ids, n_tiles * n_rows * hidden];
+        let table = |values: Vec<f32>| -> Result<B::Table, ModelError> {
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let shape = [values.len() / hidden, hidden];
+            let view = WeightView { dtype: DType::F32, shape: &shape, data: &bytes };
+            Ok(loader.backend().load_table(view, 1.0)?)
+        };
+        Ok(Self {
+            before: table(before)?,
+            places: table(places)?,
+            tile_places: loader.rows_table(names.tile_positions, tile_dims, hidden, gate)?,
+            after: table(gated_tiles(1)?)?,
+        })
+    }
+}
+
+/// The projection of rows that are joined, as one for each part, whose results are added: the last layer's, then each
+/// tap's. In the stored matrix the values of all taps at a place lie side by side.
+fn projections<B: Backend>(
+    loader: &Loader<'_, B>,
+    tiles: &TilesSpec,
+    hidden: usize,
+) -> Result<Vec<B::Linear>, ModelError> {
+    let n_taps = tiles.taps.len();
+    let shape = [tiles.out, hidden * (1 + n_taps)];
+    let whole = loader.stored(&LinearShape { name: "", shape: &shape, bias: true })?;
+    let columns = |first, step| whole.inputs((first..).step_by(step).take(hidden));
+    let last: StoredLinear<'_> = columns(0, 1);
+    let taps = (0..n_taps).map(|tap| columns(hidden + tap, n_taps).without_bias());
+    std::iter::once(last).chain(taps).map(|part| loader.pack(&[part])).collect()
+}

@@ -1,0 +1,43 @@
+//! A conversation as tokens: what the chat template makes of it, without what a client's text could spell.
+
+use super::ChatTemplate;
+use super::template::{TemplateMessage, TemplatePart};
+use crate::error::PromptError;
+use crate::tokenization::Tokenizer;
+use triptych_core::ItemIdx;
+use triptych_core::prompt::{Message, Part};
+
+/// Tokens of a conversation, one placeholder for each item; and the items in their order there.
+///
+/// Control tokens come from the template alone.
+pub(super) fn read_chat(
+    tokenizer: &Tokenizer,
+    template: &ChatTemplate,
+    messages: &[Message],
+) -> Result<(Vec<u32>, Vec<ItemIdx>), PromptError> {
+    if messages.is_empty() {
+        return Err(PromptError::Invalid("the conversation has no messages".into()));
+    }
+    let parts = || messages.iter().flat_map(|m| &m.parts);
+    let guard = tokenizer.guard(parts().filter_map(|part| match part {
+        Part::Text(text) => Some(text.as_str()),
+        Part::Item(_) => None,
+    }))?;
+    let content = |part: &Part| match part {
+        Part::Text(text) => TemplatePart::Text(guard.apply(text)),
+        Part::Item(_) => TemplatePart::Image,
+    };
+    let shaped: Vec<TemplateMessage<'_>> = messages
+        .iter()
+        .map(|message| TemplateMessage {
+            role: message.role.as_str(),
+            content: message.parts.iter().map(content).collect(),
+        })
+        .collect();
+    let rendered = template.render(&shaped)?;
+    let order = parts().filter_map(|part| match part {
+        Part::Item(item) => Some(*item),
+        Part::Text(_) => None,
+    });
+    Ok((tokenizer.encode_guarded(&rendered, &guard)?, order.collect()))
+}

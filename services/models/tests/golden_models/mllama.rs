@@ -1,0 +1,303 @@
+//! Llama 3.2 Vision cases.
+
+use crate::case::{
+    Case, assert_bf16_close, assert_logits_close, assert_rows_close, assert_within, cpu, max_error,
+};
+use crate::greedy::{Mix, Sequence, greedy_seeing, teacher_forced_seeing};
+use crate::pipeline::encoded;
+use serde_json::Value;
+use triptych_core::limits::Limits;
+use triptych_core::prompt::{Message, Part, Prompt, Role, TextOrTokens};
+use triptych_core::{EncodedItem, ItemIdx, ItemOptions, Modality};
+use triptych_kernels::Backend;
+use triptych_kernels::cpu::Precision;
+use triptych_kernels::reference::ReferenceBackend;
+use triptych_models::decoder::Decoder;
+use triptych_models::encoder::Encoder;
+use triptych_models::preprocess::image::{Size, TileProcessor};
+use triptych_models::preprocess::{EncoderInput, Features};
+use triptych_models::prompt::PreparedSequence;
+use triptych_models::spec::StemSpec;
+
+const CASES: [&str; 3] = ["mllama_small_f32", "mllama_deep_bf16", "mllama_two_tiles_f16"];
+
+/// What the processor makes of the images of a case.
+fn images(case: &Case) -> Vec<EncoderInput> {
+    let processor = case.model().preprocess();
+    let prepare = |image: &Value| {
+        let file = image["file"].as_str().expect("a file");
+        let bytes = std::fs::read(case.dir.join(file)).expect("an image");
+        let (options, limits) = (ItemOptions::default(), Limits::default());
+        processor.preprocess(Modality::Image, &bytes, &options, &limits).expect("a PNG")
+    };
+    case.json["images"].as_array().expect("images").iter().map(prepare).collect()
+}
+
+/// The images as the reference resized them: a byte of ours that differs by 1 would show in the rows.
+fn exact_images(case: &Case) -> Vec<EncoderInput> {
+    let patch = patch_side(case);
+    let exact = |(i, image): (usize, EncoderInput)| {
+        let (shape, pixels) = case.values(&format!("image.{i}.pixel_values"));
+        EncoderInput { features: Features::Patches(patches(&pixels, [shape[2], patch])), ..image }
+    };
+    images(case).into_iter().enumerate().map(exact).collect()
+}
+
+fn patch_side(case: &Case) -> usize {
+    match &case.model().spec().encoder.stem {
+        StemSpec::Tiles(tiles) => tiles.patch[1],
+        other => panic!("{other:?} has no tiles"),
+    }
+}
+
+fn prompts(case: &Case) -> Vec<Value> {
+    case.json["prompts"].as_array().expect("prompts").clone()
+}
+
+fn image_of(prompt: &Value) -> Option<usize> {
+    prompt["image"].as_u64().map(|i| i as usize)
+}
+
+/// A prompt of the reference, laid out by us: its conversation, or its text.
+fn lay_out(case: &Case, prompt: &Value, images: &[EncoderInput], hidden: usize) -> PreparedSequence {
+    let items: Vec<EncodedItem> =
+        image_of(prompt).map(|i| encoded(&images[i], Modality::Image, hidden)).into_iter().collect();
+    let part = |part: &Value| match part["text"].as_str() {
+        Some(text) => Part::Text(text.to_owned()),
+        None => Part::Item(ItemIdx(0)),
+    };
+    let ours = match prompt["messages"].as_array() {
+        Some(messages) => {
+            let content = messages[0]["content"].as_array().expect("parts");
+            Prompt::Chat(vec![Message { role: Role::User, parts: content.iter().map(part).collect() }])
+        }
+        None => Prompt::Singleton(TextOrTokens::Text(prompt["text"].as_str().expect("a text").to_owned())),
+    };
+    case.model().prompts().prepare(&ours, &items).expect("a prompt").remove(0)
+}
+
+/// A sequence and the first token of it that sees the image.
+fn sequence(prompt: &Value, rows: &[Vec<f32>], image_token: u32, hidden: usize) -> (Sequence, u32) {
+    let tokens: Vec<u32> = serde_json::from_value(prompt["input_ids"].clone()).expect("tokens");
+    let from = tokens.iter().position(|id| *id == image_token).unwrap_or_default() as u32;
+    let sequence = Sequence {
+        positions: (0..tokens.len() as u32).map(|i| [i; 3]).collect(),
+        next_position: tokens.len() as u32,
+        prompt: tokens,
+        cross: image_of(prompt).map(|i| rows[i].clone()).unwrap_or_default(),
+        hidden,
+        embeds: vec![],
+    };
+    (sequence, from)
+}
+
+struct Loaded {
+    encoder: Box<dyn Encoder>,
+    decoder: Box<dyn Decoder>,
+    image_token: u32,
+}
+
+fn load<B: Backend>(case: &Case, backend: &B) -> Loaded {
+    let model = case.model();
+    Loaded {
+        encoder: model.load_encoder(Modality::Image, backend).expect("encoder weights"),
+        decoder: model.load_decoder(backend).expect("decoder weights"),
+        image_token: model.spec().decoder.vocab as u32,
+    }
+}
+
+/// Rows of all images, and logits of the prompts that have some.
+fn states_and_logits<B: Backend>(case: &Case, backend: &B) -> (Vec<Vec<f32>>, Vec<(u64, Vec<f32>)>) {
+    let mut loaded = load(case, backend);
+    let images = exact_images(case);
+    let rows: Vec<Vec<f32>> =
+        images.iter().map(|i| loaded.encoder.encode(&[i]).expect("own inputs fit").remove(0)).collect();
+    let (prompts, hidden) = (prompts(case), loaded.encoder.hidden());
+    let wanted = case.json["prompts_with_logits"].as_array().expect("numbers").iter();
+    let logits = wanted.filter_map(Value::as_u64).map(|k| {
+        let (sequence, from) = sequence(&prompts[k as usize], &rows, loaded.image_token, hidden);
+        let logits = teacher_forced_seeing(&mut *loaded.decoder, &sequence, from);
+        // The file has the last rows only.
+        let n_kept = case.values(&format!("prompt.{k}.logits")).1.len();
+        (k, logits[logits.len().saturating_sub(n_kept)..].to_vec())
+    });
+    let logits = logits.collect();
+    (rows, logits)
+}
+
+fn matches_reference<B: Backend>(backend: &B) {
+    for name in CASES {
+        let case = Case::open(name);
+        let (rows, logits) = states_and_logits(&case, backend);
+        for (i, rows) in rows.iter().enumerate() {
+            let (_, expected) = case.values(&format!("image.{i}.states"));
+            let scale = expected.iter().map(|v| v * v).sum::<f32>() / expected.len() as f32;
+            // The bound is for rows of about 1; these are wider.
+            let scaled = |values: &[f32]| values.iter().map(|v| v / scale.sqrt()).collect::<Vec<f32>>();
+            let what = format!("{name} {} image {i}", backend.name());
+            assert_rows_close(&what, &scaled(rows), &scaled(&expected));
+        }
+        for (k, logits) in logits {
+            let what = format!("{name} {} prompt {k}", backend.name());
+            assert_logits_close(&what, &logits, &case.values(&format!("prompt.{k}.logits")).1);
+        }
+    }
+}
+
+/// Eight prompts, with an image and without, alone and mixed, in chunks that end before the image too.
+fn greedy_tokens_match<B: Backend>(backend: &B) {
+    for name in CASES {
+        let case = Case::open(name);
+        let mut loaded = load(&case, backend);
+        let images = exact_images(&case);
+        let rows = loaded.encoder.encode(&images.iter().collect::<Vec<_>>()).expect("own inputs fit");
+        for (image, rows) in images.iter().zip(&rows) {
+            assert_eq!(&loaded.encoder.encode(&[image]).expect("own inputs fit")[0], rows, "{name}");
+        }
+        let hidden = loaded.encoder.hidden();
+        let (sequences, from): (Vec<Sequence>, Vec<u32>) =
+            prompts(&case).iter().map(|p| sequence(p, &rows, loaded.image_token, hidden)).unzip();
+        let expected = case.greedy_tokens();
+        let n_steps = expected[0].len();
+        for (i, expected) in expected.iter().enumerate() {
+            let (one, from) = (&sequences[i..=i], &from[i..=i]);
+            let alone = greedy_seeing(&mut *loaded.decoder, one, from, (n_steps, Mix::PLAIN));
+            assert_eq!(&alone[0], expected, "{name} prompt {i} alone");
+        }
+        for mix in [Mix::PLAIN, Mix { stagger: 2, chunk: 3 }] {
+            let all = greedy_seeing(&mut *loaded.decoder, &sequences, &from, (n_steps, mix));
+            assert_eq!(all, expected, "{name} in a batch");
+        }
+    }
+}
+
+#[test]
+fn reference_matches() {
+    matches_reference(&ReferenceBackend::new());
+}
+
+#[test]
+fn cpu_matches() {
+    matches_reference(&cpu(Precision::F32));
+}
+
+#[test]
+fn cpu_in_bf16_is_as_near_as_the_references() {
+    for name in CASES {
+        let case = Case::open(name);
+        for (k, logits) in states_and_logits(&case, &cpu(Precision::Bf16)).1 {
+            let [exact, bf16] = ["logits", "logits_bf16"].map(|t| case.values(&format!("prompt.{k}.{t}")).1);
+            assert_bf16_close(&format!("{name} prompt {k}"), &logits, &exact, &bf16);
+        }
+    }
+}
+
+#[test]
+fn reference_greedy_tokens_are_the_same_alone_and_in_a_batch() {
+    greedy_tokens_match(&ReferenceBackend::new());
+}
+
+#[test]
+fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
+    greedy_tokens_match(&cpu(Precision::F32));
+}
+
+#[test]
+fn sizes_are_laid_out_as_in_the_reference() {
+    for name in CASES {
+        let case = Case::open(name);
+        let model = case.model();
+        let StemSpec::Tiles(tiles) = &model.spec().encoder.stem else { panic!("an encoder of tiles") };
+        let processor = TileProcessor::from_dir(&case.dir.join("model"), tiles).expect("a processor");
+        for row in case.json["layouts"].as_array().expect("sizes") {
+            let row: [u32; 6] = serde_json::from_value(row.clone()).expect("six numbers");
+            let [height, width, down, across, new_height, new_width] = row;
+            let expected = ([down as usize, across as usize], Size { width: new_width, height: new_height });
+            assert_eq!(processor.layout(Size { width, height }), expected, "{name} {height}x{width}");
+        }
+    }
+}
+
+#[test]
+fn images_become_the_tiles_of_the_reference() {
+    for name in CASES {
+        let case = Case::open(name);
+        let patch = patch_side(&case);
+        for (i, image) in images(&case).iter().enumerate() {
+            let n_tiles = case.json["images"][i]["n_tiles"].as_u64().expect("a number") as usize;
+
+            let Features::Patches(values) = &image.features else { panic!("patches") };
+            let (shape, expected) = case.values(&format!("image.{i}.pixel_values"));
+            let tile_rows = (shape[2] / patch).pow(2) + 1;
+            assert_eq!(image.n_tokens as usize, n_tiles * tile_rows, "{name} image {i}");
+            let expected = patches(&expected, [shape[2], patch]);
+            // Resized bytes may differ by 1 of 255, which the processor's mean and deviation double.
+            assert_within(&format!("{name} image {i}"), max_error(values, &expected), 2.5 / 255.0);
+        }
+    }
+}
+
+/// Tiles `[n_tiles, 3, side, side]` as patches.
+fn patches(tiles: &[f32], [side, patch]: [usize; 2]) -> Vec<f32> {
+    let mut values = Vec::with_capacity(tiles.len());
+    for tile in tiles.chunks_exact(3 * side * side) {
+        for place in 0..(side / patch) * (side / patch) {
+            let [top, left] = [place / (side / patch), place % (side / patch)].map(|n| n * patch);
+            for channel in 0..3 {
+                for y in top..top + patch {
+                    let start = channel * side * side + y * side + left;
+                    values.extend_from_slice(&tile[start..start + patch]);
+                }
+            }
+        }
+    }
+    values
+}
+
+#[test]
+fn prompts_become_the_tokens_of_the_reference() {
+    for name in CASES {
+        let case = Case::open(name);
+        let images = images(&case);
+        for prompt in prompts(&case) {
+            let prepared = lay_out(&case, &prompt, &images, 8);
+            let expected: Vec<u32> = serde_json::from_value(prompt["input_ids"].clone()).expect("tokens");
+            assert_eq!(prepared.tokens, expected, "{name} {prompt}");
+            let image_token = case.model().spec().decoder.vocab as u32;
+            let first = expected.iter().position(|id| *id == image_token).map(|i| i as u32);
+            assert_eq!(prepared.cross.map(|c| c.first_token), first, "{name} {prompt}");
+            assert_eq!(
+                prepared.cross.map(|c| c.n_rows),
+                image_of(&prompt).map(|i| images[i].n_tokens),
+                "{name} {prompt}"
+            );
+        }
+    }
+}
+
+#[test]
+fn more_than_one_image_is_refused_with_the_limit() {
+    let case = Case::open(CASES[0]);
+    let prompts = case.model().prompts();
+    let item = encoded(&images(&case)[0], Modality::Image, 40);
+    let check = |parts: Vec<Part>, items: &[EncodedItem], expect: &str| {
+        let prompt = Prompt::Chat(vec![Message { role: Role::User, parts }]);
+        let text = prompts.prepare(&prompt, items).expect_err(expect).to_string();
+        assert!(text.contains(expect), "{text}");
+    };
+    let image = |i| Part::Item(ItemIdx(i));
+    check(vec![image(0), image(1)], &[item.clone(), item.clone()], "2 items, this model reads one image");
+    check(vec![image(0), image(0)], &[item.clone()], "2 image tokens, the request 1 image items");
+    check(vec![Part::Text("no".into())], &[item.clone()], "0 image tokens, the request 1 image items");
+    check(vec![image(0)], &[], "an item that is none of the request's 0");
+}
+
+/// Self-attention has no cache for layers that cross-attend instead, nor the other way round.
+#[test]
+fn caches_have_the_layers_that_use_them() {
+    for (name, n_self, n_cross) in [(CASES[0], 2, 1), (CASES[1], 3, 2), (CASES[2], 2, 2)] {
+        let info = load(&Case::open(name), &ReferenceBackend::new()).decoder.info();
+        assert!(info.cross_attention && info.cross_optional);
+        assert_eq!(info.self_block_bytes * n_cross, info.cross_block_bytes * n_self, "{name}");
+    }
+}
