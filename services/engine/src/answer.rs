@@ -42,18 +42,20 @@ pub struct Progress {
 }
 
 impl Answer {
-    /// An empty answer, the one at place `choice` of the arrival's.
-    pub fn new(arrival: &Arrival, choice: u32, tokenizer: Arc<Tokenizer>) -> Self {
+    /// An empty answer, the one at place `choice` of the arrival's. `room`: tokens that the context leaves after
+    /// the prompt.
+    pub fn new(arrival: &Arrival, choice: u32, room: usize, tokenizer: Arc<Tokenizer>) -> Self {
         let params = &arrival.sampling;
         let ends = ends_of(arrival);
+        let max_tokens = most_tokens(params).min(room);
         Self {
-            shaping: Shaping::new(arrival, &ends, &tokenizer),
+            shaping: Shaping::new(arrival, &ends, max_tokens, &tokenizer),
             sampler: Sampler::new(params, choice),
             writer: Writer::new(Arc::clone(&tokenizer), params.stop.clone()),
             n_top: params.logprobs.map(|n| n as usize),
             ends,
             min_tokens: params.min_tokens as usize,
-            max_tokens: most_tokens(params),
+            max_tokens,
             echo: params.echo.then(|| arrival.prepared.tokens.clone()),
             end_logprob: None,
             tokenizer,

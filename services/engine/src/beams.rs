@@ -56,9 +56,10 @@ impl Beams {
     pub fn new(arrival: &Arrival, params: &BeamParams, room: usize, tokenizer: Arc<Tokenizer>) -> Self {
         let sampling = &arrival.sampling;
         let ends = ends_of(arrival);
+        let max_tokens = most_tokens(sampling).min(room);
         Self {
-            search: BeamSearch::new(params, &ends, most_tokens(sampling).min(room)),
-            shapings: vec![Shaping::new(arrival, &ends, &tokenizer)],
+            search: BeamSearch::new(params, &ends, max_tokens),
+            shapings: vec![Shaping::new(arrival, &ends, max_tokens, &tokenizer)],
             stops: sampling.stop.clone(),
             ends,
             min_tokens: sampling.min_tokens as usize,

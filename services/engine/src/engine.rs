@@ -179,15 +179,16 @@ impl Engine {
 
     /// Empty answers to an arrival that is in line.
     fn begin(&mut self, arrival: &Arrival) {
-        let (Some(params), Some(name)) = (&arrival.sampling.beams, arrival.ids.first()) else {
-            for (choice, id) in (0..).zip(&arrival.ids) {
-                self.answers.insert(*id, Answer::new(arrival, choice, Arc::clone(&self.tokenizer)));
-            }
-            return;
-        };
+        let Some(name) = arrival.ids.first() else { return };
         let room = self.scheduler.get(*name).map_or(1, |s| s.limit().saturating_sub(s.n_prompt()).max(1));
-        let beams = Beams::new(arrival, params, room, Arc::clone(&self.tokenizer));
-        self.searches.insert(*name, Search { beams, ids: arrival.ids.clone() });
+        if let Some(params) = &arrival.sampling.beams {
+            let beams = Beams::new(arrival, params, room, Arc::clone(&self.tokenizer));
+            self.searches.insert(*name, Search { beams, ids: arrival.ids.clone() });
+            return;
+        }
+        for (choice, id) in (0..).zip(&arrival.ids) {
+            self.answers.insert(*id, Answer::new(arrival, choice, room, Arc::clone(&self.tokenizer)));
+        }
     }
 
     fn run(&mut self, plan: &Plan, clock: &dyn Clock, outputs: &mut Vec<Output>) {

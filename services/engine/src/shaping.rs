@@ -19,19 +19,22 @@ pub struct Shaping {
     prompt: Arc<[u32]>,
     processors: Processors,
     rules: LogitRules,
+    /// Tokens that it may have at most.
+    max_tokens: usize,
     /// Whether the request's settings rule tokens out.
     restricted: bool,
     no_speech_prob: Option<f32>,
 }
 
 impl Shaping {
-    /// Of a sequence that has written nothing. `ends` are the tokens that end it.
-    pub fn new(arrival: &Arrival, ends: &[u32], tokenizer: &Tokenizer) -> Self {
+    /// Of a sequence that has written nothing, with room for `max_tokens`. `ends` are the tokens that end it.
+    pub fn new(arrival: &Arrival, ends: &[u32], max_tokens: usize, tokenizer: &Tokenizer) -> Self {
         let bad_words = arrival.sampling.bad_words.iter().flat_map(|word| spellings(word, tokenizer));
         Self {
             prompt: arrival.prepared.tokens.as_slice().into(),
             processors: Processors::new(&arrival.sampling, bad_words.collect(), ends.to_vec()),
             rules: arrival.prepared.rules.clone(),
+            max_tokens,
             restricted: rules_out(&arrival.sampling),
             no_speech_prob: None,
         }
@@ -46,16 +49,17 @@ impl Shaping {
         if let Some(rule) = self.rules.no_speech.filter(|rule| written.len() == rule.step) {
             self.no_speech_prob = Some(logprobs(logits, rule.token, 0).chosen.exp());
         }
-        if written.len() >= self.rules.steps.len() {
-            self.processors.apply(&self.prompt, written, logits);
+        if written.len() + 1 >= self.max_tokens && self.rules.apply_last(logits) {
+            keep_certain(&self.rules.last, logits);
+            return Ok(());
         }
+        if let Some(forced) = self.rules.steps.get(written.len()) {
+            self.rules.apply(written, logits);
+            keep_certain(forced, logits);
+            return Ok(());
+        }
+        self.processors.apply(&self.prompt, written, logits);
         self.rules.apply(written, logits);
-        if let Some([forced]) = self.rules.steps.get(written.len()).map(|step| &step[..])
-            && let Some(logit) = logits.get_mut(*forced as usize)
-        {
-            // It is certain, and so costs a beam nothing.
-            *logit = 0.0;
-        }
         Ok(())
     }
 
@@ -72,6 +76,15 @@ impl Shaping {
     /// Probability of "no speech", once the place where it is read was reached.
     pub fn no_speech_prob(&self) -> Option<f32> {
         self.no_speech_prob
+    }
+}
+
+/// A token that is forced is certain, and so costs a beam nothing.
+fn keep_certain(allowed: &[u32], logits: &mut [f32]) {
+    if let [forced] = allowed
+        && let Some(logit) = logits.get_mut(*forced as usize)
+    {
+        *logit = 0.0;
     }
 }
 

@@ -14,6 +14,8 @@ use triptych_models::tokenization::Tokenizer;
 
 const VOCAB: usize = 8;
 const END: u32 = 7;
+/// Tokens that the context leaves.
+const ROOM: usize = 50;
 
 /// Token `i` is the letter at place `i`; the last two are never written by chance.
 fn tokenizer() -> Arc<Tokenizer> {
@@ -54,7 +56,7 @@ fn prefer(first: u32) -> Vec<f32> {
 
 /// What an answer says when the model prefers `wishes`, one after the other.
 fn write(sampling: SamplingParams, wishes: &[u32]) -> (String, Vec<u32>, Option<FinishReason>) {
-    let mut answer = Answer::new(&arrival(sampling), 0, tokenizer());
+    let mut answer = Answer::new(&arrival(sampling), 0, ROOM, tokenizer());
     let (mut text, mut sent, mut generated) = (String::new(), Vec::new(), Vec::new());
     for wish in wishes {
         let progress = answer.advance(&generated, &mut prefer(*wish)).expect("finite logits");
@@ -90,6 +92,22 @@ fn answers_end_where_the_settings_say() {
 }
 
 #[test]
+fn the_last_token_there_is_room_for_is_the_familys_if_it_has_one() {
+    let check = |max_tokens: Option<u32>, room: usize, expect: &[u32]| {
+        let mut arrival = arrival(SamplingParams { max_tokens, min_tokens: 2, ..SamplingParams::default() });
+        arrival.prepared.rules.last = [END].into();
+        let mut answer = Answer::new(&arrival, 0, room, tokenizer());
+        let mut written = Vec::new();
+        while written.last() != Some(&END) {
+            written.push(answer.advance(&written, &mut prefer(1)).expect("finite logits").token);
+        }
+        assert_eq!(written, expect);
+    };
+    check(Some(3), ROOM, &[1, 1, END]);
+    check(None, 2, &[1, END]);
+}
+
+#[test]
 fn an_echo_comes_before_the_answer_and_is_not_searched_for_stops() {
     let params = SamplingParams { echo: true, stop: vec!["e".into()], ..SamplingParams::default() };
     check(params.clone(), &[0, 4], ("dea", &[3, 4, 0, 4], Some(FinishReason::Stop)));
@@ -102,7 +120,7 @@ fn bad_words_are_banned_as_their_tokens_and_forced_tokens_are_beyond_every_setti
     check(params.clone(), &[0, 1, 1, 2], ("adbd", &[0, 3, 1, 3], None));
     let mut forced = arrival(params);
     forced.prepared.rules.steps = vec![Arc::from([2])];
-    let mut answer = Answer::new(&forced, 0, tokenizer());
+    let mut answer = Answer::new(&forced, 0, ROOM, tokenizer());
     assert_eq!(answer.advance(&[], &mut prefer(0)).expect("one token").token, 2);
 }
 

@@ -2,7 +2,7 @@
 
 use safetensors::SafeTensors;
 use serde_json::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use triptych_core::sampling::SamplingParams;
 use triptych_engine::processors::Processors;
 
@@ -13,7 +13,7 @@ pub struct Golden {
 
 impl Golden {
     pub fn open() -> Self {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/logits");
+        let dir = repo("tests/golden/logits");
         let read = |file: &str| std::fs::read(dir.join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
         let json = serde_json::from_slice(&read("expected.json")).expect("expected.json is JSON");
         Self { json, tensors: read("expected.safetensors") }
@@ -35,6 +35,11 @@ impl Golden {
     pub fn end_tokens(&self) -> Vec<u32> {
         ids(&self.json["end_tokens"])
     }
+}
+
+/// A path from the root of the repository.
+pub fn repo(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
 pub fn ids(value: &Value) -> Vec<u32> {

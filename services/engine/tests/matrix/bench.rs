@@ -1,0 +1,135 @@
+//! An engine over a golden model, and everything it said.
+
+use crate::case::{Case, Request};
+use std::collections::BTreeMap;
+use triptych_core::clock::SystemClock;
+use triptych_core::sampling::FinishReason;
+use triptych_engine::{
+    Arrival, Delta, Engine, EngineConfig, Event, Finished, KvBudget, Output, PrefixCache, Readiness, Stats,
+};
+use triptych_models::compute::{BackendKind, Compute, ComputeConfig};
+use triptych_models::decoder::DecoderInfo;
+
+/// One thread of our own kernels.
+pub fn cpu() -> Compute {
+    Compute::new(ComputeConfig { threads: 1, ..ComputeConfig::default() }).expect("a back end")
+}
+
+/// The plain back end.
+pub fn reference() -> Compute {
+    let config = ComputeConfig { backend: BackendKind::Reference, threads: 1, ..ComputeConfig::default() };
+    Compute::new(config).expect("a back end")
+}
+
+/// Room for everything at once; a test narrows what it is about.
+pub fn roomy() -> EngineConfig {
+    EngineConfig {
+        kv: KvBudget::Blocks { self_attention: 256, cross_attention: 256, host: 0 },
+        token_budget: 1024,
+        max_sequences: 64,
+        max_waiting: 1024,
+        prefix_cache: PrefixCache::Off,
+        ..EngineConfig::default()
+    }
+}
+
+/// What one answer said.
+#[derive(Default)]
+pub struct Seen {
+    pub deltas: Vec<Delta>,
+    pub finished: Option<Finished>,
+}
+
+impl Seen {
+    pub fn tokens(&self) -> Vec<u32> {
+        self.deltas.iter().flat_map(|d| d.token_ids.clone()).collect()
+    }
+
+    pub fn finished(&self) -> &Finished {
+        self.finished.as_ref().expect("it ended")
+    }
+}
+
+pub struct Bench<'a> {
+    case: &'a Case,
+    engine: Engine,
+    pub info: DecoderInfo,
+    pub seen: BTreeMap<u64, Seen>,
+    /// The most of each count at any step.
+    pub most_cross_used: usize,
+}
+
+impl<'a> Bench<'a> {
+    pub fn new(case: &'a Case, config: EngineConfig) -> Self {
+        Self::on(&cpu(), case, config)
+    }
+
+    pub fn on(compute: &Compute, case: &'a Case, config: EngineConfig) -> Self {
+        let decoder = compute.load_decoder(&case.model).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        let info = decoder.info();
+        let engine = Engine::new(decoder, case.model.tokenizer().clone(), config).expect("an engine");
+        Self { case, engine, info, seen: BTreeMap::new(), most_cross_used: 0 }
+    }
+
+    /// Arrives with all its items at hand.
+    pub fn arrive(&mut self, arrival: Arrival) {
+        let keys: Vec<_> = arrival.items.iter().map(|i| i.key).collect();
+        self.handle(Event::Arrive(Box::new(arrival)));
+        for output in self.case.outputs.iter().filter(|o| keys.contains(&o.item().key)) {
+            self.handle(Event::ItemReady { key: output.item().key, output: output.clone() });
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        let outputs = self.engine.handle(event, std::time::Instant::now());
+        self.note(outputs);
+    }
+
+    pub fn step(&mut self) {
+        let outputs = self.engine.step(&SystemClock);
+        self.note(outputs);
+        self.most_cross_used = self.most_cross_used.max(self.engine.stats().cross_used);
+    }
+
+    /// Steps until everything is said; then nothing may be held.
+    pub fn settle(&mut self) -> Stats {
+        for _ in 0..100_000 {
+            if self.engine.readiness() != Readiness::Now {
+                break;
+            }
+            self.step();
+        }
+        let stats = self.engine.stats();
+        let held = (stats.running, stats.waiting, stats.self_used, stats.host_used, stats.cross_used);
+        assert!(self.engine.is_idle() && held == (0, 0, 0, 0, 0), "{}: {stats:?}", self.case.name);
+        stats
+    }
+
+    /// Arrives and settles; the tokens of its first answer.
+    pub fn alone(&mut self, arrival: Arrival) -> Vec<u32> {
+        let id = arrival.ids[0].0;
+        self.arrive(arrival);
+        self.settle();
+        self.seen[&id].tokens()
+    }
+
+    /// Fails unless answer `id` is the reference's greedy answer to `request`.
+    pub fn assert_golden(&self, id: u64, request: &Request) {
+        let (seen, (tokens, ended)) = (&self.seen[&id], request.answer());
+        assert_eq!(seen.tokens(), tokens, "{} request {id}", self.case.name);
+        let reason = if ended { FinishReason::Stop } else { FinishReason::Length };
+        let finished = seen.finished();
+        assert_eq!((finished.reason, finished.n_generated), (reason, request.greedy.len()), "{}", self.case.name);
+    }
+
+    fn note(&mut self, outputs: Vec<Output>) {
+        for output in outputs {
+            let seen = self.seen.entry(output.id().0).or_default();
+            match output {
+                Output::Delta(_, delta) => seen.deltas.push(delta),
+                Output::Finished(_, finished) => seen.finished = Some(finished),
+                Output::Failed(id, failure) => panic!("{} {id:?}: {failure}", self.case.name),
+            }
+        }
+    }
+}
