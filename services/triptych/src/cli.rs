@@ -76,16 +76,17 @@ The answer goes to stdout as it comes; the time in each stage and where each ite
 
 const MODELS_EXAMPLES: &str = "\
 Examples:
-  triptych models ./whisper-tiny.en                 what it is, parameters and bytes of each stage, bytes of KV
+  triptych models ./whisper-tiny.en                 what it is, and what each stage of it takes
   triptych models ./flan-t5-small --json            the same for a program
-  triptych models ./my-qwen2-vl --measure           load each stage too, and show the memory that it took
+  triptych models ./my-qwen2-vl --measure           load each stage too, and show its memory
   triptych models                                   the sample models
 
-An encoder worker loads the encoder's tensors only, a PD worker the decoder's only; tensors that both read are
-named. KV is what a token of a sequence keeps in memory; cross-KV is what a row of encoder output keeps there, once
-for all requests about the same item. Unused tensors are in the files and read by neither stage.
+An encoder worker loads the encoder's tensors only, a PD worker the decoder's only; tensors that
+both read are named. KV is what a token of a sequence keeps in memory; cross-KV is what a row of
+encoder output keeps there, once for all requests about the same item. Unused tensors are in the
+files and read by neither stage.
 
-Exits with 1 for a directory that cannot be served, and says why in the words that `triptych up` would use.";
+Exits with 1 for a directory that cannot be served, and says why as `triptych up` would.";
 
 const PROXY_EXAMPLES: &str = "\
 Example:

@@ -117,6 +117,16 @@ fn a_model_is_shown_with_its_stages_and_what_they_take() {
 }
 
 #[test]
+fn tensors_that_both_stages_read_are_named() {
+    let bart = &facts(&[&tree("tests/golden/bart_large_cnn/model")])[0];
+    assert_eq!(bart["shared_tensors"], serde_json::json!(["model.shared.weight"]));
+    assert_eq!(bart["endpoints"][0], "POST /v1/completions");
+    let cross = |n: &str| bart[n]["f32"].as_u64().expect("a number");
+    let rows = bart["example"]["rows"].as_u64().expect("a number");
+    assert_eq!(bart["example"]["cross_kv_bytes"]["f32"], rows * cross("cross_kv_bytes_per_row"));
+}
+
+#[test]
 fn the_sample_models_are_shown_on_a_page_and_measured() {
     let both = [tree("tests/models/digits-whisper"), tree("tests/models/shapes-qwen2-vl")];
     let output = triptych(&["models", &both[0], &both[1], "--measure", "--precision", "bf16"]);
