@@ -1,0 +1,91 @@
+//! Whether what was written of a window can be kept, as transformers judges it.
+//!
+//! Three numbers decide: how well the *tokens* compress (a text that repeats itself does), their mean
+//! log-probability with the end token, and the probability of "no speech" after the start token
+//! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/whisper/generation_whisper.py>;
+//! openai-whisper compresses the text instead). It decodes nothing itself.
+
+use flate2::Compression;
+use flate2::write::ZlibEncoder;
+use std::io::Write;
+use triptych_core::prompt::Fallback;
+
+/// Three numbers about a window's tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Quality {
+    /// Bytes of the tokens over bytes of the tokens compressed.
+    pub compression_ratio: f32,
+    /// Mean log-probability of the tokens, the end token included.
+    pub logprob: f32,
+    /// Probability that nobody speaks.
+    pub no_speech: f32,
+}
+
+/// What becomes of a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is good.
+    Keep,
+    /// It should be decoded again.
+    Again,
+    /// Nobody speaks: there is nothing to say of it.
+    Silent,
+}
+
+/// Judges a window.
+pub fn judge(fallback: &Fallback, quality: Quality) -> Verdict {
+    let over = |limit: Option<f32>, value: f32| limit.is_some_and(|limit| value > limit);
+    let guess = fallback.logprob.is_some_and(|limit| quality.logprob < limit);
+    let silent = over(fallback.no_speech, quality.no_speech);
+    if silent && (guess || fallback.logprob.is_none()) {
+        Verdict::Silent
+    } else if guess || over(fallback.compression_ratio, quality.compression_ratio) {
+        Verdict::Again
+    } else {
+        Verdict::Keep
+    }
+}
+
+/// How much shorter zlib makes the tokens, each as the fewest little-endian bytes that hold `vocab`. The encoder is
+/// not zlib's own, so a ratio may differ from transformers' by a byte or two of the compressed length.
+pub fn compression_ratio(tokens: &[u32], vocab: usize) -> f32 {
+    let width = (vocab.max(1).ilog2() / 8 + 1).min(4) as usize;
+    let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()[..width].to_vec()).collect();
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
+    let packed = encoder.write_all(&bytes).and_then(|()| encoder.finish());
+    // Writing to memory cannot fail.
+    packed.map_or(0.0, |packed| bytes.len() as f32 / packed.len().max(1) as f32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_threshold_decides_its_part() {
+        let (all, none) = (
+            Fallback::default(),
+            Fallback { compression_ratio: None, logprob: None, no_speech: None, ..Fallback::default() },
+        );
+        let check = |fallback: &Fallback, numbers: [f32; 3], expect| {
+            let [compression_ratio, logprob, no_speech] = numbers;
+            let found = judge(fallback, Quality { compression_ratio, logprob, no_speech });
+            assert_eq!(found, expect, "{numbers:?}");
+        };
+        check(&all, [1.0, -0.5, 0.1], Verdict::Keep);
+        check(&all, [2.4, -1.0, 0.6], Verdict::Keep);
+        check(&all, [2.5, -0.5, 0.9], Verdict::Again);
+        check(&all, [1.0, -1.1, 0.6], Verdict::Again);
+        check(&all, [9.0, -1.1, 0.7], Verdict::Silent);
+        check(&none, [9.0, -9.0, 1.0], Verdict::Keep);
+        check(&Fallback { logprob: None, ..all }, [1.0, -0.1, 0.7], Verdict::Silent);
+    }
+
+    #[test]
+    fn what_repeats_itself_compresses() {
+        let varied: Vec<u32> = (0..60u32).map(|i| i.wrapping_mul(2_654_435_761) % 50_000).collect();
+        assert!(compression_ratio(&varied, 51_865) < 1.1);
+        assert!(compression_ratio(&[7, 8, 9].repeat(40), 51_865) > 8.0);
+        assert!(compression_ratio(&[], 51_865) < 0.5);
+    }
+}
