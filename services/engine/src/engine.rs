@@ -1,6 +1,7 @@
 //! The engine: events in, steps, outputs out. It joins scheduler, runner and answers, and decides nothing
 //! that one of them decides.
 
+use crate::align::AlignJob;
 use crate::answer::Answer;
 use crate::beam::Turn;
 use crate::beams::{BeamAnswer, Beams};
@@ -42,6 +43,8 @@ pub enum Event {
         /// Why; what the sequences that need it fail with.
         failure: Failure,
     },
+    /// Known tokens whose attention is wanted; answered at once.
+    Align(Box<AlignJob>),
     /// Nobody waits for this answer any more. Unknown ids are ignored.
     Abort(SequenceId),
 }
@@ -116,9 +119,17 @@ impl Engine {
             Event::Arrive(arrival) => return self.arrive(&arrival, now),
             Event::ItemReady { key, output } => self.scheduler.items().deliver(&key, output),
             Event::ItemFailed { key, failure } => self.scheduler.items().fail(&key, failure),
+            Event::Align(job) => return vec![self.align(&job)],
             Event::Abort(id) => self.abort(id),
         }
         Vec::new()
+    }
+
+    fn align(&mut self, job: &AlignJob) -> Output {
+        match self.runner.align(job) {
+            Ok(weights) => Output::Aligned(job.id, weights),
+            Err(error) => Output::Failed(job.id, Failure::internal(error)),
+        }
     }
 
     /// Runs one step, and ends what has to end. Returns at once when nothing can run.

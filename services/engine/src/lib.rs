@@ -25,6 +25,7 @@
 //! Read in this order:
 #![forbid(unsafe_code)]
 
+pub mod align;
 pub mod answer;
 pub mod beam;
 pub mod beams;
@@ -50,6 +51,7 @@ pub mod shaping;
 pub mod stats;
 pub mod writer;
 
+pub use align::AlignJob;
 pub use config::{EngineConfig, KvBudget, Preemption, PrefixCache, Speculation};
 pub use engine::{Engine, Event, Readiness};
 pub use error::EngineError;

@@ -12,6 +12,8 @@ pub enum Output {
     Delta(SequenceId, Delta),
     /// It ended as it should.
     Finished(SequenceId, Finished),
+    /// Where the heads of an alignment look: `[n_heads, n_tokens, n_rows]`.
+    Aligned(SequenceId, Vec<f32>),
     /// It ended otherwise.
     Failed(SequenceId, Failure),
 }
@@ -79,7 +81,7 @@ impl Output {
     /// Whose news.
     pub fn id(&self) -> SequenceId {
         match self {
-            Self::Delta(id, _) | Self::Finished(id, _) | Self::Failed(id, _) => *id,
+            Self::Delta(id, _) | Self::Finished(id, _) | Self::Failed(id, _) | Self::Aligned(id, _) => *id,
         }
     }
 

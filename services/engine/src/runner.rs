@@ -2,11 +2,12 @@
 //!
 //! It knows no scheduling: what the plan names is what runs.
 
+use crate::align::AlignJob;
 use crate::blocks::BlockPair;
 use crate::plan::{BlockMove, Plan};
 use thiserror::Error;
 use triptych_models::ModelError;
-use triptych_models::decoder::{Decoder, DecoderInfo, EmbedRows, StepInput};
+use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput};
 
 /// A step did not run. Every sequence in it is lost; the decoder can run the next one.
 #[derive(Debug, Error)]
@@ -48,6 +49,17 @@ impl Runner {
     /// Width of the logits.
     pub fn vocab(&self) -> usize {
         self.info.vocab
+    }
+
+    /// Runs a pass over known tokens; returns `[n_heads, n_tokens, n_rows]`.
+    ///
+    /// # Errors
+    /// [`RunError`].
+    pub fn align(&mut self, job: &AlignJob) -> Result<Vec<f32>, RunError> {
+        let first = job.first_row as usize;
+        let rows = f32_rows(&job.output, first..first + job.n_rows as usize)?;
+        let input = AlignInput { tokens: &job.tokens, rows: &rows, heads: &job.heads };
+        Ok(self.decoder.align(&input)?)
     }
 
     /// Runs a plan; returns logits `[logit_rows, vocab]`, row-major.

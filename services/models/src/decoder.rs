@@ -68,6 +68,17 @@ pub struct StepInput<'a> {
     pub logit_rows: &'a [u32],
 }
 
+/// Tokens that are known, over the encoder rows they were written from.
+#[derive(Clone, Copy, Debug)]
+pub struct AlignInput<'a> {
+    /// The tokens, from position 0, `[n_tokens]`.
+    pub tokens: &'a [u32],
+    /// Encoder output rows, `[n_rows, encoder_hidden]`, row-major.
+    pub rows: &'a [f32],
+    /// Which heads, as (layer, head).
+    pub heads: &'a [(u32, u32)],
+}
+
 /// A decoder with its weights and KV caches on a back end. One thread drives it.
 pub trait Decoder: Send {
     /// Sizes.
@@ -97,6 +108,17 @@ pub trait Decoder: Send {
     /// # Errors
     /// [`ModelError::Kernel`] for a step whose parts do not fit each other.
     fn forward(&mut self, step: &StepInput<'_>) -> Result<Vec<f32>, ModelError>;
+
+    /// Where chosen heads of cross-attention look while the tokens are read, each row summing to 1:
+    /// `[heads.len(), n_tokens, n_rows]`, row-major. One pass beside the caches, which it neither reads nor writes.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a head that is not there, rows of another width, or a decoder without
+    /// cross-attention, as which one counts that does not override this.
+    fn align(&mut self, input: &AlignInput<'_>) -> Result<Vec<f32>, ModelError> {
+        let message = format!("no cross-attention to align {} tokens by", input.tokens.len());
+        Err(triptych_kernels::KernelError::Library { op: "align", message }.into())
+    }
 
     /// Copies self-attention blocks `(from, to)`, for forks.
     ///

@@ -24,6 +24,7 @@ pub use template::{ChatTemplate, TemplateMessage, TemplatePart};
 
 use crate::error::PromptError;
 use crate::rules::LogitRules;
+use crate::speech::SpeechFacts;
 use triptych_core::prompt::Prompt;
 use triptych_core::sampling::BeamParams;
 use triptych_core::{EncodedItem, ItemIdx};
@@ -156,6 +157,11 @@ pub trait PromptBuilder: Send + Sync {
 
     /// What a request gets when it leaves sampling open.
     fn sampling_defaults(&self) -> SamplingDefaults;
+
+    /// What a speech model's transcripts are put together by; `None` for other models.
+    fn speech(&self) -> Option<SpeechFacts> {
+        None
+    }
 
     /// The code of the language that a generated token names; `None` for any other token.
     fn language(&self, _token: u32) -> Option<&str> {

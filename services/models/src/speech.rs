@@ -3,11 +3,40 @@
 //! The grammar is Whisper's: `<|start|> words <|end|><|start|> words <|end|>`, times relative to the window
 //! (<https://github.com/openai/whisper/blob/v20240930/whisper/transcribe.py>). It knows no text: a segment
 //! holds tokens.
+//!
+//! Beside it stand the pure parts of a long transcript: [`quality`] judges a window, [`sequential`] says where the
+//! next one starts, [`stitch`] joins two that overlap, [`align`] and [`words`] tell when each word was said.
 
+pub mod align;
+pub mod quality;
+pub mod sequential;
+pub mod stitch;
+pub mod words;
+
+use std::sync::Arc;
 use crate::prompt::{OutputKind, PreparedSequence};
 
 /// Seconds between two times next to each other in the vocabulary.
 const TIME_STEP_S: f64 = 0.02;
+
+/// What whoever puts a transcript together must know of the model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpeechFacts {
+    /// Token of 0.00 s; later ones are later times. `None`: the model knows no times.
+    pub first_time: Option<u32>,
+    /// Length of a window in milliseconds.
+    pub window_ms: u32,
+    /// Milliseconds of sound in an encoder row.
+    pub row_ms: u32,
+    /// Tokens of earlier text that a prompt holds at most.
+    pub max_previous: usize,
+    /// Width of the logits.
+    pub vocab: usize,
+    /// Heads of cross-attention that follow the sound, as (layer, head); none: words have no times.
+    pub alignment_heads: Arc<[(u32, u32)]>,
+    /// Width of the median over their weights.
+    pub median: usize,
+}
 
 /// Words said from one time to another, in seconds of the whole sound.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +47,8 @@ pub struct Segment {
     pub end_s: f64,
     /// Its tokens, without times, task tokens and end tokens.
     pub tokens: Vec<u32>,
+    /// Place of the first of them among the tokens of the window that were chosen freely. They follow each other.
+    pub first_token: usize,
 }
 
 /// Collects the generated tokens of one window into segments.
@@ -30,6 +61,8 @@ pub struct Segmenter {
     /// Generated tokens that are still task tokens.
     n_steps_left: usize,
     end_tokens: Vec<u32>,
+    /// Tokens that were chosen freely.
+    n_free: usize,
     open: Segment,
 }
 
@@ -44,7 +77,8 @@ impl Segmenter {
             limit_s: end_s.max(offset_s),
             n_steps_left: sequence.rules.steps.len(),
             end_tokens: sequence.end_tokens.clone(),
-            open: Segment { start_s: offset_s, end_s: offset_s, tokens: Vec::new() },
+            n_free: 0,
+            open: Segment { start_s: offset_s, end_s: offset_s, tokens: Vec::new(), first_token: 0 },
         })
     }
 
@@ -57,8 +91,13 @@ impl Segmenter {
         if self.end_tokens.contains(&token) {
             return None;
         }
+        let place = self.n_free;
+        self.n_free += 1;
         match self.first_time.and_then(|first| token.checked_sub(first)) {
             None => {
+                if self.open.tokens.is_empty() {
+                    self.open.first_token = place;
+                }
                 self.open.tokens.push(token);
                 None
             }
@@ -77,7 +116,7 @@ impl Segmenter {
 
     /// A time closes a segment that has words, and opens one otherwise.
     fn mark(&mut self, time_s: f64) -> Option<Segment> {
-        let next = Segment { start_s: time_s, end_s: time_s, tokens: Vec::new() };
+        let next = Segment { start_s: time_s, end_s: time_s, tokens: Vec::new(), first_token: self.n_free };
         let mut closed = std::mem::replace(&mut self.open, next);
         closed.end_s = time_s.max(closed.start_s);
         (!closed.tokens.is_empty()).then_some(closed)

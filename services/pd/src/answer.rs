@@ -4,18 +4,20 @@ use crate::assemble::{Assembler, Logprobs, Place};
 use crate::driver::{Driver, RunningAnswers};
 use crate::loads::{HeldItems, Loads, item_param};
 use crate::meters::Meters;
+use crate::speech::{self, Act, Held};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::sync::mpsc::{Sender, UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::{Sender, UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use triptych_core::prompt::Prompt;
 use triptych_core::sampling::SamplingParams;
 use triptych_core::{EncodedItem, Extent, Failure, FailureClass, RequestId, TenantId};
-use triptych_engine::{Arrival, Output};
+use triptych_engine::{AlignJob, Arrival, Event, Output, SequenceId};
 use triptych_models::prompt::{OutputKind, PreparedSequence};
+use triptych_models::speech::SpeechFacts;
 use triptych_models::tokenization::Tokenizer;
 use triptych_proto::v1;
 use triptych_runtime::status;
@@ -47,6 +49,21 @@ pub struct Prepared {
     pub _admission: Admission,
 }
 
+impl Prepared {
+    /// The arrival of a window's answers.
+    fn arrival(&self, window: usize, ids: Vec<SequenceId>, sampling: SamplingParams) -> Arrival {
+        Arrival {
+            ids,
+            prepared: self.windows[window].clone(),
+            items: self.items.clone(),
+            sampling,
+            priority: self.priority,
+            tenant: self.tenant,
+            deadline: self.deadline,
+        }
+    }
+}
+
 /// Room for a request and for its sequences, given back when dropped.
 pub struct Admission {
     /// One request.
@@ -63,6 +80,8 @@ pub struct Parts {
     pub loads: Loads,
     /// For language and segments.
     pub tokenizer: Arc<Tokenizer>,
+    /// What transcripts are put together by, if the model is one of speech.
+    pub speech: Option<SpeechFacts>,
     /// Counts.
     pub meters: Meters,
     /// Cancelled when the process must end.
@@ -77,10 +96,14 @@ pub type Stream = Sender<Result<v1::PdGenerateResponse, Status>>;
 /// Fields are dropped from top to bottom: sequences leave the engine before their room (in `prepared`) is given to
 /// others.
 pub struct Running {
-    _sequences: Vec<RunningAnswers>,
+    sequences: Vec<RunningAnswers>,
     items: HeldItems,
     parts: Parts,
     assembler: Assembler,
+    /// The windows, if they are held back.
+    held: Option<Held>,
+    sampling: SamplingParams,
+    sender: UnboundedSender<Output>,
     news: UnboundedReceiver<Output>,
     prepared: Prepared,
     since: Instant,
@@ -104,26 +127,26 @@ impl Running {
         sampling.seed = sampling.seed.or_else(|| Some(rand_seed(prepared.request)));
         let (sender, news) = unbounded_channel();
         let mut assembler = Assembler::new(&prepared.windows, sampling.n, parts.tokenizer.clone(), logprobs);
+        let mut held = speech::hold(&prepared, &parts, &mut sampling)?;
         let mut sequences = Vec::new();
-        for (window, sequence) in prepared.windows.iter().enumerate() {
-            let arrival = Arrival {
-                ids: (0..sampling.n).map(|_| parts.driver.next_id()).collect(),
-                prepared: sequence.clone(),
-                items: prepared.items.clone(),
-                sampling: sampling.clone(),
-                priority: prepared.priority,
-                tenant: prepared.tenant,
-                deadline: prepared.deadline,
-            };
-            for (choice, id) in (0..).zip(&arrival.ids) {
-                assembler.place(*id, Place { choice, window });
+        for window in 0..prepared.windows.len() {
+            let ids: Vec<SequenceId> = (0..sampling.n).map(|_| parts.driver.next_id()).collect();
+            for (choice, id) in (0..).zip(&ids) {
+                let place = Place { choice, window };
+                assembler.place(*id, place);
+                if let Some(held) = &mut held {
+                    held.place(*id, place);
+                }
             }
-            sequences.push(parts.driver.start(arrival, sender.clone())?);
+            if held.as_ref().is_none_or(|held| held.is_heard(window)) {
+                let arrival = prepared.arrival(window, ids, sampling.clone());
+                sequences.push(parts.driver.start(arrival, sender.clone())?);
+            }
         }
         let since = Instant::now();
         let items = parts.loads.start(&prepared.items, &parts.driver);
         let load = prepared.items.is_empty().then_some(Duration::ZERO);
-        Ok(Self { _sequences: sequences, items, parts, assembler, news, prepared, since, load })
+        Ok(Self { sequences, items, parts, assembler, held, sampling, sender, news, prepared, since, load })
     }
 
     /// Passes news on until the answer is complete, fails, or nobody reads it any more.
@@ -153,15 +176,23 @@ impl Running {
 
     async fn pass_on(&mut self, client: &Stream) -> Result<(), Failure> {
         let gone = |_| Failure::new(FailureClass::Cancelled, "the client went away");
-        while !self.assembler.is_complete() {
+        let mut deltas = self.begin_held()?;
+        loop {
+            for delta in deltas {
+                let kind = Some(v1::pd_generate_response::Kind::Delta(delta));
+                client.send(Ok(v1::PdGenerateResponse { kind })).await.map_err(gone)?;
+            }
+            if self.assembler.is_complete() {
+                break;
+            }
             let output = self.next().await.ok_or_else(|| Failure::unavailable("the engine is gone"))?;
             if let Output::Finished(_, finished) = &output {
                 self.parts.meters.finished(finished);
             }
-            for delta in self.assembler.push(output)? {
-                let kind = Some(v1::pd_generate_response::Kind::Delta(delta));
-                client.send(Ok(v1::PdGenerateResponse { kind })).await.map_err(gone)?;
-            }
+            deltas = match self.held {
+                Some(_) => self.hold_back(output)?,
+                None => self.assembler.push(output)?,
+            };
         }
         let kind = Some(v1::pd_generate_response::Kind::Summary(self.summary()));
         client.send(Ok(v1::PdGenerateResponse { kind })).await.map_err(gone)
@@ -183,6 +214,66 @@ impl Running {
         self.news.recv().await
     }
 
+    /// What can be told of held windows before any news.
+    fn begin_held(&mut self) -> Result<Vec<v1::Delta>, Failure> {
+        let acts = self.held.as_mut().map_or_else(Vec::new, Held::begin);
+        self.act(acts)
+    }
+
+    /// Takes in news of a held window.
+    fn hold_back(&mut self, output: Output) -> Result<Vec<v1::Delta>, Failure> {
+        let acts = self.held.as_mut().map_or(Ok(Vec::new()), |held| held.push(output))?;
+        self.act(acts)
+    }
+
+    fn act(&mut self, acts: Vec<Act>) -> Result<Vec<v1::Delta>, Failure> {
+        let mut deltas = Vec::new();
+        for act in acts {
+            match act {
+                Act::Retry { place, temperature } => self.decode_again(place, temperature)?,
+                Act::Align { place, tokens } => self.align(place, tokens)?,
+                Act::Tell(told) => deltas.extend(self.assembler.tell(told)?),
+            }
+        }
+        Ok(deltas)
+    }
+
+    /// Decodes a window again, over the cross blocks that are there.
+    fn decode_again(&mut self, place: Place, temperature: f32) -> Result<(), Failure> {
+        let id = self.parts.driver.next_id();
+        // Drawn with a seed of its own, or two answers would come to be the same.
+        let seed = self.sampling.seed.map(|seed| seed.wrapping_add(u64::from(place.choice)));
+        let sampling = SamplingParams { temperature, seed, n: 1, ..self.sampling.clone() };
+        let arrival = self.prepared.arrival(place.window, vec![id], sampling);
+        if let Some(held) = &mut self.held {
+            held.place(id, place);
+        }
+        self.sequences.push(self.parts.driver.start(arrival, self.sender.clone())?);
+        for item in &self.prepared.items {
+            if let Some(output) = self.parts.loads.rows(&item.key) {
+                self.parts.driver.tell(Event::ItemReady { key: item.key, output });
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the engine look where the heads that follow the sound look.
+    fn align(&mut self, place: Place, tokens: Vec<u32>) -> Result<(), Failure> {
+        let cross = self.prepared.windows.get(place.window).and_then(|w| w.cross);
+        let cross = cross.ok_or_else(|| Failure::internal("a window of speech without rows"))?;
+        let item = self.prepared.items.get(cross.item.0 as usize);
+        let output = item.and_then(|item| self.parts.loads.rows(&item.key));
+        let output = output.ok_or_else(|| Failure::unavailable("the rows of a window are gone"))?;
+        let heads = self.parts.speech.as_ref().map(|s| s.alignment_heads.clone()).unwrap_or_default();
+        let (first_row, n_rows) = (cross.first_row, cross.n_rows);
+        let id = self.parts.driver.next_id();
+        if let Some(held) = &mut self.held {
+            held.place(id, place);
+        }
+        let job = AlignJob { id, tokens, output, first_row, n_rows, heads };
+        self.parts.driver.align(job, self.sender.clone())
+    }
+
     fn summary(&self) -> v1::Summary {
         let (usage, mut times) = self.assembler.totals(self.prepared.arrived);
         // The engine counts waiting for items as queueing; what was loading is told apart here.
@@ -202,7 +293,7 @@ impl Running {
             item_sources: Vec::new(),
             language: asked.or_else(|| self.assembler.language()).unwrap_or_default(),
             duration_s: duration.unwrap_or(0.0),
-            decoder_prompt: self.decoder_prompt(),
+            next: self.held.as_ref().and_then(Held::next).cloned().map(Into::into),
             ..v1::Summary::default()
         }
     }

@@ -3,7 +3,7 @@
 //! The windows of a long sound run at the same time; the answer is what they say one after the other. News of
 //! a later window wait until the earlier ones have ended.
 
-use crate::speech::WindowSegments;
+use crate::speech::{Told, WindowSegments};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,8 +50,10 @@ struct Choice {
 
 struct Window {
     segments: WindowSegments,
+    /// What takes their place, when it was found elsewhere.
+    given: Option<Vec<v1::Segment>>,
     held: VecDeque<Output>,
-    /// Leading generated tokens that are task tokens; the first may name the language.
+    /// Leading generated tokens that are task tokens, if the first names the language; else 0.
     n_steps: usize,
     first_token: Option<u32>,
 }
@@ -75,8 +77,9 @@ impl Assembler {
     pub fn new(windows: &[PreparedSequence], n: u32, tokenizer: Arc<Tokenizer>, logprobs: Logprobs) -> Self {
         let window = |w: &PreparedSequence| Window {
             segments: WindowSegments::new(w),
+            given: None,
             held: VecDeque::new(),
-            n_steps: w.rules.steps.len(),
+            n_steps: w.rules.steps.first().map_or(0, |first| if first.len() > 1 { w.rules.steps.len() } else { 0 }),
             first_token: None,
         };
         let choice =
@@ -95,6 +98,21 @@ impl Assembler {
         self.places.insert(id, place);
     }
 
+    /// Takes in a whole window that was put together elsewhere, and gives out what is in turn.
+    ///
+    /// # Errors
+    /// None of its own.
+    pub fn tell(&mut self, told: Told) -> Result<Vec<v1::Delta>, Failure> {
+        let id = self.places.iter().find(|(_, place)| **place == told.place).map(|(id, _)| *id);
+        let choice = self.choices.get_mut(told.place.choice as usize);
+        let window = choice.and_then(|c| c.windows.get_mut(told.place.window));
+        let (Some(id), Some(window)) = (id, window) else { return Ok(Vec::new()) };
+        window.given = Some(told.segments);
+        let mut deltas = self.push(Output::Delta(id, told.delta))?;
+        deltas.extend(self.push(Output::Finished(id, told.finished))?);
+        Ok(deltas)
+    }
+
     /// Whether every sequence has ended.
     pub fn is_complete(&self) -> bool {
         self.totals.ended == self.places.len()
@@ -109,7 +127,7 @@ impl Assembler {
         match output {
             Output::Failed(_, failure) => return Err(failure),
             Output::Finished(_, ref finished) => self.totals.add(finished, place),
-            Output::Delta(..) => {}
+            Output::Delta(..) | Output::Aligned(..) => {}
         }
         let Some(choice) = self.choices.get_mut(place.choice as usize) else { return Ok(Vec::new()) };
         if let Some(window) = choice.windows.get_mut(place.window) {
@@ -127,7 +145,7 @@ impl Assembler {
             let mut delta = match output {
                 Output::Delta(_, delta) => choice.pass(delta, logprobs),
                 Output::Finished(_, finished) => choice.end_window(&finished, tokenizer),
-                Output::Failed(..) => continue,
+                Output::Failed(..) | Output::Aligned(..) => continue,
             };
             delta.choice = index;
             deltas.push(delta);
@@ -185,7 +203,10 @@ impl Choice {
         let mut delta = v1::Delta::default();
         if let Some(window) = self.windows.get_mut(self.current).filter(|w| w.segments.is_speech()) {
             let segments = std::mem::take(&mut window.segments);
-            delta.segments = segments.finish(tokenizer, finished.no_speech_prob.unwrap_or(0.0));
+            delta.segments = match window.given.take() {
+                Some(given) => given,
+                None => segments.finish(tokenizer, finished.no_speech_prob.unwrap_or(0.0)),
+            };
         }
         self.current += 1;
         if self.current == self.windows.len() {

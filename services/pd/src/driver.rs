@@ -15,10 +15,11 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::sync::CancellationToken;
 use triptych_core::Failure;
 use triptych_core::clock::{Clock, SystemClock};
-use triptych_engine::{Arrival, Engine, Event, Output, Readiness, SequenceId};
+use triptych_engine::{AlignJob, Arrival, Engine, Event, Output, Readiness, SequenceId};
 
 enum Command {
     Start { arrival: Box<Arrival>, news: UnboundedSender<Output> },
+    Align { job: Box<AlignJob>, news: UnboundedSender<Output> },
     Tell(Event),
 }
 
@@ -75,6 +76,15 @@ impl Driver {
         let start = Command::Start { arrival: Box::new(arrival), news };
         self.commands.send(start).map_err(|_| Failure::unavailable("the engine is gone"))?;
         Ok(RunningAnswers { ids, driver: self.clone() })
+    }
+
+    /// Has known tokens read; the result goes to `news`.
+    ///
+    /// # Errors
+    /// Unavailable when the engine is gone.
+    pub fn align(&self, job: AlignJob, news: UnboundedSender<Output>) -> Result<(), Failure> {
+        let align = Command::Align { job: Box::new(job), news };
+        self.commands.send(align).map_err(|_| Failure::unavailable("the engine is gone"))
     }
 
     /// Tells the engine of an event. A gone engine has failed everything it had, so nobody waits for this.
@@ -154,6 +164,10 @@ impl Thread {
             Command::Start { arrival, news } => {
                 self.routes.extend(arrival.ids.iter().map(|id| (*id, news.clone())));
                 self.engine.handle(Event::Arrive(arrival), now)
+            }
+            Command::Align { job, news } => {
+                self.routes.insert(job.id, news);
+                self.engine.handle(Event::Align(job), now)
             }
             Command::Tell(event) => {
                 if let Event::Abort(id) = &event {

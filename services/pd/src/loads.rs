@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::watch;
 use triptych_core::limits::Limits;
-use triptych_core::{EncodedItem, Failure, RequestId};
+use triptych_core::{ContentKey, EncodedItem, EncoderOutput, Failure, RequestId};
 use triptych_ec::connector::{
     CacheStatus, Completions, ConnectorSettings, Loaded, SchedulerRole, WorkerRole, connect,
 };
@@ -90,6 +90,11 @@ impl Loads {
         HeldItems { holder, items: items.to_vec(), scheduler: self.scheduler.clone(), loads_ended }
     }
 
+    /// The rows of an item, if they are on this worker; they are while a request holds it.
+    pub fn rows(&self, key: &ContentKey) -> Option<EncoderOutput> {
+        self.worker.rows(key)
+    }
+
     /// Takes no new work, and waits a little for what is under way: no request is left that wants it, and a store
     /// may be dropped in the middle of any call.
     pub async fn drain(&self) {
@@ -109,6 +114,6 @@ fn event(loaded: &Loaded) -> Event {
 }
 
 /// How a failure names the item it is about, until `answer` knows its place in the request.
-pub fn item_param(key: &triptych_core::ContentKey) -> String {
+pub fn item_param(key: &ContentKey) -> String {
     format!("item:{key}")
 }

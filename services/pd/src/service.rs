@@ -138,6 +138,7 @@ impl Worker {
             driver: model.driver.clone(),
             loads: self.loads.clone(),
             tokenizer: model.tokenizer.clone(),
+            speech: model.prompts.speech(),
             meters: model.meters.clone(),
             abort: self.drain.abort_token(),
         };

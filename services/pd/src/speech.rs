@@ -1,10 +1,52 @@
-//! One window of speech on its way out: tokens become segments with text and confidence.
+//! Speech on its way out: tokens become segments with text and confidence.
+//!
+//! [`WindowSegments`] does it as tokens come. [`Held`] holds windows back, for requests where what is told of one
+//! depends on its end, on its neighbours, or on where its words lie.
+
+mod held;
+mod window;
+
+pub use held::{Act, Held, Told};
+
+use crate::answer::{Parts, Prepared};
+use held::How;
+use triptych_core::Failure;
+use triptych_core::prompt::Prompt;
+use triptych_core::sampling::SamplingParams;
 
 use triptych_engine::ChosenToken;
 use triptych_models::prompt::PreparedSequence;
 use triptych_models::speech::{Segment, Segmenter};
 use triptych_models::tokenization::Tokenizer;
 use triptych_proto::v1;
+
+/// The windows of a request, if they must be held back. `sampling` is then that of the first try.
+///
+/// # Errors
+/// If the task cannot be done with this model, item or number of answers.
+pub fn hold(
+    prepared: &Prepared,
+    parts: &Parts,
+    sampling: &mut SamplingParams,
+) -> Result<Option<Held>, Failure> {
+    let Some(facts) = parts.speech.clone() else { return Ok(None) };
+    let task = match &prepared.prompt {
+        Prompt::Speech(task) => task.clone(),
+        _ => Default::default(),
+    };
+    if let Some(first) = task.fallback.as_ref().and_then(|f| f.temperatures.first()) {
+        sampling.temperature = *first;
+    }
+    let how = How {
+        task,
+        facts,
+        tokenizer: parts.tokenizer.clone(),
+        temperature: sampling.temperature,
+        duration_ms: held::duration_ms(&prepared.items),
+    };
+    let holds = how.holds(&prepared.windows, sampling.n)?;
+    Ok(holds.then(|| Held::new(how, prepared.windows.clone(), sampling.n)))
+}
 
 /// Collects the segments of a window.
 #[derive(Default)]

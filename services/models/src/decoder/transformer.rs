@@ -2,13 +2,15 @@
 
 use super::head::load_head;
 use super::seeing::{CachePlace, Seeing};
-use super::{Decoder, DecoderInfo, EmbedRows, StepInput};
+use super::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput};
 use crate::error::ModelError;
 use crate::layers::{CrossAttention, Entry, FeedForward, Loader, Residual, RotaryTables, SelfAttention};
 use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
 use triptych_kernels::ops::{Activation, KvLayer, KvLayout, Mask, PagedBatch, ScoreBias};
 use triptych_kernels::{Backend, KernelError};
+
+mod align;
 
 /// A decoder of any family over any back end.
 pub struct TransformerDecoder<B: Backend> {
@@ -192,6 +194,10 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
             return Ok(Vec::new());
         }
         self.logits(&x, step.logit_rows)
+    }
+
+    fn align(&mut self, input: &AlignInput<'_>) -> Result<Vec<f32>, ModelError> {
+        self.attention_of_heads(input)
     }
 
     fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {

@@ -11,6 +11,7 @@ use super::generation::GenerationFiles;
 use super::{CrossInput, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, check_ids};
 use crate::error::{ModelError, PromptError};
 use crate::rules::{LogitRules, NoSpeech, TimestampRule};
+use crate::speech::SpeechFacts;
 use crate::tokenization::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
@@ -35,6 +36,8 @@ pub struct SpeechPrompt {
     max_context: usize,
     vocab: u32,
     defaults: SamplingDefaults,
+    alignment_heads: Arc<[(u32, u32)]>,
+    median: usize,
 }
 
 /// Decoder tokens of a window, before they are placed.
@@ -44,6 +47,33 @@ struct Start {
     timestamps: bool,
     /// Generated token whose logits say whether there is speech.
     no_speech_step: usize,
+}
+
+/// Heads that follow the sound, as `[layer, head]`; published files name them, others may not.
+fn alignment_heads(files: &GenerationFiles) -> Result<Arc<[(u32, u32)]>, ModelError> {
+    const KEY: &str = "alignment_heads";
+    let Some(value) = files.generation.get(KEY) else { return Ok(Arc::default()) };
+    let sizes = [files.text_u32("decoder_layers")?, files.text_u32("decoder_attention_heads")?];
+    let head = |pair: &serde_json::Value| {
+        let pair = pair.as_array().filter(|pair| pair.len() == 2)?;
+        let at = |i: usize| pair[i].as_u64().and_then(|n| u32::try_from(n).ok()).filter(|n| *n < sizes[i]);
+        Some((at(0)?, at(1)?))
+    };
+    let heads = value.as_array().and_then(|all| all.iter().map(head).collect::<Option<Arc<[_]>>>());
+    heads.ok_or_else(|| {
+        let allowed = format!("pairs of a layer below {} and a head below {}", sizes[0], sizes[1]);
+        files.generation.wrong(KEY, &allowed)
+    })
+}
+
+/// The default is that of transformers' configuration.
+fn median(files: &GenerationFiles) -> Result<usize, ModelError> {
+    const KEY: &str = "median_filter_width";
+    let width = files.config.u32(KEY)?.unwrap_or(7);
+    if width % 2 == 1 && width < 1000 {
+        return Ok(width as usize);
+    }
+    Err(files.config.wrong(KEY, "an odd number below 1000"))
 }
 
 /// Tokens of earlier text that a prompt holds at most.
@@ -80,6 +110,8 @@ impl SpeechPrompt {
             max_context: files.text_u32("max_target_positions")? as usize,
             vocab,
             defaults: files.sampling_defaults()?,
+            alignment_heads: alignment_heads(&files)?,
+            median: median(&files)?,
             tokenizer,
         })
     }
@@ -319,6 +351,18 @@ impl PromptBuilder for SpeechPrompt {
 
     fn sampling_defaults(&self) -> SamplingDefaults {
         self.defaults
+    }
+
+    fn speech(&self) -> Option<SpeechFacts> {
+        Some(SpeechFacts {
+            first_time: self.words.no_timestamps.map(|id| id + 1),
+            window_ms: self.rows_per_window.saturating_mul(ROW_MS as u32),
+            row_ms: ROW_MS as u32,
+            max_previous: max_previous(self.max_context),
+            vocab: self.vocab as usize,
+            alignment_heads: Arc::clone(&self.alignment_heads),
+            median: self.median,
+        })
     }
 
     fn language(&self, token: u32) -> Option<&str> {

@@ -57,7 +57,7 @@ impl Window {
         let is_time = |i: usize| tokens[i] >= self.first_time;
         let pairs: Vec<usize> = (1..tokens.len()).filter(|i| is_time(i - 1) && is_time(*i)).collect();
         let n = tokens.len();
-        let single_ending = n >= 1 && is_time(n - 1) && (n < 2 || !is_time(n - 2));
+        let single_ending = n >= 2 && is_time(n - 1) && !is_time(n - 2);
         let Some((last_pair, earlier)) = pairs.split_last() else {
             return Settled { segments: vec![self.whole(tokens)], next_ms: self.after(self.n_frames()) };
         };
