@@ -1,12 +1,16 @@
 //! Sounds to log-mel windows, as transformers' `WhisperFeatureExtractor` makes them.
 //!
-//! Decode, one channel, 16 kHz → consecutive windows of `chunk_length` seconds, the last filled with silence →
-//! log-mel, each window normalised by itself
+//! Decode, one channel, 16 kHz → windows of `chunk_length` seconds ([`layout`]), filled up with silence → log-mel, each
+//! window normalised by itself. With the option `start_ms` it is one window of a sound read in sequence, cut out of
+//! the log-mel of all of it; with `vad` silence is left out
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/whisper/feature_extraction_whisper.py>).
 
 mod decode;
+pub mod layout;
 mod mel;
 mod resample;
+mod sounds;
+pub mod vad;
 mod wave;
 
 pub use decode::decode;
@@ -18,12 +22,18 @@ use crate::error::{ItemError, ModelError};
 use crate::files::JsonFile;
 use std::path::Path;
 use triptych_core::limits::Limits;
-use triptych_core::{Extent, ItemOptions, Modality};
+use layout::{Frame, Silence};
+use sounds::{Sound, Sounds};
+use triptych_core::{Extent, ItemOptions, Modality, WindowSpan};
+use vad::Levels;
 
 const FILE: &str = "preprocessor_config.json";
 
 /// Mel frames that the encoder's stem makes one row of.
 const FRAMES_PER_ROW: usize = 2;
+
+/// Most windows of a sound: as many as the head of an EC object has room to place.
+const MAX_WINDOWS: usize = 600;
 
 /// Settings of an audio processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +102,8 @@ impl AudioSettings {
 pub struct AudioProcessor {
     settings: AudioSettings,
     log_mel: LogMel,
+    /// Sounds that are being read in sequence.
+    sounds: Sounds,
 }
 
 impl std::fmt::Debug for AudioProcessor {
@@ -103,7 +115,7 @@ impl std::fmt::Debug for AudioProcessor {
 impl AudioProcessor {
     /// With these settings.
     pub fn new(settings: AudioSettings) -> Self {
-        Self { settings, log_mel: LogMel::new(settings) }
+        Self { settings, log_mel: LogMel::new(settings), sounds: Sounds::default() }
     }
 
     /// With the settings of a model directory.
@@ -119,19 +131,60 @@ impl AudioProcessor {
         &self.settings
     }
 
-    /// Log-mel of samples at the processor's rate: `[n_windows, n_mels, n_frames]`, and the number of windows.
+    /// Windows of samples at the processor's rate, each by itself: where they lie (empty for a single one over all
+    /// of the sound), and their log-mel `[n_windows, n_mels, n_frames]`.
     ///
     /// A rest shorter than one encoder row after a full window is left out: it is the padding of a codec, and
     /// would cost a whole window.
-    pub fn windows(&self, samples: &[f32]) -> (u32, Vec<f32>) {
+    pub fn windows(&self, samples: &[f32], silence: Silence) -> (Vec<WindowSpan>, Vec<f32>) {
         let n_samples = self.settings.n_samples();
-        let (full, rest) = (samples.len() / n_samples, samples.len() % n_samples);
-        let n_windows = full + usize::from(rest >= self.settings.hop * FRAMES_PER_ROW || full == 0);
-        let mut mel = Vec::with_capacity(n_windows * self.settings.n_mels * self.settings.n_frames());
-        for window in samples.chunks(n_samples).take(n_windows) {
-            self.log_mel.extend(window, &mut mel);
+        let least = self.settings.hop * FRAMES_PER_ROW;
+        let mut mel = Vec::new();
+        if samples.len() < n_samples + least && silence == Silence::Read {
+            self.log_mel.extend(samples, &mut mel);
+            return (Vec::new(), mel);
         }
-        (n_windows as u32, mel)
+        let levels = Levels::of(samples, self.settings.rate);
+        let frame = Frame {
+            duration_ms: self.ms(samples.len()),
+            window_ms: self.ms(n_samples),
+            least_ms: self.ms(least),
+        };
+        let spans = layout::windows(&levels, frame, silence);
+        for span in &spans {
+            let range = self.sample(span.start_ms)..self.sample(span.end_ms);
+            let range = range.start.min(samples.len())..range.end.min(samples.len());
+            self.log_mel.extend(&samples[range], &mut mel);
+        }
+        (spans, mel)
+    }
+
+    /// The window of a sound that is read in sequence, from `start_ms` on.
+    fn part(&self, sound: &Sound, start_ms: u64, silence: Silence) -> (Vec<WindowSpan>, Vec<f32>) {
+        let (duration_ms, window_ms) = (self.ms(sound.n_heard), self.ms(self.settings.n_samples()));
+        let asked = u32::try_from(start_ms).unwrap_or(u32::MAX).min(duration_ms);
+        let speech = |levels: Levels| {
+            let next = levels.speech().into_iter().find(|r| r.end > asked);
+            next.map_or(duration_ms, |r| r.start.max(asked))
+        };
+        let start_ms = match silence {
+            Silence::Read => asked,
+            Silence::Skip => speech(Levels::of(&sound.samples[..sound.n_heard], self.settings.rate)),
+        };
+        let frame = self.sample(start_ms) / self.settings.hop;
+        let mut mel = Vec::with_capacity(self.settings.n_mels * self.settings.n_frames());
+        self.log_mel.extend_part(&sound.samples, frame, sound.loudest, &mut mel);
+        let end_ms = start_ms.saturating_add(window_ms).min(duration_ms);
+        (vec![WindowSpan { start_ms, end_ms }], mel)
+    }
+
+    fn ms(&self, n_samples: usize) -> u32 {
+        let ms = n_samples as u64 * 1000 / u64::from(self.settings.rate);
+        u32::try_from(ms).unwrap_or(u32::MAX)
+    }
+
+    fn sample(&self, ms: u32) -> usize {
+        (u64::from(ms) * u64::from(self.settings.rate) / 1000) as usize
     }
 }
 
@@ -150,19 +203,36 @@ impl Preprocess for AudioProcessor {
         if modality != Modality::Audio {
             return Err(ItemError::Unsupported(format!("this model reads audio items, not {modality}")));
         }
-        super::check_options(options, &[])?;
+        super::check_options(options, &["start_ms", "vad"])?;
         super::check_bytes(modality, bytes, limits)?;
-        let samples = super::contained(modality, || decode(bytes, self.settings.rate, limits))?;
-        let (n_windows, mel) = self.windows(&samples);
-        let duration_ms = samples.len() as u64 * 1000 / u64::from(self.settings.rate);
-        let n_rows = n_windows as usize * self.settings.rows_per_window();
+        let samples = || super::contained(modality, || decode(bytes, self.settings.rate, limits));
+        let silence = if options.vad { Silence::Skip } else { Silence::Read };
+        let (n_heard, (spans, mel)) = match options.start_ms {
+            None => {
+                let samples = samples()?;
+                (samples.len(), self.windows(&samples, silence))
+            }
+            Some(start_ms) => {
+                let sound = self.sounds.get(bytes, || {
+                    samples().map(|s| Sound::new(s, self.settings.n_samples(), &self.log_mel))
+                })?;
+                (sound.n_heard, self.part(&sound, start_ms, silence))
+            }
+        };
+        let too_many = |limit: String| ItemError::TooLarge {
+            what: "the audio",
+            actual: format!("{} windows", spans.len()),
+            limit,
+        };
+        if spans.len() > MAX_WINDOWS {
+            return Err(too_many(format!("{MAX_WINDOWS} windows")));
+        }
+        let n_windows = spans.len().max(1) as u32;
+        let n_rows = u32::try_from(n_windows as usize * self.settings.rows_per_window());
+        let duration_ms = n_heard as u64 * 1000 / u64::from(self.settings.rate);
         Ok(EncoderInput {
-            extent: Extent::windows(n_windows, duration_ms),
-            n_tokens: u32::try_from(n_rows).map_err(|_| ItemError::TooLarge {
-                what: "the audio",
-                actual: format!("{n_rows} rows"),
-                limit: format!("{} rows", u32::MAX),
-            })?,
+            n_tokens: n_rows.map_err(|_| too_many(format!("{} rows", u32::MAX)))?,
+            extent: Extent::Windows { n_windows, duration_ms, spans: spans.into() },
             features: Features::Mel(mel),
         })
     }

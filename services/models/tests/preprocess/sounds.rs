@@ -6,6 +6,7 @@ use std::time::Duration;
 use triptych_core::limits::Limits;
 use triptych_core::{Extent, ItemOptions, Modality};
 use triptych_models::ItemError;
+use triptych_models::preprocess::audio::layout::Silence;
 use triptych_models::preprocess::{AudioProcessor, AudioSettings, EncoderInput, Features, Preprocess, audio};
 
 fn hear(bytes: &[u8], limits: &Limits) -> Result<EncoderInput, ItemError> {
@@ -49,8 +50,8 @@ fn log_mel_matches_the_reference() {
         let samples = sound(name);
         assert_eq!(samples.len() as u64, row["n_samples"].as_u64().unwrap(), "{name}");
         let processor = AudioProcessor::new(AudioSettings { n_mels, ..WHISPER });
-        let (n_windows, mel) = processor.windows(&samples);
-        assert_eq!((n_windows, mel.len()), (1, n_mels * 3000), "{name}");
+        let (spans, mel) = processor.windows(&samples, Silence::Read);
+        assert_eq!((spans.len(), mel.len()), (0, n_mels * 3000), "{name}");
         let frames = golden::ids(&row["frames"]);
         let (_, expect) = tensors.f32(&format!("{name}.{n_mels}.frames"));
         let got: Vec<f32> =
@@ -72,8 +73,8 @@ fn features_of_a_model_directory_match() {
         let processor = AudioProcessor::from_dir(&golden::path(&format!("{case}/model"))).unwrap();
         let (_, samples) = tensors.f32("waveform");
         let (shape, expect) = tensors.f32("input_features");
-        let (n_windows, mel) = processor.windows(&samples);
-        assert_eq!((n_windows as usize, mel.len()), (1, shape[0] * shape[1]));
+        let (spans, mel) = processor.windows(&samples, Silence::Read);
+        assert_eq!((spans.len(), mel.len()), (0, shape[0] * shape[1]));
         let off = furthest(&mel, expect.into_iter());
         println!("{case}: {off:.2e}");
         assert!(off < 1e-4, "{case}: {off}");
@@ -145,29 +146,72 @@ fn a_tone_keeps_its_pitch_level_and_length_at_any_rate() {
     assert!(silent.iter().all(|s| s.abs() < 1e-6));
 }
 
+/// A second a window; the input's spans as pairs, and its mel.
+fn laid_out(samples: impl Iterator<Item = i16>, options: &ItemOptions) -> (Vec<[u32; 2]>, u64, Vec<f32>) {
+    let processor = AudioProcessor::new(AudioSettings { chunk_s: 1, ..WHISPER });
+    let bytes = wav(16_000, 1, samples);
+    let input = processor.preprocess(Modality::Audio, &bytes, options, &Limits::default()).unwrap();
+    let Extent::Windows { n_windows, duration_ms, spans } = input.extent else { panic!("windows") };
+    let Features::Mel(mel) = input.features else { panic!("mel") };
+    assert_eq!((input.n_tokens, mel.len()), (n_windows * 50, n_windows as usize * 80 * 100));
+    assert!(spans.is_empty() && n_windows == 1 || spans.len() == n_windows as usize);
+    (spans.iter().map(|s| [s.start_ms, s.end_ms]).collect(), duration_ms, mel)
+}
+
 #[test]
 fn a_long_sound_is_windows_and_a_scrap_is_none() {
-    let limits = Limits::default();
-    let settings = AudioSettings { chunk_s: 1, ..WHISPER };
-    let processor = AudioProcessor::new(settings);
-    let check = |seconds: f64, n_windows: u32| {
-        let bytes = wav(16_000, 1, tone(16_000, 300.0, seconds));
-        let input = processor.preprocess(Modality::Audio, &bytes, &ItemOptions::default(), &limits).unwrap();
-        let duration_ms = (seconds * 1000.0).round() as u64;
-        assert_eq!(input.extent, Extent::windows(n_windows, duration_ms), "{seconds} s");
-        assert_eq!(input.n_tokens, n_windows * 50);
-        let Features::Mel(mel) = &input.features else { panic!("mel") };
-        assert_eq!(mel.len(), n_windows as usize * 80 * 100);
-        mel.clone()
+    let options = ItemOptions::default();
+    let check = |seconds: f64, expect: &[[u32; 2]]| {
+        let (spans, duration_ms, mel) = laid_out(tone(16_000, 300.0, seconds), &options);
+        assert_eq!((spans.as_slice(), duration_ms), (expect, (seconds * 1000.0).round() as u64));
+        mel
     };
-    check(0.01, 1);
-    check(1.0, 1);
-    check(1.01, 1);
-    check(1.5, 2);
-    let three = check(2.5, 3);
-    // Each window is normalised by itself.
-    assert_eq!(three[..8000], check(1.0, 1)[..]);
-    assert_eq!(three[16_000..], check(0.5, 1)[..]);
+    check(0.01, &[]);
+    let one = check(1.0, &[]);
+    check(1.01, &[]);
+    // A tone has no pauses: windows overlap, and each is normalised by itself.
+    let two = check(1.5, &[[0, 1000], [667, 1500]]);
+    assert_eq!(two[..8000], one[..]);
+    check(2.5, &[[0, 1000], [667, 1667], [1334, 2334], [2001, 2500]]);
+}
+
+#[test]
+fn a_long_sound_is_cut_in_its_pauses_and_silence_is_skipped_when_asked() {
+    let sound = || {
+        let rest = |seconds: f64| std::iter::repeat_n(0, (seconds * 16_000.0) as usize);
+        let parts = tone(16_000, 300.0, 0.75).chain(rest(0.4)).chain(tone(16_000, 300.0, 0.6));
+        parts.chain(rest(1.0)).chain(tone(16_000, 300.0, 0.5))
+    };
+    let (spans, duration_ms, _) = laid_out(sound(), &ItemOptions::default());
+    assert_eq!((spans.len(), duration_ms), (4, 3250));
+    assert!((840..960).contains(&spans[0][1]) && spans[1][0] == spans[0][1], "{spans:?}");
+    let skipping = ItemOptions { vad: true, ..ItemOptions::default() };
+    let (spans, ..) = laid_out(sound(), &skipping);
+    assert!(spans.iter().all(|s| s[0] < s[1] && s[1] - s[0] <= 1000), "{spans:?}");
+    assert!(spans.last().is_some_and(|s| (2500..2750).contains(&s[0])), "{spans:?}");
+    // In sequence the window starts at the next speech.
+    let resumed = ItemOptions { vad: true, start_ms: Some(1900), ..ItemOptions::default() };
+    let (spans, ..) = laid_out(sound(), &resumed);
+    assert!((2500..2750).contains(&spans[0][0]) && spans[0][1] == 3250, "{spans:?}");
+    let (silent, ..) = laid_out(std::iter::repeat_n(0, 16_000), &skipping);
+    assert_eq!(silent, [[1000, 1000]], "one window of no length");
+}
+
+#[test]
+fn a_window_in_sequence_is_cut_out_of_the_whole_sound() {
+    let samples = || tone(16_000, 300.0, 0.5).chain(tone(16_000, 500.0, 1.4).map(|s| s / 4));
+    let at = |start_ms| laid_out(samples(), &ItemOptions { start_ms: Some(start_ms), ..ItemOptions::default() });
+    let (first, duration_ms, a) = at(0);
+    let (second, _, b) = at(600);
+    let (last, _, c) = at(1500);
+    assert_eq!((first, second, last), (vec![[0, 1000]], vec![[600, 1600]], vec![[1500, 1900]]));
+    assert_eq!(duration_ms, 1900);
+    let row = |mel: &[f32], bin: usize, frames: std::ops::Range<usize>| mel[bin * 100..][frames].to_vec();
+    for bin in [0, 20, 79] {
+        assert_eq!(row(&a, bin, 60..100), row(&b, bin, 0..40), "the same frames of one spectrogram");
+        assert_eq!(row(&b, bin, 90..100), row(&c, bin, 0..10));
+        assert!(row(&c, bin, 40..100).iter().all(|v| *v == 0.0), "past the sound it is zero");
+    }
 }
 
 #[test]

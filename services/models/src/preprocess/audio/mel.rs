@@ -43,16 +43,69 @@ impl LogMel {
     /// `samples` past a window's length are not read; too few are followed by silence. Frames are centred, the
     /// window mirrored at both ends.
     pub fn extend(&self, samples: &[f32], out: &mut Vec<f32>) {
-        let AudioSettings { n_mels, n_fft, hop, .. } = self.settings;
+        let AudioSettings { n_mels, n_fft, .. } = self.settings;
         let (n_samples, n_frames) = (self.settings.n_samples(), self.settings.n_frames());
-        let mirrored = mirrored(samples, n_samples, n_fft / 2);
         let mut mel = vec![0.0_f64; n_mels * n_frames];
+        self.log_energies(&mirrored(samples, n_samples, n_fft / 2), &mut mel);
+        let loudest = mel.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        out.extend(mel.iter().map(|v| scaled(*v, loudest)));
+    }
+
+    /// The largest value in the log-mel of a whole sound, before it is scaled.
+    pub fn loudest(&self, samples: &[f32]) -> f64 {
+        let (n_frames, hop) = (self.settings.n_frames(), self.settings.hop);
+        let starts = (0..samples.len() / hop).step_by(n_frames);
+        starts.fold(f64::NEG_INFINITY, |loudest, first| {
+            let mel = self.part(samples, first);
+            mel.iter().copied().fold(loudest, f64::max)
+        })
+    }
+
+    /// Appends the window of a whole sound that starts at a frame, `[n_mels, n_frames]`, to `out`.
+    ///
+    /// Frames at its ends reach into the sound around it, and `loudest` is that of the whole sound, as in
+    /// transformers' long-form generation; frames past the sound are 0.
+    pub fn extend_part(&self, samples: &[f32], first_frame: usize, loudest: f64, out: &mut Vec<f32>) {
+        let n_frames = self.settings.n_frames();
+        let mel = self.part(samples, first_frame);
+        let n_found = mel.len() / self.settings.n_mels;
+        for bin in 0..self.settings.n_mels {
+            let row = &mel[bin * n_found..(bin + 1) * n_found];
+            out.extend(row.iter().map(|v| scaled(*v, loudest)));
+            out.extend(std::iter::repeat_n(0.0, n_frames - n_found));
+        }
+    }
+
+    /// The frames of a sound from one on, at most a window, before they are scaled: `[n_mels, n_found]`.
+    fn part(&self, samples: &[f32], first_frame: usize) -> Vec<f64> {
+        let AudioSettings { n_mels, n_fft, hop, .. } = self.settings;
+        let n_found = (samples.len() / hop).saturating_sub(first_frame).min(self.settings.n_frames());
+        let mut mel = vec![0.0; n_mels * n_found];
+        let edge = n_fft / 2;
+        let at = |i: usize| {
+            // `i` counts from `edge` samples before the sound; the outermost sample is not repeated.
+            let i = if i < edge { edge - i } else { i - edge };
+            let last = samples.len().saturating_sub(1);
+            samples.get(if i > last { (2 * last).saturating_sub(i) } else { i }).copied().unwrap_or(0.0)
+        };
+        if n_found > 0 {
+            let first = first_frame * hop;
+            let piece: Vec<f32> = (first..first + (n_found - 1) * hop + n_fft).map(at).collect();
+            self.log_energies(&piece, &mut mel);
+        }
+        mel
+    }
+
+    /// Logarithms of the energies in the bins, `[n_mels, n_frames]`; frame `t` begins at sample `t · hop`.
+    fn log_energies(&self, samples: &[f32], mel: &mut [f64]) {
+        let AudioSettings { n_mels, n_fft, hop, .. } = self.settings;
+        let n_frames = mel.len() / n_mels;
         let mut frame = self.fft.make_input_vec();
         let mut spectrum = self.fft.make_output_vec();
         let mut scratch = self.fft.make_scratch_vec();
         let mut power = vec![0.0_f64; spectrum.len()];
         for t in 0..n_frames {
-            let part = &mirrored[t * hop..t * hop + n_fft];
+            let part = &samples[t * hop..t * hop + n_fft];
             for ((f, s), w) in frame.iter_mut().zip(part).zip(self.hann.iter()) {
                 *f = f64::from(*s) * w;
             }
@@ -67,9 +120,12 @@ impl LogMel {
                 mel[bin * n_frames + t] = energy.max(1e-10).log10();
             }
         }
-        let floor = mel.iter().copied().fold(f64::NEG_INFINITY, f64::max) - 8.0;
-        out.extend(mel.iter().map(|v| ((v.max(floor) + 4.0) / 4.0) as f32));
     }
+}
+
+/// Eight decades below the loudest value are kept, and laid around zero.
+fn scaled(value: f64, loudest: f64) -> f32 {
+    ((value.max(loudest - 8.0) + 4.0) / 4.0) as f32
 }
 
 /// `samples` filled up to `len`, then `edge` more at both ends, mirrored without repeating the outermost.
