@@ -126,7 +126,9 @@ impl Running {
         // One seed for the request: its answers differ by their number, and a repeat needs only this one.
         sampling.seed = sampling.seed.or_else(|| Some(rand_seed(prepared.request)));
         let (sender, news) = unbounded_channel();
-        let mut assembler = Assembler::new(&prepared.windows, sampling.n, parts.tokenizer.clone(), logprobs);
+        let tokenizer = parts.tokenizer.clone();
+        let mut assembler = Assembler::new(&prepared.windows, sampling.n, tokenizer, logprobs)
+            .at(sampling.temperature);
         let mut held = speech::hold(&prepared, &parts, &mut sampling)?;
         let mut sequences = Vec::new();
         for window in 0..prepared.windows.len() {

@@ -93,6 +93,14 @@ impl Assembler {
         }
     }
 
+    /// Says at which temperature windows are decoded.
+    pub fn at(mut self, temperature: f32) -> Self {
+        for window in self.choices.iter_mut().flat_map(|c| &mut c.windows) {
+            window.segments.set_temperature(temperature);
+        }
+        self
+    }
+
     /// Says where a sequence stands.
     pub fn place(&mut self, id: SequenceId, place: Place) {
         self.places.insert(id, place);

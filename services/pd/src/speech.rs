@@ -55,6 +55,8 @@ pub struct WindowSegments {
     segments: Vec<(Segment, f32)>,
     logprob_sum: f32,
     n_tokens: u32,
+    window_start_ms: u32,
+    temperature: f32,
 }
 
 impl WindowSegments {
@@ -65,7 +67,14 @@ impl WindowSegments {
             segments: Vec::new(),
             logprob_sum: 0.0,
             n_tokens: 0,
+            window_start_ms: (window::span(sequence).0 * 1000.0).round() as u32,
+            temperature: 0.0,
         }
+    }
+
+    /// Says at which temperature it is decoded.
+    pub fn set_temperature(&mut self, temperature: f32) {
+        self.temperature = temperature;
     }
 
     /// Whether the sequence is speech.
@@ -100,6 +109,8 @@ impl WindowSegments {
             token_ids: segment.tokens,
             avg_logprob,
             no_speech_prob,
+            temperature: self.temperature,
+            window_start_ms: self.window_start_ms,
             ..v1::Segment::default()
         };
         self.segments.into_iter().map(wire).collect()

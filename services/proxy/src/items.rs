@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use triptych_core::key::KeyParts;
 use triptych_core::limits::Limits;
-use triptych_core::{ContentKey, Failure, FailureClass, ItemIdx};
+use triptych_core::{ContentKey, Failure, FailureClass, ItemIdx, ItemOptions};
 
 /// Above this many bytes, decoding and hashing leave the threads that serve connections.
 const INLINE_BYTES: usize = 64 << 10;
@@ -124,6 +124,28 @@ impl Materials {
             bytes,
             options: item.options.clone(),
         })
+    }
+}
+
+impl Materials {
+    /// The same item with other options.
+    ///
+    /// # Errors
+    /// Internal, if hashing fails.
+    pub async fn with_options(&self, job: &Job, options: ItemOptions) -> Result<Job, Failure> {
+        let (salt, canonical) = (Arc::clone(&self.tenant_salt), options.canonical());
+        let (wanted, bytes) = (job.wanted, job.bytes.clone());
+        let hash = move || {
+            ContentKey::of(KeyParts {
+                tenant_salt: &salt,
+                fingerprint: &wanted.fingerprint,
+                modality: wanted.modality,
+                options: &canonical,
+                item: &bytes,
+            })
+        };
+        let key = tokio::task::spawn_blocking(hash).await.map_err(Failure::internal)?;
+        Ok(Job { wanted: Wanted { key, ..job.wanted }, options, ..job.clone() })
     }
 }
 

@@ -5,6 +5,7 @@
 //! knows which face the request came from.
 
 mod decode;
+mod sequence;
 
 use crate::admission::Permit;
 use crate::encode::{Encoded, Encodes};
@@ -122,6 +123,7 @@ impl Orchestrator {
 
     fn admit(&self, request: &mut Request) -> Result<Route, Failure> {
         request.check(&self.materials.limits)?;
+        request.start_sequence();
         let needs = request.modalities();
         let route = self.fleet.catalog().choose(request.model.as_ref(), &needs).map_err(|failure| {
             // Which item does not fit says more than that the model does not.
@@ -174,6 +176,9 @@ impl Work {
     async fn stages(&self) -> Result<v1::Summary, Failure> {
         let Orchestrator { encodes, materials, observer, .. } = &*self.orchestrator;
         let jobs = materials.jobs(&self.request, &self.route).await?;
+        if let (Some(task), [job]) = (self.request.in_sequence(), jobs.as_slice()) {
+            return sequence::run(self, task.clone(), job.clone()).await;
+        }
         let encoded = encodes.all(&jobs).await.map_err(|(i, failure)| at_item(failure, i))?;
         observer.items(&encoded);
         Decoding::new(self, jobs, encoded).run().await

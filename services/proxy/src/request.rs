@@ -9,7 +9,7 @@ use bytes::Bytes;
 use std::collections::BTreeSet;
 use tokio::time::Instant;
 use triptych_core::limits::Limits;
-use triptych_core::prompt::{Message, Part, Prompt, TextOrTokens};
+use triptych_core::prompt::{LongForm, Message, Part, Prompt, SpeechTask, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
 use triptych_core::{Failure, FailureClass, ItemForm, ItemIdx, ItemOptions, Modality, ModelName, RequestId};
 use triptych_proto::convert::sampling_from_wire;
@@ -84,6 +84,23 @@ impl Source {
 }
 
 impl Request {
+    /// The task, if it is a sound to be read in sequence.
+    pub fn in_sequence(&self) -> Option<&SpeechTask> {
+        match &self.prompt {
+            Prompt::Speech(task) if task.long_form == LongForm::Sequential => Some(task),
+            _ => None,
+        }
+    }
+
+    /// The first window of a sound that is read in sequence is asked for by its start.
+    pub fn start_sequence(&mut self) {
+        if self.in_sequence().is_some() {
+            for item in &mut self.items {
+                item.options.start_ms = item.options.start_ms.or(Some(0));
+            }
+        }
+    }
+
     /// Holds the request against the limits and against itself, without reading an item.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 mod form;
 mod format;
+mod wishes;
 
 use super::error::HttpError;
 use super::{Call, Face, sse};
@@ -11,7 +12,7 @@ use axum::extract::{Request as HttpRequest, State};
 use axum::response::Response;
 use bytes::Bytes;
 use form::Form;
-use format::Transcript;
+use format::{Transcript, Words};
 use futures::{Stream, stream};
 use serde::Serialize;
 use triptych_core::prompt::{Prompt, SpeechKind, SpeechTask, TextOrTokens};
@@ -36,7 +37,8 @@ async fn answer(face: Face, request: HttpRequest, kind: SpeechKind) -> Result<Re
         Ok::<_, HttpError>((call, form))
     };
     let (call, form) = read.await.inspect_err(|e| face.refused(e))?;
-    let (format, temperature, stream) = (form.format, form.temperature.unwrap_or(0.0), form.stream);
+    let (format, stream) = (form.format, form.stream);
+    let words = if form.wishes.words { Words::Told } else { Words::Hidden };
     let request = into_request(form, &call, kind);
     let Call { permit, span, .. } = call;
     let mut answer = span.in_scope(|| face.orchestrator.start(request, permit))?;
@@ -44,7 +46,7 @@ async fn answer(face: Face, request: HttpRequest, kind: SpeechKind) -> Result<Re
     if stream {
         return Ok(sse::response(events(first, answer)));
     }
-    let mut transcript = Transcript::new(kind, temperature);
+    let mut transcript = Transcript::new(kind, words);
     let mut piece = first;
     loop {
         match piece {
@@ -64,9 +66,15 @@ fn into_request(form: Form, call: &Call, kind: SpeechKind) -> Request {
         kind,
         language: form.language,
         prompt: form.prompt.map(TextOrTokens::Text),
-        timestamps: form.format.has_times(),
-        ..SpeechTask::default()
+        prefix: form.wishes.prefix.map(TextOrTokens::Text),
+        timestamps: form.format.has_times() || form.wishes.words,
+        word_timestamps: form.wishes.words,
+        long_form: form.wishes.long_form,
+        condition_on_previous: form.wishes.condition_on_previous,
+        fallback: form.wishes.fallback,
+        resume: None,
     };
+    let options = ItemOptions { vad: form.wishes.vad, ..ItemOptions::default() };
     Request {
         id: call.id,
         arrived: call.arrived,
@@ -76,7 +84,7 @@ fn into_request(form: Form, call: &Call, kind: SpeechKind) -> Request {
         items: vec![Item {
             modality: Modality::Audio,
             source: Source::Bytes(form.file),
-            options: ItemOptions::default(),
+            options,
             param: "file".into(),
         }],
         tenant: call.tenant.clone(),

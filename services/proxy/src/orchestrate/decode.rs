@@ -14,6 +14,7 @@ use bytes::Bytes;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 use triptych_core::lifetime::StageTimes;
+use triptych_core::prompt::Prompt;
 use triptych_core::{Failure, FailureClass, ItemIdx, TenantId, WorkerId};
 use triptych_proto::convert::finish_reason;
 use triptych_proto::v1;
@@ -32,6 +33,10 @@ pub(super) struct Decoding<'a> {
     encoded: Vec<Encoded>,
     /// How often each item was encoded again.
     again: Vec<u32>,
+    /// What the decoder reads first.
+    prompt: Prompt,
+    /// Pieces that wait for the end of a window, if they have to.
+    held: Option<Vec<v1::Delta>>,
     /// When the first and the latest piece of text went out.
     text: Option<(Instant, Instant)>,
 }
@@ -39,11 +44,23 @@ pub(super) struct Decoding<'a> {
 impl<'a> Decoding<'a> {
     pub(super) fn new(work: &'a Work, jobs: Vec<Job>, encoded: Vec<Encoded>) -> Self {
         let again = vec![0; jobs.len()];
-        Self { work, jobs, encoded, again, text: None }
+        let prompt = work.request.prompt.clone();
+        Self { work, jobs, encoded, again, prompt, held: None, text: None }
+    }
+
+    /// One window of a sound read in sequence: nothing goes out, so that it can be sent again to its end.
+    pub(super) fn window(work: &'a Work, prompt: Prompt, job: Job, encoded: Encoded) -> Self {
+        let (jobs, encoded) = (vec![job], vec![encoded]);
+        Self { work, jobs, encoded, again: vec![0], prompt, held: Some(Vec::new()), text: None }
+    }
+
+    /// The pieces of a window.
+    pub(super) fn into_held(self) -> Vec<v1::Delta> {
+        self.held.unwrap_or_default()
     }
 
     /// Streams the answer to the caller.
-    pub(super) async fn run(mut self) -> Result<v1::Summary, Failure> {
+    pub(super) async fn run(&mut self) -> Result<v1::Summary, Failure> {
         let mut tried: Vec<WorkerId> = Vec::new();
         let mut attempt = 1;
         loop {
@@ -57,6 +74,9 @@ impl<'a> Decoding<'a> {
             }
             if self.text.is_some() {
                 return Err(broken_off(failed));
+            }
+            if let Some(held) = &mut self.held {
+                held.clear();
             }
             if let Some(idx) = failed.missing {
                 drop(lease);
@@ -92,7 +112,7 @@ impl<'a> Decoding<'a> {
         v1::PdGenerateRequest {
             request_id: request.id.to_string(),
             model: self.work.route.served.name.to_string(),
-            prompt: Some(request.prompt.clone().into()),
+            prompt: Some(self.prompt.clone().into()),
             items: self.encoded.iter().map(|one| (&one.item).into()).collect(),
             sampling: Some(request.sampling.clone()),
             tenant: self.tenant(),
@@ -135,6 +155,10 @@ impl<'a> Decoding<'a> {
             )));
         }
         finish_reason(delta.finish_reason).map_err(Failure::internal)?;
+        if let Some(held) = &mut self.held {
+            held.push(delta);
+            return Ok(());
+        }
         let now = Instant::now();
         match &mut self.text {
             Some((_, latest)) => *latest = now,

@@ -41,6 +41,7 @@ fn spoken() -> Vec<v1::PdGenerateResponse> {
             token_ids: vec![5, 6],
             avg_logprob: -0.25,
             no_speech_prob: 0.5,
+            window_start_ms: if start_s > 0.0 { 31_000 } else { 0 },
             ..v1::Segment::default()
         };
         delta(v1::Delta { text: text.into(), segments: vec![segment], ..v1::Delta::default() })
@@ -91,7 +92,7 @@ async fn every_format_has_its_shape() {
     assert_eq!(
         second,
         json!({
-            "id": 1, "seek": 3000, "start": 31.25, "end": 33.5, "text": " three", "tokens": [5, 6],
+            "id": 1, "seek": 3100, "start": 31.25, "end": 33.5, "text": " three", "tokens": [5, 6],
             "temperature": 0.0, "avg_logprob": -0.25, "no_speech_prob": 0.5,
         })
     );
@@ -167,7 +168,11 @@ async fn what_is_wrong_with_a_form_is_named() {
         (vec![sound, ("temperature", "warm")], 400, "temperature", "\"warm\""),
         (vec![sound, ("temperature", "9")], 400, "temperature", "allowed is 0 to 2"),
         (vec![sound, ("stream", "maybe")], 400, "stream", "\"maybe\""),
-        (vec![sound, ("timestamp_granularities[]", "word")], 400, "timestamp_granularities[]", "\"word\""),
+        (vec![sound, ("timestamp_granularities[]", "page")], 400, "timestamp_granularities[]", "\"page\""),
+        (vec![sound, ("timestamp_granularities[]", "word")], 400, "response_format", "verbose_json"),
+        (vec![sound, ("long_form", "both")], 400, "long_form", "parallel and sequential"),
+        (vec![sound, ("chunking_strategy", "no")], 400, "chunking_strategy", "server_vad"),
+        (vec![sound, ("no_speech_threshold", "low")], 400, "no_speech_threshold", "a number"),
         (vec![sound, ("stream", "true"), ("response_format", "srt")], 400, "response_format", "json or text"),
         (vec![sound, ("model", "vl")], 400, "file", "reads image, the request has audio"),
         (vec![sound, ("model", "whisper-1")], 404, "model", "not served"),

@@ -7,6 +7,8 @@ use axum::extract::Request;
 use axum::http::header;
 use bytes::{Bytes, BytesMut};
 use multer::{Field, Multipart};
+use super::wishes::{self, Wishes};
+use std::collections::HashMap;
 use std::error::Error;
 use std::str::FromStr;
 use triptych_core::{Failure, FailureClass};
@@ -26,6 +28,7 @@ pub(super) struct Form {
     pub(super) format: ResponseFormat,
     pub(super) temperature: Option<f32>,
     pub(super) stream: bool,
+    pub(super) wishes: Wishes,
 }
 
 /// The shape of the answer.
@@ -77,6 +80,8 @@ struct Fields {
     temperature: Option<String>,
     stream: Option<String>,
     granularities: Vec<String>,
+    /// Of [`wishes::FIELDS`].
+    wishes: HashMap<String, String>,
 }
 
 /// Reads the form.
@@ -115,6 +120,13 @@ impl Fields {
                 self.granularities.push(text_of(field).await?);
                 return Ok(());
             }
+            wish if wishes::FIELDS.contains(&wish) => {
+                let text = text_of(field).await?;
+                if !text.is_empty() {
+                    self.wishes.insert(name, text);
+                }
+                return Ok(());
+            }
             // Multer skips the data of a field that is dropped.
             _ => return Ok(()),
         };
@@ -131,8 +143,13 @@ impl Fields {
                 wrong("response_format", &text, allowed)
             })?,
         };
-        if let Some(other) = self.granularities.iter().find(|g| *g != "segment") {
-            return Err(wrong("timestamp_granularities[]", other, "segment"));
+        if let Some(other) = self.granularities.iter().find(|g| !["segment", "word"].contains(&g.as_str())) {
+            return Err(wrong("timestamp_granularities[]", other, "segment and word"));
+        }
+        let words = self.granularities.iter().any(|g| g == "word");
+        if words && format != ResponseFormat::VerboseJson {
+            let message = "word times are told in verbose_json: response_format must be verbose_json";
+            return Err(Failure::invalid(message).with_param("response_format"));
         }
         let temperature = self.temperature.map(|text| {
             let number = text.trim().parse::<f32>();
@@ -147,12 +164,16 @@ impl Fields {
             let message = "a stream has no times: with stream, response_format must be json or text";
             return Err(Failure::invalid(message).with_param("response_format"));
         }
+        let temperature = temperature.transpose()?;
+        // A stream would stand still until a window has passed; then it is only judged when asked to be.
+        let judged = !stream && temperature.is_none_or(|t| t == 0.0);
+        let wishes = Wishes { words, ..Wishes::read(&self.wishes, judged)? };
         let (model, language, prompt) = (self.model, self.language, self.prompt);
-        Ok(Form { file, model, language, prompt, format, temperature: temperature.transpose()?, stream })
+        Ok(Form { file, model, language, prompt, format, temperature, stream, wishes })
     }
 }
 
-fn wrong(field: &str, value: &str, allowed: &str) -> Failure {
+pub(super) fn wrong(field: &str, value: &str, allowed: &str) -> Failure {
     // A value is quoted, and may be long.
     let value: String = value.chars().take(80).collect();
     Failure::invalid(format!("{field} is {value:?}, allowed are {allowed}")).with_param(field)

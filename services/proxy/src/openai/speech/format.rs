@@ -12,14 +12,22 @@ use std::io::Write as _;
 use triptych_core::prompt::SpeechKind;
 use triptych_proto::v1;
 
-/// Seconds of sound a window holds, and its mel frames; `seek` counts in frames (Whisper's convention).
-const WINDOW_S: f64 = 30.0;
-const WINDOW_FRAMES: u64 = 3000;
+/// Milliseconds of a mel frame, in which `seek` counts the start of a segment's window (Whisper's convention).
+const FRAME_MS: u32 = 10;
+
+/// Whether words are told with their times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Words {
+    /// They are.
+    Told,
+    /// They are not.
+    Hidden,
+}
 
 /// A transcript, put together.
 pub(super) struct Transcript {
     kind: SpeechKind,
-    temperature: f32,
+    words: Words,
     text: String,
     segments: Vec<v1::Segment>,
 }
@@ -37,7 +45,18 @@ struct Verbose<'a> {
     duration: f64,
     text: &'a str,
     segments: Vec<Segment<'a>>,
+    /// Only when asked for: clients tell by it that they were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    words: Option<Vec<Word<'a>>>,
     usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Word<'a> {
+    word: &'a str,
+    start: f64,
+    end: f64,
+    probability: f32,
 }
 
 #[derive(Serialize)]
@@ -69,8 +88,8 @@ impl Usage {
 }
 
 impl Transcript {
-    pub(super) fn new(kind: SpeechKind, temperature: f32) -> Self {
-        Self { kind, temperature, text: String::new(), segments: Vec::new() }
+    pub(super) fn new(kind: SpeechKind, words: Words) -> Self {
+        Self { kind, words, text: String::new(), segments: Vec::new() }
     }
 
     pub(super) fn add(&mut self, delta: v1::Delta) {
@@ -99,12 +118,12 @@ impl Transcript {
     fn verbose<'a>(&'a self, text: &'a str, summary: &'a v1::Summary) -> Verbose<'a> {
         let segment = |(id, s): (usize, &'a v1::Segment)| Segment {
             id,
-            seek: ((s.start_s / WINDOW_S) as u64).saturating_mul(WINDOW_FRAMES),
+            seek: u64::from(s.window_start_ms / FRAME_MS),
             start: s.start_s,
             end: s.end_s,
             text: &s.text,
             tokens: &s.token_ids,
-            temperature: self.temperature,
+            temperature: s.temperature,
             avg_logprob: s.avg_logprob,
             compression_ratio: compression_ratio(&s.text),
             no_speech_prob: s.no_speech_prob,
@@ -118,8 +137,20 @@ impl Transcript {
             duration: summary.duration_s,
             text,
             segments: self.segments.iter().enumerate().map(segment).collect(),
+            words: (self.words == Words::Told).then(|| self.words()),
             usage: Usage::of(summary),
         }
+    }
+
+    fn words(&self) -> Vec<Word<'_>> {
+        let told = self.segments.iter().flat_map(|s| &s.words);
+        told.map(|w| Word {
+            word: w.text.trim(),
+            start: w.start_s,
+            end: w.end_s,
+            probability: w.probability,
+        })
+        .collect()
     }
 
     fn srt(&self) -> String {

@@ -1,0 +1,78 @@
+//! A sound read in sequence: window after window, each an encoder job and a call of its own.
+//!
+//! Where a window starts is known only when the one before is settled; the PD worker says so in its summary, with what
+//! the next prompt has to hold. Nothing of that is understood here. A window's pieces go out when it has ended, so
+//! each window can be sent again as a whole.
+
+use super::decode::Decoding;
+use super::{Work, at_item};
+use crate::encode::Job;
+use triptych_core::prompt::{Prompt, Resume, SpeechTask};
+use triptych_core::{Failure, ItemOptions};
+use triptych_proto::v1;
+
+/// Reads the sound to its end; what the windows' summaries say together.
+pub(super) async fn run(work: &Work, mut task: SpeechTask, first: Job) -> Result<v1::Summary, Failure> {
+    let super::Orchestrator { encodes, materials, observer, .. } = &*work.orchestrator;
+    let mut job = first.clone();
+    let mut total: Option<v1::Summary> = None;
+    loop {
+        let encoded = encodes.all(std::slice::from_ref(&job)).await;
+        let encoded = encoded.map_err(|(i, failure)| at_item(failure, i))?;
+        if total.is_none() {
+            observer.items(&encoded);
+        }
+        let one = encoded.into_iter().next().ok_or_else(|| Failure::internal("a job without an outcome"))?;
+        let mut decoding = Decoding::window(work, Prompt::Speech(task.clone()), job.clone(), one);
+        let mut summary = decoding.run().await?;
+        let next = summary.next.take().map(Resume::from);
+        for mut delta in decoding.into_held() {
+            if next.is_some() {
+                // The answer ends with its last window.
+                delta.finish_reason = v1::FinishReason::Unspecified.into();
+            }
+            if total.is_none() && !delta.text.is_empty() {
+                observer.first_token(&work.route.served.name, work.elapsed());
+            }
+            work.send(delta).await?;
+        }
+        if task.language.is_none() && !summary.language.is_empty() {
+            // Found once, as a whole sound has one language.
+            task.language = Some(summary.language.clone());
+        }
+        total = Some(match total {
+            None => summary,
+            Some(before) => add(before, summary),
+        });
+        let Some(next) = next else { break };
+        if u64::from(next.start_ms) <= job.options.start_ms.unwrap_or(0) {
+            return Err(Failure::internal(format!("the window after {:?} starts at {} ms", job.options, next.start_ms)));
+        }
+        let options = ItemOptions { start_ms: Some(next.start_ms.into()), ..first.options.clone() };
+        job = materials.with_options(&first, options).await?;
+        task.resume = Some(next);
+    }
+    total.ok_or_else(|| Failure::internal("a sound without windows"))
+}
+
+/// Two summaries as one: counts and stages together, first and last things as they are.
+fn add(before: v1::Summary, after: v1::Summary) -> v1::Summary {
+    let (u, v) = (before.usage.unwrap_or_default(), after.usage.unwrap_or_default());
+    let (s, t) = (before.times.unwrap_or_default(), after.times.unwrap_or_default());
+    v1::Summary {
+        usage: Some(v1::Usage {
+            prompt_tokens: u.prompt_tokens.saturating_add(v.prompt_tokens),
+            completion_tokens: u.completion_tokens.saturating_add(v.completion_tokens),
+            ..u
+        }),
+        times: Some(v1::StageTimes {
+            queue_us: s.queue_us.saturating_add(t.queue_us),
+            encode_us: s.encode_us.saturating_add(t.encode_us),
+            publish_us: s.publish_us.saturating_add(t.publish_us),
+            load_us: s.load_us.saturating_add(t.load_us),
+            prefill_us: s.prefill_us.saturating_add(t.prefill_us),
+            ..s
+        }),
+        ..before
+    }
+}
