@@ -190,7 +190,7 @@ fn a_long_sound_is_cut_in_its_pauses_and_silence_is_skipped_when_asked() {
     assert!(spans.iter().all(|s| s[0] < s[1] && s[1] - s[0] <= 1000), "{spans:?}");
     assert!(spans.last().is_some_and(|s| (2500..2750).contains(&s[0])), "{spans:?}");
     // In sequence the window starts at the next speech.
-    let resumed = ItemOptions { vad: true, start_ms: Some(1900), ..ItemOptions::default() };
+    let resumed = ItemOptions { vad: true, start_ms: Some(2000), ..ItemOptions::default() };
     let (spans, ..) = laid_out(sound(), &resumed);
     assert!((2500..2750).contains(&spans[0][0]) && spans[0][1] == 3250, "{spans:?}");
     let (silent, ..) = laid_out(std::iter::repeat_n(0, 16_000), &skipping);
