@@ -296,6 +296,7 @@ impl Running {
             language: asked.or_else(|| self.assembler.language()).unwrap_or_default(),
             duration_s: duration.unwrap_or(0.0),
             next: self.held.as_ref().and_then(Held::next).cloned().map(Into::into),
+            decoder_prompt: self.decoder_prompt(),
             ..v1::Summary::default()
         }
     }
