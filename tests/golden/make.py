@@ -28,9 +28,11 @@ def main(groups):
     import text
     import tokenizers_golden
     import whisper
+    import whisper_long
 
     makers = {
-        "whisper": whisper.make,
+        "whisper": lambda: (whisper.make(), whisper_long.make()),
+        "whisper_long": whisper_long.make,
         "mllama": mllama.make,
         "cogagent": cogagent.make,
         "moonshine": moonshine.make,
@@ -43,7 +45,7 @@ def main(groups):
         "names": names.make,
         "tokenizers": tokenizers_golden.make,
     }
-    for group in groups or makers:
+    for group in groups or [g for g in makers if g != "whisper_long"]:
         makers[group]()
 
 

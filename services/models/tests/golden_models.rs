@@ -21,3 +21,5 @@ mod qwen_vl;
 mod text;
 #[path = "golden_models/whisper.rs"]
 mod whisper;
+#[path = "golden_models/whisper_long.rs"]
+mod whisper_long;

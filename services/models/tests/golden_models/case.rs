@@ -19,13 +19,18 @@ pub struct Case {
 
 impl Case {
     pub fn open(name: &str) -> Self {
+        Self::open_part(name, "expected")
+    }
+
+    /// `PART.json` and `PART.safetensors` of a case.
+    pub fn open_part(name: &str, part: &str) -> Self {
         let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);
         let read = |file: &str| {
             let path = dir.join(file);
             std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
         };
-        let json = serde_json::from_slice(&read("expected.json")).expect("expected.json is JSON");
-        Self { json, tensors: read("expected.safetensors"), dir }
+        let json = serde_json::from_slice(&read(&format!("{part}.json"))).expect("it is JSON");
+        Self { json, tensors: read(&format!("{part}.safetensors")), dir }
     }
 
     pub fn model(&self) -> Model {

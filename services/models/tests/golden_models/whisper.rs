@@ -26,6 +26,12 @@ fn batch_features(case: &Case) -> (Vec<Vec<f32>>, usize) {
     (values.chunks_exact(one).map(|c| c.iter().map(|q| q / 64.0 - 2.0).collect()).collect(), shape[2] / 2)
 }
 
+/// The eight inputs of a case.
+pub fn batch_inputs(case: &Case) -> Vec<EncoderInput> {
+    let (features, n_positions) = batch_features(case);
+    features.into_iter().map(|mel| input(mel, 1, n_positions)).collect()
+}
+
 /// The features the encoder state of a case was made from.
 fn features(case: &Case, name: &str) -> EncoderInput {
     if name == "whisper_deep_f16" {

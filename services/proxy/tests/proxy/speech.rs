@@ -188,3 +188,55 @@ async fn what_is_wrong_with_a_form_is_named() {
     assert_eq!(status, 400);
     assert!(cluster.pd.requests().is_empty());
 }
+
+#[tokio::test]
+async fn a_sound_read_in_sequence_is_a_job_and_a_call_for_each_window() {
+    let cluster = Cluster::start().await;
+    let window = |text: &str, next: Option<u32>| {
+        let end = delta(v1::Delta {
+            text: text.into(),
+            finish_reason: v1::FinishReason::Stop.into(),
+            ..v1::Delta::default()
+        });
+        let next = next.map(|start_ms| v1::SpeechResume { start_ms, previous: vec![start_ms], conditioned: true });
+        let usage = Some(v1::Usage { completion_tokens: 2, ..v1::Usage::default() });
+        let last = v1::Summary { language: "de".into(), duration_s: 50.0, next, usage, ..v1::Summary::default() };
+        Play::Say(vec![end, summary(last)])
+    };
+    cluster.pd.script([window(" one", Some(20_000)), window(" two", Some(41_000)), window(" three", None)]);
+    let fields = [
+        ("file", "sound"),
+        ("long_form", "sequential"),
+        ("condition_on_previous_text", "true"),
+        ("response_format", "verbose_json"),
+    ];
+    let (status, _, body) = post(&cluster, TRANSCRIBE, &fields).await;
+    let body: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &body["text"], &body["language"]), (200, &json!("one two three"), &json!("de")));
+    assert_eq!(cluster.encoder.jobs().len(), 3, "each window is encoded");
+    let tasks: Vec<v1::SpeechTask> = cluster
+        .pd
+        .requests()
+        .into_iter()
+        .map(|r| match r.prompt.unwrap().kind {
+            Some(v1::prompt::Kind::Speech(task)) => task,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let starts: Vec<Option<u32>> = tasks.iter().map(|t| t.resume.as_ref().map(|r| r.start_ms)).collect();
+    assert_eq!(starts, [None, Some(20_000), Some(41_000)]);
+    let languages: Vec<Option<&str>> = tasks.iter().map(|t| t.language.as_deref()).collect();
+    assert_eq!(languages, [None, Some("de"), Some("de")], "found once");
+    let keys: std::collections::BTreeSet<_> =
+        cluster.pd.requests().into_iter().map(|r| r.items[0].key.clone()).collect();
+    assert_eq!(keys.len(), 3, "a window's start is in its key");
+}
+
+#[tokio::test]
+async fn a_window_that_does_not_move_on_ends_the_request() {
+    let cluster = Cluster::start().await;
+    let next = Some(v1::SpeechResume::default());
+    cluster.pd.script([Play::Say(vec![text("a"), summary(v1::Summary { next, ..v1::Summary::default() })])]);
+    let (status, ..) = post(&cluster, TRANSCRIBE, &[("file", "sound"), ("long_form", "sequential")]).await;
+    assert_eq!(status, 500);
+}

@@ -1,0 +1,183 @@
+//! What goes beyond one pass of Whisper, against transformers' own functions.
+
+use crate::case::{Case, assert_within, cpu, max_error};
+use serde_json::Value;
+use triptych_core::Modality;
+use triptych_core::prompt::Fallback;
+use triptych_kernels::Backend;
+use triptych_kernels::cpu::Precision;
+use triptych_kernels::reference::ReferenceBackend;
+use triptych_models::decoder::AlignInput;
+use triptych_models::speech::align::{Weights, first_rows};
+use triptych_models::speech::quality::{Quality, Verdict, compression_ratio, judge};
+use triptych_models::speech::sequential::{Window, remember};
+use triptych_models::speech::stitch::seam;
+use triptych_models::speech::words::words;
+
+const CASES: [&str; 3] = ["whisper_en_odd_heads", "whisper_multilingual", "whisper_deep_f16"];
+
+/// Probabilities of attention, between 0 and 1.
+const WEIGHTS: f32 = 2e-4;
+
+fn ids(value: &Value) -> Vec<u32> {
+    serde_json::from_value(value.clone()).expect("token ids")
+}
+
+fn number(value: &Value) -> usize {
+    value.as_u64().expect("a whole number") as usize
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().expect("a list")
+}
+
+/// Weights of the chosen heads, and from them the row of every token, over all lists of a case.
+fn alignments_match<B: Backend>(backend: &B) {
+    for name in CASES {
+        let (case, long) = (Case::open(name), Case::open_part(name, "long"));
+        let model = case.model();
+        let facts = model.prompts().speech().expect("a speech model");
+        let mut encoder = model.load_encoder(Modality::Audio, backend).expect("encoder weights");
+        let mut decoder = model.load_decoder(backend).expect("decoder weights");
+        let inputs = crate::whisper::batch_inputs(&case);
+        let mut n_near = 0;
+        for one in list(&long.json["alignments"]) {
+            let (i, tokens, n_prompt) = (number(&one["input"]), ids(&one["tokens"]), number(&one["n_prompt"]));
+            let rows = encoder.encode(&[&inputs[i]]).expect("golden features fit").remove(0);
+            let input = AlignInput { tokens: &tokens, rows: &rows, heads: &facts.alignment_heads };
+            let weights = decoder.align(&input).expect("a decoder with cross-attention");
+            if i < 2 {
+                let what = format!("{name} {} weights of {i}", backend.name());
+                assert_within(&what, max_error(&weights, &long.values(&format!("align.{i}")).1), WEIGHTS);
+            }
+            let n_rows = rows.len() / encoder.hidden();
+            let heads = weights.chunks_exact(tokens.len() * n_rows);
+            let free: Vec<f32> = heads.flat_map(|head| &head[n_prompt * n_rows..]).copied().collect();
+            let weights = Weights {
+                values: &free,
+                n_heads: facts.alignment_heads.len(),
+                n_tokens: tokens.len() - n_prompt,
+                n_rows,
+            };
+            let found = first_rows(weights, number(&one["n_heard"]), facts.median);
+            let expected = ids(&one["rows"]);
+            assert_eq!(found.len(), expected.len(), "{name} {i}");
+            let off = found.iter().zip(&expected).filter(|(f, e)| (**f as i64 - i64::from(**e)).abs() > 1).count();
+            // Random weights leave paths of nearly equal weight; one that turns earlier moves a few tokens.
+            assert!(off * 10 <= found.len(), "{name} {i}: {off} of {} tokens begin elsewhere", found.len());
+            n_near += usize::from(off == 0);
+        }
+        let n_lists = list(&long.json["alignments"]).len();
+        assert!(n_near * 4 >= n_lists * 3, "{name}: {n_near} of {n_lists} lists are right to a row");
+    }
+}
+
+#[test]
+fn reference_aligns_as_the_reference() {
+    alignments_match(&ReferenceBackend::new());
+}
+
+#[test]
+fn cpu_aligns_as_the_reference() {
+    alignments_match(&cpu(Precision::F32));
+}
+
+#[test]
+fn heads_that_are_not_there_are_refused() {
+    let case = Case::open(CASES[0]);
+    let backend = cpu(Precision::F32);
+    let mut decoder = case.model().load_decoder(&backend).expect("decoder weights");
+    let rows = vec![0.0; 36 * 4];
+    let mut align = |tokens: &[u32], rows: &[f32], heads: &[(u32, u32)]| {
+        decoder.align(&AlignInput { tokens, rows, heads }).is_err()
+    };
+    assert!(!align(&[1, 2], &rows, &[(0, 0)]));
+    assert!(align(&[1, 2], &rows, &[(1, 0)]) && align(&[1, 2], &rows, &[(0, 3)]));
+    assert!(align(&[1, 2], &rows[1..], &[(0, 0)]) && align(&[1, 2], &[], &[(0, 0)]) && align(&[], &rows, &[]));
+}
+
+#[test]
+fn windows_seek_and_prompt_as_the_reference() {
+    for name in CASES {
+        let (case, long) = (Case::open(name), Case::open_part(name, "long"));
+        let facts = case.model().prompts().speech().expect("a speech model");
+        let first_time = facts.first_time.expect("times");
+        for run in list(&long.json["sequences"]) {
+            let duration_ms = number(&run["n_frames"]) as u32 * 10;
+            let windows = list(&run["windows"]);
+            let (mut previous, mut segments) = (Vec::new(), Vec::new());
+            for (i, window) in windows.iter().enumerate() {
+                let (tokens, prompt) = (ids(&window["tokens"]), ids(&window["prompt"]));
+                let start_ms = number(&window["seek"]) as u32 * 10;
+                let frame = Window { start_ms, duration_ms, window_ms: facts.window_ms, first_time };
+                if run["conditioned"] == true && i > 0 {
+                    let told = &prompt[1..prompt.len() - list(&case.json["prompt_with_timestamps"]).len()];
+                    assert_eq!(told, previous, "{name}, window {i}");
+                }
+                let settled = frame.settle(&tokens);
+                if let Some(next) = windows.get(i + 1) {
+                    assert_eq!(settled.next_ms, Some(number(&next["seek"]) as u32 * 10), "{name}, window {i}");
+                }
+                previous = remember(&previous, &tokens, &settled, (first_time, facts.max_previous));
+                segments.extend(settled.segments.into_iter().map(|s| (s.start_s, s.end_s, tokens[s.tokens].to_vec())));
+            }
+            if let Some(expected) = run["segments"].as_array() {
+                assert_eq!(segments.len(), expected.len(), "{name}");
+                for ((start, end, tokens), e) in segments.iter().zip(expected) {
+                    let near = |t: f64, e: &Value| (t - e.as_f64().expect("a time")).abs() < 1e-6;
+                    assert!(near(*start, &e[0]) && near(*end, &e[1]), "{name}: {start} {end} {e}");
+                    assert_eq!(*tokens, ids(&e[2]), "{name}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn windows_are_judged_as_the_reference() {
+    for name in CASES {
+        let (case, long) = (Case::open(name), Case::open_part(name, "long"));
+        let vocab = case.model().prompts().speech().expect("a speech model").vocab;
+        for one in list(&long.json["fallbacks"]) {
+            let float = |value: &Value| value.as_f64().map(|v| v as f32);
+            let ratio = compression_ratio(&ids(&one["tokens"]), vocab);
+            let expected = float(&one["compression_ratio"]).expect("a ratio");
+            assert!((ratio / expected - 1.0).abs() < 0.05, "{name}: {ratio}, expected {expected}");
+            let [compression, logprob, no_speech] = [0, 1, 2].map(|i| float(&one["limits"][i]));
+            let fallback = Fallback { compression_ratio: compression, logprob, no_speech, ..Fallback::default() };
+            let quality = Quality {
+                compression_ratio: ratio,
+                logprob: float(&one["logprob"]).expect("a number"),
+                no_speech: float(&one["no_speech"]).expect("a number"),
+            };
+            let expected = match (one["again"] == true, one["skip"] == true) {
+                (_, true) => Verdict::Silent,
+                (true, _) => Verdict::Again,
+                _ => Verdict::Keep,
+            };
+            assert_eq!(judge(&fallback, quality), expected, "{name}: {one}");
+        }
+    }
+}
+
+#[test]
+fn words_and_seams_are_those_of_the_reference() {
+    for name in CASES {
+        let (case, long) = (Case::open(name), Case::open_part(name, "long"));
+        let model = case.model();
+        for one in list(&long.json["words"]) {
+            let tokens = ids(&one["tokens"]);
+            let found = words(model.tokenizer(), &tokens, one["language"].as_str());
+            let texts: Vec<&str> = found.iter().map(|w| w.text.as_str()).collect();
+            let expected: Vec<&str> = list(&one["words"]).iter().map(|w| w.as_str().expect("text")).collect();
+            assert_eq!(texts, expected, "{name}");
+            let ends: Vec<u32> = found.iter().map(|w| w.tokens.end as u32).collect();
+            assert_eq!(ends, ids(&one["ends"]), "{name}");
+        }
+        for one in list(&long.json["seams"]) {
+            let (left, right) = (ids(&one["left"]), ids(&one["right"]));
+            let (keep, skip) = seam(&left, &right);
+            assert_eq!([&left[..keep], &right[skip..]].concat(), ids(&one["joined"]), "{name}: {one}");
+        }
+    }
+}
