@@ -106,8 +106,11 @@ fn load<B: Backend>(case: &Case, backend: &B) -> Loaded {
     }
 }
 
+/// Logits of the last rows of a prompt, by its number.
+type LastLogits = (u64, Vec<f32>);
+
 /// Rows of all images, and logits of the prompts that have some.
-fn states_and_logits<B: Backend>(case: &Case, backend: &B) -> (Vec<Vec<f32>>, Vec<(u64, Vec<f32>)>) {
+fn states_and_logits<B: Backend>(case: &Case, backend: &B) -> (Vec<Vec<f32>>, Vec<LastLogits>) {
     let mut loaded = load(case, backend);
     let images = exact_images(case);
     let rows: Vec<Vec<f32>> =
@@ -287,8 +290,12 @@ fn more_than_one_image_is_refused_with_the_limit() {
     };
     let image = |i| Part::Item(ItemIdx(i));
     check(vec![image(0), image(1)], &[item.clone(), item.clone()], "2 items, this model reads one image");
-    check(vec![image(0), image(0)], &[item.clone()], "2 image tokens, the request 1 image items");
-    check(vec![Part::Text("no".into())], &[item.clone()], "0 image tokens, the request 1 image items");
+    check(vec![image(0), image(0)], std::slice::from_ref(&item), "2 image tokens, the request 1 image items");
+    check(
+        vec![Part::Text("no".into())],
+        std::slice::from_ref(&item),
+        "0 image tokens, the request 1 image items",
+    );
     check(vec![image(0)], &[], "an item that is none of the request's 0");
 }
 
