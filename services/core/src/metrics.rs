@@ -47,4 +47,8 @@ metrics! {
     KV_USAGE = "kv_cache_usage", "ratio", "Share of KV blocks in use, by pool";
     STEP_TIME = "engine_step_time", "seconds", "Time of one engine step";
     PREEMPTIONS = "preemptions", "", "Sequences that gave up their blocks to others";
+    SWAPS = "preemption_swaps", "", "Of those, how many left their keys and values in host memory";
+    CACHED_TOKENS = "cached_prompt_tokens", "", "Prompt tokens whose keys and values were there already";
+    DRAFTED_TOKENS = "drafted_tokens", "", "Tokens guessed ahead";
+    ACCEPTED_TOKENS = "accepted_tokens", "", "Tokens guessed ahead that were right";
 }

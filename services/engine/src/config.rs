@@ -130,12 +130,16 @@ impl EngineConfig {
         at_least("max_sequences", self.max_sequences, 1)?;
         at_least("max_waiting", self.max_waiting, 1)?;
         at_least("token_budget", self.token_budget, self.max_sequences)?;
-        self.kv.pools(info)
+        self.kv.check(info)
     }
 }
 
 impl KvBudget {
-    fn pools(self, info: &DecoderInfo) -> Result<Pools, EngineError> {
+    /// Blocks of the pools for this decoder.
+    ///
+    /// # Errors
+    /// [`EngineError::Setting`] names what cannot work.
+    pub fn check(self, info: &DecoderInfo) -> Result<Pools, EngineError> {
         let fit = |bytes: usize, block: usize| bytes.checked_div(block).unwrap_or(0);
         let (own, cross, host) = match self {
             Self::Blocks { self_attention, cross_attention, host } => (self_attention, cross_attention, host),

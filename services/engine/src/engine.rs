@@ -112,6 +112,20 @@ impl Engine {
         })
     }
 
+    /// Gives the engine a model of its family that is faster and guesses ahead of it, as
+    /// [`Speculation::DraftModel`](crate::Speculation::DraftModel) says.
+    ///
+    /// # Errors
+    /// [`EngineError`] for a model that does not read and write what this one does, or memory that cannot be had.
+    pub fn with_draft_model(
+        mut self,
+        decoder: Box<dyn Decoder>,
+        kv: crate::config::KvBudget,
+    ) -> Result<Self, EngineError> {
+        self.drafter.hire(decoder, kv, &self.runner.info())?;
+        Ok(self)
+    }
+
     /// Takes note of an event. Returns the failures of an arrival that is refused.
     pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Output> {
         self.stalled = false;

@@ -16,6 +16,16 @@ pub enum EngineError {
         /// What would do.
         needed: String,
     },
+    /// A draft model that another model cannot be guessed with.
+    #[error("the draft model's {what} is {actual}, the model's is {expected}")]
+    Draft {
+        /// What they have to agree in.
+        what: &'static str,
+        /// The draft model's.
+        actual: usize,
+        /// The model's.
+        expected: usize,
+    },
     /// The KV caches could not be had.
     #[error("KV caches cannot be allocated")]
     Kv(#[source] ModelError),

@@ -139,33 +139,61 @@ impl Plan {
         drafts: Vec<u32>,
     ) {
         let Some(residence) = sequence.residence() else { return };
-        let table = &residence.branches[branch].table;
-        let first_row = self.n_rows();
         let known = sequence.tokens(branch);
-        let end = tokens.end + drafts.len();
-        for i in tokens.start..end {
-            let slot = table.slot(i).expect("the scheduler grew the table for every token it plans");
-            self.token_ids.push(if i < tokens.end { known[i] } else { drafts[i - tokens.end] });
+        let rows = Rows {
+            tokens: [&known[tokens.clone()], &drafts].concat(),
+            first: tokens.start,
+            table: &residence.branches[branch].table,
+            cross: residence.cross.as_ref(),
+        };
+        self.push_rows(sequence, rows);
+        let samples = tokens.end == known.len();
+        let chunk = Chunk { id: sequence.id(), branch, tokens, drafts, samples };
+        self.ask_for(chunk.n_logits());
+        self.chunks.push(chunk);
+    }
+
+    /// Adds rows that belong to a sequence, wherever its blocks are.
+    pub(crate) fn push_rows(&mut self, sequence: &Sequence, rows: Rows<'_>) {
+        let first_row = self.n_rows();
+        let range = rows.first..rows.first + rows.tokens.len();
+        for (i, token) in range.clone().zip(&rows.tokens) {
+            let slot = rows.table.slot(i).expect("a table grows before its rows are planned");
+            self.token_ids.push(*token);
             self.positions.push(sequence.position(i));
             self.slot_mapping.push(slot);
         }
-        for (token, output, rows) in sequence.item_rows(&tokens) {
-            let first_row = first_row + token - tokens.start;
+        for (token, output, item_rows) in sequence.item_rows(&range) {
+            let first_row = first_row + token - range.start;
             // A placeholder may lie outside the vocabulary; its row is replaced, so any token does.
-            self.token_ids[first_row..first_row + rows.len()].fill(0);
-            self.embeds.push(Embed { first_row, output: output.clone(), rows });
+            self.token_ids[first_row..first_row + item_rows.len()].fill(0);
+            self.embeds.push(Embed { first_row, output: output.clone(), rows: item_rows });
         }
-        self.self_kv.push(end - tokens.start, table.blocks(), end);
-        let cross = residence.cross.as_ref().map_or(&[][..], BlockTable::blocks);
+        self.self_kv.push(range.len(), rows.table.blocks(), range.end);
+        let cross = rows.cross.map_or(&[][..], BlockTable::blocks);
         let n_keys = sequence.cross_key().map_or(0, |key| key.n_rows as usize);
-        self.cross_kv.push(end - tokens.start, cross, n_keys);
+        self.cross_kv.push(range.len(), cross, n_keys);
         self.cross_from.push(sequence.cross_from());
-        let samples = tokens.end == known.len();
-        let chunk = Chunk { id: sequence.id(), branch, tokens, drafts, samples };
-        let n_rows = self.n_rows();
-        self.logit_rows.extend((n_rows - chunk.n_logits()..n_rows).map(to_u32));
-        self.chunks.push(chunk);
     }
+
+    /// Asks for the logits of the last `n` rows.
+    pub(crate) fn ask_for(&mut self, n: usize) {
+        let n_rows = self.n_rows();
+        self.logit_rows.extend((n_rows - n..n_rows).map(to_u32));
+    }
+}
+
+/// Consecutive rows of one sequence.
+#[derive(Debug)]
+pub(crate) struct Rows<'a> {
+    /// Their tokens.
+    pub tokens: Vec<u32>,
+    /// The place of the first of them in the sequence.
+    pub first: usize,
+    /// Where their keys and values go; has room for them.
+    pub table: &'a BlockTable,
+    /// What they cross-attend to.
+    pub cross: Option<&'a BlockTable>,
 }
 
 impl Default for PagedTables {
@@ -191,7 +219,7 @@ impl PagedTables {
     }
 
     /// Adds a sequence's queries and the blocks of its keys.
-    pub(crate) fn push(&mut self, n_queries: usize, blocks: &[crate::blocks::BlockId], n_keys: usize) {
+    fn push(&mut self, n_queries: usize, blocks: &[crate::blocks::BlockId], n_keys: usize) {
         let queries = self.query_start_loc.last().copied().unwrap_or(0);
         self.query_start_loc.push(queries + to_u32(n_queries));
         // A reading sequence holds blocks ahead of its keys; the decoder sees only those with keys.

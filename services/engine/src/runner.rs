@@ -46,6 +46,11 @@ impl Runner {
         Self { decoder, info }
     }
 
+    /// The decoder's sizes.
+    pub fn info(&self) -> DecoderInfo {
+        self.info
+    }
+
     /// Width of the logits.
     pub fn vocab(&self) -> usize {
         self.info.vocab
@@ -73,7 +78,7 @@ impl Runner {
             let rows = f32_rows(&projection.output, first..first + projection.key.n_rows as usize)?;
             self.decoder.project_cross(&rows, &projection.slots)?;
         }
-        if plan.chunks.is_empty() {
+        if plan.token_ids.is_empty() {
             return Ok(Vec::new());
         }
         let rows: Vec<Vec<f32>> =

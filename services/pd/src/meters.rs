@@ -12,7 +12,8 @@ use triptych_runtime::metrics::{Counters, Gauges, Histograms, Labels};
 pub struct Meters {
     model: String,
     families: Families,
-    preempted: u64,
+    /// What was counted when it was last looked at.
+    last: Stats,
 }
 
 /// The families, shared by the models of a worker.
@@ -28,6 +29,10 @@ pub struct Families {
     prompt_tokens: Counters,
     generation_tokens: Counters,
     preemptions: Counters,
+    swaps: Counters,
+    cached_tokens: Counters,
+    drafted_tokens: Counters,
+    accepted_tokens: Counters,
     requests: Counters,
 }
 
@@ -45,13 +50,17 @@ impl Families {
             prompt_tokens: registry.counters(metrics::PROMPT_TOKENS),
             generation_tokens: registry.counters(metrics::GENERATION_TOKENS),
             preemptions: registry.counters(metrics::PREEMPTIONS),
+            swaps: registry.counters(metrics::SWAPS),
+            cached_tokens: registry.counters(metrics::CACHED_TOKENS),
+            drafted_tokens: registry.counters(metrics::DRAFTED_TOKENS),
+            accepted_tokens: registry.counters(metrics::ACCEPTED_TOKENS),
             requests: registry.counters(metrics::REQUESTS),
         }
     }
 
     /// The handles of one model.
     pub fn of_model(&self, model: &str) -> Meters {
-        Meters { model: model.to_owned(), families: self.clone(), preempted: 0 }
+        Meters { model: model.to_owned(), families: self.clone(), last: Stats::default() }
     }
 }
 
@@ -75,10 +84,20 @@ impl Meters {
         let share = |used: usize, total: usize| if total == 0 { 0.0 } else { used as f64 / total as f64 };
         self.families.running.get_or_create(&labels).set(stats.running as f64);
         self.families.waiting.get_or_create(&labels).set(stats.waiting as f64);
-        self.families.preemptions.get_or_create(&labels).inc_by(stats.preemptions - self.preempted);
-        self.preempted = stats.preemptions;
+        let last = std::mem::replace(&mut self.last, stats);
+        for (family, now, before) in [
+            (&self.families.preemptions, stats.preemptions, last.preemptions),
+            (&self.families.swaps, stats.swaps, last.swaps),
+            (&self.families.cached_tokens, stats.cached_tokens, last.cached_tokens),
+            (&self.families.drafted_tokens, stats.drafted_tokens, last.drafted_tokens),
+            (&self.families.accepted_tokens, stats.accepted_tokens, last.accepted_tokens),
+        ] {
+            family.get_or_create(&labels).inc_by(now - before);
+        }
         let own = share(stats.self_used, stats.self_total);
         self.families.kv.get_or_create(&self.pool_labels("self")).set(own);
+        let host = share(stats.host_used, stats.host_total);
+        self.families.kv.get_or_create(&self.pool_labels("host")).set(host);
         let cross = share(stats.cross_used, stats.cross_total);
         self.families.kv.get_or_create(&self.pool_labels("cross")).set(cross);
     }

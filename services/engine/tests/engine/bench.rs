@@ -170,6 +170,22 @@ impl Bench {
         Self { engine, clock: Arc::default(), tape, seen: BTreeMap::new() }
     }
 
+    /// The same with its engine changed.
+    pub fn map_engine(self, change: impl FnOnce(Engine) -> Engine) -> Self {
+        Self { engine: change(self.engine), ..self }
+    }
+
+    /// As [`Self::sequence`], over all rows of an item.
+    pub fn sequence_with_cross(
+        &self,
+        id: u64,
+        n_prompt: usize,
+        n_generated: u32,
+        output: &EncoderOutput,
+    ) -> Arrival {
+        cross(self.sequence(id, n_prompt, n_generated), output, 0..output.item().n_tokens)
+    }
+
     /// Lets rows and steps take time on the bench's clock.
     pub fn set_costs(&self, row: Duration, step: Duration) {
         self.tape().costs = Some((Arc::clone(&self.clock), row, step));

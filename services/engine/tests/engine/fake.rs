@@ -31,6 +31,10 @@ pub struct Tape {
     pub fail_projection: bool,
     /// What a row, and a step without counting its rows, take on this clock.
     pub costs: Option<(Arc<ManualClock>, Duration, Duration)>,
+    /// Logits repeat after so many positions, whatever was read.
+    pub period: Option<u32>,
+    /// Every so many positions the logits are another decoder's.
+    pub wrong_every: Option<u32>,
     /// Blocks that were copied, moved to the host, and moved back.
     pub moves: [usize; 3],
     self_kv: Blocks,
@@ -204,8 +208,11 @@ impl Decoder for FakeDecoder {
         tape.steps.push(Vec::new());
         let n_seqs = step.self_kv.seq_lens.len();
         let hashes: Vec<u64> = (0..n_seqs).flat_map(|i| tape.read(step, i)).collect();
+        let (period, wrong_every) = (tape.period, tape.wrong_every);
         let logits = step.logit_rows.iter().flat_map(|row| {
-            let (hash, token) = (hashes[*row as usize], step.token_ids[*row as usize]);
+            let (position, token) = (step.positions[*row as usize][0], step.token_ids[*row as usize]);
+            let hash = period.map_or(hashes[*row as usize], |period| u64::from(position % period));
+            let hash = if wrong_every.is_some_and(|n| position % n == 0) { !hash } else { hash };
             (0..VOCAB as u64).map(move |t| match token == NAN_TOKEN {
                 true => f32::NAN,
                 false if t == u64::from(NAN_TOKEN) => f32::NEG_INFINITY,

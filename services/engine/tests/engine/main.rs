@@ -3,6 +3,10 @@
 mod answers;
 mod bench;
 mod fake;
+mod giving_way;
+mod guesses;
 mod items;
+mod line;
 mod rules;
 mod schedules;
+mod sharing;
