@@ -85,14 +85,21 @@ impl LogitRules {
     }
 
     /// In the place of [`Self::apply`] for the last token that the answer's length leaves room for: where the model
-    /// ends every answer in its own way, nothing else is allowed. Whether there is such a rule.
+    /// ends every answer in its own way, nothing else is allowed, and this is certain: its logit is 0. Whether there
+    /// is such a rule.
     ///
     /// `logits: [vocab]`.
     pub fn apply_last(&self, logits: &mut [f32]) -> bool {
-        if !self.last.is_empty() {
-            keep_only(&self.last, logits);
+        if self.last.is_empty() {
+            return false;
         }
-        !self.last.is_empty()
+        logits.fill(f32::NEG_INFINITY);
+        for id in self.last.iter() {
+            if let Some(logit) = logits.get_mut(*id as usize) {
+                *logit = 0.0;
+            }
+        }
+        true
     }
 }
 
@@ -206,7 +213,7 @@ mod tests {
         check(&[2, 1, 0], &[]);
         let mut logits = [0.5; 5];
         assert!(rules.apply_last(&mut logits));
-        assert_eq!(logits.iter().position(|l| l.is_finite()), Some(4));
+        assert_eq!(logits, [f32::NEG_INFINITY, f32::NEG_INFINITY, f32::NEG_INFINITY, f32::NEG_INFINITY, 0.0]);
         assert!(!LogitRules::default().apply_last(&mut logits));
     }
 

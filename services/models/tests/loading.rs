@@ -175,6 +175,58 @@ fn a_fingerprint_changes_with_what_the_encoder_computes_and_with_nothing_else() 
 }
 
 #[test]
+fn the_fingerprint_of_a_text_encoder_covers_a_shared_table_and_the_tokenizer() {
+    const TEXT: &str = "t5_small";
+    let dir = without_weights(TEXT);
+    let stored = std::fs::read(golden(TEXT).join("model.safetensors")).expect("golden weights");
+    let file = SafeTensors::deserialize(&stored).expect("golden weights are whole");
+    let all: Tensors =
+        file.iter().map(|(name, t)| (name.to_owned(), (t.shape().to_vec(), t.data().to_vec()))).collect();
+    let fingerprint = || open(dir.path(), STORED).fingerprint(Modality::Text, DType::F32).expect("weights");
+    let with = |name: &str| {
+        let mut changed = all.clone();
+        if let Some((_, data)) = changed.get_mut(name) {
+            data[0] ^= 1;
+        }
+        write(dir.path(), "model.safetensors", &changed);
+        fingerprint()
+    };
+    let same = with("");
+    assert_eq!(with("decoder.block.0.layer.0.SelfAttention.q.weight"), same);
+    assert_ne!(with("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"), same);
+    assert_ne!(with("shared.weight"), same);
+    write(dir.path(), "model.safetensors", &all);
+    let path = dir.path().join("tokenizer.json");
+    let text = std::fs::read_to_string(&path).expect("a tokenizer");
+    let changed = text.replacen("▁the", "▁thx", 1);
+    assert_ne!(changed, text);
+    std::fs::write(&path, changed).expect("a written file");
+    assert_ne!(fingerprint(), same);
+}
+
+#[test]
+fn tensors_of_text_models_that_are_missing_are_named() {
+    let check = |case: &str, part: &str, expect: &str| {
+        let dir = without_weights(case);
+        let stored = std::fs::read(golden(case).join("model.safetensors")).expect("golden weights");
+        let file = SafeTensors::deserialize(&stored).expect("golden weights are whole");
+        let left = file.iter().filter(|(name, _)| !name.contains(part));
+        let bytes = serialize(left, None).expect("tensors");
+        std::fs::write(dir.path().join("model.safetensors"), bytes).expect("a written file");
+        let error = open(dir.path(), STORED).load_decoder(&ReferenceBackend::new()).err();
+        let Some(ModelError::MissingTensor { tried, .. }) = error else { panic!("{case}: {error:?}") };
+        assert!(tried.iter().any(|name| name == expect), "{tried:?}");
+    };
+    let bias = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight";
+    check("t5_small", "decoder.block.0.layer.0.SelfAttention.relative", bias);
+    check("t5_small", "shared", "shared.weight");
+    check("bart_large_cnn", "shared", "model.shared.weight");
+    check("bart_large_cnn", "decoder.embed_positions", "model.decoder.embed_positions.weight");
+    check("mbart_50", "decoder.layernorm_embedding", "model.decoder.layernorm_embedding.weight");
+    check("marian_two_tables", "decoder.embed_tokens", "model.decoder.embed_tokens.weight");
+}
+
+#[test]
 fn random_weights_need_no_file_and_are_those_of_their_seed() {
     let dir = without_weights(CASE);
     let rows = |seed| {

@@ -43,6 +43,20 @@ fn end_token_ends_the_answer_and_is_no_part_of_it() {
 }
 
 #[test]
+fn last_token_that_the_length_allows_is_the_one_the_family_ends_with() {
+    let tokens = plain(8);
+    let bench = run(|a| a.prepared.rules.last = [7].into());
+    assert_eq!(bench.seen(1).tokens(), [&tokens[..7], &[7]].concat());
+    let ended = run(|a| {
+        a.prepared.rules.last = [7].into();
+        a.prepared.end_tokens = vec![7];
+        a.sampling.ignore_eos = false;
+    });
+    assert_eq!(ended.seen(1).finished().n_generated, 8);
+    assert_eq!(ended.seen(1).finished().reason, FinishReason::Stop);
+}
+
+#[test]
 fn stop_string_across_tokens_ends_the_answer_before_it() {
     let tokens = plain(8);
     let text: String = tokens.iter().map(|t| format!("<{t}>")).collect();
