@@ -21,20 +21,22 @@
 //! (<https://arxiv.org/abs/2401.00588>).
 
 mod admission;
+mod ending;
 mod order;
 mod preemption;
+mod serving;
 mod sketch;
 
-use crate::blocks::{BlockPool, BlockTable};
+use crate::blocks::BlockPool;
 use crate::config::{Pools, Preemption, PrefixCache};
 use crate::cross::CrossCache;
 use crate::items::ItemTable;
-use crate::plan::{BlockMove, Plan};
+use crate::plan::Plan;
 use crate::rates::{Rates, StepShape};
 use crate::request::{Arrival, Capacity, SequenceId};
 use crate::sequence::{Phase, Place, Sequence};
 use order::Shares;
-use sketch::{Rows, Sketch};
+use sketch::Sketch;
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 use triptych_core::shape::KV_BLOCK_TOKENS;
@@ -147,7 +149,7 @@ impl Scheduler {
         }
         let limit = self.capacity.limit(arrival);
         let mut sequence = Sequence::new(arrival, limit, &mut self.items, now);
-        can_make_it(&mut sequence, (&self.rates, &self.pool), now)?;
+        ending::can_make_it(&mut sequence, (&self.rates, &self.pool), now)?;
         let place = Place { arrival: self.n_arrived, answer: 0 };
         self.n_arrived += 1;
         self.shares.join(sequence.tenant);
@@ -354,147 +356,4 @@ impl Scheduler {
         places.sort_unstable();
         places.into_iter().map(|(_, place)| place).collect()
     }
-
-    /// Ends those whose time is over, those that need an item that failed, and those that cannot make it.
-    fn reap(&mut self, now: Instant) -> Vec<(SequenceId, Failure)> {
-        let mut failed = Vec::new();
-        for sequence in self.line.values_mut() {
-            let late = || Failure::new(FailureClass::DeadlineExceeded, "the request's time ran out");
-            let verdict = match sequence.deadline <= now {
-                true => Err(late()),
-                false => match sequence.readable(sequence.n_computed(), &self.cross) {
-                    Ok(_) => can_make_it(sequence, (&self.rates, &self.pool), now),
-                    Err(failure) => Err(failure),
-                },
-            };
-            if let Err(failure) = verdict {
-                failed.extend(sequence.answers.iter().map(|id| (*id, failure.clone())));
-            }
-        }
-        for (id, _) in &failed {
-            self.retire(*id);
-        }
-        failed
-    }
-    /// Running sequences at an item that is not here give up what they hold. Whether any did.
-    fn park(&mut self) -> bool {
-        let mut parked = false;
-        for sequence in self.line.values_mut().filter(|s| s.residence().is_some()) {
-            // Items that failed were reaped.
-            let n_computed = sequence.n_computed();
-            let readable = sequence.readable(n_computed, &self.cross).unwrap_or(0);
-            // One that reads got blocks up to the gate that was shut then; one that writes gets them as it does.
-            let is_out_of_room = n_computed >= sequence.n_room() && !sequence.is_decoding();
-            if readable <= n_computed || is_out_of_room {
-                sequence.phase = Phase::Waiting;
-                sequence.shut_gate =
-                    sequence.readable(0, &self.cross).ok().filter(|_| readable <= n_computed);
-                parked = true;
-            }
-        }
-        parked
-    }
-
-    /// One row for each branch of each decoding sequence, most urgent first. The budget holds `max_sequences`
-    /// rows at least; what is left of it then may go to drafts.
-    fn decode(&mut self, sketch: &mut Sketch, drafts: &mut Drafts) {
-        let decoding = self.running(Sequence::is_decoding);
-        let n_rows: usize = decoding.iter().filter_map(|p| self.line.get(p)).map(Sequence::n_branches).sum();
-        let mut n_spare = sketch.budget.saturating_sub(n_rows);
-        for place in decoding {
-            if !self.grow(place, sketch) {
-                continue;
-            }
-            let Some(sequence) = self.line.get_mut(&place) else { continue };
-            let n_tokens = sequence.n_tokens();
-            for branch in 0..sequence.n_branches() {
-                let mut guess = drafts.remove(&sequence.id()).unwrap_or_default();
-                guess.truncate(n_spare.min(sequence.limit().saturating_sub(n_tokens + 1)));
-                let resident = sequence.residence_mut().map(|r| &mut r.branches[branch].table);
-                // A guess is worth blocks that nobody needs, and nobody's preemption.
-                if resident.is_some_and(|table| table.grow(n_tokens + guess.len()).is_err()) {
-                    guess.clear();
-                }
-                n_spare -= guess.len();
-                sketch.push(Rows { place, branch, tokens: n_tokens - 1..n_tokens, drafts: guess });
-            }
-            self.charge(place, sketch);
-        }
-    }
-
-    /// Makes room for the newest token of each branch of a decoding sequence, at the cost of the last in line if
-    /// there is no other. Whether the sequence itself still runs.
-    fn grow(&mut self, place: Place, sketch: &mut Sketch) -> bool {
-        loop {
-            let Some(sequence) = self.line.get_mut(&place) else { return false };
-            let n_tokens = sequence.n_tokens();
-            let Some(residence) = sequence.residence_mut() else { return false };
-            let tables = residence.branches.iter_mut().map(|b| &mut b.table);
-            let n_moves = sketch.moves.len();
-            let all_grew = grow_all(tables, n_tokens, &mut sketch.moves);
-            if sketch.moves.len() > n_moves {
-                sketch.moved.push(sequence.id());
-            }
-            if all_grew {
-                return true;
-            }
-            // Whoever has rows in the sketch goes before `place`, and `place` itself is running.
-            let Some(last) = self.running(|_| true).pop() else { return false };
-            self.preempt(last, sketch);
-        }
-    }
-
-    /// Goes on with prompts that are started.
-    fn read(&mut self, sketch: &mut Sketch) {
-        for place in self.running(|s| !s.is_decoding()) {
-            if let Some(sequence) = self.line.get(&place) {
-                sketch.push_reading(place, sequence, &self.cross);
-            }
-            self.charge(place, sketch);
-        }
-    }
-
-    /// Charges a tenant for the rows of a sequence.
-    fn charge(&mut self, place: Place, sketch: &Sketch) {
-        if let Some(sequence) = self.line.get(&place) {
-            self.shares.charge(&sequence.tenant, sketch.n_rows(place));
-        }
-    }
-}
-
-/// Refuses a sequence that has not started and would be late even at the best rates measured.
-fn can_make_it(
-    sequence: &mut Sequence,
-    (rates, pool): (&Rates, &BlockPool),
-    now: Instant,
-) -> Result<(), Failure> {
-    let left = sequence.deadline.saturating_duration_since(now);
-    let (n_prompt, n_steps) = (sequence.n_prompt(), sequence.n_least() - 1);
-    if sequence.milestones.first_step.is_some() || rates.least(n_prompt, n_steps) <= left {
-        return Ok(());
-    }
-    // Blocks that are known already cost nothing; looked up only where it matters.
-    let n_known = pool.find(sequence.keys(0, n_prompt - 1)).blocks().len() * KV_BLOCK_TOKENS;
-    let needed = rates.least(n_prompt - n_known, n_steps);
-    if needed <= left {
-        return Ok(());
-    }
-    let text = format!("{} ms are left, and at least {} ms are needed", left.as_millis(), needed.as_millis());
-    Err(Failure::new(FailureClass::DeadlineExceeded, text))
-}
-
-/// Room for token number `n_tokens - 1` in each table, in a block of its own. What one table got stays when
-/// another gets nothing: the next try begins there.
-fn grow_all<'a>(
-    tables: impl Iterator<Item = &'a mut BlockTable>,
-    n_tokens: usize,
-    moves: &mut Vec<BlockMove>,
-) -> bool {
-    for table in tables {
-        match table.grow(n_tokens).and_then(|()| table.own(n_tokens - 1)) {
-            Ok(pair) => moves.extend(pair.map(BlockMove::Copy)),
-            Err(_) => return false,
-        }
-    }
-    true
 }

@@ -8,17 +8,19 @@
 //! length; they run, wait and give way together. Answers that are sampled are sequences of their own from
 //! their first token on ([`Sequence::fork`]). Where tokens come from is not known here.
 
+mod prompt;
+
 use crate::blocks::{BlockTable, blocks_for};
 use crate::cross::{CrossCache, CrossKey};
-use crate::items::{ItemState, ItemTable, ItemUse};
-use crate::prefix::{self, BlockParts};
-use crate::request::{Arrival, SequenceId, span_of};
+use crate::items::ItemTable;
+use crate::prefix::BlockParts;
+use crate::request::{Arrival, SequenceId};
+use prompt::Prompt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_core::{ContentKey, EncoderOutput, Failure, PrefixKey, TenantId};
-use triptych_models::prompt::{CrossInput, ItemSpan};
+use triptych_core::{EncoderOutput, Failure, PrefixKey, TenantId};
 
 /// A place in line, given once: arrivals in their order, the answers to each in theirs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,35 +58,6 @@ pub enum Phase {
     Swapped(Vec<Resident>),
     /// On the device: reading what it has already, or writing.
     Running(Residence),
-}
-
-/// What all answers to one arrival read.
-#[derive(Debug)]
-struct Prompt {
-    n_tokens: usize,
-    positions: Vec<[u32; 3]>,
-    next_position: u32,
-    spans: Vec<Span>,
-    /// Content and place of the spans.
-    items: Vec<(ContentKey, ItemSpan)>,
-    cross: Option<Cross>,
-    /// What the keys of its blocks begin with.
-    root: PrefixKey,
-}
-
-/// Rows of an item among the tokens.
-#[derive(Debug)]
-struct Span {
-    tokens: Range<usize>,
-    item: ItemUse,
-}
-
-/// What it cross-attends to.
-#[derive(Debug)]
-struct Cross {
-    key: CrossKey,
-    item: ItemUse,
-    first_token: u32,
 }
 
 /// The tokens of one branch.
@@ -151,27 +124,8 @@ pub struct Sequence {
 impl Sequence {
     /// A sequence that waits, and can grow to `limit` tokens. The arrival was checked.
     pub fn new(arrival: &Arrival, limit: usize, items: &mut ItemTable, now: Instant) -> Self {
-        let (prepared, sampling) = (&arrival.prepared, &arrival.sampling);
-        let declared = |idx: triptych_core::ItemIdx| &arrival.items[idx.0 as usize];
-        let mut join = |idx| items.join(declared(idx));
-        let spans = prepared.spans.iter().map(|s| Span { tokens: span_of(s), item: join(s.item) }).collect();
-        let cross = prepared.cross.map(|input| {
-            let CrossInput { item, first_row, n_rows, first_token } = input;
-            let key = CrossKey { content: declared(item).key, first_row, n_rows };
-            Cross { key, item: join(item), first_token }
-        });
-        let prompt = Prompt {
-            n_tokens: prepared.tokens.len(),
-            positions: prepared.positions.clone(),
-            next_position: prepared.next_position,
-            spans,
-            items: prepared.spans.iter().map(|s| (declared(s.item).key, *s)).collect(),
-            cross,
-            root: prefix::root(
-                &arrival.tenant,
-                prepared.cross.map(|input| (declared(input.item).key, input)),
-            ),
-        };
+        let sampling = &arrival.sampling;
+        let prompt = Prompt::new(arrival, items);
         Self {
             answers: arrival.ids.clone(),
             tenant: arrival.tenant,
@@ -186,7 +140,7 @@ impl Sequence {
             n_least: arrival.least_tokens().min(limit.saturating_sub(prompt.n_tokens)).max(1),
             is_greedy: sampling.beams.is_none() && (sampling.temperature <= 0.0 || sampling.top_k == Some(1)),
             prompt: Arc::new(prompt),
-            branches: vec![Branch { tokens: prepared.tokens.clone(), keys: Vec::new() }],
+            branches: vec![Branch { tokens: arrival.prepared.tokens.clone(), keys: Vec::new() }],
         }
     }
 
@@ -285,18 +239,12 @@ impl Sequence {
 
     /// The encoder output it cross-attends to, if it is here.
     pub fn cross_rows(&self) -> Option<&EncoderOutput> {
-        match self.prompt.cross.as_ref()?.item.state() {
-            ItemState::Ready(output) => Some(output),
-            ItemState::Pending | ItemState::Failed(_) => None,
-        }
+        self.prompt.cross.as_ref()?.rows()
     }
 
     /// The position of token `i`.
     pub fn position(&self, i: usize) -> [u32; 3] {
-        let after = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let prompt = &self.prompt;
-        let generated = || [prompt.next_position.saturating_add(after(i - prompt.n_tokens)); 3];
-        prompt.positions.get(i).copied().unwrap_or_else(generated)
+        self.prompt.position(i)
     }
 
     /// Tokens that may be computed once the first `n_computed` are: all of them, or those before the first item
@@ -305,16 +253,8 @@ impl Sequence {
     /// # Errors
     /// The failure of an item that it still has to read.
     pub fn readable(&self, n_computed: usize, cache: &CrossCache) -> Result<usize, Failure> {
-        let mut limit = self.n_tokens();
-        if let (None, Some(cross)) = (self.residence(), &self.prompt.cross)
-            && !cache.contains(&cross.key)
-        {
-            limit = limit.min(gate(&cross.item, 0)?);
-        }
-        for span in self.prompt.spans.iter().filter(|s| s.tokens.end > n_computed) {
-            limit = limit.min(gate(&span.item, span.tokens.start)?);
-        }
-        Ok(limit)
+        let needs_rows = |key: &CrossKey| self.residence().is_none() && !cache.contains(key);
+        Ok(self.prompt.gate(n_computed, needs_rows)?.min(self.n_tokens()))
     }
 
     /// Tokens that every branch has computed.
@@ -333,16 +273,7 @@ impl Sequence {
         &self,
         chunk: &Range<usize>,
     ) -> impl Iterator<Item = (usize, &EncoderOutput, Range<usize>)> {
-        self.prompt.spans.iter().filter_map(move |span| {
-            let start = span.tokens.start.max(chunk.start);
-            let end = span.tokens.end.min(chunk.end);
-            match span.item.state() {
-                ItemState::Ready(output) if start < end => {
-                    Some((start, output, start - span.tokens.start..end - span.tokens.start))
-                }
-                _ => None,
-            }
-        })
+        self.prompt.item_rows(chunk)
     }
 
     /// Keys of the full blocks among the first `n_tokens` tokens of a branch.
@@ -437,14 +368,5 @@ impl Resident {
 
     fn fork(&self) -> Self {
         Self { table: self.table.fork(), n_computed: self.n_computed }
-    }
-}
-
-/// How far a sequence may read if `start` is where it needs the item.
-fn gate(item: &ItemUse, start: usize) -> Result<usize, Failure> {
-    match item.state() {
-        ItemState::Ready(_) => Ok(usize::MAX),
-        ItemState::Pending => Ok(start),
-        ItemState::Failed(failure) => Err(failure),
     }
 }

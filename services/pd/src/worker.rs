@@ -16,7 +16,8 @@ use triptych_core::limits::Limits;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{DType, WorkerId};
 use triptych_ec::store::EcStore;
-use triptych_engine::{Engine, EngineConfig, EngineError, KvBudget};
+use triptych_engine::draft::PromptLookup;
+use triptych_engine::{Engine, EngineConfig, EngineError, KvBudget, Speculation};
 use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::decoder::{Decoder, DecoderInfo};
 use triptych_models::{Model, ModelError, ModelSource};
@@ -58,6 +59,8 @@ pub struct EngineSettings {
     /// Host memory for the self-attention KV of sequences that have to give way, in bytes. Default 256 MiB.
     /// 0: none, they are computed again.
     pub host_kv_bytes: usize,
+    /// Tokens to guess ahead of greedy answers, from what came after the same words before. Default 0: none.
+    pub lookup_tokens: usize,
     /// Rows of a step. Default 512.
     pub token_budget: usize,
     /// Sequences that run at once. Default 64.
@@ -74,6 +77,7 @@ impl Default for EngineSettings {
             self_kv_bytes: 1 << 30,
             cross_kv_bytes: 1 << 30,
             host_kv_bytes: 256 << 20,
+            lookup_tokens: 0,
             token_budget: 512,
             max_sequences: 64,
             max_waiting: 1024,
@@ -230,6 +234,10 @@ impl EngineSettings {
             max_sequences: self.max_sequences,
             // Before the first step all that live wait.
             max_waiting: self.max_live(),
+            speculation: match self.lookup_tokens {
+                0 => Speculation::Off,
+                n_tokens => Speculation::PromptLookup(PromptLookup { n_tokens, max_ngram: 3 }),
+            },
             ..EngineConfig::default()
         }
     }

@@ -125,7 +125,6 @@ impl DraftModel {
 
     /// A share of the sequence's encoder input, which the plan projects if it is new: `Some(None)` without
     /// cross-attention, `None` when it cannot be had.
-    #[allow(clippy::option_option)]
     fn read_input(&mut self, sequence: &Sequence, plan: &mut Plan) -> Option<Option<BlockTable>> {
         let Some(key) = sequence.cross_key() else { return Some(None) };
         if !self.cross.contains(&key) {

@@ -31,6 +31,9 @@ struct Seat {
 impl Scheduler {
     /// Lets in whoever is next, as long as there is budget and room.
     pub(super) fn admit(&mut self, sketch: &mut Sketch, now: Instant) {
+        if sketch.budget == 0 {
+            return;
+        }
         let mut queue = Queue::of(&self.line);
         while sketch.budget > 0
             && let Some(place) = queue.pop(&self.shares)
@@ -56,16 +59,15 @@ impl Scheduler {
     }
 
     fn try_admit(&mut self, place: Place, sketch: &mut Sketch, now: Instant) -> Admission {
+        if self.is_gated(place) {
+            return Admission::Gated;
+        }
+        // Counted only for those that might run: most of a long line is not looked at, or is gated.
         let n_running = self.n_running();
         let Self { line, pool, cross, bounds, .. } = self;
         let Some(sequence) = line.get_mut(&place) else { return Admission::Gated };
-        // The gates are looked at before anything is looked up: most of those that are shut stay shut.
         let Ok(gate) = sequence.readable(sequence.n_computed(), cross) else { return Admission::Gated };
         let key = sequence.cross_key();
-        let waits_for_rows = gate == 0 && key.is_some_and(|key| !cross.contains(&key));
-        if waits_for_rows || sequence.shut_gate == Some(gate) {
-            return Admission::Gated;
-        }
         if n_running + sequence.n_places() > bounds.max_sequences {
             return Admission::NoRoom;
         }
@@ -99,6 +101,14 @@ impl Scheduler {
         sequence.shut_gate = None;
         self.start(place, sketch, now);
         Admission::Admitted
+    }
+
+    /// Whether a sequence waits for an item, as far as can be said without looking blocks up.
+    fn is_gated(&self, place: Place) -> bool {
+        let Some(sequence) = self.line.get(&place) else { return true };
+        let Ok(gate) = sequence.readable(sequence.n_computed(), &self.cross) else { return true };
+        let waits_for_rows = || sequence.cross_key().is_some_and(|key| !self.cross.contains(&key));
+        sequence.shut_gate == Some(gate) || (gate == 0 && waits_for_rows())
     }
 
     /// The first rows of a sequence that was let in.

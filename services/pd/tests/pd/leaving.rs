@@ -25,8 +25,8 @@ async fn a_client_that_goes_away_while_its_item_loads_leaves_nothing_behind() {
     let image = [pd.stored_image(1).await];
     pd.faults.queue(Op::Get, Fault::Hang);
     let stream = pd.client().generate(about(&image, 4)).await.unwrap();
-    // It reads its prompt up to the item.
-    pd.until_metric("triptych_requests_running{model=\"vl\"}", 1.0).await;
+    // It reads its prompt up to the item, and holds nothing while it waits there.
+    pd.until_metric("triptych_requests_waiting{model=\"vl\"}", 1.0).await;
     drop(stream);
     pd.until_metric("triptych_requests_total{model=\"vl\",outcome=\"cancelled\"}", 1.0).await;
     pd.until_idle("vl").await;

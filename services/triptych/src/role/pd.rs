@@ -49,6 +49,10 @@ pub struct EngineArgs {
     /// MiB of host memory for the KV of sequences that have to give way. 0: they are computed again
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_HOST_KV_MIB", default_value_t = 256)]
     pub host_kv_mib: u32,
+    /// Tokens to guess ahead of greedy answers, from what came after the same words before. 0: none
+    #[arg(long, value_name = "N", env = "TRIPTYCH_LOOKUP_TOKENS", default_value_t = 0,
+          value_parser = clap::value_parser!(u32).range(..=64))]
+    pub lookup_tokens: u32,
     /// Token rows of a step: less shortens the pauses that a long prompt causes, more raises throughput
     #[arg(long, value_name = "N", env = "TRIPTYCH_TOKEN_BUDGET", default_value_t = 512,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -65,6 +69,7 @@ impl EngineArgs {
             self_kv_bytes: mib(self.kv_mib),
             cross_kv_bytes: mib(self.cross_kv_mib),
             host_kv_bytes: mib(self.host_kv_mib),
+            lookup_tokens: size(self.lookup_tokens),
             token_budget: size(self.token_budget),
             max_sequences: size(self.max_sequences),
             ..EngineSettings::default()
