@@ -37,7 +37,11 @@ fn check_segments(file: &Value, found: &[v1::Segment], expected: &Value, words: 
     for (f, e) in found.iter().zip(expected) {
         let near = |found: f64, expected: &Value| {
             let expected = expected.as_f64().expect("a time");
-            assert!((found - expected).abs() <= STEP_S, "{file} {:?}: {found} s, expected {expected} s", f.text);
+            assert!(
+                (found - expected).abs() <= STEP_S,
+                "{file} {:?}: {found} s, expected {expected} s",
+                f.text
+            );
         };
         near(f.start_s, &e["start"]);
         near(f.end_s, &e["end"]);
@@ -102,14 +106,16 @@ async fn the_real_tiny_en_writes_what_transformers_writes() {
         if row["conditioned"].is_null() {
             continue;
         }
-        let task = v1::SpeechTask { condition_on_previous: true, word_timestamps: false, ..in_sequence.clone() };
+        let task =
+            v1::SpeechTask { condition_on_previous: true, word_timestamps: false, ..in_sequence.clone() };
         let conditioned = generate(&mut client, about_sound(sound.clone(), task)).await.expect("an answer");
         check_segments(file, &conditioned.segments, &row["conditioned"], false);
 
         // Side by side no word is lost or told twice at the border of two windows.
         let task = v1::SpeechTask { timestamps: true, word_timestamps: true, ..Default::default() };
         let parallel = generate(&mut client, about_sound(sound, task)).await.expect("an answer");
-        let (differs, wrong) = (word_error_rate(&answer.text, &parallel.text), word_error_rate(said, &parallel.text));
+        let (differs, wrong) =
+            (word_error_rate(&answer.text, &parallel.text), word_error_rate(said, &parallel.text));
         println!("{file} side by side: {wrong:.3} wrong, {differs:.3} other than in sequence");
         assert!(differs <= 0.1, "{file}: {:?} {:?}", answer.text, parallel.text);
         let words: Vec<&v1::Word> = parallel.segments.iter().flat_map(|s| &s.words).collect();

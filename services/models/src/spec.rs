@@ -428,6 +428,11 @@ impl WaveSpec {
             .fold(n_samples, |n, [taps, stride]| n.checked_sub(*taps).map_or(0, |n| n / stride + 1))
     }
 
+    /// Samples from one row to the next.
+    pub fn samples_per_row(&self) -> usize {
+        self.convs.iter().map(|[_, stride]| stride).product()
+    }
+
     /// Samples of one row.
     pub fn min_samples(&self) -> usize {
         self.convs.iter().rev().fold(1, |n, [taps, stride]| (n - 1) * stride + taps)

@@ -13,8 +13,8 @@ pub mod sequential;
 pub mod stitch;
 pub mod words;
 
-use std::sync::Arc;
 use crate::prompt::{OutputKind, PreparedSequence};
+use std::sync::Arc;
 
 /// Seconds between two times next to each other in the vocabulary.
 const TIME_STEP_S: f64 = 0.02;

@@ -127,8 +127,8 @@ impl Running {
         sampling.seed = sampling.seed.or_else(|| Some(rand_seed(prepared.request)));
         let (sender, news) = unbounded_channel();
         let tokenizer = parts.tokenizer.clone();
-        let mut assembler = Assembler::new(&prepared.windows, sampling.n, tokenizer, logprobs)
-            .at(sampling.temperature);
+        let mut assembler =
+            Assembler::new(&prepared.windows, sampling.n, tokenizer, logprobs).at(sampling.temperature);
         let mut held = speech::hold(&prepared, &parts, &mut sampling)?;
         let mut sequences = Vec::new();
         for window in 0..prepared.windows.len() {

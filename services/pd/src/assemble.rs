@@ -79,7 +79,11 @@ impl Assembler {
             segments: WindowSegments::new(w),
             given: None,
             held: VecDeque::new(),
-            n_steps: w.rules.steps.first().map_or(0, |first| if first.len() > 1 { w.rules.steps.len() } else { 0 }),
+            n_steps: w
+                .rules
+                .steps
+                .first()
+                .map_or(0, |first| if first.len() > 1 { w.rules.steps.len() } else { 0 }),
             first_token: None,
         };
         let choice =

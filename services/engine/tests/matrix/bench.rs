@@ -119,7 +119,12 @@ impl<'a> Bench<'a> {
         assert_eq!(seen.tokens(), tokens, "{} request {id}", self.case.name);
         let reason = if ended { FinishReason::Stop } else { FinishReason::Length };
         let finished = seen.finished();
-        assert_eq!((finished.reason, finished.n_generated), (reason, request.greedy.len()), "{}", self.case.name);
+        assert_eq!(
+            (finished.reason, finished.n_generated),
+            (reason, request.greedy.len()),
+            "{}",
+            self.case.name
+        );
     }
 
     fn note(&mut self, outputs: Vec<Output>) {

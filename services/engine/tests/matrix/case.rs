@@ -110,7 +110,8 @@ impl Case {
         let source = ModelSource { dir: dir.join("model"), name: None, format: LoadFormat::Safetensors };
         let model = Model::open(&source).unwrap_or_else(|e| panic!("{name}: {e}"));
         let tensors = read(&dir.join("expected.safetensors"));
-        let mut case = Self { name: name.to_owned(), model, outputs: Vec::new(), requests: matrix.requests, tensors };
+        let mut case =
+            Self { name: name.to_owned(), model, outputs: Vec::new(), requests: matrix.requests, tensors };
         case.outputs = matrix.rows.iter().enumerate().map(|(i, rows)| case.output(i as u8, rows)).collect();
         assert!(case.requests.len() >= 6, "{name} has {} requests", case.requests.len());
         case
@@ -226,7 +227,11 @@ impl Request {
 
     /// Greedy, as the reference was asked.
     pub fn greedy(&self) -> SamplingParams {
-        SamplingParams { temperature: 0.0, max_tokens: Some(self.max_new_tokens), ..SamplingParams::default() }
+        SamplingParams {
+            temperature: 0.0,
+            max_tokens: Some(self.max_new_tokens),
+            ..SamplingParams::default()
+        }
     }
 
     /// Greedy past every end, for runs that are compared with one another.

@@ -2,7 +2,7 @@
 
 use crate::bench::{Bench, roomy};
 use crate::case::{Case, LONG, cases};
-use triptych_engine::{EngineConfig, KvBudget, PrefixCache, Preemption, Stats};
+use triptych_engine::{EngineConfig, KvBudget, Preemption, PrefixCache, Stats};
 
 /// Every request past its end: alone in an engine with room, and all at once in one that is short of blocks.
 fn run(case: &Case, preemption: Preemption, prefix_cache: PrefixCache) -> Stats {

@@ -46,7 +46,8 @@ fn a_prefix_over_another_input_is_not_found() {
             continue;
         };
         let (request, _) = with_prefix(case, request);
-        let other = Request { rows: (0..case.outputs.len()).find(|r| Some(*r) != request.rows), ..request.clone() };
+        let other =
+            Request { rows: (0..case.outputs.len()).find(|r| Some(*r) != request.rows), ..request.clone() };
         let mut bench = Bench::new(case, EngineConfig { prefix_cache: PrefixCache::On, ..roomy() });
         let params = request.long(&bench.info);
         bench.alone(case.arrival(&request, 0, params.clone()));

@@ -20,10 +20,10 @@ pub use wave::WaveProcessor;
 use super::{EncoderInput, Features, Preprocess};
 use crate::error::{ItemError, ModelError};
 use crate::files::JsonFile;
-use std::path::Path;
-use triptych_core::limits::Limits;
 use layout::{Frame, Silence};
 use sounds::{Sound, Sounds};
+use std::path::Path;
+use triptych_core::limits::Limits;
 use triptych_core::{Extent, ItemOptions, Modality, WindowSpan};
 use vad::Levels;
 

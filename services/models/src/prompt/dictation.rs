@@ -8,6 +8,7 @@ use super::{CrossInput, OutputKind, PreparedSequence, PromptBuilder, SamplingDef
 use crate::error::{ModelError, PromptError};
 use crate::rules::LogitRules;
 use crate::spec::WaveSpec;
+use crate::speech::SpeechFacts;
 use crate::tokenization::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ pub struct Dictation {
     /// Encoder rows of a full window; the last window of a sound may have less.
     rows_per_window: u32,
     window_ms: u64,
+    row_ms: u32,
     max_context: usize,
     vocab: u32,
     defaults: SamplingDefaults,
@@ -56,6 +58,7 @@ impl Dictation {
             end_tokens: files.end_tokens()?,
             rows_per_window: wave.n_rows(wave.window) as u32,
             window_ms: wave.window as u64 * 1000 / u64::from(wave.rate),
+            row_ms: wave.samples_per_row() as u32 * 1000 / wave.rate,
             max_context: files.text_u32("max_position_embeddings")? as usize,
             vocab,
             defaults: files.sampling_defaults()?,
@@ -74,7 +77,6 @@ impl Dictation {
             (task.word_timestamps, "has no times of words"),
             (task.long_form == LongForm::Sequential, "reads a long sound in windows side by side"),
             (task.condition_on_previous, "does not read what was written before"),
-            (task.fallback.is_some(), "has no fallback over temperatures"),
             (task.resume.is_some(), "does not go on in the middle of a sound"),
         ];
         if let Some((_, why)) = refused.iter().find(|(asked, _)| *asked) {
@@ -209,5 +211,17 @@ impl PromptBuilder for Dictation {
 
     fn sampling_defaults(&self) -> SamplingDefaults {
         self.defaults
+    }
+
+    fn speech(&self) -> Option<SpeechFacts> {
+        Some(SpeechFacts {
+            first_time: None,
+            window_ms: self.window_ms as u32,
+            row_ms: self.row_ms,
+            max_previous: 0,
+            vocab: self.vocab as usize,
+            alignment_heads: Arc::default(),
+            median: 1,
+        })
     }
 }

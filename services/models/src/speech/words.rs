@@ -43,9 +43,8 @@ fn characters(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<Word> {
         let text = tokenizer.decode(&tokens[first..end]);
         // A replacement character is part of the text only if the whole text has one at that place.
         let broken = text.chars().position(|c| c == char::REPLACEMENT_CHARACTER);
-        let complete = broken.is_none_or(|at| {
-            whole.get(n_chars + at).is_none_or(|c| *c == char::REPLACEMENT_CHARACTER)
-        });
+        let complete =
+            broken.is_none_or(|at| whole.get(n_chars + at).is_none_or(|c| *c == char::REPLACEMENT_CHARACTER));
         if complete {
             n_chars += text.chars().count();
             found.push(Word { text, tokens: first..end });

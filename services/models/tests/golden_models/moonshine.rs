@@ -6,7 +6,7 @@ use crate::case::{
 use crate::greedy::{Mix, Sequence, greedy, teacher_forced};
 use crate::pipeline::{encoded, wav};
 use triptych_core::limits::Limits;
-use triptych_core::prompt::{LongForm, Prompt, SpeechKind, SpeechTask, TextOrTokens};
+use triptych_core::prompt::{Fallback, LongForm, Prompt, SpeechKind, SpeechTask, TextOrTokens};
 use triptych_core::{Extent, ItemOptions, Modality};
 use triptych_kernels::Backend;
 use triptych_kernels::cpu::Precision;
@@ -222,6 +222,12 @@ fn what_the_model_cannot_do_is_refused_by_name() {
     let before = Some(TextOrTokens::Text("before".into()));
     check(SpeechTask { prompt: before.clone(), ..Default::default() }, "no prompt");
 
+    let judged = SpeechTask { fallback: Some(Fallback::default()), ..Default::default() };
+    prompts
+        .prepare(&Prompt::Speech(judged), &items)
+        .expect("a fallback over temperatures is no matter of the model");
+    let facts = prompts.speech().expect("a speech model");
+    assert_eq!((facts.row_ms, facts.window_ms, facts.first_time), (24, 30_000, None));
     let prefixed = SpeechTask { prefix: before, ..Default::default() };
     let prepared = prompts.prepare(&Prompt::Speech(prefixed), &items).expect("a prefix");
     assert!(prepared[0].tokens.len() > 1, "{:?}", prepared[0].tokens);

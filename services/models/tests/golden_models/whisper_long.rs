@@ -42,7 +42,8 @@ fn alignments_match<B: Backend>(backend: &B) {
         let inputs = crate::whisper::batch_inputs(&case);
         let mut n_near = 0;
         for one in list(&long.json["alignments"]) {
-            let (i, tokens, n_prompt) = (number(&one["input"]), ids(&one["tokens"]), number(&one["n_prompt"]));
+            let (i, tokens, n_prompt) =
+                (number(&one["input"]), ids(&one["tokens"]), number(&one["n_prompt"]));
             let rows = encoder.encode(&[&inputs[i]]).expect("golden features fit").remove(0);
             let input = AlignInput { tokens: &tokens, rows: &rows, heads: &facts.alignment_heads };
             let weights = decoder.align(&input).expect("a decoder with cross-attention");
@@ -62,7 +63,8 @@ fn alignments_match<B: Backend>(backend: &B) {
             let found = first_rows(weights, number(&one["n_heard"]), facts.median);
             let expected = ids(&one["rows"]);
             assert_eq!(found.len(), expected.len(), "{name} {i}");
-            let off = found.iter().zip(&expected).filter(|(f, e)| (**f as i64 - i64::from(**e)).abs() > 1).count();
+            let off =
+                found.iter().zip(&expected).filter(|(f, e)| (**f as i64 - i64::from(**e)).abs() > 1).count();
             // Random weights leave paths of nearly equal weight; one that turns earlier moves a few tokens.
             assert!(off * 10 <= found.len(), "{name} {i}: {off} of {} tokens begin elsewhere", found.len());
             n_near += usize::from(off == 0);
@@ -93,7 +95,9 @@ fn heads_that_are_not_there_are_refused() {
     };
     assert!(!align(&[1, 2], &rows, &[(0, 0)]));
     assert!(align(&[1, 2], &rows, &[(1, 0)]) && align(&[1, 2], &rows, &[(0, 3)]));
-    assert!(align(&[1, 2], &rows[1..], &[(0, 0)]) && align(&[1, 2], &[], &[(0, 0)]) && align(&[], &rows, &[]));
+    assert!(
+        align(&[1, 2], &rows[1..], &[(0, 0)]) && align(&[1, 2], &[], &[(0, 0)]) && align(&[], &rows, &[])
+    );
 }
 
 #[test]
@@ -116,10 +120,16 @@ fn windows_seek_and_prompt_as_the_reference() {
                 }
                 let settled = frame.settle(&tokens);
                 if let Some(next) = windows.get(i + 1) {
-                    assert_eq!(settled.next_ms, Some(number(&next["seek"]) as u32 * 10), "{name}, window {i}");
+                    assert_eq!(
+                        settled.next_ms,
+                        Some(number(&next["seek"]) as u32 * 10),
+                        "{name}, window {i}"
+                    );
                 }
                 previous = remember(&previous, &tokens, &settled, (first_time, facts.max_previous));
-                segments.extend(settled.segments.into_iter().map(|s| (s.start_s, s.end_s, tokens[s.tokens].to_vec())));
+                segments.extend(
+                    settled.segments.into_iter().map(|s| (s.start_s, s.end_s, tokens[s.tokens].to_vec())),
+                );
             }
             if let Some(expected) = run["segments"].as_array() {
                 assert_eq!(segments.len(), expected.len(), "{name}");
@@ -144,7 +154,8 @@ fn windows_are_judged_as_the_reference() {
             let expected = float(&one["compression_ratio"]).expect("a ratio");
             assert!((ratio / expected - 1.0).abs() < 0.05, "{name}: {ratio}, expected {expected}");
             let [compression, logprob, no_speech] = [0, 1, 2].map(|i| float(&one["limits"][i]));
-            let fallback = Fallback { compression_ratio: compression, logprob, no_speech, ..Fallback::default() };
+            let fallback =
+                Fallback { compression_ratio: compression, logprob, no_speech, ..Fallback::default() };
             let quality = Quality {
                 compression_ratio: ratio,
                 logprob: float(&one["logprob"]).expect("a number"),

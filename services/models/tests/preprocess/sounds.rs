@@ -200,7 +200,8 @@ fn a_long_sound_is_cut_in_its_pauses_and_silence_is_skipped_when_asked() {
 #[test]
 fn a_window_in_sequence_is_cut_out_of_the_whole_sound() {
     let samples = || tone(16_000, 300.0, 0.5).chain(tone(16_000, 500.0, 1.4).map(|s| s / 4));
-    let at = |start_ms| laid_out(samples(), &ItemOptions { start_ms: Some(start_ms), ..ItemOptions::default() });
+    let at =
+        |start_ms| laid_out(samples(), &ItemOptions { start_ms: Some(start_ms), ..ItemOptions::default() });
     let (first, duration_ms, a) = at(0);
     let (second, _, b) = at(600);
     let (last, _, c) = at(1500);

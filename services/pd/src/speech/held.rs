@@ -126,8 +126,7 @@ impl Held {
     /// Expects `n` answers over all windows.
     pub fn new(how: How, windows: Vec<PreparedSequence>, n: u32) -> Self {
         let slot = |_: &PreparedSequence| Slot::Decoding { attempt: 0, said: Delta::default() };
-        let choice =
-            |_| Choice { slots: windows.iter().map(slot).collect(), next: 0, told_before: 0 };
+        let choice = |_| Choice { slots: windows.iter().map(slot).collect(), next: 0, told_before: 0 };
         let choices = (0..n).map(choice).collect();
         Self { how, windows, choices, places: HashMap::new(), next: None }
     }
@@ -196,9 +195,11 @@ impl Held {
         let temperature = temperatures.get(attempt).copied().unwrap_or(how.temperature);
         let mut written = Written::new(said, finished, window.rules.steps.len(), temperature);
         let end = window.end_tokens.first().copied();
-        let verdict = how.task.fallback.as_ref().map_or(Verdict::Keep, |fallback| {
-            judge(fallback, written.quality(end, how.facts.vocab))
-        });
+        let verdict = how
+            .task
+            .fallback
+            .as_ref()
+            .map_or(Verdict::Keep, |fallback| judge(fallback, written.quality(end, how.facts.vocab)));
         let slot = &mut self.choices[place.choice as usize].slots[place.window];
         if let (Verdict::Again, Some(next)) = (verdict, temperatures.get(attempt + 1)) {
             *slot = Slot::Decoding { attempt: attempt + 1, said: Delta::default() };

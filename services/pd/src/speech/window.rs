@@ -160,7 +160,8 @@ impl Written {
         let words = words(teller.tokenizer, token_ids, teller.language);
         let word = |w: triptych_models::speech::words::Word| {
             let (first, last) = (part.tokens[w.tokens.start], part.tokens[w.tokens.end - 1]);
-            let sum: f32 = w.tokens.clone().map(|i| self.logprob_sum(part.tokens[i]..part.tokens[i] + 1)).sum();
+            let sum: f32 =
+                w.tokens.clone().map(|i| self.logprob_sum(part.tokens[i]..part.tokens[i] + 1)).sum();
             v1::Word {
                 start_s: at(first.checked_sub(1)),
                 end_s: at(Some(last)),

@@ -58,7 +58,11 @@ fn spans(of: &[[u32; 2]], duration_ms: u64) -> Extent {
     Extent::Windows { n_windows: spans.len() as u32, duration_ms, spans }
 }
 
-fn fallback(temperatures: &[f32], logprob: Option<f32>, no_speech: Option<f32>) -> Option<v1::SpeechFallback> {
+fn fallback(
+    temperatures: &[f32],
+    logprob: Option<f32>,
+    no_speech: Option<f32>,
+) -> Option<v1::SpeechFallback> {
     let temperatures = temperatures.to_vec();
     Some(v1::SpeechFallback { temperatures, compression_ratio: None, logprob, no_speech })
 }
@@ -96,7 +100,8 @@ async fn windows_that_overlap_are_joined_and_windows_without_sound_are_passed_ov
     let twice = |extent| {
         let rows: Arc<[u8]> = [&one.rows()[..], &one.rows()[..]].concat().into();
         let key = ContentKey::from_bytes([77; 32]);
-        EncoderOutput::seal(EncodedItem { key, n_tokens: 2 * WINDOW, extent, ..one.item().clone() }, rows).unwrap()
+        EncoderOutput::seal(EncodedItem { key, n_tokens: 2 * WINDOW, extent, ..one.item().clone() }, rows)
+            .unwrap()
     };
     let overlapping = twice(spans(&[[0, 1_000], [500, 1_500]], 1_500));
     assert_eq!(tokens(&pd, &overlapping).await, alone, "what both heard is told once");

@@ -46,7 +46,10 @@ pub(super) async fn run(work: &Work, mut task: SpeechTask, first: Job) -> Result
         });
         let Some(next) = next else { break };
         if u64::from(next.start_ms) <= job.options.start_ms.unwrap_or(0) {
-            return Err(Failure::internal(format!("the window after {:?} starts at {} ms", job.options, next.start_ms)));
+            return Err(Failure::internal(format!(
+                "the window after {:?} starts at {} ms",
+                job.options, next.start_ms
+            )));
         }
         let options = ItemOptions { start_ms: Some(next.start_ms.into()), ..first.options.clone() };
         job = materials.with_options(&first, options).await?;

@@ -198,9 +198,11 @@ async fn a_sound_read_in_sequence_is_a_job_and_a_call_for_each_window() {
             finish_reason: v1::FinishReason::Stop.into(),
             ..v1::Delta::default()
         });
-        let next = next.map(|start_ms| v1::SpeechResume { start_ms, previous: vec![start_ms], conditioned: true });
+        let next =
+            next.map(|start_ms| v1::SpeechResume { start_ms, previous: vec![start_ms], conditioned: true });
         let usage = Some(v1::Usage { completion_tokens: 2, ..v1::Usage::default() });
-        let last = v1::Summary { language: "de".into(), duration_s: 50.0, next, usage, ..v1::Summary::default() };
+        let last =
+            v1::Summary { language: "de".into(), duration_s: 50.0, next, usage, ..v1::Summary::default() };
         Play::Say(vec![end, summary(last)])
     };
     cluster.pd.script([window(" one", Some(20_000)), window(" two", Some(41_000)), window(" three", None)]);

@@ -59,9 +59,7 @@ impl<B: Backend> TransformerDecoder<B> {
         let sizes = [self.layers.len(), cross.attention.shape.n_heads];
         let inside = |(layer, head): &(u32, u32)| (*layer as usize) < sizes[0] && (*head as usize) < sizes[1];
         match input.heads.iter().find(|head| !inside(head)) {
-            Some((layer, head)) => {
-                Err(shape("heads", sizes.to_vec(), vec![*layer as usize, *head as usize]))
-            }
+            Some((layer, head)) => Err(shape("heads", sizes.to_vec(), vec![*layer as usize, *head as usize])),
             None => Ok(cross),
         }
     }

@@ -140,7 +140,10 @@ mod tests {
             let spans = windows(&sound, frame, Silence::Read);
             assert_eq!((spans[0].start_ms, spans.last().map(|s| s.end_ms)), (0, Some(100_000)));
             for pair in spans.windows(2) {
-                assert!(pair[1].start_ms <= pair[0].end_ms && pair[0].start_ms < pair[1].start_ms, "{spans:?}");
+                assert!(
+                    pair[1].start_ms <= pair[0].end_ms && pair[0].start_ms < pair[1].start_ms,
+                    "{spans:?}"
+                );
             }
             assert!(spans.iter().all(|s| s.end_ms - s.start_ms <= 30_000), "{spans:?}");
         }

@@ -3,11 +3,11 @@
 use super::super::body::{BodyError, check_declared, pieces};
 use super::super::error::HttpError;
 use super::super::{Call, Face};
+use super::wishes::{self, Wishes};
 use axum::extract::Request;
 use axum::http::header;
 use bytes::{Bytes, BytesMut};
 use multer::{Field, Multipart};
-use super::wishes::{self, Wishes};
 use std::collections::HashMap;
 use std::error::Error;
 use std::str::FromStr;

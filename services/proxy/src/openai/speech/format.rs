@@ -144,13 +144,8 @@ impl Transcript {
 
     fn words(&self) -> Vec<Word<'_>> {
         let told = self.segments.iter().flat_map(|s| &s.words);
-        told.map(|w| Word {
-            word: w.text.trim(),
-            start: w.start_s,
-            end: w.end_s,
-            probability: w.probability,
-        })
-        .collect()
+        told.map(|w| Word { word: w.text.trim(), start: w.start_s, end: w.end_s, probability: w.probability })
+            .collect()
     }
 
     fn srt(&self) -> String {
