@@ -7,6 +7,7 @@ mod bad_input;
 mod cache;
 mod crashes;
 mod drain;
+mod families;
 mod observability;
 mod openai;
 mod privacy;

@@ -1,0 +1,158 @@
+//! A model of each kind through the whole cluster: what goes in over HTTP comes out as transformers' own tokens.
+//!
+//! The models are the golden ones, with small random weights; `tests/golden/README.md` says how they were made.
+
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use triptych_tests::cluster::{Cluster, reqwest_client};
+use triptych_tests::samples::data_url;
+
+fn golden(case: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden").join(case)
+}
+
+fn read(case: &str, file: &str) -> Value {
+    let path = golden(case).join(file);
+    let text = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_slice(&text).expect("JSON")
+}
+
+/// A cluster of golden models, each under the name of its case.
+async fn cluster_of(cases: &[&str]) -> Cluster {
+    let models = cases.iter().map(|case| format!("{case}={}", golden(case).join("model").display()));
+    let args: Vec<String> = models.flat_map(|model| ["--model".to_owned(), model]).collect();
+    Cluster::start(&args.iter().map(String::as_str).collect::<Vec<_>>()).await
+}
+
+async fn post(cluster: &Cluster, path: &str, body: &Value) -> Value {
+    let response = reqwest_client().post(format!("{}{path}", cluster.http)).json(body).send().await;
+    let response = response.expect("the proxy answers");
+    let (status, text) = (response.status(), response.text().await.expect("a body"));
+    assert!(status.is_success(), "{body}: {text}");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+fn ids(value: &Value) -> Vec<u64> {
+    value.as_array().expect("a list").iter().map(|id| id.as_u64().expect("an id")).collect()
+}
+
+/// What a request answers with, of what transformers wrote: without the end token.
+fn written(tokens: &Value, request: &Value) -> Vec<u64> {
+    let ends = ids(&request["end_tokens"]);
+    let mut tokens = ids(tokens);
+    if tokens.last().is_some_and(|last| ends.contains(last)) {
+        tokens.pop();
+    }
+    tokens
+}
+
+/// Every request of a text case, asked with token ids for both sides.
+async fn check_text(cluster: &Cluster, case: &str) {
+    let (inputs, matrix) = (read(case, "expected.json"), read(case, "matrix.json"));
+    for request in matrix["requests"].as_array().expect("requests") {
+        let input = &inputs["inputs"][request["rows"].as_u64().expect("a place") as usize];
+        let ask = |fields: Value| {
+            let mut body = json!({"model": case, "encoder_prompt": input, "prompt": request["prompt"]});
+            body.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+            body
+        };
+        let greedy = ask(json!({"temperature": 0, "max_tokens": request["max_new_tokens"]}));
+        let answer = post(cluster, "/v1/completions", &greedy).await;
+        let choice = &answer["choices"][0];
+        assert_eq!(ids(&choice["token_ids"]), written(&request["greedy"], request), "{case} {request}");
+        assert_eq!(choice["encoder_prompt"], *input);
+        assert_eq!(choice["decoder_prompt"]["token_ids"], request["prompt"]);
+        let beams = &request["beam4"];
+        let searched = ask(json!({
+            "num_beams": 4, "n": beams["answers"].as_array().expect("answers").len(),
+            "length_penalty": beams["length_penalty"], "early_stopping": beams["early_stopping"],
+            "max_tokens": beams["max_new_tokens"],
+        }));
+        let answer = post(cluster, "/v1/completions", &searched).await;
+        for (choice, expect) in
+            answer["choices"].as_array().expect("choices").iter().zip(beams["answers"].as_array().expect("answers"))
+        {
+            assert_eq!(ids(&choice["token_ids"]), written(&expect["tokens"], request), "{case}, beams, {request}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn text_models_answer_as_transformers_greedy_and_with_beams() {
+    let cases = ["bart_odd_heads", "marian_en_de", "t5_odd_heads"];
+    let cluster = cluster_of(&cases).await;
+    for case in cases {
+        check_text(&cluster, case).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn text_in_text_out_and_one_encode_for_the_same_text() {
+    let case = "bart_odd_heads";
+    let cluster = cluster_of(&[case]).await;
+    let text = read(case, "expected.json")["texts"][0].clone();
+    let completion = json!({"model": case, "prompt": text, "temperature": 0, "max_tokens": 8});
+    let chat = json!({
+        "model": case, "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 8,
+    });
+    let first = post(&cluster, "/v1/completions", &completion).await;
+    let second = post(&cluster, "/v1/chat/completions", &chat).await;
+    assert_eq!(first["choices"][0]["text"], second["choices"][0]["message"]["content"]);
+    assert_eq!(first["choices"][0]["encoder_prompt"], text);
+    assert_eq!(cluster.metric("encoder-0", "triptych_encodes_total").await, 1.0, "the second was in the store");
+}
+
+/// Every image of a case, asked as the model is meant to be.
+async fn check_images(cluster: &Cluster, case: &str) {
+    let expected = read(case, "expected.json");
+    for image in expected["images"].as_array().expect("images") {
+        let file = golden(case).join(image["file"].as_str().expect("a file"));
+        let url = data_url(&std::fs::read(file).expect("an image"));
+        let mut body = json!({
+            "model": case, "items": [{"type": "image_url", "image_url": {"url": url}}],
+            "temperature": 0, "max_tokens": 16, "ignore_eos": true,
+        });
+        if let Some(asked) = image.get("asked") {
+            body["encoder_prompt"] = asked.clone();
+        }
+        let answer = post(cluster, "/v1/completions", &body).await;
+        let choice = &answer["choices"][0];
+        assert_eq!(ids(&choice["token_ids"]), ids(&image["greedy_tokens"])[..16], "{case} {}", image["name"]);
+        assert_eq!(choice["decoder_prompt"]["token_ids"], image["prompt"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn images_reach_decoders_through_cross_attention() {
+    let cases = ["trocr_vit", "donut_shifted", "florence_windows"];
+    let cluster = cluster_of(&cases).await;
+    for case in cases {
+        check_images(&cluster, case).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mllama_sees_an_image_or_goes_without() {
+    let case = "mllama_small_f32";
+    let cluster = cluster_of(&[case]).await;
+    let expected = read(case, "expected.json");
+    for prompt in expected["prompts"].as_array().expect("prompts") {
+        let mut messages = prompt["messages"].clone();
+        for part in messages.as_array_mut().expect("messages").iter_mut().flat_map(|m| m["content"].as_array_mut()) {
+            for part in part.iter_mut().filter(|p| p["type"] == "image") {
+                let image = &expected["images"][prompt["image"].as_u64().expect("a place") as usize];
+                let file = golden(case).join(image["file"].as_str().expect("a file"));
+                let url = data_url(&std::fs::read(file).expect("an image"));
+                *part = json!({"type": "image_url", "image_url": {"url": url}});
+            }
+        }
+        let body = json!({
+            "model": case, "messages": messages, "temperature": 0, "max_tokens": 16, "ignore_eos": true,
+            "logprobs": true,
+        });
+        let answer = post(&cluster, "/v1/chat/completions", &body).await;
+        let n_prompt = prompt["input_ids"].as_array().expect("ids").len();
+        assert_eq!(answer["usage"]["prompt_tokens"], n_prompt, "{prompt}");
+        assert_eq!(answer["usage"]["completion_tokens"], 16);
+    }
+}
