@@ -69,10 +69,17 @@ async fn check_text(cluster: &Cluster, case: &str) {
             "max_tokens": beams["max_new_tokens"],
         }));
         let answer = post(cluster, "/v1/completions", &searched).await;
-        for (choice, expect) in
-            answer["choices"].as_array().expect("choices").iter().zip(beams["answers"].as_array().expect("answers"))
+        for (choice, expect) in answer["choices"]
+            .as_array()
+            .expect("choices")
+            .iter()
+            .zip(beams["answers"].as_array().expect("answers"))
         {
-            assert_eq!(ids(&choice["token_ids"]), written(&expect["tokens"], request), "{case}, beams, {request}");
+            assert_eq!(
+                ids(&choice["token_ids"]),
+                written(&expect["tokens"], request),
+                "{case}, beams, {request}"
+            );
         }
     }
 }
@@ -99,7 +106,11 @@ async fn text_in_text_out_and_one_encode_for_the_same_text() {
     let second = post(&cluster, "/v1/chat/completions", &chat).await;
     assert_eq!(first["choices"][0]["text"], second["choices"][0]["message"]["content"]);
     assert_eq!(first["choices"][0]["encoder_prompt"], text);
-    assert_eq!(cluster.metric("encoder-0", "triptych_encodes_total").await, 1.0, "the second was in the store");
+    assert_eq!(
+        cluster.metric("encoder-0", "triptych_encodes_total").await,
+        1.0,
+        "the second was in the store"
+    );
 }
 
 /// Every image of a case, asked as the model is meant to be.
@@ -138,7 +149,9 @@ async fn mllama_sees_an_image_or_goes_without() {
     let expected = read(case, "expected.json");
     for prompt in expected["prompts"].as_array().expect("prompts") {
         let mut messages = prompt["messages"].clone();
-        for part in messages.as_array_mut().expect("messages").iter_mut().flat_map(|m| m["content"].as_array_mut()) {
+        for part in
+            messages.as_array_mut().expect("messages").iter_mut().flat_map(|m| m["content"].as_array_mut())
+        {
             for part in part.iter_mut().filter(|p| p["type"] == "image") {
                 let image = &expected["images"][prompt["image"].as_u64().expect("a place") as usize];
                 let file = golden(case).join(image["file"].as_str().expect("a file"));

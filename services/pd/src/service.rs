@@ -18,7 +18,7 @@ use triptych_core::{
     EncodedItem, Extent, Failure, FailureClass, Fingerprint, Modality, RequestId, TenantId, WorkerId,
 };
 use triptych_ec::store::EcStore;
-use triptych_models::prompt::{PreparedSequence, PromptBuilder};
+use triptych_models::prompt::{PreparedSequence, PromptBuilder, SamplingDefaults};
 use triptych_models::tokenization::Tokenizer;
 use triptych_proto::convert::sampling_from_wire;
 use triptych_proto::v1;
@@ -108,18 +108,14 @@ impl Worker {
             Failure::invalid("request_id is not req- and 32 hex digits").with_param("request_id")
         })?;
         let items = model.items(request.items, &self.limits)?;
-        let defaults = model.prompts.sampling_defaults();
-        let defaults = SamplingParams {
-            temperature: defaults.temperature,
-            top_p: defaults.top_p,
-            top_k: defaults.top_k,
-            ..SamplingParams::default()
-        };
-        let sampling = sampling_from_wire(request.sampling.unwrap_or_default(), &defaults)?;
         let prompt =
             request.prompt.ok_or_else(|| Failure::invalid("prompt is missing").with_param("prompt"))?;
         let prompt = Prompt::try_from(prompt)?;
         let windows = model.lay_out(prompt.clone(), items.clone(), place.clone()).await?;
+        // The model's lengths count the decoder's prompt, so they are known only when it is laid out.
+        let n_prompt = windows.first().map_or(0, |w| w.tokens.len());
+        let defaults = defaults(model.prompts.sampling_defaults(), n_prompt);
+        let sampling = sampling_from_wire(request.sampling.unwrap_or_default(), &defaults)?;
         let sequences = model.seat(windows.len(), sampling.n)?;
         let _admission = Admission { _request: place, _sequences: sequences };
         let prepared = Prepared {
@@ -166,6 +162,24 @@ impl Worker {
             models: self.models.iter().map(model).collect(),
             ec_store: self.store.describe(),
         }
+    }
+}
+
+/// What the model itself would do after a prompt of so many tokens.
+fn defaults(of_model: SamplingDefaults, n_prompt: usize) -> SamplingParams {
+    let max_tokens = of_model.max_length.map(|length| length.after(n_prompt).max(1));
+    let min_tokens = of_model.min_length.map_or(0, |length| length.after(n_prompt));
+    let open = SamplingParams::default();
+    SamplingParams {
+        temperature: of_model.temperature,
+        top_p: of_model.top_p,
+        top_k: of_model.top_k,
+        beams: of_model.beams,
+        repetition_penalty: of_model.repetition_penalty.unwrap_or(open.repetition_penalty),
+        no_repeat_ngram_size: of_model.no_repeat_ngram_size.unwrap_or(open.no_repeat_ngram_size),
+        max_tokens,
+        min_tokens: max_tokens.map_or(min_tokens, |max| min_tokens.min(max)),
+        ..open
     }
 }
 
