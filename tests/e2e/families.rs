@@ -46,10 +46,23 @@ fn written(tokens: &Value, request: &Value) -> Vec<u64> {
     tokens
 }
 
-/// Every request of a text case, asked with token ids for both sides.
+/// The requests of a case under the rules of the model itself, which are those of the first.
+fn requests(case: &str) -> Vec<Value> {
+    let matrix = read(case, "matrix.json");
+    let all = matrix["requests"].as_array().expect("requests");
+    let rules = |r: &Value| {
+        ["forced", "suppress", "begin_suppress", "end_tokens"]
+            .map(|rule| r.get(rule).cloned().unwrap_or_default())
+    };
+    let plain: Vec<Value> = all.iter().filter(|r| rules(r) == rules(&all[0])).cloned().collect();
+    assert!(plain.len() >= 2, "{case} has no two requests of the model's own kind");
+    plain
+}
+
+/// The text requests of a case, asked with token ids for both sides.
 async fn check_text(cluster: &Cluster, case: &str) {
-    let (inputs, matrix) = (read(case, "expected.json"), read(case, "matrix.json"));
-    for request in matrix["requests"].as_array().expect("requests") {
+    let inputs = read(case, "expected.json");
+    for request in &requests(case) {
         let input = &inputs["inputs"][request["rows"].as_u64().expect("a place") as usize];
         let ask = |fields: Value| {
             let mut body = json!({"model": case, "encoder_prompt": input, "prompt": request["prompt"]});
@@ -146,26 +159,28 @@ async fn images_reach_decoders_through_cross_attention() {
 async fn mllama_sees_an_image_or_goes_without() {
     let case = "mllama_small_f32";
     let cluster = cluster_of(&[case]).await;
-    let expected = read(case, "expected.json");
-    for prompt in expected["prompts"].as_array().expect("prompts") {
-        let mut messages = prompt["messages"].clone();
-        for part in
-            messages.as_array_mut().expect("messages").iter_mut().flat_map(|m| m["content"].as_array_mut())
-        {
-            for part in part.iter_mut().filter(|p| p["type"] == "image") {
-                let image = &expected["images"][prompt["image"].as_u64().expect("a place") as usize];
-                let file = golden(case).join(image["file"].as_str().expect("a file"));
-                let url = data_url(&std::fs::read(file).expect("an image"));
-                *part = json!({"type": "image_url", "image_url": {"url": url}});
-            }
-        }
-        let body = json!({
-            "model": case, "messages": messages, "temperature": 0, "max_tokens": 16, "ignore_eos": true,
-            "logprobs": true,
+    let (expected, requests) = (read(case, "expected.json"), requests(case));
+    for request in &requests {
+        let prompts = expected["prompts"].as_array().expect("prompts");
+        let Some(prompt) = prompts.iter().find(|p| p["input_ids"] == request["prompt"]) else { continue };
+        let items = prompt["image"].as_u64().map(|place| {
+            let file =
+                golden(case).join(expected["images"][place as usize]["file"].as_str().expect("a file"));
+            let url = data_url(&std::fs::read(file).expect("an image"));
+            json!({"type": "image_url", "image_url": {"url": url}})
         });
-        let answer = post(&cluster, "/v1/chat/completions", &body).await;
-        let n_prompt = prompt["input_ids"].as_array().expect("ids").len();
-        assert_eq!(answer["usage"]["prompt_tokens"], n_prompt, "{prompt}");
-        assert_eq!(answer["usage"]["completion_tokens"], 16);
+        let body = json!({
+            "model": case, "prompt": request["prompt"], "items": items.iter().collect::<Vec<_>>(),
+            "temperature": 0, "max_tokens": request["max_new_tokens"],
+        });
+        let answer = post(&cluster, "/v1/completions", &body).await;
+        let choice = &answer["choices"][0];
+        assert_eq!(ids(&choice["token_ids"]), written(&request["greedy"], request), "{request}");
     }
+    // The chat template lays the same prompt out.
+    let prompt = &expected["prompts"][5];
+    let body = json!({"model": case, "messages": prompt["messages"], "temperature": 0, "max_tokens": 4});
+    let answer = post(&cluster, "/v1/chat/completions", &body).await;
+    let n_prompt = prompt["input_ids"].as_array().expect("ids").len();
+    assert_eq!(answer["usage"]["prompt_tokens"], n_prompt, "{prompt}");
 }
