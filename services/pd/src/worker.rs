@@ -36,6 +36,8 @@ pub struct PdConfig {
     pub admin: Option<TcpListener>,
     /// What it serves.
     pub models: Vec<ModelSource>,
+    /// Smaller models of the same families that guess ahead, each under the name of the model it helps.
+    pub drafts: Vec<ModelSource>,
     /// Where encoder outputs come from.
     pub store: Arc<dyn EcStore>,
     /// How it computes.
@@ -69,6 +71,8 @@ pub struct EngineSettings {
     pub max_waiting: usize,
     /// Requests admitted at once. Default 512.
     pub max_requests: usize,
+    /// Tokens that a draft model guesses at once. Default 4.
+    pub draft_tokens: usize,
 }
 
 impl Default for EngineSettings {
@@ -82,6 +86,7 @@ impl Default for EngineSettings {
             max_sequences: 64,
             max_waiting: 1024,
             max_requests: 512,
+            draft_tokens: 4,
         }
     }
 }
@@ -130,7 +135,12 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
         admin::spawn(listener, admin::router(readiness.clone(), metrics), &drain);
     }
     let loads = Loads::new(config.store.clone(), ec_meters, config.limits.clone());
-    let loader = Loader { compute: config.compute, dtype: config.encoder_dtype, engine: config.engine };
+    let loader = Loader {
+        compute: config.compute,
+        dtype: config.encoder_dtype,
+        engine: config.engine,
+        drafts: config.drafts,
+    };
     let sources = config.models;
     let loaded = tokio::task::spawn_blocking(move || loader.load_all(&sources)).await??;
     let died = CancellationToken::new();
@@ -172,6 +182,7 @@ struct Loader {
     compute: ComputeConfig,
     dtype: DType,
     engine: EngineSettings,
+    drafts: Vec<ModelSource>,
 }
 
 /// A model whose engine is made and whose thread is not started.
@@ -189,10 +200,24 @@ impl Loader {
     fn load(&self, source: &ModelSource) -> Result<Loaded, PdError> {
         let failed = |e| PdError::Model { dir: source.dir.display().to_string(), source: e };
         let (model, decoder, encoders) = self.weights(source).map_err(failed)?;
-        let config = self.engine.for_decoder(&decoder.info());
-        let engine = Engine::new(decoder, model.tokenizer().clone(), config)
-            .map_err(|source| PdError::Engine { model: model.name().to_string(), source })?;
+        let mut config = self.engine.for_decoder(&decoder.info());
+        let draft = self.drafts.iter().find(|draft| draft.name.as_ref() == Some(model.name()));
+        if draft.is_some() {
+            config.speculation = Speculation::DraftModel { n_tokens: self.engine.draft_tokens };
+        }
+        let refused = |source| PdError::Engine { model: model.name().to_string(), source };
+        let mut engine = Engine::new(decoder, model.tokenizer().clone(), config).map_err(refused)?;
+        if let Some(draft) = draft {
+            let failed = |e| PdError::Model { dir: draft.dir.display().to_string(), source: e };
+            let decoder = self.draft(draft).map_err(failed)?;
+            let kv = self.engine.for_decoder(&decoder.info()).kv;
+            engine = engine.with_draft_model(decoder, kv).map_err(refused)?;
+        }
         Ok(Loaded { model, engine, encoders })
+    }
+
+    fn draft(&self, source: &ModelSource) -> Result<Box<dyn Decoder>, ModelError> {
+        Compute::new(self.compute)?.load_decoder(&Model::open(source)?)
     }
 
     #[allow(clippy::type_complexity)]

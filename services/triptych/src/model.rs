@@ -52,6 +52,24 @@ pub async fn resolve_all(args: &ModelArgs) -> Result<Vec<ModelSource>, CliError>
     sources(args, Fallback::Nothing).await
 }
 
+/// The draft models of a PD worker, each under the name of the model it helps.
+///
+/// # Errors
+/// [`CliError`] for one without a name, or that cannot be found.
+pub async fn resolve_drafts(texts: &[String], args: &ModelArgs) -> Result<Vec<ModelSource>, CliError> {
+    if texts.is_empty() {
+        return Ok(Vec::new());
+    }
+    let drafts = located(texts.to_vec(), args.compute.load_format.into(), Fallback::Nothing).await?;
+    match drafts.iter().find(|draft| draft.name.is_none()) {
+        Some(draft) => Err(CliError::Setting(format!(
+            "--draft {}: say which model it helps, as in --draft NAME=DIR",
+            draft.dir.display()
+        ))),
+        None => Ok(drafts),
+    }
+}
+
 /// The directories that `texts` name; the sample models if there are none.
 ///
 /// # Errors

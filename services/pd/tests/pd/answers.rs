@@ -1,7 +1,10 @@
 //! What a good request gets.
 
-use crate::support::{about, read, sampled, start, start_with, words};
+use crate::support::{
+    SPEECH, VL, about, read, sampled, source, start, start_helped, start_with, transcribe, words,
+};
 use std::time::Duration;
+use triptych_core::Extent;
 use triptych_ec::fault::Fault;
 use triptych_ec::store::Op;
 use triptych_pd::EngineSettings;
@@ -41,6 +44,42 @@ async fn waiting_for_a_place_in_the_engine_is_not_loading() {
         }
     }
     panic!("its rows were here: {times:?}");
+}
+
+#[tokio::test]
+async fn guessing_ahead_changes_no_answer_and_is_counted() {
+    let engine = EngineSettings::default();
+    // A model that helps itself is always right.
+    let itself = || vec![source("whisper_multilingual", SPEECH), source("qwen2_vl_two_images", VL)];
+    let mut seen = Vec::new();
+    for (lookup_tokens, drafts) in [(0, Vec::new()), (4, Vec::new()), (0, itself())] {
+        let helped = !drafts.is_empty();
+        let pd = start_helped(EngineSettings { lookup_tokens, ..engine }, drafts).await;
+        let image = pd.stored_image(1).await;
+        let sound = pd.output(SPEECH, Extent::windows(1, 900), 3);
+        pd.put(&sound).await;
+        let mut tokens = Vec::new();
+        for request in
+            [about(&[image], 24), words("again and again and again", 24), transcribe(sound.item(), 24)]
+        {
+            let answer = pd.generate(request).await.unwrap();
+            let usage = answer.summary.usage.unwrap();
+            if helped {
+                // The end cuts the last guess short.
+                assert!(
+                    usage.accepted_tokens + 4 >= usage.drafted_tokens && usage.accepted_tokens > 12,
+                    "{usage:?}"
+                );
+            } else if lookup_tokens == 0 {
+                assert_eq!(usage.drafted_tokens, 0);
+            }
+            tokens.push(answer.tokens);
+        }
+        pd.until_idle("vl").await;
+        seen.push(tokens);
+    }
+    assert_eq!(seen[0], seen[1], "prompt lookup");
+    assert_eq!(seen[0], seen[2], "a draft model");
 }
 
 #[tokio::test]

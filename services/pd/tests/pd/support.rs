@@ -58,6 +58,11 @@ pub async fn start() -> Pd {
 
 /// A worker with an engine of these sizes.
 pub async fn start_with(engine: EngineSettings) -> Pd {
+    start_helped(engine, Vec::new()).await
+}
+
+/// A worker whose models have helpers that guess ahead.
+pub async fn start_helped(engine: EngineSettings, drafts: Vec<ModelSource>) -> Pd {
     let (drain, metrics, faults) = (Drain::new(), MetricsRegistry::default(), Faults::default());
     let store = Arc::new(MemoryStore::new(64 << 20, &Limits::default()));
     let grpc = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -67,6 +72,7 @@ pub async fn start_with(engine: EngineSettings) -> Pd {
         grpc,
         admin: None,
         models: vec![source("qwen2_vl_two_images", VL), source("whisper_multilingual", SPEECH)],
+        drafts,
         store: Arc::new(Faulty::new(store.clone(), faults.clone())),
         compute: ComputeConfig { threads: 1, ..ComputeConfig::default() },
         encoder_dtype: DType::F32,
@@ -83,7 +89,8 @@ pub async fn start_with(engine: EngineSettings) -> Pd {
     pd
 }
 
-fn source(golden: &str, name: &str) -> ModelSource {
+/// A golden model under a name.
+pub fn source(golden: &str, name: &str) -> ModelSource {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(golden).join("model");
     ModelSource { dir, name: Some(ModelName::new(name)), format: LoadFormat::Safetensors }
 }

@@ -29,6 +29,9 @@ pub struct PdArgs {
     /// Models and computation
     #[command(flatten)]
     pub models: ModelArgs,
+    /// A smaller model of the same family that guesses ahead for model NAME; repeat for several models
+    #[arg(long = "draft", value_name = "NAME=DIR_OR_HUB_ID", env = "TRIPTYCH_DRAFT")]
+    pub drafts: Vec<String>,
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
@@ -61,6 +64,10 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_SEQUENCES", default_value_t = 64,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub max_sequences: u32,
+    /// Tokens that a draft model guesses at once
+    #[arg(long, value_name = "N", env = "TRIPTYCH_DRAFT_TOKENS", default_value_t = 4,
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub draft_tokens: u32,
 }
 
 impl EngineArgs {
@@ -72,6 +79,7 @@ impl EngineArgs {
             lookup_tokens: size(self.lookup_tokens),
             token_budget: size(self.token_budget),
             max_sequences: size(self.max_sequences),
+            draft_tokens: size(self.draft_tokens),
             ..EngineSettings::default()
         }
     }
@@ -98,6 +106,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         grpc,
         admin: bind_admin(args.admin.as_deref()).await?,
         models: model::resolve_all(&args.models).await?,
+        drafts: model::resolve_drafts(&args.drafts, &args.models).await?,
         store: args.ec.open(&limits).await?,
         compute: args.models.compute.config(),
         encoder_dtype: args.models.compute.encoder_dtype(),
