@@ -15,6 +15,7 @@ use triptych_core::{
 use triptych_engine::{
     Arrival, Delta, Engine, EngineConfig, Event, Finished, KvBudget, Output, Readiness, SequenceId,
 };
+use triptych_models::decoder::DecoderInfo;
 use triptych_models::prompt::{CrossInput, ItemSpan, OutputKind, PreparedSequence};
 use triptych_models::rules::LogitRules;
 use triptych_models::tokenization::Tokenizer;
@@ -164,8 +165,13 @@ impl Bench {
     }
 
     pub fn new(config: EngineConfig, cross_attention: bool, max_context: usize) -> Self {
+        Self::of(info(cross_attention, max_context), config)
+    }
+
+    /// A model of these sizes.
+    pub fn of(info: DecoderInfo, config: EngineConfig) -> Self {
         let tape = Arc::new(Mutex::new(Tape::default()));
-        let decoder = FakeDecoder { info: info(cross_attention, max_context), tape: Arc::clone(&tape) };
+        let decoder = FakeDecoder { info, tape: Arc::clone(&tape) };
         let engine = Engine::new(Box::new(decoder), tokenizer(), config).unwrap();
         Self { engine, clock: Arc::default(), tape, seen: BTreeMap::new() }
     }

@@ -23,6 +23,8 @@ pub const HIDDEN: usize = 2;
 pub struct Tape {
     /// Every step: for each sequence its first token, and which of its tokens were computed.
     pub steps: Vec<Vec<(u32, Range<usize>)>>,
+    /// Of the last step: the token of each sequence from which on it cross-attends, where that is optional.
+    pub cross_from: Option<Vec<u32>>,
     /// Rows of each projection.
     pub projections: Vec<usize>,
     /// Refuse the next forward.
@@ -204,6 +206,7 @@ impl Decoder for FakeDecoder {
         }
         assert_eq!(step.positions.len(), step.token_ids.len());
         assert_eq!(step.slot_mapping.len(), step.token_ids.len());
+        tape.cross_from = step.cross_from.map(<[u32]>::to_vec);
         tape.write(step);
         tape.steps.push(Vec::new());
         let n_seqs = step.self_kv.seq_lens.len();
