@@ -10,9 +10,11 @@ mod sounds;
 #[path = "preprocess/texts.rs"]
 mod texts;
 
+use std::sync::Arc;
 use triptych_core::ItemOptions;
 use triptych_core::limits::Limits;
 use triptych_models::preprocess::{AudioProcessor, AudioSettings, ImageProcessor, ImageSettings, Preprocess};
+use triptych_models::{LoadFormat, Model, ModelSource};
 
 const WHISPER: AudioSettings = AudioSettings { n_mels: 80, n_fft: 400, hop: 160, rate: 16_000, chunk_s: 30 };
 
@@ -27,9 +29,19 @@ fn furthest(got: &[f32], expect: impl Iterator<Item = f32>) -> f32 {
 
 #[test]
 fn no_bytes_make_the_processor_panic() {
-    let processors: [Box<dyn Preprocess>; 2] = [
-        Box::new(ImageProcessor::new(image_settings(3136, 100_352))),
-        Box::new(AudioProcessor::new(AudioSettings { chunk_s: 1, ..WHISPER })),
+    let of = |case: &str| {
+        let source = ModelSource {
+            dir: golden::path(&format!("{case}/model")),
+            name: None,
+            format: LoadFormat::Safetensors,
+        };
+        Model::open(&source).unwrap().preprocess()
+    };
+    let processors: [Arc<dyn Preprocess>; 4] = [
+        Arc::new(ImageProcessor::new(image_settings(3136, 100_352))),
+        Arc::new(AudioProcessor::new(AudioSettings { chunk_s: 1, ..WHISPER })),
+        of("mllama_small_f32"),
+        of("moonshine_deep_f16"),
     ];
     let files =
         ["speech.mp3", "speech.ogg", "speech.m4a", "speech.flac", "gradient_cmyk.jpg", "two_frames.webp"];
