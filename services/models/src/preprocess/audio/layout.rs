@@ -30,9 +30,8 @@ pub enum Silence {
 /// The windows of a sound longer than one, or without its silence; at least one. A sound in which nobody speaks has
 /// one window of no length at its end.
 pub fn windows(levels: &Levels, frame: Frame, silence: Silence) -> Vec<WindowSpan> {
-    let whole = vec![0..frame.duration_ms];
     let heard = match silence {
-        Silence::Read => whole,
+        Silence::Read => std::iter::once(0..frame.duration_ms).collect(),
         Silence::Skip => levels.speech(),
     };
     let mut spans = Vec::new();

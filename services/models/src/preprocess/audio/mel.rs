@@ -84,7 +84,7 @@ impl LogMel {
         let edge = n_fft / 2;
         let at = |i: usize| {
             // `i` counts from `edge` samples before the sound; the outermost sample is not repeated.
-            let i = if i < edge { edge - i } else { i - edge };
+            let i = edge.abs_diff(i);
             let last = samples.len().saturating_sub(1);
             samples.get(if i > last { (2 * last).saturating_sub(i) } else { i }).copied().unwrap_or(0.0)
         };

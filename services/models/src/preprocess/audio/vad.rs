@@ -141,12 +141,12 @@ mod tests {
         samples
     }
 
-    fn check(parts: &[(f32, f32, f32)], expect: &[Range<u32>]) {
+    fn check(parts: &[(f32, f32, f32)], expect: &[[u32; 2]]) {
         let found = Levels::of(&sound(parts), RATE).speech();
         assert_eq!(found.len(), expect.len(), "{found:?}");
         for (f, e) in found.iter().zip(expect) {
-            assert!(f.start.abs_diff(e.start) <= 250 && f.end.abs_diff(e.end) <= 250, "{found:?}");
-            assert!(f.start <= e.start + 20 && f.end + 20 >= e.end, "nothing of it is cut: {found:?}");
+            assert!(f.start.abs_diff(e[0]) <= 250 && f.end.abs_diff(e[1]) <= 250, "{found:?}");
+            assert!(f.start <= e[0] + 20 && f.end + 20 >= e[1], "nothing of it is cut: {found:?}");
         }
     }
 
@@ -154,22 +154,22 @@ mod tests {
     fn pauses_are_found_and_hum_and_clicks_are_pauses() {
         check(
             &[(1.0, 500.0, 0.0), (1.0, 500.0, 0.3), (2.0, 500.0, 0.0), (1.0, 900.0, 0.1)],
-            &[1000..2000, 4000..5000],
+            &[[1000, 2000], [4000, 5000]],
         );
         // A pause of a breath is none.
         check(
             &[(1.0, 500.0, 0.0), (1.0, 500.0, 0.3), (0.2, 500.0, 0.0), (1.0, 500.0, 0.3), (1.0, 0.0, 0.0)],
-            &[1000..3200],
+            &[[1000, 3200]],
         );
-        check(&[(2.0, 50.0, 0.5), (1.0, 500.0, 0.3), (2.0, 50.0, 0.5)], &[2000..3000]);
-        check(&[(2.0, 500.0, 0.0), (0.02, 500.0, 0.5), (2.0, 500.0, 0.0), (2.0, 500.0, 0.3)], &[4020..6020]);
+        check(&[(2.0, 50.0, 0.5), (1.0, 500.0, 0.3), (2.0, 50.0, 0.5)], &[[2000, 3000]]);
+        check(&[(2.0, 500.0, 0.0), (0.02, 500.0, 0.5), (2.0, 500.0, 0.0), (2.0, 500.0, 0.3)], &[[4020, 6020]]);
         // Quiet fricatives of noise count too.
-        check(&[(2.0, 500.0, 0.0), (1.0, 500.0, 0.3), (0.3, 0.0, 0.03), (2.0, 500.0, 0.0)], &[2000..3300]);
+        check(&[(2.0, 500.0, 0.0), (1.0, 500.0, 0.3), (0.3, 0.0, 0.03), (2.0, 500.0, 0.0)], &[[2000, 3300]]);
     }
 
     #[test]
     fn a_sound_without_contrast_is_all_speech_and_silence_is_none() {
-        check(&[(3.0, 0.0, 0.2)], &[0..3000]);
+        check(&[(3.0, 0.0, 0.2)], &[[0, 3000]]);
         assert!(Levels::of(&[0.0; 48_000], RATE).speech().is_empty());
         assert!(Levels::of(&[], RATE).speech().is_empty());
     }
