@@ -184,7 +184,7 @@ fn a_long_sound_is_cut_in_its_pauses_and_silence_is_skipped_when_asked() {
     };
     let (spans, duration_ms, _) = laid_out(sound(), &ItemOptions::default());
     assert_eq!((spans.len(), duration_ms), (4, 3250));
-    assert!((840..960).contains(&spans[0][1]) && spans[1][0] == spans[0][1], "{spans:?}");
+    assert_eq!(spans[..3], [[0, 1000], [1000, 2000], [2000, 3000]], "both pauses go on past their windows");
     let skipping = ItemOptions { vad: true, ..ItemOptions::default() };
     let (spans, ..) = laid_out(sound(), &skipping);
     assert!(spans.iter().all(|s| s[0] < s[1] && s[1] - s[0] <= 1000), "{spans:?}");

@@ -1,6 +1,7 @@
 //! Where the windows of a long sound lie.
 //!
-//! A window ends in the longest pause of its last third, so that no word is cut and nothing is read twice. Only where
+//! A window ends with the longest pause of its last third, so that no word is cut, nothing is read twice, and the next
+//! window starts where somebody speaks. Only where
 //! nobody pauses do two windows overlap, by a third as transformers' chunked pipeline has it, and their texts are
 //! joined by the tokens they share: overlapping everywhere would read every sound one and a half times.
 
@@ -98,9 +99,9 @@ mod tests {
     }
 
     #[test]
-    fn windows_end_in_the_longest_pause_of_their_last_third() {
+    fn windows_end_with_the_longest_pause_of_their_last_third() {
         let sound = levels(70, &[10.0..12.0, 22.0..23.0, 27.0..27.5, 45.0..45.4]);
-        check(&sound, FRAME, Silence::Read, &[[0, 22_500], [22_500, 45_200], [45_200, 70_000]]);
+        check(&sound, FRAME, Silence::Read, &[[0, 22_800], [22_800, 45_200], [45_200, 70_000]]);
     }
 
     #[test]

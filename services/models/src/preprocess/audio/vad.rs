@@ -85,7 +85,8 @@ impl Levels {
         wide.into_iter().map(|r| ms(r.start)..ms(r.end)).collect()
     }
 
-    /// The middle of the longest pause in `frames`, or the quietest place if there is none; and whether it is a pause.
+    /// The end of the longest pause in `frames`, just before somebody speaks again, or the quietest place if there is
+    /// none; and whether it is a pause. A pause that goes on past `frames` ends with them.
     pub fn cut(&self, frames: Range<usize>) -> (usize, bool) {
         let inside = frames.start.min(self.db.len())..frames.end.min(self.db.len());
         let mut longest = inside.start..inside.start;
@@ -99,7 +100,8 @@ impl Levels {
             }
         }
         if longest.len() >= MIN_PAUSE / 2 {
-            return (usize::midpoint(longest.start, longest.end), true);
+            let margin = if longest.end == inside.end { 0 } else { MARGIN.min(longest.len() / 2) };
+            return (longest.end - margin, true);
         }
         let quietest = inside.clone().min_by(|a, b| self.db[*a].total_cmp(&self.db[*b]));
         (quietest.unwrap_or(inside.end), false)
@@ -162,7 +164,10 @@ mod tests {
             &[[1000, 3200]],
         );
         check(&[(2.0, 50.0, 0.5), (1.0, 500.0, 0.3), (2.0, 50.0, 0.5)], &[[2000, 3000]]);
-        check(&[(2.0, 500.0, 0.0), (0.02, 500.0, 0.5), (2.0, 500.0, 0.0), (2.0, 500.0, 0.3)], &[[4020, 6020]]);
+        check(
+            &[(2.0, 500.0, 0.0), (0.02, 500.0, 0.5), (2.0, 500.0, 0.0), (2.0, 500.0, 0.3)],
+            &[[4020, 6020]],
+        );
         // Quiet fricatives of noise count too.
         check(&[(2.0, 500.0, 0.0), (1.0, 500.0, 0.3), (0.3, 0.0, 0.03), (2.0, 500.0, 0.0)], &[[2000, 3300]]);
     }
