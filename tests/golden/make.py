@@ -23,10 +23,12 @@ def main(groups):
     import mllama
     import moonshine
     import names
+    import names_vision
     import preprocess
     import qwen
     import text
     import tokenizers_golden
+    import vision
     import whisper
     import whisper_long
 
@@ -40,9 +42,13 @@ def main(groups):
         "qwen2_5_vl": qwen.make_qwen2_5_vl,
         "bart": text.make_bart,
         "t5": text.make_t5,
+        "trocr": vision.make_trocr,
+        "donut": vision.make_donut,
+        "florence2": vision.make_florence,
         "preprocess": preprocess.make,
         "logits": logits.make,
         "names": names.make,
+        "names_vision": names_vision.make,
         "tokenizers": tokenizers_golden.make,
     }
     for group in groups or [g for g in makers if g != "whisper_long"]:

@@ -8,6 +8,7 @@ use crate::preprocess::EncoderInput;
 
 mod layout;
 mod pieces;
+mod plane;
 mod stem;
 mod tiled;
 mod transformer;

@@ -9,11 +9,13 @@ use crate::spec::ModelSpec;
 mod bart;
 mod config;
 mod fairseq;
+mod florence;
 mod mllama;
 mod moonshine;
 mod qwen_vl;
 mod stages;
 mod t5;
+mod vision;
 mod whisper;
 
 pub use config::Config;
@@ -31,6 +33,10 @@ pub enum Family {
     Qwen2Vl,
     /// Qwen2.5-VL.
     Qwen25Vl,
+    /// An image encoder with a text decoder: TrOCR, Donut.
+    VisionEncoderDecoder,
+    /// Florence-2.
+    Florence2,
     /// BART.
     Bart,
     /// mBART and mBART-50.
@@ -53,7 +59,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -65,6 +71,8 @@ impl Family {
         Self::Marian,
         Self::Blenderbot,
         Self::BlenderbotSmall,
+        Self::VisionEncoderDecoder,
+        Self::Florence2,
         Self::T5,
         Self::Mt5,
         Self::Umt5,
@@ -78,6 +86,8 @@ impl Family {
             Self::Moonshine => "moonshine",
             Self::Qwen2Vl => "qwen2_vl",
             Self::Qwen25Vl => "qwen2_5_vl",
+            Self::VisionEncoderDecoder => "vision-encoder-decoder",
+            Self::Florence2 => "florence2",
             Self::Bart => "bart",
             Self::MBart => "mbart",
             Self::Pegasus => "pegasus",
@@ -113,6 +123,8 @@ impl Family {
             Self::Moonshine => moonshine::spec(config),
             Self::Qwen2Vl => qwen_vl::spec(config, qwen_vl::Generation::Two),
             Self::Qwen25Vl => qwen_vl::spec(config, qwen_vl::Generation::TwoAndHalf),
+            Self::VisionEncoderDecoder => vision::spec(config),
+            Self::Florence2 => florence::spec(config),
             Self::Bart => bart::spec(config, bart::BART),
             Self::MBart => bart::spec(config, bart::MBART),
             Self::Pegasus => bart::spec(config, bart::PEGASUS),

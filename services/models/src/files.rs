@@ -36,6 +36,25 @@ impl JsonFile {
         }
     }
 
+    /// Reads the item processor of a model directory: `preprocessor_config.json`, or the part of
+    /// `processor_config.json` that newer directories have instead.
+    pub(crate) fn processor(dir: &Path) -> Result<Self, ModelError> {
+        const OLD: &str = "preprocessor_config.json";
+        const NEW: &str = "processor_config.json";
+        match Self::read(dir, OLD) {
+            Err(ModelError::File { source, .. })
+                if source.kind() == std::io::ErrorKind::NotFound && dir.join(NEW).exists() =>
+            {
+                let file = Self::read(dir, NEW)?;
+                let parts = ["image_processor", "feature_extractor"];
+                let part = parts.into_iter().find_map(|key| file.get(key)).filter(|v| v.is_object());
+                let value = part.cloned().ok_or_else(|| file.wrong(parts[0], "an object"))?;
+                Ok(Self { name: NEW, value })
+            }
+            other => other,
+        }
+    }
+
     /// The whole object.
     pub(crate) fn value(&self) -> &Value {
         &self.value

@@ -22,7 +22,6 @@ use triptych_core::{DType, Fingerprint, Modality, ModelName};
 use triptych_kernels::Backend;
 
 const CONFIG: &str = "config.json";
-const PROCESSOR: &str = "preprocessor_config.json";
 
 /// Where weights come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -83,12 +82,18 @@ impl Model {
         let family = Family::of(&config)?;
         let spec = family.spec(&config)?;
         let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
-        let encoder_config = config.get("vision_config").unwrap_or(file.value());
-        let processor = match spec.encoder.modality {
-            // What a text becomes is the tokenizer's doing.
-            Modality::Text => tokenizer.digest().to_string(),
-            Modality::Image | Modality::Audio => JsonFile::read(dir, PROCESSOR)?.value().to_string(),
+        // An encoder that reads text, alone or with an image, is the text model's as well.
+        let reads_text = matches!(spec.encoder.stem, StemSpec::Tokens { .. } | StemSpec::Captioned(_));
+        let vision_config = config.get("vision_config").filter(|_| !reads_text);
+        let encoder_config = vision_config.unwrap_or(file.value());
+        let mut processor = match spec.encoder.modality {
+            Modality::Text => String::new(),
+            Modality::Image | Modality::Audio => JsonFile::processor(dir)?.value().to_string(),
         };
+        if reads_text {
+            // What a text becomes is the tokenizer's doing.
+            processor.push_str(&tokenizer.digest().to_string());
+        }
         Ok(Self {
             name: source.name.clone().unwrap_or_else(|| directory_name(source)),
             family,
@@ -156,12 +161,12 @@ impl Model {
             Weights::Stored(stored) => {
                 let names = self.spec.encoder.names;
                 let shared = names.tokens.iter().map(|name| format!("{name}.weight")).collect::<Vec<_>>();
-                let further = match self.spec.encoder.further_prefixes() {
-                    [] => Vec::new(),
-                    prefixes => stored.under(prefixes)?,
-                };
-                let own = stored.under(names.prefixes)?.into_iter();
-                for tensor in own.chain(further).chain(stored.first(&shared)) {
+                let mut tensors = stored.under(names.prefixes)?;
+                tensors.extend(stored.first(&shared));
+                for prefixes in self.spec.encoder.further_prefixes() {
+                    tensors.extend(stored.under(prefixes)?);
+                }
+                for tensor in tensors {
                     parts.push(format!("{} {:?} {:?}", tensor.name, tensor.dtype, tensor.shape).into());
                     parts.push(blake3::hash(tensor.data).as_bytes().to_vec());
                 }

@@ -5,11 +5,13 @@
 //! for it, and a decoder that panics is a corrupt item. It knows no encoder and no cache.
 
 pub mod audio;
+pub mod captioned;
 pub mod image;
 pub mod text;
 
 pub use audio::{AudioProcessor, AudioSettings};
-pub use image::{ImageProcessor, ImageSettings};
+pub use captioned::CaptionProcessor;
+pub use image::{CanvasProcessor, CanvasSettings, ImageProcessor, ImageSettings};
 pub use text::TextProcessor;
 
 use crate::error::ItemError;
@@ -32,6 +34,13 @@ pub struct EncoderInput {
 pub enum Features {
     /// Image patches `[n_patches, patch_dim]`, in the processor's order (merge groups together).
     Patches(Vec<f32>),
+    /// Patches of an image, as in [`Self::Patches`], and the ids of the text that is encoded with it.
+    Captioned {
+        /// `[n_patches, patch_dim]`.
+        patches: Vec<f32>,
+        /// Special tokens included.
+        tokens: Vec<u32>,
+    },
     /// Log-mel `[n_windows, n_mels, n_frames]`.
     Mel(Vec<f32>),
     /// Samples of a sound at the model's rate, its windows one after the other.

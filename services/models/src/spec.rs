@@ -4,6 +4,10 @@
 //! reads a file or names a model. The idea, one encoder and one decoder with models as specs, is that of
 //! CTranslate2 (<https://github.com/OpenNMT/CTranslate2/blob/v4.6.0/CONTRIBUTING.md>).
 
+mod image;
+
+pub use image::*;
+
 use triptych_core::Modality;
 use triptych_kernels::ops::{Activation, AttentionShape, BucketRule, NormKind, RopePairs};
 
@@ -29,6 +33,8 @@ pub struct EncoderSpec {
     pub stack: StackSpec,
     /// Layers that attend inside windows only; `None`: every layer sees the whole sequence.
     pub windows: Option<WindowSpec>,
+    /// What few encoders have.
+    pub extras: EncoderExtras,
     /// A projection that makes several rows one; `None`: the stack's rows are the output.
     pub merger: Option<MergerSpec>,
     /// What its tensors are called.
@@ -38,19 +44,23 @@ pub struct EncoderSpec {
 impl EncoderSpec {
     /// Width of an output row.
     pub fn output_width(&self) -> usize {
-        match (&self.stem, &self.merger) {
+        let merged = match (&self.stem, &self.merger) {
             (StemSpec::Tiles(tiles), _) => tiles.out,
             (_, Some(merger)) => merger.out,
             (_, None) => self.stack.hidden,
-        }
+        };
+        self.extras.projection.map_or(merged, |p| p.out)
     }
 
-    /// Prefixes of tensors that are the encoder's and stand under none of its own, one or another of them.
-    pub fn further_prefixes(&self) -> &'static [&'static str] {
-        match &self.stem {
-            StemSpec::Tiles(tiles) => tiles.names.projection,
-            _ => &[],
-        }
+    /// Prefixes of tensors that are the encoder's and stand under none of its own: of each part one or another.
+    pub fn further_prefixes(&self) -> Vec<&'static [&'static str]> {
+        let mut parts: Vec<&'static [&'static str]> = match &self.stem {
+            StemSpec::Tiles(tiles) => vec![tiles.names.projection],
+            StemSpec::Captioned(captioned) => vec![captioned.names.tower, captioned.names.projector],
+            _ => Vec::new(),
+        };
+        parts.extend(self.extras.projection.map(|p| p.prefixes));
+        parts
     }
 }
 
@@ -275,6 +285,18 @@ pub enum Positions {
         /// Row of position 0: some tables begin with rows that nothing uses.
         offset: usize,
     },
+    /// As [`Self::Table`] without rows in front, but stored as a bare parameter `[1, n_rows, hidden]`.
+    Parameter {
+        /// Positions it has.
+        n_rows: usize,
+    },
+    /// As [`Self::Sinusoids`], never stored, with frequencies down to 1 / 10 000 itself.
+    WideSinusoids {
+        /// Positions it has.
+        n_rows: usize,
+        /// What is added to a position before its angles are taken.
+        offset: usize,
+    },
     /// As a table `[n_rows, hidden]`: sines of all frequencies, then their cosines. A stored table, which some
     /// checkpoints have, wins.
     Sinusoids {
@@ -404,6 +426,67 @@ pub enum StemSpec {
         /// Factor on the rows; folded into the table.
         scale: f32,
     },
+    /// One linear layer with bias over the values of a patch, after learned rows that every image begins with.
+    PrefixedPatches {
+        /// Dimensions of a patch as its weight is stored: channels, height, width.
+        patch: [usize; 3],
+        /// Patches down and across; the only grid that it reads.
+        grid: [usize; 2],
+        /// Learned rows, `[1, 1, hidden]` each; their names follow that of the linear layer.
+        n_prefix: usize,
+    },
+    /// A pyramid of stages over patches, attending inside windows.
+    ShiftedWindows(ShiftedSpec),
+    /// A pyramid over the pixels of an image, projected, then rows of a token table.
+    Captioned(CaptionedSpec),
+}
+
+impl StemSpec {
+    /// Rows it makes of an image of `grid` patches down and across, a text's rows not counted; `None` for a grid
+    /// that it does not read.
+    pub fn image_rows(&self, grid: [usize; 2]) -> Option<usize> {
+        match self {
+            Self::Mel { .. } | Self::Tokens { .. } | Self::Wave(_) | Self::Tiles(_) => None,
+            Self::Patches { .. } => grid[0].checked_mul(grid[1]),
+            Self::PrefixedPatches { grid: own, n_prefix, .. } => {
+                (grid == *own).then_some(own[0] * own[1] + n_prefix)
+            }
+            Self::ShiftedWindows(spec) => spec.rows(grid),
+            Self::Captioned(spec) => spec.image_rows(grid),
+        }
+    }
+
+    /// Pixels on a side of a patch; `None` if it reads no images.
+    pub fn patch_side(&self) -> Option<usize> {
+        match self {
+            Self::Mel { .. } | Self::Tokens { .. } | Self::Wave(_) | Self::Tiles(_) => None,
+            Self::Patches { patch: [.., side] } | Self::PrefixedPatches { patch: [.., side], .. } => {
+                Some(*side)
+            }
+            Self::ShiftedWindows(spec) => Some(spec.patch[2]),
+            Self::Captioned(_) => Some(1),
+        }
+    }
+
+    /// Patches along `pixels` of an image: whole ones, or as many as cover it where the stem pads.
+    pub fn patches_along(&self, pixels: usize) -> usize {
+        let side = self.patch_side().unwrap_or(1);
+        match self {
+            Self::ShiftedWindows(_) => pixels.div_ceil(side),
+            _ => pixels / side,
+        }
+    }
+
+    /// Values of a patch; 0 if it reads no images.
+    pub fn patch_values(&self) -> usize {
+        match self {
+            Self::Mel { .. } | Self::Tokens { .. } | Self::Wave(_) | Self::Tiles(_) => 0,
+            Self::Patches { patch } => patch.iter().product(),
+            Self::PrefixedPatches { patch, .. } => patch.iter().product(),
+            Self::ShiftedWindows(spec) => spec.patch.iter().product(),
+            Self::Captioned(spec) => spec.pyramid.channels(),
+        }
+    }
 }
 
 /// Three convolutions over raw samples, of the stack's width, twice it, and it again: tanh and a norm of the whole

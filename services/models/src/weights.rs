@@ -61,8 +61,11 @@ impl Tensor<'_> {
         WeightView { dtype: self.dtype, shape: &self.shape, data: &self.data }
     }
 
-    /// The elements as f32.
+    /// The elements as f32; zeros of a survey.
     pub fn values(&self) -> Vec<f32> {
+        if self.surveyed {
+            return vec![0.0; self.shape.iter().product()];
+        }
         match self.dtype {
             DType::F32 => self.data.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
             DType::F16 => self.data.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
@@ -120,6 +123,23 @@ impl Tensor<'_> {
     pub fn owned(&self) -> Tensor<'static> {
         let (shape, data) = (self.shape.clone(), Cow::Owned(self.data.to_vec()));
         Tensor { dtype: self.dtype, shape, data, surveyed: self.surveyed }
+    }
+
+    /// As f32, each row multiplied by its factor; the rows are those of the first dimension.
+    #[must_use]
+    pub fn times(&self, factors: &[f32]) -> Tensor<'static> {
+        let mut values = self.values();
+        let width = self.shape.iter().skip(1).product::<usize>().max(1);
+        for (row, factor) in values.chunks_mut(width).zip(factors) {
+            row.iter_mut().for_each(|v| *v *= factor);
+        }
+        let data = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Tensor {
+            dtype: DType::F32,
+            shape: self.shape.clone(),
+            data: Cow::Owned(data),
+            surveyed: self.surveyed,
+        }
     }
 
     /// The same elements without dimensions of 1: `[1, n]` as `[n]`.

@@ -19,6 +19,8 @@ mod pipeline;
 mod qwen_vl;
 #[path = "golden_models/text.rs"]
 mod text;
+#[path = "golden_models/vision.rs"]
+mod vision;
 #[path = "golden_models/whisper.rs"]
 mod whisper;
 #[path = "golden_models/whisper_long.rs"]

@@ -6,6 +6,10 @@ mod inventory;
 mod published;
 #[path = "loading/published_text.rs"]
 mod published_text;
+#[path = "loading/published_vision.rs"]
+mod published_vision;
+#[path = "loading/vision.rs"]
+mod vision;
 
 use safetensors::tensor::{TensorView, serialize};
 use safetensors::{Dtype, SafeTensors};

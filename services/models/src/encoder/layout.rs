@@ -116,7 +116,7 @@ mod tests {
     }
 
     fn piece(grid: [usize; 3]) -> Piece<'static> {
-        Piece { item: 0, grid, values: Values::Floats(&[]) }
+        Piece { item: 0, grid, patches: [grid[1], grid[2]], values: Values::Floats(&[]) }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A batch of items as pieces that can be computed apart, and runs of pieces that fit in memory together.
 
 use crate::preprocess::{EncoderInput, Features};
-use crate::spec::{EncoderSpec, StemSpec};
+use crate::spec::{CaptionedSpec, EncoderSpec, StemSpec, TilesSpec};
 use triptych_core::Extent;
 use triptych_kernels::KernelError;
 
@@ -11,8 +11,11 @@ pub(super) struct Piece<'a> {
     /// Which item of the batch.
     pub item: usize,
     /// Rows as (temporal, height, width); a window of sound or a text is a line of `(1, 1, n_rows)`, an image of tiles
-    /// (tiles down, tiles across, rows of a tile).
+    /// (tiles down, tiles across, rows of a tile), an image of which the stem makes other rows than one a patch a
+    /// line as well.
     pub grid: [usize; 3],
+    /// Patches of an image down and across, before the stem; zeros of anything else.
+    pub patches: [usize; 2],
     /// Input of the stem.
     pub values: Values<'a>,
 }
@@ -24,13 +27,15 @@ pub(super) enum Values<'a> {
     Floats(&'a [f32]),
     /// `[n_rows]`.
     Tokens(&'a [u32]),
+    /// Patches and tokens.
+    Both(&'a [f32], &'a [u32]),
 }
 
 impl<'a> Values<'a> {
     /// The numbers; none for tokens.
     pub fn floats(self) -> &'a [f32] {
         match self {
-            Self::Floats(values) => values,
+            Self::Floats(values) | Self::Both(values, _) => values,
             Self::Tokens(_) => &[],
         }
     }
@@ -39,7 +44,7 @@ impl<'a> Values<'a> {
     pub fn tokens(self) -> &'a [u32] {
         match self {
             Self::Floats(_) => &[],
-            Self::Tokens(ids) => ids,
+            Self::Tokens(ids) | Self::Both(_, ids) => ids,
         }
     }
 }
@@ -67,15 +72,25 @@ pub(super) fn pieces<'a>(
             if !grid[1].is_multiple_of(side) || !grid[2].is_multiple_of(side) {
                 return Err(shape("grid", vec![side, side], vec![grid[1], grid[2]]));
             }
-            let n_values = grid.iter().chain(patch).try_fold(1usize, |n, &d| n.checked_mul(d));
-            if n_values != Some(values.len()) {
-                return Err(shape(
-                    "patches",
-                    grid.iter().chain(patch).copied().collect(),
-                    vec![values.len()],
-                ));
+            let dims = [&grid[..], &patch[..]].concat();
+            if dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) != Some(values.len()) {
+                return Err(shape("patches", dims, vec![values.len()]));
             }
-            Ok(vec![Piece { item, grid, values: Values::Floats(values) }])
+            let patches = [grid[1], grid[2]];
+            Ok(vec![Piece { item, grid, patches, values: Values::Floats(values) }])
+        }
+        (
+            StemSpec::Captioned(spec),
+            Features::Captioned { patches, tokens },
+            &Extent::Grid { t: 1, h, w },
+        ) => {
+            let grid = [h as usize, w as usize];
+            let n_rows = captioned_rows(spec, grid, [patches.len(), tokens.len()])?;
+            if n_rows != input.n_tokens as usize {
+                return Err(shape("image and text", vec![input.n_tokens as usize], vec![n_rows]));
+            }
+            let values = Values::Both(patches, tokens);
+            Ok(vec![Piece { item, grid: [1, 1, n_rows], patches: grid, values }])
         }
         (&StemSpec::Mel { n_mels, n_frames }, Features::Mel(values), &Extent::Windows { n_windows, .. }) => {
             let n_windows = n_windows as usize;
@@ -83,35 +98,23 @@ pub(super) fn pieces<'a>(
                 return Err(shape("mel", vec![n_windows, n_mels, n_frames], vec![values.len()]));
             }
             let windows = values.chunks_exact(n_mels * n_frames);
-            let piece = |values| Piece { item, grid: [1, 1, n_frames / 2], values: Values::Floats(values) };
+            let grid = [1, 1, n_frames / 2];
+            let piece = |values| Piece { item, grid, patches: [0; 2], values: Values::Floats(values) };
             Ok(windows.map(piece).collect())
         }
         (StemSpec::Tiles(tiles), Features::Patches(values), &Extent::Grid { t: 1, h, w }) => {
-            let [h, w] = [h as usize, w as usize];
-            let down_across = [h / tiles.side, w / tiles.side];
-            let whole = h.is_multiple_of(tiles.side) && w.is_multiple_of(tiles.side);
-            if !whole || !tiles.arrangements().contains(&down_across) {
-                return Err(shape("grid", vec![tiles.side, tiles.max_tiles], vec![h, w]));
-            }
-            let n_values = h * w * tiles.patch.iter().product::<usize>();
-            if n_values != values.len() {
-                return Err(shape("patches", vec![n_values], vec![values.len()]));
-            }
-            let [down, across] = down_across;
-            Ok(vec![Piece { item, grid: [down, across, tiles.tile_rows()], values: Values::Floats(values) }])
+            let patches = [h as usize, w as usize];
+            let grid = tiles_grid(tiles, patches, values.len())?;
+            Ok(vec![Piece { item, grid, patches, values: Values::Floats(values) }])
         }
         (StemSpec::Wave(wave), Features::Samples(samples), &Extent::Windows { n_windows, .. }) => {
-            let windows = samples.chunks(wave.window);
             let line = |values: &[f32]| [1, 1, wave.n_rows(values.len())];
-            let pieces: Vec<Piece<'a>> =
-                windows.map(|v| Piece { item, grid: line(v), values: Values::Floats(v) }).collect();
-            let n_rows: usize = pieces.iter().map(Piece::n_rows).sum();
-            if pieces.len() != n_windows as usize
-                || n_rows != input.n_tokens as usize
-                || pieces.iter().any(|p| p.n_rows() == 0)
-            {
-                let expected = vec![n_windows as usize, input.n_tokens as usize];
-                return Err(shape("samples", expected, vec![pieces.len(), n_rows]));
+            let piece = |v| Piece { item, grid: line(v), patches: [0; 2], values: Values::Floats(v) };
+            let pieces: Vec<Piece<'a>> = samples.chunks(wave.window).map(piece).collect();
+            let (n_pieces, n_rows) = (pieces.len(), pieces.iter().map(Piece::n_rows).sum::<usize>());
+            let expected = [n_windows as usize, input.n_tokens as usize];
+            if [n_pieces, n_rows] != expected || pieces.iter().any(|p| p.n_rows() == 0) {
+                return Err(shape("samples", expected.to_vec(), vec![n_pieces, n_rows]));
             }
             Ok(pieces)
         }
@@ -119,9 +122,56 @@ pub(super) fn pieces<'a>(
             if ids.is_empty() || ids.len() > max_tokens || ids.len() != input.n_tokens as usize {
                 return Err(shape("tokens", vec![max_tokens], vec![ids.len(), input.n_tokens as usize]));
             }
-            Ok(vec![Piece { item, grid: [1, 1, ids.len()], values: Values::Tokens(ids) }])
+            let grid = [1, 1, ids.len()];
+            Ok(vec![Piece { item, grid, patches: [0; 2], values: Values::Tokens(ids) }])
+        }
+        (stem, Features::Patches(values), &Extent::Grid { t: 1, h, w }) => {
+            let patches = [h as usize, w as usize];
+            let n_rows = plane_rows(stem, patches, values.len())?;
+            Ok(vec![Piece { item, grid: [1, 1, n_rows], patches, values: Values::Floats(values) }])
         }
         _ => Err(shape("features", vec![], vec![])),
+    }
+}
+
+/// Tiles down and across an image of `patches`, and rows of a tile.
+fn tiles_grid(tiles: &TilesSpec, patches: [usize; 2], n_values: usize) -> Result<[usize; 3], KernelError> {
+    let [down, across] = patches.map(|n| n / tiles.side);
+    let whole = patches.iter().all(|n| n.is_multiple_of(tiles.side));
+    if !whole || !tiles.arrangements().contains(&[down, across]) {
+        return Err(shape("grid", vec![tiles.side, tiles.max_tiles], patches.to_vec()));
+    }
+    let expected = patches.iter().chain(&tiles.patch).product::<usize>();
+    match expected == n_values {
+        true => Ok([down, across, tiles.tile_rows()]),
+        false => Err(shape("patches", vec![expected], vec![n_values])),
+    }
+}
+
+/// Rows of a plane of `n_values` in patches.
+fn plane_rows(stem: &StemSpec, patches: [usize; 2], n_values: usize) -> Result<usize, KernelError> {
+    let n_rows = stem.image_rows(patches).ok_or_else(|| shape("grid", vec![], patches.to_vec()))?;
+    let patch = stem.patch_values();
+    match patches.iter().try_fold(patch, |n, &d| n.checked_mul(d)) == Some(n_values) {
+        true => Ok(n_rows),
+        false => Err(shape("patches", vec![patches[0], patches[1], patch], vec![n_values])),
+    }
+}
+
+/// Rows of an image and a text, of as many values and tokens.
+fn captioned_rows(
+    spec: &CaptionedSpec,
+    pixels: [usize; 2],
+    [n_values, n_tokens]: [usize; 2],
+) -> Result<usize, KernelError> {
+    let expected = pixels.iter().try_fold(spec.pyramid.channels(), |n, &d| n.checked_mul(d));
+    if expected != Some(n_values) {
+        return Err(shape("pixels", pixels.to_vec(), vec![n_values]));
+    }
+    let n_rows = spec.image_rows(pixels).map_or(0, |n| n + n_tokens);
+    match (1..=spec.max_rows).contains(&n_rows) {
+        true => Ok(n_rows),
+        false => Err(shape("image and text", vec![spec.max_rows], vec![n_rows])),
     }
 }
 
@@ -153,8 +203,8 @@ mod tests {
     #[test]
     fn runs_hold_every_piece_once_and_stay_under_the_limit() {
         let sizes = [3, 3, 9, 1, 1, 1, 1, 4];
-        let pieces: Vec<Piece<'_>> =
-            sizes.iter().map(|&n| Piece { item: 0, grid: [1, 1, n], values: Values::Tokens(&[]) }).collect();
+        let piece = |&n| Piece { item: 0, grid: [1, 1, n], patches: [0; 2], values: Values::Tokens(&[]) };
+        let pieces: Vec<Piece<'_>> = sizes.iter().map(piece).collect();
         let runs: Vec<Vec<usize>> =
             runs(&pieces, 4).iter().map(|r| r.iter().map(Piece::n_rows).collect()).collect();
         assert_eq!(runs, [vec![3], vec![3], vec![9], vec![1, 1, 1, 1], vec![4]]);

@@ -1,13 +1,21 @@
-//! Features to the first rows: convolutions over log-mel or samples, a projection of patches, or rows of a token
-//! table.
+//! Features to the first rows: convolutions over log-mel, a projection of patches, or rows of a token table; in
+//! files of their own, what does more.
 
+mod captioned;
+mod dual;
+mod prefixed;
+mod shifted;
 mod wave;
+mod windows;
 
 use super::pieces::Piece;
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
 use crate::spec::{EncoderSpec, StemSpec};
 use crate::weights::Weights;
+use captioned::Captioned;
+use prefixed::PrefixedPatches;
+use shifted::ShiftedWindows;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, Unfold};
 use wave::Wave;
@@ -20,6 +28,9 @@ pub(super) enum Stem<B: Backend> {
     Patches { projection: B::Linear, patch_dim: usize },
     Wave(Wave<B>),
     Tokens(B::Table),
+    Prefixed(PrefixedPatches<B>),
+    Shifted(ShiftedWindows<B>),
+    Captioned(Box<Captioned<B>>),
 }
 
 impl<B: Backend> Stem<B> {
@@ -51,6 +62,17 @@ impl<B: Backend> Stem<B> {
             StemSpec::Tokens { vocab, scale, .. } => {
                 let tables = Loader::new(loader.backend(), weights, spec.names.tokens);
                 Ok(Self::Tokens(tables.scaled_table("", [vocab, hidden], scale)?))
+            }
+            StemSpec::PrefixedPatches { patch, .. } => {
+                Ok(Self::Prefixed(PrefixedPatches::load(loader, spec.names.stem, patch, hidden)?))
+            }
+            StemSpec::Captioned(ref captioned) => {
+                let tokens = (spec.names.tokens, hidden);
+                let stem = Captioned::load(loader.backend(), weights, captioned, tokens)?;
+                Ok(Self::Captioned(Box::new(stem)))
+            }
+            StemSpec::ShiftedWindows(ref pyramid) => {
+                Ok(Self::Shifted(ShiftedWindows::load(loader, pyramid, &spec.names.stack)?))
             }
         }
     }
@@ -84,8 +106,30 @@ impl<B: Backend> Stem<B> {
                 let ids: Vec<u32> = pieces.iter().flat_map(|p| p.values.tokens()).copied().collect();
                 Ok(backend.embed(table, &ids)?)
             }
+            Self::Prefixed(stem) => stem.forward(backend, pieces),
+            Self::Shifted(stem) => stem.forward(backend, pieces),
+            Self::Captioned(stem) => stem.forward(backend, pieces),
         }
     }
+}
+
+/// Rows of several pieces in a line.
+fn joined<B: Backend>(backend: &B, mut parts: Vec<B::Tensor>) -> Result<B::Tensor, ModelError> {
+    if parts.len() == 1
+        && let Some(only) = parts.pop()
+    {
+        return Ok(only);
+    }
+    let dims: Vec<(usize, usize)> = parts.iter().map(|part| backend.dims(part)).collect();
+    let (n_rows, width) = (dims.iter().map(|d| d.0).sum::<usize>(), dims.first().map_or(0, |d| d.1));
+    let mut all = backend.upload(vec![0.0; n_rows * width], n_rows, width)?;
+    let mut first = 0;
+    for (part, (n, _)) in parts.iter().zip(dims) {
+        let rows: Vec<u32> = (first..first + n as u32).collect();
+        backend.scatter_rows(&mut all, &rows, part)?;
+        first += n as u32;
+    }
+    Ok(all)
 }
 
 /// Appends the transpose of `values: [rows, n_columns]`.

@@ -3,14 +3,16 @@
 use super::Encoder;
 use super::layout::Layout;
 use super::pieces::{Piece, pieces, runs};
+use super::plane;
 use super::stem::Stem;
 use crate::error::ModelError;
 use crate::layers::{Entry, FeedForward, LinearShape, Loader, Residual, RotaryTables, SelfAttention};
 use crate::preprocess::EncoderInput;
-use crate::spec::{EncoderSpec, MergerSpec};
+use crate::spec::{EncoderSpec, MergerSpec, ProjectionSpec};
 use crate::weights::Weights;
+use std::sync::Arc;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, Mask, Qkv, Varlen};
+use triptych_kernels::ops::{Activation, Mask, Qkv, ScoreBias, SharedBias, Varlen};
 
 /// Rows computed at once. Bounds the activations of a long sound (at a feed-forward of 5120: 168 MB), and is
 /// more rows than any back end needs to be busy.
@@ -25,6 +27,7 @@ pub struct TransformerEncoder<B: Backend> {
     layers: Vec<Layer<B>>,
     final_norm: Option<B::Norm>,
     merger: Option<Merger<B>>,
+    projection: Option<B::Linear>,
 }
 
 struct Layer<B: Backend> {
@@ -33,6 +36,8 @@ struct Layer<B: Backend> {
     feed_forward_norm: Residual<B>,
     feed_forward: FeedForward<B>,
     sees_whole: bool,
+    // `[n_heads, n, n]` of every image.
+    bias: Option<Arc<[f32]>>,
 }
 
 struct Merger<B: Backend> {
@@ -57,12 +62,20 @@ impl<B: Backend> TransformerEncoder<B> {
             (Some(merger), Some(names)) => Some(Merger::load(&loader, spec, merger, names)?),
             _ => None,
         };
+        let merged = spec.merger.as_ref().map_or(stack.hidden, |m| m.out);
+        let projection = match &spec.extras.projection {
+            Some(ProjectionSpec { out, prefixes }) => {
+                Some(Loader::new(backend, weights, prefixes).bare_linear([*out, merged])?)
+            }
+            None => None,
+        };
         Ok(Self {
             stem: Stem::load(&loader, spec, weights)?,
             entry: Entry::load(&loader, &spec.positions, spec.names.positions, (stack, names))?,
-            layers: (0..stack.n_layers).map(|i| Layer::load(&loader, spec, i)).collect::<Result<_, _>>()?,
+            layers: load_layers(&loader, spec)?,
             final_norm,
             merger,
+            projection,
             spec: spec.clone(),
             backend: backend.clone(),
         })
@@ -89,6 +102,9 @@ impl<B: Backend> TransformerEncoder<B> {
         }
         if let Some(merger) = &self.merger {
             x = merger.forward(backend, &x)?;
+        }
+        if let Some(projection) = &self.projection {
+            x = backend.linear(&x, projection, Activation::None, None)?;
         }
         if let Some(order) = &layout.order {
             x = backend.gather_rows(&x, &order.output_rows)?;
@@ -122,16 +138,36 @@ impl<B: Backend> Encoder for TransformerEncoder<B> {
     }
 }
 
+fn load_layers<B: Backend>(loader: &Loader<'_, B>, spec: &EncoderSpec) -> Result<Vec<Layer<B>>, ModelError> {
+    let mut layers: Vec<Layer<B>> = Vec::with_capacity(spec.stack.n_layers);
+    for idx in 0..spec.stack.n_layers {
+        let mut layer = Layer::load(loader, spec, idx)?;
+        if let Some(bias) = &spec.extras.plane_bias {
+            let own = loader.layer(spec.names.stack.layers, idx);
+            let shared = layers.first().and_then(|first| first.bias.as_ref());
+            let n_heads = spec.stack.attention.shape.n_heads;
+            layer.bias = Some(plane::load(loader, &own, bias, n_heads, shared)?);
+        }
+        layers.push(layer);
+    }
+    Ok(layers)
+}
+
 impl<B: Backend> Layer<B> {
     fn load(loader: &Loader<'_, B>, spec: &EncoderSpec, idx: usize) -> Result<Self, ModelError> {
         let (stack, names) = (&spec.stack, &spec.names.stack);
-        let loader = loader.layer(names.layers, idx);
+        let mut loader = loader.layer(names.layers, idx);
+        if let Some([attention, feed_forward]) = spec.extras.scales {
+            let scales = vec![[names.attention.out, attention], [names.feed_forward_outer, feed_forward]];
+            loader = loader.scaling(scales);
+        }
         Ok(Self {
             attention_norm: Residual::load(&loader, names.attention.norm, stack)?,
             attention: SelfAttention::load(&loader, &names.attention, stack)?,
             feed_forward_norm: Residual::load(&loader, names.feed_forward_norm, stack)?,
             feed_forward: FeedForward::load(&loader, names, stack)?,
             sees_whole: spec.windows.as_ref().is_none_or(|w| w.whole_layers.contains(&idx)),
+            bias: None,
         })
     }
 
@@ -142,6 +178,12 @@ impl<B: Backend> Layer<B> {
         rotary: Option<&RotaryTables>,
         seqs: Varlen<'_>,
     ) -> Result<B::Tensor, ModelError> {
+        let table_of = vec![0; seqs.cu_seqlens_q.len().saturating_sub(1)];
+        let bias = match &self.bias {
+            Some(tables) => ScoreBias::Shared(SharedBias { tables, table_of: &table_of }),
+            None => seqs.bias,
+        };
+        let seqs = Varlen { bias, ..seqs };
         let x = self.attention_norm.around(backend, x, |input, residual| {
             let [q, k, v] = &self.attention.project(backend, input, rotary)?;
             let context = backend.attention(Qkv { q, k, v }, self.attention.shape(), seqs)?;

@@ -126,6 +126,7 @@ pub(super) fn spec(config: &Config<'_>, dialect: Dialect) -> Result<ModelSpec, M
         positions: dialect.positions(max_tokens),
         stack: stack(config, dialect, Side::Encoder)?,
         windows: None,
+        extras: EncoderExtras::default(),
         merger: None,
         names: if shared { &ENCODER } else { &OWN_ENCODER },
     };

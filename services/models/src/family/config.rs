@@ -135,6 +135,19 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// A size that is the number at `key` times `n`, cut to a whole one.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] if the key is missing or not a positive number, or the product no size.
+    pub fn scaled_size(&self, key: &str, n: usize) -> Result<usize, ModelError> {
+        let ratio = self.number(key)?;
+        let size = (f64::from(ratio) * n as f64) as u64;
+        match size {
+            1..=MAX_SIZE => Ok(size as usize),
+            _ => Err(self.unsupported(key, ratio, format!("a ratio that makes {n} at least 1"))),
+        }
+    }
+
     /// The error for a value that is not supported.
     pub fn unsupported(&self, key: &str, actual: impl ToString, expected: impl Into<String>) -> ModelError {
         let key = format!("{}{key}", self.path);

@@ -216,6 +216,7 @@ fn vision(config: &Config<'_>, out: usize) -> Result<EncoderSpec, ModelError> {
             final_norm: false,
         },
         windows: None,
+        extras: EncoderExtras::default(),
         merger: None,
         names: &VISION,
     })

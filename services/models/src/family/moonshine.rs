@@ -77,6 +77,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
             positions: rotary(config, Side::Encoder, encoder.attention)?,
             stack: encoder,
             windows: None,
+            extras: EncoderExtras::default(),
             merger: None,
             names: &ENCODER,
         },

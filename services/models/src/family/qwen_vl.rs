@@ -240,6 +240,7 @@ fn vision(config: &Config<'_>, tower: Tower) -> Result<EncoderSpec, ModelError> 
             final_norm: false,
         },
         windows,
+        extras: EncoderExtras::default(),
         merger: Some(MergerSpec { side: config.size_or("spatial_merge_size", 2)?, out }),
         names,
     })

@@ -3,8 +3,10 @@
 use super::{Family, moonshine};
 use crate::error::ModelError;
 use crate::preprocess::audio::{AudioProcessor, AudioSettings, WaveProcessor};
-use crate::preprocess::image::{ImageProcessor, ImageSettings, TileProcessor};
-use crate::preprocess::{Preprocess, TextProcessor};
+use crate::preprocess::image::{
+    CanvasProcessor, CanvasSettings, ImageProcessor, ImageSettings, TileProcessor,
+};
+use crate::preprocess::{CaptionProcessor, Preprocess, TextProcessor};
 use crate::prompt::{
     ChatCross, ChatVl, Dictation, PromptBuilder, Seq2SeqLimits, Seq2SeqPrompt, SpeechPrompt,
 };
@@ -25,6 +27,10 @@ impl Family {
         tokenizer: &Arc<Tokenizer>,
     ) -> Result<Arc<dyn Preprocess>, ModelError> {
         Ok(match spec.stem {
+            StemSpec::Captioned(ref captioned) => {
+                let canvas = canvas(dir, &spec.stem)?;
+                Arc::new(CaptionProcessor::from_dir(dir, canvas, tokenizer.clone(), captioned)?)
+            }
             StemSpec::Mel { n_mels, n_frames } => {
                 let settings = AudioSettings::from_dir(dir)?;
                 agree("feature_size", settings.n_mels, n_mels)?;
@@ -41,6 +47,9 @@ impl Family {
                     agree("merge_size", settings.merge_size as usize, merger.side)?;
                 }
                 Arc::new(ImageProcessor::new(settings))
+            }
+            StemSpec::PrefixedPatches { .. } | StemSpec::ShiftedWindows(_) => {
+                Arc::new(canvas(dir, &spec.stem)?)
             }
             StemSpec::Tokens { vocab, max_tokens, .. } => {
                 Arc::new(TextProcessor::new(tokenizer.clone(), vocab, max_tokens))
@@ -64,7 +73,9 @@ impl Family {
             Self::Moonshine => Arc::new(Dictation::from_dir(dir, tokenizer, moonshine::WAVE)?),
             Self::Mllama => Arc::new(ChatCross::from_dir(dir, tokenizer)?),
             Self::Qwen2Vl | Self::Qwen25Vl => Arc::new(ChatVl::from_dir(dir, tokenizer)?),
-            Self::Bart
+            Self::VisionEncoderDecoder
+            | Self::Florence2
+            | Self::Bart
             | Self::MBart
             | Self::Pegasus
             | Self::Marian
@@ -82,6 +93,33 @@ impl Family {
             }
         })
     }
+}
+
+/// The processor of an encoder that reads a canvas. Canvases that are always of one size are checked here: no
+/// image should be what finds that processor and encoder disagree.
+fn canvas(dir: &Path, stem: &StemSpec) -> Result<CanvasProcessor, ModelError> {
+    let settings = CanvasSettings::from_dir(dir)?;
+    let wrong = |actual: String, expected: String| ModelError::Config {
+        file: "preprocessor_config.json",
+        key: "size".into(),
+        actual,
+        expected,
+    };
+    match (settings.fixed_size(), stem) {
+        (Some(size), _) => {
+            let grid = [size.height as usize, size.width as usize].map(|side| stem.patches_along(side));
+            if stem.image_rows(grid).is_none() {
+                let actual = format!("{} by {}", size.height, size.width);
+                return Err(wrong(actual, "a size that config.json allows, such as its image_size".into()));
+            }
+        }
+        (None, StemSpec::PrefixedPatches { grid, patch: [.., side], .. }) => {
+            let expected = format!("{} by {}, as in config.json", grid[0] * side, grid[1] * side);
+            return Err(wrong("as the image has it".into(), expected));
+        }
+        (None, _) => {}
+    }
+    Ok(CanvasProcessor::new(settings, stem.clone()))
 }
 
 /// Refuses a processor setting that is not what the encoder was built for.

@@ -119,6 +119,7 @@ pub(super) fn spec(config: &Config<'_>, dialect: Dialect) -> Result<ModelSpec, M
         positions: positions(config, dialect, BucketSides::Both)?,
         stack: encoder_stack,
         windows: None,
+        extras: EncoderExtras::default(),
         merger: None,
         names: if gated { &GATED_ENCODER } else { &ENCODER },
     };

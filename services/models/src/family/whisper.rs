@@ -47,6 +47,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         positions: Positions::Table { n_rows, offset: 0 },
         stack: stack(config, ["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"])?,
         windows: None,
+        extras: EncoderExtras::default(),
         merger: None,
         names: &ENCODER,
     };

@@ -41,6 +41,13 @@ impl<B: Backend> Entry<B> {
             Positions::Table { n_rows, offset } => {
                 Place::Table { table: loader.table(name, offset + n_rows, hidden)?, offset: *offset as u32 }
             }
+            Positions::Parameter { n_rows } => {
+                Place::Table { table: loader.bare_table(name, *n_rows, hidden)?, offset: 0 }
+            }
+            Positions::WideSinusoids { n_rows, offset } => Place::Table {
+                table: wide_sinusoids(loader.backend(), offset + n_rows, hidden)?,
+                offset: *offset as u32,
+            },
             Positions::Sinusoids { n_rows } if loader.has(name) => {
                 Place::Table { table: loader.table(name, *n_rows, hidden)?, offset: 0 }
             }
@@ -126,6 +133,22 @@ fn sinusoids<B: Backend>(backend: &B, n_rows: usize, hidden: usize) -> Result<B:
     }
     let table = WeightView { dtype: DType::F32, shape: &[n_rows, hidden], data: &bytes };
     Ok(backend.load_table(table, 1.0)?)
+}
+
+/// `sin(p / 10000^(i / (half − 1)))` for all `i` of half a row, then the cosines, then 0 if the width is odd:
+/// `[n_rows, hidden]`. The angles are in f32, as those of the published models.
+fn wide_sinusoids<B: Backend>(backend: &B, n_rows: usize, hidden: usize) -> Result<B::Table, ModelError> {
+    let half = hidden / 2;
+    let step = 10_000f64.ln() / half.saturating_sub(1).max(1) as f64;
+    let frequencies: Vec<f32> = (0..half).map(|i| (i as f32 * -(step as f32)).exp()).collect();
+    let mut bytes = Vec::with_capacity(4 * n_rows * hidden);
+    for position in 0..n_rows {
+        let angles = || frequencies.iter().map(|f| position as f32 * f);
+        let odd = std::iter::repeat_n(0.0, hidden % 2);
+        let row = angles().map(f32::sin).chain(angles().map(f32::cos)).chain(odd);
+        bytes.extend(row.flat_map(f32::to_le_bytes));
+    }
+    Ok(backend.load_table(WeightView { dtype: DType::F32, shape: &[n_rows, hidden], data: &bytes }, 1.0)?)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use crate::spec::NormSpec;
 use crate::weights::{Tensor, TensorRole, Weights};
 use std::ops::Range;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::LinearPart;
+use triptych_kernels::ops::{LinearPart, WeightView};
 
 /// Loads tensors whose names start alike.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ pub struct Loader<'a, B> {
     weights: &'a Weights,
     // Full name starts of one checkpoint generation or another, in the order they are tried.
     prefixes: Vec<String>,
+    // Linear layers by name, each with the name of factors on its outputs.
+    scales: Vec<[&'static str; 2]>,
 }
 
 /// One linear layer as stored.
@@ -66,13 +68,32 @@ impl StoredLinear<'_> {
 impl<'a, B: Backend> Loader<'a, B> {
     /// A loader of names under any of `prefixes`.
     pub fn new(backend: &'a B, weights: &'a Weights, prefixes: &[&str]) -> Self {
-        Self { backend, weights, prefixes: prefixes.iter().map(|p| (*p).to_owned()).collect() }
+        Self {
+            backend,
+            weights,
+            prefixes: prefixes.iter().map(|p| (*p).to_owned()).collect(),
+            scales: Vec::new(),
+        }
+    }
+
+    /// This loader, multiplying the outputs of each linear layer named by the bare parameter named beside it:
+    /// `[linear, factors]`, the factors `[out]`.
+    #[must_use]
+    pub fn scaling(self, scales: Vec<[&'static str; 2]>) -> Self {
+        Self { scales, ..self }
     }
 
     /// A loader of names one step down: the part of `layers` with number `idx`.
     pub fn layer(&self, layers: &str, idx: usize) -> Self {
         let prefixes = self.prefixes.iter().map(|p| format!("{p}{layers}.{idx}.")).collect();
-        Self { backend: self.backend, weights: self.weights, prefixes }
+        Self { backend: self.backend, weights: self.weights, prefixes, scales: Vec::new() }
+    }
+
+    /// A loader of names two steps down: of `part` in the element with number `idx`.
+    #[must_use]
+    pub fn layer_part(&self, idx: usize, part: &str) -> Self {
+        let prefixes = self.prefixes.iter().map(|p| format!("{p}{idx}.{part}.")).collect();
+        Self { backend: self.backend, weights: self.weights, prefixes, scales: Vec::new() }
     }
 
     /// Where layers go.
@@ -114,7 +135,12 @@ impl<'a, B: Backend> Loader<'a, B> {
         let out = part.shape.first().copied().unwrap_or_default();
         let bias =
             if part.bias { Some(self.tensor(part.name, "bias", &[out], TensorRole::Bias)?) } else { None };
-        Ok(StoredLinear { weight, bias, scale: 1.0 })
+        let Some([_, factors]) = self.scales.iter().find(|[linear, _]| *linear == part.name) else {
+            return Ok(StoredLinear { weight, bias, scale: 1.0 });
+        };
+        let factors = self.bare_values(factors, &[out])?;
+        let bias = bias.map(|b| b.times(&factors));
+        Ok(StoredLinear { weight: weight.times(&factors), bias, scale: 1.0 })
     }
 
     /// Loads a norm over rows of `width`.
@@ -175,13 +201,41 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.tensor(name, "weight", shape, TensorRole::Matrix)
     }
 
+    /// Loads the linear layer with bias, `[out, in]`, whose name is the prefix itself.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn bare_linear(&self, shape: [usize; 2]) -> Result<B::Linear, ModelError> {
+        let weight = self.bare("weight", &shape, TensorRole::Matrix)?;
+        let bias = self.bare("bias", &shape[..1], TensorRole::Bias)?;
+        self.pack(&[StoredLinear { weight, bias: Some(bias), scale: 1.0 }])
+    }
+
+    /// Loads a depthwise convolution of `taps` on a side, with bias.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn depthwise(&self, name: &str, channels: usize, taps: usize) -> Result<B::Depthwise, ModelError> {
+        let weight = self.tensor(name, "weight", &[channels, 1, taps, taps], TensorRole::Matrix)?;
+        let bias = self.tensor(name, "bias", &[channels], TensorRole::Bias)?;
+        Ok(self.backend.load_depthwise(weight.view(), Some(bias.view()))?)
+    }
+
+    /// Loads a table of `n_rows` that is stored as a bare parameter, `[1, n_rows, width]`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn bare_table(&self, name: &str, n_rows: usize, width: usize) -> Result<B::Table, ModelError> {
+        let stored = self.bare(name, &[1, n_rows, width], TensorRole::Matrix)?;
+        Ok(self.backend.load_table(WeightView { shape: &[n_rows, width], ..stored.view() }, 1.0)?)
+    }
+
     /// The elements of the tensor that is called just `name`.
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn bare_values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
-        let names: Vec<String> = self.prefixes.iter().map(|p| format!("{p}{name}")).collect();
-        Ok(self.weights.tensor(&names, shape, TensorRole::Matrix)?.values())
+        Ok(self.bare(name, shape, TensorRole::Matrix)?.values())
     }
 
     /// The factor that a stored gate stands for: its `tanh`.
@@ -200,6 +254,11 @@ impl<'a, B: Backend> Loader<'a, B> {
         role: TensorRole,
     ) -> Result<Tensor<'a>, ModelError> {
         self.weights.tensor(&self.full(name, ending), shape, role)
+    }
+
+    fn bare(&self, name: &str, shape: &[usize], role: TensorRole) -> Result<Tensor<'a>, ModelError> {
+        let names: Vec<String> = self.prefixes.iter().map(|p| format!("{p}{name}")).collect();
+        self.weights.tensor(&names, shape, role)
     }
 
     fn full(&self, name: &str, ending: &str) -> Vec<String> {

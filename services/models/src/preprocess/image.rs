@@ -1,14 +1,17 @@
-//! Images to patches, as transformers' `Qwen2VLImageProcessor` makes them.
+//! Images to patches.
 //!
-//! Decode, upright, RGB → a size whose sides are multiples of patch · merge → normalise → patches in the order
+//! [`ImageProcessor`] is transformers' `Qwen2VLImageProcessor`; [`CanvasProcessor`] is those that bring every
+//! image to one canvas. The first: decode, upright, RGB → a size whose sides are multiples of patch · merge → normalise → patches in the order
 //! of the merger
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/qwen2_vl/image_processing_qwen2_vl.py>).
 
+pub mod canvas;
 mod decode;
 mod patches;
 mod resize;
 mod tiles;
 
+pub use canvas::{CanvasProcessor, CanvasSettings};
 pub use resize::smart_resize;
 pub use tiles::TileProcessor;
 
@@ -55,6 +58,18 @@ pub enum Filter {
     Bicubic,
 }
 
+impl Filter {
+    fn of(file: &JsonFile, default: Self) -> Result<Self, ModelError> {
+        match file.u32("resample")? {
+            Some(1) => Ok(Self::Lanczos),
+            Some(2) => Ok(Self::Bilinear),
+            Some(3) => Ok(Self::Bicubic),
+            None => Ok(default),
+            Some(_) => Err(file.wrong("resample", "1 (lanczos), 2 (bilinear) or 3 (bicubic)")),
+        }
+    }
+}
+
 impl ImageSettings {
     /// Reads `preprocessor_config.json` of a model directory.
     ///
@@ -86,12 +101,7 @@ impl ImageSettings {
             mean: channels(&file, "image_mean", [0.48145466, 0.4578275, 0.40821073])?,
             std: channels(&file, "image_std", [0.26862954, 0.2613026, 0.2757771])?,
             rescale: file.f64("rescale_factor")?.unwrap_or(1.0 / 255.0) as f32,
-            filter: match file.u32("resample")? {
-                Some(1) => Filter::Lanczos,
-                Some(2) => Filter::Bilinear,
-                Some(3) | None => Filter::Bicubic,
-                Some(_) => return Err(file.wrong("resample", "1 (lanczos), 2 (bilinear) or 3 (bicubic)")),
-            },
+            filter: Filter::of(&file, Filter::Bicubic)?,
         };
         if settings.std.iter().any(|s| *s <= 0.0) {
             return Err(file.wrong("image_std", "numbers above 0"));

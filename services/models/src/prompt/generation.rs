@@ -6,6 +6,9 @@ use crate::files::JsonFile;
 use std::path::Path;
 use triptych_core::sampling::{BeamParams, EarlyStopping, MAX_BEAMS};
 
+/// Where `config.json` may keep what concerns the decoder: at its top, or one level down.
+pub(super) const SECTIONS: [&str; 3] = ["", "text_config.", "decoder."];
+
 /// The two files, read once.
 pub(super) struct GenerationFiles {
     /// `config.json`.
@@ -36,10 +39,11 @@ impl GenerationFiles {
         const KEY: &str = "eos_token_id";
         let found = match self.generation.ids(KEY)? {
             Some(ids) => Some(ids),
-            None => match self.config.ids(KEY)? {
-                Some(ids) => Some(ids),
-                None => self.config.ids("text_config.eos_token_id")?,
-            },
+            None => {
+                let keys = SECTIONS.map(|section| format!("{section}{KEY}"));
+                let lists = keys.iter().map(|key| self.config.ids(key)).collect::<Result<Vec<_>, _>>()?;
+                lists.into_iter().flatten().next()
+            }
         };
         found.filter(|ids| !ids.is_empty()).ok_or_else(|| self.generation.wrong(KEY, "a token id"))
     }

@@ -5,7 +5,7 @@
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/generation/utils.py>): a forced first
 //! token only where the decoder prompt is the start token alone, a forced last one wherever the length ends it.
 
-use super::generation::GenerationFiles;
+use super::generation::{GenerationFiles, SECTIONS};
 use super::{CrossInput, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, check_ids};
 use crate::error::{ModelError, PromptError};
 use crate::rules::LogitRules;
@@ -33,6 +33,7 @@ pub struct Seq2SeqPrompt {
     tokenizer: Arc<Tokenizer>,
     limits: Seq2SeqLimits,
     start: u32,
+    start_rule: StartRule,
     // The first token where the decoder prompt is the start token alone.
     forced_first: Option<u32>,
     // What every sequence shares; `steps` is empty.
@@ -69,6 +70,7 @@ impl Seq2SeqPrompt {
         }
         Ok(Self {
             start,
+            start_rule: StartRule::of(&files),
             forced_first: source.u32("forced_bos_token_id")?,
             rules,
             end_tokens: files.end_tokens()?,
@@ -86,7 +88,11 @@ impl Seq2SeqPrompt {
             TextOrTokens::Tokens(ids) => ids.clone(),
         };
         check_ids(&tokens, u32::try_from(self.limits.vocab).unwrap_or(u32::MAX))?;
-        if !tokens.first().is_some_and(|first| self.starts(*first)) {
+        let has_start = match self.start_rule {
+            StartRule::Unless => tokens.first().is_some_and(|first| self.starts(*first)),
+            StartRule::Alone => !tokens.is_empty(),
+        };
+        if !has_start {
             tokens.insert(0, self.start);
         }
         Ok(tokens)
@@ -168,13 +174,32 @@ impl PromptBuilder for Seq2SeqPrompt {
     }
 }
 
+/// When the start token is put before what a client wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StartRule {
+    /// Unless it is there.
+    Unless,
+    /// Only where nothing else is: a Donut model's task tokens stand in its place.
+    Alone,
+}
+
+impl StartRule {
+    fn of(files: &GenerationFiles) -> Self {
+        let encoder = files.config.get("encoder.model_type").and_then(|v| v.as_str());
+        if encoder.is_some_and(|name| name.contains("donut")) { Self::Alone } else { Self::Unless }
+    }
+}
+
 const START: &str = "decoder_start_token_id";
 
 /// The token that decoding starts with: stated, or the beginning of a sentence.
 fn start_token(files: &GenerationFiles) -> Result<u32, ModelError> {
     for key in [START, "bos_token_id"] {
-        for file in [&files.generation, &files.config] {
-            if let Some(id) = file.u32(key)? {
+        if let Some(id) = files.generation.u32(key)? {
+            return Ok(id);
+        }
+        for section in SECTIONS {
+            if let Some(id) = files.config.u32(&format!("{section}{key}"))? {
                 return Ok(id);
             }
         }

@@ -3,8 +3,9 @@
 use crate::case::{Case, assert_within, cpu, max_error};
 use crate::greedy::{Mix, Sequence, greedy};
 use crate::qwen_vl;
+use crate::vision;
 use triptych_core::limits::Limits;
-use triptych_core::prompt::{Message, Part, Prompt, Role};
+use triptych_core::prompt::{Message, Part, Prompt, Role, TextOrTokens};
 use triptych_core::{ContentKey, DType, EncodedItem, Fingerprint, ItemIdx, ItemOptions, Modality};
 use triptych_kernels::cpu::Precision;
 use triptych_models::preprocess::EncoderInput;
@@ -71,6 +72,47 @@ fn images_and_messages_become_the_tokens_of_the_reference() {
         }
         let mix = Mix { stagger: 1, chunk: 16 };
         assert_eq!(greedy(&mut *decoder, &sequences, expected[0].len(), mix), expected, "{name}");
+    }
+}
+
+#[test]
+fn an_image_and_a_decoder_prompt_become_the_tokens_of_the_reference() {
+    for name in vision::CASES {
+        let case = Case::open(name);
+        let model = case.model();
+        let backend = cpu(Precision::F32);
+        let mut encoder = model.load_encoder(Modality::Image, &backend).expect("encoder weights");
+        let mut decoder = model.load_decoder(&backend).expect("decoder weights");
+        let (processor, prompts) = (model.preprocess(), model.prompts());
+        let mut n_exact = 0;
+        let pictures = vision::pictures(&case);
+        for (picture, exact) in pictures.iter().zip(vision::exact_inputs(&case, &pictures)) {
+            let input = vision::prepare(&*processor, &picture.bytes, picture.asked.as_ref());
+            let rows = encoder.encode(&[&input]).expect("own input fits").remove(0);
+            let items = [encoded(&input, Modality::Image, encoder.hidden())];
+            let prepare = |prompt| prompts.prepare(&prompt, &items).expect("a prompt").remove(0);
+            let text = TextOrTokens::Text(picture.prompt_text.clone());
+            let prepared = prepare(Prompt::Singleton(text.clone()));
+            assert_eq!(prepared.tokens, picture.prompt, "{name} {}", picture.name);
+            assert_eq!(prepared, prepare(Prompt::Explicit { encoder: None, decoder: text }), "{name}");
+            let ids = TextOrTokens::Tokens(picture.prompt.clone());
+            assert_eq!(prepared, prepare(Prompt::Singleton(ids)), "{name}");
+            // Nothing at all is the model's own start, which is that of the first picture.
+            let nothing = prepare(Prompt::Singleton(TextOrTokens::Tokens(vec![])));
+            assert_eq!(nothing.tokens, pictures[0].prompt, "{name}");
+            // A resize may be a step of 255 away from the reference's in some pixels, which random weights may
+            // turn into another token.
+            if max_error(vision::patches(&input), vision::patches(&exact)) > 1e-6 {
+                continue;
+            }
+            n_exact += 1;
+            let sequence = vision::sequence(&prepared.tokens, rows, encoder.hidden());
+            let n_steps = picture.greedy_tokens.len();
+            let tokens = greedy(&mut *decoder, &[sequence], n_steps, Mix::PLAIN).remove(0);
+            assert_eq!(tokens, picture.greedy_tokens, "{name} {}", picture.name);
+        }
+        println!("{name}: {n_exact} of {} resized to the bit", pictures.len());
+        assert!(n_exact > 0, "{name}: no picture is resized to the bit");
     }
 }
 

@@ -1,0 +1,136 @@
+//! Square windows of a plane: which row goes where when a plane is cut, shifted, padded and put back.
+
+use crate::error::ModelError;
+use triptych_kernels::Backend;
+
+/// A plane of rows, row by row, cut into square windows. It is padded down and to the right until windows fill
+/// it, and turned around itself by `shift` to the top left before it is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Windows {
+    /// Rows down and across.
+    pub grid: [usize; 2],
+    /// Rows on a side of a window.
+    pub side: usize,
+    /// How far it is turned.
+    pub shift: usize,
+}
+
+impl Windows {
+    /// Windows down and across.
+    pub fn counts(self) -> [usize; 2] {
+        self.grid.map(|n| n.div_ceil(self.side))
+    }
+
+    /// Rows of a window.
+    pub fn area(self) -> usize {
+        self.side * self.side
+    }
+
+    /// Offsets of the windows in their rows.
+    pub fn offsets(self) -> Vec<u32> {
+        let [down, across] = self.counts();
+        (0..=down * across).map(|i| (i * self.area()) as u32).collect()
+    }
+
+    /// The row of the plane that each row of the windows is, window by window; `None` for padding.
+    pub fn sources(self) -> Vec<Option<u32>> {
+        let [down, across] = self.counts();
+        let padded = [down * self.side, across * self.side];
+        let mut sources = Vec::with_capacity(padded[0] * padded[1]);
+        for (top, left) in (0..down).flat_map(|y| (0..across).map(move |x| (y * self.side, x * self.side))) {
+            for (y, x) in (0..self.side).flat_map(|y| (0..self.side).map(move |x| (top + y, left + x))) {
+                let y = (y + self.shift) % padded[0];
+                let x = (x + self.shift) % padded[1];
+                let inside = y < self.grid[0] && x < self.grid[1];
+                sources.push(inside.then_some((y * self.grid[1] + x) as u32));
+            }
+        }
+        sources
+    }
+
+    /// For each window, whether it holds both ends of the plane down (2) and across (1), which the turn brings
+    /// side by side: 0 to 3.
+    pub fn seams(self) -> Vec<u32> {
+        let [down, across] = self.counts();
+        let seam = |y: usize, x: usize| u32::from(y + 1 == down) * 2 + u32::from(x + 1 == across);
+        (0..down * across).map(|i| if self.shift == 0 { 0 } else { seam(i / across, i % across) }).collect()
+    }
+}
+
+/// For each of `n` rows of a plane, where it is among rows of these sources.
+pub(super) fn back(sources: &[Option<u32>], n: usize) -> Vec<u32> {
+    let mut places = vec![0; n];
+    for (i, source) in sources.iter().enumerate() {
+        if let Some(row) = source {
+            places[*row as usize] = i as u32;
+        }
+    }
+    places
+}
+
+/// Rows `sources` of `x: [n_rows, width]`, zeros where there is none: `[sources.len(), width]`.
+///
+/// # Errors
+/// [`ModelError::Kernel`] for a row that is not there.
+pub(super) fn place<B: Backend>(
+    backend: &B,
+    x: &B::Tensor,
+    sources: &[Option<u32>],
+) -> Result<B::Tensor, ModelError> {
+    if let Some(rows) = sources.iter().copied().collect::<Option<Vec<u32>>>() {
+        return Ok(backend.gather_rows(x, &rows)?);
+    }
+    let (n_rows, width) = backend.dims(x);
+    let mut placed = backend.upload(vec![0.0; sources.len() * width], sources.len(), width)?;
+    backend.scatter_rows(&mut placed, &back(sources, n_rows), x)?;
+    Ok(placed)
+}
+
+/// The rows that become one when squares of two by two are merged, four after each other: both of the left
+/// column, then both of the right.
+pub(super) fn quads([down, across]: [usize; 2]) -> Vec<Option<u32>> {
+    let row = |y: usize, x: usize| (y < down && x < across).then_some((y * across + x) as u32);
+    let corners = [(0, 0), (1, 0), (0, 1), (1, 1)];
+    let squares = (0..down.div_ceil(2)).flat_map(|y| (0..across.div_ceil(2)).map(move |x| (2 * y, 2 * x)));
+    squares.flat_map(|(y, x)| corners.map(|(dy, dx)| row(y + dy, x + dx))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use triptych_kernels::reference::ReferenceBackend;
+
+    #[test]
+    fn a_turned_and_padded_plane_comes_back_as_it_was() {
+        let backend = ReferenceBackend::new();
+        for grid in [[4, 4], [5, 3], [3, 7], [1, 1]] {
+            for shift in [0, 1] {
+                let windows = Windows { grid, side: 2, shift };
+                let n = grid[0] * grid[1];
+                let sources = windows.sources();
+                assert_eq!(sources.len(), *windows.offsets().last().expect("an end") as usize);
+                let values: Vec<f32> = (0..n).map(|i| i as f32 + 1.0).collect();
+                let x = backend.upload(values.clone(), n, 1).expect("rows");
+                let cut = place(&backend, &x, &sources).expect("windows");
+                let again = backend.gather_rows(&cut, &back(&sources, n)).expect("a plane");
+                assert_eq!(backend.download(&again).expect("values"), values, "{grid:?} {shift}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_turn_brings_the_ends_together_in_the_last_windows() {
+        let windows = Windows { grid: [4, 4], side: 2, shift: 1 };
+        let sources: Vec<u32> = windows.sources().into_iter().map(|s| s.expect("no padding")).collect();
+        assert_eq!(sources, [5, 6, 9, 10, 7, 4, 11, 8, 13, 14, 1, 2, 15, 12, 3, 0]);
+        assert_eq!(windows.seams(), [0, 1, 2, 3]);
+        assert_eq!(Windows { shift: 0, ..windows }.seams(), [0; 4]);
+    }
+
+    #[test]
+    fn an_odd_plane_is_merged_with_nothing() {
+        let expect = [Some(0), Some(3), Some(1), Some(4), Some(2), Some(5), None, None];
+        assert_eq!(quads([2, 3]), expect);
+        assert_eq!(quads([1, 1]), [Some(0), None, None, None]);
+    }
+}

@@ -1,0 +1,72 @@
+//! The decoders of TrOCR and mBART, as part of a model that has an image encoder.
+//!
+//! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/trocr/modeling_trocr.py>
+//! and `mbart/modeling_mbart.py` beside it. TrOCR's is BART's with two things to choose: it may leave out the
+//! norm of its embeddings, and it may compute its positions, which then begin after the padding token's id.
+
+use crate::error::ModelError;
+use crate::family::fairseq::DECODER_STACK;
+use crate::family::{Config, bart};
+use crate::spec::*;
+
+const fn names(head: &'static [&'static str]) -> DecoderNames {
+    DecoderNames {
+        prefixes: &["decoder.model.decoder."],
+        tokens: &["decoder.model.decoder.embed_tokens"],
+        positions: "embed_positions",
+        stack: DECODER_STACK,
+        head,
+        head_bias: None,
+    }
+}
+
+static TROCR: DecoderNames = names(&["decoder.output_projection"]);
+static MBART: DecoderNames = names(&["decoder.lm_head"]);
+
+/// A decoder, and the width of encoder rows that its configuration names.
+pub(super) struct Decoder {
+    /// Reads rows of its own width, or of the one named.
+    pub spec: DecoderSpec,
+    /// `cross_attention_hidden_size`.
+    pub reads: Option<usize>,
+}
+
+/// The decoder of a section of a configuration.
+///
+/// # Errors
+/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+pub(super) fn decoder(config: &Config<'_>) -> Result<Decoder, ModelError> {
+    match config.text("model_type")? {
+        "trocr" => trocr(config),
+        "mbart" => {
+            let spec = bart::decoder(config, bart::MBART, config.size("d_model")?)?;
+            Ok(Decoder { spec: DecoderSpec { names: &MBART, ..spec }, reads: None })
+        }
+        other => Err(config.unsupported("model_type", other, "trocr, mbart")),
+    }
+}
+
+fn trocr(config: &Config<'_>) -> Result<Decoder, ModelError> {
+    const READS: &str = "cross_attention_hidden_size";
+    let reads = match config.get(READS) {
+        Some(_) => Some(config.size(READS)?),
+        None => None,
+    };
+    let width = reads.map_or_else(|| config.size("d_model"), Ok)?;
+    let mut spec = bart::decoder(config, bart::BART, width)?;
+    spec.names = &TROCR;
+    if !config.flag_or("layernorm_embedding", true)? {
+        spec.stack.input_norm = InputNorm::Absent;
+    }
+    if !config.flag_or("use_learned_position_embeddings", true)? {
+        let offset = padding_token(config)? + 1;
+        spec.positions = Positions::WideSinusoids { n_rows: spec.max_context, offset };
+    }
+    Ok(Decoder { spec, reads })
+}
+
+fn padding_token(config: &Config<'_>) -> Result<usize, ModelError> {
+    let Some(value) = config.get("pad_token_id") else { return Ok(1) };
+    let id = value.as_u64().filter(|id| *id < 1 << 20);
+    id.map(|id| id as usize).ok_or_else(|| config.unsupported("pad_token_id", value, "a token id"))
+}

@@ -1,0 +1,135 @@
+//! ViT, DeiT and BEiT: a row for each patch and learned rows before them, pre-norm layers.
+//!
+//! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/vit/modeling_vit.py>,
+//! `deit/modeling_deit.py` and `beit/modeling_beit.py` beside it. Quirks: DeiT has a distillation row; BEiT has
+//! no bias on keys, scales what its layers add, knows places by a bias on scores and has a position table only
+//! if asked to, and no norm at the end if it pools by the mean. Poolers and mask tokens are left alone.
+//! A position table is read for the one size it was made for: nothing interpolates it.
+
+use super::{attention, channels, pair, patch_side};
+use crate::error::ModelError;
+use crate::family::Config;
+use crate::spec::*;
+use triptych_core::Modality;
+
+/// Which of the three.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Vit,
+    Deit,
+    Beit,
+}
+
+const fn names(stem: &'static [&'static str]) -> EncoderNames {
+    EncoderNames {
+        prefixes: &["encoder."],
+        stem,
+        tokens: &[],
+        positions: "embeddings.position_embeddings",
+        stack: StackNames {
+            input_norm: "",
+            layers: "encoder.layer",
+            attention: AttentionNames {
+                norm: "layernorm_before",
+                qkv: QkvNames::Split([
+                    "attention.attention.query",
+                    "attention.attention.key",
+                    "attention.attention.value",
+                ]),
+                out: "attention.output.dense",
+            },
+            cross: None,
+            feed_forward_norm: "layernorm_after",
+            feed_forward_inner: &["intermediate.dense"],
+            feed_forward_outer: "output.dense",
+            final_norm: "layernorm",
+        },
+        merger: None,
+    }
+}
+
+static VIT: EncoderNames = names(&["embeddings.patch_embeddings.projection", "embeddings.cls_token"]);
+static DEIT: EncoderNames = names(&[
+    "embeddings.patch_embeddings.projection",
+    "embeddings.cls_token",
+    "embeddings.distillation_token",
+]);
+
+const SCALES: [&str; 2] = ["lambda_1", "lambda_2"];
+const OWN_BIAS: &str = "attention.attention.relative_position_bias.relative_position_bias_table";
+const SHARED_BIAS: &str = "encoder.relative_position_bias.relative_position_bias_table";
+
+/// The encoder of a section of a configuration.
+///
+/// # Errors
+/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+pub(super) fn spec(config: &Config<'_>, kind: Kind) -> Result<EncoderSpec, ModelError> {
+    let hidden = config.size("hidden_size")?;
+    let side = patch_side(config)?;
+    let image = pair(config, "image_size")?;
+    let grid = image.map(|pixels| pixels / side);
+    if grid.contains(&0) {
+        return Err(config.unsupported("patch_size", side, "at most image_size"));
+    }
+    let names = if kind == Kind::Deit { &DEIT } else { &VIT };
+    let n_prefix = names.stem.len() - 1;
+    let extras = if kind == Kind::Beit { beit_extras(config, grid)? } else { EncoderExtras::default() };
+    let has_table = kind != Kind::Beit || config.flag_or("use_absolute_position_embeddings", false)?;
+    let bias = config.flag_or("qkv_bias", true)?;
+    let bias = AttentionBias { q: bias, k: bias && kind != Kind::Beit, v: bias, out: true };
+    Ok(EncoderSpec {
+        modality: Modality::Image,
+        stem: StemSpec::PrefixedPatches {
+            patch: [channels(config, "num_channels")?, side, side],
+            grid,
+            n_prefix,
+        },
+        positions: match has_table {
+            true => Positions::Parameter { n_rows: grid[0] * grid[1] + n_prefix },
+            false => Positions::Absent,
+        },
+        stack: StackSpec {
+            hidden,
+            n_layers: config.size("num_hidden_layers")?,
+            attention: attention(config, hidden, "num_attention_heads", bias)?,
+            feed_forward: FeedForwardSpec {
+                width: config.size("intermediate_size")?,
+                kind: FeedForwardKind::Plain,
+                activation: config.activation("hidden_act", "gelu")?,
+                bias: true,
+            },
+            norm: NormSpec::layer(config.number("layer_norm_eps")?),
+            input_norm: InputNorm::Absent,
+            placement: NormPlacement::Pre,
+            final_norm: kind != Kind::Beit || !config.flag_or("use_mean_pooling", true)?,
+        },
+        windows: None,
+        extras,
+        merger: None,
+        names,
+    })
+}
+
+fn beit_extras(config: &Config<'_>, grid: [usize; 2]) -> Result<EncoderExtras, ModelError> {
+    if grid[0] != grid[1] {
+        let actual = format!("{} by {} patches", grid[0], grid[1]);
+        return Err(config.unsupported("image_size", actual, "a square"));
+    }
+    let own = config.flag_or("use_relative_position_bias", false)?;
+    let shared = config.flag_or("use_shared_relative_position_bias", false)?;
+    let table = match (own, shared) {
+        (false, false) => None,
+        (true, false) => Some(PlaneTable::PerLayer(OWN_BIAS)),
+        (false, true) => Some(PlaneTable::Shared(SHARED_BIAS)),
+        (true, true) => {
+            let expected = "false beside use_relative_position_bias";
+            return Err(config.unsupported("use_shared_relative_position_bias", true, expected));
+        }
+    };
+    let value = config.get("layer_scale_init_value").and_then(serde_json::Value::as_f64).unwrap_or(0.1);
+    Ok(EncoderExtras {
+        scales: (value > 0.0).then_some(SCALES),
+        plane_bias: table.map(|table| PlaneBiasSpec { grid, table }),
+        projection: None,
+    })
+}

@@ -1,0 +1,129 @@
+//! Images to a canvas: resized, turned, padded or cut to the size that the model reads, then normalised patches.
+//!
+//! This is what transformers' processors of ViT, DeiT, BEiT, Donut and CLIP do, with Pillow as the back end
+//! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/donut/image_processing_donut.py>
+//! and its like). Which steps there are is data; [`steps`] does them, [`settings`] reads them from a file.
+//!
+//! It differs in one thing: what is transparent is laid over white for every model, where some of the
+//! processors refuse four channels.
+
+mod settings;
+mod steps;
+
+pub use settings::CanvasSettings;
+pub use steps::Step;
+
+use super::{Picture, Size, decode};
+use crate::error::ItemError;
+use crate::preprocess::{EncoderInput, Features, Preprocess, check_bytes, check_options, contained};
+use crate::spec::StemSpec;
+use triptych_core::limits::Limits;
+use triptych_core::{Extent, ItemOptions, Modality};
+
+/// The processor of an image encoder that reads a canvas.
+#[derive(Clone, Debug)]
+pub struct CanvasProcessor {
+    settings: CanvasSettings,
+    stem: StemSpec,
+}
+
+impl CanvasProcessor {
+    /// With these settings, for an encoder that begins with `stem`.
+    pub fn new(settings: CanvasSettings, stem: StemSpec) -> Self {
+        Self { settings, stem }
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> &CanvasSettings {
+        &self.settings
+    }
+
+    /// Normalised patches of a finished canvas.
+    fn input(&self, picture: &Picture) -> Result<EncoderInput, ItemError> {
+        let size = picture.size;
+        let patch = self.stem.patch_side().unwrap_or(1);
+        let grid = [size.height as usize, size.width as usize].map(|side| self.stem.patches_along(side));
+        let n_tokens = self.stem.image_rows(grid).and_then(|n| u32::try_from(n).ok()).ok_or_else(|| {
+            let Size { width, height } = size;
+            ItemError::Unsupported(format!(
+                "the image is {width}x{height} when prepared, which the model does not read"
+            ))
+        })?;
+        Ok(EncoderInput {
+            extent: Extent::Grid { t: 1, h: grid[0] as u32, w: grid[1] as u32 },
+            n_tokens,
+            features: Features::Patches(patches(picture, &self.settings, grid, patch)),
+        })
+    }
+}
+
+impl Preprocess for CanvasProcessor {
+    fn modalities(&self) -> &[Modality] {
+        &[Modality::Image]
+    }
+
+    fn preprocess(
+        &self,
+        modality: Modality,
+        bytes: &[u8],
+        options: &ItemOptions,
+        limits: &Limits,
+    ) -> Result<EncoderInput, ItemError> {
+        if modality != Modality::Image {
+            return Err(ItemError::Unsupported(format!("this model reads image items, not {modality}")));
+        }
+        check_options(options, &[])?;
+        check_bytes(modality, bytes, limits)?;
+        let mut picture = contained(modality, || decode::decode(bytes, limits))?;
+        for step in &self.settings.steps {
+            picture = step.apply(picture, self.settings.filter, limits)?;
+        }
+        self.input(&picture)
+    }
+}
+
+/// `[grid[0] · grid[1], 3 · side · side]`: patches row by row, a patch by channel, then row. What lies past the
+/// picture is 0, as a value after normalising.
+fn patches(picture: &Picture, settings: &CanvasSettings, grid: [usize; 2], side: usize) -> Vec<f32> {
+    let (width, height) = (picture.size.width as usize, picture.size.height as usize);
+    let tables: [[f32; 256]; 3] = std::array::from_fn(|c| {
+        let (mean, std) = (settings.mean[c], settings.std[c]);
+        std::array::from_fn(|v| (v as f32 * settings.rescale - mean) / std)
+    });
+    let mut values = Vec::with_capacity(grid[0] * grid[1] * 3 * side * side);
+    for (top, left) in (0..grid[0]).flat_map(|y| (0..grid[1]).map(move |x| (y * side, x * side))) {
+        let inside = width.saturating_sub(left).min(side);
+        for (channel, table) in tables.iter().enumerate() {
+            for y in top..top + side {
+                let n_inside = if y < height { inside } else { 0 };
+                let first = (y * width + left) * 3 + channel;
+                let row = picture.rgb.get(first..).unwrap_or_default().iter().step_by(3).take(n_inside);
+                values.extend(row.map(|v| table[usize::from(*v)]));
+                values.extend(std::iter::repeat_n(0.0, side - n_inside));
+            }
+        }
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_past_the_picture_is_zero_after_normalising() {
+        let settings = CanvasSettings {
+            steps: vec![],
+            filter: crate::preprocess::image::Filter::Bilinear,
+            mean: [0.5; 3],
+            std: [0.5; 3],
+            rescale: 1.0 / 255.0,
+        };
+        let size = Size { width: 3, height: 1 };
+        let picture = Picture { size, rgb: vec![255, 0, 0, 0, 255, 0, 0, 0, 255] };
+        let values = patches(&picture, &settings, [1, 2], 2);
+        let (red, green, blue) = ([1.0, -1.0, 0.0, 0.0], [-1.0, 1.0, 0.0, 0.0], [-1.0, -1.0, 0.0, 0.0]);
+        assert_eq!(values[..12], [red, green, blue].concat());
+        assert_eq!(values[12..], [-1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]);
+    }
+}

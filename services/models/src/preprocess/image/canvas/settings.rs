@@ -1,0 +1,183 @@
+//! Steps and normalisation from `preprocessor_config.json` or `processor_config.json`, old layouts and new.
+
+use super::Step;
+use crate::error::ModelError;
+use crate::files::JsonFile;
+use crate::preprocess::image::{Filter, Size, channels};
+use std::path::Path;
+
+/// Longest side of a canvas.
+const MAX_SIDE: u32 = 8192;
+
+const IMAGENET: [[f32; 3]; 2] = [[0.5; 3]; 2];
+const OPENAI_CLIP: [[f32; 3]; 2] = [[0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.2613026, 0.2757771]];
+
+/// Settings of a processor that makes canvases.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CanvasSettings {
+    /// From picture to canvas, in order.
+    pub steps: Vec<Step>,
+    /// The filter of every resize.
+    pub filter: Filter,
+    /// Means of red, green, blue.
+    pub mean: [f32; 3],
+    /// Standard deviations of red, green, blue.
+    pub std: [f32; 3],
+    /// What a pixel value is multiplied with before that.
+    pub rescale: f32,
+}
+
+/// The processors that are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Vit,
+    Deit,
+    Beit,
+    Donut,
+    Clip,
+}
+
+/// A size as files write it.
+enum Written {
+    Exact(Size),
+    ShortestEdge(u32),
+}
+
+impl CanvasSettings {
+    /// Reads the processor of a model directory.
+    ///
+    /// # Errors
+    /// [`ModelError::File`], [`ModelError::Format`], or [`ModelError::Config`] for a value that is not supported.
+    pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
+        let file = JsonFile::processor(dir)?;
+        let kind = kind(&file)?;
+        let [mean, std] = if kind == Kind::Clip { OPENAI_CLIP } else { IMAGENET };
+        let (mean, std) = match file.bool("do_normalize")?.unwrap_or(true) {
+            true => (channels(&file, "image_mean", mean)?, channels(&file, "image_std", std)?),
+            false => ([0.0; 3], [1.0; 3]),
+        };
+        if std.iter().any(|s| *s <= 0.0) {
+            return Err(file.wrong("image_std", "numbers above 0"));
+        }
+        let rescale = match file.bool("do_rescale")?.unwrap_or(true) {
+            true => file.f64("rescale_factor")?.unwrap_or(1.0 / 255.0) as f32,
+            false => 1.0,
+        };
+        let default = match kind {
+            Kind::Vit | Kind::Donut => Filter::Bilinear,
+            Kind::Deit | Kind::Beit | Kind::Clip => Filter::Bicubic,
+        };
+        let steps = if kind == Kind::Donut { donut_steps(&file)? } else { steps(&file, kind)? };
+        Ok(Self { steps, filter: Filter::of(&file, default)?, mean, std, rescale })
+    }
+
+    /// The size of every canvas, if it is always the same.
+    pub fn fixed_size(&self) -> Option<Size> {
+        self.steps.last()?.fixed_size()
+    }
+}
+
+fn kind(file: &JsonFile) -> Result<Kind, ModelError> {
+    const KEYS: [&str; 2] = ["image_processor_type", "feature_extractor_type"];
+    let key = KEYS.into_iter().find(|key| file.get(key).is_some()).unwrap_or(KEYS[0]);
+    let name = file.get(key).and_then(|v| v.as_str()).unwrap_or_default();
+    let stem = ["Fast", "Pil"].into_iter().fold(name, |name, end| name.strip_suffix(end).unwrap_or(name));
+    let stem = ["ImageProcessor", "FeatureExtractor"]
+        .into_iter()
+        .fold(stem, |name, end| name.strip_suffix(end).unwrap_or(name));
+    match stem {
+        "ViT" => Ok(Kind::Vit),
+        "DeiT" => Ok(Kind::Deit),
+        "Beit" => Ok(Kind::Beit),
+        "Donut" => Ok(Kind::Donut),
+        "CLIP" => Ok(Kind::Clip),
+        _ => Err(file.wrong(
+            key,
+            "ViTImageProcessor, DeiTImageProcessor, BeitImageProcessor, DonutImageProcessor or CLIPImageProcessor",
+        )),
+    }
+}
+
+/// Resize, then crop.
+fn steps(file: &JsonFile, kind: Kind) -> Result<Vec<Step>, ModelError> {
+    if file.bool("do_resize")? == Some(false) {
+        return Err(file.wrong("do_resize", "true"));
+    }
+    for key in ["do_pad", "do_reduce_labels"] {
+        if file.bool(key)? == Some(true) {
+            return Err(file.wrong(key, "false"));
+        }
+    }
+    let size = match kind {
+        Kind::Deit => Written::Exact(Size { width: 256, height: 256 }),
+        Kind::Clip => Written::ShortestEdge(224),
+        _ => Written::Exact(Size { width: 224, height: 224 }),
+    };
+    let mut steps = vec![match written(file, "size", kind)?.unwrap_or(size) {
+        Written::Exact(size) => Step::Exact(size),
+        Written::ShortestEdge(edge) => Step::ShortestEdge(edge),
+    }];
+    let crops = matches!(kind, Kind::Deit | Kind::Clip);
+    if file.bool("do_center_crop")?.unwrap_or(crops) {
+        let size = written(file, "crop_size", Kind::Vit)?;
+        match size.unwrap_or(Written::Exact(Size { width: 224, height: 224 })) {
+            Written::Exact(size) => steps.push(Step::CenterCrop(size)),
+            Written::ShortestEdge(_) => return Err(file.wrong("crop_size", "height and width")),
+        }
+    }
+    Ok(steps)
+}
+
+/// Align, resize, thumbnail, pad: each by its own switch.
+fn donut_steps(file: &JsonFile) -> Result<Vec<Step>, ModelError> {
+    let size = written(file, "size", Kind::Donut)?;
+    let Written::Exact(size) = size.unwrap_or(Written::Exact(Size { width: 1920, height: 2560 })) else {
+        return Err(file.wrong("size", "height and width"));
+    };
+    if file.bool("do_center_crop")? == Some(true) {
+        return Err(file.wrong("do_center_crop", "false"));
+    }
+    let switches = [
+        ("do_align_long_axis", false, Step::AlignLongAxis(size)),
+        ("do_resize", true, Step::ShortestEdge(size.width.min(size.height))),
+        ("do_thumbnail", true, Step::Thumbnail(size)),
+        ("do_pad", true, Step::Pad(size)),
+    ];
+    let mut steps = Vec::new();
+    for (key, default, step) in switches {
+        if file.bool(key)?.unwrap_or(default) {
+            steps.push(step);
+        }
+    }
+    Ok(steps)
+}
+
+/// A size: a number, a pair, or an object with named sides.
+fn written(file: &JsonFile, key: &str, kind: Kind) -> Result<Option<Written>, ModelError> {
+    let Some(value) = file.get(key) else { return Ok(None) };
+    let expected = "1 to 8192: a number, a pair, height and width, or shortest_edge";
+    let wrong = || file.wrong(key, expected);
+    let side = |value: &serde_json::Value| -> Result<u32, ModelError> {
+        let number = value.as_u64().and_then(|n| u32::try_from(n).ok());
+        number.filter(|n| (1..=MAX_SIDE).contains(n)).ok_or_else(wrong)
+    };
+    if value.is_number() {
+        let n = side(value)?;
+        return Ok(Some(match kind {
+            Kind::Clip => Written::ShortestEdge(n),
+            _ => Written::Exact(Size { width: n, height: n }),
+        }));
+    }
+    if let Some([first, second]) = value.as_array().map(Vec::as_slice) {
+        // Donut's was written across, down.
+        let (height, width) = if kind == Kind::Donut { (second, first) } else { (first, second) };
+        return Ok(Some(Written::Exact(Size { width: side(width)?, height: side(height)? })));
+    }
+    match (value.get("height"), value.get("width"), value.get("shortest_edge"), value.get("longest_edge")) {
+        (Some(height), Some(width), None, None) => {
+            Ok(Some(Written::Exact(Size { width: side(width)?, height: side(height)? })))
+        }
+        (None, None, Some(edge), None) => Ok(Some(Written::ShortestEdge(side(edge)?))),
+        _ => Err(wrong()),
+    }
+}

@@ -1,0 +1,216 @@
+//! What encoders of images are made of beyond a plain stack: pyramids, projectors, biases by place.
+
+use super::{AttentionNames, NormSpec, StackNames, StackSpec};
+
+/// What few encoders have; nothing of it by default.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EncoderExtras {
+    /// Names of learned factors, a channel each, on what attention and feed-forward add to the stream.
+    /// They are folded into the outer matrices.
+    pub scales: Option<[&'static str; 2]>,
+    /// A learned bias on the scores of attention.
+    pub plane_bias: Option<PlaneBiasSpec>,
+    /// A linear layer with bias over the output rows.
+    pub projection: Option<ProjectionSpec>,
+}
+
+/// A linear layer that stands by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProjectionSpec {
+    /// Width of its output.
+    pub out: usize,
+    /// Its full name with a dot at the end, before `weight` and `bias`.
+    pub prefixes: &'static [&'static str],
+}
+
+/// A bias on scores by how far apart two patches lie, with values of its own for one learned row before them.
+///
+/// Stored as `[(2·down − 1)·(2·across − 1) + 3, n_heads]`: an entry for each offset, then learned row to patch,
+/// patch to learned row, learned row to itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlaneBiasSpec {
+    /// Patches down and across.
+    pub grid: [usize; 2],
+    /// Name of the table: in each layer, or one for all.
+    pub table: PlaneTable,
+}
+
+/// Where the table of a plane's bias is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlaneTable {
+    /// One in each layer, under this name.
+    PerLayer(&'static str),
+    /// One for all layers, under this name.
+    Shared(&'static str),
+}
+
+/// An image and a text that become one sequence of rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CaptionedSpec {
+    /// Pixels to rows.
+    pub pyramid: DualSpec,
+    /// Lines, and columns, that the last plane may have at most.
+    pub max_places: usize,
+    /// Rows of image and text together at most.
+    pub max_rows: usize,
+    /// Tokens in the table.
+    pub vocab: usize,
+    /// Factor on the rows of tokens; folded into the table.
+    pub scale: f32,
+    /// Norm of the image's rows.
+    pub norm: NormSpec,
+    /// What its tensors are called.
+    pub names: &'static CaptionedNames,
+}
+
+impl CaptionedSpec {
+    /// Rows of an image of these pixels down and across; `None` if it has more places than learned positions.
+    pub fn image_rows(&self, pixels: [usize; 2]) -> Option<usize> {
+        let places = self.pyramid.places(pixels);
+        let fits = places.iter().all(|n| (1..=self.max_places).contains(n));
+        fits.then_some(places[0] * places[1] + 1)
+    }
+}
+
+/// What the tensors of a projector of images are called.
+#[derive(Debug, PartialEq, Eq)]
+pub struct CaptionedNames {
+    /// Prefixes of the pyramid, in the order they are tried.
+    pub tower: &'static [&'static str],
+    /// Prefixes of what follows it, in the order they are tried.
+    pub projector: &'static [&'static str],
+    /// Half a row for each line of the plane.
+    pub lines: &'static str,
+    /// Half a row for each column.
+    pub columns: &'static str,
+    /// Linear layer to the width of tokens.
+    pub projection: &'static str,
+    /// Norm after it.
+    pub norm: &'static str,
+}
+
+/// A pyramid of stages that attend inside windows and between channels in turn.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DualSpec {
+    /// The stages.
+    pub stages: Vec<DualStage>,
+    /// Rows on a side of a window.
+    pub window: usize,
+    /// What its tensors are called.
+    pub names: &'static DualNames,
+}
+
+/// A stage: a convolution, then layers, each twice attention and feed-forward.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DualStage {
+    /// Channels that the convolution reads.
+    pub channels: usize,
+    /// Its taps on a side.
+    pub kernel: usize,
+    /// Places between its windows.
+    pub stride: usize,
+    /// Zero places on either side.
+    pub padding: usize,
+    /// Whether the norm comes before it.
+    pub norm_first: bool,
+    /// Groups of channels that attend among themselves.
+    pub n_groups: usize,
+    /// The layers, with the heads of their windows.
+    pub stack: StackSpec,
+}
+
+impl DualStage {
+    /// Places along an axis of `n` places of the stage before.
+    pub fn places_along(&self, n: usize) -> usize {
+        (n + 2 * self.padding).checked_sub(self.kernel).map_or(0, |rest| rest / self.stride.max(1) + 1)
+    }
+}
+
+impl DualSpec {
+    /// Channels of a pixel.
+    pub fn channels(&self) -> usize {
+        self.stages.first().map_or(0, |s| s.channels)
+    }
+
+    /// Width of a row.
+    pub fn width(&self) -> usize {
+        self.stages.last().map_or(0, |s| s.stack.hidden)
+    }
+
+    /// Places of the last plane of an image, down and across.
+    pub fn places(&self, pixels: [usize; 2]) -> [usize; 2] {
+        self.stages.iter().fold(pixels, |grid, stage| grid.map(|n| stage.places_along(n)))
+    }
+}
+
+/// What the tensors of a pyramid of two kinds of attention are called.
+#[derive(Debug, PartialEq)]
+pub struct DualNames {
+    /// The list of convolutions between stages, a norm and a linear layer each.
+    pub convolutions: &'static str,
+    /// The convolution in it.
+    pub convolution: &'static str,
+    /// The norm in it.
+    pub norm: &'static str,
+    /// The list of stages, lists of blocks.
+    pub blocks: &'static str,
+    /// The half of a block that attends inside windows.
+    pub spatial: &'static str,
+    /// The half that attends between channels.
+    pub channel: &'static str,
+    /// The depthwise convolutions of a half, before attention and before feed-forward.
+    pub depthwise: [&'static str; 2],
+    /// Attention inside windows.
+    pub window: AttentionNames,
+    /// Attention between channels.
+    pub channels: AttentionNames,
+    /// Feed-forward of either half; its attention is that of windows.
+    pub stack: StackNames,
+}
+
+/// A pyramid of stages: between two, four rows become one of twice the width.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShiftedSpec {
+    /// Dimensions of a patch as its weight is stored: channels, height, width.
+    pub patch: [usize; 3],
+    /// Rows on a side of a window.
+    pub window: usize,
+    /// The stages; every second layer of one is shifted by half a window.
+    pub stages: Vec<StackSpec>,
+    /// Added to the variance in the norms after the patches and between stages.
+    pub norm_eps: f32,
+    /// What its tensors are called; those of a layer as in any stack.
+    pub names: &'static ShiftedNames,
+}
+
+impl ShiftedSpec {
+    /// Rows of the last stage; `None` for a grid that a window of some stage does not fit into.
+    pub(super) fn rows(&self, mut grid: [usize; 2]) -> Option<usize> {
+        for (i, _) in self.stages.iter().enumerate() {
+            if i > 0 {
+                grid = grid.map(|n| n.div_ceil(2));
+            }
+            if grid[0].min(grid[1]) < self.window {
+                return None;
+            }
+        }
+        grid[0].checked_mul(grid[1])
+    }
+}
+
+/// What the tensors of a pyramid with shifted windows are called.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ShiftedNames {
+    /// Linear layer over patches.
+    pub projection: &'static str,
+    /// Norm after it.
+    pub norm: &'static str,
+    /// The list of stages.
+    pub stages: &'static str,
+    /// Bias of a layer's scores by offset, `[(2·window − 1)², n_heads]`.
+    pub bias: &'static str,
+    /// Norm of four rows joined.
+    pub merge_norm: &'static str,
+    /// Linear layer over them.
+    pub merge: &'static str,
+}

@@ -1,0 +1,255 @@
+//! Image encoders with a text decoder: TrOCR, Donut, Florence-2.
+
+use crate::case::{Case, assert_bf16_close, assert_logits_close, assert_rows_close, cpu, max_error};
+use crate::greedy::{Mix, Sequence, greedy, teacher_forced};
+use image::{DynamicImage, ImageFormat, RgbImage};
+use std::io::Cursor;
+use triptych_core::limits::Limits;
+use triptych_core::{ItemOptions, Modality};
+use triptych_kernels::Backend;
+use triptych_kernels::cpu::Precision;
+use triptych_kernels::reference::ReferenceBackend;
+use triptych_models::decoder::Decoder;
+use triptych_models::encoder::Encoder;
+use triptych_models::preprocess::{CanvasProcessor, CanvasSettings, EncoderInput, Features, Preprocess};
+
+pub const CASES: [&str; 10] = [
+    "trocr_vit",
+    "trocr_deit_projected",
+    "trocr_beit",
+    "trocr_beit_shared",
+    "donut_shifted",
+    "donut_odd_padded",
+    "donut_swin_unpadded",
+    "florence_windows",
+    "florence_padded_crop",
+    "florence_three_stages",
+];
+
+/// An image of a case and what becomes of it.
+pub struct Picture {
+    pub name: String,
+    /// As a client sends it.
+    pub bytes: Vec<u8>,
+    /// Decoder prompt.
+    pub prompt: Vec<u32>,
+    pub prompt_text: String,
+    pub greedy_tokens: Vec<u32>,
+    /// What a client asks with it, of an encoder that reads text with an image.
+    pub asked: Option<String>,
+    /// Tokens that the reference's processor makes of that.
+    tokens: Vec<u32>,
+    /// As the reference's processor leaves it: a PNG of the canvas.
+    canvas: Vec<u8>,
+    /// Rows that the decoder reads, of the reference.
+    rows: Vec<f32>,
+}
+
+pub fn pictures(case: &Case) -> Vec<Picture> {
+    let list = case.json["images"].as_array().expect("images");
+    let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
+    let ids = |value: &serde_json::Value| serde_json::from_value(value.clone()).expect("token ids");
+    let picture = |(i, image): (usize, &serde_json::Value)| {
+        let name = text(&image["name"]);
+        let file = case.dir.join(text(&image["file"]));
+        Picture {
+            bytes: std::fs::read(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display())),
+            prompt: ids(&image["prompt"]),
+            prompt_text: text(&image["prompt_text"]),
+            greedy_tokens: ids(&image["greedy_tokens"]),
+            asked: image.get("asked").map(text),
+            tokens: image.get("tokens").map(ids).unwrap_or_default(),
+            canvas: png(case.values(&format!("image.{name}.canvas"))),
+            rows: case.values(&format!("matrix.{i}.rows")).1,
+            name,
+        }
+    };
+    list.iter().enumerate().map(picture).collect()
+}
+
+/// `[height, width, 3]` of 0 to 255 as a PNG.
+fn png((shape, values): (Vec<usize>, Vec<f32>)) -> Vec<u8> {
+    let bytes = values.iter().map(|v| *v as u8).collect();
+    let image =
+        RgbImage::from_raw(shape[1] as u32, shape[0] as u32, bytes).expect("as many values as pixels");
+    let mut file = Cursor::new(Vec::new());
+    DynamicImage::ImageRgb8(image).write_to(&mut file, ImageFormat::Png).expect("a PNG");
+    file.into_inner()
+}
+
+fn settings(case: &Case) -> CanvasSettings {
+    CanvasSettings::from_dir(&case.dir.join("model")).expect("a golden processor")
+}
+
+pub fn prepare(processor: &dyn Preprocess, bytes: &[u8], asked: Option<&String>) -> EncoderInput {
+    let options = ItemOptions { prompt: asked.cloned(), ..ItemOptions::default() };
+    processor.preprocess(Modality::Image, bytes, &options, &Limits::default()).expect("a PNG")
+}
+
+/// The input of the encoder, from the reference's canvas.
+pub fn exact_inputs(case: &Case, pictures: &[Picture]) -> Vec<EncoderInput> {
+    let settings = CanvasSettings { steps: vec![], ..settings(case) };
+    let processor = CanvasProcessor::new(settings, case.model().spec().encoder.stem.clone());
+    let exact = |picture: &Picture| {
+        let input = prepare(&processor, &picture.canvas, None);
+        let (Some(_), Features::Patches(patches)) = (&picture.asked, &input.features) else { return input };
+        let tokens = picture.tokens.clone();
+        EncoderInput {
+            n_tokens: input.n_tokens + tokens.len() as u32,
+            features: Features::Captioned { patches: patches.clone(), tokens },
+            ..input
+        }
+    };
+    pictures.iter().map(exact).collect()
+}
+
+pub fn patches(input: &EncoderInput) -> &[f32] {
+    match &input.features {
+        Features::Patches(values) | Features::Captioned { patches: values, .. } => values,
+        other => panic!("{other:?}"),
+    }
+}
+
+pub fn sequence(prompt: &[u32], cross: Vec<f32>, hidden: usize) -> Sequence {
+    Sequence {
+        positions: (0..prompt.len() as u32).map(|i| [i; 3]).collect(),
+        next_position: prompt.len() as u32,
+        prompt: prompt.to_vec(),
+        cross,
+        hidden,
+        embeds: vec![],
+    }
+}
+
+type Stages = (Box<dyn Encoder>, Box<dyn Decoder>);
+
+fn load<B: Backend>(case: &Case, backend: &B) -> Stages {
+    let model = case.model();
+    let encoder = model.load_encoder(Modality::Image, backend).expect("encoder weights");
+    (encoder, model.load_decoder(backend).expect("decoder weights"))
+}
+
+/// Rows of all images, encoded in one batch.
+fn encode(encoder: &mut dyn Encoder, inputs: &[EncoderInput]) -> Vec<Vec<f32>> {
+    encoder.encode(&inputs.iter().collect::<Vec<_>>()).expect("golden images fit")
+}
+
+fn logits<B: Backend>(case: &Case, backend: &B) -> Vec<f32> {
+    let (mut encoder, mut decoder) = load(case, backend);
+    let inputs = exact_inputs(case, &pictures(case)[..1]);
+    let rows = encode(&mut *encoder, &inputs).remove(0);
+    let (_, tokens) = case.ids("decoder_input_ids");
+    teacher_forced(&mut *decoder, &sequence(&tokens, rows, encoder.hidden()))
+}
+
+fn matches_reference<B: Backend>(backend: &B) {
+    for name in CASES {
+        let case = Case::open(name);
+        let pictures = pictures(&case);
+        let (mut encoder, _) = load(&case, backend);
+        let inputs = exact_inputs(&case, &pictures);
+        let together = encode(&mut *encoder, &inputs);
+        for ((picture, input), rows) in pictures.iter().zip(&inputs).zip(&together) {
+            let what = format!("{name} {} {}", backend.name(), picture.name);
+            assert_rows_close(&what, rows, &picture.rows);
+            assert_eq!(rows.len(), input.n_tokens as usize * encoder.hidden(), "{what}");
+            let alone = encode(&mut *encoder, std::slice::from_ref(input));
+            assert_eq!(&alone[0], rows, "{what} alone");
+        }
+        let what = format!("{name} {} logits", backend.name());
+        assert_logits_close(&what, &logits(&case, backend), &case.values("logits").1);
+    }
+}
+
+fn greedy_tokens_match<B: Backend>(backend: &B) {
+    for name in CASES {
+        let case = Case::open(name);
+        let (pictures, (mut encoder, mut decoder)) = (pictures(&case), load(&case, backend));
+        let rows = encode(&mut *encoder, &exact_inputs(&case, &pictures));
+        let sequences: Vec<Sequence> = pictures
+            .iter()
+            .zip(rows)
+            .map(|(picture, rows)| sequence(&picture.prompt, rows, encoder.hidden()))
+            .collect();
+        let expected: Vec<Vec<u32>> = pictures.into_iter().map(|p| p.greedy_tokens).collect();
+        let n_steps = expected[0].len();
+        for (one, expected) in sequences.iter().zip(&expected) {
+            let alone = greedy(&mut *decoder, std::slice::from_ref(one), n_steps, Mix::PLAIN);
+            assert_eq!(&alone[0], expected, "{name} alone");
+        }
+        for mix in [Mix::PLAIN, Mix { stagger: 3, chunk: 2 }] {
+            assert_eq!(greedy(&mut *decoder, &sequences, n_steps, mix), expected, "{name} in a batch");
+        }
+    }
+}
+
+#[test]
+fn canvases_are_those_of_the_reference() {
+    for name in CASES {
+        let case = Case::open(name);
+        let (pictures, settings) = (pictures(&case), settings(&case));
+        let model = case.model();
+        let one_step = settings.std.iter().map(|s| 1.0 / 255.0 / s).fold(0.0, f32::max);
+        for (picture, exact) in pictures.iter().zip(exact_inputs(&case, &pictures)) {
+            let own = prepare(&*model.preprocess(), &picture.bytes, picture.asked.as_ref());
+            assert_eq!(own.extent, exact.extent, "{name} {}", picture.name);
+            assert_eq!(own.n_tokens, exact.n_tokens, "{name} {}", picture.name);
+            let off = max_error(patches(&own), patches(&exact)) / one_step;
+            println!("{name} {}: {off:.3} of 255", picture.name);
+            if let Features::Captioned { tokens, .. } = &own.features {
+                assert_eq!(tokens, &picture.tokens, "{name} {}", picture.name);
+            }
+            assert!(off <= 1.001, "{name} {}: {off} of 255", picture.name);
+        }
+    }
+}
+
+#[test]
+fn values_are_normalised_as_by_the_reference() {
+    for name in CASES {
+        let case = Case::open(name);
+        let input = exact_inputs(&case, &pictures(&case)[..1]).remove(0);
+        let side = case.model().spec().encoder.stem.patch_side().expect("an image encoder");
+        let (shape, values) = case.values("pixel_values");
+        let [_, height, width] = shape[..] else { panic!("{shape:?}") };
+        let across = width.div_ceil(side);
+        for (i, value) in patches(&input).iter().enumerate() {
+            let (patch, within) = (i / (3 * side * side), i % (3 * side * side));
+            let (channel, y, x) = (within / (side * side), within / side % side, within % side);
+            let (y, x) = (patch / across * side + y, patch % across * side + x);
+            let inside = y < height && x < width;
+            let expected = if inside { values[(channel * height + y) * width + x] } else { 0.0 };
+            assert!((value - expected).abs() < 1e-5, "{name} channel {channel} at {x}, {y}");
+        }
+    }
+}
+
+#[test]
+fn reference_matches() {
+    matches_reference(&ReferenceBackend::new());
+}
+
+#[test]
+fn cpu_matches() {
+    matches_reference(&cpu(Precision::F32));
+}
+
+#[test]
+fn cpu_in_bf16_is_as_near_as_the_references() {
+    for name in CASES {
+        let case = Case::open(name);
+        let [exact, bf16] = ["logits", "logits_bf16"].map(|t| case.values(t).1);
+        let actual = logits(&case, &cpu(Precision::Bf16));
+        assert_bf16_close(&format!("{name} logits"), &actual, &exact, &bf16);
+    }
+}
+
+#[test]
+fn reference_greedy_tokens_are_the_same_alone_and_in_a_batch() {
+    greedy_tokens_match(&ReferenceBackend::new());
+}
+
+#[test]
+fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
+    greedy_tokens_match(&cpu(Precision::F32));
+}

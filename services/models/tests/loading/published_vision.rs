@@ -1,0 +1,99 @@
+//! The real sizes of image encoders with a text decoder. Some of their tensors are laid out before a back end sees
+//! them, and a token table may be loaded for both stages.
+
+use super::published::hollow;
+use triptych_core::Modality;
+use triptych_kernels::cpu::Precision;
+use triptych_models::LoadFormat;
+use triptych_models::decoder::TransformerDecoder;
+use triptych_models::encoder::TransformerEncoder;
+use triptych_models::family::{Config, Family};
+use triptych_models::model::Tally;
+use triptych_models::weights::Weights;
+
+/// What a back end is handed other than each stored value once.
+struct Taken {
+    /// Parts of names of tensors that are laid out before, or not read at all.
+    not_as_stored: &'static [&'static str],
+    /// How often the token table is loaded beyond once: as the head, or for both stages.
+    more_tables: usize,
+}
+
+fn check(name: &str, config: &serde_json::Value, taken: &Taken) {
+    let (dir, shapes) = hollow(name);
+    let config = Config::new("config.json", config);
+    let spec = Family::of(&config).and_then(|f| f.spec(&config)).expect("a published configuration");
+    assert_eq!(spec.encoder.modality, Modality::Image);
+    let weights = Weights::open(dir.path(), LoadFormat::Safetensors).expect("a header");
+    let backend = Tally::new(Precision::F32).expect("a CPU");
+    TransformerEncoder::load(&spec.encoder, &weights, &backend).expect("encoder tensors");
+    TransformerDecoder::load(&spec.decoder, &weights, &backend).expect("decoder tensors");
+    let as_stored = |name: &str| !taken.not_as_stored.iter().any(|part| name.contains(part));
+    let stored = shapes.iter().filter(|(name, _)| as_stored(name));
+    let stored: usize = stored.map(|(_, s)| s.iter().product::<usize>()).sum();
+    assert!(spec.decoder.head.tied);
+    let table = spec.decoder.vocab * spec.decoder.stack.hidden;
+    assert_eq!(backend.taken().n_elements, stored + taken.more_tables * table, "{name}");
+}
+
+#[test]
+fn trocr_base_printed() {
+    let config = serde_json::json!({
+        "model_type": "vision-encoder-decoder", "is_encoder_decoder": true,
+        "encoder": {
+            "model_type": "vit", "hidden_act": "gelu", "hidden_size": 768, "image_size": 384, "intermediate_size": 3072,
+            "layer_norm_eps": 1e-12, "num_attention_heads": 12, "num_channels": 3, "num_hidden_layers": 12,
+            "patch_size": 16, "qkv_bias": false,
+        },
+        "decoder": {
+            "model_type": "trocr", "activation_function": "gelu", "cross_attention_hidden_size": 768, "d_model": 1024,
+            "decoder_attention_heads": 16, "decoder_ffn_dim": 4096, "decoder_layers": 12, "layernorm_embedding": true,
+            "max_position_embeddings": 512, "scale_embedding": false, "use_learned_position_embeddings": true,
+            "vocab_size": 50265,
+        },
+    });
+    check("trocr-base-printed", &config, &Taken { not_as_stored: &[], more_tables: 1 });
+}
+
+#[test]
+fn donut_base() {
+    let config = serde_json::json!({
+        "model_type": "vision-encoder-decoder", "is_encoder_decoder": true,
+        "encoder": {
+            "model_type": "donut-swin", "depths": [2, 2, 14, 2], "embed_dim": 128, "hidden_act": "gelu",
+            "image_size": [2560, 1920], "layer_norm_eps": 1e-5, "mlp_ratio": 4.0, "num_channels": 3,
+            "num_heads": [4, 8, 16, 32], "patch_size": 4, "qkv_bias": true, "use_absolute_embeddings": false,
+            "window_size": 10,
+        },
+        "decoder": {
+            "model_type": "mbart", "activation_function": "gelu", "d_model": 1024, "decoder_attention_heads": 16,
+            "decoder_ffn_dim": 4096, "decoder_layers": 4, "max_position_embeddings": 1536, "scale_embedding": true,
+            "vocab_size": 57525,
+        },
+    });
+    let taken =
+        Taken { not_as_stored: &["relative_position_bias_table", "relative_position_index"], more_tables: 1 };
+    check("donut-base", &config, &taken);
+}
+
+#[test]
+fn florence_2_base() {
+    let config = serde_json::json!({
+        "model_type": "florence2", "is_encoder_decoder": true,
+        "text_config": {
+            "model_type": "bart", "activation_function": "gelu", "d_model": 768, "decoder_attention_heads": 12,
+            "decoder_ffn_dim": 3072, "decoder_layers": 6, "encoder_attention_heads": 12, "encoder_ffn_dim": 3072,
+            "encoder_layers": 6, "max_position_embeddings": 1024, "scale_embedding": false, "vocab_size": 51289,
+        },
+        "vision_config": {
+            "model_type": "florence_vision", "activation_function": "gelu", "depths": [1, 1, 9, 1],
+            "embed_dim": [128, 256, 512, 1024], "in_channels": 3, "max_position_embeddings": 50,
+            "max_temporal_embeddings": 100, "mlp_ratio": 4.0, "num_groups": [4, 8, 16, 32],
+            "num_heads": [4, 8, 16, 32], "patch_padding": [3, 1, 1, 1],
+            "patch_prenorm": [false, true, true, true], "patch_size": [7, 3, 3, 3], "patch_stride": [4, 2, 2, 2],
+            "projection_dim": 768, "qkv_bias": true, "window_size": 12,
+        },
+    });
+    let taken = Taken { not_as_stored: &["image_position_embed", "pos_idx_to_embed"], more_tables: 2 };
+    check("florence-2-base", &config, &taken);
+}

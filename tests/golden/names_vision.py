@@ -1,0 +1,52 @@
+"""Tensor names and shapes of published image encoders with a text decoder, as `names.py` makes its own."""
+
+import torch
+from transformers import (
+    BartConfig,
+    DonutSwinConfig,
+    Florence2Config,
+    Florence2ForConditionalGeneration,
+    MBartConfig,
+    TrOCRConfig,
+    ViTConfig,
+    VisionEncoderDecoderConfig,
+    VisionEncoderDecoderModel,
+)
+from transformers.core_model_loading import revert_weight_conversion
+
+from common import ROOT, write_compact
+
+# Tables that stand under another name in the published files, and what no encoder-decoder computes with.
+LEFT_OUT = (".output_projection.", "lm_head.", "encoder.embed_tokens.", "language_model.decoder.embed_tokens.", ".pooler.")
+
+
+def pair(encoder, decoder):
+    return VisionEncoderDecoderModel, VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+
+
+def models():
+    return {
+        "trocr-base-printed": pair(
+            ViTConfig(image_size=384, qkv_bias=False), TrOCRConfig(is_decoder=True, cross_attention_hidden_size=768)),
+        "donut-base": pair(
+            DonutSwinConfig(image_size=[2560, 1920], embed_dim=128, depths=[2, 2, 14, 2], num_heads=[4, 8, 16, 32],
+                            window_size=10),
+            MBartConfig(decoder_layers=4, max_position_embeddings=1536, vocab_size=57525, is_decoder=True,
+                        add_cross_attention=True)),
+        "florence-2-base": (Florence2ForConditionalGeneration, Florence2Config(
+            vision_config=dict(projection_dim=768),
+            text_config=BartConfig(d_model=768, encoder_layers=6, decoder_layers=6, encoder_attention_heads=12,
+                                   decoder_attention_heads=12, encoder_ffn_dim=3072, decoder_ffn_dim=3072,
+                                   vocab_size=51289).to_dict())),
+    }
+
+
+def make():
+    print("names_vision", flush=True)
+    for name, (kind, config) in models().items():
+        with torch.device("meta"):
+            model = kind(config)
+            state = revert_weight_conversion(model, model.state_dict())
+        shapes = {k: list(v.shape) for k, v in state.items() if not any(part in k for part in LEFT_OUT)}
+        write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))
+        print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))
