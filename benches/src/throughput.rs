@@ -171,6 +171,7 @@ impl Bench {
                 prepared,
                 items,
                 sampling,
+                constraint: None,
                 priority: 0,
                 tenant: TenantId::SHARED,
                 deadline: now + Duration::from_secs(3600),

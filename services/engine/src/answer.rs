@@ -95,6 +95,9 @@ impl Answer {
         };
         let (text, end) = match written {
             Written::Stopped(text) => (text, Some(FinishReason::Stop)),
+            Written::More(text) if self.shaping.completes(generated, token)? => {
+                (text + &self.flush().0, Some(FinishReason::Stop))
+            }
             Written::More(text) if n_written >= self.max_tokens => {
                 let (rest, reason) = self.flush();
                 (text + &rest, Some(reason))

@@ -31,6 +31,7 @@ pub mod beam;
 pub mod beams;
 pub mod blocks;
 pub mod config;
+pub mod constraint;
 pub mod cross;
 pub mod draft;
 pub mod drafting;

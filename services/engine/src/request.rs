@@ -3,6 +3,7 @@
 //! A sequence that can never run is refused here, at once; one that must only wait is the scheduler's matter.
 
 use crate::blocks::blocks_for;
+use crate::constraint::CompiledConstraint;
 use std::time::Instant;
 use triptych_core::sampling::SamplingParams;
 use triptych_core::shape::KV_BLOCK_TOKENS;
@@ -26,6 +27,8 @@ pub struct Arrival {
     pub items: Vec<EncodedItem>,
     /// How tokens are chosen; answers under one seed differ by their place in `ids`.
     pub sampling: SamplingParams,
+    /// What `sampling` constrains the answers to, compiled.
+    pub constraint: Option<CompiledConstraint>,
     /// Smaller runs first, and is preempted last.
     pub priority: i32,
     /// Whose it is: the salt of its prefix keys, and who it shares fairly with.
@@ -82,6 +85,9 @@ impl Arrival {
     /// contradicts itself.
     pub fn check(&self, capacity: &Capacity) -> Result<(), Failure> {
         self.sampling.validate()?;
+        if self.sampling.constraint.is_some() != self.constraint.is_some() {
+            return Err(Failure::internal("a constraint and its compiled form do not come together"));
+        }
         if self.ids.len() != self.sampling.n as usize {
             let counts = (self.ids.len(), self.sampling.n);
             return Err(Failure::internal(format!("names and answers differ in number: {counts:?}")));

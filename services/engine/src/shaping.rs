@@ -4,6 +4,7 @@
 //! function of the tokens so far and loses nothing by preemption. A token that the family forces is beyond every
 //! setting: at its place only the family's rules count.
 
+use crate::constraint::Follower;
 use crate::processors::Processors;
 use crate::request::Arrival;
 use crate::sampler::{SampleError, logprobs};
@@ -18,7 +19,9 @@ use triptych_models::tokenization::Tokenizer;
 pub struct Shaping {
     prompt: Arc<[u32]>,
     processors: Processors,
+    grammar: Option<Follower>,
     rules: LogitRules,
+    ends: Vec<u32>,
     /// Tokens that it may have at most.
     max_tokens: usize,
     /// Whether the request's settings rule tokens out.
@@ -33,7 +36,9 @@ impl Shaping {
         Self {
             prompt: arrival.prepared.tokens.as_slice().into(),
             processors: Processors::new(&arrival.sampling, bad_words.collect(), ends.to_vec()),
+            grammar: arrival.constraint.clone().map(Follower::new),
             rules: arrival.prepared.rules.clone(),
+            ends: ends.to_vec(),
             max_tokens,
             restricted: rules_out(&arrival.sampling),
             no_speech_prob: None,
@@ -50,7 +55,6 @@ impl Shaping {
             self.no_speech_prob = Some(logprobs(logits, rule.token, 0).chosen.exp());
         }
         if written.len() + 1 >= self.max_tokens && self.rules.apply_last(logits) {
-            keep_certain(&self.rules.last, logits);
             return Ok(());
         }
         if let Some(forced) = self.rules.steps.get(written.len()) {
@@ -59,8 +63,22 @@ impl Shaping {
             return Ok(());
         }
         self.processors.apply(&self.prompt, written, logits);
+        if let (Some(grammar), Some(free)) = (&mut self.grammar, written.get(self.rules.steps.len()..)) {
+            grammar.mask(free)?.apply(&self.ends, logits);
+        }
         self.rules.apply(written, logits);
         Ok(())
+    }
+
+    /// Whether the grammar allows nothing after `written` and `token`: the answer is complete.
+    ///
+    /// # Errors
+    /// As [`Self::apply`].
+    pub fn completes(&mut self, written: &[u32], token: u32) -> Result<bool, Failure> {
+        let (Some(grammar), Some(free)) = (&mut self.grammar, written.get(self.rules.steps.len()..)) else {
+            return Ok(false);
+        };
+        grammar.is_complete(&[free, &[token]].concat())
     }
 
     /// A choice that could not be made: the client's doing, if its settings left nothing to choose from.

@@ -15,6 +15,7 @@ use tonic::Status;
 use triptych_core::prompt::Prompt;
 use triptych_core::sampling::SamplingParams;
 use triptych_core::{EncodedItem, Extent, Failure, FailureClass, RequestId, TenantId};
+use triptych_engine::constraint::CompiledConstraint;
 use triptych_engine::{AlignJob, Arrival, Event, Output, SequenceId};
 use triptych_models::prompt::{OutputKind, PreparedSequence};
 use triptych_models::speech::SpeechFacts;
@@ -37,6 +38,8 @@ pub struct Prepared {
     pub windows: Vec<PreparedSequence>,
     /// Its sampling.
     pub sampling: SamplingParams,
+    /// What its sampling constrains the answers to, compiled.
+    pub constraint: Option<CompiledConstraint>,
     /// Whose it is.
     pub tenant: TenantId,
     /// Smaller runs first.
@@ -57,6 +60,7 @@ impl Prepared {
             prepared: self.windows[window].clone(),
             items: self.items.clone(),
             sampling,
+            constraint: self.constraint.clone(),
             priority: self.priority,
             tenant: self.tenant,
             deadline: self.deadline,

@@ -18,6 +18,7 @@ use triptych_core::{
     EncodedItem, Extent, Failure, FailureClass, Fingerprint, Modality, RequestId, TenantId, WorkerId,
 };
 use triptych_ec::store::EcStore;
+use triptych_engine::constraint::{CompiledConstraint, Constraints};
 use triptych_models::prompt::{PreparedSequence, PromptBuilder, SamplingDefaults};
 use triptych_models::tokenization::Tokenizer;
 use triptych_proto::convert::sampling_from_wire;
@@ -37,6 +38,8 @@ pub struct ServedModel {
     pub prompts: Arc<dyn PromptBuilder>,
     /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
+    /// Compiles what answers are to look like.
+    pub constraints: Arc<Constraints>,
     /// The engine.
     pub driver: Driver,
     /// Counts.
@@ -116,6 +119,7 @@ impl Worker {
         let n_prompt = windows.first().map_or(0, |w| w.tokens.len());
         let defaults = defaults(model.prompts.sampling_defaults(), n_prompt);
         let sampling = sampling_from_wire(request.sampling.unwrap_or_default(), &defaults)?;
+        let constraint = model.constrain(&sampling, place.clone()).await?;
         let sequences = model.seat(windows.len(), sampling.n)?;
         let _admission = Admission { _request: place, _sequences: sequences };
         let prepared = Prepared {
@@ -124,6 +128,7 @@ impl Worker {
             items,
             windows,
             sampling,
+            constraint,
             tenant: tenant(&request.tenant)?,
             priority: request.priority,
             arrived,
@@ -222,6 +227,22 @@ impl ServedModel {
             }
         }
         Ok(items)
+    }
+
+    /// Compiles the constraint, if there is one, beside the async workers: a large one takes a fraction of a
+    /// second. It keeps the request's place to its end, as laying out does.
+    async fn constrain(
+        &self,
+        sampling: &SamplingParams,
+        place: Arc<OwnedSemaphorePermit>,
+    ) -> Result<Option<CompiledConstraint>, Failure> {
+        let Some(constraint) = sampling.constraint.clone() else { return Ok(None) };
+        let constraints = Arc::clone(&self.constraints);
+        let work = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            constraints.compile(&constraint)
+        });
+        work.await.map_err(|e| Failure::internal(format!("compiling a constraint: {e}")))?.map(Some)
     }
 
     /// Tokenizes and lays out, beside the async workers: a long prompt takes milliseconds. It keeps the request's

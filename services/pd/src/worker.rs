@@ -16,6 +16,7 @@ use triptych_core::limits::Limits;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{DType, WorkerId};
 use triptych_ec::store::EcStore;
+use triptych_engine::constraint::Constraints;
 use triptych_engine::draft::PromptLookup;
 use triptych_engine::{Engine, EngineConfig, EngineError, KvBudget, Speculation};
 use triptych_models::compute::{Compute, ComputeConfig};
@@ -189,6 +190,8 @@ struct Loader {
 struct Loaded {
     model: Model,
     engine: Engine,
+    /// Width of its logits.
+    vocab: usize,
     encoders: BTreeMap<triptych_core::Modality, triptych_core::Fingerprint>,
 }
 
@@ -200,7 +203,8 @@ impl Loader {
     fn load(&self, source: &ModelSource) -> Result<Loaded, PdError> {
         let failed = |e| PdError::Model { dir: source.dir.display().to_string(), source: e };
         let (model, decoder, encoders) = self.weights(source).map_err(failed)?;
-        let mut config = self.engine.for_decoder(&decoder.info());
+        let info = decoder.info();
+        let mut config = self.engine.for_decoder(&info);
         let draft = self.drafts.iter().find(|draft| draft.name.as_ref() == Some(model.name()));
         if draft.is_some() {
             config.speculation = Speculation::DraftModel { n_tokens: self.engine.draft_tokens };
@@ -213,7 +217,7 @@ impl Loader {
             let kv = self.engine.for_decoder(&decoder.info()).kv;
             engine = engine.with_draft_model(decoder, kv).map_err(refused)?;
         }
-        Ok(Loaded { model, engine, encoders })
+        Ok(Loaded { model, engine, vocab: info.vocab, encoders })
     }
 
     fn draft(&self, source: &ModelSource) -> Result<Box<dyn Decoder>, ModelError> {
@@ -270,11 +274,12 @@ impl EngineSettings {
 
 impl Loaded {
     fn start(self, max_live: usize, meters: Meters, died: CancellationToken) -> std::io::Result<ServedModel> {
-        let Self { model, engine, encoders } = self;
+        let Self { model, engine, vocab, encoders } = self;
         Ok(ServedModel {
             family: model.family().to_owned(),
             prompts: model.prompts(),
             tokenizer: model.tokenizer().clone(),
+            constraints: Arc::new(Constraints::new(model.tokenizer().clone(), vocab)),
             driver: Driver::spawn(model.name().as_str(), engine, meters.clone(), died)?,
             meters,
             encoders,

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 use std::time::Instant;
-use triptych_core::TenantId;
-use triptych_core::sampling::{BeamParams, EarlyStopping, FinishReason, SamplingParams};
+use triptych_core::{FailureClass, TenantId};
+use triptych_core::sampling::{BeamParams, Constraint, EarlyStopping, FinishReason, SamplingParams};
 use triptych_engine::answer::Answer;
 use triptych_engine::beam::Turn;
 use triptych_engine::beams::{BeamAnswer, Beams};
+use triptych_engine::constraint::Constraints;
 use triptych_engine::{Arrival, SequenceId};
 use triptych_models::prompt::{OutputKind, PreparedSequence};
 use triptych_models::rules::LogitRules;
@@ -29,6 +30,8 @@ fn tokenizer() -> Arc<Tokenizer> {
 
 fn arrival(sampling: SamplingParams) -> Arrival {
     let tokens = vec![3, 4];
+    let constraints = Constraints::new(tokenizer(), VOCAB);
+    let constraint = sampling.constraint.as_ref().map(|c| constraints.compile(c).expect("a constraint"));
     Arrival {
         ids: (0..u64::from(sampling.n)).map(SequenceId).collect(),
         prepared: PreparedSequence {
@@ -43,6 +46,7 @@ fn arrival(sampling: SamplingParams) -> Arrival {
         },
         items: Vec::new(),
         sampling: SamplingParams { temperature: 0.0, ..sampling },
+        constraint,
         priority: 0,
         tenant: TenantId::SHARED,
         deadline: Instant::now(),
@@ -122,6 +126,44 @@ fn bad_words_are_banned_as_their_tokens_and_forced_tokens_are_beyond_every_setti
     forced.prepared.rules.steps = vec![Arc::from([2])];
     let mut answer = Answer::new(&forced, 0, ROOM, tokenizer());
     assert_eq!(answer.advance(&[], &mut prefer(0)).expect("one token").token, 2);
+}
+
+fn choice(choices: &[&str]) -> SamplingParams {
+    let choices = choices.iter().map(|c| (*c).to_owned()).collect();
+    SamplingParams { constraint: Some(Constraint::Choice(choices)), ..SamplingParams::default() }
+}
+
+#[test]
+fn a_constraint_goes_together_with_the_other_settings() {
+    let stop = Some(FinishReason::Stop);
+    let two = choice(&["ab", "abcd"]);
+    check(two.clone(), &[5, 5, END], ("ab", &[0, 1], stop));
+    // Where nothing may follow, no end token is waited for.
+    check(two.clone(), &[0, 0, 2, 0], ("abcd", &[0, 1, 2, 3], stop));
+    check(SamplingParams { min_tokens: 3, ..two.clone() }, &[0, 0, END, 0], ("abcd", &[0, 1, 2, 3], stop));
+    check(SamplingParams { min_tokens: 3, ..choice(&["ab"]) }, &[0, 0], ("ab", &[0, 1], stop));
+    check(SamplingParams { stop: vec!["b".into()], ..two.clone() }, &[0, 0], ("a", &[0, 1], stop));
+    check(SamplingParams { ignore_eos: true, ..choice(&["f"]) }, &[0], ("f", &[5], stop));
+    check(SamplingParams { max_tokens: Some(1), ..two }, &[0], ("a", &[0], Some(FinishReason::Length)));
+}
+
+#[test]
+fn log_probabilities_are_of_what_the_constraint_leaves() {
+    let params = SamplingParams { logprobs: Some(8), ..choice(&["a", "c"]) };
+    let mut answer = Answer::new(&arrival(params), 0, ROOM, tokenizer());
+    let progress = answer.advance(&[], &mut prefer(0)).expect("a choice");
+    let top = &progress.delta.logprobs[0].top;
+    assert_eq!(top.iter().map(|t| t.token_id).collect::<Vec<_>>(), [0, 2]);
+    assert!((top.iter().map(|t| t.logprob.exp()).sum::<f32>() - 1.0).abs() < 1e-6);
+}
+
+#[test]
+fn settings_that_leave_nothing_to_choose_are_the_clients_to_mend() {
+    let params = SamplingParams { bad_words: vec!["b".into()], ..choice(&["ab"]) };
+    let mut answer = Answer::new(&arrival(params), 0, ROOM, tokenizer());
+    answer.advance(&[], &mut prefer(0)).expect("a choice");
+    let failure = answer.advance(&[0], &mut prefer(0)).expect_err("nothing is left");
+    assert_eq!(failure.class, FailureClass::InvalidArgument);
 }
 
 fn beams(sampling: SamplingParams, row: impl Fn(&[u32]) -> Vec<f32>) -> Vec<BeamAnswer> {

@@ -2,6 +2,7 @@
 
 mod answers;
 mod beams;
+mod constraints;
 mod drafts;
 mod golden;
 mod logits;

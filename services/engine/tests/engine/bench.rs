@@ -95,6 +95,7 @@ pub fn arrival(id: u64, n_prompt: usize, n_generated: u32, now: std::time::Insta
         prepared,
         items: Vec::new(),
         sampling,
+        constraint: None,
         priority: 0,
         tenant: TenantId::SHARED,
         deadline,

@@ -85,10 +85,10 @@ fn read(path: &Path) -> Vec<u8> {
     std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Names of all golden cases that say what an engine must do, in order.
+/// Names of all golden cases that have a model, in order.
 fn names() -> Vec<String> {
     let entries = std::fs::read_dir(golden()).expect("the golden files");
-    let dirs = entries.map(|e| e.expect("an entry").path()).filter(|p| p.join("matrix.json").exists());
+    let dirs = entries.map(|e| e.expect("an entry").path()).filter(|p| p.join("model/config.json").exists());
     let mut names: Vec<String> =
         dirs.filter_map(|p| p.file_name().map(|n| n.to_string_lossy().into_owned())).collect();
     names.sort();
@@ -195,6 +195,7 @@ impl Case {
             },
             items: items.iter().map(|i| self.outputs[*i].item().clone()).collect(),
             sampling,
+            constraint: None,
             priority: 0,
             tenant: TenantId::SHARED,
             deadline: Instant::now() + Duration::from_secs(3600),

@@ -1,8 +1,8 @@
 //! Families × features: every golden model through the real engine and the real decoder, held against
 //! transformers' answers and against itself.
 //!
-//! Every golden case with a `matrix.json` takes part in every feature that its model can have; a case that lacks
-//! what a feature needs fails. Cheap as it is on small models, it is the place where a model, a kernel and the
+//! Every golden model takes part in every feature that it can have; a case that lacks what a feature needs fails.
+//! Cheap as it is on small models, it is the place where a model, a kernel and the
 //! engine's bookkeeping meet.
 
 mod bench;

@@ -1,10 +1,11 @@
 //! What a good request gets.
 
 use crate::support::{
-    SPEECH, VL, about, read, sampled, source, start, start_helped, start_with, transcribe, words,
+    SPEECH, VL, about, read, sampled, source, start, start_helped, start_with, tokenizer, transcribe, words,
 };
 use std::time::Duration;
 use triptych_core::Extent;
+use triptych_core::sampling::Constraint;
 use triptych_ec::fault::Fault;
 use triptych_ec::store::Op;
 use triptych_pd::EngineSettings;
@@ -23,6 +24,23 @@ async fn a_request_whose_item_is_in_the_store_gets_tokens_usage_and_times() {
     assert!(times.load_us >= 100_000, "{times:?}");
     assert!(times.queue_us < times.load_us, "waiting for rows is not queueing: {times:?}");
     assert!(times.prefill_us > 0 && times.first_token_us >= times.load_us, "{times:?}");
+    pd.until_idle("vl").await;
+}
+
+#[tokio::test]
+async fn answers_keep_to_their_constraint() {
+    let pd = start().await;
+    let constraint = Constraint::Regex("[0-9]{3}-(ab|c)".into());
+    let asked = sampled(words("Say", 60), |s| {
+        (s.n, s.temperature, s.constraint) = (Some(4), Some(1.5), Some(constraint.into()));
+    });
+    let answer = pd.generate(asked).await.unwrap();
+    let tokenizer = tokenizer();
+    for text in answer.tokens.iter().map(|tokens| tokenizer.decode(tokens)) {
+        let (number, rest) = text.split_once('-').unwrap();
+        assert!(number.len() == 3 && number.bytes().all(|b| b.is_ascii_digit()), "{text}");
+        assert!(["ab", "c"].contains(&rest), "{text}");
+    }
     pd.until_idle("vl").await;
 }
 

@@ -3,6 +3,7 @@
 use crate::support::{Pd, about, sampled, start, words};
 use tonic::Code;
 use triptych_core::Extent;
+use triptych_core::sampling::Constraint;
 use triptych_proto::v1;
 
 async fn check(pd: &Pd, what: &str, request: v1::PdGenerateRequest, expect: Code) {
@@ -32,6 +33,8 @@ async fn a_wrong_request_is_an_invalid_argument_and_the_worker_goes_on() {
     check(&pd, "short tenant", tenant, invalid).await;
     check(&pd, "no answers", sampled(words("x", 4), |s| s.n = Some(17)), invalid).await;
     check(&pd, "not finite", sampled(words("x", 4), |s| s.temperature = Some(f32::NAN)), invalid).await;
+    let broken = sampled(words("x", 4), |s| s.constraint = Some(Constraint::Regex("(a".into()).into()));
+    check(&pd, "no expression", broken, invalid).await;
     assert_eq!(pd.generate(words("x", 4)).await.unwrap().tokens[0].len(), 4);
     pd.until_idle("vl").await;
 }

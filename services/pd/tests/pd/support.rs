@@ -18,6 +18,7 @@ use triptych_ec::object;
 use triptych_ec::store::EcStore;
 use triptych_ec::store::memory::MemoryStore;
 use triptych_models::compute::ComputeConfig;
+use triptych_models::tokenization::Tokenizer;
 use triptych_models::{LoadFormat, ModelSource};
 use triptych_pd::{EngineSettings, PdConfig, PdError};
 use triptych_proto::v1;
@@ -93,6 +94,11 @@ pub async fn start_helped(engine: EngineSettings, drafts: Vec<ModelSource>) -> P
 pub fn source(golden: &str, name: &str) -> ModelSource {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(golden).join("model");
     ModelSource { dir, name: Some(ModelName::new(name)), format: LoadFormat::Safetensors }
+}
+
+/// The tokenizer of the vision-language model.
+pub fn tokenizer() -> Tokenizer {
+    Tokenizer::from_dir(&source("qwen2_vl_two_images", VL).dir).expect("a tokenizer")
 }
 
 /// An answer, read to its end.
