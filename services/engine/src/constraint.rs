@@ -118,7 +118,8 @@ impl Vocabulary {
     fn new(tokenizer: &Tokenizer, vocab: usize) -> Result<Self, String> {
         let end = u32::try_from(vocab).map_err(|_| format!("a vocabulary of {vocab} tokens"))?;
         // Tokens without text, such as special ones, have no bytes and are never allowed.
-        let mut words: Vec<Vec<u8>> = (0..end).map(|id| tokenizer.token_bytes(id).unwrap_or_default()).collect();
+        let mut words: Vec<Vec<u8>> =
+            (0..end).map(|id| tokenizer.token_bytes(id).unwrap_or_default()).collect();
         // The first byte of a marker would be taken for the library's own.
         words.iter_mut().filter(|w| w.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER)).for_each(Vec::clear);
         words.push([&[TokTrie::SPECIAL_TOKEN_MARKER][..], b"<end>"].concat());

@@ -42,7 +42,8 @@ pub(super) fn grammar(constraint: &Constraint, drops_first_space: bool) -> Resul
 fn schema(text: &str, field: &'static str) -> Result<Value, Failure> {
     // The parser of JSON has a bound of its own on nesting.
     let refused = |what: String| Failure::invalid(what).with_param(field);
-    let schema: Value = serde_json::from_str(text).map_err(|e| refused(format!("{field} is no JSON: {e}")))?;
+    let schema: Value =
+        serde_json::from_str(text).map_err(|e| refused(format!("{field} is no JSON: {e}")))?;
     match schema {
         Value::Object(_) | Value::Bool(_) => Ok(schema),
         _ => Err(refused(format!("{field} is neither an object nor true or false"))),

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 use std::time::Instant;
-use triptych_core::{FailureClass, TenantId};
 use triptych_core::sampling::{BeamParams, Constraint, EarlyStopping, FinishReason, SamplingParams};
+use triptych_core::{FailureClass, TenantId};
 use triptych_engine::answer::Answer;
 use triptych_engine::beam::Turn;
 use triptych_engine::beams::{BeamAnswer, Beams};

@@ -13,9 +13,11 @@ const PADDING: usize = 6;
 
 /// A byte-level vocabulary, and one of pieces whose texts begin with a space.
 fn vocabularies() -> Vec<Arc<Tokenizer>> {
-    let levels = std::fs::read(repo("tests/golden/qwen2_vl_two_images/model/tokenizer.json")).expect("golden");
+    let levels =
+        std::fs::read(repo("tests/golden/qwen2_vl_two_images/model/tokenizer.json")).expect("golden");
     let bytes = (0..=255).map(|b| format!("\"<0x{b:02X}>\": {b}"));
-    let pieces = ["▁", "a", "b", "▁{", "}", "\\\"", ":", "▁ab", "{\\\"", "12", "3", ",", "▁\\\"", "true", "."];
+    let pieces =
+        ["▁", "a", "b", "▁{", "}", "\\\"", ":", "▁ab", "{\\\"", "12", "3", ",", "▁\\\"", "true", "."];
     let pieces = pieces.iter().enumerate().map(|(i, p)| format!("\"{p}\": {}", 256 + i));
     let vocab: Vec<String> = bytes.chain(pieces).collect();
     let sentence = format!(
@@ -81,7 +83,10 @@ fn texts_fit_their_constraint_for_every_vocabulary_and_seed() {
         }),
         (Constraint::Regex(r"[0-9]{2}/[0-9]{2}\.".into()), |text| {
             let bytes = text.as_bytes();
-            bytes.len() == 6 && bytes[2] == b'/' && bytes[5] == b'.' && text.matches(char::is_numeric).count() == 4
+            bytes.len() == 6
+                && bytes[2] == b'/'
+                && bytes[5] == b'.'
+                && text.matches(char::is_numeric).count() == 4
         }),
         (Constraint::Grammar("start: sum\nsum: N (\"+\" N)*\nN: /[0-9]{1,3}/\n".into()), |text| {
             text.split('+').all(|n| (1..=3).contains(&n.len()) && n.bytes().all(|b| b.is_ascii_digit()))
