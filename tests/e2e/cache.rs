@@ -18,6 +18,11 @@ async fn the_same_image_again_costs_no_encode() {
     assert_eq!(first.summary.item_sources, [i32::from(ItemSource::Encoded)]);
     assert_eq!(second.summary.item_sources, [i32::from(ItemSource::Cached)]);
     assert_eq!(cluster.metric("encoder-0", ENCODES).await, 1.0);
+    // Nor does the prompt cost a second prefill, but for the block that is not full.
+    let cached =
+        |answer: &triptych_tests::client::Answer| answer.summary.usage.unwrap_or_default().cached_tokens;
+    let n_prompt = second.summary.usage.unwrap_or_default().prompt_tokens;
+    assert_eq!((cached(&first), cached(&second)), (0, (n_prompt - 1) / 32 * 32));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

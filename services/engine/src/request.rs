@@ -128,13 +128,13 @@ impl Arrival {
         let (width, most) = (self.width(), capacity.max_sequences);
         if width > most {
             let text = format!("beam_width is {width}, this server runs up to {most} at once");
-            return Err(Failure::invalid(text).with_param("beam_width"));
+            return Err(Failure::invalid(text).with_param("num_beams"));
         }
         let (n_tokens, limit) = (self.prepared.tokens.len(), capacity.limit(self));
         if width > 1 && n_tokens > limit {
             let text =
                 format!("the prompt has {n_tokens} tokens, this server holds {limit} with {width} beams");
-            return Err(Failure::new(FailureClass::TooLarge, text).with_param("beam_width"));
+            return Err(Failure::new(FailureClass::TooLarge, text).with_param("num_beams"));
         }
         Ok(())
     }

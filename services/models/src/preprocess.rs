@@ -86,7 +86,10 @@ fn check_options(options: &ItemOptions, allowed: &[&str]) -> Result<(), ItemErro
 }
 
 /// The checks that every kind of item shares.
-fn check_bytes(modality: Modality, bytes: &[u8], limits: &Limits) -> Result<(), ItemError> {
+fn admit(reads: Modality, modality: Modality, bytes: &[u8], limits: &Limits) -> Result<(), ItemError> {
+    if modality != reads {
+        return Err(ItemError::Unsupported(format!("this model reads {reads} items, not {modality}")));
+    }
     if bytes.is_empty() {
         return Err(ItemError::Empty(format!("the {modality} has no bytes")));
     }

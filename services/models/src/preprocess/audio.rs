@@ -200,11 +200,8 @@ impl Preprocess for AudioProcessor {
         options: &ItemOptions,
         limits: &Limits,
     ) -> Result<EncoderInput, ItemError> {
-        if modality != Modality::Audio {
-            return Err(ItemError::Unsupported(format!("this model reads audio items, not {modality}")));
-        }
+        super::admit(Modality::Audio, modality, bytes, limits)?;
         super::check_options(options, &["start_ms", "vad"])?;
-        super::check_bytes(modality, bytes, limits)?;
         let samples = || super::contained(modality, || decode(bytes, self.settings.rate, limits));
         let silence = if options.vad { Silence::Skip } else { Silence::Read };
         let (n_heard, (spans, mel)) = match options.start_ms {

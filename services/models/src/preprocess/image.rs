@@ -165,11 +165,8 @@ impl Preprocess for ImageProcessor {
         options: &ItemOptions,
         limits: &Limits,
     ) -> Result<EncoderInput, ItemError> {
-        if modality != Modality::Image {
-            return Err(ItemError::Unsupported(format!("this model reads image items, not {modality}")));
-        }
+        super::admit(Modality::Image, modality, bytes, limits)?;
         super::check_options(options, &[])?;
-        super::check_bytes(modality, bytes, limits)?;
         let picture = super::contained(modality, || decode::decode(bytes, limits))?;
         let target = smart_resize(picture.size, &self.settings)?;
         let picture = resize::resize(picture, target, self.settings.filter)?;

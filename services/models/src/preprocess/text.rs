@@ -53,11 +53,8 @@ impl Preprocess for TextProcessor {
         options: &ItemOptions,
         limits: &Limits,
     ) -> Result<EncoderInput, ItemError> {
-        if modality != Modality::Text {
-            return Err(ItemError::Unsupported(format!("this model reads text items, not {modality}")));
-        }
+        super::admit(Modality::Text, modality, bytes, limits)?;
         super::check_options(options, &["tokens"])?;
-        super::check_bytes(modality, bytes, limits)?;
         let ids = match options.form {
             ItemForm::Plain => self.text(bytes)?,
             ItemForm::TokenIds => token_ids(bytes)?,

@@ -48,6 +48,24 @@ pub fn greedy(decoder: &mut dyn Decoder, sequences: &[Sequence], n_steps: usize,
     greedy_seeing(decoder, sequences, &vec![0; sequences.len()], (n_steps, mix))
 }
 
+/// Holds sequences to the tokens expected of them: the first `n_alone` one at a time, then all in a batch, at once
+/// and as `mix` has it.
+pub fn assert_greedy(
+    decoder: &mut dyn Decoder,
+    name: &str,
+    (sequences, expected): (&[Sequence], &[Vec<u32>]),
+    (n_alone, mix): (usize, Mix),
+) {
+    let n_steps = expected[0].len();
+    for (one, expected) in sequences.iter().zip(expected).take(n_alone) {
+        let alone = greedy(decoder, std::slice::from_ref(one), n_steps, Mix::PLAIN);
+        assert_eq!(&alone[0], expected, "{name} alone");
+    }
+    for mix in [Mix::PLAIN, mix] {
+        assert_eq!(greedy(decoder, sequences, n_steps, mix), expected, "{name} in a batch");
+    }
+}
+
 /// The same, each sequence seeing its encoder rows from a token on.
 pub fn greedy_seeing(
     decoder: &mut dyn Decoder,

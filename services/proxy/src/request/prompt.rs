@@ -15,8 +15,11 @@ pub(super) fn check(prompt: &Prompt, items: &[Item]) -> Result<(), Failure> {
             items.len()
         ))
         .with_param("prompt.explicit.encoder")),
-        Prompt::Explicit { encoder: Some(text), .. } => check_text(text, "prompt.explicit.encoder"),
-        Prompt::Explicit { encoder: None, .. } => Ok(()),
+        Prompt::Explicit { encoder: Some(text), .. } if items.is_empty() => {
+            check_text(text, "prompt.explicit.encoder")
+        }
+        // Beside an item there may be nothing to say.
+        Prompt::Explicit { .. } => Ok(()),
         Prompt::Speech(_) => check_speech(items),
     }
 }

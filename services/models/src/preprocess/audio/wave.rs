@@ -7,7 +7,7 @@
 use super::decode;
 use crate::error::{ItemError, ModelError};
 use crate::files::JsonFile;
-use crate::preprocess::{EncoderInput, Features, Preprocess, check_bytes, check_options, contained};
+use crate::preprocess::{EncoderInput, Features, Preprocess, admit, check_options, contained};
 use crate::spec::WaveSpec;
 use std::path::Path;
 use triptych_core::limits::Limits;
@@ -77,11 +77,8 @@ impl Preprocess for WaveProcessor {
         options: &ItemOptions,
         limits: &Limits,
     ) -> Result<EncoderInput, ItemError> {
-        if modality != Modality::Audio {
-            return Err(ItemError::Unsupported(format!("this model reads audio items, not {modality}")));
-        }
+        admit(Modality::Audio, modality, bytes, limits)?;
         check_options(options, &[])?;
-        check_bytes(modality, bytes, limits)?;
         let samples = contained(modality, || decode(bytes, self.wave.rate, limits))?;
         let duration_ms = samples.len() as u64 * 1000 / u64::from(self.wave.rate);
         let samples = self.windows(samples)?;

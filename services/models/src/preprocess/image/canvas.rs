@@ -15,7 +15,7 @@ pub use steps::Step;
 
 use super::{Picture, Size, decode};
 use crate::error::ItemError;
-use crate::preprocess::{EncoderInput, Features, Preprocess, check_bytes, check_options, contained};
+use crate::preprocess::{EncoderInput, Features, Preprocess, admit, check_options, contained};
 use crate::spec::StemSpec;
 use triptych_core::limits::Limits;
 use triptych_core::{Extent, ItemOptions, Modality};
@@ -69,11 +69,8 @@ impl Preprocess for CanvasProcessor {
         options: &ItemOptions,
         limits: &Limits,
     ) -> Result<EncoderInput, ItemError> {
-        if modality != Modality::Image {
-            return Err(ItemError::Unsupported(format!("this model reads image items, not {modality}")));
-        }
+        admit(Modality::Image, modality, bytes, limits)?;
         check_options(options, &[])?;
-        check_bytes(modality, bytes, limits)?;
         let mut picture = contained(modality, || decode::decode(bytes, limits))?;
         for step in &self.settings.steps {
             picture = step.apply(picture, self.settings.filter, limits)?;

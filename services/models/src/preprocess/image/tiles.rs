@@ -7,7 +7,7 @@
 use super::{Filter, Picture, Size, decode, resize};
 use crate::error::{ItemError, ModelError};
 use crate::files::JsonFile;
-use crate::preprocess::{EncoderInput, Features, Preprocess, check_bytes, check_options, contained};
+use crate::preprocess::{EncoderInput, Features, Preprocess, admit, check_options, contained};
 use crate::spec::TilesSpec;
 use std::path::Path;
 use triptych_core::limits::Limits;
@@ -146,11 +146,8 @@ impl Preprocess for TileProcessor {
         options: &ItemOptions,
         limits: &Limits,
     ) -> Result<EncoderInput, ItemError> {
-        if modality != Modality::Image {
-            return Err(ItemError::Unsupported(format!("this model reads image items, not {modality}")));
-        }
+        admit(Modality::Image, modality, bytes, limits)?;
         check_options(options, &[])?;
-        check_bytes(modality, bytes, limits)?;
         let picture = contained(modality, || decode::decode(bytes, limits))?;
         let (arrangement, target) = self.layout(picture.size);
         let picture = resize::resize(picture, target, self.filter)?;
