@@ -127,7 +127,7 @@ impl Arrival {
     fn check_beams(&self, capacity: &Capacity) -> Result<(), Failure> {
         let (width, most) = (self.width(), capacity.max_sequences);
         if width > most {
-            let text = format!("beam_width is {width}, this server runs up to {most} at once");
+            let text = format!("num_beams is {width}, this server runs up to {most} at once");
             return Err(Failure::invalid(text).with_param("num_beams"));
         }
         let (n_tokens, limit) = (self.prepared.tokens.len(), capacity.limit(self));

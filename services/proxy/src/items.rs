@@ -125,15 +125,18 @@ impl Materials {
             options: item.options.clone(),
         })
     }
-}
 
-impl Materials {
     /// The same item with other options.
     ///
     /// # Errors
     /// Internal, if hashing fails.
-    pub async fn with_options(&self, job: &Job, options: ItemOptions) -> Result<Job, Failure> {
-        let (salt, canonical) = (Arc::clone(&self.tenant_salt), options.canonical());
+    pub async fn with_options(
+        &self,
+        request: &Request,
+        job: &Job,
+        options: ItemOptions,
+    ) -> Result<Job, Failure> {
+        let (salt, canonical) = (request.tenant_secret(&self.tenant_salt), options.canonical());
         let (wanted, bytes) = (job.wanted, job.bytes.clone());
         let hash = move || {
             ContentKey::of(KeyParts {

@@ -14,17 +14,23 @@ use triptych_proto::v1;
 #[tokio::test]
 async fn a_request_whose_item_is_in_the_store_gets_tokens_usage_and_times() {
     let pd = start().await;
-    let image = pd.stored_image(1).await;
-    pd.faults.queue(Op::Get, Fault::Latency(Duration::from_millis(100)));
-    let answer = pd.generate(about(std::slice::from_ref(&image), 9)).await.unwrap();
-    assert_eq!((answer.tokens.len(), answer.tokens[0].len(), answer.n_ends), (1, 9, 1));
-    let (usage, times) = (answer.summary.usage.unwrap(), answer.summary.times.unwrap());
-    assert_eq!(usage.completion_tokens, 9);
-    assert!(usage.prompt_tokens > image.n_tokens, "placeholders count");
-    assert!(times.load_us >= 100_000, "{times:?}");
-    assert!(times.queue_us < times.load_us, "waiting for rows is not queueing: {times:?}");
-    assert!(times.prefill_us > 0 && times.first_token_us >= times.load_us, "{times:?}");
-    pd.until_idle("vl").await;
+    // On a machine that stalls, waiting may take longer than the load: another image is tried then. Were waiting for
+    // rows counted as queueing, it always would.
+    for seed in 1..=20 {
+        let image = pd.stored_image(seed).await;
+        pd.faults.queue(Op::Get, Fault::Latency(Duration::from_millis(100)));
+        let answer = pd.generate(about(std::slice::from_ref(&image), 9)).await.unwrap();
+        assert_eq!((answer.tokens.len(), answer.tokens[0].len(), answer.n_ends), (1, 9, 1));
+        let (usage, times) = (answer.summary.usage.unwrap(), answer.summary.times.unwrap());
+        assert_eq!(usage.completion_tokens, 9);
+        assert!(usage.prompt_tokens > image.n_tokens, "placeholders count");
+        assert!(times.load_us >= 100_000, "{times:?}");
+        assert!(times.prefill_us > 0 && times.first_token_us >= times.load_us, "{times:?}");
+        if times.queue_us < times.load_us {
+            return pd.until_idle("vl").await;
+        }
+    }
+    panic!("waiting for rows is not queueing");
 }
 
 #[tokio::test]

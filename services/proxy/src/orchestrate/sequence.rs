@@ -52,7 +52,7 @@ pub(super) async fn run(work: &Work, mut task: SpeechTask, first: Job) -> Result
             )));
         }
         let options = ItemOptions { start_ms: Some(next.start_ms.into()), ..first.options.clone() };
-        job = materials.with_options(&first, options).await?;
+        job = materials.with_options(&work.request, &first, options).await?;
         task.resume = Some(next);
     }
     total.ok_or_else(|| Failure::internal("a sound without windows"))
@@ -66,7 +66,9 @@ fn add(before: v1::Summary, after: v1::Summary) -> v1::Summary {
         usage: Some(v1::Usage {
             prompt_tokens: u.prompt_tokens.saturating_add(v.prompt_tokens),
             completion_tokens: u.completion_tokens.saturating_add(v.completion_tokens),
-            ..u
+            cached_tokens: u.cached_tokens.saturating_add(v.cached_tokens),
+            drafted_tokens: u.drafted_tokens.saturating_add(v.drafted_tokens),
+            accepted_tokens: u.accepted_tokens.saturating_add(v.accepted_tokens),
         }),
         times: Some(v1::StageTimes {
             queue_us: s.queue_us.saturating_add(t.queue_us),

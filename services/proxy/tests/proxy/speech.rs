@@ -229,9 +229,16 @@ async fn a_sound_read_in_sequence_is_a_job_and_a_call_for_each_window() {
     assert_eq!(starts, [None, Some(20_000), Some(41_000)]);
     let languages: Vec<Option<&str>> = tasks.iter().map(|t| t.language.as_deref()).collect();
     assert_eq!(languages, [None, Some("de"), Some("de")], "found once");
-    let keys: std::collections::BTreeSet<_> =
-        cluster.pd.requests().into_iter().map(|r| r.items[0].key.clone()).collect();
-    assert_eq!(keys.len(), 3, "a window's start is in its key");
+    let keys = || -> std::collections::BTreeSet<_> {
+        cluster.pd.requests().into_iter().map(|r| r.items[0].key.clone()).collect()
+    };
+    assert_eq!(keys().len(), 3, "a window's start is in its key");
+
+    cluster.pd.script([window(" one", Some(20_000)), window(" two", None)]);
+    let (content_type, form) = form(&fields);
+    let asked = client().post(cluster.proxy.url(TRANSCRIBE)).header("content-type", content_type).body(form);
+    assert_eq!(asked.header("x-triptych-tenant", "a").send().await.unwrap().status(), 200);
+    assert_eq!(keys().len(), 5, "and so is whose it is");
 }
 
 #[tokio::test]
