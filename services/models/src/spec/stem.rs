@@ -1,0 +1,166 @@
+//! How an encoder's features become its first rows.
+
+use super::{CaptionedSpec, ShiftedSpec, TilesNames};
+
+/// Features to rows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StemSpec {
+    /// Two convolutions of three taps with GELU over log-mel, the second of stride 2.
+    Mel {
+        /// Mel bins.
+        n_mels: usize,
+        /// Frames of a window; rows are half as many.
+        n_frames: usize,
+    },
+    /// One linear layer over the values of a patch, without bias.
+    Patches {
+        /// Dimensions of a patch as its weight is stored: channels, frames, height, width.
+        patch: [usize; 4],
+    },
+    /// Convolutions over samples.
+    Wave(WaveSpec),
+    /// Patches of the tiles that an image is cut into.
+    Tiles(TilesSpec),
+    /// Rows of a token table.
+    Tokens {
+        /// Tokens in the table.
+        vocab: usize,
+        /// Tokens of the longest text.
+        max_tokens: usize,
+        /// Factor on the rows; folded into the table.
+        scale: f32,
+    },
+    /// One linear layer with bias over the values of a patch, after learned rows that every image begins with.
+    PrefixedPatches {
+        /// Dimensions of a patch as its weight is stored: channels, height, width.
+        patch: [usize; 3],
+        /// Patches down and across; the only grid that it reads.
+        grid: [usize; 2],
+        /// Learned rows, `[1, 1, hidden]` each; their names follow that of the linear layer.
+        n_prefix: usize,
+    },
+    /// A pyramid of stages over patches, attending inside windows.
+    ShiftedWindows(ShiftedSpec),
+    /// A pyramid over the pixels of an image, projected, then rows of a token table.
+    Captioned(CaptionedSpec),
+}
+
+impl StemSpec {
+    /// Rows it makes of an image of `grid` patches down and across, a text's rows not counted; `None` for a grid
+    /// that it does not read.
+    pub fn image_rows(&self, grid: [usize; 2]) -> Option<usize> {
+        match self {
+            Self::Mel { .. } | Self::Tokens { .. } | Self::Wave(_) | Self::Tiles(_) => None,
+            Self::Patches { .. } => grid[0].checked_mul(grid[1]),
+            Self::PrefixedPatches { grid: own, n_prefix, .. } => {
+                (grid == *own).then_some(own[0] * own[1] + n_prefix)
+            }
+            Self::ShiftedWindows(spec) => spec.rows(grid),
+            Self::Captioned(spec) => spec.image_rows(grid),
+        }
+    }
+
+    /// Pixels on a side of a patch; `None` if it reads no images.
+    pub fn patch_side(&self) -> Option<usize> {
+        match self {
+            Self::Mel { .. } | Self::Tokens { .. } | Self::Wave(_) | Self::Tiles(_) => None,
+            Self::Patches { patch: [.., side] } | Self::PrefixedPatches { patch: [.., side], .. } => {
+                Some(*side)
+            }
+            Self::ShiftedWindows(spec) => Some(spec.patch[2]),
+            Self::Captioned(_) => Some(1),
+        }
+    }
+
+    /// Patches along `pixels` of an image: whole ones, or as many as cover it where the stem pads.
+    pub fn patches_along(&self, pixels: usize) -> usize {
+        let side = self.patch_side().unwrap_or(1);
+        match self {
+            Self::ShiftedWindows(_) => pixels.div_ceil(side),
+            _ => pixels / side,
+        }
+    }
+
+    /// Values of a patch; 0 if it reads no images.
+    pub fn patch_values(&self) -> usize {
+        match self {
+            Self::Mel { .. } | Self::Tokens { .. } | Self::Wave(_) | Self::Tiles(_) => 0,
+            Self::Patches { patch } => patch.iter().product(),
+            Self::PrefixedPatches { patch, .. } => patch.iter().product(),
+            Self::ShiftedWindows(spec) => spec.patch.iter().product(),
+            Self::Captioned(spec) => spec.pyramid.channels(),
+        }
+    }
+}
+
+/// Three convolutions over raw samples, of the stack's width, twice it, and it again: tanh and a norm of the whole
+/// piece after the first, which has no bias; GELU after the others.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WaveSpec {
+    /// Samples per second.
+    pub rate: u32,
+    /// Taps and stride of each.
+    pub convs: [[usize; 2]; 3],
+    /// Added to the variance of the norm.
+    pub norm_eps: f32,
+    /// Samples of the longest piece that is read at once.
+    pub window: usize,
+}
+
+impl WaveSpec {
+    /// Rows that so many samples become.
+    pub fn n_rows(&self, n_samples: usize) -> usize {
+        self.convs
+            .iter()
+            .fold(n_samples, |n, [taps, stride]| n.checked_sub(*taps).map_or(0, |n| n / stride + 1))
+    }
+
+    /// Samples from one row to the next.
+    pub fn samples_per_row(&self) -> usize {
+        self.convs.iter().map(|[_, stride]| stride).product()
+    }
+
+    /// Samples of one row.
+    pub fn min_samples(&self) -> usize {
+        self.convs.iter().rev().fold(1, |n, [taps, stride]| (n - 1) * stride + taps)
+    }
+}
+
+/// An encoder of images that are cut into tiles: each tile has a class row and its patches; the stack is followed by a
+/// second, gated one, and the output of both, and of some layers between, is projected to one row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TilesSpec {
+    /// Dimensions of a patch as its weight is stored: channels, height, width.
+    pub patch: [usize; 3],
+    /// Patches on a side of a tile.
+    pub side: usize,
+    /// Tiles that are computed of every image, whether it has as many or not.
+    pub max_tiles: usize,
+    /// Added to the variance of the norms before and after the stack.
+    pub norm_eps: f32,
+    /// Layers of the second stack.
+    pub n_global_layers: usize,
+    /// Layers of the stack whose output is part of the row as well, in the order of the projection's columns.
+    pub taps: Vec<usize>,
+    /// Width of an output row.
+    pub out: usize,
+    /// What its tensors are called.
+    pub names: &'static TilesNames,
+}
+
+impl TilesSpec {
+    /// Rows of a tile: its class and its patches.
+    pub fn tile_rows(&self) -> usize {
+        self.side * self.side + 1
+    }
+
+    /// Tiles down and across of every way to cut an image, in the order in which tables know them, from 1.
+    pub fn arrangements(&self) -> Vec<[usize; 2]> {
+        let sides = 1..=self.max_tiles;
+        sides
+            .clone()
+            .flat_map(|down| sides.clone().map(move |across| [down, across]))
+            .filter(|[down, across]| down * across <= self.max_tiles)
+            .collect()
+    }
+}
