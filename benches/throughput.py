@@ -1,7 +1,7 @@
 """Tokens per second of this engine and of Hugging Face transformers, in turn, in one run.
 
     python -m venv venv && venv/bin/pip install -r tests/golden/requirements.txt
-    venv/bin/python benches/throughput.py            # or: whisper t5 bart, --new-tokens N, --threads N
+    venv/bin/python benches/throughput.py            # or: whisper t5 bart, --new-tokens N, --threads N, --help
 
 Models have the published shapes and random weights: what they write is noise, and how fast they write it is not.
 Both sides get the same weights, the same encoder outputs' sizes, and write the same number of tokens greedily
@@ -24,12 +24,18 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=["whisper", "t5", "bart"], choices=["whisper", "t5", "bart"])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="whisper, t5 or bart; all by default")
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=2)
-    return parser.parse_args()
+    parser.add_argument("--built", action="store_true", help="target/release/throughput is there and up to date")
+    args = parser.parse_args()
+    args.models = args.models or ["whisper", "t5", "bart"]
+    unknown = set(args.models) - {"whisper", "t5", "bart"}
+    if unknown:
+        parser.error(f"unknown models {sorted(unknown)}, there are whisper, t5 and bart")
+    return args
 
 
 ARGS = arguments()
@@ -154,7 +160,8 @@ def cpu():
 
 
 def main():
-    subprocess.run(["cargo", "build", "--release", "--package", "triptych-benches"], cwd=ROOT, check=True)
+    if not ARGS.built:
+        subprocess.run(["cargo", "build", "--release", "--package", "triptych-benches"], cwd=ROOT, check=True)
     batches = [int(b) for b in ARGS.batches.split(",")]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     lines = [
