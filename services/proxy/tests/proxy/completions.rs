@@ -1,7 +1,7 @@
 //! `POST /v1/completions`: every form of prompt, one or several, whole and streamed.
 
 use crate::fakes::{Play, delta, model, prompted, summary, text};
-use crate::support::{Cluster, client};
+use crate::support::{Cluster, ask, client};
 use serde_json::{Value, json};
 use triptych_core::Modality;
 use triptych_proto::v1;
@@ -56,6 +56,36 @@ async fn every_form_of_prompt_reaches_the_side_it_is_for() {
         assert_eq!(status, 200, "{body}: {answer}");
         assert_eq!(cluster.encoder.jobs(), encoded, "{body}");
         assert_eq!(decoder(&cluster.pd.requests()[0]), decoded, "{body}");
+    }
+}
+
+#[tokio::test]
+async fn the_same_forms_come_over_grpc() {
+    let side = |kind: Text| Some(v1::TextOrTokens { kind: Some(kind) });
+    let pair = |encoder, decoder| Kind::Explicit(v1::prompt::Explicit { encoder, decoder });
+    let le = |ids: &[u32]| ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>();
+    let text_item = v1::Item {
+        modality: v1::Modality::Text.into(),
+        source: Some(v1::item::Source::Tokens(v1::TokenIds { ids: vec![9] })),
+        options: None,
+    };
+    let single = |kind| Kind::Singleton(v1::TextOrTokens { kind: Some(kind) });
+    // The prompt, the items, what the encoder is sent, what the decoder reads, and what the answer says of the encoder.
+    let cases = [
+        (single(words("hi")), vec![], b"hi".to_vec(), ids(&[]), side(words("hi"))),
+        (single(ids(&[7])), vec![], le(&[7]), ids(&[]), side(ids(&[7]))),
+        (pair(side(words("e")), side(ids(&[1]))), vec![], b"e".to_vec(), ids(&[1]), side(words("e"))),
+        (pair(side(ids(&[5])), side(words("d"))), vec![], le(&[5]), words("d"), side(ids(&[5]))),
+        (pair(None, side(words("d"))), vec![text_item], le(&[9]), words("d"), None),
+    ];
+    for (prompt, items, encoded, decoded, said) in cases {
+        let cluster = cluster().await;
+        let prompt = Some(v1::Prompt { kind: Some(prompt) });
+        let request = v1::GenerateRequest { model: "t2t".into(), prompt, items, ..Default::default() };
+        let answer = ask(&cluster.proxy, request).await.unwrap();
+        assert_eq!(cluster.encoder.jobs(), [encoded]);
+        assert_eq!(decoder(&cluster.pd.requests()[0]), decoded);
+        assert_eq!(answer.summary.encoder_prompt, said);
     }
 }
 

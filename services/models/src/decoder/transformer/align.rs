@@ -1,21 +1,23 @@
 //! Where chosen heads of cross-attention look: one pass over known tokens, beside the caches.
 //!
-//! The attention ops give no probabilities, and need not: the few scores that are wanted are computed here, on the
-//! host, from the projected queries and keys of the layers of those heads.
+//! The layers run over keys and values of this pass alone; what the chosen heads weigh is asked of the back end beside
+//! their attention.
 
 use super::{AlignInput, Layer, TransformerDecoder};
 use crate::error::ModelError;
 use crate::layers::RotaryTables;
 use crate::spec::{CrossSpec, ItemsSpec};
-use triptych_kernels::ops::{AttentionShape, Mask, Qkv, ScoreBias, Varlen};
+use triptych_kernels::ops::{ChosenHeads, Mask, Qkv, ScoreBias, Varlen};
 use triptych_kernels::{Backend, KernelError};
 
-/// Queries and keys of one layer, on the host.
-struct Projected {
-    /// `[n_tokens, n_heads·head_dim]`.
-    q: Vec<f32>,
-    /// `[n_rows, n_kv_heads·head_dim]`.
-    k: Vec<f32>,
+/// What a layer of a forced pass reads beside its rows.
+struct Forced<'a, T> {
+    /// Encoder rows.
+    rows: &'a T,
+    rotary: Option<&'a RotaryTables>,
+    bias: ScoreBias<'a>,
+    /// Cross-attention heads whose weights are wanted.
+    heads: &'a [u32],
 }
 
 impl<B: Backend> TransformerDecoder<B> {
@@ -33,13 +35,19 @@ impl<B: Backend> TransformerDecoder<B> {
         let mut weights = vec![0.0; input.heads.len() * size];
         let n_layers = input.heads.iter().map(|(layer, _)| *layer as usize + 1).max().unwrap_or(0);
         for (idx, layer) in self.layers.iter().enumerate().take(n_layers) {
-            let place = (rotary.as_ref(), self.entry.score_bias(idx));
-            let (next, projected) = layer.forced(&self.backend, &x, &rows, place)?;
+            let places: Vec<usize> =
+                (0..input.heads.len()).filter(|i| input.heads[*i].0 as usize == idx).collect();
+            let heads: Vec<u32> = places.iter().map(|i| input.heads[*i].1).collect();
+            let bias = self.entry.score_bias(idx);
+            let (next, found) = layer.forced(
+                &self.backend,
+                &x,
+                &Forced { rows: &rows, rotary: rotary.as_ref(), bias, heads: &heads },
+            )?;
             x = next;
-            for (out, (_, head)) in
-                weights.chunks_exact_mut(size.max(1)).zip(input.heads).filter(|(_, h)| h.0 as usize == idx)
-            {
-                probabilities(&projected, cross.attention.shape, *head as usize, out);
+            // A layer that does not cross-attend looks nowhere, and finds nothing.
+            for (place, found) in places.into_iter().zip(found.chunks_exact(size)) {
+                weights[place * size..][..size].copy_from_slice(found);
             }
         }
         Ok(weights)
@@ -66,37 +74,37 @@ impl<B: Backend> TransformerDecoder<B> {
 }
 
 impl<B: Backend> Layer<B> {
-    /// The layer over known tokens and encoder rows, with the queries and keys of its cross-attention.
+    /// The layer over known tokens `x` and encoder rows, and the weights of the wanted heads of its
+    /// cross-attention, `[heads, n_tokens, n_rows]`.
     fn forced(
         &self,
         backend: &B,
         x: &B::Tensor,
-        rows: &B::Tensor,
-        (rotary, bias): (Option<&RotaryTables>, ScoreBias<'_>),
-    ) -> Result<(B::Tensor, Projected), ModelError> {
-        let (n_tokens, n_rows) = (backend.dims(x).0 as u32, backend.dims(rows).0 as u32);
-        let tokens = [0, n_tokens];
+        with: &Forced<'_, B::Tensor>,
+    ) -> Result<(B::Tensor, Vec<f32>), ModelError> {
+        let tokens = [0, backend.dims(x).0 as u32];
+        let rows = [0, backend.dims(with.rows).0 as u32];
         let mut x = x.clone();
         if let Some((norm, attention, _)) = &self.attention {
             x = norm.around(backend, &x, |input, residual| {
-                let [q, k, v] = &attention.project(backend, input, rotary)?;
-                let seqs = Varlen { cu_seqlens_q: &tokens, cu_seqlens_k: &tokens, mask: Mask::Causal, bias };
+                let [q, k, v] = &attention.project(backend, input, with.rotary)?;
+                let (mask, bias) = (Mask::Causal, with.bias);
+                let seqs = Varlen { cu_seqlens_q: &tokens, cu_seqlens_k: &tokens, mask, bias };
                 let context = backend.attention(Qkv { q, k, v }, attention.shape(), seqs)?;
                 attention.output(backend, &context, residual)
             })?;
         }
-        let mut projected = Projected { q: Vec::new(), k: Vec::new() };
+        let mut weights = Vec::new();
         if let Some((norm, cross, _)) = &self.cross {
             x = norm.around(backend, &x, |input, residual| {
                 let q = &cross.query(backend, input)?;
-                let [k, v] = &cross.keys_values(backend, rows)?;
-                projected = Projected { q: backend.download(q)?, k: backend.download(k)? };
-                let seqs = Varlen {
-                    cu_seqlens_q: &tokens,
-                    cu_seqlens_k: &[0, n_rows],
-                    mask: Mask::Full,
-                    bias: ScoreBias::None,
-                };
+                let [k, v] = &cross.keys_values(backend, with.rows)?;
+                let (mask, bias) = (Mask::Full, ScoreBias::None);
+                let seqs = Varlen { cu_seqlens_q: &tokens, cu_seqlens_k: &rows, mask, bias };
+                if !with.heads.is_empty() {
+                    let chosen = ChosenHeads { shape: cross.shape(), heads: with.heads };
+                    weights = backend.attention_weights([q, k], chosen, seqs)?;
+                }
                 let context = backend.attention(Qkv { q, k, v }, cross.shape(), seqs)?;
                 cross.output(backend, &context, residual)
             })?;
@@ -104,33 +112,6 @@ impl<B: Backend> Layer<B> {
         let x = self
             .feed_forward_norm
             .around(backend, &x, |input, residual| self.feed_forward.forward(backend, input, residual))?;
-        Ok((x, projected))
-    }
-}
-
-/// Softmax of a head's scores: `out: [n_tokens, n_rows]`.
-fn probabilities(projected: &Projected, shape: AttentionShape, head: usize, out: &mut [f32]) {
-    let AttentionShape { n_heads, n_kv_heads, head_dim, scale, .. } = shape;
-    let (q_width, k_width) = (n_heads * head_dim, n_kv_heads * head_dim);
-    let (q_at, k_at) = (head * head_dim, head * n_kv_heads / n_heads * head_dim);
-    let n_rows = projected.k.len() / k_width;
-    if n_rows == 0 {
-        // A layer that does not cross-attend looks nowhere.
-        return;
-    }
-    for (q, out) in projected.q.chunks_exact(q_width).zip(out.chunks_exact_mut(n_rows)) {
-        let q = &q[q_at..q_at + head_dim];
-        for (k, score) in projected.k.chunks_exact(k_width).zip(&mut *out) {
-            *score = scale * q.iter().zip(&k[k_at..]).map(|(a, b)| a * b).sum::<f32>();
-        }
-        let max = out.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let mut sum = 0.0;
-        for score in &mut *out {
-            *score = (*score - max).exp();
-            sum += *score;
-        }
-        for score in out {
-            *score /= sum;
-        }
+        Ok((x, weights))
     }
 }
