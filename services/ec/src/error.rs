@@ -37,6 +37,14 @@ pub enum EcError {
         /// The limit that passed.
         limit: Duration,
     },
+    /// The store cannot do this at all. Never retried.
+    #[error("a {store} store has no {op}")]
+    Unsupported {
+        /// Which store.
+        store: StoreKind,
+        /// What was asked.
+        op: Op,
+    },
     /// The object is larger than this store takes. Never retried.
     #[error("object of {actual} bytes is over the limit of {limit}")]
     TooLarge {
@@ -86,7 +94,7 @@ impl From<&EcError> for Failure {
                 FailureClass::TooLarge,
                 format!("the encoder output has {actual} bytes, the limit is {limit}"),
             ),
-            EcError::Config { .. } => return Failure::internal(chain(e)),
+            EcError::Config { .. } | EcError::Unsupported { .. } => return Failure::internal(chain(e)),
         };
         failure.with_detail(chain(e))
     }

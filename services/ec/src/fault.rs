@@ -3,7 +3,8 @@
 //! Faults are either queued, each for the next operation of a kind, or standing, for all of them until cleared.
 
 use crate::error::EcError;
-use crate::store::{EcStore, Op, PutOutcome, StoreKind};
+use crate::store::lease::{Acquired, EncodeLease};
+use crate::store::{EcStore, Listed, Op, PutOutcome, StoreKind};
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use std::collections::{HashMap, VecDeque};
@@ -156,6 +157,31 @@ impl EcStore for Faulty {
     async fn ping(&self) -> Result<(), EcError> {
         let fault = self.before(Op::Ping).await?;
         self.after(Op::Ping, fault, self.store.ping().await?)
+    }
+
+    async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Result<Acquired, EcError> {
+        let fault = self.before(Op::Lease).await?;
+        self.after(Op::Lease, fault, self.store.acquire(key, ttl).await?)
+    }
+
+    async fn renew(&self, lease: &EncodeLease, ttl: Duration) -> Result<bool, EcError> {
+        let fault = self.before(Op::Lease).await?;
+        self.after(Op::Lease, fault, self.store.renew(lease, ttl).await?)
+    }
+
+    async fn release(&self, lease: &EncodeLease) -> Result<bool, EcError> {
+        let fault = self.before(Op::Lease).await?;
+        self.after(Op::Lease, fault, self.store.release(lease).await?)
+    }
+
+    async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
+        let fault = self.before(Op::Wait).await?;
+        self.after(Op::Wait, fault, self.store.wait(key, patience).await?)
+    }
+
+    async fn list(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, EcError> {
+        let fault = self.before(Op::List).await?;
+        self.after(Op::List, fault, self.store.list(after, limit).await?)
     }
 }
 

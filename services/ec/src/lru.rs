@@ -110,6 +110,11 @@ impl<V: Clone> ByteLru<V> {
         Some(entry.value)
     }
 
+    /// What `read` says of each value that it wants, in no order. Not a use of them.
+    pub(crate) fn list<T>(&self, read: impl Fn(&ContentKey, &V) -> Option<T>) -> Vec<(ContentKey, T)> {
+        self.entries.iter().filter_map(|(key, e)| Some((*key, read(key, &e.value)?))).collect()
+    }
+
     /// Sum of the sizes.
     pub(crate) fn used(&self) -> usize {
         self.used

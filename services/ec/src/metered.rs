@@ -3,7 +3,8 @@
 //! What is done with the numbers is the observer's matter, so this crate knows no metrics library.
 
 use crate::error::EcError;
-use crate::store::{EcStore, PutOutcome, StoreKind};
+use crate::store::lease::{Acquired, EncodeLease};
+use crate::store::{EcStore, Listed, PutOutcome, StoreKind};
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::sync::Arc;
@@ -127,5 +128,25 @@ impl EcStore for Metered {
 
     async fn ping(&self) -> Result<(), EcError> {
         self.store.ping().await
+    }
+
+    async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Result<Acquired, EcError> {
+        self.store.acquire(key, ttl).await
+    }
+
+    async fn renew(&self, lease: &EncodeLease, ttl: Duration) -> Result<bool, EcError> {
+        self.store.renew(lease, ttl).await
+    }
+
+    async fn release(&self, lease: &EncodeLease) -> Result<bool, EcError> {
+        self.store.release(lease).await
+    }
+
+    async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
+        self.store.wait(key, patience).await
+    }
+
+    async fn list(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, EcError> {
+        self.store.list(after, limit).await
     }
 }

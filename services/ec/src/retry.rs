@@ -4,7 +4,8 @@
 //! a removal finds nothing.
 
 use crate::error::EcError;
-use crate::store::{EcStore, Op, PutOutcome, StoreKind};
+use crate::store::lease::{Acquired, EncodeLease};
+use crate::store::{EcStore, Listed, Op, PutOutcome, StoreKind};
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::future::Future;
@@ -104,5 +105,26 @@ impl EcStore for Retrying {
 
     async fn ping(&self) -> Result<(), EcError> {
         self.retry(Op::Ping, || self.store.ping()).await
+    }
+
+    async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Result<Acquired, EcError> {
+        self.retry(Op::Lease, || self.store.acquire(key, ttl)).await
+    }
+
+    async fn renew(&self, lease: &EncodeLease, ttl: Duration) -> Result<bool, EcError> {
+        self.retry(Op::Lease, || self.store.renew(lease, ttl)).await
+    }
+
+    async fn release(&self, lease: &EncodeLease) -> Result<bool, EcError> {
+        self.retry(Op::Lease, || self.store.release(lease)).await
+    }
+
+    async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
+        // Its caller has patience for one wait, and asks again by itself.
+        self.store.wait(key, patience).await
+    }
+
+    async fn list(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, EcError> {
+        self.retry(Op::List, || self.store.list(after, limit)).await
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::error::{EcError, chain};
 use crate::object;
+use crate::store::lease::EncodeLease;
 use crate::store::{EcStore, PutOutcome};
 use crate::wire;
 use bytes::{Bytes, BytesMut};
@@ -19,12 +20,15 @@ use tokio::time::timeout;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
+use triptych_core::EncodedItem;
 use triptych_core::limits::Limits;
 use triptych_proto::v1::ec_objects_server::{EcObjects, EcObjectsServer};
 use triptych_proto::v1::head_response::Entry;
+use triptych_proto::v1::lease_request::Ask;
 use triptych_proto::v1::put_frame::Kind;
 use triptych_proto::v1::{
-    DeleteRequest, DeleteResponse, GetFrame, GetRequest, HeadRequest, HeadResponse, PutFrame, PutResult,
+    DeleteRequest, DeleteResponse, GetFrame, GetRequest, HeadRequest, HeadResponse, LeaseRequest,
+    LeaseResponse, ListRequest, ListResponse, PutFrame, PutResult, WaitRequest,
 };
 
 /// A peer that sends nothing for this long in the middle of an upload is gone.
@@ -142,21 +146,55 @@ impl EcObjects for EcObjectsService {
             self.store.ping().await.map_err(|e| status_of(&e))?;
         }
         let heads = self.store.heads(&keys).await.map_err(|e| status_of(&e))?;
-        // A head has one spelling, so writing it from the item gives the first bytes of the object.
-        let entry = |item| match item {
-            Some(item) => {
-                let len = object::object_len(&item).map_or(u64::MAX, |n| n as u64);
-                Entry { found: true, head: object::encode_head(&item), len }
-            }
-            None => Entry::default(),
-        };
         Ok(Response::new(HeadResponse { entries: heads.into_iter().map(entry).collect() }))
+    }
+
+    async fn lease(&self, request: Request<LeaseRequest>) -> Result<Response<LeaseResponse>, Status> {
+        let key = wire::key_of(&request.get_ref().key).map_err(|s| *s)?;
+        let ask = request.into_inner().ask.ok_or_else(|| Status::invalid_argument("nothing is asked"))?;
+        let held = |token| EncodeLease { key, token };
+        let (answered, token) = match ask {
+            Ask::Acquire(a) => {
+                let acquired = self.store.acquire(&key, wire::lease_ttl(a.ttl_ms)).await;
+                return Ok(Response::new(acquired.map(wire::acquired).map_err(|e| status_of(&e))?));
+            }
+            Ask::Renew(r) => (self.store.renew(&held(r.token), wire::lease_ttl(r.ttl_ms)).await, r.token),
+            Ask::Release(r) => (self.store.release(&held(r.token)).await, 0),
+        };
+        let done = answered.map_err(|e| status_of(&e))?;
+        Ok(Response::new(LeaseResponse { done, token: if done { token } else { 0 }, left_ms: 0 }))
+    }
+
+    async fn wait(&self, request: Request<WaitRequest>) -> Result<Response<HeadResponse>, Status> {
+        let key = wire::key_of(&request.get_ref().key).map_err(|s| *s)?;
+        let patience = Duration::from_millis(request.get_ref().patience_ms).min(wire::MAX_PATIENCE);
+        let item = self.store.wait(&key, patience).await.map_err(|e| status_of(&e))?;
+        Ok(Response::new(HeadResponse { entries: vec![entry(item)] }))
+    }
+
+    async fn list(&self, request: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {
+        let ListRequest { after, limit } = request.into_inner();
+        let after = if after.is_empty() { None } else { Some(wire::key_of(&after).map_err(|s| *s)?) };
+        let limit = (limit as usize).clamp(1, wire::MAX_PAGE);
+        let page = self.store.list(after.as_ref(), limit).await.map_err(|e| status_of(&e))?;
+        Ok(Response::new(ListResponse { entries: page.iter().map(wire::listed).collect() }))
     }
 
     async fn delete(&self, request: Request<DeleteRequest>) -> Result<Response<DeleteResponse>, Status> {
         let key = wire::key_of(&request.get_ref().key).map_err(|s| *s)?;
         let deleted = self.store.delete(&key).await.map_err(|e| status_of(&e))?;
         Ok(Response::new(DeleteResponse { deleted }))
+    }
+}
+
+/// A head has one spelling, so writing it from the item gives the first bytes of the object.
+fn entry(item: Option<EncodedItem>) -> Entry {
+    match item {
+        Some(item) => {
+            let len = object::object_len(&item).map_or(u64::MAX, |n| n as u64);
+            Entry { found: true, head: object::encode_head(&item), len }
+        }
+        None => Entry::default(),
     }
 }
 
@@ -183,6 +221,7 @@ fn status_of(e: &EcError) -> Status {
         EcError::TooLarge { limit, actual } => wire::too_large(*limit, *actual),
         EcError::Corrupt { .. } => Status::data_loss(chain(e)),
         EcError::TimedOut { .. } | EcError::Unavailable { .. } => Status::unavailable(chain(e)),
+        EcError::Unsupported { .. } => Status::unimplemented(chain(e)),
         EcError::Config { .. } => Status::internal(chain(e)),
     }
 }

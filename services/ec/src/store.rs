@@ -6,6 +6,7 @@
 //! every decorator to the contract.
 
 pub mod disk;
+pub mod lease;
 pub mod memory;
 pub mod redis;
 pub mod remote;
@@ -13,7 +14,9 @@ pub mod remote;
 use crate::error::EcError;
 use async_trait::async_trait;
 use bytes::Bytes;
+use lease::{Acquired, EncodeLease};
 use std::fmt;
+use std::time::{Duration, SystemTime};
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 
@@ -78,6 +81,63 @@ pub trait EcStore: Send + Sync {
     /// # Errors
     /// [`EcError::Unavailable`], [`EcError::TimedOut`].
     async fn ping(&self) -> Result<(), EcError>;
+
+    /// Takes the lease of a key, if nobody holds it: its holder encodes the item for everyone. It is for saving work,
+    /// not for safety: an object is whatever verifies under its key, whoever stored it. A lease that is not renewed
+    /// ends after `ttl`, and so does one whose holder died. Says nothing of whether the object is there: ask
+    /// [`Self::heads`] after it was granted.
+    ///
+    /// # Errors
+    /// [`EcError::Unavailable`], [`EcError::TimedOut`]; [`EcError::Unsupported`] where a store cannot be shared.
+    async fn acquire(&self, _key: &ContentKey, _ttl: Duration) -> Result<Acquired, EcError> {
+        Err(EcError::Unsupported { store: self.kind(), op: Op::Lease })
+    }
+
+    /// Keeps a lease for `ttl` from now on. False: it is not this holder's any more.
+    ///
+    /// # Errors
+    /// As [`Self::acquire`].
+    async fn renew(&self, _lease: &EncodeLease, _ttl: Duration) -> Result<bool, EcError> {
+        Err(EcError::Unsupported { store: self.kind(), op: Op::Lease })
+    }
+
+    /// Gives a lease back, and wakes who waits for its key. False: it was not this holder's any more.
+    ///
+    /// # Errors
+    /// As [`Self::acquire`].
+    async fn release(&self, _lease: &EncodeLease) -> Result<bool, EcError> {
+        Err(EcError::Unsupported { store: self.kind(), op: Op::Lease })
+    }
+
+    /// Waits for the object of a key that someone else is making: until it is there, or nobody holds the key's lease
+    /// any more, or `patience` is over. `None` may come early; the caller then tries to take the lease. This one asks
+    /// again and again; a store that is told better does better.
+    ///
+    /// # Errors
+    /// As [`Self::heads`].
+    async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
+        lease::wait_by_asking(self, key, patience).await
+    }
+
+    /// A page of what is there, in the order of the keys' bytes, after `after`; empty when there is no more. What is
+    /// stored or removed meanwhile may or may not be listed.
+    ///
+    /// # Errors
+    /// [`EcError::Unavailable`], [`EcError::TimedOut`]; [`EcError::Unsupported`] where a store does not know.
+    async fn list(&self, _after: Option<&ContentKey>, _limit: usize) -> Result<Vec<Listed>, EcError> {
+        Err(EcError::Unsupported { store: self.kind(), op: Op::List })
+    }
+}
+
+/// One object of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its key.
+    pub key: ContentKey,
+    /// Length of the object in bytes.
+    pub len: u64,
+    /// When it was stored, where the store knows.
+    pub stored: Option<SystemTime>,
 }
 
 impl fmt::Debug for dyn EcStore + '_ {
@@ -106,6 +166,14 @@ pub enum StoreKind {
     Redis,
     /// A store process behind gRPC.
     Remote,
+    /// A slab of memory that the processes of a host share.
+    Shm,
+    /// S3, Google Cloud Storage or Azure Blob Storage.
+    Object,
+    /// The memory of the worker that encoded it.
+    Peer,
+    /// Several, one behind the other.
+    Tiered,
 }
 
 impl StoreKind {
@@ -116,6 +184,10 @@ impl StoreKind {
             Self::Disk => "disk",
             Self::Redis => "redis",
             Self::Remote => "grpc",
+            Self::Shm => "shm",
+            Self::Object => "object",
+            Self::Peer => "peer",
+            Self::Tiered => "tiered",
         }
     }
 }
@@ -141,6 +213,12 @@ pub enum Op {
     Quarantine,
     /// [`EcStore::ping`].
     Ping,
+    /// [`EcStore::acquire`], [`EcStore::renew`], [`EcStore::release`].
+    Lease,
+    /// [`EcStore::wait`].
+    Wait,
+    /// [`EcStore::list`].
+    List,
 }
 
 impl Op {
@@ -153,6 +231,9 @@ impl Op {
             Self::Delete => "delete",
             Self::Quarantine => "quarantine",
             Self::Ping => "ping",
+            Self::Lease => "lease",
+            Self::Wait => "wait",
+            Self::List => "list",
         }
     }
 }

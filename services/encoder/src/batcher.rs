@@ -33,8 +33,6 @@ impl Default for BatchLimits {
 pub struct Encoded {
     /// `[n_tokens, hidden]`, row-major.
     pub rows: Vec<f32>,
-    /// Width of a row.
-    pub hidden: usize,
     /// Waiting for the batch.
     pub queue: Duration,
     /// The forward.
@@ -49,7 +47,10 @@ struct Job {
 
 /// A handle on the thread; the thread ends when the last handle is gone.
 #[derive(Clone)]
-pub struct Batcher(mpsc::Sender<Job>);
+pub struct Batcher {
+    jobs: mpsc::Sender<Job>,
+    hidden: usize,
+}
 
 impl Batcher {
     /// Starts the thread.
@@ -57,13 +58,19 @@ impl Batcher {
         // Admission bounds the jobs; this queue only hands over the next batch. A job whose caller goes away stays
         // in it until the forward before it ends, so it is short.
         let (sender, jobs) = mpsc::channel(limits.max_items.clamp(1, 1024));
+        let hidden = encoder.hidden();
         let thread = std::thread::Builder::new().name(format!("encode-{name}"));
         let work = move || Thread { encoder, limits, meters, waiting: VecDeque::new() }.run(jobs);
         if let Err(e) = thread.spawn(work) {
             // The receiver is gone with the closure: every job is answered Unavailable.
             tracing::error!(error = %e, "cannot start an encode thread");
         }
-        Self(sender)
+        Self { jobs: sender, hidden }
+    }
+
+    /// Width of the rows.
+    pub fn hidden(&self) -> usize {
+        self.hidden
     }
 
     /// Encodes one item in whatever batch it fits.
@@ -73,7 +80,7 @@ impl Batcher {
     pub async fn encode(&self, input: EncoderInput) -> Result<Encoded, Failure> {
         let gone = || Failure::unavailable("the encoder is stopping");
         let (reply, answer) = oneshot::channel();
-        self.0.send(Job { input, since: Instant::now(), reply }).await.map_err(|_| gone())?;
+        self.jobs.send(Job { input, since: Instant::now(), reply }).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 }
@@ -118,11 +125,10 @@ impl Thread {
             Ok(Err(e)) => return fail(batch, &e.to_string()),
             Err(_) => return fail(batch, "the forward panicked"),
         };
-        let hidden = self.encoder.hidden();
         for (job, rows) in batch.into_iter().zip(rows) {
             let queue = start.saturating_duration_since(job.since);
             // A caller that went away meanwhile does not want its rows.
-            let _ = job.reply.send(Ok(Encoded { rows, hidden, queue, encode }));
+            let _ = job.reply.send(Ok(Encoded { rows, queue, encode }));
         }
     }
 }

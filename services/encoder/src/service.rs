@@ -3,9 +3,12 @@
 use crate::batcher::Batcher;
 use crate::meters::{JobTimes, Meters};
 use crate::pool::{Place, PreprocessPool};
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc;
 use tonic::{Request, Response, Status};
 use tracing::Instrument;
 use triptych_core::item::from_f32;
@@ -15,9 +18,16 @@ use triptych_core::{
 use triptych_ec::connector::{Published, WorkerRole};
 use triptych_ec::store::EcStore;
 use triptych_models::preprocess::Preprocess;
+use triptych_proto::v1::encode_event::Kind;
 use triptych_proto::v1::encoder_worker_server::EncoderWorker;
 use triptych_proto::{convert, v1};
 use triptych_runtime::{Drain, status, trace_context};
+
+/// What a job tells: what it will be, and its end.
+const EVENTS: usize = 2;
+
+/// Where a job tells it.
+type Events = mpsc::Sender<Result<v1::EncodeEvent, Status>>;
 
 /// A model as this worker serves it.
 pub struct ServedModel {
@@ -96,24 +106,29 @@ impl Encoders {
         Ok(Job { model, modality, key, fingerprint: wanted, batcher })
     }
 
-    async fn encode(&self, request: v1::EncodeRequest) -> Result<v1::EncodeResponse, Failure> {
+    async fn encode(
+        &self,
+        request: v1::EncodeRequest,
+        events: &Events,
+    ) -> Result<v1::EncodeResponse, Failure> {
         let job = self.check(&request)?;
         let place = self.pool.admit()?;
         let options = convert::options(request.options.unwrap_or_default(), request.item_is_token_ids);
         let (input, preprocess) =
             self.pool.preprocess(job.model.preprocess.clone(), job.modality, request.item, options).await?;
-        let (extent, n_tokens) = (input.extent.clone(), input.n_tokens);
-        let encoded = job.batcher.encode(input).await?;
         let item = EncodedItem {
             key: job.key,
             fingerprint: job.fingerprint,
             modality: job.modality,
-            n_tokens,
-            hidden: u32::try_from(encoded.hidden).map_err(Failure::internal)?,
+            n_tokens: input.n_tokens,
+            hidden: u32::try_from(job.batcher.hidden()).map_err(Failure::internal)?,
             dtype: self.dtype,
-            extent,
+            extent: input.extent.clone(),
             checksum: [0; 32],
         };
+        // Nobody who listens is no obstacle: the work goes with its stream.
+        let _ = events.try_send(Ok(event(Kind::Announced((&item).into()))));
+        let encoded = job.batcher.encode(input).await?;
         let output =
             EncoderOutput::seal(item, from_f32(&encoded.rows, self.dtype)).map_err(Failure::internal)?;
         let start = Instant::now();
@@ -122,6 +137,23 @@ impl Encoders {
             JobTimes { queue: encoded.queue, preprocess, encode: encoded.encode, publish: start.elapsed() };
         self.meters.item(job.modality, times);
         Ok(response(&published.item, times))
+    }
+
+    /// A job to its last event, counted and logged.
+    async fn job(&self, request: v1::EncodeRequest, events: &Events) -> Result<v1::EncodeEvent, Status> {
+        let model = request.model.clone();
+        match self.encode(request, events).await {
+            Ok(response) => {
+                self.meters.job(&model, "ok");
+                Ok(event(Kind::Ready(response)))
+            }
+            Err(failure) => {
+                let known = self.models.contains_key(&model);
+                self.meters.job(if known { &model } else { "unknown" }, failure.class.as_str());
+                tracing::warn!(class = failure.class.as_str(), detail = failure.detail, "job failed");
+                Err(status::to_status(&failure))
+            }
+        }
     }
 
     /// Publishes, also when the caller goes away meanwhile; then too the job keeps its place until it is done, or
@@ -156,8 +188,13 @@ impl Encoders {
             worker_id: self.worker_id.to_string(),
             models: self.models.iter().map(model).collect(),
             ec_store: self.store.describe(),
+            encodes: true,
         }
     }
+}
+
+fn event(kind: Kind) -> v1::EncodeEvent {
+    v1::EncodeEvent { kind: Some(kind) }
 }
 
 fn response(item: &EncodedItem, times: JobTimes) -> v1::EncodeResponse {
@@ -168,11 +205,16 @@ fn response(item: &EncodedItem, times: JobTimes) -> v1::EncodeResponse {
         preprocess_us: us(times.preprocess),
         encode_us: us(times.encode),
         publish_us: us(times.publish),
+        peer: String::new(),
+        shared: false,
     }
 }
 
 #[tonic::async_trait]
 impl EncoderWorker for Service {
+    type EncodeStream = BoxStream<'static, Result<v1::EncodeEvent, Status>>;
+    type WatchStream = BoxStream<'static, Result<v1::WorkerState, Status>>;
+
     async fn describe(
         &self,
         _: Request<v1::DescribeRequest>,
@@ -183,26 +225,30 @@ impl EncoderWorker for Service {
     async fn encode(
         &self,
         request: Request<v1::EncodeRequest>,
-    ) -> Result<Response<v1::EncodeResponse>, Status> {
+    ) -> Result<Response<Self::EncodeStream>, Status> {
         let id = trace_context::id_for_span(&request.get_ref().request_id);
         let span = tracing::info_span!("encode", request_id = %id);
         trace_context::adopt(&span, request.metadata());
-        let request = request.into_inner();
-        let model = request.model.clone();
-        let result = self.0.encode(request).instrument(span.clone()).await;
-        match result {
-            Ok(response) => {
-                self.0.meters.job(&model, "ok");
-                Ok(Response::new(response))
+        let (events, mut told) = mpsc::channel(EVENTS);
+        let (encoders, request) = (Arc::clone(&self.0), request.into_inner());
+        let work = async move {
+            let end = encoders.job(request, &events).await;
+            let _ = events.send(end).await;
+        };
+        let mut work = Some(Box::pin(work.instrument(span)));
+        // The work lives in the stream: a caller that goes away takes it along.
+        let stream = stream::poll_fn(move |cx| {
+            if let Some(running) = &mut work
+                && running.as_mut().poll(cx).is_ready()
+            {
+                work = None;
             }
-            Err(failure) => {
-                let known = self.0.models.contains_key(&model);
-                self.0.meters.job(if known { &model } else { "unknown" }, failure.class.as_str());
-                span.in_scope(|| {
-                    tracing::warn!(class = failure.class.as_str(), detail = failure.detail, "job failed")
-                });
-                Err(status::to_status(&failure))
-            }
-        }
+            told.poll_recv(cx)
+        });
+        Ok(Response::new(stream.boxed()))
+    }
+
+    async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("not yet"))
     }
 }

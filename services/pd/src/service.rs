@@ -166,6 +166,7 @@ impl Worker {
             worker_id: self.worker_id.to_string(),
             models: self.models.iter().map(model).collect(),
             ec_store: self.store.describe(),
+            encodes: false,
         }
     }
 }
@@ -290,6 +291,7 @@ impl ServedModel {
 #[tonic::async_trait]
 impl PrefillDecodeWorker for Service {
     type GenerateStream = ReceiverStream<Result<v1::PdGenerateResponse, Status>>;
+    type WatchStream = ReceiverStream<Result<v1::WorkerState, Status>>;
 
     async fn describe(
         &self,
@@ -320,5 +322,9 @@ impl PrefillDecodeWorker for Service {
         let (client, stream) = mpsc::channel(STREAM_BUFFER);
         self.0.drain.tasks().spawn(running.stream(client).instrument(span));
         Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("not yet"))
     }
 }

@@ -7,6 +7,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use triptych_core::limits::Limits;
 use triptych_ec::EcStore;
+use triptych_runtime::grpc::Dialer;
 use triptych_runtime::serve::ServeError;
 
 /// Settings of a proxy.
@@ -19,6 +20,8 @@ pub struct ProxyConfig {
     pub encoders: Vec<String>,
     /// `host:port` of each PD worker.
     pub pds: Vec<String>,
+    /// Makes the channels to them.
+    pub dialer: Dialer,
     /// The EC store that the workers share; the proxy only asks what it holds.
     pub store: Arc<dyn EcStore>,
     /// What a request may ask.

@@ -13,11 +13,13 @@ use futures::future::{BoxFuture, Shared};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
+use tonic::Status;
 use triptych_core::lifetime::{ItemSource, StageTimes};
 use triptych_core::{
     ContentKey, EncodedItem, Failure, FailureClass, ItemForm, ItemOptions, ModelName, RequestId, WorkerId,
 };
 use triptych_proto::v1;
+use triptych_proto::v1::encode_event::Kind;
 use triptych_proto::v1::encoder_worker_client::EncoderWorkerClient;
 
 /// Times a job is sent before it is given up.
@@ -185,14 +187,23 @@ async fn call(lease: &Lease, job: &Job, deadline: Instant) -> Result<Encoded, Ca
         fingerprint: Bytes::copy_from_slice(wanted.fingerprint.as_bytes()),
         item_is_token_ids: job.options.form == ItemForm::TokenIds,
         options: Some(job.options.clone().into()),
+        fence: 0,
     };
     let mut client = EncoderWorkerClient::new(lease.channel());
-    let answer = timeout_at(deadline, client.encode(outgoing(message, deadline))).await;
-    let answer = answer.map_err(|_| {
+    let answer = timeout_at(deadline, async {
+        let mut events = client.encode(outgoing(message, deadline)).await?.into_inner();
+        while let Some(event) = events.message().await? {
+            if let Some(Kind::Ready(response)) = event.kind {
+                return Ok(response);
+            }
+        }
+        Err(Status::unavailable("an encoder ended its job early"))
+    });
+    let answer = answer.await.map_err(|_| {
         Failure::new(FailureClass::DeadlineExceeded, "the request's time ran out while an item was encoded")
     })?;
     let response = match answer {
-        Ok(response) => response.into_inner(),
+        Ok(response) => response,
         Err(status) => return Err(changed_encoder(lease, status.into())),
     };
     accept(response, job).map_err(CallFailure::from)

@@ -16,7 +16,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 use triptych_core::WorkerId;
-use triptych_runtime::grpc;
+use triptych_runtime::grpc::Dialer;
 
 /// Up to this many candidates all are compared; above it two are drawn and the better one is taken.
 const COMPARE_ALL: usize = 8;
@@ -37,6 +37,7 @@ struct Worker {
     place: usize,
     id: WorkerId,
     address: String,
+    dialer: Dialer,
     pool: Pool,
     /// Replaced when the old one may be wedged. Held only to clone or replace it.
     channel: Mutex<Channel>,
@@ -51,14 +52,14 @@ impl Fleet {
     ///
     /// # Errors
     /// [`ProxyError`] if there is no PD worker, or an address is not one.
-    pub fn start(encoders: &[String], pds: &[String]) -> Result<Self, ProxyError> {
+    pub fn start(encoders: &[String], pds: &[String], dialer: &Dialer) -> Result<Self, ProxyError> {
         if pds.is_empty() {
             return Err(ProxyError::NoPdWorker);
         }
         let addresses = encoders.iter().map(|a| (Pool::Encoder, a)).chain(pds.iter().map(|a| (Pool::Pd, a)));
         let mut workers = Vec::new();
         for (place, (pool, address)) in addresses.enumerate() {
-            workers.push(Arc::new(Worker::new(place, pool, address)?));
+            workers.push(Arc::new(Worker::new(place, pool, address, dialer.clone())?));
         }
         let known = |w: &Arc<Worker>| Known {
             id: w.id.clone(),
@@ -115,8 +116,8 @@ fn least_loaded<'a>(candidates: &[&'a Arc<Worker>]) -> Option<&'a Arc<Worker>> {
 }
 
 impl Worker {
-    fn new(place: usize, pool: Pool, address: &str) -> Result<Self, ProxyError> {
-        let connect = grpc::channel(address);
+    fn new(place: usize, pool: Pool, address: &str, dialer: Dialer) -> Result<Self, ProxyError> {
+        let connect = dialer.dial(address);
         let channel =
             connect.map_err(|source| ProxyError::WorkerAddress { address: address.to_owned(), source })?;
         let role = match pool {
@@ -127,6 +128,7 @@ impl Worker {
             place,
             id: WorkerId::new(format!("{role}@{address}")),
             address: address.to_owned(),
+            dialer,
             pool,
             channel: Mutex::new(channel),
             load: AtomicU64::new(0),
@@ -141,7 +143,7 @@ impl Worker {
     /// Drops the connection; the next use makes a new one.
     fn reconnect(&self) {
         // The address was accepted when the worker was made.
-        if let Ok(channel) = grpc::channel(&self.address) {
+        if let Ok(channel) = self.dialer.dial(&self.address) {
             *self.channel.lock().unwrap_or_else(PoisonError::into_inner) = channel;
         }
     }

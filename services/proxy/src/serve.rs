@@ -29,7 +29,7 @@ use triptych_runtime::{Drain, MetricsRegistry};
 pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), ProxyError> {
     let ProxyConfig { limits, client_times: times, .. } = config;
     let gate = Gate::new(config.max_in_flight);
-    let fleet = Arc::new(Fleet::start(&config.encoders, &config.pds)?);
+    let fleet = Arc::new(Fleet::start(&config.encoders, &config.pds, &config.dialer)?);
     let cache = EncoderCache::new(config.store, limits.max_object_bytes);
     let orchestrator = Arc::new(Orchestrator {
         encodes: Encodes::new(Arc::clone(&fleet), cache, limits.max_request_time),

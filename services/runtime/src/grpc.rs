@@ -3,6 +3,8 @@
 //! Defaults move a 20 MiB object at half the speed and leave a connection wedged after a partition, so windows,
 //! frames and keep-alive are set here, for both ends, and nowhere else.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic_health::server::HealthReporter;
@@ -28,6 +30,49 @@ pub fn server() -> Server {
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .max_concurrent_streams(4096)
         .tcp_nodelay(true)
+}
+
+/// Makes channels to the other parts of the cluster. A process has one: with it an address means what the process wants
+/// it to mean, plain or TLS, or a network of a simulation.
+#[derive(Clone)]
+pub struct Dialer(Dial);
+
+/// What a [`Dialer`] does: a channel to `host:port` that connects when it is first used.
+pub type Dial = Arc<dyn Fn(&str) -> Result<Channel, tonic::transport::Error> + Send + Sync>;
+
+impl Dialer {
+    /// A dialer that does as `dial` does.
+    pub fn new(
+        dial: impl Fn(&str) -> Result<Channel, tonic::transport::Error> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(dial))
+    }
+
+    /// A channel to `host:port`.
+    ///
+    /// # Errors
+    /// If that is no address.
+    pub fn dial(&self, address: &str) -> Result<Channel, tonic::transport::Error> {
+        (self.0)(address)
+    }
+
+    /// As a function, for crates that do not know this one.
+    pub fn as_fn(&self) -> Dial {
+        Arc::clone(&self.0)
+    }
+}
+
+impl Default for Dialer {
+    /// Without TLS, over TCP.
+    fn default() -> Self {
+        Self::new(channel)
+    }
+}
+
+impl fmt::Debug for Dialer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Dialer")
+    }
 }
 
 /// A channel that connects when it is first used, and again whenever it must.

@@ -2,13 +2,17 @@
 //!
 //! Several processes share one through [`crate::server`] and [`super::remote`].
 
-use super::{EcStore, PutOutcome, StoreKind, check_size};
+use super::lease::{Acquired, EncodeLease, LeaseTable};
+use super::{EcStore, Listed, PutOutcome, StoreKind, check_size};
 use crate::error::EcError;
 use crate::lru::ByteLru;
 use crate::object::{self, MAX_HEAD_BYTES};
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 
@@ -21,6 +25,9 @@ pub struct MemoryStore {
     limits: Limits,
     budget_bytes: usize,
     objects: Mutex<ByteLru<Bytes>>,
+    leases: Mutex<LeaseTable>,
+    /// Told of every object that is stored and every lease that is given back.
+    news: Notify,
 }
 
 impl MemoryStore {
@@ -28,7 +35,8 @@ impl MemoryStore {
     /// over the limit.
     pub fn new(budget_bytes: usize, limits: &Limits) -> Self {
         let limits = Limits { max_object_bytes: limits.max_object_bytes.min(budget_bytes), ..limits.clone() };
-        Self { limits, budget_bytes, objects: Mutex::new(ByteLru::new(budget_bytes)) }
+        let objects = Mutex::new(ByteLru::new(budget_bytes));
+        Self { limits, budget_bytes, objects, leases: Mutex::default(), news: Notify::new() }
     }
 
     /// Bytes of the objects that it holds.
@@ -39,6 +47,16 @@ impl MemoryStore {
     /// Number of the objects that it holds.
     pub fn n_objects(&self) -> usize {
         self.objects().len()
+    }
+
+    fn leases(&self) -> MutexGuard<'_, LeaseTable> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn head(&self, key: &ContentKey) -> Option<EncodedItem> {
+        let object = self.objects().get(key)?;
+        let first_bytes = object.get(..MAX_HEAD_BYTES).unwrap_or(&object);
+        object::probe(first_bytes, object.len(), key, &self.limits).ok()
     }
 
     fn objects(&self) -> MutexGuard<'_, ByteLru<Bytes>> {
@@ -60,6 +78,7 @@ impl EcStore for MemoryStore {
         check_size(&self.limits, object.len())?;
         let bytes = object.len();
         let stored = self.objects().insert(*key, object, bytes);
+        self.news.notify_waiters();
         Ok(if stored { PutOutcome::Stored } else { PutOutcome::AlreadyThere })
     }
 
@@ -68,12 +87,7 @@ impl EcStore for MemoryStore {
     }
 
     async fn heads(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, EcError> {
-        let read = |key: &ContentKey| {
-            let object = self.objects().get(key)?;
-            let first_bytes = object.get(..MAX_HEAD_BYTES).unwrap_or(&object);
-            object::probe(first_bytes, object.len(), key, &self.limits).ok()
-        };
-        Ok(keys.iter().map(read).collect())
+        Ok(keys.iter().map(|key| self.head(key)).collect())
     }
 
     async fn delete(&self, key: &ContentKey) -> Result<bool, EcError> {
@@ -82,5 +96,41 @@ impl EcStore for MemoryStore {
 
     async fn ping(&self) -> Result<(), EcError> {
         Ok(())
+    }
+
+    async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Result<Acquired, EcError> {
+        Ok(self.leases().acquire(key, ttl, Instant::now()))
+    }
+
+    async fn renew(&self, lease: &EncodeLease, ttl: Duration) -> Result<bool, EcError> {
+        Ok(self.leases().renew(lease, ttl, Instant::now()))
+    }
+
+    async fn release(&self, lease: &EncodeLease) -> Result<bool, EcError> {
+        let released = self.leases().release(lease, Instant::now());
+        self.news.notify_waiters();
+        Ok(released)
+    }
+
+    async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
+        let until = Instant::now() + patience;
+        loop {
+            // Before looking: what happens between looking and waiting is heard.
+            let news = self.news.notified();
+            if let Some(item) = self.head(key) {
+                return Ok(Some(item));
+            }
+            if !self.leases().is_held(key, Instant::now()) || timeout_at(until, news).await.is_err() {
+                return Ok(None);
+            }
+        }
+    }
+
+    async fn list(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, EcError> {
+        let mut listed = self.objects().list(|key, object| (after < Some(key)).then_some(object.len()));
+        listed.sort_unstable();
+        listed.truncate(limit);
+        let listed = listed.into_iter().map(|(key, len)| Listed { key, len: len as u64, stored: None });
+        Ok(listed.collect())
     }
 }

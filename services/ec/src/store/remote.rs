@@ -4,7 +4,8 @@
 //! which several operations in a row timed out is dropped all the same, since a connection can stay wedged after
 //! a partition.
 
-use super::{EcStore, Op, PutOutcome, StoreKind, check_size};
+use super::lease::{Acquired, EncodeLease};
+use super::{EcStore, Listed, Op, PutOutcome, StoreKind, check_size};
 use crate::error::EcError;
 use crate::object::{self, ObjectError};
 use crate::wire;
@@ -13,16 +14,20 @@ use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, stream};
 use std::fmt;
 use std::future::Future;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, UNIX_EPOCH};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 use triptych_proto::v1::ec_objects_client::EcObjectsClient;
 use triptych_proto::v1::head_response::Entry;
+use triptych_proto::v1::lease_request::{Acquire, Ask, Release, Renew};
+use triptych_proto::v1::list_response::Entry as ListEntry;
 use triptych_proto::v1::put_frame::{Kind, Start};
-use triptych_proto::v1::{DeleteRequest, GetRequest, HeadRequest, PutFrame};
+use triptych_proto::v1::{
+    DeleteRequest, GetRequest, HeadRequest, LeaseRequest, LeaseResponse, ListRequest, PutFrame, WaitRequest,
+};
 
 /// Times of a remote store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,13 +50,17 @@ impl Default for RemoteTuning {
     }
 }
 
+/// Makes a channel to `host:port` that connects when it is first used. With it an address means what the process wants
+/// it to mean: TLS, or a network of a simulation.
+pub type Dial = Arc<dyn Fn(&str) -> Result<Channel, tonic::transport::Error> + Send + Sync>;
+
 /// A store behind gRPC.
 pub struct RemoteStore {
     limits: Limits,
     tuning: RemoteTuning,
     /// `host:port`.
     authority: String,
-    endpoint: Endpoint,
+    dial: Dial,
     link: Mutex<LinkState>,
 }
 
@@ -73,17 +82,25 @@ impl RemoteStore {
     /// # Errors
     /// [`EcError::Config`] if `authority` is not a host and a port.
     pub fn new(authority: &str, tuning: RemoteTuning, limits: &Limits) -> Result<Self, EcError> {
-        let endpoint = Endpoint::from_shared(format!("http://{authority}"))
-            .map_err(|e| EcError::Config { setting: format!("grpc://{authority}"), reason: e.to_string() })?
-            .connect_timeout(tuning.connect_timeout)
-            .tcp_nodelay(true)
-            .initial_stream_window_size(wire::STREAM_WINDOW)
-            .initial_connection_window_size(wire::CONNECTION_WINDOW)
-            .http2_keep_alive_interval(wire::KEEP_ALIVE_INTERVAL)
-            .keep_alive_timeout(wire::KEEP_ALIVE_TIMEOUT)
-            .keep_alive_while_idle(true);
-        let link = Mutex::new(LinkState { channel: endpoint.connect_lazy(), timeouts_in_a_row: 0 });
-        Ok(Self { limits: limits.clone(), tuning, authority: authority.to_owned(), endpoint, link })
+        let connect_timeout = tuning.connect_timeout;
+        let dial = move |authority: &str| Ok(endpoint(authority, connect_timeout)?.connect_lazy());
+        Self::with_dial(authority, tuning, limits, Arc::new(dial))
+    }
+
+    /// As [`Self::new`], over channels of the caller's making; `dial` sets the time of connecting.
+    ///
+    /// # Errors
+    /// [`EcError::Config`] if `dial` does not take the address.
+    pub fn with_dial(
+        authority: &str,
+        tuning: RemoteTuning,
+        limits: &Limits,
+        dial: Dial,
+    ) -> Result<Self, EcError> {
+        let channel = dial(authority)
+            .map_err(|e| EcError::Config { setting: format!("grpc://{authority}"), reason: e.to_string() })?;
+        let link = Mutex::new(LinkState { channel, timeouts_in_a_row: 0 });
+        Ok(Self { limits: limits.clone(), tuning, authority: authority.to_owned(), dial, link })
     }
 
     fn client(&self) -> EcObjectsClient<Channel> {
@@ -98,7 +115,15 @@ impl RemoteStore {
 
     /// Runs a call within the time limit and keeps count of those that did not end.
     async fn within<T>(&self, op: Op, call: impl Future<Output = Result<T, EcError>>) -> Result<T, EcError> {
-        let limit = self.tuning.op_timeout;
+        self.within_limit(op, self.tuning.op_timeout, call).await
+    }
+
+    async fn within_limit<T>(
+        &self,
+        op: Op,
+        limit: Duration,
+        call: impl Future<Output = Result<T, EcError>>,
+    ) -> Result<T, EcError> {
         let ended = tokio::time::timeout(limit, call).await;
         let mut link = self.link();
         if let Ok(result) = ended {
@@ -108,7 +133,10 @@ impl RemoteStore {
         link.timeouts_in_a_row += 1;
         if link.timeouts_in_a_row >= self.tuning.timeouts_to_reconnect {
             link.timeouts_in_a_row = 0;
-            link.channel = self.endpoint.connect_lazy();
+            // The address was accepted when the store was made.
+            if let Ok(channel) = (self.dial)(&self.authority) {
+                link.channel = channel;
+            }
         }
         Err(EcError::TimedOut { store: StoreKind::Remote, op, limit })
     }
@@ -122,6 +150,7 @@ impl RemoteStore {
                 let reason = "the server found it corrupt";
                 EcError::Corrupt { key: *key, source: ObjectError::Frame { reason } }
             }
+            (Code::Unimplemented, _) => EcError::Unsupported { store: StoreKind::Remote, op },
             _ => EcError::unavailable(StoreKind::Remote, op, status),
         }
     }
@@ -192,6 +221,15 @@ impl RemoteStore {
         Ok(heads)
     }
 
+    async fn ask_lease(&self, key: &ContentKey, ask: Ask) -> Result<LeaseResponse, EcError> {
+        let request = LeaseRequest { key: Bytes::copy_from_slice(key.as_bytes()), ask: Some(ask) };
+        self.within(Op::Lease, async {
+            let answer = self.client().lease(request).await;
+            Ok(answer.map_err(|s| self.refine(Op::Lease, Some(key), 0, s))?.into_inner())
+        })
+        .await
+    }
+
     fn read_entry(&self, key: &ContentKey, entry: &Entry) -> Option<EncodedItem> {
         if !entry.found {
             return None;
@@ -239,6 +277,66 @@ impl EcStore for RemoteStore {
         })
         .await
     }
+
+    async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Result<Acquired, EcError> {
+        let answer = self.ask_lease(key, Ask::Acquire(Acquire { ttl_ms: millis(ttl) })).await?;
+        Ok(match answer.done {
+            true => Acquired::Granted(EncodeLease { key: *key, token: answer.token }),
+            false => Acquired::Held { left: Duration::from_millis(answer.left_ms) },
+        })
+    }
+
+    async fn renew(&self, lease: &EncodeLease, ttl: Duration) -> Result<bool, EcError> {
+        let ask = Ask::Renew(Renew { token: lease.token, ttl_ms: millis(ttl) });
+        Ok(self.ask_lease(&lease.key, ask).await?.done)
+    }
+
+    async fn release(&self, lease: &EncodeLease) -> Result<bool, EcError> {
+        let ask = Ask::Release(Release { token: lease.token });
+        Ok(self.ask_lease(&lease.key, ask).await?.done)
+    }
+
+    async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
+        let request =
+            WaitRequest { key: Bytes::copy_from_slice(key.as_bytes()), patience_ms: millis(patience) };
+        self.within_limit(Op::Wait, patience + self.tuning.op_timeout, async {
+            let answer = self.client().wait(request).await;
+            let entries = answer.map_err(|s| self.refine(Op::Wait, Some(key), 0, s))?.into_inner().entries;
+            Ok(entries.first().and_then(|entry| self.read_entry(key, entry)))
+        })
+        .await
+    }
+
+    async fn list(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, EcError> {
+        let after = after.map_or_else(Bytes::new, |key| Bytes::copy_from_slice(key.as_bytes()));
+        let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+        self.within(Op::List, async {
+            let answer = self.client().list(ListRequest { after, limit }).await;
+            let entries = answer.map_err(|s| self.refine(Op::List, None, 0, s))?.into_inner().entries;
+            let listed = |e: ListEntry| {
+                let stored = (e.stored_ms > 0).then(|| UNIX_EPOCH + Duration::from_millis(e.stored_ms));
+                Some(Listed { key: ContentKey::from_slice(&e.key)?, len: e.len, stored })
+            };
+            Ok(entries.into_iter().filter_map(listed).collect())
+        })
+        .await
+    }
+}
+
+/// The settings that objects need, for both directions.
+fn endpoint(authority: &str, connect_timeout: Duration) -> Result<Endpoint, tonic::transport::Error> {
+    Ok(Endpoint::from_shared(format!("http://{authority}"))?
+        .connect_timeout(connect_timeout)
+        .tcp_nodelay(true)
+        .initial_stream_window_size(wire::STREAM_WINDOW)
+        .initial_connection_window_size(wire::CONNECTION_WINDOW)
+        .http2_keep_alive_interval(wire::KEEP_ALIVE_INTERVAL)
+        .keep_alive_timeout(wire::KEEP_ALIVE_TIMEOUT)
+        .keep_alive_while_idle(true))
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The head and the data frames of an upload; slices of the object, not copies.

@@ -23,7 +23,8 @@ use triptych_proto::v1::ec_objects_client::EcObjectsClient;
 use triptych_proto::v1::ec_objects_server::{EcObjects, EcObjectsServer};
 use triptych_proto::v1::put_frame::{Kind, Start};
 use triptych_proto::v1::{
-    DeleteRequest, DeleteResponse, GetFrame, GetRequest, HeadRequest, HeadResponse, PutFrame, PutResult,
+    DeleteRequest, DeleteResponse, GetFrame, GetRequest, HeadRequest, HeadResponse, LeaseRequest,
+    LeaseResponse, ListRequest, ListResponse, PutFrame, PutResult, WaitRequest,
 };
 
 use crate::{LIMIT, key};
@@ -179,6 +180,15 @@ impl EcObjects for Liar {
     }
     async fn delete(&self, _: Request<DeleteRequest>) -> Result<Response<DeleteResponse>, Status> {
         Err(Status::unimplemented("delete"))
+    }
+    async fn lease(&self, _: Request<LeaseRequest>) -> Result<Response<LeaseResponse>, Status> {
+        Err(Status::unimplemented("lease"))
+    }
+    async fn wait(&self, _: Request<WaitRequest>) -> Result<Response<HeadResponse>, Status> {
+        Err(Status::unimplemented("wait"))
+    }
+    async fn list(&self, _: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {
+        Err(Status::unimplemented("list"))
     }
 }
 

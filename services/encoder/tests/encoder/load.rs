@@ -1,6 +1,6 @@
 //! Many jobs: batches, the bound on them, callers that go away, the end.
 
-use crate::support::{start, until};
+use crate::support::{encode, start, until};
 use std::time::Duration;
 use tonic::Code;
 use triptych_ec::fault::Fault;
@@ -15,9 +15,9 @@ async fn jobs_of_several_callers_share_a_batch() {
     // Whether jobs meet is up to the machine; that they never meet in so many rounds is not.
     while n_batches() == f64::from(n_jobs) && n_jobs < 3_200 {
         let calls = (0..32_u8).map(|seed| {
-            let mut client = worker.client();
+            let client = worker.client();
             let job = triptych_proto::v1::EncodeRequest { key: vec![seed; 32].into(), ..job.clone() };
-            async move { client.encode(job).await }
+            async move { encode(client, job).await }
         });
         for answer in futures::future::join_all(calls).await {
             answer.unwrap();
@@ -33,10 +33,10 @@ async fn a_job_more_than_the_bound_is_refused_at_once() {
     let worker = start(1).await;
     let job = worker.job("vl", 1).await;
     worker.faults.queue(Op::Put, Fault::Hang);
-    let mut client = worker.client();
+    let client = worker.client();
     let first = tokio::spawn({
         let job = job.clone();
-        async move { client.encode(job).await }
+        async move { encode(client, job).await }
     });
     until("the first publishes", || worker.faults.n_calls(Op::Put) == 1).await;
     let refused = worker.encode(job).await.unwrap_err();
@@ -49,10 +49,10 @@ async fn a_caller_that_goes_away_frees_its_place_once_its_output_is_published() 
     let worker = start(1).await;
     let job = worker.job("vl", 1).await;
     worker.faults.queue(Op::Put, Fault::Latency(Duration::from_millis(300)));
-    let mut client = worker.client();
+    let client = worker.client();
     let first = tokio::spawn({
         let job = job.clone();
-        async move { client.encode(job).await }
+        async move { encode(client, job).await }
     });
     until("it publishes", || worker.faults.n_calls(Op::Put) == 1).await;
     assert_eq!(worker.metric("triptych_requests_running"), 1.0);
@@ -68,8 +68,8 @@ async fn drain_lets_a_running_job_end() {
     let worker = start(8).await;
     let job = worker.job("vl", 1).await;
     worker.faults.queue(Op::Put, Fault::Latency(Duration::from_millis(500)));
-    let mut client = worker.client();
-    let running = tokio::spawn(async move { client.encode(job).await });
+    let client = worker.client();
+    let running = tokio::spawn(async move { encode(client, job).await });
     until("it publishes", || worker.faults.n_calls(Op::Put) == 1).await;
     worker.drain.begin();
     assert!(running.await.unwrap().is_ok());

@@ -100,11 +100,12 @@ impl Worker {
             fingerprint: encoder.fingerprint,
             options: None,
             item_is_token_ids: false,
+            fence: 0,
         }
     }
 
     pub async fn encode(&self, job: v1::EncodeRequest) -> Result<v1::EncodeResponse, Status> {
-        Ok(self.client().encode(job).await?.into_inner())
+        encode(self.client(), job).await
     }
 
     /// The value of a metric without labels; 0 while there is none.
@@ -129,4 +130,18 @@ pub async fn until(what: &str, condition: impl Fn() -> bool) {
         }
     };
     assert!(tokio::time::timeout(PATIENCE, wait).await.is_ok(), "never: {what}");
+}
+
+/// Has a job done, to its last event.
+pub async fn encode(
+    mut client: EncoderWorkerClient<Channel>,
+    job: v1::EncodeRequest,
+) -> Result<v1::EncodeResponse, Status> {
+    let mut events = client.encode(job).await?.into_inner();
+    loop {
+        let event = events.message().await?.expect("a job ends with its response or a status");
+        if let Some(v1::encode_event::Kind::Ready(response)) = event.kind {
+            return Ok(response);
+        }
+    }
 }

@@ -117,6 +117,8 @@ impl<'a> Decoding<'a> {
             sampling: Some(request.sampling.clone()),
             tenant: self.tenant(),
             priority: request.priority,
+            hints: Vec::new(),
+            resume: Vec::new(),
         }
     }
 

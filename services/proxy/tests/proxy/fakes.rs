@@ -166,6 +166,13 @@ impl Drop for Held<'_> {
 
 #[tonic::async_trait]
 impl EncoderWorker for Encoder {
+    type EncodeStream = futures::stream::BoxStream<'static, Result<v1::EncodeEvent, Status>>;
+    type WatchStream = futures::stream::BoxStream<'static, Result<v1::WorkerState, Status>>;
+
+    async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("a fake"))
+    }
+
     async fn describe(
         &self,
         _: Request<v1::DescribeRequest>,
@@ -175,13 +182,14 @@ impl EncoderWorker for Encoder {
             worker_id: "fake".into(),
             models,
             ec_store: "memory".into(),
+            encodes: false,
         }))
     }
 
     async fn encode(
         &self,
         request: Request<v1::EncodeRequest>,
-    ) -> Result<Response<v1::EncodeResponse>, Status> {
+    ) -> Result<Response<Self::EncodeStream>, Status> {
         assert!(request.metadata().contains_key("grpc-timeout"));
         let request = request.into_inner();
         self.0.jobs.lock().unwrap().push(request.clone());
@@ -198,13 +206,17 @@ impl EncoderWorker for Encoder {
         let output = encode(&request);
         let object = triptych_ec::object::encode(&output);
         self.0.store.put_if_absent(&output.item().key, object).await.unwrap();
-        Ok(Response::new(v1::EncodeResponse {
+        let response = v1::EncodeResponse {
             item: Some(output.item().into()),
             queue_us: 1,
             preprocess_us: 20,
             encode_us: 300,
             publish_us: 4000,
-        }))
+            peer: String::new(),
+            shared: false,
+        };
+        let ready = v1::EncodeEvent { kind: Some(v1::encode_event::Kind::Ready(response)) };
+        Ok(Response::new(stream::iter([Ok(ready)]).boxed()))
     }
 }
 
@@ -324,6 +336,11 @@ fn say(messages: Vec<v1::PdGenerateResponse>) -> Stream {
 #[tonic::async_trait]
 impl PrefillDecodeWorker for Pd {
     type GenerateStream = Stream;
+    type WatchStream = futures::stream::BoxStream<'static, Result<v1::WorkerState, Status>>;
+
+    async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("a fake"))
+    }
 
     async fn describe(
         &self,
@@ -334,6 +351,7 @@ impl PrefillDecodeWorker for Pd {
             worker_id: "fake".into(),
             models,
             ec_store: "memory".into(),
+            encodes: false,
         }))
     }
 

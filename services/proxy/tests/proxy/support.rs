@@ -42,6 +42,7 @@ pub fn settings(
         grpc: listeners.1,
         encoders: text(encoders),
         pds: text(pds),
+        dialer: Default::default(),
         store,
         limits: Limits::default(),
         fetch: FetchPolicy::default(),

@@ -7,6 +7,7 @@ use crate::listen;
 use clap::Args;
 use triptych_core::limits::Limits;
 use triptych_proxy::{ClientTimes, ProxyConfig, ProxyError};
+use triptych_runtime::grpc::Dialer;
 
 /// Flags of the proxy.
 #[derive(Args, Debug)]
@@ -65,6 +66,7 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
         grpc: listen::bind("--grpc", &args.grpc).await?,
         encoders: args.encoders,
         pds: args.pds,
+        dialer: Dialer::default(),
         store: args.ec.open(&limits).await?,
         limits,
         fetch: args.fetch.policy(),
