@@ -11,6 +11,7 @@ pub mod trace_context;
 pub mod metrics;
 pub mod drain;
 pub mod grpc;
+pub mod discovery;
 pub mod admin;
 pub mod serve;
 pub mod tls;
