@@ -1,6 +1,7 @@
 //! Failures as they cross crates and processes: a class that machines act on, and two texts for two readers.
 
 use std::fmt;
+use std::time::Duration;
 
 /// What a caller can do about a failure. The table of status codes lives in `runtime::status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,7 +12,9 @@ pub enum FailureClass {
     NotFound,
     /// Larger than a limit of this server.
     TooLarge,
-    /// Not who it claims to be, or not allowed.
+    /// Nobody we know: no key, or none that is valid.
+    Unauthenticated,
+    /// Known, and not allowed.
     PermissionDenied,
     /// A bounded queue is full; later it may fit.
     Overloaded,
@@ -29,10 +32,11 @@ pub enum FailureClass {
 
 impl FailureClass {
     /// Every class.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::InvalidArgument,
         Self::NotFound,
         Self::TooLarge,
+        Self::Unauthenticated,
         Self::PermissionDenied,
         Self::Overloaded,
         Self::DeadlineExceeded,
@@ -48,6 +52,7 @@ impl FailureClass {
             Self::InvalidArgument => "invalid_argument",
             Self::NotFound => "not_found",
             Self::TooLarge => "too_large",
+            Self::Unauthenticated => "unauthenticated",
             Self::PermissionDenied => "permission_denied",
             Self::Overloaded => "overloaded",
             Self::DeadlineExceeded => "deadline_exceeded",
@@ -75,12 +80,14 @@ pub struct Failure {
     pub param: Option<String>,
     /// For the operator; never leaves the cluster.
     pub detail: Option<String>,
+    /// The pause before another try makes sense, where the part that failed knows it. Only what is retryable tells it.
+    pub retry_after: Option<Duration>,
 }
 
 impl Failure {
     /// A failure with a text for the client.
     pub fn new(class: FailureClass, message: impl Into<String>) -> Self {
-        Self { class, message: message.into(), param: None, detail: None }
+        Self { class, message: message.into(), param: None, detail: None, retry_after: None }
     }
 
     /// A wrong request.
@@ -108,6 +115,12 @@ impl Failure {
     /// Adds the operator's text.
     pub fn with_detail(mut self, detail: impl fmt::Display) -> Self {
         self.detail = Some(detail.to_string());
+        self
+    }
+
+    /// Says when another try makes sense.
+    pub fn with_retry_after(mut self, pause: Duration) -> Self {
+        self.retry_after = Some(pause);
         self
     }
 }

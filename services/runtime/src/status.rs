@@ -12,14 +12,17 @@ pub const PARAM_KEY: &str = "triptych-param";
 pub const CLASS_KEY: &str = "triptych-class";
 /// Metadata key with the pause before another try makes sense, in milliseconds.
 pub const RETRY_KEY: &str = "retry-after-ms";
-/// The pause offered with retryable failures.
+/// The pause offered with a retryable failure that knows none of its own.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Longest pause that is believed of another process.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
 
 /// gRPC code of a class.
 pub const fn grpc_code(class: FailureClass) -> Code {
     match class {
         FailureClass::InvalidArgument | FailureClass::TooLarge => Code::InvalidArgument,
         FailureClass::NotFound => Code::NotFound,
+        FailureClass::Unauthenticated => Code::Unauthenticated,
         FailureClass::PermissionDenied => Code::PermissionDenied,
         FailureClass::Overloaded => Code::ResourceExhausted,
         FailureClass::DeadlineExceeded => Code::DeadlineExceeded,
@@ -36,6 +39,7 @@ pub fn http_status(class: FailureClass) -> StatusCode {
         FailureClass::InvalidArgument => StatusCode::BAD_REQUEST,
         FailureClass::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         FailureClass::NotFound => StatusCode::NOT_FOUND,
+        FailureClass::Unauthenticated => StatusCode::UNAUTHORIZED,
         FailureClass::PermissionDenied => StatusCode::FORBIDDEN,
         FailureClass::Overloaded => StatusCode::TOO_MANY_REQUESTS,
         FailureClass::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
@@ -43,6 +47,18 @@ pub fn http_status(class: FailureClass) -> StatusCode {
         FailureClass::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         FailureClass::Mismatch | FailureClass::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     }
+}
+
+/// The pause to tell a client before another try: the failure's own, or [`RETRY_AFTER`]. `None` if another try makes no
+/// sense.
+pub fn retry_after(failure: &Failure) -> Option<Duration> {
+    failure.class.is_retryable().then(|| failure.retry_after.unwrap_or(RETRY_AFTER))
+}
+
+/// The same for HTTP's `Retry-After`: whole seconds, rounded up, at least 1.
+pub fn retry_after_seconds(failure: &Failure) -> Option<u64> {
+    let pause = retry_after(failure)?;
+    Some((pause.as_secs() + u64::from(pause.subsec_nanos() > 0)).max(1))
 }
 
 /// Characters of a message that are sent: a status travels in a header, whose size peers limit, and a message may
@@ -58,8 +74,8 @@ pub fn to_status(failure: &Failure) -> Status {
     if let Some(Ok(param)) = failure.param.as_deref().map(str::parse) {
         metadata.insert(PARAM_KEY, param);
     }
-    if failure.class.is_retryable() {
-        metadata.insert(RETRY_KEY, (RETRY_AFTER.as_millis() as u64).into());
+    if let Some(pause) = retry_after(failure) {
+        metadata.insert(RETRY_KEY, u64::try_from(pause.as_millis()).unwrap_or(u64::MAX).into());
     }
     let message: String = failure.message.chars().take(MAX_MESSAGE_CHARS).collect();
     Status::with_metadata(grpc_code(failure.class), message, metadata)
@@ -70,7 +86,8 @@ pub fn from_status(status: &Status) -> Failure {
     let tagged = status.metadata().get(CLASS_KEY).and_then(|v| v.to_str().ok());
     if let Some(class) = FailureClass::ALL.into_iter().find(|c| Some(c.as_str()) == tagged) {
         let param = status.metadata().get(PARAM_KEY).and_then(|v| v.to_str().ok()).map(str::to_owned);
-        return Failure { class, message: status.message().to_owned(), param, detail: None };
+        let retry_after = told_pause(status.metadata()).filter(|_| class.is_retryable());
+        return Failure { class, message: status.message().to_owned(), param, detail: None, retry_after };
     }
     let detail = format!("{:?}: {}", status.code(), status.message());
     match status.code() {
@@ -87,6 +104,11 @@ pub fn from_status(status: &Status) -> Failure {
     }
 }
 
+fn told_pause(metadata: &MetadataMap) -> Option<Duration> {
+    let millis = metadata.get(RETRY_KEY)?.to_str().ok()?.parse().ok()?;
+    Some(Duration::from_millis(millis).min(MAX_RETRY_AFTER))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,12 +116,41 @@ mod tests {
     #[test]
     fn every_class_survives_the_wire_without_its_detail() {
         for class in FailureClass::ALL {
-            let sent =
-                Failure::new(class, "42 items, the limit is 16").with_param("items").with_detail("secret");
+            let pause = Duration::from_millis(2300);
+            let sent = Failure::new(class, "42 items, the limit is 16")
+                .with_param("items")
+                .with_detail("secret")
+                .with_retry_after(pause);
             let status = to_status(&sent);
             assert!(!format!("{status:?}").contains("secret"));
-            assert_eq!(from_status(&status), Failure { detail: None, ..sent });
+            assert_eq!(
+                from_status(&status),
+                Failure { detail: None, retry_after: class.is_retryable().then_some(pause), ..sent }
+            );
         }
+    }
+
+    #[test]
+    fn http_pauses_are_whole_seconds_and_never_too_short() {
+        let cases = [(0, 1), (1, 1), (1000, 1), (1001, 2), (2999, 3)];
+        for (millis, expect) in cases {
+            let failure = Failure::unavailable("x").with_retry_after(Duration::from_millis(millis));
+            assert_eq!(retry_after_seconds(&failure), Some(expect), "{millis} ms");
+        }
+        assert_eq!(retry_after_seconds(&Failure::unavailable("x")), Some(1));
+        assert_eq!(retry_after(&Failure::invalid("x").with_retry_after(RETRY_AFTER)), None);
+    }
+
+    #[test]
+    fn a_pause_that_is_no_number_or_endless_is_not_believed() {
+        let told = |text: &str| {
+            let mut status = to_status(&Failure::unavailable("x"));
+            status.metadata_mut().insert(RETRY_KEY, text.parse().unwrap());
+            from_status(&status).retry_after
+        };
+        assert_eq!(told("soon"), None);
+        assert_eq!(told("-5"), None);
+        assert_eq!(told("18446744073709551615"), Some(MAX_RETRY_AFTER));
     }
 
     #[test]

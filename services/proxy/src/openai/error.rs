@@ -5,7 +5,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use triptych_core::{Failure, FailureClass};
-use triptych_runtime::status::{RETRY_AFTER, http_status};
+use triptych_runtime::status::{http_status, retry_after_seconds};
 
 /// A failure with its HTTP status: the table's, or one that only HTTP knows (405, 408).
 #[derive(Debug)]
@@ -41,6 +41,7 @@ impl<'a> From<&'a Failure> for ErrorBody<'a> {
             FailureClass::InvalidArgument | FailureClass::NotFound | FailureClass::TooLarge => {
                 "invalid_request_error"
             }
+            FailureClass::Unauthenticated => "authentication_error",
             FailureClass::PermissionDenied => "permission_error",
             FailureClass::Overloaded => "rate_limit_error",
             FailureClass::DeadlineExceeded => "timeout_error",
@@ -53,6 +54,7 @@ impl<'a> From<&'a Failure> for ErrorBody<'a> {
         let code = match failure.class {
             FailureClass::InvalidArgument => None,
             FailureClass::NotFound if param == Some("model") => Some("model_not_found"),
+            FailureClass::Unauthenticated => Some("invalid_api_key"),
             class => Some(class.as_str()),
         };
         Self { error: ErrorFields { message: &failure.message, kind, param, code } }
@@ -62,8 +64,11 @@ impl<'a> From<&'a Failure> for ErrorBody<'a> {
 impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(ErrorBody::from(&self.failure))).into_response();
-        if self.failure.class.is_retryable() {
-            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER.as_secs().into());
+        if let Some(seconds) = retry_after_seconds(&self.failure) {
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         // The rest of a body that was too long or too slow is not waited for.
         if matches!(self.status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {
