@@ -27,5 +27,5 @@ pub mod conformance;
 pub mod testing;
 
 pub use error::EcError;
-pub use settings::{EcSetting, open};
+pub use settings::{EcSetting, Opening, Scope, open, open_with};
 pub use store::{EcStore, PutOutcome, StoreKind};

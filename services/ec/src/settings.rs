@@ -2,17 +2,22 @@
 //!
 //! | setting | store |
 //! |---|---|
-//! | `memory` | in this process; `triptych up` makes it a process that the others share |
+//! | `memory[:MIB]` | in this process; `triptych up` makes it a process that the others share |
 //! | `disk:DIR` | a directory |
 //! | `redis://[user:password@]host[:port][/db][?ttl_s=N]`, `rediss://…` with TLS | a Redis server |
 //! | `grpc://host:port` | a store process |
+//!
+//! Several, with white space between them, are one behind the other, the fastest first:
+//! `memory:256 redis://cache`.
+
+mod words;
 
 use crate::error::EcError;
 use crate::store::EcStore;
 use crate::store::disk::DiskStore;
 use crate::store::memory::{DEFAULT_BUDGET_BYTES, MemoryStore};
 use crate::store::redis::{RedisStore, RedisTuning};
-use crate::store::remote::{RemoteStore, RemoteTuning};
+use crate::store::remote::{Dial, RemoteStore, RemoteTuning};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -21,19 +26,57 @@ use std::time::Duration;
 use triptych_core::limits::Limits;
 
 /// What is allowed, for error texts and `--help`.
-pub const ALLOWED: &str = "`memory`, `disk:DIR`, `redis://[user:password@]host[:port][/db][?ttl_s=N]`, `rediss://…`, `grpc://host:port`";
+pub const ALLOWED: &str = "`memory[:MIB]`, `disk:DIR`, `redis://[user:password@]host[:port][/db][?ttl_s=N]`, `rediss://…`, \
+     `grpc://host:port`, or several of them with spaces between, the fastest first";
 
 /// Which store to use. Text without passwords in both `Display` and `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub enum EcSetting {
     /// In this process.
-    Memory,
+    Memory(MemorySetting),
     /// A directory.
     Disk(PathBuf),
     /// A Redis server.
     Redis(RedisSetting),
     /// A store process at `host:port`.
     Remote(String),
+    /// Two or more of the others, one behind the other.
+    Tiered(Vec<EcSetting>),
+}
+
+/// Who sees what a store holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// This process alone.
+    Process,
+    /// The processes of this host, or of all hosts that mount the same directory.
+    Host,
+    /// Whoever reaches its network address.
+    Cluster,
+}
+
+/// Room of a memory store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemorySetting {
+    /// For all objects together, in bytes. Default [`DEFAULT_BUDGET_BYTES`].
+    pub budget_bytes: usize,
+}
+
+impl Default for MemorySetting {
+    fn default() -> Self {
+        Self { budget_bytes: DEFAULT_BUDGET_BYTES }
+    }
+}
+
+impl MemorySetting {
+    fn parse(text: &str, mib: &str) -> Result<Self, EcError> {
+        let bytes = mib.parse::<usize>().ok().filter(|n| *n > 0).and_then(|n| n.checked_mul(1 << 20));
+        let budget_bytes = bytes.ok_or_else(|| EcError::Config {
+            setting: text.to_owned(),
+            reason: format!("{mib:?} is no size; allowed are whole MiB, 1 or more, as in `memory:256`"),
+        })?;
+        Ok(Self { budget_bytes })
+    }
 }
 
 /// Where a Redis server is.
@@ -49,10 +92,27 @@ impl FromStr for EcSetting {
     type Err = EcError;
 
     fn from_str(text: &str) -> Result<Self, EcError> {
+        let mut tiers = words::split(text).into_iter().map(Self::parse_one).collect::<Result<Vec<_>, _>>()?;
+        if let Some(twice) = tiers.iter().enumerate().find_map(|(i, t)| tiers[..i].contains(t).then_some(t)) {
+            let reason = "it is named twice; each store can be one tier".into();
+            return Err(EcError::Config { setting: twice.to_string(), reason });
+        }
+        match tiers.len() {
+            0 => Self::parse_one(""),
+            1 => Ok(tiers.remove(0)),
+            _ => Ok(Self::Tiered(tiers)),
+        }
+    }
+}
+
+impl EcSetting {
+    fn parse_one(text: &str) -> Result<Self, EcError> {
         let wrong = |reason: String| Err(EcError::Config { setting: without_password(text), reason });
-        let text = text.trim();
         if text == "memory" {
-            return Ok(Self::Memory);
+            return Ok(Self::Memory(MemorySetting::default()));
+        }
+        if let Some(mib) = text.strip_prefix("memory:") {
+            return MemorySetting::parse(text, mib).map(Self::Memory);
         }
         if let Some(dir) = text.strip_prefix("disk:") {
             return match dir {
@@ -61,13 +121,9 @@ impl FromStr for EcSetting {
             };
         }
         if let Some(authority) = text.strip_prefix("grpc://") {
-            return match authority.rsplit_once(':') {
-                Some((host, port))
-                    if !host.is_empty() && !host.contains(['/', '@']) && port.parse::<u16>().is_ok() =>
-                {
-                    Ok(Self::Remote(authority.to_owned()))
-                }
-                _ => wrong("`grpc://` needs a host and a port, as in `grpc://127.0.0.1:7400`".into()),
+            return match is_authority(authority) {
+                true => Ok(Self::Remote(authority.to_owned())),
+                false => wrong("`grpc://` needs a host and a port, as in `grpc://127.0.0.1:7400`".into()),
             };
         }
         if text.starts_with("redis://") || text.starts_with("rediss://") {
@@ -75,6 +131,26 @@ impl FromStr for EcSetting {
         }
         wrong(format!("not a store; allowed are {ALLOWED}"))
     }
+
+    /// Who sees what the store holds; of several tiers, the widest.
+    pub fn scope(&self) -> Scope {
+        match self {
+            Self::Memory(_) => Scope::Process,
+            Self::Disk(_) => Scope::Host,
+            Self::Redis(_) | Self::Remote(_) => Scope::Cluster,
+            Self::Tiered(tiers) => tiers.iter().map(Self::scope).max().unwrap_or(Scope::Process),
+        }
+    }
+}
+
+/// Whether a text is `host:port`, with nothing before or behind that a URL could have.
+pub(crate) fn is_authority(text: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-._[]:".contains(c);
+    text.rsplit_once(':').is_some_and(|(host, port)| {
+        let bracketed = host.starts_with('[') && host.ends_with(']') && host.len() > 2;
+        let named = !host.is_empty() && !host.contains([':', '[', ']']);
+        (bracketed || named) && text.chars().all(allowed) && port.parse::<u16>().is_ok()
+    })
 }
 
 impl RedisSetting {
@@ -103,10 +179,15 @@ impl RedisSetting {
 impl fmt::Display for EcSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Memory => f.write_str("memory"),
+            Self::Memory(memory) if *memory == MemorySetting::default() => f.write_str("memory"),
+            Self::Memory(memory) => write!(f, "memory:{}", memory.budget_bytes >> 20),
             Self::Disk(dir) => write!(f, "disk:{}", dir.display()),
             Self::Redis(redis) => f.write_str(&without_password(&redis.url)),
             Self::Remote(authority) => write!(f, "grpc://{authority}"),
+            Self::Tiered(tiers) => {
+                let texts: Vec<_> = tiers.iter().map(ToString::to_string).collect();
+                f.write_str(&texts.join(" "))
+            }
         }
     }
 }
@@ -117,15 +198,43 @@ impl fmt::Debug for EcSetting {
     }
 }
 
+/// What a store is opened with, beside its setting.
+#[derive(Clone, Default)]
+pub struct Opening {
+    /// Largest object and its kin.
+    pub limits: Limits,
+    /// Makes channels to store processes; `None`: plain TCP.
+    pub dial: Option<Dial>,
+}
+
+/// Opens the store as [`open_with`] does, with plain TCP.
+///
+/// # Errors
+/// As [`open_with`].
+pub async fn open(setting: &EcSetting, limits: &Limits) -> Result<Arc<dyn EcStore>, EcError> {
+    open_with(setting, &Opening { limits: limits.clone(), dial: None }).await
+}
+
 /// Opens the store. A server that is not there now is not an error: its operations are `Unavailable` until it is,
 /// and [`EcStore::ping`] asks. Must be called inside a tokio runtime.
 ///
 /// # Errors
 /// [`EcError::Config`] if the setting cannot be followed: a directory that cannot be written, TLS that was not
 /// built in, a URL that is none.
-pub async fn open(setting: &EcSetting, limits: &Limits) -> Result<Arc<dyn EcStore>, EcError> {
+pub async fn open_with(setting: &EcSetting, with: &Opening) -> Result<Arc<dyn EcStore>, EcError> {
+    match setting {
+        EcSetting::Tiered(_) => Err(EcError::Config {
+            setting: setting.to_string(),
+            reason: "several tiers cannot be opened".into(),
+        }),
+        one => open_one(one, with).await,
+    }
+}
+
+async fn open_one(setting: &EcSetting, with: &Opening) -> Result<Arc<dyn EcStore>, EcError> {
+    let limits = &with.limits;
     Ok(match setting {
-        EcSetting::Memory => Arc::new(MemoryStore::new(DEFAULT_BUDGET_BYTES, limits)),
+        EcSetting::Memory(memory) => Arc::new(MemoryStore::new(memory.budget_bytes, limits)),
         EcSetting::Disk(dir) => Arc::new(DiskStore::open(dir, limits).await?),
         EcSetting::Redis(redis) => {
             let defaults = RedisTuning::default();
@@ -133,7 +242,15 @@ pub async fn open(setting: &EcSetting, limits: &Limits) -> Result<Arc<dyn EcStor
             Arc::new(RedisStore::new(&redis.url, tuning, limits)?)
         }
         EcSetting::Remote(authority) => {
-            Arc::new(RemoteStore::new(authority, RemoteTuning::default(), limits)?)
+            let tuning = RemoteTuning::default();
+            Arc::new(match &with.dial {
+                Some(dial) => RemoteStore::with_dial(authority, tuning, limits, dial.clone())?,
+                None => RemoteStore::new(authority, tuning, limits)?,
+            })
+        }
+        EcSetting::Tiered(_) => {
+            let reason = "a tier cannot have tiers".into();
+            return Err(EcError::Config { setting: setting.to_string(), reason });
         }
     })
 }
@@ -159,6 +276,12 @@ mod tests {
     fn settings_parse_and_never_show_a_password() {
         let cases = [
             ("memory", "memory"),
+            ("memory:256", "memory:256"),
+            ("memory:1024", "memory"),
+            (
+                " memory:64   disk:/tmp/my cache  redis://:s3cret@h ",
+                "memory:64 disk:/tmp/my cache redis://***@h",
+            ),
             ("disk:/tmp/ec", "disk:/tmp/ec"),
             ("disk:relative dir", "disk:relative dir"),
             ("redis://localhost", "redis://localhost"),
@@ -185,9 +308,17 @@ mod tests {
     #[test]
     fn wrong_settings_say_what_is_allowed() {
         let cases = [
-            ("", "allowed are `memory`"),
-            ("mem", "allowed are `memory`"),
-            ("s3://bucket:s3cret@host", "allowed are `memory`"),
+            ("", "allowed are `memory"),
+            ("mem", "allowed are `memory"),
+            ("memory:", "whole MiB"),
+            ("memory:0", "whole MiB"),
+            ("memory:x", "whole MiB"),
+            ("redis://h memory redis://h", "named twice"),
+            ("memory rubbish", "allowed are `memory"),
+            ("disk:/a b:c", "allowed are `memory"),
+            ("grpc://u:p@h:1", "needs a host and a port"),
+            ("grpc://a:b:1", "needs a host and a port"),
+            ("s3://bucket:s3cret@host", "allowed are `memory"),
             ("disk:", "needs a directory"),
             ("grpc://host", "needs a host and a port"),
             ("grpc://host:port", "needs a host and a port"),

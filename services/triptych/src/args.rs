@@ -11,7 +11,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use triptych_core::DType;
 use triptych_core::limits::Limits;
-use triptych_ec::{EcError, EcSetting, EcStore};
+use triptych_ec::{EcError, EcSetting, EcStore, Scope};
 use triptych_kernels::cpu::Precision;
 use triptych_models::LoadFormat;
 use triptych_models::compute::ComputeConfig;
@@ -230,28 +230,48 @@ impl fmt::Debug for EcArg {
 /// The variable of `--ec`. Children get the setting through it, since a command line is everybody's to read.
 pub const EC_VARIABLE: &str = "TRIPTYCH_EC";
 
-/// The store that a role shares with the others.
+/// The store that the parts of a cluster share.
 #[derive(Args, Clone, Debug)]
-pub struct SharedEcArgs {
-    /// Store of encoder outputs: `disk:DIR`, `redis://…`, `grpc://HOST:PORT` of a `triptych store`
-    #[arg(long, value_name = "STORE", env = EC_VARIABLE, hide_env_values = true)]
-    pub ec: EcArg,
+pub struct EcArgs {
+    /// Store of encoder outputs: `disk:DIR`, `redis://…`, `grpc://HOST:PORT` of a `triptych store`, `memory[:MIB]`;
+    /// repeat for tiers, the fastest first
+    #[arg(long = "ec", value_name = "STORE", env = EC_VARIABLE, hide_env_values = true)]
+    stores: Vec<EcArg>,
 }
 
-impl SharedEcArgs {
-    /// Opens it.
+impl EcArgs {
+    /// What was given, all tiers as one; `None`: nothing was.
+    ///
+    /// # Errors
+    /// [`CliError::Setting`] for tiers that do not go together.
+    pub fn given(&self) -> Result<Option<EcArg>, CliError> {
+        let texts: Vec<&str> = self.stores.iter().map(|arg| arg.text.as_str()).collect();
+        if texts.is_empty() {
+            return Ok(None);
+        }
+        let together = texts.join(" ").parse::<EcArg>();
+        together.map(Some).map_err(|e| CliError::Setting(chain(&e)))
+    }
+
+    /// Opens the store of a role.
     ///
     /// # Errors
     /// [`CliError::Setting`] for a store that the other processes cannot see, or that cannot be opened.
     pub async fn open(&self, limits: &Limits) -> Result<Arc<dyn EcStore>, CliError> {
-        if self.ec.setting == EcSetting::Memory {
+        let given = self.given()?.ok_or_else(|| {
+            CliError::Setting(format!(
+                "no store is set; --ec takes one of {}",
+                triptych_ec::settings::ALLOWED
+            ))
+        })?;
+        if given.setting.scope() == Scope::Process {
             return Err(CliError::Setting(
                 "--ec memory would be this process's alone; run `triptych store` and give its address here, \
                  as in --ec grpc://127.0.0.1:7400"
                     .into(),
             ));
         }
-        triptych_ec::open(&self.ec.setting, limits).await.map_err(|e| CliError::Setting(chain(&e)))
+        triptych_ec::open(&given.setting, limits).await.map_err(|e| CliError::Setting(chain(&e)))
     }
 }
 
@@ -286,5 +306,20 @@ mod tests {
         let arg: EcArg = "redis://:s3cret@h:6379".parse().unwrap();
         assert!(arg.text.contains("s3cret"));
         assert!(!format!("{arg:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn stores_named_one_by_one_or_in_one_text_are_tiers() {
+        #[derive(Parser)]
+        struct Flags {
+            #[command(flatten)]
+            ec: EcArgs,
+        }
+        let given = |line: &[&str]| Flags::parse_from([&["x"], line].concat()).ec.given().unwrap().unwrap();
+        let (apart, together) =
+            (given(&["--ec", "memory:9", "--ec", "grpc://h:1"]), given(&["--ec", "memory:9 grpc://h:1"]));
+        assert_eq!(apart.text, together.text);
+        assert_eq!(apart.setting.to_string(), "memory:9 grpc://h:1");
+        assert!(Flags::parse_from(["x"]).ec.given().unwrap().is_none());
     }
 }

@@ -18,7 +18,7 @@ mod ready;
 mod restarts;
 mod screen;
 
-use crate::args::{EcArg, FetchArgs, LogArgs, ModelArgs};
+use crate::args::{EcArg, EcArgs, FetchArgs, LogArgs, ModelArgs};
 use crate::error::{CliError, chain};
 use crate::{listen, model};
 use clap::Args;
@@ -28,7 +28,7 @@ use screen::Screen;
 use std::time::Instant;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use triptych_core::limits::Limits;
-use triptych_ec::EcSetting;
+use triptych_ec::{EcError, EcSetting, Scope};
 
 /// Flags of `up`.
 #[derive(Args, Debug)]
@@ -45,9 +45,9 @@ pub struct UpArgs {
     /// Prefill/decode workers
     #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub pds: u16,
-    /// Store of encoder outputs: `memory`, `disk:DIR`, `redis://[user:password@]host[:port][/db]`
-    #[arg(long, value_name = "STORE", env = crate::args::EC_VARIABLE, default_value = "memory", hide_env_values = true)]
-    pub ec: EcArg,
+    /// The store
+    #[command(flatten)]
+    pub ec: EcArgs,
     /// Models and computation; without a model: the sample models in this binary
     #[command(flatten)]
     pub models: ModelArgs,
@@ -81,8 +81,9 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
         models = model::check_all(&args.models) => models?,
         () = signals.next() => return Ok(()),
     };
-    check_store(&args.ec.setting).await?;
-    let plan = Plan::new(&args, &models, faces)?;
+    let ec = store(&args.ec)?;
+    check_store(&ec.setting).await?;
+    let plan = Plan::new(&args, &ec, &models, faces)?;
     let mut cluster = Cluster::start(&plan, &screen)?;
     let was_ready = cluster.ready();
     let ended = tokio::select! {
@@ -102,9 +103,17 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
     }
 }
 
+/// The store that was set, or a process of this cluster's own.
+fn store(args: &EcArgs) -> Result<EcArg, CliError> {
+    match args.given()? {
+        Some(given) => Ok(given),
+        None => "memory".parse().map_err(|e: EcError| CliError::Setting(chain(&e))),
+    }
+}
+
 /// A cluster lives with a store that goes away; one that is not there at the start is a mistake, most likely.
 async fn check_store(setting: &EcSetting) -> Result<(), CliError> {
-    if *setting == EcSetting::Memory {
+    if setting.scope() == Scope::Process {
         return Ok(());
     }
     let store =

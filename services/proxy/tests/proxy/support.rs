@@ -10,6 +10,7 @@ use tokio::task::JoinHandle;
 use tonic::Status;
 use triptych_core::Modality;
 use triptych_core::limits::Limits;
+use triptych_ec::settings::MemorySetting;
 use triptych_ec::{EcSetting, EcStore};
 use triptych_proto::v1;
 use triptych_proto::v1::generate_response::Kind;
@@ -53,7 +54,7 @@ pub fn settings(
 }
 
 pub async fn memory() -> Arc<dyn EcStore> {
-    triptych_ec::open(&EcSetting::Memory, &Limits::default()).await.unwrap()
+    triptych_ec::open(&EcSetting::Memory(MemorySetting::default()), &Limits::default()).await.unwrap()
 }
 
 impl Proxy {

@@ -1,7 +1,7 @@
 //! `triptych encoder`.
 
 use super::{Process, bind_admin, worker_id};
-use crate::args::{LogArgs, ModelArgs, SharedEcArgs};
+use crate::args::{EcArgs, LogArgs, ModelArgs};
 use crate::error::{CliError, chain};
 use crate::{listen, model};
 use clap::Args;
@@ -22,7 +22,7 @@ pub struct EncoderArgs {
     pub id: Option<String>,
     /// The store
     #[command(flatten)]
-    pub ec: SharedEcArgs,
+    pub ec: EcArgs,
     /// Jobs admitted at once, waiting ones included; one more is told to come back
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_JOBS", default_value_t = 256)]
     pub max_jobs: usize,

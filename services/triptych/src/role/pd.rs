@@ -1,7 +1,7 @@
 //! `triptych pd`.
 
 use super::{Process, bind_admin, worker_id};
-use crate::args::{LogArgs, ModelArgs, SharedEcArgs};
+use crate::args::{EcArgs, LogArgs, ModelArgs};
 use crate::error::{CliError, chain};
 use crate::{listen, model};
 use clap::Args;
@@ -22,7 +22,7 @@ pub struct PdArgs {
     pub id: Option<String>,
     /// The store
     #[command(flatten)]
-    pub ec: SharedEcArgs,
+    pub ec: EcArgs,
     /// Sizes of the engine
     #[command(flatten)]
     pub engine: EngineArgs,

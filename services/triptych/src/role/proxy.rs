@@ -1,7 +1,7 @@
 //! `triptych proxy`.
 
 use super::Process;
-use crate::args::{FetchArgs, LogArgs, SharedEcArgs};
+use crate::args::{EcArgs, FetchArgs, LogArgs};
 use crate::error::{CliError, chain};
 use crate::listen;
 use clap::Args;
@@ -32,7 +32,7 @@ pub struct ProxyArgs {
     pub pds: Vec<String>,
     /// The store
     #[command(flatten)]
-    pub ec: SharedEcArgs,
+    pub ec: EcArgs,
     /// Requests worked on at once; one more is told to come back
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_IN_FLIGHT", default_value_t = 512)]
     pub max_in_flight: usize,

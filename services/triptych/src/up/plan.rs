@@ -2,6 +2,7 @@
 //! a child that comes back is found where it was.
 
 use super::UpArgs;
+use crate::args::EcArg;
 use crate::error::CliError;
 use crate::listen::Ports;
 use crate::model::CheckedModel;
@@ -98,17 +99,20 @@ impl Plan {
     ///
     /// # Errors
     /// [`CliError::Failed`] if no port is free.
-    pub fn new(args: &UpArgs, models: &[CheckedModel], faces: Faces) -> Result<Self, CliError> {
+    pub fn new(args: &UpArgs, ec: &EcArg, models: &[CheckedModel], faces: Faces) -> Result<Self, CliError> {
         let mut ports = Ports::default();
         let mut children = Vec::new();
-        let ec = match &args.ec.setting {
-            EcSetting::Memory => {
-                let store = child(Role::Store, "store".into(), &mut ports)?;
+        let shown = ec.setting.to_string();
+        let ec = match &ec.setting {
+            EcSetting::Memory(memory) => {
+                let mut store = child(Role::Store, "store".into(), &mut ports)?;
+                let mib = (memory.budget_bytes >> 20).to_string();
+                store.flags.extend(["--budget-mib".into(), mib.into()]);
                 let setting = format!("grpc://{}", store.grpc);
                 children.push(store);
                 setting
             }
-            _ => args.ec.text.clone(),
+            _ => ec.text.clone(),
         };
         for (role, n) in [(Role::Encoder, args.encoders), (Role::Pd, args.pds)] {
             for i in 0..n {
@@ -125,7 +129,7 @@ impl Plan {
         for child in &mut children {
             child.flags.extend(args.log.to_flags());
         }
-        Ok(Self { children, faces, store: args.ec.setting.to_string() })
+        Ok(Self { children, faces, store: shown })
     }
 
     /// How many children have the role.
@@ -188,7 +192,7 @@ mod tests {
             dir: "/models/m".into(),
         }];
         let faces = Faces { http: "0.0.0.0:8080".parse().unwrap(), grpc: "127.0.0.1:50051".parse().unwrap() };
-        Plan::new(&args, &models, faces).unwrap()
+        Plan::new(&args, &super::super::store(&args.ec).unwrap(), &models, faces).unwrap()
     }
 
     fn names(plan: &Plan) -> Vec<&str> {
