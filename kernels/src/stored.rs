@@ -34,11 +34,21 @@ pub(crate) fn decode(dtype: DType, data: &[u8], out: &mut [f32]) {
                 *value = f16::from_le_bytes(*bytes).to_f32();
             }
         }
+        // Refused with the shape: no weight has a scale for each row.
+        DType::I8 | DType::F8 => {}
     }
 }
 
 /// An error unless the bytes are as many as the shape says.
 fn n_bytes(op: &'static str, view: WeightView<'_>) -> Result<()> {
+    if view.dtype.is_scaled() {
+        return Err(KernelError::Shape {
+            op,
+            what: "weight element bytes",
+            expected: vec![2, 4],
+            actual: vec![view.dtype.size()],
+        });
+    }
     let n_values = view.shape.iter().try_fold(1_usize, |n, &dim| n.checked_mul(dim));
     let expected = n_values.and_then(|n| n.checked_mul(view.dtype.size()));
     check::same(op, "weight bytes", &[view.data.len()], &[expected.unwrap_or(usize::MAX)])

@@ -80,7 +80,8 @@ fn prompt() -> impl Strategy<Value = Prompt> {
 }
 
 fn encoded_item() -> impl Strategy<Value = EncodedItem> {
-    let dtype = prop_oneof![Just(DType::F32), Just(DType::Bf16), Just(DType::F16)];
+    let dtype =
+        prop_oneof![Just(DType::F32), Just(DType::Bf16), Just(DType::F16), Just(DType::I8), Just(DType::F8)];
     let modality = prop_oneof![Just(Modality::Image), Just(Modality::Audio), Just(Modality::Text)];
     let extent = prop_oneof![
         any::<(u32, u32, u32)>().prop_map(|(t, h, w)| Extent::Grid { t, h, w }),

@@ -96,6 +96,7 @@ impl Stored {
                 DType::F32 => bytes.extend(value.to_le_bytes()),
                 DType::Bf16 => bytes.extend(half::bf16::from_f32(value).to_le_bytes()),
                 DType::F16 => bytes.extend(half::f16::from_f32(value).to_le_bytes()),
+                DType::I8 | DType::F8 => bytes.push(value as i8 as u8),
             }
         }
         Self { dtype, shape: shape.to_vec(), bytes }
@@ -112,6 +113,7 @@ pub fn through(dtype: DType, values: &[f32]) -> Vec<f32> {
         DType::F32 => value,
         DType::Bf16 => half::bf16::from_f32(value).to_f32(),
         DType::F16 => half::f16::from_f32(value).to_f32(),
+        DType::I8 | DType::F8 => panic!("no weight is stored as {dtype}"),
     };
     values.iter().map(round).collect()
 }

@@ -37,6 +37,8 @@ fn dtype_to_wire(d: DType) -> v1::DType {
         DType::F32 => v1::DType::F32,
         DType::Bf16 => v1::DType::Bf16,
         DType::F16 => v1::DType::F16,
+        DType::I8 => v1::DType::I8,
+        DType::F8 => v1::DType::F8,
     }
 }
 
@@ -45,6 +47,8 @@ fn dtype(value: i32) -> Result<DType, WireError> {
         Ok(v1::DType::F32) => Ok(DType::F32),
         Ok(v1::DType::Bf16) => Ok(DType::Bf16),
         Ok(v1::DType::F16) => Ok(DType::F16),
+        Ok(v1::DType::I8) => Ok(DType::I8),
+        Ok(v1::DType::F8) => Ok(DType::F8),
         Ok(v1::DType::Unspecified) | Err(_) => Err(WireError::Enum { field: "dtype", value, set: "DType" }),
     }
 }

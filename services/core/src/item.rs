@@ -1,5 +1,7 @@
 //! Items and encoder outputs: what travels between the stages.
 
+mod quantized;
+
 use crate::{ContentKey, DType, Fingerprint, Modality};
 use half::{bf16, f16};
 use std::sync::Arc;
@@ -69,13 +71,24 @@ pub struct EncodedItem {
 }
 
 impl EncodedItem {
-    /// Bytes of the rows. `None` when the product does not fit: a header that lies.
+    /// Bytes of the rows, scales included. `None` when the product does not fit: a header that lies.
     pub fn payload_len(&self) -> Option<usize> {
-        (self.n_tokens as usize).checked_mul(self.hidden as usize)?.checked_mul(self.dtype.size())
+        let row = (self.hidden as usize).checked_mul(self.dtype.size())?;
+        (self.n_tokens as usize).checked_mul(row)?.checked_add(self.scales_len()?)
+    }
+
+    /// Bytes of the scales that come before the rows; zero for a type without.
+    pub fn scales_len(&self) -> Option<usize> {
+        let scale = if self.dtype.is_scaled() { SCALE_BYTES } else { 0 };
+        (self.n_tokens as usize).checked_mul(scale)
     }
 }
 
-/// An encoder output in memory: rows `[n_tokens, hidden]`, row-major, little-endian.
+/// Bytes of the scale of a row.
+const SCALE_BYTES: usize = 4;
+
+/// An encoder output in memory: rows `[n_tokens, hidden]`, row-major, little-endian. For a scaled type the scales
+/// `[n_tokens]` come before them, in f32.
 ///
 /// Cheap to clone; the rows are shared.
 #[derive(Clone, Debug)]
@@ -144,28 +157,42 @@ impl EncoderOutput {
 
     /// Rows `first .. first + n` as f32, `[n, hidden]`. `None` past the end.
     pub fn rows_f32(&self, first: usize, n: usize) -> Option<Vec<f32>> {
-        let width = self.item.hidden as usize * self.item.dtype.size();
-        let bytes = self.rows.get(first.checked_mul(width)?..first.checked_add(n)?.checked_mul(width)?)?;
-        Some(to_f32(bytes, self.item.dtype))
+        let (item, end) = (&self.item, first.checked_add(n)?);
+        let width = item.hidden as usize * item.dtype.size();
+        let (scales, rows) = self.rows.split_at_checked(item.scales_len()?)?;
+        let bytes = rows.get(first.checked_mul(width)?..end.checked_mul(width)?)?;
+        if !item.dtype.is_scaled() {
+            return Some(to_f32(bytes, item.dtype));
+        }
+        let scales = to_f32(scales.get(first * SCALE_BYTES..end * SCALE_BYTES)?, DType::F32);
+        Some(quantized::widen(bytes, &scales, item.dtype))
     }
 }
 
-/// Widens little-endian elements to f32. A trailing partial element is dropped.
+/// Widens little-endian elements to f32; those of a scaled type without their scale. A trailing partial element is
+/// dropped.
 pub fn to_f32(bytes: &[u8], dtype: DType) -> Vec<f32> {
     match dtype {
         DType::F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
         DType::Bf16 => bytes.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
         DType::F16 => bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
+        DType::I8 | DType::F8 => bytes.iter().map(|b| quantized::value(*b, dtype)).collect(),
     }
 }
 
-/// Narrows f32 elements to `dtype`, little-endian.
-pub fn from_f32(values: &[f32], dtype: DType) -> Arc<[u8]> {
+/// Narrows rows of `hidden` values to `dtype`, as [`EncoderOutput`] holds them.
+pub fn rows_from_f32(values: &[f32], hidden: usize, dtype: DType) -> Arc<[u8]> {
     match dtype {
         DType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
         DType::Bf16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
         DType::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+        DType::I8 | DType::F8 => quantized::narrow(values, hidden, dtype).into(),
     }
+}
+
+/// Narrows f32 elements to `dtype`, little-endian; for a scaled type they are one row.
+pub fn from_f32(values: &[f32], dtype: DType) -> Arc<[u8]> {
+    rows_from_f32(values, values.len(), dtype)
 }
 
 #[cfg(test)]
@@ -201,6 +228,24 @@ mod tests {
     fn a_shape_that_overflows_is_an_error() {
         let huge = item(u32::MAX, u32::MAX, DType::F32);
         assert!(matches!(EncoderOutput::seal(huge, Arc::from([])), Err(OutputError::Length { .. })));
+    }
+
+    #[test]
+    fn scaled_rows_are_read_with_their_own_scale() {
+        let values = [1.0, -2.0, 0.5, 0.0, 100.0, -400.0, 0.0, 0.0, 0.0];
+        for dtype in [DType::I8, DType::F8] {
+            let rows = rows_from_f32(&values, 3, dtype);
+            let out = EncoderOutput::seal(item(3, 3, dtype), rows).unwrap();
+            assert_eq!(out.rows().len(), 3 * (3 + 4));
+            for (row, expected) in values.chunks(3).enumerate() {
+                let largest = expected.iter().fold(0.0, |m: f32, v| m.max(v.abs()));
+                for (got, want) in out.rows_f32(row, 1).unwrap().iter().zip(expected) {
+                    assert!((got - want).abs() <= largest / 16.0, "{dtype}: {got} for {want}");
+                }
+            }
+            assert_eq!(out.rows_f32(1, 3), None);
+            assert_eq!(out.rows_f32(0, 3).unwrap().len(), 9);
+        }
     }
 
     #[test]

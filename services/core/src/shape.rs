@@ -26,6 +26,10 @@ pub enum DType {
     Bf16,
     /// IEEE half precision.
     F16,
+    /// Eight-bit integers with an f32 scale for each row. Only rows of encoder outputs.
+    I8,
+    /// Eight-bit floats (E4M3, no infinities) with an f32 scale for each row. Only rows of encoder outputs.
+    F8,
 }
 
 impl DType {
@@ -34,7 +38,13 @@ impl DType {
         match self {
             Self::F32 => 4,
             Self::Bf16 | Self::F16 => 2,
+            Self::I8 | Self::F8 => 1,
         }
+    }
+
+    /// Whether each row has an f32 scale beside its elements.
+    pub const fn is_scaled(self) -> bool {
+        matches!(self, Self::I8 | Self::F8)
     }
 
     /// The name used in safetensors headers, settings and on the wire.
@@ -43,12 +53,16 @@ impl DType {
             Self::F32 => "F32",
             Self::Bf16 => "BF16",
             Self::F16 => "F16",
+            Self::I8 => "I8",
+            Self::F8 => "F8_E4M3",
         }
     }
 
     /// Reads the name, in either case.
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::F32, Self::Bf16, Self::F16].into_iter().find(|d| d.as_str().eq_ignore_ascii_case(text))
+        [Self::F32, Self::Bf16, Self::F16, Self::I8, Self::F8]
+            .into_iter()
+            .find(|d| d.as_str().eq_ignore_ascii_case(text))
     }
 }
 

@@ -137,6 +137,8 @@ pub struct ConnectorSettings {
     pub load_timeout: Duration,
     /// How long publishing may take. Default 30 s.
     pub save_timeout: Duration,
+    /// With which objects are signed, and held to be. Default: none.
+    pub mac_keys: crate::object::MacKeys,
     /// Largest object and its kin.
     pub limits: triptych_core::limits::Limits,
     /// Where completions go.
@@ -151,6 +153,7 @@ impl Default for ConnectorSettings {
             max_pending: 4096,
             load_timeout: Duration::from_secs(10),
             save_timeout: Duration::from_secs(30),
+            mac_keys: crate::object::MacKeys::default(),
             limits: triptych_core::limits::Limits::default(),
             completions: Completions::Collected,
         }

@@ -1,12 +1,15 @@
 //! The EC object: one encoder output as bytes that travel and rest.
 //!
-//! A safetensors file (<https://github.com/huggingface/safetensors>, "Format") with one tensor `ec_cache`
-//! `[n_tokens, hidden]`, and in `__metadata__` everything an [`EncodedItem`] says. Any reader of the format
-//! opens it. Ours believes nothing: each length is held against a limit before it is used, the head must be
+//! A safetensors file (<https://github.com/huggingface/safetensors>, "Format") with a tensor `ec_cache`
+//! `[n_tokens, hidden]` (before it `ec_scale` `[n_tokens]` where rows have a scale each), and in `__metadata__`
+//! everything an [`EncodedItem`] says, and perhaps a MAC. Any reader of the format opens it. Ours believes nothing: each length is held against a limit before it is used, the head must be
 //! byte for byte what [`encode`] writes for the item it describes, and the rows must hash to its checksum.
 //! So a flipped bit anywhere in the file is an [`ObjectError`], never another item and never a panic.
 
 mod head;
+mod mac;
+
+pub use mac::{MacKeys, NotAKey};
 
 use bytes::{Bytes, BytesMut};
 use std::sync::Arc;
@@ -81,6 +84,12 @@ pub enum ObjectError {
     /// The rows do not hash to the checksum.
     #[error("rows do not verify")]
     Rows(#[from] triptych_core::item::OutputError),
+    /// It has no MAC, and this cluster's objects have one.
+    #[error("object is not signed")]
+    Unsigned,
+    /// Its MAC is of none of this cluster's keys.
+    #[error("object is signed with another key")]
+    Forged,
     /// The store's own frame around the object makes no sense.
     #[error("store frame: {reason}")]
     Frame {
@@ -91,21 +100,26 @@ pub enum ObjectError {
 
 /// Writes the object. The same output gives the same bytes. Copies the rows once: O(bytes).
 pub fn encode(output: &EncoderOutput) -> Bytes {
-    let head = head::write(output.item());
+    encode_signed(output, &MacKeys::default())
+}
+
+/// As [`encode`], signed with the first key if there is one.
+pub fn encode_signed(output: &EncoderOutput, keys: &MacKeys) -> Bytes {
+    let head = head::write(output.item(), keys.sign(output.item()).as_ref());
     let mut object = BytesMut::with_capacity(head.len() + output.rows().len());
     object.extend_from_slice(&head);
     object.extend_from_slice(output.rows());
     object.freeze()
 }
 
-/// The first bytes of the object of `item`, all that come before its rows.
+/// The first bytes of an unsigned object of `item`, all that come before its rows.
 pub fn encode_head(item: &EncodedItem) -> Bytes {
-    head::write(item).into()
+    head::write(item, None).into()
 }
 
-/// Length of the object of `item` in bytes. `None` for a shape that no machine can hold.
+/// Length of an unsigned object of `item` in bytes. `None` for a shape that no machine can hold.
 pub fn object_len(item: &EncodedItem) -> Option<usize> {
-    head::write(item).len().checked_add(item.payload_len()?)
+    head::write(item, None).len().checked_add(item.payload_len()?)
 }
 
 /// Reads the description of an object from its first bytes; [`MAX_HEAD_BYTES`] are always enough.
@@ -115,7 +129,7 @@ pub fn object_len(item: &EncodedItem) -> Option<usize> {
 /// # Errors
 /// [`ObjectError`] if the bytes are no head of this version.
 pub fn parse_head(first_bytes: &[u8]) -> Result<EncodedItem, ObjectError> {
-    head::read(first_bytes).map(|(item, _)| item)
+    head::read(first_bytes).map(|head| head.item)
 }
 
 /// Reads the description of the object of `key`, which is `len` bytes long, from its first bytes.
@@ -128,7 +142,7 @@ pub fn probe(
     key: &ContentKey,
     limits: &Limits,
 ) -> Result<EncodedItem, ObjectError> {
-    probe_parts(first_bytes, len, key, limits).map(|(item, _)| item)
+    probe_parts(first_bytes, len, key, limits).map(|head| head.item)
 }
 
 /// Reads and verifies a whole object. Copies the rows once and hashes them: O(bytes).
@@ -136,11 +150,25 @@ pub fn probe(
 /// # Errors
 /// [`ObjectError`] if the object is anything but a whole, verified object of `key` within the limits.
 pub fn decode(object: Bytes, key: &ContentKey, limits: &Limits) -> Result<EncoderOutput, ObjectError> {
+    decode_signed(object, key, limits, &MacKeys::default())
+}
+
+/// As [`decode`], and holds the object to be signed with one of `keys`, if there are any.
+///
+/// # Errors
+/// As [`decode`]; [`ObjectError::Unsigned`], [`ObjectError::Forged`].
+pub fn decode_signed(
+    object: Bytes,
+    key: &ContentKey,
+    limits: &Limits,
+    keys: &MacKeys,
+) -> Result<EncoderOutput, ObjectError> {
     let first_bytes = object.get(..MAX_HEAD_BYTES).unwrap_or(&object);
-    let (item, head_len) = probe_parts(first_bytes, object.len(), key, limits)?;
+    let head = probe_parts(first_bytes, object.len(), key, limits)?;
+    keys.verify(&head.item, head.mac.as_ref())?;
     let rows =
-        object.get(head_len..).ok_or(ObjectError::Truncated { expected: head_len, actual: object.len() })?;
-    Ok(EncoderOutput::verify(item, Arc::from(rows))?)
+        object.get(head.len..).ok_or(ObjectError::Truncated { expected: head.len, actual: object.len() })?;
+    Ok(EncoderOutput::verify(head.item, Arc::from(rows))?)
 }
 
 fn probe_parts(
@@ -148,22 +176,23 @@ fn probe_parts(
     len: usize,
     key: &ContentKey,
     limits: &Limits,
-) -> Result<(EncodedItem, usize), ObjectError> {
+) -> Result<head::Described, ObjectError> {
     let limit = limits.max_object_bytes;
     if len > limit {
         return Err(ObjectError::TooLarge { limit, actual: len });
     }
-    let (item, head_len) = head::read(first_bytes)?;
-    if item.key != *key {
-        return Err(ObjectError::WrongKey { expected: *key, actual: item.key });
+    let head = head::read(first_bytes)?;
+    if head.item.key != *key {
+        return Err(ObjectError::WrongKey { expected: *key, actual: head.item.key });
     }
-    let expected = item
+    let expected = head
+        .item
         .payload_len()
-        .and_then(|rows| rows.checked_add(head_len))
+        .and_then(|rows| rows.checked_add(head.len))
         .ok_or(ObjectError::TooLarge { limit, actual: usize::MAX })?;
     match len.cmp(&expected) {
         std::cmp::Ordering::Less => Err(ObjectError::Truncated { expected, actual: len }),
         std::cmp::Ordering::Greater => Err(ObjectError::TrailingBytes { expected, actual: len }),
-        std::cmp::Ordering::Equal => Ok((item, head_len)),
+        std::cmp::Ordering::Equal => Ok(head),
     }
 }

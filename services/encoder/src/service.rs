@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status};
 use tracing::Instrument;
-use triptych_core::item::from_f32;
+use triptych_core::item::rows_from_f32;
 use triptych_core::{
     ContentKey, DType, EncodedItem, EncoderOutput, Failure, FailureClass, Fingerprint, Modality, WorkerId,
 };
@@ -129,8 +129,8 @@ impl Encoders {
         // Nobody who listens is no obstacle: the work goes with its stream.
         let _ = events.try_send(Ok(event(Kind::Announced((&item).into()))));
         let encoded = job.batcher.encode(input).await?;
-        let output =
-            EncoderOutput::seal(item, from_f32(&encoded.rows, self.dtype)).map_err(Failure::internal)?;
+        let rows = rows_from_f32(&encoded.rows, job.batcher.hidden(), self.dtype);
+        let output = EncoderOutput::seal(item, rows).map_err(Failure::internal)?;
         let start = Instant::now();
         let published = self.publish(output, place).await?;
         let times =

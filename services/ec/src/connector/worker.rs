@@ -209,8 +209,9 @@ impl Shared {
             Err(e) => return Err(unavailable(chain(&e))),
         };
         let (announced, limits) = (item.clone(), self.settings.limits.clone());
+        let mac_keys = self.settings.mac_keys.clone();
         let decoded = spawn_blocking(move || {
-            let output = object::decode(object, &announced.key, &limits)?;
+            let output = object::decode_signed(object, &announced.key, &limits, &mac_keys)?;
             check_as_announced(&announced, output.item())?;
             Ok::<_, ObjectError>(output)
         });
@@ -223,7 +224,9 @@ impl Shared {
         let item = output.item().clone();
         lock(&self.state).local.insert(output.clone());
         let failed = |e| EcError::unavailable(self.store.kind(), Op::Put, e);
-        let object = spawn_blocking(move || object::encode(&output)).await.map_err(failed)?;
+        let mac_keys = self.settings.mac_keys.clone();
+        let object =
+            spawn_blocking(move || object::encode_signed(&output, &mac_keys)).await.map_err(failed)?;
         let bytes = object.len();
         let (item, outcome) = self.put(item, object).await?;
         Ok(Published { item, outcome, bytes, took: started.elapsed() })

@@ -3,6 +3,7 @@
 //! There is one spelling: what [`write`] gives. [`read`] parses, writes again, and compares, so that numbers,
 //! order, spacing and the head's own checksum are all held by one comparison.
 
+use super::mac::Mac;
 use super::{MAX_HEAD_BYTES, ObjectError};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -19,6 +20,9 @@ const LEN_BYTES: usize = 8;
 struct Head<'a> {
     #[serde(rename = "__metadata__", borrow)]
     metadata: Metadata<'a>,
+    /// Of a type whose rows have one each.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    ec_scale: Option<Scales<'a>>,
     #[serde(borrow)]
     ec_cache: Tensor<'a>,
 }
@@ -45,6 +49,9 @@ struct Metadata<'a> {
     /// BLAKE3 of the description, see [`seal`].
     #[serde(borrow)]
     head_checksum: Cow<'a, str>,
+    /// Of a signed object, see [`super::mac`].
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    mac: Option<Cow<'a, str>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -56,10 +63,29 @@ struct Tensor<'a> {
     data_offsets: [u64; 2],
 }
 
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Scales<'a> {
+    #[serde(borrow)]
+    dtype: Cow<'a, str>,
+    shape: [u32; 1],
+    data_offsets: [u64; 2],
+}
+
+/// What the head of an object says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Described {
+    pub(super) item: EncodedItem,
+    pub(super) mac: Option<Mac>,
+    /// Its own length.
+    pub(super) len: usize,
+}
+
 /// The head of `item`'s object, its length included.
-pub(super) fn write(item: &EncodedItem) -> Vec<u8> {
+pub(super) fn write(item: &EncodedItem, mac: Option<&Mac>) -> Vec<u8> {
     // A shape too large for a machine word is written as it saturates; `probe` refuses it by its length.
     let payload = item.payload_len().map_or(u64::MAX, |n| n as u64);
+    let scales = item.scales_len().map_or(u64::MAX, |n| n as u64);
     let head = Head {
         metadata: Metadata {
             layout: LAYOUT_VERSION.to_string().into(),
@@ -70,11 +96,17 @@ pub(super) fn write(item: &EncodedItem) -> Vec<u8> {
             dtype: item.dtype.as_str().into(),
             checksum: hex(&item.checksum).into(),
             head_checksum: hex(&seal(item)).into(),
+            mac: mac.map(|mac| hex(mac.as_bytes()).into()),
         },
+        ec_scale: item.dtype.is_scaled().then(|| Scales {
+            dtype: DType::F32.as_str().into(),
+            shape: [item.n_tokens],
+            data_offsets: [0, scales],
+        }),
         ec_cache: Tensor {
             dtype: item.dtype.as_str().into(),
             shape: [item.n_tokens, item.hidden],
-            data_offsets: [0, payload],
+            data_offsets: [scales, payload],
         },
     };
     let json = serde_json::to_vec(&head).expect("plain structs of text and numbers always serialize");
@@ -87,7 +119,7 @@ pub(super) fn write(item: &EncodedItem) -> Vec<u8> {
 }
 
 /// Reads a head and how long it is.
-pub(super) fn read(bytes: &[u8]) -> Result<(EncodedItem, usize), ObjectError> {
+pub(super) fn read(bytes: &[u8]) -> Result<Described, ObjectError> {
     let (len, rest) = bytes
         .split_first_chunk::<LEN_BYTES>()
         .ok_or(ObjectError::Truncated { expected: LEN_BYTES, actual: bytes.len() })?;
@@ -100,11 +132,16 @@ pub(super) fn read(bytes: &[u8]) -> Result<(EncodedItem, usize), ObjectError> {
     let head_len = LEN_BYTES + json_len;
     let json =
         rest.get(..json_len).ok_or(ObjectError::Truncated { expected: head_len, actual: bytes.len() })?;
-    let item = item_of(&serde_json::from_slice::<Head<'_>>(json)?)?;
-    if bytes.get(..head_len) != Some(write(&item).as_slice()) {
+    let head = serde_json::from_slice::<Head<'_>>(json)?;
+    let item = item_of(&head)?;
+    let mac = match &head.metadata.mac {
+        Some(text) => Some(Mac::from_hex(text).ok_or(ObjectError::Field { field: "mac" })?),
+        None => None,
+    };
+    if bytes.get(..head_len) != Some(write(&item, mac.as_ref()).as_slice()) {
         return Err(ObjectError::Inconsistent);
     }
-    Ok((item, head_len))
+    Ok(Described { item, mac, len: head_len })
 }
 
 fn item_of(head: &Head<'_>) -> Result<EncodedItem, ObjectError> {
@@ -130,7 +167,15 @@ fn item_of(head: &Head<'_>) -> Result<EncodedItem, ObjectError> {
 
 /// BLAKE3 of the description as text. The fields hold no `|`, so no two descriptions read the same.
 fn seal(item: &EncodedItem) -> [u8; 32] {
-    let text = format!(
+    *blake3::Hasher::new_derive_key("triptych ec object head v1")
+        .update(description(item).as_bytes())
+        .finalize()
+        .as_bytes()
+}
+
+/// Everything that an object says of its rows, their checksum included.
+pub(super) fn description(item: &EncodedItem) -> String {
+    format!(
         "{LAYOUT_VERSION}|{}|{}|{}|{}|{}|{}|{}|{}",
         item.key,
         item.fingerprint,
@@ -140,11 +185,7 @@ fn seal(item: &EncodedItem) -> [u8; 32] {
         item.dtype,
         write_extent(&item.extent),
         hex(&item.checksum),
-    );
-    *blake3::Hasher::new_derive_key("triptych ec object head v1")
-        .update(text.as_bytes())
-        .finalize()
-        .as_bytes()
+    )
 }
 
 fn write_extent(extent: &Extent) -> String {

@@ -4,13 +4,15 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 use std::sync::Arc;
+use triptych_core::item::rows_from_f32;
 use triptych_core::limits::Limits;
 use triptych_core::{
     ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, Modality, WindowSpan,
 };
-use triptych_ec::conformance::sample_output;
+use triptych_ec::conformance::{sample_output, sample_variant};
 use triptych_ec::object::{
-    MAX_HEAD_BYTES, ObjectError, decode, encode, encode_head, object_len, parse_head, probe,
+    MAX_HEAD_BYTES, MacKeys, ObjectError, decode, decode_signed, encode, encode_head, encode_signed,
+    object_len, parse_head, probe,
 };
 
 use crate::key;
@@ -28,7 +30,7 @@ fn outputs() -> impl Strategy<Value = EncoderOutput> {
         Just(Extent::Tokens),
     ];
     let kind = (
-        prop_oneof![Just(DType::F32), Just(DType::Bf16), Just(DType::F16)],
+        prop_oneof![Just(DType::F32), Just(DType::Bf16), Just(DType::F16), Just(DType::I8), Just(DType::F8)],
         prop_oneof![Just(Modality::Image), Just(Modality::Audio), Just(Modality::Text)],
     );
     (any::<[u8; 32]>(), any::<[u8; 32]>(), kind, extent, 0u32..6, 0u32..6).prop_map(
@@ -66,6 +68,59 @@ fn any_safetensors_reader_opens_an_object() {
     assert_eq!(metadata["extent"], "grid 1 1 6");
     assert_eq!(metadata["modality"], "image");
     assert_eq!(metadata["layout"], "1");
+}
+
+#[test]
+fn any_safetensors_reader_opens_scaled_rows_beside_their_scales() {
+    for (dtype, theirs) in [(DType::I8, Dtype::I8), (DType::F8, Dtype::F8_E4M3)] {
+        let item = EncodedItem { dtype, ..sample_output(key(1), 96).item().clone() };
+        let values: Vec<f32> = (0..24).map(|i| i as f32 - 9.5).collect();
+        let output = EncoderOutput::seal(item, rows_from_f32(&values, 4, dtype)).unwrap();
+        let object = encode(&output);
+        let tensors = SafeTensors::deserialize(&object).unwrap();
+        let (scales, rows) = (tensors.tensor("ec_scale").unwrap(), tensors.tensor("ec_cache").unwrap());
+        assert_eq!((scales.dtype(), scales.shape()), (Dtype::F32, [6].as_slice()));
+        assert_eq!((rows.dtype(), rows.shape()), (theirs, [6, 4].as_slice()));
+        assert_eq!([scales.data(), rows.data()].concat(), output.rows()[..]);
+        let read = decode(object, &key(1), &Limits::default()).unwrap();
+        let largest_error = values.iter().zip(read.rows_f32(0, 6).unwrap()).map(|(a, b)| (a - b).abs());
+        assert!(largest_error.fold(0.0, f32::max) < 0.9);
+    }
+}
+
+#[test]
+fn an_object_of_right_shape_that_someone_else_wrote_is_refused() {
+    let limits = Limits::default();
+    let (ours, theirs) = (MacKeys::new(vec![[1; 32]]), MacKeys::new(vec![[2; 32]]));
+    let after_a_change = MacKeys::new(vec![[3; 32], [1; 32]]);
+    let output = sample_output(key(1), 96);
+    let signed = encode_signed(&output, &ours);
+    let opens = |object: &Bytes, keys: &MacKeys| {
+        decode_signed(object.clone(), &key(1), &limits, keys).map(|read| read.item().clone())
+    };
+    for keys in [&ours, &after_a_change, &MacKeys::default()] {
+        assert_eq!(opens(&signed, keys).unwrap(), *output.item());
+    }
+    assert!(matches!(opens(&signed, &theirs), Err(ObjectError::Forged)));
+    assert!(matches!(opens(&encode(&output), &ours), Err(ObjectError::Unsigned)));
+    // Rows of the writer's choosing, whose checksum is right: only the MAC tells.
+    let poisoned = sample_variant(key(1), 96, 7);
+    assert!(matches!(opens(&encode_signed(&poisoned, &theirs), &ours), Err(ObjectError::Forged)));
+    let mac_of_the_good_one = encode_signed(&output, &ours);
+    let (head, other) = (encode_head(output.item()).len(), encode(&poisoned));
+    let spliced = [&mac_of_the_good_one[..mac_of_the_good_one.len() - 96], &other[head..]].concat();
+    assert!(matches!(opens(&spliced.into(), &ours), Err(ObjectError::Rows(_))));
+}
+
+#[test]
+fn mac_keys_are_hex_and_are_never_shown() {
+    let text = format!("{}\n{}", "ab".repeat(32), "01".repeat(32));
+    let keys: MacKeys = text.parse().unwrap();
+    assert_eq!(format!("{keys:?}"), "MacKeys(2)");
+    let refused = format!("{} secret", "ab".repeat(32)).parse::<MacKeys>().unwrap_err().to_string();
+    assert!(
+        refused.contains("MAC key 2") && refused.contains("64 hex digits") && !refused.contains("secret")
+    );
 }
 
 #[test]
