@@ -36,6 +36,10 @@ metrics! {
     ENCODE_BATCH_ITEMS = "encode_batch_items", "", "Items in an encoder batch";
     ENCODE_BATCH_TOKENS = "encode_batch_tokens", "", "Output tokens of an encoder batch";
     ENCODES = "encodes", "", "Items encoded, by modality";
+    ENCODE_JOBS = "encode_jobs", "", "Encoder jobs sent by the proxy, by why: first, retry, hedge, fallback";
+    ENCODES_SHARED = "encodes_shared", "", "Items whose encode was under way when they were asked for";
+    ENCODE_LEASES = "encode_leases", "", "What became of asking for the lease of an item, by outcome";
+    RETRY_BUDGET_EXHAUSTED = "retry_budget_exhausted", "", "Retries and hedges that the retry budget did not pay";
     PUBLISH_TIME = "ec_publish_time", "seconds", "Time to publish an encoder output";
     LOAD_TIME = "ec_load_time", "seconds", "Time to load an encoder output";
     EC_HITS = "ec_hits", "", "Encoder outputs found, by tier";

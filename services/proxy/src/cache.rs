@@ -1,15 +1,19 @@
-//! What the proxy asks of the EC store: which encoder outputs does it hold? It never reads one.
+//! What the proxy asks of the EC store: which encoder outputs does it hold, and who is making one? It never reads one.
 //!
 //! A store that does not answer is as good as an empty one: the items are encoded again, and the request lives.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::time::{Instant, timeout};
 use triptych_core::{ContentKey, EncodedItem, Fingerprint, Modality};
 use triptych_ec::EcStore;
-use triptych_ec::error::chain;
+use triptych_ec::error::{EcError, chain};
+use triptych_ec::store::lease::{Acquired, EncodeLease};
 
 /// How long the store may take; a probe must never cost more than the encode it could save.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long leases are not asked for after the store did not answer: encodes must not wait for it one after another.
+const AWAY: Duration = Duration::from_secs(1);
 /// Most keys of one question.
 const BATCH: usize = 256;
 
@@ -29,12 +33,76 @@ pub struct Wanted {
 pub struct EncoderCache {
     store: Arc<dyn EcStore>,
     max_object_bytes: usize,
+    leases: Arc<Mutex<Asking>>,
+}
+
+/// Whether leases are asked for.
+#[derive(Clone, Copy, Debug)]
+enum Asking {
+    Yes,
+    /// The store did not answer a moment ago.
+    NotBefore(Instant),
+    /// The store has none.
+    Never,
 }
 
 impl EncoderCache {
     /// Asks `store`.
     pub fn new(store: Arc<dyn EcStore>, max_object_bytes: usize) -> Self {
-        Self { store, max_object_bytes }
+        Self { store, max_object_bytes, leases: Arc::new(Mutex::new(Asking::Yes)) }
+    }
+
+    /// Takes the lease of a key, see [`EcStore::acquire`]; `None` if the store has none or does not answer.
+    pub async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Option<Acquired> {
+        let asking = *self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        match asking {
+            Asking::Never => return None,
+            Asking::NotBefore(then) if Instant::now() < then => return None,
+            Asking::Yes | Asking::NotBefore(_) => {}
+        }
+        self.answer("acquire", PATIENCE, self.store.acquire(key, ttl)).await
+    }
+
+    /// Keeps a lease, see [`EcStore::renew`]; `None` if the store does not answer.
+    pub async fn renew(&self, lease: &EncodeLease, ttl: Duration) -> Option<bool> {
+        self.answer("renew", PATIENCE, self.store.renew(lease, ttl)).await
+    }
+
+    /// Gives a lease back, see [`EcStore::release`]. One that cannot be given back ends by itself.
+    pub async fn release(&self, lease: &EncodeLease) {
+        self.answer("release", PATIENCE, self.store.release(lease)).await;
+    }
+
+    /// Waits for an output that somebody makes, see [`EcStore::wait`]; `None` if the store does not answer.
+    pub async fn wait(&self, wanted: &Wanted, patience: Duration) -> Option<Option<EncodedItem>> {
+        let wait = self.store.wait(&wanted.key, patience);
+        let found = self.answer("wait", patience + PATIENCE, wait).await?;
+        Some(found.filter(|item| self.fits(item, wanted)))
+    }
+
+    async fn answer<T>(
+        &self,
+        what: &'static str,
+        patience: Duration,
+        asked: impl Future<Output = Result<T, EcError>>,
+    ) -> Option<T> {
+        let asking = match timeout(patience, asked).await {
+            Ok(Ok(answer)) => return Some(answer),
+            Ok(Err(EcError::Unsupported { .. })) => {
+                tracing::info!(store = self.store.describe(), "the EC store has no leases");
+                Asking::Never
+            }
+            Ok(Err(e)) => {
+                tracing::warn!(what, error = chain(&e), "EC store does not answer about leases");
+                Asking::NotBefore(Instant::now() + AWAY)
+            }
+            Err(_) => {
+                tracing::warn!(what, ?patience, "EC store is slow to answer about leases");
+                Asking::NotBefore(Instant::now() + AWAY)
+            }
+        };
+        *self.leases.lock().unwrap_or_else(PoisonError::into_inner) = asking;
+        None
     }
 
     /// The descriptions of what is there, in the order asked. Never fails: what cannot be asked is missing.
@@ -42,7 +110,7 @@ impl EncoderCache {
         let mut found = Vec::with_capacity(wanted.len());
         for batch in wanted.chunks(BATCH) {
             let keys: Vec<_> = batch.iter().map(|w| w.key).collect();
-            let heads = match tokio::time::timeout(PATIENCE, self.store.heads(&keys)).await {
+            let heads = match timeout(PATIENCE, self.store.heads(&keys)).await {
                 Ok(Ok(heads)) => heads,
                 Ok(Err(e)) => {
                     tracing::warn!(error = chain(&e), "EC store does not answer, items are encoded");

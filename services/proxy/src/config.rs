@@ -1,5 +1,6 @@
 //! What a proxy is started with. Validated by whoever reads the configuration; here it is plain data.
 
+use crate::encode::EncodePolicy;
 use crate::fetch::FetchPolicy;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +33,8 @@ pub struct ProxyConfig {
     pub tenant_salt: Vec<u8>,
     /// Requests worked on at once, in both faces together; one more is Overloaded.
     pub max_in_flight: usize,
+    /// How items are encoded. Its `max_time` is held to that of a request.
+    pub encodes: EncodePolicy,
     /// Patience with clients.
     pub client_times: ClientTimes,
 }

@@ -1,31 +1,51 @@
-//! One encoder job, and the ladder below it: another encoder, the same one when it is back, a typed error.
+//! Items and their encoder outputs: each is looked for before it is made, and made once for all who need it.
 //!
-//! Jobs are idempotent by key, so sending one twice costs time and nothing else.
+//! Read from the cheapest to the dearest: an output that was READY a moment ago ([`recents`]), one that a PD worker
+//! still holds, one that the store has (asked once for all items of a request), one that another request of this proxy
+//! is having made ([`triptych_runtime::flights`]), one that another proxy is ([`lease`]), and at last a job of its own,
+//! down the [`ladder`]. What a request sees of it is a [`Flight`].
 
+mod attempt;
+mod errand;
+mod flight;
+mod ladder;
+mod lease;
+mod meters;
+mod pace;
+mod policy;
+mod recents;
+
+pub use flight::{Announced, Flight};
+pub use policy::EncodePolicy;
+
+use crate::budget::RetryBudget;
 use crate::cache::{EncoderCache, Wanted};
-use crate::fleet::catalog::Want;
-use crate::fleet::{Fleet, Lease};
-use crate::flights::{Boarding, Flights};
-use crate::wire::{CallFailure, outgoing};
+use crate::fleet::Fleet;
 use bytes::Bytes;
+use flight::{Progress, Teller};
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
-use std::sync::Arc;
+use lease::Leases;
+use meters::EncodeMeters;
+use pace::Pace;
+use recents::Recents;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::time::{Instant, timeout_at};
-use tonic::Status;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use triptych_core::lifetime::{ItemSource, StageTimes};
-use triptych_core::{
-    ContentKey, EncodedItem, Failure, FailureClass, ItemForm, ItemOptions, ModelName, RequestId, WorkerId,
-};
-use triptych_proto::v1;
-use triptych_proto::v1::encode_event::Kind;
-use triptych_proto::v1::encoder_worker_client::EncoderWorkerClient;
+use triptych_core::{ContentKey, EncodedItem, Failure, ItemOptions, ModelName, RequestId, WorkerId};
+use triptych_runtime::flights::{Boarding, Flights};
+use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Times a job is sent before it is given up.
 pub const ATTEMPTS: u32 = 5;
 /// How long a request waits for a worker to be there at all: long enough for a restart.
 pub const WORKER_WAIT: Duration = Duration::from_secs(30);
+/// Items of failed requests that may go on to READY at once.
+const LEFT_BEHIND: usize = 64;
 
 /// An item to be encoded.
 #[derive(Clone, Debug)]
@@ -40,9 +60,11 @@ pub struct Job {
     pub bytes: Bytes,
     /// What is asked of its processing; in the key.
     pub options: ItemOptions,
+    /// When the request's answer is due.
+    pub deadline: Instant,
 }
 
-/// An item whose encoder output is in the store.
+/// An item whose encoder output is READY.
 #[derive(Clone, Debug)]
 pub struct Encoded {
     /// The output.
@@ -51,6 +73,38 @@ pub struct Encoded {
     pub source: ItemSource,
     /// Queue, encode and publish.
     pub times: StageTimes,
+    /// `host:port` of `EcObjects` services that hold it in memory, the best first.
+    pub peers: Vec<String>,
+    /// PD workers that hold it, where nobody else is known to: the request should go to one of them. Empty: to any.
+    pub holders: Vec<WorkerId>,
+    /// Why it is believed to be there.
+    belief: Belief,
+    /// Since when.
+    at: Instant,
+}
+
+impl Encoded {
+    fn cached(item: EncodedItem, belief: Belief) -> Self {
+        let (times, peers, holders) = (StageTimes::default(), Vec::new(), Vec::new());
+        Self { item, source: ItemSource::Cached, times, peers, holders, belief, at: Instant::now() }
+    }
+
+    fn announced(&self) -> Announced {
+        Announced { item: self.item.clone(), peers: self.peers.clone(), pending: false }
+    }
+}
+
+/// Why an output is believed to be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Belief {
+    /// It was READY a moment ago.
+    Remembered,
+    /// A PD worker said that it holds it.
+    Resident,
+    /// The store says so.
+    Stored,
+    /// An encoder made it.
+    Made,
 }
 
 /// The outcome of a flight.
@@ -71,102 +125,166 @@ enum Origin {
 /// Encodes items, each once for all the requests that need it at the same moment.
 #[derive(Clone)]
 pub struct Encodes {
+    parts: Arc<Parts>,
+    flights: Flights<(ContentKey, Origin), Progress>,
+    left_behind: Arc<Semaphore>,
+}
+
+/// What flights work with.
+struct Parts {
     fleet: Arc<Fleet>,
     cache: EncoderCache,
-    flights: Arc<Flights<(ContentKey, Origin), Outcome>>,
-    /// The most that a job may take, however long its waiters would.
-    max_time: Duration,
+    leases: Leases,
+    recents: Recents,
+    pace: Pace,
+    budget: Arc<RetryBudget>,
+    policy: EncodePolicy,
+    meters: EncodeMeters,
+    /// Where each encoder serves what it made, as it said with its latest answer.
+    peers: Mutex<HashMap<WorkerId, Vec<String>>>,
+}
+
+/// What [`Encodes`] are made of.
+pub struct EncodeParts<'a> {
+    /// The workers.
+    pub fleet: Arc<Fleet>,
+    /// The store.
+    pub cache: EncoderCache,
+    /// How it is done.
+    pub policy: EncodePolicy,
+    /// Pays for whatever is sent twice.
+    pub budget: Arc<RetryBudget>,
+    /// Waits for what goes on behind requests.
+    pub drain: &'a Drain,
+    /// Where it is counted.
+    pub metrics: &'a MetricsRegistry,
 }
 
 impl Encodes {
-    /// Encodes on the workers of `fleet` what `cache` does not hold.
-    pub fn new(fleet: Arc<Fleet>, cache: EncoderCache, max_time: Duration) -> Self {
-        Self { fleet, cache, flights: Arc::new(Flights::new()), max_time }
+    /// Encodes on the workers of a fleet what its store does not hold. Must be called inside a tokio runtime.
+    pub fn new(parts: EncodeParts<'_>) -> Self {
+        let EncodeParts { fleet, cache, policy, budget, drain, metrics } = parts;
+        let meters = EncodeMeters::new(metrics);
+        let leases = Leases {
+            cache: cache.clone(),
+            tasks: drain.tasks().clone(),
+            runtime: Handle::current(),
+            count: meters.leases(),
+        };
+        let recents = Recents::new(policy.remembered, policy.believed_for);
+        let (pace, peers) = (Pace::default(), Mutex::default());
+        let parts = Parts { fleet, cache, leases, recents, pace, budget, policy, meters, peers };
+        let flights = Flights::new(drain.tasks().clone());
+        Self { parts: Arc::new(parts), flights, left_behind: Arc::new(Semaphore::new(LEFT_BEHIND)) }
     }
 
-    /// Finds or makes the outputs of the items, all at once, in their order. The store is asked once for all of them,
-    /// inside the flights: so a second request either joins the first one's flight or asks the store after it.
+    /// Looks for the outputs of the items or has them made, all at once; a flight for each, in their order. The store
+    /// is asked once for all of them, inside the flights: so a second request either joins the first one's flight or
+    /// asks the store after it.
+    pub fn begin(&self, jobs: &[Job]) -> Vec<Flight> {
+        let known = self.known(jobs);
+        let wanted: Vec<_> = jobs.iter().map(|job| job.wanted).collect();
+        let cache = self.parts.cache.clone();
+        // Flights that are joined leave their place in it unused.
+        let probe: Probe = async move { Arc::new(cache.probe(&wanted).await) }.boxed().shared();
+        let flights = jobs.iter().zip(known).enumerate();
+        let flight = |(i, (job, known)): (usize, (&Job, Option<Encoded>))| match known {
+            Some(encoded) => Flight::landed(job, encoded),
+            None => {
+                let probe = probe.clone();
+                let found = async move { probe.await.get(i).cloned().flatten() };
+                self.board(job, Origin::Any, found.boxed())
+            }
+        };
+        flights.map(flight).collect()
+    }
+
+    /// Finds or makes the outputs of the items, all at once, in their order. When one fails, the others that are
+    /// under way go on all the same: the client will ask again, and finds them READY.
     ///
     /// # Errors
     /// Of the first item that fails, its place and the failure.
     pub async fn all(&self, jobs: &[Job]) -> Result<Vec<Encoded>, (usize, Failure)> {
-        let wanted: Vec<_> = jobs.iter().map(|job| job.wanted).collect();
-        let cache = self.cache.clone();
-        let probe: Probe = async move { Arc::new(cache.probe(&wanted).await) }.boxed().shared();
-        let waits = jobs.iter().enumerate().map(|(i, job)| {
-            let encodes = self.clone();
-            let (own, probe) = (job.clone(), probe.clone());
-            let work = async move {
-                match probe.await.get(i).cloned().flatten() {
-                    Some(item) => {
-                        Ok(Encoded { item, source: ItemSource::Cached, times: StageTimes::default() })
-                    }
-                    None => encodes.run(&own).await,
-                }
-            };
-            let wait = self.wait(job, Origin::Any, work);
-            async move { wait.await.map_err(|failure| (i, failure)) }
-        });
-        // Every flight is boarded before the first is awaited: `all` of one request is one moment.
-        let waits: Vec<_> = waits.collect();
-        futures::future::try_join_all(waits).await
+        let mut flights = self.begin(jobs);
+        let waits = flights.iter_mut().enumerate();
+        let waits = waits.map(|(i, flight)| async move { flight.ready().await.map_err(|f| (i, f)) });
+        let outcome = futures::future::try_join_all(waits).await;
+        if outcome.is_err() {
+            self.leave_behind(flights);
+        }
+        outcome
     }
 
-    /// Makes the output of an item whose object in the store is missing or corrupt.
-    ///
-    /// # Errors
-    /// [`Failure`] of the job.
-    pub async fn again(&self, job: &Job) -> Outcome {
-        let (encodes, own) = (self.clone(), job.clone());
-        self.wait(job, Origin::Fresh, async move { encodes.run(&own).await }).await
-    }
-
-    fn wait<W>(&self, job: &Job, origin: Origin, work: W) -> impl Future<Output = Outcome> + use<W>
-    where
-        W: Future<Output = Outcome> + Send + 'static,
-    {
-        let (flight, boarding) = self.flights.board((job.wanted.key, origin), work);
-        async move {
-            let mut encoded = flight.await?;
-            if boarding == Boarding::Joined {
-                encoded.times = StageTimes::default();
-                if encoded.source == ItemSource::Encoded {
-                    encoded.source = ItemSource::Shared;
-                }
-            }
-            Ok(encoded)
+    /// Has the flights of a request that failed go on to their ends, as far as there is room for such.
+    pub fn leave_behind(&self, flights: impl IntoIterator<Item = Flight>) {
+        for flight in flights.into_iter().filter(|flight| !flight.has_ended()) {
+            let Ok(room) = Arc::clone(&self.left_behind).try_acquire_owned() else { return };
+            flight.let_go_on(room);
         }
     }
 
-    async fn run(&self, job: &Job) -> Outcome {
-        let deadline = Instant::now() + self.max_time;
-        let want = Want::Encoder {
-            model: job.model.clone(),
-            modality: job.wanted.modality,
-            fingerprint: job.wanted.fingerprint,
+    /// Makes the output of an item again which a PD worker did not find, or found corrupt; `lost` is what the request
+    /// believed of it.
+    pub fn begin_again(&self, job: &Job, lost: &Encoded) -> Flight {
+        if let Some((item, peers)) = self.parts.recents.renewed(&job.wanted.key, lost.at) {
+            let encoded = Encoded { peers, ..Encoded::cached(item, Belief::Remembered) };
+            return Flight::landed(job, Encoded { source: ItemSource::Shared, ..encoded });
+        }
+        match lost.belief {
+            // The store was not asked: it may have it.
+            Belief::Remembered | Belief::Resident => {
+                let (cache, wanted) = (self.parts.cache.clone(), job.wanted);
+                let found = async move { cache.probe(&[wanted]).await.pop().flatten() };
+                self.board(job, Origin::Any, found.boxed())
+            }
+            Belief::Stored | Belief::Made => self.board(job, Origin::Fresh, async { None }.boxed()),
+        }
+    }
+
+    /// [`Self::begin_again`], to its end.
+    ///
+    /// # Errors
+    /// [`Failure`] of the job.
+    pub async fn again(&self, job: &Job, lost: &Encoded) -> Outcome {
+        self.begin_again(job, lost).ready().await
+    }
+
+    /// What needs no question to the store.
+    fn known(&self, jobs: &[Job]) -> Vec<Option<Encoded>> {
+        let young = |job: &Job| {
+            let (item, peers) = self.parts.recents.young(&job.wanted.key)?;
+            Some(Encoded { peers, ..Encoded::cached(item, Belief::Remembered) })
         };
-        let cost = job.bytes.len() as u64;
-        let mut tried: Vec<WorkerId> = Vec::new();
-        let mut attempt = 1;
-        loop {
-            let wait = (Instant::now() + WORKER_WAIT).min(deadline);
-            let lease =
-                timeout_at(wait, self.fleet.lease(&want, cost, &tried)).await.map_err(|_| no_encoder(job))?;
-            let failure = match call(&lease, job, deadline).await {
-                Ok(encoded) => return Ok(encoded),
-                Err(failure) => failure,
+        jobs.iter().map(young).collect()
+    }
+
+    fn board(&self, job: &Job, origin: Origin, found: BoxFuture<'static, Option<EncodedItem>>) -> Flight {
+        let (seat, boarding) = self.flights.board((job.wanted.key, origin), Progress::default(), |state| {
+            let teller = Teller(Arc::new(state));
+            let errand = errand::Errand {
+                parts: Arc::clone(&self.parts),
+                job: job.clone(),
+                origin,
+                teller: teller.clone(),
             };
-            if failure.broken {
-                lease.report_broken();
-            }
-            if attempt == ATTEMPTS || !failure.failure.class.is_retryable() {
-                return Err(failure.failure);
-            }
-            tracing::warn!(encoder = %lease.id(), attempt, failure = %failure.failure, "encoder job sent again");
-            tried.push(lease.id().clone());
-            drop(lease);
-            tokio::time::sleep(backoff(attempt)).await;
-            attempt += 1;
+            async move { teller.end(errand.run(found).await) }
+        });
+        if boarding == Boarding::Joined {
+            self.parts.meters.shared();
+        }
+        Flight::flying(job, seat, boarding)
+    }
+}
+
+impl Parts {
+    fn peers_of(&self, worker: &WorkerId) -> Vec<String> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner).get(worker).cloned().unwrap_or_default()
+    }
+
+    fn note_peers(&self, worker: &WorkerId, peers: &[String]) {
+        let mut known = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.get(worker).map(Vec::as_slice) != Some(peers) {
+            known.insert(worker.clone(), peers.to_vec());
         }
     }
 }
@@ -176,70 +294,5 @@ pub fn backoff(attempt: u32) -> Duration {
     Duration::from_millis(50 << attempt.saturating_sub(1).min(4))
 }
 
-async fn call(lease: &Lease, job: &Job, deadline: Instant) -> Result<Encoded, CallFailure> {
-    let wanted = &job.wanted;
-    let message = v1::EncodeRequest {
-        request_id: job.request_id.to_string(),
-        model: job.model.to_string(),
-        key: Bytes::copy_from_slice(wanted.key.as_bytes()),
-        modality: v1::Modality::from(wanted.modality).into(),
-        item: job.bytes.clone(),
-        fingerprint: Bytes::copy_from_slice(wanted.fingerprint.as_bytes()),
-        item_is_token_ids: job.options.form == ItemForm::TokenIds,
-        options: Some(job.options.clone().into()),
-        fence: 0,
-    };
-    let mut client = EncoderWorkerClient::new(lease.channel());
-    let answer = timeout_at(deadline, async {
-        let mut events = client.encode(outgoing(message, deadline)).await?.into_inner();
-        while let Some(event) = events.message().await? {
-            if let Some(Kind::Ready(response)) = event.kind {
-                return Ok(response);
-            }
-        }
-        Err(Status::unavailable("an encoder ended its job early"))
-    });
-    let answer = answer.await.map_err(|_| {
-        Failure::new(FailureClass::DeadlineExceeded, "the request's time ran out while an item was encoded")
-    })?;
-    let response = match answer {
-        Ok(response) => response,
-        Err(status) => return Err(changed_encoder(lease, status.into())),
-    };
-    accept(response, job).map_err(CallFailure::from)
-}
-
-/// A worker that came back with another encoder refuses the key; its new description is asked for at once.
-fn changed_encoder(lease: &Lease, mut failure: CallFailure) -> CallFailure {
-    if failure.failure.class == FailureClass::Mismatch {
-        lease.report_broken();
-        failure.failure = Failure { class: FailureClass::Unavailable, ..failure.failure };
-    }
-    failure
-}
-
-fn accept(response: v1::EncodeResponse, job: &Job) -> Outcome {
-    let us = Duration::from_micros;
-    let times = StageTimes {
-        queue: us(response.queue_us),
-        encode: us(response.preprocess_us.saturating_add(response.encode_us)),
-        publish: us(response.publish_us),
-        ..StageTimes::default()
-    };
-    let item = response.item.ok_or_else(|| Failure::internal("an encoder answered without an item"))?;
-    let item =
-        EncodedItem::try_from(item).map_err(|e| Failure::internal(format!("an encoder answered: {e}")))?;
-    let wanted = Wanted { key: item.key, fingerprint: item.fingerprint, modality: item.modality };
-    if wanted != job.wanted {
-        return Err(Failure::internal(format!("asked an encoder for {:?}, it made {wanted:?}", job.wanted)));
-    }
-    Ok(Encoded { item, source: ItemSource::Encoded, times })
-}
-
-fn no_encoder(job: &Job) -> Failure {
-    let modality = job.wanted.modality;
-    Failure::unavailable(format!(
-        "no encoder that reads {modality} for model {:?} is there now; try again",
-        job.model
-    ))
-}
+#[cfg(test)]
+mod tests;

@@ -123,6 +123,7 @@ impl Materials {
             wanted,
             bytes,
             options: item.options.clone(),
+            deadline: request.deadline,
         })
     }
 

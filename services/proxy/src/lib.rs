@@ -12,9 +12,9 @@ mod admission;
 mod fleet;
 mod wire;
 
+mod budget;
 mod cache;
 mod encode;
-mod flights;
 
 pub mod fetch;
 mod items;
@@ -27,5 +27,7 @@ mod openai;
 
 mod serve;
 
+pub use budget::RetryPolicy;
 pub use config::{ClientTimes, ProxyConfig, ProxyError};
+pub use encode::EncodePolicy;
 pub use serve::run;

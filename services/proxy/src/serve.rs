@@ -1,9 +1,10 @@
 //! The process from its listeners to its end.
 
 use crate::admission::Gate;
+use crate::budget::RetryBudget;
 use crate::cache::EncoderCache;
 use crate::config::{ProxyConfig, ProxyError};
-use crate::encode::Encodes;
+use crate::encode::{EncodeParts, EncodePolicy, Encodes};
 use crate::fetch::Fetcher;
 use crate::fleet::Fleet;
 use crate::grpc::preface::Prefaced;
@@ -31,8 +32,17 @@ pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) ->
     let gate = Gate::new(config.max_in_flight);
     let fleet = Arc::new(Fleet::start(&config.encoders, &config.pds, &config.dialer)?);
     let cache = EncoderCache::new(config.store, limits.max_object_bytes);
+    let policy = config.encodes;
+    let encodes = Encodes::new(EncodeParts {
+        fleet: Arc::clone(&fleet),
+        cache,
+        policy: EncodePolicy { max_time: policy.max_time.min(limits.max_request_time), ..policy },
+        budget: Arc::new(RetryBudget::new(policy.retries)),
+        drain: &drain,
+        metrics: &metrics,
+    });
     let orchestrator = Arc::new(Orchestrator {
-        encodes: Encodes::new(Arc::clone(&fleet), cache, limits.max_request_time),
+        encodes,
         fleet,
         materials: Materials {
             fetcher: Fetcher::new(config.fetch, limits.clone())?,

@@ -183,7 +183,11 @@ impl<'a> Decoding<'a> {
         }
         *n += 1;
         tracing::warn!(item = i, key = ?job.wanted.key, "encoder output is gone, encoding again");
-        let again = self.work.orchestrator.encodes.again(job).await.map_err(|f| super::at_item(f, i))?;
+        let Some(lost) = self.encoded.get(i) else {
+            return Err(Failure::internal(format!("item {i} of {} was never encoded", self.jobs.len())));
+        };
+        let again =
+            self.work.orchestrator.encodes.again(job, lost).await.map_err(|f| super::at_item(f, i))?;
         self.work.orchestrator.observer.encoded_again(&again);
         // The same item may stand in the request twice; both places must announce the object that is there now.
         for place in self.encoded.iter_mut().filter(|place| place.item.key == again.item.key) {

@@ -10,6 +10,7 @@ use triptych_core::{Failure, Modality};
 use triptych_ec::fault::{Fault, Faults, Faulty};
 use triptych_ec::store::Op;
 use triptych_proto::v1::ItemSource::Encoded;
+use triptych_proxy::ProxyConfig;
 use triptych_runtime::status::to_status;
 
 fn unavailable() -> Status {
@@ -146,7 +147,8 @@ async fn a_store_that_does_not_answer_is_as_good_as_an_empty_one() {
     let (p1, p2) = (encoder.serve(), pd.serve());
     let faults = Faults::default();
     let faulty = Arc::new(Faulty::new(store, faults.clone()));
-    let proxy = Proxy::start(&[p1.address], &[p2.address], faulty, |_| {}).await;
+    let forgets = |config: &mut ProxyConfig| config.encodes.believed_for = Duration::ZERO;
+    let proxy = Proxy::start(&[p1.address], &[p2.address], faulty, forgets).await;
     proxy.ready().await;
     faults.stand(Op::Heads, Fault::Error);
     for n_jobs in [1, 2] {

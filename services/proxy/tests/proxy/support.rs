@@ -16,7 +16,7 @@ use triptych_proto::v1;
 use triptych_proto::v1::generate_response::Kind;
 use triptych_proto::v1::triptych_client::TriptychClient;
 use triptych_proxy::fetch::FetchPolicy;
-use triptych_proxy::{ClientTimes, ProxyConfig, ProxyError};
+use triptych_proxy::{ClientTimes, EncodePolicy, ProxyConfig, ProxyError};
 use triptych_runtime::{Drain, MetricsRegistry, grpc};
 
 /// An image no test decodes; long and odd enough to be recognised in a recording.
@@ -49,6 +49,7 @@ pub fn settings(
         fetch: FetchPolicy::default(),
         tenant_salt: Vec::new(),
         max_in_flight: 64,
+        encodes: EncodePolicy::default(),
         client_times: ClientTimes::default(),
     }
 }

@@ -6,7 +6,7 @@ use crate::error::{CliError, chain};
 use crate::listen;
 use clap::Args;
 use triptych_core::limits::Limits;
-use triptych_proxy::{ClientTimes, ProxyConfig, ProxyError};
+use triptych_proxy::{ClientTimes, EncodePolicy, ProxyConfig, ProxyError};
 use triptych_runtime::grpc::Dialer;
 
 /// Flags of the proxy.
@@ -72,6 +72,7 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
         fetch: args.fetch.policy(),
         tenant_salt: args.tenant_salt.into_bytes(),
         max_in_flight: args.max_in_flight,
+        encodes: EncodePolicy::default(),
         client_times: ClientTimes::default(),
     };
     triptych_proxy::run(config, process.drain, process.metrics).await.map_err(|e| match e {

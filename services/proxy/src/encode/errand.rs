@@ -1,0 +1,96 @@
+//! The work of one flight: ask the store, take the lease, ask again, and only then have the item encoded.
+
+use super::flight::Teller;
+use super::ladder::{Fell, Ladder};
+use super::lease::{Followed, Holding, Turn};
+use super::{Belief, Encoded, Job, Origin, Outcome, Parts};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, timeout_at};
+use triptych_core::lifetime::ItemSource;
+use triptych_core::{EncodedItem, Failure, FailureClass};
+
+/// A lease's cost where nobody knows what a job takes.
+const COST_UNKNOWN: Duration = Duration::from_secs(2);
+
+/// One item to be had.
+pub(super) struct Errand {
+    pub(super) parts: Arc<Parts>,
+    pub(super) job: Job,
+    pub(super) origin: Origin,
+    pub(super) teller: Teller,
+}
+
+impl Errand {
+    /// To READY or to a failure. `found` is what the store says first.
+    pub(super) async fn run(&self, found: impl Future<Output = Option<EncodedItem>>) -> Outcome {
+        let deadline = Instant::now() + self.parts.policy.max_time;
+        let outcome = timeout_at(deadline, async {
+            match found.await {
+                Some(item) => Ok(Encoded::cached(item, Belief::Stored)),
+                None => self.make(deadline).await,
+            }
+        });
+        let encoded = outcome.await.unwrap_or_else(|_| Err(out_of_time()))?;
+        self.parts.recents.note(&encoded);
+        Ok(encoded)
+    }
+
+    async fn make(&self, deadline: Instant) -> Outcome {
+        loop {
+            let holding = match self.parts.leases.turn(&self.job.wanted, self.origin, self.cost()).await {
+                Turn::Done(item) => return Ok(made_elsewhere(item)),
+                Turn::Anyones => None,
+                Turn::Ours(holding, Followed(followed)) => {
+                    // Somebody may have made it between the first question and the lease.
+                    if (self.origin == Origin::Any || followed)
+                        && let Some(item) = self.probe().await
+                    {
+                        return Ok(made_elsewhere(item));
+                    }
+                    Some(holding)
+                }
+            };
+            match self.encode(holding.as_ref(), deadline).await {
+                Ok(encoded) => {
+                    // An output at a peer is written to the store behind its answer.
+                    if let Some(holding) = holding.filter(|_| !encoded.peers.is_empty()) {
+                        holding.give_back_when_stored();
+                    }
+                    return Ok(encoded);
+                }
+                Err(Fell::Failed(failure)) => return Err(failure),
+                Err(Fell::Outrun) => {}
+            }
+        }
+    }
+
+    async fn encode(&self, holding: Option<&Holding>, deadline: Instant) -> Result<Encoded, Fell> {
+        let ladder = Ladder {
+            parts: &self.parts,
+            job: &self.job,
+            fence: holding.map_or(0, Holding::fence),
+            outrun: &|| holding.is_some_and(Holding::is_lost),
+            deadline,
+            teller: &self.teller,
+        };
+        ladder.run().await
+    }
+
+    async fn probe(&self) -> Option<EncodedItem> {
+        self.parts.cache.probe(&[self.job.wanted]).await.pop().flatten()
+    }
+
+    fn cost(&self) -> Duration {
+        let predicted = self.parts.pace.predict(&self.job.model, self.job.wanted.modality);
+        predicted.map_or(COST_UNKNOWN, |prediction| prediction.usual)
+    }
+}
+
+fn made_elsewhere(item: EncodedItem) -> Encoded {
+    Encoded { source: ItemSource::Shared, ..Encoded::cached(item, Belief::Stored) }
+}
+
+fn out_of_time() -> Failure {
+    Failure::new(FailureClass::DeadlineExceeded, "the request's time ran out while an item was encoded")
+}

@@ -1,0 +1,157 @@
+//! Leases over a store in memory, on a paused clock: who waits, who takes over, and when they are given back.
+
+use super::*;
+use crate::cache::EncoderCache;
+use crate::encode::tests::item;
+use bytes::Bytes;
+use std::sync::Mutex;
+use triptych_core::ContentKey;
+use triptych_core::item::{EncoderOutput, from_f32};
+use triptych_core::limits::Limits;
+use triptych_ec::fault::{Fault, Faults, Faulty};
+use triptych_ec::store::memory::MemoryStore;
+use triptych_ec::store::{EcStore, Op};
+
+type Counted = Arc<Mutex<Vec<LeaseOutcome>>>;
+
+struct Fleet {
+    store: Arc<MemoryStore>,
+    faults: Faults,
+}
+
+impl Fleet {
+    fn new() -> Self {
+        Self { store: Arc::new(MemoryStore::new(1 << 20, &Limits::default())), faults: Faults::default() }
+    }
+
+    /// The leases of one more proxy.
+    fn proxy(&self) -> (Leases, Counted) {
+        let store = Arc::new(Faulty::new(self.store.clone(), self.faults.clone()));
+        let counted = Counted::default();
+        let count = Arc::clone(&counted);
+        let leases = Leases {
+            cache: EncoderCache::new(store, 1 << 20),
+            tasks: TaskTracker::new(),
+            runtime: Handle::current(),
+            count: Arc::new(move |outcome| count.lock().unwrap().push(outcome)),
+        };
+        (leases, counted)
+    }
+
+    async fn publish(&self, wanted: &Wanted) {
+        self.store.put_if_absent(&wanted.key, object()).await.unwrap();
+    }
+}
+
+fn object() -> Bytes {
+    let output = EncoderOutput::seal(item(1), from_f32(&[0.5; 32], triptych_core::DType::F32)).unwrap();
+    triptych_ec::object::encode(&output)
+}
+
+fn wanted() -> Wanted {
+    let item = item(1);
+    Wanted { key: ContentKey::from_bytes([1; 32]), fingerprint: item.fingerprint, modality: item.modality }
+}
+
+const COST: Duration = Duration::from_millis(100);
+
+async fn turn(leases: &Leases) -> Turn {
+    leases.turn(&wanted(), Origin::Any, COST).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_follower_gets_the_result_the_moment_it_is_there() {
+    let fleet = Fleet::new();
+    let ((one, _), (two, counted)) = (fleet.proxy(), fleet.proxy());
+    let Turn::Ours(holding, Followed(false)) = turn(&one).await else { panic!("it was free") };
+    let began = Instant::now();
+    let follows = turn(&two);
+    let holds = async {
+        // Far longer than an unrenewed lease: it is renewed.
+        sleep(Duration::from_secs(30)).await;
+        assert!(!holding.is_lost());
+        fleet.publish(&wanted()).await;
+        drop(holding);
+        began.elapsed()
+    };
+    let (followed, published) = futures::join!(follows, holds);
+    assert!(matches!(followed, Turn::Done(item) if item.key == wanted().key));
+    assert!(began.elapsed() - published < Duration::from_millis(150), "{:?}", began.elapsed());
+    assert_eq!(*counted.lock().unwrap(), [LeaseOutcome::Followed]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lease_of_a_holder_that_died_is_taken_over_when_it_ends() {
+    let fleet = Fleet::new();
+    let ((one, _), (two, counted)) = (fleet.proxy(), fleet.proxy());
+    let Turn::Ours(holding, _) = turn(&one).await else { panic!("it was free") };
+    let began = Instant::now();
+    // Dead: it neither renews nor gives back.
+    holding.renewing.abort();
+    let first = holding.fence();
+    std::mem::forget(holding);
+    let Turn::Ours(second, Followed(true)) = turn(&two).await else { panic!("nobody holds it any more") };
+    assert!(second.fence() > first);
+    assert!(began.elapsed() >= TTL.0 && began.elapsed() < TTL.0 + Duration::from_millis(500));
+    assert_eq!(*counted.lock().unwrap(), [LeaseOutcome::TakenOver]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_gives_up_is_followed_at_once() {
+    let fleet = Fleet::new();
+    let ((one, _), (two, _)) = (fleet.proxy(), fleet.proxy());
+    let Turn::Ours(holding, _) = turn(&one).await else { panic!("it was free") };
+    let began = Instant::now();
+    let gives_up = async {
+        sleep(Duration::from_millis(700)).await;
+        drop(holding);
+    };
+    let (next, ()) = futures::join!(turn(&two), gives_up);
+    assert!(matches!(next, Turn::Ours(_, Followed(true))));
+    assert!(began.elapsed() < Duration::from_millis(900), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_does_not_answer_or_has_no_leases_stops_nobody() {
+    let fleet = Fleet::new();
+    let (one, counted) = fleet.proxy();
+    fleet.faults.stand(Op::Lease, Fault::Hang);
+    let began = Instant::now();
+    assert!(matches!(turn(&one).await, Turn::Anyones));
+    let first = began.elapsed();
+    assert!(matches!(turn(&one).await, Turn::Anyones));
+    assert_eq!(began.elapsed(), first, "the second does not wait for it again");
+    fleet.faults.clear();
+    sleep(Duration::from_secs(2)).await;
+    assert!(matches!(turn(&one).await, Turn::Ours(..)), "it is asked again after a while");
+    let without = [LeaseOutcome::Without, LeaseOutcome::Without, LeaseOutcome::Granted];
+    assert_eq!(*counted.lock().unwrap(), without);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_outlives_the_answer_until_the_durable_copy_is_there() {
+    let fleet = Fleet::new();
+    let ((one, _), (two, _)) = (fleet.proxy(), fleet.proxy());
+    let Turn::Ours(holding, _) = turn(&one).await else { panic!("it was free") };
+    holding.give_back_when_stored();
+    let began = Instant::now();
+    let written_behind = async {
+        sleep(Duration::from_secs(5)).await;
+        fleet.publish(&wanted()).await;
+    };
+    let (followed, ()) = futures::join!(turn(&two), written_behind);
+    assert!(matches!(followed, Turn::Done(_)), "nobody encodes what is being written");
+    assert!(began.elapsed() >= Duration::from_secs(5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_another_took_is_noticed() {
+    let fleet = Fleet::new();
+    let (one, counted) = fleet.proxy();
+    let Turn::Ours(holding, _) = turn(&one).await else { panic!("it was free") };
+    let lease = holding.lease;
+    fleet.store.release(&lease).await.unwrap();
+    sleep(TTL.0).await;
+    assert!(holding.is_lost());
+    assert_eq!(counted.lock().unwrap().last(), Some(&LeaseOutcome::Lost));
+}
