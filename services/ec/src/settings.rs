@@ -5,6 +5,8 @@
 //! | `memory[:MIB]` | in this process; `triptych up` makes it a process that the others share |
 //! | `disk:DIR` | a directory |
 //! | `redis://[user:password@]host[:port][/db][?ttl_s=N]`, `rediss://…` with TLS | a Redis server |
+//! | `redis+sentinel://[user:password@]h1:p1,h2:p2/MASTER[/db]`, `rediss+sentinel://…` | the master of that name |
+//! | `redis+cluster://[user:password@]h1:p1,h2:p2`, `rediss+cluster://…` | a Redis cluster |
 //! | `grpc://host:port` | a store process |
 //!
 //! Several, with white space between them, are one behind the other, the fastest first:
@@ -16,18 +18,18 @@ use crate::error::EcError;
 use crate::store::EcStore;
 use crate::store::disk::DiskStore;
 use crate::store::memory::{DEFAULT_BUDGET_BYTES, MemoryStore};
-use crate::store::redis::{RedisStore, RedisTuning};
+use crate::store::redis::{RedisSetting, RedisStore, RedisTuning};
 use crate::store::remote::{Dial, RemoteStore, RemoteTuning};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 use triptych_core::limits::Limits;
 
 /// What is allowed, for error texts and `--help`.
-pub const ALLOWED: &str = "`memory[:MIB]`, `disk:DIR`, `redis://[user:password@]host[:port][/db][?ttl_s=N]`, `rediss://…`, \
-     `grpc://host:port`, or several of them with spaces between, the fastest first";
+pub const ALLOWED: &str = "`memory[:MIB]`, `disk:DIR`, `redis://[user:password@]host[:port][/db][?ttl_s=N]`, \
+     `redis+sentinel://[user:password@]host:port,…/MASTER[/db]`, `redis+cluster://[user:password@]host:port,…`, \
+     `rediss…://` for TLS, `grpc://host:port`, or several of them with spaces between, the fastest first";
 
 /// Which store to use. Text without passwords in both `Display` and `Debug`.
 #[derive(Clone, PartialEq, Eq)]
@@ -79,15 +81,6 @@ impl MemorySetting {
     }
 }
 
-/// Where a Redis server is.
-#[derive(Clone, PartialEq, Eq)]
-pub struct RedisSetting {
-    /// The URL, with its password: never print it.
-    url: String,
-    /// How long objects live; `None`: the default of [`RedisTuning`].
-    ttl: Option<Duration>,
-}
-
 impl FromStr for EcSetting {
     type Err = EcError;
 
@@ -126,8 +119,8 @@ impl EcSetting {
                 false => wrong("`grpc://` needs a host and a port, as in `grpc://127.0.0.1:7400`".into()),
             };
         }
-        if text.starts_with("redis://") || text.starts_with("rediss://") {
-            return RedisSetting::parse(text).map(Self::Redis);
+        if RedisSetting::is_meant(text) {
+            return text.parse().map(Self::Redis);
         }
         wrong(format!("not a store; allowed are {ALLOWED}"))
     }
@@ -153,36 +146,13 @@ pub(crate) fn is_authority(text: &str) -> bool {
     })
 }
 
-impl RedisSetting {
-    fn parse(text: &str) -> Result<Self, EcError> {
-        let Some((url, query)) = text.split_once('?') else {
-            return Ok(Self { url: text.to_owned(), ttl: None });
-        };
-        let (mut ttl, mut rest) = (None, Vec::new());
-        for pair in query.split('&') {
-            match pair.split_once('=') {
-                Some(("ttl_s", n)) => {
-                    let seconds = n.parse().ok().filter(|n| *n > 0).ok_or_else(|| EcError::Config {
-                        setting: without_password(text),
-                        reason: format!("ttl_s is {n:?}, allowed are whole seconds, 1 or more"),
-                    })?;
-                    ttl = Some(Duration::from_secs(seconds));
-                }
-                _ => rest.push(pair),
-            }
-        }
-        let url = if rest.is_empty() { url.to_owned() } else { format!("{url}?{}", rest.join("&")) };
-        Ok(Self { url, ttl })
-    }
-}
-
 impl fmt::Display for EcSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory(memory) if *memory == MemorySetting::default() => f.write_str("memory"),
             Self::Memory(memory) => write!(f, "memory:{}", memory.budget_bytes >> 20),
             Self::Disk(dir) => write!(f, "disk:{}", dir.display()),
-            Self::Redis(redis) => f.write_str(&without_password(&redis.url)),
+            Self::Redis(redis) => redis.fmt(f),
             Self::Remote(authority) => write!(f, "grpc://{authority}"),
             Self::Tiered(tiers) => {
                 let texts: Vec<_> = tiers.iter().map(ToString::to_string).collect();
@@ -237,9 +207,8 @@ async fn open_one(setting: &EcSetting, with: &Opening) -> Result<Arc<dyn EcStore
         EcSetting::Memory(memory) => Arc::new(MemoryStore::new(memory.budget_bytes, limits)),
         EcSetting::Disk(dir) => Arc::new(DiskStore::open(dir, limits).await?),
         EcSetting::Redis(redis) => {
-            let defaults = RedisTuning::default();
-            let tuning = RedisTuning { ttl: redis.ttl.unwrap_or(defaults.ttl), ..defaults };
-            Arc::new(RedisStore::new(&redis.url, tuning, limits)?)
+            let redis = redis.clone().with_environment(|name| std::env::var_os(name));
+            Arc::new(RedisStore::open(&redis, RedisTuning::default(), limits)?)
         }
         EcSetting::Remote(authority) => {
             let tuning = RemoteTuning::default();
@@ -287,7 +256,9 @@ mod tests {
             ("redis://localhost", "redis://localhost"),
             ("redis://:s3cret@cache:6379/2?ttl_s=60", "redis://***@cache:6379/2"),
             ("rediss://me:s3cret@cache:6379", "rediss://***@cache:6379"),
-            ("redis://me:s3/c?r@et@cache?x=1", "redis://***@cache"),
+            ("redis://me:s3/c?r@et@cache?ttl_s=1", "redis://***@cache"),
+            ("redis+sentinel://me:s3cret@a:1,b:2/main/3", "redis+sentinel://***@a:1,b:2/main/3"),
+            ("rediss+cluster://me:s3cret@a:1,b:2", "rediss+cluster://***@a:1,b:2"),
             ("grpc://127.0.0.1:7400", "grpc://127.0.0.1:7400"),
             ("grpc://[::1]:7400", "grpc://[::1]:7400"),
         ];
@@ -296,13 +267,6 @@ mod tests {
             assert_eq!(setting.to_string(), shown);
             assert_eq!(format!("{setting:?}"), shown);
         }
-    }
-
-    #[test]
-    fn the_time_to_live_is_read_and_not_passed_on() {
-        let EcSetting::Redis(redis) = "redis://h?ttl_s=60&protocol=resp3".parse().unwrap() else { panic!() };
-        assert_eq!(redis.ttl, Some(Duration::from_secs(60)));
-        assert_eq!(redis.url, "redis://h?protocol=resp3");
     }
 
     #[test]
@@ -324,18 +288,12 @@ mod tests {
             ("grpc://host:port", "needs a host and a port"),
             ("grpc://:80", "needs a host and a port"),
             ("redis://:s3cret@h?ttl_s=0", "whole seconds, 1 or more"),
+            ("redis://:s3cret@host:notaport", "redis://***@host:notaport"),
         ];
         for (text, part) in cases {
             let e = chain(&text.parse::<EcSetting>().unwrap_err());
             assert!(e.contains(part), "{text}: {e}");
             assert!(!e.contains("s3cret"), "{e}");
         }
-    }
-
-    #[tokio::test]
-    async fn a_url_that_is_none_is_refused_when_opened() {
-        let setting: EcSetting = "redis://:s3cret@host:notaport".parse().unwrap();
-        let e = chain(&open(&setting, &Limits::default()).await.unwrap_err());
-        assert!(e.contains("redis://***@host:notaport") && !e.contains("s3cret"), "{e}");
     }
 }

@@ -1,25 +1,48 @@
-//! Objects in a Redis server, in chunks: one value of 20 MiB would block the server for 20 to 40 ms.
+//! Objects in Redis: one server, the master that sentinels name, or a cluster, with or without TLS.
 //!
-//! `triptych:ec:{<hex>}` is the manifest, `triptych:ec:{<hex>}:<nonce>:c<i>` are the chunks; the braces put all of
-//! an object into one slot of a cluster. A writer puts its chunks first, under a nonce of its own, and then the
-//! manifest with `SET NX`: that is the atomic step. So the chunks of two writers never mix, and chunks without a
-//! manifest are invisible and expire. Everything has a time to live, and chunks outlive their manifest.
-//! A manifest whose chunk is gone (eviction, a hand) is a miss, and is removed so that the next put is stored.
+//! An object is in chunks: one value of 20 MiB would block the server for 20 to 40 ms. `triptych:ec:{<hex>}` is the
+//! manifest, `triptych:ec:{<hex>}:<nonce>:c<i>` are the chunks, `…:lease` and `…:fence` belong to the key's lease; the
+//! braces put all of a key into one slot of a cluster, and so onto one server. A writer puts its chunks first, under a
+//! nonce of its own, and then the manifest, unless there is one: that is the atomic step. So the chunks of two writers
+//! never mix, and chunks without a manifest are invisible and expire. Everything has a time to live, and chunks outlive
+//! their manifest. The manifests are the directory: they hold each object's head, so that asking for many is one round
+//! trip to a single server, and one to each node of a cluster.
+//!
+//! What a failover, an eviction or a restart loses is a miss. A manifest whose chunk is gone is one too, and is removed
+//! so that the next put is stored. Replication is in order, so a replica that has a manifest has its chunks.
+//!
+//! A user of an access list needs `~triptych:ec:* &triptych:ec:* +get +set +getrange +strlen +unlink +exists +scan +eval
+//! +incr +time +pttl +pexpire +publish +subscribe +ping`; in a cluster `+cluster|slots` too.
 
+mod dial;
+mod lease;
 mod link;
+mod list;
 mod manifest;
+mod news;
+mod scripts;
+mod sentinel;
+mod setting;
+mod tuning;
 
-use super::{EcStore, Op, PutOutcome, StoreKind, check_size, nonce};
+pub use link::{LinkError, RedisLink};
+pub use setting::RedisSetting;
+pub use tuning::RedisTuning;
+
+use super::lease::{Acquired, EncodeLease};
+use super::{EcStore, Listed, Op, PutOutcome, StoreKind, check_size, nonce};
 use crate::error::EcError;
 use crate::object::{self, MAX_HEAD_BYTES, ObjectError};
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
+use futures::future::join_all;
 use futures::{StreamExt, TryStreamExt, stream};
-use link::{Link, LinkError};
 use manifest::Manifest;
-use redis::{Cmd, Value, cmd};
+use news::News;
+use redis::{Cmd, Pipeline, Value, cmd};
 use std::fmt;
 use std::time::Duration;
+use tokio::time::Instant;
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 
@@ -28,60 +51,44 @@ pub const CHUNK_BYTES: usize = 1 << 20;
 /// Chunks outlive their manifest by this, so that a reader who has the manifest finds them.
 const CHUNK_GRACE: Duration = Duration::from_secs(60);
 
-/// Times and widths of a Redis store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RedisTuning {
-    /// How long an object lives. Default 1 hour; at least a second.
-    pub ttl: Duration,
-    /// How long one command may take. Default 2 s (the library's own is 500 ms, too short for chunks under load).
-    pub response_timeout: Duration,
-    /// How long one attempt to connect may take. Default 1 s.
-    pub connection_timeout: Duration,
-    /// Attempts to connect again before an operation fails. Default 2.
-    pub reconnects: usize,
-    /// Chunks of one object on their way at once. Default 4.
-    pub chunks_in_flight: usize,
-}
+/// What is asked for a sign of life. In a cluster, its slot stands for all.
+const SIGN_OF_LIFE: &str = "triptych:ec:ping";
 
-impl Default for RedisTuning {
-    fn default() -> Self {
-        Self {
-            ttl: Duration::from_secs(3600),
-            response_timeout: Duration::from_secs(2),
-            connection_timeout: Duration::from_secs(1),
-            reconnects: 2,
-            chunks_in_flight: 4,
-        }
-    }
-}
-
-/// The store in a Redis server.
+/// The store in Redis.
 pub struct RedisStore {
     limits: Limits,
     tuning: RedisTuning,
-    link: Link,
+    link: RedisLink,
+    news: News,
 }
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisStore").field("server", &self.link.shown()).finish_non_exhaustive()
+        f.debug_struct("RedisStore").field("servers", &self.link.shown()).finish_non_exhaustive()
     }
 }
 
 impl RedisStore {
-    /// A store at `url` (`redis://[user:password@]host[:port][/db]`). Connects at the first operation, and again
-    /// whenever the connection was lost. Must be called inside a tokio runtime.
+    /// A store at `url`, the text of a [`RedisSetting`]. Connects at the first operation, and again whenever the
+    /// connection was lost. Must be called inside a tokio runtime.
     ///
     /// # Errors
-    /// [`EcError::Config`] if the URL is not one, needs TLS that was not built in, or the time to live is too
-    /// short.
+    /// [`EcError::Config`] if the URL is not one, a certificate cannot be read, or the time to live is too short.
     pub fn new(url: &str, tuning: RedisTuning, limits: &Limits) -> Result<Self, EcError> {
-        let link = Link::new(url, &tuning)?;
+        Self::open(&url.parse()?, tuning, limits)
+    }
+
+    /// As [`Self::new`], from a setting. Its time to live goes before that of `tuning`.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn open(setting: &RedisSetting, tuning: RedisTuning, limits: &Limits) -> Result<Self, EcError> {
+        let tuning = RedisTuning { ttl: setting.ttl().unwrap_or(tuning.ttl), ..tuning };
         if tuning.ttl < Duration::from_secs(1) {
-            let reason = format!("objects must live at least a second, not {:?}", tuning.ttl);
-            return Err(EcError::Config { setting: link.shown().to_owned(), reason });
+            return Err(setting.wrong(format!("objects must live at least a second, not {:?}", tuning.ttl)));
         }
-        Ok(Self { limits: limits.clone(), tuning, link })
+        let link = RedisLink::new(setting, &tuning)?;
+        Ok(Self { limits: limits.clone(), tuning, link, news: News::new() })
     }
 
     /// The key of the manifest. Public for drills and tests that break things by hand.
@@ -93,15 +100,15 @@ impl RedisStore {
         format!("triptych:ec:{{{key}}}:{nonce:032x}:c{chunk}")
     }
 
-    async fn run(&self, op: Op, key: &ContentKey, command: Cmd) -> Result<Value, EcError> {
-        self.link.run(&command).await.map_err(|e| self.refine(op, Some(key), e))
+    /// Asks about what is under a key.
+    async fn run(&self, op: Op, key: &ContentKey, command: &Cmd) -> Result<Value, EcError> {
+        let answer = self.link.run(&Self::manifest_key(key), command).await;
+        answer.map_err(|e| self.refine(op, Some(key), e))
     }
 
     fn refine(&self, op: Op, key: Option<&ContentKey>, e: LinkError) -> EcError {
         match (e, key) {
-            (LinkError::TimedOut, _) => {
-                EcError::TimedOut { store: StoreKind::Redis, op, limit: self.tuning.response_timeout }
-            }
+            (LinkError::TimedOut(limit), _) => EcError::TimedOut { store: StoreKind::Redis, op, limit },
             (LinkError::WrongType, Some(key)) => {
                 let reason = "the key holds another kind of value";
                 EcError::Corrupt { key: *key, source: ObjectError::Frame { reason } }
@@ -110,24 +117,23 @@ impl RedisStore {
         }
     }
 
-    async fn read_manifest(&self, key: &ContentKey) -> Result<Option<(Manifest, Vec<u8>)>, EcError> {
-        let raw = match self.run(Op::Get, key, Cmd::get(Self::manifest_key(key))).await? {
-            Value::Nil => return Ok(None),
-            value => bytes_of(value).map_err(|source| EcError::Corrupt { key: *key, source })?,
-        };
-        let manifest =
-            Manifest::read(&raw, &self.limits).map_err(|source| EcError::Corrupt { key: *key, source })?;
-        Ok(Some((manifest, raw)))
+    async fn read_manifest(&self, key: &ContentKey) -> Result<Option<Manifest>, EcError> {
+        let corrupt = |source| EcError::Corrupt { key: *key, source };
+        let raw = bytes_of(self.run(Op::Get, key, &get_manifest(key)).await?).map_err(corrupt)?;
+        if raw.is_empty() {
+            return Ok(None);
+        }
+        Manifest::read(&raw, &self.limits).map(Some).map_err(corrupt)
     }
 
     async fn write_chunks(&self, key: &ContentKey, nonce: u128, object: &Bytes) -> Result<(), EcError> {
-        let seconds = (self.tuning.ttl + CHUNK_GRACE).as_secs();
+        let seconds = self.tuning.ttl.saturating_add(CHUNK_GRACE).as_secs();
         let write = |i: usize| {
             let chunk = object.slice(i * CHUNK_BYTES..object.len().min((i + 1) * CHUNK_BYTES));
             async move {
                 let mut set = cmd("SET");
                 set.arg(Self::chunk_key(key, nonce, i)).arg(&chunk[..]).arg("EX").arg(seconds);
-                self.run(Op::Put, key, set).await.map(drop)
+                self.run(Op::Put, key, &set).await.map(drop)
             }
         };
         stream::iter(0..object.len().div_ceil(CHUNK_BYTES))
@@ -139,18 +145,26 @@ impl RedisStore {
 
     /// The chunks in a row; `None` if one of them is gone.
     async fn read_chunks(&self, key: &ContentKey, manifest: &Manifest) -> Result<Option<Bytes>, EcError> {
-        let mut chunks = stream::iter(0..manifest.n_chunks())
-            .map(|i| self.run(Op::Get, key, Cmd::get(Self::chunk_key(key, manifest.nonce, i))))
-            .buffered(self.tuning.chunks_in_flight.max(1));
+        let read = |i: usize| async move {
+            // One byte more than there may be, so that a chunk that is too long is seen and not read.
+            let chunk = Cmd::getrange(Self::chunk_key(key, manifest.nonce, i), 0, CHUNK_BYTES as isize);
+            self.run(Op::Get, key, &chunk).await
+        };
+        let mut chunks =
+            stream::iter(0..manifest.n_chunks()).map(read).buffered(self.tuning.chunks_in_flight.max(1));
         let corrupt = |source| EcError::Corrupt { key: *key, source };
-        let mut object = BytesMut::with_capacity(manifest.len);
+        let mut object = BytesMut::new();
         while let Some(value) = chunks.try_next().await? {
-            if value == Value::Nil {
+            let chunk = bytes_of(value).map_err(corrupt)?;
+            if chunk.is_empty() {
                 return Ok(None);
             }
-            let chunk = bytes_of(value).map_err(corrupt)?;
             if chunk.len() != CHUNK_BYTES.min(manifest.len - object.len()) {
                 return Err(corrupt(ObjectError::Frame { reason: "a chunk has the wrong length" }));
+            }
+            if object.is_empty() {
+                // The first chunk is there and whole, so the rest is likely to be.
+                object.reserve(manifest.len);
             }
             object.extend_from_slice(&chunk);
         }
@@ -163,9 +177,48 @@ impl RedisStore {
             unlink.arg(Self::chunk_key(key, manifest.nonce, i));
         }
         if manifest.n_chunks() > 0 {
-            self.run(Op::Delete, key, unlink).await?;
+            self.run(Op::Delete, key, &unlink).await?;
         }
         Ok(())
+    }
+
+    /// Removes a manifest, unless it is another writer's by now, and its chunks. Whether it was there.
+    async fn remove(&self, key: &ContentKey, manifest: &Manifest) -> Result<bool, EcError> {
+        let start = manifest.write();
+        let remove = scripts::remove_if_same(&Self::manifest_key(key), &start[..Manifest::OWN_BYTES]);
+        let removed = self.run(Op::Delete, key, &remove).await?;
+        self.remove_chunks(key, manifest).await?;
+        Ok(removed != Value::Int(0))
+    }
+
+    /// What the answer to [`get_manifest`] says of the object.
+    fn head(&self, key: &ContentKey, answer: Value) -> Option<EncodedItem> {
+        let manifest = Manifest::read(&bytes_of(answer).ok()?, &self.limits).ok()?;
+        object::probe(&manifest.first_bytes, manifest.len, key, &self.limits).ok()
+    }
+
+    /// Each key asks its own node. Nodes that do not answer have nothing, as long as one does.
+    async fn heads_in_cluster(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, EcError> {
+        let asked = keys.iter().map(|key| async move { self.run(Op::Heads, key, &get_manifest(key)).await });
+        let (mut heads, mut n_answers, mut failed) = (Vec::with_capacity(keys.len()), 0, None);
+        for (key, answer) in keys.iter().zip(join_all(asked).await) {
+            n_answers += usize::from(!matches!(&answer, Err(e) if e.is_retryable()));
+            heads.push(match answer {
+                Ok(value) => self.head(key, value),
+                Err(e) => {
+                    failed = e.is_retryable().then_some(e).or(failed);
+                    None
+                }
+            });
+        }
+        match failed {
+            Some(e) if n_answers == 0 => Err(e),
+            Some(e) => {
+                tracing::debug!(error = %e, n_answers, n_keys = keys.len(), "nodes that do not answer have nothing");
+                Ok(heads)
+            }
+            None => Ok(heads),
+        }
     }
 }
 
@@ -182,15 +235,17 @@ impl EcStore for RedisStore {
     async fn put_if_absent(&self, key: &ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
         check_size(&self.limits, object.len())?;
         let name = Self::manifest_key(key);
-        if self.run(Op::Put, key, Cmd::exists(&name)).await? != Value::Int(0) {
-            return Ok(PutOutcome::AlreadyThere);
+        match self.run(Op::Put, key, &Cmd::strlen(&name)).await {
+            Ok(Value::Int(0)) => {}
+            Ok(_) | Err(EcError::Corrupt { .. }) => return Ok(PutOutcome::AlreadyThere),
+            Err(e) => return Err(e),
         }
         let first_bytes = object.slice(..object.len().min(MAX_HEAD_BYTES));
         let manifest = Manifest { len: object.len(), nonce: nonce(), first_bytes };
         self.write_chunks(key, manifest.nonce, &object).await?;
-        let mut set = cmd("SET");
-        set.arg(&name).arg(manifest.write()).arg("NX").arg("EX").arg(self.tuning.ttl.as_secs());
-        if self.run(Op::Put, key, set).await? != Value::Nil {
+        let publish =
+            scripts::publish(&name, &manifest.write(), Manifest::OWN_BYTES, self.tuning.ttl, key.as_bytes());
+        if self.run(Op::Put, key, &publish).await? == Value::Int(1) {
             return Ok(PutOutcome::Stored);
         }
         if let Err(e) = self.remove_chunks(key, &manifest).await {
@@ -200,12 +255,13 @@ impl EcStore for RedisStore {
     }
 
     async fn get(&self, key: &ContentKey) -> Result<Option<Bytes>, EcError> {
-        let Some((manifest, raw)) = self.read_manifest(key).await? else { return Ok(None) };
+        let Some(manifest) = self.read_manifest(key).await? else { return Ok(None) };
         let object = self.read_chunks(key, &manifest).await?;
         if object.is_none() {
             tracing::warn!(?key, "a chunk is gone; removing the rest of the object");
-            self.run(Op::Get, key, remove_if_same(&Self::manifest_key(key), &raw)).await?;
-            self.remove_chunks(key, &manifest).await?;
+            if let Err(e) = self.remove(key, &manifest).await {
+                tracing::debug!(?key, error = %e, "the rest of an object is left to the next reader");
+            }
         }
         Ok(object)
     }
@@ -214,47 +270,74 @@ impl EcStore for RedisStore {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let names: Vec<String> = keys.iter().map(Self::manifest_key).collect();
-        let answer = self.link.run(&Cmd::mget(names)).await.map_err(|e| self.refine(Op::Heads, None, e))?;
-        let Value::Array(values) = answer else {
-            return Err(EcError::unavailable(StoreKind::Redis, Op::Heads, "the answer to MGET is no list"));
-        };
-        let read = |(key, value): (&ContentKey, Value)| {
-            let manifest = Manifest::read(&bytes_of(value).ok()?, &self.limits).ok()?;
-            object::probe(&manifest.first_bytes, manifest.len, key, &self.limits).ok()
-        };
-        let mut heads: Vec<_> = keys.iter().zip(values).map(read).collect();
-        heads.resize(keys.len(), None);
-        Ok(heads)
+        let mut asked = Pipeline::with_capacity(keys.len());
+        for key in keys {
+            asked.add_command(get_manifest(key));
+        }
+        match self.link.run_all(&asked).await.map_err(|e| self.refine(Op::Heads, None, e))? {
+            Some(answers) if answers.len() == keys.len() => {
+                Ok(keys.iter().zip(answers).map(|(key, answer)| self.head(key, answer)).collect())
+            }
+            Some(_) => Err(EcError::unavailable(StoreKind::Redis, Op::Heads, "not every key has an answer")),
+            None => self.heads_in_cluster(keys).await,
+        }
     }
 
     async fn delete(&self, key: &ContentKey) -> Result<bool, EcError> {
-        let name = Self::manifest_key(key);
-        let removed = match self.read_manifest(key).await {
-            Ok(None) => return Ok(false),
-            Ok(Some((manifest, raw))) => {
-                let removed = self.run(Op::Delete, key, remove_if_same(&name, &raw)).await?;
-                self.remove_chunks(key, &manifest).await?;
-                removed
+        match self.read_manifest(key).await {
+            Ok(None) => Ok(false),
+            Ok(Some(manifest)) => self.remove(key, &manifest).await,
+            Err(EcError::Corrupt { .. }) => {
+                let unlink = Cmd::unlink(Self::manifest_key(key));
+                Ok(self.run(Op::Delete, key, &unlink).await? != Value::Int(0))
             }
-            Err(EcError::Corrupt { .. }) => self.run(Op::Delete, key, Cmd::unlink(name)).await?,
-            Err(e) => return Err(e),
-        };
-        Ok(removed != Value::Int(0))
+            Err(e) => Err(e),
+        }
     }
 
     async fn ping(&self) -> Result<(), EcError> {
-        let answer = self.link.run(&cmd("PING")).await;
+        let answer = self.link.run(SIGN_OF_LIFE, &Cmd::exists(SIGN_OF_LIFE)).await;
         answer.map(drop).map_err(|e| self.refine(Op::Ping, None, e))
+    }
+
+    async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Result<Acquired, EcError> {
+        self.take_lease(key, ttl).await
+    }
+
+    async fn renew(&self, lease: &EncodeLease, ttl: Duration) -> Result<bool, EcError> {
+        self.keep_lease(lease, ttl).await
+    }
+
+    async fn release(&self, lease: &EncodeLease) -> Result<bool, EcError> {
+        self.give_lease_back(lease).await
+    }
+
+    async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
+        let until = Instant::now() + patience;
+        let mut waiting = self.news.wait_for(key, self.link.dialer());
+        loop {
+            let word = waiting.word();
+            if let Some(item) = self.heads(std::slice::from_ref(key)).await?.pop().flatten() {
+                return Ok(Some(item));
+            }
+            let is_held = self.run(Op::Wait, key, &Cmd::exists(Self::lease_key(key))).await? != Value::Int(0);
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || !is_held {
+                // Between the two questions the object may have come and the lease have been given back.
+                return Ok(self.heads(std::slice::from_ref(key)).await?.pop().flatten());
+            }
+            waiting.until_it_is_time(word, left).await;
+        }
+    }
+
+    async fn list(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, EcError> {
+        self.page(after, limit).await
     }
 }
 
-/// Removes a key while it still holds what was read from it: what another writer put there since stays.
-fn remove_if_same(name: &str, raw: &[u8]) -> Cmd {
-    let script = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('UNLINK', KEYS[1]) else return 0 end";
-    let mut eval = cmd("EVAL");
-    eval.arg(script).arg(1).arg(name).arg(raw);
-    eval
+/// Reads a manifest, and nothing that is longer than one. An empty answer is none.
+fn get_manifest(key: &ContentKey) -> Cmd {
+    Cmd::getrange(RedisStore::manifest_key(key), 0, Manifest::MAX_BYTES as isize)
 }
 
 fn bytes_of(value: Value) -> Result<Vec<u8>, ObjectError> {

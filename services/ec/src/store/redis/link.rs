@@ -1,118 +1,224 @@
-//! The connection to the server, with every wait bounded.
+//! The connection to the servers, with every wait bounded.
 //!
-//! The library's manager connects again after I/O errors, but keeps a connection whose answers time out, and one
-//! that the server refused while it was starting. Both would last until the process ends, so here a link that
-//! timed out or was refused is thrown away and the next operation makes a new one. Operations that run on the
-//! old one keep it until they end.
+//! The library keeps a connection whose answers time out, one that a server refused while it was starting, and one to a
+//! master that has become a replica. All would last until the process ends, so here a connection that timed out, broke
+//! or was refused is thrown away and the next attempt makes a new one, for which a sentinel setting asks the sentinels
+//! again and a cluster setting reads the slots again. Operations that run on the old one keep it until they end. What a
+//! server says it cannot do now (loading, failing over, no slot's owner) is asked again a few times, with pauses; what
+//! took too long is not.
 
 use super::RedisTuning;
+use super::dial::{Connection, Dialer, Target};
+use super::setting::{Host, RedisSetting};
 use crate::error::EcError;
-use crate::settings::without_password;
-use redis::aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig};
-use redis::{Client, Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
-use std::sync::{Mutex, PoisonError};
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
+use redis::aio::ConnectionLike;
+use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use thiserror::Error;
+use tokio::time::{sleep, timeout};
+
+/// The first and the longest pause before another attempt.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 
 /// Why a command has no answer.
-#[derive(Debug, Error)]
-pub(super) enum LinkError {
-    #[error("no answer in time")]
-    TimedOut,
+#[derive(Clone, Debug, Error)]
+pub enum LinkError {
+    /// It may have been done.
+    #[error("no answer within {0:?}")]
+    TimedOut(Duration),
+    /// What is under the key is of another type.
     #[error("the key holds another kind of value")]
     WrongType,
+    /// No connection, or the server's refusal.
     #[error(transparent)]
     Redis(RedisError),
 }
 
-pub(super) struct Link {
-    client: Client,
-    config: ConnectionManagerConfig,
+/// A connection that is made when it is needed, and again when it was lost. Cheap to ask from many tasks at once.
+pub struct RedisLink {
+    dialer: Arc<Dialer>,
     shown: String,
-    /// The longest a command may take with connecting and everything: a guard behind the library's own limits.
+    attempts: usize,
+    response_timeout: Duration,
+    /// The longest a command may take with connecting and everything.
     whole: Duration,
     current: Mutex<Generation>,
 }
 
-#[derive(Clone)]
+/// One connection on its way or made, which all who ask meanwhile share.
 struct Generation {
-    manager: ConnectionManager,
+    connection: Option<Shared<BoxFuture<'static, RedisResult<Connection>>>>,
     number: u64,
 }
 
-impl Link {
-    pub(super) fn new(url: &str, tuning: &RedisTuning) -> Result<Self, EcError> {
-        let shown = without_password(url);
-        let wrong = |e: RedisError| EcError::Config { setting: without_password(url), reason: e.to_string() };
-        let client = Client::open(url).map_err(wrong)?;
-        let config = ConnectionManagerConfig::new()
-            .set_response_timeout(Some(tuning.response_timeout))
-            .set_connection_timeout(Some(tuning.connection_timeout))
-            .set_number_of_retries(tuning.reconnects)
-            .set_min_delay(Duration::from_millis(20))
-            .set_max_delay(Duration::from_millis(200));
-        let manager =
-            ConnectionManager::new_lazy_with_config(client.clone(), config.clone()).map_err(wrong)?;
-        let attempts = u32::try_from(tuning.reconnects).unwrap_or(u32::MAX).saturating_add(1);
-        let connecting = (tuning.connection_timeout + Duration::from_millis(200)).saturating_mul(attempts);
+impl RedisLink {
+    /// A link to the servers of a setting. Connects to nothing yet.
+    ///
+    /// # Errors
+    /// [`EcError::Config`] for certificates that cannot be read.
+    pub fn new(setting: &RedisSetting, tuning: &RedisTuning) -> Result<Self, EcError> {
+        let dialer = Arc::new(Dialer::new(setting, tuning)?);
+        let attempts = tuning.reconnects.saturating_add(1);
+        let connecting = (dialer.limit() + PAUSES.1).saturating_mul(attempts.try_into().unwrap_or(u32::MAX));
         let whole = connecting.saturating_add(tuning.response_timeout.saturating_mul(2));
-        Ok(Self { client, config, shown, whole, current: Mutex::new(Generation { manager, number: 0 }) })
+        Ok(Self {
+            dialer,
+            shown: setting.to_string(),
+            attempts,
+            response_timeout: tuning.response_timeout,
+            whole,
+            current: Mutex::new(Generation { connection: None, number: 0 }),
+        })
     }
 
-    /// The server, without passwords.
-    pub(super) fn shown(&self) -> &str {
+    /// The servers, without passwords.
+    pub fn shown(&self) -> &str {
         &self.shown
     }
 
-    pub(super) async fn run(&self, command: &Cmd) -> Result<Value, LinkError> {
-        let Generation { mut manager, number } = self.current();
-        let answer = tokio::time::timeout(self.whole, manager.req_packed_command(command)).await;
-        let e = match answer {
-            Ok(Ok(Value::ServerError(e))) => RedisError::from(e),
-            Ok(Ok(value)) => return Ok(value),
-            Ok(Err(e)) => e,
-            Err(_) => {
-                self.replace(number);
-                return Err(LinkError::TimedOut);
+    /// Asks the server, or the primary of the slot that `key` is in. All keys of a command must be in that slot. The
+    /// command may run more than once when connections break, so it must be one that may.
+    ///
+    /// # Errors
+    /// When there is no answer, or an error for an answer.
+    pub async fn run(&self, key: &str, command: &Cmd) -> Result<Value, LinkError> {
+        self.run_at(&Target::Key(key), command).await
+    }
+
+    pub(super) async fn run_at(&self, target: &Target<'_>, command: &Cmd) -> Result<Value, LinkError> {
+        self.persist(|mut connection| async move { connection.send(target, command).await }).await
+    }
+
+    /// Asks a single server several things in one round trip; each may be an error of its own. `None` in a cluster,
+    /// where no one server has everything.
+    pub(super) async fn run_all(&self, commands: &Pipeline) -> Result<Option<Vec<Value>>, LinkError> {
+        if self.dialer.is_cluster() {
+            return Ok(None);
+        }
+        let answers = self.persist(|connection| async move {
+            match connection {
+                Connection::Server(mut server) => server.req_packed_commands(commands, 0, commands.len()).await,
+                Connection::Cluster(_) => Ok(Vec::new()),
             }
-        };
-        if e.code() == Some("WRONGTYPE") {
-            return Err(LinkError::WrongType);
-        }
-        let timed_out = e.is_timeout();
-        if timed_out || is_refusal(&e) {
-            self.replace(number);
-        }
-        Err(if timed_out { LinkError::TimedOut } else { LinkError::Redis(e) })
+        });
+        answers.await.map(Some)
     }
 
-    fn current(&self) -> Generation {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn dialer(&self) -> &Arc<Dialer> {
+        &self.dialer
     }
 
-    /// Throws the link away, unless another operation has done so since `number` was current.
+    /// Every server that has a part of the keys: each with the answer to `command`. A single server has no address.
+    pub(super) async fn run_everywhere(&self, command: &Cmd) -> Result<Vec<(Option<Host>, Value)>, LinkError> {
+        self.persist(|mut connection| async move { connection.send_to_primaries(command).await }).await
+    }
+
+    async fn persist<T, F>(&self, ask: impl Fn(Connection) -> F) -> Result<T, LinkError>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        match timeout(self.whole, self.attempt(ask)).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                let number = self.lock().number;
+                self.replace(number);
+                Err(LinkError::TimedOut(self.whole))
+            }
+        }
+    }
+
+    async fn attempt<T, F>(&self, ask: impl Fn(Connection) -> F) -> Result<T, LinkError>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        let (mut pause, longest) = PAUSES;
+        for left in (0..self.attempts).rev() {
+            let (connecting, number) = self.current();
+            let connected = connecting.await;
+            let is_connected = connected.is_ok();
+            let answer = match connected {
+                Ok(connection) => ask(connection).await,
+                Err(e) => Err(e),
+            };
+            let e = match answer {
+                Ok(answer) => return Ok(answer),
+                Err(e) if e.code() == Some("WRONGTYPE") => return Err(LinkError::WrongType),
+                Err(e) => e,
+            };
+            let verdict = Verdict::of(&e);
+            if verdict != Verdict::Answer || !is_connected {
+                self.replace(number);
+            }
+            if e.is_timeout() {
+                return Err(LinkError::TimedOut(self.response_timeout));
+            }
+            if verdict != Verdict::AskAgain || left == 0 {
+                return Err(LinkError::Redis(e));
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
+        Err(LinkError::TimedOut(self.whole))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Generation> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn current(&self) -> (Shared<BoxFuture<'static, RedisResult<Connection>>>, u64) {
+        let mut current = self.lock();
+        let connection = current.connection.get_or_insert_with(|| {
+            let dialer = self.dialer.clone();
+            async move { dialer.connect().await }.boxed().shared()
+        });
+        let connection = connection.clone();
+        (connection, current.number)
+    }
+
+    /// Throws the connection away, unless another operation has done so since `number` was current.
     fn replace(&self, number: u64) {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if current.number != number {
-            return;
-        }
-        if let Ok(manager) = ConnectionManager::new_lazy_with_config(self.client.clone(), self.config.clone())
-        {
-            *current = Generation { manager, number: number + 1 };
+        let mut current = self.lock();
+        if current.number == number {
+            *current = Generation { connection: None, number: number + 1 };
         }
     }
 }
 
-/// Whether the server turned the connection away, rather than a command.
-fn is_refusal(e: &RedisError) -> bool {
-    match e.kind() {
-        ErrorKind::AuthenticationFailed | ErrorKind::Parse | ErrorKind::UnexpectedReturnType => true,
-        ErrorKind::Server(kind) => matches!(
-            kind,
-            ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown | ServerErrorKind::ReadOnly
-        ),
-        // "max number of clients reached", "NOAUTH": errors with codes of their own.
-        ErrorKind::Extension => e.code() != Some("OOM"),
-        _ => false,
+/// What an error says of the connection that it came on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// The connection is as good as before: this was the answer.
+    Answer,
+    /// A new connection is needed, and will be told the same: not again now.
+    Refused,
+    /// A new connection may well do it.
+    AskAgain,
+}
+
+impl Verdict {
+    fn of(e: &RedisError) -> Self {
+        match e.kind() {
+            ErrorKind::Io
+            | ErrorKind::ClusterConnectionNotFound
+            | ErrorKind::MasterNameNotFoundBySentinel
+            | ErrorKind::Parse => Self::AskAgain,
+            ErrorKind::Server(kind) => match kind {
+                ServerErrorKind::BusyLoading
+                | ServerErrorKind::MasterDown
+                | ServerErrorKind::ReadOnly
+                | ServerErrorKind::ClusterDown
+                | ServerErrorKind::TryAgain
+                | ServerErrorKind::Moved
+                | ServerErrorKind::Ask => Self::AskAgain,
+                _ => Self::Answer,
+            },
+            ErrorKind::AuthenticationFailed | ErrorKind::UnexpectedReturnType => Self::Refused,
+            // "max number of clients reached", "NOAUTH": errors with codes of their own.
+            ErrorKind::Extension if e.code() != Some("OOM") => Self::Refused,
+            _ => Self::Answer,
+        }
     }
 }

@@ -23,6 +23,17 @@ pub(super) struct Manifest {
 }
 
 impl Manifest {
+    /// So many first bytes of a manifest are no other writer's: they hold the nonce.
+    pub(super) const OWN_BYTES: usize = 4 + 8 + 16;
+    /// No manifest is longer.
+    pub(super) const MAX_BYTES: usize = FIXED_BYTES + MAX_HEAD_BYTES;
+
+    /// The length of the object, from the manifest's first bytes, held against nothing.
+    pub(super) fn len_of(start: &[u8]) -> Option<u64> {
+        let len = start.strip_prefix(MAGIC)?.get(..8)?;
+        Some(u64::from_le_bytes(len.try_into().ok()?))
+    }
+
     pub(super) fn n_chunks(&self) -> usize {
         self.len.div_ceil(CHUNK_BYTES)
     }
