@@ -5,6 +5,10 @@ mod decorators;
 mod disk;
 mod object;
 mod redis;
+mod redis_failover;
+mod redis_forms;
+mod redis_hostile;
+mod redis_lease;
 mod remote;
 
 use std::time::Duration;

@@ -9,7 +9,9 @@ use futures::TryFutureExt;
 use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
-use redis::cluster_routing::{MultipleNodeRoutingInfo, Route, RoutingInfo, SingleNodeRoutingInfo, Slot, SlotAddr};
+use redis::cluster_routing::{
+    MultipleNodeRoutingInfo, Route, RoutingInfo, SingleNodeRoutingInfo, Slot, SlotAddr,
+};
 use redis::io::tcp::{TcpSettings, socket2};
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
@@ -62,7 +64,10 @@ impl Connection {
     }
 
     /// The answer of the server, or of each primary of a cluster under its address.
-    pub(super) async fn send_to_primaries(&mut self, command: &Cmd) -> RedisResult<Vec<(Option<Host>, Value)>> {
+    pub(super) async fn send_to_primaries(
+        &mut self,
+        command: &Cmd,
+    ) -> RedisResult<Vec<(Option<Host>, Value)>> {
         let cluster = match self {
             Self::Server(server) => {
                 return Ok(vec![(None, server.req_packed_command(command).await?.extract_error()?)]);
@@ -70,7 +75,9 @@ impl Connection {
             Self::Cluster(cluster) => cluster,
         };
         let everywhere = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
-        let Value::Map(answers) = cluster.route_command(command.clone(), everywhere).await?.extract_error()? else {
+        let Value::Map(answers) =
+            cluster.route_command(command.clone(), everywhere).await?.extract_error()?
+        else {
             return Err((ErrorKind::UnexpectedReturnType, "the primaries' answers are no map").into());
         };
         let named = answers.into_iter().map(|(node, answer)| {
@@ -154,7 +161,8 @@ pub(super) async fn in_time<T>(
 
 fn tcp() -> TcpSettings {
     let (time, interval, retries) = KEEP_ALIVE;
-    let keep_alive = socket2::TcpKeepalive::new().with_time(time).with_interval(interval).with_retries(retries);
+    let keep_alive =
+        socket2::TcpKeepalive::new().with_time(time).with_interval(interval).with_retries(retries);
     TcpSettings::default().set_nodelay(true).set_keepalive(keep_alive)
 }
 
@@ -210,7 +218,9 @@ impl Dialer {
         in_time(self.limit(), async {
             Ok(match &self.servers {
                 Clients::Single(client) => Connection::Server(self.way.connect(client).await?),
-                Clients::Sentinel(sentinels) => Connection::Server(sentinels.connect_to_master(&self.way).await?),
+                Clients::Sentinel(sentinels) => {
+                    Connection::Server(sentinels.connect_to_master(&self.way).await?)
+                }
                 Clients::Cluster(client, _) => Connection::Cluster(client.get_async_connection().await?),
             })
         })
@@ -243,7 +253,9 @@ impl Clients {
     fn new(setting: &RedisSetting, way: &Way) -> RedisResult<Self> {
         Ok(match &setting.servers {
             Servers::Single(host) => Self::Single(way.client(host)?),
-            Servers::Sentinel { sentinels, master } => Self::Sentinel(Sentinels::new(sentinels, master, way)?),
+            Servers::Sentinel { sentinels, master } => {
+                Self::Sentinel(Sentinels::new(sentinels, master, way)?)
+            }
             Servers::Cluster(hosts) => {
                 let nodes = hosts.iter().map(|host| way.client(host)).collect::<RedisResult<_>>()?;
                 Self::Cluster(cluster(setting, hosts, way)?.build()?, nodes)

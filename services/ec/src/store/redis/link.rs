@@ -100,7 +100,9 @@ impl RedisLink {
         }
         let answers = self.persist(|connection| async move {
             match connection {
-                Connection::Server(mut server) => server.req_packed_commands(commands, 0, commands.len()).await,
+                Connection::Server(mut server) => {
+                    server.req_packed_commands(commands, 0, commands.len()).await
+                }
                 Connection::Cluster(_) => Ok(Vec::new()),
             }
         });
@@ -112,7 +114,10 @@ impl RedisLink {
     }
 
     /// Every server that has a part of the keys: each with the answer to `command`. A single server has no address.
-    pub(super) async fn run_everywhere(&self, command: &Cmd) -> Result<Vec<(Option<Host>, Value)>, LinkError> {
+    pub(super) async fn run_everywhere(
+        &self,
+        command: &Cmd,
+    ) -> Result<Vec<(Option<Host>, Value)>, LinkError> {
         self.persist(|mut connection| async move { connection.send_to_primaries(command).await }).await
     }
 

@@ -24,18 +24,30 @@ const STEP: usize = 1000;
 const READS_IN_FLIGHT: usize = 64;
 
 impl RedisStore {
-    pub(super) async fn page(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, EcError> {
+    pub(super) async fn page(
+        &self,
+        after: Option<&ContentKey>,
+        limit: usize,
+    ) -> Result<Vec<Listed>, EcError> {
         let page = timeout(LIMIT, async {
             let keys = self.scan(after, limit).await.map_err(|e| self.refine(Op::List, None, e))?;
             let lengths = stream::iter(keys).map(|key| async move { self.listed(key).await });
-            lengths.buffered(READS_IN_FLIGHT).try_filter_map(|listed| async move { Ok(listed) }).try_collect().await
+            lengths
+                .buffered(READS_IN_FLIGHT)
+                .try_filter_map(|listed| async move { Ok(listed) })
+                .try_collect()
+                .await
         });
         let timed_out = |_| EcError::TimedOut { store: StoreKind::Redis, op: Op::List, limit: LIMIT };
         page.await.map_err(timed_out)?
     }
 
     /// The first `limit` keys after `after`.
-    async fn scan(&self, after: Option<&ContentKey>, limit: usize) -> Result<BTreeSet<ContentKey>, LinkError> {
+    async fn scan(
+        &self,
+        after: Option<&ContentKey>,
+        limit: usize,
+    ) -> Result<BTreeSet<ContentKey>, LinkError> {
         let mut page = BTreeSet::new();
         let mut keep = |names: Vec<Vec<u8>>| {
             page.extend(names.iter().filter_map(|name| key_of(name)).filter(|key| after < Some(key)));

@@ -39,7 +39,8 @@ impl Sentinels {
 
     /// Where the master is.
     pub(super) async fn master(&self, way: &Way) -> RedisResult<Host> {
-        let mut asked: FuturesUnordered<_> = self.clients.iter().map(|clients| self.ask(way, clients)).collect();
+        let mut asked: FuturesUnordered<_> =
+            self.clients.iter().map(|clients| self.ask(way, clients)).collect();
         let majority = self.clients.len() / 2 + 1;
         let (mut named, mut last) = (Vec::new(), None);
         while named.len() < majority

@@ -211,7 +211,8 @@ fn servers(form: Form, hosts: &str, path: &str) -> Result<(Servers, i64), String
         Form::Sentinel => {
             let (master, n) = path.split_once('/').unwrap_or((path, ""));
             let master = decode(master).filter(|name| !name.is_empty());
-            let master = master.ok_or("sentinels need the name of a master, as in `redis+sentinel://h1,h2/mymaster`")?;
+            let master = master
+                .ok_or("sentinels need the name of a master, as in `redis+sentinel://h1,h2/mymaster`")?;
             Ok((Servers::Sentinel { sentinels: hosts, master }, db(n)?))
         }
         Form::Cluster if path.is_empty() => Ok((Servers::Cluster(hosts), 0)),
@@ -303,7 +304,10 @@ mod tests {
     #[test]
     fn every_form_is_read() {
         let single = parsed("redis://localhost");
-        assert_eq!((single.servers, single.db, single.tls), (Servers::Single(at("localhost", 6379)), 0, None));
+        assert_eq!(
+            (single.servers, single.db, single.tls),
+            (Servers::Single(at("localhost", 6379)), 0, None)
+        );
         let single = parsed("rediss://me:p%40ss@[::1]:7000/3?ttl_s=60&ca=/etc/a%26b.pem");
         assert_eq!(single.servers, Servers::Single(at("::1", 7000)));
         assert_eq!((single.user.as_deref(), single.password.as_deref()), (Some("me"), Some("p@ss")));

@@ -1,0 +1,93 @@
+//! What the guards share: a child process, free ports, a folder, waiting.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a server may take to start; generous, since test machines are busy.
+pub(super) const START_LIMIT: Duration = Duration::from_secs(20);
+/// How long several servers may take to agree.
+pub(super) const AGREE_LIMIT: Duration = Duration::from_secs(60);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// A running `redis-server`. Dropping it kills it.
+#[derive(Debug)]
+pub(super) struct Process(Child);
+
+impl Process {
+    /// # Panics
+    /// If the program cannot be run.
+    pub(super) fn redis(args: &[String]) -> Self {
+        let quiet = Stdio::null;
+        let child =
+            Command::new("redis-server").args(args).stdin(quiet()).stdout(quiet()).stderr(quiet()).spawn();
+        Self(child.unwrap_or_else(|e| {
+            panic!("cannot run redis-server ({e}); run the tests with `cargo xtask test`, which says how to install it")
+        }))
+    }
+
+    pub(super) fn is_running(&mut self) -> bool {
+        matches!(self.0.try_wait(), Ok(None))
+    }
+
+    /// # Panics
+    /// If the signal cannot be sent.
+    pub(super) fn signal(&self, signal: &str) {
+        let sent = Command::new("kill").args([signal, &self.0.id().to_string()]).status();
+        assert!(sent.is_ok_and(|s| s.success()), "cannot send {signal} to redis-server");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // An error means that it is gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// An empty folder that goes with its guard.
+#[derive(Debug)]
+pub(super) struct Folder(PathBuf);
+
+impl Folder {
+    /// # Panics
+    /// If the system's folder for such things cannot be written.
+    pub(super) fn new() -> Self {
+        let path = std::env::temp_dir().join(format!("triptych-redis-{:032x}", crate::store::nonce()));
+        std::fs::create_dir(&path).expect("the folder for temporary files can be written");
+        Self(path)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Looks until it is so; false if it is not in time.
+pub(super) fn becomes(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let until = Instant::now() + limit;
+    loop {
+        if is_so() {
+            return true;
+        }
+        if Instant::now() > until {
+            return false;
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// A port that nobody listened on a moment ago.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback interface has a free port");
+    listener.local_addr().expect("a bound listener has an address").port()
+}
