@@ -4,9 +4,10 @@
 //! forward. A panic in a forward is our bug; it fails the jobs of that batch and nothing else.
 
 use crate::meters::Meters;
+use crate::pool::Place;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use triptych_core::Failure;
@@ -35,12 +36,16 @@ pub struct Encoded {
     pub rows: Vec<f32>,
     /// Waiting for the batch.
     pub queue: Duration,
-    /// The forward.
+    /// The forward of its batch.
     pub encode: Duration,
+    /// This item's part of it.
+    pub share: Duration,
 }
 
 struct Job {
     input: EncoderInput,
+    /// Told when the forward begins; gone when nobody waits any more.
+    place: Weak<Place>,
     since: Instant,
     reply: oneshot::Sender<Result<Encoded, Failure>>,
 }
@@ -77,10 +82,11 @@ impl Batcher {
     ///
     /// # Errors
     /// [`Failure`] Unavailable when the thread is gone, Internal when the forward failed.
-    pub async fn encode(&self, input: EncoderInput) -> Result<Encoded, Failure> {
+    pub async fn encode(&self, input: EncoderInput, place: &Arc<Place>) -> Result<Encoded, Failure> {
         let gone = || Failure::unavailable("the encoder is stopping");
         let (reply, answer) = oneshot::channel();
-        self.jobs.send(Job { input, since: Instant::now(), reply }).await.map_err(|_| gone())?;
+        let job = Job { input, place: Arc::downgrade(place), since: Instant::now(), reply };
+        self.jobs.send(job).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 }
@@ -113,6 +119,9 @@ impl Thread {
     }
 
     fn encode(&mut self, batch: Vec<Job>) {
+        for place in batch.iter().filter_map(|job| job.place.upgrade()) {
+            place.ticket().started();
+        }
         let start = Instant::now();
         let inputs: Vec<&EncoderInput> = batch.iter().map(|job| &job.input).collect();
         let n_tokens: usize = inputs.iter().map(|i| i.n_tokens as usize).sum();
@@ -127,8 +136,9 @@ impl Thread {
         };
         for (job, rows) in batch.into_iter().zip(rows) {
             let queue = start.saturating_duration_since(job.since);
+            let share = encode.mul_f64(f64::from(job.input.n_tokens) / n_tokens.max(1) as f64);
             // A caller that went away meanwhile does not want its rows.
-            let _ = job.reply.send(Ok(Encoded { rows, queue, encode }));
+            let _ = job.reply.send(Ok(Encoded { rows, queue, encode, share }));
         }
     }
 }
@@ -155,7 +165,9 @@ fn take_batch(waiting: &mut VecDeque<Job>, limits: BatchLimits) -> Vec<Job> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use triptych_core::Extent;
+    use crate::pool::PreprocessPool;
+    use triptych_core::limits::Limits;
+    use triptych_core::{Extent, Modality};
     use triptych_models::ModelError;
     use triptych_models::preprocess::Features;
     use triptych_runtime::MetricsRegistry;
@@ -169,7 +181,12 @@ mod tests {
     }
 
     fn queue(sizes: &[u32]) -> VecDeque<Job> {
-        let job = |&n| Job { input: input(n), since: Instant::now(), reply: oneshot::channel().0 };
+        let job = |&n| Job {
+            input: input(n),
+            place: Weak::new(),
+            since: Instant::now(),
+            reply: oneshot::channel().0,
+        };
         sizes.iter().map(job).collect()
     }
 
@@ -199,9 +216,11 @@ mod tests {
     #[tokio::test]
     async fn a_panicking_forward_fails_its_batch_and_the_thread_goes_on() {
         let meters = Arc::new(Meters::new(&MetricsRegistry::default()));
+        let pool = PreprocessPool::new(1, 1, Limits::default(), Arc::clone(&meters));
+        let place = pool.admit("m", Modality::Image, 1).unwrap();
         let batcher = Batcher::spawn("test".into(), Box::new(Fake), BatchLimits::default(), meters);
-        let failed = batcher.encode(input(13)).await.unwrap_err();
+        let failed = batcher.encode(input(13), &place).await.unwrap_err();
         assert_eq!(failed.class, triptych_core::FailureClass::Internal);
-        assert_eq!(batcher.encode(input(3)).await.unwrap().rows, [0.5; 3]);
+        assert_eq!(batcher.encode(input(3), &place).await.unwrap().rows, [0.5; 3]);
     }
 }

@@ -6,15 +6,26 @@
 //! Encode ──▶ admission ──▶ preprocess (CPU pool) ──▶ batcher (one thread a model) ──▶ publish (EC connector)
 //! ```
 //!
+//! Jobs for one key share one way through them, and one whose rows are still here takes none of it. What the jobs cost
+//! is learned, and told to whoever watches.
+//!
 //! It loads encoder weights only, knows no decoder and no prompt, and never keeps an item's bytes past
 //! preprocessing. Jobs are idempotent by content key: the same job twice publishes the same object.
 #![forbid(unsafe_code)]
 
-mod batcher;
-mod meters;
-mod pool;
 mod service;
+mod job;
+mod fences;
+
+mod pool;
+mod batcher;
+
+mod load;
+mod cost;
+mod meters;
+
 mod worker;
+mod warm;
 
 pub use batcher::BatchLimits;
 pub use worker::{EncoderConfig, EncoderError, run};

@@ -15,6 +15,7 @@ pub struct Meters {
     batch_tokens: Histograms,
     publish: Histograms,
     encodes: Counters,
+    shared: Counters,
     requests: Counters,
     running: Gauges,
     corrupt: Counters,
@@ -31,6 +32,7 @@ impl Meters {
             batch_tokens: registry.sizes(metrics::ENCODE_BATCH_TOKENS),
             publish: registry.times(metrics::PUBLISH_TIME),
             encodes: registry.counters(metrics::ENCODES),
+            shared: registry.counters(metrics::ENCODES_SHARED),
             requests: registry.counters(metrics::REQUESTS),
             running: registry.gauges(metrics::REQUESTS_RUNNING),
             corrupt: registry.counters(metrics::EC_CORRUPT),
@@ -53,6 +55,11 @@ impl Meters {
         self.publish.get_or_create(&labels).observe(times.publish.as_secs_f64());
     }
 
+    /// A job was answered without an encode of its own.
+    pub fn shared(&self) {
+        self.shared.get_or_create(&Labels::new()).inc();
+    }
+
     /// A job ended.
     pub fn job(&self, model: &str, outcome: &'static str) {
         self.requests
@@ -72,7 +79,7 @@ impl Meters {
 }
 
 /// Where a job's time went.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct JobTimes {
     /// Waiting for its batch.
     pub queue: Duration,

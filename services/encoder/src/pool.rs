@@ -1,5 +1,6 @@
 //! Preprocessing on a CPU pool beside compute, behind the bound on admitted jobs.
 
+use crate::load::{Load, Ticket};
 use crate::meters::Meters;
 use bytes::Bytes;
 use std::sync::Arc;
@@ -9,6 +10,9 @@ use triptych_core::limits::Limits;
 use triptych_core::{Failure, FailureClass, ItemOptions, Modality};
 use triptych_models::preprocess::{EncoderInput, Preprocess};
 
+/// The shortest and the longest pause that a caller is told when all places are taken.
+const COME_BACK: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
+
 /// The pool and the bound.
 pub struct PreprocessPool {
     threads: Arc<Semaphore>,
@@ -16,12 +20,21 @@ pub struct PreprocessPool {
     max_jobs: usize,
     limits: Arc<Limits>,
     meters: Arc<Meters>,
+    load: Load,
 }
 
 /// One job's place. Dropping it gives the place back.
 pub struct Place {
     _permit: OwnedSemaphorePermit,
     meters: Arc<Meters>,
+    ticket: Ticket,
+}
+
+impl Place {
+    /// The job in the worker's load.
+    pub fn ticket(&self) -> &Ticket {
+        &self.ticket
+    }
 }
 
 impl Drop for Place {
@@ -41,20 +54,29 @@ impl PreprocessPool {
             max_jobs,
             limits: Arc::new(limits),
             meters,
+            load: Load::new(max_jobs),
         }
     }
 
-    /// A place for one job, held until it is published.
+    /// The jobs that have places, as watchers see them.
+    pub fn load(&self) -> &Load {
+        &self.load
+    }
+
+    /// A place for one job of so many bytes, held until it is published.
     ///
     /// # Errors
-    /// Overloaded when all places are taken.
-    pub fn admit(&self) -> Result<Place, Failure> {
+    /// Overloaded when all places are taken, with the time after which half of the queue should be done.
+    pub fn admit(&self, model: &str, modality: Modality, bytes: usize) -> Result<Arc<Place>, Failure> {
         let full = |_| {
-            Failure::new(FailureClass::Overloaded, format!("the encoder has {} jobs already", self.max_jobs))
+            let message = format!("the encoder has {} jobs already, its limit", self.max_jobs);
+            let pause = (self.load.queued() / 2).clamp(COME_BACK.0, COME_BACK.1);
+            Failure::new(FailureClass::Overloaded, message).with_retry_after(pause)
         };
         let permit = self.jobs.clone().try_acquire_owned().map_err(full)?;
         self.meters.admitted();
-        Ok(Place { _permit: permit, meters: self.meters.clone() })
+        let ticket = self.load.admit(model, modality, bytes);
+        Ok(Arc::new(Place { _permit: permit, meters: self.meters.clone(), ticket }))
     }
 
     /// Preprocesses one item; returns how long the work itself took.

@@ -1,9 +1,12 @@
 //! The process: load, serve, drain.
 
 use crate::batcher::{BatchLimits, Batcher};
+use crate::fences::Fences;
+use crate::job::{Encoders, ServedModel};
 use crate::meters::Meters;
 use crate::pool::PreprocessPool;
-use crate::service::{Encoders, ServedModel, Service};
+use crate::service::Service;
+use crate::warm::warm_up;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -17,6 +20,7 @@ use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::{Model, ModelError, ModelSource};
 use triptych_proto::v1::encoder_worker_server::EncoderWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
+use triptych_runtime::flights::Flights;
 use triptych_runtime::serve::{ServeError, serve};
 use triptych_runtime::{Drain, MetricsRegistry};
 
@@ -44,6 +48,9 @@ pub struct EncoderConfig {
     pub max_jobs: usize,
     /// Items preprocessed at once. Default: the machine's cores.
     pub preprocess_threads: usize,
+    /// Rows that are kept after they were published, in bytes; an item that is asked for again meanwhile is not
+    /// encoded again, and is published again if the store lost it. Default 256 MiB; 0: none.
+    pub rows_budget_bytes: usize,
 }
 
 /// The worker cannot start, or its server ended.
@@ -75,16 +82,22 @@ pub async fn run(config: EncoderConfig, drain: Drain, metrics: MetricsRegistry) 
     if let Some(listener) = config.admin {
         admin::spawn(listener, admin::router(readiness.clone(), metrics), &drain);
     }
-    // An encoder publishes and does not read back, so it keeps no rows.
     let settings = ConnectorSettings {
         limits: config.limits.clone(),
-        local_budget_bytes: 0,
+        local_budget_bytes: config.rows_budget_bytes,
         ..ConnectorSettings::default()
     };
     let (_, connector) = connect(config.store.clone(), meters.clone(), settings);
     let (compute, dtype, sources) = (config.compute, config.dtype, config.models);
     let loading = tokio::task::spawn_blocking(move || load_all(&sources, compute, dtype));
-    let models = loading.await??;
+    let models = tokio::select! {
+        loaded = loading => loaded??,
+        // What was loaded so far goes with the process.
+        () = drain.stopping() => {
+            tracing::info!("stopped while weights were loaded");
+            return Ok(());
+        }
+    };
     let models = models.into_iter().map(|m| m.start(config.batch, &meters)).collect::<HashMap<_, _>>();
     for name in models.keys() {
         tracing::info!(model = %name, "encoder ready");
@@ -103,6 +116,8 @@ pub async fn run(config: EncoderConfig, drain: Drain, metrics: MetricsRegistry) 
         dtype,
         meters,
         drain: drain.clone(),
+        flights: Flights::new(drain.tasks().clone()),
+        fences: Fences::default(),
     });
     let service = EncoderWorkerServer::new(service)
         .max_decoding_message_size(config.limits.max_item_bytes.saturating_add(1 << 20))
@@ -146,7 +161,8 @@ fn load(source: &ModelSource, compute: &Compute, dtype: DType) -> Result<Loaded,
     let mut encoders = Vec::new();
     for &modality in model.modalities() {
         let fingerprint = model.fingerprint(modality, dtype)?;
-        let encoder = compute.load_encoder(&model, modality)?;
+        let mut encoder = compute.load_encoder(&model, modality)?;
+        warm_up(&mut *encoder, &*model.preprocess(), modality);
         encoders.push(LoadedEncoder { modality, fingerprint, encoder });
     }
     Ok(Loaded { model, encoders })

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tonic::Code;
 use triptych_ec::fault::Fault;
 use triptych_ec::store::Op;
+use triptych_proto::v1;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn jobs_of_several_callers_share_a_batch() {
@@ -16,7 +17,7 @@ async fn jobs_of_several_callers_share_a_batch() {
     while n_batches() == f64::from(n_jobs) && n_jobs < 3_200 {
         let calls = (0..32_u8).map(|seed| {
             let client = worker.client();
-            let job = triptych_proto::v1::EncodeRequest { key: vec![seed; 32].into(), ..job.clone() };
+            let job = v1::EncodeRequest { key: vec![seed; 32].into(), ..job.clone() };
             async move { encode(client, job).await }
         });
         for answer in futures::future::join_all(calls).await {
@@ -39,8 +40,10 @@ async fn a_job_more_than_the_bound_is_refused_at_once() {
         async move { encode(client, job).await }
     });
     until("the first publishes", || worker.faults.n_calls(Op::Put) == 1).await;
-    let refused = worker.encode(job).await.unwrap_err();
+    let other = v1::EncodeRequest { key: vec![2; 32].into(), ..job };
+    let refused = worker.encode(other).await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
+    assert!(refused.metadata().contains_key("retry-after-ms"), "{refused:?}");
     first.abort();
 }
 

@@ -71,6 +71,7 @@ pub async fn start(max_jobs: usize) -> Worker {
         batch: BatchLimits::default(),
         max_jobs,
         preprocess_threads: 4,
+        rows_budget_bytes: 16 << 20,
     };
     let running = tokio::spawn(triptych_encoder::run(config, drain.clone(), metrics.clone()));
     Worker { address, drain, metrics, faults, store, running }

@@ -26,6 +26,10 @@ pub struct EncoderArgs {
     /// Jobs admitted at once, waiting ones included; one more is told to come back
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_JOBS", default_value_t = 256)]
     pub max_jobs: usize,
+    /// Memory for outputs that are kept after they were published, in MiB: who asks for one again gets it without an
+    /// encode, also when the store lost it. 0 keeps none
+    #[arg(long, value_name = "MIB", env = "TRIPTYCH_ROWS_MIB", default_value_t = 256)]
+    pub rows_mib: usize,
     /// Models and computation
     #[command(flatten)]
     pub models: ModelArgs,
@@ -54,6 +58,7 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
         batch: BatchLimits::default(),
         max_jobs: args.max_jobs,
         preprocess_threads: std::thread::available_parallelism().map_or(1, usize::from),
+        rows_budget_bytes: args.rows_mib.saturating_mul(1 << 20),
     };
     triptych_encoder::run(config, process.drain, process.metrics).await.map_err(|e| match e {
         EncoderError::Model { .. } => CliError::Setting(chain(&e)),
