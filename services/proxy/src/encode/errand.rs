@@ -13,6 +13,9 @@ use triptych_core::{EncodedItem, Failure, FailureClass};
 /// A lease's cost where nobody knows what a job takes.
 const COST_UNKNOWN: Duration = Duration::from_secs(2);
 
+/// Times a job is begun anew under a newer lease; after that it is sent without one.
+const MAX_OUTRUN: u32 = 2;
+
 /// One item to be had.
 pub(super) struct Errand {
     pub(super) parts: Arc<Parts>,
@@ -37,6 +40,7 @@ impl Errand {
     }
 
     async fn make(&self, deadline: Instant) -> Outcome {
+        let mut n_outrun = 0;
         loop {
             let holding = match self.parts.leases.turn(&self.job.wanted, self.origin, self.cost()).await {
                 Turn::Done(item) => return Ok(made_elsewhere(item)),
@@ -51,7 +55,9 @@ impl Errand {
                     Some(holding)
                 }
             };
-            match self.encode(holding.as_ref(), deadline).await {
+            // A store that was restarted counts its leases anew, and encoders remember the old ones.
+            let fence = holding.as_ref().filter(|_| n_outrun < MAX_OUTRUN).map_or(0, Holding::fence);
+            match self.encode(holding.as_ref(), fence, deadline).await {
                 Ok(encoded) => {
                     // An output at a peer is written to the store behind its answer.
                     if let Some(holding) = holding.filter(|_| !encoded.peers.is_empty()) {
@@ -60,16 +66,21 @@ impl Errand {
                     return Ok(encoded);
                 }
                 Err(Fell::Failed(failure)) => return Err(failure),
-                Err(Fell::Outrun) => {}
+                Err(Fell::Outrun) => n_outrun += 1,
             }
         }
     }
 
-    async fn encode(&self, holding: Option<&Holding>, deadline: Instant) -> Result<Encoded, Fell> {
+    async fn encode(
+        &self,
+        holding: Option<&Holding>,
+        fence: u64,
+        deadline: Instant,
+    ) -> Result<Encoded, Fell> {
         let ladder = Ladder {
             parts: &self.parts,
             job: &self.job,
-            fence: holding.map_or(0, Holding::fence),
+            fence,
             outrun: &|| holding.is_some_and(Holding::is_lost),
             deadline,
             teller: &self.teller,

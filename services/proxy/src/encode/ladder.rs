@@ -17,6 +17,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use triptych_core::{Failure, WorkerId};
 
+/// The field that an encoder names when it refuses a job since it has seen a newer lease.
+const FENCE: &str = "fence";
+
 /// How a job that could not be done ended.
 #[derive(Debug)]
 pub(super) enum Fell {
@@ -95,7 +98,7 @@ impl<'a> Ladder<'a> {
     /// After an attempt that failed: whether and when there is another.
     async fn fallen(&self, climb: &mut Climb<'_>, failure: Failure) -> Result<(), Fell> {
         climb.n_failed += 1;
-        if (self.outrun)() {
+        if (self.outrun)() || (self.fence > 0 && failure.param.as_deref() == Some(FENCE)) {
             return Err(Fell::Outrun);
         }
         if !failure.class.is_retryable() {

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 use triptych_core::item::from_f32;
-use triptych_core::{DType, EncodedItem, EncoderOutput, Extent, Fingerprint, Modality};
+use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, Modality};
 use triptych_ec::EcStore;
 use triptych_proto::v1;
 use triptych_proto::v1::encoder_worker_server::{EncoderWorker, EncoderWorkerServer};
@@ -84,6 +84,12 @@ pub enum EncodeStep {
     Answer,
     /// Waits for [`Encoder::release`], then answers.
     Hold,
+    /// Says what the output will be, waits for [`Encoder::release`], then answers.
+    AnnounceThenHold,
+    /// Answers from the memory of this peer; the store has it after [`Encoder::write_behind`].
+    AnswerFromPeer(&'static str),
+    /// Says what the output will be, and ends without it.
+    EndEarly,
     Fail(Status),
 }
 
@@ -98,6 +104,7 @@ struct EncoderState {
     script: Mutex<VecDeque<EncodeStep>>,
     released: Semaphore,
     cancelled: AtomicUsize,
+    unwritten: Mutex<Vec<EncoderOutput>>,
 }
 
 impl Encoder {
@@ -109,7 +116,39 @@ impl Encoder {
             script: Mutex::default(),
             released: Semaphore::new(0),
             cancelled: AtomicUsize::new(0),
+            unwritten: Mutex::default(),
         }))
+    }
+
+    /// Stores what was answered from a peer.
+    pub async fn write_behind(&self) {
+        let unwritten = std::mem::take(&mut *self.0.unwritten.lock().unwrap());
+        for output in unwritten {
+            self.0.store.put_if_absent(&output.item().key, object(&output)).await.unwrap();
+        }
+    }
+
+    /// Stores the output of a job that it had once more.
+    pub async fn publish_again(&self, key: &ContentKey) {
+        let jobs = self.0.jobs.lock().unwrap().clone();
+        let job = jobs.iter().find(|job| job.key == key.as_bytes().as_slice()).expect("a job it had");
+        self.0.store.put_if_absent(key, object(&encode(job))).await.unwrap();
+    }
+
+    /// Steps that were not taken are taken back, and so is leave to end held jobs.
+    pub fn forget_script(&self) {
+        self.0.script.lock().unwrap().clear();
+        self.0.released.forget_permits(usize::MAX >> 3);
+    }
+
+    /// Whether both are the same worker.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// The fencing tokens of the jobs.
+    pub fn fences(&self) -> Vec<u64> {
+        self.0.jobs.lock().unwrap().iter().map(|job| job.fence).collect()
     }
 
     pub fn serve(&self) -> Process {
@@ -154,14 +193,53 @@ impl Encoder {
 }
 
 /// Counts a held job that is dropped before it is released.
-struct Held<'a>(Option<&'a AtomicUsize>);
+struct Held(Option<Encoder>);
 
-impl Drop for Held<'_> {
+impl Held {
+    async fn until_released(encoder: &Encoder) {
+        let mut held = Self(Some(encoder.clone()));
+        encoder.0.released.acquire().await.unwrap().forget();
+        held.0 = None;
+    }
+}
+
+impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(cancelled) = self.0 {
-            cancelled.fetch_add(1, Ordering::SeqCst);
+        if let Some(encoder) = &self.0 {
+            encoder.0.cancelled.fetch_add(1, Ordering::SeqCst);
         }
     }
+}
+
+impl Encoder {
+    /// The end of a job: the output is stored, or left to [`Encoder::write_behind`].
+    async fn answer(&self, output: EncoderOutput, peer: &str) -> v1::EncodeEvent {
+        if peer.is_empty() {
+            self.0.store.put_if_absent(&output.item().key, object(&output)).await.unwrap();
+        } else {
+            self.0.unwritten.lock().unwrap().push(output.clone());
+        }
+        let response = v1::EncodeResponse {
+            item: Some(output.item().into()),
+            queue_us: 1,
+            preprocess_us: 20,
+            encode_us: 300,
+            publish_us: 4000,
+            peer: peer.into(),
+            shared: false,
+        };
+        v1::EncodeEvent { kind: Some(v1::encode_event::Kind::Ready(response)) }
+    }
+}
+
+fn object(output: &EncoderOutput) -> Bytes {
+    triptych_ec::object::encode(output)
+}
+
+/// What an output will be: everything but its checksum.
+fn announced(output: &EncoderOutput) -> v1::EncodeEvent {
+    let item = EncodedItem { checksum: [0; 32], ..output.item().clone() };
+    v1::EncodeEvent { kind: Some(v1::encode_event::Kind::Announced((&item).into())) }
 }
 
 #[tonic::async_trait]
@@ -194,29 +272,26 @@ impl EncoderWorker for Encoder {
         let request = request.into_inner();
         self.0.jobs.lock().unwrap().push(request.clone());
         let step = self.0.script.lock().unwrap().pop_front().unwrap_or(EncodeStep::Answer);
-        match step {
-            EncodeStep::Answer => {}
-            EncodeStep::Fail(status) => return Err(status),
-            EncodeStep::Hold => {
-                let mut held = Held(Some(&self.0.cancelled));
-                self.0.released.acquire().await.unwrap().forget();
-                held.0 = None;
-            }
-        }
         let output = encode(&request);
-        let object = triptych_ec::object::encode(&output);
-        self.0.store.put_if_absent(&output.item().key, object).await.unwrap();
-        let response = v1::EncodeResponse {
-            item: Some(output.item().into()),
-            queue_us: 1,
-            preprocess_us: 20,
-            encode_us: 300,
-            publish_us: 4000,
-            peer: String::new(),
-            shared: false,
+        let events: Self::EncodeStream = match step {
+            EncodeStep::Fail(status) => return Err(status),
+            EncodeStep::Answer => stream::iter([Ok(self.answer(output, "").await)]).boxed(),
+            EncodeStep::AnswerFromPeer(peer) => stream::iter([Ok(self.answer(output, peer).await)]).boxed(),
+            EncodeStep::EndEarly => stream::iter([Ok(announced(&output))]).boxed(),
+            EncodeStep::Hold => {
+                Held::until_released(self).await;
+                stream::iter([Ok(self.answer(output, "").await)]).boxed()
+            }
+            EncodeStep::AnnounceThenHold => {
+                let (encoder, first) = (self.clone(), announced(&output));
+                let end = stream::once(async move {
+                    Held::until_released(&encoder).await;
+                    Ok(encoder.answer(output, "").await)
+                });
+                stream::iter([Ok(first)]).chain(end).boxed()
+            }
         };
-        let ready = v1::EncodeEvent { kind: Some(v1::encode_event::Kind::Ready(response)) };
-        Ok(Response::new(stream::iter([Ok(ready)]).boxed()))
+        Ok(Response::new(events))
     }
 }
 

@@ -7,6 +7,7 @@ mod fakes;
 mod faults;
 mod generate;
 mod http_limits;
+mod once;
 mod operations;
 mod speech;
 mod support;

@@ -1,0 +1,292 @@
+//! One encode for the fleet: what is known is not asked for, what is under way is not begun, what is slow is hedged, and
+//! what an outage costs is bounded.
+
+use crate::fakes::{EncodeStep, Encoder, Pd, Process};
+use crate::support::{Cluster, IMAGE, Proxy, ask, eventually, listener, memory, models, question};
+use std::sync::Arc;
+use std::time::Duration;
+use tonic::{Code, Status};
+use triptych_core::limits::Limits;
+use triptych_core::{ContentKey, Failure};
+use triptych_ec::fault::{Fault, Faults, Faulty};
+use triptych_ec::store::Op;
+use triptych_ec::store::lease::Acquired;
+use triptych_ec::{EcSetting, EcStore};
+use triptych_proto::v1::ItemSource::{Cached, Encoded, Shared};
+use triptych_proxy::{ProxyConfig, RetryPolicy};
+use triptych_runtime::status::to_status;
+
+/// Several proxies and encoders around one PD worker and one store.
+struct Fleet {
+    encoders: Vec<Encoder>,
+    processes: Vec<Process>,
+    pd: Pd,
+    proxies: Vec<Proxy>,
+    store: Arc<dyn EcStore>,
+}
+
+impl Fleet {
+    /// `stores` has one store for each proxy; what the encoders write comes into all of them.
+    async fn over(
+        n_encoders: usize,
+        stores: Vec<Arc<dyn EcStore>>,
+        behind: Arc<dyn EcStore>,
+        change: impl Fn(&mut ProxyConfig),
+    ) -> Self {
+        let encoders: Vec<_> = (0..n_encoders).map(|_| Encoder::new(models(), Arc::clone(&behind))).collect();
+        let mut processes: Vec<_> = encoders.iter().map(Encoder::serve).collect();
+        let addresses: Vec<_> = processes.iter().map(|process| process.address).collect();
+        let pd = Pd::new(models());
+        processes.push(pd.serve());
+        let pd_address = processes[n_encoders].address;
+        let mut proxies = Vec::new();
+        for store in stores {
+            let proxy = Proxy::start(&addresses, &[pd_address], store, &change).await;
+            proxy.ready().await;
+            proxies.push(proxy);
+        }
+        Self { encoders, processes, pd, proxies, store: behind }
+    }
+
+    async fn start(n_proxies: usize, n_encoders: usize, change: impl Fn(&mut ProxyConfig)) -> Self {
+        let store = memory().await;
+        let stores = (0..n_proxies).map(|_| Arc::clone(&store)).collect();
+        Self::over(n_encoders, stores, store, change).await
+    }
+
+    fn n_jobs(&self) -> usize {
+        self.encoders.iter().map(|encoder| encoder.jobs().len()).sum()
+    }
+
+    fn n_cancelled(&self) -> usize {
+        self.encoders.iter().map(Encoder::cancelled).sum()
+    }
+
+    /// Every encoder holds its next job.
+    fn hold(&self) {
+        self.encoders.iter().for_each(|encoder| encoder.script([EncodeStep::Hold]));
+    }
+
+    /// Whoever has a job and no leave to end it.
+    fn busy(&self) -> &Encoder {
+        self.encoders.iter().find(|encoder| !encoder.jobs().is_empty()).expect("one has a job")
+    }
+}
+
+fn unavailable() -> Status {
+    to_status(&Failure::unavailable("not now"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn identical_items_at_once_over_three_proxies_and_three_encoders_cost_one_encode() {
+    let (behind, grpc) = (memory().await, listener().await);
+    let setting: EcSetting = format!("grpc://{}", grpc.local_addr().unwrap()).parse().unwrap();
+    let served = Arc::clone(&behind);
+    tokio::spawn(async move {
+        triptych_ec::server::serve(grpc, served, &Limits::default(), std::future::pending()).await
+    });
+    let mut stores = Vec::new();
+    for _ in 0..3 {
+        stores.push(triptych_ec::open(&setting, &Limits::default()).await.unwrap());
+    }
+    let fleet = Fleet::over(3, stores, behind, |_| {}).await;
+    for round in 1..=4_u8 {
+        let image = [IMAGE, &[round]].concat();
+        fleet.hold();
+        let asks = (0..24).map(|i| ask(&fleet.proxies[i % 3], question(&[&image])));
+        let release = async {
+            eventually("one job is under way", async || fleet.n_jobs() == usize::from(round)).await;
+            fleet.encoders.iter().for_each(|encoder| encoder.release(1));
+        };
+        let (answers, ()) = futures::join!(futures::future::join_all(asks), release);
+        for answer in answers {
+            assert_eq!(answer.unwrap().text, "hello world");
+        }
+        assert_eq!(fleet.n_jobs(), usize::from(round));
+        assert!(fleet.encoders.iter().all(|encoder| encoder.fences().iter().all(|fence| *fence > 0)));
+        // Two of them had nothing to do: their leave to hold is taken back.
+        fleet.encoders.iter().for_each(Encoder::forget_script);
+    }
+    let leases = "triptych_encode_leases_total{outcome=\"granted\"}";
+    let mut granted = 0.0;
+    for proxy in &fleet.proxies {
+        granted += proxy.metric(leases).await;
+    }
+    assert_eq!(granted, 4.0);
+}
+
+#[tokio::test]
+async fn an_output_at_a_peer_is_nobody_elses_job_until_the_store_has_it() {
+    let fleet = Fleet::start(2, 1, |_| {}).await;
+    fleet.encoders[0].script([EncodeStep::AnswerFromPeer("127.0.0.1:9")]);
+    assert_eq!(ask(&fleet.proxies[0], question(&[IMAGE])).await.unwrap().sources(), [Encoded]);
+    assert_eq!(ask(&fleet.proxies[0], question(&[IMAGE])).await.unwrap().sources(), [Cached]);
+    let other = ask(&fleet.proxies[1], question(&[IMAGE]));
+    let written = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        fleet.encoders[0].write_behind().await;
+    };
+    let (other, ()) = futures::join!(other, written);
+    assert_eq!((other.unwrap().sources(), fleet.n_jobs()), (vec![Shared], 1));
+}
+
+async fn hold_lease(fleet: &Fleet, image: &[u8], ttl: Duration) -> ContentKey {
+    // The key is what a first request for the same item was sent with.
+    ask(&fleet.proxies[0], question(&[image])).await.unwrap();
+    let key = fleet.pd.requests().pop().unwrap().items[0].key.clone();
+    let key = triptych_proto::convert::key(&key, "key").unwrap();
+    fleet.store.delete(&key).await.unwrap();
+    assert!(matches!(fleet.store.acquire(&key, ttl).await.unwrap(), Acquired::Granted(_)));
+    key
+}
+
+#[tokio::test]
+async fn what_another_proxy_makes_is_waited_for_and_taken_over_when_its_holder_died() {
+    let fleet = Fleet::start(2, 1, |_| {}).await;
+    hold_lease(&fleet, IMAGE, Duration::from_millis(700)).await;
+    // The holder never renews and never publishes.
+    let answer = ask(&fleet.proxies[1], question(&[IMAGE])).await.unwrap();
+    assert_eq!((answer.sources(), fleet.n_jobs()), (vec![Encoded], 2));
+    let outcome = |outcome: &str| format!("triptych_encode_leases_total{{outcome=\"{outcome}\"}}");
+    assert_eq!(fleet.proxies[1].metric(&outcome("taken_over")).await, 1.0);
+
+    let key = hold_lease(&fleet, b"another", Duration::from_secs(60)).await;
+    let waits = ask(&fleet.proxies[1], question(&[b"another"]));
+    let publishes = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        fleet.encoders[0].publish_again(&key).await;
+    };
+    let (answer, ()) = futures::join!(waits, publishes);
+    assert_eq!((answer.unwrap().sources(), fleet.n_jobs()), (vec![Shared], 3));
+    assert_eq!(fleet.proxies[1].metric(&outcome("followed")).await, 1.0);
+}
+
+#[tokio::test]
+async fn a_lease_that_cannot_be_asked_for_stops_no_encode() {
+    let (behind, faults) = (memory().await, Faults::default());
+    let faulty: Arc<dyn EcStore> = Arc::new(Faulty::new(Arc::clone(&behind), faults.clone()));
+    let fleet = Fleet::over(1, vec![faulty], behind, |_| {}).await;
+    faults.stand(Op::Lease, Fault::Error);
+    assert_eq!(ask(&fleet.proxies[0], question(&[IMAGE])).await.unwrap().sources(), [Encoded]);
+    assert_eq!(fleet.encoders[0].fences(), [0]);
+}
+
+#[tokio::test]
+async fn a_job_refused_as_outrun_is_begun_anew() {
+    let cluster = Cluster::start().await;
+    let outrun = Failure::unavailable("a newer lease").with_param("fence");
+    cluster.encoder.script([EncodeStep::Fail(to_status(&outrun)), EncodeStep::Fail(to_status(&outrun))]);
+    assert_eq!(ask(&cluster.proxy, question(&[IMAGE])).await.unwrap().sources(), [Encoded]);
+    let fences = cluster.encoder.fences();
+    assert!(fences.len() == 3 && fences[0] > 0, "{fences:?}");
+    assert_eq!(fences[2], 0, "an encoder that remembers more than the store is told no lease");
+}
+
+#[tokio::test]
+async fn a_slow_job_is_hedged_and_the_loser_is_cancelled() {
+    let hedge = |config: &mut ProxyConfig| {
+        config.encodes.hedge_after_unknown = Duration::from_millis(50);
+        config.encodes.hedge_after_at_least = Duration::from_millis(50);
+    };
+    let fleet = Fleet::start(1, 2, hedge).await;
+    fleet.hold();
+    let answer = ask(&fleet.proxies[0], question(&[IMAGE]));
+    let second_wins = async {
+        eventually("the job is sent", async || fleet.n_jobs() == 1).await;
+        let first = fleet.busy().clone();
+        eventually("it is hedged", async || fleet.n_jobs() == 2).await;
+        let second = fleet.encoders.iter().find(|one| !one.is(&first)).unwrap();
+        assert_eq!(second.jobs().len(), 1, "at another encoder");
+        second.release(1);
+    };
+    let (answer, ()) = futures::join!(answer, second_wins);
+    assert_eq!(answer.unwrap().sources(), [Encoded]);
+    eventually("the loser is cancelled", async || fleet.n_cancelled() == 1).await;
+    assert_eq!(fleet.proxies[0].metric("triptych_encode_jobs_total{why=\"hedge\"}").await, 1.0);
+    let fences: Vec<_> = fleet.encoders.iter().flat_map(Encoder::fences).collect();
+    assert!(fences[0] > 0 && fences[0] == fences[1], "both under one lease: {fences:?}");
+}
+
+#[tokio::test]
+async fn an_outage_is_not_multiplied() {
+    let frugal = |config: &mut ProxyConfig| {
+        config.encodes.retries = RetryPolicy { share: 0.2, per_second: 0.1 };
+    };
+    let fleet = Fleet::start(1, 1, frugal).await;
+    fleet.encoders[0].script((0..200).map(|_| EncodeStep::Fail(unavailable())));
+    for n in 0..20_u8 {
+        let status = ask(&fleet.proxies[0], question(&[&[n]])).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(status.metadata().contains_key("retry-after-ms"), "{status:?}");
+    }
+    // One from the ten seconds of the window, and a fifth of twenty.
+    assert_eq!(fleet.n_jobs(), 20 + 1 + 4);
+    let exhausted = fleet.proxies[0].metric("triptych_retry_budget_exhausted_total{for=\"retry\"}").await;
+    assert!(exhausted > 0.0);
+}
+
+#[tokio::test]
+async fn items_of_a_failed_request_go_on_and_are_there_for_the_next() {
+    let cluster = Cluster::start().await;
+    cluster.encoder.script([EncodeStep::AnnounceThenHold, EncodeStep::AnnounceThenHold]);
+    let asked = ask(&cluster.proxy, question(&[IMAGE, b"another"]));
+    let both = eventually("both are under way", async || cluster.encoder.jobs().len() == 2);
+    let third = async {
+        both.await;
+        let cut_off = Failure::invalid("the JPEG is cut off");
+        cluster.encoder.script([EncodeStep::Fail(to_status(&cut_off))]);
+        // The same two items again, and one that is broken.
+        let status = ask(&cluster.proxy, question(&[IMAGE, b"another", b"broken"])).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+    };
+    // The first client goes away too: only the failed request's items are left.
+    tokio::select! {
+        _ = asked => panic!("it is held"),
+        () = third => {}
+    }
+    cluster.encoder.release(2);
+    let again = ask(&cluster.proxy, question(&[IMAGE, b"another"])).await.unwrap();
+    assert!(again.sources().iter().all(|source| [Cached, Shared].contains(source)), "{again:?}");
+    assert_eq!((cluster.encoder.jobs().len(), cluster.encoder.cancelled()), (3, 0));
+}
+
+#[tokio::test]
+async fn what_was_ready_a_moment_ago_is_not_asked_for_again() {
+    let (behind, faults) = (memory().await, Faults::default());
+    let counted: Arc<dyn EcStore> = Arc::new(Faulty::new(Arc::clone(&behind), faults.clone()));
+    let fleet = Fleet::over(1, vec![counted], behind, |_| {}).await;
+    ask(&fleet.proxies[0], question(&[IMAGE])).await.unwrap();
+    let n_asked = faults.n_calls(Op::Heads);
+    for _ in 0..3 {
+        assert_eq!(ask(&fleet.proxies[0], question(&[IMAGE])).await.unwrap().sources(), [Cached]);
+    }
+    assert_eq!((faults.n_calls(Op::Heads), fleet.n_jobs()), (n_asked, 1));
+}
+
+#[tokio::test]
+async fn an_encoder_that_ends_a_job_early_is_asked_again() {
+    let cluster = Cluster::start().await;
+    cluster.encoder.script([EncodeStep::EndEarly]);
+    assert_eq!(ask(&cluster.proxy, question(&[IMAGE])).await.unwrap().sources(), [Encoded]);
+    assert_eq!(cluster.encoder.jobs().len(), 2);
+}
+
+#[tokio::test]
+async fn a_killed_encoder_of_an_idle_cluster_costs_no_request() {
+    let mut fleet = Fleet::start(1, 2, |_| {}).await;
+    fleet.hold();
+    let asked = tokio::spawn({
+        let (client, request) = (fleet.proxies[0].client(), question(&[IMAGE]));
+        async move { client.clone().generate(request).await.unwrap().into_inner().message().await }
+    });
+    eventually("the job is sent", async || fleet.n_jobs() == 1).await;
+    let place = fleet.encoders.iter().position(|encoder| !encoder.jobs().is_empty()).unwrap();
+    fleet.processes[place].kill();
+    fleet.encoders.iter().for_each(|encoder| encoder.release(1));
+    assert!(asked.await.unwrap().is_ok());
+    eventually("the request is answered", async || {
+        let ok = "triptych_requests_total{model=\"vl\",outcome=\"ok\"}";
+        fleet.proxies[0].metric(ok).await == 1.0
+    })
+    .await;
+}
