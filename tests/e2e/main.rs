@@ -9,6 +9,7 @@ mod crashes;
 mod drain;
 mod families;
 mod observability;
+mod one_encode;
 mod openai;
 mod privacy;
 mod whisper;

@@ -3,4 +3,6 @@
 
 mod jobs;
 mod load;
+mod shared;
 mod support;
+mod watch;

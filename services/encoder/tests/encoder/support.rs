@@ -109,7 +109,7 @@ impl Worker {
         encode(self.client(), job).await
     }
 
-    /// The value of a metric without labels; 0 while there is none.
+    /// The value of a metric, with its labels if it has some; 0 while there is none.
     pub fn metric(&self, name: &str) -> f64 {
         let text = self.metrics.encode();
         let value = |line: &str| line.strip_prefix(name)?.trim_start_matches("{}").trim().parse().ok();

@@ -273,20 +273,16 @@ async fn an_encoder_that_ends_a_job_early_is_asked_again() {
 
 #[tokio::test]
 async fn a_killed_encoder_of_an_idle_cluster_costs_no_request() {
-    let mut fleet = Fleet::start(1, 2, |_| {}).await;
-    fleet.hold();
-    let asked = tokio::spawn({
-        let (client, request) = (fleet.proxies[0].client(), question(&[IMAGE]));
-        async move { client.clone().generate(request).await.unwrap().into_inner().message().await }
-    });
-    eventually("the job is sent", async || fleet.n_jobs() == 1).await;
-    let place = fleet.encoders.iter().position(|encoder| !encoder.jobs().is_empty()).unwrap();
-    fleet.processes[place].kill();
-    fleet.encoders.iter().for_each(|encoder| encoder.release(1));
-    assert!(asked.await.unwrap().is_ok());
-    eventually("the request is answered", async || {
-        let ok = "triptych_requests_total{model=\"vl\",outcome=\"ok\"}";
-        fleet.proxies[0].metric(ok).await == 1.0
-    })
-    .await;
+    let Fleet { encoders, mut processes, proxies, .. } = Fleet::start(1, 2, |_| {}).await;
+    encoders.iter().for_each(|encoder| encoder.script([EncodeStep::Hold]));
+    let asked = ask(&proxies[0], question(&[IMAGE]));
+    let killed = async {
+        let with_jobs = || encoders.iter().position(|encoder| !encoder.jobs().is_empty());
+        eventually("the job is sent", async || with_jobs().is_some()).await;
+        processes[with_jobs().unwrap()].kill();
+        encoders.iter().for_each(|encoder| encoder.release(1));
+    };
+    let (answer, ()) = futures::join!(asked, killed);
+    assert_eq!(answer.unwrap().sources(), [Encoded]);
+    assert_eq!(encoders.iter().map(|encoder| encoder.jobs().len()).sum::<usize>(), 2);
 }
