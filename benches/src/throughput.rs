@@ -175,6 +175,7 @@ impl Bench {
                 priority: 0,
                 tenant: TenantId::SHARED,
                 deadline: now + Duration::from_secs(3600),
+                resumed: None,
             };
             let outputs = self.engine.handle(Event::Arrive(Box::new(arrival)), now);
             ensure!(outputs.is_empty(), "the engine refused: {outputs:?}");

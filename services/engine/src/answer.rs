@@ -3,7 +3,7 @@
 //! It sees logits and the tokens so far; blocks and batches are not its matter.
 
 use crate::output::{ChosenToken, Delta};
-use crate::request::Arrival;
+use crate::request::{Arrival, Resumed};
 use crate::sampler::{Sampler, logprobs};
 use crate::shaping::Shaping;
 use crate::writer::{Writer, Written};
@@ -28,6 +28,19 @@ pub struct Answer {
     /// The prompt, until it went out before the first token.
     echo: Option<Vec<u32>>,
     end_logprob: Option<f32>,
+    /// Bytes of its next text that the reader has already.
+    n_said: usize,
+}
+
+/// Where an answer that was begun elsewhere stands.
+#[derive(Debug)]
+pub struct Standing {
+    /// What its reader does not have yet of what is written.
+    pub delta: Delta,
+    /// Set when what is written ends it.
+    pub end: Option<FinishReason>,
+    /// Tokens chosen, the end token included.
+    pub n_generated: usize,
 }
 
 /// What one more token brought.
@@ -58,8 +71,54 @@ impl Answer {
             max_tokens,
             echo: params.echo.then(|| arrival.prepared.tokens.clone()),
             end_logprob: None,
+            n_said: 0,
             tokenizer,
         }
+    }
+
+    /// Takes over what was written elsewhere: afterwards the answer is as if it had written that itself, and what its
+    /// reader has of the text is not said again.
+    ///
+    /// # Errors
+    /// For tokens that do not fit the request's grammar, or a text that is not theirs.
+    pub fn take_over(&mut self, resumed: &Resumed) -> Result<Standing, Failure> {
+        let mut text = String::new();
+        if resumed.is_echoed {
+            text.push_str(&self.echoed().text);
+        }
+        let mut end = None;
+        for (i, token) in resumed.tokens.iter().enumerate() {
+            let (more, ends) = self.take(&resumed.tokens[..i], *token)?;
+            text.push_str(&more);
+            end = ends;
+            if end.is_some() {
+                break;
+            }
+        }
+        let mut n_generated = resumed.tokens.len();
+        if resumed.is_ended {
+            // Its reader has all of it; what ended otherwise was ended by a token that is not among its own.
+            n_generated += usize::from(end.is_none());
+            return Ok(Standing {
+                delta: Delta::default(),
+                end: end.or(Some(FinishReason::Stop)),
+                n_generated,
+            });
+        }
+        self.n_said = resumed.text_len;
+        let text = self.unsaid(text)?;
+        Ok(Standing { delta: Delta { text, ..Delta::default() }, end, n_generated })
+    }
+
+    /// What the reader does not have of a text.
+    fn unsaid(&mut self, mut text: String) -> Result<String, Failure> {
+        let n = self.n_said.min(text.len());
+        if !text.is_char_boundary(n) {
+            let message = "the text of a resumed answer ends within a character";
+            return Err(Failure::invalid(message).with_param("resume"));
+        }
+        self.n_said -= n;
+        Ok(text.split_off(n))
     }
 
     /// Probability of "no speech", once the place where it is read was reached.
@@ -81,35 +140,51 @@ impl Answer {
         let chosen = self.sampler.choose(logits, generated.len());
         let token = chosen.map_err(|e| self.shaping.blame(e))?;
         let mut delta = self.echoed();
+        let mut end = Some(FinishReason::Stop);
         if self.ends.contains(&token) {
             self.end_logprob = self.n_top.map(|_| logprobs(logits, token, 0).chosen);
-            delta.text.push_str(&self.flush().0);
-            return Ok(Progress { token, delta, end: Some(FinishReason::Stop) });
+            delta.text.push_str(&self.rest().0);
+        } else {
+            delta.logprobs.extend(self.n_top.map(|n_top| describe(&self.tokenizer, logits, token, n_top)));
+            delta.token_ids.push(token);
+            let (text, ends) = self.take(generated, token)?;
+            delta.text.push_str(&text);
+            end = ends;
         }
-        delta.logprobs.extend(self.n_top.map(|n_top| describe(&self.tokenizer, logits, token, n_top)));
-        delta.token_ids.push(token);
+        delta.text = self.unsaid(delta.text)?;
+        Ok(Progress { token, delta, end })
+    }
+
+    /// Writes a token, which is no end token: its text, and whether the answer ends with it.
+    fn take(&mut self, generated: &[u32], token: u32) -> Result<(String, Option<FinishReason>), Failure> {
         let n_written = generated.len() + 1;
         let written = match n_written < self.min_tokens {
             true => Written::More(self.writer.pass(token)),
             false => self.writer.push(token),
         };
-        let (text, end) = match written {
+        Ok(match written {
             Written::Stopped(text) => (text, Some(FinishReason::Stop)),
             Written::More(text) if self.shaping.completes(generated, token)? => {
-                (text + &self.flush().0, Some(FinishReason::Stop))
+                (text + &self.rest().0, Some(FinishReason::Stop))
             }
             Written::More(text) if n_written >= self.max_tokens => {
-                let (rest, reason) = self.flush();
+                let (rest, reason) = self.rest();
                 (text + &rest, Some(reason))
             }
             Written::More(text) => (text, None),
-        };
-        delta.text.push_str(&text);
-        Ok(Progress { token, delta, end })
+        })
     }
 
     /// Ends the text where it is; the reason is `Length` unless its last bytes complete a stop string.
-    pub fn flush(&mut self) -> (String, FinishReason) {
+    ///
+    /// # Errors
+    /// For a resumed answer, if the reader's text ends within a character.
+    pub fn flush(&mut self) -> Result<(String, FinishReason), Failure> {
+        let (text, reason) = self.rest();
+        Ok((self.unsaid(text)?, reason))
+    }
+
+    fn rest(&mut self) -> (String, FinishReason) {
         match self.writer.finish() {
             Written::More(text) => (text, FinishReason::Length),
             Written::Stopped(text) => (text, FinishReason::Stop),

@@ -2,7 +2,7 @@
 //! that one of them decides.
 
 use crate::align::AlignJob;
-use crate::answer::Answer;
+use crate::answer::{Answer, Standing};
 use crate::beam::Turn;
 use crate::beams::{BeamAnswer, Beams};
 use crate::config::EngineConfig;
@@ -196,14 +196,14 @@ impl Engine {
             return outputs;
         }
         match self.scheduler.arrive(arrival, now) {
-            Ok(()) => self.begin(arrival),
+            Ok(()) => self.begin(arrival, now, &mut outputs),
             Err(failure) => outputs.extend(arrival.ids.iter().map(|id| Output::Failed(*id, failure.clone()))),
         }
         outputs
     }
 
-    /// Empty answers to an arrival that is in line.
-    fn begin(&mut self, arrival: &Arrival) {
+    /// Empty answers to an arrival that is in line, or the one that it goes on with.
+    fn begin(&mut self, arrival: &Arrival, now: Instant, outputs: &mut Vec<Output>) {
         let Some(name) = arrival.ids.first() else { return };
         let room = self.scheduler.get(*name).map_or(1, |s| s.limit().saturating_sub(s.n_prompt()).max(1));
         if let Some(params) = &arrival.sampling.beams {
@@ -211,8 +211,31 @@ impl Engine {
             self.searches.insert(*name, Search { beams, ids: arrival.ids.clone() });
             return;
         }
+        if let Some(resumed) = &arrival.resumed {
+            let mut answer = Answer::new(arrival, resumed.choice, room, Arc::clone(&self.tokenizer));
+            let standing = answer.take_over(resumed);
+            self.answers.insert(*name, answer);
+            match standing {
+                Ok(standing) => self.go_on(*name, standing, now, outputs),
+                Err(failure) => self.fail(*name, failure, outputs),
+            }
+            return;
+        }
         for (choice, id) in (0..).zip(&arrival.ids) {
             self.answers.insert(*id, Answer::new(arrival, choice, room, Arc::clone(&self.tokenizer)));
+        }
+    }
+
+    /// Says what is still to be said of an answer that was begun elsewhere, and ends it if it has ended.
+    fn go_on(&mut self, id: SequenceId, standing: Standing, now: Instant, outputs: &mut Vec<Output>) {
+        let Standing { delta, end, n_generated } = standing;
+        if delta != Delta::default() {
+            outputs.push(Output::Delta(id, delta));
+        }
+        let Some(reason) = end else { return };
+        self.finish(id, reason, now, outputs);
+        if let Some(Output::Finished(_, finished)) = outputs.last_mut() {
+            finished.n_generated = n_generated;
         }
     }
 
@@ -285,9 +308,16 @@ impl Engine {
         let fits_more = self.scheduler.push(id, progress.token, now);
         let (mut delta, mut end) = (progress.delta, progress.end);
         if end.is_none() && !fits_more {
-            let (rest, reason) = answer.flush();
-            delta.text.push_str(&rest);
-            end = Some(reason);
+            match answer.flush() {
+                Ok((rest, reason)) => {
+                    delta.text.push_str(&rest);
+                    end = Some(reason);
+                }
+                Err(failure) => {
+                    self.fail(id, failure, outputs);
+                    return None;
+                }
+            }
         }
         if delta != Delta::default() {
             outputs.push(Output::Delta(id, delta));

@@ -57,5 +57,5 @@ pub use config::{EngineConfig, KvBudget, Preemption, PrefixCache, Speculation};
 pub use engine::{Engine, Event, Readiness};
 pub use error::EngineError;
 pub use output::{ChosenToken, Delta, Finished, Output, SequenceTimes};
-pub use request::{Arrival, SequenceId};
+pub use request::{Arrival, Resumed, SequenceId};
 pub use stats::Stats;

@@ -35,6 +35,23 @@ pub struct Arrival {
     pub tenant: TenantId,
     /// When it has to have ended.
     pub deadline: Instant,
+    /// Goes on with an answer that was begun elsewhere; such an arrival has one answer. `None`: from the start.
+    pub resumed: Option<Resumed>,
+}
+
+/// An answer as far as it was written elsewhere. What follows is what would have been written there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resumed {
+    /// Its place among the answers of its request: its draws depend on it.
+    pub choice: u32,
+    /// Its tokens so far, without those of an echoed prompt.
+    pub tokens: Vec<u32>,
+    /// Bytes of text that its reader has of it, an echoed prompt's included.
+    pub text_len: usize,
+    /// Whether the prompt was echoed already, if it is to be.
+    pub is_echoed: bool,
+    /// It had ended: it is counted, and nothing follows.
+    pub is_ended: bool,
 }
 
 /// The most that one sequence can ever have.
@@ -69,6 +86,11 @@ impl Arrival {
         self.sampling.beams.map_or(1, |beams| beams.width.max(1) as usize)
     }
 
+    /// Tokens that are there when the sequence arrives: those of its prompt, and what was written elsewhere.
+    pub fn n_given(&self) -> usize {
+        self.prepared.tokens.len() + self.resumed.as_ref().map_or(0, |resumed| resumed.tokens.len())
+    }
+
     /// Tokens that every answer has at least, if nothing goes wrong: 1, or more when it may not end before.
     pub fn least_tokens(&self) -> usize {
         let least = match self.sampling.max_tokens {
@@ -94,7 +116,30 @@ impl Arrival {
         }
         self.check_spans(capacity)?;
         self.check_cross(capacity)?;
-        self.check_tokens(capacity)
+        self.check_tokens(capacity)?;
+        self.check_resumed(capacity)
+    }
+
+    fn check_resumed(&self, capacity: &Capacity) -> Result<(), Failure> {
+        let Some(resumed) = &self.resumed else { return Ok(()) };
+        if self.ids.len() != 1 || self.sampling.beams.is_some() {
+            return Err(Failure::internal("several answers or beams cannot be resumed as one"));
+        }
+        let (limit, vocab) = (capacity.limit(self), capacity.decoder.n_readable);
+        let refuse = |text: String| Err(Failure::invalid(text).with_param("resume"));
+        // A prompt that fills the context has room for one token, which ends the answer.
+        if self.n_given() > limit.max(self.prepared.tokens.len() + 1) {
+            return refuse(format!(
+                "prompt and answer have {} tokens, this server holds {limit}",
+                self.n_given()
+            ));
+        }
+        match resumed.tokens.iter().find(|token| **token as usize >= vocab) {
+            Some(token) => {
+                refuse(format!("the answer has token {token}, the model has tokens below {vocab}"))
+            }
+            None => Ok(()),
+        }
     }
 
     fn check_tokens(&self, capacity: &Capacity) -> Result<(), Failure> {

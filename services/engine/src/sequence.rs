@@ -126,6 +126,7 @@ impl Sequence {
     pub fn new(arrival: &Arrival, limit: usize, items: &mut ItemTable, now: Instant) -> Self {
         let sampling = &arrival.sampling;
         let prompt = Prompt::new(arrival, items);
+        let written = arrival.resumed.as_ref().map_or(&[][..], |resumed| &resumed.tokens);
         Self {
             answers: arrival.ids.clone(),
             tenant: arrival.tenant,
@@ -140,7 +141,10 @@ impl Sequence {
             n_least: arrival.least_tokens().min(limit.saturating_sub(prompt.n_tokens)).max(1),
             is_greedy: sampling.beams.is_none() && (sampling.temperature <= 0.0 || sampling.top_k == Some(1)),
             prompt: Arc::new(prompt),
-            branches: vec![Branch { tokens: arrival.prepared.tokens.clone(), keys: Vec::new() }],
+            branches: vec![Branch {
+                tokens: [arrival.prepared.tokens.as_slice(), written].concat(),
+                keys: Vec::new(),
+            }],
         }
     }
 

@@ -64,6 +64,7 @@ impl Prepared {
             priority: self.priority,
             tenant: self.tenant,
             deadline: self.deadline,
+            resumed: None,
         }
     }
 }

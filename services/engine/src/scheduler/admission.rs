@@ -116,9 +116,9 @@ impl Scheduler {
         let Some(sequence) = self.line.get_mut(&place) else { return };
         if sequence.milestones.first_step.is_none() {
             sequence.milestones.first_step = Some(now);
-            sequence.tally.n_cached = sequence.n_computed();
+            sequence.tally.n_cached = sequence.n_computed().min(sequence.n_prompt());
             self.counts.prompt_tokens += sequence.n_prompt() as u64;
-            self.counts.cached_tokens += sequence.n_computed() as u64;
+            self.counts.cached_tokens += sequence.tally.n_cached as u64;
         }
         sketch.n_admitted += 1;
         sketch.push_reading(place, sequence, &self.cross);

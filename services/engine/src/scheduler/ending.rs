@@ -40,13 +40,15 @@ pub(super) fn can_make_it(
     now: Instant,
 ) -> Result<(), Failure> {
     let left = sequence.deadline.saturating_duration_since(now);
-    let (n_prompt, n_steps) = (sequence.n_prompt(), sequence.n_least() - 1);
-    if sequence.milestones.first_step.is_some() || rates.least(n_prompt, n_steps) <= left {
+    // What was written elsewhere is read as the prompt is.
+    let (n_given, n_written) = (sequence.n_tokens(), sequence.generated(0).len());
+    let n_steps = sequence.n_least().saturating_sub(n_written + 1);
+    if sequence.milestones.first_step.is_some() || rates.least(n_given, n_steps) <= left {
         return Ok(());
     }
     // Blocks that are known already cost nothing; looked up only where it matters.
-    let n_known = pool.find(sequence.keys(0, n_prompt - 1)).blocks().len() * KV_BLOCK_TOKENS;
-    let needed = rates.least(n_prompt - n_known, n_steps);
+    let n_known = pool.find(sequence.keys(0, n_given - 1)).blocks().len() * KV_BLOCK_TOKENS;
+    let needed = rates.least(n_given - n_known, n_steps);
     if needed <= left {
         return Ok(());
     }

@@ -50,6 +50,7 @@ fn arrival(sampling: SamplingParams) -> Arrival {
         priority: 0,
         tenant: TenantId::SHARED,
         deadline: Instant::now(),
+        resumed: None,
     }
 }
 

@@ -99,6 +99,7 @@ pub fn arrival(id: u64, n_prompt: usize, n_generated: u32, now: std::time::Insta
         priority: 0,
         tenant: TenantId::SHARED,
         deadline,
+        resumed: None,
     }
 }
 

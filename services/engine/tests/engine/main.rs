@@ -6,6 +6,7 @@ mod fake;
 mod giving_way;
 mod guesses;
 mod items;
+mod resumed;
 mod line;
 mod rules;
 mod schedules;

@@ -199,6 +199,7 @@ impl Case {
             priority: 0,
             tenant: TenantId::SHARED,
             deadline: Instant::now() + Duration::from_secs(3600),
+            resumed: None,
         }
     }
 
