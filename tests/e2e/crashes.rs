@@ -1,14 +1,16 @@
 //! SIGKILL at the worst moments: every request ends with an answer or a typed error, and the cluster mends itself.
 
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tonic::Code;
 use triptych_ec::testing::RedisServer;
 use triptych_proto::v1;
 use triptych_proto::v1::generate_response::Kind;
 use triptych_tests::client::{about_images, connect, generate};
-use triptych_tests::cluster::Cluster;
-use triptych_tests::process::{eventually, signal};
-use triptych_tests::samples::{heldout, list};
+use triptych_tests::cluster::{Cluster, reqwest_client};
+use triptych_tests::process::{children_of, eventually, signal};
+use triptych_tests::samples::{ask_images, heldout, list};
 
 /// Longest a request may take to end, one way or the other: the default limit and a margin.
 const DEADLINE: Duration = Duration::from_secs(150);
@@ -58,10 +60,11 @@ async fn a_killed_encoder_is_replaced_and_its_jobs_are_done_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pd_worker_killed_in_the_middle_of_a_stream_ends_it_with_a_typed_error() {
+async fn a_stream_that_is_not_to_be_resumed_ends_with_a_typed_error_when_its_pd_worker_is_killed() {
     let mut cluster = Cluster::start(&[]).await;
     let mut client = connect(&cluster.grpc).await;
-    let mut stream = client.generate(endless()).await.expect("accepted").into_inner();
+    let never = v1::GenerateRequest { resumption: v1::Resumption::Never.into(), ..endless() };
+    let mut stream = client.generate(never).await.expect("accepted").into_inner();
     while !matches!(stream.message().await.expect("a stream").and_then(|m| m.kind), Some(Kind::Delta(_))) {}
     let pd = cluster.pid("pd");
     signal(pd, "KILL");
@@ -84,6 +87,112 @@ async fn a_pd_worker_killed_in_the_middle_of_a_stream_ends_it_with_a_typed_error
             .text
             .is_empty()
     );
+}
+
+/// Drawn, so that another worker has to draw the same; several answers, so that each has to find its place.
+fn drawn() -> v1::GenerateRequest {
+    let mut request = endless();
+    if let Some(sampling) = &mut request.sampling {
+        (sampling.temperature, sampling.seed) = (Some(0.9), Some(11));
+        sampling.repetition_penalty = Some(1.1);
+    }
+    request
+}
+
+/// Kills the PD worker that writes an answer now.
+async fn kill_the_writer(cluster: &Cluster) {
+    for name in ["pd-0", "pd-1"] {
+        if cluster.metric(name, "triptych_requests_running").await > 0.0 {
+            let [pid] = children_of(cluster.up.pid(), name)[..] else { panic!("one {name}") };
+            return signal(pid, "KILL");
+        }
+    }
+    panic!("no PD worker writes");
+}
+
+/// Reads a stream to its end: the text of each answer, and the tokens counted. After its first piece `act` happens.
+async fn read(
+    mut stream: tonic::Streaming<v1::GenerateResponse>,
+    act: impl AsyncFnOnce(),
+) -> (BTreeMap<u32, String>, u32) {
+    let mut texts: BTreeMap<u32, String> = BTreeMap::new();
+    let mut act = Some(act);
+    loop {
+        match stream.message().await.expect("no failure").expect("a summary ends it").kind {
+            Some(Kind::Delta(delta)) => {
+                texts.entry(delta.choice).or_default().push_str(&delta.text);
+                if let Some(act) = act.take() {
+                    act().await;
+                }
+            }
+            Some(Kind::Summary(summary)) => return (texts, summary.usage.expect("counts").completion_tokens),
+            _ => {}
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pd_worker_killed_in_the_middle_of_a_stream_is_not_noticed_over_grpc() {
+    let cluster = Cluster::start(&["--pds", "2"]).await;
+    let mut client = connect(&cluster.grpc).await;
+    let undisturbed = client.generate(drawn()).await.expect("accepted").into_inner();
+    let undisturbed = read(undisturbed, async || {}).await;
+    let stream = client.generate(drawn()).await.expect("accepted").into_inner();
+    let disturbed = read(stream, async || kill_the_writer(&cluster).await);
+    let disturbed = tokio::time::timeout(DEADLINE, disturbed).await.expect("ends in time");
+    assert_eq!(disturbed, undisturbed);
+    assert_eq!(undisturbed.0.len(), 4, "answers");
+    assert_eq!(cluster.metric("proxy", "triptych_resumed_streams_total").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pd_worker_killed_in_the_middle_of_a_stream_is_not_noticed_over_http() {
+    let cluster = Cluster::start(&["--pds", "2"]).await;
+    let mut body = ask_images("shapes-qwen2-vl", "What is in this picture?", &[&heldout("scene.png")]);
+    for (field, value) in [("stream", json!(true)), ("ignore_eos", json!(true)), ("n", json!(2))] {
+        body[field] = value;
+    }
+    (body["temperature"], body["seed"]) = (json!(0.9), json!(12));
+    let url = format!("{}/v1/chat/completions", cluster.http);
+    let ask = async |kills: bool| {
+        let mut response = reqwest_client().post(&url).json(&body).send().await.expect("an answer");
+        let (mut all, mut killed) = (Vec::new(), !kills);
+        while let Some(bytes) = response.chunk().await.expect("no failure") {
+            all.extend_from_slice(&bytes);
+            if !killed && all.windows(9).any(|w| w == b"\"content\"") {
+                kill_the_writer(&cluster).await;
+                killed = true;
+            }
+        }
+        let text = String::from_utf8(all).expect("events are text");
+        assert!(text.trim_end().ends_with("data: [DONE]"), "{text}");
+        let mut texts: BTreeMap<u64, String> = BTreeMap::new();
+        for event in
+            text.lines().filter_map(|l| serde_json::from_str::<Value>(l.strip_prefix("data: ")?).ok())
+        {
+            for choice in event["choices"].as_array().into_iter().flatten() {
+                let index = choice["index"].as_u64().expect("an index");
+                texts.entry(index).or_default().push_str(choice["delta"]["content"].as_str().unwrap_or(""));
+            }
+        }
+        texts
+    };
+    let undisturbed = ask(false).await;
+    let disturbed = tokio::time::timeout(DEADLINE, ask(true)).await.expect("ends in time");
+    assert_eq!((disturbed, undisturbed.len()), (undisturbed, 2));
+    assert_eq!(cluster.metric("proxy", "triptych_resumed_streams_total").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_only_pd_worker_killed_in_the_middle_of_a_stream_goes_on_when_it_is_back() {
+    let cluster = Cluster::start(&[]).await;
+    let mut client = connect(&cluster.grpc).await;
+    let undisturbed = client.generate(drawn()).await.expect("accepted").into_inner();
+    let undisturbed = read(undisturbed, async || {}).await;
+    let stream = client.generate(drawn()).await.expect("accepted").into_inner();
+    let disturbed = read(stream, async || signal(cluster.pid("pd"), "KILL"));
+    let disturbed = tokio::time::timeout(DEADLINE, disturbed).await.expect("ends in time");
+    assert_eq!(disturbed, undisturbed);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -15,6 +15,11 @@ impl RequestId {
         Self(bits)
     }
 
+    /// Its bits.
+    pub const fn to_bits(self) -> u128 {
+        self.0
+    }
+
     /// Reads the text form. `None` if it is anything else.
     pub fn parse(text: &str) -> Option<Self> {
         let hex = text.strip_prefix("req-")?;

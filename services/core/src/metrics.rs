@@ -23,6 +23,10 @@ macro_rules! metrics {
 
 metrics! {
     REQUESTS = "requests", "", "Requests ended, by model and outcome";
+    RESUMED = "resumed_streams", "", "Streams that another PD worker went on with in the middle";
+    RETRIED = "pd_retries", "", "Requests sent to a PD worker again before their first token";
+    EARLY = "early_forwards", "", "Requests sent to a PD worker while an item of theirs was being encoded";
+    PENDING_WAIT = "pending_item_wait", "seconds", "Time a PD worker waited for items that were being encoded";
     REQUESTS_RUNNING = "requests_running", "", "Requests that are being worked on";
     REQUESTS_WAITING = "requests_waiting", "", "Requests that wait for their first step";
     TTFT = "time_to_first_token", "seconds", "Time from arrival to the first token";

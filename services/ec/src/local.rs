@@ -65,6 +65,11 @@ impl LocalCache {
         self.rows.contains(key)
     }
 
+    /// At most `limit` keys whose rows are here, those in use first, then the latest used.
+    pub(crate) fn recent(&self, limit: usize) -> Vec<ContentKey> {
+        self.rows.recent(limit)
+    }
+
     /// Whether any request holds the key.
     pub(crate) fn is_held(&self, key: &ContentKey) -> bool {
         self.n_holders.contains_key(key)

@@ -110,6 +110,12 @@ impl<V: Clone> ByteLru<V> {
         Some(entry.value)
     }
 
+    /// At most `limit` keys, those in use first, then the latest used.
+    pub(crate) fn recent(&self, limit: usize) -> Vec<ContentKey> {
+        let held = self.entries.iter().filter(|(_, e)| e.hold == Hold::Held).map(|(key, _)| *key);
+        held.chain(self.idle.values().rev().copied()).take(limit).collect()
+    }
+
     /// What `read` says of each value that it wants, in no order. Not a use of them.
     pub(crate) fn list<T>(&self, read: impl Fn(&ContentKey, &V) -> Option<T>) -> Vec<(ContentKey, T)> {
         self.entries.iter().filter_map(|(key, e)| Some((*key, read(key, &e.value)?))).collect()

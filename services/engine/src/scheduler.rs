@@ -319,6 +319,12 @@ impl Scheduler {
         self.line.values().filter(|s| s.residence().is_none()).map(|s| s.answers.len()).sum()
     }
 
+    /// Tokens that are there and not computed, of sequences that do not write.
+    pub fn n_waiting_tokens(&self) -> usize {
+        let reading = self.line.values().filter(|s| !s.is_decoding());
+        reading.map(|s| s.n_tokens().saturating_sub(s.n_computed())).sum()
+    }
+
     /// What happened since the start.
     pub fn counts(&self) -> Counts {
         self.counts

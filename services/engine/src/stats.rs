@@ -9,6 +9,8 @@ pub struct Stats {
     pub running: usize,
     /// Answers in line.
     pub waiting: usize,
+    /// Tokens that sequences still have to read before they write.
+    pub waiting_tokens: usize,
     /// Self-attention blocks in use.
     pub self_used: usize,
     /// Self-attention blocks kept for the next sequence that begins with the same; free when needed.
@@ -52,6 +54,7 @@ impl Stats {
         Self {
             running: scheduler.n_running(),
             waiting: scheduler.n_waiting(),
+            waiting_tokens: scheduler.n_waiting_tokens(),
             self_used: pool.used(),
             self_cached: pool.idle(),
             self_total: pool.total(),

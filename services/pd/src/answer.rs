@@ -4,7 +4,9 @@ use crate::assemble::{Assembler, Logprobs, Place};
 use crate::driver::{Driver, RunningAnswers};
 use crate::loads::{HeldItems, Loads, item_param};
 use crate::meters::Meters;
+use crate::resume::{Begun, BegunAnswers, Skip};
 use crate::speech::{self, Act, Held};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::OwnedSemaphorePermit;
@@ -40,6 +42,8 @@ pub struct Prepared {
     pub sampling: SamplingParams,
     /// What its sampling constrains the answers to, compiled.
     pub constraint: Option<CompiledConstraint>,
+    /// Its answers that another worker began.
+    pub begun: BegunAnswers,
     /// Whose it is.
     pub tenant: TenantId,
     /// Smaller runs first.
@@ -53,6 +57,26 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// Whether the engine can go on with what another worker began: one sequence an answer, whose text streams.
+    fn goes_on(&self) -> bool {
+        let is_text = |w: &PreparedSequence| matches!(w.output, OutputKind::Text);
+        !self.begun.is_empty()
+            && self.sampling.beams.is_none()
+            && matches!(&self.windows[..], [one] if is_text(one))
+    }
+
+    /// An arrival for each answer, which goes on where another worker left it.
+    fn resumed(&self, ids: &[SequenceId], sampling: &SamplingParams) -> Result<Vec<Arrival>, Failure> {
+        let echo = self.windows.first().filter(|_| sampling.echo).map(|w| &w.tokens[..]);
+        let nothing = Begun::default();
+        let arrival = |(choice, id): (u32, &SequenceId)| {
+            let resumed = self.begun.get(&choice).unwrap_or(&nothing).resumed(choice, echo)?;
+            let arrival = self.arrival(0, vec![*id], SamplingParams { n: 1, ..sampling.clone() });
+            Ok(Arrival { resumed: Some(resumed), ..arrival })
+        };
+        (0..).zip(ids).map(arrival).collect()
+    }
+
     /// The arrival of a window's answers.
     fn arrival(&self, window: usize, ids: Vec<SequenceId>, sampling: SamplingParams) -> Arrival {
         Arrival {
@@ -107,6 +131,10 @@ pub struct Running {
     assembler: Assembler,
     /// The windows, if they are held back.
     held: Option<Held>,
+    /// What the client has already.
+    skip: Skip,
+    /// Tokens that each sequence came with, written elsewhere.
+    given: HashMap<SequenceId, usize>,
     sampling: SamplingParams,
     sender: UnboundedSender<Output>,
     news: UnboundedReceiver<Output>,
@@ -129,13 +157,14 @@ impl Running {
             sampling.logprobs = sampling.logprobs.or(Some(0));
         }
         // One seed for the request: its answers differ by their number, and a repeat needs only this one.
-        sampling.seed = sampling.seed.or_else(|| Some(rand_seed(prepared.request)));
+        sampling.seed = sampling.seed.or_else(|| Some(seed_of(prepared.request)));
         let (sender, news) = unbounded_channel();
         let tokenizer = parts.tokenizer.clone();
         let mut assembler =
             Assembler::new(&prepared.windows, sampling.n, tokenizer, logprobs).at(sampling.temperature);
         let mut held = speech::hold(&prepared, &parts, &mut sampling)?;
-        let mut sequences = Vec::new();
+        let (mut sequences, mut given) = (Vec::new(), HashMap::new());
+        let goes_on = prepared.goes_on();
         for window in 0..prepared.windows.len() {
             let ids: Vec<SequenceId> = (0..sampling.n).map(|_| parts.driver.next_id()).collect();
             for (choice, id) in (0..).zip(&ids) {
@@ -145,15 +174,44 @@ impl Running {
                     held.place(*id, place);
                 }
             }
-            if held.as_ref().is_none_or(|held| held.is_heard(window)) {
-                let arrival = prepared.arrival(window, ids, sampling.clone());
+            let arrivals = match goes_on {
+                true => prepared.resumed(&ids, &sampling)?,
+                false if held.as_ref().is_none_or(|held| held.is_heard(window)) => {
+                    vec![prepared.arrival(window, ids, sampling.clone())]
+                }
+                false => Vec::new(),
+            };
+            for arrival in arrivals {
+                let written = arrival.resumed.as_ref().map_or(0, |resumed| resumed.tokens.len());
+                given.extend(arrival.ids.iter().map(|id| (*id, written)));
                 sequences.push(parts.driver.start(arrival, sender.clone())?);
             }
+        }
+        let skip = match goes_on {
+            true => Skip::ended(&prepared.begun),
+            false => Skip::said(prepared.begun.clone()),
+        };
+        for (choice, _) in prepared.begun.iter().filter(|(_, begun)| goes_on && begun.is_ended) {
+            assembler.had_ended(*choice);
         }
         let since = Instant::now();
         let items = parts.loads.start(&prepared.items, &parts.driver);
         let load = prepared.items.is_empty().then_some(Duration::ZERO);
-        Ok(Self { sequences, items, parts, assembler, held, sampling, sender, news, prepared, since, load })
+        Ok(Self {
+            sequences,
+            items,
+            parts,
+            assembler,
+            held,
+            skip,
+            given,
+            sampling,
+            sender,
+            news,
+            prepared,
+            since,
+            load,
+        })
     }
 
     /// Passes news on until the answer is complete, fails, or nobody reads it any more.
@@ -186,6 +244,7 @@ impl Running {
         let mut deltas = self.begin_held()?;
         loop {
             for delta in deltas {
+                let Some(delta) = self.skip.pass(delta)? else { continue };
                 let kind = Some(v1::pd_generate_response::Kind::Delta(delta));
                 client.send(Ok(v1::PdGenerateResponse { kind })).await.map_err(gone)?;
             }
@@ -193,8 +252,8 @@ impl Running {
                 break;
             }
             let output = self.next().await.ok_or_else(|| Failure::unavailable("the engine is gone"))?;
-            if let Output::Finished(_, finished) = &output {
-                self.parts.meters.finished(finished);
+            if let Output::Finished(id, finished) = &output {
+                self.parts.meters.finished(finished, self.given.get(id).copied().unwrap_or(0));
             }
             deltas = match self.held {
                 Some(_) => self.hold_back(output)?,
@@ -327,10 +386,8 @@ fn late() -> Failure {
     Failure::new(FailureClass::DeadlineExceeded, "the request's time ran out")
 }
 
-/// A seed for a request that brought none; its id is random.
-fn rand_seed(request: RequestId) -> u64 {
-    use std::hash::{DefaultHasher, Hash, Hasher};
-    let mut hasher = DefaultHasher::new();
-    request.hash(&mut hasher);
-    hasher.finish()
+/// A seed for a request that brought none. Its id is random, and every worker that it is sent to makes the same of it.
+fn seed_of(request: RequestId) -> u64 {
+    let bits = request.to_bits();
+    (bits >> 64) as u64 ^ bits as u64
 }

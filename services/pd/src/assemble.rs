@@ -4,7 +4,7 @@
 //! a later window wait until the earlier ones have ended.
 
 use crate::speech::{Told, WindowSegments};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use triptych_core::sampling::FinishReason;
@@ -39,6 +39,8 @@ pub struct Assembler {
     tokenizer: Arc<Tokenizer>,
     logprobs: Logprobs,
     totals: Totals,
+    /// Answers that another worker ended: their tokens count, their times do not.
+    had_ended: HashSet<u32>,
 }
 
 struct Choice {
@@ -94,7 +96,13 @@ impl Assembler {
             tokenizer,
             logprobs,
             totals: Totals::default(),
+            had_ended: HashSet::new(),
         }
+    }
+
+    /// Says that an answer had ended elsewhere.
+    pub fn had_ended(&mut self, choice: u32) {
+        self.had_ended.insert(choice);
     }
 
     /// Says at which temperature windows are decoded.
@@ -138,7 +146,12 @@ impl Assembler {
         let Some(place) = self.places.get(&output.id()).copied() else { return Ok(Vec::new()) };
         match output {
             Output::Failed(_, failure) => return Err(failure),
-            Output::Finished(_, ref finished) => self.totals.add(finished, place),
+            Output::Finished(_, ref finished) => {
+                self.totals.add(finished, place);
+                if !self.had_ended.contains(&place.choice) {
+                    self.totals.time(finished);
+                }
+            }
             Output::Delta(..) | Output::Aligned(..) => {}
         }
         let Some(choice) = self.choices.get_mut(place.choice as usize) else { return Ok(Vec::new()) };
@@ -239,6 +252,9 @@ impl Totals {
             self.prompt_tokens += finished.n_prompt;
             self.cached_tokens += finished.n_cached;
         }
+    }
+
+    fn time(&mut self, finished: &Finished) {
         let times = finished.times;
         if self.first_token.is_none_or(|t| times.first_token < t) {
             self.first_token = Some(times.first_token);

@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Instant;
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use triptych_core::Failure;
 use triptych_core::clock::{Clock, SystemClock};
-use triptych_engine::{AlignJob, Arrival, Engine, Event, Output, Readiness, SequenceId};
+use triptych_engine::{AlignJob, Arrival, Engine, Event, Output, Readiness, SequenceId, Stats};
 
 enum Command {
     Start { arrival: Box<Arrival>, news: UnboundedSender<Output> },
@@ -28,6 +29,7 @@ enum Command {
 pub struct Driver {
     commands: Sender<Command>,
     next_id: Arc<AtomicU64>,
+    stats: watch::Receiver<Stats>,
 }
 
 /// Answers that are written until this is dropped.
@@ -57,14 +59,21 @@ impl Driver {
         died: CancellationToken,
     ) -> std::io::Result<Self> {
         let (commands, inbox) = channel();
-        let thread = Thread { engine, inbox, routes: HashMap::new(), meters, clock: SystemClock };
+        let meters = meters.since(engine.stats());
+        let (told, stats) = watch::channel(engine.stats());
+        let thread = Thread { engine, inbox, routes: HashMap::new(), meters, told, clock: SystemClock };
         std::thread::Builder::new().name(format!("engine-{name}")).spawn(move || thread.run(&died))?;
-        Ok(Self { commands, next_id: Arc::default() })
+        Ok(Self { commands, next_id: Arc::default(), stats })
     }
 
     /// A name that no other sequence of this engine has.
     pub fn next_id(&self) -> SequenceId {
         SequenceId(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// What the engine held after its latest step.
+    pub fn stats(&self) -> Stats {
+        *self.stats.borrow()
     }
 
     /// Starts a sequence; the news of its answers go to `news`. They are aborted when the result is dropped.
@@ -98,6 +107,7 @@ struct Thread {
     inbox: Receiver<Command>,
     routes: HashMap<SequenceId, UnboundedSender<Output>>,
     meters: Meters,
+    told: watch::Sender<Stats>,
     clock: SystemClock,
 }
 
@@ -153,7 +163,9 @@ impl Thread {
         if !outputs.is_empty() || self.engine.readiness() == Readiness::Now {
             self.meters.step(start.elapsed());
         }
-        self.meters.books(self.engine.stats());
+        let stats = self.engine.stats();
+        self.meters.books(stats);
+        self.told.send_replace(stats);
         self.deliver(outputs);
         Turn::Next
     }

@@ -15,8 +15,11 @@ mod assemble;
 mod driver;
 mod loads;
 mod meters;
+mod resume;
 mod service;
 mod speech;
+mod warm;
+mod watching;
 mod worker;
 
 pub use worker::{EngineSettings, PdConfig, PdError, run};

@@ -95,6 +95,11 @@ impl Loads {
         self.worker.rows(key)
     }
 
+    /// At most `limit` keys whose rows are on this worker, the latest used first.
+    pub fn resident(&self, limit: usize) -> Vec<ContentKey> {
+        self.worker.resident(limit)
+    }
+
     /// Takes no new work, and waits a little for what is under way: no request is left that wants it, and a store
     /// may be dropped in the middle of any call.
     pub async fn drain(&self) {

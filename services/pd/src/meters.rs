@@ -73,6 +73,11 @@ impl Meters {
         vec![("model", self.model.clone()), ("pool", pool.to_owned())]
     }
 
+    /// The same for an engine that has run before: what it counted by then is not counted here.
+    pub fn since(self, stats: Stats) -> Self {
+        Self { last: stats, ..self }
+    }
+
     /// The engine ran a step.
     pub fn step(&self, took: Duration) {
         self.families.step.get_or_create(&self.labels()).observe(took.as_secs_f64());
@@ -102,13 +107,16 @@ impl Meters {
         self.families.kv.get_or_create(&self.pool_labels("cross")).set(cross);
     }
 
-    /// A sequence ended as it should.
-    pub fn finished(&self, finished: &Finished) {
+    /// A sequence ended as it should; `n_given` of its tokens were written elsewhere.
+    pub fn finished(&self, finished: &Finished, n_given: usize) {
         let labels = self.labels();
         self.families.queue.get_or_create(&labels).observe(finished.times.queue.as_secs_f64());
         self.families.prefill.get_or_create(&labels).observe(finished.times.prefill.as_secs_f64());
         self.families.prompt_tokens.get_or_create(&labels).inc_by(finished.n_prompt as u64);
-        self.families.generation_tokens.get_or_create(&labels).inc_by(finished.n_generated as u64);
+        self.families
+            .generation_tokens
+            .get_or_create(&labels)
+            .inc_by(finished.n_generated.saturating_sub(n_given) as u64);
     }
 
     /// The items of a request were there after this long.

@@ -4,6 +4,7 @@ use crate::answer::{Admission, Parts, Prepared, Running};
 use crate::driver::Driver;
 use crate::loads::Loads;
 use crate::meters::Meters;
+use crate::{resume, watching};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -73,6 +74,8 @@ pub struct Worker {
     pub limits: Limits,
     /// Requests admitted at once.
     pub places: Arc<Semaphore>,
+    /// How many that is.
+    pub max_requests: usize,
     /// Counts requests for models that are not here.
     pub unknown: Meters,
     /// Stops what runs.
@@ -91,6 +94,10 @@ impl Service {
 
 impl Worker {
     fn admit(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        if self.drain.is_stopping() {
+            // The proxy asks another one.
+            return Err(Failure::unavailable("this worker is stopping"));
+        }
         let full = |_| Failure::new(FailureClass::Overloaded, "this worker has as many requests as it takes");
         self.places.clone().try_acquire_owned().map_err(full)
     }
@@ -119,6 +126,8 @@ impl Worker {
         let n_prompt = windows.first().map_or(0, |w| w.tokens.len());
         let defaults = defaults(model.prompts.sampling_defaults(), n_prompt);
         let sampling = sampling_from_wire(request.sampling.unwrap_or_default(), &defaults)?;
+        let most = model.max_context.saturating_mul(windows.len());
+        let begun = resume::read(request.resume, sampling.n, most)?;
         let constraint = model.constrain(&sampling, place.clone()).await?;
         let sequences = model.seat(windows.len(), sampling.n)?;
         let _admission = Admission { _request: place, _sequences: sequences };
@@ -129,6 +138,7 @@ impl Worker {
             windows,
             sampling,
             constraint,
+            begun,
             tenant: tenant(&request.tenant)?,
             priority: request.priority,
             arrived,
@@ -325,6 +335,8 @@ impl PrefillDecodeWorker for Service {
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Err(Status::unimplemented("not yet"))
+        let (watcher, states) = mpsc::channel(1);
+        self.0.drain.tasks().spawn(watching::tell(Arc::clone(&self.0), watcher));
+        Ok(Response::new(ReceiverStream::new(states)))
     }
 }

@@ -4,6 +4,7 @@ use crate::driver::Driver;
 use crate::loads::Loads;
 use crate::meters::{EcMeters, Families, Meters};
 use crate::service::{ServedModel, Service, Worker};
+use crate::warm::warm_up;
 use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
 use std::sync::Arc;
@@ -143,7 +144,12 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
         drafts: config.drafts,
     };
     let sources = config.models;
-    let loaded = tokio::task::spawn_blocking(move || loader.load_all(&sources)).await??;
+    let loading = tokio::task::spawn_blocking(move || loader.load_all(&sources));
+    let loaded = tokio::select! {
+        loaded = loading => loaded??,
+        // Nothing is served yet: the process ends under the thread that loads.
+        () = drain.stopping() => return Ok(()),
+    };
     let died = CancellationToken::new();
     let mut models = HashMap::new();
     for model in loaded {
@@ -153,13 +159,15 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
         tracing::info!(model = %name, "decoder ready");
     }
     loads.attach(models.values().map(|m| m.driver.clone()).collect());
+    let max_requests = config.engine.max_requests.min(Semaphore::MAX_PERMITS);
     let service = Service::new(Worker {
         worker_id: config.worker_id,
         models,
         loads: loads.clone(),
         store: config.store,
         limits: config.limits.clone(),
-        places: Arc::new(Semaphore::new(config.engine.max_requests.min(Semaphore::MAX_PERMITS))),
+        places: Arc::new(Semaphore::new(max_requests)),
+        max_requests,
         unknown: families.of_model("unknown"),
         drain: drain.clone(),
     });
@@ -216,6 +224,9 @@ impl Loader {
             let decoder = self.draft(draft).map_err(failed)?;
             let kv = self.engine.for_decoder(&decoder.info()).kv;
             engine = engine.with_draft_model(decoder, kv).map_err(refused)?;
+        }
+        if let Err(failure) = warm_up(&mut engine, &info) {
+            tracing::warn!(model = %model.name(), %failure, "the first request failed; serving all the same");
         }
         Ok(Loaded { model, engine, vocab: info.vocab, encoders })
     }

@@ -5,7 +5,7 @@ pub mod preface;
 
 use crate::admission::{Gate, Permit};
 use crate::orchestrate::{Answer, Orchestrator, Piece};
-use crate::request::{Item, Request, Source, param_of_item};
+use crate::request::{Item, Request, Resumption, Source, param_of_item};
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use std::sync::Arc;
@@ -77,7 +77,17 @@ fn read(
         tenant: message.tenant,
         priority: message.priority,
         encoder_prompt: None,
+        resumption: resumption(message.resumption)?,
     })
+}
+
+fn resumption(value: i32) -> Result<Resumption, WireError> {
+    use v1::Resumption as Wire;
+    match Wire::try_from(value) {
+        Ok(Wire::Unspecified | Wire::GoOn) => Ok(Resumption::GoOn),
+        Ok(Wire::Never) => Ok(Resumption::Never),
+        Err(_) => Err(WireError::Enum { field: "resumption", value, set: "Resumption" }),
+    }
 }
 
 fn read_item((i, item): (usize, v1::Item)) -> Result<Item, Failure> {

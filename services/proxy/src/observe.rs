@@ -20,6 +20,9 @@ pub struct Observer {
     prompt_tokens: Counters,
     generation_tokens: Counters,
     item_source: Counters,
+    resumed: Counters,
+    retried: Counters,
+    early: Counters,
 }
 
 impl Observer {
@@ -34,6 +37,9 @@ impl Observer {
             prompt_tokens: registry.counters(metrics::PROMPT_TOKENS),
             generation_tokens: registry.counters(metrics::GENERATION_TOKENS),
             item_source: registry.counters(metrics::ITEM_SOURCE),
+            resumed: registry.counters(metrics::RESUMED),
+            retried: registry.counters(metrics::RETRIED),
+            early: registry.counters(metrics::EARLY),
         }
     }
 
@@ -79,6 +85,21 @@ impl Observer {
         if let Some(time) = per_token {
             self.per_token.get_or_create(&of(model)).observe(time.as_secs_f64());
         }
+    }
+
+    /// A stream goes on, on another PD worker.
+    pub fn resumed(&self, model: &ModelName) {
+        self.resumed.get_or_create(&of(model)).inc();
+    }
+
+    /// A request goes to a PD worker again before its first token.
+    pub fn retried(&self, model: &ModelName) {
+        self.retried.get_or_create(&of(model)).inc();
+    }
+
+    /// A request goes to a PD worker while an item of it is being encoded.
+    pub fn early(&self, model: &ModelName) {
+        self.early.get_or_create(&of(model)).inc();
     }
 
     fn count(&self, model: &str, outcome: &str) {

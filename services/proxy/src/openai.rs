@@ -19,6 +19,7 @@ mod usage;
 use crate::admission::{Gate, Permit};
 use crate::config::ClientTimes;
 use crate::orchestrate::Orchestrator;
+use crate::request::Resumption;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
@@ -37,6 +38,8 @@ use triptych_runtime::{MetricsRegistry, trace_context};
 
 /// Names the tenant of a request.
 const TENANT_HEADER: &str = "x-triptych-tenant";
+/// Header that says what becomes of a stream whose worker goes away.
+const RESUME_HEADER: &str = "x-triptych-resume";
 
 /// What every route works with.
 #[derive(Clone)]
@@ -72,6 +75,7 @@ struct Call {
     permit: Permit,
     span: Span,
     tenant: String,
+    resumption: Resumption,
 }
 
 impl Face {
@@ -109,8 +113,9 @@ impl Face {
         trace_context::adopt(&span, &MetadataMap::from_headers(request.headers().clone()));
         let arrived = Instant::now();
         let tenant = tenant(request.headers())?;
+        let resumption = resumption(request.headers())?;
         let deadline = arrived + self.limits.max_request_time;
-        Ok(Call { id, arrived, deadline, permit, span, tenant })
+        Ok(Call { id, arrived, deadline, permit, span, tenant, resumption })
     }
 
     /// Counts a request that is refused before a model is chosen for it.
@@ -129,6 +134,15 @@ fn tenant(headers: &HeaderMap) -> Result<String, Failure> {
     let text = value.to_str().map(str::trim);
     text.map(str::to_owned)
         .map_err(|_| Failure::invalid(format!("the header {TENANT_HEADER} is not ASCII text")))
+}
+
+/// What becomes of a stream whose worker goes away.
+fn resumption(headers: &HeaderMap) -> Result<Resumption, Failure> {
+    match headers.get(RESUME_HEADER).map(HeaderValue::as_bytes) {
+        None | Some(b"go-on") => Ok(Resumption::GoOn),
+        Some(b"never") => Ok(Resumption::Never),
+        Some(_) => Err(Failure::invalid(format!("the header {RESUME_HEADER} is neither go-on nor never"))),
+    }
 }
 
 /// Gives every request its id, and every response the id of its request.

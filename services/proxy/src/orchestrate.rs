@@ -5,6 +5,7 @@
 //! knows which face the request came from.
 
 mod decode;
+mod said;
 mod sequence;
 
 use crate::admission::Permit;

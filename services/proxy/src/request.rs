@@ -46,6 +46,18 @@ pub struct Request {
     pub priority: i32,
     /// What the encoder is given to read, once it is known to be for an encoder.
     pub encoder_prompt: Option<TextOrTokens>,
+    /// What becomes of its stream when the worker that writes it goes away.
+    pub resumption: Resumption,
+}
+
+/// What becomes of a stream when the worker that writes it goes away in the middle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Resumption {
+    /// Another worker goes on where it stopped.
+    #[default]
+    GoOn,
+    /// It ends with a failure.
+    Never,
 }
 
 /// An image, a sound, or a text for the encoder.
@@ -300,6 +312,7 @@ mod tests {
             tenant: String::new(),
             priority: 0,
             encoder_prompt: None,
+            resumption: Resumption::GoOn,
         }
     }
 

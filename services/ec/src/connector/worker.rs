@@ -68,6 +68,11 @@ impl WorkerRole {
         lock(&self.shared.state).local.get(key)
     }
 
+    /// At most `limit` keys whose rows are on this worker, those in use first, then the latest used.
+    pub fn resident(&self, limit: usize) -> Vec<ContentKey> {
+        lock(&self.shared.state).local.recent(limit)
+    }
+
     /// Bytes of the rows on this worker.
     pub fn local_bytes(&self) -> usize {
         lock(&self.shared.state).local.used_bytes()

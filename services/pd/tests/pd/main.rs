@@ -7,6 +7,8 @@ mod health;
 mod leaving;
 mod loads;
 mod refusals;
+mod resumed;
 mod room;
 mod speech;
 mod support;
+mod watch;

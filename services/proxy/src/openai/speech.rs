@@ -90,6 +90,7 @@ fn into_request(form: Form, call: &Call, kind: SpeechKind) -> Request {
         tenant: call.tenant.clone(),
         priority: 0,
         encoder_prompt: None,
+        resumption: call.resumption,
         sampling: v1::Sampling { temperature: form.temperature, ..v1::Sampling::default() },
     }
 }

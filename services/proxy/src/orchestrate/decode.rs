@@ -1,14 +1,17 @@
 //! The PD worker's part of a request, and the ladder below it.
 //!
-//! Until the first piece of text has gone out, the request can be sent again: to another worker if one went away, and
-//! with an item encoded anew if the worker did not find it. Afterwards another worker's text would not continue the
-//! first one's, so a failure is told as what it is.
+//! A request whose worker went away is sent again, to another one, and so is one whose worker did not find an item,
+//! which is then encoded anew. Once text has gone out, the next worker is told what the caller has and goes on from
+//! there: the same seed gives the same text, so the caller sees one stream. A caller that does not want that gets a
+//! failure that says what happened.
 
+use super::said::Said;
 use super::{Work, encode_times};
 use crate::encode::{ATTEMPTS, Encoded, Job, WORKER_WAIT, backoff};
 use crate::fleet::Lease;
 use crate::fleet::catalog::Want;
 use crate::observe::wire_source;
+use crate::request::Resumption;
 use crate::wire::{CallFailure, outgoing};
 use bytes::Bytes;
 use std::time::Duration;
@@ -16,7 +19,6 @@ use tokio::time::{Instant, timeout_at};
 use triptych_core::lifetime::StageTimes;
 use triptych_core::prompt::Prompt;
 use triptych_core::{Failure, FailureClass, ItemIdx, TenantId, WorkerId};
-use triptych_proto::convert::finish_reason;
 use triptych_proto::v1;
 use triptych_proto::v1::pd_generate_response::Kind;
 use triptych_proto::v1::prefill_decode_worker_client::PrefillDecodeWorkerClient;
@@ -37,6 +39,8 @@ pub(super) struct Decoding<'a> {
     prompt: Prompt,
     /// Pieces that wait for the end of a window, if they have to.
     held: Option<Vec<v1::Delta>>,
+    /// What has gone out.
+    said: Said,
     /// When the first and the latest piece of text went out.
     text: Option<(Instant, Instant)>,
 }
@@ -45,13 +49,15 @@ impl<'a> Decoding<'a> {
     pub(super) fn new(work: &'a Work, jobs: Vec<Job>, encoded: Vec<Encoded>) -> Self {
         let again = vec![0; jobs.len()];
         let prompt = work.request.prompt.clone();
-        Self { work, jobs, encoded, again, prompt, held: None, text: None }
+        let said = Said::nothing(work.request.n_choices());
+        Self { work, jobs, encoded, again, prompt, held: None, said, text: None }
     }
 
     /// One window of a sound read in sequence: nothing goes out, so that it can be sent again to its end.
     pub(super) fn window(work: &'a Work, prompt: Prompt, job: Job, encoded: Encoded) -> Self {
         let (jobs, encoded) = (vec![job], vec![encoded]);
-        Self { work, jobs, encoded, again: vec![0], prompt, held: Some(Vec::new()), text: None }
+        let said = Said::nothing(work.request.n_choices());
+        Self { work, jobs, encoded, again: vec![0], prompt, held: Some(Vec::new()), said, text: None }
     }
 
     /// The pieces of a window.
@@ -72,25 +78,41 @@ impl<'a> Decoding<'a> {
             if failed.broken {
                 lease.report_broken();
             }
-            if self.text.is_some() {
+            if self.text.is_some() && self.work.request.resumption == Resumption::Never {
                 return Err(broken_off(failed));
             }
-            if let Some(held) = &mut self.held {
-                held.clear();
-            }
+            self.forget_held();
             if let Some(idx) = failed.missing {
                 drop(lease);
                 self.encode_again(idx, failed.failure).await?;
                 continue;
             }
             if attempt == ATTEMPTS || !failed.failure.class.is_retryable() {
-                return Err(failed.failure);
+                return Err(if self.text.is_some() { broken_off(failed) } else { failed.failure });
             }
-            tracing::warn!(pd = %lease.id(), attempt, failure = %failed.failure, "request sent to a PD worker again");
+            self.tell_of_retry(&lease, attempt, &failed.failure);
             tried.push(lease.id().clone());
             drop(lease);
             tokio::time::sleep(backoff(attempt)).await;
             attempt += 1;
+        }
+    }
+
+    /// Nothing of a held window has gone out, so it starts again.
+    fn forget_held(&mut self) {
+        if let Some(held) = &mut self.held {
+            held.clear();
+            self.said = Said::nothing(self.work.request.n_choices());
+        }
+    }
+
+    fn tell_of_retry(&self, lease: &Lease, attempt: u32, failure: &Failure) {
+        let Work { orchestrator, route, .. } = self.work;
+        let (pd, resumed) = (lease.id(), self.text.is_some());
+        tracing::warn!(%pd, attempt, resumed, %failure, "request sent to a PD worker again");
+        match resumed {
+            true => orchestrator.observer.resumed(&route.served.name),
+            false => orchestrator.observer.retried(&route.served.name),
         }
     }
 
@@ -118,7 +140,7 @@ impl<'a> Decoding<'a> {
             tenant: self.tenant(),
             priority: request.priority,
             hints: Vec::new(),
-            resume: Vec::new(),
+            resume: if self.held.is_some() { Vec::new() } else { self.said.resume() },
         }
     }
 
@@ -149,14 +171,7 @@ impl<'a> Decoding<'a> {
     }
 
     async fn pass_on(&mut self, delta: v1::Delta) -> Result<(), Failure> {
-        let n_choices = self.work.request.n_choices();
-        if delta.choice >= n_choices {
-            return Err(Failure::internal(format!(
-                "a PD worker wrote answer {} of {n_choices}",
-                delta.choice
-            )));
-        }
-        finish_reason(delta.finish_reason).map_err(Failure::internal)?;
+        self.said.note(&delta)?;
         if let Some(held) = &mut self.held {
             held.push(delta);
             return Ok(());
@@ -233,6 +248,10 @@ impl<'a> Decoding<'a> {
 /// A failure after text went out: it cannot be sent again from here, and the caller should know why.
 fn broken_off(failed: CallFailure) -> Failure {
     let failure = failed.failure;
+    if failure.param.as_deref() == Some("resume") {
+        // What we told the worker of the answer, and nothing of the client's.
+        return Failure::internal(failure);
+    }
     if failure.class != FailureClass::Unavailable {
         return failure;
     }

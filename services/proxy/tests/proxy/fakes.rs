@@ -362,6 +362,11 @@ impl Pd {
         self.0.released.add_permits(n);
     }
 
+    /// Forgets the next plays.
+    pub fn skip(&self, n: usize) {
+        self.0.script.lock().unwrap().drain(..n);
+    }
+
     pub fn requests(&self) -> Vec<v1::PdGenerateRequest> {
         self.0.requests.lock().unwrap().clone()
     }

@@ -9,6 +9,7 @@ use triptych_core::limits::Limits;
 use triptych_core::{Failure, Modality};
 use triptych_ec::fault::{Fault, Faults, Faulty};
 use triptych_ec::store::Op;
+use triptych_proto::v1;
 use triptych_proto::v1::ItemSource::Encoded;
 use triptych_proxy::ProxyConfig;
 use triptych_runtime::status::to_status;
@@ -102,10 +103,12 @@ async fn a_pd_worker_that_fails_before_the_first_text_is_asked_again() {
 }
 
 #[tokio::test]
-async fn a_pd_worker_that_dies_in_the_middle_of_its_text_is_told_as_that() {
+async fn a_pd_worker_that_dies_in_the_middle_is_told_as_that_to_a_caller_who_wants_to_know() {
     let mut cluster = Cluster::start().await;
     cluster.pd.script([Play::SayThenHold(vec![text("hel")])]);
-    let mut stream = cluster.proxy.client().generate(question(&[])).await.unwrap().into_inner();
+    let mut never = question(&[]);
+    never.resumption = v1::Resumption::Never.into();
+    let mut stream = cluster.proxy.client().generate(never).await.unwrap().into_inner();
     stream.message().await.unwrap().expect("accepted");
     stream.message().await.unwrap().expect("the first text");
     cluster.pd_process.kill();

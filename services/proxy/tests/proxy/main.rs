@@ -9,5 +9,6 @@ mod generate;
 mod http_limits;
 mod once;
 mod operations;
+mod resumed;
 mod speech;
 mod support;

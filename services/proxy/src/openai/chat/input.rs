@@ -71,6 +71,7 @@ impl ChatBody {
             tenant: call.tenant.clone(),
             priority,
             encoder_prompt: None,
+            resumption: call.resumption,
         })
     }
 

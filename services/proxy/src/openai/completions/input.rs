@@ -114,6 +114,7 @@ impl CompletionBody {
             tenant: call.tenant.clone(),
             priority,
             encoder_prompt: None,
+            resumption: call.resumption,
         };
         Ok(prompts.into_iter().enumerate().map(request).collect())
     }

@@ -1,0 +1,107 @@
+//! A first request of our own before anyone else's: the first step of a process pays for pages and caches that are not
+//! there yet, and a model that cannot take a step is better known before it is READY.
+
+use triptych_core::clock::{Clock, SystemClock};
+use triptych_core::sampling::SamplingParams;
+use triptych_core::{
+    ContentKey, DType, EncodedItem, EncoderOutput, Extent, Failure, Fingerprint, ItemIdx, Modality, TenantId,
+};
+use triptych_engine::{Arrival, Engine, Event, Output, SequenceId};
+use triptych_models::decoder::DecoderInfo;
+use triptych_models::prompt::{CrossInput, OutputKind, PreparedSequence};
+use triptych_models::rules::LogitRules;
+
+/// Tokens of the prompt, and rows of what it cross-attends to.
+const N_TOKENS: usize = 16;
+const N_ROWS: u32 = 16;
+/// Tokens it writes.
+const N_WRITTEN: u32 = 2;
+/// More steps than it can need.
+const MAX_STEPS: usize = 64;
+
+/// Has the engine answer a small request, and forgets it.
+///
+/// # Errors
+/// What the engine said of it, or Internal if it does not come to an end.
+pub fn warm_up(engine: &mut Engine, info: &DecoderInfo) -> Result<(), Failure> {
+    let outcome = answer(engine, info);
+    engine.reset();
+    outcome
+}
+
+fn answer(engine: &mut Engine, info: &DecoderInfo) -> Result<(), Failure> {
+    let clock = SystemClock;
+    let n_tokens = N_TOKENS.min(info.max_context.saturating_sub(N_WRITTEN as usize)).max(1);
+    let rows = if info.cross_attention { Some(rows(info)?) } else { None };
+    let arrival = arrival(n_tokens, info, rows.as_ref(), &clock);
+    let mut outputs = engine.handle(Event::Arrive(Box::new(arrival)), clock.now());
+    if let Some(output) = rows {
+        outputs.extend(engine.handle(Event::ItemReady { key: output.item().key, output }, clock.now()));
+    }
+    for _ in 0..MAX_STEPS {
+        for output in outputs.drain(..) {
+            match output {
+                Output::Failed(_, failure) => return Err(failure),
+                Output::Finished(..) => return Ok(()),
+                Output::Delta(..) | Output::Aligned(..) => {}
+            }
+        }
+        outputs = engine.step(&clock);
+    }
+    engine.handle(Event::Abort(ID), clock.now());
+    Err(Failure::internal("the first request of an engine does not end"))
+}
+
+/// No other sequence has it: drivers count from 0.
+const ID: SequenceId = SequenceId(u64::MAX);
+
+fn arrival(n_tokens: usize, info: &DecoderInfo, rows: Option<&EncoderOutput>, clock: &dyn Clock) -> Arrival {
+    let last = u32::try_from(info.n_readable.saturating_sub(1)).unwrap_or(u32::MAX);
+    let positions = (0..).take(n_tokens).map(|p| [p; 3]).collect();
+    Arrival {
+        ids: vec![ID],
+        prepared: PreparedSequence {
+            tokens: (0..).take(n_tokens).map(|token: u32| token.min(last)).collect(),
+            positions,
+            next_position: u32::try_from(n_tokens).unwrap_or(u32::MAX),
+            spans: Vec::new(),
+            cross: rows.map(|_| CrossInput {
+                item: ItemIdx(0),
+                first_row: 0,
+                n_rows: N_ROWS,
+                first_token: 0,
+            }),
+            rules: LogitRules::default(),
+            end_tokens: Vec::new(),
+            output: OutputKind::Text,
+        },
+        items: rows.map(|output| output.item().clone()).into_iter().collect(),
+        sampling: SamplingParams {
+            temperature: 0.0,
+            max_tokens: Some(N_WRITTEN),
+            ignore_eos: true,
+            ..SamplingParams::default()
+        },
+        constraint: None,
+        priority: 0,
+        tenant: TenantId::SHARED,
+        deadline: clock.now() + std::time::Duration::from_secs(600),
+        resumed: None,
+    }
+}
+
+/// Rows of zeros, as wide as the decoder takes them.
+fn rows(info: &DecoderInfo) -> Result<EncoderOutput, Failure> {
+    let item = EncodedItem {
+        key: ContentKey::from_bytes([0; 32]),
+        fingerprint: Fingerprint::from_bytes([0; 32]),
+        modality: Modality::Image,
+        n_tokens: N_ROWS,
+        hidden: u32::try_from(info.encoder_hidden).map_err(Failure::internal)?,
+        dtype: DType::F32,
+        extent: Extent::Tokens,
+        checksum: [0; 32],
+    };
+    let n_bytes = N_ROWS as usize * info.encoder_hidden * size_of::<f32>();
+    EncoderOutput::seal(item, vec![0; n_bytes].into()).map_err(Failure::internal)
+}
