@@ -71,6 +71,11 @@ pub struct EncodedItem {
 }
 
 impl EncodedItem {
+    /// Whether it is announced only: its rows are still being made, so that their checksum is not known.
+    pub fn is_pending(&self) -> bool {
+        self.checksum == [0; 32]
+    }
+
     /// Bytes of the rows, scales included. `None` when the product does not fit: a header that lies.
     pub fn payload_len(&self) -> Option<usize> {
         let row = (self.hidden as usize).checked_mul(self.dtype.size())?;

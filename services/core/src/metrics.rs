@@ -57,6 +57,7 @@ metrics! {
     PREEMPTIONS = "preemptions", "", "Sequences that gave up their blocks to others";
     SWAPS = "preemption_swaps", "", "Of those, how many left their keys and values in host memory";
     CACHED_TOKENS = "cached_prompt_tokens", "", "Prompt tokens whose keys and values were there already";
+    COMPUTED_TOKENS = "computed_tokens", "", "Token rows that engine steps computed, of prompts and answers";
     DRAFTED_TOKENS = "drafted_tokens", "", "Tokens guessed ahead";
     ACCEPTED_TOKENS = "accepted_tokens", "", "Tokens guessed ahead that were right";
 }

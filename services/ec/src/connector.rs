@@ -135,6 +135,8 @@ pub struct ConnectorSettings {
     pub max_pending: usize,
     /// How long a load may take, waiting included. Default 10 s.
     pub load_timeout: Duration,
+    /// How long an item that was announced as pending may take to be READY, before its load begins. Default 2 min.
+    pub pending_timeout: Duration,
     /// How long publishing may take. Default 30 s.
     pub save_timeout: Duration,
     /// With which objects are signed, and held to be. Default: none.
@@ -152,6 +154,7 @@ impl Default for ConnectorSettings {
             max_loads: 8,
             max_pending: 4096,
             load_timeout: Duration::from_secs(10),
+            pending_timeout: Duration::from_secs(120),
             save_timeout: Duration::from_secs(30),
             mac_keys: crate::object::MacKeys::default(),
             limits: triptych_core::limits::Limits::default(),

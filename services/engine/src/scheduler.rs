@@ -72,6 +72,8 @@ pub struct Counts {
     pub prompt_tokens: u64,
     /// Of those, how many were found in blocks.
     pub cached_tokens: u64,
+    /// Rows that steps computed.
+    pub computed_tokens: u64,
     /// Tokens that were proposed.
     pub drafted_tokens: u64,
     /// Of those, how many were right.
@@ -204,6 +206,7 @@ impl Scheduler {
         for projection in &plan.projections {
             self.cross.filled(&projection.key);
         }
+        self.counts.computed_tokens += plan.n_rows() as u64;
         let reads = plan.chunks.iter().any(|c| c.tokens.len() > 1) || !plan.projections.is_empty();
         self.rates.observe(StepShape { n_rows: plan.n_rows(), reads }, took);
         for chunk in &plan.chunks {

@@ -39,6 +39,8 @@ pub struct Stats {
     pub prompt_tokens: u64,
     /// Of those, how many were found in the prefix cache.
     pub cached_tokens: u64,
+    /// Rows that steps computed, since the start.
+    pub computed_tokens: u64,
     /// Tokens guessed ahead since the start.
     pub drafted_tokens: u64,
     /// Of those, how many were right.
@@ -69,6 +71,7 @@ impl Stats {
             swaps: counts.swaps,
             prompt_tokens: counts.prompt_tokens,
             cached_tokens: counts.cached_tokens,
+            computed_tokens: counts.computed_tokens,
             drafted_tokens: counts.drafted_tokens,
             accepted_tokens: counts.accepted_tokens,
         }

@@ -271,7 +271,10 @@ impl Running {
                 biased;
                 () = self.items.all_here() => {
                     let took = self.since.elapsed();
-                    self.parts.meters.loaded(took);
+                    match self.prepared.items.iter().any(EncodedItem::is_pending) {
+                        true => self.parts.meters.waited(took),
+                        false => self.parts.meters.loaded(took),
+                    }
                     self.load = Some(took);
                 }
                 output = self.news.recv() => return output,

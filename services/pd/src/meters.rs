@@ -31,6 +31,8 @@ pub struct Families {
     preemptions: Counters,
     swaps: Counters,
     cached_tokens: Counters,
+    computed_tokens: Counters,
+    pending: Histograms,
     drafted_tokens: Counters,
     accepted_tokens: Counters,
     requests: Counters,
@@ -52,6 +54,8 @@ impl Families {
             preemptions: registry.counters(metrics::PREEMPTIONS),
             swaps: registry.counters(metrics::SWAPS),
             cached_tokens: registry.counters(metrics::CACHED_TOKENS),
+            computed_tokens: registry.counters(metrics::COMPUTED_TOKENS),
+            pending: registry.times(metrics::PENDING_WAIT),
             drafted_tokens: registry.counters(metrics::DRAFTED_TOKENS),
             accepted_tokens: registry.counters(metrics::ACCEPTED_TOKENS),
             requests: registry.counters(metrics::REQUESTS),
@@ -94,6 +98,7 @@ impl Meters {
             (&self.families.preemptions, stats.preemptions, last.preemptions),
             (&self.families.swaps, stats.swaps, last.swaps),
             (&self.families.cached_tokens, stats.cached_tokens, last.cached_tokens),
+            (&self.families.computed_tokens, stats.computed_tokens, last.computed_tokens),
             (&self.families.drafted_tokens, stats.drafted_tokens, last.drafted_tokens),
             (&self.families.accepted_tokens, stats.accepted_tokens, last.accepted_tokens),
         ] {
@@ -122,6 +127,11 @@ impl Meters {
     /// The items of a request were there after this long.
     pub fn loaded(&self, took: Duration) {
         self.families.load.get_or_create(&self.labels()).observe(took.as_secs_f64());
+    }
+
+    /// Items that were being encoded when their request came were there after this long.
+    pub fn waited(&self, took: Duration) {
+        self.families.pending.get_or_create(&self.labels()).observe(took.as_secs_f64());
     }
 
     /// A request ended.

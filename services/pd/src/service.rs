@@ -117,7 +117,7 @@ impl Worker {
         let id = RequestId::parse(&request.request_id).ok_or_else(|| {
             Failure::invalid("request_id is not req- and 32 hex digits").with_param("request_id")
         })?;
-        let items = model.items(request.items, &self.limits)?;
+        let items = pending(model.items(request.items, &self.limits)?, &request.hints);
         let prompt =
             request.prompt.ok_or_else(|| Failure::invalid("prompt is missing").with_param("prompt"))?;
         let prompt = Prompt::try_from(prompt)?;
@@ -197,6 +197,14 @@ fn defaults(of_model: SamplingDefaults, n_prompt: usize) -> SamplingParams {
         min_tokens: max_tokens.map_or(min_tokens, |max| min_tokens.min(max)),
         ..open
     }
+}
+
+/// Items that are still being encoded have no checksum, whatever was said of them before.
+fn pending(mut items: Vec<EncodedItem>, hints: &[v1::ItemHint]) -> Vec<EncodedItem> {
+    for (item, _) in items.iter_mut().zip(hints).filter(|(_, hint)| hint.pending) {
+        item.checksum = [0; 32];
+    }
+    items
 }
 
 /// Nobody in particular is the tenant that all share.

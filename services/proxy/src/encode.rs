@@ -89,7 +89,8 @@ impl Encoded {
         Self { item, source: ItemSource::Cached, times, peers, holders, belief, at: Instant::now() }
     }
 
-    fn announced(&self) -> Announced {
+    /// What a PD worker is told of it.
+    pub fn announced(&self) -> Announced {
         Announced { item: self.item.clone(), peers: self.peers.clone(), pending: false }
     }
 }
@@ -199,22 +200,6 @@ impl Encodes {
         flights.map(flight).collect()
     }
 
-    /// Finds or makes the outputs of the items, all at once, in their order. When one fails, the others that are
-    /// under way go on all the same: the client will ask again, and finds them READY.
-    ///
-    /// # Errors
-    /// Of the first item that fails, its place and the failure.
-    pub async fn all(&self, jobs: &[Job]) -> Result<Vec<Encoded>, (usize, Failure)> {
-        let mut flights = self.begin(jobs);
-        let waits = flights.iter_mut().enumerate();
-        let waits = waits.map(|(i, flight)| async move { flight.ready().await.map_err(|f| (i, f)) });
-        let outcome = futures::future::try_join_all(waits).await;
-        if outcome.is_err() {
-            self.leave_behind(flights);
-        }
-        outcome
-    }
-
     /// Has the flights of a request that failed go on to their ends, as far as there is room for such.
     pub fn leave_behind(&self, flights: impl IntoIterator<Item = Flight>) {
         for flight in flights.into_iter().filter(|flight| !flight.has_ended()) {
@@ -239,14 +224,6 @@ impl Encodes {
             }
             Belief::Stored | Belief::Made => self.board(job, Origin::Fresh, async { None }.boxed()),
         }
-    }
-
-    /// [`Self::begin_again`], to its end.
-    ///
-    /// # Errors
-    /// [`Failure`] of the job.
-    pub async fn again(&self, job: &Job, lost: &Encoded) -> Outcome {
-        self.begin_again(job, lost).ready().await
     }
 
     /// What needs no question to the store.

@@ -64,18 +64,11 @@ impl Observer {
         self.first_token.get_or_create(&of(model)).observe(after.as_secs_f64());
     }
 
-    /// Where the items of a request came from.
-    pub fn items(&self, encoded: &[Encoded]) {
-        for one in encoded {
-            let labels =
-                vec![("source", one.source.as_str().to_owned()), ("modality", one.item.modality.to_string())];
-            self.item_source.get_or_create(&labels).inc();
-        }
-    }
-
-    /// An item that was encoded again, because its object was gone.
-    pub fn encoded_again(&self, again: &Encoded) {
-        self.items(std::slice::from_ref(again));
+    /// Where an item of a request came from; once more, when it was encoded again because its object was gone.
+    pub fn item(&self, one: &Encoded) {
+        let labels =
+            vec![("source", one.source.as_str().to_owned()), ("modality", one.item.modality.to_string())];
+        self.item_source.get_or_create(&labels).inc();
     }
 
     /// The counts of a whole answer; `per_token` when there were at least two tokens.

@@ -7,9 +7,11 @@
 mod decode;
 mod said;
 mod sequence;
+mod supply;
 
 use crate::admission::Permit;
-use crate::encode::{Encoded, Encodes};
+use crate::budget::RetryBudget;
+use crate::encode::Encodes;
 use crate::fleet::Fleet;
 use crate::fleet::catalog::Route;
 use crate::items::Materials;
@@ -18,6 +20,7 @@ use crate::request::{Request, param_of_item};
 use decode::Decoding;
 use std::sync::Arc;
 use std::time::Duration;
+use supply::Supply;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument;
@@ -70,6 +73,8 @@ pub struct Orchestrator {
     pub fleet: Arc<Fleet>,
     /// Encoder jobs in flight.
     pub encodes: Encodes,
+    /// Pays for whatever is sent twice.
+    pub budget: Arc<RetryBudget>,
     /// Makes jobs of items.
     pub materials: Materials,
     /// Metrics.
@@ -175,14 +180,13 @@ impl Work {
     }
 
     async fn stages(&self) -> Result<v1::Summary, Failure> {
-        let Orchestrator { encodes, materials, observer, .. } = &*self.orchestrator;
-        let jobs = materials.jobs(&self.request, &self.route).await?;
+        let jobs = self.orchestrator.materials.jobs(&self.request, &self.route).await?;
         if let (Some(task), [job]) = (self.request.in_sequence(), jobs.as_slice()) {
             return sequence::run(self, task.clone(), job.clone()).await;
         }
-        let encoded = encodes.all(&jobs).await.map_err(|(i, failure)| at_item(failure, i))?;
-        observer.items(&encoded);
-        Decoding::new(self, jobs, encoded).run().await
+        let supply = Supply::begin(self, jobs).await?;
+        let (summary, _) = Decoding::new(self, supply).run().await?;
+        Ok(summary)
     }
 
     fn out_of_time(&self) -> Failure {
@@ -220,10 +224,4 @@ fn report(failure: &Failure) {
         }
         _ => tracing::info!(class, detail, "request ended"),
     }
-}
-
-/// The stages before the PD worker, for the slowest item of those that were encoded for this request.
-fn encode_times(encoded: &[Encoded]) -> triptych_core::lifetime::StageTimes {
-    let slowest = encoded.iter().max_by_key(|one| one.times.queue + one.times.encode + one.times.publish);
-    slowest.map(|one| one.times).unwrap_or_default()
 }

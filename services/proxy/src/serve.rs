@@ -33,16 +33,18 @@ pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) ->
     let fleet = Arc::new(Fleet::start(&config.encoders, &config.pds, &config.dialer)?);
     let cache = EncoderCache::new(config.store, limits.max_object_bytes);
     let policy = config.encodes;
+    let budget = Arc::new(RetryBudget::new(policy.retries));
     let encodes = Encodes::new(EncodeParts {
         fleet: Arc::clone(&fleet),
         cache,
         policy: EncodePolicy { max_time: policy.max_time.min(limits.max_request_time), ..policy },
-        budget: Arc::new(RetryBudget::new(policy.retries)),
+        budget: Arc::clone(&budget),
         drain: &drain,
         metrics: &metrics,
     });
     let orchestrator = Arc::new(Orchestrator {
         encodes,
+        budget,
         fleet,
         materials: Materials {
             fetcher: Fetcher::new(config.fetch, limits.clone())?,

@@ -10,11 +10,15 @@ use bytes::Bytes;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 use triptych_core::{ContentKey, EncodedItem, EncoderOutput};
+
+/// How long the store is asked to wait for a pending item at once, and the pause before it is asked again.
+const WAIT_AT_ONCE: Duration = Duration::from_secs(1);
+const WAIT_PAUSE: Duration = Duration::from_millis(20);
 
 /// The worker's side of a connector. Cheap to clone; clones share everything.
 #[derive(Clone)]
@@ -34,6 +38,8 @@ struct Shared {
     /// With [`Completions::Collected`]. At most `max_pending` of them have rows; past it there are only refusals,
     /// one for each item that the caller started without collecting.
     collected: Mutex<Vec<Loaded>>,
+    /// Told of outputs that are made here.
+    saved: Notify,
 }
 
 impl WorkerRole {
@@ -46,7 +52,8 @@ impl WorkerRole {
         let turns = Semaphore::new(settings.max_loads.max(1));
         let (tasks, runtime) = (TaskTracker::new(), Handle::current());
         let collected = Mutex::default();
-        let shared = Shared { state, store, observer, settings, turns, tasks, runtime, collected };
+        let saved = Notify::new();
+        let shared = Shared { state, store, observer, settings, turns, tasks, runtime, collected, saved };
         Self { shared: Arc::new(shared) }
     }
 
@@ -185,7 +192,39 @@ impl Shared {
         }
     }
 
+    /// Waits for an item that is being encoded, for as long as anyone needs it here. Says nothing: the load that
+    /// follows finds it or does not. Holds no turn.
+    async fn wait_for(&self, item: &EncodedItem) {
+        let end = tokio::time::Instant::now() + self.settings.pending_timeout;
+        let wanted = || {
+            let local = &lock(&self.state).local;
+            local.is_held(&item.key) && !local.contains(&item.key) && !self.tasks.is_closed()
+        };
+        while wanted() && tokio::time::Instant::now() < end {
+            let encoded_here = self.saved.notified();
+            if !wanted() {
+                return;
+            }
+            // In parts, so that a wait that nobody needs any more ends soon.
+            tokio::select! {
+                () = encoded_here => {}
+                found = self.store.wait(&item.key, WAIT_AT_ONCE) => match found {
+                    Ok(Some(_)) => return,
+                    // Nobody may have its lease, or the store may be away: the announcement still stands.
+                    Ok(None) | Err(_) => tokio::time::sleep(WAIT_PAUSE).await,
+                },
+            }
+        }
+    }
+
     async fn load(&self, item: &EncodedItem) -> Result<EncoderOutput, LoadError> {
+        if item.is_pending() {
+            self.wait_for(item).await;
+            if let Some(output) = lock(&self.state).local.get(&item.key) {
+                // It was encoded on this worker.
+                return Ok(output);
+            }
+        }
         let limit = self.settings.load_timeout;
         let result = match timeout(limit, self.fetch(item)).await {
             Err(_) => return Err(LoadError::TimedOut { limit }),
@@ -228,6 +267,7 @@ impl Shared {
         let started = Instant::now();
         let item = output.item().clone();
         lock(&self.state).local.insert(output.clone());
+        self.saved.notify_waiters();
         let failed = |e| EcError::unavailable(self.store.kind(), Op::Put, e);
         let mac_keys = self.settings.mac_keys.clone();
         let object =

@@ -6,6 +6,7 @@ mod answers;
 mod health;
 mod leaving;
 mod loads;
+mod pending;
 mod refusals;
 mod resumed;
 mod room;

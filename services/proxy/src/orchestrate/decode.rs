@@ -5,36 +5,32 @@
 //! there: the same seed gives the same text, so the caller sees one stream. A caller that does not want that gets a
 //! failure that says what happened.
 
+use super::Work;
 use super::said::Said;
-use super::{Work, encode_times};
-use crate::encode::{ATTEMPTS, Encoded, Job, WORKER_WAIT, backoff};
+use super::supply::Supply;
+use crate::encode::{ATTEMPTS, WORKER_WAIT, backoff};
 use crate::fleet::Lease;
 use crate::fleet::catalog::Want;
-use crate::observe::wire_source;
 use crate::request::Resumption;
 use crate::wire::{CallFailure, outgoing};
 use bytes::Bytes;
 use std::time::Duration;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout};
+use tonic::Status;
 use triptych_core::lifetime::StageTimes;
 use triptych_core::prompt::Prompt;
-use triptych_core::{Failure, FailureClass, ItemIdx, TenantId, WorkerId};
+use triptych_core::{Failure, FailureClass, TenantId, WorkerId};
 use triptych_proto::v1;
 use triptych_proto::v1::pd_generate_response::Kind;
 use triptych_proto::v1::prefill_decode_worker_client::PrefillDecodeWorkerClient;
 
-/// Times one item is encoded again because a PD worker did not find it.
-const AGAIN_PER_ITEM: u32 = 2;
 /// Largest message of a PD worker.
 const MAX_MESSAGE: usize = 16 << 20;
 
-/// A request whose items are encoded.
+/// A request whose items are announced.
 pub(super) struct Decoding<'a> {
     work: &'a Work,
-    jobs: Vec<Job>,
-    encoded: Vec<Encoded>,
-    /// How often each item was encoded again.
-    again: Vec<u32>,
+    supply: Supply<'a>,
     /// What the decoder reads first.
     prompt: Prompt,
     /// Pieces that wait for the end of a window, if they have to.
@@ -46,49 +42,59 @@ pub(super) struct Decoding<'a> {
 }
 
 impl<'a> Decoding<'a> {
-    pub(super) fn new(work: &'a Work, jobs: Vec<Job>, encoded: Vec<Encoded>) -> Self {
-        let again = vec![0; jobs.len()];
+    pub(super) fn new(work: &'a Work, supply: Supply<'a>) -> Self {
         let prompt = work.request.prompt.clone();
         let said = Said::nothing(work.request.n_choices());
-        Self { work, jobs, encoded, again, prompt, held: None, said, text: None }
+        Self { work, supply, prompt, held: None, said, text: None }
     }
 
     /// One window of a sound read in sequence: nothing goes out, so that it can be sent again to its end.
-    pub(super) fn window(work: &'a Work, prompt: Prompt, job: Job, encoded: Encoded) -> Self {
-        let (jobs, encoded) = (vec![job], vec![encoded]);
-        let said = Said::nothing(work.request.n_choices());
-        Self { work, jobs, encoded, again: vec![0], prompt, held: Some(Vec::new()), said, text: None }
+    pub(super) fn window(work: &'a Work, prompt: Prompt, supply: Supply<'a>) -> Self {
+        Self { prompt, held: Some(Vec::new()), ..Self::new(work, supply) }
     }
 
-    /// The pieces of a window.
-    pub(super) fn into_held(self) -> Vec<v1::Delta> {
-        self.held.unwrap_or_default()
+    /// Streams the answer to the caller. When it fails, items that are being encoded for it are left to whoever asks
+    /// again.
+    pub(super) async fn run(mut self) -> Result<(v1::Summary, Vec<v1::Delta>), Failure> {
+        match self.attempts().await {
+            Ok(summary) => {
+                self.supply.settle().await;
+                Ok((self.finish(summary), self.held.unwrap_or_default()))
+            }
+            Err(failure) => {
+                self.supply.leave_behind();
+                Err(failure)
+            }
+        }
     }
 
-    /// Streams the answer to the caller.
-    pub(super) async fn run(&mut self) -> Result<v1::Summary, Failure> {
+    async fn attempts(&mut self) -> Result<v1::Summary, Failure> {
+        let budget = &self.work.orchestrator.budget;
+        budget.first_try();
         let mut tried: Vec<WorkerId> = Vec::new();
         let mut attempt = 1;
         loop {
-            let lease = self.lease(&tried).await?;
+            let lease = self.lease(&tried).await.map_err(|failure| self.tell_apart(failure))?;
             let failed = match self.stream(&lease).await {
-                Ok(summary) => return Ok(self.finish(summary)),
-                Err(failed) => failed,
+                Ok(summary) => return Ok(summary),
+                // The worker's stream was dropped: it needs no more.
+                Err(Broken::Item(failure)) => return Err(failure),
+                Err(Broken::Worker(failed)) => failed,
             };
             if failed.broken {
                 lease.report_broken();
             }
             if self.text.is_some() && self.work.request.resumption == Resumption::Never {
-                return Err(broken_off(failed));
+                return Err(broken_off(failed.failure));
             }
             self.forget_held();
             if let Some(idx) = failed.missing {
                 drop(lease);
-                self.encode_again(idx, failed.failure).await?;
+                self.supply.renew(idx, failed.failure).await?;
                 continue;
             }
-            if attempt == ATTEMPTS || !failed.failure.class.is_retryable() {
-                return Err(if self.text.is_some() { broken_off(failed) } else { failed.failure });
+            if attempt == ATTEMPTS || !failed.failure.class.is_retryable() || !budget.try_spend() {
+                return Err(self.tell_apart(failed.failure));
             }
             self.tell_of_retry(&lease, attempt, &failed.failure);
             tried.push(lease.id().clone());
@@ -96,6 +102,11 @@ impl<'a> Decoding<'a> {
             tokio::time::sleep(backoff(attempt)).await;
             attempt += 1;
         }
+    }
+
+    /// A caller who has some of the answer has to know that it is incomplete.
+    fn tell_apart(&self, failure: Failure) -> Failure {
+        if self.text.is_some() { broken_off(failure) } else { failure }
     }
 
     /// Nothing of a held window has gone out, so it starts again.
@@ -119,8 +130,8 @@ impl<'a> Decoding<'a> {
     async fn lease(&self, tried: &[WorkerId]) -> Result<Lease, Failure> {
         let served = &self.work.route.served;
         let want = Want::Pd { model: served.name.clone(), edition: served.edition.clone() };
-        let wait = (Instant::now() + WORKER_WAIT).min(self.work.request.deadline);
-        let lease = timeout_at(wait, self.work.orchestrator.fleet.lease(&want, 1, tried)).await;
+        // The request's own time is held by whoever waits for this.
+        let lease = timeout(WORKER_WAIT, self.work.orchestrator.fleet.lease(&want, 1, tried)).await;
         lease.map_err(|_| {
             Failure::unavailable(format!(
                 "no decoder worker for model {:?} is there now; try again",
@@ -135,11 +146,11 @@ impl<'a> Decoding<'a> {
             request_id: request.id.to_string(),
             model: self.work.route.served.name.to_string(),
             prompt: Some(self.prompt.clone().into()),
-            items: self.encoded.iter().map(|one| (&one.item).into()).collect(),
+            items: self.supply.items(),
             sampling: Some(request.sampling.clone()),
             tenant: self.tenant(),
             priority: request.priority,
-            hints: Vec::new(),
+            hints: self.supply.hints(),
             resume: if self.held.is_some() { Vec::new() } else { self.said.resume() },
         }
     }
@@ -151,7 +162,10 @@ impl<'a> Decoding<'a> {
         Bytes::copy_from_slice(TenantId::of(&secret).as_bytes())
     }
 
-    async fn stream(&mut self, lease: &Lease) -> Result<v1::Summary, CallFailure> {
+    async fn stream(&mut self, lease: &Lease) -> Result<v1::Summary, Broken> {
+        if self.supply.is_pending() {
+            self.work.orchestrator.observer.early(&self.work.route.served.name);
+        }
         let mut client =
             PrefillDecodeWorkerClient::new(lease.channel()).max_decoding_message_size(MAX_MESSAGE);
         let request = outgoing(self.message(), self.work.request.deadline);
@@ -162,7 +176,14 @@ impl<'a> Decoding<'a> {
             missing: None,
         };
         loop {
-            match pieces.message().await?.ok_or_else(ended_early)?.kind {
+            let piece = tokio::select! {
+                piece = pieces.message() => piece?.ok_or_else(ended_early)?,
+                landed = self.supply.landed() => {
+                    landed.map_err(Broken::Item)?;
+                    continue;
+                }
+            };
+            match piece.kind {
                 Some(Kind::Delta(delta)) => self.pass_on(delta).await?,
                 Some(Kind::Summary(summary)) => return Ok(summary),
                 None => return Err(Failure::internal("a PD worker sent an empty message").into()),
@@ -188,34 +209,11 @@ impl<'a> Decoding<'a> {
         self.work.send(delta).await
     }
 
-    async fn encode_again(&mut self, idx: ItemIdx, failure: Failure) -> Result<(), Failure> {
-        let i = idx.0 as usize;
-        let (Some(job), Some(n)) = (self.jobs.get(i), self.again.get_mut(i)) else {
-            return Err(Failure::internal(format!("a PD worker misses item {i} of {}", self.jobs.len())));
-        };
-        if *n == AGAIN_PER_ITEM {
-            return Err(failure);
-        }
-        *n += 1;
-        tracing::warn!(item = i, key = ?job.wanted.key, "encoder output is gone, encoding again");
-        let Some(lost) = self.encoded.get(i) else {
-            return Err(Failure::internal(format!("item {i} of {} was never encoded", self.jobs.len())));
-        };
-        let again =
-            self.work.orchestrator.encodes.again(job, lost).await.map_err(|f| super::at_item(f, i))?;
-        self.work.orchestrator.observer.encoded_again(&again);
-        // The same item may stand in the request twice; both places must announce the object that is there now.
-        for place in self.encoded.iter_mut().filter(|place| place.item.key == again.item.key) {
-            *place = again.clone();
-        }
-        Ok(())
-    }
-
     /// Adds the stages before the PD worker, and what only the proxy can measure.
     fn finish(&self, mut summary: v1::Summary) -> v1::Summary {
         let usage = summary.usage.unwrap_or_default();
         let per_token = self.per_token(usage.completion_tokens);
-        let before = encode_times(&self.encoded);
+        let before = self.supply.times();
         let pd = summary.times.map(StageTimes::from).unwrap_or_default();
         let first_token = self.text.map(|(first, _)| first.duration_since(self.work.request.arrived));
         summary.times = Some(
@@ -232,7 +230,7 @@ impl<'a> Decoding<'a> {
             .into(),
         );
         summary.encoder_prompt = self.work.request.encoder_prompt.clone().map(Into::into);
-        summary.item_sources = self.encoded.iter().map(|one| wire_source(one.source)).collect();
+        summary.item_sources = self.supply.sources();
         self.work.orchestrator.observer.tokens(&self.work.route.served.name, &usage, per_token);
         summary
     }
@@ -245,9 +243,35 @@ impl<'a> Decoding<'a> {
     }
 }
 
-/// A failure after text went out: it cannot be sent again from here, and the caller should know why.
-fn broken_off(failed: CallFailure) -> Failure {
-    let failure = failed.failure;
+/// Why a stream has no summary.
+#[derive(Debug)]
+enum Broken {
+    /// The worker's doing, or its fate: another one may do better.
+    Worker(CallFailure),
+    /// An item failed for good.
+    Item(Failure),
+}
+
+impl From<CallFailure> for Broken {
+    fn from(failed: CallFailure) -> Self {
+        Self::Worker(failed)
+    }
+}
+
+impl From<Status> for Broken {
+    fn from(status: Status) -> Self {
+        Self::Worker(status.into())
+    }
+}
+
+impl From<Failure> for Broken {
+    fn from(failure: Failure) -> Self {
+        Self::Worker(failure.into())
+    }
+}
+
+/// A failure after text went out: it is not sent again from here, and the caller should know why.
+fn broken_off(failure: Failure) -> Failure {
     if failure.param.as_deref() == Some("resume") {
         // What we told the worker of the answer, and nothing of the client's.
         return Failure::internal(failure);

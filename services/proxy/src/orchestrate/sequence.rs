@@ -4,8 +4,9 @@
 //! the next prompt has to hold. Nothing of that is understood here. A window's pieces go out when it has ended, so
 //! each window can be sent again as a whole.
 
+use super::Work;
 use super::decode::Decoding;
-use super::{Work, at_item};
+use super::supply::Supply;
 use crate::encode::Job;
 use triptych_core::prompt::{Prompt, Resume, SpeechTask};
 use triptych_core::{Failure, ItemOptions};
@@ -13,20 +14,15 @@ use triptych_proto::v1;
 
 /// Reads the sound to its end; what the windows' summaries say together.
 pub(super) async fn run(work: &Work, mut task: SpeechTask, first: Job) -> Result<v1::Summary, Failure> {
-    let super::Orchestrator { encodes, materials, observer, .. } = &*work.orchestrator;
+    let super::Orchestrator { materials, observer, .. } = &*work.orchestrator;
     let mut job = first.clone();
     let mut total: Option<v1::Summary> = None;
     loop {
-        let encoded = encodes.all(std::slice::from_ref(&job)).await;
-        let encoded = encoded.map_err(|(i, failure)| at_item(failure, i))?;
-        if total.is_none() {
-            observer.items(&encoded);
-        }
-        let one = encoded.into_iter().next().ok_or_else(|| Failure::internal("a job without an outcome"))?;
-        let mut decoding = Decoding::window(work, Prompt::Speech(task.clone()), job.clone(), one);
-        let mut summary = decoding.run().await?;
+        let supply = Supply::begin(work, vec![job.clone()]).await?;
+        let decoding = Decoding::window(work, Prompt::Speech(task.clone()), supply);
+        let (mut summary, held) = decoding.run().await?;
         let next = summary.next.take().map(Resume::from);
-        for mut delta in decoding.into_held() {
+        for mut delta in held {
             if next.is_some() {
                 // The answer ends with its last window.
                 delta.finish_reason = v1::FinishReason::Unspecified.into();

@@ -3,7 +3,6 @@
 use crate::fakes::{Play, delta, hello, summary, text};
 use crate::support::{Cluster, client};
 use serde_json::{Value, json};
-use tonic::Status;
 use triptych_core::Failure;
 use triptych_proto::v1;
 use triptych_runtime::status::to_status;
@@ -204,7 +203,10 @@ async fn a_failure_has_a_status_before_the_first_text_and_is_an_event_after_it()
             })
         );
     }
-    cluster.pd.script([Play::SayThenFail(vec![text("hel")], Status::unavailable("gone"))]);
+    let away = || to_status(&Failure::unavailable("not now"));
+    cluster.pd.script([Play::SayThenFail(vec![text("hel")], away())]);
+    // Nobody can go on with it.
+    cluster.pd.script((0..4).map(|_| Play::Fail(away())));
     let events = events(&cluster, ask(json!({"stream": true}))).await;
     let chunks = parse(&events);
     assert_eq!(chunks.len(), 2);

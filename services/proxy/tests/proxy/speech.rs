@@ -3,8 +3,9 @@
 use crate::fakes::{Play, delta, hello, summary, text};
 use crate::support::{Cluster, client};
 use serde_json::{Value, json};
-use tonic::Status;
+use triptych_core::Failure;
 use triptych_proto::v1;
+use triptych_runtime::status::to_status;
 
 /// A form with these fields, as a client's library would write it.
 fn form(fields: &[(&str, &str)]) -> (String, Vec<u8>) {
@@ -132,9 +133,10 @@ async fn the_form_becomes_a_speech_task() {
 #[tokio::test]
 async fn a_stream_is_deltas_and_done() {
     let cluster = Cluster::start().await;
-    cluster
-        .pd
-        .script([Play::Say(hello()), Play::SayThenFail(vec![text("hel")], Status::unavailable("gone"))]);
+    let away = || to_status(&Failure::unavailable("not now"));
+    cluster.pd.script([Play::Say(hello()), Play::SayThenFail(vec![text("hel")], away())]);
+    // Nobody can go on with it.
+    cluster.pd.script((0..4).map(|_| Play::Fail(away())));
     let (_, kind, body) = post(&cluster, TRANSCRIBE, &[("file", "sound"), ("stream", "true")]).await;
     assert!(kind.starts_with("text/event-stream"));
     let read = |body: &str| -> Vec<Value> {
