@@ -9,6 +9,7 @@ pub mod announce;
 pub mod dns;
 pub mod fixed;
 pub mod kubernetes;
+pub mod redis;
 pub mod setting;
 
 use futures::future::BoxFuture;

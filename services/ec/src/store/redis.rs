@@ -25,7 +25,7 @@ mod sentinel;
 mod setting;
 mod tuning;
 
-pub use link::{LinkError, RedisLink};
+pub use link::{Ask, LinkError, RedisLink};
 pub use setting::RedisSetting;
 pub use tuning::RedisTuning;
 

@@ -62,7 +62,7 @@ impl FromStr for WorkerSetting {
 }
 
 /// `host:port`, without a scheme.
-fn checked_address(text: &str) -> Option<&str> {
+pub(super) fn checked_address(text: &str) -> Option<&str> {
     let (host, port) = text.rsplit_once(':')?;
     let host_is_plain = !host.contains("://") && !host.contains('/') && !host.contains(char::is_whitespace);
     let is_v6 = host.starts_with('[') && host.ends_with(']');

@@ -37,6 +37,9 @@ pub enum LinkError {
     Redis(RedisError),
 }
 
+/// See [`RedisLink::into_ask`]; an error is what to tell an operator.
+pub type Ask = Arc<dyn Fn(&'static str, Cmd) -> BoxFuture<'static, Result<Value, String>> + Send + Sync>;
+
 /// A connection that is made when it is needed, and again when it was lost. Cheap to ask from many tasks at once.
 pub struct RedisLink {
     dialer: Arc<Dialer>,
@@ -90,6 +93,15 @@ impl RedisLink {
 
     pub(super) async fn run_at(&self, target: &Target<'_>, command: &Cmd) -> Result<Value, LinkError> {
         self.persist(|mut connection| async move { connection.send(target, command).await }).await
+    }
+
+    /// The link as a function of a key and a command, for parts of the product that know no stores.
+    pub fn into_ask(self) -> Ask {
+        let link = Arc::new(self);
+        Arc::new(move |key, command| {
+            let link = link.clone();
+            async move { link.run(key, &command).await.map_err(|e| e.to_string()) }.boxed()
+        })
     }
 
     /// Asks a single server several things in one round trip; each may be an error of its own. `None` in a cluster,
