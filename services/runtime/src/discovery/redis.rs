@@ -24,8 +24,6 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// The hash. Every command has this one key.
 pub const KEY: &str = "triptych:workers";
-/// The field that is no worker.
-const MARK: &str = "mark";
 /// Between two questions, on average.
 const EVERY: Duration = Duration::from_secs(1);
 /// Each pause is longer or shorter by up to this, so that many proxies do not ask in step.
@@ -37,7 +35,7 @@ const MAX_WORKERS: usize = 4096;
 /// The hash goes when nobody has announced anything for so long.
 const FORGOTTEN_S: u64 = 24 * 3600;
 
-/// ARGV: field, how long it lasts in ms, what it says of itself, a mark, when the hash is forgotten.
+/// The field `mark` is no worker. ARGV: field, how long it lasts in ms, what it says of itself, a mark, when the hash is forgotten.
 const ANNOUNCE: &str = "
 local time = redis.call('TIME')
 local ends = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2]
@@ -283,7 +281,7 @@ mod tests {
             let worker = Endpoint { role, address: "[::1]:7001".into() };
             assert_eq!(endpoint(&field(&worker)), Some(worker));
         }
-        for none in [MARK, "", "pd", "pd@", "pd@host", "queen@h:1", "pd@http://h:1", "pd@a b:1"] {
+        for none in ["mark", "", "pd", "pd@", "pd@host", "queen@h:1", "pd@http://h:1", "pd@a b:1"] {
             assert_eq!(endpoint(none), None, "{none}");
         }
     }
