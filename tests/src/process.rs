@@ -53,8 +53,18 @@ pub struct Process {
 impl Process {
     /// Starts `triptych` with arguments; `RUST_LOG`-like settings come by flags.
     pub fn start(args: &[&str]) -> Self {
-        let mut child = Command::new(binary())
-            .args(args)
+        Self::spawn(Command::new(binary()).args(args))
+    }
+
+    /// Starts `triptych` in a network namespace, with further variables.
+    pub fn start_in(namespace: &str, args: &[String], variables: &[(String, String)]) -> Self {
+        let mut command = Command::new("ip");
+        let variables = variables.iter().map(|(name, value)| (name, value));
+        Self::spawn(command.args(["netns", "exec", namespace]).arg(binary()).args(args).envs(variables))
+    }
+
+    fn spawn(command: &mut Command) -> Self {
+        let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -25,9 +25,11 @@ mod orchestrate;
 mod grpc;
 mod openai;
 
+mod embedded;
 mod serve;
 
 pub use budget::RetryPolicy;
 pub use config::{ClientTimes, ProxyConfig, ProxyError};
+pub use embedded::{Embedded, EmbeddedConfig};
 pub use encode::EncodePolicy;
 pub use serve::run;

@@ -1,8 +1,9 @@
-//! The repository's chores: `cargo xtask test` and `cargo xtask whisper`.
+//! The repository's chores: `cargo xtask test`, and what one runs by name.
 //!
 //! Depends on nothing of the workspace, so that it builds in seconds and cannot be broken by what it checks.
 #![forbid(unsafe_code)]
 
+mod drills;
 mod servers;
 mod shell;
 mod test;
@@ -25,11 +26,17 @@ enum Command {
     Test,
     /// Make a Hugging Face directory of the real Whisper tiny.en (75 MB) under .cache
     Whisper,
+    /// Simulate the cluster from seeds: partitions, crashes and slow links, on virtual time
+    Sim(drills::SimArgs),
+    /// Break a real cluster while it works: processes killed and stopped, Redis restarted, the network parted. Needs root
+    Chaos(drills::ChaosArgs),
 }
 
 fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Test => test::run(),
         Command::Whisper => whisper::run(),
+        Command::Sim(args) => drills::sim(&args),
+        Command::Chaos(args) => drills::chaos(&args),
     }
 }

@@ -103,7 +103,8 @@ pub fn cases() -> Vec<Case> {
 }
 
 impl Case {
-    fn open(name: &str) -> Self {
+    /// The case of a name.
+    pub fn open(name: &str) -> Self {
         let dir = golden().join(name);
         let matrix: Matrix = serde_json::from_slice(&read(&dir.join("matrix.json")))
             .unwrap_or_else(|e| panic!("{name}/matrix.json: {e}"));

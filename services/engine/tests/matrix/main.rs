@@ -7,6 +7,7 @@
 
 mod bench;
 mod case;
+mod narrow;
 mod preempted;
 mod sampled;
 mod searched;

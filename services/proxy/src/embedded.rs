@@ -1,0 +1,94 @@
+//! A proxy without listeners, for whoever brings a network of their own: the simulation under `tests/sim`.
+//!
+//! The same parts as [`crate::run`] puts together, behind the same admission.
+
+use crate::admission::Gate;
+use crate::budget::RetryBudget;
+use crate::cache::EncoderCache;
+use crate::config::ProxyError;
+use crate::encode::{EncodeParts, EncodePolicy, Encodes};
+use crate::fetch::{FetchPolicy, Fetcher};
+use crate::fleet::Fleet;
+use crate::grpc::{Face, admit::Admit};
+use crate::items::Materials;
+use crate::observe::Observer;
+use crate::orchestrate::Orchestrator;
+use std::sync::Arc;
+use triptych_core::limits::Limits;
+use triptych_ec::EcStore;
+use triptych_proto::v1::triptych_server::TriptychServer;
+use triptych_runtime::grpc::Dialer;
+use triptych_runtime::{Drain, MetricsRegistry};
+
+/// Settings of an embedded proxy.
+pub struct EmbeddedConfig {
+    /// `host:port` of each encoder worker.
+    pub encoders: Vec<String>,
+    /// `host:port` of each PD worker.
+    pub pds: Vec<String>,
+    /// Makes the channels to them.
+    pub dialer: Dialer,
+    /// The EC store that the workers share.
+    pub store: Arc<dyn EcStore>,
+    /// What a request may ask.
+    pub limits: Limits,
+    /// Requests worked on at once.
+    pub max_in_flight: usize,
+    /// For choices by lot. `None`: the system's randomness.
+    pub seed: Option<u64>,
+}
+
+/// A running proxy. Dropping it ends its tasks.
+pub struct Embedded {
+    face: Face,
+}
+
+impl Embedded {
+    /// Starts looking for its workers. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// [`ProxyError`] if it cannot start.
+    pub fn start(
+        config: EmbeddedConfig,
+        drain: Drain,
+        metrics: &MetricsRegistry,
+    ) -> Result<Self, ProxyError> {
+        let limits = config.limits;
+        let fleet = Arc::new(Fleet::start(&config.encoders, &config.pds, &config.dialer)?);
+        let cache = EncoderCache::new(config.store, limits.max_object_bytes);
+        let policy = EncodePolicy::default();
+        let budget = Arc::new(RetryBudget::new(policy.retries));
+        let encodes = Encodes::new(EncodeParts {
+            fleet: Arc::clone(&fleet),
+            cache,
+            budget: Arc::clone(&budget),
+            policy,
+            drain: &drain,
+            metrics,
+        });
+        let orchestrator = Arc::new(Orchestrator {
+            encodes,
+            budget,
+            fleet,
+            materials: Materials {
+                fetcher: Fetcher::new(FetchPolicy::default(), limits.clone())?,
+                limits: limits.clone(),
+                tenant_salt: Arc::default(),
+            },
+            observer: Observer::new(metrics),
+            drain,
+        });
+        let gate = Gate::new(config.max_in_flight);
+        Ok(Self { face: Face { orchestrator, limits, gate } })
+    }
+
+    /// The gRPC face, to be added to a server.
+    pub fn grpc(&self) -> Admit<TriptychServer<Face>> {
+        self.face.clone().service()
+    }
+
+    /// Requests that are being worked on.
+    pub fn n_running(&self) -> usize {
+        self.face.gate.n_inside()
+    }
+}
