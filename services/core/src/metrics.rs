@@ -49,6 +49,10 @@ metrics! {
     EC_HITS = "ec_hits", "", "Encoder outputs found, by tier";
     EC_MISSES = "ec_misses", "", "Encoder outputs not found, by tier";
     EC_CORRUPT = "ec_corrupt_objects", "", "Objects that did not verify and were quarantined";
+    WORKERS = "fleet_workers", "", "Workers that this proxy knows, by role and state";
+    EJECTIONS = "worker_ejections", "", "Workers left alone for a while because they failed, by role and cause";
+    PICKS = "worker_picks", "", "Pieces of work given to workers, by role and why that worker";
+    REFUSED_AT_DOOR = "refused_at_door", "", "Requests refused before any work, since they could not be answered in time";
     ITEM_SOURCE = "item_source", "", "Items by where their encoder output came from";
     PD_QUEUE_TIME = "pd_queue_time", "seconds", "Time a request waited in the engine for its first step";
     PREFILL_TIME = "prefill_time", "seconds", "Time from the first scheduled prompt token to the last";

@@ -1,6 +1,9 @@
-//! How many requests may be in the house at once. Whoever does not get in is told so at once, and when to try again.
+//! The door: how many requests may be in the house at once, and whether an item would be encoded in time. Whoever does
+//! not get in is told so at once, and when to try again.
 
+use crate::fleet::Forecast;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use triptych_core::{Failure, FailureClass};
 
@@ -42,9 +45,49 @@ impl Gate {
     }
 }
 
+/// The shortest and the longest pause that is asked for.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+
+/// Refuses an item whose encoder output would come too late to be of use: the work on it would only keep others waiting.
+/// What nobody can foresee is let in.
+///
+/// # Errors
+/// Overloaded, with the pause after which the queue should be short enough.
+pub fn in_time(forecast: Option<Forecast>, left: Duration) -> Result<(), Failure> {
+    let Some(late) = forecast.and_then(|f| f.end().checked_sub(left)).filter(|late| !late.is_zero()) else {
+        return Ok(());
+    };
+    let pause = late.clamp(PAUSES.0, PAUSES.1);
+    let message = format!(
+        "an item would be encoded in {:.1} s and has {:.1} s; try again in {:.1} s",
+        (left + late).as_secs_f32(),
+        left.as_secs_f32(),
+        pause.as_secs_f32()
+    );
+    Err(Failure::new(FailureClass::Overloaded, message).with_retry_after(pause))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_item_that_would_be_late_is_refused_until_the_queue_is_short_enough() {
+        let ms = Duration::from_millis;
+        let forecast = |queue, cost| Some(Forecast { queue: ms(queue), cost: ms(cost), p95: ms(cost) });
+        for (forecast, left, pause) in [
+            (None, 0, None),
+            (forecast(0, 500), 500, None),
+            (forecast(9000, 1000), 12_000, None),
+            (forecast(9000, 1000), 6000, Some(4000)),
+            (forecast(0, 501), 500, Some(100)),
+            (forecast(900_000, 1000), 500, Some(60_000)),
+        ] {
+            let refused = in_time(forecast, ms(left)).err();
+            assert_eq!(refused.as_ref().and_then(|f| f.retry_after), pause.map(ms), "{forecast:?} {left}");
+            assert!(refused.is_none_or(|f| f.class == FailureClass::Overloaded && f.message.contains("try again in")));
+        }
+    }
 
     #[test]
     fn a_place_is_free_again_when_its_permit_is_dropped() {

@@ -8,6 +8,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use triptych_core::limits::Limits;
 use triptych_ec::EcStore;
+use triptych_runtime::discovery::Source;
 use triptych_runtime::grpc::Dialer;
 use triptych_runtime::serve::ServeError;
 
@@ -17,10 +18,17 @@ pub struct ProxyConfig {
     pub http: TcpListener,
     /// Where the gRPC face answers.
     pub grpc: TcpListener,
-    /// `host:port` of each encoder worker. Empty: only text is served.
+    /// `host:port` of each encoder worker that is always there. None in all: only text is served.
     pub encoders: Vec<String>,
-    /// `host:port` of each PD worker.
+    /// `host:port` of each PD worker that is always there.
     pub pds: Vec<String>,
+    /// Sources of further workers, which come and go.
+    pub discovery: Vec<Box<dyn Source>>,
+    /// For choices by lot. `None`: the system's randomness; a simulation passes one.
+    pub seed: Option<u64>,
+    /// How long a request may have to wait for its items to be encoded before it is refused at the door, with a pause
+    /// after which to come back. `None`: until its deadline.
+    pub encode_promise: Option<Duration>,
     /// Makes the channels to them.
     pub dialer: Dialer,
     /// The EC store that the workers share; the proxy only asks what it holds.
@@ -59,7 +67,7 @@ impl Default for ClientTimes {
 #[derive(Debug, Error)]
 pub enum ProxyError {
     /// There is nobody to send requests to.
-    #[error("no PD worker is configured, at least one is needed")]
+    #[error("no PD worker is configured and none can be discovered; name one with --pd")]
     NoPdWorker,
     /// A worker's address is not one.
     #[error("worker address {address:?} is not host:port")]

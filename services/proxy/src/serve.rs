@@ -6,7 +6,7 @@ use crate::cache::EncoderCache;
 use crate::config::{ProxyConfig, ProxyError};
 use crate::encode::{EncodeParts, EncodePolicy, Encodes};
 use crate::fetch::Fetcher;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, FleetSettings};
 use crate::grpc::preface::Prefaced;
 use crate::items::Materials;
 use crate::observe::Observer;
@@ -30,7 +30,15 @@ use triptych_runtime::{Drain, MetricsRegistry};
 pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), ProxyError> {
     let ProxyConfig { limits, client_times: times, .. } = config;
     let gate = Gate::new(config.max_in_flight);
-    let fleet = Arc::new(Fleet::start(&config.encoders, &config.pds, &config.dialer)?);
+    let fleet = FleetSettings {
+        encoders: config.encoders,
+        pds: config.pds,
+        discovery: config.discovery,
+        dialer: config.dialer,
+        seed: config.seed,
+        encode_promise: config.encode_promise,
+    };
+    let fleet = Arc::new(Fleet::start(fleet, &metrics)?);
     let cache = EncoderCache::new(config.store, limits.max_object_bytes);
     let policy = config.encodes;
     let budget = Arc::new(RetryBudget::new(policy.retries));

@@ -36,8 +36,12 @@ impl Attempt<'_> {
         let end = self.deadline.min(began + self.parts.policy.attempt_time);
         let result = match timeout_at(end, self.call(&worker, end)).await {
             Ok(Ok(response)) => self.accept(&worker, response).map_err(CallFailure::from),
-            Ok(Err(failed)) => Err(changed_encoder(&worker, failed)),
+            Ok(Err(failed)) => {
+                worker.report(&failed);
+                Err(changed_encoder(&worker, failed))
+            }
             Err(_) if end < self.deadline => {
+                worker.report_timeout();
                 let message = format!("an encoder did not answer within {} s", (end - began).as_secs());
                 Err(Failure::unavailable(message).into())
             }
@@ -48,6 +52,7 @@ impl Attempt<'_> {
             .into()),
         };
         if result.is_ok() {
+            worker.report_ok();
             self.parts.pace.saw(&self.job.model, self.job.wanted.modality, began.elapsed());
         }
         Tried { worker, result }

@@ -8,7 +8,7 @@ use super::attempt::{Attempt, Tried};
 use super::flight::Teller;
 use super::meters::Sent;
 use super::{ATTEMPTS, Encoded, Job, Parts, WORKER_WAIT, backoff};
-use crate::fleet::Lease;
+use crate::fleet::{Forecast, Lease, Size};
 use crate::fleet::catalog::Want;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
@@ -53,6 +53,8 @@ struct Climb<'a> {
 impl<'a> Ladder<'a> {
     /// Has the job done.
     pub(super) async fn run(&self) -> Result<Encoded, Fell> {
+        let (bytes, deadline) = (self.job.bytes.len() as u64, self.deadline.min(self.job.deadline));
+        self.parts.fleet.admit(&self.want(), bytes, deadline).map_err(Fell::Failed)?;
         self.parts.budget.first_try();
         let mut climb =
             Climb { running: FuturesUnordered::new(), seen: Vec::new(), n_failed: 0, hedge_at: None };
@@ -60,8 +62,8 @@ impl<'a> Ladder<'a> {
         loop {
             if climb.running.is_empty() {
                 let worker = self.worker(&climb.seen).await.map_err(Fell::Failed)?;
+                climb.hedge_at = Some(Instant::now() + self.patience(worker.forecast()));
                 self.send(&mut climb, worker, why);
-                climb.hedge_at = Some(Instant::now() + self.patience(None));
             }
             let hedge_at = climb.hedge_at;
             let hedge = async move {
@@ -83,9 +85,6 @@ impl<'a> Ladder<'a> {
             match tried {
                 Some(Tried { result: Ok(encoded), .. }) => return Ok(encoded),
                 Some(Tried { worker, result: Err(failed) }) => {
-                    if failed.broken {
-                        worker.report_broken();
-                    }
                     drop(worker);
                     why = Sent::Retry;
                     self.fallen(&mut climb, failed.failure).await?;
@@ -122,7 +121,7 @@ impl<'a> Ladder<'a> {
 
     /// A second job beside the first, if there is an encoder that has not had it and the budget pays.
     fn hedge(&self, climb: &mut Climb<'a>) {
-        let asked = self.parts.fleet.lease(&self.want(), self.cost(), &climb.seen).now_or_never();
+        let asked = self.parts.fleet.lease(&self.want(), self.size(), &climb.seen).now_or_never();
         let Some(worker) = asked.filter(|worker| !climb.seen.contains(worker.id())) else { return };
         if !self.parts.budget.try_spend() {
             return self.parts.meters.exhausted("hedge");
@@ -147,7 +146,7 @@ impl<'a> Ladder<'a> {
     async fn worker(&self, seen: &[WorkerId]) -> Result<Lease, Failure> {
         let wait = (Instant::now() + WORKER_WAIT).min(self.deadline);
         let (want, modality) = (self.want(), self.job.wanted.modality);
-        timeout_at(wait, self.parts.fleet.lease(&want, self.cost(), seen)).await.map_err(|_| {
+        timeout_at(wait, self.parts.fleet.lease(&want, self.size(), seen)).await.map_err(|_| {
             Failure::unavailable(format!(
                 "no encoder that reads {modality} for model {:?} is there now; try again",
                 self.job.model
@@ -160,13 +159,16 @@ impl<'a> Ladder<'a> {
         Want::Encoder { model: model.clone(), modality: wanted.modality, fingerprint: wanted.fingerprint }
     }
 
-    fn cost(&self) -> u64 {
-        self.job.bytes.len() as u64
+    fn size(&self) -> Size {
+        Size::Item { key: Some(self.job.wanted.key), bytes: self.job.bytes.len() as u64 }
     }
 
     /// How long a job is waited for before a second one is sent beside it.
-    fn patience(&self, _n_tokens: Option<u32>) -> Duration {
+    fn patience(&self, forecast: Option<Forecast>) -> Duration {
         let policy = self.parts.policy;
+        if let Some(forecast) = forecast {
+            return forecast.queue.saturating_add(forecast.p95).max(policy.hedge_after_at_least);
+        }
         match self.parts.pace.predict(&self.job.model, self.job.wanted.modality) {
             Some(prediction) => prediction.p95.max(policy.hedge_after_at_least),
             None => policy.hedge_after_unknown,

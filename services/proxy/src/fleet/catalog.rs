@@ -7,26 +7,45 @@ use std::collections::{BTreeMap, BTreeSet};
 use triptych_core::{Failure, FailureClass, Fingerprint, Modality, ModelName, WorkerId};
 use triptych_proto::convert::{self, WireError};
 use triptych_proto::v1;
+use triptych_runtime::discovery::Role;
 
 /// The encoders that a model is served with.
 pub type Edition = BTreeMap<Modality, Fingerprint>;
-
-/// Which pool a worker is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pool {
-    /// Encodes items.
-    Encoder,
-    /// Prefills and decodes.
-    Pd,
-}
 
 /// Whether a worker takes work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// It answered when it was last asked.
     Ready,
-    /// It did not, or never has.
+    /// It was ejected, and takes one piece of work to show what it can do.
+    Probing,
+    /// It answers, and fails so often that it is left alone for a while.
+    Ejected,
+    /// It ends what it has and takes nothing new.
+    Draining,
+    /// It did not answer, or never has.
     Down,
+}
+
+impl Health {
+    /// Every state.
+    pub const ALL: [Self; 5] = [Self::Ready, Self::Probing, Self::Ejected, Self::Draining, Self::Down];
+
+    /// The word in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Probing => "probing",
+            Self::Ejected => "ejected",
+            Self::Draining => "draining",
+            Self::Down => "down",
+        }
+    }
+
+    /// Whether it may be given work.
+    pub const fn takes_work(self) -> bool {
+        matches!(self, Self::Ready | Self::Probing)
+    }
 }
 
 /// A model as one worker serves it.
@@ -73,8 +92,10 @@ impl TryFrom<v1::WorkerModel> for Served {
 pub struct Known {
     /// Its name.
     pub id: WorkerId,
-    /// Its pool.
-    pub pool: Pool,
+    /// Its role.
+    pub role: Role,
+    /// It is a PD worker that holds the encoders too.
+    pub encodes: bool,
     /// Its health.
     pub health: Health,
     /// What it serves.
@@ -132,19 +153,51 @@ pub enum Want {
 /// All workers, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Catalog {
-    /// In the order of the settings.
+    /// In the order of their names.
     pub workers: Vec<Known>,
 }
 
+impl Known {
+    /// Whether items may be encoded here: by an encoder worker, or by a PD worker that holds the encoders.
+    fn is_encoder(&self) -> bool {
+        self.role == Role::Encoder || self.encodes
+    }
+
+    /// Whether it serves what the work needs, well or not.
+    pub fn serves(&self, want: &Want) -> bool {
+        self.models.iter().any(|served| match want {
+            Want::Encoder { model, modality, fingerprint } => {
+                self.is_encoder()
+                    && served.name == *model
+                    && served.edition.get(modality) == Some(fingerprint)
+            }
+            Want::Pd { model, edition } => {
+                self.role == Role::Pd && served.name == *model && served.edition == *edition
+            }
+        })
+    }
+
+    /// Whether it can do the work now.
+    pub fn can_do(&self, want: &Want) -> bool {
+        self.health.takes_work() && self.serves(want)
+    }
+}
+
 impl Catalog {
-    fn of_pool(&self, pool: Pool) -> impl Iterator<Item = (&Known, &Served)> {
-        let workers = self.workers.iter().filter(move |w| w.pool == pool);
+    fn pds(&self) -> impl Iterator<Item = (&Known, &Served)> {
+        let workers = self.workers.iter().filter(|w| w.role == Role::Pd);
+        workers.flat_map(|w| w.models.iter().map(move |m| (w, m)))
+    }
+
+    /// Encoder workers, and PD workers that hold the encoders.
+    fn encoders(&self) -> impl Iterator<Item = (&Known, &Served)> {
+        let workers = self.workers.iter().filter(|w| w.is_encoder());
         workers.flat_map(|w| w.models.iter().map(move |m| (w, m)))
     }
 
     /// The models that PD workers serve, each once, by name.
     pub fn models(&self) -> BTreeMap<&ModelName, &Served> {
-        self.of_pool(Pool::Pd).map(|(_, m)| (&m.name, m)).collect()
+        self.pds().map(|(_, m)| (&m.name, m)).collect()
     }
 
     /// Whether every model that any worker serves can be used with every kind of item it reads.
@@ -154,9 +207,9 @@ impl Catalog {
     }
 
     fn is_model_ready(&self, name: &ModelName) -> bool {
-        self.of_pool(Pool::Pd).any(|(pd, served)| {
+        self.pds().any(|(pd, served)| {
             served.name == *name
-                && pd.health == Health::Ready
+                && pd.health.takes_work()
                 && self.fit(served, served.edition.keys()) == Fit::Ready
         })
     }
@@ -164,8 +217,8 @@ impl Catalog {
     /// Encoder and PD pairs that must not work together.
     pub fn disagreements(&self) -> BTreeSet<Disagreement> {
         let mut found = BTreeSet::new();
-        for (pd, needs) in self.of_pool(Pool::Pd) {
-            for (encoder, has) in self.of_pool(Pool::Encoder).filter(|(_, has)| has.name == needs.name) {
+        for (pd, needs) in self.pds() {
+            for (encoder, has) in self.encoders().filter(|(_, has)| has.name == needs.name) {
                 for (modality, wanted) in &needs.edition {
                     if let Some(other) = has.edition.get(modality).filter(|f| *f != wanted) {
                         found.insert(Disagreement {
@@ -181,23 +234,6 @@ impl Catalog {
         found
     }
 
-    /// Whether the worker at this place can do the work now.
-    pub fn can_do(&self, worker: usize, want: &Want) -> bool {
-        let Some(known) = self.workers.get(worker).filter(|w| w.health == Health::Ready) else {
-            return false;
-        };
-        known.models.iter().any(|served| match want {
-            Want::Encoder { model, modality, fingerprint } => {
-                known.pool == Pool::Encoder
-                    && served.name == *model
-                    && served.edition.get(modality) == Some(fingerprint)
-            }
-            Want::Pd { model, edition } => {
-                known.pool == Pool::Pd && served.name == *model && served.edition == *edition
-            }
-        })
-    }
-
     /// Chooses the model for a request with items of these kinds.
     ///
     /// # Errors
@@ -208,7 +244,7 @@ impl Catalog {
             Some(name) => name,
             None => self.only_fitting(needs)?,
         };
-        let editions: Vec<_> = self.of_pool(Pool::Pd).filter(|(_, m)| m.name == *name).collect();
+        let editions: Vec<_> = self.pds().filter(|(_, m)| m.name == *name).collect();
         if editions.is_empty() {
             return Err(self.not_served(name));
         }
@@ -216,7 +252,7 @@ impl Catalog {
             return Err(does_not_read(editions[0].1, needs));
         }
         let editions = editions.into_iter().filter(|(_, m)| reads_all(m, needs));
-        let rank = |(pd, m): &(&Known, &Served)| (self.fit(m, needs), pd.health == Health::Ready);
+        let rank = |(pd, m): &(&Known, &Served)| (self.fit(m, needs), pd.health.takes_work());
         match editions.max_by_key(rank) {
             Some((_, served)) if self.fit(served, needs) == Fit::Disagrees => Err(self.disagreement(served)),
             Some((_, served)) => Ok(Route { served: served.clone() }),
@@ -228,13 +264,13 @@ impl Catalog {
     fn fit<'a>(&self, served: &Served, needs: impl IntoIterator<Item = &'a Modality>) -> Fit {
         let fit_of = |modality: &Modality| {
             let wanted = served.edition.get(modality);
-            let announced = self.of_pool(Pool::Encoder).filter(|(_, m)| m.name == served.name);
+            let announced = self.encoders().filter(|(_, m)| m.name == served.name);
             let announced = announced.filter_map(|(w, m)| Some((w.health, m.edition.get(modality)?)));
             let (mut best, mut others) = (Fit::Absent, false);
             for (health, fingerprint) in announced {
-                match (Some(fingerprint) == wanted, health) {
-                    (true, Health::Ready) => best = Fit::Ready,
-                    (true, Health::Down) => best = best.max(Fit::Down),
+                match (Some(fingerprint) == wanted, health.takes_work()) {
+                    (true, true) => best = Fit::Ready,
+                    (true, false) => best = best.max(Fit::Down),
                     (false, _) => others = true,
                 }
             }
@@ -270,7 +306,7 @@ impl Catalog {
     }
 
     fn not_served(&self, name: &ModelName) -> Failure {
-        if self.of_pool(Pool::Encoder).any(|(_, m)| m.name == *name) {
+        if self.encoders().any(|(_, m)| m.name == *name) {
             return not_ready(&format!("model {name:?} is not ready: none of its decoder workers is"));
         }
         let served = match self.models().is_empty() {
@@ -281,11 +317,18 @@ impl Catalog {
             .with_param("model")
     }
 
+    /// Names both fingerprints to the client, who may be its operator; which workers have them only to the log.
     fn disagreement(&self, served: &Served) -> Failure {
         let details: Vec<_> = self.disagreements().into_iter().filter(|d| d.model == served.name).collect();
+        let shown = details.first().map_or_else(String::new, |d| {
+            format!(": for {}, encoders have {} and decoders expect {}", d.modality, d.encoder.1, d.pd.1)
+        });
         Failure::new(
             FailureClass::Mismatch,
-            format!("model {:?} is not ready: its encoder and decoder workers do not agree", served.name),
+            format!(
+                "model {:?} is not ready: its encoder and decoder workers do not agree{shown}",
+                served.name
+            ),
         )
         .with_detail(format!("{details:?}"))
     }

@@ -9,8 +9,8 @@ use super::Work;
 use super::said::Said;
 use super::supply::Supply;
 use crate::encode::{ATTEMPTS, WORKER_WAIT, backoff};
-use crate::fleet::Lease;
 use crate::fleet::catalog::Want;
+use crate::fleet::{Lease, Prefixes, Size};
 use crate::request::Resumption;
 use crate::wire::{CallFailure, outgoing};
 use bytes::Bytes;
@@ -76,14 +76,15 @@ impl<'a> Decoding<'a> {
         loop {
             let lease = self.lease(&tried).await.map_err(|failure| self.tell_apart(failure))?;
             let failed = match self.stream(&lease).await {
-                Ok(summary) => return Ok(summary),
+                Ok(summary) => {
+                    lease.report_ok();
+                    return Ok(summary);
+                }
                 // The worker's stream was dropped: it needs no more.
                 Err(Broken::Item(failure)) => return Err(failure),
                 Err(Broken::Worker(failed)) => failed,
             };
-            if failed.broken {
-                lease.report_broken();
-            }
+            lease.report(&failed);
             if self.text.is_some() && self.work.request.resumption == Resumption::Never {
                 return Err(broken_off(failed.failure));
             }
@@ -131,13 +132,20 @@ impl<'a> Decoding<'a> {
         let served = &self.work.route.served;
         let want = Want::Pd { model: served.name.clone(), edition: served.edition.clone() };
         // The request's own time is held by whoever waits for this.
-        let lease = timeout(WORKER_WAIT, self.work.orchestrator.fleet.lease(&want, 1, tried)).await;
+        let lease = timeout(WORKER_WAIT, self.work.orchestrator.fleet.lease(&want, self.size(), tried)).await;
         lease.map_err(|_| {
             Failure::unavailable(format!(
                 "no decoder worker for model {:?} is there now; try again",
                 served.name
             ))
         })
+    }
+
+    /// What the choice of a worker looks at.
+    fn size(&self) -> Size {
+        let items = self.supply.sizes();
+        let keys: Vec<_> = items.iter().map(|(key, _)| *key).collect();
+        Size::Request { prompt: Prefixes::of(&self.tenant(), &self.prompt, &keys), items }
     }
 
     fn message(&self) -> v1::PdGenerateRequest {

@@ -11,7 +11,7 @@ use futures::future::{pending, select_all, try_join_all};
 use std::time::Duration;
 use tokio::time::timeout;
 use triptych_core::lifetime::StageTimes;
-use triptych_core::{Failure, ItemIdx};
+use triptych_core::{ContentKey, Failure, ItemIdx};
 use triptych_proto::v1;
 
 /// Times one item is encoded again because a PD worker did not find it.
@@ -73,6 +73,12 @@ impl<'a> Supply<'a> {
     /// What a PD worker is told of the items.
     pub(super) fn items(&self) -> Vec<v1::EncodedItem> {
         self.places.iter().map(|place| (&place.known.item).into()).collect()
+    }
+
+    /// Their keys, and the bytes that a worker loads which does not hold them.
+    pub(super) fn sizes(&self) -> Vec<(ContentKey, u64)> {
+        let items = self.places.iter().map(|place| &place.known.item);
+        items.map(|item| (item.key, item.payload_len().unwrap_or(0) as u64)).collect()
     }
 
     /// Where a PD worker finds them.

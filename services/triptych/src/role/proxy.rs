@@ -5,8 +5,11 @@ use crate::args::{EcArgs, FetchArgs, LogArgs};
 use crate::error::{CliError, chain};
 use crate::listen;
 use clap::Args;
+use std::time::Duration;
 use triptych_core::limits::Limits;
 use triptych_proxy::{ClientTimes, EncodePolicy, ProxyConfig, ProxyError};
+use triptych_runtime::discovery::setting::WorkerSetting;
+use triptych_runtime::discovery::{Role, Source};
 use triptych_runtime::grpc::Dialer;
 
 /// Flags of the proxy.
@@ -18,18 +21,18 @@ pub struct ProxyArgs {
     /// Where gRPC answers
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_GRPC", default_value = "127.0.0.1:50051")]
     pub grpc: String,
-    /// An encoder worker; repeat for several. Without one only text is served
-    #[arg(long = "encoder", value_name = "HOST:PORT", env = "TRIPTYCH_ENCODERS", value_delimiter = ',')]
-    pub encoders: Vec<String>,
-    /// A PD worker; repeat for several
-    #[arg(
-        long = "pd",
-        value_name = "HOST:PORT",
-        env = "TRIPTYCH_PDS",
-        value_delimiter = ',',
-        required = true
-    )]
-    pub pds: Vec<String>,
+    /// Encoder workers: HOST:PORT; `dns:HOST:PORT`, every address of a name, asked again and again; or
+    /// `k8s:NAMESPACE/SERVICE[:PORT-NAME]`, the ready pods of a Kubernetes service. Repeat for several. Without one
+    /// only text is served
+    #[arg(long = "encoder", value_name = "WORKERS", env = "TRIPTYCH_ENCODERS", value_delimiter = ',')]
+    pub encoders: Vec<WorkerSetting>,
+    /// PD workers, in the same forms
+    #[arg(long = "pd", value_name = "WORKERS", env = "TRIPTYCH_PDS", value_delimiter = ',')]
+    pub pds: Vec<WorkerSetting>,
+    /// Longest that an item may have to wait until it is encoded, in milliseconds: where the queues are longer, a
+    /// request is refused at once, with the time after which to come back. 0: only its deadline counts
+    #[arg(long, value_name = "MS", env = "TRIPTYCH_ENCODE_PROMISE_MS", default_value_t = 0)]
+    pub encode_promise_ms: u64,
     /// The store
     #[command(flatten)]
     pub ec: EcArgs,
@@ -61,11 +64,17 @@ pub struct ProxyArgs {
 pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
     let process = Process::start("proxy", &args.log)?;
     let limits = Limits::default();
+    let mut discovery = Vec::new();
+    let encoders = workers(Role::Encoder, args.encoders, &mut discovery)?;
+    let pds = workers(Role::Pd, args.pds, &mut discovery)?;
     let config = ProxyConfig {
         http: listen::bind("--http", &args.http).await?,
         grpc: listen::bind("--grpc", &args.grpc).await?,
-        encoders: args.encoders,
-        pds: args.pds,
+        encoders,
+        pds,
+        discovery,
+        seed: None,
+        encode_promise: Some(Duration::from_millis(args.encode_promise_ms)).filter(|promise| !promise.is_zero()),
         dialer: Dialer::default(),
         store: args.ec.open(&limits).await?,
         limits,
@@ -79,4 +88,20 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
         ProxyError::NoPdWorker | ProxyError::WorkerAddress { .. } => CliError::Setting(chain(&e)),
         other => CliError::Failed(chain(&other)),
     })
+}
+
+/// The addresses that were written down; what has to be found goes to `sources`.
+fn workers(
+    role: Role,
+    settings: Vec<WorkerSetting>,
+    sources: &mut Vec<Box<dyn Source>>,
+) -> Result<Vec<String>, CliError> {
+    let mut addresses = Vec::new();
+    for setting in settings {
+        match setting {
+            WorkerSetting::At(address) => addresses.push(address),
+            found => sources.push(found.into_source(role).map_err(|e| CliError::Setting(chain(&e)))?),
+        }
+    }
+    Ok(addresses)
 }

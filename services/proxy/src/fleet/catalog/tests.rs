@@ -4,7 +4,7 @@ use super::*;
 use Health::{Down, Ready};
 use Modality::{Audio, Image};
 
-fn worker(pool: Pool, health: Health, models: &[(&str, &[(Modality, u8)])]) -> Known {
+fn worker(role: Role, health: Health, models: &[(&str, &[(Modality, u8)])]) -> Known {
     let served = |(name, edition): &(&str, &[(Modality, u8)])| Served {
         name: ModelName::new(*name),
         family: "f".into(),
@@ -14,15 +14,21 @@ fn worker(pool: Pool, health: Health, models: &[(&str, &[(Modality, u8)])]) -> K
         max_items: None,
         created_s: 1,
     };
-    Known { id: WorkerId::new("w"), pool, health, models: models.iter().map(served).collect() }
+    Known {
+        id: WorkerId::new("w"),
+        role,
+        encodes: false,
+        health,
+        models: models.iter().map(served).collect(),
+    }
 }
 
 fn encoder(health: Health, models: &[(&str, &[(Modality, u8)])]) -> Known {
-    worker(Pool::Encoder, health, models)
+    worker(Role::Encoder, health, models)
 }
 
 fn pd(health: Health, models: &[(&str, &[(Modality, u8)])]) -> Known {
-    worker(Pool::Pd, health, models)
+    worker(Role::Pd, health, models)
 }
 
 /// The model, or class and part of the message.
@@ -71,6 +77,9 @@ fn a_pair_that_disagrees_is_shown_and_refused() {
     let vl = ModelName::new("vl");
     let failure = catalog.choose(Some(&vl), &needs(&[Image])).unwrap_err();
     assert_eq!(failure.class, FailureClass::Mismatch);
+    for fingerprint in [one.encoder.1, one.pd.1] {
+        assert!(failure.message.contains(&fingerprint.to_string()), "{failure}");
+    }
     // Text needs no encoder.
     assert!(catalog.choose(Some(&vl), &needs(&[])).is_ok());
 }
@@ -87,7 +96,7 @@ fn the_edition_with_a_ready_encoder_is_chosen_during_a_rollout() {
     let route = catalog.choose(None, &needs(&[Image])).unwrap();
     assert_eq!(route.fingerprint(Image), Some(Fingerprint::from_bytes([2; 32])));
     let want = Want::Pd { model: ModelName::new("vl"), edition: route.served.edition };
-    assert_eq!([0, 1, 2].map(|i| catalog.can_do(i, &want)), [false, true, false]);
+    assert_eq!([0, 1, 2].map(|i| catalog.workers[i].can_do(&want)), [false, true, false]);
 }
 
 #[test]
@@ -133,5 +142,22 @@ fn models_are_chosen_by_name_or_by_what_they_read() {
             (Err((class, part)), Err(f)) if f.class == class && f.message.contains(part) => {}
             (expect, found) => panic!("{asked:?} {modalities:?}: expected {expect:?}, found {found:?}"),
         }
+    }
+}
+
+#[test]
+fn a_pd_worker_with_encoders_is_an_encoder_and_who_drains_takes_nothing() {
+    let vl: &[(&str, &[(Modality, u8)])] = &[("vl", &[(Image, 1)])];
+    let whole = |health| Known { encodes: true, ..pd(health, vl) };
+    let want = Want::Encoder {
+        model: ModelName::new("vl"),
+        modality: Image,
+        fingerprint: Fingerprint::from_bytes([1; 32]),
+    };
+    assert!(Catalog { workers: vec![whole(Ready)] }.is_ready());
+    assert!(whole(Ready).can_do(&want) && !pd(Ready, vl).can_do(&want));
+    for (health, expect) in Health::ALL.into_iter().zip([true, true, false, false, false]) {
+        assert_eq!(whole(health).can_do(&want), expect, "{health:?}");
+        assert_eq!(Catalog { workers: vec![encoder(health, vl), pd(Ready, vl)] }.is_ready(), expect);
     }
 }

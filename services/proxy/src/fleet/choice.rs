@@ -1,0 +1,174 @@
+//! From the catalog and the workers' reports to the loads that [`super::score`] compares, and what is given to the one
+//! that it chooses.
+
+use super::Prefixes;
+use super::Shared;
+use super::catalog::{Catalog, Known, Want};
+use super::lease::Given;
+use super::score::{self, Choice, EncoderLoad, PdLoad, Reason};
+use super::size::{Curve, Forecast, Size, UNKNOWN};
+use super::worker::{Sent, Worker};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+use tokio::time::Instant;
+use triptych_core::{ContentKey, WorkerId};
+use triptych_runtime::discovery::Role;
+
+/// A worker that can do the work, and what is known of it.
+type Able<'a> = (&'a Known, Arc<Worker>);
+
+impl Shared {
+    /// The worker that gets the work, if one is able.
+    pub(super) fn choose(
+        &self,
+        catalog: &Catalog,
+        want: &Want,
+        size: &Size,
+        tried: &[WorkerId],
+    ) -> Option<(Arc<Worker>, Given)> {
+        let (able, tier) = self.able(catalog, want, tried)?;
+        // Whoever comes back from being ejected is first: one piece of work is risked to have it back.
+        let (index, reason) = match able.iter().position(|(_, worker)| worker.view().outlier.take_probe()) {
+            Some(index) => (index, Reason::Probe),
+            None => {
+                let choice = self.best(&able, want, size)?;
+                (choice.index, tier.unwrap_or(choice.reason))
+            }
+        };
+        let (_, worker) = able.get(index)?;
+        let (work, forecast) = given(worker, want, size, Instant::now());
+        if let Size::Request { prompt, .. } = size {
+            self.prefixes.lock().unwrap_or_else(PoisonError::into_inner).read(prompt, &worker.id);
+        }
+        Some((Arc::clone(worker), Given { work, forecast, reason }))
+    }
+
+    /// Those among whom to choose: fresh before tried, and encoder workers before PD workers that can encode too. With
+    /// the reason, where belonging to the group is one.
+    fn able<'a>(
+        &self,
+        catalog: &'a Catalog,
+        want: &Want,
+        tried: &[WorkerId],
+    ) -> Option<(Vec<Able<'a>>, Option<Reason>)> {
+        let is_last_resort = |known: &Known| matches!(want, Want::Encoder { .. }) && known.role == Role::Pd;
+        let rank = |known: &Known| (tried.contains(&known.id), is_last_resort(known));
+        let workers = self.workers();
+        let able = catalog.workers.iter().filter(|known| known.can_do(want));
+        // A half-open worker whose probe is under way takes nothing more.
+        let able = able.filter_map(|known| Some((known, Arc::clone(workers.get(&known.id)?))));
+        let mut able: Vec<_> = able.filter(|(_, worker)| takes_more(worker)).collect();
+        let best = able.iter().map(|(known, _)| rank(known)).min()?;
+        able.retain(|(known, _)| rank(known) == best);
+        let has_encoders = || catalog.workers.iter().any(|w| w.role == Role::Encoder && w.serves(want));
+        let reason = match best {
+            (true, _) => Some(Reason::Again),
+            (false, true) if has_encoders() => Some(Reason::LastResort),
+            _ => None,
+        };
+        Some((able, reason))
+    }
+
+    fn best(&self, able: &[Able<'_>], want: &Want, size: &Size) -> Option<Choice> {
+        let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
+        match (want, size) {
+            (Want::Encoder { .. }, size) => {
+                let (key, bytes) = match size {
+                    Size::Item { key, bytes } => (key.as_ref(), *bytes),
+                    Size::Request { .. } => (None, 0),
+                };
+                let now = Instant::now();
+                let loads: Vec<_> = able.iter().map(|able| encoder_load(able, want, bytes, now)).collect();
+                score::choose_encoder(&loads, key, &mut *rng)
+            }
+            (Want::Pd { .. }, size) => {
+                let nothing = Prefixes::default();
+                let (items, prompt) = match size {
+                    Size::Request { items, prompt } => (items.as_slice(), prompt),
+                    Size::Item { .. } => (&[][..], &nothing),
+                };
+                let prefixes = self.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
+                let reader = prefixes.reader(prompt);
+                let loads: Vec<_> = able
+                    .iter()
+                    .map(|(known, worker)| {
+                        let read = reader.filter(|(id, _)| **id == known.id).map_or(0, |(_, n)| n);
+                        pd_load(worker, items, prompt.n_tokens().saturating_sub(read))
+                    })
+                    .collect();
+                score::choose_pd(&loads, &mut *rng)
+            }
+        }
+    }
+
+    /// When an item would be encoded; see [`super::Fleet::forecast`].
+    pub(super) fn forecast(&self, catalog: &Catalog, want: &Want, bytes: u64) -> Option<Forecast> {
+        let now = Instant::now();
+        let (able, _) = self.able(catalog, want, &[])?;
+        let one = |(_, worker): &Able<'_>| {
+            let curve = curve(worker, want)?;
+            Some(forecast(worker, curve, bytes, now))
+        };
+        let all: Option<Vec<_>> = able.iter().map(one).collect();
+        all?.into_iter().min_by_key(Forecast::end)
+    }
+}
+
+/// Whether nothing but its load speaks against giving it work.
+fn takes_more(worker: &Worker) -> bool {
+    use super::outlier::Circuit;
+    !matches!(worker.view().outlier.circuit(), Circuit::Open { .. } | Circuit::HalfOpen { probing: true })
+}
+
+fn curve(worker: &Worker, want: &Want) -> Option<Curve> {
+    match want {
+        Want::Encoder { model, modality, .. } => worker.view().curve(model, *modality),
+        Want::Pd { .. } => None,
+    }
+}
+
+fn forecast(worker: &Worker, curve: Curve, bytes: u64, now: Instant) -> Forecast {
+    let cost_us = curve.cost_us(bytes);
+    Forecast {
+        queue: Duration::from_micros(worker.view().queued_us(now)),
+        cost: Duration::from_micros(cost_us),
+        p95: curve.p95(cost_us),
+    }
+}
+
+/// What a worker is given with the work, in the measures of its load, and when an item is expected to be encoded.
+fn given(worker: &Worker, want: &Want, size: &Size, now: Instant) -> (Sent, Option<Forecast>) {
+    match (want, size) {
+        (Want::Encoder { .. }, Size::Item { bytes, .. }) => {
+            let measured = curve(worker, want);
+            let encode_us = measured.unwrap_or(UNKNOWN).cost_us(*bytes);
+            let forecast = measured.map(|curve| forecast(worker, curve, *bytes, now));
+            (Sent { n: 1, encode_us, tokens: 0 }, forecast)
+        }
+        (_, Size::Request { prompt, .. }) => {
+            (Sent { n: 1, encode_us: 0, tokens: prompt.n_tokens() }, None)
+        }
+        (Want::Pd { .. }, Size::Item { .. }) => (Sent { n: 1, ..Sent::default() }, None),
+    }
+}
+
+fn encoder_load<'a>((known, worker): &Able<'a>, want: &Want, bytes: u64, now: Instant) -> EncoderLoad<'a> {
+    let cost_us = curve(worker, want).unwrap_or(UNKNOWN).cost_us(bytes);
+    let view = worker.view();
+    EncoderLoad { id: &known.id, queued_us: view.queued_us(now), cost_us, is_full: view.is_full() }
+}
+
+fn pd_load(worker: &Worker, items: &[(ContentKey, u64)], own_tokens: u64) -> PdLoad {
+    let view = worker.view();
+    let (running, waiting, waiting_tokens) = view.requests();
+    let own_bytes = items.iter().filter(|(key, _)| !view.resident.contains(key)).map(|(_, bytes)| bytes);
+    PdLoad {
+        kv_usage: view.kv_usage(),
+        running,
+        waiting,
+        waiting_tokens,
+        own_tokens,
+        own_bytes: own_bytes.fold(0, |sum, bytes| sum.saturating_add(*bytes)),
+        is_full: view.is_full(),
+    }
+}

@@ -1,0 +1,110 @@
+//! A worker that has been given a piece of work, and what became of it.
+
+use super::Shared;
+use super::outlier::Outcome;
+use super::score::Reason;
+use super::size::Forecast;
+use super::worker::{Sent, Worker};
+use crate::wire::CallFailure;
+use std::sync::Arc;
+use tonic::transport::Channel;
+use triptych_core::{FailureClass, WorkerId};
+
+/// A worker that has been given a piece of work. Dropping it takes the work off its load; whoever holds it says how the
+/// work ended with one of the `report_*`, unless that tells nothing of the worker.
+pub struct Lease {
+    shared: Arc<Shared>,
+    worker: Arc<Worker>,
+    work: Sent,
+    epoch: u64,
+    forecast: Option<Forecast>,
+    reason: Reason,
+}
+
+impl Lease {
+    pub(super) fn new(shared: Arc<Shared>, worker: Arc<Worker>, given: Given) -> Self {
+        let Given { work, forecast, reason } = given;
+        let epoch = worker.give(work);
+        shared.meters.picked(worker.role(), reason);
+        Self { shared, worker, work, epoch, forecast, reason }
+    }
+
+    /// Which worker.
+    pub fn id(&self) -> &WorkerId {
+        &self.worker.id
+    }
+
+    /// Its `host:port`.
+    pub fn address(&self) -> &str {
+        &self.worker.endpoint.address
+    }
+
+    /// The connection to it.
+    pub fn channel(&self) -> Channel {
+        self.worker.channel()
+    }
+
+    /// When the item was expected to be encoded, as seen when it was given; `None` if the worker has not measured that.
+    pub fn forecast(&self) -> Option<Forecast> {
+        self.forecast
+    }
+
+    /// It did its part.
+    pub fn report_ok(&self) {
+        self.shared.count(&self.worker, Outcome::Good);
+    }
+
+    /// It failed, and the request was not to blame.
+    pub fn report_failed(&self) {
+        self.shared.count(&self.worker, Outcome::Failed);
+    }
+
+    /// It did not answer in time. After a few of these in a row its connection is replaced.
+    pub fn report_timeout(&self) {
+        self.shared.count(&self.worker, Outcome::TimedOut);
+    }
+
+    /// It went away: nothing more is sent until it has described itself again.
+    pub fn report_broken(&self) {
+        self.shared.set_down(&self.worker);
+        self.worker.ask_again.notify_one();
+    }
+
+    /// What a call that failed tells of the worker.
+    pub fn report(&self, failed: &CallFailure) {
+        match failed.failure.class {
+            _ if failed.broken => {
+                self.report_failed();
+                self.report_broken();
+            }
+            // It said what it was to say.
+            _ if failed.missing.is_some() => self.report_ok(),
+            FailureClass::Unavailable | FailureClass::Internal => self.report_failed(),
+            FailureClass::InvalidArgument | FailureClass::NotFound | FailureClass::TooLarge => {
+                self.report_ok()
+            }
+            FailureClass::Overloaded
+            | FailureClass::DeadlineExceeded
+            | FailureClass::Cancelled
+            | FailureClass::PermissionDenied
+            | FailureClass::Unauthenticated
+            | FailureClass::Mismatch => {}
+        }
+    }
+}
+
+/// What a worker is given, and why it.
+pub(super) struct Given {
+    pub(super) work: Sent,
+    pub(super) forecast: Option<Forecast>,
+    pub(super) reason: Reason,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.worker.done(self.epoch, self.work);
+        if self.reason == Reason::Probe {
+            self.shared.end_probe(&self.worker);
+        }
+    }
+}

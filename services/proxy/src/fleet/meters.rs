@@ -1,0 +1,54 @@
+//! What an operator sees of the fleet.
+
+use super::catalog::{Catalog, Health};
+use super::outlier::Cause;
+use super::score::Reason;
+use triptych_core::metrics;
+use triptych_runtime::MetricsRegistry;
+use triptych_runtime::discovery::Role;
+use triptych_runtime::metrics::{Counters, Gauges};
+
+/// The fleet's metrics.
+pub(super) struct FleetMeters {
+    workers: Gauges,
+    ejections: Counters,
+    picks: Counters,
+    refused: Counters,
+}
+
+impl FleetMeters {
+    pub(super) fn new(registry: &MetricsRegistry) -> Self {
+        Self {
+            workers: registry.gauges(metrics::WORKERS),
+            ejections: registry.counters(metrics::EJECTIONS),
+            picks: registry.counters(metrics::PICKS),
+            refused: registry.counters(metrics::REFUSED_AT_DOOR),
+        }
+    }
+
+    pub(super) fn picked(&self, role: Role, reason: Reason) {
+        let labels = vec![("role", role.to_string()), ("reason", reason.as_str().to_owned())];
+        self.picks.get_or_create(&labels).inc();
+    }
+
+    pub(super) fn ejected(&self, role: Role, cause: Cause) {
+        let labels = vec![("role", role.to_string()), ("cause", cause.as_str().to_owned())];
+        self.ejections.get_or_create(&labels).inc();
+    }
+
+    /// An item that would have come too late at this stage.
+    pub(super) fn refused(&self, stage: &str) {
+        self.refused.get_or_create(&vec![("stage", stage.to_owned())]).inc();
+    }
+
+    /// How many workers are in each state.
+    pub(super) fn catalog(&self, catalog: &Catalog) {
+        for role in Role::ALL {
+            for health in Health::ALL {
+                let n = catalog.workers.iter().filter(|w| w.role == role && w.health == health).count();
+                let labels = vec![("role", role.to_string()), ("state", health.as_str().to_owned())];
+                self.workers.get_or_create(&labels).set(n as f64);
+            }
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! When a worker that answers is left alone for a while: its circuit breaker. A state machine that is handed its clock.
+//!
+//! After Envoy's outlier detection (envoyproxy.io, "Outlier detection"): failures in a row, or a success rate far below
+//! the others', eject a worker for a time that grows with each ejection. Afterwards it is half-open: one piece of work
+//! shows what it can do. That never more than half of those that can do the same work are ejected is the fleet's part:
+//! it knows them.
+
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Failures in a row that eject.
+const FAILURES: u32 = 5;
+/// Calls without an answer in a row that eject.
+const TIMEOUTS: u32 = 3;
+/// The first and the longest time of an ejection; each one adds the first to the one before.
+const TIMES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
+/// Fewer outcomes in an interval say nothing of a worker.
+const VOLUME: u32 = 20;
+/// A success rate lower by this than the mean of the others is an outlier. Envoy's standard deviations need many
+/// workers: of three, none can be two deviations off.
+const MARGIN: f64 = 0.3;
+
+/// How a piece of work ended, as far as it tells of its worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The worker did its part; a refusal of what is wrong with a request is that too.
+    Good,
+    /// It failed.
+    Failed,
+    /// It did not answer in time.
+    TimedOut,
+}
+
+/// Why a worker is ejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Failures in a row.
+    Failures,
+    /// Calls without an answer in a row.
+    Timeouts,
+    /// A success rate far below the others'.
+    SuccessRate,
+    /// It failed its probe.
+    Probe,
+}
+
+impl Cause {
+    /// The word in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Failures => "failures",
+            Self::Timeouts => "timeouts",
+            Self::SuccessRate => "success_rate",
+            Self::Probe => "probe",
+        }
+    }
+}
+
+/// Whether a worker takes work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Circuit {
+    /// It does.
+    #[default]
+    Closed,
+    /// It does not.
+    Open {
+        /// Until then.
+        until: Instant,
+    },
+    /// It takes one piece, to show what it can do.
+    HalfOpen {
+        /// That piece is under way.
+        probing: bool,
+    },
+}
+
+/// What is remembered of one worker's outcomes.
+#[derive(Debug, Default)]
+pub struct Outlier {
+    circuit: Circuit,
+    /// In a row.
+    failures: u32,
+    /// In a row.
+    timeouts: u32,
+    /// How often it was ejected, less the intervals in which it was well.
+    ejections: u32,
+    /// Good outcomes and all, in this interval.
+    interval: (u32, u32),
+}
+
+impl Outlier {
+    /// Whether it takes work.
+    pub fn circuit(&self) -> Circuit {
+        self.circuit
+    }
+
+    /// Counts an outcome. `Some` if the worker should be ejected for it.
+    pub fn count(&mut self, outcome: Outcome) -> Option<Cause> {
+        let (good, all) = &mut self.interval;
+        *all = all.saturating_add(1);
+        if outcome == Outcome::Good {
+            *good = good.saturating_add(1);
+            (self.failures, self.timeouts) = (0, 0);
+            if matches!(self.circuit, Circuit::HalfOpen { .. }) {
+                self.circuit = Circuit::Closed;
+            }
+            return None;
+        }
+        self.failures = self.failures.saturating_add(1);
+        self.timeouts = if outcome == Outcome::TimedOut { self.timeouts.saturating_add(1) } else { 0 };
+        match self.circuit {
+            Circuit::HalfOpen { .. } => Some(Cause::Probe),
+            // What was sent before it was ejected tells nothing new.
+            Circuit::Open { .. } => None,
+            Circuit::Closed if self.timeouts >= TIMEOUTS => Some(Cause::Timeouts),
+            Circuit::Closed => (self.failures >= FAILURES).then_some(Cause::Failures),
+        }
+    }
+
+    /// Calls without an answer in a row.
+    pub fn timeouts(&self) -> u32 {
+        self.timeouts
+    }
+
+    /// Ejects it, and says for how long.
+    pub fn eject(&mut self, now: Instant) -> Duration {
+        self.ejections = self.ejections.saturating_add(1);
+        let time = TIMES.0.saturating_mul(self.ejections).min(TIMES.1);
+        self.circuit = Circuit::Open { until: now + time };
+        (self.failures, self.timeouts) = (0, 0);
+        time
+    }
+
+    /// Lets it show what it can do once its time is over. Whether that is now.
+    pub fn half_open(&mut self, now: Instant) -> bool {
+        let is_over = matches!(self.circuit, Circuit::Open { until } if until <= now);
+        if is_over {
+            self.circuit = Circuit::HalfOpen { probing: false };
+        }
+        is_over
+    }
+
+    /// Takes the probe's place, if it is half-open and nobody has.
+    pub fn take_probe(&mut self) -> bool {
+        let free = self.circuit == Circuit::HalfOpen { probing: false };
+        if free {
+            self.circuit = Circuit::HalfOpen { probing: true };
+        }
+        free
+    }
+
+    /// Gives it back without an outcome. Whether it was taken.
+    pub fn give_back_probe(&mut self) -> bool {
+        let taken = self.circuit == Circuit::HalfOpen { probing: true };
+        if taken {
+            self.circuit = Circuit::HalfOpen { probing: false };
+        }
+        taken
+    }
+
+    /// Ends an interval: the share of good outcomes, if there were enough to tell.
+    pub fn end_interval(&mut self) -> Option<f64> {
+        let (good, all) = std::mem::take(&mut self.interval);
+        if all > 0 && good == all && self.circuit == Circuit::Closed {
+            self.ejections = self.ejections.saturating_sub(1);
+        }
+        (all >= VOLUME).then(|| f64::from(good) / f64::from(all))
+    }
+}
+
+/// Which of these success rates are far below the others; at least three are needed to say so.
+pub fn outliers(rates: &[f64]) -> Vec<usize> {
+    let (n, sum) = (rates.len() as f64, rates.iter().sum::<f64>());
+    if rates.len() < 3 {
+        return Vec::new();
+    }
+    let is_far = |rate: f64| rate + MARGIN < (sum - rate) / (n - 1.0);
+    (0..rates.len()).filter(|i| is_far(rates[*i])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Outcome::{Failed, Good, TimedOut};
+    use super::*;
+
+    fn now() -> Instant {
+        Instant::now()
+    }
+
+    #[test]
+    fn failures_in_a_row_eject_and_a_success_begins_the_row_again() {
+        for (outcomes, expect) in [
+            (vec![Failed; 4], None),
+            (vec![Failed; 5], Some(Cause::Failures)),
+            (vec![Failed, Failed, Failed, Failed, Good, Failed], None),
+            (vec![TimedOut; 3], Some(Cause::Timeouts)),
+            (vec![TimedOut, TimedOut, Failed, TimedOut], None),
+            (vec![TimedOut, TimedOut, Failed, TimedOut, Failed], Some(Cause::Failures)),
+        ] {
+            let mut outlier = Outlier::default();
+            let last = outcomes.iter().map(|o| outlier.count(*o)).last().flatten();
+            assert_eq!(last, expect, "{outcomes:?}");
+        }
+    }
+
+    #[test]
+    fn each_ejection_is_longer_up_to_the_longest_and_good_intervals_forgive() {
+        let mut outlier = Outlier::default();
+        let seconds: Vec<_> = (0..3).map(|_| outlier.eject(now()).as_secs()).collect();
+        assert_eq!(seconds, [5, 10, 15]);
+        assert!((0..100).map(|_| outlier.eject(now())).all(|time| time <= TIMES.1));
+        let mut forgiven = Outlier { ejections: 2, ..Outlier::default() };
+        for _ in 0..2 {
+            forgiven.count(Good);
+            forgiven.end_interval();
+        }
+        assert_eq!(forgiven.eject(now()), TIMES.0);
+    }
+
+    #[test]
+    fn one_probe_at_a_time_decides_what_becomes_of_it() {
+        let (mut outlier, start) = (Outlier::default(), now());
+        let time = outlier.eject(start);
+        assert!(!outlier.take_probe() && !outlier.half_open(start));
+        assert!(outlier.half_open(start + time));
+        assert!(outlier.take_probe() && !outlier.take_probe());
+        // Its caller went away: the next one probes.
+        assert!(outlier.give_back_probe() && outlier.take_probe());
+        assert_eq!(outlier.count(Failed), Some(Cause::Probe));
+        let longer = outlier.eject(start);
+        assert!(longer > time && outlier.half_open(start + longer) && outlier.take_probe());
+        assert_eq!(outlier.count(Good), None);
+        assert_eq!(outlier.circuit(), Circuit::Closed);
+    }
+
+    #[test]
+    fn a_rate_far_below_the_others_is_an_outlier() {
+        let cases: [(&[f64], &[usize]); 6] = [
+            (&[], &[]),
+            (&[0.0, 1.0], &[]),
+            (&[0.0, 1.0, 1.0], &[0]),
+            (&[0.8, 1.0, 1.0], &[]),
+            (&[0.2, 0.3, 0.1], &[]),
+            (&[1.0, 1.0, 0.5, 1.0], &[2]),
+        ];
+        for (rates, expect) in cases {
+            assert_eq!(outliers(rates), expect, "{rates:?}");
+        }
+        let mut quiet = Outlier::default();
+        (0..VOLUME - 1).for_each(|_| {
+            quiet.count(Good);
+        });
+        assert_eq!(quiet.end_interval(), None);
+    }
+}

@@ -1,0 +1,194 @@
+//! Which worker gets a piece of work: functions of what is known of each, without clock, locks or network.
+//!
+//! Encoders are compared by predicted completion, two drawn at random ("the power of two choices", Mitzenmacher 2001:
+//! nearly as good as knowing all, and no herd runs to the one that was idle a moment ago). The favourite of an item's
+//! key, which may still have its rows, is taken only while that costs no more than the encode it could save.
+//! PD workers are compared by a [`PdLoad::score_us`], all of a small pool, two and the favourite of a large one.
+
+use rand::Rng;
+use rand::seq::index;
+use triptych_core::{ContentKey, WorkerId};
+
+/// Up to this many PD workers all are compared.
+pub const COMPARE_ALL: usize = 8;
+
+/// Time to prefill a prompt token, in microseconds. Only ratios between the five constants matter, and those within a
+/// factor of a few: they say how many bytes to load weigh as much as a request that waits.
+const PREFILL_US: u64 = 250;
+/// Time to load a MiB of encoder output that a worker does not hold.
+const LOAD_US_PER_MIB: u64 = 500;
+/// What a request costs that waits before this one.
+const WAITING_US: u64 = 10_000;
+/// What a request costs that runs beside this one: its tokens share the steps.
+const RUNNING_US: u64 = 1_000;
+/// What a half-full KV cache costs. The rest follows `p / (1 - p)`, the wait in a queue that is busy so much of the
+/// time: nothing while there is room, everything when there is none.
+const PRESSURE_US: f64 = 20_000.0;
+/// As full as a cache is taken to be at most, so that full ones can still be compared.
+const FULL: f64 = 0.99;
+
+/// Why a worker was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// No other was able.
+    Only,
+    /// It was the best of those compared.
+    Best,
+    /// It may have what the work needs.
+    Favourite,
+    /// It is back from being ejected and shows what it can do.
+    Probe,
+    /// A PD worker with encoders: no encoder worker was able.
+    LastResort,
+    /// All others had it before, and so had this one.
+    Again,
+}
+
+impl Reason {
+    /// The word in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Only => "only",
+            Self::Best => "best",
+            Self::Favourite => "favourite",
+            Self::Probe => "probe",
+            Self::LastResort => "last_resort",
+            Self::Again => "again",
+        }
+    }
+}
+
+/// A choice among several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Its place.
+    pub index: usize,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// An encoder as it would be with this job.
+#[derive(Clone, Copy, Debug)]
+pub struct EncoderLoad<'a> {
+    /// Its name, for the draw of favourites.
+    pub id: &'a WorkerId,
+    /// Work before this job, in microseconds.
+    pub queued_us: u64,
+    /// What this job takes here, in microseconds.
+    pub cost_us: u64,
+    /// It would refuse.
+    pub is_full: bool,
+}
+
+impl EncoderLoad<'_> {
+    /// When the job would be done, in microseconds from now.
+    pub fn completion_us(&self) -> u64 {
+        self.queued_us.saturating_add(self.cost_us)
+    }
+}
+
+/// Chooses an encoder. `None` if there is none to choose from.
+pub fn choose_encoder(
+    loads: &[EncoderLoad<'_>],
+    key: Option<&ContentKey>,
+    rng: &mut impl Rng,
+) -> Option<Choice> {
+    let open = open(loads, |load| load.is_full);
+    let best = draw(&open, 2, rng).min_by_key(|(_, load)| load.completion_us())?;
+    if open.len() == 1 {
+        return Some(Choice { index: best.0, reason: Reason::Only });
+    }
+    let favourite = key.and_then(|key| open.iter().max_by_key(|(_, load)| weight(key, load.id)));
+    // Rows that are there still save an encode, never more.
+    let bound = best.1.completion_us().saturating_add(best.1.cost_us);
+    Some(match favourite {
+        Some((index, load)) if load.completion_us() <= bound => {
+            Choice { index: *index, reason: Reason::Favourite }
+        }
+        _ => Choice { index: best.0, reason: Reason::Best },
+    })
+}
+
+/// Rendezvous hashing (Thaler, Ravishankar 1998): each key has an order of workers, which changes for no other key
+/// when a worker comes or goes.
+fn weight(key: &ContentKey, worker: &WorkerId) -> u64 {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(key.as_bytes()).update(worker.as_str().as_bytes());
+    let digest = hasher.finalize();
+    let [a, b, c, d, e, f, g, h, ..] = *digest.as_bytes();
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// A PD worker as it would be with this request.
+#[derive(Clone, Copy, Debug)]
+pub struct PdLoad {
+    /// Share of its fuller KV cache in use, 0 to 1.
+    pub kv_usage: f64,
+    /// Requests it works on.
+    pub running: u64,
+    /// Requests that wait there.
+    pub waiting: u64,
+    /// Prompt tokens that wait for their prefill.
+    pub waiting_tokens: u64,
+    /// Prompt tokens of this request that it has to prefill.
+    pub own_tokens: u64,
+    /// Bytes of this request's items that it has to load.
+    pub own_bytes: u64,
+    /// It would refuse.
+    pub is_full: bool,
+}
+
+impl PdLoad {
+    /// What this request itself takes there, in microseconds: what it holds already is free.
+    fn own_us(&self) -> u64 {
+        let load = (self.own_bytes >> 10).saturating_mul(LOAD_US_PER_MIB) >> 10;
+        load.saturating_add(self.own_tokens.saturating_mul(PREFILL_US))
+    }
+
+    /// Roughly the time to this request's first token, in microseconds.
+    pub fn score_us(&self) -> u64 {
+        let p = self.kv_usage.clamp(0.0, FULL);
+        let pressure = (PRESSURE_US * p / (1.0 - p)) as u64;
+        [
+            self.waiting_tokens.saturating_mul(PREFILL_US),
+            self.waiting.saturating_mul(WAITING_US),
+            self.running.saturating_mul(RUNNING_US),
+            pressure,
+        ]
+        .into_iter()
+        .fold(self.own_us(), u64::saturating_add)
+    }
+}
+
+/// Chooses a PD worker. `None` if there is none to choose from.
+pub fn choose_pd(loads: &[PdLoad], rng: &mut impl Rng) -> Option<Choice> {
+    let open = open(loads, |load| load.is_full);
+    let n_drawn = if open.len() <= COMPARE_ALL { open.len() } else { 2 };
+    let most = open.iter().map(|(_, load)| load.own_us()).max()?;
+    let favourite = open.iter().copied().min_by_key(|(_, load)| load.own_us());
+    let favourite = favourite.filter(|(_, load)| load.own_us() < most);
+    let drawn = draw(&open, n_drawn, rng).chain(favourite);
+    let (index, _) = drawn.min_by_key(|(_, load)| load.score_us())?;
+    let reason = match favourite {
+        _ if open.len() == 1 => Reason::Only,
+        Some((held, _)) if held == index => Reason::Favourite,
+        _ => Reason::Best,
+    };
+    Some(Choice { index, reason })
+}
+
+/// Those that are not full, or all when all are: then whoever is chosen says so itself.
+fn open<T: Copy>(loads: &[T], is_full: impl Fn(&T) -> bool) -> Vec<(usize, T)> {
+    let all = loads.iter().copied().enumerate();
+    let open: Vec<_> = all.clone().filter(|(_, load)| !is_full(load)).collect();
+    if open.is_empty() { all.collect() } else { open }
+}
+
+/// `n` of them, in an order that breaks ties by lot.
+fn draw<T: Copy>(from: &[(usize, T)], n: usize, rng: &mut impl Rng) -> impl Iterator<Item = (usize, T)> {
+    let drawn = index::sample(rng, from.len(), n.min(from.len())).into_vec();
+    drawn.into_iter().filter_map(|i| from.get(i).copied())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! How large a piece of work is, as far as the proxy can tell before it is done.
+
+use super::prefix::Prefixes;
+use std::time::Duration;
+use triptych_core::ContentKey;
+use triptych_proto::v1;
+
+/// What decides who gets a piece of work, besides who is able.
+#[derive(Clone, Debug)]
+pub enum Size {
+    /// An item to be encoded.
+    Item {
+        /// Its key, for affinity; `None`: it has none.
+        key: Option<ContentKey>,
+        /// Its length in bytes.
+        bytes: u64,
+    },
+    /// A request to be answered.
+    Request {
+        /// The encoder outputs it needs, and how many bytes each has.
+        items: Vec<(ContentKey, u64)>,
+        /// What it begins with.
+        prompt: Prefixes,
+    },
+}
+
+impl From<u64> for Size {
+    fn from(bytes: u64) -> Self {
+        Self::Item { key: None, bytes }
+    }
+}
+
+/// What an item costs an encoder: a straight line over its tokens, which are guessed from its bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Curve {
+    fixed_us: f64,
+    byte_us: f64,
+    p95_ratio: f64,
+}
+
+/// For workers that have measured nothing yet. Wrong, and equally so for all of them.
+pub const UNKNOWN: Curve = Curve { fixed_us: 10_000.0, byte_us: 0.1, p95_ratio: 3.0 };
+
+impl From<&v1::EncodeCost> for Curve {
+    fn from(cost: &v1::EncodeCost) -> Self {
+        let sane = |value: f64| if value.is_finite() { value.max(0.0) } else { 0.0 };
+        Self {
+            fixed_us: cost.fixed_us as f64,
+            byte_us: sane(cost.token_us) * sane(cost.tokens_per_byte),
+            p95_ratio: sane(cost.p95_ratio).max(1.0),
+        }
+    }
+}
+
+impl Curve {
+    /// The cost of an item of so many bytes, in microseconds.
+    pub fn cost_us(&self, bytes: u64) -> u64 {
+        // A cast from a float saturates.
+        (self.fixed_us + self.byte_us * bytes as f64) as u64
+    }
+
+    /// What a job that costs so much takes in nineteen of twenty cases.
+    pub fn p95(&self, cost_us: u64) -> Duration {
+        Duration::from_micros((cost_us as f64 * self.p95_ratio) as u64)
+    }
+}
+
+/// When a piece of work is expected to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forecast {
+    /// Until it begins.
+    pub queue: Duration,
+    /// From there.
+    pub cost: Duration,
+    /// The same, for nineteen of twenty.
+    pub p95: Duration,
+}
+
+impl Forecast {
+    /// From now to its end.
+    pub fn end(&self) -> Duration {
+        self.queue.saturating_add(self.cost)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_are_lines_and_nonsense_is_nothing() {
+        let wire = |token_us, tokens_per_byte, p95_ratio| v1::EncodeCost {
+            fixed_us: 1000,
+            token_us,
+            tokens_per_byte,
+            p95_ratio,
+            ..v1::EncodeCost::default()
+        };
+        let curve = Curve::from(&wire(20.0, 0.01, 1.5));
+        assert_eq!([curve.cost_us(0), curve.cost_us(10_000)], [1000, 3000]);
+        assert_eq!(curve.p95(3000), Duration::from_micros(4500));
+        for nonsense in [wire(f64::NAN, 1.0, f64::NAN), wire(-5.0, 1.0, -1.0), wire(1.0, f64::INFINITY, 0.0)]
+        {
+            let curve = Curve::from(&nonsense);
+            assert_eq!((curve.cost_us(u64::MAX), curve.p95(10)), (1000, Duration::from_micros(10)));
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! One worker's task: ask it to describe itself, and watch it, for as long as it belongs to the fleet.
+//!
+//! A refused connection says at once that a worker is away. Silence says less: a busy machine is slow to answer, so
+//! it takes two silences in a row. A connection that stays silent may be wedged by a partition, and is replaced. A
+//! worker that cannot be watched is asked all the same; it only tells less.
+
+use super::Shared;
+use super::catalog::Served;
+use super::worker::Worker;
+use std::sync::Arc;
+use std::time::Duration;
+use thiserror::Error;
+use tokio::time::{Instant, sleep, timeout};
+use tonic::{Code, Status, Streaming};
+use triptych_proto::convert::WireError;
+use triptych_proto::v1;
+use triptych_proto::v1::encoder_worker_client::EncoderWorkerClient;
+use triptych_proto::v1::prefill_decode_worker_client::PrefillDecodeWorkerClient;
+use triptych_runtime::discovery::Role;
+
+/// Between two questions to a worker that answers.
+const WHILE_READY: Duration = Duration::from_secs(3);
+/// First and longest pause before asking again one that does not.
+const WHILE_DOWN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Silences in a row after which a worker is down.
+const SILENCES: u32 = 2;
+/// Failures in a row after which the connection is replaced.
+const RECONNECT_AFTER: u32 = 3;
+/// Before a worker that cannot be watched is tried again: it may have been replaced by one that can.
+const UNWATCHED: Duration = Duration::from_secs(60);
+/// Largest message of a watch: the keys of the first, and room.
+const MAX_MESSAGE: usize = 4 << 20;
+
+/// Why a worker did not describe itself.
+#[derive(Debug, Error)]
+enum NoAnswer {
+    #[error("no answer within {PATIENCE:?}")]
+    Silence,
+    #[error("{0}")]
+    Refused(Box<Status>),
+    #[error("its description cannot be read: {0}")]
+    Unreadable(#[from] WireError),
+}
+
+impl From<Status> for NoAnswer {
+    fn from(status: Status) -> Self {
+        Self::Refused(Box::new(status))
+    }
+}
+
+/// Follows the worker until it has left and is idle.
+pub(super) async fn run(shared: Arc<Shared>, worker: Arc<Worker>) {
+    tokio::select! {
+        () = worker.gone() => tracing::info!(worker = %worker.id, "worker gone"),
+        () = ask(&shared, &worker) => {}
+        () = watch(&shared, &worker) => {}
+    }
+}
+
+/// Asks it to describe itself, again and again.
+async fn ask(shared: &Shared, worker: &Worker) {
+    let mut failures = 0u32;
+    let mut was_ready = false;
+    loop {
+        match describe(worker).await {
+            Ok(description) => {
+                if !was_ready {
+                    tracing::info!(worker = %worker.id, models = description.models.len(), "worker ready");
+                    worker.came_up.notify_one();
+                }
+                (failures, was_ready) = (0, true);
+                shared.set_up(worker, description);
+            }
+            Err(e) => {
+                failures = failures.saturating_add(1);
+                if !matches!(e, NoAnswer::Silence) || failures >= SILENCES {
+                    shared.set_down(worker);
+                    if was_ready {
+                        tracing::warn!(worker = %worker.id, error = %e, "worker down");
+                    }
+                    was_ready = false;
+                }
+                if failures.is_multiple_of(RECONNECT_AFTER) {
+                    worker.reconnect();
+                }
+            }
+        }
+        let pause = if failures == 0 { WHILE_READY } else { backoff(failures) };
+        let pause = shared.until_probe(worker, Instant::now()).map_or(pause, |until| until.min(pause));
+        tokio::select! {
+            () = sleep(pause) => {}
+            () = worker.ask_again.notified() => was_ready = false,
+        }
+        shared.half_open(worker, Instant::now());
+    }
+}
+
+fn backoff(failures: u32) -> Duration {
+    let (first, longest) = WHILE_DOWN;
+    first.saturating_mul(1 << failures.saturating_sub(1).min(8)).min(longest)
+}
+
+/// What a worker says of itself.
+pub(super) struct Description {
+    pub(super) models: Vec<Served>,
+    pub(super) encodes: bool,
+}
+
+async fn describe(worker: &Worker) -> Result<Description, NoAnswer> {
+    let request = v1::DescribeRequest {};
+    let channel = worker.channel();
+    let asking = async {
+        Ok::<_, NoAnswer>(match worker.role() {
+            Role::Encoder => EncoderWorkerClient::new(channel).describe(request).await?,
+            Role::Pd => PrefillDecodeWorkerClient::new(channel).describe(request).await?,
+        })
+    };
+    let answer = timeout(PATIENCE, asking).await.map_err(|_| NoAnswer::Silence)??.into_inner();
+    let models = answer.models.into_iter().map(Served::try_from).collect::<Result<_, _>>()?;
+    Ok(Description { models, encodes: answer.encodes })
+}
+
+/// Watches it whenever it is there.
+async fn watch(shared: &Shared, worker: &Worker) {
+    let mut failures = 0u32;
+    loop {
+        let pause = match open(worker).await {
+            Ok(stream) => {
+                failures = 0;
+                let ended = read(shared, worker, stream).await;
+                shared.end_reports(worker);
+                // It may be gone: asking finds out.
+                worker.ask_again.notify_one();
+                tracing::debug!(worker = %worker.id, ended, "watch ended");
+                WHILE_DOWN.0
+            }
+            Err(NoAnswer::Refused(status)) if status.code() == Code::Unimplemented => UNWATCHED,
+            Err(_) => {
+                failures = failures.saturating_add(1);
+                backoff(failures)
+            }
+        };
+        tokio::select! {
+            () = sleep(pause) => {}
+            () = worker.came_up.notified() => {}
+            () = worker.redialed.notified() => {}
+        }
+    }
+}
+
+async fn open(worker: &Worker) -> Result<Streaming<v1::WorkerState>, NoAnswer> {
+    let request = v1::WatchRequest {};
+    let channel = worker.channel();
+    let opening = async {
+        Ok::<_, NoAnswer>(match worker.role() {
+            Role::Encoder => {
+                EncoderWorkerClient::new(channel)
+                    .max_decoding_message_size(MAX_MESSAGE)
+                    .watch(request)
+                    .await?
+            }
+            Role::Pd => {
+                let mut client =
+                    PrefillDecodeWorkerClient::new(channel).max_decoding_message_size(MAX_MESSAGE);
+                client.watch(request).await?
+            }
+        })
+    };
+    Ok(timeout(PATIENCE, opening).await.map_err(|_| NoAnswer::Silence)??.into_inner())
+}
+
+/// Takes its reports; returns why they ended.
+async fn read(shared: &Shared, worker: &Worker, mut stream: Streaming<v1::WorkerState>) -> String {
+    let mut first = true;
+    loop {
+        let state = tokio::select! {
+            state = stream.message() => state,
+            // Its connection was replaced: the stream is on the old one.
+            () = worker.redialed.notified() => return "a new connection".into(),
+        };
+        match state {
+            Ok(Some(state)) => shared.report(worker, state, first),
+            Ok(None) => return "its end".into(),
+            Err(status) => return status.to_string(),
+        }
+        first = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest() {
+        let ms = [1, 2, 3, 4, 5, 100].map(|n| backoff(n).as_millis());
+        assert_eq!(ms, [50, 100, 200, 400, 500, 500]);
+    }
+}

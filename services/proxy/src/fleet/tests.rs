@@ -1,0 +1,245 @@
+//! The fleet without a network: workers that describe themselves by hand, and a clock that is paused.
+
+use super::*;
+use crate::fleet::catalog::Served;
+use triptych_core::{Fingerprint, Modality, ModelName};
+
+fn shared(n_encoders: usize, n_pds: usize) -> Arc<Shared> {
+    let shared = Arc::new(Shared {
+        workers: Mutex::default(),
+        catalog: watch::Sender::default(),
+        prefixes: Mutex::default(),
+        rng: Mutex::new(StdRng::seed_from_u64(7)),
+        dialer: Dialer::default(),
+        encode_promise: None,
+        meters: FleetMeters::new(&MetricsRegistry::default()),
+    });
+    shared.follow(&present(n_encoders, n_pds));
+    for worker in all(&shared) {
+        shared.set_up(&worker, describe(false));
+    }
+    shared
+}
+
+fn present(n_encoders: usize, n_pds: usize) -> Present {
+    let of = |role, n| (0..n).map(move |i| Endpoint { role, address: format!("10.0.0.{i}:1") });
+    Arc::new(of(Role::Encoder, n_encoders).chain(of(Role::Pd, n_pds)).collect())
+}
+
+fn all(shared: &Shared) -> Vec<Arc<Worker>> {
+    shared.workers().values().cloned().collect()
+}
+
+fn describe(encodes: bool) -> task::Description {
+    let served = Served {
+        name: ModelName::new("vl"),
+        family: "f".into(),
+        edition: edition(),
+        prompted: BTreeSet::new(),
+        max_context: 10,
+        max_items: None,
+        created_s: 1,
+    };
+    task::Description { models: vec![served], encodes }
+}
+
+fn edition() -> catalog::Edition {
+    [(Modality::Image, Fingerprint::from_bytes([1; 32]))].into()
+}
+
+fn encode() -> Want {
+    Want::Encoder {
+        model: ModelName::new("vl"),
+        modality: Modality::Image,
+        fingerprint: Fingerprint::from_bytes([1; 32]),
+    }
+}
+
+fn decode() -> Want {
+    Want::Pd { model: ModelName::new("vl"), edition: edition() }
+}
+
+fn lease(shared: &Arc<Shared>, want: &Want, size: impl Into<Size>, tried: &[WorkerId]) -> Option<Lease> {
+    let catalog = shared.catalog.borrow().clone();
+    let (worker, given) = shared.choose(&catalog, want, &size.into(), tried)?;
+    Some(Lease::new(Arc::clone(shared), worker, given))
+}
+
+fn healths(shared: &Shared) -> Vec<Health> {
+    shared.catalog.borrow().workers.iter().map(|w| w.health).collect()
+}
+
+/// Reports a measured cost of 1 ms and this queue.
+fn measured(queued_us: u64) -> v1::WorkerState {
+    let cost = v1::EncodeCost {
+        model: "vl".into(),
+        modality: v1::Modality::Image.into(),
+        fixed_us: 1000,
+        p95_ratio: 2.0,
+        ..Default::default()
+    };
+    let load = v1::WorkerLoad { queued_us, costs: vec![cost], ..Default::default() };
+    v1::WorkerState { load: Some(load), ..Default::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_spreads_by_what_was_sent_since_the_reports() {
+    let shared = shared(2, 0);
+    let leases: Vec<_> = (0..10).map(|_| lease(&shared, &encode(), 1000, &[]).unwrap()).collect();
+    for worker in all(&shared) {
+        assert_eq!(leases.iter().filter(|l| *l.id() == worker.id).count(), 5);
+    }
+    drop(leases);
+    assert!(all(&shared).iter().all(|w| w.view().queued_us(Instant::now()) == 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_had_the_work_is_last_and_one_that_drains_gets_none() {
+    let shared = shared(2, 0);
+    let [one, two] = <[_; 2]>::try_from(all(&shared)).ok().unwrap();
+    for _ in 0..10 {
+        assert_eq!(*lease(&shared, &encode(), 1, &[one.id.clone()]).unwrap().id(), two.id);
+    }
+    shared.report(&two, v1::WorkerState { draining: true, ..Default::default() }, true);
+    assert_eq!(healths(&shared), [Health::Ready, Health::Draining]);
+    assert_eq!(*lease(&shared, &encode(), 1, &[one.id.clone()]).unwrap().id(), one.id);
+    shared.report(&one, v1::WorkerState { draining: true, ..Default::default() }, true);
+    assert!(lease(&shared, &encode(), 1, &[]).is_none());
+    // Its watch ends before it does. Its successor is another process.
+    shared.end_reports(&one);
+    assert_eq!(healths(&shared), [Health::Draining; 2]);
+    shared.set_down(&one);
+    shared.set_up(&one, describe(false));
+    assert_eq!(healths(&shared), [Health::Ready, Health::Draining]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pd_worker_with_encoders_is_the_last_resort_or_the_first_where_there_is_no_encoder() {
+    let shared = shared(1, 2);
+    let [encoder, pd, plain] = <[_; 3]>::try_from(all(&shared)).ok().unwrap();
+    shared.set_up(&pd, describe(true));
+    let picked = |tried: &[WorkerId]| lease(&shared, &encode(), 1, tried).unwrap().id().clone();
+    assert_eq!(picked(&[]), encoder.id);
+    assert_eq!(picked(std::slice::from_ref(&encoder.id)), pd.id);
+    shared.set_down(&encoder);
+    assert_eq!(picked(&[]), pd.id);
+    assert!(shared.catalog.borrow().is_ready());
+    assert!(!shared.catalog.borrow().workers.iter().find(|w| w.id == plain.id).unwrap().can_do(&encode()));
+    let catalog = shared.catalog.borrow().clone();
+    assert_eq!(shared.able(&catalog, &encode(), &[]).unwrap().1, Some(Reason::LastResort));
+    shared.follow(&present(0, 2));
+    let catalog = shared.catalog.borrow().clone();
+    assert_eq!(shared.able(&catalog, &encode(), &[]).unwrap().1, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn never_more_than_half_are_ejected_and_one_probe_brings_a_worker_back() {
+    let shared = shared(3, 0);
+    let workers = all(&shared);
+    let fail = |worker: &Arc<Worker>| {
+        for _ in 0..5 {
+            shared.count(worker, Outcome::Failed);
+        }
+    };
+    workers.iter().for_each(fail);
+    assert_eq!(healths(&shared), [Health::Ejected, Health::Ready, Health::Ready]);
+    assert!((0..20).all(|_| *lease(&shared, &encode(), 1, &[]).unwrap().id() != workers[0].id));
+    tokio::time::advance(Duration::from_secs(5)).await;
+    shared.half_open(&workers[0], Instant::now());
+    let probe = lease(&shared, &encode(), 1, &[]).unwrap();
+    assert_eq!(*probe.id(), workers[0].id);
+    assert_ne!(*lease(&shared, &encode(), 1, &[]).unwrap().id(), workers[0].id);
+    // Without an outcome the next one is a probe; with a good one all is well.
+    drop(probe);
+    lease(&shared, &encode(), 1, &[]).unwrap().report_ok();
+    assert_eq!(healths(&shared), [Health::Ready; 3]);
+    // The only one that serves a model is never ejected.
+    let alone = self::shared(1, 1);
+    all(&alone).iter().for_each(|worker| {
+        for _ in 0..20 {
+            alone.count(worker, Outcome::Failed);
+        }
+    });
+    assert_eq!(healths(&alone), [Health::Ready; 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_success_rate_far_below_the_others_ejects() {
+    let shared = shared(3, 0);
+    let workers = all(&shared);
+    for i in 0..30 {
+        for worker in &workers[1..] {
+            shared.count(worker, Outcome::Good);
+        }
+        shared.count(&workers[0], if i % 2 == 0 { Outcome::Failed } else { Outcome::Good });
+    }
+    shared.compare_rates(Instant::now());
+    assert_eq!(healths(&shared), [Health::Ejected, Health::Ready, Health::Ready]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forecast_needs_measured_costs_of_all_and_is_the_best_ones() {
+    let shared = shared(2, 0);
+    let workers = all(&shared);
+    let forecast = || shared.forecast(&shared.catalog.borrow().clone(), &encode(), 100);
+    assert_eq!(forecast(), None);
+    shared.report(&workers[0], measured(9000), true);
+    assert_eq!(forecast(), None);
+    shared.report(&workers[1], measured(4000), true);
+    let best = forecast().unwrap();
+    assert_eq!(best.end(), Duration::from_micros(5000));
+    assert_eq!(best.p95, Duration::from_micros(2000));
+    tokio::time::advance(Duration::from_millis(2)).await;
+    assert_eq!(forecast().unwrap().queue, Duration::from_millis(2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_goes_where_its_items_and_its_prompt_are() {
+    let shared = shared(0, 3);
+    let workers = all(&shared);
+    let key = ContentKey::from_bytes([5; 32]);
+    let resident = v1::WorkerState { resident_added: vec![vec![5; 32].into()], ..Default::default() };
+    shared.report(&workers[1], resident, true);
+    let text = |text: &str| triptych_core::prompt::TextOrTokens::Text(text.repeat(200));
+    let prompt = |s: &str| {
+        let prompt = triptych_core::prompt::Prompt::Singleton(text(s));
+        Prefixes::of(b"t", &prompt, &[])
+    };
+    let size =
+        |items: &[(ContentKey, u64)], s: &str| Size::Request { items: items.to_vec(), prompt: prompt(s) };
+    for _ in 0..10 {
+        let picked = lease(&shared, &decode(), size(&[(key, 64 << 20)], "short "), &[]).unwrap();
+        assert_eq!(*picked.id(), workers[1].id);
+    }
+    let first = lease(&shared, &decode(), size(&[], "a long story "), &[]).unwrap().id().clone();
+    for _ in 0..10 {
+        assert_eq!(*lease(&shared, &decode(), size(&[], "a long story "), &[]).unwrap().id(), first);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_discovery_is_forgotten_at_once_and_gone_when_idle() {
+    let shared = shared(2, 1);
+    let leaving = all(&shared).remove(0);
+    let work = shared.choose(
+        &shared.catalog.borrow().clone(),
+        &encode(),
+        &Size::from(1),
+        &[all(&shared)[1].id.clone()],
+    );
+    let (worker, given) = work.unwrap();
+    assert_eq!(worker.id, leaving.id);
+    let work = Lease::new(Arc::clone(&shared), worker, given);
+    let rest: Present = Arc::new(present(2, 1).iter().filter(|e| **e != leaving.endpoint).cloned().collect());
+    assert!(shared.follow(&rest).is_empty());
+    assert_eq!(shared.catalog.borrow().workers.len(), 2);
+    // What its task says late changes nothing.
+    shared.set_up(&leaving, describe(false));
+    assert_eq!(shared.catalog.borrow().workers.len(), 2);
+    let mut gone = std::pin::pin!(leaving.gone());
+    assert!(futures::poll!(&mut gone).is_pending());
+    drop(work);
+    gone.await;
+    // It may come back as another.
+    assert_eq!(shared.follow(&present(2, 1)).len(), 1);
+}
