@@ -15,7 +15,7 @@ use triptych_core::{ContentKey, WorkerId};
 use triptych_runtime::discovery::Role;
 
 /// A worker that can do the work, and what is known of it.
-type Able<'a> = (&'a Known, Arc<Worker>);
+pub(super) type Able<'a> = (&'a Known, Arc<Worker>);
 
 impl Shared {
     /// The worker that gets the work, if one is able.
@@ -45,7 +45,7 @@ impl Shared {
 
     /// Those among whom to choose: fresh before tried, and encoder workers before PD workers that can encode too. With
     /// the reason, where belonging to the group is one.
-    fn able<'a>(
+    pub(super) fn able<'a>(
         &self,
         catalog: &'a Catalog,
         want: &Want,
@@ -145,9 +145,7 @@ fn given(worker: &Worker, want: &Want, size: &Size, now: Instant) -> (Sent, Opti
             let forecast = measured.map(|curve| forecast(worker, curve, *bytes, now));
             (Sent { n: 1, encode_us, tokens: 0 }, forecast)
         }
-        (_, Size::Request { prompt, .. }) => {
-            (Sent { n: 1, encode_us: 0, tokens: prompt.n_tokens() }, None)
-        }
+        (_, Size::Request { prompt, .. }) => (Sent { n: 1, encode_us: 0, tokens: prompt.n_tokens() }, None),
         (Want::Pd { .. }, Size::Item { .. }) => (Sent { n: 1, ..Sent::default() }, None),
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::fleet::catalog::Served;
+use crate::fleet::score::Reason;
 use triptych_core::{Fingerprint, Modality, ModelName};
 
 fn shared(n_encoders: usize, n_pds: usize) -> Arc<Shared> {

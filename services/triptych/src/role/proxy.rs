@@ -74,7 +74,8 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
         pds,
         discovery,
         seed: None,
-        encode_promise: Some(Duration::from_millis(args.encode_promise_ms)).filter(|promise| !promise.is_zero()),
+        encode_promise: Some(Duration::from_millis(args.encode_promise_ms))
+            .filter(|promise| !promise.is_zero()),
         dialer: Dialer::default(),
         store: args.ec.open(&limits).await?,
         limits,
