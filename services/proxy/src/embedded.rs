@@ -8,7 +8,7 @@ use crate::cache::EncoderCache;
 use crate::config::ProxyError;
 use crate::encode::{EncodeParts, EncodePolicy, Encodes};
 use crate::fetch::{FetchPolicy, Fetcher};
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, FleetSettings};
 use crate::grpc::{Face, admit::Admit};
 use crate::items::Materials;
 use crate::observe::Observer;
@@ -54,7 +54,15 @@ impl Embedded {
         metrics: &MetricsRegistry,
     ) -> Result<Self, ProxyError> {
         let limits = config.limits;
-        let fleet = Arc::new(Fleet::start(&config.encoders, &config.pds, &config.dialer)?);
+        let fleet = FleetSettings {
+            encoders: config.encoders,
+            pds: config.pds,
+            discovery: Vec::new(),
+            dialer: config.dialer,
+            seed: config.seed,
+            encode_promise: None,
+        };
+        let fleet = Arc::new(Fleet::start(fleet, metrics)?);
         let cache = EncoderCache::new(config.store, limits.max_object_bytes);
         let policy = EncodePolicy::default();
         let budget = Arc::new(RetryBudget::new(policy.retries));
