@@ -3,7 +3,7 @@
 //!
 //! It moves framed, verified bytes under content keys, and knows nothing of models, tokens or devices. Read in
 //! this order:
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod object;
 
@@ -17,8 +17,9 @@ pub mod metered;
 pub mod retry;
 
 pub mod connector;
+mod cache;
 mod local;
-mod lru;
+mod policy;
 
 pub mod server;
 mod wire;

@@ -2,16 +2,16 @@
 //!
 //! A request may hold a key before its rows are here; they are then held from the moment they arrive. Rows that a
 //! request holds stay, past the budget if need be (admission bounds how many requests there are); the others are
-//! evicted, least recently used first. Knows no store and no async.
+//! evicted, those least worth keeping first ([`crate::policy`]). Knows no store and no async.
 
-use crate::lru::ByteLru;
+use crate::cache::ByteCache;
 use std::collections::{BTreeSet, HashMap};
 use triptych_core::{ContentKey, EncoderOutput, RequestId};
 
 /// The cache.
 #[derive(Debug)]
 pub(crate) struct LocalCache {
-    rows: ByteLru<EncoderOutput>,
+    rows: ByteCache<EncoderOutput>,
     /// What each request holds.
     holds: HashMap<RequestId, BTreeSet<ContentKey>>,
     /// How many requests hold each key; never zero. The same facts as `holds`, the other way round.
@@ -21,7 +21,7 @@ pub(crate) struct LocalCache {
 impl LocalCache {
     /// An empty cache. A budget of zero keeps only what requests hold.
     pub(crate) fn new(budget_bytes: usize) -> Self {
-        Self { rows: ByteLru::new(budget_bytes), holds: HashMap::new(), n_holders: HashMap::new() }
+        Self { rows: ByteCache::new(budget_bytes), holds: HashMap::new(), n_holders: HashMap::new() }
     }
 
     /// Notes that the request needs the key until [`Self::release`]. Holding twice is holding once.

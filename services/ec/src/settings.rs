@@ -3,7 +3,8 @@
 //! | setting | store |
 //! |---|---|
 //! | `memory[:MIB]` | in this process; `triptych up` makes it a process that the others share |
-//! | `disk:DIR` | a directory |
+//! | `shm[:NAME_OR_PATH][?mib=N]` | a slab of memory that the processes of this host share |
+//! | `disk:DIR[?mib=N]` | a directory |
 //! | `redis://[user:password@]host[:port][/db][?ttl_s=N]`, `rediss://…` with TLS | a Redis server |
 //! | `redis+sentinel://[user:password@]h1:p1,h2:p2/MASTER[/db]`, `rediss+sentinel://…` | the master of that name |
 //! | `redis+cluster://[user:password@]h1:p1,h2:p2`, `rediss+cluster://…` | a Redis cluster |
@@ -16,28 +17,34 @@ mod words;
 
 use crate::error::EcError;
 use crate::store::EcStore;
-use crate::store::disk::DiskStore;
+use crate::store::disk::{DiskSetting, DiskStore};
 use crate::store::memory::{DEFAULT_BUDGET_BYTES, MemoryStore};
 use crate::store::redis::{RedisSetting, RedisStore, RedisTuning};
 use crate::store::remote::{Dial, RemoteStore, RemoteTuning};
+use crate::store::shm::{ShmSetting, ShmStore};
 use std::fmt;
-use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use triptych_core::limits::Limits;
 
 /// What is allowed, for error texts and `--help`.
-pub const ALLOWED: &str = "`memory[:MIB]`, `disk:DIR`, `redis://[user:password@]host[:port][/db][?ttl_s=N]`, \
+pub const ALLOWED: &str = "`memory[:MIB]`, `shm[:NAME_OR_PATH][?mib=N]`, `disk:DIR[?mib=N]`, \
+     `redis://[user:password@]host[:port][/db][?ttl_s=N]`, \
      `redis+sentinel://[user:password@]host:port,…/MASTER[/db]`, `redis+cluster://[user:password@]host:port,…`, \
      `rediss…://` for TLS, `grpc://host:port`, or several of them with spaces between, the fastest first";
+
+/// Largest size in a setting: a TiB.
+const MAX_MIB: u64 = 1 << 20;
 
 /// Which store to use. Text without passwords in both `Display` and `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub enum EcSetting {
     /// In this process.
     Memory(MemorySetting),
+    /// A slab of memory that the processes of this host share.
+    Shm(ShmSetting),
     /// A directory.
-    Disk(PathBuf),
+    Disk(DiskSetting),
     /// A Redis server.
     Redis(RedisSetting),
     /// A store process at `host:port`.
@@ -107,11 +114,11 @@ impl EcSetting {
         if let Some(mib) = text.strip_prefix("memory:") {
             return MemorySetting::parse(text, mib).map(Self::Memory);
         }
-        if let Some(dir) = text.strip_prefix("disk:") {
-            return match dir {
-                "" => wrong("`disk:` needs a directory, as in `disk:/var/lib/triptych/ec`".into()),
-                dir => Ok(Self::Disk(dir.into())),
-            };
+        if text.starts_with("disk:") {
+            return DiskSetting::parse(text).map(Self::Disk);
+        }
+        if text == "shm" || text.starts_with("shm:") || text.starts_with("shm?") {
+            return ShmSetting::parse(text).map(Self::Shm);
         }
         if let Some(authority) = text.strip_prefix("grpc://") {
             return match is_authority(authority) {
@@ -129,7 +136,7 @@ impl EcSetting {
     pub fn scope(&self) -> Scope {
         match self {
             Self::Memory(_) => Scope::Process,
-            Self::Disk(_) => Scope::Host,
+            Self::Shm(_) | Self::Disk(_) => Scope::Host,
             Self::Redis(_) | Self::Remote(_) => Scope::Cluster,
             Self::Tiered(tiers) => tiers.iter().map(Self::scope).max().unwrap_or(Scope::Process),
         }
@@ -151,7 +158,8 @@ impl fmt::Display for EcSetting {
         match self {
             Self::Memory(memory) if *memory == MemorySetting::default() => f.write_str("memory"),
             Self::Memory(memory) => write!(f, "memory:{}", memory.budget_bytes >> 20),
-            Self::Disk(dir) => write!(f, "disk:{}", dir.display()),
+            Self::Shm(shm) => shm.fmt(f),
+            Self::Disk(disk) => disk.fmt(f),
             Self::Redis(redis) => redis.fmt(f),
             Self::Remote(authority) => write!(f, "grpc://{authority}"),
             Self::Tiered(tiers) => {
@@ -205,7 +213,8 @@ async fn open_one(setting: &EcSetting, with: &Opening) -> Result<Arc<dyn EcStore
     let limits = &with.limits;
     Ok(match setting {
         EcSetting::Memory(memory) => Arc::new(MemoryStore::new(memory.budget_bytes, limits)),
-        EcSetting::Disk(dir) => Arc::new(DiskStore::open(dir, limits).await?),
+        EcSetting::Shm(shm) => Arc::new(ShmStore::open(shm, limits).await?),
+        EcSetting::Disk(disk) => Arc::new(DiskStore::with_budget(disk, limits).await?),
         EcSetting::Redis(redis) => {
             let redis = redis.clone().with_environment(|name| std::env::var_os(name));
             Arc::new(RedisStore::open(&redis, RedisTuning::default(), limits)?)
@@ -222,6 +231,19 @@ async fn open_one(setting: &EcSetting, with: &Opening) -> Result<Arc<dyn EcStore
             return Err(EcError::Config { setting: setting.to_string(), reason });
         }
     })
+}
+
+/// Splits `?mib=N` off a setting: the rest, and N in bytes.
+pub(crate) fn split_mib(text: &str) -> Result<(&str, Option<u64>), EcError> {
+    let Some((rest, query)) = text.split_once('?') else { return Ok((text, None)) };
+    let mib = query.strip_prefix("mib=").and_then(|n| n.parse::<u64>().ok());
+    match mib.filter(|n| (1..=MAX_MIB).contains(n)) {
+        Some(mib) => Ok((rest, Some(mib << 20))),
+        None => Err(EcError::Config {
+            setting: text.to_owned(),
+            reason: format!("after `?` comes {query:?}, allowed is `mib=N` with 1 to {MAX_MIB}"),
+        }),
+    }
 }
 
 /// A URL as an operator may see it: user and password become `***`, and so does the query.
@@ -253,6 +275,10 @@ mod tests {
             ),
             ("disk:/tmp/ec", "disk:/tmp/ec"),
             ("disk:relative dir", "disk:relative dir"),
+            ("disk:/tmp/ec?mib=64", "disk:/tmp/ec?mib=64"),
+            ("shm:/mnt/slab?mib=8", "shm:/mnt/slab?mib=8"),
+            ("shm:mine", "shm:/dev/shm/mine?mib=1024"),
+            ("shm:mine disk:/tmp/ec", "shm:/dev/shm/mine?mib=1024 disk:/tmp/ec"),
             ("redis://localhost", "redis://localhost"),
             ("redis://:s3cret@cache:6379/2?ttl_s=60", "redis://***@cache:6379/2"),
             ("rediss://me:s3cret@cache:6379", "rediss://***@cache:6379"),
@@ -284,6 +310,12 @@ mod tests {
             ("grpc://a:b:1", "needs a host and a port"),
             ("s3://bucket:s3cret@host", "allowed are `memory"),
             ("disk:", "needs a directory"),
+            ("disk:?mib=4", "needs a directory"),
+            ("disk:/tmp?mib=0", "allowed is `mib=N`"),
+            ("disk:/tmp?mb=5", "allowed is `mib=N`"),
+            ("shm:?mib=99999999", "allowed is `mib=N`"),
+            ("shm:", "needs a name or a path"),
+            ("shmem", "allowed are `memory"),
             ("grpc://host", "needs a host and a port"),
             ("grpc://host:port", "needs a host and a port"),
             ("grpc://:80", "needs a host and a port"),

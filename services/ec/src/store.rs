@@ -10,6 +10,7 @@ pub mod lease;
 pub mod memory;
 pub mod redis;
 pub mod remote;
+pub mod shm;
 
 use crate::error::EcError;
 use async_trait::async_trait;
@@ -127,6 +128,35 @@ pub trait EcStore: Send + Sync {
     async fn list(&self, _after: Option<&ContentKey>, _limit: usize) -> Result<Vec<Listed>, EcError> {
         Err(EcError::Unsupported { store: self.kind(), op: Op::List })
     }
+
+    /// Counts what the store holds besides objects, or removes it: for an operator, who looks at what was quarantined
+    /// first. Nothing that a living writer is at.
+    ///
+    /// # Errors
+    /// [`EcError::Unavailable`], [`EcError::TimedOut`].
+    async fn leftovers(&self, _tidy: Tidy) -> Result<Leftovers, EcError> {
+        Ok(Leftovers::default())
+    }
+}
+
+/// What to do with leftovers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tidy {
+    /// Say what is there.
+    Count,
+    /// Remove it.
+    Remove,
+}
+
+/// What a store holds besides objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Leftovers {
+    /// Objects that did not verify and were kept aside.
+    pub quarantined: usize,
+    /// What writers died over.
+    pub unfinished: usize,
+    /// Bytes of all that.
+    pub bytes: u64,
 }
 
 /// One object of a list.

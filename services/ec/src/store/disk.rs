@@ -3,21 +3,68 @@
 //! A writer fills a file of its own under `DIR/tmp` and then links it to its name, which fails if the name is
 //! taken: that is the put-if-absent, atomic on every local file system. Nothing is synced: after a power loss an
 //! object may be torn, and a torn object does not verify and is encoded again, which costs less than a sync on
-//! every publish. Objects are immutable and may be removed at any time, so a plain age-based cleaner is all the
-//! eviction there is. File I/O blocks, so all of it runs on the blocking pool.
+//! every publish. Objects are immutable and may be removed at any time, also by hand. With a budget, what is worth
+//! least goes ([`budget`]); without one, everything stays until somebody removes it, as `triptych ec gc` does. File
+//! I/O blocks, so all of it runs on the blocking pool.
 
+mod budget;
 mod files;
+mod leases;
+mod leftovers;
+mod lock;
 
-use super::{EcStore, Op, PutOutcome, StoreKind, check_size};
+use super::lease::{Acquired, EncodeLease};
+use super::{EcStore, Leftovers, Listed, Op, PutOutcome, StoreKind, Tidy, check_size};
 use crate::error::EcError;
+use crate::settings::split_mib;
 use async_trait::async_trait;
 use bytes::Bytes;
 use files::Files;
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
+
+/// The first and the longest pause between two looks of a wait.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+
+/// Which directory, and how much it may hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskSetting {
+    /// The directory.
+    pub dir: PathBuf,
+    /// Bytes that objects may take together; `None`: as many as there is room for.
+    pub budget_bytes: Option<u64>,
+}
+
+impl DiskSetting {
+    /// Reads `disk:DIR[?mib=N]`.
+    ///
+    /// # Errors
+    /// [`EcError::Config`] for anything else.
+    pub fn parse(text: &str) -> Result<Self, EcError> {
+        let (place, budget_bytes) = split_mib(text)?;
+        match place.strip_prefix("disk:") {
+            Some(dir) if !dir.is_empty() => Ok(Self { dir: dir.into(), budget_bytes }),
+            _ => Err(EcError::Config {
+                setting: text.to_owned(),
+                reason: "`disk:` needs a directory, as in `disk:/var/lib/triptych/ec`".into(),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for DiskSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "disk:{}", self.dir.display())?;
+        self.budget_bytes.map_or(Ok(()), |n| write!(f, "?mib={}", n >> 20))
+    }
+}
 
 /// The store in a directory.
 #[derive(Debug)]
@@ -27,18 +74,30 @@ pub struct DiskStore {
 }
 
 impl DiskStore {
-    /// Opens the directory, makes it where it is missing, and removes what crashed writers left.
+    /// Opens the directory without a budget, see [`Self::with_budget`].
     ///
     /// # Errors
     /// [`EcError::Config`] if the directory cannot be made or written.
     pub async fn open(dir: impl Into<PathBuf>, limits: &Limits) -> Result<Self, EcError> {
-        let dir = dir.into();
-        let setting = format!("disk:{}", dir.display());
-        let opened = tokio::task::spawn_blocking(move || Files::open(dir)).await;
-        match opened.unwrap_or_else(|e| Err(io::Error::other(e))) {
-            Ok(files) => Ok(Self { limits: limits.clone(), files: Arc::new(files) }),
-            Err(e) => Err(EcError::Config { setting, reason: format!("the directory is not usable: {e}") }),
-        }
+        Self::with_budget(&DiskSetting { dir: dir.into(), budget_bytes: None }, limits).await
+    }
+
+    /// Opens the directory, makes it where it is missing, removes what crashed writers left, and what is over the
+    /// budget. An object over the budget is refused like one over the limit. Of several processes that have the
+    /// directory open, those that were given a budget keep to it; they should be given the same.
+    ///
+    /// # Errors
+    /// [`EcError::Config`] if the directory cannot be made or written.
+    pub async fn with_budget(setting: &DiskSetting, limits: &Limits) -> Result<Self, EcError> {
+        let DiskSetting { dir, budget_bytes } = setting.clone();
+        let opened = tokio::task::spawn_blocking(move || Files::open(dir, budget_bytes)).await;
+        let files = opened.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(|e| EcError::Config {
+            setting: setting.to_string(),
+            reason: format!("the directory is not usable: {e}"),
+        })?;
+        let budget = budget_bytes.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
+        let limits = Limits { max_object_bytes: limits.max_object_bytes.min(budget), ..limits.clone() };
+        Ok(Self { limits, files: Arc::new(files) })
     }
 
     /// Where the object of `key` lies, whether or not there is one.
@@ -70,7 +129,8 @@ impl EcStore for DiskStore {
     }
 
     fn describe(&self) -> String {
-        format!("disk:{}", self.dir().display())
+        let setting = DiskSetting { dir: self.dir().to_owned(), budget_bytes: self.files.budget_bytes() };
+        setting.to_string()
     }
 
     async fn put_if_absent(&self, key: &ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
@@ -103,5 +163,45 @@ impl EcStore for DiskStore {
 
     async fn ping(&self) -> Result<(), EcError> {
         self.blocking(Op::Ping, Files::check_writable).await
+    }
+    async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Result<Acquired, EcError> {
+        let key = *key;
+        self.blocking(Op::Lease, move |files| files.leases().acquire(&key, ttl)).await
+    }
+
+    async fn renew(&self, lease: &EncodeLease, ttl: Duration) -> Result<bool, EcError> {
+        let lease = *lease;
+        self.blocking(Op::Lease, move |files| files.leases().renew(&lease, ttl)).await
+    }
+
+    async fn release(&self, lease: &EncodeLease) -> Result<bool, EcError> {
+        let lease = *lease;
+        self.blocking(Op::Lease, move |files| files.leases().release(&lease)).await
+    }
+
+    async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
+        let until = Instant::now() + patience;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let (key, limits) = (*key, self.limits.clone());
+            // The lease is looked at first: its holder stores the object before giving it back.
+            let look = move |files: &Files| Ok((files.leases().is_held(&key)?, files.head(&key, &limits)?));
+            let left = until.saturating_duration_since(Instant::now());
+            match self.blocking(Op::Wait, look).await? {
+                (_, Some(item)) => return Ok(Some(item)),
+                (true, None) if !left.is_zero() => sleep(pause.min(left)).await,
+                _ => return Ok(None),
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn list(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, EcError> {
+        let after = after.copied();
+        self.blocking(Op::List, move |files| files.list(after.as_ref(), limit)).await
+    }
+
+    async fn leftovers(&self, tidy: Tidy) -> Result<Leftovers, EcError> {
+        self.blocking(Op::List, move |files| files.leftovers(tidy)).await
     }
 }

@@ -1,11 +1,11 @@
-//! Objects in this process, within a budget of bytes; the least recently used are dropped.
+//! Objects in this process, within a budget of bytes; those least worth keeping ([`crate::policy`]) are dropped.
 //!
 //! Several processes share one through [`crate::server`] and [`super::remote`].
 
 use super::lease::{Acquired, EncodeLease, LeaseTable};
 use super::{EcStore, Listed, PutOutcome, StoreKind, check_size};
+use crate::cache::ByteCache;
 use crate::error::EcError;
-use crate::lru::ByteLru;
 use crate::object::{self, MAX_HEAD_BYTES};
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -24,7 +24,7 @@ pub const DEFAULT_BUDGET_BYTES: usize = 1 << 30;
 pub struct MemoryStore {
     limits: Limits,
     budget_bytes: usize,
-    objects: Mutex<ByteLru<Bytes>>,
+    objects: Mutex<ByteCache<Bytes>>,
     leases: Mutex<LeaseTable>,
     /// Told of every object that is stored and every lease that is given back.
     news: Notify,
@@ -35,7 +35,7 @@ impl MemoryStore {
     /// over the limit.
     pub fn new(budget_bytes: usize, limits: &Limits) -> Self {
         let limits = Limits { max_object_bytes: limits.max_object_bytes.min(budget_bytes), ..limits.clone() };
-        let objects = Mutex::new(ByteLru::new(budget_bytes));
+        let objects = Mutex::new(ByteCache::new(budget_bytes));
         Self { limits, budget_bytes, objects, leases: Mutex::default(), news: Notify::new() }
     }
 
@@ -59,7 +59,7 @@ impl MemoryStore {
         object::probe(first_bytes, object.len(), key, &self.limits).ok()
     }
 
-    fn objects(&self) -> MutexGuard<'_, ByteLru<Bytes>> {
+    fn objects(&self) -> MutexGuard<'_, ByteCache<Bytes>> {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

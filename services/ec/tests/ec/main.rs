@@ -10,6 +10,7 @@ mod redis_forms;
 mod redis_hostile;
 mod redis_lease;
 mod remote;
+mod shm;
 
 use std::time::Duration;
 use triptych_core::ContentKey;

@@ -1,7 +1,10 @@
-//! The files of a disk store: names, links, leftovers. Blocking; knows no async.
+//! The files of a disk store: names, links, lists. Blocking; knows no async.
 
+use super::budget::{self, Budget};
+use super::leases::Leases;
+use super::leftovers::{self, TmpFile};
 use crate::object::{self, MAX_HEAD_BYTES, ObjectError};
-use crate::store::{PutOutcome, nonce};
+use crate::store::{Leftovers, Listed, PutOutcome, Tidy};
 use bytes::Bytes;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
@@ -10,26 +13,41 @@ use std::time::{Duration, SystemTime};
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 
-/// No writer needs longer for one file; an older one belongs to nobody.
-const TMP_MAX_AGE: Duration = Duration::from_secs(15 * 60);
-/// How long an operator may look at a quarantined object.
-const QUARANTINE_MAX_AGE: Duration = Duration::from_secs(24 * 3600);
+const EXTENSION: &str = ".safetensors";
 
 #[derive(Debug)]
 pub(super) struct Files {
     dir: PathBuf,
     tmp: PathBuf,
     quarantine: PathBuf,
+    leases: Leases,
+    budget: Option<Budget>,
+}
+
+/// One object, as its file is.
+#[derive(Clone, Debug)]
+pub(super) struct Stored {
+    pub(super) path: PathBuf,
+    pub(super) len: u64,
+    /// When it was stored.
+    pub(super) stored: SystemTime,
+    /// Until when it is worth keeping.
+    pub(super) worth: SystemTime,
 }
 
 impl Files {
-    pub(super) fn open(dir: PathBuf) -> io::Result<Self> {
-        let files = Self { tmp: dir.join("tmp"), quarantine: dir.join("quarantine"), dir };
-        fs::create_dir_all(&files.tmp)?;
-        fs::create_dir_all(&files.quarantine)?;
+    pub(super) fn open(dir: PathBuf, budget_bytes: Option<u64>) -> io::Result<Self> {
+        let (tmp, quarantine) = (dir.join("tmp"), dir.join("quarantine"));
+        fs::create_dir_all(&tmp)?;
+        fs::create_dir_all(&quarantine)?;
+        let leases = Leases::new(dir.join("leases"))?;
+        let budget = budget_bytes.map(|bytes| Budget::new(&dir, bytes));
+        let files = Self { dir, tmp, quarantine, leases, budget };
         files.check_writable()?;
-        remove_older(&files.tmp, TMP_MAX_AGE)?;
-        remove_older(&files.quarantine, QUARANTINE_MAX_AGE)?;
+        files.sweep()?;
+        if let Some(budget) = &files.budget {
+            budget.hold(|| files.stored())?;
+        }
         Ok(files)
     }
 
@@ -37,9 +55,17 @@ impl Files {
         &self.dir
     }
 
+    pub(super) fn budget_bytes(&self) -> Option<u64> {
+        self.budget.as_ref().map(Budget::bytes)
+    }
+
+    pub(super) fn leases(&self) -> &Leases {
+        &self.leases
+    }
+
     pub(super) fn path_of(&self, key: &ContentKey) -> PathBuf {
         let hex = key.to_string();
-        self.dir.join(&hex[..2]).join(format!("{hex}.safetensors"))
+        self.dir.join(&hex[..2]).join(format!("{hex}{EXTENSION}"))
     }
 
     pub(super) fn check_writable(&self) -> io::Result<()> {
@@ -53,18 +79,13 @@ impl Files {
         }
         let mut tmp = TmpFile::create(&self.tmp)?;
         tmp.file.write_all(object)?;
+        budget::note_stored(&tmp.file, object.len() as u64)?;
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
-        match fs::hard_link(&tmp.path, &path) {
-            Ok(()) => Ok(PutOutcome::Stored),
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(PutOutcome::AlreadyThere),
-            // Some network file systems have no hard links. A rename is atomic too, but lets the last writer of a
-            // race win, and both are told that they stored: harmless, since either object verifies by itself.
-            Err(e) if matches!(e.kind(), ErrorKind::Unsupported | ErrorKind::PermissionDenied) => {
-                fs::rename(&tmp.path, &path).map(|()| PutOutcome::Stored)
-            }
-            Err(e) => Err(e),
+        match &self.budget {
+            Some(budget) => budget.admit(object.len() as u64, || self.stored(), || link(&tmp.path, &path)),
+            None => link(&tmp.path, &path),
         }
     }
 
@@ -81,7 +102,8 @@ impl Files {
             return Ok(Err(ObjectError::TooLarge { limit, actual }));
         }
         let mut object = Vec::with_capacity(len as usize);
-        file.take(len).read_to_end(&mut object)?;
+        (&file).take(len).read_to_end(&mut object)?;
+        budget::note_use(&file);
         Ok(Ok(Some(object.into())))
     }
 
@@ -98,29 +120,89 @@ impl Files {
     }
 
     pub(super) fn quarantine(&self, key: &ContentKey) -> io::Result<bool> {
-        found(fs::rename(self.path_of(key), self.quarantine.join(format!("{key}.safetensors"))))
+        let aside = self.quarantine.join(format!("{key}{EXTENSION}"));
+        let is_found = found(fs::rename(self.path_of(key), &aside))?;
+        if is_found {
+            leftovers::note_quarantined(&aside);
+            leftovers::bound_quarantine(&self.quarantine)?;
+        }
+        Ok(is_found)
+    }
+
+    /// The objects after a key, in the order of their keys.
+    pub(super) fn list(&self, after: Option<&ContentKey>, limit: usize) -> io::Result<Vec<Listed>> {
+        let mut listed = Vec::new();
+        for first in after.map_or(0, |key| key.as_bytes()[0])..=u8::MAX {
+            let of_first = listed.len();
+            self.visit(first, &mut |key, file| {
+                if after < Some(&key) {
+                    listed.push(Listed { key, len: file.len, stored: Some(file.stored) });
+                }
+            })?;
+            listed[of_first..].sort_unstable_by_key(|l| l.key);
+            if listed.len() >= limit {
+                break;
+            }
+        }
+        listed.truncate(limit);
+        Ok(listed)
+    }
+
+    /// Counts what is no object, or removes it.
+    pub(super) fn leftovers(&self, tidy: Tidy) -> io::Result<Leftovers> {
+        if tidy == Tidy::Remove {
+            self.leases.sweep()?;
+        }
+        let (quarantined, aside) = leftovers::quarantined(&self.quarantine, tidy)?;
+        let (unfinished, half) = leftovers::unfinished(&self.tmp, tidy)?;
+        Ok(Leftovers { quarantined, unfinished, bytes: aside + half })
+    }
+
+    fn sweep(&self) -> io::Result<()> {
+        self.leases.sweep()?;
+        leftovers::unfinished(&self.tmp, Tidy::Remove)?;
+        leftovers::bound_quarantine(&self.quarantine)
+    }
+
+    fn stored(&self) -> io::Result<Vec<Stored>> {
+        let mut all = Vec::new();
+        for first in 0..=u8::MAX {
+            self.visit(first, &mut |_, file| all.push(file))?;
+        }
+        Ok(all)
+    }
+
+    /// Shows every object whose key begins with `first`. Others may be removing them meanwhile.
+    fn visit(&self, first: u8, see: &mut dyn FnMut(ContentKey, Stored)) -> io::Result<()> {
+        let entries = match fs::read_dir(self.dir.join(format!("{first:02x}"))) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            let name = entry.file_name();
+            let hex = name.to_str().and_then(|name| name.strip_suffix(EXTENSION));
+            let Some(key) = hex.and_then(ContentKey::from_hex) else { continue };
+            let Ok(meta) = entry.metadata() else { continue };
+            let stored = meta.modified()?;
+            let worth = meta.accessed().unwrap_or(stored);
+            see(key, Stored { path: entry.path(), len: meta.len(), stored, worth });
+        }
+        Ok(())
     }
 }
 
-/// A file under `tmp` that is gone when this is dropped; a link to it stays.
-struct TmpFile {
-    path: PathBuf,
-    file: File,
-}
-
-impl TmpFile {
-    fn create(dir: &Path) -> io::Result<Self> {
-        let path = dir.join(format!("{:032x}", nonce()));
-        let file = File::create_new(&path)
-            .map_err(|e| io::Error::new(e.kind(), format!("cannot write in {}: {e}", dir.display())))?;
-        Ok(Self { path, file })
-    }
-}
-
-impl Drop for TmpFile {
-    fn drop(&mut self) {
-        // Already renamed away, or left for the cleaner of the next start: both are fine.
-        let _ = fs::remove_file(&self.path);
+/// Gives a written file its name, unless another has it.
+fn link(tmp: &Path, path: &Path) -> io::Result<PutOutcome> {
+    match fs::hard_link(tmp, path) {
+        Ok(()) => Ok(PutOutcome::Stored),
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(PutOutcome::AlreadyThere),
+        // Some network file systems have no hard links. A rename is atomic too, but lets the last writer of a
+        // race win, and both are told that they stored: harmless, since either object verifies by itself.
+        Err(e) if matches!(e.kind(), ErrorKind::Unsupported | ErrorKind::PermissionDenied) => {
+            fs::rename(tmp, path).map(|()| PutOutcome::Stored)
+        }
+        Err(e) => Err(e),
     }
 }
 
@@ -135,7 +217,8 @@ fn open_if_there(path: &Path) -> io::Result<Option<(File, u64)>> {
     }
 }
 
-fn found(result: io::Result<()>) -> io::Result<bool> {
+/// Whether there was a file.
+pub(super) fn found(result: io::Result<()>) -> io::Result<bool> {
     match result {
         Ok(()) => Ok(true),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
@@ -143,16 +226,7 @@ fn found(result: io::Result<()>) -> io::Result<bool> {
     }
 }
 
-/// Removes the files of `dir` that are older than `age`. Another process may be doing the same.
-fn remove_older(dir: &Path, age: Duration) -> io::Result<()> {
-    let now = SystemTime::now();
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        let Ok(modified) = entry.metadata().and_then(|m| m.modified()) else { continue };
-        if now.duration_since(modified).is_ok_and(|d| d > age) {
-            tracing::info!(path = %entry.path().display(), "removed a leftover of the EC store");
-            found(fs::remove_file(entry.path()))?;
-        }
-    }
-    Ok(())
+/// How long ago a time was; zero for one that is to come.
+pub(super) fn age(time: SystemTime) -> Duration {
+    time.elapsed().unwrap_or_default()
 }

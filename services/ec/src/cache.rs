@@ -1,0 +1,290 @@
+//! Values under content keys within a budget of bytes; those least worth keeping ([`crate::policy`]) go first.
+//!
+//! Held values are never evicted, so the sum may pass the budget while they are held; holders are bounded by
+//! whoever admits them. Knows no locks and no time.
+
+use crate::policy::{BY_EVICTIONS, is_young};
+use std::collections::{BTreeMap, HashMap};
+use triptych_core::ContentKey;
+
+/// The map. All operations are O(log n), eviction amortised and but for a walk over the newest.
+#[derive(Debug)]
+pub(crate) struct ByteCache<V> {
+    budget: usize,
+    /// The sum of `bytes` over `entries`.
+    used: usize,
+    /// Grows with every touch; no two entries have the same.
+    tick: u64,
+    /// The largest worth that was evicted.
+    clock: u64,
+    /// Bytes of everything that was ever added.
+    added: u64,
+    entries: HashMap<ContentKey, Entry<V>>,
+    /// Exactly the entries that nobody holds: what is worth least first, and of those what was used least recently.
+    idle: BTreeMap<Rank, ContentKey>,
+}
+
+/// Worth, and the tick of the last use.
+type Rank = (u64, u64);
+
+#[derive(Debug)]
+struct Entry<V> {
+    value: V,
+    bytes: usize,
+    /// What `added` was when this one was.
+    birth: u64,
+    rank: Rank,
+    is_held: bool,
+}
+
+impl<V: Clone> ByteCache<V> {
+    /// An empty map. A budget of zero keeps only what is held.
+    pub(crate) fn new(budget: usize) -> Self {
+        let (entries, idle) = (HashMap::new(), BTreeMap::new());
+        Self { budget, used: 0, tick: 0, clock: 0, added: 0, entries, idle }
+    }
+
+    /// Adds a value that nobody holds, unless the key has one. Whether it was added; it may be evicted at once
+    /// when what is held leaves no room.
+    pub(crate) fn insert(&mut self, key: ContentKey, value: V, bytes: usize) -> bool {
+        if self.entries.contains_key(&key) {
+            return false;
+        }
+        let entry = self.entry(value, bytes);
+        self.idle.insert(entry.rank, key);
+        self.entries.insert(key, entry);
+        self.evict();
+        true
+    }
+
+    /// Adds a value that is held, unless the key has one; holds it either way.
+    pub(crate) fn insert_held(&mut self, key: ContentKey, value: V, bytes: usize) {
+        if !self.hold(&key) {
+            let entry = self.entry(value, bytes);
+            self.entries.insert(key, Entry { is_held: true, ..entry });
+            self.evict();
+        }
+    }
+
+    /// The value, and counts as a use of it.
+    pub(crate) fn get(&mut self, key: &ContentKey) -> Option<V> {
+        self.touch(key);
+        self.entries.get(key).map(|entry| entry.value.clone())
+    }
+
+    /// Whether the key has a value; not a use.
+    pub(crate) fn contains(&self, key: &ContentKey) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    /// Keeps the value from eviction. False if there is none.
+    pub(crate) fn hold(&mut self, key: &ContentKey) -> bool {
+        let Some(entry) = self.entries.get_mut(key) else { return false };
+        entry.is_held = true;
+        self.idle.remove(&entry.rank);
+        true
+    }
+
+    /// Ends [`Self::hold`], which was a use.
+    pub(crate) fn release(&mut self, key: &ContentKey) {
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        if std::mem::replace(&mut entry.is_held, false) {
+            self.idle.insert(entry.rank, *key);
+            self.touch(key);
+            self.evict();
+        }
+    }
+
+    /// Takes the value out, held or not.
+    pub(crate) fn remove(&mut self, key: &ContentKey) -> Option<V> {
+        let entry = self.entries.remove(key)?;
+        self.idle.remove(&entry.rank);
+        self.used = self.used.saturating_sub(entry.bytes);
+        Some(entry.value)
+    }
+
+    /// At most `limit` keys, those in use first, then the latest used.
+    pub(crate) fn recent(&self, limit: usize) -> Vec<ContentKey> {
+        let mut latest: Vec<_> = self.entries.iter().map(|(key, e)| (e.is_held, e.rank.1, *key)).collect();
+        latest.sort_unstable_by(|a, b| b.cmp(a));
+        latest.into_iter().take(limit).map(|(.., key)| key).collect()
+    }
+
+    /// What `read` says of each value that it wants, in no order. Not a use of them.
+    pub(crate) fn list<T>(&self, read: impl Fn(&ContentKey, &V) -> Option<T>) -> Vec<(ContentKey, T)> {
+        self.entries.iter().filter_map(|(key, e)| Some((*key, read(key, &e.value)?))).collect()
+    }
+
+    /// Sum of the sizes.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Number of values.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    fn next_tick(&mut self) -> u64 {
+        self.tick += 1;
+        self.tick
+    }
+
+    fn entry(&mut self, value: V, bytes: usize) -> Entry<V> {
+        self.used = self.used.saturating_add(bytes);
+        self.added = self.added.saturating_add(bytes as u64);
+        let rank = (BY_EVICTIONS.stored(self.clock, bytes as u64), self.next_tick());
+        Entry { value, bytes, birth: self.added, rank, is_held: false }
+    }
+
+    fn touch(&mut self, key: &ContentKey) {
+        let tick = self.next_tick();
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        let before = entry.rank;
+        entry.rank = (BY_EVICTIONS.used(self.clock, before.0, entry.bytes as u64), tick);
+        if !entry.is_held {
+            self.idle.remove(&before);
+            self.idle.insert(entry.rank, *key);
+        }
+    }
+
+    fn evict(&mut self) {
+        while self.used > self.budget {
+            let Some((worth, key)) = self.victim() else { return };
+            self.clock = self.clock.max(worth);
+            self.remove(&key);
+        }
+    }
+
+    /// What goes next: what is worth least of all but the newest, or else the oldest of these.
+    fn victim(&self) -> Option<(u64, ContentKey)> {
+        let birth = |key: &ContentKey| self.entries.get(key).map_or(0, |e| e.birth);
+        let is_old = |key: &ContentKey| !is_young(self.budget as u64, self.added - birth(key));
+        let old = self.idle.iter().find(|(_, key)| is_old(key));
+        let any = old.or_else(|| self.idle.iter().min_by_key(|(_, key)| birth(key)));
+        any.map(|((worth, _), key)| (*worth, *key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn key(n: u8) -> ContentKey {
+        ContentKey::from_bytes([n; 32])
+    }
+
+    #[test]
+    fn the_least_recently_used_goes_first() {
+        let mut cache = ByteCache::new(30);
+        for n in 1..=3 {
+            assert!(cache.insert(key(n), n, 10));
+        }
+        assert_eq!(cache.get(&key(1)), Some(1));
+        assert_eq!(cache.recent(2), [key(1), key(3)]);
+        cache.insert(key(4), 4, 10);
+        assert!(!cache.contains(&key(2)), "2 was used longest ago");
+        assert!(cache.contains(&key(1)) && cache.contains(&key(3)) && cache.contains(&key(4)));
+    }
+
+    #[test]
+    fn what_is_used_often_outlives_what_is_not_but_not_for_ever() {
+        let mut cache = ByteCache::new(40);
+        cache.insert(key(1), 1, 10);
+        for _ in 0..3 {
+            cache.get(&key(1));
+        }
+        for n in 2..=6 {
+            cache.insert(key(n), n, 10);
+        }
+        assert!(cache.contains(&key(1)), "used three times, the others never");
+        for n in 7..=60 {
+            cache.insert(key(n), n, 10);
+        }
+        assert!(!cache.contains(&key(1)), "that was long ago");
+    }
+
+    #[test]
+    fn of_two_that_were_used_alike_the_one_that_is_cheaper_by_the_byte_goes() {
+        const KIB: usize = 1024;
+        let mut cache = ByteCache::new(1200 * KIB);
+        cache.insert(key(1), 1, 100 * KIB);
+        cache.insert(key(2), 2, 1000 * KIB);
+        cache.insert(key(3), 3, 500 * KIB);
+        assert!(cache.contains(&key(1)) && !cache.contains(&key(2)));
+    }
+
+    #[test]
+    fn what_was_stored_last_is_there_for_whoever_had_it_encoded() {
+        let mut cache = ByteCache::new(100);
+        for n in 1..=10 {
+            cache.insert(key(n), n, 10);
+            for _ in 0..8 {
+                cache.get(&key(n));
+            }
+        }
+        cache.insert(key(11), 11, 10);
+        cache.insert(key(12), 12, 10);
+        assert!(cache.contains(&key(11)) && cache.contains(&key(12)), "though everything else is used more");
+    }
+
+    #[test]
+    fn what_is_held_stays_over_the_budget_and_goes_when_released() {
+        let mut cache = ByteCache::new(10);
+        cache.insert_held(key(1), 1, 10);
+        cache.insert_held(key(2), 2, 10);
+        assert_eq!((cache.len(), cache.used()), (2, 20));
+        cache.insert(key(3), 3, 1);
+        assert!(!cache.contains(&key(3)), "no room beside what is held");
+        cache.release(&key(1));
+        assert!(!cache.contains(&key(1)));
+        assert_eq!(cache.used(), 10);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Move {
+        Insert(u8, usize),
+        InsertHeld(u8, usize),
+        Get(u8),
+        Hold(u8),
+        Release(u8),
+        Remove(u8),
+    }
+
+    fn moves() -> impl Strategy<Value = Vec<Move>> {
+        let key = 0u8..6;
+        let one = prop_oneof![
+            (key.clone(), 0usize..12).prop_map(|(k, b)| Move::Insert(k, b)),
+            (key.clone(), 0usize..12).prop_map(|(k, b)| Move::InsertHeld(k, b)),
+            key.clone().prop_map(Move::Get),
+            key.clone().prop_map(Move::Hold),
+            key.clone().prop_map(Move::Release),
+            key.prop_map(Move::Remove),
+        ];
+        proptest::collection::vec(one, 0..60)
+    }
+
+    proptest! {
+        #[test]
+        fn the_books_balance_after_every_move(moves in moves()) {
+            let mut cache = ByteCache::new(20);
+            for m in moves {
+                match m {
+                    Move::Insert(k, b) => { cache.insert(key(k), k, b); }
+                    Move::InsertHeld(k, b) => cache.insert_held(key(k), k, b),
+                    Move::Get(k) => { cache.get(&key(k)); }
+                    Move::Hold(k) => { cache.hold(&key(k)); }
+                    Move::Release(k) => cache.release(&key(k)),
+                    Move::Remove(k) => { cache.remove(&key(k)); }
+                }
+                let sum: usize = cache.entries.values().map(|e| e.bytes).sum();
+                let idle = cache.entries.values().filter(|e| !e.is_held).count();
+                prop_assert_eq!(cache.used, sum);
+                prop_assert_eq!(cache.idle.len(), idle);
+                prop_assert!(cache.idle.iter().all(|(rank, key)| cache.entries[key].rank == *rank));
+                prop_assert!(cache.used <= cache.budget || idle == 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What the objects of a directory may take together, among all processes that have it open. Blocking.
+//!
+//! How much they take is a number in the file `DIR/used`, changed under the lock `DIR/lock`: larger before an object
+//! gets its name. So it is never too small, whoever dies; where it is too large, because somebody died or removed
+//! files, it is found out the next time room is needed, since then everything is counted. Worth ([`crate::policy`])
+//! rests in the files themselves: a file's access time is the time until which it is worth keeping, its modification
+//! time when it was stored.
+
+use super::files::Stored;
+use super::lock::DirLock;
+use crate::policy::{BY_TIME, is_young};
+use std::fs::{self, File, FileTimes};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Part of the budget that is freed at once, as a divisor: counting makes room for several objects.
+const EVICTED_AT_ONCE: u64 = 64;
+
+/// The budget of a directory.
+#[derive(Debug)]
+pub(super) struct Budget {
+    bytes: u64,
+    lock: PathBuf,
+    used: PathBuf,
+}
+
+impl Budget {
+    pub(super) fn new(dir: &Path, bytes: u64) -> Self {
+        Self { bytes, lock: dir.join("lock"), used: dir.join("used") }
+    }
+
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Counts what is there, and evicts what is over the budget.
+    pub(super) fn hold(&self, count: impl Fn() -> io::Result<Vec<Stored>>) -> io::Result<()> {
+        let _lock = DirLock::take(&self.lock)?;
+        let used = self.make_room(0, count()?)?;
+        fs::write(&self.used, used.to_string())
+    }
+
+    /// Lets `store` give an object of `len` bytes its name once there is room for it.
+    pub(super) fn admit<T>(
+        &self,
+        len: u64,
+        count: impl Fn() -> io::Result<Vec<Stored>>,
+        store: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
+        let _lock = DirLock::take(&self.lock)?;
+        let told = fs::read_to_string(&self.used).ok().and_then(|text| text.parse::<u64>().ok());
+        let used = match told.filter(|used| used.saturating_add(len) <= self.bytes) {
+            Some(used) => used,
+            None => self.make_room(len, count()?)?,
+        };
+        fs::write(&self.used, (used + len).to_string())?;
+        store()
+    }
+
+    /// Removes what is worth least until `len` more bytes fit. What is left.
+    fn make_room(&self, len: u64, stored: Vec<Stored>) -> io::Result<u64> {
+        let mut used = stored.iter().map(|s| s.len).sum::<u64>();
+        let goal = self.bytes.saturating_sub(len);
+        if used <= goal {
+            return Ok(used);
+        }
+        let plenty = goal.saturating_sub(self.bytes / EVICTED_AT_ONCE);
+        for (is_young, victim) in order(self.bytes, stored) {
+            if used <= plenty || (is_young && used <= goal) {
+                break;
+            }
+            match fs::remove_file(&victim.path) {
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+                _ => used -= victim.len,
+            }
+        }
+        Ok(used)
+    }
+}
+
+/// What goes first: of what is not young what is worth least, then the young, oldest first.
+fn order(budget: u64, mut stored: Vec<Stored>) -> Vec<(bool, Stored)> {
+    stored.sort_by(|a, b| b.stored.cmp(&a.stored));
+    let mut since = 0;
+    let mut ranked: Vec<_> = stored
+        .into_iter()
+        .map(|s| {
+            let is_young = is_young(budget, since);
+            since += s.len;
+            (is_young, s)
+        })
+        .collect();
+    ranked.sort_by_key(|(is_young, s)| (*is_young, if *is_young { s.stored } else { s.worth }));
+    ranked
+}
+
+/// Notes in a file that it was stored now.
+pub(super) fn note_stored(file: &File, len: u64) -> io::Result<()> {
+    let (now, now_ms) = now();
+    file.set_times(FileTimes::new().set_modified(now).set_accessed(time_of(BY_TIME.stored(now_ms, len))))
+}
+
+/// Notes in a file that it was used now. Nothing, where the file is another's.
+pub(super) fn note_use(file: &File) {
+    let Ok(meta) = file.metadata() else { return };
+    let before = meta.accessed().map_or(0, millis_of);
+    let worth = BY_TIME.used(now().1, before, meta.len());
+    let _ = file.set_times(FileTimes::new().set_accessed(time_of(worth)));
+}
+
+fn now() -> (SystemTime, u64) {
+    let now = SystemTime::now();
+    (now, millis_of(now))
+}
+
+fn millis_of(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn time_of(millis: u64) -> SystemTime {
+    UNIX_EPOCH.checked_add(Duration::from_millis(millis)).unwrap_or_else(SystemTime::now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(name: &str, len: u64, stored_ms: u64, worth_ms: u64) -> Stored {
+        Stored { path: name.into(), len, stored: time_of(stored_ms), worth: time_of(worth_ms) }
+    }
+
+    #[test]
+    fn what_is_worth_least_goes_first_and_what_was_stored_last_goes_last() {
+        let all = vec![
+            stored("newest", 10, 400, 401),
+            stored("used often", 10, 100, 9000),
+            stored("never used", 10, 200, 700),
+            stored("used once", 10, 300, 1500),
+        ];
+        let names: Vec<_> = order(36, all).into_iter().map(|(_, s)| s.path).collect();
+        assert_eq!(names, ["never used", "used often", "used once", "newest"].map(PathBuf::from));
+    }
+}

@@ -1,0 +1,107 @@
+//! What a directory holds that is no object: files that are being written, and objects that did not verify. Blocking.
+//!
+//! A writer holds the lock of its file, so that a file whose writer died is known by its lock being free. A file that
+//! was made a moment ago may not be locked yet.
+
+use super::files::{age, found};
+use super::lock::is_locked;
+use crate::store::{Tidy, nonce};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// A writer locks its file within this time.
+const LOCKED_WITHIN: Duration = Duration::from_secs(60);
+/// Where the file system has no locks: no writer needs longer for one file.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(15 * 60);
+/// How long, how many and how large: what an operator may still look at of the objects that did not verify.
+const QUARANTINE_MAX_AGE: Duration = Duration::from_secs(24 * 3600);
+const QUARANTINE_MAX_FILES: usize = 64;
+const QUARANTINE_MAX_BYTES: u64 = 256 << 20;
+
+/// A file under `tmp` that is gone when this is dropped; a link to it stays.
+pub(super) struct TmpFile {
+    pub(super) path: PathBuf,
+    pub(super) file: File,
+}
+
+impl TmpFile {
+    pub(super) fn create(dir: &Path) -> io::Result<Self> {
+        let path = dir.join(format!("{:032x}", nonce()));
+        let file = File::create_new(&path)
+            .map_err(|e| io::Error::new(e.kind(), format!("cannot write in {}: {e}", dir.display())))?;
+        // Without locks its age tells.
+        let _ = file.try_lock();
+        Ok(Self { path, file })
+    }
+}
+
+impl Drop for TmpFile {
+    fn drop(&mut self) {
+        // Already renamed away, or left for a later sweep: both are fine.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Counts the files that writers died over, or removes them: how many, and their bytes.
+pub(super) fn unfinished(dir: &Path, tidy: Tidy) -> io::Result<(usize, u64)> {
+    let is_left = |path: &Path, age| match is_locked(path) {
+        Some(is_locked) => !is_locked && age > LOCKED_WITHIN,
+        None => age > WRITTEN_WITHIN,
+    };
+    let left: Vec<_> = files(dir)?.into_iter().filter(|f| is_left(&f.path, age(f.modified))).collect();
+    sum(&left, tidy)
+}
+
+/// Counts the objects in quarantine, or removes them: how many, and their bytes.
+pub(super) fn quarantined(dir: &Path, tidy: Tidy) -> io::Result<(usize, u64)> {
+    sum(&files(dir)?, tidy)
+}
+
+/// Removes from quarantine what is too old, and the oldest of what is too much.
+pub(super) fn bound_quarantine(dir: &Path) -> io::Result<()> {
+    let mut files = files(dir)?;
+    files.sort_by_key(|file| std::cmp::Reverse(file.modified));
+    let mut bytes = 0;
+    let is_kept = |file: &Leftover, bytes: &mut u64| {
+        *bytes += file.len;
+        *bytes <= QUARANTINE_MAX_BYTES && age(file.modified) <= QUARANTINE_MAX_AGE
+    };
+    let n_kept = files.iter().take(QUARANTINE_MAX_FILES).take_while(|f| is_kept(f, &mut bytes)).count();
+    sum(&files[n_kept..], Tidy::Remove).map(drop)
+}
+
+/// An object's time in quarantine begins now, whenever it was stored.
+pub(super) fn note_quarantined(path: &Path) {
+    // A file that is another's keeps its time, and goes earlier.
+    let _ = File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
+}
+
+struct Leftover {
+    path: PathBuf,
+    len: u64,
+    modified: SystemTime,
+}
+
+/// The files of a folder that are still there.
+fn files(dir: &Path) -> io::Result<Vec<Leftover>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let Ok(meta) = entry.metadata() else { continue };
+        if let (true, Ok(modified)) = (meta.is_file(), meta.modified()) {
+            all.push(Leftover { path: entry.path(), len: meta.len(), modified });
+        }
+    }
+    Ok(all)
+}
+
+/// Another process may be removing the same files.
+fn sum(files: &[Leftover], tidy: Tidy) -> io::Result<(usize, u64)> {
+    for file in files.iter().filter(|_| tidy == Tidy::Remove) {
+        tracing::info!(path = %file.path.display(), "removed a leftover of the EC store");
+        found(fs::remove_file(&file.path))?;
+    }
+    Ok((files.len(), files.iter().map(|f| f.len).sum()))
+}

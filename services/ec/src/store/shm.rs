@@ -1,0 +1,367 @@
+//! Objects in memory that the processes of one host share: a slab file, mapped once by each of them.
+//!
+//! The file lies in `/dev/shm`, or on any mount that the processes share, so containers that mount the same volume
+//! share it too. Whoever comes first makes it, in the size of its setting; objects and leases are lost with the host,
+//! and all that is lost is a miss. Reading is one copy out of the slab, writing one copy in, both without a lock:
+//! [`books`] says why nothing tears. A copy, and not a loan of the memory: a loan has to be pinned, and Rust may not
+//! be shown bytes that another process can still change.
+//!
+//! What is kept when the slab is full is [`crate::policy`]'s choice. A process that dies gives back what it was
+//! writing and the leases that it held ([`owners`]).
+
+mod books;
+mod layout;
+mod leases;
+mod map;
+mod owners;
+mod pages;
+mod slab;
+mod words;
+
+use super::lease::{Acquired, EncodeLease};
+use super::{EcStore, Listed, Op, PutOutcome, StoreKind, check_size};
+use crate::error::EcError;
+use crate::object::{self, MAX_HEAD_BYTES, ObjectError};
+use crate::settings::split_mib;
+use async_trait::async_trait;
+use books::{Extent, IsAlive, NewObject};
+use bytes::Bytes;
+use layout::{Field, PAGE_BYTES};
+use leases::{Asker, Grant};
+use pages::Damaged;
+use slab::{Slab, now_ms};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::time::{Instant, sleep};
+use triptych_core::limits::Limits;
+use triptych_core::{ContentKey, EncodedItem};
+use words::Words;
+
+/// Size where nothing else is said: 1 GiB.
+pub const DEFAULT_BYTES: u64 = 1 << 30;
+/// Where a slab with a name lies.
+const SHM_DIR: &str = "/dev/shm";
+/// How long anything waits for the lock, which is held for milliseconds at most unless its holder is stopped.
+const LOCK_LIMIT: Duration = Duration::from_secs(5);
+/// How long a put waits for others to finish theirs when these take up the whole slab.
+const ROOM_LIMIT: Duration = Duration::from_secs(2);
+/// Larger objects are copied off the async workers.
+const INLINE_BYTES: usize = 256 << 10;
+/// How often, for [`LOCK_LIMIT`] each, a put that failed tries to give back its slot.
+const MAX_GIVE_BACKS: usize = 60;
+/// How often a read starts again because its object was evicted and stored again meanwhile.
+const READS: usize = 3;
+/// The longest pause between two looks of a wait; the first is a millisecond.
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+/// How often a wait asks whether the lease is still held when nothing happens.
+const LEASE_LOOK: Duration = Duration::from_millis(100);
+
+/// Where a slab is, and how large whoever is first makes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShmSetting {
+    /// The file.
+    pub path: PathBuf,
+    /// Size of the whole slab in bytes.
+    pub size_bytes: u64,
+}
+
+impl ShmSetting {
+    /// Reads `shm[:NAME_OR_PATH][?mib=N]`; a name without `/` lies in `/dev/shm`, and where there is none it is
+    /// `triptych-ec-UID`.
+    ///
+    /// # Errors
+    /// [`EcError::Config`] for anything else.
+    pub fn parse(text: &str) -> Result<Self, EcError> {
+        let (place, size) = split_mib(text)?;
+        let path = match place.strip_prefix("shm").map(|rest| rest.strip_prefix(':').ok_or(rest)) {
+            Some(Err("")) => default_path(),
+            Some(Ok(name)) if !name.is_empty() && !name.ends_with('/') => Path::new(SHM_DIR).join(name),
+            _ => {
+                let reason =
+                    "`shm:` needs a name or a path, as in `shm:triptych` or `shm:/mnt/shared/triptych`";
+                return Err(EcError::Config { setting: text.to_owned(), reason: reason.into() });
+            }
+        };
+        Ok(Self { path, size_bytes: size.unwrap_or(DEFAULT_BYTES) })
+    }
+}
+
+impl Default for ShmSetting {
+    fn default() -> Self {
+        Self { path: default_path(), size_bytes: DEFAULT_BYTES }
+    }
+}
+
+impl fmt::Display for ShmSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "shm:{}?mib={}", self.path.display(), self.size_bytes >> 20)
+    }
+}
+
+/// Each user has one: a slab is nobody else's to read.
+fn default_path() -> PathBuf {
+    Path::new(SHM_DIR).join(format!("triptych-ec-{}", rustix::process::getuid().as_raw()))
+}
+
+/// The store in a slab.
+#[derive(Debug)]
+pub struct ShmStore {
+    limits: Limits,
+    slab: Arc<Slab>,
+}
+
+impl ShmStore {
+    /// Maps the slab, and makes it where there is none.
+    ///
+    /// # Errors
+    /// [`EcError::Config`] if it cannot be made there, or what is there is no slab of this version.
+    pub async fn open(setting: &ShmSetting, limits: &Limits) -> Result<Self, EcError> {
+        let (path, size) = (setting.path.clone(), setting.size_bytes);
+        let opened = tokio::task::spawn_blocking(move || Slab::open(&path, size)).await;
+        let slab = opened.unwrap_or_else(|e| Err(std::io::Error::other(e))).map_err(|e| EcError::Config {
+            setting: setting.to_string(),
+            reason: format!(
+                "the slab cannot be used: {e}; name another file, or remove this one while nobody uses it"
+            ),
+        })?;
+        let capacity = slab.geometry().capacity();
+        if capacity as u64 > setting.size_bytes || (capacity as u64) < setting.size_bytes / 8 * 7 {
+            tracing::warn!(path = %setting.path.display(), asked_mib = setting.size_bytes >> 20,
+                mib = capacity >> 20, "the slab was made in another size, which stays");
+        }
+        let limits = Limits { max_object_bytes: limits.max_object_bytes.min(capacity), ..limits.clone() };
+        Ok(Self { limits, slab: Arc::new(slab) })
+    }
+
+    /// Bytes that objects can take together.
+    pub fn capacity(&self) -> usize {
+        self.slab.geometry().capacity()
+    }
+
+    /// Bytes of the pages that objects have, and of those that are being written.
+    pub fn used_bytes(&self) -> usize {
+        let free = usize::try_from(self.slab.words().field(Field::FreePages)).unwrap_or(usize::MAX);
+        self.capacity().saturating_sub(free.saturating_mul(PAGE_BYTES))
+    }
+
+    /// Objects that made room for others, ever, in all processes.
+    pub fn n_evicted(&self) -> u64 {
+        self.slab.words().field(Field::Evicted)
+    }
+
+    async fn change<T>(
+        &self,
+        op: Op,
+        work: impl Fn(&Words<'_>, IsAlive<'_>) -> Result<T, Damaged>,
+    ) -> Result<T, EcError> {
+        change(&self.slab, op, work).await
+    }
+
+    /// The first `n` bytes of an object, and its length.
+    async fn read(&self, key: &ContentKey, op: Op, n: usize) -> Result<Option<(usize, Vec<u8>)>, EcError> {
+        for _ in 0..READS {
+            let Some(extent) = self.change(op, |words, _| words.find(key)).await? else { return Ok(None) };
+            let limit = self.limits.max_object_bytes;
+            if extent.len > limit {
+                let source = ObjectError::TooLarge { limit, actual: extent.len };
+                return Err(EcError::Corrupt { key: *key, source });
+            }
+            let len = extent.len;
+            let copied = if len.min(n) <= INLINE_BYTES {
+                copy_out(&self.slab, &extent, n)
+            } else {
+                let slab = self.slab.clone();
+                let copied = tokio::task::spawn_blocking(move || copy_out(&slab, &extent, n)).await;
+                copied.map_err(|e| EcError::unavailable(StoreKind::Shm, op, e))?
+            };
+            if let Some(bytes) = copied {
+                return Ok(Some((len, bytes)));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn head(&self, key: &ContentKey, op: Op) -> Result<Option<EncodedItem>, EcError> {
+        match self.read(key, op, MAX_HEAD_BYTES).await {
+            Ok(read) => Ok(read.and_then(|(len, bytes)| object::probe(&bytes, len, key, &self.limits).ok())),
+            Err(EcError::Corrupt { .. }) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// Does something to the books as soon as nobody else does.
+async fn change<T>(
+    slab: &Slab,
+    op: Op,
+    work: impl Fn(&Words<'_>, IsAlive<'_>) -> Result<T, Damaged>,
+) -> Result<T, EcError> {
+    let until = Instant::now() + LOCK_LIMIT;
+    for n_tries in 0_u32.. {
+        match slab.try_change(&work) {
+            Ok(Some(done)) => return Ok(done),
+            Ok(None) if Instant::now() >= until => break,
+            Ok(None) if n_tries < 16 => tokio::task::yield_now().await,
+            Ok(None) => sleep(Duration::from_millis(1)).await,
+            Err(e) => return Err(EcError::unavailable(StoreKind::Shm, op, e)),
+        }
+    }
+    Err(EcError::TimedOut { store: StoreKind::Shm, op, limit: LOCK_LIMIT })
+}
+
+/// The first `n` bytes, unless the slot was used again meanwhile.
+fn copy_out(slab: &Slab, extent: &Extent, n: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; extent.len.min(n)];
+    slab.words().copy_out(&extent.pages, &mut bytes);
+    slab.words().is_still(extent).then_some(bytes)
+}
+
+/// Runs in a task of its own, so that it ends what it began whoever goes away.
+async fn put(slab: Arc<Slab>, key: ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
+    let (owner, len) = (slab.owner(), object.len());
+    let until = Instant::now() + ROOM_LIMIT;
+    let extent = loop {
+        let reserve = |words: &Words<'_>, is_alive: IsAlive<'_>| {
+            let new = NewObject { key, len, owner, now_ms: now_ms() };
+            if words.has(&key)? { Ok(None) } else { words.reserve(&new, is_alive).map(Some) }
+        };
+        match change(&slab, Op::Put, reserve).await? {
+            None => return Ok(PutOutcome::AlreadyThere),
+            Some(Some(extent)) => break extent,
+            Some(None) if Instant::now() < until => sleep(Duration::from_millis(2)).await,
+            Some(None) => {
+                let why = "the whole slab is taken by objects that are being written";
+                return Err(EcError::unavailable(StoreKind::Shm, Op::Put, why));
+            }
+        }
+    };
+    if len <= INLINE_BYTES {
+        slab.words().copy_in(&extent.pages, &object);
+    } else {
+        let (to, pages) = (slab.clone(), extent.pages.clone());
+        let copied = tokio::task::spawn_blocking(move || to.words().copy_in(&pages, &object)).await;
+        if let Err(e) = copied {
+            change(&slab, Op::Put, |words, _| words.abandon(&extent)).await?;
+            return Err(EcError::unavailable(StoreKind::Shm, Op::Put, e));
+        }
+    }
+    match change(&slab, Op::Put, |words, _| words.publish(&extent)).await {
+        Ok(true) => Ok(PutOutcome::Stored),
+        Ok(false) => Ok(PutOutcome::AlreadyThere),
+        Err(e) => {
+            // Someone holds the lock for seconds: the slot is given back once that is over.
+            tokio::spawn(async move {
+                for _ in 0..MAX_GIVE_BACKS {
+                    if change(&slab, Op::Put, |words, _| words.abandon(&extent)).await.is_ok() {
+                        return;
+                    }
+                }
+            });
+            Err(e)
+        }
+    }
+}
+
+#[async_trait]
+impl EcStore for ShmStore {
+    fn kind(&self) -> StoreKind {
+        StoreKind::Shm
+    }
+
+    fn describe(&self) -> String {
+        format!("shm:{}, {} MiB", self.slab.path().display(), self.capacity() >> 20)
+    }
+
+    async fn put_if_absent(&self, key: &ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
+        check_size(&self.limits, object.len())?;
+        let task = tokio::spawn(put(self.slab.clone(), *key, object));
+        task.await.unwrap_or_else(|e| Err(EcError::unavailable(StoreKind::Shm, Op::Put, e)))
+    }
+
+    async fn get(&self, key: &ContentKey) -> Result<Option<Bytes>, EcError> {
+        let read = self.read(key, Op::Get, usize::MAX).await?;
+        Ok(read.map(|(_, bytes)| bytes.into()))
+    }
+
+    async fn heads(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, EcError> {
+        let mut heads = Vec::with_capacity(keys.len());
+        for key in keys {
+            heads.push(self.head(key, Op::Heads).await?);
+        }
+        Ok(heads)
+    }
+
+    async fn delete(&self, key: &ContentKey) -> Result<bool, EcError> {
+        self.change(Op::Delete, |words, _| words.remove(key)).await
+    }
+
+    async fn ping(&self) -> Result<(), EcError> {
+        self.change(Op::Ping, |_, _| Ok(())).await?;
+        self.slab.check_place().map_err(|e| EcError::unavailable(StoreKind::Shm, Op::Ping, e))
+    }
+
+    async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Result<Acquired, EcError> {
+        let asker = Asker { owner: self.slab.owner(), now_ms: now_ms(), ttl_ms: millis(ttl) };
+        let grant = self.change(Op::Lease, |words, is_alive| Ok(words.acquire_lease(key, &asker, is_alive)));
+        match grant.await? {
+            Grant::Granted { token } => Ok(Acquired::Granted(EncodeLease { key: *key, token })),
+            Grant::Held { left_ms } => Ok(Acquired::Held { left: Duration::from_millis(left_ms) }),
+            Grant::Full => {
+                Err(EcError::unavailable(StoreKind::Shm, Op::Lease, "the table of leases has no free place"))
+            }
+        }
+    }
+
+    async fn renew(&self, lease: &EncodeLease, ttl: Duration) -> Result<bool, EcError> {
+        let (now, ttl) = (now_ms(), millis(ttl));
+        self.change(Op::Lease, |words, _| Ok(words.renew_lease(&lease.key, lease.token, now, ttl))).await
+    }
+
+    async fn release(&self, lease: &EncodeLease) -> Result<bool, EcError> {
+        let now = now_ms();
+        self.change(Op::Lease, |words, _| Ok(words.release_lease(&lease.key, lease.token, now))).await
+    }
+
+    /// Looks at a counter in the slab, and at the rest only when that says that something happened.
+    async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
+        let until = Instant::now() + patience;
+        loop {
+            let news = self.slab.words().field(Field::News);
+            if let Some(item) = self.head(key, Op::Wait).await? {
+                return Ok(Some(item));
+            }
+            let is_leased =
+                |words: &Words<'_>, is_alive: IsAlive<'_>| Ok(words.is_leased(key, now_ms(), is_alive));
+            if !self.change(Op::Wait, is_leased).await? {
+                return Ok(None);
+            }
+            let look = until.min(Instant::now() + LEASE_LOOK);
+            let mut pause = Duration::from_millis(1);
+            while self.slab.words().field(Field::News) == news && Instant::now() < look {
+                sleep(pause.min(look.saturating_duration_since(Instant::now()))).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            if Instant::now() >= until {
+                return self.head(key, Op::Wait).await;
+            }
+        }
+    }
+
+    async fn list(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, EcError> {
+        let mut entries = self.change(Op::List, |words, _| Ok(words.entries(after))).await?;
+        entries.sort_unstable();
+        entries.truncate(limit);
+        let listed = entries.into_iter().map(|entry| Listed {
+            key: entry.key,
+            len: entry.len,
+            stored: SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(entry.stored_ms)),
+        });
+        Ok(listed.collect())
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

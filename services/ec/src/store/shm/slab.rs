@@ -1,0 +1,216 @@
+//! A slab as a file that several processes have mapped: made once, locked for short, put in order after a death.
+//!
+//! The lock is the file's own (`flock`): the kernel gives it back when its holder dies, in whatever container it ran,
+//! and a process that then finds the books marked as being changed puts them in order first. Nobody waits for the
+//! lock here; who does not get it is told, and asks again.
+
+use super::books::IsAlive;
+use super::layout::{Field, Geometry, MIN_BYTES};
+use super::map::Map;
+use super::owners::{Owner, is_locked};
+use super::pages::Damaged;
+use super::words::Words;
+use crate::store::nonce;
+use rustix::fs::{FallocateFlags, fallocate};
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Mutex, TryLockError as Busy};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How long opening waits for the lock; holders have it for milliseconds.
+const OPEN_LIMIT: Duration = Duration::from_secs(10);
+/// Only its owner may read and write a slab.
+const MODE: u32 = 0o600;
+
+/// A mapped slab.
+#[derive(Debug)]
+pub(super) struct Slab {
+    path: PathBuf,
+    file: File,
+    map: Map,
+    geometry: Geometry,
+    /// The file's lock is the process's, this is the thread's.
+    turn: Mutex<()>,
+    owner: Owner,
+}
+
+impl Slab {
+    /// Maps the slab at `path`; makes one of `n_bytes` if there is none. Whoever is first decides the size.
+    pub(super) fn open(path: &Path, n_bytes: u64) -> io::Result<Self> {
+        sweep_unfinished(path);
+        let file = loop {
+            match OpenOptions::new().read(true).write(true).open(path) {
+                Err(e) if e.kind() == ErrorKind::NotFound => make(path, n_bytes)?,
+                opened => break opened?,
+            }
+        };
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("it is no file"));
+        }
+        let map = Map::new(&file)?;
+        let geometry = Geometry::read(map.words()).map_err(io::Error::other)?;
+        let owners = beside(path, ".owners");
+        fs::create_dir_all(&owners)?;
+        let until = Instant::now() + OPEN_LIMIT;
+        while let Err(e) = file.try_lock() {
+            match e {
+                TryLockError::WouldBlock if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                e => return Err(e.into()),
+            }
+        }
+        let words = Words::new(map.words(), geometry);
+        // Time of day is ahead of any count, so a slab that is made anew has no number twice.
+        let id = words.field(Field::Owner).saturating_add(1).max(now_ms().saturating_mul(1000));
+        words.set(Field::Owner, id);
+        let owner = Owner::join(owners, id)?;
+        owner.sweep();
+        file.unlock()?;
+        Ok(Self { path: path.to_owned(), file, map, geometry, turn: Mutex::default(), owner })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// This process's number.
+    pub(super) fn owner(&self) -> u64 {
+        self.owner.id()
+    }
+
+    /// Everything, for what needs no lock.
+    pub(super) fn words(&self) -> Words<'_> {
+        Words::new(self.map.words(), self.geometry)
+    }
+
+    /// Does something to the books while nobody else does. `None`: someone else is at it. The work may be done again
+    /// after the books were put in order, if it found them damaged.
+    ///
+    /// # Errors
+    /// If the file was shortened, or the books are damaged again at once.
+    pub(super) fn try_change<T>(
+        &self,
+        work: impl Fn(&Words<'_>, IsAlive<'_>) -> Result<T, Damaged>,
+    ) -> io::Result<Option<T>> {
+        let _turn = match self.turn.try_lock() {
+            Ok(turn) => turn,
+            // A panic of another thread left the books marked.
+            Err(Busy::Poisoned(turn)) => turn.into_inner(),
+            Err(Busy::WouldBlock) => return Ok(None),
+        };
+        match self.file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(e)) => return Err(e),
+        }
+        let _lock = Unlock(&self.file);
+        self.check_length()?;
+        let (words, is_alive) = (self.words(), |id| self.owner.is_alive(id));
+        for _ in 0..2 {
+            if words.field(Field::Dirty) != 0 {
+                tracing::warn!(path = %self.path.display(), "who changed the slab last did not end; putting it in order");
+                words.recover(&is_alive);
+            }
+            words.set(Field::Dirty, 1);
+            if let Ok(done) = work(&words, &is_alive) {
+                words.set(Field::Dirty, 0);
+                return Ok(Some(done));
+            }
+        }
+        Err(io::Error::other("its books are damaged"))
+    }
+
+    /// Whether the path still leads to this slab.
+    pub(super) fn check_place(&self) -> io::Result<()> {
+        let (ours, there) = (self.file.metadata()?, fs::metadata(&self.path)?);
+        if (ours.dev(), ours.ino()) != (there.dev(), there.ino()) {
+            return Err(io::Error::other(
+                "another slab has taken its place; processes that started later use that one",
+            ));
+        }
+        self.check_length()
+    }
+
+    fn check_length(&self) -> io::Result<()> {
+        let (expected, actual) =
+            (self.geometry.n_words().unwrap_or(0) as u64 * 8, self.file.metadata()?.len());
+        if actual >= expected {
+            return Ok(());
+        }
+        Err(io::Error::other(format!("it was shortened to {actual} bytes, {expected} are mapped")))
+    }
+}
+
+/// Gives the file's lock back; what was changed is seen by whoever has it next.
+struct Unlock<'a>(&'a File);
+
+impl Drop for Unlock<'_> {
+    fn drop(&mut self) {
+        fence(Ordering::SeqCst);
+        // It fails only for a file that is not open.
+        let _ = self.0.unlock();
+    }
+}
+
+/// Milliseconds since 1970.
+pub(super) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Makes a slab and gives it its name, unless another process was first. All of its memory is set aside here, so that
+/// a file system that is too small says so, and nobody meets its end later while writing to the map.
+fn make(path: &Path, n_bytes: u64) -> io::Result<()> {
+    let geometry = Geometry::of_bytes(n_bytes.max(MIN_BYTES));
+    let len = geometry.n_words().unwrap_or(0) as u64 * 8;
+    let tmp = beside(path, &format!(".new-{:032x}", nonce()));
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(MODE).open(&tmp)?;
+    let made = (|| {
+        file.try_lock()?;
+        fallocate(&file, FallocateFlags::empty(), 0, len).map_err(|e| {
+            io::Error::new(io::Error::from(e).kind(), format!("no room for {} MiB: {e}", len >> 20))
+        })?;
+        let map = Map::new(&file)?;
+        Words::new(map.words(), geometry).recover(&|_| false);
+        geometry.write(map.words());
+        match fs::hard_link(&tmp, path) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => Err(e),
+            _ => Ok(()),
+        }
+    })();
+    // The slab has its name, or is not wanted.
+    let _ = fs::remove_file(&tmp);
+    made
+}
+
+/// Removes the slabs that processes died while making. One whose maker lives is locked; one that was made just now
+/// may not be yet.
+fn sweep_unfinished(path: &Path) {
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else { return };
+    let start = [name.as_encoded_bytes(), b".new-"].concat();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let is_old = || {
+            let modified = entry.metadata().and_then(|m| m.modified());
+            modified.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > Duration::from_secs(60)))
+        };
+        if entry.file_name().as_encoded_bytes().starts_with(&start) && is_old() && !is_locked(&entry.path()) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// A path beside the slab's.
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(ending);
+    name.into()
+}
