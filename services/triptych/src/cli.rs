@@ -1,6 +1,7 @@
 //! The commands and their help. Flags of several commands are in [`crate::args`].
 
 use crate::ask::AskArgs;
+use crate::ec::EcCommandArgs;
 use crate::models::ModelsArgs;
 use crate::role::encoder::EncoderArgs;
 use crate::role::pd::PdArgs;
@@ -41,6 +42,9 @@ pub enum Command {
     /// Show what a model directory is, what will be served of it, and the memory that it takes
     #[command(after_help = MODELS_EXAMPLES)]
     Models(ModelsArgs),
+    /// Look at a store of encoder outputs, verify it, clean it up, fill it from another
+    #[command(after_help = EC_EXAMPLES)]
+    Ec(EcCommandArgs),
     /// Run the front door alone: OpenAI's HTTP API and gRPC
     #[command(after_help = PROXY_EXAMPLES)]
     Proxy(ProxyArgs),
@@ -87,6 +91,14 @@ encoder output keeps there, once for all requests about the same item. Unused te
 files and read by neither stage.
 
 Exits with 1 for a directory that cannot be served, and says why as `triptych up` would.";
+
+const EC_EXAMPLES: &str = "\
+Examples:
+  triptych ec ls --ec disk:/var/lib/triptych/ec     what is there
+  triptych ec show 3fa9c1 --ec shm                  one object, by the first digits of its key
+  triptych ec verify --ec disk:DIR --quarantine     read everything, take out what is bad
+  triptych ec gc --ec disk:DIR --older-than 7d --to-mib 4096 --dry-run
+  triptych ec warm --from s3://bucket/ec --to shm   fill this host's slab";
 
 const PROXY_EXAMPLES: &str = "\
 Example:

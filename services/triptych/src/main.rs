@@ -1,4 +1,4 @@
-//! The one binary: `triptych up | proxy | encoder | pd | store | ask | models`.
+//! The one binary: `triptych up | proxy | encoder | pd | store | ask | models | ec`.
 //!
 //! Here settings are read, processes are started and texts for people are written; everything that serves
 //! lives in the libraries. Read in this order:
@@ -8,18 +8,21 @@
 //! - [`up`]: the supervisor that starts the roles as children of itself;
 //! - [`ask`]: the client;
 //! - [`models`]: what a model directory is, and what serving it takes;
+//! - [`ec`]: what an operator does with a store of encoder outputs;
 //! - [`model`]: which model directories to serve, also from the hub and from the binary itself.
 #![forbid(unsafe_code)]
 
 mod args;
 mod ask;
 mod cli;
+mod ec;
 mod error;
 mod listen;
 mod model;
 mod models;
 mod orphan;
 mod role;
+mod units;
 mod up;
 
 use clap::Parser;
@@ -54,6 +57,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Up(args) => block_on(Builder::new_current_thread(), up::run(args)),
         Command::Ask(args) => block_on(Builder::new_current_thread(), ask::run(args)),
         Command::Models(args) => block_on(Builder::new_current_thread(), models::run(args)),
+        Command::Ec(args) => block_on(Builder::new_multi_thread(), ec::run(args)),
         Command::Proxy(args) => block_on(Builder::new_multi_thread(), role::proxy::run(args)),
         Command::Encoder(args) => block_on(Builder::new_multi_thread(), role::encoder::run(args)),
         Command::Pd(args) => block_on(Builder::new_multi_thread(), role::pd::run(args)),

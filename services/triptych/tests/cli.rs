@@ -28,7 +28,7 @@ fn refuses(args: &[&str], code: i32, parts: &[&str]) {
 
 #[test]
 fn help_of_every_command_has_an_example() {
-    for command in ["up", "ask", "models", "proxy", "encoder", "pd", "store"] {
+    for command in ["up", "ask", "models", "ec", "proxy", "encoder", "pd", "store"] {
         let output = triptych(&[command, "--help"]);
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains(&format!("\n  triptych {command} ")), "{text}");

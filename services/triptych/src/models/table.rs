@@ -1,6 +1,7 @@
 //! Facts as a page for people.
 
 use super::facts::Facts;
+use crate::units::{bytes_text, count};
 use std::fmt::Write as _;
 use triptych_core::Modality;
 use triptych_models::model::{Inventory, Sizes, StageInventory};
@@ -85,52 +86,9 @@ fn names(all: &[String], none: &str) -> String {
     if rest == 0 { shown } else { format!("{shown} and {rest} more") }
 }
 
-/// `51 865`.
-fn count(n: usize) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(' ');
-        }
-        out.push(c);
-    }
-    out
-}
-
-/// `3.84 MB`: decimal units, three digits.
-fn bytes_text(n: usize) -> String {
-    let mut value = n as f64;
-    let mut unit = "B";
-    for next in ["kB", "MB", "GB", "TB"] {
-        if value < 1000.0 {
-            break;
-        }
-        value /= 1000.0;
-        unit = next;
-    }
-    let decimals = match (unit, value) {
-        ("B", _) => 0,
-        (_, v) if v < 10.0 => 2,
-        (_, v) if v < 100.0 => 1,
-        _ => 0,
-    };
-    format!("{value:.decimals$} {unit}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_read_well() {
-        assert_eq!(
-            [0, 999, 1000, 51_865, 1_543_490_560].map(count).join("|"),
-            "0|999|1 000|51 865|1 543 490 560"
-        );
-        let sizes = [0, 999, 1000, 3_840_000, 245_760_000, 12_345_678_901];
-        assert_eq!(sizes.map(bytes_text).join("|"), "0 B|999 B|1.00 kB|3.84 MB|246 MB|12.3 GB");
-    }
 
     #[test]
     fn long_lists_of_names_are_cut() {

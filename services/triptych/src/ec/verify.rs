@@ -1,0 +1,118 @@
+//! `triptych ec verify`: reads objects whole, as a worker would, and says which do not verify.
+
+use super::objects::{Crew, all, failed, find, line, note, progress};
+use crate::args::EcArgs;
+use crate::error::{CliError, chain};
+use crate::units::count;
+use clap::Args;
+use std::sync::Arc;
+use tokio::task::spawn_blocking;
+use triptych_core::ContentKey;
+use triptych_core::limits::Limits;
+use triptych_ec::{EcError, EcStore, object};
+
+/// Flags of `triptych ec verify`.
+#[derive(Args, Debug)]
+pub struct VerifyArgs {
+    /// Keys, or the first digits of them; none: every object
+    keys: Vec<String>,
+    /// Which store.
+    #[command(flatten)]
+    ec: EcArgs,
+    /// Take what is bad out of view, so that it is encoded again
+    #[arg(long)]
+    quarantine: bool,
+    /// How many objects to read at once
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    jobs: u16,
+}
+
+/// What became of an object.
+pub(super) enum Verdict {
+    /// It verifies.
+    Good,
+    /// It went before it was read: expired, evicted or removed.
+    Gone,
+    /// It does not verify.
+    Bad(String),
+}
+
+/// Reads and verifies.
+///
+/// # Errors
+/// [`CliError::Failed`] if an object is bad, one that was named is not there, or the store fails.
+pub async fn run(args: VerifyArgs) -> Result<(), CliError> {
+    let limits = Limits::default();
+    let store = args.ec.open(&limits).await?;
+    let mut keys = Vec::new();
+    for text in &args.keys {
+        keys.push(find(&*store, text).await?);
+    }
+    let is_named = !args.keys.is_empty();
+    if !is_named {
+        keys = all(&*store).await?.into_iter().map(|listed| listed.key).collect();
+    }
+    let bar = progress(keys.len(), "verifying");
+    let (mut crew, mut keys) = (Crew::of(args.jobs.into()), keys.into_iter());
+    let (mut n_good, mut n_gone, mut n_bad) = (0, 0, 0);
+    loop {
+        let ended = match keys.next() {
+            Some(key) => {
+                let task = judge(store.clone(), key, limits.clone());
+                match crew.start(async move { (key, task.await) }).await? {
+                    Some(ended) => ended,
+                    None => continue,
+                }
+            }
+            None => match crew.end().await? {
+                Some(ended) => ended,
+                None => break,
+            },
+        };
+        bar.inc(1);
+        let (key, verdict) = ended;
+        match verdict.map_err(|e| failed(&e))? {
+            Verdict::Good => n_good += 1,
+            Verdict::Gone if is_named => {
+                n_bad += 1;
+                line(&bar, &format!("{key} not there"))?;
+            }
+            Verdict::Gone => n_gone += 1,
+            Verdict::Bad(why) => {
+                n_bad += 1;
+                line(&bar, &format!("{key} {why}"))?;
+                if args.quarantine {
+                    store.quarantine(&key).await.map_err(|e| failed(&e))?;
+                }
+            }
+        }
+    }
+    bar.finish_and_clear();
+    let gone = if n_gone > 0 { format!(", {} went meanwhile", count(n_gone)) } else { String::new() };
+    note(&bar, &format!("{} good, {} bad{gone}", count(n_good), count(n_bad)));
+    match n_bad {
+        0 => Ok(()),
+        n if args.quarantine => Err(CliError::Failed(format!("{n} objects are bad and were taken out"))),
+        n => Err(CliError::Failed(format!("{n} objects are bad; --quarantine takes them out"))),
+    }
+}
+
+/// Reads one object and verifies it.
+pub(super) async fn judge(
+    store: Arc<dyn EcStore>,
+    key: ContentKey,
+    limits: Limits,
+) -> Result<Verdict, EcError> {
+    let object = match store.get(&key).await {
+        Ok(Some(object)) => object,
+        Ok(None) => return Ok(Verdict::Gone),
+        Err(e @ EcError::Corrupt { .. }) => return Ok(Verdict::Bad(chain(&e))),
+        Err(e) => return Err(e),
+    };
+    let decoded = spawn_blocking(move || object::decode(object, &key, &limits).map(drop)).await;
+    Ok(match decoded {
+        Ok(Ok(())) => Verdict::Good,
+        Ok(Err(e)) => Verdict::Bad(chain(&e)),
+        Err(e) => Verdict::Bad(format!("verifying ended early: {e}")),
+    })
+}
