@@ -27,7 +27,8 @@ fn begins_setting(word: &str) -> bool {
         s.starts_with(|c: char| c.is_ascii_lowercase())
             && s.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '+')
     };
-    matches!(word, "memory" | "shm") || word.split_once(':').is_some_and(|(s, _)| is_scheme(s))
+    matches!(word.split('?').next(), Some("memory" | "shm"))
+        || word.split_once(':').is_some_and(|(s, _)| is_scheme(s))
 }
 
 #[cfg(test)]
@@ -36,13 +37,14 @@ mod tests {
 
     #[test]
     fn white_space_parts_settings_and_not_paths() {
-        let cases: [(&str, &[&str]); 6] = [
+        let cases: [(&str, &[&str]); 7] = [
             ("", &[]),
             (" memory\n redis://h ", &["memory", "redis://h"]),
             ("disk:/a b  c memory", &["disk:/a b  c", "memory"]),
             ("disk:/a Caf\u{e9}: x", &["disk:/a Caf\u{e9}: x"]),
             ("memory b", &["memory", "b"]),
             ("shm:/a b disk:c", &["shm:/a b", "disk:c"]),
+            ("disk:/a b shm?mib=3", &["disk:/a b", "shm?mib=3"]),
         ];
         for (list, expect) in cases {
             assert_eq!(split(list), expect, "{list:?}");

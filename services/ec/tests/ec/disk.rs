@@ -155,6 +155,10 @@ async fn two_on_one_directory_keep_to_the_budget_together_and_keep_what_is_used(
     };
     tokio::join!(fill(a.clone(), 10), fill(b.clone(), 100));
     assert!(a.get(&key(1)).await.unwrap().is_some(), "it was used more than all the others");
+    for n in 200..220 {
+        a.put_if_absent(&key(n), vec![n; 30_000].into()).await.unwrap();
+        assert!(b.get(&key(n)).await.unwrap().is_some(), "what is new is there");
+    }
     let e = a.put_if_absent(&key(2), vec![0; 500 << 10].into()).await.unwrap_err();
     assert!(matches!(e, EcError::TooLarge { limit, .. } if limit == 400 << 10), "{e:?}");
 }
@@ -207,8 +211,9 @@ async fn leases_are_one_holders_among_processes_and_tokens_grow() {
     assert!(!a.renew(&first, hour).await.unwrap() && !a.release(&first).await.unwrap());
     fs::write(dir.path().join("leases").join(key(2).to_string()), b"torn").unwrap();
     assert!(matches!(a.acquire(&key(2), hour).await.unwrap(), Acquired::Granted(_)));
-    let (waited, released) =
-        tokio::join!(tokio::time::timeout(crate::LIMIT, a.wait(&key(1), hour)), b.release(&second));
+    let one = key(1);
+    let waiting = tokio::time::timeout(crate::LIMIT, a.wait(&one, hour));
+    let (waited, released) = tokio::join!(waiting, b.release(&second));
     assert!(released.unwrap());
     assert_eq!(waited.expect("nobody holds it any more").unwrap(), None);
 }

@@ -272,7 +272,8 @@ async fn a_lease_ends_with_the_process_that_holds_it() {
     let token: u64 = other.hears("token").parse().unwrap();
     assert!(matches!(store.acquire(&key(1), HOUR).await.unwrap(), Acquired::Held { .. }));
     assert!(matches!(store.acquire(&key(2), HOUR).await.unwrap(), Acquired::Granted(_)));
-    let waiting = tokio::time::timeout(LIMIT, store.wait(&key(1), HOUR));
+    let one = key(1);
+    let waiting = tokio::time::timeout(LIMIT, store.wait(&one, HOUR));
     let (waited, ()) = tokio::join!(waiting, async { other.kill() });
     assert_eq!(waited.expect("it does not wait for the dead").unwrap(), None);
     let Acquired::Granted(lease) = store.acquire(&key(1), HOUR).await.unwrap() else { panic!("still held") };
@@ -286,10 +287,10 @@ async fn who_waits_gets_the_object_when_another_stores_it() {
     let dir = TempDir::new().unwrap();
     let (a, b) = (open(dir.path(), 2).await, open(dir.path(), 2).await);
     assert!(matches!(a.acquire(&key(1), HOUR).await.unwrap(), Acquired::Granted(_)));
-    let output = sample_variant(key(1), 1000, 0);
-    let object = encode(&output);
-    let (waited, stored) =
-        tokio::join!(tokio::time::timeout(LIMIT, b.wait(&key(1), HOUR)), a.put_if_absent(&key(1), object));
+    let one = key(1);
+    let output = sample_variant(one, 1000, 0);
+    let waiting = tokio::time::timeout(LIMIT, b.wait(&one, HOUR));
+    let (waited, stored) = tokio::join!(waiting, a.put_if_absent(&one, encode(&output)));
     assert_eq!(stored.unwrap(), PutOutcome::Stored);
     assert_eq!(waited.unwrap().unwrap().as_ref(), Some(output.item()));
     let before = Instant::now();

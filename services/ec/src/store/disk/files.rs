@@ -79,13 +79,15 @@ impl Files {
         }
         let mut tmp = TmpFile::create(&self.tmp)?;
         tmp.file.write_all(object)?;
-        budget::note_stored(&tmp.file, object.len() as u64)?;
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
+        let len = object.len() as u64;
+        // Its time begins when it gets its name, not while it waits for the lock.
+        let store = || budget::note_stored(&tmp.file, len).and_then(|()| link(&tmp.path, &path));
         match &self.budget {
-            Some(budget) => budget.admit(object.len() as u64, || self.stored(), || link(&tmp.path, &path)),
-            None => link(&tmp.path, &path),
+            Some(budget) => budget.admit(len, || self.stored(), store),
+            None => store(),
         }
     }
 
