@@ -233,7 +233,8 @@ pub const EC_VARIABLE: &str = "TRIPTYCH_EC";
 /// The store that the parts of a cluster share.
 #[derive(Args, Clone, Debug)]
 pub struct EcArgs {
-    /// Store of encoder outputs: `disk:DIR`, `redis://…`, `grpc://HOST:PORT` of a `triptych store`, `memory[:MIB]`;
+    /// Store of encoder outputs: `shm` for one host, `disk:DIR`, `redis://…`,
+    /// `grpc://HOST:PORT` of a `triptych store`, `memory[:MIB]`;
     /// repeat for tiers, the fastest first
     #[arg(long = "ec", value_name = "STORE", env = EC_VARIABLE, hide_env_values = true)]
     stores: Vec<EcArg>,

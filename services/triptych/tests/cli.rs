@@ -1,6 +1,9 @@
 //! The binary as a user meets it before anything runs: help, wrong settings, and the words for them.
 #![forbid(unsafe_code)]
 
+#[path = "cli/ec.rs"]
+mod ec;
+
 use std::process::{Command, Output};
 
 fn triptych(args: &[&str]) -> Output {

@@ -13,9 +13,9 @@ use super::words::Words;
 use crate::store::nonce;
 use rustix::fs::{FallocateFlags, fallocate};
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Mutex, TryLockError as Busy};
@@ -48,13 +48,11 @@ impl Slab {
                 opened => break opened?,
             }
         };
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::other("it is no file"));
-        }
+        check_owner(&file.metadata()?)?;
         let map = Map::new(&file)?;
         let geometry = Geometry::read(map.words()).map_err(io::Error::other)?;
         let owners = beside(path, ".owners");
-        fs::create_dir_all(&owners)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&owners)?;
         let until = Instant::now() + OPEN_LIMIT;
         while let Err(e) = file.try_lock() {
             match e {
@@ -159,6 +157,24 @@ impl Drop for Unlock<'_> {
         // It fails only for a file that is not open.
         let _ = self.0.unlock();
     }
+}
+
+/// Whoever can write a slab can put objects under any key: it has to be a file of this user, or of root.
+fn check_owner(meta: &Metadata) -> io::Result<()> {
+    let me = rustix::process::geteuid().as_raw();
+    if !meta.is_file() {
+        return Err(io::Error::other("it is no file"));
+    }
+    if me != 0 && ![0, me].contains(&meta.uid()) {
+        return Err(io::Error::other(format!(
+            "it belongs to user {}, this process runs as {me}",
+            meta.uid()
+        )));
+    }
+    if meta.mode() & 0o022 != 0 {
+        return Err(io::Error::other(format!("its mode is {:o}, others may write it", meta.mode() & 0o777)));
+    }
+    Ok(())
 }
 
 /// Milliseconds since 1970.
