@@ -122,6 +122,15 @@ pub fn object_len(item: &EncodedItem) -> Option<usize> {
     head::write(item, None).len().checked_add(item.payload_len()?)
 }
 
+/// So many first bytes of an object are enough to describe it: its head by its own word, or [`MAX_HEAD_BYTES`] where it
+/// says nothing that can be. At most the object's length.
+pub fn head_bytes(object: &[u8]) -> usize {
+    let most = object.len().min(MAX_HEAD_BYTES);
+    let said =
+        object.first_chunk().map(|len| u64::from_le_bytes(*len).saturating_add(size_of::<u64>() as u64));
+    said.and_then(|len| usize::try_from(len).ok()).map_or(most, |len| len.min(most))
+}
+
 /// Reads the description of an object from its first bytes; [`MAX_HEAD_BYTES`] are always enough.
 ///
 /// Knows nothing of the rows: they may be missing or wrong.

@@ -9,6 +9,6 @@ mod redis_sentinel;
 mod redis_server;
 
 pub use process::free_port;
-pub use redis_cluster::RedisCluster;
+pub use redis_cluster::{RedisCluster, SlotMove};
 pub use redis_sentinel::RedisSentinel;
 pub use redis_server::{RedisOptions, RedisServer, TlsClients};

@@ -32,7 +32,7 @@ pub use tuning::RedisTuning;
 use super::lease::{Acquired, EncodeLease};
 use super::{EcStore, Listed, Op, PutOutcome, StoreKind, check_size, nonce};
 use crate::error::EcError;
-use crate::object::{self, MAX_HEAD_BYTES, ObjectError};
+use crate::object::{self, ObjectError};
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures::future::join_all;
@@ -240,7 +240,7 @@ impl EcStore for RedisStore {
             Ok(_) | Err(EcError::Corrupt { .. }) => return Ok(PutOutcome::AlreadyThere),
             Err(e) => return Err(e),
         }
-        let first_bytes = object.slice(..object.len().min(MAX_HEAD_BYTES));
+        let first_bytes = object.slice(..object::head_bytes(&object));
         let manifest = Manifest { len: object.len(), nonce: nonce(), first_bytes };
         self.write_chunks(key, manifest.nonce, &object).await?;
         let publish =

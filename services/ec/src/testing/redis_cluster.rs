@@ -1,10 +1,11 @@
 //! A Redis cluster of three primaries, each with a replica.
 
 use super::process::{AGREE_LIMIT, Folder, becomes};
-use super::redis_server::{RedisOptions, RedisServer};
+use super::redis_server::{RedisOptions, RedisServer, ask, query};
 use redis::Value;
 use std::net::TcpListener;
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 const N_PRIMARIES: usize = 3;
 const N_SLOTS: usize = 16384;
@@ -19,6 +20,22 @@ const BUS_OFFSET: u16 = 10_000;
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
     _folder: Folder,
+}
+
+/// A slot on its way from one primary to another.
+#[derive(Debug)]
+pub struct SlotMove {
+    slot: u64,
+    from: u16,
+    to: u16,
+}
+
+impl SlotMove {
+    fn set(&self, node: u16, state: &[&str]) {
+        let slot = self.slot.to_string();
+        let command = [&["CLUSTER", "SETSLOT", &slot], state].concat();
+        let _: String = query(node, &command).expect("the primary takes the slot's state");
+    }
 }
 
 impl RedisCluster {
@@ -49,6 +66,17 @@ impl RedisCluster {
     pub fn url(&self) -> String {
         let nodes: Vec<_> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
         format!("redis+cluster://{}", nodes.join(","))
+    }
+
+    /// From now on a node is failed over when it was silent for so long; a second at first.
+    ///
+    /// # Panics
+    /// If a node refuses.
+    pub fn set_node_timeout(&self, timeout: Duration) {
+        for node in self.running() {
+            let set = ask(node, &["CONFIG", "SET", "cluster-node-timeout", &timeout.as_millis().to_string()]);
+            assert_eq!(set, "OK", "a node does not take the timeout");
+        }
     }
 
     /// The port of the primary that has a key now.
@@ -109,6 +137,48 @@ impl RedisCluster {
         self.nodes.iter_mut().find(|node| node.port() == port).expect("a node was started at the port")
     }
 
+    /// Begins to move the slot of a key to another primary: what is new there goes to that one, what was there is still
+    /// where it was. [`Self::finish_move`] ends it.
+    ///
+    /// # Panics
+    /// If a node refuses.
+    pub fn begin_move(&self, key: &str) -> SlotMove {
+        let from = self.primary_of(key);
+        let is_other = |node: &&RedisServer| {
+            node.port() != from && ask(node, &["INFO", "replication"]).contains("role:master")
+        };
+        let to = self.running().find(is_other).expect("there is another primary").port();
+        let slot: u64 = query(from, &["CLUSTER", "KEYSLOT", key]).expect("the primary answers");
+        let moved = SlotMove { slot, from, to };
+        for (node, state, other) in [(to, "IMPORTING", from), (from, "MIGRATING", to)] {
+            let id: String = query(other, &["CLUSTER", "MYID"]).expect("the primary answers");
+            moved.set(node, &[state, &id]);
+        }
+        moved
+    }
+
+    /// Moves the keys, and tells every primary whose the slot is.
+    ///
+    /// # Panics
+    /// If a node refuses.
+    pub fn finish_move(&self, moved: &SlotMove) {
+        let (slot, to) = (moved.slot.to_string(), moved.to.to_string());
+        loop {
+            let get = ["CLUSTER", "GETKEYSINSLOT", slot.as_str(), "100"];
+            let keys: Vec<String> = query(moved.from, &get).expect("the primary answers");
+            if keys.is_empty() {
+                break;
+            }
+            let mut migrate = vec!["MIGRATE", "127.0.0.1", &to, "", "0", "5000", "KEYS"];
+            migrate.extend(keys.iter().map(String::as_str));
+            let _: String = query(moved.from, &migrate).expect("the keys can be moved");
+        }
+        let id: String = query(moved.to, &["CLUSTER", "MYID"]).expect("the primary answers");
+        for node in [moved.to, moved.from] {
+            moved.set(node, &["NODE", &id]);
+        }
+    }
+
     /// Waits until every running node says that the cluster works.
     ///
     /// # Panics
@@ -120,7 +190,7 @@ impl RedisCluster {
     }
 
     fn running(&self) -> impl Iterator<Item = &RedisServer> {
-        self.nodes.iter().filter(|node| node.is_running())
+        self.nodes.iter().filter(|node| node.is_running() && !node.is_paused())
     }
 
     fn form(&self) {
@@ -164,18 +234,6 @@ fn port_with_bus() -> u16 {
             return port;
         }
     }
-}
-
-/// The answer to a command as text; empty if there is none.
-pub(super) fn ask(server: &RedisServer, command: &[&str]) -> String {
-    query(server.port(), command).unwrap_or_default()
-}
-
-pub(super) fn query<T: redis::FromRedisValue>(port: u16, command: &[&str]) -> Option<T> {
-    let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).ok()?;
-    let mut connection = client.get_connection_with_timeout(std::time::Duration::from_secs(1)).ok()?;
-    let (name, args) = command.split_first()?;
-    redis::cmd(name).arg(args).query(&mut connection).ok()
 }
 
 /// Slot ranges and their primaries' ports.

@@ -1,8 +1,7 @@
 //! A Redis primary with a replica, watched by three sentinels.
 
 use super::process::{AGREE_LIMIT, Folder, Process, START_LIMIT, becomes, free_port};
-use super::redis_cluster::{ask, query};
-use super::redis_server::{RedisOptions, RedisServer, answers};
+use super::redis_server::{RedisOptions, RedisServer, answers, query_as};
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -20,6 +19,7 @@ const FAILOVER_MS: u32 = 3000;
 pub struct RedisSentinel {
     servers: Vec<RedisServer>,
     sentinels: Vec<(u16, Process)>,
+    password: String,
     _folder: Folder,
 }
 
@@ -29,15 +29,30 @@ impl RedisSentinel {
     /// # Panics
     /// If `redis-server` is not installed, or they do not come to know each other.
     pub fn start() -> Self {
+        Self::start_with_password("")
+    }
+
+    /// As [`Self::start`], where everyone, sentinels included, wants a password unless it is empty.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    pub fn start_with_password(password: &str) -> Self {
         let folder = Folder::new();
-        let plain = RedisOptions::default().with("repl-diskless-sync-delay", &["0"]);
+        let mut plain = RedisOptions::default().with("repl-diskless-sync-delay", &["0"]);
+        if !password.is_empty() {
+            plain = plain.with("requirepass", &[password]).with("masterauth", &[password]);
+        }
         let primary = RedisServer::start_with(&plain);
         let port = primary.port();
         let replica = RedisServer::start_with(&plain.with("replicaof", &["127.0.0.1", &port.to_string()]));
-        let up = || ask(&replica, &["INFO", "replication"]).contains("master_link_status:up");
+        let up = || {
+            let info: Option<String> = query_as(password, replica.port(), &["INFO", "replication"]);
+            info.is_some_and(|info| info.contains("master_link_status:up"))
+        };
         assert!(becomes(AGREE_LIMIT, up), "the replica does not come into step");
-        let sentinels = (0..N_SENTINELS).map(|i| sentinel(folder.path(), i, port)).collect();
-        let all = Self { servers: vec![primary, replica], sentinels, _folder: folder };
+        let sentinels = (0..N_SENTINELS).map(|i| sentinel(folder.path(), i, port, password)).collect();
+        let password = password.to_owned();
+        let all = Self { servers: vec![primary, replica], sentinels, password, _folder: folder };
         assert!(becomes(AGREE_LIMIT, || all.is_known()), "the sentinels do not come to know each other");
         all
     }
@@ -45,7 +60,8 @@ impl RedisSentinel {
     /// The setting of an EC store behind them.
     pub fn url(&self) -> String {
         let sentinels: Vec<_> = self.sentinels.iter().map(|(port, _)| format!("127.0.0.1:{port}")).collect();
-        format!("redis+sentinel://{}/{MASTER}", sentinels.join(","))
+        let who = if self.password.is_empty() { String::new() } else { format!(":{}@", self.password) };
+        format!("redis+sentinel://{who}{}/{MASTER}", sentinels.join(","))
     }
 
     /// The port of the primary as the sentinels see it.
@@ -54,7 +70,8 @@ impl RedisSentinel {
     /// If no sentinel answers.
     pub fn primary(&self) -> u16 {
         let named = self.sentinels.iter().find_map(|(port, _)| {
-            let (_, primary): (String, u16) = query(*port, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER])?;
+            let (_, primary): (String, u16) =
+                query_as(&self.password, *port, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER])?;
             Some(primary)
         });
         named.expect("a sentinel names the primary")
@@ -89,29 +106,38 @@ impl RedisSentinel {
     fn is_known(&self) -> bool {
         self.sentinels.iter().all(|(port, _)| {
             let fields: HashMap<String, String> =
-                query(*port, &["SENTINEL", "MASTER", MASTER]).unwrap_or_default();
+                query_as(&self.password, *port, &["SENTINEL", "MASTER", MASTER]).unwrap_or_default();
             let is = |name: &str, n: usize| fields.get(name).is_some_and(|value| *value == n.to_string());
             is("num-other-sentinels", N_SENTINELS - 1) && is("num-slaves", 1)
         })
     }
 }
 
-fn sentinel(folder: &Path, i: usize, primary: u16) -> (u16, Process) {
+fn sentinel(folder: &Path, i: usize, primary: u16, password: &str) -> (u16, Process) {
     for _ in 0..5 {
         let port = free_port();
         let file = folder.join(format!("sentinel-{i}-{port}.conf"));
+        let secret = match password {
+            "" => String::new(),
+            word => format!(
+                "requirepass {word}\nsentinel sentinel-pass {word}\nsentinel auth-pass {MASTER} {word}\n"
+            ),
+        };
         let config = format!(
             "port {port}\nbind 127.0.0.1\ndaemonize no\n\
              sentinel monitor {MASTER} 127.0.0.1 {primary} 2\n\
              sentinel down-after-milliseconds {MASTER} {DOWN_AFTER_MS}\n\
-             sentinel failover-timeout {MASTER} {FAILOVER_MS}\n"
+             sentinel failover-timeout {MASTER} {FAILOVER_MS}\n{secret}"
         );
         std::fs::write(&file, config).expect("the guard's folder can be written");
         let mut process = Process::redis(&[file.display().to_string(), "--sentinel".to_owned()]);
         if becomes(START_LIMIT, || answers(port) || !process.is_running()) && process.is_running() {
             // Sentinels meet by messages that they send every two seconds; not here.
-            let _: Option<String> =
-                query(port, &["SENTINEL", "DEBUG", "PUBLISH-PERIOD", "100", "INFO-PERIOD", "200"]);
+            let _: Option<String> = query_as(
+                password,
+                port,
+                &["SENTINEL", "DEBUG", "PUBLISH-PERIOD", "100", "INFO-PERIOD", "200"],
+            );
             return (port, process);
         }
     }

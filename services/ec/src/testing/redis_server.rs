@@ -4,6 +4,7 @@ use super::process::{Process, START_LIMIT, becomes, free_port};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A Redis server on a free port of 127.0.0.1 that keeps nothing on disk. Dropping it kills it.
@@ -13,6 +14,7 @@ pub struct RedisServer {
     tls_port: Option<u16>,
     args: Vec<String>,
     process: Option<Process>,
+    is_paused: AtomicBool,
 }
 
 /// What a server is to have beyond the plain.
@@ -79,7 +81,8 @@ impl RedisServer {
         for _ in 0..5 {
             let tls_port = options.has_tls.then(free_port);
             let args = options.args.clone();
-            let mut server = Self { port: choose(), tls_port, args, process: None };
+            let mut server =
+                Self { port: choose(), tls_port, args, process: None, is_paused: AtomicBool::new(false) };
             if server.spawn() {
                 return server;
             }
@@ -110,9 +113,15 @@ impl RedisServer {
         self.process.is_some()
     }
 
+    /// Whether it is between [`Self::pause`] and [`Self::resume`].
+    pub fn is_paused(&self) -> bool {
+        self.is_paused.load(Ordering::Relaxed)
+    }
+
     /// Kills the server with SIGKILL: everything in it is lost.
     pub fn kill(&mut self) {
         self.process = None;
+        self.is_paused.store(false, Ordering::Relaxed);
     }
 
     /// Kills the server and starts an empty one on the same port.
@@ -130,6 +139,7 @@ impl RedisServer {
     /// If the server is not running.
     pub fn pause(&self) {
         self.process.as_ref().expect("the server is running").signal("-STOP");
+        self.is_paused.store(true, Ordering::Relaxed);
     }
 
     /// Ends [`Self::pause`].
@@ -138,6 +148,7 @@ impl RedisServer {
     /// If the server is not running.
     pub fn resume(&self) {
         self.process.as_ref().expect("the server is running").signal("-CONT");
+        self.is_paused.store(false, Ordering::Relaxed);
     }
 
     fn spawn(&mut self) -> bool {
@@ -170,4 +181,23 @@ pub(super) fn answers(port: u16) -> bool {
         Ok(matches!(&answer, b"+PONG\r\n" | b"-NOAUTH"))
     };
     ask().unwrap_or(false)
+}
+
+/// The answer to a command as text; empty if there is none.
+pub(super) fn ask(server: &RedisServer, command: &[&str]) -> String {
+    query(server.port(), command).unwrap_or_default()
+}
+
+pub(super) fn query<T: redis::FromRedisValue>(port: u16, command: &[&str]) -> Option<T> {
+    query_as("", port, command)
+}
+
+/// The answer to a command on a port, with a password unless it is empty.
+pub(super) fn query_as<T: redis::FromRedisValue>(password: &str, port: u16, command: &[&str]) -> Option<T> {
+    let who = if password.is_empty() { String::new() } else { format!(":{password}@") };
+    let client = redis::Client::open(format!("redis://{who}127.0.0.1:{port}")).ok()?;
+    let mut connection = client.get_connection_with_timeout(Duration::from_secs(1)).ok()?;
+    connection.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+    let (name, args) = command.split_first()?;
+    redis::cmd(name).arg(args).query(&mut connection).ok()
 }

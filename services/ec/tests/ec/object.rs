@@ -12,7 +12,7 @@ use triptych_core::{
 use triptych_ec::conformance::{sample_output, sample_variant};
 use triptych_ec::object::{
     MAX_HEAD_BYTES, MacKeys, ObjectError, decode, decode_signed, encode, encode_head, encode_signed,
-    object_len, parse_head, probe,
+    head_bytes, object_len, parse_head, probe,
 };
 
 use crate::key;
@@ -161,11 +161,18 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
+    fn a_head_is_never_longer_than_what_it_is_of(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+        prop_assert!(head_bytes(&bytes) <= bytes.len());
+    }
+
+    #[test]
     fn outputs_come_back_as_they_were(output in outputs()) {
         let object = encode(&output);
         prop_assert_eq!(Some(object.len()), object_len(output.item()));
-        let head = object.slice(..object.len().min(MAX_HEAD_BYTES));
-        prop_assert_eq!(&parse_head(&head).unwrap(), output.item());
+        for n in [head_bytes(&object), object.len().min(MAX_HEAD_BYTES)] {
+            prop_assert_eq!(&parse_head(&object[..n]).unwrap(), output.item());
+        }
+        prop_assert_eq!(head_bytes(&object), encode_head(output.item()).len());
         let read = decode(object, &output.item().key, &Limits::default()).unwrap();
         prop_assert_eq!(read.item(), output.item());
         prop_assert_eq!(read.rows(), output.rows());

@@ -49,6 +49,8 @@ async fn chunks_are_of_one_mebibyte_and_everything_expires_the_manifest_first() 
     let keys = keys_like(&server, format!("{manifest}*"));
     assert_eq!(keys.len(), 1 + 3, "{keys:?}");
     let mut redis = by_hand(&server);
+    let manifest_len: usize = redis.strlen(&manifest).unwrap();
+    assert!(manifest_len < 1 << 10, "a manifest is as large as its object's head: {manifest_len}");
     let manifest_ttl: i64 = redis.ttl(&manifest).unwrap();
     for chunk in keys.iter().filter(|k| **k != manifest) {
         let len: usize = redis.strlen(chunk).unwrap();

@@ -158,3 +158,31 @@ async fn a_cluster_that_lost_a_node_for_good_answers_for_the_others_or_says_that
     }
     assert!(started.elapsed() < LIMIT);
 }
+
+/// The nodes that are well answer in their usual time while another one hangs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_hangs_does_not_hold_up_the_others() {
+    let mut cluster = RedisCluster::start();
+    // Longer than the test: nobody takes over meanwhile.
+    cluster.set_node_timeout(Duration::from_secs(600));
+    let tuning = RedisTuning { response_timeout: Duration::from_secs(20), ..RedisTuning::default() };
+    let store = Arc::new(RedisStore::new(&cluster.url(), tuning, &limits()).unwrap());
+    let keys: Vec<_> = (0..24).map(|_| fresh_key()).collect();
+    for key in &keys {
+        store.put_if_absent(key, encode(&sample_output(*key, 64))).await.unwrap();
+    }
+    let hung = cluster.primary_of(&RedisStore::manifest_key(&keys[0]));
+    cluster.node(hung).pause();
+    let waiting = tokio::spawn({
+        let (store, key) = (store.clone(), keys[0]);
+        async move { store.get(&key).await }
+    });
+    let mut n_well = 0;
+    for key in keys.iter().filter(|key| cluster.primary_of(&RedisStore::manifest_key(key)) != hung) {
+        assert!(store.get(key).await.unwrap().is_some());
+        n_well += 1;
+    }
+    assert!(n_well > 0 && !waiting.is_finished(), "{n_well} were read while one waited for the hung node");
+    cluster.node(hung).resume();
+    assert!(waiting.await.unwrap().unwrap().is_some());
+}

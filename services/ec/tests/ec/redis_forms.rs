@@ -162,3 +162,47 @@ async fn certificates_that_are_none_are_refused_when_opened() {
     let e = RedisStore::open(&setting, RedisTuning::default(), &conformance::limits()).unwrap_err();
     assert!(matches!(e, EcError::Config { .. }) && !chain(&e).contains("s3cret"), "{}", chain(&e));
 }
+
+#[tokio::test]
+async fn sentinels_and_servers_may_want_a_password() {
+    let mut sentinel = RedisSentinel::start_with_password("s3cret");
+    let with = store(&sentinel.url());
+    let object = encode(&sample_output(key(1), 64));
+    assert_eq!(with.put_if_absent(&key(1), object.clone()).await.unwrap(), PutOutcome::Stored);
+    for who in ["", ":wr0ng@"] {
+        let e = store(&sentinel.url().replace(":s3cret@", who)).ping().await.unwrap_err();
+        assert!(matches!(e, EcError::Unavailable { .. }) && !chain(&e).contains("wr0ng"), "{}", chain(&e));
+    }
+    let dead = sentinel.kill_primary();
+    sentinel.wait_for_another_than(dead);
+    let until = tokio::time::Instant::now() + crate::LIMIT;
+    while let Err(e) = with.put_if_absent(&key(2), object.clone()).await {
+        assert!(e.is_retryable() && tokio::time::Instant::now() < until, "{}", chain(&e));
+    }
+}
+
+/// MOVED, ASK and TRYAGAIN: followed, or a retryable error, and never a wrong answer.
+#[tokio::test]
+async fn a_slot_that_moves_to_another_node_is_followed() {
+    let cluster = RedisCluster::start();
+    let store = store(&cluster.url());
+    let object = encode(&sample_output(key(1), 5 << 18));
+    store.put_if_absent(&key(1), object.clone()).await.unwrap();
+    let name = RedisStore::manifest_key(&key(1));
+    let before = cluster.primary_of(&name);
+    let moved = cluster.begin_move(&name);
+    assert_eq!(store.get(&key(1)).await.unwrap(), Some(object.clone()), "what was there is still there");
+    assert!(store.delete(&key(1)).await.unwrap());
+    assert_eq!(store.put_if_absent(&key(1), object.clone()).await.unwrap(), PutOutcome::Stored);
+    assert_eq!(store.get(&key(1)).await.unwrap(), Some(object.clone()), "what is new is at the other node");
+    assert!(store.heads(&[key(1)]).await.unwrap()[0].is_some());
+    if let Err(e) = store.acquire(&key(1), Duration::from_secs(60)).await {
+        assert!(e.is_retryable(), "two keys may be on two nodes for the moment: {}", chain(&e));
+    }
+    cluster.finish_move(&moved);
+    assert_ne!(cluster.primary_of(&name), before);
+    assert_eq!(store.get(&key(1)).await.unwrap(), Some(object.clone()));
+    assert_eq!(store.put_if_absent(&key(1), object).await.unwrap(), PutOutcome::AlreadyThere);
+    store.acquire(&key(1), Duration::from_secs(60)).await.unwrap();
+    assert!(store.delete(&key(1)).await.unwrap());
+}

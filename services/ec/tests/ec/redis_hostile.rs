@@ -38,6 +38,8 @@ async fn a_poisoned_manifest_is_corrupt_or_a_miss_and_makes_room() {
         ("first bytes that are not there", manifest(100, u32::MAX, &[])),
         ("fewer first bytes than it says", manifest(100, 100, &[0; 99])),
         ("more first bytes than the object", manifest(10, 100, &[0; 100])),
+        ("no first bytes", manifest(100, 0, &[])),
+        ("more first bytes than a head has", manifest(1 << 20, 17 << 10, &vec![0; 17 << 10])),
         ("no length of an object", manifest(0, 0, &[])),
         ("something after the end", manifest(100, 100, &[0; 101])),
         ("a hundred megabytes", vec![b'x'; 100 << 20]),

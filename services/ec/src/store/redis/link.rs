@@ -3,8 +3,9 @@
 //! The library keeps a connection whose answers time out, one that a server refused while it was starting, and one to a
 //! master that has become a replica. All would last until the process ends, so here a connection that timed out, broke
 //! or was refused is thrown away and the next attempt makes a new one, for which a sentinel setting asks the sentinels
-//! again and a cluster setting reads the slots again. Operations that run on the old one keep it until they end. What a
-//! server says it cannot do now (loading, failing over, no slot's owner) is asked again a few times, with pauses; what
+//! again and a cluster setting reads the slots again. Operations that run on the old one keep it until they end. In a
+//! cluster one node that hangs must not hold up the others, so there the old one is used until the new one is made. What
+//! a server says it cannot do now (loading, failing over, no slot's owner) is asked again a few times, with pauses; what
 //! took too long is not.
 
 use super::RedisTuning;
@@ -12,7 +13,7 @@ use super::dial::{Connection, Dialer, Target};
 use super::setting::{Host, RedisSetting};
 use crate::error::EcError;
 use futures::FutureExt;
-use futures::future::{BoxFuture, Shared};
+use futures::future::{BoxFuture, Shared, ready};
 use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,13 +49,28 @@ pub struct RedisLink {
     response_timeout: Duration,
     /// The longest a command may take with connecting and everything.
     whole: Duration,
-    current: Mutex<Generation>,
+    current: Arc<Mutex<Generation>>,
 }
 
 /// One connection on its way or made, which all who ask meanwhile share.
+#[derive(Default)]
 struct Generation {
-    connection: Option<Shared<BoxFuture<'static, RedisResult<Connection>>>>,
+    connection: Option<Connecting>,
     number: u64,
+    /// Whether the next one is being made while this one is used.
+    has_successor: bool,
+}
+
+type Connecting = Shared<BoxFuture<'static, RedisResult<Connection>>>;
+
+impl Generation {
+    fn lock(current: &Mutex<Self>) -> MutexGuard<'_, Self> {
+        current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next(&self, connection: Option<Connecting>) -> Self {
+        Self { connection, number: self.number + 1, has_successor: false }
+    }
 }
 
 impl RedisLink {
@@ -73,7 +89,7 @@ impl RedisLink {
             attempts,
             response_timeout: tuning.response_timeout,
             whole,
-            current: Mutex::new(Generation { connection: None, number: 0 }),
+            current: Arc::default(),
         })
     }
 
@@ -166,7 +182,9 @@ impl RedisLink {
                 Err(e) => e,
             };
             let verdict = Verdict::of(&e);
-            if verdict != Verdict::Answer || !is_connected {
+            if e.is_timeout() && is_connected && self.dialer.is_cluster() {
+                self.succeed(number);
+            } else if verdict != Verdict::Answer || !is_connected {
                 self.replace(number);
             }
             if e.is_timeout() {
@@ -182,10 +200,10 @@ impl RedisLink {
     }
 
     fn lock(&self) -> MutexGuard<'_, Generation> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        Generation::lock(&self.current)
     }
 
-    fn current(&self) -> (Shared<BoxFuture<'static, RedisResult<Connection>>>, u64) {
+    fn current(&self) -> (Connecting, u64) {
         let mut current = self.lock();
         let connection = current.connection.get_or_insert_with(|| {
             let dialer = self.dialer.clone();
@@ -199,8 +217,30 @@ impl RedisLink {
     fn replace(&self, number: u64) {
         let mut current = self.lock();
         if current.number == number {
-            *current = Generation { connection: None, number: number + 1 };
+            *current = current.next(None);
         }
+    }
+
+    /// Makes a new connection and then puts it in the place of that of `number`.
+    fn succeed(&self, number: u64) {
+        let mut current = self.lock();
+        if current.number != number || current.has_successor {
+            return;
+        }
+        current.has_successor = true;
+        let (generation, dialer) = (self.current.clone(), self.dialer.clone());
+        // Ends within the dialer's limit, also when nobody asks any more.
+        tokio::spawn(async move {
+            let made = dialer.connect().await;
+            let mut current = Generation::lock(&generation);
+            if current.number != number {
+                return;
+            }
+            match made {
+                Ok(made) => *current = current.next(Some(ready(Ok(made)).boxed().shared())),
+                Err(_) => current.has_successor = false,
+            }
+        });
     }
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Manifest {
     pub len: usize,
     /// Of the writer; part of its chunks' keys.
     pub nonce: u128,
-    /// At most [`MAX_HEAD_BYTES`] first bytes of the object.
+    /// The first bytes of the object that describe it, at most [`MAX_HEAD_BYTES`].
     pub first_bytes: Bytes,
 }
 
@@ -60,7 +60,7 @@ impl Manifest {
         if len > limit {
             return Err(ObjectError::TooLarge { limit, actual: len });
         }
-        if n_first as usize != rest.len() || rest.len() != len.min(MAX_HEAD_BYTES) {
+        if n_first as usize != rest.len() || rest.len() > len.min(MAX_HEAD_BYTES) {
             return Err(bad("the manifest has the wrong length"));
         }
         Ok(Self { len, nonce, first_bytes: Bytes::copy_from_slice(rest) })
