@@ -51,6 +51,8 @@ const ROOM_LIMIT: Duration = Duration::from_secs(2);
 const INLINE_BYTES: usize = 256 << 10;
 /// How often, for [`LOCK_LIMIT`] each, a put that failed tries to give back its slot.
 const MAX_GIVE_BACKS: usize = 60;
+/// Keys looked up under one hold of the lock.
+const KEYS_AT_ONCE: usize = 64;
 /// How often a read starts again because its object was evicted and stored again meanwhile.
 const READS: usize = 3;
 /// The longest pause between two looks of a wait; the first is a millisecond.
@@ -159,36 +161,28 @@ impl ShmStore {
         change(&self.slab, op, work).await
     }
 
-    /// The first `n` bytes of an object, and its length.
-    async fn read(&self, key: &ContentKey, op: Op, n: usize) -> Result<Option<(usize, Vec<u8>)>, EcError> {
+    async fn read(&self, key: &ContentKey) -> Result<Option<Vec<u8>>, EcError> {
         for _ in 0..READS {
-            let Some(extent) = self.change(op, |words, _| words.find(key)).await? else { return Ok(None) };
+            let Some(extent) = self.change(Op::Get, |words, _| words.find(key)).await? else {
+                return Ok(None);
+            };
             let limit = self.limits.max_object_bytes;
             if extent.len > limit {
                 let source = ObjectError::TooLarge { limit, actual: extent.len };
                 return Err(EcError::Corrupt { key: *key, source });
             }
-            let len = extent.len;
-            let copied = if len.min(n) <= INLINE_BYTES {
-                copy_out(&self.slab, &extent, n)
+            let copied = if extent.len <= INLINE_BYTES {
+                copy_out(&self.slab, &extent, usize::MAX)
             } else {
                 let slab = self.slab.clone();
-                let copied = tokio::task::spawn_blocking(move || copy_out(&slab, &extent, n)).await;
-                copied.map_err(|e| EcError::unavailable(StoreKind::Shm, op, e))?
+                let copied = tokio::task::spawn_blocking(move || copy_out(&slab, &extent, usize::MAX)).await;
+                copied.map_err(|e| EcError::unavailable(StoreKind::Shm, Op::Get, e))?
             };
-            if let Some(bytes) = copied {
-                return Ok(Some((len, bytes)));
+            if copied.is_some() {
+                return Ok(copied);
             }
         }
         Ok(None)
-    }
-
-    async fn head(&self, key: &ContentKey, op: Op) -> Result<Option<EncodedItem>, EcError> {
-        match self.read(key, op, MAX_HEAD_BYTES).await {
-            Ok(read) => Ok(read.and_then(|(len, bytes)| object::probe(&bytes, len, key, &self.limits).ok())),
-            Err(EcError::Corrupt { .. }) => Ok(None),
-            Err(e) => Err(e),
-        }
     }
 }
 
@@ -281,14 +275,20 @@ impl EcStore for ShmStore {
     }
 
     async fn get(&self, key: &ContentKey) -> Result<Option<Bytes>, EcError> {
-        let read = self.read(key, Op::Get, usize::MAX).await?;
-        Ok(read.map(|(_, bytes)| bytes.into()))
+        Ok(self.read(key).await?.map(Bytes::from))
     }
 
     async fn heads(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, EcError> {
         let mut heads = Vec::with_capacity(keys.len());
-        for key in keys {
-            heads.push(self.head(key, Op::Heads).await?);
+        for some in keys.chunks(KEYS_AT_ONCE) {
+            let find = |words: &Words<'_>, _: IsAlive<'_>| some.iter().map(|key| words.find(key)).collect();
+            let found: Vec<Option<Extent>> = self.change(Op::Heads, find).await?;
+            heads.extend(some.iter().zip(found).map(|(key, extent)| {
+                let extent = extent?;
+                // One that is evicted at this moment is as good as a miss.
+                let bytes = copy_out(&self.slab, &extent, MAX_HEAD_BYTES)?;
+                object::probe(&bytes, extent.len, key, &self.limits).ok()
+            }));
         }
         Ok(heads)
     }
@@ -329,7 +329,7 @@ impl EcStore for ShmStore {
         let until = Instant::now() + patience;
         loop {
             let news = self.slab.words().field(Field::News);
-            if let Some(item) = self.head(key, Op::Wait).await? {
+            if let Some(item) = self.heads(std::slice::from_ref(key)).await?.pop().flatten() {
                 return Ok(Some(item));
             }
             let is_leased =
@@ -344,7 +344,7 @@ impl EcStore for ShmStore {
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
             if Instant::now() >= until {
-                return self.head(key, Op::Wait).await;
+                return Ok(self.heads(std::slice::from_ref(key)).await?.pop().flatten());
             }
         }
     }

@@ -37,12 +37,14 @@ pub async fn run(args: LsArgs) -> Result<(), CliError> {
     let store = args.ec.open(&Limits::default()).await?;
     let hidden = ProgressBar::hidden();
     let width = if args.long { 64 } else { SHORT_DIGITS };
+    let (mut pages, mut n, mut bytes) = (Pages::of(&*store), 0, 0);
+    // The first page is asked for before anything is written: a store that cannot list is told by its error alone.
+    let mut next = pages.next().await?;
     if !args.json {
         line(&hidden, &row(width, ["KEY", "BYTES", "AGE", "MODALITY", "ROWS", "TYPE", "ENCODER"]))?;
     }
-    let (mut pages, mut n, mut bytes) = (Pages::of(&*store), 0, 0);
     let limit = args.limit.unwrap_or(usize::MAX);
-    while let Some(mut page) = if n < limit { pages.next().await? } else { None } {
+    while let Some(mut page) = next {
         page.truncate(limit - n);
         let keys: Vec<_> = page.iter().map(|listed| listed.key).collect();
         let heads = store.heads(&keys).await.map_err(|e| failed(&e))?;
@@ -55,6 +57,7 @@ pub async fn run(args: LsArgs) -> Result<(), CliError> {
             };
             line(&hidden, &text)?;
         }
+        next = if n < limit { pages.next().await? } else { None };
     }
     if !args.json {
         let bytes = bytes_text(usize::try_from(bytes).unwrap_or(usize::MAX));

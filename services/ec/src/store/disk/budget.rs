@@ -140,6 +140,6 @@ mod tests {
             stored("used once", 10, 300, 1500),
         ];
         let names: Vec<_> = order(36, all).into_iter().map(|(_, s)| s.path).collect();
-        assert_eq!(names, ["never used", "used often", "used once", "newest"].map(PathBuf::from));
+        assert_eq!(names, ["never used", "used once", "used often", "newest"].map(PathBuf::from));
     }
 }
