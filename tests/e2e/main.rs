@@ -3,6 +3,7 @@
 //! Each test starts a cluster of its own and ends it. Nothing here looks at the clock except to give up.
 
 mod answers;
+mod attacks;
 mod bad_input;
 mod cache;
 mod crashes;
@@ -12,4 +13,5 @@ mod observability;
 mod one_encode;
 mod openai;
 mod privacy;
+mod tls;
 mod whisper;

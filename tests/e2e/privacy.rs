@@ -1,9 +1,9 @@
-//! No byte of an item reaches a PD worker.
+//! No byte of an item reaches a PD worker, and nothing of what clients write or are known by reaches a log.
 
 use triptych_tests::client::{about_images, connect, generate};
 use triptych_tests::cluster::reqwest_client;
-use triptych_tests::process::{Process, eventually, free_port};
-use triptych_tests::samples::{heldout, models_dir};
+use triptych_tests::process::{Process, binary, eventually, free_port};
+use triptych_tests::samples::{ask_images, data_url, heldout, models_dir};
 use triptych_tests::tap::Tap;
 
 /// Length of a piece of the image that must not be seen: longer than chance, shorter than any frame.
@@ -53,5 +53,90 @@ async fn the_bytes_of_an_image_never_reach_a_pd_worker() {
     for wire in [asked, loaded] {
         let pieces: std::collections::HashSet<&[u8]> = image.chunks_exact(PIECE).collect();
         assert!(!wire.windows(PIECE).any(|w| pieces.contains(w)), "a piece of the image was on the line");
+    }
+}
+
+/// What a client is known by and what it writes, none of which may be in a log or a metric.
+const TENANT: &str = "tenant-of-the-privacy-test";
+const QUESTION: &str = "Is the quick brown zebra in this picture?";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_tenants_and_questions_reach_no_log() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let made = std::process::Command::new(binary()).args(["keys", "new", "--tenant", TENANT]).output();
+    let made = made.expect("keys are made");
+    let said = String::from_utf8(made.stderr).expect("UTF-8");
+    let key = said.lines().last().expect("a key").trim().to_owned();
+    let (keys, secret) = (dir.path().join("keys"), dir.path().join("jwt"));
+    std::fs::write(&keys, made.stdout).expect("the folder can be written");
+    std::fs::write(&secret, "the secret of this test, longer than 32 bytes")
+        .expect("the folder can be written");
+    let (keys, secret) = (keys.to_str().expect("UTF-8"), secret.to_str().expect("UTF-8"));
+    let [store, encoder, pd, http, grpc] = std::array::from_fn(|_| format!("127.0.0.1:{}", free_port()));
+    let model = models_dir().join("shapes-qwen2-vl");
+    let model = model.to_str().expect("UTF-8");
+    let ec = format!("grpc://{store}");
+    let log = ["--log", "debug,h2=info,hyper=info"];
+    let start = |args: &[&str]| Process::start(&[args, &log].concat());
+    let processes = [
+        start(&["store", "--grpc", &store]),
+        start(&["encoder", "--grpc", &encoder, "--model", model, "--ec", &ec]),
+        start(&["pd", "--grpc", &pd, "--model", model, "--ec", &ec]),
+        start(&[
+            "proxy",
+            "--http",
+            &http,
+            "--grpc",
+            &grpc,
+            "--encoder",
+            &encoder,
+            "--pd",
+            &pd,
+            "--ec",
+            &ec,
+            "--api-keys",
+            keys,
+            "--jwt-keys",
+            secret,
+            "--jwt-issuer",
+            "me",
+            "--jwt-audience",
+            "you",
+        ]),
+    ];
+    let (client, url) = (reqwest_client(), |path: &str| format!("http://{http}{path}"));
+    eventually("the proxy is ready", async || {
+        client.get(url("/readyz")).send().await.ok().filter(|r| r.status().is_success())
+    })
+    .await;
+    let image = heldout("scene.png");
+    let ask = async |key: &str, question: &str, image: &[u8]| {
+        let body = ask_images("shapes-qwen2-vl", question, &[image]);
+        let request = client.post(url("/v1/chat/completions")).bearer_auth(key).json(&body);
+        request.send().await.expect("the proxy answers").status().as_u16()
+    };
+    let jwt = "eyJhbGciOiJIUzI1NiJ9.eyJ0ZW5hbnQiOiJ4In0.c2lnbmF0dXJlLXRoYXQtaXMtbm9uZQ";
+    assert_eq!(ask(&key, QUESTION, &image).await, 200);
+    assert_eq!(ask(&key, QUESTION, b"no picture, but these words").await, 400);
+    assert_eq!(ask(&key[1..], QUESTION, &image).await, 401);
+    assert_eq!(ask(jwt, QUESTION, &image).await, 401);
+    let metrics = client.get(url("/metrics")).send().await.expect("metrics").text().await.expect("text");
+    let base64 = data_url(&image);
+    let secrets = [
+        &key[1..],
+        jwt,
+        &jwt[jwt.len() - 20..],
+        TENANT,
+        QUESTION,
+        "quick brown zebra",
+        "no picture, but these words",
+        "the secret of this test",
+        &base64[100..140],
+    ];
+    let logs = processes.iter().map(Process::log).chain([metrics]);
+    for (log, of) in logs.zip(["store", "encoder", "pd", "proxy", "metrics"]) {
+        for secret in secrets {
+            assert!(!log.contains(secret), "{secret:?} is in the log of the {of}:\n{log}");
+        }
     }
 }

@@ -168,3 +168,10 @@ pub fn resident_bytes(pid: u32) -> u64 {
     let statm = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
 }
+
+/// The most resident memory that a process ever had, in bytes.
+pub fn peak_bytes(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();
+    line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
+}

@@ -2,7 +2,8 @@
 //!
 //! A key covers everything the output depends on: who may share it (tenant salt), what computes it
 //! (fingerprint), what it is computed from (modality, options, bytes). Every part is framed by its length,
-//! so no two different lists of parts hash the same bytes. The hash is BLAKE3, whole: 256 bits, never cut.
+//! so no two different lists of parts hash the same bytes. The hash is BLAKE3: 240 bits of it in a content key, whose
+//! last 16 name the tenant in a way that only tells equal from different; 256 in all others.
 
 use crate::Modality;
 use std::fmt;
@@ -131,8 +132,23 @@ pub struct KeyParts<'a> {
     pub item: &'a [u8],
 }
 
+/// A short name of who an object is from, for sharing out the room of a store: [`ContentKey::owner`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Owner([u8; OWNER_BYTES]);
+
+/// Bytes of a key that name its owner. The other 30 identify the object: 240 bits of the hash.
+const OWNER_BYTES: usize = 2;
+
 impl ContentKey {
-    /// Hashes the parts. O(bytes of the item).
+    /// Who the object is from. A store sees which objects are from the same tenant, which it has to if none is to take
+    /// the room of all, and nothing more: the name is a hash of the cluster's secret and the tenant, cut so short that
+    /// many tenants have the same. Objects under no salt are all of one owner.
+    pub fn owner(&self) -> Owner {
+        let [.., a, b] = self.0;
+        Owner([a, b])
+    }
+
+    /// Hashes the parts; the last bytes are the owner's. O(bytes of the item).
     pub fn of(parts: KeyParts<'_>) -> Self {
         let mut hash = FramedHash::new("triptych content key v1");
         hash.part(parts.tenant_salt);
@@ -140,7 +156,12 @@ impl ContentKey {
         hash.part(parts.modality.as_str().as_bytes());
         hash.part(parts.options.as_bytes());
         hash.part(parts.item);
-        Self(hash.finish())
+        let mut key = hash.finish();
+        let mut owner = FramedHash::new("triptych owner of an object v1");
+        owner.part(parts.tenant_salt);
+        let name = owner.finish();
+        key[32 - OWNER_BYTES..].copy_from_slice(&name[..OWNER_BYTES]);
+        Self(key)
     }
 }
 
@@ -195,6 +216,14 @@ mod tests {
         assert_ne!(key(b"ab", "", b"c"), key(b"a", "", b"bc"));
         assert_ne!(key(b"", "x", b"y"), key(b"", "", b"xy"));
         assert_ne!(Fingerprint::of([b"a".as_slice(), b"b"]), Fingerprint::of([b"ab".as_slice()]));
+    }
+
+    #[test]
+    fn objects_of_a_tenant_have_one_owner_whatever_they_are() {
+        let owner = |salt: &[u8], item: &[u8]| key(salt, "", item).owner();
+        assert_eq!(owner(b"a", b"1"), owner(b"a", b"2"));
+        assert_ne!(owner(b"a", b"1"), owner(b"b", b"1"));
+        assert_ne!(key(b"a", "", b"1"), key(b"a", "", b"2"));
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub mod metrics;
 pub use failure::{Failure, FailureClass};
 pub use ids::{ItemIdx, ModelName, RequestId, WorkerId};
 pub use item::{EncodedItem, EncoderOutput, Extent, WindowSpan};
-pub use key::{ContentKey, Fingerprint, PrefixKey, TenantId};
+pub use key::{ContentKey, Fingerprint, Owner, PrefixKey, TenantId};
 pub use modality::Modality;
 pub use options::{ItemForm, ItemOptions};
 pub use shape::DType;

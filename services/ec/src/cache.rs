@@ -1,11 +1,12 @@
 //! Values under content keys within a budget of bytes; those least worth keeping ([`crate::policy`]) go first.
 //!
-//! Held values are never evicted, so the sum may pass the budget while they are held; holders are bounded by
+//! Owners ([`ContentKey::owner`]) share the room: while it is full, whoever has more than an equal part gives way, so
+//! that one tenant's flood pushes out its own and nobody else's. Held values are never evicted, so the sum may pass the budget while they are held; holders are bounded by
 //! whoever admits them. Knows no locks and no time.
 
 use crate::policy::{BY_EVICTIONS, is_young};
 use std::collections::{BTreeMap, HashMap};
-use triptych_core::ContentKey;
+use triptych_core::{ContentKey, Owner};
 
 /// The map. All operations are O(log n), eviction amortised and but for a walk over the newest.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub(crate) struct ByteCache<V> {
     /// Bytes of everything that was ever added.
     added: u64,
     entries: HashMap<ContentKey, Entry<V>>,
+    /// Bytes of each owner's entries; none has none.
+    owners: HashMap<Owner, usize>,
     /// Exactly the entries that nobody holds: what is worth least first, and of those what was used least recently.
     idle: BTreeMap<Rank, ContentKey>,
 }
@@ -40,8 +43,8 @@ struct Entry<V> {
 impl<V: Clone> ByteCache<V> {
     /// An empty map. A budget of zero keeps only what is held.
     pub(crate) fn new(budget: usize) -> Self {
-        let (entries, idle) = (HashMap::new(), BTreeMap::new());
-        Self { budget, used: 0, tick: 0, clock: 0, added: 0, entries, idle }
+        let (entries, owners, idle) = (HashMap::new(), HashMap::new(), BTreeMap::new());
+        Self { budget, used: 0, tick: 0, clock: 0, added: 0, entries, owners, idle }
     }
 
     /// Adds a value that nobody holds, unless the key has one. Whether it was added; it may be evicted at once
@@ -50,7 +53,7 @@ impl<V: Clone> ByteCache<V> {
         if self.entries.contains_key(&key) {
             return false;
         }
-        let entry = self.entry(value, bytes);
+        let entry = self.entry(&key, value, bytes);
         self.idle.insert(entry.rank, key);
         self.entries.insert(key, entry);
         self.evict();
@@ -60,7 +63,7 @@ impl<V: Clone> ByteCache<V> {
     /// Adds a value that is held, unless the key has one; holds it either way.
     pub(crate) fn insert_held(&mut self, key: ContentKey, value: V, bytes: usize) {
         if !self.hold(&key) {
-            let entry = self.entry(value, bytes);
+            let entry = self.entry(&key, value, bytes);
             self.entries.insert(key, Entry { is_held: true, ..entry });
             self.evict();
         }
@@ -100,6 +103,12 @@ impl<V: Clone> ByteCache<V> {
         let entry = self.entries.remove(key)?;
         self.idle.remove(&entry.rank);
         self.used = self.used.saturating_sub(entry.bytes);
+        if let Some(bytes) = self.owners.get_mut(&key.owner()) {
+            *bytes = bytes.saturating_sub(entry.bytes);
+            if *bytes == 0 {
+                self.owners.remove(&key.owner());
+            }
+        }
         Some(entry.value)
     }
 
@@ -130,8 +139,11 @@ impl<V: Clone> ByteCache<V> {
         self.tick
     }
 
-    fn entry(&mut self, value: V, bytes: usize) -> Entry<V> {
+    fn entry(&mut self, key: &ContentKey, value: V, bytes: usize) -> Entry<V> {
         self.used = self.used.saturating_add(bytes);
+        if bytes > 0 {
+            *self.owners.entry(key.owner()).or_default() += bytes;
+        }
         self.added = self.added.saturating_add(bytes as u64);
         let rank = (BY_EVICTIONS.stored(self.clock, bytes as u64), self.next_tick());
         Entry { value, bytes, birth: self.added, rank, is_held: false }
@@ -156,12 +168,20 @@ impl<V: Clone> ByteCache<V> {
         }
     }
 
-    /// What goes next: what is worth least of all but the newest, or else the oldest of these.
+    /// What goes next, of an owner who has more than an equal part if there is one: what is worth least of all but the
+    /// newest, or else the oldest of these.
     fn victim(&self) -> Option<(u64, ContentKey)> {
+        let part = self.budget / self.owners.len().max(1);
+        let is_over = |key: &ContentKey| self.owners.get(&key.owner()).is_some_and(|bytes| *bytes > part);
+        // What is held may be all that an owner has too much of.
+        self.least(is_over).or_else(|| self.least(|_| true))
+    }
+
+    fn least(&self, may_go: impl Fn(&ContentKey) -> bool) -> Option<(u64, ContentKey)> {
         let birth = |key: &ContentKey| self.entries.get(key).map_or(0, |e| e.birth);
         let is_old = |key: &ContentKey| !is_young(self.budget as u64, self.added - birth(key));
-        let old = self.idle.iter().find(|(_, key)| is_old(key));
-        let any = old.or_else(|| self.idle.iter().min_by_key(|(_, key)| birth(key)));
+        let all = || self.idle.iter().filter(|(_, key)| may_go(key));
+        let any = all().find(|(_, key)| is_old(key)).or_else(|| all().min_by_key(|(_, key)| birth(key)));
         any.map(|((worth, _), key)| (*worth, *key))
     }
 }
@@ -242,6 +262,31 @@ mod tests {
         assert_eq!(cache.used(), 10);
     }
 
+    /// The n-th object of an owner.
+    fn owned(owner: u8, n: u8) -> ContentKey {
+        let mut bytes = [owner; 32];
+        bytes[0] = n;
+        ContentKey::from_bytes(bytes)
+    }
+
+    #[test]
+    fn a_flood_of_one_owner_pushes_out_its_own() {
+        let mut cache = ByteCache::new(100);
+        for n in 0..4 {
+            cache.insert(owned(b'b', n), n, 10);
+        }
+        for n in 0..200 {
+            cache.insert(owned(b'a', n), n, 10);
+        }
+        assert!((0..4).all(|n| cache.contains(&owned(b'b', n))), "less than a half, and never used again");
+        assert!(cache.contains(&owned(b'a', 199)) && !cache.contains(&owned(b'a', 100)));
+        for n in 4..40 {
+            cache.insert(owned(b'b', n), n, 10);
+        }
+        let n_of = |owner| (0..=255).filter(|n| cache.contains(&owned(owner, *n))).count();
+        assert_eq!((n_of(b'a'), n_of(b'b')), (5, 5), "in the end each has a half");
+    }
+
     #[derive(Clone, Debug)]
     enum Move {
         Insert(u8, usize),
@@ -281,6 +326,8 @@ mod tests {
                 let sum: usize = cache.entries.values().map(|e| e.bytes).sum();
                 let idle = cache.entries.values().filter(|e| !e.is_held).count();
                 prop_assert_eq!(cache.used, sum);
+                prop_assert_eq!(cache.owners.values().sum::<usize>(), sum);
+                prop_assert!(cache.owners.values().all(|bytes| *bytes > 0));
                 prop_assert_eq!(cache.idle.len(), idle);
                 prop_assert!(cache.idle.iter().all(|(rank, key)| cache.entries[key].rank == *rank));
                 prop_assert!(cache.used <= cache.budget || idle == 0);

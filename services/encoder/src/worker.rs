@@ -20,6 +20,7 @@ use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::{Model, ModelError, ModelSource};
 use triptych_proto::v1::encoder_worker_server::EncoderWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
+use triptych_runtime::door::Door;
 use triptych_runtime::flights::Flights;
 use triptych_runtime::serve::{ServeError, serve};
 use triptych_runtime::{Drain, MetricsRegistry};
@@ -29,7 +30,7 @@ pub struct EncoderConfig {
     /// Name in logs and Describe.
     pub worker_id: WorkerId,
     /// Where it answers gRPC.
-    pub grpc: TcpListener,
+    pub grpc: Door,
     /// Where it answers `/metrics` and the probes; `None`: nowhere.
     pub admin: Option<TcpListener>,
     /// What it serves.

@@ -3,6 +3,8 @@
 #[path = "support/golden.rs"]
 mod golden;
 
+#[path = "preprocess/bombs.rs"]
+mod bombs;
 #[path = "preprocess/canvases.rs"]
 mod canvases;
 #[path = "preprocess/images.rs"]

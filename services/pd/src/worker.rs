@@ -25,6 +25,7 @@ use triptych_models::decoder::{Decoder, DecoderInfo};
 use triptych_models::{Model, ModelError, ModelSource};
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
+use triptych_runtime::door::Door;
 use triptych_runtime::serve::{ServeError, serve};
 use triptych_runtime::{Drain, MetricsRegistry};
 
@@ -33,7 +34,7 @@ pub struct PdConfig {
     /// Name in logs and Describe.
     pub worker_id: WorkerId,
     /// Where it answers gRPC.
-    pub grpc: TcpListener,
+    pub grpc: Door,
     /// Where it answers `/metrics` and the probes; `None`: nowhere.
     pub admin: Option<TcpListener>,
     /// What it serves.

@@ -1,23 +1,24 @@
 //! What a proxy is started with. Validated by whoever reads the configuration; here it is plain data.
 
+use crate::auth::{AuthConfig, AuthError};
 use crate::encode::EncodePolicy;
 use crate::fetch::FetchPolicy;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
-use tokio::net::TcpListener;
 use triptych_core::limits::Limits;
 use triptych_ec::EcStore;
 use triptych_runtime::discovery::Source;
+use triptych_runtime::door::Door;
 use triptych_runtime::grpc::Dialer;
 use triptych_runtime::serve::ServeError;
 
 /// Settings of a proxy.
 pub struct ProxyConfig {
     /// Where the OpenAI face answers.
-    pub http: TcpListener,
+    pub http: Door,
     /// Where the gRPC face answers.
-    pub grpc: TcpListener,
+    pub grpc: Door,
     /// `host:port` of each encoder worker that is always there. None in all: only text is served.
     pub encoders: Vec<String>,
     /// `host:port` of each PD worker that is always there.
@@ -39,6 +40,8 @@ pub struct ProxyConfig {
     pub fetch: FetchPolicy,
     /// Secret that goes into every content key, so that tenants do not share outputs. Empty: one shared tenant.
     pub tenant_salt: Vec<u8>,
+    /// How clients are known, and what each tenant may have. Default: nobody has to show who they are.
+    pub auth: AuthConfig,
     /// Requests worked on at once, in both faces together; one more is Overloaded.
     pub max_in_flight: usize,
     /// How items are encoded. Its `max_time` is held to that of a request.
@@ -77,6 +80,9 @@ pub enum ProxyError {
         /// Why.
         source: tonic::transport::Error,
     },
+    /// A file that clients are known by cannot be used.
+    #[error(transparent)]
+    Auth(#[from] AuthError),
     /// The fetcher of URLs cannot be built.
     #[error("the fetcher of item URLs cannot be built")]
     Fetcher(#[from] reqwest::Error),

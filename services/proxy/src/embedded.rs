@@ -3,6 +3,7 @@
 //! The same parts as [`crate::run`] puts together, behind the same admission.
 
 use crate::admission::Gate;
+use crate::auth::{Auth, AuthConfig};
 use crate::budget::RetryBudget;
 use crate::cache::EncoderCache;
 use crate::config::ProxyError;
@@ -54,6 +55,7 @@ impl Embedded {
         metrics: &MetricsRegistry,
     ) -> Result<Self, ProxyError> {
         let limits = config.limits;
+        let auth = Auth::start(AuthConfig::default(), &drain)?;
         let fleet = FleetSettings {
             encoders: config.encoders,
             pds: config.pds,
@@ -87,7 +89,7 @@ impl Embedded {
             drain,
         });
         let gate = Gate::new(config.max_in_flight);
-        Ok(Self { face: Face { orchestrator, limits, gate } })
+        Ok(Self { face: Face { orchestrator, limits, gate, auth } })
     }
 
     /// The gRPC face, to be added to a server.

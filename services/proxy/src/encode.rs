@@ -18,6 +18,7 @@ mod recents;
 pub use flight::{Announced, Flight};
 pub use policy::EncodePolicy;
 
+use crate::auth::Account;
 use crate::budget::RetryBudget;
 use crate::cache::{EncoderCache, Wanted};
 use crate::fleet::Fleet;
@@ -62,6 +63,8 @@ pub struct Job {
     pub options: ItemOptions,
     /// When the request's answer is due.
     pub deadline: Instant,
+    /// Whose it is: what has to be encoded counts there.
+    pub account: Arc<Account>,
 }
 
 /// An item whose encoder output is READY.

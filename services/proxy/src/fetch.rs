@@ -18,7 +18,7 @@ use futures::StreamExt;
 use http::header;
 use policy::Refused;
 use reqwest::{Client, Response, Url, redirect};
-use resolver::GuardedResolver;
+use resolver::{GuardedResolver, Lookup};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +46,10 @@ impl Fetcher {
     /// # Errors
     /// [`ProxyError::Fetcher`] if TLS cannot be set up.
     pub fn new(policy: FetchPolicy, limits: Limits) -> Result<Self, ProxyError> {
+        Self::resolving(resolver::system(), policy, limits)
+    }
+
+    fn resolving(lookup: Lookup, policy: FetchPolicy, limits: Limits) -> Result<Self, ProxyError> {
         tls::install_provider();
         let policy = Arc::new(policy);
         let builder = || {
@@ -53,7 +57,7 @@ impl Fetcher {
                 .no_proxy()
                 .referer(false)
                 .redirect(redirect::Policy::none())
-                .dns_resolver(GuardedResolver::new(Arc::clone(&policy)))
+                .dns_resolver(GuardedResolver::new(Arc::clone(&policy), Arc::clone(&lookup)))
                 .connect_timeout(CONNECT_TIME)
                 .pool_idle_timeout(Duration::from_secs(15))
                 .user_agent(concat!("triptych/", env!("CARGO_PKG_VERSION")))

@@ -3,11 +3,15 @@
 pub mod admit;
 pub mod preface;
 
-use crate::admission::{Gate, Permit};
+use crate::admission::Gate;
+use crate::auth::{Auth, Caller};
+use crate::fleet::catalog::Served;
 use crate::orchestrate::{Answer, Orchestrator, Piece};
 use crate::request::{Item, Request, Resumption, Source, param_of_item};
+use admit::Admitted;
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
+use prost::Message;
 use std::sync::Arc;
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
@@ -31,29 +35,52 @@ pub struct Face {
     pub limits: Limits,
     /// Lets requests in.
     pub gate: Gate,
+    /// Knows clients.
+    pub auth: Auth,
 }
 
 impl Face {
     /// The service, admission included.
     pub fn service(self) -> admit::Admit<TriptychServer<Face>> {
-        let (gate, limits) = (self.gate.clone(), self.limits.clone());
-        let observer = self.orchestrator.observer.clone();
+        let limits = self.limits.clone();
+        let door = admit::Door {
+            gate: self.gate.clone(),
+            auth: self.auth.clone(),
+            observer: self.orchestrator.observer.clone(),
+            patience: limits.max_request_time,
+        };
         let service = TriptychServer::new(self).max_decoding_message_size(limits.max_body_bytes);
-        admit::Admit::new(service, gate, observer, limits.max_request_time)
+        admit::Admit::new(service, door)
     }
 
     fn start(&self, request: tonic::Request<v1::GenerateRequest>) -> Result<Answer, Failure> {
-        let permit = match request.extensions().get::<Permit>() {
-            Some(permit) => permit.clone(),
-            None => self.gate.enter()?,
-        };
+        let admitted = request.extensions().get::<Admitted>().cloned();
+        let admitted = admitted.ok_or_else(|| Failure::internal("a call that was not admitted"))?;
         let id = RequestId::from_bits(rand::random());
         let span = tracing::info_span!("request", request_id = %id, face = "grpc");
         trace_context::adopt(&span, request.metadata());
         let (metadata, _, message) = request.into_parts();
-        let read = read(id, message, &metadata, &self.limits);
-        let request = read.inspect_err(|failure| self.orchestrator.observer.refused(failure))?;
+        let read = || {
+            let Admitted { caller, permit } = self.named(admitted, &message)?;
+            Ok::<_, Failure>((read(id, message, &metadata, (&self.limits, caller))?, permit))
+        };
+        let (request, permit) = read().inspect_err(|failure| self.orchestrator.observer.refused(failure))?;
         span.in_scope(|| self.orchestrator.start(request, permit))
+    }
+
+    /// The tenant that a message names: the key's own, or, where nobody shows a key, whoever it is.
+    fn named(&self, admitted: Admitted, message: &v1::GenerateRequest) -> Result<Admitted, Failure> {
+        if self.auth.is_required() {
+            Auth::check_named(&admitted.caller, &message.tenant)?;
+            return Ok(admitted);
+        }
+        let tenant = match message.tenant.as_str() {
+            "" => admitted.caller.tenant,
+            named => named.to_owned(),
+        };
+        let caller = self.auth.trusted(tenant)?.enter()?;
+        caller.hold_bytes(message.encoded_len())?;
+        Ok(Admitted { caller, ..admitted })
     }
 }
 
@@ -61,7 +88,7 @@ fn read(
     id: RequestId,
     message: v1::GenerateRequest,
     metadata: &MetadataMap,
-    limits: &Limits,
+    (limits, caller): (&Limits, Caller),
 ) -> Result<Request, Failure> {
     let arrived = Instant::now();
     let time = deadline::asked(metadata)?.map_or(limits.max_request_time, |t| t.min(limits.max_request_time));
@@ -74,7 +101,7 @@ fn read(
         prompt: prompt.try_into()?,
         items: message.items.into_iter().enumerate().map(read_item).collect::<Result<_, _>>()?,
         sampling: message.sampling.unwrap_or_default(),
-        tenant: message.tenant,
+        caller,
         priority: message.priority,
         encoder_prompt: None,
         resumption: resumption(message.resumption)?,
@@ -127,16 +154,19 @@ impl Triptych for Face {
 
     async fn list_models(
         &self,
-        _: tonic::Request<v1::ListModelsRequest>,
+        request: tonic::Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
+        let caller = request.extensions().get::<Caller>();
         let catalog = self.orchestrator.fleet.catalog();
-        let models = catalog.models().into_values().map(|m| v1::list_models_response::Model {
-            name: m.name.to_string(),
-            modalities: m.edition.keys().map(|m| v1::Modality::from(*m).into()).collect(),
-            max_context: m.max_context,
-            family: m.family.clone(),
-            created_s: m.created_s,
-        });
+        let may_use = |m: &&Served| caller.is_none_or(|caller| caller.may_use(&m.name));
+        let models =
+            catalog.models().into_values().filter(may_use).map(|m| v1::list_models_response::Model {
+                name: m.name.to_string(),
+                modalities: m.edition.keys().map(|m| v1::Modality::from(*m).into()).collect(),
+                max_context: m.max_context,
+                family: m.family.clone(),
+                created_s: m.created_s,
+            });
         Ok(Response::new(v1::ListModelsResponse { models: models.collect() }))
     }
 }

@@ -90,9 +90,14 @@ impl Materials {
             Failure::internal(format!("model {:?} was chosen for {modality}", route.served.name))
         })?;
         let source = match &item.source {
-            Source::Url(url) => Source::Bytes(self.fetcher.fetch(url, modality, budget).await?),
+            Source::Url(url) => {
+                let bytes = self.fetcher.fetch(url, modality, budget).await?;
+                request.caller.hold_bytes(bytes.len())?;
+                Source::Bytes(bytes)
+            }
             other => other.clone(),
         };
+        request.caller.account.take_items(source.declared_len().unwrap_or(0))?;
         let (limits, salt) = (self.limits.clone(), request.tenant_secret(&self.tenant_salt));
         let canonical = item.options.canonical();
         let prepare = move || {
@@ -124,6 +129,7 @@ impl Materials {
             bytes,
             options: item.options.clone(),
             deadline: request.deadline,
+            account: Arc::clone(&request.caller.account),
         })
     }
 

@@ -9,6 +9,7 @@ pub mod config;
 mod request;
 
 mod admission;
+pub mod auth;
 mod fleet;
 mod wire;
 

@@ -17,6 +17,7 @@ mod sse;
 mod usage;
 
 use crate::admission::{Gate, Permit};
+use crate::auth::{Auth, Caller};
 use crate::config::ClientTimes;
 use crate::orchestrate::Orchestrator;
 use crate::request::Resumption;
@@ -36,8 +37,6 @@ use triptych_core::{Failure, FailureClass, RequestId};
 use triptych_runtime::metrics::CONTENT_TYPE;
 use triptych_runtime::{MetricsRegistry, trace_context};
 
-/// Names the tenant of a request.
-const TENANT_HEADER: &str = "x-triptych-tenant";
 /// Header that says what becomes of a stream whose worker goes away.
 const RESUME_HEADER: &str = "x-triptych-resume";
 
@@ -53,6 +52,8 @@ pub struct Parts {
     pub limits: Limits,
     /// Lets requests in.
     pub gate: Gate,
+    /// Knows clients.
+    pub auth: Auth,
     /// Patience with clients.
     pub times: ClientTimes,
     /// For `/metrics`.
@@ -74,7 +75,7 @@ struct Call {
     deadline: Instant,
     permit: Permit,
     span: Span,
-    tenant: String,
+    caller: Caller,
     resumption: Resumption,
 }
 
@@ -106,16 +107,17 @@ impl Face {
 
     /// Lets a request in.
     fn admit(&self, request: &Request) -> Result<Call, HttpError> {
+        let caller = self.auth.identify(request.headers())?;
         let permit = self.gate.enter()?;
+        let caller = caller.enter()?;
         let id = request.extensions().get::<RequestId>().copied();
         let id = id.unwrap_or_else(|| RequestId::from_bits(rand::random()));
         let span = tracing::info_span!("request", request_id = %id, face = "http");
         trace_context::adopt(&span, &MetadataMap::from_headers(request.headers().clone()));
         let arrived = Instant::now();
-        let tenant = tenant(request.headers())?;
         let resumption = resumption(request.headers())?;
         let deadline = arrived + self.limits.max_request_time;
-        Ok(Call { id, arrived, deadline, permit, span, tenant, resumption })
+        Ok(Call { id, arrived, deadline, permit, span, caller, resumption })
     }
 
     /// Counts a request that is refused before a model is chosen for it.
@@ -126,14 +128,6 @@ impl Face {
     fn is_ready(&self) -> bool {
         self.orchestrator.fleet.catalog().is_ready() && !self.orchestrator.drain.is_stopping()
     }
-}
-
-/// Who asks. Whoever terminates authentication in front sets it; without it all share one tenant.
-fn tenant(headers: &HeaderMap) -> Result<String, Failure> {
-    let Some(value) = headers.get(TENANT_HEADER) else { return Ok(String::new()) };
-    let text = value.to_str().map(str::trim);
-    text.map(str::to_owned)
-        .map_err(|_| Failure::invalid(format!("the header {TENANT_HEADER} is not ASCII text")))
 }
 
 /// What becomes of a stream whose worker goes away.
@@ -175,5 +169,5 @@ async fn no_route(method: Method, uri: Uri) -> HttpError {
 
 async fn wrong_method(method: Method, uri: Uri) -> HttpError {
     let message = format!("{method} is not allowed on {}", uri.path());
-    HttpError { status: StatusCode::METHOD_NOT_ALLOWED, failure: Failure::invalid(message) }
+    HttpError { status: StatusCode::METHOD_NOT_ALLOWED, failure: Failure::invalid(message), closes: false }
 }

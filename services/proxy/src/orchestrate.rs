@@ -136,6 +136,7 @@ impl Orchestrator {
             let alien = |f: &Failure| f.class == FailureClass::InvalidArgument && request.items.len() == 1;
             if alien(&failure) { failure.with_param(&*request.items[0].param) } else { failure }
         })?;
+        request.caller.check_model(&route.served.name)?;
         self.lay_out(request, &route)?;
         let n_items = request.items.len();
         match route.served.max_items {

@@ -5,6 +5,7 @@
 
 mod prompt;
 
+use crate::auth::Caller;
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use tokio::time::Instant;
@@ -18,8 +19,6 @@ use triptych_proto::v1;
 /// Longest item URL in bytes.
 const MAX_URL_BYTES: usize = 8 << 10;
 
-/// Longest name of a tenant in bytes.
-const MAX_TENANT_BYTES: usize = 256;
 /// Priorities that a request may ask for.
 const PRIORITIES: std::ops::RangeInclusive<i32> = -100..=100;
 
@@ -40,8 +39,8 @@ pub struct Request {
     pub items: Vec<Item>,
     /// How tokens are chosen. What is open stays open: the defaults are the model's, and the PD worker knows them.
     pub sampling: v1::Sampling,
-    /// Who asks; empty: the tenant that all share.
-    pub tenant: String,
+    /// Who asks.
+    pub caller: Caller,
     /// Smaller runs first.
     pub priority: i32,
     /// What the encoder is given to read, once it is known to be for an encoder.
@@ -86,7 +85,7 @@ pub enum Source {
 
 impl Source {
     /// Bytes the item will have, as far as it says. `None` behind a URL.
-    fn declared_len(&self) -> Option<usize> {
+    pub fn declared_len(&self) -> Option<usize> {
         match self {
             Self::Bytes(bytes) => Some(bytes.len()),
             Self::Base64(text) => Some(text.len() / 4 * 3),
@@ -129,13 +128,8 @@ impl Request {
         prompt::check(&self.prompt, &self.items)
     }
 
-    /// Tenant and priority.
+    /// Its place in line.
     fn check_place(&self) -> Result<(), Failure> {
-        let len = self.tenant.len();
-        if len > MAX_TENANT_BYTES {
-            let message = format!("the tenant has {len} bytes, the limit is {MAX_TENANT_BYTES}");
-            return Err(Failure::invalid(message).with_param("tenant"));
-        }
         if !PRIORITIES.contains(&self.priority) {
             let message = format!("priority is {}, allowed is -100 to 100", self.priority);
             return Err(Failure::invalid(message).with_param("priority"));
@@ -207,10 +201,11 @@ impl Request {
     /// What sets the request's tenant apart, under the secret of this cluster. Nothing but the secret for the tenant
     /// that all share.
     pub fn tenant_secret(&self, salt: &[u8]) -> Vec<u8> {
-        if self.tenant.is_empty() {
+        let tenant = &self.caller.tenant;
+        if tenant.is_empty() {
             return salt.to_vec();
         }
-        [&(salt.len() as u64).to_le_bytes(), salt, self.tenant.as_bytes()].concat()
+        [&(salt.len() as u64).to_le_bytes(), salt, tenant.as_bytes()].concat()
     }
 
     /// Puts the sender's name of an item in the place of the cluster's `items[i]`.
@@ -297,6 +292,8 @@ pub fn item_of_param(param: &str) -> Option<ItemIdx> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::auth::{Account, Quota};
+    use std::sync::Arc;
     use triptych_core::prompt::Role;
 
     fn request(items: Vec<Item>) -> Request {
@@ -309,7 +306,7 @@ mod tests {
             prompt: Prompt::Singleton(TextOrTokens::Text("x".into())),
             items,
             sampling: v1::Sampling::default(),
-            tenant: String::new(),
+            caller: Caller::new(String::new(), Arc::new(Account::new(Quota::default()))),
             priority: 0,
             encoder_prompt: None,
             resumption: Resumption::GoOn,

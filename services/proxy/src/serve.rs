@@ -1,6 +1,7 @@
 //! The process from its listeners to its end.
 
 use crate::admission::Gate;
+use crate::auth::Auth;
 use crate::budget::RetryBudget;
 use crate::cache::EncoderCache;
 use crate::config::{ProxyConfig, ProxyError};
@@ -15,10 +16,9 @@ use crate::{grpc, openai};
 use futures::TryStreamExt;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
-use tonic::transport::server::TcpIncoming;
 use tonic_health::server::HealthReporter;
 use triptych_proto::v1::triptych_server::SERVICE_NAME;
+use triptych_runtime::door::Door;
 use triptych_runtime::drain::DrainTimes;
 use triptych_runtime::serve::ServeError;
 use triptych_runtime::{Drain, MetricsRegistry};
@@ -30,6 +30,7 @@ use triptych_runtime::{Drain, MetricsRegistry};
 pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), ProxyError> {
     let ProxyConfig { limits, client_times: times, .. } = config;
     let gate = Gate::new(config.max_in_flight);
+    let auth = Auth::start(config.auth, &drain)?;
     let fleet = FleetSettings {
         encoders: config.encoders,
         pds: config.pds,
@@ -62,10 +63,14 @@ pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) ->
         observer: Observer::new(&metrics),
         drain: drain.clone(),
     });
-    let face =
-        grpc::Face { orchestrator: Arc::clone(&orchestrator), limits: limits.clone(), gate: gate.clone() };
+    let face = grpc::Face {
+        orchestrator: Arc::clone(&orchestrator),
+        limits: limits.clone(),
+        gate: gate.clone(),
+        auth: auth.clone(),
+    };
     let grpc = drain.tasks().spawn(serve_grpc(config.grpc, face, times.head, drain.clone()));
-    let parts = openai::Parts { orchestrator, limits, gate, times, registry: metrics };
+    let parts = openai::Parts { orchestrator, limits, gate, auth, times, registry: metrics };
     let routes = openai::Face::new(parts).routes();
     drain.tasks().spawn(openai::listen::serve(config.http, routes, times, drain.clone()));
     tokio::select! {
@@ -75,13 +80,12 @@ pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) ->
 }
 
 async fn serve_grpc(
-    listener: TcpListener,
+    door: Door,
     face: grpc::Face,
     patience: Duration,
     drain: Drain,
 ) -> Result<(), ProxyError> {
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let incoming = incoming.map_ok(move |stream| Prefaced::new(stream, patience));
+    let incoming = door.incoming().map_ok(move |stream| Prefaced::new(stream, patience));
     let (health, health_service) = tonic_health::server::health_reporter();
     let watching = watch_health(health, Arc::clone(&face.orchestrator));
     let (v1, v1alpha) = triptych_runtime::grpc::reflection().map_err(ServeError::from)?;

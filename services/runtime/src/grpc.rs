@@ -80,6 +80,11 @@ impl fmt::Debug for Dialer {
 /// # Errors
 /// If `address` is not `host:port` or an http(s) URL.
 pub fn channel(address: &str) -> Result<Channel, tonic::transport::Error> {
+    Ok(endpoint(address)?.connect_lazy())
+}
+
+/// An endpoint with the data plane's settings.
+pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
     let url = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
     Ok(Endpoint::from_shared(url)?
         .initial_stream_window_size(STREAM_WINDOW)
@@ -88,8 +93,7 @@ pub fn channel(address: &str) -> Result<Channel, tonic::transport::Error> {
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true)
         .connect_timeout(Duration::from_secs(3))
-        .tcp_nodelay(true)
-        .connect_lazy())
+        .tcp_nodelay(true))
 }
 
 /// The two reflection services, v1 and v1alpha, over our schema and gRPC's health.

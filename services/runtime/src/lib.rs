@@ -14,7 +14,9 @@ pub mod flights;
 pub mod grpc;
 pub mod discovery;
 pub mod admin;
+pub mod door;
 pub mod serve;
+pub mod reload;
 pub mod tls;
 
 pub use drain::Drain;

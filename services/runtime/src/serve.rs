@@ -1,16 +1,15 @@
 //! A worker's gRPC server from ready to drained: health, reflection and the service, with one order of events.
 
 use crate::admin::Readiness;
+use crate::door::Door;
 use crate::drain::{Drain, DrainTimes};
 use crate::grpc;
 use http::{Request, Response};
 use std::convert::Infallible;
 use std::pin::pin;
 use thiserror::Error;
-use tokio::net::TcpListener;
 use tonic::body::Body;
 use tonic::server::NamedService;
-use tonic::transport::server::TcpIncoming;
 use tower::Service;
 
 /// A server that could not start, or ended by itself.
@@ -33,7 +32,7 @@ pub enum ServeError {
 /// [`ServeError`] if the server ends before it was told to.
 pub async fn serve<S>(
     service: S,
-    listener: TcpListener,
+    door: impl Into<Door>,
     readiness: Readiness,
     drain: Drain,
 ) -> Result<(), ServeError>
@@ -54,9 +53,7 @@ where
         stopping.stopping().await;
         grpc::set_health(&health, S::NAME, false).await;
     });
-    // The server's own setting for it is ignored with a listener that was made elsewhere; without it an answer that
-    // waits for an acknowledgement takes 40 ms.
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let incoming = door.into().incoming();
     let (v1, v1alpha) = grpc::reflection()?;
     let serving = grpc::server()
         .add_service(health_service)

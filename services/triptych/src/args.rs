@@ -2,6 +2,9 @@
 //!
 //! Every flag of a role can also come from a `TRIPTYCH_*` variable; a flag wins over its variable.
 
+pub mod auth;
+pub mod tls;
+
 use crate::error::{CliError, chain};
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
@@ -11,11 +14,13 @@ use std::str::FromStr;
 use std::sync::Arc;
 use triptych_core::DType;
 use triptych_core::limits::Limits;
+use triptych_ec::settings::Opening;
 use triptych_ec::{EcError, EcSetting, EcStore, Scope};
 use triptych_kernels::cpu::Precision;
 use triptych_models::LoadFormat;
 use triptych_models::compute::ComputeConfig;
 use triptych_proxy::fetch::{AllowRule, FetchPolicy, NotARule, Reach};
+use triptych_runtime::grpc::Dialer;
 use triptych_runtime::telemetry::TelemetryConfig;
 
 /// How a process tells what it does.
@@ -254,11 +259,19 @@ impl EcArgs {
         together.map(Some).map_err(|e| CliError::Setting(chain(&e)))
     }
 
-    /// Opens the store of a role.
+    /// Opens the store over plain TCP.
+    ///
+    /// # Errors
+    /// As [`Self::open_over`].
+    pub async fn open(&self, limits: &Limits) -> Result<Arc<dyn EcStore>, CliError> {
+        self.open_over(&Dialer::default(), limits).await
+    }
+
+    /// Opens the store of a role; store processes are reached by `dialer`.
     ///
     /// # Errors
     /// [`CliError::Setting`] for a store that the other processes cannot see, or that cannot be opened.
-    pub async fn open(&self, limits: &Limits) -> Result<Arc<dyn EcStore>, CliError> {
+    pub async fn open_over(&self, dialer: &Dialer, limits: &Limits) -> Result<Arc<dyn EcStore>, CliError> {
         let given = self.given()?.ok_or_else(|| {
             CliError::Setting(format!(
                 "no store is set; --ec takes one of {}",
@@ -272,7 +285,10 @@ impl EcArgs {
                     .into(),
             ));
         }
-        triptych_ec::open(&given.setting, limits).await.map_err(|e| CliError::Setting(chain(&e)))
+        let with = Opening { limits: limits.clone(), dial: Some(dialer.as_fn()) };
+        triptych_ec::settings::open_with(&given.setting, &with)
+            .await
+            .map_err(|e| CliError::Setting(chain(&e)))
     }
 }
 

@@ -42,6 +42,9 @@ pub struct AskArgs {
     /// Where the cluster answers gRPC
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_GRPC", default_value = "127.0.0.1:50051")]
     pub grpc: String,
+    /// Who asks, where the cluster wants to know: an API key or a token
+    #[arg(long, value_name = "KEY", env = "TRIPTYCH_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
     /// Tokens of the answer at most
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<u32>,
@@ -56,6 +59,18 @@ pub struct AskArgs {
     pub json: bool,
 }
 
+/// Shows the key, if there is one.
+fn with_key<T>(message: T, key: Option<&str>) -> Result<tonic::Request<T>, CliError> {
+    let mut request = tonic::Request::new(message);
+    if let Some(key) = key {
+        let value = format!("Bearer {}", key.trim()).parse();
+        // The error would repeat the key.
+        let value = value.map_err(|_| CliError::Setting("--api-key is not ASCII text on one line".into()))?;
+        request.metadata_mut().insert("authorization", value);
+    }
+    Ok(request)
+}
+
 /// Asks, and prints the answer.
 ///
 /// # Errors
@@ -68,6 +83,7 @@ pub async fn run(args: AskArgs) -> Result<(), CliError> {
         CliError::setting(format!("--grpc {} is no address, as 127.0.0.1:50051 is", args.grpc), &e)
     })?;
     let mut client = TriptychClient::new(channel).max_encoding_message_size(Limits::default().max_body_bytes);
+    let request = with_key(request, args.api_key.as_deref())?;
     let stream = client.generate(request).await.map_err(|s| refused(&s, &args.grpc))?.into_inner();
     let echo = !args.json;
     let answer = receive(stream, Answer::new(names), echo).await.map_err(|(answer, status)| {

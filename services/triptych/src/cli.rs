@@ -2,6 +2,7 @@
 
 use crate::ask::AskArgs;
 use crate::ec::EcCommandArgs;
+use crate::keys::KeysArgs;
 use crate::models::ModelsArgs;
 use crate::role::encoder::EncoderArgs;
 use crate::role::pd::PdArgs;
@@ -45,6 +46,9 @@ pub enum Command {
     /// Look at a store of encoder outputs, verify it, clean it up, fill it from another
     #[command(after_help = EC_EXAMPLES)]
     Ec(EcCommandArgs),
+    /// Make API keys
+    #[command(after_help = KEYS_EXAMPLES)]
+    Keys(KeysArgs),
     /// Run the front door alone: OpenAI's HTTP API and gRPC
     #[command(after_help = PROXY_EXAMPLES)]
     Proxy(ProxyArgs),
@@ -100,22 +104,32 @@ Examples:
   triptych ec gc --ec disk:DIR --older-than 7d --to-mib 4096 --dry-run
   triptych ec warm --from s3://bucket/ec --to shm   fill this host's slab";
 
+const KEYS_EXAMPLES: &str = "\
+Examples:
+  triptych keys new --tenant acme >> keys           the key is shown, its hash goes into the file
+  triptych keys new --tenant acme --models vl,asr
+  triptych proxy --api-keys keys …                  requests then need `Authorization: Bearer KEY`";
+
 const PROXY_EXAMPLES: &str = "\
 Example:
   triptych proxy --encoder 10.0.0.2:7001 --pd 10.0.0.3:7002 --ec grpc://10.0.0.1:7400 \\
-                 --http 0.0.0.0:8080 --grpc 0.0.0.0:50051";
+                 --http 0.0.0.0:8080 --grpc 0.0.0.0:50051 \\
+                 --tls-cert part.pem --tls-key part.key --tls-ca ca.pem --api-keys keys";
 
 const ENCODER_EXAMPLES: &str = "\
 Example:
-  triptych encoder --model ./whisper-tiny.en --ec grpc://10.0.0.1:7400 --grpc 0.0.0.0:7001";
+  triptych encoder --model ./whisper-tiny.en --ec grpc://10.0.0.1:7400 --grpc 0.0.0.0:7001 \\
+                 --tls-cert part.pem --tls-key part.key --tls-ca ca.pem";
 
 const PD_EXAMPLES: &str = "\
 Example:
-  triptych pd --model ./whisper-tiny.en --ec grpc://10.0.0.1:7400 --grpc 0.0.0.0:7002";
+  triptych pd --model ./whisper-tiny.en --ec grpc://10.0.0.1:7400 --grpc 0.0.0.0:7002 \\
+                 --tls-cert part.pem --tls-key part.key --tls-ca ca.pem";
 
 const STORE_EXAMPLES: &str = "\
 Example:
-  triptych store --grpc 0.0.0.0:7400                the others then use --ec grpc://HOST:7400";
+  triptych store --grpc 127.0.0.1:7400              the others then use --ec grpc://127.0.0.1:7400
+  triptych store --grpc 0.0.0.0:7400 --tls-cert part.pem --tls-key part.key --tls-ca ca.pem";
 
 #[cfg(test)]
 mod tests {

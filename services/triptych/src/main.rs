@@ -7,6 +7,7 @@
 //! - [`role`]: one process of the cluster, from its flags to its library's `run`;
 //! - [`up`]: the supervisor that starts the roles as children of itself;
 //! - [`ask`]: the client;
+//! - [`keys`]: API keys;
 //! - [`models`]: what a model directory is, and what serving it takes;
 //! - [`ec`]: what an operator does with a store of encoder outputs;
 //! - [`model`]: which model directories to serve, also from the hub and from the binary itself.
@@ -17,6 +18,7 @@ mod ask;
 mod cli;
 mod ec;
 mod error;
+mod keys;
 mod listen;
 mod model;
 mod models;
@@ -58,6 +60,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Ask(args) => block_on(Builder::new_current_thread(), ask::run(args)),
         Command::Models(args) => block_on(Builder::new_current_thread(), models::run(args)),
         Command::Ec(args) => block_on(Builder::new_multi_thread(), ec::run(args)),
+        Command::Keys(args) => keys::run(args),
         Command::Proxy(args) => block_on(Builder::new_multi_thread(), role::proxy::run(args)),
         Command::Encoder(args) => block_on(Builder::new_multi_thread(), role::encoder::run(args)),
         Command::Pd(args) => block_on(Builder::new_multi_thread(), role::pd::run(args)),

@@ -61,7 +61,7 @@ pub async fn start(max_jobs: usize) -> Worker {
     let address = grpc.local_addr().expect("an address");
     let config = EncoderConfig {
         worker_id: WorkerId::new("encoder-test"),
-        grpc,
+        grpc: grpc.into(),
         admin: None,
         models: vec![source("qwen2_vl_two_images", "vl"), source("whisper_multilingual", "speech")],
         store: Arc::new(Faulty::new(store.clone(), faults.clone())),

@@ -70,7 +70,7 @@ pub async fn start_helped(engine: EngineSettings, drafts: Vec<ModelSource>) -> P
     let address = grpc.local_addr().expect("an address");
     let config = PdConfig {
         worker_id: WorkerId::new("pd-test"),
-        grpc,
+        grpc: grpc.into(),
         admin: None,
         models: vec![source("qwen2_vl_two_images", VL), source("whisper_multilingual", SPEECH)],
         drafts,

@@ -41,6 +41,8 @@ impl Errand {
 
     async fn make(&self, deadline: Instant) -> Outcome {
         let mut n_outrun = 0;
+        // What a tenant has encoded is what it puts into the caches; an output that was lost is no news to them.
+        let mut is_counted = self.origin == Origin::Fresh;
         loop {
             let holding = match self.parts.leases.turn(&self.job.wanted, self.origin, self.cost()).await {
                 Turn::Done(item) => return Ok(made_elsewhere(item)),
@@ -55,6 +57,9 @@ impl Errand {
                     Some(holding)
                 }
             };
+            if !std::mem::replace(&mut is_counted, true) {
+                self.job.account.take_encode(self.job.bytes.len())?;
+            }
             // A store that was restarted counts its leases anew, and encoders remember the old ones.
             let fence = holding.as_ref().filter(|_| n_outrun < MAX_OUTRUN).map_or(0, Holding::fence);
             match self.encode(holding.as_ref(), fence, deadline).await {

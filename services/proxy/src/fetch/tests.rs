@@ -91,6 +91,54 @@ async fn the_inside_is_never_reached_directly_by_name_or_by_redirect() {
     assert_eq!(asked.load(Ordering::SeqCst), 0);
 }
 
+/// A name that leads elsewhere each time it is asked for: to what may be reached first, and inside ever after.
+#[tokio::test]
+async fn a_name_that_changes_its_mind_never_leads_inside() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&asked);
+    let secret = Router::new().fallback(move || async move {
+        counter.fetch_add(1, Ordering::SeqCst);
+        "secret"
+    });
+    // The same port on both addresses: a connection to the wrong one would be made.
+    let inside = serve(INSIDE, secret).await;
+    let again = format!("http://rebound.example:{}/again", inside.port());
+    let routes = Router::new()
+        .route("/image", get(|| async { "pixels" }))
+        .route("/start", get(move || async move { ([(header::CONNECTION, "close")], redirect_to(again)) }));
+    let listener = tokio::net::TcpListener::bind((ALLOWED, inside.port())).await.unwrap();
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    let fetch = async |path: &str, answers: &'static [&'static [&'static str]]| {
+        let n_lookups = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&n_lookups);
+        let lookup: Lookup = Arc::new(move |_| {
+            let n = count.fetch_add(1, Ordering::SeqCst);
+            let answer = answers[n.min(answers.len() - 1)];
+            let addresses = answer.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 0)).collect();
+            Box::pin(async move { Ok(addresses) })
+        });
+        let policy = FetchPolicy { allow: vec![ALLOWED.parse().unwrap()], ..FetchPolicy::default() };
+        let fetcher = Fetcher::resolving(lookup, policy, Limits::default()).unwrap();
+        let url = format!("http://rebound.example:{}{path}", inside.port());
+        let outcome = fetcher.fetch(&url, Modality::Image, &Budget::new(1000)).await;
+        (outcome, n_lookups.load(Ordering::SeqCst))
+    };
+    // One lookup a connection: what was judged is what is connected to.
+    let (outcome, n) = fetch("/image", &[&[ALLOWED], &[INSIDE]]).await;
+    assert_eq!((outcome.unwrap(), n), (Bytes::from("pixels"), 1));
+    let (outcome, _) = fetch("/start", &[&[ALLOWED], &[INSIDE]]).await;
+    assert!(outcome.unwrap_err().message.contains("does not fetch from"));
+    const MIXTURES: [&[&[&str]]; 4] =
+        [&[&[ALLOWED, INSIDE]], &[&[INSIDE, ALLOWED]], &[&["::ffff:127.0.0.1"]], &[&["0.0.0.0"]]];
+    for mixture in MIXTURES {
+        let (outcome, _) = fetch("/image", mixture).await;
+        assert!(outcome.unwrap_err().message.contains("does not fetch from"), "{mixture:?}");
+    }
+    let (outcome, _) = fetch("/image", &[&[]]).await;
+    assert!(outcome.unwrap_err().message.contains("not known"));
+    assert_eq!(asked.load(Ordering::SeqCst), 0, "the inside was asked");
+}
+
 #[tokio::test]
 async fn size_is_held_by_header_while_streaming_and_together() {
     let endless = || async {

@@ -1,10 +1,13 @@
-//! Admission before a message is read: so a full house costs no memory, and a message that trickles in has an end.
+//! Admission before a message is read: so clients that nobody knows and a full house cost no memory, and a message
+//! that trickles in has an end.
 //!
 //! A message that cannot be decoded never reaches the face. Our codec calls that an internal error; it is the
 //! client's, and is told so here.
 
-use crate::admission::Gate;
+use crate::admission::{Gate, Permit};
+use crate::auth::{Auth, Caller};
 use crate::observe::Observer;
+use futures::StreamExt;
 use futures::future::BoxFuture;
 use http::{HeaderMap, Request, Response};
 use std::convert::Infallible;
@@ -17,6 +20,60 @@ use tower::Service;
 use triptych_core::{Failure, FailureClass};
 use triptych_runtime::status::{CLASS_KEY, to_status};
 
+/// A call that was let in.
+#[derive(Clone, Debug)]
+pub struct Admitted {
+    /// Who asks, as far as the head of the call says.
+    pub caller: Caller,
+    /// Its place.
+    pub permit: Permit,
+}
+
+/// What a call has to pass.
+#[derive(Clone)]
+pub struct Door {
+    /// The house's places.
+    pub gate: Gate,
+    /// Knows clients.
+    pub auth: Auth,
+    /// Counts who is refused.
+    pub observer: Observer,
+    /// For a message to arrive.
+    pub patience: Duration,
+}
+
+impl Door {
+    /// Lets a call in: who it is from goes along with it, and the bytes of its message are counted as they come.
+    fn admit(&self, request: Request<Body>) -> Result<Request<Body>, Failure> {
+        let caller = self.auth.identify(request.headers())?;
+        let (mut parts, body) = request.into_parts();
+        if parts.uri.path() != GENERATE {
+            parts.extensions.insert(caller);
+            return Ok(Request::from_parts(parts, body));
+        }
+        let permit = self.gate.enter()?;
+        // Where nobody shows a key, the message says whose it is, and is counted when it is here.
+        let (caller, body) = if self.auth.is_required() {
+            let caller = caller.enter()?;
+            (caller.clone(), counted(body, caller))
+        } else {
+            (caller, body)
+        };
+        parts.extensions.insert(Admitted { caller, permit });
+        Ok(Request::from_parts(parts, body))
+    }
+}
+
+/// A body that breaks off with the failure when its tenant holds too much.
+fn counted(body: Body, caller: Caller) -> Body {
+    let pieces = axum::body::Body::new(body).into_data_stream().map(move |piece| {
+        let piece = piece.map_err(|e| Status::cancelled(e.to_string()))?;
+        caller.hold_bytes(piece.len()).map_err(|failure| to_status(&failure))?;
+        Ok::<_, Status>(piece)
+    });
+    Body::new(axum::body::Body::from_stream(pieces))
+}
+
 /// The method whose calls take a place.
 const GENERATE: &str = "/triptych.v1.Triptych/Generate";
 
@@ -24,16 +81,13 @@ const GENERATE: &str = "/triptych.v1.Triptych/Generate";
 #[derive(Clone)]
 pub struct Admit<S> {
     service: S,
-    gate: Gate,
-    observer: Observer,
-    /// For a message to arrive.
-    patience: Duration,
+    door: Door,
 }
 
 impl<S> Admit<S> {
-    /// Puts `service` behind `gate`.
-    pub fn new(service: S, gate: Gate, observer: Observer, patience: Duration) -> Self {
-        Self { service, gate, observer, patience }
+    /// Puts `service` behind a door.
+    pub fn new(service: S, door: Door) -> Self {
+        Self { service, door }
     }
 }
 
@@ -54,19 +108,17 @@ where
         self.service.poll_ready(context)
     }
 
-    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let observer = self.observer.clone();
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let observer = self.door.observer.clone();
         let refuse = move |failure: &Failure| {
             observer.refused(failure);
             to_status(failure).into_http()
         };
-        if request.uri().path() == GENERATE {
-            match self.gate.enter() {
-                Ok(permit) => drop(request.extensions_mut().insert(permit)),
-                Err(failure) => return Box::pin(std::future::ready(Ok(refuse(&failure)))),
-            }
-        }
-        let (answering, patience) = (self.service.call(request), self.patience);
+        let request = match self.door.admit(request) {
+            Ok(request) => request,
+            Err(failure) => return Box::pin(std::future::ready(Ok(refuse(&failure)))),
+        };
+        let (answering, patience) = (self.service.call(request), self.door.patience);
         Box::pin(async move {
             let Ok(answer) = tokio::time::timeout(patience, answering).await else {
                 let message = format!("the message did not arrive within {} s", patience.as_secs_f32());

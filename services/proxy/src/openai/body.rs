@@ -15,6 +15,10 @@ use triptych_core::{Failure, FailureClass};
 /// Above this many bytes, parsing leaves the threads that serve connections.
 const INLINE_BYTES: usize = 1 << 20;
 
+/// Most values of a JSON body: a prompt of token ids has room, and small values that take little of a body cannot take
+/// much of the memory.
+const MAX_VALUES: usize = 256 << 10;
+
 /// Why a body could not be read.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub(super) enum BodyError {
@@ -24,16 +28,20 @@ pub(super) enum BodyError {
     Slow,
     #[error("the body broke off")]
     Broken,
+    #[error("this tenant holds its quota of memory already")]
+    OverQuota,
 }
 
 impl From<BodyError> for HttpError {
     fn from(e: BodyError) -> Self {
+        let of = |class| Self { closes: true, ..Self::from(Failure::new(class, e.to_string())) };
         match e {
-            BodyError::TooLarge { .. } => Failure::new(FailureClass::TooLarge, e.to_string()).into(),
+            BodyError::TooLarge { .. } => of(FailureClass::TooLarge),
             BodyError::Slow => {
-                Self { status: StatusCode::REQUEST_TIMEOUT, failure: Failure::invalid(e.to_string()) }
+                Self { status: StatusCode::REQUEST_TIMEOUT, ..of(FailureClass::InvalidArgument) }
             }
-            BodyError::Broken => Failure::invalid(e.to_string()).into(),
+            BodyError::OverQuota => of(FailureClass::Overloaded),
+            BodyError::Broken => of(FailureClass::InvalidArgument),
         }
     }
 }
@@ -53,9 +61,10 @@ pub(super) fn pieces(
     call: &Call,
     body: Body,
 ) -> impl Stream<Item = Result<Bytes, BodyError>> + Send + use<> {
+    let caller = call.caller.clone();
     let (limit, idle, deadline) = (face.limits.max_body_bytes, face.times.body_idle, call.deadline);
-    stream::unfold(Some((body.into_data_stream(), 0usize)), move |state| async move {
-        let (mut body, received) = state?;
+    stream::unfold(Some((body.into_data_stream(), 0usize, caller)), move |state| async move {
+        let (mut body, received, caller) = state?;
         let until = (Instant::now() + idle).min(deadline);
         let piece = match timeout_at(until, body.next()).await {
             Err(_) => Err(BodyError::Slow),
@@ -68,7 +77,8 @@ pub(super) fn pieces(
             Ok(_) if received > limit => {
                 Some((Err(BodyError::TooLarge { len: received as u64, limit }), None))
             }
-            Ok(piece) => Some((Ok(piece), Some((body, received)))),
+            Ok(piece) if caller.hold_bytes(piece.len()).is_err() => Some((Err(BodyError::OverQuota), None)),
+            Ok(piece) => Some((Ok(piece), Some((body, received, caller)))),
             Err(e) => Some((Err(e), None)),
         }
     })
@@ -99,10 +109,30 @@ where
     }
 }
 
+/// Counts the values of lists and objects, by their commas.
+fn check_values(bytes: &[u8]) -> Result<(), Failure> {
+    let (mut n_values, mut is_text, mut is_escaped) = (1, false, false);
+    for byte in bytes {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_text => is_escaped = true,
+            b'"' => is_text = !is_text,
+            b',' if !is_text => n_values += 1,
+            _ => {}
+        }
+    }
+    if n_values > MAX_VALUES {
+        let message = format!("the body has {n_values} values or more, the limit is {MAX_VALUES}");
+        return Err(Failure::invalid(message));
+    }
+    Ok(())
+}
+
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
     if bytes.is_empty() {
         return Err(Failure::invalid("the body is empty, expected is JSON"));
     }
+    check_values(bytes)?;
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|e| {
         let path = e.path().to_string();

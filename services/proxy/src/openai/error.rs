@@ -12,11 +12,14 @@ use triptych_runtime::status::{http_status, retry_after_seconds};
 pub(super) struct HttpError {
     pub(super) status: StatusCode,
     pub(super) failure: Failure,
+    /// The rest of the request's body is not waited for.
+    pub(super) closes: bool,
 }
 
 impl From<Failure> for HttpError {
     fn from(failure: Failure) -> Self {
-        Self { status: http_status(failure.class), failure }
+        let closes = failure.class == FailureClass::TooLarge;
+        Self { status: http_status(failure.class), failure, closes }
     }
 }
 
@@ -70,8 +73,7 @@ impl IntoResponse for HttpError {
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        // The rest of a body that was too long or too slow is not waited for.
-        if matches!(self.status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {
+        if self.closes {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response

@@ -15,10 +15,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tower::ServiceExt;
 use triptych_runtime::Drain;
+use triptych_runtime::door::{Door, DoorStream, Guest};
 
 /// Open connections; more wait in the listener's queue.
 const MAX_CONNECTIONS: usize = 4096;
@@ -28,21 +28,21 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const LINGER: (Duration, usize) = (Duration::from_secs(2), 256 << 20);
 
 /// Serves until listeners close. Connections that are open then end after their running request.
-pub async fn serve(listener: TcpListener, routes: Router, times: ClientTimes, drain: Drain) {
+pub async fn serve(door: Door, routes: Router, times: ClientTimes, drain: Drain) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut closing = pin!(drain.closing());
     loop {
         let next = async {
             let place = Arc::clone(&places).acquire_owned().await;
-            (place, listener.accept().await)
+            (place, door.accept().await)
         };
         let (place, accepted) = tokio::select! {
             () = &mut closing => return,
             next = next => next,
         };
         match accepted {
-            Ok((stream, _)) => {
-                let connection = converse(stream, routes.clone(), times, drain.clone());
+            Ok(guest) => {
+                let connection = converse(guest, routes.clone(), times, drain.clone());
                 drain.tasks().spawn(async move {
                     connection.await;
                     drop(place);
@@ -56,9 +56,8 @@ pub async fn serve(listener: TcpListener, routes: Router, times: ClientTimes, dr
     }
 }
 
-async fn converse(stream: TcpStream, routes: Router, times: ClientTimes, drain: Drain) {
-    // Tokens are small and each is waited for. An error shows again at the first write.
-    let _ = stream.set_nodelay(true);
+async fn converse(guest: Guest, routes: Router, times: ClientTimes, drain: Drain) {
+    let Some(stream) = guest.come_in().await else { return };
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
         Box::pin(routes.clone().oneshot(request.map(Body::new)))
     });
@@ -82,7 +81,7 @@ async fn converse(stream: TcpStream, routes: Router, times: ClientTimes, drain: 
     linger(connection.into_parts().io.into_inner()).await;
 }
 
-async fn linger(mut stream: TcpStream) {
+async fn linger(mut stream: DoorStream) {
     let (time, limit) = LINGER;
     let drained = async {
         stream.shutdown().await?;

@@ -5,6 +5,7 @@ use super::error::HttpError;
 use crate::fleet::catalog::Served;
 use axum::Json;
 use axum::extract::{Path, State};
+use axum::http::HeaderMap;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use triptych_core::ModelName;
@@ -39,14 +40,22 @@ impl From<&Served> for Model {
     }
 }
 
-pub(super) async fn list(State(face): State<Face>) -> Json<List> {
+pub(super) async fn list(State(face): State<Face>, headers: HeaderMap) -> Result<Json<List>, HttpError> {
+    let caller = face.auth.identify(&headers)?;
     let catalog = face.orchestrator.fleet.catalog();
-    Json(List { object: "list", data: catalog.models().into_values().map(Model::from).collect() })
+    let models = catalog.models().into_values().filter(|served| caller.may_use(&served.name));
+    Ok(Json(List { object: "list", data: models.map(Model::from).collect() }))
 }
 
-pub(super) async fn one(State(face): State<Face>, Path(id): Path<String>) -> Result<Json<Model>, HttpError> {
+pub(super) async fn one(
+    State(face): State<Face>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Result<Json<Model>, HttpError> {
+    let caller = face.auth.identify(&headers)?;
     let catalog = face.orchestrator.fleet.catalog();
     let name = ModelName::new(id);
+    caller.check_model(&name)?;
     match catalog.models().get(&name) {
         Some(served) => Ok(Json(Model::from(*served))),
         // The same words as for a request that names it.

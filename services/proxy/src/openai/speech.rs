@@ -87,7 +87,7 @@ fn into_request(form: Form, call: &Call, kind: SpeechKind) -> Request {
             options,
             param: "file".into(),
         }],
-        tenant: call.tenant.clone(),
+        caller: call.caller.clone(),
         priority: 0,
         encoder_prompt: None,
         resumption: call.resumption,

@@ -1,5 +1,6 @@
 //! The proxy through its two faces, between clients and fake workers: in process, on free ports, without sleeping.
 
+mod attacks;
 mod bad_input;
 mod chat;
 mod completions;
@@ -12,3 +13,4 @@ mod operations;
 mod resumed;
 mod speech;
 mod support;
+mod tenants;

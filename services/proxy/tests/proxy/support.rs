@@ -39,8 +39,8 @@ pub fn settings(
 ) -> ProxyConfig {
     let text = |addresses: &[SocketAddr]| addresses.iter().map(ToString::to_string).collect();
     ProxyConfig {
-        http: listeners.0,
-        grpc: listeners.1,
+        http: listeners.0.into(),
+        grpc: listeners.1.into(),
         encoders: text(encoders),
         pds: text(pds),
         discovery: Vec::new(),
@@ -51,6 +51,7 @@ pub fn settings(
         limits: Limits::default(),
         fetch: FetchPolicy::default(),
         tenant_salt: Vec::new(),
+        auth: Default::default(),
         max_in_flight: 64,
         encodes: EncodePolicy::default(),
         client_times: ClientTimes::default(),
@@ -150,7 +151,19 @@ impl Cluster {
 
     /// A cluster of other models.
     pub async fn serving(models: Vec<v1::WorkerModel>, change: impl FnOnce(&mut ProxyConfig)) -> Self {
-        let store = memory().await;
+        Self::made_of(models, memory().await, change).await
+    }
+
+    /// A cluster over a store of the test's own.
+    pub async fn over(store: Arc<dyn EcStore>, change: impl FnOnce(&mut ProxyConfig)) -> Self {
+        Self::made_of(models(), store, change).await
+    }
+
+    async fn made_of(
+        models: Vec<v1::WorkerModel>,
+        store: Arc<dyn EcStore>,
+        change: impl FnOnce(&mut ProxyConfig),
+    ) -> Self {
         let encoder = Encoder::new(models.clone(), Arc::clone(&store));
         let pd = Pd::new(models);
         let (encoder_process, pd_process) = (encoder.serve(), pd.serve());

@@ -1,6 +1,7 @@
 //! `triptych encoder`.
 
 use super::{Process, bind_admin, worker_id};
+use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::args::{EcArgs, LogArgs, ModelArgs};
 use crate::error::{CliError, chain};
 use crate::{listen, model};
@@ -33,6 +34,12 @@ pub struct EncoderArgs {
     /// Models and computation
     #[command(flatten)]
     pub models: ModelArgs,
+    /// TLS
+    #[command(flatten)]
+    pub tls: TlsArgs,
+    /// Or not
+    #[command(flatten)]
+    pub plaintext: PlaintextArgs,
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
@@ -45,13 +52,14 @@ pub struct EncoderArgs {
 pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
     let process = Process::start("encoder", &args.log)?;
     let limits = Limits::default();
+    let links = args.tls.links(&process.drain)?;
     let grpc = listen::bind("--grpc", &args.grpc).await?;
     let config = EncoderConfig {
         worker_id: worker_id(args.id.as_deref(), "encoder", &grpc),
-        grpc,
+        grpc: links.door(grpc, args.plaintext)?,
         admin: bind_admin(args.admin.as_deref()).await?,
         models: model::resolve_all(&args.models).await?,
-        store: args.ec.open(&limits).await?,
+        store: args.ec.open_over(&links.dialer(), &limits).await?,
         compute: args.models.compute.config(),
         dtype: args.models.compute.encoder_dtype(),
         limits,

@@ -1,6 +1,7 @@
 //! `triptych pd`.
 
 use super::{Process, bind_admin, worker_id};
+use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::args::{EcArgs, LogArgs, ModelArgs};
 use crate::error::{CliError, chain};
 use crate::{listen, model};
@@ -32,6 +33,12 @@ pub struct PdArgs {
     /// A smaller model of the same family that guesses ahead for model NAME; repeat for several models
     #[arg(long = "draft", value_name = "NAME=DIR_OR_HUB_ID", env = "TRIPTYCH_DRAFT")]
     pub drafts: Vec<String>,
+    /// TLS
+    #[command(flatten)]
+    pub tls: TlsArgs,
+    /// Or not
+    #[command(flatten)]
+    pub plaintext: PlaintextArgs,
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
@@ -100,14 +107,15 @@ fn mib(n: u32) -> usize {
 pub async fn run(args: PdArgs) -> Result<(), CliError> {
     let process = Process::start("pd", &args.log)?;
     let limits = Limits::default();
+    let links = args.tls.links(&process.drain)?;
     let grpc = listen::bind("--grpc", &args.grpc).await?;
     let config = PdConfig {
         worker_id: worker_id(args.id.as_deref(), "pd", &grpc),
-        grpc,
+        grpc: links.door(grpc, args.plaintext)?,
         admin: bind_admin(args.admin.as_deref()).await?,
         models: model::resolve_all(&args.models).await?,
         drafts: model::resolve_drafts(&args.drafts, &args.models).await?,
-        store: args.ec.open(&limits).await?,
+        store: args.ec.open_over(&links.dialer(), &limits).await?,
         compute: args.models.compute.config(),
         encoder_dtype: args.models.compute.encoder_dtype(),
         limits,

@@ -1,6 +1,8 @@
 //! `triptych proxy`.
 
 use super::Process;
+use crate::args::auth::AuthArgs;
+use crate::args::tls::{PublicTlsArgs, TlsArgs};
 use crate::args::{EcArgs, FetchArgs, LogArgs};
 use crate::error::{CliError, chain};
 use crate::listen;
@@ -10,7 +12,6 @@ use triptych_core::limits::Limits;
 use triptych_proxy::{ClientTimes, EncodePolicy, ProxyConfig, ProxyError};
 use triptych_runtime::discovery::setting::WorkerSetting;
 use triptych_runtime::discovery::{Role, Source};
-use triptych_runtime::grpc::Dialer;
 
 /// Flags of the proxy.
 #[derive(Args, Debug)]
@@ -52,6 +53,15 @@ pub struct ProxyArgs {
     /// Items by URL
     #[command(flatten)]
     pub fetch: FetchArgs,
+    /// Tenants
+    #[command(flatten)]
+    pub auth: AuthArgs,
+    /// TLS with the workers and the store
+    #[command(flatten)]
+    pub tls: TlsArgs,
+    /// TLS with clients
+    #[command(flatten)]
+    pub public_tls: PublicTlsArgs,
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
@@ -67,26 +77,32 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
     let mut discovery = Vec::new();
     let encoders = workers(Role::Encoder, args.encoders, &mut discovery)?;
     let pds = workers(Role::Pd, args.pds, &mut discovery)?;
+    let links = args.tls.links(&process.drain)?;
+    let http = listen::bind("--http", &args.http).await?;
+    let grpc = listen::bind("--grpc", &args.grpc).await?;
     let config = ProxyConfig {
-        http: listen::bind("--http", &args.http).await?,
-        grpc: listen::bind("--grpc", &args.grpc).await?,
+        http: args.public_tls.door(http, "http/1.1", &process.drain)?,
+        grpc: args.public_tls.door(grpc, "h2", &process.drain)?,
         encoders,
         pds,
         discovery,
         seed: None,
         encode_promise: Some(Duration::from_millis(args.encode_promise_ms))
             .filter(|promise| !promise.is_zero()),
-        dialer: Dialer::default(),
-        store: args.ec.open(&limits).await?,
+        dialer: links.dialer(),
+        store: args.ec.open_over(&links.dialer(), &limits).await?,
         limits,
         fetch: args.fetch.policy(),
+        auth: args.auth.config(),
         tenant_salt: args.tenant_salt.into_bytes(),
         max_in_flight: args.max_in_flight,
         encodes: EncodePolicy::default(),
         client_times: ClientTimes::default(),
     };
     triptych_proxy::run(config, process.drain, process.metrics).await.map_err(|e| match e {
-        ProxyError::NoPdWorker | ProxyError::WorkerAddress { .. } => CliError::Setting(chain(&e)),
+        ProxyError::NoPdWorker | ProxyError::WorkerAddress { .. } | ProxyError::Auth(_) => {
+            CliError::Setting(chain(&e))
+        }
         other => CliError::Failed(chain(&other)),
     })
 }

@@ -2,6 +2,7 @@
 
 use super::{Process, bind_admin};
 use crate::args::LogArgs;
+use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::error::{CliError, chain};
 use crate::listen;
 use clap::Args;
@@ -25,6 +26,12 @@ pub struct StoreArgs {
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_STORE_MIB", default_value_t = 1024,
           value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub budget_mib: u64,
+    /// TLS
+    #[command(flatten)]
+    pub tls: TlsArgs,
+    /// Or not
+    #[command(flatten)]
+    pub plaintext: PlaintextArgs,
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
@@ -37,7 +44,8 @@ pub struct StoreArgs {
 pub async fn run(args: StoreArgs) -> Result<(), CliError> {
     let process = Process::start("store", &args.log)?;
     let limits = Limits::default();
-    let listener = listen::bind("--grpc", &args.grpc).await?;
+    let links = args.tls.links(&process.drain)?;
+    let door = links.door(listen::bind("--grpc", &args.grpc).await?, args.plaintext)?;
     let readiness = Readiness::new(process.drain.clone());
     if let Some(listener) = bind_admin(args.admin.as_deref()).await? {
         admin::spawn(listener, admin::router(readiness.clone(), process.metrics.clone()), &process.drain);
@@ -46,5 +54,5 @@ pub async fn run(args: StoreArgs) -> Result<(), CliError> {
     let store = Arc::new(MemoryStore::new(budget, &limits));
     tracing::info!(address = %args.grpc, budget_mib = args.budget_mib, "store ready");
     let service = EcObjectsService::into_server(store, &limits);
-    serve(service, listener, readiness, process.drain).await.map_err(|e| CliError::Failed(chain(&e)))
+    serve(service, door, readiness, process.drain).await.map_err(|e| CliError::Failed(chain(&e)))
 }

@@ -32,8 +32,8 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, ItemError
         return Err(unsupported());
     }
     let mut memory = image::Limits::no_limits();
-    memory.max_alloc =
-        Some(limits.max_image_pixels.saturating_mul(BYTES_PER_PIXEL).saturating_add(OVERHEAD_BYTES));
+    let pixels = declared_by_png(bytes).unwrap_or(u64::MAX).min(limits.max_image_pixels);
+    memory.max_alloc = Some(pixels.saturating_mul(BYTES_PER_PIXEL).saturating_add(OVERHEAD_BYTES));
     reader.limits(memory);
     // Up to here only the header was read; nothing of the size it declares was allocated.
     let mut decoder = reader.into_decoder().map_err(corrupt)?;
@@ -44,6 +44,14 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, ItemError
     decoded.apply_orientation(orientation);
     let size = Size { width: decoded.width(), height: decoded.height() };
     Ok(Picture { size, rgb: to_rgb(decoded) })
+}
+
+/// Pixels that a PNG's header declares. A colour profile before the pixels is inflated with the header and may be a
+/// bomb: a small image leaves it little room.
+fn declared_by_png(bytes: &[u8]) -> Option<u64> {
+    let side = |at: usize| Some(u64::from(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?)));
+    let is_png = bytes.starts_with(b"\x89PNG\r\n\x1a\n");
+    if is_png { side(16)?.checked_mul(side(20)?) } else { None }
 }
 
 fn check_size(size: Size, limits: &Limits) -> Result<(), ItemError> {

@@ -68,7 +68,7 @@ impl ChatBody {
             prompt: Prompt::Chat(messages),
             items,
             sampling,
-            tenant: call.tenant.clone(),
+            caller: call.caller.clone(),
             priority,
             encoder_prompt: None,
             resumption: call.resumption,

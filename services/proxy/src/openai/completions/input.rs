@@ -111,7 +111,7 @@ impl CompletionBody {
             prompt,
             items: items.clone(),
             sampling: v1::Sampling::clone(&sampling),
-            tenant: call.tenant.clone(),
+            caller: call.caller.clone(),
             priority,
             encoder_prompt: None,
             resumption: call.resumption,

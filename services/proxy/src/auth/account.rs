@@ -1,0 +1,238 @@
+//! What a tenant has of the proxy: requests and bytes a second, requests and bytes at once.
+//!
+//! Each quota is refused by name, with the pause after which it has room. The number of accounts is bounded; those
+//! that nobody uses are forgotten first.
+
+use super::rate::{Rate, TooMuch};
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use triptych_core::limits::Limits;
+use triptych_core::{Failure, FailureClass};
+
+/// Most tenants with requests or debts at the same time.
+const MAX_ACCOUNTS: usize = 10_000;
+/// The pause told where no clock says when there is room.
+const SOON: Duration = Duration::from_secs(1);
+/// Bytes are counted in these.
+const KIB: usize = 1 << 10;
+
+/// What a tenant may have. `None`: no limit of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quota {
+    /// Requests begun in a second.
+    pub requests_per_s: Option<NonZeroU32>,
+    /// KiB of items in a second, whether encoded or found.
+    pub item_kib_per_s: Option<NonZeroU32>,
+    /// KiB of items that have to be encoded in a second: what a tenant can push into the caches.
+    pub encode_kib_per_s: Option<NonZeroU32>,
+    /// Requests at once.
+    pub in_flight: Option<NonZeroU32>,
+    /// MiB of request bodies and fetched items in memory at once.
+    pub body_mib: Option<NonZeroU32>,
+}
+
+/// One tenant's.
+#[derive(Debug)]
+pub struct Account {
+    quota: Quota,
+    requests: Option<Rate>,
+    items: Option<Rate>,
+    encodes: Option<Rate>,
+    n_in_flight: AtomicUsize,
+    body_bytes: AtomicUsize,
+}
+
+impl Account {
+    /// An account that has used nothing.
+    pub fn new(quota: Quota) -> Self {
+        // A second's worth at once, and never less than one body may hold: what fits must not be refused for ever.
+        let largest = kib(Limits::default().max_body_bytes);
+        let bytes = |rate: NonZeroU32| Rate::new(rate, rate.max(NonZeroU32::new(largest).unwrap_or(rate)));
+        Self {
+            quota,
+            requests: quota.requests_per_s.map(|rate| Rate::new(rate, rate)),
+            items: quota.item_kib_per_s.map(bytes),
+            encodes: quota.encode_kib_per_s.map(bytes),
+            n_in_flight: AtomicUsize::new(0),
+            body_bytes: AtomicUsize::new(0),
+        }
+    }
+
+    /// Lets a request in.
+    ///
+    /// # Errors
+    /// Overloaded, with the quota and a pause.
+    pub fn enter(self: &Arc<Self>) -> Result<Place, Failure> {
+        take(self.requests.as_ref(), 1, "requests a second", self.quota.requests_per_s)?;
+        let limit = self.quota.in_flight.map_or(usize::MAX, |n| n.get() as usize);
+        let entered = self
+            .n_in_flight
+            .try_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < limit).then_some(n.saturating_add(1)));
+        match entered {
+            Ok(_) => Ok(Place { account: Arc::clone(self), bytes: AtomicUsize::new(0) }),
+            Err(_) => Err(over("requests at once", limit, SOON)),
+        }
+    }
+
+    /// Counts bytes of items.
+    ///
+    /// # Errors
+    /// As [`Self::enter`].
+    pub fn take_items(&self, bytes: usize) -> Result<(), Failure> {
+        take(self.items.as_ref(), kib(bytes), "KiB of items a second", self.quota.item_kib_per_s)
+    }
+
+    /// Counts bytes of items that are not in the caches and have to be encoded.
+    ///
+    /// # Errors
+    /// As [`Self::enter`].
+    pub fn take_encode(&self, bytes: usize) -> Result<(), Failure> {
+        take(self.encodes.as_ref(), kib(bytes), "KiB of new items a second", self.quota.encode_kib_per_s)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.n_in_flight.load(Ordering::Relaxed) == 0 && self.body_bytes.load(Ordering::Relaxed) == 0
+    }
+}
+
+fn kib(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(KIB)).unwrap_or(u32::MAX)
+}
+
+fn take(rate: Option<&Rate>, n: u32, what: &str, limit: Option<NonZeroU32>) -> Result<(), Failure> {
+    let limit = limit.map_or(0, NonZeroU32::get) as usize;
+    match rate.map_or(Ok(()), |rate| rate.take(n)) {
+        Ok(()) => Ok(()),
+        Err(TooMuch::Wait(pause)) => Err(over(what, limit, pause)),
+        Err(TooMuch::Never) => {
+            let text = format!("{n} are more than this tenant may ever have at once of its {limit} {what}");
+            Err(Failure::new(FailureClass::TooLarge, text))
+        }
+    }
+}
+
+fn over(what: &str, limit: usize, pause: Duration) -> Failure {
+    let text = format!("this tenant is over its quota of {limit} {what}; try again");
+    Failure::new(FailureClass::Overloaded, text).with_retry_after(pause)
+}
+
+/// A request's place in its tenant's account, and the bytes it holds; all of it is given back when this is dropped.
+#[derive(Debug)]
+pub struct Place {
+    account: Arc<Account>,
+    bytes: AtomicUsize,
+}
+
+impl Place {
+    /// Counts bytes that the request holds in memory until its end.
+    ///
+    /// # Errors
+    /// Overloaded, with the quota and a pause.
+    pub fn hold_bytes(&self, n: usize) -> Result<(), Failure> {
+        let limit_mib = self.account.quota.body_mib.map(|mib| mib.get() as usize);
+        let limit = limit_mib.map_or(usize::MAX, |mib| mib.saturating_mul(KIB * KIB));
+        let held = &self.account.body_bytes;
+        let taken = held.try_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
+            held.checked_add(n).filter(|sum| *sum <= limit)
+        });
+        match taken {
+            Ok(_) => {
+                self.bytes.fetch_add(n, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(_) => Err(over("MiB in memory", limit_mib.unwrap_or(0), SOON)),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.account.n_in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.account.body_bytes.fetch_sub(*self.bytes.get_mut(), Ordering::Relaxed);
+    }
+}
+
+/// All accounts.
+#[derive(Debug, Default)]
+pub struct Accounts(Mutex<HashMap<String, Arc<Account>>>);
+
+impl Accounts {
+    /// The tenant's account. A quota that changed begins a new one; what the old one let in ends under the old.
+    ///
+    /// # Errors
+    /// Overloaded if there are too many tenants at once.
+    pub fn of(&self, tenant: &str, quota: Quota) -> Result<Arc<Account>, Failure> {
+        let mut accounts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(account) = accounts.get(tenant).filter(|account| account.quota == quota) {
+            return Ok(Arc::clone(account));
+        }
+        if accounts.len() >= MAX_ACCOUNTS && !accounts.contains_key(tenant) {
+            accounts.retain(|_, account| Arc::strong_count(account) > 1 || !account.is_idle());
+            if accounts.len() >= MAX_ACCOUNTS {
+                let text =
+                    format!("the server works for {MAX_ACCOUNTS} tenants already, its limit; try again");
+                return Err(Failure::new(FailureClass::Overloaded, text));
+            }
+        }
+        let account = Arc::new(Account::new(quota));
+        accounts.insert(tenant.to_owned(), Arc::clone(&account));
+        Ok(account)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn n(n: u32) -> Option<NonZeroU32> {
+        NonZeroU32::new(n)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_quota_is_refused_by_name_with_the_pause_that_helps() {
+        let quota = Quota { requests_per_s: n(2), in_flight: n(3), body_mib: n(1), ..Quota::default() };
+        let account = Arc::new(Account::new(quota));
+        let first = account.enter().unwrap();
+        let _second = account.enter().unwrap();
+        let failure = account.enter().unwrap_err();
+        assert_eq!(failure.class, FailureClass::Overloaded);
+        assert_eq!(failure.retry_after, Some(Duration::from_millis(500)));
+        assert!(failure.message.contains("2 requests a second"), "{failure}");
+        tokio::time::advance(Duration::from_secs(2)).await;
+        let _third = account.enter().unwrap();
+        let failure = account.enter().unwrap_err();
+        assert!(failure.message.contains("3 requests at once"), "{failure}");
+        first.hold_bytes(1 << 20).unwrap();
+        assert!(first.hold_bytes(1).unwrap_err().message.contains("1 MiB in memory"));
+        drop(first);
+        tokio::time::advance(Duration::from_secs(2)).await;
+        account.enter().unwrap().hold_bytes(1 << 20).unwrap();
+        assert_eq!(account.body_bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn new_items_have_a_rate_of_their_own_and_a_whole_body_always_fits_once() {
+        let account = Account::new(Quota { encode_kib_per_s: n(1024), ..Quota::default() });
+        assert!(account.take_items(usize::MAX / 2).is_ok());
+        account.take_encode(Limits::default().max_body_bytes).unwrap();
+        let failure = account.take_encode(2 << 20).unwrap_err();
+        assert_eq!(failure.retry_after, Some(Duration::from_secs(2)));
+        assert_eq!(account.take_encode(1 << 30).unwrap_err().class, FailureClass::TooLarge);
+    }
+
+    #[tokio::test]
+    async fn there_are_no_more_accounts_than_the_limit_and_idle_ones_make_room() {
+        let accounts = Accounts::default();
+        let place = accounts.of("busy", Quota::default()).unwrap().enter().unwrap();
+        for i in 1..MAX_ACCOUNTS {
+            accounts.of(&format!("t{i}"), Quota::default()).unwrap();
+        }
+        accounts.of("one more", Quota::default()).unwrap();
+        let kept = accounts.0.lock().unwrap();
+        assert!(kept.contains_key("busy") && kept.contains_key("one more") && kept.len() == 2);
+        drop((kept, place));
+    }
+}
