@@ -33,6 +33,11 @@ fn setting(name: &str, default: u64) -> u64 {
 #[test]
 fn every_accepted_request_ends_once_and_rightly_whatever_breaks() {
     let (first, n) = (setting("SIM_FROM", 1), setting("SIM_SEEDS", SEEDS));
+    if n == 1 {
+        // One seed is looked at closely.
+        let filter = env::var("SIM_LOG").unwrap_or_else(|_| "triptych=debug".into());
+        tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().without_time().init();
+    }
     let (next, failed) = (AtomicU64::new(0), Mutex::new(BTreeMap::new()));
     let sums = Mutex::new((0_u64, 0_u64, 0_u64, BTreeMap::<String, u64>::new()));
     let work = || {
@@ -40,6 +45,9 @@ fn every_accepted_request_ends_once_and_rightly_whatever_breaks() {
             && seed < n
         {
             let books = world::run(first + seed);
+            if n == 1 {
+                println!("{}", books.history.join("\n"));
+            }
             let mut sums = sums.lock().unwrap_or_else(PoisonError::into_inner);
             sums.0 += u64::from(books.answered);
             sums.1 += u64::from(books.resumed);
@@ -64,13 +72,14 @@ fn every_accepted_request_ends_once_and_rightly_whatever_breaks() {
         let seeds: Vec<_> = failed.keys().collect();
         panic!("seeds {seeds:?} fail; seed {seed}:\n{}\n{:#?}", books.history.join("\n"), books.violations);
     }
-    assert!(answered > 0 && resumed > 0, "the simulation does what it is for");
+    assert!(n < SEEDS || answered > 0 && resumed > 0, "the simulation does what it is for");
 }
 
 #[test]
 fn a_seed_tells_the_same_story_twice() {
     for seed in [4, 5, 6, 7] {
         let (first, second) = (world::run(seed).history, world::run(seed).history);
-        assert_eq!(first, second, "seed {seed}");
+        let differs = first.iter().zip(&second).find(|(a, b)| a != b);
+        assert_eq!((differs, first.len()), (None, second.len()), "seed {seed}");
     }
 }

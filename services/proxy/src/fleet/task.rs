@@ -131,9 +131,12 @@ async fn watch(shared: &Shared, worker: &Worker) {
                 failures = 0;
                 let ended = read(shared, worker, stream).await;
                 shared.end_reports(worker);
-                // It may be gone: asking finds out.
-                worker.ask_again.notify_one();
-                tracing::debug!(worker = %worker.id, ended, "watch ended");
+                if let Ended::Broken(why) = ended {
+                    // It may be gone, and a host that is gone refuses nothing: no work for it until it answers again.
+                    tracing::debug!(worker = %worker.id, why, "watch ended");
+                    shared.set_down(worker);
+                    worker.ask_again.notify_one();
+                }
                 WHILE_DOWN.0
             }
             Err(NoAnswer::Refused(status)) if status.code() == Code::Unimplemented => UNWATCHED,
@@ -171,19 +174,26 @@ async fn open(worker: &Worker) -> Result<Streaming<v1::WorkerState>, NoAnswer> {
     Ok(timeout(PATIENCE, opening).await.map_err(|_| NoAnswer::Silence)??.into_inner())
 }
 
-/// Takes its reports; returns why they ended.
-async fn read(shared: &Shared, worker: &Worker, mut stream: Streaming<v1::WorkerState>) -> String {
+/// Why reports ended.
+enum Ended {
+    /// Its connection was replaced: the stream was on the old one.
+    Redialed,
+    /// The worker or the connection to it went away.
+    Broken(String),
+}
+
+/// Takes its reports, to their end.
+async fn read(shared: &Shared, worker: &Worker, mut stream: Streaming<v1::WorkerState>) -> Ended {
     let mut first = true;
     loop {
         let state = tokio::select! {
             state = stream.message() => state,
-            // Its connection was replaced: the stream is on the old one.
-            () = worker.redialed.notified() => return "a new connection".into(),
+            () = worker.redialed.notified() => return Ended::Redialed,
         };
         match state {
             Ok(Some(state)) => shared.report(worker, state, first),
-            Ok(None) => return "its end".into(),
-            Err(status) => return status.to_string(),
+            Ok(None) => return Ended::Broken("its end".into()),
+            Err(status) => return Ended::Broken(status.to_string()),
         }
         first = false;
     }
