@@ -48,7 +48,11 @@ fn by_hand(server: &RedisServer, command: &[&str]) -> redis::Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_come_and_go_in_every_form_of_redis() {
-    let (server, sentinel, cluster) = (RedisServer::start(), RedisSentinel::start(), RedisCluster::start());
+    let (server, sentinel, cluster) = (
+        RedisServer::start(),
+        RedisSentinel::start().without_failover(),
+        RedisCluster::start().without_failover(),
+    );
     for url in [server.url(), sentinel.url(), cluster.url()] {
         let registry = registry(&url);
         let (_discovery, mut present) = watch(&url);

@@ -12,7 +12,8 @@
 //! so that the next put is stored. Replication is in order, so a replica that has a manifest has its chunks.
 //!
 //! A user of an access list needs `~triptych:ec:* &triptych:ec:* +get +set +getrange +strlen +unlink +exists +scan +eval
-//! +incr +time +pttl +pexpire +publish +subscribe +ping`; in a cluster `+cluster|slots` too.
+//! +time +pttl +pexpire +publish +subscribe +ping`, in a cluster `+cluster|slots` too. A registry of workers needs
+//! `~triptych:workers +eval +time +hset +hsetnx +hdel +hgetall +expire`.
 
 mod dial;
 mod lease;

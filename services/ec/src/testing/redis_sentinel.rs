@@ -57,6 +57,20 @@ impl RedisSentinel {
         all
     }
 
+    /// The same, where the primary may be silent for as long as it likes: for tests without failovers, so that a busy
+    /// machine makes none.
+    ///
+    /// # Panics
+    /// If a sentinel refuses.
+    pub fn without_failover(self) -> Self {
+        for (port, _) in &self.sentinels {
+            let set = ["SENTINEL", "SET", MASTER, "down-after-milliseconds", "600000"];
+            let answer: Option<String> = query_as(&self.password, *port, &set);
+            assert_eq!(answer.as_deref(), Some("OK"), "a sentinel does not take the time");
+        }
+        self
+    }
+
     /// The setting of an EC store behind them.
     pub fn url(&self) -> String {
         let sentinels: Vec<_> = self.sentinels.iter().map(|(port, _)| format!("127.0.0.1:{port}")).collect();

@@ -9,6 +9,7 @@ mod redis_failover;
 mod redis_forms;
 mod redis_hostile;
 mod redis_lease;
+mod redis_resp;
 mod remote;
 mod shm;
 

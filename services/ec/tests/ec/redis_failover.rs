@@ -162,9 +162,7 @@ async fn a_cluster_that_lost_a_node_for_good_answers_for_the_others_or_says_that
 /// The nodes that are well answer in their usual time while another one hangs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_hangs_does_not_hold_up_the_others() {
-    let mut cluster = RedisCluster::start();
-    // Longer than the test: nobody takes over meanwhile.
-    cluster.set_node_timeout(Duration::from_secs(600));
+    let mut cluster = RedisCluster::start().without_failover();
     let tuning = RedisTuning { response_timeout: Duration::from_secs(20), ..RedisTuning::default() };
     let store = Arc::new(RedisStore::new(&cluster.url(), tuning, &limits()).unwrap());
     let keys: Vec<_> = (0..24).map(|_| fresh_key()).collect();

@@ -19,8 +19,10 @@ use crate::key;
 const USER: &str = "user ec on >s3cret ~triptych:ec:* &triptych:ec:* +get +set +getrange +strlen +unlink +exists +scan \
     +eval +time +pttl +pexpire +publish +subscribe +ping\nuser default off\n";
 
+/// With times for a busy machine.
 pub fn store(url: &str) -> RedisStore {
-    let tuning = RedisTuning { response_timeout: Duration::from_secs(10), ..RedisTuning::default() };
+    let (response_timeout, connection_timeout) = (Duration::from_secs(10), Duration::from_secs(10));
+    let tuning = RedisTuning { response_timeout, connection_timeout, ..RedisTuning::default() };
     RedisStore::new(url, tuning, &conformance::limits()).unwrap()
 }
 
@@ -100,19 +102,19 @@ async fn a_server_that_nobody_known_signed_is_unavailable_and_so_is_one_that_wan
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_master_that_sentinels_name_conforms() {
-    let sentinel = RedisSentinel::start();
+    let sentinel = RedisSentinel::start().without_failover();
     conformance::run(Arc::new(store(&sentinel.url()))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_conforms() {
-    let cluster = RedisCluster::start();
+    let cluster = RedisCluster::start().without_failover();
     conformance::run(Arc::new(store(&cluster.url()))).await;
 }
 
 #[tokio::test]
 async fn in_a_cluster_everything_of_a_key_is_on_one_node_and_keys_are_on_all() {
-    let cluster = RedisCluster::start();
+    let cluster = RedisCluster::start().without_failover();
     // Any one node tells of the others.
     let url = cluster.url();
     let store = store(url.split_once(',').unwrap().0);
@@ -142,7 +144,7 @@ async fn in_a_cluster_everything_of_a_key_is_on_one_node_and_keys_are_on_all() {
 
 #[tokio::test]
 async fn sentinels_that_do_not_know_the_name_or_are_no_sentinels_are_unavailable() {
-    let sentinel = RedisSentinel::start();
+    let sentinel = RedisSentinel::start().without_failover();
     let other = sentinel.url().replace("/main", "/other");
     let server = RedisServer::start();
     let none = format!("redis+sentinel://127.0.0.1:{}/main", server.port());
@@ -184,7 +186,7 @@ async fn sentinels_and_servers_may_want_a_password() {
 /// MOVED, ASK and TRYAGAIN: followed, or a retryable error, and never a wrong answer.
 #[tokio::test]
 async fn a_slot_that_moves_to_another_node_is_followed() {
-    let cluster = RedisCluster::start();
+    let cluster = RedisCluster::start().without_failover();
     let store = store(&cluster.url());
     let object = encode(&sample_output(key(1), 5 << 18));
     store.put_if_absent(&key(1), object.clone()).await.unwrap();

@@ -4,20 +4,17 @@ use redis::Commands;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
-use triptych_ec::conformance::{fresh_key, limits, sample_output};
+use triptych_ec::conformance::{fresh_key, sample_output};
 use triptych_ec::object::encode;
 use triptych_ec::store::lease::{Acquired, EncodeLease};
-use triptych_ec::store::redis::{RedisStore, RedisTuning};
+use triptych_ec::store::redis::RedisStore;
 use triptych_ec::testing::{RedisCluster, RedisSentinel, RedisServer};
 use triptych_ec::{EcStore, PutOutcome};
 
+use crate::redis_forms::store;
 use crate::{LIMIT, key};
 
 const LONG: Duration = Duration::from_secs(600);
-
-fn store(url: &str) -> RedisStore {
-    RedisStore::new(url, RedisTuning::default(), &limits()).unwrap()
-}
 
 async fn granted(store: &RedisStore, n: u8) -> EncodeLease {
     match store.acquire(&key(n), LONG).await.unwrap() {
@@ -29,7 +26,11 @@ async fn granted(store: &RedisStore, n: u8) -> EncodeLease {
 /// In every form, since scripts and their keys are routed differently.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_is_one_holders_and_tokens_grow_in_every_form() {
-    let (server, sentinel, cluster) = (RedisServer::start(), RedisSentinel::start(), RedisCluster::start());
+    let (server, sentinel, cluster) = (
+        RedisServer::start(),
+        RedisSentinel::start().without_failover(),
+        RedisCluster::start().without_failover(),
+    );
     for url in [server.url(), sentinel.url(), cluster.url()] {
         let (a, b) = (store(&url), store(&url));
         let first = granted(&a, 1).await;
@@ -48,7 +49,7 @@ async fn a_lease_is_one_holders_and_tokens_grow_in_every_form() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_who_ask_at_once_one_is_granted() {
-    let cluster = RedisCluster::start();
+    let cluster = RedisCluster::start().without_failover();
     let store = Arc::new(store(&cluster.url()));
     let mut n_granted = 0;
     let mut askers = Vec::new();
@@ -100,7 +101,11 @@ async fn values_of_others_under_a_leases_keys_are_overwritten_or_an_error() {
 /// The waiter's questions are far apart while it is subscribed, so that what wakes it in time is the message.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_waits_is_woken_by_a_put_and_by_a_release_in_every_form() {
-    let (server, sentinel, cluster) = (RedisServer::start(), RedisSentinel::start(), RedisCluster::start());
+    let (server, sentinel, cluster) = (
+        RedisServer::start(),
+        RedisSentinel::start().without_failover(),
+        RedisCluster::start().without_failover(),
+    );
     for url in [server.url(), sentinel.url(), cluster.url()] {
         let (holder, waiter) = (store(&url), Arc::new(store(&url)));
         let lease = granted(&holder, 1).await;

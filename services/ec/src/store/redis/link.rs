@@ -120,8 +120,8 @@ impl RedisLink {
         })
     }
 
-    /// Asks a single server several things in one round trip; each may be an error of its own. `None` in a cluster,
-    /// where no one server has everything.
+    /// Asks a single server several things in one round trip; what is of another type is an error in its place. `None`
+    /// in a cluster, where no one server has everything.
     pub(super) async fn run_all(&self, commands: &Pipeline) -> Result<Option<Vec<Value>>, LinkError> {
         if self.dialer.is_cluster() {
             return Ok(None);
@@ -129,7 +129,8 @@ impl RedisLink {
         let answers = self.persist(|connection| async move {
             match connection {
                 Connection::Server(mut server) => {
-                    server.req_packed_commands(commands, 0, commands.len()).await
+                    let answers = server.req_packed_commands(commands, 0, commands.len()).await?;
+                    refusal(&answers).map_or(Ok(answers), Err)
                 }
                 Connection::Cluster(_) => Ok(Vec::new()),
             }
@@ -242,6 +243,15 @@ impl RedisLink {
             }
         });
     }
+}
+
+/// The first error that is not about what is under one key.
+fn refusal(answers: &[Value]) -> Option<RedisError> {
+    let mut errors = answers.iter().filter_map(|answer| match answer {
+        Value::ServerError(e) => Some(RedisError::from(e.clone())),
+        _ => None,
+    });
+    errors.find(|e| e.code() != Some("WRONGTYPE"))
 }
 
 /// What an error says of the connection that it came on.
