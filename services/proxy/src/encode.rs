@@ -30,7 +30,7 @@ use lease::Leases;
 use meters::EncodeMeters;
 use pace::Pace;
 use recents::Recents;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -132,6 +132,7 @@ pub struct Encodes {
     parts: Arc<Parts>,
     flights: Flights<(ContentKey, Origin), Progress>,
     left_behind: Arc<Semaphore>,
+    drain: Drain,
 }
 
 /// What flights work with.
@@ -179,7 +180,8 @@ impl Encodes {
         let (pace, peers) = (Pace::default(), Mutex::default());
         let parts = Parts { fleet, cache, leases, recents, pace, budget, policy, meters, peers };
         let flights = Flights::new(drain.tasks().clone());
-        Self { parts: Arc::new(parts), flights, left_behind: Arc::new(Semaphore::new(LEFT_BEHIND)) }
+        let left_behind = Arc::new(Semaphore::new(LEFT_BEHIND));
+        Self { parts: Arc::new(parts), flights, left_behind, drain: drain.clone() }
     }
 
     /// Looks for the outputs of the items or has them made, all at once; a flight for each, in their order. The store
@@ -207,7 +209,11 @@ impl Encodes {
     pub fn leave_behind(&self, flights: impl IntoIterator<Item = Flight>) {
         for flight in flights.into_iter().filter(|flight| !flight.has_ended()) {
             let Ok(room) = Arc::clone(&self.left_behind).try_acquire_owned() else { return };
-            flight.let_go_on(room);
+            let drain = self.drain.clone();
+            flight.let_go_on(async move {
+                drain.stopping().await;
+                drop(room);
+            });
         }
     }
 
@@ -229,13 +235,39 @@ impl Encodes {
         }
     }
 
-    /// What needs no question to the store.
+    /// What needs no question to the store: outputs that were READY a moment ago, and those of which a PD worker holds
+    /// as many of the others as any does.
     fn known(&self, jobs: &[Job]) -> Vec<Option<Encoded>> {
         let young = |job: &Job| {
             let (item, peers) = self.parts.recents.young(&job.wanted.key)?;
             Some(Encoded { peers, ..Encoded::cached(item, Belief::Remembered) })
         };
-        jobs.iter().map(young).collect()
+        let mut known: Vec<_> = jobs.iter().map(young).collect();
+        let held: Vec<_> = jobs
+            .iter()
+            .zip(&known)
+            .map(|(job, known)| match known {
+                Some(_) => Held::default(),
+                None => self.held(&job.wanted.key),
+            })
+            .collect();
+        let all: Vec<_> = held.iter().map(|one| one.by.as_slice()).collect();
+        let Some(best) = holder_of_most(&all) else { return known };
+        for (known, held) in known.iter_mut().zip(held) {
+            if let Some(item) = held.item.filter(|_| held.by.contains(&best)) {
+                let holders = vec![best.clone()];
+                *known = Some(Encoded { holders, ..Encoded::cached(item, Belief::Resident) });
+            }
+        }
+        known
+    }
+
+    /// The output, if it is known what it is, and the PD workers that say they hold it.
+    fn held(&self, key: &ContentKey) -> Held {
+        match self.parts.recents.described(key) {
+            Some(item) => Held { item: Some(item), by: self.parts.fleet.holders(key) },
+            None => Held::default(),
+        }
     }
 
     fn board(&self, job: &Job, origin: Origin, found: BoxFuture<'static, Option<EncodedItem>>) -> Flight {
@@ -267,6 +299,23 @@ impl Parts {
             known.insert(worker.clone(), peers.to_vec());
         }
     }
+}
+
+/// An output that PD workers hold.
+#[derive(Debug, Default)]
+struct Held {
+    item: Option<EncodedItem>,
+    by: Vec<WorkerId>,
+}
+
+/// The worker that holds most of the outputs, each of which has a list of holders; the first by name if several do.
+fn holder_of_most(held: &[&[WorkerId]]) -> Option<WorkerId> {
+    let mut n_held: BTreeMap<&WorkerId, usize> = BTreeMap::new();
+    for holder in held.iter().copied().flatten() {
+        *n_held.entry(holder).or_default() += 1;
+    }
+    // Of equals `max_by_key` takes the last.
+    n_held.into_iter().rev().max_by_key(|(_, n)| *n).map(|(id, _)| id.clone())
 }
 
 /// The pause after an attempt.

@@ -128,12 +128,15 @@ impl<S: Clone + Send + Sync + 'static> Seat<S> {
         self.state.borrow().clone()
     }
 
-    /// Leaves, and has the work go on to its end all the same; it bounds its own time. `until` is dropped then.
-    pub fn let_go_on(mut self, until: impl Send + 'static) {
+    /// Leaves, and has the work go on all the same, to its end or until `limit` ends.
+    pub fn let_go_on(mut self, limit: impl Future<Output = ()> + Send + 'static) {
         let tasks = self.tasks.clone();
         tasks.spawn(async move {
-            let _ = self.until(|_| false).await;
-            drop((self.flight, until));
+            tokio::select! {
+                _ = self.until(|_| false) => {}
+                () = limit => {}
+            }
+            drop(self.flight);
         });
     }
 }
@@ -231,7 +234,7 @@ mod tests {
         let (flights, counted) = (Flights::new(TaskTracker::new()), Arc::default());
         let (seat, _) = board(&flights, &counted);
         started(&counted, 1).await;
-        seat.let_go_on(());
+        seat.let_go_on(std::future::pending());
         counted.go.notify_one();
         flights.tasks.close();
         flights.tasks.wait().await;

@@ -1,61 +1,124 @@
-//! One encoder job at one worker: the call, its time, and what its answer has to be.
+//! The encoders of the fleet as a [`Ladder`](super::ladder::Ladder) climbs them: which one, for how long, and what its
+//! answer has to be.
 
 use super::flight::Teller;
-use super::{Belief, Encoded, Job, Parts};
+use super::ladder::Rungs;
+use super::{Belief, Encoded, Job, Parts, WORKER_WAIT};
 use crate::cache::Wanted;
-use crate::fleet::Lease;
+use crate::fleet::catalog::Want;
+use crate::fleet::{Lease, Size};
 use crate::wire::{CallFailure, outgoing};
 use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 use triptych_core::lifetime::{ItemSource, StageTimes};
-use triptych_core::{EncodedItem, Failure, FailureClass, ItemForm};
+use triptych_core::{EncodedItem, Failure, FailureClass, ItemForm, WorkerId};
 use triptych_proto::v1;
 use triptych_proto::v1::encode_event::Kind;
 use triptych_proto::v1::encoder_worker_client::EncoderWorkerClient;
 
-/// One try of a job.
-pub(super) struct Attempt<'a> {
+/// One job at the encoders of the fleet.
+pub(super) struct AtEncoders<'a> {
     pub(super) parts: &'a Parts,
     pub(super) job: &'a Job,
+    /// Token of the lease under which it is done; 0: without one.
     pub(super) fence: u64,
     pub(super) deadline: Instant,
     pub(super) teller: &'a Teller,
 }
 
-/// A try that ended, and the worker that had it.
-pub(super) struct Tried {
-    pub(super) worker: Lease,
-    pub(super) result: Result<Encoded, CallFailure>,
+impl Rungs for AtEncoders<'_> {
+    type Worker = Lease;
+
+    async fn worker(&self, seen: &[WorkerId]) -> Result<Lease, Failure> {
+        if seen.is_empty() {
+            let deadline = self.deadline.min(self.job.deadline);
+            self.parts.fleet.admit(&self.want(), self.n_bytes(), deadline)?;
+        }
+        let wait = (Instant::now() + WORKER_WAIT).min(self.deadline);
+        let (want, modality) = (self.want(), self.job.wanted.modality);
+        timeout_at(wait, self.parts.fleet.lease(&want, self.size(), seen)).await.map_err(|_| {
+            Failure::unavailable(format!(
+                "no encoder that reads {modality} for model {:?} is there now; try again",
+                self.job.model
+            ))
+        })
+    }
+
+    fn spare(&self, seen: &[WorkerId]) -> Option<Lease> {
+        let asked = self.parts.fleet.lease(&self.want(), self.size(), seen).now_or_never();
+        // A PD worker has its own work: it helps out when nobody else can.
+        asked.filter(|worker| !seen.contains(worker.id()) && !worker.is_last_resort())
+    }
+
+    fn id(worker: &Lease) -> &WorkerId {
+        worker.id()
+    }
+
+    fn is_last_resort(worker: &Lease) -> bool {
+        worker.is_last_resort()
+    }
+
+    fn patience(&self, worker: &Lease) -> Duration {
+        let policy = self.parts.policy;
+        let Job { model, wanted, .. } = self.job;
+        let seen = || self.parts.pace.predict(model, wanted.modality).map(|seen| seen.p95);
+        // The workers know best; before they have measured anything, what was seen of them has to do.
+        let forecast = worker.forecast().map(|f| f.queue.saturating_add(f.p95));
+        let expected = forecast.or_else(seen).unwrap_or(policy.hedge_after_unknown);
+        expected.max(policy.hedge_after_at_least)
+    }
+
+    fn attempt(&self, worker: Lease) -> BoxFuture<'_, Result<Encoded, CallFailure>> {
+        self.run(worker).boxed()
+    }
 }
 
-impl Attempt<'_> {
-    pub(super) async fn run(self, worker: Lease) -> Tried {
+impl AtEncoders<'_> {
+    fn want(&self) -> Want {
+        let Job { model, wanted, .. } = self.job;
+        Want::Encoder { model: model.clone(), modality: wanted.modality, fingerprint: wanted.fingerprint }
+    }
+
+    fn size(&self) -> Size {
+        Size::Item { key: Some(self.job.wanted.key), bytes: self.n_bytes() }
+    }
+
+    fn n_bytes(&self) -> u64 {
+        self.job.bytes.len() as u64
+    }
+
+    async fn run(&self, worker: Lease) -> Result<Encoded, CallFailure> {
         let began = Instant::now();
         let end = self.deadline.min(began + self.parts.policy.attempt_time);
         let result = match timeout_at(end, self.call(&worker, end)).await {
             Ok(Ok(response)) => self.accept(&worker, response).map_err(CallFailure::from),
-            Ok(Err(failed)) => {
-                worker.report(&failed);
-                Err(changed_encoder(&worker, failed))
-            }
-            Err(_) if end < self.deadline => {
+            Ok(Err(failed)) => Err(changed_encoder(&worker, failed)),
+            Err(_) => {
                 worker.report_timeout();
-                let message = format!("an encoder did not answer within {} s", (end - began).as_secs());
-                Err(Failure::unavailable(message).into())
+                return Err(self.too_late(end, began).into());
             }
-            Err(_) => Err(Failure::new(
-                FailureClass::DeadlineExceeded,
-                "the request's time ran out while an item was encoded",
-            )
-            .into()),
         };
-        if result.is_ok() {
-            worker.report_ok();
-            self.parts.pace.saw(&self.job.model, self.job.wanted.modality, began.elapsed());
+        match &result {
+            Ok(_) => {
+                self.parts.pace.saw(&self.job.model, self.job.wanted.modality, began.elapsed());
+                worker.report_ok();
+            }
+            Err(failed) => worker.report(failed),
         }
-        Tried { worker, result }
+        result
+    }
+
+    fn too_late(&self, end: Instant, began: Instant) -> Failure {
+        if end < self.deadline {
+            let message = format!("an encoder did not answer within {} s", (end - began).as_secs());
+            return Failure::unavailable(message);
+        }
+        let message = "the request's time ran out while an item was encoded";
+        Failure::new(FailureClass::DeadlineExceeded, message)
     }
 
     async fn call(&self, worker: &Lease, end: Instant) -> Result<v1::EncodeResponse, CallFailure> {
@@ -102,15 +165,8 @@ impl Attempt<'_> {
         let peers: Vec<_> = Some(response.peer).filter(|peer| !peer.is_empty()).into_iter().collect();
         self.parts.note_peers(worker.id(), &peers);
         let source = if response.shared { ItemSource::Shared } else { ItemSource::Encoded };
-        Ok(Encoded {
-            item,
-            source,
-            times,
-            peers,
-            belief: Belief::Made,
-            holders: Vec::new(),
-            at: Instant::now(),
-        })
+        let (holders, at) = (Vec::new(), Instant::now());
+        Ok(Encoded { item, source, times, peers, belief: Belief::Made, holders, at })
     }
 
     fn check(&self, item: v1::EncodedItem) -> Result<EncodedItem, Failure> {

@@ -1,9 +1,10 @@
 //! The work of one flight: ask the store, take the lease, ask again, and only then have the item encoded.
 
+use super::attempt::AtEncoders;
 use super::flight::Teller;
 use super::ladder::{Fell, Ladder};
 use super::lease::{Followed, Holding, Turn};
-use super::{Belief, Encoded, Job, Origin, Outcome, Parts};
+use super::{ATTEMPTS, Belief, Encoded, Job, Origin, Outcome, Parts};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
@@ -71,7 +72,10 @@ impl Errand {
                     return Ok(encoded);
                 }
                 Err(Fell::Failed(failure)) => return Err(failure),
-                Err(Fell::Outrun) => n_outrun += 1,
+                Err(Fell::Outrun) if n_outrun < ATTEMPTS => n_outrun += 1,
+                Err(Fell::Outrun) => {
+                    return Err(Failure::unavailable("the item is encoded by another part; try again"));
+                }
             }
         }
     }
@@ -82,13 +86,12 @@ impl Errand {
         fence: u64,
         deadline: Instant,
     ) -> Result<Encoded, Fell> {
+        let rungs = AtEncoders { parts: &self.parts, job: &self.job, fence, deadline, teller: &self.teller };
         let ladder = Ladder {
-            parts: &self.parts,
-            job: &self.job,
-            fence,
+            rungs: &rungs,
+            budget: &self.parts.budget,
+            meters: &self.parts.meters,
             outrun: &|| holding.is_some_and(Holding::is_lost),
-            deadline,
-            teller: &self.teller,
         };
         ladder.run().await
     }

@@ -2,7 +2,7 @@
 
 use crate::encode::{Encoded, Job, Outcome};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use triptych_core::lifetime::{ItemSource, StageTimes};
 use triptych_core::{EncodedItem, Failure};
@@ -118,10 +118,10 @@ impl Flight {
         }
     }
 
-    /// The request ends, and the work on this item goes on for whoever asks again; `room` is kept until it ends.
-    pub(super) fn let_go_on(self, room: OwnedSemaphorePermit) {
+    /// The request ends, and the work on this item goes on for whoever asks again, until `limit` ends.
+    pub(super) fn let_go_on(self, limit: impl Future<Output = ()> + Send + 'static) {
         if let Way::Flying(seat, _) = self.way {
-            seat.let_go_on(room);
+            seat.let_go_on(limit);
         }
     }
 }

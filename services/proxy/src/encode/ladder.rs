@@ -3,22 +3,45 @@
 //! Another encoder (a job is idempotent by key) → a second one beside the first after the 95th percentile of what the
 //! job should take, of which the first READY wins and the other is cancelled → a PD worker that holds the encoder,
 //! where the catalog has one → a typed, retryable failure. Whatever is sent a second time is paid from the retry budget.
+//! It knows workers only as [`Rungs`], so that its timing can be tested without any.
 
-use super::attempt::{Attempt, Tried};
-use super::flight::Teller;
-use super::meters::Sent;
-use super::{ATTEMPTS, Encoded, Job, Parts, WORKER_WAIT, backoff};
-use crate::fleet::catalog::Want;
-use crate::fleet::{Forecast, Lease, Size};
+use super::meters::{EncodeMeters, Sent};
+use super::{ATTEMPTS, Encoded, backoff};
+use crate::budget::RetryBudget;
+use crate::wire::CallFailure;
+use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
-use futures::{FutureExt, StreamExt};
 use std::time::Duration;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until};
 use triptych_core::{Failure, WorkerId};
 
 /// The field that an encoder names when it refuses a job since it has seen a newer lease.
 const FENCE: &str = "fence";
+
+/// What a ladder stands on: encoders, and tries of one job at them.
+pub(super) trait Rungs: Sync {
+    /// A worker that was given the job and has not begun.
+    type Worker: Send;
+
+    /// The best worker, preferably one that has not had the job. Waits while there is none, for a bounded time.
+    fn worker(&self, seen: &[WorkerId]) -> impl Future<Output = Result<Self::Worker, Failure>> + Send;
+
+    /// An encoder that has not had the job, if there is one now.
+    fn spare(&self, seen: &[WorkerId]) -> Option<Self::Worker>;
+
+    /// Which it is.
+    fn id(worker: &Self::Worker) -> &WorkerId;
+
+    /// Whether it is a PD worker that helps out.
+    fn is_last_resort(worker: &Self::Worker) -> bool;
+
+    /// How long it is waited for before a second one is asked beside it.
+    fn patience(&self, worker: &Self::Worker) -> Duration;
+
+    /// One try, within its own time. Dropping it cancels the job.
+    fn attempt(&self, worker: Self::Worker) -> BoxFuture<'_, Result<Encoded, CallFailure>>;
+}
 
 /// How a job that could not be done ended.
 #[derive(Debug)]
@@ -30,39 +53,37 @@ pub(super) enum Fell {
 }
 
 /// One job on its way down.
-pub(super) struct Ladder<'a> {
-    pub(super) parts: &'a Parts,
-    pub(super) job: &'a Job,
-    /// Token of the lease under which it is done; 0: without one.
-    pub(super) fence: u64,
-    /// Whether that lease is lost.
+pub(super) struct Ladder<'a, R> {
+    pub(super) rungs: &'a R,
+    pub(super) budget: &'a RetryBudget,
+    pub(super) meters: &'a EncodeMeters,
+    /// Whether the lease under which it is done is lost.
     pub(super) outrun: &'a (dyn Fn() -> bool + Sync),
-    pub(super) deadline: Instant,
-    pub(super) teller: &'a Teller,
 }
 
-/// Attempts under way, and what was learned from those that ended.
+/// Tries under way, and what was learned from those that ended.
 struct Climb<'a> {
-    running: FuturesUnordered<BoxFuture<'a, Tried>>,
+    running: FuturesUnordered<BoxFuture<'a, Result<Encoded, CallFailure>>>,
     /// Workers that have or had the job.
     seen: Vec<WorkerId>,
     n_failed: u32,
+    /// When a second worker is asked; once in the life of a job.
     hedge_at: Option<Instant>,
+    hedged: bool,
 }
 
-impl<'a> Ladder<'a> {
-    /// Has the job done.
+impl<'a, R: Rungs> Ladder<'a, R> {
+    /// Has the job done. Dropping it cancels all that is under way.
     pub(super) async fn run(&self) -> Result<Encoded, Fell> {
-        let (bytes, deadline) = (self.job.bytes.len() as u64, self.deadline.min(self.job.deadline));
-        self.parts.fleet.admit(&self.want(), bytes, deadline).map_err(Fell::Failed)?;
-        self.parts.budget.first_try();
-        let mut climb =
-            Climb { running: FuturesUnordered::new(), seen: Vec::new(), n_failed: 0, hedge_at: None };
-        let mut why = Sent::First;
+        self.budget.first_try();
+        let (running, seen) = (FuturesUnordered::new(), Vec::new());
+        let mut climb = Climb { running, seen, n_failed: 0, hedge_at: None, hedged: false };
         loop {
             if climb.running.is_empty() {
-                let worker = self.worker(&climb.seen).await.map_err(Fell::Failed)?;
-                climb.hedge_at = Some(Instant::now() + self.patience(worker.forecast()));
+                let worker = self.rungs.worker(&climb.seen).await.map_err(Fell::Failed)?;
+                let patience = self.rungs.patience(&worker);
+                climb.hedge_at = (!climb.hedged).then(|| Instant::now() + patience);
+                let why = if climb.n_failed == 0 { Sent::First } else { Sent::Retry };
                 self.send(&mut climb, worker, why);
             }
             let hedge_at = climb.hedge_at;
@@ -83,95 +104,55 @@ impl<'a> Ladder<'a> {
                 }
             };
             match tried {
-                Some(Tried { result: Ok(encoded), .. }) => return Ok(encoded),
-                Some(Tried { worker, result: Err(failed) }) => {
-                    drop(worker);
-                    why = Sent::Retry;
-                    self.fallen(&mut climb, failed.failure).await?;
-                }
+                Some(Ok(encoded)) => return Ok(encoded),
+                Some(Err(failed)) => self.fallen(&mut climb, failed.failure).await?,
                 None => {}
             }
         }
     }
 
-    /// After an attempt that failed: whether and when there is another.
-    async fn fallen(&self, climb: &mut Climb<'_>, failure: Failure) -> Result<(), Fell> {
+    /// After a try that failed: whether and when there is another.
+    async fn fallen(&self, climb: &mut Climb<'a>, failure: Failure) -> Result<(), Fell> {
         climb.n_failed += 1;
-        if (self.outrun)() || (self.fence > 0 && failure.param.as_deref() == Some(FENCE)) {
+        if (self.outrun)() || failure.param.as_deref() == Some(FENCE) {
             return Err(Fell::Outrun);
         }
         if !failure.class.is_retryable() {
             return Err(Fell::Failed(failure));
         }
         if !climb.running.is_empty() {
-            // Another attempt is under way: no reason to begin one more.
+            // Another try is under way: no reason to begin one more.
             return Ok(());
         }
         if climb.n_failed >= ATTEMPTS {
             return Err(Fell::Failed(failure));
         }
-        if !self.parts.budget.try_spend() {
-            self.parts.meters.exhausted("retry");
+        if !self.budget.try_spend() {
+            self.meters.exhausted("retry");
             return Err(Fell::Failed(failure));
         }
         tracing::warn!(attempt = climb.n_failed, failure = %failure, "encoder job sent again");
-        tokio::time::sleep(backoff(climb.n_failed)).await;
+        sleep(backoff(climb.n_failed)).await;
         Ok(())
     }
 
-    /// A second job beside the first, if there is an encoder that has not had it and the budget pays.
+    /// A second try beside the first, if there is a worker that has not had the job and the budget pays.
     fn hedge(&self, climb: &mut Climb<'a>) {
-        let asked = self.parts.fleet.lease(&self.want(), self.size(), &climb.seen).now_or_never();
-        let Some(worker) = asked.filter(|worker| !climb.seen.contains(worker.id())) else { return };
-        if !self.parts.budget.try_spend() {
-            return self.parts.meters.exhausted("hedge");
+        let Some(worker) = self.rungs.spare(&climb.seen) else { return };
+        if !self.budget.try_spend() {
+            return self.meters.exhausted("hedge");
         }
-        tracing::info!(encoder = %worker.id(), key = ?self.job.wanted.key, "slow encoder job hedged");
+        tracing::info!(encoder = %R::id(&worker), "a slow encoder job is sent to a second encoder");
+        climb.hedged = true;
         self.send(climb, worker, Sent::Hedge);
     }
 
-    fn send(&self, climb: &mut Climb<'a>, worker: Lease, why: Sent) {
-        self.parts.meters.sent(why);
-        climb.seen.push(worker.id().clone());
-        let attempt = Attempt {
-            parts: self.parts,
-            job: self.job,
-            fence: self.fence,
-            deadline: self.deadline,
-            teller: self.teller,
-        };
-        climb.running.push(attempt.run(worker).boxed());
-    }
-
-    async fn worker(&self, seen: &[WorkerId]) -> Result<Lease, Failure> {
-        let wait = (Instant::now() + WORKER_WAIT).min(self.deadline);
-        let (want, modality) = (self.want(), self.job.wanted.modality);
-        timeout_at(wait, self.parts.fleet.lease(&want, self.size(), seen)).await.map_err(|_| {
-            Failure::unavailable(format!(
-                "no encoder that reads {modality} for model {:?} is there now; try again",
-                self.job.model
-            ))
-        })
-    }
-
-    fn want(&self) -> Want {
-        let Job { model, wanted, .. } = self.job;
-        Want::Encoder { model: model.clone(), modality: wanted.modality, fingerprint: wanted.fingerprint }
-    }
-
-    fn size(&self) -> Size {
-        Size::Item { key: Some(self.job.wanted.key), bytes: self.job.bytes.len() as u64 }
-    }
-
-    /// How long a job is waited for before a second one is sent beside it.
-    fn patience(&self, forecast: Option<Forecast>) -> Duration {
-        let policy = self.parts.policy;
-        if let Some(forecast) = forecast {
-            return forecast.queue.saturating_add(forecast.p95).max(policy.hedge_after_at_least);
-        }
-        match self.parts.pace.predict(&self.job.model, self.job.wanted.modality) {
-            Some(prediction) => prediction.p95.max(policy.hedge_after_at_least),
-            None => policy.hedge_after_unknown,
-        }
+    fn send(&self, climb: &mut Climb<'a>, worker: R::Worker, why: Sent) {
+        self.meters.sent(if R::is_last_resort(&worker) { Sent::Fallback } else { why });
+        climb.seen.push(R::id(&worker).clone());
+        climb.running.push(self.rungs.attempt(worker));
     }
 }
+
+#[cfg(test)]
+mod tests;

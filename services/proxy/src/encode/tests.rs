@@ -20,3 +20,20 @@ pub(super) fn item(seed: u8) -> EncodedItem {
         checksum: [seed; 32],
     }
 }
+
+#[test]
+fn the_worker_that_holds_most_is_the_one_to_go_to() {
+    let ids = |names: &[&str]| names.iter().map(|name| WorkerId::new(*name)).collect::<Vec<_>>();
+    let cases: [(&[&[&str]], Option<&str>); 5] = [
+        (&[], None),
+        (&[&[], &[]], None),
+        (&[&["b", "a"]], Some("a")),
+        (&[&["a"], &["b"], &["b", "a"], &["b"]], Some("b")),
+        (&[&["c"], &["b"]], Some("b")),
+    ];
+    for (held, expect) in cases {
+        let held: Vec<_> = held.iter().map(|names| ids(names)).collect();
+        let held: Vec<_> = held.iter().map(Vec::as_slice).collect();
+        assert_eq!(holder_of_most(&held), expect.map(WorkerId::new), "{held:?}");
+    }
+}

@@ -26,7 +26,10 @@ impl Shared {
         size: &Size,
         tried: &[WorkerId],
     ) -> Option<(Arc<Worker>, Given)> {
-        let (able, tier) = self.able(catalog, want, tried)?;
+        let (mut able, tier) = self.able(catalog, want, tried)?;
+        if let Size::Request { holders, .. } = size {
+            prefer(&mut able, holders);
+        }
         // Whoever comes back from being ejected is first: one piece of work is risked to have it back.
         let (index, reason) = match able.iter().position(|(_, worker)| worker.view().outlier.take_probe()) {
             Some(index) => (index, Reason::Probe),
@@ -84,7 +87,7 @@ impl Shared {
             (Want::Pd { .. }, size) => {
                 let nothing = Prefixes::default();
                 let (items, prompt) = match size {
-                    Size::Request { items, prompt } => (items.as_slice(), prompt),
+                    Size::Request { items, prompt, .. } => (items.as_slice(), prompt),
                     Size::Item { .. } => (&[][..], &nothing),
                 };
                 let prefixes = self.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -111,6 +114,14 @@ impl Shared {
         };
         let all: Option<Vec<_>> = able.iter().map(one).collect();
         all?.into_iter().min_by_key(Forecast::end)
+    }
+}
+
+/// Leaves those among `holders` that are not full, if there are such: elsewhere an item would have to be encoded again.
+fn prefer(able: &mut Vec<Able<'_>>, holders: &[WorkerId]) {
+    let holds = |(known, worker): &Able<'_>| holders.contains(&known.id) && !worker.view().is_full();
+    if able.iter().any(holds) {
+        able.retain(holds);
     }
 }
 

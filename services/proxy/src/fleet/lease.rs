@@ -49,6 +49,11 @@ impl Lease {
         self.forecast
     }
 
+    /// Whether it is a PD worker that encodes since nobody else can.
+    pub fn is_last_resort(&self) -> bool {
+        self.reason == Reason::LastResort
+    }
+
     /// It did its part.
     pub fn report_ok(&self) {
         self.shared.count(&self.worker, Outcome::Good);

@@ -2,7 +2,7 @@
 
 use super::prefix::Prefixes;
 use std::time::Duration;
-use triptych_core::ContentKey;
+use triptych_core::{ContentKey, WorkerId};
 use triptych_proto::v1;
 
 /// What decides who gets a piece of work, besides who is able.
@@ -21,6 +21,8 @@ pub enum Size {
         items: Vec<(ContentKey, u64)>,
         /// What it begins with.
         prompt: Prefixes,
+        /// Workers that hold items which nobody else is known to have; empty: there are no such items.
+        holders: Vec<WorkerId>,
     },
 }
 

@@ -207,7 +207,11 @@ async fn a_request_goes_where_its_items_and_its_prompt_are() {
         Prefixes::of(b"t", &prompt, &[])
     };
     let size =
-        |items: &[(ContentKey, u64)], s: &str| Size::Request { items: items.to_vec(), prompt: prompt(s) };
+        |items: &[(ContentKey, u64)], s: &str| Size::Request {
+            items: items.to_vec(),
+            prompt: prompt(s),
+            holders: Vec::new(),
+        };
     for _ in 0..10 {
         let picked = lease(&shared, &decode(), size(&[(key, 64 << 20)], "short "), &[]).unwrap();
         assert_eq!(*picked.id(), workers[1].id);

@@ -145,7 +145,8 @@ impl<'a> Decoding<'a> {
     fn size(&self) -> Size {
         let items = self.supply.sizes();
         let keys: Vec<_> = items.iter().map(|(key, _)| *key).collect();
-        Size::Request { prompt: Prefixes::of(&self.tenant(), &self.prompt, &keys), items }
+        let prompt = Prefixes::of(&self.tenant(), &self.prompt, &keys);
+        Size::Request { prompt, items, holders: self.supply.holders() }
     }
 
     fn message(&self) -> v1::PdGenerateRequest {

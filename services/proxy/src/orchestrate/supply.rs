@@ -11,7 +11,7 @@ use futures::future::{pending, select_all, try_join_all};
 use std::time::Duration;
 use tokio::time::timeout;
 use triptych_core::lifetime::StageTimes;
-use triptych_core::{ContentKey, Failure, ItemIdx};
+use triptych_core::{ContentKey, Failure, ItemIdx, WorkerId};
 use triptych_proto::v1;
 
 /// Times one item is encoded again because a PD worker did not find it.
@@ -79,6 +79,12 @@ impl<'a> Supply<'a> {
     pub(super) fn sizes(&self) -> Vec<(ContentKey, u64)> {
         let items = self.places.iter().map(|place| &place.known.item);
         items.map(|item| (item.key, item.payload_len().unwrap_or(0) as u64)).collect()
+    }
+
+    /// PD workers that hold items which nobody else is known to have.
+    pub(super) fn holders(&self) -> Vec<WorkerId> {
+        let encoded = self.places.iter().filter_map(|place| place.encoded.as_ref());
+        encoded.map(|one| &one.holders).find(|holders| !holders.is_empty()).cloned().unwrap_or_default()
     }
 
     /// Where a PD worker finds them.
