@@ -206,15 +206,21 @@ async fn a_request_goes_where_its_items_and_its_prompt_are() {
         let prompt = triptych_core::prompt::Prompt::Singleton(text(s));
         Prefixes::of(b"t", &prompt, &[])
     };
-    let size =
-        |items: &[(ContentKey, u64)], s: &str| Size::Request {
-            items: items.to_vec(),
-            prompt: prompt(s),
-            holders: Vec::new(),
-        };
+    let size = |items: &[(ContentKey, u64)], s: &str| Size::Request {
+        items: items.to_vec(),
+        prompt: prompt(s),
+        holders: Vec::new(),
+    };
     for _ in 0..10 {
         let picked = lease(&shared, &decode(), size(&[(key, 64 << 20)], "short "), &[]).unwrap();
         assert_eq!(*picked.id(), workers[1].id);
+    }
+    for worker in &workers {
+        let only_there =
+            Size::Request { items: Vec::new(), prompt: prompt(""), holders: vec![worker.id.clone()] };
+        assert_eq!(*lease(&shared, &decode(), only_there.clone(), &[]).unwrap().id(), worker.id);
+        let elsewhere = lease(&shared, &decode(), only_there, std::slice::from_ref(&worker.id)).unwrap();
+        assert_ne!(*elsewhere.id(), worker.id, "it was there, and failed");
     }
     let first = lease(&shared, &decode(), size(&[], "a long story "), &[]).unwrap().id().clone();
     for _ in 0..10 {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 use triptych_core::item::from_f32;
@@ -79,6 +79,24 @@ impl Drop for Process {
     }
 }
 
+/// What a fake tells of its state.
+type Reports = watch::Sender<Option<v1::WorkerState>>;
+
+/// The states as they are told.
+fn reports(from: &Reports) -> Result<Response<BoxStream<'static, Result<v1::WorkerState, Status>>>, Status> {
+    let mut states = from.subscribe();
+    if states.borrow().is_none() {
+        return Err(Status::unimplemented("a fake"));
+    }
+    states.mark_changed();
+    let told = stream::unfold(states, |mut states| async move {
+        states.changed().await.ok()?;
+        let state = states.borrow_and_update().clone()?;
+        Some((Ok(state), states))
+    });
+    Ok(Response::new(told.boxed()))
+}
+
 /// What a fake encoder does with its next job; it answers when nothing is scripted.
 pub enum EncodeStep {
     Answer,
@@ -105,6 +123,7 @@ struct EncoderState {
     released: Semaphore,
     cancelled: AtomicUsize,
     unwritten: Mutex<Vec<EncoderOutput>>,
+    reports: Reports,
 }
 
 impl Encoder {
@@ -117,7 +136,13 @@ impl Encoder {
             released: Semaphore::new(0),
             cancelled: AtomicUsize::new(0),
             unwritten: Mutex::default(),
+            reports: Reports::default(),
         }))
+    }
+
+    /// Tells whoever watches; before the first time it is a worker that cannot be watched.
+    pub fn report(&self, state: v1::WorkerState) {
+        self.0.reports.send_replace(Some(state));
     }
 
     /// Stores what was answered from a peer.
@@ -248,7 +273,7 @@ impl EncoderWorker for Encoder {
     type WatchStream = futures::stream::BoxStream<'static, Result<v1::WorkerState, Status>>;
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Err(Status::unimplemented("a fake"))
+        reports(&self.0.reports)
     }
 
     async fn describe(
@@ -330,15 +355,22 @@ struct PdState {
     requests: Mutex<Vec<v1::PdGenerateRequest>>,
     script: Mutex<VecDeque<Play>>,
     released: Arc<Semaphore>,
+    reports: Reports,
 }
 
 impl Pd {
+    /// Tells whoever watches; before the first time it is a worker that cannot be watched.
+    pub fn report(&self, state: v1::WorkerState) {
+        self.0.reports.send_replace(Some(state));
+    }
+
     pub fn new(models: Vec<v1::WorkerModel>) -> Self {
         Self(Arc::new(PdState {
             models,
             requests: Mutex::default(),
             script: Mutex::default(),
             released: Arc::new(Semaphore::new(0)),
+            reports: Reports::default(),
         }))
     }
 
@@ -419,7 +451,7 @@ impl PrefillDecodeWorker for Pd {
     type WatchStream = futures::stream::BoxStream<'static, Result<v1::WorkerState, Status>>;
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Err(Status::unimplemented("a fake"))
+        reports(&self.0.reports)
     }
 
     async fn describe(

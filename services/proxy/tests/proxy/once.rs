@@ -1,7 +1,7 @@
 //! One encode for the fleet: what is known is not asked for, what is under way is not begun, what is slow is hedged, and
 //! what an outage costs is bounded.
 
-use crate::fakes::{EncodeStep, Encoder, Pd, Process};
+use crate::fakes::{EncodeStep, Encoder, Pd, Play, Process};
 use crate::support::{Cluster, IMAGE, Proxy, ask, eventually, listener, memory, models, question};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use triptych_ec::fault::{Fault, Faults, Faulty};
 use triptych_ec::store::Op;
 use triptych_ec::store::lease::Acquired;
 use triptych_ec::{EcSetting, EcStore};
+use triptych_proto::v1;
 use triptych_proto::v1::ItemSource::{Cached, Encoded, Shared};
 use triptych_proxy::{ProxyConfig, RetryPolicy};
 use triptych_runtime::status::to_status;
@@ -285,4 +286,45 @@ async fn a_killed_encoder_of_an_idle_cluster_costs_no_request() {
     let (answer, ()) = futures::join!(asked, killed);
     assert_eq!(answer.unwrap().sources(), [Encoded]);
     assert_eq!(encoders.iter().map(|encoder| encoder.jobs().len()).sum::<usize>(), 2);
+}
+
+#[tokio::test]
+async fn what_a_pd_worker_holds_is_not_encoded_again_though_the_store_lost_it() {
+    let store = memory().await;
+    let encoder = Encoder::new(models(), Arc::clone(&store));
+    let pds = [Pd::new(models()), Pd::new(models())];
+    let (p1, p2, p3) = (encoder.serve(), pds[0].serve(), pds[1].serve());
+    pds.iter().for_each(|pd| pd.report(v1::WorkerState::default()));
+    let always_asks = |config: &mut ProxyConfig| config.encodes.believed_for = Duration::ZERO;
+    let proxy = Proxy::start(&[p1.address], &[p2.address, p3.address], Arc::clone(&store), always_asks).await;
+    proxy.ready().await;
+    ask(&proxy, question(&[IMAGE])).await.unwrap();
+    let seen = |pd: &Pd| pd.requests().len();
+    let holder = usize::from(seen(&pds[0]) == 0);
+    let key = pds[holder].requests()[0].items[0].key.clone();
+    let load = v1::WorkerLoad { running: 50, waiting: 50, capacity: 200, ..v1::WorkerLoad::default() };
+    let resident =
+        v1::WorkerState { load: Some(load), resident_added: vec![key.clone()], ..v1::WorkerState::default() };
+    pds[holder].report(resident);
+    let lost = triptych_proto::convert::key(&key, "key").unwrap();
+    store.delete(&lost).await.unwrap();
+    // However busy it is: anywhere else the item would have to be encoded.
+    eventually("the report has come", async || {
+        let answer = ask(&proxy, question(&[IMAGE])).await.unwrap();
+        let there = answer.sources() == [Cached];
+        store.delete(&lost).await.unwrap();
+        there
+    })
+    .await;
+    let (n_jobs, n_here) = (encoder.jobs().len(), seen(&pds[holder]));
+    for n in 1..=5 {
+        assert_eq!(ask(&proxy, question(&[IMAGE])).await.unwrap().sources(), [Cached]);
+        assert_eq!((encoder.jobs().len(), seen(&pds[holder])), (n_jobs, n_here + n));
+    }
+    // It let go of it meanwhile: it says so, and the item is encoded.
+    let mut gone = unavailable();
+    gone.metadata_mut().insert("triptych-missing-item", 0.into());
+    pds[holder].script([Play::Fail(gone)]);
+    assert_eq!(ask(&proxy, question(&[IMAGE])).await.unwrap().sources(), [Encoded]);
+    assert_eq!(encoder.jobs().len(), n_jobs + 1);
 }
