@@ -132,6 +132,31 @@ async fn read(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_of_a_stopped_encoder_are_hedged_and_answered_by_the_other() {
+    let cluster = Cluster::start(&["--encoders", "2"]).await;
+    let client = connect(&cluster.grpc).await;
+    // A decoder of PNG stops at the end of the image: what follows makes another item of it.
+    let another = |n: u8| {
+        let image = [heldout("scene.png"), vec![n]].concat();
+        let (mut client, request) = (client.clone(), about_images("What is in this picture?", vec![image]));
+        async move { generate(&mut client, request).await.expect("an answer").text }
+    };
+    // Both learn what an item takes.
+    for n in 0..24 {
+        assert!(!another(n).await.is_empty());
+    }
+    let stopped = cluster.pids("encoder")[0];
+    signal(stopped, "STOP");
+    let answers = futures::future::join_all((100..116).map(another));
+    let answers = tokio::time::timeout(DEADLINE, answers).await.expect("ends in time");
+    assert!(answers.iter().all(|text| !text.is_empty()));
+    let hedged = cluster.metrics("proxy").await;
+    assert!(hedged.contains("triptych_encode_jobs_total{why=\"hedge\"}"), "{hedged}");
+    signal(stopped, "CONT");
+    assert!(!another(200).await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pd_worker_killed_in_the_middle_of_a_stream_is_not_noticed_over_grpc() {
     let cluster = Cluster::start(&["--pds", "2"]).await;
     let mut client = connect(&cluster.grpc).await;

@@ -194,25 +194,25 @@ impl Watcher {
     async fn next(mut self) -> Option<(Result<v1::WorkerState, Status>, Self)> {
         let mut closing = pin!(self.drain.closing());
         loop {
+            if let Some((_, at)) = self.told.as_ref().filter(|(told, _)| !told.draining) {
+                let earliest = *at + AT_LEAST;
+                tokio::select! {
+                    () = sleep_until(earliest) => {}
+                    // At once, however lately something else was told.
+                    () = self.drain.stopping() => {}
+                }
+            }
             self.changes.borrow_and_update();
             let state = self.load.state(self.drain.is_stopping());
             if self.told.as_ref().is_none_or(|(told, at)| is_worth_telling(told, &state, at.elapsed())) {
                 self.told = Some((state.clone(), Instant::now()));
                 return Some((Ok(state), self));
             }
-            let earliest = self.told.as_ref().map_or_else(Instant::now, |(_, at)| *at + AT_LEAST);
-            let draining = state.draining;
-            let news = async {
-                tokio::select! {
-                    // The sender lives as long as `load`.
-                    _ = self.changes.changed() => sleep_until(earliest).await,
-                    () = sleep(WHILE_BUSY), if is_busy(&state) => {}
-                }
-            };
             tokio::select! {
-                () = news => {}
-                // At once, however lately something else was told.
-                () = self.drain.stopping(), if !draining => {}
+                // The sender lives as long as `load`.
+                _ = self.changes.changed() => {}
+                () = sleep(WHILE_BUSY), if is_busy(&state) => {}
+                () = self.drain.stopping(), if !state.draining => {}
                 () = &mut closing => return None,
             }
         }

@@ -23,7 +23,7 @@ use crate::budget::RetryBudget;
 use crate::cache::{EncoderCache, Wanted};
 use crate::fleet::Fleet;
 use bytes::Bytes;
-use flight::{Progress, Teller};
+use flight::{Due, Progress, Teller};
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use lease::Leases;
@@ -271,17 +271,21 @@ impl Encodes {
     }
 
     fn board(&self, job: &Job, origin: Origin, found: BoxFuture<'static, Option<EncodedItem>>) -> Flight {
-        let (seat, boarding) = self.flights.board((job.wanted.key, origin), Progress::default(), |state| {
+        let due = Due::new(job.deadline);
+        let initial = Progress { announced: None, outcome: None, due: due.clone() };
+        let (seat, boarding) = self.flights.board((job.wanted.key, origin), initial, |state| {
             let teller = Teller(Arc::new(state));
             let errand = errand::Errand {
                 parts: Arc::clone(&self.parts),
                 job: job.clone(),
                 origin,
                 teller: teller.clone(),
+                due,
             };
             async move { teller.end(errand.run(found).await) }
         });
         if boarding == Boarding::Joined {
+            seat.now().due.extend(job.deadline);
             self.parts.meters.shared();
         }
         Flight::flying(job, seat, boarding)

@@ -1,6 +1,6 @@
 //! Many jobs: batches, the bound on them, callers that go away, the end.
 
-use crate::support::{encode, start, until};
+use crate::support::{encode, start, start_stopping, until};
 use std::time::Duration;
 use tonic::Code;
 use triptych_ec::fault::Fault;
@@ -78,4 +78,12 @@ async fn drain_lets_a_running_job_end() {
     assert!(running.await.unwrap().is_ok());
     worker.running.await.unwrap().unwrap();
     assert_eq!(worker.store.n_objects(), 1);
+}
+
+#[tokio::test]
+async fn a_worker_that_is_told_to_stop_while_it_loads_ends_at_once() {
+    let worker = start_stopping().await;
+    worker.running.await.unwrap().unwrap();
+    let told = tokio::net::TcpStream::connect(worker.address).await;
+    assert!(told.is_err(), "it never answered");
 }

@@ -55,7 +55,18 @@ pub fn source(case: &str, name: &str) -> ModelSource {
 
 /// A worker that admits so many jobs.
 pub async fn start(max_jobs: usize) -> Worker {
-    let (drain, metrics, faults) = (Drain::new(), MetricsRegistry::default(), Faults::default());
+    start_with(max_jobs, Drain::new()).await
+}
+
+/// A worker that is told to stop before it has loaded its models.
+pub async fn start_stopping() -> Worker {
+    let drain = Drain::new();
+    drain.begin();
+    start_with(1, drain).await
+}
+
+async fn start_with(max_jobs: usize, drain: Drain) -> Worker {
+    let (metrics, faults) = (MetricsRegistry::default(), Faults::default());
     let store = Arc::new(MemoryStore::new(64 << 20, &Limits::default()));
     let grpc = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = grpc.local_addr().expect("an address");

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 use triptych_core::lifetime::{ItemSource, StageTimes};
@@ -20,6 +21,10 @@ use triptych_proto::v1;
 use triptych_proto::v1::encode_event::Kind;
 use triptych_proto::v1::encoder_worker_client::EncoderWorkerClient;
 
+/// A try is given up after so many times what nineteen of twenty such jobs take, but never before the second.
+const PATIENT: u32 = 16;
+const AT_LEAST: Duration = Duration::from_secs(15);
+
 /// One job at the encoders of the fleet.
 pub(super) struct AtEncoders<'a> {
     pub(super) parts: &'a Parts,
@@ -27,7 +32,11 @@ pub(super) struct AtEncoders<'a> {
     /// Token of the lease under which it is done; 0: without one.
     pub(super) fence: u64,
     pub(super) deadline: Instant,
+    /// When the most patient of those who wait needs it.
+    pub(super) due: Instant,
     pub(super) teller: &'a Teller,
+    /// What nineteen of twenty such jobs take, once its tokens are known.
+    pub(super) sized: watch::Sender<Option<Duration>>,
 }
 
 impl Rungs for AtEncoders<'_> {
@@ -35,7 +44,7 @@ impl Rungs for AtEncoders<'_> {
 
     async fn worker(&self, seen: &[WorkerId]) -> Result<Lease, Failure> {
         if seen.is_empty() {
-            let deadline = self.deadline.min(self.job.deadline);
+            let deadline = self.deadline.min(self.due);
             self.parts.fleet.admit(&self.want(), self.n_bytes(), deadline)?;
         }
         let wait = (Instant::now() + WORKER_WAIT).min(self.deadline);
@@ -68,8 +77,17 @@ impl Rungs for AtEncoders<'_> {
         let seen = || self.parts.pace.predict(model, wanted.modality).map(|seen| seen.p95);
         // The workers know best; before they have measured anything, what was seen of them has to do.
         let forecast = worker.forecast().map(|f| f.queue.saturating_add(f.p95));
-        let expected = forecast.or_else(seen).unwrap_or(policy.hedge_after_unknown);
+        let sized = *self.sized.borrow();
+        let expected = sized.or(forecast).or_else(seen).unwrap_or(policy.hedge_after_unknown);
         expected.max(policy.hedge_after_at_least)
+    }
+
+    async fn revised(&self) -> Duration {
+        let mut sized = self.sized.subscribe();
+        match sized.wait_for(Option::is_some).await.map(|sized| *sized) {
+            Ok(Some(expected)) => expected.max(self.parts.policy.hedge_after_at_least),
+            _ => std::future::pending().await,
+        }
     }
 
     fn attempt(&self, worker: Lease) -> BoxFuture<'_, Result<Encoded, CallFailure>> {
@@ -93,7 +111,7 @@ impl AtEncoders<'_> {
 
     async fn run(&self, worker: Lease) -> Result<Encoded, CallFailure> {
         let began = Instant::now();
-        let end = self.deadline.min(began + self.parts.policy.attempt_time);
+        let end = self.deadline.min(began + self.attempt_time(&worker));
         let result = match timeout_at(end, self.call(&worker, end)).await {
             Ok(Ok(response)) => self.accept(&worker, response).map_err(CallFailure::from),
             Ok(Err(failed)) => Err(changed_encoder(&worker, failed)),
@@ -112,6 +130,13 @@ impl AtEncoders<'_> {
         result
     }
 
+    /// How long one try may take: far longer than it should, and no longer than that.
+    fn attempt_time(&self, worker: &Lease) -> Duration {
+        let most = self.parts.policy.attempt_time;
+        let expected = worker.forecast().map(|f| f.queue.saturating_add(f.p95).saturating_mul(PATIENT));
+        expected.map_or(most, |expected| expected.max(AT_LEAST).min(most))
+    }
+
     fn too_late(&self, end: Instant, began: Instant) -> Failure {
         if end < self.deadline {
             let message = format!("an encoder did not answer within {} s", (end - began).as_secs());
@@ -128,6 +153,10 @@ impl AtEncoders<'_> {
             match event.kind {
                 Some(Kind::Announced(item)) => {
                     let item = self.check(item)?;
+                    let modality = self.job.wanted.modality;
+                    if let Some(p95) = worker.p95_of_tokens(&self.job.model, modality, item.n_tokens) {
+                        self.sized.send_if_modified(|sized| sized.replace(p95).is_none());
+                    }
                     self.teller.announce(item, self.parts.peers_of(worker.id()));
                 }
                 Some(Kind::Ready(response)) => return Ok(response),

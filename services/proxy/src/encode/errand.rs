@@ -1,12 +1,13 @@
 //! The work of one flight: ask the store, take the lease, ask again, and only then have the item encoded.
 
 use super::attempt::AtEncoders;
-use super::flight::Teller;
+use super::flight::{Due, Teller};
 use super::ladder::{Fell, Ladder};
 use super::lease::{Followed, Holding, Turn};
 use super::{ATTEMPTS, Belief, Encoded, Job, Origin, Outcome, Parts};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use triptych_core::lifetime::ItemSource;
 use triptych_core::{EncodedItem, Failure, FailureClass};
@@ -23,6 +24,7 @@ pub(super) struct Errand {
     pub(super) job: Job,
     pub(super) origin: Origin,
     pub(super) teller: Teller,
+    pub(super) due: Due,
 }
 
 impl Errand {
@@ -86,7 +88,15 @@ impl Errand {
         fence: u64,
         deadline: Instant,
     ) -> Result<Encoded, Fell> {
-        let rungs = AtEncoders { parts: &self.parts, job: &self.job, fence, deadline, teller: &self.teller };
+        let rungs = AtEncoders {
+            parts: &self.parts,
+            job: &self.job,
+            fence,
+            deadline,
+            due: self.due.latest(),
+            teller: &self.teller,
+            sized: watch::Sender::new(None),
+        };
         let ladder = Ladder {
             rungs: &rungs,
             budget: &self.parts.budget,

@@ -1,6 +1,7 @@
 //! An item on its way: what a request sees of it.
 
 use crate::encode::{Encoded, Job, Outcome};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -24,15 +25,36 @@ pub struct Announced {
 }
 
 /// How far the work on an item is.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Progress {
     pub(super) announced: Option<Announced>,
     pub(super) outcome: Option<Outcome>,
+    /// When it is due for the most patient of those who wait.
+    pub(super) due: Due,
+}
+
+/// The latest of several deadlines. Clones share it.
+#[derive(Clone, Debug)]
+pub(super) struct Due(Arc<Mutex<Instant>>);
+
+impl Due {
+    pub(super) fn new(deadline: Instant) -> Self {
+        Self(Arc::new(Mutex::new(deadline)))
+    }
+
+    pub(super) fn extend(&self, deadline: Instant) {
+        let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *latest = deadline.max(*latest);
+    }
+
+    pub(super) fn latest(&self) -> Instant {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Where the work tells how far it is.
 #[derive(Clone)]
-pub(super) struct Teller(pub(super) std::sync::Arc<watch::Sender<Progress>>);
+pub(super) struct Teller(pub(super) Arc<watch::Sender<Progress>>);
 
 impl Teller {
     /// What the output will be; the first word stands.

@@ -9,9 +9,10 @@ use super::meters::{EncodeMeters, Sent};
 use super::{ATTEMPTS, Encoded, backoff};
 use crate::budget::RetryBudget;
 use crate::wire::CallFailure;
-use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
+use std::pin::pin;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
 use triptych_core::{Failure, WorkerId};
@@ -38,6 +39,10 @@ pub(super) trait Rungs: Sync {
 
     /// How long it is waited for before a second one is asked beside it.
     fn patience(&self, worker: &Self::Worker) -> Duration;
+
+    /// Ends when it is known better how long the job takes at the worker that had it first: the same as [`Self::patience`],
+    /// from the same moment. Never, if that does not become known.
+    fn revised(&self) -> impl Future<Output = Duration> + Send;
 
     /// One try, within its own time. Dropping it cancels the job.
     fn attempt(&self, worker: Self::Worker) -> BoxFuture<'_, Result<Encoded, CallFailure>>;
@@ -67,6 +72,8 @@ struct Climb<'a> {
     /// Workers that have or had the job.
     seen: Vec<WorkerId>,
     n_failed: u32,
+    /// When the latest worker was asked that is not a hedge.
+    sent: Instant,
     /// When a second worker is asked; once in the life of a job.
     hedge_at: Option<Instant>,
     hedged: bool,
@@ -77,12 +84,15 @@ impl<'a, R: Rungs> Ladder<'a, R> {
     pub(super) async fn run(&self) -> Result<Encoded, Fell> {
         self.budget.first_try();
         let (running, seen) = (FuturesUnordered::new(), Vec::new());
-        let mut climb = Climb { running, seen, n_failed: 0, hedge_at: None, hedged: false };
+        let sent = Instant::now();
+        let mut climb = Climb { running, seen, n_failed: 0, sent, hedge_at: None, hedged: false };
+        let mut revised = pin!(self.rungs.revised().fuse());
         loop {
             if climb.running.is_empty() {
                 let worker = self.rungs.worker(&climb.seen).await.map_err(Fell::Failed)?;
                 let patience = self.rungs.patience(&worker);
-                climb.hedge_at = (!climb.hedged).then(|| Instant::now() + patience);
+                climb.sent = Instant::now();
+                climb.hedge_at = (!climb.hedged).then(|| climb.sent + patience);
                 let why = if climb.n_failed == 0 { Sent::First } else { Sent::Retry };
                 self.send(&mut climb, worker, why);
             }
@@ -97,6 +107,10 @@ impl<'a, R: Rungs> Ladder<'a, R> {
                 // What has ended counts before what is due.
                 biased;
                 tried = climb.running.next() => tried,
+                patience = &mut revised => {
+                    climb.hedge_at = climb.hedge_at.map(|_| climb.sent + patience);
+                    continue;
+                }
                 () = hedge => {
                     climb.hedge_at = None;
                     self.hedge(&mut climb);

@@ -37,3 +37,12 @@ fn the_worker_that_holds_most_is_the_one_to_go_to() {
         assert_eq!(holder_of_most(&held), expect.map(WorkerId::new), "{held:?}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_flight_is_due_when_its_most_patient_waiter_needs_it() {
+    let (soon, late) = (Instant::now() + Duration::from_secs(1), Instant::now() + Duration::from_secs(9));
+    let due = Due::new(soon);
+    due.clone().extend(late);
+    due.extend(soon);
+    assert_eq!(due.latest(), late);
+}

@@ -7,8 +7,9 @@ use super::size::Forecast;
 use super::worker::{Sent, Worker};
 use crate::wire::CallFailure;
 use std::sync::Arc;
+use std::time::Duration;
 use tonic::transport::Channel;
-use triptych_core::{FailureClass, WorkerId};
+use triptych_core::{FailureClass, Modality, ModelName, WorkerId};
 
 /// A worker that has been given a piece of work. Dropping it takes the work off its load; whoever holds it says how the
 /// work ended with one of the `report_*`, unless that tells nothing of the worker.
@@ -47,6 +48,13 @@ impl Lease {
     /// When the item was expected to be encoded, as seen when it was given; `None` if the worker has not measured that.
     pub fn forecast(&self) -> Option<Forecast> {
         self.forecast
+    }
+
+    /// When nineteen of twenty jobs of so many output tokens would be done that were given to it with this one; `None`
+    /// if it has not measured that.
+    pub fn p95_of_tokens(&self, model: &ModelName, modality: Modality, tokens: u32) -> Option<Duration> {
+        let curve = self.worker.view().curve(model, modality)?;
+        Some(self.forecast?.queue.saturating_add(curve.p95(curve.tokens_us(tokens))))
     }
 
     /// Whether it is a PD worker that encodes since nobody else can.

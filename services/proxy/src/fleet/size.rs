@@ -37,11 +37,12 @@ impl From<u64> for Size {
 pub struct Curve {
     fixed_us: f64,
     byte_us: f64,
+    token_us: f64,
     p95_ratio: f64,
 }
 
 /// For workers that have measured nothing yet. Wrong, and equally so for all of them.
-pub const UNKNOWN: Curve = Curve { fixed_us: 10_000.0, byte_us: 0.1, p95_ratio: 3.0 };
+pub const UNKNOWN: Curve = Curve { fixed_us: 10_000.0, byte_us: 0.1, token_us: 1.0, p95_ratio: 3.0 };
 
 impl From<&v1::EncodeCost> for Curve {
     fn from(cost: &v1::EncodeCost) -> Self {
@@ -49,6 +50,7 @@ impl From<&v1::EncodeCost> for Curve {
         Self {
             fixed_us: cost.fixed_us as f64,
             byte_us: sane(cost.token_us) * sane(cost.tokens_per_byte),
+            token_us: sane(cost.token_us),
             p95_ratio: sane(cost.p95_ratio).max(1.0),
         }
     }
@@ -59,6 +61,11 @@ impl Curve {
     pub fn cost_us(&self, bytes: u64) -> u64 {
         // A cast from a float saturates.
         (self.fixed_us + self.byte_us * bytes as f64) as u64
+    }
+
+    /// The cost of an item of so many output tokens, in microseconds: better, once they are known.
+    pub fn tokens_us(&self, tokens: u32) -> u64 {
+        (self.fixed_us + self.token_us * f64::from(tokens)) as u64
     }
 
     /// What a job that costs so much takes in nineteen of twenty cases.
@@ -99,7 +106,7 @@ mod tests {
             ..v1::EncodeCost::default()
         };
         let curve = Curve::from(&wire(20.0, 0.01, 1.5));
-        assert_eq!([curve.cost_us(0), curve.cost_us(10_000)], [1000, 3000]);
+        assert_eq!([curve.cost_us(0), curve.cost_us(10_000), curve.tokens_us(100)], [1000, 3000, 3000]);
         assert_eq!(curve.p95(3000), Duration::from_micros(4500));
         for nonsense in [wire(f64::NAN, 1.0, f64::NAN), wire(-5.0, 1.0, -1.0), wire(1.0, f64::INFINITY, 0.0)]
         {

@@ -30,6 +30,8 @@ struct Paper {
     /// Who was asked, and when.
     asked: Mutex<Vec<(String, Duration)>>,
     n_cancelled: AtomicUsize,
+    /// When it is known better how long a job takes, and what.
+    revised: Option<(Duration, Duration)>,
 }
 
 struct CountDrop<'a>(Option<&'a AtomicUsize>);
@@ -52,6 +54,7 @@ impl Paper {
             began: Instant::now(),
             asked: Mutex::default(),
             n_cancelled: AtomicUsize::new(0),
+            revised: None,
         }
     }
 
@@ -86,6 +89,12 @@ impl Rungs for Paper {
 
     fn patience(&self, _: &WorkerId) -> Duration {
         PATIENCE
+    }
+
+    async fn revised(&self) -> Duration {
+        let Some((after, patience)) = self.revised else { return std::future::pending().await };
+        sleep(after).await;
+        patience
     }
 
     fn attempt(&self, worker: WorkerId) -> BoxFuture<'_, Result<Encoded, CallFailure>> {
@@ -229,4 +238,15 @@ async fn a_job_whose_lease_is_anothers_is_not_retried() {
     assert_eq!(paper.names(), ["a"]);
     let nobody = Paper::new(&[]);
     assert_eq!(climb(&nobody, GENEROUS, false).await.failure().class, FailureClass::Unavailable);
+}
+
+#[tokio::test(start_paused = true)]
+async fn patience_follows_what_is_learned_of_the_job() {
+    let slow = [Does::Ready(20 * PATIENCE)];
+    for (learned, expect) in [(5 * PATIENCE, 5 * PATIENCE), (PATIENCE / 2, PATIENCE / 2), (MS, 10 * MS)] {
+        let mut paper = Paper::new(&[("a", &slow), ("b", &[])]);
+        paper.revised = Some((10 * MS, learned));
+        assert!(climb(&paper, GENEROUS, false).await.result.is_ok());
+        assert_eq!(paper.asked()[1], ("b".to_owned(), expect), "{learned:?}");
+    }
 }
