@@ -11,7 +11,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 use triptych_core::Modality;
 use triptych_proto::v1;
@@ -194,12 +194,11 @@ impl Watcher {
     async fn next(mut self) -> Option<(Result<v1::WorkerState, Status>, Self)> {
         let mut closing = pin!(self.drain.closing());
         loop {
-            if let Some((_, at)) = self.told.as_ref().filter(|(told, _)| !told.draining) {
-                let earliest = *at + AT_LEAST;
+            if let Some((told, at)) = &self.told {
                 tokio::select! {
-                    () = sleep_until(earliest) => {}
+                    () = sleep_until(*at + AT_LEAST) => {}
                     // At once, however lately something else was told.
-                    () = self.drain.stopping() => {}
+                    () = self.drain.stopping(), if !told.draining => {}
                 }
             }
             self.changes.borrow_and_update();
@@ -208,10 +207,11 @@ impl Watcher {
                 self.told = Some((state.clone(), Instant::now()));
                 return Some((Ok(state), self));
             }
+            let told = self.told.as_ref().map_or_else(Instant::now, |(_, at)| *at);
             tokio::select! {
                 // The sender lives as long as `load`.
                 _ = self.changes.changed() => {}
-                () = sleep(WHILE_BUSY), if is_busy(&state) => {}
+                () = sleep_until(told + WHILE_BUSY), if is_busy(&state) => {}
                 () = self.drain.stopping(), if !state.draining => {}
                 () = &mut closing => return None,
             }
