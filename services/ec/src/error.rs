@@ -62,7 +62,7 @@ pub enum EcError {
         #[source]
         source: ObjectError,
     },
-    /// The setting is wrong or cannot be followed here. Only at start.
+    /// The setting is wrong or cannot be followed here. Only at start, or when a service answers for the first time.
     #[error("EC store {setting:?}: {reason}")]
     Config {
         /// The setting, without secrets.

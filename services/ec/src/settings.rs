@@ -8,6 +8,7 @@
 //! | `redis://[user:password@]host[:port][/db][?ttl_s=N]`, `rediss://…` with TLS | a Redis server |
 //! | `redis+sentinel://[user:password@]h1:p1,h2:p2/MASTER[/db]`, `rediss+sentinel://…` | the master of that name |
 //! | `redis+cluster://[user:password@]h1:p1,h2:p2`, `rediss+cluster://…` | a Redis cluster |
+//! | `s3://BUCKET[/PREFIX][?endpoint=URL&region=R&allow_http=true&tenant=T]`, `gs://…`, `az://…` | a bucket |
 //! | `grpc://host:port` | a store process |
 //!
 //! Several, with white space between them, are one behind the other, the fastest first:
@@ -17,6 +18,7 @@ mod words;
 
 use crate::error::EcError;
 use crate::store::EcStore;
+use crate::store::bucket::{BucketSetting, BucketStore, BucketTuning};
 use crate::store::disk::{DiskSetting, DiskStore};
 use crate::store::memory::{DEFAULT_BUDGET_BYTES, MemoryStore};
 use crate::store::redis::{RedisSetting, RedisStore, RedisTuning};
@@ -31,7 +33,8 @@ use triptych_core::limits::Limits;
 pub const ALLOWED: &str = "`memory[:MIB]`, `shm[:NAME_OR_PATH][?mib=N]`, `disk:DIR[?mib=N]`, \
      `redis://[user:password@]host[:port][/db][?ttl_s=N]`, \
      `redis+sentinel://[user:password@]host:port,…/MASTER[/db]`, `redis+cluster://[user:password@]host:port,…`, \
-     `rediss…://` for TLS, `grpc://host:port`, or several of them with spaces between, the fastest first";
+     `rediss…://` for TLS, `s3://BUCKET[/PREFIX][?endpoint=URL&region=R&allow_http=true&tenant=T]`, `gs://…`, `az://…`, \
+     `grpc://host:port`, or several of them with spaces between, the fastest first";
 
 /// Largest size in a setting: a TiB.
 const MAX_MIB: u64 = 1 << 20;
@@ -47,6 +50,8 @@ pub enum EcSetting {
     Disk(DiskSetting),
     /// A Redis server.
     Redis(RedisSetting),
+    /// A bucket of an object store.
+    Bucket(BucketSetting),
     /// A store process at `host:port`.
     Remote(String),
     /// Two or more of the others, one behind the other.
@@ -129,6 +134,9 @@ impl EcSetting {
         if RedisSetting::is_meant(text) {
             return text.parse().map(Self::Redis);
         }
+        if BucketSetting::is_meant(text) {
+            return text.parse().map(Self::Bucket);
+        }
         wrong(format!("not a store; allowed are {ALLOWED}"))
     }
 
@@ -137,7 +145,7 @@ impl EcSetting {
         match self {
             Self::Memory(_) => Scope::Process,
             Self::Shm(_) | Self::Disk(_) => Scope::Host,
-            Self::Redis(_) | Self::Remote(_) => Scope::Cluster,
+            Self::Redis(_) | Self::Bucket(_) | Self::Remote(_) => Scope::Cluster,
             Self::Tiered(tiers) => tiers.iter().map(Self::scope).max().unwrap_or(Scope::Process),
         }
     }
@@ -161,6 +169,7 @@ impl fmt::Display for EcSetting {
             Self::Shm(shm) => shm.fmt(f),
             Self::Disk(disk) => disk.fmt(f),
             Self::Redis(redis) => redis.fmt(f),
+            Self::Bucket(bucket) => bucket.fmt(f),
             Self::Remote(authority) => write!(f, "grpc://{authority}"),
             Self::Tiered(tiers) => {
                 let texts: Vec<_> = tiers.iter().map(ToString::to_string).collect();
@@ -218,6 +227,11 @@ async fn open_one(setting: &EcSetting, with: &Opening) -> Result<Arc<dyn EcStore
         EcSetting::Redis(redis) => {
             let redis = redis.clone().with_environment(|name| std::env::var_os(name));
             Arc::new(RedisStore::open(&redis, RedisTuning::default(), limits)?)
+        }
+        EcSetting::Bucket(bucket) => {
+            let environment = std::env::vars_os()
+                .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+            Arc::new(BucketStore::open(bucket, environment, BucketTuning::default(), limits).await?)
         }
         EcSetting::Remote(authority) => {
             let tuning = RemoteTuning::default();
@@ -308,7 +322,7 @@ mod tests {
             ("disk:/a b:c", "allowed are `memory"),
             ("grpc://u:p@h:1", "needs a host and a port"),
             ("grpc://a:b:1", "needs a host and a port"),
-            ("s3://bucket:s3cret@host", "allowed are `memory"),
+            ("s3://bucket:s3cret@host", "credentials come from the environment"),
             ("disk:", "needs a directory"),
             ("disk:?mib=4", "needs a directory"),
             ("disk:/tmp?mib=0", "allowed is `mib=N`"),

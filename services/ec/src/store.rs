@@ -5,6 +5,7 @@
 //! [`crate::object::decode`]. One conformance suite, [`crate::conformance`], holds every implementation and
 //! every decorator to the contract.
 
+pub mod bucket;
 pub mod disk;
 pub mod lease;
 pub mod memory;

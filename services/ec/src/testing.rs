@@ -7,8 +7,10 @@ mod process;
 mod redis_cluster;
 mod redis_sentinel;
 mod redis_server;
+mod s3;
 
 pub use process::free_port;
 pub use redis_cluster::{RedisCluster, SlotMove};
 pub use redis_sentinel::RedisSentinel;
 pub use redis_server::{RedisOptions, RedisServer, TlsClients};
+pub use s3::S3Server;

@@ -7,6 +7,7 @@ mod drills;
 mod servers;
 mod shell;
 mod test;
+mod wheel;
 mod whisper;
 
 use anyhow::Result;
@@ -24,6 +25,8 @@ struct Cli {
 enum Command {
     /// Everything that CI holds a change to: format, lints, tests. Installs the servers that tests need
     Test,
+    /// Install the servers that tests need, and nothing else
+    Servers,
     /// Make a Hugging Face directory of the real Whisper tiny.en (75 MB) under .cache
     Whisper,
     /// Simulate the cluster from seeds: partitions, crashes and slow links, on virtual time
@@ -35,6 +38,7 @@ enum Command {
 fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Test => test::run(),
+        Command::Servers => servers::ensure(),
         Command::Whisper => whisper::run(),
         Command::Sim(args) => drills::sim(&args),
         Command::Chaos(args) => drills::chaos(&args),

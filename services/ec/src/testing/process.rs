@@ -12,39 +12,52 @@ pub(super) const AGREE_LIMIT: Duration = Duration::from_secs(60);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A running `redis-server`. Dropping it kills it.
+/// A running server. Dropping it kills it.
 #[derive(Debug)]
-pub(super) struct Process(Child);
+pub(super) struct Process {
+    child: Child,
+    program: &'static str,
+}
 
 impl Process {
     /// # Panics
     /// If the program cannot be run.
     pub(super) fn redis(args: &[String]) -> Self {
         let quiet = Stdio::null;
-        let child =
-            Command::new("redis-server").args(args).stdin(quiet()).stdout(quiet()).stderr(quiet()).spawn();
-        Self(child.unwrap_or_else(|e| {
-            panic!("cannot run redis-server ({e}); run the tests with `cargo xtask test`, which says how to install it")
-        }))
+        let mut command = Command::new("redis-server");
+        command.args(args).stdout(quiet()).stderr(quiet());
+        Self::start("redis-server", command)
+    }
+
+    /// # Panics
+    /// If the program cannot be run.
+    pub(super) fn start(program: &'static str, mut command: Command) -> Self {
+        let child = command.stdin(Stdio::null()).spawn();
+        let child = child.unwrap_or_else(|e| {
+            panic!(
+                "cannot run {program} ({e}); run the tests with `cargo xtask test`, which says how to install it"
+            )
+        });
+        Self { child, program }
     }
 
     pub(super) fn is_running(&mut self) -> bool {
-        matches!(self.0.try_wait(), Ok(None))
+        matches!(self.child.try_wait(), Ok(None))
     }
 
     /// # Panics
     /// If the signal cannot be sent.
     pub(super) fn signal(&self, signal: &str) {
-        let sent = Command::new("kill").args([signal, &self.0.id().to_string()]).status();
-        assert!(sent.is_ok_and(|s| s.success()), "cannot send {signal} to redis-server");
+        let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status();
+        assert!(sent.is_ok_and(|s| s.success()), "cannot send {signal} to {}", self.program);
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
         // An error means that it is gone already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -56,7 +69,7 @@ impl Folder {
     /// # Panics
     /// If the system's folder for such things cannot be written.
     pub(super) fn new() -> Self {
-        let path = std::env::temp_dir().join(format!("triptych-redis-{:032x}", crate::store::nonce()));
+        let path = std::env::temp_dir().join(format!("triptych-server-{:032x}", crate::store::nonce()));
         std::fs::create_dir(&path).expect("the folder for temporary files can be written");
         Self(path)
     }

@@ -1,0 +1,307 @@
+//! Objects in a bucket: S3 and what speaks it, Google Cloud Storage, Azure Blob Storage.
+//!
+//! **Names.** `ROOT/v1/ab/HEX` holds the object of a key, as it is: a safetensors file. Beside it are `ROOT/leases/…`,
+//! `ROOT/tmp/…` (large objects on their way in), `ROOT/quarantine/…` and `ROOT/probe/…`. `ROOT` is the setting's prefix,
+//! and with a tenant `PREFIX/tenant=T`.
+//!
+//! **First wins** by conditional writes (`If-None-Match: *`), which every service named above has; one that does not is
+//! found out by writing twice before the first put, and refused. A small object is one conditional put. A large one goes
+//! in parts under a name of its own first, since completing an upload in parts replaces what is there, and is then copied
+//! to its name on the condition that nothing is there; where a service cannot do that, it is one conditional put too.
+//!
+//! **Whole.** A large object is read in ranges side by side, all of them on condition of the first one's entity tag, so
+//! they are of one object even if it is replaced meanwhile.
+//!
+//! **What is left behind.** The store evicts nothing. The bucket's lifecycle rules do: expire `ROOT/` after so many days,
+//! which is the life of an object, and abort incomplete uploads after one. `deploy/README.md` has both rules.
+//!
+//! Not for buckets that list their names in no order (S3 Express): [`EcStore::list`] pages in the order of the names.
+
+mod connect;
+mod failure;
+mod get;
+mod leases;
+mod names;
+mod promise;
+mod put;
+mod setting;
+
+pub use setting::{BucketSetting, Service};
+
+use super::lease::{Acquired, EncodeLease};
+use super::{EcStore, Listed, Op, PutOutcome, StoreKind, check_size};
+use crate::error::EcError;
+use crate::object::{self, MAX_HEAD_BYTES};
+use async_trait::async_trait;
+use bytes::Bytes;
+use failure::{Failed, is_not_found};
+use futures::{StreamExt, TryStreamExt, stream};
+use leases::Clocks;
+use names::Names;
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
+use promise::Promise;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::OnceCell;
+use tokio::time::timeout;
+use triptych_core::limits::Limits;
+use triptych_core::{ContentKey, EncodedItem};
+
+/// Times and widths of a bucket store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketTuning {
+    /// How long one request may take, with its body; once it has passed nothing is tried again. Default 5 s.
+    pub response_timeout: Duration,
+    /// How long one attempt to connect may take. Default 2 s.
+    pub connection_timeout: Duration,
+    /// How long a put or a get may take with all its requests. Default 30 s.
+    pub transfer_timeout: Duration,
+    /// How often a request that failed is made again. Default 2.
+    pub retries: usize,
+    /// Objects above this go in parts. Default 16 MiB.
+    pub whole_bytes: usize,
+    /// Length of a part and of a range. Default 8 MiB; S3 takes no parts under 5 MiB.
+    pub part_bytes: usize,
+    /// Parts or ranges of one object on their way at once. Default 4.
+    pub parts_in_flight: usize,
+    /// Heads that are read at once. Default 32.
+    pub heads_in_flight: usize,
+}
+
+impl Default for BucketTuning {
+    fn default() -> Self {
+        Self {
+            response_timeout: Duration::from_secs(5),
+            connection_timeout: Duration::from_secs(2),
+            transfer_timeout: Duration::from_secs(30),
+            retries: 2,
+            whole_bytes: 16 << 20,
+            part_bytes: 8 << 20,
+            parts_in_flight: 4,
+            heads_in_flight: 32,
+        }
+    }
+}
+
+/// The store in a bucket.
+pub struct BucketStore {
+    backend: Arc<dyn ObjectStore>,
+    names: Names,
+    shown: String,
+    limits: Limits,
+    tuning: BucketTuning,
+    /// What the service keeps, once it was asked.
+    promise: OnceCell<Promise>,
+    clocks: Clocks,
+}
+
+impl fmt::Debug for BucketStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BucketStore").field("bucket", &self.shown).finish_non_exhaustive()
+    }
+}
+
+impl BucketStore {
+    /// The store of `setting`, with credentials from `environment`: the variables that each service's own tools read,
+    /// `AWS_*`, `GOOGLE_*`, `AZURE_*`. A service that is not there now is not an error. Must be called inside a tokio
+    /// runtime.
+    ///
+    /// # Errors
+    /// [`EcError::Config`] if a variable makes no sense, or the service answers and has no conditional writes.
+    pub async fn open(
+        setting: &BucketSetting,
+        environment: impl IntoIterator<Item = (String, String)>,
+        tuning: BucketTuning,
+        limits: &Limits,
+    ) -> Result<Self, EcError> {
+        let environment: Vec<_> = environment.into_iter().collect();
+        let backend = connect::connect(setting, &environment, &tuning)?;
+        let names = Names::new(setting.prefix(), setting.tenant());
+        let store = Self::over(backend, names, setting.to_string(), (tuning, limits.clone()));
+        match store.promise(Op::Ping).await {
+            Err(e @ EcError::Config { .. }) => return Err(e),
+            // It may come later, or be a place that this process only reads; the first put asks again.
+            Err(e) => {
+                tracing::info!(store = store.shown, error = %crate::error::chain(&e), "the bucket was not tried")
+            }
+            Ok(_) => {}
+        }
+        Ok(store)
+    }
+
+    /// The store over any implementation of the crate's trait, under `prefix`.
+    pub fn new(backend: Arc<dyn ObjectStore>, prefix: &str, tuning: BucketTuning, limits: &Limits) -> Self {
+        let shown = format!("{backend}/{prefix}");
+        Self::over(backend, Names::new(prefix, None), shown, (tuning, limits.clone()))
+    }
+
+    fn over(
+        backend: Arc<dyn ObjectStore>,
+        names: Names,
+        shown: String,
+        (tuning, limits): (BucketTuning, Limits),
+    ) -> Self {
+        Self { backend, names, shown, limits, tuning, promise: OnceCell::new(), clocks: Clocks::default() }
+    }
+
+    /// The name of a key's object in the bucket, whether or not there is one. For operators, drills and tests.
+    pub fn name_of(&self, key: &ContentKey) -> String {
+        self.names.object(key).to_string()
+    }
+
+    /// Runs an operation within its limit.
+    async fn within<T>(
+        &self,
+        op: Op,
+        work: impl Future<Output = Result<T, Failed>> + Send,
+    ) -> Result<T, EcError> {
+        let limit = match op {
+            Op::Put | Op::Get => self.tuning.transfer_timeout,
+            // A few requests, one after the other.
+            _ => self.tuning.response_timeout * 2,
+        };
+        match timeout(limit, work).await {
+            Ok(done) => done.map_err(|e| e.refine(op, self.tuning.response_timeout)),
+            Err(_) => Err(EcError::TimedOut { store: StoreKind::Object, op, limit }),
+        }
+    }
+
+    /// What the service keeps. Asks it the first time.
+    async fn promise(&self, op: Op) -> Result<Promise, EcError> {
+        let ask = self
+            .promise
+            .get_or_try_init(|| promise::ask(&*self.backend, [self.names.probe(), self.names.probe()]));
+        let promise = *self.within(op, ask).await?;
+        if promise.first_wins {
+            return Ok(promise);
+        }
+        let reason = "the service ignores conditional writes (If-None-Match, If-Match), without which two writers of a \
+                      key cannot be told apart; AWS S3, Google Cloud Storage, Azure, R2, MinIO, SeaweedFS and Ceph have them";
+        Err(EcError::Config { setting: self.shown.clone(), reason: reason.into() })
+    }
+
+    async fn remove(&self, key: &ContentKey) -> Result<bool, Failed> {
+        let name = self.names.object(key);
+        // S3 says of every deletion that it took place.
+        match self.backend.head(&name).await {
+            Err(e) if is_not_found(&e) => return Ok(false),
+            other => other?,
+        };
+        match self.backend.delete(&name).await {
+            Err(e) if is_not_found(&e) => Ok(false),
+            other => Ok(other.map(|()| true)?),
+        }
+    }
+
+    async fn set_aside(&self, key: &ContentKey) -> Result<bool, Failed> {
+        let aside = self.names.quarantined(key);
+        match self.backend.copy(&self.names.object(key), &aside).await {
+            Err(e) if is_not_found(&e) => return Ok(false),
+            // Keeping a copy is for the operator; that nobody reads it any more is for everyone.
+            Err(e) => {
+                tracing::warn!(?key, error = %e, "an object that does not verify is removed, not kept aside")
+            }
+            Ok(()) => {}
+        }
+        self.remove(key).await
+    }
+
+    /// The description of an object; `None` for what is not there or not an object.
+    async fn head(&self, key: &ContentKey) -> Result<Option<EncodedItem>, Failed> {
+        let Some((first_bytes, len)) = self.first_bytes(&self.names.object(key), MAX_HEAD_BYTES).await?
+        else {
+            return Ok(None);
+        };
+        Ok(object::probe(&first_bytes, len, key, &self.limits).ok())
+    }
+
+    async fn heads_of(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, Failed> {
+        let heads: Vec<_> = keys.iter().map(|key| self.head(key)).collect();
+        stream::iter(heads).buffered(self.tuning.heads_in_flight.max(1)).try_collect().await
+    }
+
+    async fn page(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, Failed> {
+        let prefix = self.names.objects();
+        let all = match after {
+            Some(key) => self.backend.list_with_offset(Some(&prefix), &self.names.object(key)),
+            None => self.backend.list(Some(&prefix)),
+        };
+        let listed = |meta: ObjectMeta| {
+            let key = self.names.key_of(&meta.location)?;
+            Some(Listed { key, len: meta.size, stored: Some(meta.last_modified.into()) })
+        };
+        let page = all.try_filter_map(|meta| futures::future::ready(Ok(listed(meta))));
+        Ok(page.take(limit).try_collect().await?)
+    }
+
+    /// Lists what comes after every object: nothing, from a bucket that is there and may be listed.
+    async fn ask_for_a_sign_of_life(&self) -> Result<(), Failed> {
+        let mut nothing =
+            self.backend.list_with_offset(Some(&self.names.objects()), &self.names.after_all_objects());
+        match nothing.next().await {
+            Some(Err(e)) => Err(e.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl EcStore for BucketStore {
+    fn kind(&self) -> StoreKind {
+        StoreKind::Object
+    }
+
+    fn describe(&self) -> String {
+        self.shown.clone()
+    }
+
+    async fn put_if_absent(&self, key: &ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
+        check_size(&self.limits, object.len())?;
+        let promise = self.promise(Op::Put).await?;
+        self.within(Op::Put, self.put(&self.names.object(key), object, promise)).await
+    }
+
+    async fn get(&self, key: &ContentKey) -> Result<Option<Bytes>, EcError> {
+        let read = self.within(Op::Get, self.read(&self.names.object(key))).await?;
+        read.map_err(|source| EcError::Corrupt { key: *key, source })
+    }
+
+    async fn heads(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, EcError> {
+        self.within(Op::Heads, self.heads_of(keys)).await
+    }
+
+    async fn delete(&self, key: &ContentKey) -> Result<bool, EcError> {
+        self.within(Op::Delete, self.remove(key)).await
+    }
+
+    async fn quarantine(&self, key: &ContentKey) -> Result<bool, EcError> {
+        self.within(Op::Quarantine, self.set_aside(key)).await
+    }
+
+    async fn ping(&self) -> Result<(), EcError> {
+        self.within(Op::Ping, self.ask_for_a_sign_of_life()).await
+    }
+
+    async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Result<Acquired, EcError> {
+        self.promise(Op::Lease).await?;
+        self.within(Op::Lease, self.take_lease(key, ttl)).await
+    }
+
+    async fn renew(&self, lease: &EncodeLease, ttl: Duration) -> Result<bool, EcError> {
+        self.within(Op::Lease, self.keep_lease(lease, ttl)).await
+    }
+
+    async fn release(&self, lease: &EncodeLease) -> Result<bool, EcError> {
+        self.within(Op::Lease, self.give_lease_back(lease)).await
+    }
+
+    async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
+        self.wait_for(key, patience).await
+    }
+
+    async fn list(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, EcError> {
+        self.within(Op::List, self.page(after, limit)).await
+    }
+}
