@@ -15,3 +15,4 @@ mod openai;
 mod privacy;
 mod tls;
 mod whisper;
+mod with_encoder;

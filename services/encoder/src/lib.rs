@@ -28,4 +28,4 @@ mod worker;
 mod warm;
 
 pub use batcher::BatchLimits;
-pub use worker::{EncoderConfig, EncoderError, run};
+pub use worker::{EmbeddedConfig, EncoderConfig, EncoderError, embedded, run};

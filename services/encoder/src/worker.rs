@@ -14,7 +14,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use triptych_core::limits::Limits;
 use triptych_core::{DType, WorkerId};
-use triptych_ec::connector::{ConnectorSettings, connect};
+use triptych_ec::connector::{ConnectorSettings, WorkerRole, connect};
 use triptych_ec::store::EcStore;
 use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::{Model, ModelError, ModelSource};
@@ -22,7 +22,7 @@ use triptych_proto::v1::encoder_worker_server::EncoderWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
 use triptych_runtime::door::Door;
 use triptych_runtime::flights::Flights;
-use triptych_runtime::serve::{ServeError, serve};
+use triptych_runtime::serve::{Beside, ServeError, serve};
 use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Settings of an encoder worker.
@@ -73,6 +73,45 @@ pub enum EncoderError {
     Loading(#[from] tokio::task::JoinError),
 }
 
+/// What encoders need to be held by a process that has a server and a connector of its own.
+pub struct EmbeddedConfig {
+    /// Name in logs and Describe.
+    pub worker_id: WorkerId,
+    /// What it serves.
+    pub models: Vec<ModelSource>,
+    /// The store below the connector, for its description.
+    pub store: Arc<dyn EcStore>,
+    /// How it computes; an engine beside it takes the same threads in turn.
+    pub compute: ComputeConfig,
+    /// Element type of published rows.
+    pub dtype: DType,
+    /// Limits on items.
+    pub limits: Limits,
+    /// Bounds of a batch.
+    pub batch: BatchLimits,
+    /// Jobs admitted at once, waiting ones included; one more is Overloaded. Default 256.
+    pub max_jobs: usize,
+    /// Items preprocessed at once. Default: the machine's cores.
+    pub preprocess_threads: usize,
+}
+
+/// The encoders' service, for a process that answers it beside its own. What they make stays in `connector`'s rows, so
+/// whoever loads through it finds it there at once; and it is published.
+///
+/// # Errors
+/// [`EncoderError`] for a model that cannot be served.
+pub async fn embedded(
+    config: EmbeddedConfig,
+    connector: WorkerRole,
+    drain: Drain,
+    metrics: MetricsRegistry,
+) -> Result<Beside, EncoderError> {
+    let meters = Arc::new(Meters::new(&metrics));
+    // Nothing is served while it loads.
+    let service = config.load(connector, meters, drain).await?;
+    Ok(service.map_or_else(Beside::default, |service| Beside::default().with(service)))
+}
+
 /// Runs the worker until it is drained.
 ///
 /// # Errors
@@ -89,43 +128,64 @@ pub async fn run(config: EncoderConfig, drain: Drain, metrics: MetricsRegistry) 
         ..ConnectorSettings::default()
     };
     let (_, connector) = connect(config.store.clone(), meters.clone(), settings);
-    let (compute, dtype, sources) = (config.compute, config.dtype, config.models);
-    let loading = tokio::task::spawn_blocking(move || load_all(&sources, compute, dtype));
-    let models = tokio::select! {
-        loaded = loading => loaded??,
-        // What was loaded so far goes with the process.
-        () = drain.stopping() => {
-            tracing::info!("stopped while weights were loaded");
-            return Ok(());
-        }
-    };
-    let models = models.into_iter().map(|m| m.start(config.batch, &meters)).collect::<HashMap<_, _>>();
-    for name in models.keys() {
-        tracing::info!(model = %name, "encoder ready");
-    }
-    let service = Service::new(Encoders {
+    let parts = EmbeddedConfig {
         worker_id: config.worker_id,
-        models,
-        pool: PreprocessPool::new(
-            config.preprocess_threads,
-            config.max_jobs,
-            config.limits.clone(),
-            meters.clone(),
-        ),
-        connector: connector.clone(),
+        models: config.models,
         store: config.store,
-        dtype,
-        meters,
-        drain: drain.clone(),
-        flights: Flights::new(drain.tasks().clone()),
-        fences: Fences::default(),
-    });
-    let service = EncoderWorkerServer::new(service)
-        .max_decoding_message_size(config.limits.max_item_bytes.saturating_add(1 << 20))
-        .max_encoding_message_size(1 << 20);
+        compute: config.compute,
+        dtype: config.dtype,
+        limits: config.limits,
+        batch: config.batch,
+        max_jobs: config.max_jobs,
+        preprocess_threads: config.preprocess_threads,
+    };
+    let Some(service) = parts.load(connector.clone(), meters, drain.clone()).await? else { return Ok(()) };
     serve(service, config.grpc, readiness, drain).await?;
     connector.drain().await;
     Ok(())
+}
+
+impl EmbeddedConfig {
+    /// The service, or nothing if the process was told to stop while weights were loaded.
+    async fn load(
+        self,
+        connector: WorkerRole,
+        meters: Arc<Meters>,
+        drain: Drain,
+    ) -> Result<Option<EncoderWorkerServer<Service>>, EncoderError> {
+        let (compute, dtype, sources) = (self.compute, self.dtype, self.models);
+        let loading = tokio::task::spawn_blocking(move || load_all(&sources, compute, dtype));
+        let models = tokio::select! {
+            loaded = loading => loaded??,
+            // What was loaded so far goes with the process.
+            () = drain.stopping() => {
+                tracing::info!("stopped while weights were loaded");
+                return Ok(None);
+            }
+        };
+        let models = models.into_iter().map(|m| m.start(self.batch, &meters)).collect::<HashMap<_, _>>();
+        for name in models.keys() {
+            tracing::info!(model = %name, "encoder ready");
+        }
+        let pool =
+            PreprocessPool::new(self.preprocess_threads, self.max_jobs, self.limits.clone(), meters.clone());
+        let service = Service::new(Encoders {
+            worker_id: self.worker_id,
+            models,
+            pool,
+            connector,
+            store: self.store,
+            dtype,
+            meters,
+            drain: drain.clone(),
+            flights: Flights::new(drain.tasks().clone()),
+            fences: Fences::default(),
+        });
+        let service = EncoderWorkerServer::new(service)
+            .max_decoding_message_size(self.limits.max_item_bytes.saturating_add(1 << 20))
+            .max_encoding_message_size(1 << 20);
+        Ok(Some(service))
+    }
 }
 
 /// A model whose weights are loaded and whose thread is not started.

@@ -22,4 +22,4 @@ mod warm;
 mod watching;
 mod worker;
 
-pub use worker::{EngineSettings, PdConfig, PdError, run};
+pub use worker::{EngineSettings, MakeBeside, MakingBeside, PdConfig, PdError, run};

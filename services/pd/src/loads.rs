@@ -95,6 +95,11 @@ impl Loads {
         self.worker.rows(key)
     }
 
+    /// The connector's worker side, for a part of this process that makes rows itself.
+    pub fn worker(&self) -> WorkerRole {
+        self.worker.clone()
+    }
+
     /// At most `limit` keys whose rows are on this worker, the latest used first.
     pub fn resident(&self, limit: usize) -> Vec<ContentKey> {
         self.worker.resident(limit)

@@ -64,6 +64,8 @@ pub struct ServedModel {
 pub struct Worker {
     /// Name of the worker.
     pub worker_id: WorkerId,
+    /// Whether the process holds encoders too.
+    pub encodes: bool,
     /// By served name.
     pub models: HashMap<String, ServedModel>,
     /// The connector.
@@ -176,7 +178,7 @@ impl Worker {
             worker_id: self.worker_id.to_string(),
             models: self.models.iter().map(model).collect(),
             ec_store: self.store.describe(),
-            encodes: false,
+            encodes: self.encodes,
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::loads::Loads;
 use crate::meters::{EcMeters, Families, Meters};
 use crate::service::{ServedModel, Service, Worker};
 use crate::warm::warm_up;
+use futures::future::BoxFuture;
 use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use triptych_core::limits::Limits;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{DType, WorkerId};
+use triptych_ec::connector::WorkerRole;
 use triptych_ec::store::EcStore;
 use triptych_engine::constraint::Constraints;
 use triptych_engine::draft::PromptLookup;
@@ -26,7 +28,7 @@ use triptych_models::{Model, ModelError, ModelSource};
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
 use triptych_runtime::door::Door;
-use triptych_runtime::serve::{ServeError, serve};
+use triptych_runtime::serve::{Beside, ServeError, serve_beside};
 use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Settings of a PD worker.
@@ -51,7 +53,14 @@ pub struct PdConfig {
     pub limits: Limits,
     /// Sizes of each model's engine.
     pub engine: EngineSettings,
+    /// What it answers beside, such as encoders that it holds too; `None`: nothing.
+    pub beside: Option<MakeBeside>,
 }
+
+/// Makes what a worker answers beside its own service, over the connector whose rows it shares.
+pub type MakeBeside = Box<dyn FnOnce(WorkerRole) -> MakingBeside + Send>;
+/// It at work.
+pub type MakingBeside = BoxFuture<'static, Result<Beside, Box<dyn std::error::Error + Send + Sync>>>;
 
 /// Sizes of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +131,9 @@ pub enum PdError {
     /// A thread died while loading.
     #[error("loading ended early: {0}")]
     Loading(#[from] tokio::task::JoinError),
+    /// What it was to answer beside cannot be had.
+    #[error("what is served beside the engines: {0}")]
+    Beside(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// An engine panicked: our bug. The process must be replaced.
     #[error("an engine panicked")]
     EngineDied,
@@ -151,6 +163,11 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
         // Nothing is served yet: the process ends under the thread that loads.
         () = drain.stopping() => return Ok(()),
     };
+    let encodes = config.beside.is_some();
+    let beside = match config.beside {
+        None => Beside::default(),
+        Some(make) => make(loads.worker()).await.map_err(PdError::Beside)?,
+    };
     let died = CancellationToken::new();
     let mut models = HashMap::new();
     for model in loaded {
@@ -163,6 +180,7 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
     let max_requests = config.engine.max_requests.min(Semaphore::MAX_PERMITS);
     let service = Service::new(Worker {
         worker_id: config.worker_id,
+        encodes,
         models,
         loads: loads.clone(),
         store: config.store,
@@ -174,7 +192,7 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
     });
     let service =
         PrefillDecodeWorkerServer::new(service).max_decoding_message_size(config.limits.max_body_bytes);
-    let mut serving = pin!(serve(service, config.grpc, readiness, drain.clone()));
+    let mut serving = pin!(serve_beside(service, beside, config.grpc, readiness, drain.clone()));
     tokio::select! {
         ended = &mut serving => ended?,
         () = died.cancelled() => {

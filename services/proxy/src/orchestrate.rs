@@ -21,7 +21,7 @@ use decode::Decoding;
 use std::sync::Arc;
 use std::time::Duration;
 use supply::Supply;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument;
 use triptych_core::prompt::Prompt;
@@ -31,8 +31,6 @@ use triptych_runtime::Drain;
 
 /// Pieces of an answer that may wait for a slow reader before the PD worker's stream is left to wait too.
 const READ_AHEAD: usize = 64;
-/// How long a failure waits for a reader that does not read.
-const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// A piece of an answer.
 #[derive(Clone, Debug)]
@@ -50,20 +48,22 @@ pub struct Answer {
     pub request_id: RequestId,
     /// The model that answers.
     pub model: ModelName,
-    pieces: mpsc::Receiver<Result<Piece, Failure>>,
-    ended: bool,
+    pieces: mpsc::Receiver<v1::Delta>,
+    /// How it ended, kept for a reader that is behind.
+    end: Option<oneshot::Receiver<Result<v1::Summary, Failure>>>,
 }
 
 impl Answer {
     /// The next piece. After a summary or a failure there is none; before, there always is one.
     pub async fn next(&mut self) -> Option<Result<Piece, Failure>> {
-        if self.ended {
-            return None;
+        let end = self.end.as_mut()?;
+        if let Some(delta) = self.pieces.recv().await {
+            return Some(Ok(Piece::Delta(delta)));
         }
-        let lost = || Err(Failure::internal("the task of a request ended without a word"));
-        let piece = self.pieces.recv().await.unwrap_or_else(lost);
-        self.ended = matches!(piece, Ok(Piece::Summary(_)) | Err(_));
-        Some(piece)
+        let lost = |_| Err(Failure::internal("the task of a request ended without a word"));
+        let end = end.await.unwrap_or_else(lost);
+        self.end = None;
+        Some(end.map(Piece::Summary))
     }
 }
 
@@ -90,12 +90,13 @@ impl Orchestrator {
     /// [`Failure`] if the request is refused; then nothing was begun.
     pub fn start(self: &Arc<Self>, mut request: Request, permit: Permit) -> Result<Answer, Failure> {
         let route = self.admit(&mut request).inspect_err(|failure| self.observer.refused(failure))?;
-        let (sender, pieces) = mpsc::channel(READ_AHEAD);
+        let ((sender, pieces), (ends, end)) = (mpsc::channel(READ_AHEAD), oneshot::channel());
         let answer =
-            Answer { request_id: request.id, model: route.served.name.clone(), pieces, ended: false };
+            Answer { request_id: request.id, model: route.served.name.clone(), pieces, end: Some(end) };
         let work = Work { orchestrator: Arc::clone(self), request, route, sender };
         let task = async move {
-            work.run().await;
+            // A reader that went away needs no end; one that is slow finds it behind what it has still to read.
+            let _ = ends.send(work.run().await);
             drop(permit);
         };
         self.drain.tasks().spawn(task.in_current_span());
@@ -155,11 +156,11 @@ struct Work {
     orchestrator: Arc<Orchestrator>,
     request: Request,
     route: Route,
-    sender: mpsc::Sender<Result<Piece, Failure>>,
+    sender: mpsc::Sender<v1::Delta>,
 }
 
 impl Work {
-    async fn run(self) {
+    async fn run(self) -> Result<v1::Summary, Failure> {
         let abort = self.orchestrator.drain.abort_token();
         let deadline = self.request.deadline;
         let outcome = tokio::select! {
@@ -169,15 +170,10 @@ impl Work {
         };
         let observer = &self.orchestrator.observer;
         observer.ended(&self.route.served.name, outcome.as_ref().map(|_| ()), self.request.arrived);
-        let last = match outcome {
-            Ok(summary) => Ok(Piece::Summary(summary)),
-            Err(failure) => {
-                report(&failure);
-                Err(self.request.localise(failure))
-            }
-        };
-        // A reader that never comes must not hold the task.
-        let _ = self.sender.send_timeout(last, LAST_WORDS).await;
+        outcome.map_err(|failure| {
+            report(&failure);
+            self.request.localise(failure)
+        })
     }
 
     async fn stages(&self) -> Result<v1::Summary, Failure> {
@@ -199,7 +195,7 @@ impl Work {
     /// Sends a piece; waits for a slow reader. An error if nobody reads any more.
     async fn send(&self, delta: v1::Delta) -> Result<(), Failure> {
         let gone = |_| Failure::new(FailureClass::Cancelled, "the caller went away");
-        self.sender.send(Ok(Piece::Delta(delta))).await.map_err(gone)
+        self.sender.send(delta).await.map_err(gone)
     }
 
     fn elapsed(&self) -> Duration {
@@ -224,5 +220,46 @@ fn report(failure: &Failure) {
             tracing::warn!(class, detail, message = %failure.message, "request failed");
         }
         _ => tracing::info!(class, detail, "request ended"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer() -> (mpsc::Sender<v1::Delta>, oneshot::Sender<Result<v1::Summary, Failure>>, Answer) {
+        let ((sender, pieces), (ends, end)) = (mpsc::channel(2), oneshot::channel());
+        let request_id = RequestId::from_bits(1);
+        (sender, ends, Answer { request_id, model: ModelName::new("m"), pieces, end: Some(end) })
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_is_behind_finds_the_end_behind_what_it_has_still_to_read() {
+        for ends_well in [true, false] {
+            let (sender, ends, mut answer) = answer();
+            sender.try_send(v1::Delta::default()).unwrap();
+            sender.try_send(v1::Delta::default()).unwrap();
+            let end = if ends_well { Ok(v1::Summary::default()) } else { Err(Failure::unavailable("gone")) };
+            ends.send(end).unwrap();
+            drop(sender);
+            for _ in 0..2 {
+                assert!(matches!(answer.next().await, Some(Ok(Piece::Delta(_)))));
+            }
+            match answer.next().await {
+                Some(Ok(Piece::Summary(_))) => assert!(ends_well),
+                Some(Err(failure)) => assert!(!ends_well && failure.message == "gone"),
+                other => panic!("{other:?}"),
+            }
+            assert!(answer.next().await.is_none(), "it ends once");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_task_that_is_gone_ends_its_answer_with_a_failure() {
+        let (sender, ends, mut answer) = answer();
+        drop((sender, ends));
+        let failure = answer.next().await.unwrap().unwrap_err();
+        assert_eq!(failure.class, FailureClass::Internal);
+        assert!(answer.next().await.is_none());
     }
 }

@@ -6,8 +6,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use triptych_core::metrics::Metric;
 
 /// Label values of a family, as pairs.
@@ -19,28 +20,53 @@ pub type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
 /// A histogram for each set of labels.
 pub type Histograms = Family<Labels, Histogram, fn() -> Histogram>;
 
-/// All metrics of a process. Cheap to clone.
+/// All metrics of a process. Cheap to clone. Parts that share a process may register the same metric; they count
+/// together.
 #[derive(Clone, Debug)]
-pub struct MetricsRegistry(Arc<Mutex<Registry>>);
+pub struct MetricsRegistry(Arc<Mutex<Families>>);
+
+/// What is registered, also by name.
+#[derive(Debug)]
+struct Families {
+    registry: Registry,
+    counters: HashMap<&'static str, Counters>,
+    gauges: HashMap<&'static str, Gauges>,
+    histograms: HashMap<&'static str, Histograms>,
+}
 
 impl Default for MetricsRegistry {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(Registry::with_prefix("triptych"))))
+        Self(Arc::new(Mutex::new(Families {
+            registry: Registry::with_prefix("triptych"),
+            counters: HashMap::new(),
+            gauges: HashMap::new(),
+            histograms: HashMap::new(),
+        })))
     }
 }
 
 impl MetricsRegistry {
     /// Registers a counter family.
     pub fn counters(&self, metric: Metric) -> Counters {
+        let mut families = self.families();
+        if let Some(family) = families.counters.get(metric.name) {
+            return family.clone();
+        }
         let family = Counters::default();
-        self.register(metric, family.clone());
+        families.register(metric, family.clone());
+        families.counters.insert(metric.name, family.clone());
         family
     }
 
     /// Registers a gauge family.
     pub fn gauges(&self, metric: Metric) -> Gauges {
+        let mut families = self.families();
+        if let Some(family) = families.gauges.get(metric.name) {
+            return family.clone();
+        }
         let family = Gauges::default();
-        self.register(metric, family.clone());
+        families.register(metric, family.clone());
+        families.gauges.insert(metric.name, family.clone());
         family
     }
 
@@ -55,26 +81,36 @@ impl MetricsRegistry {
     }
 
     fn histograms(&self, metric: Metric, new: fn() -> Histogram) -> Histograms {
+        let mut families = self.families();
+        if let Some(family) = families.histograms.get(metric.name) {
+            return family.clone();
+        }
         let family = Histograms::new_with_constructor(new);
-        self.register(metric, family.clone());
+        families.register(metric, family.clone());
+        families.histograms.insert(metric.name, family.clone());
         family
     }
 
-    fn register(&self, metric: Metric, family: impl prometheus_client::registry::Metric) {
-        let mut registry = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match metric.unit {
-            "" => registry.register(metric.name, metric.help, family),
-            unit => registry.register_with_unit(metric.name, metric.help, Unit::Other(unit.into()), family),
-        }
+    fn families(&self) -> MutexGuard<'_, Families> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Every metric as OpenMetrics text.
     pub fn encode(&self) -> String {
         let mut text = String::new();
-        let registry = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Writing to a String cannot fail.
-        let _ = encode(&mut text, &registry);
+        let _ = encode(&mut text, &self.families().registry);
         text
+    }
+}
+
+impl Families {
+    fn register(&mut self, metric: Metric, family: impl prometheus_client::registry::Metric) {
+        let registry = &mut self.registry;
+        match metric.unit {
+            "" => registry.register(metric.name, metric.help, family),
+            unit => registry.register_with_unit(metric.name, metric.help, Unit::Other(unit.into()), family),
+        }
     }
 }
 
@@ -100,5 +136,20 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_metric_that_two_parts_register_is_one() {
+        let registry = MetricsRegistry::default();
+        for _ in 0..2 {
+            registry.counters(metrics::REQUESTS).get_or_create(&Labels::new()).inc();
+            registry.gauges(metrics::REQUESTS_RUNNING).get_or_create(&Labels::new()).inc();
+            registry.times(metrics::TTFT).get_or_create(&Labels::new()).observe(0.5);
+        }
+        let text = registry.encode();
+        for line in ["triptych_requests_total 2", "triptych_requests_running 2.0"] {
+            assert!(text.contains(line), "{line} in\n{text}");
+        }
+        assert_eq!(text.matches("# HELP triptych_time_to_first_token_seconds").count(), 1, "{text}");
     }
 }

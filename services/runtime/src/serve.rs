@@ -6,10 +6,12 @@ use crate::drain::{Drain, DrainTimes};
 use crate::grpc;
 use http::{Request, Response};
 use std::convert::Infallible;
+use std::fmt;
 use std::pin::pin;
 use thiserror::Error;
 use tonic::body::Body;
 use tonic::server::NamedService;
+use tonic::service::Routes;
 use tower::Service;
 
 /// A server that could not start, or ended by itself.
@@ -26,7 +28,34 @@ pub enum ServeError {
     Task(#[from] tokio::task::JoinError),
 }
 
-/// Serves until the process has drained. Health says SERVING from the first moment to the beginning of drain.
+/// Services that a process answers at the address of its own one.
+#[derive(Default)]
+pub struct Beside {
+    names: Vec<&'static str>,
+    add: Vec<Box<dyn FnOnce(Routes) -> Routes + Send>>,
+}
+
+impl Beside {
+    /// Adds a service.
+    pub fn with<S>(mut self, service: S) -> Self
+    where
+        S: Service<Request<Body>, Error = Infallible> + NamedService + Clone + Send + Sync + 'static,
+        S::Response: axum::response::IntoResponse,
+        S::Future: Send + 'static,
+    {
+        self.names.push(S::NAME);
+        self.add.push(Box::new(move |routes| routes.add_service(service)));
+        self
+    }
+}
+
+impl fmt::Debug for Beside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Beside").field(&self.names).finish()
+    }
+}
+
+/// As [`serve_beside`], with nothing beside.
 ///
 /// # Errors
 /// [`ServeError`] if the server ends before it was told to.
@@ -45,22 +74,47 @@ where
         + 'static,
     S::Future: Send + 'static,
 {
+    serve_beside(service, Beside::default(), door, readiness, drain).await
+}
+
+/// Serves until the process has drained. Health says SERVING from the first moment to the beginning of drain.
+///
+/// # Errors
+/// [`ServeError`] if the server ends before it was told to.
+pub async fn serve_beside<S>(
+    service: S,
+    beside: Beside,
+    door: impl Into<Door>,
+    readiness: Readiness,
+    drain: Drain,
+) -> Result<(), ServeError>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+        + NamedService
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+    S::Future: Send + 'static,
+{
     let (health, health_service) = tonic_health::server::health_reporter();
-    grpc::set_health(&health, S::NAME, !drain.is_stopping()).await;
+    let names: Vec<&str> = std::iter::once(S::NAME).chain(beside.names).collect();
+    for name in &names {
+        grpc::set_health(&health, name, !drain.is_stopping()).await;
+    }
     readiness.set_loaded();
     let stopping = drain.clone();
     drain.tasks().spawn(async move {
         stopping.stopping().await;
-        grpc::set_health(&health, S::NAME, false).await;
+        for name in names {
+            grpc::set_health(&health, name, false).await;
+        }
     });
     let incoming = door.into().incoming();
     let (v1, v1alpha) = grpc::reflection()?;
-    let serving = grpc::server()
-        .add_service(health_service)
-        .add_service(v1)
-        .add_service(v1alpha)
-        .add_service(service)
-        .serve_with_incoming_shutdown(incoming, drain.closing());
+    let routes = Routes::new(health_service).add_service(v1).add_service(v1alpha).add_service(service);
+    let routes = beside.add.into_iter().fold(routes, |routes, add| add(routes));
+    let serving = grpc::server().add_routes(routes).serve_with_incoming_shutdown(incoming, drain.closing());
     let server = drain.tasks().spawn(serving);
     let mut finish = pin!(drain.finish(DrainTimes::default()));
     tokio::select! {

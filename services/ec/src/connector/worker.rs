@@ -207,6 +207,7 @@ impl Shared {
             }
             // In parts, so that a wait that nobody needs any more ends soon.
             tokio::select! {
+                biased;
                 () = encoded_here => {}
                 found = self.store.wait(&item.key, WAIT_AT_ONCE) => match found {
                     Ok(Some(_)) => return,

@@ -33,6 +33,18 @@ async fn a_client_that_goes_away_while_its_item_loads_leaves_nothing_behind() {
 }
 
 #[tokio::test]
+async fn a_worker_that_is_told_to_stop_while_it_loads_stops_at_once() {
+    let drain = triptych_runtime::Drain::new();
+    drain.begin();
+    let store = triptych_ec::store::memory::MemoryStore::new(1 << 20, &Default::default());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let config = crate::support::config(listener, std::sync::Arc::new(store));
+    triptych_pd::run(config, drain, Default::default()).await.unwrap();
+    assert!(tokio::net::TcpStream::connect(address).await.is_err(), "it serves nobody");
+}
+
+#[tokio::test]
 async fn drain_lets_a_running_answer_end_and_refuses_new_ones() {
     let pd = start().await;
     let running = pd.begin(words("on and on", 1_000)).await;

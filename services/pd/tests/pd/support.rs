@@ -68,18 +68,8 @@ pub async fn start_helped(engine: EngineSettings, drafts: Vec<ModelSource>) -> P
     let store = Arc::new(MemoryStore::new(64 << 20, &Limits::default()));
     let grpc = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = grpc.local_addr().expect("an address");
-    let config = PdConfig {
-        worker_id: WorkerId::new("pd-test"),
-        grpc: grpc.into(),
-        admin: None,
-        models: vec![source("qwen2_vl_two_images", VL), source("whisper_multilingual", SPEECH)],
-        drafts,
-        store: Arc::new(Faulty::new(store.clone(), faults.clone())),
-        compute: ComputeConfig { threads: 1, ..ComputeConfig::default() },
-        encoder_dtype: DType::F32,
-        limits: Limits::default(),
-        engine,
-    };
+    let store_that_fails = Arc::new(Faulty::new(store.clone(), faults.clone()));
+    let config = PdConfig { engine, drafts, ..config(grpc, store_that_fails) };
     let running = tokio::spawn(triptych_pd::run(config, drain.clone(), metrics.clone()));
     let mut pd = Pd { address, drain, metrics, faults, store, running, encoders: Vec::new() };
     let described = pd.client().describe(v1::DescribeRequest {}).await.expect("it starts").into_inner();
@@ -88,6 +78,23 @@ pub async fn start_helped(engine: EngineSettings, drafts: Vec<ModelSource>) -> P
         pd.encoders.push((model.name, fingerprint));
     }
     pd
+}
+
+/// Settings of a worker that serves both models.
+pub fn config(grpc: TcpListener, store: Arc<dyn EcStore>) -> PdConfig {
+    PdConfig {
+        worker_id: WorkerId::new("pd-test"),
+        grpc: grpc.into(),
+        admin: None,
+        models: vec![source("qwen2_vl_two_images", VL), source("whisper_multilingual", SPEECH)],
+        drafts: Vec::new(),
+        store,
+        compute: ComputeConfig { threads: 1, ..ComputeConfig::default() },
+        encoder_dtype: DType::F32,
+        limits: Limits::default(),
+        engine: EngineSettings::default(),
+        beside: None,
+    }
 }
 
 /// A golden model under a name.

@@ -6,8 +6,14 @@ use crate::args::{EcArgs, LogArgs, ModelArgs};
 use crate::error::{CliError, chain};
 use crate::{listen, model};
 use clap::Args;
+use clap::builder::FalseyValueParser;
 use triptych_core::limits::Limits;
-use triptych_pd::{EngineSettings, PdConfig, PdError};
+use triptych_encoder::{BatchLimits, EmbeddedConfig};
+use triptych_pd::{EngineSettings, MakeBeside, PdConfig, PdError};
+use triptych_runtime::{Drain, MetricsRegistry};
+
+/// Encoder jobs that a PD worker with encoders admits at once.
+const MAX_JOBS: usize = 64;
 
 /// Flags of a prefill/decode worker.
 #[derive(Args, Debug)]
@@ -33,6 +39,10 @@ pub struct PdArgs {
     /// A smaller model of the same family that guesses ahead for model NAME; repeat for several models
     #[arg(long = "draft", value_name = "NAME=DIR_OR_HUB_ID", env = "TRIPTYCH_DRAFT")]
     pub drafts: Vec<String>,
+    /// Hold the encoders too and answer their jobs at the same address: they help out when no encoder worker can, and
+    /// what they encode is here at once
+    #[arg(long, env = "TRIPTYCH_WITH_ENCODER", value_parser = FalseyValueParser::new())]
+    pub with_encoder: bool,
     /// TLS
     #[command(flatten)]
     pub tls: TlsArgs,
@@ -100,6 +110,26 @@ fn mib(n: u32) -> usize {
     size(n).saturating_mul(1 << 20)
 }
 
+/// The encoders of the same models, over the worker's own connector.
+fn encoders(config: &PdConfig, drain: Drain, metrics: MetricsRegistry) -> MakeBeside {
+    let config = EmbeddedConfig {
+        worker_id: config.worker_id.clone(),
+        models: config.models.clone(),
+        store: config.store.clone(),
+        compute: config.compute,
+        dtype: config.encoder_dtype,
+        limits: config.limits.clone(),
+        batch: BatchLimits::default(),
+        max_jobs: MAX_JOBS,
+        preprocess_threads: std::thread::available_parallelism().map_or(1, usize::from),
+    };
+    Box::new(move |connector| {
+        Box::pin(async move {
+            triptych_encoder::embedded(config, connector, drain, metrics).await.map_err(Into::into)
+        })
+    })
+}
+
 /// Runs it until it is drained.
 ///
 /// # Errors
@@ -109,18 +139,23 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
     let limits = Limits::default();
     let links = args.tls.links(&process.drain)?;
     let grpc = listen::bind("--grpc", &args.grpc).await?;
-    let config = PdConfig {
+    let store = args.ec.open_over(&links.dialer(), &limits).await?;
+    let mut config = PdConfig {
         worker_id: worker_id(args.id.as_deref(), "pd", &grpc),
         grpc: links.door(grpc, args.plaintext)?,
         admin: bind_admin(args.admin.as_deref()).await?,
         models: model::resolve_all(&args.models).await?,
         drafts: model::resolve_drafts(&args.drafts, &args.models).await?,
-        store: args.ec.open_over(&links.dialer(), &limits).await?,
+        store,
         compute: args.models.compute.config(),
         encoder_dtype: args.models.compute.encoder_dtype(),
         limits,
         engine: args.engine.settings(),
+        beside: None,
     };
+    if args.with_encoder {
+        config.beside = Some(encoders(&config, process.drain.clone(), process.metrics.clone()));
+    }
     triptych_pd::run(config, process.drain, process.metrics).await.map_err(|e| match e {
         PdError::Model { .. } | PdError::Engine { .. } => CliError::Setting(chain(&e)),
         other => CliError::Failed(chain(&other)),

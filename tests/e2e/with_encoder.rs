@@ -1,0 +1,97 @@
+//! A PD worker that holds the encoders too: what it encodes is on it at once, and is published for the others.
+
+use tonic::transport::{Channel, Endpoint};
+use triptych_proto::v1;
+use triptych_proto::v1::encode_event::Kind as Event;
+use triptych_proto::v1::encoder_worker_client::EncoderWorkerClient;
+use triptych_proto::v1::pd_generate_response::Kind;
+use triptych_proto::v1::prefill_decode_worker_client::PrefillDecodeWorkerClient;
+use triptych_tests::client::about_images;
+use triptych_tests::cluster::{reqwest_client, sum_series};
+use triptych_tests::process::{Process, eventually, free_port, signal};
+use triptych_tests::samples::{heldout, models_dir};
+
+const MODEL: &str = "shapes-qwen2-vl";
+const KEY: [u8; 32] = [7; 32];
+
+/// A worker, its channel, and where its metrics are.
+async fn start(ec: &str) -> (Process, Channel, String) {
+    let (grpc, admin) = (format!("127.0.0.1:{}", free_port()), format!("127.0.0.1:{}", free_port()));
+    let model = format!("{MODEL}={}", models_dir().join(MODEL).display());
+    let args = ["pd", "--with-encoder", "--grpc", &grpc, "--admin", &admin, "--ec", ec, "--model", &model];
+    let mut worker = Process::start(&args);
+    let url = format!("http://{admin}");
+    let client = reqwest_client();
+    eventually("the worker is ready", async || {
+        assert!(worker.exited().is_none(), "it ended early:\n{}", worker.log());
+        client.get(format!("{url}/readyz")).send().await.ok().filter(|r| r.status().is_success())
+    })
+    .await;
+    let channel = Endpoint::from_shared(format!("http://{grpc}")).expect("an address");
+    (worker, channel.connect().await.expect("it listens"), url)
+}
+
+/// An encoder job for a picture.
+async fn job(encoder: &mut EncoderWorkerClient<Channel>) -> v1::EncodeRequest {
+    let described = encoder.describe(v1::DescribeRequest {}).await.expect("it answers").into_inner();
+    assert!(described.encodes);
+    v1::EncodeRequest {
+        request_id: format!("req-{:032x}", 1),
+        model: MODEL.into(),
+        key: KEY.to_vec().into(),
+        modality: v1::Modality::Image.into(),
+        item: heldout("scene.png").into(),
+        fingerprint: described.models[0].encoders[0].fingerprint.clone(),
+        ..v1::EncodeRequest::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_pd_worker_encodes_itself_never_comes_back_from_the_store() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (mut worker, channel, admin) = start(&format!("disk:{}", dir.path().display())).await;
+    let mut encoder = EncoderWorkerClient::new(channel.clone());
+    let mut pd = PrefillDecodeWorkerClient::new(channel.clone());
+    let described = pd.describe(v1::DescribeRequest {}).await.expect("it answers").into_inner();
+    assert!(described.encodes);
+
+    let job = job(&mut encoder).await;
+    let mut events = encoder.encode(job).await.expect("a job").into_inner();
+    let first = events.message().await.expect("no failure").expect("an event").kind;
+    let Some(Event::Announced(item)) = first else { panic!("{first:?}") };
+    let question = about_images("What is in this picture?", vec![Vec::new()]);
+    let request = v1::PdGenerateRequest {
+        request_id: format!("req-{:032x}", 2),
+        model: MODEL.into(),
+        prompt: question.prompt,
+        items: vec![item],
+        sampling: question.sampling,
+        hints: vec![v1::ItemHint { pending: true, peers: Vec::new() }],
+        ..v1::PdGenerateRequest::default()
+    };
+    let mut stream = pd.generate(request).await.expect("admitted").into_inner();
+    let mut text = String::new();
+    loop {
+        match stream.message().await.expect("no failure").expect("a summary ends it").kind {
+            Some(Kind::Delta(delta)) => text.push_str(&delta.text),
+            Some(Kind::Summary(_)) => break,
+            None => {}
+        }
+    }
+    assert!(!text.is_empty());
+    let ready = events.message().await.expect("no failure").expect("an end").kind;
+    assert!(matches!(ready, Some(Event::Ready(_))), "{ready:?}");
+
+    let metrics = reqwest_client().get(format!("{admin}/metrics")).send().await.expect("metrics");
+    let metrics = metrics.text().await.expect("text");
+    assert_eq!(sum_series(&metrics, "triptych_encodes_total"), 1.0);
+    assert!(!metrics.contains("triptych_ec_hits_total{tier=\"disk\"}"), "{metrics}");
+    let files = std::fs::read_dir(dir.path()).expect("a directory").count();
+    assert!(files > 0, "it is published");
+
+    let mut states = pd.watch(v1::WatchRequest {}).await.expect("it tells").into_inner();
+    let state = states.message().await.expect("no failure").expect("a state");
+    assert_eq!(state.resident_added, [KEY.to_vec()]);
+    signal(worker.pid(), "TERM");
+    assert!(worker.wait().await.success());
+}
