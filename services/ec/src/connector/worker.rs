@@ -12,13 +12,15 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::{Instant as Waiting, timeout};
 use tokio_util::task::TaskTracker;
 use triptych_core::{ContentKey, EncodedItem, EncoderOutput};
 
 /// How long the store is asked to wait for a pending item at once, and the pause before it is asked again.
 const WAIT_AT_ONCE: Duration = Duration::from_secs(1);
 const WAIT_PAUSE: Duration = Duration::from_millis(20);
+/// How long nobody may seem to be at a pending item before it is looked for, and missed.
+const NOBODY_AT_IT: Duration = Duration::from_secs(5);
 
 /// The worker's side of a connector. Cheap to clone; clones share everything.
 #[derive(Clone)]
@@ -192,28 +194,37 @@ impl Shared {
         }
     }
 
-    /// Waits for an item that is being encoded, for as long as anyone needs it here. Says nothing: the load that
-    /// follows finds it or does not. Holds no turn.
+    /// Waits for an item that is being encoded, for as long as anyone needs it here and someone seems to be at it.
+    /// Says nothing: the load that follows finds it or does not. Holds no turn.
     async fn wait_for(&self, item: &EncodedItem) {
-        let end = tokio::time::Instant::now() + self.settings.pending_timeout;
+        let end = Waiting::now() + self.settings.pending_timeout;
         let wanted = || {
             let local = &lock(&self.state).local;
             local.is_held(&item.key) && !local.contains(&item.key) && !self.tasks.is_closed()
         };
-        while wanted() && tokio::time::Instant::now() < end {
+        let mut nobody_since = None;
+        while wanted() && Waiting::now() < end {
             let encoded_here = self.saved.notified();
             if !wanted() {
                 return;
             }
+            let asked = Waiting::now();
             // In parts, so that a wait that nobody needs any more ends soon.
-            tokio::select! {
+            let found = tokio::select! {
                 biased;
-                () = encoded_here => {}
-                found = self.store.wait(&item.key, WAIT_AT_ONCE) => match found {
-                    Ok(Some(_)) => return,
-                    // Nobody may have its lease, or the store may be away: the announcement still stands.
-                    Ok(None) | Err(_) => tokio::time::sleep(WAIT_PAUSE).await,
-                },
+                () = encoded_here => continue,
+                found = self.store.wait(&item.key, WAIT_AT_ONCE) => found,
+            };
+            match found {
+                Ok(Some(_)) => return,
+                Ok(None) if asked.elapsed() >= WAIT_AT_ONCE => nobody_since = None,
+                // An early no: nobody has its lease, or the store is away. It may have been made and lost.
+                Ok(None) | Err(_) => {
+                    if nobody_since.get_or_insert(asked).elapsed() >= NOBODY_AT_IT {
+                        return;
+                    }
+                    tokio::time::sleep(WAIT_PAUSE).await;
+                }
             }
         }
     }

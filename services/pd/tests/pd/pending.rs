@@ -2,6 +2,8 @@
 
 use crate::support::{Pd, VL, about, start};
 use triptych_core::{EncoderOutput, Extent};
+use triptych_ec::store::EcStore;
+use triptych_ec::store::lease::Acquired;
 use triptych_proto::v1;
 use triptych_proto::v1::{part, prompt};
 
@@ -25,14 +27,18 @@ fn text_first(outputs: &[EncoderOutput]) -> v1::PdGenerateRequest {
     request
 }
 
-fn image(pd: &Pd, seed: u8) -> EncoderOutput {
-    pd.output(VL, Extent::Grid { t: 1, h: 4, w: 4 }, seed)
+/// An image that someone is encoding.
+async fn image(pd: &Pd, seed: u8) -> EncoderOutput {
+    let output = pd.output(VL, Extent::Grid { t: 1, h: 4, w: 4 }, seed);
+    let lease = pd.store.acquire(&output.item().key, std::time::Duration::from_secs(600)).await;
+    assert!(matches!(lease, Ok(Acquired::Granted(_))), "{lease:?}");
+    output
 }
 
 #[tokio::test]
 async fn the_text_before_an_image_is_read_while_the_image_is_encoded() {
     let (pd, other) = (start().await, start().await);
-    let output = image(&pd, 1);
+    let output = image(&pd, 1).await;
     other.put(&output).await;
     let whole = other.generate(text_first(std::slice::from_ref(&output))).await.unwrap();
     let prompt = whole.summary.usage.unwrap().prompt_tokens;
@@ -56,7 +62,7 @@ async fn the_text_before_an_image_is_read_while_the_image_is_encoded() {
 #[tokio::test]
 async fn images_that_come_one_after_the_other_are_read_as_they_come() {
     let pd = start().await;
-    let outputs = [image(&pd, 1), image(&pd, 2)];
+    let outputs = [image(&pd, 1).await, image(&pd, 2).await];
     let request = text_first(&outputs);
     let mut client = pd.client();
     let answer =
@@ -74,7 +80,7 @@ async fn images_that_come_one_after_the_other_are_read_as_they_come() {
 #[tokio::test]
 async fn a_caller_that_goes_away_before_its_image_comes_leaves_no_wait_behind() {
     let pd = start().await;
-    let output = image(&pd, 1);
+    let output = image(&pd, 1).await;
     let stream = pd.client().generate(text_first(std::slice::from_ref(&output))).await.unwrap();
     crate::support::until("the text is read", || pd.metric(COMPUTED) > 20.0).await;
     drop(stream);
@@ -88,10 +94,20 @@ async fn a_caller_that_goes_away_before_its_image_comes_leaves_no_wait_behind() 
 #[tokio::test]
 async fn an_image_that_never_comes_ends_with_the_request_s_time() {
     let pd = start().await;
-    let output = image(&pd, 1);
+    let output = image(&pd, 1).await;
     let mut request = tonic::Request::new(text_first(std::slice::from_ref(&output)));
     request.set_timeout(std::time::Duration::from_millis(400));
     let failed = pd.generate(request).await.unwrap_err();
     assert!(matches!(failed.code(), tonic::Code::DeadlineExceeded | tonic::Code::Cancelled), "{failed}");
+    pd.until_idle("vl").await;
+}
+
+#[tokio::test]
+async fn an_image_that_nobody_encodes_any_more_is_missed() {
+    let pd = start().await;
+    let output = pd.output(VL, Extent::Grid { t: 1, h: 4, w: 4 }, 1);
+    let failed = pd.generate(text_first(std::slice::from_ref(&output))).await.unwrap_err();
+    assert_eq!(failed.code(), tonic::Code::Unavailable);
+    assert_eq!(failed.metadata().get("triptych-param").unwrap(), "items[0]");
     pd.until_idle("vl").await;
 }

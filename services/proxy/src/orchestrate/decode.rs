@@ -184,16 +184,21 @@ impl<'a> Decoding<'a> {
             broken: false,
             missing: None,
         };
+        // Whoever writes has read all items, whatever becomes of the encoders' word for it.
+        let mut writes = false;
         loop {
             let piece = tokio::select! {
                 piece = pieces.message() => piece?.ok_or_else(ended_early)?,
-                landed = self.supply.landed() => {
+                landed = self.supply.landed(), if !writes => {
                     landed.map_err(Broken::Item)?;
                     continue;
                 }
             };
             match piece.kind {
-                Some(Kind::Delta(delta)) => self.pass_on(delta).await?,
+                Some(Kind::Delta(delta)) => {
+                    writes = true;
+                    self.pass_on(delta).await?;
+                }
                 Some(Kind::Summary(summary)) => return Ok(summary),
                 None => return Err(Failure::internal("a PD worker sent an empty message").into()),
             }

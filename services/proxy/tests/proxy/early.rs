@@ -84,3 +84,15 @@ async fn a_request_that_went_ahead_of_an_item_that_never_comes_ends_in_time() {
     let status = ask(&cluster.proxy, question(&[IMAGE])).await.unwrap_err();
     assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Unavailable), "{status}");
 }
+
+#[tokio::test]
+async fn what_is_being_encoded_for_a_request_that_fails_is_there_for_the_next_one() {
+    let cluster = Cluster::start().await;
+    cluster.encoder.script([EncodeStep::AnnounceThenHold]);
+    cluster.pd.script([Play::Fail(to_status(&Failure::invalid("5000 tokens, the context holds 4096")))]);
+    let status = ask(&cluster.proxy, question(&[IMAGE])).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    cluster.encoder.release(1);
+    assert_eq!(ask(&cluster.proxy, question(&[IMAGE])).await.unwrap().text, "hello world");
+    assert_eq!((cluster.encoder.jobs().len(), cluster.encoder.cancelled()), (1, 0));
+}
