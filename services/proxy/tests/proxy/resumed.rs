@@ -85,16 +85,17 @@ async fn every_answer_has_its_own_place_and_ended_ones_stay_ended() {
     let mut three = question(&[]);
     three.sampling = Some(v1::Sampling { n: Some(3), ..v1::Sampling::default() });
     assert_eq!(ask(&cluster.proxy, three).await.unwrap().text, "baaac");
-    let told: Vec<Vec<(u32, Vec<u32>, u64, bool)>> = cluster
-        .pd
-        .requests()
-        .into_iter()
-        .map(|r| r.resume.into_iter().map(|c| (c.choice, c.token_ids, c.text_len, c.ended)).collect())
-        .collect();
-    let ended = (1, vec![1], 1, true);
+    let told: Vec<_> = cluster.pd.requests().into_iter().map(|request| request.resume).collect();
+    let one = |choice, token_ids: &[u32], text_len, ended| v1::ResumedChoice {
+        choice,
+        token_ids: token_ids.to_vec(),
+        text_len,
+        ended,
+        segments: 0,
+    };
     assert_eq!(told[0], []);
-    assert_eq!(told[1], [(0, vec![2], 1, false), ended.clone()]);
-    assert_eq!(told[2], [(0, vec![2, 3], 3, false), ended]);
+    assert_eq!(told[1], [one(0, &[2], 1, false), one(1, &[1], 1, true)]);
+    assert_eq!(told[2], [one(0, &[2, 3], 3, false), one(1, &[1], 1, true)]);
 }
 
 #[tokio::test]
