@@ -1,12 +1,12 @@
-//! Values under content keys within a budget of bytes; those least worth keeping ([`crate::policy`]) go first.
+//! Values under content keys within a budget of bytes; those least worth keeping, and those of owners who have too
+//! much, go first ([`crate::policy`]).
 //!
-//! Owners ([`ContentKey::owner`]) share the room: while it is full, whoever has more than an equal part gives way, so
-//! that one tenant's flood pushes out its own and nobody else's. Held values are never evicted, so the sum may pass the budget while they are held; holders are bounded by
+//! Held values are never evicted, so the sum may pass the budget while they are held; holders are bounded by
 //! whoever admits them. Knows no locks and no time.
 
-use crate::policy::{BY_EVICTIONS, is_young};
+use crate::policy::{BY_EVICTIONS, Shares, is_young};
 use std::collections::{BTreeMap, HashMap};
-use triptych_core::{ContentKey, Owner};
+use triptych_core::ContentKey;
 
 /// The map. All operations are O(log n), eviction amortised and but for a walk over the newest.
 #[derive(Debug)]
@@ -21,8 +21,7 @@ pub(crate) struct ByteCache<V> {
     /// Bytes of everything that was ever added.
     added: u64,
     entries: HashMap<ContentKey, Entry<V>>,
-    /// Bytes of each owner's entries; none has none.
-    owners: HashMap<Owner, usize>,
+    shares: Shares,
     /// Exactly the entries that nobody holds: what is worth least first, and of those what was used least recently.
     idle: BTreeMap<Rank, ContentKey>,
 }
@@ -43,8 +42,9 @@ struct Entry<V> {
 impl<V: Clone> ByteCache<V> {
     /// An empty map. A budget of zero keeps only what is held.
     pub(crate) fn new(budget: usize) -> Self {
-        let (entries, owners, idle) = (HashMap::new(), HashMap::new(), BTreeMap::new());
-        Self { budget, used: 0, tick: 0, clock: 0, added: 0, entries, owners, idle }
+        let (entries, idle) = (HashMap::new(), BTreeMap::new());
+        let shares = Shares::of_budget(budget as u64);
+        Self { budget, used: 0, tick: 0, clock: 0, added: 0, entries, shares, idle }
     }
 
     /// Adds a value that nobody holds, unless the key has one. Whether it was added; it may be evicted at once
@@ -103,12 +103,7 @@ impl<V: Clone> ByteCache<V> {
         let entry = self.entries.remove(key)?;
         self.idle.remove(&entry.rank);
         self.used = self.used.saturating_sub(entry.bytes);
-        if let Some(bytes) = self.owners.get_mut(&key.owner()) {
-            *bytes = bytes.saturating_sub(entry.bytes);
-            if *bytes == 0 {
-                self.owners.remove(&key.owner());
-            }
-        }
+        self.shares.take(key, entry.bytes as u64);
         Some(entry.value)
     }
 
@@ -141,9 +136,7 @@ impl<V: Clone> ByteCache<V> {
 
     fn entry(&mut self, key: &ContentKey, value: V, bytes: usize) -> Entry<V> {
         self.used = self.used.saturating_add(bytes);
-        if bytes > 0 {
-            *self.owners.entry(key.owner()).or_default() += bytes;
-        }
+        self.shares.add(key, bytes as u64);
         self.added = self.added.saturating_add(bytes as u64);
         let rank = (BY_EVICTIONS.stored(self.clock, bytes as u64), self.next_tick());
         Entry { value, bytes, birth: self.added, rank, is_held: false }
@@ -171,10 +164,8 @@ impl<V: Clone> ByteCache<V> {
     /// What goes next, of an owner who has more than an equal part if there is one: what is worth least of all but the
     /// newest, or else the oldest of these.
     fn victim(&self) -> Option<(u64, ContentKey)> {
-        let part = self.budget / self.owners.len().max(1);
-        let is_over = |key: &ContentKey| self.owners.get(&key.owner()).is_some_and(|bytes| *bytes > part);
         // What is held may be all that an owner has too much of.
-        self.least(is_over).or_else(|| self.least(|_| true))
+        self.least(|key| self.shares.is_over(key)).or_else(|| self.least(|_| true))
     }
 
     fn least(&self, may_go: impl Fn(&ContentKey) -> bool) -> Option<(u64, ContentKey)> {
@@ -326,8 +317,7 @@ mod tests {
                 let sum: usize = cache.entries.values().map(|e| e.bytes).sum();
                 let idle = cache.entries.values().filter(|e| !e.is_held).count();
                 prop_assert_eq!(cache.used, sum);
-                prop_assert_eq!(cache.owners.values().sum::<usize>(), sum);
-                prop_assert!(cache.owners.values().all(|bytes| *bytes > 0));
+                prop_assert_eq!(cache.shares.sum(), (cache.len(), sum as u64));
                 prop_assert_eq!(cache.idle.len(), idle);
                 prop_assert!(cache.idle.iter().all(|(rank, key)| cache.entries[key].rank == *rank));
                 prop_assert!(cache.used <= cache.budget || idle == 0);

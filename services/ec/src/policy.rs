@@ -9,6 +9,12 @@
 //! Encoding an item costs a part that every job has, and a part that grows with its rows: so a byte of a small object
 //! is worth more. What was stored last is about to be asked for by whoever had it encoded: a place that is full spares
 //! what is [`is_young`], whatever its worth, as long as there is anything else.
+//!
+//! Owners ([`ContentKey::owner`]) share the room: while it is full, whoever has more than an equal part gives way, so
+//! that one tenant's flood pushes out its own and nobody else's ([`Shares`]).
+
+use std::collections::HashMap;
+use triptych_core::{ContentKey, Owner};
 
 /// Rows that take as long to encode as a job takes besides, in bytes.
 const JOB_BYTES: u64 = 256 << 10;
@@ -56,9 +62,109 @@ pub(crate) fn is_young(budget: u64, bytes_since: u64) -> bool {
     bytes_since <= budget / YOUNG_SHARE
 }
 
+/// What each owner has of a place.
+#[derive(Debug)]
+pub(crate) struct Shares {
+    budget: u64,
+    /// Objects and bytes; nobody is here with no object.
+    of: HashMap<Owner, (usize, u64)>,
+}
+
+impl Shares {
+    pub(crate) fn of_budget(budget: u64) -> Self {
+        Self { budget, of: HashMap::new() }
+    }
+
+    pub(crate) fn add(&mut self, key: &ContentKey, bytes: u64) {
+        let (n, sum) = self.of.entry(key.owner()).or_default();
+        (*n, *sum) = (*n + 1, sum.saturating_add(bytes));
+    }
+
+    pub(crate) fn take(&mut self, key: &ContentKey, bytes: u64) {
+        let Some((n, sum)) = self.of.get_mut(&key.owner()) else { return };
+        (*n, *sum) = (n.saturating_sub(1), sum.saturating_sub(bytes));
+        if *n == 0 {
+            self.of.remove(&key.owner());
+        }
+    }
+
+    /// Whether the key's owner has more than an equal part. Not by one object alone: it has to be somewhere.
+    pub(crate) fn is_over(&self, key: &ContentKey) -> bool {
+        let part = self.budget / self.of.len().max(1) as u64;
+        self.of.get(&key.owner()).is_some_and(|(n, bytes)| *n > 1 && *bytes > part)
+    }
+
+    /// Objects and bytes of all.
+    #[cfg(test)]
+    pub(crate) fn sum(&self) -> (usize, u64) {
+        self.of.values().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    }
+}
+
+/// An object that may go.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate<T> {
+    pub(crate) what: T,
+    pub(crate) key: ContentKey,
+    pub(crate) bytes: u64,
+    pub(crate) worth: u64,
+    /// Grows from one that was stored to the next.
+    pub(crate) born: u64,
+    pub(crate) is_young: bool,
+}
+
+/// The order in which a full place lets go of all that it has: first what is of owners who have too much, while they
+/// do, then the rest; of either what is worth least first, and then the young, the oldest first.
+pub(crate) fn order<T>(budget: u64, mut all: Vec<Candidate<T>>) -> impl Iterator<Item = Candidate<T>> {
+    let mut shares = Shares::of_budget(budget);
+    all.iter().for_each(|c| shares.add(&c.key, c.bytes));
+    all.sort_by_key(|c| (c.is_young, if c.is_young { c.born } else { c.worth }, c.born));
+    let (mut first, mut rest) = (Vec::new(), Vec::new());
+    for candidate in all {
+        if shares.is_over(&candidate.key) {
+            shares.take(&candidate.key, candidate.bytes);
+            first.push(candidate);
+        } else {
+            rest.push(candidate);
+        }
+    }
+    first.into_iter().chain(rest)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn candidate(n: u8, owner: u8, worth: u64, is_young: bool) -> Candidate<u8> {
+        let mut key = [owner; 32];
+        key[0] = n;
+        let key = ContentKey::from_bytes(key);
+        Candidate { what: n, key, bytes: 10, worth, born: n.into(), is_young }
+    }
+
+    #[test]
+    fn what_is_worth_least_goes_first_and_the_young_last_the_oldest_of_them_first() {
+        let all = vec![candidate(1, 7, 90, false), candidate(2, 7, 5, false), candidate(3, 7, 9, true)];
+        let all = [all, vec![candidate(4, 7, 1, true)]].concat();
+        let went: Vec<_> = order(100, all).map(|c| c.what).collect();
+        assert_eq!(went, [2, 1, 3, 4]);
+    }
+
+    #[test]
+    fn an_owner_with_too_much_gives_way_until_it_has_an_equal_part() {
+        let flood = (10..18).map(|n| candidate(n, 1, 1000, n > 15));
+        let other = [candidate(1, 2, 1, false), candidate(2, 2, 2, false)];
+        let all: Vec<_> = flood.chain(other).collect();
+        let went: Vec<_> = order(60, all).map(|c| c.what).collect();
+        assert_eq!(went, [10, 11, 12, 13, 14, 1, 2, 15, 16, 17], "30 of 60 bytes are its part");
+    }
+
+    #[test]
+    fn one_large_object_is_no_flood() {
+        let large = Candidate { bytes: 50, ..candidate(1, 1, 9, false) };
+        let all = vec![large, candidate(2, 2, 8, false)];
+        assert_eq!(order(60, all).map(|c| c.what).collect::<Vec<_>>(), [2, 1]);
+    }
 
     const MIB: u64 = 1 << 20;
 

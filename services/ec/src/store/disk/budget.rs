@@ -8,7 +8,8 @@
 
 use super::files::Stored;
 use super::lock::DirLock;
-use crate::policy::{BY_TIME, is_young};
+use crate::policy::{BY_TIME, Candidate, is_young, order};
+use std::cmp::Reverse;
 use std::fs::{self, File, FileTimes};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -66,33 +67,30 @@ impl Budget {
             return Ok(used);
         }
         let plenty = goal.saturating_sub(self.bytes / EVICTED_AT_ONCE);
-        for (is_young, victim) in order(self.bytes, stored) {
-            if used <= plenty || (is_young && used <= goal) {
+        for victim in order(self.bytes, candidates(self.bytes, stored)) {
+            if used <= plenty || (victim.is_young && used <= goal) {
                 break;
             }
-            match fs::remove_file(&victim.path) {
+            match fs::remove_file(&victim.what) {
                 Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
-                _ => used -= victim.len,
+                _ => used -= victim.bytes,
             }
         }
         Ok(used)
     }
 }
 
-/// What goes first: of what is not young what is worth least, then the young, oldest first.
-fn order(budget: u64, mut stored: Vec<Stored>) -> Vec<(bool, Stored)> {
-    stored.sort_by(|a, b| b.stored.cmp(&a.stored));
+/// The objects by their files' times, the newest first.
+fn candidates(budget: u64, mut stored: Vec<Stored>) -> Vec<Candidate<PathBuf>> {
+    stored.sort_by_key(|s| Reverse(s.stored));
     let mut since = 0;
-    let mut ranked: Vec<_> = stored
-        .into_iter()
-        .map(|s| {
-            let is_young = is_young(budget, since);
-            since += s.len;
-            (is_young, s)
-        })
-        .collect();
-    ranked.sort_by_key(|(is_young, s)| (*is_young, if *is_young { s.stored } else { s.worth }));
-    ranked
+    let candidate = |s: Stored| {
+        let is_young = is_young(budget, since);
+        since += s.len;
+        let (worth, born) = (millis_of(s.worth), millis_of(s.stored));
+        Candidate { what: s.path, key: s.key, bytes: s.len, worth, born, is_young }
+    };
+    stored.into_iter().map(candidate).collect()
 }
 
 /// Notes in a file that it was stored now.
@@ -126,20 +124,21 @@ fn time_of(millis: u64) -> SystemTime {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn stored(name: &str, len: u64, stored_ms: u64, worth_ms: u64) -> Stored {
-        Stored { path: name.into(), len, stored: time_of(stored_ms), worth: time_of(worth_ms) }
-    }
+    use triptych_core::ContentKey;
 
     #[test]
-    fn what_is_worth_least_goes_first_and_what_was_stored_last_goes_last() {
-        let all = vec![
-            stored("newest", 10, 400, 401),
-            stored("used often", 10, 100, 9000),
-            stored("never used", 10, 200, 700),
-            stored("used once", 10, 300, 1500),
-        ];
-        let names: Vec<_> = order(36, all).into_iter().map(|(_, s)| s.path).collect();
-        assert_eq!(names, ["never used", "used once", "used often", "newest"].map(PathBuf::from));
+    fn what_was_stored_last_is_young_and_worth_and_birth_are_the_files_times() {
+        let stored = |n: u8, stored_ms: u64, worth_ms: u64| Stored {
+            key: ContentKey::from_bytes([n; 32]),
+            path: n.to_string().into(),
+            len: 10,
+            stored: time_of(stored_ms),
+            worth: time_of(worth_ms),
+        };
+        let all = vec![stored(1, 100, 9000), stored(2, 300, 1500), stored(3, 200, 700)];
+        let read: Vec<_> =
+            candidates(36, all).into_iter().map(|c| (c.what, c.born, c.worth, c.is_young)).collect();
+        let expect = [("2", 300, 1500, true), ("3", 200, 700, false), ("1", 100, 9000, false)];
+        assert_eq!(read, expect.map(|(name, born, worth, young)| (name.into(), born, worth, young)));
     }
 }

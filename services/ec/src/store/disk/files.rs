@@ -27,6 +27,7 @@ pub(super) struct Files {
 /// One object, as its file is.
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
+    pub(super) key: ContentKey,
     pub(super) path: PathBuf,
     pub(super) len: u64,
     /// When it was stored.
@@ -188,7 +189,7 @@ impl Files {
             let Ok(meta) = entry.metadata() else { continue };
             let stored = meta.modified()?;
             let worth = meta.accessed().unwrap_or(stored);
-            see(key, Stored { path: entry.path(), len: meta.len(), stored, worth });
+            see(key, Stored { key, path: entry.path(), len: meta.len(), stored, worth });
         }
         Ok(())
     }

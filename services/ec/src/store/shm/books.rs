@@ -13,9 +13,7 @@
 use super::layout::{Field, PAGE_BYTES};
 use super::pages::Damaged;
 use super::words::Words;
-use crate::policy::{BY_EVICTIONS, is_young};
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use crate::policy::{BY_EVICTIONS, Candidate, is_young, order};
 use std::sync::atomic::{Ordering, fence};
 use triptych_core::ContentKey;
 
@@ -205,27 +203,25 @@ impl Words<'_> {
         self.field(Field::FreePages) >= n_pages as u64 && self.field(Field::FreeSlot) != 0
     }
 
-    /// Removes what is worth least until there is room, and a little more while it costs nothing that is young.
+    /// Removes what goes first until there is room, and a little more while it costs nothing that is young.
     fn evict(&self, n_pages: usize) -> Result<(), Damaged> {
         let (added, capacity) = (self.field(Field::Added), self.geometry.capacity() as u64);
-        let rank = |slot: usize| {
-            let birth = self.of(slot, Of::Birth);
-            let is_young = is_young(capacity, added.saturating_sub(birth));
-            // Of the young the oldest goes first, of the others what is worth least.
-            let first = if is_young { birth } else { self.of(slot, Of::Worth) };
-            Reverse((is_young, first, birth, slot))
+        let candidate = |slot: usize| {
+            let born = self.of(slot, Of::Birth);
+            let is_young = is_young(capacity, added.saturating_sub(born));
+            let (bytes, worth) = (self.of(slot, Of::Len), self.of(slot, Of::Worth));
+            Candidate { what: slot, key: self.key_of(slot), bytes, worth, born, is_young }
         };
         let ready = (0..self.geometry.n_slots).filter(|slot| self.of(*slot, Of::State) == READY);
-        let mut order: BinaryHeap<_> = ready.map(rank).collect();
         let plenty = n_pages.max(self.geometry.n_pages / EVICTED_AT_ONCE);
-        while let Some(Reverse((is_young, worth, _, slot))) = order.pop() {
-            if self.has_room(plenty) || (is_young && self.has_room(n_pages)) {
+        for victim in order(capacity, ready.map(candidate).collect()) {
+            if self.has_room(plenty) || (victim.is_young && self.has_room(n_pages)) {
                 break;
             }
-            self.evict_slot(slot)?;
+            self.evict_slot(victim.what)?;
             self.bump(Field::Evicted);
-            if !is_young {
-                self.set(Field::Clock, self.field(Field::Clock).max(worth));
+            if !victim.is_young {
+                self.set(Field::Clock, self.field(Field::Clock).max(victim.worth));
             }
         }
         Ok(())
