@@ -23,7 +23,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 use triptych_core::{Failure, FailureClass, ModelName};
-use triptych_runtime::{Drain, reload};
+use triptych_runtime::Drain;
+use triptych_runtime::reload::Files;
 
 /// Longest token that is looked at.
 const MAX_TOKEN_BYTES: usize = 8 << 10;
@@ -140,27 +141,23 @@ impl Auth {
     /// # Errors
     /// [`AuthError`] for a file that cannot be used.
     pub fn start(config: AuthConfig, drain: &Drain) -> Result<Self, AuthError> {
+        let paths = config.keys.iter().chain(config.jwt.iter().map(|jwt| &jwt.keys));
+        let files = Files::new(paths.cloned().collect());
         let keys =
             config.keys.map(|path| KeyTable::read(&path).map(|table| (path, ArcSwap::from_pointee(table))));
         let jwt = config.jwt.map(|jwt| Verifier::read(&jwt).map(|v| (jwt, ArcSwap::from_pointee(v))));
         let (keys, jwt) = (keys.transpose()?, jwt.transpose()?);
         let auth = Self(Arc::new(Parts { keys, jwt, quota: config.quota, accounts: Accounts::default() }));
-        let files: Vec<_> = auth.files().collect();
-        if !files.is_empty() {
+        if auth.is_required() {
             let (reader, stopping) = (auth.clone(), drain.clone());
             drain.tasks().spawn(async move {
                 tokio::select! {
-                    () = reload::on_change(files, LOOK_EVERY, || reader.read_again()) => {}
+                    () = files.on_change(LOOK_EVERY, || reader.read_again()) => {}
                     () = stopping.stopping() => {}
                 }
             });
         }
         Ok(auth)
-    }
-
-    fn files(&self) -> impl Iterator<Item = PathBuf> {
-        let keys = self.0.keys.iter().map(|(path, _)| path.clone());
-        keys.chain(self.0.jwt.iter().map(|(config, _)| config.keys.clone()))
     }
 
     fn read_again(&self) {

@@ -1,7 +1,7 @@
 //! Where a process is spoken to: a listener, plain or TLS.
 
 use crate::drain::Drain;
-use crate::reload;
+use crate::reload::Files;
 use crate::tls::server::ServerTls;
 use futures::{Stream, StreamExt};
 use std::io::{self, IoSlice};
@@ -40,6 +40,7 @@ impl Door {
 
     /// A door with TLS whose files are read again when they change, until the process stops.
     pub fn reloading(listener: TcpListener, tls: ServerTls, drain: &Drain) -> Self {
+        let files = Files::new(tls.files());
         let tls = Arc::new(tls);
         let (reader, stopping) = (Arc::clone(&tls), drain.clone());
         drain.tasks().spawn(async move {
@@ -48,7 +49,7 @@ impl Door {
                 Err(e) => tracing::error!(error = ?e, "the certificate stays as it was"),
             };
             tokio::select! {
-                () = reload::on_change(reader.files(), LOOK_EVERY, again) => {}
+                () = files.on_change(LOOK_EVERY, again) => {}
                 () = stopping.stopping() => {}
             }
         });

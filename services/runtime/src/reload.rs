@@ -9,16 +9,30 @@ use std::time::{Duration, SystemTime};
 /// What tells a file from what it was: when it was written, how long it is, and which file it is.
 type Stamp = Option<(SystemTime, u64, u64)>;
 
-/// Calls `changed` whenever one of the files is another than it was. Never ends.
-pub async fn on_change(files: Vec<PathBuf>, every: Duration, changed: impl Fn()) {
-    let mut known = stamps(&files);
-    loop {
-        tokio::time::sleep(every).await;
-        let now = stamps(&files);
-        // A file that is gone is on its way of being replaced.
-        if now != known && now.iter().all(Option::is_some) {
-            known = now;
-            changed();
+/// Files as they were at a moment.
+#[derive(Debug)]
+pub struct Files {
+    paths: Vec<PathBuf>,
+    known: Vec<Stamp>,
+}
+
+impl Files {
+    /// As they are. To be made before they are read: what changes afterwards is seen.
+    pub fn new(paths: Vec<PathBuf>) -> Self {
+        let known = stamps(&paths);
+        Self { paths, known }
+    }
+
+    /// Calls `changed` whenever one of them is another than it was. Never ends.
+    pub async fn on_change(mut self, every: Duration, changed: impl Fn()) {
+        loop {
+            tokio::time::sleep(every).await;
+            let now = stamps(&self.paths);
+            // A file that is gone is on its way of being replaced.
+            if now != self.known && now.iter().all(Option::is_some) {
+                self.known = now;
+                changed();
+            }
         }
     }
 }
@@ -46,7 +60,7 @@ mod tests {
         std::fs::write(&path, "a").unwrap();
         let told = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&told);
-        let watching = on_change(vec![path.clone()], Duration::from_secs(1), move || {
+        let watching = Files::new(vec![path.clone()]).on_change(Duration::from_secs(1), move || {
             counter.fetch_add(1, Ordering::SeqCst);
         });
         let watching = tokio::spawn(watching);

@@ -9,7 +9,7 @@ pub mod client;
 pub mod server;
 
 use crate::drain::Drain;
-use crate::reload;
+use crate::reload::Files;
 use client::ClientTls;
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
@@ -104,6 +104,7 @@ impl PartsTls {
     /// [`TlsError`] for files that cannot be used.
     pub fn start(files: PartsFiles, drain: &Drain) -> Result<Self, TlsError> {
         let paths = vec![files.identity.cert.clone(), files.identity.key.clone(), files.ca.clone()];
+        let watched = Files::new(paths);
         let server = Arc::new(ServerTls::mutual(files.identity.clone(), files.ca.clone())?);
         let client = Arc::new(ClientTls::mutual(files)?);
         let parts = Self { server, client };
@@ -111,7 +112,7 @@ impl PartsTls {
         drain.tasks().spawn(async move {
             let again = || report(reader.server.read_again().and_then(|()| reader.client.read_again()));
             tokio::select! {
-                () = reload::on_change(paths, LOOK_EVERY, again) => {}
+                () = watched.on_change(LOOK_EVERY, again) => {}
                 () = stopping.stopping() => {}
             }
         });

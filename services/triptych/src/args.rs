@@ -12,6 +12,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use tls::TlsArgs;
 use triptych_core::DType;
 use triptych_core::limits::Limits;
 use triptych_ec::settings::Opening;
@@ -20,6 +21,7 @@ use triptych_kernels::cpu::Precision;
 use triptych_models::LoadFormat;
 use triptych_models::compute::ComputeConfig;
 use triptych_proxy::fetch::{AllowRule, FetchPolicy, NotARule, Reach};
+use triptych_runtime::Drain;
 use triptych_runtime::grpc::Dialer;
 use triptych_runtime::telemetry::TelemetryConfig;
 
@@ -259,14 +261,6 @@ impl EcArgs {
         together.map(Some).map_err(|e| CliError::Setting(chain(&e)))
     }
 
-    /// Opens the store over plain TCP.
-    ///
-    /// # Errors
-    /// As [`Self::open_over`].
-    pub async fn open(&self, limits: &Limits) -> Result<Arc<dyn EcStore>, CliError> {
-        self.open_over(&Dialer::default(), limits).await
-    }
-
     /// Opens the store of a role; store processes are reached by `dialer`.
     ///
     /// # Errors
@@ -289,6 +283,27 @@ impl EcArgs {
         triptych_ec::settings::open_with(&given.setting, &with)
             .await
             .map_err(|e| CliError::Setting(chain(&e)))
+    }
+}
+
+/// The store of a command that is no part of the cluster.
+#[derive(Args, Clone, Debug)]
+pub struct OperatorEcArgs {
+    /// Which.
+    #[command(flatten)]
+    ec: EcArgs,
+    /// How store processes are reached.
+    #[command(flatten)]
+    tls: TlsArgs,
+}
+
+impl OperatorEcArgs {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// As [`EcArgs::open_over`], and for TLS files that cannot be used.
+    pub async fn open(&self, limits: &Limits) -> Result<Arc<dyn EcStore>, CliError> {
+        self.ec.open_over(&self.tls.links(&Drain::new())?.dialer(), limits).await
     }
 }
 

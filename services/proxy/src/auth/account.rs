@@ -219,7 +219,8 @@ mod tests {
         assert!(account.take_items(usize::MAX / 2).is_ok());
         account.take_encode(Limits::default().max_body_bytes).unwrap();
         let failure = account.take_encode(2 << 20).unwrap_err();
-        assert_eq!(failure.retry_after, Some(Duration::from_secs(2)));
+        let pause = failure.retry_after.unwrap();
+        assert!((Duration::from_millis(1999)..=Duration::from_secs(2)).contains(&pause), "{pause:?}");
         assert_eq!(account.take_encode(1 << 30).unwrap_err().class, FailureClass::TooLarge);
     }
 

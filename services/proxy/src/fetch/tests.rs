@@ -104,7 +104,7 @@ async fn a_name_that_changes_its_mind_never_leads_inside() {
     let inside = serve(INSIDE, secret).await;
     let again = format!("http://rebound.example:{}/again", inside.port());
     let routes = Router::new()
-        .route("/image", get(|| async { "pixels" }))
+        .route("/image", get(|| async { ([(header::CONTENT_TYPE, "image/png")], "pixels") }))
         .route("/start", get(move || async move { ([(header::CONNECTION, "close")], redirect_to(again)) }));
     let listener = tokio::net::TcpListener::bind((ALLOWED, inside.port())).await.unwrap();
     tokio::spawn(async move { axum::serve(listener, routes).await });

@@ -108,7 +108,9 @@ async fn parts_of_one_cluster_talk_and_nobody_else_does() {
         ("plaintext", Dialer::default()),
     ] {
         let status = asks(&dialer, address).await.expect_err(who);
-        assert_eq!(status.code(), tonic::Code::Unavailable, "{who}: {status}");
+        // A client may be done with its part of the handshake when it is refused: then its first call breaks off.
+        let is_broken = matches!(status.code(), tonic::Code::Unavailable | tonic::Code::Unknown);
+        assert!(is_broken, "{who}: {status}");
     }
     asks(&good.dialer(), address).await.unwrap();
 }

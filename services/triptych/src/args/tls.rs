@@ -10,6 +10,16 @@ use triptych_runtime::grpc::Dialer;
 use triptych_runtime::tls::server::ServerTls;
 use triptych_runtime::tls::{Identity, PartsFiles, PartsTls};
 
+/// The variables of all of these flags.
+pub const VARIABLES: [&str; 6] = [
+    "TRIPTYCH_TLS_CERT",
+    "TRIPTYCH_TLS_KEY",
+    "TRIPTYCH_TLS_CA",
+    "TRIPTYCH_TLS_SERVER_NAME",
+    "TRIPTYCH_PUBLIC_TLS_CERT",
+    "TRIPTYCH_PUBLIC_TLS_KEY",
+];
+
 /// Mutual TLS with the other parts of the cluster.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "TLS between the parts")]

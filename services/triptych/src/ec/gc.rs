@@ -4,7 +4,7 @@
 //! is only told. An object that is removed while it is wanted is encoded again, so nothing is lost but time.
 
 use super::objects::{Crew, age, all, failed, line, note, progress};
-use crate::args::EcArgs;
+use crate::args::OperatorEcArgs;
 use crate::error::CliError;
 use crate::units::{age_text, bytes_text, count, parse_age};
 use clap::Args;
@@ -25,7 +25,7 @@ const JOBS: usize = 8;
 pub struct GcArgs {
     /// Which store.
     #[command(flatten)]
-    ec: EcArgs,
+    ec: OperatorEcArgs,
     /// Keep the objects of this encoder, and remove those of others; its fingerprint or the first digits of it;
     /// repeat for several
     #[arg(long, value_name = "DIGITS", value_parser = digits)]

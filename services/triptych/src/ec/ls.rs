@@ -1,7 +1,7 @@
 //! `triptych ec ls`: a table of the objects, or a JSON object for each.
 
 use super::objects::{Pages, SHORT_DIGITS, age, failed, line, note};
-use crate::args::EcArgs;
+use crate::args::OperatorEcArgs;
 use crate::error::CliError;
 use crate::units::{age_text, bytes_text, count};
 use clap::Args;
@@ -17,7 +17,7 @@ use triptych_ec::store::Listed;
 pub struct LsArgs {
     /// Which store.
     #[command(flatten)]
-    ec: EcArgs,
+    ec: OperatorEcArgs,
     /// Print a JSON object a line, with everything in it
     #[arg(long)]
     json: bool,

@@ -2,7 +2,7 @@
 
 use super::ls::json;
 use super::objects::{age, before, failed, find, line};
-use crate::args::EcArgs;
+use crate::args::OperatorEcArgs;
 use crate::error::{CliError, chain};
 use crate::units::{age_text, bytes_text, count};
 use clap::Args;
@@ -20,7 +20,7 @@ pub struct ShowArgs {
     key: String,
     /// Which store.
     #[command(flatten)]
-    ec: EcArgs,
+    ec: OperatorEcArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,

@@ -1,7 +1,7 @@
 //! `triptych ec verify`: reads objects whole, as a worker would, and says which do not verify.
 
 use super::objects::{Crew, all, failed, find, line, note, progress};
-use crate::args::EcArgs;
+use crate::args::OperatorEcArgs;
 use crate::error::{CliError, chain};
 use crate::units::count;
 use clap::Args;
@@ -18,7 +18,7 @@ pub struct VerifyArgs {
     keys: Vec<String>,
     /// Which store.
     #[command(flatten)]
-    ec: EcArgs,
+    ec: OperatorEcArgs,
     /// Take what is bad out of view, so that it is encoded again
     #[arg(long)]
     quarantine: bool,

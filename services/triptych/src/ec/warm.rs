@@ -2,6 +2,7 @@
 
 use super::objects::{Crew, all, failed, find, line, note, progress};
 use crate::args::EcArg;
+use crate::args::tls::TlsArgs;
 use crate::error::{CliError, chain};
 use crate::units::{bytes_text, count};
 use clap::Args;
@@ -11,7 +12,8 @@ use tokio::task::spawn_blocking;
 use triptych_core::ContentKey;
 use triptych_core::limits::Limits;
 use triptych_ec::settings::Scope;
-use triptych_ec::{EcError, EcStore, PutOutcome, object};
+use triptych_ec::{EcError, EcStore, Opening, PutOutcome, object};
+use triptych_runtime::Drain;
 
 /// Keys looked for in the other store at once.
 const PAGE: usize = 256;
@@ -25,6 +27,9 @@ pub struct WarmArgs {
     /// Where to write
     #[arg(long, value_name = "STORE")]
     to: EcArg,
+    /// How store processes are reached
+    #[command(flatten)]
+    tls: TlsArgs,
     /// Read the keys to copy from stdin, one a line, instead of copying everything
     #[arg(long)]
     stdin: bool,
@@ -60,7 +65,9 @@ pub async fn run(args: WarmArgs) -> Result<(), CliError> {
         return Err(CliError::Setting("--from and --to are the same store".into()));
     }
     let limits = Limits::default();
-    let (from, to) = (open(&args.from, "--from", &limits).await?, open(&args.to, "--to", &limits).await?);
+    let with =
+        Opening { limits: limits.clone(), dial: Some(args.tls.links(&Drain::new())?.dialer().as_fn()) };
+    let (from, to) = (open(&args.from, "--from", &with).await?, open(&args.to, "--to", &with).await?);
     let keys = if args.stdin {
         typed(&*from).await?
     } else {
@@ -126,13 +133,13 @@ impl Sums {
     }
 }
 
-async fn open(arg: &EcArg, flag: &str, limits: &Limits) -> Result<Arc<dyn EcStore>, CliError> {
+async fn open(arg: &EcArg, flag: &str, with: &Opening) -> Result<Arc<dyn EcStore>, CliError> {
     if arg.setting.scope() == Scope::Process {
         return Err(CliError::Setting(format!(
             "{flag} memory would be this process's alone, and end with it"
         )));
     }
-    let opened = triptych_ec::open(&arg.setting, limits).await;
+    let opened = triptych_ec::open_with(&arg.setting, with).await;
     opened.map_err(|e| CliError::Setting(format!("{flag}: {}", chain(&e))))
 }
 

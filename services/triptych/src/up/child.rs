@@ -3,7 +3,7 @@
 use super::plan::ChildSpec;
 use super::restarts::{End, Phase, Restarts, Verdict};
 use super::screen::Screen;
-use crate::args::EC_VARIABLE;
+use crate::args::{EC_VARIABLE, tls};
 use crate::error::SETTING_EXIT_CODE;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fmt;
@@ -135,6 +135,10 @@ impl Keeper {
             Some(setting) => command.env(EC_VARIABLE, setting),
             None => command.env_remove(EC_VARIABLE),
         };
+        // A cluster of one machine is plain on its loopback address, whatever is set for the roles of another.
+        for variable in tls::VARIABLES {
+            command.env_remove(variable);
+        }
         if !self.screen.is_coloured() {
             command.env("NO_COLOR", "1");
         }
