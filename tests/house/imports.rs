@@ -48,7 +48,12 @@ const RULES: [Rule; 14] = [
     // The whole, seen from outside; that a test goes through a process's front is for its reader to see.
     Rule { dir: "tests", may: &["core", "ec", "models", "proto", "runtime"], never: &[] },
     Rule { dir: "tests/xtask", may: &[], never: ASYNC },
-    Rule { dir: "benches", may: &["core", "engine", "kernels", "models"], never: ASYNC },
+    // Its programs time engine and store, each alone; none of them serves.
+    Rule {
+        dir: "benches",
+        may: &["core", "ec", "engine", "kernels", "models"],
+        never: &["axum", "reqwest", "tonic"],
+    },
 ];
 
 /// Where a `String` of an error is good enough: programs and tests, not libraries.

@@ -138,7 +138,7 @@ async fn a_server_that_hangs_times_out_and_is_used_again_when_it_goes_on() {
 #[tokio::test]
 async fn a_server_that_dies_is_unavailable_and_what_it_held_is_there_when_it_is_back() {
     let mut server = S3Server::start();
-    let store = open(&server, BucketTuning::default(), &conformance::limits()).await;
+    let store = open(&server, tuning(), &conformance::limits()).await;
     let key = fresh_key();
     let object = encode(&sample_output(key, 3 * MIB));
     assert_eq!(store.put_if_absent(&key, object.clone()).await.unwrap(), PutOutcome::Stored);
@@ -226,15 +226,19 @@ async fn an_object_over_the_limit_is_corrupt_and_is_not_read() {
 
 #[tokio::test]
 async fn lists_are_in_the_order_of_the_keys_page_by_page_without_foreign_names() {
-    let server = S3Server::start();
-    let store = open(&server, tuning(), &conformance::limits()).await;
+    let server = S3Server::shared();
+    let setting = format!("{}&tenant=lists", server.url()).parse().unwrap();
+    let limits = conformance::limits();
+    let store = BucketStore::open(&setting, server.environment(), tuning(), &limits).await.unwrap();
     let mut keys: Vec<_> = (0..7).map(|_| fresh_key()).collect();
     for key in &keys {
         store.put_if_absent(key, encode(&sample_output(*key, 64))).await.unwrap();
     }
     keys.sort();
-    for name in ["ec/v1/00/foreign", "ec/v1/foreign", "ec/v2/x", "ec2/v1/x"] {
-        by_hand(&server, server.bucket()).put(&Path::from(name), PutPayload::from("x")).await.unwrap();
+    let bucket = by_hand(&server, server.bucket());
+    for name in ["v1/00/foreign", "v1/foreign", "v2/x", "leases/00/x"] {
+        let name = Path::from(format!("ec/tenant=lists/{name}"));
+        bucket.put(&name, PutPayload::from("x")).await.unwrap();
     }
     let mut listed = Vec::new();
     loop {

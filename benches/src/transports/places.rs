@@ -1,0 +1,171 @@
+//! The transports under one face, each with its server.
+
+use crate::raw::{Memcpy, Tcp};
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use std::path::Path;
+use std::sync::Arc;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use triptych_core::ContentKey;
+use triptych_core::limits::Limits;
+use triptych_ec::store::bucket::{BucketStore, BucketTuning};
+use triptych_ec::store::memory::MemoryStore;
+use triptych_ec::testing::{RedisServer, S3Server};
+use triptych_ec::{EcSetting, EcStore, open, server};
+
+/// What there is to measure, the two that are no stores first.
+pub const NAMES: [&str; 9] = [
+    "memcpy",
+    "TCP loopback",
+    "memory",
+    "shm",
+    "disk",
+    "redis, one value",
+    "redis, chunked",
+    "gRPC store",
+    "S3",
+];
+/// Memory for the stores that hold what they are given.
+const BUDGET_BYTES: usize = 1 << 30;
+
+/// One transport, open. Its server ends with it.
+pub struct Place<'r> {
+    name: &'static str,
+    runtime: &'r Runtime,
+    kind: Kind,
+    /// Where what is read goes for those that read into memory that is there.
+    read: Vec<u8>,
+    /// Held until the end.
+    _guards: Vec<Guard>,
+}
+
+enum Kind {
+    Memcpy(Memcpy),
+    Tcp(Tcp),
+    Redis(Box<redis::Connection>),
+    Store(Arc<dyn EcStore>),
+}
+
+/// Never read: dropping it is what it is for.
+#[expect(dead_code, reason = "servers and folders end when they are dropped")]
+enum Guard {
+    Redis(RedisServer),
+    S3(S3Server),
+    Folder(TempDir),
+}
+
+impl<'r> Place<'r> {
+    /// Opens the transport of that name; `disk`: where the disk store shall lie.
+    ///
+    /// # Errors
+    /// If its server, its memory or its folder is not to be had.
+    pub fn open(name: &'static str, runtime: &'r Runtime, disk: Option<&Path>) -> Result<Self> {
+        let limits = Limits::default();
+        let store = |setting: String| -> Result<Kind> {
+            let setting: EcSetting = setting.parse()?;
+            Ok(Kind::Store(runtime.block_on(open(&setting, &limits))?))
+        };
+        let (kind, guards) = match name {
+            "memcpy" => (Kind::Memcpy(Memcpy::default()), vec![]),
+            "TCP loopback" => (Kind::Tcp(Tcp::connect()?), vec![]),
+            "memory" => (Kind::Store(Arc::new(MemoryStore::new(BUDGET_BYTES, &limits))), vec![]),
+            "shm" => {
+                let folder = tempfile::tempdir_in("/dev/shm").context("shared memory")?;
+                let slab = folder.path().join("slab");
+                let kind = store(format!("shm:{}?mib={}", slab.display(), BUDGET_BYTES >> 20))?;
+                (kind, vec![Guard::Folder(folder)])
+            }
+            "disk" => {
+                let folder = disk.map_or_else(tempfile::tempdir, tempfile::tempdir_in)?;
+                (store(format!("disk:{}", folder.path().display()))?, vec![Guard::Folder(folder)])
+            }
+            "redis, one value" => {
+                let server = RedisServer::start();
+                let connection = redis::Client::open(server.url())?.get_connection()?;
+                (Kind::Redis(Box::new(connection)), vec![Guard::Redis(server)])
+            }
+            "redis, chunked" => {
+                let server = RedisServer::start();
+                (store(server.url())?, vec![Guard::Redis(server)])
+            }
+            "gRPC store" => (store(served(runtime, &limits)?)?, vec![]),
+            "S3" => {
+                let server = S3Server::start();
+                let (setting, environment) = (server.url().parse()?, server.environment());
+                let tuning = BucketTuning::default();
+                let store = runtime.block_on(BucketStore::open(&setting, environment, tuning, &limits))?;
+                (Kind::Store(Arc::new(store)), vec![Guard::S3(server)])
+            }
+            _ => bail!("no transport is called {name:?}"),
+        };
+        Ok(Self { name, runtime, kind, read: Vec::new(), _guards: guards })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Publishes an object.
+    ///
+    /// # Errors
+    /// If that does not take place.
+    pub fn put(&mut self, key: &ContentKey, object: &Bytes) -> Result<()> {
+        match &mut self.kind {
+            Kind::Memcpy(memcpy) => memcpy.put(object),
+            Kind::Tcp(tcp) => tcp.put(object)?,
+            Kind::Redis(connection) => {
+                redis::cmd("SET").arg(key.to_string()).arg(&object[..]).exec(connection)?;
+            }
+            Kind::Store(store) => {
+                self.runtime.block_on(store.put_if_absent(key, object.clone()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads it.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub fn get(&mut self, key: &ContentKey) -> Result<Bytes> {
+        match &mut self.kind {
+            Kind::Memcpy(memcpy) => memcpy.get(&mut self.read),
+            Kind::Tcp(tcp) => tcp.get(&mut self.read)?,
+            Kind::Redis(connection) => {
+                self.read = redis::cmd("GET").arg(key.to_string()).query(connection)?;
+            }
+            Kind::Store(store) => {
+                return self.runtime.block_on(store.get(key))?.context("the object is gone");
+            }
+        }
+        Ok(std::mem::take(&mut self.read).into())
+    }
+
+    /// Makes room for the next; takes back the memory that was read into.
+    ///
+    /// # Errors
+    /// If the store does not answer.
+    pub fn remove(&mut self, key: &ContentKey, read: Bytes) -> Result<()> {
+        match &mut self.kind {
+            Kind::Memcpy(_) | Kind::Tcp(_) => self.read = Vec::from(read),
+            Kind::Redis(connection) => redis::cmd("DEL").arg(key.to_string()).exec(connection)?,
+            Kind::Store(store) => {
+                self.runtime.block_on(store.delete(key))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A memory store behind gRPC, as `triptych store` and an encoder worker's memory are; its setting. Ends with the
+/// runtime.
+fn served(runtime: &Runtime, limits: &Limits) -> Result<String> {
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))?;
+    let setting = format!("grpc://{}", listener.local_addr()?);
+    let (held, limits): (Arc<dyn EcStore>, _) =
+        (Arc::new(MemoryStore::new(BUDGET_BYTES, limits)), limits.clone());
+    runtime.spawn(async move { server::serve(listener, held, &limits, std::future::pending()).await });
+    Ok(setting)
+}
