@@ -90,14 +90,14 @@ fn measure(place: &mut Place<'_>, size: usize, n: usize, bar: &ProgressBar) -> R
         ensure!(read == object, "{}: other bytes came back", place.name());
         place.remove(&key, read)?;
         if round >= WARM_UP {
-            puts.record(micros(put))?;
-            gets.record(micros(get))?;
+            puts.record(nanos(put))?;
+            gets.record(nanos(get))?;
             bar.inc(1);
         }
     }
     Ok(Row { name: place.name(), size, n, put: report::Times::of(&puts), get: report::Times::of(&gets) })
 }
 
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1)
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1)
 }

@@ -27,20 +27,20 @@ pub struct Row {
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
     /// Half of them took no longer.
-    pub p50_us: u64,
+    pub p50_ns: u64,
     /// All but one of a hundred took no longer.
-    pub p99_us: u64,
+    pub p99_ns: u64,
 }
 
 impl Times {
-    /// From a histogram of microseconds.
+    /// From a histogram of nanoseconds.
     pub fn of(histogram: &Histogram<u64>) -> Self {
-        Self { p50_us: histogram.value_at_quantile(0.5), p99_us: histogram.value_at_quantile(0.99) }
+        Self { p50_ns: histogram.value_at_quantile(0.5), p99_ns: histogram.value_at_quantile(0.99) }
     }
 
     /// Throughput of one client at the median: 10⁹ bytes a second.
     fn gb_s(&self, size: usize) -> f64 {
-        size as f64 / self.p50_us as f64 / 1e3
+        size as f64 / self.p50_ns as f64
     }
 }
 
@@ -105,26 +105,27 @@ fn markdown(rows: &[Row], run: &Run) -> String {
     let Run { host, commit, date, build, command } = run;
     let mut text = format!(
         "# Transports, one client, servers on the same machine\n\n\
-         {host}; {build} build, commit {commit}, {date}; `{command}`. GB/s at the median.\n\n\
+         {host}; {build} build, commit {commit}, {date}; `{command}`. GB/s at the median. The memory store hands \
+         out what it holds without a copy.\n\n\
          | rows | transport | put p50, ms | p99 | GB/s | get p50, ms | p99 | GB/s | objects |\n\
          |---|---|---|---|---|---|---|---|---|\n"
     );
     let mut sizes: Vec<_> = rows.iter().map(|r| r.size).collect();
     sizes.sort_unstable();
     sizes.dedup();
-    let ms = |us: u64| us as f64 / 1e3;
+    let ms = |ns: u64| ns as f64 / 1e6;
     for size in sizes {
         for Row { name, n, put, get, .. } in rows.iter().filter(|r| r.size == size) {
             let (put_gb_s, get_gb_s) = (put.gb_s(size), get.gb_s(size));
             // Writing to a string cannot fail.
             let _ = writeln!(
                 text,
-                "| {} | {name} | {:.2} | {:.2} | {put_gb_s:.2} | {:.2} | {:.2} | {get_gb_s:.2} | {n} |",
+                "| {} | {name} | {:.3} | {:.3} | {put_gb_s:.2} | {:.3} | {:.3} | {get_gb_s:.2} | {n} |",
                 shown(size),
-                ms(put.p50_us),
-                ms(put.p99_us),
-                ms(get.p50_us),
-                ms(get.p99_us),
+                ms(put.p50_ns),
+                ms(put.p99_ns),
+                ms(get.p50_ns),
+                ms(get.p99_ns),
             );
         }
     }
@@ -132,7 +133,7 @@ fn markdown(rows: &[Row], run: &Run) -> String {
 }
 
 fn numbers(rows: &[Row], run: &Run) -> serde_json::Value {
-    let times = |times: &Times, size| json!({ "p50_us": times.p50_us, "p99_us": times.p99_us, "gb_s": times.gb_s(size) });
+    let times = |times: &Times, size| json!({ "p50_ns": times.p50_ns, "p99_ns": times.p99_ns, "gb_s": times.gb_s(size) });
     let row = |r: &Row| {
         let (put, get) = (times(&r.put, r.size), times(&r.get, r.size));
         json!({ "transport": r.name, "bytes": r.size, "objects": r.n, "put": put, "get": get })
