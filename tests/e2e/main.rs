@@ -14,5 +14,6 @@ mod one_encode;
 mod openai;
 mod privacy;
 mod tls;
+mod rolling;
 mod whisper;
 mod with_encoder;

@@ -19,7 +19,7 @@ use std::time::Duration;
 use tonic_health::server::HealthReporter;
 use triptych_proto::v1::triptych_server::SERVICE_NAME;
 use triptych_runtime::door::Door;
-use triptych_runtime::drain::DrainTimes;
+use triptych_runtime::ending::EndWatchesLayer;
 use triptych_runtime::serve::ServeError;
 use triptych_runtime::{Drain, MetricsRegistry};
 
@@ -74,7 +74,7 @@ pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) ->
     let routes = openai::Face::new(parts).routes();
     drain.tasks().spawn(openai::listen::serve(config.http, routes, times, drain.clone()));
     tokio::select! {
-        () = drain.finish(DrainTimes::default()) => Ok(()),
+        () = drain.finish(drain.times()) => Ok(()),
         ended = grpc => ended.map_err(ServeError::from)?,
     }
 }
@@ -90,6 +90,7 @@ async fn serve_grpc(
     let watching = watch_health(health, Arc::clone(&face.orchestrator));
     let (v1, v1alpha) = triptych_runtime::grpc::reflection().map_err(ServeError::from)?;
     let serving = triptych_runtime::grpc::server()
+        .layer(EndWatchesLayer::new(&drain))
         .add_service(health_service)
         .add_service(v1)
         .add_service(v1alpha)

@@ -25,6 +25,7 @@ impl Readiness {
     /// Everything is loaded.
     pub fn set_loaded(&self) {
         self.loaded.store(true, Ordering::Release);
+        self.drain.set_ready();
     }
 
     /// Whether work is taken.

@@ -27,6 +27,9 @@ impl Default for DrainTimes {
 /// The state of stopping, shared by all parts of a process.
 #[derive(Clone, Debug, Default)]
 pub struct Drain {
+    times: DrainTimes,
+    /// Cancelled when everything is loaded and listeners are open.
+    ready: CancellationToken,
     /// Cancelled when stopping begins: readiness goes.
     stopping: CancellationToken,
     /// Cancelled when listeners close.
@@ -40,6 +43,26 @@ impl Drain {
     /// A process that is not stopping.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same, which stops in other times than usual.
+    pub fn with_times(times: DrainTimes) -> Self {
+        Self { times, ..Self::default() }
+    }
+
+    /// How long each part of stopping may take here.
+    pub fn times(&self) -> DrainTimes {
+        self.times
+    }
+
+    /// The process takes work from now on.
+    pub fn set_ready(&self) {
+        self.ready.cancel();
+    }
+
+    /// Ends when the process takes work.
+    pub async fn ready(&self) {
+        self.ready.cancelled().await;
     }
 
     /// Begins stopping. Called again, it does nothing.

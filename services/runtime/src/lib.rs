@@ -10,6 +10,7 @@ pub mod telemetry;
 pub mod trace_context;
 pub mod metrics;
 pub mod drain;
+pub mod ending;
 pub mod flights;
 pub mod grpc;
 pub mod discovery;

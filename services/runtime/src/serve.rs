@@ -2,7 +2,8 @@
 
 use crate::admin::Readiness;
 use crate::door::Door;
-use crate::drain::{Drain, DrainTimes};
+use crate::drain::Drain;
+use crate::ending::EndWatchesLayer;
 use crate::grpc;
 use http::{Request, Response};
 use std::convert::Infallible;
@@ -114,9 +115,12 @@ where
     let (v1, v1alpha) = grpc::reflection()?;
     let routes = Routes::new(health_service).add_service(v1).add_service(v1alpha).add_service(service);
     let routes = beside.add.into_iter().fold(routes, |routes, add| add(routes));
-    let serving = grpc::server().add_routes(routes).serve_with_incoming_shutdown(incoming, drain.closing());
+    let serving = grpc::server()
+        .layer(EndWatchesLayer::new(&drain))
+        .add_routes(routes)
+        .serve_with_incoming_shutdown(incoming, drain.closing());
     let server = drain.tasks().spawn(serving);
-    let mut finish = pin!(drain.finish(DrainTimes::default()));
+    let mut finish = pin!(drain.finish(drain.times()));
     tokio::select! {
         () = &mut finish => return Ok(()),
         ended = server => ended??,

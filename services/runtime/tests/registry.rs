@@ -96,6 +96,7 @@ async fn a_redis_that_dies_and_comes_back_empty_takes_nobody_away() {
     let drain = Drain::new();
     let kept = worker(Role::Pd, "kept:1");
     announce::keep(Arc::new(registry(&server.url())), kept.clone(), &drain);
+    drain.set_ready();
     registry(&server.url()).announce(&worker(Role::Pd, "gone:1"), LASTS).await.unwrap();
     let (_discovery, mut present) = watch(&server.url());
     until(&mut present, &["gone:1", "kept:1"]).await;

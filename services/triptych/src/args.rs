@@ -4,6 +4,8 @@
 
 pub mod auth;
 pub mod tls;
+pub mod discovery;
+pub mod drain;
 
 use crate::error::{CliError, chain};
 use clap::builder::FalseyValueParser;

@@ -8,6 +8,7 @@ pub mod proxy;
 pub mod store;
 
 use crate::args::LogArgs;
+use crate::args::drain::DrainArgs;
 use crate::error::{CliError, chain};
 use crate::listen;
 use tokio::net::TcpListener;
@@ -24,9 +25,9 @@ struct Process {
 
 impl Process {
     /// Logs are on and signals are watched.
-    fn start(role: &str, log: &LogArgs) -> Result<Self, CliError> {
+    fn start(role: &str, log: &LogArgs, drain: &DrainArgs) -> Result<Self, CliError> {
         let telemetry = telemetry::init(&log.telemetry(role)).map_err(|e| CliError::Setting(chain(&e)))?;
-        let drain = Drain::new();
+        let drain = Drain::with_times(drain.times());
         drain.on_signals().map_err(|e| CliError::failed("cannot watch signals", &e))?;
         Ok(Self { drain, metrics: MetricsRegistry::default(), _telemetry: telemetry })
     }

@@ -14,13 +14,18 @@ const AGAIN: Duration = Duration::from_secs(3);
 /// The longest that the registry may take; a withdrawal must not hold up a drain.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Keeps the worker announced from now to the beginning of drain. To be called when the worker is ready.
+/// Keeps the worker announced from when it is ready to the beginning of drain.
 pub fn keep(registry: Arc<dyn Registry>, who: Announcement, drain: &Drain) {
-    let stopping = drain.clone();
+    let process = drain.clone();
     drain.tasks().spawn(async move {
         tokio::select! {
+            () = process.ready() => {}
+            // It was never there.
+            () = process.stopping() => return,
+        }
+        tokio::select! {
             () = announce_again_and_again(&*registry, &who) => {}
-            () = stopping.stopping() => {}
+            () = process.stopping() => {}
         }
         match timeout(PATIENCE, registry.withdraw(&who)).await {
             Ok(Ok(())) => tracing::info!(registry = registry.describe(), "withdrawn"),

@@ -88,6 +88,9 @@ async fn a_worker_is_announced_while_it_is_there_and_withdrawn_first_thing() {
     let who = Announcement { endpoint, worker: WorkerId::new("encoder-0") };
     announce::keep(Arc::clone(&registry) as Arc<dyn Registry>, who, &drain);
     tokio::time::sleep(Duration::from_secs(7)).await;
+    assert!(registry.0.lock().unwrap().is_empty(), "not before it is ready");
+    drain.set_ready();
+    tokio::time::sleep(Duration::from_secs(7)).await;
     assert_eq!(*registry.0.lock().unwrap(), ["announced"; 3]);
     drain.begin();
     tokio::time::sleep(Duration::from_millis(1)).await;

@@ -1,6 +1,8 @@
 //! `triptych encoder`.
 
 use super::{Process, bind_admin, worker_id};
+use crate::args::discovery::RegisterArgs;
+use crate::args::drain::DrainArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::args::{EcArgs, LogArgs, ModelArgs};
 use crate::error::{CliError, chain};
@@ -8,6 +10,7 @@ use crate::{listen, model};
 use clap::Args;
 use triptych_core::limits::Limits;
 use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError};
+use triptych_runtime::discovery::Role;
 
 /// Flags of an encoder worker.
 #[derive(Args, Debug)]
@@ -40,6 +43,12 @@ pub struct EncoderArgs {
     /// Or not
     #[command(flatten)]
     pub plaintext: PlaintextArgs,
+    /// Where it announces itself
+    #[command(flatten)]
+    pub register: RegisterArgs,
+    /// How it stops
+    #[command(flatten)]
+    pub drain: DrainArgs,
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
@@ -50,12 +59,14 @@ pub struct EncoderArgs {
 /// # Errors
 /// [`CliError`] if it cannot start, or its server ends.
 pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
-    let process = Process::start("encoder", &args.log)?;
+    let process = Process::start("encoder", &args.log, &args.drain)?;
     let limits = Limits::default();
     let links = args.tls.links(&process.drain)?;
     let grpc = listen::bind("--grpc", &args.grpc).await?;
+    let id = worker_id(args.id.as_deref(), "encoder", &grpc);
+    args.register.announce(Role::Encoder, &id, &grpc, &process.drain)?;
     let config = EncoderConfig {
-        worker_id: worker_id(args.id.as_deref(), "encoder", &grpc),
+        worker_id: id,
         grpc: links.door(grpc, args.plaintext)?,
         admin: bind_admin(args.admin.as_deref()).await?,
         models: model::resolve_all(&args.models).await?,

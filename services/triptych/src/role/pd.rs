@@ -1,6 +1,8 @@
 //! `triptych pd`.
 
 use super::{Process, bind_admin, worker_id};
+use crate::args::discovery::RegisterArgs;
+use crate::args::drain::DrainArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::args::{EcArgs, LogArgs, ModelArgs};
 use crate::error::{CliError, chain};
@@ -10,6 +12,7 @@ use clap::builder::FalseyValueParser;
 use triptych_core::limits::Limits;
 use triptych_encoder::{BatchLimits, EmbeddedConfig};
 use triptych_pd::{EngineSettings, MakeBeside, PdConfig, PdError};
+use triptych_runtime::discovery::Role;
 use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Encoder jobs that a PD worker with encoders admits at once.
@@ -49,6 +52,12 @@ pub struct PdArgs {
     /// Or not
     #[command(flatten)]
     pub plaintext: PlaintextArgs,
+    /// Where it announces itself
+    #[command(flatten)]
+    pub register: RegisterArgs,
+    /// How it stops
+    #[command(flatten)]
+    pub drain: DrainArgs,
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
@@ -135,13 +144,15 @@ fn encoders(config: &PdConfig, drain: Drain, metrics: MetricsRegistry) -> MakeBe
 /// # Errors
 /// [`CliError`] if it cannot start, or its server or an engine ends.
 pub async fn run(args: PdArgs) -> Result<(), CliError> {
-    let process = Process::start("pd", &args.log)?;
+    let process = Process::start("pd", &args.log, &args.drain)?;
     let limits = Limits::default();
     let links = args.tls.links(&process.drain)?;
     let grpc = listen::bind("--grpc", &args.grpc).await?;
     let store = args.ec.open_over(&links.dialer(), &limits).await?;
+    let id = worker_id(args.id.as_deref(), "pd", &grpc);
+    args.register.announce(Role::Pd, &id, &grpc, &process.drain)?;
     let mut config = PdConfig {
-        worker_id: worker_id(args.id.as_deref(), "pd", &grpc),
+        worker_id: id,
         grpc: links.door(grpc, args.plaintext)?,
         admin: bind_admin(args.admin.as_deref()).await?,
         models: model::resolve_all(&args.models).await?,

@@ -2,6 +2,8 @@
 
 use super::Process;
 use crate::args::auth::AuthArgs;
+use crate::args::discovery::DiscoverArgs;
+use crate::args::drain::DrainArgs;
 use crate::args::tls::{PublicTlsArgs, TlsArgs};
 use crate::args::{EcArgs, FetchArgs, LogArgs};
 use crate::error::{CliError, chain};
@@ -30,6 +32,9 @@ pub struct ProxyArgs {
     /// PD workers, in the same forms
     #[arg(long = "pd", value_name = "WORKERS", env = "TRIPTYCH_PDS", value_delimiter = ',')]
     pub pds: Vec<WorkerSetting>,
+    /// Workers that announce themselves
+    #[command(flatten)]
+    pub discover: DiscoverArgs,
     /// Longest that an item may have to wait until it is encoded, in milliseconds: where the queues are longer, a
     /// request is refused at once, with the time after which to come back. 0: only its deadline counts
     #[arg(long, value_name = "MS", env = "TRIPTYCH_ENCODE_PROMISE_MS", default_value_t = 0)]
@@ -62,6 +67,9 @@ pub struct ProxyArgs {
     /// TLS with clients
     #[command(flatten)]
     pub public_tls: PublicTlsArgs,
+    /// How it stops
+    #[command(flatten)]
+    pub drain: DrainArgs,
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
@@ -72,9 +80,9 @@ pub struct ProxyArgs {
 /// # Errors
 /// [`CliError`] if it cannot start, or one of its servers ends.
 pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
-    let process = Process::start("proxy", &args.log)?;
+    let process = Process::start("proxy", &args.log, &args.drain)?;
     let limits = Limits::default();
-    let mut discovery = Vec::new();
+    let mut discovery = args.discover.sources()?;
     let encoders = workers(Role::Encoder, args.encoders, &mut discovery)?;
     let pds = workers(Role::Pd, args.pds, &mut discovery)?;
     let links = args.tls.links(&process.drain)?;

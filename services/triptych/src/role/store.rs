@@ -2,6 +2,7 @@
 
 use super::{Process, bind_admin};
 use crate::args::LogArgs;
+use crate::args::drain::DrainArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::error::{CliError, chain};
 use crate::listen;
@@ -32,6 +33,9 @@ pub struct StoreArgs {
     /// Or not
     #[command(flatten)]
     pub plaintext: PlaintextArgs,
+    /// How it stops
+    #[command(flatten)]
+    pub drain: DrainArgs,
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
@@ -42,7 +46,7 @@ pub struct StoreArgs {
 /// # Errors
 /// [`CliError`] if it cannot listen, or its server ends.
 pub async fn run(args: StoreArgs) -> Result<(), CliError> {
-    let process = Process::start("store", &args.log)?;
+    let process = Process::start("store", &args.log, &args.drain)?;
     let limits = Limits::default();
     let links = args.tls.links(&process.drain)?;
     let door = links.door(listen::bind("--grpc", &args.grpc).await?, args.plaintext)?;
