@@ -111,10 +111,12 @@ Examples:
   triptych proxy --api-keys keys …                  requests then need `Authorization: Bearer KEY`";
 
 const PROXY_EXAMPLES: &str = "\
-Example:
+Examples:
   triptych proxy --encoder 10.0.0.2:7001 --pd 10.0.0.3:7002 --ec grpc://10.0.0.1:7400 \\
                  --http 0.0.0.0:8080 --grpc 0.0.0.0:50051 \\
-                 --tls-cert part.pem --tls-key part.key --tls-ca ca.pem --api-keys keys";
+                 --tls-cert part.pem --tls-key part.key --tls-ca ca.pem --api-keys keys
+  triptych proxy --encoder k8s:prod/encoders:grpc --pd dns:decoders:7002 --ec redis://10.0.0.1
+  triptych proxy --discover redis://10.0.0.1 --ec redis://10.0.0.1      workers that use --register";
 
 const ENCODER_EXAMPLES: &str = "\
 Example:

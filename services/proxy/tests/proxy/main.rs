@@ -7,6 +7,7 @@ mod completions;
 mod early;
 mod fakes;
 mod faults;
+mod fleet;
 mod generate;
 mod http_limits;
 mod once;

@@ -1,0 +1,200 @@
+//! Workers that come, go, drain, fail and fill up, and what requests see of it: nothing, or a reason and a pause.
+
+use crate::fakes::{EncodeStep, Encoder, Pd, Play, Process, text};
+use crate::support::{IMAGE, Proxy, ask, eventually, memory, models, question};
+use futures::future::BoxFuture;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tonic::{Code, Request};
+use triptych_core::Failure;
+use triptych_proto::v1;
+use triptych_runtime::discovery::{Endpoint, Role, Source, Tell};
+use triptych_runtime::status::to_status;
+
+/// A source that a test moves.
+struct Moved(watch::Receiver<Vec<(Role, SocketAddr)>>);
+
+impl Source for Moved {
+    fn describe(&self) -> String {
+        "a test".into()
+    }
+
+    fn run(mut self: Box<Self>, tell: Tell) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            loop {
+                let set = self.0.borrow_and_update().clone();
+                let endpoint = |(role, at): (Role, SocketAddr)| Endpoint { role, address: at.to_string() };
+                tell.present(set.into_iter().map(endpoint).collect());
+                if self.0.changed().await.is_err() {
+                    return std::future::pending().await;
+                }
+            }
+        })
+    }
+}
+
+/// A proxy that knows nobody yet, and what to tell it.
+async fn alone() -> (Proxy, watch::Sender<Vec<(Role, SocketAddr)>>) {
+    let (sender, receiver) = watch::channel(Vec::new());
+    let source = Box::new(Moved(receiver));
+    let proxy = Proxy::start(&[], &[], memory().await, |config| config.discovery.push(source)).await;
+    (proxy, sender)
+}
+
+fn load(queued_us: u64) -> v1::WorkerState {
+    let cost = v1::EncodeCost {
+        model: "vl".into(),
+        modality: v1::Modality::Image.into(),
+        fixed_us: 1000,
+        p95_ratio: 1.0,
+        ..Default::default()
+    };
+    let load = v1::WorkerLoad { queued_us, costs: vec![cost], ..Default::default() };
+    v1::WorkerState { load: Some(load), ..Default::default() }
+}
+
+fn draining() -> v1::WorkerState {
+    v1::WorkerState { draining: true, ..Default::default() }
+}
+
+/// Two encoders and a PD worker behind a proxy.
+struct Trio {
+    encoders: [Encoder; 2],
+    pd: Pd,
+    proxy: Proxy,
+    _processes: [Process; 3],
+}
+
+async fn trio(reports: Option<v1::WorkerState>) -> Trio {
+    let store = memory().await;
+    let encoders = [(); 2].map(|()| Encoder::new(models(), Arc::clone(&store)));
+    if let Some(report) = reports {
+        encoders.iter().for_each(|encoder| encoder.report(report.clone()));
+    }
+    let pd = Pd::new(models());
+    let [one, two, three] = [encoders[0].serve(), encoders[1].serve(), pd.serve()];
+    let proxy = Proxy::start(&[one.address, two.address], &[three.address], store, |_| {}).await;
+    eventually("all are known", async || {
+        proxy.metric("triptych_fleet_workers{role=\"encoder\",state=\"ready\"}").await == 2.0
+    })
+    .await;
+    proxy.ready().await;
+    Trio { encoders, pd, proxy, _processes: [one, two, three] }
+}
+
+#[tokio::test]
+async fn a_proxy_without_workers_starts_and_those_that_come_are_found() {
+    let (proxy, members) = alone().await;
+    assert_eq!(proxy.get("/healthz").await.0, 200);
+    assert_eq!(proxy.get("/readyz").await.0, 503);
+    assert_eq!(ask(&proxy, question(&[])).await.unwrap_err().code(), Code::Unavailable);
+    let (encoder, pd) = (Encoder::new(models(), memory().await), Pd::new(models()));
+    let (p1, p2) = (encoder.serve(), pd.serve());
+    members.send_replace(vec![(Role::Encoder, p1.address), (Role::Pd, p2.address)]);
+    proxy.ready().await;
+    assert_eq!(ask(&proxy, question(&[IMAGE])).await.unwrap().text, "hello world");
+}
+
+#[tokio::test]
+async fn a_worker_that_leaves_ends_what_it_has_and_gets_nothing_new() {
+    let (proxy, members) = alone().await;
+    let (old, new) = (Pd::new(models()), Pd::new(models()));
+    let (p1, p2) = (old.serve(), new.serve());
+    let encoder = Encoder::new(models(), memory().await);
+    let p3 = encoder.serve();
+    members.send_replace(vec![(Role::Encoder, p3.address), (Role::Pd, p1.address)]);
+    proxy.ready().await;
+    old.script([Play::SayThenHold(vec![text("he")])]);
+    let mut stream = proxy.client().generate(question(&[])).await.unwrap().into_inner();
+    stream.message().await.unwrap().expect("accepted");
+    stream.message().await.unwrap().expect("the first text");
+    members.send_replace(vec![(Role::Encoder, p3.address), (Role::Pd, p2.address)]);
+    eventually("the new one is used", async || {
+        let _ = ask(&proxy, question(&[])).await;
+        !new.requests().is_empty()
+    })
+    .await;
+    assert_eq!(old.requests().len(), 1);
+    old.release(1);
+    let mut last = None;
+    while let Some(message) = stream.message().await.unwrap() {
+        last = message.kind;
+    }
+    assert!(matches!(last, Some(v1::generate_response::Kind::Summary(_))));
+}
+
+#[tokio::test]
+async fn a_worker_that_says_it_drains_gets_nothing_new_at_once() {
+    let trio = trio(Some(load(0))).await;
+    trio.encoders[0].report(draining());
+    let drains = async || {
+        trio.proxy.metric("triptych_fleet_workers{role=\"encoder\",state=\"draining\"}").await == 1.0
+    };
+    eventually("it is known", drains).await;
+    for n in 0..8u8 {
+        ask(&trio.proxy, question(&[&[n]])).await.unwrap();
+    }
+    assert_eq!((trio.encoders[0].jobs().len(), trio.encoders[1].jobs().len()), (0, 8));
+    assert_eq!(trio.pd.requests().len(), 8);
+}
+
+#[tokio::test]
+async fn jobs_go_where_the_queue_is_shorter() {
+    let trio = trio(Some(load(0))).await;
+    trio.encoders[0].report(load(60_000_000));
+    // Once the report is in, no job goes there: whichever came before does not count.
+    eventually("the queue is known", async || {
+        let before = trio.encoders[0].jobs().len();
+        for n in 0..8u8 {
+            ask(&trio.proxy, question(&[&[n, before as u8]])).await.unwrap();
+        }
+        trio.encoders[0].jobs().len() == before
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_item_that_would_come_too_late_is_refused_at_the_door_with_a_pause() {
+    let trio = trio(Some(load(30_000_000))).await;
+    let refused = async || {
+        let mut request = Request::new(question(&[IMAGE]));
+        request.metadata_mut().insert("grpc-timeout", "5S".parse().unwrap());
+        let mut stream = trio.proxy.client().generate(request).await.unwrap().into_inner();
+        stream.message().await.unwrap().expect("accepted");
+        stream.message().await.unwrap_err()
+    };
+    let status = refused().await;
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+    let pause: u64 = status.metadata().get("retry-after-ms").unwrap().to_str().unwrap().parse().unwrap();
+    assert!((20_000..=26_000).contains(&pause), "{pause}");
+    assert!(status.message().contains("try again in"), "{status}");
+    assert!(trio.encoders.iter().all(|encoder| encoder.jobs().is_empty()));
+    assert!(trio.proxy.metric("triptych_refused_at_door_total{stage=\"encode\"}").await >= 1.0);
+    // Who has time is let in.
+    ask(&trio.proxy, question(&[IMAGE])).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_encoder_that_fails_again_and_again_is_left_alone() {
+    let trio = trio(None).await;
+    let unwell = to_status(&Failure::unavailable("unwell"));
+    trio.encoders[0].script((0..200).map(|_| EncodeStep::Fail(unwell.clone())));
+    let mut n = 0u16;
+    eventually("it is ejected", async || {
+        n += 1;
+        // A retry budget may be spent meanwhile: a failure is no surprise here.
+        let _ = ask(&trio.proxy, question(&[&n.to_le_bytes()])).await;
+        trio.proxy.metric("triptych_fleet_workers{role=\"encoder\",state=\"ejected\"}").await == 1.0
+    })
+    .await;
+    let before = trio.encoders[0].jobs().len();
+    for n in 0..8u8 {
+        ask(&trio.proxy, question(&[&[n, 255, 255]])).await.unwrap();
+    }
+    assert_eq!(trio.encoders[0].jobs().len(), before);
+    let cause = "triptych_worker_ejections_total{role=\"encoder\",cause=\"failures\"}";
+    assert_eq!(trio.proxy.metric(cause).await, 1.0);
+    tokio::time::timeout(Duration::from_secs(60), ask(&trio.proxy, question(&[]))).await.unwrap().unwrap();
+}
