@@ -5,6 +5,7 @@ use crate::support::{IMAGE, Proxy, ask, eventually, memory, models, question};
 use futures::future::BoxFuture;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 use tonic::{Code, Request};
@@ -181,11 +182,11 @@ async fn an_encoder_that_fails_again_and_again_is_left_alone() {
     let trio = trio(None).await;
     let unwell = to_status(&Failure::unavailable("unwell"));
     trio.encoders[0].script((0..200).map(|_| EncodeStep::Fail(unwell.clone())));
-    let mut n = 0u16;
+    let n = AtomicU16::new(0);
     eventually("it is ejected", async || {
-        n += 1;
         // A retry budget may be spent meanwhile: a failure is no surprise here.
-        let _ = ask(&trio.proxy, question(&[&n.to_le_bytes()])).await;
+        let item = n.fetch_add(1, Ordering::Relaxed).to_le_bytes();
+        let _ = ask(&trio.proxy, question(&[&item])).await;
         trio.proxy.metric("triptych_fleet_workers{role=\"encoder\",state=\"ejected\"}").await == 1.0
     })
     .await;
