@@ -79,6 +79,8 @@ async fn every_process_has_its_metrics_with_help_and_unit_after_a_request() {
                 "requests",
                 "requests_running",
                 "item_source",
+                "encode_jobs",
+                "encode_leases",
             ],
         ),
         (

@@ -48,6 +48,9 @@ pub const WORKER_WAIT: Duration = Duration::from_secs(30);
 /// Items of failed requests that may go on to READY at once.
 const LEFT_BEHIND: usize = 64;
 
+/// Workers of which it is remembered where they serve what they made.
+const MAX_PEERS: usize = 1024;
+
 /// An item to be encoded.
 #[derive(Clone, Debug)]
 pub struct Job {
@@ -300,6 +303,10 @@ impl Parts {
     fn note_peers(&self, worker: &WorkerId, peers: &[String]) {
         let mut known = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         if known.get(worker).map(Vec::as_slice) != Some(peers) {
+            if known.len() >= MAX_PEERS {
+                // Workers come and go under new names; what is forgotten is said again with the next answer.
+                known.clear();
+            }
             known.insert(worker.clone(), peers.to_vec());
         }
     }
