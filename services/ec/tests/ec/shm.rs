@@ -335,7 +335,7 @@ async fn a_slab_full_of_garbage_under_a_good_header_loses_its_objects_and_works_
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("slab");
     let store = open(dir.path(), 1).await;
-    let noise: Vec<u8> = (0..60_000_u64).map(|i| (i * i * 2_654_435_761 >> 11) as u8).collect();
+    let noise: Vec<u8> = (0..60_000_u64).map(|i| ((i * i * 2_654_435_761) >> 11) as u8).collect();
     // Past the counts that never change: counters, slots, index, leases.
     let mut file = OpenOptions::new().write(true).open(&path).unwrap();
     std::io::Seek::seek(&mut file, std::io::SeekFrom::Start(64)).unwrap();

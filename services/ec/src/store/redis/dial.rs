@@ -173,10 +173,10 @@ pub(super) struct Dialer {
 }
 
 enum Clients {
-    Single(Client),
+    Single(Box<Client>),
     Sentinel(Sentinels),
     /// The client, and the nodes that the setting names, for subscriptions.
-    Cluster(ClusterClient, Vec<Client>),
+    Cluster(Box<ClusterClient>, Vec<Client>),
 }
 
 impl Dialer {
@@ -252,13 +252,13 @@ impl Dialer {
 impl Clients {
     fn new(setting: &RedisSetting, way: &Way) -> RedisResult<Self> {
         Ok(match &setting.servers {
-            Servers::Single(host) => Self::Single(way.client(host)?),
+            Servers::Single(host) => Self::Single(Box::new(way.client(host)?)),
             Servers::Sentinel { sentinels, master } => {
                 Self::Sentinel(Sentinels::new(sentinels, master, way)?)
             }
             Servers::Cluster(hosts) => {
                 let nodes = hosts.iter().map(|host| way.client(host)).collect::<RedisResult<_>>()?;
-                Self::Cluster(cluster(setting, hosts, way)?.build()?, nodes)
+                Self::Cluster(Box::new(cluster(setting, hosts, way)?.build()?), nodes)
             }
         })
     }

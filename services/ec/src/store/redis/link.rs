@@ -272,16 +272,15 @@ impl Verdict {
             | ErrorKind::ClusterConnectionNotFound
             | ErrorKind::MasterNameNotFoundBySentinel
             | ErrorKind::Parse => Self::AskAgain,
-            ErrorKind::Server(kind) => match kind {
+            ErrorKind::Server(
                 ServerErrorKind::BusyLoading
                 | ServerErrorKind::MasterDown
                 | ServerErrorKind::ReadOnly
                 | ServerErrorKind::ClusterDown
                 | ServerErrorKind::TryAgain
                 | ServerErrorKind::Moved
-                | ServerErrorKind::Ask => Self::AskAgain,
-                _ => Self::Answer,
-            },
+                | ServerErrorKind::Ask,
+            ) => Self::AskAgain,
             ErrorKind::AuthenticationFailed | ErrorKind::UnexpectedReturnType => Self::Refused,
             // "max number of clients reached", "NOAUTH": errors with codes of their own.
             ErrorKind::Extension if e.code() != Some("OOM") => Self::Refused,
