@@ -32,7 +32,7 @@ enum EcCommand {
     /// Remove what is not wanted: leftovers, and objects by encoder, age or size
     Gc(gc::GcArgs),
     /// Copy objects from one store to another
-    Warm(warm::WarmArgs),
+    Warm(Box<warm::WarmArgs>),
 }
 
 /// Runs one of them.
@@ -45,6 +45,6 @@ pub async fn run(args: EcCommandArgs) -> Result<(), CliError> {
         EcCommand::Show(args) => show::run(args).await,
         EcCommand::Verify(args) => verify::run(args).await,
         EcCommand::Gc(args) => gc::run(args).await,
-        EcCommand::Warm(args) => warm::run(args).await,
+        EcCommand::Warm(args) => warm::run(*args).await,
     }
 }
