@@ -58,7 +58,7 @@ fn a_wrong_model_is_told_before_a_worker_starts() {
 
 #[test]
 fn a_wrong_store_says_what_is_allowed() {
-    refuses(&["up", "--ec", "s3://bucket"], 2, &["`memory[:MIB]`", "`disk:DIR[?mib=N]`"]);
+    refuses(&["up", "--ec", "nfs://bucket"], 2, &["`memory[:MIB]`", "`disk:DIR[?mib=N]`"]);
     let up = ["up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--ec"];
     refuses(&[up.as_slice(), &["redis://127.0.0.1:9"]].concat(), 1, &["redis://127.0.0.1:9", "--ec"]);
     refuses(&[up.as_slice(), &["disk:Cargo.toml"]].concat(), 2, &["Cargo.toml"]);

@@ -193,7 +193,7 @@ fn make(path: &Path, n_bytes: u64) -> io::Result<()> {
     let made = (|| {
         file.try_lock()?;
         fallocate(&file, FallocateFlags::empty(), 0, len).map_err(|e| {
-            io::Error::new(io::Error::from(e).kind(), format!("no room for {} MiB: {e}", len >> 20))
+            io::Error::new(io::Error::from(e).kind(), format!("cannot set aside {} MiB: {e}", len >> 20))
         })?;
         let map = Map::new(&file)?;
         Words::new(map.words(), geometry).recover(&|_| false);
