@@ -81,6 +81,7 @@ fn reachable(address: SocketAddr) -> Result<String, CliError> {
 fn registry(flag: &str, text: &str) -> Result<RedisRegistry, CliError> {
     let setting = text.parse::<RedisSetting>();
     let setting = setting.map_err(|e| CliError::Setting(format!("{flag}: {}", chain(&e))))?;
+    let setting = setting.with_environment(|name| std::env::var_os(name));
     let shown = setting.to_string();
     let link = RedisLink::new(&setting, &RedisTuning::default());
     let link = link.map_err(|e| CliError::Setting(format!("{flag}: {}", chain(&e))))?;
