@@ -53,6 +53,9 @@ metrics! {
     EJECTIONS = "worker_ejections", "", "Workers left alone for a while because they failed, by role and cause";
     PICKS = "worker_picks", "", "Pieces of work given to workers, by role and why that worker";
     REFUSED_AT_DOOR = "refused_at_door", "", "Requests refused before any work, since they could not be answered in time";
+    EC_OPERATIONS = "ec_operations", "", "Operations of the EC store, by tier, operation and outcome";
+    EC_OPERATION_TIME = "ec_operation_time", "seconds", "Time of an operation of the EC store, by tier and operation";
+    EC_TRANSFERRED = "ec_transferred", "bytes", "Bytes of objects written to and read from the EC store, by tier and operation";
     ITEM_SOURCE = "item_source", "", "Items by where their encoder output came from";
     PD_QUEUE_TIME = "pd_queue_time", "seconds", "Time a request waited in the engine for its first step";
     PREFILL_TIME = "prefill_time", "seconds", "Time from the first scheduled prompt token to the last";

@@ -3,6 +3,9 @@
 //! It panics where the contract is broken, and is here rather than in `tests/` so that other crates can hold
 //! their own stores and wrappers to it.
 
+mod leases;
+mod lists;
+
 use crate::error::EcError;
 use crate::object::{self, decode, encode};
 use crate::store::{EcStore, PutOutcome};
@@ -23,13 +26,35 @@ pub fn limits() -> Limits {
     Limits { max_object_bytes: 4 * MIB, ..Limits::default() }
 }
 
-/// Runs every case. The store must have been opened with [`limits`] and room for 64 MiB; what else it holds is
-/// not touched.
+/// What a store can do beside what every store can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    /// [`EcStore::acquire`] and its kin; without it they answer [`EcError::Unsupported`].
+    pub leases: bool,
+    /// [`EcStore::list`]; the same.
+    pub list: bool,
+}
+
+impl Abilities {
+    /// Everything: what a store that is shared has to have.
+    pub const ALL: Self = Self { leases: true, list: true };
+}
+
+/// Runs every case on a store with all abilities. The store must have been opened with [`limits`] and room for 64 MiB;
+/// what else it holds is not touched.
 ///
 /// # Panics
 /// If the store breaks the contract.
 pub async fn run(store: Arc<dyn EcStore>) {
-    let cases: [(&str, Case); 10] = [
+    run_with(store, Abilities::ALL).await;
+}
+
+/// Runs every case on a store that says it can do so much, and that it says so of the rest.
+///
+/// # Panics
+/// If the store breaks the contract.
+pub async fn run_with(store: Arc<dyn EcStore>, can: Abilities) {
+    let mut cases: Vec<(&str, Case)> = vec![
         ("a key without an object is a miss", |s| Box::pin(misses(s))),
         ("objects of any size come back byte for byte", |s| Box::pin(sizes(s))),
         ("the first put wins", |s| Box::pin(first_wins(s))),
@@ -38,14 +63,37 @@ pub async fn run(store: Arc<dyn EcStore>) {
         ("heads are in order, with misses between", |s| Box::pin(heads(s))),
         ("a deleted object is gone and can be put again", |s| Box::pin(delete(s))),
         ("a quarantined object is gone and can be put again", |s| Box::pin(quarantine(s))),
+        ("a copy that a reader disowns is gone and can be put again", |s| Box::pin(disown(s))),
         ("garbage is no object", |s| Box::pin(garbage(s))),
         ("an object over the limit is refused", |s| Box::pin(refusals(s))),
     ];
+    cases.extend(match can.leases {
+        true => vec![
+            (
+                "of sixteen that ask one holds a key, and its tokens grow",
+                (|s| Box::pin(leases::one_holder(s))) as Case,
+            ),
+            ("a lease that is not kept ends", |s| Box::pin(leases::expiry(s))),
+            ("a lease that is kept lasts", |s| Box::pin(leases::renewal(s))),
+            ("a put wakes who waits", |s| Box::pin(leases::waiting(s, true))),
+            ("waiting ends with one's patience, or with the lease", |s| Box::pin(leases::patience(s, true))),
+        ],
+        false => vec![
+            ("leases are refused in words", (|s| Box::pin(leases::unsupported(s))) as Case),
+            ("what is there is not waited for", |s| Box::pin(leases::waiting(s, false))),
+            ("waiting ends with one's patience", |s| Box::pin(leases::patience(s, false))),
+        ],
+    });
+    cases.push(match can.list {
+        true => ("lists come in pages and in order", |s| Box::pin(lists::pages(s))),
+        false => ("lists are refused in words", |s| Box::pin(lists::unsupported(s))),
+    });
     store.ping().await.expect("the store under test answers");
     for (name, case) in cases {
         let ended = tokio::time::timeout(CASE_LIMIT, case(store.clone())).await;
         assert!(ended.is_ok(), "{store:?}: {name}: did not end within {CASE_LIMIT:?}");
     }
+    assert!(store.flush(CASE_LIMIT).await, "{store:?}: everything is where it is to stay");
 }
 
 type Case = fn(Arc<dyn EcStore>) -> futures::future::BoxFuture<'static, ()>;
@@ -218,6 +266,18 @@ async fn quarantine(store: Arc<dyn EcStore>) {
     // The same key twice: what was kept aside of the first time is no obstacle.
     assert!(store.quarantine(&key).await.unwrap());
     assert_eq!(get(&*store, &key).await, None);
+}
+
+async fn disown(store: Arc<dyn EcStore>) {
+    let key = fresh_key();
+    let output = sample_output(key, 2 * KIB);
+    assert!(!store.disown(&key, &encode(&output)).await.unwrap(), "there is none");
+    put(&*store, &output).await;
+    let object = get(&*store, &key).await.expect("it is there");
+    assert!(store.disown(&key, &object).await.unwrap());
+    assert_eq!(get(&*store, &key).await, None);
+    assert_eq!(put(&*store, &output).await, PutOutcome::Stored);
+    store.delete(&key).await.unwrap();
 }
 
 async fn garbage(store: Arc<dyn EcStore>) {

@@ -9,6 +9,8 @@
 //! One life of an item: `Missing` → `update_state_after_alloc` → `Pending` → `build_connector_meta` →
 //! `start_load_caches` → [`Loaded`] → `Ready` until `request_finished`, or `Missing` again if the load failed.
 
+mod load;
+mod save;
 mod scheduler;
 mod state;
 mod worker;
@@ -17,12 +19,14 @@ pub use scheduler::SchedulerRole;
 pub use worker::WorkerRole;
 
 use crate::metered::{EcObserver, Metered};
+use crate::store::peer::{MAX_PEERS, Peers, Shelf};
 use crate::store::{EcStore, PutOutcome};
 use state::State;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use thiserror::Error;
+use tokio::time::Instant;
 use triptych_core::{ContentKey, EncodedItem, EncoderOutput};
 
 /// Where an item is, as this worker knows without asking anyone.
@@ -36,13 +40,52 @@ pub enum CacheStatus {
     Missing,
 }
 
+/// What is known of where an item's output is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ItemHint {
+    /// `host:port` of workers that hold it in memory, the best first. Asked before the store.
+    pub peers: Vec<String>,
+    /// It is still being made: its absence is no failure before `until`, or before nobody makes it any more.
+    pub pending: bool,
+    /// Until when a pending item is waited for; `None`: [`ConnectorSettings::pending_timeout`] from now.
+    pub until: Option<Instant>,
+}
+
+impl ItemHint {
+    /// Adds what someone else knows.
+    fn add(&mut self, other: &Self) {
+        for peer in &other.peers {
+            if self.peers.len() < MAX_PEERS && !self.peers.contains(peer) {
+                self.peers.push(peer.clone());
+            }
+        }
+        self.pending |= other.pending;
+        self.until = self.until.max(other.until);
+    }
+}
+
+/// One item to load.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadOrder {
+    /// The item, as it was announced.
+    pub item: EncodedItem,
+    /// Where its output is.
+    pub hint: ItemHint,
+}
+
+impl From<EncodedItem> for LoadOrder {
+    fn from(item: EncodedItem) -> Self {
+        Self { item, hint: ItemHint::default() }
+    }
+}
+
 /// What a step asks the worker's role to load. Must be given to [`WorkerRole::start_load_caches`]: its items are
 /// `Pending` from here on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "its items stay pending until they are loaded"]
 pub struct EcConnectorMeta {
     /// The items, in the order in which they were asked for.
-    pub loads: Vec<EncodedItem>,
+    pub loads: Vec<LoadOrder>,
 }
 
 /// The end of one load. There is one for each key and load, however many requests wait for it.
@@ -50,7 +93,8 @@ pub struct EcConnectorMeta {
 pub struct Loaded {
     /// Of the item.
     pub key: ContentKey,
-    /// The rows, verified and as announced; they are in the local cache too.
+    /// The rows, verified, of the key and encoder that were asked for; they are in the local cache too. Their shape is
+    /// theirs: who was announced another has to compare.
     pub result: Result<EncoderOutput, LoadError>,
     /// From the start of the load, waiting for its turn included. Zero if the rows were here.
     pub took: Duration,
@@ -99,8 +143,29 @@ pub struct Published {
     pub outcome: PutOutcome,
     /// Length of the object.
     pub bytes: usize,
-    /// From the call to the store's answer.
+    /// It can be read from this worker's shelf, and is on its way to the store or was found there.
+    pub on_shelf: bool,
+    /// From the call to the answer.
     pub took: Duration,
+}
+
+/// When publishing is done.
+#[derive(Clone, Default)]
+pub enum Publish {
+    /// When the store has it.
+    #[default]
+    Through,
+    /// When it is on the shelf, where other workers read it; the copy in the store follows.
+    Behind(Arc<Shelf>),
+}
+
+impl fmt::Debug for Publish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Through => "Through",
+            Self::Behind(_) => "Behind",
+        })
+    }
 }
 
 /// Where completions go.
@@ -135,8 +200,14 @@ pub struct ConnectorSettings {
     pub max_pending: usize,
     /// How long a load may take, waiting included. Default 10 s.
     pub load_timeout: Duration,
-    /// How long an item that was announced as pending may take to be READY, before its load begins. Default 2 min.
+    /// How long an item that is still being made is waited for, where nothing else is said. Default 2 min.
     pub pending_timeout: Duration,
+    /// How long an item is still waited for when nobody holds its lease. Default 5 s.
+    pub orphan_grace: Duration,
+    /// The other workers, which hold outputs in memory. Default: none, hints of peers are not followed.
+    pub peers: Option<Arc<Peers>>,
+    /// When publishing is done. Default: when the store has it.
+    pub publish: Publish,
     /// How long publishing may take. Default 30 s.
     pub save_timeout: Duration,
     /// With which objects are signed, and held to be. Default: none.
@@ -155,6 +226,9 @@ impl Default for ConnectorSettings {
             max_pending: 4096,
             load_timeout: Duration::from_secs(10),
             pending_timeout: Duration::from_secs(120),
+            orphan_grace: Duration::from_secs(5),
+            peers: None,
+            publish: Publish::Through,
             save_timeout: Duration::from_secs(30),
             mac_keys: crate::object::MacKeys::default(),
             limits: triptych_core::limits::Limits::default(),

@@ -45,6 +45,16 @@ pub enum EcError {
         /// What was asked.
         op: Op,
     },
+    /// So much is asked of the store that more would only wait. Not retried here: that would ask for more still.
+    #[error("{store} store: {op} refused, {limit} operations wait already")]
+    Overloaded {
+        /// Which store.
+        store: StoreKind,
+        /// What was asked.
+        op: Op,
+        /// Most that wait.
+        limit: usize,
+    },
     /// The object is larger than this store takes. Never retried.
     #[error("object of {actual} bytes is over the limit of {limit}")]
     TooLarge {
@@ -90,6 +100,10 @@ impl From<&EcError> for Failure {
             EcError::Unavailable { .. } | EcError::TimedOut { .. } | EcError::Corrupt { .. } => {
                 Failure::unavailable("the encoder cache is not available now; try again")
             }
+            EcError::Overloaded { .. } => Failure::new(
+                FailureClass::Overloaded,
+                "the encoder cache has as much to do as it takes; try again in a moment",
+            ),
             EcError::TooLarge { limit, actual } => Failure::new(
                 FailureClass::TooLarge,
                 format!("the encoder output has {actual} bytes, the limit is {limit}"),

@@ -4,7 +4,7 @@
 
 use crate::error::EcError;
 use crate::store::lease::{Acquired, EncodeLease};
-use crate::store::{EcStore, Listed, Op, PutOutcome, StoreKind};
+use crate::store::{EcStore, Leftovers, Listed, Op, PutOutcome, StoreKind, Tidy};
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use std::collections::{HashMap, VecDeque};
@@ -25,11 +25,17 @@ pub enum Fault {
     LostAnswer,
     /// An object is read without its last byte. Other operations are not touched.
     Torn,
+    /// An object is read as its first half. Other operations are not touched.
+    Truncated,
     /// An object is read with the lowest bit of its last byte flipped. Other operations are not touched.
     BitFlip,
     /// An object is gone, though `heads` may just have shown it: it is deleted before it is read. For `heads`,
     /// all are misses. Other operations are not touched.
     Vanish,
+    /// The operation takes place, and its answer never comes: it stalls in the middle.
+    Stall,
+    /// Another writer puts the same object a moment before. Other operations are not touched.
+    DuplicateWriter,
 }
 
 /// The switchboard of a [`Faulty`] store; cheap to clone.
@@ -103,8 +109,12 @@ impl Faulty {
     }
 
     /// Acts out those that come after it.
-    fn after<T>(&self, op: Op, fault: Option<Fault>, answer: T) -> Result<T, EcError> {
-        if fault == Some(Fault::LostAnswer) { Err(self.failure(op)) } else { Ok(answer) }
+    async fn after<T>(&self, op: Op, fault: Option<Fault>, answer: T) -> Result<T, EcError> {
+        match fault {
+            Some(Fault::LostAnswer) => Err(self.failure(op)),
+            Some(Fault::Stall) => std::future::pending().await,
+            _ => Ok(answer),
+        }
     }
 
     fn failure(&self, op: Op) -> EcError {
@@ -124,7 +134,10 @@ impl EcStore for Faulty {
 
     async fn put_if_absent(&self, key: &ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
         let fault = self.before(Op::Put).await?;
-        self.after(Op::Put, fault, self.store.put_if_absent(key, object).await?)
+        if fault == Some(Fault::DuplicateWriter) {
+            self.store.put_if_absent(key, object.clone()).await?;
+        }
+        self.after(Op::Put, fault, self.store.put_if_absent(key, object).await?).await
     }
 
     async fn get(&self, key: &ContentKey) -> Result<Option<Bytes>, EcError> {
@@ -133,7 +146,7 @@ impl EcStore for Faulty {
             self.store.delete(key).await?;
         }
         let object = self.store.get(key).await?.map(|object| spoil(object, fault));
-        self.after(Op::Get, fault, object)
+        self.after(Op::Get, fault, object).await
     }
 
     async fn heads(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, EcError> {
@@ -141,52 +154,66 @@ impl EcStore for Faulty {
         if fault == Some(Fault::Vanish) {
             return Ok(vec![None; keys.len()]);
         }
-        self.after(Op::Heads, fault, self.store.heads(keys).await?)
+        self.after(Op::Heads, fault, self.store.heads(keys).await?).await
     }
 
     async fn delete(&self, key: &ContentKey) -> Result<bool, EcError> {
         let fault = self.before(Op::Delete).await?;
-        self.after(Op::Delete, fault, self.store.delete(key).await?)
+        self.after(Op::Delete, fault, self.store.delete(key).await?).await
     }
 
     async fn quarantine(&self, key: &ContentKey) -> Result<bool, EcError> {
         let fault = self.before(Op::Quarantine).await?;
-        self.after(Op::Quarantine, fault, self.store.quarantine(key).await?)
+        self.after(Op::Quarantine, fault, self.store.quarantine(key).await?).await
+    }
+
+    async fn disown(&self, key: &ContentKey, object: &Bytes) -> Result<bool, EcError> {
+        let fault = self.before(Op::Quarantine).await?;
+        self.after(Op::Quarantine, fault, self.store.disown(key, object).await?).await
     }
 
     async fn ping(&self) -> Result<(), EcError> {
         let fault = self.before(Op::Ping).await?;
-        self.after(Op::Ping, fault, self.store.ping().await?)
+        self.after(Op::Ping, fault, self.store.ping().await?).await
     }
 
     async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Result<Acquired, EcError> {
         let fault = self.before(Op::Lease).await?;
-        self.after(Op::Lease, fault, self.store.acquire(key, ttl).await?)
+        self.after(Op::Lease, fault, self.store.acquire(key, ttl).await?).await
     }
 
     async fn renew(&self, lease: &EncodeLease, ttl: Duration) -> Result<bool, EcError> {
         let fault = self.before(Op::Lease).await?;
-        self.after(Op::Lease, fault, self.store.renew(lease, ttl).await?)
+        self.after(Op::Lease, fault, self.store.renew(lease, ttl).await?).await
     }
 
     async fn release(&self, lease: &EncodeLease) -> Result<bool, EcError> {
         let fault = self.before(Op::Lease).await?;
-        self.after(Op::Lease, fault, self.store.release(lease).await?)
+        self.after(Op::Lease, fault, self.store.release(lease).await?).await
     }
 
     async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
         let fault = self.before(Op::Wait).await?;
-        self.after(Op::Wait, fault, self.store.wait(key, patience).await?)
+        self.after(Op::Wait, fault, self.store.wait(key, patience).await?).await
     }
 
     async fn list(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, EcError> {
         let fault = self.before(Op::List).await?;
-        self.after(Op::List, fault, self.store.list(after, limit).await?)
+        self.after(Op::List, fault, self.store.list(after, limit).await?).await
+    }
+
+    async fn leftovers(&self, tidy: Tidy) -> Result<Leftovers, EcError> {
+        self.store.leftovers(tidy).await
+    }
+
+    async fn flush(&self, patience: Duration) -> bool {
+        self.store.flush(patience).await
     }
 }
 
 fn spoil(object: Bytes, fault: Option<Fault>) -> Bytes {
     match fault {
+        Some(Fault::Truncated) => object.slice(..object.len() / 2),
         Some(Fault::Torn) => object.slice(..object.len().saturating_sub(1)),
         Some(Fault::BitFlip) => {
             let mut bytes = BytesMut::from(object.as_ref());

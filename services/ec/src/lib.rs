@@ -13,6 +13,7 @@ pub mod store;
 pub mod settings;
 
 pub mod fault;
+pub mod limit;
 pub mod metered;
 pub mod retry;
 
@@ -28,5 +29,5 @@ pub mod conformance;
 pub mod testing;
 
 pub use error::EcError;
-pub use settings::{EcSetting, Opening, Scope, open, open_with};
-pub use store::{EcStore, PutOutcome, StoreKind};
+pub use settings::{EcSetting, Opening, open, open_with};
+pub use store::{EcStore, PutOutcome, Scope, StoreKind};

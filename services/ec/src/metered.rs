@@ -4,9 +4,10 @@
 
 use crate::error::EcError;
 use crate::store::lease::{Acquired, EncodeLease};
-use crate::store::{EcStore, Listed, PutOutcome, StoreKind};
+use crate::store::{EcStore, Leftovers, Listed, Op, PutOutcome, StoreKind, Tidy};
 use async_trait::async_trait;
 use bytes::Bytes;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use triptych_core::{ContentKey, EncodedItem};
@@ -30,6 +31,70 @@ impl Tier {
     }
 }
 
+/// How an operation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// Done, or found.
+    Ok,
+    /// Nothing was there.
+    Miss,
+    /// The key had an object already.
+    AlreadyThere,
+    /// Someone else has the lease.
+    Held,
+    /// The store was not there, or had too much to do.
+    Unavailable,
+    /// It did not end in time.
+    TimedOut,
+    /// What was there is no object.
+    Corrupt,
+    /// Refused: too large, or not something this store does.
+    Refused,
+    /// Its caller went away before it ended.
+    Dropped,
+}
+
+impl Outcome {
+    /// The word used in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Miss => "miss",
+            Self::AlreadyThere => "already_there",
+            Self::Held => "held",
+            Self::Unavailable => "unavailable",
+            Self::TimedOut => "timed_out",
+            Self::Corrupt => "corrupt",
+            Self::Refused => "refused",
+            Self::Dropped => "dropped",
+        }
+    }
+
+    fn of_error(e: &EcError) -> Self {
+        match e {
+            EcError::Unavailable { .. } | EcError::Overloaded { .. } => Self::Unavailable,
+            EcError::TimedOut { .. } => Self::TimedOut,
+            EcError::Corrupt { .. } => Self::Corrupt,
+            EcError::TooLarge { .. } | EcError::Unsupported { .. } | EcError::Config { .. } => Self::Refused,
+        }
+    }
+}
+
+/// One operation of a store, after its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// Of which store.
+    pub tier: Tier,
+    /// What was asked.
+    pub op: Op,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Bytes of the object that was written or read; zero where none was.
+    pub bytes: usize,
+    /// From the call to its end.
+    pub took: Duration,
+}
+
 /// Receives what happens. Called on the path of every operation: must not block and must not panic.
 pub trait EcObserver: Send + Sync {
     /// An output was found.
@@ -42,6 +107,8 @@ pub trait EcObserver: Send + Sync {
     fn published(&self, bytes: usize, took: Duration);
     /// An object of `bytes` was read.
     fn loaded(&self, bytes: usize, took: Duration);
+    /// An operation ended.
+    fn operation(&self, _operation: Operation) {}
 }
 
 /// Observes nothing.
@@ -63,6 +130,30 @@ pub struct Metered {
     observer: Arc<dyn EcObserver>,
 }
 
+/// An operation under way; it is told when this is dropped.
+struct Watch<'a> {
+    observer: &'a dyn EcObserver,
+    started: Instant,
+    operation: Operation,
+}
+
+impl Watch<'_> {
+    fn ended<T>(&mut self, result: &Result<T, EcError>, outcome: impl Fn(&T) -> Outcome) {
+        self.operation.outcome = result.as_ref().map_or_else(Outcome::of_error, outcome);
+    }
+
+    fn took(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        self.operation.took = self.took();
+        self.observer.operation(self.operation);
+    }
+}
+
 impl Metered {
     /// Observes `store`.
     pub fn new(store: Arc<dyn EcStore>, observer: Arc<dyn EcObserver>) -> Self {
@@ -71,6 +162,24 @@ impl Metered {
 
     fn tier(&self) -> Tier {
         Tier::Store(self.store.kind())
+    }
+
+    fn watch(&self, op: Op) -> Watch<'_> {
+        let (tier, outcome) = (self.tier(), Outcome::Dropped);
+        let operation = Operation { tier, op, outcome, bytes: 0, took: Duration::ZERO };
+        Watch { observer: &*self.observer, started: Instant::now(), operation }
+    }
+
+    /// Watches an operation that answers whether there was something.
+    async fn found(
+        &self,
+        op: Op,
+        answer: impl Future<Output = Result<bool, EcError>>,
+    ) -> Result<bool, EcError> {
+        let mut watch = self.watch(op);
+        let found = answer.await;
+        watch.ended(&found, |found| if *found { Outcome::Ok } else { Outcome::Miss });
+        found
     }
 }
 
@@ -85,68 +194,106 @@ impl EcStore for Metered {
     }
 
     async fn put_if_absent(&self, key: &ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
-        let (bytes, started) = (object.len(), Instant::now());
-        let outcome = self.store.put_if_absent(key, object).await?;
-        if outcome == PutOutcome::Stored {
-            self.observer.published(bytes, started.elapsed());
+        let (bytes, mut watch) = (object.len(), self.watch(Op::Put));
+        let put = self.store.put_if_absent(key, object).await;
+        watch.ended(&put, |put| match put {
+            PutOutcome::Stored => Outcome::Ok,
+            PutOutcome::AlreadyThere => Outcome::AlreadyThere,
+        });
+        if matches!(put, Ok(PutOutcome::Stored)) {
+            watch.operation.bytes = bytes;
+            self.observer.published(bytes, watch.took());
         }
-        Ok(outcome)
+        put
     }
 
     async fn get(&self, key: &ContentKey) -> Result<Option<Bytes>, EcError> {
-        let started = Instant::now();
-        let object = self.store.get(key).await?;
-        match &object {
-            Some(object) => {
+        let mut watch = self.watch(Op::Get);
+        let got = self.store.get(key).await;
+        watch.ended(&got, |object| if object.is_some() { Outcome::Ok } else { Outcome::Miss });
+        match &got {
+            Ok(Some(object)) => {
+                watch.operation.bytes = object.len();
                 self.observer.hit(self.tier());
-                self.observer.loaded(object.len(), started.elapsed());
+                self.observer.loaded(object.len(), watch.took());
             }
-            None => self.observer.miss(self.tier()),
+            Ok(None) => self.observer.miss(self.tier()),
+            Err(_) => {}
         }
-        Ok(object)
+        got
     }
 
     async fn heads(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, EcError> {
-        let heads = self.store.heads(keys).await?;
-        for head in &heads {
+        let mut watch = self.watch(Op::Heads);
+        let heads = self.store.heads(keys).await;
+        watch.ended(&heads, |_| Outcome::Ok);
+        for head in heads.iter().flatten() {
             match head {
                 Some(_) => self.observer.hit(self.tier()),
                 None => self.observer.miss(self.tier()),
             }
         }
-        Ok(heads)
+        heads
     }
 
     async fn delete(&self, key: &ContentKey) -> Result<bool, EcError> {
-        self.store.delete(key).await
+        self.found(Op::Delete, self.store.delete(key)).await
     }
 
     async fn quarantine(&self, key: &ContentKey) -> Result<bool, EcError> {
         self.observer.corrupt(self.tier());
-        self.store.quarantine(key).await
+        self.found(Op::Quarantine, self.store.quarantine(key)).await
+    }
+
+    async fn disown(&self, key: &ContentKey, object: &Bytes) -> Result<bool, EcError> {
+        self.observer.corrupt(self.tier());
+        self.found(Op::Quarantine, self.store.disown(key, object)).await
     }
 
     async fn ping(&self) -> Result<(), EcError> {
-        self.store.ping().await
+        let mut watch = self.watch(Op::Ping);
+        let answer = self.store.ping().await;
+        watch.ended(&answer, |()| Outcome::Ok);
+        answer
     }
 
     async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Result<Acquired, EcError> {
-        self.store.acquire(key, ttl).await
+        let mut watch = self.watch(Op::Lease);
+        let acquired = self.store.acquire(key, ttl).await;
+        watch.ended(&acquired, |acquired| match acquired {
+            Acquired::Granted(_) => Outcome::Ok,
+            Acquired::Held { .. } => Outcome::Held,
+        });
+        acquired
     }
 
     async fn renew(&self, lease: &EncodeLease, ttl: Duration) -> Result<bool, EcError> {
-        self.store.renew(lease, ttl).await
+        self.found(Op::Lease, self.store.renew(lease, ttl)).await
     }
 
     async fn release(&self, lease: &EncodeLease) -> Result<bool, EcError> {
-        self.store.release(lease).await
+        self.found(Op::Lease, self.store.release(lease)).await
     }
 
     async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
-        self.store.wait(key, patience).await
+        let mut watch = self.watch(Op::Wait);
+        let item = self.store.wait(key, patience).await;
+        watch.ended(&item, |item| if item.is_some() { Outcome::Ok } else { Outcome::Miss });
+        item
     }
 
     async fn list(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, EcError> {
-        self.store.list(after, limit).await
+        let mut watch = self.watch(Op::List);
+        let page = self.store.list(after, limit).await;
+        watch.ended(&page, |_| Outcome::Ok);
+        page
+    }
+
+    async fn leftovers(&self, tidy: Tidy) -> Result<Leftovers, EcError> {
+        self.store.leftovers(tidy).await
+    }
+
+    async fn flush(&self, patience: Duration) -> bool {
+        self.store.flush(patience).await
     }
 }

@@ -1,15 +1,20 @@
 //! Tries an operation again when the store was not there, with a limit on tries and on the time of each.
 //!
+//! What is tried again is bounded for each operation, and by a budget for all of them: retries are a fifth of the
+//! operations at most, so that a store which is away is not asked three times as much as one that is there (Google's SRE
+//! book, "Handling Overload"; gRPC's retry throttling).
+//!
 //! Every operation of a store may be done twice: a put that did take place is `AlreadyThere` the second time, and
 //! a removal finds nothing.
 
 use crate::error::EcError;
 use crate::store::lease::{Acquired, EncodeLease};
-use crate::store::{EcStore, Listed, Op, PutOutcome, StoreKind};
+use crate::store::{EcStore, Leftovers, Listed, Op, PutOutcome, StoreKind, Tidy};
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use triptych_core::{ContentKey, EncodedItem};
@@ -38,16 +43,63 @@ impl Default for RetryPolicy {
     }
 }
 
+/// How many retries there may be, among all operations of whoever shares it: a bucket of tokens of which each operation
+/// puts in a part of one, and each retry takes one. Cheap to clone; clones share the bucket.
+#[derive(Clone, Debug)]
+pub struct RetryBudget(Arc<Bucket>);
+
+#[derive(Debug)]
+struct Bucket {
+    /// In thousandths of a token; never more than `most`.
+    level: AtomicU64,
+    most: u64,
+    part: u64,
+}
+
+impl RetryBudget {
+    /// A full bucket of `burst` retries, refilled by `percent` of the operations.
+    pub fn new(burst: u32, percent: u32) -> Self {
+        let most = u64::from(burst) * 1000;
+        Self(Arc::new(Bucket { level: AtomicU64::new(most), most, part: u64::from(percent) * 10 }))
+    }
+
+    /// Notes an operation.
+    pub fn deposit(&self) {
+        let Bucket { level, most, part } = &*self.0;
+        // Fails only for a closure that gives `None`.
+        let _ = level.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| Some((n + part).min(*most)));
+    }
+
+    /// Whether there may be a retry now; it is counted.
+    pub fn withdraw(&self) -> bool {
+        let level = &self.0.level;
+        level.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1000)).is_ok()
+    }
+}
+
+impl Default for RetryBudget {
+    /// Ten at once, and 20 % of the operations.
+    fn default() -> Self {
+        Self::new(10, 20)
+    }
+}
+
 /// A store that tries again.
 pub struct Retrying {
     store: Arc<dyn EcStore>,
     policy: RetryPolicy,
+    budget: RetryBudget,
 }
 
 impl Retrying {
     /// Tries the operations of `store` again.
     pub fn new(store: Arc<dyn EcStore>, policy: RetryPolicy) -> Self {
-        Self { store, policy }
+        Self::within(store, policy, RetryBudget::default())
+    }
+
+    /// Does so within a budget that others may share.
+    pub fn within(store: Arc<dyn EcStore>, policy: RetryPolicy, budget: RetryBudget) -> Self {
+        Self { store, policy, budget }
     }
 
     async fn retry<T, F>(&self, op: Op, attempt: impl Fn() -> F) -> Result<T, EcError>
@@ -57,12 +109,13 @@ impl Retrying {
         let limit = self.policy.attempt_timeout;
         let mut pause = self.policy.first_pause;
         let mut left = self.policy.attempts.max(1);
+        self.budget.deposit();
         loop {
             left -= 1;
             let ended = timeout(limit, attempt()).await;
             let result = ended.unwrap_or(Err(EcError::TimedOut { store: self.kind(), op, limit }));
             match result {
-                Err(e) if e.is_retryable() && left > 0 => {
+                Err(e) if e.is_retryable() && left > 0 && self.budget.withdraw() => {
                     tracing::debug!(%op, error = %e, left, "trying again");
                     sleep(pause).await;
                     pause = pause.saturating_mul(2).min(self.policy.max_pause);
@@ -103,6 +156,10 @@ impl EcStore for Retrying {
         self.retry(Op::Quarantine, || self.store.quarantine(key)).await
     }
 
+    async fn disown(&self, key: &ContentKey, object: &Bytes) -> Result<bool, EcError> {
+        self.retry(Op::Quarantine, || self.store.disown(key, object)).await
+    }
+
     async fn ping(&self) -> Result<(), EcError> {
         self.retry(Op::Ping, || self.store.ping()).await
     }
@@ -126,5 +183,13 @@ impl EcStore for Retrying {
 
     async fn list(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, EcError> {
         self.retry(Op::List, || self.store.list(after, limit)).await
+    }
+
+    async fn leftovers(&self, tidy: Tidy) -> Result<Leftovers, EcError> {
+        self.store.leftovers(tidy).await
+    }
+
+    async fn flush(&self, patience: Duration) -> bool {
+        self.store.flush(patience).await
     }
 }

@@ -221,6 +221,7 @@ fn status_of(e: &EcError) -> Status {
         EcError::TooLarge { limit, actual } => wire::too_large(*limit, *actual),
         EcError::Corrupt { .. } => Status::data_loss(chain(e)),
         EcError::TimedOut { .. } | EcError::Unavailable { .. } => Status::unavailable(chain(e)),
+        EcError::Overloaded { .. } => Status::resource_exhausted(chain(e)),
         EcError::Unsupported { .. } => Status::unimplemented(chain(e)),
         EcError::Config { .. } => Status::internal(chain(e)),
     }

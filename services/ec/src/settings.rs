@@ -17,13 +17,17 @@
 mod words;
 
 use crate::error::EcError;
-use crate::store::EcStore;
+use crate::limit::{Bounds, Limited};
+use crate::metered::{EcObserver, Metered};
+use crate::retry::{RetryBudget, RetryPolicy, Retrying};
 use crate::store::bucket::{BucketSetting, BucketStore, BucketTuning};
 use crate::store::disk::{DiskSetting, DiskStore};
 use crate::store::memory::{DEFAULT_BUDGET_BYTES, MemoryStore};
 use crate::store::redis::{RedisSetting, RedisStore, RedisTuning};
 use crate::store::remote::{Dial, RemoteStore, RemoteTuning};
 use crate::store::shm::{ShmSetting, ShmStore};
+use crate::store::tiered::{Tier, Tiered, TieredTuning};
+use crate::store::{EcStore, Scope};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -56,17 +60,6 @@ pub enum EcSetting {
     Remote(String),
     /// Two or more of the others, one behind the other.
     Tiered(Vec<EcSetting>),
-}
-
-/// Who sees what a store holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Scope {
-    /// This process alone.
-    Process,
-    /// The processes of this host, or of all hosts that mount the same directory.
-    Host,
-    /// Whoever reaches its network address.
-    Cluster,
 }
 
 /// Room of a memory store.
@@ -192,6 +185,12 @@ pub struct Opening {
     pub limits: Limits,
     /// Makes channels to store processes; `None`: plain TCP.
     pub dial: Option<Dial>,
+    /// Who hears of the operations of each tier; `None`: nobody.
+    pub observer: Option<Arc<dyn EcObserver>>,
+    /// What is asked of each tier at once; `None`: whatever its callers ask.
+    pub bounds: Option<Bounds>,
+    /// How each tier's operations are tried again, within one budget for all of them; `None`: they are not.
+    pub retry: Option<RetryPolicy>,
 }
 
 /// Opens the store as [`open_with`] does, with plain TCP.
@@ -199,7 +198,7 @@ pub struct Opening {
 /// # Errors
 /// As [`open_with`].
 pub async fn open(setting: &EcSetting, limits: &Limits) -> Result<Arc<dyn EcStore>, EcError> {
-    open_with(setting, &Opening { limits: limits.clone(), dial: None }).await
+    open_with(setting, &Opening { limits: limits.clone(), ..Opening::default() }).await
 }
 
 /// Opens the store. A server that is not there now is not an error: its operations are `Unavailable` until it is,
@@ -209,13 +208,31 @@ pub async fn open(setting: &EcSetting, limits: &Limits) -> Result<Arc<dyn EcStor
 /// [`EcError::Config`] if the setting cannot be followed: a directory that cannot be written, TLS that was not
 /// built in, a URL that is none.
 pub async fn open_with(setting: &EcSetting, with: &Opening) -> Result<Arc<dyn EcStore>, EcError> {
-    match setting {
-        EcSetting::Tiered(_) => Err(EcError::Config {
-            setting: setting.to_string(),
-            reason: "several tiers cannot be opened".into(),
-        }),
-        one => open_one(one, with).await,
+    let budget = RetryBudget::default();
+    let EcSetting::Tiered(settings) = setting else {
+        return Ok(dress(open_one(setting, with).await?, with, &budget));
+    };
+    let mut tiers = Vec::with_capacity(settings.len());
+    for setting in settings {
+        let store = dress(open_one(setting, with).await?, with, &budget);
+        tiers.push(Tier { store, scope: setting.scope() });
     }
+    Ok(Arc::new(Tiered::new(tiers, TieredTuning::default(), &with.limits)))
+}
+
+/// The store within its bounds, tried again, and observed. Each try waits for its turn, and what is observed is what the
+/// caller sees.
+fn dress(mut store: Arc<dyn EcStore>, with: &Opening, budget: &RetryBudget) -> Arc<dyn EcStore> {
+    if let Some(bounds) = with.bounds {
+        store = Arc::new(Limited::new(store, bounds));
+    }
+    if let Some(policy) = &with.retry {
+        store = Arc::new(Retrying::within(store, policy.clone(), budget.clone()));
+    }
+    if let Some(observer) = &with.observer {
+        store = Arc::new(Metered::new(store, observer.clone()));
+    }
+    store
 }
 
 async fn open_one(setting: &EcSetting, with: &Opening) -> Result<Arc<dyn EcStore>, EcError> {

@@ -9,9 +9,11 @@ pub mod bucket;
 pub mod disk;
 pub mod lease;
 pub mod memory;
+pub mod peer;
 pub mod redis;
 pub mod remote;
 pub mod shm;
+pub mod tiered;
 
 use crate::error::EcError;
 use async_trait::async_trait;
@@ -78,6 +80,16 @@ pub trait EcStore: Send + Sync {
         self.delete(key).await
     }
 
+    /// Takes out of view the copy that a reader was given and that does not verify. A store with one copy of a key
+    /// quarantines that; one with several only those with these very bytes, so that a good one behind a bad one is
+    /// found by the next read. Whether there was one.
+    ///
+    /// # Errors
+    /// As [`Self::quarantine`].
+    async fn disown(&self, key: &ContentKey, _object: &Bytes) -> Result<bool, EcError> {
+        self.quarantine(key).await
+    }
+
     /// Asks the store for a sign of life, for readiness probes.
     ///
     /// # Errors
@@ -137,6 +149,12 @@ pub trait EcStore: Send + Sync {
     /// [`EcError::Unavailable`], [`EcError::TimedOut`].
     async fn leftovers(&self, _tidy: Tidy) -> Result<Leftovers, EcError> {
         Ok(Leftovers::default())
+    }
+
+    /// Waits, but not longer than `patience`, until everything that was put is where it is to stay, before the process
+    /// ends. False: something is not, and will be encoded again when it is wanted.
+    async fn flush(&self, _patience: Duration) -> bool {
+        true
     }
 }
 
@@ -219,6 +237,28 @@ impl StoreKind {
             Self::Object => "object",
             Self::Peer => "peer",
             Self::Tiered => "tiered",
+        }
+    }
+}
+
+/// Who sees what a store holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// This process alone.
+    Process,
+    /// The processes of this host, or of all hosts that mount the same directory.
+    Host,
+    /// Whoever reaches its network address.
+    Cluster,
+}
+
+impl StoreKind {
+    /// Who sees what such a store holds.
+    pub const fn scope(self) -> Scope {
+        match self {
+            Self::Memory => Scope::Process,
+            Self::Shm | Self::Disk => Scope::Host,
+            Self::Redis | Self::Remote | Self::Object | Self::Peer | Self::Tiered => Scope::Cluster,
         }
     }
 }

@@ -14,6 +14,7 @@ use triptych_core::{
 };
 use triptych_ec::connector::{Published, WorkerRole};
 use triptych_ec::store::EcStore;
+use triptych_ec::store::peer::Shelf;
 use triptych_models::preprocess::Preprocess;
 use triptych_proto::{convert, v1};
 use triptych_runtime::Drain;
@@ -56,6 +57,8 @@ pub struct Encoders {
     pub flights: Flights<ContentKey, Progress>,
     /// Leases that were seen.
     pub fences: Fences,
+    /// What PD workers read straight from this worker's memory, and the address at which they do; `None`: nothing.
+    pub shelf: Option<(Arc<Shelf>, String)>,
 }
 
 /// How far a job is.
@@ -171,7 +174,7 @@ impl Encoders {
         let beside = preprocess + times.publish;
         place.ticket().done(n_tokens, beside + encoded.share, beside + encoded.encode);
         self.meters.item(job.modality, times);
-        Ok(response(&published.item, times))
+        Ok(self.response(&published.item, times))
     }
 
     /// The rows of an earlier job for the same key.
@@ -203,7 +206,7 @@ impl Encoders {
         };
         self.meters.shared();
         let times = JobTimes { publish: start.elapsed(), ..JobTimes::default() };
-        Ok(v1::EncodeResponse { shared: true, ..response(&item, times) })
+        Ok(v1::EncodeResponse { shared: true, ..self.response(&item, times) })
     }
 
     /// Publishes, also when the caller goes away meanwhile; then too the job keeps its place until it is done, or
@@ -218,17 +221,18 @@ impl Encoders {
         let published = self.drain.tasks().spawn(work).await;
         Ok(published.map_err(|e| Failure::internal(format!("publishing: {e}")))??)
     }
-}
 
-fn response(item: &EncodedItem, times: JobTimes) -> v1::EncodeResponse {
-    let us = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
-    v1::EncodeResponse {
-        item: Some(item.into()),
-        queue_us: us(times.queue),
-        preprocess_us: us(times.preprocess),
-        encode_us: us(times.encode),
-        publish_us: us(times.publish),
-        peer: String::new(),
-        shared: false,
+    fn response(&self, item: &EncodedItem, times: JobTimes) -> v1::EncodeResponse {
+        let us = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
+        let here = self.shelf.as_ref().filter(|(shelf, _)| shelf.object(&item.key).is_some());
+        v1::EncodeResponse {
+            item: Some(item.into()),
+            queue_us: us(times.queue),
+            preprocess_us: us(times.preprocess),
+            encode_us: us(times.encode),
+            publish_us: us(times.publish),
+            peer: here.map(|(_, address)| address.clone()).unwrap_or_default(),
+            shared: false,
+        }
     }
 }

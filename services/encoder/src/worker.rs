@@ -14,15 +14,17 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use triptych_core::limits::Limits;
 use triptych_core::{DType, WorkerId};
-use triptych_ec::connector::{ConnectorSettings, WorkerRole, connect};
+use triptych_ec::connector::{ConnectorSettings, Publish, WorkerRole, connect};
+use triptych_ec::server::EcObjectsService;
 use triptych_ec::store::EcStore;
+use triptych_ec::store::peer::{Shelf, ShelfSettings};
 use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::{Model, ModelError, ModelSource};
 use triptych_proto::v1::encoder_worker_server::EncoderWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
 use triptych_runtime::door::Door;
 use triptych_runtime::flights::Flights;
-use triptych_runtime::serve::{Beside, ServeError, serve};
+use triptych_runtime::serve::{Beside, ServeError, serve_beside};
 use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Settings of an encoder worker.
@@ -52,6 +54,11 @@ pub struct EncoderConfig {
     /// Rows that are kept after they were published, in bytes; an item that is asked for again meanwhile is not
     /// encoded again, and is published again if the store lost it. Default 256 MiB; 0: none.
     pub rows_budget_bytes: usize,
+    /// `host:port` at which the PD workers reach this worker, to read outputs straight from its memory; `None`: they
+    /// read them from the store only, and a job is done when the store has its output.
+    pub advertise: Option<String>,
+    /// What is held in memory for them. Used with `advertise`.
+    pub shelf: ShelfSettings,
 }
 
 /// The worker cannot start, or its server ended.
@@ -93,6 +100,8 @@ pub struct EmbeddedConfig {
     pub max_jobs: usize,
     /// Items preprocessed at once. Default: the machine's cores.
     pub preprocess_threads: usize,
+    /// The shelf of the connector, and the address at which others read from it; `None`: from the store only.
+    pub shelf: Option<(Arc<Shelf>, String)>,
 }
 
 /// The encoders' service, for a process that answers it beside its own. What they make stays in `connector`'s rows, so
@@ -122,9 +131,16 @@ pub async fn run(config: EncoderConfig, drain: Drain, metrics: MetricsRegistry) 
     if let Some(listener) = config.admin {
         admin::spawn(listener, admin::router(readiness.clone(), metrics), &drain);
     }
+    let shelf = config.advertise.map(|at| (Arc::new(Shelf::new(config.shelf, &config.limits)), at));
+    let mut beside = Beside::default();
+    if let Some((shelf, _)) = &shelf {
+        beside = beside.with(EcObjectsService::into_server(shelf.clone(), &config.limits));
+    }
+    let publish = shelf.as_ref().map_or(Publish::Through, |(shelf, _)| Publish::Behind(shelf.clone()));
     let settings = ConnectorSettings {
         limits: config.limits.clone(),
         local_budget_bytes: config.rows_budget_bytes,
+        publish,
         ..ConnectorSettings::default()
     };
     let (_, connector) = connect(config.store.clone(), meters.clone(), settings);
@@ -138,9 +154,10 @@ pub async fn run(config: EncoderConfig, drain: Drain, metrics: MetricsRegistry) 
         batch: config.batch,
         max_jobs: config.max_jobs,
         preprocess_threads: config.preprocess_threads,
+        shelf,
     };
     let Some(service) = parts.load(connector.clone(), meters, drain.clone()).await? else { return Ok(()) };
-    serve(service, config.grpc, readiness, drain).await?;
+    serve_beside(service, beside, config.grpc, readiness, drain).await?;
     connector.drain().await;
     Ok(())
 }
@@ -180,6 +197,7 @@ impl EmbeddedConfig {
             drain: drain.clone(),
             flights: Flights::new(drain.tasks().clone()),
             fences: Fences::default(),
+            shelf: self.shelf,
         });
         let service = EncoderWorkerServer::new(service)
             .max_decoding_message_size(self.limits.max_item_bytes.saturating_add(1 << 20))

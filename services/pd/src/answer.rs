@@ -17,6 +17,7 @@ use tonic::Status;
 use triptych_core::prompt::Prompt;
 use triptych_core::sampling::SamplingParams;
 use triptych_core::{EncodedItem, Extent, Failure, FailureClass, RequestId, TenantId};
+use triptych_ec::connector::ItemHint;
 use triptych_engine::constraint::CompiledConstraint;
 use triptych_engine::{AlignJob, Arrival, Event, Output, SequenceId};
 use triptych_models::prompt::{OutputKind, PreparedSequence};
@@ -36,6 +37,8 @@ pub struct Prepared {
     pub prompt: Prompt,
     /// Its items.
     pub items: Vec<EncodedItem>,
+    /// Where their outputs are, in their order; those that are missing here are in the store.
+    pub hints: Vec<ItemHint>,
     /// Its sequences, one for each window.
     pub windows: Vec<PreparedSequence>,
     /// Its sampling.
@@ -195,7 +198,7 @@ impl Running {
             assembler.had_ended(*choice);
         }
         let since = Instant::now();
-        let items = parts.loads.start(&prepared.items, &parts.driver);
+        let items = parts.loads.start(&prepared.items, &prepared.hints, &parts.driver);
         let load = prepared.items.is_empty().then_some(Duration::ZERO);
         Ok(Self {
             sequences,

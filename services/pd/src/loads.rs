@@ -3,16 +3,19 @@
 use crate::driver::Driver;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem, EncoderOutput, Failure, RequestId};
 use triptych_ec::connector::{
-    CacheStatus, Completions, ConnectorSettings, Loaded, SchedulerRole, WorkerRole, connect,
+    CacheStatus, Completions, ConnectorSettings, ItemHint, Loaded, SchedulerRole, WorkerRole, connect,
 };
 use triptych_ec::metered::EcObserver;
 use triptych_ec::store::EcStore;
+use triptych_ec::store::peer::{PeerTuning, Peers};
 use triptych_engine::Event;
+use triptych_proto::v1;
+use triptych_runtime::grpc::Dialer;
 
 /// Both roles of the connector.
 #[derive(Clone)]
@@ -50,8 +53,14 @@ impl Drop for HeldItems {
 }
 
 impl Loads {
-    /// Connects to a store. Completions go to the drivers given to [`Self::attach`].
-    pub fn new(store: Arc<dyn EcStore>, observer: Arc<dyn EcObserver>, limits: Limits) -> Self {
+    /// Connects to a store, and to the encoder workers that hold outputs in memory. Completions go to the drivers given
+    /// to [`Self::attach`].
+    pub fn new(
+        store: Arc<dyn EcStore>,
+        observer: Arc<dyn EcObserver>,
+        limits: Limits,
+        dialer: &Dialer,
+    ) -> Self {
         let drivers: Arc<OnceLock<Vec<Driver>>> = Arc::default();
         let listeners = drivers.clone();
         let (ended, loads_ended) = watch::channel(());
@@ -61,7 +70,13 @@ impl Loads {
             }
             ended.send_replace(());
         }));
-        let settings = ConnectorSettings { limits, completions, ..ConnectorSettings::default() };
+        let peers = Peers::new(Some(dialer.as_fn()), PeerTuning::default(), &limits);
+        let settings = ConnectorSettings {
+            limits,
+            completions,
+            peers: Some(Arc::new(peers)),
+            ..ConnectorSettings::default()
+        };
         let (scheduler, worker) = connect(store, observer, settings);
         Self { scheduler, worker, drivers, loads_ended, n_holders: Arc::default() }
     }
@@ -72,14 +87,16 @@ impl Loads {
         let _ = self.drivers.set(drivers);
     }
 
-    /// Asks for the items of a request whose sequences `driver` has been given already.
-    pub fn start(&self, items: &[EncodedItem], driver: &Driver) -> HeldItems {
+    /// Asks for the items of a request whose sequences `driver` has been given already. Hints say where each item's
+    /// output is, in their order; without one it is in the store.
+    pub fn start(&self, items: &[EncodedItem], hints: &[ItemHint], driver: &Driver) -> HeldItems {
         // Not the request's own id: a proxy that tries again may have two of one id here, and the end of one must
         // not take the other's items.
         let holder = RequestId::from_bits(self.n_holders.fetch_add(1, Ordering::Relaxed).into());
         let loads_ended = self.loads_ended.clone();
-        for item in items {
-            self.scheduler.update_state_after_alloc(holder, item);
+        let hints = hints.iter().cloned().chain(std::iter::repeat_with(ItemHint::default));
+        for (item, hint) in items.iter().zip(hints) {
+            self.scheduler.update_state_with_hint(holder, item, &hint);
         }
         self.worker.start_load_caches(self.scheduler.build_connector_meta());
         for item in items {
@@ -121,6 +138,11 @@ fn event(loaded: &Loaded) -> Event {
             Event::ItemFailed { key, failure: failure.with_param(item_param(&key)).with_detail(e) }
         }
     }
+}
+
+/// What a request says of where an item's output is; a pending one is waited for until the request's deadline.
+pub fn hint_from_wire(hint: v1::ItemHint, deadline: Instant) -> ItemHint {
+    ItemHint { peers: hint.peers, pending: hint.pending, until: hint.pending.then(|| deadline.into()) }
 }
 
 /// How a failure names the item it is about, until `answer` knows its place in the request.

@@ -2,7 +2,7 @@
 
 use crate::answer::{Admission, Parts, Prepared, Running};
 use crate::driver::Driver;
-use crate::loads::Loads;
+use crate::loads::{Loads, hint_from_wire};
 use crate::meters::Meters;
 use crate::{resume, watching};
 use std::collections::{BTreeMap, HashMap};
@@ -120,6 +120,8 @@ impl Worker {
             Failure::invalid("request_id is not req- and 32 hex digits").with_param("request_id")
         })?;
         let items = pending(model.items(request.items, &self.limits)?, &request.hints);
+        let hints = request.hints.into_iter().take(items.len());
+        let hints = hints.map(|hint| hint_from_wire(hint, deadline)).collect();
         let prompt =
             request.prompt.ok_or_else(|| Failure::invalid("prompt is missing").with_param("prompt"))?;
         let prompt = Prompt::try_from(prompt)?;
@@ -137,6 +139,7 @@ impl Worker {
             request: id,
             prompt,
             items,
+            hints,
             windows,
             sampling,
             constraint,

@@ -28,6 +28,7 @@ use triptych_models::{Model, ModelError, ModelSource};
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
 use triptych_runtime::door::Door;
+use triptych_runtime::grpc::Dialer;
 use triptych_runtime::serve::{Beside, ServeError, serve_beside};
 use triptych_runtime::{Drain, MetricsRegistry};
 
@@ -45,6 +46,8 @@ pub struct PdConfig {
     pub drafts: Vec<ModelSource>,
     /// Where encoder outputs come from.
     pub store: Arc<dyn EcStore>,
+    /// Makes channels to the encoder workers that hold outputs in memory.
+    pub dialer: Dialer,
     /// How it computes.
     pub compute: ComputeConfig,
     /// Element type in which encoders publish rows; part of the fingerprint both sides must share.
@@ -149,7 +152,7 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
     if let Some(listener) = config.admin {
         admin::spawn(listener, admin::router(readiness.clone(), metrics), &drain);
     }
-    let loads = Loads::new(config.store.clone(), ec_meters, config.limits.clone());
+    let loads = Loads::new(config.store.clone(), ec_meters, config.limits.clone(), &config.dialer);
     let loader = Loader {
         compute: config.compute,
         dtype: config.encoder_dtype,

@@ -7,6 +7,8 @@ pub mod tls;
 pub mod discovery;
 pub mod drain;
 
+use crate::ec_choice::{Others, Surroundings, check, choose};
+use crate::ec_meters::TierMeters;
 use crate::error::{CliError, chain};
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
@@ -17,15 +19,16 @@ use std::sync::Arc;
 use tls::TlsArgs;
 use triptych_core::DType;
 use triptych_core::limits::Limits;
-use triptych_ec::settings::Opening;
-use triptych_ec::{EcError, EcSetting, EcStore, Scope};
+use triptych_ec::limit::Bounds;
+use triptych_ec::retry::RetryPolicy;
+use triptych_ec::{EcError, EcSetting, EcStore, Opening, Scope};
 use triptych_kernels::cpu::Precision;
 use triptych_models::LoadFormat;
 use triptych_models::compute::ComputeConfig;
 use triptych_proxy::fetch::{AllowRule, FetchPolicy, NotARule, Reach};
-use triptych_runtime::Drain;
 use triptych_runtime::grpc::Dialer;
 use triptych_runtime::telemetry::TelemetryConfig;
+use triptych_runtime::{Drain, MetricsRegistry};
 
 /// How a process tells what it does.
 #[derive(Args, Clone, Debug)]
@@ -244,7 +247,7 @@ pub const EC_VARIABLE: &str = "TRIPTYCH_EC";
 pub struct EcArgs {
     /// Store of encoder outputs: `shm` for one host, `disk:DIR`, `redis://…`,
     /// `grpc://HOST:PORT` of a `triptych store`, `memory[:MIB]`;
-    /// repeat for tiers, the fastest first
+    /// repeat for tiers, the fastest first. Default: chosen from where this runs, and logged
     #[arg(long = "ec", value_name = "STORE", env = EC_VARIABLE, hide_env_values = true)]
     stores: Vec<EcArg>,
 }
@@ -263,28 +266,56 @@ impl EcArgs {
         together.map(Some).map_err(|e| CliError::Setting(chain(&e)))
     }
 
-    /// Opens the store of a role; store processes are reached by `dialer`.
+    /// Opens the store for a tool that looks at it: as it is, and the one that a role on this host would choose.
+    ///
+    /// # Errors
+    /// As [`Self::open_for_role`].
+    pub async fn open_over(&self, dialer: &Dialer, limits: &Limits) -> Result<Arc<dyn EcStore>, CliError> {
+        let setting = self.setting(&Surroundings::look(Others::Here))?;
+        let with = Opening { limits: limits.clone(), dial: Some(dialer.as_fn()), ..Opening::default() };
+        triptych_ec::open_with(&setting, &with).await.map_err(|e| CliError::Setting(chain(&e)))
+    }
+
+    /// Opens the store of a role, or one that is chosen; store processes are reached by `dialer`.
     ///
     /// # Errors
     /// [`CliError::Setting`] for a store that the other processes cannot see, or that cannot be opened.
-    pub async fn open_over(&self, dialer: &Dialer, limits: &Limits) -> Result<Arc<dyn EcStore>, CliError> {
-        let given = self.given()?.ok_or_else(|| {
-            CliError::Setting(format!(
-                "no store is set; --ec takes one of {}",
-                triptych_ec::settings::ALLOWED
-            ))
-        })?;
-        if given.setting.scope() == Scope::Process {
+    pub async fn open_for_role(
+        &self,
+        dialer: &Dialer,
+        limits: &Limits,
+        others: Others,
+        metrics: &MetricsRegistry,
+    ) -> Result<Arc<dyn EcStore>, CliError> {
+        let setting = self.setting(&Surroundings::look(others))?;
+        if setting.scope() == Scope::Host && others != Others::Here {
+            tracing::warn!(%setting, "other hosts see this store only if it lies on a mount that all of them have");
+        }
+        let opening = Opening {
+            limits: limits.clone(),
+            dial: Some(dialer.as_fn()),
+            observer: Some(Arc::new(TierMeters::new(metrics))),
+            bounds: Some(Bounds::default()),
+            retry: Some(RetryPolicy::default()),
+        };
+        triptych_ec::open_with(&setting, &opening).await.map_err(|e| CliError::Setting(chain(&e)))
+    }
+
+    /// The store that was given or else is chosen, if others can see it.
+    fn setting(&self, around: &Surroundings) -> Result<EcSetting, CliError> {
+        let setting = match self.given()? {
+            Some(given) => given.setting,
+            None => chosen(around)?,
+        };
+        check(&setting, around).map_err(|e| CliError::Setting(e.to_string()))?;
+        if setting.scope() == Scope::Process {
             return Err(CliError::Setting(
                 "--ec memory would be this process's alone; run `triptych store` and give its address here, \
                  as in --ec grpc://127.0.0.1:7400"
                     .into(),
             ));
         }
-        let with = Opening { limits: limits.clone(), dial: Some(dialer.as_fn()) };
-        triptych_ec::settings::open_with(&given.setting, &with)
-            .await
-            .map_err(|e| CliError::Setting(chain(&e)))
+        Ok(setting)
     }
 }
 
@@ -307,6 +338,13 @@ impl OperatorEcArgs {
     pub async fn open(&self, limits: &Limits) -> Result<Arc<dyn EcStore>, CliError> {
         self.ec.open_over(&self.tls.links(&Drain::new())?.dialer(), limits).await
     }
+}
+
+/// The store that goes with where this process runs.
+fn chosen(around: &Surroundings) -> Result<EcSetting, CliError> {
+    let choice = choose(around).map_err(|e| CliError::Setting(e.to_string()))?;
+    tracing::info!(store = choice.setting, why = choice.why, "no store is set; this one was chosen");
+    choice.setting.parse().map_err(|e: EcError| CliError::Setting(chain(&e)))
 }
 
 #[cfg(test)]

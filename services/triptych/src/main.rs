@@ -17,6 +17,8 @@ mod args;
 mod ask;
 mod cli;
 mod ec;
+mod ec_choice;
+mod ec_meters;
 mod error;
 mod keys;
 mod listen;

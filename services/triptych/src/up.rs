@@ -19,6 +19,7 @@ mod restarts;
 mod screen;
 
 use crate::args::{EcArg, EcArgs, FetchArgs, LogArgs, ModelArgs};
+use crate::ec_choice::choose_for_up;
 use crate::error::{CliError, chain};
 use crate::{listen, model};
 use clap::Args;
@@ -107,7 +108,11 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
 fn store(args: &EcArgs) -> Result<EcArg, CliError> {
     match args.given()? {
         Some(given) => Ok(given),
-        None => "memory".parse().map_err(|e: EcError| CliError::Setting(chain(&e))),
+        None => {
+            let choice = choose_for_up();
+            tracing::info!(store = choice.setting, why = choice.why, "no store is set; this one was chosen");
+            choice.setting.parse().map_err(|e: EcError| CliError::Setting(chain(&e)))
+        }
     }
 }
 

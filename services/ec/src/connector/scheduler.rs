@@ -1,7 +1,7 @@
 //! The scheduler's role: decides what to load, inside an engine step. Synchronous; never waits, never fails.
 
 use super::state::{State, lock};
-use super::{CacheStatus, EcConnectorMeta};
+use super::{CacheStatus, EcConnectorMeta, ItemHint};
 use std::sync::{Arc, Mutex};
 use triptych_core::{EncodedItem, RequestId};
 
@@ -32,7 +32,13 @@ impl SchedulerRole {
     /// [`Self::has_caches`] after this call. Calling it again is harmless, and after a failed load it is how to ask
     /// again.
     pub fn update_state_after_alloc(&self, request: RequestId, item: &EncodedItem) {
-        lock(&self.state).want(request, item);
+        self.update_state_with_hint(request, item, &ItemHint::default());
+    }
+
+    /// The same, with what the request knows of where the output is, or that it is still being made. All who want one
+    /// item share its load and what each of them knows.
+    pub fn update_state_with_hint(&self, request: RequestId, item: &EncodedItem, hint: &ItemHint) {
+        lock(&self.state).want(request, item, hint);
     }
 
     /// Everything that was asked for since the last call.

@@ -1,6 +1,7 @@
 //! What the two roles share: the local cache, and how far each load is. Behind one lock that is held for a few
 //! map operations and never across an await.
 
+use super::{ItemHint, LoadOrder};
 use crate::local::LocalCache;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,6 +25,8 @@ pub(super) struct State {
     wanted: VecDeque<EncodedItem>,
     /// Every key with a load. Those that are `Wanted` are exactly those in `wanted`.
     stages: HashMap<ContentKey, Stage>,
+    /// What is known of where their outputs are, of all who asked; of keys in `stages` only.
+    hints: HashMap<ContentKey, ItemHint>,
 }
 
 /// Takes the lock. A panic under it leaves whole maps behind, so poison is ignored.
@@ -33,36 +36,63 @@ pub(super) fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 
 impl State {
     pub(super) fn new(budget_bytes: usize) -> Self {
-        Self { local: LocalCache::new(budget_bytes), wanted: VecDeque::new(), stages: HashMap::new() }
+        Self {
+            local: LocalCache::new(budget_bytes),
+            wanted: VecDeque::new(),
+            stages: HashMap::new(),
+            hints: HashMap::new(),
+        }
     }
 
     pub(super) fn is_pending(&self, key: &ContentKey) -> bool {
         self.stages.contains_key(key)
     }
 
-    pub(super) fn want(&mut self, request: RequestId, item: &EncodedItem) {
+    pub(super) fn want(&mut self, request: RequestId, item: &EncodedItem, hint: &ItemHint) {
         self.local.hold(request, item.key);
-        if !self.local.contains(&item.key) && !self.is_pending(&item.key) {
+        if self.local.contains(&item.key) {
+            return;
+        }
+        if !self.is_pending(&item.key) {
             self.stages.insert(item.key, Stage::Wanted);
             self.wanted.push_back(item.clone());
         }
+        self.learn(item.key, hint);
     }
 
-    pub(super) fn hand_over(&mut self) -> Vec<EncodedItem> {
+    /// Adds to what is known of where the output of a key with a load is.
+    pub(super) fn learn(&mut self, key: ContentKey, hint: &ItemHint) {
+        if self.stages.contains_key(&key) {
+            self.hints.entry(key).or_default().add(hint);
+        }
+    }
+
+    /// What is known of where the output is.
+    pub(super) fn hint(&self, key: &ContentKey) -> ItemHint {
+        self.hints.get(key).cloned().unwrap_or_default()
+    }
+
+    pub(super) fn hand_over(&mut self) -> Vec<LoadOrder> {
         for item in &self.wanted {
             self.stages.insert(item.key, Stage::Handed);
         }
-        self.wanted.drain(..).collect()
+        let Self { wanted, hints, .. } = self;
+        let order = |item: EncodedItem| {
+            let hint = hints.get(&item.key).cloned().unwrap_or_default();
+            LoadOrder { item, hint }
+        };
+        wanted.drain(..).map(order).collect()
     }
 
     /// Forgets the request, and the loads that nobody else wants and that have not begun.
     pub(super) fn forget(&mut self, request: RequestId) {
         self.local.release(request);
-        let Self { local, wanted, stages } = self;
+        let Self { local, wanted, stages, hints } = self;
         wanted.retain(|item| {
             let keep = local.is_held(&item.key);
             if !keep {
                 stages.remove(&item.key);
+                hints.remove(&item.key);
             }
             keep
         });
@@ -79,6 +109,7 @@ impl State {
 
     /// Ends whatever load the key has.
     pub(super) fn end(&mut self, key: &ContentKey) {
+        self.hints.remove(key);
         if self.stages.remove(key) == Some(Stage::Wanted) {
             self.wanted.retain(|item| item.key != *key);
         }

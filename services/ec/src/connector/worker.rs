@@ -1,26 +1,23 @@
-//! The worker's role: transfers, beside compute. One task per load, in a group that drain waits for.
+//! The worker's role: transfers, beside compute. One task per load, in a group that drain waits for. How a load goes is
+//! in [`super::load`], how publishing does in [`super::save`].
 
 use super::state::{State, lock};
-use super::{Completions, ConnectorSettings, EcConnectorMeta, LoadError, Loaded, Published};
-use crate::error::{EcError, chain};
+use super::{Completions, ConnectorSettings, EcConnectorMeta, LoadError, LoadOrder, Loaded, Published};
+use crate::error::EcError;
 use crate::metered::{EcObserver, Tier};
-use crate::object::{self, ObjectError};
-use crate::store::{EcStore, Op, PutOutcome};
-use bytes::Bytes;
+use crate::store::{EcStore, Op};
+use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
-use tokio::task::spawn_blocking;
-use tokio::time::{Instant as Waiting, timeout};
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use triptych_core::{ContentKey, EncodedItem, EncoderOutput};
+use triptych_core::{ContentKey, EncoderOutput};
 
-/// How long the store is asked to wait for a pending item at once, and the pause before it is asked again.
-const WAIT_AT_ONCE: Duration = Duration::from_secs(1);
-const WAIT_PAUSE: Duration = Duration::from_millis(20);
-/// How long nobody may seem to be at a pending item before it is looked for, and missed.
-const NOBODY_AT_IT: Duration = Duration::from_secs(5);
+/// How long drain waits for the store to write what it was given.
+const FLUSH: Duration = Duration::from_secs(10);
 
 /// The worker's side of a connector. Cheap to clone; clones share everything.
 #[derive(Clone)]
@@ -28,20 +25,22 @@ pub struct WorkerRole {
     shared: Arc<Shared>,
 }
 
-struct Shared {
-    state: Arc<Mutex<State>>,
-    store: Arc<dyn EcStore>,
-    observer: Arc<dyn EcObserver>,
-    settings: ConnectorSettings,
-    turns: Semaphore,
-    tasks: TaskTracker,
+pub(super) struct Shared {
+    pub(super) state: Arc<Mutex<State>>,
+    pub(super) store: Arc<dyn EcStore>,
+    pub(super) observer: Arc<dyn EcObserver>,
+    pub(super) settings: ConnectorSettings,
+    pub(super) turns: Semaphore,
+    pub(super) tasks: TaskTracker,
+    /// Cancelled when nothing new is taken any more.
+    pub(super) closing: CancellationToken,
     /// The engine's thread is not tokio's, and may start loads all the same.
-    runtime: Handle,
+    pub(super) runtime: Handle,
     /// With [`Completions::Collected`]. At most `max_pending` of them have rows; past it there are only refusals,
     /// one for each item that the caller started without collecting.
     collected: Mutex<Vec<Loaded>>,
     /// Told of outputs that are made here.
-    saved: Notify,
+    pub(super) saved: Notify,
 }
 
 impl WorkerRole {
@@ -52,18 +51,19 @@ impl WorkerRole {
         settings: ConnectorSettings,
     ) -> Self {
         let turns = Semaphore::new(settings.max_loads.max(1));
-        let (tasks, runtime) = (TaskTracker::new(), Handle::current());
+        let (tasks, closing, runtime) = (TaskTracker::new(), CancellationToken::new(), Handle::current());
         let collected = Mutex::default();
         let saved = Notify::new();
-        let shared = Shared { state, store, observer, settings, turns, tasks, runtime, collected, saved };
+        let shared =
+            Shared { state, store, observer, settings, turns, tasks, closing, runtime, collected, saved };
         Self { shared: Arc::new(shared) }
     }
 
     /// Starts loading; returns at once, from any thread. Each item ends in one [`Loaded`], except that an item
     /// which is being loaded already shares the end of that load.
     pub fn start_load_caches(&self, meta: EcConnectorMeta) {
-        for item in meta.loads {
-            self.start(item);
+        for order in meta.loads {
+            self.start(order);
         }
     }
 
@@ -94,32 +94,55 @@ impl WorkerRole {
 
     /// Publishes an output and keeps its rows on this worker. Publishes again whatever the store lost since, and
     /// replaces what it holds under the key if that does not read as this item. Goes on when the caller goes away:
-    /// the work of encoding was done, and others wait for it.
+    /// the work of encoding was done, and others wait for it. With [`super::Publish::Behind`] it is done when the output
+    /// is on the shelf, and waits for room there.
     ///
     /// # Errors
     /// The store's; [`EcError::TimedOut`] after `save_timeout`; [`EcError::Unavailable`] when draining.
     pub async fn save_caches(&self, output: EncoderOutput) -> Result<Published, EcError> {
-        let shared = self.shared.clone();
-        if shared.tasks.is_closed() {
-            return Err(EcError::unavailable(shared.store.kind(), Op::Put, "this worker is stopping"));
-        }
+        self.publish(|shared| async move { shared.save(output).await }).await
+    }
+
+    /// Publishes again what this worker still holds, unless the store has it. `None`: this worker does not hold it, and
+    /// it has to be encoded again.
+    ///
+    /// # Errors
+    /// As [`Self::save_caches`].
+    pub async fn ensure_published(&self, key: &ContentKey) -> Result<Option<Published>, EcError> {
+        let key = *key;
+        self.publish(|shared| async move { shared.save_again(&key).await }).await
+    }
+
+    async fn publish<T, F>(&self, work: impl FnOnce(Arc<Shared>) -> F) -> Result<T, EcError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, EcError>> + Send + 'static,
+    {
+        let shared = &self.shared;
         let kind = shared.store.kind();
+        if shared.tasks.is_closed() {
+            return Err(EcError::unavailable(kind, Op::Put, "this worker is stopping"));
+        }
         let limit = shared.settings.save_timeout;
+        let work = work(shared.clone());
         let work = async move {
-            let ended = timeout(limit, shared.save(output)).await;
+            let ended = timeout(limit, work).await;
             ended.unwrap_or(Err(EcError::TimedOut { store: kind, op: Op::Put, limit }))
         };
-        let task = self.shared.tasks.spawn_on(work, &self.shared.runtime);
+        let task = shared.tasks.spawn_on(work, &shared.runtime);
         task.await.unwrap_or_else(|e| Err(EcError::unavailable(kind, Op::Put, e)))
     }
 
-    /// Takes no new work, and waits for what is under way; each part of it is bounded in time.
+    /// Takes no new work, and waits for what is under way and for what the store has still to write; each part of it is
+    /// bounded in time.
     pub async fn drain(&self) {
+        self.shared.closing.cancel();
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
+        self.shared.store.flush(FLUSH).await;
     }
 
-    fn start(&self, item: EncodedItem) {
+    fn start(&self, LoadOrder { item, hint }: LoadOrder) {
         let shared = &self.shared;
         let mut state = lock(&shared.state);
         if let Some(output) = state.local.get(&item.key) {
@@ -129,7 +152,9 @@ impl WorkerRole {
             return shared.deliver(Loaded { key: item.key, result: Ok(output), took: Duration::ZERO });
         }
         let full = state.n_loading() + shared.n_collected() >= shared.settings.max_pending;
-        if !state.begin(item.key) {
+        let begun = state.begin(item.key);
+        state.learn(item.key, &hint);
+        if !begun {
             return;
         }
         drop(state);
@@ -192,135 +217,5 @@ impl Shared {
                 self.collected.lock().unwrap_or_else(PoisonError::into_inner).push(loaded);
             }
         }
-    }
-
-    /// Waits for an item that is being encoded, for as long as anyone needs it here and someone seems to be at it.
-    /// Says nothing: the load that follows finds it or does not. Holds no turn.
-    async fn wait_for(&self, item: &EncodedItem) {
-        let end = Waiting::now() + self.settings.pending_timeout;
-        let wanted = || {
-            let local = &lock(&self.state).local;
-            local.is_held(&item.key) && !local.contains(&item.key) && !self.tasks.is_closed()
-        };
-        let mut nobody_since = None;
-        while wanted() && Waiting::now() < end {
-            let encoded_here = self.saved.notified();
-            if !wanted() {
-                return;
-            }
-            let asked = Waiting::now();
-            // In parts, so that a wait that nobody needs any more ends soon.
-            let found = tokio::select! {
-                biased;
-                () = encoded_here => continue,
-                found = self.store.wait(&item.key, WAIT_AT_ONCE) => found,
-            };
-            match found {
-                Ok(Some(_)) => return,
-                Ok(None) if asked.elapsed() >= WAIT_AT_ONCE => nobody_since = None,
-                // An early no: nobody has its lease, or the store is away. It may have been made and lost.
-                Ok(None) | Err(_) => {
-                    if nobody_since.get_or_insert(asked).elapsed() >= NOBODY_AT_IT {
-                        return;
-                    }
-                    tokio::time::sleep(WAIT_PAUSE).await;
-                }
-            }
-        }
-    }
-
-    async fn load(&self, item: &EncodedItem) -> Result<EncoderOutput, LoadError> {
-        if item.is_pending() {
-            self.wait_for(item).await;
-            if let Some(output) = lock(&self.state).local.get(&item.key) {
-                // It was encoded on this worker.
-                return Ok(output);
-            }
-        }
-        let limit = self.settings.load_timeout;
-        let result = match timeout(limit, self.fetch(item)).await {
-            Err(_) => return Err(LoadError::TimedOut { limit }),
-            Ok(result) => result,
-        };
-        if let Err(LoadError::Corrupt { detail }) = &result {
-            tracing::warn!(key = ?item.key, %detail, "quarantining an encoder output");
-            match timeout(limit, self.store.quarantine(&item.key)).await {
-                Ok(Ok(_)) => {}
-                Ok(Err(e)) => tracing::warn!(key = ?item.key, error = %chain(&e), "could not quarantine"),
-                Err(_) => tracing::warn!(key = ?item.key, "could not quarantine in time"),
-            }
-        }
-        result
-    }
-
-    /// Gets and verifies. The turn is held through both, since both hold the object's bytes.
-    async fn fetch(&self, item: &EncodedItem) -> Result<EncoderOutput, LoadError> {
-        let unavailable = |detail: String| LoadError::Unavailable { detail };
-        let _turn = self.turns.acquire().await.map_err(|e| unavailable(e.to_string()))?;
-        let object = match self.store.get(&item.key).await {
-            Ok(Some(object)) => object,
-            Ok(None) => return Err(LoadError::Missing),
-            Err(EcError::TimedOut { limit, .. }) => return Err(LoadError::TimedOut { limit }),
-            Err(e @ EcError::Corrupt { .. }) => return Err(LoadError::Corrupt { detail: chain(&e) }),
-            Err(e) => return Err(unavailable(chain(&e))),
-        };
-        let (announced, limits) = (item.clone(), self.settings.limits.clone());
-        let mac_keys = self.settings.mac_keys.clone();
-        let decoded = spawn_blocking(move || {
-            let output = object::decode_signed(object, &announced.key, &limits, &mac_keys)?;
-            check_as_announced(&announced, output.item())?;
-            Ok::<_, ObjectError>(output)
-        });
-        let decoded = decoded.await.map_err(|e| unavailable(e.to_string()))?;
-        decoded.map_err(|e| LoadError::Corrupt { detail: chain(&e) })
-    }
-
-    async fn save(&self, output: EncoderOutput) -> Result<Published, EcError> {
-        let started = Instant::now();
-        let item = output.item().clone();
-        lock(&self.state).local.insert(output.clone());
-        self.saved.notify_waiters();
-        let failed = |e| EcError::unavailable(self.store.kind(), Op::Put, e);
-        let mac_keys = self.settings.mac_keys.clone();
-        let object =
-            spawn_blocking(move || object::encode_signed(&output, &mac_keys)).await.map_err(failed)?;
-        let bytes = object.len();
-        let (item, outcome) = self.put(item, object).await?;
-        Ok(Published { item, outcome, bytes, took: started.elapsed() })
-    }
-
-    /// Puts the object; what is there instead must read as the same item, or makes room for it.
-    async fn put(&self, item: EncodedItem, object: Bytes) -> Result<(EncodedItem, PutOutcome), EcError> {
-        const ATTEMPTS: u32 = 3;
-        for _ in 0..ATTEMPTS {
-            if self.store.put_if_absent(&item.key, object.clone()).await? == PutOutcome::Stored {
-                return Ok((item, PutOutcome::Stored));
-            }
-            if let Some(Some(found)) = self.store.heads(&[item.key]).await?.pop()
-                && check_as_announced(&item, &found).is_ok()
-            {
-                return Ok((found, PutOutcome::AlreadyThere));
-            }
-            tracing::warn!(key = ?item.key, "what the store holds is not this item; replacing it");
-            self.store.quarantine(&item.key).await?;
-        }
-        let source = ObjectError::Frame { reason: "something else takes its place again and again" };
-        Err(EcError::Corrupt { key: item.key, source })
-    }
-}
-
-/// Everything but the checksum: two encoders may round differently, and each object verifies by itself.
-fn check_as_announced(announced: &EncodedItem, found: &EncodedItem) -> Result<(), ObjectError> {
-    let checks = [
-        ("key", announced.key == found.key),
-        ("fingerprint", announced.fingerprint == found.fingerprint),
-        ("modality", announced.modality == found.modality),
-        ("shape", (announced.n_tokens, announced.hidden) == (found.n_tokens, found.hidden)),
-        ("dtype", announced.dtype == found.dtype),
-        ("extent", announced.extent == found.extent),
-    ];
-    match checks.into_iter().find(|(_, same)| !same) {
-        Some((field, _)) => Err(ObjectError::NotAsAnnounced { field }),
-        None => Ok(()),
     }
 }

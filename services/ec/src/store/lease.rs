@@ -7,6 +7,7 @@
 use super::EcStore;
 use crate::error::EcError;
 use std::collections::HashMap;
+use std::future::Future;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use triptych_core::{ContentKey, EncodedItem};
@@ -95,10 +96,24 @@ pub async fn wait_by_asking<S: EcStore + ?Sized>(
     key: &ContentKey,
     patience: Duration,
 ) -> Result<Option<EncodedItem>, EcError> {
+    ask_again(patience, || store.heads(std::slice::from_ref(key))).await
+}
+
+/// Asks for the head of one object with growing pauses, until it is there or patience is over.
+///
+/// # Errors
+/// Of `ask`.
+pub(crate) async fn ask_again<F>(
+    patience: Duration,
+    ask: impl Fn() -> F,
+) -> Result<Option<EncodedItem>, EcError>
+where
+    F: Future<Output = Result<Vec<Option<EncodedItem>>, EcError>>,
+{
     let until = Instant::now() + patience;
     let (mut pause, longest) = PAUSES;
     loop {
-        if let Some(Some(item)) = store.heads(std::slice::from_ref(key)).await?.pop() {
+        if let Some(Some(item)) = ask().await?.pop() {
             return Ok(Some(item));
         }
         let left = until.saturating_duration_since(Instant::now());

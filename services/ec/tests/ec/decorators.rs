@@ -6,9 +6,11 @@ use triptych_core::limits::Limits;
 use triptych_core::{Failure, FailureClass};
 use triptych_ec::conformance::{self, sample_output};
 use triptych_ec::fault::{Fault, Faults, Faulty};
-use triptych_ec::metered::{EcObserver, Metered, NoObserver, Tier};
+use triptych_ec::limit::{Bounds, Limited};
+use triptych_ec::metered::{EcObserver, Metered, NoObserver, Operation, Tier};
 use triptych_ec::object::{decode, encode};
-use triptych_ec::retry::{RetryPolicy, Retrying};
+use triptych_ec::retry::{RetryBudget, RetryPolicy, Retrying};
+use triptych_ec::store::lease::Acquired;
 use triptych_ec::store::memory::MemoryStore;
 use triptych_ec::store::{Op, StoreKind};
 use triptych_ec::{EcError, EcStore, PutOutcome};
@@ -29,6 +31,68 @@ async fn every_decorator_conforms() {
     conformance::run(Arc::new(Metered::new(memory(), Arc::new(NoObserver)))).await;
     conformance::run(Arc::new(Retrying::new(memory(), RetryPolicy::default()))).await;
     conformance::run(Arc::new(Faulty::new(memory(), Faults::default()))).await;
+    conformance::run(Arc::new(Limited::new(memory(), Bounds::default()))).await;
+    let tight = Bounds { in_flight: 1, bytes: 1 << 20, read_bytes: 1 << 20, waiting: 64 };
+    conformance::run(Arc::new(Limited::new(memory(), tight))).await;
+}
+
+/// As a role stacks them.
+#[tokio::test(flavor = "multi_thread")]
+async fn decorators_on_one_another_conform() {
+    let limited = Arc::new(Limited::new(memory(), Bounds::default()));
+    let retrying = Arc::new(Retrying::new(limited, RetryPolicy::default()));
+    conformance::run(Arc::new(Metered::new(retrying, Arc::new(NoObserver)))).await;
+}
+
+#[tokio::test]
+async fn more_than_may_wait_is_refused_at_once_and_what_ended_makes_room() {
+    let faults = Faults::default();
+    let bounds = Bounds { in_flight: 1, waiting: 1, ..Bounds::default() };
+    let store = Arc::new(Limited::new(Arc::new(Faulty::new(memory(), faults.clone())), bounds));
+    faults.queue(Op::Get, Fault::Hang);
+    let spawn = || {
+        let store = store.clone();
+        tokio::spawn(async move { store.get(&key(1)).await })
+    };
+    let (running, waiting) = (spawn(), spawn());
+    while faults.n_calls(Op::Get) == 0 || store.get(&key(1)).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    let e = store.get(&key(1)).await.unwrap_err();
+    assert!(matches!(e, EcError::Overloaded { limit: 1, op: Op::Get, .. }), "{e:?}");
+    assert_eq!(Failure::from(&e).class, FailureClass::Overloaded);
+    assert!(store.wait(&key(1), Duration::ZERO).await.is_ok(), "waiting is never held up");
+    running.abort();
+    assert_eq!(waiting.await.unwrap().unwrap(), None);
+    assert_eq!(store.get(&key(1)).await.unwrap(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_under_way_are_bounded_and_the_largest_still_passes() {
+    let faults = Faults::default();
+    faults.stand(Op::Put, Fault::Latency(Duration::from_secs(1)));
+    let bounds = Bounds { bytes: 1 << 20, ..Bounds::default() };
+    let store = Limited::new(Arc::new(Faulty::new(memory(), faults.clone())), bounds);
+    let keys = [key(1), key(2), key(3)];
+    let put = |n: u8, bytes: usize| store.put_if_absent(&keys[usize::from(n)], vec![n; bytes].into());
+    let start = tokio::time::Instant::now();
+    let (small, same, large) = tokio::join!(put(0, 600 << 10), put(1, 400 << 10), put(2, 3 << 20));
+    assert!(small.is_ok() && same.is_ok() && large.is_ok());
+    assert_eq!(start.elapsed(), Duration::from_secs(2), "two fit together, the third takes everything");
+}
+
+#[tokio::test]
+async fn retries_are_a_fifth_of_the_operations_however_often_they_fail() {
+    let faults = Faults::default();
+    faults.stand(Op::Get, Fault::Error);
+    let policy = RetryPolicy { first_pause: Duration::ZERO, ..RetryPolicy::default() };
+    let store =
+        Retrying::within(Arc::new(Faulty::new(memory(), faults.clone())), policy, RetryBudget::new(10, 20));
+    for _ in 0..1000 {
+        store.get(&key(1)).await.unwrap_err();
+    }
+    let retries = faults.n_calls(Op::Get) - 1000;
+    assert!((200..=210).contains(&retries), "{retries} retries of 1000 operations, and ten at once");
 }
 
 /// Latency is no breach of the contract, and neither are failures behind retries.
@@ -158,15 +222,73 @@ async fn faults_do_what_they_are_named() {
         Err(EcError::Unavailable { store: StoreKind::Memory, op: Op::Put, .. })
     ));
     assert_eq!(store.put_if_absent(&key(1), object.clone()).await.unwrap(), PutOutcome::AlreadyThere);
-    for fault in [Fault::Torn, Fault::BitFlip] {
+    for fault in [Fault::Torn, Fault::Truncated, Fault::BitFlip] {
         faults.queue(Op::Get, fault);
         let spoiled = store.get(&key(1)).await.unwrap().unwrap();
         assert!(decode(spoiled, &key(1), &Limits::default()).is_err(), "{fault:?}");
     }
-    assert_eq!(store.get(&key(1)).await.unwrap(), Some(object));
+    assert_eq!(store.get(&key(1)).await.unwrap(), Some(object.clone()));
     faults.queue(Op::Get, Fault::Vanish);
     assert!(store.heads(&[key(1)]).await.unwrap()[0].is_some());
     assert_eq!(store.get(&key(1)).await.unwrap(), None);
+    faults.queue(Op::Put, Fault::DuplicateWriter);
+    assert_eq!(store.put_if_absent(&key(1), object.clone()).await.unwrap(), PutOutcome::AlreadyThere);
+    faults.queue(Op::Delete, Fault::Stall);
+    let stalled = tokio::time::timeout(Duration::from_millis(50), store.delete(&key(1))).await;
+    assert!(
+        stalled.is_err() && store.get(&key(1)).await.unwrap().is_none(),
+        "it took place, and never said so"
+    );
+}
+
+#[derive(Default)]
+struct Operations(Mutex<Vec<String>>);
+
+impl EcObserver for Operations {
+    fn hit(&self, _: Tier) {}
+    fn miss(&self, _: Tier) {}
+    fn corrupt(&self, _: Tier) {}
+    fn published(&self, _: usize, _: Duration) {}
+    fn loaded(&self, _: usize, _: Duration) {}
+    fn operation(&self, o: Operation) {
+        let text = format!("{} {} {} {}", o.tier.as_str(), o.op, o.outcome.as_str(), o.bytes);
+        self.0.lock().unwrap().push(text);
+    }
+}
+
+#[tokio::test]
+async fn every_operation_is_told_with_its_end_and_its_bytes() {
+    let (told, faults) = (Arc::new(Operations::default()), Faults::default());
+    let store = Metered::new(Arc::new(Faulty::new(memory(), faults.clone())), told.clone());
+    let object = encode(&sample_output(key(1), 64));
+    store.get(&key(1)).await.unwrap();
+    store.put_if_absent(&key(1), object.clone()).await.unwrap();
+    store.put_if_absent(&key(1), object.clone()).await.unwrap();
+    store.get(&key(1)).await.unwrap();
+    faults.queue(Op::Heads, Fault::Error);
+    store.heads(&[key(1)]).await.unwrap_err();
+    faults.queue(Op::Get, Fault::Hang);
+    let _ = tokio::time::timeout(Duration::from_millis(1), store.get(&key(1))).await;
+    let Acquired::Granted(lease) = store.acquire(&key(1), Duration::from_secs(9)).await.unwrap() else {
+        panic!()
+    };
+    store.acquire(&key(1), Duration::from_secs(9)).await.unwrap();
+    store.release(&lease).await.unwrap();
+    store.put_if_absent(&key(2), vec![0; (4 << 20) + 1].into()).await.unwrap_err();
+    let n = object.len();
+    let expect = [
+        "memory get miss 0".into(),
+        format!("memory put ok {n}"),
+        "memory put already_there 0".into(),
+        format!("memory get ok {n}"),
+        "memory heads unavailable 0".into(),
+        "memory get dropped 0".into(),
+        "memory lease ok 0".into(),
+        "memory lease held 0".into(),
+        "memory lease ok 0".into(),
+        "memory put refused 0".into(),
+    ];
+    assert_eq!(*told.0.lock().unwrap(), expect);
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ mod connector;
 mod decorators;
 mod disk;
 mod object;
+mod peer;
 mod redis;
 mod redis_failover;
 mod redis_forms;
@@ -13,6 +14,7 @@ mod redis_lease;
 mod redis_resp;
 mod remote;
 mod shm;
+mod tiered;
 
 use std::time::Duration;
 use triptych_core::ContentKey;

@@ -1,12 +1,13 @@
 //! One job: what it publishes, and how it is refused.
 
-use crate::support::{Worker, key, source, start};
+use crate::support::{Advertised, Worker, key, source, start, start_at};
 use tonic::Code;
 use triptych_core::limits::Limits;
 use triptych_core::{DType, EncodedItem};
 use triptych_ec::fault::Fault;
-use triptych_ec::object;
+use triptych_ec::store::remote::{RemoteStore, RemoteTuning};
 use triptych_ec::store::{EcStore, Op};
+use triptych_ec::{EcError, object};
 use triptych_models::Model;
 use triptych_proto::v1;
 
@@ -75,4 +76,41 @@ async fn a_store_that_refuses_makes_the_job_unavailable_and_not_the_worker() {
     worker.faults.queue(Op::Put, Fault::Error);
     check(&worker, "store is away", worker.job("vl", 1).await, Code::Unavailable).await;
     assert!(worker.encode(worker.job("vl", 1).await).await.is_ok());
+}
+
+/// A PD worker can begin while the store's copy is still being written, and a proxy is told where.
+#[tokio::test]
+async fn a_job_is_done_when_its_output_can_be_read_from_memory_and_the_stores_copy_follows() {
+    let worker = start_at(8, Advertised::Here).await;
+    worker.faults.queue(Op::Put, Fault::Hang);
+    let answer = worker.encode(worker.job("vl", 1).await).await.unwrap();
+    assert_eq!(answer.peer, worker.address.to_string());
+    assert_eq!(worker.store.n_objects(), 0, "the store hangs");
+    let peer = RemoteStore::new(&answer.peer, RemoteTuning::default(), &Limits::default()).unwrap();
+    let object = peer.get(&key(1)).await.unwrap().expect("it is in memory");
+    let output = object::decode(object.clone(), &key(1), &Limits::default()).unwrap();
+    assert_eq!(output.item(), &EncodedItem::try_from(answer.item.unwrap()).unwrap());
+    let put = peer.put_if_absent(&key(2), object).await;
+    assert!(
+        matches!(put, Err(EcError::Unsupported { .. })),
+        "a worker's memory is not to be written: {put:?}"
+    );
+    let again = worker.encode(worker.job("vl", 2).await).await.unwrap();
+    assert_eq!(again.peer, worker.address.to_string());
+    until_stored(&worker, 2).await;
+}
+
+async fn until_stored(worker: &Worker, seed: u8) {
+    while worker.store.get(&key(seed)).await.unwrap().is_none() {
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_is_reached_nowhere_names_no_peer_and_serves_no_objects() {
+    let worker = start(8).await;
+    let answer = worker.encode(worker.job("vl", 1).await).await.unwrap();
+    assert_eq!(answer.peer, "");
+    let peer = RemoteStore::new(&worker.address.to_string(), RemoteTuning::default(), &Limits::default());
+    assert!(matches!(peer.unwrap().get(&key(1)).await, Err(EcError::Unsupported { .. })));
 }

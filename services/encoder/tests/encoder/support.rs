@@ -12,6 +12,7 @@ use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, DType, ModelName, WorkerId};
 use triptych_ec::fault::{Faults, Faulty};
 use triptych_ec::store::memory::MemoryStore;
+use triptych_ec::store::peer::ShelfSettings;
 use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError};
 use triptych_models::compute::ComputeConfig;
 use triptych_models::{LoadFormat, ModelSource};
@@ -55,21 +56,36 @@ pub fn source(case: &str, name: &str) -> ModelSource {
 
 /// A worker that admits so many jobs.
 pub async fn start(max_jobs: usize) -> Worker {
-    start_with(max_jobs, Drain::new()).await
+    start_with(max_jobs, Drain::new(), Advertised::Nowhere).await
 }
 
 /// A worker that is told to stop before it has loaded its models.
 pub async fn start_stopping() -> Worker {
     let drain = Drain::new();
     drain.begin();
-    start_with(1, drain).await
+    start_with(1, drain, Advertised::Nowhere).await
 }
 
-async fn start_with(max_jobs: usize, drain: Drain) -> Worker {
+/// Whether PD workers are told that they can read from the worker's memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Advertised {
+    /// They are not.
+    Nowhere,
+    /// At the address at which it listens.
+    Here,
+}
+
+/// A worker whose outputs can be read from its memory.
+pub async fn start_at(max_jobs: usize, advertised: Advertised) -> Worker {
+    start_with(max_jobs, Drain::new(), advertised).await
+}
+
+async fn start_with(max_jobs: usize, drain: Drain, advertised: Advertised) -> Worker {
     let (metrics, faults) = (MetricsRegistry::default(), Faults::default());
     let store = Arc::new(MemoryStore::new(64 << 20, &Limits::default()));
     let grpc = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = grpc.local_addr().expect("an address");
+    let advertise = (advertised == Advertised::Here).then(|| address.to_string());
     let config = EncoderConfig {
         worker_id: WorkerId::new("encoder-test"),
         grpc: grpc.into(),
@@ -83,6 +99,8 @@ async fn start_with(max_jobs: usize, drain: Drain) -> Worker {
         max_jobs,
         preprocess_threads: 4,
         rows_budget_bytes: 16 << 20,
+        advertise,
+        shelf: ShelfSettings::default(),
     };
     let running = tokio::spawn(triptych_encoder::run(config, drain.clone(), metrics.clone()));
     Worker { address, drain, metrics, faults, store, running }

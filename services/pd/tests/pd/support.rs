@@ -89,6 +89,7 @@ pub fn config(grpc: TcpListener, store: Arc<dyn EcStore>) -> PdConfig {
         models: vec![source("qwen2_vl_two_images", VL), source("whisper_multilingual", SPEECH)],
         drafts: Vec::new(),
         store,
+        dialer: grpc::Dialer::default(),
         compute: ComputeConfig { threads: 1, ..ComputeConfig::default() },
         encoder_dtype: DType::F32,
         limits: Limits::default(),

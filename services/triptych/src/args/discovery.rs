@@ -38,7 +38,8 @@ pub struct RegisterArgs {
     /// it is ready, and forget it when it stops
     #[arg(long, value_name = "REDIS", env = "TRIPTYCH_REGISTER", hide_env_values = true)]
     pub register: Option<String>,
-    /// `HOST:PORT` under which others reach this worker; needed where it listens on every address
+    /// `HOST:PORT` under which others reach this worker, to give it work and to read encoder outputs straight from its
+    /// memory; needed where it listens on every address
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_ADVERTISE")]
     pub advertise: Option<String>,
 }

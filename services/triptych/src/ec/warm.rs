@@ -11,8 +11,7 @@ use std::sync::Arc;
 use tokio::task::spawn_blocking;
 use triptych_core::ContentKey;
 use triptych_core::limits::Limits;
-use triptych_ec::settings::Scope;
-use triptych_ec::{EcError, EcStore, Opening, PutOutcome, object};
+use triptych_ec::{EcError, EcStore, Opening, PutOutcome, Scope, object};
 use triptych_runtime::Drain;
 
 /// Keys looked for in the other store at once.

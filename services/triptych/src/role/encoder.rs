@@ -5,10 +5,13 @@ use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::args::{EcArgs, LogArgs, ModelArgs};
+use crate::ec_choice::Others;
 use crate::error::{CliError, chain};
 use crate::{listen, model};
 use clap::Args;
+use tokio::net::TcpListener;
 use triptych_core::limits::Limits;
+use triptych_ec::store::peer::{ShelfSettings, may_be_asked};
 use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError};
 use triptych_runtime::discovery::Role;
 
@@ -65,12 +68,14 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
     let grpc = listen::bind("--grpc", &args.grpc).await?;
     let id = worker_id(args.id.as_deref(), "encoder", &grpc);
     args.register.announce(Role::Encoder, &id, &grpc, &process.drain)?;
+    let others = Others::at(std::iter::once(args.grpc.as_str()));
+    let advertise = advertised(args.register.advertise.as_deref(), &grpc)?;
     let config = EncoderConfig {
         worker_id: id,
         grpc: links.door(grpc, args.plaintext)?,
         admin: bind_admin(args.admin.as_deref()).await?,
         models: model::resolve_all(&args.models).await?,
-        store: args.ec.open_over(&links.dialer(), &limits).await?,
+        store: args.ec.open_for_role(&links.dialer(), &limits, others, &process.metrics).await?,
         compute: args.models.compute.config(),
         dtype: args.models.compute.encoder_dtype(),
         limits,
@@ -78,9 +83,52 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
         max_jobs: args.max_jobs,
         preprocess_threads: std::thread::available_parallelism().map_or(1, usize::from),
         rows_budget_bytes: args.rows_mib.saturating_mul(1 << 20),
+        advertise,
+        // What was written stays in the rows that are kept anyway.
+        shelf: ShelfSettings { budget_bytes: 0, ..ShelfSettings::default() },
     };
     triptych_encoder::run(config, process.drain, process.metrics).await.map_err(|e| match e {
         EncoderError::Model { .. } => CliError::Setting(chain(&e)),
         other => CliError::Failed(chain(&other)),
     })
+}
+
+/// Where others reach this worker.
+fn advertised(given: Option<&str>, grpc: &TcpListener) -> Result<Option<String>, CliError> {
+    if let Some(address) = given {
+        return match may_be_asked(address) {
+            true => Ok(Some(address.to_owned())),
+            false => Err(CliError::Setting(format!(
+                "--advertise {address} is no address at which a worker is reached, as 10.0.0.5:7001 is"
+            ))),
+        };
+    }
+    match grpc.local_addr() {
+        Ok(address) if may_be_asked(&address.to_string()) => Ok(Some(address.to_string())),
+        _ => {
+            tracing::info!(
+                "outputs are read from the store only: --grpc names no address that others reach, and --advertise is not set"
+            );
+            Ok(None)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_worker_is_reached_where_it_says_or_where_it_listens() {
+        let here = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let everywhere = TcpListener::bind("0.0.0.0:0").await.unwrap();
+        let address = here.local_addr().unwrap().to_string();
+        assert_eq!(advertised(None, &here).unwrap(), Some(address));
+        assert_eq!(advertised(None, &everywhere).unwrap(), None);
+        assert_eq!(
+            advertised(Some("e-0.ns.svc:7001"), &everywhere).unwrap().as_deref(),
+            Some("e-0.ns.svc:7001")
+        );
+        assert!(advertised(Some("http://e-0:7001"), &here).unwrap_err().to_string().contains("--advertise"));
+    }
 }

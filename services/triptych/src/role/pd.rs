@@ -5,6 +5,7 @@ use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::args::{EcArgs, LogArgs, ModelArgs};
+use crate::ec_choice::Others;
 use crate::error::{CliError, chain};
 use crate::{listen, model};
 use clap::Args;
@@ -131,6 +132,8 @@ fn encoders(config: &PdConfig, drain: Drain, metrics: MetricsRegistry) -> MakeBe
         batch: BatchLimits::default(),
         max_jobs: MAX_JOBS,
         preprocess_threads: std::thread::available_parallelism().map_or(1, usize::from),
+        // Its own engine reads the rows where they are; other PD workers read the store.
+        shelf: None,
     };
     Box::new(move |connector| {
         Box::pin(async move {
@@ -148,9 +151,10 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
     let limits = Limits::default();
     let links = args.tls.links(&process.drain)?;
     let grpc = listen::bind("--grpc", &args.grpc).await?;
-    let store = args.ec.open_over(&links.dialer(), &limits).await?;
     let id = worker_id(args.id.as_deref(), "pd", &grpc);
     args.register.announce(Role::Pd, &id, &grpc, &process.drain)?;
+    let others = Others::at(std::iter::once(args.grpc.as_str()));
+    let store = args.ec.open_for_role(&links.dialer(), &limits, others, &process.metrics).await?;
     let mut config = PdConfig {
         worker_id: id,
         grpc: links.door(grpc, args.plaintext)?,
@@ -158,6 +162,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         models: model::resolve_all(&args.models).await?,
         drafts: model::resolve_drafts(&args.drafts, &args.models).await?,
         store,
+        dialer: links.dialer(),
         compute: args.models.compute.config(),
         encoder_dtype: args.models.compute.encoder_dtype(),
         limits,

@@ -6,6 +6,7 @@ use crate::args::discovery::DiscoverArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::tls::{PublicTlsArgs, TlsArgs};
 use crate::args::{EcArgs, FetchArgs, LogArgs};
+use crate::ec_choice::Others;
 use crate::error::{CliError, chain};
 use crate::listen;
 use clap::Args;
@@ -82,6 +83,13 @@ pub struct ProxyArgs {
 pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
     let process = Process::start("proxy", &args.log, &args.drain)?;
     let limits = Limits::default();
+    let others = args.encoders.iter().chain(&args.pds).map(|worker| match worker {
+        WorkerSetting::At(address) | WorkerSetting::Dns(address) => address.as_str(),
+        // Not an address of this host.
+        WorkerSetting::Kubernetes(_) => "",
+    });
+    // Whoever registers may do so from anywhere.
+    let others = Others::at(others.chain(args.discover.discover.as_ref().map(|_| "")));
     let mut discovery = args.discover.sources()?;
     let encoders = workers(Role::Encoder, args.encoders, &mut discovery)?;
     let pds = workers(Role::Pd, args.pds, &mut discovery)?;
@@ -98,7 +106,7 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
         encode_promise: Some(Duration::from_millis(args.encode_promise_ms))
             .filter(|promise| !promise.is_zero()),
         dialer: links.dialer(),
-        store: args.ec.open_over(&links.dialer(), &limits).await?,
+        store: args.ec.open_for_role(&links.dialer(), &limits, others, &process.metrics).await?,
         limits,
         fetch: args.fetch.policy(),
         auth: args.auth.config(),

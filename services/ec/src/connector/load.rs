@@ -1,0 +1,241 @@
+//! How a load goes: the peers that were named, then the store; again and again while the item is still being made.
+//!
+//! Only what does not verify by itself, or is of another key or encoder than its place says, is taken out of the store.
+//! A difference to what one request was told is that request's matter: the object may be right and the telling wrong.
+
+use super::state::lock;
+use super::worker::Shared;
+use super::{ItemHint, LoadError};
+use crate::error::{EcError, chain};
+use crate::metered::Tier;
+use crate::object::{self, ObjectError};
+use crate::store::StoreKind;
+use crate::store::peer::Peers;
+use bytes::Bytes;
+use futures::future::{Either, select};
+use futures::stream::{FuturesUnordered, StreamExt};
+use std::pin::pin;
+use std::time::Duration;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use triptych_core::{EncodedItem, EncoderOutput};
+
+/// One wait for an item that is being made; between two of them it is looked whether anyone wants it still.
+const SLICE: Duration = Duration::from_secs(1);
+/// The pause after a wait that ended early without the item.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Failures of the store in a row after which a pending item is waited for no longer.
+const FAILURES: u32 = 3;
+/// Objects up to this length are hashed where they arrive: handing them to another thread takes longer than hashing.
+pub(super) const INLINE_BYTES: usize = 64 << 10;
+
+/// How a wait for an item that is being made has gone so far.
+#[derive(Default)]
+struct Patience {
+    failures_in_a_row: u32,
+    /// How often in a row it was told that the item is there.
+    told_in_a_row: u32,
+    /// Since when nobody makes it, as far as the store knows.
+    orphan_since: Option<Instant>,
+}
+
+impl Shared {
+    /// Loads an item, however long it is still being made.
+    pub(super) async fn load(&self, item: &EncodedItem) -> Result<EncoderOutput, LoadError> {
+        let started = Instant::now();
+        let mut patience = Patience::default();
+        loop {
+            let encoded_here = self.saved.notified();
+            if let Some(output) = lock(&self.state).local.get(&item.key) {
+                return Ok(output);
+            }
+            let hint = self.hint(item);
+            let limit = match (hint.pending, hint.until) {
+                (false, _) => self.settings.load_timeout,
+                (true, None) => self.settings.pending_timeout,
+                (true, Some(until)) => until.saturating_duration_since(started),
+            };
+            let until = started + limit;
+            let late = LoadError::TimedOut { limit };
+            let Ok(result) = timeout_at(until, self.load_now(item, &hint)).await else { return Err(late) };
+            let e = match result {
+                Ok(output) => return Ok(output),
+                Err(e) => e,
+            };
+            // Someone may have come since who knows that it is being made.
+            if !self.hint(item).pending || patience.is_over(&e) {
+                return Err(e);
+            }
+            let told = async {
+                tokio::select! {
+                    () = encoded_here => true,
+                    told = self.wait_for(item, &hint) => told,
+                }
+            };
+            let Ok(told) = timeout_at(until, told).await else { return Err(late) };
+            if !told && self.is_orphan(&mut patience) {
+                return Err(LoadError::Missing);
+            }
+            patience.told_in_a_row = if told { patience.told_in_a_row + 1 } else { 0 };
+            if told {
+                patience.orphan_since = None;
+            }
+            if patience.told_in_a_row > 1 {
+                // It is told to be there, and is not: a store that does not agree with itself must not be asked on and on.
+                sleep(PAUSE).await;
+            }
+            if self.closing.is_cancelled() || !lock(&self.state).local.is_held(&item.key) {
+                return Err(LoadError::Unavailable { detail: "nobody waits for it any more".into() });
+            }
+        }
+    }
+
+    /// What is known of where the output is; an item without a checksum is being made, whatever else was said of it.
+    fn hint(&self, item: &EncodedItem) -> ItemHint {
+        let hint = lock(&self.state).hint(&item.key);
+        ItemHint { pending: hint.pending || item.is_pending(), ..hint }
+    }
+
+    /// Takes note of a wait that ended early. Whether nobody has been making the item for too long.
+    fn is_orphan(&self, patience: &mut Patience) -> bool {
+        let since = *patience.orphan_since.get_or_insert_with(Instant::now);
+        since.elapsed() >= self.settings.orphan_grace
+    }
+
+    /// One slice of waiting for the store or a peer to have the item. False: nobody makes it, as far as the store knows.
+    async fn wait_for(&self, item: &EncodedItem, hint: &ItemHint) -> bool {
+        let started = Instant::now();
+        let at_peers = pin!(self.wait_at_peers(item, hint));
+        let at_store = pin!(self.store.wait(&item.key, SLICE));
+        match select(at_store, at_peers).await {
+            Either::Right(((), _)) | Either::Left((Ok(Some(_)), _)) => true,
+            Either::Left((answer, at_peers)) => {
+                // A store that is away knows nothing of who makes what.
+                let full = answer.is_err() || started.elapsed() >= SLICE / 2;
+                let rest = if full { SLICE.saturating_sub(started.elapsed()) } else { PAUSE };
+                timeout(rest, at_peers).await.is_ok() || full
+            }
+        }
+    }
+
+    /// Ends when a peer has the item; never, if none does.
+    async fn wait_at_peers(&self, item: &EncodedItem, hint: &ItemHint) {
+        if let Some(peers) = &self.settings.peers {
+            let waits = hint.peers.iter().map(|peer| peers.wait(peer, &item.key, SLICE));
+            let mut waits: FuturesUnordered<_> = waits.collect();
+            while let Some(told) = waits.next().await {
+                if matches!(told, Ok(Some(_))) {
+                    return;
+                }
+            }
+        }
+        std::future::pending().await
+    }
+
+    async fn load_now(&self, item: &EncodedItem, hint: &ItemHint) -> Result<EncoderOutput, LoadError> {
+        let gone = |e: tokio::sync::AcquireError| LoadError::Unavailable { detail: e.to_string() };
+        // Held through reading and verifying, since both hold the object's bytes.
+        let _turn = self.turns.acquire().await.map_err(gone)?;
+        if let Some(peers) = &self.settings.peers {
+            for peer in &hint.peers {
+                if let Some(output) = self.load_from_peer(peers, peer, item).await {
+                    return Ok(output);
+                }
+            }
+        }
+        self.load_from_store(item).await
+    }
+
+    /// What a peer gives, if it gives anything that is right.
+    async fn load_from_peer(&self, peers: &Peers, peer: &str, item: &EncodedItem) -> Option<EncoderOutput> {
+        let (tier, started) = (Tier::Store(StoreKind::Peer), Instant::now());
+        match peers.get(peer, &item.key).await {
+            Ok(Some(object)) => {
+                let bytes = object.len();
+                match self.decode(object, item).await {
+                    Ok(output) => {
+                        self.observer.hit(tier);
+                        self.observer.loaded(bytes, started.elapsed());
+                        return Some(output);
+                    }
+                    Err(e) => {
+                        tracing::warn!(key = ?item.key, peer, error = %e, "a peer's output does not verify");
+                        self.observer.corrupt(tier);
+                        peers.forget(peer);
+                    }
+                }
+            }
+            Ok(None) => self.observer.miss(tier),
+            Err(e) => tracing::debug!(key = ?item.key, peer, error = %chain(&e), "a peer does not answer"),
+        }
+        None
+    }
+
+    /// Gets and verifies. A copy that does not verify is taken out of view, and what is behind it, if there is
+    /// something, is read instead.
+    async fn load_from_store(&self, item: &EncodedItem) -> Result<EncoderOutput, LoadError> {
+        const COPIES: usize = 3;
+        let mut corrupt = None;
+        for _ in 0..COPIES {
+            let (detail, object) = match self.store.get(&item.key).await {
+                Ok(None) => break,
+                Ok(Some(object)) => match self.decode(object.clone(), item).await {
+                    Ok(output) => return Ok(output),
+                    Err(e @ LoadError::Unavailable { .. }) => return Err(e),
+                    Err(e) => (e, Some(object)),
+                },
+                Err(EcError::TimedOut { limit, .. }) => return Err(LoadError::TimedOut { limit }),
+                Err(e @ EcError::Corrupt { .. }) => (LoadError::Corrupt { detail: chain(&e) }, None),
+                Err(e) => return Err(LoadError::Unavailable { detail: chain(&e) }),
+            };
+            self.disown(item, &detail, object).await;
+            corrupt = Some(detail);
+        }
+        Err(corrupt.unwrap_or(LoadError::Missing))
+    }
+
+    async fn disown(&self, item: &EncodedItem, why: &LoadError, object: Option<Bytes>) {
+        tracing::warn!(key = ?item.key, %why, "quarantining an encoder output");
+        let done = match object {
+            Some(object) => self.store.disown(&item.key, &object).await,
+            None => self.store.quarantine(&item.key).await,
+        };
+        if let Err(e) = done {
+            tracing::warn!(key = ?item.key, error = %chain(&e), "could not quarantine");
+        }
+    }
+
+    /// Rows that verify, and are of the key and encoder that were asked for.
+    async fn decode(&self, object: Bytes, item: &EncodedItem) -> Result<EncoderOutput, LoadError> {
+        let (key, fingerprint) = (item.key, item.fingerprint);
+        let (limits, mac_keys) = (self.settings.limits.clone(), self.settings.mac_keys.clone());
+        let inline = object.len() <= INLINE_BYTES;
+        let decode = move || {
+            let output = object::decode_signed(object, &key, &limits, &mac_keys)?;
+            match output.item().fingerprint == fingerprint {
+                true => Ok(output),
+                false => Err(ObjectError::NotAsAnnounced { field: "fingerprint" }),
+            }
+        };
+        let decoded = match inline {
+            true => decode(),
+            false => {
+                let panicked = |e: tokio::task::JoinError| LoadError::Unavailable { detail: e.to_string() };
+                spawn_blocking(decode).await.map_err(panicked)?
+            }
+        };
+        decoded.map_err(|e| LoadError::Corrupt { detail: chain(&e) })
+    }
+}
+
+impl Patience {
+    /// Takes note of how a try ended. Whether there is no use in waiting.
+    fn is_over(&mut self, e: &LoadError) -> bool {
+        match e {
+            LoadError::Unavailable { .. } | LoadError::TimedOut { .. } => self.failures_in_a_row += 1,
+            // One that did not verify was taken out of view: its maker puts another in its place.
+            LoadError::Missing | LoadError::Corrupt { .. } => self.failures_in_a_row = 0,
+        }
+        self.failures_in_a_row >= FAILURES
+    }
+}

@@ -1,0 +1,245 @@
+//! Which store a process uses when none is set: chosen from where it runs, told in one line with its reason, and refused
+//! where nothing that can be chosen would be the other processes' store too.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use triptych_ec::settings::ALLOWED;
+use triptych_ec::store::shm::DEFAULT_BYTES;
+use triptych_ec::{EcSetting, Scope};
+
+/// Below this much free memory a store in it would be full at once.
+const ROOM_BYTES: u64 = 256 << 20;
+/// Where memory looks like a directory.
+const SHM: &str = "/dev/shm";
+
+/// Where the other parts of the cluster are, as far as this one knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Others {
+    /// On this host, all of them.
+    Here,
+    /// Some may be on other hosts.
+    Elsewhere,
+    /// They are on two hosts at least, by their addresses.
+    OnSeveral,
+}
+
+impl Others {
+    /// From the addresses at which they are reached, or at which they reach this one.
+    pub fn at<'a>(addresses: impl Iterator<Item = &'a str>) -> Self {
+        let away: BTreeSet<&str> = addresses.map(host).filter(|host| !is_loopback(host)).collect();
+        match away.len() {
+            0 => Self::Here,
+            1 => Self::Elsewhere,
+            _ => Self::OnSeveral,
+        }
+    }
+}
+
+fn host(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
+/// Refuses a store that the other parts cannot see for certain: one host's memory, for parts on several. In containers
+/// nothing is certain: those of one host may share a mount.
+///
+/// # Errors
+/// [`NoChoice`] for such a store.
+pub fn check(setting: &EcSetting, around: &Surroundings) -> Result<(), NoChoice> {
+    let certain = around.others == Others::OnSeveral && !around.container && !around.kubernetes;
+    match certain && is_one_hosts(setting) {
+        true => {
+            Err(NoChoice("the parts of the cluster are on several hosts, of which each has its own memory"))
+        }
+        false => Ok(()),
+    }
+}
+
+/// Whether nothing of it is seen on another host.
+fn is_one_hosts(setting: &EcSetting) -> bool {
+    match setting {
+        EcSetting::Memory(_) | EcSetting::Shm(_) => true,
+        // It may be a mount that several hosts have.
+        EcSetting::Disk(_) => false,
+        EcSetting::Tiered(tiers) => tiers.iter().all(is_one_hosts),
+        other => other.scope() < Scope::Cluster,
+    }
+}
+
+/// Where this process runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Surroundings {
+    /// In a pod of Kubernetes.
+    pub kubernetes: bool,
+    /// In a container, whose files and memory are its own.
+    pub container: bool,
+    /// Free bytes of shared memory; `None`: there is none that this process may write.
+    pub shm_free: Option<u64>,
+    /// For files that need not last.
+    pub temp: PathBuf,
+    /// Whose process this is, so that two users' stores lie apart.
+    pub user: u32,
+    /// The other parts.
+    pub others: Others,
+}
+
+impl Surroundings {
+    /// Looks around.
+    pub fn look(others: Others) -> Self {
+        let marked = ["/.dockerenv", "/run/.containerenv"].iter().any(|file| Path::new(file).exists());
+        Self {
+            kubernetes: std::env::var_os("KUBERNETES_SERVICE_HOST").is_some(),
+            container: marked || std::env::var_os("container").is_some(),
+            shm_free: free_bytes(Path::new(SHM)),
+            temp: std::env::temp_dir(),
+            user: rustix::process::getuid().as_raw(),
+            others,
+        }
+    }
+}
+
+/// Free bytes of a directory that this process may write.
+fn free_bytes(dir: &Path) -> Option<u64> {
+    rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).ok()?;
+    let stat = rustix::fs::statvfs(dir).ok()?;
+    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// A store that was chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// As `--ec` takes it.
+    pub setting: String,
+    /// Why this one.
+    pub why: &'static str,
+}
+
+/// Nothing that could be chosen would be seen by the other processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoChoice(&'static str);
+
+impl fmt::Display for NoChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; set --ec to a store that all parts reach: {ALLOWED}", self.0)
+    }
+}
+
+/// The store of a role that was told none.
+///
+/// # Errors
+/// [`NoChoice`] where the other parts would not see it.
+pub fn choose(around: &Surroundings) -> Result<Choice, NoChoice> {
+    if around.kubernetes {
+        return Err(NoChoice("no store is set, and in Kubernetes each pod has files and memory of its own"));
+    }
+    if around.container {
+        return Err(NoChoice("no store is set, and a container has files and memory of its own"));
+    }
+    if around.others != Others::Here {
+        return Err(NoChoice("no store is set, and other parts of the cluster may be on other hosts"));
+    }
+    match around.shm_free {
+        Some(free) if free >= ROOM_BYTES => {
+            let mib = (free / 2).min(DEFAULT_BYTES) >> 20;
+            let why = "all parts are on this host, which has shared memory to write to";
+            Ok(Choice { setting: format!("shm?mib={mib}"), why })
+        }
+        _ => {
+            let dir = around.temp.join(format!("triptych-ec-{}", around.user));
+            let why = "all parts are on this host, which has no shared memory with room";
+            Ok(Choice { setting: format!("disk:{}", dir.display()), why })
+        }
+    }
+}
+
+/// The store of a cluster that `up` starts.
+pub fn choose_for_up() -> Choice {
+    let why = "all parts are children of this process, which runs a store for them";
+    Choice { setting: "memory".into(), why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain_host() -> Surroundings {
+        Surroundings {
+            kubernetes: false,
+            container: false,
+            shm_free: Some(1 << 30),
+            temp: "/tmp".into(),
+            user: 7,
+            others: Others::Here,
+        }
+    }
+
+    #[test]
+    fn a_host_of_its_own_has_its_store_in_memory_or_on_disk() {
+        let chosen = |around| choose(&around).unwrap().setting;
+        assert_eq!(chosen(plain_host()), "shm?mib=512");
+        assert_eq!(chosen(Surroundings { shm_free: Some(1 << 40), ..plain_host() }), "shm?mib=1024");
+        assert_eq!(chosen(Surroundings { shm_free: None, ..plain_host() }), "disk:/tmp/triptych-ec-7");
+        assert_eq!(
+            chosen(Surroundings { shm_free: Some(64 << 20), ..plain_host() }),
+            "disk:/tmp/triptych-ec-7"
+        );
+        for choice in [choose(&plain_host()).unwrap(), choose_for_up()] {
+            assert!(choice.setting.parse::<EcSetting>().is_ok());
+        }
+    }
+
+    #[test]
+    fn where_others_would_not_see_it_nothing_is_chosen_and_the_refusal_says_what_is_allowed() {
+        let refused = [
+            (Surroundings { kubernetes: true, ..plain_host() }, "Kubernetes"),
+            (Surroundings { container: true, ..plain_host() }, "container"),
+            (Surroundings { others: Others::Elsewhere, ..plain_host() }, "other hosts"),
+        ];
+        for (around, part) in refused {
+            let text = choose(&around).unwrap_err().to_string();
+            assert!(text.contains(part) && text.contains("redis://") && text.contains("grpc://"), "{text}");
+        }
+    }
+
+    #[test]
+    fn parts_are_here_when_all_their_addresses_are() {
+        let cases: [(&[&str], Others); 6] = [
+            (&["127.0.0.1:1", "localhost:2", "[::1]:3", "127.9.9.9:1"], Others::Here),
+            (&["127.0.0.1:1", "10.0.0.1:1", "10.0.0.1:2"], Others::Elsewhere),
+            (&["10.0.0.2:1", "10.0.0.1:2"], Others::OnSeveral),
+            (&["encoder:7001"], Others::Elsewhere),
+            (&["0.0.0.0:7001"], Others::Elsewhere),
+            (&[], Others::Here),
+        ];
+        for (addresses, expect) in cases {
+            assert_eq!(Others::at(addresses.iter().copied()), expect, "{addresses:?}");
+        }
+    }
+
+    #[test]
+    fn one_hosts_memory_is_refused_for_parts_on_several_hosts() {
+        let several = Surroundings { others: Others::OnSeveral, ..plain_host() };
+        let check = |text: &str, around: &Surroundings| check(&text.parse().unwrap(), around);
+        for text in ["shm", "memory shm:x"] {
+            let refused = check(text, &several).unwrap_err().to_string();
+            assert!(refused.contains("several hosts") && refused.contains("redis://"), "{refused}");
+            assert!(check(text, &plain_host()).is_ok());
+            assert!(check(text, &Surroundings { container: true, ..several.clone() }).is_ok());
+        }
+        for text in ["shm grpc://h:1", "disk:/mnt/all", "redis://h"] {
+            assert!(check(text, &several).is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_look_around_ends_well_on_any_machine() {
+        let around = Surroundings::look(Others::Here);
+        assert!(choose(&around).is_ok() || around.kubernetes || around.container);
+    }
+}

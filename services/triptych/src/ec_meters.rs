@@ -1,0 +1,43 @@
+//! What each tier of the store does, as metrics.
+
+use triptych_core::metrics;
+use triptych_ec::metered::{EcObserver, Operation, Tier};
+use triptych_runtime::MetricsRegistry;
+use triptych_runtime::metrics::{Counters, Histograms};
+
+/// Counts operations. What was found and loaded is counted by whoever asked for it.
+pub struct TierMeters {
+    operations: Counters,
+    bytes: Counters,
+    times: Histograms,
+}
+
+impl TierMeters {
+    /// Registers them.
+    pub fn new(registry: &MetricsRegistry) -> Self {
+        Self {
+            operations: registry.counters(metrics::EC_OPERATIONS),
+            bytes: registry.counters(metrics::EC_TRANSFERRED),
+            times: registry.times(metrics::EC_OPERATION_TIME),
+        }
+    }
+}
+
+impl EcObserver for TierMeters {
+    fn hit(&self, _: Tier) {}
+    fn miss(&self, _: Tier) {}
+    fn corrupt(&self, _: Tier) {}
+    fn published(&self, _: usize, _: std::time::Duration) {}
+    fn loaded(&self, _: usize, _: std::time::Duration) {}
+
+    fn operation(&self, operation: Operation) {
+        let Operation { tier, op, outcome, bytes, took } = operation;
+        let labels = vec![("tier", tier.as_str().to_owned()), ("op", op.as_str().to_owned())];
+        self.times.get_or_create(&labels).observe(took.as_secs_f64());
+        if bytes > 0 {
+            self.bytes.get_or_create(&labels).inc_by(bytes as u64);
+        }
+        let ended = [labels, vec![("outcome", outcome.as_str().to_owned())]].concat();
+        self.operations.get_or_create(&ended).inc();
+    }
+}
