@@ -64,8 +64,11 @@ pub async fn run(args: WarmArgs) -> Result<(), CliError> {
         return Err(CliError::Setting("--from and --to are the same store".into()));
     }
     let limits = Limits::default();
-    let with =
-        Opening { limits: limits.clone(), dial: Some(args.tls.links(&Drain::new())?.dialer().as_fn()) };
+    let with = Opening {
+        limits: limits.clone(),
+        dial: Some(args.tls.links(&Drain::new())?.dialer().as_fn()),
+        ..Opening::default()
+    };
     let (from, to) = (open(&args.from, "--from", &with).await?, open(&args.to, "--to", &with).await?);
     let keys = if args.stdin {
         typed(&*from).await?
