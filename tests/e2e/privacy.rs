@@ -63,12 +63,8 @@ const QUESTION: &str = "Is the quick brown zebra in this picture?";
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_tenants_and_questions_reach_no_log() {
     let dir = tempfile::tempdir().expect("a folder");
-    let made = std::process::Command::new(binary()).args(["keys", "new", "--tenant", TENANT]).output();
-    let made = made.expect("keys are made");
-    let said = String::from_utf8(made.stderr).expect("UTF-8");
-    let key = said.lines().last().expect("a key").trim().to_owned();
     let (keys, secret) = (dir.path().join("keys"), dir.path().join("jwt"));
-    std::fs::write(&keys, made.stdout).expect("the folder can be written");
+    let key = make_key(&keys);
     std::fs::write(&secret, "the secret of this test, longer than 32 bytes")
         .expect("the folder can be written");
     let (keys, secret) = (keys.to_str().expect("UTF-8"), secret.to_str().expect("UTF-8"));
@@ -78,31 +74,15 @@ async fn keys_tenants_and_questions_reach_no_log() {
     let ec = format!("grpc://{store}");
     let log = ["--log", "debug,h2=info,hyper=info"];
     let start = |args: &[&str]| Process::start(&[args, &log].concat());
+    let proxy = format!(
+        "proxy --http {http} --grpc {grpc} --encoder {encoder} --pd {pd} --ec {ec} --api-keys {keys} \
+         --jwt-keys {secret} --jwt-issuer me --jwt-audience you"
+    );
     let processes = [
         start(&["store", "--grpc", &store]),
         start(&["encoder", "--grpc", &encoder, "--model", model, "--ec", &ec]),
         start(&["pd", "--grpc", &pd, "--model", model, "--ec", &ec]),
-        start(&[
-            "proxy",
-            "--http",
-            &http,
-            "--grpc",
-            &grpc,
-            "--encoder",
-            &encoder,
-            "--pd",
-            &pd,
-            "--ec",
-            &ec,
-            "--api-keys",
-            keys,
-            "--jwt-keys",
-            secret,
-            "--jwt-issuer",
-            "me",
-            "--jwt-audience",
-            "you",
-        ]),
+        start(&proxy.split(' ').collect::<Vec<_>>()),
     ];
     let (client, url) = (reqwest_client(), |path: &str| format!("http://{http}{path}"));
     eventually("the proxy is ready", async || {
@@ -135,8 +115,21 @@ async fn keys_tenants_and_questions_reach_no_log() {
     ];
     let logs = processes.iter().map(Process::log).chain([metrics]);
     for (log, of) in logs.zip(["store", "encoder", "pd", "proxy", "metrics"]) {
-        for secret in secrets {
-            assert!(!log.contains(secret), "{secret:?} is in the log of the {of}:\n{log}");
-        }
+        has_none_of(&secrets, &log, of);
     }
+}
+
+fn has_none_of(secrets: &[&str], log: &str, of: &str) {
+    for secret in secrets {
+        assert!(!log.contains(secret), "{secret:?} is in the log of the {of}:\n{log}");
+    }
+}
+
+/// A key for the tenant of this test, and a file with its hash.
+fn make_key(file: &std::path::Path) -> String {
+    let made = std::process::Command::new(binary()).args(["keys", "new", "--tenant", TENANT]).output();
+    let made = made.expect("keys are made");
+    std::fs::write(file, made.stdout).expect("the folder can be written");
+    let said = String::from_utf8(made.stderr).expect("UTF-8");
+    said.lines().last().expect("a key").trim().to_owned()
 }
