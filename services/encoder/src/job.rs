@@ -31,6 +31,8 @@ pub struct ServedModel {
     pub preprocess: Arc<dyn Preprocess>,
     /// Its encoders.
     pub encoders: BTreeMap<Modality, (Fingerprint, Batcher)>,
+    /// Element type of its published rows.
+    pub dtype: DType,
     /// When it was loaded.
     pub created: SystemTime,
 }
@@ -47,8 +49,6 @@ pub struct Encoders {
     pub connector: WorkerRole,
     /// For its description.
     pub store: Arc<dyn EcStore>,
-    /// Element type of published rows.
-    pub dtype: DType,
     /// Counts.
     pub meters: Arc<Meters>,
     /// Waits for what is being published.
@@ -158,14 +158,14 @@ impl Encoders {
             modality: job.modality,
             n_tokens: input.n_tokens,
             hidden: u32::try_from(job.batcher.hidden()).map_err(Failure::internal)?,
-            dtype: self.dtype,
+            dtype: job.model.dtype,
             extent: input.extent.clone(),
             checksum: [0; 32],
         };
         let n_tokens = input.n_tokens;
         state.send_modify(|progress| progress.announced = Some(item.clone()));
         let encoded = job.batcher.encode(input, &place).await?;
-        let rows = rows_from_f32(&encoded.rows, job.batcher.hidden(), self.dtype);
+        let rows = rows_from_f32(&encoded.rows, job.batcher.hidden(), job.model.dtype);
         let output = EncoderOutput::seal(item, rows).map_err(Failure::internal)?;
         let start = Instant::now();
         let published = self.publish(output, Some(Arc::clone(&place))).await?;

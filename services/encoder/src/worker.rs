@@ -13,8 +13,9 @@ use std::time::SystemTime;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use triptych_core::limits::Limits;
-use triptych_core::{DType, WorkerId};
+use triptych_core::{DType, RowTypes, WorkerId};
 use triptych_ec::connector::{ConnectorSettings, Publish, WorkerRole, connect};
+use triptych_ec::object::MacKeys;
 use triptych_ec::server::EcObjectsService;
 use triptych_ec::store::EcStore;
 use triptych_ec::store::peer::{Shelf, ShelfSettings};
@@ -41,8 +42,10 @@ pub struct EncoderConfig {
     pub store: Arc<dyn EcStore>,
     /// How it computes.
     pub compute: ComputeConfig,
-    /// Element type of published rows.
-    pub dtype: DType,
+    /// Element types of published rows.
+    pub dtype: RowTypes,
+    /// With which outputs are signed.
+    pub mac_keys: MacKeys,
     /// Limits on items.
     pub limits: Limits,
     /// Bounds of a batch.
@@ -90,8 +93,8 @@ pub struct EmbeddedConfig {
     pub store: Arc<dyn EcStore>,
     /// How it computes; an engine beside it takes the same threads in turn.
     pub compute: ComputeConfig,
-    /// Element type of published rows.
-    pub dtype: DType,
+    /// Element types of published rows.
+    pub dtype: RowTypes,
     /// Limits on items.
     pub limits: Limits,
     /// Bounds of a batch.
@@ -141,6 +144,7 @@ pub async fn run(config: EncoderConfig, drain: Drain, metrics: MetricsRegistry) 
         limits: config.limits.clone(),
         local_budget_bytes: config.rows_budget_bytes,
         publish,
+        mac_keys: config.mac_keys,
         ..ConnectorSettings::default()
     };
     let (_, connector) = connect(config.store.clone(), meters.clone(), settings);
@@ -171,7 +175,7 @@ impl EmbeddedConfig {
         drain: Drain,
     ) -> Result<Option<EncoderWorkerServer<Service>>, EncoderError> {
         let (compute, dtype, sources) = (self.compute, self.dtype, self.models);
-        let loading = tokio::task::spawn_blocking(move || load_all(&sources, compute, dtype));
+        let loading = tokio::task::spawn_blocking(move || load_all(&sources, compute, &dtype));
         let models = tokio::select! {
             loaded = loading => loaded??,
             // What was loaded so far goes with the process.
@@ -192,7 +196,6 @@ impl EmbeddedConfig {
             pool,
             connector,
             store: self.store,
-            dtype,
             meters,
             drain: drain.clone(),
             flights: Flights::new(drain.tasks().clone()),
@@ -210,6 +213,7 @@ impl EmbeddedConfig {
 struct Loaded {
     model: Model,
     encoders: Vec<LoadedEncoder>,
+    dtype: DType,
 }
 
 struct LoadedEncoder {
@@ -221,7 +225,7 @@ struct LoadedEncoder {
 fn load_all(
     sources: &[ModelSource],
     compute: ComputeConfig,
-    dtype: DType,
+    dtype: &RowTypes,
 ) -> Result<Vec<Loaded>, EncoderError> {
     let failed = |source: &ModelSource| {
         let dir = source.dir.display().to_string();
@@ -235,8 +239,9 @@ fn load_all(
     Ok(loaded)
 }
 
-fn load(source: &ModelSource, compute: &Compute, dtype: DType) -> Result<Loaded, ModelError> {
+fn load(source: &ModelSource, compute: &Compute, types: &RowTypes) -> Result<Loaded, ModelError> {
     let model = Model::open(source)?;
+    let dtype = types.of(model.name().as_str());
     let mut encoders = Vec::new();
     for &modality in model.modalities() {
         let fingerprint = model.fingerprint(modality, dtype)?;
@@ -244,7 +249,7 @@ fn load(source: &ModelSource, compute: &Compute, dtype: DType) -> Result<Loaded,
         warm_up(&mut *encoder, &*model.preprocess(), modality);
         encoders.push(LoadedEncoder { modality, fingerprint, encoder });
     }
-    Ok(Loaded { model, encoders })
+    Ok(Loaded { model, encoders, dtype })
 }
 
 impl Loaded {
@@ -258,6 +263,7 @@ impl Loaded {
             family: self.model.family().to_owned(),
             preprocess: self.model.preprocess(),
             encoders: encoders.collect(),
+            dtype: self.dtype,
             created: SystemTime::now(),
         };
         (name, served)

@@ -11,6 +11,7 @@ use triptych_ec::connector::{
     CacheStatus, Completions, ConnectorSettings, ItemHint, Loaded, SchedulerRole, WorkerRole, connect,
 };
 use triptych_ec::metered::EcObserver;
+use triptych_ec::object::MacKeys;
 use triptych_ec::store::EcStore;
 use triptych_ec::store::peer::{PeerTuning, Peers};
 use triptych_engine::Event;
@@ -60,6 +61,7 @@ impl Loads {
         observer: Arc<dyn EcObserver>,
         limits: Limits,
         dialer: &Dialer,
+        mac_keys: MacKeys,
     ) -> Self {
         let drivers: Arc<OnceLock<Vec<Driver>>> = Arc::default();
         let listeners = drivers.clone();
@@ -75,6 +77,7 @@ impl Loads {
             limits,
             completions,
             peers: Some(Arc::new(peers)),
+            mac_keys,
             ..ConnectorSettings::default()
         };
         let (scheduler, worker) = connect(store, observer, settings);

@@ -16,8 +16,9 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use triptych_core::limits::Limits;
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_core::{DType, WorkerId};
+use triptych_core::{RowTypes, WorkerId};
 use triptych_ec::connector::WorkerRole;
+use triptych_ec::object::MacKeys;
 use triptych_ec::store::EcStore;
 use triptych_engine::constraint::Constraints;
 use triptych_engine::draft::PromptLookup;
@@ -51,7 +52,9 @@ pub struct PdConfig {
     /// How it computes.
     pub compute: ComputeConfig,
     /// Element type in which encoders publish rows; part of the fingerprint both sides must share.
-    pub encoder_dtype: DType,
+    pub encoder_dtype: RowTypes,
+    /// With which they must be signed.
+    pub mac_keys: MacKeys,
     /// Limits on requests.
     pub limits: Limits,
     /// Sizes of each model's engine.
@@ -152,7 +155,13 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
     if let Some(listener) = config.admin {
         admin::spawn(listener, admin::router(readiness.clone(), metrics), &drain);
     }
-    let loads = Loads::new(config.store.clone(), ec_meters, config.limits.clone(), &config.dialer);
+    let loads = Loads::new(
+        config.store.clone(),
+        ec_meters,
+        config.limits.clone(),
+        &config.dialer,
+        config.mac_keys.clone(),
+    );
     let loader = Loader {
         compute: config.compute,
         dtype: config.encoder_dtype,
@@ -211,7 +220,7 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
 
 struct Loader {
     compute: ComputeConfig,
-    dtype: DType,
+    dtype: RowTypes,
     engine: EngineSettings,
     drafts: Vec<ModelSource>,
 }
@@ -267,7 +276,8 @@ impl Loader {
     > {
         let compute = Compute::new(self.compute)?;
         let model = Model::open(source)?;
-        let fingerprint = |&m| Ok((m, model.fingerprint(m, self.dtype)?));
+        let dtype = self.dtype.of(model.name().as_str());
+        let fingerprint = |&m| Ok((m, model.fingerprint(m, dtype)?));
         let encoders = model.modalities().iter().map(fingerprint).collect::<Result<_, ModelError>>()?;
         let decoder = compute.load_decoder(&model)?;
         Ok((model, decoder, encoders))

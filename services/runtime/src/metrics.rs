@@ -147,7 +147,7 @@ mod tests {
             registry.times(metrics::TTFT).get_or_create(&Labels::new()).observe(0.5);
         }
         let text = registry.encode();
-        for line in ["triptych_requests_total 2", "triptych_requests_running 2.0"] {
+        for line in ["triptych_requests_total{} 2", "triptych_requests_running{} 2.0"] {
             assert!(text.contains(line), "{line} in\n{text}");
         }
         assert_eq!(text.matches("# HELP triptych_time_to_first_token_seconds").count(), 1, "{text}");

@@ -6,19 +6,21 @@ pub mod auth;
 pub mod tls;
 pub mod discovery;
 pub mod drain;
+pub mod rows;
 
 use crate::ec_choice::{Others, Surroundings, check, choose};
 use crate::ec_meters::TierMeters;
 use crate::error::{CliError, chain};
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
+use rows::RowArgs;
 use std::ffi::OsString;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use tls::TlsArgs;
-use triptych_core::DType;
 use triptych_core::limits::Limits;
+use triptych_core::{DType, RowTypes};
 use triptych_ec::limit::Bounds;
 use triptych_ec::retry::RetryPolicy;
 use triptych_ec::{EcError, EcSetting, EcStore, Opening, Scope};
@@ -80,6 +82,16 @@ pub struct ModelArgs {
     /// How to compute
     #[command(flatten)]
     pub compute: ComputeArgs,
+    /// What outputs look like
+    #[command(flatten)]
+    pub rows: RowArgs,
+}
+
+impl ModelArgs {
+    /// Element types in which encoder outputs travel; encoders and PD workers must agree on them.
+    pub fn row_types(&self) -> RowTypes {
+        self.rows.types(self.compute.encoder_dtype())
+    }
 }
 
 /// How a worker computes.
@@ -138,8 +150,8 @@ impl ComputeArgs {
         ComputeConfig { threads: self.threads, precision: self.precision.into(), ..ComputeConfig::default() }
     }
 
-    /// Element type in which encoder outputs travel; encoders and PD workers must agree on it.
-    pub const fn encoder_dtype(&self) -> DType {
+    /// Element type of encoder outputs where nothing else is said.
+    const fn encoder_dtype(&self) -> DType {
         match self.precision {
             PrecisionArg::F32 => DType::F32,
             PrecisionArg::Bf16 => DType::Bf16,

@@ -147,6 +147,7 @@ fn child(role: Role, name: String, ports: &mut Ports) -> Result<ChildSpec, CliEr
 
 fn model_flags(args: &UpArgs, models: &[CheckedModel]) -> Vec<OsString> {
     let mut flags = args.models.compute.to_flags();
+    flags.extend(args.models.rows.to_flags());
     for model in models {
         let mut source = OsString::from(format!("{}=", model.name));
         source.push(&model.dir);
