@@ -137,7 +137,7 @@ async fn sigterm_to_every_process_in_turn_loses_no_request() {
     let model = model.to_str().expect("UTF-8");
     let worker = text(&["--ec", &ec, "--model", model, "--threads", "1", "--register", &registry.url()]);
     let proxy = text(&["--ec", &ec, "--discover", &registry.url()]);
-    let mut parts = vec![
+    let mut parts = [
         Part::start("proxy", "--http", &proxy),
         Part::start("proxy", "--http", &proxy),
         Part::start("encoder", "--admin", &worker),
@@ -158,8 +158,8 @@ async fn sigterm_to_every_process_in_turn_loses_no_request() {
         tasks.spawn(async move { ask_on(number, &targets, &answered, &failed).await });
     }
     for i in 0..parts.len() {
-        for proxy in 0..2 {
-            eventually("the proxies know all workers", async || parts[proxy].knows_all().await).await;
+        for proxy in &parts[..2] {
+            eventually("the proxies know all workers", async || proxy.knows_all().await).await;
         }
         let before = answered.load(Ordering::SeqCst);
         eventually("answers come", async || {

@@ -56,7 +56,7 @@ impl Pd {
         loop {
             let mut found = None;
             for peer in &hint.peers {
-                found = found.or(self.from_peer(peer, item).await);
+                found = found.or(self.at_peer(peer, item).await);
             }
             if found.is_none() {
                 found = self.store.get(&item.key).await.map_err(Failure::from)?;
@@ -80,7 +80,7 @@ impl Pd {
         }
     }
 
-    async fn from_peer(&self, peer: &str, item: &EncodedItem) -> Option<Bytes> {
+    async fn at_peer(&self, peer: &str, item: &EncodedItem) -> Option<Bytes> {
         let tuning = RemoteTuning { op_timeout: LOOK, ..RemoteTuning::default() };
         let store = RemoteStore::with_dial(peer, tuning, &Limits::default(), Arc::new(net::channel)).ok()?;
         store.get(&item.key).await.ok().flatten()

@@ -99,11 +99,11 @@ async fn a_worker_that_had_the_work_is_last_and_one_that_drains_gets_none() {
     let shared = shared(2, 0);
     let [one, two] = <[_; 2]>::try_from(all(&shared)).ok().unwrap();
     for _ in 0..10 {
-        assert_eq!(*lease(&shared, &encode(), 1, &[one.id.clone()]).unwrap().id(), two.id);
+        assert_eq!(*lease(&shared, &encode(), 1, std::slice::from_ref(&one.id)).unwrap().id(), two.id);
     }
     shared.report(&two, v1::WorkerState { draining: true, ..Default::default() }, true);
     assert_eq!(healths(&shared), [Health::Ready, Health::Draining]);
-    assert_eq!(*lease(&shared, &encode(), 1, &[one.id.clone()]).unwrap().id(), one.id);
+    assert_eq!(*lease(&shared, &encode(), 1, std::slice::from_ref(&one.id)).unwrap().id(), one.id);
     shared.report(&one, v1::WorkerState { draining: true, ..Default::default() }, true);
     assert!(lease(&shared, &encode(), 1, &[]).is_none());
     // Its watch ends before it does. Its successor is another process.

@@ -1,0 +1,93 @@
+//! What is done to the cluster while it works: one drill after the other, drawn from a seed.
+
+use crate::fleet::{ENCODERS, Fleet, PDS};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::sleep;
+
+/// The kinds, in the order in which they come round: every run of enough drills has each.
+const KINDS: [&str; 12] = [
+    "kill encoder",
+    "kill pd",
+    "stop encoder",
+    "part encoder and pd",
+    "restart redis",
+    "stop pd",
+    "slow s3",
+    "part worker and redis",
+    "roll pd",
+    "part proxy and pd",
+    "roll encoder",
+    "slow redis",
+];
+
+/// Makes trouble until it is dropped or told that the load is over.
+pub struct Drills {
+    rng: StdRng,
+    next: usize,
+    /// How often each was done.
+    pub done: BTreeMap<&'static str, usize>,
+}
+
+impl Drills {
+    pub fn new(seed: u64) -> Self {
+        Self { rng: StdRng::seed_from_u64(seed), next: 0, done: BTreeMap::new() }
+    }
+
+    /// Whether each kind was done.
+    pub fn all_done(&self) -> bool {
+        self.done.len() == KINDS.len()
+    }
+
+    /// One drill, from trouble to healing.
+    pub async fn one(&mut self, fleet: &mut Fleet) {
+        let kind = KINDS[self.next % KINDS.len()];
+        self.next += 1;
+        let (encoder, pd) = (ENCODERS[self.rng.random_range(0..3)], PDS[self.rng.random_range(0..3)]);
+        let worker = if self.rng.random_bool(0.5) { encoder } else { pd };
+        let proxy = crate::fleet::PROXIES[self.rng.random_range(0..2)];
+        let lasts = Duration::from_millis(self.rng.random_range(500..4000));
+        match kind {
+            "kill encoder" => fleet.replace(encoder),
+            "kill pd" => fleet.replace(pd),
+            "roll encoder" => fleet.roll(encoder).await,
+            "roll pd" => fleet.roll(pd).await,
+            "stop encoder" => stop(fleet, encoder, lasts).await,
+            "stop pd" => stop(fleet, pd, lasts).await,
+            "restart redis" => {
+                fleet.redis.kill();
+                sleep(lasts).await;
+                fleet.redis.restart();
+            }
+            "slow s3" => {
+                fleet.slow_s3(Duration::from_millis(400));
+                sleep(lasts).await;
+                fleet.slow_s3(Duration::ZERO);
+            }
+            "slow redis" => {
+                fleet.slow_redis(Duration::from_millis(100));
+                sleep(lasts).await;
+                fleet.slow_redis(Duration::ZERO);
+            }
+            "part worker and redis" => part(fleet, worker, &fleet.redis_address(), lasts).await,
+            "part proxy and pd" => part(fleet, proxy, &fleet.net.address(pd), lasts).await,
+            _ => part(fleet, pd, &fleet.net.address(encoder), lasts).await,
+        }
+        *self.done.entry(kind).or_default() += 1;
+        sleep(Duration::from_millis(self.rng.random_range(500..2500))).await;
+    }
+}
+
+async fn stop(fleet: &Fleet, name: &str, lasts: Duration) {
+    fleet.signal(name, "STOP");
+    sleep(lasts).await;
+    fleet.signal(name, "CONT");
+}
+
+async fn part(fleet: &Fleet, name: &str, from: &str, lasts: Duration) {
+    fleet.net.part(name, from);
+    sleep(lasts).await;
+    fleet.net.join(name, from);
+}

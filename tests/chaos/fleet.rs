@@ -1,0 +1,157 @@
+//! The cluster under test: two proxies, three encoders, three PD workers, Redis, S3; each a process of its own.
+
+use crate::forward::Forward;
+use crate::net::Net;
+use std::time::Duration;
+use triptych_ec::testing::{RedisServer, S3Server};
+use triptych_tests::cluster::reqwest_client;
+use triptych_tests::process::{Process, eventually, signal};
+use triptych_tests::samples::models_dir;
+
+/// Ports that every role answers at, each in its own namespace.
+const GRPC: u16 = 7000;
+const HTTP: u16 = 8000;
+
+/// Names, which are those of namespaces too.
+pub const PROXIES: [&str; 2] = ["proxy0", "proxy1"];
+pub const ENCODERS: [&str; 3] = ["enc0", "enc1", "enc2"];
+pub const PDS: [&str; 3] = ["pd0", "pd1", "pd2"];
+
+/// A running role.
+struct Member {
+    name: &'static str,
+    process: Process,
+}
+
+/// All of it. Dropped: everything is killed, and the namespaces are gone.
+pub struct Fleet {
+    members: Vec<Member>,
+    pub redis: RedisServer,
+    pub s3: S3Server,
+    redis_link: Forward,
+    s3_link: Forward,
+    // Last: what lives in the namespaces is killed before they go.
+    pub net: Net,
+}
+
+impl Fleet {
+    /// Starts everything and waits until both proxies are ready.
+    pub async fn start() -> Self {
+        let mut net = Net::new();
+        for name in PROXIES.into_iter().chain(ENCODERS).chain(PDS) {
+            net.add(name);
+        }
+        let (redis, s3) = (RedisServer::start(), S3Server::start());
+        let redis_link = Forward::start(&net.host(2), redis.port()).await;
+        let s3_link = Forward::start(&net.host(3), s3.port()).await;
+        let mut fleet = Self { members: Vec::new(), redis, s3, redis_link, s3_link, net };
+        for name in ENCODERS.into_iter().chain(PDS).chain(PROXIES) {
+            fleet.spawn(name);
+        }
+        for name in PROXIES {
+            fleet.wait_ready(name).await;
+        }
+        fleet
+    }
+
+    /// Addresses that clients use.
+    pub fn grpc(&self, proxy: &str) -> String {
+        format!("http://{}:{GRPC}", self.net.address(proxy))
+    }
+
+    pub fn http(&self, name: &str) -> String {
+        format!("http://{}:{HTTP}", self.net.address(name))
+    }
+
+    /// What a worker must not reach when it is parted from a store.
+    pub fn redis_address(&self) -> String {
+        self.net.host(2)
+    }
+
+    pub fn slow_s3(&self, by: Duration) {
+        self.s3_link.slow(by);
+    }
+
+    pub fn slow_redis(&self, by: Duration) {
+        self.redis_link.slow(by);
+    }
+
+    pub fn signal(&self, name: &str, signal_name: &str) {
+        let member = self.members.iter().find(|m| m.name == name);
+        signal(member.unwrap_or_else(|| panic!("{name} runs")).process.pid(), signal_name);
+    }
+
+    /// Kills a member with SIGKILL and starts it again.
+    pub fn replace(&mut self, name: &'static str) {
+        self.members.retain(|m| m.name != name);
+        self.spawn(name);
+    }
+
+    /// Ends a member with SIGTERM, waits for its end, and starts it again.
+    pub async fn roll(&mut self, name: &'static str) {
+        self.signal(name, "TERM");
+        if let Some(member) = self.members.iter_mut().find(|m| m.name == name) {
+            let status = member.process.wait().await;
+            assert!(status.success(), "{name} did not drain: {status}\n{}", member.process.log());
+        }
+        self.replace(name);
+    }
+
+    /// Members that ended by themselves, which nobody should.
+    pub fn fallen(&mut self) -> Vec<String> {
+        let fallen = self.members.iter_mut().filter_map(|m| {
+            let status = m.process.exited()?;
+            Some(format!("{} ended with {status}:\n{}", m.name, m.process.log()))
+        });
+        fallen.collect()
+    }
+
+    /// A member's metrics.
+    pub async fn metrics(&self, name: &str) -> String {
+        let asked = reqwest_client().get(format!("{}/metrics", self.http(name))).send().await;
+        match asked {
+            Ok(response) => response.text().await.unwrap_or_default(),
+            Err(_) => String::new(),
+        }
+    }
+
+    pub async fn wait_ready(&self, name: &str) {
+        let (client, url) = (reqwest_client(), format!("{}/readyz", self.http(name)));
+        eventually("a member is ready", async || {
+            client.get(&url).send().await.ok().filter(|r| r.status().is_success())
+        })
+        .await;
+    }
+
+    fn spawn(&mut self, name: &'static str) {
+        let address = self.net.address(name);
+        let (grpc, http) = (format!("{address}:{GRPC}"), format!("{address}:{HTTP}"));
+        let redis = format!("redis://{}:{}?ttl_s=600", self.net.host(2), self.redis.port());
+        let s3 = format!(
+            "s3://{}/ec?endpoint=http://{}:{}&allow_http=true",
+            self.s3.bucket(),
+            self.net.host(3),
+            self.s3.port()
+        );
+        let mut args: Vec<String> = ["--grpc", &grpc, "--ec", &redis, "--ec", &s3].map(str::to_owned).into();
+        let mut flag = |flag: &str, value: &str| args.extend([flag.to_owned(), value.to_owned()]);
+        let role = if PROXIES.contains(&name) {
+            flag("--http", &http);
+            ENCODERS.iter().for_each(|n| flag("--encoder", &format!("{}:{GRPC}", self.net.address(n))));
+            PDS.iter().for_each(|n| flag("--pd", &format!("{}:{GRPC}", self.net.address(n))));
+            "proxy"
+        } else {
+            flag("--admin", &http);
+            flag("--threads", "1");
+            for model in ["shapes-qwen2-vl", "digits-whisper"] {
+                flag("--model", models_dir().join(model).to_str().expect("a plain path"));
+            }
+            args.push("--insecure-plaintext".to_owned());
+            if ENCODERS.contains(&name) { "encoder" } else { "pd" }
+        };
+        args.insert(0, role.to_owned());
+        let namespace = self.net.namespace(name);
+        let process = Process::start_in(&namespace, &args, &self.s3.environment());
+        self.members.push(Member { name, process });
+    }
+}

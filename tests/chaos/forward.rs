@@ -1,0 +1,71 @@
+//! From an address of the bridge to a server on loopback, as slow as it is told to be.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+/// Bytes of one piece.
+const PIECE: usize = 64 << 10;
+
+/// Forwards until it is dropped.
+pub struct Forward {
+    delay_us: Arc<AtomicU64>,
+    task: JoinHandle<()>,
+}
+
+impl Forward {
+    /// From `address:port` to the same port of loopback.
+    pub async fn start(address: &str, port: u16) -> Self {
+        let listener = TcpListener::bind((address, port)).await.expect("the bridge's address is free");
+        let delay_us = Arc::new(AtomicU64::new(0));
+        let delay = Arc::clone(&delay_us);
+        let task = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(connection(client, port, Arc::clone(&delay)));
+            }
+        });
+        Self { delay_us, task }
+    }
+
+    /// Every piece takes this much longer from now on.
+    pub fn slow(&self, by: Duration) {
+        self.delay_us.store(by.as_micros() as u64, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Forward {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn connection(client: TcpStream, port: u16, delay: Arc<AtomicU64>) {
+    let Ok(server) = TcpStream::connect(("127.0.0.1", port)).await else { return };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+        (client.into_split(), server.into_split());
+    let there = async { copy(&mut from_client, &mut to_server, &delay).await };
+    let back = async { copy(&mut from_server, &mut to_client, &delay).await };
+    // Whoever closes first ends both: a half-open connection is of no use to anyone here.
+    tokio::select! { () = there => {}, () = back => {} }
+}
+
+async fn copy(
+    from: &mut (impl AsyncReadExt + Unpin),
+    to: &mut (impl AsyncWriteExt + Unpin),
+    delay: &AtomicU64,
+) {
+    let mut piece = vec![0; PIECE];
+    while let Ok(n @ 1..) = from.read(&mut piece).await {
+        let wait = Duration::from_micros(delay.load(Ordering::Relaxed));
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        if to.write_all(&piece[..n]).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! A network of its own for every process: namespaces on a bridge, so that a pair of them can be parted for real.
+
+use std::process::{Command, Stdio};
+
+/// A bridge with a host address for each server that stays outside, and the namespaces on it. Dropped: all gone.
+pub struct Net {
+    id: u32,
+    names: Vec<String>,
+}
+
+/// Runs `ip`; says what did not work.
+fn ip(args: &str) {
+    let ended = Command::new("ip").args(args.split(' ')).stdin(Stdio::null()).output();
+    let output = ended.unwrap_or_else(|e| panic!("`ip` of iproute2 is needed for network namespaces: {e}"));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "`ip {args}`: {error} (namespaces need root)");
+}
+
+fn try_ip(args: &str) {
+    let _ = Command::new("ip").args(args.split(' ')).stderr(Stdio::null()).status();
+}
+
+impl Net {
+    /// A bridge under a name that no other run has.
+    ///
+    /// # Panics
+    /// Without root and iproute2.
+    pub fn new() -> Self {
+        let id = std::process::id() % 250;
+        let net = Self { id, names: Vec::new() };
+        try_ip(&format!("link del {}", net.bridge()));
+        ip(&format!("link add {} type bridge", net.bridge()));
+        for host in 1..=3 {
+            ip(&format!("addr add {}/24 dev {}", net.host(host), net.bridge()));
+        }
+        ip(&format!("link set {} up", net.bridge()));
+        net
+    }
+
+    fn bridge(&self) -> String {
+        format!("tpbr{}", self.id)
+    }
+
+    /// Addresses of this side of the bridge, from 1.
+    pub fn host(&self, n: usize) -> String {
+        format!("10.213.{}.{n}", self.id)
+    }
+
+    /// The address of a namespace.
+    pub fn address(&self, name: &str) -> String {
+        let place = self.names.iter().position(|n| n == name);
+        self.host(place.unwrap_or_else(|| panic!("{name} has no namespace")) + 10)
+    }
+
+    /// The name under which the system knows it.
+    pub fn namespace(&self, name: &str) -> String {
+        format!("tp{}-{name}", self.id)
+    }
+
+    /// Makes a namespace.
+    pub fn add(&mut self, name: &str) {
+        self.names.push(name.to_owned());
+        let (space, address) = (self.namespace(name), self.address(name));
+        let n = self.names.len();
+        let (outside, inside) = (format!("tpa{}x{n}", self.id), format!("tpb{}x{n}", self.id));
+        try_ip(&format!("netns del {space}"));
+        try_ip(&format!("link del {outside}"));
+        ip(&format!("netns add {space}"));
+        ip(&format!("link add {outside} type veth peer name {inside}"));
+        ip(&format!("link set {outside} master {} up", self.bridge()));
+        ip(&format!("link set {inside} netns {space}"));
+        ip(&format!("-n {space} addr add {address}/24 dev {inside}"));
+        ip(&format!("-n {space} link set {inside} up"));
+        ip(&format!("-n {space} link set lo up"));
+    }
+
+    /// What `name` sends to an address is dropped, silently, as when a cable is out.
+    pub fn part(&self, name: &str, from: &str) {
+        try_ip(&format!("-n {} route add blackhole {from}/32", self.namespace(name)));
+    }
+
+    /// Ends it.
+    pub fn join(&self, name: &str, with: &str) {
+        try_ip(&format!("-n {} route del blackhole {with}/32", self.namespace(name)));
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        for name in &self.names {
+            try_ip(&format!("netns del {}", self.namespace(name)));
+        }
+        try_ip(&format!("link del {}", self.bridge()));
+    }
+}
