@@ -51,8 +51,8 @@ const RULES: [Rule; 14] = [
     // Its programs time engine and store, each alone; none of them serves.
     Rule {
         dir: "benches",
-        may: &["core", "ec", "engine", "kernels", "models"],
-        never: &["axum", "reqwest", "tonic"],
+        may: &["core", "ec", "engine", "kernels", "models", "proto", "runtime"],
+        never: &["axum", "reqwest"],
     },
 ];
 
