@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod drills;
+mod fuzz;
 mod servers;
 mod shell;
 mod test;
@@ -33,6 +34,8 @@ enum Command {
     Sim(drills::SimArgs),
     /// Break a real cluster while it works: processes killed and stopped, Redis restarted, the network parted. Needs root
     Chaos(drills::ChaosArgs),
+    /// Fuzz every place that reads bytes from outside. Needs a C++ compiler
+    Fuzz(fuzz::FuzzArgs),
 }
 
 fn main() -> Result<()> {
@@ -42,5 +45,6 @@ fn main() -> Result<()> {
         Command::Whisper => whisper::run(),
         Command::Sim(args) => drills::sim(&args),
         Command::Chaos(args) => drills::chaos(&args),
+        Command::Fuzz(args) => fuzz::fuzz(&args),
     }
 }
