@@ -112,7 +112,7 @@ impl Clients {
     async fn over_grpc(&self, question: &Question, proxy: usize, n: usize) -> Result<String, End> {
         let mut client = self.grpc[proxy].clone();
         let mut message = question.message.clone();
-        if n % 2 == 0 {
+        if n.is_multiple_of(2) {
             // Bytes after a picture's end change its key and not what is seen: this one has to be encoded.
             for item in message.items.iter_mut().filter(|item| item.modality == v1::Modality::Image as i32) {
                 if let Some(v1::item::Source::Data(data)) = &mut item.source {
