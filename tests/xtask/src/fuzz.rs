@@ -31,11 +31,6 @@ pub struct FuzzArgs {
     runs: u64,
 }
 
-/// What CI runs.
-pub fn briefly() -> Result<()> {
-    fuzz(&FuzzArgs { target: None, runs: 5_000 })
-}
-
 /// # Errors
 /// If a target ends in a panic, a hang, or too much memory; the input is named.
 pub fn fuzz(args: &FuzzArgs) -> Result<()> {

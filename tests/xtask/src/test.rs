@@ -1,6 +1,5 @@
 //! `cargo xtask test`: what a change is held to, in the order in which mistakes are cheapest to find.
 
-use crate::fuzz;
 use crate::servers;
 use crate::shell::{self, cargo, root};
 use crate::whisper;
@@ -38,7 +37,6 @@ pub fn run() -> Result<()> {
         ("the real Whisper", &whisper::run),
         ("build of the tests", &|| cargo_shown(&["test", "--workspace", "--no-run"])),
         ("tests", &|| cargo_shown(&["test", "--workspace", "--no-fail-fast"])),
-        ("fuzzing, briefly", &fuzz::briefly),
     ])?;
     let times: Vec<_> = times.iter().map(|(name, time)| format!("{name} {}", minutes(*time))).collect();
     println!("\nAll of it passed in {}: {}", minutes(start.elapsed()), times.join(", "));
