@@ -38,6 +38,7 @@ struct State {
     ledger: Ledger,
     memory: Arc<MemoryStore>,
     durable: Arc<dyn EcStore>,
+    forgetful: bool,
     running: Mutex<HashMap<ContentKey, Forward>>,
 }
 
@@ -45,11 +46,16 @@ struct State {
 struct Encoder(Arc<State>);
 
 /// Runs on its host until it is crashed.
-pub async fn run(name: String, ledger: Ledger, durable: Arc<dyn EcStore>) -> turmoil::Result {
+pub async fn run(
+    name: String,
+    ledger: Ledger,
+    durable: Arc<dyn EcStore>,
+    forgetful: bool,
+) -> turmoil::Result {
     let limits = Limits::default();
     let memory = Arc::new(MemoryStore::new(MEMORY, &limits));
     let peers = EcObjectsService::into_server(Arc::clone(&memory) as Arc<dyn EcStore>, &limits);
-    let state = State { name, ledger, memory, durable, running: Mutex::default() };
+    let state = State { name, ledger, memory, durable, forgetful, running: Mutex::default() };
     let server =
         grpc::server().add_service(peers).add_service(EncoderWorkerServer::new(Encoder(Arc::new(state))));
     server.serve_with_incoming(net::incoming().await?).await?;
@@ -60,7 +66,7 @@ impl Encoder {
     /// The forward of a key: the one that runs, or a new one.
     fn forward(&self, key: ContentKey, item: bytes::Bytes) -> (Forward, bool) {
         let mut running = self.0.running.lock().unwrap();
-        if let Some(forward) = running.get(&key) {
+        if let Some(forward) = running.get(&key).filter(|_| !self.0.forgetful) {
             return (forward.clone(), true);
         }
         self.0.ledger.tell(&format!("{} encodes {key:?}", self.0.name));
@@ -121,7 +127,10 @@ impl EncoderWorker for Encoder {
             sleep(PREPROCESS).await;
             let announced = truth::announced(key, &request.item);
             let _ = events.send(event(Kind::Announced((&announced).into()))).await;
-            let kept = encoder.0.memory.get(&key).await.ok().flatten();
+            let kept = match encoder.0.forgetful {
+                true => None,
+                false => encoder.0.memory.get(&key).await.ok().flatten(),
+            };
             let (output, shared) = match kept {
                 Some(object) => {
                     tokio::spawn(publish(Arc::clone(&encoder.0), key, object));

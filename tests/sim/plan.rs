@@ -43,6 +43,8 @@ pub struct Plan {
     pub n_requests: usize,
     /// Different images; few, so that many ask for the same.
     pub n_images: usize,
+    /// Encoder workers neither share the jobs of one key nor know what they made: whatever is asked twice is done twice.
+    pub forgetful: bool,
 }
 
 impl Plan {
@@ -52,7 +54,12 @@ impl Plan {
         let n = if seed.is_multiple_of(4) { 0 } else { rng.random_range(1..=4) };
         let mut troubles: Vec<_> = (0..n).map(|_| trouble(&mut rng)).collect();
         troubles.sort_by_key(|t| t.at);
-        Self { troubles, n_requests: rng.random_range(2..=5), n_images: rng.random_range(1..=4) }
+        Self {
+            troubles,
+            n_requests: rng.random_range(2..=5),
+            n_images: rng.random_range(1..=4),
+            forgetful: seed.is_multiple_of(8),
+        }
     }
 }
 

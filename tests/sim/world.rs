@@ -40,7 +40,8 @@ pub fn run(seed: u64) -> Books {
     });
     for i in 0..N_ENCODERS {
         let (name, ledger) = (format!("encoder-{i}"), ledger.clone());
-        sim.host(name.clone(), move || encoder::run(name.clone(), ledger.clone(), store()));
+        let forgetful = plan.forgetful;
+        sim.host(name.clone(), move || encoder::run(name.clone(), ledger.clone(), store(), forgetful));
     }
     for i in 0..N_PDS {
         let (name, ledger) = (format!("pd-{i}"), ledger.clone());
