@@ -119,10 +119,10 @@ async fn kill_the_writer(cluster: &Cluster) {
         let metrics = reqwest_client().get(format!("{}/metrics", cluster.admin(name))).send().await;
         let Ok(metrics) = metrics else { continue };
         let metrics = metrics.text().await.unwrap_or_default();
-        if sum_series(&metrics, "triptych_requests_running") > 0.0 {
-            if let [pid] = children_of(cluster.up.pid(), name)[..] {
-                return signal(pid, "KILL");
-            }
+        if sum_series(&metrics, "triptych_requests_running") > 0.0
+            && let [pid] = children_of(cluster.up.pid(), name)[..]
+        {
+            return signal(pid, "KILL");
         }
     }
 }
