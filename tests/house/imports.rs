@@ -20,7 +20,7 @@ const ASYNC: &[&str] =
 const COMPUTE: &[&str] =
     &["candle-core", "cudarc", "tokenizers", "image", "symphonia", "safetensors", "half", "rayon"];
 
-const RULES: [Rule; 14] = [
+const RULES: [Rule; 16] = [
     Rule { dir: "services/core", may: &[], never: ASYNC },
     Rule { dir: "kernels", may: &["core"], never: ASYNC },
     Rule { dir: "services/models", may: &["core", "kernels"], never: ASYNC },
@@ -40,9 +40,16 @@ const RULES: [Rule; 14] = [
         may: &["core", "proto", "runtime", "ec", "models", "engine"],
         never: &["axum", "reqwest"],
     },
+    Rule { dir: "services/bench", may: &["core", "proto", "runtime"], never: COMPUTE },
+    // It runs the scheduler and the router that serve, and measures what they run on.
+    Rule {
+        dir: "services/plan",
+        may: &["bench", "core", "ec", "encoder", "engine", "kernels", "models", "proxy"],
+        never: &["candle-core", "cudarc", "axum", "tonic"],
+    },
     Rule {
         dir: "services/triptych",
-        may: &["core", "ec", "encoder", "kernels", "models", "pd", "proto", "proxy", "runtime"],
+        may: &["bench", "core", "ec", "encoder", "kernels", "models", "pd", "plan", "proto", "proxy", "runtime"],
         never: &["candle-core", "cudarc"],
     },
     // The whole, seen from outside; that a test goes through a process's front is for its reader to see.

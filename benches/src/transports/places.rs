@@ -11,11 +11,12 @@ use triptych_core::ContentKey;
 use triptych_core::limits::Limits;
 use triptych_ec::store::bucket::{BucketStore, BucketTuning};
 use triptych_ec::store::memory::MemoryStore;
+use triptych_ec::store::peer::{PeerTuning, Peers, Shelf, ShelfSettings};
 use triptych_ec::testing::{RedisServer, S3Server};
 use triptych_ec::{EcSetting, EcStore, open, server};
 
 /// What there is to measure, the two that are no stores first.
-pub const NAMES: [&str; 9] = [
+pub const NAMES: [&str; 10] = [
     "memcpy",
     "TCP loopback",
     "memory",
@@ -24,6 +25,7 @@ pub const NAMES: [&str; 9] = [
     "redis, one value",
     "redis, chunked",
     "gRPC store",
+    "peer",
     "S3",
 ];
 /// Memory for the stores that hold what they are given.
@@ -45,6 +47,14 @@ enum Kind {
     Tcp(Tcp),
     Redis(Box<redis::Connection>),
     Store(Arc<dyn EcStore>),
+    Peer(Box<Peer>),
+}
+
+/// An encoder worker's memory, and a PD worker's way to it.
+struct Peer {
+    shelf: Arc<Shelf>,
+    readers: Peers,
+    address: String,
 }
 
 /// Never read: dropping it is what it is for.
@@ -89,7 +99,17 @@ impl<'r> Place<'r> {
                 let server = RedisServer::start();
                 (store(server.url())?, vec![Guard::Redis(server)])
             }
-            "gRPC store" => (store(served(runtime, &limits)?)?, vec![]),
+            "gRPC store" => {
+                let held = Arc::new(MemoryStore::new(BUDGET_BYTES, &limits));
+                (store(format!("grpc://{}", served(runtime, held, &limits)?))?, vec![])
+            }
+            "peer" => {
+                let settings = ShelfSettings { budget_bytes: BUDGET_BYTES, ..ShelfSettings::default() };
+                let shelf = Arc::new(Shelf::new(settings, &limits));
+                let address = served(runtime, shelf.clone(), &limits)?;
+                let readers = Peers::new(None, PeerTuning::default(), &limits);
+                (Kind::Peer(Box::new(Peer { shelf, readers, address })), vec![])
+            }
             "S3" => {
                 let server = S3Server::start();
                 let (setting, environment) = (server.url().parse()?, server.environment());
@@ -121,6 +141,8 @@ impl<'r> Place<'r> {
             Kind::Store(store) => {
                 self.runtime.block_on(store.put_if_absent(key, object.clone()))?;
             }
+            // Nothing leaves the worker: it is there to be read from the moment on in which it is on the shelf.
+            Kind::Peer(peer) => drop(peer.shelf.place(*key, object.clone())),
         }
         Ok(())
     }
@@ -139,6 +161,10 @@ impl<'r> Place<'r> {
             Kind::Store(store) => {
                 return self.runtime.block_on(store.get(key))?.context("the object is gone");
             }
+            Kind::Peer(peer) => {
+                let object = self.runtime.block_on(peer.readers.get(&peer.address, key))?;
+                return object.context("the object is gone");
+            }
         }
         Ok(std::mem::take(&mut self.read).into())
     }
@@ -154,18 +180,20 @@ impl<'r> Place<'r> {
             Kind::Store(store) => {
                 self.runtime.block_on(store.delete(key))?;
             }
+            Kind::Peer(peer) => {
+                peer.shelf.remove(key);
+            }
         }
         Ok(())
     }
 }
 
-/// A memory store behind gRPC, as `triptych store` and an encoder worker's memory are; its setting. Ends with the
+/// Objects in memory behind gRPC, as `triptych store` and an encoder worker serve them; the address. Ends with the
 /// runtime.
-fn served(runtime: &Runtime, limits: &Limits) -> Result<String> {
+fn served(runtime: &Runtime, held: Arc<dyn EcStore>, limits: &Limits) -> Result<String> {
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))?;
-    let setting = format!("grpc://{}", listener.local_addr()?);
-    let (held, limits): (Arc<dyn EcStore>, _) =
-        (Arc::new(MemoryStore::new(BUDGET_BYTES, limits)), limits.clone());
+    let address = listener.local_addr()?.to_string();
+    let limits = limits.clone();
     runtime.spawn(async move { server::serve(listener, held, &limits, std::future::pending()).await });
-    Ok(setting)
+    Ok(address)
 }

@@ -1,0 +1,13 @@
+//! The load generator: what is offered, how it is sent, what came back, and whether that was good enough.
+//!
+//! ```text
+//! workload ──▶ offered ──▶ client (gRPC, or any OpenAI-compatible HTTP server) ──▶ outcome ──▶ judge ──▶ report
+//! ```
+//!
+//! Open loop: a request is sent when its time has come, whether or not earlier ones were answered. It knows no model
+//! and no worker; the planner's simulator takes the same [`offered`] requests and gives the same [`outcome`]s. Read in
+//! this order:
+#![forbid(unsafe_code)]
+
+pub mod offered;
+pub mod outcome;

@@ -1,0 +1,11 @@
+//! How many workers of which kind: cost curves of a model on a machine, a simulator of a cluster made of them, and the
+//! planner that asks the simulator.
+//!
+//! ```text
+//! profile ──▶ curves ──▶ simulator (the real scheduler and router, a simulated clock) ──▶ plan ──▶ recommendation
+//! ```
+//!
+//! The simulator's requests and outcomes are those of `triptych-bench`, so one judge rules on both. Read in this order:
+#![forbid(unsafe_code)]
+
+pub mod curves;
