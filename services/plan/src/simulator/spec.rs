@@ -1,0 +1,268 @@
+//! What is simulated: pools of workers, the store between them, the proxy before them.
+
+use crate::curves::CostCurves;
+use std::sync::Arc;
+use std::time::Duration;
+use thiserror::Error;
+use triptych_encoder::BatchLimits;
+use triptych_pd::EngineSettings;
+use triptych_proxy::EncodePolicy;
+
+/// A cluster.
+#[derive(Clone, Debug)]
+pub struct ClusterSpec {
+    /// Its workers, at least one of which decodes.
+    pub pools: Vec<PoolSpec>,
+    /// The store between them.
+    pub store: StoreSpec,
+    /// What is before them.
+    pub proxy: ProxySpec,
+    /// How a request's prompt is laid out.
+    pub prompt: PromptSpec,
+    /// From one process to another and not back.
+    pub hop: Duration,
+    /// How long a request may take. Default two minutes, as the product's.
+    pub request_time: Duration,
+    /// How long after the last arrival is waited for what has not ended; then it is
+    /// [`End::Unended`](triptych_bench::outcome::End::Unended).
+    pub patience: Duration,
+    /// Between two places of the timeline.
+    pub sample_every: Duration,
+}
+
+/// Workers that are alike.
+#[derive(Clone, Debug)]
+pub struct PoolSpec {
+    /// In results, and in a plan.
+    pub name: String,
+    /// How many.
+    pub workers: usize,
+    /// What each of them does.
+    pub role: PoolRole,
+    /// What it costs them. Each has the cores that were measured with, [`CostCurves::threads`].
+    pub curves: Arc<CostCurves>,
+}
+
+/// What a worker does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolRole {
+    /// Encodes items.
+    Encoder(EncoderSpec),
+    /// Reads prompts and writes answers.
+    Pd(PdSpec),
+    /// Both, on the same cores: `triptych pd --with-encoder`.
+    Both {
+        /// Its engine.
+        pd: PdSpec,
+        /// Its encoder.
+        encoder: EncoderSpec,
+        /// Encoder output tokens that may be computed between two engine steps while sequences decode; `None`: both
+        /// run at once and slow each other down, as [`Together`](crate::curves::Together) says.
+        encoder_token_budget: Option<usize>,
+    },
+}
+
+/// Settings of an encoder worker, as its flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncoderSpec {
+    /// Bounds of a batch.
+    pub batch: BatchLimits,
+    /// Jobs admitted at once, waiting ones included.
+    pub max_jobs: usize,
+    /// Items preprocessed at once. 0: as many as it has threads.
+    pub preprocess_threads: usize,
+    /// Rows that are kept after they were published, in bytes.
+    pub rows_budget_bytes: usize,
+    /// Whether PD workers read from its memory; the store then has an output a little after its job is done.
+    pub advertise: bool,
+}
+
+impl Default for EncoderSpec {
+    fn default() -> Self {
+        Self {
+            batch: BatchLimits::default(),
+            max_jobs: 256,
+            preprocess_threads: 0,
+            rows_budget_bytes: 256 << 20,
+            advertise: true,
+        }
+    }
+}
+
+/// Settings of a PD worker, as its flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PdSpec {
+    /// Sizes of its engine.
+    pub engine: EngineSettings,
+    /// Rows of encoder outputs that are kept after their last use, in bytes.
+    pub rows_budget_bytes: usize,
+    /// Outputs loaded at once.
+    pub max_loads: usize,
+}
+
+impl Default for PdSpec {
+    fn default() -> Self {
+        Self { engine: EngineSettings::default(), rows_budget_bytes: 1 << 30, max_loads: 8 }
+    }
+}
+
+/// The EC store. What publishing and loading take is in the workers' curves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StoreSpec {
+    /// Transfers that run at their full speed at once; more share it. Infinite: they do not share anything, as in a
+    /// slab of memory on each host.
+    pub parallel: f64,
+    /// Asking what it holds, for all items of a request at once.
+    pub probe: Duration,
+    /// What it holds at most; then what was used longest ago goes.
+    pub capacity_bytes: u64,
+}
+
+impl Default for StoreSpec {
+    fn default() -> Self {
+        Self { parallel: f64::INFINITY, probe: Duration::from_micros(300), capacity_bytes: u64::MAX }
+    }
+}
+
+/// The proxy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProxySpec {
+    /// Requests worked on at once.
+    pub max_in_flight: usize,
+    /// How long an item may wait for its encode to end; `None`: until its deadline.
+    pub encode_promise: Option<Duration>,
+    /// How items are looked for.
+    pub encodes: EncodePolicy,
+    /// Whose cores proxy, store and clients use.
+    pub cores: FrontCores,
+}
+
+impl Default for ProxySpec {
+    fn default() -> Self {
+        Self {
+            max_in_flight: 1024,
+            encode_promise: None,
+            encodes: EncodePolicy::default(),
+            cores: FrontCores::Own,
+        }
+    }
+}
+
+/// Whose cores the parts before the workers use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FrontCores {
+    /// Their own: they add to latency, and take nothing from workers.
+    #[default]
+    Own,
+    /// Those of all workers, evenly: the whole cluster is on one machine.
+    Workers,
+}
+
+/// How a prompt is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptSpec {
+    /// Tokens of the template that all prompts begin with.
+    pub before: u32,
+    /// Tokens of the template around each item.
+    pub around_item: u32,
+    /// Tokens of the template at the end.
+    pub after: u32,
+    /// Where items stand.
+    pub items: ItemsAt,
+}
+
+/// Where items stand in a prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ItemsAt {
+    /// Before the text.
+    #[default]
+    Front,
+    /// After it.
+    Back,
+    /// Not in the prompt: the decoder cross-attends to the first one.
+    Cross,
+}
+
+impl Default for PromptSpec {
+    fn default() -> Self {
+        Self { before: 14, around_item: 2, after: 5, items: ItemsAt::Front }
+    }
+}
+
+/// A cluster that cannot run.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum SpecError {
+    /// Nobody answers.
+    #[error("no pool of the cluster has a worker that decodes")]
+    NoPd,
+    /// A curve cannot be used.
+    #[error("pool {pool:?}: {what}")]
+    Curves {
+        /// The pool.
+        pool: String,
+        /// Every mistake.
+        what: String,
+    },
+    /// A setting cannot work.
+    #[error("pool {pool:?}: {setting} is {actual}, allowed is {allowed}")]
+    Setting {
+        /// The pool.
+        pool: String,
+        /// The setting.
+        setting: &'static str,
+        /// As given.
+        actual: String,
+        /// What would be.
+        allowed: String,
+    },
+}
+
+impl PoolSpec {
+    /// Its encoder, if it has one.
+    pub fn encoder(&self) -> Option<&EncoderSpec> {
+        match &self.role {
+            PoolRole::Encoder(encoder) | PoolRole::Both { encoder, .. } => Some(encoder),
+            PoolRole::Pd(_) => None,
+        }
+    }
+
+    /// Its engine, if it has one.
+    pub fn pd(&self) -> Option<&PdSpec> {
+        match &self.role {
+            PoolRole::Pd(pd) | PoolRole::Both { pd, .. } => Some(pd),
+            PoolRole::Encoder(_) => None,
+        }
+    }
+}
+
+impl ClusterSpec {
+    /// A cluster of these pools, with the product's defaults for all else.
+    pub fn new(pools: Vec<PoolSpec>) -> Self {
+        Self {
+            pools,
+            store: StoreSpec::default(),
+            proxy: ProxySpec::default(),
+            prompt: PromptSpec::default(),
+            hop: Duration::from_micros(100),
+            request_time: Duration::from_secs(120),
+            patience: Duration::from_secs(60),
+            sample_every: Duration::from_millis(250),
+        }
+    }
+
+    /// Cores of all workers.
+    pub fn n_cores(&self) -> usize {
+        self.pools.iter().map(|pool| pool.workers.saturating_mul(pool.curves.threads)).sum()
+    }
+
+    /// Whether it can run.
+    ///
+    /// # Errors
+    /// [`SpecError`] with the first mistake.
+    pub fn check(&self) -> Result<(), SpecError> {
+        if !self.pools.iter().any(|pool| pool.workers > 0 && pool.pd().is_some()) {
+            return Err(SpecError::NoPd);
+        }
+        Ok(())
+    }
+}
