@@ -140,7 +140,7 @@ pub struct ProxySpec {
 impl Default for ProxySpec {
     fn default() -> Self {
         Self {
-            max_in_flight: 1024,
+            max_in_flight: 512,
             encode_promise: None,
             encodes: EncodePolicy::default(),
             cores: FrontCores::Own,
