@@ -7,7 +7,17 @@
 //! Open loop: a request is sent when its time has come, whether or not earlier ones were answered. It knows no model
 //! and no worker; the planner's simulator takes the same [`offered`] requests and gives the same [`outcome`]s. Read in
 //! this order:
+//!
+//! - [`offered`], [`outcome`]: one request, and what became of it;
+//! - [`workload`], [`arrivals`]: what is offered and when, from a text and a seed;
+//! - [`slo`], [`judge`]: what was promised, and whether a run kept it.
 #![forbid(unsafe_code)]
 
 pub mod offered;
 pub mod outcome;
+pub mod text;
+pub mod seed;
+pub mod arrivals;
+pub mod workload;
+pub mod slo;
+pub mod judge;

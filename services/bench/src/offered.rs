@@ -47,10 +47,22 @@ pub enum ItemShape {
 }
 
 /// A place in a conversation. Its earlier text and items stand in this request's own again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
     /// Which conversation.
     pub id: u64,
-    /// Which turn, from 0.
-    pub turn: u32,
+    /// Every turn from the first to this one, which has no answer yet. Their texts, their answers but the last, and
+    /// their items are the request's own.
+    pub turns: Vec<Turn>,
+}
+
+/// A turn of a conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Tokens of what was said.
+    pub text_tokens: u32,
+    /// Items that were shown with it.
+    pub n_items: u32,
+    /// Tokens of the answer.
+    pub answer_tokens: u32,
 }

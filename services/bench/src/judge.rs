@@ -1,0 +1,282 @@
+//! Whether a run kept its promises. Takes outcomes and knows nothing of who made them: a cluster's and the
+//! simulator's are judged by the same code.
+//!
+//! A run passes if, of the requests that were due in its window (warm-up before it and drain behind it are not
+//! judged):
+//!
+//! 1. at least 99 % kept every promise ([`Outcome::keeps`]), whoever failed being counted as one that did not;
+//! 2. the 99th percentile of each promised latency is within its promise, a failed request's being infinite;
+//! 3. at least 97 % as many requests ended whole within the window as were due in it: no backlog is built;
+//! 4. neither concurrency nor time to first token rises over the window ([`trend`]).
+
+mod trend;
+
+use crate::outcome::{End, Outcome};
+use crate::slo::Slo;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+pub use trend::{Trend, trend};
+
+/// What is judged of a run: requests that were due from its start until before its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// The end of the warm-up, after the start of the run.
+    pub from: Duration,
+    /// The start of the drain.
+    pub to: Duration,
+}
+
+impl Window {
+    /// Whether a time is within.
+    pub fn has(&self, t: Duration) -> bool {
+        self.from <= t && t < self.to
+    }
+
+    /// Its length in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.to.saturating_sub(self.from).as_secs_f64()
+    }
+}
+
+/// The numbers of the rule; [`Rule::default`] has those of the header.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rule {
+    /// Least share of requests that keep every promise.
+    pub attainment: f64,
+    /// The percentile of each latency that has to be within its promise.
+    pub percentile: f64,
+    /// Least share of what is offered that is served in the same time.
+    pub served: f64,
+}
+
+impl Default for Rule {
+    fn default() -> Self {
+        Self { attainment: 0.99, percentile: 99.0, served: 0.97 }
+    }
+}
+
+/// Latencies at three percentiles in milliseconds, over every judged request. None: so many failed that it is
+/// infinite, or there was no request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Percentiles {
+    /// Half are below.
+    pub p50: Option<f64>,
+    /// Nine of ten are.
+    pub p90: Option<f64>,
+    /// All but one of a hundred are.
+    pub p99: Option<f64>,
+}
+
+/// What a rule asked, and what was found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    /// Which rule.
+    pub rule: String,
+    /// Whether it is kept.
+    pub passed: bool,
+    /// In words, with numbers.
+    pub found: String,
+}
+
+/// A run, judged.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Whether every rule is kept.
+    pub passed: bool,
+    /// Whether the percentiles alone are: vLLM's rule.
+    pub percentiles_passed: bool,
+    /// Each rule.
+    pub findings: Vec<Finding>,
+    /// Requests that were due in the window.
+    pub n_offered: u64,
+    /// Those that kept every promise.
+    pub n_good: u64,
+    /// Those that ended whole within the window, whenever they were due.
+    pub n_served: u64,
+    /// How the judged ones ended.
+    pub ends: Ends,
+    /// Time to first token.
+    pub ttft_ms: Percentiles,
+    /// Time of each further token, over requests that asked for more than one.
+    pub tpot_ms: Percentiles,
+    /// Time to the end.
+    pub e2el_ms: Percentiles,
+    /// Of requests under way; None if the window is too short to tell.
+    pub concurrency_trend: Option<Trend>,
+    /// Of the time to first token.
+    pub ttft_trend: Option<Trend>,
+}
+
+/// How many requests ended how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ends {
+    /// [`End::Whole`].
+    pub whole: u64,
+    /// [`End::Short`].
+    pub short: u64,
+    /// [`End::Refused`].
+    pub refused: u64,
+    /// [`End::Failed`].
+    pub failed: u64,
+    /// [`End::Unended`].
+    pub unended: u64,
+}
+
+impl Ends {
+    /// Of these outcomes. A whole answer without a token is none.
+    pub fn of<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>) -> Self {
+        let mut ends = Self::default();
+        for outcome in outcomes {
+            *match &outcome.end {
+                End::Whole if outcome.tokens.is_empty() => &mut ends.short,
+                End::Whole => &mut ends.whole,
+                End::Short => &mut ends.short,
+                End::Refused => &mut ends.refused,
+                End::Failed(_) => &mut ends.failed,
+                End::Unended => &mut ends.unended,
+            } += 1;
+        }
+        ends
+    }
+}
+
+impl Verdict {
+    /// The share of offered requests that kept every promise; 0 if none was offered.
+    pub fn attainment(&self) -> f64 {
+        ratio(self.n_good, self.n_offered)
+    }
+
+    /// Served over offered; 0 if none was offered.
+    pub fn served(&self) -> f64 {
+        ratio(self.n_served, self.n_offered)
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+/// Judges one run. `outcomes` are all of it, those of warm-up and drain included, in any order.
+pub fn judge(outcomes: &[Outcome], window: Window, slo: &Slo, rule: &Rule) -> Verdict {
+    judge_runs(&[Run { outcomes, window }], slo, rule)
+}
+
+/// One run of several at the same rate.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    /// All of its outcomes, in any order.
+    pub outcomes: &'a [Outcome],
+    /// What of it is judged.
+    pub window: Window,
+}
+
+/// Judges runs of one rate, each with its own seed, together: shares and percentiles over all of their requests,
+/// trends in each of them.
+pub fn judge_runs(runs: &[Run], slo: &Slo, rule: &Rule) -> Verdict {
+    let judged: Vec<&Outcome> =
+        runs.iter().flat_map(|run| run.outcomes.iter().filter(|o| run.window.has(o.due))).collect();
+    let served =
+        |run: &Run| run.outcomes.iter().filter(|o| o.is_whole() && run.window.has(o.ended)).count() as u64;
+    let mut verdict = Verdict {
+        passed: false,
+        percentiles_passed: false,
+        findings: Vec::new(),
+        n_offered: judged.len() as u64,
+        n_good: judged.iter().filter(|o| o.keeps(slo)).count() as u64,
+        n_served: runs.iter().map(served).sum(),
+        ends: Ends::of(judged.iter().copied()),
+        ttft_ms: percentiles(judged.iter().map(|o| whole(o, o.ttft()))),
+        tpot_ms: percentiles(
+            judged.iter().filter(|o| !o.is_whole() || o.tokens.len() > 1).map(|o| whole(o, o.tpot())),
+        ),
+        e2el_ms: percentiles(judged.iter().map(|o| whole(o, Some(o.e2el())))),
+        concurrency_trend: steepest(runs.iter().map(trend::of_concurrency)),
+        ttft_trend: steepest(runs.iter().map(|run| trend::of_ttft(run, slo))),
+    };
+    let latencies = latency_findings(&judged, slo, rule);
+    verdict.percentiles_passed = !judged.is_empty() && latencies.iter().all(|f| f.passed);
+    verdict.findings = share_findings(&verdict, rule);
+    verdict.findings.extend(latencies);
+    verdict.findings.extend(trend_findings(&verdict));
+    verdict.passed = verdict.findings.iter().all(|f| f.passed);
+    verdict
+}
+
+/// The latency of a request that ended whole; any other's is infinite.
+fn whole(outcome: &Outcome, latency: Option<Duration>) -> f64 {
+    match latency.filter(|_| outcome.is_whole()) {
+        Some(latency) => latency.as_secs_f64() * 1e3,
+        None => f64::INFINITY,
+    }
+}
+
+fn percentiles(values: impl Iterator<Item = f64>) -> Percentiles {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_unstable_by(f64::total_cmp);
+    let at = |p: f64| percentile(&values, p).filter(|v| v.is_finite());
+    Percentiles { p50: at(50.0), p90: at(90.0), p99: at(99.0) }
+}
+
+/// The smallest value that at least `p` percent of the sorted values do not exceed.
+fn percentile(sorted: &[f64], p: f64) -> Option<f64> {
+    let rank = (p / 100.0 * sorted.len() as f64 - 1e-9).ceil().max(1.0) as usize;
+    sorted.get(rank - 1).copied()
+}
+
+fn share_findings(verdict: &Verdict, rule: &Rule) -> Vec<Finding> {
+    let n = verdict.n_offered;
+    let share = |rule: &str, part: u64, share: f64, least: f64| Finding {
+        rule: rule.to_owned(),
+        passed: n > 0 && share >= least,
+        found: format!("{part} of {n}, {:.2} %; at least {:.0} %", share * 100.0, least * 100.0),
+    };
+    vec![
+        share("attainment", verdict.n_good, verdict.attainment(), rule.attainment),
+        share("served", verdict.n_served, verdict.served(), rule.served),
+    ]
+}
+
+fn latency_findings(judged: &[&Outcome], slo: &Slo, rule: &Rule) -> Vec<Finding> {
+    let finding = |name: &str, promised: Option<Duration>, mut values: Vec<f64>| {
+        let promised = promised?.as_secs_f64() * 1e3;
+        values.sort_unstable_by(f64::total_cmp);
+        // Of answers of one token each there is no TPOT, and no promise of it to break.
+        let found = percentile(&values, rule.percentile).unwrap_or(0.0);
+        let shown = if found.is_finite() { format!("{found:.1} ms") } else { "no end".to_owned() };
+        Some(Finding {
+            rule: format!("p{:.0} {name}", rule.percentile),
+            passed: found <= promised,
+            found: format!("{shown}; at most {promised:.1} ms"),
+        })
+    };
+    let all =
+        |latency: fn(&Outcome) -> Option<Duration>| judged.iter().map(|o| whole(o, latency(o))).collect();
+    let several = judged.iter().filter(|o| !o.is_whole() || o.tokens.len() > 1);
+    let findings = [
+        finding("TTFT", slo.ttft, all(Outcome::ttft)),
+        finding("TPOT", slo.tpot, several.map(|o| whole(o, o.tpot())).collect()),
+        finding("E2EL", slo.e2el, all(|o| Some(o.e2el()))),
+    ];
+    findings.into_iter().flatten().collect()
+}
+
+fn trend_findings(verdict: &Verdict) -> Vec<Finding> {
+    let finding = |rule: &str, trend: &Option<Trend>| Finding {
+        rule: rule.to_owned(),
+        passed: trend.as_ref().is_none_or(|t| !t.rises),
+        found: trend.as_ref().map_or_else(|| "too short to tell".to_owned(), Trend::to_string),
+    };
+    vec![
+        finding("concurrency does not rise", &verdict.concurrency_trend),
+        finding("TTFT does not rise", &verdict.ttft_trend),
+    ]
+}
+
+/// One that rises, if any does; else the largest change.
+fn steepest(trends: impl Iterator<Item = Option<Trend>>) -> Option<Trend> {
+    trends.flatten().max_by(|a, b| a.rises.cmp(&b.rises).then(a.change.total_cmp(&b.change)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! What is offered: `NAME[:key=value,…]` becomes an endless, seeded sequence of requests at a rate.
+//!
+//! The same text, seed and arrivals give the same requests at any rate, only closer together or further apart. Read
+//! [`spec`] for the workloads that draw each request alone, [`conversation`], [`clients`] and `trace` for the others.
+
+mod clients;
+mod content;
+mod conversation;
+mod draw;
+mod spec;
+mod trace;
+
+use crate::arrivals::Arrivals;
+use crate::offered::Offered;
+use crate::text::{Settings, TextError};
+use std::time::Duration;
+
+pub use content::expected_reuse;
+
+/// A workload, ready to offer requests.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    text: String,
+    kind: Kind,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Each(spec::Spec),
+    Conversation(conversation::Conversation),
+    Clients(clients::Clients),
+    Trace(trace::Trace),
+}
+
+/// The names, for help and messages.
+pub const NAMES: &str =
+    "text, random-mm, epd-short, epd-long, reuse, mixed, audio, multi-turn, servegen, trace:FILE";
+
+impl Workload {
+    /// Reads `NAME[:key=value,…]` or `trace:FILE`; a trace file is read at once.
+    ///
+    /// # Errors
+    /// What is wrong, and what is allowed.
+    pub fn parse(text: &str) -> Result<Self, TextError> {
+        if let Some(file) = text.strip_prefix("trace:") {
+            return Ok(Self { text: text.to_owned(), kind: Kind::Trace(trace::Trace::read(file)?) });
+        }
+        let (name, mut settings) = Settings::parse(text)?;
+        let kind = match name.as_str() {
+            "multi-turn" => Kind::Conversation(conversation::Conversation::read(&mut settings)?),
+            "servegen" => Kind::Clients(clients::Clients::read(&mut settings)?),
+            _ => match spec::Spec::read(&name, &mut settings)? {
+                Some(spec) => Kind::Each(spec),
+                None => {
+                    let allowed = NAMES.to_owned();
+                    return Err(TextError::Name { what: "workload", found: name, allowed });
+                }
+            },
+        };
+        settings.end()?;
+        Ok(Self { text: text.to_owned(), kind })
+    }
+
+    /// As it was written.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Requests without an end, by the time they are due, at `rate` requests a second in the mean.
+    ///
+    /// # Panics
+    /// If `rate` is not a positive number: rates are chosen by us, never read.
+    pub fn requests(&self, rate: f64, arrivals: Arrivals, seed: u64) -> Requests {
+        assert!(rate.is_finite() && rate > 0.0, "a rate of {rate} requests a second");
+        let requests: Box<dyn Iterator<Item = Offered> + Send> = match &self.kind {
+            Kind::Each(spec) => Box::new(spec.requests(arrivals.times(rate, seed, 0), seed)),
+            Kind::Conversation(c) => Box::new(c.requests(rate, arrivals, seed)),
+            Kind::Clients(c) => Box::new(c.requests(rate, arrivals, seed)),
+            Kind::Trace(t) => Box::new(t.requests(rate, arrivals, seed)),
+        };
+        Requests { requests, next: 0 }
+    }
+}
+
+/// An endless sequence of requests, in the order in which they are due.
+pub struct Requests {
+    requests: Box<dyn Iterator<Item = Offered> + Send>,
+    next: u64,
+}
+
+impl Iterator for Requests {
+    type Item = Offered;
+
+    fn next(&mut self) -> Option<Offered> {
+        let mut offered = self.requests.next()?;
+        offered.index = self.next;
+        self.next += 1;
+        Some(offered)
+    }
+}
+
+/// A time of the sequence as a [`Duration`]; what is before the start is at the start.
+fn at(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds.clamp(0.0, 1e9))
+}
+
+#[cfg(test)]
+mod tests;
