@@ -21,3 +21,6 @@ pub mod arrivals;
 pub mod workload;
 pub mod slo;
 pub mod judge;
+pub mod search;
+pub mod result;
+pub mod goodput;

@@ -1,0 +1,248 @@
+//! From tested rates to goodput, by our rule and by others', with an interval.
+
+use crate::judge::{Rule, Run, Verdict, Window, judge_runs};
+use crate::outcome::Outcome;
+use crate::result::Goodput;
+use crate::seed::{BenchRng, Purpose, rng};
+use crate::slo::Slo;
+use rand::RngExt;
+
+/// Resamples of the bootstrap.
+const N_RESAMPLES: u64 = 500;
+/// Parts that a run is cut into: neighbours in time suffer together, so they are drawn together.
+const N_BLOCKS: usize = 20;
+
+/// What became of one rate: a run for each seed.
+#[derive(Clone, Debug)]
+pub struct Tested {
+    /// Requests a second.
+    pub rate: f64,
+    /// Each run's outcomes and window.
+    pub runs: Vec<(Vec<Outcome>, Window)>,
+}
+
+impl Tested {
+    /// All runs together, judged.
+    pub fn judge(&self, slo: &Slo, rule: &Rule) -> Verdict {
+        let runs: Vec<Run> =
+            self.runs.iter().map(|(outcomes, window)| Run { outcomes, window: *window }).collect();
+        judge_runs(&runs, slo, rule)
+    }
+}
+
+/// Goodput over the tested rates, in any order.
+pub fn goodput(tested: &[Tested], slo: &Slo, rule: &Rule) -> Goodput {
+    let mut tested: Vec<&Tested> = tested.iter().collect();
+    tested.sort_by(|a, b| a.rate.total_cmp(&b.rate));
+    let verdicts: Vec<(f64, Verdict)> = tested.iter().map(|t| (t.rate, t.judge(slo, rule))).collect();
+    let at_90 = Rule { attainment: 0.9, percentile: 90.0, ..*rule };
+    let passed: Vec<(f64, bool)> = verdicts.iter().map(|(rate, v)| (*rate, v.passed)).collect();
+    Goodput {
+        rate: highest(&passed),
+        interval: interval(&tested, &verdicts, slo, rule),
+        fails_at: passed.iter().find(|(_, passed)| !passed).map(|(rate, _)| *rate),
+        rate_at_90: highest(
+            &tested.iter().map(|t| (t.rate, t.judge(slo, &at_90).passed)).collect::<Vec<_>>(),
+        ),
+        vllm: verdicts.iter().filter(|(_, v)| v.percentiles_passed).map(|(rate, _)| *rate).next_back(),
+        distserve: crossing(&verdicts.iter().map(|(r, v)| (*r, v.attainment())).collect::<Vec<_>>(), 0.9),
+    }
+}
+
+/// The highest rate that passes with every lower one passing; rates rise.
+fn highest(rates: &[(f64, bool)]) -> Option<f64> {
+    rates.iter().take_while(|(_, passed)| *passed).map(|(rate, _)| *rate).last()
+}
+
+/// Where attainment falls through a level for the first time, by a straight line. Nothing offered is all attained, so
+/// the line begins at rate 0. If it never falls, the highest rate; the true one may be higher.
+fn crossing(attained: &[(f64, f64)], level: f64) -> Option<f64> {
+    let mut before = (0.0, 1.0);
+    for &(rate, attainment) in attained {
+        if attainment < level {
+            let (rate0, attainment0) = before;
+            let part = (attainment0 - level) / (attainment0 - attainment);
+            return Some(rate0 + part * (rate - rate0));
+        }
+        before = (rate, attainment);
+    }
+    attained.last().map(|(rate, _)| *rate)
+}
+
+/// What a block of a run adds up to.
+#[derive(Clone, Debug, Default)]
+struct Block {
+    n_offered: u64,
+    n_good: u64,
+    n_served: u64,
+    /// For each promised latency, requests that broke it.
+    n_late: [u64; 3],
+}
+
+/// The central 95 % of goodput when blocks of each run are drawn again, with their trends as they were found.
+fn interval(tested: &[&Tested], verdicts: &[(f64, Verdict)], slo: &Slo, rule: &Rule) -> Option<(f64, f64)> {
+    let steady =
+        |v: &Verdict| [&v.concurrency_trend, &v.ttft_trend].iter().all(|t| t.is_none_or(|t| !t.rises));
+    let blocks: Vec<(f64, bool, Vec<Vec<Block>>)> = tested
+        .iter()
+        .zip(verdicts)
+        .map(|(t, (rate, v))| (*rate, steady(v), t.runs.iter().map(|(o, w)| cut(o, *w, slo)).collect()))
+        .collect();
+    if blocks.is_empty() {
+        return None;
+    }
+    let mut found: Vec<f64> = (0..N_RESAMPLES)
+        .map(|i| {
+            let mut rng = rng(0, Purpose::Bootstrap, i);
+            let passed: Vec<(f64, bool)> = blocks
+                .iter()
+                .map(|(rate, steady, runs)| (*rate, *steady && passes(&redraw(runs, &mut rng), rule)))
+                .collect();
+            highest(&passed).unwrap_or(0.0)
+        })
+        .collect();
+    found.sort_unstable_by(f64::total_cmp);
+    let at = |q: f64| found[((found.len() - 1) as f64 * q).round() as usize];
+    Some((at(0.025), at(0.975)))
+}
+
+fn cut(outcomes: &[Outcome], window: Window, slo: &Slo) -> Vec<Block> {
+    let mut blocks = vec![Block::default(); N_BLOCKS];
+    let block_at = |t: std::time::Duration| {
+        let part = (t.saturating_sub(window.from)).as_secs_f64() / window.seconds();
+        ((part * N_BLOCKS as f64) as usize).min(N_BLOCKS - 1)
+    };
+    for outcome in outcomes {
+        if outcome.is_whole() && window.has(outcome.ended) {
+            blocks[block_at(outcome.ended)].n_served += 1;
+        }
+        if window.has(outcome.due) {
+            let block = &mut blocks[block_at(outcome.due)];
+            block.n_offered += 1;
+            block.n_good += u64::from(outcome.keeps(slo));
+            let one = [
+                Slo { tpot: None, e2el: None, ..*slo },
+                Slo { ttft: None, e2el: None, ..*slo },
+                Slo { ttft: None, tpot: None, ..*slo },
+            ];
+            for (late, slo) in block.n_late.iter_mut().zip(one) {
+                *late += u64::from(!outcome.keeps(&slo));
+            }
+        }
+    }
+    blocks
+}
+
+/// As many blocks of each run as it has, each drawn anew.
+fn redraw(runs: &[Vec<Block>], rng: &mut BenchRng) -> Block {
+    let mut sum = Block::default();
+    for blocks in runs {
+        for _ in blocks {
+            let block = &blocks[rng.random_range(0..blocks.len())];
+            sum.n_offered += block.n_offered;
+            sum.n_good += block.n_good;
+            sum.n_served += block.n_served;
+            sum.n_late.iter_mut().zip(block.n_late).for_each(|(sum, n)| *sum += n);
+        }
+    }
+    sum
+}
+
+/// The judge's rules of shares and percentiles, over counts.
+fn passes(sum: &Block, rule: &Rule) -> bool {
+    let n = sum.n_offered as f64;
+    let late = n * (1.0 - rule.percentile / 100.0) + 1e-9;
+    sum.n_offered > 0
+        && sum.n_good as f64 >= n * rule.attainment - 1e-9
+        && sum.n_served as f64 >= n * rule.served - 1e-9
+        && sum.n_late.iter().all(|n_late| *n_late as f64 <= late)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::{End, ItemCounts};
+    use std::time::Duration;
+
+    const WINDOW: Window = Window { from: Duration::ZERO, to: Duration::from_secs(100) };
+
+    fn slo() -> Slo {
+        "ttft=500ms,tpot=50ms".parse().expect("an SLO")
+    }
+
+    /// A thousand requests over the window, of which each n-th comes too late.
+    fn tested(rate: f64, bad_of_1000: u64) -> Tested {
+        let run = |seed: u64| {
+            let one = |i: u64| {
+                let due = Duration::from_millis(i * 100);
+                let bad = bad_of_1000 > 0 && (i * 7919 + seed * 31) % 1000 < bad_of_1000;
+                let first = due + Duration::from_millis(if bad { 700 } else { 100 });
+                Outcome {
+                    index: i,
+                    due,
+                    sent: due,
+                    tokens: vec![first, first + Duration::from_millis(20)],
+                    ended: first + Duration::from_millis(20),
+                    end: End::Whole,
+                    items: ItemCounts::default(),
+                }
+            };
+            ((0..1000).map(one).collect(), WINDOW)
+        };
+        Tested { rate, runs: (0..3).map(run).collect() }
+    }
+
+    #[test]
+    fn three_rules_give_three_rates() {
+        let all = [tested(4.0, 300), tested(1.0, 0), tested(2.0, 0), tested(3.0, 60)];
+        let found = goodput(&all, &slo(), &Rule::default());
+        assert_eq!(
+            (found.rate, found.fails_at, found.rate_at_90, found.vllm),
+            (Some(2.0), Some(3.0), Some(3.0), Some(2.0))
+        );
+        // From 94 % at 3 to 70 % at 4: 90 % is a sixth of the way.
+        let distserve = found.distserve.expect("a crossing");
+        assert!((distserve - (3.0 + 4.0 / 24.0)).abs() < 0.01, "{distserve}");
+    }
+
+    #[test]
+    fn a_rate_that_passes_above_one_that_fails_does_not_count() {
+        let all = [tested(1.0, 0), tested(2.0, 50), tested(3.0, 0)];
+        let found = goodput(&all, &slo(), &Rule::default());
+        assert_eq!(found.rate, Some(1.0));
+        assert_eq!(found.vllm, Some(3.0), "vLLM's rule does not look below");
+    }
+
+    #[test]
+    fn the_interval_is_as_wide_as_the_doubt() {
+        let sure = goodput(&[tested(1.0, 0), tested(2.0, 500)], &slo(), &Rule::default());
+        assert_eq!(sure.interval, Some((1.0, 1.0)));
+        let edge = goodput(&[tested(1.0, 0), tested(2.0, 10), tested(3.0, 500)], &slo(), &Rule::default());
+        assert_eq!(edge.interval, Some((1.0, 2.0)), "1 % of bad ones is the edge itself");
+    }
+
+    #[test]
+    fn counts_and_outcomes_are_judged_the_same() {
+        for bad in [0, 5, 10, 11, 30, 500] {
+            let tested = tested(1.0, bad);
+            let blocks: Vec<_> = tested.runs.iter().map(|(o, w)| cut(o, *w, &slo())).collect();
+            let mut sum = Block::default();
+            for block in blocks.iter().flatten() {
+                sum.n_offered += block.n_offered;
+                sum.n_good += block.n_good;
+                sum.n_served += block.n_served;
+                sum.n_late.iter_mut().zip(block.n_late).for_each(|(s, n)| *s += n);
+            }
+            let expect = tested.judge(&slo(), &Rule::default());
+            let shares = expect.findings.iter().filter(|f| !f.rule.contains("rise")).all(|f| f.passed);
+            assert_eq!(passes(&sum, &Rule::default()), shares, "{bad}");
+        }
+    }
+
+    #[test]
+    fn nothing_tested_is_no_goodput() {
+        assert_eq!(goodput(&[], &slo(), &Rule::default()), Goodput::default());
+        let none = goodput(&[tested(1.0, 900)], &slo(), &Rule::default());
+        assert_eq!((none.rate, none.interval, none.fails_at), (None, Some((0.0, 0.0)), Some(1.0)));
+    }
+}

@@ -1,0 +1,123 @@
+//! Which rates to try: doubling from a first one until one fails, or halving until one passes, then the middle between
+//! the highest that passes and the lowest that fails, until the two are close. Pure: it is told what passed.
+
+use serde::{Deserialize, Serialize};
+
+/// How rates are searched.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SearchPlan {
+    /// The first rate.
+    pub first: f64,
+    /// No rate below.
+    pub lowest: f64,
+    /// No rate above.
+    pub highest: f64,
+    /// It ends when the two rates differ by less than this share.
+    pub resolution: f64,
+    /// The most rates.
+    pub max_rates: u32,
+}
+
+impl SearchPlan {
+    /// From a first rate, over three orders of magnitude to both sides.
+    pub fn from(first: f64, resolution: f64) -> Self {
+        Self { first, lowest: first / 1024.0, highest: first * 1024.0, resolution, max_rates: 24 }
+    }
+
+    /// How many rates it takes if goodput is within a factor of 4 of the first: what is told in advance.
+    pub fn likely_rates(&self) -> u32 {
+        let halvings = (1.0 / self.resolution.clamp(1e-3, 1.0)).log2().ceil();
+        (3 + halvings as u32).min(self.max_rates)
+    }
+}
+
+/// A search under way.
+#[derive(Clone, Debug)]
+pub struct Search {
+    plan: SearchPlan,
+    tried: Vec<(f64, bool)>,
+}
+
+impl Search {
+    /// Nothing tried yet.
+    pub fn new(plan: SearchPlan) -> Self {
+        Self { plan, tried: Vec::new() }
+    }
+
+    /// What a rate came to.
+    pub fn record(&mut self, rate: f64, passed: bool) {
+        self.tried.push((rate, passed));
+    }
+
+    /// The highest rate that passes with every lower one passing, and the lowest that fails.
+    pub fn bracket(&self) -> (Option<f64>, Option<f64>) {
+        let fails = self.tried.iter().filter(|(_, passed)| !passed).map(|(rate, _)| *rate);
+        let fails = fails.min_by(f64::total_cmp);
+        let passes = self.tried.iter().filter(|(rate, passed)| *passed && fails.is_none_or(|f| *rate < f));
+        (passes.map(|(rate, _)| *rate).max_by(f64::total_cmp), fails)
+    }
+
+    /// The next rate to try; None when it is over.
+    pub fn next_rate(&self) -> Option<f64> {
+        if self.tried.len() >= self.plan.max_rates as usize {
+            return None;
+        }
+        match self.bracket() {
+            (None, None) => Some(self.plan.first),
+            (Some(passes), None) => Some(passes * 2.0).filter(|rate| *rate <= self.plan.highest),
+            (None, Some(fails)) => Some(fails / 2.0).filter(|rate| *rate >= self.plan.lowest),
+            (Some(passes), Some(fails)) => {
+                (fails / passes - 1.0 > self.plan.resolution).then(|| rounded((passes * fails).sqrt()))
+            }
+        }
+    }
+}
+
+/// Four digits: what is shown is what was tried.
+fn rounded(rate: f64) -> f64 {
+    let scale = 10f64.powf(3.0 - rate.log10().floor());
+    (rate * scale).round() / scale
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Searches where every rate up to `goodput` passes.
+    fn search(first: f64, goodput: f64) -> (Vec<f64>, (Option<f64>, Option<f64>)) {
+        let mut search = Search::new(SearchPlan::from(first, 0.05));
+        let mut tried = Vec::new();
+        while let Some(rate) = search.next_rate() {
+            search.record(rate, rate <= goodput);
+            tried.push(rate);
+        }
+        (tried, search.bracket())
+    }
+
+    #[test]
+    fn it_finds_the_edge_from_both_sides() {
+        for first in [0.1, 1.0, 5.0, 80.0] {
+            let (tried, bracket) = search(first, 7.3);
+            let (Some(passes), Some(fails)) = bracket else { panic!("{first}: {bracket:?}") };
+            assert!(passes <= 7.3 && 7.3 < fails && fails / passes < 1.051, "{first}: {tried:?}");
+            assert!(tried.len() <= 14, "{tried:?}");
+        }
+    }
+
+    #[test]
+    fn it_ends_where_nothing_passes_and_where_everything_does() {
+        assert_eq!(search(1.0, 0.0).1.0, None);
+        assert_eq!(search(1.0, f64::INFINITY).1.1, None);
+        assert!(search(1.0, 0.0).0.len() <= 11 && search(1.0, f64::INFINITY).0.len() <= 11);
+    }
+
+    #[test]
+    fn a_rate_that_passes_above_one_that_fails_does_not_count() {
+        let mut search = Search::new(SearchPlan::from(1.0, 0.05));
+        for (rate, passed) in [(1.0, true), (2.0, false), (3.0, true)] {
+            search.record(rate, passed);
+        }
+        assert_eq!(search.bracket(), (Some(1.0), Some(2.0)));
+        assert_eq!(search.next_rate(), Some(1.414));
+    }
+}
