@@ -20,6 +20,10 @@ use std::time::{Duration, Instant};
 use triptych_ec::conformance::{fresh_key, sample_output};
 use triptych_ec::object::encode;
 
+/// As in the product: what is read is put into memory of this allocator.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 /// Lengths of the objects' rows.

@@ -63,7 +63,7 @@ pub(super) enum Field {
     Owner = 14,
     /// Grows with whatever somebody may be waiting for.
     News = 15,
-    /// Where the search for free pages goes on.
+    /// Where the search for free pages begins: none is free before, in words of the page map.
     Cursor = 16,
     /// Objects that were evicted, ever.
     Evicted = 17,

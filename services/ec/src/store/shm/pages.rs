@@ -8,7 +8,8 @@ use super::words::Words;
 pub(super) struct Damaged;
 
 impl Words<'_> {
-    /// Takes `n` pages and chains them, if so many are free: `None` otherwise.
+    /// Takes `n` pages and chains them, if so many are free: `None` otherwise. The lowest that are free: memory that was
+    /// written before is in every process's page table already, and the first touch of a page costs more than its copy.
     pub(super) fn take_pages(&self, n: usize) -> Result<Option<Vec<u32>>, Damaged> {
         let free = self.field(Field::FreePages);
         if free < n as u64 {
@@ -17,8 +18,8 @@ impl Words<'_> {
         let n_words = self.geometry.n_pages.div_ceil(64);
         let start = self.field(Field::Cursor) as usize % n_words;
         let mut pages = Vec::with_capacity(n.min(self.geometry.n_pages));
-        // From the cursor around to its own word again, whose first part may have been left out.
-        for at in (start..n_words).chain(0..=start) {
+        // No page below the cursor is free; if that should be wrong, the pages are found on the way around.
+        for at in (start..n_words).chain(0..start) {
             let mut used = self.load(self.geometry.used(at));
             while pages.len() < n && used != u64::MAX {
                 let bit = used.trailing_ones();
@@ -46,6 +47,8 @@ impl Words<'_> {
             self.store(at, self.load(at) & !(1 << bit));
         }
         self.set(Field::FreePages, self.field(Field::FreePages).saturating_add(pages.len() as u64));
+        let lowest = pages.iter().min().map_or(u64::MAX, |page| u64::from(*page) / 64);
+        self.set(Field::Cursor, self.field(Field::Cursor).min(lowest));
     }
 
     /// The `n` pages of a chain.
@@ -73,5 +76,6 @@ impl Words<'_> {
         }
         let free = taken.iter().filter(|taken| !**taken).count();
         self.set(Field::FreePages, free as u64);
+        self.set(Field::Cursor, 0);
     }
 }

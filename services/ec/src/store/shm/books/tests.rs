@@ -76,6 +76,10 @@ fn check(words: &Words<'_>) {
     for page in 0..g.n_pages as u32 {
         let is_used = words.load(g.used(page as usize / 64)) >> (page % 64) & 1 == 1;
         assert_eq!(is_used, owner_of.contains_key(&page), "page {page}");
+        assert!(
+            is_used || u64::from(page) / 64 >= words.field(Field::Cursor),
+            "page {page} is not looked for"
+        );
     }
     assert_eq!(words.field(Field::FreePages), (g.n_pages - owner_of.len()) as u64);
     for _ in 0..n_free {
@@ -222,4 +226,21 @@ fn a_reader_of_a_slot_that_is_used_again_is_told() {
     let all = words.geometry.capacity();
     assert!(reserve(&words, 2, all, ALIVE).is_some());
     assert!(!words.is_still(&reading));
+}
+
+#[test]
+fn memory_that_was_written_before_is_used_again_before_any_that_was_not() {
+    let slab = Slab::new();
+    let words = slab.words();
+    let store = |n| {
+        let extent = reserve(&words, n, 3 * PAGE_BYTES, ALIVE).unwrap();
+        words.publish(&extent).unwrap();
+        extent.pages
+    };
+    let (first, second) = (store(1), store(2));
+    words.remove(&key(1)).unwrap();
+    assert_eq!(store(3), first);
+    words.remove(&key(2)).unwrap();
+    assert_eq!(store(4), second);
+    check(&words);
 }
