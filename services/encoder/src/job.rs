@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
+use tracing::Instrument;
 use triptych_core::item::rows_from_f32;
 use triptych_core::{
     ContentKey, DType, EncodedItem, EncoderOutput, Failure, FailureClass, Fingerprint, Modality, WorkerId,
@@ -149,8 +150,9 @@ impl Encoders {
         }
         let place = self.pool.admit(&request.model, job.modality, request.item.len())?;
         let options = convert::options(request.options.unwrap_or_default(), request.item_is_token_ids);
-        let (input, preprocess) =
-            self.pool.preprocess(job.model.preprocess.clone(), job.modality, request.item, options).await?;
+        let preprocess = job.model.preprocess.clone();
+        let preprocessed = self.pool.preprocess(preprocess, job.modality, request.item, options);
+        let (input, preprocess) = preprocessed.instrument(tracing::info_span!("preprocess")).await?;
         place.ticket().sized(input.n_tokens);
         let item = EncodedItem {
             key: job.key,
@@ -164,11 +166,13 @@ impl Encoders {
         };
         let n_tokens = input.n_tokens;
         state.send_modify(|progress| progress.announced = Some(item.clone()));
-        let encoded = job.batcher.encode(input, &place).await?;
+        let encoded =
+            job.batcher.encode(input, &place).instrument(tracing::info_span!("forward", n_tokens)).await?;
         let rows = rows_from_f32(&encoded.rows, job.batcher.hidden(), job.model.dtype);
         let output = EncoderOutput::seal(item, rows).map_err(Failure::internal)?;
         let start = Instant::now();
-        let published = self.publish(output, Some(Arc::clone(&place))).await?;
+        let publish = self.publish(output, Some(Arc::clone(&place)));
+        let published = publish.instrument(tracing::info_span!("publish")).await?;
         let times =
             JobTimes { queue: encoded.queue, preprocess, encode: encoded.encode, publish: start.elapsed() };
         let beside = preprocess + times.publish;

@@ -14,6 +14,7 @@ use tokio::sync::mpsc::{Sender, UnboundedReceiver, UnboundedSender, unbounded_ch
 use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
+use tracing::{Span, info_span};
 use triptych_core::prompt::Prompt;
 use triptych_core::sampling::SamplingParams;
 use triptych_core::{EncodedItem, Extent, Failure, FailureClass, RequestId, TenantId};
@@ -145,6 +146,8 @@ pub struct Running {
     since: Instant,
     /// How long its items took to be here; `None`: not all are.
     load: Option<Duration>,
+    /// What it is at, for its trace: `load`, then `prefill` until the first news, then `decode`.
+    stage: Span,
 }
 
 impl Running {
@@ -213,6 +216,7 @@ impl Running {
             news,
             prepared,
             since,
+            stage: if load.is_none() { info_span!("load") } else { info_span!("prefill") },
             load,
         })
     }
@@ -245,6 +249,7 @@ impl Running {
     async fn pass_on(&mut self, client: &Stream) -> Result<(), Failure> {
         let gone = |_| Failure::new(FailureClass::Cancelled, "the client went away");
         let mut deltas = self.begin_held()?;
+        let mut has_news = false;
         loop {
             for delta in deltas {
                 let Some(delta) = self.skip.pass(delta)? else { continue };
@@ -255,6 +260,10 @@ impl Running {
                 break;
             }
             let output = self.next().await.ok_or_else(|| Failure::unavailable("the engine is gone"))?;
+            if !has_news {
+                has_news = true;
+                self.stage = info_span!("decode");
+            }
             if let Output::Finished(id, finished) = &output {
                 self.parts.meters.finished(finished, self.given.get(id).copied().unwrap_or(0));
             }
@@ -279,6 +288,7 @@ impl Running {
                         false => self.parts.meters.loaded(took),
                     }
                     self.load = Some(took);
+                    self.stage = info_span!("prefill");
                 }
                 output = self.news.recv() => return output,
             }

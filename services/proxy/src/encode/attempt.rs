@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
+use tracing::Instrument;
 use triptych_core::lifetime::{ItemSource, StageTimes};
 use triptych_core::{EncodedItem, Failure, FailureClass, ItemForm, WorkerId};
 use triptych_proto::v1;
@@ -91,7 +92,8 @@ impl Rungs for AtEncoders<'_> {
     }
 
     fn attempt(&self, worker: Lease) -> BoxFuture<'_, Result<Encoded, CallFailure>> {
-        self.run(worker).boxed()
+        let span = tracing::info_span!("item", key = %self.job.wanted.key, encoder = %worker.id());
+        self.run(worker).instrument(span).boxed()
     }
 }
 

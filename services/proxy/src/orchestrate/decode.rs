@@ -17,6 +17,7 @@ use bytes::Bytes;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tonic::Status;
+use tracing::Instrument;
 use triptych_core::lifetime::StageTimes;
 use triptych_core::prompt::Prompt;
 use triptych_core::{Failure, FailureClass, TenantId, WorkerId};
@@ -75,7 +76,8 @@ impl<'a> Decoding<'a> {
         let mut attempt = 1;
         loop {
             let lease = self.lease(&tried).await.map_err(|failure| self.tell_apart(failure))?;
-            let failed = match self.stream(&lease).await {
+            let span = tracing::info_span!("answer", pd = %lease.id(), attempt);
+            let failed = match self.stream(&lease).instrument(span).await {
                 Ok(summary) => {
                     lease.report_ok();
                     return Ok(summary);
