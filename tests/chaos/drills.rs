@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 /// The kinds, in the order in which they come round: every run of enough drills has each.
-const KINDS: [&str; 12] = [
+const KINDS: [&str; 13] = [
     "kill encoder",
     "kill pd",
     "stop encoder",
@@ -21,6 +21,7 @@ const KINDS: [&str; 12] = [
     "part proxy and pd",
     "roll encoder",
     "slow redis",
+    "s3 is gone",
 ];
 
 /// Makes trouble until it is dropped or told that the load is over.
@@ -65,6 +66,11 @@ impl Drills {
                 fleet.slow_s3(Duration::from_millis(400));
                 sleep(lasts).await;
                 fleet.slow_s3(Duration::ZERO);
+            }
+            "s3 is gone" => {
+                fleet.cut_s3(true);
+                sleep(lasts).await;
+                fleet.cut_s3(false);
             }
             "slow redis" => {
                 fleet.slow_redis(Duration::from_millis(100));

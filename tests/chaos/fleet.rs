@@ -2,7 +2,12 @@
 
 use crate::forward::Forward;
 use crate::net::Net;
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tempfile::TempDir;
 use triptych_ec::testing::{RedisServer, S3Server};
 use triptych_tests::cluster::reqwest_client;
 use triptych_tests::process::{Process, eventually, signal};
@@ -17,6 +22,10 @@ pub const PROXIES: [&str; 2] = ["proxy0", "proxy1"];
 pub const ENCODERS: [&str; 3] = ["enc0", "enc1", "enc2"];
 pub const PDS: [&str; 3] = ["pd0", "pd1", "pd2"];
 
+/// Positions that the model for pictures is told it has: eight times what it was trained with, so that an answer at
+/// length lasts long enough for things to happen in the middle of it.
+const LONG_CONTEXT: u32 = 8192;
+
 /// A running role.
 struct Member {
     name: &'static str,
@@ -30,6 +39,8 @@ pub struct Fleet {
     pub s3: S3Server,
     redis_link: Forward,
     s3_link: Forward,
+    models: [PathBuf; 2],
+    _models: TempDir,
     // Last: what lives in the namespaces is killed before they go.
     pub net: Net,
 }
@@ -44,7 +55,10 @@ impl Fleet {
         let (redis, s3) = (RedisServer::start(), S3Server::start());
         let redis_link = Forward::start(&net.host(2), redis.port()).await;
         let s3_link = Forward::start(&net.host(3), s3.port()).await;
-        let mut fleet = Self { members: Vec::new(), redis, s3, redis_link, s3_link, net };
+        let folder = TempDir::new().expect("a folder for temporary files");
+        let models = [with_long_context(folder.path()), models_dir().join("digits-whisper")];
+        let mut fleet =
+            Self { members: Vec::new(), redis, s3, redis_link, s3_link, models, _models: folder, net };
         for name in ENCODERS.into_iter().chain(PDS).chain(PROXIES) {
             fleet.spawn(name);
         }
@@ -70,6 +84,11 @@ impl Fleet {
 
     pub fn slow_s3(&self, by: Duration) {
         self.s3_link.slow(by);
+    }
+
+    /// Takes S3 away from everybody, or gives it back.
+    pub fn cut_s3(&self, is_cut: bool) {
+        self.s3_link.cut(is_cut);
     }
 
     pub fn slow_redis(&self, by: Duration) {
@@ -143,9 +162,7 @@ impl Fleet {
         } else {
             flag("--admin", &http);
             flag("--threads", "1");
-            for model in ["shapes-qwen2-vl", "digits-whisper"] {
-                flag("--model", models_dir().join(model).to_str().expect("a plain path"));
-            }
+            self.models.iter().for_each(|model| flag("--model", model.to_str().expect("a plain path")));
             args.push("--insecure-plaintext".to_owned());
             if ENCODERS.contains(&name) { "encoder" } else { "pd" }
         };
@@ -154,4 +171,21 @@ impl Fleet {
         let process = Process::start_in(&namespace, &args, &self.s3.environment());
         self.members.push(Member { name, process });
     }
+}
+
+/// The sample model for pictures, with a longer context.
+fn with_long_context(folder: &Path) -> PathBuf {
+    const MODEL: &str = "shapes-qwen2-vl";
+    let (sample, ours) = (models_dir().join(MODEL), folder.join(MODEL));
+    fs::create_dir(&ours).expect("a folder");
+    for entry in fs::read_dir(&sample).expect("the sample model") {
+        let entry = entry.expect("the sample model");
+        symlink(entry.path(), ours.join(entry.file_name())).expect("a link");
+    }
+    let config = fs::read(sample.join("config.json")).expect("its config");
+    let mut config: Value = serde_json::from_slice(&config).expect("its config");
+    config["text_config"]["max_position_embeddings"] = json!(LONG_CONTEXT);
+    fs::remove_file(ours.join("config.json")).expect("a link");
+    fs::write(ours.join("config.json"), config.to_string()).expect("a file");
+    ours
 }

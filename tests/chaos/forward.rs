@@ -1,10 +1,11 @@
-//! From an address of the bridge to a server on loopback, as slow as it is told to be.
+//! From an address of the bridge to a server on loopback, as slow as it is told to be, or not at all.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// Bytes of one piece.
@@ -13,6 +14,7 @@ const PIECE: usize = 64 << 10;
 /// Forwards until it is dropped.
 pub struct Forward {
     delay_us: Arc<AtomicU64>,
+    is_cut: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
 
@@ -22,12 +24,22 @@ impl Forward {
         let listener = TcpListener::bind((address, port)).await.expect("the bridge's address is free");
         let delay_us = Arc::new(AtomicU64::new(0));
         let delay = Arc::clone(&delay_us);
+        let (is_cut, cut) = watch::channel(false);
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(connection(client, port, Arc::clone(&delay)));
+                let (work, mut cut) = (connection(client, port, Arc::clone(&delay)), cut.clone());
+                tokio::spawn(async move {
+                    // A cut link ends its connections, and each new one as soon as it is made.
+                    tokio::select! { () = work => {}, _ = cut.wait_for(|cut| *cut) => {} }
+                });
             }
         });
-        Self { delay_us, task }
+        Self { delay_us, is_cut, task }
+    }
+
+    /// Nothing goes through from now on, or again.
+    pub fn cut(&self, is_cut: bool) {
+        self.is_cut.send_replace(is_cut);
     }
 
     /// Every piece takes this much longer from now on.

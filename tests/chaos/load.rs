@@ -15,6 +15,9 @@ use triptych_tests::samples::{ask_images, heldout, list};
 const TIME: Duration = Duration::from_secs(120);
 const LATE: Duration = Duration::from_secs(30);
 
+/// Tokens of an answer at length.
+const AT_LENGTH: u32 = 2000;
+
 const VISION: &str = "shapes-qwen2-vl";
 const SPEECH: &str = "digits-whisper";
 
@@ -60,12 +63,16 @@ pub fn questions() -> Vec<Question> {
         all.push(Question { name: file, message, body: Some(body) });
     }
     for line in list("scenes.jsonl").iter().skip(16).take(4) {
-        // As long as the context allows: streams that something happens in the middle of.
+        // Streams that last, for something to happen in the middle of them.
         let file = text(line, "file");
         let mut message = about_images(&text(line, "question"), vec![heldout(&file)]);
         message.model = VISION.into();
-        message.sampling =
-            Some(v1::Sampling { ignore_eos: true, temperature: Some(0.0), ..Default::default() });
+        message.sampling = Some(v1::Sampling {
+            ignore_eos: true,
+            temperature: Some(0.0),
+            max_tokens: Some(AT_LENGTH),
+            ..Default::default()
+        });
         all.push(Question { name: format!("{file}, at length"), message, body: None });
     }
     for line in list("pairs.jsonl").iter().take(6) {
