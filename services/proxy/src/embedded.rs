@@ -1,19 +1,22 @@
-//! A proxy without listeners, for whoever brings a network of their own: the simulation under `tests/sim`.
+//! A proxy without listeners, for whoever brings a network of their own: the simulation under `tests/sim`, the fuzzer
+//! under `tests/fuzz`.
 //!
-//! The same parts as [`crate::run`] puts together, behind the same admission.
+//! The same parts as [`crate::run`] puts together, behind the same admission. It fetches nothing: URLs are refused.
 
 use crate::admission::Gate;
 use crate::auth::{Auth, AuthConfig};
 use crate::budget::RetryBudget;
 use crate::cache::EncoderCache;
-use crate::config::ProxyError;
+use crate::config::{ClientTimes, ProxyError};
 use crate::encode::{EncodeParts, EncodePolicy, Encodes};
-use crate::fetch::{FetchPolicy, Fetcher};
+use crate::fetch::{FetchPolicy, Fetcher, Reach};
 use crate::fleet::{Fleet, FleetSettings};
 use crate::grpc::{Face, admit::Admit};
 use crate::items::Materials;
 use crate::observe::Observer;
+use crate::openai;
 use crate::orchestrate::Orchestrator;
+use axum::Router;
 use std::sync::Arc;
 use triptych_core::limits::Limits;
 use triptych_ec::EcStore;
@@ -42,6 +45,7 @@ pub struct EmbeddedConfig {
 /// A running proxy. Dropping it ends its tasks.
 pub struct Embedded {
     face: Face,
+    registry: MetricsRegistry,
 }
 
 impl Embedded {
@@ -68,6 +72,7 @@ impl Embedded {
         let cache = EncoderCache::new(config.store, limits.max_object_bytes);
         let policy = EncodePolicy::default();
         let budget = Arc::new(RetryBudget::new(policy.retries));
+        let fetch = FetchPolicy { reach: Reach::Listed, ..FetchPolicy::default() };
         let encodes = Encodes::new(EncodeParts {
             fleet: Arc::clone(&fleet),
             cache,
@@ -81,7 +86,7 @@ impl Embedded {
             budget,
             fleet,
             materials: Materials {
-                fetcher: Fetcher::new(FetchPolicy::default(), limits.clone())?,
+                fetcher: Fetcher::new(fetch, limits.clone())?,
                 limits: limits.clone(),
                 tenant_salt: Arc::default(),
             },
@@ -89,12 +94,24 @@ impl Embedded {
             drain,
         });
         let gate = Gate::new(config.max_in_flight);
-        Ok(Self { face: Face { orchestrator, limits, gate, auth } })
+        Ok(Self { face: Face { orchestrator, limits, gate, auth }, registry: metrics.clone() })
     }
 
     /// The gRPC face, to be added to a server.
     pub fn grpc(&self) -> Admit<TriptychServer<Face>> {
         self.face.clone().service()
+    }
+
+    /// The HTTP face, to be called or served.
+    pub fn http(&self) -> Router {
+        let Face { orchestrator, limits, gate, auth } = self.face.clone();
+        let (times, registry) = (ClientTimes::default(), self.registry.clone());
+        openai::Face::new(openai::Parts { orchestrator, limits, gate, auth, times, registry }).routes()
+    }
+
+    /// Whether a pair of workers was found that serves a model.
+    pub fn is_ready(&self) -> bool {
+        self.face.orchestrator.fleet.catalog().is_ready()
     }
 
     /// Requests that are being worked on.

@@ -13,9 +13,10 @@ use std::path::PathBuf;
 const CARGO_FUZZ: &str = "0.13.1";
 
 /// The targets, each with the folders of files that it starts from.
-const TARGETS: [(&str, &[&str]); 4] = [
+const TARGETS: [(&str, &[&str]); 5] = [
     ("object", &[]),
     ("wire", &[]),
+    ("http", &["tests/fuzz/seeds/http"]),
     ("image", &["tests/models/heldout/scenes", "services/models/tests/media"]),
     ("audio", &["tests/models/heldout/digits", "services/models/tests/media"]),
 ];
@@ -23,7 +24,7 @@ const TARGETS: [(&str, &[&str]); 4] = [
 /// Settings of `cargo xtask fuzz`.
 #[derive(Args, Debug)]
 pub struct FuzzArgs {
-    /// One target: object, wire, image, audio. Default: all
+    /// One target: object, wire, http, image, audio. Default: all
     #[arg(long)]
     target: Option<String>,
     /// Inputs to try
@@ -45,6 +46,10 @@ pub fn fuzz(args: &FuzzArgs) -> Result<()> {
         fuzz.args(["--sanitizer", "none", "--target-dir", "target/fuzz", target]).arg(&corpus);
         fuzz.args(folders.iter().map(|folder| root().join(folder)));
         fuzz.arg("--").arg(format!("-runs={}", args.runs));
+        let dictionary = root().join(format!("tests/fuzz/{target}.dict"));
+        if dictionary.is_file() {
+            fuzz.arg(format!("-dict={}", dictionary.display()));
+        }
         fuzz.args(["-max_len=65536", "-timeout=30", "-rss_limit_mb=2048", "-print_final_stats=1"]);
         run(&mut fuzz)?;
     }
