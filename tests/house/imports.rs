@@ -49,7 +49,9 @@ const RULES: [Rule; 16] = [
     },
     Rule {
         dir: "services/triptych",
-        may: &["bench", "core", "ec", "encoder", "kernels", "models", "pd", "plan", "proto", "proxy", "runtime"],
+        may: &[
+            "bench", "core", "ec", "encoder", "kernels", "models", "pd", "plan", "proto", "proxy", "runtime",
+        ],
         never: &["candle-core", "cudarc"],
     },
     // The whole, seen from outside; that a test goes through a process's front is for its reader to see.
