@@ -15,11 +15,11 @@ const MODEL: &str = "shapes-qwen2-vl";
 const KEY: [u8; 32] = [7; 32];
 
 /// A worker, its channel, and where its metrics are.
-async fn start(ec: &str) -> (Process, Channel, String) {
+async fn start(ec: &str, flags: &[&str]) -> (Process, Channel, String) {
     let (grpc, admin) = (format!("127.0.0.1:{}", free_port()), format!("127.0.0.1:{}", free_port()));
     let model = format!("{MODEL}={}", models_dir().join(MODEL).display());
     let args = ["pd", "--with-encoder", "--grpc", &grpc, "--admin", &admin, "--ec", ec, "--model", &model];
-    let mut worker = Process::start(&args);
+    let mut worker = Process::start(&[&args[..], flags].concat());
     let url = format!("http://{admin}");
     let client = reqwest_client();
     eventually("the worker is ready", async || {
@@ -49,7 +49,7 @@ async fn job(encoder: &mut EncoderWorkerClient<Channel>) -> v1::EncodeRequest {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_pd_worker_encodes_itself_never_comes_back_from_the_store() {
     let dir = tempfile::tempdir().expect("a directory");
-    let (mut worker, channel, admin) = start(&format!("disk:{}", dir.path().display())).await;
+    let (mut worker, channel, admin) = start(&format!("disk:{}", dir.path().display()), &[]).await;
     let mut encoder = EncoderWorkerClient::new(channel.clone());
     let mut pd = PrefillDecodeWorkerClient::new(channel.clone());
     let described = pd.describe(v1::DescribeRequest {}).await.expect("it answers").into_inner();
@@ -92,6 +92,76 @@ async fn what_a_pd_worker_encodes_itself_never_comes_back_from_the_store() {
     let mut states = pd.watch(v1::WatchRequest {}).await.expect("it tells").into_inner();
     let state = states.message().await.expect("no failure").expect("a state");
     assert_eq!(state.resident_added, [KEY.to_vec()]);
+    signal(worker.pid(), "TERM");
+    assert!(worker.wait().await.success());
+}
+
+/// What the worker counts now.
+async fn counts(admin: &str) -> impl Fn(&str) -> f64 {
+    let metrics = reqwest_client().get(format!("{admin}/metrics")).send().await.expect("metrics");
+    let metrics = metrics.text().await.expect("text");
+    move |name: &str| sum_series(&metrics, name)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_goes_on_between_the_layers_of_what_is_encoded_beside_it() {
+    const N_ITEMS: u8 = 16;
+    const N_TOKENS: u32 = 800;
+    // Less than a layer's share of any picture: one layer between two steps, never two.
+    let (mut worker, channel, admin) = start("memory", &["--encoder-token-budget", "1"]).await;
+    let mut encoder = EncoderWorkerClient::new(channel.clone());
+    let mut pd = PrefillDecodeWorkerClient::new(channel);
+    let question = about_images("What is in this picture?", Vec::new());
+    let request = v1::PdGenerateRequest {
+        request_id: format!("req-{:032x}", 3),
+        model: MODEL.into(),
+        prompt: question.prompt,
+        sampling: Some(v1::Sampling {
+            temperature: Some(0.0),
+            ignore_eos: true,
+            max_tokens: Some(N_TOKENS),
+            ..v1::Sampling::default()
+        }),
+        ..v1::PdGenerateRequest::default()
+    };
+    let mut stream = pd.generate(request).await.expect("admitted").into_inner();
+    stream.message().await.expect("no failure").expect("it writes");
+    let one = job(&mut encoder).await;
+    let jobs = (0..N_ITEMS).map(|i| {
+        let (mut encoder, one) = (encoder.clone(), one.clone());
+        let job = v1::EncodeRequest { key: vec![i; 32].into(), request_id: format!("req-{i:032x}"), ..one };
+        tokio::spawn(async move {
+            let mut events = encoder.encode(job).await.expect("a job").into_inner();
+            while let Some(event) = events.message().await.expect("no failure") {
+                if let Some(Event::Ready(_)) = event.kind {
+                    return;
+                }
+            }
+            panic!("a job ended without an end");
+        })
+    });
+    let jobs: Vec<_> = jobs.collect();
+    let summary = loop {
+        match stream.message().await.expect("no failure").expect("a summary ends it").kind {
+            Some(Kind::Summary(summary)) => break summary,
+            _ => continue,
+        }
+    };
+    assert_eq!(summary.usage.expect("usage").completion_tokens, N_TOKENS);
+    for job in jobs {
+        job.await.expect("it is encoded");
+    }
+    let of = counts(&admin).await;
+    let (tokens, steps) =
+        (of("triptych_encoder_beside_decoding_tokens_total"), of("triptych_steps_after_encode_total"));
+    let (most, budget) =
+        (of("triptych_encoder_between_steps_most_tokens"), of("triptych_encoder_between_steps_budget_tokens"));
+    assert_eq!(budget, 1.0);
+    assert!(tokens > 0.0 && steps > 1.0, "{tokens} tokens were encoded while it wrote, before {steps} steps");
+    assert!(tokens <= most * steps, "{tokens} tokens, at most {most} before a step, before {steps} steps");
+    // Four layers and what follows them: five parts. A batch has all pictures at most.
+    let all = of("triptych_encode_batch_tokens_sum");
+    assert!(most <= (all / 5.0).ceil(), "{most} tokens between two steps, where all pictures have {all}");
     signal(worker.pid(), "TERM");
     assert!(worker.wait().await.success());
 }

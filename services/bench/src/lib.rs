@@ -10,7 +10,9 @@
 //!
 //! - [`offered`], [`outcome`]: one request, and what became of it;
 //! - [`workload`], [`arrivals`]: what is offered and when, from a text and a seed;
-//! - [`slo`], [`judge`]: what was promised, and whether a run kept it.
+//! - [`slo`], [`judge`]: what was promised, and whether a run kept it;
+//! - [`topology`]: which workers are compared, and on which cores;
+//! - [`report`]: the page that is made of results.
 #![forbid(unsafe_code)]
 
 pub mod offered;
@@ -24,3 +26,5 @@ pub mod judge;
 pub mod search;
 pub mod result;
 pub mod goodput;
+pub mod topology;
+pub mod report;

@@ -11,8 +11,10 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use triptych_core::Failure;
+use triptych_models::ModelError;
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::EncoderInput;
+use triptych_runtime::turnstile::EncoderGate;
 
 /// Bounds of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +29,15 @@ impl Default for BatchLimits {
     fn default() -> Self {
         Self { max_tokens: 8192, max_items: 16 }
     }
+}
+
+/// How the thread works.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    /// Bounds of a batch.
+    pub limits: BatchLimits,
+    /// Where forwards take their turns with the engines of this process; `None`: there is nobody to take turns with.
+    pub gate: Option<EncoderGate>,
 }
 
 /// Rows of an item and where its time went.
@@ -59,13 +70,14 @@ pub struct Batcher {
 
 impl Batcher {
     /// Starts the thread.
-    pub fn spawn(name: String, encoder: Box<dyn Encoder>, limits: BatchLimits, meters: Arc<Meters>) -> Self {
+    pub fn spawn(name: String, encoder: Box<dyn Encoder>, rules: Rules, meters: Arc<Meters>) -> Self {
+        let Rules { limits, gate } = rules;
         // Admission bounds the jobs; this queue only hands over the next batch. A job whose caller goes away stays
         // in it until the forward before it ends, so it is short.
         let (sender, jobs) = mpsc::channel(limits.max_items.clamp(1, 1024));
         let hidden = encoder.hidden();
         let thread = std::thread::Builder::new().name(format!("encode-{name}"));
-        let work = move || Thread { encoder, limits, meters, waiting: VecDeque::new() }.run(jobs);
+        let work = move || Thread { encoder, limits, gate, meters, waiting: VecDeque::new() }.run(jobs);
         if let Err(e) = thread.spawn(work) {
             // The receiver is gone with the closure: every job is answered Unavailable.
             tracing::error!(error = %e, "cannot start an encode thread");
@@ -94,6 +106,7 @@ impl Batcher {
 struct Thread {
     encoder: Box<dyn Encoder>,
     limits: BatchLimits,
+    gate: Option<EncoderGate>,
     meters: Arc<Meters>,
     waiting: VecDeque<Job>,
 }
@@ -118,6 +131,17 @@ impl Thread {
         }
     }
 
+    /// A forward, in turns with an engine where there is one in this process.
+    fn forward(&mut self, inputs: &[&EncoderInput]) -> Result<Vec<Vec<f32>>, ModelError> {
+        match &self.gate {
+            None => self.encoder.encode(inputs),
+            Some(gate) => {
+                let mut turn = gate.forward();
+                self.encoder.encode_in_parts(inputs, &mut |tokens| turn.part(tokens))
+            }
+        }
+    }
+
     fn encode(&mut self, batch: Vec<Job>) {
         for place in batch.iter().filter_map(|job| job.place.upgrade()) {
             place.ticket().started();
@@ -125,7 +149,7 @@ impl Thread {
         let start = Instant::now();
         let inputs: Vec<&EncoderInput> = batch.iter().map(|job| &job.input).collect();
         let n_tokens: usize = inputs.iter().map(|i| i.n_tokens as usize).sum();
-        let result = catch_unwind(AssertUnwindSafe(|| self.encoder.encode(&inputs)));
+        let result = catch_unwind(AssertUnwindSafe(|| self.forward(&inputs)));
         let encode = start.elapsed();
         self.meters.batch(batch.len(), n_tokens, encode);
         let rows = match result {
@@ -168,7 +192,6 @@ mod tests {
     use crate::pool::PreprocessPool;
     use triptych_core::limits::Limits;
     use triptych_core::{Extent, Modality};
-    use triptych_models::ModelError;
     use triptych_models::preprocess::Features;
     use triptych_runtime::MetricsRegistry;
 
@@ -207,7 +230,11 @@ mod tests {
             1
         }
 
-        fn encode(&mut self, batch: &[&EncoderInput]) -> Result<Vec<Vec<f32>>, ModelError> {
+        fn encode_in_parts(
+            &mut self,
+            batch: &[&EncoderInput],
+            _: &mut dyn FnMut(usize),
+        ) -> Result<Vec<Vec<f32>>, ModelError> {
             assert!(batch.iter().all(|i| i.n_tokens != 13), "13 is unlucky");
             Ok(batch.iter().map(|i| vec![0.5; i.n_tokens as usize]).collect())
         }
@@ -218,7 +245,7 @@ mod tests {
         let meters = Arc::new(Meters::new(&MetricsRegistry::default()));
         let pool = PreprocessPool::new(1, 1, Limits::default(), Arc::clone(&meters));
         let place = pool.admit("m", Modality::Image, 1).unwrap();
-        let batcher = Batcher::spawn("test".into(), Box::new(Fake), BatchLimits::default(), meters);
+        let batcher = Batcher::spawn("test".into(), Box::new(Fake), Rules::default(), meters);
         let failed = batcher.encode(input(13), &place).await.unwrap_err();
         assert_eq!(failed.class, triptych_core::FailureClass::Internal);
         assert_eq!(batcher.encode(input(3), &place).await.unwrap().rows, [0.5; 3]);

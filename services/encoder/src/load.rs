@@ -84,8 +84,8 @@ impl Load {
         self.book().queued()
     }
 
-    /// The state as watchers are told.
-    fn state(&self, draining: bool) -> v1::WorkerState {
+    /// How busy it is and what items cost, as watchers are told.
+    pub fn report(&self) -> v1::WorkerLoad {
         let book = self.book();
         let running = book.jobs.values().filter(|job| job.stage == Stage::Running).count();
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -100,15 +100,19 @@ impl Load {
                 p95_ratio,
             })
         };
-        let load = v1::WorkerLoad {
+        v1::WorkerLoad {
             running: count(running),
             waiting: count(book.jobs.len() - running),
             capacity: self.0.capacity,
             queued_us: u64::try_from(book.queued().as_micros()).unwrap_or(u64::MAX),
             costs: book.costs.iter().filter_map(cost).collect(),
             ..v1::WorkerLoad::default()
-        };
-        v1::WorkerState { load: Some(load), draining, ..v1::WorkerState::default() }
+        }
+    }
+
+    /// The state as watchers are told.
+    fn state(&self, draining: bool) -> v1::WorkerState {
+        v1::WorkerState { load: Some(self.report()), draining, ..v1::WorkerState::default() }
     }
 
     /// The state now and whenever it changes enough to matter, until listeners close.

@@ -1,8 +1,9 @@
 //! The process: load, serve, drain.
 
-use crate::batcher::{BatchLimits, Batcher};
+use crate::batcher::{BatchLimits, Batcher, Rules};
 use crate::fences::Fences;
 use crate::job::{Encoders, ServedModel};
+use crate::load::Load;
 use crate::meters::Meters;
 use crate::pool::PreprocessPool;
 use crate::service::Service;
@@ -26,6 +27,7 @@ use triptych_runtime::admin::{self, Readiness};
 use triptych_runtime::door::Door;
 use triptych_runtime::flights::Flights;
 use triptych_runtime::serve::{Beside, ServeError, serve_beside};
+use triptych_runtime::turnstile::Turnstile;
 use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Settings of an encoder worker.
@@ -99,6 +101,8 @@ pub struct EmbeddedConfig {
     pub limits: Limits,
     /// Bounds of a batch.
     pub batch: BatchLimits,
+    /// Through which forwards take turns with the engines of the process; `None`: it has none.
+    pub turnstile: Option<Turnstile>,
     /// Jobs admitted at once, waiting ones included; one more is Overloaded. Default 256.
     pub max_jobs: usize,
     /// Items preprocessed at once. Default: the machine's cores.
@@ -121,7 +125,9 @@ pub async fn embedded(
     let meters = Arc::new(Meters::new(&metrics));
     // Nothing is served while it loads.
     let service = config.load(connector, meters, drain).await?;
-    Ok(service.map_or_else(Beside::default, |service| Beside::default().with(service)))
+    Ok(service.map_or_else(Beside::default, |(service, load)| {
+        Beside::default().with(service).with_load(move || load.report())
+    }))
 }
 
 /// Runs the worker until it is drained.
@@ -156,24 +162,26 @@ pub async fn run(config: EncoderConfig, drain: Drain, metrics: MetricsRegistry) 
         dtype: config.dtype,
         limits: config.limits,
         batch: config.batch,
+        turnstile: None,
         max_jobs: config.max_jobs,
         preprocess_threads: config.preprocess_threads,
         shelf,
     };
-    let Some(service) = parts.load(connector.clone(), meters, drain.clone()).await? else { return Ok(()) };
+    let loaded = parts.load(connector.clone(), meters, drain.clone()).await?;
+    let Some((service, _)) = loaded else { return Ok(()) };
     serve_beside(service, beside, config.grpc, readiness, drain).await?;
     connector.drain().await;
     Ok(())
 }
 
 impl EmbeddedConfig {
-    /// The service, or nothing if the process was told to stop while weights were loaded.
+    /// The service and its load, or nothing if the process was told to stop while weights were loaded.
     async fn load(
         self,
         connector: WorkerRole,
         meters: Arc<Meters>,
         drain: Drain,
-    ) -> Result<Option<EncoderWorkerServer<Service>>, EncoderError> {
+    ) -> Result<Option<(EncoderWorkerServer<Service>, Load)>, EncoderError> {
         let (compute, dtype, sources) = (self.compute, self.dtype, self.models);
         let loading = tokio::task::spawn_blocking(move || load_all(&sources, compute, &dtype));
         let models = tokio::select! {
@@ -184,12 +192,15 @@ impl EmbeddedConfig {
                 return Ok(None);
             }
         };
-        let models = models.into_iter().map(|m| m.start(self.batch, &meters)).collect::<HashMap<_, _>>();
+        let gate = self.turnstile.as_ref().map(Turnstile::encoder);
+        let rules = Rules { limits: self.batch, gate };
+        let models = models.into_iter().map(|m| m.start(&rules, &meters)).collect::<HashMap<_, _>>();
         for name in models.keys() {
             tracing::info!(model = %name, "encoder ready");
         }
         let pool =
             PreprocessPool::new(self.preprocess_threads, self.max_jobs, self.limits.clone(), meters.clone());
+        let load = pool.load().clone();
         let service = Service::new(Encoders {
             worker_id: self.worker_id,
             models,
@@ -205,7 +216,7 @@ impl EmbeddedConfig {
         let service = EncoderWorkerServer::new(service)
             .max_decoding_message_size(self.limits.max_item_bytes.saturating_add(1 << 20))
             .max_encoding_message_size(1 << 20);
-        Ok(Some(service))
+        Ok(Some((service, load)))
     }
 }
 
@@ -253,11 +264,11 @@ fn load(source: &ModelSource, compute: &Compute, types: &RowTypes) -> Result<Loa
 }
 
 impl Loaded {
-    fn start(self, limits: BatchLimits, meters: &Arc<Meters>) -> (String, ServedModel) {
+    fn start(self, rules: &Rules, meters: &Arc<Meters>) -> (String, ServedModel) {
         let name = self.model.name().to_string();
         let encoders = self.encoders.into_iter().map(|e| {
             let label = format!("{name}-{}", e.modality);
-            (e.modality, (e.fingerprint, Batcher::spawn(label, e.encoder, limits, meters.clone())))
+            (e.modality, (e.fingerprint, Batcher::spawn(label, e.encoder, rules.clone(), meters.clone())))
         });
         let served = ServedModel {
             family: self.model.family().to_owned(),

@@ -317,6 +317,11 @@ impl Scheduler {
         self.line.values().filter(|s| s.residence().is_some()).map(Sequence::n_places).sum()
     }
 
+    /// Sequences that run and write.
+    pub fn n_decoding(&self) -> usize {
+        self.line.values().filter(|s| s.residence().is_some() && s.is_decoding()).count()
+    }
+
     /// Answers whose sequences do not run.
     pub fn n_waiting(&self) -> usize {
         self.line.values().filter(|s| s.residence().is_none()).map(|s| s.answers.len()).sum()

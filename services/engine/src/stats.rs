@@ -7,6 +7,8 @@ use crate::scheduler::Scheduler;
 pub struct Stats {
     /// Running places taken: sequences that hold blocks, and each beam that one may have.
     pub running: usize,
+    /// Sequences that write.
+    pub decoding: usize,
     /// Answers in line.
     pub waiting: usize,
     /// Tokens that sequences still have to read before they write.
@@ -55,6 +57,7 @@ impl Stats {
         let counts = scheduler.counts();
         Self {
             running: scheduler.n_running(),
+            decoding: scheduler.n_decoding(),
             waiting: scheduler.n_waiting(),
             waiting_tokens: scheduler.n_waiting_tokens(),
             self_used: pool.used(),

@@ -28,5 +28,38 @@ pub trait Encoder: Send {
     ///
     /// # Errors
     /// [`ModelError::Kernel`] only if an input does not come from this model's own preprocessor.
-    fn encode(&mut self, batch: &[&EncoderInput]) -> Result<Vec<Vec<f32>>, ModelError>;
+    fn encode(&mut self, batch: &[&EncoderInput]) -> Result<Vec<Vec<f32>>, ModelError> {
+        self.encode_in_parts(batch, &mut |_| ())
+    }
+
+    /// The same in parts, which end between two layers: `before` is called before each with its share of the batch's
+    /// output tokens, and may take its time. The shares of all parts together are the batch's tokens.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    fn encode_in_parts(
+        &mut self,
+        batch: &[&EncoderInput],
+        before: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Vec<f32>>, ModelError>;
+}
+
+/// The shares of `n_tokens` that `n_parts` parts have, as equal as whole numbers are.
+fn shares(n_tokens: usize, n_parts: usize) -> impl Iterator<Item = usize> {
+    let upto = move |i: usize| n_tokens * i / n_parts.max(1);
+    (0..n_parts).map(move |i| upto(i + 1) - upto(i))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shares;
+
+    #[test]
+    fn shares_are_about_equal_and_lose_nothing() {
+        for (n_tokens, n_parts, expect) in
+            [(529, 3, &[176, 176, 177][..]), (2, 4, &[0, 1, 0, 1]), (0, 2, &[0, 0]), (7, 1, &[7]), (7, 0, &[])]
+        {
+            assert_eq!(shares(n_tokens, n_parts).collect::<Vec<_>>(), expect, "{n_tokens} over {n_parts}");
+        }
+    }
 }

@@ -4,7 +4,7 @@
 //! bound of its own: admission in `service` bounds the requests, and each sends a fixed number of commands.
 //! News queue up at most one answer long, because an answer ends at its context.
 
-use crate::meters::Meters;
+use crate::meters::{Meters, TurnMeters};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use triptych_core::Failure;
 use triptych_core::clock::{Clock, SystemClock};
 use triptych_engine::{AlignJob, Arrival, Engine, Event, Output, Readiness, SequenceId, Stats};
+use triptych_runtime::turnstile::{EngineGate, Turnstile};
 
 enum Command {
     Start { arrival: Box<Arrival>, news: UnboundedSender<Output> },
@@ -55,13 +56,13 @@ impl Driver {
     pub fn spawn(
         name: &str,
         engine: Engine,
-        meters: Meters,
+        (meters, turns): (Meters, Option<Turns>),
         died: CancellationToken,
     ) -> std::io::Result<Self> {
         let (commands, inbox) = channel();
         let meters = meters.since(engine.stats());
         let (told, stats) = watch::channel(engine.stats());
-        let thread = Thread { engine, inbox, routes: HashMap::new(), meters, told, clock: SystemClock };
+        let thread = Thread { engine, turns, inbox, routes: HashMap::new(), meters, told, clock: SystemClock };
         std::thread::Builder::new().name(format!("engine-{name}")).spawn(move || thread.run(&died))?;
         Ok(Self { commands, next_id: Arc::default(), stats })
     }
@@ -102,8 +103,23 @@ impl Driver {
     }
 }
 
+/// Where steps take their turns with the encoders of this process.
+pub struct Turns {
+    gate: EngineGate,
+    turnstile: Turnstile,
+    meters: TurnMeters,
+}
+
+impl Turns {
+    /// An engine's place at the turnstile.
+    pub fn new(turnstile: &Turnstile, meters: &TurnMeters) -> Self {
+        Self { gate: turnstile.engine(), turnstile: turnstile.clone(), meters: meters.clone() }
+    }
+}
+
 struct Thread {
     engine: Engine,
+    turns: Option<Turns>,
     inbox: Receiver<Command>,
     routes: HashMap<SequenceId, UnboundedSender<Output>>,
     meters: Meters,
@@ -138,7 +154,11 @@ impl Thread {
     }
 
     fn turn(&mut self) -> Turn {
-        let first = match self.engine.readiness() {
+        let readiness = self.engine.readiness();
+        if let (Some(turns), Readiness::OnEvent | Readiness::At(_)) = (&self.turns, &readiness) {
+            turns.gate.rest();
+        }
+        let first = match readiness {
             Readiness::Now => self.inbox.try_recv().ok(),
             Readiness::OnEvent => match self.inbox.recv() {
                 Ok(command) => Some(command),
@@ -157,6 +177,7 @@ impl Thread {
             self.obey(command);
             next = self.inbox.try_recv().ok();
         }
+        let turn = self.turns.as_ref().map(|turns| turns.gate.step());
         let start = self.clock.now();
         let outputs = self.engine.step(&self.clock);
         // A step in which nothing could run has no time worth counting.
@@ -164,6 +185,13 @@ impl Thread {
             self.meters.step(start.elapsed());
         }
         let stats = self.engine.stats();
+        match turn {
+            Some(turn) if stats.decoding > 0 => turn.decodes(),
+            turn => drop(turn),
+        }
+        if let Some(turns) = &self.turns {
+            turns.meters.saw(turns.turnstile.spent());
+        }
         self.meters.books(stats);
         self.told.send_replace(stats);
         self.deliver(outputs);

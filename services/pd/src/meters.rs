@@ -1,11 +1,12 @@
 //! The worker's metrics.
 
 use std::time::Duration;
-use triptych_core::metrics;
+use triptych_core::metrics::{self, Metric};
 use triptych_ec::metered::{EcObserver, Tier};
 use triptych_engine::{Finished, Stats};
 use triptych_runtime::MetricsRegistry;
 use triptych_runtime::metrics::{Counters, Gauges, Histograms, Labels};
+use triptych_runtime::turnstile::Spent;
 
 /// Handles on what this worker counts, for one model.
 #[derive(Clone)]
@@ -138,6 +139,57 @@ impl Meters {
     pub fn request(&self, outcome: &'static str) {
         let labels = vec![("model", self.model.clone()), ("outcome", outcome.to_owned())];
         self.families.requests.get_or_create(&labels).inc();
+    }
+}
+
+/// Of a worker that holds encoders too.
+const BESIDE_DECODING: Metric = Metric {
+    name: "encoder_beside_decoding",
+    unit: "tokens",
+    help: "Encoder output tokens computed while sequences of the same worker decoded",
+};
+const AFTER_ENCODE: Metric =
+    Metric { name: "steps_after_encode", unit: "", help: "Engine steps before which an encoder had its turn" };
+const MOST_BETWEEN: Metric = Metric {
+    name: "encoder_between_steps_most",
+    unit: "tokens",
+    help: "The most encoder output tokens computed between two steps while sequences decoded",
+};
+const BUDGET: Metric = Metric {
+    name: "encoder_between_steps_budget",
+    unit: "tokens",
+    help: "Encoder output tokens that may be computed between two steps; 0: any number",
+};
+
+/// How the turns between engines and encoders of one worker go.
+#[derive(Clone)]
+pub struct TurnMeters {
+    beside_decoding: Counters,
+    after_encode: Counters,
+    most: Gauges,
+    budget: Gauges,
+}
+
+impl TurnMeters {
+    /// Registers them.
+    pub fn new(registry: &MetricsRegistry) -> Self {
+        Self {
+            beside_decoding: registry.counters(BESIDE_DECODING),
+            after_encode: registry.counters(AFTER_ENCODE),
+            most: registry.gauges(MOST_BETWEEN),
+            budget: registry.gauges(BUDGET),
+        }
+    }
+
+    /// What the turnstile has counted so far; whichever engine of the worker tells it.
+    pub fn saw(&self, spent: Spent) {
+        let all = Labels::new();
+        for (family, now) in [(&self.beside_decoding, spent.tokens), (&self.after_encode, spent.steps_after_encode)] {
+            let counter = family.get_or_create(&all);
+            counter.inc_by(now.saturating_sub(counter.get()));
+        }
+        self.most.get_or_create(&all).set(spent.most as f64);
+        self.budget.get_or_create(&all).set(spent.budget.unwrap_or(0) as f64);
     }
 }
 

@@ -26,6 +26,7 @@ use triptych_proto::convert::sampling_from_wire;
 use triptych_proto::v1;
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorker;
 use triptych_runtime::deadline::deadline;
+use triptych_runtime::serve::BesideLoad;
 use triptych_runtime::{Drain, status, trace_context};
 
 /// Answers that wait for a slow client before the task that writes them waits too.
@@ -66,6 +67,8 @@ pub struct Worker {
     pub worker_id: WorkerId,
     /// Whether the process holds encoders too.
     pub encodes: bool,
+    /// How busy those are.
+    pub beside_load: Option<BesideLoad>,
     /// By served name.
     pub models: HashMap<String, ServedModel>,
     /// The connector.

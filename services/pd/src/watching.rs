@@ -78,6 +78,7 @@ impl Worker {
             0 => 0.0,
             total => ((used as f32 / total as f32) * SHARES).round() / SHARES,
         };
+        let beside = self.beside_load.as_ref().map(|load| load()).unwrap_or_default();
         let fullest = |shares: Vec<f32>| shares.into_iter().fold(0.0, f32::max);
         v1::WorkerLoad {
             running: count(n_requests - waiting),
@@ -86,7 +87,9 @@ impl Worker {
             kv_usage: fullest(stats.iter().map(|s| share(s.self_used, s.self_total)).collect()),
             cross_kv_usage: fullest(stats.iter().map(|s| share(s.cross_used, s.cross_total)).collect()),
             waiting_tokens: stats.iter().map(|s| s.waiting_tokens as u64).sum(),
-            ..v1::WorkerLoad::default()
+            // Of encoders in this process: the proxy gives them work too.
+            queued_us: beside.queued_us,
+            costs: beside.costs,
         }
     }
 }

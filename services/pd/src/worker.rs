@@ -1,8 +1,8 @@
 //! The process: load, serve, drain.
 
-use crate::driver::Driver;
+use crate::driver::{Driver, Turns};
 use crate::loads::Loads;
-use crate::meters::{EcMeters, Families, Meters};
+use crate::meters::{EcMeters, Families, Meters, TurnMeters};
 use crate::service::{ServedModel, Service, Worker};
 use crate::warm::warm_up;
 use futures::future::BoxFuture;
@@ -31,6 +31,7 @@ use triptych_runtime::admin::{self, Readiness};
 use triptych_runtime::door::Door;
 use triptych_runtime::grpc::Dialer;
 use triptych_runtime::serve::{Beside, ServeError, serve_beside};
+use triptych_runtime::turnstile::Turnstile;
 use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Settings of a PD worker.
@@ -61,6 +62,8 @@ pub struct PdConfig {
     pub engine: EngineSettings,
     /// What it answers beside, such as encoders that it holds too; `None`: nothing.
     pub beside: Option<MakeBeside>,
+    /// Through which engines take turns with what is answered beside; `None`: nothing there computes.
+    pub turnstile: Option<Turnstile>,
 }
 
 /// Makes what a worker answers beside its own service, over the connector whose rows it shares.
@@ -152,6 +155,7 @@ pub enum PdError {
 pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), PdError> {
     let readiness = Readiness::new(drain.clone());
     let (families, ec_meters) = (Families::new(&metrics), Arc::new(EcMeters::new(&metrics)));
+    let turns = config.turnstile.map(|turnstile| (TurnMeters::new(&metrics), turnstile));
     if let Some(listener) = config.admin {
         admin::spawn(listener, admin::router(readiness.clone(), metrics), &drain);
     }
@@ -180,12 +184,15 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
         None => Beside::default(),
         Some(make) => make(loads.worker()).await.map_err(PdError::Beside)?,
     };
+    let beside_load = beside.load();
     let died = CancellationToken::new();
     let mut models = HashMap::new();
     for model in loaded {
         let name = model.model.name().to_string();
         let meters = families.of_model(&name);
-        models.insert(name.clone(), model.start(config.engine.max_live(), meters, died.clone())?);
+        let turns = turns.as_ref().map(|(meters, turnstile)| Turns::new(turnstile, meters));
+        let start = Start { max_live: config.engine.max_live(), meters, turns, died: died.clone() };
+        models.insert(name.clone(), model.start(start)?);
         tracing::info!(model = %name, "decoder ready");
     }
     loads.attach(models.values().map(|m| m.driver.clone()).collect());
@@ -193,6 +200,7 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
     let service = Service::new(Worker {
         worker_id: config.worker_id,
         encodes,
+        beside_load,
         models,
         loads: loads.clone(),
         store: config.store,
@@ -315,15 +323,24 @@ impl EngineSettings {
     }
 }
 
+/// What an engine's thread starts with.
+struct Start {
+    max_live: usize,
+    meters: Meters,
+    turns: Option<Turns>,
+    died: CancellationToken,
+}
+
 impl Loaded {
-    fn start(self, max_live: usize, meters: Meters, died: CancellationToken) -> std::io::Result<ServedModel> {
+    fn start(self, start: Start) -> std::io::Result<ServedModel> {
         let Self { model, engine, vocab, encoders } = self;
+        let Start { max_live, meters, turns, died } = start;
         Ok(ServedModel {
             family: model.family().to_owned(),
             prompts: model.prompts(),
             tokenizer: model.tokenizer().clone(),
             constraints: Arc::new(Constraints::new(model.tokenizer().clone(), vocab)),
-            driver: Driver::spawn(model.name().as_str(), engine, meters.clone(), died)?,
+            driver: Driver::spawn(model.name().as_str(), engine, (meters.clone(), turns), died)?,
             meters,
             encoders,
             encoder_takes_prompt: model.preprocess().takes_prompt(),

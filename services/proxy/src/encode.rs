@@ -22,6 +22,7 @@ use crate::auth::Account;
 use crate::budget::RetryBudget;
 use crate::cache::{EncoderCache, Wanted};
 use crate::fleet::Fleet;
+use crate::fleet::catalog::Want;
 use bytes::Bytes;
 use flight::{Due, Progress, Teller};
 use futures::FutureExt;
@@ -68,6 +69,16 @@ pub struct Job {
     pub deadline: Instant,
     /// Whose it is: what has to be encoded counts there.
     pub account: Arc<Account>,
+    /// The PD worker that should encode it, where PD workers do.
+    pub home: Option<WorkerId>,
+}
+
+impl Job {
+    /// Who can do it.
+    pub fn encoder(&self) -> Want {
+        let Self { model, wanted, .. } = self;
+        Want::Encoder { model: model.clone(), modality: wanted.modality, fingerprint: wanted.fingerprint }
+    }
 }
 
 /// An item whose encoder output is READY.

@@ -8,6 +8,7 @@
 
 pub mod catalog;
 mod choice;
+pub mod home;
 mod lease;
 mod members;
 mod meters;

@@ -130,6 +130,7 @@ impl Materials {
             options: item.options.clone(),
             deadline: request.deadline,
             account: Arc::clone(&request.caller.account),
+            home: None,
         })
     }
 

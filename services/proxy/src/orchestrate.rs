@@ -13,7 +13,7 @@ use crate::admission::Permit;
 use crate::budget::RetryBudget;
 use crate::encode::Encodes;
 use crate::fleet::Fleet;
-use crate::fleet::catalog::Route;
+use crate::fleet::catalog::{Route, Want};
 use crate::items::Materials;
 use crate::observe::Observer;
 use crate::request::{Request, param_of_item};
@@ -174,6 +174,12 @@ impl Work {
             report(&failure);
             self.request.localise(failure)
         })
+    }
+
+    /// Who can answer it.
+    fn decoder(&self) -> Want {
+        let served = &self.route.served;
+        Want::Pd { model: served.name.clone(), edition: served.edition.clone() }
     }
 
     async fn stages(&self) -> Result<v1::Summary, Failure> {

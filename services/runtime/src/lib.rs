@@ -17,6 +17,7 @@ pub mod discovery;
 pub mod admin;
 pub mod door;
 pub mod serve;
+pub mod turnstile;
 pub mod reload;
 pub mod tls;
 

@@ -9,11 +9,13 @@ use http::{Request, Response};
 use std::convert::Infallible;
 use std::fmt;
 use std::pin::pin;
+use std::sync::Arc;
 use thiserror::Error;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic::service::Routes;
 use tower::Service;
+use triptych_proto::v1;
 
 /// A server that could not start, or ended by itself.
 #[derive(Debug, Error)]
@@ -34,7 +36,11 @@ pub enum ServeError {
 pub struct Beside {
     names: Vec<&'static str>,
     add: Vec<Box<dyn FnOnce(Routes) -> Routes + Send>>,
+    load: Option<BesideLoad>,
 }
+
+/// How busy what is answered beside is.
+pub type BesideLoad = Arc<dyn Fn() -> v1::WorkerLoad + Send + Sync>;
 
 impl Beside {
     /// Adds a service.
@@ -47,6 +53,17 @@ impl Beside {
         self.names.push(S::NAME);
         self.add.push(Box::new(move |routes| routes.add_service(service)));
         self
+    }
+
+    /// Says how busy it is, for whoever watches the process as a whole.
+    pub fn with_load(mut self, load: impl Fn() -> v1::WorkerLoad + Send + Sync + 'static) -> Self {
+        self.load = Some(Arc::new(load));
+        self
+    }
+
+    /// What was said of its load.
+    pub fn load(&self) -> Option<BesideLoad> {
+        self.load.clone()
     }
 }
 

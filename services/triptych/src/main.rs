@@ -5,6 +5,7 @@
 //!
 //! - [`cli`] and [`args`]: the commands and the flags that several of them share;
 //! - [`role`]: one process of the cluster, from its flags to its library's `run`;
+//! - [`topology`]: clusters that are started to be compared;
 //! - [`up`]: the supervisor that starts the roles as children of itself;
 //! - [`ask`]: the client;
 //! - [`keys`]: API keys;
@@ -26,6 +27,7 @@ mod model;
 mod models;
 mod orphan;
 mod role;
+mod topology;
 mod units;
 mod up;
 

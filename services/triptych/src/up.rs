@@ -13,10 +13,10 @@
 mod banner;
 mod child;
 mod cluster;
-mod plan;
-mod ready;
+pub mod plan;
+pub mod ready;
 mod restarts;
-mod screen;
+pub mod screen;
 
 use crate::args::{EcArg, EcArgs, FetchArgs, LogArgs, ModelArgs};
 use crate::ec_choice::choose_for_up;

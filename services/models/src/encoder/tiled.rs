@@ -8,7 +8,7 @@
 mod layers;
 mod rows;
 
-use super::Encoder;
+use super::{Encoder, shares};
 use super::pieces::{Piece, pieces};
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader, StoredLinear};
@@ -82,15 +82,23 @@ impl<B: Backend> TiledEncoder<B> {
         })
     }
 
-    /// Output rows of the images of one run, in a line.
-    fn run(&self, run: &[Piece<'_>]) -> Result<Vec<f32>, ModelError> {
+    /// Output rows of the images of one run, in a line. A part is a layer of either stack, with what stands before it;
+    /// the last layer has what follows it too.
+    fn run(&self, run: &[Piece<'_>], before: &mut dyn FnMut(usize)) -> Result<Vec<f32>, ModelError> {
         let backend = &self.backend;
+        let n_tokens = run.iter().map(Piece::n_rows).sum();
+        let mut parts = shares(n_tokens, self.local.len() + self.global.len());
+        let mut part = || parts.next().map_or((), &mut *before);
+        part();
         let images: Vec<Image> = run.iter().map(|piece| Image::of(&self.tiles, piece)).collect();
         let rows = TileRows::of(&self.tiles, &images);
         let mut x = self.stem(run, &rows)?;
         let sight = Sight::of(&rows);
         let mut taps = vec![None; self.tiles.taps.len()];
         for (i, layer) in self.local.iter().enumerate() {
+            if i > 0 {
+                part();
+            }
             x = layer.forward(backend, &x, &sight)?;
             for (tap, _) in taps.iter_mut().zip(&self.tiles.taps).filter(|(_, tapped)| **tapped == i) {
                 *tap = Some(backend.gather_rows(&x, &rows.output)?);
@@ -99,6 +107,7 @@ impl<B: Backend> TiledEncoder<B> {
         x = backend.norm(&x, &self.norms[1])?;
         backend.add(&mut x, &backend.embed(&self.embeddings.after, &rows.after)?)?;
         for layer in &self.global {
+            part();
             x = layer.forward(backend, &x, &sight)?;
         }
         let last = Some(backend.gather_rows(&x, &rows.output)?);
@@ -138,7 +147,11 @@ impl<B: Backend> Encoder for TiledEncoder<B> {
         self.tiles.out
     }
 
-    fn encode(&mut self, batch: &[&EncoderInput]) -> Result<Vec<Vec<f32>>, ModelError> {
+    fn encode_in_parts(
+        &mut self,
+        batch: &[&EncoderInput],
+        before: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Vec<f32>>, ModelError> {
         let mut all = Vec::new();
         for (i, input) in batch.iter().enumerate() {
             all.extend(pieces(&self.spec, i, input)?);
@@ -147,7 +160,7 @@ impl<B: Backend> Encoder for TiledEncoder<B> {
         let whole = self.tiles.max_tiles * self.tiles.tile_rows();
         let mut outputs = vec![Vec::new(); batch.len()];
         for run in all.chunks((RUN_ROWS / whole).max(1)) {
-            let rows = self.run(run)?;
+            let rows = self.run(run, before)?;
             let mut rest = rows.as_slice();
             for piece in run {
                 let (own, after) = rest.split_at(piece.n_rows() * self.tiles.out);

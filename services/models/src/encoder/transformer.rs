@@ -1,6 +1,6 @@
 //! The one encoder: stem, positions, transformer layers, merger, as its spec says.
 
-use super::Encoder;
+use super::{Encoder, shares};
 use super::layout::Layout;
 use super::pieces::{Piece, pieces, runs};
 use super::plane;
@@ -81,9 +81,14 @@ impl<B: Backend> TransformerEncoder<B> {
         })
     }
 
-    /// Output rows of the pieces of one run, in a line.
-    fn run(&self, run: &[Piece<'_>]) -> Result<Vec<f32>, ModelError> {
+    /// Output rows of the pieces of one run, in a line. A part is a layer with what stands before the first one, and
+    /// the last part is what follows the layers.
+    fn run(&self, run: &[Piece<'_>], before: &mut dyn FnMut(usize)) -> Result<Vec<f32>, ModelError> {
         let backend = &self.backend;
+        let n_tokens = run.iter().map(Piece::n_rows).sum::<usize>() / self.group();
+        let mut parts = shares(n_tokens, self.layers.len() + 1);
+        let mut part = || parts.next().map_or((), &mut *before);
+        part();
         let layout = Layout::of(&self.spec, run);
         let mut x = self.stem.forward(backend, run)?;
         if let Some(order) = &layout.order {
@@ -92,11 +97,15 @@ impl<B: Backend> TransformerEncoder<B> {
         x = self.entry.enter(backend, x, layout.positions.iter().map(|[.., x]| *x))?;
         let rotary = self.entry.rotary(&layout.positions);
         for (i, layer) in self.layers.iter().enumerate() {
+            if i > 0 {
+                part();
+            }
             let offsets = if layer.sees_whole { &layout.whole } else { &layout.windows };
             let bias = self.entry.score_bias(i);
             let seqs = Varlen { cu_seqlens_q: offsets, cu_seqlens_k: offsets, mask: Mask::Full, bias };
             x = layer.forward(backend, &x, rotary.as_ref(), seqs)?;
         }
+        part();
         if let Some(norm) = &self.final_norm {
             x = backend.norm(&x, norm)?;
         }
@@ -111,6 +120,11 @@ impl<B: Backend> TransformerEncoder<B> {
         }
         Ok(backend.download(&x)?)
     }
+
+    /// Rows that become one output row.
+    fn group(&self) -> usize {
+        self.spec.merger.as_ref().map_or(1, |m| m.side * m.side)
+    }
 }
 
 impl<B: Backend> Encoder for TransformerEncoder<B> {
@@ -118,15 +132,19 @@ impl<B: Backend> Encoder for TransformerEncoder<B> {
         self.spec.output_width()
     }
 
-    fn encode(&mut self, batch: &[&EncoderInput]) -> Result<Vec<Vec<f32>>, ModelError> {
+    fn encode_in_parts(
+        &mut self,
+        batch: &[&EncoderInput],
+        before: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Vec<f32>>, ModelError> {
         let mut all = Vec::new();
         for (i, input) in batch.iter().enumerate() {
             all.extend(pieces(&self.spec, i, input)?);
         }
-        let group = self.spec.merger.as_ref().map_or(1, |m| m.side * m.side);
+        let group = self.group();
         let mut outputs = vec![Vec::new(); batch.len()];
         for run in runs(&all, RUN_ROWS) {
-            let rows = self.run(run)?;
+            let rows = self.run(run, before)?;
             let mut rest = rows.as_slice();
             for piece in run {
                 let (own, after) = rest.split_at(piece.n_rows() / group * self.hidden());

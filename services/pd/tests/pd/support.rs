@@ -96,6 +96,7 @@ pub fn config(grpc: TcpListener, store: Arc<dyn EcStore>) -> PdConfig {
         limits: Limits::default(),
         engine: EngineSettings::default(),
         beside: None,
+        turnstile: None,
     }
 }
 

@@ -60,8 +60,9 @@ impl Rungs for AtEncoders<'_> {
 
     fn spare(&self, seen: &[WorkerId]) -> Option<Lease> {
         let asked = self.parts.fleet.lease(&self.want(), self.size(), seen).now_or_never();
-        // A PD worker has its own work: it helps out when nobody else can.
-        asked.filter(|worker| !seen.contains(worker.id()) && !worker.is_last_resort())
+        // A PD worker has its own work: it helps out when nobody else can. Where only PD workers encode, a job is slow
+        // because its worker decodes, and a second one would only slow another one's answers.
+        asked.filter(|worker| !seen.contains(worker.id()) && !worker.is_pd())
     }
 
     fn id(worker: &Lease) -> &WorkerId {
@@ -99,12 +100,11 @@ impl Rungs for AtEncoders<'_> {
 
 impl AtEncoders<'_> {
     fn want(&self) -> Want {
-        let Job { model, wanted, .. } = self.job;
-        Want::Encoder { model: model.clone(), modality: wanted.modality, fingerprint: wanted.fingerprint }
+        self.job.encoder()
     }
 
     fn size(&self) -> Size {
-        Size::Item { key: Some(self.job.wanted.key), bytes: self.n_bytes() }
+        Size::Item { key: Some(self.job.wanted.key), bytes: self.n_bytes(), home: self.job.home.clone() }
     }
 
     fn n_bytes(&self) -> u64 {

@@ -27,8 +27,9 @@ impl Shared {
         tried: &[WorkerId],
     ) -> Option<(Arc<Worker>, Given)> {
         let (mut able, tier) = self.able(catalog, want, tried)?;
-        if let Size::Request { holders, .. } = size {
-            prefer(&mut able, holders);
+        match size {
+            Size::Request { holders, .. } => prefer(&mut able, holders),
+            Size::Item { home, .. } => prefer(&mut able, home.as_slice()),
         }
         // Whoever comes back from being ejected is first: one piece of work is risked to have it back.
         let (index, reason) = match able.iter().position(|(_, worker)| worker.view().outlier.take_probe()) {
@@ -77,7 +78,7 @@ impl Shared {
         match (want, size) {
             (Want::Encoder { .. }, size) => {
                 let (key, bytes) = match size {
-                    Size::Item { key, bytes } => (key.as_ref(), *bytes),
+                    Size::Item { key, bytes, .. } => (key.as_ref(), *bytes),
                     Size::Request { .. } => (None, 0),
                 };
                 let now = Instant::now();
@@ -131,6 +132,11 @@ fn takes_more(worker: &Worker) -> bool {
     !matches!(worker.view().outlier.circuit(), Circuit::Open { .. } | Circuit::HalfOpen { probing: true })
 }
 
+/// What an item takes there, in microseconds.
+pub(super) fn encoder_cost_us(worker: &Worker, want: &Want, bytes: u64) -> u64 {
+    curve(worker, want).unwrap_or(UNKNOWN).cost_us(bytes)
+}
+
 fn curve(worker: &Worker, want: &Want) -> Option<Curve> {
     match want {
         Want::Encoder { model, modality, .. } => worker.view().curve(model, *modality),
@@ -152,7 +158,7 @@ fn given(worker: &Worker, want: &Want, size: &Size, now: Instant) -> (Sent, Opti
     match (want, size) {
         (Want::Encoder { .. }, Size::Item { bytes, .. }) => {
             let measured = curve(worker, want);
-            let encode_us = measured.unwrap_or(UNKNOWN).cost_us(*bytes);
+            let encode_us = encoder_cost_us(worker, want, *bytes);
             let forecast = measured.map(|curve| forecast(worker, curve, *bytes, now));
             (Sent { n: 1, encode_us, tokens: 0 }, forecast)
         }
@@ -162,12 +168,12 @@ fn given(worker: &Worker, want: &Want, size: &Size, now: Instant) -> (Sent, Opti
 }
 
 fn encoder_load<'a>((known, worker): &Able<'a>, want: &Want, bytes: u64, now: Instant) -> EncoderLoad<'a> {
-    let cost_us = curve(worker, want).unwrap_or(UNKNOWN).cost_us(bytes);
+    let cost_us = encoder_cost_us(worker, want, bytes);
     let view = worker.view();
     EncoderLoad { id: &known.id, queued_us: view.queued_us(now), cost_us, is_full: view.is_full() }
 }
 
-fn pd_load(worker: &Worker, items: &[(ContentKey, u64)], own_tokens: u64) -> PdLoad {
+pub(super) fn pd_load(worker: &Worker, items: &[(ContentKey, u64)], own_tokens: u64) -> PdLoad {
     let view = worker.view();
     let (running, waiting, waiting_tokens) = view.requests();
     let own_bytes = items.iter().filter(|(key, _)| !view.resident.contains(key)).map(|(_, bytes)| bytes);

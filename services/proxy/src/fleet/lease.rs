@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tonic::transport::Channel;
 use triptych_core::{FailureClass, Modality, ModelName, WorkerId};
+use triptych_runtime::discovery::Role;
 
 /// A worker that has been given a piece of work. Dropping it takes the work off its load; whoever holds it says how the
 /// work ended with one of the `report_*`, unless that tells nothing of the worker.
@@ -55,6 +56,11 @@ impl Lease {
     pub fn p95_of_tokens(&self, model: &ModelName, modality: Modality, tokens: u32) -> Option<Duration> {
         let curve = self.worker.view().curve(model, modality)?;
         Some(self.forecast?.queue.saturating_add(curve.p95(curve.tokens_us(tokens))))
+    }
+
+    /// Whether it is a PD worker.
+    pub fn is_pd(&self) -> bool {
+        self.worker.role() == Role::Pd
     }
 
     /// Whether it is a PD worker that encodes since nobody else can.

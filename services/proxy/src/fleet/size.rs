@@ -14,6 +14,8 @@ pub enum Size {
         key: Option<ContentKey>,
         /// Its length in bytes.
         bytes: u64,
+        /// The PD worker that the request goes to, where PD workers encode; see [`super::home`].
+        home: Option<WorkerId>,
     },
     /// A request to be answered.
     Request {
@@ -21,14 +23,15 @@ pub enum Size {
         items: Vec<(ContentKey, u64)>,
         /// What it begins with.
         prompt: Prefixes,
-        /// Workers that hold items which nobody else is known to have; empty: there are no such items.
+        /// Workers that hold items which nobody else is known to have, or that have them encoded for this request; empty:
+        /// there are no such items.
         holders: Vec<WorkerId>,
     },
 }
 
 impl From<u64> for Size {
     fn from(bytes: u64) -> Self {
-        Self::Item { key: None, bytes }
+        Self::Item { key: None, bytes, home: None }
     }
 }
 

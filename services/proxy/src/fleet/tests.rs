@@ -133,6 +133,51 @@ async fn a_pd_worker_with_encoders_is_the_last_resort_or_the_first_where_there_i
     assert_eq!(shared.able(&catalog, &encode(), &[]).unwrap().1, None);
 }
 
+/// As [`home::Homeless`], of a key whose first byte is given.
+fn homeless(key: u8) -> home::Homeless {
+    home::Homeless { key: ContentKey::from_bytes([key; 32]), want: encode(), bytes: 1000 }
+}
+
+#[tokio::test(start_paused = true)]
+async fn items_that_only_pd_workers_encode_go_where_the_request_will() {
+    let shared = shared(0, 2);
+    let workers = all(&shared);
+    workers.iter().for_each(|worker| shared.set_up(worker, describe(true)));
+    let catalog = || shared.catalog.borrow().clone();
+    let home = |keys: &[u8]| {
+        let items: Vec<_> = keys.iter().map(|key| homeless(*key)).collect();
+        shared.home(&catalog(), &decode(), &items)
+    };
+    assert_eq!(home(&[]), None, "a text has no home");
+    // Four items are given to the first, which makes the second one the home of what comes next.
+    let first = home(&[1, 2, 3, 4]).unwrap();
+    let size = || Size::Item { key: None, bytes: 1000, home: Some(first.clone()) };
+    let given: Vec<_> = (0..4).map(|_| lease(&shared, &encode(), size(), &[]).unwrap()).collect();
+    assert!(given.iter().all(|lease| *lease.id() == first), "all items of a request are encoded at its home");
+    let second = home(&[5]).unwrap();
+    assert_ne!(second, first);
+    let request = Size::Request { items: vec![], prompt: Prefixes::default(), holders: vec![first.clone()] };
+    assert_eq!(*lease(&shared, &decode(), request, &[]).unwrap().id(), first, "and it is answered there");
+    // What a worker holds costs nothing there.
+    drop(given);
+    let holder = workers.iter().find(|worker| worker.id == first).unwrap();
+    holder.view().resident.insert(ContentKey::from_bytes([6; 32]));
+    assert!((0..10).all(|_| home(&[6]).as_ref() == Some(&first)));
+    // A home that was tried is left; one that is down is none.
+    let other = lease(&shared, &encode(), size(), std::slice::from_ref(&first)).unwrap();
+    assert_eq!(*other.id(), second);
+    shared.set_down(holder);
+    assert_eq!(home(&[6]), Some(second));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_there_are_encoder_workers_a_request_has_no_home() {
+    let shared = shared(1, 2);
+    all(&shared).iter().for_each(|worker| shared.set_up(worker, describe(true)));
+    let catalog = shared.catalog.borrow().clone();
+    assert_eq!(shared.home(&catalog, &decode(), &[homeless(1)]), None);
+}
+
 #[tokio::test(start_paused = true)]
 async fn never_more_than_half_are_ejected_and_one_probe_brings_a_worker_back() {
     let shared = shared(3, 0);

@@ -9,7 +9,6 @@ use super::Work;
 use super::said::Said;
 use super::supply::Supply;
 use crate::encode::{ATTEMPTS, WORKER_WAIT, backoff};
-use crate::fleet::catalog::Want;
 use crate::fleet::{Lease, Prefixes, Size};
 use crate::request::Resumption;
 use crate::wire::{CallFailure, outgoing};
@@ -132,7 +131,7 @@ impl<'a> Decoding<'a> {
 
     async fn lease(&self, tried: &[WorkerId]) -> Result<Lease, Failure> {
         let served = &self.work.route.served;
-        let want = Want::Pd { model: served.name.clone(), edition: served.edition.clone() };
+        let want = self.work.decoder();
         // The request's own time is held by whoever waits for this.
         let lease = timeout(WORKER_WAIT, self.work.orchestrator.fleet.lease(&want, self.size(), tried)).await;
         lease.map_err(|_| {

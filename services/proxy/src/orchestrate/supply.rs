@@ -6,6 +6,7 @@
 
 use super::{Work, at_item};
 use crate::encode::{Announced, Encoded, Flight, Job};
+use crate::fleet::home::Homeless;
 use crate::observe::wire_source;
 use futures::future::{pending, select_all, try_join_all};
 use std::time::Duration;
@@ -36,13 +37,22 @@ struct Place {
     n_again: u32,
 }
 
+/// The PD worker that encodes the items and answers, where PD workers encode.
+fn home(work: &Work, jobs: &[Job]) -> Option<WorkerId> {
+    let item = |job: &Job| Homeless { key: job.wanted.key, want: job.encoder(), bytes: job.bytes.len() as u64 };
+    let items: Vec<_> = jobs.iter().map(item).collect();
+    work.orchestrator.fleet.home(&work.decoder(), &items)
+}
+
 impl<'a> Supply<'a> {
     /// Looks for the outputs or has them made; waits until each is announced.
     ///
     /// # Errors
     /// Of the first item that fails; the others go on for whoever asks again.
-    pub(super) async fn begin(work: &'a Work, jobs: Vec<Job>) -> Result<Self, Failure> {
+    pub(super) async fn begin(work: &'a Work, mut jobs: Vec<Job>) -> Result<Self, Failure> {
         let encodes = &work.orchestrator.encodes;
+        let home = home(work, &jobs);
+        jobs.iter_mut().for_each(|job| job.home.clone_from(&home));
         let mut flights = encodes.begin(&jobs);
         let waits = flights.iter_mut().enumerate();
         let waits = waits.map(|(i, flight)| async move {
@@ -81,10 +91,12 @@ impl<'a> Supply<'a> {
         items.map(|item| (item.key, item.payload_len().unwrap_or(0) as u64)).collect()
     }
 
-    /// PD workers that hold items which nobody else is known to have.
+    /// PD workers that hold items which nobody else is known to have, or have them encoded for this request.
     pub(super) fn holders(&self) -> Vec<WorkerId> {
         let encoded = self.places.iter().filter_map(|place| place.encoded.as_ref());
-        encoded.map(|one| &one.holders).find(|holders| !holders.is_empty()).cloned().unwrap_or_default()
+        let held = encoded.map(|one| &one.holders).find(|holders| !holders.is_empty()).cloned();
+        // Without such, where its items were encoded, if that was chosen for it.
+        held.unwrap_or_else(|| self.places.iter().find_map(|place| place.job.home.clone()).into_iter().collect())
     }
 
     /// Where a PD worker finds them.

@@ -14,10 +14,14 @@ use triptych_core::limits::Limits;
 use triptych_encoder::{BatchLimits, EmbeddedConfig};
 use triptych_pd::{EngineSettings, MakeBeside, PdConfig, PdError};
 use triptych_runtime::discovery::Role;
+use triptych_runtime::turnstile::{EncoderBudget, Turnstile};
 use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Encoder jobs that a PD worker with encoders admits at once.
-const MAX_JOBS: usize = 64;
+const MAX_JOBS: usize = 256;
+/// A step that waits while nothing decodes goes between two forwards, so they are short: one picture of a usual size, or
+/// several small ones.
+const BATCH: BatchLimits = BatchLimits { max_tokens: 512, max_items: 16 };
 
 /// Flags of a prefill/decode worker.
 #[derive(Args, Debug)]
@@ -47,6 +51,11 @@ pub struct PdArgs {
     /// what they encode is here at once
     #[arg(long, env = "TRIPTYCH_WITH_ENCODER", value_parser = FalseyValueParser::new())]
     pub with_encoder: bool,
+    /// Encoder output tokens that a worker with encoders computes between two steps while sequences decode: less keeps
+    /// the pace of answers, more encodes sooner. A forward is divided between layers, so at least one layer runs. `auto`:
+    /// about as long as a step takes; `none`: a whole forward
+    #[arg(long, value_name = "N", env = "TRIPTYCH_ENCODER_TOKEN_BUDGET", default_value_t = EncoderBudget::Automatic)]
+    pub encoder_token_budget: EncoderBudget,
     /// TLS
     #[command(flatten)]
     pub tls: TlsArgs,
@@ -129,9 +138,11 @@ fn encoders(config: &PdConfig, drain: Drain, metrics: MetricsRegistry) -> MakeBe
         compute: config.compute,
         dtype: config.encoder_dtype.clone(),
         limits: config.limits.clone(),
-        batch: BatchLimits::default(),
+        batch: BATCH,
+        turnstile: config.turnstile.clone(),
         max_jobs: MAX_JOBS,
-        preprocess_threads: std::thread::available_parallelism().map_or(1, usize::from),
+        // Preprocessing is not divided into turns: half of the cores stay the engine's.
+        preprocess_threads: std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2)),
         // Its own engine reads the rows where they are; other PD workers read the store.
         shelf: None,
     };
@@ -169,8 +180,10 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         limits,
         engine: args.engine.settings(),
         beside: None,
+        turnstile: None,
     };
     if args.with_encoder {
+        config.turnstile = Some(Turnstile::new(args.encoder_token_budget));
         config.beside = Some(encoders(&config, process.drain.clone(), process.metrics.clone()));
     }
     triptych_pd::run(config, process.drain, process.metrics).await.map_err(|e| match e {

@@ -2,7 +2,7 @@
 //! a child that comes back is found where it was.
 
 use super::UpArgs;
-use crate::args::EcArg;
+use crate::args::{EcArg, ModelArgs};
 use crate::error::CliError;
 use crate::listen::Ports;
 use crate::model::CheckedModel;
@@ -118,7 +118,7 @@ impl Plan {
             for i in 0..n {
                 let mut worker = child(role, format!("{}-{i}", role.as_str()), &mut ports)?;
                 worker.flags.extend(["--id".into(), worker.name.clone().into()]);
-                worker.flags.extend(model_flags(args, models));
+                worker.flags.extend(model_flags(&args.models, models));
                 worker.ec = Some(ec.clone());
                 children.push(worker);
             }
@@ -138,16 +138,21 @@ impl Plan {
     }
 }
 
-fn child(role: Role, name: String, ports: &mut Ports) -> Result<ChildSpec, CliError> {
+/// A child of a role with free ports.
+///
+/// # Errors
+/// [`CliError::Failed`] if no port is free.
+pub fn child(role: Role, name: String, ports: &mut Ports) -> Result<ChildSpec, CliError> {
     let (grpc, admin) = (local(ports.next()?), local(ports.next()?));
     let flags =
         [role.as_str(), "--grpc", &grpc.to_string(), "--admin", &admin.to_string()].map(OsString::from);
     Ok(ChildSpec { name, role, flags: flags.to_vec(), ec: None, grpc, admin })
 }
 
-fn model_flags(args: &UpArgs, models: &[CheckedModel]) -> Vec<OsString> {
-    let mut flags = args.models.compute.to_flags();
-    flags.extend(args.models.rows.to_flags());
+/// What workers serve, and how they compute.
+pub fn model_flags(args: &ModelArgs, models: &[CheckedModel]) -> Vec<OsString> {
+    let mut flags = args.compute.to_flags();
+    flags.extend(args.rows.to_flags());
     for model in models {
         let mut source = OsString::from(format!("{}=", model.name));
         source.push(&model.dir);
@@ -156,7 +161,8 @@ fn model_flags(args: &UpArgs, models: &[CheckedModel]) -> Vec<OsString> {
     flags
 }
 
-fn proxy(workers: &[ChildSpec], ec: String, faces: Faces) -> ChildSpec {
+/// The proxy before these workers.
+pub fn proxy(workers: &[ChildSpec], ec: String, faces: Faces) -> ChildSpec {
     let flags = ["proxy", "--http", &faces.http.to_string(), "--grpc", &faces.grpc.to_string()];
     let mut flags = flags.map(OsString::from).to_vec();
     for worker in workers {
@@ -171,7 +177,8 @@ fn proxy(workers: &[ChildSpec], ec: String, faces: Faces) -> ChildSpec {
     ChildSpec { name: "proxy".into(), role: Role::Proxy, flags, ec: Some(ec), grpc, admin }
 }
 
-fn local(port: u16) -> SocketAddr {
+/// A port of the loopback address.
+pub fn local(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }
 

@@ -50,6 +50,12 @@ impl Screen {
         Ok(Self { spinner: if spins { spinner() } else { ProgressBar::hidden() }, style })
     }
 
+    /// Lines as they are, without colour and without anything that moves.
+    #[cfg(test)]
+    pub fn silent() -> Self {
+        Self { spinner: ProgressBar::hidden(), style: Style::Plain }
+    }
+
     /// Whether children may colour their lines.
     pub const fn is_coloured(&self) -> bool {
         matches!(self.style, Style::Colour)

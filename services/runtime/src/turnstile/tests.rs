@@ -1,0 +1,70 @@
+//! The same between real threads, by what each saw, not by when.
+
+use super::*;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+/// Tokens of an encoder's part since the engine's last step, as the two threads themselves count them.
+#[derive(Default)]
+struct Seen {
+    since: AtomicU64,
+    most: AtomicU64,
+    inside: AtomicU64,
+}
+
+impl Seen {
+    fn alone<T>(&self, work: impl FnOnce() -> T) -> T {
+        assert_eq!(self.inside.fetch_add(1, Ordering::SeqCst), 0, "two computed at once");
+        let result = work();
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+        result
+    }
+}
+
+#[test]
+fn threads_compute_one_at_a_time_and_keep_to_the_budget() {
+    const STEPS: usize = 200;
+    let turnstile = Turnstile::new(EncoderBudget::Tokens(6));
+    let (engine, encoder) = (turnstile.engine(), turnstile.encoder());
+    let seen = Seen::default();
+    engine.step().decodes();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for i in 1..=STEPS {
+                let turn = engine.step();
+                seen.alone(|| {
+                    let since = seen.since.swap(0, Ordering::SeqCst);
+                    seen.most.fetch_max(since, Ordering::SeqCst);
+                });
+                if i < STEPS {
+                    turn.decodes();
+                }
+            }
+        });
+        scope.spawn(|| {
+            for _ in 0..STEPS {
+                let mut forward = encoder.forward();
+                for _ in 0..5 {
+                    forward.part(2);
+                    seen.alone(|| seen.since.fetch_add(2, Ordering::SeqCst));
+                }
+            }
+        });
+    });
+    let most = seen.most.load(Ordering::SeqCst);
+    assert!((1..=6).contains(&most), "{most} tokens between two steps");
+    assert!(turnstile.spent().most <= 6);
+}
+
+#[test]
+fn a_forward_that_panics_leaves_its_turn() {
+    let turnstile = Turnstile::new(EncoderBudget::Automatic);
+    let (engine, encoder) = (turnstile.engine(), turnstile.encoder());
+    let died = thread::spawn(move || {
+        let mut forward = encoder.forward();
+        forward.part(1);
+        panic!("our bug");
+    });
+    assert!(died.join().is_err());
+    drop(engine.step());
+}

@@ -1,0 +1,170 @@
+//! The rule, event by event, with times that the test gives.
+
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// An engine and an encoder at one turnstile, and what happened: `s` a step, a number a part of so many tokens.
+struct Scene {
+    turns: Turns,
+    engine: Ticket,
+    story: String,
+}
+
+impl Scene {
+    fn new(budget: EncoderBudget) -> Self {
+        let mut turns = Turns::new(budget);
+        let engine = turns.ticket();
+        Self { turns, engine, story: String::new() }
+    }
+
+    fn step(&mut self, decodes: bool) -> bool {
+        if !self.turns.steps.contains(&self.engine) {
+            self.turns.ask_step(self.engine);
+        }
+        let goes = self.turns.take_step(self.engine);
+        if goes {
+            self.turns.end_step(self.engine, decodes, 10 * MS);
+            self.story += "s ";
+        }
+        goes
+    }
+
+    fn part(&mut self, forward: Ticket, tokens: u64) -> bool {
+        if !self.turns.parts.iter().any(|(id, _)| *id == forward) {
+            self.turns.ask_part(forward, tokens);
+        }
+        let goes = self.turns.take_part(forward);
+        if goes {
+            self.turns.end_part(forward, tokens, tokens as u32 * MS);
+            self.story += &format!("{tokens} ");
+        }
+        goes
+    }
+
+    /// An engine that always has a step, beside a forward of so many equal parts.
+    fn race(&mut self, n_parts: usize, tokens: u64, decodes: bool) -> &str {
+        let forward = self.turns.ticket();
+        let mut left = n_parts;
+        self.turns.ask_part(forward, tokens);
+        while left > 0 {
+            if !self.step(decodes) {
+                assert!(self.part(forward, tokens), "one of the two always goes");
+                left -= 1;
+                if left > 0 {
+                    self.turns.ask_part(forward, tokens);
+                }
+            }
+        }
+        self.turns.end_forward(forward);
+        self.step(decodes);
+        self.story.trim_end()
+    }
+}
+
+#[test]
+fn between_two_steps_of_a_decoding_engine_no_more_than_the_budget_is_encoded() {
+    let cases = [
+        (EncoderBudget::Tokens(4), 2, "s 2 2 s 2 2 s 2 s"),
+        (EncoderBudget::Tokens(5), 2, "s 2 2 s 2 2 s 2 s"),
+        // A part cannot be divided: one goes however small the budget is.
+        (EncoderBudget::Tokens(1), 2, "s 2 s 2 s 2 s 2 s 2 s"),
+        (EncoderBudget::Unlimited, 2, "s 2 2 2 2 2 s"),
+    ];
+    for (budget, tokens, expect) in cases {
+        let mut scene = Scene::new(budget);
+        scene.step(true);
+        assert_eq!(scene.race(5, tokens, true), expect, "{budget}");
+    }
+}
+
+#[test]
+fn a_forward_that_used_its_budget_up_waits_for_a_step_that_is_not_asked_for_yet() {
+    let mut scene = Scene::new(EncoderBudget::Tokens(2));
+    scene.step(true);
+    let forward = scene.turns.ticket();
+    assert!(scene.part(forward, 2));
+    assert!(!scene.part(forward, 2), "the engine decodes and will be back");
+    scene.step(true);
+    assert!(scene.part(forward, 2));
+    scene.step(false);
+    assert!(scene.part(forward, 2) && scene.part(forward, 2), "nothing decodes any more");
+}
+
+#[test]
+fn an_engine_that_rests_or_is_gone_is_not_waited_for() {
+    for leaves in [Turns::rest, Turns::leave] {
+        let mut scene = Scene::new(EncoderBudget::Tokens(2));
+        scene.step(true);
+        let forward = scene.turns.ticket();
+        assert!(scene.part(forward, 2) && !scene.part(forward, 2));
+        leaves(&mut scene.turns, scene.engine);
+        assert!(scene.part(forward, 2));
+    }
+}
+
+#[test]
+fn steps_and_whole_forwards_go_in_turns_while_nothing_decodes() {
+    let mut scene = Scene::new(EncoderBudget::Tokens(1));
+    scene.step(false);
+    assert_eq!(scene.race(3, 2, false), "s 2 2 2 s");
+    scene.story.clear();
+    let [first, second] = [scene.turns.ticket(), scene.turns.ticket()];
+    scene.turns.ask_step(scene.engine);
+    assert!(scene.part(first, 2));
+    scene.turns.end_forward(first);
+    assert!(!scene.part(second, 2), "a step waits, and had to wait for one forward already");
+    assert!(scene.step(false) && scene.part(second, 2));
+}
+
+#[test]
+fn one_forward_at_a_time_and_one_holder() {
+    let mut turns = Turns::new(EncoderBudget::Unlimited);
+    let [first, second, engine] = [turns.ticket(), turns.ticket(), turns.ticket()];
+    turns.ask_part(first, 1);
+    turns.ask_part(second, 1);
+    assert!(!turns.take_part(second) && turns.take_part(first));
+    turns.ask_step(engine);
+    assert!(!turns.take_step(engine) && !turns.take_part(second), "one at a time");
+    turns.end_part(first, 1, MS);
+    assert!(turns.take_part(second), "nobody is between two parts while it does not ask");
+    turns.end_part(second, 1, MS);
+}
+
+#[test]
+fn an_automatic_budget_is_what_takes_as_long_as_a_step() {
+    let mut scene = Scene::new(EncoderBudget::Automatic);
+    assert_eq!(scene.turns.spent().budget, Some(FIRST_GUESS));
+    scene.step(true);
+    let forward = scene.turns.ticket();
+    // A token takes 1 ms, a step 10.
+    assert!(scene.part(forward, 4));
+    assert_eq!(scene.turns.spent().budget, Some(10));
+    for (step, expect) in [(MS, 5), (900 * MS, 25)] {
+        let mut scene = Scene::new(EncoderBudget::Automatic);
+        scene.turns.end_step(scene.engine, true, step);
+        assert!(scene.part(forward, 4));
+        assert_eq!(scene.turns.spent().budget, Some(expect), "{step:?}");
+    }
+}
+
+#[test]
+fn what_was_spent_counts_only_beside_decoding() {
+    let mut scene = Scene::new(EncoderBudget::Tokens(4));
+    let forward = scene.turns.ticket();
+    assert!(scene.part(forward, 50));
+    scene.step(true);
+    assert!(scene.part(forward, 2) && scene.part(forward, 2));
+    scene.step(true);
+    let expect = Spent { steps: 2, steps_after_encode: 1, tokens: 4, most: 4, budget: Some(4) };
+    assert_eq!(scene.turns.spent(), expect);
+}
+
+#[test]
+fn budgets_are_written_as_they_are_read() {
+    for text in ["auto", "none", "64"] {
+        assert_eq!(text.parse::<EncoderBudget>().unwrap().to_string(), text);
+    }
+    assert_eq!("0".parse(), Ok(EncoderBudget::Unlimited));
+    assert!("many".parse::<EncoderBudget>().unwrap_err().contains("auto"));
+}

@@ -1,0 +1,308 @@
+//! One cluster that is measured: its processes, each where it belongs, from their start to their end.
+
+use super::quota::{self, Quota};
+use super::{TopologyArgs, check_store, pin};
+use crate::args::{EC_VARIABLE, EcArg, tls};
+use crate::error::CliError;
+use crate::listen::Ports;
+use crate::model::CheckedModel;
+use crate::up::plan::{ChildSpec, Faces, Plan, Role, child, local, model_flags, proxy};
+use crate::up::ready;
+use crate::up::screen::Screen;
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::process::{Child, Command};
+use tokio::time::{sleep, timeout};
+use triptych_bench::topology::{CoreList, Share, Topology, WorkerKind};
+use triptych_ec::EcSetting;
+
+/// Between two looks whether all processes live.
+const LOOK: Duration = Duration::from_millis(100);
+/// For an orderly end; who takes longer is killed.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// What a cluster is started with.
+pub struct ClusterSettings<'a> {
+    /// Which workers.
+    pub topology: &'a Topology,
+    /// What all clusters have in common.
+    pub args: &'a TopologyArgs,
+    /// The models, checked.
+    pub models: &'a [CheckedModel],
+    /// Where lines go.
+    pub screen: &'a Screen,
+    /// For logs, and for a store on disk.
+    pub dir: &'a Path,
+}
+
+/// A running cluster. Dropping it kills its processes.
+pub struct BenchCluster {
+    /// What it is.
+    pub topology: Topology,
+    /// Where it answers.
+    pub faces: Faces,
+    /// Its processes by name, and where each answers `/metrics`.
+    pub admins: Vec<(String, std::net::SocketAddr)>,
+    /// Where each process runs, for the report.
+    pub placement: Vec<(String, String)>,
+    processes: Vec<Process>,
+    slab: Option<PathBuf>,
+}
+
+struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+    // After the child: it is removed when the process is gone.
+    _quota: Option<Quota>,
+}
+
+impl BenchCluster {
+    /// Starts the processes and waits until all are ready.
+    ///
+    /// # Errors
+    /// [`CliError`] if one cannot start, names the end of its log, or if workers do not fit the cores.
+    pub async fn start(settings: ClusterSettings<'_>) -> Result<Self, CliError> {
+        let ClusterSettings { topology, args, models, screen, dir } = &settings;
+        let name = topology.to_string().replace(':', "-");
+        let (cores, side) = args.core_lists()?;
+        let shares = topology
+            .shares(&cores, quota::available())
+            .map_err(|e| CliError::Setting(format!("--topology {topology}: {e}")))?;
+        let ec = args.store_of(&name, dir)?;
+        check_store(&ec).await?;
+        let mut ports = Ports::default();
+        let plan = plan(&settings, &shares, &ec, &mut ports)?;
+        // Children take their ports over.
+        drop(ports);
+        let mut cluster = Self {
+            topology: (*topology).clone(),
+            faces: plan.faces,
+            admins: plan.children.iter().map(|c| (c.name.clone(), c.admin)).collect(),
+            placement: Vec::new(),
+            processes: Vec::new(),
+            slab: slab_of(&ec),
+        };
+        let mut shares = shares.iter();
+        for spec in &plan.children {
+            let is_worker = matches!(spec.role, Role::Encoder | Role::Pd);
+            let share = if is_worker { shares.next() } else { None };
+            let place = share.map_or_else(|| side.to_string(), ToString::to_string);
+            let (on, n_cores) = share.map_or((&side, None), |s| (&s.cores, s.quota.map(|_| s.n_cores())));
+            let log = dir.join(format!("{name}-{}.log", spec.name));
+            cluster.processes.push(Process::start(spec, on, n_cores, log)?);
+            cluster.placement.push((spec.name.clone(), place));
+        }
+        tokio::select! {
+            () = ready::wait(&plan, models, screen) => {}
+            dead = cluster.died() => return Err(CliError::Failed(format!("--topology {topology}: {dead}"))),
+        }
+        screen.end_progress();
+        Ok(cluster)
+    }
+
+    /// What has happened to a process that ended, if one has: then what was measured meanwhile is void.
+    pub fn dead(&mut self) -> Option<String> {
+        self.processes.iter_mut().find_map(Process::dead)
+    }
+
+    /// Ends when a process does, with what happened to it.
+    pub async fn died(&mut self) -> String {
+        loop {
+            if let Some(dead) = self.dead() {
+                return dead;
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Ends every process: asked first, then killed.
+    pub async fn stop(mut self) {
+        for process in &self.processes {
+            if let Some(pid) = process.child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
+                // A process that is gone already cannot be signalled, and need not be.
+                let _ = kill_process(pid, Signal::TERM);
+            }
+        }
+        let all = async {
+            for process in &mut self.processes {
+                let _ = process.child.wait().await;
+            }
+        };
+        if timeout(STOP_GRACE, all).await.is_err() {
+            for process in &mut self.processes {
+                let _ = process.child.kill().await;
+            }
+        }
+    }
+}
+
+impl Drop for BenchCluster {
+    fn drop(&mut self) {
+        // Its children are killed when they are dropped; the slab is only a name by then.
+        if let Some(slab) = &self.slab {
+            let _ = fs::remove_file(slab);
+        }
+    }
+}
+
+impl Process {
+    fn start(spec: &ChildSpec, on: &CoreList, n_cores: Option<f64>, log: PathBuf) -> Result<Self, CliError> {
+        let failed = |e: std::io::Error| CliError::failed(format!("cannot start {}", spec.name), &e);
+        let exe = std::env::current_exe().map_err(failed)?;
+        let lines = File::create(&log).map_err(|e| CliError::failed(log.display(), &e))?;
+        let mut command = Command::new(exe);
+        command.args(&spec.flags).arg("--supervised-by").arg(std::process::id().to_string());
+        match &spec.ec {
+            Some(setting) => command.env(EC_VARIABLE, setting),
+            None => command.env_remove(EC_VARIABLE),
+        };
+        for variable in tls::VARIABLES {
+            command.env_remove(variable);
+        }
+        command.env("NO_COLOR", "1").stdin(Stdio::null()).stdout(Stdio::null()).stderr(lines);
+        // An own process group: Ctrl-C reaches the bench alone, which ends its children.
+        command.process_group(0).kill_on_drop(true);
+        let child = pin::on(on, || command.spawn()).map_err(failed)?.map_err(failed)?;
+        let quota = match n_cores {
+            None => None,
+            Some(n_cores) => {
+                let pid = child.id().unwrap_or_default();
+                let quota = Quota::of(&format!("{}-{pid}", spec.name), n_cores).map_err(failed)?;
+                quota.hold(pid).map_err(failed)?;
+                Some(quota)
+            }
+        };
+        Ok(Self { name: spec.name.clone(), child, log, _quota: quota })
+    }
+
+    fn dead(&mut self) -> Option<String> {
+        let status = self.child.try_wait().ok().flatten()?;
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let mut last: Vec<&str> = log.lines().rev().take(5).collect();
+        last.reverse();
+        Some(format!("{} ended with {status}; its last lines:\n{}", self.name, last.join("\n")))
+    }
+}
+
+/// The file of a slab of this cluster's own.
+fn slab_of(ec: &EcArg) -> Option<PathBuf> {
+    let text = ec.setting.to_string();
+    let path = text.strip_prefix("shm:")?;
+    let path = path.split_once('?').map_or(path, |(path, _)| path);
+    path.contains("triptych-bench-").then(|| PathBuf::from(path))
+}
+
+/// The processes in the order of starting, workers in the order of their shares.
+fn plan(
+    settings: &ClusterSettings<'_>,
+    shares: &[Share],
+    ec: &EcArg,
+    ports: &mut Ports,
+) -> Result<Plan, CliError> {
+    let ClusterSettings { topology, args, models, .. } = settings;
+    let faces = Faces { http: local(ports.next()?), grpc: local(ports.next()?) };
+    let mut children = Vec::new();
+    let ec_text = match &ec.setting {
+        EcSetting::Memory(memory) => {
+            let mut store = child(Role::Store, "store".into(), ports)?;
+            store.flags.extend(["--budget-mib".into(), (memory.budget_bytes >> 20).to_string().into()]);
+            let text = format!("grpc://{}", store.grpc);
+            children.push(store);
+            text
+        }
+        _ => ec.text.clone(),
+    };
+    for (i, (kind, share)) in topology.kinds().into_iter().zip(shares).enumerate() {
+        let role = if kind == WorkerKind::Encoder { Role::Encoder } else { Role::Pd };
+        let mut worker = child(role, format!("{}-{i}", kind.as_str()), ports)?;
+        worker.flags.extend(["--id".into(), worker.name.clone().into()]);
+        worker.flags.extend(model_flags(&args.models, models));
+        // The flag that stands last wins.
+        worker.flags.extend(["--threads".into(), share.threads().to_string().into()]);
+        if kind == WorkerKind::Both {
+            worker.flags.push("--with-encoder".into());
+            let budget = topology.budget.iter().flat_map(|n| ["--encoder-token-budget".into(), n.into()]);
+            worker.flags.extend(budget);
+        }
+        worker.flags.extend(args.worker_flags.split_whitespace().map(Into::into));
+        worker.ec = Some(ec_text.clone());
+        children.push(worker);
+    }
+    let proxy = proxy(&children, ec_text, faces);
+    children.push(proxy);
+    Ok(Plan { children, faces, store: ec.setting.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+    use clap::{Args, FromArgMatches, Parser};
+    use std::ffi::OsString;
+    use triptych_core::{Modality, ModelName};
+
+    fn args(flags: &[&str]) -> TopologyArgs {
+        let command = TopologyArgs::augment_args(clap::Command::new("t").no_binary_name(true));
+        TopologyArgs::from_arg_matches(&command.get_matches_from(flags)).unwrap()
+    }
+
+    fn flags_of(topology: &str, flags: &[&str]) -> Vec<(String, String)> {
+        let (args, topology) = (args(flags), topology.parse::<Topology>().unwrap());
+        let models = [CheckedModel { name: ModelName::new("m"), modalities: vec![Modality::Image], dir: "/m".into() }];
+        let screen = Screen::silent();
+        let settings = ClusterSettings {
+            topology: &topology,
+            args: &args,
+            models: &models,
+            screen: &screen,
+            dir: Path::new("/tmp"),
+        };
+        let shares = topology.shares(&"0-3".parse().unwrap(), false).unwrap();
+        let ec = args.store_of("x", Path::new("/tmp")).unwrap();
+        let plan = plan(&settings, &shares, &ec, &mut Ports::default()).unwrap();
+        for child in &plan.children {
+            let line = std::iter::once(OsString::from("triptych")).chain(child.flags.iter().cloned());
+            let ec = child.ec.iter().flat_map(|ec| ["--ec".into(), OsString::from(ec)]);
+            Cli::try_parse_from(line.chain(ec)).unwrap_or_else(|e| panic!("{}: {e}", child.name));
+        }
+        let text = |c: &ChildSpec| c.flags.iter().map(|f| f.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ");
+        plan.children.iter().map(|c| (c.name.clone(), text(c))).collect()
+    }
+
+    #[test]
+    fn every_topology_is_made_of_flags_that_the_roles_take() {
+        for (topology, names) in [
+            ("1e1pd", &["encoder-0", "pd-1", "proxy"][..]),
+            ("1e2pd", &["encoder-0", "pd-1", "pd-2", "proxy"]),
+            ("dp2", &["worker-0", "worker-1", "proxy"]),
+            ("colocated:budget=64", &["worker-0", "proxy"]),
+        ] {
+            let children = flags_of(topology, &["--worker-flags", "--log debug"]);
+            let found: Vec<_> = children.iter().map(|(name, _)| name.as_str()).collect();
+            assert_eq!(found, names, "{topology}");
+            let both = children.iter().filter(|(_, flags)| flags.contains("--with-encoder")).count();
+            assert_eq!(both, names.iter().filter(|name| name.starts_with("worker")).count());
+        }
+        let colocated = &flags_of("colocated:budget=64", &[])[0].1;
+        assert!(colocated.contains("--encoder-token-budget 64") && colocated.contains("--threads 4"), "{colocated}");
+        assert!(flags_of("1e2pd", &[])[2].1.ends_with("--threads 2"), "what is left over goes to a decoder");
+        assert_eq!(flags_of("dp2", &["--ec", "memory"])[0].0, "store");
+    }
+
+    #[test]
+    fn clusters_that_are_compared_have_stores_of_their_own() {
+        let dir = Path::new("/tmp");
+        let two = ["--topology", "1e1pd,dp2"];
+        let stores = |args: TopologyArgs| ["a", "b"].map(|name| args.store_of(name, dir).map(|ec| ec.text));
+        let [a, b] = stores(args(&two));
+        assert_ne!(a.unwrap(), b.unwrap());
+        let shared = stores(args(&[&two[..], &["--ec", "redis://127.0.0.1"]].concat()));
+        let Err(error) = &shared[0] else { panic!("one store for two clusters") };
+        assert!(error.to_string().contains("shm"), "{error}");
+        assert!(stores(args(&["--topology", "dp2", "--ec", "redis://127.0.0.1"]))[0].is_ok());
+    }
+}
