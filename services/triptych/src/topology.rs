@@ -8,8 +8,8 @@
 //!
 //! Proxy, store and load generator run on the same cores whatever the topology is (`--side-cores`), by default all that
 //! the process may use. A worker never comes back here: one that dies makes its measurement void. Each cluster has a
-//! store of its own, or what one encodes would be found by the next. Cores are given by affinity, which a child takes
-//! over from the thread that starts it; parts of a core by a quota of a cgroup ([`quota`]).
+//! store of its own, or what one encodes would be found by the next. Cores are given by affinity ([`pin`]),
+//! parts of a core by a quota of a cgroup ([`quota`]).
 
 mod cluster;
 mod pin;
@@ -71,14 +71,13 @@ impl TopologyArgs {
         Ok((checked("--cores", &self.cores)?, checked("--side-cores", &self.side_cores)?))
     }
 
-    /// Puts this process, the load generator, on its cores. To be called before other threads are started, which take it
-    /// over.
+    /// Puts this process, the load generator, on its cores.
     ///
     /// # Errors
     /// As [`Self::core_lists`].
     pub fn pin_self(&self) -> Result<(), CliError> {
         let (_, side) = self.core_lists()?;
-        pin::set_own(&side).map_err(|e| CliError::failed(format!("cannot run on cores {side}"), &e))
+        pin::set_own(&side)
     }
 
     /// The store of one cluster, of several.

@@ -154,8 +154,9 @@ impl Process {
         let failed = |e: std::io::Error| CliError::failed(format!("cannot start {}", spec.name), &e);
         let exe = std::env::current_exe().map_err(failed)?;
         let lines = File::create(&log).map_err(|e| CliError::failed(log.display(), &e))?;
-        let mut command = Command::new(exe);
-        command.args(&spec.flags).arg("--supervised-by").arg(std::process::id().to_string());
+        let (program, args) = pin::command_on(on, &exe);
+        let mut command = Command::new(program);
+        command.args(args).args(&spec.flags).arg("--supervised-by").arg(std::process::id().to_string());
         match &spec.ec {
             Some(setting) => command.env(EC_VARIABLE, setting),
             None => command.env_remove(EC_VARIABLE),
@@ -166,7 +167,7 @@ impl Process {
         command.env("NO_COLOR", "1").stdin(Stdio::null()).stdout(Stdio::null()).stderr(lines);
         // An own process group: Ctrl-C reaches the bench alone, which ends its children.
         command.process_group(0).kill_on_drop(true);
-        let child = pin::on(on, || command.spawn()).map_err(failed)?.map_err(failed)?;
+        let child = command.spawn().map_err(|e| pin::missing(&e))?;
         let quota = match n_cores {
             None => None,
             Some(n_cores) => {

@@ -1,56 +1,70 @@
-//! Cores of this process and of its children, by affinity.
+//! Cores of this process and of its children, by affinity. Linux binds it to a thread and gives it on to what the thread
+//! starts; `taskset` of util-linux sets it, since nothing that we link does so without unsafe code.
 
 use crate::error::CliError;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::ffi::OsString;
 use std::io;
+use std::path::Path;
+use std::process::Command;
 use triptych_bench::topology::CoreList;
 
-/// Cores that this thread may use.
+const TASKSET: &str = "taskset";
+
+/// Cores that this process may use.
 ///
 /// # Errors
 /// [`CliError::Failed`] if the kernel does not say.
 pub fn own_cores() -> Result<CoreList, CliError> {
     let failed = |e: &dyn std::error::Error| CliError::failed("cannot find out which cores there are", e);
-    let set = sched_getaffinity(None).map_err(|e| failed(&e))?;
-    let cores = (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core));
-    CoreList::new(cores).map_err(|e| failed(&e))
+    let status = std::fs::read_to_string("/proc/self/status").map_err(|e| failed(&e))?;
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    list.unwrap_or_default().trim().parse().map_err(|e| failed(&e))
 }
 
-/// Puts this thread, and those that it starts later, on these cores.
+/// Puts this process, with all its threads, on these cores.
 ///
 /// # Errors
-/// The kernel's.
-pub fn set_own(cores: &CoreList) -> io::Result<()> {
-    let mut set = CpuSet::new();
-    cores.iter().filter(|core| *core < CpuSet::MAX_CPU).for_each(|core| set.set(core));
-    Ok(sched_setaffinity(None, &set)?)
+/// [`CliError::Failed`] if `taskset` cannot.
+pub fn set_own(cores: &CoreList) -> Result<(), CliError> {
+    let pid = std::process::id().to_string();
+    let args = ["-a", "-c", "-p", &cores.to_string(), &pid];
+    let said = Command::new(TASKSET).args(args).output().map_err(|e| missing(&e))?;
+    match said.status.success() {
+        true => Ok(()),
+        false => {
+            let why = String::from_utf8_lossy(&said.stderr);
+            Err(CliError::Failed(format!("cannot run on cores {cores}: {}", why.trim())))
+        }
+    }
 }
 
-/// Does something on other cores: what is started meanwhile by this thread stays there.
-///
-/// # Errors
-/// The kernel's; then nothing was done.
-pub fn on<T>(cores: &CoreList, work: impl FnOnce() -> T) -> io::Result<T> {
-    let before = sched_getaffinity(None)?;
-    set_own(cores)?;
-    let done = work();
-    sched_setaffinity(None, &before)?;
-    Ok(done)
+/// The program and the arguments that start `exe` on these cores.
+pub fn command_on(cores: &CoreList, exe: &Path) -> (OsString, Vec<OsString>) {
+    (TASKSET.into(), vec!["-c".into(), cores.to_string().into(), exe.into()])
+}
+
+/// What to do about a `taskset` that is not there.
+pub fn missing(e: &io::Error) -> CliError {
+    CliError::failed("cannot start `taskset`, which puts processes on cores; it is part of util-linux", e)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::Command;
 
     #[test]
-    fn a_child_stays_where_it_was_started_and_this_thread_goes_back() {
-        let own = own_cores().unwrap();
-        let one = CoreList::new(own.iter().last()).unwrap();
-        let command = || Command::new("sh").args(["-c", "grep Cpus_allowed_list /proc/self/status"]).output();
-        let output = on(&one, command).unwrap().unwrap();
+    fn a_child_stays_where_it_was_started() {
+        let one = CoreList::new(own_cores().unwrap().iter().last()).unwrap();
+        let (program, mut args) = command_on(&one, Path::new("grep"));
+        args.extend(["Cpus_allowed_list", "/proc/self/status"].map(OsString::from));
+        let output = Command::new(program).args(args).output().unwrap();
         let said = String::from_utf8(output.stdout).unwrap();
         assert_eq!(said.split_whitespace().last(), Some(one.to_string().as_str()), "{said}");
-        assert_eq!(own_cores().unwrap(), own);
+    }
+
+    #[test]
+    fn cores_that_are_not_there_are_refused() {
+        let error = set_own(&"8000".parse().unwrap()).unwrap_err().to_string();
+        assert!(error.contains("8000"), "{error}");
     }
 }
