@@ -177,6 +177,13 @@ impl Thread {
             self.obey(command);
             next = self.inbox.try_recv().ok();
         }
+        let outputs = self.step();
+        self.deliver(outputs);
+        Turn::Next
+    }
+
+    /// One step, in turns with the encoders of this process.
+    fn step(&mut self) -> Vec<Output> {
         let turn = self.turns.as_ref().map(|turns| turns.gate.step());
         let start = self.clock.now();
         let outputs = self.engine.step(&self.clock);
@@ -194,8 +201,7 @@ impl Thread {
         }
         self.meters.books(stats);
         self.told.send_replace(stats);
-        self.deliver(outputs);
-        Turn::Next
+        outputs
     }
 
     fn obey(&mut self, command: Command) {
