@@ -92,6 +92,12 @@ pub struct Verdict {
     pub n_offered: u64,
     /// Those that kept every promise.
     pub n_good: u64,
+    /// Those that kept the promised time to the first token; all that ended whole, if none is promised.
+    #[serde(default)]
+    pub n_ttft_good: u64,
+    /// The same of the time of each further token.
+    #[serde(default)]
+    pub n_tpot_good: u64,
     /// Those that ended whole within the window, whenever they were due.
     pub n_served: u64,
     /// How the judged ones ended.
@@ -183,7 +189,9 @@ pub fn judge_runs(runs: &[Run], slo: &Slo, rule: &Rule) -> Verdict {
         percentiles_passed: false,
         findings: Vec::new(),
         n_offered: judged.len() as u64,
-        n_good: judged.iter().filter(|o| o.keeps(slo)).count() as u64,
+        n_good: n_keeping(&judged, slo),
+        n_ttft_good: n_keeping(&judged, &Slo { tpot: None, e2el: None, ..*slo }),
+        n_tpot_good: n_keeping(&judged, &Slo { ttft: None, e2el: None, ..*slo }),
         n_served: runs.iter().map(served).sum(),
         ends: Ends::of(judged.iter().copied()),
         ttft_ms: percentiles(judged.iter().map(|o| whole(o, o.ttft()))),
@@ -201,6 +209,10 @@ pub fn judge_runs(runs: &[Run], slo: &Slo, rule: &Rule) -> Verdict {
     verdict.findings.extend(trend_findings(&verdict));
     verdict.passed = verdict.findings.iter().all(|f| f.passed);
     verdict
+}
+
+fn n_keeping(judged: &[&Outcome], slo: &Slo) -> u64 {
+    judged.iter().filter(|o| o.keeps(slo)).count() as u64
 }
 
 /// The latency of a request that ended whole; any other's is infinite.

@@ -5,6 +5,7 @@
 
 pub mod chart;
 mod page;
+mod sweeps;
 mod table;
 
 pub use chart::{Axis, Bar, Bars, Chart, Limit, Lines, Scale, Series, Stroke};
