@@ -108,7 +108,9 @@ async fn an_answer_goes_on_between_the_layers_of_what_is_encoded_beside_it() {
     const N_ITEMS: u8 = 16;
     const N_TOKENS: u32 = 800;
     // Less than a layer's share of any picture: one layer between two steps, never two.
-    let (mut worker, channel, admin) = start("memory", &["--encoder-token-budget", "1"]).await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let ec = format!("disk:{}", dir.path().display());
+    let (mut worker, channel, admin) = start(&ec, &["--encoder-token-budget", "1"]).await;
     let mut encoder = EncoderWorkerClient::new(channel.clone());
     let mut pd = PrefillDecodeWorkerClient::new(channel);
     let question = about_images("What is in this picture?", Vec::new());

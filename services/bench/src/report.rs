@@ -52,4 +52,6 @@ impl Report {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
+#[cfg(test)]
+pub(crate) use sweeps::tests as tests_support;

@@ -1,6 +1,7 @@
 //! The commands and their help. Flags of several commands are in [`crate::args`].
 
 use crate::ask::AskArgs;
+use crate::bench::BenchArgs;
 use crate::ec::EcCommandArgs;
 use crate::keys::KeysArgs;
 use crate::models::ModelsArgs;
@@ -46,6 +47,9 @@ pub enum Command {
     /// Look at a store of encoder outputs, verify it, clean it up, fill it from another
     #[command(after_help = EC_EXAMPLES)]
     Ec(EcCommandArgs),
+    /// Offer load to a server, and show what became of it
+    #[command(after_help = BENCH_EXAMPLES)]
+    Bench(BenchArgs),
     /// Make API keys
     #[command(after_help = KEYS_EXAMPLES)]
     Keys(KeysArgs),
@@ -103,6 +107,11 @@ Examples:
   triptych ec verify --ec disk:DIR --quarantine     read everything, take out what is bad
   triptych ec gc --ec disk:DIR --older-than 7d --to-mib 4096 --dry-run
   triptych ec warm --from s3://bucket/ec --to shm   fill this host's slab";
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  triptych bench report results/*.json --out report.html
+  triptych bench report results --out report.md";
 
 const KEYS_EXAMPLES: &str = "\
 Examples:

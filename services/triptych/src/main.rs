@@ -8,6 +8,7 @@
 //! - [`topology`]: clusters that are started to be compared;
 //! - [`up`]: the supervisor that starts the roles as children of itself;
 //! - [`ask`]: the client;
+//! - [`bench`]: the load generator;
 //! - [`keys`]: API keys;
 //! - [`models`]: what a model directory is, and what serving it takes;
 //! - [`ec`]: what an operator does with a store of encoder outputs;
@@ -16,6 +17,7 @@
 
 mod args;
 mod ask;
+mod bench;
 mod cli;
 mod ec;
 mod ec_choice;
@@ -64,6 +66,8 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Ask(args) => block_on(Builder::new_current_thread(), ask::run(args)),
         Command::Models(args) => block_on(Builder::new_current_thread(), models::run(args)),
         Command::Ec(args) => block_on(Builder::new_multi_thread(), ec::run(args)),
+        // On this thread: the lives of the clusters that it starts are bound to it.
+        Command::Bench(args) => block_on(Builder::new_multi_thread(), bench::run(args)),
         Command::Keys(args) => keys::run(args),
         Command::Proxy(args) => block_on(Builder::new_multi_thread(), role::proxy::run(args)),
         Command::Encoder(args) => block_on(Builder::new_multi_thread(), role::encoder::run(args)),

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A page with lines, bars and a table.
-pub(crate) fn sample() -> Report {
+pub(super) fn sample() -> Report {
     let line = |name: &str, place, k: f64| Series {
         name: name.into(),
         place,
