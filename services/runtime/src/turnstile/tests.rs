@@ -1,7 +1,7 @@
 //! The same between real threads, by what each saw, not by when.
 
 use super::*;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 /// Tokens of an encoder's part since the engine's last step, as the two threads themselves count them.
@@ -23,32 +23,31 @@ impl Seen {
 
 #[test]
 fn threads_compute_one_at_a_time_and_keep_to_the_budget() {
-    const STEPS: usize = 200;
+    const FORWARDS: usize = 40;
     let turnstile = Turnstile::new(EncoderBudget::Tokens(6));
     let (engine, encoder) = (turnstile.engine(), turnstile.encoder());
-    let seen = Seen::default();
+    let (seen, encoded) = (Seen::default(), AtomicBool::new(false));
     engine.step().decodes();
     thread::scope(|scope| {
         scope.spawn(|| {
-            for i in 1..=STEPS {
+            while !encoded.load(Ordering::SeqCst) {
                 let turn = engine.step();
                 seen.alone(|| {
                     let since = seen.since.swap(0, Ordering::SeqCst);
                     seen.most.fetch_max(since, Ordering::SeqCst);
                 });
-                if i < STEPS {
-                    turn.decodes();
-                }
+                turn.decodes();
             }
         });
         scope.spawn(|| {
-            for _ in 0..STEPS {
+            for _ in 0..FORWARDS {
                 let mut forward = encoder.forward();
                 for _ in 0..5 {
                     forward.part(2);
                     seen.alone(|| seen.since.fetch_add(2, Ordering::SeqCst));
                 }
             }
+            encoded.store(true, Ordering::SeqCst);
         });
     });
     let most = seen.most.load(Ordering::SeqCst);
