@@ -221,9 +221,9 @@ fn plan(
         let role = if kind == WorkerKind::Encoder { Role::Encoder } else { Role::Pd };
         let mut worker = child(role, format!("{}-{i}", kind.as_str()), ports)?;
         worker.flags.extend(["--id".into(), worker.name.clone().into()]);
-        worker.flags.extend(model_flags(&args.models, models));
-        // The flag that stands last wins.
-        worker.flags.extend(["--threads".into(), share.threads().to_string().into()]);
+        let mut own = args.models.clone();
+        own.compute.threads = share.threads();
+        worker.flags.extend(model_flags(&own, models));
         if kind == WorkerKind::Both {
             worker.flags.push("--with-encoder".into());
             let budget = topology.budget.iter().flat_map(|n| ["--encoder-token-budget".into(), n.into()]);
@@ -290,7 +290,7 @@ mod tests {
         }
         let colocated = &flags_of("colocated:budget=64", &[])[0].1;
         assert!(colocated.contains("--encoder-token-budget 64") && colocated.contains("--threads 4"), "{colocated}");
-        assert!(flags_of("1e2pd", &[])[2].1.ends_with("--threads 2"), "what is left over goes to a decoder");
+        assert!(flags_of("1e2pd", &[])[2].1.contains("--threads 2"), "what is left over goes to a decoder");
         assert_eq!(flags_of("dp2", &["--ec", "memory"])[0].0, "store");
     }
 
