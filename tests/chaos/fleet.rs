@@ -1,7 +1,6 @@
 //! The cluster under test: two proxies, three encoders, three PD workers, Redis, S3; each a process of its own.
 
 use crate::forward::Forward;
-use crate::net::Net;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,6 +9,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use triptych_ec::testing::{RedisServer, S3Server};
 use triptych_tests::cluster::reqwest_client;
+use triptych_tests::net::Net;
 use triptych_tests::process::{Process, eventually, signal};
 use triptych_tests::samples::models_dir;
 

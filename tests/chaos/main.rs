@@ -8,7 +8,6 @@ mod drills;
 mod fleet;
 mod forward;
 mod load;
-mod net;
 
 use drills::Drills;
 use fleet::{ENCODERS, Fleet, PDS, PROXIES};

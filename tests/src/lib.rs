@@ -7,6 +7,8 @@
 
 pub mod client;
 pub mod cluster;
+pub mod net;
 pub mod process;
 pub mod samples;
 pub mod tap;
+pub mod tools;

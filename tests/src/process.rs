@@ -63,7 +63,11 @@ impl Process {
         Self::spawn(command.args(["netns", "exec", namespace]).arg(binary()).args(args).envs(variables))
     }
 
-    fn spawn(command: &mut Command) -> Self {
+    /// Starts a command that becomes the product, or something else that is watched as it is.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn spawn(command: &mut Command) -> Self {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

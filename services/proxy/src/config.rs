@@ -6,6 +6,7 @@ use crate::fetch::FetchPolicy;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
+use tokio::net::TcpListener;
 use triptych_core::limits::Limits;
 use triptych_ec::EcStore;
 use triptych_runtime::discovery::Source;
@@ -19,6 +20,8 @@ pub struct ProxyConfig {
     pub http: Door,
     /// Where the gRPC face answers.
     pub grpc: Door,
+    /// Where `/metrics`, `/healthz` and `/readyz` answer too, for those that clients' addresses are not for.
+    pub admin: Option<TcpListener>,
     /// `host:port` of each encoder worker that is always there. None in all: only text is served.
     pub encoders: Vec<String>,
     /// `host:port` of each PD worker that is always there.

@@ -105,6 +105,15 @@ impl Face {
             .with_state(self)
     }
 
+    /// What an operator's programs ask.
+    pub fn admin_routes(self) -> Router {
+        Router::new()
+            .route("/healthz", get(async || "ok\n"))
+            .route("/readyz", get(ready))
+            .route("/metrics", get(metrics))
+            .with_state(self)
+    }
+
     /// Lets a request in.
     fn admit(&self, request: &Request) -> Result<Call, HttpError> {
         let caller = self.auth.identify(request.headers())?;

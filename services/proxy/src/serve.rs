@@ -21,7 +21,7 @@ use triptych_proto::v1::triptych_server::SERVICE_NAME;
 use triptych_runtime::door::Door;
 use triptych_runtime::ending::EndWatchesLayer;
 use triptych_runtime::serve::ServeError;
-use triptych_runtime::{Drain, MetricsRegistry};
+use triptych_runtime::{Drain, MetricsRegistry, admin};
 
 /// Runs the proxy until it is drained: it answers from the first moment, and is ready when its workers are.
 ///
@@ -71,7 +71,11 @@ pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) ->
     };
     let grpc = drain.tasks().spawn(serve_grpc(config.grpc, face, times.head, drain.clone()));
     let parts = openai::Parts { orchestrator, limits, gate, auth, times, registry: metrics };
-    let routes = openai::Face::new(parts).routes();
+    let face = openai::Face::new(parts);
+    if let Some(listener) = config.admin {
+        admin::spawn(listener, face.clone().admin_routes(), &drain);
+    }
+    let routes = face.routes();
     drain.tasks().spawn(openai::listen::serve(config.http, routes, times, drain.clone()));
     tokio::select! {
         () = drain.finish(drain.times()) => Ok(()),

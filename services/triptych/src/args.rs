@@ -71,13 +71,16 @@ impl LogArgs {
     }
 }
 
+/// What a role that was told no model says.
+pub const NO_MODEL: &str = "no model to serve; name one with --model DIR";
+
 /// Which models a worker serves, and how it computes.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Models")]
 pub struct ModelArgs {
-    /// A Hugging Face directory, or a model id of the hub; repeat for several models. `NAME=` sets the name that
-    /// clients use
-    #[arg(long = "model", value_name = "[NAME=]DIR_OR_HUB_ID", env = "TRIPTYCH_MODEL")]
+    /// A Hugging Face directory, or a model id of the hub; repeat, or part by commas, for several models. `NAME=` sets
+    /// the name that clients use
+    #[arg(long = "model", value_name = "[NAME=]DIR_OR_HUB_ID", env = "TRIPTYCH_MODEL", value_delimiter = ',')]
     pub models: Vec<String>,
     /// How to compute
     #[command(flatten)]
@@ -88,6 +91,17 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
+    /// What can be said of them without looking for them.
+    ///
+    /// # Errors
+    /// [`CliError::Setting`] if there is none.
+    pub fn check(&self) -> Result<(), CliError> {
+        match self.models.is_empty() {
+            true => Err(CliError::Setting(NO_MODEL.into())),
+            false => Ok(()),
+        }
+    }
+
     /// Element types in which encoder outputs travel; encoders and PD workers must agree on them.
     pub fn row_types(&self) -> RowTypes {
         self.rows.types(self.compute.encoder_dtype())
@@ -311,6 +325,14 @@ impl EcArgs {
             retry: Some(RetryPolicy::default()),
         };
         triptych_ec::open_with(&setting, &opening).await.map_err(|e| CliError::Setting(chain(&e)))
+    }
+
+    /// What can be said of the setting of a role without opening it.
+    ///
+    /// # Errors
+    /// [`CliError::Setting`] for a store that the other processes cannot see.
+    pub fn check(&self, others: Others) -> Result<(), CliError> {
+        self.setting(&Surroundings::look(others)).map(|_| ())
     }
 
     /// The store that was given or else is chosen, if others can see it.

@@ -3,6 +3,7 @@
 use crate::ask::AskArgs;
 use crate::bench::BenchArgs;
 use crate::ec::EcCommandArgs;
+use crate::health::HealthArgs;
 use crate::keys::KeysArgs;
 use crate::models::ModelsArgs;
 use crate::role::encoder::EncoderArgs;
@@ -27,6 +28,9 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+    /// Read the settings, start nothing, and end: with 0 if a role could start with them, else with 2 and what is wrong
+    #[arg(long, global = true, help_heading = "Settings")]
+    pub check: bool,
     /// Process id of the supervisor: end when it ends.
     #[arg(long, global = true, hide = true)]
     pub supervised_by: Option<u32>,
@@ -53,6 +57,9 @@ pub enum Command {
     /// Make API keys
     #[command(after_help = KEYS_EXAMPLES)]
     Keys(KeysArgs),
+    /// Ask a process whether it is well: a probe for images without a shell
+    #[command(after_help = HEALTH_EXAMPLES)]
+    Health(HealthArgs),
     /// Run the front door alone: OpenAI's HTTP API and gRPC
     #[command(after_help = PROXY_EXAMPLES)]
     Proxy(ProxyArgs),
@@ -73,6 +80,7 @@ Examples:
   triptych up --model ./whisper-tiny.en             a Hugging Face directory
   triptych up --model Qwen/Qwen2-VL-2B-Instruct     a model of the hub, fetched once
   triptych up --model eyes=./my-qwen2-vl --encoders 2 --pds 2 --precision bf16
+  triptych up --encoders 0 --with-encoder            no encoder workers: PD workers encode
   triptych up --ec redis://127.0.0.1:6379 --http 0.0.0.0:8080
 
 Ctrl-C lets running requests end, stops the workers and exits with 0; a second one stops at once.";
@@ -118,6 +126,14 @@ Examples:
   triptych keys new --tenant acme >> keys           the key is shown, its hash goes into the file
   triptych keys new --tenant acme --models vl,asr
   triptych proxy --api-keys keys …                  requests then need `Authorization: Bearer KEY`";
+
+const HEALTH_EXAMPLES: &str = "\
+Examples:
+  triptych health                                   in a container of a role: its variables say where
+  triptych health --admin 127.0.0.1:7011 --ready    whether it takes work
+  triptych health --grpc 10.0.0.2:7001 --ready      the same over gRPC
+
+Exits with 0 if the process is well, and with 1 and the reason if not.";
 
 const PROXY_EXAMPLES: &str = "\
 Examples:

@@ -4,7 +4,7 @@ use crate::error::CliError;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener as StdListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdListener};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
@@ -48,6 +48,23 @@ fn refused(flag: &str, address: &str, e: &io::Error) -> CliError {
         _ => CliError::Setting(format!(
             "{flag} {address} is no address to listen on, as 127.0.0.1:8080 is: {e}"
         )),
+    }
+}
+
+/// An address to listen on as a client on this machine reaches it: "every address" is nothing to connect to. What is no
+/// address stays as it is.
+pub fn here(address: &str) -> String {
+    match address.parse::<SocketAddr>() {
+        Ok(at) if at.ip().is_unspecified() => SocketAddr::new(loopback(at.ip()), at.port()).to_string(),
+        _ => address.to_owned(),
+    }
+}
+
+/// The loopback address of the same family.
+pub const fn loopback(like: IpAddr) -> IpAddr {
+    match like {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
     }
 }
 
@@ -100,6 +117,18 @@ mod tests {
         for address in ["nonsense", "127.0.0.1", "127.0.0.1:99999"] {
             let e = check_free("--grpc", address).await.unwrap_err();
             assert!(matches!(e, CliError::Setting(_)), "{address}: {e}");
+        }
+    }
+
+    #[test]
+    fn every_address_is_reached_on_loopback() {
+        for (address, expect) in [
+            ("0.0.0.0:80", "127.0.0.1:80"),
+            ("[::]:80", "[::1]:80"),
+            ("10.0.0.1:80", "10.0.0.1:80"),
+            ("localhost:80", "localhost:80"),
+        ] {
+            assert_eq!(here(address), expect);
         }
     }
 

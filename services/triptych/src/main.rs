@@ -1,4 +1,4 @@
-//! The one binary: `triptych up | proxy | encoder | pd | store | ask | models | ec`.
+//! The one binary: `triptych up | proxy | encoder | pd | store | ask | models | ec | health`.
 //!
 //! Here settings are read, processes are started and texts for people are written; everything that serves
 //! lives in the libraries. Read in this order:
@@ -9,6 +9,7 @@
 //! - [`up`]: the supervisor that starts the roles as children of itself;
 //! - [`ask`]: the client;
 //! - [`bench`]: the load generator;
+//! - [`health`]: the probe of an image that has nothing else;
 //! - [`keys`]: API keys;
 //! - [`models`]: what a model directory is, and what serving it takes;
 //! - [`ec`]: what an operator does with a store of encoder outputs;
@@ -23,6 +24,7 @@ mod ec;
 mod ec_choice;
 mod ec_meters;
 mod error;
+mod health;
 mod keys;
 mod listen;
 mod model;
@@ -49,13 +51,25 @@ fn main() -> ExitCode {
     if let Some(pid) = cli.supervised_by {
         orphan::die_with(pid);
     }
-    match run(cli.command) {
+    let ended = if cli.check { check(&cli.command) } else { run(cli.command) };
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             // A closed stderr must not turn an error into a panic.
             let _ = writeln!(std::io::stderr(), "error: {e}");
             ExitCode::from(e.exit_code())
         }
+    }
+}
+
+/// What can be said of the settings without starting anything. Every text was parsed already.
+fn check(command: &Command) -> Result<(), CliError> {
+    match command {
+        Command::Proxy(args) => args.check(),
+        Command::Encoder(args) => args.check(),
+        Command::Pd(args) => args.check(),
+        Command::Store(args) => args.check(),
+        _ => Ok(()),
     }
 }
 
@@ -69,6 +83,7 @@ fn run(command: Command) -> Result<(), CliError> {
         // On this thread: the lives of the clusters that it starts are bound to it.
         Command::Bench(args) => block_on(Builder::new_multi_thread(), bench::run(args)),
         Command::Keys(args) => keys::run(args),
+        Command::Health(args) => block_on(Builder::new_current_thread(), health::run(args)),
         Command::Proxy(args) => block_on(Builder::new_multi_thread(), role::proxy::run(args)),
         Command::Encoder(args) => block_on(Builder::new_multi_thread(), role::encoder::run(args)),
         Command::Pd(args) => block_on(Builder::new_multi_thread(), role::pd::run(args)),

@@ -7,7 +7,7 @@
 mod hub;
 mod samples;
 
-use crate::args::ModelArgs;
+use crate::args::{ModelArgs, NO_MODEL};
 use crate::error::{CliError, chain};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -97,7 +97,7 @@ async fn located(
     let found = spawn_blocking(move || match (texts.is_empty(), fallback) {
         (true, Fallback::Samples) => samples::unpack(),
         (true, Fallback::Nothing) => {
-            Err(CliError::Setting("no model to serve; name one with --model DIR".into()))
+            Err(CliError::Setting(NO_MODEL.into()))
         }
         (false, _) => texts.iter().map(|t| resolve(t)).collect(),
     });

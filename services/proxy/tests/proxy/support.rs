@@ -41,6 +41,7 @@ pub fn settings(
     ProxyConfig {
         http: listeners.0.into(),
         grpc: listeners.1.into(),
+        admin: None,
         encoders: text(encoders),
         pds: text(pds),
         discovery: Vec::new(),

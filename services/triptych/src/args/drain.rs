@@ -1,6 +1,7 @@
 //! How a process stops when it is told to.
 
 use clap::Args;
+use std::ffi::OsString;
 use std::time::Duration;
 use triptych_runtime::drain::DrainTimes;
 
@@ -17,7 +18,22 @@ pub struct DrainArgs {
     pub drain_grace: u64,
 }
 
+/// What a process needs beyond its own two times: to close its files, and to tell others.
+const BEYOND: Duration = Duration::from_secs(5);
+
 impl DrainArgs {
+    /// How long whoever stops the process should wait for its end.
+    pub fn patience(&self) -> Duration {
+        let DrainTimes { lame_duck, grace } = self.times();
+        lame_duck.saturating_add(grace).saturating_add(BEYOND)
+    }
+
+    /// The flags, for a child.
+    pub fn to_flags(&self) -> Vec<OsString> {
+        let number = |n: u64| OsString::from(n.to_string());
+        vec!["--lame-duck".into(), number(self.lame_duck), "--drain-grace".into(), number(self.drain_grace)]
+    }
+
     /// Settings of `runtime::drain`.
     pub fn times(&self) -> DrainTimes {
         DrainTimes {
@@ -32,15 +48,24 @@ mod tests {
     use super::*;
     use clap::Parser;
 
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        drain: DrainArgs,
+    }
+
     #[test]
     fn the_flags_default_to_the_times_of_the_library() {
-        #[derive(Parser)]
-        struct Flags {
-            #[command(flatten)]
-            drain: DrainArgs,
-        }
         assert_eq!(Flags::parse_from(["x"]).drain.times(), DrainTimes::default());
         let set = Flags::parse_from(["x", "--lame-duck", "5000", "--drain-grace", "0"]).drain.times();
         assert_eq!(set, DrainTimes { lame_duck: Duration::from_secs(5), grace: Duration::ZERO });
+    }
+
+    #[test]
+    fn a_child_stops_as_its_supervisor_was_told_and_is_waited_for() {
+        let drain = DrainArgs { lame_duck: 1500, drain_grace: 60 };
+        let child = Flags::parse_from(std::iter::once(OsString::from("x")).chain(drain.to_flags())).drain;
+        assert_eq!(child.times(), drain.times());
+        assert!(drain.patience() > drain.times().lame_duck + drain.times().grace);
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::error::{CliError, chain};
 use clap::Args;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use tokio::net::TcpListener;
 use triptych_runtime::Drain;
@@ -75,12 +76,8 @@ impl Links {
     /// [`CliError::Setting`] for plaintext on an address that others reach.
     pub fn door(&self, listener: TcpListener, plaintext: PlaintextArgs) -> Result<Door, CliError> {
         let address = listener.local_addr().map_err(|e| CliError::failed("cannot tell the address", &e))?;
-        if self.tls.is_none() && !address.ip().is_loopback() && !plaintext.insecure_plaintext {
-            return Err(CliError::Setting(format!(
-                "--grpc {address} is not a loopback address, and without TLS whoever reaches it can read and feed \
-                 this process; give --tls-cert, --tls-key and --tls-ca, or --insecure-plaintext if only the \
-                 cluster's own machines reach it"
-            )));
+        if self.tls.is_none() {
+            plaintext.allow(address)?;
         }
         Ok(Door::new(listener, self.tls.as_ref().map(|tls| tls.server.clone())))
     }
@@ -93,6 +90,34 @@ pub struct PlaintextArgs {
     #[arg(long, env = "TRIPTYCH_INSECURE_PLAINTEXT", help_heading = "TLS between the parts",
           value_parser = clap::builder::FalseyValueParser::new())]
     pub insecure_plaintext: bool,
+}
+
+impl PlaintextArgs {
+    /// Whether a role may answer without TLS at an address.
+    ///
+    /// # Errors
+    /// [`CliError::Setting`] for one that others reach, if they were not said to be safe.
+    fn allow(self, address: SocketAddr) -> Result<(), CliError> {
+        if address.ip().is_loopback() || self.insecure_plaintext {
+            return Ok(());
+        }
+        Err(CliError::Setting(format!(
+            "--grpc {address} is not a loopback address, and without TLS whoever reaches it can read and feed this \
+             process; give --tls-cert, --tls-key and --tls-ca, or --insecure-plaintext if only the cluster's own \
+             machines reach it"
+        )))
+    }
+
+    /// The same of settings: `grpc` as it was written, beside `tls`. A name is left to the start, which resolves it.
+    ///
+    /// # Errors
+    /// As for a start, for an address written in numbers.
+    pub fn check(self, tls: &TlsArgs, grpc: &str) -> Result<(), CliError> {
+        match grpc.parse() {
+            Ok(address) if tls.tls_cert.is_none() => self.allow(address),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// TLS towards clients, on both faces.
@@ -137,5 +162,7 @@ mod tests {
         assert!(text.contains("--insecure-plaintext") && text.contains("--tls-cert"), "{text}");
         let insecure = PlaintextArgs { insecure_plaintext: true };
         assert!(links.door(bind("0.0.0.0:0").await, insecure).is_ok());
+        let check = |address| PlaintextArgs::default().check(&TlsArgs::default(), address);
+        assert!(check("127.0.0.1:1").is_ok() && check("localhost:1").is_ok() && check("0.0.0.0:1").is_err());
     }
 }

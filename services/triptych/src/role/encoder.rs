@@ -57,6 +57,18 @@ pub struct EncoderArgs {
     pub log: LogArgs,
 }
 
+impl EncoderArgs {
+    /// What can be said of the settings without starting.
+    ///
+    /// # Errors
+    /// [`CliError::Setting`] for the first that is wrong.
+    pub fn check(&self) -> Result<(), CliError> {
+        self.plaintext.check(&self.tls, &self.grpc)?;
+        self.models.check()?;
+        self.ec.check(Others::at(std::iter::once(self.grpc.as_str())))
+    }
+}
+
 /// Runs it until it is drained.
 ///
 /// # Errors

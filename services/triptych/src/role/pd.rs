@@ -44,8 +44,9 @@ pub struct PdArgs {
     /// Models and computation
     #[command(flatten)]
     pub models: ModelArgs,
-    /// A smaller model of the same family that guesses ahead for model NAME; repeat for several models
-    #[arg(long = "draft", value_name = "NAME=DIR_OR_HUB_ID", env = "TRIPTYCH_DRAFT")]
+    /// A smaller model of the same family that guesses ahead for model NAME; repeat, or part by commas, for several
+    /// models
+    #[arg(long = "draft", value_name = "NAME=DIR_OR_HUB_ID", env = "TRIPTYCH_DRAFT", value_delimiter = ',')]
     pub drafts: Vec<String>,
     /// Hold the encoders too and answer their jobs at the same address: they help out when no encoder worker can, and
     /// what they encode is here at once
@@ -151,6 +152,18 @@ fn encoders(config: &PdConfig, drain: Drain, metrics: MetricsRegistry) -> MakeBe
             triptych_encoder::embedded(config, connector, drain, metrics).await.map_err(Into::into)
         })
     })
+}
+
+impl PdArgs {
+    /// What can be said of the settings without starting.
+    ///
+    /// # Errors
+    /// [`CliError::Setting`] for the first that is wrong.
+    pub fn check(&self) -> Result<(), CliError> {
+        self.plaintext.check(&self.tls, &self.grpc)?;
+        self.models.check()?;
+        self.ec.check(Others::at(std::iter::once(self.grpc.as_str())))
+    }
 }
 
 /// Runs it until it is drained.

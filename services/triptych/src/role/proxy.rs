@@ -1,6 +1,6 @@
 //! `triptych proxy`.
 
-use super::Process;
+use super::{Process, bind_admin};
 use crate::args::auth::AuthArgs;
 use crate::args::discovery::DiscoverArgs;
 use crate::args::drain::DrainArgs;
@@ -25,6 +25,10 @@ pub struct ProxyArgs {
     /// Where gRPC answers
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_GRPC", default_value = "127.0.0.1:50051")]
     pub grpc: String,
+    /// Where /metrics, /healthz and /readyz answer too, in plain HTTP, for probes and scrapers that clients do not
+    /// reach
+    #[arg(long, value_name = "ADDR", env = "TRIPTYCH_ADMIN")]
+    pub admin: Option<String>,
     /// Encoder workers: HOST:PORT; `dns:HOST:PORT`, every address of a name, asked again and again; or
     /// `k8s:NAMESPACE/SERVICE[:PORT-NAME]`, the ready pods of a Kubernetes service. Repeat for several. Without one
     /// only text is served
@@ -76,6 +80,30 @@ pub struct ProxyArgs {
     pub log: LogArgs,
 }
 
+impl ProxyArgs {
+    /// What can be said of the settings without starting.
+    ///
+    /// # Errors
+    /// [`CliError::Setting`] for the first that is wrong.
+    pub fn check(&self) -> Result<(), CliError> {
+        if self.pds.is_empty() && self.discover.discover.is_none() {
+            return Err(CliError::Setting(ProxyError::NoPdWorker.to_string()));
+        }
+        self.ec.check(self.others())
+    }
+
+    /// Where the workers are.
+    fn others(&self) -> Others {
+        let at = self.encoders.iter().chain(&self.pds).map(|worker| match worker {
+            WorkerSetting::At(address) | WorkerSetting::Dns(address) => address.as_str(),
+            // Not an address of this host.
+            WorkerSetting::Kubernetes(_) => "",
+        });
+        // Whoever registers may do so from anywhere.
+        Others::at(at.chain(self.discover.discover.as_ref().map(|_| "")))
+    }
+}
+
 /// Runs it until it is drained.
 ///
 /// # Errors
@@ -83,13 +111,7 @@ pub struct ProxyArgs {
 pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
     let process = Process::start("proxy", &args.log, &args.drain)?;
     let limits = Limits::default();
-    let others = args.encoders.iter().chain(&args.pds).map(|worker| match worker {
-        WorkerSetting::At(address) | WorkerSetting::Dns(address) => address.as_str(),
-        // Not an address of this host.
-        WorkerSetting::Kubernetes(_) => "",
-    });
-    // Whoever registers may do so from anywhere.
-    let others = Others::at(others.chain(args.discover.discover.as_ref().map(|_| "")));
+    let others = args.others();
     let mut discovery = args.discover.sources()?;
     let encoders = workers(Role::Encoder, args.encoders, &mut discovery)?;
     let pds = workers(Role::Pd, args.pds, &mut discovery)?;
@@ -99,6 +121,7 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
     let config = ProxyConfig {
         http: args.public_tls.door(http, "http/1.1", &process.drain)?,
         grpc: args.public_tls.door(grpc, "h2", &process.drain)?,
+        admin: bind_admin(args.admin.as_deref()).await?,
         encoders,
         pds,
         discovery,

@@ -41,6 +41,16 @@ pub struct StoreArgs {
     pub log: LogArgs,
 }
 
+impl StoreArgs {
+    /// What can be said of the settings without starting.
+    ///
+    /// # Errors
+    /// [`CliError::Setting`] for the first that is wrong.
+    pub fn check(&self) -> Result<(), CliError> {
+        self.plaintext.check(&self.tls, &self.grpc)
+    }
+}
+
 /// Runs it until it is drained.
 ///
 /// # Errors

@@ -16,8 +16,6 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// A child drains for up to 22 s by its own clock; one that takes longer is killed.
-const STOP_GRACE: Duration = Duration::from_secs(25);
 /// For the last lines of a child that ended.
 const LAST_LINES: Duration = Duration::from_millis(500);
 /// A longer line is passed on in pieces.
@@ -174,8 +172,8 @@ impl Keeper {
         }
         tokio::select! {
             _ = process.wait() => return,
-            () = sleep(STOP_GRACE) => {
-                self.screen.warn(&format!("{} did not end in {} s, killing it", self.spec.name, STOP_GRACE.as_secs()));
+            () = sleep(self.spec.stop_patience) => {
+                self.screen.warn(&format!("{} did not end in {} s, killing it", self.spec.name, self.spec.stop_patience.as_secs()));
             }
             () = self.orders.kill.cancelled() => {}
         }

@@ -4,10 +4,11 @@
 use super::UpArgs;
 use crate::args::{EcArg, ModelArgs};
 use crate::error::CliError;
-use crate::listen::Ports;
+use crate::listen::{Ports, loopback};
 use crate::model::CheckedModel;
 use std::ffi::OsString;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
 use triptych_ec::EcSetting;
 
 /// The two addresses that users see.
@@ -31,15 +32,13 @@ impl Faces {
     }
 }
 
-/// "Every address" is nothing to connect to.
 fn here(address: SocketAddr) -> SocketAddr {
-    let ip = match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
-        ip => ip,
-    };
-    SocketAddr::new(ip, address.port())
+    let ip = address.ip();
+    SocketAddr::new(if ip.is_unspecified() { loopback(ip) } else { ip }, address.port())
 }
+
+/// A child that was told nothing of its stop drains for up to 21 s by its own clock.
+const STOP_PATIENCE: Duration = Duration::from_secs(25);
 
 /// What a child is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +80,8 @@ pub struct ChildSpec {
     pub grpc: SocketAddr,
     /// Where it answers `/metrics`.
     pub admin: SocketAddr,
+    /// How long to wait for its end, before it is killed.
+    pub stop_patience: Duration,
 }
 
 /// The cluster.
@@ -119,6 +120,9 @@ impl Plan {
                 let mut worker = child(role, format!("{}-{i}", role.as_str()), &mut ports)?;
                 worker.flags.extend(["--id".into(), worker.name.clone().into()]);
                 worker.flags.extend(model_flags(&args.models, models));
+                if role == Role::Pd && args.with_encoder {
+                    worker.flags.push("--with-encoder".into());
+                }
                 worker.ec = Some(ec.clone());
                 children.push(worker);
             }
@@ -128,6 +132,8 @@ impl Plan {
         children.push(proxy);
         for child in &mut children {
             child.flags.extend(args.log.to_flags());
+            child.flags.extend(args.drain.to_flags());
+            child.stop_patience = args.drain.patience();
         }
         Ok(Self { children, faces, store: shown })
     }
@@ -146,7 +152,7 @@ pub fn child(role: Role, name: String, ports: &mut Ports) -> Result<ChildSpec, C
     let (grpc, admin) = (local(ports.next()?), local(ports.next()?));
     let flags =
         [role.as_str(), "--grpc", &grpc.to_string(), "--admin", &admin.to_string()].map(OsString::from);
-    Ok(ChildSpec { name, role, flags: flags.to_vec(), ec: None, grpc, admin })
+    Ok(ChildSpec { name, role, flags: flags.to_vec(), ec: None, grpc, admin, stop_patience: STOP_PATIENCE })
 }
 
 /// What workers serve, and how they compute.
@@ -174,7 +180,15 @@ pub fn proxy(workers: &[ChildSpec], ec: String, faces: Faces) -> ChildSpec {
         flags.extend([flag.into(), worker.grpc.to_string().into()]);
     }
     let (grpc, admin) = (faces.grpc_here(), faces.http_here());
-    ChildSpec { name: "proxy".into(), role: Role::Proxy, flags, ec: Some(ec), grpc, admin }
+    ChildSpec {
+        name: "proxy".into(),
+        role: Role::Proxy,
+        flags,
+        ec: Some(ec),
+        grpc,
+        admin,
+        stop_patience: STOP_PATIENCE,
+    }
 }
 
 /// A port of the loopback address.
@@ -234,6 +248,15 @@ mod tests {
             !format!("{:?}", plan.children.iter().map(|c| &c.flags).collect::<Vec<_>>()).contains("s3cret")
         );
         assert!(!plan.store.contains("s3cret"));
+    }
+
+    #[test]
+    fn workers_without_encoder_workers_hold_the_encoders_and_stop_as_told() {
+        let plan = plan(&["--encoders", "0", "--with-encoder", "--drain-grace", "60"]);
+        assert_eq!(names(&plan), ["store", "pd-0", "proxy"]);
+        let flags = |i: usize| plan.children[i].flags.join(std::ffi::OsStr::new(" ")).into_string().unwrap();
+        assert!(flags(1).contains("--with-encoder") && !flags(2).contains("--with-encoder"));
+        assert!(flags(0).contains("--drain-grace 60") && plan.children[0].stop_patience > Duration::from_secs(60));
     }
 
     #[test]

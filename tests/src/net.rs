@@ -1,6 +1,9 @@
 //! A network of its own for every process: namespaces on a bridge, so that a pair of them can be parted for real.
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A bridge with a host address for each server that stays outside, and the namespaces on it. Dropped: all gone.
 pub struct Net {
@@ -21,12 +24,13 @@ fn try_ip(args: &str) {
 }
 
 impl Net {
-    /// A bridge under a name that no other run has.
+    /// A bridge under a name that no other one has: neither of this run, nor, most likely, of another.
     ///
     /// # Panics
     /// Without root and iproute2.
     pub fn new() -> Self {
-        let id = std::process::id() % 250;
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let id = (std::process::id() * 8 + MADE.fetch_add(1, Ordering::Relaxed)) % 250;
         let net = Self { id, names: Vec::new() };
         try_ip(&format!("link del {}", net.bridge()));
         ip(&format!("link add {} type bridge", net.bridge()));
@@ -74,6 +78,21 @@ impl Net {
         ip(&format!("-n {space} link set lo up"));
     }
 
+    /// Whoever runs in the namespace of `name` resolves names there: `ip netns exec` puts this file over the machine's own.
+    ///
+    /// # Panics
+    /// Without root.
+    pub fn name_server(&self, name: &str, address: &str) {
+        let folder = self.files(name);
+        fs::create_dir_all(&folder).expect("root may");
+        fs::write(folder.join("resolv.conf"), format!("nameserver {address}\n")).expect("root may");
+    }
+
+    /// Files of a namespace.
+    fn files(&self, name: &str) -> PathBuf {
+        Path::new("/etc/netns").join(self.namespace(name))
+    }
+
     /// What `name` sends to an address is dropped, silently, as when a cable is out.
     pub fn part(&self, name: &str, from: &str) {
         try_ip(&format!("-n {} route add blackhole {from}/32", self.namespace(name)));
@@ -89,6 +108,8 @@ impl Drop for Net {
     fn drop(&mut self) {
         for name in &self.names {
             try_ip(&format!("netns del {}", self.namespace(name)));
+            // Most have none.
+            let _ = fs::remove_dir_all(self.files(name));
         }
         try_ip(&format!("link del {}", self.bridge()));
     }

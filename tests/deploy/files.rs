@@ -1,0 +1,104 @@
+//! Files that other programs read, read by those programs; and what a container may, which none of them judges.
+
+use crate::compose::{OFFERED, config, roles, services, text, texts};
+use serde_json::Value;
+use std::fs;
+use triptych_tests::tools::{passed, root, tool};
+
+fn read(name: &str) -> String {
+    fs::read_to_string(root().join("deploy").join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+#[test]
+fn dockerfiles_pass_hadolint() {
+    for file in ["deploy/Dockerfile", "deploy/Dockerfile.cuda"] {
+        passed(tool("hadolint").args(["--no-color", "--failure-threshold", "style", file]));
+    }
+}
+
+#[test]
+fn prometheus_can_use_its_configuration_and_its_rules() {
+    let dir = tempfile::tempdir().expect("a folder");
+    // Rules lie beside it in the repository, and elsewhere in the container.
+    let rules = root().join("deploy/prometheus");
+    let text = read("compose/prometheus.yml");
+    assert!(text.contains("/etc/prometheus/rules/"));
+    let here = text.replace("/etc/prometheus/rules", rules.to_str().expect("a plain path"));
+    let file = dir.path().join("prometheus.yml");
+    fs::write(&file, here).expect("own folder");
+    passed(tool("promtool").args(["check", "config"]).arg(&file));
+}
+
+#[test]
+fn files_that_containers_mount_are_there() {
+    for given in OFFERED {
+        for (name, service) in services(&config(given)) {
+            let binds = service["volumes"].as_array().into_iter().flatten().filter(|v| v["type"] == "bind");
+            for bind in binds.filter(|v| v["target"] != "/tls") {
+                let source = text(&bind["source"]);
+                assert!(fs::exists(source).is_ok_and(|there| there), "{name}: {source}");
+                assert_eq!(bind["read_only"], true, "{name}: {source}");
+            }
+        }
+    }
+}
+
+#[test]
+fn prometheus_asks_every_role_where_it_answers() {
+    let scraped = read("compose/prometheus.yml");
+    for given in OFFERED {
+        for (name, role) in roles(&config(given)) {
+            assert_eq!(role["environment"]["TRIPTYCH_ADMIN"], "0.0.0.0:9090");
+            let names = scraped.lines().find_map(|l| l.trim().strip_prefix("- names: [")).expect("names");
+            assert!(names.trim_end_matches(']').split(", ").any(|n| n == name), "{name} is scraped");
+        }
+    }
+    assert!(scraped.contains("port: 9090\n"));
+}
+
+#[test]
+fn containers_may_do_no_more_than_they_need() {
+    for given in OFFERED {
+        let config = config(given);
+        for (name, service) in services(&config) {
+            let has = |key: &str, value: &str| texts(&service[key]).iter().any(|v| v == value);
+            assert!(has("cap_drop", "ALL"), "{name}");
+            assert!(has("security_opt", "no-new-privileges:true"), "{name}");
+            assert_ne!(service["privileged"], true, "{name}");
+            assert!(service["deploy"]["resources"]["limits"]["memory"].is_string(), "{name} has a limit");
+            assert!(service["logging"]["options"]["max-size"].is_string(), "{name} fills no disk");
+            assert_eq!(service["restart"], "unless-stopped", "{name}");
+            let (_, tag) = text(&service["image"]).rsplit_once(':').expect("a tag");
+            assert!(tag.contains('.') && tag.contains(|c: char| c.is_ascii_digit()), "{name}: {tag} is a version");
+        }
+        let image = last_stage("Dockerfile");
+        for (name, role) in roles(&config) {
+            assert_eq!(role["read_only"], true, "{name}");
+            assert!(image.contains(&format!("\nUSER {}\n", text(&role["user"]))), "{name} runs as the image says");
+            let test = &texts(&role["healthcheck"]["test"])[1..];
+            let test = Value::from(test).to_string().replace(',', ", ");
+            assert!(image.contains(&format!("CMD {test}\n")), "{name} is asked as the image says: {test}");
+        }
+    }
+}
+
+fn last_stage(file: &str) -> String {
+    let text = read(file);
+    text.rsplit("\nFROM ").next().expect("a stage").to_owned()
+}
+
+#[test]
+fn images_say_the_same_of_themselves() {
+    let said = |file: &str| {
+        let stage = last_stage(file);
+        let from = stage.find("\nEXPOSE").expect("ports");
+        let lines = stage[from..].lines().filter(|line| !line.starts_with('#'));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(said("Dockerfile"), said("Dockerfile.cuda"));
+    assert!(last_stage("Dockerfile").starts_with("scratch\n"));
+    let version = format!("ARG VERSION={}\n", env!("CARGO_PKG_VERSION"));
+    assert!(last_stage("Dockerfile").contains(&version) && last_stage("Dockerfile.cuda").contains(&version));
+    let toolchain = "FROM rust:1.95.0-bookworm AS build\n";
+    assert!(read("Dockerfile").contains(toolchain) && read("Dockerfile.cuda").contains(toolchain));
+}

@@ -1,0 +1,351 @@
+//! The compose file lived out: each of its services a process in a network of its own, under the user, the mounts, the
+//! variables and the names that the file gives it.
+
+use crate::authority::write_part;
+use crate::compose::{Given, config, roles, services, text, texts, variables};
+use crate::container::{Container, Mount};
+use crate::dns::Dns;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use tempfile::TempDir;
+use triptych_tests::cluster::{reqwest_client, sum_series};
+use triptych_tests::net::Net;
+use triptych_tests::process::{Process, eventually, signal};
+use triptych_tests::samples::{ask_images, heldout, list, text_of};
+use triptych_tests::tools::root;
+
+/// The services that are no program of ours, and whose programs the tests have.
+const STORES: [&str; 2] = ["redis", "s3"];
+const CLIENTS: usize = 4;
+/// Answers that are waited for once more or fewer encoders are there.
+const MORE: usize = 40;
+
+/// Where the offered settings say that certificates are.
+const TLS_DIR: &str = "/tls";
+
+/// A container that runs.
+struct Running {
+    service: String,
+    process: Process,
+    /// Of a role; a store's program is this machine's.
+    container: Option<Container>,
+}
+
+/// The services of the file. Dropped: everything is killed, and the namespaces are gone.
+struct Lived {
+    config: Value,
+    running: BTreeMap<String, Running>,
+    dns: Dns,
+    /// Named volumes.
+    volumes: TempDir,
+    // Last: what lives in the namespaces is killed before they go.
+    net: Net,
+}
+
+impl Lived {
+    /// All services that the tests have programs for, one container each, in the order that the file asks for.
+    async fn start(given: Given) -> Self {
+        let net = Net::new();
+        let dns = Dns::start(&net.host(1));
+        let volumes = tempfile::tempdir().expect("a folder");
+        fs::set_permissions(volumes.path(), Permissions::from_mode(0o755)).expect("own folder");
+        let mut lived = Self { config: config(given), running: BTreeMap::new(), dns, volumes, net };
+        let stores = services(&lived.config).map(|(name, _)| name).filter(|name| STORES.contains(name));
+        let services: Vec<String> =
+            roles(&lived.config).map(|(name, _)| name).chain(stores).map(str::to_owned).collect();
+        let mut waiting = services.clone();
+        while !waiting.is_empty() {
+            let free = |service: &String| !lived.needs(service).iter().any(|need| waiting.contains(need));
+            let next = waiting.iter().position(free).expect("dependencies that end");
+            let service = waiting.remove(next);
+            for need in lived.needs(&service) {
+                lived.wait_healthy(&format!("{need}-1")).await;
+            }
+            lived.run(&service, 1);
+        }
+        for service in services {
+            lived.wait_healthy(&format!("{service}-1")).await;
+        }
+        lived
+    }
+
+    fn service(&self, name: &str) -> &Value {
+        &self.config["services"][name]
+    }
+
+    /// What must be healthy before a service starts.
+    fn needs(&self, service: &str) -> Vec<String> {
+        let needs = self.service(service)["depends_on"].as_object();
+        needs.into_iter().flatten().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Starts container number `n` of a service; its name leads to it at once.
+    fn run(&mut self, service: &str, n: usize) {
+        let name = format!("{service}-{n}");
+        self.net.add(&name);
+        let (container, mut command) = match STORES.contains(&service) {
+            true => (None, self.store_command(service, &name)),
+            false => {
+                let container = self.container(service, &name);
+                let words = ["/triptych".to_owned()].into_iter().chain(texts(&self.service(service)["command"]));
+                let command = container.command(&words.collect::<Vec<_>>());
+                (Some(container), command)
+            }
+        };
+        self.dns.add(service, &self.net.address(&name));
+        let running = Running { service: service.to_owned(), process: Process::spawn(&mut command), container };
+        self.running.insert(name, running);
+    }
+
+    fn container(&self, service: &str, name: &str) -> Container {
+        let described = self.service(service);
+        let mut container = Container::new(&self.net.host(1));
+        container.namespace = Some(self.net.namespace(name));
+        container.user = text(&described["user"]).to_owned();
+        container.variables.extend(variables(described));
+        for volume in described["volumes"].as_array().into_iter().flatten() {
+            let target = text(&volume["target"]).to_owned();
+            let mode = if volume["read_only"] == true { "ro" } else { "rw" };
+            container.mounts.push(Mount { source: self.source(volume), target, mode });
+        }
+        container
+    }
+
+    /// What a volume is on this machine. A named one belongs to whom its options say.
+    fn source(&self, volume: &Value) -> PathBuf {
+        let source = text(&volume["source"]);
+        if source == TLS_DIR {
+            return self.certificates();
+        }
+        if volume["type"] == "bind" {
+            return source.into();
+        }
+        let folder = self.volumes.path().join(source);
+        fs::create_dir_all(&folder).expect("own folder");
+        let options = self.config["volumes"][source]["driver_opts"]["o"].as_str().unwrap_or_default();
+        let option = |name: &str| {
+            options.split(',').filter_map(|o| o.split_once('=')).find(|(n, _)| *n == name).map(|(_, v)| v)
+        };
+        if let (Some(uid), Some(mode)) = (option("uid"), option("mode")) {
+            chown(&folder, uid.parse().ok(), None).expect("root may");
+            let mode = u32::from_str_radix(mode, 8).expect("an octal number");
+            fs::set_permissions(&folder, Permissions::from_mode(mode)).expect("own folder");
+        }
+        folder
+    }
+
+    /// What `tls.yaml` wants, made when it is wanted first.
+    fn certificates(&self) -> PathBuf {
+        let folder = self.volumes.path().join("tls");
+        if !folder.exists() {
+            fs::create_dir(&folder).expect("own folder");
+            write_part(&folder, "triptych");
+        }
+        folder
+    }
+
+    /// The service's command with this machine's program, its folder one of ours, and our name server.
+    fn store_command(&self, service: &str, name: &str) -> Command {
+        let described = self.service(service);
+        let mut words = texts(&described["command"]);
+        if service == "s3" {
+            let program = std::env::var_os("TRIPTYCH_WEED").map(PathBuf::from);
+            let program = program.unwrap_or_else(|| root().join(".cache/seaweedfs/weed"));
+            words.insert(0, program.to_str().expect("a plain path").to_owned());
+        }
+        let data = self.volumes.path().join(name);
+        fs::create_dir_all(&data).expect("own folder");
+        for word in &mut words {
+            *word = word.replace("=/data", &format!("={}", data.display()));
+        }
+        let namespace = self.net.namespace(name);
+        self.net.name_server(name, &self.net.host(1));
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &namespace]).args(words).envs(variables(described)).current_dir(data);
+        command
+    }
+
+    /// Asks as the service's healthcheck does, until it says yes.
+    async fn wait_healthy(&mut self, name: &str) {
+        let address = self.net.address(name);
+        let running = self.running.get_mut(name).unwrap_or_else(|| panic!("{name} runs"));
+        let test = texts(&self.config["services"][&running.service]["healthcheck"]["test"]);
+        let (kind, words) = test.split_first().expect("a healthcheck");
+        assert_eq!(kind, "CMD", "{name}: no image is known to have a shell");
+        eventually(&format!("{name} is healthy"), async || {
+            if let Some(status) = running.process.exited() {
+                panic!("{name} ended with {status}:\n{}", running.process.log());
+            }
+            let well = match (&running.container, words.iter().find(|word| word.starts_with("http://"))) {
+                (Some(container), _) => succeeds(&mut container.command(words)),
+                (None, Some(url)) => {
+                    let url = url.replace("127.0.0.1", &address);
+                    reqwest_client().get(url).send().await.is_ok_and(|answer| answer.status().is_success())
+                }
+                (None, None) => succeeds(Command::new(&words[0]).args(["-h", &address]).args(&words[1..])),
+            };
+            well.then_some(())
+        })
+        .await;
+    }
+
+    /// SIGTERM, as `docker stop` sends it; the name leads there until the process is gone.
+    async fn stop(&mut self, name: &str) {
+        let mut running = self.running.remove(name).unwrap_or_else(|| panic!("{name} runs"));
+        signal(running.process.pid(), "TERM");
+        let status = running.process.wait().await;
+        self.dns.remove(&running.service, &self.net.address(name));
+        assert!(status.success(), "{name} ended with {status}:\n{}", running.process.log());
+    }
+
+    /// Items that an encoder encoded.
+    async fn encodes(&self, name: &str) -> f64 {
+        let url = format!("http://{}:9090/metrics", self.net.address(name));
+        let text = reqwest_client().get(url).send().await.expect("metrics").text().await.expect("text");
+        sum_series(&text, "triptych_encodes_total")
+    }
+
+    fn http(&self) -> String {
+        format!("http://{}:8080", self.net.address("proxy-1"))
+    }
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// Questions whose pictures nobody saw before, each time they are asked.
+struct Load {
+    http: String,
+    client: reqwest::Client,
+    questions: Vec<(String, Vec<u8>)>,
+    expected: Vec<String>,
+    asked: AtomicUsize,
+    answered: AtomicUsize,
+    enough: AtomicBool,
+}
+
+impl Load {
+    /// With the answers of a cluster that nobody disturbs.
+    async fn prepare(http: String) -> Self {
+        let lines = list("scenes.jsonl");
+        let questions = lines.iter().take(6).map(|line| {
+            (text(&line["question"]).to_owned(), heldout(text(&line["file"])))
+        });
+        let mut load = Self {
+            http,
+            client: reqwest_client(),
+            questions: questions.collect(),
+            expected: Vec::new(),
+            asked: AtomicUsize::new(0),
+            answered: AtomicUsize::new(0),
+            enough: AtomicBool::new(false),
+        };
+        for i in 0..load.questions.len() {
+            let answer = load.ask(i).await.unwrap_or_else(|e| panic!("a quiet cluster: {e}"));
+            load.expected.push(answer);
+        }
+        load
+    }
+
+    /// Bytes after a picture's end change its key and not what is seen: it has to be encoded.
+    async fn ask(&self, i: usize) -> Result<String, String> {
+        let (question, picture) = &self.questions[i % self.questions.len()];
+        let n = self.asked.fetch_add(1, Ordering::Relaxed);
+        let picture = [&picture[..], &n.to_le_bytes()].concat();
+        let body = ask_images("shapes-qwen2-vl", question, &[&picture]);
+        let asked = self.client.post(format!("{}/v1/chat/completions", self.http)).json(&body).send().await;
+        let response = asked.map_err(|e| e.to_string())?;
+        let status = response.status();
+        let answer = response.text().await.map_err(|e| e.to_string())?;
+        if !status.is_success() {
+            return Err(format!("{status}: {answer}"));
+        }
+        let answer: Value = serde_json::from_str(&answer).map_err(|e| e.to_string())?;
+        Ok(text_of(&answer).to_owned())
+    }
+
+    /// One client: asks until it is enough. What was lost or wrong.
+    async fn client(&self, first: usize) -> Vec<String> {
+        let (mut i, mut wrong) = (first, Vec::new());
+        while !self.enough.load(Ordering::Relaxed) {
+            match self.ask(i).await {
+                Ok(answer) if answer == self.expected[i % self.expected.len()] => {}
+                Ok(answer) => wrong.push(format!("another answer: {answer:?}")),
+                Err(e) => wrong.push(format!("lost: {e}")),
+            }
+            self.answered.fetch_add(1, Ordering::Relaxed);
+            i += CLIENTS;
+        }
+        wrong
+    }
+
+    /// Until so many more were answered, whatever they were.
+    async fn more(&self, n: usize) {
+        let until = self.answered.load(Ordering::Relaxed) + n;
+        let enough = async || (self.answered.load(Ordering::Relaxed) >= until).then_some(());
+        eventually("answers go on", enough).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn encoders_go_from_one_to_three_and_back_under_load_and_no_request_is_lost() {
+    let full = Given { env_file: Some("full.env"), ..Given::default() };
+    let mut lived = Lived::start(full).await;
+    let load = Arc::new(Load::prepare(lived.http()).await);
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|i| {
+            let load = Arc::clone(&load);
+            tokio::spawn(async move { load.client(i).await })
+        })
+        .collect();
+    load.more(MORE).await;
+    // `--scale encoder=3`
+    for n in [2, 3] {
+        lived.run("encoder", n);
+    }
+    for name in ["encoder-2", "encoder-3"] {
+        lived.wait_healthy(name).await;
+        eventually("a new encoder gets work", async || (lived.encodes(name).await > 0.0).then_some(())).await;
+    }
+    load.more(MORE).await;
+    // `--scale encoder=1`
+    for name in ["encoder-3", "encoder-2"] {
+        lived.stop(name).await;
+    }
+    let before = lived.encodes("encoder-1").await;
+    load.more(MORE).await;
+    load.enough.store(true, Ordering::Relaxed);
+    let mut wrong = Vec::new();
+    for client in clients {
+        wrong.extend(client.await.expect("a client does not panic"));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(lived.encodes("encoder-1").await > before, "who stays does the work");
+    // `docker compose stop`
+    for name in ["proxy-1", "encoder-1", "pd-1"] {
+        lived.stop(name).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_small_cluster_over_tls_answers_and_its_workers_answer_nobody_else() {
+    let over = Given { over: Some("tls.yaml"), variables: &[("TLS_DIR", TLS_DIR)], ..Given::default() };
+    let mut lived = Lived::start(over).await;
+    let load = Load::prepare(lived.http()).await;
+    assert_eq!(load.ask(0).await.as_ref(), Ok(&load.expected[0]));
+    for (name, port) in [("encoder-1", 7001), ("pd-1", 7002)] {
+        let plain = format!("http://{}:{port}/", lived.net.address(name));
+        assert!(reqwest_client().get(plain).send().await.is_err(), "{name} answers plaintext");
+    }
+    for name in ["proxy-1", "encoder-1", "pd-1"] {
+        lived.stop(name).await;
+    }
+}

@@ -1,0 +1,12 @@
+//! `deploy/` as it is used: files read by the tools they are for and by the product's own parsers, the static binary on an
+//! empty root, and the compose file lived out with real processes in network namespaces.
+#![forbid(unsafe_code)]
+
+mod authority;
+mod compose;
+mod container;
+mod dns;
+mod files;
+mod image;
+mod lived;
+mod settings;
