@@ -34,7 +34,8 @@ pub fn root_pem() -> String {
 /// What `deploy/compose/tls.yaml` wants in a folder.
 pub fn write_part(folder: &Path, name: &str) {
     let (part, key) = issue(name);
-    for (file, text) in [("ca.pem", root_pem()), ("part.pem", part.pem()), ("part.key", key.serialize_pem())] {
+    for (file, text) in [("ca.pem", root_pem()), ("part.pem", part.pem()), ("part.key", key.serialize_pem())]
+    {
         std::fs::write(folder.join(file), text).expect("the folder can be written");
     }
 }
@@ -49,7 +50,8 @@ pub fn serve_once(name: &str, body: Vec<u8>) -> u16 {
         .with_no_client_auth()
         .with_single_cert(vec![certificate.der().clone()], key)
         .expect("a certificate");
-    let (config, listener) = (Arc::new(config), TcpListener::bind("127.0.0.1:0").expect("loopback has ports"));
+    let (config, listener) =
+        (Arc::new(config), TcpListener::bind("127.0.0.1:0").expect("loopback has ports"));
     let port = listener.local_addr().expect("bound").port();
     thread::spawn(move || {
         let mut served = false;
@@ -70,7 +72,9 @@ fn answer(config: &Arc<ServerConfig>, stream: TcpStream, body: &[u8]) -> std::io
         head.push(byte[0]);
     }
     let length = body.len();
-    let head = format!("HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
     stream.write_all(head.as_bytes())?;
     stream.write_all(body)?;
     stream.conn.send_close_notify();

@@ -10,8 +10,7 @@ use tempfile::TempDir;
 use triptych_tests::tools::root;
 
 /// Folders that the Dockerfile makes, and those that every runtime has.
-const FOLDERS: [&str; 8] =
-    ["etc/ssl/certs", "tmp", "models", "ec", "var/lib/triptych", "proc", "dev", "tls"];
+const FOLDERS: [&str; 8] = ["etc/ssl/certs", "tmp", "models", "ec", "var/lib/triptych", "proc", "dev", "tls"];
 /// Where the shells of this machine are, and where Docker says they would be.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 

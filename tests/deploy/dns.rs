@@ -22,7 +22,8 @@ pub struct Dns {
 impl Dns {
     /// At port 53 of an address of this machine.
     pub fn start(address: &str) -> Self {
-        let socket = UdpSocket::bind((address, PORT)).expect("port 53 of this address is free, and this is root");
+        let socket =
+            UdpSocket::bind((address, PORT)).expect("port 53 of this address is free, and this is root");
         socket.set_read_timeout(Some(IDLE)).expect("a time");
         let names = Arc::default();
         let known = Arc::downgrade(&names);

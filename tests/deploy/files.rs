@@ -69,12 +69,18 @@ fn containers_may_do_no_more_than_they_need() {
             assert!(service["logging"]["options"]["max-size"].is_string(), "{name} fills no disk");
             assert_eq!(service["restart"], "unless-stopped", "{name}");
             let (_, tag) = text(&service["image"]).rsplit_once(':').expect("a tag");
-            assert!(tag.contains('.') && tag.contains(|c: char| c.is_ascii_digit()), "{name}: {tag} is a version");
+            assert!(
+                tag.contains('.') && tag.contains(|c: char| c.is_ascii_digit()),
+                "{name}: {tag} is a version"
+            );
         }
         let image = last_stage("Dockerfile");
         for (name, role) in roles(&config) {
             assert_eq!(role["read_only"], true, "{name}");
-            assert!(image.contains(&format!("\nUSER {}\n", text(&role["user"]))), "{name} runs as the image says");
+            assert!(
+                image.contains(&format!("\nUSER {}\n", text(&role["user"]))),
+                "{name} runs as the image says"
+            );
             let test = &texts(&role["healthcheck"]["test"])[1..];
             let test = Value::from(test).to_string().replace(',', ", ");
             assert!(image.contains(&format!("CMD {test}\n")), "{name} is asked as the image says: {test}");

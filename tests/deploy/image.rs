@@ -42,7 +42,9 @@ async fn a_cluster_on_an_empty_root_answers_and_finds_names() {
     let mut up = container.triptych(&[&faces[..], &allowed].concat());
     // The sample models are unpacked into a folder of its own; here it may write nowhere else.
     let mut up = Process::spawn(up.env("XDG_CACHE_HOME", "/tmp"));
-    let health = |host: &str, port: u16| container.triptych(&["health", "--ready", "--http", &format!("{host}:{port}")]);
+    let health = |host: &str, port: u16| {
+        container.triptych(&["health", "--ready", "--http", &format!("{host}:{port}")])
+    };
     eventually("the cluster is ready", async || {
         assert!(up.exited().is_none(), "`up` ended early:\n{}", up.log());
         health("127.0.0.1", http).output().is_ok_and(|o| o.status.success()).then_some(())

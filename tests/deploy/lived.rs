@@ -93,13 +93,15 @@ impl Lived {
             true => (None, self.store_command(service, &name)),
             false => {
                 let container = self.container(service, &name);
-                let words = ["/triptych".to_owned()].into_iter().chain(texts(&self.service(service)["command"]));
+                let words =
+                    ["/triptych".to_owned()].into_iter().chain(texts(&self.service(service)["command"]));
                 let command = container.command(&words.collect::<Vec<_>>());
                 (Some(container), command)
             }
         };
         self.dns.add(service, &self.net.address(&name));
-        let running = Running { service: service.to_owned(), process: Process::spawn(&mut command), container };
+        let running =
+            Running { service: service.to_owned(), process: Process::spawn(&mut command), container };
         self.running.insert(name, running);
     }
 
@@ -236,9 +238,10 @@ impl Load {
     /// With the answers of a cluster that nobody disturbs.
     async fn prepare(http: String) -> Self {
         let lines = list("scenes.jsonl");
-        let questions = lines.iter().take(6).map(|line| {
-            (text(&line["question"]).to_owned(), heldout(text(&line["file"])))
-        });
+        let questions = lines
+            .iter()
+            .take(6)
+            .map(|line| (text(&line["question"]).to_owned(), heldout(text(&line["file"]))));
         let mut load = Self {
             http,
             client: reqwest_client(),

@@ -69,7 +69,8 @@ fn docker_waits_longer_for_an_end_than_a_role_takes() {
     for (name, role) in roles(&config(Given::default())) {
         let variables = variables(role);
         let number = |wanted: &str| {
-            let (_, value) = variables.iter().find(|(name, _)| name == wanted).unwrap_or_else(|| panic!("{wanted}"));
+            let (_, value) =
+                variables.iter().find(|(name, _)| name == wanted).unwrap_or_else(|| panic!("{wanted}"));
             value.parse::<u64>().expect("a number")
         };
         let takes = number("TRIPTYCH_LAME_DUCK") / 1000 + number("TRIPTYCH_DRAIN_GRACE") + 5;
@@ -123,7 +124,12 @@ fn the_files_of_variables_have_every_variable_of_the_compose_file_and_no_other()
     let compose = read("compose.yaml");
     let mut asked: BTreeSet<_> = names_after(&compose, "${").collect();
     // Without a value: taken from outside.
-    asked.extend(compose.lines().filter_map(|line| line.trim().strip_suffix(':')).filter(|n| n.starts_with("TRIPTYCH_")));
+    asked.extend(
+        compose
+            .lines()
+            .filter_map(|line| line.trim().strip_suffix(':'))
+            .filter(|n| n.starts_with("TRIPTYCH_")),
+    );
     let files = read("compose/small.env") + &read("compose/full.env");
     let set: BTreeSet<_> =
         files.lines().filter(|l| !l.starts_with('#')).filter_map(|l| Some(l.split_once('=')?.0)).collect();

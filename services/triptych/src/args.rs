@@ -80,7 +80,12 @@ pub const NO_MODEL: &str = "no model to serve; name one with --model DIR";
 pub struct ModelArgs {
     /// A Hugging Face directory, or a model id of the hub; repeat, or part by commas, for several models. `NAME=` sets
     /// the name that clients use
-    #[arg(long = "model", value_name = "[NAME=]DIR_OR_HUB_ID", env = "TRIPTYCH_MODEL", value_delimiter = ',')]
+    #[arg(
+        long = "model",
+        value_name = "[NAME=]DIR_OR_HUB_ID",
+        env = "TRIPTYCH_MODEL",
+        value_delimiter = ','
+    )]
     pub models: Vec<String>,
     /// How to compute
     #[command(flatten)]

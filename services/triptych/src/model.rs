@@ -96,9 +96,7 @@ async fn located(
 ) -> Result<Vec<ModelSource>, CliError> {
     let found = spawn_blocking(move || match (texts.is_empty(), fallback) {
         (true, Fallback::Samples) => samples::unpack(),
-        (true, Fallback::Nothing) => {
-            Err(CliError::Setting(NO_MODEL.into()))
-        }
+        (true, Fallback::Nothing) => Err(CliError::Setting(NO_MODEL.into())),
         (false, _) => texts.iter().map(|t| resolve(t)).collect(),
     });
     let found = joined(found.await)?;

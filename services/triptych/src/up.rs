@@ -74,7 +74,9 @@ pub struct UpArgs {
 /// [`CliError`] if the cluster cannot start. Once it was ready, only a signal ends it, without an error.
 pub async fn run(args: UpArgs) -> Result<(), CliError> {
     if args.encoders == 0 && !args.with_encoder {
-        return Err(CliError::Setting("--encoders 0: then PD workers must encode, with --with-encoder".into()));
+        return Err(CliError::Setting(
+            "--encoders 0: then PD workers must encode, with --with-encoder".into(),
+        ));
     }
     let mut signals = Signals::watch()?;
     let screen = Screen::new(&args.log)?;

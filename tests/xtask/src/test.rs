@@ -1,9 +1,9 @@
 //! `cargo xtask test`: what a change is held to, in the order in which mistakes are cheapest to find.
 
 use crate::servers;
+use crate::shell::{self, cargo, root};
 use crate::static_binary;
 use crate::tools;
-use crate::shell::{self, cargo, root};
 use crate::whisper;
 use anyhow::Result;
 use std::time::{Duration, Instant};

@@ -256,7 +256,9 @@ mod tests {
         assert_eq!(names(&plan), ["store", "pd-0", "proxy"]);
         let flags = |i: usize| plan.children[i].flags.join(std::ffi::OsStr::new(" ")).into_string().unwrap();
         assert!(flags(1).contains("--with-encoder") && !flags(2).contains("--with-encoder"));
-        assert!(flags(0).contains("--drain-grace 60") && plan.children[0].stop_patience > Duration::from_secs(60));
+        assert!(
+            flags(0).contains("--drain-grace 60") && plan.children[0].stop_patience > Duration::from_secs(60)
+        );
     }
 
     #[test]
