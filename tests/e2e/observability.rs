@@ -81,6 +81,10 @@ async fn every_process_has_its_metrics_with_help_and_unit_after_a_request() {
                 "item_source",
                 "encode_jobs",
                 "encode_leases",
+                "requests_by_items",
+                "request_text_tokens",
+                "request_output_tokens",
+                "item_tokens",
             ],
         ),
         (

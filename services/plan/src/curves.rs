@@ -4,6 +4,11 @@
 //! A curve is a list of measured places, so that what was measured stays visible beside what is made of it. Times are in
 //! microseconds, and hold for [`CostCurves::threads`] compute threads that have their cores to themselves.
 
+mod file;
+pub mod sample;
+
+pub use file::CurvesError;
+
 use serde::{Deserialize, Serialize};
 
 /// The version of the file that this code writes.

@@ -9,4 +9,6 @@
 #![forbid(unsafe_code)]
 
 pub mod curves;
+pub mod planner;
+pub mod profile;
 pub mod simulator;

@@ -9,6 +9,22 @@ use triptych_proto::v1;
 use triptych_runtime::MetricsRegistry;
 use triptych_runtime::metrics::{Counters, Gauges, Histograms, Labels};
 
+/// What a planner has to know of the load; nobody else asks for it.
+mod load {
+    use triptych_core::metrics::Metric;
+
+    const fn count(name: &'static str, help: &'static str) -> Metric {
+        Metric { name, unit: "", help }
+    }
+
+    pub const REQUEST_ITEMS: Metric =
+        count("requests_by_items", "Requests answered whole, by how many items they had; 16 stands for more too");
+    pub const REQUEST_TEXT_TOKENS: Metric =
+        count("request_text_tokens", "Prompt tokens of a request, without those that its items became");
+    pub const REQUEST_OUTPUT_TOKENS: Metric = count("request_output_tokens", "Tokens written for a request");
+    pub const ITEM_TOKENS: Metric = count("item_tokens", "Encoder output tokens of a request's item, by modality");
+}
+
 /// Every metric the proxy owns.
 #[derive(Clone)]
 pub struct Observer {
@@ -23,7 +39,23 @@ pub struct Observer {
     resumed: Counters,
     retried: Counters,
     early: Counters,
+    by_items: Counters,
+    text_tokens: Histograms,
+    output_tokens: Histograms,
+    item_tokens: Histograms,
 }
+
+/// What a request was, once it is answered whole: what a planner has to know of the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Its items.
+    pub n_items: usize,
+    /// Encoder output tokens of all of them.
+    pub item_tokens: u32,
+}
+
+/// More items than that are counted as so many, so that nobody can make labels.
+const MOST_ITEMS: usize = 16;
 
 impl Observer {
     /// Registers the metrics.
@@ -40,6 +72,10 @@ impl Observer {
             resumed: registry.counters(metrics::RESUMED),
             retried: registry.counters(metrics::RETRIED),
             early: registry.counters(metrics::EARLY),
+            by_items: registry.counters(load::REQUEST_ITEMS),
+            text_tokens: registry.sizes(load::REQUEST_TEXT_TOKENS),
+            output_tokens: registry.sizes(load::REQUEST_OUTPUT_TOKENS),
+            item_tokens: registry.sizes(load::ITEM_TOKENS),
         }
     }
 
@@ -69,6 +105,8 @@ impl Observer {
         let labels =
             vec![("source", one.source.as_str().to_owned()), ("modality", one.item.modality.to_string())];
         self.item_source.get_or_create(&labels).inc();
+        let modality = vec![("modality", one.item.modality.to_string())];
+        self.item_tokens.get_or_create(&modality).observe(one.item.n_tokens.into());
     }
 
     /// The counts of a whole answer; `per_token` when there were at least two tokens.
@@ -78,6 +116,16 @@ impl Observer {
         if let Some(time) = per_token {
             self.per_token.get_or_create(&of(model)).observe(time.as_secs_f64());
         }
+    }
+
+    /// What a request that was answered whole was like.
+    pub fn size(&self, model: &ModelName, usage: &v1::Usage, size: Size) {
+        let n_items = size.n_items.min(MOST_ITEMS).to_string();
+        self.by_items.get_or_create(&vec![("model", model.to_string()), ("items", n_items)]).inc();
+        // Where the decoder cross-attends to items, they are no part of its prompt.
+        let text = usage.prompt_tokens.checked_sub(size.item_tokens).unwrap_or(usage.prompt_tokens);
+        self.text_tokens.get_or_create(&of(model)).observe(text.into());
+        self.output_tokens.get_or_create(&of(model)).observe(usage.completion_tokens.into());
     }
 
     /// A stream goes on, on another PD worker.

@@ -170,7 +170,7 @@ impl ComputeArgs {
     }
 
     /// Element type of encoder outputs where nothing else is said.
-    const fn encoder_dtype(&self) -> DType {
+    pub const fn encoder_dtype(&self) -> DType {
         match self.precision {
             PrecisionArg::F32 => DType::F32,
             PrecisionArg::Bf16 => DType::Bf16,
@@ -243,7 +243,7 @@ impl FetchArgs {
 }
 
 /// A value as it is written on a command line.
-fn name_of(value: impl ValueEnum) -> String {
+pub fn name_of(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
 }
 
@@ -376,6 +376,14 @@ impl OperatorEcArgs {
     /// As [`EcArgs::open_over`], and for TLS files that cannot be used.
     pub async fn open(&self, limits: &Limits) -> Result<Arc<dyn EcStore>, CliError> {
         self.ec.open_over(&self.tls.links(&Drain::new())?.dialer(), limits).await
+    }
+
+    /// The store that [`Self::open`] opens, as text without passwords.
+    ///
+    /// # Errors
+    /// As [`EcArgs::open_over`], before anything is opened.
+    pub fn shown(&self) -> Result<String, CliError> {
+        self.ec.setting(&Surroundings::look(Others::Here)).map(|setting| setting.to_string())
     }
 }
 

@@ -6,6 +6,7 @@ use crate::ec::EcCommandArgs;
 use crate::health::HealthArgs;
 use crate::keys::KeysArgs;
 use crate::models::ModelsArgs;
+use crate::profile::ProfileArgs;
 use crate::role::encoder::EncoderArgs;
 use crate::role::pd::PdArgs;
 use crate::role::proxy::ProxyArgs;
@@ -54,6 +55,9 @@ pub enum Command {
     /// Offer load to a server, and show what became of it
     #[command(after_help = BENCH_EXAMPLES)]
     Bench(BenchArgs),
+    /// Measure what a model costs on this machine, for `triptych plan`
+    #[command(after_help = PROFILE_EXAMPLES)]
+    Profile(Box<ProfileArgs>),
     /// Make API keys
     #[command(after_help = KEYS_EXAMPLES)]
     Keys(KeysArgs),
@@ -120,6 +124,15 @@ const BENCH_EXAMPLES: &str = "\
 Examples:
   triptych bench report results/*.json --out report.html
   triptych bench report results --out report.md";
+const PROFILE_EXAMPLES: &str = "\
+Examples:
+  triptych profile ./my-qwen2-vl --threads 1 --cores 0         a worker with one core
+  triptych profile ./my-qwen2-vl --load-format dummy --threads 2 --precision bf16 -o two.json
+  triptych profile tests/models/shapes-qwen2-vl --quick --rounds 2
+
+Run it on a machine with nothing else to do: what else ran is measured too, and told. The file says
+what a worker of so many threads takes for an encoder batch, an engine step, publishing and loading
+an output, and what the proxy adds. The summary goes to stdout, progress to stderr.";
 
 const KEYS_EXAMPLES: &str = "\
 Examples:

@@ -13,6 +13,7 @@
 //! - [`keys`]: API keys;
 //! - [`models`]: what a model directory is, and what serving it takes;
 //! - [`ec`]: what an operator does with a store of encoder outputs;
+//! - [`profile`]: cost curves of a model on this machine;
 //! - [`model`]: which model directories to serve, also from the hub and from the binary itself.
 #![forbid(unsafe_code)]
 
@@ -30,6 +31,7 @@ mod listen;
 mod model;
 mod models;
 mod orphan;
+mod profile;
 mod role;
 mod topology;
 mod units;
@@ -82,6 +84,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Ec(args) => block_on(Builder::new_multi_thread(), ec::run(args)),
         // On this thread: the lives of the clusters that it starts are bound to it.
         Command::Bench(args) => block_on(Builder::new_multi_thread(), bench::run(args)),
+        Command::Profile(args) => block_on(Builder::new_multi_thread(), profile::run(args)),
         Command::Keys(args) => keys::run(args),
         Command::Health(args) => block_on(Builder::new_current_thread(), health::run(args)),
         Command::Proxy(args) => block_on(Builder::new_multi_thread(), role::proxy::run(args)),

@@ -246,7 +246,9 @@ impl<'a> Decoding<'a> {
         );
         summary.encoder_prompt = self.work.request.encoder_prompt.clone().map(Into::into);
         summary.item_sources = self.supply.sources();
-        self.work.orchestrator.observer.tokens(&self.work.route.served.name, &usage, per_token);
+        let (observer, model) = (&self.work.orchestrator.observer, &self.work.route.served.name);
+        observer.tokens(model, &usage, per_token);
+        observer.size(model, &usage, self.supply.size());
         summary
     }
 

@@ -7,7 +7,7 @@
 use super::{Work, at_item};
 use crate::encode::{Announced, Encoded, Flight, Job};
 use crate::fleet::home::Homeless;
-use crate::observe::wire_source;
+use crate::observe::{Size, wire_source};
 use futures::future::{pending, select_all, try_join_all};
 use std::time::Duration;
 use tokio::time::timeout;
@@ -175,6 +175,13 @@ impl<'a> Supply<'a> {
         let unknown = v1::ItemSource::Unspecified.into();
         let source = |place: &Place| place.encoded.as_ref().map_or(unknown, |one| wire_source(one.source));
         self.places.iter().map(source).collect()
+    }
+
+    /// How many items there are, and how many tokens they became.
+    pub(super) fn size(&self) -> Size {
+        let encoded = self.places.iter().filter_map(|place| place.encoded.as_ref());
+        let item_tokens = encoded.map(|one| one.item.n_tokens).fold(0, u32::saturating_add);
+        Size { n_items: self.places.len(), item_tokens }
     }
 
     fn set(&mut self, i: usize, encoded: Encoded) {

@@ -37,6 +37,12 @@ pub struct EncoderArgs {
     /// encode, also when the store lost it. 0 keeps none
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_ROWS_MIB", default_value_t = 256)]
     pub rows_mib: usize,
+    /// Output tokens of a batch; a larger item runs alone. Less answers single items sooner, more encodes more a second
+    #[arg(long, value_name = "N", env = "TRIPTYCH_BATCH_TOKENS", default_value_t = BatchLimits::default().max_tokens)]
+    pub batch_tokens: usize,
+    /// Items of a batch
+    #[arg(long, value_name = "N", env = "TRIPTYCH_BATCH_ITEMS", default_value_t = BatchLimits::default().max_items)]
+    pub batch_items: usize,
     /// Models and computation
     #[command(flatten)]
     pub models: ModelArgs,
@@ -92,7 +98,7 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
         dtype: args.models.row_types(),
         mac_keys: args.models.rows.mac_keys()?,
         limits,
-        batch: BatchLimits::default(),
+        batch: BatchLimits { max_tokens: args.batch_tokens, max_items: args.batch_items.max(1) },
         max_jobs: args.max_jobs,
         preprocess_threads: std::thread::available_parallelism().map_or(1, usize::from),
         rows_budget_bytes: args.rows_mib.saturating_mul(1 << 20),

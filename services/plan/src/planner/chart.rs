@@ -1,0 +1,143 @@
+//! A plan as what an operator types: command lines, and the `pools` of the Helm chart's values.
+
+use super::candidate::{Candidate, Shape};
+use std::fmt::Write as _;
+
+/// Ports of the workers of a cluster on one host.
+const FIRST_PORT: usize = 7001;
+/// More workers than that are not listed one by one.
+const LISTED: usize = 16;
+
+/// One line for each worker, with a proxy before them; of large clusters one line for each kind.
+pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
+    let (settings, threads) = (candidate.settings, candidate.curves.threads);
+    let common = format!(
+        "--model {model} --threads {threads} --precision {} --ec STORE",
+        candidate.curves.precision
+    );
+    let engine = format!("--token-budget {} --max-sequences {}", settings.token_budget, settings.max_sequences);
+    let batch = format!("--batch-tokens {} --batch-items {}", settings.batch_tokens, settings.batch_items);
+    let encoder = format!("triptych encoder {common} {batch}");
+    let pd = format!("triptych pd {common} {engine}");
+    let both = format!("{pd} --with-encoder --encoder-token-budget {}", turns(settings.encoder_token_budget));
+    let workers = match candidate.shape {
+        Shape::Split { encoders, pds } => vec![(encoder, "--encoder", encoders), (pd, "--pd", pds)],
+        Shape::Replicated { workers } => vec![(both, "--pd", workers)],
+        Shape::Colocated => vec![(both, "--pd", 1)],
+    };
+    let mut lines = Vec::new();
+    let mut proxy = "triptych proxy --ec STORE".to_owned();
+    let is_listed = candidate.n_workers() <= LISTED;
+    let mut port = FIRST_PORT;
+    for (line, flag, n) in workers {
+        if !is_listed {
+            lines.push(format!("{line} --grpc 0.0.0.0:{FIRST_PORT}    # on {n} hosts or pods"));
+            continue;
+        }
+        for _ in 0..n {
+            lines.push(format!("{line} --grpc 127.0.0.1:{port}"));
+            // Writing to a String cannot fail.
+            let _ = write!(proxy, " {flag} 127.0.0.1:{port}");
+            port += 1;
+        }
+    }
+    lines.push(if is_listed { proxy } else { format!("{proxy} --discover redis://HOST") });
+    lines
+}
+
+/// The flag's word.
+fn turns(budget: Option<usize>) -> String {
+    budget.map_or_else(|| "none".to_owned(), |n| n.to_string())
+}
+
+/// The chart's `pools`, which go over its defaults with `-f`.
+pub fn values(model: &str, candidate: &Candidate) -> String {
+    let mut yaml = String::from("pools:\n");
+    match candidate.shape {
+        Shape::Split { encoders, pds } => {
+            yaml.push_str(&pool(model, candidate, ("encoder", "encoder", encoders)));
+            yaml.push_str(&pool(model, candidate, ("pd", "pd", pds)));
+        }
+        Shape::Replicated { workers } => yaml.push_str(&pool(model, candidate, ("both", "pd", workers))),
+        Shape::Colocated => yaml.push_str(&pool(model, candidate, ("both", "pd", 1))),
+    }
+    yaml
+}
+
+fn pool(model: &str, candidate: &Candidate, (suffix, role, replicas): (&str, &str, usize)) -> String {
+    let (settings, curves) = (candidate.settings, &candidate.curves);
+    let name = name(model);
+    let mut yaml = format!(
+        "  - name: {name}-{suffix}\n    role: {role}\n    model: {{path: {model:?}}}\n    replicas: {replicas}\n    \
+         precision: {}\n    threads: {}\n",
+        curves.precision, curves.threads
+    );
+    let cpu = format!("    resources:\n      requests: {{cpu: \"{}\"}}\n", curves.threads);
+    let batch = format!(
+        "\"--batch-tokens\", \"{}\", \"--batch-items\", \"{}\"",
+        settings.batch_tokens, settings.batch_items
+    );
+    let engine = format!(
+        "    engine: {{tokenBudget: {}, maxSequences: {}}}\n",
+        settings.token_budget, settings.max_sequences
+    );
+    match (role, candidate.shape.is_split()) {
+        ("encoder", _) => yaml.push_str(&format!("    args: [{batch}]\n")),
+        (_, true) => yaml.push_str(&engine),
+        (_, false) => {
+            yaml.push_str(&engine);
+            yaml.push_str("    withEncoder: true\n");
+            let turns = turns(settings.encoder_token_budget);
+            yaml.push_str(&format!("    args: [\"--encoder-token-budget\", \"{turns}\"]\n"));
+        }
+    }
+    yaml + &cpu
+}
+
+/// A name as Kubernetes takes it.
+fn name(model: &str) -> String {
+    let plain: String =
+        model.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect();
+    let plain: String = plain.trim_matches('-').chars().take(40).collect();
+    if plain.is_empty() { "model".to_owned() } else { plain.trim_matches('-').to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::curves::sample::curves;
+    use crate::planner::candidate::Settings;
+    use std::sync::Arc;
+
+    fn candidate(shape: Shape) -> Candidate {
+        Candidate { shape, curves: Arc::new(curves()), settings: Settings::default() }
+    }
+
+    #[test]
+    fn every_worker_has_a_line_and_the_proxy_knows_them_all() {
+        let lines = commands("m", &candidate(Shape::Split { encoders: 2, pds: 1 }));
+        assert_eq!(lines.len(), 4);
+        assert!(lines[0].starts_with("triptych encoder --model m --threads 1 --precision f32"), "{}", lines[0]);
+        let proxy = "triptych proxy --ec STORE --encoder 127.0.0.1:7001 --encoder 127.0.0.1:7002 --pd 127.0.0.1:7003";
+        assert_eq!(lines[3], proxy);
+        let many = commands("m", &candidate(Shape::Replicated { workers: 64 }));
+        assert_eq!(many.len(), 2);
+        assert!(many[0].contains("--with-encoder") && many[0].contains("on 64 hosts"), "{}", many[0]);
+    }
+
+    #[test]
+    fn values_are_pools_with_their_replicas_and_settings() {
+        let yaml = values("Qwen/Qwen2-VL", &candidate(Shape::Split { encoders: 2, pds: 3 }));
+        for part in [
+            "  - name: qwen-qwen2-vl-encoder\n    role: encoder\n",
+            "    replicas: 2\n",
+            "    replicas: 3\n",
+            "    engine: {tokenBudget: 512, maxSequences: 64}\n",
+            "      requests: {cpu: \"1\"}\n",
+        ] {
+            assert!(yaml.contains(part), "{part:?} is not in\n{yaml}");
+        }
+        assert!(!yaml.contains("withEncoder"));
+        assert!(values("m", &candidate(Shape::Colocated)).contains("    withEncoder: true\n"));
+    }
+}

@@ -1,0 +1,96 @@
+//! The answer as a page to read.
+
+use super::answer::{Advice, Answer, Choice};
+use super::candidate::Settings;
+use std::fmt::Write as _;
+
+/// The page.
+pub fn markdown(answer: &Answer) -> String {
+    let mut page = String::new();
+    // Writing to a String cannot fail.
+    let _ = head(&mut page, answer);
+    if answer.advice != Advice::NothingHelps {
+        let _ = choice(&mut page, &answer.best);
+        let _ = beside(&mut page, answer);
+    }
+    page
+}
+
+fn head(page: &mut String, answer: &Answer) -> std::fmt::Result {
+    let advice = match answer.advice {
+        Advice::Disaggregate => format!("disaggregate: {}", answer.best.topology),
+        Advice::DoNotDisaggregate => format!("do not disaggregate: {}", answer.best.topology),
+        Advice::NothingHelps => "nothing of this budget keeps the promises".to_owned(),
+    };
+    writeln!(page, "# Plan for {}: {advice}\n\n{}.\n", answer.model, upper(&answer.why))?;
+    let means = answer.means;
+    writeln!(
+        page,
+        "Asked: {}; {}; {}. A request has {:.2} items of {:.0} tokens together, {:.0} tokens of text, and writes {:.0}.\n",
+        answer.demand, answer.slo, answer.budget, means.items, means.item_tokens, means.text_tokens, means.output_tokens
+    )
+}
+
+fn choice(page: &mut String, choice: &Choice) -> std::fmt::Result {
+    let goodput = choice.goodput;
+    writeln!(
+        page,
+        "**{:.2} requests/s** (95 % interval {:.2} to {:.2}), {:.3} a core; nobody waiting it would be {:.2}.",
+        goodput.mean, goodput.low, goodput.high, choice.goodput_per_core, choice.bound.rate
+    )?;
+    let full = &choice.bottleneck;
+    writeln!(
+        page,
+        "Busiest: pool `{}`, {:.0} % of its time, {:.0} % of that encoding.{}\n",
+        full.pool,
+        full.utilisation * 1e2,
+        full.encoding * 1e2,
+        match full.breaks.is_empty() {
+            true => String::new(),
+            false => format!(" Above that rate: {}.", full.breaks.join("; ")),
+        }
+    )?;
+    settings(page, &choice.settings, choice.shape.is_split())?;
+    writeln!(page, "\n```console\n$ {}\n```\n", choice.commands.join("\n$ "))?;
+    writeln!(page, "Values for the Helm chart:\n\n```yaml\n{}```", choice.values)
+}
+
+fn settings(page: &mut String, settings: &Settings, is_split: bool) -> std::fmt::Result {
+    writeln!(page, "| setting | |\n|---|---|\n| `--token-budget` | {} |", settings.token_budget)?;
+    writeln!(page, "| `--max-sequences` | {} |", settings.max_sequences)?;
+    match (is_split, settings.encoder_token_budget) {
+        (true, _) => writeln!(
+            page,
+            "| `--batch-tokens` | {} |\n| `--batch-items` | {} |",
+            settings.batch_tokens, settings.batch_items
+        ),
+        (false, Some(n)) => writeln!(page, "| `--encoder-token-budget` | {n} |"),
+        (false, None) => writeln!(page, "| `--encoder-token-budget` | none |"),
+    }
+}
+
+fn beside(page: &mut String, answer: &Answer) -> std::fmt::Result {
+    if let (Some(second), Some(margin)) = (&answer.runner_up, answer.margin) {
+        writeln!(
+            page,
+            "\nRunner-up: {} with {:.2} requests/s ({:.2} to {:.2}); the best serves {:.2} times as much.",
+            second.topology, second.goodput.mean, second.goodput.low, second.goodput.high, margin
+        )?;
+    }
+    page.push_str("\n| simulated | requests/s |\n|---|---|\n");
+    for (name, rate) in &answer.others {
+        writeln!(page, "| {name} | {rate:.2} |")?;
+    }
+    for (name, bound) in &answer.pruned {
+        writeln!(page, "| {name}, not simulated | below {bound:.2} |")?;
+    }
+    for what in &answer.sensitivity {
+        writeln!(page, "\nIf {}: {}.", what.question, what.answer)?;
+    }
+    Ok(())
+}
+
+fn upper(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
+}

@@ -1,0 +1,179 @@
+//! The highest rate at which a simulated cluster keeps the promises.
+//!
+//! Halving in rates whose ratio is constant, between one that passes and one that does not, from the bound downwards. The
+//! judge is the bench's own, over every offered request.
+
+use super::bound::Bound;
+use super::candidate::Candidate;
+use super::interval::Interval;
+use super::{PlanError, Question};
+use crate::simulator::{Simulation, simulate};
+use std::time::Duration;
+use triptych_bench::judge::{Run, Verdict, Window, judge_runs};
+
+/// How hard to look.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Effort {
+    /// Requests of a simulated run.
+    pub requests: usize,
+    /// Seeds of the finalists.
+    pub seeds: u64,
+    /// Ratio, less one, of two rates that are not told apart.
+    pub tolerance: f64,
+    /// Whether settings are tuned.
+    pub tunes: bool,
+}
+
+impl Effort {
+    /// Enough for an answer with a narrow interval.
+    pub const FULL: Self = Self { requests: 1200, seeds: 5, tolerance: 0.02, tunes: true };
+    /// Seconds rather than minutes.
+    pub const QUICK: Self = Self { requests: 200, seeds: 3, tolerance: 0.1, tunes: false };
+
+    /// For telling candidates apart.
+    pub fn coarse(self) -> Self {
+        Self { requests: (self.requests / 2).max(100), tolerance: self.tolerance * 2.0, ..self }
+    }
+}
+
+/// What the search found of a candidate.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Which.
+    pub candidate: Candidate,
+    /// What it could do at most.
+    pub bound: Bound,
+    /// The highest rate that passed, in requests a second; 0: none did.
+    pub rate: f64,
+    /// Over the seeds.
+    pub goodput: Interval,
+    /// Of each seed.
+    pub by_seed: Vec<f64>,
+    /// The run at that rate, or else at the lowest.
+    pub at: Option<Evidence>,
+    /// What broke first above it.
+    pub broken: Option<Verdict>,
+}
+
+/// A run, and what the judge said.
+#[derive(Clone, Debug)]
+pub struct Evidence {
+    /// Requests a second.
+    pub rate: f64,
+    /// What happened.
+    pub simulation: Simulation,
+    /// Whether that was good enough.
+    pub verdict: Verdict,
+}
+
+/// A rate so far below the bound is none.
+const LOWEST: f64 = 1.0 / 512.0;
+/// The first part of a run is warm-up.
+const WARM_UP: f64 = 0.1;
+/// A seed's own search looks so far above and below what all of them found.
+const NEAR: f64 = 1.4;
+
+/// Searches with one seed.
+pub fn goodput(
+    question: &Question<'_>,
+    candidate: Candidate,
+    bound: Bound,
+    effort: Effort,
+) -> Result<Found, PlanError> {
+    let top = bound.rate.min(f64::from(u16::MAX));
+    let searched = Search { question, candidate: &candidate, effort, seed: 0 }.between(top * LOWEST, top)?;
+    let Searched { rate, at, broken } = searched;
+    Ok(Found {
+        goodput: Interval::of(&[rate], effort.tolerance),
+        by_seed: vec![rate],
+        candidate,
+        bound,
+        rate,
+        at,
+        broken,
+    })
+}
+
+/// Searches again with every seed, near what was found.
+pub fn settle(question: &Question<'_>, found: Found) -> Result<Found, PlanError> {
+    let effort = question.effort;
+    if found.rate == 0.0 {
+        return Ok(found);
+    }
+    let mut by_seed = Vec::new();
+    let (mut at, mut broken) = (found.at.clone(), found.broken.clone());
+    for seed in 1..=effort.seeds.max(1) {
+        let search = Search { question, candidate: &found.candidate, effort, seed };
+        let searched = search.between(found.rate / NEAR, (found.rate * NEAR).min(found.bound.rate))?;
+        by_seed.push(searched.rate);
+        if seed == 1 {
+            (at, broken) = (searched.at.or(at), searched.broken.or(broken));
+        }
+    }
+    let goodput = Interval::of(&by_seed, effort.tolerance);
+    Ok(Found { rate: goodput.mean, goodput, by_seed, at, broken, ..found })
+}
+
+/// One run at a rate.
+pub fn run(
+    question: &Question<'_>,
+    candidate: &Candidate,
+    (rate, seed, n): (f64, u64, usize),
+) -> Result<Evidence, PlanError> {
+    let spec = candidate.spec(question);
+    let offered = question.demand.requests(rate, seed).take(n);
+    let simulation = simulate(&spec, offered, seed)
+        .map_err(|source| PlanError::Spec { name: candidate.name(), source })?;
+    let outcomes = &simulation.outcomes;
+    let last = outcomes.iter().map(|o| o.due).max().unwrap_or_default();
+    let window = Window { from: last.mul_f64(WARM_UP), to: last + Duration::from_nanos(1) };
+    let verdict = judge_runs(&[Run { outcomes, window }], &question.slo, &question.rule);
+    Ok(Evidence { rate, simulation, verdict })
+}
+
+struct Search<'a> {
+    question: &'a Question<'a>,
+    candidate: &'a Candidate,
+    effort: Effort,
+    seed: u64,
+}
+
+struct Searched {
+    rate: f64,
+    at: Option<Evidence>,
+    broken: Option<Verdict>,
+}
+
+impl Search<'_> {
+    /// Between a rate that should pass and one that should not.
+    fn between(&self, low: f64, high: f64) -> Result<Searched, PlanError> {
+        let at = |rate: f64| run(self.question, self.candidate, (rate, self.seed, self.effort.requests));
+        let (mut low, mut high) = (low, high);
+        let (mut best, mut broken): (Option<Evidence>, Option<Verdict>) = (None, None);
+        let mut lowest = None;
+        while high / low > 1.0 + self.effort.tolerance {
+            // A little above the middle at first: good clusters come near their bound.
+            let middle = if best.is_none() && broken.is_none() { high * 0.6 } else { (low * high).sqrt() };
+            let middle = middle.clamp(low, high);
+            let evidence = at(middle)?;
+            if evidence.verdict.passed {
+                low = middle;
+                best = Some(evidence);
+            } else {
+                high = middle;
+                broken = Some(evidence.verdict.clone());
+                lowest = Some(evidence);
+            }
+        }
+        // The lower end was taken for granted; it counts only if it passes itself.
+        if best.is_none() {
+            let evidence = at(low)?;
+            match evidence.verdict.passed {
+                true => best = Some(evidence),
+                false => lowest = Some(evidence),
+            }
+        }
+        let rate = best.as_ref().map_or(0.0, |e| e.rate);
+        Ok(Searched { rate, at: best.or(lowest), broken })
+    }
+}

@@ -1,0 +1,64 @@
+//! Forwards of the encoder: one item of each size, and several of a size in a batch.
+
+use super::items::Sample;
+use super::{Extent, ProfileError, ProfileSettings, Progress};
+use crate::curves::EncodePoint;
+use triptych_models::ModelError;
+use triptych_models::encoder::Encoder;
+
+/// Output tokens of a batch; a worker takes no more by default.
+const MOST_TOKENS: u64 = 8192;
+
+struct Place<'a> {
+    sample: &'a Sample,
+    items: u32,
+}
+
+impl Place<'_> {
+    fn tokens(&self) -> u64 {
+        u64::from(self.items) * u64::from(self.sample.input.n_tokens)
+    }
+}
+
+/// Measures them.
+pub fn points(
+    encoder: &mut dyn Encoder,
+    samples: &[Sample],
+    settings: &ProfileSettings,
+    progress: Progress<'_>,
+) -> Result<Vec<EncodePoint>, ProfileError> {
+    let places = places(samples, settings.extent);
+    let run = |place: &Place<'_>| {
+        let batch = vec![&place.sample.input; place.items as usize];
+        encoder.encode(&batch).map(drop)
+    };
+    let spreads = settings.rounds.measure::<_, ModelError>(&places, ("encode", progress), run)?;
+    let point = |(place, spread): (&Place<'_>, super::Spread)| {
+        let each = u64::from(place.sample.input.n_tokens);
+        EncodePoint {
+            items: place.items,
+            tokens: place.tokens(),
+            squares: u64::from(place.items) * each * each,
+            p50_us: spread.p50_us,
+            p95_us: spread.p95_us,
+        }
+    };
+    Ok(places.iter().zip(spreads).map(point).collect())
+}
+
+fn places(samples: &[Sample], extent: Extent) -> Vec<Place<'_>> {
+    let batches: &[u32] = match extent {
+        Extent::Quick => &[1, 2],
+        Extent::Full => &[1, 2, 4, 8],
+    };
+    let mut kept: Vec<Place<'_>> = Vec::new();
+    for sample in samples {
+        // Sizes that become the same number of tokens are one place.
+        if kept.iter().any(|p| p.sample.input.n_tokens == sample.input.n_tokens) {
+            continue;
+        }
+        let all = batches.iter().map(|&items| Place { sample, items });
+        kept.extend(all.filter(|p| p.items == 1 || p.tokens() <= MOST_TOKENS / 2));
+    }
+    kept
+}

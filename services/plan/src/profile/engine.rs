@@ -1,0 +1,226 @@
+//! What an engine step takes beside the decoder's forward: planning, choosing tokens, writing text. Measured in a real
+//! engine whose decoder is timed.
+
+use super::items::Sample;
+use super::{Extent, ProfileError, ProfileSettings, Progress, Spread, micros};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use triptych_core::clock::SystemClock;
+use triptych_core::item::from_f32;
+use triptych_core::prompt::{Prompt, TextOrTokens};
+use triptych_core::sampling::SamplingParams;
+use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Fingerprint, TenantId};
+use triptych_engine::{Arrival, Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, SequenceId};
+use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, StepInput};
+use triptych_models::{Model, ModelError};
+
+/// A straight line over the sequences that choose a token in the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Overhead {
+    fixed_us: f64,
+    each_us: f64,
+}
+
+impl Overhead {
+    /// In microseconds.
+    pub fn of(&self, n_sequences: u32) -> f64 {
+        self.fixed_us + self.each_us * f64::from(n_sequences)
+    }
+
+    /// The line through two measured places; never a negative cost.
+    fn through((n, few): (usize, f64), (m, many): (usize, f64)) -> Self {
+        let each_us = ((many - few) / (m.saturating_sub(n)).max(1) as f64).max(0.0);
+        Self { fixed_us: (few - each_us * n as f64).max(0.0), each_us }
+    }
+}
+
+/// Measures one sequence, and many.
+pub fn overhead(
+    model: &Model,
+    decoder: Box<dyn Decoder>,
+    samples: &[Sample],
+    settings: &ProfileSettings,
+    progress: Progress<'_>,
+) -> Result<Overhead, ProfileError> {
+    let (many, n_tokens) = match settings.extent {
+        Extent::Quick => (4, 8),
+        Extent::Full => (32, 48),
+    };
+    let forward_ns = Arc::new(AtomicU64::new(0));
+    let info = decoder.info();
+    let item = samples.first().filter(|_| info.cross_attention && !info.cross_optional);
+    let output = item.map(|sample| output(sample, info.encoder_hidden)).transpose()?;
+    let decoder = Box::new(Timed { decoder, forward_ns: Arc::clone(&forward_ns) });
+    let half = settings.kv_bytes / 2;
+    let config = EngineConfig {
+        kv: KvBudget::Bytes { self_attention: half, cross_attention: half, host: 0 },
+        token_budget: 512,
+        max_sequences: many,
+        max_waiting: many,
+        prefix_cache: PrefixCache::Off,
+        ..EngineConfig::default()
+    };
+    let engine = Engine::new(decoder, model.tokenizer().clone(), config)?;
+    let mut run = Run { engine, model, output, forward_ns, next_id: 0 };
+    progress("engine", 0, 2);
+    let few = run.steps(1, n_tokens)?;
+    progress("engine", 1, 2);
+    let all = run.steps(many, n_tokens)?;
+    progress("engine", 2, 2);
+    Ok(Overhead::through((1, few), (many, all)))
+}
+
+/// Rows of zeros, for a decoder that must have some.
+fn output(sample: &Sample, hidden: usize) -> Result<EncoderOutput, ProfileError> {
+    let rows = vec![0.0; sample.input.n_tokens as usize * hidden];
+    let item = EncodedItem {
+        key: ContentKey::from_bytes([7; 32]),
+        fingerprint: Fingerprint::from_bytes([0; 32]),
+        modality: triptych_core::Modality::Audio,
+        n_tokens: sample.input.n_tokens,
+        hidden: u32::try_from(hidden).unwrap_or(u32::MAX),
+        dtype: DType::F32,
+        extent: sample.input.extent.clone(),
+        checksum: [0; 32],
+    };
+    EncoderOutput::seal(item, from_f32(&rows, DType::F32)).map_err(|e| ProfileError::Sequence(e.to_string()))
+}
+
+struct Run<'a> {
+    engine: Engine,
+    model: &'a Model,
+    output: Option<EncoderOutput>,
+    forward_ns: Arc<AtomicU64>,
+    next_id: u64,
+}
+
+impl Run<'_> {
+    /// Median of what a step takes beside its forward, in microseconds, while `n` sequences write `n_tokens` each.
+    fn steps(&mut self, n: usize, n_tokens: u32) -> Result<f64, ProfileError> {
+        let now = Instant::now();
+        for _ in 0..n {
+            let arrival = self.arrival(n_tokens, now)?;
+            refused(&self.engine.handle(Event::Arrive(Box::new(arrival)), now))?;
+            if let Some(output) = &self.output {
+                let ready = Event::ItemReady { key: output.item().key, output: output.clone() };
+                refused(&self.engine.handle(ready, now))?;
+            }
+        }
+        let mut beside = Vec::new();
+        while !self.engine.is_idle() {
+            self.forward_ns.store(0, Ordering::Relaxed);
+            let start = Instant::now();
+            let outputs = self.engine.step(&SystemClock);
+            let all = micros(start.elapsed());
+            refused(&outputs)?;
+            let forward = self.forward_ns.load(Ordering::Relaxed) as f64 / 1e3;
+            if forward == 0.0 {
+                return Err(ProfileError::Sequence("a step with sequences computed nothing".into()));
+            }
+            beside.push((all - forward).max(0.0));
+        }
+        Ok(Spread::of(beside).p50_us)
+    }
+
+    fn arrival(&mut self, n_tokens: u32, now: Instant) -> Result<Arrival, ProfileError> {
+        let told = |e: &dyn std::fmt::Display| ProfileError::Sequence(e.to_string());
+        let items: Vec<EncodedItem> = self.output.iter().map(|o| o.item().clone()).collect();
+        // The family lays out its own start.
+        let tokens = if items.is_empty() { (10..26).collect() } else { Vec::new() };
+        let prompt = Prompt::Singleton(TextOrTokens::Tokens(tokens));
+        let prepared = self.model.prompts().prepare(&prompt, &items).map_err(|e| told(&e))?;
+        let prepared = prepared.into_iter().next().ok_or_else(|| told(&"a prompt became no sequence"))?;
+        let sampling = SamplingParams {
+            temperature: 0.0,
+            max_tokens: Some(n_tokens),
+            ignore_eos: true,
+            ..SamplingParams::default()
+        };
+        self.next_id += 1;
+        Ok(Arrival {
+            ids: vec![SequenceId(self.next_id)],
+            prepared,
+            items,
+            sampling,
+            constraint: None,
+            priority: 0,
+            tenant: TenantId::SHARED,
+            deadline: now + Duration::from_secs(3600),
+            resumed: None,
+        })
+    }
+}
+
+fn refused(outputs: &[Output]) -> Result<(), ProfileError> {
+    outputs.iter().try_for_each(|output| match output {
+        Output::Failed(_, failure) => Err(ProfileError::Sequence(failure.to_string())),
+        _ => Ok(()),
+    })
+}
+
+/// Adds up how long the decoder computes.
+struct Timed {
+    decoder: Box<dyn Decoder>,
+    forward_ns: Arc<AtomicU64>,
+}
+
+impl Timed {
+    fn time<T>(&mut self, work: impl FnOnce(&mut dyn Decoder) -> T) -> T {
+        let start = Instant::now();
+        let done = work(self.decoder.as_mut());
+        let ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.forward_ns.fetch_add(ns, Ordering::Relaxed);
+        done
+    }
+}
+
+impl Decoder for Timed {
+    fn info(&self) -> DecoderInfo {
+        self.decoder.info()
+    }
+
+    fn allocate_kv(&mut self, self_blocks: usize, cross_blocks: usize) -> Result<(), ModelError> {
+        self.decoder.allocate_kv(self_blocks, cross_blocks)
+    }
+
+    fn allocate_host(&mut self, n_blocks: usize) -> Result<(), ModelError> {
+        self.decoder.allocate_host(n_blocks)
+    }
+
+    fn project_cross(&mut self, rows: &[f32], slots: &[u32]) -> Result<(), ModelError> {
+        self.time(|decoder| decoder.project_cross(rows, slots))
+    }
+
+    fn forward(&mut self, step: &StepInput<'_>) -> Result<Vec<f32>, ModelError> {
+        self.time(|decoder| decoder.forward(step))
+    }
+
+    fn align(&mut self, input: &AlignInput<'_>) -> Result<Vec<f32>, ModelError> {
+        self.decoder.align(input)
+    }
+
+    fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
+        self.decoder.copy_blocks(pairs)
+    }
+
+    fn swap_out(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
+        self.decoder.swap_out(pairs)
+    }
+
+    fn swap_in(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
+        self.decoder.swap_in(pairs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_goes_through_both_places_and_is_never_negative() {
+        let line = Overhead::through((1, 30.0), (11, 130.0));
+        assert_eq!((line.of(1), line.of(11), line.of(0)), (30.0, 130.0, 20.0));
+        assert_eq!(Overhead::through((1, 30.0), (11, 10.0)).of(100), 30.0);
+    }
+}

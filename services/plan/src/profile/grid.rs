@@ -1,0 +1,204 @@
+//! Which engine steps are measured, and the arrays that make one of them. Keys that were never written cost what others
+//! cost, so no prompt has to be read to measure what comes after it.
+
+use super::{Extent, ProfileError, ProfileSettings};
+use crate::curves::KvSizes;
+use triptych_core::shape::KV_BLOCK_TOKENS;
+use triptych_models::decoder::{DecoderInfo, PagedBatch, StepInput};
+
+/// A step to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Prompt tokens, of one sequence.
+    pub prefill: u32,
+    /// Its tokens that were read before.
+    pub before: u32,
+    /// Sequences that write a token.
+    pub decodes: u32,
+    /// Keys of each of them.
+    pub context: u32,
+    /// Rows of encoder output that are projected first.
+    pub projected: u32,
+}
+
+/// The places, and the memory they need.
+#[derive(Clone, Debug)]
+pub struct Grid {
+    /// In the order in which they are measured.
+    pub places: Vec<Place>,
+    /// Blocks of self-attention.
+    pub self_blocks: usize,
+    /// Blocks of cross-attention.
+    pub cross_blocks: usize,
+    /// Rows that each sequence cross-attends to; 0 without cross-attention.
+    pub cross_rows: u32,
+}
+
+/// What a decoder keeps of a token.
+pub fn kv_sizes(info: &DecoderInfo) -> KvSizes {
+    KvSizes {
+        token_bytes: info.self_block_bytes / KV_BLOCK_TOKENS,
+        cross_row_bytes: if info.cross_attention { info.cross_block_bytes / KV_BLOCK_TOKENS } else { 0 },
+        max_context: info.max_context,
+    }
+}
+
+impl Grid {
+    /// Of a decoder; `largest` is how many rows an item may have.
+    ///
+    /// # Errors
+    /// [`ProfileError::Memory`] if not one place fits.
+    pub fn new(
+        info: &DecoderInfo,
+        settings: &ProfileSettings,
+        largest: usize,
+    ) -> Result<Self, ProfileError> {
+        let cross_rows = if info.cross_attention { u32::try_from(largest).unwrap_or(u32::MAX) } else { 0 };
+        let candidates = candidates(settings.extent, cross_rows);
+        let blocks = |place: &Place| {
+            let own = blocks_of(place.prefill + place.before) + place.decodes as usize * blocks_of(place.context);
+            let sequences = place.decodes as usize + usize::from(place.prefill > 0);
+            (own, sequences * blocks_of(cross_rows))
+        };
+        let bytes = |(own, cross): (usize, usize)| {
+            own.saturating_mul(info.self_block_bytes).saturating_add(cross.saturating_mul(info.cross_block_bytes))
+        };
+        let fits = |place: &Place| {
+            let longest = (place.prefill + place.before).max(place.context) as usize;
+            longest <= info.max_context && bytes(blocks(place)) <= settings.kv_bytes
+        };
+        let places: Vec<Place> = candidates.iter().copied().filter(fits).collect();
+        let largest = |pick: fn((usize, usize)) -> usize| places.iter().map(|p| pick(blocks(p))).max();
+        match (largest(|b| b.0), largest(|b| b.1)) {
+            (Some(self_blocks), Some(cross_blocks)) => {
+                Ok(Self { places, self_blocks, cross_blocks, cross_rows })
+            }
+            _ => {
+                let needed = candidates.iter().map(|p| bytes(blocks(p))).min().unwrap_or(0);
+                Err(ProfileError::Memory { needed, given: settings.kv_bytes })
+            }
+        }
+    }
+}
+
+fn candidates(extent: Extent, cross_rows: u32) -> Vec<Place> {
+    let (decodes, contexts, prefills, befores): (&[u32], &[u32], &[u32], &[u32]) = match extent {
+        Extent::Quick => (&[1, 8], &[32, 128], &[16, 64], &[0, 64]),
+        Extent::Full => {
+            (&[1, 2, 4, 8, 16, 32, 64], &[64, 512, 2048], &[16, 64, 128, 256, 512], &[0, 512, 1536])
+        }
+    };
+    let none = Place { prefill: 0, before: 0, decodes: 0, context: 0, projected: 0 };
+    let mut places = Vec::new();
+    for &decodes in decodes {
+        places.extend(contexts.iter().map(|&context| Place { decodes, context, ..none }));
+    }
+    for &prefill in prefills {
+        places.extend(befores.iter().map(|&before| Place { prefill, before, ..none }));
+    }
+    // Both in one step, as the scheduler mixes them.
+    for &decodes in decodes.iter().filter(|n| **n >= 8) {
+        let middle = contexts[contexts.len() / 2];
+        places.extend(prefills.iter().skip(1).map(|&p| Place { prefill: p, decodes, context: middle, ..none }));
+    }
+    if cross_rows > 0 {
+        let shares = [4, 2, 1].map(|part| cross_rows.div_ceil(part));
+        places.extend(shares.map(|projected| Place { prefill: prefills[0], projected, ..none }));
+    }
+    places
+}
+
+fn blocks_of(n_tokens: u32) -> usize {
+    (n_tokens as usize).div_ceil(KV_BLOCK_TOKENS)
+}
+
+/// The arrays of a step.
+#[derive(Debug, Default)]
+pub struct Arrays {
+    token_ids: Vec<u32>,
+    positions: Vec<[u32; 3]>,
+    slots: Vec<u32>,
+    logit_rows: Vec<u32>,
+    own: Tables,
+    cross: Tables,
+    /// Slots that rows are projected to.
+    pub projected_slots: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Tables {
+    query_start_loc: Vec<u32>,
+    table_start_loc: Vec<u32>,
+    blocks: Vec<u32>,
+    seq_lens: Vec<u32>,
+}
+
+impl Default for Tables {
+    fn default() -> Self {
+        let (query_start_loc, table_start_loc) = (vec![0], vec![0]);
+        Self { query_start_loc, table_start_loc, blocks: Vec::new(), seq_lens: Vec::new() }
+    }
+}
+
+impl Tables {
+    /// A sequence with blocks that no other one has; the first of them.
+    fn push(&mut self, n_queries: u32, n_keys: u32) -> u32 {
+        let first = self.blocks.len() as u32;
+        self.query_start_loc.push(self.query_start_loc.last().copied().unwrap_or(0) + n_queries);
+        self.blocks.extend((0..blocks_of(n_keys) as u32).map(|block| first + block));
+        self.table_start_loc.push(self.blocks.len() as u32);
+        self.seq_lens.push(n_keys);
+        first
+    }
+
+    fn view(&self) -> PagedBatch<'_> {
+        PagedBatch {
+            query_start_loc: &self.query_start_loc,
+            table_start_loc: &self.table_start_loc,
+            block_tables: &self.blocks,
+            seq_lens: &self.seq_lens,
+        }
+    }
+}
+
+impl Arrays {
+    /// Of a place: decodes first, then the prompt, as the scheduler orders them.
+    pub fn new(place: &Place, cross_rows: u32) -> Self {
+        let mut arrays = Self::default();
+        for _ in 0..place.decodes {
+            arrays.push(1, place.context, cross_rows);
+        }
+        if place.prefill > 0 {
+            arrays.push(place.prefill, place.before + place.prefill, cross_rows);
+        }
+        arrays.projected_slots = (0..place.projected).collect();
+        arrays
+    }
+
+    fn push(&mut self, n_queries: u32, n_keys: u32, cross_rows: u32) {
+        let block = KV_BLOCK_TOKENS as u32;
+        let first_slot = self.own.push(n_queries, n_keys) * block;
+        for token in n_keys - n_queries..n_keys {
+            // Small ids exist in every vocabulary; the first few are special. Blocks of a sequence follow each other.
+            self.token_ids.push(10 + token % 80);
+            self.positions.push([token; 3]);
+            self.slots.push(first_slot + token);
+        }
+        self.cross.push(n_queries, cross_rows);
+        self.logit_rows.push(self.token_ids.len() as u32 - 1);
+    }
+
+    /// What a decoder takes.
+    pub fn input(&self, info: &DecoderInfo) -> StepInput<'_> {
+        StepInput {
+            token_ids: &self.token_ids,
+            positions: &self.positions,
+            embeds: &[],
+            slot_mapping: &self.slots,
+            self_kv: self.own.view(),
+            cross_kv: info.cross_attention.then(|| self.cross.view()),
+            cross_from: None,
+            logit_rows: &self.logit_rows,
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Items of several sizes, made for the measurement: noise, since what is in them costs nothing.
+
+use super::{Extent, ProfileError, ProfileSettings, Progress, Spread};
+use crate::curves::{ItemPoint, Point};
+use triptych_core::limits::Limits;
+use triptych_core::{ItemForm, ItemOptions, Modality};
+use triptych_models::Model;
+use triptych_models::preprocess::{EncoderInput, Preprocess};
+
+/// Samples of a second of sound, and bytes of one.
+const RATE: u32 = 16_000;
+
+/// One size of item: what it becomes, and what becoming that takes.
+pub struct Sample {
+    /// Pixels, milliseconds, or token ids.
+    pub size: f64,
+    /// Of the file.
+    pub bytes: usize,
+    /// What the encoder reads.
+    pub input: EncoderInput,
+    spread: Spread,
+}
+
+impl Sample {
+    /// What an item of the size becomes.
+    pub fn point(&self) -> ItemPoint {
+        ItemPoint { size: self.size, tokens: self.input.n_tokens, bytes: self.bytes }
+    }
+
+    /// What preprocessing takes.
+    pub fn preprocess(&self) -> Point {
+        let Spread { p50_us, p95_us } = self.spread;
+        Point { of: f64::from(self.input.n_tokens), p50_us, p95_us }
+    }
+}
+
+/// Sizes to measure: sides in pixels, milliseconds, or token ids; ascending.
+fn sizes(modality: Modality, extent: Extent) -> &'static [u32] {
+    match (modality, extent) {
+        (Modality::Image, Extent::Quick) => &[112, 224],
+        (Modality::Image, Extent::Full) => &[112, 224, 336, 448, 640, 896, 1280],
+        (Modality::Audio, Extent::Quick) => &[1000, 2000],
+        (Modality::Audio, Extent::Full) => &[1000, 5000, 10_000, 20_000, 30_000],
+        (Modality::Text, Extent::Quick) => &[16, 64],
+        (Modality::Text, Extent::Full) => &[16, 64, 128, 256, 512],
+    }
+}
+
+/// Makes and preprocesses an item of each size that the model reads.
+pub fn samples(
+    model: &Model,
+    modality: Modality,
+    settings: &ProfileSettings,
+    progress: Progress<'_>,
+) -> Result<Vec<Sample>, ProfileError> {
+    let preprocess = model.preprocess();
+    let files: Vec<(u32, Vec<u8>)> =
+        sizes(modality, settings.extent).iter().map(|&size| (size, item_file(modality, size))).collect();
+    let read = |size: u32, bytes: &[u8]| {
+        let input = read(preprocess.as_ref(), modality, bytes);
+        input.map_err(|source| ProfileError::Item { what: format!("{modality} of size {size}"), source })
+    };
+    let mut readable = Vec::new();
+    let mut refused = None;
+    for (size, file) in files {
+        match read(size, &file) {
+            Ok(input) => readable.push((size, file, input)),
+            // A model may refuse what is large for it; one that refuses all is told.
+            Err(e) => refused = Some(e),
+        }
+    }
+    if let (true, Some(refused)) = (readable.is_empty(), refused) {
+        return Err(refused);
+    }
+    let spreads = settings
+        .rounds
+        .measure(&readable, ("preprocess", progress), |(size, file, _)| read(*size, file).map(drop))?;
+    let sample = |((size, file, input), spread): ((u32, Vec<u8>, EncoderInput), Spread)| {
+        let n = f64::from(size);
+        let size = if modality == Modality::Image { n * n } else { n };
+        Sample { size, bytes: file.len(), input, spread }
+    };
+    Ok(readable.into_iter().zip(spreads).map(sample).collect())
+}
+
+fn read(
+    preprocess: &dyn Preprocess,
+    modality: Modality,
+    bytes: &[u8],
+) -> Result<EncoderInput, triptych_models::ItemError> {
+    let form = if modality == Modality::Text { ItemForm::TokenIds } else { ItemForm::Plain };
+    let prompt = preprocess.takes_prompt().then(|| "a".to_owned());
+    let options = ItemOptions { form, prompt, ..ItemOptions::default() };
+    preprocess.preprocess(modality, bytes, &options, &Limits::default())
+}
+
+/// A file with noise in it: a BMP of `size` pixels each way, a WAV of `size` milliseconds, `size` token ids.
+pub fn item_file(modality: Modality, size: u32) -> Vec<u8> {
+    match modality {
+        Modality::Image => bitmap(size),
+        Modality::Audio => wave(RATE / 1000 * size),
+        // Small ids exist in every vocabulary; the first few are special.
+        Modality::Text => (0..size).flat_map(|i| (10 + i % 80).to_le_bytes()).collect(),
+    }
+}
+
+/// A BMP file: 24 bits a pixel, rows padded to 4 bytes.
+fn bitmap(side: u32) -> Vec<u8> {
+    const HEADERS: u32 = 14 + 40;
+    let pixels = (side * 3).next_multiple_of(4) * side;
+    let mut file = b"BM".to_vec();
+    for field in [HEADERS + pixels, 0, HEADERS, 40, side, side] {
+        file.extend(field.to_le_bytes());
+    }
+    // One plane, 24 bits, then: no compression, size, resolution twice, no palette.
+    file.extend([1, 0, 24, 0]);
+    for field in [0, pixels, 2835, 2835, 0, 0] {
+        file.extend(field.to_le_bytes());
+    }
+    file.extend(noise(pixels as usize));
+    file
+}
+
+/// A WAV file: one channel of 16-bit samples.
+fn wave(n_samples: u32) -> Vec<u8> {
+    let bytes = n_samples * 2;
+    let mut file = b"RIFF".to_vec();
+    file.extend((36 + bytes).to_le_bytes());
+    file.extend(b"WAVEfmt ");
+    file.extend(16_u32.to_le_bytes());
+    file.extend([1, 0, 1, 0]);
+    file.extend(RATE.to_le_bytes());
+    file.extend((RATE * 2).to_le_bytes());
+    file.extend([2, 0, 16, 0]);
+    file.extend(b"data");
+    file.extend(bytes.to_le_bytes());
+    file.extend(noise(bytes as usize));
+    file
+}
+
+/// The same bytes each time: a linear congruential generator's high ones.
+fn noise(n: usize) -> impl Iterator<Item = u8> {
+    let mut state = 1_u64;
+    std::iter::repeat_with(move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    })
+    .take(n)
+}

@@ -1,0 +1,109 @@
+//! Which machine this is, and which of its cores are used.
+
+use super::ProfileArgs;
+use crate::error::CliError;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
+use triptych_plan::curves::Provenance;
+use triptych_plan::profile::Busy;
+
+/// Set for the process that was bound, so that a system which binds otherwise than asked is no endless loop.
+const BOUND: &str = "TRIPTYCH_BOUND_TO";
+
+/// Has this program run on the cores that are named, by becoming `taskset` and then itself again: a process that is
+/// bound from its start has no thread elsewhere. Returns in the bound process.
+///
+/// # Errors
+/// [`CliError::Setting`] for a core that is not there, one named twice, fewer than threads, or without `taskset`.
+pub fn bind(cores: &[usize], threads: usize) -> Result<(), CliError> {
+    if cores.is_empty() {
+        return Ok(());
+    }
+    check(cores, threads, machine_cores())?;
+    let list = cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    if std::env::var(BOUND).is_ok_and(|bound| bound == list) {
+        return Ok(());
+    }
+    let binary = std::env::current_exe().map_err(|e| CliError::failed("cannot find this binary", &e))?;
+    let mut taskset = Command::new("taskset");
+    taskset.args(["-c", &list]).arg(binary).args(std::env::args_os().skip(1)).env(BOUND, &list);
+    // Only a failure returns.
+    Err(CliError::setting("--cores needs `taskset` of util-linux", &taskset.exec()))
+}
+
+fn check(cores: &[usize], threads: usize, n_cores: usize) -> Result<(), CliError> {
+    if let Some(core) = cores.iter().find(|core| **core >= n_cores) {
+        let last = n_cores - 1;
+        return Err(CliError::Setting(format!("--cores: there is no core {core}, they are 0 to {last}")));
+    }
+    if let Some(i) = (1..cores.len()).find(|i| cores[..*i].contains(&cores[*i])) {
+        return Err(CliError::Setting(format!("--cores: core {} is named twice", cores[i])));
+    }
+    match threads > cores.len() {
+        true => Err(CliError::Setting(format!(
+            "--threads {threads} on {} cores: name as many cores as there are threads",
+            cores.len()
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// Compute threads where 0 means all.
+pub fn threads(threads: usize, cores: &[usize]) -> usize {
+    match (threads, cores.len()) {
+        (0, 0) => std::thread::available_parallelism().map_or(1, usize::from),
+        (0, n) => n,
+        (n, _) => n,
+    }
+}
+
+/// Where the file comes from.
+pub fn provenance(args: &ProfileArgs, busy: Option<Busy>, store: String) -> Provenance {
+    Provenance {
+        host: processor().unwrap_or_else(|| "unknown".to_owned()),
+        n_cores: machine_cores(),
+        cores: args.cores.clone(),
+        commit: commit().unwrap_or_else(|| "unknown".to_owned()),
+        at_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs()),
+        rounds: usize::try_from(args.rounds).unwrap_or(0),
+        busy: busy.map_or(0.0, Busy::total),
+        store,
+    }
+}
+
+fn processor() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("model name"))?;
+    Some(line.trim_start_matches([' ', '\t', ':']).to_owned())
+}
+
+/// All of them, also those that this process is not bound to.
+fn machine_cores() -> usize {
+    let listed = std::fs::read_to_string("/proc/cpuinfo").map_or(0, |text| {
+        text.lines().filter(|line| line.starts_with("processor")).count()
+    });
+    listed.max(1)
+}
+
+/// The commit of the working tree that this runs in; a binary elsewhere has only its version.
+fn commit() -> Option<String> {
+    let asked = Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).stderr(Stdio::null()).output();
+    let said = asked.ok().filter(|output| output.status.success());
+    let commit = said.and_then(|output| String::from_utf8(output.stdout).ok());
+    commit.map(|text| text.trim().to_owned()).or_else(|| Some(format!("v{}", env!("CARGO_PKG_VERSION"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_that_cannot_be_are_named() {
+        let refused = |cores: &[usize], threads| check(cores, threads, 4).unwrap_err().to_string();
+        assert!(refused(&[4], 0).contains("no core 4, they are 0 to 3"));
+        assert!(refused(&[1, 2, 1], 0).contains("core 1 is named twice"));
+        assert!(refused(&[1], 2).contains("--threads 2 on 1 cores"));
+        assert!(check(&[0, 3], 2, 4).is_ok());
+    }
+}

@@ -1,0 +1,227 @@
+//! What the proxy adds: the same work through a real proxy process and straight to workers that take no time, in turn.
+//!
+//! A request, an item and its bytes are waited for, so their cost is how much later the answer is. Tokens are passed on
+//! while others are on their way, so theirs is processor time of the proxy.
+
+use super::null::{MODEL, fingerprint, start};
+use super::broken;
+use crate::error::CliError;
+use indicatif::ProgressBar;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tonic::Status;
+use tonic::transport::Channel;
+use triptych_core::Modality;
+use triptych_plan::curves::ProxyCost;
+use triptych_plan::profile::Spread;
+use triptych_proto::v1;
+use triptych_proto::v1::encoder_worker_client::EncoderWorkerClient;
+use triptych_proto::v1::prefill_decode_worker_client::PrefillDecodeWorkerClient;
+use triptych_proto::v1::triptych_client::TriptychClient;
+use triptych_runtime::grpc;
+
+/// Items, small and large, in bytes.
+const ITEMS: [usize; 2] = [4 << 10, 1 << 20];
+/// Tokens of a long answer.
+const TOKENS: u32 = 256;
+/// How long processes may take to be there.
+const START: Duration = Duration::from_secs(60);
+/// Between two looks whether they are.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A kind of request: bytes of its item, tokens of its answer.
+#[derive(Clone, Copy)]
+struct Kind {
+    item: Option<usize>,
+    tokens: u32,
+}
+
+/// Measures it; `rounds` times ten requests of each kind.
+pub async fn measure(rounds: u32, quick: bool, bar: &ProgressBar) -> Result<ProxyCost, CliError> {
+    let worker = start().await?;
+    let (store, front, http) = (free_address()?, free_address()?, free_address()?);
+    let _store = Running::start(&format!("store --grpc {store}"))?;
+    let flags =
+        format!("proxy --grpc {front} --http {http} --ec grpc://{store} --encoder {worker} --pd {worker}");
+    let proxy = Running::start(&flags)?;
+    let mut client = Client::new(&front, &worker)?;
+    client.wait().await?;
+    let n = if quick { rounds.max(3) } else { rounds.saturating_mul(10) };
+    bar.set_message("proxy");
+    bar.set_length(u64::from(n) + 1);
+    let kinds = [None, Some(ITEMS[0]), Some(ITEMS[1])].map(|item| Kind { item, tokens: 1 });
+    let mut added: [Vec<f64>; 3] = Default::default();
+    for i in 0..=n {
+        bar.set_position(u64::from(i));
+        for (kind, added) in kinds.iter().zip(&mut added) {
+            let straight = client.straight(*kind).await?;
+            let through = client.through(*kind).await?;
+            if i > 0 {
+                added.push((through.as_secs_f64() - straight.as_secs_f64()) * 1e6);
+            }
+        }
+    }
+    let [text, small, large] = added.map(|samples| Spread::of(samples).p50_us);
+    let token_us = per_token(&mut client, &proxy, n).await?;
+    let positive = |us: f64| us.max(0.0);
+    Ok(ProxyCost {
+        request_us: positive(text),
+        item_us: positive(small - text),
+        item_byte_us: positive((large - small) / (ITEMS[1] - ITEMS[0]) as f64),
+        token_us,
+    })
+}
+
+/// Processor time of the proxy for a token: that of long answers less that of short ones.
+async fn per_token(client: &mut Client, proxy: &Running, n: u32) -> Result<f64, CliError> {
+    let mut spent = [0.0; 2];
+    for (spent, tokens) in spent.iter_mut().zip([1, TOKENS]) {
+        let before = proxy.cpu_us();
+        for _ in 0..n {
+            client.through(Kind { item: None, tokens }).await?;
+        }
+        *spent = proxy.cpu_us() - before;
+    }
+    Ok(((spent[1] - spent[0]) / f64::from(n) / f64::from(TOKENS - 1)).max(0.0))
+}
+
+/// A process of this binary that ends with this one.
+struct Running(Child);
+
+impl Running {
+    fn start(flags: &str) -> Result<Self, CliError> {
+        let binary = std::env::current_exe().map_err(|e| CliError::failed("cannot find this binary", &e))?;
+        let child = Command::new(binary)
+            .args(flags.split(' '))
+            .args(["--supervised-by", &std::process::id().to_string()])
+            // Settings of the operator's real cluster are not for these.
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        child.map(Self).map_err(|e| CliError::failed(format!("cannot start triptych {flags}"), &e))
+    }
+
+    /// Processor time of its threads so far, in microseconds; those that ended are not counted, and a proxy's do not.
+    fn cpu_us(&self) -> f64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.0.id())).into_iter().flatten().flatten();
+        let ns = |task: std::fs::DirEntry| -> Option<u64> {
+            let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+            text.split_whitespace().next()?.parse().ok()
+        };
+        tasks.filter_map(ns).sum::<u64>() as f64 / 1e3
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // An error means that it is gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// An address that nobody listened on a moment ago.
+fn free_address() -> Result<String, CliError> {
+    let listener = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
+    listener.map(|a| a.to_string()).map_err(|e| CliError::failed("no free port on loopback", &e))
+}
+
+struct Client {
+    proxy: TriptychClient<Channel>,
+    encoder: EncoderWorkerClient<Channel>,
+    pd: PrefillDecodeWorkerClient<Channel>,
+    /// Makes every item another.
+    n_items: u64,
+}
+
+impl Client {
+    fn new(front: &str, worker: &str) -> Result<Self, CliError> {
+        let channel = |at: &str| grpc::channel(at).map_err(|e| broken(&format!("cannot reach {at}"), &e));
+        Ok(Self {
+            proxy: TriptychClient::new(channel(front)?),
+            encoder: EncoderWorkerClient::new(channel(worker)?),
+            pd: PrefillDecodeWorkerClient::new(channel(worker)?),
+            n_items: 0,
+        })
+    }
+
+    /// Until the proxy has found its workers.
+    async fn wait(&mut self) -> Result<(), CliError> {
+        let began = Instant::now();
+        loop {
+            match self.through(Kind { item: Some(ITEMS[0]), tokens: 1 }).await {
+                Ok(_) => return Ok(()),
+                Err(e) if began.elapsed() > START => return Err(e),
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    }
+
+    fn item(&mut self, kind: Kind) -> Option<bytes::Bytes> {
+        self.n_items += 1;
+        let mut bytes = vec![0x5a; kind.item?];
+        bytes[..8].copy_from_slice(&self.n_items.to_le_bytes());
+        Some(bytes.into())
+    }
+
+    /// From sending to the end of the answer.
+    async fn through(&mut self, kind: Kind) -> Result<Duration, CliError> {
+        let item = |data| v1::Item {
+            modality: v1::Modality::from(Modality::Image).into(),
+            source: Some(v1::item::Source::Data(data)),
+            options: None,
+        };
+        let request = v1::GenerateRequest {
+            model: MODEL.into(),
+            prompt: Some(prompt()),
+            items: self.item(kind).map(item).into_iter().collect(),
+            sampling: Some(sampling(kind)),
+            ..Default::default()
+        };
+        let started = Instant::now();
+        let told = |e: Status| broken("the proxy between null workers failed", &e);
+        let mut pieces = self.proxy.generate(request).await.map_err(told)?.into_inner();
+        while pieces.message().await.map_err(told)?.is_some() {}
+        Ok(started.elapsed())
+    }
+
+    /// The encode, then the generation, as the proxy would.
+    async fn straight(&mut self, kind: Kind) -> Result<Duration, CliError> {
+        let item = self.item(kind);
+        let told = |e: Status| broken("a null worker failed", &e);
+        let started = Instant::now();
+        if let Some(item) = item {
+            let request = v1::EncodeRequest {
+                model: MODEL.into(),
+                key: vec![1; 32].into(),
+                modality: v1::Modality::from(Modality::Image).into(),
+                item,
+                fingerprint: fingerprint().as_bytes().to_vec().into(),
+                ..Default::default()
+            };
+            let mut events = self.encoder.encode(request).await.map_err(told)?.into_inner();
+            while events.message().await.map_err(told)?.is_some() {}
+        }
+        let request = v1::PdGenerateRequest {
+            model: MODEL.into(),
+            prompt: Some(prompt()),
+            sampling: Some(sampling(kind)),
+            ..Default::default()
+        };
+        let mut pieces = self.pd.generate(request).await.map_err(told)?.into_inner();
+        while pieces.message().await.map_err(told)?.is_some() {}
+        Ok(started.elapsed())
+    }
+}
+
+fn prompt() -> v1::Prompt {
+    let text = v1::text_or_tokens::Kind::Text("What is in this picture?".into());
+    v1::Prompt { kind: Some(v1::prompt::Kind::Singleton(v1::TextOrTokens { kind: Some(text) })) }
+}
+
+fn sampling(kind: Kind) -> v1::Sampling {
+    v1::Sampling { max_tokens: Some(kind.tokens), ..Default::default() }
+}
