@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod curves;
+pub mod online;
 pub mod planner;
 pub mod profile;
 pub mod simulator;

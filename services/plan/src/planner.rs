@@ -58,7 +58,9 @@ pub struct Question<'a> {
 #[derive(Debug, Error)]
 pub enum PlanError {
     /// Nothing fits.
-    #[error("a budget of {budget} has no room for a worker of {threads} threads, the fewest that were measured")]
+    #[error(
+        "a budget of {budget} has no room for a worker of {threads} threads, the fewest that were measured"
+    )]
     Budget {
         /// As asked.
         budget: Budget,

@@ -18,7 +18,6 @@ pub use busy::{Busy, BusyWatch};
 pub use items::item_file;
 pub use rounds::{Rounds, Spread};
 
-
 use crate::curves::{EncodePoint, ItemPoint, KvSizes, Point, StepPoint, Together};
 use std::time::Duration;
 use thiserror::Error;

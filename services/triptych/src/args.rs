@@ -378,12 +378,18 @@ impl OperatorEcArgs {
         self.ec.open_over(&self.tls.links(&Drain::new())?.dialer(), limits).await
     }
 
-    /// The store that [`Self::open`] opens, as text without passwords.
+    /// Opens it, or the one that a cluster on this host alone would use, and tells which, without passwords. That this
+    /// runs in a container changes nothing: whoever uses the store here is in it too.
     ///
     /// # Errors
-    /// As [`EcArgs::open_over`], before anything is opened.
-    pub fn shown(&self) -> Result<String, CliError> {
-        self.ec.setting(&Surroundings::look(Others::Here)).map(|setting| setting.to_string())
+    /// As [`Self::open`].
+    pub async fn open_alone(&self, limits: &Limits) -> Result<(Arc<dyn EcStore>, String), CliError> {
+        let around = Surroundings { kubernetes: false, container: false, ..Surroundings::look(Others::Here) };
+        let setting = self.ec.setting(&around)?;
+        let dialer = self.tls.links(&Drain::new())?.dialer();
+        let with = Opening { limits: limits.clone(), dial: Some(dialer.as_fn()), ..Opening::default() };
+        let store = triptych_ec::open_with(&setting, &with).await;
+        Ok((store.map_err(|e| CliError::Setting(chain(&e)))?, setting.to_string()))
     }
 }
 

@@ -84,7 +84,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Ec(args) => block_on(Builder::new_multi_thread(), ec::run(args)),
         // On this thread: the lives of the clusters that it starts are bound to it.
         Command::Bench(args) => block_on(Builder::new_multi_thread(), bench::run(args)),
-        Command::Profile(args) => block_on(Builder::new_multi_thread(), profile::run(args)),
+        Command::Profile(args) => block_on(Builder::new_multi_thread(), profile::run(*args)),
         Command::Keys(args) => keys::run(args),
         Command::Health(args) => block_on(Builder::new_current_thread(), health::run(args)),
         Command::Proxy(args) => block_on(Builder::new_multi_thread(), role::proxy::run(args)),

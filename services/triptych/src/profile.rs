@@ -10,8 +10,8 @@ mod page;
 mod proxy;
 mod store;
 
-use crate::args::{ComputeArgs, OperatorEcArgs};
 use crate::args::rows::RowArgs;
+use crate::args::{ComputeArgs, OperatorEcArgs};
 use crate::error::{CliError, chain};
 use crate::model;
 use clap::Args;
@@ -19,10 +19,12 @@ use clap::builder::FalseyValueParser;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
-use triptych_core::limits::Limits;
+use std::sync::Arc;
 use triptych_core::DType;
+use triptych_core::limits::Limits;
+use triptych_ec::EcStore;
 use triptych_models::{Model, ModelSource};
-use triptych_plan::curves::{CostCurves, VERSION};
+use triptych_plan::curves::{CostCurves, Provenance, VERSION};
 use triptych_plan::profile::{self, Busy, BusyWatch, Extent, ProfileSettings, Profiled, Rounds};
 
 /// Memory for keys and values while steps are measured: as much as a worker has by default.
@@ -67,6 +69,8 @@ pub struct ProfileArgs {
 pub async fn run(args: ProfileArgs) -> Result<(), CliError> {
     host::bind(&args.cores, args.compute.threads)?;
     let source = found(&args).await?;
+    // What cannot be opened is told before minutes of measuring.
+    let opened = args.store.open_alone(&Limits::default()).await?;
     let bar = bar();
     let (measured, busy, args) = tokio::task::spawn_blocking({
         let bar = bar.clone();
@@ -78,7 +82,8 @@ pub async fn run(args: ProfileArgs) -> Result<(), CliError> {
     })
     .await
     .map_err(|e| CliError::failed("measuring ended early", &e))??;
-    let curves = assemble(&args, measured, busy, &bar).await?;
+    let curves = assemble(&args, measured, opened, &bar).await?;
+    let curves = CostCurves { measured: host::provenance(&args, busy, curves.measured.store), ..curves };
     bar.finish_and_clear();
     curves.check().map_err(|e| CliError::failed("the curves that were measured cannot be used", &e))?;
     let text = serde_json::to_string_pretty(&curves);
@@ -106,9 +111,7 @@ async fn found(args: &ProfileArgs) -> Result<ModelSource, CliError> {
     let dir = args.output.parent().filter(|dir| !dir.as_os_str().is_empty());
     match dir.filter(|dir| !dir.is_dir()) {
         // After minutes of measuring is too late to say so.
-        Some(dir) => {
-            Err(CliError::Setting(format!("--output: there is no directory {}", dir.display())))
-        }
+        Some(dir) => Err(CliError::Setting(format!("--output: there is no directory {}", dir.display()))),
         None => Ok(source),
     }
 }
@@ -138,13 +141,11 @@ fn compute(source: &ModelSource, args: &ProfileArgs, bar: &ProgressBar) -> Resul
 async fn assemble(
     args: &ProfileArgs,
     measured: Measured,
-    busy: Option<Busy>,
+    (opened, store): (Arc<dyn EcStore>, String),
     bar: &ProgressBar,
 ) -> Result<CostCurves, CliError> {
     let Measured { name, profiled, dtype } = measured;
     let row_bytes = row_bytes(profiled.hidden, dtype);
-    let limits = Limits::default();
-    let opened = args.store.open(&limits).await?;
     let sizes = store::Sizes { hidden: profiled.hidden, dtype, quick: args.quick };
     let (publish, load) = store::measure(opened, &sizes, args.rounds, bar).await?;
     let proxy = proxy::measure(args.rounds, args.quick, bar).await?;
@@ -153,7 +154,7 @@ async fn assemble(
         model: name,
         precision: crate::args::name_of(args.compute.precision),
         threads: host::threads(args.compute.threads, &args.cores),
-        measured: host::provenance(args, busy, args.store.shown()?),
+        measured: Provenance { store, ..Provenance::default() },
         encode: profiled.encode,
         preprocess: profiled.preprocess,
         items: profiled.items,

@@ -10,7 +10,9 @@ pub enum CurvesError {
     #[error("not a file of cost curves: {0}")]
     Format(#[from] serde_json::Error),
     /// Of another version.
-    #[error("version {found} of the file, this program reads {VERSION}; measure again with `triptych profile`")]
+    #[error(
+        "version {found} of the file, this program reads {VERSION}; measure again with `triptych profile`"
+    )]
     Version {
         /// As it says.
         found: u64,
@@ -88,9 +90,11 @@ impl CostCurves {
 
     fn check_sizes(&self) -> Result<(), CurvesError> {
         let number = |curve, found: String, allowed| Err(CurvesError::Number { curve, found, allowed });
-        for (curve, n) in
-            [("threads", self.threads), ("row_bytes", self.row_bytes), ("kv.token_bytes", self.kv.token_bytes)]
-        {
+        for (curve, n) in [
+            ("threads", self.threads),
+            ("row_bytes", self.row_bytes),
+            ("kv.token_bytes", self.kv.token_bytes),
+        ] {
             if n == 0 {
                 return number(curve, "0".into(), "1 and more");
             }
@@ -117,10 +121,7 @@ fn time(curve: &'static str, us: f64) -> Result<(), CurvesError> {
     Err(CurvesError::Number { curve, found: us.to_string(), allowed: "finite numbers from 0 on" })
 }
 
-fn spreads(
-    curve: &'static str,
-    mut all: impl Iterator<Item = (f64, f64)>,
-) -> Result<(), CurvesError> {
+fn spreads(curve: &'static str, mut all: impl Iterator<Item = (f64, f64)>) -> Result<(), CurvesError> {
     all.try_for_each(|(p50, p95)| {
         time(curve, p50)?;
         time(curve, p95)

@@ -161,15 +161,24 @@ fn advise(means: &Means, winner: &Found, other: Option<&Found>, ranked: &[Found]
     if winner.goodput.mean == 0.0 {
         let shown = winner.broken.as_ref().or(winner.at.as_ref().map(|at| &at.verdict));
         let failed = shown.map_or(String::new(), |v| breaks(v).join("; "));
-        return (Advice::NothingHelps, format!("no cluster of this budget keeps the promises at any rate: {failed}"));
+        return (
+            Advice::NothingHelps,
+            format!("no cluster of this budget keeps the promises at any rate: {failed}"),
+        );
     }
     if winner.candidate.shape.is_split() {
         let simple = ranked.iter().find(|f| !f.candidate.shape.is_split()).or(other);
         let beside = simple.map_or(String::new(), |f| format!(", against {}", rates(f)));
-        return (Advice::Disaggregate, format!("encoders of their own serve more: {}{beside}", rates(winner)));
+        return (
+            Advice::Disaggregate,
+            format!("encoders of their own serve more: {}{beside}", rates(winner)),
+        );
     }
     if means.items == 0.0 {
-        return (Advice::DoNotDisaggregate, "there are no items, so encoders would have nothing to do".to_owned());
+        return (
+            Advice::DoNotDisaggregate,
+            "there are no items, so encoders would have nothing to do".to_owned(),
+        );
     }
     let split = other.filter(|f| f.candidate.shape.is_split());
     let split = split.or_else(|| ranked.iter().find(|f| f.candidate.shape.is_split()));

@@ -36,7 +36,8 @@ impl Means {
         let mut seen = HashSet::new();
         let mut sums = Self::default();
         let mut n = 0.0;
-        for Offered { items, text_tokens, output_tokens, session, .. } in demand.requests(1.0, 0).take(SAMPLE) {
+        for Offered { items, text_tokens, output_tokens, session, .. } in demand.requests(1.0, 0).take(SAMPLE)
+        {
             n += 1.0;
             sums.has_turns |= session.is_some();
             sums.text_tokens += f64::from(text_tokens);

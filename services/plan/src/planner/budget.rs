@@ -15,7 +15,9 @@ pub enum Budget {
 
 /// Not a budget.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("{found:?} is no budget, allowed are a number of cores or of workers, as in 8cores or 6workers, up to 65536")]
+#[error(
+    "{found:?} is no budget, allowed are a number of cores or of workers, as in 8cores or 6workers, up to 65536"
+)]
 pub struct NotABudget {
     found: String,
 }

@@ -101,8 +101,7 @@ pub fn all(question: &Question<'_>, means: &Means) -> Vec<Candidate> {
     let mut all = Vec::new();
     for curves in &question.curves {
         let workers = question.budget.workers(curves.threads);
-        let candidate =
-            |shape, settings| Candidate { shape, curves: Arc::clone(curves), settings };
+        let candidate = |shape, settings| Candidate { shape, curves: Arc::clone(curves), settings };
         let both = match workers {
             0 => continue,
             1 => Shape::Colocated,
@@ -143,7 +142,11 @@ impl Candidate {
             _ => String::new(),
         };
         let threads = self.curves.threads;
-        format!("{} ({threads} {}{turns})", self.shape.name(), if threads == 1 { "core each" } else { "cores each" })
+        format!(
+            "{} ({threads} {}{turns})",
+            self.shape.name(),
+            if threads == 1 { "core each" } else { "cores each" }
+        )
     }
 
     /// Workers of both kinds.
@@ -172,8 +175,7 @@ impl Candidate {
             role,
             curves: Arc::clone(&self.curves),
         };
-        let both =
-            PoolRole::Both { pd, encoder, encoder_token_budget: settings.encoder_token_budget };
+        let both = PoolRole::Both { pd, encoder, encoder_token_budget: settings.encoder_token_budget };
         let pools = match self.shape {
             Shape::Split { encoders, pds } => {
                 vec![pool("encoder", encoders, PoolRole::Encoder(encoder)), pool("pd", pds, PoolRole::Pd(pd))]

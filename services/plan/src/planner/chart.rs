@@ -11,11 +11,10 @@ const LISTED: usize = 16;
 /// One line for each worker, with a proxy before them; of large clusters one line for each kind.
 pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
     let (settings, threads) = (candidate.settings, candidate.curves.threads);
-    let common = format!(
-        "--model {model} --threads {threads} --precision {} --ec STORE",
-        candidate.curves.precision
-    );
-    let engine = format!("--token-budget {} --max-sequences {}", settings.token_budget, settings.max_sequences);
+    let common =
+        format!("--model {model} --threads {threads} --precision {} --ec STORE", candidate.curves.precision);
+    let engine =
+        format!("--token-budget {} --max-sequences {}", settings.token_budget, settings.max_sequences);
     let batch = format!("--batch-tokens {} --batch-items {}", settings.batch_tokens, settings.batch_items);
     let encoder = format!("triptych encoder {common} {batch}");
     let pd = format!("triptych pd {common} {engine}");
@@ -117,8 +116,13 @@ mod tests {
     fn every_worker_has_a_line_and_the_proxy_knows_them_all() {
         let lines = commands("m", &candidate(Shape::Split { encoders: 2, pds: 1 }));
         assert_eq!(lines.len(), 4);
-        assert!(lines[0].starts_with("triptych encoder --model m --threads 1 --precision f32"), "{}", lines[0]);
-        let proxy = "triptych proxy --ec STORE --encoder 127.0.0.1:7001 --encoder 127.0.0.1:7002 --pd 127.0.0.1:7003";
+        assert!(
+            lines[0].starts_with("triptych encoder --model m --threads 1 --precision f32"),
+            "{}",
+            lines[0]
+        );
+        let proxy =
+            "triptych proxy --ec STORE --encoder 127.0.0.1:7001 --encoder 127.0.0.1:7002 --pd 127.0.0.1:7003";
         assert_eq!(lines[3], proxy);
         let many = commands("m", &candidate(Shape::Replicated { workers: 64 }));
         assert_eq!(many.len(), 2);

@@ -27,7 +27,13 @@ fn head(page: &mut String, answer: &Answer) -> std::fmt::Result {
     writeln!(
         page,
         "Asked: {}; {}; {}. A request has {:.2} items of {:.0} tokens together, {:.0} tokens of text, and writes {:.0}.\n",
-        answer.demand, answer.slo, answer.budget, means.items, means.item_tokens, means.text_tokens, means.output_tokens
+        answer.demand,
+        answer.slo,
+        answer.budget,
+        means.items,
+        means.item_tokens,
+        means.text_tokens,
+        means.output_tokens
     )
 }
 

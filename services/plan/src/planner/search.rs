@@ -1,7 +1,7 @@
 //! The highest rate at which a simulated cluster keeps the promises.
 //!
-//! Halving in rates whose ratio is constant, between one that passes and one that does not, from the bound downwards. The
-//! judge is the bench's own, over every offered request.
+//! Rates are tried as the bench tries them, from the bound downwards, and judged by the bench's judge, over every offered
+//! request.
 
 use super::bound::Bound;
 use super::candidate::Candidate;
@@ -10,6 +10,7 @@ use super::{PlanError, Question};
 use crate::simulator::{Simulation, simulate};
 use std::time::Duration;
 use triptych_bench::judge::{Run, Verdict, Window, judge_runs};
+use triptych_bench::search::{self as rates, SearchPlan};
 
 /// How hard to look.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,6 +69,10 @@ pub struct Evidence {
 
 /// A rate so far below the bound is none.
 const LOWEST: f64 = 1.0 / 512.0;
+/// Where a search begins, as a part of the highest rate.
+const FIRST: f64 = 0.7;
+/// Rates of a search.
+const MOST_RATES: u32 = 24;
 /// The first part of a run is warm-up.
 const WARM_UP: f64 = 0.1;
 /// A seed's own search looks so far above and below what all of them found.
@@ -147,30 +152,25 @@ struct Searched {
 impl Search<'_> {
     /// Between a rate that should pass and one that should not.
     fn between(&self, low: f64, high: f64) -> Result<Searched, PlanError> {
-        let at = |rate: f64| run(self.question, self.candidate, (rate, self.seed, self.effort.requests));
-        let (mut low, mut high) = (low, high);
+        let plan = SearchPlan {
+            // A little below the upper end: good clusters come near their bound.
+            first: (high * FIRST).max(low),
+            lowest: low,
+            highest: high,
+            resolution: self.effort.tolerance,
+            max_rates: MOST_RATES,
+        };
+        let mut search = rates::Search::new(plan);
         let (mut best, mut broken): (Option<Evidence>, Option<Verdict>) = (None, None);
         let mut lowest = None;
-        while high / low > 1.0 + self.effort.tolerance {
-            // A little above the middle at first: good clusters come near their bound.
-            let middle = if best.is_none() && broken.is_none() { high * 0.6 } else { (low * high).sqrt() };
-            let middle = middle.clamp(low, high);
-            let evidence = at(middle)?;
-            if evidence.verdict.passed {
-                low = middle;
-                best = Some(evidence);
-            } else {
-                high = middle;
+        while let Some(rate) = search.next_rate() {
+            let evidence = run(self.question, self.candidate, (rate, self.seed, self.effort.requests))?;
+            search.record(rate, evidence.verdict.passed);
+            if !evidence.verdict.passed {
                 broken = Some(evidence.verdict.clone());
                 lowest = Some(evidence);
-            }
-        }
-        // The lower end was taken for granted; it counts only if it passes itself.
-        if best.is_none() {
-            let evidence = at(low)?;
-            match evidence.verdict.passed {
-                true => best = Some(evidence),
-                false => lowest = Some(evidence),
+            } else if search.bracket().0 == Some(rate) {
+                best = Some(evidence);
             }
         }
         let rate = best.as_ref().map_or(0.0, |e| e.rate);

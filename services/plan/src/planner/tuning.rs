@@ -39,9 +39,11 @@ const VARIANTS: [fn(&Candidate) -> Vec<Settings>; 3] = [
     |c| TOKEN_BUDGETS.iter().map(|&token_budget| Settings { token_budget, ..c.settings }).collect(),
     |c| {
         let sequences = SEQUENCES.iter().map(|&max_sequences| Settings { max_sequences, ..c.settings });
-        let batches = BATCHES
-            .iter()
-            .map(|&(batch_tokens, batch_items)| Settings { batch_tokens, batch_items, ..c.settings });
+        let batches = BATCHES.iter().map(|&(batch_tokens, batch_items)| Settings {
+            batch_tokens,
+            batch_items,
+            ..c.settings
+        });
         sequences.chain(batches).collect()
     },
 ];

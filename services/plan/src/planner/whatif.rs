@@ -30,7 +30,9 @@ pub fn all(question: &Question<'_>, answer: &Answer) -> Result<Vec<WhatIf>, Plan
                 found.rate,
                 found.candidate.name()
             ),
-            None => format!("at {twice:.2} requests/s this cluster keeps its promises to {:.0} %", kept * 1e2),
+            None => {
+                format!("at {twice:.2} requests/s this cluster keeps its promises to {:.0} %", kept * 1e2)
+            }
         },
         goodput: doubled.as_ref().map_or(0.0, |found| found.rate),
         shape: doubled.map(|found| found.candidate.shape),

@@ -94,7 +94,9 @@ mod tests {
     #[test]
     fn time_is_shared_between_own_others_and_the_hypervisor() {
         let stat = |user, idle, steal| {
-            format!("cpu  {user} 0 0 {idle} 0 0 0 {steal} 0 0\ncpu0 1 0 0 1 0 0 0 0\ncpu1 {user} 0 0 {idle} 0 0 0 {steal}\n")
+            format!(
+                "cpu  {user} 0 0 {idle} 0 0 0 {steal} 0 0\ncpu0 1 0 0 1 0 0 0 0\ncpu1 {user} 0 0 {idle} 0 0 0 {steal}\n"
+            )
         };
         let mut from = of_machine(&stat(0, 0, 0), &[]).unwrap();
         from.own = 5;

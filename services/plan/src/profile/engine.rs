@@ -3,8 +3,8 @@
 
 use super::items::Sample;
 use super::{Extent, ProfileError, ProfileSettings, Progress, Spread, micros};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use triptych_core::clock::SystemClock;
 use triptych_core::item::from_f32;

@@ -48,20 +48,18 @@ impl Grid {
     ///
     /// # Errors
     /// [`ProfileError::Memory`] if not one place fits.
-    pub fn new(
-        info: &DecoderInfo,
-        settings: &ProfileSettings,
-        largest: usize,
-    ) -> Result<Self, ProfileError> {
+    pub fn new(info: &DecoderInfo, settings: &ProfileSettings, largest: usize) -> Result<Self, ProfileError> {
         let cross_rows = if info.cross_attention { u32::try_from(largest).unwrap_or(u32::MAX) } else { 0 };
         let candidates = candidates(settings.extent, cross_rows);
         let blocks = |place: &Place| {
-            let own = blocks_of(place.prefill + place.before) + place.decodes as usize * blocks_of(place.context);
+            let own =
+                blocks_of(place.prefill + place.before) + place.decodes as usize * blocks_of(place.context);
             let sequences = place.decodes as usize + usize::from(place.prefill > 0);
             (own, sequences * blocks_of(cross_rows))
         };
         let bytes = |(own, cross): (usize, usize)| {
-            own.saturating_mul(info.self_block_bytes).saturating_add(cross.saturating_mul(info.cross_block_bytes))
+            own.saturating_mul(info.self_block_bytes)
+                .saturating_add(cross.saturating_mul(info.cross_block_bytes))
         };
         let fits = |place: &Place| {
             let longest = (place.prefill + place.before).max(place.context) as usize;
@@ -99,7 +97,12 @@ fn candidates(extent: Extent, cross_rows: u32) -> Vec<Place> {
     // Both in one step, as the scheduler mixes them.
     for &decodes in decodes.iter().filter(|n| **n >= 8) {
         let middle = contexts[contexts.len() / 2];
-        places.extend(prefills.iter().skip(1).map(|&p| Place { prefill: p, decodes, context: middle, ..none }));
+        places.extend(prefills.iter().skip(1).map(|&p| Place {
+            prefill: p,
+            decodes,
+            context: middle,
+            ..none
+        }));
     }
     if cross_rows > 0 {
         let shares = [4, 2, 1].map(|part| cross_rows.div_ceil(part));

@@ -80,9 +80,8 @@ fn processor() -> Option<String> {
 
 /// All of them, also those that this process is not bound to.
 fn machine_cores() -> usize {
-    let listed = std::fs::read_to_string("/proc/cpuinfo").map_or(0, |text| {
-        text.lines().filter(|line| line.starts_with("processor")).count()
-    });
+    let listed = std::fs::read_to_string("/proc/cpuinfo")
+        .map_or(0, |text| text.lines().filter(|line| line.starts_with("processor")).count());
     listed.max(1)
 }
 

@@ -126,7 +126,8 @@ impl PrefillDecodeWorker for Null {
         let delta = move |i: u32| v1::Delta {
             text: "null".into(),
             token_ids: vec![1],
-            finish_reason: if i == n { v1::FinishReason::Length } else { v1::FinishReason::Unspecified }.into(),
+            finish_reason: if i == n { v1::FinishReason::Length } else { v1::FinishReason::Unspecified }
+                .into(),
             ..Default::default()
         };
         let said = |kind| Ok(v1::PdGenerateResponse { kind: Some(kind) });

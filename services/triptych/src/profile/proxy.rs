@@ -3,8 +3,8 @@
 //! A request, an item and its bytes are waited for, so their cost is how much later the answer is. Tokens are passed on
 //! while others are on their way, so theirs is processor time of the proxy.
 
-use super::null::{MODEL, fingerprint, start};
 use super::broken;
+use super::null::{MODEL, fingerprint, start};
 use crate::error::CliError;
 use indicatif::ProgressBar;
 use std::net::TcpListener;
