@@ -13,3 +13,4 @@ pub mod online;
 pub mod planner;
 pub mod profile;
 pub mod simulator;
+pub mod validation;

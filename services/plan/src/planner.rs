@@ -11,6 +11,7 @@ pub mod budget;
 pub mod candidate;
 pub mod chart;
 pub mod demand;
+pub mod fleets;
 pub mod interval;
 mod markdown;
 pub mod search;

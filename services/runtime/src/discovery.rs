@@ -177,6 +177,9 @@ pub enum DiscoveryError {
     /// The process does not run where this source is.
     #[error("not inside a Kubernetes cluster: {0}")]
     NotInCluster(String),
+    /// A name that Kubernetes has for nothing.
+    #[error("{0:?} is no name of Kubernetes: a-z, 0-9, - and .")]
+    Name(String),
     /// It did not answer as it should; another try may help.
     #[error("{what} does not answer: {why}")]
     Unreachable {

@@ -1,6 +1,6 @@
 //! `triptych bench`: load that is offered to a server, what became of it, and pages about it.
 
-mod report;
+pub mod report;
 
 use crate::error::CliError;
 use clap::{Args, Subcommand};

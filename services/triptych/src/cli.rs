@@ -6,6 +6,7 @@ use crate::ec::EcCommandArgs;
 use crate::health::HealthArgs;
 use crate::keys::KeysArgs;
 use crate::models::ModelsArgs;
+use crate::plan::PlanArgs;
 use crate::profile::ProfileArgs;
 use crate::role::encoder::EncoderArgs;
 use crate::role::pd::PdArgs;
@@ -58,6 +59,9 @@ pub enum Command {
     /// Measure what a model costs on this machine, for `triptych plan`
     #[command(after_help = PROFILE_EXAMPLES)]
     Profile(Box<ProfileArgs>),
+    /// Say how many encoders and PD workers a workload needs, or that it needs none apart
+    #[command(after_help = PLAN_EXAMPLES)]
+    Plan(Box<PlanArgs>),
     /// Make API keys
     #[command(after_help = KEYS_EXAMPLES)]
     Keys(KeysArgs),
@@ -124,6 +128,7 @@ const BENCH_EXAMPLES: &str = "\
 Examples:
   triptych bench report results/*.json --out report.html
   triptych bench report results --out report.md";
+
 const PROFILE_EXAMPLES: &str = "\
 Examples:
   triptych profile ./my-qwen2-vl --threads 1 --cores 0         a worker with one core
@@ -133,6 +138,21 @@ Examples:
 Run it on a machine with nothing else to do: what else ran is measured too, and told. The file says
 what a worker of so many threads takes for an encoder batch, an engine step, publishing and loading
 an output, and what the proxy adds. The summary goes to stdout, progress to stderr.";
+
+const PLAN_EXAMPLES: &str = "\
+Examples:
+  triptych profile ./my-qwen2-vl --threads 1 -o one.json        first: what a worker costs
+  triptych plan --curves one.json --workload epd-short:images=2 --slo ttft=2s,tpot=100ms --budget 8cores
+  triptych plan --curves one.json --curves two.json --workload random-mm --slo ttft=1s --budget 8cores --json
+  triptych plan --curves one.json --slo ttft=2s,tpot=100ms --watch http://127.0.0.1:8080/metrics \\
+                --encoders 2 --pds 2 --apply-command './scale.sh {pool} {replicas}'
+  triptych plan --curves one.json --slo ttft=2s,tpot=100ms --watch http://proxy:8080/metrics \\
+                --apply kubernetes:prod --encoder-deployment vl-encoder --pd-deployment vl-pd
+  triptych plan fleets --curves one.json --workload epd-short --slo ttft=2s,tpot=100ms --output results
+  triptych plan validate --curves one.json --workload epd-short --slo ttft=2s,tpot=100ms --model ./my-qwen2-vl
+
+What it says was simulated with the scheduler and the router that serve; `plan validate` shows how far
+the simulation is from this machine.";
 
 const KEYS_EXAMPLES: &str = "\
 Examples:

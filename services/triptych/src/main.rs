@@ -14,6 +14,7 @@
 //! - [`models`]: what a model directory is, and what serving it takes;
 //! - [`ec`]: what an operator does with a store of encoder outputs;
 //! - [`profile`]: cost curves of a model on this machine;
+//! - [`plan`]: how many workers of which kind, once or beside a running cluster;
 //! - [`model`]: which model directories to serve, also from the hub and from the binary itself.
 #![forbid(unsafe_code)]
 
@@ -31,6 +32,7 @@ mod listen;
 mod model;
 mod models;
 mod orphan;
+mod plan;
 mod profile;
 mod role;
 mod topology;
@@ -85,6 +87,7 @@ fn run(command: Command) -> Result<(), CliError> {
         // On this thread: the lives of the clusters that it starts are bound to it.
         Command::Bench(args) => block_on(Builder::new_multi_thread(), bench::run(args)),
         Command::Profile(args) => block_on(Builder::new_multi_thread(), profile::run(*args)),
+        Command::Plan(args) => block_on(Builder::new_multi_thread(), plan::run(*args)),
         Command::Keys(args) => keys::run(args),
         Command::Health(args) => block_on(Builder::new_current_thread(), health::run(args)),
         Command::Proxy(args) => block_on(Builder::new_multi_thread(), role::proxy::run(args)),

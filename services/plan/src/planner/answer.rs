@@ -197,7 +197,7 @@ fn breaks(verdict: &triptych_bench::judge::Verdict) -> Vec<String> {
 }
 
 impl Choice {
-    fn new(model: &str, found: Found) -> Self {
+    pub(super) fn new(model: &str, found: Found) -> Self {
         let Candidate { shape, settings, curves } = &found.candidate;
         let cores = found.candidate.n_workers() * curves.threads;
         Self {

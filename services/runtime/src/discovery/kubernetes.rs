@@ -6,9 +6,11 @@
 //! forgotten (410 Gone) begins with a list again. While the server cannot be asked, the last answer stays.
 
 mod api;
+mod scale;
 mod slices;
 
 pub use api::ApiServer;
+pub use scale::Scaler;
 
 use super::{DiscoveryError, Endpoint, Role, Source, Tell};
 use api::{Api, Event, Watched};

@@ -38,7 +38,10 @@ impl FromStr for EncoderBudget {
         match text {
             "auto" => Ok(Self::Automatic),
             "none" | "0" => Ok(Self::Unlimited),
-            _ => text.parse().map(Self::Tokens).map_err(|_| format!("{text:?} is not `auto`, `none` or a number of tokens")),
+            _ => text
+                .parse()
+                .map(Self::Tokens)
+                .map_err(|_| format!("{text:?} is not `auto`, `none` or a number of tokens")),
         }
     }
 }

@@ -50,7 +50,8 @@ fn read_all(paths: &[PathBuf]) -> Result<Vec<SweepResult>, CliError> {
             sweeps.push(read(path)?);
             continue;
         }
-        let entries = fs::read_dir(path).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(unreadable)?;
+        let entries =
+            fs::read_dir(path).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(unreadable)?;
         let mut files: Vec<_> = entries.into_iter().map(|e| e.path()).collect();
         files.retain(|file| file.extension().is_some_and(|e| e == "json"));
         files.sort();

@@ -253,7 +253,8 @@ mod tests {
 
     fn flags_of(topology: &str, flags: &[&str]) -> Vec<(String, String)> {
         let (args, topology) = (args(flags), topology.parse::<Topology>().unwrap());
-        let models = [CheckedModel { name: ModelName::new("m"), modalities: vec![Modality::Image], dir: "/m".into() }];
+        let models =
+            [CheckedModel { name: ModelName::new("m"), modalities: vec![Modality::Image], dir: "/m".into() }];
         let screen = Screen::silent();
         let settings = ClusterSettings {
             topology: &topology,
@@ -270,7 +271,9 @@ mod tests {
             let ec = child.ec.iter().flat_map(|ec| ["--ec".into(), OsString::from(ec)]);
             Cli::try_parse_from(line.chain(ec)).unwrap_or_else(|e| panic!("{}: {e}", child.name));
         }
-        let text = |c: &ChildSpec| c.flags.iter().map(|f| f.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ");
+        let text = |c: &ChildSpec| {
+            c.flags.iter().map(|f| f.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+        };
         plan.children.iter().map(|c| (c.name.clone(), text(c))).collect()
     }
 
@@ -289,7 +292,10 @@ mod tests {
             assert_eq!(both, names.iter().filter(|name| name.starts_with("worker")).count());
         }
         let colocated = &flags_of("colocated:budget=64", &[])[0].1;
-        assert!(colocated.contains("--encoder-token-budget 64") && colocated.contains("--threads 4"), "{colocated}");
+        assert!(
+            colocated.contains("--encoder-token-budget 64") && colocated.contains("--threads 4"),
+            "{colocated}"
+        );
         assert!(flags_of("1e2pd", &[])[2].1.contains("--threads 2"), "what is left over goes to a decoder");
         assert_eq!(flags_of("dp2", &["--ec", "memory"])[0].0, "store");
     }

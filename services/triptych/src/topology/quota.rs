@@ -21,9 +21,13 @@ enum Version {
 
 /// Where groups with a cpu controller are made.
 fn parent(root: &Path) -> Option<(Version, PathBuf)> {
-    let has_cpu = |file: &str| fs::read_to_string(root.join(file)).is_ok_and(|all| all.split_whitespace().any(|c| c == "cpu"));
+    let has_cpu = |file: &str| {
+        fs::read_to_string(root.join(file)).is_ok_and(|all| all.split_whitespace().any(|c| c == "cpu"))
+    };
     if has_cpu("cgroup.controllers") {
-        if !has_cpu("cgroup.subtree_control") && fs::write(root.join("cgroup.subtree_control"), "+cpu").is_err() {
+        if !has_cpu("cgroup.subtree_control")
+            && fs::write(root.join("cgroup.subtree_control"), "+cpu").is_err()
+        {
             return None;
         }
         return Some((Version::Two, root.to_owned()));

@@ -21,7 +21,7 @@ const PAGE: usize = 250;
 /// How long the server is asked to keep a watch open, and how much longer silence is believed.
 const WATCH: (Duration, Duration) = (Duration::from_secs(240), Duration::from_secs(15));
 /// For an answer to a list, and for the beginning of one to a watch.
-const PATIENCE: Duration = Duration::from_secs(15);
+pub(super) const PATIENCE: Duration = Duration::from_secs(15);
 
 /// How to reach an API server.
 #[derive(Clone, Debug)]
@@ -52,6 +52,17 @@ impl ApiServer {
     }
 }
 
+/// A client that believes the server's certificate and no other.
+pub(super) fn client(server: &ApiServer) -> Result<Client, DiscoveryError> {
+    let unusable = |e: reqwest::Error| DiscoveryError::NotInCluster(format!("{}: {e}", server.url));
+    crate::tls::install_provider();
+    let mut client = Client::builder().no_proxy().connect_timeout(PATIENCE).tcp_keepalive(PATIENCE);
+    if let Some(pem) = &server.ca {
+        client = client.tls_certs_only(Certificate::from_pem_bundle(pem).map_err(unusable)?);
+    }
+    client.build().map_err(unusable)
+}
+
 /// Asks for the slices of one service.
 pub(super) struct Api {
     client: Client,
@@ -77,14 +88,8 @@ pub(super) enum Event {
 
 impl Api {
     pub(super) fn new(server: ApiServer, service: &Service) -> Result<Self, DiscoveryError> {
-        let unusable = |e: reqwest::Error| DiscoveryError::NotInCluster(format!("{}: {e}", server.url));
-        crate::tls::install_provider();
-        let mut client = Client::builder().no_proxy().connect_timeout(PATIENCE).tcp_keepalive(PATIENCE);
-        if let Some(pem) = &server.ca {
-            client = client.tls_certs_only(Certificate::from_pem_bundle(pem).map_err(unusable)?);
-        }
         Ok(Self {
-            client: client.build().map_err(unusable)?,
+            client: client(&server)?,
             url: format!(
                 "{}/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices",
                 server.url, service.namespace

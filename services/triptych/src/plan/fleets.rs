@@ -1,0 +1,52 @@
+//! `triptych plan fleets`: what a request costs in fleets of growing size, simulated.
+
+use super::{QuestionArgs, bar, print, to_json};
+use crate::bench::report::write;
+use crate::error::CliError;
+use clap::Args;
+use std::path::PathBuf;
+use triptych_plan::planner::{Budget, fleets};
+
+/// Flags of `triptych plan fleets`.
+#[derive(Args, Clone, Debug)]
+pub struct FleetsArgs {
+    /// What is asked
+    #[command(flatten)]
+    pub question: QuestionArgs,
+    /// Workers of each fleet
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "8,64,512",
+          value_parser = clap::value_parser!(u32).range(2..=65_536))]
+    pub workers: Vec<u32>,
+    /// Folder for `fleets.json`, `fleets.md` and `fleets.html`
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub output: PathBuf,
+}
+
+/// Plans each, writes the files, prints the page.
+///
+/// # Errors
+/// [`CliError`].
+pub fn run(args: &FleetsArgs) -> Result<(), CliError> {
+    let asked = args.question.read()?;
+    if !args.output.is_dir() {
+        return Err(CliError::Setting(format!("--output: there is no directory {}", args.output.display())));
+    }
+    let sizes: Vec<usize> = args.workers.iter().filter_map(|n| usize::try_from(*n).ok()).collect();
+    let bar = bar();
+    let progress = |done: usize, of: usize, what: &str| {
+        bar.set_length(of as u64);
+        bar.set_position(done as u64);
+        bar.set_message(what.to_owned());
+    };
+    let question = asked.question(Budget::Workers(sizes.iter().copied().max().unwrap_or(2)), &asked.demand);
+    let planned = fleets::fleets(&question, &sizes, &progress);
+    bar.finish_and_clear();
+    let planned = planned.map_err(|e| CliError::setting("no fleets", &e))?;
+    let report = fleets::report(&question, &planned);
+    let json = args.output.join("fleets.json");
+    std::fs::write(&json, to_json(&planned)?)
+        .map_err(|e| CliError::failed(format!("cannot write {}", json.display()), &e))?;
+    write(&args.output.join("fleets.md"), &report)?;
+    write(&args.output.join("fleets.html"), &report)?;
+    print(&report.to_markdown())
+}
