@@ -31,3 +31,6 @@ pub mod race;
 pub mod topology;
 pub mod suite;
 pub mod report;
+pub mod media;
+pub mod prompt;
+pub mod client;

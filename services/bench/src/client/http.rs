@@ -1,0 +1,192 @@
+//! Any OpenAI-compatible server, over streamed HTTP.
+
+use super::body::{self, Body};
+use super::sse::{Lines, Told, shortened};
+use super::tokens::times;
+use super::{Clock, Kit, Ready, Reply, Target};
+use crate::offered::{ItemShape, Offered};
+use crate::outcome::End;
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use std::time::Duration;
+
+/// Which of OpenAI's faces is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Face {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Completions,
+    /// `/v1/audio/transcriptions`.
+    Transcriptions,
+}
+
+impl Face {
+    fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Transcriptions => "/v1/audio/transcriptions",
+        }
+    }
+}
+
+/// A server's URL and what is asked there.
+#[derive(Clone, Debug)]
+pub struct HttpTarget {
+    client: reqwest::Client,
+    base: String,
+    face: Face,
+    model: String,
+    api_key: Option<String>,
+}
+
+impl HttpTarget {
+    /// `base` is the server's URL, with or without `/v1`.
+    ///
+    /// # Errors
+    /// If a client cannot be made, or no URL is given.
+    pub fn new(
+        base: &str,
+        face: Face,
+        model: String,
+        api_key: Option<String>,
+    ) -> Result<Self, reqwest::Error> {
+        // As many connections as there are requests under way, kept and reused; no proxy of the environment.
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .http1_only()
+            .tcp_nodelay(true)
+            .pool_max_idle_per_host(usize::MAX)
+            .pool_idle_timeout(Duration::from_secs(300))
+            .connect_timeout(Duration::from_secs(10))
+            .build()?;
+        let base = base.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        let base = if base.contains("://") { base } else { format!("http://{base}") };
+        // A URL that is none is found here, and not once a request.
+        client.get(format!("{base}/v1/models")).build()?;
+        Ok(Self { client, base, face, model, api_key })
+    }
+
+    /// The first model that the server lists.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub async fn first_model(&self) -> Result<Option<String>, reqwest::Error> {
+        let mut request = self.client.get(format!("{}/v1/models", self.base));
+        if let Some(key) = &self.api_key {
+            request = request.bearer_auth(key);
+        }
+        let models: serde_json::Value = request.send().await?.error_for_status()?.json().await?;
+        let first = models.get("data").and_then(|d| d.get(0)).and_then(|m| m.get("id"));
+        Ok(first.and_then(|id| id.as_str()).map(str::to_owned))
+    }
+
+    /// The same for another model.
+    pub fn with_model(self, model: String) -> Self {
+        Self { model, ..self }
+    }
+}
+
+impl Target for HttpTarget {
+    fn prepare(&self, offered: &Offered, kit: &Kit) -> Ready {
+        let sounds_only = !offered.items.is_empty()
+            && offered.items.iter().all(|i| matches!(i.shape, ItemShape::Audio { .. }));
+        // What is no sound cannot be written down, so probes of texts go to the chat.
+        let face = if self.face == Face::Transcriptions && !sounds_only { Face::Chat } else { self.face };
+        let body = match face {
+            Face::Chat => body::chat(&self.model, offered, kit),
+            Face::Completions => body::completion(&self.model, offered, kit),
+            Face::Transcriptions => body::transcription(&self.model, offered, kit),
+        };
+        let url = format!("{}{}", self.base, face.path());
+        let asked = (face != Face::Transcriptions).then_some(offered.output_tokens);
+        let target = self.clone();
+        Box::new(move |clock| Box::pin(async move { target.send(url, body, asked, clock).await }))
+    }
+
+    fn name(&self) -> String {
+        format!("{}{}", self.base, self.face.path())
+    }
+
+    fn model(&self) -> String {
+        self.model.clone()
+    }
+}
+
+impl HttpTarget {
+    async fn send(&self, url: String, body: Body, asked: Option<u32>, clock: Clock) -> Reply {
+        let mut request = self.client.post(url).header("content-type", body.content_type).body(body.bytes);
+        if let Some(key) = &self.api_key {
+            request = request.bearer_auth(key);
+        }
+        let response = match request.send().await {
+            Ok(response) => response,
+            Err(e) => return Reply::without_tokens(End::Failed(broken(&e)), clock.now()),
+        };
+        let status = response.status();
+        if !status.is_success() {
+            let text = response.text().await.unwrap_or_default();
+            let end = match status.as_u16() {
+                429 | 503 => End::Refused,
+                code => End::Failed(format!("{code}: {}", message_of(&text))),
+            };
+            return Reply::without_tokens(end, clock.now());
+        }
+        read(response.bytes_stream().map(|bytes| bytes.map_err(|e| broken(&e))), asked, clock).await
+    }
+}
+
+/// Reads a streamed answer to its end. `asked`: the tokens that it has to have; None: as many as it likes, but one.
+async fn read(stream: impl Stream<Item = Result<Bytes, String>>, asked: Option<u32>, clock: Clock) -> Reply {
+    let mut stream = std::pin::pin!(stream);
+    let (mut lines, mut told) = (Lines::default(), Told::default());
+    while let Some(bytes) = stream.next().await {
+        let at = clock.now();
+        match bytes.map(|bytes| lines.add(&bytes)) {
+            Ok(Some(events)) => events.iter().for_each(|event| told.event(event, at)),
+            Ok(None) => told.error = Some("a line of the stream is too long".to_owned()),
+            Err(broken) => told.error = Some(broken),
+        }
+        if told.error.is_some() {
+            break;
+        }
+    }
+    let tokens = times(&told.pieces, told.completion_tokens);
+    let end = match told.error {
+        Some(error) => End::Failed(error),
+        None if !told.over => End::Failed("the stream ended without an end".to_owned()),
+        None if tokens.len() < asked.unwrap_or(1).max(1) as usize => End::Short,
+        None => End::Whole,
+    };
+    Reply { tokens, prompt_tokens: told.prompt_tokens, ..Reply::without_tokens(end, clock.now()) }
+}
+
+/// What broke, without the address: it is the same for all requests, and errors are counted by their text.
+fn broken(error: &reqwest::Error) -> String {
+    let mut text = match error {
+        e if e.is_connect() => "cannot connect".to_owned(),
+        e if e.is_timeout() => "timed out".to_owned(),
+        e if e.is_body() || e.is_decode() => "the stream broke".to_owned(),
+        _ => "the request failed".to_owned(),
+    };
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        source = cause.source();
+        if source.is_none() {
+            text = format!("{text}: {}", shortened(&cause.to_string()));
+        }
+    }
+    text
+}
+
+/// The message of an OpenAI error, or the body's start.
+fn message_of(body: &str) -> String {
+    let error = serde_json::from_str::<serde_json::Value>(body).ok();
+    let error = error.as_ref().and_then(|e| e.get("error").or(Some(e)));
+    let message = error.and_then(|e| e.get("message")).and_then(|m| m.as_str());
+    shortened(message.unwrap_or(body).trim())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! PNG pictures put together from bands of rows that were compressed once.
+//!
+//! A band ends with a flush, so any sequence of bands is a valid stream: a new picture costs a copy and two checksums,
+//! not a compression, while whoever decodes it has to do all of the work. Rows are filtered by their left neighbour
+//! only, so no band depends on the one above it.
+
+use crate::seed::{BenchRng, Purpose, rng};
+use flate2::{Compress, Compression, Crc, FlushCompress};
+use rand::RngExt;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Rows of a band.
+const BAND_ROWS: u32 = 16;
+/// Bands to choose from, for each width and number of rows.
+const N_BANDS: u64 = 48;
+/// Widths and numbers of rows whose bands are kept.
+const MAX_SETS: usize = 64;
+/// The largest Adler-32 prime.
+const ADLER: u32 = 65_521;
+
+/// Compressed bands by width and rows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Bands(Arc<Mutex<HashMap<(u32, u32), Arc<[Band]>>>>);
+
+#[derive(Debug)]
+struct Band {
+    deflated: Vec<u8>,
+    adler: (u32, u32),
+    n_raw: u64,
+}
+
+impl Bands {
+    /// A picture of this content.
+    pub(super) fn picture(&self, width: u32, height: u32, content: u64) -> Vec<u8> {
+        let mut choice = rng(content, Purpose::Requests, 1);
+        // zlib: a window of 32 KiB, the default level.
+        let mut stream = vec![0x78, 0x9c];
+        let mut adler = (1, 0);
+        // Bands of a small picture may be drawn alike; its first rows are its own.
+        let own = height.min(2);
+        let first = band(width, own, &mut choice);
+        let mut add = |band: &Band| {
+            stream.extend_from_slice(&band.deflated);
+            adler = joined(adler, band);
+        };
+        add(&first);
+        let mut left = height - own;
+        while left > 0 {
+            let rows = left.min(BAND_ROWS);
+            let bands = self.of(width, rows);
+            add(&bands[choice.random_range(0..bands.len())]);
+            left -= rows;
+        }
+        // An empty last block, then the checksum of the raw bytes.
+        stream.extend_from_slice(&[1, 0, 0, 0xff, 0xff]);
+        stream.extend_from_slice(&((adler.1 << 16) | adler.0).to_be_bytes());
+        let mut png = b"\x89PNG\r\n\x1a\n".to_vec();
+        let mut header = [width.to_be_bytes(), height.to_be_bytes()].concat();
+        header.extend_from_slice(&[8, 2, 0, 0, 0]);
+        chunk(&mut png, *b"IHDR", &header);
+        chunk(&mut png, *b"IDAT", &stream);
+        chunk(&mut png, *b"IEND", &[]);
+        png
+    }
+
+    fn of(&self, width: u32, rows: u32) -> Arc<[Band]> {
+        let sets = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bands) = sets().get(&(width, rows)) {
+            return Arc::clone(bands);
+        }
+        let number = (u64::from(width) << 32) | u64::from(rows);
+        let bands = (0..N_BANDS).map(|i| band(width, rows, &mut rng(i, Purpose::Text, number)));
+        let bands: Arc<[Band]> = bands.collect();
+        let mut sets = sets();
+        if sets.len() >= MAX_SETS {
+            sets.clear();
+        }
+        Arc::clone(sets.entry((width, rows)).or_insert(bands))
+    }
+}
+
+/// Rows of coloured noise, like the texture of a photograph: neighbours differ by little.
+fn band(width: u32, rows: u32, rng: &mut BenchRng) -> Band {
+    let row_bytes = width as usize * 3;
+    let mut raw = Vec::with_capacity((row_bytes + 1) * rows as usize);
+    for _ in 0..rows {
+        // Filter 1: each byte is a difference to the pixel on its left, the first to nothing.
+        raw.push(1);
+        let mut bits = 0u64;
+        for i in 0..row_bytes {
+            if i % 16 == 0 {
+                bits = rng.random();
+            }
+            let nibble = (bits & 15) as u8;
+            bits >>= 4;
+            raw.push(if i < 3 { rng.random() } else { STEPS[nibble as usize] });
+        }
+    }
+    Band { deflated: deflate(&raw), adler: adler_of(&raw), n_raw: raw.len() as u64 }
+}
+
+/// Differences, by how often they come.
+const STEPS: [u8; 16] = [0, 0, 0, 0, 0, 0, 1, 1, 255, 255, 2, 254, 3, 253, 5, 251];
+
+/// Ends on a byte, with nothing for the next band to refer to.
+fn deflate(raw: &[u8]) -> Vec<u8> {
+    let mut compress = Compress::new(Compression::new(6), false);
+    let mut out = Vec::with_capacity(raw.len() + raw.len() / 1000 + 256);
+    loop {
+        let done = compress.total_in() as usize;
+        let before = compress.total_out();
+        // Into memory nothing fails; a full buffer is grown.
+        let status = compress.compress_vec(&raw[done.min(raw.len())..], &mut out, FlushCompress::Full);
+        let room = out.capacity() - out.len();
+        let all_in = compress.total_in() as usize == raw.len();
+        if status.is_err() || (all_in && (room > 0 || compress.total_out() == before)) {
+            return out;
+        }
+        out.reserve(raw.len());
+    }
+}
+
+fn adler_of(raw: &[u8]) -> (u32, u32) {
+    raw.iter().fold((1, 0), |(a, b), byte| {
+        let a = (a + u32::from(*byte)) % ADLER;
+        (a, (b + a) % ADLER)
+    })
+}
+
+/// The checksum of what was before with this band behind it.
+fn joined((a, b): (u32, u32), band: &Band) -> (u32, u32) {
+    let n = (band.n_raw % u64::from(ADLER)) as u32;
+    let sum = (a + band.adler.0 + ADLER - 1) % ADLER;
+    // Each of the n later bytes adds what `a` was, less the 1 that every sum starts from.
+    let carried = u64::from(n) * u64::from((a + ADLER - 1) % ADLER) % u64::from(ADLER);
+    (sum, ((u64::from(b) + u64::from(band.adler.1) + carried) % u64::from(ADLER)) as u32)
+}
+
+fn chunk(png: &mut Vec<u8>, kind: [u8; 4], data: &[u8]) {
+    // A picture is far below 4 GiB: its sides are bounded.
+    png.extend_from_slice(&(data.len() as u32).to_be_bytes());
+    let mut crc = Crc::new();
+    crc.update(&kind);
+    crc.update(data);
+    png.extend_from_slice(&kind);
+    png.extend_from_slice(data);
+    png.extend_from_slice(&crc.sum().to_be_bytes());
+}
