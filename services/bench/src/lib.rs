@@ -34,3 +34,5 @@ pub mod report;
 pub mod media;
 pub mod prompt;
 pub mod client;
+pub mod scrape;
+pub mod run;

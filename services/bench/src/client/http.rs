@@ -10,6 +10,9 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use std::time::Duration;
 
+/// As much as is read of a refusal.
+const MAX_ERROR: usize = 64 << 10;
+
 /// Which of OpenAI's faces is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Face {
@@ -126,7 +129,7 @@ impl HttpTarget {
         };
         let status = response.status();
         if !status.is_success() {
-            let text = response.text().await.unwrap_or_default();
+            let text = start_of(response).await;
             let end = match status.as_u16() {
                 429 | 503 => End::Refused,
                 code => End::Failed(format!("{code}: {}", message_of(&text))),
@@ -160,6 +163,18 @@ async fn read(stream: impl Stream<Item = Result<Bytes, String>>, asked: Option<u
         None => End::Whole,
     };
     Reply { tokens, prompt_tokens: told.prompt_tokens, ..Reply::without_tokens(end, clock.now()) }
+}
+
+/// The start of a body: what an error says is said there.
+async fn start_of(mut response: reqwest::Response) -> String {
+    let mut text = Vec::new();
+    while let Ok(Some(bytes)) = response.chunk().await {
+        text.extend_from_slice(&bytes);
+        if text.len() > MAX_ERROR {
+            break;
+        }
+    }
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// What broke, without the address: it is the same for all requests, and errors are counted by their text.
