@@ -19,6 +19,8 @@ pub struct Tested {
     pub rate: f64,
     /// Each run's outcomes and window.
     pub runs: Vec<(Vec<Outcome>, Window)>,
+    /// Whether one of them is void: nothing can be claimed of the rate.
+    pub void: bool,
 }
 
 impl Tested {
@@ -28,13 +30,21 @@ impl Tested {
             self.runs.iter().map(|(outcomes, window)| Run { outcomes, window: *window }).collect();
         judge_runs(&runs, slo, rule)
     }
+
+    /// The same, with nothing passed where a run is void.
+    fn judged(&self, slo: &Slo, rule: &Rule) -> Verdict {
+        let mut verdict = self.judge(slo, rule);
+        verdict.passed &= !self.void;
+        verdict.percentiles_passed &= !self.void;
+        verdict
+    }
 }
 
 /// Goodput over the tested rates, in any order.
 pub fn goodput(tested: &[Tested], slo: &Slo, rule: &Rule) -> Goodput {
     let mut tested: Vec<&Tested> = tested.iter().collect();
     tested.sort_by(|a, b| a.rate.total_cmp(&b.rate));
-    let verdicts: Vec<(f64, Verdict)> = tested.iter().map(|t| (t.rate, t.judge(slo, rule))).collect();
+    let verdicts: Vec<(f64, Verdict)> = tested.iter().map(|t| (t.rate, t.judged(slo, rule))).collect();
     let at_90 = Rule { attainment: 0.9, percentile: 90.0, ..*rule };
     let passed: Vec<(f64, bool)> = verdicts.iter().map(|(rate, v)| (*rate, v.passed)).collect();
     Goodput {
@@ -42,7 +52,7 @@ pub fn goodput(tested: &[Tested], slo: &Slo, rule: &Rule) -> Goodput {
         interval: interval(&tested, &verdicts, slo, rule),
         fails_at: passed.iter().find(|(_, passed)| !passed).map(|(rate, _)| *rate),
         rate_at_90: highest(
-            &tested.iter().map(|t| (t.rate, t.judge(slo, &at_90).passed)).collect::<Vec<_>>(),
+            &tested.iter().map(|t| (t.rate, t.judged(slo, &at_90).passed)).collect::<Vec<_>>(),
         ),
         vllm: verdicts.iter().filter(|(_, v)| v.percentiles_passed).map(|(rate, _)| *rate).next_back(),
         distserve: crossing(&verdicts.iter().map(|(r, v)| (*r, v.attainment())).collect::<Vec<_>>(), 0.9),
@@ -86,7 +96,9 @@ fn interval(tested: &[&Tested], verdicts: &[(f64, Verdict)], slo: &Slo, rule: &R
     let blocks: Vec<(f64, bool, Vec<Vec<Block>>)> = tested
         .iter()
         .zip(verdicts)
-        .map(|(t, (rate, v))| (*rate, steady(v), t.runs.iter().map(|(o, w)| cut(o, *w, slo)).collect()))
+        .map(|(t, (rate, v))| {
+            (*rate, !t.void && steady(v), t.runs.iter().map(|(o, w)| cut(o, *w, slo)).collect())
+        })
         .collect();
     if blocks.is_empty() {
         return None;
@@ -189,7 +201,7 @@ mod tests {
             };
             ((0..1000).map(one).collect(), WINDOW)
         };
-        Tested { rate, runs: (0..3).map(run).collect() }
+        Tested { rate, runs: (0..3).map(run).collect(), void: false }
     }
 
     #[test]
@@ -237,6 +249,14 @@ mod tests {
             let shares = expect.findings.iter().filter(|f| !f.rule.contains("rise")).all(|f| f.passed);
             assert_eq!(passes(&sum, &Rule::default()), shares, "{bad}");
         }
+    }
+
+    #[test]
+    fn nothing_is_claimed_of_a_rate_with_a_void_run() {
+        let void = Tested { void: true, ..tested(2.0, 0) };
+        let found = goodput(&[tested(1.0, 0), void], &slo(), &Rule::default());
+        assert_eq!((found.rate, found.fails_at, found.vllm), (Some(1.0), Some(2.0), Some(1.0)));
+        assert_eq!(found.interval, Some((1.0, 1.0)));
     }
 
     #[test]

@@ -36,3 +36,5 @@ pub mod prompt;
 pub mod client;
 pub mod scrape;
 pub mod run;
+pub mod host;
+pub mod sweep;

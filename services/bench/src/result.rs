@@ -111,6 +111,8 @@ pub struct Setup {
     pub max_window_s: f64,
     /// Two rates are close enough if they differ by less than this share.
     pub resolution: f64,
+    /// What texts and items were made with: the same number gives the same bytes.
+    pub salt: u64,
 }
 
 /// One rate.

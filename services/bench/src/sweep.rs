@@ -1,0 +1,412 @@
+//! A sweep: run after run at rates that the search picks, until goodput is known to a resolution.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//! use triptych_bench::client::http::{Face, HttpTarget};
+//! use triptych_bench::{scrape::Scraper, sweep, workload::Workload};
+//!
+//! let target = HttpTarget::new("http://127.0.0.1:8080", Face::Chat, "my-model".into(), None)?;
+//! let server = sweep::Server { target: Arc::new(target), scraper: Scraper::nobody()? };
+//! let workload = Workload::parse("epd-short:images=2,share=0.5")?;
+//! let slo = "ttft=500ms,tpot=50ms".parse()?;
+//! let found = sweep::run_sweep(&server, &workload, &slo, &sweep::SweepSettings::default(), &|_| ()).await?;
+//! println!("{}", found.to_json());
+//! # Ok(())
+//! # }
+//! ```
+
+use crate::arrivals::Arrivals;
+use crate::client::{Clock, Kit, Target, learn_wording};
+use crate::goodput::{Tested, goodput};
+use crate::judge::{Finding, Rule};
+use crate::media::Media;
+use crate::outcome::End;
+use crate::prompt::Wording;
+use crate::result::{Host, RateResult, RunResult, Setup, SweepResult, VERSION};
+use crate::run::{Progress, Ran, RunPlan, run, run_result};
+use crate::scrape::Scraper;
+use crate::search::{Search, SearchPlan};
+use crate::seed::mix;
+use crate::slo::Slo;
+use crate::workload::Workload;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Judged requests of a run, by the rule.
+pub const RULE_REQUESTS: u64 = 1000;
+/// Or this long a window.
+pub const RULE_WINDOW: Duration = Duration::from_secs(600);
+/// Seeds, by the rule.
+pub const RULE_SEEDS: usize = 3;
+/// Requests sent one after the other to find a first rate.
+const N_FIRST: usize = 3;
+/// The longest wait for a server to become idle between runs.
+const SETTLE: Duration = Duration::from_secs(20);
+/// Time between two reports of how far a run is.
+const TELL_EVERY: Duration = Duration::from_millis(200);
+
+/// Who is measured.
+#[derive(Clone)]
+pub struct Server {
+    /// Where requests go.
+    pub target: Arc<dyn Target>,
+    /// Where its metrics are.
+    pub scraper: Scraper,
+}
+
+/// How it is measured. The default is the rule.
+#[derive(Clone, Debug)]
+pub struct SweepSettings {
+    /// How requests are spread.
+    pub arrivals: Arrivals,
+    /// One run each.
+    pub seeds: Vec<u64>,
+    /// Judged requests of a run.
+    pub n_requests: u64,
+    /// The longest judged window.
+    pub max_window: Duration,
+    /// Before the window; None: a tenth of it, from 5 to 30 seconds.
+    pub warm_up: Option<Duration>,
+    /// How long after the window its requests may take.
+    pub drain: Duration,
+    /// The rule of a pass.
+    pub rule: Rule,
+    /// Which rates.
+    pub rates: Rates,
+    /// Keeps what this sweep sends apart from what others sent; the same number gives the same bytes.
+    pub salt: u64,
+    /// What is written into the result: how the processes are laid out, and the commit.
+    pub topology: Option<String>,
+    /// Of the bench.
+    pub commit: Option<String>,
+}
+
+impl Default for SweepSettings {
+    fn default() -> Self {
+        Self {
+            arrivals: Arrivals::Own,
+            seeds: vec![1, 2, 3],
+            n_requests: RULE_REQUESTS,
+            max_window: RULE_WINDOW,
+            warm_up: None,
+            drain: Duration::from_secs(60),
+            rule: Rule::default(),
+            rates: Rates::Search { first: None, resolution: 0.05 },
+            salt: 0,
+            topology: None,
+            commit: None,
+        }
+    }
+}
+
+/// Which rates are tried.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Rates {
+    /// Those that the search picks.
+    Search {
+        /// The first; None: found by asking one after the other.
+        first: Option<f64>,
+        /// Two rates are close enough if they differ by less than this share.
+        resolution: f64,
+    },
+    /// These.
+    Listed(Vec<f64>),
+}
+
+/// What is told while it runs.
+#[derive(Clone, Copy, Debug)]
+pub enum News<'a> {
+    /// Before the first run: what will be done, and about how long it takes.
+    Plan(&'a str),
+    /// A run begins.
+    Run {
+        /// Its rate.
+        rate: f64,
+        /// Its seed.
+        seed: u64,
+    },
+    /// How far the run is.
+    Progress(Progress),
+    /// A rate is judged.
+    Rate(&'a RateResult),
+}
+
+/// Hears of a sweep.
+pub type Listener<'a> = &'a (dyn Fn(News<'_>) + Send + Sync);
+
+/// A sweep that cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum SweepError {
+    /// The server does not answer a request that is alone.
+    #[error("{target} does not answer a single request: {end:?}")]
+    NoAnswer {
+        /// Who was asked.
+        target: String,
+        /// How the request ended.
+        end: End,
+    },
+}
+
+/// Measures goodput of a server that runs already.
+///
+/// # Errors
+/// [`SweepError`] if it answers nothing at all. Once it has, every further failure is a part of the result.
+pub async fn run_sweep(
+    server: &Server,
+    workload: &Workload,
+    slo: &Slo,
+    settings: &SweepSettings,
+    listener: Listener<'_>,
+) -> Result<SweepResult, SweepError> {
+    let media = Media::new(settings.salt);
+    let no_answer = |end| SweepError::NoAnswer { target: server.target.name(), end };
+    let wording = learn_wording(server.target.as_ref(), &media, settings.salt).await;
+    // A server of speech has no prompt to count; what cannot be asked is taken to be usual.
+    let wording = wording.unwrap_or(Wording::DIGITS);
+    let kit = Kit { media, wording, seed: settings.salt };
+    let alone = alone(server, workload, &kit, settings).await.map_err(no_answer)?;
+    let sweep = Sweep { server, workload, slo, settings, kit };
+    let mut steps = Steps::new(settings, alone);
+    listener(News::Plan(&steps.told(settings)));
+    let (mut tested, mut rates) = (Vec::new(), Vec::new());
+    while let Some(rate) = steps.next() {
+        let (one, result) = sweep.rate(rate, listener).await;
+        listener(News::Rate(&result));
+        steps.record(rate, result.verdict.passed);
+        tested.push(one);
+        rates.push(result);
+    }
+    rates.sort_by(|a, b| a.rate.total_cmp(&b.rate));
+    Ok(SweepResult {
+        version: VERSION,
+        host: Host::here(settings.commit.clone()),
+        setup: sweep.setup(),
+        shorter_than_the_rule: shorter(&rates, settings),
+        goodput: goodput(&tested, slo, &settings.rule),
+        rates,
+    })
+}
+
+/// Sends a few requests one after the other; their mean time in seconds.
+async fn alone(
+    server: &Server,
+    workload: &Workload,
+    kit: &Kit,
+    settings: &SweepSettings,
+) -> Result<f64, End> {
+    let kit =
+        Kit { media: kit.media.with_salt(mix(!settings.salt)), seed: mix(!settings.salt), ..kit.clone() };
+    let clock = Clock::started();
+    let mut total = Duration::ZERO;
+    for offered in workload.requests(1.0, Arrivals::Constant, settings.salt).take(N_FIRST) {
+        let ready = server.target.prepare(&offered, &kit);
+        let sent = clock.now();
+        let reply = ready(clock).await;
+        match reply.end {
+            End::Whole | End::Short => total += reply.ended.saturating_sub(sent),
+            end => return Err(end),
+        }
+    }
+    Ok(total.as_secs_f64() / N_FIRST as f64)
+}
+
+/// The rates to come.
+enum Steps {
+    Search(SearchPlan, Search),
+    Listed(Vec<f64>, usize),
+}
+
+impl Steps {
+    fn new(settings: &SweepSettings, alone_s: f64) -> Self {
+        match &settings.rates {
+            Rates::Listed(rates) => Self::Listed(rates.clone(), 0),
+            Rates::Search { first, resolution } => {
+                // One after the other is a rate that every server can hold; half of it is safe to begin with.
+                let safe = (0.5 / alone_s.max(1e-3)).clamp(0.001, 1000.0);
+                let digits = 10f64.powf(1.0 - safe.log10().floor());
+                let plan = SearchPlan::from(first.unwrap_or((safe * digits).round() / digits), *resolution);
+                Self::Search(plan, Search::new(plan))
+            }
+        }
+    }
+
+    fn next(&self) -> Option<f64> {
+        match self {
+            Self::Search(_, search) => search.next_rate(),
+            Self::Listed(rates, i) => rates.get(*i).copied(),
+        }
+    }
+
+    fn record(&mut self, rate: f64, passed: bool) {
+        match self {
+            Self::Search(_, search) => search.record(rate, passed),
+            Self::Listed(_, i) => *i += 1,
+        }
+    }
+
+    /// What will be done, and about how long it takes.
+    fn told(&self, settings: &SweepSettings) -> String {
+        let seeds = settings.seeds.len();
+        let run_s = |rate: f64| {
+            let window = (settings.n_requests as f64 / rate).min(settings.max_window.as_secs_f64());
+            window + warm_up(settings, rate).as_secs_f64() + 3.0
+        };
+        let (rates, seconds) = match self {
+            Self::Listed(rates, _) => {
+                (format!("{} rates", rates.len()), rates.iter().map(|r| run_s(*r)).sum::<f64>())
+            }
+            // The first ones double, the rest lie about where they stop; runs that fail early are shorter.
+            Self::Search(plan, _) => {
+                let n = plan.likely_rates();
+                let doubled = (0..n).map(|i| run_s(plan.first * 2f64.powi(i.min(2) as i32)));
+                (format!("from {} requests/s, about {n} rates", plan.first), doubled.sum::<f64>())
+            }
+        };
+        format!(
+            "{rates} with {seeds} {} of {} requests each: about {:.0} minutes",
+            if seeds == 1 { "run" } else { "runs" },
+            settings.n_requests,
+            (seconds * seeds as f64 / 60.0).max(1.0),
+        )
+    }
+}
+
+fn warm_up(settings: &SweepSettings, rate: f64) -> Duration {
+    settings.warm_up.unwrap_or_else(|| {
+        let window = (settings.n_requests as f64 / rate).min(settings.max_window.as_secs_f64());
+        Duration::from_secs_f64((window / 10.0).clamp(5.0, 30.0))
+    })
+}
+
+struct Sweep<'a> {
+    server: &'a Server,
+    workload: &'a Workload,
+    slo: &'a Slo,
+    settings: &'a SweepSettings,
+    kit: Kit,
+}
+
+impl Sweep<'_> {
+    /// Every seed at one rate, unless the first ones leave no doubt.
+    async fn rate(&self, rate: f64, listener: Listener<'_>) -> (Tested, RateResult) {
+        let mut tested = Tested { rate, runs: Vec::new(), void: false };
+        let mut runs: Vec<RunResult> = Vec::new();
+        for &seed in &self.settings.seeds {
+            listener(News::Run { rate, seed });
+            let plan = RunPlan {
+                rate,
+                arrivals: self.settings.arrivals,
+                seed,
+                warm_up: warm_up(self.settings, rate),
+                n_requests: self.settings.n_requests,
+                max_window: self.settings.max_window,
+                drain: self.settings.drain,
+            };
+            let ran = self.run(&plan, listener).await;
+            let result = run_result(&ran, &plan, self.slo, &self.settings.rule);
+            tested.void |= result.generator.void;
+            runs.push(result);
+            tested.runs.push((ran.outcomes, ran.window));
+            self.settle().await;
+            if hopeless(&runs, self.settings.seeds.len()) {
+                break;
+            }
+        }
+        let mut verdict = tested.judge(self.slo, &self.settings.rule);
+        if tested.void {
+            verdict.passed = false;
+            verdict.findings.push(Finding {
+                rule: "the bench is in time".to_owned(),
+                passed: false,
+                found: "a run is void: the bench itself was late with its requests".to_owned(),
+            });
+        }
+        (tested, RateResult { rate, verdict, runs })
+    }
+
+    async fn run(&self, plan: &RunPlan, listener: Listener<'_>) -> Ran {
+        // No two runs of a sweep share a byte, so none finds in a cache what another one left there.
+        let salt = mix(self.settings.salt ^ mix(plan.seed) ^ plan.rate.to_bits());
+        let kit = Kit { media: self.kit.media.with_salt(salt), seed: salt, ..self.kit.clone() };
+        let (progress, mut heard) = watch::channel(Progress::default());
+        let telling = async {
+            while heard.changed().await.is_ok() {
+                listener(News::Progress(*heard.borrow_and_update()));
+                tokio::time::sleep(TELL_EVERY).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        let observers = (&self.server.scraper, &progress);
+        tokio::select! {
+            ran = run(&self.server.target, self.workload, &kit, plan, observers) => ran,
+            () = telling => unreachable!("telling goes on until the run is over"),
+        }
+    }
+
+    /// Waits until the server is idle, where it says so, or a moment.
+    async fn settle(&self) {
+        let give_up = tokio::time::Instant::now() + SETTLE;
+        loop {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let busy = self.server.scraper.scrape().await.n_busy().unwrap_or(0.0);
+            if busy <= 0.0 || tokio::time::Instant::now() >= give_up {
+                return;
+            }
+        }
+    }
+
+    fn setup(&self) -> Setup {
+        let ms = |t: Option<Duration>| t.map(|t| t.as_secs_f64() * 1e3);
+        Setup {
+            target: self.server.target.name(),
+            topology: self.settings.topology.clone(),
+            model: self.server.target.model(),
+            workload: self.workload.text().to_owned(),
+            arrivals: self.settings.arrivals.to_string(),
+            slo: self.slo.to_string(),
+            slo_ttft_ms: ms(self.slo.ttft),
+            slo_tpot_ms: ms(self.slo.tpot),
+            slo_e2el_ms: ms(self.slo.e2el),
+            rule: self.settings.rule,
+            seeds: self.settings.seeds.clone(),
+            n_requests: self.settings.n_requests,
+            max_window_s: self.settings.max_window.as_secs_f64(),
+            resolution: match self.settings.rates {
+                Rates::Search { resolution, .. } => resolution,
+                Rates::Listed(_) => 0.0,
+            },
+            salt: self.settings.salt,
+        }
+    }
+}
+
+/// So many requests were bad that the rate misses even 90 %, whatever the seeds that are left would add.
+fn hopeless(runs: &[RunResult], n_seeds: usize) -> bool {
+    let bad: u64 = runs.iter().map(|r| r.verdict.n_offered - r.verdict.n_good).sum();
+    let each = runs.iter().map(|r| r.verdict.n_offered).max().unwrap_or(0);
+    // Seeds may differ a little in number.
+    bad as f64 > 0.15 * (each as usize * n_seeds) as f64
+}
+
+/// In what the sweep is less than the rule asks for.
+fn shorter(rates: &[RateResult], settings: &SweepSettings) -> Option<String> {
+    let runs = rates.iter().flat_map(|r| &r.runs);
+    let short =
+        runs.filter(|r| r.verdict.n_offered < RULE_REQUESTS && r.window_s < RULE_WINDOW.as_secs_f64());
+    let short = short.map(|r| r.verdict.n_offered).min();
+    let n_seeds = settings.seeds.len();
+    if short.is_none() && n_seeds >= RULE_SEEDS {
+        return None;
+    }
+    Some(format!(
+        "shorter than the rule: {} requests a run, {n_seeds} seeds, where {RULE_REQUESTS} requests or {} s, and \
+         {RULE_SEEDS} seeds are asked for",
+        short.unwrap_or(settings.n_requests),
+        RULE_WINDOW.as_secs(),
+    ))
+}
+
+#[cfg(test)]
+mod tests;

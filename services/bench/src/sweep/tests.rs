@@ -1,0 +1,131 @@
+//! A sweep against a modelled server with a paused clock: hours of load in a second, and a goodput that is known.
+
+use super::*;
+use crate::client::{Ready, Reply};
+use crate::offered::Offered;
+use std::sync::Mutex;
+
+/// One request after the other, 50 ms each: 20 a second is all that it can do. The first token comes when its turn
+/// is over, the second 10 ms later. Who goes away leaves the line.
+#[derive(Default)]
+struct OneByOne(Arc<tokio::sync::Mutex<()>>);
+
+impl Target for OneByOne {
+    fn prepare(&self, _: &Offered, _: &Kit) -> Ready {
+        let line = Arc::clone(&self.0);
+        Box::new(move |clock| {
+            Box::pin(async move {
+                let turn = line.lock().await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                drop(turn);
+                let first = clock.now();
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                let tokens = vec![first, clock.now()];
+                Reply { tokens, prompt_tokens: Some(40), ..Reply::without_tokens(End::Whole, clock.now()) }
+            })
+        })
+    }
+
+    fn name(&self) -> String {
+        "one-by-one".to_owned()
+    }
+
+    fn model(&self) -> String {
+        "m".to_owned()
+    }
+}
+
+fn server() -> Server {
+    triptych_runtime::tls::install_provider();
+    Server { target: Arc::new(OneByOne::default()), scraper: Scraper::nobody().expect("a client") }
+}
+
+async fn sweep(slo: &str, settings: &SweepSettings) -> (SweepResult, Vec<String>) {
+    let workload = Workload::parse("text:text=5,output=2").expect("a workload");
+    let told = Mutex::new(Vec::new());
+    let listener = |news: News<'_>| {
+        if let News::Plan(plan) = news {
+            told.lock().expect("no panic").push(plan.to_owned());
+        }
+    };
+    let slo = slo.parse().expect("an SLO");
+    let found = run_sweep(&server(), &workload, &slo, settings, &listener).await.expect("it answers");
+    (found, told.into_inner().expect("no panic"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_finds_what_a_queue_can_hold() {
+    // With constant gaps nobody waits below 20 a second, and above it everybody does, longer and longer.
+    let settings = SweepSettings { arrivals: Arrivals::Constant, ..SweepSettings::default() };
+    let (found, told) = sweep("ttft=60ms,tpot=20ms", &settings).await;
+    let goodput = found.goodput;
+    let (rate, fails) = (goodput.rate.expect("a rate"), goodput.fails_at.expect("a limit"));
+    assert!(rate <= 20.2 && fails > 19.8 && fails / rate < 1.051, "{goodput:?}");
+    assert_eq!(goodput.vllm, Some(rate));
+    assert!(found.shorter_than_the_rule.is_none(), "{:?}", found.shorter_than_the_rule);
+    assert!(found.rates.is_sorted_by(|a, b| a.rate < b.rate) && found.rates.len() <= 12);
+    assert!(told[0].contains("rates with 3 runs of 1000 requests each: about"), "{told:?}");
+    let read = SweepResult::read(&found.to_json()).expect("its own document");
+    assert_eq!((read.goodput, read.rates.len()), (found.goodput, found.rates.len()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn bursts_cost_goodput() {
+    let settings = SweepSettings { n_requests: 2000, ..SweepSettings::default() };
+    let with = async |arrivals| {
+        let settings = SweepSettings { arrivals, ..settings.clone() };
+        sweep("ttft=400ms,tpot=20ms", &settings).await.0.goodput.rate.expect("a rate")
+    };
+    let even = with(Arrivals::Constant).await;
+    let poisson = with(Arrivals::Poisson).await;
+    let bursts = with(Arrivals::Gamma { cv: 3.0 }).await;
+    // An M/D/1 queue keeps 99 % below 350 ms of waiting up to about two thirds of its capacity.
+    assert!(even > poisson && poisson > bursts, "{even} {poisson} {bursts}");
+    assert!((11.0..16.5).contains(&poisson), "{poisson}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_sweep_says_so_and_a_list_is_followed() {
+    let settings = SweepSettings {
+        n_requests: 50,
+        seeds: vec![7],
+        rates: Rates::Listed(vec![2.0, 4.0]),
+        ..SweepSettings::default()
+    };
+    let (found, told) = sweep("ttft=400ms,tpot=20ms", &settings).await;
+    assert_eq!(found.rates.iter().map(|r| r.rate).collect::<Vec<_>>(), [2.0, 4.0]);
+    let text = found.shorter_than_the_rule.expect("50 requests are fewer than 1000");
+    assert!(text.starts_with("shorter than the rule: 50 requests a run, 1 seeds"), "{text}");
+    assert!(told[0].contains("2 rates with 1 run of 50 requests each"), "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rate_beyond_doubt_is_not_repeated_for_every_seed() {
+    let settings = SweepSettings { rates: Rates::Listed(vec![10.0, 60.0]), ..SweepSettings::default() };
+    let settings = SweepSettings { arrivals: Arrivals::Constant, n_requests: 300, ..settings };
+    let (found, _) = sweep("ttft=60ms,tpot=20ms", &settings).await;
+    assert_eq!(found.rates.iter().map(|r| r.runs.len()).collect::<Vec<_>>(), [3, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_answers_nothing_is_told_before_anything_is_measured() {
+    triptych_runtime::tls::install_provider();
+    struct Nobody;
+    impl Target for Nobody {
+        fn prepare(&self, _: &Offered, _: &Kit) -> Ready {
+            let end = End::Failed("cannot connect".to_owned());
+            Box::new(move |clock| Box::pin(async move { Reply::without_tokens(end, clock.now()) }))
+        }
+        fn name(&self) -> String {
+            "nobody".to_owned()
+        }
+        fn model(&self) -> String {
+            String::new()
+        }
+    }
+    let server = Server { target: Arc::new(Nobody), scraper: Scraper::nobody().expect("a client") };
+    let workload = Workload::parse("text").expect("a workload");
+    let slo = "ttft=1s".parse().expect("an SLO");
+    let found = run_sweep(&server, &workload, &slo, &SweepSettings::default(), &|_| ()).await;
+    assert!(found.expect_err("nobody answers").to_string().contains("nobody does not answer"));
+}
