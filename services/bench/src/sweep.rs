@@ -19,9 +19,9 @@
 use crate::arrivals::Arrivals;
 use crate::client::{Clock, Kit, Target, learn_wording};
 use crate::goodput::{Tested, goodput};
-use crate::judge::{Finding, Rule};
+use crate::judge::{Finding, Rule, Window};
 use crate::media::Media;
-use crate::outcome::End;
+use crate::outcome::{End, Outcome};
 use crate::prompt::Wording;
 use crate::result::{Host, RateResult, RunResult, Setup, SweepResult, VERSION};
 use crate::run::{Progress, Ran, RunPlan, run, run_result};
@@ -160,33 +160,195 @@ pub async fn run_sweep(
     settings: &SweepSettings,
     listener: Listener<'_>,
 ) -> Result<SweepResult, SweepError> {
-    let media = Media::new(settings.salt);
-    let no_answer = |end| SweepError::NoAnswer { target: server.target.name(), end };
-    let wording = learn_wording(server.target.as_ref(), &media, settings.salt).await;
-    // A server of speech has no prompt to count; what cannot be asked is taken to be usual.
-    let wording = wording.unwrap_or(Wording::DIGITS);
-    let kit = Kit { media, wording, seed: settings.salt };
-    let alone = alone(server, workload, &kit, settings).await.map_err(no_answer)?;
-    let sweep = Sweep { server, workload, slo, settings, kit };
-    let mut steps = Steps::new(settings, alone);
+    let sweep = Sweep::begin(server, workload, slo, settings).await?;
+    let mut steps = Steps::new(settings, sweep.safe_rate());
     listener(News::Plan(&steps.told(settings)));
     let (mut tested, mut rates) = (Vec::new(), Vec::new());
     while let Some(rate) = steps.next() {
-        let (one, result) = sweep.rate(rate, listener).await;
+        let mut runs = Vec::new();
+        for &seed in &settings.seeds {
+            runs.push(sweep.run(rate, seed, listener).await);
+            if sweep.is_hopeless(&runs) {
+                break;
+            }
+        }
+        let (one, result) = sweep.judge(rate, runs);
         listener(News::Rate(&result));
         steps.record(rate, result.verdict.passed);
         tested.push(one);
         rates.push(result);
     }
-    rates.sort_by(|a, b| a.rate.total_cmp(&b.rate));
-    Ok(SweepResult {
-        version: VERSION,
-        host: Host::here(settings.commit.clone()),
-        setup: sweep.setup(),
-        shorter_than_the_rule: shorter(&rates, settings),
-        goodput: goodput(&tested, slo, &settings.rule),
-        rates,
-    })
+    Ok(sweep.result(&tested, rates))
+}
+
+/// One run of a sweep.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// As the document has it.
+    pub result: RunResult,
+    /// Each request.
+    pub outcomes: Vec<Outcome>,
+    /// What is judged.
+    pub window: Window,
+}
+
+/// A sweep in its parts, for whoever picks rates and the order of runs otherwise than [`run_sweep`] does.
+#[derive(Clone)]
+pub struct Sweep {
+    server: Server,
+    workload: Workload,
+    slo: Slo,
+    settings: SweepSettings,
+    kit: Kit,
+    /// Mean time of a request that is alone, in seconds.
+    alone_s: f64,
+}
+
+impl Sweep {
+    /// Learns what texts cost the server, and how long a request takes that is alone.
+    ///
+    /// # Errors
+    /// [`SweepError`] if it answers nothing.
+    pub async fn begin(
+        server: &Server,
+        workload: &Workload,
+        slo: &Slo,
+        settings: &SweepSettings,
+    ) -> Result<Self, SweepError> {
+        let media = Media::new(settings.salt);
+        let wording = learn_wording(server.target.as_ref(), &media, settings.salt).await;
+        // A server of speech has no prompt to count; what cannot be asked is taken to be usual.
+        let wording = wording.unwrap_or(Wording::DIGITS);
+        let kit = Kit { media, wording, seed: settings.salt };
+        let alone_s = alone(server, workload, &kit, settings)
+            .await
+            .map_err(|end| SweepError::NoAnswer { target: server.target.name(), end })?;
+        let (workload, slo, settings) = (workload.clone(), *slo, settings.clone());
+        Ok(Self { server: server.clone(), workload, slo, settings, kit, alone_s })
+    }
+
+    /// One after the other is a rate that every server can hold; half of it is safe to begin with.
+    pub fn safe_rate(&self) -> f64 {
+        let safe = (0.5 / self.alone_s.max(1e-3)).clamp(0.001, 1000.0);
+        let digits = 10f64.powf(1.0 - safe.log10().floor());
+        (safe * digits).round() / digits
+    }
+
+    /// One run, and then a pause until the server is idle.
+    pub async fn run(&self, rate: f64, seed: u64, listener: Listener<'_>) -> Measured {
+        listener(News::Run { rate, seed });
+        let plan = RunPlan {
+            rate,
+            arrivals: self.settings.arrivals,
+            seed,
+            warm_up: warm_up(&self.settings, rate),
+            n_requests: self.settings.n_requests,
+            max_window: self.settings.max_window,
+            drain: self.settings.drain,
+        };
+        let ran = self.send(&plan, listener).await;
+        let result = run_result(&ran, &plan, &self.slo, &self.settings.rule);
+        self.settle().await;
+        Measured { result, outcomes: ran.outcomes, window: ran.window }
+    }
+
+    /// Whether so many requests were bad that the rate misses even 90 %, whatever the seeds that are left would add.
+    pub fn is_hopeless(&self, runs: &[Measured]) -> bool {
+        let verdicts = || runs.iter().map(|r| &r.result.verdict);
+        let bad: u64 = verdicts().map(|v| v.n_offered - v.n_good).sum();
+        let each = verdicts().map(|v| v.n_offered).max().unwrap_or(0);
+        // Half as much again as a tenth: seeds may differ a little in number.
+        bad as f64 > 0.15 * each as f64 * self.settings.seeds.len() as f64
+    }
+
+    /// All runs of a rate, judged together.
+    pub fn judge(&self, rate: f64, runs: Vec<Measured>) -> (Tested, RateResult) {
+        let void = runs.iter().any(|r| r.result.generator.void);
+        let mut tested = Tested { rate, runs: Vec::new(), void };
+        let mut results = Vec::new();
+        for run in runs {
+            results.push(run.result);
+            tested.runs.push((run.outcomes, run.window));
+        }
+        let mut verdict = tested.judge(&self.slo, &self.settings.rule);
+        if void {
+            verdict.passed = false;
+            verdict.findings.push(Finding {
+                rule: "the bench is in time".to_owned(),
+                passed: false,
+                found: "a run is void: the bench itself was late with its requests".to_owned(),
+            });
+        }
+        (tested, RateResult { rate, verdict, runs: results })
+    }
+
+    /// The document.
+    pub fn result(&self, tested: &[Tested], mut rates: Vec<RateResult>) -> SweepResult {
+        rates.sort_by(|a, b| a.rate.total_cmp(&b.rate));
+        SweepResult {
+            version: VERSION,
+            host: Host::here(self.settings.commit.clone()),
+            setup: self.setup(),
+            shorter_than_the_rule: shorter(&rates, &self.settings),
+            goodput: goodput(tested, &self.slo, &self.settings.rule),
+            rates,
+        }
+    }
+
+    async fn send(&self, plan: &RunPlan, listener: Listener<'_>) -> Ran {
+        // No two runs of a sweep share a byte, so none finds in a cache what another one left there.
+        let salt = mix(self.settings.salt ^ mix(plan.seed) ^ plan.rate.to_bits());
+        let kit = Kit { media: self.kit.media.with_salt(salt), seed: salt, ..self.kit.clone() };
+        let (progress, mut heard) = watch::channel(Progress::default());
+        let telling = async {
+            while heard.changed().await.is_ok() {
+                listener(News::Progress(*heard.borrow_and_update()));
+                tokio::time::sleep(TELL_EVERY).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        let observers = (&self.server.scraper, &progress);
+        tokio::select! {
+            ran = run(&self.server.target, &self.workload, &kit, plan, observers) => ran,
+            () = telling => unreachable!("telling goes on until the run is over"),
+        }
+    }
+
+    /// Waits until the server is idle, where it says so, or a moment.
+    async fn settle(&self) {
+        let give_up = tokio::time::Instant::now() + SETTLE;
+        loop {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let busy = self.server.scraper.scrape().await.n_busy().unwrap_or(0.0);
+            if busy <= 0.0 || tokio::time::Instant::now() >= give_up {
+                return;
+            }
+        }
+    }
+
+    fn setup(&self) -> Setup {
+        let ms = |t: Option<Duration>| t.map(|t| t.as_secs_f64() * 1e3);
+        Setup {
+            target: self.server.target.name(),
+            topology: self.settings.topology.clone(),
+            model: self.server.target.model(),
+            workload: self.workload.text().to_owned(),
+            arrivals: self.settings.arrivals.to_string(),
+            slo: self.slo.to_string(),
+            slo_ttft_ms: ms(self.slo.ttft),
+            slo_tpot_ms: ms(self.slo.tpot),
+            slo_e2el_ms: ms(self.slo.e2el),
+            rule: self.settings.rule,
+            seeds: self.settings.seeds.clone(),
+            n_requests: self.settings.n_requests,
+            max_window_s: self.settings.max_window.as_secs_f64(),
+            resolution: match self.settings.rates {
+                Rates::Search { resolution, .. } => resolution,
+                Rates::Listed(_) => 0.0,
+            },
+            salt: self.settings.salt,
+        }
+    }
 }
 
 /// Sends a few requests one after the other; their mean time in seconds.
@@ -219,14 +381,11 @@ enum Steps {
 }
 
 impl Steps {
-    fn new(settings: &SweepSettings, alone_s: f64) -> Self {
+    fn new(settings: &SweepSettings, safe_rate: f64) -> Self {
         match &settings.rates {
             Rates::Listed(rates) => Self::Listed(rates.clone(), 0),
             Rates::Search { first, resolution } => {
-                // One after the other is a rate that every server can hold; half of it is safe to begin with.
-                let safe = (0.5 / alone_s.max(1e-3)).clamp(0.001, 1000.0);
-                let digits = 10f64.powf(1.0 - safe.log10().floor());
-                let plan = SearchPlan::from(first.unwrap_or((safe * digits).round() / digits), *resolution);
+                let plan = SearchPlan::from(first.unwrap_or(safe_rate), *resolution);
                 Self::Search(plan, Search::new(plan))
             }
         }
@@ -278,116 +437,6 @@ fn warm_up(settings: &SweepSettings, rate: f64) -> Duration {
         let window = (settings.n_requests as f64 / rate).min(settings.max_window.as_secs_f64());
         Duration::from_secs_f64((window / 10.0).clamp(5.0, 30.0))
     })
-}
-
-struct Sweep<'a> {
-    server: &'a Server,
-    workload: &'a Workload,
-    slo: &'a Slo,
-    settings: &'a SweepSettings,
-    kit: Kit,
-}
-
-impl Sweep<'_> {
-    /// Every seed at one rate, unless the first ones leave no doubt.
-    async fn rate(&self, rate: f64, listener: Listener<'_>) -> (Tested, RateResult) {
-        let mut tested = Tested { rate, runs: Vec::new(), void: false };
-        let mut runs: Vec<RunResult> = Vec::new();
-        for &seed in &self.settings.seeds {
-            listener(News::Run { rate, seed });
-            let plan = RunPlan {
-                rate,
-                arrivals: self.settings.arrivals,
-                seed,
-                warm_up: warm_up(self.settings, rate),
-                n_requests: self.settings.n_requests,
-                max_window: self.settings.max_window,
-                drain: self.settings.drain,
-            };
-            let ran = self.run(&plan, listener).await;
-            let result = run_result(&ran, &plan, self.slo, &self.settings.rule);
-            tested.void |= result.generator.void;
-            runs.push(result);
-            tested.runs.push((ran.outcomes, ran.window));
-            self.settle().await;
-            if hopeless(&runs, self.settings.seeds.len()) {
-                break;
-            }
-        }
-        let mut verdict = tested.judge(self.slo, &self.settings.rule);
-        if tested.void {
-            verdict.passed = false;
-            verdict.findings.push(Finding {
-                rule: "the bench is in time".to_owned(),
-                passed: false,
-                found: "a run is void: the bench itself was late with its requests".to_owned(),
-            });
-        }
-        (tested, RateResult { rate, verdict, runs })
-    }
-
-    async fn run(&self, plan: &RunPlan, listener: Listener<'_>) -> Ran {
-        // No two runs of a sweep share a byte, so none finds in a cache what another one left there.
-        let salt = mix(self.settings.salt ^ mix(plan.seed) ^ plan.rate.to_bits());
-        let kit = Kit { media: self.kit.media.with_salt(salt), seed: salt, ..self.kit.clone() };
-        let (progress, mut heard) = watch::channel(Progress::default());
-        let telling = async {
-            while heard.changed().await.is_ok() {
-                listener(News::Progress(*heard.borrow_and_update()));
-                tokio::time::sleep(TELL_EVERY).await;
-            }
-            std::future::pending::<()>().await;
-        };
-        let observers = (&self.server.scraper, &progress);
-        tokio::select! {
-            ran = run(&self.server.target, self.workload, &kit, plan, observers) => ran,
-            () = telling => unreachable!("telling goes on until the run is over"),
-        }
-    }
-
-    /// Waits until the server is idle, where it says so, or a moment.
-    async fn settle(&self) {
-        let give_up = tokio::time::Instant::now() + SETTLE;
-        loop {
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            let busy = self.server.scraper.scrape().await.n_busy().unwrap_or(0.0);
-            if busy <= 0.0 || tokio::time::Instant::now() >= give_up {
-                return;
-            }
-        }
-    }
-
-    fn setup(&self) -> Setup {
-        let ms = |t: Option<Duration>| t.map(|t| t.as_secs_f64() * 1e3);
-        Setup {
-            target: self.server.target.name(),
-            topology: self.settings.topology.clone(),
-            model: self.server.target.model(),
-            workload: self.workload.text().to_owned(),
-            arrivals: self.settings.arrivals.to_string(),
-            slo: self.slo.to_string(),
-            slo_ttft_ms: ms(self.slo.ttft),
-            slo_tpot_ms: ms(self.slo.tpot),
-            slo_e2el_ms: ms(self.slo.e2el),
-            rule: self.settings.rule,
-            seeds: self.settings.seeds.clone(),
-            n_requests: self.settings.n_requests,
-            max_window_s: self.settings.max_window.as_secs_f64(),
-            resolution: match self.settings.rates {
-                Rates::Search { resolution, .. } => resolution,
-                Rates::Listed(_) => 0.0,
-            },
-            salt: self.settings.salt,
-        }
-    }
-}
-
-/// So many requests were bad that the rate misses even 90 %, whatever the seeds that are left would add.
-fn hopeless(runs: &[RunResult], n_seeds: usize) -> bool {
-    let bad: u64 = runs.iter().map(|r| r.verdict.n_offered - r.verdict.n_good).sum();
-    let each = runs.iter().map(|r| r.verdict.n_offered).max().unwrap_or(0);
-    // Seeds may differ a little in number.
-    bad as f64 > 0.15 * (each as usize * n_seeds) as f64
 }
 
 /// In what the sweep is less than the rule asks for.
