@@ -18,10 +18,10 @@ use triptych_tests::cluster::{reqwest_client, sum_series};
 use triptych_tests::net::Net;
 use triptych_tests::process::{Process, eventually, signal};
 use triptych_tests::samples::{ask_images, heldout, list, text_of};
-use triptych_tests::tools::root;
+use triptych_tests::tools::{root, tool};
 
 /// The services that are no program of ours, and whose programs the tests have.
-const STORES: [&str; 2] = ["redis", "s3"];
+const OTHERS: [&str; 3] = ["prometheus", "redis", "s3"];
 const CLIENTS: usize = 4;
 /// Answers that are waited for once more or fewer encoders are there.
 const MORE: usize = 40;
@@ -33,7 +33,7 @@ const TLS_DIR: &str = "/tls";
 struct Running {
     service: String,
     process: Process,
-    /// Of a role; a store's program is this machine's.
+    /// Of a role; the other programs are this machine's.
     container: Option<Container>,
 }
 
@@ -56,9 +56,9 @@ impl Lived {
         let volumes = tempfile::tempdir().expect("a folder");
         fs::set_permissions(volumes.path(), Permissions::from_mode(0o755)).expect("own folder");
         let mut lived = Self { config: config(given), running: BTreeMap::new(), dns, volumes, net };
-        let stores = services(&lived.config).map(|(name, _)| name).filter(|name| STORES.contains(name));
+        let others = services(&lived.config).map(|(name, _)| name).filter(|name| OTHERS.contains(name));
         let services: Vec<String> =
-            roles(&lived.config).map(|(name, _)| name).chain(stores).map(str::to_owned).collect();
+            roles(&lived.config).map(|(name, _)| name).chain(others).map(str::to_owned).collect();
         let mut waiting = services.clone();
         while !waiting.is_empty() {
             let free = |service: &String| !lived.needs(service).iter().any(|need| waiting.contains(need));
@@ -89,8 +89,8 @@ impl Lived {
     fn run(&mut self, service: &str, n: usize) {
         let name = format!("{service}-{n}");
         self.net.add(&name);
-        let (container, mut command) = match STORES.contains(&service) {
-            true => (None, self.store_command(service, &name)),
+        let (container, mut command) = match OTHERS.contains(&service) {
+            true => (None, self.other_command(service, &name)),
             false => {
                 let container = self.container(service, &name);
                 let words =
@@ -153,18 +153,31 @@ impl Lived {
     }
 
     /// The service's command with this machine's program, its folder one of ours, and our name server.
-    fn store_command(&self, service: &str, name: &str) -> Command {
+    fn other_command(&self, service: &str, name: &str) -> Command {
         let described = self.service(service);
         let mut words = texts(&described["command"]);
-        if service == "s3" {
-            let program = std::env::var_os("TRIPTYCH_WEED").map(PathBuf::from);
-            let program = program.unwrap_or_else(|| root().join(".cache/seaweedfs/weed"));
-            words.insert(0, program.to_str().expect("a plain path").to_owned());
-        }
+        let program = match service {
+            "s3" => {
+                let weed = std::env::var_os("TRIPTYCH_WEED").map(PathBuf::from);
+                Some(weed.unwrap_or_else(|| root().join(".cache/seaweedfs/weed")))
+            }
+            "prometheus" => Some(tool(service).get_program().into()),
+            // Its command names it.
+            _ => None,
+        };
+        words.splice(..0, program.map(|path| path.to_str().expect("a plain path").to_owned()));
         let data = self.volumes.path().join(name);
         fs::create_dir_all(&data).expect("own folder");
         for word in &mut words {
             *word = word.replace("=/data", &format!("={}", data.display()));
+            *word = word.replace("=/prometheus", &format!("={}", data.display()));
+            *word = word.replace("=/etc/prometheus", &format!("={}", data.display()));
+        }
+        if service == "prometheus" {
+            let rules = root().join("deploy/prometheus");
+            let settings = fs::read_to_string(root().join("deploy/compose/prometheus.yml")).expect("a file");
+            let settings = settings.replace("/etc/prometheus/rules", rules.to_str().expect("a plain path"));
+            fs::write(data.join("prometheus.yml"), settings).expect("own folder");
         }
         let namespace = self.net.namespace(name);
         self.net.name_server(name, &self.net.host(1));
@@ -211,6 +224,18 @@ impl Lived {
         let url = format!("http://{}:9090/metrics", self.net.address(name));
         let text = reqwest_client().get(url).send().await.expect("metrics").text().await.expect("text");
         sum_series(&text, "triptych_encodes_total")
+    }
+
+    /// Waits until Prometheus sees so many processes of a role that answer.
+    async fn wait_seen(&self, role: &str, n: usize) {
+        let (client, address) = (reqwest_client(), self.net.address("prometheus-1"));
+        let url = format!("http://{address}:9090/api/v1/query?query=count(up%7Brole=%22{role}%22%7D%20==%201)");
+        let sees = async || {
+            let text = client.get(&url).send().await.ok()?.text().await.ok()?;
+            let answer: Value = serde_json::from_str(&text).ok()?;
+            (answer["data"]["result"][0]["value"][1] == n.to_string()).then_some(())
+        };
+        eventually(&format!("Prometheus sees {n} of {role}"), sees).await;
     }
 
     fn http(&self) -> String {
@@ -319,12 +344,16 @@ async fn encoders_go_from_one_to_three_and_back_under_load_and_no_request_is_los
         eventually("a new encoder gets work", async || (lived.encodes(name).await > 0.0).then_some(())).await;
     }
     load.more(MORE).await;
+    for (role, n) in [("proxy", 1), ("pd", 1), ("encoder", 3)] {
+        lived.wait_seen(role, n).await;
+    }
     // `--scale encoder=1`
     for name in ["encoder-3", "encoder-2"] {
         lived.stop(name).await;
     }
     let before = lived.encodes("encoder-1").await;
     load.more(MORE).await;
+    lived.wait_seen("encoder", 1).await;
     load.enough.store(true, Ordering::Relaxed);
     let mut wrong = Vec::new();
     for client in clients {
