@@ -79,10 +79,11 @@ impl Lived {
         &self.config["services"][name]
     }
 
-    /// What must be healthy before a service starts.
+    /// What must be healthy before a service starts, if it starts at all: stores may be left out.
     fn needs(&self, service: &str) -> Vec<String> {
         let needs = self.service(service)["depends_on"].as_object();
-        needs.into_iter().flatten().map(|(name, _)| name.clone()).collect()
+        let names = needs.into_iter().flatten().map(|(name, _)| name.clone());
+        names.filter(|name| self.service(name).is_object()).collect()
     }
 
     /// Starts container number `n` of a service; its name leads to it at once.
@@ -229,7 +230,8 @@ impl Lived {
     /// Waits until Prometheus sees so many processes of a role that answer.
     async fn wait_seen(&self, role: &str, n: usize) {
         let (client, address) = (reqwest_client(), self.net.address("prometheus-1"));
-        let url = format!("http://{address}:9090/api/v1/query?query=count(up%7Brole=%22{role}%22%7D%20==%201)");
+        let url =
+            format!("http://{address}:9090/api/v1/query?query=count(up%7Brole=%22{role}%22%7D%20==%201)");
         let sees = async || {
             let text = client.get(&url).send().await.ok()?.text().await.ok()?;
             let answer: Value = serde_json::from_str(&text).ok()?;

@@ -6,8 +6,8 @@ use triptych_proto::v1::encode_event::Kind as Event;
 use triptych_proto::v1::encoder_worker_client::EncoderWorkerClient;
 use triptych_proto::v1::pd_generate_response::Kind;
 use triptych_proto::v1::prefill_decode_worker_client::PrefillDecodeWorkerClient;
-use triptych_tests::client::about_images;
-use triptych_tests::cluster::{reqwest_client, sum_series};
+use triptych_tests::client::{about_images, connect, generate};
+use triptych_tests::cluster::{Cluster, reqwest_client, sum_series};
 use triptych_tests::process::{Process, eventually, free_port, signal};
 use triptych_tests::samples::{heldout, models_dir};
 
@@ -156,8 +156,10 @@ async fn an_answer_goes_on_between_the_layers_of_what_is_encoded_beside_it() {
     let of = counts(&admin).await;
     let (tokens, steps) =
         (of("triptych_encoder_beside_decoding_tokens_total"), of("triptych_steps_after_encode_total"));
-    let (most, budget) =
-        (of("triptych_encoder_between_steps_most_tokens"), of("triptych_encoder_between_steps_budget_tokens"));
+    let (most, budget) = (
+        of("triptych_encoder_between_steps_most_tokens"),
+        of("triptych_encoder_between_steps_budget_tokens"),
+    );
     assert_eq!(budget, 1.0);
     assert!(tokens > 0.0 && steps > 1.0, "{tokens} tokens were encoded while it wrote, before {steps} steps");
     assert!(tokens <= most * steps, "{tokens} tokens, at most {most} before a step, before {steps} steps");
@@ -166,4 +168,15 @@ async fn an_answer_goes_on_between_the_layers_of_what_is_encoded_beside_it() {
     assert!(most <= (all / 5.0).ceil(), "{most} tokens between two steps, where all pictures have {all}");
     signal(worker.pid(), "TERM");
     assert!(worker.wait().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_without_encoder_workers_reads_pictures_if_its_pd_workers_encode() {
+    let cluster = Cluster::start(&["--encoders", "0", "--with-encoder", "--drain-grace", "5"]).await;
+    assert!(cluster.pids("encoder").is_empty());
+    let mut request = about_images("What is in this picture?", vec![heldout("scene.png")]);
+    request.model = MODEL.into();
+    let answer = generate(&mut connect(&cluster.grpc).await, request).await.expect("an answer");
+    assert!(!answer.text.is_empty());
+    assert_eq!(cluster.metric("pd-0", "triptych_encodes_total").await, 1.0);
 }
