@@ -48,7 +48,7 @@ pub struct Fleet {
 impl Fleet {
     /// Starts everything and waits until both proxies are ready.
     pub async fn start() -> Self {
-        let mut net = Net::new();
+        let mut net = Net::start();
         for name in PROXIES.into_iter().chain(ENCODERS).chain(PDS) {
             net.add(name);
         }

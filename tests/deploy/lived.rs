@@ -51,7 +51,7 @@ struct Lived {
 impl Lived {
     /// All services that the tests have programs for, one container each, in the order that the file asks for.
     async fn start(given: Given) -> Self {
-        let net = Net::new();
+        let net = Net::start();
         let dns = Dns::start(&net.host(1));
         let volumes = tempfile::tempdir().expect("a folder");
         fs::set_permissions(volumes.path(), Permissions::from_mode(0o755)).expect("own folder");

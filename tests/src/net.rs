@@ -28,7 +28,7 @@ impl Net {
     ///
     /// # Panics
     /// Without root and iproute2.
-    pub fn new() -> Self {
+    pub fn start() -> Self {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let id = (std::process::id() * 8 + MADE.fetch_add(1, Ordering::Relaxed)) % 250;
         let net = Self { id, names: Vec::new() };
