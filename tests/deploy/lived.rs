@@ -227,14 +227,18 @@ impl Lived {
         sum_series(&text, "triptych_encodes_total")
     }
 
+    /// What Prometheus answers at a path of its API.
+    async fn prometheus(&self, path: &str) -> Option<Value> {
+        let url = format!("http://{}:9090/api/v1/{path}", self.net.address("prometheus-1"));
+        let text = reqwest_client().get(&url).send().await.ok()?.text().await.ok()?;
+        serde_json::from_str(&text).ok()
+    }
+
     /// Waits until Prometheus sees so many processes of a role that answer.
     async fn wait_seen(&self, role: &str, n: usize) {
-        let (client, address) = (reqwest_client(), self.net.address("prometheus-1"));
-        let url =
-            format!("http://{address}:9090/api/v1/query?query=count(up%7Brole=%22{role}%22%7D%20==%201)");
+        let query = format!("query?query=count(up%7Bcomponent=%22{role}%22%7D%20==%201)");
         let sees = async || {
-            let text = client.get(&url).send().await.ok()?.text().await.ok()?;
-            let answer: Value = serde_json::from_str(&text).ok()?;
+            let answer = self.prometheus(&query).await?;
             (answer["data"]["result"][0]["value"][1] == n.to_string()).then_some(())
         };
         eventually(&format!("Prometheus sees {n} of {role}"), sees).await;
@@ -349,6 +353,8 @@ async fn encoders_go_from_one_to_three_and_back_under_load_and_no_request_is_los
     for (role, n) in [("proxy", 1), ("pd", 1), ("encoder", 3)] {
         lived.wait_seen(role, n).await;
     }
+    let rules = lived.prometheus("rules").await.expect("Prometheus answers");
+    assert!(rules["data"]["groups"].as_array().is_some_and(|groups| !groups.is_empty()), "no alerts: {rules}");
     // `--scale encoder=1`
     for name in ["encoder-3", "encoder-2"] {
         lived.stop(name).await;
