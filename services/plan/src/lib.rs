@@ -6,6 +6,11 @@
 //! ```
 //!
 //! The simulator's requests and outcomes are those of `triptych-bench`, so one judge rules on both. Read in this order:
+//!
+//! - [`curves`]: what a worker takes for things; [`profile`] measures it;
+//! - [`simulator`]: a cluster of such workers, on a simulated clock;
+//! - [`planner`]: which cluster keeps the promises at the highest rate, and [`online`]: beside a running one;
+//! - [`validation`]: how far all that is from a machine.
 #![forbid(unsafe_code)]
 
 pub mod curves;

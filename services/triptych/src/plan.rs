@@ -4,6 +4,7 @@
 
 mod apply;
 mod fleets;
+mod validate;
 mod watch;
 
 use crate::error::CliError;
@@ -48,6 +49,8 @@ pub struct PlanArgs {
 pub enum PlanCommand {
     /// Plan fleets of 8, 64 and 512 workers, and show what a request costs in each
     Fleets(fleets::FleetsArgs),
+    /// Measure clusters on this machine beside their simulation, and say how far apart they are
+    Validate(Box<validate::ValidateArgs>),
 }
 
 /// What a plan is made of.
@@ -162,6 +165,7 @@ impl Asked {
 pub async fn run(args: PlanArgs) -> Result<(), CliError> {
     match args.command {
         Some(PlanCommand::Fleets(args)) => return blocking(move || fleets::run(&args)).await,
+        Some(PlanCommand::Validate(args)) => return validate::run(*args).await,
         None => {}
     }
     if args.watch.watch.is_some() {

@@ -1,0 +1,5 @@
+//! What the planner answers where the right answer is known, on curves made by hand; and a profile of a real model.
+#![forbid(unsafe_code)]
+
+mod answers;
+mod profile;

@@ -1,0 +1,59 @@
+//! Compute curves of the sample models, measured once each: that they are there, grow where they must, and can be used.
+
+use std::cell::RefCell;
+use std::path::Path;
+use triptych_models::compute::ComputeConfig;
+use triptych_models::{LoadFormat, Model, ModelSource};
+use triptych_plan::profile::{Extent, ProfileError, ProfileSettings, Profiled, Rounds, measure};
+
+fn settings(kv_bytes: usize) -> ProfileSettings {
+    let compute = ComputeConfig { threads: 1, ..ComputeConfig::default() };
+    ProfileSettings { compute, rounds: Rounds::new(2), extent: Extent::Quick, kv_bytes }
+}
+
+fn model(name: &str, format: LoadFormat) -> Model {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/models").join(name);
+    Model::open(&ModelSource { dir, name: None, format }).expect("a sample model")
+}
+
+fn profiled(name: &str, format: LoadFormat) -> Profiled {
+    measure(&model(name, format), &settings(256 << 20), &|_, _, _| {}).expect("a profile")
+}
+
+#[test]
+fn a_model_with_pictures_is_measured_and_progress_is_told() {
+    let told = RefCell::new(Vec::new());
+    let progress = |part: &'static str, done: usize, of: usize| {
+        assert!(done <= of, "{part}: {done} of {of}");
+        told.borrow_mut().push(part);
+    };
+    let model = model("shapes-qwen2-vl", LoadFormat::Safetensors);
+    let found = measure(&model, &settings(256 << 20), &progress).expect("a profile");
+    for part in ["preprocess", "encode", "steps", "engine"] {
+        assert!(told.borrow().contains(&part), "{part} was not told");
+    }
+    assert_eq!(found.items.len(), 2);
+    assert!(found.items[0].tokens < found.items[1].tokens && found.items[0].bytes < found.items[1].bytes);
+    assert!(found.encode.iter().any(|p| p.items == 2 && p.squares * 2 == p.tokens * p.tokens));
+    assert!(found.step.iter().all(|p| p.p50_us > 0.0 && p.p95_us >= p.p50_us && p.projected_rows == 0));
+    assert!(found.step.iter().any(|p| p.prefill_tokens > 0 && p.decodes > 0));
+    assert!(found.kv.token_bytes > 0 && found.kv.cross_row_bytes == 0);
+    assert!(found.together.encode >= 1.0 && found.together.step >= 1.0);
+}
+
+#[test]
+fn a_model_with_cross_attention_projects_rows_and_random_weights_do_as_well() {
+    let found = profiled("digits-whisper", LoadFormat::Dummy { seed: 0 });
+    assert!(found.step.iter().any(|p| p.projected_rows > 0));
+    // Every sequence attends to the whole encoder output, beside its own tokens.
+    let rows = u64::from(found.items.iter().map(|i| i.tokens).max().expect("items"));
+    assert!(found.step.iter().all(|p| p.decode_context >= u64::from(p.decodes) * rows));
+    assert!(found.kv.cross_row_bytes > 0);
+}
+
+#[test]
+fn memory_that_holds_no_sequence_is_told_with_both_numbers() {
+    let model = model("shapes-qwen2-vl", LoadFormat::Safetensors);
+    let refused = measure(&model, &settings(1000), &|_, _, _| {}).expect_err("too little");
+    assert!(matches!(refused, ProfileError::Memory { needed, given: 1000 } if needed > 1000), "{refused}");
+}

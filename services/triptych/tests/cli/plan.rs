@@ -1,0 +1,183 @@
+//! `triptych profile` to its end, and `triptych plan` with what it wrote, beside a proxy that is not one, and with what
+//! cannot be read.
+
+use super::{refuses, tree, triptych};
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use triptych_plan::curves::CostCurves;
+use triptych_plan::curves::sample::curves;
+
+fn told(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Curves made by hand, as a file.
+fn file(dir: &Path) -> String {
+    let path = dir.join("hand.json");
+    std::fs::write(&path, serde_json::to_string(&curves()).expect("JSON")).expect("a file");
+    path.to_str().expect("plain").to_owned()
+}
+
+#[test]
+fn a_profile_of_the_sample_model_ends_with_a_file_that_can_be_planned_by() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("curves.json");
+    let store = format!("disk:{}", dir.path().join("ec").display());
+    let model = tree("tests/models/shapes-qwen2-vl");
+    let args = ["profile", &model, "--quick", "--rounds", "1", "--threads", "1", "--cores", "0"];
+    let output = triptych(&[&args[..], &["--ec", &store, "-o", out.to_str().expect("plain")]].concat());
+    assert!(output.status.success(), "{}", told(&output));
+    let page = String::from_utf8_lossy(&output.stdout);
+    for part in
+        ["# Cost curves of shapes-qwen2-vl", "| encode: items |", "The proxy adds", "bound to cores [0]"]
+    {
+        assert!(page.contains(part), "{part} is not in\n{page}");
+    }
+    let read = CostCurves::read(&std::fs::read_to_string(&out).expect("written")).expect("curves");
+    assert_eq!((read.threads, read.precision.as_str(), read.measured.cores.as_slice()), (1, "f32", &[0][..]));
+    assert!(read.measured.store.starts_with("disk:") && read.row_bytes > 0);
+    assert!(read.proxy.request_us > 0.0, "{:?}", read.proxy);
+    assert!(read.publish.len() == 2 && read.publish.iter().all(|p| p.p50_us > 0.0));
+}
+
+#[test]
+fn what_cannot_be_measured_is_told_before_anything_is() {
+    let model = tree("tests/models/shapes-qwen2-vl");
+    let profile = |more: &[&str], parts: &[&str]| refuses(&[&["profile", &model], more].concat(), 2, parts);
+    profile(&["--cores", "9999"], &["--cores", "no core 9999"]);
+    profile(&["--cores", "0,0"], &["core 0 is named twice"]);
+    profile(&["--cores", "0", "--threads", "2"], &["--threads 2 on 1 cores"]);
+    profile(&["-o", "/no/such/folder/c.json"], &["--output", "/no/such/folder"]);
+    profile(&["--ec", "nfs://x"], &["`disk:DIR[?mib=N]`"]);
+    profile(&["--rounds", "0"], &["--rounds"]);
+    refuses(&["profile", "./no-such-model"], 2, &["./no-such-model", "no such directory"]);
+}
+
+#[test]
+fn what_cannot_be_planned_is_told_with_what_is_allowed() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let curves = file(dir.path());
+    let base = ["plan", "--curves", &curves, "--slo", "ttft=1s"];
+    let plan = |more: &[&str], parts: &[&str]| refuses(&[&base, more].concat(), 2, parts);
+    plan(&[], &["--budget"]);
+    plan(&["--budget", "8gpus"], &["8gpus", "8cores"]);
+    plan(&["--budget", "8cores", "--workload", "nope"], &["nope", "epd-short"]);
+    plan(&["--budget", "8cores", "--threads-per-worker", "3"], &["--threads-per-worker 3", "1 threads"]);
+    plan(&["--watch", "http://x", "--min", "3", "--max", "2"], &["--min 3", "--max 2"]);
+    plan(&["--watch", "http://x", "--apply-command", "scale"], &["{pool}", "{replicas}"]);
+    plan(&["--watch", "http://x", "--apply", "docker"], &["kubernetes:NAMESPACE"]);
+    plan(&["--watch", "http://x", "--apply", "kubernetes:prod"], &["--apply", "KUBERNETES_SERVICE_HOST"]);
+    refuses(&["plan", "--curves", &curves, "--budget", "8cores"], 2, &["--slo"]);
+    refuses(&["plan", "--slo", "ttft=soon", "--budget", "8cores"], 2, &["soon"]);
+    refuses(&["plan", "--curves", "no.json", "--slo", "ttft=1s", "--budget", "2cores"], 2, &["no.json"]);
+    std::fs::write(&curves, "{\"version\": 9}").expect("a file");
+    plan(&["--budget", "8cores"], &["version 9", "triptych profile"]);
+    let fleets = ["plan", "fleets", "--curves", &curves, "--slo", "ttft=1s", "--output", "/no/such"];
+    std::fs::write(&curves, serde_json::to_string(&triptych_plan::curves::sample::curves()).expect("JSON"))
+        .expect("a file");
+    refuses(&fleets, 2, &["--output", "/no/such"]);
+}
+
+#[test]
+fn a_plan_is_a_page_and_a_document() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let curves = file(dir.path());
+    let base = ["plan", "--curves", &curves, "--slo", "ttft=2s,tpot=100ms", "--quick", "--requests", "60"];
+    let asked = ["--workload", "epd-short:images=1", "--budget", "2cores"];
+    let output = triptych(&[&base[..], &asked].concat());
+    assert!(output.status.success(), "{}", told(&output));
+    let page = String::from_utf8_lossy(&output.stdout).into_owned();
+    for part in
+        ["# Plan for made by hand", "requests/s", "pools:\n", "$ triptych proxy", "If the rate doubles"]
+    {
+        assert!(page.contains(part), "{part} is not in\n{page}");
+    }
+    let output = triptych(&[&base[..], &asked, &["--json"]].concat());
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(document["best"]["goodput"]["mean"].as_f64().expect("a number") > 0.0);
+    assert!(["disaggregate", "do_not_disaggregate"].contains(&document["advice"].as_str().expect("a word")));
+}
+
+/// A server of metrics that were asked for ever more.
+fn metrics() -> String {
+    static SERVER: OnceLock<String> = OnceLock::new();
+    let start = || {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("http://{}/metrics", listener.local_addr().expect("bound"));
+        let n = Arc::new(AtomicU32::new(0));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.expect("a connection");
+                let _ = stream.read(&mut [0; 4096]);
+                // Twelve requests at each look, each of four dear pictures.
+                let n = n.fetch_add(1, Ordering::Relaxed) * 12;
+                let items = n * 4;
+                let text = format!(
+                    "# HELP triptych_requests R.\n\
+                     triptych_requests_total{{outcome=\"ok\"}} {n}\n\
+                     triptych_requests_by_items_total{{items=\"4\"}} {n}\n\
+                     triptych_item_source_total{{source=\"encoded\"}} {items}\n\
+                     triptych_item_tokens_bucket{{le=\"512.0\"}} 0\n\
+                     triptych_item_tokens_bucket{{le=\"1024.0\"}} {items}\n\
+                     triptych_request_text_tokens_bucket{{le=\"32.0\"}} {n}\n\
+                     triptych_request_output_tokens_bucket{{le=\"16.0\"}} {n}\n\
+                     triptych_time_to_first_token_seconds_bucket{{le=\"0.1\"}} {n}\n# EOF\n"
+                );
+                let head =
+                    format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", text.len());
+                let _ = stream.write_all((head + &text).as_bytes());
+            }
+        });
+        url
+    };
+    SERVER.get_or_init(start).clone()
+}
+
+#[test]
+fn beside_a_cluster_a_line_is_told_for_each_look_and_replicas_are_set() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (curves, url) = (file(dir.path()), metrics());
+    let touch = format!("touch {}", dir.path().join("{pool}-{replicas}").display());
+    let base =
+        ["plan", "--curves", &curves, "--slo", "ttft=2s,tpot=100ms", "--quick", "--json", "--watch", &url];
+    let how = [
+        "--interval-s",
+        "1",
+        "--looks",
+        "3",
+        "--for-looks",
+        "1",
+        "--max-step",
+        "1",
+        "--apply-command",
+        &touch,
+    ];
+    let output = triptych(&[&base[..], &how].concat());
+    assert!(output.status.success(), "{}", told(&output));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("a document a line")).collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert_eq!(lines[0]["watching"], true);
+    assert!(lines[1]["changes"] == true && lines[1]["rate"].as_f64().expect("a number") > 1.0, "{text}");
+    assert_eq!(lines[1]["current"]["encoders"], 1);
+    assert_eq!(lines[1]["recommended"]["encoders"], 2, "one step at a time");
+    assert!(
+        lines[2]["changes"] == false && lines[2]["why"].as_str().expect("why").contains("rests"),
+        "{text}"
+    );
+    assert!(dir.path().join("encoder-2").exists());
+}
+
+#[test]
+fn a_proxy_that_does_not_answer_is_told_and_waited_for() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let curves = file(dir.path());
+    let base = ["plan", "--curves", &curves, "--slo", "ttft=2s", "--json"];
+    let output = triptych(&[&base[..], &["--watch", "http://127.0.0.1:9/metrics", "--looks", "1"]].concat());
+    assert!(output.status.success(), "{}", told(&output));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("\"trouble\""));
+}
