@@ -34,9 +34,7 @@ pub fn needed(question: &Question<'_>, rate: f64, most: Replicas) -> Result<Opti
         if evidence.verdict.passed {
             return Ok(Some(replicas));
         }
-        let used = |name: &str| {
-            evidence.simulation.pools.iter().find(|p| p.name == name).map_or(0.0, |p| p.utilisation)
-        };
+        let used = |name: &str| evidence.pools.iter().find(|p| p.name == name).map_or(0.0, |p| p.utilisation);
         let more = |n: usize| n + n.div_ceil(10);
         let (encoders_full, pds_full) = (replicas.encoders >= most.encoders, replicas.pds >= most.pds);
         match (encoders_full, pds_full) {

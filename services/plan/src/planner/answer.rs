@@ -220,7 +220,7 @@ impl Choice {
 impl Bottleneck {
     fn of(found: &Found) -> Self {
         let breaks = found.broken.as_ref().map(breaks).unwrap_or_default();
-        let pools = found.at.as_ref().map_or(&[][..], |at| &at.simulation.pools);
+        let pools = found.at.as_ref().map_or(&[][..], |at| &at.pools);
         let busiest = pools.iter().max_by(|a, b| a.utilisation.total_cmp(&b.utilisation));
         let Some(pool) = busiest else { return Self { breaks, ..Self::default() } };
         let work = pool.encode_s + pool.step_s;

@@ -7,7 +7,8 @@ use super::bound::Bound;
 use super::candidate::Candidate;
 use super::interval::Interval;
 use super::{PlanError, Question};
-use crate::simulator::{Simulation, simulate};
+use crate::simulator::result::PoolUse;
+use crate::simulator::simulate;
 use std::time::Duration;
 use triptych_bench::judge::{Run, Verdict, Window, judge_runs};
 use triptych_bench::search::{self as rates, SearchPlan};
@@ -61,8 +62,8 @@ pub struct Found {
 pub struct Evidence {
     /// Requests a second.
     pub rate: f64,
-    /// What happened.
-    pub simulation: Simulation,
+    /// How busy each pool was.
+    pub pools: Vec<PoolUse>,
     /// Whether that was good enough.
     pub verdict: Verdict,
 }
@@ -76,7 +77,7 @@ const MOST_RATES: u32 = 24;
 /// The first part of a run is warm-up.
 const WARM_UP: f64 = 0.1;
 /// A seed's own search looks so far above and below what all of them found.
-const NEAR: f64 = 1.4;
+const NEAR: f64 = 2.5;
 
 /// Searches with one seed.
 pub fn goodput(
@@ -86,7 +87,8 @@ pub fn goodput(
     effort: Effort,
 ) -> Result<Found, PlanError> {
     let top = bound.rate.min(f64::from(u16::MAX));
-    let searched = Search { question, candidate: &candidate, effort, seed: 0 }.between(top * LOWEST, top)?;
+    let searched = Search { question, candidate: &candidate, effort, seed: 0 }
+        .between((top * LOWEST, top), top * FIRST)?;
     let Searched { rate, at, broken } = searched;
     Ok(Found {
         goodput: Interval::of(&[rate], effort.tolerance),
@@ -109,7 +111,8 @@ pub fn settle(question: &Question<'_>, found: Found) -> Result<Found, PlanError>
     let (mut at, mut broken) = (found.at.clone(), found.broken.clone());
     for seed in 1..=effort.seeds.max(1) {
         let search = Search { question, candidate: &found.candidate, effort, seed };
-        let searched = search.between(found.rate / NEAR, (found.rate * NEAR).min(found.bound.rate))?;
+        let searched =
+            search.between((found.rate / NEAR, (found.rate * NEAR).min(found.bound.rate)), found.rate)?;
         by_seed.push(searched.rate);
         if seed == 1 {
             (at, broken) = (searched.at.or(at), searched.broken.or(broken));
@@ -133,7 +136,7 @@ pub fn run(
     let last = outcomes.iter().map(|o| o.due).max().unwrap_or_default();
     let window = Window { from: last.mul_f64(WARM_UP), to: last + Duration::from_nanos(1) };
     let verdict = judge_runs(&[Run { outcomes, window }], &question.slo, &question.rule);
-    Ok(Evidence { rate, simulation, verdict })
+    Ok(Evidence { rate, pools: simulation.pools, verdict })
 }
 
 struct Search<'a> {
@@ -150,30 +153,29 @@ struct Searched {
 }
 
 impl Search<'_> {
-    /// Between a rate that should pass and one that should not.
-    fn between(&self, low: f64, high: f64) -> Result<Searched, PlanError> {
-        let plan = SearchPlan {
-            // A little below the upper end: good clusters come near their bound.
-            first: (high * FIRST).max(low),
-            lowest: low,
-            highest: high,
-            resolution: self.effort.tolerance,
-            max_rates: MOST_RATES,
-        };
+    /// Between two rates, of which the upper one is known to fail, from a first one.
+    fn between(&self, (low, high): (f64, f64), first: f64) -> Result<Searched, PlanError> {
+        let resolution = self.effort.tolerance;
+        let plan = SearchPlan { first, lowest: low, highest: high, resolution, max_rates: MOST_RATES };
         let mut search = rates::Search::new(plan);
-        let (mut best, mut broken): (Option<Evidence>, Option<Verdict>) = (None, None);
-        let mut lowest = None;
-        while let Some(rate) = search.next_rate() {
+        let (mut best, mut lowest): (Option<Evidence>, Option<Evidence>) = (None, None);
+        let mut next = Some(first);
+        while let Some(rate) = next {
             let evidence = run(self.question, self.candidate, (rate, self.seed, self.effort.requests))?;
             search.record(rate, evidence.verdict.passed);
             if !evidence.verdict.passed {
-                broken = Some(evidence.verdict.clone());
                 lowest = Some(evidence);
             } else if search.bracket().0 == Some(rate) {
                 best = Some(evidence);
             }
+            next = match search.bracket() {
+                // Nobody passes the upper end, so it need not be tried.
+                (Some(passed), None) => (high / passed > 1.0 + resolution).then(|| (passed * high).sqrt()),
+                _ => search.next_rate(),
+            };
         }
         let rate = best.as_ref().map_or(0.0, |e| e.rate);
+        let broken = lowest.as_ref().map(|e| e.verdict.clone());
         Ok(Searched { rate, at: best.or(lowest), broken })
     }
 }

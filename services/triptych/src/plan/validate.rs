@@ -2,7 +2,8 @@
 //!
 //! Each topology is started as the bench starts it, its capacity is searched, and it is run at parts of that; the very
 //! requests that it was offered are then simulated. For workloads that nobody tuned anything with, the planned topology's
-//! measured goodput is set beside the best of all.
+//! measured goodput is set beside the best of all. With `--quick` each run is a few seconds: it shows that everything works,
+//! and validates nothing.
 
 use super::{Asked, QuestionArgs, blocking, print, to_json};
 use crate::args::LogArgs;
@@ -23,6 +24,7 @@ use triptych_bench::topology::{Topology, Workers};
 use triptych_bench::workload::Workload;
 use triptych_plan::curves::CostCurves;
 use triptych_plan::planner::{self, Budget, Named, Shape};
+use triptych_plan::profile::Busy;
 use triptych_plan::simulator::simulate;
 use triptych_plan::validation::{Compared, LOADS, Regret, Validation, candidate, compare};
 use triptych_runtime::grpc;
@@ -50,9 +52,6 @@ pub struct ValidateArgs {
     /// Folder for `validation.json`, `.md` and `.html`
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub output: PathBuf,
-    /// One short run of each: shows that it works, and validates nothing
-    #[arg(long = "smoke", value_parser = FalseyValueParser::new())]
-    pub smoke: bool,
     /// The clusters
     #[command(flatten)]
     pub topology: TopologyArgs,
@@ -85,7 +84,11 @@ pub async fn run(args: ValidateArgs) -> Result<(), CliError> {
         model,
         screen: &screen,
         dir: dir.path(),
-        validation: Validation { facts: facts(&args, &asked), ..Validation::default() },
+        validation: Validation {
+            facts: facts(&args, &asked),
+            warnings: warnings(&args, &asked),
+            ..Validation::default()
+        },
     };
     lab.latencies().await?;
     for workload in &held_out {
@@ -140,6 +143,22 @@ fn facts(args: &ValidateArgs, asked: &Asked) -> Vec<(String, String)> {
     ]
 }
 
+fn warnings(args: &ValidateArgs, asked: &Asked) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if args.question.quick {
+        warnings.push(
+            "a quick run: a few requests of one seed; it shows that everything works, and validates nothing"
+                .to_owned(),
+        );
+    }
+    let busy = asked.curves.iter().map(|c| c.measured.busy).fold(0.0, f64::max);
+    if busy > Busy::DOUBTFUL {
+        warnings
+            .push(format!("the curves were measured on a machine of which others used {:.0} %", busy * 1e2));
+    }
+    warnings
+}
+
 struct Lab<'a> {
     args: &'a ValidateArgs,
     asked: &'a Asked,
@@ -153,14 +172,15 @@ struct Lab<'a> {
 impl Lab<'_> {
     fn settings(&self, topology: &Topology) -> SweepSettings {
         let args = self.args;
-        let seeds = if args.smoke { vec![1] } else { (1..=args.question.seeds.unwrap_or(3)).collect() };
+        let seeds =
+            if args.question.quick { vec![1] } else { (1..=args.question.seeds.unwrap_or(3)).collect() };
         SweepSettings {
             arrivals: args.question.arrivals,
             seeds,
-            n_requests: if args.smoke { 20 } else { args.measured_requests },
-            max_window: Duration::from_secs(if args.smoke { 4 } else { args.max_window_s }),
-            warm_up: args.smoke.then(|| Duration::from_secs(1)),
-            rates: Rates::Search { first: None, resolution: if args.smoke { 1.0 } else { 0.05 } },
+            n_requests: if args.question.quick { 20 } else { args.measured_requests },
+            max_window: Duration::from_secs(if args.question.quick { 4 } else { args.max_window_s }),
+            warm_up: args.question.quick.then(|| Duration::from_secs(1)),
+            rates: Rates::Search { first: None, resolution: if args.question.quick { 1.0 } else { 0.05 } },
             topology: Some(topology.to_string()),
             ..SweepSettings::default()
         }
