@@ -13,7 +13,6 @@ use crate::model::{self, CheckedModel};
 use crate::topology::{BenchCluster, ClusterSettings, TopologyArgs};
 use crate::up::screen::Screen;
 use clap::Args;
-use clap::builder::FalseyValueParser;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -139,8 +138,13 @@ fn facts(args: &ValidateArgs, asked: &Asked) -> Vec<(String, String)> {
         ("workload".into(), args.question.workload.clone()),
         ("promises".into(), asked.slo.to_string()),
         ("curves".into(), curves.collect::<Vec<_>>().join("; ")),
-        ("judged requests of a run".into(), args.measured_requests.to_string()),
+        ("judged requests of a run".into(), n_requests(args).to_string()),
     ]
+}
+
+/// Judged ones, of a measured run.
+fn n_requests(args: &ValidateArgs) -> u64 {
+    if args.question.quick { 20 } else { args.measured_requests }
 }
 
 fn warnings(args: &ValidateArgs, asked: &Asked) -> Vec<String> {
@@ -177,7 +181,7 @@ impl Lab<'_> {
         SweepSettings {
             arrivals: args.question.arrivals,
             seeds,
-            n_requests: if args.question.quick { 20 } else { args.measured_requests },
+            n_requests: n_requests(args),
             max_window: Duration::from_secs(if args.question.quick { 4 } else { args.max_window_s }),
             warm_up: args.question.quick.then(|| Duration::from_secs(1)),
             rates: Rates::Search { first: None, resolution: if args.question.quick { 1.0 } else { 0.05 } },
@@ -209,13 +213,15 @@ impl Lab<'_> {
 
     /// Goodput of a topology.
     async fn capacity(&self, server: &Server, topology: &Topology, w: &Workload) -> Result<f64, CliError> {
-        let found = run_sweep(server, w, &self.asked.slo, &self.settings(topology), &|news| {
+        let settings = self.settings(topology);
+        let listener = |news: News<'_>| {
             if let News::Rate(rate) = news {
                 let word = if rate.verdict.passed { "passes" } else { "fails" };
                 self.screen.say(&format!("{topology} {}: {} requests/s {word}", w.text(), rate.rate));
             }
-        });
-        let found = found.await.map_err(|e| CliError::Failed(format!("{topology}: {}", chain(&e))))?;
+        };
+        let found = run_sweep(server, w, &self.asked.slo, &settings, &listener).await;
+        let found = found.map_err(|e| CliError::Failed(format!("{topology}: {}", chain(&e))))?;
         Ok(found.goodput.rate.unwrap_or(0.0))
     }
 

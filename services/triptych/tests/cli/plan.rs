@@ -81,26 +81,6 @@ fn what_cannot_be_planned_is_told_with_what_is_allowed() {
     refuses(&fleets, 2, &["--output", "/no/such"]);
 }
 
-#[test]
-fn a_plan_is_a_page_and_a_document() {
-    let dir = tempfile::tempdir().expect("a folder");
-    let curves = file(dir.path());
-    let base = ["plan", "--curves", &curves, "--slo", "ttft=2s,tpot=100ms", "--quick", "--requests", "60"];
-    let asked = ["--workload", "epd-short:images=1", "--budget", "2cores"];
-    let output = triptych(&[&base[..], &asked].concat());
-    assert!(output.status.success(), "{}", told(&output));
-    let page = String::from_utf8_lossy(&output.stdout).into_owned();
-    for part in
-        ["# Plan for made by hand", "requests/s", "pools:\n", "$ triptych proxy", "If the rate doubles"]
-    {
-        assert!(page.contains(part), "{part} is not in\n{page}");
-    }
-    let output = triptych(&[&base[..], &asked, &["--json"]].concat());
-    let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert!(document["best"]["goodput"]["mean"].as_f64().expect("a number") > 0.0);
-    assert!(["disaggregate", "do_not_disaggregate"].contains(&document["advice"].as_str().expect("a word")));
-}
-
 /// A server of metrics that were asked for ever more.
 fn metrics() -> String {
     static SERVER: OnceLock<String> = OnceLock::new();
