@@ -79,7 +79,11 @@ impl Container {
         for name in ["triptych", "dev/null", "dev/random", "dev/urandom"] {
             file(name, "");
         }
-        file("etc/resolv.conf", &format!("nameserver {name_server}\noptions ndots:0\n"));
+        // As in Kubernetes: a name is tried with endings first.
+        file(
+            "etc/resolv.conf",
+            &format!("nameserver {name_server}\nsearch svc.in.dns in.dns\noptions ndots:5\n"),
+        );
         // Clients of stores do not start without roots, even where they speak plain HTTP.
         file("etc/ssl/certs/ca-certificates.crt", &root_pem());
         file("etc/hosts", "127.0.0.1 localhost\n::1 localhost\n");

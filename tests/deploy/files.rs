@@ -3,6 +3,7 @@
 use crate::compose::{OFFERED, config, roles, services, text, texts};
 use serde_json::Value;
 use std::fs;
+use std::process::Command;
 use triptych_tests::tools::{passed, root, tool};
 
 fn read(name: &str) -> String {
@@ -107,4 +108,46 @@ fn images_say_the_same_of_themselves() {
     assert!(last_stage("Dockerfile").contains(&version) && last_stage("Dockerfile.cuda").contains(&version));
     let toolchain = "FROM rust:1.95.0-bookworm AS build\n";
     assert!(read("Dockerfile").contains(toolchain) && read("Dockerfile.cuda").contains(toolchain));
+}
+
+#[test]
+fn what_docker_sends_to_a_build_is_the_whole_workspace_and_no_more() {
+    let rules = fs::read_to_string(root().join(".dockerignore")).expect("a file");
+    let listed = passed(Command::new("git").arg("ls-files").current_dir(root()));
+    let sent: Vec<_> = listed.lines().filter(|path| is_sent(&rules, path)).collect();
+    assert!(
+        sent.contains(&"tests/models/digits-whisper/config.json"),
+        "the binary carries the sample models"
+    );
+    for path in &sent {
+        let first = path.split('/').next().unwrap_or_default();
+        assert!(!["deploy", ".ci", "README.md"].contains(&first), "{path} changes no binary");
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    for path in sent {
+        let to = dir.path().join(path);
+        fs::create_dir_all(to.parent().expect("a folder")).expect("own folder");
+        fs::copy(root().join(path), to).unwrap_or_else(|e| panic!("{path}: {e}"));
+    }
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut metadata = Command::new(cargo);
+    passed(
+        metadata.args(["metadata", "--locked", "--offline", "--format-version", "1"]).current_dir(dir.path()),
+    );
+}
+
+/// Docker's rules, as far as ours use them: the last that matches a path or a folder of it decides.
+fn is_sent(rules: &str, path: &str) -> bool {
+    let below =
+        |folder: &str| path == folder || path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'));
+    let matches = |pattern: &str| match pattern.strip_prefix("**/") {
+        Some(name) => path.split('/').any(|part| part == name),
+        None => pattern == "*" || below(pattern),
+    };
+    let rules = rules.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let decided = rules.filter_map(|rule| match rule.strip_prefix('!') {
+        Some(pattern) => matches(pattern).then_some(true),
+        None => matches(rule).then_some(false),
+    });
+    decided.last().unwrap_or(true)
 }

@@ -50,7 +50,7 @@ async fn a_cluster_on_an_empty_root_answers_and_finds_names() {
         health("127.0.0.1", http).output().is_ok_and(|o| o.status.success()).then_some(())
     })
     .await;
-    for name in ["localhost", "cluster.in.file", "cluster.in.dns"] {
+    for name in ["localhost", "cluster.in.file", "cluster.in.dns", "cluster"] {
         passed(&mut health(name, http));
     }
     let unknown = health("nowhere.in.dns", http).output().expect("it runs");

@@ -354,7 +354,10 @@ async fn encoders_go_from_one_to_three_and_back_under_load_and_no_request_is_los
         lived.wait_seen(role, n).await;
     }
     let rules = lived.prometheus("rules").await.expect("Prometheus answers");
-    assert!(rules["data"]["groups"].as_array().is_some_and(|groups| !groups.is_empty()), "no alerts: {rules}");
+    assert!(
+        rules["data"]["groups"].as_array().is_some_and(|groups| !groups.is_empty()),
+        "no alerts: {rules}"
+    );
     // `--scale encoder=1`
     for name in ["encoder-3", "encoder-2"] {
         lived.stop(name).await;
