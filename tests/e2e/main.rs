@@ -5,6 +5,7 @@
 mod answers;
 mod attacks;
 mod bad_input;
+mod bench;
 mod cache;
 mod crashes;
 mod drain;

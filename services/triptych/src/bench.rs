@@ -1,9 +1,11 @@
 //! `triptych bench`: load that is offered to a server, what became of it, and pages about it.
 
+mod load;
 pub mod report;
 
 use crate::error::CliError;
 use clap::{Args, Subcommand};
+use load::RunArgs;
 use report::ReportArgs;
 
 /// Flags of `bench`.
@@ -17,9 +19,40 @@ pub struct BenchArgs {
 /// What `bench` does.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
+    /// Offer load to a server that runs already, and find its goodput
+    #[command(after_help = RUN_HELP)]
+    Run(Box<RunArgs>),
     /// Make a page of stored results: tables and drawings in one HTML file, or tables as Markdown
     Report(ReportArgs),
 }
+
+const RUN_HELP: &str = "\
+Workloads, with their keys and usual values:
+  text         text=1024 output=128                         no items
+  random-mm    input=1024 output=128 range=0 items=1 items-range=0 limit-images=255 limit-sounds=1
+               buckets=256x256x1@0.5+720x1280x1@0.5         as vLLM's bench; HEIGHTxWIDTHx1@WEIGHT
+  epd-short    text=400 output=150 images=1-4 size=640x640  as vLLM's blog on encoder disaggregation
+  epd-long     text=2000, else the same
+  mixed        with=0.5: the share of requests that have images
+  reuse        pool=100 zipf=1 images=1: pictures of a pool, by a Zipf law
+  audio        seconds=8 cv=0.7 max=30 text=0 output=64     clips; without text they are written down
+  multi-turn   turns=2-6 images=1 more=0.3 think=10s        earlier texts and images are sent again
+  servegen     clients=50 skew=1.2 cv=1.8 images=1.59       clients with rates and bursts of their own
+  trace:FILE   CSV: timestamp,text_tokens,output_tokens,items; items as `640x480 2.5s 640x480#7`
+All but trace take share=0.9 (so many items were sent before) or pool= and zipf=; lengths vary by range=.
+
+A rate passes if, of all requests that were offered, 99 % keep every promise, the 99th percentiles
+are within theirs, 97 % as many are served as are offered, and neither concurrency nor TTFT rises.
+Goodput is the highest rate that passes with all lower ones passing. Refused, failed, short and
+unanswered requests count as offered. Nothing is retried.
+
+Examples:
+  triptych bench run --grpc 127.0.0.1:50051 --workload epd-short:images=2 --slo ttft=500ms,tpot=50ms
+  triptych bench run --url http://127.0.0.1:8000 --model Qwen/Qwen2-VL-2B-Instruct    any other server
+  triptych bench run --url http://127.0.0.1:8080 --rates 1,2,4 --requests 200 --seeds 1 --json r.json
+  triptych bench run --url http://127.0.0.1:8080 --endpoint transcriptions --workload audio:seconds=5
+
+Exits with 0 when the sweep came to its end, whatever it found.";
 
 /// Runs it.
 ///
@@ -27,6 +60,7 @@ pub enum BenchCommand {
 /// [`CliError`] of what was asked for.
 pub async fn run(args: BenchArgs) -> Result<(), CliError> {
     match args.command {
+        BenchCommand::Run(args) => load::run(*args).await,
         BenchCommand::Report(args) => report::run(&args),
     }
 }

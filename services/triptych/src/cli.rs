@@ -126,6 +126,8 @@ Examples:
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
+  triptych bench run --grpc 127.0.0.1:50051 --workload epd-short:images=2 --slo ttft=500ms,tpot=50ms
+  triptych bench run --url http://127.0.0.1:8000    any OpenAI-compatible server
   triptych bench report results/*.json --out report.html
   triptych bench report results --out report.md";
 

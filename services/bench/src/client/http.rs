@@ -85,6 +85,11 @@ impl HttpTarget {
         Ok(first.and_then(|id| id.as_str()).map(str::to_owned))
     }
 
+    /// The server's URL, without `/v1`.
+    pub fn base(&self) -> &str {
+        &self.base
+    }
+
     /// The same for another model.
     pub fn with_model(self, model: String) -> Self {
         Self { model, ..self }
