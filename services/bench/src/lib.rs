@@ -11,7 +11,6 @@
 //! - [`offered`], [`outcome`]: one request, and what became of it;
 //! - [`workload`], [`arrivals`]: what is offered and when, from a text and a seed;
 //! - [`slo`], [`judge`]: what was promised, and whether a run kept it;
-//! - [`search`], [`race`]: which rates are tried, for one cluster and for several in turns;
 //! - [`topology`], [`suite`]: which workers are compared, on which cores, and under which workloads;
 //! - [`report`]: the page that is made of results.
 #![forbid(unsafe_code)]
@@ -27,7 +26,6 @@ pub mod judge;
 pub mod search;
 pub mod result;
 pub mod goodput;
-pub mod race;
 pub mod topology;
 pub mod suite;
 pub mod report;

@@ -66,7 +66,12 @@ impl Results {
     }
 
     /// A cell's result, if it is there, is whole, and was measured as is asked now.
-    pub fn read(&self, workload: &str, topology: &Topology, is_same: impl Fn(&SweepResult) -> bool) -> Option<SweepResult> {
+    pub fn read(
+        &self,
+        workload: &str,
+        topology: &Topology,
+        is_same: impl Fn(&SweepResult) -> bool,
+    ) -> Option<SweepResult> {
         let text = fs::read_to_string(self.path(workload, topology)).ok()?;
         SweepResult::read(&text).ok().filter(is_same)
     }
@@ -128,7 +133,10 @@ mod tests {
         let result = sweep("colocated:budget=64", workload, 4.0);
         results.write(workload, &topology, &result).unwrap();
         assert_eq!(results.read(workload, &topology, |_| true).unwrap().setup, result.setup);
-        assert!(results.read(workload, &topology, |found| found.setup.n_requests == 7).is_none(), "measured otherwise");
+        assert!(
+            results.read(workload, &topology, |found| found.setup.n_requests == 7).is_none(),
+            "measured otherwise"
+        );
         fs::write(results.path(workload, &topology), "{\"version\": 1").unwrap();
         assert!(results.read(workload, &topology, |_| true).is_none());
         assert_ne!(results.path(workload, &topology), results.path(workload, &"dp2".parse().unwrap()));
@@ -141,6 +149,9 @@ mod tests {
         let one = estimate(1, &plan, &size);
         assert_eq!(one, Duration::from_secs(125) * (plan.likely_rates() * 3));
         assert_eq!(estimate(2, &plan, &size), one * 2);
-        assert_eq!(["45 s", "10 min", "2.5 h"], [45, 600, 9000].map(|s| spoken(Duration::from_secs(s))).map(|s| s).each_ref().map(String::as_str));
+        assert_eq!(
+            ["45 s", "10 min", "2.5 h"],
+            [45, 600, 9000].map(|s| spoken(Duration::from_secs(s))).map(|s| s).each_ref().map(String::as_str)
+        );
     }
 }

@@ -100,7 +100,9 @@ impl fmt::Display for Topology {
 
 /// Text that names no topology.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no topology: 1e1pd (any NeMpd), dp2 (any dpN) and colocated are, the last two also with :budget=N")]
+#[error(
+    "{0:?} is no topology: 1e1pd (any NeMpd), dp2 (any dpN) and colocated are, the last two also with :budget=N"
+)]
 pub struct NotATopology(String);
 
 impl FromStr for Topology {
@@ -174,7 +176,9 @@ mod tests {
 
     #[test]
     fn what_is_no_topology_is_refused_with_what_is() {
-        for name in ["", "e1pd", "0e1pd", "1e0pd", "1e1", "dp0", "dp65", "dp", "1e1pd:budget=3", "dp2:budget=x"] {
+        for name in
+            ["", "e1pd", "0e1pd", "1e0pd", "1e1", "dp0", "dp65", "dp", "1e1pd:budget=3", "dp2:budget=x"]
+        {
             let error = name.parse::<Topology>().unwrap_err().to_string();
             assert!(error.contains("1e1pd") && error.contains("colocated"), "{name}: {error}");
         }

@@ -56,9 +56,13 @@ mod tests {
 
     #[test]
     fn shares_are_about_equal_and_lose_nothing() {
-        for (n_tokens, n_parts, expect) in
-            [(529, 3, &[176, 176, 177][..]), (2, 4, &[0, 1, 0, 1]), (0, 2, &[0, 0]), (7, 1, &[7]), (7, 0, &[])]
-        {
+        for (n_tokens, n_parts, expect) in [
+            (529, 3, &[176, 176, 177][..]),
+            (2, 4, &[0, 1, 0, 1]),
+            (0, 2, &[0, 0]),
+            (7, 1, &[7]),
+            (7, 0, &[]),
+        ] {
             assert_eq!(shares(n_tokens, n_parts).collect::<Vec<_>>(), expect, "{n_tokens} over {n_parts}");
         }
     }

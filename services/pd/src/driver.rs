@@ -62,7 +62,8 @@ impl Driver {
         let (commands, inbox) = channel();
         let meters = meters.since(engine.stats());
         let (told, stats) = watch::channel(engine.stats());
-        let thread = Thread { engine, turns, inbox, routes: HashMap::new(), meters, told, clock: SystemClock };
+        let thread =
+            Thread { engine, turns, inbox, routes: HashMap::new(), meters, told, clock: SystemClock };
         std::thread::Builder::new().name(format!("engine-{name}")).spawn(move || thread.run(&died))?;
         Ok(Self { commands, next_id: Arc::default(), stats })
     }

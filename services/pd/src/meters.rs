@@ -148,8 +148,11 @@ const BESIDE_DECODING: Metric = Metric {
     unit: "tokens",
     help: "Encoder output tokens computed while sequences of the same worker decoded",
 };
-const AFTER_ENCODE: Metric =
-    Metric { name: "steps_after_encode", unit: "", help: "Engine steps before which an encoder had its turn" };
+const AFTER_ENCODE: Metric = Metric {
+    name: "steps_after_encode",
+    unit: "",
+    help: "Engine steps before which an encoder had its turn",
+};
 const MOST_BETWEEN: Metric = Metric {
     name: "encoder_between_steps_most",
     unit: "tokens",
@@ -184,7 +187,9 @@ impl TurnMeters {
     /// What the turnstile has counted so far; whichever engine of the worker tells it.
     pub fn saw(&self, spent: Spent) {
         let all = Labels::new();
-        for (family, now) in [(&self.beside_decoding, spent.tokens), (&self.after_encode, spent.steps_after_encode)] {
+        for (family, now) in
+            [(&self.beside_decoding, spent.tokens), (&self.after_encode, spent.steps_after_encode)]
+        {
             let counter = family.get_or_create(&all);
             counter.inc_by(now.saturating_sub(counter.get()));
         }

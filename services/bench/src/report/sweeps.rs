@@ -6,8 +6,8 @@ use super::{Report, Section};
 use crate::result::{RateResult, RunResult, SweepResult};
 use std::collections::BTreeMap;
 
-/// Rates that are shown as bars, of many.
-const N_BAR_RATES: usize = 5;
+/// Rates of a result that are shown as bars, of many.
+const N_BAR_RATES: usize = 4;
 
 /// What makes results comparable.
 type Kind = (String, String, String, String);
@@ -51,7 +51,8 @@ fn warnings(sweeps: &[SweepResult]) -> Vec<String> {
     let mut warnings = Vec::new();
     if let Some(first) = short.first() {
         let n = short.len();
-        warnings.push(format!("{n} of {} results are shorter than the rule asks for ({first}).", sweeps.len()));
+        warnings
+            .push(format!("{n} of {} results are shorter than the rule asks for ({first}).", sweeps.len()));
     }
     let runs = || sweeps.iter().flat_map(|s| s.rates.iter().flat_map(|r| &r.runs));
     let n_void = runs().filter(|run| run.generator.void).count();
@@ -108,9 +109,12 @@ fn overview(kinds: &BTreeMap<Kind, Vec<&SweepResult>>) -> Section {
         let what = if one_model { workload.clone() } else { format!("{model}: {workload}") };
         let of = |name: &String| sweeps.iter().find(|s| super::sweeps::name(s) == *name);
         let best = best_rate(sweeps);
-        let cells = names.iter().map(|name| of(name).map_or_else(|| "–".into(), |sweep| goodput_cell(sweep, best)));
+        let cells =
+            names.iter().map(|name| of(name).map_or_else(|| "–".into(), |sweep| goodput_cell(sweep, best)));
         let ratio = match (names.as_slice(), best) {
-            ([first, ..], Some(_)) => of(first).and_then(|own| ratio_to_rivals(own, sweeps)).unwrap_or_default(),
+            ([first, ..], Some(_)) => {
+                of(first).and_then(|own| ratio_to_rivals(own, sweeps)).unwrap_or_default()
+            }
             _ => String::new(),
         };
         let first = [Cell::from(what), Cell::from(slo.clone())];
@@ -137,9 +141,9 @@ fn best_rate(sweeps: &[&SweepResult]) -> Option<f64> {
 fn goodput_cell(sweep: &SweepResult, best: Option<f64>) -> Cell {
     let goodput = &sweep.goodput;
     let Some(rate) = goodput.rate else { return "none passes".into() };
-    let interval = goodput.interval.map_or_else(String::new, |(low, high)| {
-        format!(" [{}, {}]", short(low), short(high))
-    });
+    let interval = goodput
+        .interval
+        .map_or_else(String::new, |(low, high)| format!(" [{}, {}]", short(low), short(high)));
     let more = if goodput.fails_at.is_none() { "≥ " } else { "" };
     let cell = Cell::from(format!("{more}{}{interval}", short(rate)));
     if best == Some(rate) { cell.best() } else { cell }
@@ -148,7 +152,8 @@ fn goodput_cell(sweep: &SweepResult, best: Option<f64>) -> Cell {
 /// The ratio to the best of the others, with what the intervals allow it to be.
 fn ratio_to_rivals(own: &SweepResult, sweeps: &[&SweepResult]) -> Option<String> {
     let rivals = sweeps.iter().filter(|s| !std::ptr::eq(**s, own));
-    let rival = rivals.max_by(|a, b| a.goodput.rate.unwrap_or(0.0).total_cmp(&b.goodput.rate.unwrap_or(0.0)))?;
+    let rival =
+        rivals.max_by(|a, b| a.goodput.rate.unwrap_or(0.0).total_cmp(&b.goodput.rate.unwrap_or(0.0)))?;
     let (ours, theirs) = (own.goodput.rate?, rival.goodput.rate?);
     let interval = match (own.goodput.interval, rival.goodput.interval) {
         (Some((low, high)), Some((their_low, their_high))) if their_low > 0.0 && their_high > 0.0 => {
@@ -170,14 +175,27 @@ fn short(rate: f64) -> String {
 fn section(sweeps: &[&SweepResult]) -> Section {
     let setup = &sweeps[0].setup;
     let mut charts = vec![goodput_curve(sweeps), attainment(sweeps)];
-    let ttft = Latency { name: "Time to first token", short: "TTFT", of: |run| &run.ttft_ms, limit: setup.slo_ttft_ms };
-    let tpot = Latency { name: "Time per further token", short: "TPOT", of: |run| &run.tpot_ms, limit: setup.slo_tpot_ms };
+    let ttft = Latency {
+        name: "Time to first token",
+        short: "TTFT",
+        of: |run| &run.ttft_ms,
+        limit: setup.slo_ttft_ms,
+    };
+    let tpot = Latency {
+        name: "Time per further token",
+        short: "TPOT",
+        of: |run| &run.tpot_ms,
+        limit: setup.slo_tpot_ms,
+    };
     charts.extend([latency(sweeps, &ttft), latency(sweeps, &tpot)]);
     charts.extend(stages(sweeps));
     charts.extend(sweeps.iter().filter_map(|sweep| timeline(sweep)));
     Section {
         heading: format!("{} · {}", setup.workload, setup.slo),
-        text: format!("Model {}, arrivals {}. Bands are from the lowest to the highest of the seeds.", setup.model, setup.arrivals),
+        text: format!(
+            "Model {}, arrivals {}. Bands are from the lowest to the highest of the seeds.",
+            setup.model, setup.arrivals
+        ),
         tables: vec![goodput_table(sweeps)],
         charts,
     }
@@ -202,7 +220,8 @@ fn goodput_table(sweeps: &[&SweepResult]) -> Table {
             rate(goodput.distserve),
         ]
     };
-    let columns = ["", "goodput [95 %]", "of the best", "fails at", "at 90 %", "vLLM's rule", "DistServe's rule"];
+    let columns =
+        ["", "goodput [95 %]", "of the best", "fails at", "at 90 %", "vLLM's rule", "DistServe's rule"];
     Table {
         caption: "Requests per second".into(),
         columns: columns.map(str::to_owned).to_vec(),
@@ -247,13 +266,14 @@ fn goodput_curve(sweeps: &[&SweepResult]) -> Chart {
         series.bands = bands(sweep, good);
     }
     let highest = sweeps.iter().flat_map(|s| s.rates.iter().map(|r| r.rate)).fold(0.0, f64::max);
-    series.push(Series {
+    let all = Series {
         name: "all that is offered".into(),
         place: 6,
         stroke: Stroke::Plain,
         points: vec![(0.0, 0.0), (highest, highest)],
         bands: Vec::new(),
-    });
+    };
+    series.insert(0, all);
     Chart::Lines(Lines {
         title: "Requests that kept every promise".into(),
         x: rate_axis(),
@@ -321,49 +341,52 @@ fn latency(sweeps: &[&SweepResult], latency: &Latency) -> Chart {
         x: rate_axis(),
         y: Axis { label: format!("{}, ms", latency.short), scale: Scale::Log },
         series,
-        limits: latency.limit.map(|at| Limit { label: format!("promise: {at} ms"), at }).into_iter().collect(),
+        limits: latency
+            .limit
+            .map(|at| Limit { label: format!("promise: {at} ms"), at })
+            .into_iter()
+            .collect(),
     })
 }
 
-/// Stages of some rates, the results side by side; nothing where the server does not tell.
+/// Stages of each result at some of its rates up to the first that fails; nothing where the server does not tell.
 fn stages(sweeps: &[&SweepResult]) -> Option<Chart> {
-    let mut rates: Vec<f64> = sweeps.iter().flat_map(|s| s.rates.iter().map(|r| r.rate)).collect();
-    rates.sort_by(f64::total_cmp);
-    rates.dedup();
-    let step = rates.len().div_ceil(N_BAR_RATES).max(1);
-    let bar = |sweep: &&SweepResult, rate: f64| {
-        let of = sweep.rates.iter().find(|r| r.rate == rate)?;
-        let stages: Vec<_> = of.runs.iter().filter_map(|run| run.stages).collect();
-        let part = |value: fn(&crate::result::Stages) -> Option<f64>| mean(stages.iter().filter_map(value));
-        let values = [
-            part(|s| s.queue.mean),
-            part(|s| s.encode.mean),
-            part(|s| s.publish.mean),
-            part(|s| s.load.mean),
-            part(|s| s.prefill.mean),
-        ];
-        values.iter().any(Option::is_some).then(|| Bar {
-            name: name(sweep),
-            values: values.into_iter().map(|v| v.unwrap_or(0.0)).collect(),
-        })
+    let group = |sweep: &&SweepResult| {
+        let shown = |rate: &&RateResult| sweep.goodput.fails_at.is_none_or(|fails| rate.rate <= fails);
+        let rates: Vec<_> = sweep.rates.iter().filter(shown).collect();
+        let step = rates.len().div_ceil(N_BAR_RATES).max(1);
+        // The last one is always among them.
+        let some = rates.into_iter().rev().step_by(step).filter_map(stages_of).collect::<Vec<_>>();
+        (name(sweep), some.into_iter().rev().collect::<Vec<_>>())
     };
-    let groups: Vec<(String, Vec<Bar>)> = rates
-        .into_iter()
-        .step_by(step)
-        .map(|rate| (short(rate), sweeps.iter().filter_map(|sweep| bar(sweep, rate)).collect::<Vec<_>>()))
-        .filter(|(_, bars)| !bars.is_empty())
-        .collect();
+    let groups: Vec<(String, Vec<Bar>)> =
+        sweeps.iter().map(group).filter(|(_, bars)| !bars.is_empty()).collect();
     let parts = ["queue", "encode", "publish", "load", "prefill"];
     (!groups.is_empty()).then(|| {
         Chart::Bars(Bars {
             title: "Work and waiting before the first token, by the server's clocks".into(),
-            x_label: "offered rate, requests/s".into(),
-            y: Axis { label: "mean, ms (stages overlap)".into(), scale: Scale::Linear },
+            x_label: "above each bar: offered rate, requests/s".into(),
+            y: Axis { label: "mean, ms (stages may overlap)".into(), scale: Scale::Linear },
             parts: parts.map(str::to_owned).to_vec(),
             groups,
             limits: Vec::new(),
         })
     })
+}
+
+fn stages_of(rate: &RateResult) -> Option<Bar> {
+    let stages: Vec<_> = rate.runs.iter().filter_map(|run| run.stages).collect();
+    let part = |value: fn(&crate::result::Stages) -> Option<f64>| mean(stages.iter().filter_map(value));
+    let values = [
+        part(|s| s.queue.mean),
+        part(|s| s.encode.mean),
+        part(|s| s.publish.mean),
+        part(|s| s.load.mean),
+        part(|s| s.prefill.mean),
+    ];
+    let has_some = values.iter().any(Option::is_some);
+    let values = values.into_iter().map(|value| value.unwrap_or(0.0)).collect();
+    has_some.then(|| Bar { name: short(rate.rate), values })
 }
 
 /// Queues over the time of one run: of the highest rate that passes, or of the lowest.
@@ -388,7 +411,12 @@ fn timeline(sweep: &SweepResult) -> Option<Chart> {
         })
     });
     Some(Chart::Lines(Lines {
-        title: format!("Queues over time: {} at {} requests/s, seed {}", name(sweep), short(run.rate), run.seed),
+        title: format!(
+            "Queues over time: {} at {} requests/s, seed {}",
+            name(sweep),
+            short(run.rate),
+            run.seed
+        ),
         x: Axis { label: "time, s".into(), scale: Scale::Linear },
         y: Axis { label: "requests and jobs".into(), scale: Scale::Linear },
         series: series.collect(),

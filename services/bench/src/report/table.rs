@@ -45,7 +45,8 @@ impl Cell {
 impl Table {
     pub(super) fn html(&self, out: &mut String) {
         // Writing to a String cannot fail.
-        let _ = write!(out, "<div class=\"wide\"><table><caption>{}</caption><thead><tr>", escape(&self.caption));
+        let _ =
+            write!(out, "<div class=\"wide\"><table><caption>{}</caption><thead><tr>", escape(&self.caption));
         for column in &self.columns {
             let _ = write!(out, "<th scope=\"col\">{}</th>", escape(column));
         }

@@ -9,7 +9,9 @@ pub(super) fn sample() -> Report {
         place,
         stroke: Stroke::Marked,
         points: (1..=6).map(|i| (f64::from(i) * 2.0, 60.0 + k * f64::from(i).powi(3))).collect(),
-        bands: (1..=6).map(|i| (55.0 + 0.8 * k * f64::from(i).powi(3), 66.0 + 1.3 * k * f64::from(i).powi(3))).collect(),
+        bands: (1..=6)
+            .map(|i| (55.0 + 0.8 * k * f64::from(i).powi(3), 66.0 + 1.3 * k * f64::from(i).powi(3)))
+            .collect(),
     };
     let axis = |label: &str, scale| Axis { label: label.into(), scale };
     let lines = Chart::Lines(Lines {
@@ -25,7 +27,9 @@ pub(super) fn sample() -> Report {
         x_label: "offered rate, requests/s".into(),
         y: axis("mean, ms", Scale::Linear),
         parts: ["queue", "encode", "publish", "prefill"].map(Into::into).to_vec(),
-        groups: (1..=3).map(|i| (format!("{i}"), vec![bar("1e1pd", f64::from(i)), bar("dp2", 2.0)])).collect(),
+        groups: (1..=3)
+            .map(|i| (format!("{i}"), vec![bar("1e1pd", f64::from(i)), bar("dp2", 2.0)]))
+            .collect(),
         limits: Vec::new(),
     });
     let table = Table {
@@ -53,10 +57,19 @@ fn a_page_needs_nothing_from_elsewhere_and_what_it_quotes_is_text() {
     for no in ["<script", "src=", "@import", "url(", "https://", "<two>", "<auto>", "NaN", "inf"] {
         assert!(!html.contains(no), "{no}");
     }
-    for yes in ["SLO 500 ms", "P99 TTFT, ms", "&lt;two&gt;", "prefers-color-scheme:dark", "<b>4.0</b>", "Shorter than"] {
+    for yes in [
+        "SLO 500 ms",
+        "P99 TTFT, ms",
+        "&lt;two&gt;",
+        "prefers-color-scheme:dark",
+        "<b>4.0</b>",
+        "Shorter than",
+    ] {
         assert!(html.contains(yes), "{yes}");
     }
-    for (open, close) in [("<svg", "</svg>"), ("<figure", "</figure>"), ("<section", "</section>"), ("<table", "</table>")] {
+    for (open, close) in
+        [("<svg", "</svg>"), ("<figure", "</figure>"), ("<section", "</section>"), ("<table", "</table>")]
+    {
         assert_eq!(html.matches(open).count(), html.matches(close).count(), "{open}");
     }
 }

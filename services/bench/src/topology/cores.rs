@@ -162,7 +162,9 @@ mod tests {
 
     #[test]
     fn cores_are_written_as_runs() {
-        for (text, expect) in [("0", "0"), ("0-1", "0-1"), ("3,0,1,2,8", "0-3,8"), ("1, 3", "1,3"), ("2-2", "2")] {
+        for (text, expect) in
+            [("0", "0"), ("0-1", "0-1"), ("3,0,1,2,8", "0-3,8"), ("1, 3", "1,3"), ("2-2", "2")]
+        {
             assert_eq!(text.parse::<CoreList>().unwrap().to_string(), expect);
         }
         for text in ["", "a", "3-1", "-", "0-99999", "1,,2"] {

@@ -8,8 +8,8 @@
 mod layers;
 mod rows;
 
-use super::{Encoder, shares};
 use super::pieces::{Piece, pieces};
+use super::{Encoder, shares};
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader, StoredLinear};
 use crate::preprocess::EncoderInput;

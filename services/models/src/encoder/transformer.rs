@@ -1,10 +1,10 @@
 //! The one encoder: stem, positions, transformer layers, merger, as its spec says.
 
-use super::{Encoder, shares};
 use super::layout::Layout;
 use super::pieces::{Piece, pieces, runs};
 use super::plane;
 use super::stem::Stem;
+use super::{Encoder, shares};
 use crate::error::ModelError;
 use crate::layers::{Entry, FeedForward, LinearShape, Loader, Residual, RotaryTables, SelfAttention};
 use crate::preprocess::EncoderInput;

@@ -39,7 +39,8 @@ struct Place {
 
 /// The PD worker that encodes the items and answers, where PD workers encode.
 fn home(work: &Work, jobs: &[Job]) -> Option<WorkerId> {
-    let item = |job: &Job| Homeless { key: job.wanted.key, want: job.encoder(), bytes: job.bytes.len() as u64 };
+    let item =
+        |job: &Job| Homeless { key: job.wanted.key, want: job.encoder(), bytes: job.bytes.len() as u64 };
     let items: Vec<_> = jobs.iter().map(item).collect();
     work.orchestrator.fleet.home(&work.decoder(), &items)
 }
@@ -96,7 +97,9 @@ impl<'a> Supply<'a> {
         let encoded = self.places.iter().filter_map(|place| place.encoded.as_ref());
         let held = encoded.map(|one| &one.holders).find(|holders| !holders.is_empty()).cloned();
         // Without such, where its items were encoded, if that was chosen for it.
-        held.unwrap_or_else(|| self.places.iter().find_map(|place| place.job.home.clone()).into_iter().collect())
+        held.unwrap_or_else(|| {
+            self.places.iter().find_map(|place| place.job.home.clone()).into_iter().collect()
+        })
     }
 
     /// Where a PD worker finds them.

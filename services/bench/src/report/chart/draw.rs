@@ -8,10 +8,13 @@ use std::fmt::Write as _;
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 400.0;
 const LEFT: f64 = 64.0;
-const RIGHT: f64 = 18.0;
+/// Room for the names of limits that are short.
+const RIGHT: f64 = 42.0;
+/// Longer names stand in the drawing.
+const SHORT_NAME: usize = 6;
 const BOTTOM: f64 = 50.0;
 /// Of a letter at the size of legends and ticks.
-const LETTER: f64 = 6.6;
+const LETTER: f64 = 6.2;
 const LINE: f64 = 19.0;
 /// Height of the title.
 const TITLE: f64 = 24.0;
@@ -49,7 +52,13 @@ impl Canvas {
                 (x, canvas.top) = (0.0, canvas.top + LINE);
             }
             canvas.key(x, *place, *stroke);
-            let _ = write!(canvas.out, "<text x=\"{:.1}\" y=\"{:.1}\">{}</text>", x + 24.0, canvas.top + 13.0, escape(name));
+            let _ = write!(
+                canvas.out,
+                "<text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+                x + 24.0,
+                canvas.top + 13.0,
+                escape(name)
+            );
             x += width + 12.0;
         }
         canvas.top += LINE + 10.0;
@@ -70,10 +79,7 @@ impl Canvas {
             }
             Some(stroke) => {
                 let class = if stroke == Stroke::Dashed { "line dashed" } else { "line" };
-                let _ = write!(
-                    self.out,
-                    "<path class=\"{class} c{colour}\" d=\"M{x:.1} {y:.1}h20\"/>"
-                );
+                let _ = write!(self.out, "<path class=\"{class} c{colour}\" d=\"M{x:.1} {y:.1}h20\"/>");
                 if stroke != Stroke::Plain {
                     self.mark(x + 10.0, y, place);
                 }
@@ -91,8 +97,16 @@ impl Canvas {
                 x - 3.7,
                 y - 3.7
             ),
-            2 => write!(self.out, "<path class=\"mark c{colour}\" d=\"M{x:.1} {:.1}l4.8 8.4h-9.6z\"/>", y - 5.2),
-            _ => write!(self.out, "<path class=\"mark c{colour}\" d=\"M{x:.1} {:.1}l5 5l-5 5l-5 -5z\"/>", y - 5.0),
+            2 => write!(
+                self.out,
+                "<path class=\"mark c{colour}\" d=\"M{x:.1} {:.1}l4.8 8.4h-9.6z\"/>",
+                y - 5.2
+            ),
+            _ => write!(
+                self.out,
+                "<path class=\"mark c{colour}\" d=\"M{x:.1} {:.1}l5 5l-5 5l-5 -5z\"/>",
+                y - 5.0
+            ),
         };
     }
 
@@ -136,12 +150,15 @@ impl Canvas {
         for limit in limits {
             let Some(place) = y.place(limit.at).filter(|place| (0.0..=1.0).contains(place)) else { continue };
             let at = self.y_at(place);
+            let (x, y) = match limit.label.chars().count() <= SHORT_NAME {
+                true => (WIDTH - RIGHT + 5.0, at + 4.0),
+                false if at - self.top < 16.0 => (LEFT + 6.0, at + 14.0),
+                false => (LEFT + 6.0, at - 5.0),
+            };
             let _ = write!(
                 self.out,
-                "<path class=\"limit\" d=\"M{LEFT} {at:.1}H{:.1}\"/><text class=\"note\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"start\">{}</text>",
+                "<path class=\"limit\" d=\"M{LEFT} {at:.1}H{:.1}\"/><text class=\"note\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>",
                 WIDTH - RIGHT,
-                LEFT + 6.0,
-                if at - self.top < 16.0 { at + 14.0 } else { at - 5.0 },
                 escape(&limit.label)
             );
         }
@@ -206,7 +223,11 @@ fn series(canvas: &mut Canvas, series: &Series, (x, y): (&Span, &Span)) {
     }
     if places.len() > 1 {
         let class = if series.stroke == Stroke::Dashed { "line dashed" } else { "line" };
-        let _ = write!(canvas.out, "<path class=\"{class} c{colour}\" d=\"M{}\"/>", path(&mut places.iter().copied()));
+        let _ = write!(
+            canvas.out,
+            "<path class=\"{class} c{colour}\" d=\"M{}\"/>",
+            path(&mut places.iter().copied())
+        );
     }
     if series.stroke != Stroke::Plain {
         for (px, py) in places {

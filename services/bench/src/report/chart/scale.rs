@@ -52,7 +52,12 @@ impl Span {
         let all = (first..=last).flat_map(|e| WITHIN.map(|m| m * 10f64.powi(e)));
         let all: Vec<f64> = all.collect();
         let from = all.iter().rposition(|t| *t <= low * 1.0001).unwrap_or(0);
-        let to = all.iter().position(|t| *t >= high * 0.9999).unwrap_or(all.len() - 1).max(from + 1).min(all.len() - 1);
+        let to = all
+            .iter()
+            .position(|t| *t >= high * 0.9999)
+            .unwrap_or(all.len() - 1)
+            .max(from + 1)
+            .min(all.len() - 1);
         let from = from.min(to - 1);
         let mut ticks = all[from..=to].to_vec();
         let (low, high) = (ticks[0], ticks[ticks.len() - 1]);

@@ -18,7 +18,8 @@ fn outcomes(rate: f64, capacity: f64, seed: u64) -> (Vec<Outcome>, Window) {
     let one = |i: u64| {
         let due = Duration::from_secs_f64(i as f64 / rate);
         let spread = ((i * 7919 + seed * 104_729) % 1000) as f64 / 1000.0;
-        let wait = if load < 1.0 { 60.0 * load / (1.0 - load) } else { (load - 1.0) * due.as_secs_f64() * 1e3 };
+        let wait =
+            if load < 1.0 { 60.0 * load / (1.0 - load) } else { (load - 1.0) * due.as_secs_f64() * 1e3 };
         let first = due + ms(90.0 + wait * (0.2 + 1.6 * spread));
         let pace = ms(14.0 + 18.0 * load.min(1.3) * (0.6 + 0.8 * spread));
         let tokens: Vec<Duration> = (0..20).map(|k| first + pace * k).collect();
@@ -55,7 +56,10 @@ fn run(rate: f64, seed: u64, (outcomes, window): &(Vec<Outcome>, Window), slo: &
         tpot_ms: ms(Outcome::tpot),
         itl_ms: ms(Outcome::tpot),
         e2el_ms: Spread::default(),
-        throughput: Throughput { good_per_s: verdict.n_good as f64 / window.seconds(), ..Throughput::default() },
+        throughput: Throughput {
+            good_per_s: verdict.n_good as f64 / window.seconds(),
+            ..Throughput::default()
+        },
         generator: Generator::default(),
         prompt_tokens: None,
         stages: Some(Stages {
@@ -128,7 +132,10 @@ fn results_of_one_workload_are_compared_and_all_workloads_are_in_one_table() {
     let table = &report.sections[0].tables[0];
     assert_eq!(table.columns, ["workload", "promises", "1e1pd", "dp2", "colocated", "1e1pd : best other"]);
     assert_eq!(table.rows.len(), 2);
-    assert!(table.rows.iter().all(|row| row[2].is_best && !row[3].is_best && row[2].text.contains('[')), "{table:?}");
+    assert!(
+        table.rows.iter().all(|row| row[2].is_best && !row[3].is_best && row[2].text.contains('[')),
+        "{table:?}"
+    );
     // 12 against 10, to the resolution of the tested rates.
     assert!(table.rows.iter().all(|row| row[5].text.starts_with("1.2")), "{table:?}");
     assert!(report.warnings[0].contains("400 requests instead of 1000"), "{:?}", report.warnings);
