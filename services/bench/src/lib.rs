@@ -36,3 +36,4 @@ pub mod scrape;
 pub mod run;
 pub mod host;
 pub mod sweep;
+pub mod race;

@@ -17,12 +17,15 @@ mod load {
         Metric { name, unit: "", help }
     }
 
-    pub const REQUEST_ITEMS: Metric =
-        count("requests_by_items", "Requests answered whole, by how many items they had; 16 stands for more too");
+    pub const REQUEST_ITEMS: Metric = count(
+        "requests_by_items",
+        "Requests answered whole, by how many items they had; 16 stands for more too",
+    );
     pub const REQUEST_TEXT_TOKENS: Metric =
         count("request_text_tokens", "Prompt tokens of a request, without those that its items became");
     pub const REQUEST_OUTPUT_TOKENS: Metric = count("request_output_tokens", "Tokens written for a request");
-    pub const ITEM_TOKENS: Metric = count("item_tokens", "Encoder output tokens of a request's item, by modality");
+    pub const ITEM_TOKENS: Metric =
+        count("item_tokens", "Encoder output tokens of a request's item, by modality");
 }
 
 /// Every metric the proxy owns.

@@ -2,11 +2,14 @@
 
 mod load;
 pub mod report;
+mod side_by_side;
+mod suite;
 
 use crate::error::CliError;
 use clap::{Args, Subcommand};
 use load::RunArgs;
 use report::ReportArgs;
+use suite::SuiteArgs;
 
 /// Flags of `bench`.
 #[derive(Args, Debug)]
@@ -24,6 +27,10 @@ pub enum BenchCommand {
     Run(Box<RunArgs>),
     /// Make a page of stored results: tables and drawings in one HTML file, or tables as Markdown
     Report(ReportArgs),
+    /// Start clusters with the same cores and compare them: encode, prefill and decode apart against both together, over
+    /// the workloads of the claim or any others. What was measured is kept, and a suite that was broken off goes on
+    #[command(visible_alias = "compare", after_help = SUITE_HELP)]
+    Suite(Box<SuiteArgs>),
 }
 
 const RUN_HELP: &str = "\
@@ -54,6 +61,18 @@ Examples:
 
 Exits with 0 when the sweep came to its end, whatever it found.";
 
+const SUITE_HELP: &str = "\
+Examples:
+  triptych bench suite --model benches/models/qwen2-vl-tiny --load-format dummy --quick
+  triptych bench suite --model DIR --load-format dummy --out results --first-rate 4
+  triptych bench compare --topology 1e1pd,dp2,colocated,colocated:budget=64 --model DIR \\
+                 --workload epd-short:images=2 --slo ttft=400ms,tpot=20ms --out results
+  triptych bench report results --out report.html
+
+Workers get --cores, one share each; proxy, store and load generator get --side-cores, the same for
+all. Each cluster has a store of its own. All clusters are up, one at a time is under load, and runs
+go round, so that a bad minute hits all alike. If a worker dies, what was under way is void.";
+
 /// Runs it.
 ///
 /// # Errors
@@ -62,5 +81,6 @@ pub async fn run(args: BenchArgs) -> Result<(), CliError> {
     match args.command {
         BenchCommand::Run(args) => load::run(*args).await,
         BenchCommand::Report(args) => report::run(&args),
+        BenchCommand::Suite(args) => suite::run(*args).await,
     }
 }

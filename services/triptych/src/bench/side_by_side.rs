@@ -1,34 +1,32 @@
-//! Clusters side by side under the same load: all are up, one at a time is under load, and runs go round.
-//!
-//! A sweep of each cluster goes on at the same time as the others', but each run waits for its turn: so the rates that
-//! one search picks do not depend on another's, and a bad minute of the machine hits all alike. A worker that dies makes
-//! everything that was under way void.
+//! Clusters side by side under the same load: all are up, one at a time is under load, and runs go round. A worker that
+//! dies makes everything that was under way void.
 
 use crate::error::{CliError, chain};
 use crate::model::{self, CheckedModel};
 use crate::topology::{BenchCluster, ClusterSettings, TopologyArgs};
 use crate::up::screen::Screen;
-use futures::future::{join_all, select_all};
 use std::path::Path;
 use std::sync::Arc;
-use tokio::sync::Mutex;
+use std::time::Duration;
+use tokio::time::sleep;
 use triptych_bench::client::grpc::GrpcTarget;
-use triptych_bench::result::{RateResult, SweepResult};
+use triptych_bench::race::{Entrant, Spectator, run_race};
 use triptych_bench::scrape::Scraper;
 use triptych_bench::slo::Slo;
-use triptych_bench::sweep::{News, Server, SweepSettings, run_sweep};
+use triptych_bench::sweep::{Server, SweepSettings};
 use triptych_bench::topology::Topology;
 use triptych_bench::workload::Workload;
 use triptych_runtime::grpc;
 
 /// Connections to each cluster: a stream of one must not wait behind all others.
 const N_CHANNELS: usize = 4;
+/// Between two looks whether all processes live.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// The clusters, up.
 pub struct SideBySide {
     clusters: Vec<BenchCluster>,
     model: CheckedModel,
-    screen: Screen,
 }
 
 impl SideBySide {
@@ -45,17 +43,19 @@ impl SideBySide {
         args.pin_self()?;
         let models = model::check_all(&args.models).await?;
         let [model] = models.as_slice() else {
-            return Err(CliError::Setting("clusters are compared with one model; name it with --model DIR".into()));
+            let one = "clusters are compared with one model; name it with --model DIR";
+            return Err(CliError::Setting(one.into()));
         };
         let mut clusters = Vec::new();
         for topology in topologies {
             let settings = ClusterSettings { topology, args, models: &models, screen, dir };
             let cluster = BenchCluster::start(settings).await?;
-            let places: Vec<_> = cluster.placement.iter().map(|(name, cores)| format!("{name} on {cores}")).collect();
+            let places: Vec<_> =
+                cluster.placement.iter().map(|(name, cores)| format!("{name} on {cores}")).collect();
             screen.say(&format!("{topology}: {}", places.join(", ")));
             clusters.push(cluster);
         }
-        Ok(Self { clusters, model: model.clone(), screen: screen.clone() })
+        Ok(Self { clusters, model: model.clone() })
     }
 
     /// Where everything runs, for a report.
@@ -67,44 +67,29 @@ impl SideBySide {
         self.clusters.iter().map(one).collect()
     }
 
-    /// A sweep of each of the clusters that `wanted` says, in turns; each result goes to `done` as soon as it is there.
+    /// The goodput of these clusters for one workload; the spectator's lanes are their places in `wanted`.
     ///
     /// # Errors
     /// [`CliError::Failed`] if a cluster does not answer, or a process of one dies: what was under way is void.
-    pub async fn sweep(
+    pub async fn race(
         &mut self,
-        (workload, slo): (&Workload, &Slo),
+        wanted: &[Topology],
+        what: (&Workload, &Slo),
         settings: &SweepSettings,
-        wanted: impl Fn(&Topology) -> bool,
-        done: &(dyn Fn(&Topology, &SweepResult) -> Result<(), CliError> + Sync),
+        spectator: &dyn Spectator,
     ) -> Result<(), CliError> {
-        let turn = Arc::new(Mutex::new(()));
-        let mut servers = Vec::new();
-        for cluster in self.clusters.iter().filter(|cluster| wanted(&cluster.topology)) {
-            servers.push((cluster.topology.clone(), self.server(cluster)?));
+        let mut entrants = Vec::new();
+        for topology in wanted {
+            let cluster = self.clusters.iter().find(|cluster| cluster.topology == *topology);
+            let not_up = || CliError::Failed(format!("{topology} is not up"));
+            let server = self.server(cluster.ok_or_else(not_up)?)?;
+            entrants.push(Entrant { topology: topology.to_string(), server });
         }
-        let screen = &self.screen;
-        let sweeps = servers.iter().map(|(topology, server)| {
-            let mut settings = settings.clone();
-            settings.topology = Some(topology.to_string());
-            settings.turn = Some(Arc::clone(&turn));
-            let listener = move |news: News<'_>| tell(screen, topology, workload, &news);
-            async move {
-                let found = run_sweep(server, workload, slo, &settings, &listener).await;
-                let found = found.map_err(|e| CliError::Failed(format!("{topology}: {}", chain(&e))))?;
-                done(topology, &found)
-            }
-        });
-        let died = select_all(self.clusters.iter_mut().map(|cluster| {
-            Box::pin(async {
-                let how = cluster.died().await;
-                (cluster.topology.clone(), how)
-            })
-        }));
+        let racing = run_race(&entrants, what, settings, spectator);
         tokio::select! {
-            ended = join_all(sweeps) => ended.into_iter().collect(),
-            ((topology, how), ..) = died => {
-                Err(CliError::Failed(format!("{topology}: {how}\nwhat was being measured is void")))
+            ended = racing => ended.map_err(|e| CliError::Failed(chain(&e))),
+            dead = died(&mut self.clusters) => {
+                Err(CliError::Failed(format!("{dead}\nwhat was being measured is void")))
             }
         }
     }
@@ -114,7 +99,8 @@ impl SideBySide {
         let address = cluster.faces.grpc_here().to_string();
         let channels = (0..N_CHANNELS).map(|_| grpc::channel(&address));
         let channels = channels.collect::<Result<Vec<_>, _>>().map_err(|e| failed(&e))?;
-        let target = GrpcTarget::new(&address, channels, self.model.name.to_string(), None).map_err(|e| failed(&e))?;
+        let target = GrpcTarget::new(&address, channels, self.model.name.to_string(), None);
+        let target = target.map_err(|e| failed(&e))?;
         let urls = cluster.admins.iter().map(|(_, at)| format!("http://{at}/metrics")).collect();
         let scraper = Scraper::new(urls).map_err(|e| failed(&e))?;
         Ok(Server { target: Arc::new(target), scraper })
@@ -122,31 +108,20 @@ impl SideBySide {
 
     /// Ends all processes.
     pub async fn stop(self) {
-        join_all(self.clusters.into_iter().map(BenchCluster::stop)).await;
+        for cluster in self.clusters {
+            cluster.stop().await;
+        }
     }
 }
 
-fn tell(screen: &Screen, topology: &Topology, workload: &Workload, news: &News<'_>) {
-    let who = format!("{topology:<10} {}", workload.text());
-    match news {
-        News::Plan(plan) => screen.say(&format!("{who}: {plan}")),
-        News::Rate(rate) => screen.say(&format!("{who}: {}", of_rate(rate))),
-        News::Run { .. } | News::Progress(_) => {}
+/// Ends when a process of any cluster does.
+async fn died(clusters: &mut [BenchCluster]) -> String {
+    loop {
+        for cluster in &mut *clusters {
+            if let Some(how) = cluster.dead() {
+                return format!("{}: {how}", cluster.topology);
+            }
+        }
+        sleep(LOOK).await;
     }
-}
-
-/// A rate in a line.
-fn of_rate(rate: &RateResult) -> String {
-    let verdict = &rate.verdict;
-    let ms = |value: Option<f64>| value.map_or_else(|| "no end".to_owned(), |v| format!("{v:.0} ms"));
-    let word = if verdict.passed { "passes" } else { "fails" };
-    let broken: Vec<_> = verdict.findings.iter().filter(|f| !f.passed).map(|f| f.rule.as_str()).collect();
-    let why = if broken.is_empty() { String::new() } else { format!(" ({})", broken.join(", ")) };
-    format!(
-        "{} requests/s {word}{why}: {:.1} % kept every promise, P99 TTFT {}, P99 TPOT {}",
-        rate.rate,
-        verdict.attainment() * 100.0,
-        ms(verdict.ttft_ms.p99),
-        ms(verdict.tpot_ms.p99)
-    )
 }

@@ -10,14 +10,16 @@ use crate::up::screen::Screen;
 use clap::Args;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use triptych_bench::arrivals::Arrivals;
+use triptych_bench::race::Spectator;
 use triptych_bench::report::Report;
-use triptych_bench::result::SweepResult;
+use triptych_bench::result::{RateResult, SweepResult};
 use triptych_bench::search::SearchPlan;
 use triptych_bench::slo::Slo;
 use triptych_bench::suite::{self, Results, Size, spoken};
-use triptych_bench::sweep::{RULE_REQUESTS, RULE_SEEDS, RULE_WINDOW, Rates, SweepSettings};
+use triptych_bench::sweep::{News, RULE_REQUESTS, RULE_SEEDS, RULE_WINDOW, Rates, SweepSettings};
 use triptych_bench::topology::Topology;
 use triptych_bench::workload::Workload;
 
@@ -34,10 +36,10 @@ pub struct SuiteArgs {
     #[arg(long = "workload", value_name = "NAME[:KEY=VALUE,…]")]
     pub workloads: Vec<String>,
     /// What is promised to clients. Choose about five times what a request takes that is alone
-    #[arg(long, value_name = "PROMISES", default_value = "ttft=500ms,tpot=50ms")]
+    #[arg(long, value_name = "PROMISES", default_value = "ttft=500ms,tpot=50ms", value_parser = str::parse::<Slo>)]
     pub slo: Slo,
     /// How requests are spread
-    #[arg(long, value_name = "NAME", default_value = "own")]
+    #[arg(long, value_name = "PROCESS", default_value = "own", value_parser = str::parse::<Arrivals>)]
     pub arrivals: Arrivals,
     /// Judged requests of a run. Default: 1000, with --quick 100
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -106,7 +108,13 @@ impl SuiteArgs {
             ..SweepSettings::default()
         };
         let search = SearchPlan::from(self.first_rate.unwrap_or(5.0), resolution);
-        Ok(Plan { workloads: texts.iter().map(read).collect::<Result<_, _>>()?, topologies, settings, size, search })
+        Ok(Plan {
+            workloads: texts.iter().map(read).collect::<Result<_, _>>()?,
+            topologies,
+            settings,
+            size,
+            search,
+        })
     }
 }
 
@@ -142,7 +150,8 @@ impl Plan {
 pub async fn run(args: SuiteArgs) -> Result<(), CliError> {
     let plan = args.plan()?;
     let screen = Screen::new(&args.log)?;
-    let unwritable = |e: std::io::Error| CliError::failed(format!("cannot write into {}", args.out.display()), &e);
+    let unwritable =
+        |e: std::io::Error| CliError::failed(format!("cannot write into {}", args.out.display()), &e);
     let results = Results::in_dir(&args.out).map_err(unwritable)?;
     let find = |workload: &Workload, topology: &Topology| {
         results.read(workload.text(), topology, |found| plan.is_same(&args.slo, found))
@@ -182,7 +191,7 @@ async fn measure(
     let dir = args.topology.worker_logs.clone().unwrap_or_else(|| temporary.path().to_owned());
     std::fs::create_dir_all(&dir).map_err(|e| CliError::failed(dir.display(), &e))?;
     let mut clusters = SideBySide::start(&args.topology, &plan.topologies, &dir, screen).await?;
-    let (began, n_done) = (Instant::now(), AtomicU64::new(0));
+    let watch = Watch { screen, began: Instant::now(), n_left: n_left as u64, n_done: AtomicU64::new(0) };
     for workload in &plan.workloads {
         let is_missing = |topology: &Topology| {
             results.read(workload.text(), topology, |found| plan.is_same(&args.slo, found)).is_none()
@@ -191,18 +200,11 @@ async fn measure(
         if missing.is_empty() {
             continue;
         }
-        let done = |topology: &Topology, found: &SweepResult| {
-            let written = results.write(workload.text(), topology, found);
-            written.map_err(|e| CliError::failed("cannot write a result", &e))?;
-            let n = n_done.fetch_add(1, Ordering::Relaxed) + 1;
-            let left = (n_left as u64).saturating_sub(n);
-            let each = began.elapsed() / u32::try_from(n).unwrap_or(u32::MAX).max(1);
-            let rest = spoken(each * u32::try_from(left).unwrap_or(u32::MAX));
-            screen.say(&format!("{topology} {}: done; {left} are left, about {rest}", workload.text()));
-            Ok(())
-        };
-        let swept = clusters.sweep((workload, &args.slo), &plan.settings, |t| missing.contains(t), &done).await;
-        if let Err(e) = swept {
+        let lanes =
+            Lanes { watch: &watch, results, workload, topologies: &missing, unwritten: Mutex::default() };
+        let settings = SweepSettings { salt: salt_of(workload), ..plan.settings.clone() };
+        let raced = clusters.race(&missing, (workload, &args.slo), &settings, &lanes).await;
+        if let Err(e) = raced.and_then(|()| lanes.written()) {
             clusters.stop().await;
             return Err(e);
         }
@@ -210,4 +212,85 @@ async fn measure(
     let placement = clusters.placement();
     clusters.stop().await;
     Ok(placement)
+}
+
+/// Keeps what one workload sends apart from what the others do: the clusters' caches last through all of them.
+fn salt_of(workload: &Workload) -> u64 {
+    let digest = blake3::hash(workload.text().as_bytes());
+    let [a, b, c, d, e, f, g, h, ..] = *digest.as_bytes();
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// How far the suite is.
+struct Watch<'a> {
+    screen: &'a Screen,
+    began: Instant,
+    n_left: u64,
+    n_done: AtomicU64,
+}
+
+/// The lanes of one workload: their news are told, their results kept.
+struct Lanes<'a> {
+    watch: &'a Watch<'a>,
+    results: &'a Results,
+    workload: &'a Workload,
+    topologies: &'a [Topology],
+    unwritten: Mutex<Option<std::io::Error>>,
+}
+
+impl Lanes<'_> {
+    fn say(&self, lane: usize, text: &str) {
+        let topology = self.topologies.get(lane).map(ToString::to_string).unwrap_or_default();
+        self.watch.screen.say(&format!("{} · {topology}: {text}", self.workload.text()));
+    }
+
+    /// Whether all results could be kept.
+    fn written(&self) -> Result<(), CliError> {
+        match self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            None => Ok(()),
+            Some(e) => Err(CliError::failed("cannot write a result", &e)),
+        }
+    }
+}
+
+impl Spectator for Lanes<'_> {
+    fn news(&self, lane: usize, news: News<'_>) {
+        match news {
+            News::Plan(plan) => self.say(lane, plan),
+            News::Rate(rate) => self.say(lane, &of_rate(rate)),
+            News::Run { .. } | News::Progress(_) => {}
+        }
+    }
+
+    fn result(&self, lane: usize, result: &SweepResult) {
+        let Some(topology) = self.topologies.get(lane) else { return };
+        if let Err(e) = self.results.write(self.workload.text(), topology, result) {
+            *self.unwritten.lock().unwrap_or_else(PoisonError::into_inner) = Some(e);
+        }
+        let n = self.watch.n_done.fetch_add(1, Ordering::Relaxed) + 1;
+        let left = self.watch.n_left.saturating_sub(n);
+        let each = self.watch.began.elapsed().div_f64(n as f64);
+        let goodput =
+            result.goodput.rate.map_or_else(|| "no rate passes".to_owned(), |r| format!("{r} requests/s"));
+        self.say(
+            lane,
+            &format!("goodput: {goodput}; {left} are left, about {}", spoken(each.mul_f64(left as f64))),
+        );
+    }
+}
+
+/// A rate in a line.
+fn of_rate(rate: &RateResult) -> String {
+    let verdict = &rate.verdict;
+    let ms = |value: Option<f64>| value.map_or_else(|| "no end".to_owned(), |v| format!("{v:.0} ms"));
+    let word = if verdict.passed { "passes" } else { "fails" };
+    let broken: Vec<_> = verdict.findings.iter().filter(|f| !f.passed).map(|f| f.rule.as_str()).collect();
+    let why = if broken.is_empty() { String::new() } else { format!(" ({})", broken.join(", ")) };
+    format!(
+        "{} requests/s {word}{why}: {:.1} % kept every promise, P99 TTFT {}, P99 TPOT {}",
+        rate.rate,
+        verdict.attainment() * 100.0,
+        ms(verdict.ttft_ms.p99),
+        ms(verdict.tpot_ms.p99)
+    )
 }

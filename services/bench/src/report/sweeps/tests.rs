@@ -84,7 +84,11 @@ pub(crate) fn sweep(topology: &str, workload: &str, capacity: f64) -> SweepResul
     let slo: Slo = "ttft=500ms,tpot=50ms".parse().unwrap();
     let tested: Vec<Tested> = [0.25, 0.5, 0.7, 0.8, 0.87, 0.95, 1.1]
         .map(|load| load * capacity)
-        .map(|rate| Tested { rate, runs: (0..3).map(|seed| outcomes(rate, capacity, seed)).collect(), void: false })
+        .map(|rate| Tested {
+            rate,
+            runs: (0..3).map(|seed| outcomes(rate, capacity, seed)).collect(),
+            void: false,
+        })
         .into();
     let rate = |t: &Tested| RateResult {
         rate: t.rate,
