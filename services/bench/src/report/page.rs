@@ -20,7 +20,7 @@ caption{text-align:left;color:var(--soft);padding-bottom:.35rem}
 th,td{padding:.28rem .75rem;border-bottom:1px solid var(--rule);text-align:right;white-space:nowrap}
 thead th{border-bottom:2px solid var(--rule)}th:first-child{text-align:left}tbody th{font-weight:500}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1.2rem;font-size:.92rem;margin:1rem 0}
-dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
+dt{color:var(--soft)}dd{margin:0;max-width:62rem;overflow-wrap:anywhere}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,32rem),1fr));gap:1.4rem}
 figure{margin:0}svg{width:100%;height:auto;display:block}
 @media print{body{max-width:none}figure{break-inside:avoid}}

@@ -50,9 +50,8 @@ fn warnings(sweeps: &[SweepResult]) -> Vec<String> {
     let short: Vec<&str> = sweeps.iter().filter_map(|s| s.shorter_than_the_rule.as_deref()).collect();
     let mut warnings = Vec::new();
     if let Some(first) = short.first() {
-        let n = short.len();
-        warnings
-            .push(format!("{n} of {} results are shorter than the rule asks for ({first}).", sweeps.len()));
+        let (n, why) = (short.len(), first.strip_prefix("shorter than the rule: ").unwrap_or(first));
+        warnings.push(format!("{n} of {} results are shorter than the rule asks for ({why}).", sweeps.len()));
     }
     let runs = || sweeps.iter().flat_map(|s| s.rates.iter().flat_map(|r| &r.runs));
     let n_void = runs().filter(|run| run.generator.void).count();

@@ -149,7 +149,7 @@ impl Plan {
 /// [`CliError`] if a cluster cannot start or dies; what was measured before is kept.
 pub async fn run(args: SuiteArgs) -> Result<(), CliError> {
     let plan = args.plan()?;
-    let screen = Screen::new(&args.log)?;
+    let screen = Screen::of("bench", &args.log)?;
     let unwritable =
         |e: std::io::Error| CliError::failed(format!("cannot write into {}", args.out.display()), &e);
     let results = Results::in_dir(&args.out).map_err(unwritable)?;

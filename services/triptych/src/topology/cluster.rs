@@ -145,6 +145,7 @@ impl Drop for BenchCluster {
         // Its children are killed when they are dropped; the slab is only a name by then.
         if let Some(slab) = &self.slab {
             let _ = fs::remove_file(slab);
+            let _ = fs::remove_dir_all(slab.with_extension("owners"));
         }
     }
 }

@@ -19,6 +19,7 @@ const NAME_WIDTH: usize = 9;
 /// Where lines go, and how. Cheap to clone.
 #[derive(Clone)]
 pub struct Screen {
+    own: &'static str,
     spinner: ProgressBar,
     style: Style,
 }
@@ -37,9 +38,17 @@ impl Screen {
     /// # Errors
     /// [`CliError::Setting`] for a wrong log filter, which would stop every child.
     pub fn new(log: &LogArgs) -> Result<Self, CliError> {
+        Self::of(SELF, log)
+    }
+
+    /// The same for another command, under its own name.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of(own: &'static str, log: &LogArgs) -> Result<Self, CliError> {
         let is_terminal = std::io::stderr().is_terminal();
         let style = if log.log_json {
-            let guard = telemetry::init(&log.telemetry(SELF)).map_err(|e| CliError::Setting(chain(&e)))?;
+            let guard = telemetry::init(&log.telemetry(own)).map_err(|e| CliError::Setting(chain(&e)))?;
             Style::Json(Arc::new(guard))
         } else if is_terminal && std::env::var_os("NO_COLOR").is_none() {
             Style::Colour
@@ -47,13 +56,13 @@ impl Screen {
             Style::Plain
         };
         let spins = is_terminal && !log.log_json;
-        Ok(Self { spinner: if spins { spinner() } else { ProgressBar::hidden() }, style })
+        Ok(Self { own, spinner: if spins { spinner() } else { ProgressBar::hidden() }, style })
     }
 
     /// Lines as they are, without colour and without anything that moves.
     #[cfg(test)]
     pub fn silent() -> Self {
-        Self { spinner: ProgressBar::hidden(), style: Style::Plain }
+        Self { own: SELF, spinner: ProgressBar::hidden(), style: Style::Plain }
     }
 
     /// Whether children may colour their lines.
@@ -64,17 +73,17 @@ impl Screen {
     /// A line of the supervisor.
     pub fn say(&self, text: &str) {
         match &self.style {
-            Style::Json(_) => tracing::info!(process = SELF, "{text}"),
-            _ => self.line(&self.prefixed(SELF, text)),
+            Style::Json(_) => tracing::info!(process = self.own, "{text}"),
+            _ => self.line(&self.prefixed(self.own, text)),
         }
     }
 
     /// A line of the supervisor that somebody should look at.
     pub fn warn(&self, text: &str) {
         match &self.style {
-            Style::Json(_) => tracing::warn!(process = SELF, "{text}"),
-            Style::Colour => self.line(&self.prefixed(SELF, &format!("\x1b[33m{text}\x1b[0m"))),
-            Style::Plain => self.line(&self.prefixed(SELF, text)),
+            Style::Json(_) => tracing::warn!(process = self.own, "{text}"),
+            Style::Colour => self.line(&self.prefixed(self.own, &format!("\x1b[33m{text}\x1b[0m"))),
+            Style::Plain => self.line(&self.prefixed(self.own, text)),
         }
     }
 
