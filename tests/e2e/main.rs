@@ -16,5 +16,6 @@ mod openai;
 mod privacy;
 mod tls;
 mod rolling;
+mod side_by_side;
 mod whisper;
 mod with_encoder;

@@ -50,9 +50,15 @@ pub struct SuiteArgs {
     /// Longest judged part of a run, in seconds. Default: 600, with --quick 60
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
     pub max_window: Option<u64>,
+    /// Load before the judged part of a run, in seconds. Default: a tenth of it, from 5 to 30
+    #[arg(long, value_name = "S")]
+    pub warm_up: Option<u64>,
     /// How close two rates are that goodput lies between, as a share. Default: 0.05, with --quick 0.2
     #[arg(long, value_name = "SHARE")]
     pub resolution: Option<f64>,
+    /// These rates, in requests a second, in place of a search: 1,2,4
+    #[arg(long, value_name = "RATES", value_delimiter = ',', conflicts_with_all = ["first_rate", "resolution"])]
+    pub rates: Vec<f64>,
     /// First rate of every search, in requests a second. Default: found by asking one after the other
     #[arg(long, value_name = "RATE")]
     pub first_rate: Option<f64>,
@@ -91,8 +97,11 @@ impl SuiteArgs {
         if !(0.001..=1.0).contains(&resolution) {
             return Err(CliError::Setting(format!("--resolution {resolution} is no share from 0.001 to 1")));
         }
-        if self.first_rate.is_some_and(|rate| !(rate.is_finite() && rate > 0.0)) {
-            return Err(CliError::Setting("--first-rate is no rate above 0".into()));
+        let given = self.rates.iter().chain(&self.first_rate);
+        if let Some(rate) = given.into_iter().find(|rate| !(0.001..=1e6).contains(*rate)) {
+            return Err(CliError::Setting(format!(
+                "{rate} is no rate from 0.001 to 1000000 requests a second"
+            )));
         }
         let size = Size {
             n_requests: self.requests.unwrap_or(either(RULE_REQUESTS, 100)),
@@ -104,7 +113,11 @@ impl SuiteArgs {
             seeds: (1..=size.n_seeds).collect(),
             n_requests: size.n_requests,
             max_window: size.max_window,
-            rates: Rates::Search { first: self.first_rate, resolution },
+            warm_up: self.warm_up.map(Duration::from_secs),
+            rates: match self.rates.is_empty() {
+                true => Rates::Search { first: self.first_rate, resolution },
+                false => Rates::Listed(self.rates.clone()),
+            },
             ..SweepSettings::default()
         };
         let search = SearchPlan::from(self.first_rate.unwrap_or(5.0), resolution);
@@ -125,6 +138,10 @@ impl Plan {
         setup.slo == slo.to_string()
             && setup.arrivals == settings.arrivals.to_string()
             && setup.seeds == settings.seeds
+            && match &settings.rates {
+                Rates::Search { resolution, .. } => (setup.resolution - resolution).abs() < 1e-9,
+                Rates::Listed(rates) => rates.iter().all(|rate| found.rates.iter().any(|r| r.rate == *rate)),
+            }
             && setup.n_requests == settings.n_requests
             && (setup.max_window_s - settings.max_window.as_secs_f64()).abs() < 1e-6
     }
