@@ -9,4 +9,5 @@ mod dns;
 mod files;
 mod image;
 mod lived;
+mod page;
 mod settings;

@@ -78,8 +78,8 @@ pub const NO_MODEL: &str = "no model to serve; name one with --model DIR";
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Models")]
 pub struct ModelArgs {
-    /// A Hugging Face directory, or a model id of the hub; repeat, or part by commas, for several models. `NAME=` sets
-    /// the name that clients use
+    /// A Hugging Face directory, a model id of the hub, or `sample:NAME` for one that this binary carries; repeat, or
+    /// part by commas, for several models. `NAME=` sets the name that clients use
     #[arg(
         long = "model",
         value_name = "[NAME=]DIR_OR_HUB_ID",

@@ -1,7 +1,7 @@
 //! From what `--model` says to a directory that can be served.
 //!
-//! A directory is taken as it is, a hub id is fetched once, and without any `--model` the sample models in this
-//! binary are unpacked. Every directory is opened here, weights excepted, so that a wrong one is news before a
+//! A directory is taken as it is, a hub id is fetched once, and the sample models in this binary are unpacked: one by
+//! `sample:NAME`, all of them where a cluster is started without any `--model`. Every directory is opened here, weights excepted, so that a wrong one is news before a
 //! worker starts.
 
 mod hub;
@@ -14,6 +14,9 @@ use std::path::{Path, PathBuf};
 use tokio::task::spawn_blocking;
 use triptych_core::{Modality, ModelName};
 use triptych_models::{LoadFormat, Model, ModelSource};
+
+/// What a sample model of this binary is named with: `sample:NAME`.
+const SAMPLE: &str = "sample:";
 
 /// A model that was opened and can be served.
 #[derive(Clone, Debug)]
@@ -126,6 +129,9 @@ fn resolve(text: &str) -> Result<Found, CliError> {
     if Path::new(place).exists() {
         return directory(place).map(|dir| Found { name: named, dir });
     }
+    if let Some(sample) = place.strip_prefix(SAMPLE) {
+        return samples::unpack_named(sample).map(|dir| Found { name: named, dir });
+    }
     if !hub::is_id(place) {
         return Err(CliError::Setting(format!(
             "--model {text}: there is no such directory, and a hub id looks like OWNER/NAME"
@@ -201,6 +207,7 @@ mod tests {
             ("whisper", "no such directory"),
             ("./a/b", "no such directory"),
             ("", "no such directory"),
+            ("sample:nobody", "this build carries"),
             (file.to_str().unwrap(), "is a file"),
         ] {
             let e = resolve(text).unwrap_err();

@@ -29,18 +29,34 @@ pub(super) fn unpack() -> Result<Vec<Found>, CliError> {
                 .into(),
         ));
     }
-    let root = cache_root();
-    let place = |sample: &Sample| {
-        unpack_one(sample, &root).map(|dir| Found { name: None, dir }).map_err(|e| {
-            let what = format!(
-                "cannot unpack the sample model {} under {} (XDG_CACHE_HOME sets another place)",
-                sample.name,
-                root.display()
-            );
-            CliError::setting(what, &e)
-        })
-    };
     SAMPLES.iter().map(place).collect()
+}
+
+/// Unpacks one, if it is not there yet.
+///
+/// # Errors
+/// [`CliError`] if the binary carries none of that name, or the cache folder cannot be written.
+pub(super) fn unpack_named(name: &str) -> Result<PathBuf, CliError> {
+    match SAMPLES.iter().find(|sample| sample.name == name) {
+        Some(sample) => place(sample).map(|found| found.dir),
+        None => {
+            let names: Vec<_> = SAMPLES.iter().map(|sample| sample.name).collect();
+            let names = if names.is_empty() { "none".into() } else { names.join(", ") };
+            Err(CliError::Setting(format!("--model sample:{name}: this build carries {names}")))
+        }
+    }
+}
+
+fn place(sample: &Sample) -> Result<Found, CliError> {
+    let root = cache_root();
+    unpack_one(sample, &root).map(|dir| Found { name: None, dir }).map_err(|e| {
+        let what = format!(
+            "cannot unpack the sample model {} under {} (XDG_CACHE_HOME sets another place)",
+            sample.name,
+            root.display()
+        );
+        CliError::setting(what, &e)
+    })
 }
 
 fn cache_root() -> PathBuf {
