@@ -44,6 +44,8 @@ metrics! {
     ENCODES_SHARED = "encodes_shared", "", "Items whose encode was under way when they were asked for";
     ENCODE_LEASES = "encode_leases", "", "What became of asking for the lease of an item, by outcome";
     RETRY_BUDGET_EXHAUSTED = "retry_budget_exhausted", "", "Retries and hedges that the retry budget did not pay";
+    ENCODE_QUEUED_TOKENS = "encode_queued_tokens", "", "Output tokens of the items that wait for an encoder or are in one, by model and modality";
+    ENCODE_BACKLOG = "encode_backlog", "seconds", "Predicted time of the encoder jobs that wait or run, by model and modality";
     PUBLISH_TIME = "ec_publish_time", "seconds", "Time to publish an encoder output";
     LOAD_TIME = "ec_load_time", "seconds", "Time to load an encoder output";
     EC_HITS = "ec_hits", "", "Encoder outputs found, by tier";
@@ -66,5 +68,6 @@ metrics! {
     CACHED_TOKENS = "cached_prompt_tokens", "", "Prompt tokens whose keys and values were there already";
     COMPUTED_TOKENS = "computed_tokens", "", "Token rows that engine steps computed, of prompts and answers";
     DRAFTED_TOKENS = "drafted_tokens", "", "Tokens guessed ahead";
+    DRAINING = "draining", "", "1 from the beginning of a stop to the end of the process, else 0";
     ACCEPTED_TOKENS = "accepted_tokens", "", "Tokens guessed ahead that were right";
 }

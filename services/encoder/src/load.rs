@@ -5,8 +5,9 @@
 //! than about a tenth, every second while there is work, and never more often than every 50 ms.
 
 use crate::cost::{CostFit, Curve, Sample};
+use crate::meters::BacklogMeters;
 use futures::stream::{self, BoxStream, StreamExt};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -35,6 +36,7 @@ pub struct Load(Arc<Shared>);
 
 struct Shared {
     capacity: u32,
+    meters: BacklogMeters,
     book: Mutex<Book>,
     /// Counts changes; whoever watches is woken.
     changes: watch::Sender<u64>,
@@ -45,11 +47,15 @@ struct Book {
     jobs: HashMap<u64, Entry>,
     next_id: u64,
     costs: BTreeMap<Kind, CostFit>,
+    /// Every kind that there was a job of, so that a gauge goes back to zero.
+    kinds: BTreeSet<Kind>,
 }
 
 struct Entry {
     kind: Kind,
     predicted: Duration,
+    /// Output tokens; until the item is preprocessed a guess from its bytes.
+    tokens: u32,
     stage: Stage,
 }
 
@@ -61,9 +67,10 @@ enum Stage {
 
 impl Load {
     /// A worker that admits so many jobs.
-    pub fn new(capacity: usize) -> Self {
+    pub fn new(capacity: usize, meters: BacklogMeters) -> Self {
         let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
-        Self(Arc::new(Shared { capacity, book: Mutex::default(), changes: watch::Sender::new(0) }))
+        let changes = watch::Sender::new(0);
+        Self(Arc::new(Shared { capacity, meters, book: Mutex::default(), changes }))
     }
 
     /// A job was admitted.
@@ -72,8 +79,12 @@ impl Load {
         let id = self.change(|book| {
             let id = book.next_id;
             book.next_id += 1;
-            let predicted = book.curve(&kind).map(|c| c.of_bytes(bytes)).unwrap_or_default();
-            book.jobs.insert(id, Entry { kind, predicted, stage: Stage::Waiting });
+            let curve = book.curve(&kind);
+            let predicted = curve.map(|c| c.of_bytes(bytes)).unwrap_or_default();
+            // Saturates: a guess that fits no u32 is as good as the largest one.
+            let tokens = curve.map_or(0, |c| (c.tokens_per_byte * bytes as f64) as u32);
+            book.kinds.insert(kind.clone());
+            book.jobs.insert(id, Entry { kind, predicted, tokens, stage: Stage::Waiting });
             id
         });
         Ticket { load: self.clone(), id, bytes }
@@ -122,7 +133,10 @@ impl Load {
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Book) -> T) -> T {
-        let changed = change(&mut self.book());
+        let mut book = self.book();
+        let changed = change(&mut book);
+        book.show(&self.0.meters);
+        drop(book);
         self.0.changes.send_modify(|n| *n = n.wrapping_add(1));
         changed
     }
@@ -140,6 +154,16 @@ impl Book {
     fn queued(&self) -> Duration {
         self.jobs.values().map(|job| job.predicted).sum()
     }
+
+    fn show(&self, meters: &BacklogMeters) {
+        for kind in &self.kinds {
+            let jobs = self.jobs.values().filter(|job| job.kind == *kind);
+            let (tokens, time) = jobs.fold((0, Duration::ZERO), |(tokens, time), job| {
+                (tokens + u64::from(job.tokens), time + job.predicted)
+            });
+            meters.set(&kind.0, kind.1, tokens, time);
+        }
+    }
 }
 
 /// A job, from admission to its end. Dropping it ends it.
@@ -154,7 +178,10 @@ impl Ticket {
     pub fn sized(&self, tokens: u32) {
         self.load.change(|book| {
             let Some(kind) = book.jobs.get(&self.id).map(|job| job.kind.clone()) else { return };
-            if let (Some(curve), Some(job)) = (book.curve(&kind), book.jobs.get_mut(&self.id)) {
+            let curve = book.curve(&kind);
+            let Some(job) = book.jobs.get_mut(&self.id) else { return };
+            job.tokens = tokens;
+            if let Some(curve) = curve {
                 job.predicted = curve.of_tokens(tokens);
             }
         });
@@ -249,8 +276,14 @@ fn is_worth_telling(told: &v1::WorkerState, state: &v1::WorkerState, since: Dura
 #[cfg(test)]
 mod tests {
     use super::*;
+    use triptych_runtime::MetricsRegistry;
 
     const MS: Duration = Duration::from_millis(1);
+
+    fn worker(capacity: usize) -> (Load, MetricsRegistry) {
+        let registry = MetricsRegistry::default();
+        (Load::new(capacity, BacklogMeters::new(&registry)), registry)
+    }
 
     fn load(state: &v1::WorkerState) -> (u32, u32, u64) {
         let load = state.load.as_ref().unwrap();
@@ -259,7 +292,7 @@ mod tests {
 
     /// A worker that has learned that a token costs a millisecond, and a byte is a token.
     fn taught() -> Load {
-        let load = Load::new(8);
+        let (load, _) = worker(8);
         for tokens in [10, 20, 30, 40, 50] {
             let took = tokens * MS;
             load.admit("m", Modality::Image, tokens as usize).done(tokens, took, took);
@@ -286,6 +319,27 @@ mod tests {
         assert!(told.draining);
     }
 
+    #[test]
+    fn what_is_queued_is_a_metric_that_goes_back_to_zero() {
+        let (load, registry) = worker(8);
+        let shows = |tokens: &str| {
+            let line = format!("triptych_encode_queued_tokens{{model=\"m\",modality=\"image\"}} {tokens}.0");
+            let text = registry.encode();
+            assert!(text.contains(&line), "{line} in\n{text}");
+        };
+        let tickets = [10, 30].map(|tokens| {
+            let ticket = load.admit("m", Modality::Image, 1);
+            ticket.sized(tokens);
+            ticket
+        });
+        shows("40");
+        tickets[0].done(10, MS, MS);
+        shows("30");
+        drop(tickets);
+        shows("0");
+        assert!(registry.encode().contains("triptych_encode_backlog_seconds{model=\"m\",modality=\"image\"} 0.0"));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_watcher_is_told_of_changes_soon_but_not_of_each() {
         let (worker, drain, began) = (taught(), Drain::new(), Instant::now());
@@ -303,7 +357,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn draining_is_told_at_once_and_the_stream_ends_when_listeners_close() {
-        let (worker, drain) = (Load::new(1), Drain::new());
+        let (worker, drain) = (worker(1).0, Drain::new());
         let mut told = worker.watch(drain.clone());
         assert!(!told.next().await.unwrap().unwrap().draining);
         let began = Instant::now();

@@ -19,6 +19,31 @@ pub struct Meters {
     requests: Counters,
     running: Gauges,
     corrupt: Counters,
+    backlog: BacklogMeters,
+}
+
+/// What waits for the encoders or is in them.
+#[derive(Clone)]
+pub struct BacklogMeters {
+    tokens: Gauges,
+    time: Gauges,
+}
+
+impl BacklogMeters {
+    /// Registers them.
+    pub fn new(registry: &MetricsRegistry) -> Self {
+        Self {
+            tokens: registry.gauges(metrics::ENCODE_QUEUED_TOKENS),
+            time: registry.gauges(metrics::ENCODE_BACKLOG),
+        }
+    }
+
+    /// The items of one kind: their output tokens, and how long they should take together.
+    pub fn set(&self, model: &str, modality: Modality, tokens: u64, time: Duration) {
+        let labels = vec![("model", model.to_owned()), ("modality", modality.to_string())];
+        self.tokens.get_or_create(&labels).set(tokens as f64);
+        self.time.get_or_create(&labels).set(time.as_secs_f64());
+    }
 }
 
 impl Meters {
@@ -36,7 +61,13 @@ impl Meters {
             requests: registry.counters(metrics::REQUESTS),
             running: registry.gauges(metrics::REQUESTS_RUNNING),
             corrupt: registry.counters(metrics::EC_CORRUPT),
+            backlog: BacklogMeters::new(registry),
         }
+    }
+
+    /// The part that follows what is queued.
+    pub fn backlog(&self) -> BacklogMeters {
+        self.backlog.clone()
     }
 
     /// A batch was run.

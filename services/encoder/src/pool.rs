@@ -53,8 +53,8 @@ impl PreprocessPool {
             jobs: Arc::new(Semaphore::new(max_jobs.min(Semaphore::MAX_PERMITS))),
             max_jobs,
             limits: Arc::new(limits),
+            load: Load::new(max_jobs, meters.backlog()),
             meters,
-            load: Load::new(max_jobs),
         }
     }
 

@@ -52,11 +52,12 @@ pub fn router(readiness: Readiness, metrics: MetricsRegistry) -> Router {
         .route("/metrics", get(text))
 }
 
-/// Serves the routes until the process drains.
+/// Serves the routes to the end of the process: one that stops is watched while it does, and does not wait for its
+/// watchers.
 pub fn spawn(listener: TcpListener, routes: Router, drain: &Drain) {
-    let closing = drain.closing();
-    drain.tasks().spawn(async move {
-        if let Err(e) = axum::serve(listener, routes).with_graceful_shutdown(closing).await {
+    let abort = drain.abort_token();
+    tokio::spawn(async move {
+        if let Err(e) = axum::serve(listener, routes).with_graceful_shutdown(abort.cancelled_owned()).await {
             tracing::error!(error = %e, "admin server ended");
         }
     });

@@ -13,6 +13,8 @@ use crate::error::{CliError, chain};
 use crate::listen;
 use tokio::net::TcpListener;
 use triptych_core::WorkerId;
+use triptych_core::metrics::DRAINING;
+use triptych_runtime::metrics::Labels;
 use triptych_runtime::telemetry::{self, TelemetryGuard};
 use triptych_runtime::{Drain, MetricsRegistry};
 
@@ -29,8 +31,21 @@ impl Process {
         let telemetry = telemetry::init(&log.telemetry(role)).map_err(|e| CliError::Setting(chain(&e)))?;
         let drain = Drain::with_times(drain.times());
         drain.on_signals().map_err(|e| CliError::failed("cannot watch signals", &e))?;
-        Ok(Self { drain, metrics: MetricsRegistry::default(), _telemetry: telemetry })
+        let metrics = MetricsRegistry::default();
+        show_stop(&drain, &metrics);
+        Ok(Self { drain, metrics, _telemetry: telemetry })
     }
+}
+
+/// Keeps a gauge of whether the process is stopping.
+fn show_stop(drain: &Drain, metrics: &MetricsRegistry) {
+    let gauge = metrics.gauges(DRAINING).get_or_create_owned(&Labels::new());
+    gauge.set(0.0);
+    let drain = drain.clone();
+    tokio::spawn(async move {
+        drain.stopping().await;
+        gauge.set(1.0);
+    });
 }
 
 async fn bind_admin(address: Option<&str>) -> Result<Option<TcpListener>, CliError> {

@@ -1,0 +1,240 @@
+{{/* Names. */}}
+{{- define "triptych.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels that say which pods are whose: (dict "root" $ "component" "encoder" "pool" "…"). */}}
+{{- define "triptych.selector" -}}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- with .pool }}
+triptych/pool: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "triptych.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/part-of: triptych
+{{ include "triptych.selector" . }}
+{{- with .modality }}
+triptych/modality: {{ . }}
+{{- end }}
+{{- with .root.Values.labels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "triptych.image" -}}
+{{- $image := .Values.image -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository (default .Chart.AppVersion $image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "triptych.redisImage" -}}
+{{- if .Values.redis.digest -}}
+{{- printf "%s@%s" .Values.redis.image .Values.redis.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.redis.image .Values.redis.tag -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "triptych.serviceAccountName" -}}
+{{- default (printf "%s-proxy" (include "triptych.fullname" .)) .Values.serviceAccount.name -}}
+{{- end -}}
+
+{{/* Every address of the family, as a process listens on it. */}}
+{{- define "triptych.everywhere" -}}
+{{- ternary "[::]" "0.0.0.0" (eq .Values.ipFamily "IPv6") -}}
+{{- end -}}
+
+{{- define "triptych.serverName" -}}
+{{- default (printf "%s.%s.svc" (include "triptych.fullname" .) .Release.Namespace) .Values.tls.serverName -}}
+{{- end -}}
+
+{{- define "triptych.tlsSecret" -}}
+{{- if eq .Values.tls.mode "secret" -}}
+{{- required "tls.mode is secret: name it in tls.existingSecret" .Values.tls.existingSecret -}}
+{{- else -}}
+{{- printf "%s-parts" (include "triptych.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether a pool of a role is there: (dict "root" $ "role" "encoder"); "yes" or nothing. */}}
+{{- define "triptych.hasRole" -}}
+{{- $role := .role -}}
+{{- range .root.Values.pools }}{{ if eq .role $role }}yes{{ end }}{{ end -}}
+{{- end -}}
+
+{{/* A pool with what it does not say filled in, as YAML. Lists and maps of `model` are the pool's own. */}}
+{{- define "triptych.pool" -}}
+{{- mergeOverwrite (deepCopy .root.Values.poolDefaults) .pool | toYaml -}}
+{{- end -}}
+
+{{/* Seconds from the kubelet's decision to the end: before the signal, lame duck, running work, and what is left over. */}}
+{{- define "triptych.graceSeconds" -}}
+{{- add .preStopSeconds (div (add .lameDuckMs 999) 1000) .graceSeconds 5 -}}
+{{- end -}}
+
+{{/* Whether encoder outputs lie with this chart's store or Redis: "store", "redis", or nothing. */}}
+{{- define "triptych.ownStore" -}}
+{{- if or .Values.ec.existingSecret .Values.ec.tiers -}}
+{{- else if .Values.redis.enabled -}}redis
+{{- else if .Values.store.enabled -}}store
+{{- else -}}
+{{- fail "there is nowhere to put encoder outputs: set ec.existingSecret, ec.tiers, redis.enabled or store.enabled" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Variables that say where encoder outputs lie; `slab`, a path and a size, comes before the rest. */}}
+{{- define "triptych.ecEnv" -}}
+{{- $values := .root.Values -}}
+{{- $name := include "triptych.fullname" .root -}}
+{{- $own := include "triptych.ownStore" .root -}}
+{{- if $values.ec.existingSecret }}
+- name: EC_STORE
+  valueFrom:
+    secretKeyRef: {name: {{ $values.ec.existingSecret }}, key: {{ $values.ec.key }}}
+{{- else if $values.ec.tiers }}
+- name: EC_STORE
+  value: {{ join " " $values.ec.tiers | quote }}
+{{- else if eq $own "redis" }}
+{{- with $values.redis.existingSecret }}
+- name: REDIS_PASSWORD
+  valueFrom:
+    secretKeyRef: {name: {{ . }}, key: {{ $values.redis.key }}}
+{{- end }}
+- name: EC_STORE
+  value: redis://{{ if $values.redis.existingSecret }}:$(REDIS_PASSWORD)@{{ end }}{{ $name }}-redis:6379
+{{- else }}
+- name: EC_STORE
+  value: grpc://{{ $name }}-store:7400
+{{- end }}
+- name: TRIPTYCH_EC
+  value: {{ printf "%s$(EC_STORE)" (ternary (printf "%s " .slab) "" (ne .slab "")) | quote }}
+{{- end -}}
+
+{{/* Variables of every process of ours: (dict "root" $ "component" "…" "drain" …). */}}
+{{- define "triptych.env" -}}
+{{- $values := .root.Values -}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: TRIPTYCH_ADMIN
+  value: "{{ include "triptych.everywhere" .root }}:9090"
+- name: TRIPTYCH_LAME_DUCK
+  value: {{ int .drain.lameDuckMs | quote }}
+- name: TRIPTYCH_DRAIN_GRACE
+  value: {{ int .drain.graceSeconds | quote }}
+- name: TRIPTYCH_LOG
+  value: {{ $values.log.filter | quote }}
+- name: TRIPTYCH_LOG_JSON
+  value: {{ $values.log.json | quote }}
+{{- with $values.otel.endpoint }}
+- name: TRIPTYCH_OTLP
+  value: {{ . | quote }}
+- name: OTEL_TRACES_SAMPLER
+  value: {{ $values.otel.sampler | quote }}
+- name: OTEL_TRACES_SAMPLER_ARG
+  value: {{ $values.otel.samplerArg | quote }}
+- name: OTEL_RESOURCE_ATTRIBUTES
+  value: k8s.namespace.name={{ $.root.Release.Namespace }},k8s.pod.name=$(POD_NAME){{ range $k, $v := $values.otel.resourceAttributes }},{{ $k }}={{ $v }}{{ end }}
+{{- end }}
+{{- if ne $values.tls.mode "none" }}
+- name: TRIPTYCH_TLS_CERT
+  value: /tls/tls.crt
+- name: TRIPTYCH_TLS_KEY
+  value: /tls/tls.key
+- name: TRIPTYCH_TLS_CA
+  value: /tls/ca.crt
+- name: TRIPTYCH_TLS_SERVER_NAME
+  value: {{ include "triptych.serverName" .root }}
+{{- else if ne .component "proxy" }}
+- name: TRIPTYCH_INSECURE_PLAINTEXT
+  value: "true"
+{{- end }}
+{{- end -}}
+
+{{/* Probes of a worker or store. The kubelet shows no certificate, so with TLS it asks over HTTP beside it. */}}
+{{- define "triptych.workerProbes" -}}
+{{- $tries := max 1 (div .startupSeconds 2) -}}
+{{- if eq .root.Values.tls.mode "none" }}
+startupProbe:
+  grpc: {port: {{ .port }}}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: {{ $tries }}
+readinessProbe:
+  grpc: {port: {{ .port }}, service: {{ .service }}}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 3
+# A worker whose cores are all busy answers late. Only one that does not answer for a minute is replaced.
+livenessProbe:
+  grpc: {port: {{ .port }}}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+{{- else }}
+startupProbe:
+  httpGet: {path: /readyz, port: admin}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: {{ $tries }}
+readinessProbe:
+  httpGet: {path: /readyz, port: admin}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 3
+livenessProbe:
+  httpGet: {path: /healthz, port: admin}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+{{- end }}
+{{- end -}}
+
+{{- define "triptych.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: {{ . }}
+runAsGroup: {{ . }}
+fsGroup: {{ . }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "triptych.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- define "triptych.spread" -}}
+{{- $labels := include "triptych.selector" . -}}
+{{- range .root.Values.topologySpread }}
+- topologyKey: {{ .topologyKey }}
+  whenUnsatisfiable: {{ .whenUnsatisfiable }}
+  maxSkew: {{ int .maxSkew }}
+  matchLabelKeys: [pod-template-hash]
+  labelSelector:
+    matchLabels:
+      {{- $labels | nindent 6 }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,86 @@
+{{/* What a worker of a pool is told. Of `.`: root, pool (filled in), port, any, slab, model. */}}
+{{- define "triptych.poolEnv" -}}
+- name: TRIPTYCH_ID
+  value: $(POD_NAME)
+- name: TRIPTYCH_GRPC
+  value: "{{ .any }}:{{ .port }}"
+- name: TRIPTYCH_ADVERTISE
+  value: "{{ ternary "[$(POD_IP)]" "$(POD_IP)" (eq .root.Values.ipFamily "IPv6") }}:{{ .port }}"
+{{- include "triptych.ecEnv" (dict "root" .root "slab" .slab) }}
+- name: TRIPTYCH_MODEL
+  value: {{ .model | quote }}
+- name: TRIPTYCH_PRECISION
+  value: {{ .pool.precision }}
+- name: TRIPTYCH_THREADS
+  value: {{ int .pool.threads | quote }}
+- name: XDG_CACHE_HOME
+  value: /cache
+- name: HF_HOME
+  value: /cache/huggingface
+{{- with .root.Values.ec.rows }}
+- name: TRIPTYCH_EC_ROWS
+  value: {{ . }}
+{{- end }}
+{{- if .root.Values.ec.macKeys.existingSecret }}
+- name: TRIPTYCH_EC_MAC_KEYS
+  value: /mac-keys/{{ .root.Values.ec.macKeys.key }}
+{{- end }}
+{{- if eq .pool.role "encoder" }}
+- name: TRIPTYCH_MAX_JOBS
+  value: {{ int .pool.maxJobs | quote }}
+- name: TRIPTYCH_ROWS_MIB
+  value: {{ int .pool.rowsMib | quote }}
+{{- else }}
+- name: TRIPTYCH_KV_MIB
+  value: {{ int .pool.engine.kvMib | quote }}
+- name: TRIPTYCH_CROSS_KV_MIB
+  value: {{ int .pool.engine.crossKvMib | quote }}
+- name: TRIPTYCH_HOST_KV_MIB
+  value: {{ int .pool.engine.hostKvMib | quote }}
+- name: TRIPTYCH_TOKEN_BUDGET
+  value: {{ int .pool.engine.tokenBudget | quote }}
+- name: TRIPTYCH_MAX_SEQUENCES
+  value: {{ int .pool.engine.maxSequences | quote }}
+- name: TRIPTYCH_WITH_ENCODER
+  value: {{ .pool.withEncoder | quote }}
+{{- end }}
+{{- end }}
+{{- define "triptych.poolMounts" -}}
+- {name: cache, mountPath: /cache}
+{{- if .root.Values.models.existingClaim }}
+- {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- if and .pool.model.hub .root.Values.models.hubToken.existingSecret }}
+- {name: hub-token, mountPath: /cache/huggingface/token, subPath: token, readOnly: true}
+{{- end }}
+{{- if .root.Values.ec.macKeys.existingSecret }}
+- {name: mac-keys, mountPath: /mac-keys, readOnly: true}
+{{- end }}
+{{- if .slab }}
+- {name: slab, mountPath: /dev/shm}
+{{- end }}
+{{- end }}
+{{- define "triptych.poolVolumes" -}}
+- name: cache
+  emptyDir: {sizeLimit: {{ .root.Values.models.cacheSize }}}
+{{- if .root.Values.models.existingClaim }}
+- name: models
+  persistentVolumeClaim: {claimName: {{ .root.Values.models.existingClaim }}, readOnly: true}
+{{- end }}
+{{- if and .pool.model.hub .root.Values.models.hubToken.existingSecret }}
+- name: hub-token
+  secret:
+    secretName: {{ .root.Values.models.hubToken.existingSecret }}
+    defaultMode: 0440
+    items: [{key: {{ .root.Values.models.hubToken.key }}, path: token}]
+{{- end }}
+{{- if .root.Values.ec.macKeys.existingSecret }}
+- name: mac-keys
+  secret: {secretName: {{ .root.Values.ec.macKeys.existingSecret }}, defaultMode: 0440}
+{{- end }}
+{{- if .slab }}
+# Pages of the slab, and room for its books.
+- name: slab
+  emptyDir: {medium: Memory, sizeLimit: {{ add 16 (int .pool.sharedMemoryMib) }}Mi}
+{{- end }}
+{{- end }}
