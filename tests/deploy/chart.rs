@@ -1,0 +1,125 @@
+//! The chart, rendered with every file of values in its `ci/`, and read by those it is for: helm, Kubernetes' schemas, the
+//! definitions of the custom kinds.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use triptych_tests::tools::{passed, root, tool};
+
+/// The oldest version that the chart allows, and the newest that is known.
+const KUBERNETES: &str = "1.30,1.37";
+/// Kinds that not every cluster knows.
+const CUSTOM: [&str; 3] = ["monitoring.coreos.com/v1", "cert-manager.io/v1", "keda.sh/v1alpha1"];
+/// The namespace that everything is rendered for.
+pub const NAMESPACE: &str = "ai";
+/// The release's name.
+pub const RELEASE: &str = "r";
+
+/// The chart.
+pub fn chart() -> PathBuf {
+    root().join("deploy/helm/triptych")
+}
+
+/// The files of values, by name.
+pub fn values() -> BTreeMap<String, PathBuf> {
+    let files = fs::read_dir(chart().join("ci")).expect("the chart has values to try").flatten();
+    let named = files.map(|f| f.path()).filter_map(|path| {
+        let name = path.file_name()?.to_str()?.strip_suffix("-values.yaml")?.to_owned();
+        Some((name, path))
+    });
+    named.collect()
+}
+
+/// `helm template`, for a cluster that knows the custom kinds or for one that does not.
+pub fn template(values: Option<&Path>, knows_custom: bool) -> Command {
+    let mut helm = tool("helm");
+    helm.args(["template", RELEASE]).arg(chart()).args(["--namespace", NAMESPACE]);
+    if let Some(values) = values {
+        helm.arg("--values").arg(values);
+    }
+    for api in CUSTOM.iter().filter(|_| knows_custom) {
+        helm.args(["--api-versions", api]);
+    }
+    helm
+}
+
+/// Every rendering with its documents, all of them judged. `default` is without any values.
+pub fn rendered() -> &'static BTreeMap<String, Vec<Value>> {
+    static RENDERED: OnceLock<BTreeMap<String, Vec<Value>>> = OnceLock::new();
+    RENDERED.get_or_init(|| {
+        let dir = tempfile::tempdir().expect("a folder");
+        let render = |name: &str, values: Option<&Path>, knows_custom| {
+            let file = dir.path().join(name);
+            fs::write(&file, passed(&mut template(values, knows_custom))).expect("own folder");
+            file
+        };
+        let mut files = vec![render("default", None, false)];
+        files.extend(values().iter().map(|(name, path)| render(name, Some(path), true)));
+        let judged = judged(&files);
+        let name = |file: &PathBuf| file.file_name().expect("a name").to_string_lossy().into_owned();
+        let documents = |file: &PathBuf| judged[file.to_str().expect("UTF-8")].as_array().cloned();
+        files.iter().map(|file| (name(file), documents(file).expect("a list of documents"))).collect()
+    })
+}
+
+/// What the files say, if nobody finds anything wrong with them.
+fn judged(files: &[PathBuf]) -> Value {
+    let mut python = Command::new("python3");
+    python.arg(root().join("tests/deploy/kubernetes.py")).arg(KUBERNETES).args(files);
+    let text = passed(python.env("PYTHONPATH", root().join(".cache/tools/python")));
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// The documents of a kind.
+pub fn of_kind<'a>(documents: &'a [Value], kind: &'a str) -> impl Iterator<Item = &'a Value> {
+    documents.iter().filter(move |d| d["kind"] == kind)
+}
+
+/// The text at a place that has one.
+pub fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_else(|| panic!("no text at {pointer} of {value}"))
+}
+
+#[test]
+fn helm_has_nothing_to_say_about_any_values() {
+    for path in std::iter::once(None).chain(values().into_values().map(Some)) {
+        let mut helm = tool("helm");
+        helm.args(["lint", "--strict", "--quiet"]).arg(chart());
+        passed(helm.args(path.iter().flat_map(|p| [Path::new("--values"), p])));
+    }
+}
+
+#[test]
+fn manifests_are_what_kubernetes_and_the_custom_kinds_take() {
+    let kinds = |name: &str| rendered()[name].iter().map(|d| text(d, "/kind")).collect::<Vec<_>>();
+    for (name, kind) in [
+        ("default", "Deployment"),
+        ("full", "HorizontalPodAutoscaler"),
+        ("full", "PodMonitor"),
+        ("full", "PrometheusRule"),
+        ("keda", "ScaledObject"),
+        ("tls", "Certificate"),
+        ("tls", "NetworkPolicy"),
+        ("tls-secret", "PodDisruptionBudget"),
+    ] {
+        assert!(kinds(name).contains(&kind), "{name} has no {kind}: {:?}", kinds(name));
+    }
+    let custom = |d: &&Value| CUSTOM.contains(&text(d, "/apiVersion"));
+    assert_eq!(rendered()["default"].iter().filter(custom).count(), 0, "nothing that the cluster does not know");
+}
+
+#[test]
+fn names_are_there_once_and_everything_is_in_the_release_s_namespace() {
+    for (name, documents) in rendered() {
+        let mut seen = Vec::new();
+        for document in documents {
+            let id = (text(document, "/kind"), text(document, "/metadata/name"));
+            assert!(!seen.contains(&id), "{name}: {id:?} twice");
+            seen.push(id);
+            assert_eq!(text(document, "/metadata/namespace"), NAMESPACE, "{name}: {id:?}");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Every metric, label and value that rules, dashboards and scalers ask for is one that a real cluster shows.
+//!
+//! The cluster serves pictures and sounds, is asked for what it does not have, and loses what its store had; its
+//! `/metrics` are read as Prometheus would. What takes an outage to count is listed here with its labels.
+
+use crate::chart::{of_kind, rendered, text};
+use crate::page::deploy;
+use crate::promql::{Series, asked};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use triptych_proto::v1::SpeechTask;
+use triptych_tests::client::{about_images, about_sound, connect, generate};
+use triptych_tests::cluster::Cluster;
+use triptych_tests::process::eventually;
+use triptych_tests::samples::heldout;
+
+/// Labels that a target has: Prometheus' own, those of the operator, and those that its relabelling gives.
+fn target_labels() -> BTreeSet<String> {
+    let monitor = of_kind(&rendered()["full"], "PodMonitor").next().expect("a monitor");
+    let given = monitor["spec"]["podMetricsEndpoints"][0]["relabelings"].as_array().expect("relabelling");
+    let own = ["job", "instance", "namespace", "pod", "container"].map(str::to_owned);
+    own.into_iter().chain(given.iter().map(|r| text(r, "/targetLabel").to_owned())).collect()
+}
+
+/// Counted in trouble only, so that a cluster which is well does not show them; with their labels, and the file that
+/// gives them.
+const IN_TROUBLE: [(&str, &[&str], &str); 4] = [
+    ("triptych_worker_ejections_total", &["role", "cause"], "services/proxy/src/fleet/meters.rs"),
+    ("triptych_retry_budget_exhausted_total", &["for"], "services/proxy/src/encode/meters.rs"),
+    ("triptych_refused_at_door_total", &["stage"], "services/proxy/src/fleet/meters.rs"),
+    ("triptych_resumed_streams_total", &["model"], "services/proxy/src/observe.rs"),
+];
+/// As above, without labels that are asked for.
+const RETRIES: [&str; 2] = ["triptych_pd_retries_total", "triptych_pending_item_wait_seconds_bucket"];
+
+/// Series by name: each label with the values seen.
+type Shown = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
+
+/// Adds what a process shows.
+fn read(shown: &mut Shown, metrics: &str) {
+    for line in metrics.lines().filter(|l| !l.starts_with('#')) {
+        let name = line.split(['{', ' ']).next().expect("a name");
+        let labels = shown.entry(name.to_owned()).or_default();
+        let inside = line.split_once('{').and_then(|(_, rest)| rest.rsplit_once('}')).map_or("", |(inside, _)| inside);
+        for pair in inside.split("\",") {
+            if let Some((label, value)) = pair.split_once("=\"") {
+                labels.entry(label.to_owned()).or_default().insert(value.trim_end_matches('"').to_owned());
+            }
+        }
+    }
+}
+
+/// What a cluster shows that has done everything that it does when it is well, and has lost an object.
+async fn lived() -> Shown {
+    let dir = tempfile::tempdir().expect("a folder");
+    let ec = format!("disk:{}", dir.path().display());
+    let cluster = Cluster::start(&["--ec", &ec]).await;
+    let mut client = connect(&cluster.grpc).await;
+    let about_scene = about_images("What is in this picture?", vec![heldout("scene.png")]);
+    generate(&mut client, about_scene.clone()).await.expect("an answer");
+    generate(&mut client, about_sound(heldout("digits.wav"), SpeechTask::default())).await.expect("an answer");
+    generate(&mut client, about_scene.clone()).await.expect("an answer from the cache");
+    let (status, _) = cluster.chat(json!({"model": "nobody", "messages": [{"role": "user", "content": "x"}]})).await;
+    assert_eq!(status, 404);
+    let mut shown = Shown::new();
+    for worker in ["proxy", "encoder-0", "pd-0"] {
+        let text = eventually("every process is asked", async || Some(cluster.metrics(worker).await)).await;
+        read(&mut shown, &text);
+    }
+    shown
+}
+
+/// Every expression in the rules, the dashboards and the scalers, with where it stands.
+fn expressions() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let rule = of_kind(&rendered()["tls"], "PrometheusRule").next().expect("a rule");
+    for group in rule["spec"]["groups"].as_array().expect("groups") {
+        for rule in group["rules"].as_array().expect("rules") {
+            let name = rule["alert"].as_str().or(rule["record"].as_str()).expect("a name");
+            found.push((format!("rule {name}"), text(rule, "/expr").to_owned()));
+        }
+    }
+    let boards = fs::read_dir(deploy().join("grafana")).expect("dashboards").flatten().map(|e| e.path());
+    for board in boards.filter(|p| p.extension().is_some_and(|x| x == "json")) {
+        let json: Value = serde_json::from_str(&fs::read_to_string(&board).expect("a file")).expect("JSON");
+        for panel in json["panels"].as_array().expect("panels") {
+            for target in panel["targets"].as_array().into_iter().flatten() {
+                found.push((format!("{} {}", board.display(), panel["title"]), text(target, "/expr").to_owned()));
+            }
+        }
+    }
+    found.extend(scalers());
+    found
+}
+
+/// What scalers ask for, those of KEDA and those of Kubernetes, as expressions.
+fn scalers() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for (name, documents) in rendered() {
+        for scaler in of_kind(documents, "ScaledObject") {
+            let triggers = scaler["spec"]["triggers"].as_array().expect("triggers").iter();
+            for trigger in triggers.filter(|t| t["type"] == "prometheus") {
+                found.push((format!("{name}: KEDA"), text(trigger, "/metadata/query").to_owned()));
+            }
+        }
+        for scaler in of_kind(documents, "HorizontalPodAutoscaler") {
+            let metrics = scaler["spec"]["metrics"].as_array().expect("metrics").iter();
+            for metric in metrics.map(|m| &m["pods"]["metric"]).filter(|m| m.is_object()) {
+                let labels = metric["selector"]["matchLabels"].as_object().into_iter().flatten();
+                let labels: Vec<_> = labels.map(|(k, v)| format!("{k}={v}")).collect();
+                found.push((format!("{name}: HPA"), format!("{}{{{}}}", text(metric, "/name"), labels.join(","))));
+            }
+        }
+    }
+    found
+}
+
+/// What is wrong with a selector, if anything is.
+fn mistake(series: &Series, shown: &Shown, targets: &BTreeSet<String>) -> Option<String> {
+    // Prometheus makes it of each scrape.
+    if series.name == "up" {
+        return None;
+    }
+    let in_trouble = IN_TROUBLE.iter().find(|(name, ..)| *name == series.name);
+    let own: BTreeMap<String, BTreeSet<String>> = match (shown.get(&series.name), in_trouble) {
+        (Some(labels), _) => labels.clone(),
+        (None, Some((_, labels, _))) => labels.iter().map(|l| ((*l).to_owned(), BTreeSet::new())).collect(),
+        (None, None) if RETRIES.contains(&series.name.as_str()) => BTreeMap::new(),
+        (None, None) => return Some(format!("no process shows {}", series.name)),
+    };
+    if let Some(hidden) = own.keys().find(|l| targets.contains(*l)) {
+        return Some(format!("{}'s own label {hidden} would be hidden by the target's", series.name));
+    }
+    for (label, values) in &series.labels {
+        if targets.contains(label) {
+            continue;
+        }
+        let Some(seen) = own.get(label) else { return Some(format!("{} has no label {label}", series.name)) };
+        // Of bounds every one is shown; of other values those that happened.
+        if label == "le" && !values.iter().all(|v| seen.contains(v)) {
+            return Some(format!("{} has no bound {values:?}, it has {seen:?}", series.name));
+        }
+    }
+    None
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_metric_and_label_that_is_asked_for_is_shown_by_a_real_cluster() {
+    let (shown, targets) = (lived().await, target_labels());
+    let expressions = expressions();
+    assert!(expressions.len() > 90, "{}", expressions.len());
+    let recorded: BTreeSet<_> =
+        expressions.iter().filter_map(|(at, _)| at.strip_prefix("rule triptych:")).map(|n| format!("triptych:{n}")).collect();
+    let labels: BTreeSet<_> = shown.values().flat_map(BTreeMap::keys).cloned().collect();
+    let in_trouble = IN_TROUBLE.iter().flat_map(|(_, labels, _)| labels.iter().map(|l| (*l).to_owned()));
+    let known: BTreeSet<_> = labels.into_iter().chain(in_trouble).chain(targets.iter().cloned()).collect();
+    let mut wrong = Vec::new();
+    for (at, expression) in expressions {
+        let asked = asked(&expression);
+        assert!(!asked.series.is_empty() || expression == "vector(0.99)", "{at}: {expression}");
+        let series = asked.series.iter().filter(|s| !recorded.contains(&s.name));
+        wrong.extend(series.filter_map(|s| Some(format!("{at}: {}", mistake(s, &shown, &targets)?))));
+        let unknown = asked.grouped.iter().filter(|label| !known.contains(*label));
+        wrong.extend(unknown.map(|label| format!("{at}: nothing has a label {label}")));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}\nshown: {:?}", shown.keys());
+}
+
+#[test]
+fn what_is_counted_in_trouble_only_has_the_labels_that_the_code_gives() {
+    let root = deploy().join("..");
+    for (name, labels, file) in IN_TROUBLE {
+        let code = fs::read_to_string(root.join(file)).expect(file);
+        for label in labels {
+            assert!(code.contains(&format!("(\"{label}\",")), "{file} gives {name} no label {label}");
+        }
+    }
+}
+
+#[test]
+fn the_bounds_that_the_chart_offers_for_first_tokens_are_those_of_the_histogram() {
+    let schema = fs::read_to_string(deploy().join("helm/triptych/values.schema.json")).expect("a schema");
+    let schema: Value = serde_json::from_str(&schema).expect("JSON");
+    let offered = &schema["properties"]["monitoring"]["properties"]["rules"]["properties"]["ttftSeconds"]["enum"];
+    let bounds: Vec<String> = (0..20).map(|i| format!("{}", 1e-4 * 2f64.powi(i))).collect();
+    for bound in offered.as_array().expect("bounds") {
+        assert!(bounds.iter().any(|b| bound == b), "{bound} is none of {bounds:?}");
+    }
+}

@@ -1,0 +1,77 @@
+//! Alerts: promtool takes them and their tests, each has a test that sees it fire, and each has a page to read at night.
+
+use crate::chart::{of_kind, rendered, text};
+use crate::page::{anchors, deploy, page};
+use std::fs;
+use std::process::Command;
+use triptych_tests::tools::{passed, tool};
+
+/// The alerts of the rules, in the file's order.
+fn alerts() -> Vec<String> {
+    let rules = fs::read_to_string(deploy().join("prometheus/rules.yaml")).expect("there are rules");
+    rules.lines().filter_map(|l| l.trim().strip_prefix("- alert: ")).map(str::to_owned).collect()
+}
+
+#[test]
+fn promtool_takes_the_rules_and_their_tests_pass() {
+    let here = deploy().join("prometheus");
+    passed(tool("promtool").args(["check", "rules", "--lint=all", "--lint-fatal", "rules.yaml"]).current_dir(&here));
+    passed(tool("promtool").args(["test", "rules", "rules_test.yaml"]).current_dir(&here));
+}
+
+#[test]
+fn every_alert_is_seen_to_fire_in_a_test() {
+    let tests = fs::read_to_string(deploy().join("prometheus/rules_test.yaml")).expect("there are tests");
+    let cases: Vec<&str> = tests.split("\n  - name: ").skip(1).collect();
+    let fires = |alert: &String| {
+        cases.iter().any(|case| case.contains(&format!("alertname: {alert}\n")) && case.contains("exp_labels"))
+    };
+    let unseen: Vec<_> = alerts().into_iter().filter(|alert| !fires(alert)).collect();
+    assert!(unseen.is_empty(), "no test sees {unseen:?} fire");
+}
+
+#[test]
+fn every_alert_has_a_page_to_read_and_every_page_an_alert() {
+    let page = page();
+    let anchors = anchors(&page);
+    let rules = fs::read_to_string(deploy().join("prometheus/rules.yaml")).expect("there are rules");
+    for alert in alerts() {
+        let anchor = alert.to_lowercase();
+        assert!(anchors.contains(&anchor), "deploy/README.md has no entry for {alert}");
+        assert!(rules.contains(&format!("runbook_url: deploy/README.md#{anchor}\n")), "{alert} does not name its entry");
+    }
+    let stale: Vec<_> = page.lines().filter_map(|l| l.strip_prefix("### Triptych")).filter(|rest| !alerts().contains(&format!("Triptych{rest}"))).collect();
+    assert!(stale.is_empty(), "entries without an alert: {stale:?}");
+}
+
+#[test]
+fn the_chart_carries_the_same_alerts_with_its_own_objective() {
+    let rule = of_kind(&rendered()["full"], "PrometheusRule").next().expect("a rule");
+    let groups = rule["spec"]["groups"].as_array().expect("groups");
+    let carried: Vec<_> = groups
+        .iter()
+        .flat_map(|g| g["rules"].as_array().expect("rules"))
+        .filter_map(|r| r["alert"].as_str())
+        .collect();
+    assert_eq!(carried, alerts());
+    let whole = rule.to_string();
+    assert!(whole.contains("vector(0.999)") && whole.contains("le=\\\"0.8192\\\"") && !whole.contains("1.6384"));
+    assert!(whole.contains("https://runbooks.example.com/triptych#triptychnopdworkers"));
+}
+
+#[test]
+fn dashboards_are_as_their_script_writes_them_and_the_chart_carries_them() {
+    passed(Command::new("python3").arg(deploy().join("grafana/generate.py")).arg("--check"));
+    let carried: Vec<_> = of_kind(&rendered()["full"], "ConfigMap")
+        .filter(|c| c["metadata"]["labels"]["grafana_dashboard"] == "1")
+        .flat_map(|c| c["data"].as_object().expect("data").clone())
+        .collect();
+    assert_eq!(carried.len(), 4);
+    for (name, data) in carried {
+        let file = fs::read_to_string(deploy().join("grafana").join(&name)).expect("the dashboard is a file");
+        let parse = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");
+        assert_eq!(parse(data.as_str().expect("text")), parse(&file), "{name}");
+    }
+    let labels = of_kind(&rendered()["default"], "ConfigMap").map(|c| text(c, "/metadata/name")).count();
+    assert_eq!(labels, 4, "without the operator's kinds too");
+}
