@@ -80,7 +80,10 @@ pub fn of_kind<'a>(documents: &'a [Value], kind: &'a str) -> impl Iterator<Item 
 
 /// The text at a place that has one.
 pub fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
-    value.pointer(pointer).and_then(Value::as_str).unwrap_or_else(|| panic!("no text at {pointer} of {value}"))
+    value
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_else(|| panic!("no text at {pointer} of {value}"))
 }
 
 #[test]
@@ -108,7 +111,11 @@ fn manifests_are_what_kubernetes_and_the_custom_kinds_take() {
         assert!(kinds(name).contains(&kind), "{name} has no {kind}: {:?}", kinds(name));
     }
     let custom = |d: &&Value| CUSTOM.contains(&text(d, "/apiVersion"));
-    assert_eq!(rendered()["default"].iter().filter(custom).count(), 0, "nothing that the cluster does not know");
+    assert_eq!(
+        rendered()["default"].iter().filter(custom).count(),
+        0,
+        "nothing that the cluster does not know"
+    );
 }
 
 #[test]

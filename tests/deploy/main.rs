@@ -13,6 +13,7 @@ mod lived;
 mod metrics;
 mod page;
 mod pods;
+mod probes;
 mod promql;
 mod refused;
 mod rules;

@@ -9,10 +9,11 @@ use crate::promql::{Series, asked};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path;
 use triptych_proto::v1::SpeechTask;
 use triptych_tests::client::{about_images, about_sound, connect, generate};
 use triptych_tests::cluster::Cluster;
-use triptych_tests::process::eventually;
+use triptych_tests::process::signal;
 use triptych_tests::samples::heldout;
 
 /// Labels that a target has: Prometheus' own, those of the operator, and those that its relabelling gives.
@@ -42,7 +43,8 @@ fn read(shown: &mut Shown, metrics: &str) {
     for line in metrics.lines().filter(|l| !l.starts_with('#')) {
         let name = line.split(['{', ' ']).next().expect("a name");
         let labels = shown.entry(name.to_owned()).or_default();
-        let inside = line.split_once('{').and_then(|(_, rest)| rest.rsplit_once('}')).map_or("", |(inside, _)| inside);
+        let inside =
+            line.split_once('{').and_then(|(_, rest)| rest.rsplit_once('}')).map_or("", |(inside, _)| inside);
         for pair in inside.split("\",") {
             if let Some((label, value)) = pair.split_once("=\"") {
                 labels.entry(label.to_owned()).or_default().insert(value.trim_end_matches('"').to_owned());
@@ -55,20 +57,48 @@ fn read(shown: &mut Shown, metrics: &str) {
 async fn lived() -> Shown {
     let dir = tempfile::tempdir().expect("a folder");
     let ec = format!("disk:{}", dir.path().display());
-    let cluster = Cluster::start(&["--ec", &ec]).await;
+    let mut cluster = Cluster::start(&["--ec", &ec]).await;
     let mut client = connect(&cluster.grpc).await;
     let about_scene = about_images("What is in this picture?", vec![heldout("scene.png")]);
     generate(&mut client, about_scene.clone()).await.expect("an answer");
-    generate(&mut client, about_sound(heldout("digits.wav"), SpeechTask::default())).await.expect("an answer");
+    generate(&mut client, about_sound(heldout("digits.wav"), SpeechTask::default()))
+        .await
+        .expect("an answer");
     generate(&mut client, about_scene.clone()).await.expect("an answer from the cache");
-    let (status, _) = cluster.chat(json!({"model": "nobody", "messages": [{"role": "user", "content": "x"}]})).await;
+    let (status, _) =
+        cluster.chat(json!({"model": "nobody", "messages": [{"role": "user", "content": "x"}]})).await;
     assert_eq!(status, 404);
     let mut shown = Shown::new();
     for worker in ["proxy", "encoder-0", "pd-0"] {
-        let text = eventually("every process is asked", async || Some(cluster.metrics(worker).await)).await;
-        read(&mut shown, &text);
+        read(&mut shown, &cluster.metrics(worker).await);
     }
+    // A PD worker that has nothing of its own reads what somebody has written over.
+    spoil(dir.path());
+    let old = cluster.pid("pd");
+    signal(old, "KILL");
+    cluster.wait_replaced("pd", old).await;
+    generate(&mut client, about_scene).await.expect("an answer from what was encoded again");
+    read(&mut shown, &cluster.metrics("pd-0").await);
     shown
+}
+
+/// Changes the last byte of every object.
+fn spoil(dir: &Path) {
+    let mut n = 0;
+    for entry in fs::read_dir(dir).expect("the store's folder").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            spoil(&path);
+        } else if entry.metadata().is_ok_and(|m| m.len() > 1024) {
+            let mut bytes = fs::read(&path).expect("an object");
+            if let Some(last) = bytes.last_mut() {
+                *last ^= 1;
+            }
+            fs::write(&path, bytes).expect("an object");
+            n += 1;
+        }
+    }
+    eprintln!("{n} objects in {} spoiled", dir.display());
 }
 
 /// Every expression in the rules, the dashboards and the scalers, with where it stands.
@@ -86,7 +116,10 @@ fn expressions() -> Vec<(String, String)> {
         let json: Value = serde_json::from_str(&fs::read_to_string(&board).expect("a file")).expect("JSON");
         for panel in json["panels"].as_array().expect("panels") {
             for target in panel["targets"].as_array().into_iter().flatten() {
-                found.push((format!("{} {}", board.display(), panel["title"]), text(target, "/expr").to_owned()));
+                found.push((
+                    format!("{} {}", board.display(), panel["title"]),
+                    text(target, "/expr").to_owned(),
+                ));
             }
         }
     }
@@ -109,7 +142,10 @@ fn scalers() -> Vec<(String, String)> {
             for metric in metrics.map(|m| &m["pods"]["metric"]).filter(|m| m.is_object()) {
                 let labels = metric["selector"]["matchLabels"].as_object().into_iter().flatten();
                 let labels: Vec<_> = labels.map(|(k, v)| format!("{k}={v}")).collect();
-                found.push((format!("{name}: HPA"), format!("{}{{{}}}", text(metric, "/name"), labels.join(","))));
+                found.push((
+                    format!("{name}: HPA"),
+                    format!("{}{{{}}}", text(metric, "/name"), labels.join(",")),
+                ));
             }
         }
     }
@@ -150,8 +186,11 @@ async fn every_metric_and_label_that_is_asked_for_is_shown_by_a_real_cluster() {
     let (shown, targets) = (lived().await, target_labels());
     let expressions = expressions();
     assert!(expressions.len() > 90, "{}", expressions.len());
-    let recorded: BTreeSet<_> =
-        expressions.iter().filter_map(|(at, _)| at.strip_prefix("rule triptych:")).map(|n| format!("triptych:{n}")).collect();
+    let recorded: BTreeSet<_> = expressions
+        .iter()
+        .filter_map(|(at, _)| at.strip_prefix("rule triptych:"))
+        .map(|n| format!("triptych:{n}"))
+        .collect();
     let labels: BTreeSet<_> = shown.values().flat_map(BTreeMap::keys).cloned().collect();
     let in_trouble = IN_TROUBLE.iter().flat_map(|(_, labels, _)| labels.iter().map(|l| (*l).to_owned()));
     let known: BTreeSet<_> = labels.into_iter().chain(in_trouble).chain(targets.iter().cloned()).collect();
@@ -165,6 +204,15 @@ async fn every_metric_and_label_that_is_asked_for_is_shown_by_a_real_cluster() {
         wrong.extend(unknown.map(|label| format!("{at}: nothing has a label {label}")));
     }
     assert!(wrong.is_empty(), "{wrong:#?}\nshown: {:?}", shown.keys());
+}
+
+#[test]
+fn the_compose_file_gives_targets_labels_that_the_chart_gives_too() {
+    let config = fs::read_to_string(deploy().join("compose/prometheus.yml")).expect("a configuration");
+    let given: Vec<_> = config.lines().filter_map(|l| l.trim().strip_prefix("target_label: ")).collect();
+    assert!(given.contains(&"component"), "{given:?}");
+    let strange: Vec<_> = given.into_iter().filter(|label| !target_labels().contains(*label)).collect();
+    assert!(strange.is_empty(), "{strange:?}");
 }
 
 #[test]
@@ -182,7 +230,8 @@ fn what_is_counted_in_trouble_only_has_the_labels_that_the_code_gives() {
 fn the_bounds_that_the_chart_offers_for_first_tokens_are_those_of_the_histogram() {
     let schema = fs::read_to_string(deploy().join("helm/triptych/values.schema.json")).expect("a schema");
     let schema: Value = serde_json::from_str(&schema).expect("JSON");
-    let offered = &schema["properties"]["monitoring"]["properties"]["rules"]["properties"]["ttftSeconds"]["enum"];
+    let offered =
+        &schema["properties"]["monitoring"]["properties"]["rules"]["properties"]["ttftSeconds"]["enum"];
     let bounds: Vec<String> = (0..20).map(|i| format!("{}", 1e-4 * 2f64.powi(i))).collect();
     for bound in offered.as_array().expect("bounds") {
         assert!(bounds.iter().any(|b| bound == b), "{bound} is none of {bounds:?}");

@@ -18,7 +18,11 @@ struct Container<'a> {
 /// Templates of pods with their labels, of Deployments and bare ones.
 fn pods(documents: &[Value]) -> Vec<(String, &Value, &Value)> {
     let deployments = of_kind(documents, "Deployment").map(|d| {
-        (text(d, "/metadata/name").to_owned(), &d["spec"]["template"]["metadata"], &d["spec"]["template"]["spec"])
+        (
+            text(d, "/metadata/name").to_owned(),
+            &d["spec"]["template"]["metadata"],
+            &d["spec"]["template"]["spec"],
+        )
     });
     let bare =
         of_kind(documents, "Pod").map(|p| (text(p, "/metadata/name").to_owned(), &p["metadata"], &p["spec"]));
@@ -49,7 +53,10 @@ fn variables(container: &Value) -> BTreeMap<String, String> {
                 .fold(value.clone(), |value, (name, known)| value.replace(&format!("$({name})"), known)),
             (_, from) if from["fieldRef"]["fieldPath"] == "status.podIP" => "10.1.2.3".into(),
             (_, from) if from["fieldRef"].is_object() => "pod-0".into(),
-            (_, from) if from["secretKeyRef"].is_object() && name == "EC_STORE" => "redis://:secret@h:6379".into(),
+            (_, from) if from["resourceFieldRef"].is_object() => "2".into(),
+            (_, from) if from["secretKeyRef"].is_object() && name == "EC_STORE" => {
+                "redis://:secret@h:6379".into()
+            }
             (_, from) if from["secretKeyRef"].is_object() => "secret".into(),
             other => panic!("{name}: {other:?}"),
         };
@@ -82,7 +89,11 @@ fn a_container_that_could_not_start_is_noticed() {
     for (variable, value) in
         [("TRIPTYCH_INSECURE_PLAINTEXT", "false"), ("TRIPTYCH_EC", "ftp://h"), ("TRIPTYCH_PRECISION", "f64")]
     {
-        assert_eq!(run(pd.container, &["--check"], &[(variable, value)]).status.code(), Some(2), "{variable}");
+        assert_eq!(
+            run(pd.container, &["--check"], &[(variable, value)]).status.code(),
+            Some(2),
+            "{variable}"
+        );
     }
 }
 
@@ -151,12 +162,21 @@ fn a_pod_has_the_time_to_stop_that_its_process_takes() {
 
 #[test]
 fn shared_memory_has_room_for_the_slab_within_the_pod_s_limit() {
-    let with_slab = ours().into_iter().filter(|c| variables(c.container).get("TRIPTYCH_EC").is_some_and(|ec| ec.contains("shm:")));
+    let with_slab = ours()
+        .into_iter()
+        .filter(|c| variables(c.container).get("TRIPTYCH_EC").is_some_and(|ec| ec.contains("shm:")));
     let mut n = 0;
     for Container { of, pod, container } in with_slab {
         let ec = &variables(container)["TRIPTYCH_EC"];
-        let mib: u64 = ec.split("mib=").nth(1).and_then(|t| t.split(' ').next()).expect("a size").parse().expect("a number");
-        let slab = pod["volumes"].as_array().expect("volumes").iter().find(|v| v["name"] == "slab").expect("a slab");
+        let mib: u64 = ec
+            .split("mib=")
+            .nth(1)
+            .and_then(|t| t.split(' ').next())
+            .expect("a size")
+            .parse()
+            .expect("a number");
+        let slab =
+            pod["volumes"].as_array().expect("volumes").iter().find(|v| v["name"] == "slab").expect("a slab");
         assert_eq!(slab["emptyDir"]["medium"], "Memory", "{of}");
         let room: u64 = text(slab, "/emptyDir/sizeLimit").trim_end_matches("Mi").parse().expect("MiB");
         assert!(room > mib, "{of}: {room} MiB for a slab of {mib}");
@@ -182,14 +202,19 @@ fn takes(selector: &Value, labels: &Value) -> bool {
 fn whatever_selects_pods_selects_some_and_each_container_port_it_names_is_there() {
     for (name, documents) in rendered() {
         let pods = pods(documents);
-        let selected = |selector: &Value| pods.iter().filter(|(_, meta, _)| takes(selector, &meta["labels"])).count();
+        let selected =
+            |selector: &Value| pods.iter().filter(|(_, meta, _)| takes(selector, &meta["labels"])).count();
         for service in of_kind(documents, "Service") {
             let selector = serde_json::json!({"matchLabels": service["spec"]["selector"]});
             assert!(selected(&selector) > 0, "{name}: {}", text(service, "/metadata/name"));
             for port in service["spec"]["ports"].as_array().expect("ports") {
-                for (pod_name, _, pod) in pods.iter().filter(|(_, meta, _)| takes(&selector, &meta["labels"])) {
+                for (pod_name, _, pod) in pods.iter().filter(|(_, meta, _)| takes(&selector, &meta["labels"]))
+                {
                     let ports = pod["containers"][0]["ports"].as_array().expect("ports");
-                    assert!(ports.iter().any(|p| p["name"] == port["targetPort"]), "{name}: {pod_name}: {port}");
+                    assert!(
+                        ports.iter().any(|p| p["name"] == port["targetPort"]),
+                        "{name}: {pod_name}: {port}"
+                    );
                 }
             }
         }

@@ -22,8 +22,20 @@ pub struct Series {
     pub labels: Vec<(String, Vec<String>)>,
 }
 
-const KEYWORDS: [&str; 12] =
-    ["by", "without", "on", "ignoring", "group_left", "group_right", "and", "or", "unless", "offset", "bool", "inf"];
+const KEYWORDS: [&str; 12] = [
+    "by",
+    "without",
+    "on",
+    "ignoring",
+    "group_left",
+    "group_right",
+    "and",
+    "or",
+    "unless",
+    "offset",
+    "bool",
+    "inf",
+];
 
 /// Reads an expression; variables of dashboards in quotes and brackets may stand in it.
 pub fn asked(expression: &str) -> Asked {
@@ -65,7 +77,9 @@ pub fn asked(expression: &str) -> Asked {
 
 /// `sum by (…) (…)`: a word before its grouping.
 fn is_aggregation(word: &str, next: &str) -> bool {
-    let grouped = ["by", "without"].iter().any(|k| next.strip_prefix(k).is_some_and(|r| r.trim_start().starts_with('(')));
+    let grouped = ["by", "without"]
+        .iter()
+        .any(|k| next.strip_prefix(k).is_some_and(|r| r.trim_start().starts_with('(')));
     grouped && !word.contains(':')
 }
 
@@ -84,8 +98,12 @@ fn matchers(inside: &str) -> Vec<(String, Vec<String>)> {
     let mut rest = inside;
     while let Some((name, after)) = rest.split_once(['=', '!']) {
         let pattern = after.starts_with('~');
-        let Some((value, after)) = after.split_once('"').and_then(|(_, quoted)| quoted.split_once('"')) else { break };
-        let values = if pattern { value.split('|').map(str::to_owned).collect() } else { vec![value.to_owned()] };
+        let Some((value, after)) = after.split_once('"').and_then(|(_, quoted)| quoted.split_once('"'))
+        else {
+            break;
+        };
+        let values =
+            if pattern { value.split('|').map(str::to_owned).collect() } else { vec![value.to_owned()] };
         found.push((name.trim_matches([',', ' ', '\n']).to_owned(), values));
         rest = after;
     }
@@ -99,14 +117,23 @@ fn names_matchers_and_groups_are_found() {
         let series: Vec<_> = asked.series.iter().map(|s| (s.name.clone(), s.labels.clone())).collect();
         (series, asked.grouped.into_iter().collect::<Vec<_>>())
     };
-    let label = |name: &str, values: &[&str]| (name.to_owned(), values.iter().map(|v| (*v).to_owned()).collect());
+    let label =
+        |name: &str, values: &[&str]| (name.to_owned(), values.iter().map(|v| (*v).to_owned()).collect());
     assert_eq!(
-        read("histogram_quantile(0.9, sum by (le, x) (rate(a_bucket{j=\"p\",o=~\"b|c\"}[$__rate_interval]))) > 1e3"),
-        (vec![("a_bucket".into(), vec![label("j", &["p"]), label("o", &["b", "c"])])], vec!["le".into(), "x".into()])
+        read(
+            "histogram_quantile(0.9, sum by (le, x) (rate(a_bucket{j=\"p\",o=~\"b|c\"}[$__rate_interval]))) > 1e3"
+        ),
+        (
+            vec![("a_bucket".into(), vec![label("j", &["p"]), label("o", &["b", "c"])])],
+            vec!["le".into(), "x".into()]
+        )
     );
     assert_eq!(
         read("sum(a:b:c5m) / on (z) c unless c offset 5m > 14.4 * (1 - scalar(d)) or vector(0)"),
         (["a:b:c5m", "c", "c", "d"].map(|n| (n.to_owned(), Vec::new())).to_vec(), vec!["z".into()])
     );
-    assert_eq!(read("max(up{a!=\"}\", b != \"\"}) by (c) == 0"), (vec![("up".into(), vec![label("a", &["}"]), label("b", &[""])])], vec!["c".into()]));
+    assert_eq!(
+        read("max(up{a!=\"}\", b != \"\"}) by (c) == 0"),
+        (vec![("up".into(), vec![label("a", &["}"]), label("b", &[""])])], vec!["c".into()])
+    );
 }

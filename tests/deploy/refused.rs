@@ -15,7 +15,8 @@ fn refusal(values: &str) -> String {
 
 #[test]
 fn wrong_values_are_refused_with_the_name_of_what_is_wrong() {
-    let pool = |rest: &str| format!("pools: [{{name: a, role: pd, model: {{sample: digits-whisper}}{rest}}}]");
+    let pool =
+        |rest: &str| format!("pools: [{{name: a, role: pd, model: {{sample: digits-whisper}}{rest}}}]");
     let cases: Vec<(String, &str)> = vec![
         ("replicas: 3".into(), "replicas"),
         ("proxy: {replica: 3}".into(), "replica"),

@@ -15,7 +15,11 @@ fn alerts() -> Vec<String> {
 #[test]
 fn promtool_takes_the_rules_and_their_tests_pass() {
     let here = deploy().join("prometheus");
-    passed(tool("promtool").args(["check", "rules", "--lint=all", "--lint-fatal", "rules.yaml"]).current_dir(&here));
+    passed(
+        tool("promtool")
+            .args(["check", "rules", "--lint=all", "--lint-fatal", "rules.yaml"])
+            .current_dir(&here),
+    );
     passed(tool("promtool").args(["test", "rules", "rules_test.yaml"]).current_dir(&here));
 }
 
@@ -24,7 +28,9 @@ fn every_alert_is_seen_to_fire_in_a_test() {
     let tests = fs::read_to_string(deploy().join("prometheus/rules_test.yaml")).expect("there are tests");
     let cases: Vec<&str> = tests.split("\n  - name: ").skip(1).collect();
     let fires = |alert: &String| {
-        cases.iter().any(|case| case.contains(&format!("alertname: {alert}\n")) && case.contains("exp_labels"))
+        cases
+            .iter()
+            .any(|case| case.contains(&format!("alertname: {alert}\n")) && case.contains("exp_labels"))
     };
     let unseen: Vec<_> = alerts().into_iter().filter(|alert| !fires(alert)).collect();
     assert!(unseen.is_empty(), "no test sees {unseen:?} fire");
@@ -38,9 +44,16 @@ fn every_alert_has_a_page_to_read_and_every_page_an_alert() {
     for alert in alerts() {
         let anchor = alert.to_lowercase();
         assert!(anchors.contains(&anchor), "deploy/README.md has no entry for {alert}");
-        assert!(rules.contains(&format!("runbook_url: deploy/README.md#{anchor}\n")), "{alert} does not name its entry");
+        assert!(
+            rules.contains(&format!("runbook_url: deploy/README.md#{anchor}\n")),
+            "{alert} does not name its entry"
+        );
     }
-    let stale: Vec<_> = page.lines().filter_map(|l| l.strip_prefix("### Triptych")).filter(|rest| !alerts().contains(&format!("Triptych{rest}"))).collect();
+    let stale: Vec<_> = page
+        .lines()
+        .filter_map(|l| l.strip_prefix("### Triptych"))
+        .filter(|rest| !alerts().contains(&format!("Triptych{rest}")))
+        .collect();
     assert!(stale.is_empty(), "entries without an alert: {stale:?}");
 }
 
@@ -55,7 +68,9 @@ fn the_chart_carries_the_same_alerts_with_its_own_objective() {
         .collect();
     assert_eq!(carried, alerts());
     let whole = rule.to_string();
-    assert!(whole.contains("vector(0.999)") && whole.contains("le=\\\"0.8192\\\"") && !whole.contains("1.6384"));
+    assert!(
+        whole.contains("vector(0.999)") && whole.contains("le=\\\"0.8192\\\"") && !whole.contains("1.6384")
+    );
     assert!(whole.contains("https://runbooks.example.com/triptych#triptychnopdworkers"));
 }
 

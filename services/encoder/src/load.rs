@@ -337,7 +337,9 @@ mod tests {
         shows("30");
         drop(tickets);
         shows("0");
-        assert!(registry.encode().contains("triptych_encode_backlog_seconds{model=\"m\",modality=\"image\"} 0.0"));
+        assert!(
+            registry.encode().contains("triptych_encode_backlog_seconds{model=\"m\",modality=\"image\"} 0.0")
+        );
     }
 
     #[tokio::test(start_paused = true)]

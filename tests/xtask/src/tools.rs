@@ -65,7 +65,8 @@ fn judges() -> Result<()> {
         return Ok(());
     }
     let fresh = work("python")?;
-    let pip = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-warn-conflicts", "--target"];
+    let pip =
+        ["-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-warn-conflicts", "--target"];
     let mut pip = command("python3", &pip);
     run_shown(pip.arg(&fresh).args(JUDGES)).context("the tests need judges of manifests")?;
     fs::write(fresh.join("packages.txt"), wanted)?;

@@ -11,12 +11,18 @@
   value: {{ .model | quote }}
 - name: TRIPTYCH_PRECISION
   value: {{ .pool.precision }}
+{{- $cpu := dig "requests" "cpu" "" .pool.resources }}
 - name: TRIPTYCH_THREADS
+{{- if and $cpu (eq (int .pool.threads) 0) }}
+  # The node may have more cores than this pod is meant to use.
+  valueFrom: {resourceFieldRef: {resource: requests.cpu}}
+{{- else }}
   value: {{ int .pool.threads | quote }}
+{{- end }}
 - name: XDG_CACHE_HOME
   value: /cache
 - name: HF_HOME
-  value: /cache/huggingface
+  value: /hub
 {{- with .root.Values.ec.rows }}
 - name: TRIPTYCH_EC_ROWS
   value: {{ . }}
@@ -50,8 +56,11 @@
 {{- if .root.Values.models.existingClaim }}
 - {name: models, mountPath: /models, readOnly: true}
 {{- end }}
-{{- if and .pool.model.hub .root.Values.models.hubToken.existingSecret }}
-- {name: hub-token, mountPath: /cache/huggingface/token, subPath: token, readOnly: true}
+{{- if .pool.model.hub }}
+- {name: hub, mountPath: /hub}
+{{- if .root.Values.models.hubToken.existingSecret }}
+- {name: hub-token, mountPath: /hub/token, subPath: token, readOnly: true}
+{{- end }}
 {{- end }}
 {{- if .root.Values.ec.macKeys.existingSecret }}
 - {name: mac-keys, mountPath: /mac-keys, readOnly: true}
@@ -62,7 +71,11 @@
 {{- end }}
 {{- define "triptych.poolVolumes" -}}
 - name: cache
+  emptyDir: {sizeLimit: 1Gi}
+{{- if .pool.model.hub }}
+- name: hub
   emptyDir: {sizeLimit: {{ .root.Values.models.cacheSize }}}
+{{- end }}
 {{- if .root.Values.models.existingClaim }}
 - name: models
   persistentVolumeClaim: {claimName: {{ .root.Values.models.existingClaim }}, readOnly: true}
