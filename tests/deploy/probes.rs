@@ -4,6 +4,7 @@
 use crate::chart::{of_kind, rendered, text};
 use serde_json::Value;
 use std::collections::BTreeSet;
+use tonic::transport::Endpoint;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -58,7 +59,8 @@ async fn every_probe_asks_for_something_that_its_process_says_is_well() {
         match &probe {
             Probe::Grpc { service } => {
                 let address = if child == "proxy" { cluster.grpc.clone() } else { grpc_of(&cluster, child) };
-                let mut client = HealthClient::connect(address).await.expect("it listens");
+                let channel = Endpoint::from_shared(address).expect("an address").connect().await;
+                let mut client = HealthClient::new(channel.expect("it listens"));
                 let answer = client.check(HealthCheckRequest { service: service.clone() }).await;
                 let status =
                     answer.unwrap_or_else(|e| panic!("{component}: {probe:?}: {e}")).into_inner().status;
