@@ -23,7 +23,20 @@ const SLO: &str = "ttft=120s,tpot=60s";
 async fn bench(flags: Vec<String>) -> (SweepResult, String) {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("result.json");
-    let usual = ["--requests", "20", "--seeds", "1,2", "--warm-up", "1s", "--rates", "8", "--slo", SLO];
+    let usual = [
+        "--requests",
+        "20",
+        "--seeds",
+        "1,2",
+        "--warm-up",
+        "1s",
+        "--rates",
+        "8",
+        "--slo",
+        SLO,
+        "--max-late",
+        "1h",
+    ];
     let mut command = Command::new(binary());
     command.args(["bench", "run", "--model", "shapes-qwen2-vl"]).args(usual).args(flags);
     command.arg("--json").arg(&file);

@@ -53,6 +53,9 @@ pub struct RunPlan {
     pub max_window: Duration,
     /// How long after the window what was due in it may take.
     pub drain: Duration,
+    /// The 99th percentile of the bench's own lateness that is allowed. None: a tenth of the promised time to first
+    /// token, and at least 20 ms.
+    pub max_late: Option<Duration>,
 }
 
 impl RunPlan {

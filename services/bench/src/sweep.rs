@@ -40,6 +40,9 @@ pub const RULE_REQUESTS: u64 = 1000;
 pub const RULE_WINDOW: Duration = Duration::from_secs(600);
 /// Seeds, by the rule.
 pub const RULE_SEEDS: usize = 3;
+/// Rates from the first on whose runs are all void: then no slower one helps, since it is the bench that is short of
+/// time.
+const MAX_VOID: usize = 3;
 /// Requests sent one after the other to find a first rate.
 const N_FIRST: usize = 3;
 /// The longest wait for a server to become idle between runs.
@@ -71,6 +74,8 @@ pub struct SweepSettings {
     pub warm_up: Option<Duration>,
     /// How long after the window its requests may take.
     pub drain: Duration,
+    /// How late the bench itself may be ([`RunPlan::max_late`]).
+    pub max_late: Option<Duration>,
     /// The rule of a pass.
     pub rule: Rule,
     /// Which rates.
@@ -92,6 +97,7 @@ impl Default for SweepSettings {
             max_window: RULE_WINDOW,
             warm_up: None,
             drain: Duration::from_secs(60),
+            max_late: None,
             rule: Rule::default(),
             rates: Rates::Search { first: None, resolution: 0.05 },
             salt: 0,
@@ -177,6 +183,9 @@ pub async fn run_sweep(
         steps.record(rate, result.verdict.passed);
         tested.push(one);
         rates.push(result);
+        if tested.len() >= MAX_VOID && tested.iter().all(|t| t.void) {
+            break;
+        }
     }
     Ok(sweep.result(&tested, rates))
 }
@@ -245,6 +254,7 @@ impl Sweep {
             n_requests: self.settings.n_requests,
             max_window: self.settings.max_window,
             drain: self.settings.drain,
+            max_late: self.settings.max_late,
         };
         let ran = self.send(&plan, listener).await;
         let result = run_result(&ran, &plan, &self.slo, &self.settings.rule);

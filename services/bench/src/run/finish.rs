@@ -37,7 +37,7 @@ pub fn run_result(ran: &Ran, plan: &RunPlan, slo: &Slo, rule: &Rule) -> RunResul
         itl_ms: Spread::of(gaps),
         e2el_ms: Spread::of(whole.iter().map(|o| ms(o.e2el()))),
         throughput: throughput(ran, slo),
-        generator: generator(&judged, slo),
+        generator: generator(&judged, slo, plan.max_late),
         prompt_tokens: (prompts.n > 0).then_some(prompts),
         stages: stages(&asked, &whole),
         item_sources: sources(&asked),
@@ -72,8 +72,9 @@ fn throughput(ran: &Ran, slo: &Slo) -> Throughput {
     }
 }
 
-fn generator(judged: &[&Outcome], slo: &Slo) -> Generator {
-    let allowed = slo.ttft.map_or(Duration::ZERO, |t| t.mul_f64(LATE_SHARE)).max(LEAST_LATE);
+fn generator(judged: &[&Outcome], slo: &Slo, max_late: Option<Duration>) -> Generator {
+    let usual = || slo.ttft.map_or(Duration::ZERO, |t| t.mul_f64(LATE_SHARE)).max(LEAST_LATE);
+    let allowed = max_late.unwrap_or_else(usual);
     let late_ms = Spread::of(judged.iter().map(|o| o.sent.saturating_sub(o.due).as_secs_f64() * 1e3));
     let allowed_ms = allowed.as_secs_f64() * 1e3;
     Generator { void: late_ms.p99.is_some_and(|late| late > allowed_ms), late_ms, allowed_ms }

@@ -55,6 +55,7 @@ fn plan() -> RunPlan {
         n_requests: 200,
         max_window: Duration::from_secs(600),
         drain: Duration::from_secs(30),
+        max_late: None,
     }
 }
 

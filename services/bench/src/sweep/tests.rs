@@ -108,6 +108,18 @@ async fn a_rate_beyond_doubt_is_not_repeated_for_every_seed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_bench_that_is_late_at_every_rate_gives_up() {
+    // No send is earlier than its time, and the clock of a timer goes by milliseconds.
+    let settings =
+        SweepSettings { max_late: Some(Duration::ZERO), n_requests: 50, ..SweepSettings::default() };
+    let (found, _) = sweep("ttft=400ms,tpot=20ms", &settings).await;
+    assert_eq!((found.rates.len(), found.goodput.rate, found.goodput.vllm), (3, None, None));
+    let broken: Vec<_> =
+        found.rates[0].verdict.findings.iter().filter(|f| !f.passed).map(|f| &f.rule).collect();
+    assert_eq!(broken, ["the bench is in time"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_server_that_answers_nothing_is_told_before_anything_is_measured() {
     triptych_runtime::tls::install_provider();
     struct Nobody;

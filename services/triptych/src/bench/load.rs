@@ -121,6 +121,10 @@ pub struct SizeArgs {
     /// How long after the window its requests may take before they count as failed
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time)]
     pub drain: Duration,
+    /// How late the bench itself may be with one request in a hundred before its run is void; left out, a tenth of the
+    /// promised time to the first token, and at least 20ms
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub max_late: Option<Duration>,
     /// One run for each at every rate. The rule asks for three
     #[arg(long, value_name = "SEEDS", value_delimiter = ',', default_value = "1,2,3")]
     pub seeds: Vec<u64>,
@@ -254,6 +258,7 @@ fn settings(args: &RunArgs) -> SweepSettings {
         max_window: args.size.max_window,
         warm_up: args.size.warm_up,
         drain: args.size.drain,
+        max_late: args.size.max_late,
         rates: match args.load.rates.is_empty() {
             true => Rates::Search { first: args.load.from_rate, resolution: args.load.resolution },
             false => Rates::Listed(args.load.rates.clone()),
