@@ -6,6 +6,9 @@ use std::fs;
 use std::process::Command;
 use triptych_tests::tools::{passed, tool};
 
+/// What sees the alerts fire, over minutes and over days.
+const TESTS: [&str; 2] = ["rules_test.yaml", "rules_days_test.yaml"];
+
 /// The alerts of the rules, in the file's order.
 fn alerts() -> Vec<String> {
     let rules = fs::read_to_string(deploy().join("prometheus/rules.yaml")).expect("there are rules");
@@ -20,12 +23,13 @@ fn promtool_takes_the_rules_and_their_tests_pass() {
             .args(["check", "rules", "--lint=all", "--lint-fatal", "rules.yaml"])
             .current_dir(&here),
     );
-    passed(tool("promtool").args(["test", "rules", "rules_test.yaml"]).current_dir(&here));
+    passed(tool("promtool").args(["test", "rules"]).args(TESTS).current_dir(&here));
 }
 
 #[test]
 fn every_alert_is_seen_to_fire_in_a_test() {
-    let tests = fs::read_to_string(deploy().join("prometheus/rules_test.yaml")).expect("there are tests");
+    let read = |name| fs::read_to_string(deploy().join("prometheus").join(name)).expect("there are tests");
+    let tests = TESTS.map(read).concat();
     let cases: Vec<&str> = tests.split("\n  - name: ").skip(1).collect();
     let fires = |alert: &String| {
         cases
