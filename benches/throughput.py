@@ -38,6 +38,7 @@ def arguments():
     return args
 
 
+PRECISIONS = ["f32", "bf16", "int8"]
 ARGS = arguments()
 os.environ["OMP_NUM_THREADS"] = str(ARGS.threads)
 
@@ -138,10 +139,10 @@ def theirs(model, inputs, batches):
     return encode_ms, rates
 
 
-def ours(directory, item, batches, bf16):
+def ours(directory, item, batches, precision):
     command = [str(ROOT / "target/release/throughput"), str(directory), "--item", item, "--repeats", "1",
                "--batches", ",".join(map(str, batches)), "--new-tokens", str(ARGS.new_tokens),
-               "--threads", str(ARGS.threads)] + (["--bf16"] if bf16 else [])
+               "--threads", str(ARGS.threads), "--precision", precision]
     result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return result["encode_ms"], [d["tokens_per_s"] for d in result["decode"]]
 
@@ -170,26 +171,26 @@ def main():
         f"{cpu()}, {ARGS.threads} threads, commit {commit}, {datetime.date.today()}; {ARGS.new_tokens} tokens a "
         f"sequence, best of {ARGS.rounds} alternating rounds.",
         "",
-        "| model | work | transformers f32 | ours f32 | ratio | ours bf16 | ratio |",
-        "|---|---|---|---|---|---|---|",
+        "| model | work | transformers f32 | ours f32 | ratio | ours bf16 | ratio | ours int8 | ratio |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name in ARGS.models:
         torch.manual_seed(0)
         with tempfile.TemporaryDirectory() as directory:
             model, inputs, item = globals()[name](Path(directory))
-            best = {"theirs": None, "f32": None, "bf16": None}
+            best = {"theirs": None, "f32": None, "bf16": None, "int8": None}
             for _ in range(ARGS.rounds):
                 best["theirs"] = merge(best["theirs"], theirs(model, inputs, batches))
-                best["f32"] = merge(best["f32"], ours(directory, item, batches, False))
-                best["bf16"] = merge(best["bf16"], ours(directory, item, batches, True))
-        their, f32, bf16 = best["theirs"], best["f32"], best["bf16"]
+                for precision in PRECISIONS:
+                    best[precision] = merge(best[precision], ours(directory, item, batches, precision))
+        their = best["theirs"]
         shape = {"whisper": "Whisper-base", "t5": "T5-small", "bart": "BART-base"}[name]
-        lines.append(f"| {shape} | encode, ms | {their[0]:.0f} | {f32[0]:.0f} | {their[0] / f32[0]:.2f} "
-                     f"| {bf16[0]:.0f} | {their[0] / bf16[0]:.2f} |")
+        times = " | ".join(f"{best[p][0]:.0f} | {their[0] / best[p][0]:.2f}" for p in PRECISIONS)
+        lines.append(f"| {shape} | encode, ms | {their[0]:.0f} | {times} |")
         for i, batch in enumerate(batches):
-            t, a, b = their[1][i], f32[1][i], bf16[1][i]
-            lines.append(f"| {shape} | decode at batch {batch}, tokens/s | {t:.0f} | {a:.0f} | {a / t:.2f} "
-                         f"| {b:.0f} | {b / t:.2f} |")
+            t = their[1][i]
+            rates = " | ".join(f"{best[p][1][i]:.0f} | {best[p][1][i] / t:.2f}" for p in PRECISIONS)
+            lines.append(f"| {shape} | decode at batch {batch}, tokens/s | {t:.0f} | {rates} |")
         print("\n".join(lines[-1 - len(batches):]), flush=True)
     text = "\n".join(lines) + "\n"
     results = ROOT / "benches/results"

@@ -26,6 +26,10 @@ use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::preprocess::EncoderInput;
 use triptych_models::{LoadFormat, Model, ModelSource};
 
+/// The allocator of the product.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Measures one model directory and prints one line of JSON.
 #[derive(Debug, Parser)]
 struct Args {
@@ -43,9 +47,9 @@ struct Args {
     /// Compute threads; 0: as many as the machine has cores.
     #[arg(long, default_value_t = 0)]
     threads: usize,
-    /// bf16 weights and KV instead of f32.
-    #[arg(long)]
-    bf16: bool,
+    /// Of weights and KV: f32, bf16 or int8.
+    #[arg(long, default_value = "f32", value_parser = precision)]
+    precision: Precision,
     /// Runs of each, of which the best counts.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
@@ -56,8 +60,8 @@ fn main() -> Result<()> {
     ensure!(args.repeats > 0, "--repeats is 0, at least one run is needed");
     let source = ModelSource { dir: args.model.clone(), name: None, format: LoadFormat::Safetensors };
     let model = Model::open(&source)?;
-    let precision = if args.bf16 { Precision::Bf16 } else { Precision::F32 };
-    let config = ComputeConfig { threads: args.threads, precision, ..ComputeConfig::default() };
+    let config =
+        ComputeConfig { threads: args.threads, precision: args.precision, ..ComputeConfig::default() };
     let compute = Compute::new(config)?;
     let modality = *model.modalities().first().context("a model without an encoder")?;
     let mut encoder = compute.load_encoder(&model, modality)?;
@@ -76,6 +80,12 @@ fn main() -> Result<()> {
     }
     println!("{}", json!({"encode_ms": encode.as_secs_f64() * 1e3, "decode": decode}));
     Ok(())
+}
+
+fn precision(text: &str) -> Result<Precision, String> {
+    let all = [Precision::F32, Precision::Bf16, Precision::Int8];
+    let found = all.into_iter().find(|p| p.as_str() == text);
+    found.ok_or_else(|| format!("there are {}", all.map(Precision::as_str).join(", ")))
 }
 
 /// The shortest of several runs, and what the last one gave.

@@ -43,7 +43,7 @@ pub use simd::Isa;
 
 use kv::Pages;
 
-/// How weights, and keys and values in a cache, are kept. Activations and sums are f32 in both.
+/// How weights, and keys and values in a cache, are kept. Activations are f32 in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Precision {
     /// f32.
@@ -51,6 +51,28 @@ pub enum Precision {
     F32,
     /// bf16; what meets them in a product (rows, queries, attention weights) is rounded to bf16 too.
     Bf16,
+    /// Linear layers int8 with a scale for each output, their rows int8 with a scale for each row and call; all
+    /// else, and the layers that are loaded as fine, as bf16.
+    Int8,
+}
+
+impl Precision {
+    /// The floating point precision of what is not quantized.
+    pub const fn float(self) -> Self {
+        match self {
+            Self::F32 => Self::F32,
+            Self::Bf16 | Self::Int8 => Self::Bf16,
+        }
+    }
+
+    /// The name used in settings, keys and results.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        }
+    }
 }
 
 /// Settings of the back end.
@@ -108,7 +130,11 @@ impl Backend for CpuBackend {
     }
 
     fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<CpuLinear> {
-        Ok(CpuLinear::new(self, stored::stack(parts)?))
+        Ok(CpuLinear::new(self, self.precision, stored::stack(parts)?))
+    }
+
+    fn load_fine_linear(&self, parts: &[LinearPart<'_>]) -> Result<CpuLinear> {
+        Ok(CpuLinear::new(self, self.precision.float(), stored::stack(parts)?))
     }
 
     fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<CpuTable> {
@@ -138,6 +164,10 @@ impl Backend for CpuBackend {
 
     fn download(&self, x: &CpuTensor) -> Result<Vec<f32>> {
         Ok(x.data().to_vec())
+    }
+
+    fn into_values(&self, x: CpuTensor) -> Result<Vec<f32>> {
+        Ok(x.into_values())
     }
 
     fn dims(&self, x: &CpuTensor) -> Dims {
@@ -240,7 +270,9 @@ impl Backend for CpuBackend {
         check::attention([qkv.q.dims(), qkv.k.dims(), qkv.v.dims()], shape, seqs)?;
         match self.precision {
             Precision::F32 => attention::block_diagonal::<f32>(self, qkv, shape, seqs),
-            Precision::Bf16 => attention::block_diagonal::<cell::Bf16Pair>(self, qkv, shape, seqs),
+            Precision::Bf16 | Precision::Int8 => {
+                attention::block_diagonal::<cell::Bf16Pair>(self, qkv, shape, seqs)
+            }
         }
     }
 
@@ -253,7 +285,7 @@ impl Backend for CpuBackend {
         check::attention_weights(qk.map(CpuTensor::dims), chosen, seqs)?;
         match self.precision {
             Precision::F32 => attention::weights::<f32>(self, qk, chosen, seqs),
-            Precision::Bf16 => attention::weights::<cell::Bf16Pair>(self, qk, chosen, seqs),
+            Precision::Bf16 | Precision::Int8 => attention::weights::<cell::Bf16Pair>(self, qk, chosen, seqs),
         }
     }
 

@@ -149,6 +149,11 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
     /// Packs layers that read the same input as one: outputs side by side, in order.
     fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<Self::Linear>;
+    /// The same for a layer whose small errors would be seen, such as the projection to logits: a back end that
+    /// keeps weights in fewer than sixteen bits keeps these in sixteen.
+    fn load_fine_linear(&self, parts: &[LinearPart<'_>]) -> Result<Self::Linear> {
+        self.load_linear(parts)
+    }
     /// Takes a table `[n_rows, width]`, whose rows are given times `scale`.
     fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<Self::Table>;
     /// Takes a norm's `scale [width]` and `bias [width]`.
@@ -169,6 +174,10 @@ pub trait Backend: Clone + Send + Sync + 'static {
     fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<Self::Tensor>;
     /// The values in host memory, row-major.
     fn download(&self, x: &Self::Tensor) -> Result<Vec<f32>>;
+    /// The same of an activation that is needed no more.
+    fn into_values(&self, x: Self::Tensor) -> Result<Vec<f32>> {
+        self.download(&x)
+    }
     /// `(n_tokens, width)`.
     fn dims(&self, x: &Self::Tensor) -> (usize, usize);
 

@@ -89,7 +89,7 @@ pub(super) fn weights<C: Cell>(
     backend.pool.run(tasks.len(), cost_ns, |i| {
         let (task, member, place) = &tasks[i];
         let rows = HeadRows { pages: &plain.pages, step: &step, bias, task, out: shared };
-        backend.isa.run(HeadWeights { rows, member: *member, place: place.clone() });
+        C::run(backend.isa, HeadWeights { rows, member: *member, place: place.clone() });
     });
     Ok(out)
 }
@@ -145,7 +145,7 @@ pub(super) fn paged<C: Cell>(backend: &CpuBackend, pages: &PagedCells<C>, step: 
     let bias = &RowBias::new(step.bias, step.shape.n_heads, lens(&step));
     let shared = &Shared::new(&mut out);
     backend.pool.run(tasks.len(), cost_ns, |i| {
-        backend.isa.run(HeadRows { pages, step: &step, bias, task: &tasks[i], out: shared });
+        C::run(backend.isa, HeadRows { pages, step: &step, bias, task: &tasks[i], out: shared });
     });
     CpuTensor::new(out, n_tokens, width)
 }

@@ -1,9 +1,10 @@
-//! What a multiply-add consumes at a time: an f32, or a pair of bf16 that meet in one dot product.
+//! What a multiply-add consumes at a time: an f32, a pair of bf16 or four bytes that meet in one dot product.
 //!
-//! Both are four bytes, so packed weights, KV pages and tiles have one shape for both precisions: a *panel*
-//! is `[k_cells][32]` cells, and a cell of a pair holds two steps of `k`, the first in its low half.
+//! All are four bytes, so packed weights, KV pages and tiles have one shape for every precision: a *panel*
+//! is `[k_cells][32]` cells, and a cell of a pair holds two steps of `k`, the first in its low half. Values
+//! become cells of f32 and bf16 by rounding ([`Cell`]); cells of bytes need a scale, which `quantized` knows.
 
-use super::simd::{Kernel, Simd};
+use super::simd::{FoundIsa, Kernel, Simd};
 
 /// Columns of a panel. A KV block is one panel of keys.
 pub(super) const PANEL: usize = triptych_core::shape::KV_BLOCK_TOKENS;
@@ -11,32 +12,50 @@ pub(super) const PANEL: usize = triptych_core::shape::KV_BLOCK_TOKENS;
 /// Two bf16. A plain integer, since the allocator gives those out zeroed without touching them.
 pub(super) type Bf16Pair = u32;
 
-/// Four bytes of one or two values along `k`.
+/// Four bytes of one or more values along `k`, as a register tile multiplies them.
 ///
 /// # Safety
 /// An implementation must be four bytes, of which any bits are a value.
-pub(super) unsafe trait Cell: Copy + Default + Send + Sync + 'static {
+pub(super) unsafe trait Word: Copy + Default + Send + Sync + 'static {
     /// Steps of `k` in a cell.
     const STEPS: usize;
+    /// `acc + self · b` in each lane, where `b` holds the bits of a register of cells. What the bits of `acc`
+    /// mean is the cell's own; all zeros are nothing summed.
+    fn multiply_add<S: Simd>(self, s: S, b: S::V, acc: S::V) -> S::V;
+    /// Runs a kernel that multiplies such cells.
+    fn run<K: Kernel>(isa: FoundIsa, kernel: K);
+}
+
+/// A cell of floating point values: sums are f32.
+pub(super) trait Cell: Word {
     /// Writes the value of one step.
     fn set(&mut self, step: usize, value: f32);
     /// The cell with all steps but the first set to zero.
     fn first_step(self) -> Self;
-    /// `acc + self · b` in each lane, where `b` holds the bits of a register of cells.
-    fn multiply_add<S: Simd>(self, s: S, b: S::V, acc: S::V) -> S::V;
     /// Rounds values to cells; a last lone value is paired with zero. There are `n_cells` of them.
     fn fill(cells: &mut [Self], values: &[f32]);
 }
 
 /// Cells of `k` values.
-pub(super) fn n_cells<C: Cell>(k: usize) -> usize {
+pub(super) fn n_cells<C: Word>(k: usize) -> usize {
     k.div_ceil(C::STEPS)
 }
 
 // SAFETY: f32 is four bytes and takes any bits.
-unsafe impl Cell for f32 {
+unsafe impl Word for f32 {
     const STEPS: usize = 1;
 
+    #[inline(always)]
+    fn multiply_add<S: Simd>(self, s: S, b: S::V, acc: S::V) -> S::V {
+        s.fma(s.splat(self), b, acc)
+    }
+
+    fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
+        isa.run(kernel);
+    }
+}
+
+impl Cell for f32 {
     #[inline(always)]
     fn set(&mut self, _step: usize, value: f32) {
         *self = value;
@@ -48,20 +67,26 @@ unsafe impl Cell for f32 {
     }
 
     #[inline(always)]
-    fn multiply_add<S: Simd>(self, s: S, b: S::V, acc: S::V) -> S::V {
-        s.fma(s.splat(self), b, acc)
-    }
-
-    #[inline(always)]
     fn fill(cells: &mut [Self], values: &[f32]) {
         cells.copy_from_slice(values);
     }
 }
 
 // SAFETY: u32 is four bytes and takes any bits.
-unsafe impl Cell for Bf16Pair {
+unsafe impl Word for Bf16Pair {
     const STEPS: usize = 2;
 
+    #[inline(always)]
+    fn multiply_add<S: Simd>(self, s: S, b: S::V, acc: S::V) -> S::V {
+        s.dot_pair(acc, self, b)
+    }
+
+    fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
+        isa.run_pairs(kernel);
+    }
+}
+
+impl Cell for Bf16Pair {
     #[inline(always)]
     fn set(&mut self, step: usize, value: f32) {
         let shift = 16 * step;
@@ -71,11 +96,6 @@ unsafe impl Cell for Bf16Pair {
     #[inline(always)]
     fn first_step(self) -> Self {
         self & 0xffff
-    }
-
-    #[inline(always)]
-    fn multiply_add<S: Simd>(self, s: S, b: S::V, acc: S::V) -> S::V {
-        s.dot_pair(acc, self, b)
     }
 
     #[inline(always)]

@@ -32,7 +32,7 @@ impl CpuKvCache {
     pub(super) fn new(precision: Precision, layout: KvLayout) -> Result<Self> {
         Ok(Self(match precision {
             Precision::F32 => Pages::F32(PagedCells::new(layout)?),
-            Precision::Bf16 => Pages::Bf16(PagedCells::new(layout)?),
+            Precision::Bf16 | Precision::Int8 => Pages::Bf16(PagedCells::new(layout)?),
         }))
     }
 
@@ -40,7 +40,9 @@ impl CpuKvCache {
     pub(super) fn block_bytes(precision: Precision, layout: KvLayout) -> usize {
         let page = match precision {
             Precision::F32 => page_len::<f32>(layout.head_dim) * size_of::<f32>(),
-            Precision::Bf16 => page_len::<Bf16Pair>(layout.head_dim) * size_of::<Bf16Pair>(),
+            Precision::Bf16 | Precision::Int8 => {
+                page_len::<Bf16Pair>(layout.head_dim) * size_of::<Bf16Pair>()
+            }
         };
         layout.n_layers * layout.n_kv_heads * page
     }

@@ -28,6 +28,11 @@ impl CpuTensor {
         &self.data
     }
 
+    /// The values; copies them if a clone shares them.
+    pub(super) fn into_values(self) -> Vec<f32> {
+        Arc::unwrap_or_clone(self.data)
+    }
+
     /// The values, to write; copies them if a clone shares them.
     pub(super) fn data_mut(&mut self) -> &mut [f32] {
         Arc::<Vec<f32>>::make_mut(&mut self.data)

@@ -1,25 +1,27 @@
 //! Threads of a back end: fork, join, and memory that tasks write in disjoint parts.
 //!
 //! The caller of an op is one of the threads; small work never leaves it. Tasks are taken from a shared
-//! counter, so which thread does what is left to chance: a task must compute the same on any.
+//! counter, so which thread does what is left to chance: a task must compute the same on any. The caller does what
+//! threads that are late would have done and never waits for one that has not begun ([`crew`]).
 
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use crate::ops::Result;
 
-use crate::ops::{KernelError, Result};
+mod crew;
 
-/// Work below this many nanoseconds stays on the calling thread: waking another costs as much.
-const MIN_PARALLEL_NS: usize = 50_000;
+use crew::Crew;
+
+/// Work below this many nanoseconds stays on the calling thread: sharing it costs about as much.
+const MIN_PARALLEL_NS: usize = 12_000;
 
 /// A fixed number of threads, the caller of each op among them.
 #[derive(Clone, Debug)]
 pub(super) struct Pool {
     /// The threads besides the caller; none if it is alone.
-    workers: Option<Arc<ThreadPool>>,
+    crew: Option<Arc<Crew>>,
     n_threads: usize,
 }
 
@@ -28,15 +30,8 @@ impl Pool {
     pub(super) fn new(n_threads: usize) -> Result<Self> {
         let n_cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let n_threads = if n_threads == 0 { n_cores() } else { n_threads };
-        if n_threads == 1 {
-            return Ok(Self { workers: None, n_threads });
-        }
-        let builder =
-            ThreadPoolBuilder::new().num_threads(n_threads - 1).thread_name(|i| format!("kernels-{i}"));
-        let workers = builder
-            .build()
-            .map_err(|error| KernelError::Library { op: "thread pool", message: error.to_string() })?;
-        Ok(Self { workers: Some(Arc::new(workers)), n_threads })
+        let crew = if n_threads == 1 { None } else { Some(Arc::new(Crew::new(n_threads - 1)?)) };
+        Ok(Self { crew, n_threads })
     }
 
     /// Threads, the caller included.
@@ -46,27 +41,10 @@ impl Pool {
 
     /// Calls `task` for each number below `n_tasks`, which together take about `cost_ns` on one thread.
     pub(super) fn run(&self, n_tasks: usize, cost_ns: usize, task: impl Fn(usize) + Sync) {
-        let helpers = self.n_threads.min(n_tasks).saturating_sub(1);
-        let Some(workers) = self.workers.as_ref().filter(|_| helpers > 0 && cost_ns >= MIN_PARALLEL_NS)
-        else {
-            return (0..n_tasks).for_each(task);
-        };
-        let next = AtomicUsize::new(0);
-        let work = || {
-            loop {
-                let i = next.fetch_add(1, Ordering::Relaxed);
-                if i >= n_tasks {
-                    return;
-                }
-                task(i);
-            }
-        };
-        workers.in_place_scope(|scope| {
-            for _ in 0..helpers {
-                scope.spawn(|_| work());
-            }
-            work();
-        });
+        match &self.crew {
+            Some(crew) if n_tasks > 1 && cost_ns >= MIN_PARALLEL_NS => crew.run(n_tasks, &task),
+            _ => (0..n_tasks).for_each(task),
+        }
     }
 
     /// Cuts `out`, `[n_rows, width]`, into runs of rows and calls `task(first_row, rows)` for each; a row takes

@@ -20,13 +20,15 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW and VL, sixteen lanes; bf16 is widened.
     Avx512,
-    /// The same with the bf16 dot product.
+    /// The same with the dot product of bytes.
+    Avx512Vnni,
+    /// The same with the bf16 dot product too.
     Avx512Bf16,
 }
 
 impl Isa {
     /// Every set this crate knows, slowest first.
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16];
 
     /// The name used in settings and errors.
     pub const fn as_str(self) -> &'static str {
@@ -34,6 +36,7 @@ impl Isa {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Avx512Vnni => "avx512vnni",
             Self::Avx512Bf16 => "avx512bf16",
         }
     }
@@ -52,7 +55,10 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
             }
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Bf16 => Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
+            Self::Avx512Vnni => Self::Avx512.is_available() && is_x86_feature_detected!("avx512vnni"),
+            #[cfg(target_arch = "x86_64")]
+            // Every machine with the one dot product has the other.
+            Self::Avx512Bf16 => Self::Avx512Vnni.is_available() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
@@ -86,7 +92,7 @@ impl FoundIsa {
         self.0
     }
 
-    /// Runs a kernel compiled for the set.
+    /// Runs a kernel without dot products compiled for the set: those that differ in nothing else share the code.
     pub(crate) fn run<K: Kernel>(self, kernel: K) {
         match self.0 {
             Isa::Portable => kernel.run(portable::Portable),
@@ -94,13 +100,30 @@ impl FoundIsa {
             // SAFETY: the field is private and `new` checked that this machine has the set.
             Isa::Avx2 => unsafe { x86::run_avx2(kernel) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Isa::Avx512 => unsafe { x86::run_avx512(kernel) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Isa::Avx512Bf16 => unsafe { x86::run_avx512bf16(kernel) },
+            // SAFETY: as above; each of these sets holds the first.
+            Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { x86::run_avx512(kernel) },
             #[cfg(not(target_arch = "x86_64"))]
             _ => kernel.run(portable::Portable),
+        }
+    }
+
+    /// The same for a kernel with dot products of pairs.
+    pub(crate) fn run_pairs<K: Kernel>(self, kernel: K) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as in `run`.
+            Isa::Avx512Bf16 => unsafe { x86::run_avx512bf16(kernel) },
+            _ => self.run(kernel),
+        }
+    }
+
+    /// The same for a kernel with dot products of quads.
+    pub(crate) fn run_quads<K: Kernel>(self, kernel: K) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as in `run`; the second set holds the first.
+            Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { x86::run_avx512vnni(kernel) },
+            _ => self.run(kernel),
         }
     }
 
@@ -108,7 +131,7 @@ impl FoundIsa {
     pub(crate) fn tile_rows(self) -> usize {
         match self.0 {
             Isa::Portable | Isa::Avx2 => 6,
-            Isa::Avx512 | Isa::Avx512Bf16 => 14,
+            Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => 14,
         }
     }
 }
@@ -163,9 +186,16 @@ pub(crate) trait Simd: Copy {
     fn round(self, a: Self::V) -> Self::V;
     /// `a · 2ⁿ` for whole `n` in −200 ..= 200, correct down to denormals and zero and up to infinity.
     fn scale_by_power(self, a: Self::V, n: Self::V) -> Self::V;
+    /// Asks for the line at an address, which need not be valid, to be brought into the second cache.
+    fn prefetch(self, _at: *const u8) {}
     /// `acc + a₀·b₀ + a₁·b₁` for pairs of bf16 in each lane, the first in the low half: `a` the same pair for
     /// all lanes, `b` the bits of a register.
     fn dot_pair(self, acc: Self::V, a: u32, b: Self::V) -> Self::V;
+    /// `acc + Σ aᵢ·bᵢ` over the four bytes of each lane, lowest first: `a` the same unsigned bytes for all lanes,
+    /// `b` the bits of a register of signed ones, `acc` and the result the bits of i32, which wraps.
+    fn dot_quad(self, acc: Self::V, a: u32, b: Self::V) -> Self::V;
+    /// `sum − zero · column` in each lane as f32, `sum` and `column` the bits of i32, which wraps.
+    fn centre(self, sum: Self::V, zero: i32, column: Self::V) -> Self::V;
 
     /// Reads the first `LANES` values of a slice.
     #[inline(always)]

@@ -4,11 +4,14 @@
 //! `k` from first to last with one multiply-add a step, whatever `MR` and `NS` are: that is why a row has
 //! the same bits alone and in a batch.
 
-use super::cell::{Cell, PANEL};
+use super::cell::{PANEL, Word};
 use super::simd::Simd;
 
 /// Registers of columns in a strip.
 const STRIP_VECTORS: usize = 2;
+
+/// Steps of a panel that [`stream`] asks for ahead of use: 2 KB.
+const AHEAD: usize = 16;
 
 /// Sums of a tile: `[row][strip][register]`.
 pub(super) type Sums<V, const MR: usize, const NS: usize> = [[[V; STRIP_VECTORS]; NS]; MR];
@@ -36,14 +39,14 @@ pub(super) fn height<S: Simd>(left: usize) -> usize {
 /// Calls `$function::<…, MR, NS>($args)` for the height of a tile: the lower it is, the more strips at a time,
 /// so that there are always sums enough to hide the latency of one.
 macro_rules! for_height {
-    ($height:expr, $S:ident, $C:ident, $function:ident($($arg:expr),*)) => {
+    ($height:expr, <$S:ident $(, $T:ident)+>, $function:ident($($arg:expr),*)) => {
         match $height {
-            14 if $S::ROWS >= 14 => $function::<$S, $C, 14, 1>($($arg),*),
-            8 if $S::ROWS >= 8 => $function::<$S, $C, 8, 1>($($arg),*),
-            6 => $function::<$S, $C, 6, 1>($($arg),*),
-            4 => $function::<$S, $C, 4, 1>($($arg),*),
-            2 => $function::<$S, $C, 2, 2>($($arg),*),
-            _ => $function::<$S, $C, 1, 4>($($arg),*),
+            14 if $S::ROWS >= 14 => $function::<$S, $($T,)+ 14, 1>($($arg),*),
+            8 if $S::ROWS >= 8 => $function::<$S, $($T,)+ 8, 1>($($arg),*),
+            6 => $function::<$S, $($T,)+ 6, 1>($($arg),*),
+            4 => $function::<$S, $($T,)+ 4, 1>($($arg),*),
+            2 => $function::<$S, $($T,)+ 2, 2>($($arg),*),
+            _ => $function::<$S, $($T,)+ 1, 4>($($arg),*),
         }
     };
 }
@@ -66,7 +69,7 @@ impl<'a, C> Rows<'a, C> {
     }
 }
 
-/// Zero sums.
+/// Zero sums, of any cell.
 #[inline(always)]
 pub(super) fn zero_sums<S: Simd, const MR: usize, const NS: usize>(s: S) -> Sums<S::V, MR, NS> {
     [[[s.splat(0.0); STRIP_VECTORS]; NS]; MR]
@@ -78,7 +81,31 @@ pub(super) fn zero_sums<S: Simd, const MR: usize, const NS: usize>(s: S) -> Sums
 /// # Panics
 /// If `a` or `b` is shorter than that.
 #[inline(always)]
-pub(super) fn multiply<S: Simd, C: Cell, const MR: usize, const NS: usize>(
+pub(super) fn multiply<S: Simd, C: Word, const MR: usize, const NS: usize>(
+    s: S,
+    a: Rows<'_, C>,
+    b: [&[C]; NS],
+    k_cells: usize,
+    sums: &mut Sums<S::V, MR, NS>,
+) {
+    multiply_checked::<S, C, MR, NS, false>(s, a, b, k_cells, sums);
+}
+
+/// The same over panels that are read once from memory, one after another: a low tile asks for cells ahead.
+#[inline(always)]
+pub(super) fn multiply_stream<S: Simd, C: Word, const MR: usize, const NS: usize>(
+    s: S,
+    a: Rows<'_, C>,
+    b: [&[C]; NS],
+    k_cells: usize,
+    sums: &mut Sums<S::V, MR, NS>,
+) {
+    multiply_checked::<S, C, MR, NS, true>(s, a, b, k_cells, sums);
+}
+
+/// Both.
+#[inline(always)]
+fn multiply_checked<S: Simd, C: Word, const MR: usize, const NS: usize, const STREAM: bool>(
     s: S,
     a: Rows<'_, C>,
     b: [&[C]; NS],
@@ -93,8 +120,28 @@ pub(super) fn multiply<S: Simd, C: Cell, const MR: usize, const NS: usize>(
         assert!(strip.len() >= (k_cells - 1) * PANEL + strip_width::<S>(), "a strip lies in its panel");
     }
     // SAFETY: the two asserts above are the two obligations.
-    unsafe { multiply_unchecked(s, (a.cells.as_ptr(), a.stride), b.map(<[C]>::as_ptr), k_cells, sums) }
+    unsafe {
+        let b = b.map(<[C]>::as_ptr);
+        multiply_unchecked::<S, C, MR, NS, STREAM>(s, (a.cells.as_ptr(), a.stride), b, k_cells, sums);
+    }
 }
+
+/// Asks for the cells of strips that a low tile will need soon. A tile of many rows computes for so long that the
+/// machine's own prefetching keeps up; a low one is as fast as memory, and that stops at the end of every page.
+#[inline(always)]
+fn stream<S: Simd, C: Word, const MR: usize, const NS: usize>(s: S, b: [*const C; NS], k: usize) {
+    if MR > 8 {
+        return;
+    }
+    for strip in b {
+        for line in 0..strip_width::<S>().div_ceil(LINE_CELLS) {
+            s.prefetch(strip.wrapping_add((k + AHEAD) * PANEL + line * LINE_CELLS).cast());
+        }
+    }
+}
+
+/// Cells of a cache line.
+const LINE_CELLS: usize = 16;
 
 /// [`multiply`] over pointers.
 ///
@@ -106,7 +153,7 @@ pub(super) fn multiply<S: Simd, C: Cell, const MR: usize, const NS: usize>(
     reason = "rows, strips and registers index two arrays and a pointer each"
 )]
 #[inline(always)]
-unsafe fn multiply_unchecked<S: Simd, C: Cell, const MR: usize, const NS: usize>(
+unsafe fn multiply_unchecked<S: Simd, C: Word, const MR: usize, const NS: usize, const STREAM: bool>(
     s: S,
     (first, stride): (*const C, usize),
     b: [*const C; NS],
@@ -116,6 +163,9 @@ unsafe fn multiply_unchecked<S: Simd, C: Cell, const MR: usize, const NS: usize>
     // A local copy, so that the sums live in registers.
     let mut local = *sums;
     for k in 0..k_cells {
+        if STREAM {
+            stream::<S, C, MR, NS>(s, b, k);
+        }
         let mut columns = [[s.splat(0.0); STRIP_VECTORS]; NS];
         for strip in 0..NS {
             for v in 0..STRIP_VECTORS {

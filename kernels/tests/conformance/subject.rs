@@ -21,9 +21,9 @@ pub fn reference() -> Subject<ReferenceBackend> {
     Subject { name: "reference".to_owned(), backend, products: 2e-5, other_threads: backend }
 }
 
-/// Every instruction set of this machine, in both precisions.
+/// Every instruction set of this machine, in every precision.
 pub fn cpus() -> Vec<Subject<CpuBackend>> {
-    let precisions = [(Precision::F32, 2e-5), (Precision::Bf16, 3e-2)];
+    let precisions = [(Precision::F32, 2e-5), (Precision::Bf16, 3e-2), (Precision::Int8, 4e-2)];
     let each =
         Isa::available().flat_map(|isa| precisions.map(|(precision, products)| (isa, precision, products)));
     each.map(|(isa, precision, products)| {

@@ -255,7 +255,7 @@ fn load(source: &ModelSource, compute: &Compute, types: &RowTypes) -> Result<Loa
     let dtype = types.of(model.name().as_str());
     let mut encoders = Vec::new();
     for &modality in model.modalities() {
-        let fingerprint = model.fingerprint(modality, dtype)?;
+        let fingerprint = model.fingerprint_in(modality, dtype, compute.precision())?;
         let mut encoder = compute.load_encoder(&model, modality)?;
         warm_up(&mut *encoder, &*model.preprocess(), modality);
         encoders.push(LoadedEncoder { modality, fingerprint, encoder });

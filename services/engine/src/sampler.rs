@@ -145,16 +145,24 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
 
 /// The most probable token, the lowest of equals.
 fn best(logits: &[f32]) -> Result<Candidate, SampleError> {
-    let mut best: Option<Candidate> = None;
-    for (token, value) in logits.iter().copied().enumerate() {
-        if value.is_nan() || value == f32::INFINITY {
-            return Err(SampleError::NotFinite { token, value });
-        }
-        if value > best.map_or(f32::NEG_INFINITY, |b| b.1) {
-            best = Some((token as u32, value));
-        }
+    // Passes without a branch, or with lanes of their own, become vectors: many times faster than one loop.
+    let (lanes, rest) = logits.as_chunks::<16>();
+    let larger = |max: f32, value: &f32| if *value > max { *value } else { max };
+    let mut most = [f32::NEG_INFINITY; 16];
+    for values in lanes {
+        most.iter_mut().zip(values).for_each(|(max, value)| *max = larger(*max, value));
     }
-    best.ok_or(SampleError::NothingAllowed { vocab: logits.len() })
+    let largest = most.iter().chain(rest).fold(f32::NEG_INFINITY, larger);
+    let broken = |value: f32| value.is_nan() || value == f32::INFINITY;
+    if logits.iter().fold(false, |any, value| any | broken(*value)) {
+        let token = logits.iter().position(|value| broken(*value)).unwrap_or_default();
+        return Err(SampleError::NotFinite { token, value: logits[token] });
+    }
+    let token = logits.iter().position(|value| *value == largest);
+    match token.filter(|_| largest > f32::NEG_INFINITY) {
+        Some(token) => Ok((token as u32, largest)),
+        None => Err(SampleError::NothingAllowed { vocab: logits.len() }),
+    }
 }
 
 /// Heaviest first, then lowest token: a total order, so that cuts and draws have one result.

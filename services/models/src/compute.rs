@@ -5,7 +5,8 @@ use crate::encoder::Encoder;
 use crate::error::ModelError;
 use crate::model::Model;
 use triptych_core::Modality;
-use triptych_kernels::cpu::{CpuBackend, CpuConfig, Isa, Precision};
+pub use triptych_kernels::cpu::Precision;
+use triptych_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use triptych_kernels::reference::ReferenceBackend;
 
 /// The back ends.
@@ -25,7 +26,7 @@ pub struct ComputeConfig {
     pub backend: BackendKind,
     /// Compute threads; 0: as many as the machine has cores.
     pub threads: usize,
-    /// bf16 weights and KV instead of f32.
+    /// Of weights and KV.
     pub precision: Precision,
     /// Instruction set to force; `None`: the best found.
     pub isa: Option<Isa>,
@@ -51,6 +52,14 @@ impl Compute {
             BackendKind::Cpu => Self::Cpu(CpuBackend::new(CpuConfig { threads, precision, isa })?),
             BackendKind::Reference => Self::Reference(ReferenceBackend::new()),
         })
+    }
+
+    /// In what it computes.
+    pub fn precision(&self) -> Precision {
+        match self {
+            Self::Cpu(b) => b.precision(),
+            Self::Reference(_) => Precision::F32,
+        }
     }
 
     /// Loads the encoder of `modality`, and nothing else.

@@ -19,7 +19,7 @@ use crate::weights::Weights;
 use std::path::PathBuf;
 use std::sync::Arc;
 use triptych_core::{DType, Fingerprint, Modality, ModelName};
-use triptych_kernels::Backend;
+use triptych_kernels::{Backend, Precision};
 
 const CONFIG: &str = "config.json";
 
@@ -147,15 +147,32 @@ impl Model {
         self.prompts.clone()
     }
 
-    /// Identity of the encoder of a modality when its rows leave as `dtype`. Reads all bytes of its weights;
-    /// of random ones only the seed.
+    /// Identity of the encoder of a modality that computes in f32 and whose rows leave as `dtype`: that of
+    /// [`Self::fingerprint_in`] with [`Precision::F32`].
+    ///
+    /// # Errors
+    /// As [`Self::fingerprint_in`].
+    pub fn fingerprint(&self, modality: Modality, dtype: DType) -> Result<Fingerprint, ModelError> {
+        self.fingerprint_in(modality, dtype, Precision::F32)
+    }
+
+    /// Identity of the encoder of a modality that computes in `precision` and whose rows leave as `dtype`. Reads
+    /// all bytes of its weights; of random ones only the seed.
     ///
     /// # Errors
     /// [`ModelError::Config`] for a modality without an encoder; else as opening the weights.
-    pub fn fingerprint(&self, modality: Modality, dtype: DType) -> Result<Fingerprint, ModelError> {
+    pub fn fingerprint_in(
+        &self,
+        modality: Modality,
+        dtype: DType,
+        precision: Precision,
+    ) -> Result<Fingerprint, ModelError> {
         self.check_modality(modality)?;
         let mut parts: Vec<Vec<u8>> =
             vec![modality.as_str().into(), dtype.as_str().into(), self.encoder_settings.as_str().into()];
+        if precision != Precision::F32 {
+            parts.push(format!("computed in {}", precision.as_str()).into());
+        }
         match Weights::open(&self.source.dir, self.source.format)? {
             Weights::Dummy { seed } => parts.push(format!("dummy {seed}").into()),
             Weights::Stored(stored) => {

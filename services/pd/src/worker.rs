@@ -23,7 +23,7 @@ use triptych_ec::store::EcStore;
 use triptych_engine::constraint::Constraints;
 use triptych_engine::draft::PromptLookup;
 use triptych_engine::{Engine, EngineConfig, EngineError, KvBudget, Speculation};
-use triptych_models::compute::{Compute, ComputeConfig};
+use triptych_models::compute::{Compute, ComputeConfig, Precision};
 use triptych_models::decoder::{Decoder, DecoderInfo};
 use triptych_models::{Model, ModelError, ModelSource};
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorkerServer;
@@ -54,6 +54,8 @@ pub struct PdConfig {
     pub compute: ComputeConfig,
     /// Element type in which encoders publish rows; part of the fingerprint both sides must share.
     pub encoder_dtype: RowTypes,
+    /// In what encoders compute; part of the fingerprint too.
+    pub encoder_precision: Precision,
     /// With which they must be signed.
     pub mac_keys: MacKeys,
     /// Limits on requests.
@@ -169,6 +171,7 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
     let loader = Loader {
         compute: config.compute,
         dtype: config.encoder_dtype,
+        precision: config.encoder_precision,
         engine: config.engine,
         drafts: config.drafts,
     };
@@ -228,7 +231,9 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
 
 struct Loader {
     compute: ComputeConfig,
+    /// What encoders publish, and in what they compute it.
     dtype: RowTypes,
+    precision: Precision,
     engine: EngineSettings,
     drafts: Vec<ModelSource>,
 }
@@ -285,7 +290,7 @@ impl Loader {
         let compute = Compute::new(self.compute)?;
         let model = Model::open(source)?;
         let dtype = self.dtype.of(model.name().as_str());
-        let fingerprint = |&m| Ok((m, model.fingerprint(m, dtype)?));
+        let fingerprint = |&m| Ok((m, model.fingerprint_in(m, dtype, self.precision)?));
         let encoders = model.modalities().iter().map(fingerprint).collect::<Result<_, ModelError>>()?;
         let decoder = compute.load_decoder(&model)?;
         Ok((model, decoder, encoders))

@@ -119,7 +119,7 @@ pub struct ComputeArgs {
     /// Where weights come from; `dummy` makes random ones from the configuration, for benchmarks
     #[arg(long, value_name = "FORMAT", env = "TRIPTYCH_LOAD_FORMAT", default_value = "safetensors")]
     pub load_format: LoadFormatArg,
-    /// Element type of weights, KV cache and encoder outputs
+    /// Element type of weights, KV cache and encoder outputs. int8 is of linear layers; KV and outputs are then bf16
     #[arg(long, value_name = "TYPE", env = "TRIPTYCH_PRECISION", default_value = "f32")]
     pub precision: PrecisionArg,
     /// Compute threads of each worker; 0: one for each core
@@ -152,6 +152,8 @@ pub enum PrecisionArg {
     F32,
     /// bfloat16.
     Bf16,
+    /// Linear layers int8, quantized as they are loaded, but the projection to logits; all else bfloat16.
+    Int8,
 }
 
 impl From<PrecisionArg> for Precision {
@@ -159,6 +161,7 @@ impl From<PrecisionArg> for Precision {
         match arg {
             PrecisionArg::F32 => Self::F32,
             PrecisionArg::Bf16 => Self::Bf16,
+            PrecisionArg::Int8 => Self::Int8,
         }
     }
 }
@@ -173,7 +176,7 @@ impl ComputeArgs {
     pub const fn encoder_dtype(&self) -> DType {
         match self.precision {
             PrecisionArg::F32 => DType::F32,
-            PrecisionArg::Bf16 => DType::Bf16,
+            PrecisionArg::Bf16 | PrecisionArg::Int8 => DType::Bf16,
         }
     }
 

@@ -13,6 +13,17 @@ use crate::ops::Mask;
 /// Keys whose scores a tile holds at a time: their pages of a head fit the second cache.
 const STRETCH: usize = 8 * KV_BLOCK_TOKENS;
 
+/// Tiles up to this height read pages faster than they come by themselves, so they ask for them ahead.
+const STREAMED_ROWS: usize = 4;
+
+/// Asks for cells that will be read soon.
+#[inline(always)]
+fn fetch<S: Simd, C>(s: S, cells: &[C]) {
+    for line in cells.chunks(PANEL / 2) {
+        s.prefetch(line.as_ptr().cast());
+    }
+}
+
 /// The work of one task.
 pub(super) struct HeadRows<'a, C> {
     /// The cache.
@@ -124,6 +135,14 @@ impl<C: Cell> HeadRows<'_, C> {
         self.pages.page(self.step.layer, block as usize, self.task.kv_head)
     }
 
+    /// Asks for the keys of a page of the sequence, if it has so many.
+    #[inline(always)]
+    fn fetch_keys<S: Simd>(&self, s: S, index: usize) {
+        if index < self.n_keys().div_ceil(KV_BLOCK_TOKENS) {
+            fetch(s, self.page(index).keys);
+        }
+    }
+
     /// Nothing seen yet.
     #[inline(always)]
     fn state<S: Simd>(&self) -> State<C> {
@@ -151,6 +170,9 @@ impl<C: Cell> Kernel for HeadRows<'_, C> {
         let n_rows = self.task.rows.len();
         let mut state = self.state::<S>();
         let last = self.n_visible(n_rows - 1);
+        if n_rows <= STREAMED_ROWS {
+            (0..STRETCH / KV_BLOCK_TOKENS).for_each(|page| self.fetch_keys(s, page));
+        }
         for first_key in (0..last).step_by(STRETCH) {
             let mut row = 0;
             while row < n_rows {
@@ -158,7 +180,7 @@ impl<C: Cell> Kernel for HeadRows<'_, C> {
                 // Later rows see no fewer keys.
                 let n_keys = self.n_visible(row + height - 1).saturating_sub(first_key).min(STRETCH);
                 let stretch = Stretch { first_key, n_keys, row };
-                for_height!(height, S, C, attend(s, &self, &mut state, stretch));
+                for_height!(height, <S, C>, attend(s, &self, &mut state, stretch));
                 row += height;
             }
         }
@@ -217,6 +239,11 @@ fn attend<S: Simd, C: Cell, const MR: usize, const NS: usize>(
         weigh::<S, C, MR, NS>(s, head, state, (stretch, strip));
         strip += NS;
     }
+    // The two strips of a common head: more sums at a time than one has, where each waits for the one before.
+    while NS > 2 && strip + 2 <= n_strips {
+        weigh::<S, C, MR, 2>(s, head, state, (stretch, strip));
+        strip += 2;
+    }
     while strip < n_strips {
         weigh::<S, C, MR, 1>(s, head, state, (stretch, strip));
         strip += 1;
@@ -235,6 +262,9 @@ fn scores<S: Simd, C: Cell, const MR: usize, const NS: usize>(
     let mut b: [&[C]; NS] = [&[]; NS];
     for (i, b) in b.iter_mut().enumerate() {
         let page = head.page(stretch.first_key / KV_BLOCK_TOKENS + (strip + i) / per_page);
+        if MR <= STREAMED_ROWS && (strip + i) % per_page == 0 {
+            fetch(s, page.values);
+        }
         *b = &page.keys[(strip + i) % per_page * strip_width::<S>()..];
     }
     let q_cells = n_cells::<C>(head.step.shape.head_dim);
@@ -301,6 +331,9 @@ fn weigh<S: Simd, C: Cell, const MR: usize, const NS: usize>(
     for page in 0..stretch.n_keys.div_ceil(KV_BLOCK_TOKENS) {
         let n_keys = (stretch.n_keys - page * KV_BLOCK_TOKENS).min(KV_BLOCK_TOKENS);
         let values = head.page(stretch.first_key / KV_BLOCK_TOKENS + page).values;
+        if MR <= STREAMED_ROWS && strip == 0 {
+            head.fetch_keys(s, (stretch.first_key + STRETCH) / KV_BLOCK_TOKENS + page);
+        }
         let mut b: [&[C]; NS] = [&[]; NS];
         for (i, b) in b.iter_mut().enumerate() {
             let (panel, part) =

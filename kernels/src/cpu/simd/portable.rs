@@ -71,6 +71,27 @@ impl Simd for Portable {
         }
         out
     }
+
+    #[inline(always)]
+    fn dot_quad(self, acc: V, a: u32, b: V) -> V {
+        let mut out = acc;
+        for i in 0..4 {
+            let products = a.to_le_bytes().into_iter().zip(b[i].to_bits().to_le_bytes());
+            let sum: i32 = products.map(|(a, b)| i32::from(a) * i32::from(b as i8)).sum();
+            out[i] = f32::from_bits(out[i].to_bits().wrapping_add(sum as u32));
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn centre(self, sum: V, zero: i32, column: V) -> V {
+        let mut out = [0.0; 4];
+        for i in 0..4 {
+            let offset = (column[i].to_bits() as i32).wrapping_mul(zero);
+            out[i] = (sum[i].to_bits() as i32).wrapping_sub(offset) as f32;
+        }
+        out
+    }
 }
 
 /// `2ⁿ` for `n` in −126 ..= 127.

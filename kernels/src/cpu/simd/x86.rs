@@ -25,11 +25,20 @@ pub(super) unsafe fn run_avx512<K: Kernel>(kernel: K) {
     kernel.run(Avx512(()));
 }
 
-/// Runs a kernel with AVX-512 and its bf16 dot product.
+/// Runs a kernel with AVX-512 and its dot product of bytes.
 ///
 /// # Safety
-/// The machine must have AVX2, FMA and AVX-512 F, BW, VL and BF16.
-#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512bf16")]
+/// The machine must have AVX2, FMA and AVX-512 F, BW, VL and VNNI.
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(super) unsafe fn run_avx512vnni<K: Kernel>(kernel: K) {
+    kernel.run(Avx512Vnni(()));
+}
+
+/// Runs a kernel with AVX-512 and both its dot products.
+///
+/// # Safety
+/// The machine must have AVX2, FMA and AVX-512 F, BW, VL, VNNI and BF16.
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16")]
 pub(super) unsafe fn run_avx512bf16<K: Kernel>(kernel: K) {
     kernel.run(Avx512Bf16(()));
 }
@@ -42,7 +51,11 @@ pub(super) struct Avx2(());
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Avx512(());
 
-/// AVX-512 F, BW, VL, BF16.
+/// AVX-512 F, BW, VL, VNNI.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Avx512Vnni(());
+
+/// AVX-512 F, BW, VL, VNNI, BF16.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Avx512Bf16(());
 
@@ -76,6 +89,12 @@ macro_rules! memory {
         unsafe fn store_ptr(self, to: *mut f32, v: Self::V) {
             // SAFETY: `self` exists only where the set does; the pointer is the caller's promise.
             unsafe { $store(to, v) }
+        }
+
+        #[inline(always)]
+        fn prefetch(self, at: *const u8) {
+            // SAFETY: every machine of this kind has it, and it reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
         }
     };
 }
@@ -113,6 +132,18 @@ impl Simd for Avx2 {
         // SAFETY: `self` exists only where the set does.
         unsafe { avx2_dot_pair(acc, a, b) }
     }
+
+    #[inline(always)]
+    fn dot_quad(self, acc: __m256, a: u32, b: __m256) -> __m256 {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { avx2_dot_quad(acc, a, b) }
+    }
+
+    #[inline(always)]
+    fn centre(self, sum: __m256, zero: i32, column: __m256) -> __m256 {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { avx2_centre(sum, zero, column) }
+    }
 }
 
 /// `a · 2ⁿ` in two factors, since 2ⁿ itself may not be a normal number.
@@ -142,7 +173,28 @@ fn avx2_dot_pair(acc: __m256, a: u32, b: __m256) -> __m256 {
     _mm256_fmadd_ps(_mm256_set1_ps(a1), high, _mm256_fmadd_ps(_mm256_set1_ps(a0), low, acc))
 }
 
-/// What the two AVX-512 types share.
+/// Bytes of even and of odd places, as words. `vpmaddubsw` would be shorter and saturates.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn avx2_dot_quad(acc: __m256, a: u32, b: __m256) -> __m256 {
+    let b = _mm256_castps_si256(b);
+    let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(b));
+    let odd = _mm256_srai_epi16::<8>(b);
+    let even = _mm256_madd_epi16(_mm256_set1_epi32((a & 0x00ff_00ff) as i32), even);
+    let odd = _mm256_madd_epi16(_mm256_set1_epi32((a >> 8 & 0x00ff_00ff) as i32), odd);
+    let sum = _mm256_add_epi32(_mm256_castps_si256(acc), _mm256_add_epi32(even, odd));
+    _mm256_castsi256_ps(sum)
+}
+
+/// `sum − zero · column` as f32.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn avx2_centre(sum: __m256, zero: i32, column: __m256) -> __m256 {
+    let offset = _mm256_mullo_epi32(_mm256_set1_epi32(zero), _mm256_castps_si256(column));
+    _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_castps_si256(sum), offset))
+}
+
+/// What the AVX-512 types share.
 macro_rules! avx512 {
     () => {
         type V = __m512;
@@ -166,17 +218,47 @@ macro_rules! avx512 {
             // SAFETY: `self` exists only where the set does.
             unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
         }
+
+        #[inline(always)]
+        fn centre(self, sum: __m512, zero: i32, column: __m512) -> __m512 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { avx512_centre(sum, zero, column) }
+        }
+    };
+}
+
+/// A dot product in a set that lacks one of the instructions.
+macro_rules! avx512_emulated {
+    ($name:ident = $function:ident) => {
+        #[inline(always)]
+        fn $name(self, acc: __m512, a: u32, b: __m512) -> __m512 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { $function(acc, a, b) }
+        }
+    };
+}
+
+/// The dot product of bytes where there is one.
+macro_rules! avx512_vnni {
+    () => {
+        #[inline(always)]
+        fn dot_quad(self, acc: __m512, a: u32, b: __m512) -> __m512 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { avx512_dot_quad_vnni(acc, a, b) }
+        }
     };
 }
 
 impl Simd for Avx512 {
     avx512!();
+    avx512_emulated!(dot_pair = avx512_dot_pair);
+    avx512_emulated!(dot_quad = avx512_dot_quad);
+}
 
-    #[inline(always)]
-    fn dot_pair(self, acc: __m512, a: u32, b: __m512) -> __m512 {
-        // SAFETY: `self` exists only where the set does.
-        unsafe { avx512_dot_pair(acc, a, b) }
-    }
+impl Simd for Avx512Vnni {
+    avx512!();
+    avx512_emulated!(dot_pair = avx512_dot_pair);
+    avx512_vnni!();
 }
 
 /// The dot product of pairs, each value widened to f32.
@@ -190,8 +272,38 @@ fn avx512_dot_pair(acc: __m512, a: u32, b: __m512) -> __m512 {
     _mm512_fmadd_ps(_mm512_set1_ps(a1), high, _mm512_fmadd_ps(_mm512_set1_ps(a0), low, acc))
 }
 
+/// As [`avx2_dot_quad`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn avx512_dot_quad(acc: __m512, a: u32, b: __m512) -> __m512 {
+    let b = _mm512_castps_si512(b);
+    let even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(b));
+    let odd = _mm512_srai_epi16::<8>(b);
+    let even = _mm512_madd_epi16(_mm512_set1_epi32((a & 0x00ff_00ff) as i32), even);
+    let odd = _mm512_madd_epi16(_mm512_set1_epi32((a >> 8 & 0x00ff_00ff) as i32), odd);
+    let sum = _mm512_add_epi32(_mm512_castps_si512(acc), _mm512_add_epi32(even, odd));
+    _mm512_castsi512_ps(sum)
+}
+
+/// The same as one instruction.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn avx512_dot_quad_vnni(acc: __m512, a: u32, b: __m512) -> __m512 {
+    let (acc, b) = (_mm512_castps_si512(acc), _mm512_castps_si512(b));
+    _mm512_castsi512_ps(_mm512_dpbusd_epi32(acc, _mm512_set1_epi32(a as i32), b))
+}
+
+/// `sum − zero · column` as f32.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn avx512_centre(sum: __m512, zero: i32, column: __m512) -> __m512 {
+    let offset = _mm512_mullo_epi32(_mm512_set1_epi32(zero), _mm512_castps_si512(column));
+    _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_castps_si512(sum), offset))
+}
+
 impl Simd for Avx512Bf16 {
     avx512!();
+    avx512_vnni!();
 
     #[inline(always)]
     fn dot_pair(self, acc: __m512, a: u32, b: __m512) -> __m512 {

@@ -15,6 +15,9 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{ItemOptions, Modality};
 use triptych_kernels::cpu::Precision;
 
+/// What is tallied, in the order of [`Sizes`].
+const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
+
 /// A number of bytes for each precision of the CPU back end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
@@ -22,13 +25,24 @@ pub struct Sizes {
     pub f32: usize,
     /// With `--precision bf16`.
     pub bf16: usize,
+    /// With `--precision int8`.
+    pub int8: usize,
 }
 
 impl Sizes {
     /// `n` times as much.
     #[must_use]
     pub fn times(self, n: usize) -> Self {
-        Self { f32: self.f32.saturating_mul(n), bf16: self.bf16.saturating_mul(n) }
+        self.map(|bytes| bytes.saturating_mul(n))
+    }
+
+    /// Sizes from one for each precision, in the order of [`PRECISIONS`].
+    fn of([f32, bf16, int8]: [usize; 3]) -> Self {
+        Self { f32, bf16, int8 }
+    }
+
+    fn map(self, f: impl Fn(usize) -> usize) -> Self {
+        Self::of([self.f32, self.bf16, self.int8].map(f))
     }
 }
 
@@ -102,14 +116,13 @@ impl Model {
             blocks.push((info.self_block_bytes, info.cross_attention.then_some(info.cross_block_bytes)));
             Ok(())
         })?;
-        let [(f32, cross_f32), (bf16, cross_bf16)] = blocks[..] else {
+        let [(a, cross_a), (b, cross_b), (c, cross_c)] = blocks[..] else {
             unreachable!("a stage is tallied once for each precision")
         };
-        let per_row =
-            |f32: usize, bf16: usize| Sizes { f32: f32 / KV_BLOCK_TOKENS, bf16: bf16 / KV_BLOCK_TOKENS };
+        let per_row = |blocks| Sizes::of(blocks).map(|bytes| bytes / KV_BLOCK_TOKENS);
         let kv = Kv {
-            per_token: per_row(f32, bf16),
-            cross_per_row: cross_f32.zip(cross_bf16).map(|(f32, bf16)| per_row(f32, bf16)),
+            per_token: per_row([a, b, c]),
+            cross_per_row: cross_a.zip(cross_b).zip(cross_c).map(|((a, b), c)| per_row([a, b, c])),
         };
         let stored = Weights::survey(&self.source.dir)?;
         let used = |name: &str| encoder_names.contains(name) || decoder_names.contains(name);
@@ -121,30 +134,31 @@ impl Model {
             decoder,
             shared: encoder_names.intersection(&decoder_names).cloned().collect(),
             unused: unused.map(str::to_owned).collect(),
-            row: Sizes { f32: hidden * 4, bf16: hidden * 2 },
+            row: Sizes::of([4, 2, 2]).times(hidden),
             kv,
             example: self.example(modality),
         })
     }
 
-    /// Loads a stage on tallies, first as f32, then as bf16: what it takes, and the names of its tensors.
+    /// Loads a stage on tallies, once for each precision: what it takes, and the names of its tensors.
     fn stage(
         &self,
         mut load: impl FnMut(&Weights, &Tally) -> Result<(), ModelError>,
     ) -> Result<(StageInventory, BTreeSet<String>), ModelError> {
         let weights = Weights::survey(&self.source.dir)?;
-        let tallies = [Tally::new(Precision::F32)?, Tally::new(Precision::Bf16)?];
-        for tally in &tallies {
-            load(&weights, tally)?;
+        let mut loaded = [0; PRECISIONS.len()];
+        for (n_bytes, precision) in loaded.iter_mut().zip(PRECISIONS) {
+            let tally = Tally::new(precision)?;
+            load(&weights, &tally)?;
+            *n_bytes = tally.taken().n_bytes;
         }
-        let [f32, bf16] = tallies.map(|tally| tally.taken().n_bytes);
         let stored = surveyed(&weights);
         let names = stored.taken();
         let mut stage = StageInventory {
             n_tensors: names.len(),
             n_parameters: 0,
             stored_bytes: 0,
-            loaded: Sizes { f32, bf16 },
+            loaded: Sizes::of(loaded),
         };
         for (_, n_elements, n_bytes) in stored.stored().filter(|(name, ..)| names.contains(*name)) {
             stage.n_parameters += n_elements;

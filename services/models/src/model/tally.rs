@@ -2,7 +2,8 @@
 //!
 //! A stage "loaded" on it has gone through everything that it would load, by the same code, without touching a
 //! weight: what is missing is found out, and what would take memory is added up. Sizes are those of
-//! `kernels::cpu`: linear layers in panels of 32 outputs, in the precision; tables as stored; the rest f32.
+//! `kernels::cpu`: linear layers in panels of 32 outputs, in the precision or, where fine, its float; tables as
+//! stored; the rest f32.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use triptych_kernels::cpu::{CpuBackend, CpuConfig, Precision};
@@ -50,6 +51,24 @@ impl Tally {
         taken.n_bytes += n_bytes;
     }
 
+    /// A linear layer.
+    fn linear(&self, precision: Precision, parts: &[LinearPart<'_>]) -> Result<()> {
+        let n_out: usize = parts.iter().filter_map(|p| p.weight.shape.first()).sum();
+        let n_in: usize = parts.first().map_or(0, |p| p.weight.shape.iter().skip(1).product());
+        let padded = n_out.next_multiple_of(PANEL);
+        let weights = match precision {
+            Precision::F32 => padded * n_in * 4,
+            // Two inputs lie together.
+            Precision::Bf16 => padded * n_in.next_multiple_of(2) * 2,
+            // Four inputs lie together; each output has a scale and a sum.
+            Precision::Int8 => padded * (n_in.next_multiple_of(4) + 8),
+        };
+        let bias = if parts.iter().any(|p| p.bias.is_some()) { padded * size_of::<f32>() } else { 0 };
+        let views = parts.iter().flat_map(|p| [Some(p.weight), p.bias]).flatten();
+        self.add(views.map(n_elements).sum(), weights + bias);
+        Ok(())
+    }
+
     /// Values that are kept as f32.
     fn wide(&self, values: WeightView<'_>) {
         let n = n_elements(values);
@@ -78,18 +97,10 @@ impl Backend for Tally {
         "tally"
     }
     fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<()> {
-        let n_out: usize = parts.iter().filter_map(|p| p.weight.shape.first()).sum();
-        let n_in: usize = parts.first().map_or(0, |p| p.weight.shape.iter().skip(1).product());
-        let padded = n_out.next_multiple_of(PANEL);
-        let weights = match self.precision {
-            Precision::F32 => padded * n_in * 4,
-            // Two inputs lie together.
-            Precision::Bf16 => padded * n_in.next_multiple_of(2) * 2,
-        };
-        let bias = if parts.iter().any(|p| p.bias.is_some()) { padded * size_of::<f32>() } else { 0 };
-        let views = parts.iter().flat_map(|p| [Some(p.weight), p.bias]).flatten();
-        self.add(views.map(n_elements).sum(), weights + bias);
-        Ok(())
+        self.linear(self.precision, parts)
+    }
+    fn load_fine_linear(&self, parts: &[LinearPart<'_>]) -> Result<()> {
+        self.linear(self.precision.float(), parts)
     }
     fn load_table(&self, table: WeightView<'_>, _: f32) -> Result<()> {
         let n = n_elements(table);

@@ -1,6 +1,6 @@
 //! Qwen2-VL and Qwen2.5-VL cases.
 
-use crate::case::{Case, assert_bf16_close, assert_logits_close, assert_rows_close, cpu};
+use crate::case::{Case, assert_bf16_close, assert_int8_close, assert_logits_close, assert_rows_close, cpu};
 use crate::greedy::{Mix, Sequence, assert_greedy, teacher_forced};
 use std::collections::BTreeMap;
 use triptych_core::{Extent, Modality};
@@ -163,6 +163,14 @@ fn cpu_matches() {
 #[test]
 fn cpu_in_bf16_is_as_near_as_the_references() {
     bf16_is_as_near_as_the_references(&cpu(Precision::Bf16));
+}
+
+#[test]
+fn cpu_in_int8_is_near() {
+    for name in CASES {
+        let (logits, expected) = known_logits(name, &cpu(Precision::Int8), &["logits"]);
+        assert_int8_close(&format!("{name} logits"), &logits, &expected[0]);
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Whisper cases.
 
-use crate::case::{Case, assert_bf16_close, assert_logits_close, assert_rows_close, cpu};
+use crate::case::{Case, assert_bf16_close, assert_int8_close, assert_logits_close, assert_rows_close, cpu};
 use crate::greedy::{Mix, Sequence, assert_greedy, teacher_forced};
 use triptych_core::{Extent, Modality};
 use triptych_kernels::Backend;
@@ -137,6 +137,16 @@ fn cpu_in_bf16_is_as_near_as_the_references() {
 }
 
 #[test]
+fn cpu_in_int8_is_near() {
+    for name in CASES {
+        let case = Case::open(name);
+        let (states, logits) = states_and_logits(&case, name, &cpu(Precision::Int8));
+        assert_int8_close(&format!("{name} states"), &states, &case.values("encoder_last_hidden_state").1);
+        assert_int8_close(&format!("{name} logits"), &logits, &case.values("logits").1);
+    }
+}
+
+#[test]
 fn reference_greedy_tokens_are_the_same_alone_and_in_a_batch() {
     greedy_tokens_match(&ReferenceBackend::new());
 }
@@ -150,4 +160,5 @@ fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
 fn windows_of_a_long_sound_are_independent() {
     windows_are_independent(&cpu(Precision::F32));
     windows_are_independent(&cpu(Precision::Bf16));
+    windows_are_independent(&cpu(Precision::Int8));
 }

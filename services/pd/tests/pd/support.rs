@@ -17,7 +17,7 @@ use triptych_ec::fault::{Faults, Faulty};
 use triptych_ec::object;
 use triptych_ec::store::EcStore;
 use triptych_ec::store::memory::MemoryStore;
-use triptych_models::compute::ComputeConfig;
+use triptych_models::compute::{ComputeConfig, Precision};
 use triptych_models::tokenization::Tokenizer;
 use triptych_models::{LoadFormat, ModelSource};
 use triptych_pd::{EngineSettings, PdConfig, PdError};
@@ -92,6 +92,7 @@ pub fn config(grpc: TcpListener, store: Arc<dyn EcStore>) -> PdConfig {
         dialer: grpc::Dialer::default(),
         compute: ComputeConfig { threads: 1, ..ComputeConfig::default() },
         encoder_dtype: DType::F32.into(),
+        encoder_precision: Precision::F32,
         mac_keys: Default::default(),
         limits: Limits::default(),
         engine: EngineSettings::default(),

@@ -6,7 +6,7 @@ use triptych_models::{Model, ModelError};
 /// Growth of this process's own memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
-    /// `f32` or `bf16`.
+    /// Of weights, as the setting says it.
     pub precision: &'static str,
     /// From before to after the encoder was loaded; `None` where the system does not tell.
     pub encoder: Option<u64>,
@@ -24,14 +24,7 @@ pub fn stages(model: &Model, config: ComputeConfig) -> Result<Measured, ModelErr
     let encoder = grown(start);
     let middle = own_memory();
     let decoder = compute.load_decoder(model)?;
-    let measured = Measured {
-        precision: match config.precision {
-            triptych_kernels::cpu::Precision::F32 => "f32",
-            triptych_kernels::cpu::Precision::Bf16 => "bf16",
-        },
-        encoder,
-        decoder: grown(middle),
-    };
+    let measured = Measured { precision: config.precision.as_str(), encoder, decoder: grown(middle) };
     drop((encoders, decoder));
     Ok(measured)
 }

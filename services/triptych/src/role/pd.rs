@@ -4,7 +4,7 @@ use super::{Process, bind_admin, worker_id};
 use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
-use crate::args::{EcArgs, LogArgs, ModelArgs};
+use crate::args::{EcArgs, LogArgs, ModelArgs, PrecisionArg};
 use crate::ec_choice::Others;
 use crate::error::{CliError, chain};
 use crate::{listen, model};
@@ -12,6 +12,7 @@ use clap::Args;
 use clap::builder::FalseyValueParser;
 use triptych_core::limits::Limits;
 use triptych_encoder::{BatchLimits, EmbeddedConfig};
+use triptych_models::compute::ComputeConfig;
 use triptych_pd::{EngineSettings, MakeBeside, PdConfig, PdError};
 use triptych_runtime::discovery::Role;
 use triptych_runtime::turnstile::{EncoderBudget, Turnstile};
@@ -57,6 +58,9 @@ pub struct PdArgs {
     /// about as long as a step takes; `none`: a whole forward
     #[arg(long, value_name = "N", env = "TRIPTYCH_ENCODER_TOKEN_BUDGET", default_value_t = EncoderBudget::Automatic)]
     pub encoder_token_budget: EncoderBudget,
+    /// In what encoders compute, its own among them: it refuses encoder outputs of any other. Default: --precision
+    #[arg(long, value_name = "TYPE", env = "TRIPTYCH_ENCODER_PRECISION")]
+    pub encoder_precision: Option<PrecisionArg>,
     /// TLS
     #[command(flatten)]
     pub tls: TlsArgs,
@@ -136,7 +140,7 @@ fn encoders(config: &PdConfig, drain: Drain, metrics: MetricsRegistry) -> MakeBe
         worker_id: config.worker_id.clone(),
         models: config.models.clone(),
         store: config.store.clone(),
-        compute: config.compute,
+        compute: ComputeConfig { precision: config.encoder_precision, ..config.compute },
         dtype: config.encoder_dtype.clone(),
         limits: config.limits.clone(),
         batch: BATCH,
@@ -189,6 +193,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         dialer: links.dialer(),
         compute: args.models.compute.config(),
         encoder_dtype: args.models.row_types(),
+        encoder_precision: args.encoder_precision.unwrap_or(args.models.compute.precision).into(),
         mac_keys: args.models.rows.mac_keys()?,
         limits,
         engine: args.engine.settings(),

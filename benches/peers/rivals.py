@@ -1,0 +1,179 @@
+"""One peer on one model, in a process of its own: rivals.py PEER-TYPE DIR whisper|seq2seq --item … ; prints JSON.
+
+    {"encode_ms": …, "decode": [{"batch": 1, "tokens_per_s": …}, …], "ready_ms": …, "peak_mb": …}
+
+Decode is greedy, over encoder outputs that are there already; projecting them for cross-attention counts, as it does
+on our side. A peer that cannot do a batch leaves it out.
+"""
+
+import argparse
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+import wave
+from pathlib import Path
+
+import numpy as np
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("who")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("kind", choices=["whisper", "seq2seq"])
+    parser.add_argument("--item", required=True)
+    parser.add_argument("--batches", type=lambda text: [int(b) for b in text.split(",")])
+    parser.add_argument("--new-tokens", type=int)
+    parser.add_argument("--threads", type=int)
+    return parser.parse_args()
+
+
+def timed(work):
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
+
+
+def ids(args):
+    return [10 + i % 80 for i in range(int(args.item))]
+
+
+def mel(args):
+    """Log-mel features of the sound, `[1, n_mels, 3000]`."""
+    import transformers
+
+    with wave.open(args.item) as file:
+        samples = np.frombuffer(file.readframes(file.getnframes()), np.int16).astype(np.float32) / 32768
+    extractor = transformers.WhisperFeatureExtractor.from_pretrained(args.directory)
+    return extractor(samples, sampling_rate=16_000, return_tensors="np")["input_features"].astype(np.float32)
+
+
+def of_torch(args, dtype):
+    import torch
+    import transformers
+
+    torch.set_num_threads(args.threads)
+    torch.set_grad_enabled(False)
+    config = transformers.AutoConfig.from_pretrained(args.directory)
+    model = getattr(transformers, config.architectures[0]).from_pretrained(
+        args.directory, dtype={"f32": torch.float32, "bf16": torch.bfloat16}[dtype]).eval()
+    yield None
+    if args.kind == "whisper":
+        inputs = {"input_features": torch.from_numpy(mel(args)).to(model.dtype)}
+    else:
+        inputs = {"input_ids": torch.tensor([ids(args)])}
+    encoder = model.get_encoder()
+    encoder(**inputs)
+    encode, state = timed(lambda: encoder(**inputs).last_hidden_state)
+    yield encode
+    settings = transformers.GenerationConfig(
+        max_new_tokens=args.new_tokens, min_new_tokens=args.new_tokens, do_sample=False, num_beams=1, use_cache=True,
+        pad_token_id=config.pad_token_id or 0, eos_token_id=config.eos_token_id,
+        decoder_start_token_id=config.decoder_start_token_id)
+    for batch in args.batches:
+        states = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=state.repeat(batch, 1, 1))
+        # The plain loop: Whisper's own adds language detection and long-form logic, which is not what is compared.
+        generate = transformers.GenerationMixin.generate
+        took, written = timed(lambda: generate(model, encoder_outputs=states, generation_config=settings))
+        yield batch, batch * args.new_tokens / took
+
+
+def of_ctranslate2(args, dtype):
+    import ctranslate2
+
+    compute = {"f32": "float32", "int8": "int8"}[dtype]
+    cached = args.directory.parent / f"{args.directory.name}.ct2"
+    if not (cached / "model.bin").exists():
+        import ctranslate2.converters
+
+        ctranslate2.converters.TransformersConverter(str(args.directory)).convert(str(cached), quantization="float32", force=True)
+    options = {"device": "cpu", "compute_type": compute, "intra_threads": args.threads, "inter_threads": 1}
+    if args.kind == "whisper":
+        yield from whisper_of_ctranslate2(args, ctranslate2.models.Whisper(str(cached), **options))
+        return
+    model = ctranslate2.Translator(str(cached), **options)
+    yield None
+    vocabulary = json.loads((cached / "shared_vocabulary.json").read_text())
+    source = [vocabulary[i] for i in ids(args)]
+
+    def translate(batch, n):
+        settings = {"beam_size": 1, "max_decoding_length": n, "min_decoding_length": n, "max_batch_size": batch}
+        return timed(lambda: model.translate_batch([source] * batch, **settings))[0]
+
+    translate(1, 2)
+    first = min(translate(1, 1) for _ in range(2))
+    step = max(translate(1, args.new_tokens) - first, 1e-9) / max(args.new_tokens - 1, 1)
+    # It encodes only together with a first token, whose step is taken off.
+    yield max(first - step, 1e-9)
+    for batch in args.batches:
+        began = translate(batch, 1)
+        yield batch, batch * (args.new_tokens - 1) / max(translate(batch, args.new_tokens) - began, 1e-9)
+
+
+def whisper_of_ctranslate2(args, model):
+    import ctranslate2
+
+    yield None
+    features = mel(args)
+    one = ctranslate2.StorageView.from_array(features)
+    model.encode(one, to_cpu=True)
+    encode, _ = timed(lambda: model.encode(one, to_cpu=True))
+    yield encode
+    vocabulary = json.loads((args.directory.parent / f"{args.directory.name}.ct2/vocabulary.json").read_text())
+    prompt = [vocabulary.index("<|startoftranscript|>")]
+    for batch in args.batches:
+        many = ctranslate2.StorageView.from_array(np.repeat(features, batch, axis=0))
+        encoded = model.encode(many, to_cpu=True)
+        settings = {"beam_size": 1, "max_length": args.new_tokens + 1, "suppress_blank": False, "suppress_tokens": []}
+        took, written = timed(lambda: model.generate(encoded, [prompt] * batch, **settings))
+        n_written = sum(len(result.sequences_ids[0]) for result in written)
+        yield batch, n_written / took
+
+
+def of_whispercpp(args, dtype):
+    import _pywhispercpp as cpp
+    import ggml
+
+    cached = args.directory.parent / f"{args.directory.name}.{dtype}.bin"
+    if not cached.exists():
+        ggml.write(args.directory, cached, dtype)
+    context = cpp.whisper_init_from_file_with_params(str(cached), cpp.whisper_context_default_params())
+    yield None
+    features = mel(args)[0]
+    cpp.whisper_set_mel(context, np.ascontiguousarray(features).reshape(-1), features.shape[1], features.shape[0])
+    cpp.whisper_encode(context, 0, args.threads)
+    encode, _ = timed(lambda: cpp.whisper_encode(context, 0, args.threads))
+    yield encode
+    if 1 not in args.batches:
+        return
+    token = cpp.whisper_token_sot(context)
+    start = time.perf_counter()
+    for past in range(args.new_tokens):
+        # The binding takes one token, by value.
+        cpp.whisper_decode(context, token, 1, past, args.threads)
+        # Logits are computed and, as copying them through the binding is not whisper.cpp's doing, left there.
+        token = 100 + past
+    yield 1, args.new_tokens / (time.perf_counter() - start)
+
+
+def main():
+    args = arguments()
+    who, _, dtype = args.who.partition("-")
+    work = {"torch": of_torch, "ctranslate2": of_ctranslate2, "whispercpp": of_whispercpp}[who](args, dtype)
+    # Libraries print to standard output; the result goes where it was.
+    out = os.dup(1)
+    os.dup2(2, 1)
+    next(work)
+    ready = time.time() - float(os.environ.get("STARTED_AT", time.time()))
+    encode = next(work)
+    decode = [{"batch": batch, "tokens_per_s": rate} for batch, rate in work]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    result = {"encode_ms": encode * 1e3, "decode": decode, "ready_ms": ready * 1e3, "peak_mb": peak}
+    os.write(out, (json.dumps(result) + "\n").encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

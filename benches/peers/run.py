@@ -1,0 +1,150 @@
+"""The peers and this engine, in turn, in the same minutes: one table with ratios, as Markdown, JSON and a plot.
+
+    python3 benches/peers/run.py                 # everything, into benches/results/peers.*
+    python3 benches/peers/run.py whisper --rounds 5 --threads 2
+    python3 benches/peers/run.py --smoke         # tiny shapes, one round: that it runs, not how fast; stores nothing
+
+It makes its own environment under .cache/peers from requirements.txt (pinned packages, some hundred MB), writes models
+with the published shapes and random weights (what they say is noise, how fast they say it is not), and starts one
+process for each measurement: peer, ours, peer, ours, round after round. Medians are compared, with the best peer of
+the row. --tiny-en DIR adds the real Whisper tiny.en.
+
+Peers: transformers on torch (f32, bf16), CTranslate2 (f32, int8), whisper.cpp (q8_0, q4_0).
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+CACHE = ROOT / ".cache/peers"
+
+#: Peers by model kind, as `rivals.py` knows them.
+PEERS = {
+    "whisper": ["torch-f32", "torch-bf16", "ctranslate2-f32", "ctranslate2-int8", "whispercpp-q8_0", "whispercpp-q4_0"],
+    "seq2seq": ["torch-f32", "torch-bf16", "ctranslate2-f32", "ctranslate2-int8"],
+}
+OURS = ["ours-f32", "ours-bf16", "ours-int8"]
+MODELS = {"whisper": "Whisper-base", "t5": "T5-small", "bart": "BART-base"}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{', '.join(MODELS)}; all by default")
+    parser.add_argument("--batches", default="1,8,32")
+    parser.add_argument("--new-tokens", type=int, default=64, help="tokens that each sequence writes")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--peers", help="only these, separated by commas; see PEERS in this file")
+    parser.add_argument("--tiny-en", metavar="DIR", type=Path, help="the directory of the real Whisper tiny.en")
+    parser.add_argument("--python", help="an environment that has the packages, instead of .cache/peers")
+    parser.add_argument("--binary", type=Path, help="a built `throughput`, instead of building one")
+    parser.add_argument("--out", type=Path, default=ROOT / "benches/results")
+    parser.add_argument("--smoke", action="store_true")
+    args = parser.parse_args()
+    args.models = args.models or list(MODELS)
+    if unknown := set(args.models) - set(MODELS):
+        parser.error(f"unknown models {sorted(unknown)}, there are {', '.join(MODELS)}")
+    if args.smoke:
+        args.rounds, args.batches, args.new_tokens = 1, "1,2", 4
+    args.batches = [int(b) for b in args.batches.split(",")]
+    return args
+
+
+def environment(args):
+    """A Python that has the peers."""
+    if args.python:
+        return args.python
+    python, wanted = CACHE / "venv/bin/python", (HERE / "requirements.txt").read_text()
+    done = CACHE / "venv/installed.txt"
+    if not done.exists() or done.read_text() != wanted:
+        print("installing the peers into", python.parent.parent, flush=True)
+        venv.create(CACHE / "venv", with_pip=True, clear=True)
+        command = [python, "-m", "pip", "install", "-q", "--extra-index-url", "https://download.pytorch.org/whl/cpu",
+                   "-r", HERE / "requirements.txt"]
+        subprocess.run(command, check=True)
+        done.write_text(wanted)
+    return str(python)
+
+
+def binary(args):
+    """Our side."""
+    if args.binary:
+        return args.binary
+    profile = ["--release"] if not args.smoke else []
+    subprocess.run(["cargo", "build", *profile, "--package", "triptych-benches", "--bin", "throughput"], cwd=ROOT, check=True)
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    return target / ("debug" if args.smoke else "release") / "throughput"
+
+
+def measured(command, threads):
+    """One process to its end: what it printed as JSON, and the most memory it held."""
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false",
+           "STARTED_AT": repr(time.time())}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True) as process:
+        out, err = process.communicate()
+        if process.returncode:
+            raise SystemExit(f"{' '.join(map(str, command))} failed:\n{err[-2000:]}")
+    return json.loads(out.strip().splitlines()[-1])
+
+
+def models(args, python):
+    """Directories by name, each with its kind and its item."""
+    out = CACHE / ("smoke" if args.smoke else "models")
+    out.mkdir(parents=True, exist_ok=True)
+    command = [python, HERE / "models.py", out, *args.models] + (["--smoke"] if args.smoke else [])
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    found = {MODELS[name]: (out / name, "whisper" if name == "whisper" else "seq2seq") for name in args.models}
+    if args.tiny_en:
+        found["Whisper tiny.en"] = (args.tiny_en, "whisper")
+    return found, out / "noise.wav"
+
+
+def rounds(args, python, ours, directory, kind, noise):
+    """Everything of one model: {who: [result of each round]}."""
+    tokens = "64" if args.smoke else "512"
+    common = ["--batches", ",".join(map(str, args.batches)), "--new-tokens", str(args.new_tokens), "--threads", str(args.threads)]
+    item = str(noise) if kind == "whisper" else tokens
+    commands = {}
+    for who in PEERS[kind]:
+        if args.peers is None or who in args.peers.split(","):
+            commands[who] = [python, HERE / "rivals.py", who, directory, kind, "--item", item, *common]
+    for who in OURS:
+        commands[who] = [ours, directory, "--item", item, "--repeats", "1", "--precision", who.removeprefix("ours-"), *common]
+    results = {who: [] for who in commands}
+    for number in range(args.rounds):
+        for who, command in commands.items():
+            result = measured(command, args.threads)
+            results[who].append(result)
+            print(f"  {number + 1}/{args.rounds} {who:18} {json.dumps(result)}", flush=True)
+    return results
+
+
+def main():
+    args = arguments()
+    python, ours = environment(args), binary(args)
+    found, noise = models(args, python)
+    results = {}
+    for name, (directory, kind) in found.items():
+        print(name, flush=True)
+        results[name] = rounds(args, python, ours, directory, kind, noise)
+    import table
+
+    document = table.document(results, args, ROOT)
+    text = table.markdown(document)
+    print("\n" + text)
+    if not args.smoke:
+        args.out.mkdir(exist_ok=True, parents=True)
+        (args.out / "peers.md").write_text(text)
+        (args.out / "peers.json").write_text(json.dumps(document, indent=1) + "\n")
+        (args.out / "peers.svg").write_text(table.plot(document))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""From results of rounds to a document, and from that to Markdown and a plot."""
+
+import datetime
+import platform
+import statistics
+import subprocess
+from html import escape
+from pathlib import Path
+
+
+def cpu():
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def rows_of(results):
+    """`{row: (unit, more is better, {who: [value of each round]})}` of one model."""
+    rows = {}
+    for who, rounds in results.items():
+        for result in rounds:
+            values = {"encode, ms": result["encode_ms"]}
+            values |= {f"decode at batch {d['batch']}, tokens/s": d["tokens_per_s"] for d in result["decode"]}
+            values |= {"start to ready, ms": result.get("ready_ms"), "most memory, MB": result.get("peak_mb")}
+            for row, value in values.items():
+                if value is not None:
+                    rows.setdefault(row, {}).setdefault(who, []).append(value)
+    return rows
+
+
+def document(results, args, root):
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
+    return {
+        "host": cpu(), "threads": args.threads, "commit": commit, "date": str(datetime.date.today()),
+        "rounds": args.rounds, "new_tokens": args.new_tokens,
+        "models": {name: {row: {who: {"median": statistics.median(v), "rounds": v} for who, v in values.items()}
+                          for row, values in rows_of(of).items()} for name, of in results.items()},
+    }
+
+
+def more_is_better(row):
+    return row.endswith("tokens/s")
+
+
+def best(row, values, whose):
+    """`(who, median)` of the best of some."""
+    medians = {who: v["median"] for who, v in values.items() if whose(who)}
+    if not medians:
+        return None
+    return (max if more_is_better(row) else min)(medians.items(), key=lambda item: item[1])
+
+
+def ratio(row, ours, theirs):
+    """How many times better ours is."""
+    return ours / theirs if more_is_better(row) else theirs / ours
+
+
+def is_ours(who):
+    return who.startswith("ours-")
+
+
+def markdown(doc):
+    lines = [
+        "# Beside the peers", "",
+        f"{doc['host']}, {doc['threads']} threads, commit {doc['commit']}, {doc['date']}; medians of {doc['rounds']} rounds in "
+        f"turn, {doc['new_tokens']} tokens a sequence. A ratio is ours to the best peer of the row; more is better for us.", "",
+        "    python3 benches/peers/run.py", "",
+    ]
+    for name, rows in doc["models"].items():
+        peers = sorted({who for values in rows.values() for who in values if not is_ours(who)})
+        ours = sorted({who for values in rows.values() for who in values if is_ours(who)})
+        lines += [f"## {name}", "", f"| work | {' | '.join(peers)} | {' | '.join(f'{who} | ratio' for who in ours)} |",
+                  f"|---{'|---' * (len(peers) + 2 * len(ours))}|"]
+        for row, values in rows.items():
+            top = best(row, values, lambda who: not is_ours(who))
+            cells = [f"{values[who]['median']:.0f}" if who in values else "–" for who in peers]
+            for who in ours:
+                own = values.get(who)
+                cells.append(f"{own['median']:.0f}" if own else "–")
+                cells.append(f"{ratio(row, own['median'], top[1]):.2f}" if own and top else "–")
+            lines.append(f"| {row} | {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def plot(doc):
+    """Bars of the best of ours beside the best peer, as SVG: how many times better, 1 being level."""
+    bars = []
+    for name, rows in doc["models"].items():
+        for row, values in rows.items():
+            ours, theirs = best(row, values, is_ours), best(row, values, lambda who: not is_ours(who))
+            if ours and theirs:
+                bars.append((f"{name}: {row.split(',')[0]}", ours[0], theirs[0], ratio(row, ours[1], theirs[1])))
+    scale = 300 / max([b[3] for b in bars] + [1])
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="{30 + 22 * len(bars)}" font-family="sans-serif" font-size="12">',
+             '<rect width="100%" height="100%" fill="white"/>']
+    for i, (label, own, peer, times) in enumerate(bars):
+        y = 20 + 22 * i
+        color = "#2a7f62" if times >= 1 else "#b23a48"
+        lines.append(f'<text x="250" y="{y + 12}" text-anchor="end">{escape(label)}</text>')
+        lines.append(f'<rect x="260" y="{y}" width="{times * scale:.1f}" height="16" fill="{color}"/>')
+        lines.append(f'<text x="{266 + times * scale:.1f}" y="{y + 12}">{times:.2f}× ({escape(own)} beside {escape(peer)})</text>')
+    lines.append(f'<line x1="{260 + scale:.1f}" x2="{260 + scale:.1f}" y1="10" y2="{20 + 22 * len(bars)}" stroke="black"/>')
+    return "\n".join(lines + ["</svg>"]) + "\n"

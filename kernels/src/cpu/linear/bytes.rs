@@ -1,0 +1,225 @@
+//! Linear layers in bytes: weights quantized for each output when they are packed, rows for each call.
+//!
+//! A weight is `scale · q` with `q` in −127 ..= 127 and one scale for each output; a value of a row is
+//! `scale · (q − zero)` with `q` in 0 ..= 255, scale and zero of that row alone, spanning from its smallest value
+//! to its largest and always zero itself (Jacob et al. 2018, "Quantization and Training of Neural Networks for
+//! Efficient Integer-Arithmetic-Only Inference"). Sums of products are whole numbers, exact on every instruction
+//! set, so sets differ only in the scales; `Σ (q − zero) · w` is the sum less `zero` times the sum of the
+//! weights of the output, which is kept beside them.
+//!
+//! A row with a value that is not finite has a scale that is not a number, and so has all it gives.
+
+use super::product::{Epilogue, Product, Size, Units};
+use crate::cpu::CpuBackend;
+use crate::cpu::cell::{PANEL, Word, n_cells};
+use crate::cpu::matrix::CpuTensor;
+use crate::cpu::panels::Panels;
+use crate::cpu::pool::{Pool, Shared};
+use crate::cpu::simd::{FoundIsa, Kernel, Simd};
+use crate::stored::Stacked;
+
+/// Largest byte of a weight; its negative is the smallest, so that scales have no side.
+const LARGEST: f32 = 127.0;
+
+/// Largest byte of a row.
+const ROW_LARGEST: f32 = 255.0;
+
+/// Added to a value in 0 ..= 255, it leaves the nearest whole number in the low bits: 1.5 · 2²³.
+const TO_LOW_BITS: f32 = 12_582_912.0;
+
+/// Four bytes, the first lowest: signed ones in panels, unsigned ones in rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub(super) struct ByteQuad(u32);
+
+// SAFETY: it is a u32, which is four bytes and takes any bits.
+unsafe impl Word for ByteQuad {
+    const STEPS: usize = 4;
+
+    #[inline(always)]
+    fn multiply_add<S: Simd>(self, s: S, b: S::V, acc: S::V) -> S::V {
+        s.dot_quad(acc, self.0, b)
+    }
+
+    fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
+        isa.run_quads(kernel);
+    }
+}
+
+/// A weight in bytes.
+#[derive(Debug)]
+pub(super) struct BytePanels {
+    /// `[n_panels][k_cells][32]`.
+    panels: Panels<ByteQuad>,
+    /// Of each output, `[n_panels · 32]`.
+    scales: Vec<f32>,
+    /// Sums of the bytes of each output as the bits of i32, `[n_panels · 32]`.
+    sums: Vec<f32>,
+}
+
+impl BytePanels {
+    /// Quantizes and packs a weight.
+    pub(super) fn new(pool: &Pool, stacked: &Stacked) -> Self {
+        let Stacked { n_in, n_out, weight, .. } = stacked;
+        let panel_len = n_cells::<ByteQuad>(*n_in) * PANEL;
+        let n_panels = n_out.div_ceil(PANEL);
+        let mut panels = Panels::zeros(n_panels * panel_len);
+        let (mut scales, mut sums) = (vec![0.0; n_panels * PANEL], vec![0.0; n_panels * PANEL]);
+        let outputs = (&Shared::new(&mut scales), &Shared::new(&mut sums));
+        pool.rows(panels.cells_mut(), panel_len, n_in * PANEL, |first, panels: &mut [ByteQuad]| {
+            for (panel, cells) in (first..).zip(panels.chunks_exact_mut(panel_len)) {
+                let columns = panel * PANEL..(panel + 1) * PANEL;
+                // SAFETY: the outputs of a panel are its task's own.
+                let scales = unsafe { outputs.0.slice(columns.clone()) };
+                // SAFETY: as above.
+                let sums = unsafe { outputs.1.slice(columns) };
+                for out in panel * PANEL..(*n_out).min((panel + 1) * PANEL) {
+                    let (values, column) = (&weight[out * n_in..][..*n_in], out % PANEL);
+                    let (scale, sum) = pack_output(values, &mut cells[column..]);
+                    (scales[column], sums[column]) = (scale, f32::from_bits(sum as u32));
+                }
+            }
+        });
+        Self { panels, scales, sums }
+    }
+
+    /// `act(x Wᵀ + b) + residual`, `out: [n_tokens, n_out]`.
+    pub(super) fn multiply(
+        &self,
+        backend: &CpuBackend,
+        x: &CpuTensor,
+        (size, epilogue): (Size, Epilogue<'_>),
+        out: &mut [f32],
+    ) {
+        let (cells, rows) = quantize(backend, x);
+        let units = Bytes { rows: &rows, scales: &self.scales, sums: &self.sums };
+        Product { x: &cells, panels: self.panels.cells(), size, units, epilogue }.run(backend, out);
+    }
+}
+
+/// Writes the weights of one output to its column of a panel, whose first cell is the first. Returns their scale
+/// and their sum.
+fn pack_output(values: &[f32], cells: &mut [ByteQuad]) -> (f32, i32) {
+    let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+    let scale = largest / LARGEST;
+    let inverse = if scale < f32::MIN_POSITIVE { 0.0 } else { 1.0 / scale };
+    let mut sum = 0;
+    for (k, value) in values.iter().enumerate() {
+        let byte = (value * inverse).round_ties_even() as i8;
+        sum += i32::from(byte);
+        let quad = &mut cells[k / ByteQuad::STEPS * PANEL];
+        quad.0 |= u32::from(byte as u8) << (8 * (k % ByteQuad::STEPS));
+    }
+    (scale, sum)
+}
+
+/// How the bytes of a row are read: `scale · (q − zero)`.
+#[derive(Clone, Copy, Debug, Default)]
+struct RowScale {
+    scale: f32,
+    zero: i32,
+}
+
+/// Rows in bytes, `[n_tokens, k_cells]`, and how to read each.
+fn quantize(backend: &CpuBackend, x: &CpuTensor) -> (Vec<ByteQuad>, Vec<RowScale>) {
+    let (n_tokens, width) = x.dims();
+    let k_cells = n_cells::<ByteQuad>(width);
+    let mut cells = vec![ByteQuad::default(); n_tokens * k_cells];
+    let mut scales = vec![RowScale::default(); n_tokens];
+    let shared = &Shared::new(&mut scales);
+    backend.pool.rows(&mut cells, k_cells, width / 4 + 1, |row, cells| {
+        let n_rows = cells.len() / k_cells;
+        let values = &x.data()[row * width..][..n_rows * width];
+        // SAFETY: runs of rows do not overlap, and each is one task.
+        let scales = unsafe { shared.slice(row..row + n_rows) };
+        backend.isa.run(QuantizeRows { values, width, cells, scales });
+    });
+    (cells, scales)
+}
+
+/// Rows of values to bytes.
+struct QuantizeRows<'a> {
+    /// `[n, width]`, width not zero.
+    values: &'a [f32],
+    width: usize,
+    /// `[n, k_cells]`.
+    cells: &'a mut [ByteQuad],
+    /// `[n]`.
+    scales: &'a mut [RowScale],
+}
+
+impl Kernel for QuantizeRows<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let rows = self.values.chunks_exact(self.width).zip(self.scales);
+        for (cells, (values, scale)) in self.cells.chunks_exact_mut(n_cells::<ByteQuad>(self.width)).zip(rows)
+        {
+            let [low, high] = bounds(s, values);
+            let step = (high - low) / ROW_LARGEST;
+            let inverse = if step < f32::MIN_POSITIVE { 0.0 } else { 1.0 / step };
+            let zero = (-low * inverse).round_ties_even();
+            *scale = RowScale { scale: step, zero: zero as i32 };
+            fill(cells, values, (inverse, zero));
+        }
+    }
+}
+
+/// The smallest and the largest value of a row and zero; not numbers unless all values are finite.
+#[inline(always)]
+fn bounds<S: Simd>(s: S, values: &[f32]) -> [f32; 2] {
+    let zero = s.splat(0.0);
+    let (mut low, mut high, mut odd) = (zero, zero, zero);
+    for values in values.chunks(S::LANES) {
+        let values = s.load_or(values, 0.0);
+        low = s.max(s.sub(zero, values), low);
+        high = s.max(values, high);
+        // Zero times what is not finite is not a number.
+        odd = s.fma(values, zero, odd);
+    }
+    let odd = s.sum(odd);
+    [odd - s.largest(low), odd + s.largest(high)]
+}
+
+/// Writes the bytes of a row; the last cell is filled up with zero bytes, which meet zero weights.
+#[inline(always)]
+fn fill(cells: &mut [ByteQuad], values: &[f32], (inverse, zero): (f32, f32)) {
+    let (quads, rest) = values.as_chunks::<4>();
+    for (cell, quad) in cells.iter_mut().zip(quads) {
+        let [a, b, c, d] = *quad;
+        let low = byte(a, inverse, zero) | byte(b, inverse, zero) << 8;
+        cell.0 = low | byte(c, inverse, zero) << 16 | byte(d, inverse, zero) << 24;
+    }
+    if let (Some(cell), false) = (cells.last_mut(), rest.is_empty()) {
+        *cell = ByteQuad::default();
+        for (i, &value) in rest.iter().enumerate() {
+            cell.0 |= byte(value, inverse, zero) << (8 * i);
+        }
+    }
+}
+
+/// The nearest byte of a value.
+#[inline(always)]
+fn byte(value: f32, inverse: f32, zero: f32) -> u32 {
+    let clamped = (value * inverse + zero).max(0.0).min(ROW_LARGEST);
+    (clamped + TO_LOW_BITS).to_bits() & 0xff
+}
+
+/// Sums of bytes.
+#[derive(Clone, Copy)]
+struct Bytes<'a> {
+    /// `[n_tokens]`.
+    rows: &'a [RowScale],
+    /// As in [`BytePanels`].
+    scales: &'a [f32],
+    /// As in [`BytePanels`].
+    sums: &'a [f32],
+}
+
+impl Units for Bytes<'_> {
+    #[inline(always)]
+    fn values<S: Simd>(self, s: S, (row, column): (usize, usize), sums: S::V) -> S::V {
+        let RowScale { scale, zero } = self.rows[row];
+        let values = s.centre(sums, zero, s.load(&self.sums[column..]));
+        s.mul(values, s.mul(s.splat(scale), s.load(&self.scales[column..])))
+    }
+}

@@ -1,0 +1,266 @@
+//! The threads beside the caller: work on a board, which they take while it lasts.
+//!
+//! A caller posts a job, works on it itself, takes it off the board when no task is left, and waits for those who are
+//! still in a task of it: never for a thread that has not begun, which is what keeps an op from being as slow as
+//! the latest wake-up on a busy machine. Jobs of several callers stand side by side. A thread without work looks
+//! for more during [`SPIN`] turns, a few microseconds, as the ops of a step follow each other; then it sleeps.
+//!
+//! A task that panics does not end its thread; the panic is passed on to the caller.
+
+use std::collections::VecDeque;
+use std::hint::spin_loop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle, Thread};
+
+use crate::ops::{KernelError, Result};
+
+/// Turns of an idle loop before a thread sleeps.
+const SPIN: usize = 1500;
+
+/// Threads and their board.
+#[derive(Debug)]
+pub(super) struct Crew {
+    board: Arc<Board>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What is to be done.
+#[derive(Debug, Default)]
+struct Board {
+    /// Changes with every post, under the lock; a thread that spins sees it without.
+    posted: AtomicUsize,
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Jobs that may have tasks left.
+    jobs: VecDeque<Arc<Job>>,
+    n_asleep: usize,
+    stopped: bool,
+}
+
+/// One call of [`Crew::run`].
+#[derive(Debug)]
+struct Job {
+    task: TaskPtr,
+    n_tasks: usize,
+    next: AtomicUsize,
+    /// Threads of the crew that may still call the task. Grows only while the job is on the board, under its lock.
+    n_inside: AtomicUsize,
+    panicked: AtomicBool,
+    caller: Thread,
+}
+
+/// The caller's task without its lifetime.
+#[derive(Clone, Copy, Debug)]
+struct TaskPtr(*const (dyn Fn(usize) + Sync));
+
+// SAFETY: the task is Sync, so any thread may call it.
+unsafe impl Send for TaskPtr {}
+// SAFETY: as above.
+unsafe impl Sync for TaskPtr {}
+
+impl Crew {
+    /// Starts threads.
+    pub(super) fn new(n_threads: usize) -> Result<Self> {
+        let mut crew = Self { board: Arc::default(), threads: Vec::new() };
+        for i in 0..n_threads {
+            let board = crew.board.clone();
+            let started = thread::Builder::new().name(format!("kernels-{i}")).spawn(move || board.serve());
+            let started = started
+                .map_err(|error| KernelError::Library { op: "thread pool", message: error.to_string() })?;
+            crew.threads.push(started);
+        }
+        Ok(crew)
+    }
+
+    /// Calls `task` for each number below `n_tasks`.
+    ///
+    /// # Panics
+    /// If a task does.
+    pub(super) fn run(&self, n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        let erased: *const (dyn Fn(usize) + Sync + '_) = task;
+        // SAFETY: only the lifetime changes, and no one calls it after `Posted` is dropped, before `task` ends.
+        let task_ptr = unsafe {
+            std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(erased)
+        };
+        let job = Arc::new(Job {
+            task: TaskPtr(task_ptr),
+            n_tasks,
+            next: AtomicUsize::new(0),
+            n_inside: AtomicUsize::new(0),
+            panicked: AtomicBool::new(false),
+            caller: thread::current(),
+        });
+        let posted = self.board.post(job.clone(), n_tasks - 1);
+        while let Some(i) = job.take() {
+            task(i);
+        }
+        drop(posted);
+        assert!(!job.panicked.load(Ordering::Relaxed), "a task of a kernel panicked; its message is above");
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        let mut state = self.board.lock();
+        state.stopped = true;
+        self.board.posted.fetch_add(1, Ordering::Release);
+        drop(state);
+        self.board.wake.notify_all();
+        for thread in self.threads.drain(..) {
+            // A thread ends only by returning: panics of tasks are caught.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A job on the board. Dropped, also by a panic of the caller's own task, it is off the board and nobody is inside.
+struct Posted<'a> {
+    board: &'a Board,
+    job: Arc<Job>,
+}
+
+impl Drop for Posted<'_> {
+    fn drop(&mut self) {
+        self.board.lock().jobs.retain(|job| !Arc::ptr_eq(job, &self.job));
+        let mut turns = 0;
+        while self.job.n_inside.load(Ordering::Acquire) > 0 {
+            turns += 1;
+            if turns < SPIN { spin_loop() } else { thread::park() }
+        }
+    }
+}
+
+impl Job {
+    /// A task that nobody has taken.
+    fn take(&self) -> Option<usize> {
+        let i = self.next.fetch_add(1, Ordering::Relaxed);
+        (i < self.n_tasks).then_some(i)
+    }
+
+    fn has_tasks(&self) -> bool {
+        self.next.load(Ordering::Relaxed) < self.n_tasks
+    }
+
+    /// Works on it. The calling thread counts as inside, and no more when this returns.
+    fn help(&self) {
+        while let Some(i) = self.take() {
+            // SAFETY: this thread is counted as inside, so the caller is in `run` and the task alive.
+            let task = unsafe { &*self.task.0 };
+            if catch_unwind(AssertUnwindSafe(|| task(i))).is_err() {
+                self.panicked.store(true, Ordering::Relaxed);
+            }
+        }
+        if self.n_inside.fetch_sub(1, Ordering::Release) == 1 {
+            self.caller.unpark();
+        }
+    }
+}
+
+impl Board {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No code that panics runs under the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a job up for up to `n_helpers` threads.
+    fn post(&self, job: Arc<Job>, n_helpers: usize) -> Posted<'_> {
+        let mut state = self.lock();
+        state.jobs.push_back(job.clone());
+        let n_wakes = state.n_asleep.min(n_helpers);
+        self.posted.fetch_add(1, Ordering::Release);
+        drop(state);
+        (0..n_wakes).for_each(|_| self.wake.notify_one());
+        Posted { board: self, job }
+    }
+
+    /// What a thread of the crew does.
+    fn serve(&self) {
+        loop {
+            let seen = self.posted.load(Ordering::Acquire);
+            let mut state = self.lock();
+            if state.stopped {
+                return;
+            }
+            if let Some(job) = state.jobs.iter().find(|job| job.has_tasks()).cloned() {
+                job.n_inside.fetch_add(1, Ordering::Relaxed);
+                drop(state);
+                job.help();
+                continue;
+            }
+            drop(state);
+            if !self.spin(seen) {
+                state = self.lock();
+                // Whoever posts later finds this thread asleep and wakes it.
+                if self.posted.load(Ordering::Acquire) == seen && !state.stopped {
+                    state.n_asleep += 1;
+                    state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state.n_asleep -= 1;
+                }
+            }
+        }
+    }
+
+    /// Whether something was posted during a short wait.
+    fn spin(&self, seen: usize) -> bool {
+        for _ in 0..SPIN {
+            if self.posted.load(Ordering::Acquire) != seen {
+                return true;
+            }
+            spin_loop();
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(n: usize) -> Vec<AtomicUsize> {
+        (0..n).map(|_| AtomicUsize::new(0)).collect()
+    }
+
+    #[test]
+    fn every_task_runs_once_for_several_callers_at_a_time() {
+        let crew = Crew::new(3).expect("threads");
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for n in 2..200 {
+                        let done = counts(n);
+                        crew.run(n, &|i| {
+                            done[i].fetch_add(1, Ordering::Relaxed);
+                        });
+                        assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == 1));
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_panic_of_a_task_reaches_the_caller_and_no_thread_is_lost() {
+        let crew = Crew::new(2).expect("threads");
+        for bad in 0..20 {
+            let done = counts(20);
+            let ran = catch_unwind(AssertUnwindSafe(|| {
+                crew.run(20, &|i| {
+                    assert_ne!(i, bad, "on purpose");
+                    done[i].fetch_add(1, Ordering::Relaxed);
+                });
+            }));
+            assert!(ran.is_err());
+        }
+        let done = counts(50);
+        crew.run(50, &|i| {
+            done[i].fetch_add(1, Ordering::Relaxed);
+        });
+        assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == 1));
+    }
+}
