@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use serde_json::json;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use triptych_core::clock::SystemClock;
 use triptych_core::item::from_f32;
 use triptych_core::limits::Limits;
@@ -65,6 +65,9 @@ fn main() -> Result<()> {
     let compute = Compute::new(config)?;
     let modality = *model.modalities().first().context("a model without an encoder")?;
     let mut encoder = compute.load_encoder(&model, modality)?;
+    // A worker that holds both stages is ready with both.
+    drop(compute.load_decoder(&model)?);
+    let ready_ms = since_start().map(|time| time.as_secs_f64() * 1e3);
     let input = input(&model, modality, &args.item)?;
     let (encode, rows) = best(args.repeats, || Ok(encoder.encode(&[&input])?))?;
     let rows = rows.into_iter().next().context("an encoder that gives no rows")?;
@@ -78,8 +81,26 @@ fn main() -> Result<()> {
         let (time, n_tokens) = best(args.repeats, || bench.run(&model, &outputs, args.new_tokens))?;
         decode.push(json!({"batch": batch, "tokens_per_s": n_tokens as f64 / time.as_secs_f64()}));
     }
-    println!("{}", json!({"encode_ms": encode.as_secs_f64() * 1e3, "decode": decode}));
+    let encode_ms = encode.as_secs_f64() * 1e3;
+    println!(
+        "{}",
+        json!({"encode_ms": encode_ms, "decode": decode, "ready_ms": ready_ms, "peak_mb": peak_mb()})
+    );
     Ok(())
+}
+
+/// Time since whoever started this process says that it did, as seconds since the epoch in `STARTED_AT`.
+fn since_start() -> Option<Duration> {
+    let started: f64 = std::env::var("STARTED_AT").ok()?.parse().ok()?;
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    now.checked_sub(Duration::try_from_secs_f64(started).ok()?)
+}
+
+/// The most memory this process held, as its peers tell it, in MiB; `None` where there is no `/proc`.
+fn peak_mb() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? / 1024)
 }
 
 fn precision(text: &str) -> Result<Precision, String> {

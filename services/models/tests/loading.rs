@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use triptych_core::{DType, Extent, Fingerprint, Modality};
+use triptych_kernels::cpu::Precision;
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::family::Family;
 use triptych_models::preprocess::{EncoderInput, Features};
@@ -170,6 +171,10 @@ fn a_fingerprint_changes_with_what_the_encoder_computes_and_with_nothing_else() 
     write(dir.path(), "model.safetensors", &tensors());
     let model = open(dir.path(), STORED);
     assert_ne!(model.fingerprint(Modality::Audio, DType::Bf16).expect("weights"), same);
+    // What it is computed in, under one element type of rows.
+    let [bf16, int8] = [Precision::Bf16, Precision::Int8]
+        .map(|precision| model.fingerprint_in(Modality::Audio, DType::F32, precision).expect("weights"));
+    assert!(bf16 != same && int8 != same && bf16 != int8);
     assert!(matches!(model.fingerprint(Modality::Image, DType::F32), Err(ModelError::Config { .. })));
 
     let processor = dir.path().join("preprocessor_config.json");

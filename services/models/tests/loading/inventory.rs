@@ -18,7 +18,7 @@ fn stages_add_up_to_the_file() {
         assert_eq!(stage.stored_bytes, values(of));
         assert_eq!(stage.n_parameters * 4, values(of), "the file is f32");
         assert!(stage.loaded.f32 >= stage.stored_bytes);
-        assert!(stage.loaded.bf16 < stage.loaded.f32);
+        assert!(stage.loaded.bf16 < stage.loaded.f32 && stage.loaded.int8 < stage.loaded.bf16);
     }
     assert_eq!((found.shared, found.unused), (vec![], vec![]));
     assert_eq!(found.row.f32, 2 * found.row.bf16);
