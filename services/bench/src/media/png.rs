@@ -21,7 +21,10 @@ const ADLER: u32 = 65_521;
 
 /// Compressed bands by width and rows.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Bands(Arc<Mutex<HashMap<(u32, u32), Arc<[Band]>>>>);
+pub(super) struct Bands(Arc<Mutex<Sets>>);
+
+/// By width and rows.
+type Sets = HashMap<(u32, u32), Arc<[Band]>>;
 
 #[derive(Debug)]
 struct Band {
@@ -86,7 +89,7 @@ fn band(width: u32, rows: u32, rng: &mut BenchRng) -> Band {
     let mut raw = Vec::with_capacity((row_bytes + 1) * rows as usize);
     for _ in 0..rows {
         // Filter 1: each byte is a difference to the pixel on its left, the first to nothing.
-        raw.push(1);
+        raw.extend([1]);
         let mut bits = 0u64;
         for i in 0..row_bytes {
             if i % 16 == 0 {

@@ -141,7 +141,7 @@ pub(super) fn buckets(key: &str, text: &str) -> Result<Vec<(ItemShape, f64)>, Te
 
 /// A sound of some seconds.
 pub(super) fn sound(seconds: f64) -> Option<ItemShape> {
-    let allowed = seconds >= 0.1 && seconds <= MAX_SECONDS;
+    let allowed = (0.1..=MAX_SECONDS).contains(&seconds);
     allowed.then(|| ItemShape::Audio { millis: (seconds * 1e3).round() as u32 })
 }
 
