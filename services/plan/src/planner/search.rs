@@ -24,13 +24,15 @@ pub struct Effort {
     pub tolerance: f64,
     /// Whether settings are tuned.
     pub tunes: bool,
+    /// Whether other demands are asked for too.
+    pub what_if: bool,
 }
 
 impl Effort {
     /// Enough for an answer with a narrow interval.
-    pub const FULL: Self = Self { requests: 1200, seeds: 5, tolerance: 0.02, tunes: true };
+    pub const FULL: Self = Self { requests: 1200, seeds: 5, tolerance: 0.02, tunes: true, what_if: true };
     /// Seconds rather than minutes.
-    pub const QUICK: Self = Self { requests: 200, seeds: 3, tolerance: 0.1, tunes: false };
+    pub const QUICK: Self = Self { requests: 200, seeds: 3, tolerance: 0.1, tunes: false, what_if: true };
 
     /// For telling candidates apart.
     pub fn coarse(self) -> Self {

@@ -13,7 +13,7 @@ const REUSED: f64 = 0.5;
 /// The rate doubles; half of the items were there before.
 pub fn all(question: &Question<'_>, answer: &Answer) -> Result<Vec<WhatIf>, PlanError> {
     let best = &answer.best;
-    if best.goodput.mean == 0.0 {
+    if best.goodput.mean == 0.0 || !question.effort.what_if {
         return Ok(Vec::new());
     }
     let twice = best.goodput.mean * 2.0;
