@@ -44,6 +44,9 @@ pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
     lines
 }
 
+/// Characters of a pool's name before its kind: the chart allows 20 in all.
+const NAME_LENGTH: usize = 12;
+
 /// The flag's word.
 fn turns(budget: Option<usize>) -> String {
     budget.map_or_else(|| "none".to_owned(), |n| n.to_string())
@@ -97,7 +100,7 @@ fn pool(model: &str, candidate: &Candidate, (suffix, role, replicas): (&str, &st
 fn name(model: &str) -> String {
     let plain: String =
         model.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect();
-    let plain: String = plain.trim_matches('-').chars().take(40).collect();
+    let plain: String = plain.trim_matches('-').chars().take(NAME_LENGTH).collect();
     if plain.is_empty() { "model".to_owned() } else { plain.trim_matches('-').to_owned() }
 }
 
@@ -133,7 +136,7 @@ mod tests {
     fn values_are_pools_with_their_replicas_and_settings() {
         let yaml = values("Qwen/Qwen2-VL", &candidate(Shape::Split { encoders: 2, pds: 3 }));
         for part in [
-            "  - name: qwen-qwen2-vl-encoder\n    role: encoder\n",
+            "  - name: qwen-qwen2-v-encoder\n    role: encoder\n",
             "    replicas: 2\n",
             "    replicas: 3\n",
             "    engine: {tokenBudget: 512, maxSequences: 64}\n",
