@@ -7,15 +7,27 @@ use triptych_bench::result::SweepResult;
 use triptych_tests::process::{Process, children_of, eventually, is_alive, signal};
 use triptych_tests::samples::models_dir;
 
-const MODEL: &str = "shapes-qwen2-vl";
-/// Small enough for the sample model's context.
+/// Shapes without weights.
+const MODEL: &str = "qwen2-vl-tiny";
+/// Small: a debug build computes it.
 const WORKLOAD: &str = "epd-short:images=1,size=112x84,text=30,output=8";
 
 /// `triptych bench suite` of two topologies, with these flags.
 fn suite(out: &Path, flags: &[&str]) -> Process {
-    let model = format!("{MODEL}={}", models_dir().join(MODEL).display());
+    let model = models_dir().join("../../benches/models").join(MODEL).display().to_string();
     let out = out.display().to_string();
-    let usual = ["bench", "suite", "--topology", "1e1pd,colocated", "--model", &model, "--out", &out];
+    let usual = [
+        "bench",
+        "suite",
+        "--topology",
+        "1e1pd,colocated",
+        "--model",
+        &model,
+        "--load-format",
+        "dummy",
+        "--out",
+        &out,
+    ];
     let load = ["--workload", WORKLOAD, "--slo", "ttft=120s,tpot=60s", "--seeds", "1", "--rates", "4"];
     Process::start(&[&usual[..], &load[..], flags].concat())
 }

@@ -173,7 +173,8 @@ fn short(rate: f64) -> String {
 
 fn section(sweeps: &[&SweepResult]) -> Section {
     let setup = &sweeps[0].setup;
-    let mut charts = vec![goodput_curve(sweeps), attainment(sweeps)];
+    let mut charts = vec![goodput_curve(sweeps)];
+    charts.extend(attainment(sweeps));
     let ttft = Latency {
         name: "Time to first token",
         short: "TTFT",
@@ -282,29 +283,36 @@ fn goodput_curve(sweeps: &[&SweepResult]) -> Chart {
     })
 }
 
-fn attainment(sweeps: &[&SweepResult]) -> Chart {
-    let share = |part: u64, whole: u64| (whole > 0).then(|| 100.0 * part as f64 / whole as f64);
-    let mut series = per_sweep(sweeps, |rate| share(rate.verdict.n_good, rate.verdict.n_offered));
+/// A count of a rate's requests.
+type Part = fn(&RateResult) -> u64;
+/// Requests that kept one promise, whatever became of the others.
+const ALONE: [(&str, Part); 2] = [("TTFT", |r| r.verdict.n_ttft_good), ("TPOT", |r| r.verdict.n_tpot_good)];
+
+/// One result with its promises each alone, or several and a drawing for each promise.
+fn attainment(sweeps: &[&SweepResult]) -> Vec<Chart> {
+    let share = |rate: &RateResult, part: Part| {
+        let whole = rate.verdict.n_offered;
+        (whole > 0).then(|| 100.0 * part(rate) as f64 / whole as f64)
+    };
+    let of = |part: Part| per_sweep(sweeps, move |rate| share(rate, part));
+    let mut joint = of(|r| r.verdict.n_good);
+    let title = "Attainment: share of offered requests that kept every promise".to_owned();
     if let [_] = sweeps {
-        for (place, (name, part)) in [
-            ("TTFT alone", (|r: &RateResult| r.verdict.n_ttft_good) as fn(&RateResult) -> u64),
-            ("TPOT alone", |r: &RateResult| r.verdict.n_tpot_good),
-        ]
-        .into_iter()
-        .enumerate()
-        {
-            let lines = per_sweep(sweeps, |rate| share(part(rate), rate.verdict.n_offered));
-            series.extend(lines.into_iter().map(|line| Series {
-                name: name.into(),
-                place: place + 1,
-                stroke: Stroke::Dashed,
-                ..line
-            }));
+        for (i, (name, part)) in ALONE.into_iter().enumerate() {
+            let name = format!("{name} alone");
+            let line = |line| Series { name: name.clone(), place: i + 1, stroke: Stroke::Dashed, ..line };
+            joint.extend(of(part).into_iter().map(line));
         }
+        return vec![shares(title, joint)];
     }
+    let alone = ALONE.map(|(name, part)| shares(format!("Attainment of {name} alone"), of(part)));
+    std::iter::once(shares(title, joint)).chain(alone).collect()
+}
+
+fn shares(title: String, series: Vec<Series>) -> Chart {
     let limit = |at: f64| Limit { label: format!("{at:.0} %"), at };
     Chart::Lines(Lines {
-        title: "Attainment: share of offered requests that kept every promise".into(),
+        title,
         x: rate_axis(),
         y: Axis { label: "attainment, %".into(), scale: Scale::Between(0.0, 100.0) },
         series,
@@ -388,12 +396,15 @@ fn stages_of(rate: &RateResult) -> Option<Bar> {
     has_some.then(|| Bar { name: short(rate.rate), values })
 }
 
+/// What is drawn of a moment.
+type OfSample = fn(&crate::result::Sample) -> Option<f64>;
+
 /// Queues over the time of one run: of the highest rate that passes, or of the lowest.
 fn timeline(sweep: &SweepResult) -> Option<Chart> {
     let at = sweep.goodput.rate;
     let rate = sweep.rates.iter().find(|r| Some(r.rate) == at).or_else(|| sweep.rates.first())?;
     let run = rate.runs.first().filter(|run| !run.timeline.is_empty())?;
-    let lines: [(&str, fn(&crate::result::Sample) -> Option<f64>); 4] = [
+    let lines: [(&str, OfSample); 4] = [
         ("in flight, as clients see it", |s| Some(s.in_flight as f64)),
         ("encoder jobs", |s| s.encoding),
         ("running in engines", |s| s.running),

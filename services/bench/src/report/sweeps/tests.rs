@@ -144,7 +144,7 @@ fn results_of_one_workload_are_compared_and_all_workloads_are_in_one_table() {
     assert!(table.rows.iter().all(|row| row[5].text.starts_with("1.2")), "{table:?}");
     assert!(report.warnings[0].contains("400 requests instead of 1000"), "{:?}", report.warnings);
     let charts = &report.sections[1].charts;
-    assert_eq!(charts.len(), 5 + 3, "goodput, attainment, TTFT, TPOT, stages, and a timeline each");
+    assert_eq!(charts.len(), 7 + 3, "goodput, three of attainment, TTFT, TPOT, stages, and a timeline each");
     let html = report.to_html();
     assert!(html.contains("promise: 500 ms") && html.contains("99 %") && html.contains("90 %"));
     assert!(!html.contains("NaN"));
