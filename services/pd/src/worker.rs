@@ -2,7 +2,7 @@
 
 use crate::driver::{Driver, Turns};
 use crate::loads::Loads;
-use crate::meters::{EcMeters, Families, Meters, TurnMeters};
+use crate::meters::{EcMeters, Families, TurnMeters};
 use crate::service::{ServedModel, Service, Worker};
 use crate::warm::warm_up;
 use futures::future::BoxFuture;
@@ -189,15 +189,9 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
     };
     let beside_load = beside.load();
     let died = CancellationToken::new();
-    let mut models = HashMap::new();
-    for model in loaded {
-        let name = model.model.name().to_string();
-        let meters = families.of_model(&name);
-        let turns = turns.as_ref().map(|(meters, turnstile)| Turns::new(turnstile, meters));
-        let start = Start { max_live: config.engine.max_live(), meters, turns, died: died.clone() };
-        models.insert(name.clone(), model.start(start)?);
-        tracing::info!(model = %name, "decoder ready");
-    }
+    let starter =
+        Starter { max_live: config.engine.max_live(), families: families.clone(), turns, died: died.clone() };
+    let models = starter.start_all(loaded)?;
     loads.attach(models.values().map(|m| m.driver.clone()).collect());
     let max_requests = config.engine.max_requests.min(Semaphore::MAX_PERMITS);
     let service = Service::new(Worker {
@@ -328,18 +322,33 @@ impl EngineSettings {
     }
 }
 
-/// What an engine's thread starts with.
-struct Start {
+/// What engines' threads start with.
+struct Starter {
     max_live: usize,
-    meters: Meters,
-    turns: Option<Turns>,
+    families: Families,
+    turns: Option<(TurnMeters, Turnstile)>,
     died: CancellationToken,
 }
 
+impl Starter {
+    /// The models by name, at work.
+    fn start_all(&self, loaded: Vec<Loaded>) -> std::io::Result<HashMap<String, ServedModel>> {
+        let mut models = HashMap::new();
+        for model in loaded {
+            let name = model.model.name().to_string();
+            models.insert(name.clone(), model.start(self)?);
+            tracing::info!(model = %name, "decoder ready");
+        }
+        Ok(models)
+    }
+}
+
 impl Loaded {
-    fn start(self, start: Start) -> std::io::Result<ServedModel> {
+    fn start(self, with: &Starter) -> std::io::Result<ServedModel> {
         let Self { model, engine, vocab, encoders } = self;
-        let Start { max_live, meters, turns, died } = start;
+        let (max_live, died) = (with.max_live, with.died.clone());
+        let meters = with.families.of_model(model.name().as_str());
+        let turns = with.turns.as_ref().map(|(meters, turnstile)| Turns::new(turnstile, meters));
         Ok(ServedModel {
             family: model.family().to_owned(),
             prompts: model.prompts(),
