@@ -10,7 +10,7 @@ use triptych_core::ContentKey;
 
 /// The map. All operations are O(log n), eviction amortised and but for a walk over the newest.
 #[derive(Debug)]
-pub(crate) struct ByteCache<V> {
+pub struct ByteCache<V> {
     budget: usize,
     /// The sum of `bytes` over `entries`.
     used: usize,
@@ -41,7 +41,7 @@ struct Entry<V> {
 
 impl<V: Clone> ByteCache<V> {
     /// An empty map. A budget of zero keeps only what is held.
-    pub(crate) fn new(budget: usize) -> Self {
+    pub fn new(budget: usize) -> Self {
         let (entries, idle) = (HashMap::new(), BTreeMap::new());
         let shares = Shares::of_budget(budget as u64);
         Self { budget, used: 0, tick: 0, clock: 0, added: 0, entries, shares, idle }
@@ -49,7 +49,7 @@ impl<V: Clone> ByteCache<V> {
 
     /// Adds a value that nobody holds, unless the key has one. Whether it was added; it may be evicted at once
     /// when what is held leaves no room.
-    pub(crate) fn insert(&mut self, key: ContentKey, value: V, bytes: usize) -> bool {
+    pub fn insert(&mut self, key: ContentKey, value: V, bytes: usize) -> bool {
         if self.entries.contains_key(&key) {
             return false;
         }
@@ -61,7 +61,7 @@ impl<V: Clone> ByteCache<V> {
     }
 
     /// Adds a value that is held, unless the key has one; holds it either way.
-    pub(crate) fn insert_held(&mut self, key: ContentKey, value: V, bytes: usize) {
+    pub fn insert_held(&mut self, key: ContentKey, value: V, bytes: usize) {
         if !self.hold(&key) {
             let entry = self.entry(&key, value, bytes);
             self.entries.insert(key, Entry { is_held: true, ..entry });
@@ -70,18 +70,18 @@ impl<V: Clone> ByteCache<V> {
     }
 
     /// The value, and counts as a use of it.
-    pub(crate) fn get(&mut self, key: &ContentKey) -> Option<V> {
+    pub fn get(&mut self, key: &ContentKey) -> Option<V> {
         self.touch(key);
         self.entries.get(key).map(|entry| entry.value.clone())
     }
 
     /// Whether the key has a value; not a use.
-    pub(crate) fn contains(&self, key: &ContentKey) -> bool {
+    pub fn contains(&self, key: &ContentKey) -> bool {
         self.entries.contains_key(key)
     }
 
     /// Keeps the value from eviction. False if there is none.
-    pub(crate) fn hold(&mut self, key: &ContentKey) -> bool {
+    pub fn hold(&mut self, key: &ContentKey) -> bool {
         let Some(entry) = self.entries.get_mut(key) else { return false };
         entry.is_held = true;
         self.idle.remove(&entry.rank);
@@ -89,7 +89,7 @@ impl<V: Clone> ByteCache<V> {
     }
 
     /// Ends [`Self::hold`], which was a use.
-    pub(crate) fn release(&mut self, key: &ContentKey) {
+    pub fn release(&mut self, key: &ContentKey) {
         let Some(entry) = self.entries.get_mut(key) else { return };
         if std::mem::replace(&mut entry.is_held, false) {
             self.idle.insert(entry.rank, *key);
@@ -99,7 +99,7 @@ impl<V: Clone> ByteCache<V> {
     }
 
     /// Takes the value out, held or not.
-    pub(crate) fn remove(&mut self, key: &ContentKey) -> Option<V> {
+    pub fn remove(&mut self, key: &ContentKey) -> Option<V> {
         let entry = self.entries.remove(key)?;
         self.idle.remove(&entry.rank);
         self.used = self.used.saturating_sub(entry.bytes);
@@ -108,24 +108,24 @@ impl<V: Clone> ByteCache<V> {
     }
 
     /// At most `limit` keys, those in use first, then the latest used.
-    pub(crate) fn recent(&self, limit: usize) -> Vec<ContentKey> {
+    pub fn recent(&self, limit: usize) -> Vec<ContentKey> {
         let mut latest: Vec<_> = self.entries.iter().map(|(key, e)| (e.is_held, e.rank.1, *key)).collect();
         latest.sort_unstable_by(|a, b| b.cmp(a));
         latest.into_iter().take(limit).map(|(.., key)| key).collect()
     }
 
     /// What `read` says of each value that it wants, in no order. Not a use of them.
-    pub(crate) fn list<T>(&self, read: impl Fn(&ContentKey, &V) -> Option<T>) -> Vec<(ContentKey, T)> {
+    pub fn list<T>(&self, read: impl Fn(&ContentKey, &V) -> Option<T>) -> Vec<(ContentKey, T)> {
         self.entries.iter().filter_map(|(key, e)| Some((*key, read(key, &e.value)?))).collect()
     }
 
     /// Sum of the sizes.
-    pub(crate) fn used(&self) -> usize {
+    pub fn used(&self) -> usize {
         self.used
     }
 
     /// Number of values.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.entries.len()
     }
 

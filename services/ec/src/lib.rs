@@ -18,8 +18,8 @@ pub mod metered;
 pub mod retry;
 
 pub mod connector;
-mod cache;
-mod local;
+pub mod cache;
+pub mod local;
 mod policy;
 
 pub mod server;

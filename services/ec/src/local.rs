@@ -10,7 +10,7 @@ use triptych_core::{ContentKey, EncoderOutput, RequestId};
 
 /// The cache.
 #[derive(Debug)]
-pub(crate) struct LocalCache {
+pub struct LocalCache {
     rows: ByteCache<EncoderOutput>,
     /// What each request holds.
     holds: HashMap<RequestId, BTreeSet<ContentKey>>,
@@ -20,12 +20,12 @@ pub(crate) struct LocalCache {
 
 impl LocalCache {
     /// An empty cache. A budget of zero keeps only what requests hold.
-    pub(crate) fn new(budget_bytes: usize) -> Self {
+    pub fn new(budget_bytes: usize) -> Self {
         Self { rows: ByteCache::new(budget_bytes), holds: HashMap::new(), n_holders: HashMap::new() }
     }
 
     /// Notes that the request needs the key until [`Self::release`]. Holding twice is holding once.
-    pub(crate) fn hold(&mut self, request: RequestId, key: ContentKey) {
+    pub fn hold(&mut self, request: RequestId, key: ContentKey) {
         if self.holds.entry(request).or_default().insert(key) {
             *self.n_holders.entry(key).or_default() += 1;
             self.rows.hold(&key);
@@ -33,7 +33,7 @@ impl LocalCache {
     }
 
     /// Gives back everything that the request holds. Nothing, if it holds nothing.
-    pub(crate) fn release(&mut self, request: RequestId) {
+    pub fn release(&mut self, request: RequestId) {
         for key in self.holds.remove(&request).unwrap_or_default() {
             if let Some(n) = self.n_holders.get_mut(&key) {
                 *n -= 1;
@@ -46,7 +46,7 @@ impl LocalCache {
     }
 
     /// Adds rows; nothing happens if the key has some.
-    pub(crate) fn insert(&mut self, output: EncoderOutput) {
+    pub fn insert(&mut self, output: EncoderOutput) {
         let (key, bytes) = (output.item().key, output.rows().len());
         if self.is_held(&key) {
             self.rows.insert_held(key, output, bytes);
@@ -56,27 +56,27 @@ impl LocalCache {
     }
 
     /// The rows, and counts as a use of them.
-    pub(crate) fn get(&mut self, key: &ContentKey) -> Option<EncoderOutput> {
+    pub fn get(&mut self, key: &ContentKey) -> Option<EncoderOutput> {
         self.rows.get(key)
     }
 
     /// Whether the rows are here.
-    pub(crate) fn contains(&self, key: &ContentKey) -> bool {
+    pub fn contains(&self, key: &ContentKey) -> bool {
         self.rows.contains(key)
     }
 
     /// At most `limit` keys whose rows are here, those in use first, then the latest used.
-    pub(crate) fn recent(&self, limit: usize) -> Vec<ContentKey> {
+    pub fn recent(&self, limit: usize) -> Vec<ContentKey> {
         self.rows.recent(limit)
     }
 
     /// Whether any request holds the key.
-    pub(crate) fn is_held(&self, key: &ContentKey) -> bool {
+    pub fn is_held(&self, key: &ContentKey) -> bool {
         self.n_holders.contains_key(key)
     }
 
     /// Bytes of all rows.
-    pub(crate) fn used_bytes(&self) -> usize {
+    pub fn used_bytes(&self) -> usize {
         self.rows.used()
     }
 }

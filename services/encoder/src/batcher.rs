@@ -174,15 +174,19 @@ fn fail(batch: Vec<Job>, cause: &str) {
     }
 }
 
-/// The longest prefix of the queue that fits the limits; at least one job if there is one.
-fn take_batch(waiting: &mut VecDeque<Job>, limits: BatchLimits) -> Vec<Job> {
-    let mut tokens = 0;
-    let fits = |job: &&Job| {
-        tokens += job.input.n_tokens as usize;
-        tokens <= limits.max_tokens
+/// How many of those that wait, in their order, the next batch takes: the longest prefix that fits the limits, and at
+/// least one if there is one. `sizes` are their output tokens.
+pub fn n_in_batch(sizes: impl Iterator<Item = usize>, limits: BatchLimits) -> usize {
+    let mut tokens = 0_usize;
+    let fits = |(i, n): (usize, usize)| {
+        tokens = tokens.saturating_add(n);
+        (i == 0 || tokens <= limits.max_tokens).then_some(())
     };
-    let n = waiting.iter().take(limits.max_items).take_while(fits).count();
-    let n = n.max(1).min(waiting.len());
+    sizes.take(limits.max_items.max(1)).enumerate().map_while(fits).count()
+}
+
+fn take_batch(waiting: &mut VecDeque<Job>, limits: BatchLimits) -> Vec<Job> {
+    let n = n_in_batch(waiting.iter().map(|job| job.input.n_tokens as usize), limits);
     waiting.drain(..n).collect()
 }
 

@@ -20,12 +20,12 @@ mod fences;
 mod pool;
 mod batcher;
 
-mod load;
-mod cost;
+pub mod load;
+pub mod cost;
 mod meters;
 
 mod worker;
 mod warm;
 
-pub use batcher::BatchLimits;
+pub use batcher::{BatchLimits, n_in_batch};
 pub use worker::{EmbeddedConfig, EncoderConfig, EncoderError, embedded, run};

@@ -19,9 +19,9 @@ use triptych_proto::v1;
 use triptych_runtime::Drain;
 
 /// Between two messages at least.
-const AT_LEAST: Duration = Duration::from_millis(50);
+pub const AT_LEAST: Duration = Duration::from_millis(50);
 /// Between two messages at most, while there is work.
-const WHILE_BUSY: Duration = Duration::from_secs(1);
+pub const WHILE_BUSY: Duration = Duration::from_secs(1);
 /// What changes by less than this share is not worth a message.
 const WORTH_TELLING: f64 = 0.1;
 /// Nor is a queue that changes by less.
@@ -122,7 +122,7 @@ impl Load {
     }
 
     /// The state as watchers are told.
-    fn state(&self, draining: bool) -> v1::WorkerState {
+    pub fn state(&self, draining: bool) -> v1::WorkerState {
         v1::WorkerState { load: Some(self.report()), draining, ..v1::WorkerState::default() }
     }
 
@@ -250,11 +250,13 @@ impl Watcher {
     }
 }
 
-fn is_busy(state: &v1::WorkerState) -> bool {
+/// Whether there is work.
+pub fn is_busy(state: &v1::WorkerState) -> bool {
     state.load.as_ref().is_some_and(|load| load.running + load.waiting > 0)
 }
 
-fn is_worth_telling(told: &v1::WorkerState, state: &v1::WorkerState, since: Duration) -> bool {
+/// Whether whoever was told one state so long ago is to be told the other.
+pub fn is_worth_telling(told: &v1::WorkerState, state: &v1::WorkerState, since: Duration) -> bool {
     let changed =
         |a: f64, b: f64, small: f64| (a - b).abs() > (a.abs().max(b.abs()) * WORTH_TELLING).max(small);
     let (Some(a), Some(b)) = (&told.load, &state.load) else { return told.load != state.load };

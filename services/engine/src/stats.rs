@@ -51,7 +51,7 @@ pub struct Stats {
 
 impl Stats {
     /// The counts of a scheduler.
-    pub(crate) fn of(scheduler: &Scheduler) -> Self {
+    pub fn of(scheduler: &Scheduler) -> Self {
         let (items_ready, items_pending) = scheduler.items().counts();
         let (pool, host, cross) = (scheduler.pool(), scheduler.host(), scheduler.cross());
         let counts = scheduler.counts();

@@ -19,7 +19,7 @@ mod resume;
 mod service;
 mod speech;
 mod warm;
-mod watching;
+pub mod watching;
 mod worker;
 
 pub use worker::{EngineSettings, MakeBeside, MakingBeside, PdConfig, PdError, run};

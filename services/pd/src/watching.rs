@@ -12,12 +12,13 @@ use tokio::sync::mpsc::Sender;
 use tokio::time::sleep;
 use tonic::Status;
 use triptych_core::ContentKey;
+use triptych_engine::Stats;
 use triptych_proto::v1;
 
 /// Most keys that are told.
 pub const MAX_KEYS: usize = 4096;
 /// The least pause between two messages.
-const PAUSE: Duration = Duration::from_millis(100);
+pub const PAUSE: Duration = Duration::from_millis(100);
 /// Shares of blocks are told in steps of one part in so many, so that not every token is news.
 const SHARES: f32 = 64.0;
 
@@ -69,27 +70,37 @@ impl Known {
 impl Worker {
     /// How busy it is, all models together.
     fn load(&self) -> v1::WorkerLoad {
-        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let n_requests = self.max_requests.saturating_sub(self.places.available_permits());
         let stats: Vec<_> = self.models.values().map(|model| model.driver.stats()).collect();
-        // The engines count sequences: a request has one or more, so no more requests wait than sequences do.
-        let waiting = stats.iter().map(|s| s.waiting).sum::<usize>().min(n_requests);
-        let share = |used: usize, total: usize| match total {
-            0 => 0.0,
-            total => ((used as f32 / total as f32) * SHARES).round() / SHARES,
-        };
         let beside = self.beside_load.as_ref().map(|load| load()).unwrap_or_default();
-        let fullest = |shares: Vec<f32>| shares.into_iter().fold(0.0, f32::max);
-        v1::WorkerLoad {
-            running: count(n_requests - waiting),
-            waiting: count(waiting),
-            capacity: count(self.max_requests),
-            kv_usage: fullest(stats.iter().map(|s| share(s.self_used, s.self_total)).collect()),
-            cross_kv_usage: fullest(stats.iter().map(|s| share(s.cross_used, s.cross_total)).collect()),
-            waiting_tokens: stats.iter().map(|s| s.waiting_tokens as u64).sum(),
-            // Of encoders in this process: the proxy gives them work too.
-            queued_us: beside.queued_us,
-            costs: beside.costs,
-        }
+        load((n_requests, self.max_requests), &stats, beside)
+    }
+}
+
+/// What a worker says of its load that has so many requests of so many at most, over the engines that these are the
+/// counts of, and beside encoders with this load.
+pub fn load(
+    (n_requests, max_requests): (usize, usize),
+    stats: &[Stats],
+    beside: v1::WorkerLoad,
+) -> v1::WorkerLoad {
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    // The engines count sequences: a request has one or more, so no more requests wait than sequences do.
+    let waiting = stats.iter().map(|s| s.waiting).sum::<usize>().min(n_requests);
+    let share = |used: usize, total: usize| match total {
+        0 => 0.0,
+        total => ((used as f32 / total as f32) * SHARES).round() / SHARES,
+    };
+    let fullest = |shares: &mut dyn Iterator<Item = f32>| shares.fold(0.0, f32::max);
+    v1::WorkerLoad {
+        running: count(n_requests - waiting),
+        waiting: count(waiting),
+        capacity: count(max_requests),
+        kv_usage: fullest(&mut stats.iter().map(|s| share(s.self_used, s.self_total))),
+        cross_kv_usage: fullest(&mut stats.iter().map(|s| share(s.cross_used, s.cross_total))),
+        waiting_tokens: stats.iter().map(|s| s.waiting_tokens as u64).sum(),
+        // Of encoders in this process: the proxy gives them work too.
+        queued_us: beside.queued_us,
+        costs: beside.costs,
     }
 }

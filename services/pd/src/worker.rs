@@ -293,12 +293,12 @@ impl Loader {
 
 impl EngineSettings {
     /// Sequences that run or wait.
-    fn max_live(self) -> usize {
+    pub fn max_live(self) -> usize {
         self.max_waiting.saturating_add(self.max_sequences).min(Semaphore::MAX_PERMITS)
     }
 
     /// No more KV than all sequences at full length can fill.
-    fn for_decoder(self, info: &DecoderInfo) -> EngineConfig {
+    pub fn for_decoder(self, info: &DecoderInfo) -> EngineConfig {
         let most = |tokens: usize| self.max_sequences.saturating_mul(tokens.div_ceil(KV_BLOCK_TOKENS));
         let fit = |bytes: usize, block: usize| bytes.checked_div(block).unwrap_or(0);
         // A cross window has as many rows as the encoder gives; 1500 is the most of any family so far.

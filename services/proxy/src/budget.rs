@@ -2,10 +2,11 @@
 //!
 //! Retries and hedges help while few things fail, and multiply an outage when many do. So they are paid from what
 //! first tries bring in over a sliding window: a share of them, and a little for each second, so that a cluster without
-//! traffic can still mend itself. The idea is Finagle's `RetryBudget`.
+//! traffic can still mend itself. The idea is Finagle's `RetryBudget`. The account is a [`Window`], which is handed its
+//! time.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -32,10 +33,37 @@ impl Default for RetryPolicy {
 /// A budget that every part of the proxy shares which sends work twice.
 #[derive(Debug)]
 pub struct RetryBudget {
+    window: Mutex<Window>,
+    origin: Instant,
+}
+
+impl RetryBudget {
+    /// A budget that begins now.
+    pub fn new(policy: RetryPolicy) -> Self {
+        Self { window: Mutex::new(Window::new(policy)), origin: Instant::now() }
+    }
+
+    /// Work is sent for the first time.
+    pub fn first_try(&self) {
+        self.window().first_try(self.origin.elapsed());
+    }
+
+    /// Takes leave to send work a second time. False: there is none, and the failure at hand is the answer.
+    pub fn try_spend(&self) -> bool {
+        self.window().try_spend(self.origin.elapsed())
+    }
+
+    fn window(&self) -> MutexGuard<'_, Window> {
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What was sent once and twice in the latest seconds.
+#[derive(Clone, Debug)]
+pub struct Window {
     policy: RetryPolicy,
     /// By the number of their slot, oldest first; none is older than the window.
-    slots: Mutex<VecDeque<Slot>>,
-    origin: Instant,
+    slots: VecDeque<Slot>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -45,53 +73,42 @@ struct Slot {
     spent: u64,
 }
 
-impl RetryBudget {
-    /// A budget that begins now.
+impl Window {
+    /// Nothing was sent yet.
     pub fn new(policy: RetryPolicy) -> Self {
-        Self { policy, slots: Mutex::default(), origin: Instant::now() }
+        Self { policy, slots: VecDeque::new() }
     }
 
-    /// Work is sent for the first time.
-    pub fn first_try(&self) {
-        self.slot(|slot| slot.first_tries += 1);
+    /// Work is sent for the first time, so long after the start.
+    pub fn first_try(&mut self, at: Duration) {
+        self.slot(at).first_tries += 1;
     }
 
-    /// Takes leave to send work a second time. False: there is none, and the failure at hand is the answer.
-    pub fn try_spend(&self) -> bool {
-        let policy = self.policy;
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = self.now(&mut slots);
+    /// Takes leave to send work a second time.
+    pub fn try_spend(&mut self, at: Duration) -> bool {
+        self.slot(at);
         let (first_tries, spent) =
-            slots.iter().fold((0, 0), |(tries, spent), s| (tries + s.first_tries, spent + s.spent));
-        let allowed = first_tries as f64 * policy.share + policy.per_second * WINDOW.as_secs_f64();
-        if spent as f64 + 1.0 > allowed {
-            return false;
+            self.slots.iter().fold((0, 0), |(tries, spent), s| (tries + s.first_tries, spent + s.spent));
+        let allowed = first_tries as f64 * self.policy.share + self.policy.per_second * WINDOW.as_secs_f64();
+        let is_allowed = spent as f64 + 1.0 <= allowed;
+        if is_allowed {
+            self.slot(at).spent += 1;
         }
-        if let Some(slot) = slots.back_mut().filter(|slot| slot.number == now) {
-            slot.spent += 1;
-        }
-        true
+        is_allowed
     }
 
-    fn slot(&self, change: impl FnOnce(&mut Slot)) {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        self.now(&mut slots);
-        if let Some(slot) = slots.back_mut() {
-            change(slot);
-        }
-    }
-
-    /// Forgets what is out of the window, and makes room for this slot.
-    fn now(&self, slots: &mut VecDeque<Slot>) -> u128 {
-        let number = self.origin.elapsed().as_millis() / SLOT.as_millis();
+    /// Forgets what is out of the window; the slot of this moment.
+    fn slot(&mut self, at: Duration) -> &mut Slot {
+        let number = at.as_millis() / SLOT.as_millis();
         let oldest = (number + 1).saturating_sub(WINDOW.as_millis() / SLOT.as_millis());
-        while slots.front().is_some_and(|slot| slot.number < oldest) {
-            slots.pop_front();
+        while self.slots.front().is_some_and(|slot| slot.number < oldest) {
+            self.slots.pop_front();
         }
-        if slots.back().is_none_or(|slot| slot.number != number) {
-            slots.push_back(Slot { number, first_tries: 0, spent: 0 });
+        if self.slots.back().is_none_or(|slot| slot.number != number) {
+            self.slots.push_back(Slot { number, first_tries: 0, spent: 0 });
         }
-        number
+        let latest = self.slots.len() - 1;
+        &mut self.slots[latest]
     }
 }
 

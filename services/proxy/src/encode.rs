@@ -11,9 +11,9 @@ mod flight;
 mod ladder;
 mod lease;
 mod meters;
-mod pace;
+pub mod pace;
 mod policy;
-mod recents;
+pub mod recents;
 
 pub use flight::{Announced, Flight};
 pub use policy::EncodePolicy;
@@ -234,7 +234,7 @@ impl Encodes {
     /// Makes the output of an item again which a PD worker did not find, or found corrupt; `lost` is what the request
     /// believed of it.
     pub fn begin_again(&self, job: &Job, lost: &Encoded) -> Flight {
-        if let Some((item, peers)) = self.parts.recents.renewed(&job.wanted.key, lost.at) {
+        if let Some((item, peers)) = self.parts.recents.renewed(&job.wanted.key, lost.at.into_std()) {
             let encoded = Encoded { peers, ..Encoded::cached(item, Belief::Remembered) };
             return Flight::landed(job, Encoded { source: ItemSource::Shared, ..encoded });
         }
@@ -252,8 +252,9 @@ impl Encodes {
     /// What needs no question to the store: outputs that were READY a moment ago, and those of which a PD worker holds
     /// as many of the others as any does.
     fn known(&self, jobs: &[Job]) -> Vec<Option<Encoded>> {
+        let now = Instant::now().into_std();
         let young = |job: &Job| {
-            let (item, peers) = self.parts.recents.young(&job.wanted.key)?;
+            let (item, peers) = self.parts.recents.young(&job.wanted.key, now)?;
             Some(Encoded { peers, ..Encoded::cached(item, Belief::Remembered) })
         };
         let mut known: Vec<_> = jobs.iter().map(young).collect();
@@ -331,7 +332,7 @@ struct Held {
 }
 
 /// The worker that holds most of the outputs, each of which has a list of holders; the first by name if several do.
-fn holder_of_most(held: &[&[WorkerId]]) -> Option<WorkerId> {
+pub fn holder_of_most(held: &[&[WorkerId]]) -> Option<WorkerId> {
     let mut n_held: BTreeMap<&WorkerId, usize> = BTreeMap::new();
     for holder in held.iter().copied().flatten() {
         *n_held.entry(holder).or_default() += 1;

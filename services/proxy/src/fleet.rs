@@ -17,6 +17,7 @@ pub mod prefix;
 pub mod score;
 pub mod size;
 mod task;
+pub mod view;
 mod worker;
 
 pub use lease::Lease;
@@ -224,7 +225,7 @@ impl Shared {
     }
 
     fn report(&self, worker: &Worker, state: v1::WorkerState, first: bool) {
-        worker.view().take_report(state, first, Instant::now());
+        worker.view().take_report(state, first, Instant::now().into_std());
         self.refresh(worker);
     }
 

@@ -6,11 +6,10 @@
 
 mod turns;
 
-pub use turns::{EncoderBudget, Spent};
+pub use turns::{EncoderBudget, Spent, Ticket, Turns};
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use turns::{Ticket, Turns};
 
 /// The turnstile of a process. Clones share it.
 #[derive(Clone, Debug)]

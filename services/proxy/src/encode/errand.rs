@@ -38,7 +38,7 @@ impl Errand {
             }
         });
         let encoded = outcome.await.unwrap_or_else(|_| Err(out_of_time()))?;
-        self.parts.recents.note(&encoded);
+        self.parts.recents.note(&encoded.item, &encoded.peers, encoded.at.into_std());
         Ok(encoded)
     }
 

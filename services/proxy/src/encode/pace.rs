@@ -15,20 +15,20 @@ const N_ENOUGH: usize = 8;
 
 /// What a job is expected to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Prediction {
+pub struct Prediction {
     /// From being sent to READY, usually.
-    pub(super) usual: Duration,
+    pub usual: Duration,
     /// The same, for nineteen of twenty.
-    pub(super) p95: Duration,
+    pub p95: Duration,
 }
 
 /// Jobs as this proxy saw them.
 #[derive(Debug, Default)]
-pub(super) struct Pace(Mutex<HashMap<(ModelName, Modality), VecDeque<Duration>>>);
+pub struct Pace(Mutex<HashMap<(ModelName, Modality), VecDeque<Duration>>>);
 
 impl Pace {
     /// A job took this long, from being sent to READY.
-    pub(super) fn saw(&self, model: &ModelName, modality: Modality, took: Duration) {
+    pub fn saw(&self, model: &ModelName, modality: Modality, took: Duration) {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let seen = seen.entry((model.clone(), modality)).or_default();
         if seen.len() == N_KEPT {
@@ -38,7 +38,7 @@ impl Pace {
     }
 
     /// What the next one may take; `None` until enough were seen.
-    pub(super) fn predict(&self, model: &ModelName, modality: Modality) -> Option<Prediction> {
+    pub fn predict(&self, model: &ModelName, modality: Modality) -> Option<Prediction> {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let seen = seen.get(&(model.clone(), modality)).filter(|seen| seen.len() >= N_ENOUGH)?;
         let mut sorted: Vec<_> = seen.iter().copied().collect();

@@ -5,13 +5,14 @@ use super::Prefixes;
 use super::Shared;
 use super::catalog::{Catalog, Known, Want};
 use super::lease::Given;
-use super::score::{self, Choice, EncoderLoad, PdLoad, Reason};
-use super::size::{Curve, Forecast, Size, UNKNOWN};
-use super::worker::{Sent, Worker};
+use super::score::{self, Choice, Reason};
+use super::size::{Forecast, Size};
+use super::view::{ItemSize, Sent};
+use super::worker::Worker;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
-use tokio::time::Instant;
-use triptych_core::{ContentKey, WorkerId};
+use std::time::Instant;
+use tokio::time;
+use triptych_core::WorkerId;
 use triptych_runtime::discovery::Role;
 
 /// A worker that can do the work, and what is known of it.
@@ -40,7 +41,7 @@ impl Shared {
             }
         };
         let (_, worker) = able.get(index)?;
-        let (work, forecast) = given(worker, want, size, Instant::now());
+        let (work, forecast) = given(worker, want, size, now());
         if let Size::Request { prompt, .. } = size {
             self.prefixes.lock().unwrap_or_else(PoisonError::into_inner).read(prompt, &worker.id);
         }
@@ -59,9 +60,8 @@ impl Shared {
         let rank = |known: &Known| (tried.contains(&known.id), is_last_resort(known));
         let workers = self.workers();
         let able = catalog.workers.iter().filter(|known| known.can_do(want));
-        // A half-open worker whose probe is under way takes nothing more.
         let able = able.filter_map(|known| Some((known, Arc::clone(workers.get(&known.id)?))));
-        let mut able: Vec<_> = able.filter(|(_, worker)| takes_more(worker)).collect();
+        let mut able: Vec<_> = able.filter(|(_, worker)| worker.view().takes_more()).collect();
         let best = able.iter().map(|(known, _)| rank(known)).min()?;
         able.retain(|(known, _)| rank(known) == best);
         let has_encoders = || catalog.workers.iter().any(|w| w.role == Role::Encoder && w.serves(want));
@@ -73,7 +73,7 @@ impl Shared {
         Some((able, reason))
     }
 
-    fn best(&self, able: &[Able<'_>], want: &Want, size: &Size) -> Option<Choice> {
+    fn best<'a>(&self, able: &[Able<'a>], want: &Want, size: &Size) -> Option<Choice> {
         let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
         match (want, size) {
             (Want::Encoder { .. }, size) => {
@@ -81,8 +81,9 @@ impl Shared {
                     Size::Item { key, bytes, .. } => (key.as_ref(), *bytes),
                     Size::Request { .. } => (None, 0),
                 };
-                let now = Instant::now();
-                let loads: Vec<_> = able.iter().map(|able| encoder_load(able, want, bytes, now)).collect();
+                let (now, item) = (now(), item_of(want, bytes)?);
+                let load = |(known, worker): &Able<'a>| worker.view().encoder_load(&known.id, item, now);
+                let loads: Vec<_> = able.iter().map(load).collect();
                 score::choose_encoder(&loads, key, &mut *rng)
             }
             (Want::Pd { .. }, size) => {
@@ -97,7 +98,7 @@ impl Shared {
                     .iter()
                     .map(|(known, worker)| {
                         let read = reader.filter(|(id, _)| **id == known.id).map_or(0, |(_, n)| n);
-                        pd_load(worker, items, prompt.n_tokens().saturating_sub(read))
+                        worker.view().pd_load(items, prompt.n_tokens().saturating_sub(read))
                     })
                     .collect();
                 score::choose_pd(&loads, &mut *rng)
@@ -107,15 +108,17 @@ impl Shared {
 
     /// When an item would be encoded; see [`super::Fleet::forecast`].
     pub(super) fn forecast(&self, catalog: &Catalog, want: &Want, bytes: u64) -> Option<Forecast> {
-        let now = Instant::now();
+        let (now, item) = (now(), item_of(want, bytes)?);
         let (able, _) = self.able(catalog, want, &[])?;
-        let one = |(_, worker): &Able<'_>| {
-            let curve = curve(worker, want)?;
-            Some(forecast(worker, curve, bytes, now))
-        };
+        let one = |(_, worker): &Able<'_>| worker.view().forecast(item, now);
         let all: Option<Vec<_>> = able.iter().map(one).collect();
         all?.into_iter().min_by_key(Forecast::end)
     }
+}
+
+/// By the clock that a test may pause.
+pub(super) fn now() -> Instant {
+    time::Instant::now().into_std()
 }
 
 /// Leaves those among `holders` that are not full, if there are such: elsewhere an item would have to be encoded again.
@@ -126,30 +129,11 @@ fn prefer(able: &mut Vec<Able<'_>>, holders: &[WorkerId]) {
     }
 }
 
-/// Whether nothing but its load speaks against giving it work.
-fn takes_more(worker: &Worker) -> bool {
-    use super::outlier::Circuit;
-    !matches!(worker.view().outlier.circuit(), Circuit::Open { .. } | Circuit::HalfOpen { probing: true })
-}
-
-/// What an item takes there, in microseconds.
-pub(super) fn encoder_cost_us(worker: &Worker, want: &Want, bytes: u64) -> u64 {
-    curve(worker, want).unwrap_or(UNKNOWN).cost_us(bytes)
-}
-
-fn curve(worker: &Worker, want: &Want) -> Option<Curve> {
+/// The item of some work, if it is one.
+pub(super) fn item_of<'a>(want: &'a Want, bytes: u64) -> Option<ItemSize<'a>> {
     match want {
-        Want::Encoder { model, modality, .. } => worker.view().curve(model, *modality),
+        Want::Encoder { model, modality, .. } => Some(ItemSize { model, modality: *modality, bytes }),
         Want::Pd { .. } => None,
-    }
-}
-
-fn forecast(worker: &Worker, curve: Curve, bytes: u64, now: Instant) -> Forecast {
-    let cost_us = curve.cost_us(bytes);
-    Forecast {
-        queue: Duration::from_micros(worker.view().queued_us(now)),
-        cost: Duration::from_micros(cost_us),
-        p95: curve.p95(cost_us),
     }
 }
 
@@ -157,33 +141,11 @@ fn forecast(worker: &Worker, curve: Curve, bytes: u64, now: Instant) -> Forecast
 fn given(worker: &Worker, want: &Want, size: &Size, now: Instant) -> (Sent, Option<Forecast>) {
     match (want, size) {
         (Want::Encoder { .. }, Size::Item { bytes, .. }) => {
-            let measured = curve(worker, want);
-            let encode_us = encoder_cost_us(worker, want, *bytes);
-            let forecast = measured.map(|curve| forecast(worker, curve, *bytes, now));
-            (Sent { n: 1, encode_us, tokens: 0 }, forecast)
+            let Some(item) = item_of(want, *bytes) else { return Default::default() };
+            let view = worker.view();
+            (Sent { n: 1, encode_us: view.cost_us(item), tokens: 0 }, view.forecast(item, now))
         }
         (_, Size::Request { prompt, .. }) => (Sent { n: 1, encode_us: 0, tokens: prompt.n_tokens() }, None),
         (Want::Pd { .. }, Size::Item { .. }) => (Sent { n: 1, ..Sent::default() }, None),
-    }
-}
-
-fn encoder_load<'a>((known, worker): &Able<'a>, want: &Want, bytes: u64, now: Instant) -> EncoderLoad<'a> {
-    let cost_us = encoder_cost_us(worker, want, bytes);
-    let view = worker.view();
-    EncoderLoad { id: &known.id, queued_us: view.queued_us(now), cost_us, is_full: view.is_full() }
-}
-
-pub(super) fn pd_load(worker: &Worker, items: &[(ContentKey, u64)], own_tokens: u64) -> PdLoad {
-    let view = worker.view();
-    let (running, waiting, waiting_tokens) = view.requests();
-    let own_bytes = items.iter().filter(|(key, _)| !view.resident.contains(key)).map(|(_, bytes)| bytes);
-    PdLoad {
-        kv_usage: view.kv_usage(),
-        running,
-        waiting,
-        waiting_tokens,
-        own_tokens,
-        own_bytes: own_bytes.fold(0, |sum, bytes| sum.saturating_add(*bytes)),
-        is_full: view.is_full(),
     }
 }

@@ -5,11 +5,10 @@
 //! request and for it: on such a worker steps and forwards take turns on the same cores.
 
 use super::catalog::{Catalog, Want};
-use super::choice::{encoder_cost_us, pd_load};
+use super::choice::{item_of, now};
 use super::{Fleet, Shared};
 use rand::RngExt;
 use std::sync::PoisonError;
-use tokio::time::Instant;
 use triptych_core::{ContentKey, WorkerId};
 use triptych_runtime::discovery::Role;
 
@@ -40,17 +39,13 @@ impl Shared {
             return None;
         }
         let (able, _) = self.able(catalog, pd, &[])?;
-        let now = Instant::now();
+        let now = now();
+        let sizes = items.iter().filter_map(|item| Some((item.key, item_of(&item.want, item.bytes)?)));
+        let sizes: Vec<_> = sizes.collect();
         let scored = able.iter().filter(|(known, _)| items.iter().all(|item| known.can_do(&item.want)));
-        let scored = scored.filter(|(_, worker)| !worker.view().is_full()).map(|(known, worker)| {
-            let missing: Vec<_> = {
-                let view = worker.view();
-                items.iter().filter(|item| !view.resident.contains(&item.key)).collect()
-            };
-            let own = missing.iter().map(|item| encoder_cost_us(worker, &item.want, item.bytes));
-            let own = own.fold(0, u64::saturating_add);
-            let queued = worker.view().queued_us(now);
-            (pd_load(worker, &[], 0).score_us().saturating_add(queued).saturating_add(own), known)
+        let scored = scored.filter_map(|(known, worker)| {
+            let view = worker.view();
+            (!view.is_full()).then(|| (view.home_us(&sizes, now), known))
         });
         let scored: Vec<_> = scored.collect();
         let best = scored.iter().map(|(score, _)| *score).min()?;

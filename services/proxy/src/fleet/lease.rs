@@ -4,7 +4,8 @@ use super::Shared;
 use super::outlier::Outcome;
 use super::score::Reason;
 use super::size::Forecast;
-use super::worker::{Sent, Worker};
+use super::view::Sent;
+use super::worker::Worker;
 use crate::wire::CallFailure;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,8 +55,7 @@ impl Lease {
     /// When nineteen of twenty jobs of so many output tokens would be done that were given to it with this one; `None`
     /// if it has not measured that.
     pub fn p95_of_tokens(&self, model: &ModelName, modality: Modality, tokens: u32) -> Option<Duration> {
-        let curve = self.worker.view().curve(model, modality)?;
-        Some(self.forecast?.queue.saturating_add(curve.p95(curve.tokens_us(tokens))))
+        self.worker.view().p95_of_tokens(self.forecast, (model, modality), tokens)
     }
 
     /// Whether it is a PD worker.

@@ -91,7 +91,7 @@ async fn work_spreads_by_what_was_sent_since_the_reports() {
         assert_eq!(leases.iter().filter(|l| *l.id() == worker.id).count(), 5);
     }
     drop(leases);
-    assert!(all(&shared).iter().all(|w| w.view().queued_us(Instant::now()) == 0));
+    assert!(all(&shared).iter().all(|w| w.view().queued_us(Instant::now().into_std()) == 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -72,7 +72,7 @@ pub struct Spent {
 }
 
 /// An engine, or a forward.
-pub(super) type Ticket = u64;
+pub type Ticket = u64;
 
 /// Whose turn it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ enum Holder {
 
 /// The state of the turnstile.
 #[derive(Debug)]
-pub(super) struct Turns {
+pub struct Turns {
     budget: EncoderBudget,
     next: Ticket,
     holder: Option<Holder>,
@@ -104,7 +104,8 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    pub(super) fn new(budget: EncoderBudget) -> Self {
+    /// Nobody has gone through.
+    pub fn new(budget: EncoderBudget) -> Self {
         Self {
             budget,
             next: 0,
@@ -122,21 +123,23 @@ impl Turns {
     }
 
     /// A name that nobody else has.
-    pub(super) fn ticket(&mut self) -> Ticket {
+    pub fn ticket(&mut self) -> Ticket {
         self.next += 1;
         self.next
     }
 
-    pub(super) fn spent(&self) -> Spent {
+    /// What was encoded between steps so far.
+    pub fn spent(&self) -> Spent {
         Spent { budget: self.limit(), ..self.spent }
     }
 
-    pub(super) fn ask_step(&mut self, id: Ticket) {
+    /// An engine waits for its turn.
+    pub fn ask_step(&mut self, id: Ticket) {
         self.steps.push_back(id);
     }
 
     /// Takes the turn if it is this engine's.
-    pub(super) fn take_step(&mut self, id: Ticket) -> bool {
+    pub fn take_step(&mut self, id: Ticket) -> bool {
         let next = self.holder.is_none() && self.steps.front() == Some(&id) && !self.forward_is_next();
         if next {
             self.steps.pop_front();
@@ -155,7 +158,8 @@ impl Turns {
         }
     }
 
-    pub(super) fn end_step(&mut self, id: Ticket, decodes: bool, took: Duration) {
+    /// An engine's turn is over; whether sequences of it write.
+    pub fn end_step(&mut self, id: Ticket, decodes: bool, took: Duration) {
         self.holder = None;
         self.spent.steps += 1;
         self.spent.steps_after_encode += u64::from(self.burst > 0);
@@ -170,17 +174,18 @@ impl Turns {
     }
 
     /// The engine will not ask for a step by itself.
-    pub(super) fn rest(&mut self, id: Ticket) {
+    pub fn rest(&mut self, id: Ticket) {
         self.decoding.remove(&id);
     }
 
     /// The engine is gone.
-    pub(super) fn leave(&mut self, id: Ticket) {
+    pub fn leave(&mut self, id: Ticket) {
         self.decoding.remove(&id);
         self.steps.retain(|step| *step != id);
     }
 
-    pub(super) fn ask_part(&mut self, id: Ticket, tokens: u64) {
+    /// A forward waits to go on with a part worth so many output tokens.
+    pub fn ask_part(&mut self, id: Ticket, tokens: u64) {
         match self.begun == Some(id) {
             true => self.parts.push_front((id, tokens)),
             false => self.parts.push_back((id, tokens)),
@@ -188,7 +193,7 @@ impl Turns {
     }
 
     /// Takes the turn if it is this forward's and the part fits.
-    pub(super) fn take_part(&mut self, id: Ticket) -> bool {
+    pub fn take_part(&mut self, id: Ticket) -> bool {
         let first = self.parts.front().is_some_and(|(first, _)| *first == id);
         let next = self.holder.is_none() && first && self.forward_is_next();
         if next {
@@ -199,7 +204,8 @@ impl Turns {
         next
     }
 
-    pub(super) fn end_part(&mut self, id: Ticket, tokens: u64, took: Duration) {
+    /// A forward's turn is over.
+    pub fn end_part(&mut self, id: Ticket, tokens: u64, took: Duration) {
         debug_assert_eq!(self.holder, Some(Holder::Forward(id)), "only a part that has its turn ends");
         self.holder = None;
         if !self.decoding.is_empty() {
@@ -212,7 +218,8 @@ impl Turns {
         }
     }
 
-    pub(super) fn end_forward(&mut self, id: Ticket) {
+    /// A forward is over, or given up.
+    pub fn end_forward(&mut self, id: Ticket) {
         self.parts.retain(|(part, _)| *part != id);
         if self.begun == Some(id) {
             self.begun = None;

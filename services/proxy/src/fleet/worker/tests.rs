@@ -1,7 +1,10 @@
 //! Reports and what is sent between them; moved by hand.
 
 use super::*;
-use std::time::Duration;
+use crate::fleet::catalog::Health;
+use std::time::{Duration, Instant};
+use triptych_core::ContentKey;
+use triptych_proto::v1;
 
 fn worker() -> Worker {
     let endpoint = Endpoint { role: Role::Encoder, address: "127.0.0.1:1".into() };

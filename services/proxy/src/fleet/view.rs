@@ -1,0 +1,251 @@
+//! What a proxy knows of a worker, and what it makes of it: what the worker reported, what it was given since, and from
+//! the two the loads that [`super::score`] compares.
+//!
+//! No clock, no lock, no network: time is an argument. The planner's simulator keeps the same views.
+
+use super::catalog::Health;
+use super::outlier::{Circuit, Outlier};
+use super::score::{EncoderLoad, PdLoad};
+use super::size::{Curve, Forecast, UNKNOWN};
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+use triptych_core::{ContentKey, Modality, ModelName, WorkerId};
+use triptych_proto::{convert, v1};
+
+/// Resident keys that are remembered of one worker; a worker tells 4096 at first, and its news later.
+const MAX_RESIDENT: usize = 1 << 16;
+
+/// An item to be encoded, as far as its cost depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct ItemSize<'a> {
+    /// For which model.
+    pub model: &'a ModelName,
+    /// What it is.
+    pub modality: Modality,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// What is known of a worker.
+#[derive(Debug, Default)]
+pub struct View {
+    /// It answered when it was last asked.
+    pub is_up: bool,
+    /// It said that it takes nothing new.
+    pub is_draining: bool,
+    /// As it was reported last; `None`: it does not report.
+    pub report: Option<Report>,
+    /// Given to it since then and not done.
+    pub sent: Sent,
+    /// Counts reports: what was given before the latest one is in it.
+    pub epoch: u64,
+    /// Pieces of work that are under way, whenever they were given.
+    pub n_leases: u64,
+    /// Keys whose encoder outputs it holds.
+    pub resident: HashSet<ContentKey>,
+    /// Its circuit.
+    pub outlier: Outlier,
+}
+
+/// A report, and when it came.
+#[derive(Debug)]
+pub struct Report {
+    /// When it came.
+    pub at: Instant,
+    /// What it said.
+    pub load: v1::WorkerLoad,
+}
+
+/// Work, in the measures that choices are made with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Pieces.
+    pub n: u64,
+    /// Predicted time of items to be encoded, in microseconds.
+    pub encode_us: u64,
+    /// Prompt tokens to be read.
+    pub tokens: u64,
+}
+
+impl Sent {
+    fn add(&mut self, other: Self) {
+        self.n = self.n.saturating_add(other.n);
+        self.encode_us = self.encode_us.saturating_add(other.encode_us);
+        self.tokens = self.tokens.saturating_add(other.tokens);
+    }
+
+    fn take(&mut self, other: Self) {
+        self.n = self.n.saturating_sub(other.n);
+        self.encode_us = self.encode_us.saturating_sub(other.encode_us);
+        self.tokens = self.tokens.saturating_sub(other.tokens);
+    }
+}
+
+impl View {
+    /// What all that is known comes to.
+    pub fn health(&self) -> Health {
+        match self.outlier.circuit() {
+            _ if !self.is_up => Health::Down,
+            _ if self.is_draining => Health::Draining,
+            Circuit::Open { .. } => Health::Ejected,
+            Circuit::HalfOpen { .. } => Health::Probing,
+            Circuit::Closed => Health::Ready,
+        }
+    }
+
+    /// A message of its watch. `first`: nothing that was known before holds.
+    pub fn take_report(&mut self, state: v1::WorkerState, first: bool, now: Instant) {
+        if first {
+            self.resident.clear();
+        }
+        self.is_draining = state.draining;
+        for key in state.resident_removed.iter().filter_map(|key| convert::key(key, "resident").ok()) {
+            self.resident.remove(&key);
+        }
+        for key in state.resident_added.iter().filter_map(|key| convert::key(key, "resident").ok()) {
+            if self.resident.len() < MAX_RESIDENT {
+                self.resident.insert(key);
+            }
+        }
+        if let Some(load) = state.load {
+            self.report = Some(Report { at: now, load });
+            self.sent = Sent::default();
+            self.epoch += 1;
+        }
+    }
+
+    /// Its watch ended: what was reported grows old, and what it holds is not known. One that drains still does.
+    pub fn end_reports(&mut self) {
+        self.report = None;
+        self.resident.clear();
+    }
+
+    /// It does not answer. Whoever answers next is another process.
+    pub fn go_down(&mut self) {
+        (self.is_up, self.is_draining) = (false, false);
+    }
+
+    fn load(&self) -> Option<&v1::WorkerLoad> {
+        self.report.as_ref().map(|report| &report.load)
+    }
+
+    /// Encoding that is before a new job, in microseconds: what was reported less the time since, and what was sent
+    /// after.
+    pub fn queued_us(&self, now: Instant) -> u64 {
+        let reported = self.report.as_ref().map_or(0, |report| {
+            let since = now.saturating_duration_since(report.at).as_micros();
+            report.load.queued_us.saturating_sub(u64::try_from(since).unwrap_or(u64::MAX))
+        });
+        reported.saturating_add(self.sent.encode_us)
+    }
+
+    /// What an item costs it, if it has measured that.
+    pub fn curve(&self, model: &ModelName, modality: Modality) -> Option<Curve> {
+        let wire = i32::from(v1::Modality::from(modality));
+        let mut costs = self.load()?.costs.iter();
+        costs.find(|c| c.modality == wire && c.model == model.as_str()).map(Curve::from)
+    }
+
+    /// Whether it would refuse one more.
+    pub fn is_full(&self) -> bool {
+        let Some(load) = self.load().filter(|load| load.capacity > 0) else { return false };
+        let taken = u64::from(load.running) + u64::from(load.waiting) + self.sent.n;
+        taken >= u64::from(load.capacity)
+    }
+
+    /// Requests that run, that wait, tokens that wait: what was sent since the report waits.
+    pub fn requests(&self) -> (u64, u64, u64) {
+        let (running, waiting, tokens) =
+            self.load().map_or((0, 0, 0), |l| (l.running.into(), l.waiting.into(), l.waiting_tokens));
+        (running, self.sent.n.saturating_add(waiting), tokens.saturating_add(self.sent.tokens))
+    }
+
+    /// The fuller of its caches; each request since the report takes a hundredth of it, until the next report knows.
+    pub fn kv_usage(&self) -> f64 {
+        let reported = self.load().map_or(0.0, |l| f64::from(l.kv_usage.max(l.cross_kv_usage)));
+        let reported = if reported.is_finite() { reported } else { 1.0 };
+        reported + self.sent.n as f64 / 100.0
+    }
+
+    /// Gives it work. The number is for [`Self::done`].
+    pub fn give(&mut self, work: Sent) -> u64 {
+        self.sent.add(work);
+        self.n_leases += 1;
+        self.epoch
+    }
+
+    /// The work that was given in this epoch is done.
+    pub fn done(&mut self, epoch: u64, work: Sent) {
+        if self.epoch == epoch {
+            self.sent.take(work);
+        }
+        self.n_leases = self.n_leases.saturating_sub(1);
+    }
+
+    /// Whether nothing but its load speaks against giving it work: a half-open worker whose probe is under way takes
+    /// nothing more.
+    pub fn takes_more(&self) -> bool {
+        !matches!(self.outlier.circuit(), Circuit::Open { .. } | Circuit::HalfOpen { probing: true })
+    }
+
+    /// When an item would be encoded if it were given now; `None` if the worker has not measured what it takes.
+    pub fn forecast(&self, item: ItemSize<'_>, now: Instant) -> Option<Forecast> {
+        let curve = self.curve(item.model, item.modality)?;
+        let cost_us = curve.cost_us(item.bytes);
+        Some(Forecast {
+            queue: Duration::from_micros(self.queued_us(now)),
+            cost: Duration::from_micros(cost_us),
+            p95: curve.p95(cost_us),
+        })
+    }
+
+    /// What the item takes here, in microseconds, as far as anyone knows.
+    pub fn cost_us(&self, item: ItemSize<'_>) -> u64 {
+        self.curve(item.model, item.modality).unwrap_or(UNKNOWN).cost_us(item.bytes)
+    }
+
+    /// When nineteen of twenty jobs of so many output tokens would be done that were given to it with this forecast;
+    /// `None` if it has not measured that.
+    pub fn p95_of_tokens(
+        &self,
+        forecast: Option<Forecast>,
+        (model, modality): (&ModelName, Modality),
+        tokens: u32,
+    ) -> Option<Duration> {
+        let curve = self.curve(model, modality)?;
+        Some(forecast?.queue.saturating_add(curve.p95(curve.tokens_us(tokens))))
+    }
+
+    /// As an encoder with this item; `id` is its name.
+    pub fn encoder_load<'a>(&self, id: &'a WorkerId, item: ItemSize<'_>, now: Instant) -> EncoderLoad<'a> {
+        EncoderLoad {
+            id,
+            queued_us: self.queued_us(now),
+            cost_us: self.cost_us(item),
+            is_full: self.is_full(),
+        }
+    }
+
+    /// As a PD worker with a request of these items, of whose prompt it has to read so many tokens.
+    pub fn pd_load(&self, items: &[(ContentKey, u64)], own_tokens: u64) -> PdLoad {
+        let (running, waiting, waiting_tokens) = self.requests();
+        let own_bytes = items.iter().filter(|(key, _)| !self.resident.contains(key)).map(|(_, bytes)| bytes);
+        PdLoad {
+            kv_usage: self.kv_usage(),
+            running,
+            waiting,
+            waiting_tokens,
+            own_tokens,
+            own_bytes: own_bytes.fold(0, |sum, bytes| sum.saturating_add(*bytes)),
+            is_full: self.is_full(),
+        }
+    }
+
+    /// What it takes until this worker has encoded what it misses of a request's items and can read the prompt, in
+    /// microseconds: for workers on which steps and forwards take turns on the same cores.
+    pub fn home_us(&self, items: &[(ContentKey, ItemSize<'_>)], now: Instant) -> u64 {
+        let missing = items.iter().filter(|(key, _)| !self.resident.contains(key));
+        let own = missing.map(|(_, item)| self.cost_us(*item)).fold(0, u64::saturating_add);
+        self.pd_load(&[], 0).score_us().saturating_add(self.queued_us(now)).saturating_add(own)
+    }
+}
