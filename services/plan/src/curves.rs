@@ -4,10 +4,15 @@
 //! A curve is a list of measured places, so that what was measured stays visible beside what is made of it. Times are in
 //! microseconds, and hold for [`CostCurves::threads`] compute threads that have their cores to themselves.
 
+mod check;
+pub mod costs;
 mod file;
+mod fit;
 pub mod sample;
 
+pub use costs::{BatchShape, Costs, Sized, Spread, StepShape};
 pub use file::CurvesError;
+pub use fit::Quality;
 
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +35,9 @@ pub struct CostCurves {
     pub measured: Provenance,
     /// A forward of the encoder, by what is in the batch.
     pub encode: Vec<EncodePoint>,
+    /// Parts of a forward, of about equal cost: between two of them an engine on the same cores may have its turn.
+    #[serde(default = "one")]
+    pub encode_parts: usize,
     /// Reading and resizing one item before its forward, by output tokens.
     pub preprocess: Vec<Point>,
     /// What items become, ascending by size.
@@ -48,6 +56,10 @@ pub struct CostCurves {
     pub proxy: ProxyCost,
     /// What encoder and engine do to each other when one process runs both at once on the same threads.
     pub together: Together,
+}
+
+fn one() -> usize {
+    1
 }
 
 /// Where a file comes from.

@@ -58,6 +58,8 @@ pub struct Profiled {
     pub preprocess: Vec<Point>,
     /// Forwards of the encoder.
     pub encode: Vec<EncodePoint>,
+    /// Parts of a forward, after each of which an engine on the same cores may have its turn.
+    pub encode_parts: usize,
     /// Engine steps.
     pub step: Vec<StepPoint>,
     /// What the decoder keeps.
@@ -122,6 +124,7 @@ pub fn measure(
     let mut encoder = compute.load_encoder(model, modality)?;
     let hidden = encoder.hidden();
     let encode = encode::points(encoder.as_mut(), &samples, settings, progress)?;
+    let encode_parts = encode::n_parts(encoder.as_mut(), &samples)?;
     let mut decoder = compute.load_decoder(model)?;
     let info = decoder.info();
     let largest = samples.iter().map(|s| s.input.n_tokens as usize).max().unwrap_or(0);
@@ -145,7 +148,7 @@ pub fn measure(
         preprocess.retain(|p| p.of as u32 != sample.input.n_tokens);
         preprocess.push(sample.preprocess());
     }
-    Ok(Profiled { items, preprocess, encode, step, kv: grid::kv_sizes(&info), together, hidden })
+    Ok(Profiled { items, preprocess, encode, encode_parts, step, kv: grid::kv_sizes(&info), together, hidden })
 }
 
 /// In microseconds.

@@ -12,15 +12,30 @@
 //!
 //! One event after the other, from a heap; no threads, no clock, no network. The same seed gives the same run.
 
+mod agenda;
+mod encoding;
+mod flights;
+mod front;
+mod loading;
+mod prompts;
+mod reports;
+mod request;
 pub mod result;
+mod serving;
+mod sharing;
 pub mod spec;
+mod store;
+mod tally;
+mod worker;
+mod world;
 
 pub use result::Simulation;
 pub use spec::{ClusterSpec, SpecError};
 
 use triptych_bench::offered::Offered;
+use world::World;
 
-/// Runs a workload on a cluster, from the first arrival until everything has ended or `patience` has passed.
+/// Runs a workload on a cluster, from the first arrival until everything has ended or its patience has passed.
 ///
 /// # Errors
 /// [`SpecError`] for a cluster that cannot run.
@@ -30,6 +45,7 @@ pub fn simulate(
     seed: u64,
 ) -> Result<Simulation, SpecError> {
     cluster.check()?;
-    let _ = (offered, seed);
-    Ok(Simulation::default())
+    let mut world = World::new(cluster, seed)?;
+    world.run(offered);
+    Ok(world.tally())
 }

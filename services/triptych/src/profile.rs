@@ -156,6 +156,7 @@ async fn assemble(
         threads: host::threads(args.compute.threads, &args.cores),
         measured: Provenance { store, ..Provenance::default() },
         encode: profiled.encode,
+        encode_parts: profiled.encode_parts,
         preprocess: profiled.preprocess,
         items: profiled.items,
         step: profiled.step,

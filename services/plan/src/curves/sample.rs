@@ -75,6 +75,7 @@ pub fn curves_of(costs: &Costs) -> CostCurves {
         encode: [(1, 16), (1, 64), (1, 256), (1, 1024), (2, 64), (4, 64), (2, 256), (4, 256)]
             .map(encode)
             .to_vec(),
+        encode_parts: 12,
         preprocess: vec![point(16.0, 200.0), point(256.0, 2000.0), point(1024.0, 8000.0)],
         items: [112_u32, 224, 448, 640, 896]
             .map(|side| ItemPoint {

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use triptych_encoder::BatchLimits;
 use triptych_pd::EngineSettings;
+use triptych_runtime::turnstile::EncoderBudget;
 
 /// Which workers there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -175,7 +176,9 @@ impl Candidate {
             role,
             curves: Arc::clone(&self.curves),
         };
-        let both = PoolRole::Both { pd, encoder, encoder_token_budget: settings.encoder_token_budget };
+        let budget = settings.encoder_token_budget.map(|n| EncoderBudget::Tokens(n as u64));
+        let encoder_budget = budget.unwrap_or(EncoderBudget::Unlimited);
+        let both = PoolRole::Both { pd, encoder, encoder_budget };
         let pools = match self.shape {
             Shape::Split { encoders, pds } => {
                 vec![pool("encoder", encoders, PoolRole::Encoder(encoder)), pool("pd", pds, PoolRole::Pd(pd))]

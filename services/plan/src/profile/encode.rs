@@ -62,3 +62,11 @@ fn places(samples: &[Sample], extent: Extent) -> Vec<Place<'_>> {
     }
     kept
 }
+
+/// Parts of the forward of one item.
+pub fn n_parts(encoder: &mut dyn Encoder, samples: &[Sample]) -> Result<usize, ProfileError> {
+    let Some(sample) = samples.first() else { return Ok(1) };
+    let mut n_parts = 0;
+    encoder.encode_in_parts(&[&sample.input], &mut |_| n_parts += 1)?;
+    Ok(n_parts.max(1))
+}

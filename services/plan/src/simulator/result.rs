@@ -20,6 +20,8 @@ pub struct Simulation {
     pub prefix: PrefixTally,
     /// Sequences that gave up their blocks for others.
     pub preemptions: u64,
+    /// What was not given back: nothing, when every request has ended.
+    pub left: LeftOver,
     /// From the start to the last event.
     pub span: Duration,
     /// Events that were worked through.
@@ -62,7 +64,9 @@ pub struct PoolUse {
     pub step_s: f64,
     /// Core-seconds that proxy, store and clients took from it.
     pub front_s: f64,
-    /// Part of the core-seconds between the first arrival and the last that were used, 0 to 1.
+    /// Core-seconds in which a core of it was busy.
+    pub busy_s: f64,
+    /// Those, over all core-seconds until the last arrival; more than 1 where a backlog was worked off after it.
     pub utilisation: f64,
     /// Batches of the encoders.
     pub n_batches: u64,
@@ -140,4 +144,21 @@ pub struct PrefixTally {
     pub tokens: u64,
     /// Of those, how many were found in blocks.
     pub found: u64,
+}
+
+/// What is still held somewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeftOver {
+    /// Requests that have not ended.
+    pub requests: usize,
+    /// Sequences in engines.
+    pub sequences: usize,
+    /// Blocks that they hold.
+    pub blocks: usize,
+    /// Places at PD workers.
+    pub places: usize,
+    /// Jobs at encoders.
+    pub jobs: usize,
+    /// Work that the proxy believes to be with workers.
+    pub leases: u64,
 }

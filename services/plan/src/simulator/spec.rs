@@ -7,6 +7,7 @@ use thiserror::Error;
 use triptych_encoder::BatchLimits;
 use triptych_pd::EngineSettings;
 use triptych_proxy::EncodePolicy;
+use triptych_runtime::turnstile::EncoderBudget;
 
 /// A cluster.
 #[derive(Clone, Debug)]
@@ -56,9 +57,8 @@ pub enum PoolRole {
         pd: PdSpec,
         /// Its encoder.
         encoder: EncoderSpec,
-        /// Encoder output tokens that may be computed between two engine steps while sequences decode; `None`: both
-        /// run at once and slow each other down, as [`Together`](crate::curves::Together) says.
-        encoder_token_budget: Option<usize>,
+        /// Encoder output tokens that may be computed between two engine steps while sequences decode.
+        encoder_budget: EncoderBudget,
     },
 }
 
@@ -84,7 +84,7 @@ impl Default for EncoderSpec {
             max_jobs: 256,
             preprocess_threads: 0,
             rows_budget_bytes: 256 << 20,
-            advertise: true,
+            advertise: false,
         }
     }
 }
@@ -203,17 +203,13 @@ pub enum SpecError {
         /// Every mistake.
         what: String,
     },
-    /// A setting cannot work.
-    #[error("pool {pool:?}: {setting} is {actual}, allowed is {allowed}")]
-    Setting {
+    /// An engine cannot be made.
+    #[error("pool {pool:?}: {what}")]
+    Engine {
         /// The pool.
         pool: String,
-        /// The setting.
-        setting: &'static str,
-        /// As given.
-        actual: String,
-        /// What would be.
-        allowed: String,
+        /// Why.
+        what: String,
     },
 }
 
@@ -262,6 +258,12 @@ impl ClusterSpec {
     pub fn check(&self) -> Result<(), SpecError> {
         if !self.pools.iter().any(|pool| pool.workers > 0 && pool.pd().is_some()) {
             return Err(SpecError::NoPd);
+        }
+        for pool in &self.pools {
+            let mistakes = pool.curves.mistakes();
+            if !mistakes.is_empty() {
+                return Err(SpecError::Curves { pool: pool.name.clone(), what: mistakes.join("; ") });
+            }
         }
         Ok(())
     }

@@ -1,0 +1,240 @@
+//! Costs of whatever is asked for, from the places that were measured.
+
+use super::fit::{Place, Quality, Surface};
+use super::{CostCurves, Point};
+use rand::{Rng, RngExt};
+use std::time::Duration;
+use triptych_bench::offered::ItemShape;
+
+/// Standard deviations between median and 95th percentile.
+const Z95: f64 = 1.644_853_6;
+/// As far out as a drawn time may lie, in standard deviations: measurements know nothing of what is further.
+const FARTHEST: f64 = 3.0;
+
+/// A time that varies, by its median and 95th percentile.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Spread {
+    /// Median, in microseconds.
+    pub p50_us: f64,
+    /// 95th percentile, in microseconds.
+    pub p95_us: f64,
+}
+
+/// What is in a forward of the encoder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BatchShape {
+    /// Items.
+    pub items: u32,
+    /// Output tokens of all of them.
+    pub tokens: u64,
+    /// Squares of the items' output tokens, summed.
+    pub squares: u64,
+}
+
+/// What is in an engine step; see [`StepPoint`](super::StepPoint).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepShape {
+    /// Prompt tokens read in the step.
+    pub prefill_tokens: u32,
+    /// Keys that those attend to.
+    pub prefill_context: u64,
+    /// Sequences that write a token.
+    pub decodes: u32,
+    /// Keys that those attend to.
+    pub decode_context: u64,
+    /// Rows of encoder outputs that are projected.
+    pub projected_rows: u32,
+}
+
+/// What an item becomes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sized {
+    /// Output tokens.
+    pub tokens: u32,
+    /// Bytes of the file.
+    pub bytes: u64,
+}
+
+/// The costs of one model on one kind of machine, ready to be asked.
+#[derive(Clone, Debug)]
+pub struct Costs {
+    encode: Surface<4>,
+    step: Surface<7>,
+    curves: CostCurves,
+}
+
+impl Spread {
+    /// A time that does not vary.
+    pub const fn fixed(us: f64) -> Self {
+        Self { p50_us: us, p95_us: us }
+    }
+
+    /// Log-normal, as times of compute are: never less than nothing, and late more often than early.
+    pub fn draw(self, rng: &mut impl Rng) -> Duration {
+        if self.p50_us <= 0.0 || self.p95_us <= self.p50_us {
+            return micros(self.p50_us);
+        }
+        let sigma = (self.p95_us / self.p50_us).ln() / Z95;
+        micros(self.p50_us * (sigma * normal(rng).clamp(-FARTHEST, FARTHEST)).exp())
+    }
+
+    /// So many times as long.
+    pub fn times(self, factor: f64) -> Self {
+        Self { p50_us: self.p50_us * factor, p95_us: self.p95_us * factor }
+    }
+}
+
+impl BatchShape {
+    /// A batch of items with so many output tokens each.
+    pub fn of(tokens: impl IntoIterator<Item = u32>) -> Self {
+        tokens.into_iter().fold(Self::default(), |shape, n| {
+            let n = u64::from(n);
+            Self { items: shape.items + 1, tokens: shape.tokens + n, squares: shape.squares + n * n }
+        })
+    }
+
+    fn terms(self) -> [f64; 4] {
+        [1.0, f64::from(self.items), self.tokens as f64, self.squares as f64]
+    }
+}
+
+impl StepShape {
+    /// Whether anything is computed.
+    pub fn is_empty(self) -> bool {
+        self.prefill_tokens == 0 && self.decodes == 0 && self.projected_rows == 0
+    }
+
+    fn terms(self) -> [f64; 7] {
+        [
+            1.0,
+            f64::from(self.prefill_tokens),
+            self.prefill_context as f64,
+            f64::from(self.decodes),
+            self.decode_context as f64,
+            f64::from(self.projected_rows),
+            // The first row of a prompt turns a product with a vector into one with a matrix.
+            if self.prefill_tokens > 0 { 1.0 } else { 0.0 },
+        ]
+    }
+}
+
+impl Costs {
+    /// Of these curves, whose [`mistakes`](CostCurves::mistakes) are none.
+    pub fn new(curves: &CostCurves) -> Self {
+        let encode = curves.encode.iter().map(|p| Place {
+            terms: BatchShape { items: p.items, tokens: p.tokens, squares: p.squares }.terms(),
+            p50_us: p.p50_us,
+            p95_us: p.p95_us,
+        });
+        let step = curves.step.iter().map(|p| {
+            let shape = StepShape {
+                prefill_tokens: p.prefill_tokens,
+                prefill_context: p.prefill_context,
+                decodes: p.decodes,
+                decode_context: p.decode_context,
+                projected_rows: p.projected_rows,
+            };
+            Place { terms: shape.terms(), p50_us: p.p50_us, p95_us: p.p95_us }
+        });
+        let (encode, step): (Vec<_>, Vec<_>) = (encode.collect(), step.collect());
+        Self { encode: Surface::through(&encode), step: Surface::through(&step), curves: curves.clone() }
+    }
+
+    /// What they were made of.
+    pub fn curves(&self) -> &CostCurves {
+        &self.curves
+    }
+
+    /// A forward of the encoder.
+    pub fn encode(&self, batch: BatchShape) -> Spread {
+        match batch.items {
+            0 => Spread::default(),
+            _ => spread(self.encode.at(&batch.terms())),
+        }
+    }
+
+    /// An engine step.
+    pub fn step(&self, shape: StepShape) -> Spread {
+        if shape.is_empty() { Spread::default() } else { spread(self.step.at(&shape.terms())) }
+    }
+
+    /// Preprocessing an item of so many output tokens.
+    pub fn preprocess(&self, tokens: u32) -> Spread {
+        along(&self.curves.preprocess, f64::from(tokens))
+    }
+
+    /// Publishing rows of so many bytes.
+    pub fn publish(&self, bytes: u64) -> Spread {
+        along(&self.curves.publish, bytes as f64)
+    }
+
+    /// Loading them.
+    pub fn load(&self, bytes: u64) -> Spread {
+        along(&self.curves.load, bytes as f64)
+    }
+
+    /// What an item becomes.
+    pub fn item(&self, shape: ItemShape) -> Sized {
+        let size = match shape {
+            ItemShape::Image { width, height } => f64::from(width) * f64::from(height),
+            ItemShape::Audio { millis } => f64::from(millis),
+        };
+        let curve = |of: fn(&super::ItemPoint) -> f64| -> Vec<(f64, f64)> {
+            self.curves.items.iter().map(|p| (p.size, of(p))).collect()
+        };
+        let tokens = line(&curve(|p| f64::from(p.tokens)), size);
+        let bytes = line(&curve(|p| p.bytes as f64), size);
+        Sized { tokens: (tokens.round() as u32).max(1), bytes: bytes.round() as u64 }
+    }
+
+    /// Bytes of the rows of an item of so many output tokens, as they are published.
+    pub fn row_bytes(&self, tokens: u32) -> u64 {
+        u64::from(tokens) * self.curves.row_bytes as u64
+    }
+
+    /// How well sums of terms describe encoder forwards and engine steps; the costs themselves pass through what was
+    /// measured.
+    pub fn quality(&self) -> (Quality, Quality) {
+        (self.encode.quality(), self.step.quality())
+    }
+}
+
+fn spread((p50_us, p95_us): (f64, f64)) -> Spread {
+    Spread { p50_us, p95_us }
+}
+
+fn micros(us: f64) -> Duration {
+    Duration::try_from_secs_f64(us.max(0.0) / 1e6).unwrap_or_default()
+}
+
+/// Box and Muller, one of the two.
+fn normal(rng: &mut impl Rng) -> f64 {
+    let (u, v): (f64, f64) = (rng.random(), rng.random());
+    (-2.0 * (1.0 - u).ln()).sqrt() * (std::f64::consts::TAU * v).cos()
+}
+
+fn along(curve: &[Point], of: f64) -> Spread {
+    let by =
+        |value: fn(&Point) -> f64| -> Vec<(f64, f64)> { curve.iter().map(|p| (p.of, value(p))).collect() };
+    let p50_us = line(&by(|p| p.p50_us), of);
+    Spread { p50_us, p95_us: line(&by(|p| p.p95_us), of).max(p50_us) }
+}
+
+/// Straight between places, and on from the last two, but never falling nor below nothing. One place alone is a constant
+/// before it and a proportion after it.
+fn line(places: &[(f64, f64)], x: f64) -> f64 {
+    let through = |(x0, y0): (f64, f64), (x1, y1): (f64, f64)| {
+        let slope = if x1 > x0 { (y1 - y0) / (x1 - x0) } else { 0.0 };
+        y0 + slope * (x - x0)
+    };
+    match places {
+        [] => 0.0,
+        [(x0, y0)] => y0 * if *x0 > 0.0 { (x / x0).max(1.0) } else { 1.0 },
+        [first, second, ..] if x <= first.0 => through(*first, *second).clamp(0.0, first.1),
+        [.., before, last] if x >= last.0 => through(*before, *last).max(last.1),
+        _ => {
+            let i = places.partition_point(|p| p.0 < x).clamp(1, places.len() - 1);
+            through(places[i - 1], places[i])
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! An encoder: admission, preprocessing, batches, publishing. What a batch takes, what is reported and what is learned
+//! of costs are the encoder's own code.
+
+use super::agenda::Nanos;
+use super::prompts::{described, sealed};
+use super::request::{Job, JobEnd, JobTimes};
+use super::store::Transfer;
+use super::worker::{Batch, JobId, LoadStage, Task, TurnTaking};
+use super::world::{Event, World};
+use crate::curves::BatchShape;
+use std::collections::VecDeque;
+use std::time::Duration;
+use triptych_core::Modality;
+use triptych_encoder::n_in_batch;
+
+impl World<'_> {
+    /// A job is at its encoder.
+    pub(super) fn job_arrives(&mut self, id: JobId) {
+        let now = self.agenda.now();
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let (w, key, bytes) = (job.worker, job.key, job.sized.bytes);
+        job.since = now;
+        if job.cancelled {
+            return self.drop_job(id);
+        }
+        if self.workers[w].rows().is_some_and(|rows| rows.get(&key).is_some()) {
+            return self.give_kept(id);
+        }
+        let model = self.front.model().as_str().to_owned();
+        let Some(encoder) = &mut self.workers[w].encoder else { return };
+        if encoder.n_jobs >= encoder.spec.max_jobs {
+            return self.tell(id, JobEnd::Full);
+        }
+        encoder.n_jobs += 1;
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let ticket = encoder.load.admit(&model, Modality::Image, bytes);
+        encoder.raw.push_back(id);
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.ticket = Some(ticket);
+        }
+        self.encode_items += 1;
+        self.preprocess(w);
+        self.report_soon(w);
+    }
+
+    /// The rows of an earlier job are here: the store may have lost them.
+    fn give_kept(&mut self, id: JobId) {
+        let hop = self.hop();
+        self.agenda.after(hop, Event::Announced(id));
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.kept = true;
+        let (key, tokens, w) = (job.key, job.sized.tokens, job.worker);
+        if self.store.has(&key) {
+            return self.tell(id, JobEnd::Ready);
+        }
+        let spread = self.workers[w].costs.publish(self.workers[w].costs.row_bytes(tokens));
+        self.transfer(Transfer::Publish(id), spread);
+    }
+
+    /// Preprocesses whoever is next, while there are threads.
+    fn preprocess(&mut self, w: usize) {
+        loop {
+            let Some(encoder) = &mut self.workers[w].encoder else { return };
+            if encoder.n_preprocessing >= encoder.preprocess_threads {
+                return;
+            }
+            let Some(id) = encoder.raw.pop_front() else { return };
+            let now = self.agenda.now();
+            let Some(job) = self.jobs.get_mut(&id) else { continue };
+            job.times.queue += now - job.since;
+            job.since = now;
+            let tokens = job.sized.tokens;
+            encoder.n_preprocessing += 1;
+            let work = self.draw(self.workers[w].costs.preprocess(tokens));
+            self.workers[w].used.encode += work as f64;
+            self.compute(w, Task::Preprocess(id), (work, 1.0));
+        }
+    }
+
+    /// An item is ready for its forward, and it is known how many rows come of it.
+    pub(super) fn preprocessed(&mut self, w: usize, id: JobId) {
+        let (now, hop) = (self.agenda.now(), self.hop());
+        if let Some(encoder) = &mut self.workers[w].encoder {
+            encoder.n_preprocessing -= 1;
+        }
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.times.preprocess = now - job.since;
+            job.since = now;
+            if job.cancelled {
+                self.leave(id);
+                self.drop_job(id);
+            } else {
+                if let Some(ticket) = &job.ticket {
+                    ticket.sized(job.sized.tokens);
+                }
+                if let Some(encoder) = &mut self.workers[w].encoder {
+                    encoder.ready.push_back(id);
+                }
+                self.agenda.after(hop, Event::Announced(id));
+            }
+        }
+        self.preprocess(w);
+        self.batch(w);
+        self.report_soon(w);
+    }
+
+    /// Begins a forward if none is under way.
+    fn batch(&mut self, w: usize) {
+        let Some(encoder) = &mut self.workers[w].encoder else { return };
+        if encoder.running.is_some() {
+            return;
+        }
+        let sizes: Vec<u32> =
+            encoder.ready.iter().map(|id| self.jobs.get(id).map_or(0, |job| job.sized.tokens)).collect();
+        let n = n_in_batch(sizes.iter().map(|n| *n as usize), encoder.spec.batch);
+        if n == 0 {
+            return;
+        }
+        let jobs: Vec<JobId> = encoder.ready.drain(..n).collect();
+        let shape = BatchShape::of(sizes[..n].iter().copied());
+        let work = self.draw(self.workers[w].costs.encode(shape));
+        self.begin_forward(w, jobs, (shape, work));
+        self.report_soon(w);
+    }
+
+    fn begin_forward(&mut self, w: usize, jobs: Vec<JobId>, (shape, work): (BatchShape, Nanos)) {
+        let now = self.agenda.now();
+        for id in &jobs {
+            if let Some(job) = self.jobs.get_mut(id) {
+                job.times.queue += now - job.since;
+                job.since = now;
+                job.share = (work as f64 * f64::from(job.sized.tokens) / shape.tokens.max(1) as f64) as Nanos;
+                if let Some(ticket) = &job.ticket {
+                    ticket.started();
+                }
+            }
+        }
+        let worker = &mut self.workers[w];
+        let threads = worker.threads();
+        worker.used.encode += work as f64 * threads;
+        worker.used.n_batches += 1;
+        worker.used.n_encoded += jobs.len() as u64;
+        let mut batch = Batch { jobs, began: now, parts: VecDeque::new(), part: None, ticket: 0 };
+        match &mut worker.turns {
+            None => {
+                if let Some(encoder) = &mut worker.encoder {
+                    encoder.running = Some(batch);
+                }
+                self.compute(w, Task::Forward, (work, threads));
+            }
+            Some(TurnTaking { turns, .. }) => {
+                batch.parts = parts(shape.tokens, work, worker.costs.curves().encode_parts);
+                batch.ticket = turns.ticket();
+                let first = batch.parts.front().map_or(0, |part| part.0);
+                turns.ask_part(batch.ticket, first);
+                if let Some(encoder) = &mut worker.encoder {
+                    encoder.running = Some(batch);
+                }
+                self.take_turns(w);
+            }
+        }
+    }
+
+    /// Gives the cores to whoever is next, where encoder and engine take turns.
+    pub(super) fn take_turns(&mut self, w: usize) {
+        let now = self.agenda.now();
+        let worker = &mut self.workers[w];
+        let threads = worker.threads();
+        let Some(taking) = &mut worker.turns else { return };
+        if let Some(batch) = worker.encoder.as_mut().and_then(|encoder| encoder.running.as_mut())
+            && batch.part.is_none()
+            && taking.turns.take_part(batch.ticket)
+            && let Some((tokens, work)) = batch.parts.pop_front()
+        {
+            batch.part = Some((tokens, now));
+            return self.compute(w, Task::Forward, (work, threads));
+        }
+        if taking.step_asked && taking.turns.take_step(taking.engine) {
+            taking.step_asked = false;
+            self.step(w);
+        }
+    }
+
+    /// A forward, or a part of one, is done.
+    pub(super) fn forwarded(&mut self, w: usize) {
+        let now = self.agenda.now();
+        let worker = &mut self.workers[w];
+        let Some(encoder) = &mut worker.encoder else { return };
+        if let (Some(taking), Some(batch)) = (&mut worker.turns, &mut encoder.running)
+            && let Some((tokens, since)) = batch.part.take()
+        {
+            taking.turns.end_part(batch.ticket, tokens, Duration::from_nanos(now - since));
+            match batch.parts.front() {
+                Some((tokens, _)) => {
+                    taking.turns.ask_part(batch.ticket, *tokens);
+                    return self.take_turns(w);
+                }
+                None => taking.turns.end_forward(batch.ticket),
+            }
+        }
+        let Some(batch) = encoder.running.take() else { return };
+        for id in batch.jobs {
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.times.encode = now - batch.began;
+                job.since = now;
+            }
+            self.publish(w, id);
+        }
+        self.batch(w);
+        self.take_turns(w);
+        self.report_soon(w);
+    }
+
+    /// The rows of a job are there: whoever is in this process has them, and they are published.
+    fn publish(&mut self, w: usize, id: JobId) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        if job.cancelled {
+            self.leave(id);
+            return self.drop_job(id);
+        }
+        let (key, tokens) = (job.key, job.sized.tokens);
+        let advertise = self.workers[w].encoder.as_ref().is_some_and(|encoder| encoder.spec.advertise);
+        self.keep(w, id);
+        let bytes = self.workers[w].costs.row_bytes(tokens);
+        let spread = self.workers[w].costs.publish(bytes);
+        if !advertise {
+            return self.transfer(Transfer::Publish(id), spread);
+        }
+        self.store.shelve(key);
+        self.tell_loaders(id);
+        self.done(id);
+        self.tell(id, JobEnd::Ready);
+        self.transfer(Transfer::Behind { key, bytes }, spread);
+    }
+
+    /// Rows stay where they were made.
+    fn keep(&mut self, w: usize, id: JobId) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        let output = sealed(described(job.key, Modality::Image, job.sized.tokens));
+        let key = job.key;
+        if let Some(rows) = self.workers[w].rows() {
+            rows.insert(output);
+        }
+        self.workers[w].reports.rows_changed = true;
+        if let Some(pd) = &mut self.workers[w].pd
+            && pd.loading.get(&key) == Some(&LoadStage::Waiting)
+        {
+            pd.loading.remove(&key);
+            self.deliver(w, key);
+        }
+    }
+
+    /// Rows are in the store.
+    pub(super) fn published(&mut self, id: JobId) {
+        let now = self.agenda.now();
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.times.publish = now - job.since;
+        let (key, tokens, w, kept) = (job.key, job.sized.tokens, job.worker, job.kept);
+        self.store.put(key, self.workers[w].costs.row_bytes(tokens));
+        self.tell_loaders(id);
+        if !kept {
+            self.done(id);
+        }
+        self.tell(id, JobEnd::Ready);
+    }
+
+    /// PD workers that wait for an output hear of it.
+    fn tell_loaders(&mut self, id: JobId) {
+        let hop = self.hop();
+        let Some(job) = self.jobs.get(&id) else { return };
+        let key = job.key;
+        for worker in self.store.told(&key) {
+            self.agenda.after(hop, Event::Loadable { worker, key });
+        }
+    }
+
+    /// The encoder has done its part: it learns what it took.
+    fn done(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        let Job { times: JobTimes { preprocess, encode, publish, .. }, share, sized, worker, .. } = *job;
+        let beside = preprocess + publish;
+        let of = |nanos: Nanos| Duration::from_nanos(nanos);
+        if let Some(ticket) = &job.ticket {
+            ticket.done(sized.tokens, of(beside + share), of(beside + encode));
+        }
+        self.leave(id);
+        self.report_soon(worker);
+    }
+
+    /// A job gives its place at the encoder back.
+    fn leave(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        if job.ticket.take().is_some() {
+            self.encode_items -= 1;
+            if let Some(encoder) = &mut self.workers[job.worker].encoder {
+                encoder.n_jobs -= 1;
+            }
+        }
+    }
+
+    fn tell(&mut self, id: JobId, end: JobEnd) {
+        let hop = self.hop();
+        self.agenda.after(hop, Event::JobEnded(id, end));
+    }
+
+    /// Nobody wants a job any more: it is dropped, unless its forward has begun.
+    pub(super) fn cancel(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.cancelled = true;
+        let w = job.worker;
+        let Some(encoder) = &mut self.workers[w].encoder else { return };
+        let before = encoder.raw.len() + encoder.ready.len();
+        encoder.raw.retain(|job| *job != id);
+        encoder.ready.retain(|job| *job != id);
+        if encoder.raw.len() + encoder.ready.len() < before {
+            self.leave(id);
+            self.drop_job(id);
+            self.report_soon(w);
+        }
+    }
+
+    /// A job is out of everybody's books.
+    pub(super) fn drop_job(&mut self, id: JobId) {
+        self.jobs.remove(&id);
+    }
+}
+
+/// A forward in parts of about equal cost, each worth its share of the output tokens.
+fn parts(tokens: u64, work: Nanos, n_parts: usize) -> VecDeque<(u64, Nanos)> {
+    let n = n_parts.max(1) as u64;
+    let upto = |of: u64, i: u64| (u128::from(of) * u128::from(i) / u128::from(n)) as u64;
+    (0..n).map(|i| (upto(tokens, i + 1) - upto(tokens, i), upto(work, i + 1) - upto(work, i))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_lose_nothing() {
+        assert_eq!(parts(5, 100, 2), [(2, 50), (3, 50)]);
+        assert_eq!(parts(0, 7, 0), [(0, 7)]);
+        let (tokens, work) =
+            parts(529, 1_000_003, 13).into_iter().fold((0, 0), |sum, part| (sum.0 + part.0, sum.1 + part.1));
+        assert_eq!((tokens, work), (529, 1_000_003));
+    }
+}

@@ -1,0 +1,93 @@
+//! Encoder outputs on their way to a PD worker: waited for, in line, under way, here.
+
+use super::prompts::{described, sealed};
+use super::request::ns;
+use super::store::Transfer;
+use super::worker::{Command, LoadStage};
+use super::world::World;
+use triptych_core::{ContentKey, Modality};
+
+impl World<'_> {
+    pub(super) fn want(&mut self, w: usize, key: ContentKey) {
+        let Some(pd) = &mut self.workers[w].pd else { return };
+        if pd.loading.contains_key(&key) {
+            return;
+        }
+        if self.store.has(&key) {
+            pd.loading.insert(key, LoadStage::InLine);
+            pd.load_line.push_back(key);
+            return self.load_next(w);
+        }
+        pd.loading.insert(key, LoadStage::Waiting);
+        self.store.wait(key, w);
+        // It was there when the proxy looked, and nobody is making it.
+        let asks =
+            pd.requests.values().copied().find(|r| self.requests[*r].places.iter().any(|p| p.key == key));
+        if let Some(r) = asks {
+            self.make_again(r, key);
+        }
+    }
+
+    /// An output that was waited for can be loaded.
+    pub(super) fn loadable(&mut self, w: usize, key: ContentKey) {
+        let Some(pd) = &mut self.workers[w].pd else { return };
+        if pd.loading.get(&key) == Some(&LoadStage::Waiting) {
+            pd.loading.remove(&key);
+            if pd.rows.contains(&key) { self.deliver(w, key) } else { self.want(w, key) }
+        }
+    }
+
+    fn load_next(&mut self, w: usize) {
+        loop {
+            let costs = &self.workers[w].costs.clone();
+            let Some(pd) = &mut self.workers[w].pd else { return };
+            if pd.n_loading >= pd.spec.max_loads.max(1) {
+                return;
+            }
+            let Some(key) = pd.load_line.pop_front() else { return };
+            let tokens = pd
+                .requests
+                .values()
+                .find_map(|r| self.requests[*r].places.iter().find(|p| p.key == key).map(|p| p.sized.tokens));
+            let Some(tokens) = tokens else {
+                // Whoever wanted it is gone.
+                pd.loading.remove(&key);
+                continue;
+            };
+            pd.n_loading += 1;
+            pd.loading.insert(key, LoadStage::Coming);
+            self.items.loads += 1;
+            self.transfer(Transfer::Load { worker: w, key }, costs.load(costs.row_bytes(tokens)));
+        }
+    }
+
+    /// An output is here.
+    pub(super) fn loaded(&mut self, w: usize, key: ContentKey) {
+        let Some(pd) = &mut self.workers[w].pd else { return };
+        pd.n_loading -= 1;
+        pd.loading.remove(&key);
+        let tokens = pd
+            .requests
+            .values()
+            .find_map(|r| self.requests[*r].places.iter().find(|p| p.key == key).map(|p| p.sized.tokens));
+        if let Some(tokens) = tokens {
+            pd.rows.insert(sealed(described(key, Modality::Image, tokens)));
+            self.workers[w].reports.rows_changed = true;
+            self.deliver(w, key);
+        }
+        self.load_next(w);
+    }
+
+    /// Rows are on the worker: its engine hears of it.
+    pub(super) fn deliver(&mut self, w: usize, key: ContentKey) {
+        let now = self.agenda.now();
+        let Some(pd) = &self.workers[w].pd else { return };
+        for r in pd.requests.values() {
+            let request = &mut self.requests[*r];
+            if request.places.iter().any(|place| place.key == key) {
+                request.stages.load = request.stages.load.max(ns(now.saturating_sub(request.ready_at)));
+            }
+        }
+        self.command(w, Command::Item(key));
+    }
+}

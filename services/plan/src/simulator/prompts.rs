@@ -1,0 +1,264 @@
+//! What a request's prompt would be: made-up text, and items in their places. What repeats in the workload repeats here:
+//! the same content is the same key, and a conversation that goes on begins with what was said.
+
+use super::spec::{ItemsAt, PromptSpec};
+use std::sync::Arc;
+use triptych_bench::offered::{ItemShape, Offered, OfferedItem, Turn};
+use triptych_core::prompt::{Message, Part, Prompt, Role};
+use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, ItemIdx, Modality};
+use triptych_models::prompt::{CrossInput, ItemSpan, OutputKind, PreparedSequence};
+use triptych_models::rules::LogitRules;
+
+/// Tokens that are made up are below this.
+pub(super) const VOCAB: usize = 1 << 16;
+/// The stream of the template's tokens, which are the same everywhere.
+const TEMPLATE: u64 = u64::MAX;
+/// Letters of four of which a token is written.
+const LETTERS: &[u8; 16] = b"abcdefghijklmnop";
+
+/// The text of a request or conversation, endless: its tokens are a function of the stream and their place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stream(u64);
+
+impl Stream {
+    /// Of a request: its own, or its conversation's.
+    pub(super) fn of(offered: &Offered) -> Self {
+        match &offered.session {
+            Some(session) => Self(mix(session.id.wrapping_mul(2))),
+            None => Self(mix(offered.index.wrapping_mul(2).wrapping_add(1))),
+        }
+    }
+
+    /// The token at a place.
+    pub(super) fn token(self, place: u32) -> u32 {
+        (mix(self.0 ^ u64::from(place).wrapping_mul(0x9e37_79b9_7f4a_7c15)) % VOCAB as u64) as u32
+    }
+}
+
+/// The finisher of MurmurHash3: every bit of the result depends on all of the input.
+fn mix(mut x: u64) -> u64 {
+    for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
+        x = (x ^ (x >> 33)).wrapping_mul(factor);
+    }
+    x ^ (x >> 33)
+}
+
+/// The key of an item: of its content and shape, and of nothing else.
+pub(super) fn key_of(item: &OfferedItem) -> ContentKey {
+    let (kind, a, b) = match item.shape {
+        ItemShape::Image { width, height } => (1_u32, width, height),
+        ItemShape::Audio { millis } => (2, millis, 0),
+    };
+    let mut bytes = [0; 32];
+    let parts = [mix(item.content), item.content, u64::from(kind) << 32 | u64::from(a), u64::from(b)];
+    for (place, part) in bytes.chunks_exact_mut(8).zip(parts) {
+        place.copy_from_slice(&part.to_le_bytes());
+    }
+    ContentKey::from_bytes(bytes)
+}
+
+/// What kind of item it is.
+pub(super) fn modality_of(item: &OfferedItem) -> Modality {
+    match item.shape {
+        ItemShape::Image { .. } => Modality::Image,
+        ItemShape::Audio { .. } => Modality::Audio,
+    }
+}
+
+/// An output of so many rows, each of one element: what the engine needs to know of it, without what it computes with.
+pub(super) fn described(key: ContentKey, modality: Modality, n_tokens: u32) -> EncodedItem {
+    EncodedItem {
+        key,
+        fingerprint: Fingerprint::from_bytes([1; 32]),
+        modality,
+        n_tokens,
+        hidden: 1,
+        dtype: DType::Bf16,
+        extent: Extent::Tokens,
+        checksum: [0; 32],
+    }
+}
+
+/// Bytes of such a row.
+pub(super) const ROW_BYTES: usize = 2;
+
+/// Its rows, all of them nothing.
+pub(super) fn sealed(item: EncodedItem) -> EncoderOutput {
+    let rows: Arc<[u8]> = vec![0; item.n_tokens as usize * ROW_BYTES].into();
+    EncoderOutput::seal(item, rows).expect("as many bytes as the description says")
+}
+
+/// The turns of a request: those of its conversation, or itself as one.
+fn turns(offered: &Offered) -> Vec<Turn> {
+    match &offered.session {
+        Some(session) => session.turns.clone(),
+        None => vec![Turn {
+            text_tokens: offered.text_tokens,
+            n_items: offered.items.len() as u32,
+            answer_tokens: offered.output_tokens,
+        }],
+    }
+}
+
+/// What the proxy would read: a chat, a token being four letters.
+pub(super) fn chat(offered: &Offered, spec: &PromptSpec) -> Prompt {
+    let stream = Stream::of(offered);
+    let (mut place, mut item) = (0, 0);
+    let mut messages = Vec::new();
+    let turns = turns(offered);
+    for (i, turn) in turns.iter().enumerate() {
+        let text = Part::Text(letters(stream, place..place + turn.text_tokens));
+        let items = (item..item + turn.n_items as usize).map(|i| Part::Item(ItemIdx(i as u32)));
+        let parts = match spec.items {
+            ItemsAt::Back => std::iter::once(text).chain(items).collect(),
+            ItemsAt::Front | ItemsAt::Cross => items.chain([text]).collect(),
+        };
+        messages.push(Message { role: Role::User, parts });
+        (place, item) = (place + turn.text_tokens, item + turn.n_items as usize);
+        if i + 1 < turns.len() {
+            let text = letters(stream, place..place + turn.answer_tokens);
+            messages.push(Message { role: Role::Assistant, parts: vec![Part::Text(text)] });
+            place += turn.answer_tokens;
+        }
+    }
+    Prompt::Chat(messages)
+}
+
+fn letters(stream: Stream, places: std::ops::Range<u32>) -> String {
+    let token = |place| {
+        let token = stream.token(place);
+        [12, 8, 4, 0].map(|shift| char::from(LETTERS[(token >> shift & 15) as usize]))
+    };
+    places.flat_map(token).collect()
+}
+
+/// A prompt as a PD worker lays it out, of items with so many tokens each, and where in the text's stream the answer
+/// goes on.
+pub(super) fn laid_out(offered: &Offered, n_tokens: &[u32], spec: &PromptSpec) -> (PreparedSequence, u32) {
+    let mut writer = Writer { stream: Stream::of(offered), tokens: Vec::new(), place: 0, spans: Vec::new() };
+    writer.template(spec.before);
+    let turns = turns(offered);
+    let mut item = 0;
+    for (i, turn) in turns.iter().enumerate() {
+        let items = item..(item + turn.n_items as usize).min(n_tokens.len());
+        item = items.end;
+        if spec.items == ItemsAt::Back {
+            writer.text(turn.text_tokens);
+        }
+        for i in items.filter(|_| spec.items != ItemsAt::Cross) {
+            writer.item(i, n_tokens[i], spec.around_item);
+        }
+        if spec.items != ItemsAt::Back {
+            writer.text(turn.text_tokens);
+        }
+        writer.template(spec.after);
+        if i + 1 < turns.len() {
+            writer.text(turn.answer_tokens);
+        }
+    }
+    let Writer { tokens, place, spans, .. } = writer;
+    let n = tokens.len() as u32;
+    let cross = n_tokens.first().filter(|_| spec.items == ItemsAt::Cross);
+    let cross = cross.map(|n| CrossInput { item: ItemIdx(0), first_row: 0, n_rows: *n, first_token: 0 });
+    let prepared = PreparedSequence {
+        // A prompt without a token cannot be answered.
+        tokens: if tokens.is_empty() { vec![0] } else { tokens },
+        positions: (0..n.max(1)).map(|i| [i; 3]).collect(),
+        next_position: n.max(1),
+        spans,
+        cross,
+        rules: LogitRules::default(),
+        end_tokens: Vec::new(),
+        output: OutputKind::Text,
+    };
+    (prepared, place)
+}
+
+/// A prompt in the making.
+struct Writer {
+    stream: Stream,
+    tokens: Vec<u32>,
+    place: u32,
+    spans: Vec<ItemSpan>,
+}
+
+impl Writer {
+    fn template(&mut self, n: u32) {
+        let template = Stream(TEMPLATE);
+        self.tokens.extend((0..n).map(|i| template.token(i)));
+    }
+
+    fn text(&mut self, n: u32) {
+        let (stream, first) = (self.stream, self.place);
+        self.tokens.extend((0..n).map(|i| stream.token(first + i)));
+        self.place += n;
+    }
+
+    /// An item, with half of what the template puts around it before it.
+    fn item(&mut self, i: usize, n_tokens: u32, around: u32) {
+        self.template(around / 2);
+        let first_token = self.tokens.len() as u32;
+        self.spans.push(ItemSpan { item: ItemIdx(i as u32), first_token, n_tokens });
+        self.tokens.extend((0..n_tokens).map(|_| 0));
+        self.template(around - around / 2);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use triptych_bench::offered::Session;
+    use triptych_proxy::decisions::prefix::Prefixes;
+
+    fn offered(index: u64, turns: Option<Vec<Turn>>) -> Offered {
+        let text_tokens = 40;
+        let item = |content| OfferedItem { content, shape: ItemShape::Image { width: 64, height: 64 } };
+        let items = vec![item(1), item(2)];
+        let session = turns.map(|turns| Session { id: 7, turns });
+        Offered { index, at: Duration::ZERO, text_tokens, output_tokens: 8, items, session }
+    }
+
+    #[test]
+    fn items_stand_where_they_are_told_to() {
+        let spec = PromptSpec { before: 3, around_item: 2, after: 1, items: ItemsAt::Front };
+        for (items, expect) in
+            [(ItemsAt::Front, vec![4, 16]), (ItemsAt::Back, vec![44, 56]), (ItemsAt::Cross, vec![])]
+        {
+            let (laid_out, place) = laid_out(&offered(0, None), &[10, 20], &PromptSpec { items, ..spec });
+            let firsts: Vec<_> = laid_out.spans.iter().map(|span| span.first_token).collect();
+            let n_items = if items == ItemsAt::Cross { 0 } else { 2 + 10 + 2 + 20 };
+            assert_eq!(
+                (firsts, laid_out.tokens.len(), place),
+                (expect, 3 + 40 + 1 + n_items, 40),
+                "{items:?}"
+            );
+            assert_eq!(laid_out.cross.map(|cross| cross.n_rows), (items == ItemsAt::Cross).then_some(10));
+        }
+    }
+
+    #[test]
+    fn a_conversation_that_goes_on_begins_with_what_was_said_and_written() {
+        let (first, second) = (
+            Turn { text_tokens: 40, n_items: 2, answer_tokens: 8 },
+            Turn { text_tokens: 5, n_items: 0, answer_tokens: 9 },
+        );
+        let spec = PromptSpec { after: 0, ..PromptSpec::default() };
+        let (before, place) = laid_out(&offered(0, Some(vec![first])), &[10, 20], &spec);
+        let (after, _) = laid_out(&offered(9, Some(vec![first, second])), &[10, 20], &spec);
+        let mut known = before.tokens.clone();
+        known.extend((0..8).map(|i| Stream::of(&offered(0, Some(vec![first]))).token(place + i)));
+        assert_eq!(after.tokens[..known.len()], known);
+        assert_eq!(after.tokens.len(), known.len() + 5);
+        let (other, _) = laid_out(&offered(1, None), &[10, 20], &spec);
+        assert_ne!(other.tokens, before.tokens, "another request says something else");
+    }
+
+    #[test]
+    fn the_proxy_sees_a_prompt_of_about_as_many_tokens() {
+        let prompt = chat(&offered(0, None), &PromptSpec::default());
+        let keys: Vec<_> = offered(0, None).items.iter().map(key_of).collect();
+        assert_eq!(Prefixes::of(b"", &prompt, &keys).n_tokens(), 40);
+        assert_ne!(keys[0], keys[1]);
+    }
+}

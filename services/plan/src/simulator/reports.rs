@@ -1,0 +1,113 @@
+//! What workers tell the proxy of themselves, when they would, and what the timeline notes.
+
+use super::agenda::Nanos;
+use super::request::ns;
+use super::result::Moment;
+use super::worker::{Reports, Worker};
+use super::world::{Event, World, nanos};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use triptych_core::ContentKey;
+use triptych_encoder::load;
+use triptych_pd::watching;
+use triptych_proto::v1;
+
+impl World<'_> {
+    /// Something has changed at a worker: soon it will look whether that is worth telling.
+    pub(super) fn report_soon(&mut self, w: usize) {
+        let reports = &mut self.workers[w].reports;
+        if std::mem::replace(&mut reports.is_due, true) {
+            return;
+        }
+        let told = reports.told.as_ref().map(|(_, at)| *at);
+        let pause = if self.workers[w].pd.is_some() { watching::PAUSE } else { load::AT_LEAST };
+        let at = told.map_or(0, |at| at.saturating_add(nanos(pause)));
+        self.agenda.at(at, Event::Report(w));
+    }
+
+    /// A worker looks whether there is news.
+    pub(super) fn report(&mut self, w: usize) {
+        let (now, hop) = (self.agenda.now(), self.hop());
+        let worker = &mut self.workers[w];
+        worker.reports.is_due = false;
+        let (state, is_news) = match worker.pd {
+            Some(_) => pd_state(worker),
+            None => encoder_state(worker, now),
+        };
+        if worker.pd.is_none() && state.load.is_some() && load::is_busy(&state) {
+            // A sign of life while there is work.
+            let at = now.saturating_add(nanos(load::WHILE_BUSY));
+            if is_news {
+                worker.reports.is_due = false;
+                self.agenda.at(at, Event::Report(w));
+            }
+        }
+        if is_news {
+            let worker = &mut self.workers[w];
+            worker.reports.told = Some((state.clone(), now));
+            self.agenda.after(hop, Event::Told { worker: w, state: Box::new(state) });
+        }
+    }
+
+    /// A place of the timeline.
+    pub(super) fn sample(&mut self) {
+        let pds = self.workers.iter().filter_map(|worker| worker.pd.as_ref());
+        let mut moment = Moment {
+            at: ns(self.agenda.now()),
+            in_flight: self.in_flight,
+            encode_items: self.encode_items,
+            ..Moment::default()
+        };
+        let mut n = 0;
+        for pd in pds {
+            let stats = &pd.stats;
+            let usage = stats.self_used as f64 / stats.self_total.max(1) as f64;
+            moment.running += stats.running;
+            moment.waiting += stats.waiting;
+            moment.waiting_tokens += stats.waiting_tokens;
+            moment.kv_usage += usage;
+            moment.kv_peak = moment.kv_peak.max(usage);
+            n += 1;
+        }
+        moment.kv_usage /= f64::from(n.max(1));
+        self.timeline.push(moment);
+        let pause = self.spec.sample_every.max(Duration::from_millis(1));
+        if self.front.is_offering || self.in_flight > 0 {
+            self.agenda.after(nanos(pause), Event::Sample);
+        }
+    }
+}
+
+/// What an encoder would say, and whether it would.
+fn encoder_state(worker: &Worker, now: Nanos) -> (v1::WorkerState, bool) {
+    let Some(encoder) = &worker.encoder else { return Default::default() };
+    let state = encoder.load.state(false);
+    let told = worker.reports.told.as_ref();
+    let is_news = told.is_none_or(|(told, at)| load::is_worth_telling(told, &state, ns(now - at)));
+    (state, is_news)
+}
+
+/// What a PD worker would say, and whether it would.
+fn pd_state(worker: &mut Worker) -> (v1::WorkerState, bool) {
+    let Worker { pd: Some(pd), encoder, reports, .. } = worker else { return Default::default() };
+    let beside = encoder.as_ref().map(|encoder| encoder.load.report()).unwrap_or_default();
+    let load = watching::load((pd.n_requests, pd.spec.engine.max_requests), &[pd.stats], beside);
+    let Reports { told, rows_changed, keys, .. } = reports;
+    let wire = |key: &ContentKey| key.as_bytes().to_vec().into();
+    let (mut added, mut removed) = (Vec::new(), Vec::new());
+    if std::mem::take(rows_changed) {
+        let held: BTreeSet<ContentKey> = pd.rows.recent(watching::MAX_KEYS).into_iter().collect();
+        added = held.difference(keys).map(wire).collect();
+        removed = keys.difference(&held).map(wire).collect();
+        *keys = held;
+    }
+    let same = told.as_ref().is_some_and(|(told, _)| told.load.as_ref() == Some(&load));
+    let is_news = !same || !added.is_empty() || !removed.is_empty();
+    let state = v1::WorkerState {
+        load: Some(load),
+        draining: false,
+        resident_added: added,
+        resident_removed: removed,
+    };
+    (state, is_news)
+}

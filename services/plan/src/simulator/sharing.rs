@@ -1,0 +1,140 @@
+//! Something that several share: the cores of a worker, the bandwidth of a store. Whoever is there gets its share, as
+//! the kernel's scheduler gives it: tasks that want no more than there is run at full speed, otherwise all are slowed
+//! down alike.
+
+use super::agenda::Nanos;
+
+/// Ends less than this apart are one: times are whole nanoseconds, and shares are not.
+const EPSILON: f64 = 0.5;
+
+/// What is shared, and the tasks that share it.
+#[derive(Clone, Debug)]
+pub(super) struct Sharing<T> {
+    /// Of which `width` of a task is a part.
+    capacity: f64,
+    tasks: Vec<Task<T>>,
+    at: Nanos,
+    /// Capacity that was used, in nanoseconds.
+    used: f64,
+    version: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Task<T> {
+    name: T,
+    /// What is left at full speed, in nanoseconds.
+    left: f64,
+    width: f64,
+}
+
+impl<T> Sharing<T> {
+    /// Nobody is there.
+    pub(super) fn new(capacity: f64) -> Self {
+        Self { capacity, tasks: Vec::new(), at: 0, used: 0.0, version: 0 }
+    }
+
+    /// A task that takes so long at full speed, and then wants so much.
+    pub(super) fn start(&mut self, now: Nanos, name: T, (work, width): (Nanos, f64)) {
+        self.advance(now);
+        self.tasks.push(Task { name, left: work as f64, width });
+    }
+
+    /// When the first of them ends if nobody comes, and the number under which that holds: any change gives another.
+    pub(super) fn next(&mut self) -> Option<(Nanos, u64)> {
+        let least = self.tasks.iter().map(|task| task.left).min_by(f64::total_cmp)?;
+        self.version += 1;
+        let pause = (least / self.rate()).ceil().max(0.0);
+        Some((self.at.saturating_add(pause as Nanos), self.version))
+    }
+
+    /// Whether nothing has changed since [`Self::next`] gave this number.
+    pub(super) fn is_current(&self, version: u64) -> bool {
+        self.version == version
+    }
+
+    /// Takes out the tasks that have ended by now.
+    pub(super) fn ended(&mut self, now: Nanos) -> Vec<T> {
+        self.advance(now);
+        let (mut ended, mut rest) = (Vec::new(), Vec::with_capacity(self.tasks.len()));
+        for task in self.tasks.drain(..) {
+            if task.left <= EPSILON { ended.push(task.name) } else { rest.push(task) }
+        }
+        self.tasks = rest;
+        ended
+    }
+
+    /// All that are there take so much longer: somebody else had their place meanwhile.
+    pub(super) fn delay(&mut self, now: Nanos, by: f64) {
+        self.advance(now);
+        // What they would have done in that time.
+        let done = by * self.rate();
+        self.tasks.iter_mut().for_each(|task| task.left += done);
+    }
+
+    /// Whether nobody is there.
+    pub(super) fn is_idle(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    /// Capacity that was used until now, in nanoseconds.
+    pub(super) fn used(&mut self, now: Nanos) -> f64 {
+        self.advance(now);
+        self.used
+    }
+
+    fn width(&self) -> f64 {
+        self.tasks.iter().map(|task| task.width).sum()
+    }
+
+    fn rate(&self) -> f64 {
+        let width = self.width();
+        if width > self.capacity { self.capacity / width } else { 1.0 }
+    }
+
+    fn advance(&mut self, now: Nanos) {
+        let passed = now.saturating_sub(self.at) as f64;
+        if passed > 0.0 && !self.tasks.is_empty() {
+            let rate = self.rate();
+            self.used += self.width() * rate * passed;
+            self.tasks.iter_mut().for_each(|task| task.left -= rate * passed);
+        }
+        self.at = self.at.max(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_run_alone_at_full_speed_and_together_at_their_share() {
+        let mut cores = Sharing::new(2.0);
+        cores.start(0, 'a', (100, 2.0));
+        let (at, version) = cores.next().unwrap();
+        assert_eq!(at, 100);
+        cores.start(50, 'b', (30, 1.0));
+        cores.start(50, 'c', (30, 1.0));
+        // Four want two cores: half speed, so both of them end after 60.
+        let (at, newer) = cores.next().unwrap();
+        assert_eq!(at, 110);
+        assert!(!cores.is_current(version) && cores.is_current(newer));
+        assert_eq!(cores.ended(110), ['b', 'c']);
+        let (at, _) = cores.next().unwrap();
+        assert_eq!((at, cores.ended(at)), (130, vec!['a']));
+        assert!(cores.is_idle() && cores.next().is_none());
+        assert!((cores.used(1000) - 2.0 * 130.0).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_delay_is_everyones_and_an_endless_capacity_nobodys() {
+        let mut store = Sharing::new(f64::INFINITY);
+        for (name, work) in [('a', 10), ('b', 20)] {
+            store.start(0, name, (work, 1.0));
+        }
+        assert_eq!(store.next().unwrap().0, 10);
+        store.delay(5, 7.0);
+        assert_eq!(store.next().unwrap().0, 17);
+        assert_eq!(store.ended(17), ['a']);
+        assert_eq!(store.ended(27), ['b']);
+    }
+}

@@ -1,0 +1,269 @@
+//! A worker: its cores, and what it holds as an encoder, as a PD worker, or as both.
+
+use super::agenda::Nanos;
+use super::prompts::ROW_BYTES;
+use super::sharing::Sharing;
+use super::spec::{EncoderSpec, PdSpec, PoolRole, PoolSpec, SpecError};
+use crate::curves::{Costs, KvSizes};
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use triptych_core::ContentKey;
+use triptych_core::shape::KV_BLOCK_TOKENS;
+use triptych_ec::local::LocalCache;
+use triptych_encoder::load::Load;
+use triptych_engine::plan::Plan;
+use triptych_engine::scheduler::{Bounds, Scheduler};
+use triptych_engine::{Arrival, SequenceId, Stats};
+use triptych_models::decoder::DecoderInfo;
+use triptych_proto::v1;
+use triptych_runtime::turnstile::{Ticket, Turns};
+
+/// What runs on the cores of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Task {
+    /// An item is read and resized.
+    Preprocess(JobId),
+    /// A forward of the encoder, or a part of one.
+    Forward,
+    /// An engine step.
+    Step,
+}
+
+/// Names a job of an encoder.
+pub(super) type JobId = u64;
+
+/// A worker.
+pub(super) struct Worker {
+    pub(super) pool: usize,
+    pub(super) costs: Rc<Costs>,
+    pub(super) cores: Sharing<Task>,
+    /// What the parts before the workers had used of everyone's cores when this was looked at last.
+    pub(super) front_seen: f64,
+    pub(super) encoder: Option<EncoderSide>,
+    pub(super) pd: Option<PdSide>,
+    /// How the two take turns.
+    pub(super) turns: Option<TurnTaking>,
+    pub(super) reports: Reports,
+    pub(super) used: Used,
+}
+
+/// What a worker used, in core-nanoseconds, and counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Used {
+    pub(super) encode: f64,
+    pub(super) step: f64,
+    pub(super) front: f64,
+    pub(super) n_batches: u64,
+    pub(super) n_encoded: u64,
+    pub(super) n_steps: u64,
+    pub(super) n_rows: u64,
+    pub(super) n_requests: u64,
+}
+
+/// Reports to the proxy.
+#[derive(Debug, Default)]
+pub(super) struct Reports {
+    /// What was told last, and when.
+    pub(super) told: Option<(v1::WorkerState, Nanos)>,
+    /// Whether it will be looked soon whether there is news.
+    pub(super) is_due: bool,
+    /// Whether the rows that it holds have changed since.
+    pub(super) rows_changed: bool,
+    /// Keys that were told as held.
+    pub(super) keys: std::collections::BTreeSet<ContentKey>,
+}
+
+/// Engine and encoder on the same cores.
+pub(super) struct TurnTaking {
+    pub(super) turns: Turns,
+    pub(super) engine: Ticket,
+    /// Whether the engine has asked for a step.
+    pub(super) step_asked: bool,
+}
+
+/// An encoder.
+pub(super) struct EncoderSide {
+    pub(super) spec: EncoderSpec,
+    pub(super) load: Load,
+    pub(super) n_jobs: usize,
+    pub(super) preprocess_threads: usize,
+    pub(super) n_preprocessing: usize,
+    /// Jobs that wait for a thread to preprocess them.
+    pub(super) raw: VecDeque<JobId>,
+    /// Jobs that wait for a batch.
+    pub(super) ready: VecDeque<JobId>,
+    pub(super) running: Option<Batch>,
+    /// Rows that were published and are here still; a PD worker has them in its own.
+    pub(super) rows: LocalCache,
+}
+
+/// A forward under way.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) jobs: Vec<JobId>,
+    pub(super) began: Nanos,
+    /// Parts that are left, in turns with an engine: their output tokens and their time.
+    pub(super) parts: VecDeque<(u64, Nanos)>,
+    /// The part that has its turn, and since when.
+    pub(super) part: Option<(u64, Nanos)>,
+    pub(super) ticket: Ticket,
+}
+
+/// A PD worker.
+pub(super) struct PdSide {
+    pub(super) spec: PdSpec,
+    pub(super) scheduler: Scheduler,
+    /// What arrived during a step.
+    pub(super) inbox: Vec<Command>,
+    pub(super) stepping: Option<Stepping>,
+    /// Whether the last step left nothing that could run, and nothing happened since.
+    pub(super) stalled: bool,
+    /// Whether the engine is in a step, or about to look for one.
+    pub(super) is_busy: bool,
+    pub(super) requests: HashMap<SequenceId, usize>,
+    pub(super) n_requests: usize,
+    pub(super) n_live: usize,
+    pub(super) rows: LocalCache,
+    pub(super) loading: HashMap<ContentKey, LoadStage>,
+    pub(super) load_line: VecDeque<ContentKey>,
+    pub(super) n_loading: usize,
+    /// After the latest step.
+    pub(super) stats: Stats,
+    pub(super) wake: Option<Nanos>,
+}
+
+/// What an engine is told between steps.
+pub(super) enum Command {
+    Arrive(Box<Arrival>),
+    Item(ContentKey),
+    Abort(SequenceId),
+}
+
+/// A step under way.
+pub(super) struct Stepping {
+    pub(super) plan: Plan,
+    /// When it got its turn.
+    pub(super) began: Nanos,
+}
+
+/// How far a load is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LoadStage {
+    /// The output is not there yet.
+    Waiting,
+    /// There are as many loads under way as there may be.
+    InLine,
+    /// It comes.
+    Coming,
+}
+
+impl Worker {
+    /// A worker of a pool, at rest.
+    pub(super) fn new(pool: usize, spec: &PoolSpec, costs: Rc<Costs>) -> Result<Self, SpecError> {
+        let row_bytes = spec.curves.row_bytes.max(1);
+        let encoder = spec.encoder().map(|encoder| EncoderSide {
+            spec: *encoder,
+            load: Load::new(encoder.max_jobs),
+            n_jobs: 0,
+            preprocess_threads: match encoder.preprocess_threads {
+                0 => spec.curves.threads,
+                n => n,
+            },
+            n_preprocessing: 0,
+            raw: VecDeque::new(),
+            ready: VecDeque::new(),
+            running: None,
+            rows: LocalCache::new(scaled(encoder.rows_budget_bytes, row_bytes)),
+        });
+        let pd = spec.pd().map(|pd| PdSide::new(spec, pd)).transpose()?;
+        let turns = match &spec.role {
+            PoolRole::Both { encoder_budget, .. } => {
+                let mut turns = Turns::new(*encoder_budget);
+                Some(TurnTaking { engine: turns.ticket(), turns, step_asked: false })
+            }
+            _ => None,
+        };
+        Ok(Self {
+            pool,
+            cores: Sharing::new(spec.curves.threads as f64),
+            costs,
+            front_seen: 0.0,
+            encoder,
+            pd,
+            turns,
+            reports: Reports::default(),
+            used: Used::default(),
+        })
+    }
+
+    /// Threads that a forward or a step takes.
+    pub(super) fn threads(&self) -> f64 {
+        self.costs.curves().threads as f64
+    }
+
+    /// The rows that are kept here, of encoder outputs.
+    pub(super) fn rows(&mut self) -> Option<&mut LocalCache> {
+        match (&mut self.pd, &mut self.encoder) {
+            (Some(pd), _) => Some(&mut pd.rows),
+            (None, Some(encoder)) => Some(&mut encoder.rows),
+            (None, None) => None,
+        }
+    }
+}
+
+/// A budget for rows, in the bytes that stand for them here.
+fn scaled(budget: usize, row_bytes: usize) -> usize {
+    budget / row_bytes * ROW_BYTES
+}
+
+/// A decoder of these sizes that computes nothing.
+fn decoder(kv: KvSizes) -> DecoderInfo {
+    let vocab = super::prompts::VOCAB;
+    DecoderInfo {
+        vocab,
+        n_readable: vocab,
+        encoder_hidden: 1,
+        max_context: kv.max_context,
+        cross_attention: kv.cross_row_bytes > 0,
+        cross_optional: true,
+        self_block_bytes: kv.token_bytes.saturating_mul(KV_BLOCK_TOKENS),
+        cross_block_bytes: kv.cross_row_bytes.saturating_mul(KV_BLOCK_TOKENS),
+    }
+}
+
+impl PdSide {
+    fn new(pool: &PoolSpec, spec: &PdSpec) -> Result<Self, SpecError> {
+        let info = decoder(pool.curves.kv);
+        let config = spec.engine.for_decoder(&info);
+        let wrong = |e: triptych_engine::EngineError| SpecError::Engine {
+            pool: pool.name.clone(),
+            what: e.to_string(),
+        };
+        let pools = config.check(&info).map_err(wrong)?;
+        let bounds = Bounds {
+            token_budget: config.token_budget,
+            max_sequences: config.max_sequences,
+            max_waiting: config.max_waiting,
+            prefix_cache: config.prefix_cache,
+            preemption: config.preemption,
+        };
+        let scheduler = Scheduler::new(bounds, info, pools);
+        Ok(Self {
+            spec: *spec,
+            stats: Stats::of(&scheduler),
+            scheduler,
+            inbox: Vec::new(),
+            stepping: None,
+            stalled: true,
+            is_busy: false,
+            requests: HashMap::new(),
+            n_requests: 0,
+            n_live: 0,
+            rows: LocalCache::new(scaled(spec.rows_budget_bytes, pool.curves.row_bytes.max(1))),
+            loading: HashMap::new(),
+            load_line: VecDeque::new(),
+            n_loading: 0,
+            wake: None,
+        })
+    }
+}

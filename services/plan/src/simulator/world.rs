@@ -1,0 +1,333 @@
+//! The cluster while it runs: everything that there is, and what happens at each event.
+
+use super::agenda::{Agenda, Nanos};
+use super::front::Front;
+use super::request::{JobEnd, Request};
+use super::result::{ItemTally, Moment};
+use super::spec::{ClusterSpec, FrontCores, SpecError};
+use super::store::{Store, Transfer};
+use super::worker::{JobId, Task, Worker};
+use crate::curves::{Costs, Spread};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use triptych_bench::offered::Offered;
+use triptych_core::ContentKey;
+use triptych_engine::SequenceId;
+use triptych_proto::v1;
+
+/// Work of others that is too little to be looked at, in nanoseconds.
+const LITTLE: f64 = 1_000.0;
+
+/// Something that happens.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A request is at the proxy's door.
+    Arrive(usize),
+    /// The store has said what it holds.
+    Probed(u64),
+    /// The flight holds its item's lease, and the store was asked again.
+    Leased(u64),
+    /// A job is at its encoder.
+    JobArrives(JobId),
+    /// The proxy hears what a job's output will be.
+    Announced(JobId),
+    /// The proxy hears of a job's end.
+    JobEnded(JobId, JobEnd),
+    /// An encoder hears that a job is not wanted any more.
+    Cancel(JobId),
+    /// A flight has waited long enough for a second encoder.
+    Hedge(u64),
+    /// A job that failed is sent again.
+    SendAgain(u64),
+    /// Something ends on a worker's cores, unless they have changed since.
+    Cores { worker: usize, version: u64 },
+    /// A transfer ends that shares nothing.
+    Moved(Transfer),
+    /// A transfer ends, unless others have begun or ended since.
+    Lines(u64),
+    /// A PD worker hears that an output can be loaded.
+    Loadable { worker: usize, key: ContentKey },
+    /// A request is at its PD worker.
+    Given(usize),
+    /// A request is given to another PD worker.
+    GiveAgain(usize),
+    /// The proxy hears the end of an answer.
+    Answered { request: usize, end: AnswerEnd },
+    /// An engine looks what there is to do.
+    Turn(usize),
+    /// A deadline passes in an engine.
+    Wake { worker: usize, at: Nanos },
+    /// A worker looks whether there is news to tell.
+    Report(usize),
+    /// The proxy hears a report.
+    Told { worker: usize, state: Box<v1::WorkerState> },
+    /// A request's time is over.
+    Deadline(usize),
+    /// The timeline gets a place.
+    Sample,
+}
+
+/// How a PD worker's part of a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AnswerEnd {
+    /// With all that was to be written.
+    Whole,
+    /// With less.
+    Short,
+    /// There was no room.
+    Full,
+    /// Its time was over.
+    Late,
+    /// Otherwise.
+    Failed,
+}
+
+/// The cluster while it runs.
+pub(super) struct World<'a> {
+    pub(super) spec: &'a ClusterSpec,
+    /// What the product's code takes for the start of the run.
+    pub(super) base: Instant,
+    pub(super) agenda: Agenda<Event>,
+    /// Of times.
+    pub(super) rng: StdRng,
+    pub(super) workers: Vec<Worker>,
+    pub(super) front: Front,
+    pub(super) store: Store,
+    pub(super) requests: Vec<Request>,
+    /// By the name of its sequence, at whatever worker.
+    pub(super) jobs: HashMap<JobId, super::request::Job>,
+    pub(super) n_jobs: JobId,
+    pub(super) n_sequences: u64,
+    pub(super) items: ItemTally,
+    pub(super) timeline: Vec<Moment>,
+    pub(super) in_flight: usize,
+    pub(super) encode_items: usize,
+    /// Core-nanoseconds that the parts before the workers have used.
+    pub(super) front_used: f64,
+    n_cores: f64,
+    /// What an item of a shape becomes, as asked so far.
+    sizes: HashMap<triptych_bench::offered::ItemShape, crate::curves::Sized>,
+}
+
+impl<'a> World<'a> {
+    pub(super) fn new(spec: &'a ClusterSpec, seed: u64) -> Result<Self, SpecError> {
+        let mut workers = Vec::new();
+        for (i, pool) in spec.pools.iter().enumerate() {
+            let costs = Rc::new(Costs::new(&pool.curves));
+            for _ in 0..pool.workers {
+                workers.push(Worker::new(i, pool, Rc::clone(&costs))?);
+            }
+        }
+        let front = Front::new(spec, &workers, seed);
+        Ok(Self {
+            spec,
+            base: Instant::now(),
+            agenda: Agenda::new(),
+            rng: StdRng::seed_from_u64(seed),
+            workers,
+            front,
+            store: Store::new(&spec.store),
+            requests: Vec::new(),
+            jobs: HashMap::new(),
+            n_jobs: 0,
+            n_sequences: 0,
+            items: ItemTally::default(),
+            timeline: Vec::new(),
+            in_flight: 0,
+            encode_items: 0,
+            front_used: 0.0,
+            n_cores: spec.n_cores().max(1) as f64,
+            sizes: HashMap::new(),
+        })
+    }
+
+    /// Runs to the end.
+    pub(super) fn run(&mut self, offered: impl Iterator<Item = Offered>) {
+        let (mut offered, mut last) = (offered, Duration::ZERO);
+        if let Some(first) = offered.next() {
+            self.offer(first);
+            self.agenda.at(0, Event::Sample);
+        }
+        loop {
+            let end = match self.front.is_offering {
+                true => Nanos::MAX,
+                false => nanos(last.saturating_add(self.spec.patience)),
+            };
+            let Some(event) = self.agenda.next_before(end) else { break };
+            if let Event::Arrive(request) = event {
+                last = self.requests[request].offered.at;
+                match offered.next() {
+                    Some(next) => self.offer(next),
+                    None => self.front.is_offering = false,
+                }
+            }
+            self.happens(event);
+            if !self.front.is_offering && self.in_flight == 0 && self.jobs.is_empty() {
+                break;
+            }
+        }
+    }
+
+    fn offer(&mut self, offered: Offered) {
+        self.front.is_offering = true;
+        let at = nanos(offered.at).saturating_add(self.hop());
+        self.requests.push(Request::new(offered));
+        self.agenda.at(at, Event::Arrive(self.requests.len() - 1));
+    }
+
+    fn happens(&mut self, event: Event) {
+        match event {
+            Event::Arrive(request) => self.arrive(request),
+            Event::Probed(flight) => self.probed(flight),
+            Event::Leased(flight) => self.leased(flight),
+            Event::JobArrives(job) => self.job_arrives(job),
+            Event::Announced(job) => self.announced(job),
+            Event::JobEnded(job, end) => self.job_ended(job, end),
+            Event::Cancel(job) => self.cancel(job),
+            Event::Hedge(flight) => self.hedge(flight),
+            Event::SendAgain(flight) => self.send_job(flight),
+            Event::Cores { worker, version } => self.cores(worker, version),
+            Event::Moved(transfer) => self.moved(transfer),
+            Event::Lines(version) => self.lines(version),
+            Event::Loadable { worker, key } => self.loadable(worker, key),
+            Event::Given(request) => self.given(request),
+            Event::GiveAgain(request) => self.give(request),
+            Event::Answered { request, end } => self.answered(request, end),
+            Event::Turn(worker) => self.turn(worker),
+            Event::Wake { worker, at } => self.wake(worker, at),
+            Event::Report(worker) => self.report(worker),
+            Event::Told { worker, state } => self.told(worker, *state),
+            Event::Deadline(request) => self.deadline(request),
+            Event::Sample => self.sample(),
+        }
+    }
+
+    /// Now, for the product's code.
+    pub(super) fn now(&self) -> Instant {
+        self.instant(self.agenda.now())
+    }
+
+    pub(super) fn instant(&self, at: Nanos) -> Instant {
+        self.base + Duration::from_nanos(at)
+    }
+
+    /// From one process to another.
+    pub(super) fn hop(&self) -> Nanos {
+        nanos(self.spec.hop)
+    }
+
+    pub(super) fn draw(&mut self, spread: Spread) -> Nanos {
+        nanos(spread.draw(&mut self.rng))
+    }
+
+    /// What an item becomes: every worker of a model makes the same of it.
+    pub(super) fn size(&mut self, shape: triptych_bench::offered::ItemShape) -> crate::curves::Sized {
+        let costs = self.workers.iter().map(|w| &w.costs).find(|costs| !costs.curves().items.is_empty());
+        *self.sizes.entry(shape).or_insert_with(|| costs.map(|costs| costs.item(shape)).unwrap_or_default())
+    }
+
+    /// The parts before the workers are busy for so long, on one core.
+    pub(super) fn front_works(&mut self, us: f64) {
+        if self.spec.proxy.cores == FrontCores::Workers {
+            self.front_used += us * 1e3;
+        }
+    }
+
+    /// Puts a task on a worker's cores.
+    pub(super) fn compute(&mut self, worker: usize, task: Task, (work, width): (Nanos, f64)) {
+        let now = self.agenda.now();
+        let w = &mut self.workers[worker];
+        if w.cores.is_idle() {
+            w.front_seen = self.front_used;
+        }
+        w.cores.start(now, task, (work, width));
+        self.look_at_cores(worker);
+    }
+
+    fn look_at_cores(&mut self, worker: usize) {
+        if let Some((at, version)) = self.workers[worker].cores.next() {
+            self.agenda.at(at, Event::Cores { worker, version });
+        }
+    }
+
+    fn cores(&mut self, worker: usize, version: u64) {
+        let now = self.agenda.now();
+        let w = &mut self.workers[worker];
+        if !w.cores.is_current(version) {
+            return;
+        }
+        // What others did on these cores meanwhile comes on top.
+        let others = (self.front_used - w.front_seen) / self.n_cores;
+        w.front_seen = self.front_used;
+        if others > LITTLE {
+            w.used.front += others * w.threads();
+            w.cores.delay(now, others);
+            return self.look_at_cores(worker);
+        }
+        for task in w.cores.ended(now) {
+            match task {
+                Task::Preprocess(job) => self.preprocessed(worker, job),
+                Task::Forward => self.forwarded(worker),
+                Task::Step => self.stepped(worker),
+            }
+        }
+        self.look_at_cores(worker);
+    }
+
+    /// Begins a transfer.
+    pub(super) fn transfer(&mut self, transfer: Transfer, spread: Spread) {
+        let work = self.draw(spread);
+        if !self.store.is_shared {
+            return self.agenda.after(work, Event::Moved(transfer));
+        }
+        self.store.transfer(self.agenda.now(), transfer, work);
+        self.look_at_lines();
+    }
+
+    fn look_at_lines(&mut self) {
+        if let Some((at, version)) = self.store.lines.next() {
+            self.agenda.at(at, Event::Lines(version));
+        }
+    }
+
+    fn lines(&mut self, version: u64) {
+        if !self.store.lines.is_current(version) {
+            return;
+        }
+        for transfer in self.store.lines.ended(self.agenda.now()) {
+            self.moved(transfer);
+        }
+        self.look_at_lines();
+    }
+
+    fn moved(&mut self, transfer: Transfer) {
+        match transfer {
+            Transfer::Publish(job) => self.published(job),
+            Transfer::Behind { key, bytes } => {
+                self.store.put(key, bytes);
+                self.store.unshelve(&key);
+            }
+            Transfer::Load { worker, key } => self.loaded(worker, key),
+        }
+    }
+
+    /// A name that no other sequence has.
+    pub(super) fn next_sequence(&mut self) -> SequenceId {
+        self.n_sequences += 1;
+        SequenceId(self.n_sequences)
+    }
+}
+
+/// A time in nanoseconds.
+pub(super) fn nanos(time: Duration) -> Nanos {
+    Nanos::try_from(time.as_nanos()).unwrap_or(Nanos::MAX)
+}
+
+/// Microseconds in nanoseconds.
+pub(super) fn from_us(us: f64) -> Nanos {
+    // A cast from a float saturates.
+    (us * 1e3) as Nanos
+}

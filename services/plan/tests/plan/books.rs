@@ -1,0 +1,120 @@
+//! Nothing is lost, nothing is made up, and the same seed gives the same run.
+
+use crate::made::{FAST, Load, apart, pool};
+use triptych_bench::outcome::End;
+use triptych_plan::simulator::result::{LeftOver, Simulation};
+use triptych_plan::simulator::simulate;
+use triptych_plan::simulator::spec::{
+    ClusterSpec, EncoderSpec, FrontCores, ItemsAt, PdSpec, PoolRole, ProxySpec,
+};
+use triptych_runtime::turnstile::EncoderBudget;
+
+const LOAD: Load =
+    Load { rate: 20.0, n: 150, text: 60, output: 12, images: 2, image_tokens: 100, pool: Some(40) };
+
+fn both(workers: usize, encoder_budget: EncoderBudget) -> ClusterSpec {
+    let (pd, encoder) = (PdSpec::default(), EncoderSpec::default());
+    ClusterSpec::new(vec![pool("both", workers, PoolRole::Both { pd, encoder, encoder_budget }, FAST)])
+}
+
+fn check(case: &str, cluster: &ClusterSpec, load: Load) -> Simulation {
+    let run = simulate(cluster, load.requests(1), 7).unwrap();
+    assert_eq!(run.outcomes.len() as u64, load.n, "{case}");
+    for (i, outcome) in run.outcomes.iter().enumerate() {
+        assert_eq!(outcome.index, i as u64, "{case}");
+        assert_ne!(outcome.end, End::Unended, "{case}: {outcome:?}");
+        assert!(
+            outcome.tokens.is_sorted() && outcome.tokens.first().is_none_or(|t| *t > outcome.due),
+            "{case}"
+        );
+        assert!(outcome.tokens.last().is_none_or(|t| *t <= outcome.ended), "{case}: {outcome:?}");
+        let n = outcome.tokens.len();
+        assert_eq!(outcome.end == End::Whole, n == load.output as usize, "{case}: {n} {:?}", outcome.end);
+    }
+    assert_eq!(run.left, LeftOver::default(), "{case}");
+    assert_eq!(run.items.n(), load.n * load.images, "{case}: {:?}", run.items);
+    for pool in &run.pools {
+        let most = pool.cores as f64 * run.span.as_secs_f64();
+        assert!(pool.busy_s <= most * (1.0 + 1e-9), "{case}: {pool:?} in {:?}", run.span);
+        let parts = pool.encode_s + pool.step_s + pool.front_s;
+        assert!(pool.busy_s <= parts * 1.0001 + 1e-6, "{case}: busy without work: {pool:?}");
+    }
+    run
+}
+
+#[test]
+fn every_request_ends_once_and_every_book_balances() {
+    check("apart", &apart(2, 2, FAST), LOAD);
+    check("no items", &apart(1, 1, FAST), Load { images: 0, ..LOAD });
+    check("turns", &both(2, EncoderBudget::Automatic), LOAD);
+    check("unlimited turns", &both(1, EncoderBudget::Unlimited), LOAD);
+    // Ten times what it can do: some are refused, some too late, and none is lost.
+    let mut small = apart(1, 1, FAST);
+    small.proxy = ProxySpec { max_in_flight: 20, ..ProxySpec::default() };
+    small.request_time = std::time::Duration::from_millis(300);
+    let crowd = check("crowd", &small, Load { rate: 300.0, ..LOAD });
+    let refused = crowd.outcomes.iter().filter(|o| o.end == End::Refused).count();
+    let late = crowd.outcomes.iter().filter(|o| matches!(o.end, End::Failed(_))).count();
+    assert!(refused > 10 && late > 0, "{refused} refused, {late} too late");
+    // Little room for keys and values: sequences give way, and still end.
+    let mut tight = apart(1, 1, FAST);
+    if let PoolRole::Pd(pd) = &mut tight.pools[1].role {
+        pd.engine.self_kv_bytes = 12 * 32 * 10_000;
+        pd.engine.host_kv_bytes = 0;
+    }
+    let tight = check("tight", &tight, Load { rate: 100.0, text: 20, output: 60, ..LOAD });
+    assert!(tight.preemptions > 0);
+    // A store that holds next to nothing, and shares its line.
+    let mut forgetful = apart(2, 2, FAST);
+    forgetful.store.capacity_bytes = 300_000;
+    forgetful.store.parallel = 1.0;
+    check("forgetful", &forgetful, LOAD);
+    let mut shelf = apart(2, 1, FAST);
+    if let PoolRole::Encoder(encoder) = &mut shelf.pools[0].role {
+        encoder.advertise = true;
+    }
+    check("shelf", &shelf, LOAD);
+    // A decoder that cross-attends to one picture each.
+    let mut cross = apart(1, 1, FAST);
+    let mut curves = (*cross.pools[1].curves).clone();
+    curves.kv.cross_row_bytes = 1000;
+    let projects = triptych_plan::curves::StepPoint {
+        projected_rows: 100,
+        p50_us: 8000.0,
+        p95_us: 9000.0,
+        ..curves.step[0]
+    };
+    curves.step.push(projects);
+    cross.pools[1].curves = curves.into();
+    cross.prompt.items = ItemsAt::Cross;
+    check("cross", &cross, Load { images: 1, ..LOAD });
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run_and_another_seed_another() {
+    let cluster = apart(2, 2, FAST);
+    let run = |seed| simulate(&cluster, LOAD.requests(1), seed).unwrap();
+    assert_eq!(run(3), run(3));
+    assert_ne!(run(3).outcomes, run(4).outcomes);
+}
+
+#[test]
+fn the_proxy_on_the_workers_cores_makes_everything_slower_by_what_it_takes() {
+    let mut cluster = apart(1, 1, FAST);
+    let mut curves = (*cluster.pools[0].curves).clone();
+    curves.proxy.request_us = 20_000.0;
+    curves.proxy.token_us = 500.0;
+    cluster.pools.iter_mut().for_each(|pool| pool.curves = curves.clone().into());
+    let own = check("own", &cluster, LOAD);
+    cluster.proxy.cores = FrontCores::Workers;
+    let shared = check("shared", &cluster, LOAD);
+    let front: f64 = shared.pools.iter().map(|pool| pool.front_s).sum();
+    // Whoever is idle meanwhile loses nothing.
+    let all = LOAD.n as f64 * (0.02 + 12.0 * 0.0005);
+    assert!(front > 0.2 * all && front <= all, "{front} of {all}");
+    assert!(own.pools.iter().all(|pool| pool.front_s == 0.0));
+    let mean = |run: &Simulation| {
+        run.outcomes.iter().map(|o| (o.ended - o.due).as_secs_f64()).sum::<f64>() / run.outcomes.len() as f64
+    };
+    assert!(mean(&shared) > mean(&own), "{} {}", mean(&shared), mean(&own));
+}

@@ -1,0 +1,8 @@
+//! The planner's parts from outside: curves, and the simulator on clusters that are small enough to be understood.
+
+mod books;
+mod costs;
+mod made;
+mod queues;
+mod rules;
+mod speed;
