@@ -36,7 +36,8 @@ pub struct Load(Arc<Shared>);
 
 struct Shared {
     capacity: u32,
-    meters: BacklogMeters,
+    /// `None`: nobody reads them.
+    meters: Option<BacklogMeters>,
     book: Mutex<Book>,
     /// Counts changes; whoever watches is woken.
     changes: watch::Sender<u64>,
@@ -68,6 +69,15 @@ enum Stage {
 impl Load {
     /// A worker that admits so many jobs.
     pub fn new(capacity: usize, meters: BacklogMeters) -> Self {
+        Self::with(capacity, Some(meters))
+    }
+
+    /// The same, without metrics.
+    pub fn unmetered(capacity: usize) -> Self {
+        Self::with(capacity, None)
+    }
+
+    fn with(capacity: usize, meters: Option<BacklogMeters>) -> Self {
         let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
         let changes = watch::Sender::new(0);
         Self(Arc::new(Shared { capacity, meters, book: Mutex::default(), changes }))
@@ -135,7 +145,9 @@ impl Load {
     fn change<T>(&self, change: impl FnOnce(&mut Book) -> T) -> T {
         let mut book = self.book();
         let changed = change(&mut book);
-        book.show(&self.0.meters);
+        if let Some(meters) = &self.0.meters {
+            book.show(meters);
+        }
         drop(book);
         self.0.changes.send_modify(|n| *n = n.wrapping_add(1));
         changed

@@ -163,7 +163,7 @@ impl Worker {
         let row_bytes = spec.curves.row_bytes.max(1);
         let encoder = spec.encoder().map(|encoder| EncoderSide {
             spec: *encoder,
-            load: Load::new(encoder.max_jobs),
+            load: Load::unmetered(encoder.max_jobs),
             n_jobs: 0,
             preprocess_threads: match encoder.preprocess_threads {
                 0 => spec.curves.threads,
