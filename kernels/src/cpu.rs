@@ -166,7 +166,7 @@ impl Backend for CpuBackend {
         Ok(x.data().to_vec())
     }
 
-    fn into_values(&self, x: CpuTensor) -> Result<Vec<f32>> {
+    fn take_values(&self, x: CpuTensor) -> Result<Vec<f32>> {
         Ok(x.into_values())
     }
 

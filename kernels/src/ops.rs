@@ -175,7 +175,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// The values in host memory, row-major.
     fn download(&self, x: &Self::Tensor) -> Result<Vec<f32>>;
     /// The same of an activation that is needed no more.
-    fn into_values(&self, x: Self::Tensor) -> Result<Vec<f32>> {
+    fn take_values(&self, x: Self::Tensor) -> Result<Vec<f32>> {
         self.download(&x)
     }
     /// `(n_tokens, width)`.

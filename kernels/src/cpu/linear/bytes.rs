@@ -200,7 +200,7 @@ fn fill(cells: &mut [ByteQuad], values: &[f32], (inverse, zero): (f32, f32)) {
 /// The nearest byte of a value.
 #[inline(always)]
 fn byte(value: f32, inverse: f32, zero: f32) -> u32 {
-    let clamped = (value * inverse + zero).max(0.0).min(ROW_LARGEST);
+    let clamped = (value * inverse + zero).clamp(0.0, ROW_LARGEST);
     (clamped + TO_LOW_BITS).to_bits() & 0xff
 }
 

@@ -91,7 +91,7 @@ impl<B: Backend> TransformerDecoder<B> {
             x = self.backend.norm(&x, norm)?;
         }
         let logits = self.backend.linear(&x, &self.head, Activation::None, None)?;
-        Ok(self.backend.into_values(logits)?)
+        Ok(self.backend.take_values(logits)?)
     }
 
     fn check(&self, step: &StepInput<'_>) -> Result<(), KernelError> {

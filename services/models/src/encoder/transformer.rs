@@ -118,7 +118,7 @@ impl<B: Backend> TransformerEncoder<B> {
         if let Some(order) = &layout.order {
             x = backend.gather_rows(&x, &order.output_rows)?;
         }
-        Ok(backend.into_values(x)?)
+        Ok(backend.take_values(x)?)
     }
 
     /// Rows that become one output row.
