@@ -1,7 +1,7 @@
 //! The curves as a page of Markdown.
 
 use std::fmt::Write as _;
-use triptych_plan::curves::{CostCurves, Point};
+use triptych_plan::curves::{CostCurves, Costs, Point};
 use triptych_plan::profile::Busy;
 
 /// Everything, in milliseconds.
@@ -69,6 +69,16 @@ fn compute(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
             ms(p.p95_us)
         )?;
     }
+    let (encode, step) = Costs::new(curves).quality();
+    writeln!(
+        page,
+        "\nSums of terms describe encodes to {:.1} % in the median and {:.1} % at worst, steps to {:.1} % and {:.1} %; the \
+         simulator's costs pass through the places themselves.",
+        encode.median * 1e2,
+        encode.worst * 1e2,
+        step.median * 1e2,
+        step.worst * 1e2
+    )?;
     let together = curves.together;
     writeln!(
         page,
