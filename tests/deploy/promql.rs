@@ -37,6 +37,9 @@ const KEYWORDS: [&str; 12] = [
     "inf",
 ];
 
+/// Of these, those with labels behind them.
+const GROUPING: [&str; 4] = ["by", "without", "on", "ignoring"];
+
 /// Reads an expression; variables of dashboards in quotes and brackets may stand in it.
 pub fn asked(expression: &str) -> Asked {
     let mut asked = Asked::default();
@@ -58,12 +61,11 @@ pub fn asked(expression: &str) -> Asked {
             continue;
         }
         if KEYWORDS.contains(&word) {
-            if let Some((labels, after)) = next.strip_prefix('(').and_then(|list| list.split_once(')')) {
-                if ["by", "without", "on", "ignoring"].contains(&word) {
-                    let labels = labels.split(',').map(str::trim).filter(|l| !l.is_empty());
-                    asked.grouped.extend(labels.map(str::to_owned));
-                    rest = after;
-                }
+            let list = next.strip_prefix('(').and_then(|list| list.split_once(')'));
+            if let (true, Some((labels, after))) = (GROUPING.contains(&word), list) {
+                let labels = labels.split(',').map(str::trim).filter(|l| !l.is_empty());
+                asked.grouped.extend(labels.map(str::to_owned));
+                rest = after;
             }
         } else if !next.starts_with('(') && !is_aggregation(word, next) {
             let inside = next.strip_prefix('{').and_then(closed);
