@@ -145,9 +145,9 @@ fn is_sent(rules: &str, path: &str) -> bool {
         None => pattern == "*" || below(pattern),
     };
     let rules = rules.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
-    let decided = rules.filter_map(|rule| match rule.strip_prefix('!') {
+    let mut decided = rules.filter_map(|rule| match rule.strip_prefix('!') {
         Some(pattern) => matches(pattern).then_some(true),
         None => matches(rule).then_some(false),
     });
-    decided.last().unwrap_or(true)
+    decided.next_back().unwrap_or(true)
 }

@@ -239,7 +239,8 @@ impl Lived {
         let query = format!("query?query=count(up%7Bcomponent=%22{role}%22%7D%20==%201)");
         let sees = async || {
             let answer = self.prometheus(&query).await?;
-            (answer["data"]["result"][0]["value"][1] == n.to_string()).then_some(())
+            let seen = answer["data"]["result"][0]["value"][1].as_str()?;
+            (seen.parse() == Ok(n)).then_some(())
         };
         eventually(&format!("Prometheus sees {n} of {role}"), sees).await;
     }

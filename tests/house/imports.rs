@@ -44,7 +44,10 @@ const RULES: [Rule; 16] = [
     // It runs the scheduler and the router that serve, and measures what they run on.
     Rule {
         dir: "services/plan",
-        may: &["bench", "core", "ec", "encoder", "engine", "kernels", "models", "pd", "proto", "proxy", "runtime"],
+        may: &[
+            "bench", "core", "ec", "encoder", "engine", "kernels", "models", "pd", "proto", "proxy",
+            "runtime",
+        ],
         never: &["candle-core", "cudarc", "axum", "tonic"],
     },
     Rule {

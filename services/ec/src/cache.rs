@@ -129,6 +129,11 @@ impl<V: Clone> ByteCache<V> {
         self.entries.len()
     }
 
+    /// Whether it holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     fn next_tick(&mut self) -> u64 {
         self.tick += 1;
         self.tick

@@ -120,13 +120,16 @@ pub fn plan(question: &Question<'_>, progress: Progress<'_>) -> Result<Answer, P
     Ok(answer)
 }
 
+/// A candidate, and what it cannot pass.
+pub(crate) type Bounded = (Candidate, Bound);
+
 /// Every candidate that is not ruled out, best first, by a search with one seed; and those that are, with their bounds.
 pub(crate) fn explore(
     question: &Question<'_>,
     means: &Means,
     progress: Progress<'_>,
-) -> Result<(Vec<Found>, Vec<(Candidate, Bound)>), PlanError> {
-    let mut candidates: Vec<(Candidate, Bound)> = candidate::all(question, means)
+) -> Result<(Vec<Found>, Vec<Bounded>), PlanError> {
+    let mut candidates: Vec<Bounded> = candidate::all(question, means)
         .into_iter()
         .map(|candidate| {
             let bound = bound::of(&candidate, means);

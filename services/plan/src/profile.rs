@@ -148,7 +148,16 @@ pub fn measure(
         preprocess.retain(|p| p.of as u32 != sample.input.n_tokens);
         preprocess.push(sample.preprocess());
     }
-    Ok(Profiled { items, preprocess, encode, encode_parts, step, kv: grid::kv_sizes(&info), together, hidden })
+    Ok(Profiled {
+        items,
+        preprocess,
+        encode,
+        encode_parts,
+        step,
+        kv: grid::kv_sizes(&info),
+        together,
+        hidden,
+    })
 }
 
 /// In microseconds.

@@ -88,11 +88,9 @@ pub struct Validation {
 pub fn compare(measured: &[Outcome], simulated: &[Outcome], window: Window, slo: &Slo) -> Vec<Pair> {
     let judge = |outcomes: &[Outcome]| judge_runs(&[Run { outcomes, window }], slo, &Default::default());
     let (measured, simulated) = (judge(measured), judge(simulated));
-    let latencies: [(&str, fn(&Verdict) -> triptych_bench::judge::Percentiles); 3] =
-        [("TTFT", |v| v.ttft_ms), ("TPOT", |v| v.tpot_ms), ("E2EL", |v| v.e2el_ms)];
+    let latencies = |v: &Verdict| [("TTFT", v.ttft_ms), ("TPOT", v.tpot_ms), ("E2EL", v.e2el_ms)];
     let mut pairs = Vec::new();
-    for (name, of) in latencies {
-        let (m, s) = (of(&measured), of(&simulated));
+    for ((name, m), (_, s)) in latencies(&measured).into_iter().zip(latencies(&simulated)) {
         for (at, measured_ms, simulated_ms) in
             [("p50", m.p50, s.p50), ("p90", m.p90, s.p90), ("p99", m.p99, s.p99)]
         {

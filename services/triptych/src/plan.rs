@@ -48,7 +48,7 @@ pub struct PlanArgs {
 #[derive(Debug, Subcommand)]
 pub enum PlanCommand {
     /// Plan fleets of 8, 64 and 512 workers, and show what a request costs in each
-    Fleets(fleets::FleetsArgs),
+    Fleets(Box<fleets::FleetsArgs>),
     /// Measure clusters on this machine beside their simulation, and say how far apart they are
     Validate(Box<validate::ValidateArgs>),
 }

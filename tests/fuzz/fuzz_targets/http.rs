@@ -52,7 +52,7 @@ static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
             max_in_flight: 4,
             seed: Some(1),
         };
-        let proxy = Embedded::start(config, Drain::new(), &MetricsRegistry::new()).expect("a proxy");
+        let proxy = Embedded::start(config, Drain::new(), &MetricsRegistry::default()).expect("a proxy");
         while !proxy.is_ready() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

@@ -136,8 +136,9 @@ fn solve<const N: usize>(mut system: [[f64; N]; N], mut right: [f64; N]) -> [f64
         }
         for row in column + 1..N {
             let factor = system[row][column] / system[column][column];
-            for k in column..N {
-                system[row][k] -= factor * system[column][k];
+            let above = system[column];
+            for (value, above) in system[row].iter_mut().zip(above).skip(column) {
+                *value -= factor * above;
             }
             right[row] -= factor * right[column];
         }

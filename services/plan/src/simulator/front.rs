@@ -74,7 +74,7 @@ impl Front {
             by_key: HashMap::new(),
             n_flights: 0,
             model: ModelName::new("m"),
-            rng: StdRng::seed_from_u64(seed ^ 0x005e_ed0f_c401_ce5),
+            rng: StdRng::seed_from_u64(seed ^ 0x0005_eed0_fc40_1ce5),
         }
     }
 

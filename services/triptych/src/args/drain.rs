@@ -29,7 +29,7 @@ impl DrainArgs {
     }
 
     /// The flags, for a child.
-    pub fn to_flags(&self) -> Vec<OsString> {
+    pub fn to_flags(self) -> Vec<OsString> {
         let number = |n: u64| OsString::from(n.to_string());
         vec!["--lame-duck".into(), number(self.lame_duck), "--drain-grace".into(), number(self.drain_grace)]
     }
