@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn what_cannot_be_planned_by_is_named() {
         let cases: [(String, &str); 9] = [
-            (refused(|c| c.encode.clear()), "encode has no place"),
+            (refused(|c| c.encode.clear()), "items and encode: one has places and the other none"),
             (refused(|c| c.step.clear()), "step has no place"),
             (refused(|c| c.version = 9), "version 9"),
             (refused(|c| c.load[0].p95_us = -1.0), "load[0]: p95_us is -1"),

@@ -35,6 +35,11 @@ impl Default for Costs {
     }
 }
 
+/// A tenth more, in whole microseconds: such a number reads back from text as it was.
+fn p95(us: f64) -> f64 {
+    (us * 1.1).ceil()
+}
+
 /// Of the default machine.
 pub fn curves() -> CostCurves {
     curves_of(&Costs::default())
@@ -42,7 +47,7 @@ pub fn curves() -> CostCurves {
 
 /// Straight lines; the 95th percentile is a tenth above the median.
 pub fn curves_of(costs: &Costs) -> CostCurves {
-    let point = |of: f64, us: f64| Point { of, p50_us: us, p95_us: us * 1.1 };
+    let point = |of: f64, us: f64| Point { of, p50_us: us, p95_us: p95(us) };
     let step = |(prefill, before, decodes, context): (u32, u64, u32, u64)| {
         let n = u64::from(prefill);
         let prefill_context = n * before + n * (n + 1) / 2;
@@ -58,13 +63,13 @@ pub fn curves_of(costs: &Costs) -> CostCurves {
             decode_context,
             projected_rows: 0,
             p50_us: us,
-            p95_us: us * 1.1,
+            p95_us: p95(us),
         }
     };
     let encode = |(items, each): (u32, u64)| {
         let tokens = u64::from(items) * each;
         let us = costs.encode_fixed + costs.encode_token * tokens as f64;
-        EncodePoint { items, tokens, squares: tokens * each, p50_us: us, p95_us: us * 1.1 }
+        EncodePoint { items, tokens, squares: tokens * each, p50_us: us, p95_us: p95(us) }
     };
     CostCurves {
         version: VERSION,
