@@ -4,7 +4,7 @@
 //! toolchain does: ours is safe Rust, and what is looked for is panics, hangs and memory.
 
 use crate::shell::{cargo, command, root, run};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use std::fs;
 use std::path::PathBuf;
@@ -32,9 +32,26 @@ pub struct FuzzArgs {
     runs: u64,
 }
 
+/// Inputs of a short run.
+const BRIEF: u64 = 20_000;
+
+/// The short run of `cargo xtask test`: every target, from its own seeds.
+///
+/// # Errors
+/// As [`fuzz`].
+pub fn brief() -> Result<()> {
+    fuzz(&FuzzArgs { target: None, runs: BRIEF })
+}
+
 /// # Errors
 /// If a target ends in a panic, a hang, or too much memory; the input is named.
 pub fn fuzz(args: &FuzzArgs) -> Result<()> {
+    if let Some(wanted) = &args.target
+        && !TARGETS.iter().any(|(target, _)| target == wanted)
+    {
+        let names = TARGETS.map(|(target, _)| target).join(", ");
+        bail!("{wanted:?} is no target; allowed are {names}");
+    }
     let program = cargo_fuzz()?;
     for (target, folders) in TARGETS {
         if args.target.as_ref().is_some_and(|wanted| wanted != target) {
@@ -51,6 +68,10 @@ pub fn fuzz(args: &FuzzArgs) -> Result<()> {
             fuzz.arg(format!("-dict={}", dictionary.display()));
         }
         fuzz.args(["-max_len=65536", "-timeout=30", "-rss_limit_mb=2048", "-print_final_stats=1"]);
+        if args.runs <= BRIEF {
+            // Nobody watches it find its way.
+            fuzz.args(["-verbosity=0"]);
+        }
         run(&mut fuzz)?;
     }
     Ok(())

@@ -8,12 +8,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 /// Each program and its Debian package.
-const NEEDED: [(&str, &str); 4] = [
+const NEEDED: [(&str, &str); 5] = [
     ("redis-server", "redis-server"),
     ("python3", "python3"),
     ("pip3", "python3-pip"),
     // Network namespaces, for chaos.
     ("ip", "iproute2"),
+    // libFuzzer is C++.
+    ("g++", "g++"),
 ];
 
 /// The S3 server, a program in a Python package.

@@ -1,5 +1,6 @@
 //! `cargo xtask test`: what a change is held to, in the order in which mistakes are cheapest to find.
 
+use crate::fuzz;
 use crate::servers;
 use crate::shell::{self, cargo, root};
 use crate::static_binary;
@@ -41,6 +42,7 @@ pub fn run() -> Result<()> {
         ("static binary", &static_binary::run_build),
         ("build of the tests", &|| cargo_shown(&["test", "--workspace", "--no-run"])),
         ("tests", &|| cargo_shown(&["test", "--workspace", "--no-fail-fast"])),
+        ("fuzzing, briefly", &fuzz::brief),
     ])?;
     let times: Vec<_> = times.iter().map(|(name, time)| format!("{name} {}", minutes(*time))).collect();
     println!("\nAll of it passed in {}: {}", minutes(start.elapsed()), times.join(", "));
