@@ -31,9 +31,13 @@ fn a_profile_of_the_sample_model_ends_with_a_file_that_can_be_planned_by() {
     let output = triptych(&[&args[..], &["--ec", &store, "-o", out.to_str().expect("plain")]].concat());
     assert!(output.status.success(), "{}", told(&output));
     let page = String::from_utf8_lossy(&output.stdout);
-    for part in
-        ["# Cost curves of shapes-qwen2-vl", "| encode: items |", "The proxy adds", "bound to cores [0]"]
-    {
+    for part in [
+        "# Cost curves of shapes-qwen2-vl",
+        "| encode: items |",
+        "Sums of terms",
+        "The proxy adds",
+        "bound to cores [0]",
+    ] {
         assert!(page.contains(part), "{part} is not in\n{page}");
     }
     let read = CostCurves::read(&std::fs::read_to_string(&out).expect("written")).expect("curves");
@@ -79,6 +83,26 @@ fn what_cannot_be_planned_is_told_with_what_is_allowed() {
     std::fs::write(&curves, serde_json::to_string(&triptych_plan::curves::sample::curves()).expect("JSON"))
         .expect("a file");
     refuses(&fleets, 2, &["--output", "/no/such"]);
+}
+
+#[test]
+fn a_plan_is_a_page_and_a_document() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let curves = file(dir.path());
+    let base = ["plan", "--curves", &curves, "--slo", "ttft=2s,tpot=100ms", "--quick", "--requests", "60"];
+    let asked = ["--workload", "epd-short:images=1,text=100,output=12", "--budget", "2cores"];
+    let output = triptych(&[&base[..], &asked].concat());
+    assert!(output.status.success(), "{}", told(&output));
+    let page = String::from_utf8_lossy(&output.stdout).into_owned();
+    for part in
+        ["# Plan for made by hand", "requests/s", "pools:\n", "$ triptych proxy", "If the rate doubles"]
+    {
+        assert!(page.contains(part), "{part} is not in\n{page}");
+    }
+    let output = triptych(&[&base[..], &asked, &["--json"]].concat());
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(document["best"]["goodput"]["mean"].as_f64().expect("a number") > 0.0);
+    assert!(["disaggregate", "do_not_disaggregate"].contains(&document["advice"].as_str().expect("a word")));
 }
 
 /// A server of metrics that were asked for ever more.

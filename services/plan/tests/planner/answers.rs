@@ -1,0 +1,159 @@
+//! Plans for machines whose costs are round numbers.
+
+use std::sync::Arc;
+use triptych_bench::arrivals::Arrivals;
+use triptych_bench::judge::Rule;
+use triptych_bench::workload::Workload;
+use triptych_plan::curves::CostCurves;
+use triptych_plan::curves::sample::{Costs, curves_of};
+use triptych_plan::online::{Replicas, needed};
+use triptych_plan::planner::{
+    Advice, Answer, Budget, Demand, Effort, Named, PlanError, Question, Reused, Shape, plan,
+};
+use triptych_plan::simulator::spec::{FrontCores, PromptSpec};
+
+const EFFORT: Effort = Effort { requests: 100, seeds: 1, tolerance: 0.3, tunes: false, what_if: false };
+
+fn demand(workload: &str) -> Named {
+    let workload = Workload::parse(workload).expect("a workload");
+    Named { workload, arrivals: Arrivals::Poisson }
+}
+
+fn question<'a>(demand: &'a dyn Demand, costs: &Costs, budget: Budget) -> Question<'a> {
+    Question {
+        demand,
+        slo: "ttft=2s,tpot=100ms".parse().expect("promises"),
+        rule: Rule::default(),
+        curves: vec![Arc::new(curves_of(costs))],
+        budget,
+        front: FrontCores::Own,
+        prompt: PromptSpec::default(),
+        effort: EFFORT,
+    }
+}
+
+fn answer(workload: &str, costs: &Costs, budget: Budget) -> Answer {
+    let demand = demand(workload);
+    plan(&question(&demand, costs, budget), &|_, _, _| {}).expect("a plan")
+}
+
+/// Encoders of the best cluster that has some apart, of so many workers, however it compares with those without.
+fn encoders_of_best_split(answer: &Answer) -> usize {
+    let split = answer.others.iter().find(|(name, _)| name.contains("pd ("));
+    let (name, _) = split.expect("some cluster has encoders apart");
+    name.split('e').next().and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{name}"))
+}
+
+#[test]
+fn text_alone_needs_no_encoders() {
+    let answer = answer("text:text=100,output=12", &Costs::default(), Budget::Cores(4));
+    assert_eq!(answer.advice, Advice::DoNotDisaggregate, "{}", answer.why);
+    assert_eq!(answer.best.shape, Shape::Replicated { workers: 4 });
+    assert!(answer.best.goodput.mean > 0.0);
+    assert!(answer.why.contains("no items"), "{}", answer.why);
+}
+
+#[test]
+fn dear_encodes_need_more_encoders_than_cheap_ones() {
+    let cheap = answer(
+        "epd-short:images=1,text=100,output=12",
+        &Costs { encode_token: 20.0, ..Costs::default() },
+        Budget::Cores(4),
+    );
+    let dear = answer(
+        "epd-short:images=4,text=100,output=12",
+        &Costs { encode_token: 800.0, ..Costs::default() },
+        Budget::Cores(4),
+    );
+    let (few, many) = (encoders_of_best_split(&cheap), encoders_of_best_split(&dear));
+    assert!(few < many, "{few} encoders where encoding is cheap, {many} where it is dear");
+    assert_eq!(few, 1);
+}
+
+#[test]
+fn the_answer_is_within_its_bound_and_its_runner_up_is_not_better() {
+    let answer = answer("epd-short:images=2,text=100,output=12", &Costs::default(), Budget::Cores(4));
+    let best = &answer.best;
+    assert!(best.goodput.mean > 0.0 && best.goodput.mean <= best.bound.rate);
+    assert!(best.goodput.low <= best.goodput.mean && best.goodput.mean <= best.goodput.high);
+    if let Some(second) = &answer.runner_up {
+        assert_ne!(second.shape, best.shape);
+        // A simpler cluster may be chosen over one that is not told apart from it.
+        assert!(!second.goodput.is_above(&best.goodput));
+    }
+    assert!(!best.bottleneck.pool.is_empty() && best.bottleneck.utilisation > 0.0);
+}
+
+#[test]
+fn other_demands_are_asked_for_too() {
+    let demand = demand("epd-short:images=1,text=100,output=12");
+    let question = question(&demand, &Costs::default(), Budget::Cores(2));
+    let question = Question { effort: Effort { what_if: true, ..EFFORT }, ..question };
+    let answer = plan(&question, &|_, _, _| {}).expect("a plan");
+    assert_eq!(answer.sensitivity.len(), 2);
+    let doubled = answer.sensitivity[0].goodput;
+    assert!(doubled > answer.best.goodput.mean, "twice the budget serves {doubled}: {answer:?}");
+}
+
+#[test]
+fn the_same_question_has_the_same_answer() {
+    let once = || {
+        serde_json::to_string(&answer(
+            "epd-short:images=1,text=100,output=12",
+            &Costs::default(),
+            Budget::Cores(2),
+        ))
+    };
+    assert_eq!(once().expect("JSON"), once().expect("JSON"));
+}
+
+#[test]
+fn promises_that_nobody_can_keep_are_an_answer() {
+    let demand = demand("epd-short:images=1,text=100,output=12");
+    let question = Question {
+        slo: "ttft=1ms".parse().expect("promises"),
+        ..question(&demand, &Costs::default(), Budget::Cores(2))
+    };
+    let answer = plan(&question, &|_, _, _| {}).expect("an answer");
+    assert_eq!(answer.advice, Advice::NothingHelps);
+    assert!(answer.why.contains("TTFT"), "{}", answer.why);
+}
+
+#[test]
+fn pictures_that_come_again_need_less() {
+    let fresh = demand("epd-short:images=4,text=100,output=12");
+    let reused = Reused { demand: &fresh, share: 0.9 };
+    let costs = Costs { encode_token: 800.0, ..Costs::default() };
+    let goodput = |demand: &dyn Demand| {
+        plan(&question(demand, &costs, Budget::Cores(3)), &|_, _, _| {}).expect("a plan").best.goodput.mean
+    };
+    let (few, many) = (goodput(&fresh), goodput(&reused));
+    assert!(many > few * 1.2, "{few} requests/s with new pictures, {many} with known ones");
+}
+
+#[test]
+fn a_budget_without_room_and_curves_of_two_models_are_refused() {
+    let demand = demand("text:text=100,output=12");
+    let two: CostCurves = CostCurves { threads: 2, ..curves_of(&Costs::default()) };
+    let refused = |question: &Question<'_>| plan(question, &|_, _, _| {}).expect_err("no plan").to_string();
+    let mut asked = question(&demand, &Costs::default(), Budget::Cores(1));
+    asked.curves = vec![Arc::new(two.clone())];
+    assert!(refused(&asked).contains("no room for a worker of 2 threads"));
+    asked.curves.push(Arc::new(CostCurves { model: "other".into(), ..two }));
+    assert!(refused(&asked).contains("other"));
+    asked.curves.clear();
+    assert!(matches!(plan(&asked, &|_, _, _| {}), Err(PlanError::NoCurves)));
+}
+
+#[test]
+fn a_rate_needs_more_of_what_it_fills() {
+    let demand = demand("epd-short:images=4,text=100,output=12");
+    let costs = Costs { encode_token: 800.0, ..Costs::default() };
+    let question = question(&demand, &costs, Budget::Workers(64));
+    let most = Replicas { encoders: 32, pds: 32 };
+    let at = |rate: f64| needed(&question, rate, most).expect("a plan").expect("enough");
+    let (few, many) = (at(0.5), at(2.0));
+    assert!(many.encoders > few.encoders && many.encoders > many.pds, "{few:?} {many:?}");
+    let too_few = Replicas { encoders: 1, pds: 1 };
+    assert_eq!(needed(&question, 50.0, too_few).expect("a plan"), None);
+}
