@@ -101,16 +101,22 @@ def of_ctranslate2(args, dtype):
 
     def translate(batch, n):
         settings = {"beam_size": 1, "max_decoding_length": n, "min_decoding_length": n, "max_batch_size": batch}
-        return timed(lambda: model.translate_batch([source] * batch, **settings))[0]
+        return min(timed(lambda: model.translate_batch([source] * batch, **settings))[0] for _ in range(3))
+
+    def more(longer, shorter):
+        # What a difference says is noise unless the longer run really took longer.
+        if longer <= shorter:
+            raise SystemExit(f"CTranslate2: {longer:.6f} s where {shorter:.6f} s were less work; more tokens, or a quieter machine")
+        return longer - shorter
 
     translate(1, 2)
-    first = min(translate(1, 1) for _ in range(2))
-    step = max(translate(1, args.new_tokens) - first, 1e-9) / max(args.new_tokens - 1, 1)
+    first = translate(1, 1)
+    step = more(translate(1, args.new_tokens), first) / max(args.new_tokens - 1, 1)
     # It encodes only together with a first token, whose step is taken off.
-    yield max(first - step, 1e-9)
+    yield more(first, step)
     for batch in args.batches:
         began = translate(batch, 1)
-        yield batch, batch * (args.new_tokens - 1) / max(translate(batch, args.new_tokens) - began, 1e-9)
+        yield batch, batch * (args.new_tokens - 1) / more(translate(batch, args.new_tokens), began)
 
 
 def whisper_of_ctranslate2(args, model):
