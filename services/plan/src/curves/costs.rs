@@ -182,7 +182,10 @@ impl Costs {
         let curve = |of: fn(&super::ItemPoint) -> f64| -> Vec<(f64, f64)> {
             self.curves.items.iter().map(|p| (p.size, of(p))).collect()
         };
-        let tokens = line(&curve(|p| f64::from(p.tokens)), size);
+        // Models scale small pictures up, and large ones down: beyond the measured sizes it is the nearest one's tokens.
+        let sizes = || self.curves.items.iter().map(|p| p.size);
+        let within = size.min(sizes().fold(0.0, f64::max)).max(sizes().fold(f64::INFINITY, f64::min));
+        let tokens = line(&curve(|p| f64::from(p.tokens)), within);
         let bytes = line(&curve(|p| p.bytes as f64), size);
         Sized { tokens: (tokens.round() as u32).max(1), bytes: bytes.round() as u64 }
     }

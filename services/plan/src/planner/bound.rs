@@ -133,6 +133,7 @@ fn least(values: impl Iterator<Item = f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::curves::Costs;
     use crate::curves::sample::curves;
 
     #[test]
@@ -141,5 +142,15 @@ mod tests {
         let tokens = |side: u32| item_tokens(&curves, ItemShape::Image { width: side, height: side });
         assert_eq!((tokens(448), tokens(10), tokens(5000)), (256.0, 16.0, 1024.0));
         assert!(tokens(600) > 256.0 && tokens(600) < tokens(640));
+    }
+
+    #[test]
+    fn the_simulator_takes_an_item_for_what_the_bound_takes_it() {
+        let curves = curves();
+        let costs = Costs::new(&curves);
+        for side in [10, 112, 300, 640, 896, 5000] {
+            let shape = ItemShape::Image { width: side, height: side };
+            assert_eq!(f64::from(costs.item(shape).tokens), item_tokens(&curves, shape).round(), "{side}");
+        }
     }
 }
