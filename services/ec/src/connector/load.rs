@@ -66,23 +66,19 @@ impl Shared {
             if !self.hint(item).pending || patience.is_over(&e) {
                 return Err(e);
             }
-            let told = async {
+            let news = async {
                 tokio::select! {
-                    () = encoded_here => true,
-                    told = self.wait_for(item, &hint) => told,
+                    () = encoded_here => None,
+                    told = self.wait_for(item, &hint) => Some(told),
                 }
             };
-            let Ok(told) = timeout_at(until, told).await else { return Err(late) };
-            if !told && self.is_orphan(&mut patience) {
-                return Err(LoadError::Missing);
-            }
-            patience.told_in_a_row = if told { patience.told_in_a_row + 1 } else { 0 };
-            if told {
-                patience.orphan_since = None;
-            }
-            if patience.told_in_a_row > 1 {
-                // It is told to be there, and is not: a store that does not agree with itself must not be asked on and on.
-                sleep(PAUSE).await;
+            let Ok(told) = timeout_at(until, news).await else { return Err(late) };
+            match told {
+                Some(false) if self.is_orphan(&mut patience) => return Err(LoadError::Missing),
+                Some(told) => patience.told(told).await,
+                // Some item was encoded in this process. Whether it was this one is seen at once: saying nothing of
+                // this one, the news of others must not cost it a pause.
+                None => {}
             }
             if self.closing.is_cancelled() || !lock(&self.state).local.is_held(&item.key) {
                 return Err(LoadError::Unavailable { detail: "nobody waits for it any more".into() });
@@ -229,6 +225,20 @@ impl Shared {
 }
 
 impl Patience {
+    /// Takes note of what the store or a peer says of whether the item is there.
+    async fn told(&mut self, is_there: bool) {
+        if !is_there {
+            self.told_in_a_row = 0;
+            return;
+        }
+        self.orphan_since = None;
+        self.told_in_a_row += 1;
+        if self.told_in_a_row > 1 {
+            // It is told to be there, and is not: a store that does not agree with itself must not be asked on and on.
+            sleep(PAUSE).await;
+        }
+    }
+
     /// Takes note of how a try ended. Whether there is no use in waiting.
     fn is_over(&mut self, e: &LoadError) -> bool {
         match e {

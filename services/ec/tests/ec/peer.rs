@@ -246,6 +246,23 @@ async fn a_pending_item_is_read_from_its_encoder_the_moment_it_is_there() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_item_that_is_encoded_here_waits_for_nothing_however_many_others_are() {
+    let (store, ..) = shared_store();
+    let mut reader = Reader::new(store);
+    let outputs = [1, 2, 3, 4].map(|n| sample_output(key(n), 64));
+    let started = Instant::now();
+    reader.ask(1, outputs[3].item(), &pending());
+    for output in &outputs {
+        reader.worker.save_caches(output.clone()).await.unwrap();
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    }
+    assert_eq!(reader.next().await.unwrap().rows(), outputs[3].rows());
+    assert_eq!(started.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pending_item_that_nobody_makes_any_more_is_missing_after_a_grace() {
     let (store, _, faulty) = shared_store();
     let Acquired::Granted(lease) = store.acquire(&key(1), LIMIT).await.unwrap() else { panic!() };
