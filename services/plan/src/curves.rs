@@ -17,7 +17,7 @@ pub use fit::Quality;
 use serde::{Deserialize, Serialize};
 
 /// The version of the file that this code writes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Of one model on one kind of machine, for workers with a given number of cores.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,7 +38,8 @@ pub struct CostCurves {
     /// Parts of a forward, of about equal cost: between two of them an engine on the same cores may have its turn.
     #[serde(default = "one")]
     pub encode_parts: usize,
-    /// Reading and resizing one item before its forward, by output tokens.
+    /// Reading and resizing one item before its forward, by its size as in [`ItemPoint`]: of two items that become as many
+    /// tokens, the larger takes longer.
     pub preprocess: Vec<Point>,
     /// What items become, ascending by size.
     pub items: Vec<ItemPoint>,

@@ -15,7 +15,6 @@ mod step;
 mod together;
 
 pub use busy::{Busy, BusyWatch};
-pub use items::item_file;
 pub use rounds::{Rounds, Spread};
 
 use crate::curves::{EncodePoint, ItemPoint, KvSizes, Point, StepPoint, Together};
@@ -142,12 +141,7 @@ pub fn measure(
         .map(|p| StepPoint { p50_us: added(&p, p.p50_us), p95_us: added(&p, p.p95_us), ..p })
         .collect();
     let items = samples.iter().map(items::Sample::point).collect();
-    let mut preprocess: Vec<Point> = Vec::new();
-    for sample in &samples {
-        // Sizes that become the same number of tokens are one place: the largest, which is read last.
-        preprocess.retain(|p| p.of as u32 != sample.input.n_tokens);
-        preprocess.push(sample.preprocess());
-    }
+    let preprocess = samples.iter().map(items::Sample::preprocess).collect();
     Ok(Profiled {
         items,
         preprocess,

@@ -47,8 +47,10 @@ pub struct StepShape {
 }
 
 /// What an item becomes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sized {
+    /// Pixels, or milliseconds.
+    pub size: f64,
     /// Output tokens.
     pub tokens: u32,
     /// Bytes of the file.
@@ -158,9 +160,9 @@ impl Costs {
         if shape.is_empty() { Spread::default() } else { spread(self.step.at(&shape.terms())) }
     }
 
-    /// Preprocessing an item of so many output tokens.
-    pub fn preprocess(&self, tokens: u32) -> Spread {
-        along(&self.curves.preprocess, f64::from(tokens))
+    /// Preprocessing an item.
+    pub fn preprocess(&self, item: Sized) -> Spread {
+        along(&self.curves.preprocess, item.size)
     }
 
     /// Publishing rows of so many bytes.
@@ -187,7 +189,7 @@ impl Costs {
         let within = size.min(sizes().fold(0.0, f64::max)).max(sizes().fold(f64::INFINITY, f64::min));
         let tokens = line(&curve(|p| f64::from(p.tokens)), within);
         let bytes = line(&curve(|p| p.bytes as f64), size);
-        Sized { tokens: (tokens.round() as u32).max(1), bytes: bytes.round() as u64 }
+        Sized { size, tokens: (tokens.round() as u32).max(1), bytes: bytes.round() as u64 }
     }
 
     /// Bytes of the rows of an item of so many output tokens, as they are published.

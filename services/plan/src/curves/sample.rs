@@ -81,7 +81,7 @@ pub fn curves_of(costs: &Costs) -> CostCurves {
             .map(encode)
             .to_vec(),
         encode_parts: 12,
-        preprocess: vec![point(16.0, 200.0), point(256.0, 2000.0), point(1024.0, 8000.0)],
+        preprocess: vec![point(12_544.0, 200.0), point(200_704.0, 2000.0), point(802_816.0, 8000.0)],
         items: [112_u32, 224, 448, 640, 896]
             .map(|side| ItemPoint {
                 size: f64::from(side * side),

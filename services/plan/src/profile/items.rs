@@ -1,14 +1,14 @@
-//! Items of several sizes, made for the measurement: noise, since what is in them costs nothing.
+//! Items of several sizes, made for the measurement: those that the load generator sends, since a decoder's work depends
+//! on what is in a file.
 
 use super::{Extent, ProfileError, ProfileSettings, Progress, Spread};
 use crate::curves::{ItemPoint, Point};
+use triptych_bench::media::Media;
+use triptych_bench::offered::{ItemShape, OfferedItem};
 use triptych_core::limits::Limits;
 use triptych_core::{ItemForm, ItemOptions, Modality};
 use triptych_models::Model;
 use triptych_models::preprocess::{EncoderInput, Preprocess};
-
-/// Samples of a second of sound, and bytes of one.
-const RATE: u32 = 16_000;
 
 /// One size of item: what it becomes, and what becoming that takes.
 pub struct Sample {
@@ -30,7 +30,7 @@ impl Sample {
     /// What preprocessing takes.
     pub fn preprocess(&self) -> Point {
         let Spread { p50_us, p95_us } = self.spread;
-        Point { of: f64::from(self.input.n_tokens), p50_us, p95_us }
+        Point { of: self.size, p50_us, p95_us }
     }
 }
 
@@ -94,56 +94,13 @@ fn read(
     preprocess.preprocess(modality, bytes, &options, &Limits::default())
 }
 
-/// A file with noise in it: a BMP of `size` pixels each way, a WAV of `size` milliseconds, `size` token ids.
-pub fn item_file(modality: Modality, size: u32) -> Vec<u8> {
+/// A file as `triptych bench` sends it: a PNG of `size` pixels each way, a WAV of `size` milliseconds; `size` token ids.
+fn item_file(modality: Modality, size: u32) -> Vec<u8> {
+    let file = |shape| Media::new(0).file(&OfferedItem { content: 1, shape }).to_vec();
     match modality {
-        Modality::Image => bitmap(size),
-        Modality::Audio => wave(RATE / 1000 * size),
+        Modality::Image => file(ItemShape::Image { width: size, height: size }),
+        Modality::Audio => file(ItemShape::Audio { millis: size }),
         // Small ids exist in every vocabulary; the first few are special.
         Modality::Text => (0..size).flat_map(|i| (10 + i % 80).to_le_bytes()).collect(),
     }
-}
-
-/// A BMP file: 24 bits a pixel, rows padded to 4 bytes.
-fn bitmap(side: u32) -> Vec<u8> {
-    const HEADERS: u32 = 14 + 40;
-    let pixels = (side * 3).next_multiple_of(4) * side;
-    let mut file = b"BM".to_vec();
-    for field in [HEADERS + pixels, 0, HEADERS, 40, side, side] {
-        file.extend(field.to_le_bytes());
-    }
-    // One plane, 24 bits, then: no compression, size, resolution twice, no palette.
-    file.extend([1, 0, 24, 0]);
-    for field in [0, pixels, 2835, 2835, 0, 0] {
-        file.extend(field.to_le_bytes());
-    }
-    file.extend(noise(pixels as usize));
-    file
-}
-
-/// A WAV file: one channel of 16-bit samples.
-fn wave(n_samples: u32) -> Vec<u8> {
-    let bytes = n_samples * 2;
-    let mut file = b"RIFF".to_vec();
-    file.extend((36 + bytes).to_le_bytes());
-    file.extend(b"WAVEfmt ");
-    file.extend(16_u32.to_le_bytes());
-    file.extend([1, 0, 1, 0]);
-    file.extend(RATE.to_le_bytes());
-    file.extend((RATE * 2).to_le_bytes());
-    file.extend([2, 0, 16, 0]);
-    file.extend(b"data");
-    file.extend(bytes.to_le_bytes());
-    file.extend(noise(bytes as usize));
-    file
-}
-
-/// The same bytes each time: a linear congruential generator's high ones.
-fn noise(n: usize) -> impl Iterator<Item = u8> {
-    let mut state = 1_u64;
-    std::iter::repeat_with(move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    })
-    .take(n)
 }

@@ -69,9 +69,9 @@ impl World<'_> {
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             job.times.queue += now - job.since;
             job.since = now;
-            let tokens = job.sized.tokens;
+            let item = job.sized;
             encoder.n_preprocessing += 1;
-            let work = self.draw(self.workers[w].costs.preprocess(tokens));
+            let work = self.draw(self.workers[w].costs.preprocess(item));
             self.workers[w].used.encode += work as f64;
             self.compute(w, Task::Preprocess(id), (work, 1.0));
         }

@@ -72,7 +72,7 @@ pub fn curves(prices: Prices) -> CostCurves {
             .map(|(n, t)| encode(n, t))
             .to_vec(),
         encode_parts: 10,
-        preprocess: vec![point(1.0, 1.0), point(1000.0, 2.0)],
+        preprocess: vec![point(1e4, 1.0), point(1e6, 2.0)],
         items: vec![
             ItemPoint { size: 1e4, tokens: 10, bytes: 10_000 },
             ItemPoint { size: 1e6, tokens: 1000, bytes: 1_000_000 },

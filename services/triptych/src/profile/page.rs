@@ -89,7 +89,7 @@ fn compute(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
 
 fn transfers(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
     let store = &curves.measured.store;
-    points(page, "preprocess: output tokens", &curves.preprocess)?;
+    points(page, "preprocess: pixels, milliseconds or token ids", &curves.preprocess)?;
     points(page, &format!("publish to {store}: bytes"), &curves.publish)?;
     points(page, &format!("load from {store}: bytes"), &curves.load)?;
     let proxy = curves.proxy;
