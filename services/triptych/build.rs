@@ -1,10 +1,11 @@
-//! Lists the sample models of the repository for the binary to carry.
+//! Lists the sample models of the repository for the binary to carry, and says of which commit it is.
 //!
 //! Each file becomes an `include_bytes!` in `samples.rs` of the output folder. A directory that is not there is
 //! left out, so the crate builds outside the repository too.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::{env, fs, io};
 
 /// The directories under `tests/models` that `triptych up` serves by default.
@@ -22,7 +23,28 @@ fn main() -> io::Result<()> {
         }
     }
     code.push_str("];\n");
+    println!("cargo::rustc-env=TRIPTYCH_COMMIT={}", commit().unwrap_or_default());
     fs::write(path_from_env("OUT_DIR").join("samples.rs"), code)
+}
+
+/// What was said in the environment, as an image's build does, or the commit that is checked out; with `+` where files
+/// differ from it. None outside a repository.
+fn commit() -> Option<String> {
+    println!("cargo::rerun-if-env-changed=TRIPTYCH_COMMIT");
+    if let Some(said) = env::var("TRIPTYCH_COMMIT").ok().filter(|said| !said.is_empty()) {
+        return Some(said);
+    }
+    // It changes with every commit, and with every change of branch.
+    let log = git(&["rev-parse", "--git-path", "logs/HEAD"])?;
+    println!("cargo::rerun-if-changed={log}");
+    let commit = git(&["rev-parse", "--short=10", "HEAD"])?;
+    let differs = git(&["status", "--porcelain", "--untracked-files=no"]).is_none_or(|said| !said.is_empty());
+    Some(if differs { format!("{commit}+") } else { commit })
+}
+
+fn git(args: &[&str]) -> Option<String> {
+    let answer = Command::new("git").args(args).output().ok().filter(|answer| answer.status.success())?;
+    Some(String::from_utf8(answer.stdout).ok()?.trim().to_owned())
 }
 
 fn list(code: &mut String, name: &str, dir: &Path) -> io::Result<()> {

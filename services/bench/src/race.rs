@@ -153,7 +153,7 @@ fn start(lanes: &[Lane], settings: &SweepSettings) -> Race {
         Rates::Search { first, resolution } => {
             // The slowest one's safe rate is safe for all, and the same rates can be compared.
             let safe = lanes.iter().map(|lane| lane.sweep.safe_rate()).min_by(f64::total_cmp);
-            let plan = SearchPlan::from(first.or(safe).unwrap_or(1.0), *resolution);
+            let plan = crate::sweep::search_plan(*first, safe.unwrap_or(1.0), *resolution);
             Race::new(lanes.len(), plan, seeds)
         }
     }

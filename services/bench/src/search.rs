@@ -1,5 +1,5 @@
-//! Which rates to try: doubling from a first one until one fails, or halving until one passes, then the middle between
-//! the highest that passes and the lowest that fails, until the two are close. Pure: it is told what passed.
+//! Which rates to try: up from a first one until one fails, or down until one passes, then the middle between the highest
+//! that passes and the lowest that fails, until the two are close. Pure: it is told what passed.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,12 +16,23 @@ pub struct SearchPlan {
     pub resolution: f64,
     /// The most rates.
     pub max_rates: u32,
+    /// The first step up or down, as a factor; those after it grow up to a factor of 2.
+    pub step: f64,
 }
 
+/// The longest step of a search.
+const LONGEST: f64 = 2.0;
+
 impl SearchPlan {
-    /// From a first rate, over three orders of magnitude to both sides.
+    /// From a first rate of which nothing is known, over three orders of magnitude to both sides.
     pub fn from(first: f64, resolution: f64) -> Self {
-        Self { first, lowest: first / 1024.0, highest: first * 1024.0, resolution, max_rates: 24 }
+        let (lowest, highest) = (first / 1024.0, first * 1024.0);
+        Self { first, lowest, highest, resolution, max_rates: 24, step: LONGEST }
+    }
+
+    /// From a first rate that goodput is expected to be near.
+    pub fn near(first: f64, resolution: f64) -> Self {
+        Self { step: 1.25, ..Self::from(first, resolution) }
     }
 
     /// How many rates it takes if goodput is within a factor of 4 of the first: what is told in advance.
@@ -57,6 +68,12 @@ impl Search {
         (passes.map(|(rate, _)| *rate).max_by(f64::total_cmp), fails)
     }
 
+    /// The next step away from the first rate: each squares the one before.
+    fn step(&self) -> f64 {
+        let doublings = self.tried.len().saturating_sub(1).min(8) as i32;
+        self.plan.step.powi(2_i32.pow(doublings as u32)).min(LONGEST)
+    }
+
     /// The next rate to try; None when it is over.
     pub fn next_rate(&self) -> Option<f64> {
         if self.tried.len() >= self.plan.max_rates as usize {
@@ -64,8 +81,12 @@ impl Search {
         }
         match self.bracket() {
             (None, None) => Some(self.plan.first),
-            (Some(passes), None) => Some(passes * 2.0).filter(|rate| *rate <= self.plan.highest),
-            (None, Some(fails)) => Some(fails / 2.0).filter(|rate| *rate >= self.plan.lowest),
+            (Some(passes), None) => {
+                Some(rounded(passes * self.step())).filter(|rate| *rate <= self.plan.highest)
+            }
+            (None, Some(fails)) => {
+                Some(rounded(fails / self.step())).filter(|rate| *rate >= self.plan.lowest)
+            }
             (Some(passes), Some(fails)) => {
                 (fails / passes - 1.0 > self.plan.resolution).then(|| rounded((passes * fails).sqrt()))
             }
@@ -102,6 +123,25 @@ mod tests {
             assert!(passes <= 7.3 && 7.3 < fails && fails / passes < 1.051, "{first}: {tried:?}");
             assert!(tried.len() <= 14, "{tried:?}");
         }
+    }
+
+    #[test]
+    fn near_a_known_rate_it_takes_fewer() {
+        let rates = |first: f64, plan: fn(f64, f64) -> SearchPlan| {
+            let mut search = Search::new(plan(first, 0.15));
+            let mut n = 0;
+            while let Some(rate) = search.next_rate() {
+                search.record(rate, rate <= 7.3);
+                n += 1;
+            }
+            let (Some(passes), Some(fails)) = search.bracket() else { panic!("{:?}", search.bracket()) };
+            assert!(passes <= 7.3 && 7.3 < fails && fails / passes < 1.151, "{:?}", search.tried);
+            n
+        };
+        for first in [6.0, 7.0, 8.0, 9.0] {
+            assert!(rates(first, SearchPlan::near) < rates(first, SearchPlan::from), "{first}");
+        }
+        assert!(rates(0.1, SearchPlan::near) <= rates(0.1, SearchPlan::from) + 3);
     }
 
     #[test]

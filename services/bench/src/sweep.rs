@@ -390,12 +390,17 @@ enum Steps {
     Listed(Vec<f64>, usize),
 }
 
+/// From the rate that was given, which goodput is expected to be near, or from one that is safe.
+pub(crate) fn search_plan(given: Option<f64>, safe: f64, resolution: f64) -> SearchPlan {
+    given.map_or_else(|| SearchPlan::from(safe, resolution), |first| SearchPlan::near(first, resolution))
+}
+
 impl Steps {
     fn new(settings: &SweepSettings, safe_rate: f64) -> Self {
         match &settings.rates {
             Rates::Listed(rates) => Self::Listed(rates.clone(), 0),
             Rates::Search { first, resolution } => {
-                let plan = SearchPlan::from(first.unwrap_or(safe_rate), *resolution);
+                let plan = search_plan(*first, safe_rate, *resolution);
                 Self::Search(plan, Search::new(plan))
             }
         }

@@ -19,7 +19,8 @@ use triptych_runtime::turnstile::EncoderGate;
 /// Bounds of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchLimits {
-    /// Output tokens together; a single larger item runs alone. Default 8192.
+    /// Output tokens together; a single larger item runs alone. Default 128: a CPU has its full rate from there on, and
+    /// all items of a batch are done only when the last one is.
     pub max_tokens: usize,
     /// Items. Default 16.
     pub max_items: usize,
@@ -27,7 +28,7 @@ pub struct BatchLimits {
 
 impl Default for BatchLimits {
     fn default() -> Self {
-        Self { max_tokens: 8192, max_items: 16 }
+        Self { max_tokens: 128, max_items: 16 }
     }
 }
 

@@ -13,6 +13,9 @@ pub struct EngineConfig {
     /// Most rows in a step, at least `max_sequences`. Large: prompts are read fast. Small: a prompt delays
     /// the tokens of others less.
     pub token_budget: usize,
+    /// Hundredths of the time in which sequences that write go on alone while others read their prompts, at most 90. 0:
+    /// every step reads what the budget allows, and the more prompts wait the slower all others write.
+    pub decode_share: u8,
     /// Most sequences that run at once, at least 1; a beam counts as one.
     pub max_sequences: usize,
     /// Most sequences that wait, at least 1; one more is refused as overload.
@@ -94,6 +97,7 @@ impl Default for EngineConfig {
         Self {
             kv: KvBudget::Bytes { self_attention: 1 << 30, cross_attention: 1 << 30, host: 0 },
             token_budget: 2048,
+            decode_share: 0,
             max_sequences: 64,
             max_waiting: 1024,
             prefix_cache: PrefixCache::On,
@@ -121,6 +125,9 @@ pub struct Pools {
     pub host: usize,
 }
 
+/// Hundredths: prompts have to be read some time.
+const MOST_DECODE_SHARE: usize = 90;
+
 impl EngineConfig {
     /// Blocks of the pools for this decoder.
     ///
@@ -130,6 +137,7 @@ impl EngineConfig {
         at_least("max_sequences", self.max_sequences, 1)?;
         at_least("max_waiting", self.max_waiting, 1)?;
         at_least("token_budget", self.token_budget, self.max_sequences)?;
+        at_most("decode_share", self.decode_share.into(), MOST_DECODE_SHARE)?;
         self.kv.check(info)
     }
 }
@@ -158,6 +166,13 @@ impl KvBudget {
         let bounded = |n: usize| n.min(MAX_BLOCKS);
         Ok(Pools { own: bounded(own), cross: bounded(cross), host: bounded(host) })
     }
+}
+
+fn at_most(setting: &'static str, actual: usize, allowed: usize) -> Result<(), EngineError> {
+    if actual <= allowed {
+        return Ok(());
+    }
+    Err(EngineError::Setting { setting, actual, needed: format!("{allowed} or less") })
 }
 
 fn at_least(setting: &'static str, actual: usize, needed: usize) -> Result<(), EngineError> {

@@ -96,6 +96,7 @@ impl Engine {
         decoder.allocate_host(pools.host).map_err(EngineError::Kv)?;
         let bounds = Bounds {
             token_budget: config.token_budget,
+            decode_share: config.decode_share,
             max_sequences: config.max_sequences,
             max_waiting: config.max_waiting,
             prefix_cache: config.prefix_cache,

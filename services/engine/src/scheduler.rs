@@ -8,6 +8,7 @@
 //! - A sequence reads up to the first item that is not here. There it gives up its place and its blocks, whose
 //!   contents stay findable while nobody needs them, and goes on when the item has come: one that waits for an
 //!   item is passed over, one that waits for blocks is not.
+//! - After a step that read beside those that write, these go on alone until they have had their share of the time.
 //! - Blocks for all tokens so far are taken on admission, so a prompt that started is never short of them.
 //! - When decoding runs out of blocks, the least urgent and youngest gives up its own and keeps its place in
 //!   line; its keys and values go to the host or are computed again. The first in line always gets on, so
@@ -23,6 +24,7 @@
 mod admission;
 mod ending;
 mod order;
+mod pace;
 mod preemption;
 mod serving;
 mod sketch;
@@ -36,6 +38,7 @@ use crate::rates::{Rates, StepShape};
 use crate::request::{Arrival, Capacity, SequenceId};
 use crate::sequence::{Phase, Place, Sequence};
 use order::Shares;
+use pace::{Did, Pace};
 use sketch::Sketch;
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -48,6 +51,8 @@ use triptych_models::decoder::DecoderInfo;
 pub struct Bounds {
     /// Rows of a step; also where projections of a step stop.
     pub token_budget: usize,
+    /// Hundredths of the time in which sequences that write go on alone, while others read.
+    pub decode_share: u8,
     /// Sequences that hold blocks; a beam counts as one.
     pub max_sequences: usize,
     /// Answers in line that do not.
@@ -95,6 +100,7 @@ pub struct Scheduler {
     places: HashMap<SequenceId, Place>,
     shares: Shares,
     rates: Rates,
+    pace: Pace,
     n_arrived: u64,
     counts: Counts,
 }
@@ -133,6 +139,7 @@ impl Scheduler {
             places: HashMap::new(),
             shares: Shares::default(),
             rates: Rates::default(),
+            pace: Pace::new(bounds.decode_share),
             n_arrived: 0,
             counts: Counts::default(),
         }
@@ -182,8 +189,10 @@ impl Scheduler {
         let mut sketch = Sketch::new(self.bounds.token_budget);
         let parked = self.park();
         self.decode(&mut sketch, drafts);
-        self.read(&mut sketch);
-        self.admit(&mut sketch, now);
+        if sketch.rows.is_empty() || !self.pace.only_writes() {
+            self.read(&mut sketch);
+            self.admit(&mut sketch, now);
+        }
         let changed = parked || sketch.n_admitted > 0 || self.counts.preemptions > n_preempted;
         Step { plan: self.lay_out(sketch), failed, changed }
     }
@@ -209,6 +218,8 @@ impl Scheduler {
         self.counts.computed_tokens += plan.n_rows() as u64;
         let reads = plan.chunks.iter().any(|c| c.tokens.len() > 1) || !plan.projections.is_empty();
         self.rates.observe(StepShape { n_rows: plan.n_rows(), reads }, took);
+        let writes = plan.chunks.iter().any(|c| c.tokens.len() == 1);
+        self.pace.note(Did { reads, writes }, took);
         for chunk in &plan.chunks {
             self.advance(chunk.id, chunk.branch, chunk.tokens.end);
         }

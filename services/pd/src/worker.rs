@@ -88,6 +88,9 @@ pub struct EngineSettings {
     pub lookup_tokens: usize,
     /// Rows of a step. Default 512.
     pub token_budget: usize,
+    /// Hundredths of the time in which sequences that write go on alone while others read their prompts. Default 33: they
+    /// write at a third of their speed at least, and prompts are read at two thirds of theirs.
+    pub decode_share: u8,
     /// Sequences that run at once. Default 64.
     pub max_sequences: usize,
     /// Sequences that wait; a request whose sequences would not all find room is refused. Default 1024.
@@ -106,6 +109,7 @@ impl Default for EngineSettings {
             host_kv_bytes: 256 << 20,
             lookup_tokens: 0,
             token_budget: 512,
+            decode_share: 33,
             max_sequences: 64,
             max_waiting: 1024,
             max_requests: 512,
@@ -310,6 +314,7 @@ impl EngineSettings {
         EngineConfig {
             kv,
             token_budget: self.token_budget.max(self.max_sequences),
+            decode_share: self.decode_share,
             max_sequences: self.max_sequences,
             // Before the first step all that live wait.
             max_waiting: self.max_live(),

@@ -9,6 +9,7 @@ use triptych_bench::judge::{Run, Verdict, Window, judge_runs};
 use triptych_bench::outcome::Outcome;
 use triptych_bench::report::{Cell, Report, Section, Table};
 use triptych_bench::slo::Slo;
+use triptych_runtime::turnstile::EncoderBudget;
 
 /// Loads, as parts of the capacity, and the largest relative error that is good at each.
 pub const LOADS: [(f64, f64); 3] = [(0.5, 0.05), (0.85, 0.05), (0.95, 0.15)];
@@ -101,8 +102,8 @@ pub fn compare(measured: &[Outcome], simulated: &[Outcome], window: Window, slo:
 }
 
 /// As the planner has a topology, of workers that were measured.
-pub fn candidate(shape: Shape, curves: &Arc<CostCurves>, encoder_token_budget: Option<usize>) -> Candidate {
-    let settings = Settings { encoder_token_budget, ..Settings::default() };
+pub fn candidate(shape: Shape, curves: &Arc<CostCurves>, encoder_budget: EncoderBudget) -> Candidate {
+    let settings = Settings { encoder_budget, ..Settings::default() };
     Candidate { shape, curves: Arc::clone(curves), settings }
 }
 

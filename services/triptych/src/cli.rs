@@ -23,9 +23,20 @@ Examples:
 
 `triptych COMMAND --help` has examples for each command.";
 
+/// The version, and the commit if it is known.
+const VERSION: &str = match env!("TRIPTYCH_COMMIT").is_empty() {
+    true => env!("CARGO_PKG_VERSION"),
+    false => concat!(env!("CARGO_PKG_VERSION"), " (", env!("TRIPTYCH_COMMIT"), ")"),
+};
+
+/// The commit that this binary is of, if it is known; with a `+` if files differed from it.
+pub fn commit() -> Option<String> {
+    Some(env!("TRIPTYCH_COMMIT")).filter(|commit| !commit.is_empty()).map(str::to_owned)
+}
+
 /// Serves multimodal and encoder-decoder models with encode, prefill and decode apart.
 #[derive(Debug, Parser)]
-#[command(name = "triptych", version, after_help = EXAMPLES)]
+#[command(name = "triptych", version = VERSION, after_help = EXAMPLES)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

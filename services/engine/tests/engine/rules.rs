@@ -20,6 +20,31 @@ fn decoding_rows_come_first_and_prompts_share_the_rest_of_the_budget() {
 }
 
 #[test]
+fn after_a_step_that_read_those_that_write_have_their_share_of_the_time() {
+    let ms = Duration::from_millis;
+    let config = EngineConfig { token_budget: 20, decode_share: 50, ..config() };
+    let mut bench = Bench::decoder_only(config);
+    bench.set_costs(ms(2), ms(1));
+    bench.arrive(bench.sequence(1, 5, 30));
+    bench.arrive(bench.sequence(2, 50, 3));
+    // Nobody writes yet: nothing is owed.
+    assert_eq!(bench.step(), [(1, 0..5), (2, 0..15)]);
+    // 41 ms of reading, then steps of 3 ms that only write.
+    assert_eq!(bench.step(), [(1, 5..6), (2, 15..34)]);
+    for n in 6..20 {
+        assert_eq!(bench.step(), [(1, n..n + 1)]);
+    }
+    assert_eq!(bench.step(), [(1, 20..21), (2, 34..50)]);
+    // Now both write.
+    assert_eq!(bench.step(), [(1, 21..22), (2, 50..51)]);
+    // Where nobody writes any more, a prompt is read at once.
+    bench.settle();
+    bench.arrive(bench.sequence(3, 30, 1));
+    assert_eq!(bench.step(), [(3, 0..20)]);
+    assert_eq!(bench.step(), [(3, 20..30)]);
+}
+
+#[test]
 fn no_more_sequences_run_than_are_allowed() {
     let mut bench = Bench::decoder_only(EngineConfig { max_sequences: 2, ..config() });
     for id in 1..=3 {
@@ -210,6 +235,7 @@ fn settings_that_cannot_work_are_refused() {
         (EngineConfig { max_sequences: 0, ..good }, Some("max_sequences")),
         (EngineConfig { max_waiting: 0, ..good }, Some("max_waiting")),
         (EngineConfig { token_budget: 15, ..good }, Some("token_budget")),
+        (EngineConfig { decode_share: 91, ..good }, Some("decode_share")),
     ];
     for (config, expect) in cases {
         let decoder = Box::new(FakeDecoder { info: info(false, 100), tape: Default::default() });

@@ -5,7 +5,7 @@ use super::bound::Means;
 use crate::curves::CostCurves;
 use crate::simulator::ClusterSpec;
 use crate::simulator::spec::{EncoderSpec, PdSpec, PoolRole, PoolSpec};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use triptych_encoder::BatchLimits;
@@ -62,8 +62,9 @@ pub struct Settings {
     pub batch_tokens: usize,
     /// Items of an encoder batch.
     pub batch_items: usize,
-    /// Encoder output tokens between two steps while sequences decode, for workers with both; `None`: no bound.
-    pub encoder_token_budget: Option<usize>,
+    /// What is encoded between two steps while sequences decode, for workers with both.
+    #[serde(serialize_with = "as_flag")]
+    pub encoder_budget: EncoderBudget,
 }
 
 impl Default for Settings {
@@ -74,7 +75,7 @@ impl Default for Settings {
             max_sequences: engine.max_sequences,
             batch_tokens: batch.max_tokens,
             batch_items: batch.max_items,
-            encoder_token_budget: None,
+            encoder_budget: EncoderBudget::Automatic,
         }
     }
 }
@@ -94,8 +95,13 @@ pub struct Candidate {
 const ALL_RATIOS: usize = 10;
 /// Shares of encoders around the balanced one.
 const AROUND: [f64; 9] = [0.4, 0.6, 0.75, 0.87, 1.0, 1.15, 1.3, 1.6, 2.2];
-/// Encoder token budgets of workers with both.
-pub const TURNS: [Option<usize>; 3] = [Some(256), Some(1024), None];
+/// Encoder token budgets of workers with both; the first is theirs if nothing is said.
+pub const TURNS: [EncoderBudget; 3] =
+    [EncoderBudget::Automatic, EncoderBudget::Tokens(256), EncoderBudget::Unlimited];
+
+fn as_flag<S: Serializer>(budget: &EncoderBudget, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(budget)
+}
 
 /// All that fit.
 pub fn all(question: &Question<'_>, means: &Means) -> Vec<Candidate> {
@@ -108,10 +114,12 @@ pub fn all(question: &Question<'_>, means: &Means) -> Vec<Candidate> {
             1 => Shape::Colocated,
             workers => Shape::Replicated { workers },
         };
-        let turns = if means.items > 0.0 { &TURNS[..] } else { &TURNS[2..] };
-        all.extend(turns.iter().map(|&encoder_token_budget| {
-            candidate(both, Settings { encoder_token_budget, ..Settings::default() })
-        }));
+        let turns = if means.items > 0.0 { &TURNS[..] } else { &TURNS[..1] };
+        all.extend(
+            turns
+                .iter()
+                .map(|&encoder_budget| candidate(both, Settings { encoder_budget, ..Settings::default() })),
+        );
         all.extend(ratios(workers, curves, means).into_iter().map(|encoders| {
             let pds = workers - encoders;
             candidate(Shape::Split { encoders, pds }, Settings::default())
@@ -138,9 +146,9 @@ fn ratios(workers: usize, curves: &Arc<CostCurves>, means: &Means) -> BTreeSet<u
 impl Candidate {
     /// Shape, threads of a worker, and what sets it apart.
     pub fn name(&self) -> String {
-        let turns = match (self.shape.is_split(), self.settings.encoder_token_budget) {
-            (false, Some(n)) => format!(", encoder token budget {n}"),
-            _ => String::new(),
+        let turns = match (self.shape.is_split(), self.settings.encoder_budget) {
+            (true, _) | (false, EncoderBudget::Automatic) => String::new(),
+            (false, budget) => format!(", encoder token budget {budget}"),
         };
         let threads = self.curves.threads;
         format!(
@@ -176,9 +184,7 @@ impl Candidate {
             role,
             curves: Arc::clone(&self.curves),
         };
-        let budget = settings.encoder_token_budget.map(|n| EncoderBudget::Tokens(n as u64));
-        let encoder_budget = budget.unwrap_or(EncoderBudget::Unlimited);
-        let both = PoolRole::Both { pd, encoder, encoder_budget };
+        let both = PoolRole::Both { pd, encoder, encoder_budget: settings.encoder_budget };
         let pools = match self.shape {
             Shape::Split { encoders, pds } => {
                 vec![pool("encoder", encoders, PoolRole::Encoder(encoder)), pool("pd", pds, PoolRole::Pd(pd))]

@@ -18,7 +18,7 @@ pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
     let batch = format!("--batch-tokens {} --batch-items {}", settings.batch_tokens, settings.batch_items);
     let encoder = format!("triptych encoder {common} {batch}");
     let pd = format!("triptych pd {common} {engine}");
-    let both = format!("{pd} --with-encoder --encoder-token-budget {}", turns(settings.encoder_token_budget));
+    let both = format!("{pd} --with-encoder --encoder-token-budget {}", settings.encoder_budget);
     let workers = match candidate.shape {
         Shape::Split { encoders, pds } => vec![(encoder, "--encoder", encoders), (pd, "--pd", pds)],
         Shape::Replicated { workers } => vec![(both, "--pd", workers)],
@@ -46,11 +46,6 @@ pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
 
 /// Characters of a pool's name before its kind: the chart allows 20 in all.
 const NAME_LENGTH: usize = 12;
-
-/// The flag's word.
-fn turns(budget: Option<usize>) -> String {
-    budget.map_or_else(|| "none".to_owned(), |n| n.to_string())
-}
 
 /// The chart's `pools`, which go over its defaults with `-f`.
 pub fn values(model: &str, candidate: &Candidate) -> String {
@@ -89,7 +84,7 @@ fn pool(model: &str, candidate: &Candidate, (suffix, role, replicas): (&str, &st
         (_, false) => {
             yaml.push_str(&engine);
             yaml.push_str("    withEncoder: true\n");
-            let turns = turns(settings.encoder_token_budget);
+            let turns = settings.encoder_budget;
             yaml.push_str(&format!("    args: [\"--encoder-token-budget\", \"{turns}\"]\n"));
         }
     }

@@ -64,15 +64,14 @@ fn choice(page: &mut String, choice: &Choice) -> std::fmt::Result {
 fn settings(page: &mut String, settings: &Settings, is_split: bool) -> std::fmt::Result {
     writeln!(page, "| setting | |\n|---|---|\n| `--token-budget` | {} |", settings.token_budget)?;
     writeln!(page, "| `--max-sequences` | {} |", settings.max_sequences)?;
-    match (is_split, settings.encoder_token_budget) {
-        (true, _) => writeln!(
+    if is_split {
+        return writeln!(
             page,
             "| `--batch-tokens` | {} |\n| `--batch-items` | {} |",
             settings.batch_tokens, settings.batch_items
-        ),
-        (false, Some(n)) => writeln!(page, "| `--encoder-token-budget` | {n} |"),
-        (false, None) => writeln!(page, "| `--encoder-token-budget` | none |"),
+        );
     }
+    writeln!(page, "| `--encoder-token-budget` | {} |", settings.encoder_budget)
 }
 
 fn beside(page: &mut String, answer: &Answer) -> std::fmt::Result {

@@ -158,7 +158,12 @@ impl Search<'_> {
     /// Between two rates, of which the upper one is known to fail, from a first one.
     fn between(&self, (low, high): (f64, f64), first: f64) -> Result<Searched, PlanError> {
         let resolution = self.effort.tolerance;
-        let plan = SearchPlan { first, lowest: low, highest: high, resolution, max_rates: MOST_RATES };
+        let plan = SearchPlan {
+            lowest: low,
+            highest: high,
+            max_rates: MOST_RATES,
+            ..SearchPlan::from(first, resolution)
+        };
         let mut search = rates::Search::new(plan);
         let (mut best, mut lowest): (Option<Evidence>, Option<Evidence>) = (None, None);
         let mut next = Some(first);

@@ -9,7 +9,7 @@ const TOKEN_BUDGETS: [usize; 4] = [128, 256, 512, 1024];
 /// Sequences at once.
 const SEQUENCES: [usize; 4] = [16, 32, 64, 128];
 /// Output tokens and items of an encoder batch.
-const BATCHES: [(usize, usize); 4] = [(1024, 1), (2048, 4), (4096, 8), (8192, 16)];
+const BATCHES: [(usize, usize); 4] = [(128, 16), (512, 16), (2048, 16), (8192, 16)];
 /// A change of settings must be worth so much.
 const WORTH: f64 = 1.01;
 
@@ -33,7 +33,7 @@ pub fn tune(question: &Question<'_>, found: Found) -> Result<Found, PlanError> {
 /// Each group of settings in its turn, as functions of the best so far.
 const VARIANTS: [fn(&Candidate) -> Vec<Settings>; 3] = [
     |c| {
-        let with = |encoder_token_budget| Settings { encoder_token_budget, ..c.settings };
+        let with = |encoder_budget| Settings { encoder_budget, ..c.settings };
         if c.shape.is_split() { Vec::new() } else { TURNS.map(with).to_vec() }
     },
     |c| TOKEN_BUDGETS.iter().map(|&token_budget| Settings { token_budget, ..c.settings }).collect(),

@@ -242,6 +242,7 @@ impl PdSide {
         let pools = config.check(&info).map_err(wrong)?;
         let bounds = Bounds {
             token_budget: config.token_budget,
+            decode_share: config.decode_share,
             max_sequences: config.max_sequences,
             max_waiting: config.max_waiting,
             prefix_cache: config.prefix_cache,

@@ -2,6 +2,8 @@
 //!
 //! While sequences decode, at most a budget of encoder output tokens is computed between two steps, and at least one
 //! part; an encoder that has used it up waits for a step even if no engine asks for one at that moment, since one will.
+//! A budget that is chosen automatically gives steps as much time as parts: after a burst that took longer than a step,
+//! the encoder waits for several.
 //! While none decodes, there is no bound of that kind: a step that waits goes between two forwards. Steps and forwards
 //! that wait go in turns, the forward first, since it is the one that is bounded. Stall-free batching (Sarathi-Serve,
 //! <https://arxiv.org/abs/2403.02310>) does the same to prompts.
@@ -22,7 +24,7 @@ const NEWS: f64 = 0.1;
 /// Encoder output tokens that may be computed between two steps while sequences decode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EncoderBudget {
-    /// As many as take about as long as a step.
+    /// As many as take about as long as a step, or as several that follow.
     #[default]
     Automatic,
     /// So many.
@@ -98,6 +100,8 @@ pub struct Turns {
     encoded: bool,
     /// Encoder tokens since the last step.
     burst: u64,
+    /// Time of parts while sequences decoded that steps have not had yet.
+    owed: Duration,
     spent: Spent,
     step_s: Option<f64>,
     token_s: Option<f64>,
@@ -116,6 +120,7 @@ impl Turns {
             decoding: BTreeSet::new(),
             encoded: false,
             burst: 0,
+            owed: Duration::ZERO,
             spent: Spent::default(),
             step_s: None,
             token_s: None,
@@ -152,7 +157,8 @@ impl Turns {
     fn forward_is_next(&self) -> bool {
         let Some((id, tokens)) = self.parts.front() else { return false };
         match self.limit().filter(|_| !self.decoding.is_empty()) {
-            Some(limit) => self.burst == 0 || self.burst.saturating_add(*tokens) <= limit,
+            Some(_) if self.burst == 0 => self.owed.is_zero(),
+            Some(limit) => self.burst.saturating_add(*tokens) <= limit,
             // A step that waits goes between two forwards.
             None => self.begun == Some(*id) || self.steps.is_empty() || !self.encoded,
         }
@@ -164,10 +170,11 @@ impl Turns {
         self.spent.steps += 1;
         self.spent.steps_after_encode += u64::from(self.burst > 0);
         (self.burst, self.encoded) = (0, false);
+        self.owed = self.owed.saturating_sub(took);
         match decodes {
-            true => self.decoding.insert(id),
-            false => self.decoding.remove(&id),
-        };
+            true => drop(self.decoding.insert(id)),
+            false => self.rest(id),
+        }
         if decodes {
             average(&mut self.step_s, took.as_secs_f64());
         }
@@ -176,11 +183,14 @@ impl Turns {
     /// The engine will not ask for a step by itself.
     pub fn rest(&mut self, id: Ticket) {
         self.decoding.remove(&id);
+        if self.decoding.is_empty() {
+            self.owed = Duration::ZERO;
+        }
     }
 
     /// The engine is gone.
     pub fn leave(&mut self, id: Ticket) {
-        self.decoding.remove(&id);
+        self.rest(id);
         self.steps.retain(|step| *step != id);
     }
 
@@ -212,6 +222,9 @@ impl Turns {
             self.burst = self.burst.saturating_add(tokens);
             self.spent.tokens = self.spent.tokens.saturating_add(tokens);
             self.spent.most = self.spent.most.max(self.burst);
+            if self.budget == EncoderBudget::Automatic {
+                self.owed += took;
+            }
         }
         if tokens > 0 {
             average(&mut self.token_s, took.as_secs_f64() / tokens as f64);

@@ -264,7 +264,7 @@ fn settings(args: &RunArgs) -> SweepSettings {
             false => Rates::Listed(args.load.rates.clone()),
         },
         salt: args.size.salt.unwrap_or(now),
-        commit: option_env!("TRIPTYCH_COMMIT").map(str::to_owned),
+        commit: crate::cli::commit(),
         ..SweepSettings::default()
     }
 }

@@ -59,7 +59,8 @@ pub struct SuiteArgs {
     /// These rates, in requests a second, in place of a search: 1,2,4
     #[arg(long, value_name = "RATES", value_delimiter = ',', conflicts_with_all = ["first_rate", "resolution"])]
     pub rates: Vec<f64>,
-    /// First rate of every search, in requests a second. Default: found by asking one after the other
+    /// First rate of every search, in requests a second, near where goodput is expected, as `triptych plan` tells it.
+    /// Default: found by asking one after the other
     #[arg(long, value_name = "RATE")]
     pub first_rate: Option<f64>,
     /// The clusters
@@ -118,6 +119,7 @@ impl SuiteArgs {
                 true => Rates::Search { first: self.first_rate, resolution },
                 false => Rates::Listed(self.rates.clone()),
             },
+            commit: crate::cli::commit(),
             ..SweepSettings::default()
         };
         let search = SearchPlan::from(self.first_rate.unwrap_or(5.0), resolution);

@@ -186,6 +186,7 @@ impl Lab<'_> {
             warm_up: args.question.quick.then(|| Duration::from_secs(1)),
             rates: Rates::Search { first: None, resolution: if args.question.quick { 1.0 } else { 0.05 } },
             topology: Some(topology.to_string()),
+            commit: crate::cli::commit(),
             ..SweepSettings::default()
         }
     }
@@ -281,7 +282,7 @@ impl Lab<'_> {
         rate: f64,
         n: usize,
     ) -> Result<Vec<triptych_bench::outcome::Outcome>, CliError> {
-        let budget = topology.budget.as_ref().and_then(|b| b.parse().ok());
+        let budget = topology.budget.as_ref().and_then(|b| b.parse().ok()).unwrap_or_default();
         let candidate = candidate(shape(topology), curves, budget);
         let demand = self.asked.demand.clone();
         let question = self.asked.question(Budget::Workers(topology.kinds().len()), &self.asked.demand);

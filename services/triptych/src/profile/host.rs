@@ -3,7 +3,7 @@
 use super::ProfileArgs;
 use crate::error::CliError;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 use triptych_plan::curves::Provenance;
 use triptych_plan::profile::Busy;
@@ -64,7 +64,7 @@ pub fn provenance(args: &ProfileArgs, busy: Option<Busy>, store: String) -> Prov
         host: processor().unwrap_or_else(|| "unknown".to_owned()),
         n_cores: machine_cores(),
         cores: args.cores.clone(),
-        commit: commit().unwrap_or_else(|| "unknown".to_owned()),
+        commit: crate::cli::commit().unwrap_or_else(|| "unknown".to_owned()),
         at_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs()),
         rounds: usize::try_from(args.rounds).unwrap_or(0),
         busy: busy.map_or(0.0, Busy::total),
@@ -83,14 +83,6 @@ fn machine_cores() -> usize {
     let listed = std::fs::read_to_string("/proc/cpuinfo")
         .map_or(0, |text| text.lines().filter(|line| line.starts_with("processor")).count());
     listed.max(1)
-}
-
-/// The commit of the working tree that this runs in; a binary elsewhere has only its version.
-fn commit() -> Option<String> {
-    let asked = Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).stderr(Stdio::null()).output();
-    let said = asked.ok().filter(|output| output.status.success());
-    let commit = said.and_then(|output| String::from_utf8(output.stdout).ok());
-    commit.map(|text| text.trim().to_owned()).or_else(|| Some(format!("v{}", env!("CARGO_PKG_VERSION"))))
 }
 
 #[cfg(test)]

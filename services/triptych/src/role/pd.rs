@@ -20,9 +20,6 @@ use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Encoder jobs that a PD worker with encoders admits at once.
 const MAX_JOBS: usize = 256;
-/// A step that waits while nothing decodes goes between two forwards, so they are short: one picture of a usual size, or
-/// several small ones.
-const BATCH: BatchLimits = BatchLimits { max_tokens: 512, max_items: 16 };
 
 /// Flags of a prefill/decode worker.
 #[derive(Args, Debug)]
@@ -101,6 +98,11 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", env = "TRIPTYCH_TOKEN_BUDGET", default_value_t = 512,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub token_budget: u32,
+    /// Percent of the time in which answers go on alone while prompts are read: answers keep at least this share of their
+    /// speed, prompts the rest. 0: prompts first, and answers stand nearly still meanwhile
+    #[arg(long, value_name = "PERCENT", env = "TRIPTYCH_DECODE_SHARE", default_value_t = 33,
+          value_parser = clap::value_parser!(u8).range(..=90))]
+    pub decode_share: u8,
     /// Sequences that run at once
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_SEQUENCES", default_value_t = 64,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -119,6 +121,7 @@ impl EngineArgs {
             host_kv_bytes: mib(self.host_kv_mib),
             lookup_tokens: size(self.lookup_tokens),
             token_budget: size(self.token_budget),
+            decode_share: self.decode_share,
             max_sequences: size(self.max_sequences),
             draft_tokens: size(self.draft_tokens),
             ..EngineSettings::default()
@@ -143,7 +146,7 @@ fn encoders(config: &PdConfig, drain: Drain, metrics: MetricsRegistry) -> MakeBe
         compute: ComputeConfig { precision: config.encoder_precision, ..config.compute },
         dtype: config.encoder_dtype.clone(),
         limits: config.limits.clone(),
-        batch: BATCH,
+        batch: BatchLimits::default(),
         turnstile: config.turnstile.clone(),
         max_jobs: MAX_JOBS,
         // Preprocessing is not divided into turns: half of the cores stay the engine's.

@@ -168,3 +168,33 @@ fn budgets_are_written_as_they_are_read() {
     assert_eq!("0".parse(), Ok(EncoderBudget::Unlimited));
     assert!("many".parse::<EncoderBudget>().unwrap_err().contains("auto"));
 }
+
+#[test]
+fn an_automatic_budget_gives_short_steps_as_much_time_as_parts() {
+    let mut turns = Turns::new(EncoderBudget::Automatic);
+    let (engine, forward) = (turns.ticket(), turns.ticket());
+    let step = |turns: &mut Turns, decodes| {
+        turns.ask_step(engine);
+        let goes = turns.take_step(engine);
+        if goes {
+            turns.end_step(engine, decodes, MS);
+        }
+        goes
+    };
+    assert!(step(&mut turns, true));
+    turns.ask_part(forward, 9);
+    for _ in 0..3 {
+        assert!(turns.take_part(forward), "one part goes at least");
+        turns.end_part(forward, 9, 4 * MS);
+        turns.ask_part(forward, 9999);
+        for n in 0..4 {
+            assert!(!turns.take_part(forward), "{n} of four steps");
+            assert!(step(&mut turns, true));
+        }
+    }
+    assert!(turns.take_part(forward));
+    turns.end_part(forward, 9, 4 * MS);
+    turns.ask_part(forward, 9);
+    assert!(step(&mut turns, false));
+    assert!(turns.take_part(forward), "nothing is owed to who does not decode");
+}
