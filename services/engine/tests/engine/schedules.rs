@@ -94,12 +94,14 @@ fn one_move() -> impl Strategy<Value = Move> {
 fn schedule() -> impl Strategy<Value = Schedule> {
     let bounds = (5usize..16, 2usize..6, 0usize..12, 1usize..8, 0usize..100, 4usize..20);
     let policies = (preemption(), speculation(), prop_oneof![Just(PrefixCache::On), Just(PrefixCache::Off)]);
-    (any::<bool>(), bounds, policies, prop::collection::vec(one_move(), 1..120)).prop_map(
-        |(cross_attention, bounds, (preemption, speculation, prefix_cache), moves)| {
+    let decode_share = prop_oneof![Just(0_u8), 1_u8..=90];
+    (any::<bool>(), bounds, policies, decode_share, prop::collection::vec(one_move(), 1..120)).prop_map(
+        |(cross_attention, bounds, (preemption, speculation, prefix_cache), decode_share, moves)| {
             let (self_attention, cross_blocks, host, max_sequences, extra, max_waiting) = bounds;
             let config = EngineConfig {
                 kv: KvBudget::Blocks { self_attention, cross_attention: cross_blocks, host },
                 token_budget: max_sequences + extra,
+                decode_share,
                 max_sequences,
                 max_waiting,
                 prefix_cache,
@@ -160,6 +162,8 @@ fn undisturbed(arrival: &Arrival, schedule: &Schedule) -> Bench {
 
 fn play(schedule: &Schedule) -> (Bench, Vec<Arrival>) {
     let mut bench = Bench::new(schedule.config, schedule.cross_attention, 4096);
+    // Steps take time, or nobody would be owed any.
+    bench.set_costs(Duration::from_micros(3), Duration::from_micros(5));
     let (mut arrivals, outputs, mut next_id) = (Vec::new(), outputs(), 1);
     for next in &schedule.moves {
         match next {
