@@ -51,6 +51,35 @@ impl Process {
         let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status();
         assert!(sent.is_ok_and(|s| s.success()), "cannot send {signal} to {}", self.program);
     }
+
+    /// Stops it, and waits until each of its threads stands still: one that was about to answer may do so first.
+    ///
+    /// # Panics
+    /// If the signal cannot be sent, or it goes on.
+    pub(super) fn pause(&self) {
+        self.signal("-STOP");
+        let pause = Duration::from_millis(1);
+        let stands = (0..10_000).any(|_| {
+            let all_stopped = self.thread_states().is_some_and(|mut states| states.all(|state| state == "T"));
+            if !all_stopped {
+                std::thread::sleep(pause);
+            }
+            all_stopped
+        });
+        assert!(stands, "{} goes on after a SIGSTOP", self.program);
+    }
+
+    /// As in the third field of `/proc/PID/task/TID/stat`, behind a name that may hold anything but ends at the last
+    /// parenthesis.
+    fn thread_states(&self) -> Option<impl Iterator<Item = String>> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).ok()?;
+        // A thread that has gone meanwhile does nothing any more.
+        let stats = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+        Some(stats.map(|stat| {
+            let behind_name = stat.rsplit(')').next().unwrap_or_default();
+            behind_name.split_whitespace().next().unwrap_or_default().to_owned()
+        }))
+    }
 }
 
 impl Drop for Process {

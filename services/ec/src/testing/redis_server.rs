@@ -138,7 +138,7 @@ impl RedisServer {
     /// # Panics
     /// If the server is not running.
     pub fn pause(&self) {
-        self.process.as_ref().expect("the server is running").signal("-STOP");
+        self.process.as_ref().expect("the server is running").pause();
         self.is_paused.store(true, Ordering::Relaxed);
     }
 

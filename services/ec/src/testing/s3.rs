@@ -114,7 +114,7 @@ impl S3Server {
     /// # Panics
     /// If the server is not running.
     pub fn pause(&self) {
-        self.process.as_ref().expect("the server is running").signal("-STOP");
+        self.process.as_ref().expect("the server is running").pause();
     }
 
     /// Ends [`Self::pause`].

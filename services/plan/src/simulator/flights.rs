@@ -295,6 +295,22 @@ impl World<'_> {
             }
             self.give_if_announced(r, 0);
         }
+        self.serve_loaders(flight.key);
+    }
+
+    /// PD workers that wait for an output which no flight is bringing any more: the store has it, or has lost it since.
+    fn serve_loaders(&mut self, key: ContentKey) {
+        let hop = self.hop();
+        if self.store.has(&key) {
+            for worker in self.store.told(&key) {
+                self.agenda.after(hop, Event::Loadable { worker, key });
+            }
+            return;
+        }
+        let asks = self.store.waiting(&key).iter().find_map(|w| self.request_for(*w, &key));
+        if let Some(r) = asks {
+            self.make_again(r, key);
+        }
     }
 
     /// The output will not come.

@@ -21,11 +21,15 @@ impl World<'_> {
         pd.loading.insert(key, LoadStage::Waiting);
         self.store.wait(key, w);
         // It was there when the proxy looked, and nobody is making it.
-        let asks =
-            pd.requests.values().copied().find(|r| self.requests[*r].places.iter().any(|p| p.key == key));
-        if let Some(r) = asks {
+        if let Some(r) = self.request_for(w, &key) {
             self.make_again(r, key);
         }
+    }
+
+    /// A request of a PD worker that needs an output.
+    pub(super) fn request_for(&self, w: usize, key: &ContentKey) -> Option<usize> {
+        let requests = self.workers[w].pd.as_ref()?.requests.values().copied();
+        requests.into_iter().find(|r| self.requests[*r].places.iter().any(|p| p.key == *key))
     }
 
     /// An output that was waited for can be loaded.

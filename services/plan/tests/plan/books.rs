@@ -66,9 +66,11 @@ fn every_request_ends_once_and_every_book_balances() {
     assert!(tight.preemptions > 0);
     // A store that holds next to nothing, and shares its line.
     let mut forgetful = apart(2, 2, FAST);
-    forgetful.store.capacity_bytes = 300_000;
     forgetful.store.parallel = 1.0;
-    check("forgetful", &forgetful, LOAD);
+    for capacity_bytes in [100_000, 200_000, 300_000, 400_000] {
+        forgetful.store.capacity_bytes = capacity_bytes;
+        check("forgetful", &forgetful, LOAD);
+    }
     let mut shelf = apart(2, 1, FAST);
     if let PoolRole::Encoder(encoder) = &mut shelf.pools[0].role {
         encoder.advertise = true;

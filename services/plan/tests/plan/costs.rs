@@ -5,7 +5,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use std::time::Duration;
 use triptych_bench::offered::ItemShape;
-use triptych_plan::curves::{BatchShape, CostCurves, Costs, CurvesError, Spread, StepShape};
+use triptych_plan::curves::{BatchShape, CostCurves, Costs, CurvesError, Spread, StepShape, VERSION};
 
 #[test]
 fn costs_are_what_was_measured_between_it_and_beyond() {
@@ -68,7 +68,7 @@ fn a_file_is_read_as_it_was_written_and_every_mistake_in_it_is_named() {
     assert_eq!(mistakes.len(), 6, "{mistakes:?}");
     let parsed = CostCurves::read(&serde_json::to_string(&bad).unwrap());
     assert!(matches!(parsed, Err(CurvesError::Wrong { mistakes }) if mistakes.len() == 6));
-    let older = text.replacen("\"version\":1", "\"version\":7", 1);
-    let older = CostCurves::read(&older).unwrap_err();
-    assert!(older.to_string().contains("version 7"), "{older}");
+    let other = text.replacen(&format!("\"version\":{VERSION}"), "\"version\":7", 1);
+    let other = CostCurves::read(&other).unwrap_err();
+    assert!(other.to_string().contains("version 7"), "{other}");
 }
