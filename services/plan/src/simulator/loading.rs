@@ -29,7 +29,8 @@ impl World<'_> {
     /// A request of a PD worker that needs an output.
     pub(super) fn request_for(&self, w: usize, key: &ContentKey) -> Option<usize> {
         let requests = self.workers[w].pd.as_ref()?.requests.values().copied();
-        requests.into_iter().find(|r| self.requests[*r].places.iter().any(|p| p.key == *key))
+        // The first of them: the map has no order, and a run must be the same again.
+        requests.filter(|r| self.requests[*r].places.iter().any(|p| p.key == *key)).min()
     }
 
     /// An output that was waited for can be loaded.
