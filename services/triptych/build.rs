@@ -34,9 +34,12 @@ fn commit() -> Option<String> {
     if let Some(said) = env::var("TRIPTYCH_COMMIT").ok().filter(|said| !said.is_empty()) {
         return Some(said);
     }
-    // It changes with every commit, and with every change of branch.
+    // It changes with every commit, and with every change of branch. A path that is not there would be taken for one that
+    // always changes.
     let log = git(&["rev-parse", "--git-path", "logs/HEAD"])?;
-    println!("cargo::rerun-if-changed={log}");
+    if Path::new(&log).is_file() {
+        println!("cargo::rerun-if-changed={log}");
+    }
     let commit = git(&["rev-parse", "--short=10", "HEAD"])?;
     let differs = git(&["status", "--porcelain", "--untracked-files=no"]).is_none_or(|said| !said.is_empty());
     Some(if differs { format!("{commit}+") } else { commit })
