@@ -28,13 +28,18 @@ def arguments():
     parser.add_argument("--batches", type=lambda text: [int(b) for b in text.split(",")])
     parser.add_argument("--new-tokens", type=int)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each, of which the shortest counts")
     return parser.parse_args()
 
 
-def timed(work):
-    start = time.perf_counter()
-    result = work()
-    return time.perf_counter() - start, result
+def timed(work, repeats=1):
+    """The shortest of several runs, in seconds, and what the last one gave."""
+    shortest = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        result = work()
+        shortest = min(shortest, time.perf_counter() - start)
+    return shortest, result
 
 
 def ids(args):
@@ -67,7 +72,7 @@ def of_torch(args, dtype):
         inputs = {"input_ids": torch.tensor([ids(args)])}
     encoder = model.get_encoder()
     encoder(**inputs)
-    encode, state = timed(lambda: encoder(**inputs).last_hidden_state)
+    encode, state = timed(lambda: encoder(**inputs).last_hidden_state, args.repeats)
     yield encode
     settings = transformers.GenerationConfig(
         max_new_tokens=args.new_tokens, min_new_tokens=args.new_tokens, do_sample=False, num_beams=1, use_cache=True,
@@ -77,7 +82,7 @@ def of_torch(args, dtype):
         states = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=state.repeat(batch, 1, 1))
         # The plain loop: Whisper's own adds language detection and long-form logic, which is not what is compared.
         generate = transformers.GenerationMixin.generate
-        took, written = timed(lambda: generate(model, encoder_outputs=states, generation_config=settings))
+        took, written = timed(lambda: generate(model, encoder_outputs=states, generation_config=settings), args.repeats)
         yield batch, batch * args.new_tokens / took
 
 
@@ -101,7 +106,7 @@ def of_ctranslate2(args, dtype):
 
     def translate(batch, n):
         settings = {"beam_size": 1, "max_decoding_length": n, "min_decoding_length": n, "max_batch_size": batch}
-        return min(timed(lambda: model.translate_batch([source] * batch, **settings))[0] for _ in range(3))
+        return timed(lambda: model.translate_batch([source] * batch, **settings), max(args.repeats, 3))[0]
 
     def more(longer, shorter):
         # What a difference says is noise unless the longer run really took longer.
@@ -126,7 +131,7 @@ def whisper_of_ctranslate2(args, model):
     features = mel(args)
     one = ctranslate2.StorageView.from_array(features)
     model.encode(one, to_cpu=True)
-    encode, _ = timed(lambda: model.encode(one, to_cpu=True))
+    encode, _ = timed(lambda: model.encode(one, to_cpu=True), args.repeats)
     yield encode
     vocabulary = json.loads((args.directory.parent / f"{args.directory.name}.ct2/vocabulary.json").read_text())
     prompt = [vocabulary.index("<|startoftranscript|>")]
@@ -134,7 +139,7 @@ def whisper_of_ctranslate2(args, model):
         many = ctranslate2.StorageView.from_array(np.repeat(features, batch, axis=0))
         encoded = model.encode(many, to_cpu=True)
         settings = {"beam_size": 1, "max_length": args.new_tokens + 1, "suppress_blank": False, "suppress_tokens": []}
-        took, written = timed(lambda: model.generate(encoded, [prompt] * batch, **settings))
+        took, written = timed(lambda: model.generate(encoded, [prompt] * batch, **settings), args.repeats)
         n_written = sum(len(result.sequences_ids[0]) for result in written)
         yield batch, n_written / took
 
@@ -151,18 +156,21 @@ def of_whispercpp(args, dtype):
     features = mel(args)[0]
     cpp.whisper_set_mel(context, np.ascontiguousarray(features).reshape(-1), features.shape[1], features.shape[0])
     cpp.whisper_encode(context, 0, args.threads)
-    encode, _ = timed(lambda: cpp.whisper_encode(context, 0, args.threads))
+    encode, _ = timed(lambda: cpp.whisper_encode(context, 0, args.threads), args.repeats)
     yield encode
     if 1 not in args.batches:
         return
-    token = cpp.whisper_token_sot(context)
-    start = time.perf_counter()
-    for past in range(args.new_tokens):
-        # The binding takes one token, by value.
-        cpp.whisper_decode(context, token, 1, past, args.threads)
-        # Logits are computed and, as copying them through the binding is not whisper.cpp's doing, left there.
-        token = 100 + past
-    yield 1, args.new_tokens / (time.perf_counter() - start)
+
+    def write():
+        token = cpp.whisper_token_sot(context)
+        for past in range(args.new_tokens):
+            # The binding takes one token, by value.
+            cpp.whisper_decode(context, token, 1, past, args.threads)
+            # Logits are computed and, as copying them through the binding is not whisper.cpp's doing, left there.
+            token = 100 + past
+
+    took, _ = timed(write, args.repeats)
+    yield 1, args.new_tokens / took
 
 
 def main():

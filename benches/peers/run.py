@@ -40,6 +40,7 @@ def arguments():
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--new-tokens", type=int, default=64, help="tokens that each sequence writes")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2, help="runs inside a process, after one that does not count; the shortest counts")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--peers", help="only these, separated by commas; see PEERS in this file")
     parser.add_argument("--tiny-en", metavar="DIR", type=Path, help="the directory of the real Whisper tiny.en")
@@ -52,7 +53,7 @@ def arguments():
     if unknown := set(args.models) - set(MODELS):
         parser.error(f"unknown models {sorted(unknown)}, there are {', '.join(MODELS)}")
     if args.smoke:
-        args.rounds, args.batches, args.new_tokens = 1, "1,2", 4
+        args.rounds, args.repeats, args.batches, args.new_tokens = 1, 1, "1,2", 4
     args.batches = [int(b) for b in args.batches.split(",")]
     return args
 
@@ -109,14 +110,15 @@ def models(args, python):
 def rounds(args, python, ours, directory, kind, noise):
     """Everything of one model: {who: [result of each round]}."""
     tokens = "64" if args.smoke else "512"
-    common = ["--batches", ",".join(map(str, args.batches)), "--new-tokens", str(args.new_tokens), "--threads", str(args.threads)]
+    common = ["--batches", ",".join(map(str, args.batches)), "--new-tokens", str(args.new_tokens), "--threads", str(args.threads),
+              "--repeats", str(args.repeats)]
     item = str(noise) if kind == "whisper" else tokens
     commands = {}
     for who in PEERS[kind]:
         if args.peers is None or who in args.peers.split(","):
             commands[who] = [python, HERE / "rivals.py", who, directory, kind, "--item", item, *common]
     for who in OURS:
-        commands[who] = [ours, directory, "--item", item, "--repeats", "1", "--precision", who.removeprefix("ours-"), *common]
+        commands[who] = [ours, directory, "--item", item, "--precision", who.removeprefix("ours-"), *common]
     results = {who: [] for who in commands}
     for number in range(args.rounds):
         for who, command in commands.items():

@@ -26,6 +26,7 @@ mod panels;
 mod pool;
 
 mod attention;
+mod caches;
 mod conv;
 mod kv;
 mod linear;
@@ -92,6 +93,8 @@ pub struct CpuBackend {
     pool: pool::Pool,
     isa: simd::FoundIsa,
     precision: Precision,
+    /// Bytes of a core's second cache.
+    l2: usize,
 }
 
 impl CpuBackend {
@@ -102,7 +105,8 @@ impl CpuBackend {
     /// [`Library`](crate::KernelError::Library) if threads cannot be started.
     pub fn new(config: CpuConfig) -> Result<Self> {
         let isa = simd::FoundIsa::new(config.isa)?;
-        Ok(Self { pool: pool::Pool::new(config.threads)?, isa, precision: config.precision })
+        let (pool, l2) = (pool::Pool::new(config.threads)?, caches::second_cache());
+        Ok(Self { pool, isa, precision: config.precision, l2 })
     }
 
     /// The instruction set it runs on.

@@ -126,11 +126,11 @@ fn multiply_checked<S: Simd, C: Word, const MR: usize, const NS: usize, const ST
     }
 }
 
-/// Asks for the cells of strips that a low tile will need soon. A tile of many rows computes for so long that the
+/// Asks for the cells of strips that a low tile will need soon. The tallest tile of a set computes for so long that the
 /// machine's own prefetching keeps up; a low one is as fast as memory, and that stops at the end of every page.
 #[inline(always)]
 fn stream<S: Simd, C: Word, const MR: usize, const NS: usize>(s: S, b: [*const C; NS], k: usize) {
-    if MR > 8 {
+    if MR > 8 || MR == S::ROWS {
         return;
     }
     for strip in b {

@@ -17,7 +17,7 @@ pub use fit::Quality;
 use serde::{Deserialize, Serialize};
 
 /// The version of the file that this code writes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Of one model on one kind of machine, for workers with a given number of cores.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,6 +55,8 @@ pub struct CostCurves {
     pub kv: KvSizes,
     /// What passing through the proxy takes.
     pub proxy: ProxyCost,
+    /// What everything around the compute takes of the machine's cores.
+    pub front: FrontCost,
     /// What encoder and engine do to each other when one process runs both at once on the same threads.
     pub together: Together,
 }
@@ -155,8 +157,8 @@ pub struct KvSizes {
     pub max_context: usize,
 }
 
-/// What passing through the proxy takes, beside the work of others, in microseconds of one core. It is what a request
-/// waits for an idle proxy, and what a busy one has to spend on it.
+/// What passing through the proxy takes, beside the work of others, in microseconds: what a request waits for an idle proxy,
+/// and for tokens, which are passed on while others are on their way, its processor time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProxyCost {
@@ -167,6 +169,21 @@ pub struct ProxyCost {
     /// A byte of an item.
     pub item_byte_us: f64,
     /// An output token that is passed on.
+    pub token_us: f64,
+}
+
+/// Processor time, in microseconds of one core, of everything that is not a worker's compute: client, proxy and the
+/// workers' side of the network. Where all are on one machine, the workers' compute has to do without it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FrontCost {
+    /// A request, without items.
+    pub request_us: f64,
+    /// An item.
+    pub item_us: f64,
+    /// A byte of an item.
+    pub item_byte_us: f64,
+    /// An output token, each on its way alone.
     pub token_us: f64,
 }
 

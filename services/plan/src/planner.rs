@@ -120,6 +120,17 @@ pub fn plan(question: &Question<'_>, progress: Progress<'_>) -> Result<Answer, P
     Ok(answer)
 }
 
+/// What one cluster is expected to serve, by a search with one seed.
+///
+/// # Errors
+/// [`PlanError`].
+pub fn expected(question: &Question<'_>, candidate: Candidate) -> Result<Found, PlanError> {
+    question.check()?;
+    let means = Means::of(question.demand, &question.curves[0]).ok_or(PlanError::Empty)?;
+    let bound = bound::of(&candidate, &means);
+    search::goodput(question, candidate, bound, question.effort.coarse())
+}
+
 /// A candidate, and what it cannot pass.
 pub(crate) type Bounded = (Candidate, Bound);
 

@@ -38,6 +38,8 @@ impl Pair {
 /// A load on a topology.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compared {
+    /// What was offered.
+    pub workload: String,
     /// Which cluster.
     pub topology: String,
     /// Part of its capacity.
@@ -67,8 +69,18 @@ impl Regret {
     /// Measured goodput of what was planned over the best measured; `None` if nothing served anything.
     pub fn ratio(&self) -> Option<f64> {
         let best = self.measured.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
-        let planned = self.measured.iter().find(|(name, _)| *name == self.planned)?.1;
-        (best > 0.0).then(|| planned / best)
+        (best > 0.0).then_some(self.of_planned()? / best)
+    }
+
+    /// Measured goodput of what was planned; `None` if it was not measured.
+    pub fn of_planned(&self) -> Option<f64> {
+        self.measured.iter().find(|(name, _)| *name == self.planned).map(|(_, rate)| *rate)
+    }
+
+    /// Whether that lies where the plan said that it would.
+    pub fn is_as_expected(&self) -> bool {
+        let (_, low, high) = self.expected;
+        self.of_planned().is_some_and(|rate| (low..=high).contains(&rate))
     }
 }
 
@@ -85,13 +97,23 @@ pub struct Validation {
     pub warnings: Vec<String>,
 }
 
+/// The largest relative error that is good at a part of the capacity.
+pub fn goal(load: f64) -> f64 {
+    let nearest = LOADS.iter().min_by(|a, b| (a.0 - load).abs().total_cmp(&(b.0 - load).abs()));
+    nearest.map_or(0.0, |(_, goal)| *goal)
+}
+
 /// Outcomes of the same requests, measured and simulated, judged in the same window.
 pub fn compare(measured: &[Outcome], simulated: &[Outcome], window: Window, slo: &Slo) -> Vec<Pair> {
     let judge = |outcomes: &[Outcome]| judge_runs(&[Run { outcomes, window }], slo, &Default::default());
-    let (measured, simulated) = (judge(measured), judge(simulated));
+    pairs(&judge(measured), &judge(simulated))
+}
+
+/// Percentiles beside each other.
+pub fn pairs(measured: &Verdict, simulated: &Verdict) -> Vec<Pair> {
     let latencies = |v: &Verdict| [("TTFT", v.ttft_ms), ("TPOT", v.tpot_ms), ("E2EL", v.e2el_ms)];
     let mut pairs = Vec::new();
-    for ((name, m), (_, s)) in latencies(&measured).into_iter().zip(latencies(&simulated)) {
+    for ((name, m), (_, s)) in latencies(measured).into_iter().zip(latencies(simulated)) {
         for (at, measured_ms, simulated_ms) in
             [("p50", m.p50, s.p50), ("p90", m.p90, s.p90), ("p99", m.p99, s.p99)]
         {
@@ -168,7 +190,8 @@ impl Compared {
         };
         Table {
             caption: format!(
-                "{} at {:.0} % of its capacity, {:.2} requests/s",
+                "{} on {} at {:.0} % of its capacity, {:.2} requests/s",
+                self.workload,
                 self.topology,
                 self.load * 1e2,
                 self.rate
@@ -185,19 +208,19 @@ fn regrets(all: &[Regret]) -> Table {
     let row = |regret: &Regret| {
         let best = regret.measured.iter().max_by(|a, b| a.1.total_cmp(&b.1));
         let (mean, low, high) = regret.expected;
-        let measured = regret.measured.iter().find(|(name, _)| *name == regret.planned);
         vec![
             Cell::from(regret.workload.as_str()),
             Cell::from(regret.planned.as_str()),
             Cell::from(format!("{mean:.2} ({low:.2} to {high:.2})")),
-            Cell::from(measured.map_or_else(|| "not measured".to_owned(), |(_, rate)| format!("{rate:.2}"))),
+            Cell::from(regret.of_planned().map_or_else(|| "not measured".to_owned(), |r| format!("{r:.2}"))),
+            Cell::from(if regret.is_as_expected() { "yes" } else { "no" }),
             Cell::from(best.map_or_else(String::new, |(name, rate)| format!("{name}: {rate:.2}"))),
             Cell::from(regret.ratio().map_or_else(|| "none".to_owned(), |ratio| format!("{ratio:.3}"))),
         ]
     };
     Table {
         caption: "The plan beside an exhaustive sweep".to_owned(),
-        columns: ["workload", "planned", "expected requests/s", "measured", "best measured", "ratio"]
+        columns: ["workload", "planned", "expected requests/s", "measured", "as expected", "best measured", "ratio"]
             .map(str::to_owned)
             .to_vec(),
         rows: all.iter().map(row).collect(),
@@ -233,12 +256,17 @@ mod tests {
         assert_eq!(pairs[0].what, "TTFT p50");
         assert!((pairs[0].error().unwrap() - 0.1).abs() < 1e-6);
         assert!(pairs[3].error().unwrap().abs() < 1e-6, "{:?}", pairs[3]);
-        let compared = Compared { topology: "dp2".into(), load: 0.5, rate: 10.0, goal: 0.05, pairs };
+        let compared = Compared { workload: "w".into(), topology: "dp2".into(), load: 0.5, rate: 10.0, goal: 0.05, pairs };
         let validation = Validation { compared: vec![compared], ..Validation::default() };
         // TTFT by 10 %, E2EL by 8 %, three percentiles each.
         assert_eq!(validation.misses(), (6, 9));
         let page = validation.report().to_markdown();
         assert!(page.contains("+10.0 %") && page.contains("dp2 at 50 %"), "{page}");
+    }
+
+    #[test]
+    fn a_load_is_held_to_the_goal_of_the_nearest_one() {
+        assert_eq!([0.3, 0.6, 0.8, 0.94, 1.0].map(goal), [0.05, 0.05, 0.05, 0.15, 0.15]);
     }
 
     #[test]
@@ -251,5 +279,7 @@ mod tests {
         };
         assert_eq!((regret("1e1pd").ratio(), regret("dp2").ratio()), (Some(0.8), Some(1.0)));
         assert_eq!(regret("colocated").ratio(), None);
+        assert!(!regret("1e1pd").is_as_expected() && !regret("colocated").is_as_expected());
+        assert!(Regret { expected: (4.5, 3.9, 5.0), ..regret("1e1pd") }.is_as_expected());
     }
 }

@@ -86,6 +86,7 @@ pub struct QuestionArgs {
 }
 
 /// What a plan is made of, read.
+#[derive(Clone)]
 pub struct Asked {
     /// Of each file.
     pub curves: Vec<Arc<CostCurves>>,

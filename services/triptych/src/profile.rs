@@ -148,7 +148,7 @@ async fn assemble(
     let row_bytes = row_bytes(profiled.hidden, dtype);
     let sizes = store::Sizes { hidden: profiled.hidden, dtype, quick: args.quick };
     let (publish, load) = store::measure(opened, &sizes, args.rounds, bar).await?;
-    let proxy = proxy::measure(args.rounds, args.quick, bar).await?;
+    let (proxy, front) = proxy::measure(args.rounds, args.quick, bar).await?;
     Ok(CostCurves {
         version: VERSION,
         model: name,
@@ -165,6 +165,7 @@ async fn assemble(
         row_bytes,
         kv: profiled.kv,
         proxy,
+        front,
         together: profiled.together,
     })
 }

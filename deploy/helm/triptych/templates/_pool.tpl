@@ -45,6 +45,8 @@
   value: {{ int .pool.engine.hostKvMib | quote }}
 - name: TRIPTYCH_TOKEN_BUDGET
   value: {{ int .pool.engine.tokenBudget | quote }}
+- name: TRIPTYCH_DECODE_SHARE
+  value: {{ int .pool.engine.decodeShare | quote }}
 - name: TRIPTYCH_MAX_SEQUENCES
   value: {{ int .pool.engine.maxSequences | quote }}
 - name: TRIPTYCH_WITH_ENCODER

@@ -10,12 +10,12 @@ use crate::cpu::CpuBackend;
 use crate::cpu::cell::{PANEL, Word, n_cells};
 use crate::cpu::math::activate;
 use crate::cpu::pool::Shared;
-use crate::cpu::simd::{FoundIsa, Kernel, Simd};
+use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{Rows, for_height, height, multiply_stream, strip_width, strips_per_panel, zero_sums};
 use crate::ops::Activation;
 
-/// Bytes of the panels of a task: less than half a second cache.
-const GROUP_BYTES: usize = 400 << 10;
+/// Fifths of the second cache that the panels of a task take: less than half, since rows pass through it too.
+const GROUP_FIFTHS: usize = 2;
 
 /// Register tiles, one under another, in a task's rows.
 const TASK_TILES: usize = 8;
@@ -73,7 +73,7 @@ impl<C: Word, U: Units> Product<'_, C, U> {
             return;
         }
         let Size { n_tokens, n_in, n_out } = self.size;
-        let (rows, panels) = self.task_size(backend.isa, backend.pool.n_threads());
+        let (rows, panels) = self.task_size(backend);
         let n_panels = n_out.div_ceil(PANEL);
         let n_runs = n_tokens.div_ceil(rows);
         // A multiply-add takes about 1/50 ns, a cell from memory about 1/8 ns.
@@ -89,15 +89,15 @@ impl<C: Word, U: Units> Product<'_, C, U> {
     }
 
     /// Rows and panels of a task.
-    fn task_size(&self, isa: FoundIsa, n_threads: usize) -> (usize, usize) {
-        let tile = isa.tile_rows();
+    fn task_size(&self, backend: &CpuBackend) -> (usize, usize) {
+        let (tile, n_threads) = (backend.isa.tile_rows(), backend.pool.n_threads());
         let n_runs = self.size.n_tokens.div_ceil(TASK_TILES * tile);
         let rows = self.size.n_tokens.div_ceil(n_runs).next_multiple_of(tile);
         let panel_bytes = n_cells::<C>(self.size.n_in).max(1) * PANEL * size_of::<C>();
         let n_panels = self.size.n_out.div_ceil(PANEL);
         // Several tasks for each thread, so that one that was held up does not hold up all.
         let share = (n_panels * n_runs).div_ceil(4 * n_threads).next_multiple_of(4);
-        (rows, (GROUP_BYTES / panel_bytes).clamp(1, share.max(1)))
+        (rows, (backend.l2 / 5 * GROUP_FIFTHS / panel_bytes).clamp(1, share.max(1)))
     }
 }
 

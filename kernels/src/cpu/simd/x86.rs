@@ -167,10 +167,14 @@ fn avx2_power_of_two(n: __m256i) -> __m256 {
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn avx2_dot_pair(acc: __m256, a: u32, b: __m256) -> __m256 {
-    let (a0, a1) = (f32::from_bits(a << 16), f32::from_bits(a & 0xffff_0000));
+    // The pair comes from memory to all lanes at once; taken apart before, each half would go there by itself.
+    let a = _mm256_set1_epi32(a as i32);
+    let upper = _mm256_castsi256_ps(_mm256_set1_epi32(-0x1_0000));
+    let a0 = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(a));
+    let a1 = _mm256_and_ps(_mm256_castsi256_ps(a), upper);
     let low = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(b)));
-    let high = _mm256_and_ps(b, _mm256_castsi256_ps(_mm256_set1_epi32(-0x1_0000)));
-    _mm256_fmadd_ps(_mm256_set1_ps(a1), high, _mm256_fmadd_ps(_mm256_set1_ps(a0), low, acc))
+    let high = _mm256_and_ps(b, upper);
+    _mm256_fmadd_ps(a1, high, _mm256_fmadd_ps(a0, low, acc))
 }
 
 /// Bytes of even and of odd places, as words. `vpmaddubsw` would be shorter and saturates.
@@ -180,8 +184,9 @@ fn avx2_dot_quad(acc: __m256, a: u32, b: __m256) -> __m256 {
     let b = _mm256_castps_si256(b);
     let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(b));
     let odd = _mm256_srai_epi16::<8>(b);
-    let even = _mm256_madd_epi16(_mm256_set1_epi32((a & 0x00ff_00ff) as i32), even);
-    let odd = _mm256_madd_epi16(_mm256_set1_epi32((a >> 8 & 0x00ff_00ff) as i32), odd);
+    let (a, low) = (_mm256_set1_epi32(a as i32), _mm256_set1_epi32(0x00ff_00ff));
+    let even = _mm256_madd_epi16(_mm256_and_si256(a, low), even);
+    let odd = _mm256_madd_epi16(_mm256_and_si256(_mm256_srli_epi32::<8>(a), low), odd);
     let sum = _mm256_add_epi32(_mm256_castps_si256(acc), _mm256_add_epi32(even, odd));
     _mm256_castsi256_ps(sum)
 }
@@ -265,11 +270,12 @@ impl Simd for Avx512Vnni {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn avx512_dot_pair(acc: __m512, a: u32, b: __m512) -> __m512 {
-    let (a0, a1) = (f32::from_bits(a << 16), f32::from_bits(a & 0xffff_0000));
-    let bits = _mm512_castps_si512(b);
+    let (a, bits, upper) = (_mm512_set1_epi32(a as i32), _mm512_castps_si512(b), _mm512_set1_epi32(-0x1_0000));
+    let a0 = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(a));
+    let a1 = _mm512_castsi512_ps(_mm512_and_si512(a, upper));
     let low = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits));
-    let high = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-0x1_0000)));
-    _mm512_fmadd_ps(_mm512_set1_ps(a1), high, _mm512_fmadd_ps(_mm512_set1_ps(a0), low, acc))
+    let high = _mm512_castsi512_ps(_mm512_and_si512(bits, upper));
+    _mm512_fmadd_ps(a1, high, _mm512_fmadd_ps(a0, low, acc))
 }
 
 /// As [`avx2_dot_quad`].
@@ -279,8 +285,9 @@ fn avx512_dot_quad(acc: __m512, a: u32, b: __m512) -> __m512 {
     let b = _mm512_castps_si512(b);
     let even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(b));
     let odd = _mm512_srai_epi16::<8>(b);
-    let even = _mm512_madd_epi16(_mm512_set1_epi32((a & 0x00ff_00ff) as i32), even);
-    let odd = _mm512_madd_epi16(_mm512_set1_epi32((a >> 8 & 0x00ff_00ff) as i32), odd);
+    let (a, low) = (_mm512_set1_epi32(a as i32), _mm512_set1_epi32(0x00ff_00ff));
+    let even = _mm512_madd_epi16(_mm512_and_si512(a, low), even);
+    let odd = _mm512_madd_epi16(_mm512_and_si512(_mm512_srli_epi32::<8>(a), low), odd);
     let sum = _mm512_add_epi32(_mm512_castps_si512(acc), _mm512_add_epi32(even, odd));
     _mm512_castsi512_ps(sum)
 }

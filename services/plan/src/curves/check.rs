@@ -15,12 +15,16 @@ impl CostCurves {
         at_least_one(&mut found, "kv.max_context", self.kv.max_context);
         self.check_places(&mut found);
         self.check_items(&mut found);
-        let proxy = self.proxy;
+        let (proxy, front) = (self.proxy, self.front);
         for (name, value) in [
             ("proxy.request_us", proxy.request_us),
             ("proxy.item_us", proxy.item_us),
             ("proxy.item_byte_us", proxy.item_byte_us),
             ("proxy.token_us", proxy.token_us),
+            ("front.request_us", front.request_us),
+            ("front.item_us", front.item_us),
+            ("front.item_byte_us", front.item_byte_us),
+            ("front.token_us", front.token_us),
         ] {
             if !(value.is_finite() && value >= 0.0) {
                 found.push(format!("{name} is {value}, allowed is 0 or more"));

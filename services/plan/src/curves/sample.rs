@@ -2,7 +2,7 @@
 //! measuring anything.
 
 use super::{
-    CostCurves, EncodePoint, ItemPoint, KvSizes, Point, Provenance, ProxyCost, StepPoint, Together, VERSION,
+    CostCurves, EncodePoint, ItemPoint, KvSizes, Point, Provenance, FrontCost, ProxyCost, StepPoint, Together, VERSION,
 };
 
 /// What the machine takes for things, in microseconds.
@@ -111,6 +111,7 @@ pub fn curves_of(costs: &Costs) -> CostCurves {
         row_bytes: 4096,
         kv: KvSizes { token_bytes: 4096, cross_row_bytes: 0, max_context: 8192 },
         proxy: ProxyCost { request_us: 300.0, item_us: 200.0, item_byte_us: 0.001, token_us: 5.0 },
+        front: FrontCost { request_us: 600.0, item_us: 400.0, item_byte_us: 0.002, token_us: 20.0 },
         together: Together::default(),
     }
 }

@@ -7,6 +7,7 @@ use super::request::{At, Phase, Place, PlaceState, Request, Source};
 use super::spec::ClusterSpec;
 use super::worker::Worker;
 use super::world::{AnswerEnd, Event, World, from_us, nanos};
+use crate::curves::{FrontCost, ProxyCost};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::HashMap;
@@ -104,9 +105,10 @@ impl World<'_> {
         self.requests[r].permit = Some(permit);
         let places = self.places(r);
         let bytes: u64 = places.iter().map(|place| place.sized.bytes).sum();
-        let proxy = self.proxy_cost();
-        let us = proxy.request_us + proxy.item_us * places.len() as f64 + proxy.item_byte_us * bytes as f64;
-        self.front_works(us);
+        let (proxy, front) = self.front_cost();
+        let (n_items, bytes) = (places.len() as f64, bytes as f64);
+        let us = proxy.request_us + proxy.item_us * n_items + proxy.item_byte_us * bytes;
+        self.front_works(front.request_us + front.item_us * n_items + front.item_byte_us * bytes);
         self.requests[r].places = places;
         self.requests[r].home = self.home(r);
         let deadline = nanos(self.requests[r].offered.at.saturating_add(self.spec.request_time));
@@ -114,8 +116,9 @@ impl World<'_> {
         self.supply(r, from_us(us));
     }
 
-    fn proxy_cost(&self) -> crate::curves::ProxyCost {
-        self.workers.first().map(|w| w.costs.curves().proxy).unwrap_or_default()
+    fn front_cost(&self) -> (ProxyCost, FrontCost) {
+        let curves = self.workers.first().map(|w| w.costs.curves());
+        curves.map(|c| (c.proxy, c.front)).unwrap_or_default()
     }
 
     fn places(&mut self, r: usize) -> Vec<Place> {

@@ -203,8 +203,9 @@ impl World<'_> {
 
     /// A token goes to the client.
     fn write(&mut self, w: usize, r: usize, id: SequenceId) {
-        let token_us = self.workers[w].costs.curves().proxy.token_us;
-        self.front_works(token_us);
+        let curves = self.workers[w].costs.curves();
+        let (token_us, work_us) = (curves.proxy.token_us, curves.front.token_us);
+        self.front_works(work_us);
         let (now, base) = (self.agenda.now(), self.base);
         let way = self.hop().saturating_mul(2).saturating_add(from_us(token_us));
         let request = &mut self.requests[r];

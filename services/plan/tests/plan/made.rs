@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use triptych_bench::offered::{ItemShape, Offered, OfferedItem};
 use triptych_plan::curves::{
-    CostCurves, EncodePoint, ItemPoint, KvSizes, Point, Provenance, ProxyCost, StepPoint, Together, VERSION,
+    CostCurves, EncodePoint, ItemPoint, KvSizes, Point, Provenance, FrontCost, ProxyCost, StepPoint, Together, VERSION,
 };
 use triptych_plan::simulator::spec::{ClusterSpec, EncoderSpec, PdSpec, PoolRole, PoolSpec};
 
@@ -83,6 +83,7 @@ pub fn curves(prices: Prices) -> CostCurves {
         row_bytes: 1000,
         kv: KvSizes { token_bytes: 10_000, cross_row_bytes: 0, max_context: 8192 },
         proxy: ProxyCost::default(),
+        front: FrontCost::default(),
         together: Together::default(),
     }
 }

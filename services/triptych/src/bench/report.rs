@@ -42,7 +42,11 @@ pub fn write(out: &Path, report: &Report) -> Result<(), CliError> {
     fs::write(out, text).map_err(|e| CliError::failed(format!("cannot write {}", out.display()), &e))
 }
 
-fn read_all(paths: &[PathBuf]) -> Result<Vec<SweepResult>, CliError> {
+/// Results of files, and of folders of them.
+///
+/// # Errors
+/// [`CliError::Setting`] that names what is no result, and for none at all.
+pub fn read_all(paths: &[PathBuf]) -> Result<Vec<SweepResult>, CliError> {
     let mut sweeps = Vec::new();
     for path in paths {
         let unreadable = |e: std::io::Error| CliError::setting(format!("cannot read {}", path.display()), &e);

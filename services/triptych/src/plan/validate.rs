@@ -3,11 +3,13 @@
 //! Each topology is started as the bench starts it, its capacity is searched, and it is run at parts of that; the very
 //! requests that it was offered are then simulated. For workloads that nobody tuned anything with, the planned topology's
 //! measured goodput is set beside the best of all. With `--quick` each run is a few seconds: it shows that everything works,
-//! and validates nothing.
+//! and validates nothing. With `--results` nothing is started: what `triptych bench` stored is compared ([`stored`]).
+
+mod stored;
 
 use super::{Asked, QuestionArgs, blocking, print, to_json};
 use crate::args::LogArgs;
-use crate::bench::report::write;
+use crate::bench::report::{read_all, write};
 use crate::error::{CliError, chain};
 use crate::model::{self, CheckedModel};
 use crate::topology::{BenchCluster, ClusterSettings, TopologyArgs};
@@ -27,6 +29,7 @@ use triptych_plan::profile::Busy;
 use triptych_plan::simulator::simulate;
 use triptych_plan::validation::{Compared, LOADS, Regret, Validation, candidate, compare};
 use triptych_runtime::grpc;
+use triptych_runtime::turnstile::EncoderBudget;
 
 /// Connections to a cluster.
 const N_CHANNELS: usize = 4;
@@ -48,6 +51,9 @@ pub struct ValidateArgs {
     /// Longest judged part of a measured run, in seconds
     #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     pub max_window_s: u64,
+    /// Stored results of `triptych bench`, or folders of them: these are compared, and nothing is started
+    #[arg(long, value_name = "RESULT.json")]
+    pub results: Vec<PathBuf>,
     /// Folder for `validation.json`, `.md` and `.html`
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub output: PathBuf,
@@ -67,6 +73,16 @@ pub async fn run(args: ValidateArgs) -> Result<(), CliError> {
     let asked = args.question.read()?;
     if !args.output.is_dir() {
         return Err(CliError::Setting(format!("--output: there is no directory {}", args.output.display())));
+    }
+    if !args.results.is_empty() {
+        let results = read_all(&args.results)?;
+        let validation = blocking({
+            let asked = asked.clone();
+            move || stored::validate(&asked, &results)
+        });
+        let validation = Validation { warnings: warnings(&args, &asked), ..validation.await? };
+        save(&args.output, &validation)?;
+        return print(&validation.report().to_markdown());
     }
     let held_out = held_out(&args.held_out)?;
     args.topology.pin_self()?;
@@ -94,16 +110,20 @@ pub async fn run(args: ValidateArgs) -> Result<(), CliError> {
         lab.regret(workload).await?;
     }
     let validation = lab.validation;
-    let report = validation.report();
-    let json = args.output.join("validation.json");
-    std::fs::write(&json, to_json(&validation)?)
-        .map_err(|e| CliError::failed(format!("cannot write {}", json.display()), &e))?;
-    write(&args.output.join("validation.md"), &report)?;
-    write(&args.output.join("validation.html"), &report)?;
-    print(&report.to_markdown())?;
+    print(&validation.report().to_markdown())?;
     let (misses, all) = validation.misses();
     screen.say(&format!("{misses} of {all} percentiles miss their goal"));
     Ok(())
+}
+
+/// Writes what was compared so far.
+fn save(dir: &Path, validation: &Validation) -> Result<(), CliError> {
+    let report = validation.report();
+    let json = dir.join("validation.json");
+    std::fs::write(&json, to_json(validation)?)
+        .map_err(|e| CliError::failed(format!("cannot write {}", json.display()), &e))?;
+    write(&dir.join("validation.md"), &report)?;
+    write(&dir.join("validation.html"), &report)
 }
 
 fn held_out(text: &str) -> Result<Vec<Workload>, CliError> {
@@ -174,7 +194,7 @@ struct Lab<'a> {
 }
 
 impl Lab<'_> {
-    fn settings(&self, topology: &Topology) -> SweepSettings {
+    fn settings(&self, topology: &Topology, first: Option<f64>) -> SweepSettings {
         let args = self.args;
         let seeds =
             if args.question.quick { vec![1] } else { (1..=args.question.seeds.unwrap_or(3)).collect() };
@@ -184,7 +204,7 @@ impl Lab<'_> {
             n_requests: n_requests(args),
             max_window: Duration::from_secs(if args.question.quick { 4 } else { args.max_window_s }),
             warm_up: args.question.quick.then(|| Duration::from_secs(1)),
-            rates: Rates::Search { first: None, resolution: if args.question.quick { 1.0 } else { 0.05 } },
+            rates: Rates::Search { first, resolution: if args.question.quick { 1.0 } else { 0.05 } },
             topology: Some(topology.to_string()),
             commit: crate::cli::commit(),
             ..SweepSettings::default()
@@ -212,9 +232,10 @@ impl Lab<'_> {
         Ok((cluster, Server { target: Arc::new(target), scraper }))
     }
 
-    /// Goodput of a topology.
-    async fn capacity(&self, server: &Server, topology: &Topology, w: &Workload) -> Result<f64, CliError> {
-        let settings = self.settings(topology);
+    /// Goodput of a topology, searched from what is expected of it.
+    async fn capacity(&mut self, server: &Server, topology: &Topology, w: &Workload) -> Result<f64, CliError> {
+        let first = self.expected(topology, w).await?;
+        let settings = self.settings(topology, first);
         let listener = |news: News<'_>| {
             if let News::Rate(rate) = news {
                 let word = if rate.verdict.passed { "passes" } else { "fails" };
@@ -241,7 +262,7 @@ impl Lab<'_> {
                 cluster.stop().await;
                 continue;
             }
-            let settings = self.settings(&topology);
+            let settings = self.settings(&topology, None);
             let sweep = Sweep::begin(&server, &workload, &self.asked.slo, &settings).await;
             let sweep = sweep.map_err(|e| CliError::Failed(format!("{topology}: {}", chain(&e))))?;
             for (load, goal) in LOADS {
@@ -249,8 +270,9 @@ impl Lab<'_> {
                 let measured = sweep.run(rate, SEED, &|_| ()).await;
                 let simulated = self.simulate(&topology, &curves, rate, measured.outcomes.len()).await?;
                 let pairs = compare(&measured.outcomes, &simulated, measured.window, &self.asked.slo);
-                let topology = topology.to_string();
-                self.validation.compared.push(Compared { topology, load, rate, goal, pairs });
+                let (workload, topology) = (workload.text().to_owned(), topology.to_string());
+                self.validation.compared.push(Compared { workload, topology, load, rate, goal, pairs });
+                save(&self.args.output, &self.validation)?;
             }
             let died = cluster.dead();
             cluster.stop().await;
@@ -270,7 +292,9 @@ impl Lab<'_> {
             let missing = format!(
                 "{topology} is not simulated: its workers have {each} cores each, and no file of --curves is of such workers"
             );
-            self.validation.warnings.push(missing);
+            if !self.validation.warnings.contains(&missing) {
+                self.validation.warnings.push(missing);
+            }
         }
         Ok(found)
     }
@@ -282,8 +306,7 @@ impl Lab<'_> {
         rate: f64,
         n: usize,
     ) -> Result<Vec<triptych_bench::outcome::Outcome>, CliError> {
-        let budget = topology.budget.as_ref().and_then(|b| b.parse().ok()).unwrap_or_default();
-        let candidate = candidate(shape(topology), curves, budget);
+        let candidate = candidate(shape(topology), curves, budget(topology));
         let demand = self.asked.demand.clone();
         let question = self.asked.question(Budget::Workers(topology.kinds().len()), &self.asked.demand);
         let spec = candidate.spec(&question);
@@ -322,12 +345,33 @@ impl Lab<'_> {
             expected: (goodput.mean, goodput.low, goodput.high),
             measured,
         });
-        Ok(())
+        save(&self.args.output, &self.validation)
+    }
+
+    /// What the simulation expects of a topology, where it can be simulated: a little below it a search is short.
+    async fn expected(&mut self, topology: &Topology, w: &Workload) -> Result<Option<f64>, CliError> {
+        let Some(curves) = self.curves_of(topology)? else { return Ok(None) };
+        let candidate = candidate(shape(topology), &curves, budget(topology));
+        let (n, question) = (topology.kinds().len(), self.args.question.clone());
+        let demand = Named { workload: w.clone(), arrivals: question.arrivals };
+        let rate = blocking(move || {
+            let asked = question.read()?;
+            let found = planner::expected(&asked.question(Budget::Workers(n), &demand), candidate);
+            found.map(|found| found.rate).map_err(|e| CliError::setting("cannot simulate", &e))
+        });
+        Ok(Some(rate.await? * CAUTION).filter(|rate| *rate > 0.0))
     }
 }
 
+/// Of what is expected, where a search begins.
+const CAUTION: f64 = 0.8;
+
 /// Of what is offered while latencies are compared.
 const SEED: u64 = 1;
+
+fn budget(topology: &Topology) -> EncoderBudget {
+    topology.budget.as_ref().and_then(|b| b.parse().ok()).unwrap_or_default()
+}
 
 fn shape(topology: &Topology) -> Shape {
     match topology.workers {

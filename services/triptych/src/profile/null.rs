@@ -3,6 +3,9 @@
 use crate::error::CliError;
 use crate::listen;
 use std::pin::Pin;
+use std::time::Duration;
+use tokio::time::{Instant, MissedTickBehavior};
+use tokio_stream::wrappers::IntervalStream;
 use tokio_stream::{Stream, StreamExt, iter, pending};
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
@@ -17,6 +20,8 @@ use triptych_runtime::grpc;
 
 /// The one model.
 pub const MODEL: &str = "null";
+/// Between two tokens, so that each is on its way alone as an engine's are.
+const STEP: Duration = Duration::from_millis(1);
 /// Largest message.
 const MAX_MESSAGE: usize = 64 << 20;
 
@@ -116,7 +121,7 @@ impl PrefillDecodeWorker for Null {
         Ok(Response::new(description()))
     }
 
-    /// As many tokens as were asked for, each a message.
+    /// As many tokens as were asked for, each a message, and between two of them as long as a step may take.
     async fn generate(
         &self,
         request: Request<v1::PdGenerateRequest>,
@@ -133,8 +138,16 @@ impl PrefillDecodeWorker for Null {
         let said = |kind| Ok(v1::PdGenerateResponse { kind: Some(kind) });
         let usage = v1::Usage { completion_tokens: n, ..Default::default() };
         let summary = v1::Summary { usage: Some(usage), ..Default::default() };
-        let deltas = iter((1..=n).map(move |i| said(Said::Delta(delta(i)))));
-        Ok(Response::new(Box::pin(deltas.chain(iter([said(Said::Summary(summary))])))))
+        let first = iter([said(Said::Delta(delta(1)))]);
+        let mut step = tokio::time::interval_at(Instant::now() + STEP, STEP);
+        step.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut written = 1;
+        let rest = IntervalStream::new(step).take(n as usize - 1).map(move |_| {
+            written += 1;
+            said(Said::Delta(delta(written)))
+        });
+        let deltas = first.chain(rest).chain(iter([said(Said::Summary(summary))]));
+        Ok(Response::new(Box::pin(deltas)))
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {

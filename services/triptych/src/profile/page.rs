@@ -100,6 +100,16 @@ fn transfers(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
         ms(proxy.item_us),
         ms(proxy.item_byte_us * f64::from(1 << 20)),
         ms(proxy.token_us)
+    )?;
+    let front = curves.front;
+    writeln!(
+        page,
+        "\nClient, proxy and the workers' side of the network together use {} ms of a core for a request, {} ms for an \
+         item, {} ms for a MiB of it, and {} ms for an output token.",
+        ms(front.request_us),
+        ms(front.item_us),
+        ms(front.item_byte_us * f64::from(1 << 20)),
+        ms(front.token_us)
     )
 }
 

@@ -1,7 +1,8 @@
 //! What the proxy adds: the same work through a real proxy process and straight to workers that take no time, in turn.
 //!
 //! A request, an item and its bytes are waited for, so their cost is how much later the answer is. Tokens are passed on
-//! while others are on their way, so theirs is processor time of the proxy.
+//! while others are on their way, so theirs is processor time of the proxy. Beside it stands the processor time of all
+//! that is not a worker's compute: this process is client and network side of the workers, so it counts with the proxy.
 
 use super::broken;
 use super::null::{MODEL, fingerprint, start};
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use tonic::Status;
 use tonic::transport::Channel;
 use triptych_core::Modality;
-use triptych_plan::curves::ProxyCost;
+use triptych_plan::curves::{FrontCost, ProxyCost};
 use triptych_plan::profile::Spread;
 use triptych_proto::v1;
 use triptych_proto::v1::encoder_worker_client::EncoderWorkerClient;
@@ -25,6 +26,8 @@ use triptych_runtime::grpc;
 const ITEMS: [usize; 2] = [4 << 10, 1 << 20];
 /// Tokens of a long answer.
 const TOKENS: u32 = 256;
+/// Answers on their way at once while the processor time of tokens is measured: they come as steps give them.
+const STREAMS: usize = 4;
 /// How long processes may take to be there.
 const START: Duration = Duration::from_secs(60);
 /// Between two looks whether they are.
@@ -38,10 +41,14 @@ struct Kind {
 }
 
 /// Measures it; `rounds` times ten requests of each kind.
-pub async fn measure(rounds: u32, quick: bool, bar: &ProgressBar) -> Result<ProxyCost, CliError> {
+pub async fn measure(
+    rounds: u32,
+    quick: bool,
+    bar: &ProgressBar,
+) -> Result<(ProxyCost, FrontCost), CliError> {
     let worker = start().await?;
     let (store, front, http) = (free_address()?, free_address()?, free_address()?);
-    let _store = Running::start(&format!("store --grpc {store}"))?;
+    let store_process = Running::start(&format!("store --grpc {store}"))?;
     let flags =
         format!("proxy --grpc {front} --http {http} --ec grpc://{store} --encoder {worker} --pd {worker}");
     let proxy = Running::start(&flags)?;
@@ -49,7 +56,7 @@ pub async fn measure(rounds: u32, quick: bool, bar: &ProgressBar) -> Result<Prox
     client.wait().await?;
     let n = if quick { rounds.max(3) } else { rounds.saturating_mul(10) };
     bar.set_message("proxy");
-    bar.set_length(u64::from(n) + 1);
+    bar.set_length(u64::from(n) * 2 + 1);
     let kinds = [None, Some(ITEMS[0]), Some(ITEMS[1])].map(|item| Kind { item, tokens: 1 });
     let mut added: [Vec<f64>; 3] = Default::default();
     for i in 0..=n {
@@ -63,27 +70,72 @@ pub async fn measure(rounds: u32, quick: bool, bar: &ProgressBar) -> Result<Prox
         }
     }
     let [text, small, large] = added.map(|samples| Spread::of(samples).p50_us);
-    let token_us = per_token(&mut client, &proxy, n).await?;
+    let all = [std::process::id(), proxy.0.id(), store_process.0.id()];
+    let mut spent = [0.0; 3];
+    for (kind, spent) in kinds.iter().zip(&mut spent) {
+        let before = cpu_us(&all);
+        for _ in 0..n {
+            client.through(*kind).await?;
+        }
+        *spent = (cpu_us(&all) - before) / f64::from(n);
+        bar.inc(u64::from(n) / 3);
+    }
+    let (token_us, token_work_us) = per_token(&client, (&proxy, &all), rounds).await?;
     let positive = |us: f64| us.max(0.0);
-    Ok(ProxyCost {
+    let per_byte = |small: f64, large: f64| positive((large - small) / (ITEMS[1] - ITEMS[0]) as f64);
+    let cost = ProxyCost {
         request_us: positive(text),
         item_us: positive(small - text),
-        item_byte_us: positive((large - small) / (ITEMS[1] - ITEMS[0]) as f64),
+        item_byte_us: per_byte(small, large),
         token_us,
-    })
+    };
+    let [text, small, large] = spent;
+    let work = FrontCost {
+        request_us: positive(text - token_work_us),
+        item_us: positive(small - text),
+        item_byte_us: per_byte(small, large),
+        token_us: token_work_us,
+    };
+    Ok((cost, work))
 }
 
-/// Processor time of the proxy for a token: that of long answers less that of short ones.
-async fn per_token(client: &mut Client, proxy: &Running, n: u32) -> Result<f64, CliError> {
-    let mut spent = [0.0; 2];
+/// Processor time for a token, of the proxy and of everything: that of long answers less that of short ones.
+async fn per_token(
+    client: &Client,
+    (proxy, all): (&Running, &[u32]),
+    rounds: u32,
+) -> Result<(f64, f64), CliError> {
+    let mut spent = [(0.0, 0.0); 2];
     for (spent, tokens) in spent.iter_mut().zip([1, TOKENS]) {
-        let before = proxy.cpu_us();
-        for _ in 0..n {
-            client.through(Kind { item: None, tokens }).await?;
+        let before = (cpu_us(&[proxy.0.id()]), cpu_us(all));
+        for _ in 0..rounds {
+            let streams = (0..STREAMS).map(|_| {
+                let mut client = client.clone();
+                tokio::spawn(async move { client.through(Kind { item: None, tokens }).await })
+            });
+            for stream in streams.collect::<Vec<_>>() {
+                stream.await.map_err(|e| CliError::failed("measuring ended early", &e))??;
+            }
         }
-        *spent = proxy.cpu_us() - before;
+        *spent = (cpu_us(&[proxy.0.id()]) - before.0, cpu_us(all) - before.1);
     }
-    Ok(((spent[1] - spent[0]) / f64::from(n) / f64::from(TOKENS - 1)).max(0.0))
+    let n_tokens = f64::from(rounds) * f64::from(TOKENS - 1) * STREAMS as f64;
+    let [short, long] = spent;
+    Ok((((long.0 - short.0) / n_tokens).max(0.0), ((long.1 - short.1) / n_tokens).max(0.0)))
+}
+
+/// Processor time of all threads of these processes so far, in microseconds; of threads that have ended, nothing, and
+/// none of these end while they are looked at.
+fn cpu_us(processes: &[u32]) -> f64 {
+    let ns = |task: std::fs::DirEntry| -> Option<u64> {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse().ok()
+    };
+    let of = |process: &u32| -> u64 {
+        let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+        tasks.filter_map(ns).sum()
+    };
+    processes.iter().map(of).sum::<u64>() as f64 / 1e3
 }
 
 /// A process of this binary that ends with this one.
@@ -103,16 +155,6 @@ impl Running {
             .spawn();
         child.map(Self).map_err(|e| CliError::failed(format!("cannot start triptych {flags}"), &e))
     }
-
-    /// Processor time of its threads so far, in microseconds; those that ended are not counted, and a proxy's do not.
-    fn cpu_us(&self) -> f64 {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.0.id())).into_iter().flatten().flatten();
-        let ns = |task: std::fs::DirEntry| -> Option<u64> {
-            let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
-            text.split_whitespace().next()?.parse().ok()
-        };
-        tasks.filter_map(ns).sum::<u64>() as f64 / 1e3
-    }
 }
 
 impl Drop for Running {
@@ -129,6 +171,7 @@ fn free_address() -> Result<String, CliError> {
     listener.map(|a| a.to_string()).map_err(|e| CliError::failed("no free port on loopback", &e))
 }
 
+#[derive(Clone)]
 struct Client {
     proxy: TriptychClient<Channel>,
     encoder: EncoderWorkerClient<Channel>,
