@@ -31,6 +31,7 @@ mod conv;
 mod kv;
 mod linear;
 mod norm;
+mod roofs;
 mod rope;
 mod rows;
 
@@ -39,6 +40,7 @@ pub use kv::CpuKvCache;
 pub use linear::CpuLinear;
 pub use matrix::CpuTensor;
 pub use norm::CpuNorm;
+pub use roofs::Roofs;
 pub use rows::CpuTable;
 pub use simd::Isa;
 
@@ -274,8 +276,12 @@ impl Backend for CpuBackend {
         check::attention([qkv.q.dims(), qkv.k.dims(), qkv.v.dims()], shape, seqs)?;
         match self.precision {
             Precision::F32 => attention::block_diagonal::<f32>(self, qkv, shape, seqs),
-            Precision::Bf16 | Precision::Int8 => {
+            Precision::Bf16 | Precision::Int8 if self.isa.has_pairs() => {
                 attention::block_diagonal::<cell::Bf16Pair>(self, qkv, shape, seqs)
+            }
+            // No cache keeps these keys and values, so being small gains nothing.
+            Precision::Bf16 | Precision::Int8 => {
+                attention::block_diagonal::<cell::WideBf16>(self, qkv, shape, seqs)
             }
         }
     }

@@ -110,6 +110,52 @@ impl Cell for Bf16Pair {
     }
 }
 
+/// A value of bf16 kept as f32: what half of a pair is, for instruction sets that would take pairs apart at each use. Its
+/// products and sums have the bits of the pair's.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(transparent)]
+pub(super) struct WideBf16(f32);
+
+impl WideBf16 {
+    #[inline(always)]
+    fn of(value: f32) -> Self {
+        Self(f32::from_bits(bf16_bits(value) << 16))
+    }
+}
+
+// SAFETY: it is an f32, which is four bytes and takes any bits.
+unsafe impl Word for WideBf16 {
+    const STEPS: usize = 1;
+
+    #[inline(always)]
+    fn multiply_add<S: Simd>(self, s: S, b: S::V, acc: S::V) -> S::V {
+        s.fma(s.splat(self.0), b, acc)
+    }
+
+    fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
+        isa.run(kernel);
+    }
+}
+
+impl Cell for WideBf16 {
+    #[inline(always)]
+    fn set(&mut self, _step: usize, value: f32) {
+        *self = Self::of(value);
+    }
+
+    #[inline(always)]
+    fn first_step(self) -> Self {
+        self
+    }
+
+    #[inline(always)]
+    fn fill(cells: &mut [Self], values: &[f32]) {
+        for (cell, value) in cells.iter_mut().zip(values) {
+            *cell = Self::of(*value);
+        }
+    }
+}
+
 /// The nearest bf16, ties to even, as its bits. Like `half::bf16::from_f32`, which the test below holds, but
 /// without a branch, so that loops over it become vectors.
 #[inline(always)]

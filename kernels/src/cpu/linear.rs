@@ -14,8 +14,10 @@ use crate::stored::Stacked;
 
 mod bytes;
 mod product;
+mod wide;
 
 use bytes::BytePanels;
+pub(super) use bytes::ByteQuad;
 use product::{Epilogue, Plain, Product, Size};
 
 /// A linear layer in panels.
@@ -73,6 +75,12 @@ impl CpuLinear {
             Packed::F32(panels) => {
                 let product = Product { x: x.data(), panels: panels.cells(), size, units: Plain, epilogue };
                 product.run(backend, &mut out);
+            }
+            Packed::Bf16(panels) if wide::is_for(backend, n_tokens) => {
+                let x = &wide::rounded(backend, x);
+                let size = Size { n_in: n_in.next_multiple_of(2), ..size };
+                let product = Product { x, panels: &[], size, units: Plain, epilogue };
+                wide::run(&product, panels.cells(), backend, &mut out);
             }
             Packed::Bf16(panels) => {
                 let x = &to_cells::<Bf16Pair>(backend, x);

@@ -127,6 +127,16 @@ impl FoundIsa {
         }
     }
 
+    /// Whether the set has the dot product of pairs of bf16; elsewhere each value is widened by itself.
+    pub(crate) fn has_pairs(self) -> bool {
+        self.0 == Isa::Avx512Bf16
+    }
+
+    /// Whether a strip is narrower than a panel.
+    pub(crate) fn is_narrow(self) -> bool {
+        matches!(self.0, Isa::Portable | Isa::Avx2)
+    }
+
     /// Rows of the largest register tile of the set.
     pub(crate) fn tile_rows(self) -> usize {
         match self.0 {

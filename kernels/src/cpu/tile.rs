@@ -10,8 +10,10 @@ use super::simd::Simd;
 /// Registers of columns in a strip.
 const STRIP_VECTORS: usize = 2;
 
-/// Steps of a panel that [`stream`] asks for ahead of use: 2 KB.
-const AHEAD: usize = 16;
+/// Steps of a panel that [`stream`] asks for ahead of use: 2 KB, and more where a step of a strip is half as long.
+const fn ahead<S: Simd>() -> usize {
+    if strips_per_panel::<S>() > 1 { 48 } else { 16 }
+}
 
 /// Sums of a tile: `[row][strip][register]`.
 pub(super) type Sums<V, const MR: usize, const NS: usize> = [[[V; STRIP_VECTORS]; NS]; MR];
@@ -29,9 +31,13 @@ pub(super) const fn strips_per_panel<S: Simd>() -> usize {
 /// The heights that tiles are compiled for, tallest first; a set uses those up to [`Simd::ROWS`].
 const HEIGHTS: [usize; 6] = [14, 8, 6, 4, 2, 1];
 
-/// Rows of the next tile when `left` rows are left, at least one.
+/// Rows of the next tile when `left` rows are left, at least one. Eight are two tiles of four where eight are too many
+/// for one: after one of six, the sums of two rows are too few to hide the latency of one.
 #[inline(always)]
 pub(super) fn height<S: Simd>(left: usize) -> usize {
+    if S::ROWS < 8 && left == 8 {
+        return 4;
+    }
     let fits = |h: &usize| *h <= left && *h <= S::ROWS;
     HEIGHTS.into_iter().find(fits).unwrap_or(1)
 }
@@ -126,16 +132,16 @@ fn multiply_checked<S: Simd, C: Word, const MR: usize, const NS: usize, const ST
     }
 }
 
-/// Asks for the cells of strips that a low tile will need soon. The tallest tile of a set computes for so long that the
+/// Asks for the cells of strips that a low tile will need soon. A tile of many rows computes for so long that the
 /// machine's own prefetching keeps up; a low one is as fast as memory, and that stops at the end of every page.
 #[inline(always)]
 fn stream<S: Simd, C: Word, const MR: usize, const NS: usize>(s: S, b: [*const C; NS], k: usize) {
-    if MR > 8 || MR == S::ROWS {
+    if MR > 8 {
         return;
     }
     for strip in b {
         for line in 0..strip_width::<S>().div_ceil(LINE_CELLS) {
-            s.prefetch(strip.wrapping_add((k + AHEAD) * PANEL + line * LINE_CELLS).cast());
+            s.prefetch(strip.wrapping_add((k + ahead::<S>()) * PANEL + line * LINE_CELLS).cast());
         }
     }
 }

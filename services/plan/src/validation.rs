@@ -220,9 +220,17 @@ fn regrets(all: &[Regret]) -> Table {
     };
     Table {
         caption: "The plan beside an exhaustive sweep".to_owned(),
-        columns: ["workload", "planned", "expected requests/s", "measured", "as expected", "best measured", "ratio"]
-            .map(str::to_owned)
-            .to_vec(),
+        columns: [
+            "workload",
+            "planned",
+            "expected requests/s",
+            "measured",
+            "as expected",
+            "best measured",
+            "ratio",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
         rows: all.iter().map(row).collect(),
     }
 }
@@ -256,7 +264,14 @@ mod tests {
         assert_eq!(pairs[0].what, "TTFT p50");
         assert!((pairs[0].error().unwrap() - 0.1).abs() < 1e-6);
         assert!(pairs[3].error().unwrap().abs() < 1e-6, "{:?}", pairs[3]);
-        let compared = Compared { workload: "w".into(), topology: "dp2".into(), load: 0.5, rate: 10.0, goal: 0.05, pairs };
+        let compared = Compared {
+            workload: "w".into(),
+            topology: "dp2".into(),
+            load: 0.5,
+            rate: 10.0,
+            goal: 0.05,
+            pairs,
+        };
         let validation = Validation { compared: vec![compared], ..Validation::default() };
         // TTFT by 10 %, E2EL by 8 %, three percentiles each.
         assert_eq!(validation.misses(), (6, 9));

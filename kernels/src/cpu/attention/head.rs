@@ -271,11 +271,11 @@ fn scores<S: Simd, C: Cell, const MR: usize, const NS: usize>(
     let q = Rows { cells: &state.q, stride: q_cells }.from(stretch.row, 0);
     let mut sums = zero_sums::<S, MR, NS>(s);
     multiply(s, q, b, q_cells, &mut sums);
-    for (r, strips) in sums.into_iter().enumerate() {
-        for (i, vectors) in strips.into_iter().enumerate() {
-            for (v, sum) in vectors.into_iter().enumerate() {
+    for (r, strips) in sums.iter().enumerate() {
+        for (i, vectors) in strips.iter().enumerate() {
+            for (v, sum) in vectors.iter().enumerate() {
                 let column = (strip + i) * strip_width::<S>() + v * S::LANES;
-                s.store(&mut state.scores[r * STRETCH + column..], sum);
+                s.store(&mut state.scores[r * STRETCH + column..], *sum);
             }
         }
     }
@@ -348,10 +348,10 @@ fn weigh<S: Simd, C: Cell, const MR: usize, const NS: usize>(
             multiply(s, weights.from(0, page * cells_per_page + whole), lone, 1, &mut sums);
         }
     }
-    for (r, strips) in sums.into_iter().enumerate() {
-        for (i, vectors) in strips.into_iter().enumerate() {
-            for (v, sum) in vectors.into_iter().enumerate() {
-                s.store(&mut state.sums[place(r, i, v)..], sum);
+    for (r, strips) in sums.iter().enumerate() {
+        for (i, vectors) in strips.iter().enumerate() {
+            for (v, sum) in vectors.iter().enumerate() {
+                s.store(&mut state.sums[place(r, i, v)..], *sum);
             }
         }
     }

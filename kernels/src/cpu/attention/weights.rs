@@ -58,8 +58,8 @@ fn page_scores<S: Simd, C: Cell>(s: S, q: &[C], keys: &[C], scores: &mut [f32]) 
         let first = strip * strip_width::<S>();
         let mut sums = zero_sums::<S, 1, 1>(s);
         multiply(s, Rows { cells: q, stride: q.len() }, [&keys[first..]], q.len(), &mut sums);
-        for (v, sum) in sums[0][0].into_iter().enumerate() {
-            s.store(&mut scores[first + v * S::LANES..], sum);
+        for (v, sum) in sums[0][0].iter().enumerate() {
+            s.store(&mut scores[first + v * S::LANES..], *sum);
         }
     }
 }

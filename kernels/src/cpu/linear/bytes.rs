@@ -30,7 +30,7 @@ const TO_LOW_BITS: f32 = 12_582_912.0;
 /// Four bytes, the first lowest: signed ones in panels, unsigned ones in rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
-pub(super) struct ByteQuad(u32);
+pub(in crate::cpu) struct ByteQuad(u32);
 
 // SAFETY: it is a u32, which is four bytes and takes any bits.
 unsafe impl Word for ByteQuad {

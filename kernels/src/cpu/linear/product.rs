@@ -11,14 +11,20 @@ use crate::cpu::cell::{PANEL, Word, n_cells};
 use crate::cpu::math::activate;
 use crate::cpu::pool::Shared;
 use crate::cpu::simd::{Kernel, Simd};
-use crate::cpu::tile::{Rows, for_height, height, multiply_stream, strip_width, strips_per_panel, zero_sums};
+use crate::cpu::tile::{
+    Rows, for_height, height, multiply, multiply_stream, strip_width, strips_per_panel, zero_sums,
+};
 use crate::ops::Activation;
 
 /// Fifths of the second cache that the panels of a task take: less than half, since rows pass through it too.
 const GROUP_FIFTHS: usize = 2;
 
-/// Register tiles, one under another, in a task's rows.
-const TASK_TILES: usize = 8;
+/// Rows of a task, about: eight of the tallest register tiles.
+const TASK_ROWS: usize = 112;
+
+/// Steps of `k` that all rows of a task pass before the next ones, where a strip is half of a panel: its lines are every
+/// other one, and half of a first cache of 32 KiB holds them.
+const BLOCK_CELLS: usize = 256;
 
 /// What a sum stands for.
 pub(super) trait Units: Copy + Sync {
@@ -69,6 +75,16 @@ pub(super) struct Product<'a, C, U> {
 impl<C: Word, U: Units> Product<'_, C, U> {
     /// Computes it, `out: [n_tokens, n_out]`.
     pub(super) fn run(&self, backend: &CpuBackend, out: &mut [f32]) {
+        self.run_blocks(backend, out, |block| C::run(backend.isa, block));
+    }
+
+    /// Cuts it into blocks, and has each computed.
+    pub(super) fn run_blocks(
+        &self,
+        backend: &CpuBackend,
+        out: &mut [f32],
+        compute: impl Fn(Block<'_, C, U>) + Sync,
+    ) {
         if out.is_empty() {
             return;
         }
@@ -84,14 +100,14 @@ impl<C: Word, U: Units> Product<'_, C, U> {
             let (group, run) = (task / n_runs, task % n_runs);
             let rows = run * rows..n_tokens.min((run + 1) * rows);
             let panels = group * panels..n_panels.min((group + 1) * panels);
-            C::run(backend.isa, Block { product: self, rows, panels, out });
+            compute(Block { product: self, rows, panels, out });
         });
     }
 
     /// Rows and panels of a task.
     fn task_size(&self, backend: &CpuBackend) -> (usize, usize) {
         let (tile, n_threads) = (backend.isa.tile_rows(), backend.pool.n_threads());
-        let n_runs = self.size.n_tokens.div_ceil(TASK_TILES * tile);
+        let n_runs = self.size.n_tokens.div_ceil(TASK_ROWS / tile * tile);
         let rows = self.size.n_tokens.div_ceil(n_runs).next_multiple_of(tile);
         let panel_bytes = n_cells::<C>(self.size.n_in).max(1) * PANEL * size_of::<C>();
         let n_panels = self.size.n_out.div_ceil(PANEL);
@@ -102,10 +118,10 @@ impl<C: Word, U: Units> Product<'_, C, U> {
 }
 
 /// Some rows by some panels of a product.
-struct Block<'a, C, U> {
-    product: &'a Product<'a, C, U>,
+pub(super) struct Block<'a, C, U> {
+    pub(super) product: &'a Product<'a, C, U>,
     rows: Range<usize>,
-    panels: Range<usize>,
+    pub(super) panels: Range<usize>,
     /// `[n_tokens, n_out]`.
     out: &'a Shared<'a, f32>,
 }
@@ -113,11 +129,113 @@ struct Block<'a, C, U> {
 impl<C: Word, U: Units> Kernel for Block<'_, C, U> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let k_cells = n_cells::<C>(self.product.size.n_in);
+        if strips_per_panel::<S>() > 1 && self.rows.len() > S::ROWS && k_cells > 0 {
+            return blocked(s, &self);
+        }
         let mut row = self.rows.start;
         while row < self.rows.end {
             let height = height::<S>(self.rows.end - row);
             for_height!(height, <S, C, U>, row_of_tiles(s, &self, row));
             row += height;
+        }
+    }
+}
+
+/// A panel and a stretch of `k` in a block.
+#[derive(Clone, Copy)]
+pub(super) struct Stretch {
+    pub(super) panel: usize,
+    pub(super) first_cell: usize,
+    pub(super) n_cells: usize,
+    /// Whether no stretch comes after it.
+    is_last: bool,
+}
+
+/// Stretches of up to so many cells of each panel of a block, and sums that wait in memory between them, `[rows, 32]`.
+pub(super) fn stretches<C: Word, U>(
+    block: &Block<'_, C, U>,
+    cells: usize,
+) -> (impl Iterator<Item = Stretch> + use<C, U>, Vec<f32>) {
+    let k_cells = n_cells::<C>(block.product.size.n_in);
+    let stretches = block.panels.clone().flat_map(move |panel| {
+        (0..k_cells).step_by(cells).map(move |first_cell| {
+            let n_cells = (k_cells - first_cell).min(cells);
+            Stretch { panel, first_cell, n_cells, is_last: first_cell + n_cells == k_cells }
+        })
+    });
+    (stretches, vec![0.0; block.rows.len() * PANEL])
+}
+
+/// A block strip by strip, all of its rows over a stretch of `k` before the next stretch: the strip's cells stay in the
+/// first cache meanwhile (Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication"). Sums wait in
+/// memory between stretches, so each still runs over `k` from first to last.
+#[inline(always)]
+fn blocked<S: Simd, C: Word, U: Units>(s: S, block: &Block<'_, C, U>) {
+    let k_cells = n_cells::<C>(block.product.size.n_in);
+    let (stretches, mut waiting) = stretches(block, BLOCK_CELLS);
+    for stretch in stretches {
+        let cells = &block.product.panels[(stretch.panel * k_cells + stretch.first_cell) * PANEL..];
+        all_rows(s, block, &mut waiting, (stretch, cells));
+    }
+}
+
+/// All rows of a block over a stretch of a panel, whose cells are given.
+#[inline(always)]
+pub(super) fn all_rows<S: Simd, C: Word, U: Units>(
+    s: S,
+    block: &Block<'_, C, U>,
+    waiting: &mut [f32],
+    (stretch, cells): (Stretch, &[C]),
+) {
+    let columns = block.product.size.n_out - stretch.panel * PANEL;
+    let n_strips = columns.div_ceil(strip_width::<S>()).min(strips_per_panel::<S>());
+    for strip in 0..n_strips {
+        let cells = &cells[strip * strip_width::<S>()..];
+        let mut row = block.rows.start;
+        while row < block.rows.end {
+            let height = height::<S>(block.rows.end - row);
+            let place = (row, strip);
+            for_height!(height, <S, C, U>, part_of_tile(s, block, waiting, (place, stretch, cells)));
+            row += height;
+        }
+    }
+}
+
+/// One register tile over a stretch of `k`, and after the last one its epilogue. One strip, whatever `NS` is.
+#[inline(always)]
+fn part_of_tile<S: Simd, C: Word, U: Units, const MR: usize, const NS: usize>(
+    s: S,
+    block: &Block<'_, C, U>,
+    waiting: &mut [f32],
+    ((row, strip), stretch, cells): ((usize, usize), Stretch, &[C]),
+) {
+    let Product { x, size, .. } = *block.product;
+    let k_cells = n_cells::<C>(size.n_in);
+    let column = strip * strip_width::<S>();
+    let place = |r: usize, v: usize| (row - block.rows.start + r) * PANEL + column + v * S::LANES;
+    let mut sums = zero_sums::<S, MR, 1>(s);
+    if stretch.first_cell > 0 {
+        for (r, [vectors]) in sums.iter_mut().enumerate() {
+            for (v, sum) in vectors.iter_mut().enumerate() {
+                *sum = s.load(&waiting[place(r, v)..]);
+            }
+        }
+    }
+    let a = Rows { cells: x, stride: k_cells }.from(row, stretch.first_cell);
+    // The first rows bring the strip from memory, the others find it.
+    match row == block.rows.start {
+        true => multiply_stream(s, a, [cells], stretch.n_cells, &mut sums),
+        false => multiply(s, a, [cells], stretch.n_cells, &mut sums),
+    }
+    for (r, [vectors]) in sums.iter().enumerate() {
+        for (v, sum) in vectors.iter().enumerate() {
+            let column = stretch.panel * PANEL + column + v * S::LANES;
+            if !stretch.is_last {
+                s.store(&mut waiting[place(r, v)..], *sum);
+            } else if column < size.n_out {
+                finish(s, block, (row + r, column), *sum);
+            }
         }
     }
 }
@@ -159,12 +277,12 @@ fn tile<S: Simd, C: Word, U: Units, const MR: usize, const NS: usize>(
     }
     let mut sums = zero_sums::<S, MR, NS>(s);
     multiply_stream(s, Rows { cells: x, stride: k_cells }.from(row, 0), b, k_cells, &mut sums);
-    for (r, strips) in sums.into_iter().enumerate() {
-        for (i, vectors) in strips.into_iter().enumerate() {
-            for (v, sum) in vectors.into_iter().enumerate() {
+    for (r, strips) in sums.iter().enumerate() {
+        for (i, vectors) in strips.iter().enumerate() {
+            for (v, sum) in vectors.iter().enumerate() {
                 let column = (strip + i) * strip_width::<S>() + v * S::LANES;
                 if column < size.n_out {
-                    finish(s, block, (row + r, column), sum);
+                    finish(s, block, (row + r, column), *sum);
                 }
             }
         }

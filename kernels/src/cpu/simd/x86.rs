@@ -270,7 +270,8 @@ impl Simd for Avx512Vnni {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn avx512_dot_pair(acc: __m512, a: u32, b: __m512) -> __m512 {
-    let (a, bits, upper) = (_mm512_set1_epi32(a as i32), _mm512_castps_si512(b), _mm512_set1_epi32(-0x1_0000));
+    let (a, bits, upper) =
+        (_mm512_set1_epi32(a as i32), _mm512_castps_si512(b), _mm512_set1_epi32(-0x1_0000));
     let a0 = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(a));
     let a1 = _mm512_castsi512_ps(_mm512_and_si512(a, upper));
     let low = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits));

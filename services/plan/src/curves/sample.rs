@@ -2,7 +2,8 @@
 //! measuring anything.
 
 use super::{
-    CostCurves, EncodePoint, ItemPoint, KvSizes, Point, Provenance, FrontCost, ProxyCost, StepPoint, Together, VERSION,
+    CostCurves, EncodePoint, FrontCost, ItemPoint, KvSizes, Point, Provenance, ProxyCost, StepPoint,
+    Together, VERSION,
 };
 
 /// What the machine takes for things, in microseconds.

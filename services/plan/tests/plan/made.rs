@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use triptych_bench::offered::{ItemShape, Offered, OfferedItem};
 use triptych_plan::curves::{
-    CostCurves, EncodePoint, ItemPoint, KvSizes, Point, Provenance, FrontCost, ProxyCost, StepPoint, Together, VERSION,
+    CostCurves, EncodePoint, FrontCost, ItemPoint, KvSizes, Point, Provenance, ProxyCost, StepPoint,
+    Together, VERSION,
 };
 use triptych_plan::simulator::spec::{ClusterSpec, EncoderSpec, PdSpec, PoolRole, PoolSpec};
 

@@ -233,7 +233,12 @@ impl Lab<'_> {
     }
 
     /// Goodput of a topology, searched from what is expected of it.
-    async fn capacity(&mut self, server: &Server, topology: &Topology, w: &Workload) -> Result<f64, CliError> {
+    async fn capacity(
+        &mut self,
+        server: &Server,
+        topology: &Topology,
+        w: &Workload,
+    ) -> Result<f64, CliError> {
         let first = self.expected(topology, w).await?;
         let settings = self.settings(topology, first);
         let listener = |news: News<'_>| {

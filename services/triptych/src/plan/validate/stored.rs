@@ -59,11 +59,12 @@ impl<'a> Stored<'a> {
     fn of(asked: &Asked, result: &'a SweepResult) -> Result<Self, CliError> {
         let setup = &result.setup;
         let place = setup.topology.as_deref().unwrap_or(&setup.target);
-        let wrong = |what: String| {
-            CliError::Setting(format!("--results: {} on {place}: {what}", setup.workload))
-        };
+        let wrong =
+            |what: String| CliError::Setting(format!("--results: {} on {place}: {what}", setup.workload));
         let Some(name) = setup.topology.as_deref() else {
-            return Err(wrong("only clusters that the bench started, with --topology, can be simulated".into()));
+            return Err(wrong(
+                "only clusters that the bench started, with --topology, can be simulated".into(),
+            ));
         };
         if setup.slo != asked.slo.to_string() {
             return Err(wrong(format!("promises are {}, --slo is {}", setup.slo, asked.slo)));

@@ -1,0 +1,136 @@
+//! The ladder of kernels: the oracle's plain loops, then each instruction set and precision of the CPU back end, over
+//! the shapes of the models that the peers are compared with.
+//!
+//! ```text
+//! cargo bench --package triptych-benches --bench kernels                    all
+//! cargo bench --package triptych-benches --bench kernels -- 'linear/1500'   some
+//! ```
+//!
+//! Throughput is in multiply-adds ("elem"), or in bytes of weights where memory is the limit. The first lines say what
+//! this machine can do at most, so that each number is a share of something.
+#![forbid(unsafe_code)]
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use std::hint::black_box;
+use std::time::Duration;
+use triptych_core::DType;
+use triptych_kernels::cpu::{CpuBackend, CpuConfig, Isa, Precision};
+use triptych_kernels::ops::{
+    Activation, AttentionShape, Backend, LinearPart, Mask, Qkv, ScoreBias, Varlen, WeightView,
+};
+use triptych_kernels::reference::ReferenceBackend;
+
+/// Rows, inputs, outputs: encoder layers of Whisper-base, a layer and the logits of its decoder.
+const LINEAR: [(usize, usize, usize); 6] = [
+    (1500, 512, 2048),
+    (1500, 2048, 512),
+    (1500, 512, 512),
+    (8, 512, 2048),
+    (1, 512, 2048),
+    (1, 512, 51_865),
+];
+/// Tokens, heads, width of a head: Whisper's encoder, a picture of 640×640 in Qwen2-VL, a short text.
+const ATTENTION: [(usize, usize, usize); 3] = [(1500, 8, 64), (2116, 16, 80), (128, 8, 64)];
+/// Multiply-adds that the oracle is asked for at most.
+const ORACLE: usize = 1 << 24;
+const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
+
+fn values(seed: u32, n: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).max(1);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state as f32 / u32::MAX as f32 - 0.5
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+fn backends() -> Vec<(String, CpuBackend)> {
+    let sets = Isa::available().flat_map(|isa| PRECISIONS.map(|precision| (isa, precision)));
+    let made = sets.filter_map(|(isa, precision)| {
+        let config = CpuConfig { isa: Some(isa), precision, ..CpuConfig::default() };
+        let name = format!("{}-{}", isa.as_str(), precision.as_str());
+        CpuBackend::new(config).ok().map(|backend| (name, backend))
+    });
+    made.collect()
+}
+
+fn roofs(_: &mut Criterion) {
+    for (name, backend) in backends() {
+        let roofs = backend.roofs();
+        println!(
+            "roof {name}: {:.1} G multiply-adds/s, {:.1} GB/s",
+            roofs.multiply_adds_per_s / 1e9,
+            roofs.bytes_per_s / 1e9
+        );
+    }
+}
+
+fn linear_of<B: Backend>(backend: &B, (n, n_in, n_out): (usize, usize, usize)) -> impl FnMut() + use<B> {
+    let bytes: Vec<u8> = values(1, n_in * n_out).into_iter().flat_map(f32::to_le_bytes).collect();
+    let view = WeightView { dtype: DType::F32, shape: &[n_out, n_in], data: &bytes };
+    let layer = backend.load_linear(&[LinearPart::new(view, None)]).expect("a layer");
+    let x = backend.upload(values(2, n * n_in), n, n_in).expect("rows");
+    let backend = backend.clone();
+    move || drop(black_box(backend.linear(&x, &layer, Activation::None, None).expect("a product")))
+}
+
+fn linear(c: &mut Criterion) {
+    for size in LINEAR {
+        let (n, n_in, n_out) = size;
+        let mut group = c.benchmark_group(format!("linear/{n}x{n_in}x{n_out}"));
+        group.throughput(Throughput::Elements((n * n_in * n_out) as u64));
+        if n * n_in * n_out <= ORACLE {
+            let mut run = linear_of(&ReferenceBackend, size);
+            group.bench_function(BenchmarkId::from_parameter("oracle"), |b| b.iter(&mut run));
+        }
+        for (name, backend) in backends() {
+            let mut run = linear_of(&backend, size);
+            group.bench_function(BenchmarkId::from_parameter(name), |b| b.iter(&mut run));
+        }
+        group.finish();
+    }
+}
+
+fn attention_of<B: Backend>(backend: &B, (n, heads, dim): (usize, usize, usize)) -> impl FnMut() + use<B> {
+    let tensor = |seed| backend.upload(values(seed, n * heads * dim), n, heads * dim).expect("rows");
+    let (q, k, v) = (tensor(1), tensor(2), tensor(3));
+    let backend = backend.clone();
+    let ends = [0, u32::try_from(n).expect("few tokens")];
+    move || {
+        let shape = AttentionShape { n_heads: heads, n_kv_heads: heads, head_dim: dim, scale: 0.125 };
+        let seqs =
+            Varlen { cu_seqlens_q: &ends, cu_seqlens_k: &ends, mask: Mask::Full, bias: ScoreBias::None };
+        let qkv = Qkv { q: &q, k: &k, v: &v };
+        drop(black_box(backend.attention(qkv, shape, seqs).expect("attention")));
+    }
+}
+
+fn attention(c: &mut Criterion) {
+    for size in ATTENTION {
+        let (n, heads, dim) = size;
+        let mut group = c.benchmark_group(format!("attention/{n}x{heads}x{dim}"));
+        group.throughput(Throughput::Elements((2 * n * n * heads * dim) as u64));
+        if 2 * n * n * heads * dim <= ORACLE {
+            let mut run = attention_of(&ReferenceBackend, size);
+            group.bench_function(BenchmarkId::from_parameter("oracle"), |b| b.iter(&mut run));
+        }
+        for (name, backend) in backends() {
+            let mut run = attention_of(&backend, size);
+            group.bench_function(BenchmarkId::from_parameter(name), |b| b.iter(&mut run));
+        }
+        group.finish();
+    }
+}
+
+fn quick() -> Criterion {
+    let criterion = Criterion::default().sample_size(10);
+    criterion
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(1))
+        .configure_from_args()
+}
+
+criterion_group! {name = kernels; config = quick(); targets = roofs, linear, attention}
+criterion_main!(kernels);
