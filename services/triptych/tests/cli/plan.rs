@@ -44,6 +44,7 @@ fn a_profile_of_the_sample_model_ends_with_a_file_that_can_be_planned_by() {
     assert_eq!((read.threads, read.precision.as_str(), read.measured.cores.as_slice()), (1, "f32", &[0][..]));
     assert!(read.measured.store.starts_with("disk:") && read.row_bytes > 0);
     assert!(read.proxy.request_us > 0.0, "{:?}", read.proxy);
+    assert!(read.front.item_us > 0.0 && read.front.token_us > 0.0, "{:?}", read.front);
     assert!(read.publish.len() == 2 && read.publish.iter().all(|p| p.p50_us > 0.0));
 }
 
@@ -103,6 +104,74 @@ fn a_plan_is_a_page_and_a_document() {
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert!(document["best"]["goodput"]["mean"].as_f64().expect("a number") > 0.0);
     assert!(["disaggregate", "do_not_disaggregate"].contains(&document["advice"].as_str().expect("a word")));
+}
+
+/// What `triptych bench suite` would have stored of a topology that serves so much.
+fn stored(dir: &Path, topology: &str, goodput: f64) {
+    let percentiles = serde_json::json!({"p50": 100.0, "p90": 200.0, "p99": 300.0});
+    let ends = serde_json::json!({"whole": 60, "short": 0, "refused": 0, "failed": 0, "unended": 0});
+    let verdict = serde_json::json!({
+        "passed": true, "percentiles_passed": true, "findings": [], "n_offered": 60, "n_good": 60, "n_served": 60,
+        "ends": ends, "ttft_ms": percentiles, "tpot_ms": percentiles, "e2el_ms": percentiles,
+        "concurrency_trend": null, "ttft_trend": null
+    });
+    let spread =
+        serde_json::json!({"n": 0, "mean": null, "p50": null, "p90": null, "p99": null, "max": null});
+    let run = serde_json::json!({
+        "version": 1, "rate": goodput, "seed": 1, "warm_up_s": 1.0, "window_s": 10.0, "n_sent": 60,
+        "verdict": verdict, "ttft_ms": spread, "tpot_ms": spread, "itl_ms": spread, "e2el_ms": spread,
+        "throughput": {
+            "offered_per_s": 0.0, "requests_per_s": 0.0, "good_per_s": 0.0, "output_tokens_per_s": 0.0,
+            "images_per_s": 0.0, "audio_s_per_s": 0.0
+        },
+        "generator": {"late_ms": spread, "allowed_ms": 0.0, "void": false}, "prompt_tokens": null, "stages": null,
+        "item_sources": null, "server": null, "all_ends": ends, "errors": {}, "timeline": []
+    });
+    let document = serde_json::json!({
+        "version": 1,
+        "host": {"cpu": "made by hand", "cores": 2, "memory_mib": null, "at_unix_s": 0, "commit": "abc"},
+        "setup": {
+            "target": "here", "topology": topology, "model": "made by hand",
+            "workload": "epd-short:images=1,text=100,output=12", "arrivals": "own", "slo": "ttft=2s,tpot=100ms",
+            "slo_ttft_ms": 2000.0, "slo_tpot_ms": 100.0, "slo_e2el_ms": null,
+            "rule": {"attainment": 0.99, "percentile": 99.0, "served": 0.97}, "seeds": [1], "n_requests": 60,
+            "max_window_s": 10.0, "resolution": 0.05, "salt": 0
+        },
+        "shorter_than_the_rule": null,
+        "rates": [{"rate": goodput, "verdict": verdict, "runs": [run]}],
+        "goodput": {
+            "rate": goodput, "interval": null, "fails_at": null, "rate_at_90": null, "vllm": null, "distserve": null
+        }
+    });
+    std::fs::write(dir.join(format!("{topology}.json")), document.to_string()).expect("a file");
+}
+
+#[test]
+fn stored_results_validate_the_plan_without_a_cluster() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (curves, results) = (file(dir.path()), dir.path().join("results"));
+    std::fs::create_dir(&results).expect("a folder");
+    stored(&results, "1e1pd", 4.0);
+    stored(&results, "dp2", 2.0);
+    let paths = [&results, dir.path()].map(|path| path.to_str().expect("plain").to_owned());
+    let flags = ["--results", &paths[0], "--output", &paths[1], "--quick", "--requests", "60"];
+    let base = ["plan", "validate", "--curves", &curves];
+    let output = triptych(&[&base[..], &["--slo", "ttft=2s,tpot=100ms"], &flags].concat());
+    assert!(output.status.success(), "{}", told(&output));
+    let page = String::from_utf8_lossy(&output.stdout);
+    for part in ["on 1e1pd at 100 % of its capacity, 4.00", "TTFT p99", "1e1pd: 4.00", "as expected", "abc"] {
+        assert!(page.contains(part), "{part} is not in\n{page}");
+    }
+    let json = std::fs::read_to_string(dir.path().join("validation.json")).expect("written");
+    let document: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(document["compared"].as_array().expect("a list").len(), 2);
+    assert_eq!(document["regrets"][0]["measured"][0][1], 4.0);
+    // Of other promises it is another question.
+    refuses(
+        &[&base[..], &["--slo", "ttft=1s"], &flags].concat(),
+        2,
+        &["ttft=2s,tpot=100ms", "--slo is ttft=1s"],
+    );
 }
 
 /// A server of metrics that were asked for ever more.
