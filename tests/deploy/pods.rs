@@ -137,8 +137,11 @@ fn pods_keep_to_the_restricted_standard() {
                 assert_eq!(may["capabilities"]["drop"][0], "ALL", "{at}");
                 assert!(container["resources"]["limits"]["memory"].is_string(), "{at}: memory has a limit");
             }
-            let is_proxy = pod_name.ends_with("-proxy");
-            assert_eq!(pod["automountServiceAccountToken"], is_proxy, "{at}: only proxies ask Kubernetes");
+            let asks = pod_name.ends_with("-proxy") || pod_name.ends_with("-planner");
+            assert_eq!(
+                pod["automountServiceAccountToken"], asks,
+                "{at}: only proxies and the planner ask Kubernetes"
+            );
         }
     }
 }

@@ -17,6 +17,14 @@ fn refusal(values: &str) -> String {
 fn wrong_values_are_refused_with_the_name_of_what_is_wrong() {
     let pool =
         |rest: &str| format!("pools: [{{name: a, role: pd, model: {{sample: digits-whisper}}{rest}}}]");
+    let planner = |rest: &str| {
+        let model = "model: {sample: digits-whisper}";
+        format!(
+            "planner: {{enabled: true, {rest}}}\npools:\n  - {{name: e, role: encoder, {model}}}\n  \
+             - {{name: p, role: pd, {model}}}\n  \
+             - {{name: a, role: pd, {model}, autoscaling: {{kind: hpa, runningRequests: 4}}}}"
+        )
+    };
     let cases: Vec<(String, &str)> = vec![
         ("replicas: 3".into(), "replicas"),
         ("proxy: {replica: 3}".into(), "replica"),
@@ -49,7 +57,12 @@ fn wrong_values_are_refused_with_the_name_of_what_is_wrong() {
         ("pools: [{name: proxy, role: pd, model: {sample: digits-whisper}}]".into(), "pools.0.name"),
         ("pools: [{name: a, role: decoder, model: {sample: digits-whisper}}]".into(), "pools.0.role"),
         (pool(", replica: 2"), "replica"),
-        (pool(", precision: int8"), "precision"),
+        (pool(", precision: f64"), "precision"),
+        ("pools: [{name: planner, role: pd, model: {sample: digits-whisper}}]".into(), "pools.0.name"),
+        (planner("encoderPool: e, pdPool: p"), "planner.curves.existingConfigMap"),
+        (planner("encoderPool: p, pdPool: p, curves: {existingConfigMap: c}"), "planner.encoderPool"),
+        (planner("encoderPool: e, pdPool: a, curves: {existingConfigMap: c}"), "pool a"),
+        ("planner: {interval: 5}".into(), "interval"),
         (pool(", engine: {kvMib: 0}"), "kvMib"),
         (pool(", resources: {limits: {memory: 4GB}}"), "memory"),
         (pool(", gpu: {count: 1, resource: gpu}"), "resource"),

@@ -76,7 +76,7 @@ impl CpuLinear {
                 let product = Product { x: x.data(), panels: panels.cells(), size, units: Plain, epilogue };
                 product.run(backend, &mut out);
             }
-            Packed::Bf16(panels) if wide::is_for(backend, n_tokens) => {
+            Packed::Bf16(panels) if wide::is_for(backend, x.dims()) => {
                 let x = &wide::rounded(backend, x);
                 let size = Size { n_in: n_in.next_multiple_of(2), ..size };
                 let product = Product { x, panels: &[], size, units: Plain, epilogue };

@@ -12,6 +12,10 @@ use std::time::{Duration, Instant};
 /// Tests of the whole cluster start this binary; `cargo test --workspace` builds it.
 const BINARY: &str = "target/debug/triptych";
 
+/// The ladder of kernels at its smaller shapes, once each: that it runs, not how fast.
+const BENCHES: [&str; 7] =
+    ["test", "--workspace", "--bench", "kernels", "--", "--test", "linear/.*x512x2048|attention/128"];
+
 /// Runs every step; the first that fails ends it.
 ///
 /// # Errors
@@ -42,6 +46,7 @@ pub fn run() -> Result<()> {
         ("static binary", &static_binary::run_build),
         ("build of the tests", &|| cargo_shown(&["test", "--workspace", "--no-run"])),
         ("tests", &|| cargo_shown(&["test", "--workspace", "--no-fail-fast"])),
+        ("benches, briefly", &|| cargo_shown(&BENCHES)),
         ("fuzzing, briefly", &fuzz::brief),
     ])?;
     let times: Vec<_> = times.iter().map(|(name, time)| format!("{name} {}", minutes(*time))).collect();

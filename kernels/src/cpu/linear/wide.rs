@@ -14,9 +14,9 @@ const PAIRS: usize = 64;
 /// Fewest rows that are worth widening for.
 const FEWEST_ROWS: usize = 24;
 
-/// Whether it is the way to multiply so many rows.
-pub(super) fn is_for(backend: &CpuBackend, n_tokens: usize) -> bool {
-    !backend.isa.has_pairs() && backend.isa.is_narrow() && n_tokens >= FEWEST_ROWS
+/// Whether it is the way to multiply `(n_tokens, n_in)` rows.
+pub(super) fn is_for(backend: &CpuBackend, (n_tokens, n_in): (usize, usize)) -> bool {
+    !backend.isa.has_pairs() && backend.isa.is_narrow() && n_tokens >= FEWEST_ROWS && n_in > 0
 }
 
 /// Rows rounded to bf16 as f32, `[n_tokens, 2 · pairs]`.

@@ -45,7 +45,7 @@ pub struct Load {
 }
 
 impl Reading {
-    /// Of a `/metrics`.
+    /// Of a `/metrics`, or of those of several proxies one after another, which are added up.
     ///
     /// # Errors
     /// [`NotMetrics`].
@@ -173,6 +173,13 @@ pub(super) mod tests {
         let kept = |slo: &str| load.attainment(&slo.parse().unwrap());
         assert!((kept("ttft=200ms") - 1.0).abs() < 1e-9 && (kept("ttft=100ms") - 0.5).abs() < 1e-9);
         assert!((kept("ttft=150ms") - 0.75).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_several_proxies_count_is_added_up() {
+        let both = |n, m| Reading::of(&format!("{}\n{}", metrics(n), metrics(m))).unwrap();
+        let load = both(300, 100).since(&both(100, 0), Duration::from_secs(10)).unwrap();
+        assert_eq!((load.rate, load.by_items[&1], load.item_tokens[1]), (30.0, 300.0, (128.0, 300.0)));
     }
 
     #[test]

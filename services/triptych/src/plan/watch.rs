@@ -6,9 +6,13 @@ use super::apply::{ApplyTo, Pools, Target, Template};
 use super::{QuestionArgs, blocking, print};
 use crate::error::{CliError, chain};
 use clap::Args;
+use reqwest::Url;
 use serde_json::json;
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::time::timeout;
 use triptych_plan::online::{Controller, Decision, Fitted, Load, Reading, Replicas, Rules, needed};
 use triptych_plan::planner::Budget;
 
@@ -19,7 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Beside a running cluster")]
 pub struct WatchArgs {
-    /// The proxy's metrics, as in http://127.0.0.1:8080/metrics: say now and then how many workers there should be
+    /// The proxy's metrics, as in http://127.0.0.1:8080/metrics: say now and then how many workers there should be. Of a
+    /// name with several addresses each is a proxy, and what they count is added up
     #[arg(long, value_name = "URL")]
     pub watch: Option<String>,
     /// Seconds between two looks
@@ -143,10 +148,35 @@ pub async fn run(args: &WatchArgs, question: &QuestionArgs, json: bool) -> Resul
     }
 }
 
+/// What all proxies behind the URL's name counted, added up. One that does not answer spoils the look: without it the sum
+/// would seem to fall.
 async fn fetch(client: &reqwest::Client, url: &str) -> Result<Reading, String> {
-    let answer = async { client.get(url).send().await?.error_for_status()?.text().await };
-    let text = answer.await.map_err(|e| chain(&e))?;
-    Reading::of(&text).map_err(|e| e.to_string())
+    let mut metrics = String::new();
+    for url in each(url).await? {
+        let answer = async { client.get(url).send().await?.error_for_status()?.text().await };
+        metrics.push_str(&answer.await.map_err(|e| chain(&e))?);
+        metrics.push('\n');
+    }
+    Reading::of(&metrics).map_err(|e| e.to_string())
+}
+
+/// The URL with each address of its name: a headless service has one for each proxy. A name of this machine has several
+/// for one listener, and a certificate is for the name, so these are asked once.
+async fn each(url: &str) -> Result<Vec<Url>, String> {
+    let url = Url::parse(url).map_err(|e| e.to_string())?;
+    let (Some(name), "http") = (url.domain().map(str::to_owned), url.scheme()) else { return Ok(vec![url]) };
+    let port = url.port_or_known_default().unwrap_or(80);
+    let found = timeout(PATIENCE, tokio::net::lookup_host((name.as_str(), port))).await;
+    let found = found.map_err(|_| format!("{name} was not looked up in {} s", PATIENCE.as_secs()))?;
+    let addresses: BTreeSet<IpAddr> = found.map_err(|e| e.to_string())?.map(|at| at.ip()).collect();
+    if addresses.iter().all(IpAddr::is_loopback) {
+        return Ok(vec![url]);
+    }
+    let with = |ip: IpAddr| {
+        let mut url = url.clone();
+        url.set_ip_host(ip).ok().map(|()| url)
+    };
+    Ok(addresses.into_iter().filter_map(with).collect())
 }
 
 struct Watch {
@@ -245,5 +275,23 @@ impl Watch {
 
     fn say(&self, text: &str, fields: &serde_json::Value) -> Result<(), CliError> {
         if self.json { print(&format!("{fields}\n")) } else { print(&format!("{text}\n")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn names_of_this_machine_and_addresses_are_asked_once() {
+        for url in [
+            "http://127.0.0.1:8080/metrics",
+            "http://localhost:8080/metrics",
+            "https://proxy.example/metrics",
+        ] {
+            let urls = each(url).await.unwrap();
+            assert_eq!(urls.iter().map(Url::as_str).collect::<Vec<_>>(), [url]);
+        }
+        assert!(each("no url").await.is_err());
     }
 }
