@@ -104,7 +104,7 @@ fn the_same_seed_gives_the_same_run_and_another_seed_another() {
 fn the_proxy_on_the_workers_cores_makes_everything_slower_by_what_it_takes() {
     let mut cluster = apart(1, 1, FAST);
     let mut curves = (*cluster.pools[0].curves).clone();
-    curves.proxy.request_us = 20_000.0;
+    curves.front.request_us = 20_000.0;
     curves.front.token_us = 500.0;
     cluster.pools.iter_mut().for_each(|pool| pool.curves = curves.clone().into());
     let own = check("own", &cluster, LOAD);

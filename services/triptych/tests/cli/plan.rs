@@ -170,7 +170,7 @@ fn stored_results_validate_the_plan_without_a_cluster() {
     refuses(
         &[&base[..], &["--slo", "ttft=1s"], &flags].concat(),
         2,
-        &["ttft=2s,tpot=100ms", "--slo is ttft=1s"],
+        &["ttft=2s,tpot=100ms", "--slo is ttft=1000ms"],
     );
 }
 

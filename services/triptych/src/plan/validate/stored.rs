@@ -9,6 +9,7 @@ use std::time::Duration;
 use triptych_bench::arrivals::Arrivals;
 use triptych_bench::judge::{Run, Verdict, Window, judge_runs};
 use triptych_bench::result::{RateResult, RunResult, SweepResult};
+use triptych_bench::slo::Slo;
 use triptych_bench::topology::{NotATopology, Topology};
 use triptych_bench::workload::Workload;
 use triptych_plan::curves::CostCurves;
@@ -66,7 +67,7 @@ impl<'a> Stored<'a> {
                 "only clusters that the bench started, with --topology, can be simulated".into(),
             ));
         };
-        if setup.slo != asked.slo.to_string() {
+        if setup.slo.parse::<Slo>().ok() != Some(asked.slo) {
             return Err(wrong(format!("promises are {}, --slo is {}", setup.slo, asked.slo)));
         }
         if let Some(other) = asked.curves.iter().find(|c| c.model != setup.model) {
