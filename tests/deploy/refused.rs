@@ -13,18 +13,20 @@ fn refusal(values: &str) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// A planner with these settings, beside an encoder pool `e`, a PD pool `p`, and `a`, which scales itself.
+fn planner(rest: &str) -> String {
+    let model = "model: {sample: digits-whisper}";
+    format!(
+        "planner: {{enabled: true, {rest}}}\npools:\n  - {{name: e, role: encoder, {model}}}\n  \
+         - {{name: p, role: pd, {model}}}\n  \
+         - {{name: a, role: pd, {model}, autoscaling: {{kind: hpa, runningRequests: 4}}}}"
+    )
+}
+
 #[test]
 fn wrong_values_are_refused_with_the_name_of_what_is_wrong() {
     let pool =
         |rest: &str| format!("pools: [{{name: a, role: pd, model: {{sample: digits-whisper}}{rest}}}]");
-    let planner = |rest: &str| {
-        let model = "model: {sample: digits-whisper}";
-        format!(
-            "planner: {{enabled: true, {rest}}}\npools:\n  - {{name: e, role: encoder, {model}}}\n  \
-             - {{name: p, role: pd, {model}}}\n  \
-             - {{name: a, role: pd, {model}, autoscaling: {{kind: hpa, runningRequests: 4}}}}"
-        )
-    };
     let cases: Vec<(String, &str)> = vec![
         ("replicas: 3".into(), "replicas"),
         ("proxy: {replica: 3}".into(), "replica"),
