@@ -1,6 +1,6 @@
 //! The CPU back end: packed weights, SIMD, attention over pages as they lie.
 //!
-//! Kernels are written once over vectors ([`simd`]) and cells ([`cell`]: f32 or pairs of bf16), and compiled for
+//! Kernels are written once over vectors ([`simd`]) and what panels are made of ([`cell`]), and compiled for
 //! each instruction set, one of which is chosen when the back end is made. All sums go through one register
 //! tile ([`tile`]), in one order, so a row has the same bits alone and in a batch, on one thread and on many.
 //! They differ between instruction sets and precisions, within rounding.
@@ -44,6 +44,7 @@ pub use roofs::Roofs;
 pub use rows::CpuTable;
 pub use simd::Isa;
 
+use cell::{Dots, Halves, Quarters, Singles};
 use kv::Pages;
 
 /// How weights, and keys and values in a cache, are kept. Activations are f32 in all.
@@ -54,20 +55,12 @@ pub enum Precision {
     F32,
     /// bf16; what meets them in a product (rows, queries, attention weights) is rounded to bf16 too.
     Bf16,
-    /// Linear layers int8 with a scale for each output, their rows int8 with a scale for each row and call; all
-    /// else, and the layers that are loaded as fine, as bf16.
+    /// Linear layers int8 with a scale for each output, their rows int8 with a scale for each row and call; caches int8
+    /// with a scale for each head of a token; all else as bf16 where pairs have a dot product, and else as f32.
     Int8,
 }
 
 impl Precision {
-    /// The floating point precision of what is not quantized.
-    pub const fn float(self) -> Self {
-        match self {
-            Self::F32 => Self::F32,
-            Self::Bf16 | Self::Int8 => Self::Bf16,
-        }
-    }
-
     /// The name used in settings, keys and results.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -83,8 +76,10 @@ impl Precision {
 pub struct CpuConfig {
     /// Threads, the caller of an op included; zero means one for each core.
     pub threads: usize,
-    /// Of weights and caches.
+    /// Of weights.
     pub precision: Precision,
+    /// Of keys and values in caches; `None` means that of the weights.
+    pub kv: Option<Precision>,
     /// The instruction set; `None` means the best this machine has.
     pub isa: Option<Isa>,
 }
@@ -95,6 +90,7 @@ pub struct CpuBackend {
     pool: pool::Pool,
     isa: simd::FoundIsa,
     precision: Precision,
+    kv: Precision,
     /// Bytes of a core's second cache.
     l2: usize,
 }
@@ -108,7 +104,8 @@ impl CpuBackend {
     pub fn new(config: CpuConfig) -> Result<Self> {
         let isa = simd::FoundIsa::new(config.isa)?;
         let (pool, l2) = (pool::Pool::new(config.threads)?, caches::second_cache());
-        Ok(Self { pool, isa, precision: config.precision, l2 })
+        let CpuConfig { precision, kv, .. } = config;
+        Ok(Self { pool, isa, precision, kv: kv.unwrap_or(precision), l2 })
     }
 
     /// The instruction set it runs on.
@@ -116,7 +113,7 @@ impl CpuBackend {
         self.isa.get()
     }
 
-    /// How it keeps weights and caches.
+    /// How it keeps weights.
     pub fn precision(&self) -> Precision {
         self.precision
     }
@@ -136,11 +133,7 @@ impl Backend for CpuBackend {
     }
 
     fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<CpuLinear> {
-        Ok(CpuLinear::new(self, self.precision, stored::stack(parts)?))
-    }
-
-    fn load_fine_linear(&self, parts: &[LinearPart<'_>]) -> Result<CpuLinear> {
-        Ok(CpuLinear::new(self, self.precision.float(), stored::stack(parts)?))
+        Ok(CpuLinear::new(self, stored::stack(parts)?))
     }
 
     fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<CpuTable> {
@@ -275,14 +268,12 @@ impl Backend for CpuBackend {
     ) -> Result<CpuTensor> {
         check::attention([qkv.q.dims(), qkv.k.dims(), qkv.v.dims()], shape, seqs)?;
         match self.precision {
-            Precision::F32 => attention::block_diagonal::<f32>(self, qkv, shape, seqs),
             Precision::Bf16 | Precision::Int8 if self.isa.has_pairs() => {
-                attention::block_diagonal::<cell::Bf16Pair>(self, qkv, shape, seqs)
+                attention::block_diagonal::<Dots>(self, qkv, shape, seqs)
             }
-            // No cache keeps these keys and values, so being small gains nothing.
-            Precision::Bf16 | Precision::Int8 => {
-                attention::block_diagonal::<cell::WideBf16>(self, qkv, shape, seqs)
-            }
+            Precision::Bf16 => attention::block_diagonal::<Halves>(self, qkv, shape, seqs),
+            // Nothing is kept here that should be small, and pairs would be taken apart.
+            Precision::F32 | Precision::Int8 => attention::block_diagonal::<Singles>(self, qkv, shape, seqs),
         }
     }
 
@@ -294,17 +285,20 @@ impl Backend for CpuBackend {
     ) -> Result<Vec<f32>> {
         check::attention_weights(qk.map(CpuTensor::dims), chosen, seqs)?;
         match self.precision {
-            Precision::F32 => attention::weights::<f32>(self, qk, chosen, seqs),
-            Precision::Bf16 | Precision::Int8 => attention::weights::<cell::Bf16Pair>(self, qk, chosen, seqs),
+            Precision::Bf16 | Precision::Int8 if self.isa.has_pairs() => {
+                attention::weights::<Dots>(self, qk, chosen, seqs)
+            }
+            Precision::Bf16 => attention::weights::<Halves>(self, qk, chosen, seqs),
+            Precision::F32 | Precision::Int8 => attention::weights::<Singles>(self, qk, chosen, seqs),
         }
     }
 
     fn kv_cache(&self, layout: KvLayout) -> Result<CpuKvCache> {
-        CpuKvCache::new(self.precision, layout)
+        CpuKvCache::new(self.kv, layout)
     }
 
     fn kv_block_bytes(&self, layout: KvLayout) -> usize {
-        CpuKvCache::block_bytes(self.precision, layout)
+        CpuKvCache::block_bytes(self.kv, layout)
     }
 
     fn write_kv(
@@ -325,7 +319,7 @@ impl Backend for CpuBackend {
     }
 
     fn host_kv_cache(&self, layout: KvLayout) -> Result<CpuKvCache> {
-        CpuKvCache::new(self.precision, layout)
+        CpuKvCache::new(self.kv, layout)
     }
 
     fn swap_out(&self, device: &CpuKvCache, host: &mut CpuKvCache, pairs: &[(u32, u32)]) -> Result<()> {
@@ -348,8 +342,10 @@ impl Backend for CpuBackend {
         check::paged(q.dims(), cache.layout(), shape, (mask, bias), batch)?;
         let step = attention::Step { q, layer, mask, bias, shape, batch };
         Ok(match &cache.0 {
-            Pages::F32(pages) => attention::paged(self, pages, step),
-            Pages::Bf16(pages) => attention::paged(self, pages, step),
+            Pages::F32(pages) => attention::paged::<Singles>(self, pages, step),
+            Pages::Bf16(pages) if self.isa.has_pairs() => attention::paged::<Dots>(self, pages, step),
+            Pages::Bf16(pages) => attention::paged::<Halves>(self, pages, step),
+            Pages::Int8(pages) => attention::paged::<Quarters>(self, pages, step),
         })
     }
 }

@@ -149,11 +149,6 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
     /// Packs layers that read the same input as one: outputs side by side, in order.
     fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<Self::Linear>;
-    /// The same for a layer whose small errors would be seen, such as the projection to logits: a back end that
-    /// keeps weights in fewer than sixteen bits keeps these in sixteen.
-    fn load_fine_linear(&self, parts: &[LinearPart<'_>]) -> Result<Self::Linear> {
-        self.load_linear(parts)
-    }
     /// Takes a table `[n_rows, width]`, whose rows are given times `scale`.
     fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<Self::Table>;
     /// Takes a norm's `scale [width]` and `bias [width]`.

@@ -14,14 +14,15 @@ use std::ops::Range;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::CpuBackend;
-use super::cell::{Cell, PANEL, n_cells};
-use super::kv::PagedCells;
-use super::matrix::CpuTensor;
+use super::cell::{Cell, FloatMath, PANEL, Word, n_cells};
+use super::kv::{PageOrder, PagedCells};
+use super::matrix::{CpuTensor, unwritten};
 use super::pool::Shared;
 use crate::ops::{AttentionShape, ChosenHeads, KvLayout, Mask, PagedBatch, Qkv, Result, ScoreBias, Varlen};
 
 mod bias;
 mod head;
+mod softmax;
 mod weights;
 
 use bias::RowBias;
@@ -53,25 +54,25 @@ struct Task {
 }
 
 /// Attention inside each sequence; the caller checked the arguments.
-pub(super) fn block_diagonal<C: Cell>(
+pub(super) fn block_diagonal<M: FloatMath>(
     backend: &CpuBackend,
     qkv: Qkv<'_, CpuTensor>,
     shape: AttentionShape,
     seqs: Varlen<'_>,
 ) -> Result<CpuTensor> {
-    let plain = Plain::<C>::new(backend, [qkv.k, qkv.v], shape, seqs.cu_seqlens_k)?;
-    Ok(paged(backend, &plain.pages, plain.step(qkv.q, shape, seqs)))
+    let plain = Plain::<M::Word>::new(backend, [qkv.k, qkv.v], shape, seqs.cu_seqlens_k)?;
+    Ok(paged::<M>(backend, &plain.pages, plain.step(qkv.q, shape, seqs)))
 }
 
 /// Weights of some heads inside each sequence, `[heads, n_queries, n_keys]` one after another; the caller
 /// checked the arguments.
-pub(super) fn weights<C: Cell>(
+pub(super) fn weights<M: FloatMath>(
     backend: &CpuBackend,
     [q, k]: [&CpuTensor; 2],
     chosen: ChosenHeads<'_>,
     seqs: Varlen<'_>,
 ) -> Result<Vec<f32>> {
-    let plain = Plain::<C>::new(backend, [k, k], chosen.shape, seqs.cu_seqlens_k)?;
+    let plain = Plain::<M::Word>::new(backend, [k, k], chosen.shape, seqs.cu_seqlens_k)?;
     let step = plain.step(q, chosen.shape, seqs);
     let group = step.shape.n_heads / step.shape.n_kv_heads;
     let (mut tasks, mut n_weights, mut cost_ns) = (Vec::new(), 0, 0);
@@ -88,8 +89,8 @@ pub(super) fn weights<C: Cell>(
     let shared = &Shared::new(&mut out);
     backend.pool.run(tasks.len(), cost_ns, |i| {
         let (task, member, place) = &tasks[i];
-        let rows = HeadRows { pages: &plain.pages, step: &step, bias, task, out: shared };
-        C::run(backend.isa, HeadWeights { rows, member: *member, place: place.clone() });
+        let rows = HeadRows::<M> { pages: &plain.pages, step: &step, bias, task, out: shared };
+        M::run(backend.isa, HeadWeights { rows, member: *member, place: place.clone() });
     });
     Ok(out)
 }
@@ -120,7 +121,7 @@ impl<C: Cell> Plain<C> {
         }
         let AttentionShape { n_kv_heads, head_dim, .. } = shape;
         let layout = KvLayout { n_layers: 1, n_blocks: n_blocks as usize, n_kv_heads, head_dim };
-        let mut pages = PagedCells::<C>::new(layout)?;
+        let mut pages = PagedCells::<C>::new(layout, PageOrder::Heads)?;
         pages.write(&backend.pool, 0, kv, &slots);
         Ok(Self { pages, lens, table_start_loc, block_tables: (0..n_blocks).collect() })
     }
@@ -138,14 +139,18 @@ impl<C: Cell> Plain<C> {
 }
 
 /// Attention of each sequence over its pages; the caller checked the arguments.
-pub(super) fn paged<C: Cell>(backend: &CpuBackend, pages: &PagedCells<C>, step: Step<'_>) -> CpuTensor {
+pub(super) fn paged<M: FloatMath>(
+    backend: &CpuBackend,
+    pages: &PagedCells<M::Word>,
+    step: Step<'_>,
+) -> CpuTensor {
     let (n_tokens, width) = step.q.dims();
-    let mut out = vec![0.0; n_tokens * width];
-    let (tasks, cost_ns) = tasks::<C>(&step, TASK_TILES * backend.isa.tile_rows());
+    let mut out = unwritten(n_tokens * width);
+    let (tasks, cost_ns) = tasks::<M::Word>(&step, TASK_TILES * backend.isa.tile_rows());
     let bias = &RowBias::new(step.bias, step.shape.n_heads, lens(&step));
     let shared = &Shared::new(&mut out);
     backend.pool.run(tasks.len(), cost_ns, |i| {
-        C::run(backend.isa, HeadRows { pages, step: &step, bias, task: &tasks[i], out: shared });
+        M::run(backend.isa, HeadRows::<M> { pages, step: &step, bias, task: &tasks[i], out: shared });
     });
     CpuTensor::new(out, n_tokens, width)
 }
@@ -157,7 +162,7 @@ fn lens<'a>(step: &'a Step<'_>) -> impl Iterator<Item = (usize, usize)> + 'a {
 }
 
 /// Cuts a step into tasks of up to `max_rows` rows, and estimates what they take together on one thread.
-fn tasks<C: Cell>(step: &Step<'_>, max_rows: usize) -> (Vec<Task>, usize) {
+fn tasks<C: Word>(step: &Step<'_>, max_rows: usize) -> (Vec<Task>, usize) {
     let AttentionShape { n_heads, n_kv_heads, head_dim, .. } = step.shape;
     let (mut tasks, mut cost_ns) = (Vec::new(), 0);
     for (seq, &n_keys) in step.batch.seq_lens.iter().enumerate() {

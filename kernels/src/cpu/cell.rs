@@ -1,8 +1,11 @@
-//! What a multiply-add consumes at a time: an f32, a pair of bf16 or four bytes that meet in one dot product.
+//! What panels are made of, and how it is multiplied.
 //!
-//! All are four bytes, so packed weights, KV pages and tiles have one shape for every precision: a *panel*
-//! is `[k_cells][32]` cells, and a cell of a pair holds two steps of `k`, the first in its low half. Values
-//! become cells of f32 and bf16 by rounding ([`Cell`]); cells of bytes need a scale, which `quantized` knows.
+//! A *word* is four bytes along `k`: an f32, a pair of bf16 or four bytes. All words are four bytes, so packed weights, KV
+//! pages and tiles have one shape for every precision: a *panel* is `[k_cells][32]` words, and a word of a pair holds two
+//! steps of `k`, the first in its low half. Values become words of f32 and bf16 by rounding ([`Cell`]); words of bytes need
+//! a scale, which `linear::bytes` knows.
+//!
+//! How a word meets a row is [`Math`]: pairs have a dot product on some machines, and are taken apart on others.
 
 use super::simd::{FoundIsa, Kernel, Simd};
 
@@ -12,50 +15,89 @@ pub(super) const PANEL: usize = triptych_core::shape::KV_BLOCK_TOKENS;
 /// Two bf16. A plain integer, since the allocator gives those out zeroed without touching them.
 pub(super) type Bf16Pair = u32;
 
-/// Four bytes of one or more values along `k`, as a register tile multiplies them.
+/// Four bytes of one or more values along `k`.
 ///
 /// # Safety
 /// An implementation must be four bytes, of which any bits are a value.
 pub(super) unsafe trait Word: Copy + Default + Send + Sync + 'static {
-    /// Steps of `k` in a cell.
+    /// Steps of `k` in a word.
     const STEPS: usize;
-    /// `acc + self · b` in each lane, where `b` holds the bits of a register of cells. What the bits of `acc`
-    /// mean is the cell's own; all zeros are nothing summed.
-    fn multiply_add<S: Simd>(self, s: S, b: S::V, acc: S::V) -> S::V;
-    /// Runs a kernel that multiplies such cells.
-    fn run<K: Kernel>(isa: FoundIsa, kernel: K);
 }
 
-/// A cell of floating point values: sums are f32.
+/// A word that values are written to one by one.
 pub(super) trait Cell: Word {
+    /// Whether it holds whole numbers up to [`LARGEST_BYTE`], to be read times a scale that is kept elsewhere.
+    const IS_SCALED: bool;
     /// Writes the value of one step.
     fn set(&mut self, step: usize, value: f32);
-    /// The cell with all steps but the first set to zero.
+    /// The word with all steps but the first set to zero.
     fn first_step(self) -> Self;
-    /// Rounds values to cells; a last lone value is paired with zero. There are `n_cells` of them.
-    fn fill(cells: &mut [Self], values: &[f32]);
+    /// A word with the bits of an f32.
+    fn with_bits(of: f32) -> Self;
 }
 
-/// Cells of `k` values.
+/// Four bytes, the first lowest: signed ones in panels and pages, unsigned ones in the rows of linear layers. A plain
+/// integer, as pairs are.
+pub(super) type ByteQuad = i32;
+
+/// The largest signed byte that is used; its negative is the smallest, so that scales have no side.
+pub(super) const LARGEST_BYTE: f32 = 127.0;
+
+/// Words of `k` values.
 pub(super) fn n_cells<C: Word>(k: usize) -> usize {
     k.div_ceil(C::STEPS)
 }
 
+/// How the words of a panel are multiplied with rows.
+pub(super) trait Math: Copy + Send + Sync + 'static {
+    /// What panels are made of.
+    type Word: Word;
+    /// What rows are made of: one for each word along `k`.
+    type Row: Copy + Default + Send + Sync + 'static;
+    /// Multiply-adds that a word takes, one after the other: one, two or four.
+    const PARTS: usize;
+    /// What the multiply-add `part` needs of a register of words: all of it, unless they are taken apart.
+    #[inline(always)]
+    fn columns<S: Simd>(_s: S, words: S::V, _part: usize) -> S::V {
+        words
+    }
+    /// `acc + row · columns` in each lane. What the bits of `acc` mean is its own; all zeros are nothing summed.
+    fn multiply_add<S: Simd>(s: S, row: Self::Row, part: usize, columns: S::V, acc: S::V) -> S::V;
+    /// Runs a kernel that multiplies so.
+    fn run<K: Kernel>(isa: FoundIsa, kernel: K);
+}
+
+/// The same of floating point values: sums are f32.
+pub(super) trait FloatMath: Math<Word: Cell> {
+    /// Rounds values to a row; a last lone value is paired with zero. There are `n_cells` of the row.
+    fn fill(row: &mut [Self::Row], values: &[f32]);
+}
+
+/// f32 by f32.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Singles;
+
+/// Pairs of bf16 by their dot product.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dots;
+
+/// Bytes in pages taken apart, by rows of f32.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Quarters;
+
+/// Pairs of bf16 taken apart, for machines where two multiply-adds of f32 take no longer than one dot product of pairs,
+/// or that have none. Rows are taken apart once, words once for all rows of a tile.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Halves;
+
 // SAFETY: f32 is four bytes and takes any bits.
 unsafe impl Word for f32 {
     const STEPS: usize = 1;
-
-    #[inline(always)]
-    fn multiply_add<S: Simd>(self, s: S, b: S::V, acc: S::V) -> S::V {
-        s.fma(s.splat(self), b, acc)
-    }
-
-    fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
-        isa.run(kernel);
-    }
 }
 
 impl Cell for f32 {
+    const IS_SCALED: bool = false;
+
     #[inline(always)]
     fn set(&mut self, _step: usize, value: f32) {
         *self = value;
@@ -66,27 +108,19 @@ impl Cell for f32 {
         self
     }
 
-    #[inline(always)]
-    fn fill(cells: &mut [Self], values: &[f32]) {
-        cells.copy_from_slice(values);
+    fn with_bits(of: f32) -> Self {
+        of
     }
 }
 
 // SAFETY: u32 is four bytes and takes any bits.
 unsafe impl Word for Bf16Pair {
     const STEPS: usize = 2;
-
-    #[inline(always)]
-    fn multiply_add<S: Simd>(self, s: S, b: S::V, acc: S::V) -> S::V {
-        s.dot_pair(acc, self, b)
-    }
-
-    fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
-        isa.run_pairs(kernel);
-    }
 }
 
 impl Cell for Bf16Pair {
+    const IS_SCALED: bool = false;
+
     #[inline(always)]
     fn set(&mut self, step: usize, value: f32) {
         let shift = 16 * step;
@@ -98,38 +132,43 @@ impl Cell for Bf16Pair {
         self & 0xffff
     }
 
-    #[inline(always)]
-    fn fill(cells: &mut [Self], values: &[f32]) {
-        let (pairs, lone) = values.as_chunks::<2>();
-        for (cell, pair) in cells.iter_mut().zip(pairs) {
-            *cell = bf16_bits(pair[0]) | bf16_bits(pair[1]) << 16;
-        }
-        if let (Some(cell), Some(&value)) = (cells.last_mut(), lone.first()) {
-            *cell = bf16_bits(value);
-        }
+    fn with_bits(of: f32) -> Self {
+        of.to_bits()
     }
 }
 
-/// A value of bf16 kept as f32: what half of a pair is, for instruction sets that would take pairs apart at each use. Its
-/// products and sums have the bits of the pair's.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(transparent)]
-pub(super) struct WideBf16(f32);
+// SAFETY: i32 is four bytes and takes any bits.
+unsafe impl Word for ByteQuad {
+    const STEPS: usize = 4;
+}
 
-impl WideBf16 {
+impl Cell for ByteQuad {
+    const IS_SCALED: bool = true;
+
     #[inline(always)]
-    fn of(value: f32) -> Self {
-        Self(f32::from_bits(bf16_bits(value) << 16))
+    fn set(&mut self, step: usize, value: f32) {
+        let (byte, shift) = (value.round_ties_even() as i8, 8 * step);
+        *self = *self & !(0xff << shift) | i32::from(byte as u8) << shift;
+    }
+
+    #[inline(always)]
+    fn first_step(self) -> Self {
+        self & 0xff
+    }
+
+    fn with_bits(of: f32) -> Self {
+        of.to_bits() as i32
     }
 }
 
-// SAFETY: it is an f32, which is four bytes and takes any bits.
-unsafe impl Word for WideBf16 {
-    const STEPS: usize = 1;
+impl Math for Singles {
+    type Word = f32;
+    type Row = f32;
+    const PARTS: usize = 1;
 
     #[inline(always)]
-    fn multiply_add<S: Simd>(self, s: S, b: S::V, acc: S::V) -> S::V {
-        s.fma(s.splat(self.0), b, acc)
+    fn multiply_add<S: Simd>(s: S, row: f32, _part: usize, columns: S::V, acc: S::V) -> S::V {
+        s.fma(s.splat(row), columns, acc)
     }
 
     fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
@@ -137,23 +176,113 @@ unsafe impl Word for WideBf16 {
     }
 }
 
-impl Cell for WideBf16 {
+impl FloatMath for Singles {
     #[inline(always)]
-    fn set(&mut self, _step: usize, value: f32) {
-        *self = Self::of(value);
+    fn fill(row: &mut [f32], values: &[f32]) {
+        row.copy_from_slice(values);
     }
+}
+
+impl Math for Dots {
+    type Word = Bf16Pair;
+    type Row = Bf16Pair;
+    const PARTS: usize = 1;
 
     #[inline(always)]
-    fn first_step(self) -> Self {
-        self
+    fn multiply_add<S: Simd>(s: S, row: Bf16Pair, _part: usize, columns: S::V, acc: S::V) -> S::V {
+        s.dot_pair(acc, row, columns)
     }
 
+    fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
+        isa.run_pairs(kernel);
+    }
+}
+
+impl FloatMath for Dots {
     #[inline(always)]
-    fn fill(cells: &mut [Self], values: &[f32]) {
-        for (cell, value) in cells.iter_mut().zip(values) {
-            *cell = Self::of(*value);
+    fn fill(row: &mut [Bf16Pair], values: &[f32]) {
+        let (pairs, lone) = values.as_chunks::<2>();
+        for (cell, pair) in row.iter_mut().zip(pairs) {
+            *cell = bf16_bits(pair[0]) | bf16_bits(pair[1]) << 16;
+        }
+        if let (Some(cell), Some(&value)) = (row.last_mut(), lone.first()) {
+            *cell = bf16_bits(value);
         }
     }
+}
+
+impl Math for Halves {
+    type Word = Bf16Pair;
+    type Row = [f32; 2];
+    const PARTS: usize = 2;
+
+    #[inline(always)]
+    fn columns<S: Simd>(s: S, words: S::V, part: usize) -> S::V {
+        if part == 0 { s.low_halves(words) } else { s.high_halves(words) }
+    }
+
+    #[inline(always)]
+    fn multiply_add<S: Simd>(s: S, row: [f32; 2], part: usize, columns: S::V, acc: S::V) -> S::V {
+        s.fma(s.splat(row[part]), columns, acc)
+    }
+
+    fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
+        isa.run(kernel);
+    }
+}
+
+impl FloatMath for Halves {
+    #[inline(always)]
+    fn fill(row: &mut [[f32; 2]], values: &[f32]) {
+        let rounded = |value: f32| f32::from_bits(bf16_bits(value) << 16);
+        let (pairs, lone) = values.as_chunks::<2>();
+        for (cell, pair) in row.iter_mut().zip(pairs) {
+            *cell = [rounded(pair[0]), rounded(pair[1])];
+        }
+        if let (Some(cell), Some(&value)) = (row.last_mut(), lone.first()) {
+            *cell = [rounded(value), 0.0];
+        }
+    }
+}
+
+impl Math for Quarters {
+    type Word = ByteQuad;
+    type Row = [f32; 4];
+    const PARTS: usize = 4;
+
+    #[inline(always)]
+    fn columns<S: Simd>(s: S, words: S::V, part: usize) -> S::V {
+        s.signed_bytes(words, part)
+    }
+
+    #[inline(always)]
+    fn multiply_add<S: Simd>(s: S, row: [f32; 4], part: usize, columns: S::V, acc: S::V) -> S::V {
+        s.fma(s.splat(row[part]), columns, acc)
+    }
+
+    fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
+        isa.run(kernel);
+    }
+}
+
+impl FloatMath for Quarters {
+    #[inline(always)]
+    fn fill(row: &mut [[f32; 4]], values: &[f32]) {
+        let (quads, rest) = values.as_chunks::<4>();
+        for (cell, quad) in row.iter_mut().zip(quads) {
+            *cell = *quad;
+        }
+        if let (Some(cell), false) = (row.last_mut(), rest.is_empty()) {
+            *cell = [0.0; 4];
+            cell[..rest.len()].copy_from_slice(rest);
+        }
+    }
+}
+
+/// Both values of a pair, as f32.
+#[inline(always)]
+pub(super) fn halves(pair: Bf16Pair) -> [f32; 2] {
+    [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
 }
 
 /// The nearest bf16, ties to even, as its bits. Like `half::bf16::from_f32`, which the test below holds, but
@@ -166,22 +295,22 @@ fn bf16_bits(value: f32) -> u32 {
     if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { rounded }
 }
 
-/// Rounds rows of values to rows of cells: `[n, width]` to `[n, n_cells]`.
-pub(super) struct FillRows<'a, C> {
+/// Rounds rows of values: `[n, width]` to `[n, n_cells]`.
+pub(super) struct FillRows<'a, M: Math> {
     /// The values.
     pub(super) values: &'a [f32],
     /// Their width, not zero.
     pub(super) width: usize,
-    /// The cells.
-    pub(super) cells: &'a mut [C],
+    /// The rows.
+    pub(super) rows: &'a mut [M::Row],
 }
 
-impl<C: Cell> Kernel for FillRows<'_, C> {
+impl<M: FloatMath> Kernel for FillRows<'_, M> {
     #[inline(always)]
     fn run<S: Simd>(self, _s: S) {
-        let rows = self.values.chunks_exact(self.width);
-        for (cells, values) in self.cells.chunks_exact_mut(n_cells::<C>(self.width)).zip(rows) {
-            C::fill(cells, values);
+        let values = self.values.chunks_exact(self.width);
+        for (row, values) in self.rows.chunks_exact_mut(n_cells::<M::Word>(self.width)).zip(values) {
+            M::fill(row, values);
         }
     }
 }
@@ -202,12 +331,14 @@ mod tests {
 
     #[test]
     fn a_lone_last_value_is_paired_with_zero() {
-        let mut cells = [u32::MAX; 2];
-        Bf16Pair::fill(&mut cells, &[1.0, 2.0, 3.0]);
+        let (mut pairs, mut apart) = ([u32::MAX; 2], [[f32::NAN; 2]; 2]);
+        Dots::fill(&mut pairs, &[1.0, 2.0, 3.0]);
+        Halves::fill(&mut apart, &[1.0, 2.0, 3.0]);
         let mut expect = [0_u32; 2];
         expect[0].set(0, 1.0);
         expect[0].set(1, 2.0);
         expect[1].set(0, 3.0);
-        assert_eq!(cells, expect);
+        assert_eq!(pairs, expect);
+        assert_eq!(apart, pairs.map(halves));
     }
 }

@@ -1,15 +1,18 @@
 //! The paged KV cache: pages that are micro-kernel panels as they lie.
 //!
 //! A *page* is one head of one block in one layer: keys as a panel `[head_dim cells][32 keys]`, then values as
-//! panels `[head_dim/32][32 keys in cells][32]`, the last one filled up with zeros. Pages lie in the order
+//! panels `[head_dim/32][32 keys in cells][32]`, the last one filled up with zeros. Pages of a cache lie in the order
 //! `[n_layers, n_blocks, n_kv_heads]`. Attention multiplies with them without moving anything.
+//!
+//! A page of bytes ends with a scale for each key and one for each key's values: a head of a token is `scale · byte`, the
+//! largest byte standing for its largest value (as KIVI and others quantize per token; Liu et al. 2024).
 
 use std::ops::Range;
 
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::Precision;
-use super::cell::{Bf16Pair, Cell, PANEL, n_cells};
+use super::cell::{Bf16Pair, ByteQuad, Cell, LARGEST_BYTE, PANEL, n_cells};
 use super::matrix::CpuTensor;
 use super::panels::Panels;
 use super::pool::{Pool, Shared};
@@ -20,31 +23,32 @@ use crate::ops::{KernelError, KvLayout, Result};
 #[derive(Debug)]
 pub struct CpuKvCache(pub(super) Pages);
 
-/// The cache in either precision.
+/// The cache in a precision.
 #[derive(Debug)]
 pub(super) enum Pages {
     F32(PagedCells<f32>),
     Bf16(PagedCells<Bf16Pair>),
+    Int8(PagedCells<ByteQuad>),
 }
 
 impl CpuKvCache {
     /// Zeros.
     pub(super) fn new(precision: Precision, layout: KvLayout) -> Result<Self> {
         Ok(Self(match precision {
-            Precision::F32 => Pages::F32(PagedCells::new(layout)?),
-            Precision::Bf16 | Precision::Int8 => Pages::Bf16(PagedCells::new(layout)?),
+            Precision::F32 => Pages::F32(PagedCells::new(layout, PageOrder::Blocks)?),
+            Precision::Bf16 => Pages::Bf16(PagedCells::new(layout, PageOrder::Blocks)?),
+            Precision::Int8 => Pages::Int8(PagedCells::new(layout, PageOrder::Blocks)?),
         }))
     }
 
     /// Bytes of a block in all layers.
     pub(super) fn block_bytes(precision: Precision, layout: KvLayout) -> usize {
-        let page = match precision {
-            Precision::F32 => page_len::<f32>(layout.head_dim) * size_of::<f32>(),
-            Precision::Bf16 | Precision::Int8 => {
-                page_len::<Bf16Pair>(layout.head_dim) * size_of::<Bf16Pair>()
-            }
+        let page_words = match precision {
+            Precision::F32 => page_len::<f32>(layout.head_dim),
+            Precision::Bf16 => page_len::<Bf16Pair>(layout.head_dim),
+            Precision::Int8 => page_len::<ByteQuad>(layout.head_dim),
         };
-        layout.n_layers * layout.n_kv_heads * page
+        layout.n_layers * layout.n_kv_heads * page_words * size_of::<u32>()
     }
 
     /// Its sizes.
@@ -52,6 +56,7 @@ impl CpuKvCache {
         match &self.0 {
             Pages::F32(pages) => pages.layout,
             Pages::Bf16(pages) => pages.layout,
+            Pages::Int8(pages) => pages.layout,
         }
     }
 
@@ -60,6 +65,7 @@ impl CpuKvCache {
         match &mut self.0 {
             Pages::F32(pages) => pages.write(pool, layer, kv, slots),
             Pages::Bf16(pages) => pages.write(pool, layer, kv, slots),
+            Pages::Int8(pages) => pages.write(pool, layer, kv, slots),
         }
     }
 
@@ -69,6 +75,7 @@ impl CpuKvCache {
         match &mut self.0 {
             Pages::F32(pages) => pages.copy(pairs),
             Pages::Bf16(pages) => pages.copy(pairs),
+            Pages::Int8(pages) => pages.copy(pairs),
         }
         Ok(())
     }
@@ -81,6 +88,7 @@ impl CpuKvCache {
         match (&mut self.0, &other.0) {
             (Pages::F32(to), Pages::F32(from)) => to.copy_from(from, pairs),
             (Pages::Bf16(to), Pages::Bf16(from)) => to.copy_from(from, pairs),
+            (Pages::Int8(to), Pages::Int8(from)) => to.copy_from(from, pairs),
             _ => {
                 let message = "the caches are of different precisions".to_owned();
                 return Err(KernelError::Library { op, message });
@@ -100,17 +108,50 @@ pub(super) const fn value_panel_len<C: Cell>() -> usize {
     KV_BLOCK_TOKENS / C::STEPS * PANEL
 }
 
+/// Cells of the values of a page.
+fn values_len<C: Cell>(head_dim: usize) -> usize {
+    head_dim.div_ceil(PANEL) * value_panel_len::<C>()
+}
+
 /// Cells of a page.
 fn page_len<C: Cell>(head_dim: usize) -> usize {
-    keys_len::<C>(head_dim) + head_dim.div_ceil(PANEL) * value_panel_len::<C>()
+    let scales = if C::IS_SCALED { 2 * KV_BLOCK_TOKENS } else { 0 };
+    keys_len::<C>(head_dim) + values_len::<C>(head_dim) + scales
+}
+
+/// Where the page of a layer, a block and a head lies.
+#[inline(always)]
+fn page_range<C: Cell>(
+    layout: KvLayout,
+    order: PageOrder,
+    (layer, block, head): (usize, usize, usize),
+) -> Range<usize> {
+    let KvLayout { n_blocks, n_kv_heads, head_dim, .. } = layout;
+    let in_layer = match order {
+        PageOrder::Blocks => block * n_kv_heads + head,
+        PageOrder::Heads => head * n_blocks + block,
+    };
+    let (page, len) = (layer * n_blocks * n_kv_heads + in_layer, page_len::<C>(head_dim));
+    page * len..(page + 1) * len
 }
 
 /// Pages of one kind of cell.
 #[derive(Debug)]
 pub(super) struct PagedCells<C> {
     layout: KvLayout,
-    /// `[n_layers, n_blocks, n_kv_heads]` pages.
+    order: PageOrder,
+    /// A layer's pages after the other's, in that order.
     cells: Panels<C>,
+}
+
+/// How the pages of a layer lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PageOrder {
+    /// `[n_blocks, n_kv_heads]`: blocks are copied as a whole.
+    Blocks,
+    /// `[n_kv_heads, n_blocks]`: what is read together lies together. In the other order the pages of one head can be a
+    /// power of two apart, and then few sets of a cache hold all of them.
+    Heads,
 }
 
 /// One head of one block in one layer.
@@ -120,45 +161,46 @@ pub(super) struct Page<'a, C> {
     pub(super) keys: &'a [C],
     /// `[head_dim/32][32 keys in cells][32]`.
     pub(super) values: &'a [C],
+    /// The bits of f32: of each key, then of each key's values. Empty unless cells are scaled.
+    pub(super) scales: &'a [C],
 }
 
 impl<C: Cell> PagedCells<C> {
     /// Zeros, which cost no memory until they are written.
-    pub(super) fn new(layout: KvLayout) -> Result<Self> {
+    pub(super) fn new(layout: KvLayout, order: PageOrder) -> Result<Self> {
         let slots = check::kv_layout(layout)?;
         let n_pages = slots / KV_BLOCK_TOKENS * layout.n_kv_heads;
-        Ok(Self { layout, cells: Panels::zeros(n_pages * page_len::<C>(layout.head_dim)) })
+        Ok(Self { layout, order, cells: Panels::zeros(n_pages * page_len::<C>(layout.head_dim)) })
     }
 
     /// Where a page lies.
+    #[inline(always)]
     fn range(&self, layer: usize, block: usize, head: usize) -> Range<usize> {
-        let page = (layer * self.layout.n_blocks + block) * self.layout.n_kv_heads + head;
-        let len = page_len::<C>(self.layout.head_dim);
-        page * len..(page + 1) * len
+        page_range::<C>(self.layout, self.order, (layer, block, head))
     }
 
     /// A page to read.
     #[inline(always)]
     pub(super) fn page(&self, layer: usize, block: usize, head: usize) -> Page<'_, C> {
         let page = &self.cells.cells()[self.range(layer, block, head)];
-        let (keys, values) = page.split_at(keys_len::<C>(self.layout.head_dim));
-        Page { keys, values }
+        let (keys, rest) = page.split_at(keys_len::<C>(self.layout.head_dim));
+        let (values, scales) = rest.split_at(values_len::<C>(self.layout.head_dim));
+        Page { keys, values, scales }
     }
 
     /// Writes row `i` of keys and values to slot `slots[i]`, in that order. Heads are independent, so each is
     /// a task.
     pub(super) fn write(&mut self, pool: &Pool, layer: usize, [k, v]: [&CpuTensor; 2], slots: &[u32]) {
         let KvLayout { n_kv_heads, head_dim, .. } = self.layout;
-        let ranges = |block, head| (layer * self.layout.n_blocks + block) * n_kv_heads + head;
-        let len = page_len::<C>(head_dim);
+        let (layout, order) = (self.layout, self.order);
+        let range = |block, head| page_range::<C>(layout, order, (layer, block, head));
         let cells = &Shared::new(self.cells.cells_mut());
         pool.run(n_kv_heads, n_kv_heads * head_dim * slots.len() * 2, |head| {
             let columns = head * head_dim..(head + 1) * head_dim;
             for (i, &slot) in slots.iter().enumerate() {
                 let (block, key) = (slot as usize / KV_BLOCK_TOKENS, slot as usize % KV_BLOCK_TOKENS);
-                let page = ranges(block, head);
                 // SAFETY: the pages of a head are its task's own, and this slice ends before the next.
-                let page = unsafe { cells.slice(page * len..(page + 1) * len) };
+                let page = unsafe { cells.slice(range(block, head)) };
                 write_token(page, key, &k.row(i)[columns.clone()], &v.row(i)[columns.clone()]);
             }
         });
@@ -193,13 +235,31 @@ impl<C: Cell> PagedCells<C> {
 
 /// Writes one head of one token's key and value, `[head_dim]` each, to place `key` of a page.
 fn write_token<C: Cell>(page: &mut [C], key: usize, k: &[f32], v: &[f32]) {
-    let (keys, values) = page.split_at_mut(keys_len::<C>(k.len()));
+    let (keys, rest) = page.split_at_mut(keys_len::<C>(k.len()));
+    let (values, scales) = rest.split_at_mut(values_len::<C>(k.len()));
+    let mut factors = [1.0; 2];
+    if C::IS_SCALED {
+        for (i, (values, factor)) in [k, v].into_iter().zip(&mut factors).enumerate() {
+            let scale = scale(values);
+            scales[i * KV_BLOCK_TOKENS + key] = C::with_bits(scale);
+            *factor = if scale < f32::MIN_POSITIVE { 0.0 } else { 1.0 / scale };
+        }
+    }
     for (d, &value) in k.iter().enumerate() {
-        keys[d / C::STEPS * PANEL + key].set(d % C::STEPS, value);
+        keys[d / C::STEPS * PANEL + key].set(d % C::STEPS, value * factors[0]);
     }
     for (panel, v) in values.chunks_exact_mut(value_panel_len::<C>()).zip(v.chunks(PANEL)) {
         for (cell, &value) in panel[key / C::STEPS * PANEL..].iter_mut().zip(v) {
-            cell.set(key % C::STEPS, value);
+            cell.set(key % C::STEPS, value * factors[1]);
         }
     }
+}
+
+/// What the largest byte stands for; not a number if one of the values is none.
+fn scale(values: &[f32]) -> f32 {
+    let larger = |largest: f32, value: &f32| match value.is_nan() || value.abs() > largest {
+        true => value.abs(),
+        false => largest,
+    };
+    values.iter().fold(0.0, larger) / LARGEST_BYTE
 }

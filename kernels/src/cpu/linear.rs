@@ -4,8 +4,8 @@
 //! with zeros. With precision bf16, rows are rounded to bf16 too, once a call; sums are f32. With precision
 //! int8, rows are quantized once a call ([`bytes`]); sums are whole numbers.
 
-use super::cell::{Bf16Pair, Cell, FillRows, PANEL, n_cells};
-use super::matrix::CpuTensor;
+use super::cell::{Bf16Pair, Cell, Dots, FillRows, FloatMath, Halves, PANEL, Singles, n_cells};
+use super::matrix::{CpuTensor, unwritten};
 use super::panels::Panels;
 use super::pool::Pool;
 use super::{CpuBackend, Precision};
@@ -14,10 +14,9 @@ use crate::stored::Stacked;
 
 mod bytes;
 mod product;
-mod wide;
 
 use bytes::BytePanels;
-pub(super) use bytes::ByteQuad;
+pub(super) use bytes::Quads;
 use product::{Epilogue, Plain, Product, Size};
 
 /// A linear layer in panels.
@@ -39,9 +38,9 @@ enum Packed {
 }
 
 impl CpuLinear {
-    /// Packs a layer in a precision.
-    pub(super) fn new(backend: &CpuBackend, precision: Precision, stacked: Stacked) -> Self {
-        let weight = match precision {
+    /// Packs a layer in the precision of the back end.
+    pub(super) fn new(backend: &CpuBackend, stacked: Stacked) -> Self {
+        let weight = match backend.precision {
             Precision::F32 => Packed::F32(pack(&backend.pool, &stacked)),
             Precision::Bf16 => Packed::Bf16(pack(&backend.pool, &stacked)),
             Precision::Int8 => Packed::Int8(BytePanels::new(&backend.pool, &stacked)),
@@ -68,24 +67,21 @@ impl CpuLinear {
         residual: Option<&CpuTensor>,
     ) -> CpuTensor {
         let (n_tokens, n_in) = x.dims();
-        let mut out = vec![0.0; n_tokens * self.n_out];
+        let mut out = unwritten(n_tokens * self.n_out);
         let epilogue = Epilogue { bias: self.bias.as_deref(), act, residual: residual.map(CpuTensor::data) };
         let size = Size { n_tokens, n_in, n_out: self.n_out };
         match &self.weight {
             Packed::F32(panels) => {
-                let product = Product { x: x.data(), panels: panels.cells(), size, units: Plain, epilogue };
-                product.run(backend, &mut out);
+                let (x, panels) = (x.data(), panels.cells());
+                Product::<Singles, _> { x, panels, size, units: Plain, epilogue }.run(backend, &mut out);
             }
-            Packed::Bf16(panels) if wide::is_for(backend, x.dims()) => {
-                let x = &wide::rounded(backend, x);
-                let size = Size { n_in: n_in.next_multiple_of(2), ..size };
-                let product = Product { x, panels: &[], size, units: Plain, epilogue };
-                wide::run(&product, panels.cells(), backend, &mut out);
+            Packed::Bf16(panels) if backend.isa.has_pairs() => {
+                let (x, panels) = (&rounded::<Dots>(backend, x), panels.cells());
+                Product::<Dots, _> { x, panels, size, units: Plain, epilogue }.run(backend, &mut out);
             }
             Packed::Bf16(panels) => {
-                let x = &to_cells::<Bf16Pair>(backend, x);
-                let product = Product { x, panels: panels.cells(), size, units: Plain, epilogue };
-                product.run(backend, &mut out);
+                let (x, panels) = (&rounded::<Halves>(backend, x), panels.cells());
+                Product::<Halves, _> { x, panels, size, units: Plain, epilogue }.run(backend, &mut out);
             }
             Packed::Int8(panels) => panels.multiply(backend, x, (size, epilogue), &mut out),
         }
@@ -110,14 +106,14 @@ fn pack<C: Cell>(pool: &Pool, stacked: &Stacked) -> Panels<C> {
     panels
 }
 
-/// Rows rounded to cells, `[n_tokens, n_cells]`.
-fn to_cells<C: Cell>(backend: &CpuBackend, x: &CpuTensor) -> Vec<C> {
+/// Rows rounded, `[n_tokens, n_cells]`.
+fn rounded<M: FloatMath>(backend: &CpuBackend, x: &CpuTensor) -> Vec<M::Row> {
     let (n_tokens, width) = x.dims();
-    let k_cells = n_cells::<C>(width);
-    let mut cells = vec![C::default(); n_tokens * k_cells];
-    backend.pool.rows(&mut cells, k_cells, width / 8 + 1, |row, cells| {
-        let values = &x.data()[row * width..][..cells.len() / k_cells * width];
-        backend.isa.run(FillRows { values, width, cells });
+    let k_cells = n_cells::<M::Word>(width);
+    let mut rows = vec![M::Row::default(); n_tokens * k_cells];
+    backend.pool.rows(&mut rows, k_cells, width / 8 + 1, |row, rows| {
+        let values = &x.data()[row * width..][..rows.len() / k_cells * width];
+        backend.isa.run(FillRows::<M> { values, width, rows });
     });
-    cells
+    rows
 }

@@ -20,16 +20,21 @@ fn polynomial<S: Simd, const N: usize>(s: S, x: S::V, coefficients: [f32; N]) ->
 /// `eˣ`; exactly 1 at 0, exactly 0 from −104 down, infinity from 89 up.
 #[inline(always)]
 pub(super) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
-    // Bounds first, so that a lane that is not a number stays one.
-    let x = s.min(s.splat(89.0), s.max(s.splat(-104.0), x));
+    // A bound first, so that a lane that is not a number stays one.
+    exp_below(s, s.min(s.splat(89.0), x))
+}
+
+/// The same of what is known not to be above 89.
+#[inline(always)]
+pub(super) fn exp_below<S: Simd>(s: S, x: S::V) -> S::V {
+    let x = s.max(s.splat(-104.0), x);
     let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
     // ln 2 in two parts, the first short enough that its product with n is exact.
     let r = s.fma(n, s.splat(-0.693_359_4), x);
     let r = s.fma(n, s.splat(2.121_944_4e-4), r);
-    let p =
-        polynomial(s, r, [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5]);
-    let y = s.add(s.fma(s.mul(p, r), r, r), s.splat(1.0));
-    s.scale_by_power(y, n)
+    let coefficients =
+        [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5, 1.0, 1.0];
+    s.scale_by_power(polynomial(s, r, coefficients), n)
 }
 
 /// The error function.
@@ -55,7 +60,7 @@ fn erf<S: Simd>(s: S, x: S::V) -> S::V {
         x2,
         [-1.456_607_2e-5, -2.133_740_6e-4, -1.682_827e-3, -7.373_329_2e-3, -1.426_473_9e-2],
     );
-    s.div(s.mul(x, odd), even)
+    s.ratio(s.mul(x, odd), even)
 }
 
 /// `1 / (1 + e⁻ˣ)`.
@@ -84,7 +89,7 @@ fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
         ],
     );
     let even = polynomial(s, x2, [1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3]);
-    s.div(s.mul(x, odd), even)
+    s.ratio(s.mul(x, odd), even)
 }
 
 /// An activation of each lane.

@@ -1,12 +1,69 @@
 //! The activation of the CPU back end.
+//!
+//! A layer makes the same few sizes again and again, and fresh memory of some megabytes costs a page fault for every
+//! four kilobytes of it. So a thread keeps the values of large tensors that are gone, up to [`KEPT_VALUES`], for the next
+//! ones: [`unwritten`].
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::sync::Arc;
+
+/// Values of the smallest tensor that is worth keeping: 64 KiB.
+const WORTH_KEEPING: usize = 16 << 10;
+
+/// Values that a thread keeps at most: 64 MiB.
+const KEPT_VALUES: usize = 16 << 20;
+
+thread_local! {
+    /// Oldest first.
+    static KEPT: RefCell<VecDeque<Vec<f32>>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// `n` values, whatever they are: for a result of which every value will be written.
+pub(super) fn unwritten(n: usize) -> Vec<f32> {
+    let fits = |values: &Vec<f32>| (n..=n.saturating_mul(2)).contains(&values.capacity());
+    let found = KEPT.try_with(|kept| {
+        let mut kept = kept.borrow_mut();
+        let at = kept.iter().rposition(fits)?;
+        kept.remove(at)
+    });
+    let Ok(Some(mut values)) = found else { return vec![0.0; n] };
+    values.resize(n, 0.0);
+    values
+}
+
+/// Keeps what a later tensor can use, and lets go of the oldest for it.
+fn keep(values: Vec<f32>) {
+    let n = values.capacity();
+    if !(WORTH_KEEPING..=KEPT_VALUES).contains(&n) {
+        return;
+    }
+    // A thread that ends keeps nothing.
+    let _ = KEPT.try_with(|kept| {
+        let mut kept = kept.borrow_mut();
+        kept.push_back(values);
+        let mut total: usize = kept.iter().map(Vec::capacity).sum();
+        while total > KEPT_VALUES {
+            total -= kept.pop_front().map_or(total, |oldest| oldest.capacity());
+        }
+    });
+}
+
+/// Values that are kept when they are dropped.
+#[derive(Clone, Debug)]
+struct Values(Vec<f32>);
+
+impl Drop for Values {
+    fn drop(&mut self) {
+        keep(std::mem::take(&mut self.0));
+    }
+}
 
 /// `[n_tokens, width]`, row-major f32. A clone shares the values until one of the two is written.
 #[derive(Clone, Debug)]
 pub struct CpuTensor {
     /// As many as `n_tokens · width`.
-    data: Arc<Vec<f32>>,
+    data: Arc<Values>,
     n_tokens: usize,
     width: usize,
 }
@@ -15,7 +72,7 @@ impl CpuTensor {
     /// Takes values, as many as the dimensions say.
     pub(super) fn new(data: Vec<f32>, n_tokens: usize, width: usize) -> Self {
         assert_eq!(Some(data.len()), n_tokens.checked_mul(width), "the caller checked the number of values");
-        Self { data: Arc::new(data), n_tokens, width }
+        Self { data: Arc::new(Values(data)), n_tokens, width }
     }
 
     /// `(n_tokens, width)`.
@@ -25,27 +82,63 @@ impl CpuTensor {
 
     /// The values.
     pub(super) fn data(&self) -> &[f32] {
-        &self.data
+        &self.data.0
     }
 
     /// The values; copies them if a clone shares them.
     pub(super) fn into_values(self) -> Vec<f32> {
-        Arc::unwrap_or_clone(self.data)
+        std::mem::take(&mut Arc::unwrap_or_clone(self.data).0)
     }
 
     /// The values, to write; copies them if a clone shares them.
     pub(super) fn data_mut(&mut self) -> &mut [f32] {
-        Arc::<Vec<f32>>::make_mut(&mut self.data)
+        &mut Arc::<Values>::make_mut(&mut self.data).0
     }
 
     /// One row.
     pub(super) fn row(&self, row: usize) -> &[f32] {
-        &self.data[row * self.width..][..self.width]
+        &self.data.0[row * self.width..][..self.width]
     }
 
     /// The same values with other dimensions.
     pub(super) fn reshape(self, n_tokens: usize, width: usize) -> Self {
-        assert_eq!(Some(self.data.len()), n_tokens.checked_mul(width), "the caller checked the dimensions");
+        assert_eq!(Some(self.data.0.len()), n_tokens.checked_mul(width), "the caller checked the dimensions");
         Self { n_tokens, width, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where the values of a fresh tensor lie; it is gone afterwards.
+    fn place(n: usize) -> *const f32 {
+        CpuTensor::new(unwritten(n), n, 1).data().as_ptr()
+    }
+
+    #[test]
+    fn a_large_tensor_lies_where_one_about_as_long_was() {
+        let n = 4 * WORTH_KEEPING;
+        let first = place(n);
+        assert_eq!(place(n), first);
+        assert_eq!(place(n / 2), first, "half as long");
+        // What is lent is nobody else's, and what was taken out of a tensor is its owner's.
+        let lent = CpuTensor::new(unwritten(n / 2), n / 2, 1);
+        let clone = lent.clone();
+        assert_ne!(place(n / 2), first);
+        drop(lent);
+        assert_ne!(place(n / 2), first, "a clone still reads it");
+        let values = clone.into_values();
+        assert_eq!((values.as_ptr(), values.len()), (first, n / 2));
+        assert_ne!(place(n / 2), first);
+    }
+
+    #[test]
+    fn a_thread_keeps_no_more_than_its_share() {
+        for i in 0..20 {
+            drop(CpuTensor::new(vec![0.0; (1 << 20) + i * WORTH_KEEPING], (1 << 20) + i * WORTH_KEEPING, 1));
+        }
+        let kept: usize = KEPT.with(|kept| kept.borrow().iter().map(Vec::capacity).sum());
+        assert!(kept <= KEPT_VALUES && kept > KEPT_VALUES / 2, "{kept} values");
     }
 }

@@ -1,7 +1,7 @@
 //! Norms, of rows and of whole sequences.
 
 use super::CpuBackend;
-use super::matrix::CpuTensor;
+use super::matrix::{CpuTensor, unwritten};
 use super::rows::VALUES_PER_NS;
 use super::simd::{Kernel, Simd};
 use crate::ops::NormKind;
@@ -22,7 +22,7 @@ pub struct CpuNorm {
 /// Normalises each row.
 pub(super) fn norm(backend: &CpuBackend, x: &CpuTensor, norm: &CpuNorm) -> CpuTensor {
     let (n_tokens, width) = x.dims();
-    let mut out = vec![0.0; n_tokens * width];
+    let mut out = unwritten(n_tokens * width);
     backend.pool.rows(&mut out, width, width / VALUES_PER_NS, |row, out| {
         let x = &x.data()[row * width..][..out.len()];
         backend.isa.run(NormRows { x, out, norm });
@@ -39,7 +39,7 @@ pub(super) fn group_norm(
     cu_seqlens: &[u32],
 ) -> CpuTensor {
     let (n_tokens, width) = x.dims();
-    let mut out = vec![0.0; n_tokens * width];
+    let mut out = unwritten(n_tokens * width);
     let mut moments = vec![Moments { mean: 0.0, factor: 1.0 }; n_tokens];
     if norm.kind == NormKind::Layer {
         let means = means(backend, x, RowMeasure { moments: &moments, measure: Measure::Values }, cu_seqlens);

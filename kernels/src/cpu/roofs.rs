@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use super::cell::{Bf16Pair, Word};
+use super::cell::{Dots, Halves, Math, Singles, Word};
 use super::simd::{Kernel, Simd};
 use super::{CpuBackend, Precision};
 
@@ -31,25 +31,26 @@ impl CpuBackend {
     /// Measures the limits, in about a second.
     pub fn roofs(&self) -> Roofs {
         let multiply = match self.precision {
-            Precision::F32 => self.multiply_adds::<f32>(),
-            Precision::Bf16 => self.multiply_adds::<Bf16Pair>(),
-            Precision::Int8 => self.multiply_adds::<super::linear::ByteQuad>(),
+            Precision::F32 => self.multiply_adds::<Singles>(),
+            Precision::Bf16 if self.isa.has_pairs() => self.multiply_adds::<Dots>(),
+            Precision::Bf16 => self.multiply_adds::<Halves>(),
+            Precision::Int8 => self.multiply_adds::<super::linear::Quads>(),
         };
         Roofs { multiply_adds_per_s: multiply, bytes_per_s: self.bytes() }
     }
 
-    fn multiply_adds<C: Word>(&self) -> f64 {
+    fn multiply_adds<M: Math>(&self) -> f64 {
         let n = self.pool.n_threads();
         let lanes = AtomicUsize::new(0);
         let mut best = f64::INFINITY;
         for _ in 0..REPEATS {
             let start = Instant::now();
             self.pool.run(n, usize::MAX, |_| {
-                C::run(self.isa, Chains { cell: black_box(C::default()), lanes: &lanes });
+                M::run(self.isa, Chains::<M> { row: black_box(M::Row::default()), lanes: &lanes });
             });
             best = best.min(start.elapsed().as_secs_f64());
         }
-        (n * STEPS * CHAINS * lanes.into_inner() * C::STEPS) as f64 / best
+        (n * STEPS * CHAINS * lanes.into_inner() * M::Word::STEPS) as f64 / best
     }
 
     fn bytes(&self) -> f64 {
@@ -70,20 +71,22 @@ impl CpuBackend {
 }
 
 /// Multiply-adds that wait for nothing but themselves.
-struct Chains<'a, C> {
-    cell: C,
+struct Chains<'a, M: Math> {
+    row: M::Row,
     /// How many a register has, to be told.
     lanes: &'a AtomicUsize,
 }
 
-impl<C: Word> Kernel for Chains<'_, C> {
+impl<M: Math> Kernel for Chains<'_, M> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let b = s.splat(black_box(0.0));
         let mut sums = [b; CHAINS];
         for _ in 0..STEPS {
-            for sum in &mut sums {
-                *sum = self.cell.multiply_add(s, b, *sum);
+            for part in 0..M::PARTS {
+                for sum in &mut sums {
+                    *sum = M::multiply_add(s, self.row, part, b, *sum);
+                }
             }
         }
         let mut out = [0.0; 16];

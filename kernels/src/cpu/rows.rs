@@ -4,7 +4,7 @@ use triptych_core::DType;
 
 use super::CpuBackend;
 use super::math::Gate;
-use super::matrix::CpuTensor;
+use super::matrix::{CpuTensor, unwritten};
 use crate::check::Dims;
 use crate::ops::Activation;
 use crate::stored;
@@ -33,7 +33,7 @@ pub struct CpuTable {
 /// Rows of a table.
 pub(super) fn embed(backend: &CpuBackend, table: &CpuTable, ids: &[u32]) -> CpuTensor {
     let width = table.width;
-    let mut out = vec![0.0; ids.len() * width];
+    let mut out = unwritten(ids.len() * width);
     let row_bytes = width * table.dtype.size();
     backend.pool.rows(&mut out, width, width / VALUES_PER_NS, |first, rows| {
         for (row, &id) in rows.chunks_exact_mut(width).zip(&ids[first..]) {
@@ -49,7 +49,7 @@ pub(super) fn embed(backend: &CpuBackend, table: &CpuTable, ids: &[u32]) -> CpuT
 /// Rows by number.
 pub(super) fn gather(backend: &CpuBackend, x: &CpuTensor, rows: &[u32]) -> CpuTensor {
     let width = x.dims().1;
-    let mut out = vec![0.0; rows.len() * width];
+    let mut out = unwritten(rows.len() * width);
     backend.pool.rows(&mut out, width, width / COPIED_PER_NS, |first, out| {
         for (out, &row) in out.chunks_exact_mut(width).zip(&rows[first..]) {
             out.copy_from_slice(x.row(row as usize));
@@ -70,7 +70,7 @@ pub(super) fn scatter(x: &mut CpuTensor, rows: &[u32], src: &CpuTensor) {
 /// Some columns.
 pub(super) fn columns(backend: &CpuBackend, x: &CpuTensor, start: usize, width: usize) -> CpuTensor {
     let n_tokens = x.dims().0;
-    let mut out = vec![0.0; n_tokens * width];
+    let mut out = unwritten(n_tokens * width);
     backend.pool.rows(&mut out, width, width / COPIED_PER_NS, |first, out| {
         for (row, out) in (first..).zip(out.chunks_exact_mut(width)) {
             out.copy_from_slice(&x.row(row)[start..start + width]);
@@ -85,7 +85,7 @@ const TURNED: usize = 64;
 /// Rows of each sequence to columns; `t` rows are a sequence.
 pub(super) fn transpose(backend: &CpuBackend, x: &CpuTensor, (t, dims): (usize, Dims)) -> CpuTensor {
     let (n_rows, width) = (dims.0, x.dims().1);
-    let mut out = vec![0.0; n_rows * t];
+    let mut out = unwritten(n_rows * t);
     backend.pool.rows(&mut out, t, t, |first, rows| {
         for start in (0..t).step_by(TURNED) {
             for (row, out) in (first..).zip(rows.chunks_exact_mut(t)) {
@@ -113,7 +113,7 @@ pub(super) fn add(backend: &CpuBackend, x: &mut CpuTensor, y: &CpuTensor) {
 /// `act(x[:, ..width]) · x[:, width..]`.
 pub(super) fn gate(backend: &CpuBackend, x: &CpuTensor, width: usize, act: Activation) -> CpuTensor {
     let n_tokens = x.dims().0;
-    let mut out = vec![0.0; n_tokens * width];
+    let mut out = unwritten(n_tokens * width);
     backend.pool.rows(&mut out, width, 2 * width / VALUES_PER_NS, |first, out| {
         for (row, out) in (first..).zip(out.chunks_exact_mut(width)) {
             let (x, y) = x.row(row).split_at(width);

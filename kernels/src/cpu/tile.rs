@@ -1,10 +1,10 @@
 //! The register tile: the one place where values are multiplied and summed, in GEMM and attention alike.
 //!
 //! A tile is `MR` rows by `NS` *strips*, a strip being two registers of columns of a panel. Every sum runs over
-//! `k` from first to last with one multiply-add a step, whatever `MR` and `NS` are: that is why a row has
+//! `k` from first to last with the same multiply-adds, whatever `MR` and `NS` are: that is why a row has
 //! the same bits alone and in a batch.
 
-use super::cell::{PANEL, Word};
+use super::cell::{Math, PANEL};
 use super::simd::Simd;
 
 /// Registers of columns in a strip.
@@ -87,34 +87,70 @@ pub(super) fn zero_sums<S: Simd, const MR: usize, const NS: usize>(s: S) -> Sums
 /// # Panics
 /// If `a` or `b` is shorter than that.
 #[inline(always)]
-pub(super) fn multiply<S: Simd, C: Word, const MR: usize, const NS: usize>(
+pub(super) fn multiply<S: Simd, M: Math, const MR: usize, const NS: usize>(
     s: S,
-    a: Rows<'_, C>,
-    b: [&[C]; NS],
+    a: Rows<'_, M::Row>,
+    b: [&[M::Word]; NS],
     k_cells: usize,
     sums: &mut Sums<S::V, MR, NS>,
 ) {
-    multiply_checked::<S, C, MR, NS, false>(s, a, b, k_cells, sums);
+    multiply_checked::<S, M, MR, NS, false>(s, a, b, k_cells, sums);
 }
 
 /// The same over panels that are read once from memory, one after another: a low tile asks for cells ahead.
 #[inline(always)]
-pub(super) fn multiply_stream<S: Simd, C: Word, const MR: usize, const NS: usize>(
+pub(super) fn multiply_stream<S: Simd, M: Math, const MR: usize, const NS: usize>(
     s: S,
-    a: Rows<'_, C>,
-    b: [&[C]; NS],
+    a: Rows<'_, M::Row>,
+    b: [&[M::Word]; NS],
     k_cells: usize,
     sums: &mut Sums<S::V, MR, NS>,
 ) {
-    multiply_checked::<S, C, MR, NS, true>(s, a, b, k_cells, sums);
+    multiply_checked::<S, M, MR, NS, true>(s, a, b, k_cells, sums);
 }
 
 /// Both.
 #[inline(always)]
-fn multiply_checked<S: Simd, C: Word, const MR: usize, const NS: usize, const STREAM: bool>(
+fn multiply_checked<S: Simd, M: Math, const MR: usize, const NS: usize, const STREAM: bool>(
     s: S,
-    a: Rows<'_, C>,
-    b: [&[C]; NS],
+    a: Rows<'_, M::Row>,
+    b: [&[M::Word]; NS],
+    k_cells: usize,
+    sums: &mut Sums<S::V, MR, NS>,
+) {
+    // A local copy, so that the sums live in registers.
+    let mut local = *sums;
+    add_steps::<S, M, MR, NS, STREAM>(s, a, b, k_cells, &mut local);
+    *sums = local;
+}
+
+/// [`multiply`] over panel after panel, each with its steps, while the sums stay in their registers: `a` goes on from one to
+/// the next.
+///
+/// # Panics
+/// As [`multiply`].
+#[inline(always)]
+pub(super) fn multiply_panels<'a, S: Simd, M: Math, const MR: usize, const NS: usize>(
+    s: S,
+    a: Rows<'_, M::Row>,
+    panels: impl Iterator<Item = ([&'a [M::Word]; NS], usize)>,
+    sums: &mut Sums<S::V, MR, NS>,
+) {
+    let mut local = *sums;
+    let mut first = 0;
+    for (b, k_cells) in panels {
+        add_steps::<S, M, MR, NS, false>(s, a.from(0, first), b, k_cells, &mut local);
+        first += k_cells;
+    }
+    *sums = local;
+}
+
+/// The steps of one panel, added to sums that are local to the caller.
+#[inline(always)]
+fn add_steps<S: Simd, M: Math, const MR: usize, const NS: usize, const STREAM: bool>(
+    s: S,
+    a: Rows<'_, M::Row>,
+    b: [&[M::Word]; NS],
     k_cells: usize,
     sums: &mut Sums<S::V, MR, NS>,
 ) {
@@ -127,15 +163,15 @@ fn multiply_checked<S: Simd, C: Word, const MR: usize, const NS: usize, const ST
     }
     // SAFETY: the two asserts above are the two obligations.
     unsafe {
-        let b = b.map(<[C]>::as_ptr);
-        multiply_unchecked::<S, C, MR, NS, STREAM>(s, (a.cells.as_ptr(), a.stride), b, k_cells, sums);
+        let b = b.map(<[M::Word]>::as_ptr);
+        add_unchecked::<S, M, MR, NS, STREAM>(s, (a.cells.as_ptr(), a.stride), b, k_cells, sums);
     }
 }
 
 /// Asks for the cells of strips that a low tile will need soon. A tile of many rows computes for so long that the
 /// machine's own prefetching keeps up; a low one is as fast as memory, and that stops at the end of every page.
 #[inline(always)]
-fn stream<S: Simd, C: Word, const MR: usize, const NS: usize>(s: S, b: [*const C; NS], k: usize) {
+fn stream<S: Simd, M: Math, const MR: usize, const NS: usize>(s: S, b: [*const M::Word; NS], k: usize) {
     if MR > 8 {
         return;
     }
@@ -149,49 +185,83 @@ fn stream<S: Simd, C: Word, const MR: usize, const NS: usize>(s: S, b: [*const C
 /// Cells of a cache line.
 const LINE_CELLS: usize = 16;
 
-/// [`multiply`] over pointers.
+/// [`add_steps`] over pointers.
 ///
 /// # Safety
-/// `a = (first, stride)` must be valid for reading `k_cells` cells at each of `MR` rows; each pointer of `b`
+/// `a = (first, stride)` must be valid for reading `k_cells` values at each of `MR` rows; each pointer of `b`
 /// for a strip's width of cells at each of `k_cells` steps of 32 cells.
 #[expect(
     clippy::needless_range_loop,
     reason = "rows, strips and registers index two arrays and a pointer each"
 )]
 #[inline(always)]
-unsafe fn multiply_unchecked<S: Simd, C: Word, const MR: usize, const NS: usize, const STREAM: bool>(
+unsafe fn add_unchecked<S: Simd, M: Math, const MR: usize, const NS: usize, const STREAM: bool>(
     s: S,
-    (first, stride): (*const C, usize),
-    b: [*const C; NS],
+    (first, stride): (*const M::Row, usize),
+    b: [*const M::Word; NS],
     k_cells: usize,
     sums: &mut Sums<S::V, MR, NS>,
 ) {
-    // A local copy, so that the sums live in registers.
-    let mut local = *sums;
     for k in 0..k_cells {
         if STREAM {
-            stream::<S, C, MR, NS>(s, b, k);
+            stream::<S, M, MR, NS>(s, b, k);
         }
-        let mut columns = [[s.splat(0.0); STRIP_VECTORS]; NS];
+        let mut words = [[s.splat(0.0); STRIP_VECTORS]; NS];
         for strip in 0..NS {
             for v in 0..STRIP_VECTORS {
                 // SAFETY: step k, register v of a strip is inside it.
                 let from = unsafe { b[strip].add(k * PANEL + v * S::LANES) };
-                // SAFETY: the caller's promise for b; a cell is four bytes of any bits.
-                columns[strip][v] = unsafe { s.load_ptr(from.cast()) };
+                // SAFETY: the caller's promise for b; a word is four bytes of any bits.
+                words[strip][v] = unsafe { s.load_ptr(from.cast()) };
             }
         }
-        for row in 0..MR {
-            // SAFETY: row < MR and k < k_cells, so the cell is one the caller promised.
-            let at = unsafe { first.add(row * stride + k) };
+        let a = first.wrapping_add(k);
+        // SAFETY: k < k_cells, so the values are those that the caller promised.
+        unsafe { add_part::<S, M, MR, NS, 0>(s, (a, stride), &words, sums) };
+        if M::PARTS > 1 {
             // SAFETY: as above.
-            let cell = unsafe { at.read() };
-            for strip in 0..NS {
-                for v in 0..STRIP_VECTORS {
-                    local[row][strip][v] = cell.multiply_add(s, columns[strip][v], local[row][strip][v]);
-                }
+            unsafe { add_part::<S, M, MR, NS, 1>(s, (a, stride), &words, sums) };
+        }
+        if M::PARTS > 2 {
+            // SAFETY: as above.
+            unsafe { add_part::<S, M, MR, NS, 2>(s, (a, stride), &words, sums) };
+            // SAFETY: as above.
+            unsafe { add_part::<S, M, MR, NS, 3>(s, (a, stride), &words, sums) };
+        }
+    }
+}
+
+/// One multiply-add of each word with each row: part by part for all rows takes fewer registers at a time than all parts
+/// of each row, and a part that is known to the compiler costs no choice.
+///
+/// # Safety
+/// `a = (first, stride)` must be valid for reading a value at each of `MR` rows.
+#[expect(
+    clippy::needless_range_loop,
+    reason = "rows, strips and registers index two arrays and a pointer each"
+)]
+#[inline(always)]
+unsafe fn add_part<S: Simd, M: Math, const MR: usize, const NS: usize, const PART: usize>(
+    s: S,
+    (first, stride): (*const M::Row, usize),
+    words: &[[S::V; STRIP_VECTORS]; NS],
+    sums: &mut Sums<S::V, MR, NS>,
+) {
+    let mut columns = *words;
+    for strip in 0..NS {
+        for v in 0..STRIP_VECTORS {
+            columns[strip][v] = M::columns(s, words[strip][v], PART);
+        }
+    }
+    for row in 0..MR {
+        // SAFETY: row < MR, so the value is one the caller promised.
+        let at = unsafe { first.add(row * stride) };
+        // SAFETY: as above.
+        let value = unsafe { at.read() };
+        for strip in 0..NS {
+            for v in 0..STRIP_VECTORS {
+                sums[row][strip][v] = M::multiply_add(s, value, PART, columns[strip][v], sums[row][strip][v]);
             }
         }
     }
-    *sums = local;
 }

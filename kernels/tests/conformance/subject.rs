@@ -11,6 +11,8 @@ pub struct Subject<B> {
     pub backend: B,
     /// Error of products, relative to one plus the value.
     pub products: f32,
+    /// Whether keys and values are the same in pages as outside; bytes in pages are rounded more.
+    pub keeps_pages: bool,
     /// A second back end that may differ in speed only.
     pub other_threads: B,
 }
@@ -18,7 +20,13 @@ pub struct Subject<B> {
 /// The reference.
 pub fn reference() -> Subject<ReferenceBackend> {
     let backend = ReferenceBackend::new();
-    Subject { name: "reference".to_owned(), backend, products: 2e-5, other_threads: backend }
+    Subject {
+        name: "reference".to_owned(),
+        backend,
+        products: 2e-5,
+        keeps_pages: true,
+        other_threads: backend,
+    }
 }
 
 /// Every instruction set of this machine, in every precision.
@@ -28,10 +36,12 @@ pub fn cpus() -> Vec<Subject<CpuBackend>> {
         Isa::available().flat_map(|isa| precisions.map(|(precision, products)| (isa, precision, products)));
     each.map(|(isa, precision, products)| {
         let with = |threads| {
-            CpuBackend::new(CpuConfig { threads, precision, isa: Some(isa) }).expect("an available set")
+            let config = CpuConfig { threads, precision, isa: Some(isa), ..CpuConfig::default() };
+            CpuBackend::new(config).expect("an available set")
         };
         let name = format!("cpu {} {precision:?}", isa.as_str());
-        Subject { name, backend: with(3), products, other_threads: with(1) }
+        let keeps_pages = precision != Precision::Int8;
+        Subject { name, backend: with(3), products, keeps_pages, other_threads: with(1) }
     })
     .collect()
 }

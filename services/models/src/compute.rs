@@ -26,8 +26,10 @@ pub struct ComputeConfig {
     pub backend: BackendKind,
     /// Compute threads; 0: as many as the machine has cores.
     pub threads: usize,
-    /// Of weights and KV.
+    /// Of weights.
     pub precision: Precision,
+    /// Of the KV cache; `None`: that of the weights.
+    pub kv: Option<Precision>,
     /// Instruction set to force; `None`: the best found.
     pub isa: Option<Isa>,
 }
@@ -47,9 +49,9 @@ impl Compute {
     /// # Errors
     /// [`ModelError::Kernel`] if a forced instruction set is not on this machine.
     pub fn new(config: ComputeConfig) -> Result<Self, ModelError> {
-        let ComputeConfig { threads, precision, isa, .. } = config;
+        let ComputeConfig { threads, precision, kv, isa, .. } = config;
         Ok(match config.backend {
-            BackendKind::Cpu => Self::Cpu(CpuBackend::new(CpuConfig { threads, precision, isa })?),
+            BackendKind::Cpu => Self::Cpu(CpuBackend::new(CpuConfig { threads, precision, kv, isa })?),
             BackendKind::Reference => Self::Reference(ReferenceBackend::new()),
         })
     }

@@ -66,6 +66,11 @@ impl<'a> RowBias<'a> {
         Self { bias, starts }
     }
 
+    /// Whether nothing is added.
+    pub(super) fn is_none(&self) -> bool {
+        matches!(self.bias, ScoreBias::None)
+    }
+
     /// Adds the bias to the scores of a row.
     #[inline(always)]
     pub(super) fn add(&self, row: ScoreRow, scores: &mut [f32]) {

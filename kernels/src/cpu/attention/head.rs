@@ -3,11 +3,13 @@
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::bias::{RowBias, ScoreRow};
-use super::{Cell, PANEL, PagedCells, Shared, Step, Task, n_cells, queries};
+use super::softmax::{raise, weights};
+use super::{Cell, FloatMath, PANEL, PagedCells, Shared, Step, Task, Word, n_cells, queries};
 use crate::cpu::kv::{Page, value_panel_len};
-use crate::cpu::math::exp;
 use crate::cpu::simd::{Kernel, Simd};
-use crate::cpu::tile::{Rows, for_height, height, multiply, strip_width, strips_per_panel, zero_sums};
+use crate::cpu::tile::{
+    Rows, for_height, height, multiply, multiply_panels, strip_width, strips_per_panel, zero_sums,
+};
 use crate::ops::Mask;
 
 /// Keys whose scores a tile holds at a time: their pages of a head fit the second cache.
@@ -25,9 +27,9 @@ fn fetch<S: Simd, C>(s: S, cells: &[C]) {
 }
 
 /// The work of one task.
-pub(super) struct HeadRows<'a, C> {
+pub(super) struct HeadRows<'a, M: FloatMath> {
     /// The cache.
-    pub(super) pages: &'a PagedCells<C>,
+    pub(super) pages: &'a PagedCells<M::Word>,
     /// What is asked.
     pub(super) step: &'a Step<'a>,
     /// What is added to the scores.
@@ -39,19 +41,21 @@ pub(super) struct HeadRows<'a, C> {
 }
 
 /// What rows carry from one stretch of keys to the next, and room for a tile.
-struct State<C> {
+struct State<M: FloatMath> {
     /// Queries times scale, `[n_rows, head_dim cells]`.
-    q: Vec<C>,
+    q: Vec<M::Row>,
     /// Weighted sums of values so far, `[n_rows, padded head_dim]`.
     sums: Vec<f32>,
     /// Largest score so far, `[n_rows]`.
     max: Vec<f32>,
     /// Sum of weights so far, `[n_rows]`.
     total: Vec<f32>,
+    /// Keys that each row sees, `[n_rows]`.
+    n_visible: Vec<usize>,
     /// Scores, then weights, of a tile: `[tile rows, STRETCH]`.
     scores: Vec<f32>,
     /// Weights as cells, `[tile rows, STRETCH cells]`.
-    weights: Vec<C>,
+    weights: Vec<M::Row>,
 }
 
 /// A stretch of keys as a tile sees it.
@@ -65,7 +69,7 @@ struct Stretch {
     row: usize,
 }
 
-impl<C: Cell> HeadRows<'_, C> {
+impl<M: FloatMath> HeadRows<'_, M> {
     /// `head_dim`, and the same in whole panels.
     fn head_dims(&self) -> (usize, usize) {
         let head_dim = self.step.shape.head_dim;
@@ -91,14 +95,13 @@ impl<C: Cell> HeadRows<'_, C> {
         self.step.batch.seq_lens[self.task.seq] as usize
     }
 
-    /// Row `row` of the queries, times the scale of scores, as cells.
+    /// Row `row` of the queries, times the scale of scores, as cells; `scaled` is room for its values.
     #[inline(always)]
-    pub(super) fn scaled_query(&self, row: usize, cells: &mut [C]) {
-        let mut scaled = vec![0.0; self.step.shape.head_dim];
+    pub(super) fn scaled_query(&self, row: usize, scaled: &mut [f32], cells: &mut [M::Row]) {
         for (scaled, q) in scaled.iter_mut().zip(&self.step.q.data()[self.place(row)]) {
             *scaled = q * self.step.shape.scale;
         }
-        C::fill(cells, &scaled);
+        M::fill(cells, scaled);
     }
 
     /// Keys that row `row` of the task sees: the first so many of the sequence.
@@ -129,7 +132,7 @@ impl<C: Cell> HeadRows<'_, C> {
 
     /// A page of the sequence's, counted from its first key.
     #[inline(always)]
-    pub(super) fn page(&self, index: usize) -> Page<'_, C> {
+    pub(super) fn page(&self, index: usize) -> Page<'_, M::Word> {
         let batch = &self.step.batch;
         let block = batch.block_tables[batch.table_start_loc[self.task.seq] as usize + index];
         self.pages.page(self.step.layer, block as usize, self.task.kv_head)
@@ -145,12 +148,13 @@ impl<C: Cell> HeadRows<'_, C> {
 
     /// Nothing seen yet.
     #[inline(always)]
-    fn state<S: Simd>(&self) -> State<C> {
+    fn state<S: Simd>(&self) -> State<M> {
         let (head_dim, padded) = self.head_dims();
-        let (n_rows, q_cells) = (self.task.rows.len(), n_cells::<C>(head_dim));
-        let mut q = vec![C::default(); n_rows * q_cells];
+        let (n_rows, q_cells) = (self.task.rows.len(), n_cells::<M::Word>(head_dim));
+        let mut q = vec![M::Row::default(); n_rows * q_cells];
+        let mut scaled = vec![0.0; head_dim];
         for (row, cells) in q.chunks_exact_mut(q_cells).enumerate() {
-            self.scaled_query(row, cells);
+            self.scaled_query(row, &mut scaled, cells);
         }
         let tile_rows = n_rows.min(S::ROWS);
         State {
@@ -158,18 +162,19 @@ impl<C: Cell> HeadRows<'_, C> {
             sums: vec![0.0; n_rows * padded],
             max: vec![f32::NEG_INFINITY; n_rows],
             total: vec![0.0; n_rows],
+            n_visible: (0..n_rows).map(|row| self.n_visible(row)).collect(),
             scores: vec![0.0; tile_rows * STRETCH],
-            weights: vec![C::default(); tile_rows * STRETCH / C::STEPS],
+            weights: vec![M::Row::default(); tile_rows * STRETCH / M::Word::STEPS],
         }
     }
 }
 
-impl<C: Cell> Kernel for HeadRows<'_, C> {
+impl<M: FloatMath> Kernel for HeadRows<'_, M> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let n_rows = self.task.rows.len();
         let mut state = self.state::<S>();
-        let last = self.n_visible(n_rows - 1);
+        let last = state.n_visible[n_rows - 1];
         if n_rows <= STREAMED_ROWS {
             (0..STRETCH / KV_BLOCK_TOKENS).for_each(|page| self.fetch_keys(s, page));
         }
@@ -178,9 +183,9 @@ impl<C: Cell> Kernel for HeadRows<'_, C> {
             while row < n_rows {
                 let height = height::<S>(n_rows - row);
                 // Later rows see no fewer keys.
-                let n_keys = self.n_visible(row + height - 1).saturating_sub(first_key).min(STRETCH);
+                let n_keys = state.n_visible[row + height - 1].saturating_sub(first_key).min(STRETCH);
                 let stretch = Stretch { first_key, n_keys, row };
-                for_height!(height, <S, C>, attend(s, &self, &mut state, stretch));
+                for_height!(height, <S, M>, attend(s, &self, &mut state, stretch));
                 row += height;
             }
         }
@@ -199,10 +204,10 @@ impl<C: Cell> Kernel for HeadRows<'_, C> {
 
 /// One tile over one stretch of keys.
 #[inline(always)]
-fn attend<S: Simd, C: Cell, const MR: usize, const NS: usize>(
+fn attend<S: Simd, M: FloatMath, const MR: usize, const NS: usize>(
     s: S,
-    head: &HeadRows<'_, C>,
-    state: &mut State<C>,
+    head: &HeadRows<'_, M>,
+    state: &mut State<M>,
     stretch: Stretch,
 ) {
     if stretch.n_keys == 0 {
@@ -212,54 +217,67 @@ fn attend<S: Simd, C: Cell, const MR: usize, const NS: usize>(
     let n_strips = n_pages * strips_per_panel::<S>();
     let mut strip = 0;
     while strip + NS <= n_strips {
-        scores::<S, C, MR, NS>(s, head, state, (stretch, strip));
+        scores::<S, M, MR, NS>(s, head, state, (stretch, strip));
         strip += NS;
     }
     while strip < n_strips {
-        scores::<S, C, MR, 1>(s, head, state, (stretch, strip));
+        scores::<S, M, MR, 1>(s, head, state, (stretch, strip));
         strip += 1;
     }
     let padded = head.head_dims().1;
-    for r in 0..MR {
+    let mut corrections = [1.0; MR];
+    // One thing after the other for all rows: what one row waits for is hidden by the others.
+    for (r, correction) in corrections.iter_mut().enumerate() {
         let row = stretch.row + r;
-        let n_visible = head.n_visible(row).saturating_sub(stretch.first_key).min(stretch.n_keys);
+        let n_visible = state.n_visible[row].saturating_sub(stretch.first_key).min(stretch.n_keys);
         let scores = &mut state.scores[r * STRETCH..][..n_pages * KV_BLOCK_TOKENS];
-        head.bias.add(head.score_row(row, stretch.first_key), &mut scores[..n_visible]);
+        if !head.bias.is_none() {
+            head.bias.add(head.score_row(row, stretch.first_key), &mut scores[..n_visible]);
+        }
         scores[n_visible..].fill(f32::NEG_INFINITY);
-        let correction = soften(s, scores, &mut state.max[row], &mut state.total[row]);
+        *correction = raise(s, scores, &mut state.max[row]);
+    }
+    for (r, correction) in corrections.iter().enumerate() {
+        let row = stretch.row + r;
+        let scores = &mut state.scores[r * STRETCH..][..n_pages * KV_BLOCK_TOKENS];
+        state.total[row] = state.total[row] * correction + weights(s, scores, state.max[row]);
+        if M::Word::IS_SCALED {
+            let n_visible = state.n_visible[row].saturating_sub(stretch.first_key).min(stretch.n_keys);
+            scale_weights(s, head, stretch.first_key, &mut scores[..n_visible]);
+        }
         for sum in &mut state.sums[row * padded..][..padded] {
             *sum *= correction;
         }
-        let n_weights = scores.len() / C::STEPS;
-        C::fill(&mut state.weights[r * STRETCH / C::STEPS..][..n_weights], scores);
+        let n_weights = scores.len() / M::Word::STEPS;
+        M::fill(&mut state.weights[r * STRETCH / M::Word::STEPS..][..n_weights], scores);
     }
     let n_strips = padded / strip_width::<S>();
     let mut strip = 0;
     while strip + NS <= n_strips {
-        weigh::<S, C, MR, NS>(s, head, state, (stretch, strip));
+        weigh::<S, M, MR, NS>(s, head, state, (stretch, strip));
         strip += NS;
     }
     // The two strips of a common head: more sums at a time than one has, where each waits for the one before.
     while NS > 2 && strip + 2 <= n_strips {
-        weigh::<S, C, MR, 2>(s, head, state, (stretch, strip));
+        weigh::<S, M, MR, 2>(s, head, state, (stretch, strip));
         strip += 2;
     }
     while strip < n_strips {
-        weigh::<S, C, MR, 1>(s, head, state, (stretch, strip));
+        weigh::<S, M, MR, 1>(s, head, state, (stretch, strip));
         strip += 1;
     }
 }
 
 /// Scores of a tile for `NS` strips of keys from `strip` on.
 #[inline(always)]
-fn scores<S: Simd, C: Cell, const MR: usize, const NS: usize>(
+fn scores<S: Simd, M: FloatMath, const MR: usize, const NS: usize>(
     s: S,
-    head: &HeadRows<'_, C>,
-    state: &mut State<C>,
+    head: &HeadRows<'_, M>,
+    state: &mut State<M>,
     (stretch, strip): (Stretch, usize),
 ) {
     let per_page = strips_per_panel::<S>();
-    let mut b: [&[C]; NS] = [&[]; NS];
+    let mut b: [&[M::Word]; NS] = [&[]; NS];
     for (i, b) in b.iter_mut().enumerate() {
         let page = head.page(stretch.first_key / KV_BLOCK_TOKENS + (strip + i) / per_page);
         if MR <= STREAMED_ROWS && (strip + i) % per_page == 0 {
@@ -267,51 +285,102 @@ fn scores<S: Simd, C: Cell, const MR: usize, const NS: usize>(
         }
         *b = &page.keys[(strip + i) % per_page * strip_width::<S>()..];
     }
-    let q_cells = n_cells::<C>(head.step.shape.head_dim);
+    let q_cells = n_cells::<M::Word>(head.step.shape.head_dim);
     let q = Rows { cells: &state.q, stride: q_cells }.from(stretch.row, 0);
     let mut sums = zero_sums::<S, MR, NS>(s);
-    multiply(s, q, b, q_cells, &mut sums);
+    multiply::<S, M, MR, NS>(s, q, b, q_cells, &mut sums);
     for (r, strips) in sums.iter().enumerate() {
         for (i, vectors) in strips.iter().enumerate() {
             for (v, sum) in vectors.iter().enumerate() {
                 let column = (strip + i) * strip_width::<S>() + v * S::LANES;
-                s.store(&mut state.scores[r * STRETCH + column..], *sum);
+                let mut score = *sum;
+                if M::Word::IS_SCALED {
+                    let page = head.page((stretch.first_key + column) / KV_BLOCK_TOKENS);
+                    score = s.mul(score, load_scales(s, &page.scales[column % KV_BLOCK_TOKENS..]));
+                }
+                s.store(&mut state.scores[r * STRETCH + column..], score);
             }
         }
     }
 }
 
-/// Turns the scores of a row, a multiple of 16, into weights `exp(score − max)`, with the largest score and the
-/// sum of weights so far brought up to date. Returns the factor for what was summed under the old maximum.
+/// The scales of as many keys as there are lanes.
 #[inline(always)]
-pub(super) fn soften<S: Simd>(s: S, scores: &mut [f32], max: &mut f32, total: &mut f32) -> f32 {
-    let mut largest = s.splat(*max);
-    for scores in scores.chunks_exact(S::LANES) {
-        largest = s.max(s.load(scores), largest);
+fn load_scales<S: Simd, C: Word>(s: S, scales: &[C]) -> S::V {
+    let scales = &scales[..S::LANES];
+    // SAFETY: the slice was just cut to LANES words, and a word is four bytes of any bits.
+    unsafe { s.load_ptr(scales.as_ptr().cast()) }
+}
+
+/// Weights of keys from a first one on, times the scales of their values. Only of keys that are seen: what lies behind
+/// them may not be a number, and zero times that is not zero.
+#[inline(always)]
+fn scale_weights<S: Simd, M: FloatMath>(s: S, head: &HeadRows<'_, M>, first_key: usize, weights: &mut [f32]) {
+    for (page, weights) in weights.chunks_mut(KV_BLOCK_TOKENS).enumerate() {
+        let scales = &head.page(first_key / KV_BLOCK_TOKENS + page).scales[KV_BLOCK_TOKENS..];
+        for (weights, scales) in weights.chunks_mut(S::LANES).zip(scales.chunks_exact(S::LANES)) {
+            let scaled = s.mul(s.load_or(weights, 0.0), load_scales(s, scales));
+            s.store_some(weights, scaled);
+        }
     }
-    let new_max = s.largest(largest);
-    if new_max == f32::NEG_INFINITY {
-        scores.fill(0.0);
-        return 1.0;
+}
+
+/// The values of a stretch for `NS` strips of columns: page after page, each with its cells of keys.
+struct ValueStrips<'a, 'b, S, M: FloatMath, const NS: usize> {
+    s: S,
+    head: &'a HeadRows<'b, M>,
+    /// The next page of the sequence.
+    page: usize,
+    strip: usize,
+    /// Keys that are left.
+    n_keys: usize,
+    /// Whether keys of the next stretch are asked for meanwhile.
+    fetches: bool,
+}
+
+impl<'a, S: Simd, M: FloatMath, const NS: usize> Iterator for ValueStrips<'a, '_, S, M, NS> {
+    type Item = ([&'a [M::Word]; NS], usize);
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.n_keys == 0 {
+            return None;
+        }
+        if self.fetches {
+            self.head.fetch_keys(self.s, self.page + STRETCH / KV_BLOCK_TOKENS);
+        }
+        let n_keys = self.n_keys.min(KV_BLOCK_TOKENS);
+        let strips = value_strips::<S, M, NS>(self.head, self.page, self.strip);
+        (self.page, self.n_keys) = (self.page + 1, self.n_keys - n_keys);
+        // Bytes that nobody wrote are numbers, and weigh zero.
+        let whole =
+            if M::Word::IS_SCALED { n_keys.div_ceil(M::Word::STEPS) } else { n_keys / M::Word::STEPS };
+        Some((strips, whole))
     }
-    let mut sum = s.splat(0.0);
-    for scores in scores.chunks_exact_mut(S::LANES) {
-        let weight = exp(s, s.sub(s.load(scores), s.splat(new_max)));
-        s.store(scores, weight);
-        sum = s.add(sum, weight);
+}
+
+/// `NS` strips of columns of the values of a page of the sequence, from `strip` on.
+#[inline(always)]
+fn value_strips<'a, S: Simd, M: FloatMath, const NS: usize>(
+    head: &'a HeadRows<'_, M>,
+    page: usize,
+    strip: usize,
+) -> [&'a [M::Word]; NS] {
+    let values = head.page(page).values;
+    let mut strips: [&[M::Word]; NS] = [&[]; NS];
+    for (i, to) in strips.iter_mut().enumerate() {
+        let (panel, part) = ((strip + i) / strips_per_panel::<S>(), (strip + i) % strips_per_panel::<S>());
+        *to = &values[panel * value_panel_len::<M::Word>() + part * strip_width::<S>()..];
     }
-    let correction = s.largest(exp(s, s.splat(*max - new_max)));
-    *total = *total * correction + s.sum(sum);
-    *max = new_max;
-    correction
+    strips
 }
 
 /// Adds the weighted values of a stretch to `NS` strips of the sums of a tile.
 #[inline(always)]
-fn weigh<S: Simd, C: Cell, const MR: usize, const NS: usize>(
+fn weigh<S: Simd, M: FloatMath, const MR: usize, const NS: usize>(
     s: S,
-    head: &HeadRows<'_, C>,
-    state: &mut State<C>,
+    head: &HeadRows<'_, M>,
+    state: &mut State<M>,
     (stretch, strip): (Stretch, usize),
 ) {
     let padded = head.head_dims().1;
@@ -326,27 +395,24 @@ fn weigh<S: Simd, C: Cell, const MR: usize, const NS: usize>(
             }
         }
     }
-    let weights = Rows { cells: &state.weights, stride: STRETCH / C::STEPS };
-    let cells_per_page = KV_BLOCK_TOKENS / C::STEPS;
-    for page in 0..stretch.n_keys.div_ceil(KV_BLOCK_TOKENS) {
-        let n_keys = (stretch.n_keys - page * KV_BLOCK_TOKENS).min(KV_BLOCK_TOKENS);
-        let values = head.page(stretch.first_key / KV_BLOCK_TOKENS + page).values;
-        if MR <= STREAMED_ROWS && strip == 0 {
-            head.fetch_keys(s, (stretch.first_key + STRETCH) / KV_BLOCK_TOKENS + page);
-        }
-        let mut b: [&[C]; NS] = [&[]; NS];
-        for (i, b) in b.iter_mut().enumerate() {
-            let (panel, part) =
-                ((strip + i) / strips_per_panel::<S>(), (strip + i) % strips_per_panel::<S>());
-            *b = &values[panel * value_panel_len::<C>() + part * strip_width::<S>()..];
-        }
-        let whole = n_keys / C::STEPS;
-        multiply(s, weights.from(0, page * cells_per_page), b, whole, &mut sums);
-        if !n_keys.is_multiple_of(C::STEPS) {
-            let lone = lone_keys::<S, C, NS>(b, whole);
-            let lone = lone.each_ref().map(<[C; PANEL]>::as_slice);
-            multiply(s, weights.from(0, page * cells_per_page + whole), lone, 1, &mut sums);
-        }
+    let weights = Rows { cells: &state.weights, stride: STRETCH / M::Word::STEPS };
+    let first_page = stretch.first_key / KV_BLOCK_TOKENS;
+    let strips = ValueStrips::<S, M, NS> {
+        s,
+        head,
+        page: first_page,
+        strip,
+        n_keys: stretch.n_keys,
+        fetches: MR <= STREAMED_ROWS && strip == 0,
+    };
+    multiply_panels::<S, M, MR, NS>(s, weights, strips, &mut sums);
+    if !M::Word::IS_SCALED && !stretch.n_keys.is_multiple_of(M::Word::STEPS) {
+        let (page, key) = (stretch.n_keys / KV_BLOCK_TOKENS, stretch.n_keys % KV_BLOCK_TOKENS);
+        let strips = value_strips::<S, M, NS>(head, first_page + page, strip);
+        let lone = lone_keys::<S, M::Word, NS>(strips, key / M::Word::STEPS);
+        let lone = lone.each_ref().map(<[M::Word; PANEL]>::as_slice);
+        let last = weights.from(0, stretch.n_keys / M::Word::STEPS);
+        multiply::<S, M, MR, NS>(s, last, lone, 1, &mut sums);
     }
     for (r, strips) in sums.iter().enumerate() {
         for (i, vectors) in strips.iter().enumerate() {

@@ -4,22 +4,23 @@ use std::ops::Range;
 
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
-use super::head::{HeadRows, soften};
-use super::{Cell, n_cells};
+use super::head::HeadRows;
+use super::softmax::soften;
+use super::{FloatMath, n_cells};
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{Rows, multiply, strip_width, strips_per_panel, zero_sums};
 
 /// One head of one sequence.
-pub(super) struct HeadWeights<'a, C> {
+pub(super) struct HeadWeights<'a, M: FloatMath> {
     /// All rows that share its key head; `out` is `[sequences, heads, n_queries, n_keys]`.
-    pub(super) rows: HeadRows<'a, C>,
+    pub(super) rows: HeadRows<'a, M>,
     /// Which of the query heads that share the key head.
     pub(super) member: usize,
     /// Where its weights lie in `out`.
     pub(super) place: Range<usize>,
 }
 
-impl<C: Cell> Kernel for HeadWeights<'_, C> {
+impl<M: FloatMath> Kernel for HeadWeights<'_, M> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { rows, member, place } = self;
@@ -30,13 +31,15 @@ impl<C: Cell> Kernel for HeadWeights<'_, C> {
         // SAFETY: the weights of a head of a sequence are its task's own.
         let out = unsafe { rows.out.slice(place) };
         let n_pages = n_keys.div_ceil(KV_BLOCK_TOKENS);
-        let mut q = vec![C::default(); n_cells::<C>(rows.step.shape.head_dim)];
+        let head_dim = rows.step.shape.head_dim;
+        let (mut q, mut scaled) =
+            (vec![M::Row::default(); n_cells::<M::Word>(head_dim)], vec![0.0; head_dim]);
         let mut scores = vec![0.0; n_pages * KV_BLOCK_TOKENS];
         for (query, out) in out.chunks_exact_mut(n_keys).enumerate() {
             let row = query * rows.group() + member;
-            rows.scaled_query(row, &mut q);
+            rows.scaled_query(row, &mut scaled, &mut q);
             for (i, scores) in scores.chunks_exact_mut(KV_BLOCK_TOKENS).enumerate() {
-                page_scores(s, &q, rows.page(i).keys, scores);
+                page_scores::<S, M>(s, &q, rows.page(i).keys, scores);
             }
             let n_visible = rows.n_visible(row);
             rows.bias.add(rows.score_row(row, 0), &mut scores[..n_visible]);
@@ -53,11 +56,12 @@ impl<C: Cell> Kernel for HeadWeights<'_, C> {
 
 /// Scores of one query for the keys of a page.
 #[inline(always)]
-fn page_scores<S: Simd, C: Cell>(s: S, q: &[C], keys: &[C], scores: &mut [f32]) {
+fn page_scores<S: Simd, M: FloatMath>(s: S, q: &[M::Row], keys: &[M::Word], scores: &mut [f32]) {
     for strip in 0..strips_per_panel::<S>() {
         let first = strip * strip_width::<S>();
         let mut sums = zero_sums::<S, 1, 1>(s);
-        multiply(s, Rows { cells: q, stride: q.len() }, [&keys[first..]], q.len(), &mut sums);
+        let row = Rows { cells: q, stride: q.len() };
+        multiply::<S, M, 1, 1>(s, row, [&keys[first..]], q.len(), &mut sums);
         for (v, sum) in sums[0][0].iter().enumerate() {
             s.store(&mut scores[first + v * S::LANES..], *sum);
         }

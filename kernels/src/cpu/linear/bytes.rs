@@ -4,22 +4,19 @@
 //! `scale · (q − zero)` with `q` in 0 ..= 255, scale and zero of that row alone, spanning from its smallest value
 //! to its largest and always zero itself (Jacob et al. 2018, "Quantization and Training of Neural Networks for
 //! Efficient Integer-Arithmetic-Only Inference"). Sums of products are whole numbers, exact on every instruction
-//! set, so sets differ only in the scales; `Σ (q − zero) · w` is the sum less `zero` times the sum of the
+//! set, so sets differ only in how these are read; `Σ (q − zero) · w` is the sum less `zero` times the sum of the
 //! weights of the output, which is kept beside them.
 //!
 //! A row with a value that is not finite has a scale that is not a number, and so has all it gives.
 
 use super::product::{Epilogue, Product, Size, Units};
 use crate::cpu::CpuBackend;
-use crate::cpu::cell::{PANEL, Word, n_cells};
+use crate::cpu::cell::{ByteQuad, LARGEST_BYTE, Math, PANEL, Word, n_cells};
 use crate::cpu::matrix::CpuTensor;
 use crate::cpu::panels::Panels;
 use crate::cpu::pool::{Pool, Shared};
 use crate::cpu::simd::{FoundIsa, Kernel, Simd};
 use crate::stored::Stacked;
-
-/// Largest byte of a weight; its negative is the smallest, so that scales have no side.
-const LARGEST: f32 = 127.0;
 
 /// Largest byte of a row.
 const ROW_LARGEST: f32 = 255.0;
@@ -27,18 +24,18 @@ const ROW_LARGEST: f32 = 255.0;
 /// Added to a value in 0 ..= 255, it leaves the nearest whole number in the low bits: 1.5 · 2²³.
 const TO_LOW_BITS: f32 = 12_582_912.0;
 
-/// Four bytes, the first lowest: signed ones in panels, unsigned ones in rows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(transparent)]
-pub(in crate::cpu) struct ByteQuad(u32);
+/// Unsigned bytes by signed ones: sums are the bits of i32.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cpu) struct Quads;
 
-// SAFETY: it is a u32, which is four bytes and takes any bits.
-unsafe impl Word for ByteQuad {
-    const STEPS: usize = 4;
+impl Math for Quads {
+    type Word = ByteQuad;
+    type Row = ByteQuad;
+    const PARTS: usize = 1;
 
     #[inline(always)]
-    fn multiply_add<S: Simd>(self, s: S, b: S::V, acc: S::V) -> S::V {
-        s.dot_quad(acc, self.0, b)
+    fn multiply_add<S: Simd>(s: S, row: ByteQuad, _part: usize, columns: S::V, acc: S::V) -> S::V {
+        s.dot_quad(acc, row as u32, columns)
     }
 
     fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
@@ -53,7 +50,7 @@ pub(super) struct BytePanels {
     panels: Panels<ByteQuad>,
     /// Of each output, `[n_panels · 32]`.
     scales: Vec<f32>,
-    /// Sums of the bytes of each output as the bits of i32, `[n_panels · 32]`.
+    /// Sums of the weights of each output, `[n_panels · 32]`.
     sums: Vec<f32>,
 }
 
@@ -76,7 +73,7 @@ impl BytePanels {
                 for out in panel * PANEL..(*n_out).min((panel + 1) * PANEL) {
                     let (values, column) = (&weight[out * n_in..][..*n_in], out % PANEL);
                     let (scale, sum) = pack_output(values, &mut cells[column..]);
-                    (scales[column], sums[column]) = (scale, f32::from_bits(sum as u32));
+                    (scales[column], sums[column]) = (scale, scale * sum as f32);
                 }
             }
         });
@@ -93,31 +90,33 @@ impl BytePanels {
     ) {
         let (cells, rows) = quantize(backend, x);
         let units = Bytes { rows: &rows, scales: &self.scales, sums: &self.sums };
-        Product { x: &cells, panels: self.panels.cells(), size, units, epilogue }.run(backend, out);
+        let (x, panels) = (&cells, self.panels.cells());
+        Product::<Quads, _> { x, panels, size, units, epilogue }.run(backend, out);
     }
 }
 
 /// Writes the weights of one output to its column of a panel, whose first cell is the first. Returns their scale
-/// and their sum.
+/// and the sum of their bytes.
 fn pack_output(values: &[f32], cells: &mut [ByteQuad]) -> (f32, i32) {
     let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
-    let scale = largest / LARGEST;
+    let scale = largest / LARGEST_BYTE;
     let inverse = if scale < f32::MIN_POSITIVE { 0.0 } else { 1.0 / scale };
     let mut sum = 0;
     for (k, value) in values.iter().enumerate() {
         let byte = (value * inverse).round_ties_even() as i8;
         sum += i32::from(byte);
         let quad = &mut cells[k / ByteQuad::STEPS * PANEL];
-        quad.0 |= u32::from(byte as u8) << (8 * (k % ByteQuad::STEPS));
+        *quad |= i32::from(byte as u8) << (8 * (k % ByteQuad::STEPS));
     }
     (scale, sum)
 }
 
-/// How the bytes of a row are read: `scale · (q − zero)`.
+/// How the bytes of a row are read: `scale · q + offset`.
 #[derive(Clone, Copy, Debug, Default)]
 struct RowScale {
     scale: f32,
-    zero: i32,
+    /// `−scale · zero`.
+    offset: f32,
 }
 
 /// Rows in bytes, `[n_tokens, k_cells]`, and how to read each.
@@ -158,8 +157,8 @@ impl Kernel for QuantizeRows<'_> {
             let step = (high - low) / ROW_LARGEST;
             let inverse = if step < f32::MIN_POSITIVE { 0.0 } else { 1.0 / step };
             let zero = (-low * inverse).round_ties_even();
-            *scale = RowScale { scale: step, zero: zero as i32 };
-            fill(cells, values, (inverse, zero));
+            *scale = RowScale { scale: step, offset: -step * zero };
+            fill(s, cells, values, (inverse, zero));
         }
     }
 }
@@ -180,28 +179,18 @@ fn bounds<S: Simd>(s: S, values: &[f32]) -> [f32; 2] {
     [odd - s.largest(low), odd + s.largest(high)]
 }
 
-/// Writes the bytes of a row; the last cell is filled up with zero bytes, which meet zero weights.
+/// Writes the nearest bytes of a row; what fills up the last cell meets zero weights.
 #[inline(always)]
-fn fill(cells: &mut [ByteQuad], values: &[f32], (inverse, zero): (f32, f32)) {
-    let (quads, rest) = values.as_chunks::<4>();
-    for (cell, quad) in cells.iter_mut().zip(quads) {
-        let [a, b, c, d] = *quad;
-        let low = byte(a, inverse, zero) | byte(b, inverse, zero) << 8;
-        cell.0 = low | byte(c, inverse, zero) << 16 | byte(d, inverse, zero) << 24;
-    }
-    if let (Some(cell), false) = (cells.last_mut(), rest.is_empty()) {
-        *cell = ByteQuad::default();
-        for (i, &value) in rest.iter().enumerate() {
-            cell.0 |= byte(value, inverse, zero) << (8 * i);
+fn fill<S: Simd>(s: S, cells: &mut [ByteQuad], values: &[f32], (inverse, zero): (f32, f32)) {
+    for (cells, values) in cells.chunks_mut(S::LANES / ByteQuad::STEPS).zip(values.chunks(S::LANES)) {
+        let scaled = s.add(s.mul(s.load_or(values, 0.0), s.splat(inverse)), s.splat(zero));
+        let clamped = s.min(s.max(scaled, s.splat(0.0)), s.splat(ROW_LARGEST));
+        let mut bytes = [0; 16];
+        s.store_low_bytes(&mut bytes, s.add(clamped, s.splat(TO_LOW_BITS)));
+        for (cell, quad) in cells.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *cell = i32::from_le_bytes(*quad);
         }
     }
-}
-
-/// The nearest byte of a value.
-#[inline(always)]
-fn byte(value: f32, inverse: f32, zero: f32) -> u32 {
-    let clamped = (value * inverse + zero).clamp(0.0, ROW_LARGEST);
-    (clamped + TO_LOW_BITS).to_bits() & 0xff
 }
 
 /// Sums of bytes.
@@ -218,8 +207,8 @@ struct Bytes<'a> {
 impl Units for Bytes<'_> {
     #[inline(always)]
     fn values<S: Simd>(self, s: S, (row, column): (usize, usize), sums: S::V) -> S::V {
-        let RowScale { scale, zero } = self.rows[row];
-        let values = s.centre(sums, zero, s.load(&self.sums[column..]));
-        s.mul(values, s.mul(s.splat(scale), s.load(&self.scales[column..])))
+        let RowScale { scale, offset } = self.rows[row];
+        let scale = s.mul(s.splat(scale), s.load(&self.scales[column..]));
+        s.fma(s.whole(sums), scale, s.mul(s.splat(offset), s.load(&self.sums[column..])))
     }
 }

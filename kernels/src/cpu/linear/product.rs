@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::cpu::CpuBackend;
-use crate::cpu::cell::{PANEL, Word, n_cells};
+use crate::cpu::cell::{Math, PANEL, n_cells};
 use crate::cpu::math::activate;
 use crate::cpu::pool::Shared;
 use crate::cpu::simd::{Kernel, Simd};
@@ -62,29 +62,19 @@ pub(super) struct Size {
 }
 
 /// A product to compute.
-pub(super) struct Product<'a, C, U> {
+pub(super) struct Product<'a, M: Math, U> {
     /// `[n_tokens, k_cells]`.
-    pub(super) x: &'a [C],
+    pub(super) x: &'a [M::Row],
     /// `[n_panels][k_cells][32]`.
-    pub(super) panels: &'a [C],
+    pub(super) panels: &'a [M::Word],
     pub(super) size: Size,
     pub(super) units: U,
     pub(super) epilogue: Epilogue<'a>,
 }
 
-impl<C: Word, U: Units> Product<'_, C, U> {
+impl<M: Math, U: Units> Product<'_, M, U> {
     /// Computes it, `out: [n_tokens, n_out]`.
     pub(super) fn run(&self, backend: &CpuBackend, out: &mut [f32]) {
-        self.run_blocks(backend, out, |block| C::run(backend.isa, block));
-    }
-
-    /// Cuts it into blocks, and has each computed.
-    pub(super) fn run_blocks(
-        &self,
-        backend: &CpuBackend,
-        out: &mut [f32],
-        compute: impl Fn(Block<'_, C, U>) + Sync,
-    ) {
         if out.is_empty() {
             return;
         }
@@ -93,14 +83,14 @@ impl<C: Word, U: Units> Product<'_, C, U> {
         let n_panels = n_out.div_ceil(PANEL);
         let n_runs = n_tokens.div_ceil(rows);
         // A multiply-add takes about 1/50 ns, a cell from memory about 1/8 ns.
-        let n_cells = n_cells::<C>(n_in) * n_out;
+        let n_cells = n_cells::<M::Word>(n_in) * n_out;
         let cost_ns = (n_tokens * n_cells / 50).max(n_cells / 8);
         let out = &Shared::new(out);
         backend.pool.run(n_runs * n_panels.div_ceil(panels), cost_ns, |task| {
             let (group, run) = (task / n_runs, task % n_runs);
             let rows = run * rows..n_tokens.min((run + 1) * rows);
             let panels = group * panels..n_panels.min((group + 1) * panels);
-            compute(Block { product: self, rows, panels, out });
+            M::run(backend.isa, Block { product: self, rows, panels, out });
         });
     }
 
@@ -109,7 +99,7 @@ impl<C: Word, U: Units> Product<'_, C, U> {
         let (tile, n_threads) = (backend.isa.tile_rows(), backend.pool.n_threads());
         let n_runs = self.size.n_tokens.div_ceil(TASK_ROWS / tile * tile);
         let rows = self.size.n_tokens.div_ceil(n_runs).next_multiple_of(tile);
-        let panel_bytes = n_cells::<C>(self.size.n_in).max(1) * PANEL * size_of::<C>();
+        let panel_bytes = n_cells::<M::Word>(self.size.n_in).max(1) * PANEL * size_of::<M::Word>();
         let n_panels = self.size.n_out.div_ceil(PANEL);
         // Several tasks for each thread, so that one that was held up does not hold up all.
         let share = (n_panels * n_runs).div_ceil(4 * n_threads).next_multiple_of(4);
@@ -118,25 +108,25 @@ impl<C: Word, U: Units> Product<'_, C, U> {
 }
 
 /// Some rows by some panels of a product.
-pub(super) struct Block<'a, C, U> {
-    pub(super) product: &'a Product<'a, C, U>,
+struct Block<'a, M: Math, U> {
+    product: &'a Product<'a, M, U>,
     rows: Range<usize>,
-    pub(super) panels: Range<usize>,
+    panels: Range<usize>,
     /// `[n_tokens, n_out]`.
     out: &'a Shared<'a, f32>,
 }
 
-impl<C: Word, U: Units> Kernel for Block<'_, C, U> {
+impl<M: Math, U: Units> Kernel for Block<'_, M, U> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let k_cells = n_cells::<C>(self.product.size.n_in);
+        let k_cells = n_cells::<M::Word>(self.product.size.n_in);
         if strips_per_panel::<S>() > 1 && self.rows.len() > S::ROWS && k_cells > 0 {
             return blocked(s, &self);
         }
         let mut row = self.rows.start;
         while row < self.rows.end {
             let height = height::<S>(self.rows.end - row);
-            for_height!(height, <S, C, U>, row_of_tiles(s, &self, row));
+            for_height!(height, <S, M, U>, row_of_tiles(s, &self, row));
             row += height;
         }
     }
@@ -144,51 +134,41 @@ impl<C: Word, U: Units> Kernel for Block<'_, C, U> {
 
 /// A panel and a stretch of `k` in a block.
 #[derive(Clone, Copy)]
-pub(super) struct Stretch {
-    pub(super) panel: usize,
-    pub(super) first_cell: usize,
-    pub(super) n_cells: usize,
+struct Stretch {
+    panel: usize,
+    first_cell: usize,
+    n_cells: usize,
     /// Whether no stretch comes after it.
     is_last: bool,
-}
-
-/// Stretches of up to so many cells of each panel of a block, and sums that wait in memory between them, `[rows, 32]`.
-pub(super) fn stretches<C: Word, U>(
-    block: &Block<'_, C, U>,
-    cells: usize,
-) -> (impl Iterator<Item = Stretch> + use<C, U>, Vec<f32>) {
-    let k_cells = n_cells::<C>(block.product.size.n_in);
-    let stretches = block.panels.clone().flat_map(move |panel| {
-        (0..k_cells).step_by(cells).map(move |first_cell| {
-            let n_cells = (k_cells - first_cell).min(cells);
-            Stretch { panel, first_cell, n_cells, is_last: first_cell + n_cells == k_cells }
-        })
-    });
-    (stretches, vec![0.0; block.rows.len() * PANEL])
 }
 
 /// A block strip by strip, all of its rows over a stretch of `k` before the next stretch: the strip's cells stay in the
 /// first cache meanwhile (Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication"). Sums wait in
 /// memory between stretches, so each still runs over `k` from first to last.
 #[inline(always)]
-fn blocked<S: Simd, C: Word, U: Units>(s: S, block: &Block<'_, C, U>) {
-    let k_cells = n_cells::<C>(block.product.size.n_in);
-    let (stretches, mut waiting) = stretches(block, BLOCK_CELLS);
-    for stretch in stretches {
-        let cells = &block.product.panels[(stretch.panel * k_cells + stretch.first_cell) * PANEL..];
-        all_rows(s, block, &mut waiting, (stretch, cells));
+fn blocked<S: Simd, M: Math, U: Units>(s: S, block: &Block<'_, M, U>) {
+    let k_cells = n_cells::<M::Word>(block.product.size.n_in);
+    let mut waiting = vec![0.0; block.rows.len() * PANEL];
+    for panel in block.panels.clone() {
+        for first_cell in (0..k_cells).step_by(BLOCK_CELLS) {
+            let n_cells = (k_cells - first_cell).min(BLOCK_CELLS);
+            let stretch = Stretch { panel, first_cell, n_cells, is_last: first_cell + n_cells == k_cells };
+            all_rows(s, block, &mut waiting, stretch);
+        }
     }
 }
 
-/// All rows of a block over a stretch of a panel, whose cells are given.
+/// All rows of a block over a stretch of a panel.
 #[inline(always)]
-pub(super) fn all_rows<S: Simd, C: Word, U: Units>(
+fn all_rows<S: Simd, M: Math, U: Units>(
     s: S,
-    block: &Block<'_, C, U>,
+    block: &Block<'_, M, U>,
     waiting: &mut [f32],
-    (stretch, cells): (Stretch, &[C]),
+    stretch: Stretch,
 ) {
-    let columns = block.product.size.n_out - stretch.panel * PANEL;
+    let Product { panels, size, .. } = *block.product;
+    let cells = &panels[(stretch.panel * n_cells::<M::Word>(size.n_in) + stretch.first_cell) * PANEL..];
+    let columns = size.n_out - stretch.panel * PANEL;
     let n_strips = columns.div_ceil(strip_width::<S>()).min(strips_per_panel::<S>());
     for strip in 0..n_strips {
         let cells = &cells[strip * strip_width::<S>()..];
@@ -196,7 +176,7 @@ pub(super) fn all_rows<S: Simd, C: Word, U: Units>(
         while row < block.rows.end {
             let height = height::<S>(block.rows.end - row);
             let place = (row, strip);
-            for_height!(height, <S, C, U>, part_of_tile(s, block, waiting, (place, stretch, cells)));
+            for_height!(height, <S, M, U>, part_of_tile(s, block, waiting, (place, stretch, cells)));
             row += height;
         }
     }
@@ -204,14 +184,14 @@ pub(super) fn all_rows<S: Simd, C: Word, U: Units>(
 
 /// One register tile over a stretch of `k`, and after the last one its epilogue. One strip, whatever `NS` is.
 #[inline(always)]
-fn part_of_tile<S: Simd, C: Word, U: Units, const MR: usize, const NS: usize>(
+fn part_of_tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
     s: S,
-    block: &Block<'_, C, U>,
+    block: &Block<'_, M, U>,
     waiting: &mut [f32],
-    ((row, strip), stretch, cells): ((usize, usize), Stretch, &[C]),
+    ((row, strip), stretch, cells): ((usize, usize), Stretch, &[M::Word]),
 ) {
     let Product { x, size, .. } = *block.product;
-    let k_cells = n_cells::<C>(size.n_in);
+    let k_cells = n_cells::<M::Word>(size.n_in);
     let column = strip * strip_width::<S>();
     let place = |r: usize, v: usize| (row - block.rows.start + r) * PANEL + column + v * S::LANES;
     let mut sums = zero_sums::<S, MR, 1>(s);
@@ -225,8 +205,8 @@ fn part_of_tile<S: Simd, C: Word, U: Units, const MR: usize, const NS: usize>(
     let a = Rows { cells: x, stride: k_cells }.from(row, stretch.first_cell);
     // The first rows bring the strip from memory, the others find it.
     match row == block.rows.start {
-        true => multiply_stream(s, a, [cells], stretch.n_cells, &mut sums),
-        false => multiply(s, a, [cells], stretch.n_cells, &mut sums),
+        true => multiply_stream::<S, M, MR, 1>(s, a, [cells], stretch.n_cells, &mut sums),
+        false => multiply::<S, M, MR, 1>(s, a, [cells], stretch.n_cells, &mut sums),
     }
     for (r, [vectors]) in sums.iter().enumerate() {
         for (v, sum) in vectors.iter().enumerate() {
@@ -242,41 +222,42 @@ fn part_of_tile<S: Simd, C: Word, U: Units, const MR: usize, const NS: usize>(
 
 /// `MR` rows by all panels of a block, `NS` strips at a time while there are so many.
 #[inline(always)]
-fn row_of_tiles<S: Simd, C: Word, U: Units, const MR: usize, const NS: usize>(
+fn row_of_tiles<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
     s: S,
-    block: &Block<'_, C, U>,
+    block: &Block<'_, M, U>,
     row: usize,
 ) {
     let used = block.product.size.n_out.div_ceil(strip_width::<S>());
     let end = used.min(block.panels.end * strips_per_panel::<S>());
     let mut strip = block.panels.start * strips_per_panel::<S>();
     while strip + NS <= end {
-        tile::<S, C, U, MR, NS>(s, block, row, strip);
+        tile::<S, M, U, MR, NS>(s, block, row, strip);
         strip += NS;
     }
     while strip < end {
-        tile::<S, C, U, MR, 1>(s, block, row, strip);
+        tile::<S, M, U, MR, 1>(s, block, row, strip);
         strip += 1;
     }
 }
 
 /// One register tile and its epilogue.
 #[inline(always)]
-fn tile<S: Simd, C: Word, U: Units, const MR: usize, const NS: usize>(
+fn tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
     s: S,
-    block: &Block<'_, C, U>,
+    block: &Block<'_, M, U>,
     row: usize,
     strip: usize,
 ) {
     let Product { x, panels, size, .. } = *block.product;
-    let k_cells = n_cells::<C>(size.n_in);
-    let mut b: [&[C]; NS] = [&[]; NS];
+    let k_cells = n_cells::<M::Word>(size.n_in);
+    let mut b: [&[M::Word]; NS] = [&[]; NS];
     for (i, b) in b.iter_mut().enumerate() {
         let (panel, part) = ((strip + i) / strips_per_panel::<S>(), (strip + i) % strips_per_panel::<S>());
         *b = panels.get(panel * k_cells * PANEL + part * strip_width::<S>()..).unwrap_or(&[]);
     }
     let mut sums = zero_sums::<S, MR, NS>(s);
-    multiply_stream(s, Rows { cells: x, stride: k_cells }.from(row, 0), b, k_cells, &mut sums);
+    let rows = Rows { cells: x, stride: k_cells }.from(row, 0);
+    multiply_stream::<S, M, MR, NS>(s, rows, b, k_cells, &mut sums);
     for (r, strips) in sums.iter().enumerate() {
         for (i, vectors) in strips.iter().enumerate() {
             for (v, sum) in vectors.iter().enumerate() {
@@ -291,9 +272,9 @@ fn tile<S: Simd, C: Word, U: Units, const MR: usize, const NS: usize>(
 
 /// Bias, activation, residual, and the way to memory, of one register of sums.
 #[inline(always)]
-fn finish<S: Simd, C: Word, U: Units>(
+fn finish<S: Simd, M: Math, U: Units>(
     s: S,
-    block: &Block<'_, C, U>,
+    block: &Block<'_, M, U>,
     (row, column): (usize, usize),
     sum: S::V,
 ) {

@@ -55,22 +55,12 @@ impl Simd for Portable {
     // `f32::mul_add` would be a call into libm where the target has no such instruction.
     lanewise!(fma, |a, b, c| a * b + c);
     lanewise!(round, |a| a.round_ties_even());
+    lanewise!(low_halves, |pairs| f32::from_bits(pairs.to_bits() << 16));
+    lanewise!(high_halves, |pairs| f32::from_bits(pairs.to_bits() & 0xffff_0000));
     lanewise!(scale_by_power, |a, n| {
         let half = (n as i32) / 2;
         a * power_of_two(half) * power_of_two(n as i32 - half)
     });
-
-    #[inline(always)]
-    fn dot_pair(self, acc: V, a: u32, b: V) -> V {
-        let (a0, a1) = (f32::from_bits(a << 16), f32::from_bits(a & 0xffff_0000));
-        let mut out = acc;
-        for i in 0..4 {
-            let b = b[i].to_bits();
-            out[i] += a0 * f32::from_bits(b << 16);
-            out[i] += a1 * f32::from_bits(b & 0xffff_0000);
-        }
-        out
-    }
 
     #[inline(always)]
     fn dot_quad(self, acc: V, a: u32, b: V) -> V {
@@ -84,13 +74,20 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn centre(self, sum: V, zero: i32, column: V) -> V {
-        let mut out = [0.0; 4];
-        for i in 0..4 {
-            let offset = (column[i].to_bits() as i32).wrapping_mul(zero);
-            out[i] = (sum[i].to_bits() as i32).wrapping_sub(offset) as f32;
+    fn signed_bytes(self, quads: V, part: usize) -> V {
+        quads.map(|quad| f32::from(quad.to_bits().to_le_bytes()[part % 4] as i8))
+    }
+
+    #[inline(always)]
+    fn store_low_bytes(self, to: &mut [u8; 16], v: V) {
+        for (to, v) in to.iter_mut().zip(v) {
+            *to = v.to_bits() as u8;
         }
-        out
+    }
+
+    #[inline(always)]
+    fn whole(self, v: V) -> V {
+        v.map(|v| v.to_bits() as i32 as f32)
     }
 }
 

@@ -59,6 +59,9 @@ pub(super) struct Avx512Vnni(());
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Avx512Bf16(());
 
+/// The upper half of a lane.
+const UPPER: i32 = -0x1_0000;
+
 /// Methods that are one instruction without memory.
 macro_rules! instructions {
     ($($name:ident($($arg:ident),+) = $intrinsic:ident;)+) => {$(
@@ -128,9 +131,15 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn dot_pair(self, acc: __m256, a: u32, b: __m256) -> __m256 {
+    fn low_halves(self, pairs: __m256) -> __m256 {
         // SAFETY: `self` exists only where the set does.
-        unsafe { avx2_dot_pair(acc, a, b) }
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(pairs))) }
+    }
+
+    #[inline(always)]
+    fn high_halves(self, pairs: __m256) -> __m256 {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { _mm256_and_ps(pairs, _mm256_castsi256_ps(_mm256_set1_epi32(UPPER))) }
     }
 
     #[inline(always)]
@@ -140,9 +149,35 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn centre(self, sum: __m256, zero: i32, column: __m256) -> __m256 {
+    fn signed_bytes(self, quads: __m256, part: usize) -> __m256 {
         // SAFETY: `self` exists only where the set does.
-        unsafe { avx2_centre(sum, zero, column) }
+        unsafe { avx2_signed_bytes(quads, part) }
+    }
+
+    #[inline(always)]
+    fn store_low_bytes(self, to: &mut [u8; 16], v: __m256) {
+        // SAFETY: `self` exists only where the set does.
+        let (low, high) = unsafe { avx2_low_bytes(v) };
+        to[..4].copy_from_slice(&low.to_le_bytes());
+        to[4..8].copy_from_slice(&high.to_le_bytes());
+    }
+
+    #[inline(always)]
+    fn whole(self, v: __m256) -> __m256 {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { _mm256_cvtepi32_ps(_mm256_castps_si256(v)) }
+    }
+
+    #[inline(always)]
+    fn sum(self, v: __m256) -> f32 {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { avx2_sum(v) }
+    }
+
+    #[inline(always)]
+    fn largest(self, v: __m256) -> f32 {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { avx2_largest(v) }
     }
 }
 
@@ -163,20 +198,6 @@ fn avx2_power_of_two(n: __m256i) -> __m256 {
     _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127))))
 }
 
-/// The dot product of pairs, each value widened to f32.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn avx2_dot_pair(acc: __m256, a: u32, b: __m256) -> __m256 {
-    // The pair comes from memory to all lanes at once; taken apart before, each half would go there by itself.
-    let a = _mm256_set1_epi32(a as i32);
-    let upper = _mm256_castsi256_ps(_mm256_set1_epi32(-0x1_0000));
-    let a0 = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(a));
-    let a1 = _mm256_and_ps(_mm256_castsi256_ps(a), upper);
-    let low = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(b)));
-    let high = _mm256_and_ps(b, upper);
-    _mm256_fmadd_ps(a1, high, _mm256_fmadd_ps(a0, low, acc))
-}
-
 /// Bytes of even and of odd places, as words. `vpmaddubsw` would be shorter and saturates.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
@@ -191,12 +212,47 @@ fn avx2_dot_quad(acc: __m256, a: u32, b: __m256) -> __m256 {
     _mm256_castsi256_ps(sum)
 }
 
-/// `sum − zero · column` as f32.
+/// A signed byte of each lane as f32: moved to the top, and down again with its sign.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn avx2_centre(sum: __m256, zero: i32, column: __m256) -> __m256 {
-    let offset = _mm256_mullo_epi32(_mm256_set1_epi32(zero), _mm256_castps_si256(column));
-    _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_castps_si256(sum), offset))
+fn avx2_signed_bytes(quads: __m256, part: usize) -> __m256 {
+    let quads = _mm256_castps_si256(quads);
+    let top = match part {
+        0 => _mm256_slli_epi32::<24>(quads),
+        1 => _mm256_slli_epi32::<16>(quads),
+        2 => _mm256_slli_epi32::<8>(quads),
+        _ => quads,
+    };
+    _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top))
+}
+
+/// The lowest byte of each lane, four lanes to a number.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn avx2_low_bytes(v: __m256) -> (i32, i32) {
+    let bytes = _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0xff));
+    let words = _mm256_packus_epi32(bytes, bytes);
+    // Packing goes on in each half of the register by itself.
+    let packed = _mm256_packus_epi16(words, words);
+    (_mm256_extract_epi32::<0>(packed), _mm256_extract_epi32::<4>(packed))
+}
+
+/// Halves added to halves.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn avx2_sum(v: __m256) -> f32 {
+    let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+    let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+    _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+}
+
+/// The larger of halves.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn avx2_largest(v: __m256) -> f32 {
+    let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+    let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+    _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
 }
 
 /// What the AVX-512 types share.
@@ -225,20 +281,53 @@ macro_rules! avx512 {
         }
 
         #[inline(always)]
-        fn centre(self, sum: __m512, zero: i32, column: __m512) -> __m512 {
+        fn ratio(self, a: __m512, b: __m512) -> __m512 {
             // SAFETY: `self` exists only where the set does.
-            unsafe { avx512_centre(sum, zero, column) }
+            unsafe { avx512_ratio(a, b) }
         }
-    };
-}
 
-/// A dot product in a set that lacks one of the instructions.
-macro_rules! avx512_emulated {
-    ($name:ident = $function:ident) => {
         #[inline(always)]
-        fn $name(self, acc: __m512, a: u32, b: __m512) -> __m512 {
+        fn low_halves(self, pairs: __m512) -> __m512 {
             // SAFETY: `self` exists only where the set does.
-            unsafe { $function(acc, a, b) }
+            unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(pairs))) }
+        }
+
+        #[inline(always)]
+        fn high_halves(self, pairs: __m512) -> __m512 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe {
+                _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(UPPER)))
+            }
+        }
+
+        #[inline(always)]
+        fn signed_bytes(self, quads: __m512, part: usize) -> __m512 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { avx512_signed_bytes(quads, part) }
+        }
+
+        #[inline(always)]
+        fn store_low_bytes(self, to: &mut [u8; 16], v: __m512) {
+            // SAFETY: `self` exists only where the set does; an array of 16 bytes has room for 16 lanes.
+            unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(v))) }
+        }
+
+        #[inline(always)]
+        fn whole(self, v: __m512) -> __m512 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { _mm512_cvtepi32_ps(_mm512_castps_si512(v)) }
+        }
+
+        #[inline(always)]
+        fn sum(self, v: __m512) -> f32 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { _mm512_reduce_add_ps(v) }
+        }
+
+        #[inline(always)]
+        fn largest(self, v: __m512) -> f32 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { _mm512_reduce_max_ps(v) }
         }
     };
 }
@@ -256,27 +345,40 @@ macro_rules! avx512_vnni {
 
 impl Simd for Avx512 {
     avx512!();
-    avx512_emulated!(dot_pair = avx512_dot_pair);
-    avx512_emulated!(dot_quad = avx512_dot_quad);
+
+    #[inline(always)]
+    fn dot_quad(self, acc: __m512, a: u32, b: __m512) -> __m512 {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { avx512_dot_quad(acc, a, b) }
+    }
 }
 
 impl Simd for Avx512Vnni {
     avx512!();
-    avx512_emulated!(dot_pair = avx512_dot_pair);
     avx512_vnni!();
 }
 
-/// The dot product of pairs, each value widened to f32.
+/// The machine's guess at `1 / b`, good to 14 bits, and a step of Newton's.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn avx512_dot_pair(acc: __m512, a: u32, b: __m512) -> __m512 {
-    let (a, bits, upper) =
-        (_mm512_set1_epi32(a as i32), _mm512_castps_si512(b), _mm512_set1_epi32(-0x1_0000));
-    let a0 = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(a));
-    let a1 = _mm512_castsi512_ps(_mm512_and_si512(a, upper));
-    let low = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits));
-    let high = _mm512_castsi512_ps(_mm512_and_si512(bits, upper));
-    _mm512_fmadd_ps(a1, high, _mm512_fmadd_ps(a0, low, acc))
+fn avx512_ratio(a: __m512, b: __m512) -> __m512 {
+    let guess = _mm512_rcp14_ps(b);
+    let error = _mm512_fnmadd_ps(b, guess, _mm512_set1_ps(1.0));
+    _mm512_mul_ps(a, _mm512_fmadd_ps(guess, error, guess))
+}
+
+/// As [`avx2_signed_bytes`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn avx512_signed_bytes(quads: __m512, part: usize) -> __m512 {
+    let quads = _mm512_castps_si512(quads);
+    let top = match part {
+        0 => _mm512_slli_epi32::<24>(quads),
+        1 => _mm512_slli_epi32::<16>(quads),
+        2 => _mm512_slli_epi32::<8>(quads),
+        _ => quads,
+    };
+    _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))
 }
 
 /// As [`avx2_dot_quad`].
@@ -299,14 +401,6 @@ fn avx512_dot_quad(acc: __m512, a: u32, b: __m512) -> __m512 {
 fn avx512_dot_quad_vnni(acc: __m512, a: u32, b: __m512) -> __m512 {
     let (acc, b) = (_mm512_castps_si512(acc), _mm512_castps_si512(b));
     _mm512_castsi512_ps(_mm512_dpbusd_epi32(acc, _mm512_set1_epi32(a as i32), b))
-}
-
-/// `sum − zero · column` as f32.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn avx512_centre(sum: __m512, zero: i32, column: __m512) -> __m512 {
-    let offset = _mm512_mullo_epi32(_mm512_set1_epi32(zero), _mm512_castps_si512(column));
-    _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_castps_si512(sum), offset))
 }
 
 impl Simd for Avx512Bf16 {

@@ -2,8 +2,7 @@
 //!
 //! A stage "loaded" on it has gone through everything that it would load, by the same code, without touching a
 //! weight: what is missing is found out, and what would take memory is added up. Sizes are those of
-//! `kernels::cpu`: linear layers in panels of 32 outputs, in the precision or, where fine, its float; tables as
-//! stored; the rest f32.
+//! `kernels::cpu`: linear layers in panels of 32 outputs, in the precision; tables as stored; the rest f32.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use triptych_kernels::cpu::{CpuBackend, CpuConfig, Precision};
@@ -36,7 +35,7 @@ impl Tally {
     /// # Errors
     /// As [`CpuBackend::new`].
     pub fn new(precision: Precision) -> Result<Self> {
-        let cpu = CpuBackend::new(CpuConfig { threads: 1, precision, isa: None })?;
+        let cpu = CpuBackend::new(CpuConfig { threads: 1, precision, ..CpuConfig::default() })?;
         Ok(Self { taken: Arc::default(), precision, cpu })
     }
 
@@ -52,11 +51,11 @@ impl Tally {
     }
 
     /// A linear layer.
-    fn linear(&self, precision: Precision, parts: &[LinearPart<'_>]) -> Result<()> {
+    fn linear(&self, parts: &[LinearPart<'_>]) -> Result<()> {
         let n_out: usize = parts.iter().filter_map(|p| p.weight.shape.first()).sum();
         let n_in: usize = parts.first().map_or(0, |p| p.weight.shape.iter().skip(1).product());
         let padded = n_out.next_multiple_of(PANEL);
-        let weights = match precision {
+        let weights = match self.precision {
             Precision::F32 => padded * n_in * 4,
             // Two inputs lie together.
             Precision::Bf16 => padded * n_in.next_multiple_of(2) * 2,
@@ -97,10 +96,7 @@ impl Backend for Tally {
         "tally"
     }
     fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<()> {
-        self.linear(self.precision, parts)
-    }
-    fn load_fine_linear(&self, parts: &[LinearPart<'_>]) -> Result<()> {
-        self.linear(self.precision.float(), parts)
+        self.linear(parts)
     }
     fn load_table(&self, table: WeightView<'_>, _: f32) -> Result<()> {
         let n = n_elements(table);

@@ -75,7 +75,7 @@ impl Case {
 
 /// The CPU back end on two threads and the best instruction set of this machine.
 pub fn cpu(precision: Precision) -> CpuBackend {
-    CpuBackend::new(CpuConfig { threads: 2, precision, isa: None }).expect("a back end")
+    CpuBackend::new(CpuConfig { threads: 2, precision, ..CpuConfig::default() }).expect("a back end")
 }
 
 /// Largest absolute difference.
@@ -112,8 +112,9 @@ pub fn assert_within(what: &str, error: f32, allowed: f32) {
 
 /// Largest error of an int8 run against the reference's f32 run, both root mean squares: a value in 255 steps of its
 /// row's span meets weights in 127 of their output's, layer after layer. These models are narrow and their weights
-/// random, so errors average out less than in one that was trained: 0.02 to 0.075 here.
-const INT8_TOLERANCE: f32 = 0.1;
+/// random, so errors average out less than in one that was trained: 0.02 to 0.075 here up to the logits, whose own layer
+/// and the keys and values in bytes make it 0.11.
+const INT8_TOLERANCE: f32 = 0.15;
 
 /// Fails unless an int8 run is near `exact`.
 pub fn assert_int8_close(what: &str, actual: &[f32], exact: &[f32]) {
