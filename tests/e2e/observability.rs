@@ -1,4 +1,4 @@
-//! One trace through three processes, and metrics by the field's names.
+//! One trace and one timeline through three processes, and metrics by the field's names.
 
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
@@ -6,13 +6,14 @@ use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 use triptych_tests::client::{about_images, connect, generate};
 use triptych_tests::cluster::Cluster;
-use triptych_tests::process::eventually;
+use triptych_tests::process::{eventually, signal};
 use triptych_tests::samples::heldout;
 
 /// Services that took part in each trace.
@@ -59,6 +60,35 @@ async fn a_request_is_one_trace_through_proxy_encoder_and_pd() {
         traces.values().find(whole).map(|_| ())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_processes_draw_one_timeline_and_write_nothing_of_the_client_into_it() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("timeline.json");
+    let mut cluster = Cluster::start(&["--trace-file", file.to_str().expect("UTF-8")]).await;
+    let (encoder, pd) = (cluster.pid("encoder"), cluster.pid("pd"));
+    let mut client = connect(&cluster.grpc).await;
+    let question = "What is in this picture?";
+    generate(&mut client, about_images(question, vec![heldout("scene.png")])).await.expect("an answer");
+    signal(cluster.up.pid(), "INT");
+    assert!(cluster.up.wait().await.success());
+    let text = std::fs::read_to_string(&file).expect("a timeline");
+    assert!(!text.contains(question));
+    let events: Vec<Value> = serde_json::from_str(&format!("{}]", text.trim_end().trim_end_matches(',')))
+        .unwrap_or_else(|e| panic!("{e}: {text}"));
+    let has = |phase: &str, name: &str, pid: Option<u32>| {
+        let of_pid = |e: &Value| pid.is_none_or(|pid| e["pid"].as_u64() == Some(pid.into()));
+        let found = events.iter().any(|e| e["ph"] == phase && e["name"] == name && of_pid(e));
+        assert!(found, "no {name} ({phase}) of {pid:?} in\n{text}");
+    };
+    for (name, pid) in [("preprocess", encoder), ("forward", encoder), ("forward", pd), ("choose", pd)] {
+        has("X", name, Some(pid));
+    }
+    for name in ["request", "encode", "load", "prefill", "decode"] {
+        has("b", name, None);
+        has("e", name, None);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -18,6 +18,7 @@ pub mod lifetime;
 pub mod clock;
 pub mod limits;
 pub mod metrics;
+pub mod timeline;
 
 pub use failure::{Failure, FailureClass};
 pub use ids::{ItemIdx, ModelName, RequestId, WorkerId};

@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use triptych_core::Failure;
+use triptych_core::timeline::COMPUTE;
 use triptych_models::ModelError;
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::EncoderInput;
@@ -150,7 +151,8 @@ impl Thread {
         let start = Instant::now();
         let inputs: Vec<&EncoderInput> = batch.iter().map(|job| &job.input).collect();
         let n_tokens: usize = inputs.iter().map(|i| i.n_tokens as usize).sum();
-        let result = catch_unwind(AssertUnwindSafe(|| self.forward(&inputs)));
+        let span = tracing::trace_span!(target: COMPUTE, "forward", items = inputs.len(), tokens = n_tokens);
+        let result = span.in_scope(|| catch_unwind(AssertUnwindSafe(|| self.forward(&inputs))));
         let encode = start.elapsed();
         self.meters.batch(batch.len(), n_tokens, encode);
         let rows = match result {

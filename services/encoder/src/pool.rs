@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use triptych_core::limits::Limits;
+use triptych_core::timeline::COMPUTE;
 use triptych_core::{Failure, FailureClass, ItemOptions, Modality};
 use triptych_models::preprocess::{EncoderInput, Preprocess};
 
@@ -95,6 +96,7 @@ impl PreprocessPool {
         let limits = self.limits.clone();
         let work = tokio::task::spawn_blocking(move || {
             let _permit = permit;
+            let _span = tracing::trace_span!(target: COMPUTE, "preprocess").entered();
             let start = Instant::now();
             let input = with.preprocess(modality, &item, &options, &limits)?;
             Ok((input, start.elapsed()))

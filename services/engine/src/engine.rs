@@ -18,8 +18,10 @@ use crate::stats::Stats;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
+use tracing::trace_span;
 use triptych_core::clock::Clock;
 use triptych_core::sampling::FinishReason;
+use triptych_core::timeline::COMPUTE;
 use triptych_core::{ContentKey, EncoderOutput, Failure};
 use triptych_models::decoder::Decoder;
 use triptych_models::tokenization::Tokenizer;
@@ -242,8 +244,11 @@ impl Engine {
 
     fn run(&mut self, plan: &Plan, clock: &dyn Clock, outputs: &mut Vec<Output>) {
         let start = clock.now();
-        match self.runner.run(plan) {
+        let (sequences, tokens) = (plan.chunks.len(), plan.token_ids.len());
+        let span = trace_span!(target: COMPUTE, "forward", sequences, tokens);
+        match span.in_scope(|| self.runner.run(plan)) {
             Ok(mut logits) => {
+                let _choosing = trace_span!(target: COMPUTE, "choose").entered();
                 let now = clock.now();
                 self.scheduler.commit(plan, now.saturating_duration_since(start));
                 let vocab = self.runner.vocab();

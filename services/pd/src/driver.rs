@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use triptych_core::Failure;
 use triptych_core::clock::{Clock, SystemClock};
+use triptych_core::timeline::COMPUTE;
 use triptych_engine::{AlignJob, Arrival, Engine, Event, Output, Readiness, SequenceId, Stats};
 use triptych_runtime::turnstile::{EngineGate, Turnstile};
 
@@ -187,7 +188,8 @@ impl Thread {
     fn step(&mut self) -> Vec<Output> {
         let turn = self.turns.as_ref().map(|turns| turns.gate.step());
         let start = self.clock.now();
-        let outputs = self.engine.step(&self.clock);
+        let span = tracing::trace_span!(target: COMPUTE, "step");
+        let outputs = span.in_scope(|| self.engine.step(&self.clock));
         // A step in which nothing could run has no time worth counting.
         if !outputs.is_empty() || self.engine.readiness() == Readiness::Now {
             self.meters.step(start.elapsed());

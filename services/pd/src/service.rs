@@ -15,6 +15,7 @@ use tracing::Instrument;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::Prompt;
 use triptych_core::sampling::SamplingParams;
+use triptych_core::timeline::COMPUTE;
 use triptych_core::{
     EncodedItem, Extent, Failure, FailureClass, Fingerprint, Modality, RequestId, TenantId, WorkerId,
 };
@@ -283,6 +284,7 @@ impl ServedModel {
         let prompts = self.prompts.clone();
         let work = tokio::task::spawn_blocking(move || {
             let _place = place;
+            let _span = tracing::trace_span!(target: COMPUTE, "tokenize").entered();
             prompts.prepare(&prompt, &items)
         });
         let windows = work.await.map_err(|e| Failure::internal(format!("laying out a prompt: {e}")))??;

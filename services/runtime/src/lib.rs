@@ -7,6 +7,7 @@
 pub mod status;
 pub mod deadline;
 pub mod telemetry;
+pub mod timeline;
 pub mod trace_context;
 pub mod metrics;
 pub mod drain;

@@ -1,14 +1,19 @@
-//! Logs to stderr, spans to an OTLP collector when one is configured. Neither carries what a client wrote.
+//! Logs to stderr, spans to an OTLP collector and to a timeline when those are configured. None carries what a client
+//! wrote.
 
+use crate::timeline::{Timeline, TimelineGuard};
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
 use thiserror::Error;
+use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
+use triptych_core::timeline::COMPUTE;
 
 /// How a process tells what it does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +26,8 @@ pub struct TelemetryConfig {
     pub json: bool,
     /// OTLP/gRPC endpoint, for instance `http://127.0.0.1:4317`. `None`: spans are not exported.
     pub otlp_endpoint: Option<String>,
+    /// File that a timeline is appended to. `None`: none is drawn.
+    pub timeline: Option<PathBuf>,
 }
 
 /// Telemetry cannot be set up.
@@ -42,18 +49,27 @@ pub enum TelemetryError {
         /// Why.
         message: String,
     },
+    /// The file cannot be written.
+    #[error("timeline {}: {source}", file.display())]
+    Timeline {
+        /// As given.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
 }
 
-/// Flushes spans when dropped.
+/// Flushes spans and the timeline when dropped.
 #[derive(Debug)]
-pub struct TelemetryGuard(Option<SdkTracerProvider>);
+pub struct TelemetryGuard {
+    provider: SdkTracerProvider,
+    _timeline: Option<TimelineGuard>,
+}
 
 impl Drop for TelemetryGuard {
     fn drop(&mut self) {
-        if let Some(provider) = &self.0 {
-            // A collector that is gone must not keep the process from ending.
-            let _ = provider.shutdown();
-        }
+        // A collector that is gone must not keep the process from ending.
+        let _ = self.provider.shutdown();
     }
 }
 
@@ -63,16 +79,29 @@ impl Drop for TelemetryGuard {
 /// [`TelemetryError`] for settings that cannot be used. A second call in one process keeps the first.
 pub fn init(config: &TelemetryConfig) -> Result<TelemetryGuard, TelemetryError> {
     let directives = if config.filter.is_empty() { "info,h2=warn,hyper=warn" } else { &config.filter };
-    let filter = EnvFilter::try_new(directives)
-        .map_err(|source| TelemetryError::Filter { filter: config.filter.clone(), source })?;
+    let wrong = |source| TelemetryError::Filter { filter: config.filter.clone(), source };
+    let filter = match &config.timeline {
+        None => EnvFilter::try_new(directives),
+        Some(_) => EnvFilter::try_new(format!("{directives},{COMPUTE}=trace")),
+    };
+    let filter = filter.map_err(wrong)?;
     let format =
         tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colours()).with_target(false);
     let format = if config.json { format.json().boxed() } else { format.compact().boxed() };
     // The propagator needs span contexts even where nothing is exported, so a provider is always there.
     let provider = provider(config)?;
     let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("triptych"));
-    let _ = tracing_subscriber::registry().with(filter).with(format).with(spans).try_init();
-    Ok(TelemetryGuard(Some(provider)))
+    let logged = tracing_subscriber::registry().with(filter).with(format);
+    let Some(file) = &config.timeline else {
+        let _ = logged.with(spans).try_init();
+        return Ok(TelemetryGuard { provider, _timeline: None });
+    };
+    let (timeline, guard) = Timeline::append(file, &config.role)
+        .map_err(|source| TelemetryError::Timeline { file: file.clone(), source })?;
+    let spans = spans.with_filter(filter_fn(|span| span.target() != COMPUTE));
+    let timeline = timeline.with_filter(filter_fn(|span| span.target().starts_with("triptych")));
+    let _ = logged.with(spans).with(timeline).try_init();
+    Ok(TelemetryGuard { provider, _timeline: Some(guard) })
 }
 
 /// Colours are for people: a terminal that did not ask for none (<https://no-color.org>).

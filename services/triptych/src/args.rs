@@ -16,6 +16,7 @@ use clap::{Args, ValueEnum};
 use rows::RowArgs;
 use std::ffi::OsString;
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use tls::TlsArgs;
@@ -45,6 +46,10 @@ pub struct LogArgs {
     /// Export spans to this OTLP/gRPC collector, as in `http://127.0.0.1:4317`
     #[arg(long, value_name = "URL", env = "TRIPTYCH_OTLP")]
     pub otlp: Option<String>,
+    /// Append a timeline to this file, for `https://ui.perfetto.dev`: what the threads that compute do, and the stages of
+    /// every request. Processes of one machine may share a file, and those of `up` do
+    #[arg(long, value_name = "FILE", env = "TRIPTYCH_TRACE_FILE")]
+    pub trace_file: Option<PathBuf>,
 }
 
 impl LogArgs {
@@ -55,6 +60,7 @@ impl LogArgs {
             filter: self.log.clone(),
             json: self.log_json,
             otlp_endpoint: self.otlp.clone(),
+            timeline: self.trace_file.clone(),
         }
     }
 
@@ -66,6 +72,9 @@ impl LogArgs {
         }
         if let Some(url) = &self.otlp {
             flags.extend(["--otlp".into(), url.into()]);
+        }
+        if let Some(file) = &self.trace_file {
+            flags.extend(["--trace-file".into(), file.into()]);
         }
         flags
     }
@@ -119,9 +128,12 @@ pub struct ComputeArgs {
     /// Where weights come from; `dummy` makes random ones from the configuration, for benchmarks
     #[arg(long, value_name = "FORMAT", env = "TRIPTYCH_LOAD_FORMAT", default_value = "safetensors")]
     pub load_format: LoadFormatArg,
-    /// Element type of weights, KV cache and encoder outputs. int8 is of linear layers; KV and outputs are then bf16
+    /// Element type of weights, KV cache and encoder outputs. int8 is of linear layers and KV; outputs are then bf16
     #[arg(long, value_name = "TYPE", env = "TRIPTYCH_PRECISION", default_value = "f32")]
     pub precision: PrecisionArg,
+    /// Element type of the KV cache. Default: that of --precision
+    #[arg(long, value_name = "TYPE", env = "TRIPTYCH_KV_CACHE_DTYPE")]
+    pub kv_cache_dtype: Option<PrecisionArg>,
     /// Compute threads of each worker; 0: one for each core
     #[arg(long, value_name = "N", env = "TRIPTYCH_THREADS", default_value_t = 0)]
     pub threads: usize,
@@ -152,7 +164,7 @@ pub enum PrecisionArg {
     F32,
     /// bfloat16.
     Bf16,
-    /// Linear layers int8, quantized as they are loaded, but the projection to logits; all else bfloat16.
+    /// Bytes with scales, quantized as they are loaded or written: of weights the linear layers, all else bfloat16.
     Int8,
 }
 
@@ -169,7 +181,12 @@ impl From<PrecisionArg> for Precision {
 impl ComputeArgs {
     /// Settings of `models::compute`.
     pub fn config(&self) -> ComputeConfig {
-        ComputeConfig { threads: self.threads, precision: self.precision.into(), ..ComputeConfig::default() }
+        ComputeConfig {
+            threads: self.threads,
+            precision: self.precision.into(),
+            kv: self.kv_cache_dtype.map(Precision::from),
+            ..ComputeConfig::default()
+        }
     }
 
     /// Element type of encoder outputs where nothing else is said.
@@ -182,14 +199,18 @@ impl ComputeArgs {
 
     /// The flags, for a child.
     pub fn to_flags(&self) -> Vec<OsString> {
-        vec![
+        let mut flags = vec![
             "--load-format".into(),
             name_of(self.load_format).into(),
             "--precision".into(),
             name_of(self.precision).into(),
             "--threads".into(),
             self.threads.to_string().into(),
-        ]
+        ];
+        if let Some(dtype) = self.kv_cache_dtype {
+            flags.extend(["--kv-cache-dtype".into(), name_of(dtype).into()]);
+        }
+        flags
     }
 }
 
@@ -420,7 +441,7 @@ mod tests {
 
     #[test]
     fn flags_written_for_a_child_read_back_the_same() {
-        let args = "x --log debug --log-json --otlp http://h:1 --precision bf16 --fetch listed --fetch-allow a.b,::1/128";
+        let args = "x --log debug --log-json --otlp http://h:1 --trace-file t.json --precision bf16 --fetch listed --fetch-allow a.b,::1/128";
         let first = Flags::parse_from(args.split(' '));
         let child = [first.log.to_flags(), first.compute.to_flags(), first.fetch.to_flags()].concat();
         let second = Flags::parse_from(std::iter::once(OsString::from("x")).chain(child));

@@ -53,15 +53,16 @@ fn memory(i: &Inventory, is_text: bool) -> Vec<(&'static str, String)> {
     let n = i.example.n_rows;
     let item = &i.example.item;
     let both = |s: Sizes| format!("{} as f32, {} as bf16", bytes_text(s.f32), bytes_text(s.bf16));
+    let all = |s: Sizes| format!("{}, {} as int8", both(s), bytes_text(s.int8));
     let mut lines = vec![
         ("row", format!("{} from the encoder to a PD worker", both(i.row))),
         ("item", format!("{item}: {} rows, {}", count(n), both(i.row.times(n)))),
-        ("KV", format!("{} for a token of a sequence", both(i.kv.per_token))),
+        ("KV", format!("{} for a token of a sequence", all(i.kv.per_token))),
     ];
     if let Some(cross) = i.kv.cross_per_row {
         let what = if is_text { "text" } else { "item" };
-        lines.push(("cross-KV", format!("{} for a row of the {what}", both(cross))));
-        lines.push(("", format!("{} for {item}, once for all that ask about it", both(cross.times(n)))));
+        lines.push(("cross-KV", format!("{} for a row of the {what}", all(cross))));
+        lines.push(("", format!("{} for {item}, once for all that ask about it", all(cross.times(n)))));
     }
     lines
 }
