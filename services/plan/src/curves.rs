@@ -27,7 +27,7 @@ pub struct CostCurves {
     pub version: u32,
     /// The model's directory name.
     pub model: String,
-    /// `f32` or `bf16`.
+    /// `f32`, `bf16` or `int8`.
     pub precision: String,
     /// Compute threads of the worker that was measured.
     pub threads: usize,
@@ -59,6 +59,21 @@ pub struct CostCurves {
     pub front: FrontCost,
     /// What encoder and engine do to each other when one process runs both at once on the same threads.
     pub together: Together,
+}
+
+impl CostCurves {
+    /// The same of a machine whose cores take so many times as long for what they compute.
+    #[must_use]
+    pub fn slowed(&self, times: f64) -> Self {
+        let mut slowed = self.clone();
+        let encode = slowed.encode.iter_mut().map(|p| [&mut p.p50_us, &mut p.p95_us]);
+        let step = slowed.step.iter_mut().map(|p| [&mut p.p50_us, &mut p.p95_us]);
+        let preprocess = slowed.preprocess.iter_mut().map(|p| [&mut p.p50_us, &mut p.p95_us]);
+        for us in encode.chain(step).chain(preprocess).flatten() {
+            *us *= times;
+        }
+        slowed
+    }
 }
 
 fn one() -> usize {
@@ -201,5 +216,19 @@ pub struct Together {
 impl Default for Together {
     fn default() -> Self {
         Self { encode: 2.0, step: 2.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sample::curves;
+
+    #[test]
+    fn a_slower_machine_computes_longer_and_moves_bytes_as_before() {
+        let (curves, slowed) = (curves(), curves().slowed(1.5));
+        assert_eq!(slowed.encode[0].p50_us, curves.encode[0].p50_us * 1.5);
+        assert_eq!(slowed.step[0].p95_us, curves.step[0].p95_us * 1.5);
+        assert_eq!(slowed.preprocess[0].p50_us, curves.preprocess[0].p50_us * 1.5);
+        assert_eq!((slowed.load, slowed.publish), (curves.load, curves.publish));
     }
 }

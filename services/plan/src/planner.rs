@@ -131,6 +131,26 @@ pub fn expected(question: &Question<'_>, candidate: Candidate) -> Result<Found, 
     search::goodput(question, candidate, bound, question.effort.coarse())
 }
 
+/// What each of some clusters is expected to serve, as it is set, with every seed: that which a plan takes of them first,
+/// the others after it, best first.
+///
+/// # Errors
+/// [`PlanError`].
+pub fn choose(question: &Question<'_>, candidates: Vec<Candidate>) -> Result<Vec<Found>, PlanError> {
+    question.check()?;
+    let means = Means::of(question.demand, &question.curves[0]).ok_or(PlanError::Empty)?;
+    let settled = candidates.into_iter().map(|candidate| {
+        let bound = bound::of(&candidate, &means);
+        search::settle(question, search::goodput(question, candidate, bound, question.effort.coarse())?)
+    });
+    let mut found = settled.collect::<Result<Vec<_>, _>>()?;
+    found.sort_by(|a, b| b.goodput.mean.total_cmp(&a.goodput.mean));
+    if let Some(chosen) = answer::decide(&found) {
+        found[..=chosen].rotate_right(1);
+    }
+    Ok(found)
+}
+
 /// A candidate, and what it cannot pass.
 pub(crate) type Bounded = (Candidate, Bound);
 

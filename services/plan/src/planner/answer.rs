@@ -122,9 +122,8 @@ impl Answer {
         pruned: Vec<(Candidate, Bound)>,
     ) -> Self {
         let model = question.curves[0].model.clone();
-        let first = finalists.first().or(ranked.first());
-        let best = first.cloned().unwrap_or_else(|| unreachable!("a budget with room has a candidate"));
-        let winner = decide(&finalists, best);
+        let first = decide(&finalists).and_then(|at| finalists.get(at)).or(ranked.first());
+        let winner = first.cloned().unwrap_or_else(|| unreachable!("a budget with room has a candidate"));
         let rest = finalists.iter().filter(|f| f.candidate.shape != winner.candidate.shape);
         let runner_up = rest.max_by(|a, b| a.goodput.mean.total_cmp(&b.goodput.mean)).cloned();
         let (advice, why) = advise(means, &winner, runner_up.as_ref(), ranked);
@@ -147,13 +146,12 @@ impl Answer {
     }
 }
 
-/// The best; but one with fewer parts, if it is not told apart from the best.
-fn decide(finalists: &[Found], best: Found) -> Found {
-    let simpler = |f: &&Found| !f.candidate.shape.is_split() && !best.goodput.is_above(&f.goodput);
-    match best.candidate.shape.is_split() {
-        true => finalists.iter().find(simpler).cloned().unwrap_or(best),
-        false => best,
-    }
+/// Where the best is, of some that are sorted; but one with fewer parts, if it is not told apart from the best.
+pub(super) fn decide(sorted: &[Found]) -> Option<usize> {
+    let best = sorted.first()?;
+    let simpler = |f: &Found| !f.candidate.shape.is_split() && !best.goodput.is_above(&f.goodput);
+    let simpler = if best.candidate.shape.is_split() { sorted.iter().position(simpler) } else { None };
+    Some(simpler.unwrap_or(0))
 }
 
 fn advise(means: &Means, winner: &Found, other: Option<&Found>, ranked: &[Found]) -> (Advice, String) {

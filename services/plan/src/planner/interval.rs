@@ -21,19 +21,23 @@ pub struct Interval {
 impl Interval {
     /// Of what each seed gave, each known to a part of `tolerance`; zero of none.
     pub fn of(values: &[f64], tolerance: f64) -> Self {
-        if values.is_empty() {
+        Self::of_next(values, values.len(), tolerance)
+    }
+
+    /// Where the mean of `n` more seeds would lie: fewer of them are less sure.
+    pub fn of_next(values: &[f64], n: usize, tolerance: f64) -> Self {
+        if values.is_empty() || n == 0 {
             return Self::default();
         }
         let mut draws = Draws::new(values.len() as u64);
-        let mean = |sum: f64| sum / values.len() as f64;
         let mut means: Vec<f64> = (0..RESAMPLES)
-            .map(|_| mean(values.iter().map(|_| values[draws.below(values.len())]).sum()))
+            .map(|_| (0..n).map(|_| values[draws.below(values.len())]).sum::<f64>() / n as f64)
             .collect();
         means.sort_by(f64::total_cmp);
         let at = |share: f64| means[((RESAMPLES - 1) as f64 * share).round() as usize];
         let half = tolerance / 2.0;
         Self {
-            mean: mean(values.iter().sum()),
+            mean: values.iter().sum::<f64>() / values.len() as f64,
             low: at(0.025) * (1.0 - half),
             high: at(0.975) * (1.0 + half),
         }
@@ -59,5 +63,13 @@ mod tests {
         assert!((coarse.low - 9.5).abs() < 1e-9 && (coarse.high - 10.5).abs() < 1e-9);
         assert!(Interval::of(&[20.0], 0.1).is_above(&coarse) && !unsure.is_above(&coarse));
         assert_eq!(Interval::of(&[], 0.1), Interval::default());
+    }
+
+    #[test]
+    fn one_more_seed_is_less_sure_than_the_mean_of_many() {
+        let found: Vec<f64> = (0..20).map(|i| 10.0 + f64::from(i % 5)).collect();
+        let (mean, one) = (Interval::of(&found, 0.0), Interval::of_next(&found, 1, 0.0));
+        assert_eq!((one.mean, one.low, one.high), (12.0, 10.0, 14.0));
+        assert!(mean.low > 11.0 && mean.high < 13.0, "{mean:?}");
     }
 }

@@ -18,6 +18,8 @@ use triptych_bench::search::{self as rates, SearchPlan};
 pub struct Effort {
     /// Requests of a simulated run.
     pub requests: usize,
+    /// Fewer, where those would take longer than this to be offered.
+    pub longest: Duration,
     /// Seeds of the finalists.
     pub seeds: u64,
     /// Ratio, less one, of two rates that are not told apart.
@@ -30,9 +32,24 @@ pub struct Effort {
 
 impl Effort {
     /// Enough for an answer with a narrow interval.
-    pub const FULL: Self = Self { requests: 1200, seeds: 5, tolerance: 0.02, tunes: true, what_if: true };
+    pub const FULL: Self = Self {
+        requests: 1200,
+        longest: Duration::MAX,
+        seeds: 5,
+        tolerance: 0.02,
+        tunes: true,
+        what_if: true,
+    };
     /// Seconds rather than minutes.
-    pub const QUICK: Self = Self { requests: 200, seeds: 3, tolerance: 0.1, tunes: false, what_if: true };
+    pub const QUICK: Self =
+        Self { requests: 200, longest: Duration::MAX, seeds: 3, tolerance: 0.1, tunes: false, what_if: true };
+
+    /// Requests of a run at a rate.
+    fn requests_at(self, rate: f64) -> usize {
+        let offered = (rate * self.longest.as_secs_f64()).ceil();
+        // Beyond what a count can hold it is the other bound that counts.
+        self.requests.min(offered as usize).max(1)
+    }
 
     /// For telling candidates apart.
     pub fn coarse(self) -> Self {
@@ -53,6 +70,8 @@ pub struct Found {
     pub goodput: Interval,
     /// Of each seed.
     pub by_seed: Vec<f64>,
+    /// To which part each of them is known.
+    pub tolerance: f64,
     /// The run at that rate, or else at the lowest.
     pub at: Option<Evidence>,
     /// What broke first above it.
@@ -88,13 +107,13 @@ pub fn goodput(
     bound: Bound,
     effort: Effort,
 ) -> Result<Found, PlanError> {
-    let top = bound.rate.min(f64::from(u16::MAX));
-    let searched = Search { question, candidate: &candidate, effort, seed: 0 }
-        .between((top * LOWEST, top), top * FIRST)?;
+    let (range, first) = everywhere(&bound);
+    let searched = Search { question, candidate: &candidate, effort, seed: 0 }.between(range, first)?;
     let Searched { rate, at, broken } = searched;
     Ok(Found {
         goodput: Interval::of(&[rate], effort.tolerance),
         by_seed: vec![rate],
+        tolerance: effort.tolerance,
         candidate,
         bound,
         rate,
@@ -103,25 +122,33 @@ pub fn goodput(
     })
 }
 
-/// Searches again with every seed, near what was found.
+/// Searches again with every seed: near what was found, or everywhere if the one seed of before passed nowhere, which may
+/// be one bad moment of it.
 pub fn settle(question: &Question<'_>, found: Found) -> Result<Found, PlanError> {
     let effort = question.effort;
-    if found.rate == 0.0 {
-        return Ok(found);
-    }
+    let (range, first) = if found.rate > 0.0 {
+        ((found.rate / NEAR, (found.rate * NEAR).min(found.bound.rate)), found.rate)
+    } else {
+        everywhere(&found.bound)
+    };
     let mut by_seed = Vec::new();
     let (mut at, mut broken) = (found.at.clone(), found.broken.clone());
     for seed in 1..=effort.seeds.max(1) {
-        let search = Search { question, candidate: &found.candidate, effort, seed };
         let searched =
-            search.between((found.rate / NEAR, (found.rate * NEAR).min(found.bound.rate)), found.rate)?;
+            Search { question, candidate: &found.candidate, effort, seed }.between(range, first)?;
         by_seed.push(searched.rate);
         if seed == 1 {
             (at, broken) = (searched.at.or(at), searched.broken.or(broken));
         }
     }
     let goodput = Interval::of(&by_seed, effort.tolerance);
-    Ok(Found { rate: goodput.mean, goodput, by_seed, at, broken, ..found })
+    Ok(Found { rate: goodput.mean, goodput, by_seed, tolerance: effort.tolerance, at, broken, ..found })
+}
+
+/// All rates that a bound allows, and the first to try.
+fn everywhere(bound: &Bound) -> ((f64, f64), f64) {
+    let top = bound.rate.min(f64::from(u16::MAX));
+    ((top * LOWEST, top), top * FIRST)
 }
 
 /// One run at a rate.
@@ -168,7 +195,8 @@ impl Search<'_> {
         let (mut best, mut lowest): (Option<Evidence>, Option<Evidence>) = (None, None);
         let mut next = Some(first);
         while let Some(rate) = next {
-            let evidence = run(self.question, self.candidate, (rate, self.seed, self.effort.requests))?;
+            let n = self.effort.requests_at(rate);
+            let evidence = run(self.question, self.candidate, (rate, self.seed, n))?;
             search.record(rate, evidence.verdict.passed);
             if !evidence.verdict.passed {
                 lowest = Some(evidence);

@@ -7,12 +7,16 @@ use triptych_bench::workload::Workload;
 use triptych_plan::curves::CostCurves;
 use triptych_plan::curves::sample::{Costs, curves_of};
 use triptych_plan::online::{Replicas, needed};
+use triptych_plan::planner::search::settle;
 use triptych_plan::planner::{
-    Advice, Answer, Budget, Demand, Effort, Named, PlanError, Question, Reused, Shape, plan,
+    Advice, Answer, Budget, Demand, Effort, Found, Named, PlanError, Question, Reused, Shape, expected, plan,
 };
 use triptych_plan::simulator::spec::{FrontCores, PromptSpec};
+use triptych_plan::validation::candidate;
+use triptych_runtime::turnstile::EncoderBudget;
 
-const EFFORT: Effort = Effort { requests: 100, seeds: 1, tolerance: 0.3, tunes: false, what_if: false };
+const EFFORT: Effort =
+    Effort { requests: 100, seeds: 1, tolerance: 0.3, tunes: false, what_if: false, ..Effort::QUICK };
 
 fn demand(workload: &str) -> Named {
     let workload = Workload::parse(workload).expect("a workload");
@@ -117,6 +121,16 @@ fn promises_that_nobody_can_keep_are_an_answer() {
     let answer = plan(&question, &|_, _, _| {}).expect("an answer");
     assert_eq!(answer.advice, Advice::NothingHelps);
     assert!(answer.why.contains("TTFT"), "{}", answer.why);
+}
+
+#[test]
+fn where_one_seed_found_nothing_the_others_are_still_asked() {
+    let demand = demand("epd-short:images=1,text=100,output=12");
+    let question = question(&demand, &Costs::default(), Budget::Cores(2));
+    let cluster = candidate(Shape::Colocated, &question.curves[0], EncoderBudget::default());
+    let found = expected(&question, cluster).expect("a cluster that can be simulated");
+    let settled = settle(&question, Found { rate: 0.0, at: None, ..found }).expect("the same cluster");
+    assert!(settled.rate > 0.0 && settled.at.is_some());
 }
 
 #[test]

@@ -15,16 +15,18 @@ use crate::model::{self, CheckedModel};
 use crate::topology::{BenchCluster, ClusterSettings, TopologyArgs};
 use crate::up::screen::Screen;
 use clap::Args;
+use clap::builder::FalseyValueParser;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use triptych_bench::client::grpc::GrpcTarget;
+use triptych_bench::result::Goodput;
 use triptych_bench::scrape::Scraper;
 use triptych_bench::sweep::{News, Rates, Server, Sweep, SweepSettings, run_sweep};
 use triptych_bench::topology::{Topology, Workers};
 use triptych_bench::workload::Workload;
 use triptych_plan::curves::CostCurves;
-use triptych_plan::planner::{self, Budget, Named, Shape};
+use triptych_plan::planner::{self, Budget, Effort, Found, Named, Question, Shape};
 use triptych_plan::profile::Busy;
 use triptych_plan::simulator::simulate;
 use triptych_plan::validation::{Compared, LOADS, Regret, Validation, candidate, compare};
@@ -54,6 +56,10 @@ pub struct ValidateArgs {
     /// Stored results of `triptych bench`, or folders of them: these are compared, and nothing is started
     #[arg(long, value_name = "RESULT.json")]
     pub results: Vec<PathBuf>,
+    /// With --results: simulate a machine that is as slow as the workers told of each run, by the mean time of an engine
+    /// step. What neighbours on a shared machine take is then no error of the simulation
+    #[arg(long, requires = "results", value_parser = FalseyValueParser::new())]
+    pub as_told: bool,
     /// Folder for `validation.json`, `.md` and `.html`
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub output: PathBuf,
@@ -77,8 +83,8 @@ pub async fn run(args: ValidateArgs) -> Result<(), CliError> {
     if !args.results.is_empty() {
         let results = read_all(&args.results)?;
         let validation = blocking({
-            let asked = asked.clone();
-            move || stored::validate(&asked, &results)
+            let (asked, as_told) = (asked.clone(), args.as_told);
+            move || stored::validate(&asked, &results, as_told)
         });
         let validation = Validation { warnings: warnings(&args, &asked), ..validation.await? };
         save(&args.output, &validation)?;
@@ -238,7 +244,7 @@ impl Lab<'_> {
         server: &Server,
         topology: &Topology,
         w: &Workload,
-    ) -> Result<f64, CliError> {
+    ) -> Result<Goodput, CliError> {
         let first = self.expected(topology, w).await?;
         let settings = self.settings(topology, first);
         let listener = |news: News<'_>| {
@@ -249,7 +255,7 @@ impl Lab<'_> {
         };
         let found = run_sweep(server, w, &self.asked.slo, &settings, &listener).await;
         let found = found.map_err(|e| CliError::Failed(format!("{topology}: {}", chain(&e))))?;
-        Ok(found.goodput.rate.unwrap_or(0.0))
+        Ok(found.goodput)
     }
 
     async fn latencies(&mut self) -> Result<(), CliError> {
@@ -257,7 +263,7 @@ impl Lab<'_> {
         for topology in self.topologies.clone() {
             let Some(curves) = self.curves_of(&topology)? else { continue };
             let (mut cluster, server) = self.start(&topology).await?;
-            let capacity = self.capacity(&server, &topology, &workload).await?;
+            let capacity = self.capacity(&server, &topology, &workload).await?.rate.unwrap_or(0.0);
             if capacity == 0.0 {
                 let none = format!(
                     "{topology} keeps the promises at no rate of {}; nothing is compared",
@@ -276,7 +282,15 @@ impl Lab<'_> {
                 let simulated = self.simulate(&topology, &curves, rate, measured.outcomes.len()).await?;
                 let pairs = compare(&measured.outcomes, &simulated, measured.window, &self.asked.slo);
                 let (workload, topology) = (workload.text().to_owned(), topology.to_string());
-                self.validation.compared.push(Compared { workload, topology, load, rate, goal, pairs });
+                self.validation.compared.push(Compared {
+                    workload,
+                    topology,
+                    load,
+                    rate,
+                    goal,
+                    slowness: 1.0,
+                    pairs,
+                });
                 save(&self.args.output, &self.validation)?;
             }
             let died = cluster.dead();
@@ -326,30 +340,23 @@ impl Lab<'_> {
 
     /// What the plan chooses for a workload, and what each topology really does.
     async fn regret(&mut self, workload: &Workload) -> Result<(), CliError> {
-        let (cores, _) = self.args.topology.core_lists()?;
-        let budget = Budget::Cores(cores.iter().count());
-        let question = self.args.question.clone();
-        let demand = Named { workload: workload.clone(), arrivals: question.arrivals };
-        let answer = blocking(move || {
-            let asked = question.read()?;
-            planner::plan(&asked.question(budget, &demand), &|_, _, _| {})
-                .map_err(|e| CliError::setting("no plan", &e))
-        })
-        .await?;
+        let mut candidates = Vec::new();
+        for topology in self.topologies.clone() {
+            candidates.extend(self.curves_of(&topology)?.map(|curves| (topology, curves)));
+        }
+        let (asked, arrivals) = (self.asked.clone(), self.args.question.arrivals);
+        let demand = Named { workload: workload.clone(), arrivals };
+        let settings = self.settings(&Topology { workers: Workers::Together { n: 1 }, budget: None }, None);
+        let length = Length { n_requests: settings.n_requests, longest: settings.max_window };
+        let found = blocking(move || choose(&asked, &demand, candidates, length)).await?;
         let mut measured = Vec::new();
         for topology in self.topologies.clone() {
             let (cluster, server) = self.start(&topology).await?;
             let goodput = self.capacity(&server, &topology, workload).await?;
             cluster.stop().await;
-            measured.push((topology.to_string(), goodput));
+            measured.push((topology.to_string(), goodput.rate.unwrap_or(0.0), goodput.fails_at));
         }
-        let goodput = answer.best.goodput;
-        self.validation.regrets.push(Regret {
-            workload: workload.text().to_owned(),
-            planned: answer.best.topology.clone(),
-            expected: (goodput.mean, goodput.low, goodput.high),
-            measured,
-        });
+        self.validation.regrets.push(Regret::new(workload.text(), measured, &found, settings.seeds.len()));
         save(&self.args.output, &self.validation)
     }
 
@@ -367,6 +374,51 @@ impl Lab<'_> {
         Ok(Some(rate.await? * CAUTION).filter(|rate| *rate > 0.0))
     }
 }
+
+/// How long the runs of a measurement are.
+#[derive(Clone, Copy)]
+struct Length {
+    n_requests: u64,
+    longest: Duration,
+}
+
+/// What runs of that length are expected to find of clusters as they were measured; what the plan takes of them is first.
+fn choose(
+    asked: &Asked,
+    demand: &Named,
+    clusters: Vec<(Topology, Arc<CostCurves>)>,
+    length: Length,
+) -> Result<Vec<(String, Found)>, CliError> {
+    let (names, candidates): (Vec<_>, Vec<_>) = clusters
+        .into_iter()
+        .map(|(t, curves)| {
+            ((t.to_string(), shape(&t), budget(&t)), candidate(shape(&t), &curves, budget(&t)))
+        })
+        .unzip();
+    if candidates.is_empty() {
+        return Ok(Vec::new());
+    }
+    let question = asked.question(Budget::Workers(usize::MAX), demand);
+    let effort = Effort {
+        requests: usize::try_from(length.n_requests).unwrap_or(usize::MAX),
+        longest: length.longest,
+        seeds: question.effort.seeds.max(MANY_SEEDS),
+        ..question.effort
+    };
+    let found = planner::choose(&Question { effort, ..question }, candidates);
+    let found = found.map_err(|e| CliError::setting("no plan", &e))?;
+    let name = |found: Found| {
+        let is = |(_, shape, budget): &&(String, Shape, EncoderBudget)| {
+            *shape == found.candidate.shape && *budget == found.candidate.settings.encoder_budget
+        };
+        let name = names.iter().find(is).map(|(name, ..)| name.clone());
+        (name.unwrap_or_default(), found)
+    };
+    Ok(found.into_iter().map(name).collect())
+}
+
+/// Seeds whose spread is what one measurement may find.
+const MANY_SEEDS: u64 = 12;
 
 /// Of what is expected, where a search begins.
 const CAUTION: f64 = 0.8;

@@ -125,7 +125,7 @@ fn stored(dir: &Path, topology: &str, goodput: f64) {
             "images_per_s": 0.0, "audio_s_per_s": 0.0
         },
         "generator": {"late_ms": spread, "allowed_ms": 0.0, "void": false}, "prompt_tokens": null, "stages": null,
-        "item_sources": null, "server": null, "all_ends": ends, "errors": {}, "timeline": []
+        "item_sources": null, "server": {"step_ms": 40.0}, "all_ends": ends, "errors": {}, "timeline": []
     });
     let document = serde_json::json!({
         "version": 1,
@@ -165,7 +165,18 @@ fn stored_results_validate_the_plan_without_a_cluster() {
     let json = std::fs::read_to_string(dir.path().join("validation.json")).expect("written");
     let document: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(document["compared"].as_array().expect("a list").len(), 2);
-    assert_eq!(document["regrets"][0]["measured"][0][1], 4.0);
+    let clusters = &document["regrets"][0]["clusters"];
+    assert_eq!(clusters[0]["measured"], 4.0);
+    assert!(clusters[0]["expected"]["mean"].as_f64().is_some_and(|rate| rate > 0.0), "{clusters}");
+    // The curves know no step as long as the workers told.
+    assert_eq!(document["compared"][0]["slowness"], 1.0);
+    let output = triptych(&[&base[..], &["--slo", "ttft=2s,tpot=100ms", "--as-told"], &flags].concat());
+    assert!(output.status.success(), "{}", told(&output));
+    assert!(
+        String::from_utf8_lossy(&output.stdout).contains("times as slow as the curves"),
+        "{}",
+        told(&output)
+    );
     // Of other promises it is another question.
     refuses(
         &[&base[..], &["--slo", "ttft=1s"], &flags].concat(),
