@@ -55,6 +55,7 @@ def arguments():
     if args.smoke:
         args.rounds, args.repeats, args.batches, args.new_tokens = 1, 1, "1,2", 4
     args.batches = [int(b) for b in args.batches.split(",")]
+    args.n_tokens = 64 if args.smoke else 512
     return args
 
 
@@ -109,10 +110,9 @@ def models(args, python):
 
 def rounds(args, python, ours, directory, kind, noise):
     """Everything of one model: {who: [result of each round]}."""
-    tokens = "64" if args.smoke else "512"
     common = ["--batches", ",".join(map(str, args.batches)), "--new-tokens", str(args.new_tokens), "--threads", str(args.threads),
               "--repeats", str(args.repeats)]
-    item = str(noise) if kind == "whisper" else tokens
+    item = str(noise) if kind == "whisper" else str(args.n_tokens)
     commands = {}
     for who in PEERS[kind]:
         if args.peers is None or who in args.peers.split(","):
@@ -138,7 +138,8 @@ def main():
         results[name] = rounds(args, python, ours, directory, kind, noise)
     import table
 
-    document = table.document(results, args, ROOT)
+    directories = {name: directory for name, (directory, _) in found.items()}
+    document = table.document(results, directories, args, ROOT)
     text = table.markdown(document)
     print("\n" + text)
     if not args.smoke:

@@ -7,6 +7,8 @@ import subprocess
 from html import escape
 from pathlib import Path
 
+import work
+
 
 def cpu():
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -29,13 +31,31 @@ def rows_of(results):
     return rows
 
 
-def document(results, args, root):
+def shares(of, directory, n_tokens):
+    """`{who: {what: share of the roof}}` of ours: multiplications of an encode, bytes of a decode step at batch 1."""
+    found = {}
+    for who, rounds in of.items():
+        if not is_ours(who):
+            continue
+        precision = who.removeprefix("ours-")
+        multiply = work.encode_multiply_adds(directory, n_tokens)
+        read = work.decode_bytes(directory, precision, n_tokens)
+        one = [next((d["tokens_per_s"] for d in r["decode"] if d["batch"] == 1), None) for r in rounds]
+        found[who] = {"encode": statistics.median(multiply / (r["encode_ms"] / 1e3) / r["multiply_adds_per_s"] for r in rounds)}
+        if None not in one:
+            found[who]["decode at batch 1"] = statistics.median(
+                read * rate / r["bytes_per_s"] for rate, r in zip(one, rounds))
+    return found
+
+
+def document(results, directories, args, root):
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
     return {
         "host": cpu(), "threads": args.threads, "commit": commit, "date": str(datetime.date.today()),
         "rounds": args.rounds, "new_tokens": args.new_tokens,
         "models": {name: {row: {who: {"median": statistics.median(v), "rounds": v} for who, v in values.items()}
                           for row, values in rows_of(of).items()} for name, of in results.items()},
+        "roofs": {name: shares(of, directories[name], args.n_tokens) for name, of in results.items()},
     }
 
 
@@ -80,6 +100,11 @@ def markdown(doc):
                 cells.append(f"{own['median']:.0f}" if own else "–")
                 cells.append(f"{ratio(row, own['median'], top[1]):.2f}" if own and top else "–")
             lines.append(f"| {row} | {' | '.join(cells)} |")
+        roofs = doc["roofs"].get(name, {})
+        for what, unit in [("encode", "multiplications"), ("decode at batch 1", "bytes read")]:
+            told = [f"{who.removeprefix('ours-')} {of[what]:.0%}" for who, of in sorted(roofs.items()) if what in of]
+            if told:
+                lines += ["", f"Of the measured roof of {unit}, {what}: {', '.join(told)}."]
         lines.append("")
     return "\n".join(lines)
 

@@ -21,7 +21,7 @@ use triptych_core::{
 use triptych_engine::{
     Arrival, Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, Readiness, SequenceId,
 };
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::cpu::{CpuBackend, CpuConfig, Precision};
 use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::preprocess::EncoderInput;
 use triptych_models::{LoadFormat, Model, ModelSource};
@@ -84,9 +84,15 @@ fn main() -> Result<()> {
         decode.push(json!({"batch": batch, "tokens_per_s": n_tokens as f64 / time.as_secs_f64()}));
     }
     let encode_ms = encode.as_secs_f64() * 1e3;
+    let peak_mb = peak_mb();
+    let backend = CpuConfig { threads: args.threads, precision: args.precision, ..CpuConfig::default() };
+    let roofs = CpuBackend::new(backend)?.roofs();
     println!(
         "{}",
-        json!({"encode_ms": encode_ms, "decode": decode, "ready_ms": ready_ms, "peak_mb": peak_mb()})
+        json!({
+            "encode_ms": encode_ms, "decode": decode, "ready_ms": ready_ms, "peak_mb": peak_mb,
+            "multiply_adds_per_s": roofs.multiply_adds_per_s, "bytes_per_s": roofs.bytes_per_s,
+        })
     );
     Ok(())
 }

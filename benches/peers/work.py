@@ -1,0 +1,46 @@
+"""What a model's encode multiplies, and what a decode step at batch 1 reads at least: over the measured roofs these are
+shares of what the machine can do.
+
+Multiply-adds are those of linear layers, convolutions and attention. Bytes are the decoder's weights in their precision,
+the table of the logits, and the cross-attention keys and values of the item, in the precision too, in int8 with an f32 for
+each head of a token; self-attention and norms are left out, they are small.
+"""
+
+import json
+from pathlib import Path
+
+#: Bytes of a weight, and of a cached value; heads are 64 wide in all of these models.
+BYTES = {"f32": (4, 4), "bf16": (2, 2), "int8": (1, 1 + 4 / 64)}
+
+
+def shapes(directory):
+    """`d, ffn, encoder layers, decoder layers, vocabulary, products of a feed-forward layer` of a config."""
+    config = json.loads((Path(directory) / "config.json").read_text())
+    if config["model_type"] == "t5":
+        gated = 3 if config.get("feed_forward_proj", "relu").startswith("gated") else 2
+        inner = config["num_heads"] * config["d_kv"]
+        layers = config["num_layers"], config.get("num_decoder_layers") or config["num_layers"]
+        return config, config["d_model"], inner, config["d_ff"] * gated // 2, *layers
+    d = config["d_model"]
+    return config, d, d, config["encoder_ffn_dim"], config["encoder_layers"], config["decoder_layers"]
+
+
+def encode_multiply_adds(directory, n_tokens):
+    """Of one item: 30 s of sound for Whisper, so many tokens for the others."""
+    config, d, inner, ffn, layers, _ = shapes(directory)
+    stem = 0
+    if config["model_type"] == "whisper":
+        frames, n_tokens = 2 * config["max_source_positions"], config["max_source_positions"]
+        stem = 3 * d * (frames * config["num_mel_bins"] + n_tokens * d)
+    layer = n_tokens * (4 * d * inner + 2 * d * ffn) + 2 * n_tokens * n_tokens * inner
+    return stem + layers * layer
+
+
+def decode_bytes(directory, precision, n_tokens):
+    """Of a token at batch 1."""
+    config, d, inner, ffn, _, layers = shapes(directory)
+    of_weight, of_value = BYTES[precision]
+    if config["model_type"] == "whisper":
+        n_tokens = config["max_source_positions"]
+    weights = layers * (4 * d * inner + 2 * d * inner + 2 * d * ffn) + config["vocab_size"] * d
+    return weights * of_weight + layers * 2 * n_tokens * inner * of_value
