@@ -8,6 +8,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+pub use triptych_ec::testing::free_port;
+
 /// How long anything that must happen may take before a test fails. Generous: it says "never", not "slow".
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -24,12 +26,6 @@ pub fn binary() -> PathBuf {
         path.display()
     );
     path
-}
-
-/// A port that was free a moment ago.
-pub fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has ports");
-    listener.local_addr().expect("bound").port()
 }
 
 /// Waits until `ready` gives something.

@@ -13,10 +13,10 @@ mod workers;
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use load::{Client, Measured};
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use triptych_ec::testing::free_port;
 
 /// Measures the proxy between null workers.
 #[derive(Debug, Parser)]
@@ -57,16 +57,11 @@ fn start(binary: &PathBuf, args: &[String]) -> Result<Running> {
     Ok(Running(child))
 }
 
-/// An address that nobody listened on a moment ago.
-fn free_address() -> Result<String> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
-}
-
 #[tokio::main]
 async fn main() -> Result<()> {
     let args = Args::parse();
     let (encoder, pd) = (workers::encoder().await?, workers::pd().await?);
-    let (store, grpc, http) = (free_address()?, free_address()?, free_address()?);
+    let [store, grpc, http] = std::array::from_fn(|_| format!("127.0.0.1:{}", free_port()));
     let words = |text: String| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
     let _store = start(&args.binary, &words(format!("store --grpc {store}")))?;
     let flags =

@@ -1,8 +1,10 @@
 //! What the guards share: a child process, free ports, a folder, waiting.
 
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a server may take to start; generous, since test machines are busy.
@@ -11,6 +13,9 @@ pub(super) const START_LIMIT: Duration = Duration::from_secs(20);
 pub(super) const AGREE_LIMIT: Duration = Duration::from_secs(60);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
+/// Where ports are looked for.
+const FIRST_PORT: u16 = 20_000;
+const N_PORTS: u16 = 12_000;
 
 /// A running server. Dropping it kills it.
 #[derive(Debug)]
@@ -128,8 +133,23 @@ pub(super) fn becomes(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool 
     }
 }
 
-/// A port that nobody listened on a moment ago.
+/// A port of the loopback address that nobody listened on a moment ago, and that this process was not given before.
+///
+/// It lies below the range from which the kernel takes the ports of outgoing connections (32 768 and up on Linux), so
+/// that none of them has it while its server is being restarted.
+///
+/// # Panics
+/// If all of them are taken.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback interface has a free port");
-    listener.local_addr().expect("a bound listener has an address").port()
+    free_port_with(0)
+}
+
+/// The same, where the port that is `offset` above is free too: for servers that take a second one by themselves.
+pub(super) fn free_port_with(offset: u16) -> u16 {
+    static TURN: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(rand::random()));
+    let is_free = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
+    (0..N_PORTS)
+        .map(|_| FIRST_PORT + TURN.fetch_add(1, Ordering::Relaxed) % (N_PORTS - offset))
+        .find(|port| is_free(*port) && (offset == 0 || is_free(port + offset)))
+        .expect("the loopback address has free ports")
 }

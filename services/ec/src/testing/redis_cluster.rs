@@ -1,9 +1,8 @@
 //! A Redis cluster of three primaries, each with a replica.
 
-use super::process::{AGREE_LIMIT, Folder, becomes};
+use super::process::{AGREE_LIMIT, Folder, becomes, free_port_with};
 use super::redis_server::{RedisOptions, RedisServer, ask, query};
 use redis::Value;
-use std::net::TcpListener;
 use std::ops::RangeInclusive;
 
 const N_PRIMARIES: usize = 3;
@@ -54,7 +53,7 @@ impl RedisCluster {
                 .with("cluster-replica-validity-factor", &["0"])
                 .with("cluster-allow-replica-migration", &["no"])
                 .with("repl-diskless-sync-delay", &["0"]);
-            RedisServer::start_at(&options, port_with_bus)
+            RedisServer::start_at(&options, || free_port_with(BUS_OFFSET))
         };
         let cluster = Self { nodes: (0..2 * N_PRIMARIES).map(node).collect(), _folder: folder };
         cluster.form();
@@ -222,18 +221,6 @@ impl RedisCluster {
         };
         assert!(becomes(AGREE_LIMIT, in_step), "the replicas do not come into step");
         self.wait_until_whole();
-    }
-}
-
-/// A port whose bus is free too, and is a port.
-fn port_with_bus() -> u16 {
-    let listens = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
-    loop {
-        // Below what the system gives out by itself, so that nobody takes it meanwhile.
-        let port = rand::random_range(12_000..22_000);
-        if listens(port) && listens(port + BUS_OFFSET) {
-            return port;
-        }
     }
 }
 

@@ -1,9 +1,9 @@
 //! A real S3 server: SeaweedFS, one process with everything in it.
 
 use super::free_port;
-use super::process::{Folder, Process, becomes};
+use super::process::{Folder, Process, becomes, free_port_with};
 use std::fs::File;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -176,7 +176,7 @@ impl Drop for S3Server {
 
 impl Ports {
     fn free() -> Self {
-        Self { s3: free_port(), admin: free_admin_port(), others: [(); 7].map(|()| free_port()) }
+        Self { s3: free_port(), admin: free_port_with(ADMIN_GRPC_OFFSET), others: [(); 7].map(|()| free_port()) }
     }
 
     fn arguments(&self) -> Vec<String> {
@@ -201,18 +201,6 @@ impl Ports {
     fn all(&self) -> [u16; 10] {
         let [a, b, c, d, e, f, g] = self.others;
         [self.s3, self.admin, self.admin + ADMIN_GRPC_OFFSET, a, b, c, d, e, f, g]
-    }
-}
-
-/// A port that is free now, and so is the one that follows from it.
-fn free_admin_port() -> u16 {
-    loop {
-        let port = free_port();
-        let other = if port > u16::MAX - ADMIN_GRPC_OFFSET { port - 2 * ADMIN_GRPC_OFFSET } else { port };
-        let is_free = |port| TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, port)).is_ok();
-        if is_free(other) && is_free(other + ADMIN_GRPC_OFFSET) {
-            return other;
-        }
     }
 }
 

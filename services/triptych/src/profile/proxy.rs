@@ -7,8 +7,8 @@
 use super::broken;
 use super::null::{MODEL, fingerprint, start};
 use crate::error::CliError;
+use crate::listen::Ports;
 use indicatif::ProgressBar;
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tonic::Status;
@@ -47,7 +47,10 @@ pub async fn measure(
     bar: &ProgressBar,
 ) -> Result<(ProxyCost, FrontCost), CliError> {
     let worker = start().await?;
-    let (store, front, http) = (free_address()?, free_address()?, free_address()?);
+    let mut ports = Ports::default();
+    let mut address = || ports.next().map(|port| format!("127.0.0.1:{port}"));
+    let (store, front, http) = (address()?, address()?, address()?);
+    drop(ports);
     let store_process = Running::start(&format!("store --grpc {store}"))?;
     let flags =
         format!("proxy --grpc {front} --http {http} --ec grpc://{store} --encoder {worker} --pd {worker}");
@@ -163,12 +166,6 @@ impl Drop for Running {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-/// An address that nobody listened on a moment ago.
-fn free_address() -> Result<String, CliError> {
-    let listener = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
-    listener.map(|a| a.to_string()).map_err(|e| CliError::failed("no free port on loopback", &e))
 }
 
 #[derive(Clone)]
