@@ -137,8 +137,8 @@ impl Backend for CpuBackend {
     }
 
     fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<CpuTable> {
-        let (n_rows, width) = stored::table_dims("load_table", table)?;
-        Ok(CpuTable { dtype: table.dtype, data: table.data.to_vec(), n_rows, width, scale })
+        let dims = stored::table_dims("load_table", table)?;
+        Ok(CpuTable::new(self, table, dims, scale))
     }
 
     fn load_norm(
@@ -310,7 +310,7 @@ impl Backend for CpuBackend {
     ) -> Result<()> {
         check::layer("write_kv", layer, cache.layout())?;
         check::write_kv(kv.map(CpuTensor::dims), cache.layout(), slots)?;
-        cache.write(&self.pool, layer, kv, slots);
+        cache.write(self, layer, kv, slots);
         Ok(())
     }
 

@@ -72,7 +72,7 @@ impl Backend for ReferenceBackend {
     fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<ReferenceLinear> {
         let stacked = stored::stack(parts)?;
         let (n_in, n_out) = (stacked.n_in, stacked.n_out);
-        let weight = matrix("load_linear", stacked.weight, (n_out, n_in))?;
+        let weight = matrix("load_linear", stacked.weight(), (n_out, n_in))?;
         let weight = weight.t().and_then(|w| w.contiguous()).op("load_linear")?;
         let bias = stacked.bias.map(|b| vector("load_linear", b)).transpose()?;
         Ok(ReferenceLinear { n_in, n_out, weight, bias })

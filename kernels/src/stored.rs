@@ -2,6 +2,8 @@
 //!
 //! Bytes may start anywhere: a file promises no alignment, so elements are read byte by byte.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 use triptych_core::DType;
 
@@ -75,55 +77,70 @@ pub(crate) fn norm(
     Ok((to_f32("load_norm", scale)?, bias.map(|b| to_f32("load_norm", b)).transpose()?))
 }
 
-/// Stacked linear layers, as f32.
+/// Stacked linear layers. Weights are decoded row by row as they are asked for: a copy of all would cost as much as
+/// packing them.
 #[derive(Debug)]
-pub(crate) struct Stacked {
+pub(crate) struct Stacked<'a> {
     /// Inputs.
     pub(crate) n_in: usize,
     /// Outputs of all parts.
     pub(crate) n_out: usize,
-    /// `[n_out, n_in]`.
-    pub(crate) weight: Vec<f32>,
+    /// Each with its outputs.
+    parts: Vec<(Range<usize>, LinearPart<'a>)>,
     /// `[n_out]`; zeros for a part without one, `None` if no part has one.
     pub(crate) bias: Option<Vec<f32>>,
 }
 
+impl Stacked<'_> {
+    /// Writes the weights of an output, `[n_in]`.
+    pub(crate) fn row(&self, out: usize, to: &mut [f32]) {
+        let Some((outputs, part)) = self.parts.iter().find(|(outputs, _)| outputs.contains(&out)) else {
+            return;
+        };
+        let row_bytes = self.n_in * part.weight.dtype.size();
+        decode(part.weight.dtype, &part.weight.data[(out - outputs.start) * row_bytes..][..row_bytes], to);
+        if part.scale != 1.0 {
+            to.iter_mut().for_each(|value| *value *= part.scale);
+        }
+    }
+
+    /// All weights, `[n_out, n_in]`.
+    pub(crate) fn weight(&self) -> Vec<f32> {
+        let mut weight = vec![0.0; self.n_out * self.n_in];
+        for (out, row) in weight.chunks_exact_mut(self.n_in.max(1)).enumerate() {
+            self.row(out, row);
+        }
+        weight
+    }
+}
+
 /// Checks the parts of a linear layer and lays them one under another.
-pub(crate) fn stack(parts: &[LinearPart<'_>]) -> Result<Stacked> {
+pub(crate) fn stack<'a>(parts: &[LinearPart<'a>]) -> Result<Stacked<'a>> {
     let op = "load_linear";
     let Some(first) = parts.first() else {
         return Err(KernelError::Shape { op, what: "parts", expected: vec![1], actual: vec![0] });
     };
     let (_, n_in) = part_dims(first)?;
-    let mut stacked = Stacked { n_in, n_out: 0, weight: Vec::new(), bias: None };
+    let mut stacked = Stacked { n_in, n_out: 0, parts: Vec::with_capacity(parts.len()), bias: None };
     if parts.iter().any(|part| part.bias.is_some()) {
         stacked.bias = Some(Vec::new());
     }
     for part in parts {
         let (n_out, part_in) = part_dims(part)?;
         check::same(op, "inputs of a part", &[part_in], &[n_in])?;
-        stacked.weight.extend(scaled(op, part.weight, part.scale)?);
+        stacked.parts.push((stacked.n_out..stacked.n_out + n_out, *part));
         stacked.n_out += n_out;
         if let Some(bias) = &mut stacked.bias {
             match part.bias {
                 Some(view) => {
                     check::same(op, "bias", view.shape, &[n_out])?;
-                    bias.extend(scaled(op, view, part.scale)?);
+                    bias.extend(to_f32(op, view)?.into_iter().map(|value| value * part.scale));
                 }
                 None => bias.resize(stacked.n_out, 0.0),
             }
         }
     }
     Ok(stacked)
-}
-
-/// A weight times a factor.
-fn scaled(op: &'static str, view: WeightView<'_>, scale: f32) -> Result<Vec<f32>> {
-    let mut values = to_f32(op, view)?;
-    if scale != 1.0 {
-        values.iter_mut().for_each(|value| *value *= scale);
-    }
-    Ok(values)
 }
 
 /// Taps of a depthwise convolution.

@@ -122,7 +122,7 @@ impl<C: Cell> Plain<C> {
         let AttentionShape { n_kv_heads, head_dim, .. } = shape;
         let layout = KvLayout { n_layers: 1, n_blocks: n_blocks as usize, n_kv_heads, head_dim };
         let mut pages = PagedCells::<C>::new(layout, PageOrder::Heads)?;
-        pages.write(&backend.pool, 0, kv, &slots);
+        pages.write(backend, 0, kv, &slots);
         Ok(Self { pages, lens, table_start_loc, block_tables: (0..n_blocks).collect() })
     }
 

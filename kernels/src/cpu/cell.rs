@@ -34,6 +34,8 @@ pub(super) trait Cell: Word {
     fn first_step(self) -> Self;
     /// A word with the bits of an f32.
     fn with_bits(of: f32) -> Self;
+    /// Makes words of values times a factor, which is 1 unless they are scaled; the rest of the last word is zero.
+    fn fill(words: &mut [Self], values: &[f32], factor: f32);
 }
 
 /// Four bytes, the first lowest: signed ones in panels and pages, unsigned ones in the rows of linear layers. A plain
@@ -111,6 +113,11 @@ impl Cell for f32 {
     fn with_bits(of: f32) -> Self {
         of
     }
+
+    #[inline(always)]
+    fn fill(words: &mut [Self], values: &[f32], _factor: f32) {
+        words.copy_from_slice(values);
+    }
 }
 
 // SAFETY: u32 is four bytes and takes any bits.
@@ -134,6 +141,17 @@ impl Cell for Bf16Pair {
 
     fn with_bits(of: f32) -> Self {
         of.to_bits()
+    }
+
+    #[inline(always)]
+    fn fill(words: &mut [Self], values: &[f32], _factor: f32) {
+        let (pairs, lone) = values.as_chunks::<2>();
+        for (word, pair) in words.iter_mut().zip(pairs) {
+            *word = bf16_bits(pair[0]) | bf16_bits(pair[1]) << 16;
+        }
+        if let (Some(word), Some(&value)) = (words.last_mut(), lone.first()) {
+            *word = bf16_bits(value);
+        }
     }
 }
 
@@ -159,6 +177,16 @@ impl Cell for ByteQuad {
     fn with_bits(of: f32) -> Self {
         of.to_bits() as i32
     }
+
+    #[inline(always)]
+    fn fill(words: &mut [Self], values: &[f32], factor: f32) {
+        for (word, values) in words.iter_mut().zip(values.chunks(Self::STEPS)) {
+            *word = 0;
+            for (step, value) in values.iter().enumerate() {
+                word.set(step, value * factor);
+            }
+        }
+    }
 }
 
 impl Math for Singles {
@@ -179,7 +207,7 @@ impl Math for Singles {
 impl FloatMath for Singles {
     #[inline(always)]
     fn fill(row: &mut [f32], values: &[f32]) {
-        row.copy_from_slice(values);
+        Cell::fill(row, values, 1.0);
     }
 }
 
@@ -201,13 +229,7 @@ impl Math for Dots {
 impl FloatMath for Dots {
     #[inline(always)]
     fn fill(row: &mut [Bf16Pair], values: &[f32]) {
-        let (pairs, lone) = values.as_chunks::<2>();
-        for (cell, pair) in row.iter_mut().zip(pairs) {
-            *cell = bf16_bits(pair[0]) | bf16_bits(pair[1]) << 16;
-        }
-        if let (Some(cell), Some(&value)) = (row.last_mut(), lone.first()) {
-            *cell = bf16_bits(value);
-        }
+        Cell::fill(row, values, 1.0);
     }
 }
 
@@ -288,7 +310,7 @@ pub(super) fn halves(pair: Bf16Pair) -> [f32; 2] {
 /// The nearest bf16, ties to even, as its bits. Like `half::bf16::from_f32`, which the test below holds, but
 /// without a branch, so that loops over it become vectors.
 #[inline(always)]
-fn bf16_bits(value: f32) -> u32 {
+pub(super) fn bf16_bits(value: f32) -> u32 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
     let quiet = bits >> 16 | 0x40;

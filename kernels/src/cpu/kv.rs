@@ -11,11 +11,12 @@ use std::ops::Range;
 
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
-use super::Precision;
 use super::cell::{Bf16Pair, ByteQuad, Cell, LARGEST_BYTE, PANEL, n_cells};
 use super::matrix::CpuTensor;
-use super::panels::Panels;
-use super::pool::{Pool, Shared};
+use super::panels::{Panels, lay};
+use super::pool::Shared;
+use super::simd::{Kernel, Simd};
+use super::{CpuBackend, Precision};
 use crate::check;
 use crate::ops::{KernelError, KvLayout, Result};
 
@@ -61,11 +62,11 @@ impl CpuKvCache {
     }
 
     /// Writes rows to slots; the caller checked the arguments.
-    pub(super) fn write(&mut self, pool: &Pool, layer: usize, kv: [&CpuTensor; 2], slots: &[u32]) {
+    pub(super) fn write(&mut self, backend: &CpuBackend, layer: usize, kv: [&CpuTensor; 2], slots: &[u32]) {
         match &mut self.0 {
-            Pages::F32(pages) => pages.write(pool, layer, kv, slots),
-            Pages::Bf16(pages) => pages.write(pool, layer, kv, slots),
-            Pages::Int8(pages) => pages.write(pool, layer, kv, slots),
+            Pages::F32(pages) => pages.write(backend, layer, kv, slots),
+            Pages::Bf16(pages) => pages.write(backend, layer, kv, slots),
+            Pages::Int8(pages) => pages.write(backend, layer, kv, slots),
         }
     }
 
@@ -190,19 +191,12 @@ impl<C: Cell> PagedCells<C> {
 
     /// Writes row `i` of keys and values to slot `slots[i]`, in that order. Heads are independent, so each is
     /// a task.
-    pub(super) fn write(&mut self, pool: &Pool, layer: usize, [k, v]: [&CpuTensor; 2], slots: &[u32]) {
+    pub(super) fn write(&mut self, backend: &CpuBackend, layer: usize, kv: [&CpuTensor; 2], slots: &[u32]) {
         let KvLayout { n_kv_heads, head_dim, .. } = self.layout;
         let (layout, order) = (self.layout, self.order);
-        let range = |block, head| page_range::<C>(layout, order, (layer, block, head));
         let cells = &Shared::new(self.cells.cells_mut());
-        pool.run(n_kv_heads, n_kv_heads * head_dim * slots.len() * 2, |head| {
-            let columns = head * head_dim..(head + 1) * head_dim;
-            for (i, &slot) in slots.iter().enumerate() {
-                let (block, key) = (slot as usize / KV_BLOCK_TOKENS, slot as usize % KV_BLOCK_TOKENS);
-                // SAFETY: the pages of a head are its task's own, and this slice ends before the next.
-                let page = unsafe { cells.slice(range(block, head)) };
-                write_token(page, key, &k.row(i)[columns.clone()], &v.row(i)[columns.clone()]);
-            }
+        backend.pool.run(n_kv_heads, n_kv_heads * head_dim * slots.len() * 2, |head| {
+            backend.isa.run(WriteHead { cells, layout, order, layer, head, kv, slots });
         });
     }
 
@@ -233,7 +227,84 @@ impl<C: Cell> PagedCells<C> {
     }
 }
 
+/// One head of rows on their way into pages.
+struct WriteHead<'a, C> {
+    cells: &'a Shared<'a, C>,
+    layout: KvLayout,
+    order: PageOrder,
+    layer: usize,
+    head: usize,
+    kv: [&'a CpuTensor; 2],
+    slots: &'a [u32],
+}
+
+impl<C: Cell> Kernel for WriteHead<'_, C> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _s: S) {
+        let mut words = Vec::new();
+        let mut row = 0;
+        while row < self.slots.len() {
+            let (block, key) =
+                (self.slots[row] as usize / KV_BLOCK_TOKENS, self.slots[row] as usize % KV_BLOCK_TOKENS);
+            let range = page_range::<C>(self.layout, self.order, (self.layer, block, self.head));
+            // SAFETY: the pages of a head are its task's own, and this slice ends before the next.
+            let page = unsafe { self.cells.slice(range) };
+            if key == 0 && fills_a_block(&self.slots[row..]) {
+                self.write_block(page, row, &mut words);
+                row += KV_BLOCK_TOKENS;
+            } else {
+                let [k, v] = self.kv.map(|of| self.part(of, row));
+                write_token(page, key, k, v);
+                row += 1;
+            }
+        }
+    }
+}
+
+impl<C: Cell> WriteHead<'_, C> {
+    /// The head's part of a row.
+    #[inline(always)]
+    fn part<'b>(&self, of: &'b CpuTensor, row: usize) -> &'b [f32] {
+        &of.row(row)[self.head * self.layout.head_dim..][..self.layout.head_dim]
+    }
+
+    /// Writes a page as a whole, from row `first` on; `words` is room for its keys.
+    #[inline(always)]
+    fn write_block(&self, page: &mut [C], first: usize, words: &mut Vec<C>) {
+        let head_dim = self.layout.head_dim;
+        let k_cells = n_cells::<C>(head_dim);
+        let (keys, rest) = page.split_at_mut(keys_len::<C>(head_dim));
+        let (values, scales) = rest.split_at_mut(values_len::<C>(head_dim));
+        words.resize(KV_BLOCK_TOKENS * k_cells, C::default());
+        let mut factors = [[1.0; KV_BLOCK_TOKENS]; 2];
+        if C::IS_SCALED {
+            for ((of, scales), factors) in
+                self.kv.into_iter().zip(scales.chunks_exact_mut(KV_BLOCK_TOKENS)).zip(&mut factors)
+            {
+                for (key, (to, factor)) in scales.iter_mut().zip(factors).enumerate() {
+                    let scale = scale(self.part(of, first + key));
+                    (*to, *factor) = (C::with_bits(scale), inverse(scale));
+                }
+            }
+        }
+        for (key, words) in words.chunks_exact_mut(k_cells).enumerate() {
+            C::fill(words, self.part(self.kv[0], first + key), factors[0][key]);
+        }
+        lay(words, k_cells, keys);
+        for key in 0..KV_BLOCK_TOKENS {
+            write_value(values, key, self.part(self.kv[1], first + key), factors[1][key]);
+        }
+    }
+}
+
+/// Whether the first slots are those of a block, one after another.
+fn fills_a_block(slots: &[u32]) -> bool {
+    slots.len() >= KV_BLOCK_TOKENS
+        && slots[..KV_BLOCK_TOKENS].iter().zip(slots[0]..).all(|(slot, expected)| *slot == expected)
+}
+
 /// Writes one head of one token's key and value, `[head_dim]` each, to place `key` of a page.
+#[inline(always)]
 fn write_token<C: Cell>(page: &mut [C], key: usize, k: &[f32], v: &[f32]) {
     let (keys, rest) = page.split_at_mut(keys_len::<C>(k.len()));
     let (values, scales) = rest.split_at_mut(values_len::<C>(k.len()));
@@ -242,24 +313,35 @@ fn write_token<C: Cell>(page: &mut [C], key: usize, k: &[f32], v: &[f32]) {
         for (i, (values, factor)) in [k, v].into_iter().zip(&mut factors).enumerate() {
             let scale = scale(values);
             scales[i * KV_BLOCK_TOKENS + key] = C::with_bits(scale);
-            *factor = if scale < f32::MIN_POSITIVE { 0.0 } else { 1.0 / scale };
+            *factor = inverse(scale);
         }
     }
     for (d, &value) in k.iter().enumerate() {
         keys[d / C::STEPS * PANEL + key].set(d % C::STEPS, value * factors[0]);
     }
+    write_value(values, key, v, factors[1]);
+}
+
+/// Writes one head of one token's value times a factor.
+#[inline(always)]
+fn write_value<C: Cell>(values: &mut [C], key: usize, v: &[f32], factor: f32) {
     for (panel, v) in values.chunks_exact_mut(value_panel_len::<C>()).zip(v.chunks(PANEL)) {
         for (cell, &value) in panel[key / C::STEPS * PANEL..].iter_mut().zip(v) {
-            cell.set(key % C::STEPS, value * factors[1]);
+            cell.set(key % C::STEPS, value * factor);
         }
     }
 }
 
 /// What the largest byte stands for; not a number if one of the values is none.
+#[inline(always)]
 fn scale(values: &[f32]) -> f32 {
-    let larger = |largest: f32, value: &f32| match value.is_nan() || value.abs() > largest {
-        true => value.abs(),
-        false => largest,
-    };
-    values.iter().fold(0.0, larger) / LARGEST_BYTE
+    // Sizes are in the order of their bits, and what is not a number comes after all of them.
+    let largest = values.iter().map(|value| value.abs().to_bits()).fold(0, u32::max);
+    f32::from_bits(largest) / LARGEST_BYTE
+}
+
+/// What values are multiplied with to become bytes.
+#[inline(always)]
+fn inverse(scale: f32) -> f32 {
+    if scale < f32::MIN_POSITIVE { 0.0 } else { 1.0 / scale }
 }

@@ -4,10 +4,9 @@
 //! with zeros. With precision bf16, rows are rounded to bf16 too, once a call; sums are f32. With precision
 //! int8, rows are quantized once a call ([`bytes`]); sums are whole numbers.
 
-use super::cell::{Bf16Pair, Cell, Dots, FillRows, FloatMath, Halves, PANEL, Singles, n_cells};
+use super::cell::{Bf16Pair, Dots, FillRows, FloatMath, Halves, Math, PANEL, Singles, n_cells};
 use super::matrix::{CpuTensor, unwritten};
-use super::panels::Panels;
-use super::pool::Pool;
+use super::panels::{self, Panels};
 use super::{CpuBackend, Precision};
 use crate::ops::Activation;
 use crate::stored::Stacked;
@@ -39,11 +38,11 @@ enum Packed {
 
 impl CpuLinear {
     /// Packs a layer in the precision of the back end.
-    pub(super) fn new(backend: &CpuBackend, stacked: Stacked) -> Self {
+    pub(super) fn new(backend: &CpuBackend, stacked: Stacked<'_>) -> Self {
         let weight = match backend.precision {
-            Precision::F32 => Packed::F32(pack(&backend.pool, &stacked)),
-            Precision::Bf16 => Packed::Bf16(pack(&backend.pool, &stacked)),
-            Precision::Int8 => Packed::Int8(BytePanels::new(&backend.pool, &stacked)),
+            Precision::F32 => Packed::F32(pack::<Singles>(backend, &stacked)),
+            Precision::Bf16 => Packed::Bf16(pack::<Dots>(backend, &stacked)),
+            Precision::Int8 => Packed::Int8(BytePanels::new(backend, &stacked)),
         };
         let Stacked { n_in, n_out, bias, .. } = stacked;
         let bias = bias.map(|mut bias| {
@@ -90,20 +89,13 @@ impl CpuLinear {
 }
 
 /// Lays `[n_out, n_in]` into panels.
-fn pack<C: Cell>(pool: &Pool, stacked: &Stacked) -> Panels<C> {
-    let Stacked { n_in, n_out, weight, .. } = stacked;
-    let panel_len = n_cells::<C>(*n_in) * PANEL;
-    let mut panels = Panels::zeros(n_out.div_ceil(PANEL) * panel_len);
-    pool.rows(panels.cells_mut(), panel_len, n_in * PANEL, |first, panels: &mut [C]| {
-        for (panel, cells) in (first..).zip(panels.chunks_exact_mut(panel_len)) {
-            for out in panel * PANEL..(*n_out).min((panel + 1) * PANEL) {
-                for (k, &value) in weight[out * n_in..][..*n_in].iter().enumerate() {
-                    cells[k / C::STEPS * PANEL + out % PANEL].set(k % C::STEPS, value);
-                }
-            }
-        }
-    });
-    panels
+fn pack<M: FloatMath<Row = <M as Math>::Word>>(
+    backend: &CpuBackend,
+    stacked: &Stacked<'_>,
+) -> Panels<M::Word> {
+    panels::pack(&backend.pool, stacked, |_, values, rows| {
+        backend.isa.run(FillRows::<M> { values, width: values.len(), rows });
+    })
 }
 
 /// Rows rounded, `[n_tokens, n_cells]`.

@@ -1,6 +1,8 @@
-//! Zeroed cells that start on a cache line, so that a register of them never straddles two.
+//! Zeroed cells that start on a cache line, so that a register of them never straddles two, and how rows come into them.
 
-use super::cell::Word;
+use super::cell::{PANEL, Word, n_cells};
+use super::pool::Pool;
+use crate::stored::Stacked;
 
 /// Bytes of a cache line, and of the widest register.
 const LINE: usize = 64;
@@ -39,6 +41,46 @@ impl<C: Word> Panels<C> {
     pub(super) fn cells_mut(&mut self) -> &mut [C] {
         &mut self.storage[self.start..][..self.len]
     }
+}
+
+/// Steps of a row that are moved at a time: a cache line, and as many lines of a panel as the first cache holds.
+const MOVED: usize = LINE / size_of::<u32>();
+
+/// Lays rows of words side by side into the first columns of a panel: `[n][k_cells]` to `[k_cells][32]`.
+#[inline(always)]
+pub(super) fn lay<C: Word>(rows: &[C], k_cells: usize, panel: &mut [C]) {
+    for first in (0..k_cells).step_by(MOVED) {
+        let lines = &mut panel[first * PANEL..k_cells.min(first + MOVED) * PANEL];
+        for (column, row) in rows.chunks_exact(k_cells).enumerate() {
+            for (line, word) in lines.chunks_exact_mut(PANEL).zip(&row[first..]) {
+                line[column] = *word;
+            }
+        }
+    }
+}
+
+/// Packs a weight into `[n_panels][k_cells][32]`; `fill` makes the words of an output of its values.
+pub(super) fn pack<C: Word>(
+    pool: &Pool,
+    stacked: &Stacked<'_>,
+    fill: impl Fn(usize, &[f32], &mut [C]) + Sync,
+) -> Panels<C> {
+    let Stacked { n_in, n_out, .. } = *stacked;
+    let k_cells = n_cells::<C>(n_in);
+    let mut panels = Panels::zeros(n_out.div_ceil(PANEL) * k_cells * PANEL);
+    pool.rows(panels.cells_mut(), k_cells * PANEL, n_in * PANEL, |first, panels: &mut [C]| {
+        let (mut values, mut words) = (vec![0.0; n_in], vec![C::default(); k_cells * PANEL]);
+        for (panel, cells) in (first..).zip(panels.chunks_exact_mut(k_cells * PANEL)) {
+            let outputs = panel * PANEL..n_out.min((panel + 1) * PANEL);
+            let words = &mut words[..outputs.len() * k_cells];
+            for (out, words) in outputs.zip(words.chunks_exact_mut(k_cells)) {
+                stacked.row(out, &mut values);
+                fill(out, &values, words);
+            }
+            lay(words, k_cells, cells);
+        }
+    });
+    panels
 }
 
 /// Asks the system for large pages: a product or a step of decoding passes over hundreds of megabytes, and each small

@@ -2,11 +2,13 @@
 
 use triptych_core::DType;
 
-use super::CpuBackend;
+use super::cell::bf16_bits;
 use super::math::Gate;
 use super::matrix::{CpuTensor, unwritten};
+use super::simd::{Kernel, Simd};
+use super::{CpuBackend, Precision};
 use crate::check::Dims;
-use crate::ops::Activation;
+use crate::ops::{Activation, WeightView};
 use crate::stored;
 
 /// Values of a row that are touched in a nanosecond, for the cost of a task.
@@ -15,7 +17,7 @@ pub(super) const VALUES_PER_NS: usize = 2;
 /// The same for values that are only copied.
 const COPIED_PER_NS: usize = 4;
 
-/// An embedding table as it was stored.
+/// An embedding table as it was stored, or in bf16 where weights are no more than that.
 #[derive(Debug)]
 pub struct CpuTable {
     /// Element type.
@@ -28,6 +30,41 @@ pub struct CpuTable {
     pub(super) width: usize,
     /// Factor on what is read.
     pub(super) scale: f32,
+}
+
+impl CpuTable {
+    /// Keeps a table of `(n_rows, width)`; the caller checked its bytes.
+    pub(super) fn new(
+        backend: &CpuBackend,
+        table: WeightView<'_>,
+        (n_rows, width): (usize, usize),
+        scale: f32,
+    ) -> Self {
+        if backend.precision == Precision::F32 || table.dtype != DType::F32 {
+            return Self { dtype: table.dtype, data: table.data.to_vec(), n_rows, width, scale };
+        }
+        let mut data = vec![0; n_rows * width * DType::Bf16.size()];
+        backend.pool.rows(&mut data, DType::Bf16.size(), 1, |first, data| {
+            let from = &table.data[first * DType::F32.size()..][..data.len() * 2];
+            backend.isa.run(Halve { from, to: data });
+        });
+        Self { dtype: DType::Bf16, data, n_rows, width, scale }
+    }
+}
+
+/// Bytes of f32 to bytes of bf16.
+struct Halve<'a> {
+    from: &'a [u8],
+    to: &'a mut [u8],
+}
+
+impl Kernel for Halve<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _s: S) {
+        for (to, from) in self.to.as_chunks_mut::<2>().0.iter_mut().zip(self.from.as_chunks::<4>().0) {
+            *to = (bf16_bits(f32::from_le_bytes(*from)) as u16).to_le_bytes();
+        }
+    }
 }
 
 /// Rows of a table.

@@ -13,6 +13,8 @@ pub struct Subject<B> {
     pub products: f32,
     /// Whether keys and values are the same in pages as outside; bytes in pages are rounded more.
     pub keeps_pages: bool,
+    /// In what a table of f32 is kept.
+    pub tables: DType,
     /// A second back end that may differ in speed only.
     pub other_threads: B,
 }
@@ -25,6 +27,7 @@ pub fn reference() -> Subject<ReferenceBackend> {
         backend,
         products: 2e-5,
         keeps_pages: true,
+        tables: DType::F32,
         other_threads: backend,
     }
 }
@@ -41,7 +44,8 @@ pub fn cpus() -> Vec<Subject<CpuBackend>> {
         };
         let name = format!("cpu {} {precision:?}", isa.as_str());
         let keeps_pages = precision != Precision::Int8;
-        Subject { name, backend: with(3), products, keeps_pages, other_threads: with(1) }
+        let tables = if precision == Precision::F32 { DType::F32 } else { DType::Bf16 };
+        Subject { name, backend: with(3), products, keeps_pages, tables, other_threads: with(1) }
     })
     .collect()
 }

@@ -13,8 +13,8 @@ use super::product::{Epilogue, Product, Size, Units};
 use crate::cpu::CpuBackend;
 use crate::cpu::cell::{ByteQuad, LARGEST_BYTE, Math, PANEL, Word, n_cells};
 use crate::cpu::matrix::CpuTensor;
-use crate::cpu::panels::Panels;
-use crate::cpu::pool::{Pool, Shared};
+use crate::cpu::panels::{self, Panels};
+use crate::cpu::pool::Shared;
 use crate::cpu::simd::{FoundIsa, Kernel, Simd};
 use crate::stored::Stacked;
 
@@ -56,26 +56,16 @@ pub(super) struct BytePanels {
 
 impl BytePanels {
     /// Quantizes and packs a weight.
-    pub(super) fn new(pool: &Pool, stacked: &Stacked) -> Self {
-        let Stacked { n_in, n_out, weight, .. } = stacked;
-        let panel_len = n_cells::<ByteQuad>(*n_in) * PANEL;
-        let n_panels = n_out.div_ceil(PANEL);
-        let mut panels = Panels::zeros(n_panels * panel_len);
-        let (mut scales, mut sums) = (vec![0.0; n_panels * PANEL], vec![0.0; n_panels * PANEL]);
+    pub(super) fn new(backend: &CpuBackend, stacked: &Stacked<'_>) -> Self {
+        let n_columns = stacked.n_out.next_multiple_of(PANEL);
+        let (mut scales, mut sums) = (vec![0.0; n_columns], vec![0.0; n_columns]);
         let outputs = (&Shared::new(&mut scales), &Shared::new(&mut sums));
-        pool.rows(panels.cells_mut(), panel_len, n_in * PANEL, |first, panels: &mut [ByteQuad]| {
-            for (panel, cells) in (first..).zip(panels.chunks_exact_mut(panel_len)) {
-                let columns = panel * PANEL..(panel + 1) * PANEL;
-                // SAFETY: the outputs of a panel are its task's own.
-                let scales = unsafe { outputs.0.slice(columns.clone()) };
-                // SAFETY: as above.
-                let sums = unsafe { outputs.1.slice(columns) };
-                for out in panel * PANEL..(*n_out).min((panel + 1) * PANEL) {
-                    let (values, column) = (&weight[out * n_in..][..*n_in], out % PANEL);
-                    let (scale, sum) = pack_output(values, &mut cells[column..]);
-                    (scales[column], sums[column]) = (scale, scale * sum as f32);
-                }
-            }
+        let panels = panels::pack(&backend.pool, stacked, |out, values, quads| {
+            // SAFETY: each output is filled once.
+            let scale = unsafe { outputs.0.slice(out..out + 1) };
+            // SAFETY: as above.
+            let sum = unsafe { outputs.1.slice(out..out + 1) };
+            backend.isa.run(QuantizeOutput { values, quads, scale, sum });
         });
         Self { panels, scales, sums }
     }
@@ -95,20 +85,42 @@ impl BytePanels {
     }
 }
 
-/// Writes the weights of one output to its column of a panel, whose first cell is the first. Returns their scale
-/// and the sum of their bytes.
-fn pack_output(values: &[f32], cells: &mut [ByteQuad]) -> (f32, i32) {
-    let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
-    let scale = largest / LARGEST_BYTE;
-    let inverse = if scale < f32::MIN_POSITIVE { 0.0 } else { 1.0 / scale };
-    let mut sum = 0;
-    for (k, value) in values.iter().enumerate() {
-        let byte = (value * inverse).round_ties_even() as i8;
-        sum += i32::from(byte);
-        let quad = &mut cells[k / ByteQuad::STEPS * PANEL];
-        *quad |= i32::from(byte as u8) << (8 * (k % ByteQuad::STEPS));
+/// The weights of one output to bytes.
+struct QuantizeOutput<'a> {
+    values: &'a [f32],
+    /// What fills up the last one is zero.
+    quads: &'a mut [ByteQuad],
+    /// Of one value.
+    scale: &'a mut [f32],
+    /// The sum of the weights as they are read: of one value.
+    sum: &'a mut [f32],
+}
+
+impl Kernel for QuantizeOutput<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let zero = s.splat(0.0);
+        let mut largest = zero;
+        for values in self.values.chunks(S::LANES) {
+            let values = s.load_or(values, 0.0);
+            largest = s.max(s.max(values, s.sub(zero, values)), largest);
+        }
+        let scale = s.largest(largest) / LARGEST_BYTE;
+        let inverse = if scale < f32::MIN_POSITIVE { 0.0 } else { 1.0 / scale };
+        let mut sum = 0;
+        for (quads, values) in
+            self.quads.chunks_mut(S::LANES / ByteQuad::STEPS).zip(self.values.chunks(S::LANES))
+        {
+            let scaled = s.mul(s.load_or(values, 0.0), s.splat(inverse));
+            let mut bytes = [0; 16];
+            s.store_low_bytes(&mut bytes, s.add(scaled, s.splat(TO_LOW_BITS)));
+            for (quad, bytes) in quads.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *quad = i32::from_le_bytes(*bytes);
+            }
+            sum += bytes.iter().map(|byte| i32::from(*byte as i8)).sum::<i32>();
+        }
+        (self.scale[0], self.sum[0]) = (scale, scale * sum as f32);
     }
-    (scale, sum)
 }
 
 /// How the bytes of a row are read: `scale · q + offset`.
