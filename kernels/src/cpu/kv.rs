@@ -291,8 +291,8 @@ impl<C: Cell> WriteHead<'_, C> {
             C::fill(words, self.part(self.kv[0], first + key), factors[0][key]);
         }
         lay(words, k_cells, keys);
-        for key in 0..KV_BLOCK_TOKENS {
-            write_value(values, key, self.part(self.kv[1], first + key), factors[1][key]);
+        for (key, factor) in factors[1].iter().enumerate() {
+            write_value(values, key, self.part(self.kv[1], first + key), *factor);
         }
     }
 }

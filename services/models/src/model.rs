@@ -185,7 +185,7 @@ impl Model {
                 }
                 for tensor in tensors {
                     parts.push(format!("{} {:?} {:?}", tensor.name, tensor.dtype, tensor.shape).into());
-                    parts.push(blake3::hash(tensor.data).as_bytes().to_vec());
+                    parts.push(tensor.hash().as_bytes().to_vec());
                 }
             }
         }

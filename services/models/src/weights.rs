@@ -1,19 +1,21 @@
 //! Stored tensors by name: memory-mapped safetensors, or random values of the same shapes.
 //!
+//! A large tensor has a map of its own while it is in use: once its weights are packed, its pages are given back, so
+//! that loading takes the memory of what is loaded and not that of the file too.
+//!
 //! It knows file formats and names, no model and no back end. A header is believed only after every range in
 //! it was checked against the file (<https://github.com/huggingface/safetensors#format>).
 
 use crate::error::ModelError;
 use crate::model::LoadFormat;
 use half::{bf16, f16};
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapOptions};
 use safetensors::{Dtype, SafeTensors};
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use triptych_core::DType;
 use triptych_kernels::ops::WeightView;
 
@@ -50,9 +52,32 @@ pub enum TensorRole {
 pub struct Tensor<'a> {
     dtype: DType,
     shape: Vec<usize>,
-    data: Cow<'a, [u8]>,
+    data: Data<'a>,
     // Of a survey: only its shape is looked at.
     surveyed: bool,
+}
+
+/// The bytes of a tensor.
+#[derive(Clone, Debug)]
+enum Data<'a> {
+    /// Of a map that stays, or of another tensor.
+    Borrowed(&'a [u8]),
+    /// Made here.
+    Owned(Vec<u8>),
+    /// A map of its own: what was read of it is this process's memory for as long as the tensor is there, no longer.
+    Mapped(Arc<Mmap>),
+}
+
+impl Deref for Data<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Borrowed(bytes) => bytes,
+            Self::Owned(bytes) => bytes,
+            Self::Mapped(map) => map,
+        }
+    }
 }
 
 impl Tensor<'_> {
@@ -82,7 +107,7 @@ impl Tensor<'_> {
             return self;
         }
         let data = self.values().iter().flat_map(|v| (v * factor).to_le_bytes()).collect();
-        Self { dtype: DType::F32, shape: self.shape, data: Cow::Owned(data), surveyed: false }
+        Self { dtype: DType::F32, shape: self.shape, data: Data::Owned(data), surveyed: false }
     }
 
     /// The part of the outermost dimension in `rows`, which must lie in it.
@@ -92,7 +117,7 @@ impl Tensor<'_> {
         let row_bytes = self.data.len().checked_div(n_rows).unwrap_or_default();
         let mut shape = self.shape.clone();
         shape[0] = rows.len();
-        let data = Cow::Borrowed(&self.data[rows.start * row_bytes..rows.end * row_bytes]);
+        let data = Data::Borrowed(&self.data[rows.start * row_bytes..rows.end * row_bytes]);
         Tensor { dtype: self.dtype, shape, data, surveyed: self.surveyed }
     }
 
@@ -109,7 +134,7 @@ impl Tensor<'_> {
             }
         }
         let shape = vec![n_rows, columns.len()];
-        Tensor { dtype: self.dtype, shape, data: Cow::Owned(data), surveyed: self.surveyed }
+        Tensor { dtype: self.dtype, shape, data: Data::Owned(data), surveyed: self.surveyed }
     }
 
     /// The same elements as rows of `width`, which must divide their number.
@@ -123,7 +148,7 @@ impl Tensor<'_> {
     /// A copy that borrows nothing.
     #[must_use]
     pub fn owned(&self) -> Tensor<'static> {
-        let (shape, data) = (self.shape.clone(), Cow::Owned(self.data.to_vec()));
+        let (shape, data) = (self.shape.clone(), Data::Owned(self.data.to_vec()));
         Tensor { dtype: self.dtype, shape, data, surveyed: self.surveyed }
     }
 
@@ -139,7 +164,7 @@ impl Tensor<'_> {
         Tensor {
             dtype: DType::F32,
             shape: self.shape.clone(),
-            data: Cow::Owned(data),
+            data: Data::Owned(data),
             surveyed: self.surveyed,
         }
     }
@@ -196,18 +221,21 @@ impl Weights {
             Self::Dummy { seed } => Ok(Tensor {
                 dtype: DType::Bf16,
                 shape: shape.to_vec(),
-                data: Cow::Owned(dummy::values(*seed, names, shape, role)),
+                data: Data::Owned(dummy::values(*seed, names, shape, role)),
                 surveyed: false,
             }),
         }
     }
 }
 
+/// Bytes from which on a tensor gets a map of its own.
+const LARGE: usize = 1 << 20;
+
 /// Files mapped into memory, and where each tensor lies.
 #[derive(Debug)]
 pub struct StoredWeights {
     dir: PathBuf,
-    files: Vec<Mmap>,
+    files: Vec<(File, Mmap)>,
     // Every range lies inside its file.
     entries: BTreeMap<String, Entry>,
     // In a survey: the names of tensors that were taken.
@@ -225,14 +253,21 @@ struct Entry {
 /// A stored tensor with its name, for hashing.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedTensor<'a> {
+    stored: &'a StoredWeights,
+    entry: &'a Entry,
     /// Stored name without the prefix it was found by.
     pub name: &'a str,
     /// Element type as the file has it.
     pub dtype: Dtype,
     /// Dimensions.
     pub shape: &'a [usize],
-    /// The bytes.
-    pub data: &'a [u8],
+}
+
+impl NamedTensor<'_> {
+    /// The hash of its bytes.
+    pub fn hash(&self) -> blake3::Hash {
+        blake3::hash(&self.stored.data(self.entry))
+    }
 }
 
 impl StoredWeights {
@@ -251,7 +286,10 @@ impl StoredWeights {
     }
 
     fn add(&mut self, path: &Path) -> Result<(), ModelError> {
-        let map = map_file(path)?;
+        let failed = |source| ModelError::File { path: path.to_owned(), source };
+        let file = File::open(path).map_err(failed)?;
+        let len = file.metadata().map_err(failed)?.len();
+        let map = map(&file, 0..usize::try_from(len).unwrap_or(usize::MAX)).map_err(failed)?;
         let broken = |e: safetensors::SafeTensorError| ModelError::Format {
             path: path.to_owned(),
             message: e.to_string(),
@@ -268,12 +306,22 @@ impl StoredWeights {
             let entry = Entry { file: self.files.len(), dtype: info.dtype, shape: info.shape.clone(), range };
             self.entries.insert(name, entry);
         }
-        self.files.push(map);
+        self.files.push((file, map));
         Ok(())
     }
 
-    fn data(&self, entry: &Entry) -> &[u8] {
-        self.files.get(entry.file).and_then(|f| f.get(entry.range.clone())).unwrap_or_default()
+    fn data(&self, entry: &Entry) -> Data<'_> {
+        let Some((file, whole)) = self.files.get(entry.file) else { return Data::Borrowed(&[]) };
+        if entry.range.len() >= LARGE
+            && let Ok(map) = map(file, entry.range.clone())
+        {
+            return Data::Mapped(Arc::new(map));
+        }
+        Data::Borrowed(whole.get(entry.range.clone()).unwrap_or_default())
+    }
+
+    fn named<'a>(&'a self, name: &'a str, entry: &'a Entry) -> NamedTensor<'a> {
+        NamedTensor { stored: self, entry, name, dtype: entry.dtype, shape: &entry.shape }
     }
 
     fn tensor(&self, names: &[String], shape: &[usize]) -> Result<Tensor<'_>, ModelError> {
@@ -297,14 +345,14 @@ impl StoredWeights {
         if let Some(asked) = &self.asked {
             asked.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone());
         }
-        let data = Cow::Borrowed(self.data(entry));
+        let data = self.data(entry);
         Ok(Tensor { dtype, shape: entry.shape.clone(), data, surveyed: self.asked.is_some() })
     }
 
     /// The tensor under the first of `names` that exists.
     pub fn first(&self, names: &[String]) -> Option<NamedTensor<'_>> {
         let (name, e) = names.iter().find_map(|n| self.entries.get_key_value(n))?;
-        Some(NamedTensor { name, dtype: e.dtype, shape: &e.shape, data: self.data(e) })
+        Some(self.named(name, e))
     }
 
     /// Every tensor: its name, its values, its bytes.
@@ -325,9 +373,7 @@ impl StoredWeights {
     pub fn under(&self, prefixes: &[&str]) -> Result<Vec<NamedTensor<'_>>, ModelError> {
         let with = |prefix: &str| -> Vec<NamedTensor<'_>> {
             let named = self.entries.iter().filter_map(|(full, e)| Some((full.strip_prefix(prefix)?, e)));
-            named
-                .map(|(name, e)| NamedTensor { name, dtype: e.dtype, shape: &e.shape, data: self.data(e) })
-                .collect()
+            named.map(|(name, e)| self.named(name, e)).collect()
         };
         prefixes.iter().map(|p| with(p)).find(|found| !found.is_empty()).ok_or_else(|| {
             ModelError::MissingTensor {
@@ -353,17 +399,17 @@ fn shards(index: &Path) -> Result<BTreeSet<String>, ModelError> {
         .collect()
 }
 
-/// Maps a file to read.
+/// Maps a part of a file to read.
 ///
 /// The one unsafe call of this crate. The weights of a 7-billion model are 15 GB: mapped, an encoder worker
 /// touches only the pages of the encoder, and processes on one host share them.
 #[allow(unsafe_code)]
-fn map_file(path: &Path) -> Result<Mmap, ModelError> {
-    let failed = |source| ModelError::File { path: path.to_owned(), source };
-    let file = File::open(path).map_err(failed)?;
+fn map(file: &File, part: Range<usize>) -> std::io::Result<Mmap> {
+    let mut options = MmapOptions::new();
+    options.offset(part.start as u64).len(part.len());
     // SAFETY: the map is read-only and private to this process's address space; the obligation left is that
     // nobody changes the file while it is mapped. A model directory is written once, by the operator, before
     // it is served; that contract is in the documentation of `ModelSource::dir`. Content is never trusted:
     // plain bytes, for which every bit pattern is valid.
-    unsafe { Mmap::map(&file) }.map_err(failed)
+    unsafe { options.map(file) }
 }

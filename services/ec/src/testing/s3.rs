@@ -176,7 +176,11 @@ impl Drop for S3Server {
 
 impl Ports {
     fn free() -> Self {
-        Self { s3: free_port(), admin: free_port_with(ADMIN_GRPC_OFFSET), others: [(); 7].map(|()| free_port()) }
+        Self {
+            s3: free_port(),
+            admin: free_port_with(ADMIN_GRPC_OFFSET),
+            others: [(); 7].map(|()| free_port()),
+        }
     }
 
     fn arguments(&self) -> Vec<String> {

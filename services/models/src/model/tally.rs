@@ -2,9 +2,10 @@
 //!
 //! A stage "loaded" on it has gone through everything that it would load, by the same code, without touching a
 //! weight: what is missing is found out, and what would take memory is added up. Sizes are those of
-//! `kernels::cpu`: linear layers in panels of 32 outputs, in the precision; tables as stored; the rest f32.
+//! `kernels::cpu`: linear layers in panels of 32 outputs, in the precision; tables as stored, or in bf16; the rest f32.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use triptych_core::DType;
 use triptych_kernels::cpu::{CpuBackend, CpuConfig, Precision};
 use triptych_kernels::ops::*;
 
@@ -100,7 +101,8 @@ impl Backend for Tally {
     }
     fn load_table(&self, table: WeightView<'_>, _: f32) -> Result<()> {
         let n = n_elements(table);
-        self.add(n, n * table.dtype.size());
+        let is_halved = table.dtype == DType::F32 && self.precision != Precision::F32;
+        self.add(n, n * if is_halved { DType::Bf16 } else { table.dtype }.size());
         Ok(())
     }
     fn load_norm(
