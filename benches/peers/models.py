@@ -1,18 +1,26 @@
 """Writes models with published shapes and random weights, the same on every machine: models.py OUT NAME… [--smoke].
 
-Whisper-base, T5-small and BART-base; with --smoke the same families with next to nothing in them.
+Whisper-base, T5-small, BART-base, and a Qwen2-VL of benches/models; with --smoke the same families with next to nothing
+in them. Beside the models are the items that they read: sounds and images, made here too.
 """
 
 import argparse
 import json
+import math
+import shutil
 import sys
 import wave
 from pathlib import Path
 
+import numpy as np
+import soundfile
 import torch
 import transformers
+from PIL import Image
 from tokenizers import Tokenizer, models as token_models
 
+#: Directories of shapes, without weights.
+SHAPES = Path(__file__).resolve().parent.parent / "models"
 ENGLISH = 50_257
 LANGUAGES = 99
 
@@ -70,6 +78,14 @@ def bart(directory, smoke):
     words_tokenizer(directory, ["<s>", "<pad>", "</s>", "<unk>"], 50_265)
 
 
+def qwen2vl(directory, smoke):
+    shapes = SHAPES / ("qwen2-vl-tiny" if smoke else "qwen2-vl-263m")
+    config = transformers.AutoConfig.from_pretrained(shapes)
+    transformers.Qwen2VLForConditionalGeneration(config).float().eval().save_pretrained(directory)
+    for file in sorted(shapes.iterdir()):
+        shutil.copy(file, directory)
+
+
 def noise(path):
     """Thirty seconds of quiet noise, 16 kHz mono."""
     samples = (torch.randn(480_000, generator=torch.Generator().manual_seed(0)) * 500).to(torch.int16)
@@ -80,20 +96,49 @@ def noise(path):
         file.writeframes(samples.numpy().tobytes())
 
 
+def hum(path):
+    """Thirty seconds of tones that swell, with a little noise, 16 kHz mono: FLAC of speech is about as large."""
+    generator = np.random.default_rng(0)
+    seconds = np.arange(480_000) / 16_000
+    tones = sum(np.sin(2 * math.pi * 180 * k * seconds) / k for k in range(1, 12))
+    samples = 1500 * tones * (1 + np.sin(2 * math.pi * 3 * seconds)) + 60 * generator.standard_normal(480_000)
+    soundfile.write(path, samples.astype(np.int16), 16_000, subtype="PCM_16", format="FLAC")
+
+
+def square(path):
+    """An image of noise, 640×640."""
+    pixels = np.random.default_rng(0).integers(0, 256, (640, 640, 3), np.uint8)
+    Image.fromarray(pixels).save(path, compress_level=1)
+
+
+def photo(path):
+    """Gradients, waves and some noise, 1920×1080: as large as a photograph of that size."""
+    y, x = np.mgrid[0:1080, 0:1920].astype(np.float32)
+    planes = [90 + x / 20 + 30 * np.sin(y / 40), 60 + y / 10 + 30 * np.sin(x / 25), 200 - x / 16 + 20 * np.cos((x + y) / 60)]
+    pixels = np.stack(planes, -1) + 6 * np.random.default_rng(0).standard_normal((1080, 1920, 1))
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path, quality=90)
+
+
+MODELS = {"whisper": whisper, "t5": t5, "bart": bart, "qwen2vl": qwen2vl}
+#: What the models read, and what preprocessing is timed with.
+ITEMS = {"noise.wav": noise, "sound.flac": hum, "noise.png": square, "photo.jpg": photo}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("names", nargs="+", choices=["whisper", "t5", "bart"])
+    parser.add_argument("names", nargs="+", choices=list(MODELS))
     parser.add_argument("--smoke", action="store_true")
     args = parser.parse_args()
-    noise(args.out / "noise.wav")
+    for name, write in ITEMS.items():
+        write(args.out / name)
     for name in args.names:
         directory = args.out / name
         if (directory / "tokenizer.json").exists():
             continue
         torch.manual_seed(0)
         directory.mkdir(parents=True, exist_ok=True)
-        {"whisper": whisper, "t5": t5, "bart": bart}[name](directory, args.smoke)
+        MODELS[name](directory, args.smoke)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""One peer on one model, in a process of its own: rivals.py PEER-TYPE DIR whisper|seq2seq --item … ; prints JSON.
+"""One peer on one model, in a process of its own: rivals.py PEER-TYPE DIR whisper|seq2seq|vision --item … ; prints JSON.
 
     {"encode_ms": …, "decode": [{"batch": 1, "tokens_per_s": …}, …], "ready_ms": …, "peak_mb": …}
 
 Decode is greedy, over encoder outputs that are there already; projecting them for cross-attention counts, as it does
-on our side. A peer that cannot do a batch leaves it out.
+on our side. A peer that cannot do a batch leaves it out. A vision model (vision.py) tells `prefill` too, and its decode
+leaves that out. With --preprocess FILE there is `preprocess_ms` (preparing.py).
 """
 
 import argparse
@@ -23,8 +24,10 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("who")
     parser.add_argument("directory", type=Path)
-    parser.add_argument("kind", choices=["whisper", "seq2seq"])
+    parser.add_argument("kind", choices=["whisper", "seq2seq", "vision"])
     parser.add_argument("--item", required=True)
+    parser.add_argument("--text-tokens", type=int, default=0, help="tokens behind the image in a vision model's prompt")
+    parser.add_argument("--preprocess", metavar="FILE", type=Path, help="time its way from bytes to what the encoder reads")
     parser.add_argument("--batches", type=lambda text: [int(b) for b in text.split(",")])
     parser.add_argument("--new-tokens", type=int)
     parser.add_argument("--threads", type=int)
@@ -42,6 +45,21 @@ def timed(work, repeats=1):
     return shortest, result
 
 
+def encoded(seconds):
+    return "encode_ms", seconds * 1e3
+
+
+def decoded(batch, tokens_per_s):
+    return "decode", {"batch": batch, "tokens_per_s": tokens_per_s}
+
+
+def more(longer, shorter):
+    """Their difference, in seconds. What it says is noise unless the longer run really took longer."""
+    if longer <= shorter:
+        raise SystemExit(f"{longer:.6f} s where {shorter:.6f} s were less work; more tokens, or a quieter machine")
+    return longer - shorter
+
+
 def ids(args):
     return [10 + i % 80 for i in range(int(args.item))]
 
@@ -56,15 +74,23 @@ def mel(args):
     return extractor(samples, sampling_rate=16_000, return_tensors="np")["input_features"].astype(np.float32)
 
 
-def of_torch(args, dtype):
+def torch_model(args, dtype):
     import torch
     import transformers
 
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)
     config = transformers.AutoConfig.from_pretrained(args.directory)
-    model = getattr(transformers, config.architectures[0]).from_pretrained(
+    return getattr(transformers, config.architectures[0]).from_pretrained(
         args.directory, dtype={"f32": torch.float32, "bf16": torch.bfloat16}[dtype]).eval()
+
+
+def of_torch(args, dtype):
+    import torch
+    import transformers
+
+    model = torch_model(args, dtype)
+    config = model.config
     yield None
     if args.kind == "whisper":
         inputs = {"input_features": torch.from_numpy(mel(args)).to(model.dtype)}
@@ -73,7 +99,7 @@ def of_torch(args, dtype):
     encoder = model.get_encoder()
     encoder(**inputs)
     encode, state = timed(lambda: encoder(**inputs).last_hidden_state, args.repeats)
-    yield encode
+    yield encoded(encode)
     settings = transformers.GenerationConfig(
         max_new_tokens=args.new_tokens, min_new_tokens=args.new_tokens, do_sample=False, num_beams=1, use_cache=True,
         pad_token_id=config.pad_token_id or 0, eos_token_id=config.eos_token_id,
@@ -83,7 +109,7 @@ def of_torch(args, dtype):
         # The plain loop: Whisper's own adds language detection and long-form logic, which is not what is compared.
         generate = transformers.GenerationMixin.generate
         took, written = timed(lambda: generate(model, encoder_outputs=states, generation_config=settings), args.repeats)
-        yield batch, batch * args.new_tokens / took
+        yield decoded(batch, batch * args.new_tokens / took)
 
 
 def of_ctranslate2(args, dtype):
@@ -108,20 +134,14 @@ def of_ctranslate2(args, dtype):
         settings = {"beam_size": 1, "max_decoding_length": n, "min_decoding_length": n, "max_batch_size": batch}
         return timed(lambda: model.translate_batch([source] * batch, **settings), max(args.repeats, 3))[0]
 
-    def more(longer, shorter):
-        # What a difference says is noise unless the longer run really took longer.
-        if longer <= shorter:
-            raise SystemExit(f"CTranslate2: {longer:.6f} s where {shorter:.6f} s were less work; more tokens, or a quieter machine")
-        return longer - shorter
-
     translate(1, 2)
     first = translate(1, 1)
     step = more(translate(1, args.new_tokens), first) / max(args.new_tokens - 1, 1)
     # It encodes only together with a first token, whose step is taken off.
-    yield more(first, step)
+    yield encoded(more(first, step))
     for batch in args.batches:
         began = translate(batch, 1)
-        yield batch, batch * (args.new_tokens - 1) / more(translate(batch, args.new_tokens), began)
+        yield decoded(batch, batch * (args.new_tokens - 1) / more(translate(batch, args.new_tokens), began))
 
 
 def whisper_of_ctranslate2(args, model):
@@ -132,16 +152,16 @@ def whisper_of_ctranslate2(args, model):
     one = ctranslate2.StorageView.from_array(features)
     model.encode(one, to_cpu=True)
     encode, _ = timed(lambda: model.encode(one, to_cpu=True), args.repeats)
-    yield encode
+    yield encoded(encode)
     vocabulary = json.loads((args.directory.parent / f"{args.directory.name}.ct2/vocabulary.json").read_text())
     prompt = [vocabulary.index("<|startoftranscript|>")]
     for batch in args.batches:
         many = ctranslate2.StorageView.from_array(np.repeat(features, batch, axis=0))
-        encoded = model.encode(many, to_cpu=True)
+        outputs = model.encode(many, to_cpu=True)
         settings = {"beam_size": 1, "max_length": args.new_tokens + 1, "suppress_blank": False, "suppress_tokens": []}
-        took, written = timed(lambda: model.generate(encoded, [prompt] * batch, **settings), args.repeats)
+        took, written = timed(lambda: model.generate(outputs, [prompt] * batch, **settings), args.repeats)
         n_written = sum(len(result.sequences_ids[0]) for result in written)
-        yield batch, n_written / took
+        yield decoded(batch, n_written / took)
 
 
 def of_whispercpp(args, dtype):
@@ -157,7 +177,7 @@ def of_whispercpp(args, dtype):
     cpp.whisper_set_mel(context, np.ascontiguousarray(features).reshape(-1), features.shape[1], features.shape[0])
     cpp.whisper_encode(context, 0, args.threads)
     encode, _ = timed(lambda: cpp.whisper_encode(context, 0, args.threads), args.repeats)
-    yield encode
+    yield encoded(encode)
     if 1 not in args.batches:
         return
 
@@ -170,22 +190,38 @@ def of_whispercpp(args, dtype):
             token = 100 + past
 
     took, _ = timed(write, args.repeats)
-    yield 1, args.new_tokens / took
+    yield decoded(1, args.new_tokens / took)
+
+
+def work_of(args):
+    """`None` when the model is ready, then pairs of what is told and its value."""
+    who, _, dtype = args.who.partition("-")
+    if args.kind == "vision":
+        import vision
+
+        return {"torch": vision.of_torch, "vllm": vision.of_vllm}[who](args, dtype)
+    return {"torch": of_torch, "ctranslate2": of_ctranslate2, "whispercpp": of_whispercpp}[who](args, dtype)
 
 
 def main():
     args = arguments()
-    who, _, dtype = args.who.partition("-")
-    work = {"torch": of_torch, "ctranslate2": of_ctranslate2, "whispercpp": of_whispercpp}[who](args, dtype)
+    work = work_of(args)
     # Libraries print to standard output; the result goes where it was.
     out = os.dup(1)
     os.dup2(2, 1)
     next(work)
     ready = time.time() - float(os.environ.get("STARTED_AT", time.time()))
-    encode = next(work)
-    decode = [{"batch": batch, "tokens_per_s": rate} for batch, rate in work]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    result = {"encode_ms": encode * 1e3, "decode": decode, "ready_ms": ready * 1e3, "peak_mb": peak}
+    result = {"ready_ms": ready * 1e3, "decode": []}
+    for what, value in work:
+        if what == "decode":
+            result["decode"].append(value)
+        else:
+            result[what] = value
+    result["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if args.preprocess:
+        import preparing
+
+        result |= preparing.measured(args)
     os.write(out, (json.dumps(result) + "\n").encode())
 
 

@@ -9,7 +9,9 @@ with the published shapes and random weights (what they say is noise, how fast t
 process for each measurement: peer, ours, peer, ours, round after round. Medians are compared, with the best peer of
 the row. --tiny-en DIR adds the real Whisper tiny.en.
 
-Peers: transformers on torch (f32, bf16), CTranslate2 (f32, int8), whisper.cpp (q8_0, q4_0).
+Peers: transformers on torch (f32, bf16), CTranslate2 (f32, int8), whisper.cpp (q8_0, q4_0); with --vllm, vLLM for the CPU
+(f32, bf16) on Qwen2-VL, from an environment of its own under .cache/peers (some GB). Where there is a file for it,
+preprocessing is timed too: 30 s of FLAC to log-mel features, a JPEG of 1920×1080 to patches.
 """
 
 import argparse
@@ -29,9 +31,14 @@ CACHE = ROOT / ".cache/peers"
 PEERS = {
     "whisper": ["torch-f32", "torch-bf16", "ctranslate2-f32", "ctranslate2-int8", "whispercpp-q8_0", "whispercpp-q4_0"],
     "seq2seq": ["torch-f32", "torch-bf16", "ctranslate2-f32", "ctranslate2-int8"],
+    "vision": ["torch-f32", "torch-bf16", "vllm-f32", "vllm-bf16"],
 }
 OURS = ["ours-f32", "ours-bf16", "ours-int8"]
-MODELS = {"whisper": "Whisper-base", "t5": "T5-small", "bart": "BART-base"}
+MODELS = {"whisper": "Whisper-base", "t5": "T5-small", "bart": "BART-base", "qwen2vl": "Qwen2-VL 263M"}
+KINDS = {"whisper": "whisper", "t5": "seq2seq", "bart": "seq2seq", "qwen2vl": "vision"}
+#: What `models.py` writes: what a kind's encoder reads, and what its preprocessing is timed with.
+ITEMS = {"whisper": "noise.wav", "vision": "noise.png"}
+FILES = {"whisper": "sound.flac", "vision": "photo.jpg"}
 
 
 def arguments():
@@ -39,12 +46,15 @@ def arguments():
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{', '.join(MODELS)}; all by default")
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--new-tokens", type=int, default=64, help="tokens that each sequence writes")
+    parser.add_argument("--text-tokens", type=int, default=20, help="tokens of text behind the image, for vision models")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2, help="runs inside a process, after one that does not count; the shortest counts")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--peers", help="only these, separated by commas; see PEERS in this file")
     parser.add_argument("--tiny-en", metavar="DIR", type=Path, help="the directory of the real Whisper tiny.en")
+    parser.add_argument("--vllm", action="store_true", help="vLLM too, for vision models")
     parser.add_argument("--python", help="an environment that has the packages, instead of .cache/peers")
+    parser.add_argument("--vllm-python", metavar="PYTHON", help="an environment that has vLLM, instead of .cache/peers")
     parser.add_argument("--binary", type=Path, help="a built `throughput`, instead of building one")
     parser.add_argument("--out", type=Path, default=ROOT / "benches/results")
     parser.add_argument("--smoke", action="store_true")
@@ -59,20 +69,29 @@ def arguments():
     return args
 
 
-def environment(args):
-    """A Python that has the peers."""
-    if args.python:
-        return args.python
-    python, wanted = CACHE / "venv/bin/python", (HERE / "requirements.txt").read_text()
-    done = CACHE / "venv/installed.txt"
+def environment(name, given, requirements, *options):
+    """A Python that has what a list of requirements says."""
+    if given:
+        return given
+    python, wanted = CACHE / name / "bin/python", (HERE / requirements).read_text()
+    done = CACHE / name / "installed.txt"
     if not done.exists() or done.read_text() != wanted:
         print("installing the peers into", python.parent.parent, flush=True)
-        venv.create(CACHE / "venv", with_pip=True, clear=True)
+        venv.create(CACHE / name, with_pip=True, clear=True)
         command = [python, "-m", "pip", "install", "-q", "--extra-index-url", "https://download.pytorch.org/whl/cpu",
-                   "-r", HERE / "requirements.txt"]
+                   *options, "-r", HERE / requirements]
         subprocess.run(command, check=True)
         done.write_text(wanted)
     return str(python)
+
+
+def programs(args):
+    """What runs whom: our binary, a Python for each library that has one of its own, and under None that of all others."""
+    found = {None: environment("venv", args.python, "requirements.txt"), "ours": binary(args)}
+    if args.vllm:
+        # All that it needs is in the list: what it asks for itself, PyPI has not.
+        found["vllm"] = environment("vllm", args.vllm_python, "requirements-vllm.txt", "--no-deps")
+    return found
 
 
 def binary(args):
@@ -97,28 +116,43 @@ def measured(command, threads):
 
 
 def models(args, python):
-    """Directories by name, each with its kind and its item."""
+    """Directories by name, each with its kind; and the directory of what they read."""
     out = CACHE / ("smoke" if args.smoke else "models")
     out.mkdir(parents=True, exist_ok=True)
     command = [python, HERE / "models.py", out, *args.models] + (["--smoke"] if args.smoke else [])
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    found = {MODELS[name]: (out / name, "whisper" if name == "whisper" else "seq2seq") for name in args.models}
+    found = {MODELS[name]: (out / name, KINDS[name]) for name in args.models}
     if args.tiny_en:
         found["Whisper tiny.en"] = (args.tiny_en, "whisper")
-    return found, out / "noise.wav"
+    return found, out
 
 
-def rounds(args, python, ours, directory, kind, noise):
-    """Everything of one model: {who: [result of each round]}."""
-    common = ["--batches", ",".join(map(str, args.batches)), "--new-tokens", str(args.new_tokens), "--threads", str(args.threads),
-              "--repeats", str(args.repeats)]
-    item = str(noise) if kind == "whisper" else str(args.n_tokens)
-    commands = {}
-    for who in PEERS[kind]:
-        if args.peers is None or who in args.peers.split(","):
-            commands[who] = [python, HERE / "rivals.py", who, directory, kind, "--item", item, *common]
+def peers(args, kind):
+    """Those that are wanted, of a kind of model."""
+    there = [who for who in PEERS[kind] if args.vllm or not who.startswith("vllm-")]
+    return [who for who in there if args.peers is None or who in args.peers.split(",")]
+
+
+def commands(args, runs, directory, kind, items):
+    """What measures one model: `{who: command}`, peers first."""
+    common = ["--item", str(items / ITEMS[kind] if kind in ITEMS else args.n_tokens), "--batches", ",".join(map(str, args.batches)),
+              "--new-tokens", str(args.new_tokens), "--threads", str(args.threads), "--repeats", str(args.repeats)]
+    if kind == "vision":
+        common += ["--text-tokens", str(args.text_tokens)]
+    file = ["--preprocess", items / FILES[kind]] if kind in FILES else []
+    found = {}
+    for who in peers(args, kind):
+        library = who.partition("-")[0]
+        command = [runs.get(library, runs[None]), HERE / "rivals.py", who, directory, kind, *common]
+        # The libraries that preprocess are those of the torch peers.
+        found[who] = command + file if library == "torch" else command
     for who in OURS:
-        commands[who] = [ours, directory, "--item", item, "--precision", who.removeprefix("ours-"), *common]
+        found[who] = [runs["ours"], directory, "--precision", who.removeprefix("ours-"), *common, *file]
+    return found
+
+
+def rounds(args, commands):
+    """Everything of one model: {who: [result of each round]}."""
     results = {who: [] for who in commands}
     for number in range(args.rounds):
         for who, command in commands.items():
@@ -130,16 +164,15 @@ def rounds(args, python, ours, directory, kind, noise):
 
 def main():
     args = arguments()
-    python, ours = environment(args), binary(args)
-    found, noise = models(args, python)
+    runs = programs(args)
+    found, items = models(args, runs[None])
     results = {}
     for name, (directory, kind) in found.items():
         print(name, flush=True)
-        results[name] = rounds(args, python, ours, directory, kind, noise)
+        results[name] = rounds(args, commands(args, runs, directory, kind, items))
     import table
 
-    directories = {name: directory for name, (directory, _) in found.items()}
-    document = table.document(results, directories, args, ROOT)
+    document = table.document(results, found, args, ROOT)
     text = table.markdown(document)
     print("\n" + text)
     if not args.smoke:

@@ -17,12 +17,18 @@ def cpu():
     return platform.processor()
 
 
-def rows_of(results):
-    """`{row: (unit, more is better, {who: [value of each round]})}` of one model."""
+#: What preprocessing is of, by kind of model.
+ROW_OF_FILE = {"whisper": "30 s FLAC to log-mel, ms", "vision": "JPEG 1080p to model input, ms"}
+
+
+def rows_of(results, kind):
+    """`{row: {who: [value of each round]}}` of one model; a row's unit ends its name."""
     rows = {}
     for who, rounds in results.items():
         for result in rounds:
-            values = {"encode, ms": result["encode_ms"]}
+            values = {ROW_OF_FILE.get(kind): result.get("preprocess_ms"), "encode, ms": result["encode_ms"]}
+            if prefill := result.get("prefill"):
+                values[f"prefill of {prefill['tokens']} tokens, tokens/s"] = prefill["tokens_per_s"]
             values |= {f"decode at batch {d['batch']}, tokens/s": d["tokens_per_s"] for d in result["decode"]}
             values |= {"start to ready, ms": result.get("ready_ms"), "most memory, MB": result.get("peak_mb")}
             for row, value in values.items():
@@ -31,31 +37,38 @@ def rows_of(results):
     return rows
 
 
-def shares(of, directory, n_tokens):
-    """`{who: {what: share of the roof}}` of ours: multiplications of an encode, bytes of a decode step at batch 1."""
+def shares(of, directory):
+    """`{who: {what: share of the roof}}` of ours: multiplications of encode and prefill, bytes of a decode step at batch 1."""
     found = {}
     for who, rounds in of.items():
         if not is_ours(who):
             continue
-        precision = who.removeprefix("ours-")
-        multiply = work.encode_multiply_adds(directory, n_tokens)
-        read = work.decode_bytes(directory, precision, n_tokens)
+        n_item, prefill = rounds[0]["item_tokens"], rounds[0].get("prefill")
+        n_read = prefill["tokens"] if prefill else n_item
+        read = work.decode_bytes(directory, who.removeprefix("ours-"), n_read)
+
+        def of_roof(multiply_adds, seconds):
+            return statistics.median(multiply_adds / seconds(r) / r["multiply_adds_per_s"] for r in rounds)
+
+        found[who] = {"encode": of_roof(work.encode_multiply_adds(directory, n_item), lambda r: r["encode_ms"] / 1e3)}
+        if prefill:
+            found[who]["prefill"] = of_roof(work.prefill_multiply_adds(directory, n_read), lambda r: n_read / r["prefill"]["tokens_per_s"])
         one = [next((d["tokens_per_s"] for d in r["decode"] if d["batch"] == 1), None) for r in rounds]
-        found[who] = {"encode": statistics.median(multiply / (r["encode_ms"] / 1e3) / r["multiply_adds_per_s"] for r in rounds)}
         if None not in one:
             found[who]["decode at batch 1"] = statistics.median(
                 read * rate / r["bytes_per_s"] for rate, r in zip(one, rounds))
     return found
 
 
-def document(results, directories, args, root):
+def document(results, models, args, root):
+    """Of results by name of model, and of `{name: (directory, kind)}`."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
     return {
         "host": cpu(), "threads": args.threads, "commit": commit, "date": str(datetime.date.today()),
         "rounds": args.rounds, "new_tokens": args.new_tokens,
         "models": {name: {row: {who: {"median": statistics.median(v), "rounds": v} for who, v in values.items()}
-                          for row, values in rows_of(of).items()} for name, of in results.items()},
-        "roofs": {name: shares(of, directories[name], args.n_tokens) for name, of in results.items()},
+                          for row, values in rows_of(of, models[name][1]).items()} for name, of in results.items()},
+        "roofs": {name: shares(of, models[name][0]) for name, of in results.items()},
     }
 
 
@@ -101,7 +114,7 @@ def markdown(doc):
                 cells.append(f"{ratio(row, own['median'], top[1]):.2f}" if own and top else "–")
             lines.append(f"| {row} | {' | '.join(cells)} |")
         roofs = doc["roofs"].get(name, {})
-        for what, unit in [("encode", "multiplications"), ("decode at batch 1", "bytes read")]:
+        for what, unit in [("encode", "multiplications"), ("prefill", "multiplications"), ("decode at batch 1", "bytes read")]:
             told = [f"{who.removeprefix('ours-')} {of[what]:.0%}" for who, of in sorted(roofs.items()) if what in of]
             if told:
                 lines += ["", f"Of the measured roof of {unit}, {what}: {', '.join(told)}."]

@@ -3,7 +3,8 @@ shares of what the machine can do.
 
 Multiply-adds are those of linear layers, convolutions and attention. Bytes are the decoder's weights in their precision,
 the table of the logits, and the cross-attention keys and values of the item, in the precision too, in int8 with an f32 for
-each head of a token; self-attention and norms are left out, they are small.
+each head of a token; self-attention and norms are left out, they are small. A Qwen2-VL attends to the item among the
+tokens of its prompt: it is the prompt's keys and values that count.
 """
 
 import json
@@ -25,8 +26,38 @@ def shapes(directory):
     return config, d, d, config["encoder_ffn_dim"], config["encoder_layers"], config["decoder_layers"]
 
 
+def qwen2vl(directory):
+    """`vision config, text config, weights of the decoder's layers and of its logits, width of keys`; None for others."""
+    config = json.loads((Path(directory) / "config.json").read_text())
+    if config["model_type"] != "qwen2_vl":
+        return None
+    text = config["text_config"]
+    d, heads = text["hidden_size"], text["num_attention_heads"]
+    keys = d // heads * text["num_key_value_heads"]
+    layers = text["num_hidden_layers"] * (2 * d * d + 2 * d * keys + 3 * d * text["intermediate_size"])
+    return config["vision_config"], text, layers, d * text["vocab_size"], keys
+
+
+def image_multiply_adds(vision, n_tokens):
+    """Of a vision encoder that makes so many rows."""
+    d, merged = vision["embed_dim"], vision["spatial_merge_size"] ** 2
+    n_patches, patch = n_tokens * merged, vision["in_channels"] * vision["temporal_patch_size"] * vision["patch_size"] ** 2
+    layer = n_patches * (4 * d * d + 2 * d * d * vision["mlp_ratio"]) + 2 * n_patches * n_patches * d
+    merger = n_tokens * merged * d * (merged * d + vision["hidden_size"])
+    return n_patches * patch * d + vision["depth"] * layer + merger
+
+
+def prefill_multiply_adds(directory, n_tokens):
+    """Of a prompt of a Qwen2-VL, its image encoded before: attention to what is there already, logits of the last token."""
+    _, text, layers, logits, _ = qwen2vl(directory)
+    attention = text["num_hidden_layers"] * n_tokens * (n_tokens + 1) * text["hidden_size"]
+    return n_tokens * layers + attention + logits
+
+
 def encode_multiply_adds(directory, n_tokens):
-    """Of one item: 30 s of sound for Whisper, so many tokens for the others."""
+    """Of one item: 30 s of sound for Whisper, so many tokens or rows for the others."""
+    if found := qwen2vl(directory):
+        return image_multiply_adds(found[0], n_tokens)
     config, d, inner, ffn, layers, _ = shapes(directory)
     stem = 0
     if config["model_type"] == "whisper":
@@ -37,9 +68,12 @@ def encode_multiply_adds(directory, n_tokens):
 
 
 def decode_bytes(directory, precision, n_tokens):
-    """Of a token at batch 1."""
-    config, d, inner, ffn, _, layers = shapes(directory)
+    """Of a token at batch 1, after so many tokens of the item, or of the prompt that has it."""
     of_weight, of_value = BYTES[precision]
+    if found := qwen2vl(directory):
+        _, text, weights, logits, keys = found
+        return (weights + logits) * of_weight + text["num_hidden_layers"] * 2 * n_tokens * keys * of_value
+    config, d, inner, ffn, _, layers = shapes(directory)
     if config["model_type"] == "whisper":
         n_tokens = config["max_source_positions"]
     weights = layers * (4 * d * inner + 2 * d * inner + 2 * d * ffn) + config["vocab_size"] * d

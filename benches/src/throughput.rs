@@ -1,26 +1,22 @@
-//! Our side of `benches/throughput.py`: encode time, and tokens per second of the engine at several batch sizes.
+//! Our side of `benches/throughput.py` and `benches/peers/run.py`: encode time, tokens per second of the engine at
+//! several batch sizes, and what preprocessing takes.
 //!
 //! No network and no store: one encoder and one engine in this process, as an encoder worker and a PD worker hold
 //! them. Every sequence of a batch has an encoder output of its own, so nothing is shared that the rival could not
-//! share. What is timed includes the projection of cross-attention keys and values, and prefill.
+//! share. What a rate counts is said in [`generation`].
 #![forbid(unsafe_code)]
+
+#[path = "throughput/generation.rs"]
+mod generation;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use serde_json::json;
-use std::path::PathBuf;
+use generation::{Generation, Item};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
-use triptych_core::clock::SystemClock;
-use triptych_core::item::from_f32;
 use triptych_core::limits::Limits;
-use triptych_core::prompt::{Prompt, TextOrTokens};
-use triptych_core::sampling::SamplingParams;
-use triptych_core::{
-    ContentKey, DType, EncodedItem, EncoderOutput, Fingerprint, ItemForm, ItemOptions, Modality, TenantId,
-};
-use triptych_engine::{
-    Arrival, Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, Readiness, SequenceId,
-};
+use triptych_core::{ItemForm, ItemOptions, Modality};
 use triptych_kernels::cpu::{CpuBackend, CpuConfig, Precision};
 use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::preprocess::EncoderInput;
@@ -41,6 +37,12 @@ struct Args {
     /// Batch sizes.
     #[arg(long, value_delimiter = ',', default_value = "1,8,32")]
     batches: Vec<usize>,
+    /// Tokens of text behind the item, where a model's prompt holds the item's rows.
+    #[arg(long, default_value_t = 0)]
+    text_tokens: u32,
+    /// A file of the model's kind: times its way from bytes to what the encoder reads, too.
+    #[arg(long)]
+    preprocess: Option<PathBuf>,
     /// Tokens that each sequence writes.
     #[arg(long, default_value_t = 64)]
     new_tokens: u32,
@@ -55,46 +57,67 @@ struct Args {
     repeats: usize,
 }
 
+/// Preprocessing is short: so many times the runs of the rest.
+const PREPROCESS_RUNS: usize = 4;
+
 fn main() -> Result<()> {
     let args = Args::parse();
     ensure!(args.repeats > 0, "--repeats is 0, at least one run is needed");
     let source = ModelSource { dir: args.model.clone(), name: None, format: LoadFormat::Safetensors };
     let model = Model::open(&source)?;
+    let mut result = measure(&args, &model)?;
+    if let Some(path) = &args.preprocess {
+        result["preprocess_ms"] = preprocess_ms(&model, path, args.repeats)?.into();
+    }
+    let backend = CpuConfig { threads: args.threads, precision: args.precision, ..CpuConfig::default() };
+    let roofs = CpuBackend::new(backend)?.roofs();
+    result["multiply_adds_per_s"] = roofs.multiply_adds_per_s.into();
+    result["bytes_per_s"] = roofs.bytes_per_s.into();
+    println!("{result}");
+    Ok(())
+}
+
+/// What the model itself takes: start, encode, prefill, decode, memory.
+fn measure(args: &Args, model: &Model) -> Result<Value> {
     let config =
         ComputeConfig { threads: args.threads, precision: args.precision, ..ComputeConfig::default() };
     let compute = Compute::new(config)?;
     let modality = *model.modalities().first().context("a model without an encoder")?;
-    let mut encoder = compute.load_encoder(&model, modality)?;
+    let mut encoder = compute.load_encoder(model, modality)?;
     // A worker that holds both stages is ready with both.
-    drop(compute.load_decoder(&model)?);
+    drop(compute.load_decoder(model)?);
     let ready_ms = since_start().map(|time| time.as_secs_f64() * 1e3);
-    let input = input(&model, modality, &args.item)?;
+    let input = input(model, modality, &args.item)?;
     // The first touches memory; no peer's first one counts either.
     encoder.encode(&[&input])?;
     let (encode, rows) = best(args.repeats, || Ok(encoder.encode(&[&input])?))?;
     let rows = rows.into_iter().next().context("an encoder that gives no rows")?;
-    let hidden = encoder.hidden();
+    let item = Item { input, modality, rows, hidden: encoder.hidden() };
     drop(encoder);
-    let mut decode = Vec::new();
-    for &batch in &args.batches {
-        let mut bench = Bench::new(&model, &compute, batch)?;
-        let outputs =
-            (0..batch).map(|i| output(&input, modality, &rows, hidden, i)).collect::<Result<Vec<_>>>()?;
-        let (time, n_tokens) = best(args.repeats, || bench.run(&model, &outputs, args.new_tokens))?;
-        decode.push(json!({"batch": batch, "tokens_per_s": n_tokens as f64 / time.as_secs_f64()}));
-    }
-    let encode_ms = encode.as_secs_f64() * 1e3;
-    let peak_mb = peak_mb();
-    let backend = CpuConfig { threads: args.threads, precision: args.precision, ..CpuConfig::default() };
-    let roofs = CpuBackend::new(backend)?.roofs();
-    println!(
-        "{}",
-        json!({
-            "encode_ms": encode_ms, "decode": decode, "ready_ms": ready_ms, "peak_mb": peak_mb,
-            "multiply_adds_per_s": roofs.multiply_adds_per_s, "bytes_per_s": roofs.bytes_per_s,
-        })
-    );
-    Ok(())
+    let generation = Generation {
+        model,
+        compute: &compute,
+        text_tokens: args.text_tokens,
+        new_tokens: args.new_tokens,
+        repeats: args.repeats,
+    };
+    let mut result = generation.measure(&item, &args.batches)?;
+    result["encode_ms"] = (encode.as_secs_f64() * 1e3).into();
+    result["item_tokens"] = item.input.n_tokens.into();
+    result["ready_ms"] = json!(ready_ms);
+    result["peak_mb"] = json!(peak_mb());
+    Ok(result)
+}
+
+/// From a file's bytes, in memory already, to what the encoder reads.
+fn preprocess_ms(model: &Model, path: &Path, repeats: usize) -> Result<f64> {
+    let modality = *model.modalities().first().context("a model without an encoder")?;
+    let bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+    let (options, limits) = (ItemOptions::default(), Limits::default());
+    let run = || Ok(model.preprocess().preprocess(modality, &bytes, &options, &limits)?);
+    run()?;
+    let (took, _) = best(repeats * PREPROCESS_RUNS, run)?;
+    Ok(took.as_secs_f64() * 1e3)
 }
 
 /// Time since whoever started this process says that it did, as seconds since the epoch in `STARTED_AT`.
@@ -139,99 +162,4 @@ fn input(model: &Model, modality: Modality, item: &str) -> Result<EncoderInput> 
     };
     let options = ItemOptions { form, ..ItemOptions::default() };
     Ok(model.preprocess().preprocess(modality, &bytes, &options, &Limits::default())?)
-}
-
-/// The same rows under a key of their own.
-fn output(
-    input: &EncoderInput,
-    modality: Modality,
-    rows: &[f32],
-    hidden: usize,
-    i: usize,
-) -> Result<EncoderOutput> {
-    let mut key = [0; 32];
-    key[..8].copy_from_slice(&(i as u64).to_le_bytes());
-    let item = EncodedItem {
-        key: ContentKey::from_bytes(key),
-        fingerprint: Fingerprint::from_bytes([0; 32]),
-        modality,
-        n_tokens: input.n_tokens,
-        hidden: u32::try_from(hidden)?,
-        dtype: DType::F32,
-        extent: input.extent.clone(),
-        checksum: [0; 32],
-    };
-    Ok(EncoderOutput::seal(item, from_f32(rows, DType::F32))?)
-}
-
-/// An engine with room for one batch size.
-struct Bench {
-    engine: Engine,
-    clock: SystemClock,
-    next_id: u64,
-}
-
-impl Bench {
-    fn new(model: &Model, compute: &Compute, batch: usize) -> Result<Self> {
-        let decoder = compute.load_decoder(model)?;
-        let kv = KvBudget::Bytes { self_attention: 1 << 30, cross_attention: 4 << 30, host: 0 };
-        let (token_budget, max_waiting) = (2048.max(batch), batch);
-        let config = EngineConfig {
-            kv,
-            token_budget,
-            max_sequences: batch,
-            max_waiting,
-            // Every request is computed whole, as the other side does.
-            prefix_cache: PrefixCache::Off,
-            ..EngineConfig::default()
-        };
-        let engine = Engine::new(decoder, model.tokenizer().clone(), config)?;
-        Ok(Self { engine, clock: SystemClock, next_id: 0 })
-    }
-
-    /// Answers to all items at once; returns the number of tokens written.
-    fn run(&mut self, model: &Model, items: &[EncoderOutput], new_tokens: u32) -> Result<usize> {
-        let now = Instant::now();
-        for output in items {
-            let prompt = Prompt::Singleton(TextOrTokens::Tokens(Vec::new()));
-            let items = vec![output.item().clone()];
-            let prepared =
-                model.prompts().prepare(&prompt, &items)?.into_iter().next().context("a sequence")?;
-            let sampling = SamplingParams {
-                temperature: 0.0,
-                max_tokens: Some(new_tokens),
-                ignore_eos: true,
-                ..SamplingParams::default()
-            };
-            let id = SequenceId(self.next_id);
-            self.next_id += 1;
-            let arrival = Arrival {
-                ids: vec![id],
-                prepared,
-                items,
-                sampling,
-                constraint: None,
-                priority: 0,
-                tenant: TenantId::SHARED,
-                deadline: now + Duration::from_secs(3600),
-                resumed: None,
-            };
-            let outputs = self.engine.handle(Event::Arrive(Box::new(arrival)), now);
-            ensure!(outputs.is_empty(), "the engine refused: {outputs:?}");
-            let ready = Event::ItemReady { key: output.item().key, output: output.clone() };
-            self.engine.handle(ready, now);
-        }
-        let mut n_tokens = 0;
-        while self.engine.readiness() == Readiness::Now {
-            for output in self.engine.step(&self.clock) {
-                match output {
-                    Output::Delta(_, delta) => n_tokens += delta.token_ids.len(),
-                    Output::Failed(_, failure) => anyhow::bail!("a sequence failed: {failure}"),
-                    _ => {}
-                }
-            }
-        }
-        ensure!(self.engine.is_idle(), "the engine stopped before the end");
-        Ok(n_tokens)
-    }
 }

@@ -21,6 +21,7 @@ use triptych_kernels::cpu::Precision;
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::family::Family;
 use triptych_models::preprocess::{EncoderInput, Features};
+use triptych_models::weights::{TensorRole, Weights};
 use triptych_models::{LoadFormat, Model, ModelError, ModelSource};
 
 const CASE: &str = "whisper_en_odd_heads";
@@ -150,6 +151,26 @@ fn weights_cut_anywhere_are_an_error() {
     std::fs::remove_file(dir.path().join("model.safetensors")).expect("the file was there");
     let [encoder, _] = load_both(&open(dir.path(), STORED));
     assert!(matches!(encoder, Some(ModelError::File { .. })), "{encoder:?}");
+}
+
+#[test]
+fn a_tensor_of_megabytes_is_read_as_a_small_one_is() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    // In the order of their names: neither large one starts at a page, nor ends at one.
+    let sizes = [("a", 3), ("b", 300_001), ("c", 5), ("d", 400_003)];
+    let value = |i: usize| (i % 8191) as f32;
+    let tensors: Tensors = sizes
+        .map(|(name, n)| (name.to_owned(), (vec![n], (0..n).flat_map(|i| value(i).to_le_bytes()).collect())))
+        .into();
+    write(dir.path(), "model.safetensors", &tensors);
+    let weights = Weights::open(dir.path(), STORED).expect("weights");
+    for (name, n) in sizes {
+        let tensor = weights.tensor(&[name.to_owned()], &[n], TensorRole::Matrix).expect(name);
+        assert!(tensor.values().into_iter().eq((0..n).map(value)), "{name}");
+        let Weights::Stored(stored) = &weights else { panic!("stored weights") };
+        let hash = stored.first(&[name.to_owned()]).expect(name).hash();
+        assert_eq!(hash, blake3::hash(&tensors[name].1), "{name}");
+    }
 }
 
 #[test]

@@ -1,0 +1,257 @@
+//! The engine's part: how fast prompts are read and answers written, at several batch sizes.
+//!
+//! Where a model cross-attends to the item, an answer is timed whole: its prompt is a token or two, and projecting the
+//! item's rows belongs to it. Where the item's rows are part of the prompt, reading the prompt (prefill) is told apart,
+//! and writing is timed from when every sequence of the batch has its first token. It knows no files.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+use triptych_core::clock::SystemClock;
+use triptych_core::item::from_f32;
+use triptych_core::prompt::{Prompt, TextOrTokens};
+use triptych_core::sampling::SamplingParams;
+use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Fingerprint, Modality, TenantId};
+use triptych_engine::{
+    Arrival, Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, Readiness, SequenceId,
+};
+use triptych_models::Model;
+use triptych_models::compute::Compute;
+use triptych_models::preprocess::EncoderInput;
+use triptych_models::prompt::PreparedSequence;
+
+/// Most rows of a step, the engine's own default.
+const TOKEN_BUDGET: usize = 2048;
+
+/// What is measured, and with what.
+pub struct Generation<'a> {
+    /// Lays prompts out, and has the decoder's weights.
+    pub model: &'a Model,
+    /// Computes them.
+    pub compute: &'a Compute,
+    /// Tokens of text behind the item.
+    pub text_tokens: u32,
+    /// Tokens that each sequence writes.
+    pub new_tokens: u32,
+    /// Runs of each, of which the best counts.
+    pub repeats: usize,
+}
+
+/// An encoded item, before it has a key.
+pub struct Item {
+    /// What was encoded.
+    pub input: EncoderInput,
+    /// Its kind.
+    pub modality: Modality,
+    /// What the encoder made of it, `[n_tokens, hidden]`.
+    pub rows: Vec<f32>,
+    /// Width of a row.
+    pub hidden: usize,
+}
+
+/// A prompt and the item that it names.
+struct Question {
+    prepared: PreparedSequence,
+    output: EncoderOutput,
+}
+
+/// What was done in how long.
+struct Done {
+    took: Duration,
+    n_tokens: usize,
+}
+
+impl Generation<'_> {
+    /// `{"decode": […], "prefill": {…} or null}`, rates in tokens per second.
+    pub fn measure(&self, item: &Item, batches: &[usize]) -> Result<Value> {
+        let within = self.question(item, 0)?.prepared.cross.is_none();
+        let prefill = if within { Some(self.prefill(item)?) } else { None };
+        let mut decode = Vec::new();
+        for &batch in batches {
+            let mut bench = Bench::new(self, batch)?;
+            let questions = (0..batch).map(|i| self.question(item, i)).collect::<Result<Vec<_>>>()?;
+            let done = self.fastest(|| match within {
+                true => bench.after_first(&questions, self.new_tokens),
+                false => bench.whole(&questions, self.new_tokens),
+            })?;
+            decode.push(json!({"batch": batch, "tokens_per_s": done.tokens_per_s()}));
+        }
+        let prefill =
+            prefill.map(|done| json!({"tokens": done.n_tokens, "tokens_per_s": done.tokens_per_s()}));
+        Ok(json!({"decode": decode, "prefill": prefill}))
+    }
+
+    fn prefill(&self, item: &Item) -> Result<Done> {
+        let question = [self.question(item, 0)?];
+        let mut bench = Bench::new(self, 1)?;
+        // The first touches memory.
+        bench.first(&question)?;
+        self.fastest(|| bench.first(&question))
+    }
+
+    fn fastest(&self, mut run: impl FnMut() -> Result<Done>) -> Result<Done> {
+        let runs = (0..self.repeats).map(|_| run()).collect::<Result<Vec<_>>>()?;
+        runs.into_iter().max_by(|a, b| a.tokens_per_s().total_cmp(&b.tokens_per_s())).context("no run")
+    }
+
+    /// The same rows under a key of their own, so that no two sequences of a batch share what a rival could not.
+    fn question(&self, item: &Item, i: usize) -> Result<Question> {
+        let mut key = [0; 32];
+        key[..8].copy_from_slice(&(i as u64).to_le_bytes());
+        let encoded = EncodedItem {
+            key: ContentKey::from_bytes(key),
+            fingerprint: Fingerprint::from_bytes([0; 32]),
+            modality: item.modality,
+            n_tokens: item.input.n_tokens,
+            hidden: u32::try_from(item.hidden)?,
+            dtype: DType::F32,
+            extent: item.input.extent.clone(),
+            checksum: [0; 32],
+        };
+        let output = EncoderOutput::seal(encoded, from_f32(&item.rows, DType::F32))?;
+        // Small ids exist in every vocabulary; the first few are special.
+        let text = (0..self.text_tokens).map(|i| 10 + i % 80).collect();
+        let prompt = Prompt::Singleton(TextOrTokens::Tokens(text));
+        let prepared = self.model.prompts().prepare(&prompt, &[output.item().clone()])?;
+        Ok(Question { prepared: prepared.into_iter().next().context("a prompt became no sequence")?, output })
+    }
+}
+
+impl Done {
+    fn tokens_per_s(&self) -> f64 {
+        self.n_tokens as f64 / self.took.as_secs_f64()
+    }
+}
+
+/// An engine with room for one batch size.
+struct Bench {
+    engine: Engine,
+    clock: SystemClock,
+    next_id: u64,
+    /// Tokens of each sequence of the batch that has any.
+    written: HashMap<SequenceId, usize>,
+}
+
+impl Bench {
+    fn new(of: &Generation<'_>, batch: usize) -> Result<Self> {
+        let decoder = of.compute.load_decoder(of.model)?;
+        let config = EngineConfig {
+            kv: KvBudget::Bytes { self_attention: 1 << 30, cross_attention: 4 << 30, host: 0 },
+            token_budget: TOKEN_BUDGET.max(batch),
+            max_sequences: batch,
+            max_waiting: batch,
+            // Every request is computed whole, as the other side does.
+            prefix_cache: PrefixCache::Off,
+            ..EngineConfig::default()
+        };
+        let engine = Engine::new(decoder, of.model.tokenizer().clone(), config)?;
+        Ok(Self { engine, clock: SystemClock, next_id: 0, written: HashMap::new() })
+    }
+
+    /// Answers to all at once, from their arrival to their end.
+    fn whole(&mut self, questions: &[Question], new_tokens: u32) -> Result<Done> {
+        let start = Instant::now();
+        self.arrive(questions, new_tokens)?;
+        while !self.engine.is_idle() {
+            self.step()?;
+        }
+        Ok(Done { took: start.elapsed(), n_tokens: self.n_written() })
+    }
+
+    /// From arrival to the first token of each: what is counted are tokens of prompts.
+    fn first(&mut self, questions: &[Question]) -> Result<Done> {
+        let start = Instant::now();
+        self.arrive(questions, 2)?;
+        self.first_tokens(questions.len())?;
+        let took = start.elapsed();
+        self.abort()?;
+        Ok(Done { took, n_tokens: questions.iter().map(|q| q.prepared.tokens.len()).sum() })
+    }
+
+    /// Tokens after the first, from when each has its first. A sequence whose prompt was read early is ahead of the
+    /// others, and goes on until they are done: every step that counts has the whole batch in it.
+    fn after_first(&mut self, questions: &[Question], new_tokens: u32) -> Result<Done> {
+        let n_prompts: usize = questions.iter().map(|q| 1 + q.prepared.tokens.len()).sum();
+        ensure!(new_tokens > 1, "--new-tokens is {new_tokens}, a rate after the first token takes 2 or more");
+        // Each step reads a budget of rows, less those of the sequences that write already.
+        let ahead = n_prompts.div_ceil(TOKEN_BUDGET.saturating_sub(questions.len()).max(1));
+        self.arrive(questions, new_tokens + u32::try_from(ahead)? + 1)?;
+        self.first_tokens(questions.len())?;
+        let (start, before) = (Instant::now(), self.n_written());
+        let wanted = before + questions.len() * (new_tokens as usize - 1);
+        while self.n_written() < wanted {
+            self.step()?;
+        }
+        let done = Done { took: start.elapsed(), n_tokens: self.n_written() - before };
+        self.abort()?;
+        Ok(done)
+    }
+
+    fn arrive(&mut self, questions: &[Question], max_tokens: u32) -> Result<()> {
+        let now = Instant::now();
+        self.written.clear();
+        for question in questions {
+            let arrival = self.arrival(question, max_tokens, now);
+            let outputs = self.engine.handle(Event::Arrive(Box::new(arrival)), now);
+            ensure!(outputs.is_empty(), "the engine refused: {outputs:?}");
+            let output = question.output.clone();
+            self.engine.handle(Event::ItemReady { key: output.item().key, output }, now);
+        }
+        Ok(())
+    }
+
+    fn arrival(&mut self, question: &Question, max_tokens: u32, now: Instant) -> Arrival {
+        self.next_id += 1;
+        let sampling = SamplingParams {
+            temperature: 0.0,
+            max_tokens: Some(max_tokens),
+            ignore_eos: true,
+            ..SamplingParams::default()
+        };
+        Arrival {
+            ids: vec![SequenceId(self.next_id)],
+            prepared: question.prepared.clone(),
+            items: vec![question.output.item().clone()],
+            sampling,
+            constraint: None,
+            priority: 0,
+            tenant: TenantId::SHARED,
+            deadline: now + Duration::from_secs(3600),
+            resumed: None,
+        }
+    }
+
+    fn step(&mut self) -> Result<()> {
+        ensure!(self.engine.readiness() == Readiness::Now, "the engine stopped before the end");
+        for output in self.engine.step(&self.clock) {
+            match output {
+                Output::Delta(id, delta) if !delta.token_ids.is_empty() => {
+                    *self.written.entry(id).or_default() += delta.token_ids.len();
+                }
+                Output::Failed(_, failure) => anyhow::bail!("a sequence failed: {failure}"),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn first_tokens(&mut self, batch: usize) -> Result<()> {
+        while self.written.len() < batch {
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    fn n_written(&self) -> usize {
+        self.written.values().sum()
+    }
+
+    fn abort(&mut self) -> Result<()> {
+        for &id in self.written.keys() {
+            self.engine.handle(Event::Abort(id), Instant::now());
+        }
+        ensure!(self.engine.is_idle(), "a sequence was not aborted");
+        Ok(())
+    }
+}
