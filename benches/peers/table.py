@@ -37,7 +37,21 @@ def rows_of(results, kind):
     return rows
 
 
-def shares(of, directory):
+def roofs_of(results):
+    """The most that was measured in a run: `{who: multiply-adds a second}` of ours, and bytes a second.
+
+    One that is measured while a neighbour has a core is too low, and shares of it were too high.
+    """
+    multiply, read = {}, 0
+    for of in results.values():
+        for who, rounds in of.items():
+            if is_ours(who):
+                multiply[who] = max([multiply.get(who, 0), *(r["multiply_adds_per_s"] for r in rounds)])
+                read = max([read, *(r["bytes_per_s"] for r in rounds)])
+    return multiply, read
+
+
+def shares(of, directory, roofs):
     """`{who: {what: share of the roof}}` of ours: multiplications of encode and prefill, bytes of a decode step at batch 1."""
     found = {}
     for who, rounds in of.items():
@@ -48,7 +62,7 @@ def shares(of, directory):
         read = work.decode_bytes(directory, who.removeprefix("ours-"), n_read)
 
         def of_roof(multiply_adds, seconds):
-            return statistics.median(multiply_adds / seconds(r) / r["multiply_adds_per_s"] for r in rounds)
+            return statistics.median(multiply_adds / seconds(r) / roofs[0][who] for r in rounds)
 
         found[who] = {"encode": of_roof(work.encode_multiply_adds(directory, n_item), lambda r: r["encode_ms"] / 1e3)}
         if prefill:
@@ -56,19 +70,20 @@ def shares(of, directory):
         one = [next((d["tokens_per_s"] for d in r["decode"] if d["batch"] == 1), None) for r in rounds]
         if None not in one:
             found[who]["decode at batch 1"] = statistics.median(
-                read * rate / r["bytes_per_s"] for rate, r in zip(one, rounds))
+                read * rate / roofs[1] for rate in one)
     return found
 
 
 def document(results, models, args, root):
     """Of results by name of model, and of `{name: (directory, kind)}`."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
+    roofs = roofs_of(results)
     return {
         "host": cpu(), "threads": args.threads, "commit": commit, "date": str(datetime.date.today()),
         "rounds": args.rounds, "new_tokens": args.new_tokens,
         "models": {name: {row: {who: {"median": statistics.median(v), "rounds": v} for who, v in values.items()}
                           for row, values in rows_of(of, models[name][1]).items()} for name, of in results.items()},
-        "roofs": {name: shares(of, models[name][0]) for name, of in results.items()},
+        "roofs": {name: shares(of, models[name][0], roofs) for name, of in results.items()},
     }
 
 
@@ -96,7 +111,7 @@ def is_ours(who):
 def markdown(doc):
     lines = [
         "# Beside the peers", "",
-        f"{doc['host']}, {doc['threads']} threads, commit {doc['commit']}, {doc['date']}; medians of {doc['rounds']} rounds in "
+        f"{doc['host']}, {doc['threads']} threads, commit {doc['commit']}, {doc['date']}; medians of {doc['rounds']} round(s) in "
         f"turn, {doc['new_tokens']} tokens a sequence. A ratio is ours to the best peer of the row; more is better for us.", "",
         "    python3 benches/peers/run.py", "",
     ]
