@@ -1,7 +1,7 @@
 """What peers take from a file's bytes, in memory already, to what an encoder reads: milliseconds of the fastest way.
 
-A sound becomes log-mel features by soundfile (libsndfile) and transformers' WhisperFeatureExtractor on torch; torchaudio
-decodes no longer itself, and what it calls needs FFmpeg installed. An image becomes patches by torchvision or Pillow,
+A sound becomes log-mel features by soundfile (libsndfile) and transformers' WhisperFeatureExtractor on torch; torchaudio was not
+tried. An image becomes patches by torchvision or Pillow,
 then transformers' processor on torchvision or on Pillow; every pair is tried.
 """
 
