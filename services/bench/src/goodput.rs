@@ -84,15 +84,17 @@ fn crossing(attained: &[(f64, f64)], level: f64) -> Option<f64> {
 struct Block {
     n_offered: u64,
     n_good: u64,
-    n_served: u64,
     /// For each promised latency, requests that broke it.
     n_late: [u64; 3],
 }
 
-/// The central 95 % of goodput when blocks of each run are drawn again, with their trends as they were found.
+/// The central 95 % of goodput when blocks of each run are drawn again, with their backlogs and trends as they were
+/// found: what is left over at the end of one block is served in the next, so blocks drawn alone tell nothing of them.
 fn interval(tested: &[&Tested], verdicts: &[(f64, Verdict)], slo: &Slo, rule: &Rule) -> Option<(f64, f64)> {
-    let steady =
-        |v: &Verdict| [&v.concurrency_trend, &v.ttft_trend].iter().all(|t| t.is_none_or(|t| !t.rises));
+    let steady = |v: &Verdict| {
+        let trends = [&v.concurrency_trend, &v.ttft_trend];
+        v.serves(rule) && trends.iter().all(|t| t.is_none_or(|t| !t.rises))
+    };
     let blocks: Vec<(f64, bool, Vec<Vec<Block>>)> = tested
         .iter()
         .zip(verdicts)
@@ -125,9 +127,6 @@ fn cut(outcomes: &[Outcome], window: Window, slo: &Slo) -> Vec<Block> {
         ((part * N_BLOCKS as f64) as usize).min(N_BLOCKS - 1)
     };
     for outcome in outcomes {
-        if outcome.is_whole() && window.has(outcome.ended) {
-            blocks[block_at(outcome.ended)].n_served += 1;
-        }
         if window.has(outcome.due) {
             let block = &mut blocks[block_at(outcome.due)];
             block.n_offered += 1;
@@ -153,20 +152,18 @@ fn redraw(runs: &[Vec<Block>], rng: &mut BenchRng) -> Block {
             let block = &blocks[rng.random_range(0..blocks.len())];
             sum.n_offered += block.n_offered;
             sum.n_good += block.n_good;
-            sum.n_served += block.n_served;
             sum.n_late.iter_mut().zip(block.n_late).for_each(|(sum, n)| *sum += n);
         }
     }
     sum
 }
 
-/// The judge's rules of shares and percentiles, over counts.
+/// The judge's rules of attainment and percentiles, over counts.
 fn passes(sum: &Block, rule: &Rule) -> bool {
     let n = sum.n_offered as f64;
     let late = n * (1.0 - rule.percentile / 100.0) + 1e-9;
     sum.n_offered > 0
         && sum.n_good as f64 >= n * rule.attainment - 1e-9
-        && sum.n_served as f64 >= n * rule.served - 1e-9
         && sum.n_late.iter().all(|n_late| *n_late as f64 <= late)
 }
 
@@ -242,7 +239,6 @@ mod tests {
             for block in blocks.iter().flatten() {
                 sum.n_offered += block.n_offered;
                 sum.n_good += block.n_good;
-                sum.n_served += block.n_served;
                 sum.n_late.iter_mut().zip(block.n_late).for_each(|(s, n)| *s += n);
             }
             let expect = tested.judge(&slo(), &Rule::default());

@@ -8,16 +8,18 @@ mod check;
 pub mod costs;
 mod file;
 mod fit;
+mod prompt;
 pub mod sample;
 
 pub use costs::{BatchShape, Costs, Sized, Spread, StepShape};
 pub use file::CurvesError;
 pub use fit::Quality;
+pub use prompt::{ItemsAt, PromptSpec};
 
 use serde::{Deserialize, Serialize};
 
 /// The version of the file that this code writes.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Of one model on one kind of machine, for workers with a given number of cores.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -53,6 +55,8 @@ pub struct CostCurves {
     pub row_bytes: usize,
     /// What the decoder keeps.
     pub kv: KvSizes,
+    /// What the model's template adds to a prompt.
+    pub prompt: PromptSpec,
     /// What passing through the proxy takes.
     pub proxy: ProxyCost,
     /// What everything around the compute takes of the machine's cores.
@@ -187,8 +191,8 @@ pub struct ProxyCost {
     pub token_us: f64,
 }
 
-/// Processor time, in microseconds of one core, of everything that is not a worker's compute: client, proxy and the
-/// workers' side of the network. Where all are on one machine, the workers' compute has to do without it.
+/// Time of one core, in microseconds, that everything which is not a worker's compute takes from it where both are on the
+/// same cores: client, proxy and the workers' side of the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FrontCost {
@@ -198,7 +202,9 @@ pub struct FrontCost {
     pub item_us: f64,
     /// A byte of an item.
     pub item_byte_us: f64,
-    /// An output token, each on its way alone.
+    /// A step that gives tokens, however many: somebody is woken.
+    pub step_us: f64,
+    /// Each of its tokens.
     pub token_us: f64,
 }
 

@@ -10,6 +10,7 @@ mod encode;
 mod engine;
 mod grid;
 mod items;
+mod prompt;
 mod rounds;
 mod step;
 mod together;
@@ -17,7 +18,7 @@ mod together;
 pub use busy::{Busy, BusyWatch};
 pub use rounds::{Rounds, Spread};
 
-use crate::curves::{EncodePoint, ItemPoint, KvSizes, Point, StepPoint, Together};
+use crate::curves::{EncodePoint, ItemPoint, KvSizes, Point, PromptSpec, StepPoint, Together};
 use std::time::Duration;
 use thiserror::Error;
 use triptych_core::Modality;
@@ -63,6 +64,8 @@ pub struct Profiled {
     pub step: Vec<StepPoint>,
     /// What the decoder keeps.
     pub kv: KvSizes,
+    /// What its template adds to a prompt.
+    pub prompt: PromptSpec,
     /// Encoder and engine on the same threads.
     pub together: Together,
     /// Width of the encoder's rows.
@@ -149,6 +152,7 @@ pub fn measure(
         encode_parts,
         step,
         kv: grid::kv_sizes(&info),
+        prompt: prompt::layout(model, samples.first().map(|sample| sample.described(modality, hidden))),
         together,
         hidden,
     })

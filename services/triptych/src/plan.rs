@@ -21,7 +21,7 @@ use triptych_bench::slo::Slo;
 use triptych_bench::workload::Workload;
 use triptych_plan::curves::CostCurves;
 use triptych_plan::planner::{self, Answer, Budget, Demand, Effort, Named, Question};
-use triptych_plan::simulator::spec::{FrontCores, PromptSpec};
+use triptych_plan::simulator::spec::FrontCores;
 
 /// Flags of `triptych plan`.
 #[derive(Args, Debug)]
@@ -153,7 +153,7 @@ impl Asked {
             curves: self.curves.clone(),
             budget,
             front: self.front,
-            prompt: PromptSpec::default(),
+            prompt: self.curves.first().map(|curves| curves.prompt).unwrap_or_default(),
             effort: self.effort,
         }
     }

@@ -4,6 +4,7 @@
 //! with a connector over the store, and the proxy as a process between two workers that take no time. What a worker with
 //! its own cores takes is what comes out, so nothing else should run meanwhile; what did is measured, and told.
 
+mod displaced;
 mod host;
 mod null;
 mod page;
@@ -148,6 +149,7 @@ async fn assemble(
     let row_bytes = row_bytes(profiled.hidden, dtype);
     let sizes = store::Sizes { hidden: profiled.hidden, dtype, quick: args.quick };
     let (publish, load) = store::measure(opened, &sizes, args.rounds, bar).await?;
+    host::spread(&args.cores)?;
     let (proxy, front) = proxy::measure(args.rounds, args.quick, bar).await?;
     Ok(CostCurves {
         version: VERSION,
@@ -164,6 +166,7 @@ async fn assemble(
         load,
         row_bytes,
         kv: profiled.kv,
+        prompt: profiled.prompt,
         proxy,
         front,
         together: profiled.together,

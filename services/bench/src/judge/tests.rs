@@ -109,9 +109,29 @@ fn served_alone_refuses_what_never_ended_in_the_window() {
     // Long answers from the start on, so that concurrency is level and every promise is kept; but of those due in
     // the window only a part ends there, and nothing ends that was due before it.
     let outcomes: Vec<_> =
-        run(|_, due| whole_one(due, 200, 40, 101)).into_iter().filter(|o| o.due >= ms(10_000)).collect();
+        run(|_, due| whole_one(due, 200, 40, 201)).into_iter().filter(|o| o.due >= ms(10_000)).collect();
     let refused = refused_rules(&outcomes);
     assert_eq!(refused.first().map(String::as_str), Some("served"), "{refused:?}");
+}
+
+#[test]
+fn what_chance_leaves_under_way_at_the_end_of_a_short_window_is_no_backlog() {
+    // One request a second; the last `n` of the window end after it, all others after four seconds.
+    let serves = |n: u64| {
+        let outcomes: Vec<_> = (0..60)
+            .map(|i| {
+                let late = i < 50 && i + n >= 50;
+                let due = ms(i * 1000);
+                Outcome { ended: if late { ms(59_000) } else { due + ms(4000) }, ..good(due) }
+            })
+            .collect();
+        let window = Window { from: ms(10_000), to: ms(50_000) };
+        let verdict = judge(&outcomes, window, &slo(), &Rule::default());
+        (verdict.n_served, verdict.serves(&Rule::default()))
+    };
+    assert_eq!(serves(4), (40, true));
+    assert_eq!(serves(7), (37, true), "three of forty are a matter of chance");
+    assert_eq!(serves(14), (30, false), "ten are not");
 }
 
 #[test]

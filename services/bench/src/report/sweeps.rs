@@ -83,7 +83,7 @@ fn facts(sweeps: &[SweepResult]) -> Vec<(String, String)> {
         add(
             "a rate passes",
             format!(
-                "if {:.0} % of requests keep every promise, P{:.0} of each latency is within its own, {:.0} % of what is offered is served meanwhile, and neither concurrency nor TTFT rises",
+                "if {:.0} % of requests keep every promise, P{:.0} of each latency is within its own, {:.0} % of what is offered is served meanwhile (less what chance leaves under way at the end), and neither concurrency nor TTFT rises",
                 rule.attainment * 100.0,
                 rule.percentile,
                 rule.served * 100.0

@@ -24,6 +24,7 @@ impl CostCurves {
             ("front.request_us", front.request_us),
             ("front.item_us", front.item_us),
             ("front.item_byte_us", front.item_byte_us),
+            ("front.step_us", front.step_us),
             ("front.token_us", front.token_us),
         ] {
             if !(value.is_finite() && value >= 0.0) {

@@ -2,8 +2,8 @@
 //! measuring anything.
 
 use super::{
-    CostCurves, EncodePoint, FrontCost, ItemPoint, KvSizes, Point, Provenance, ProxyCost, StepPoint,
-    Together, VERSION,
+    CostCurves, EncodePoint, FrontCost, ItemPoint, KvSizes, Point, PromptSpec, Provenance, ProxyCost,
+    StepPoint, Together, VERSION,
 };
 
 /// What the machine takes for things, in microseconds.
@@ -111,8 +111,15 @@ pub fn curves_of(costs: &Costs) -> CostCurves {
         load: vec![point(16_384.0, 300.0), point(4_194_304.0, 2000.0)],
         row_bytes: 4096,
         kv: KvSizes { token_bytes: 4096, cross_row_bytes: 0, max_context: 8192 },
+        prompt: PromptSpec::default(),
         proxy: ProxyCost { request_us: 300.0, item_us: 200.0, item_byte_us: 0.001, token_us: 5.0 },
-        front: FrontCost { request_us: 600.0, item_us: 400.0, item_byte_us: 0.002, token_us: 20.0 },
+        front: FrontCost {
+            request_us: 600.0,
+            item_us: 400.0,
+            item_byte_us: 0.002,
+            step_us: 30.0,
+            token_us: 20.0,
+        },
         together: Together::default(),
     }
 }

@@ -10,7 +10,7 @@ use triptych_core::clock::SystemClock;
 use triptych_core::item::from_f32;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
-use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Fingerprint, TenantId};
+use triptych_core::{DType, EncodedItem, EncoderOutput, Modality, TenantId};
 use triptych_engine::{Arrival, Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, SequenceId};
 use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, StepInput};
 use triptych_models::{Model, ModelError};
@@ -74,16 +74,7 @@ pub fn overhead(
 /// Rows of zeros, for a decoder that must have some.
 fn output(sample: &Sample, hidden: usize) -> Result<EncoderOutput, ProfileError> {
     let rows = vec![0.0; sample.input.n_tokens as usize * hidden];
-    let item = EncodedItem {
-        key: ContentKey::from_bytes([7; 32]),
-        fingerprint: Fingerprint::from_bytes([0; 32]),
-        modality: triptych_core::Modality::Audio,
-        n_tokens: sample.input.n_tokens,
-        hidden: u32::try_from(hidden).unwrap_or(u32::MAX),
-        dtype: DType::F32,
-        extent: sample.input.extent.clone(),
-        checksum: [0; 32],
-    };
+    let item = sample.described(Modality::Audio, hidden);
     EncoderOutput::seal(item, from_f32(&rows, DType::F32)).map_err(|e| ProfileError::Sequence(e.to_string()))
 }
 

@@ -6,7 +6,7 @@ use crate::curves::{ItemPoint, Point};
 use triptych_bench::media::Media;
 use triptych_bench::offered::{ItemShape, OfferedItem};
 use triptych_core::limits::Limits;
-use triptych_core::{ItemForm, ItemOptions, Modality};
+use triptych_core::{ContentKey, DType, EncodedItem, Fingerprint, ItemForm, ItemOptions, Modality};
 use triptych_models::Model;
 use triptych_models::preprocess::{EncoderInput, Preprocess};
 
@@ -25,6 +25,20 @@ impl Sample {
     /// What an item of the size becomes.
     pub fn point(&self) -> ItemPoint {
         ItemPoint { size: self.size, tokens: self.input.n_tokens, bytes: self.bytes }
+    }
+
+    /// Its description, as an encoder of such rows would publish it.
+    pub fn described(&self, modality: Modality, hidden: usize) -> EncodedItem {
+        EncodedItem {
+            key: ContentKey::from_bytes([7; 32]),
+            fingerprint: Fingerprint::from_bytes([0; 32]),
+            modality,
+            n_tokens: self.input.n_tokens,
+            hidden: u32::try_from(hidden).unwrap_or(u32::MAX),
+            dtype: DType::F32,
+            extent: self.input.extent.clone(),
+            checksum: [0; 32],
+        }
     }
 
     /// What preprocessing takes.

@@ -108,7 +108,7 @@ impl World<'_> {
         let (proxy, front) = self.front_cost();
         let (n_items, bytes) = (places.len() as f64, bytes as f64);
         let us = proxy.request_us + proxy.item_us * n_items + proxy.item_byte_us * bytes;
-        self.front_works(front.request_us + front.item_us * n_items + front.item_byte_us * bytes);
+        self.front_works(front.request_us + front.item_us * n_items + front.item_byte_us * bytes, None);
         self.requests[r].places = places;
         self.requests[r].home = self.home(r);
         let deadline = nanos(self.requests[r].offered.at.saturating_add(self.spec.request_time));

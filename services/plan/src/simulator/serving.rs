@@ -184,6 +184,7 @@ impl World<'_> {
         let Some(pd) = &mut self.workers[w].pd else { return };
         let Some(Stepping { plan, began }) = pd.stepping.take() else { return };
         pd.scheduler.commit(&plan, Duration::from_nanos(now - began));
+        let mut n_tokens = 0;
         for chunk in plan.chunks.iter().filter(|chunk| chunk.n_logits() > 0) {
             let Some(pd) = &mut self.workers[w].pd else { return };
             let Some(r) = pd.requests.get(&chunk.id).copied() else { continue };
@@ -192,11 +193,16 @@ impl World<'_> {
             let token = Stream::of(&request.offered).token(request.answer_place + n_written);
             let fits_more = pd.scheduler.push(chunk.id, token, instant);
             self.write(w, r, chunk.id);
+            n_tokens += 1;
             if n_written + 1 >= self.requests[r].offered.output_tokens {
                 self.finish(w, chunk.id, AnswerEnd::Whole);
             } else if !fits_more {
                 self.finish(w, chunk.id, AnswerEnd::Short);
             }
+        }
+        if n_tokens > 0 {
+            let front = self.workers[w].costs.curves().front;
+            self.front_works(front.step_us + front.token_us * f64::from(n_tokens), Some(w));
         }
         self.after_step(w, now - began);
     }
@@ -204,8 +210,7 @@ impl World<'_> {
     /// A token goes to the client.
     fn write(&mut self, w: usize, r: usize, id: SequenceId) {
         let curves = self.workers[w].costs.curves();
-        let (token_us, work_us) = (curves.proxy.token_us, curves.front.token_us);
-        self.front_works(work_us);
+        let token_us = curves.proxy.token_us;
         let (now, base) = (self.agenda.now(), self.base);
         let way = self.hop().saturating_mul(2).saturating_add(from_us(token_us));
         let request = &mut self.requests[r];

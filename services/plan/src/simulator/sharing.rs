@@ -63,26 +63,14 @@ impl<T> Sharing<T> {
         ended
     }
 
-    /// All that are there take so much longer: somebody else had their place meanwhile.
-    pub(super) fn delay(&mut self, now: Nanos, by: f64) {
-        self.advance(now);
-        // What they would have done in that time.
-        let done = by * self.rate();
-        self.tasks.iter_mut().for_each(|task| task.left += done);
-    }
-
-    /// Whether nobody is there.
-    pub(super) fn is_idle(&self) -> bool {
-        self.tasks.is_empty()
-    }
-
     /// Capacity that was used until now, in nanoseconds.
     pub(super) fn used(&mut self, now: Nanos) -> f64 {
         self.advance(now);
         self.used
     }
 
-    fn width(&self) -> f64 {
+    /// What all that are there want together.
+    pub(super) fn width(&self) -> f64 {
         self.tasks.iter().map(|task| task.width).sum()
     }
 
@@ -121,20 +109,18 @@ mod tests {
         assert_eq!(cores.ended(110), ['b', 'c']);
         let (at, _) = cores.next().unwrap();
         assert_eq!((at, cores.ended(at)), (130, vec!['a']));
-        assert!(cores.is_idle() && cores.next().is_none());
+        assert!(cores.width() == 0.0 && cores.next().is_none());
         assert!((cores.used(1000) - 2.0 * 130.0).abs() < 1.0);
     }
 
     #[test]
-    fn a_delay_is_everyones_and_an_endless_capacity_nobodys() {
+    fn an_endless_capacity_slows_nobody() {
         let mut store = Sharing::new(f64::INFINITY);
         for (name, work) in [('a', 10), ('b', 20)] {
             store.start(0, name, (work, 1.0));
         }
         assert_eq!(store.next().unwrap().0, 10);
-        store.delay(5, 7.0);
-        assert_eq!(store.next().unwrap().0, 17);
-        assert_eq!(store.ended(17), ['a']);
-        assert_eq!(store.ended(27), ['b']);
+        assert_eq!(store.ended(10), ['a']);
+        assert_eq!(store.ended(20), ['b']);
     }
 }

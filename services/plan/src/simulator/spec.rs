@@ -1,6 +1,7 @@
 //! What is simulated: pools of workers, the store between them, the proxy before them.
 
 use crate::curves::CostCurves;
+pub use crate::curves::{ItemsAt, PromptSpec};
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
@@ -154,39 +155,8 @@ pub enum FrontCores {
     /// Their own: they add to latency, and take nothing from workers.
     #[default]
     Own,
-    /// Those of all workers, evenly: the whole cluster is on one machine.
+    /// Those of the workers: the whole cluster is on one machine.
     Workers,
-}
-
-/// How a prompt is laid out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PromptSpec {
-    /// Tokens of the template that all prompts begin with.
-    pub before: u32,
-    /// Tokens of the template around each item.
-    pub around_item: u32,
-    /// Tokens of the template at the end.
-    pub after: u32,
-    /// Where items stand.
-    pub items: ItemsAt,
-}
-
-/// Where items stand in a prompt.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ItemsAt {
-    /// Before the text.
-    #[default]
-    Front,
-    /// After it.
-    Back,
-    /// Not in the prompt: the decoder cross-attends to the first one.
-    Cross,
-}
-
-impl Default for PromptSpec {
-    fn default() -> Self {
-        Self { before: 14, around_item: 2, after: 5, items: ItemsAt::Front }
-    }
 }
 
 /// A cluster that cannot run.

@@ -27,6 +27,8 @@ pub(super) enum Task {
     Forward,
     /// An engine step.
     Step,
+    /// What client, proxy and network do on the same cores.
+    Front,
 }
 
 /// Names a job of an encoder.
@@ -37,8 +39,6 @@ pub(super) struct Worker {
     pub(super) pool: usize,
     pub(super) costs: Rc<Costs>,
     pub(super) cores: Sharing<Task>,
-    /// What the parts before the workers had used of everyone's cores when this was looked at last.
-    pub(super) front_seen: f64,
     pub(super) encoder: Option<EncoderSide>,
     pub(super) pd: Option<PdSide>,
     /// How the two take turns.
@@ -187,7 +187,6 @@ impl Worker {
             pool,
             cores: Sharing::new(spec.curves.threads as f64),
             costs,
-            front_seen: 0.0,
             encoder,
             pd,
             turns,

@@ -18,8 +18,8 @@ use triptych_core::ContentKey;
 use triptych_engine::SequenceId;
 use triptych_proto::v1;
 
-/// Work of others that is too little to be looked at, in nanoseconds.
-const LITTLE: f64 = 1_000.0;
+/// Part of a token's way that is a worker's side of the network: client, proxy and worker do about the same for it.
+const WORKERS_SIDE: f64 = 1.0 / 3.0;
 
 /// Something that happens.
 #[derive(Debug)]
@@ -105,9 +105,8 @@ pub(super) struct World<'a> {
     pub(super) timeline: Vec<Moment>,
     pub(super) in_flight: usize,
     pub(super) encode_items: usize,
-    /// Core-nanoseconds that the parts before the workers have used.
-    pub(super) front_used: f64,
-    n_cores: f64,
+    /// Whose cores had work of the parts before the workers last.
+    last_front: usize,
     /// What an item of a shape becomes, as asked so far.
     sizes: HashMap<triptych_bench::offered::ItemShape, crate::curves::Sized>,
 }
@@ -138,8 +137,7 @@ impl<'a> World<'a> {
             timeline: Vec::new(),
             in_flight: 0,
             encode_items: 0,
-            front_used: 0.0,
-            n_cores: spec.n_cores().max(1) as f64,
+            last_front: 0,
             sizes: HashMap::new(),
         })
     }
@@ -229,21 +227,43 @@ impl<'a> World<'a> {
         *self.sizes.entry(shape).or_insert_with(|| costs.map(|costs| costs.item(shape)).unwrap_or_default())
     }
 
-    /// The parts before the workers are busy for so long, on one core.
-    pub(super) fn front_works(&mut self, us: f64) {
-        if self.spec.proxy.cores == FrontCores::Workers {
-            self.front_used += us * 1e3;
+    /// The parts before the workers are busy for so long, on one core. Client and proxy run wherever there is least to
+    /// do, as the kernel places them; a worker's side of the network where the worker is.
+    pub(super) fn front_works(&mut self, us: f64, beside: Option<usize>) {
+        if self.spec.proxy.cores != FrontCores::Workers {
+            return;
         }
+        let at_worker = beside.map(|worker| (worker, us * WORKERS_SIDE));
+        let elsewhere = us - at_worker.map_or(0.0, |(_, us)| us);
+        if let Some((worker, us)) = at_worker {
+            self.front_task(worker, us);
+        }
+        // Behind the worker's: its core is not free any more.
+        let free = self.least_busy();
+        self.front_task(free, elsewhere);
+    }
+
+    fn front_task(&mut self, worker: usize, us: f64) {
+        let work = from_us(us);
+        if work > 0 {
+            self.workers[worker].used.front += work as f64;
+            self.compute(worker, Task::Front, (work, 1.0));
+        }
+    }
+
+    /// Whose cores have least to do; of several, one after the other.
+    fn least_busy(&mut self) -> usize {
+        let n = self.workers.len().max(1);
+        self.last_front = (self.last_front + 1) % n;
+        let load = |i: &usize| self.workers[*i].cores.width() / self.workers[*i].threads();
+        let in_turn = (0..n).map(|i| (i + self.last_front) % n);
+        in_turn.min_by(|a, b| load(a).total_cmp(&load(b))).unwrap_or(0)
     }
 
     /// Puts a task on a worker's cores.
     pub(super) fn compute(&mut self, worker: usize, task: Task, (work, width): (Nanos, f64)) {
         let now = self.agenda.now();
-        let w = &mut self.workers[worker];
-        if w.cores.is_idle() {
-            w.front_seen = self.front_used;
-        }
-        w.cores.start(now, task, (work, width));
+        self.workers[worker].cores.start(now, task, (work, width));
         self.look_at_cores(worker);
     }
 
@@ -259,19 +279,12 @@ impl<'a> World<'a> {
         if !w.cores.is_current(version) {
             return;
         }
-        // What others did on these cores meanwhile comes on top.
-        let others = (self.front_used - w.front_seen) / self.n_cores;
-        w.front_seen = self.front_used;
-        if others > LITTLE {
-            w.used.front += others * w.threads();
-            w.cores.delay(now, others);
-            return self.look_at_cores(worker);
-        }
         for task in w.cores.ended(now) {
             match task {
                 Task::Preprocess(job) => self.preprocessed(worker, job),
                 Task::Forward => self.forwarded(worker),
                 Task::Step => self.stepped(worker),
+                Task::Front => {}
             }
         }
         self.look_at_cores(worker);

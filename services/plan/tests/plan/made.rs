@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use triptych_bench::offered::{ItemShape, Offered, OfferedItem};
 use triptych_plan::curves::{
-    CostCurves, EncodePoint, FrontCost, ItemPoint, KvSizes, Point, Provenance, ProxyCost, StepPoint,
-    Together, VERSION,
+    CostCurves, EncodePoint, FrontCost, ItemPoint, KvSizes, Point, PromptSpec, Provenance, ProxyCost,
+    StepPoint, Together, VERSION,
 };
 use triptych_plan::simulator::spec::{ClusterSpec, EncoderSpec, PdSpec, PoolRole, PoolSpec};
 
@@ -83,6 +83,7 @@ pub fn curves(prices: Prices) -> CostCurves {
         load: vec![point(1e3, 1.0), point(1e7, 1000.0)],
         row_bytes: 1000,
         kv: KvSizes { token_bytes: 10_000, cross_row_bytes: 0, max_context: 8192 },
+        prompt: PromptSpec::default(),
         proxy: ProxyCost::default(),
         front: FrontCost::default(),
         together: Together::default(),

@@ -3,11 +3,13 @@
 use super::ProfileArgs;
 use crate::error::CliError;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 use triptych_plan::curves::Provenance;
 use triptych_plan::profile::Busy;
 
+/// Cores of the parts before the workers while these are measured.
+const FRONT_CORES: usize = 4;
 /// Set for the process that was bound, so that a system which binds otherwise than asked is no endless loop.
 const BOUND: &str = "TRIPTYCH_BOUND_TO";
 
@@ -47,6 +49,32 @@ fn check(cores: &[usize], threads: usize, n_cores: usize) -> Result<(), CliError
         ))),
         false => Ok(()),
     }
+}
+
+/// Frees this process, after everything that was measured on its own cores, for what runs beside workers: the parts before
+/// them use cores of others too. A few are enough to see what they take, and more would hide it.
+///
+/// # Errors
+/// [`CliError::Failed`] if it was bound, and cannot be freed.
+pub fn spread(cores: &[usize]) -> Result<(), CliError> {
+    let list = beside(cores, machine_cores()).iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    let mut taskset = Command::new("taskset");
+    taskset.args(["-a", "-c", "-p", &list, &std::process::id().to_string()]);
+    let done = taskset.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    match done {
+        Err(e) if !cores.is_empty() => Err(CliError::failed("cannot run `taskset`", &e)),
+        Ok(status) if !cores.is_empty() && !status.success() => {
+            Err(CliError::Failed(format!("`taskset` cannot bind this process to cores {list}: {status}")))
+        }
+        // Who was not bound may do without.
+        _ => Ok(()),
+    }
+}
+
+/// Those that are named first, then others, up to [`FRONT_CORES`].
+fn beside(cores: &[usize], n_cores: usize) -> Vec<usize> {
+    let others = (0..n_cores).filter(|core| !cores.contains(core));
+    cores.iter().copied().chain(others).take(FRONT_CORES).collect()
 }
 
 /// Compute threads where 0 means all.
@@ -96,5 +124,8 @@ mod tests {
         assert!(refused(&[1, 2, 1], 0).contains("core 1 is named twice"));
         assert!(refused(&[1], 2).contains("--threads 2 on 1 cores"));
         assert!(check(&[0, 3], 2, 4).is_ok());
+        assert_eq!(beside(&[1], 2), [1, 0]);
+        assert_eq!(beside(&[], 64), [0, 1, 2, 3]);
+        assert_eq!(beside(&[5, 2], 64), [5, 2, 0, 1]);
     }
 }

@@ -1,11 +1,13 @@
-//! An encoder and a PD worker that take no time, for the proxy to stand between.
+//! An encoder and a PD worker that take no time, for the proxy to stand between. Tokens come from a thread of its own, as
+//! an engine's do, those of all answers at once.
 
 use crate::error::CliError;
 use crate::listen;
 use std::pin::Pin;
+use std::sync::mpsc;
 use std::time::Duration;
-use tokio::time::{Instant, MissedTickBehavior};
-use tokio_stream::wrappers::IntervalStream;
+use tokio::sync::mpsc as asynchronous;
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt, iter, pending};
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
@@ -20,15 +22,43 @@ use triptych_runtime::grpc;
 
 /// The one model.
 pub const MODEL: &str = "null";
-/// Between two tokens, so that each is on its way alone as an engine's are.
+/// Between two tokens of an answer.
 const STEP: Duration = Duration::from_millis(1);
+/// Answers that may begin between two steps, and tokens of one that may wait: more than are ever asked for at once.
+const MOST: usize = 1024;
 /// Largest message.
 const MAX_MESSAGE: usize = 64 << 20;
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
+/// An answer that is being written.
+struct Answer {
+    tokens: asynchronous::Sender<()>,
+    left: u32,
+}
+
+/// Gives every answer a token at each step until they have all they were to have, or nobody reads them.
+fn write_answers(begun: &mpsc::Receiver<Answer>) {
+    let mut answers: Vec<Answer> = Vec::new();
+    loop {
+        if answers.is_empty() {
+            let Ok(answer) = begun.recv() else { return };
+            answers.push(answer);
+        }
+        std::thread::sleep(STEP);
+        answers.extend(begun.try_iter());
+        answers.retain_mut(|answer| {
+            answer.left = answer.left.saturating_sub(1);
+            answer.tokens.try_send(()).is_ok() && answer.left > 0
+        });
+    }
+}
+
 /// Says what it was sent, and nothing about it.
-struct Null;
+#[derive(Clone)]
+struct Null {
+    begun: mpsc::SyncSender<Answer>,
+}
 
 /// The encoder that it has not.
 pub fn fingerprint() -> Fingerprint {
@@ -39,8 +69,12 @@ pub fn fingerprint() -> Fingerprint {
 pub async fn start() -> Result<String, CliError> {
     let listener = listen::bind("the null workers", "127.0.0.1:0").await?;
     let address = listener.local_addr().map_err(|e| CliError::failed("no address", &e))?.to_string();
-    let encoder = EncoderWorkerServer::new(Null).max_decoding_message_size(MAX_MESSAGE);
-    let pd = PrefillDecodeWorkerServer::new(Null).max_decoding_message_size(MAX_MESSAGE);
+    let (begun, answers) = mpsc::sync_channel(MOST);
+    let steps = std::thread::Builder::new().name("steps".into()).spawn(move || write_answers(&answers));
+    steps.map_err(|e| CliError::failed("no thread for steps", &e))?;
+    let null = Null { begun };
+    let encoder = EncoderWorkerServer::new(null.clone()).max_decoding_message_size(MAX_MESSAGE);
+    let pd = PrefillDecodeWorkerServer::new(null).max_decoding_message_size(MAX_MESSAGE);
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     tokio::spawn(grpc::server().add_service(encoder).add_service(pd).serve_with_incoming(incoming));
     Ok(address)
@@ -121,7 +155,7 @@ impl PrefillDecodeWorker for Null {
         Ok(Response::new(description()))
     }
 
-    /// As many tokens as were asked for, each a message, and between two of them as long as a step may take.
+    /// As many tokens as were asked for, each a message: the first at once, each other with a step.
     async fn generate(
         &self,
         request: Request<v1::PdGenerateRequest>,
@@ -139,12 +173,17 @@ impl PrefillDecodeWorker for Null {
         let usage = v1::Usage { completion_tokens: n, ..Default::default() };
         let summary = v1::Summary { usage: Some(usage), ..Default::default() };
         let first = iter([said(Said::Delta(delta(1)))]);
-        let mut step = tokio::time::interval_at(Instant::now() + STEP, STEP);
-        step.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut written = 1;
-        let rest = IntervalStream::new(step).take(n as usize - 1).map(move |_| {
-            written += 1;
-            said(Said::Delta(delta(written)))
+        let (tokens, written) = asynchronous::channel(MOST);
+        if n > 1 {
+            let answer = Answer { tokens, left: n - 1 };
+            self.begun
+                .try_send(answer)
+                .map_err(|_| Status::resource_exhausted("too many answers at once"))?;
+        }
+        let mut place = 1;
+        let rest = ReceiverStream::new(written).map(move |()| {
+            place += 1;
+            said(Said::Delta(delta(place)))
         });
         let deltas = first.chain(rest).chain(iter([said(Said::Summary(summary))]));
         Ok(Response::new(Box::pin(deltas)))

@@ -104,11 +104,12 @@ fn transfers(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
     let front = curves.front;
     writeln!(
         page,
-        "\nClient, proxy and the workers' side of the network together use {} ms of a core for a request, {} ms for an \
-         item, {} ms for a MiB of it, and {} ms for an output token.",
+        "\nClient, proxy and the workers' side of the network together take {} ms of a core from who computes there for a \
+         request, {} ms for an item, {} ms for a MiB of it, {} ms for a step, and {} ms for each token in it.",
         ms(front.request_us),
         ms(front.item_us),
         ms(front.item_byte_us * f64::from(1 << 20)),
+        ms(front.step_us),
         ms(front.token_us)
     )
 }

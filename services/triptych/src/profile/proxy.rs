@@ -1,10 +1,12 @@
 //! What the proxy adds: the same work through a real proxy process and straight to workers that take no time, in turn.
 //!
 //! A request, an item and its bytes are waited for, so their cost is how much later the answer is. Tokens are passed on
-//! while others are on their way, so theirs is processor time of the proxy. Beside it stands the processor time of all
-//! that is not a worker's compute: this process is client and network side of the workers, so it counts with the proxy.
+//! while others are on their way, so theirs is processor time of the proxy. Beside it stands what all that is not a
+//! worker's compute takes away from one that computes on the same cores ([`Computing`]): this process is client and
+//! network side of the workers, so it counts with the proxy.
 
 use super::broken;
+use super::displaced::Computing;
 use super::null::{MODEL, fingerprint, start};
 use crate::error::CliError;
 use crate::listen::Ports;
@@ -26,8 +28,13 @@ use triptych_runtime::grpc;
 const ITEMS: [usize; 2] = [4 << 10, 1 << 20];
 /// Tokens of a long answer.
 const TOKENS: u32 = 256;
-/// Answers on their way at once while the processor time of tokens is measured: they come as steps give them.
-const STREAMS: usize = 4;
+/// Answers on their way at once while what tokens take is measured: of one alone each is a step, with more of them a step
+/// has as many.
+const STREAMS: [usize; 2] = [1, 8];
+/// Clients at once while what requests take is measured.
+const N_CLIENTS: usize = 8;
+/// Requests of each.
+const N_REQUESTS: usize = 4;
 /// How long processes may take to be there.
 const START: Duration = Duration::from_secs(60);
 /// Between two looks whether they are.
@@ -51,18 +58,18 @@ pub async fn measure(
     let mut address = || ports.next().map(|port| format!("127.0.0.1:{port}"));
     let (store, front, http) = (address()?, address()?, address()?);
     drop(ports);
-    let store_process = Running::start(&format!("store --grpc {store}"))?;
+    let _store = Running::start(&format!("store --grpc {store}"))?;
     let flags =
         format!("proxy --grpc {front} --http {http} --ec grpc://{store} --encoder {worker} --pd {worker}");
     let proxy = Running::start(&flags)?;
     let mut client = Client::new(&front, &worker)?;
     client.wait().await?;
-    let n = if quick { rounds.max(3) } else { rounds.saturating_mul(10) };
+    let n_samples = if quick { rounds.max(3) } else { rounds.saturating_mul(10) };
     bar.set_message("proxy");
-    bar.set_length(u64::from(n) * 2 + 1);
+    bar.set_length(u64::from(n_samples) * 2 + 1);
     let kinds = [None, Some(ITEMS[0]), Some(ITEMS[1])].map(|item| Kind { item, tokens: 1 });
     let mut added: [Vec<f64>; 3] = Default::default();
-    for i in 0..=n {
+    for i in 0..=n_samples {
         bar.set_position(u64::from(i));
         for (kind, added) in kinds.iter().zip(&mut added) {
             let straight = client.straight(*kind).await?;
@@ -73,72 +80,88 @@ pub async fn measure(
         }
     }
     let [text, small, large] = added.map(|samples| Spread::of(samples).p50_us);
-    let all = [std::process::id(), proxy.0.id(), store_process.0.id()];
-    let mut spent = [0.0; 3];
-    for (kind, spent) in kinds.iter().zip(&mut spent) {
-        let before = cpu_us(&all);
-        for _ in 0..n {
-            client.through(*kind).await?;
-        }
-        *spent = (cpu_us(&all) - before) / f64::from(n);
-        bar.inc(u64::from(n) / 3);
-    }
-    let (token_us, token_work_us) = per_token(&client, (&proxy, &all), rounds).await?;
     let positive = |us: f64| us.max(0.0);
     let per_byte = |small: f64, large: f64| positive((large - small) / (ITEMS[1] - ITEMS[0]) as f64);
+    let computing = Computing::start()?;
+    let mut requests = [0.0; 3];
+    for (kind, us) in kinds.iter().zip(&mut requests) {
+        *us = taken(&client, &computing, (*kind, N_CLIENTS, N_REQUESTS), rounds).await?;
+        bar.inc(u64::from(n_samples) / 5);
+    }
+    let answers = Kind { item: None, tokens: TOKENS };
+    let mut steps = [0.0; 2];
+    let mut proxy_us = 0.0;
+    for (n, us) in STREAMS.into_iter().zip(&mut steps) {
+        let before = cpu_us(proxy.0.id());
+        let all = taken(&client, &computing, (answers, n, 1), rounds).await?;
+        proxy_us = (cpu_us(proxy.0.id()) - before) / f64::from(rounds) / n as f64;
+        // What the request itself takes is not the tokens'.
+        *us = positive(all - requests[0]) * n as f64 / f64::from(TOKENS - 1);
+        bar.inc(u64::from(n_samples) / 5);
+    }
+    let (step_us, token_us) = step_and_token(steps);
     let cost = ProxyCost {
         request_us: positive(text),
         item_us: positive(small - text),
         item_byte_us: per_byte(small, large),
-        token_us,
+        token_us: proxy_us / f64::from(TOKENS),
     };
-    let [text, small, large] = spent;
+    let [text, small, large] = requests;
     let work = FrontCost {
-        request_us: positive(text - token_work_us),
+        request_us: positive(text - step_us - token_us),
         item_us: positive(small - text),
         item_byte_us: per_byte(small, large),
-        token_us: token_work_us,
+        step_us,
+        token_us,
     };
     Ok((cost, work))
 }
 
-/// Processor time for a token, of the proxy and of everything: that of long answers less that of short ones.
-async fn per_token(
-    client: &Client,
-    (proxy, all): (&Running, &[u32]),
-    rounds: u32,
-) -> Result<(f64, f64), CliError> {
-    let mut spent = [(0.0, 0.0); 2];
-    for (spent, tokens) in spent.iter_mut().zip([1, TOKENS]) {
-        let before = (cpu_us(&[proxy.0.id()]), cpu_us(all));
-        for _ in 0..rounds {
-            let streams = (0..STREAMS).map(|_| {
-                let mut client = client.clone();
-                tokio::spawn(async move { client.through(Kind { item: None, tokens }).await })
-            });
-            for stream in streams.collect::<Vec<_>>() {
-                stream.await.map_err(|e| CliError::failed("measuring ended early", &e))??;
-            }
-        }
-        *spent = (cpu_us(&[proxy.0.id()]) - before.0, cpu_us(all) - before.1);
-    }
-    let n_tokens = f64::from(rounds) * f64::from(TOKENS - 1) * STREAMS as f64;
-    let [short, long] = spent;
-    Ok((((long.0 - short.0) / n_tokens).max(0.0), ((long.1 - short.1) / n_tokens).max(0.0)))
+/// What a step takes, and each token in it, of what steps with as many tokens as [`STREAMS`] take.
+fn step_and_token([few, many]: [f64; 2]) -> (f64, f64) {
+    let token_us = ((many - few) / (STREAMS[1] - STREAMS[0]) as f64).max(0.0);
+    ((few - token_us * STREAMS[0] as f64).max(0.0), token_us)
 }
 
-/// Processor time of all threads of these processes so far, in microseconds; of threads that have ended, nothing, and
-/// none of these end while they are looked at.
-fn cpu_us(processes: &[u32]) -> f64 {
+/// Time of one core that requests take away, in microseconds for each: the median of `rounds`, in each of which so many
+/// clients send so many requests, one after the other.
+async fn taken(
+    client: &Client,
+    computing: &Computing,
+    (kind, n_clients, n_requests): (Kind, usize, usize),
+    rounds: u32,
+) -> Result<f64, CliError> {
+    let mut samples = Vec::new();
+    for _ in 0..rounds {
+        let all = async {
+            let clients = (0..n_clients).map(|i| {
+                let mut client = client.with_items_of(i);
+                tokio::spawn(async move {
+                    for _ in 0..n_requests {
+                        client.through(kind).await?;
+                    }
+                    Ok::<_, CliError>(())
+                })
+            });
+            for client in clients.collect::<Vec<_>>() {
+                client.await.map_err(|e| CliError::failed("measuring ended early", &e))??;
+            }
+            Ok::<_, CliError>(())
+        };
+        samples.push(computing.displaced_us(all).await? / (n_clients * n_requests) as f64);
+    }
+    Ok(Spread::of(samples).p50_us)
+}
+
+/// Processor time of all threads of a process so far, in microseconds; of threads that have ended, nothing, and none of
+/// its end while they are looked at.
+fn cpu_us(process: u32) -> f64 {
     let ns = |task: std::fs::DirEntry| -> Option<u64> {
         let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
         text.split_whitespace().next()?.parse().ok()
     };
-    let of = |process: &u32| -> u64 {
-        let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
-        tasks.filter_map(ns).sum()
-    };
-    processes.iter().map(of).sum::<u64>() as f64 / 1e3
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    tasks.filter_map(ns).sum::<u64>() as f64 / 1e3
 }
 
 /// A process of this binary that ends with this one.
@@ -186,6 +209,12 @@ impl Client {
             pd: PrefillDecodeWorkerClient::new(channel(worker)?),
             n_items: 0,
         })
+    }
+
+    /// The same connections; items are others than this one's, and than those of any other number.
+    fn with_items_of(&self, i: usize) -> Self {
+        let n_items = rand::random::<u64>().wrapping_add(i as u64);
+        Self { n_items, ..self.clone() }
     }
 
     /// Until the proxy has found its workers.

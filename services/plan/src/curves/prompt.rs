@@ -1,0 +1,36 @@
+//! What a model's template makes of a request.
+
+use serde::{Deserialize, Serialize};
+
+/// How a prompt is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PromptSpec {
+    /// Tokens of the template that all prompts begin with.
+    pub before: u32,
+    /// Tokens of the template around each item.
+    pub around_item: u32,
+    /// Tokens of the template at the end.
+    pub after: u32,
+    /// Where items stand.
+    pub items: ItemsAt,
+}
+
+/// Where items stand in a prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ItemsAt {
+    /// Before the text.
+    #[default]
+    Front,
+    /// After it.
+    Back,
+    /// Not in the prompt: the decoder cross-attends to the first one.
+    Cross,
+}
+
+impl Default for PromptSpec {
+    fn default() -> Self {
+        Self { before: 14, around_item: 2, after: 5, items: ItemsAt::Front }
+    }
+}

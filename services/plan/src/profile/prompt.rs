@@ -1,0 +1,95 @@
+//! What a model's template makes of a request, found by asking it for prompts that differ in one thing.
+
+use crate::curves::{ItemsAt, PromptSpec};
+use triptych_core::prompt::{Message, Part, Prompt, Role, TextOrTokens};
+use triptych_core::{EncodedItem, ItemIdx};
+use triptych_models::Model;
+use triptych_models::prompt::PreparedSequence;
+
+/// How the model lays out a chat with `item` before its text. A family without chats begins as it says, with the item in
+/// its encoder.
+pub fn layout(model: &Model, item: Option<EncodedItem>) -> PromptSpec {
+    let items: Vec<EncodedItem> = item.into_iter().collect();
+    let prepared = |prompt: Prompt, items: &[EncodedItem]| {
+        model.prompts().prepare(&prompt, items).ok().and_then(|all| all.into_iter().next())
+    };
+    let chat = |text: &str, items: &[EncodedItem]| {
+        let parts = (0..items.len() as u32).map(|i| Part::Item(ItemIdx(i)));
+        let parts = parts.chain([Part::Text(text.to_owned())]).collect();
+        prepared(Prompt::Chat(vec![Message { role: Role::User, parts }]), items)
+    };
+    if let (Some(one), Some(other)) = (chat("a", &items), chat("b", &items)) {
+        return between(&one, &other, chat("a", &[]).as_ref());
+    }
+    let start = prepared(Prompt::Singleton(TextOrTokens::Tokens(Vec::new())), &items);
+    let before = start.map_or(0, |start| start.tokens.len() as u32);
+    PromptSpec { before, around_item: 0, after: 0, items: ItemsAt::Cross }
+}
+
+/// Of two prompts with an item and different texts, and of one without an item.
+fn between(one: &PreparedSequence, other: &PreparedSequence, alone: Option<&PreparedSequence>) -> PromptSpec {
+    let (a, b) = (&one.tokens, &other.tokens);
+    let same = |(x, y): &(&u32, &u32)| x == y;
+    let n_before = a.iter().zip(b).take_while(same).count() as u32;
+    let n_after = a.iter().rev().zip(b.iter().rev()).take_while(same).count() as u32;
+    let n_item: u32 = one.spans.iter().map(|span| span.n_tokens).sum();
+    let n_alone = alone.map_or(a.len(), |alone| alone.tokens.len()) as u32;
+    let around_item = (a.len() as u32).saturating_sub(n_alone + n_item);
+    PromptSpec {
+        before: n_before.saturating_sub(n_item + around_item),
+        around_item,
+        after: n_after,
+        items: if one.cross.is_some() { ItemsAt::Cross } else { ItemsAt::Front },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use triptych_core::{ContentKey, DType, Extent, Fingerprint, Modality};
+    use triptych_models::{LoadFormat, ModelSource};
+
+    fn model(name: &str) -> Model {
+        let dir = format!("{}/../../tests/models/{name}", env!("CARGO_MANIFEST_DIR"));
+        Model::open(&ModelSource { dir: dir.into(), name: None, format: LoadFormat::default() })
+            .expect("a sample model")
+    }
+
+    fn item(modality: Modality, n_tokens: u32, extent: Extent) -> EncodedItem {
+        EncodedItem {
+            key: ContentKey::from_bytes([7; 32]),
+            fingerprint: Fingerprint::from_bytes([0; 32]),
+            modality,
+            n_tokens,
+            hidden: 8,
+            dtype: DType::F32,
+            extent,
+            checksum: [0; 32],
+        }
+    }
+
+    #[test]
+    fn parts_of_a_chat_add_up_to_the_whole() {
+        let model = model("shapes-qwen2-vl");
+        let grid = |h, w| item(Modality::Image, h * w / 4, Extent::Grid { t: 1, h, w });
+        let layout = layout(&model, Some(grid(4, 4)));
+        assert_eq!(layout.items, ItemsAt::Front);
+        assert!(layout.before > 0 && layout.after > 0 && layout.around_item >= 2, "{layout:?}");
+        // A text of two tokens, of two items: what the layout was not made of.
+        let parts = [Part::Item(ItemIdx(0)), Part::Item(ItemIdx(1)), Part::Text("ab".into())];
+        let chat = Prompt::Chat(vec![Message { role: Role::User, parts: parts.to_vec() }]);
+        let items = [grid(4, 4), grid(4, 8)];
+        let prepared = model.prompts().prepare(&chat, &items).expect("a prompt");
+        let text = model.tokenizer().encode("ab").expect("tokens").len();
+        let expect = layout.before + 2 * layout.around_item + layout.after + 4 + 8 + text as u32;
+        assert_eq!(prepared[0].tokens.len() as u32, expect, "{layout:?}");
+    }
+
+    #[test]
+    fn an_item_in_the_encoder_is_no_part_of_the_prompt() {
+        let model = model("digits-whisper");
+        let layout = layout(&model, Some(item(Modality::Audio, 50, Extent::Tokens)));
+        assert_eq!((layout.items, layout.around_item), (ItemsAt::Cross, 0));
+        assert!(layout.before > 0, "{layout:?}");
+    }
+}
