@@ -31,6 +31,9 @@ pub struct CostCurves {
     pub model: String,
     /// `f32`, `bf16` or `int8`.
     pub precision: String,
+    /// Element type of the KV cache, if it is another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_dtype: Option<String>,
     /// Compute threads of the worker that was measured.
     pub threads: usize,
     /// Where, when and how well it was measured.

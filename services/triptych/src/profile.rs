@@ -155,6 +155,7 @@ async fn assemble(
         version: VERSION,
         model: name,
         precision: crate::args::name_of(args.compute.precision),
+        kv_dtype: args.compute.kv_cache_dtype.map(crate::args::name_of),
         threads: host::threads(args.compute.threads, &args.cores),
         measured: Provenance { store, ..Provenance::default() },
         encode: profiled.encode,

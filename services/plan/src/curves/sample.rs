@@ -46,6 +46,23 @@ pub fn curves() -> CostCurves {
     curves_of(&Costs::default())
 }
 
+/// Prompt tokens, their context each, answers, and theirs.
+const STEPS: [(u32, u64, u32, u64); 13] = [
+    (0, 0, 1, 64),
+    (0, 0, 1, 1024),
+    (0, 0, 8, 64),
+    (0, 0, 8, 1024),
+    (0, 0, 64, 64),
+    (0, 0, 64, 1024),
+    (16, 0, 0, 0),
+    (128, 0, 0, 0),
+    (512, 0, 0, 0),
+    (16, 1024, 0, 0),
+    (512, 1024, 0, 0),
+    (128, 0, 8, 512),
+    (448, 0, 64, 512),
+];
+
 /// Straight lines; the 95th percentile is a tenth above the median.
 pub fn curves_of(costs: &Costs) -> CostCurves {
     let point = |of: f64, us: f64| Point { of, p50_us: us, p95_us: p95(us) };
@@ -76,6 +93,7 @@ pub fn curves_of(costs: &Costs) -> CostCurves {
         version: VERSION,
         model: "made by hand".into(),
         precision: "f32".into(),
+        kv_dtype: None,
         threads: 1,
         measured: Provenance::default(),
         encode: [(1, 16), (1, 64), (1, 256), (1, 1024), (2, 64), (4, 64), (2, 256), (4, 256)]
@@ -90,23 +108,7 @@ pub fn curves_of(costs: &Costs) -> CostCurves {
                 bytes: (side * side * 3) as usize,
             })
             .to_vec(),
-        step: [
-            (0, 0, 1, 64),
-            (0, 0, 1, 1024),
-            (0, 0, 8, 64),
-            (0, 0, 8, 1024),
-            (0, 0, 64, 64),
-            (0, 0, 64, 1024),
-            (16, 0, 0, 0),
-            (128, 0, 0, 0),
-            (512, 0, 0, 0),
-            (16, 1024, 0, 0),
-            (512, 1024, 0, 0),
-            (128, 0, 8, 512),
-            (448, 0, 64, 512),
-        ]
-        .map(step)
-        .to_vec(),
+        step: STEPS.map(step).to_vec(),
         publish: vec![point(16_384.0, 300.0), point(4_194_304.0, 4000.0)],
         load: vec![point(16_384.0, 300.0), point(4_194_304.0, 2000.0)],
         row_bytes: 4096,

@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 
 /// Ports of the workers of a cluster on one host.
 const FIRST_PORT: usize = 7001;
+/// What a PD worker is told its KV cache's type with.
+const KV_FLAG: &str = "--kv-cache-dtype";
 /// More workers than that are not listed one by one.
 const LISTED: usize = 16;
 
@@ -17,7 +19,8 @@ pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
         format!("--token-budget {} --max-sequences {}", settings.token_budget, settings.max_sequences);
     let batch = format!("--batch-tokens {} --batch-items {}", settings.batch_tokens, settings.batch_items);
     let encoder = format!("triptych encoder {common} {batch}");
-    let pd = format!("triptych pd {common} {engine}");
+    let kv = candidate.curves.kv_dtype.as_ref().map_or_else(String::new, |t| format!(" {KV_FLAG} {t}"));
+    let pd = format!("triptych pd {common} {engine}{kv}");
     let both = format!("{pd} --with-encoder --encoder-token-budget {}", settings.encoder_budget);
     let workers = match candidate.shape {
         Shape::Split { encoders, pds } => vec![(encoder, "--encoder", encoders), (pd, "--pd", pds)],
@@ -70,25 +73,31 @@ fn pool(model: &str, candidate: &Candidate, (suffix, role, replicas): (&str, &st
         curves.precision, curves.threads
     );
     let cpu = format!("    resources:\n      requests: {{cpu: \"{}\"}}\n", curves.threads);
-    let batch = format!(
-        "\"--batch-tokens\", \"{}\", \"--batch-items\", \"{}\"",
-        settings.batch_tokens, settings.batch_items
-    );
+    let batch = ["--batch-tokens".to_owned(), settings.batch_tokens.to_string()]
+        .into_iter()
+        .chain(["--batch-items".to_owned(), settings.batch_items.to_string()]);
+    let turns = ["--encoder-token-budget".to_owned(), settings.encoder_budget.to_string()];
+    let kv = curves.kv_dtype.iter().flat_map(|dtype| [KV_FLAG.to_owned(), dtype.clone()]);
     let engine = format!(
         "    engine: {{tokenBudget: {}, maxSequences: {}}}\n",
         settings.token_budget, settings.max_sequences
     );
     match (role, candidate.shape.is_split()) {
-        ("encoder", _) => yaml.push_str(&format!("    args: [{batch}]\n")),
-        (_, true) => yaml.push_str(&engine),
+        ("encoder", _) => yaml.push_str(&args(batch)),
+        (_, true) => yaml.push_str(&(engine + &args(kv))),
         (_, false) => {
             yaml.push_str(&engine);
             yaml.push_str("    withEncoder: true\n");
-            let turns = settings.encoder_budget;
-            yaml.push_str(&format!("    args: [\"--encoder-token-budget\", \"{turns}\"]\n"));
+            yaml.push_str(&args(turns.into_iter().chain(kv)));
         }
     }
     yaml + &cpu
+}
+
+/// A pool's `args`; nothing if there are none.
+fn args(args: impl Iterator<Item = String>) -> String {
+    let quoted: Vec<String> = args.map(|arg| format!("{arg:?}")).collect();
+    if quoted.is_empty() { String::new() } else { format!("    args: [{}]\n", quoted.join(", ")) }
 }
 
 /// A name as Kubernetes takes it.
@@ -102,6 +111,7 @@ fn name(model: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::curves::CostCurves;
     use crate::curves::sample::curves;
     use crate::planner::candidate::Settings;
     use std::sync::Arc;
@@ -139,7 +149,12 @@ mod tests {
         ] {
             assert!(yaml.contains(part), "{part:?} is not in\n{yaml}");
         }
-        assert!(!yaml.contains("withEncoder"));
+        assert!(!yaml.contains("withEncoder") && !yaml.contains("--kv-cache-dtype"));
+        assert!(yaml.contains("    args: [\"--batch-tokens\", "), "{yaml}");
         assert!(values("m", &candidate(Shape::Colocated)).contains("    withEncoder: true\n"));
+        let curves = CostCurves { kv_dtype: Some("int8".into()), ..curves() };
+        let kept = Candidate { curves: Arc::new(curves), ..candidate(Shape::Split { encoders: 1, pds: 1 }) };
+        assert!(values("m", &kept).contains("    args: [\"--kv-cache-dtype\", \"int8\"]\n"));
+        assert!(commands("m", &kept)[1].contains("--kv-cache-dtype int8"), "{:?}", commands("m", &kept));
     }
 }

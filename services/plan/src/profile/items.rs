@@ -97,7 +97,7 @@ pub fn samples(
     Ok(readable.into_iter().zip(spreads).map(sample).collect())
 }
 
-fn read(
+pub(super) fn read(
     preprocess: &dyn Preprocess,
     modality: Modality,
     bytes: &[u8],
@@ -109,7 +109,7 @@ fn read(
 }
 
 /// A file as `triptych bench` sends it: a PNG of `size` pixels each way, a WAV of `size` milliseconds; `size` token ids.
-fn item_file(modality: Modality, size: u32) -> Vec<u8> {
+pub(super) fn item_file(modality: Modality, size: u32) -> Vec<u8> {
     let file = |shape| Media::new(0).file(&OfferedItem { content: 1, shape }).to_vec();
     match modality {
         Modality::Image => file(ItemShape::Image { width: size, height: size }),

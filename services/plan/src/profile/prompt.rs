@@ -45,8 +45,9 @@ fn between(one: &PreparedSequence, other: &PreparedSequence, alone: Option<&Prep
 
 #[cfg(test)]
 mod tests {
+    use super::super::items::{item_file, read};
     use super::*;
-    use triptych_core::{ContentKey, DType, Extent, Fingerprint, Modality};
+    use triptych_core::{ContentKey, DType, Fingerprint, Modality};
     use triptych_models::{LoadFormat, ModelSource};
 
     fn model(name: &str) -> Model {
@@ -55,15 +56,18 @@ mod tests {
             .expect("a sample model")
     }
 
-    fn item(modality: Modality, n_tokens: u32, extent: Extent) -> EncodedItem {
+    /// An item of the size as the model would describe it.
+    fn item(model: &Model, modality: Modality, size: u32) -> EncodedItem {
+        let file = item_file(modality, size);
+        let input = read(model.preprocess().as_ref(), modality, &file).expect("an item that the model reads");
         EncodedItem {
             key: ContentKey::from_bytes([7; 32]),
             fingerprint: Fingerprint::from_bytes([0; 32]),
             modality,
-            n_tokens,
+            n_tokens: input.n_tokens,
             hidden: 8,
             dtype: DType::F32,
-            extent,
+            extent: input.extent,
             checksum: [0; 32],
         }
     }
@@ -71,24 +75,25 @@ mod tests {
     #[test]
     fn parts_of_a_chat_add_up_to_the_whole() {
         let model = model("shapes-qwen2-vl");
-        let grid = |h, w| item(Modality::Image, h * w / 4, Extent::Grid { t: 1, h, w });
-        let layout = layout(&model, Some(grid(4, 4)));
+        let image = |side| item(&model, Modality::Image, side);
+        let layout = layout(&model, Some(image(112)));
         assert_eq!(layout.items, ItemsAt::Front);
         assert!(layout.before > 0 && layout.after > 0 && layout.around_item >= 2, "{layout:?}");
         // A text of two tokens, of two items: what the layout was not made of.
         let parts = [Part::Item(ItemIdx(0)), Part::Item(ItemIdx(1)), Part::Text("ab".into())];
         let chat = Prompt::Chat(vec![Message { role: Role::User, parts: parts.to_vec() }]);
-        let items = [grid(4, 4), grid(4, 8)];
+        let items = [image(112), image(224)];
         let prepared = model.prompts().prepare(&chat, &items).expect("a prompt");
         let text = model.tokenizer().encode("ab").expect("tokens").len();
-        let expect = layout.before + 2 * layout.around_item + layout.after + 4 + 8 + text as u32;
+        let n_items = items[0].n_tokens + items[1].n_tokens;
+        let expect = layout.before + 2 * layout.around_item + layout.after + n_items + text as u32;
         assert_eq!(prepared[0].tokens.len() as u32, expect, "{layout:?}");
     }
 
     #[test]
     fn an_item_in_the_encoder_is_no_part_of_the_prompt() {
         let model = model("digits-whisper");
-        let layout = layout(&model, Some(item(Modality::Audio, 50, Extent::Tokens)));
+        let layout = layout(&model, Some(item(&model, Modality::Audio, 1000)));
         assert_eq!((layout.items, layout.around_item), (ItemsAt::Cross, 0));
         assert!(layout.before > 0, "{layout:?}");
     }

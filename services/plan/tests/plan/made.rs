@@ -67,6 +67,7 @@ pub fn curves(prices: Prices) -> CostCurves {
         version: VERSION,
         model: "made-up".into(),
         precision: "f32".into(),
+        kv_dtype: None,
         threads: 1,
         measured: Provenance::default(),
         encode: [(1, 10), (1, 100), (1, 1000), (4, 100), (4, 1000), (16, 500)]
