@@ -56,7 +56,7 @@ async fn every_request_is_counted_over_both_faces() {
     let mut flags = vec!["--grpc".to_owned(), cluster.grpc.clone(), "--workload".into(), WORKLOAD.into()];
     flags.extend(metrics.iter().flat_map(|url| ["--metrics".to_owned(), url.clone()]));
     let (found, printed) = bench(flags).await;
-    assert!(printed.contains("shorter than the rule: 20 requests a run, 2 seeds"), "{printed}");
+    assert!(printed.contains("shorter than the rule: 20 requests in the shortest run, 2 seeds"), "{printed}");
     let rate = &found.rates[0];
     assert_eq!(
         (rate.rate, rate.verdict.n_offered, rate.verdict.n_good),

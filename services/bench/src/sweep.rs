@@ -465,7 +465,7 @@ fn shorter(rates: &[RateResult], settings: &SweepSettings) -> Option<String> {
         return None;
     }
     Some(format!(
-        "shorter than the rule: {} requests a run, {n_seeds} seeds, where {RULE_REQUESTS} requests or {} s, and \
+        "shorter than the rule: {} requests in the shortest run, {n_seeds} seeds, where {RULE_REQUESTS} requests or {} s, and \
          {RULE_SEEDS} seeds are asked for",
         short.unwrap_or(settings.n_requests),
         RULE_WINDOW.as_secs(),

@@ -51,7 +51,10 @@ fn warnings(sweeps: &[SweepResult]) -> Vec<String> {
     let mut warnings = Vec::new();
     if let Some(first) = short.first() {
         let (n, why) = (short.len(), first.strip_prefix("shorter than the rule: ").unwrap_or(first));
-        warnings.push(format!("{n} of {} results are shorter than the rule asks for ({why}).", sweeps.len()));
+        warnings.push(format!(
+            "{n} of {} results are shorter than the rule asks for (the first: {why}).",
+            sweeps.len()
+        ));
     }
     let runs = || sweeps.iter().flat_map(|s| s.rates.iter().flat_map(|r| &r.runs));
     let n_void = runs().filter(|run| run.generator.void).count();

@@ -95,7 +95,7 @@ async fn a_short_sweep_says_so_and_a_list_is_followed() {
     let (found, told) = sweep("ttft=400ms,tpot=20ms", &settings).await;
     assert_eq!(found.rates.iter().map(|r| r.rate).collect::<Vec<_>>(), [2.0, 4.0]);
     let text = found.shorter_than_the_rule.expect("50 requests are fewer than 1000");
-    assert!(text.starts_with("shorter than the rule: 50 requests a run, 1 seeds"), "{text}");
+    assert!(text.starts_with("shorter than the rule: 50 requests in the shortest run, 1 seeds"), "{text}");
     assert!(told[0].contains("2 rates with 1 run of 50 requests each"), "{told:?}");
 }
 
