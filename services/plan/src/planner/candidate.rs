@@ -12,6 +12,9 @@ use triptych_encoder::BatchLimits;
 use triptych_pd::EngineSettings;
 use triptych_runtime::turnstile::EncoderBudget;
 
+/// Workers before which a proxy of their own stands, in large fleets.
+const WORKERS_OF_A_PROXY: usize = 64;
+
 /// Which workers there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -194,6 +197,8 @@ impl Candidate {
         };
         let mut spec = ClusterSpec::new(pools);
         spec.proxy.cores = question.front;
+        // Large fleets have several proxies; the one that is simulated lets in what all of them would.
+        spec.proxy.max_in_flight *= self.n_workers().div_ceil(WORKERS_OF_A_PROXY);
         spec.prompt = question.prompt;
         spec
     }
