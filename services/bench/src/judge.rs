@@ -9,7 +9,7 @@
 //! 3. at least 97 % as many requests ended whole within the window as were due in it: no backlog is built. What is
 //!    under way at the window's end and was not at its start counts against it, and of that a part is chance, which
 //!    in a short window can be more than 3 %: so many less are allowed as two standard deviations of a Poisson
-//!    number's change are, twice the root of twice the mean of requests under way ([`by_chance`]);
+//!    number's change are, twice the root of twice the mean of requests under way;
 //! 4. neither concurrency nor time to first token rises over the window ([`trend`]).
 
 mod trend;
@@ -225,7 +225,7 @@ pub fn judge_runs(runs: &[Run], slo: &Slo, rule: &Rule) -> Verdict {
 
 /// How much the number of requests under way changes over windows by chance, all windows together: two standard
 /// deviations, where requests come and go independently of each other.
-pub fn by_chance(runs: &[Run]) -> f64 {
+fn by_chance(runs: &[Run]) -> f64 {
     2.0 * runs.iter().map(|run| 2.0 * mean_under_way(run)).sum::<f64>().sqrt()
 }
 

@@ -216,11 +216,6 @@ impl ClusterSpec {
         }
     }
 
-    /// Cores of all workers.
-    pub fn n_cores(&self) -> usize {
-        self.pools.iter().map(|pool| pool.workers.saturating_mul(pool.curves.threads)).sum()
-    }
-
     /// Whether it can run.
     ///
     /// # Errors
