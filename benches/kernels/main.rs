@@ -33,7 +33,7 @@ const LINEAR: [(usize, usize, usize); 6] = [
 const ATTENTION: [(usize, usize, usize); 3] = [(1500, 8, 64), (2116, 16, 80), (128, 8, 64)];
 /// Multiply-adds that the oracle is asked for at most.
 const ORACLE: usize = 1 << 24;
-const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
+const PRECISIONS: [Precision; 4] = [Precision::F32, Precision::Bf16, Precision::Int8, Precision::Int4];
 
 fn values(seed: u32, n: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).max(1);

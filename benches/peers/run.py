@@ -33,7 +33,7 @@ PEERS = {
     "seq2seq": ["torch-f32", "torch-bf16", "ctranslate2-f32", "ctranslate2-int8"],
     "vision": ["torch-f32", "torch-bf16", "vllm-f32", "vllm-bf16"],
 }
-OURS = ["ours-f32", "ours-bf16", "ours-int8"]
+OURS = ["ours-f32", "ours-bf16", "ours-int8", "ours-int4"]
 MODELS = {"whisper": "Whisper-base", "t5": "T5-small", "bart": "BART-base", "qwen2vl": "Qwen2-VL 263M"}
 KINDS = {"whisper": "whisper", "t5": "seq2seq", "bart": "seq2seq", "qwen2vl": "vision"}
 #: What `models.py` writes: what a kind's encoder reads, and what its preprocessing is timed with.

@@ -3,15 +3,15 @@ shares of what the machine can do.
 
 Multiply-adds are those of linear layers, convolutions and attention. Bytes are the decoder's weights in their precision,
 the table of the logits, and the cross-attention keys and values of the item, in the precision too, in int8 with an f32 for
-each head of a token; self-attention and norms are left out, they are small. A Qwen2-VL attends to the item among the
+each head of a token, and with int4 as with int8; self-attention and norms are left out, they are small. A Qwen2-VL attends to the item among the
 tokens of its prompt: it is the prompt's keys and values that count.
 """
 
 import json
 from pathlib import Path
 
-#: Bytes of a weight, and of a cached value; heads are 64 wide in all of these models.
-BYTES = {"f32": (4, 4), "bf16": (2, 2), "int8": (1, 1 + 4 / 64)}
+#: Bytes of a weight, of one of the logits' layer, and of a cached value; heads are 64 wide in all of these models.
+BYTES = {"f32": (4, 4, 4), "bf16": (2, 2, 2), "int8": (1, 1, 1 + 4 / 64), "int4": (4.5 / 8, 1, 1 + 4 / 64)}
 
 
 def shapes(directory):
@@ -69,12 +69,13 @@ def encode_multiply_adds(directory, n_tokens):
 
 def decode_bytes(directory, precision, n_tokens):
     """Of a token at batch 1, after so many tokens of the item, or of the prompt that has it."""
-    of_weight, of_value = BYTES[precision]
+    of_weight, of_logit, of_value = BYTES[precision]
     if found := qwen2vl(directory):
         _, text, weights, logits, keys = found
-        return (weights + logits) * of_weight + text["num_hidden_layers"] * 2 * n_tokens * keys * of_value
+        return weights * of_weight + logits * of_logit + text["num_hidden_layers"] * 2 * n_tokens * keys * of_value
     config, d, inner, ffn, _, layers = shapes(directory)
     if config["model_type"] == "whisper":
         n_tokens = config["max_source_positions"]
-    weights = layers * (4 * d * inner + 2 * d * inner + 2 * d * ffn) + config["vocab_size"] * d
-    return weights * of_weight + layers * 2 * n_tokens * inner * of_value
+    weights = layers * (4 * d * inner + 2 * d * inner + 2 * d * ffn)
+    logits = config["vocab_size"] * d
+    return weights * of_weight + logits * of_logit + layers * 2 * n_tokens * inner * of_value

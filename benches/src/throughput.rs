@@ -49,7 +49,7 @@ struct Args {
     /// Compute threads; 0: as many as the machine has cores.
     #[arg(long, default_value_t = 0)]
     threads: usize,
-    /// Of weights and KV: f32, bf16 or int8.
+    /// Of weights and KV: f32, bf16, int8 or int4.
     #[arg(long, default_value = "f32", value_parser = precision)]
     precision: Precision,
     /// Runs of each, of which the best counts.
@@ -135,7 +135,7 @@ fn peak_mb() -> Option<u64> {
 }
 
 fn precision(text: &str) -> Result<Precision, String> {
-    let all = [Precision::F32, Precision::Bf16, Precision::Int8];
+    let all = [Precision::F32, Precision::Bf16, Precision::Int8, Precision::Int4];
     let found = all.into_iter().find(|p| p.as_str() == text);
     found.ok_or_else(|| format!("there are {}", all.map(Precision::as_str).join(", ")))
 }

@@ -59,6 +59,9 @@ pub enum Precision {
     /// Linear layers int8 with a scale for each output, their rows int8 with a scale for each row and call; caches int8
     /// with a scale for each head of a token; all else as bf16 where pairs have a dot product, and else as f32.
     Int8,
+    /// Linear layers in four bits with a bf16 scale for each 32 weights of an output, but logits and all else as int8: for
+    /// decoders, whose steps take as long as their weights take to be read. Encoders compute in [`Self::of_encoders`].
+    Int4,
 }
 
 impl Precision {
@@ -68,6 +71,21 @@ impl Precision {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
             Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        }
+    }
+
+    /// The same for what reads whole items at once, which gains nothing from weights below a byte.
+    #[must_use]
+    pub const fn of_encoders(self) -> Self {
+        self.at_least_bytes()
+    }
+
+    /// The same for caches and logits, of which nothing is kept below a byte.
+    const fn at_least_bytes(self) -> Self {
+        match self {
+            Self::Int4 => Self::Int8,
+            Self::F32 | Self::Bf16 | Self::Int8 => self,
         }
     }
 }
@@ -79,7 +97,7 @@ pub struct CpuConfig {
     pub threads: usize,
     /// Of weights.
     pub precision: Precision,
-    /// Of keys and values in caches; `None` means that of the weights.
+    /// Of keys and values in caches; `None` means that of the weights. int4 means int8.
     pub kv: Option<Precision>,
     /// The instruction set; `None` means the best this machine has.
     pub isa: Option<Isa>,
@@ -106,7 +124,7 @@ impl CpuBackend {
         let isa = simd::FoundIsa::new(config.isa)?;
         let (pool, l2) = (pool::Pool::new(config.threads)?, caches::second_cache());
         let CpuConfig { precision, kv, .. } = config;
-        Ok(Self { pool, isa, precision, kv: kv.unwrap_or(precision), l2 })
+        Ok(Self { pool, isa, precision, kv: kv.unwrap_or(precision).at_least_bytes(), l2 })
     }
 
     /// The instruction set it runs on.
@@ -133,8 +151,16 @@ impl Backend for CpuBackend {
         "cpu"
     }
 
+    fn for_encoders(&self) -> Self {
+        Self { precision: self.precision.of_encoders(), ..self.clone() }
+    }
+
     fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<CpuLinear> {
-        Ok(CpuLinear::new(self, stored::stack(parts)?))
+        Ok(CpuLinear::new(self, self.precision, stored::stack(parts)?))
+    }
+
+    fn load_logits(&self, parts: &[LinearPart<'_>]) -> Result<CpuLinear> {
+        Ok(CpuLinear::new(self, self.precision.at_least_bytes(), stored::stack(parts)?))
     }
 
     fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<CpuTable> {
@@ -269,12 +295,14 @@ impl Backend for CpuBackend {
     ) -> Result<CpuTensor> {
         check::attention([qkv.q.dims(), qkv.k.dims(), qkv.v.dims()], shape, seqs)?;
         match self.precision {
-            Precision::Bf16 | Precision::Int8 if self.isa.has_pairs() => {
+            Precision::Bf16 | Precision::Int8 | Precision::Int4 if self.isa.has_pairs() => {
                 attention::block_diagonal::<Dots>(self, qkv, shape, seqs)
             }
             Precision::Bf16 => attention::block_diagonal::<Halves>(self, qkv, shape, seqs),
             // Nothing is kept here that should be small, and pairs would be taken apart.
-            Precision::F32 | Precision::Int8 => attention::block_diagonal::<Singles>(self, qkv, shape, seqs),
+            Precision::F32 | Precision::Int8 | Precision::Int4 => {
+                attention::block_diagonal::<Singles>(self, qkv, shape, seqs)
+            }
         }
     }
 
@@ -286,11 +314,13 @@ impl Backend for CpuBackend {
     ) -> Result<Vec<f32>> {
         check::attention_weights(qk.map(CpuTensor::dims), chosen, seqs)?;
         match self.precision {
-            Precision::Bf16 | Precision::Int8 if self.isa.has_pairs() => {
+            Precision::Bf16 | Precision::Int8 | Precision::Int4 if self.isa.has_pairs() => {
                 attention::weights::<Dots>(self, qk, chosen, seqs)
             }
             Precision::Bf16 => attention::weights::<Halves>(self, qk, chosen, seqs),
-            Precision::F32 | Precision::Int8 => attention::weights::<Singles>(self, qk, chosen, seqs),
+            Precision::F32 | Precision::Int8 | Precision::Int4 => {
+                attention::weights::<Singles>(self, qk, chosen, seqs)
+            }
         }
     }
 

@@ -145,10 +145,25 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// The name used in settings and logs.
     fn name(&self) -> &'static str;
 
+    /// The same back end as encoders use it: with more bits for weights where it keeps so few of them that only decoders,
+    /// which read all weights for a few tokens, gain from it.
+    #[must_use]
+    fn for_encoders(&self) -> Self {
+        self.clone()
+    }
+
     // Loading. Called once a weight; may be slow.
 
     /// Packs layers that read the same input as one: outputs side by side, in order.
     fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<Self::Linear>;
+    /// The same for layers that give logits: kept in more bits where weights are very small, since an error there is one
+    /// in the answer.
+    ///
+    /// # Errors
+    /// As [`Self::load_linear`].
+    fn load_logits(&self, parts: &[LinearPart<'_>]) -> Result<Self::Linear> {
+        self.load_linear(parts)
+    }
     /// Takes a table `[n_rows, width]`, whose rows are given times `scale`.
     fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<Self::Table>;
     /// Takes a norm's `scale [width]` and `bias [width]`.

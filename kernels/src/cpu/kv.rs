@@ -38,7 +38,7 @@ impl CpuKvCache {
         Ok(Self(match precision {
             Precision::F32 => Pages::F32(PagedCells::new(layout, PageOrder::Blocks)?),
             Precision::Bf16 => Pages::Bf16(PagedCells::new(layout, PageOrder::Blocks)?),
-            Precision::Int8 => Pages::Int8(PagedCells::new(layout, PageOrder::Blocks)?),
+            Precision::Int8 | Precision::Int4 => Pages::Int8(PagedCells::new(layout, PageOrder::Blocks)?),
         }))
     }
 
@@ -47,7 +47,7 @@ impl CpuKvCache {
         let page_words = match precision {
             Precision::F32 => page_len::<f32>(layout.head_dim),
             Precision::Bf16 => page_len::<Bf16Pair>(layout.head_dim),
-            Precision::Int8 => page_len::<ByteQuad>(layout.head_dim),
+            Precision::Int8 | Precision::Int4 => page_len::<ByteQuad>(layout.head_dim),
         };
         layout.n_layers * layout.n_kv_heads * page_words * size_of::<u32>()
     }

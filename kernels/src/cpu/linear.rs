@@ -2,7 +2,8 @@
 //!
 //! A weight `[n_out, n_in]` is packed once into panels of 32 outputs, `[k_cells][32]`, the last one filled up
 //! with zeros. With precision bf16, rows are rounded to bf16 too, once a call; sums are f32. With precision
-//! int8, rows are quantized once a call ([`bytes`]); sums are whole numbers.
+//! int8, rows are quantized once a call ([`bytes`]); sums are whole numbers. With precision int4, weights are groups of
+//! nibbles ([`nibbles`]).
 
 use super::cell::{Bf16Pair, Dots, FillRows, FloatMath, Halves, Math, PANEL, Singles, n_cells};
 use super::matrix::{CpuTensor, unwritten};
@@ -12,10 +13,12 @@ use crate::ops::Activation;
 use crate::stored::Stacked;
 
 mod bytes;
+mod nibbles;
 mod product;
 
 use bytes::BytePanels;
 pub(super) use bytes::Quads;
+use nibbles::NibblePanels;
 use product::{Epilogue, Plain, Product, Size};
 
 /// A linear layer in panels.
@@ -34,15 +37,17 @@ enum Packed {
     F32(Panels<f32>),
     Bf16(Panels<Bf16Pair>),
     Int8(BytePanels),
+    Int4(NibblePanels),
 }
 
 impl CpuLinear {
-    /// Packs a layer in the precision of the back end.
-    pub(super) fn new(backend: &CpuBackend, stacked: Stacked<'_>) -> Self {
-        let weight = match backend.precision {
+    /// Packs a layer in a precision.
+    pub(super) fn new(backend: &CpuBackend, precision: Precision, stacked: Stacked<'_>) -> Self {
+        let weight = match precision {
             Precision::F32 => Packed::F32(pack::<Singles>(backend, &stacked)),
             Precision::Bf16 => Packed::Bf16(pack::<Dots>(backend, &stacked)),
             Precision::Int8 => Packed::Int8(BytePanels::new(backend, &stacked)),
+            Precision::Int4 => Packed::Int4(NibblePanels::new(backend, &stacked)),
         };
         let Stacked { n_in, n_out, bias, .. } = stacked;
         let bias = bias.map(|mut bias| {
@@ -83,6 +88,7 @@ impl CpuLinear {
                 Product::<Halves, _> { x, panels, size, units: Plain, epilogue }.run(backend, &mut out);
             }
             Packed::Int8(panels) => panels.multiply(backend, x, (size, epilogue), &mut out),
+            Packed::Int4(panels) => panels.multiply(backend, x, (size, epilogue), &mut out),
         }
         CpuTensor::new(out, n_tokens, self.n_out)
     }
@@ -93,7 +99,7 @@ fn pack<M: FloatMath<Row = <M as Math>::Word>>(
     backend: &CpuBackend,
     stacked: &Stacked<'_>,
 ) -> Panels<M::Word> {
-    panels::pack(&backend.pool, stacked, |_, values, rows| {
+    panels::pack(&backend.pool, stacked, n_cells::<M::Word>(stacked.n_in), |_, values, rows| {
         backend.isa.run(FillRows::<M> { values, width: values.len(), rows });
     })
 }

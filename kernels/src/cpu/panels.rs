@@ -1,6 +1,6 @@
 //! Zeroed cells that start on a cache line, so that a register of them never straddles two, and how rows come into them.
 
-use super::cell::{PANEL, Word, n_cells};
+use super::cell::{PANEL, Word};
 use super::pool::Pool;
 use crate::stored::Stacked;
 
@@ -59,14 +59,14 @@ pub(super) fn lay<C: Word>(rows: &[C], k_cells: usize, panel: &mut [C]) {
     }
 }
 
-/// Packs a weight into `[n_panels][k_cells][32]`; `fill` makes the words of an output of its values.
+/// Packs a weight into `[n_panels][k_cells][32]`; `fill` makes the `k_cells` words of an output of its values.
 pub(super) fn pack<C: Word>(
     pool: &Pool,
     stacked: &Stacked<'_>,
+    k_cells: usize,
     fill: impl Fn(usize, &[f32], &mut [C]) + Sync,
 ) -> Panels<C> {
     let Stacked { n_in, n_out, .. } = *stacked;
-    let k_cells = n_cells::<C>(n_in);
     let mut panels = Panels::zeros(n_out.div_ceil(PANEL) * k_cells * PANEL);
     pool.rows(panels.cells_mut(), k_cells * PANEL, n_in * PANEL, |first, panels: &mut [C]| {
         let (mut values, mut words) = (vec![0.0; n_in], vec![C::default(); k_cells * PANEL]);

@@ -34,7 +34,8 @@ impl CpuBackend {
             Precision::F32 => self.multiply_adds::<Singles>(),
             Precision::Bf16 if self.isa.has_pairs() => self.multiply_adds::<Dots>(),
             Precision::Bf16 => self.multiply_adds::<Halves>(),
-            Precision::Int8 => self.multiply_adds::<super::linear::Quads>(),
+            // Nibbles are multiplied as bytes.
+            Precision::Int8 | Precision::Int4 => self.multiply_adds::<super::linear::Quads>(),
         };
         Roofs { multiply_adds_per_s: multiply, bytes_per_s: self.bytes() }
     }

@@ -238,6 +238,10 @@ pub(crate) trait Simd: Copy {
     /// `acc + Σ aᵢ·bᵢ` over the four bytes of each lane, lowest first: `a` the same unsigned bytes for all lanes,
     /// `b` the bits of a register of signed ones, `acc` and the result the bits of i32, which wraps.
     fn dot_quad(self, acc: Self::V, a: u32, b: Self::V) -> Self::V;
+    /// The low half of each byte of each lane's bits.
+    fn low_nibbles(self, bytes: Self::V) -> Self::V;
+    /// The high half of each byte of each lane's bits, moved down.
+    fn high_nibbles(self, bytes: Self::V) -> Self::V;
     /// Writes the lowest byte of each lane's bits, the first lane first, and leaves the rest as it is.
     fn store_low_bytes(self, to: &mut [u8; 16], v: Self::V);
     /// The i32 whose bits each lane has, as f32.
@@ -249,6 +253,14 @@ pub(crate) trait Simd: Copy {
         let from = &from[..Self::LANES];
         // SAFETY: the slice was just cut to LANES values.
         unsafe { self.load_ptr(from.as_ptr()) }
+    }
+
+    /// The same of values that are bits.
+    #[inline(always)]
+    fn load_bits(self, from: &[u32]) -> Self::V {
+        let from = &from[..Self::LANES];
+        // SAFETY: the slice was just cut to LANES values of four bytes.
+        unsafe { self.load_ptr(from.as_ptr().cast()) }
     }
 
     /// Writes the first `LANES` values of a slice.

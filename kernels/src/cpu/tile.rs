@@ -8,7 +8,7 @@ use super::cell::{Math, PANEL};
 use super::simd::Simd;
 
 /// Registers of columns in a strip.
-const STRIP_VECTORS: usize = 2;
+pub(super) const STRIP_VECTORS: usize = 2;
 
 /// Steps of a panel that [`stream`] asks for ahead of use: 2 KB, and more where a step of a strip is half as long.
 const fn ahead<S: Simd>() -> usize {

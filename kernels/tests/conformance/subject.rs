@@ -34,7 +34,8 @@ pub fn reference() -> Subject<ReferenceBackend> {
 
 /// Every instruction set of this machine, in every precision.
 pub fn cpus() -> Vec<Subject<CpuBackend>> {
-    let precisions = [(Precision::F32, 2e-5), (Precision::Bf16, 3e-2), (Precision::Int8, 4e-2)];
+    let precisions =
+        [(Precision::F32, 2e-5), (Precision::Bf16, 3e-2), (Precision::Int8, 4e-2), (Precision::Int4, 0.15)];
     let each =
         Isa::available().flat_map(|isa| precisions.map(|(precision, products)| (isa, precision, products)));
     each.map(|(isa, precision, products)| {
@@ -43,7 +44,7 @@ pub fn cpus() -> Vec<Subject<CpuBackend>> {
             CpuBackend::new(config).expect("an available set")
         };
         let name = format!("cpu {} {precision:?}", isa.as_str());
-        let keeps_pages = precision != Precision::Int8;
+        let keeps_pages = !matches!(precision, Precision::Int8 | Precision::Int4);
         let tables = if precision == Precision::F32 { DType::F32 } else { DType::Bf16 };
         Subject { name, backend: with(3), products, keeps_pages, tables, other_threads: with(1) }
     })

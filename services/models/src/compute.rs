@@ -26,9 +26,9 @@ pub struct ComputeConfig {
     pub backend: BackendKind,
     /// Compute threads; 0: as many as the machine has cores.
     pub threads: usize,
-    /// Of weights.
+    /// Of weights; encoders compute in [`Precision::of_encoders`].
     pub precision: Precision,
-    /// Of the KV cache; `None`: that of the weights.
+    /// Of the KV cache; `None`: that of the weights, and int8 where that is int4.
     pub kv: Option<Precision>,
     /// Instruction set to force; `None`: the best found.
     pub isa: Option<Isa>,

@@ -156,8 +156,8 @@ impl Model {
         self.fingerprint_in(modality, dtype, Precision::F32)
     }
 
-    /// Identity of the encoder of a modality that computes in `precision` and whose rows leave as `dtype`. Reads
-    /// all bytes of its weights; of random ones only the seed.
+    /// Identity of the encoder of a modality that computes in [`Precision::of_encoders`] of `precision` and whose rows
+    /// leave as `dtype`. Reads all bytes of its weights; of random ones only the seed.
     ///
     /// # Errors
     /// [`ModelError::Config`] for a modality without an encoder; else as opening the weights.
@@ -170,6 +170,7 @@ impl Model {
         self.check_modality(modality)?;
         let mut parts: Vec<Vec<u8>> =
             vec![modality.as_str().into(), dtype.as_str().into(), self.encoder_settings.as_str().into()];
+        let precision = precision.of_encoders();
         if precision != Precision::F32 {
             parts.push(format!("computed in {}", precision.as_str()).into());
         }
@@ -218,7 +219,7 @@ impl Model {
         weights: &Weights,
         backend: &B,
     ) -> Result<Box<dyn Encoder>, ModelError> {
-        let spec = &self.spec.encoder;
+        let (spec, backend) = (&self.spec.encoder, &backend.for_encoders());
         Ok(match spec.stem {
             StemSpec::Tiles(_) => Box::new(TiledEncoder::load(spec, weights, backend)?),
             _ => Box::new(TransformerEncoder::load(spec, weights, backend)?),

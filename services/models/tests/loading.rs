@@ -196,6 +196,8 @@ fn a_fingerprint_changes_with_what_the_encoder_computes_and_with_nothing_else() 
     let [bf16, int8] = [Precision::Bf16, Precision::Int8]
         .map(|precision| model.fingerprint_in(Modality::Audio, DType::F32, precision).expect("weights"));
     assert!(bf16 != same && int8 != same && bf16 != int8);
+    let int4 = model.fingerprint_in(Modality::Audio, DType::F32, Precision::Int4).expect("weights");
+    assert_eq!(int4, int8, "four bits are for decoders");
     assert!(matches!(model.fingerprint(Modality::Image, DType::F32), Err(ModelError::Config { .. })));
 
     let processor = dir.path().join("preprocessor_config.json");

@@ -29,7 +29,7 @@ pub struct CostCurves {
     pub version: u32,
     /// The model's directory name.
     pub model: String,
-    /// `f32`, `bf16` or `int8`.
+    /// `f32`, `bf16`, `int8` or `int4`.
     pub precision: String,
     /// Element type of the KV cache, if it is another.
     #[serde(default, skip_serializing_if = "Option::is_none")]

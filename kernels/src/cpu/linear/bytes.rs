@@ -60,7 +60,8 @@ impl BytePanels {
         let n_columns = stacked.n_out.next_multiple_of(PANEL);
         let (mut scales, mut sums) = (vec![0.0; n_columns], vec![0.0; n_columns]);
         let outputs = (&Shared::new(&mut scales), &Shared::new(&mut sums));
-        let panels = panels::pack(&backend.pool, stacked, |out, values, quads| {
+        let n_cells = n_cells::<ByteQuad>(stacked.n_in);
+        let panels = panels::pack(&backend.pool, stacked, n_cells, |out, values, quads| {
             // SAFETY: each output is filled once.
             let scale = unsafe { outputs.0.slice(out..out + 1) };
             // SAFETY: as above.
@@ -78,7 +79,7 @@ impl BytePanels {
         (size, epilogue): (Size, Epilogue<'_>),
         out: &mut [f32],
     ) {
-        let (cells, rows) = quantize(backend, x);
+        let (cells, rows) = quantize(backend, x, n_cells::<ByteQuad>(size.n_in));
         let units = Bytes { rows: &rows, scales: &self.scales, sums: &self.sums };
         let (x, panels) = (&cells, self.panels.cells());
         Product::<Quads, _> { x, panels, size, units, epilogue }.run(backend, out);
@@ -125,16 +126,19 @@ impl Kernel for QuantizeOutput<'_> {
 
 /// How the bytes of a row are read: `scale · q + offset`.
 #[derive(Clone, Copy, Debug, Default)]
-struct RowScale {
-    scale: f32,
+pub(super) struct RowScale {
+    pub(super) scale: f32,
     /// `−scale · zero`.
-    offset: f32,
+    pub(super) offset: f32,
 }
 
-/// Rows in bytes, `[n_tokens, k_cells]`, and how to read each.
-fn quantize(backend: &CpuBackend, x: &CpuTensor) -> (Vec<ByteQuad>, Vec<RowScale>) {
+/// Rows in bytes, `[n_tokens, k_cells]`, and how to read each. They take `n_cells` of the width, or fewer than `k_cells`.
+pub(super) fn quantize(
+    backend: &CpuBackend,
+    x: &CpuTensor,
+    k_cells: usize,
+) -> (Vec<ByteQuad>, Vec<RowScale>) {
     let (n_tokens, width) = x.dims();
-    let k_cells = n_cells::<ByteQuad>(width);
     let mut cells = vec![ByteQuad::default(); n_tokens * k_cells];
     let mut scales = vec![RowScale::default(); n_tokens];
     let shared = &Shared::new(&mut scales);
@@ -143,7 +147,7 @@ fn quantize(backend: &CpuBackend, x: &CpuTensor) -> (Vec<ByteQuad>, Vec<RowScale
         let values = &x.data()[row * width..][..n_rows * width];
         // SAFETY: runs of rows do not overlap, and each is one task.
         let scales = unsafe { shared.slice(row..row + n_rows) };
-        backend.isa.run(QuantizeRows { values, width, cells, scales });
+        backend.isa.run(QuantizeRows { values, cells: (cells, k_cells), scales });
     });
     (cells, scales)
 }
@@ -152,9 +156,8 @@ fn quantize(backend: &CpuBackend, x: &CpuTensor) -> (Vec<ByteQuad>, Vec<RowScale
 struct QuantizeRows<'a> {
     /// `[n, width]`, width not zero.
     values: &'a [f32],
-    width: usize,
-    /// `[n, k_cells]`.
-    cells: &'a mut [ByteQuad],
+    /// `[n, k_cells]`, and how many a row takes.
+    cells: (&'a mut [ByteQuad], usize),
     /// `[n]`.
     scales: &'a mut [RowScale],
 }
@@ -162,9 +165,9 @@ struct QuantizeRows<'a> {
 impl Kernel for QuantizeRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let rows = self.values.chunks_exact(self.width).zip(self.scales);
-        for (cells, (values, scale)) in self.cells.chunks_exact_mut(n_cells::<ByteQuad>(self.width)).zip(rows)
-        {
+        let width = self.values.len() / self.scales.len().max(1);
+        let rows = self.values.chunks_exact(width).zip(self.scales);
+        for (cells, (values, scale)) in self.cells.0.chunks_exact_mut(self.cells.1).zip(rows) {
             let [low, high] = bounds(s, values);
             let step = (high - low) / ROW_LARGEST;
             let inverse = if step < f32::MIN_POSITIVE { 0.0 } else { 1.0 / step };
@@ -191,7 +194,7 @@ fn bounds<S: Simd>(s: S, values: &[f32]) -> [f32; 2] {
     [odd - s.largest(low), odd + s.largest(high)]
 }
 
-/// Writes the nearest bytes of a row; what fills up the last cell meets zero weights.
+/// Writes the nearest bytes of a row; what fills up its cells meets zero weights.
 #[inline(always)]
 fn fill<S: Simd>(s: S, cells: &mut [ByteQuad], values: &[f32], (inverse, zero): (f32, f32)) {
     for (cells, values) in cells.chunks_mut(S::LANES / ByteQuad::STEPS).zip(values.chunks(S::LANES)) {

@@ -75,35 +75,79 @@ pub(super) struct Product<'a, M: Math, U> {
 impl<M: Math, U: Units> Product<'_, M, U> {
     /// Computes it, `out: [n_tokens, n_out]`.
     pub(super) fn run(&self, backend: &CpuBackend, out: &mut [f32]) {
-        if out.is_empty() {
-            return;
-        }
-        let Size { n_tokens, n_in, n_out } = self.size;
-        let (rows, panels) = self.task_size(backend);
-        let n_panels = n_out.div_ceil(PANEL);
-        let n_runs = n_tokens.div_ceil(rows);
-        // A multiply-add takes about 1/50 ns, a cell from memory about 1/8 ns.
-        let n_cells = n_cells::<M::Word>(n_in) * n_out;
-        let cost_ns = (n_tokens * n_cells / 50).max(n_cells / 8);
         let out = &Shared::new(out);
-        backend.pool.run(n_runs * n_panels.div_ceil(panels), cost_ns, |task| {
-            let (group, run) = (task / n_runs, task % n_runs);
-            let rows = run * rows..n_tokens.min((run + 1) * rows);
-            let panels = group * panels..n_panels.min((group + 1) * panels);
-            M::run(backend.isa, Block { product: self, rows, panels, out });
+        let output =
+            Output { n_out: self.size.n_out, units: self.units, epilogue: self.epilogue, values: out };
+        in_tasks(backend, self.size, n_cells::<M::Word>(self.size.n_in), |rows, panels| {
+            M::run(backend.isa, Block { product: self, rows, panels, output });
         });
     }
+}
 
-    /// Rows and panels of a task.
-    fn task_size(&self, backend: &CpuBackend) -> (usize, usize) {
-        let (tile, n_threads) = (backend.isa.tile_rows(), backend.pool.n_threads());
-        let n_runs = self.size.n_tokens.div_ceil(TASK_ROWS / tile * tile);
-        let rows = self.size.n_tokens.div_ceil(n_runs).next_multiple_of(tile);
-        let panel_bytes = n_cells::<M::Word>(self.size.n_in).max(1) * PANEL * size_of::<M::Word>();
-        let n_panels = self.size.n_out.div_ceil(PANEL);
-        // Several tasks for each thread, so that one that was held up does not hold up all.
-        let share = (n_panels * n_runs).div_ceil(4 * n_threads).next_multiple_of(4);
-        (rows, (backend.l2 / 5 * GROUP_FIFTHS / panel_bytes).clamp(1, share.max(1)))
+/// Cuts a product into tasks of some rows by some panels, `n_words` to an output, and runs them.
+pub(super) fn in_tasks(
+    backend: &CpuBackend,
+    size: Size,
+    n_words: usize,
+    task: impl Fn(Range<usize>, Range<usize>) + Sync,
+) {
+    let Size { n_tokens, n_out, .. } = size;
+    if n_tokens == 0 || n_out == 0 {
+        return;
+    }
+    let (rows, panels) = task_size(backend, size, n_words);
+    let n_panels = n_out.div_ceil(PANEL);
+    let n_runs = n_tokens.div_ceil(rows);
+    // A multiply-add takes about 1/50 ns, a word from memory about 1/8 ns.
+    let n_words = n_words * n_out;
+    let cost_ns = (n_tokens * n_words / 50).max(n_words / 8);
+    backend.pool.run(n_runs * n_panels.div_ceil(panels), cost_ns, |i| {
+        let (group, run) = (i / n_runs, i % n_runs);
+        let rows = run * rows..n_tokens.min((run + 1) * rows);
+        task(rows, group * panels..n_panels.min((group + 1) * panels));
+    });
+}
+
+/// Rows and panels of a task.
+fn task_size(backend: &CpuBackend, size: Size, n_words: usize) -> (usize, usize) {
+    let (tile, n_threads) = (backend.isa.tile_rows(), backend.pool.n_threads());
+    let n_runs = size.n_tokens.div_ceil(TASK_ROWS / tile * tile);
+    let rows = size.n_tokens.div_ceil(n_runs).next_multiple_of(tile);
+    let panel_bytes = n_words.max(1) * PANEL * size_of::<u32>();
+    let n_panels = size.n_out.div_ceil(PANEL);
+    // Several tasks for each thread, so that one that was held up does not hold up all.
+    let share = (n_panels * n_runs).div_ceil(4 * n_threads).next_multiple_of(4);
+    (rows, (backend.l2 / 5 * GROUP_FIFTHS / panel_bytes).clamp(1, share.max(1)))
+}
+
+/// Where sums go, and what they become on the way.
+#[derive(Clone, Copy)]
+pub(super) struct Output<'a, U> {
+    pub(super) n_out: usize,
+    pub(super) units: U,
+    pub(super) epilogue: Epilogue<'a>,
+    /// `[n_tokens, n_out]`.
+    pub(super) values: &'a Shared<'a, f32>,
+}
+
+impl<U: Units> Output<'_, U> {
+    /// Bias, activation, residual, and the way to memory, of one register of sums. Its row and column are of the
+    /// caller's task.
+    #[inline(always)]
+    pub(super) fn finish<S: Simd>(&self, s: S, (row, column): (usize, usize), sum: S::V) {
+        let (n_out, epilogue) = (self.n_out, &self.epilogue);
+        let place = row * n_out + column..row * n_out + n_out.min(column + S::LANES);
+        let mut y = self.units.values(s, (row, column), sum);
+        if let Some(bias) = epilogue.bias {
+            y = s.add(y, s.load(&bias[column..]));
+        }
+        y = activate(s, epilogue.act, y);
+        if let Some(residual) = epilogue.residual {
+            y = s.add(y, s.load_or(&residual[place.clone()], 0.0));
+        }
+        // SAFETY: rows and panels of a task are its own, and this is the only place that writes them.
+        let out = unsafe { self.values.slice(place) };
+        s.store_some(out, y);
     }
 }
 
@@ -112,8 +156,7 @@ struct Block<'a, M: Math, U> {
     product: &'a Product<'a, M, U>,
     rows: Range<usize>,
     panels: Range<usize>,
-    /// `[n_tokens, n_out]`.
-    out: &'a Shared<'a, f32>,
+    output: Output<'a, U>,
 }
 
 impl<M: Math, U: Units> Kernel for Block<'_, M, U> {
@@ -214,7 +257,7 @@ fn part_of_tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
             if !stretch.is_last {
                 s.store(&mut waiting[place(r, v)..], *sum);
             } else if column < size.n_out {
-                finish(s, block, (row + r, column), *sum);
+                block.output.finish(s, (row + r, column), *sum);
             }
         }
     }
@@ -263,32 +306,9 @@ fn tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
             for (v, sum) in vectors.iter().enumerate() {
                 let column = (strip + i) * strip_width::<S>() + v * S::LANES;
                 if column < size.n_out {
-                    finish(s, block, (row + r, column), *sum);
+                    block.output.finish(s, (row + r, column), *sum);
                 }
             }
         }
     }
-}
-
-/// Bias, activation, residual, and the way to memory, of one register of sums.
-#[inline(always)]
-fn finish<S: Simd, M: Math, U: Units>(
-    s: S,
-    block: &Block<'_, M, U>,
-    (row, column): (usize, usize),
-    sum: S::V,
-) {
-    let (n_out, epilogue) = (block.product.size.n_out, &block.product.epilogue);
-    let place = row * n_out + column..row * n_out + n_out.min(column + S::LANES);
-    let mut y = block.product.units.values(s, (row, column), sum);
-    if let Some(bias) = epilogue.bias {
-        y = s.add(y, s.load(&bias[column..]));
-    }
-    y = activate(s, epilogue.act, y);
-    if let Some(residual) = epilogue.residual {
-        y = s.add(y, s.load_or(&residual[place.clone()], 0.0));
-    }
-    // SAFETY: rows and panels of a block are its task's own, and this is the only place that writes them.
-    let out = unsafe { block.out.slice(place) };
-    s.store_some(out, y);
 }

@@ -9,6 +9,9 @@ pub(super) struct Portable;
 /// One register.
 type V = [f32; 4];
 
+/// The low half of each byte.
+const NIBBLES: u32 = 0x0f0f_0f0f;
+
 /// A method that does the same to each lane.
 macro_rules! lanewise {
     ($name:ident, |$($arg:ident),+| $body:expr) => {
@@ -57,6 +60,8 @@ impl Simd for Portable {
     lanewise!(round, |a| a.round_ties_even());
     lanewise!(low_halves, |pairs| f32::from_bits(pairs.to_bits() << 16));
     lanewise!(high_halves, |pairs| f32::from_bits(pairs.to_bits() & 0xffff_0000));
+    lanewise!(low_nibbles, |bytes| f32::from_bits(bytes.to_bits() & NIBBLES));
+    lanewise!(high_nibbles, |bytes| f32::from_bits(bytes.to_bits() >> 4 & NIBBLES));
     lanewise!(scale_by_power, |a, n| {
         let half = (n as i32) / 2;
         a * power_of_two(half) * power_of_two(n as i32 - half)

@@ -62,6 +62,9 @@ pub(super) struct Avx512Bf16(());
 /// The upper half of a lane.
 const UPPER: i32 = -0x1_0000;
 
+/// The low half of each byte of a lane.
+const NIBBLES: i32 = 0x0f0f_0f0f;
+
 /// Methods that are one instruction without memory.
 macro_rules! instructions {
     ($($name:ident($($arg:ident),+) = $intrinsic:ident;)+) => {$(
@@ -146,6 +149,22 @@ impl Simd for Avx2 {
     fn dot_quad(self, acc: __m256, a: u32, b: __m256) -> __m256 {
         // SAFETY: `self` exists only where the set does.
         unsafe { avx2_dot_quad(acc, a, b) }
+    }
+
+    #[inline(always)]
+    fn low_nibbles(self, bytes: __m256) -> __m256 {
+        // SAFETY: `self` exists only where the set does.
+        unsafe {
+            _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(bytes), _mm256_set1_epi32(NIBBLES)))
+        }
+    }
+
+    #[inline(always)]
+    fn high_nibbles(self, bytes: __m256) -> __m256 {
+        // SAFETY: `self` exists only where the set does.
+        let down = unsafe { _mm256_srli_epi32::<4>(_mm256_castps_si256(bytes)) };
+        // SAFETY: as above.
+        self.low_nibbles(unsafe { _mm256_castsi256_ps(down) })
     }
 
     #[inline(always)]
@@ -298,6 +317,22 @@ macro_rules! avx512 {
             unsafe {
                 _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(UPPER)))
             }
+        }
+
+        #[inline(always)]
+        fn low_nibbles(self, bytes: __m512) -> __m512 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe {
+                _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(bytes), _mm512_set1_epi32(NIBBLES)))
+            }
+        }
+
+        #[inline(always)]
+        fn high_nibbles(self, bytes: __m512) -> __m512 {
+            // SAFETY: `self` exists only where the set does.
+            let down = unsafe { _mm512_srli_epi32::<4>(_mm512_castps_si512(bytes)) };
+            // SAFETY: as above.
+            self.low_nibbles(unsafe { _mm512_castsi512_ps(down) })
         }
 
         #[inline(always)]

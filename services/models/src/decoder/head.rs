@@ -28,5 +28,5 @@ pub(super) fn load_head<B: Backend>(
         None => None,
     };
     let part = LinearPart::new(weight.view(), bias.as_ref().map(|b| b.view()));
-    Ok(backend.load_linear(&[part])?)
+    Ok(backend.load_logits(&[part])?)
 }

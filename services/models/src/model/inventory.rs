@@ -16,7 +16,7 @@ use triptych_core::{ItemOptions, Modality};
 use triptych_kernels::cpu::Precision;
 
 /// What is tallied, in the order of [`Sizes`].
-const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
+const PRECISIONS: [Precision; 4] = [Precision::F32, Precision::Bf16, Precision::Int8, Precision::Int4];
 
 /// A number of bytes for each precision of the CPU back end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct Sizes {
     pub bf16: usize,
     /// With `--precision int8`.
     pub int8: usize,
+    /// With `--precision int4`.
+    pub int4: usize,
 }
 
 impl Sizes {
@@ -37,12 +39,12 @@ impl Sizes {
     }
 
     /// Sizes from one for each precision, in the order of [`PRECISIONS`].
-    fn of([f32, bf16, int8]: [usize; 3]) -> Self {
-        Self { f32, bf16, int8 }
+    fn of([f32, bf16, int8, int4]: [usize; PRECISIONS.len()]) -> Self {
+        Self { f32, bf16, int8, int4 }
     }
 
     fn map(self, f: impl Fn(usize) -> usize) -> Self {
-        Self::of([self.f32, self.bf16, self.int8].map(f))
+        Self::of([self.f32, self.bf16, self.int8, self.int4].map(f))
     }
 }
 
@@ -116,13 +118,14 @@ impl Model {
             blocks.push((info.self_block_bytes, info.cross_attention.then_some(info.cross_block_bytes)));
             Ok(())
         })?;
-        let [(a, cross_a), (b, cross_b), (c, cross_c)] = blocks[..] else {
+        let Ok(blocks) = <[(usize, Option<usize>); PRECISIONS.len()]>::try_from(blocks) else {
             unreachable!("a stage is tallied once for each precision")
         };
         let per_row = |blocks| Sizes::of(blocks).map(|bytes| bytes / KV_BLOCK_TOKENS);
+        let has_cross = blocks.iter().all(|(_, cross)| cross.is_some());
         let kv = Kv {
-            per_token: per_row([a, b, c]),
-            cross_per_row: cross_a.zip(cross_b).zip(cross_c).map(|((a, b), c)| per_row([a, b, c])),
+            per_token: per_row(blocks.map(|(own, _)| own)),
+            cross_per_row: has_cross.then(|| per_row(blocks.map(|(_, cross)| cross.unwrap_or(0)))),
         };
         let stored = Weights::survey(&self.source.dir)?;
         let used = |name: &str| encoder_names.contains(name) || decoder_names.contains(name);
@@ -134,7 +137,7 @@ impl Model {
             decoder,
             shared: encoder_names.intersection(&decoder_names).cloned().collect(),
             unused: unused.map(str::to_owned).collect(),
-            row: Sizes::of([4, 2, 2]).times(hidden),
+            row: Sizes::of([4, 2, 2, 2]).times(hidden),
             kv,
             example: self.example(modality),
         })

@@ -52,16 +52,18 @@ impl Tally {
     }
 
     /// A linear layer.
-    fn linear(&self, parts: &[LinearPart<'_>]) -> Result<()> {
+    fn linear(&self, precision: Precision, parts: &[LinearPart<'_>]) -> Result<()> {
         let n_out: usize = parts.iter().filter_map(|p| p.weight.shape.first()).sum();
         let n_in: usize = parts.first().map_or(0, |p| p.weight.shape.iter().skip(1).product());
         let padded = n_out.next_multiple_of(PANEL);
-        let weights = match self.precision {
+        let weights = match precision {
             Precision::F32 => padded * n_in * 4,
             // Two inputs lie together.
             Precision::Bf16 => padded * n_in.next_multiple_of(2) * 2,
             // Four inputs lie together; each output has a scale and a sum.
             Precision::Int8 => padded * (n_in.next_multiple_of(4) + 8),
+            // Sixty-four inputs lie together, with two scales; each output has a sum.
+            Precision::Int4 => padded * (n_in.div_ceil(64) * 36 + 4),
         };
         let bias = if parts.iter().any(|p| p.bias.is_some()) { padded * size_of::<f32>() } else { 0 };
         let views = parts.iter().flat_map(|p| [Some(p.weight), p.bias]).flatten();
@@ -96,8 +98,15 @@ impl Backend for Tally {
     fn name(&self) -> &'static str {
         "tally"
     }
+    fn for_encoders(&self) -> Self {
+        Self { precision: self.precision.of_encoders(), ..self.clone() }
+    }
     fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<()> {
-        self.linear(parts)
+        self.linear(self.precision, parts)
+    }
+    fn load_logits(&self, parts: &[LinearPart<'_>]) -> Result<()> {
+        // Logits are kept as encoders' layers are.
+        self.linear(self.precision.of_encoders(), parts)
     }
     fn load_table(&self, table: WeightView<'_>, _: f32) -> Result<()> {
         let n = n_elements(table);

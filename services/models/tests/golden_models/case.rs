@@ -123,6 +123,18 @@ pub fn assert_int8_close(what: &str, actual: &[f32], exact: &[f32]) {
     assert!(error <= INT8_TOLERANCE * scale, "{what}: rms error {error}, rms {scale}");
 }
 
+/// The same of decoders with weights in four bits: a value in 16 steps of the span of 32. Random weights are as likely large
+/// as small, the worst that such steps can meet: 0.27 to 0.47 here.
+const INT4_TOLERANCE: f32 = 0.6;
+
+/// Fails unless an int4 run is near `exact`, and farther from it than in more bits.
+pub fn assert_int4_close(what: &str, actual: &[f32], exact: &[f32]) {
+    let (error, scale) = (rms_error(actual, exact), rms_error(exact, &vec![0.0; exact.len()]));
+    println!("{what}: rms error {:.1e} of rms", error / scale);
+    assert!(error <= INT4_TOLERANCE * scale, "{what}: rms error {error}, rms {scale}");
+    assert!(error > 0.01 * scale, "{what}: so small an error is not one of four bits");
+}
+
 /// Fails unless a bf16 run is about as near to `exact` as the reference's own bf16 run. Two right runs round
 /// at different places, so their errors agree in size only: twice the reference's is allowed.
 pub fn assert_bf16_close(what: &str, actual: &[f32], exact: &[f32], reference_bf16: &[f32]) {

@@ -1,6 +1,9 @@
 //! Qwen2-VL and Qwen2.5-VL cases.
 
-use crate::case::{Case, assert_bf16_close, assert_int8_close, assert_logits_close, assert_rows_close, cpu};
+use crate::case::{
+    Case, assert_bf16_close, assert_int4_close, assert_int8_close, assert_logits_close, assert_rows_close,
+    cpu,
+};
 use crate::greedy::{Mix, Sequence, assert_greedy, teacher_forced};
 use std::collections::BTreeMap;
 use triptych_core::{Extent, Modality};
@@ -170,6 +173,14 @@ fn cpu_in_int8_is_near() {
     for name in CASES {
         let (logits, expected) = known_logits(name, &cpu(Precision::Int8), &["logits"]);
         assert_int8_close(&format!("{name} logits"), &logits, &expected[0]);
+    }
+}
+
+#[test]
+fn cpu_with_a_decoder_in_int4_is_near() {
+    for name in CASES {
+        let (logits, expected) = known_logits(name, &cpu(Precision::Int4), &["logits"]);
+        assert_int4_close(&format!("{name} logits"), &logits, &expected[0]);
     }
 }
 

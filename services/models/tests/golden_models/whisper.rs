@@ -1,6 +1,9 @@
 //! Whisper cases.
 
-use crate::case::{Case, assert_bf16_close, assert_int8_close, assert_logits_close, assert_rows_close, cpu};
+use crate::case::{
+    Case, assert_bf16_close, assert_int4_close, assert_int8_close, assert_logits_close, assert_rows_close,
+    cpu,
+};
 use crate::greedy::{Mix, Sequence, assert_greedy, teacher_forced};
 use triptych_core::{Extent, Modality};
 use triptych_kernels::Backend;
@@ -143,6 +146,18 @@ fn cpu_in_int8_is_near() {
         let (states, logits) = states_and_logits(&case, name, &cpu(Precision::Int8));
         assert_int8_close(&format!("{name} states"), &states, &case.values("encoder_last_hidden_state").1);
         assert_int8_close(&format!("{name} logits"), &logits, &case.values("logits").1);
+    }
+}
+
+#[test]
+fn cpu_with_a_decoder_in_int4_is_near() {
+    for name in CASES {
+        let case = Case::open(name);
+        let (states, logits) = states_and_logits(&case, name, &cpu(Precision::Int4));
+        let (states8, logits8) = states_and_logits(&case, name, &cpu(Precision::Int8));
+        assert_eq!(states, states8, "encoders compute in int8");
+        assert_ne!(logits, logits8);
+        assert_int4_close(&format!("{name} logits"), &logits, &case.values("logits").1);
     }
 }
 

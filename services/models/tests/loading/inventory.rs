@@ -20,6 +20,10 @@ fn stages_add_up_to_the_file() {
         assert!(stage.loaded.f32 >= stage.stored_bytes);
         assert!(stage.loaded.bf16 < stage.loaded.f32 && stage.loaded.int8 < stage.loaded.bf16);
     }
+    // Four bits are for the decoder.
+    assert_eq!(found.encoder.loaded.int4, found.encoder.loaded.int8);
+    assert!(found.decoder.loaded.int4 < found.decoder.loaded.int8);
+    assert_eq!(found.kv.per_token.int4, found.kv.per_token.int8);
     assert_eq!((found.shared, found.unused), (vec![], vec![]));
     assert_eq!(found.row.f32, 2 * found.row.bf16);
 }

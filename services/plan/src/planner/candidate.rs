@@ -170,6 +170,11 @@ impl Candidate {
         }
     }
 
+    /// Proxies before them.
+    pub fn n_proxies(&self) -> usize {
+        self.n_workers().div_ceil(WORKERS_OF_A_PROXY)
+    }
+
     /// As the simulator takes it.
     pub fn spec(&self, question: &Question<'_>) -> ClusterSpec {
         let settings = self.settings;
@@ -198,7 +203,7 @@ impl Candidate {
         let mut spec = ClusterSpec::new(pools);
         spec.proxy.cores = question.front;
         // Large fleets have several proxies; the one that is simulated lets in what all of them would.
-        spec.proxy.max_in_flight *= self.n_workers().div_ceil(WORKERS_OF_A_PROXY);
+        spec.proxy.max_in_flight *= self.n_proxies();
         spec.prompt = question.prompt;
         spec
     }

@@ -43,16 +43,27 @@ pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
             port += 1;
         }
     }
-    lines.push(if is_listed { proxy } else { format!("{proxy} --discover redis://HOST") });
+    let on = match candidate.n_proxies() {
+        1 => String::new(),
+        n => format!("    # on {n} hosts or pods"),
+    };
+    lines.push(if is_listed { proxy } else { format!("{proxy} --discover redis://HOST{on}") });
     lines
 }
 
 /// Characters of a pool's name before its kind: the chart allows 20 in all.
 const NAME_LENGTH: usize = 12;
 
-/// The chart's `pools`, which go over its defaults with `-f`.
+/// Proxies that the chart starts where its values say nothing.
+const CHART_PROXIES: usize = 2;
+
+/// The chart's `pools`, and its proxies where they must be more than it has by itself; they go over its defaults with `-f`.
 pub fn values(model: &str, candidate: &Candidate) -> String {
-    let mut yaml = String::from("pools:\n");
+    let mut yaml = match candidate.n_proxies() {
+        ..=CHART_PROXIES => String::new(),
+        n => format!("proxy:\n  replicas: {n}\n"),
+    };
+    yaml.push_str("pools:\n");
     match candidate.shape {
         Shape::Split { encoders, pds } => {
             yaml.push_str(&pool(model, candidate, ("encoder", "encoder", encoders)));
@@ -135,6 +146,9 @@ mod tests {
         let many = commands("m", &candidate(Shape::Replicated { workers: 64 }));
         assert_eq!(many.len(), 2);
         assert!(many[0].contains("--with-encoder") && many[0].contains("on 64 hosts"), "{}", many[0]);
+        assert!(many[1].ends_with("--discover redis://HOST"), "one proxy is enough: {}", many[1]);
+        let fleet = commands("m", &candidate(Shape::Split { encoders: 200, pds: 312 }));
+        assert!(fleet[2].ends_with("# on 8 hosts or pods"), "{}", fleet[2]);
     }
 
     #[test]
@@ -149,6 +163,9 @@ mod tests {
         ] {
             assert!(yaml.contains(part), "{part:?} is not in\n{yaml}");
         }
+        let fleet = values("m", &candidate(Shape::Replicated { workers: 512 }));
+        assert!(fleet.starts_with("proxy:\n  replicas: 8\npools:\n"), "{fleet}");
+        assert!(yaml.starts_with("pools:\n"), "the chart's own number: {yaml}");
         assert!(!yaml.contains("withEncoder") && !yaml.contains("--kv-cache-dtype"));
         assert!(yaml.contains("    args: [\"--batch-tokens\", "), "{yaml}");
         assert!(values("m", &candidate(Shape::Colocated)).contains("    withEncoder: true\n"));

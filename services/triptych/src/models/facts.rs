@@ -79,7 +79,7 @@ impl Facts {
     /// As JSON; every size in bytes.
     pub fn json(&self) -> Value {
         let i = &self.inventory;
-        let sizes = |s: Sizes| json!({"f32": s.f32, "bf16": s.bf16, "int8": s.int8});
+        let sizes = |s: Sizes| json!({"f32": s.f32, "bf16": s.bf16, "int8": s.int8, "int4": s.int4});
         let stage = |s: &StageInventory| {
             json!({
                 "tensors": s.n_tensors, "parameters": s.n_parameters, "stored_bytes": s.stored_bytes,

@@ -24,7 +24,11 @@ pub fn of(facts: &Facts) -> String {
     line("served at", facts.endpoints.join(", "));
     line("context", format!("{} tokens, of {}", count(facts.max_context), count(facts.vocab)));
     line("", String::new());
-    line("stage", "   tensors     parameters        stored        as f32       as bf16       as int8".into());
+    line(
+        "stage",
+        "   tensors     parameters        stored        as f32       as bf16       as int8       as int4"
+            .into(),
+    );
     line("encoder", stage(&i.encoder));
     line("decoder", stage(&i.decoder));
     line("shared", names(&i.shared, "nothing"));
@@ -69,13 +73,14 @@ fn memory(i: &Inventory, is_text: bool) -> Vec<(&'static str, String)> {
 
 fn stage(s: &StageInventory) -> String {
     format!(
-        "{:>10}{:>15}{:>14}{:>14}{:>14}{:>14}",
+        "{:>10}{:>15}{:>14}{:>14}{:>14}{:>14}{:>14}",
         s.n_tensors,
         count(s.n_parameters),
         bytes_text(s.stored_bytes),
         bytes_text(s.loaded.f32),
         bytes_text(s.loaded.bf16),
-        bytes_text(s.loaded.int8)
+        bytes_text(s.loaded.int8),
+        bytes_text(s.loaded.int4)
     )
 }
 
