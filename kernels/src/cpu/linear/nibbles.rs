@@ -337,10 +337,6 @@ fn ahead<S: Simd, const MR: usize, const NS: usize>(s: S, b: [&[Span]; NS], k: u
 }
 
 /// Adds one group of a span to a tile's sums.
-#[expect(
-    clippy::needless_range_loop,
-    reason = "rows, strips and registers index two arrays and a slice each"
-)]
 #[inline(always)]
 fn add_group<S: Simd, const MR: usize, const NS: usize, const G: usize>(
     s: S,
