@@ -23,6 +23,7 @@ use crate::budget::RetryBudget;
 use crate::cache::{EncoderCache, Wanted};
 use crate::fleet::Fleet;
 use crate::fleet::catalog::Want;
+use crate::fleet::home::Home;
 use bytes::Bytes;
 use flight::{Due, Progress, Teller};
 use futures::FutureExt;
@@ -70,7 +71,7 @@ pub struct Job {
     /// Whose it is: what has to be encoded counts there.
     pub account: Arc<Account>,
     /// The PD worker that should encode it, where PD workers do.
-    pub home: Option<WorkerId>,
+    pub home: Option<Arc<Home>>,
 }
 
 impl Job {

@@ -159,6 +159,7 @@ impl World<'_> {
         let forecast = views[worker].forecast(item, instant);
         let work = Sent { n: 1, encode_us: views[worker].cost_us(item), tokens: 0 };
         let epoch = views[worker].give(work);
+        let asker = flight.waiting.first().copied();
         let job = self.n_jobs;
         self.n_jobs += 1;
         if flight.jobs.is_empty() && !flight.hedged {
@@ -190,6 +191,9 @@ impl World<'_> {
         self.jobs.insert(job, job_of);
         if let Some(at) = hedge_at.filter(|_| self.front.encoders.len() > 1) {
             self.agenda.at(at, Event::Hedge(id));
+        }
+        if let Some(asker) = asker {
+            self.item_given(asker, &key);
         }
         self.agenda.after(self.hop(), Event::JobArrives(job));
     }

@@ -8,8 +8,8 @@ use super::spec::ClusterSpec;
 use super::worker::Worker;
 use super::world::{AnswerEnd, Event, World, from_us, nanos};
 use crate::curves::{FrontCost, ProxyCost};
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 use std::collections::HashMap;
 use std::time::Duration;
 use triptych_bench::outcome::End;
@@ -17,7 +17,7 @@ use triptych_core::{ContentKey, Modality, ModelName, WorkerId};
 use triptych_engine::SequenceId;
 use triptych_proto::v1;
 use triptych_proxy::decisions::prefix::{PrefixTable, Prefixes};
-use triptych_proxy::decisions::score::choose_pd;
+use triptych_proxy::decisions::score::{choose_home, choose_pd};
 use triptych_proxy::decisions::view::{ItemSize, Sent, View};
 use triptych_proxy::decisions::{ATTEMPTS, Gate, Pace, Recents, Window, backoff, holder_of_most};
 
@@ -110,7 +110,7 @@ impl World<'_> {
         let us = proxy.request_us + proxy.item_us * n_items + proxy.item_byte_us * bytes;
         self.front_works(front.request_us + front.item_us * n_items + front.item_byte_us * bytes, None);
         self.requests[r].places = places;
-        self.requests[r].home = self.home(r);
+        self.choose_home(r);
         let deadline = nanos(self.requests[r].offered.at.saturating_add(self.spec.request_time));
         self.agenda.at(deadline, Event::Deadline(r));
         self.supply(r, from_us(us));
@@ -130,22 +130,43 @@ impl World<'_> {
         items.iter().map(place).collect()
     }
 
-    /// The PD worker that encodes a request's items and answers it.
-    fn home(&mut self, r: usize) -> Option<usize> {
+    /// Chooses the PD worker that encodes a request's items and answers it, and reserves there what it will.
+    fn choose_home(&mut self, r: usize) {
         let (now, request) = (self.now(), &self.requests[r]);
         if request.places.is_empty() || !self.front.encoders.is_empty() {
-            return None;
+            return;
         }
+        let Front { views, homes, model, rng, .. } = &mut self.front;
         let items = request.places.iter().zip(&request.offered.items);
-        let sizes: Vec<_> = items
-            .map(|(place, item)| (place.key, self.front.of_item(modality_of(item), place.sized.bytes)))
-            .collect();
-        let open = self.front.homes.iter().filter(|w| !self.front.views[**w].is_full());
-        let scored: Vec<_> = open.map(|w| (self.front.views[*w].home_us(&sizes, now), *w)).collect();
-        let least = scored.iter().map(|(score, _)| *score).min()?;
-        let best: Vec<_> = scored.into_iter().filter(|(score, _)| *score == least).collect();
-        let lot = self.front.rng.random_range(0..best.len());
-        best.get(lot).map(|(_, worker)| *worker)
+        let size = |modality, bytes| ItemSize { model, modality, bytes };
+        let sizes: Vec<_> =
+            items.map(|(place, item)| (place.key, size(modality_of(item), place.sized.bytes))).collect();
+        let open: Vec<_> = homes.iter().copied().filter(|w| !views[*w].is_full()).collect();
+        let loads: Vec<_> = open.iter().map(|w| views[*w].home_load(&sizes, now)).collect();
+        let chosen = choose_home(&loads, rng).and_then(|place| open.get(place).copied());
+        let missing = chosen.map(|home| views[home].missing_us(&sizes)).unwrap_or_default();
+        if let Some(home) = chosen {
+            missing.iter().for_each(|(_, us)| views[home].reserve(*us));
+        }
+        (self.requests[r].home, self.requests[r].reserved) = (chosen, missing);
+    }
+
+    /// An item was given to a worker, which counts it from now on.
+    pub(super) fn item_given(&mut self, r: usize, key: &ContentKey) {
+        let Request { home, reserved, .. } = &mut self.requests[r];
+        let at = reserved.iter().position(|(one, _)| one == key);
+        if let (Some(home), Some(at)) = (home, at) {
+            let (_, us) = reserved.swap_remove(at);
+            self.front.views[*home].release(us);
+        }
+    }
+
+    /// All that had to be given was.
+    fn settle(&mut self, r: usize) {
+        let Request { home, reserved, .. } = &mut self.requests[r];
+        if let Some(home) = home {
+            reserved.drain(..).for_each(|(_, us)| self.front.views[*home].release(us));
+        }
     }
 
     /// Looks for the outputs or has them made; `pause` is what the proxy takes for it.
@@ -219,6 +240,7 @@ impl World<'_> {
             PlaceState::Flying { flight, .. } => self.front.flights.get(&flight).is_some_and(|f| f.announced),
         };
         if request.places.iter().all(is_announced) {
+            self.settle(r);
             self.front.budget.first_try(Duration::from_nanos(self.agenda.now()));
             self.requests[r].phase = Phase::Answering;
             match pause {
@@ -315,6 +337,7 @@ impl World<'_> {
         if let Some(at) = self.take_back(r) {
             self.abort(at.worker, at.sequence);
         }
+        self.settle(r);
         let (now, hop) = (self.agenda.now(), self.hop());
         let request = &mut self.requests[r];
         request.phase = Phase::Ended;

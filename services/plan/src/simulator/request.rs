@@ -24,6 +24,8 @@ pub(super) struct Request {
     pub(super) permit: Option<Permit>,
     /// The PD worker that encodes its items, where PD workers encode.
     pub(super) home: Option<usize>,
+    /// What is reserved there: items that were not given yet, and their predicted cost in microseconds.
+    pub(super) reserved: Vec<(ContentKey, u64)>,
     /// The PD worker that has it, its name there, and what it is reckoned as.
     pub(super) at: Option<At>,
     /// PD workers that had no room for it.
@@ -105,6 +107,7 @@ impl Request {
             phase: Phase::Supplying,
             permit: None,
             home: None,
+            reserved: Vec::new(),
             at: None,
             tried: Vec::new(),
             answer_place: 0,

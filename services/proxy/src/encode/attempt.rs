@@ -93,6 +93,9 @@ impl Rungs for AtEncoders<'_> {
     }
 
     fn attempt(&self, worker: Lease) -> BoxFuture<'_, Result<Encoded, CallFailure>> {
+        if let Some(home) = &self.job.home {
+            home.given(&self.job.wanted.key);
+        }
         let span = tracing::info_span!("item", key = %self.job.wanted.key, encoder = %worker.id());
         self.run(worker).instrument(span).boxed()
     }
@@ -104,7 +107,11 @@ impl AtEncoders<'_> {
     }
 
     fn size(&self) -> Size {
-        Size::Item { key: Some(self.job.wanted.key), bytes: self.n_bytes(), home: self.job.home.clone() }
+        Size::Item {
+            key: Some(self.job.wanted.key),
+            bytes: self.n_bytes(),
+            home: self.job.home.as_ref().map(|home| home.id().clone()),
+        }
     }
 
     fn n_bytes(&self) -> u64 {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::fleet::catalog::Served;
 use crate::fleet::score::Reason;
+use std::collections::HashSet;
 use triptych_core::{Fingerprint, Modality, ModelName};
 
 fn shared(n_encoders: usize, n_pds: usize) -> Arc<Shared> {
@@ -146,7 +147,7 @@ async fn items_that_only_pd_workers_encode_go_where_the_request_will() {
     let catalog = || shared.catalog.borrow().clone();
     let home = |keys: &[u8]| {
         let items: Vec<_> = keys.iter().map(|key| homeless(*key)).collect();
-        shared.home(&catalog(), &decode(), &items)
+        shared.home(&catalog(), &decode(), &items).map(|home| home.id().clone())
     };
     assert_eq!(home(&[]), None, "a text has no home");
     // Four items are given to the first, which makes the second one the home of what comes next.
@@ -175,7 +176,51 @@ async fn where_there_are_encoder_workers_a_request_has_no_home() {
     let shared = shared(1, 2);
     all(&shared).iter().for_each(|worker| shared.set_up(worker, describe(true)));
     let catalog = shared.catalog.borrow().clone();
-    assert_eq!(shared.home(&catalog, &decode(), &[homeless(1)]), None);
+    assert!(shared.home(&catalog, &decode(), &[homeless(1)]).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_arrive_together_live_apart() {
+    let shared = shared(0, 4);
+    let workers = all(&shared);
+    workers.iter().for_each(|worker| shared.set_up(worker, describe(true)));
+    // One is a little faster than the others, and all are idle.
+    for worker in &workers {
+        worker.view().take_report(measured(0), true, Instant::now().into_std());
+    }
+    let load = workers[2].view().report.as_mut().map(|report| report.load.costs[0].fixed_us -= 100);
+    assert!(load.is_some());
+    let catalog = shared.catalog.borrow().clone();
+    let home = |key| shared.home(&catalog, &decode(), &[homeless(key), homeless(key + 1)]).unwrap();
+    let homes = [1, 3, 5, 7].map(home);
+    assert_eq!(*homes[0].id(), workers[2].id, "the fastest is first");
+    let different: HashSet<_> = homes.iter().map(|home| home.id().clone()).collect();
+    assert_eq!(different.len(), 4, "before any job was sent: {homes:?}");
+    // A report does not end what is reserved; being given does, and so does the end of the request.
+    let reserved = |worker: &Arc<Worker>| worker.view().reserved_us;
+    workers[2].view().take_report(measured(0), false, Instant::now().into_std());
+    assert_eq!(reserved(&workers[2]), 1800);
+    homes[0].given(&ContentKey::from_bytes([1; 32]));
+    homes[0].given(&ContentKey::from_bytes([1; 32]));
+    assert_eq!(reserved(&workers[2]), 900);
+    homes[1].settle();
+    homes[1].settle();
+    drop(homes);
+    assert!(workers.iter().all(|worker| reserved(worker) == 0));
+}
+
+#[test]
+fn a_large_pool_is_not_led_by_the_one_that_looks_best() {
+    let mut rng = StdRng::seed_from_u64(1);
+    let mut loads = vec![score::HomeLoad { score_us: 1000, n_held: 0 }; 100];
+    loads[40].score_us = 1;
+    let chosen: HashSet<_> = (0..50).filter_map(|_| score::choose_home(&loads, &mut rng)).collect();
+    assert!(chosen.len() > 25, "{chosen:?}");
+    // Who holds the items is always among those that are compared.
+    loads[70] = score::HomeLoad { score_us: 10, n_held: 2 };
+    let chosen: HashSet<_> = (0..50).filter_map(|_| score::choose_home(&loads, &mut rng)).collect();
+    assert!(chosen.contains(&70) && chosen.is_subset(&HashSet::from([40, 70])), "{chosen:?}");
+    assert_eq!(score::choose_home(&[], &mut rng), None);
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,7 +5,7 @@
 
 use super::catalog::Health;
 use super::outlier::{Circuit, Outlier};
-use super::score::{EncoderLoad, PdLoad};
+use super::score::{EncoderLoad, HomeLoad, PdLoad};
 use super::size::{Curve, Forecast, UNKNOWN};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -37,6 +37,8 @@ pub struct View {
     pub report: Option<Report>,
     /// Given to it since then and not done.
     pub sent: Sent,
+    /// Predicted time of items that it will be given, in microseconds: requests live there whose items were not given yet.
+    pub reserved_us: u64,
     /// Counts reports: what was given before the latest one is in it.
     pub epoch: u64,
     /// Pieces of work that are under way, whenever they were given.
@@ -241,11 +243,28 @@ impl View {
         }
     }
 
-    /// What it takes until this worker has encoded what it misses of a request's items and can read the prompt, in
-    /// microseconds: for workers on which steps and forwards take turns on the same cores.
-    pub fn home_us(&self, items: &[(ContentKey, ItemSize<'_>)], now: Instant) -> u64 {
+    /// As the home of a request with these items: for workers on which steps and forwards take turns on the same cores.
+    pub fn home_load(&self, items: &[(ContentKey, ItemSize<'_>)], now: Instant) -> HomeLoad {
+        let missing = self.missing_us(items);
+        let own = missing.iter().map(|(_, us)| *us).fold(0, u64::saturating_add);
+        let before = self.queued_us(now).saturating_add(self.reserved_us);
+        let score_us = self.pd_load(&[], 0).score_us().saturating_add(before).saturating_add(own);
+        HomeLoad { score_us, n_held: items.len() - missing.len() }
+    }
+
+    /// What those of the items cost that it does not hold, in microseconds.
+    pub fn missing_us(&self, items: &[(ContentKey, ItemSize<'_>)]) -> Vec<(ContentKey, u64)> {
         let missing = items.iter().filter(|(key, _)| !self.resident.contains(key));
-        let own = missing.map(|(_, item)| self.cost_us(*item)).fold(0, u64::saturating_add);
-        self.pd_load(&[], 0).score_us().saturating_add(self.queued_us(now)).saturating_add(own)
+        missing.map(|(key, item)| (*key, self.cost_us(*item))).collect()
+    }
+
+    /// It will be given so much to encode. No report ends that, since no worker knows of it yet.
+    pub fn reserve(&mut self, us: u64) {
+        self.reserved_us = self.reserved_us.saturating_add(us);
+    }
+
+    /// It was given so much of what was reserved, or will not be.
+    pub fn release(&mut self, us: u64) {
+        self.reserved_us = self.reserved_us.saturating_sub(us);
     }
 }

@@ -6,9 +6,10 @@
 
 use super::{Work, at_item};
 use crate::encode::{Announced, Encoded, Flight, Job};
-use crate::fleet::home::Homeless;
+use crate::fleet::home::{Home, Homeless};
 use crate::observe::{Size, wire_source};
 use futures::future::{pending, select_all, try_join_all};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 use triptych_core::lifetime::StageTimes;
@@ -38,7 +39,7 @@ struct Place {
 }
 
 /// The PD worker that encodes the items and answers, where PD workers encode.
-fn home(work: &Work, jobs: &[Job]) -> Option<WorkerId> {
+fn home(work: &Work, jobs: &[Job]) -> Option<Arc<Home>> {
     let item =
         |job: &Job| Homeless { key: job.wanted.key, want: job.encoder(), bytes: job.bytes.len() as u64 };
     let items: Vec<_> = jobs.iter().map(item).collect();
@@ -69,6 +70,10 @@ impl<'a> Supply<'a> {
                 return Err(failure);
             }
         };
+        // What had to be encoded was given to somebody.
+        if let Some(home) = &home {
+            home.settle();
+        }
         let places = jobs.into_iter().zip(flights).zip(known);
         let place = |((job, flight), (known, encoded))| Place { job, flight, known, encoded, n_again: 0 };
         let supply = Self { work, places: places.map(place).collect() };
@@ -98,7 +103,8 @@ impl<'a> Supply<'a> {
         let held = encoded.map(|one| &one.holders).find(|holders| !holders.is_empty()).cloned();
         // Without such, where its items were encoded, if that was chosen for it.
         held.unwrap_or_else(|| {
-            self.places.iter().find_map(|place| place.job.home.clone()).into_iter().collect()
+            let home = self.places.iter().find_map(|place| place.job.home.as_ref());
+            home.map(|home| home.id().clone()).into_iter().collect()
         })
     }
 
