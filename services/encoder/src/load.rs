@@ -27,6 +27,12 @@ const WORTH_TELLING: f64 = 0.1;
 /// Nor is a queue that changes by less.
 const SMALL_QUEUE_US: f64 = 2_000.0;
 
+/// What a job costs besides its bytes, where nothing was measured yet. Wrong, as the proxy's own guess is, but a worker
+/// with jobs must not look idle.
+const UNMEASURED: Duration = Duration::from_millis(10);
+/// And bytes of it in a microsecond.
+const UNMEASURED_BYTES_IN_US: usize = 10;
+
 /// The encoder of one model and kind of item.
 type Kind = (String, Modality);
 
@@ -90,7 +96,7 @@ impl Load {
             let id = book.next_id;
             book.next_id += 1;
             let curve = book.curve(&kind);
-            let predicted = curve.map(|c| c.of_bytes(bytes)).unwrap_or_default();
+            let predicted = curve.map_or_else(|| unmeasured(bytes), |c| c.of_bytes(bytes));
             // Saturates: a guess that fits no u32 is as good as the largest one.
             let tokens = curve.map_or(0, |c| (c.tokens_per_byte * bytes as f64) as u32);
             book.kinds.insert(kind.clone());
@@ -176,6 +182,11 @@ impl Book {
             meters.set(&kind.0, kind.1, tokens, time);
         }
     }
+}
+
+/// A guess.
+fn unmeasured(bytes: usize) -> Duration {
+    UNMEASURED.saturating_add(Duration::from_micros((bytes / UNMEASURED_BYTES_IN_US) as u64))
 }
 
 /// A job, from admission to its end. Dropping it ends it.
@@ -331,6 +342,17 @@ mod tests {
         let cost = &told.load.unwrap().costs[0];
         assert!((cost.token_us - 1000.0).abs() < 20.0 && (cost.p95_ratio - 1.0).abs() < 0.1, "{cost:?}");
         assert!(told.draining);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_that_has_measured_nothing_does_not_look_idle_with_a_job() {
+        let (worker, _) = worker(8);
+        let ticket = worker.admit("m", Modality::Image, 100_000);
+        assert_eq!(load(&worker.state(false)), (0, 1, 20_000));
+        ticket.sized(30);
+        assert_eq!(load(&worker.state(false)).2, 20_000, "its tokens tell nothing yet");
+        drop(ticket);
+        assert_eq!(load(&worker.state(false)).2, 0);
     }
 
     #[test]
