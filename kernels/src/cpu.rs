@@ -376,6 +376,9 @@ impl Backend for CpuBackend {
             Pages::F32(pages) => attention::paged::<Singles>(self, pages, step),
             Pages::Bf16(pages) if self.isa.has_pairs() => attention::paged::<Dots>(self, pages, step),
             Pages::Bf16(pages) => attention::paged::<Halves>(self, pages, step),
+            Pages::Int8(pages) if self.isa.has_quads() => {
+                attention::paged::<attention::Bytes>(self, pages, step)
+            }
             Pages::Int8(pages) => attention::paged::<Quarters>(self, pages, step),
         })
     }

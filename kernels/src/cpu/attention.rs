@@ -24,10 +24,13 @@ mod bias;
 mod head;
 mod softmax;
 mod weights;
+mod whole;
 
 use bias::RowBias;
 use head::HeadRows;
 use weights::HeadWeights;
+pub(super) use whole::Bytes;
+use whole::PageMath;
 
 /// Register tiles in a task: so many rows read a stretch of keys while it is in the second cache.
 const TASK_TILES: usize = 4;
@@ -139,7 +142,7 @@ impl<C: Cell> Plain<C> {
 }
 
 /// Attention of each sequence over its pages; the caller checked the arguments.
-pub(super) fn paged<M: FloatMath>(
+pub(super) fn paged<M: PageMath>(
     backend: &CpuBackend,
     pages: &PagedCells<M::Word>,
     step: Step<'_>,

@@ -334,7 +334,7 @@ fn write_value<C: Cell>(values: &mut [C], key: usize, v: &[f32], factor: f32) {
 
 /// What the largest byte stands for; not a number if one of the values is none.
 #[inline(always)]
-fn scale(values: &[f32]) -> f32 {
+pub(super) fn scale(values: &[f32]) -> f32 {
     // Sizes are in the order of their bits, and what is not a number comes after all of them.
     let largest = values.iter().map(|value| value.abs().to_bits()).fold(0, u32::max);
     f32::from_bits(largest) / LARGEST_BYTE
@@ -342,6 +342,6 @@ fn scale(values: &[f32]) -> f32 {
 
 /// What values are multiplied with to become bytes.
 #[inline(always)]
-fn inverse(scale: f32) -> f32 {
+pub(super) fn inverse(scale: f32) -> f32 {
     if scale < f32::MIN_POSITIVE { 0.0 } else { 1.0 / scale }
 }

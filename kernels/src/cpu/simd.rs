@@ -148,9 +148,24 @@ impl FoundIsa {
         }
     }
 
+    /// The same for a kernel that is meant for such sets alone; elsewhere plain Rust does the same, slowly.
+    pub(crate) fn run_quads_alone<K: Kernel>(self, kernel: K) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as in `run_quads`.
+            Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { x86::run_avx512vnni(kernel) },
+            _ => kernel.run(portable::Portable),
+        }
+    }
+
     /// Whether the set has the dot product of pairs of bf16; elsewhere pairs are taken apart.
     pub(crate) fn has_pairs(self) -> bool {
         self.0 == Isa::Avx512Bf16
+    }
+
+    /// Whether the set has the dot product of quads of bytes as one instruction.
+    pub(crate) fn has_quads(self) -> bool {
+        matches!(self.0, Isa::Avx512Vnni | Isa::Avx512Bf16)
     }
 
     /// Rows of the largest register tile of the set.
@@ -238,6 +253,24 @@ pub(crate) trait Simd: Copy {
     /// `acc + Σ aᵢ·bᵢ` over the four bytes of each lane, lowest first: `a` the same unsigned bytes for all lanes,
     /// `b` the bits of a register of signed ones, `acc` and the result the bits of i32, which wraps.
     fn dot_quad(self, acc: Self::V, a: u32, b: Self::V) -> Self::V;
+    /// The same with the signs the other way: `a` the same signed bytes for all lanes, `b` unsigned ones. Slow, except where
+    /// it is an instruction.
+    #[inline(always)]
+    fn dot_signed_quad(self, acc: Self::V, a: u32, b: Self::V) -> Self::V {
+        let (mut sums, mut quads) = ([0.0; 16], [0.0; 16]);
+        self.store(&mut sums, acc);
+        self.store(&mut quads, b);
+        for (sum, quad) in sums.iter_mut().zip(quads).take(Self::LANES) {
+            let mut total = sum.to_bits();
+            for (a, b) in a.to_le_bytes().into_iter().zip(quad.to_bits().to_le_bytes()) {
+                total = total.wrapping_add((i32::from(a as i8) * i32::from(b)) as u32);
+            }
+            *sum = f32::from_bits(total);
+        }
+        self.load(&sums)
+    }
+    /// Each byte of each lane's bits with its top bit turned: signed bytes as unsigned ones that are 128 more.
+    fn shift_bytes(self, bytes: Self::V) -> Self::V;
     /// The low half of each byte of each lane's bits.
     fn low_nibbles(self, bytes: Self::V) -> Self::V;
     /// The high half of each byte of each lane's bits, moved down.
@@ -335,5 +368,59 @@ mod tests {
         assert!(!(is_intel() && taken == Isa::Avx512Bf16));
         let faster = Isa::available().skip_while(|isa| *isa != taken).skip(1).count();
         assert!(faster <= usize::from(is_intel()), "{taken:?}");
+    }
+
+    /// Products of quads with both signs, and halves of bytes.
+    struct Quads<'a> {
+        a: u32,
+        b: [u32; 16],
+        out: &'a mut [[u32; 16]; 4],
+        lanes: &'a mut usize,
+    }
+
+    impl Kernel for Quads<'_> {
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            let start = s.splat(f32::from_bits(7));
+            let b = s.load_bits(&self.b);
+            let shifted = s.shift_bytes(b);
+            let results = [
+                s.dot_quad(start, self.a, b),
+                s.dot_signed_quad(start, self.a, shifted),
+                s.low_nibbles(b),
+                s.high_nibbles(b),
+            ];
+            for (out, result) in self.out.iter_mut().zip(results) {
+                let mut lanes = [0.0; 16];
+                s.store(&mut lanes, result);
+                *out = lanes.map(f32::to_bits);
+            }
+            *self.lanes = S::LANES;
+        }
+    }
+
+    #[test]
+    fn bytes_are_multiplied_and_taken_apart_alike_on_every_set() {
+        let b: [u32; 16] = std::array::from_fn(|i| (i as u32).wrapping_mul(0x9e37_79b9) ^ 0x80ff_017f);
+        for a in [0_u32, 0xffff_ffff, 0x8001_7fff, 0x1234_5678] {
+            let expected = |lane: usize, product: fn(u8, u8) -> i32| {
+                let bytes = a.to_le_bytes().into_iter().zip(b[lane].to_le_bytes());
+                (7 + bytes.map(|(a, b)| product(a, b)).sum::<i32>()) as u32
+            };
+            for isa in Isa::available() {
+                let (mut out, mut lanes) = ([[0; 16]; 4], 0);
+                let found = FoundIsa::new(Some(isa)).expect("an available set");
+                found.run_quads(Quads { a, b, out: &mut out, lanes: &mut lanes });
+                for lane in 0..lanes {
+                    let unsigned_by_signed = |a: u8, b: u8| i32::from(a) * i32::from(b as i8);
+                    let signed_by_shifted = |a: u8, b: u8| i32::from(a as i8) * i32::from(b ^ 0x80);
+                    let place = format!("{a:x} {} lane {lane}", isa.as_str());
+                    assert_eq!(out[0][lane], expected(lane, unsigned_by_signed), "{place}");
+                    assert_eq!(out[1][lane], expected(lane, signed_by_shifted), "{place}");
+                    assert_eq!(out[2][lane], b[lane] & 0x0f0f_0f0f, "{place}");
+                    assert_eq!(out[3][lane], b[lane] >> 4 & 0x0f0f_0f0f, "{place}");
+                }
+            }
+        }
     }
 }

@@ -154,6 +154,12 @@ impl Ends {
 }
 
 impl Verdict {
+    /// Whether all that it breaks is that something rises over the window.
+    pub fn only_rises(&self) -> bool {
+        let trends = trend_findings(self);
+        !self.passed && self.findings.iter().all(|finding| finding.passed || trends.contains(finding))
+    }
+
     /// The share of offered requests that kept every promise; 0 if none was offered.
     pub fn attainment(&self) -> f64 {
         ratio(self.n_good, self.n_offered)

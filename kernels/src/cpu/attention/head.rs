@@ -4,16 +4,20 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::bias::{RowBias, ScoreRow};
 use super::softmax::{raise, weights};
-use super::{Cell, FloatMath, PANEL, PagedCells, Shared, Step, Task, Word, n_cells, queries};
+use super::whole::{PageMath, Unit};
+use super::{Cell, PANEL, PagedCells, Shared, Step, Task, Word, n_cells, queries};
 use crate::cpu::kv::{Page, value_panel_len};
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{
-    Rows, for_height, height, multiply, multiply_panels, strip_width, strips_per_panel, zero_sums,
+    Rows, Sums, for_height, height, multiply, multiply_panels, strip_width, strips_per_panel, zero_sums,
 };
 use crate::ops::Mask;
 
 /// Keys whose scores a tile holds at a time: their pages of a head fit the second cache.
-const STRETCH: usize = 8 * KV_BLOCK_TOKENS;
+const STRETCH: usize = STRETCH_PAGES * KV_BLOCK_TOKENS;
+
+/// Pages of a stretch.
+const STRETCH_PAGES: usize = 8;
 
 /// Tiles up to this height read pages faster than they come by themselves, so they ask for them ahead.
 const STREAMED_ROWS: usize = 4;
@@ -27,7 +31,7 @@ fn fetch<S: Simd, C>(s: S, cells: &[C]) {
 }
 
 /// The work of one task.
-pub(super) struct HeadRows<'a, M: FloatMath> {
+pub(super) struct HeadRows<'a, M: PageMath> {
     /// The cache.
     pub(super) pages: &'a PagedCells<M::Word>,
     /// What is asked.
@@ -41,9 +45,11 @@ pub(super) struct HeadRows<'a, M: FloatMath> {
 }
 
 /// What rows carry from one stretch of keys to the next, and room for a tile.
-struct State<M: FloatMath> {
+struct State<M: PageMath> {
     /// Queries times scale, `[n_rows, head_dim cells]`.
     q: Vec<M::Row>,
+    /// How their sums are read where these are whole numbers, `[n_rows]`.
+    units: Vec<Unit>,
     /// Weighted sums of values so far, `[n_rows, padded head_dim]`.
     sums: Vec<f32>,
     /// Largest score so far, `[n_rows]`.
@@ -56,6 +62,8 @@ struct State<M: FloatMath> {
     scores: Vec<f32>,
     /// Weights as cells, `[tile rows, STRETCH cells]`.
     weights: Vec<M::Row>,
+    /// What the weights of a page are in units of where they are bytes, `[tile rows, pages of STRETCH]`.
+    scales: Vec<f32>,
 }
 
 /// A stretch of keys as a tile sees it.
@@ -69,7 +77,7 @@ struct Stretch {
     row: usize,
 }
 
-impl<M: FloatMath> HeadRows<'_, M> {
+impl<M: PageMath> HeadRows<'_, M> {
     /// `head_dim`, and the same in whole panels.
     fn head_dims(&self) -> (usize, usize) {
         let head_dim = self.step.shape.head_dim;
@@ -97,11 +105,11 @@ impl<M: FloatMath> HeadRows<'_, M> {
 
     /// Row `row` of the queries, times the scale of scores, as cells; `scaled` is room for its values.
     #[inline(always)]
-    pub(super) fn scaled_query(&self, row: usize, scaled: &mut [f32], cells: &mut [M::Row]) {
+    pub(super) fn scaled_query(&self, row: usize, scaled: &mut [f32], cells: &mut [M::Row]) -> Unit {
         for (scaled, q) in scaled.iter_mut().zip(&self.step.q.data()[self.place(row)]) {
             *scaled = q * self.step.shape.scale;
         }
-        M::fill(cells, scaled);
+        M::fill_query(cells, scaled)
     }
 
     /// Keys that row `row` of the task sees: the first so many of the sequence.
@@ -153,23 +161,26 @@ impl<M: FloatMath> HeadRows<'_, M> {
         let (n_rows, q_cells) = (self.task.rows.len(), n_cells::<M::Word>(head_dim));
         let mut q = vec![M::Row::default(); n_rows * q_cells];
         let mut scaled = vec![0.0; head_dim];
-        for (row, cells) in q.chunks_exact_mut(q_cells).enumerate() {
-            self.scaled_query(row, &mut scaled, cells);
+        let mut units = vec![Unit::default(); n_rows];
+        for (row, (cells, unit)) in q.chunks_exact_mut(q_cells).zip(&mut units).enumerate() {
+            *unit = self.scaled_query(row, &mut scaled, cells);
         }
         let tile_rows = n_rows.min(S::ROWS);
         State {
             q,
+            units,
             sums: vec![0.0; n_rows * padded],
             max: vec![f32::NEG_INFINITY; n_rows],
             total: vec![0.0; n_rows],
             n_visible: (0..n_rows).map(|row| self.n_visible(row)).collect(),
             scores: vec![0.0; tile_rows * STRETCH],
             weights: vec![M::Row::default(); tile_rows * STRETCH / M::Word::STEPS],
+            scales: vec![0.0; if M::IS_WHOLE { tile_rows * STRETCH_PAGES } else { 0 }],
         }
     }
 }
 
-impl<M: FloatMath> Kernel for HeadRows<'_, M> {
+impl<M: PageMath> Kernel for HeadRows<'_, M> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let n_rows = self.task.rows.len();
@@ -204,7 +215,7 @@ impl<M: FloatMath> Kernel for HeadRows<'_, M> {
 
 /// One tile over one stretch of keys.
 #[inline(always)]
-fn attend<S: Simd, M: FloatMath, const MR: usize, const NS: usize>(
+fn attend<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
     s: S,
     head: &HeadRows<'_, M>,
     state: &mut State<M>,
@@ -248,8 +259,9 @@ fn attend<S: Simd, M: FloatMath, const MR: usize, const NS: usize>(
         for sum in &mut state.sums[row * padded..][..padded] {
             *sum *= correction;
         }
-        let n_weights = scores.len() / M::Word::STEPS;
-        M::fill(&mut state.weights[r * STRETCH / M::Word::STEPS..][..n_weights], scores);
+        let cells = &mut state.weights[r * STRETCH / M::Word::STEPS..][..scores.len() / M::Word::STEPS];
+        let scales = if M::IS_WHOLE { &mut state.scales[r * STRETCH_PAGES..][..n_pages] } else { &mut [] };
+        M::fill_weights(s, cells, scores, scales);
     }
     let n_strips = padded / strip_width::<S>();
     let mut strip = 0;
@@ -270,7 +282,7 @@ fn attend<S: Simd, M: FloatMath, const MR: usize, const NS: usize>(
 
 /// Scores of a tile for `NS` strips of keys from `strip` on.
 #[inline(always)]
-fn scores<S: Simd, M: FloatMath, const MR: usize, const NS: usize>(
+fn scores<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
     s: S,
     head: &HeadRows<'_, M>,
     state: &mut State<M>,
@@ -288,12 +300,16 @@ fn scores<S: Simd, M: FloatMath, const MR: usize, const NS: usize>(
     let q_cells = n_cells::<M::Word>(head.step.shape.head_dim);
     let q = Rows { cells: &state.q, stride: q_cells }.from(stretch.row, 0);
     let mut sums = zero_sums::<S, MR, NS>(s);
-    multiply::<S, M, MR, NS>(s, q, b, q_cells, &mut sums);
+    multiply::<S, M::Keys, MR, NS>(s, q, b, q_cells, &mut sums);
     for (r, strips) in sums.iter().enumerate() {
         for (i, vectors) in strips.iter().enumerate() {
             for (v, sum) in vectors.iter().enumerate() {
                 let column = (strip + i) * strip_width::<S>() + v * S::LANES;
                 let mut score = *sum;
+                if M::IS_WHOLE {
+                    let Unit { scale, shift } = state.units[stretch.row + r];
+                    score = s.mul(s.sub(s.whole(score), s.splat(shift)), s.splat(scale));
+                }
                 if M::Word::IS_SCALED {
                     let page = head.page((stretch.first_key + column) / KV_BLOCK_TOKENS);
                     score = s.mul(score, load_scales(s, &page.scales[column % KV_BLOCK_TOKENS..]));
@@ -315,7 +331,7 @@ fn load_scales<S: Simd, C: Word>(s: S, scales: &[C]) -> S::V {
 /// Weights of keys from a first one on, times the scales of their values. Only of keys that are seen: what lies behind
 /// them may not be a number, and zero times that is not zero.
 #[inline(always)]
-fn scale_weights<S: Simd, M: FloatMath>(s: S, head: &HeadRows<'_, M>, first_key: usize, weights: &mut [f32]) {
+fn scale_weights<S: Simd, M: PageMath>(s: S, head: &HeadRows<'_, M>, first_key: usize, weights: &mut [f32]) {
     for (page, weights) in weights.chunks_mut(KV_BLOCK_TOKENS).enumerate() {
         let scales = &head.page(first_key / KV_BLOCK_TOKENS + page).scales[KV_BLOCK_TOKENS..];
         for (weights, scales) in weights.chunks_mut(S::LANES).zip(scales.chunks_exact(S::LANES)) {
@@ -326,7 +342,7 @@ fn scale_weights<S: Simd, M: FloatMath>(s: S, head: &HeadRows<'_, M>, first_key:
 }
 
 /// The values of a stretch for `NS` strips of columns: page after page, each with its cells of keys.
-struct ValueStrips<'a, 'b, S, M: FloatMath, const NS: usize> {
+struct ValueStrips<'a, 'b, S, M: PageMath, const NS: usize> {
     s: S,
     head: &'a HeadRows<'b, M>,
     /// The next page of the sequence.
@@ -338,7 +354,7 @@ struct ValueStrips<'a, 'b, S, M: FloatMath, const NS: usize> {
     fetches: bool,
 }
 
-impl<'a, S: Simd, M: FloatMath, const NS: usize> Iterator for ValueStrips<'a, '_, S, M, NS> {
+impl<'a, S: Simd, M: PageMath, const NS: usize> Iterator for ValueStrips<'a, '_, S, M, NS> {
     type Item = ([&'a [M::Word]; NS], usize);
 
     #[inline(always)]
@@ -361,7 +377,7 @@ impl<'a, S: Simd, M: FloatMath, const NS: usize> Iterator for ValueStrips<'a, '_
 
 /// `NS` strips of columns of the values of a page of the sequence, from `strip` on.
 #[inline(always)]
-fn value_strips<'a, S: Simd, M: FloatMath, const NS: usize>(
+fn value_strips<'a, S: Simd, M: PageMath, const NS: usize>(
     head: &'a HeadRows<'_, M>,
     page: usize,
     strip: usize,
@@ -377,7 +393,7 @@ fn value_strips<'a, S: Simd, M: FloatMath, const NS: usize>(
 
 /// Adds the weighted values of a stretch to `NS` strips of the sums of a tile.
 #[inline(always)]
-fn weigh<S: Simd, M: FloatMath, const MR: usize, const NS: usize>(
+fn weigh<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
     s: S,
     head: &HeadRows<'_, M>,
     state: &mut State<M>,
@@ -405,14 +421,18 @@ fn weigh<S: Simd, M: FloatMath, const MR: usize, const NS: usize>(
         n_keys: stretch.n_keys,
         fetches: MR <= STREAMED_ROWS && strip == 0,
     };
-    multiply_panels::<S, M, MR, NS>(s, weights, strips, &mut sums);
+    if M::IS_WHOLE {
+        weigh_whole::<S, M, MR, NS>(s, weights, strips, (&state.scales, &mut sums));
+    } else {
+        multiply_panels::<S, M::Values, MR, NS>(s, weights, strips, &mut sums);
+    }
     if !M::Word::IS_SCALED && !stretch.n_keys.is_multiple_of(M::Word::STEPS) {
         let (page, key) = (stretch.n_keys / KV_BLOCK_TOKENS, stretch.n_keys % KV_BLOCK_TOKENS);
         let strips = value_strips::<S, M, NS>(head, first_page + page, strip);
         let lone = lone_keys::<S, M::Word, NS>(strips, key / M::Word::STEPS);
         let lone = lone.each_ref().map(<[M::Word; PANEL]>::as_slice);
         let last = weights.from(0, stretch.n_keys / M::Word::STEPS);
-        multiply::<S, M, MR, NS>(s, last, lone, 1, &mut sums);
+        multiply::<S, M::Values, MR, NS>(s, last, lone, 1, &mut sums);
     }
     for (r, strips) in sums.iter().enumerate() {
         for (i, vectors) in strips.iter().enumerate() {
@@ -421,6 +441,31 @@ fn weigh<S: Simd, M: FloatMath, const MR: usize, const NS: usize>(
             }
         }
     }
+}
+
+/// Adds values weighted in whole numbers, page by page, each with the scales of its weights.
+#[inline(always)]
+fn weigh_whole<'a, S: Simd, M: PageMath, const MR: usize, const NS: usize>(
+    s: S,
+    weights: Rows<'_, M::Row>,
+    pages: impl Iterator<Item = ([&'a [M::Word]; NS], usize)>,
+    (scales, sums): (&[f32], &mut Sums<S::V, MR, NS>),
+) {
+    let mut local = *sums;
+    for (page, (strips, n_cells)) in pages.enumerate() {
+        let mut whole = zero_sums::<S, MR, NS>(s);
+        let weights = weights.from(0, page * (KV_BLOCK_TOKENS / M::Word::STEPS));
+        multiply::<S, M::Values, MR, NS>(s, weights, strips, n_cells, &mut whole);
+        for (r, (sums, whole)) in local.iter_mut().zip(&whole).enumerate() {
+            let scale = s.splat(scales[r * STRETCH_PAGES + page]);
+            for (sums, whole) in sums.iter_mut().zip(whole) {
+                for (sum, whole) in sums.iter_mut().zip(whole) {
+                    *sum = s.fma(s.whole(*whole), scale, *sum);
+                }
+            }
+        }
+    }
+    *sums = local;
 }
 
 /// Cells `whole` of each strip with the key that nobody wrote taken out: what lies there may not be a number,

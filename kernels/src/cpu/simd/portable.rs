@@ -9,6 +9,9 @@ pub(super) struct Portable;
 /// One register.
 type V = [f32; 4];
 
+/// The top bit of each byte.
+const TOP_BITS: u32 = 0x8080_8080;
+
 /// The low half of each byte.
 const NIBBLES: u32 = 0x0f0f_0f0f;
 
@@ -60,6 +63,7 @@ impl Simd for Portable {
     lanewise!(round, |a| a.round_ties_even());
     lanewise!(low_halves, |pairs| f32::from_bits(pairs.to_bits() << 16));
     lanewise!(high_halves, |pairs| f32::from_bits(pairs.to_bits() & 0xffff_0000));
+    lanewise!(shift_bytes, |bytes| f32::from_bits(bytes.to_bits() ^ TOP_BITS));
     lanewise!(low_nibbles, |bytes| f32::from_bits(bytes.to_bits() & NIBBLES));
     lanewise!(high_nibbles, |bytes| f32::from_bits(bytes.to_bits() >> 4 & NIBBLES));
     lanewise!(scale_by_power, |a, n| {

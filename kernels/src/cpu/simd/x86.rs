@@ -62,6 +62,9 @@ pub(super) struct Avx512Bf16(());
 /// The upper half of a lane.
 const UPPER: i32 = -0x1_0000;
 
+/// The top bit of each byte of a lane.
+const TOP_BITS: i32 = i32::from_le_bytes([0x80; 4]);
+
 /// The low half of each byte of a lane.
 const NIBBLES: i32 = 0x0f0f_0f0f;
 
@@ -149,6 +152,14 @@ impl Simd for Avx2 {
     fn dot_quad(self, acc: __m256, a: u32, b: __m256) -> __m256 {
         // SAFETY: `self` exists only where the set does.
         unsafe { avx2_dot_quad(acc, a, b) }
+    }
+
+    #[inline(always)]
+    fn shift_bytes(self, bytes: __m256) -> __m256 {
+        // SAFETY: `self` exists only where the set does.
+        unsafe {
+            _mm256_castsi256_ps(_mm256_xor_si256(_mm256_castps_si256(bytes), _mm256_set1_epi32(TOP_BITS)))
+        }
     }
 
     #[inline(always)]
@@ -320,6 +331,14 @@ macro_rules! avx512 {
         }
 
         #[inline(always)]
+        fn shift_bytes(self, bytes: __m512) -> __m512 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe {
+                _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(bytes), _mm512_set1_epi32(TOP_BITS)))
+            }
+        }
+
+        #[inline(always)]
         fn low_nibbles(self, bytes: __m512) -> __m512 {
             // SAFETY: `self` exists only where the set does.
             unsafe {
@@ -374,6 +393,12 @@ macro_rules! avx512_vnni {
         fn dot_quad(self, acc: __m512, a: u32, b: __m512) -> __m512 {
             // SAFETY: `self` exists only where the set does.
             unsafe { avx512_dot_quad_vnni(acc, a, b) }
+        }
+
+        #[inline(always)]
+        fn dot_signed_quad(self, acc: __m512, a: u32, b: __m512) -> __m512 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { avx512_dot_signed_quad(acc, a, b) }
         }
     };
 }
@@ -436,6 +461,14 @@ fn avx512_dot_quad(acc: __m512, a: u32, b: __m512) -> __m512 {
 fn avx512_dot_quad_vnni(acc: __m512, a: u32, b: __m512) -> __m512 {
     let (acc, b) = (_mm512_castps_si512(acc), _mm512_castps_si512(b));
     _mm512_castsi512_ps(_mm512_dpbusd_epi32(acc, _mm512_set1_epi32(a as i32), b))
+}
+
+/// The same instruction with what all lanes share as the signed side.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn avx512_dot_signed_quad(acc: __m512, a: u32, b: __m512) -> __m512 {
+    let (acc, b) = (_mm512_castps_si512(acc), _mm512_castps_si512(b));
+    _mm512_castsi512_ps(_mm512_dpbusd_epi32(acc, b, _mm512_set1_epi32(a as i32)))
 }
 
 impl Simd for Avx512Bf16 {

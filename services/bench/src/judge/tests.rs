@@ -180,7 +180,7 @@ fn warm_up_and_drain_are_not_judged() {
 #[test]
 fn a_window_without_requests_does_not_pass() {
     let verdict = judge(&[], WINDOW, &slo(), &Rule::default());
-    assert!(!verdict.passed && !verdict.percentiles_passed);
+    assert!(!verdict.passed && !verdict.percentiles_passed && !verdict.only_rises());
     assert_eq!(verdict.attainment(), 0.0);
 }
 
@@ -192,6 +192,10 @@ fn seeds_are_judged_together_and_a_rise_in_one_is_a_rise() {
     let verdict = judge_runs(&runs, &slo(), &Rule::default());
     assert_eq!(verdict.n_offered, 2000);
     assert!(!verdict.passed && verdict.ttft_trend.is_some_and(|t| t.rises));
+    assert!(verdict.only_rises(), "{:?}", verdict.findings);
+    let late = run(|i, due| whole_one(due, 100 + i, 20, 11));
+    assert!(!judge(&late, WINDOW, &slo(), &Rule::default()).only_rises(), "promises are broken too");
+    assert!(!judge(&level, WINDOW, &slo(), &Rule::default()).only_rises(), "nothing is");
 }
 
 proptest! {
