@@ -117,7 +117,7 @@ impl PageMath for Bytes {
         for (quad, values) in row.iter_mut().zip(values.chunks(ByteQuad::STEPS)) {
             let mut bytes = [0; ByteQuad::STEPS];
             for (byte, value) in bytes.iter_mut().zip(values) {
-                let whole = (value * factor).round_ties_even().min(LARGEST_BYTE).max(-LARGEST_BYTE);
+                let whole = (value * factor).round_ties_even().clamp(-LARGEST_BYTE, LARGEST_BYTE);
                 *byte = whole as i8 as u8;
                 sum += whole;
             }
