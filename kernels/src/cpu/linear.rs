@@ -17,7 +17,7 @@ mod nibbles;
 mod product;
 
 use bytes::BytePanels;
-pub(super) use bytes::Quads;
+pub(super) use bytes::{Quads, TO_LOW_BITS};
 use nibbles::NibblePanels;
 use product::{Epilogue, Plain, Product, Size};
 

@@ -12,11 +12,8 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 use super::{Cell, FloatMath, Word};
 use crate::cpu::cell::{ByteQuad, LARGEST_BYTE, Math};
 use crate::cpu::kv::{inverse, scale};
-use crate::cpu::linear::Quads;
+use crate::cpu::linear::{Quads, TO_LOW_BITS};
 use crate::cpu::simd::{FoundIsa, Kernel, Simd};
-
-/// Added to a value in 0 ..= 255, it leaves the nearest whole number in the low bits: 1.5 · 2²³.
-const TO_LOW_BITS: f32 = 12_582_912.0;
 
 /// The largest byte without a sign.
 const LARGEST_WEIGHT: f32 = 255.0;

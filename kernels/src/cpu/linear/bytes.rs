@@ -22,7 +22,7 @@ use crate::stored::Stacked;
 const ROW_LARGEST: f32 = 255.0;
 
 /// Added to a value in 0 ..= 255, it leaves the nearest whole number in the low bits: 1.5 · 2²³.
-const TO_LOW_BITS: f32 = 12_582_912.0;
+pub(in crate::cpu) const TO_LOW_BITS: f32 = 12_582_912.0;
 
 /// Unsigned bytes by signed ones: sums are the bits of i32.
 #[derive(Clone, Copy, Debug)]

@@ -48,7 +48,7 @@ const TALLEST: usize = 6;
 /// Spans that a low tile asks for ahead of use.
 const AHEAD: usize = 2;
 
-/// Cells of a cache line.
+/// Words of a cache line.
 const LINE_WORDS: usize = 16;
 
 /// A span of a panel: eight words of nibbles, then one of scales, of 32 outputs each.
