@@ -12,6 +12,7 @@ use triptych_core::clock::SystemClock;
 use triptych_core::item::from_f32;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
+use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Fingerprint, Modality, TenantId};
 use triptych_engine::{
     Arrival, Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, Readiness, SequenceId,
@@ -65,15 +66,17 @@ struct Done {
 impl Generation<'_> {
     /// `{"decode": […], "prefill": {…} or null}`, rates in tokens per second.
     pub fn measure(&self, item: &Item, batches: &[usize]) -> Result<Value> {
-        let within = self.question(item, 0)?.prepared.cross.is_none();
+        let within = self.questions(item, 1, 0)?.iter().all(|q| q.prepared.cross.is_none());
         let prefill = if within { Some(self.prefill(item)?) } else { None };
         let mut decode = Vec::new();
         for &batch in batches {
-            let mut bench = Bench::new(self, batch)?;
-            let questions = (0..batch).map(|i| self.question(item, i)).collect::<Result<Vec<_>>>()?;
-            let done = self.fastest(|| match within {
-                true => bench.after_first(&questions, self.new_tokens),
-                false => bench.whole(&questions, self.new_tokens),
+            let mut bench = Bench::new(self, &self.questions(item, batch, 0)?)?;
+            let done = self.fastest(|run| {
+                let questions = self.questions(item, batch, run)?;
+                match within {
+                    true => bench.after_first(&questions, self.new_tokens),
+                    false => bench.whole(&questions, self.new_tokens),
+                }
             })?;
             decode.push(json!({"batch": batch, "tokens_per_s": done.tokens_per_s()}));
         }
@@ -83,22 +86,30 @@ impl Generation<'_> {
     }
 
     fn prefill(&self, item: &Item) -> Result<Done> {
-        let question = [self.question(item, 0)?];
-        let mut bench = Bench::new(self, 1)?;
+        let question = self.questions(item, 1, 0)?;
+        let mut bench = Bench::new(self, &question)?;
         // The first touches memory.
         bench.first(&question)?;
-        self.fastest(|| bench.first(&question))
+        self.fastest(|_| bench.first(&question))
     }
 
-    fn fastest(&self, mut run: impl FnMut() -> Result<Done>) -> Result<Done> {
-        let runs = (0..self.repeats).map(|_| run()).collect::<Result<Vec<_>>>()?;
+    /// Of runs that know their number.
+    fn fastest(&self, run: impl FnMut(usize) -> Result<Done>) -> Result<Done> {
+        let runs = (0..self.repeats).map(run).collect::<Result<Vec<_>>>()?;
         runs.into_iter().max_by(|a, b| a.tokens_per_s().total_cmp(&b.tokens_per_s())).context("no run")
     }
 
-    /// The same rows under a key of their own, so that no two sequences of a batch share what a rival could not.
-    fn question(&self, item: &Item, i: usize) -> Result<Question> {
+    /// A batch of run number `run`.
+    fn questions(&self, item: &Item, batch: usize, run: usize) -> Result<Vec<Question>> {
+        (0..batch).map(|i| self.question(item, [run, i])).collect()
+    }
+
+    /// The same rows under a key of their own: no two sequences of a batch, and no two runs, share what a rival could
+    /// not, the rows' projection for cross-attention above all.
+    fn question(&self, item: &Item, [run, i]: [usize; 2]) -> Result<Question> {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&(i as u64).to_le_bytes());
+        key[8..16].copy_from_slice(&(run as u64).to_le_bytes());
         let encoded = EncodedItem {
             key: ContentKey::from_bytes(key),
             fingerprint: Fingerprint::from_bytes([0; 32]),
@@ -124,7 +135,14 @@ impl Done {
     }
 }
 
-/// An engine with room for one batch size.
+/// Most tokens that a sequence whose prompt is read first has written when the last prompt is read: each step reads a
+/// budget of rows, less those of the sequences that write already.
+fn ahead(questions: &[Question]) -> usize {
+    let n_prompts: usize = questions.iter().map(|q| 1 + q.prepared.tokens.len()).sum();
+    n_prompts.div_ceil(TOKEN_BUDGET.saturating_sub(questions.len()).max(1))
+}
+
+/// An engine with room for one batch.
 struct Bench {
     engine: Engine,
     clock: SystemClock,
@@ -134,10 +152,19 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(of: &Generation<'_>, batch: usize) -> Result<Self> {
+    fn new(of: &Generation<'_>, questions: &[Question]) -> Result<Self> {
         let decoder = of.compute.load_decoder(of.model)?;
+        let batch = questions.len();
+        let n_written = of.new_tokens as usize + ahead(questions) + 1;
+        let blocks = |n_tokens: usize| n_tokens.div_ceil(KV_BLOCK_TOKENS);
+        let cross = |q: &Question| q.prepared.cross.map_or(0, |cross| blocks(cross.n_rows as usize));
         let config = EngineConfig {
-            kv: KvBudget::Bytes { self_attention: 1 << 30, cross_attention: 4 << 30, host: 0 },
+            // As much as the batch takes: what a peer, too, holds of it.
+            kv: KvBudget::Blocks {
+                self_attention: questions.iter().map(|q| blocks(q.prepared.tokens.len() + n_written)).sum(),
+                cross_attention: questions.iter().map(cross).sum(),
+                host: 0,
+            },
             token_budget: TOKEN_BUDGET.max(batch),
             max_sequences: batch,
             max_waiting: batch,
@@ -172,11 +199,8 @@ impl Bench {
     /// Tokens after the first, from when each has its first. A sequence whose prompt was read early is ahead of the
     /// others, and goes on until they are done: every step that counts has the whole batch in it.
     fn after_first(&mut self, questions: &[Question], new_tokens: u32) -> Result<Done> {
-        let n_prompts: usize = questions.iter().map(|q| 1 + q.prepared.tokens.len()).sum();
         ensure!(new_tokens > 1, "--new-tokens is {new_tokens}, a rate after the first token takes 2 or more");
-        // Each step reads a budget of rows, less those of the sequences that write already.
-        let ahead = n_prompts.div_ceil(TOKEN_BUDGET.saturating_sub(questions.len()).max(1));
-        self.arrive(questions, new_tokens + u32::try_from(ahead)? + 1)?;
+        self.arrive(questions, new_tokens + u32::try_from(ahead(questions))? + 1)?;
         self.first_tokens(questions.len())?;
         let (start, before) = (Instant::now(), self.n_written());
         let wanted = before + questions.len() * (new_tokens as usize - 1);

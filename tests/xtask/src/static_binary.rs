@@ -15,13 +15,16 @@ use std::process::Command;
 /// Set: this program is called as a rustc.
 const AS_RUSTC: &str = "TRIPTYCH_XTASK_AS_RUSTC";
 const FLAG: &str = "target-feature=+crt-static";
+/// A test, the smallest: with one among what is built, cargo gives crates the features that tests ask for, and the test
+/// run finds every crate built already.
+const WITH_FEATURES: &str = "rules";
 /// Differs from the profile of the tests in nothing that matters, so that both binaries are kept.
 const APART: &str = "profile.dev.package.triptych.codegen-units=64";
 
 /// # Errors
 /// If it does not build.
 pub fn run_build() -> Result<()> {
-    let build = || cargo(&["build", "--workspace", "--bin", "triptych"]);
+    let build = || cargo(&["build", "--workspace", "--bin", "triptych", "--test", WITH_FEATURES]);
     let me = std::env::current_exe().context("this program's own path")?;
     run(build().args(["--config", APART]).env("RUSTC_WRAPPER", me).env(AS_RUSTC, "1"))?;
     let (built, place) = (root().join("target/debug/triptych"), root().join("target/static/triptych"));
