@@ -133,9 +133,9 @@ def peers(args, kind):
     return [who for who in there if args.peers is None or who in args.peers.split(",")]
 
 
-def commands(args, runs, directory, kind, items):
-    """What measures one model: `{who: command}`, peers first."""
-    common = ["--item", str(items / ITEMS[kind] if kind in ITEMS else args.n_tokens), "--batches", ",".join(map(str, args.batches)),
+def commands(args, runs, directory, kind, items, batches):
+    """What measures one model at some batch sizes: `{who: command}`, peers first."""
+    common = ["--item", str(items / ITEMS[kind] if kind in ITEMS else args.n_tokens), "--batches", ",".join(map(str, batches)),
               "--new-tokens", str(args.new_tokens), "--threads", str(args.threads), "--repeats", str(args.repeats)]
     if kind == "vision":
         common += ["--text-tokens", str(args.text_tokens)]
@@ -151,12 +151,13 @@ def commands(args, runs, directory, kind, items):
     return found
 
 
-def rounds(args, commands):
-    """Everything of one model: {who: [result of each round]}."""
+def rounds(args, commands, alone):
+    """Everything of one model: {who: [result of each round]}. Memory of one sequence is that of a process that had no more."""
     results = {who: [] for who in commands}
     for number in range(args.rounds):
         for who, command in commands.items():
             result = measured(command, args.threads)
+            result["peak_mb_alone"] = measured(alone[who], args.threads)["peak_mb"]
             results[who].append(result)
             print(f"  {number + 1}/{args.rounds} {who:18} {json.dumps(result)}", flush=True)
     return results
@@ -169,7 +170,8 @@ def main():
     results = {}
     for name, (directory, kind) in found.items():
         print(name, flush=True)
-        results[name] = rounds(args, commands(args, runs, directory, kind, items))
+        of_batches = [commands(args, runs, directory, kind, items, batches) for batches in (args.batches, [1])]
+        results[name] = rounds(args, *of_batches)
     import table
 
     document = table.document(results, found, args, ROOT)

@@ -317,7 +317,7 @@ pub(super) fn bf16_bits(value: f32) -> u32 {
     if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { rounded }
 }
 
-/// Rounds rows of values: `[n, width]` to `[n, n_cells]`.
+/// Rounds rows of values: `[n, width]` to `[n, stride]`, of which a row takes `n_cells`.
 pub(super) struct FillRows<'a, M: Math> {
     /// The values.
     pub(super) values: &'a [f32],
@@ -331,8 +331,9 @@ impl<M: FloatMath> Kernel for FillRows<'_, M> {
     #[inline(always)]
     fn run<S: Simd>(self, _s: S) {
         let values = self.values.chunks_exact(self.width);
-        for (row, values) in self.rows.chunks_exact_mut(n_cells::<M::Word>(self.width)).zip(values) {
-            M::fill(row, values);
+        let (stride, n_cells) = (self.rows.len() / values.len().max(1), n_cells::<M::Word>(self.width));
+        for (row, values) in self.rows.chunks_exact_mut(stride.max(1)).zip(values) {
+            M::fill(&mut row[..n_cells], values);
         }
     }
 }

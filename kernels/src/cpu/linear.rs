@@ -19,7 +19,10 @@ mod product;
 use bytes::BytePanels;
 pub(super) use bytes::{Quads, TO_LOW_BITS};
 use nibbles::NibblePanels;
-use product::{Epilogue, Plain, Product, Size};
+use product::{Epilogue, Plain, Product, Size, stride};
+
+/// Outputs from which on rows of f32 are copied to where they are not in each other's way.
+const COPIED: usize = 128;
 
 /// A linear layer in panels.
 #[derive(Debug)]
@@ -75,17 +78,28 @@ impl CpuLinear {
         let epilogue = Epilogue { bias: self.bias.as_deref(), act, residual: residual.map(CpuTensor::data) };
         let size = Size { n_tokens, n_in, n_out: self.n_out };
         match &self.weight {
+            // A copy is worth its while for rows that meet many panels.
+            Packed::F32(panels) if stride::<f32>(n_in) > n_in && n_tokens > 1 && self.n_out > COPIED => {
+                let (x, stride) = laid::<Singles>(backend, x);
+                let (x, panels) = (&x, panels.cells());
+                Product::<Singles, _> { x, stride, panels, size, units: Plain, epilogue }
+                    .run(backend, &mut out);
+            }
             Packed::F32(panels) => {
-                let (x, panels) = (x.data(), panels.cells());
-                Product::<Singles, _> { x, panels, size, units: Plain, epilogue }.run(backend, &mut out);
+                let (x, stride, panels) = (x.data(), n_in, panels.cells());
+                Product::<Singles, _> { x, stride, panels, size, units: Plain, epilogue }
+                    .run(backend, &mut out);
             }
             Packed::Bf16(panels) if backend.isa.has_pairs() => {
-                let (x, panels) = (&rounded::<Dots>(backend, x), panels.cells());
-                Product::<Dots, _> { x, panels, size, units: Plain, epilogue }.run(backend, &mut out);
+                let (x, stride) = laid::<Dots>(backend, x);
+                let (x, panels) = (&x, panels.cells());
+                Product::<Dots, _> { x, stride, panels, size, units: Plain, epilogue }.run(backend, &mut out);
             }
             Packed::Bf16(panels) => {
-                let (x, panels) = (&rounded::<Halves>(backend, x), panels.cells());
-                Product::<Halves, _> { x, panels, size, units: Plain, epilogue }.run(backend, &mut out);
+                let (x, stride) = laid::<Halves>(backend, x);
+                let (x, panels) = (&x, panels.cells());
+                Product::<Halves, _> { x, stride, panels, size, units: Plain, epilogue }
+                    .run(backend, &mut out);
             }
             Packed::Int8(panels) => panels.multiply(backend, x, (size, epilogue), &mut out),
             Packed::Int4(panels) => panels.multiply(backend, x, (size, epilogue), &mut out),
@@ -104,14 +118,14 @@ fn pack<M: FloatMath<Row = <M as Math>::Word>>(
     })
 }
 
-/// Rows rounded, `[n_tokens, n_cells]`.
-fn rounded<M: FloatMath>(backend: &CpuBackend, x: &CpuTensor) -> Vec<M::Row> {
+/// Rows as a product reads them, rounded: `[n_tokens, stride]`, and the stride.
+fn laid<M: FloatMath>(backend: &CpuBackend, x: &CpuTensor) -> (Vec<M::Row>, usize) {
     let (n_tokens, width) = x.dims();
-    let k_cells = n_cells::<M::Word>(width);
-    let mut rows = vec![M::Row::default(); n_tokens * k_cells];
-    backend.pool.rows(&mut rows, k_cells, width / 8 + 1, |row, rows| {
-        let values = &x.data()[row * width..][..rows.len() / k_cells * width];
+    let stride = stride::<M::Row>(n_cells::<M::Word>(width));
+    let mut rows = vec![M::Row::default(); n_tokens * stride];
+    backend.pool.rows(&mut rows, stride, width / 8 + 1, |row, rows| {
+        let values = &x.data()[row * width..][..rows.len() / stride * width];
         backend.isa.run(FillRows::<M> { values, width, rows });
     });
-    rows
+    (rows, stride)
 }

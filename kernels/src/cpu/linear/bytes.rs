@@ -9,7 +9,7 @@
 //!
 //! A row with a value that is not finite has a scale that is not a number, and so has all it gives.
 
-use super::product::{Epilogue, Product, Size, Units};
+use super::product::{Epilogue, Product, Size, Units, stride};
 use crate::cpu::CpuBackend;
 use crate::cpu::cell::{ByteQuad, LARGEST_BYTE, Math, PANEL, Word, n_cells};
 use crate::cpu::matrix::CpuTensor;
@@ -79,10 +79,11 @@ impl BytePanels {
         (size, epilogue): (Size, Epilogue<'_>),
         out: &mut [f32],
     ) {
-        let (cells, rows) = quantize(backend, x, n_cells::<ByteQuad>(size.n_in));
+        let stride = stride::<ByteQuad>(n_cells::<ByteQuad>(size.n_in));
+        let (cells, rows) = quantize(backend, x, stride);
         let units = Bytes { rows: &rows, scales: &self.scales, sums: &self.sums };
         let (x, panels) = (&cells, self.panels.cells());
-        Product::<Quads, _> { x, panels, size, units, epilogue }.run(backend, out);
+        Product::<Quads, _> { x, stride, panels, size, units, epilogue }.run(backend, out);
     }
 }
 

@@ -22,9 +22,27 @@ const GROUP_FIFTHS: usize = 2;
 /// Rows of a task, about: eight of the tallest register tiles.
 const TASK_ROWS: usize = 112;
 
-/// Steps of `k` that all rows of a task pass before the next ones, where a strip is half of a panel: its lines are every
-/// other one, and half of a first cache of 32 KiB holds them.
-const BLOCK_CELLS: usize = 256;
+/// Steps of `k` that all rows of a task pass before the next ones: half of a first cache of 32 KiB holds those of a strip.
+const fn block_cells<S: Simd>() -> usize {
+    128 * strips_per_panel::<S>()
+}
+
+/// Steps of `k` from which on a strip as wide as a panel is passed block by block too: so many of a task's rows, with the
+/// panel, are more than the second cache holds.
+const LONG_CELLS: usize = 1024;
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Rows so many bytes apart have their lines in one set of a first cache, which holds 8 or 12: fewer than a tile has rows.
+const SAME_SETS: usize = 4096;
+
+/// Cells from a row to the next, of rows of `k_cells` that are laid for a product: a line more where rows would be in each
+/// other's way.
+pub(super) fn stride<C>(k_cells: usize) -> usize {
+    let in_the_way = k_cells > 0 && (k_cells * size_of::<C>()).is_multiple_of(SAME_SETS);
+    k_cells + if in_the_way { LINE / size_of::<C>() } else { 0 }
+}
 
 /// What a sum stands for.
 pub(super) trait Units: Copy + Sync {
@@ -63,8 +81,10 @@ pub(super) struct Size {
 
 /// A product to compute.
 pub(super) struct Product<'a, M: Math, U> {
-    /// `[n_tokens, k_cells]`.
+    /// `[n_tokens, stride]`.
     pub(super) x: &'a [M::Row],
+    /// At least `k_cells`.
+    pub(super) stride: usize,
     /// `[n_panels][k_cells][32]`.
     pub(super) panels: &'a [M::Word],
     pub(super) size: Size,
@@ -163,7 +183,8 @@ impl<M: Math, U: Units> Kernel for Block<'_, M, U> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let k_cells = n_cells::<M::Word>(self.product.size.n_in);
-        if strips_per_panel::<S>() > 1 && self.rows.len() > S::ROWS && k_cells > 0 {
+        let is_long = strips_per_panel::<S>() > 1 && k_cells > 0 || k_cells >= LONG_CELLS;
+        if is_long && self.rows.len() > S::ROWS {
             return blocked(s, &self);
         }
         let mut row = self.rows.start;
@@ -193,8 +214,8 @@ fn blocked<S: Simd, M: Math, U: Units>(s: S, block: &Block<'_, M, U>) {
     let k_cells = n_cells::<M::Word>(block.product.size.n_in);
     let mut waiting = vec![0.0; block.rows.len() * PANEL];
     for panel in block.panels.clone() {
-        for first_cell in (0..k_cells).step_by(BLOCK_CELLS) {
-            let n_cells = (k_cells - first_cell).min(BLOCK_CELLS);
+        for first_cell in (0..k_cells).step_by(block_cells::<S>()) {
+            let n_cells = (k_cells - first_cell).min(block_cells::<S>());
             let stretch = Stretch { panel, first_cell, n_cells, is_last: first_cell + n_cells == k_cells };
             all_rows(s, block, &mut waiting, stretch);
         }
@@ -233,8 +254,7 @@ fn part_of_tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
     waiting: &mut [f32],
     ((row, strip), stretch, cells): ((usize, usize), Stretch, &[M::Word]),
 ) {
-    let Product { x, size, .. } = *block.product;
-    let k_cells = n_cells::<M::Word>(size.n_in);
+    let Product { x, stride, size, .. } = *block.product;
     let column = strip * strip_width::<S>();
     let place = |r: usize, v: usize| (row - block.rows.start + r) * PANEL + column + v * S::LANES;
     let mut sums = zero_sums::<S, MR, 1>(s);
@@ -245,7 +265,7 @@ fn part_of_tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
             }
         }
     }
-    let a = Rows { cells: x, stride: k_cells }.from(row, stretch.first_cell);
+    let a = Rows { cells: x, stride }.from(row, stretch.first_cell);
     // The first rows bring the strip from memory, the others find it.
     match row == block.rows.start {
         true => multiply_stream::<S, M, MR, 1>(s, a, [cells], stretch.n_cells, &mut sums),
@@ -291,7 +311,7 @@ fn tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
     row: usize,
     strip: usize,
 ) {
-    let Product { x, panels, size, .. } = *block.product;
+    let Product { x, stride, panels, size, .. } = *block.product;
     let k_cells = n_cells::<M::Word>(size.n_in);
     let mut b: [&[M::Word]; NS] = [&[]; NS];
     for (i, b) in b.iter_mut().enumerate() {
@@ -299,7 +319,7 @@ fn tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
         *b = panels.get(panel * k_cells * PANEL + part * strip_width::<S>()..).unwrap_or(&[]);
     }
     let mut sums = zero_sums::<S, MR, NS>(s);
-    let rows = Rows { cells: x, stride: k_cells }.from(row, 0);
+    let rows = Rows { cells: x, stride }.from(row, 0);
     multiply_stream::<S, M, MR, NS>(s, rows, b, k_cells, &mut sums);
     for (r, strips) in sums.iter().enumerate() {
         for (i, vectors) in strips.iter().enumerate() {
