@@ -8,6 +8,7 @@
 use super::cell::{Bf16Pair, Dots, FillRows, FloatMath, Halves, Math, PANEL, Singles, n_cells};
 use super::matrix::{CpuTensor, unwritten};
 use super::panels::{self, Panels};
+use super::tile::Rows;
 use super::{CpuBackend, Precision};
 use crate::ops::Activation;
 use crate::stored::Stacked;
@@ -77,32 +78,24 @@ impl CpuLinear {
         let mut out = unwritten(n_tokens * self.n_out);
         let epilogue = Epilogue { bias: self.bias.as_deref(), act, residual: residual.map(CpuTensor::data) };
         let size = Size { n_tokens, n_in, n_out: self.n_out };
+        let call = (size, epilogue);
         match &self.weight {
             // A copy is worth its while for rows that meet many panels.
             Packed::F32(panels) if stride::<f32>(n_in) > n_in && n_tokens > 1 && self.n_out > COPIED => {
-                let (x, stride) = laid::<Singles>(backend, x);
-                let (x, panels) = (&x, panels.cells());
-                Product::<Singles, _> { x, stride, panels, size, units: Plain, epilogue }
-                    .run(backend, &mut out);
+                multiply::<Singles>(backend, laid::<Singles>(backend, x).view(), panels, call, &mut out);
             }
             Packed::F32(panels) => {
-                let (x, stride, panels) = (x.data(), n_in, panels.cells());
-                Product::<Singles, _> { x, stride, panels, size, units: Plain, epilogue }
-                    .run(backend, &mut out);
+                let rows = Rows { cells: x.data(), stride: n_in };
+                multiply::<Singles>(backend, rows, panels, call, &mut out);
             }
             Packed::Bf16(panels) if backend.isa.has_pairs() => {
-                let (x, stride) = laid::<Dots>(backend, x);
-                let (x, panels) = (&x, panels.cells());
-                Product::<Dots, _> { x, stride, panels, size, units: Plain, epilogue }.run(backend, &mut out);
+                multiply::<Dots>(backend, laid::<Dots>(backend, x).view(), panels, call, &mut out);
             }
             Packed::Bf16(panels) => {
-                let (x, stride) = laid::<Halves>(backend, x);
-                let (x, panels) = (&x, panels.cells());
-                Product::<Halves, _> { x, stride, panels, size, units: Plain, epilogue }
-                    .run(backend, &mut out);
+                multiply::<Halves>(backend, laid::<Halves>(backend, x).view(), panels, call, &mut out);
             }
-            Packed::Int8(panels) => panels.multiply(backend, x, (size, epilogue), &mut out),
-            Packed::Int4(panels) => panels.multiply(backend, x, (size, epilogue), &mut out),
+            Packed::Int8(panels) => panels.multiply(backend, x, call, &mut out),
+            Packed::Int4(panels) => panels.multiply(backend, x, call, &mut out),
         }
         CpuTensor::new(out, n_tokens, self.n_out)
     }
@@ -118,14 +111,39 @@ fn pack<M: FloatMath<Row = <M as Math>::Word>>(
     })
 }
 
-/// Rows as a product reads them, rounded: `[n_tokens, stride]`, and the stride.
-fn laid<M: FloatMath>(backend: &CpuBackend, x: &CpuTensor) -> (Vec<M::Row>, usize) {
+/// The product of rows and panels of floats, `out: [n_tokens, n_out]`.
+fn multiply<M: FloatMath>(
+    backend: &CpuBackend,
+    rows: Rows<'_, M::Row>,
+    panels: &Panels<M::Word>,
+    (size, epilogue): (Size, Epilogue<'_>),
+    out: &mut [f32],
+) {
+    let (x, panels) = (rows, panels.cells());
+    Product::<M, _> { x, panels, size, units: Plain, epilogue }.run(backend, out);
+}
+
+/// Rows as a product reads them.
+struct Laid<C> {
+    /// `[n_tokens, stride]`.
+    cells: Vec<C>,
+    stride: usize,
+}
+
+impl<C> Laid<C> {
+    fn view(&self) -> Rows<'_, C> {
+        Rows { cells: &self.cells, stride: self.stride }
+    }
+}
+
+/// Rounds rows.
+fn laid<M: FloatMath>(backend: &CpuBackend, x: &CpuTensor) -> Laid<M::Row> {
     let (n_tokens, width) = x.dims();
     let stride = stride::<M::Row>(n_cells::<M::Word>(width));
-    let mut rows = vec![M::Row::default(); n_tokens * stride];
-    backend.pool.rows(&mut rows, stride, width / 8 + 1, |row, rows| {
+    let mut cells = vec![M::Row::default(); n_tokens * stride];
+    backend.pool.rows(&mut cells, stride, width / 8 + 1, |row, rows| {
         let values = &x.data()[row * width..][..rows.len() / stride * width];
         backend.isa.run(FillRows::<M> { values, width, rows });
     });
-    (rows, stride)
+    Laid { cells, stride }
 }

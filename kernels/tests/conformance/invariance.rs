@@ -17,19 +17,36 @@ pub fn a_row_of_a_linear_layer_is_the_same_alone<B: Backend>(subject: &Subject<B
     let config = Config { cases: 24, failure_persistence: None, ..Config::default() };
     let sizes = (1_usize..60, 1_usize..300, 1_usize..300, any::<prop::sample::Index>());
     let run = TestRunner::new(config).run(&sizes, |(n, n_in, n_out, row)| {
-        let (x, weight, bias) = (values(1, n * n_in), weights(2, n_in, n_out), values(3, n_out));
-        let w = layer(subject, &weight, Some(&bias), n_in, n_out);
         let row = row.index(n);
-        let linear = |x: &[f32], n| {
-            let y = subject.backend.linear(&subject.tensor(x, n, n_in), &w, Activation::Gelu, None);
-            subject.bits(&y.expect("linear"))
-        };
-        let alone = linear(&x[row * n_in..][..n_in], 1);
-        let together = linear(&x, n);
-        prop_assert_eq!(&together[row * n_out..][..n_out], &alone[..], "row {} of {}", row, n);
+        let [alone, together] = linear_alone_and_together(subject, [n, n_in, n_out], row);
+        prop_assert_eq!(together, alone, "row {} of {}", row, n);
         Ok(())
     });
     run.unwrap_or_else(|error| panic!("{}: {error}", subject.name));
+}
+
+/// As long as the rows whose sums wait in memory.
+pub fn a_long_row_of_a_linear_layer_is_the_same_alone<B: Backend>(subject: &Subject<B>) {
+    for n_in in [1100, 2048, 4096] {
+        let [alone, together] = linear_alone_and_together(subject, [20, n_in, 130], 17);
+        assert_eq!(together, alone, "{}: of {n_in} values", subject.name);
+    }
+}
+
+/// What a row gives as the only one, and among `n`.
+fn linear_alone_and_together<B: Backend>(
+    subject: &Subject<B>,
+    [n, n_in, n_out]: [usize; 3],
+    row: usize,
+) -> [Vec<u32>; 2] {
+    let (x, weight, bias) = (values(1, n * n_in), weights(2, n_in, n_out), values(3, n_out));
+    let w = layer(subject, &weight, Some(&bias), n_in, n_out);
+    let linear = |x: &[f32], n| {
+        let y = subject.backend.linear(&subject.tensor(x, n, n_in), &w, Activation::Gelu, None);
+        subject.bits(&y.expect("linear"))
+    };
+    let together = linear(&x, n);
+    [linear(&x[row * n_in..][..n_in], 1), together[row * n_out..][..n_out].to_vec()]
 }
 
 pub fn a_sequence_is_the_same_alone<B: Backend>(subject: &Subject<B>) {

@@ -50,12 +50,28 @@ pub fn linear_is_the_oracles_over_odd_sizes<B: Backend>(subject: &Subject<B>) {
 
 pub fn linear_is_the_oracles_where_it_takes_several_tasks<B: Backend>(subject: &Subject<B>) {
     for (n, n_in, n_out) in [(1, 700, 1003), (5, 515, 1003), (130, 301, 333), (250, 64, 70)] {
-        let (x, weight) = (values(1, n * n_in), weights(2, n_in, n_out));
-        let w = layer(subject, &weight, None, n_in, n_out);
-        let y = subject.backend.linear(&subject.tensor(&x, n, n_in), &w, Activation::None, None);
-        let expect = oracle::linear(&x, &weight, None, n_in, Activation::None);
-        subject.close("a large product", &y.expect("linear"), (&expect, n, n_out), subject.products);
+        is_the_oracles(subject, n, n_in, n_out);
     }
+}
+
+/// Rows of 4096 bytes in one precision or another, which are laid a line further apart; and sums that wait in memory.
+pub fn linear_is_the_oracles_over_rows_of_whole_pages<B: Backend>(subject: &Subject<B>) {
+    for (n, n_in, n_out) in [(1, 1024, 40), (20, 1024, 130), (20, 2048, 130), (17, 4096, 40)] {
+        is_the_oracles(subject, n, n_in, n_out);
+    }
+}
+
+fn is_the_oracles<B: Backend>(subject: &Subject<B>, n: usize, n_in: usize, n_out: usize) {
+    let (x, weight) = (values(1, n * n_in), weights(2, n_in, n_out));
+    let w = layer(subject, &weight, None, n_in, n_out);
+    let y = subject.backend.linear(&subject.tensor(&x, n, n_in), &w, Activation::None, None);
+    let expect = oracle::linear(&x, &weight, None, n_in, Activation::None);
+    subject.close(
+        &format!("[{n}, {n_in}] by {n_out}"),
+        &y.expect("linear"),
+        (&expect, n, n_out),
+        subject.products,
+    );
 }
 
 pub fn every_activation_and_residual_is_applied_after_the_bias<B: Backend>(subject: &Subject<B>) {

@@ -32,6 +32,7 @@ on_every_backend! {
     linear:
         linear_is_the_oracles_over_odd_sizes,
         linear_is_the_oracles_where_it_takes_several_tasks,
+        linear_is_the_oracles_over_rows_of_whole_pages,
         every_activation_and_residual_is_applied_after_the_bias,
         stacked_layers_stand_side_by_side,
         a_scale_is_a_factor_on_weight_and_bias,
@@ -77,6 +78,7 @@ on_every_backend! {
         block_bytes_add_up;
     invariance:
         a_row_of_a_linear_layer_is_the_same_alone,
+        a_long_row_of_a_linear_layer_is_the_same_alone,
         a_sequence_is_the_same_alone,
         a_cached_sequence_is_the_same_alone,
         chunks_of_a_prefill_give_what_the_whole_gives,

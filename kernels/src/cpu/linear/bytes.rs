@@ -16,6 +16,7 @@ use crate::cpu::matrix::CpuTensor;
 use crate::cpu::panels::{self, Panels};
 use crate::cpu::pool::Shared;
 use crate::cpu::simd::{FoundIsa, Kernel, Simd};
+use crate::cpu::tile::Rows;
 use crate::stored::Stacked;
 
 /// Largest byte of a row.
@@ -82,8 +83,8 @@ impl BytePanels {
         let stride = stride::<ByteQuad>(n_cells::<ByteQuad>(size.n_in));
         let (cells, rows) = quantize(backend, x, stride);
         let units = Bytes { rows: &rows, scales: &self.scales, sums: &self.sums };
-        let (x, panels) = (&cells, self.panels.cells());
-        Product::<Quads, _> { x, stride, panels, size, units, epilogue }.run(backend, out);
+        let (x, panels) = (Rows { cells: &cells, stride }, self.panels.cells());
+        Product::<Quads, _> { x, panels, size, units, epilogue }.run(backend, out);
     }
 }
 

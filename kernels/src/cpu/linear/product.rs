@@ -81,10 +81,8 @@ pub(super) struct Size {
 
 /// A product to compute.
 pub(super) struct Product<'a, M: Math, U> {
-    /// `[n_tokens, stride]`.
-    pub(super) x: &'a [M::Row],
-    /// At least `k_cells`.
-    pub(super) stride: usize,
+    /// `[n_tokens]`, each with `k_cells`.
+    pub(super) x: Rows<'a, M::Row>,
     /// `[n_panels][k_cells][32]`.
     pub(super) panels: &'a [M::Word],
     pub(super) size: Size,
@@ -254,7 +252,7 @@ fn part_of_tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
     waiting: &mut [f32],
     ((row, strip), stretch, cells): ((usize, usize), Stretch, &[M::Word]),
 ) {
-    let Product { x, stride, size, .. } = *block.product;
+    let Product { x, size, .. } = *block.product;
     let column = strip * strip_width::<S>();
     let place = |r: usize, v: usize| (row - block.rows.start + r) * PANEL + column + v * S::LANES;
     let mut sums = zero_sums::<S, MR, 1>(s);
@@ -265,7 +263,7 @@ fn part_of_tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
             }
         }
     }
-    let a = Rows { cells: x, stride }.from(row, stretch.first_cell);
+    let a = x.from(row, stretch.first_cell);
     // The first rows bring the strip from memory, the others find it.
     match row == block.rows.start {
         true => multiply_stream::<S, M, MR, 1>(s, a, [cells], stretch.n_cells, &mut sums),
@@ -311,7 +309,7 @@ fn tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
     row: usize,
     strip: usize,
 ) {
-    let Product { x, stride, panels, size, .. } = *block.product;
+    let Product { x, panels, size, .. } = *block.product;
     let k_cells = n_cells::<M::Word>(size.n_in);
     let mut b: [&[M::Word]; NS] = [&[]; NS];
     for (i, b) in b.iter_mut().enumerate() {
@@ -319,8 +317,7 @@ fn tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
         *b = panels.get(panel * k_cells * PANEL + part * strip_width::<S>()..).unwrap_or(&[]);
     }
     let mut sums = zero_sums::<S, MR, NS>(s);
-    let rows = Rows { cells: x, stride }.from(row, 0);
-    multiply_stream::<S, M, MR, NS>(s, rows, b, k_cells, &mut sums);
+    multiply_stream::<S, M, MR, NS>(s, x.from(row, 0), b, k_cells, &mut sums);
     for (r, strips) in sums.iter().enumerate() {
         for (i, vectors) in strips.iter().enumerate() {
             for (v, sum) in vectors.iter().enumerate() {
