@@ -147,17 +147,20 @@ def commands(args, runs, directory, kind, items, batches):
         # The libraries that preprocess are those of the torch peers.
         found[who] = command + file if library == "torch" else command
     for who in OURS:
-        found[who] = [runs["ours"], directory, "--precision", who.removeprefix("ours-"), *common, *file]
+        found[who] = [runs["ours"], directory, "--precision", who.removeprefix("ours-"), "--packed", items / "packed", *common, *file]
     return found
 
 
 def rounds(args, commands, alone):
-    """Everything of one model: {who: [result of each round]}. Memory of one sequence is that of a process that had no more."""
+    """Everything of one model: {who: [result of each round]}. Memory of one sequence is that of a process that had no more.
+
+    That process comes first: whatever it reads is in the system's cache for the one whose start counts, and ours has left
+    packed weights, as converters have left the peers' files."""
     results = {who: [] for who in commands}
     for number in range(args.rounds):
         for who, command in commands.items():
-            result = measured(command, args.threads)
-            result["peak_mb_alone"] = measured(alone[who], args.threads)["peak_mb"]
+            alone_mb = measured(alone[who], args.threads)["peak_mb"]
+            result = {**measured(command, args.threads), "peak_mb_alone": alone_mb}
             results[who].append(result)
             print(f"  {number + 1}/{args.rounds} {who:18} {json.dumps(result)}", flush=True)
     return results

@@ -20,7 +20,7 @@ use triptych_core::{ItemForm, ItemOptions, Modality};
 use triptych_kernels::cpu::{CpuBackend, CpuConfig, Precision};
 use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::preprocess::EncoderInput;
-use triptych_models::{LoadFormat, Model, ModelSource};
+use triptych_models::{LoadFormat, Model, ModelSource, PackedFolder};
 
 /// The allocator of the product.
 #[global_allocator]
@@ -55,6 +55,9 @@ struct Args {
     /// Runs of each, of which the best counts.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
+    /// A folder for packed weights, as the product has one: from the second start on they are read from it.
+    #[arg(long)]
+    packed: Option<PathBuf>,
 }
 
 /// Preprocessing is short: so many times the runs of the rest.
@@ -63,7 +66,8 @@ const PREPROCESS_RUNS: usize = 4;
 fn main() -> Result<()> {
     let args = Args::parse();
     ensure!(args.repeats > 0, "--repeats is 0, at least one run is needed");
-    let source = ModelSource { dir: args.model.clone(), name: None, format: LoadFormat::Safetensors };
+    let packed = args.packed.clone().map(|dir| PackedFolder { dir, min_bytes: 0, max_bytes: u64::MAX });
+    let source = ModelSource { dir: args.model.clone(), name: None, format: LoadFormat::Safetensors, packed };
     let model = Model::open(&source)?;
     let mut result = measure(&args, &model)?;
     if let Some(path) = &args.preprocess {

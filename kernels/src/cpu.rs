@@ -8,6 +8,8 @@
 //! This file is the contract with [`Backend`]: it checks arguments and hands them down. Below it, nothing
 //! checks again except what unsafe code leans on.
 
+use std::sync::Arc;
+
 use crate::check::{self, Dims};
 use crate::ops::{
     Activation, AttentionShape, Backend, ChosenHeads, Conv2d, KvLayer, KvLayout, LinearPart, NormKind,
@@ -22,6 +24,7 @@ mod math;
 mod tile;
 
 mod matrix;
+mod packed;
 mod panels;
 mod pool;
 
@@ -40,12 +43,13 @@ pub use kv::CpuKvCache;
 pub use linear::CpuLinear;
 pub use matrix::CpuTensor;
 pub use norm::CpuNorm;
+pub use packed::{PackedWeights, Packing};
 pub use roofs::Roofs;
 pub use rows::CpuTable;
 pub use simd::Isa;
 
 use cell::{Dots, Halves, Quarters, Singles};
-use kv::Pages;
+use kv::{Columns, Pages};
 
 /// How weights, and keys and values in a cache, are kept. Activations are f32 in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -112,6 +116,8 @@ pub struct CpuBackend {
     kv: Precision,
     /// Bytes of a core's second cache.
     l2: usize,
+    /// Where weights are found packed, or kept.
+    packed: Option<Arc<PackedWeights>>,
 }
 
 impl CpuBackend {
@@ -124,7 +130,13 @@ impl CpuBackend {
         let isa = simd::FoundIsa::new(config.isa)?;
         let (pool, l2) = (pool::Pool::new(config.threads)?, caches::second_cache());
         let CpuConfig { precision, kv, .. } = config;
-        Ok(Self { pool, isa, precision, kv: kv.unwrap_or(precision).at_least_bytes(), l2 })
+        Ok(Self { pool, isa, precision, kv: kv.unwrap_or(precision).at_least_bytes(), l2, packed: None })
+    }
+
+    /// The same back end for a load that takes packed weights from a file, or keeps them there.
+    #[must_use]
+    pub fn with_packed(&self, packed: Arc<PackedWeights>) -> Self {
+        Self { packed: Some(packed), ..self.clone() }
     }
 
     /// The instruction set it runs on.
@@ -341,7 +353,21 @@ impl Backend for CpuBackend {
     ) -> Result<()> {
         check::layer("write_kv", layer, cache.layout())?;
         check::write_kv(kv.map(CpuTensor::dims), cache.layout(), slots)?;
-        cache.write(self, layer, kv, slots);
+        cache.write(self, layer, kv.map(Columns::all), slots);
+        Ok(())
+    }
+
+    fn write_fused_kv(
+        &self,
+        cache: &mut CpuKvCache,
+        layer: usize,
+        kv: &CpuTensor,
+        slots: &[u32],
+    ) -> Result<()> {
+        check::layer("write_fused_kv", layer, cache.layout())?;
+        let (n_tokens, width) = (kv.dims().0, check::divides("write_fused_kv", "kv width", 2, kv.dims().1)?);
+        check::write_kv([(n_tokens, width); 2], cache.layout(), slots)?;
+        cache.write(self, layer, [0, width].map(|first| Columns { of: kv, first }), slots);
         Ok(())
     }
 

@@ -10,6 +10,8 @@
 use thiserror::Error;
 use triptych_core::DType;
 
+use crate::check;
+
 mod attention;
 mod bias;
 mod conv;
@@ -276,6 +278,21 @@ pub trait Backend: Clone + Send + Sync + 'static {
         kv: [&Self::Tensor; 2],
         slots: &[u32],
     ) -> Result<()>;
+    /// The same of keys and values side by side, `[n_tokens, 2·n_kv_heads·head_dim]`, as one projection gives them.
+    ///
+    /// # Errors
+    /// As [`Self::write_kv`].
+    fn write_fused_kv(
+        &self,
+        cache: &mut Self::KvCache,
+        layer: usize,
+        kv: &Self::Tensor,
+        slots: &[u32],
+    ) -> Result<()> {
+        let width = check::divides("write_fused_kv", "kv width", 2, self.dims(kv).1)?;
+        let [k, v] = [self.columns(kv, 0, width)?, self.columns(kv, width, width)?];
+        self.write_kv(cache, layer, [&k, &v], slots)
+    }
     /// Copies whole blocks, all layers: `(from, to)`.
     fn copy_blocks(&self, cache: &mut Self::KvCache, pairs: &[(u32, u32)]) -> Result<()>;
     /// An empty cache in host memory. Blocks take as many bytes as on the device.

@@ -104,6 +104,11 @@ impl Stacked<'_> {
         }
     }
 
+    /// The layers that were stacked.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &LinearPart<'_>> {
+        self.parts.iter().map(|(_, part)| part)
+    }
+
     /// All weights, `[n_out, n_in]`.
     pub(crate) fn weight(&self) -> Vec<f32> {
         let mut weight = vec![0.0; self.n_out * self.n_in];

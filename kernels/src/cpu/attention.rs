@@ -15,7 +15,7 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::CpuBackend;
 use super::cell::{Cell, FloatMath, PANEL, Word, n_cells};
-use super::kv::{PageOrder, PagedCells};
+use super::kv::{Columns, PageOrder, PagedCells};
 use super::matrix::{CpuTensor, unwritten};
 use super::pool::Shared;
 use crate::ops::{AttentionShape, ChosenHeads, KvLayout, Mask, PagedBatch, Qkv, Result, ScoreBias, Varlen};
@@ -125,7 +125,7 @@ impl<C: Cell> Plain<C> {
         let AttentionShape { n_kv_heads, head_dim, .. } = shape;
         let layout = KvLayout { n_layers: 1, n_blocks: n_blocks as usize, n_kv_heads, head_dim };
         let mut pages = PagedCells::<C>::new(layout, PageOrder::Heads)?;
-        pages.write(backend, 0, kv, &slots);
+        pages.write(backend, 0, kv.map(Columns::all), &slots);
         Ok(Self { pages, lens, table_start_loc, block_tables: (0..n_blocks).collect() })
     }
 

@@ -45,6 +45,12 @@ pub(super) type ByteQuad = i32;
 /// The largest signed byte that is used; its negative is the smallest, so that scales have no side.
 pub(super) const LARGEST_BYTE: f32 = 127.0;
 
+/// Added to a value of which the nearest whole number is a byte, it leaves that in the low bits: 1.5 · 2²³.
+pub(super) const TO_LOW_BITS: f32 = 12_582_912.0;
+
+/// Quads that are made at a time.
+const QUADS: usize = 16;
+
 /// Words of `k` values.
 pub(super) fn n_cells<C: Word>(k: usize) -> usize {
     k.div_ceil(C::STEPS)
@@ -180,10 +186,13 @@ impl Cell for ByteQuad {
 
     #[inline(always)]
     fn fill(words: &mut [Self], values: &[f32], factor: f32) {
-        for (word, values) in words.iter_mut().zip(values.chunks(Self::STEPS)) {
-            *word = 0;
-            for (step, value) in values.iter().enumerate() {
-                word.set(step, value * factor);
+        for (words, values) in words.chunks_mut(QUADS).zip(values.chunks(QUADS * Self::STEPS)) {
+            let mut bytes = [0; QUADS * Self::STEPS];
+            for (byte, value) in bytes.iter_mut().zip(values) {
+                *byte = (value * factor + TO_LOW_BITS).to_bits() as u8;
+            }
+            for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+                *word = Self::from_le_bytes(*bytes);
             }
         }
     }

@@ -62,7 +62,7 @@ impl CpuKvCache {
     }
 
     /// Writes rows to slots; the caller checked the arguments.
-    pub(super) fn write(&mut self, backend: &CpuBackend, layer: usize, kv: [&CpuTensor; 2], slots: &[u32]) {
+    pub(super) fn write(&mut self, backend: &CpuBackend, layer: usize, kv: [Columns<'_>; 2], slots: &[u32]) {
         match &mut self.0 {
             Pages::F32(pages) => pages.write(backend, layer, kv, slots),
             Pages::Bf16(pages) => pages.write(backend, layer, kv, slots),
@@ -191,7 +191,7 @@ impl<C: Cell> PagedCells<C> {
 
     /// Writes row `i` of keys and values to slot `slots[i]`, in that order. Heads are independent, so each is
     /// a task.
-    pub(super) fn write(&mut self, backend: &CpuBackend, layer: usize, kv: [&CpuTensor; 2], slots: &[u32]) {
+    pub(super) fn write(&mut self, backend: &CpuBackend, layer: usize, kv: [Columns<'_>; 2], slots: &[u32]) {
         let KvLayout { n_kv_heads, head_dim, .. } = self.layout;
         let (layout, order) = (self.layout, self.order);
         let cells = &Shared::new(self.cells.cells_mut());
@@ -227,6 +227,20 @@ impl<C: Cell> PagedCells<C> {
     }
 }
 
+/// Columns of an activation, from one on: the keys, or the values, of all heads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Columns<'a> {
+    pub(super) of: &'a CpuTensor,
+    pub(super) first: usize,
+}
+
+impl<'a> Columns<'a> {
+    /// All of them.
+    pub(super) fn all(of: &'a CpuTensor) -> Self {
+        Self { of, first: 0 }
+    }
+}
+
 /// One head of rows on their way into pages.
 struct WriteHead<'a, C> {
     cells: &'a Shared<'a, C>,
@@ -234,7 +248,7 @@ struct WriteHead<'a, C> {
     order: PageOrder,
     layer: usize,
     head: usize,
-    kv: [&'a CpuTensor; 2],
+    kv: [Columns<'a>; 2],
     slots: &'a [u32],
 }
 
@@ -264,8 +278,8 @@ impl<C: Cell> Kernel for WriteHead<'_, C> {
 impl<C: Cell> WriteHead<'_, C> {
     /// The head's part of a row.
     #[inline(always)]
-    fn part<'b>(&self, of: &'b CpuTensor, row: usize) -> &'b [f32] {
-        &of.row(row)[self.head * self.layout.head_dim..][..self.layout.head_dim]
+    fn part<'b>(&self, Columns { of, first }: Columns<'b>, row: usize) -> &'b [f32] {
+        &of.row(row)[first + self.head * self.layout.head_dim..][..self.layout.head_dim]
     }
 
     /// Writes a page as a whole, from row `first` on; `words` is room for its keys.

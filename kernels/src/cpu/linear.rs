@@ -3,10 +3,11 @@
 //! A weight `[n_out, n_in]` is packed once into panels of 32 outputs, `[k_cells][32]`, the last one filled up
 //! with zeros. With precision bf16, rows are rounded to bf16 too, once a call; sums are f32. With precision
 //! int8, rows are quantized once a call ([`bytes`]); sums are whole numbers. With precision int4, weights are groups of
-//! nibbles ([`nibbles`]).
+//! nibbles ([`nibbles`]). What an earlier load packed is taken as it is.
 
 use super::cell::{Bf16Pair, Dots, FillRows, FloatMath, Halves, Math, PANEL, Singles, n_cells};
 use super::matrix::{CpuTensor, unwritten};
+use super::packed::Key;
 use super::panels::{self, Panels};
 use super::tile::Rows;
 use super::{CpuBackend, Precision};
@@ -18,7 +19,7 @@ mod nibbles;
 mod product;
 
 use bytes::BytePanels;
-pub(super) use bytes::{Quads, TO_LOW_BITS};
+pub(super) use bytes::Quads;
 use nibbles::NibblePanels;
 use product::{Epilogue, Plain, Product, Size, stride};
 
@@ -47,12 +48,7 @@ enum Packed {
 impl CpuLinear {
     /// Packs a layer in a precision.
     pub(super) fn new(backend: &CpuBackend, precision: Precision, stacked: Stacked<'_>) -> Self {
-        let weight = match precision {
-            Precision::F32 => Packed::F32(pack::<Singles>(backend, &stacked)),
-            Precision::Bf16 => Packed::Bf16(pack::<Dots>(backend, &stacked)),
-            Precision::Int8 => Packed::Int8(BytePanels::new(backend, &stacked)),
-            Precision::Int4 => Packed::Int4(NibblePanels::new(backend, &stacked)),
-        };
+        let weight = Packed::new(backend, precision, &stacked);
         let Stacked { n_in, n_out, bias, .. } = stacked;
         let bias = bias.map(|mut bias| {
             bias.resize(n_out.next_multiple_of(PANEL), 0.0);
@@ -101,14 +97,65 @@ impl CpuLinear {
     }
 }
 
+impl Packed {
+    /// What an earlier load packed of a weight, or else what is packed now.
+    fn new(backend: &CpuBackend, precision: Precision, stacked: &Stacked<'_>) -> Self {
+        let way = ["linear", precision.as_str(), backend.isa().as_str()];
+        let kept = backend.packed.as_ref().map(|packed| (packed, Key::new(&way, stacked.parts())));
+        let mut weight = Self::blank(precision, stacked);
+        if let Some((packed, key)) = kept {
+            if packed.restore(&backend.pool, key, weight.records()) {
+                return weight;
+            }
+            weight = Self::blank(precision, stacked);
+        }
+        weight.fill(backend, stacked);
+        if let Some((packed, key)) = kept {
+            packed.keep(key, weight.records());
+        }
+        weight
+    }
+
+    /// Zeros.
+    fn blank(precision: Precision, stacked: &Stacked<'_>) -> Self {
+        match precision {
+            Precision::F32 => Self::F32(Panels::blank(stacked, n_cells::<f32>(stacked.n_in))),
+            Precision::Bf16 => Self::Bf16(Panels::blank(stacked, n_cells::<Bf16Pair>(stacked.n_in))),
+            Precision::Int8 => Self::Int8(BytePanels::blank(stacked)),
+            Precision::Int4 => Self::Int4(NibblePanels::blank(stacked)),
+        }
+    }
+
+    /// Packs a weight into zeros.
+    fn fill(&mut self, backend: &CpuBackend, stacked: &Stacked<'_>) {
+        match self {
+            Self::F32(panels) => pack::<Singles>(panels, backend, stacked),
+            Self::Bf16(panels) => pack::<Dots>(panels, backend, stacked),
+            Self::Int8(panels) => panels.fill(backend, stacked),
+            Self::Int4(panels) => panels.fill(backend, stacked),
+        }
+    }
+
+    /// All there is of it, as it is kept for a later load.
+    fn records(&mut self) -> Vec<&mut [u8]> {
+        match self {
+            Self::F32(panels) => vec![panels::bytes_mut(panels.cells_mut())],
+            Self::Bf16(panels) => vec![panels::bytes_mut(panels.cells_mut())],
+            Self::Int8(panels) => panels.records(),
+            Self::Int4(panels) => panels.records(),
+        }
+    }
+}
+
 /// Lays `[n_out, n_in]` into panels.
 fn pack<M: FloatMath<Row = <M as Math>::Word>>(
+    panels: &mut Panels<M::Word>,
     backend: &CpuBackend,
     stacked: &Stacked<'_>,
-) -> Panels<M::Word> {
-    panels::pack(&backend.pool, stacked, n_cells::<M::Word>(stacked.n_in), |_, values, rows| {
+) {
+    panels::pack(panels, &backend.pool, stacked, n_cells::<M::Word>(stacked.n_in), |_, values, rows| {
         backend.isa.run(FillRows::<M> { values, width: values.len(), rows });
-    })
+    });
 }
 
 /// The product of rows and panels of floats, `out: [n_tokens, n_out]`.

@@ -41,6 +41,11 @@ impl<C: Word> Panels<C> {
     pub(super) fn cells_mut(&mut self) -> &mut [C] {
         &mut self.storage[self.start..][..self.len]
     }
+
+    /// Zeros for a weight of which an output takes `k_cells`.
+    pub(super) fn blank(stacked: &Stacked<'_>, k_cells: usize) -> Self {
+        Self::zeros(stacked.n_out.div_ceil(PANEL) * k_cells * PANEL)
+    }
 }
 
 /// Steps of a row that are moved at a time: a cache line, and as many lines of a panel as the first cache holds.
@@ -59,15 +64,22 @@ pub(super) fn lay<C: Word>(rows: &[C], k_cells: usize, panel: &mut [C]) {
     }
 }
 
-/// Packs a weight into `[n_panels][k_cells][32]`; `fill` makes the `k_cells` words of an output of its values.
+/// The bytes of words, to write.
+pub(super) fn bytes_mut<C: Word>(words: &mut [C]) -> &mut [u8] {
+    let len = size_of_val(words);
+    // SAFETY: words are plain values of four bytes, of which any bits are one; the slice is borrowed as long as its bytes.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), len) }
+}
+
+/// Packs a weight into blank `[n_panels][k_cells][32]`; `fill` makes the `k_cells` words of an output of its values.
 pub(super) fn pack<C: Word>(
+    panels: &mut Panels<C>,
     pool: &Pool,
     stacked: &Stacked<'_>,
     k_cells: usize,
     fill: impl Fn(usize, &[f32], &mut [C]) + Sync,
-) -> Panels<C> {
+) {
     let Stacked { n_in, n_out, .. } = *stacked;
-    let mut panels = Panels::zeros(n_out.div_ceil(PANEL) * k_cells * PANEL);
     pool.rows(panels.cells_mut(), k_cells * PANEL, n_in * PANEL, |first, panels: &mut [C]| {
         let (mut values, mut words) = (vec![0.0; n_in], vec![C::default(); k_cells * PANEL]);
         for (panel, cells) in (first..).zip(panels.chunks_exact_mut(k_cells * PANEL)) {
@@ -80,7 +92,6 @@ pub(super) fn pack<C: Word>(
             lay(words, k_cells, cells);
         }
     });
-    panels
 }
 
 /// Asks the system for large pages: a product or a step of decoding passes over hundreds of megabytes, and each small

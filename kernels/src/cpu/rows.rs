@@ -5,10 +5,11 @@ use triptych_core::DType;
 use super::cell::bf16_bits;
 use super::math::Gate;
 use super::matrix::{CpuTensor, unwritten};
+use super::packed::Key;
 use super::simd::{Kernel, Simd};
 use super::{CpuBackend, Precision};
 use crate::check::Dims;
-use crate::ops::{Activation, WeightView};
+use crate::ops::{Activation, LinearPart, WeightView};
 use crate::stored;
 
 /// Values of a row that are touched in a nanosecond, for the cost of a task.
@@ -44,15 +45,30 @@ impl CpuTable {
             return Self { dtype: table.dtype, data: table.data.to_vec(), n_rows, width, scale };
         }
         let mut data = vec![0; n_rows * width * DType::Bf16.size()];
-        backend.pool.rows(&mut data, DType::Bf16.size(), 1, |first, data| {
-            let from = &table.data[first * DType::F32.size()..][..data.len() * 2];
-            backend.isa.run(Halve { from, to: data });
+        let kept = backend.packed.as_ref().map(|packed| {
+            (packed, Key::new(&["table", DType::Bf16.as_str()], [&LinearPart::new(table, None)]))
         });
+        let is_restored =
+            kept.is_some_and(|(packed, key)| packed.restore(&backend.pool, key, vec![&mut data]));
+        if !is_restored {
+            halve(backend, table.data, &mut data);
+            if let Some((packed, key)) = kept {
+                packed.keep(key, vec![&mut data]);
+            }
+        }
         Self { dtype: DType::Bf16, data, n_rows, width, scale }
     }
 }
 
 /// Bytes of f32 to bytes of bf16.
+fn halve(backend: &CpuBackend, from: &[u8], to: &mut [u8]) {
+    backend.pool.rows(to, DType::Bf16.size(), 1, |first, to| {
+        let from = &from[first * DType::F32.size()..][..to.len() * 2];
+        backend.isa.run(Halve { from, to });
+    });
+}
+
+/// The same in a run.
 struct Halve<'a> {
     from: &'a [u8],
     to: &'a mut [u8],

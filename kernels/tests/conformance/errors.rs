@@ -158,6 +158,14 @@ pub fn caches_refuse_what_they_do_not_hold<B: Backend>(subject: &Subject<B>) {
     index_error(name, "slot", b.write_kv(&mut cache, 0, [&x, &x], &[0, 1, 96]));
     shape_error(name, "slots", b.write_kv(&mut cache, 0, [&x, &x], &[0, 1]));
     shape_error(name, "width", b.write_kv(&mut cache, 0, [&x, &narrow], &[0, 1, 2]));
+    let fused = subject.tensor(&[1.0; 24], 3, 8);
+    index_error(name, "layer", b.write_fused_kv(&mut cache, 2, &fused, &[0, 1, 2]));
+    index_error(name, "slot", b.write_fused_kv(&mut cache, 0, &fused, &[0, 1, 96]));
+    shape_error(name, "slots", b.write_fused_kv(&mut cache, 0, &fused, &[0, 1]));
+    for n_columns in [4, 7, 9] {
+        let odd = subject.tensor(&vec![1.0; 3 * n_columns], 3, n_columns);
+        shape_error(name, "width", b.write_fused_kv(&mut cache, 0, &odd, &[0, 1, 2]));
+    }
     index_error(name, "block from", b.copy_blocks(&mut cache, &[(3, 0)]));
     index_error(name, "block to", b.copy_blocks(&mut cache, &[(0, 1), (0, 3)]));
 

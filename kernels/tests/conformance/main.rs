@@ -71,6 +71,7 @@ on_every_backend! {
         a_query_that_sees_no_key_has_no_weights;
     paged:
         paged_attention_is_attention_whatever_the_block_tables,
+        keys_and_values_side_by_side_are_those_apart,
         layers_and_copied_blocks_are_kept_apart,
         blocks_come_back_from_the_host_as_they_were,
         a_slot_written_again_has_the_later_key,

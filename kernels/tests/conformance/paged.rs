@@ -109,6 +109,22 @@ pub fn paged_attention_is_attention_whatever_the_block_tables<B: Backend>(subjec
     run.unwrap_or_else(|error| panic!("{}: {error}", subject.name));
 }
 
+pub fn keys_and_values_side_by_side_are_those_apart<B: Backend>(subject: &Subject<B>) {
+    for head_dim in [20, 64] {
+        let seqs = Sequences::new(&[(3, 70), (2, 5)], shape(4, 2, head_dim), Mask::Full);
+        let tables = Tables::new(&seqs, 2, 3);
+        let apart = attend(subject, &seqs, &tables, (&filled(subject, &seqs, &tables, 1), 1));
+        let (n_keys, width) = (seqs.n_keys(), seqs.kv_width());
+        let rows = seqs.k.chunks(width).zip(seqs.v.chunks(width));
+        let kv = rows.flat_map(|(k, v)| [k, v].concat()).collect::<Vec<f32>>();
+        let kv = subject.tensor(&kv, n_keys, 2 * width);
+        let mut cache = subject.backend.kv_cache(tables.layout).expect("a cache");
+        subject.backend.write_fused_kv(&mut cache, 1, &kv, &tables.slots(&seqs)).expect("write");
+        let fused = attend(subject, &seqs, &tables, (&cache, 1));
+        assert_eq!(subject.bits(&fused), subject.bits(&apart), "{}", subject.name);
+    }
+}
+
 pub fn layers_and_copied_blocks_are_kept_apart<B: Backend>(subject: &Subject<B>) {
     let first = Sequences::new(&[(3, 40)], shape(4, 2, 20), Mask::Full);
     let mut second = Sequences::new(&[(3, 40)], first.shape, Mask::Full);

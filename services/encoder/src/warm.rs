@@ -87,7 +87,8 @@ mod tests {
             let dir =
                 Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(case).join("model");
             let model =
-                Model::open(&ModelSource { dir, name: None, format: LoadFormat::Safetensors }).unwrap();
+                Model::open(&ModelSource { dir, name: None, format: LoadFormat::Safetensors, packed: None })
+                    .unwrap();
             let (limits, options) = (Limits::default(), ItemOptions::default());
             let input = model.preprocess().preprocess(modality, &smallest(modality), &options, &limits);
             assert!(input.is_ok_and(|input| input.n_tokens > 0), "{case}");

@@ -4,6 +4,7 @@ use crate::decoder::Decoder;
 use crate::encoder::Encoder;
 use crate::error::ModelError;
 use crate::model::Model;
+use crate::packed;
 use triptych_core::Modality;
 pub use triptych_kernels::cpu::Precision;
 use triptych_kernels::cpu::{CpuBackend, CpuConfig, Isa};
@@ -70,7 +71,9 @@ impl Compute {
     /// As [`Model::load_encoder`].
     pub fn load_encoder(&self, model: &Model, modality: Modality) -> Result<Box<dyn Encoder>, ModelError> {
         match self {
-            Self::Cpu(b) => model.load_encoder(modality, b),
+            Self::Cpu(b) => packed::load(model.source(), &format!("{modality}-encoder"), b, |b| {
+                model.load_encoder(modality, b)
+            }),
             Self::Reference(b) => model.load_encoder(modality, b),
         }
     }
@@ -81,7 +84,7 @@ impl Compute {
     /// As [`Model::load_decoder`].
     pub fn load_decoder(&self, model: &Model) -> Result<Box<dyn Decoder>, ModelError> {
         match self {
-            Self::Cpu(b) => model.load_decoder(b),
+            Self::Cpu(b) => packed::load(model.source(), "decoder", b, |b| model.load_decoder(b)),
             Self::Reference(b) => model.load_decoder(b),
         }
     }

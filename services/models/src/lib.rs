@@ -15,6 +15,7 @@
 pub mod model;
 pub mod error;
 mod files;
+pub mod packed;
 pub mod spec;
 pub mod weights;
 pub mod layers;
@@ -30,3 +31,4 @@ pub mod tokenization;
 
 pub use error::{ItemError, ModelError, PromptError};
 pub use model::{LoadFormat, Model, ModelSource};
+pub use packed::PackedFolder;

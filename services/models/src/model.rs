@@ -11,6 +11,7 @@ use crate::encoder::{Encoder, TiledEncoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::family::{Config, Family};
 use crate::files::JsonFile;
+use crate::packed::PackedFolder;
 use crate::preprocess::Preprocess;
 use crate::prompt::PromptBuilder;
 use crate::spec::{ModelSpec, StemSpec};
@@ -45,6 +46,8 @@ pub struct ModelSource {
     pub name: Option<ModelName>,
     /// Where weights come from.
     pub format: LoadFormat,
+    /// Where packed weights of earlier starts are; `None`: they are packed at every start.
+    pub packed: Option<PackedFolder>,
 }
 
 /// A model that can be served: everything of it but the weights, which each stage loads for itself.
@@ -105,6 +108,11 @@ impl Model {
             spec,
             source: source.clone(),
         })
+    }
+
+    /// Where it is.
+    pub(crate) fn source(&self) -> &ModelSource {
+        &self.source
     }
 
     /// The name it is served under.

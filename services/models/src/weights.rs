@@ -274,13 +274,8 @@ impl StoredWeights {
     fn open(dir: &Path) -> Result<Self, ModelError> {
         let mut stored =
             Self { dir: dir.to_owned(), files: Vec::new(), entries: BTreeMap::new(), asked: None };
-        let index = dir.join(INDEX);
-        if index.exists() {
-            for shard in shards(&index)? {
-                stored.add(&dir.join(shard))?;
-            }
-        } else {
-            stored.add(&dir.join(SINGLE))?;
+        for file in files(dir)? {
+            stored.add(&file)?;
         }
         Ok(stored)
     }
@@ -382,6 +377,18 @@ impl StoredWeights {
             }
         })
     }
+}
+
+/// The weight files of a directory.
+///
+/// # Errors
+/// [`ModelError::File`] or [`ModelError::Format`] for an index that cannot be read.
+pub fn files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    let index = dir.join(INDEX);
+    if !index.exists() {
+        return Ok(vec![dir.join(SINGLE)]);
+    }
+    Ok(shards(&index)?.into_iter().map(|shard| dir.join(shard)).collect())
 }
 
 /// The file names of an index, each once. Names with a directory in them are refused: they would leave it.

@@ -2,6 +2,8 @@
 
 #[path = "loading/inventory.rs"]
 mod inventory;
+#[path = "loading/packed.rs"]
+mod packed;
 #[path = "loading/published.rs"]
 mod published;
 #[path = "loading/published_text.rs"]
@@ -60,7 +62,7 @@ fn write(dir: &Path, file: &str, tensors: &Tensors) {
 }
 
 fn open(dir: &Path, format: LoadFormat) -> Model {
-    Model::open(&ModelSource { dir: dir.to_owned(), name: None, format }).expect("a model")
+    Model::open(&ModelSource { dir: dir.to_owned(), name: None, format, packed: None }).expect("a model")
 }
 
 fn part(tensors: &Tensors, of: &str) -> Tensors {
@@ -287,7 +289,7 @@ fn configurations_that_are_not_served_say_what_would_do() {
         let mut changed = config.clone();
         changed[key] = value;
         std::fs::write(&path, changed.to_string()).expect("a written file");
-        let source = ModelSource { dir: dir.path().to_owned(), name: None, format: STORED };
+        let source = ModelSource { dir: dir.path().to_owned(), name: None, format: STORED, packed: None };
         assert_eq!(Model::open(&source).expect_err("a refusal").to_string(), expect);
     };
     let served: Vec<&str> = Family::ALL.iter().map(|family| family.model_type()).collect();

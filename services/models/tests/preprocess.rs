@@ -38,6 +38,7 @@ fn no_bytes_make_the_processor_panic() {
             dir: golden::path(&format!("{case}/model")),
             name: None,
             format: LoadFormat::Safetensors,
+            packed: None,
         };
         Model::open(&source).unwrap().preprocess()
     };

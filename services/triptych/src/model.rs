@@ -7,16 +7,19 @@
 mod hub;
 mod samples;
 
-use crate::args::{ModelArgs, NO_MODEL};
+use crate::args::{ComputeArgs, ModelArgs, NO_MODEL};
 use crate::error::{CliError, chain};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use tokio::task::spawn_blocking;
 use triptych_core::{Modality, ModelName};
-use triptych_models::{LoadFormat, Model, ModelSource};
+use triptych_models::{LoadFormat, Model, ModelSource, PackedFolder};
 
 /// What a sample model of this binary is named with: `sample:NAME`.
 const SAMPLE: &str = "sample:";
+
+/// Bytes of weight files from which on their packed form is kept: less is packed as fast as it is found.
+const WORTH_KEEPING: u64 = 16 << 20;
 
 /// A model that was opened and can be served.
 #[derive(Clone, Debug)]
@@ -63,7 +66,7 @@ pub async fn resolve_drafts(texts: &[String], args: &ModelArgs) -> Result<Vec<Mo
     if texts.is_empty() {
         return Ok(Vec::new());
     }
-    let drafts = located(texts.to_vec(), args.compute.load_format.into(), Fallback::Nothing).await?;
+    let drafts = located(texts.to_vec(), Loading::of(args), Fallback::Nothing).await?;
     match drafts.iter().find(|draft| draft.name.is_none()) {
         Some(draft) => Err(CliError::Setting(format!(
             "--draft {}: say which model it helps, as in --draft NAME=DIR",
@@ -78,7 +81,7 @@ pub async fn resolve_drafts(texts: &[String], args: &ModelArgs) -> Result<Vec<Mo
 /// # Errors
 /// [`CliError`] that names the model at fault.
 pub async fn find(texts: &[String]) -> Result<Vec<ModelSource>, CliError> {
-    located(texts.to_vec(), LoadFormat::Safetensors, Fallback::Samples).await
+    located(texts.to_vec(), Loading::default(), Fallback::Samples).await
 }
 
 /// What is served when the user names no model.
@@ -89,12 +92,40 @@ enum Fallback {
 }
 
 async fn sources(args: &ModelArgs, fallback: Fallback) -> Result<Vec<ModelSource>, CliError> {
-    located(args.models.clone(), args.compute.load_format.into(), fallback).await
+    located(args.models.clone(), Loading::of(args), fallback).await
+}
+
+/// How weights are loaded.
+#[derive(Clone, Debug, Default)]
+struct Loading {
+    format: LoadFormat,
+    packed: Option<PackedFolder>,
+}
+
+impl Loading {
+    fn of(args: &ModelArgs) -> Self {
+        let ComputeArgs { load_format, packed_mib, .. } = args.compute;
+        let packed = PackedFolder {
+            dir: cache_root().join("packed"),
+            min_bytes: WORTH_KEEPING,
+            max_bytes: packed_mib.saturating_mul(1 << 20),
+        };
+        Self { format: load_format.into(), packed: (packed_mib > 0).then_some(packed) }
+    }
+}
+
+/// The user's folder for what can be made again.
+fn cache_root() -> PathBuf {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    absolute("XDG_CACHE_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".cache")))
+        .unwrap_or_else(std::env::temp_dir)
+        .join("triptych")
 }
 
 async fn located(
     texts: Vec<String>,
-    format: LoadFormat,
+    Loading { format, packed }: Loading,
     fallback: Fallback,
 ) -> Result<Vec<ModelSource>, CliError> {
     let found = spawn_blocking(move || match (texts.is_empty(), fallback) {
@@ -103,7 +134,8 @@ async fn located(
         (false, _) => texts.iter().map(|t| resolve(t)).collect(),
     });
     let found = joined(found.await)?;
-    Ok(found.into_iter().map(|Found { name, dir }| ModelSource { dir, name, format }).collect())
+    let source = |Found { name, dir }| ModelSource { dir, name, format, packed: packed.clone() };
+    Ok(found.into_iter().map(source).collect())
 }
 
 fn joined<T>(ended: Result<Result<T, CliError>, tokio::task::JoinError>) -> Result<T, CliError> {
@@ -218,6 +250,7 @@ mod tests {
             dir: parent.path().into(),
             name: None,
             format: triptych_models::LoadFormat::Safetensors,
+            packed: None,
         };
         assert!(check(&empty).unwrap_err().to_string().contains("no config.json"));
     }

@@ -21,6 +21,8 @@
 {{- end }}
 - name: XDG_CACHE_HOME
   value: /cache
+- name: TRIPTYCH_PACKED_MIB
+  value: {{ int .root.Values.models.packedMib | quote }}
 - name: HF_HOME
   value: /hub
 {{- with .root.Values.ec.rows }}
@@ -73,7 +75,8 @@
 {{- end }}
 {{- define "triptych.poolVolumes" -}}
 - name: cache
-  emptyDir: {sizeLimit: 1Gi}
+  # Packed weights, the sample models, and as much again: what is over is removed when the newer file is whole.
+  emptyDir: {sizeLimit: {{ add 1024 (mul 2 (int .root.Values.models.packedMib)) }}Mi}
 {{- if .pool.model.hub }}
 - name: hub
   emptyDir: {sizeLimit: {{ .root.Values.models.cacheSize }}}

@@ -10,9 +10,9 @@
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::{Cell, FloatMath, Word};
-use crate::cpu::cell::{ByteQuad, LARGEST_BYTE, Math};
+use crate::cpu::cell::{ByteQuad, LARGEST_BYTE, Math, TO_LOW_BITS};
 use crate::cpu::kv::{inverse, scale};
-use crate::cpu::linear::{Quads, TO_LOW_BITS};
+use crate::cpu::linear::Quads;
 use crate::cpu::simd::{FoundIsa, Kernel, Simd};
 
 /// The largest byte without a sign.

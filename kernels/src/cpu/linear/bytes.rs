@@ -11,7 +11,7 @@
 
 use super::product::{Epilogue, Product, Size, Units, stride};
 use crate::cpu::CpuBackend;
-use crate::cpu::cell::{ByteQuad, LARGEST_BYTE, Math, PANEL, Word, n_cells};
+use crate::cpu::cell::{ByteQuad, LARGEST_BYTE, Math, PANEL, TO_LOW_BITS, Word, n_cells};
 use crate::cpu::matrix::CpuTensor;
 use crate::cpu::panels::{self, Panels};
 use crate::cpu::pool::Shared;
@@ -21,9 +21,6 @@ use crate::stored::Stacked;
 
 /// Largest byte of a row.
 const ROW_LARGEST: f32 = 255.0;
-
-/// Added to a value in 0 ..= 255, it leaves the nearest whole number in the low bits: 1.5 · 2²³.
-pub(in crate::cpu) const TO_LOW_BITS: f32 = 12_582_912.0;
 
 /// Unsigned bytes by signed ones: sums are the bits of i32.
 #[derive(Clone, Copy, Debug)]
@@ -56,20 +53,30 @@ pub(super) struct BytePanels {
 }
 
 impl BytePanels {
-    /// Quantizes and packs a weight.
-    pub(super) fn new(backend: &CpuBackend, stacked: &Stacked<'_>) -> Self {
+    /// Zeros for a weight.
+    pub(super) fn blank(stacked: &Stacked<'_>) -> Self {
+        let panels = Panels::blank(stacked, n_cells::<ByteQuad>(stacked.n_in));
         let n_columns = stacked.n_out.next_multiple_of(PANEL);
-        let (mut scales, mut sums) = (vec![0.0; n_columns], vec![0.0; n_columns]);
-        let outputs = (&Shared::new(&mut scales), &Shared::new(&mut sums));
+        Self { panels, scales: vec![0.0; n_columns], sums: vec![0.0; n_columns] }
+    }
+
+    /// Quantizes a weight and packs it into zeros.
+    pub(super) fn fill(&mut self, backend: &CpuBackend, stacked: &Stacked<'_>) {
+        let outputs = (&Shared::new(&mut self.scales), &Shared::new(&mut self.sums));
         let n_cells = n_cells::<ByteQuad>(stacked.n_in);
-        let panels = panels::pack(&backend.pool, stacked, n_cells, |out, values, quads| {
+        panels::pack(&mut self.panels, &backend.pool, stacked, n_cells, |out, values, quads| {
             // SAFETY: each output is filled once.
             let scale = unsafe { outputs.0.slice(out..out + 1) };
             // SAFETY: as above.
             let sum = unsafe { outputs.1.slice(out..out + 1) };
             backend.isa.run(QuantizeOutput { values, quads, scale, sum });
         });
-        Self { panels, scales, sums }
+    }
+
+    /// All there is of it.
+    pub(super) fn records(&mut self) -> Vec<&mut [u8]> {
+        let Self { panels, scales, sums } = self;
+        vec![panels::bytes_mut(panels.cells_mut()), panels::bytes_mut(scales), panels::bytes_mut(sums)]
     }
 
     /// `act(x Wᵀ + b) + residual`, `out: [n_tokens, n_out]`.

@@ -64,17 +64,27 @@ pub(super) struct NibblePanels {
 }
 
 impl NibblePanels {
-    /// Quantizes and packs a weight.
-    pub(super) fn new(backend: &CpuBackend, stacked: &Stacked<'_>) -> Self {
-        let mut sums = vec![0.0; stacked.n_out.next_multiple_of(PANEL)];
-        let shared = &Shared::new(&mut sums);
+    /// Zeros for a weight.
+    pub(super) fn blank(stacked: &Stacked<'_>) -> Self {
+        let panels = Panels::blank(stacked, n_spans(stacked.n_in) * SPAN_WORDS);
+        Self { panels, sums: vec![0.0; stacked.n_out.next_multiple_of(PANEL)] }
+    }
+
+    /// Quantizes a weight and packs it into zeros.
+    pub(super) fn fill(&mut self, backend: &CpuBackend, stacked: &Stacked<'_>) {
+        let shared = &Shared::new(&mut self.sums);
         let n_words = n_spans(stacked.n_in) * SPAN_WORDS;
-        let panels = panels::pack(&backend.pool, stacked, n_words, |out, values, words| {
+        panels::pack(&mut self.panels, &backend.pool, stacked, n_words, |out, values, words| {
             // SAFETY: each output is filled once.
             let sum = unsafe { shared.slice(out..out + 1) };
             backend.isa.run(QuantizeOutput { values, words, sum });
         });
-        Self { panels, sums }
+    }
+
+    /// All there is of it.
+    pub(super) fn records(&mut self) -> Vec<&mut [u8]> {
+        let Self { panels, sums } = self;
+        vec![panels::bytes_mut(panels.cells_mut()), panels::bytes_mut(sums)]
     }
 
     /// `act(x Wᵀ + b) + residual`, `out: [n_tokens, n_out]`.

@@ -51,7 +51,7 @@ pub fn sound() -> Vec<u8> {
 /// Where the models are.
 pub fn source(case: &str, name: &str) -> ModelSource {
     let dir = golden(case).join("model");
-    ModelSource { dir, name: Some(ModelName::new(name)), format: LoadFormat::Safetensors }
+    ModelSource { dir, name: Some(ModelName::new(name)), format: LoadFormat::Safetensors, packed: None }
 }
 
 /// A worker that admits so many jobs.

@@ -108,7 +108,8 @@ impl Case {
         let dir = golden().join(name);
         let matrix: Matrix = serde_json::from_slice(&read(&dir.join("matrix.json")))
             .unwrap_or_else(|e| panic!("{name}/matrix.json: {e}"));
-        let source = ModelSource { dir: dir.join("model"), name: None, format: LoadFormat::Safetensors };
+        let source =
+            ModelSource { dir: dir.join("model"), name: None, format: LoadFormat::Safetensors, packed: None };
         let model = Model::open(&source).unwrap_or_else(|e| panic!("{name}: {e}"));
         let tensors = read(&dir.join("expected.safetensors"));
         let mut case =

@@ -167,8 +167,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         };
         let rows = self.backend.upload(rows.to_vec(), slots.len(), cross.encoder_hidden)?;
         for (_, cross, cache_layer) in self.layers.iter().filter_map(|layer| layer.cross.as_ref()) {
-            let [k, v] = &cross.keys_values(&self.backend, &rows)?;
-            self.backend.write_kv(&mut self.cross_kv, *cache_layer, [k, v], slots)?;
+            cross.write_keys_values(&self.backend, &rows, (&mut self.cross_kv, *cache_layer), slots)?;
         }
         Ok(())
     }

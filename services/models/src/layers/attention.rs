@@ -171,6 +171,25 @@ impl<B: Backend> CrossAttention<B> {
         Ok([k, v])
     }
 
+    /// Projects encoder rows `[n_rows, encoder_hidden]` and writes their keys and values to slots of a cache's layer.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a wrong width, or slots that do not fit.
+    pub fn write_keys_values(
+        &self,
+        backend: &B,
+        rows: &B::Tensor,
+        (cache, layer): (&mut B::KvCache, usize),
+        slots: &[u32],
+    ) -> Result<(), ModelError> {
+        if self.head_norms.is_some() {
+            let [k, v] = &self.keys_values(backend, rows)?;
+            return Ok(backend.write_kv(cache, layer, [k, v], slots)?);
+        }
+        let kv = backend.linear(rows, &self.kv, Activation::None, None)?;
+        Ok(backend.write_fused_kv(cache, layer, &kv, slots)?)
+    }
+
     /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual`.
     ///
     /// # Errors

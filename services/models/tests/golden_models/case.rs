@@ -34,7 +34,12 @@ impl Case {
     }
 
     pub fn model(&self) -> Model {
-        let source = ModelSource { dir: self.dir.join("model"), name: None, format: LoadFormat::Safetensors };
+        let source = ModelSource {
+            dir: self.dir.join("model"),
+            name: None,
+            format: LoadFormat::Safetensors,
+            packed: None,
+        };
         Model::open(&source).expect("a golden model opens")
     }
 

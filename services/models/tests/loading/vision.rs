@@ -21,7 +21,7 @@ fn what_is_not_built_is_refused_by_key() {
     let check = |case: &str, pointer: &str, value: Value, expect: &str| {
         let dir = without_weights(case);
         set(dir.path(), "config.json", pointer, value);
-        let source = ModelSource { dir: dir.path().to_owned(), name: None, format: RANDOM };
+        let source = ModelSource { dir: dir.path().to_owned(), name: None, format: RANDOM, packed: None };
         let error = Model::open(&source).expect_err("refused").to_string();
         let key = pointer.trim_start_matches('/').replace('/', ".");
         assert!(error.starts_with(&format!("config.json: {key} is ")), "{error}");
@@ -54,7 +54,7 @@ fn a_processor_whose_canvas_the_encoder_does_not_read_is_refused() {
     let check = |case: &str, size: Value, expect: &str| {
         let dir = without_weights(case);
         set(dir.path(), "preprocessor_config.json", "/size", size);
-        let source = ModelSource { dir: dir.path().to_owned(), name: None, format: RANDOM };
+        let source = ModelSource { dir: dir.path().to_owned(), name: None, format: RANDOM, packed: None };
         let error = Model::open(&source).expect_err("refused").to_string();
         assert!(error.starts_with(&format!("preprocessor_config.json: size is {expect}")), "{error}");
     };

@@ -11,7 +11,7 @@ use triptych_models::prompt::{
 use triptych_models::{LoadFormat, Model, ModelError, ModelSource, PromptError};
 
 fn source(dir: std::path::PathBuf) -> ModelSource {
-    ModelSource { dir, name: None, format: LoadFormat::Safetensors }
+    ModelSource { dir, name: None, format: LoadFormat::Safetensors, packed: None }
 }
 
 fn builder(case: &str) -> (Model, Arc<dyn PromptBuilder>) {

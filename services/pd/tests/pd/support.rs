@@ -104,7 +104,7 @@ pub fn config(grpc: TcpListener, store: Arc<dyn EcStore>) -> PdConfig {
 /// A golden model under a name.
 pub fn source(golden: &str, name: &str) -> ModelSource {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(golden).join("model");
-    ModelSource { dir, name: Some(ModelName::new(name)), format: LoadFormat::Safetensors }
+    ModelSource { dir, name: Some(ModelName::new(name)), format: LoadFormat::Safetensors, packed: None }
 }
 
 /// The tokenizer of the vision-language model.

@@ -52,7 +52,7 @@ mod tests {
 
     fn model(name: &str) -> Model {
         let dir = format!("{}/../../tests/models/{name}", env!("CARGO_MANIFEST_DIR"));
-        Model::open(&ModelSource { dir: dir.into(), name: None, format: LoadFormat::default() })
+        Model::open(&ModelSource { dir: dir.into(), name: None, format: LoadFormat::default(), packed: None })
             .expect("a sample model")
     }
 

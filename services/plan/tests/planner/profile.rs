@@ -13,7 +13,7 @@ fn settings(kv_bytes: usize) -> ProfileSettings {
 
 fn model(name: &str, format: LoadFormat) -> Model {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/models").join(name);
-    Model::open(&ModelSource { dir, name: None, format }).expect("a sample model")
+    Model::open(&ModelSource { dir, name: None, format, packed: None }).expect("a sample model")
 }
 
 fn profiled(name: &str, format: LoadFormat) -> Profiled {

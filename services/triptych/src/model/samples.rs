@@ -3,7 +3,7 @@
 //! The folder is named after the hash of its contents, so another version of the binary unpacks beside it and
 //! never into it. It appears whole by a rename or not at all; one that was damaged since is replaced.
 
-use super::Found;
+use super::{Found, cache_root};
 use crate::error::CliError;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ pub(super) fn unpack_named(name: &str) -> Result<PathBuf, CliError> {
 }
 
 fn place(sample: &Sample) -> Result<Found, CliError> {
-    let root = cache_root();
+    let root = cache_root().join("models");
     unpack_one(sample, &root).map(|dir| Found { name: None, dir }).map_err(|e| {
         let what = format!(
             "cannot unpack the sample model {} under {} (XDG_CACHE_HOME sets another place)",
@@ -57,14 +57,6 @@ fn place(sample: &Sample) -> Result<Found, CliError> {
         );
         CliError::setting(what, &e)
     })
-}
-
-fn cache_root() -> PathBuf {
-    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-    absolute("XDG_CACHE_HOME")
-        .or_else(|| absolute("HOME").map(|home| home.join(".cache")))
-        .unwrap_or_else(std::env::temp_dir)
-        .join("triptych/models")
 }
 
 fn unpack_one(sample: &Sample, root: &Path) -> io::Result<PathBuf> {

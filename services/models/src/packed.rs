@@ -1,0 +1,154 @@
+//! Packed weights between starts: of which weight files they are, where they lie, and when they go.
+//!
+//! A file is named by what it was made of: the names, sizes, numbers and times of the weight files, the stage, and how it
+//! computes. What is in it, and that it fits, is the kernels' to know ([`PackedWeights`]). Nothing here fails a load: where
+//! packed weights cannot be had or kept, weights are packed again, and the log says why.
+
+use crate::error::ModelError;
+use crate::model::{LoadFormat, ModelSource};
+use crate::weights;
+use blake3::Hasher;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use triptych_kernels::cpu::{CpuBackend, PackedWeights, Packing};
+
+/// Ends the names of files that are whole.
+const SUFFIX: &str = "packed";
+
+/// After so long, a file without that ending is one that nobody will finish.
+const LEFT_BEHIND: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Of what is free on a disk, the part that one file may take: one in so many.
+const SHARE_OF_FREE: u64 = 2;
+
+/// A folder for packed weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackedFolder {
+    /// The folder; made when it is needed.
+    pub dir: PathBuf,
+    /// Weight files of fewer bytes together are packed at every start.
+    pub min_bytes: u64,
+    /// What the folder may hold. The files that were longest not used go first.
+    pub max_bytes: u64,
+}
+
+/// Loads a stage with the packed weights of an earlier start, or keeps those of this one.
+pub(crate) fn load<T>(
+    source: &ModelSource,
+    stage: &str,
+    backend: &CpuBackend,
+    load: impl FnOnce(&CpuBackend) -> Result<T, ModelError>,
+) -> Result<T, ModelError> {
+    let (Some(folder), LoadFormat::Safetensors) = (&source.packed, source.format) else {
+        return load(backend);
+    };
+    let files = weights::files(&source.dir)?;
+    let way = [stage, backend.precision().as_str(), backend.isa().as_str()];
+    let (place, packed) = match folder.begin(&files, way) {
+        Ok(Some((place, packed))) => (place, Arc::new(packed)),
+        Ok(None) => return load(backend),
+        Err(e) => {
+            tracing::info!(dir = %folder.dir.display(), error = %e, "packed weights are not kept");
+            return load(backend);
+        }
+    };
+    let loaded = load(&backend.with_packed(packed.clone()))?;
+    folder.finish(&place, &packed);
+    Ok(loaded)
+}
+
+impl PackedFolder {
+    /// Where the packed form of weight files lies, and its file, of an earlier start or new; `None` for too small ones.
+    fn begin(&self, files: &[PathBuf], way: [&str; 3]) -> io::Result<Option<(PathBuf, PackedWeights)>> {
+        let (mut hasher, mut n_bytes) = (Hasher::new(), 0);
+        for path in files {
+            let metadata = fs::metadata(path)?;
+            n_bytes += metadata.len();
+            let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+            hasher.update(&(name.len() as u64).to_le_bytes()).update(name);
+            hasher.update(&metadata.len().to_le_bytes()).update(&metadata.ino().to_le_bytes());
+            for time in [metadata.mtime(), metadata.mtime_nsec(), metadata.ctime(), metadata.ctime_nsec()] {
+                hasher.update(&time.to_le_bytes());
+            }
+        }
+        if n_bytes < self.min_bytes {
+            return Ok(None);
+        }
+        let id = &hasher.finalize().to_hex()[..32];
+        let [stage, precision, isa] = way;
+        let place = self.dir.join(format!("{stage}-{precision}-{isa}-{id}.{SUFFIX}"));
+        let packed = self.open(&place)?;
+        Ok(Some((place, packed)))
+    }
+
+    /// The file of an earlier start, or a new one.
+    fn open(&self, place: &Path) -> io::Result<PackedWeights> {
+        match PackedWeights::open(place) {
+            Ok(packed) => return Ok(packed),
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            // Damaged; what is written now takes its place.
+            Err(e) => {
+                tracing::warn!(path = %place.display(), error = %e, "packed weights cannot be read; packing again");
+            }
+        }
+        fs::create_dir_all(&self.dir)?;
+        let disk = rustix::fs::statvfs(&self.dir)?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        PackedWeights::create(place, self.max_bytes.min(free / SHARE_OF_FREE))
+    }
+
+    /// When a stage is loaded.
+    fn finish(&self, place: &Path, packed: &PackedWeights) {
+        match packed.finish() {
+            Packing::Restored => {
+                // The time of its last use, by which files go. A folder that cannot be written loses none.
+                let _ = fs::File::open(place).and_then(|file| file.set_modified(SystemTime::now()));
+                tracing::info!(path = %place.display(), "weights were packed already");
+            }
+            Packing::Stale => {
+                let _ = fs::remove_file(place);
+                tracing::info!(path = %place.display(), "packed weights were of no use, and are removed");
+            }
+            Packing::Kept(n_bytes) => {
+                tracing::info!(path = %place.display(), n_bytes, "packed weights are kept for the next start");
+                self.tidy(place);
+            }
+            Packing::NotKept(e) => {
+                tracing::info!(path = %place.display(), error = %e, "packed weights are not kept");
+            }
+        }
+    }
+
+    /// Removes what is over the limit, `newest` last, and what was left behind.
+    fn tidy(&self, newest: &Path) {
+        let Ok(entries) = fs::read_dir(&self.dir) else { return };
+        let mut files = Vec::new();
+        for entry in entries.flatten() {
+            let (path, Ok(metadata)) = (entry.path(), entry.metadata()) else { continue };
+            let Ok(modified) = metadata.modified() else { continue };
+            let is_whole = path.extension().is_some_and(|e| e == SUFFIX);
+            let age = SystemTime::now().duration_since(modified).unwrap_or_default();
+            if is_whole {
+                files.push((path == newest, modified, metadata.len(), path));
+            } else if age > LEFT_BEHIND && metadata.is_file() {
+                let _ = fs::remove_file(path);
+            }
+        }
+        files.sort();
+        let mut total: u64 = files.iter().map(|(_, _, len, _)| len).sum();
+        for (_, _, len, path) in files {
+            if total <= self.max_bytes {
+                break;
+            }
+            // Its readers have it open and read on.
+            if fs::remove_file(&path).is_ok() {
+                total -= len;
+                tracing::info!(path = %path.display(), "packed weights were longest not used, and are removed");
+            }
+        }
+    }
+}
