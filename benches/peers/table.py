@@ -32,8 +32,9 @@ def rows_of(results, kind):
             values |= {f"decode at batch {d['batch']}, tokens/s": d["tokens_per_s"] for d in result["decode"]}
             # A peer that takes one sequence at a time has a memory for one, and none for the largest batch.
             largest = max((d["batch"] for d in result["decode"]), default=1)
-            values |= {"start to ready, ms": result.get("ready_ms"), "most memory, batch 1, MB": result.get("peak_mb_alone"),
-                       f"most memory, batch {largest}, MB": result.get("peak_mb") if largest > 1 else None}
+            values |= {"start to ready, ms": result.get("ready_ms"), "most memory, batch 1, MB": result.get("peak_mb_alone")}
+            if largest > 1:
+                values[f"most memory, batch {largest}, MB"] = result.get("peak_mb")
             for row, value in values.items():
                 if value is not None:
                     rows.setdefault(row, {}).setdefault(who, []).append(value)

@@ -11,7 +11,7 @@ use crate::encoder::{Encoder, TiledEncoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::family::{Config, Family};
 use crate::files::JsonFile;
-use crate::packed::PackedFolder;
+use crate::packed::{self, PackedFolder};
 use crate::preprocess::Preprocess;
 use crate::prompt::PromptBuilder;
 use crate::spec::{ModelSpec, StemSpec};
@@ -165,7 +165,8 @@ impl Model {
     }
 
     /// Identity of the encoder of a modality that computes in [`Precision::of_encoders`] of `precision` and whose rows
-    /// leave as `dtype`. Reads all bytes of its weights; of random ones only the seed.
+    /// leave as `dtype`. Reads all bytes of its weights, unless an earlier start did
+    /// and kept what it found with its packed weights; of random ones only the seed.
     ///
     /// # Errors
     /// [`ModelError::Config`] for a modality without an encoder; else as opening the weights.
@@ -192,9 +193,12 @@ impl Model {
                 for prefixes in self.spec.encoder.further_prefixes() {
                     tensors.extend(stored.under(prefixes)?);
                 }
-                for tensor in tensors {
-                    parts.push(format!("{} {:?} {:?}", tensor.name, tensor.dtype, tensor.shape).into());
-                    parts.push(tensor.hash().as_bytes().to_vec());
+                let described: Vec<String> =
+                    tensors.iter().map(|t| format!("{} {:?} {:?}", t.name, t.dtype, t.shape)).collect();
+                let hash = || tensors.iter().map(|tensor| *tensor.hash().as_bytes()).collect();
+                let hashes = packed::hashes(&self.source, &described, hash);
+                for (described, hash) in described.into_iter().zip(hashes) {
+                    parts.extend([described.into(), hash.to_vec()]);
                 }
             }
         }

@@ -1,13 +1,14 @@
 //! Packed weights between starts: of which weight files they are, where they lie, and when they go.
 //!
 //! A file is named by what it was made of: the names, sizes, numbers and times of the weight files, the stage, and how it
-//! computes. What is in it, and that it fits, is the kernels' to know ([`PackedWeights`]). Nothing here fails a load: where
+//! computes. What is in it, and that it fits, is the kernels' to know ([`PackedWeights`]). Beside them lie the hashes that
+//! a fingerprint is made of, which would be all that a PD worker reads of an encoder. Nothing here fails a load: where
 //! packed weights cannot be had or kept, weights are packed again, and the log says why.
 
 use crate::error::ModelError;
 use crate::model::{LoadFormat, ModelSource};
 use crate::weights;
-use blake3::Hasher;
+use blake3::{Hasher, OUT_LEN};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
@@ -61,9 +62,61 @@ pub(crate) fn load<T>(
     Ok(loaded)
 }
 
+/// Hashes of the tensors so described, as an earlier start found them in the same files, or else as `hash` finds them.
+pub(crate) fn hashes(
+    source: &ModelSource,
+    described: &[String],
+    hash: impl FnOnce() -> Vec<[u8; OUT_LEN]>,
+) -> Vec<[u8; OUT_LEN]> {
+    let place = source.packed.as_ref().and_then(|folder| {
+        let files = folder.id(&weights::files(&source.dir).ok()?).ok()??;
+        let mut hasher = Hasher::new();
+        described.iter().for_each(|text| _ = hasher.update(text.as_bytes()).update(b"\n"));
+        let tensors = &hasher.finalize().to_hex()[..16];
+        Some((folder, folder.dir.join(format!("hashes-{tensors}-{files}.{SUFFIX}"))))
+    });
+    let Some((folder, place)) = place else { return hash() };
+    // The last one is the hash of the others.
+    let is_whole = |kept: &[[u8; OUT_LEN]]| {
+        kept.split_last().is_some_and(|(last, of)| {
+            of.len() == described.len() && blake3::hash(of.as_flattened()).as_bytes() == last
+        })
+    };
+    if let Ok(kept) = fs::read(&place)
+        && let (kept, []) = kept.as_chunks()
+        && is_whole(kept)
+    {
+        touch(&place);
+        return kept[..described.len()].to_vec();
+    }
+    let hashes = hash();
+    let own = blake3::hash(hashes.as_flattened());
+    let kept = [hashes.as_flattened(), own.as_bytes()].concat();
+    let unfinished = place.with_extension(std::process::id().to_string());
+    let written = fs::create_dir_all(&folder.dir).and_then(|()| fs::write(&unfinished, kept));
+    if let Err(e) = written.and_then(|()| fs::rename(&unfinished, &place)) {
+        tracing::info!(path = %place.display(), error = %e, "hashes of weights are not kept");
+    }
+    hashes
+}
+
+/// Gives a file the time of its last use, by which files go. A folder that cannot be written loses none.
+fn touch(place: &Path) {
+    let _ = fs::File::open(place).and_then(|file| file.set_modified(SystemTime::now()));
+}
+
 impl PackedFolder {
     /// Where the packed form of weight files lies, and its file, of an earlier start or new; `None` for too small ones.
     fn begin(&self, files: &[PathBuf], way: [&str; 3]) -> io::Result<Option<(PathBuf, PackedWeights)>> {
+        let Some(id) = self.id(files)? else { return Ok(None) };
+        let [stage, precision, isa] = way;
+        let place = self.dir.join(format!("{stage}-{precision}-{isa}-{id}.{SUFFIX}"));
+        let packed = self.open(&place)?;
+        Ok(Some((place, packed)))
+    }
+
+    /// What tells weight files from others, without reading them; `None` for too small ones.
+    fn id(&self, files: &[PathBuf]) -> io::Result<Option<String>> {
         let (mut hasher, mut n_bytes) = (Hasher::new(), 0);
         for path in files {
             let metadata = fs::metadata(path)?;
@@ -75,14 +128,7 @@ impl PackedFolder {
                 hasher.update(&time.to_le_bytes());
             }
         }
-        if n_bytes < self.min_bytes {
-            return Ok(None);
-        }
-        let id = &hasher.finalize().to_hex()[..32];
-        let [stage, precision, isa] = way;
-        let place = self.dir.join(format!("{stage}-{precision}-{isa}-{id}.{SUFFIX}"));
-        let packed = self.open(&place)?;
-        Ok(Some((place, packed)))
+        Ok((n_bytes >= self.min_bytes).then(|| hasher.finalize().to_hex()[..32].to_owned()))
     }
 
     /// The file of an earlier start, or a new one.
@@ -105,8 +151,7 @@ impl PackedFolder {
     fn finish(&self, place: &Path, packed: &PackedWeights) {
         match packed.finish() {
             Packing::Restored => {
-                // The time of its last use, by which files go. A folder that cannot be written loses none.
-                let _ = fs::File::open(place).and_then(|file| file.set_modified(SystemTime::now()));
+                touch(place);
                 tracing::info!(path = %place.display(), "weights were packed already");
             }
             Packing::Stale => {

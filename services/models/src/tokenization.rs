@@ -19,11 +19,15 @@ use added::{AddedTokens, Numbered};
 use base64::Engine as _;
 use relabel::Relabel;
 use scan::ControlTokens;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use spelling::Spelling;
 use std::collections::HashSet;
 use std::path::Path;
-use tokenizers::Decoder as _;
+use tokenizers::models::ModelWrapper;
+use tokenizers::models::bpe::BPE;
+use tokenizers::models::wordlevel::WordLevel;
+use tokenizers::models::wordpiece::WordPiece;
+use tokenizers::{AddedToken, Decoder as _};
 
 /// A tokenizer. Cheap to share behind an `Arc`; every method takes `&self`.
 pub struct Tokenizer {
@@ -93,8 +97,8 @@ impl Tokenizer {
         }
         let (json, relabel) = (built.output.json, built.output.relabel);
         let mut tokenizer = Self::from_json(json, Some(relabel), hasher.finalize())?;
-        if let Some(input) = built.input {
-            tokenizer.input = Some((read(&input.json)?, input.relabel));
+        if let Some(mut input) = built.input {
+            tokenizer.input = Some((read(&mut input.json)?, input.relabel));
         }
         Ok(tokenizer)
     }
@@ -110,9 +114,9 @@ impl Tokenizer {
         }
         let spelling = Spelling::of_decoder(file.get("decoder"));
         let added = AddedTokens::mark(&mut file);
-        let full = read(&file)?;
+        let full = read(&mut file)?;
         // A large vocabulary takes seconds to read, so it is read twice only where the two differ.
-        let mut plain = if added.spare(&mut file) { read(&file)? } else { full.clone() };
+        let mut plain = if added.spare(&mut file) { read(&mut file)? } else { full.clone() };
         plain.set_encode_special_tokens(true);
         let numbered = added.numbered(|content| match &relabel {
             Some(relabel) => relabel.vocabulary().id(content),
@@ -303,7 +307,39 @@ fn check_charsmaps(normalizer: &Value) -> Result<(), String> {
         .try_for_each(check_charsmaps)
 }
 
-fn read(file: &Map<String, Value>) -> Result<tokenizers::Tokenizer, String> {
+/// Reads the contents of a file. Its model is taken out of it where nobody reads it twice: the library copies a
+/// vocabulary three times on its way from bytes to a model, and all else of a file is small.
+fn read(file: &mut Map<String, Value>) -> Result<tokenizers::Tokenizer, String> {
+    let Some(model) = take_model(file).transpose().map_err(|e| e.to_string())? else {
+        return read_whole(file);
+    };
+    let added = file.insert("added_tokens".to_owned(), Value::Array(Vec::new()));
+    file.insert("model".to_owned(), json!({"type": "WordLevel", "vocab": {}, "unk_token": ""}));
+    let mut tokenizer = read_whole(file)?;
+    file.remove("model");
+    // They have their ids from the model, so they come after it.
+    let added = added.map_or_else(|| Ok(Vec::new()), serde_json::from_value::<Vec<AddedToken>>);
+    tokenizer.with_model(model);
+    tokenizer.add_tokens(added.map_err(|e| e.to_string())?).map_err(|e| e.to_string())?;
+    Ok(tokenizer)
+}
+
+/// Takes a model out of a file. Stays: a unigram model, which may be changed and read again ([`AddedTokens::spare`]), and
+/// one that does not say what it is, which the library finds out.
+fn take_model(file: &mut Map<String, Value>) -> Option<serde_json::Result<ModelWrapper>> {
+    let read: fn(Value) -> serde_json::Result<ModelWrapper> =
+        match file.get("model")?.get("type")?.as_str()? {
+            "BPE" => |model| serde_json::from_value::<BPE>(model).map(Into::into),
+            "WordPiece" => |model| serde_json::from_value::<WordPiece>(model).map(Into::into),
+            "WordLevel" => |model| serde_json::from_value::<WordLevel>(model).map(Into::into),
+            _ => return None,
+        };
+    let mut model = file.remove("model")?;
+    model.as_object_mut()?.remove("type");
+    Some(read(model))
+}
+
+fn read_whole(file: &Map<String, Value>) -> Result<tokenizers::Tokenizer, String> {
     let bytes = serde_json::to_vec(file).map_err(|e| e.to_string())?;
     tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())
 }

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
-use triptych_core::{Extent, Modality};
+use triptych_core::{DType, Extent, Modality};
 use triptych_kernels::cpu::Precision;
 use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::preprocess::{EncoderInput, Features};
@@ -153,6 +153,37 @@ fn what_nobody_finished_goes_after_a_day() {
     age(&old);
     start.rows(Precision::F32);
     assert!(!old.exists() && new.exists());
+}
+
+#[test]
+fn a_fingerprint_is_found_again_and_is_that_of_the_files() {
+    let start = Start::new();
+    let find = |packed| {
+        let model = open_packed(start.model.path(), packed);
+        model.fingerprint(Modality::Audio, DType::F32).expect("weights")
+    };
+    let (plain, first) = (find(None), find(Some(start.folder.clone())));
+    let files = start.files();
+    assert_eq!((files.len(), first), (1, plain));
+    age(&files[0]);
+    assert_eq!(find(Some(start.folder.clone())), plain);
+    assert!(modified(&files[0]) > long_ago(), "it was used");
+    let whole = std::fs::read(&files[0]).expect("hashes");
+    for at in (0..whole.len()).step_by(191) {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1;
+        for bytes in [damaged.as_slice(), &whole[..at]] {
+            std::fs::write(&files[0], bytes).expect("a damaged file");
+            assert_eq!(find(Some(start.folder.clone())), plain);
+        }
+    }
+    assert_eq!(std::fs::read(&files[0]).expect("hashes"), whole);
+    // Other weights, other hashes.
+    let mut tensors = tensors();
+    tensors.values_mut().for_each(|(_, data)| data[0] ^= 1);
+    write(start.model.path(), "model.safetensors", &tensors);
+    assert_ne!(find(Some(start.folder.clone())), plain);
+    assert_eq!(find(Some(start.folder.clone())), find(None));
 }
 
 #[test]

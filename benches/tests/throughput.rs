@@ -1,0 +1,61 @@
+//! Our side of the bench beside peers runs: every kind of item, every precision, from packed weights too.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// One run of as little as there is, and what it told.
+fn measured(model: &str, item: &str, further: &[&str]) -> Value {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_throughput"));
+    command.env("STARTED_AT", "0").current_dir(root()).arg(model).args(["--item", item]);
+    command.args("--batches 1,2 --new-tokens 3 --repeats 1 --threads 2".split(' ')).args(further);
+    let output = command.output().expect("the bench starts");
+    assert!(output.status.success(), "{model}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("one line of JSON")
+}
+
+/// Everything that was measured is there, and is a time, a rate or a size.
+#[track_caller]
+fn is_whole(told: &Value, fields: &[&str]) {
+    let numbers = fields.iter().map(|field| &told[*field]);
+    let rates = [0, 1].map(|i| &told["decode"][i]["tokens_per_s"]);
+    for number in numbers.chain(rates) {
+        assert!(number.as_f64().is_some_and(|n| n > 0.0 && n.is_finite()), "{told}");
+    }
+    assert_eq!((&told["decode"][0]["batch"], &told["decode"][1]["batch"]), (&1.into(), &2.into()));
+}
+
+const FIELDS: [&str; 5] = ["ready_ms", "encode_ms", "peak_mb", "multiply_adds_per_s", "bytes_per_s"];
+
+#[test]
+fn sounds_pictures_and_texts_are_measured() {
+    let sound = ["tests/golden/inputs/speech.wav", "--preprocess=tests/golden/inputs/speech.wav"];
+    is_whole(&measured("tests/models/digits-whisper", sound[0], &sound[1..]), &FIELDS);
+    let picture =
+        measured("tests/models/shapes-qwen2-vl", "tests/models/heldout/scene.png", &["--text-tokens", "4"]);
+    is_whole(&picture, &FIELDS);
+    assert!(picture["prefill"]["tokens_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{picture}");
+    is_whole(&measured("tests/golden/bart_odd_heads/model", "5", &[]), &FIELDS);
+}
+
+#[test]
+fn every_precision_starts_from_its_packed_weights() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let packed = format!("--packed={}", dir.path().display());
+    for (i, precision) in ["f32", "bf16", "int8", "int4"].into_iter().enumerate() {
+        for _ in 0..2 {
+            let further = ["--precision", precision, &packed];
+            is_whole(
+                &measured("tests/models/digits-whisper", "tests/golden/inputs/speech.wav", &further),
+                &FIELDS,
+            );
+            // An encoder in int4 is one in int8.
+            let files = 2 * (i + 1) - usize::from(precision == "int4");
+            assert_eq!(dir.path().read_dir().expect("a folder").count(), files, "{precision}");
+        }
+    }
+}
