@@ -79,6 +79,11 @@ impl Precision {
         }
     }
 
+    /// Whether weights are quantized when they are loaded, not only rounded and laid out.
+    pub const fn is_quantized(self) -> bool {
+        matches!(self, Self::Int8 | Self::Int4)
+    }
+
     /// The same for what reads whole items at once, which gains nothing from weights below a byte.
     #[must_use]
     pub const fn of_encoders(self) -> Self {

@@ -6,6 +6,7 @@ use crate::error::ModelError;
 use crate::model::Model;
 use crate::packed;
 use triptych_core::Modality;
+use triptych_kernels::Backend as _;
 pub use triptych_kernels::cpu::Precision;
 use triptych_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use triptych_kernels::reference::ReferenceBackend;
@@ -71,9 +72,10 @@ impl Compute {
     /// As [`Model::load_encoder`].
     pub fn load_encoder(&self, model: &Model, modality: Modality) -> Result<Box<dyn Encoder>, ModelError> {
         match self {
-            Self::Cpu(b) => packed::load(model.source(), &format!("{modality}-encoder"), b, |b| {
-                model.load_encoder(modality, b)
-            }),
+            Self::Cpu(b) => {
+                let stage = format!("{modality}-encoder");
+                packed::load(model.source(), &stage, &b.for_encoders(), |b| model.load_encoder(modality, b))
+            }
             Self::Reference(b) => model.load_encoder(modality, b),
         }
     }

@@ -46,7 +46,7 @@ pub struct ModelSource {
     pub name: Option<ModelName>,
     /// Where weights come from.
     pub format: LoadFormat,
-    /// Where packed weights of earlier starts are; `None`: they are packed at every start.
+    /// Where quantized weights of earlier starts are; `None`: they are packed at every start.
     pub packed: Option<PackedFolder>,
 }
 

@@ -37,7 +37,7 @@ pub struct PackedFolder {
     pub max_bytes: u64,
 }
 
-/// Loads a stage with the packed weights of an earlier start, or keeps those of this one.
+/// Loads a stage with the packed weights of an earlier start, or keeps those of this one, where they are quantized.
 pub(crate) fn load<T>(
     source: &ModelSource,
     stage: &str,
@@ -47,6 +47,10 @@ pub(crate) fn load<T>(
     let (Some(folder), LoadFormat::Safetensors) = (&source.packed, source.format) else {
         return load(backend);
     };
+    // Others are packed about as fast as they are read, and are no smaller than what is stored.
+    if !backend.precision().is_quantized() {
+        return load(backend);
+    }
     let files = weights::files(&source.dir)?;
     let way = [stage, backend.precision().as_str(), backend.isa().as_str()];
     let (place, packed) = match folder.begin(&files, way) {

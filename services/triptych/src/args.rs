@@ -138,8 +138,8 @@ pub struct ComputeArgs {
     /// Compute threads of each worker; 0: one for each core
     #[arg(long, value_name = "N", env = "TRIPTYCH_THREADS", default_value_t = 0)]
     pub threads: usize,
-    /// Disk space for weights as they were packed at a start, under XDG_CACHE_HOME or ~/.cache in triptych/packed: the next
-    /// start with the same files and settings reads them in a fraction of the time. 0 keeps none
+    /// Disk space for int8 and int4 weights as they were packed at a start, in triptych/packed under XDG_CACHE_HOME or
+    /// ~/.cache: the next start with the same files and settings reads those. 0 keeps none
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_PACKED_MIB", default_value_t = 16 << 10)]
     pub packed_mib: u64,
 }
