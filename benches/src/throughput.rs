@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use generation::{Generation, Item};
 use serde_json::{Value, json};
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 use triptych_core::limits::Limits;
@@ -89,7 +90,7 @@ fn measure(args: &Args, model: &Model) -> Result<Value> {
     let modality = *model.modalities().first().context("a model without an encoder")?;
     let mut encoder = compute.load_encoder(model, modality)?;
     // A worker that holds both stages is ready with both.
-    drop(compute.load_decoder(model)?);
+    let decoder = compute.load_decoder(model)?;
     let ready_ms = since_start().map(|time| time.as_secs_f64() * 1e3);
     let input = input(model, modality, &args.item)?;
     // The first touches memory; no peer's first one counts either.
@@ -101,6 +102,7 @@ fn measure(args: &Args, model: &Model) -> Result<Value> {
     let generation = Generation {
         model,
         compute: &compute,
+        decoder: RefCell::new(Some(decoder)),
         text_tokens: args.text_tokens,
         new_tokens: args.new_tokens,
         repeats: args.repeats,

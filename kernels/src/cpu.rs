@@ -61,7 +61,8 @@ pub enum Precision {
     /// tables.
     Bf16,
     /// Linear layers int8 with a scale for each output, their rows int8 with a scale for each row and call; caches int8
-    /// with a scale for each head of a token; all else as bf16 where pairs have a dot product, and else as f32.
+    /// with a scale for each head of a token, and keys and values of whole items too where bytes have a dot product; all
+    /// else f32.
     Int8,
     /// Linear layers in four bits with a bf16 scale for each 32 weights of an output, but logits and all else as int8: for
     /// decoders, whose steps take as long as their weights take to be read. Encoders compute in [`Self::of_encoders`].
@@ -152,6 +153,23 @@ impl CpuBackend {
     /// How it keeps weights.
     pub fn precision(&self) -> Precision {
         self.precision
+    }
+
+    /// Attention inside each sequence; the arguments are checked.
+    fn attend(&self, qkv: [Columns<'_>; 3], shape: AttentionShape, seqs: Varlen<'_>) -> Result<CpuTensor> {
+        match self.precision {
+            Precision::Int8 | Precision::Int4 if self.isa.has_quads() => {
+                attention::block_diagonal::<attention::Bytes>(self, qkv, shape, seqs)
+            }
+            Precision::Bf16 if self.isa.has_pairs() => {
+                attention::block_diagonal::<Dots>(self, qkv, shape, seqs)
+            }
+            Precision::Bf16 => attention::block_diagonal::<Halves>(self, qkv, shape, seqs),
+            // Nothing is kept here that should be small, and bytes would be taken apart.
+            Precision::F32 | Precision::Int8 | Precision::Int4 => {
+                attention::block_diagonal::<Singles>(self, qkv, shape, seqs)
+            }
+        }
     }
 }
 
@@ -311,16 +329,15 @@ impl Backend for CpuBackend {
         seqs: Varlen<'_>,
     ) -> Result<CpuTensor> {
         check::attention([qkv.q.dims(), qkv.k.dims(), qkv.v.dims()], shape, seqs)?;
-        match self.precision {
-            Precision::Bf16 | Precision::Int8 | Precision::Int4 if self.isa.has_pairs() => {
-                attention::block_diagonal::<Dots>(self, qkv, shape, seqs)
-            }
-            Precision::Bf16 => attention::block_diagonal::<Halves>(self, qkv, shape, seqs),
-            // Nothing is kept here that should be small, and pairs would be taken apart.
-            Precision::F32 | Precision::Int8 | Precision::Int4 => {
-                attention::block_diagonal::<Singles>(self, qkv, shape, seqs)
-            }
-        }
+        self.attend([qkv.q, qkv.k, qkv.v].map(Columns::all), shape, seqs)
+    }
+
+    fn fused_attention(&self, qkv: &CpuTensor, shape: AttentionShape, seqs: Varlen<'_>) -> Result<CpuTensor> {
+        let (n_tokens, width) = qkv.dims();
+        let [q, kv] = shape.widths();
+        check::same("fused_attention", "qkv width", &[width], &[q + 2 * kv])?;
+        check::attention([q, kv, kv].map(|width| (n_tokens, width)), shape, seqs)?;
+        self.attend([0, q, q + kv].map(|first| Columns { of: qkv, first }), shape, seqs)
     }
 
     fn attention_weights(
@@ -332,11 +349,11 @@ impl Backend for CpuBackend {
         check::attention_weights(qk.map(CpuTensor::dims), chosen, seqs)?;
         match self.precision {
             Precision::Bf16 | Precision::Int8 | Precision::Int4 if self.isa.has_pairs() => {
-                attention::weights::<Dots>(self, qk, chosen, seqs)
+                attention::weights::<Dots>(self, qk.map(Columns::all), chosen, seqs)
             }
-            Precision::Bf16 => attention::weights::<Halves>(self, qk, chosen, seqs),
+            Precision::Bf16 => attention::weights::<Halves>(self, qk.map(Columns::all), chosen, seqs),
             Precision::F32 | Precision::Int8 | Precision::Int4 => {
-                attention::weights::<Singles>(self, qk, chosen, seqs)
+                attention::weights::<Singles>(self, qk.map(Columns::all), chosen, seqs)
             }
         }
     }
@@ -402,7 +419,7 @@ impl Backend for CpuBackend {
         let KvLayer { cache, layer, mask, bias } = kv;
         check::layer("paged_attention", layer, cache.layout())?;
         check::paged(q.dims(), cache.layout(), shape, (mask, bias), batch)?;
-        let step = attention::Step { q, layer, mask, bias, shape, batch };
+        let step = attention::Step { q: Columns::all(q), layer, mask, bias, shape, batch };
         Ok(match &cache.0 {
             Pages::F32(pages) => attention::paged::<Singles>(self, pages, step),
             Pages::Bf16(pages) if self.isa.has_pairs() => attention::paged::<Dots>(self, pages, step),

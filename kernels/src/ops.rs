@@ -257,6 +257,22 @@ pub trait Backend: Clone + Send + Sync + 'static {
         shape: AttentionShape,
         seqs: Varlen<'_>,
     ) -> Result<Self::Tensor>;
+    /// The same of queries, keys and values side by side, `[n_tokens, (n_heads + 2·n_kv_heads)·head_dim]`, as one projection
+    /// gives them.
+    ///
+    /// # Errors
+    /// As [`Self::attention`].
+    fn fused_attention(
+        &self,
+        qkv: &Self::Tensor,
+        shape: AttentionShape,
+        seqs: Varlen<'_>,
+    ) -> Result<Self::Tensor> {
+        let [q, kv] = shape.widths();
+        check::same("fused_attention", "qkv width", &[self.dims(qkv).1], &[q + 2 * kv])?;
+        let [q, k, v] = [self.columns(qkv, 0, q)?, self.columns(qkv, q, kv)?, self.columns(qkv, q + kv, kv)?];
+        self.attention(Qkv { q: &q, k: &k, v: &v }, shape, seqs)
+    }
     /// What [`attention`](Self::attention) weighs the keys with in some heads, in host memory: `[heads, n_q, n_k]`
     /// of each sequence, one after another. Keys that a query does not see weigh zero. `qk` are query and key.
     fn attention_weights(

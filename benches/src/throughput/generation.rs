@@ -6,6 +6,7 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use triptych_core::clock::SystemClock;
@@ -19,6 +20,7 @@ use triptych_engine::{
 };
 use triptych_models::Model;
 use triptych_models::compute::Compute;
+use triptych_models::decoder::Decoder;
 use triptych_models::preprocess::EncoderInput;
 use triptych_models::prompt::PreparedSequence;
 
@@ -31,6 +33,8 @@ pub struct Generation<'a> {
     pub model: &'a Model,
     /// Computes them.
     pub compute: &'a Compute,
+    /// Loaded already, for the first engine; those after it load their own.
+    pub decoder: RefCell<Option<Box<dyn Decoder>>>,
     /// Tokens of text behind the item.
     pub text_tokens: u32,
     /// Tokens that each sequence writes.
@@ -153,7 +157,8 @@ struct Bench {
 
 impl Bench {
     fn new(of: &Generation<'_>, questions: &[Question]) -> Result<Self> {
-        let decoder = of.compute.load_decoder(of.model)?;
+        let loaded = of.decoder.take();
+        let decoder = loaded.map_or_else(|| of.compute.load_decoder(of.model), Ok)?;
         let batch = questions.len();
         let n_written = of.new_tokens as usize + ahead(questions) + 1;
         let blocks = |n_tokens: usize| n_tokens.div_ceil(KV_BLOCK_TOKENS);

@@ -18,9 +18,10 @@ use super::cell::{Cell, FloatMath, PANEL, Word, n_cells};
 use super::kv::{Columns, PageOrder, PagedCells};
 use super::matrix::{CpuTensor, unwritten};
 use super::pool::Shared;
-use crate::ops::{AttentionShape, ChosenHeads, KvLayout, Mask, PagedBatch, Qkv, Result, ScoreBias, Varlen};
+use crate::ops::{AttentionShape, ChosenHeads, KvLayout, Mask, PagedBatch, Result, ScoreBias, Varlen};
 
 mod bias;
+mod centre;
 mod head;
 mod softmax;
 mod weights;
@@ -39,7 +40,7 @@ const TASK_TILES: usize = 4;
 #[derive(Clone, Copy)]
 pub(super) struct Step<'a> {
     /// `[Σq, n_heads·head_dim]`.
-    pub(super) q: &'a CpuTensor,
+    pub(super) q: Columns<'a>,
     pub(super) layer: usize,
     pub(super) mask: Mask,
     pub(super) bias: ScoreBias<'a>,
@@ -57,21 +58,25 @@ struct Task {
 }
 
 /// Attention inside each sequence; the caller checked the arguments.
-pub(super) fn block_diagonal<M: FloatMath>(
+pub(super) fn block_diagonal<M: PageMath>(
     backend: &CpuBackend,
-    qkv: Qkv<'_, CpuTensor>,
+    [q, k, v]: [Columns<'_>; 3],
     shape: AttentionShape,
     seqs: Varlen<'_>,
 ) -> Result<CpuTensor> {
-    let plain = Plain::<M::Word>::new(backend, [qkv.k, qkv.v], shape, seqs.cu_seqlens_k)?;
-    Ok(paged::<M>(backend, &plain.pages, plain.step(qkv.q, shape, seqs)))
+    let width = shape.n_kv_heads * shape.head_dim;
+    let centred = (M::IS_WHOLE && matches!(seqs.mask, Mask::Full))
+        .then(|| centre::centred(backend, (k, width), seqs.cu_seqlens_k));
+    let k = centred.as_ref().map_or(k, Columns::all);
+    let plain = Plain::<M::Word>::new(backend, [k, v], shape, seqs.cu_seqlens_k)?;
+    Ok(paged::<M>(backend, &plain.pages, plain.step(q, shape, seqs)))
 }
 
 /// Weights of some heads inside each sequence, `[heads, n_queries, n_keys]` one after another; the caller
 /// checked the arguments.
 pub(super) fn weights<M: FloatMath>(
     backend: &CpuBackend,
-    [q, k]: [&CpuTensor; 2],
+    [q, k]: [Columns<'_>; 2],
     chosen: ChosenHeads<'_>,
     seqs: Varlen<'_>,
 ) -> Result<Vec<f32>> {
@@ -109,12 +114,12 @@ struct Plain<C> {
 impl<C: Cell> Plain<C> {
     fn new(
         backend: &CpuBackend,
-        kv: [&CpuTensor; 2],
+        kv: [Columns<'_>; 2],
         shape: AttentionShape,
         cu_seqlens_k: &[u32],
     ) -> Result<Self> {
         let lens: Vec<u32> = cu_seqlens_k.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        let (mut slots, mut table_start_loc) = (Vec::with_capacity(kv[0].dims().0), vec![0_u32]);
+        let (mut slots, mut table_start_loc) = (Vec::with_capacity(kv[0].of.dims().0), vec![0_u32]);
         let mut n_blocks = 0;
         for &len in &lens {
             let first = n_blocks * KV_BLOCK_TOKENS as u32;
@@ -125,12 +130,12 @@ impl<C: Cell> Plain<C> {
         let AttentionShape { n_kv_heads, head_dim, .. } = shape;
         let layout = KvLayout { n_layers: 1, n_blocks: n_blocks as usize, n_kv_heads, head_dim };
         let mut pages = PagedCells::<C>::new(layout, PageOrder::Heads)?;
-        pages.write(backend, 0, kv.map(Columns::all), &slots);
+        pages.write(backend, 0, kv, &slots);
         Ok(Self { pages, lens, table_start_loc, block_tables: (0..n_blocks).collect() })
     }
 
     /// What is asked of these pages.
-    fn step<'a>(&'a self, q: &'a CpuTensor, shape: AttentionShape, seqs: Varlen<'a>) -> Step<'a> {
+    fn step<'a>(&'a self, q: Columns<'a>, shape: AttentionShape, seqs: Varlen<'a>) -> Step<'a> {
         let batch = PagedBatch {
             query_start_loc: seqs.cu_seqlens_q,
             table_start_loc: &self.table_start_loc,
@@ -147,7 +152,7 @@ pub(super) fn paged<M: PageMath>(
     pages: &PagedCells<M::Word>,
     step: Step<'_>,
 ) -> CpuTensor {
-    let (n_tokens, width) = step.q.dims();
+    let (n_tokens, width) = (step.q.of.dims().0, step.shape.n_heads * step.shape.head_dim);
     let mut out = unwritten(n_tokens * width);
     let (tasks, cost_ns) = tasks::<M::Word>(&step, TASK_TILES * backend.isa.tile_rows());
     let bias = &RowBias::new(step.bias, step.shape.n_heads, lens(&step));

@@ -346,12 +346,13 @@ fn write_value<C: Cell>(values: &mut [C], key: usize, v: &[f32], factor: f32) {
     }
 }
 
-/// What the largest byte stands for; not a number if one of the values is none.
+/// What the largest byte stands for; not a number unless all values are finite.
 #[inline(always)]
 pub(super) fn scale(values: &[f32]) -> f32 {
     // Sizes are in the order of their bits, and what is not a number comes after all of them.
     let largest = values.iter().map(|value| value.abs().to_bits()).fold(0, u32::max);
-    f32::from_bits(largest) / LARGEST_BYTE
+    let scale = f32::from_bits(largest) / LARGEST_BYTE;
+    if scale.is_finite() { scale } else { f32::NAN }
 }
 
 /// What values are multiplied with to become bytes.

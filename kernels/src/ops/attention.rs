@@ -15,6 +15,13 @@ pub struct AttentionShape {
     pub scale: f32,
 }
 
+impl AttentionShape {
+    /// Columns of queries, and of keys or of values.
+    pub fn widths(self) -> [usize; 2] {
+        [self.n_heads, self.n_kv_heads].map(|heads| heads.saturating_mul(self.head_dim))
+    }
+}
+
 /// Query heads whose weights are asked for.
 #[derive(Clone, Copy, Debug)]
 pub struct ChosenHeads<'a> {

@@ -159,3 +159,44 @@ pub fn large_scores_do_not_overflow<B: Backend>(subject: &Subject<B>) {
     let out = subject.backend.download(&seqs.attend(subject, &subject.backend)).expect("download");
     assert!(out.iter().all(|value| value.abs() <= 1.001), "{}: not a mean of values", subject.name);
 }
+
+pub fn attention_over_one_projection_is_that_over_its_parts<B: Backend>(subject: &Subject<B>) {
+    for (n_heads, n_kv_heads, head_dim) in [(2, 2, 64), (4, 2, 20), (3, 1, 12)] {
+        let seqs =
+            Sequences::new(&[(37, 37), (0, 0), (64, 64)], shape(n_heads, n_kv_heads, head_dim), Mask::Full);
+        let apart = subject.backend.download(&seqs.attend(subject, &subject.backend)).expect("download");
+        let rows = (0..seqs.n_queries()).flat_map(|row| {
+            let part = |of: &'_ [f32], width: usize| of[row * width..][..width].to_vec();
+            let (q, kv) = (seqs.q_width(), seqs.kv_width());
+            [part(&seqs.q, q), part(&seqs.k, kv), part(&seqs.v, kv)].concat()
+        });
+        let rows: Vec<f32> = rows.collect();
+        let width = seqs.q_width() + 2 * seqs.kv_width();
+        let qkv = subject.tensor(&rows, seqs.n_queries(), width);
+        let offsets = &seqs.offsets();
+        let fused =
+            subject.backend.fused_attention(&qkv, seqs.shape, seqs.varlen(offsets)).expect("attention");
+        let fused = subject.backend.download(&fused).expect("download");
+        assert_eq!(fused, apart, "{}: {:?}", subject.name, seqs.shape);
+    }
+}
+
+pub fn what_is_not_a_number_stays_in_its_sequence<B: Backend>(subject: &Subject<B>) {
+    for odd in [f32::NAN, f32::INFINITY] {
+        for of_values in [false, true] {
+            let mut seqs = Sequences::new(&[(3, 40), (5, 70)], shape(2, 2, 20), Mask::Full);
+            let place = 33 * seqs.kv_width();
+            if of_values {
+                seqs.v[place] = odd
+            } else {
+                seqs.k[place] = odd
+            }
+            let out = subject.backend.download(&seqs.attend(subject, &subject.backend)).expect("download");
+            let (first, second) = out.split_at(3 * seqs.q_width());
+            let what = format!("{}: {odd} of values: {of_values}", subject.name);
+            let head = &first[..seqs.shape.head_dim];
+            assert!(head.iter().any(|value| !value.is_finite()), "{what}: it is seen");
+            assert!(second.iter().all(|value| value.is_finite()), "{what}: others do not see it");
+        }
+    }
+}

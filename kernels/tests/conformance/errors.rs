@@ -127,6 +127,11 @@ pub fn offsets_that_are_not_offsets_are_refused<B: Backend>(subject: &Subject<B>
     };
     let fits = shape(2, 2, 2);
     assert!(attend(&[0, 1, 3], &[0, 1, 3], fits, Mask::Causal).is_ok());
+    let seqs =
+        Varlen { cu_seqlens_q: &[0, 3], cu_seqlens_k: &[0, 3], mask: Mask::Full, bias: ScoreBias::None };
+    shape_error(name, "a width of three", subject.backend.fused_attention(&x, fits, seqs));
+    let seqs = Varlen { cu_seqlens_q: &[0, 2], ..seqs };
+    shape_error(name, "a row that is nobody's", subject.backend.fused_attention(&x, shape(2, 1, 1), seqs));
     for cu in [&[][..], &[0], &[0, 2], &[1, 3], &[0, 4], &[0, 2, 1, 3]] {
         shape_error(name, "offsets of queries", attend(cu, &[0, 3], fits, Mask::Full));
         shape_error(name, "offsets of keys", attend(&[0, 3], cu, fits, Mask::Full));

@@ -58,6 +58,8 @@ on_every_backend! {
         attention_is_the_oracles_over_odd_sizes,
         attention_is_the_oracles_over_many_keys,
         queries_without_keys_give_zeros,
+        attention_over_one_projection_is_that_over_its_parts,
+        what_is_not_a_number_stays_in_its_sequence,
         large_scores_do_not_overflow;
     bias:
         a_bias_is_added_to_every_score,

@@ -3,13 +3,14 @@
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::bias::{RowBias, ScoreRow};
-use super::softmax::{raise, weights};
-use super::whole::{PageMath, Unit};
+use super::softmax::raise;
+use super::whole::{PageMath, Scores, Unit, Weights};
 use super::{Cell, PANEL, PagedCells, Shared, Step, Task, Word, n_cells, queries};
 use crate::cpu::kv::{Page, value_panel_len};
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{
-    Rows, Sums, for_height, height, multiply, multiply_panels, strip_width, strips_per_panel, zero_sums,
+    Rows, STRIP_VECTORS, Sums, for_height, height, multiply, multiply_panels, strip_width, strips_per_panel,
+    zero_sums,
 };
 use crate::ops::Mask;
 
@@ -62,8 +63,8 @@ struct State<M: PageMath> {
     scores: Vec<f32>,
     /// Weights as cells, `[tile rows, STRETCH cells]`.
     weights: Vec<M::Row>,
-    /// What the weights of a page are in units of where they are bytes, `[tile rows, pages of STRETCH]`.
-    scales: Vec<f32>,
+    /// What one stands for in the weights of a page where they are whole numbers, `[tile rows, pages of STRETCH]`.
+    steps: Vec<f32>,
 }
 
 /// A stretch of keys as a tile sees it.
@@ -89,7 +90,7 @@ impl<M: PageMath> HeadRows<'_, M> {
         self.step.shape.n_heads / self.step.shape.n_kv_heads
     }
 
-    /// Where row `row` of the task lies in `q` and in the result.
+    /// Where row `row` of the task lies in the result.
     fn place(&self, row: usize) -> std::ops::Range<usize> {
         let (row, head_dim) = (self.task.rows.start + row, self.step.shape.head_dim);
         let token = queries(self.step, self.task.seq).start + row / self.group();
@@ -106,7 +107,11 @@ impl<M: PageMath> HeadRows<'_, M> {
     /// Row `row` of the queries, times the scale of scores, as cells; `scaled` is room for its values.
     #[inline(always)]
     pub(super) fn scaled_query(&self, row: usize, scaled: &mut [f32], cells: &mut [M::Row]) -> Unit {
-        for (scaled, q) in scaled.iter_mut().zip(&self.step.q.data()[self.place(row)]) {
+        let place = self.place(row);
+        let width = self.step.shape.n_heads * self.step.shape.head_dim;
+        let (token, column) = (place.start / width, place.start % width);
+        let values = &self.step.q.of.row(token)[self.step.q.first + column..][..place.len()];
+        for (scaled, q) in scaled.iter_mut().zip(values) {
             *scaled = q * self.step.shape.scale;
         }
         M::fill_query(cells, scaled)
@@ -175,7 +180,7 @@ impl<M: PageMath> HeadRows<'_, M> {
             n_visible: (0..n_rows).map(|row| self.n_visible(row)).collect(),
             scores: vec![0.0; tile_rows * STRETCH],
             weights: vec![M::Row::default(); tile_rows * STRETCH / M::Word::STEPS],
-            scales: vec![0.0; if M::IS_WHOLE { tile_rows * STRETCH_PAGES } else { 0 }],
+            steps: vec![0.0; if M::IS_WHOLE { tile_rows * STRETCH_PAGES } else { 0 }],
         }
     }
 }
@@ -248,20 +253,33 @@ fn attend<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
         scores[n_visible..].fill(f32::NEG_INFINITY);
         *correction = raise(s, scores, &mut state.max[row]);
     }
-    for (r, correction) in corrections.iter().enumerate() {
+    let (mut value_scales, mut odd) = ([0.0; STRETCH], 0.0);
+    if M::Word::IS_SCALED {
+        odd = read_value_scales(s, head, stretch, &mut value_scales);
+    }
+    // Of the last row first, since those before it see no more.
+    for (r, correction) in corrections.into_iter().enumerate().rev() {
         let row = stretch.row + r;
-        let scores = &mut state.scores[r * STRETCH..][..n_pages * KV_BLOCK_TOKENS];
-        state.total[row] = state.total[row] * correction + weights(s, scores, state.max[row]);
-        if M::Word::IS_SCALED {
-            let n_visible = state.n_visible[row].saturating_sub(stretch.first_key).min(stretch.n_keys);
-            scale_weights(s, head, stretch.first_key, &mut scores[..n_visible]);
+        for sums in state.sums[row * padded..][..padded].chunks_exact_mut(S::LANES) {
+            let corrected = s.mul(s.load(sums), s.splat(correction));
+            s.store(sums, corrected);
         }
-        for sum in &mut state.sums[row * padded..][..padded] {
-            *sum *= correction;
+        let n_visible = state.n_visible[row].saturating_sub(stretch.first_key).min(stretch.n_keys);
+        if M::Word::IS_SCALED && n_visible < stretch.n_keys {
+            value_scales[n_visible..].fill(0.0);
+            odd = oddity(s, &value_scales);
         }
-        let cells = &mut state.weights[r * STRETCH / M::Word::STEPS..][..scores.len() / M::Word::STEPS];
-        let scales = if M::IS_WHOLE { &mut state.scales[r * STRETCH_PAGES..][..n_pages] } else { &mut [] };
-        M::fill_weights(s, cells, scores, scales);
+        let n_keys = n_pages * KV_BLOCK_TOKENS;
+        let scores = Scores {
+            scores: &mut state.scores[r * STRETCH..][..n_keys],
+            max: state.max[row],
+            value_scales: if M::Word::IS_SCALED { &value_scales[..n_keys] } else { &[] },
+        };
+        let weights = Weights {
+            cells: &mut state.weights[r * STRETCH / M::Word::STEPS..][..n_keys / M::Word::STEPS],
+            steps: if M::IS_WHOLE { &mut state.steps[r * STRETCH_PAGES..][..n_pages] } else { &mut [] },
+        };
+        state.total[row] = state.total[row] * correction + M::weigh(s, scores, weights) + odd;
     }
     let n_strips = padded / strip_width::<S>();
     let mut strip = 0;
@@ -301,18 +319,22 @@ fn scores<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
     let q = Rows { cells: &state.q, stride: q_cells }.from(stretch.row, 0);
     let mut sums = zero_sums::<S, MR, NS>(s);
     multiply::<S, M::Keys, MR, NS>(s, q, b, q_cells, &mut sums);
-    for (r, strips) in sums.iter().enumerate() {
-        for (i, vectors) in strips.iter().enumerate() {
-            for (v, sum) in vectors.iter().enumerate() {
-                let column = (strip + i) * strip_width::<S>() + v * S::LANES;
-                let mut score = *sum;
+    for i in 0..NS {
+        for v in 0..STRIP_VECTORS {
+            let column = (strip + i) * strip_width::<S>() + v * S::LANES;
+            let mut scales = s.splat(1.0);
+            if M::Word::IS_SCALED {
+                let page = head.page((stretch.first_key + column) / KV_BLOCK_TOKENS);
+                scales = load_scales(s, &page.scales[column % KV_BLOCK_TOKENS..]);
+            }
+            for (r, strips) in sums.iter().enumerate() {
+                let mut score = strips[i][v];
                 if M::IS_WHOLE {
                     let Unit { scale, shift } = state.units[stretch.row + r];
-                    score = s.mul(s.sub(s.whole(score), s.splat(shift)), s.splat(scale));
+                    score = s.fma(s.whole(score), s.splat(scale), s.splat(shift));
                 }
                 if M::Word::IS_SCALED {
-                    let page = head.page((stretch.first_key + column) / KV_BLOCK_TOKENS);
-                    score = s.mul(score, load_scales(s, &page.scales[column % KV_BLOCK_TOKENS..]));
+                    score = s.mul(score, scales);
                 }
                 s.store(&mut state.scores[r * STRETCH + column..], score);
             }
@@ -328,17 +350,34 @@ fn load_scales<S: Simd, C: Word>(s: S, scales: &[C]) -> S::V {
     unsafe { s.load_ptr(scales.as_ptr().cast()) }
 }
 
-/// Weights of keys from a first one on, times the scales of their values. Only of keys that are seen: what lies behind
-/// them may not be a number, and zero times that is not zero.
+/// Scales of the values of a stretch, zero behind its keys: what lies there may not be a number. Returns zero, or what is
+/// not a number if one of them is not finite.
 #[inline(always)]
-fn scale_weights<S: Simd, M: PageMath>(s: S, head: &HeadRows<'_, M>, first_key: usize, weights: &mut [f32]) {
-    for (page, weights) in weights.chunks_mut(KV_BLOCK_TOKENS).enumerate() {
-        let scales = &head.page(first_key / KV_BLOCK_TOKENS + page).scales[KV_BLOCK_TOKENS..];
-        for (weights, scales) in weights.chunks_mut(S::LANES).zip(scales.chunks_exact(S::LANES)) {
-            let scaled = s.mul(s.load_or(weights, 0.0), load_scales(s, scales));
-            s.store_some(weights, scaled);
+fn read_value_scales<S: Simd, M: PageMath>(
+    s: S,
+    head: &HeadRows<'_, M>,
+    stretch: Stretch,
+    to: &mut [f32; STRETCH],
+) -> f32 {
+    let pages = to.as_chunks_mut::<KV_BLOCK_TOKENS>().0.iter_mut().enumerate();
+    for (i, to) in pages.take(stretch.n_keys.div_ceil(KV_BLOCK_TOKENS)) {
+        let scales = &head.page(stretch.first_key / KV_BLOCK_TOKENS + i).scales[KV_BLOCK_TOKENS..];
+        for (to, scales) in to.chunks_exact_mut(S::LANES).zip(scales.chunks_exact(S::LANES)) {
+            s.store(to, load_scales(s, scales));
         }
     }
+    to[stretch.n_keys..].fill(0.0);
+    oddity(s, to)
+}
+
+/// Zero, or what is not a number if one of the values is not finite: zero times that is none.
+#[inline(always)]
+fn oddity<S: Simd>(s: S, values: &[f32; STRETCH]) -> f32 {
+    let mut odd = s.splat(0.0);
+    for values in values.chunks_exact(S::LANES) {
+        odd = s.fma(s.load(values), s.splat(0.0), odd);
+    }
+    s.sum(odd)
 }
 
 /// The values of a stretch for `NS` strips of columns: page after page, each with its cells of keys.
@@ -422,7 +461,7 @@ fn weigh<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
         fetches: MR <= STREAMED_ROWS && strip == 0,
     };
     if M::IS_WHOLE {
-        weigh_whole::<S, M, MR, NS>(s, weights, strips, (&state.scales, &mut sums));
+        weigh_whole::<S, M, MR, NS>(s, weights, strips, (&state.steps, &mut sums));
     } else {
         multiply_panels::<S, M::Values, MR, NS>(s, weights, strips, &mut sums);
     }
@@ -443,13 +482,13 @@ fn weigh<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
     }
 }
 
-/// Adds values weighted in whole numbers, page by page, each with the scales of its weights.
+/// Adds values weighted in whole numbers, page by page, each with what one stands for in its weights.
 #[inline(always)]
 fn weigh_whole<'a, S: Simd, M: PageMath, const MR: usize, const NS: usize>(
     s: S,
     weights: Rows<'_, M::Row>,
     pages: impl Iterator<Item = ([&'a [M::Word]; NS], usize)>,
-    (scales, sums): (&[f32], &mut Sums<S::V, MR, NS>),
+    (steps, sums): (&[f32], &mut Sums<S::V, MR, NS>),
 ) {
     let mut local = *sums;
     for (page, (strips, n_cells)) in pages.enumerate() {
@@ -457,10 +496,10 @@ fn weigh_whole<'a, S: Simd, M: PageMath, const MR: usize, const NS: usize>(
         let weights = weights.from(0, page * (KV_BLOCK_TOKENS / M::Word::STEPS));
         multiply::<S, M::Values, MR, NS>(s, weights, strips, n_cells, &mut whole);
         for (r, (sums, whole)) in local.iter_mut().zip(&whole).enumerate() {
-            let scale = s.splat(scales[r * STRETCH_PAGES + page]);
+            let step = s.splat(steps[r * STRETCH_PAGES + page]);
             for (sums, whole) in sums.iter_mut().zip(whole) {
                 for (sum, whole) in sums.iter_mut().zip(whole) {
-                    *sum = s.fma(s.whole(*whole), scale, *sum);
+                    *sum = s.fma(s.whole(*whole), step, *sum);
                 }
             }
         }

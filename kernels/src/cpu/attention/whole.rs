@@ -9,23 +9,49 @@
 
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
-use super::{Cell, FloatMath, Word};
-use crate::cpu::cell::{ByteQuad, LARGEST_BYTE, Math, TO_LOW_BITS};
+use super::softmax::weights;
+use super::{Cell, FloatMath};
+use crate::cpu::cell::{ByteQuad, Math, TO_LOW_BITS, Word};
 use crate::cpu::kv::{inverse, scale};
 use crate::cpu::linear::Quads;
+use crate::cpu::math::exp_coarse;
 use crate::cpu::simd::{FoundIsa, Kernel, Simd};
 
 /// The largest byte without a sign.
 const LARGEST_WEIGHT: f32 = 255.0;
 
+/// The fewest lanes that a register has.
+const FEWEST_LANES: usize = 4;
+
 /// What a key's byte is read as more than it is.
 const SHIFT: f32 = 128.0;
 
-/// How sums of a row are read: `scale · (sum − shift)`.
+/// How sums of a row are read: `scale · sum + shift`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::cpu) struct Unit {
     pub(super) scale: f32,
     pub(super) shift: f32,
+}
+
+/// Scores of a row over whole pages of keys.
+#[derive(Debug)]
+pub(in crate::cpu) struct Scores<'a> {
+    /// Minus infinity where a key is not seen.
+    pub(super) scores: &'a mut [f32],
+    /// The largest so far, of these and of pages before.
+    pub(super) max: f32,
+    /// What a byte of each key's values stands for, zero where a key is not seen: what lies there may not be a number.
+    /// Empty unless cells are scaled.
+    pub(super) value_scales: &'a [f32],
+}
+
+/// Where its weights go.
+#[derive(Debug)]
+pub(in crate::cpu) struct Weights<'a, R> {
+    /// As many keys as there are scores.
+    pub(super) cells: &'a mut [R],
+    /// What one stands for in the weights of each page where these are whole numbers, and else empty.
+    pub(super) steps: &'a mut [f32],
 }
 
 /// How pages are attended to.
@@ -42,8 +68,9 @@ pub(in crate::cpu) trait PageMath: Copy + Send + Sync + 'static {
     const IS_WHOLE: bool;
     /// Rounds a query; how its sums are read.
     fn fill_query(row: &mut [Self::Row], values: &[f32]) -> Unit;
-    /// Rounds weights of whole pages of keys; the scale of each page's.
-    fn fill_weights<S: Simd>(s: S, row: &mut [Self::Row], weights: &[f32], scales: &mut [f32]);
+    /// Turns scores into weights `exp(score − max)`, and these, times the scales of their values, into cells. Returns their
+    /// sum before the scales.
+    fn weigh<S: Simd>(s: S, of: Scores<'_>, to: Weights<'_, Self::Row>) -> f32;
     /// Runs a kernel that multiplies so.
     fn run<K: Kernel>(isa: FoundIsa, kernel: K);
 }
@@ -62,8 +89,18 @@ impl<M: FloatMath> PageMath for M {
     }
 
     #[inline(always)]
-    fn fill_weights<S: Simd>(_s: S, row: &mut [M::Row], weights: &[f32], _scales: &mut [f32]) {
-        M::fill(row, weights);
+    fn weigh<S: Simd>(s: S, of: Scores<'_>, to: Weights<'_, M::Row>) -> f32 {
+        let total = weights(s, of.scores, of.max);
+        if M::Word::IS_SCALED {
+            for (weights, scales) in
+                of.scores.chunks_exact_mut(S::LANES).zip(of.value_scales.chunks_exact(S::LANES))
+            {
+                let scaled = s.mul(s.load(weights), s.load(scales));
+                s.store(weights, scaled);
+            }
+        }
+        M::fill(to.cells, of.scores);
+        total
     }
 
     fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
@@ -109,46 +146,62 @@ impl PageMath for Bytes {
     #[inline(always)]
     fn fill_query(row: &mut [ByteQuad], values: &[f32]) -> Unit {
         let scale = scale(values);
-        let factor = inverse(scale);
-        let mut sum = 0.0;
-        for (quad, values) in row.iter_mut().zip(values.chunks(ByteQuad::STEPS)) {
-            let mut bytes = [0; ByteQuad::STEPS];
-            for (byte, value) in bytes.iter_mut().zip(values) {
-                let whole = (value * factor).round_ties_even().clamp(-LARGEST_BYTE, LARGEST_BYTE);
-                *byte = whole as i8 as u8;
-                sum += whole;
-            }
-            *quad = i32::from_le_bytes(bytes);
-        }
-        Unit { scale, shift: SHIFT * sum }
+        ByteQuad::fill(row, values, inverse(scale));
+        // What fills up the last quad is zero.
+        let sum: i32 = row.iter().flat_map(|quad| quad.to_le_bytes()).map(|byte| i32::from(byte as i8)).sum();
+        Unit { scale, shift: -scale * SHIFT * sum as f32 }
     }
 
     #[inline(always)]
-    fn fill_weights<S: Simd>(s: S, row: &mut [ByteQuad], weights: &[f32], scales: &mut [f32]) {
-        let pages = weights.chunks_exact(KV_BLOCK_TOKENS).zip(row.chunks_exact_mut(KV_BLOCK_TOKENS / 4));
-        for ((weights, quads), scale) in pages.zip(scales) {
-            let (mut largest, mut odd) = (s.splat(0.0), s.splat(0.0));
-            for weights in weights.chunks_exact(S::LANES) {
-                let weights = s.load(weights);
-                largest = s.max(weights, largest);
-                // Zero times what is not finite is not a number.
-                odd = s.fma(weights, s.splat(0.0), odd);
-            }
-            let step = s.largest(largest) / LARGEST_WEIGHT;
-            let factor = s.splat(inverse(step));
-            *scale = step + s.sum(odd);
-            let quads = quads.chunks_exact_mut(S::LANES / ByteQuad::STEPS);
-            for (quads, weights) in quads.zip(weights.chunks_exact(S::LANES)) {
-                let mut bytes = [0; 16];
-                s.store_low_bytes(&mut bytes, s.fma(s.load(weights), factor, s.splat(TO_LOW_BITS)));
-                for (quad, bytes) in quads.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                    *quad = i32::from_le_bytes(*bytes);
-                }
-            }
+    fn weigh<S: Simd>(s: S, of: Scores<'_>, to: Weights<'_, ByteQuad>) -> f32 {
+        if of.max == f32::NEG_INFINITY {
+            to.cells.fill(0);
+            to.steps.fill(0.0);
+            return 0.0;
         }
+        let (scores, scales) = (of.scores.as_chunks().0, of.value_scales.as_chunks().0);
+        let pages = scores.iter().zip(scales).zip(to.cells.as_chunks_mut().0).zip(to.steps);
+        let (max, mut total) = (s.splat(of.max), s.splat(0.0));
+        for (((scores, scales), quads), step) in pages {
+            (*step, total) = weigh_page(s, (scores, scales, max), quads, total);
+        }
+        s.sum(total)
     }
 
     fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
         isa.run_quads_alone(kernel);
     }
+}
+
+/// Keys of a page.
+const KEYS: usize = KV_BLOCK_TOKENS;
+
+/// Turns a page's scores into weights and bytes. Returns what the largest byte stands for, over it, and `total` with the
+/// weights added.
+#[inline(always)]
+fn weigh_page<S: Simd>(
+    s: S,
+    (scores, scales, max): (&[f32; KEYS], &[f32; KEYS], S::V),
+    quads: &mut [ByteQuad; KEYS / ByteQuad::STEPS],
+    mut total: S::V,
+) -> (f32, S::V) {
+    let mut scaled = [s.splat(0.0); KEYS / FEWEST_LANES];
+    let mut largest = s.splat(0.0);
+    for i in 0..KEYS / S::LANES {
+        let weights = exp_coarse(s, s.sub(s.load(&scores[i * S::LANES..]), max));
+        total = s.add(total, weights);
+        scaled[i] = s.mul(weights, s.load(&scales[i * S::LANES..]));
+        largest = s.max(scaled[i], largest);
+    }
+    let step = s.largest(largest) * (1.0 / LARGEST_WEIGHT);
+    let factor = s.splat(inverse(step));
+    for i in 0..KEYS / S::LANES {
+        let mut bytes = [0; 16];
+        s.store_low_bytes(&mut bytes, s.fma(scaled[i], factor, s.splat(TO_LOW_BITS)));
+        let quads = &mut quads[i * S::LANES / ByteQuad::STEPS..][..S::LANES / ByteQuad::STEPS];
+        for (quad, bytes) in quads.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *quad = i32::from_le_bytes(*bytes);
+        }
+    }
+    (step, total)
 }

@@ -229,10 +229,23 @@ struct Bytes<'a> {
 }
 
 impl Units for Bytes<'_> {
+    type Row = RowScale;
+    /// Scales, and sums of weights.
+    type Columns<V: Copy> = [V; 2];
+
     #[inline(always)]
-    fn values<S: Simd>(self, s: S, (row, column): (usize, usize), sums: S::V) -> S::V {
-        let RowScale { scale, offset } = self.rows[row];
-        let scale = s.mul(s.splat(scale), s.load(&self.scales[column..]));
-        s.fma(s.whole(sums), scale, s.mul(s.splat(offset), s.load(&self.sums[column..])))
+    fn row(self, row: usize) -> RowScale {
+        self.rows[row]
+    }
+
+    #[inline(always)]
+    fn columns<S: Simd>(self, s: S, column: usize) -> [S::V; 2] {
+        [s.load(&self.scales[column..]), s.load(&self.sums[column..])]
+    }
+
+    #[inline(always)]
+    fn values<S: Simd>(s: S, row: RowScale, [scales, weights]: [S::V; 2], sums: S::V) -> S::V {
+        let scale = s.mul(s.splat(row.scale), scales);
+        s.fma(s.whole(sums), scale, s.mul(s.splat(row.offset), weights))
     }
 }

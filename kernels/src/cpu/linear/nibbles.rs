@@ -246,10 +246,23 @@ struct Groups<'a> {
 }
 
 impl Units for Groups<'_> {
+    type Row = RowScale;
+    /// Sums of weights.
+    type Columns<V: Copy> = V;
+
     #[inline(always)]
-    fn values<S: Simd>(self, s: S, (row, column): (usize, usize), sums: S::V) -> S::V {
-        let RowScale { scale, offset } = self.rows[row];
-        s.fma(sums, s.splat(scale), s.mul(s.splat(offset), s.load(&self.sums[column..])))
+    fn row(self, row: usize) -> RowScale {
+        self.rows[row]
+    }
+
+    #[inline(always)]
+    fn columns<S: Simd>(self, s: S, column: usize) -> S::V {
+        s.load(&self.sums[column..])
+    }
+
+    #[inline(always)]
+    fn values<S: Simd>(s: S, row: RowScale, weights: S::V, sums: S::V) -> S::V {
+        s.fma(sums, s.splat(row.scale), s.mul(s.splat(row.offset), weights))
     }
 }
 
@@ -320,16 +333,7 @@ fn tile<S: Simd, const MR: usize, const NS: usize>(s: S, block: &Block<'_>, row:
         add_group::<S, MR, NS, 0>(s, (a, b, strip), k, &mut sums);
         add_group::<S, MR, NS, 1>(s, (a, b, strip), k, &mut sums);
     }
-    for (r, strips) in sums.iter().enumerate() {
-        for (i, vectors) in strips.iter().enumerate() {
-            for (v, sum) in vectors.iter().enumerate() {
-                let column = (strip + i) * strip_width::<S>() + v * S::LANES;
-                if column < block.output.n_out {
-                    block.output.finish(s, (row + r, column), *sum);
-                }
-            }
-        }
-    }
+    block.output.finish(s, (row, strip * strip_width::<S>()), &sums);
 }
 
 /// Asks for spans that a low tile, which is as fast as memory, will need soon.

@@ -12,7 +12,8 @@ use crate::cpu::math::activate;
 use crate::cpu::pool::Shared;
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{
-    Rows, for_height, height, multiply, multiply_stream, strip_width, strips_per_panel, zero_sums,
+    Rows, STRIP_VECTORS, Sums, for_height, height, multiply, multiply_stream, strip_width, strips_per_panel,
+    zero_sums,
 };
 use crate::ops::Activation;
 
@@ -46,8 +47,16 @@ pub(super) fn stride<C>(k_cells: usize) -> usize {
 
 /// What a sum stands for.
 pub(super) trait Units: Copy + Sync {
-    /// The values of a register of sums of a row, from a column on, a multiple of the lanes.
-    fn values<S: Simd>(self, s: S, place: (usize, usize), sums: S::V) -> S::V;
+    /// What a row adds to it.
+    type Row: Copy;
+    /// What a register of columns adds to it.
+    type Columns<V: Copy>: Copy;
+    /// Of a row.
+    fn row(self, row: usize) -> Self::Row;
+    /// Of a register from a column on, a multiple of the lanes.
+    fn columns<S: Simd>(self, s: S, column: usize) -> Self::Columns<S::V>;
+    /// The values of a register of sums.
+    fn values<S: Simd>(s: S, row: Self::Row, columns: Self::Columns<S::V>, sums: S::V) -> S::V;
 }
 
 /// Sums that are values.
@@ -55,8 +64,17 @@ pub(super) trait Units: Copy + Sync {
 pub(super) struct Plain;
 
 impl Units for Plain {
+    type Row = ();
+    type Columns<V: Copy> = ();
+
     #[inline(always)]
-    fn values<S: Simd>(self, _s: S, _place: (usize, usize), sums: S::V) -> S::V {
+    fn row(self, _row: usize) {}
+
+    #[inline(always)]
+    fn columns<S: Simd>(self, _s: S, _column: usize) {}
+
+    #[inline(always)]
+    fn values<S: Simd>(_s: S, (): (), (): (), sums: S::V) -> S::V {
         sums
     }
 }
@@ -149,23 +167,53 @@ pub(super) struct Output<'a, U> {
 }
 
 impl<U: Units> Output<'_, U> {
-    /// Bias, activation, residual, and the way to memory, of one register of sums. Its row and column are of the
-    /// caller's task.
+    /// Bias, activation, residual, and the way to memory, of the sums of a tile: its first row and column are of the
+    /// caller's task, the columns at least one. What belongs to columns is read once for all rows.
     #[inline(always)]
-    pub(super) fn finish<S: Simd>(&self, s: S, (row, column): (usize, usize), sum: S::V) {
-        let (n_out, epilogue) = (self.n_out, &self.epilogue);
-        let place = row * n_out + column..row * n_out + n_out.min(column + S::LANES);
-        let mut y = self.units.values(s, (row, column), sum);
-        if let Some(bias) = epilogue.bias {
-            y = s.add(y, s.load(&bias[column..]));
+    pub(super) fn finish<S: Simd, const MR: usize, const NS: usize>(
+        &self,
+        s: S,
+        (row, column): (usize, usize),
+        sums: &Sums<S::V, MR, NS>,
+    ) {
+        let Epilogue { bias, act, residual } = self.epilogue;
+        let n_columns = (self.n_out - column).min(NS * strip_width::<S>());
+        let mut of_columns = [[self.of_columns(s, column); STRIP_VECTORS]; NS];
+        for i in 1..NS * STRIP_VECTORS {
+            if i * S::LANES < n_columns {
+                of_columns[i / STRIP_VECTORS][i % STRIP_VECTORS] = self.of_columns(s, column + i * S::LANES);
+            }
         }
-        y = activate(s, epilogue.act, y);
-        if let Some(residual) = epilogue.residual {
-            y = s.add(y, s.load_or(&residual[place.clone()], 0.0));
+        for (r, strips) in sums.iter().enumerate() {
+            let units = self.units.row(row + r);
+            let place = (row + r) * self.n_out + column..(row + r) * self.n_out + column + n_columns;
+            let residual = residual.map(|values| &values[place.clone()]);
+            // SAFETY: rows and panels of a task are its own, and this is the only place that writes them.
+            let out = unsafe { self.values.slice(place) };
+            for (i, out) in out.chunks_mut(S::LANES).enumerate() {
+                let (strip, v) = (i / STRIP_VECTORS, i % STRIP_VECTORS);
+                let (columns, biases) = of_columns[strip][v];
+                let mut y = U::values(s, units, columns, strips[strip][v]);
+                if bias.is_some() {
+                    y = s.add(y, biases);
+                }
+                y = activate(s, act, y);
+                if let Some(residual) = residual {
+                    y = s.add(y, s.load_or(&residual[i * S::LANES..], 0.0));
+                }
+                s.store_some(out, y);
+            }
         }
-        // SAFETY: rows and panels of a task are its own, and this is the only place that writes them.
-        let out = unsafe { self.values.slice(place) };
-        s.store_some(out, y);
+    }
+
+    /// What belongs to a register of columns: of units, and bias.
+    #[inline(always)]
+    fn of_columns<S: Simd>(&self, s: S, column: usize) -> (U::Columns<S::V>, S::V) {
+        let bias = match self.epilogue.bias {
+            Some(bias) => s.load(&bias[column..]),
+            None => s.splat(0.0),
+        };
+        (self.units.columns(s, column), bias)
     }
 }
 
@@ -252,7 +300,7 @@ fn part_of_tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
     waiting: &mut [f32],
     ((row, strip), stretch, cells): ((usize, usize), Stretch, &[M::Word]),
 ) {
-    let Product { x, size, .. } = *block.product;
+    let x = block.product.x;
     let column = strip * strip_width::<S>();
     let place = |r: usize, v: usize| (row - block.rows.start + r) * PANEL + column + v * S::LANES;
     let mut sums = zero_sums::<S, MR, 1>(s);
@@ -269,14 +317,12 @@ fn part_of_tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
         true => multiply_stream::<S, M, MR, 1>(s, a, [cells], stretch.n_cells, &mut sums),
         false => multiply::<S, M, MR, 1>(s, a, [cells], stretch.n_cells, &mut sums),
     }
+    if stretch.is_last {
+        return block.output.finish(s, (row, stretch.panel * PANEL + column), &sums);
+    }
     for (r, [vectors]) in sums.iter().enumerate() {
         for (v, sum) in vectors.iter().enumerate() {
-            let column = stretch.panel * PANEL + column + v * S::LANES;
-            if !stretch.is_last {
-                s.store(&mut waiting[place(r, v)..], *sum);
-            } else if column < size.n_out {
-                block.output.finish(s, (row + r, column), *sum);
-            }
+            s.store(&mut waiting[place(r, v)..], *sum);
         }
     }
 }
@@ -318,14 +364,5 @@ fn tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
     }
     let mut sums = zero_sums::<S, MR, NS>(s);
     multiply_stream::<S, M, MR, NS>(s, x.from(row, 0), b, k_cells, &mut sums);
-    for (r, strips) in sums.iter().enumerate() {
-        for (i, vectors) in strips.iter().enumerate() {
-            for (v, sum) in vectors.iter().enumerate() {
-                let column = (strip + i) * strip_width::<S>() + v * S::LANES;
-                if column < size.n_out {
-                    block.output.finish(s, (row + r, column), *sum);
-                }
-            }
-        }
-    }
+    block.output.finish(s, (row, strip * strip_width::<S>()), &sums);
 }

@@ -21,12 +21,17 @@ pub(super) fn load_head<B: Backend>(
     let own = weight_names(spec.names.head);
     let names = if spec.head.tied && !weights.has(&own) { weight_names(spec.names.tokens) } else { own };
     let weight = weights.tensor(&names, &[spec.vocab, spec.stack.hidden], TensorRole::Matrix)?;
-    let weight = weight.scaled(spec.head.scale);
     let stored_bias = spec.names.head_bias.map(|name| [name.to_owned()]).filter(|name| weights.has(name));
     let bias = match stored_bias {
         Some(name) => Some(weights.tensor(&name, &[1, spec.vocab], TensorRole::Bias)?.squeezed()),
         None => None,
     };
-    let part = LinearPart::new(weight.view(), bias.as_ref().map(|b| b.view()));
-    Ok(backend.load_logits(&[part])?)
+    let Some(bias) = bias else {
+        // The back end scales as it packs, which needs no copy of what may be the largest weight.
+        let part = LinearPart { scale: spec.head.scale, ..LinearPart::new(weight.view(), None) };
+        return Ok(backend.load_logits(&[part])?);
+    };
+    // A bias is not scaled.
+    let weight = weight.scaled(spec.head.scale);
+    Ok(backend.load_logits(&[LinearPart::new(weight.view(), Some(bias.view()))])?)
 }

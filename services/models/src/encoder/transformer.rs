@@ -12,7 +12,7 @@ use crate::spec::{EncoderSpec, MergerSpec, ProjectionSpec};
 use crate::weights::Weights;
 use std::sync::Arc;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, Mask, Qkv, ScoreBias, SharedBias, Varlen};
+use triptych_kernels::ops::{Activation, Mask, ScoreBias, SharedBias, Varlen};
 
 /// Rows computed at once. Bounds the activations of a long sound (at a feed-forward of 5120: 168 MB), and is
 /// more rows than any back end needs to be busy.
@@ -203,8 +203,7 @@ impl<B: Backend> Layer<B> {
         };
         let seqs = Varlen { bias, ..seqs };
         let x = self.attention_norm.around(backend, x, |input, residual| {
-            let [q, k, v] = &self.attention.project(backend, input, rotary)?;
-            let context = backend.attention(Qkv { q, k, v }, self.attention.shape(), seqs)?;
+            let context = self.attention.inside(backend, input, rotary, seqs)?;
             self.attention.output(backend, &context, residual)
         })?;
         self.feed_forward_norm

@@ -4,7 +4,7 @@ use super::{LinearShape, Loader, RotaryTables};
 use crate::error::ModelError;
 use crate::spec::{AttentionNames, AttentionSpec, CrossInstead, CrossNames, CrossSpec, QkvNames, StackSpec};
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, AttentionShape};
+use triptych_kernels::ops::{Activation, AttentionShape, Qkv, Varlen};
 
 /// Self-attention of a layer. Query, key and value are one matrix.
 pub struct SelfAttention<B: Backend> {
@@ -89,6 +89,25 @@ impl<B: Backend> SelfAttention<B> {
             backend.rope(&mut k, *shape, cos, sin)?;
         }
         Ok([q, k, v])
+    }
+
+    /// Attention inside each sequence of `x: [n_tokens, hidden]`, before the output projection.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a wrong width or offsets that do not fit.
+    pub fn inside(
+        &self,
+        backend: &B,
+        x: &B::Tensor,
+        rotary: Option<&RotaryTables>,
+        seqs: Varlen<'_>,
+    ) -> Result<B::Tensor, ModelError> {
+        if rotary.is_none() {
+            let qkv = backend.linear(x, &self.qkv, Activation::None, None)?;
+            return Ok(backend.fused_attention(&qkv, self.shape, seqs)?);
+        }
+        let [q, k, v] = &self.project(backend, x, rotary)?;
+        Ok(backend.attention(Qkv { q, k, v }, self.shape, seqs)?)
     }
 
     /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual`.
@@ -236,9 +255,9 @@ fn norm_heads<B: Backend>(
 }
 
 fn q_width(shape: AttentionShape) -> usize {
-    shape.n_heads * shape.head_dim
+    shape.widths()[0]
 }
 
 fn kv_width(shape: AttentionShape) -> usize {
-    shape.n_kv_heads * shape.head_dim
+    shape.widths()[1]
 }
