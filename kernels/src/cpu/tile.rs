@@ -10,9 +10,15 @@ use super::simd::Simd;
 /// Registers of columns in a strip.
 pub(super) const STRIP_VECTORS: usize = 2;
 
-/// Steps of a panel that [`stream`] asks for ahead of use: 2 KB, and more where a step of a strip is half as long.
-const fn ahead<S: Simd>() -> usize {
-    if strips_per_panel::<S>() > 1 { 48 } else { 16 }
+/// Steps of a panel that [`stream`] asks for ahead of use: as many as take the time that memory takes. Those of several rows
+/// are more than that apart, and go through panel after panel; a row or two go through several panels at a time, where what
+/// lies far behind a panel's end is another of them: 2 KB, and more where a step of a strip is half as long.
+const fn ahead<S: Simd, const MR: usize>() -> usize {
+    match MR {
+        4.. => 64,
+        _ if strips_per_panel::<S>() > 1 => 48,
+        _ => 16,
+    }
 }
 
 /// Sums of a tile: `[row][strip][register]`.
@@ -177,7 +183,7 @@ fn stream<S: Simd, M: Math, const MR: usize, const NS: usize>(s: S, b: [*const M
     }
     for strip in b {
         for line in 0..strip_width::<S>().div_ceil(LINE_CELLS) {
-            s.prefetch(strip.wrapping_add((k + ahead::<S>()) * PANEL + line * LINE_CELLS).cast());
+            s.prefetch(strip.wrapping_add((k + ahead::<S, MR>()) * PANEL + line * LINE_CELLS).cast());
         }
     }
 }
