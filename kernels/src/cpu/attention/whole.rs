@@ -176,7 +176,7 @@ impl PageMath for Bytes {
 /// Keys of a page.
 const KEYS: usize = KV_BLOCK_TOKENS;
 
-/// Turns a page's scores into weights and bytes. Returns what the largest byte stands for, over it, and `total` with the
+/// Turns a page's scores into weights and bytes. Returns what one stands for in these, and `total` with the
 /// weights added.
 #[inline(always)]
 fn weigh_page<S: Simd>(
