@@ -77,9 +77,10 @@ def environment(name, given, requirements, *options):
     done = CACHE / name / "installed.txt"
     if not done.exists() or done.read_text() != wanted:
         print("installing the peers into", python.parent.parent, flush=True)
-        venv.create(CACHE / name, with_pip=True, clear=True)
-        command = [python, "-m", "pip", "install", "-q", "--extra-index-url", "https://download.pytorch.org/whl/cpu",
-                   *options, "-r", HERE / requirements]
+        # With the pip that is there: not every system has one to put into it.
+        venv.create(CACHE / name, with_pip=False, clear=True)
+        command = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile", "--extra-index-url",
+                   "https://download.pytorch.org/whl/cpu", *options, "-r", HERE / requirements]
         subprocess.run(command, check=True)
         done.write_text(wanted)
     return str(python)
@@ -154,13 +155,18 @@ def commands(args, runs, directory, kind, items, batches):
 def rounds(args, commands, alone):
     """Everything of one model: {who: [result of each round]}. Memory of one sequence is that of a process that had no more.
 
-    That process comes first: whatever it reads is in the system's cache for the one whose start counts, and ours has left
-    packed weights, as converters have left the peers' files."""
+    A process comes before all that count, where there is something that it leaves: files of the peers' converters, packed
+    weights of ours. Whatever is read is in the system's cache then, too."""
     results = {who: [] for who in commands}
+    if not args.smoke:
+        for who in commands:
+            if not who.startswith(("torch-", "vllm-")):
+                measured(alone[who], args.threads)
     for number in range(args.rounds):
         for who, command in commands.items():
-            alone_mb = measured(alone[who], args.threads)["peak_mb"]
-            result = {**measured(command, args.threads), "peak_mb_alone": alone_mb}
+            result = measured(command, args.threads)
+            alone_mb = result["peak_mb"] if args.smoke else measured(alone[who], args.threads)["peak_mb"]
+            result["peak_mb_alone"] = alone_mb
             results[who].append(result)
             print(f"  {number + 1}/{args.rounds} {who:18} {json.dumps(result)}", flush=True)
     return results

@@ -18,6 +18,7 @@ use crate::ops::{
 use crate::stored;
 
 mod simd;
+mod table;
 
 mod cell;
 mod math;
@@ -45,8 +46,8 @@ pub use matrix::CpuTensor;
 pub use norm::CpuNorm;
 pub use packed::{PackedWeights, Packing};
 pub use roofs::Roofs;
-pub use rows::CpuTable;
 pub use simd::Isa;
+pub use table::{CpuTable, table_bytes};
 
 use cell::{Dots, Halves, Quarters, Singles};
 use kv::{Columns, Pages};
@@ -61,8 +62,8 @@ pub enum Precision {
     /// tables.
     Bf16,
     /// Linear layers int8 with a scale for each output, their rows int8 with a scale for each row and call; caches int8
-    /// with a scale for each head of a token, and keys and values of whole items too where bytes have a dot product; all
-    /// else f32.
+    /// with a scale for each head of a token, and keys and values of whole items too where bytes have a dot product; large
+    /// embedding tables int8 with a scale for each row, others bf16; all else f32.
     Int8,
     /// Linear layers in four bits with a bf16 scale for each 32 weights of an output, but logits and all else as int8: for
     /// decoders, whose steps take as long as their weights take to be read. Encoders compute in [`Self::of_encoders`].
@@ -237,7 +238,7 @@ impl Backend for CpuBackend {
 
     fn embed(&self, table: &CpuTable, ids: &[u32]) -> Result<CpuTensor> {
         check::indices("embed", "row", ids, table.n_rows)?;
-        Ok(rows::embed(self, table, ids))
+        Ok(table::embed(self, table, ids))
     }
 
     fn gather_rows(&self, x: &CpuTensor, rows: &[u32]) -> Result<CpuTensor> {

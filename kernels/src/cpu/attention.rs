@@ -23,12 +23,14 @@ use crate::ops::{AttentionShape, ChosenHeads, KvLayout, Mask, PagedBatch, Result
 mod bias;
 mod centre;
 mod head;
+mod segments;
 mod softmax;
 mod weights;
 mod whole;
 
 use bias::RowBias;
 use head::HeadRows;
+use segments::{Joined, Segment};
 use weights::HeadWeights;
 pub(super) use whole::Bytes;
 use whole::PageMath;
@@ -55,6 +57,8 @@ struct Task {
     kv_head: usize,
     /// Row `r` is query `r / group`, head `kv_head · group + r % group`.
     rows: Range<usize>,
+    /// The segment of keys that they are to see; `None` for all keys.
+    part: Option<Segment>,
 }
 
 /// Attention inside each sequence; the caller checked the arguments.
@@ -86,7 +90,7 @@ pub(super) fn weights<M: FloatMath>(
     let (mut tasks, mut n_weights, mut cost_ns) = (Vec::new(), 0, 0);
     for (seq, (n_queries, n_keys)) in lens(&step).enumerate() {
         for &head in chosen.heads {
-            let task = Task { seq, kv_head: head as usize / group, rows: 0..n_queries * group };
+            let task = Task { seq, kv_head: head as usize / group, rows: 0..n_queries * group, part: None };
             tasks.push((task, head as usize % group, n_weights..n_weights + n_queries * n_keys));
             n_weights += n_queries * n_keys;
             cost_ns += n_queries * n_keys * step.shape.head_dim / 8;
@@ -153,14 +157,29 @@ pub(super) fn paged<M: PageMath>(
     step: Step<'_>,
 ) -> CpuTensor {
     let (n_tokens, width) = (step.q.of.dims().0, step.shape.n_heads * step.shape.head_dim);
-    let mut out = unwritten(n_tokens * width);
+    let mut attended = unwritten(n_tokens * width);
     let (tasks, cost_ns) = tasks::<M::Word>(&step, TASK_TILES * backend.isa.tile_rows());
     let bias = &RowBias::new(step.bias, step.shape.n_heads, lens(&step));
-    let shared = &Shared::new(&mut out);
-    backend.pool.run(tasks.len(), cost_ns, |i| {
-        M::run(backend.isa, HeadRows::<M> { pages, step: &step, bias, task: &tasks[i], out: shared });
+    let (step, out) = (&step, &Shared::new(&mut attended));
+    let Some(split) = segments::split(backend, step, &tasks) else {
+        backend.pool.run(tasks.len(), cost_ns, |i| {
+            M::run(backend.isa, HeadRows::<M> { pages, step, bias, task: &tasks[i], out });
+        });
+        return CpuTensor::new(attended, n_tokens, width);
+    };
+    let mut parts = vec![0.0; split.len];
+    {
+        let out = &Shared::new(&mut parts);
+        backend.pool.run(split.tasks.len(), cost_ns, |i| {
+            M::run(backend.isa, HeadRows::<M> { pages, step, bias, task: &split.tasks[i], out });
+        });
+    }
+    backend.pool.run(tasks.len(), split.len, |i| {
+        let parts = &parts[split.places[i].clone()];
+        let rows = HeadRows::<M> { pages, step, bias, task: &tasks[i], out };
+        M::run(backend.isa, Joined { rows, parts });
     });
-    CpuTensor::new(out, n_tokens, width)
+    CpuTensor::new(attended, n_tokens, width)
 }
 
 /// Queries and keys of each sequence.
@@ -180,10 +199,16 @@ fn tasks<C: Word>(step: &Step<'_>, max_rows: usize) -> (Vec<Task>, usize) {
         cost_ns += (values * n_rows / 25).max(values * n_rows.min(1) / 4 / C::STEPS);
         for kv_head in 0..n_kv_heads {
             let starts = (0..n_rows).step_by(max_rows);
-            tasks.extend(starts.map(|row| Task { seq, kv_head, rows: row..n_rows.min(row + max_rows) }));
+            let rows = starts.map(|row| row..n_rows.min(row + max_rows));
+            tasks.extend(rows.map(|rows| Task { seq, kv_head, rows, part: None }));
         }
     }
     (tasks, cost_ns)
+}
+
+/// The width of a head in whole panels.
+fn padded(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(PANEL)
 }
 
 /// Rows of `q` of a sequence.

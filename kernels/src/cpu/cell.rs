@@ -35,7 +35,7 @@ pub(super) trait Cell: Word {
     /// A word with the bits of an f32.
     fn with_bits(of: f32) -> Self;
     /// Makes words of values times a factor, which is 1 unless they are scaled; the rest of the last word is zero.
-    fn fill(words: &mut [Self], values: &[f32], factor: f32);
+    fn fill<S: Simd>(s: S, words: &mut [Self], values: &[f32], factor: f32);
 }
 
 /// Four bytes, the first lowest: signed ones in panels and pages, unsigned ones in the rows of linear layers. A plain
@@ -78,7 +78,7 @@ pub(super) trait Math: Copy + Send + Sync + 'static {
 /// The same of floating point values: sums are f32.
 pub(super) trait FloatMath: Math<Word: Cell> {
     /// Rounds values to a row; a last lone value is paired with zero. There are `n_cells` of the row.
-    fn fill(row: &mut [Self::Row], values: &[f32]);
+    fn fill<S: Simd>(s: S, row: &mut [Self::Row], values: &[f32]);
 }
 
 /// f32 by f32.
@@ -121,7 +121,7 @@ impl Cell for f32 {
     }
 
     #[inline(always)]
-    fn fill(words: &mut [Self], values: &[f32], _factor: f32) {
+    fn fill<S: Simd>(_s: S, words: &mut [Self], values: &[f32], _factor: f32) {
         words.copy_from_slice(values);
     }
 }
@@ -150,13 +150,13 @@ impl Cell for Bf16Pair {
     }
 
     #[inline(always)]
-    fn fill(words: &mut [Self], values: &[f32], _factor: f32) {
-        let (pairs, lone) = values.as_chunks::<2>();
-        for (word, pair) in words.iter_mut().zip(pairs) {
-            *word = bf16_bits(pair[0]) | bf16_bits(pair[1]) << 16;
-        }
-        if let (Some(word), Some(&value)) = (words.last_mut(), lone.first()) {
-            *word = bf16_bits(value);
+    fn fill<S: Simd>(s: S, words: &mut [Self], values: &[f32], _factor: f32) {
+        for (words, values) in words.chunks_mut(S::LANES / Self::STEPS).zip(values.chunks(S::LANES)) {
+            let mut halves = [0; 16];
+            s.store_high_halves(&mut halves, s.round_to_bf16(s.load_or(values, 0.0)));
+            for (word, [low, high]) in words.iter_mut().zip(halves.as_chunks().0) {
+                *word = u32::from(*low) | u32::from(*high) << 16;
+            }
         }
     }
 }
@@ -185,7 +185,7 @@ impl Cell for ByteQuad {
     }
 
     #[inline(always)]
-    fn fill(words: &mut [Self], values: &[f32], factor: f32) {
+    fn fill<S: Simd>(_s: S, words: &mut [Self], values: &[f32], factor: f32) {
         for (words, values) in words.chunks_mut(QUADS).zip(values.chunks(QUADS * Self::STEPS)) {
             let mut bytes = [0; QUADS * Self::STEPS];
             for (byte, value) in bytes.iter_mut().zip(values) {
@@ -215,8 +215,8 @@ impl Math for Singles {
 
 impl FloatMath for Singles {
     #[inline(always)]
-    fn fill(row: &mut [f32], values: &[f32]) {
-        Cell::fill(row, values, 1.0);
+    fn fill<S: Simd>(s: S, row: &mut [f32], values: &[f32]) {
+        Cell::fill(s, row, values, 1.0);
     }
 }
 
@@ -237,8 +237,8 @@ impl Math for Dots {
 
 impl FloatMath for Dots {
     #[inline(always)]
-    fn fill(row: &mut [Bf16Pair], values: &[f32]) {
-        Cell::fill(row, values, 1.0);
+    fn fill<S: Simd>(s: S, row: &mut [Bf16Pair], values: &[f32]) {
+        Cell::fill(s, row, values, 1.0);
     }
 }
 
@@ -264,14 +264,10 @@ impl Math for Halves {
 
 impl FloatMath for Halves {
     #[inline(always)]
-    fn fill(row: &mut [[f32; 2]], values: &[f32]) {
-        let rounded = |value: f32| f32::from_bits(bf16_bits(value) << 16);
-        let (pairs, lone) = values.as_chunks::<2>();
-        for (cell, pair) in row.iter_mut().zip(pairs) {
-            *cell = [rounded(pair[0]), rounded(pair[1])];
-        }
-        if let (Some(cell), Some(&value)) = (row.last_mut(), lone.first()) {
-            *cell = [rounded(value), 0.0];
+    fn fill<S: Simd>(s: S, row: &mut [[f32; 2]], values: &[f32]) {
+        let row = row.as_flattened_mut();
+        for (rounded, values) in row.chunks_mut(S::LANES).zip(values.chunks(S::LANES)) {
+            s.store_some(rounded, s.round_to_bf16(s.load_or(values, 0.0)));
         }
     }
 }
@@ -298,7 +294,7 @@ impl Math for Quarters {
 
 impl FloatMath for Quarters {
     #[inline(always)]
-    fn fill(row: &mut [[f32; 4]], values: &[f32]) {
+    fn fill<S: Simd>(_s: S, row: &mut [[f32; 4]], values: &[f32]) {
         let (quads, rest) = values.as_chunks::<4>();
         for (cell, quad) in row.iter_mut().zip(quads) {
             *cell = *quad;
@@ -338,11 +334,11 @@ pub(super) struct FillRows<'a, M: Math> {
 
 impl<M: FloatMath> Kernel for FillRows<'_, M> {
     #[inline(always)]
-    fn run<S: Simd>(self, _s: S) {
+    fn run<S: Simd>(self, s: S) {
         let values = self.values.chunks_exact(self.width);
         let (stride, n_cells) = (self.rows.len() / values.len().max(1), n_cells::<M::Word>(self.width));
         for (row, values) in self.rows.chunks_exact_mut(stride.max(1)).zip(values) {
-            M::fill(&mut row[..n_cells], values);
+            M::fill(s, &mut row[..n_cells], values);
         }
     }
 }
@@ -351,26 +347,51 @@ impl<M: FloatMath> Kernel for FillRows<'_, M> {
 mod tests {
     use half::bf16;
 
+    use super::super::simd::Isa;
     use super::*;
 
+    /// A row of values, as every set of this machine makes it.
+    fn rows<M: FloatMath>(values: &[f32]) -> Vec<Vec<M::Row>> {
+        let row = |isa| {
+            let mut row = vec![M::Row::default(); n_cells::<M::Word>(values.len())];
+            let fill = FillRows::<M> { values, width: values.len(), rows: &mut row };
+            FoundIsa::new(Some(isa)).expect("an available set").run(fill);
+            row
+        };
+        Isa::available().map(row).collect()
+    }
+
     #[test]
-    fn rounding_to_bf16_is_that_of_the_library() {
+    fn rounding_to_bf16_is_that_of_the_library_on_every_set() {
         let bits = (0..=u32::MAX).step_by(65_521).chain([0x7f80_0000, 0x7f80_0001, 0xff80_0000, 0x3f80_8000]);
-        for value in bits.map(f32::from_bits) {
-            assert_eq!(bf16_bits(value), u32::from(bf16::from_f32(value).to_bits()), "{value}");
+        let values: Vec<f32> = bits.map(f32::from_bits).collect();
+        let expect: Vec<u32> = values.iter().map(|v| u32::from(bf16::from_f32(*v).to_bits())).collect();
+        for (value, expect) in values.iter().zip(&expect) {
+            assert_eq!(bf16_bits(*value), *expect, "{value}");
+        }
+        let (pairs, lone) = expect.as_chunks::<2>();
+        let pairs: Vec<Bf16Pair> =
+            pairs.iter().map(|[a, b]| a | b << 16).chain(lone.iter().copied()).collect();
+        for row in rows::<Dots>(&values) {
+            assert!(row == pairs);
+        }
+        for row in rows::<Halves>(&values) {
+            let bits = row.as_flattened().iter().map(|value| value.to_bits() >> 16);
+            assert!(bits.zip(&expect).all(|(bits, expect)| bits == *expect));
         }
     }
 
     #[test]
     fn a_lone_last_value_is_paired_with_zero() {
-        let (mut pairs, mut apart) = ([u32::MAX; 2], [[f32::NAN; 2]; 2]);
-        Dots::fill(&mut pairs, &[1.0, 2.0, 3.0]);
-        Halves::fill(&mut apart, &[1.0, 2.0, 3.0]);
         let mut expect = [0_u32; 2];
         expect[0].set(0, 1.0);
         expect[0].set(1, 2.0);
         expect[1].set(0, 3.0);
-        assert_eq!(pairs, expect);
-        assert_eq!(apart, pairs.map(halves));
+        for row in rows::<Dots>(&[1.0, 2.0, 3.0]) {
+            assert_eq!(row, expect);
+        }
+        for row in rows::<Halves>(&[1.0, 2.0, 3.0]) {
+            assert_eq!(row, expect.map(halves));
+        }
     }
 }

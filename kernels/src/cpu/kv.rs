@@ -254,7 +254,7 @@ struct WriteHead<'a, C> {
 
 impl<C: Cell> Kernel for WriteHead<'_, C> {
     #[inline(always)]
-    fn run<S: Simd>(self, _s: S) {
+    fn run<S: Simd>(self, s: S) {
         let mut words = Vec::new();
         let mut row = 0;
         while row < self.slots.len() {
@@ -264,7 +264,7 @@ impl<C: Cell> Kernel for WriteHead<'_, C> {
             // SAFETY: the pages of a head are its task's own, and this slice ends before the next.
             let page = unsafe { self.cells.slice(range) };
             if key == 0 && fills_a_block(&self.slots[row..]) {
-                self.write_block(page, row, &mut words);
+                self.write_block(s, page, (row, &mut words));
                 row += KV_BLOCK_TOKENS;
             } else {
                 let [k, v] = self.kv.map(|of| self.part(of, row));
@@ -284,7 +284,7 @@ impl<C: Cell> WriteHead<'_, C> {
 
     /// Writes a page as a whole, from row `first` on; `words` is room for its keys.
     #[inline(always)]
-    fn write_block(&self, page: &mut [C], first: usize, words: &mut Vec<C>) {
+    fn write_block<S: Simd>(&self, s: S, page: &mut [C], (first, words): (usize, &mut Vec<C>)) {
         let head_dim = self.layout.head_dim;
         let k_cells = n_cells::<C>(head_dim);
         let (keys, rest) = page.split_at_mut(keys_len::<C>(head_dim));
@@ -302,7 +302,7 @@ impl<C: Cell> WriteHead<'_, C> {
             }
         }
         for (key, words) in words.chunks_exact_mut(k_cells).enumerate() {
-            C::fill(words, self.part(self.kv[0], first + key), factors[0][key]);
+            C::fill(s, words, self.part(self.kv[0], first + key), factors[0][key]);
         }
         lay(words, k_cells, keys);
         for (key, factor) in factors[1].iter().enumerate() {

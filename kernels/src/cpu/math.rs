@@ -37,7 +37,7 @@ pub(super) fn exp_below<S: Simd>(s: S, x: S::V) -> S::V {
     s.scale_by_power(polynomial(s, r, coefficients), n)
 }
 
-/// `eˣ` within 8e-5 of itself for what is not above 89, exactly 0 from −111 down: for weights that become bytes.
+/// `eˣ` within 8e-5 of itself for what is not above 89, exactly 0 from −111 down: for weights that become bf16 or bytes.
 #[inline(always)]
 pub(super) fn exp_coarse<S: Simd>(s: S, x: S::V) -> S::V {
     let x = s.max(s.splat(-160.0), s.mul(x, s.splat(std::f32::consts::LOG2_E)));

@@ -9,7 +9,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use super::cell::halves;
+use super::cell::{bf16_bits, halves};
 use crate::ops::{KernelError, Result};
 
 /// An instruction set to run kernels on.
@@ -242,6 +242,25 @@ pub(crate) trait Simd: Copy {
     fn high_halves(self, pairs: Self::V) -> Self::V;
     /// The signed byte `part` of each lane's bits, the lowest being 0, as f32.
     fn signed_bytes(self, quads: Self::V, part: usize) -> Self::V;
+    /// Each lane rounded to bf16 as [`bf16_bits`] does.
+    #[inline(always)]
+    fn round_to_bf16(self, v: Self::V) -> Self::V {
+        let mut lanes = [0.0; 16];
+        self.store(&mut lanes, v);
+        for lane in &mut lanes {
+            *lane = f32::from_bits(bf16_bits(*lane) << 16);
+        }
+        self.load(&lanes)
+    }
+    /// Writes the high half of each lane's bits, the first lane first, and leaves the rest as it is.
+    #[inline(always)]
+    fn store_high_halves(self, to: &mut [u16; 16], v: Self::V) {
+        let mut lanes = [0.0; 16];
+        self.store(&mut lanes, v);
+        for (to, lane) in to.iter_mut().zip(lanes).take(Self::LANES) {
+            *to = (lane.to_bits() >> 16) as u16;
+        }
+    }
     /// `acc + a₀·b₀ + a₁·b₁` for pairs of bf16 in each lane, the first in the low half: `a` the same pair for
     /// all lanes, `b` the bits of a register.
     #[inline(always)]

@@ -33,6 +33,31 @@ pub fn tables_give_their_rows_in_every_dtype<B: Backend>(subject: &Subject<B>) {
     }
 }
 
+pub fn a_large_table_gives_its_rows_within_the_step_of_a_byte<B: Backend>(subject: &Subject<B>) {
+    // As many values as are worth narrowing, in a width that is no multiple of anything.
+    const DIMS: [usize; 2] = [41_200, 51];
+    let mut table = values(1, DIMS[0] * DIMS[1]);
+    let width = DIMS[1];
+    table[..width].fill(0.0);
+    table[2 * width] = f32::INFINITY;
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        let stored = Stored::new(dtype, &table, &DIMS);
+        let loaded = subject.backend.load_table(stored.view(), 3.5).expect("a table");
+        let y = subject.backend.embed(&loaded, &[0, 1, 2, 41_199]).expect("embed");
+        let y = subject.backend.download(&y).expect("download");
+        assert_eq!(y[..width], table[..width], "{}: zeros", subject.name);
+        assert!(!y[2 * width].is_finite(), "{}: what is not a number", subject.name);
+        for (id, row) in [(1, &y[width..2 * width]), (41_199, &y[3 * width..])] {
+            let expect = through(dtype, &table[id * width..][..width]);
+            let largest = expect.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+            for (value, expect) in row.iter().zip(expect) {
+                let error = (value / 3.5 - expect).abs();
+                assert!(error <= 0.51 / 127.0 * largest, "{}: {value} of {expect}", subject.name);
+            }
+        }
+    }
+}
+
 pub fn rows_are_gathered_and_scattered_by_number<B: Backend>(subject: &Subject<B>) {
     for width in WIDTHS {
         let (x, src) = (values(1, 5 * width), values(2, 2 * width));

@@ -3,9 +3,10 @@
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::bias::{RowBias, ScoreRow};
+use super::segments::{Part, SEGMENT};
 use super::softmax::raise;
 use super::whole::{PageMath, Scores, Unit, Weights};
-use super::{Cell, PANEL, PagedCells, Shared, Step, Task, Word, n_cells, queries};
+use super::{Cell, PANEL, PagedCells, Shared, Step, Task, Word, n_cells, padded, queries};
 use crate::cpu::kv::{Page, value_panel_len};
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{
@@ -15,7 +16,7 @@ use crate::cpu::tile::{
 use crate::ops::Mask;
 
 /// Keys whose scores a tile holds at a time: their pages of a head fit the second cache.
-const STRETCH: usize = STRETCH_PAGES * KV_BLOCK_TOKENS;
+pub(super) const STRETCH: usize = STRETCH_PAGES * KV_BLOCK_TOKENS;
 
 /// Pages of a stretch.
 const STRETCH_PAGES: usize = 8;
@@ -41,7 +42,7 @@ pub(super) struct HeadRows<'a, M: PageMath> {
     pub(super) bias: &'a RowBias<'a>,
     /// Which rows.
     pub(super) task: &'a Task,
-    /// `[Σq, n_heads·head_dim]`.
+    /// `[Σq, n_heads·head_dim]`, or where a task of one segment leaves its part.
     pub(super) out: &'a Shared<'a, f32>,
 }
 
@@ -51,12 +52,8 @@ struct State<M: PageMath> {
     q: Vec<M::Row>,
     /// How their sums are read where these are whole numbers, `[n_rows]`.
     units: Vec<Unit>,
-    /// Weighted sums of values so far, `[n_rows, padded head_dim]`.
-    sums: Vec<f32>,
-    /// Largest score so far, `[n_rows]`.
-    max: Vec<f32>,
-    /// Sum of weights so far, `[n_rows]`.
-    total: Vec<f32>,
+    /// What rows have seen of the segment.
+    part: Part,
     /// Keys that each row sees, `[n_rows]`.
     n_visible: Vec<usize>,
     /// Scores, then weights, of a tile: `[tile rows, STRETCH]`.
@@ -80,9 +77,9 @@ struct Stretch {
 
 impl<M: PageMath> HeadRows<'_, M> {
     /// `head_dim`, and the same in whole panels.
-    fn head_dims(&self) -> (usize, usize) {
+    pub(super) fn head_dims(&self) -> (usize, usize) {
         let head_dim = self.step.shape.head_dim;
-        (head_dim, head_dim.next_multiple_of(PANEL))
+        (head_dim, padded(head_dim))
     }
 
     /// Query heads that share a key head.
@@ -106,7 +103,12 @@ impl<M: PageMath> HeadRows<'_, M> {
 
     /// Row `row` of the queries, times the scale of scores, as cells; `scaled` is room for its values.
     #[inline(always)]
-    pub(super) fn scaled_query(&self, row: usize, scaled: &mut [f32], cells: &mut [M::Row]) -> Unit {
+    pub(super) fn scaled_query<S: Simd>(
+        &self,
+        s: S,
+        row: usize,
+        (scaled, cells): (&mut [f32], &mut [M::Row]),
+    ) -> Unit {
         let place = self.place(row);
         let width = self.step.shape.n_heads * self.step.shape.head_dim;
         let (token, column) = (place.start / width, place.start % width);
@@ -114,7 +116,7 @@ impl<M: PageMath> HeadRows<'_, M> {
         for (scaled, q) in scaled.iter_mut().zip(values) {
             *scaled = q * self.step.shape.scale;
         }
-        M::fill_query(cells, scaled)
+        M::fill_query(s, cells, scaled)
     }
 
     /// Keys that row `row` of the task sees: the first so many of the sequence.
@@ -161,22 +163,20 @@ impl<M: PageMath> HeadRows<'_, M> {
 
     /// Nothing seen yet.
     #[inline(always)]
-    fn state<S: Simd>(&self) -> State<M> {
-        let (head_dim, padded) = self.head_dims();
+    fn state<S: Simd>(&self, s: S) -> State<M> {
+        let head_dim = self.head_dims().0;
         let (n_rows, q_cells) = (self.task.rows.len(), n_cells::<M::Word>(head_dim));
         let mut q = vec![M::Row::default(); n_rows * q_cells];
         let mut scaled = vec![0.0; head_dim];
         let mut units = vec![Unit::default(); n_rows];
         for (row, (cells, unit)) in q.chunks_exact_mut(q_cells).zip(&mut units).enumerate() {
-            *unit = self.scaled_query(row, &mut scaled, cells);
+            *unit = self.scaled_query(s, row, (&mut scaled, cells));
         }
         let tile_rows = n_rows.min(S::ROWS);
         State {
             q,
             units,
-            sums: vec![0.0; n_rows * padded],
-            max: vec![f32::NEG_INFINITY; n_rows],
-            total: vec![0.0; n_rows],
+            part: Part::default(),
             n_visible: (0..n_rows).map(|row| self.n_visible(row)).collect(),
             scores: vec![0.0; tile_rows * STRETCH],
             weights: vec![M::Row::default(); tile_rows * STRETCH / M::Word::STEPS],
@@ -185,36 +185,64 @@ impl<M: PageMath> HeadRows<'_, M> {
     }
 }
 
-impl<M: PageMath> Kernel for HeadRows<'_, M> {
+impl<M: PageMath> HeadRows<'_, M> {
+    /// What the rows see of a segment of keys that begins with `first_key`.
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn segment<S: Simd>(&self, s: S, state: &mut State<M>, first_key: usize) -> Part {
         let n_rows = self.task.rows.len();
-        let mut state = self.state::<S>();
-        let last = state.n_visible[n_rows - 1];
-        if n_rows <= STREAMED_ROWS {
-            (0..STRETCH / KV_BLOCK_TOKENS).for_each(|page| self.fetch_keys(s, page));
-        }
-        for first_key in (0..last).step_by(STRETCH) {
+        state.part = Part::new(n_rows, self.head_dims().1);
+        let end = state.n_visible[n_rows - 1].min(first_key + SEGMENT);
+        for first_key in (first_key..end).step_by(STRETCH) {
             let mut row = 0;
             while row < n_rows {
                 let height = height::<S>(n_rows - row);
                 // Later rows see no fewer keys.
                 let n_keys = state.n_visible[row + height - 1].saturating_sub(first_key).min(STRETCH);
                 let stretch = Stretch { first_key, n_keys, row };
-                for_height!(height, <S, M>, attend(s, &self, &mut state, stretch));
+                for_height!(height, <S, M>, attend(s, self, state, stretch));
                 row += height;
             }
         }
+        std::mem::take(&mut state.part)
+    }
+
+    /// Writes the result of rows that have seen all their keys.
+    #[inline(always)]
+    pub(super) fn write(&self, seen: &Part) {
         let (head_dim, padded) = self.head_dims();
-        for row in 0..n_rows {
+        for row in 0..self.task.rows.len() {
             // SAFETY: a row of a head belongs to one task.
             let out = unsafe { self.out.slice(self.place(row)) };
             // A row that sees no key stays zero.
-            let factor = if state.total[row] == 0.0 { 0.0 } else { 1.0 / state.total[row] };
-            for (out, sum) in out.iter_mut().zip(&state.sums[row * padded..][..head_dim]) {
+            let factor = if seen.total[row] == 0.0 { 0.0 } else { 1.0 / seen.total[row] };
+            for (out, sum) in out.iter_mut().zip(&seen.sums[row * padded..][..head_dim]) {
                 *out = sum * factor;
             }
         }
+    }
+}
+
+impl<M: PageMath> Kernel for HeadRows<'_, M> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let n_rows = self.task.rows.len();
+        let mut state = self.state(s);
+        let first = self.task.part.as_ref().map_or(0, |part| part.first_key);
+        if n_rows <= STREAMED_ROWS {
+            let page = first / KV_BLOCK_TOKENS;
+            (page..page + STRETCH_PAGES).for_each(|page| self.fetch_keys(s, page));
+        }
+        let mut seen = self.segment(s, &mut state, first);
+        if let Some(part) = &self.task.part {
+            // SAFETY: a segment of some rows of a head belongs to one task.
+            seen.store(unsafe { self.out.slice(part.place.clone()) });
+            return;
+        }
+        for first_key in (SEGMENT..state.n_visible[n_rows - 1]).step_by(SEGMENT) {
+            let part = self.segment(s, &mut state, first_key);
+            seen.join(s, &part, |row| state.n_visible[row] > first_key);
+        }
+        self.write(&seen);
     }
 }
 
@@ -251,7 +279,7 @@ fn attend<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
             head.bias.add(head.score_row(row, stretch.first_key), &mut scores[..n_visible]);
         }
         scores[n_visible..].fill(f32::NEG_INFINITY);
-        *correction = raise(s, scores, &mut state.max[row]);
+        *correction = raise(s, scores, &mut state.part.max[row]);
     }
     let (mut value_scales, mut odd) = ([0.0; STRETCH], 0.0);
     if M::Word::IS_SCALED {
@@ -260,7 +288,7 @@ fn attend<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
     // Of the last row first, since those before it see no more.
     for (r, correction) in corrections.into_iter().enumerate().rev() {
         let row = stretch.row + r;
-        for sums in state.sums[row * padded..][..padded].chunks_exact_mut(S::LANES) {
+        for sums in state.part.sums[row * padded..][..padded].chunks_exact_mut(S::LANES) {
             let corrected = s.mul(s.load(sums), s.splat(correction));
             s.store(sums, corrected);
         }
@@ -272,14 +300,14 @@ fn attend<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
         let n_keys = n_pages * KV_BLOCK_TOKENS;
         let scores = Scores {
             scores: &mut state.scores[r * STRETCH..][..n_keys],
-            max: state.max[row],
+            max: state.part.max[row],
             value_scales: if M::Word::IS_SCALED { &value_scales[..n_keys] } else { &[] },
         };
         let weights = Weights {
             cells: &mut state.weights[r * STRETCH / M::Word::STEPS..][..n_keys / M::Word::STEPS],
             steps: if M::IS_WHOLE { &mut state.steps[r * STRETCH_PAGES..][..n_pages] } else { &mut [] },
         };
-        state.total[row] = state.total[row] * correction + M::weigh(s, scores, weights) + odd;
+        state.part.total[row] = state.part.total[row] * correction + M::weigh(s, scores, weights) + odd;
     }
     let n_strips = padded / strip_width::<S>();
     let mut strip = 0;
@@ -446,7 +474,7 @@ fn weigh<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
     for (r, strips) in sums.iter_mut().enumerate() {
         for (i, vectors) in strips.iter_mut().enumerate() {
             for (v, sum) in vectors.iter_mut().enumerate() {
-                *sum = s.load(&state.sums[place(r, i, v)..]);
+                *sum = s.load(&state.part.sums[place(r, i, v)..]);
             }
         }
     }
@@ -476,7 +504,7 @@ fn weigh<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
     for (r, strips) in sums.iter().enumerate() {
         for (i, vectors) in strips.iter().enumerate() {
             for (v, sum) in vectors.iter().enumerate() {
-                s.store(&mut state.sums[place(r, i, v)..], *sum);
+                s.store(&mut state.part.sums[place(r, i, v)..], *sum);
             }
         }
     }

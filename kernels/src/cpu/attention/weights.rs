@@ -37,7 +37,7 @@ impl<M: FloatMath> Kernel for HeadWeights<'_, M> {
         let mut scores = vec![0.0; n_pages * KV_BLOCK_TOKENS];
         for (query, out) in out.chunks_exact_mut(n_keys).enumerate() {
             let row = query * rows.group() + member;
-            rows.scaled_query(row, &mut scaled, &mut q);
+            rows.scaled_query(s, row, (&mut scaled, &mut q));
             for (i, scores) in scores.chunks_exact_mut(KV_BLOCK_TOKENS).enumerate() {
                 page_scores::<S, M>(s, &q, rows.page(i).keys, scores);
             }

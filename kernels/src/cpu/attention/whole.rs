@@ -67,7 +67,7 @@ pub(in crate::cpu) trait PageMath: Copy + Send + Sync + 'static {
     /// Whether sums are whole numbers that units turn into values.
     const IS_WHOLE: bool;
     /// Rounds a query; how its sums are read.
-    fn fill_query(row: &mut [Self::Row], values: &[f32]) -> Unit;
+    fn fill_query<S: Simd>(s: S, row: &mut [Self::Row], values: &[f32]) -> Unit;
     /// Turns scores into weights `exp(score − max)`, and these, times the scales of their values, into cells. Returns their
     /// sum before the scales.
     fn weigh<S: Simd>(s: S, of: Scores<'_>, to: Weights<'_, Self::Row>) -> f32;
@@ -83,14 +83,19 @@ impl<M: FloatMath> PageMath for M {
     const IS_WHOLE: bool = false;
 
     #[inline(always)]
-    fn fill_query(row: &mut [M::Row], values: &[f32]) -> Unit {
-        M::fill(row, values);
+    fn fill_query<S: Simd>(s: S, row: &mut [M::Row], values: &[f32]) -> Unit {
+        M::fill(s, row, values);
         Unit::default()
     }
 
     #[inline(always)]
     fn weigh<S: Simd>(s: S, of: Scores<'_>, to: Weights<'_, M::Row>) -> f32 {
-        let total = weights(s, of.scores, of.max);
+        // Cells that round to less than the coarse function's error gain nothing from a finer one.
+        let total = if M::Word::STEPS == 1 {
+            weights::<S, true>(s, of.scores, of.max)
+        } else {
+            weights::<S, false>(s, of.scores, of.max)
+        };
         if M::Word::IS_SCALED {
             for (weights, scales) in
                 of.scores.chunks_exact_mut(S::LANES).zip(of.value_scales.chunks_exact(S::LANES))
@@ -99,7 +104,7 @@ impl<M: FloatMath> PageMath for M {
                 s.store(weights, scaled);
             }
         }
-        M::fill(to.cells, of.scores);
+        M::fill(s, to.cells, of.scores);
         total
     }
 
@@ -144,9 +149,9 @@ impl PageMath for Bytes {
     const IS_WHOLE: bool = true;
 
     #[inline(always)]
-    fn fill_query(row: &mut [ByteQuad], values: &[f32]) -> Unit {
+    fn fill_query<S: Simd>(s: S, row: &mut [ByteQuad], values: &[f32]) -> Unit {
         let scale = scale(values);
-        ByteQuad::fill(row, values, inverse(scale));
+        ByteQuad::fill(s, row, values, inverse(scale));
         // What fills up the last quad is zero.
         let sum: i32 = row.iter().flat_map(|quad| quad.to_le_bytes()).map(|byte| i32::from(byte as i8)).sum();
         Unit { scale, shift: -scale * SHIFT * sum as f32 }

@@ -62,6 +62,9 @@ pub(super) struct Avx512Bf16(());
 /// The upper half of a lane.
 const UPPER: i32 = -0x1_0000;
 
+/// The bit of what is not a number that says that it may be computed with, in the half that stays.
+const QUIET: i32 = 0x0040_0000;
+
 /// The top bit of each byte of a lane.
 const TOP_BITS: i32 = i32::from_le_bytes([0x80; 4]);
 
@@ -193,6 +196,18 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn round_to_bf16(self, v: __m256) -> __m256 {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { avx2_round_to_bf16(v) }
+    }
+
+    #[inline(always)]
+    fn store_high_halves(self, to: &mut [u16; 16], v: __m256) {
+        // SAFETY: `self` exists only where the set does; an array of 16 words has room for 8 lanes.
+        unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), avx2_high_halves(v)) }
+    }
+
+    #[inline(always)]
     fn whole(self, v: __m256) -> __m256 {
         // SAFETY: `self` exists only where the set does.
         unsafe { _mm256_cvtepi32_ps(_mm256_castps_si256(v)) }
@@ -265,6 +280,27 @@ fn avx2_low_bytes(v: __m256) -> (i32, i32) {
     // Packing goes on in each half of the register by itself.
     let packed = _mm256_packus_epi16(words, words);
     (_mm256_extract_epi32::<0>(packed), _mm256_extract_epi32::<4>(packed))
+}
+
+/// Half of the last place that stays is added, less one where that place is even; what is not a number stays none.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn avx2_round_to_bf16(v: __m256) -> __m256 {
+    let bits = _mm256_castps_si256(v);
+    let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+    let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(QUIET));
+    let is_odd = _mm256_cmp_ps::<_CMP_UNORD_Q>(v, v);
+    let rounded = _mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), is_odd);
+    _mm256_and_ps(rounded, _mm256_castsi256_ps(_mm256_set1_epi32(UPPER)))
+}
+
+/// The high half of each lane's bits.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn avx2_high_halves(v: __m256) -> __m128i {
+    let halves = _mm256_srli_epi32::<16>(_mm256_castps_si256(v));
+    _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves))
 }
 
 /// Halves added to halves.
@@ -367,6 +403,18 @@ macro_rules! avx512 {
         }
 
         #[inline(always)]
+        fn round_to_bf16(self, v: __m512) -> __m512 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { avx512_round_to_bf16(v) }
+        }
+
+        #[inline(always)]
+        fn store_high_halves(self, to: &mut [u16; 16], v: __m512) {
+            // SAFETY: `self` exists only where the set does; an array of 16 words has room for 16 lanes.
+            unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), avx512_high_halves(v)) }
+        }
+
+        #[inline(always)]
         fn whole(self, v: __m512) -> __m512 {
             // SAFETY: `self` exists only where the set does.
             unsafe { _mm512_cvtepi32_ps(_mm512_castps_si512(v)) }
@@ -425,6 +473,25 @@ fn avx512_ratio(a: __m512, b: __m512) -> __m512 {
     let guess = _mm512_rcp14_ps(b);
     let error = _mm512_fnmadd_ps(b, guess, _mm512_set1_ps(1.0));
     _mm512_mul_ps(a, _mm512_fmadd_ps(guess, error, guess))
+}
+
+/// As [`avx2_round_to_bf16`]. The instruction that rounds takes small values for zero.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn avx512_round_to_bf16(v: __m512) -> __m512 {
+    let bits = _mm512_castps_si512(v);
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+    let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    let is_odd = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+    let rounded = _mm512_mask_or_epi32(rounded, is_odd, bits, _mm512_set1_epi32(QUIET));
+    _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(UPPER)))
+}
+
+/// As [`avx2_high_halves`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn avx512_high_halves(v: __m512) -> __m256i {
+    _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_castps_si512(v)))
 }
 
 /// As [`avx2_signed_bytes`].

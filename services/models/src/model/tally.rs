@@ -2,11 +2,11 @@
 //!
 //! A stage "loaded" on it has gone through everything that it would load, by the same code, without touching a
 //! weight: what is missing is found out, and what would take memory is added up. Sizes are those of
-//! `kernels::cpu`: linear layers in panels of 32 outputs, in the precision; tables as stored, or in bf16; the rest f32.
+//! `kernels::cpu`: linear layers in panels of 32 outputs, in the precision; tables as stored, or in bf16 or bytes; the rest
+//! f32.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use triptych_core::DType;
-use triptych_kernels::cpu::{CpuBackend, CpuConfig, Precision};
+use triptych_kernels::cpu::{CpuBackend, CpuConfig, Precision, table_bytes};
 use triptych_kernels::ops::*;
 
 /// Outputs of a panel of a linear layer.
@@ -109,9 +109,9 @@ impl Backend for Tally {
         self.linear(self.precision.of_encoders(), parts)
     }
     fn load_table(&self, table: WeightView<'_>, _: f32) -> Result<()> {
-        let n = n_elements(table);
-        let is_halved = table.dtype == DType::F32 && self.precision != Precision::F32;
-        self.add(n, n * if is_halved { DType::Bf16 } else { table.dtype }.size());
+        let (n, width) = (n_elements(table), table.shape.last().copied().unwrap_or_default());
+        let n_rows = n.checked_div(width).unwrap_or_default();
+        self.add(n, table_bytes(self.precision, table.dtype, [n_rows, width]));
         Ok(())
     }
     fn load_norm(

@@ -1,0 +1,188 @@
+//! Embedding tables, and rows of them.
+
+use triptych_core::DType;
+
+use super::cell::{Bf16Pair, ByteQuad, Cell, n_cells};
+use super::kv::{inverse, scale};
+use super::matrix::{CpuTensor, unwritten};
+use super::packed::Key;
+use super::rows::VALUES_PER_NS;
+use super::simd::{Kernel, Simd};
+use super::{CpuBackend, Precision};
+use crate::ops::{LinearPart, WeightView};
+use crate::stored;
+
+/// Values of a table from which on it becomes bytes where weights do: a vocabulary's is often the largest weight of a
+/// small model, a table of positions is added to every row and costs little as it is.
+const WORTH_BYTES: usize = 1 << 21;
+
+/// Bytes of the scale before a row of bytes.
+const SCALE_BYTES: usize = size_of::<f32>();
+
+/// How rows of a table are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rows {
+    /// Their values one after another.
+    Plain(DType),
+    /// What a byte of the row stands for, as f32, then a signed byte for each value.
+    Bytes,
+}
+
+impl Rows {
+    /// How a back end keeps a stored table.
+    fn of(precision: Precision, stored: DType, n_values: usize) -> Self {
+        match precision {
+            Precision::Int8 | Precision::Int4 if n_values >= WORTH_BYTES => Self::Bytes,
+            Precision::Bf16 | Precision::Int8 | Precision::Int4 if stored == DType::F32 => {
+                Self::Plain(DType::Bf16)
+            }
+            _ => Self::Plain(stored),
+        }
+    }
+
+    /// Bytes of a row.
+    fn row_bytes(self, width: usize) -> usize {
+        match self {
+            Self::Plain(dtype) => width * dtype.size(),
+            Self::Bytes => SCALE_BYTES + width,
+        }
+    }
+
+    /// The name of the way in which packed weights are made.
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Plain(dtype) => dtype.as_str(),
+            Self::Bytes => "bytes",
+        }
+    }
+}
+
+/// Bytes that a table of `n_rows` by `width` takes of a back end's memory.
+pub fn table_bytes(precision: Precision, stored: DType, [n_rows, width]: [usize; 2]) -> usize {
+    n_rows * Rows::of(precision, stored, n_rows * width).row_bytes(width)
+}
+
+/// An embedding table: as it was stored, in bf16 where weights are no more than that, or in bytes where weights are and the
+/// table is large.
+#[derive(Debug)]
+pub struct CpuTable {
+    rows: Rows,
+    /// `[n_rows]` of them.
+    data: Vec<u8>,
+    /// Rows.
+    pub(super) n_rows: usize,
+    /// Values of a row.
+    width: usize,
+    /// Factor on what is read.
+    scale: f32,
+}
+
+impl CpuTable {
+    /// Keeps a table of `(n_rows, width)`; the caller checked its bytes.
+    pub(super) fn new(
+        backend: &CpuBackend,
+        table: WeightView<'_>,
+        (n_rows, width): (usize, usize),
+        scale: f32,
+    ) -> Self {
+        let rows = Rows::of(backend.precision, table.dtype, n_rows * width);
+        if rows == Rows::Plain(table.dtype) {
+            return Self { rows, data: table.data.to_vec(), n_rows, width, scale };
+        }
+        let mut data = vec![0; n_rows * rows.row_bytes(width)];
+        let kept = backend
+            .packed
+            .as_ref()
+            .map(|packed| (packed, Key::new(&["table", rows.as_str()], [&LinearPart::new(table, None)])));
+        let is_restored =
+            kept.is_some_and(|(packed, key)| packed.restore(&backend.pool, key, vec![&mut data]));
+        if !is_restored {
+            let row_bytes = rows.row_bytes(width);
+            backend.pool.rows(&mut data, row_bytes, width / VALUES_PER_NS, |first, to| {
+                let row_stored = width * table.dtype.size();
+                let from = &table.data[first * row_stored..][..to.len() / row_bytes * row_stored];
+                backend.isa.run(Narrow { dtype: table.dtype, width, from, rows, to });
+            });
+            if let Some((packed, key)) = kept {
+                packed.keep(key, vec![&mut data]);
+            }
+        }
+        Self { rows, data, n_rows, width, scale }
+    }
+
+    /// Writes a row, `[width]`.
+    fn row(&self, id: u32, to: &mut [f32]) {
+        let row_bytes = self.rows.row_bytes(self.width);
+        let row = &self.data[id as usize * row_bytes..][..row_bytes];
+        let factor = match (self.rows, row.split_first_chunk()) {
+            (Rows::Plain(dtype), _) => {
+                stored::decode(dtype, row, to);
+                self.scale
+            }
+            (Rows::Bytes, Some((scale, bytes))) => {
+                for (value, byte) in to.iter_mut().zip(bytes) {
+                    *value = f32::from(*byte as i8);
+                }
+                f32::from_le_bytes(*scale) * self.scale
+            }
+            // A row of bytes begins with its scale.
+            (Rows::Bytes, None) => return,
+        };
+        if factor != 1.0 {
+            to.iter_mut().for_each(|value| *value *= factor);
+        }
+    }
+}
+
+/// A run of stored rows on its way to one of fewer bytes.
+struct Narrow<'a> {
+    dtype: DType,
+    width: usize,
+    from: &'a [u8],
+    rows: Rows,
+    to: &'a mut [u8],
+}
+
+impl Kernel for Narrow<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { dtype, width, from, rows, to } = self;
+        let mut values = vec![0.0; width];
+        let (mut quads, mut pairs) =
+            (vec![0; n_cells::<ByteQuad>(width)], vec![0; n_cells::<Bf16Pair>(width)]);
+        let from = from.chunks_exact((width * dtype.size()).max(1));
+        for (to, from) in to.chunks_exact_mut(rows.row_bytes(width).max(1)).zip(from) {
+            stored::decode(dtype, from, &mut values);
+            if rows == Rows::Bytes {
+                let scale = scale(&values);
+                ByteQuad::fill(s, &mut quads, &values, inverse(scale));
+                let (first, bytes) = to.split_at_mut(SCALE_BYTES);
+                first.copy_from_slice(&scale.to_le_bytes());
+                copy(bytes, quads.iter().map(|quad| quad.to_le_bytes()));
+            } else {
+                Bf16Pair::fill(s, &mut pairs, &values, 1.0);
+                copy(to, pairs.iter().map(|pair| pair.to_le_bytes()));
+            }
+        }
+    }
+}
+
+/// Writes words, of the last of them as much as there is room for.
+#[inline(always)]
+fn copy(to: &mut [u8], words: impl Iterator<Item = [u8; 4]>) {
+    for (to, word) in to.chunks_mut(4).zip(words) {
+        to.copy_from_slice(&word[..to.len()]);
+    }
+}
+
+/// Rows of a table.
+pub(super) fn embed(backend: &CpuBackend, table: &CpuTable, ids: &[u32]) -> CpuTensor {
+    let width = table.width;
+    let mut out = unwritten(ids.len() * width);
+    backend.pool.rows(&mut out, width, width / VALUES_PER_NS, |first, rows| {
+        for (row, &id) in rows.chunks_exact_mut(width).zip(&ids[first..]) {
+            table.row(id, row);
+        }
+    });
+    CpuTensor::new(out, ids.len(), width)
+}
