@@ -5,6 +5,8 @@
 //! is memchr's (`src/vector.rs`). A value of a [`Simd`] type is proof that the machine has the set: it is
 //! made only by [`Isa::run`], of an [`Isa`] that was found on this machine.
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -25,11 +27,26 @@ pub enum Isa {
     Avx512Vnni,
     /// The same with the bf16 dot product too.
     Avx512Bf16,
+    /// NEON, four lanes; bytes are multiplied as words.
+    Neon,
+    /// The same with the dot product of signed bytes, of which unsigned ones are made by a subtraction.
+    NeonDot,
+    /// The same with the dot product of unsigned by signed bytes.
+    NeonI8mm,
 }
 
 impl Isa {
-    /// Every set this crate knows, slowest first.
-    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16];
+    /// Every set this crate knows, on every machine; those of one machine slowest first.
+    pub const ALL: [Self; 8] = [
+        Self::Portable,
+        Self::Avx2,
+        Self::Avx512,
+        Self::Avx512Vnni,
+        Self::Avx512Bf16,
+        Self::Neon,
+        Self::NeonDot,
+        Self::NeonI8mm,
+    ];
 
     /// The name used in settings and errors.
     pub const fn as_str(self) -> &'static str {
@@ -39,6 +56,9 @@ impl Isa {
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512vnni",
             Self::Avx512Bf16 => "avx512bf16",
+            Self::Neon => "neon",
+            Self::NeonDot => "neondot",
+            Self::NeonI8mm => "neoni8mm",
         }
     }
 
@@ -60,7 +80,13 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             // Every machine with the one dot product has the other.
             Self::Avx512Bf16 => Self::Avx512Vnni.is_available() && is_x86_feature_detected!("avx512bf16"),
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDot => Self::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod"),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm => Self::NeonDot.is_available() && std::arch::is_aarch64_feature_detected!("i8mm"),
+            // Of another architecture.
             _ => false,
         }
     }
@@ -116,14 +142,16 @@ impl FoundIsa {
     /// Runs a kernel without dot products compiled for the set: those that differ in nothing else share the code.
     pub(crate) fn run<K: Kernel>(self, kernel: K) {
         match self.0 {
-            Isa::Portable => kernel.run(portable::Portable),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the field is private and `new` checked that this machine has the set.
             Isa::Avx2 => unsafe { x86::run_avx2(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above; each of these sets holds the first.
             Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { x86::run_avx512(kernel) },
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => unsafe { neon::run_neon(kernel) },
+            // The portable set; those of another architecture are never found.
             _ => kernel.run(portable::Portable),
         }
     }
@@ -140,20 +168,21 @@ impl FoundIsa {
 
     /// The same for a kernel with dot products of quads.
     pub(crate) fn run_quads<K: Kernel>(self, kernel: K) {
-        match self.0 {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as in `run`; the second set holds the first.
-            Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { x86::run_avx512vnni(kernel) },
-            _ => self.run(kernel),
-        }
+        if self.has_quads() { self.run_quads_alone(kernel) } else { self.run(kernel) }
     }
 
     /// The same for a kernel that is meant for such sets alone; elsewhere plain Rust does the same, slowly.
     pub(crate) fn run_quads_alone<K: Kernel>(self, kernel: K) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as in `run_quads`.
+            // SAFETY: as in `run`; the second set holds the first.
             Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { x86::run_avx512vnni(kernel) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as in `run`.
+            Isa::NeonDot => unsafe { neon::run_neondot(kernel) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as in `run`.
+            Isa::NeonI8mm => unsafe { neon::run_neoni8mm(kernel) },
             _ => kernel.run(portable::Portable),
         }
     }
@@ -163,15 +192,16 @@ impl FoundIsa {
         self.0 == Isa::Avx512Bf16
     }
 
-    /// Whether the set has the dot product of quads of bytes as one instruction.
+    /// Whether the set has a dot product of quads of bytes.
     pub(crate) fn has_quads(self) -> bool {
-        matches!(self.0, Isa::Avx512Vnni | Isa::Avx512Bf16)
+        matches!(self.0, Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::NeonDot | Isa::NeonI8mm)
     }
 
     /// Rows of the largest register tile of the set.
     pub(crate) fn tile_rows(self) -> usize {
         match self.0 {
             Isa::Portable | Isa::Avx2 => 6,
+            Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => 8,
             Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => 14,
         }
     }
@@ -377,69 +407,4 @@ pub(crate) trait Simd: Copy {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_set_that_is_taken_is_one_of_this_machine_and_no_slow_one() {
-        let taken = Isa::fastest();
-        assert!(taken.is_available(), "{taken:?}");
-        assert!(!(is_intel() && taken == Isa::Avx512Bf16));
-        let faster = Isa::available().skip_while(|isa| *isa != taken).skip(1).count();
-        assert!(faster <= usize::from(is_intel()), "{taken:?}");
-    }
-
-    /// Products of quads with both signs, and halves of bytes.
-    struct Quads<'a> {
-        a: u32,
-        b: [u32; 16],
-        out: &'a mut [[u32; 16]; 4],
-        lanes: &'a mut usize,
-    }
-
-    impl Kernel for Quads<'_> {
-        #[inline(always)]
-        fn run<S: Simd>(self, s: S) {
-            let start = s.splat(f32::from_bits(7));
-            let b = s.load_bits(&self.b);
-            let shifted = s.shift_bytes(b);
-            let results = [
-                s.dot_quad(start, self.a, b),
-                s.dot_signed_quad(start, self.a, shifted),
-                s.low_nibbles(b),
-                s.high_nibbles(b),
-            ];
-            for (out, result) in self.out.iter_mut().zip(results) {
-                let mut lanes = [0.0; 16];
-                s.store(&mut lanes, result);
-                *out = lanes.map(f32::to_bits);
-            }
-            *self.lanes = S::LANES;
-        }
-    }
-
-    #[test]
-    fn bytes_are_multiplied_and_taken_apart_alike_on_every_set() {
-        let b: [u32; 16] = std::array::from_fn(|i| (i as u32).wrapping_mul(0x9e37_79b9) ^ 0x80ff_017f);
-        for a in [0_u32, 0xffff_ffff, 0x8001_7fff, 0x1234_5678] {
-            let expected = |lane: usize, product: fn(u8, u8) -> i32| {
-                let bytes = a.to_le_bytes().into_iter().zip(b[lane].to_le_bytes());
-                (7 + bytes.map(|(a, b)| product(a, b)).sum::<i32>()) as u32
-            };
-            for isa in Isa::available() {
-                let (mut out, mut lanes) = ([[0; 16]; 4], 0);
-                let found = FoundIsa::new(Some(isa)).expect("an available set");
-                found.run_quads(Quads { a, b, out: &mut out, lanes: &mut lanes });
-                for lane in 0..lanes {
-                    let unsigned_by_signed = |a: u8, b: u8| i32::from(a) * i32::from(b as i8);
-                    let signed_by_shifted = |a: u8, b: u8| i32::from(a as i8) * i32::from(b ^ 0x80);
-                    let place = format!("{a:x} {} lane {lane}", isa.as_str());
-                    assert_eq!(out[0][lane], expected(lane, unsigned_by_signed), "{place}");
-                    assert_eq!(out[1][lane], expected(lane, signed_by_shifted), "{place}");
-                    assert_eq!(out[2][lane], b[lane] & 0x0f0f_0f0f, "{place}");
-                    assert_eq!(out[3][lane], b[lane] >> 4 & 0x0f0f_0f0f, "{place}");
-                }
-            }
-        }
-    }
-}
+mod tests;

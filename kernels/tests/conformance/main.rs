@@ -2,6 +2,17 @@
 //! and precision of this machine, against plain functions in [`oracle`].
 //!
 //! Checks are generic functions named as sentences; the list at the end of this file makes each a test.
+//!
+//! The sets of aarch64 run on other machines under QEMU, with what `rustup target add aarch64-unknown-linux-gnu` and Debian's
+//! packages `gcc-aarch64-linux-gnu` and `qemu-user` bring:
+//!
+//! ```text
+//! export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+//! export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu max'
+//! cargo test --package triptych-kernels --target aarch64-unknown-linux-gnu
+//! ```
+//!
+//! `max` has all sets, `neoverse-n1` all but `neoni8mm`, and `cortex-a53` neither dot product of bytes. It takes minutes.
 
 mod attention;
 mod bias;

@@ -1,0 +1,343 @@
+//! NEON, the vectors of aarch64: each method one or a few instructions.
+//!
+//! The three sets differ in the dot product of bytes alone ([`Dot`]). [`Neon`] is made only here, by [`run_neon`] and its
+//! like, which the caller may enter only on a machine that has the set. That is what every `SAFETY` line below leans on.
+//!
+//! Checked against the oracle under emulation (QEMU; `kernels/tests/conformance/main.rs` tells how); how fast it is has not
+//! been measured on such a machine.
+//!
+//! Dot products and prefetches are single instructions in `asm!`, since their intrinsics are not stable.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+use std::marker::PhantomData;
+
+use super::{Kernel, Simd};
+
+/// Runs a kernel with NEON.
+///
+/// # Safety
+/// The machine must have NEON.
+#[target_feature(enable = "neon")]
+pub(super) unsafe fn run_neon<K: Kernel>(kernel: K) {
+    kernel.run(Neon::<Words>(PhantomData));
+}
+
+/// Runs a kernel with NEON and its dot product of signed bytes.
+///
+/// # Safety
+/// The machine must have NEON and `FEAT_DotProd`.
+#[target_feature(enable = "neon,dotprod")]
+pub(super) unsafe fn run_neondot<K: Kernel>(kernel: K) {
+    kernel.run(Neon::<Sdot>(PhantomData));
+}
+
+/// Runs a kernel with NEON and its dot product of unsigned by signed bytes.
+///
+/// # Safety
+/// The machine must have NEON and `FEAT_I8MM`.
+#[target_feature(enable = "neon,i8mm")]
+pub(super) unsafe fn run_neoni8mm<K: Kernel>(kernel: K) {
+    kernel.run(Neon::<Usdot>(PhantomData));
+}
+
+/// NEON with a dot product of bytes.
+#[derive(Clone, Copy, Debug)]
+struct Neon<D>(PhantomData<D>);
+
+/// How unsigned bytes are multiplied with signed ones.
+trait Dot: Copy {
+    /// `sums + Σ unsignedᵢ · signedᵢ` over the four bytes of each lane, which wraps.
+    ///
+    /// # Safety
+    /// The machine must have the set that the implementation is for.
+    unsafe fn dot(sums: int32x4_t, unsigned: uint8x16_t, signed: int8x16_t) -> int32x4_t;
+}
+
+/// As products of words, which every machine has.
+#[derive(Clone, Copy, Debug)]
+struct Words;
+
+/// By the dot product of signed bytes.
+#[derive(Clone, Copy, Debug)]
+struct Sdot;
+
+/// By the dot product that has the signs already.
+#[derive(Clone, Copy, Debug)]
+struct Usdot;
+
+impl Dot for Words {
+    /// Bytes of even and of odd places. Their products are −32640 to 32385, which a word holds; a sum of two may not be.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn dot(sums: int32x4_t, unsigned: uint8x16_t, signed: int8x16_t) -> int32x4_t {
+        let (unsigned, signed) = (vreinterpretq_u16_u8(unsigned), vreinterpretq_s16_s8(signed));
+        let even = vshrq_n_s16::<8>(vshlq_n_s16::<8>(signed));
+        let even = vmulq_s16(vreinterpretq_s16_u16(vandq_u16(unsigned, vdupq_n_u16(0xff))), even);
+        let odd = vshrq_n_s16::<8>(signed);
+        let odd = vmulq_s16(vreinterpretq_s16_u16(vshrq_n_u16::<8>(unsigned)), odd);
+        vpadalq_s16(vpadalq_s16(sums, even), odd)
+    }
+}
+
+impl Dot for Sdot {
+    /// With 128 less for each unsigned byte, and −128 times the signed bytes taken off. That is the same for all rows of a
+    /// tile, or for all its columns: it is computed once.
+    #[inline]
+    #[target_feature(enable = "neon,dotprod")]
+    unsafe fn dot(sums: int32x4_t, unsigned: uint8x16_t, signed: int8x16_t) -> int32x4_t {
+        let shifted = vreinterpretq_s8_u8(veorq_u8(unsigned, vdupq_n_u8(0x80)));
+        let less = sdot(vdupq_n_s32(0), vdupq_n_s8(-128), signed);
+        vsubq_s32(sdot(sums, shifted, signed), less)
+    }
+}
+
+impl Dot for Usdot {
+    #[inline]
+    #[target_feature(enable = "neon,i8mm")]
+    unsafe fn dot(mut sums: int32x4_t, unsigned: uint8x16_t, signed: int8x16_t) -> int32x4_t {
+        // SAFETY: the function has the feature; the instruction reads and writes its registers alone.
+        unsafe {
+            asm!(
+                "usdot {sums:v}.4s, {unsigned:v}.16b, {signed:v}.16b",
+                sums = inout(vreg) sums,
+                unsigned = in(vreg) unsigned,
+                signed = in(vreg) signed,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        sums
+    }
+}
+
+/// `sums + Σ aᵢ · bᵢ` over the four bytes of each lane.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn sdot(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // SAFETY: the function has the feature; the instruction reads and writes its registers alone.
+    unsafe {
+        asm!(
+            "sdot {sums:v}.4s, {a:v}.16b, {b:v}.16b",
+            sums = inout(vreg) sums,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sums
+}
+
+/// Methods that are a function of registers alone.
+macro_rules! instructions {
+    ($($name:ident($($arg:ident),+) = $function:ident;)+) => {$(
+        #[inline(always)]
+        fn $name(self, $($arg: float32x4_t),+) -> float32x4_t {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { $function($($arg),+) }
+        }
+    )+};
+}
+
+impl<D: Dot> Simd for Neon<D> {
+    type V = float32x4_t;
+    const LANES: usize = 4;
+    // Sixteen sums hide the latency of four units that take four cycles each, and leave sixteen registers for what words
+    // are taken apart into.
+    const ROWS: usize = 8;
+
+    instructions! {
+        add(a, b) = vaddq_f32;
+        sub(a, b) = vsubq_f32;
+        mul(a, b) = vmulq_f32;
+        div(a, b) = vdivq_f32;
+        max(a, b) = larger;
+        min(a, b) = smaller;
+        round(a) = vrndnq_f32;
+        scale_by_power(a, n) = scale_by_power;
+        low_halves(pairs) = low_halves;
+        high_halves(pairs) = high_halves;
+        shift_bytes(bytes) = shift_bytes;
+        low_nibbles(bytes) = low_nibbles;
+        high_nibbles(bytes) = high_nibbles;
+        whole(v) = whole;
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> float32x4_t {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { vdupq_n_f32(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_ptr(self, from: *const f32) -> float32x4_t {
+        // SAFETY: `self` exists only where the set does; the pointer is the caller's promise.
+        unsafe { vld1q_f32(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_ptr(self, to: *mut f32, v: float32x4_t) {
+        // SAFETY: `self` exists only where the set does; the pointer is the caller's promise.
+        unsafe { vst1q_f32(to, v) }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { vfmaq_f32(c, a, b) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        // SAFETY: every machine of this kind has it, and it reads nothing.
+        unsafe { asm!("prfm pldl2keep, [{}]", in(reg) at, options(nomem, nostack, preserves_flags)) }
+    }
+
+    #[inline(always)]
+    fn signed_bytes(self, quads: float32x4_t, part: usize) -> float32x4_t {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { signed_bytes(quads, part) }
+    }
+
+    #[inline(always)]
+    fn dot_quad(self, acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { dot_quad::<D>(acc, self.splat(f32::from_bits(a)), b) }
+    }
+
+    #[inline(always)]
+    fn dot_signed_quad(self, acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { dot_quad::<D>(acc, b, self.splat(f32::from_bits(a))) }
+    }
+
+    #[inline(always)]
+    fn store_low_bytes(self, to: &mut [u8; 16], v: float32x4_t) {
+        // SAFETY: `self` exists only where the set does.
+        let bytes = unsafe { low_bytes(v) };
+        to[..4].copy_from_slice(&bytes.to_le_bytes());
+    }
+
+    #[inline(always)]
+    fn sum(self, v: float32x4_t) -> f32 {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { sum(v) }
+    }
+
+    #[inline(always)]
+    fn largest(self, v: float32x4_t) -> f32 {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { vmaxnmvq_f32(v) }
+    }
+}
+
+/// The larger. The instruction for it would give what is not a number, on either side.
+#[inline]
+#[target_feature(enable = "neon")]
+fn larger(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+    vbslq_f32(vcgtq_f32(a, b), a, b)
+}
+
+/// As [`larger`].
+#[inline]
+#[target_feature(enable = "neon")]
+fn smaller(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+    vbslq_f32(vcltq_f32(a, b), a, b)
+}
+
+/// `a · 2ⁿ` in two factors, since 2ⁿ itself may not be a normal number.
+#[inline]
+#[target_feature(enable = "neon")]
+fn scale_by_power(a: float32x4_t, n: float32x4_t) -> float32x4_t {
+    let n = vcvtq_s32_f32(n);
+    let half = vshrq_n_s32::<1>(n);
+    let rest = vsubq_s32(n, half);
+    vmulq_f32(vmulq_f32(a, power_of_two(half)), power_of_two(rest))
+}
+
+/// `2ⁿ` in each lane, `n` in −126 ..= 127.
+#[inline]
+#[target_feature(enable = "neon")]
+fn power_of_two(n: int32x4_t) -> float32x4_t {
+    vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(n, vdupq_n_s32(127))))
+}
+
+/// Moved to the upper half, where a bf16 is an f32.
+#[inline]
+#[target_feature(enable = "neon")]
+fn low_halves(pairs: float32x4_t) -> float32x4_t {
+    vreinterpretq_f32_u32(vshlq_n_u32::<16>(vreinterpretq_u32_f32(pairs)))
+}
+
+/// Without the lower half.
+#[inline]
+#[target_feature(enable = "neon")]
+fn high_halves(pairs: float32x4_t) -> float32x4_t {
+    vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), vdupq_n_u32(0xffff_0000)))
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn shift_bytes(bytes: float32x4_t) -> float32x4_t {
+    vreinterpretq_f32_u8(veorq_u8(vreinterpretq_u8_f32(bytes), vdupq_n_u8(0x80)))
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn low_nibbles(bytes: float32x4_t) -> float32x4_t {
+    vreinterpretq_f32_u8(vandq_u8(vreinterpretq_u8_f32(bytes), vdupq_n_u8(0x0f)))
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn high_nibbles(bytes: float32x4_t) -> float32x4_t {
+    vreinterpretq_f32_u8(vshrq_n_u8::<4>(vreinterpretq_u8_f32(bytes)))
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn whole(v: float32x4_t) -> float32x4_t {
+    vcvtq_f32_s32(vreinterpretq_s32_f32(v))
+}
+
+/// A signed byte of each lane as f32: moved to the top, and down again with its sign.
+#[inline]
+#[target_feature(enable = "neon")]
+fn signed_bytes(quads: float32x4_t, part: usize) -> float32x4_t {
+    let quads = vreinterpretq_s32_f32(quads);
+    let top = match part {
+        0 => vshlq_n_s32::<24>(quads),
+        1 => vshlq_n_s32::<16>(quads),
+        2 => vshlq_n_s32::<8>(quads),
+        _ => quads,
+    };
+    vcvtq_f32_s32(vshrq_n_s32::<24>(top))
+}
+
+/// A set's dot product, of registers of bits.
+///
+/// # Safety
+/// The machine must have the set that `D` is for.
+#[inline(always)]
+unsafe fn dot_quad<D: Dot>(sums: float32x4_t, unsigned: float32x4_t, signed: float32x4_t) -> float32x4_t {
+    // SAFETY: the caller's promise; all sets hold the first.
+    unsafe {
+        let (unsigned, signed) = (vreinterpretq_u8_f32(unsigned), vreinterpretq_s8_f32(signed));
+        vreinterpretq_f32_s32(D::dot(vreinterpretq_s32_f32(sums), unsigned, signed))
+    }
+}
+
+/// The lowest byte of each lane, the first lane's lowest.
+#[inline]
+#[target_feature(enable = "neon")]
+fn low_bytes(v: float32x4_t) -> u32 {
+    let words = vmovn_u32(vreinterpretq_u32_f32(v));
+    let bytes = vmovn_u16(vcombine_u16(words, words));
+    vget_lane_u32::<0>(vreinterpret_u32_u8(bytes))
+}
+
+/// Halves added to halves.
+#[inline]
+#[target_feature(enable = "neon")]
+fn sum(v: float32x4_t) -> f32 {
+    vpadds_f32(vadd_f32(vget_low_f32(v), vget_high_f32(v)))
+}
