@@ -4,10 +4,10 @@
     python3 benches/peers/run.py whisper --rounds 5 --threads 2
     python3 benches/peers/run.py --smoke         # tiny shapes, one round: that it runs, not how fast; stores nothing
 
-It makes its own environment under .cache/peers from requirements.txt (pinned packages, some hundred MB), writes models
-with the published shapes and random weights (what they say is noise, how fast they say it is not), and starts one
-process for each measurement: peer, ours, peer, ours, round after round. Medians are compared, with the best peer of
-the row. --tiny-en DIR adds the real Whisper tiny.en.
+It makes its own environment under .cache/peers from requirements.txt (pinned packages, some GB with PyPI's torch), writes
+models with the published shapes and random weights (what they say is noise, how fast they say it is not), and starts one
+process for each measurement: peer, ours, peer, ours, round after round. Medians are compared, with the best peer of the
+row. --tiny-en DIR adds the real Whisper tiny.en.
 
 Peers: transformers on torch (f32, bf16), CTranslate2 (f32, int8), whisper.cpp (q8_0, q4_0); with --vllm, vLLM for the CPU
 (f32, bf16) on Qwen2-VL, from an environment of its own under .cache/peers (some GB). Where there is a file for it,
@@ -54,6 +54,8 @@ def arguments():
     parser.add_argument("--tiny-en", metavar="DIR", type=Path, help="the directory of the real Whisper tiny.en")
     parser.add_argument("--vllm", action="store_true", help="vLLM too, for vision models")
     parser.add_argument("--python", help="an environment that has the packages, instead of .cache/peers")
+    parser.add_argument("--extra-index", metavar="URL", help="another index of packages: that of https://download.pytorch.org/whl/cpu "
+                        "has torch without what it needs for GPUs")
     parser.add_argument("--vllm-python", metavar="PYTHON", help="an environment that has vLLM, instead of .cache/peers")
     parser.add_argument("--binary", type=Path, help="a built `throughput`, instead of building one")
     parser.add_argument("--out", type=Path, default=ROOT / "benches/results")
@@ -79,8 +81,8 @@ def environment(name, given, requirements, *options):
         print("installing the peers into", python.parent.parent, flush=True)
         # With the pip that is there: not every system has one to put into it.
         venv.create(CACHE / name, with_pip=False, clear=True)
-        command = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile", "--extra-index-url",
-                   "https://download.pytorch.org/whl/cpu", *options, "-r", HERE / requirements]
+        command = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile", *options,
+                   "-r", HERE / requirements]
         subprocess.run(command, check=True)
         done.write_text(wanted)
     return str(python)
@@ -88,7 +90,8 @@ def environment(name, given, requirements, *options):
 
 def programs(args):
     """What runs whom: our binary, a Python for each library that has one of its own, and under None that of all others."""
-    found = {None: environment("venv", args.python, "requirements.txt"), "ours": binary(args)}
+    index = ["--extra-index-url", args.extra_index] if args.extra_index else []
+    found = {None: environment("venv", args.python, "requirements.txt", *index), "ours": binary(args)}
     if args.vllm:
         # All that it needs is in the list: what it asks for itself, PyPI has not.
         found["vllm"] = environment("vllm", args.vllm_python, "requirements-vllm.txt", "--no-deps")
@@ -145,6 +148,7 @@ def commands(args, runs, directory, kind, items, batches):
     for who in peers(args, kind):
         library = who.partition("-")[0]
         command = [runs.get(library, runs[None]), HERE / "rivals.py", who, directory, kind, *common]
+        command += ["--smoke"] if args.smoke else []
         # The libraries that preprocess are those of the torch peers.
         found[who] = command + file if library == "torch" else command
     for who in OURS:

@@ -120,4 +120,4 @@ def of_vllm(args, dtype):
     yield "prefill", {"tokens": n_prompt, "tokens_per_s": n_prompt / answer(1, 1)}
     for batch in args.batches:
         began = answer(batch, 1)
-        yield decoded(batch, batch * (args.new_tokens - 1) / more(answer(batch, args.new_tokens), began))
+        yield decoded(batch, batch * (args.new_tokens - 1) / more(args, answer(batch, args.new_tokens), began))

@@ -156,6 +156,7 @@ impl<D: Dot> Simd for Neon<D> {
         scale_by_power(a, n) = scale_by_power;
         low_halves(pairs) = low_halves;
         high_halves(pairs) = high_halves;
+        round_to_bf16(v) = round_to_bf16;
         shift_bytes(bytes) = shift_bytes;
         low_nibbles(bytes) = low_nibbles;
         high_nibbles(bytes) = high_nibbles;
@@ -218,6 +219,12 @@ impl<D: Dot> Simd for Neon<D> {
     }
 
     #[inline(always)]
+    fn store_high_halves(self, to: &mut [u16; 16], v: float32x4_t) {
+        // SAFETY: `self` exists only where the set does; an array of 16 words has room for 4 lanes.
+        unsafe { vst1_u16(to.as_mut_ptr(), vshrn_n_u32::<16>(vreinterpretq_u32_f32(v))) }
+    }
+
+    #[inline(always)]
     fn sum(self, v: float32x4_t) -> f32 {
         // SAFETY: `self` exists only where the set does.
         unsafe { sum(v) }
@@ -273,6 +280,18 @@ fn low_halves(pairs: float32x4_t) -> float32x4_t {
 #[target_feature(enable = "neon")]
 fn high_halves(pairs: float32x4_t) -> float32x4_t {
     vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), vdupq_n_u32(0xffff_0000)))
+}
+
+/// Half of the last place that stays is added, less one where that place is even; what is not a number stays none.
+#[inline]
+#[target_feature(enable = "neon")]
+fn round_to_bf16(v: float32x4_t) -> float32x4_t {
+    let bits = vreinterpretq_u32_f32(v);
+    let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
+    let rounded = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+    let quiet = vorrq_u32(bits, vdupq_n_u32(0x0040_0000));
+    let rounded = vbslq_u32(vceqq_f32(v, v), rounded, quiet);
+    vreinterpretq_f32_u32(vandq_u32(rounded, vdupq_n_u32(0xffff_0000)))
 }
 
 #[inline]

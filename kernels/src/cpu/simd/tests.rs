@@ -15,7 +15,7 @@ fn the_set_that_is_taken_is_one_of_this_machine_and_no_slow_one() {
 type Plain = fn(f32, f32, f32) -> f32;
 
 /// What methods do to each lane, in the order of [`Lanes`].
-const PLAIN: [(&str, Plain); 14] = [
+const PLAIN: [(&str, Plain); 16] = [
     ("add", |a, b, _| a + b),
     ("sub", |a, b, _| a - b),
     ("mul", |a, b, _| a * b),
@@ -26,6 +26,8 @@ const PLAIN: [(&str, Plain); 14] = [
     ("scale_by_power", |a, _, n| (f64::from(a) * f64::from(n).exp2()) as f32),
     ("low_halves", |a, _, _| f32::from_bits(a.to_bits() << 16)),
     ("high_halves", |a, _, _| f32::from_bits(a.to_bits() & 0xffff_0000)),
+    ("round_to_bf16", |a, _, _| half::bf16::from_f32(a).to_f32()),
+    ("high half", |a, _, _| (a.to_bits() >> 16) as f32),
     ("signed_bytes 0", |a, _, _| f32::from(a.to_bits() as i8)),
     ("signed_bytes 3", |a, _, _| f32::from((a.to_bits() >> 24) as i8)),
     ("whole", |a, _, _| a.to_bits() as i32 as f32),
@@ -47,6 +49,8 @@ impl Kernel for Lanes<'_> {
         let [a, b, n] = [self.a, self.b, self.n].map(|values| s.load(&values));
         let mut low_bytes = [0; 16];
         s.store_low_bytes(&mut low_bytes, a);
+        let mut high_halves = [0; 16];
+        s.store_high_halves(&mut high_halves, a);
         let results = [
             s.add(a, b),
             s.sub(a, b),
@@ -58,6 +62,8 @@ impl Kernel for Lanes<'_> {
             s.scale_by_power(a, n),
             s.low_halves(a),
             s.high_halves(a),
+            s.round_to_bf16(a),
+            s.load(&high_halves.map(f32::from)),
             s.signed_bytes(a, 0),
             s.signed_bytes(a, 3),
             s.whole(a),
