@@ -226,7 +226,7 @@ impl<D: Dot> Simd for Neon<D> {
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
         // SAFETY: every machine of this kind has it, and it reads nothing.
-        unsafe { asm!("prfm pldl2keep, [{}]", in(reg) at, options(nomem, nostack, preserves_flags)) }
+        unsafe { asm!("prfm pldl2keep, [{}]", in(reg) at.addr(), options(nomem, nostack, preserves_flags)) }
     }
 
     #[inline(always)]
