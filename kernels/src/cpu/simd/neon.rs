@@ -45,86 +45,123 @@ pub(super) unsafe fn run_neoni8mm<K: Kernel>(kernel: K) {
 #[derive(Clone, Copy, Debug)]
 struct Neon<D>(PhantomData<D>);
 
-/// How unsigned bytes are multiplied with signed ones.
+/// How bytes are multiplied: the two products of [`Simd`], as bits of registers.
 trait Dot: Copy {
-    /// `sums + Σ unsignedᵢ · signedᵢ` over the four bytes of each lane, which wraps.
+    /// [`Simd::dot_quad`].
     ///
     /// # Safety
     /// The machine must have the set that the implementation is for.
-    unsafe fn dot(sums: int32x4_t, unsigned: uint8x16_t, signed: int8x16_t) -> int32x4_t;
+    unsafe fn unsigned_by(acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t;
+    /// [`Simd::dot_signed_quad`].
+    ///
+    /// # Safety
+    /// The machine must have the set that the implementation is for.
+    unsafe fn signed_by(acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t;
 }
 
 /// As products of words, which every machine has.
 #[derive(Clone, Copy, Debug)]
 struct Words;
 
-/// By the dot product of signed bytes.
+/// By the dot product of signed bytes: with 128 less for each unsigned one, and −128 times the signed ones taken off. That
+/// is the same for all rows of a tile, or for all its columns, and computed once.
 #[derive(Clone, Copy, Debug)]
 struct Sdot;
 
-/// By the dot product that has the signs already.
+/// By the dot products that have the signs already.
 #[derive(Clone, Copy, Debug)]
 struct Usdot;
 
 impl Dot for Words {
-    /// Bytes of even and of odd places. Their products are −32640 to 32385, which a word holds; a sum of two may not be.
     #[inline]
     #[target_feature(enable = "neon")]
-    unsafe fn dot(sums: int32x4_t, unsigned: uint8x16_t, signed: int8x16_t) -> int32x4_t {
-        let (unsigned, signed) = (vreinterpretq_u16_u8(unsigned), vreinterpretq_s16_s8(signed));
-        let even = vshrq_n_s16::<8>(vshlq_n_s16::<8>(signed));
-        let even = vmulq_s16(vreinterpretq_s16_u16(vandq_u16(unsigned, vdupq_n_u16(0xff))), even);
-        let odd = vshrq_n_s16::<8>(signed);
-        let odd = vmulq_s16(vreinterpretq_s16_u16(vshrq_n_u16::<8>(unsigned)), odd);
-        vpadalq_s16(vpadalq_s16(sums, even), odd)
+    unsafe fn unsigned_by(acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
+        dot_words(acc, vdupq_n_u32(a), vreinterpretq_s16_f32(b))
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn signed_by(acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
+        dot_words(acc, vreinterpretq_u32_f32(b), vreinterpretq_s16_u32(vdupq_n_u32(a)))
     }
 }
 
 impl Dot for Sdot {
-    /// With 128 less for each unsigned byte, and −128 times the signed bytes taken off. That is the same for all rows of a
-    /// tile, or for all its columns: it is computed once.
     #[inline]
     #[target_feature(enable = "neon,dotprod")]
-    unsafe fn dot(sums: int32x4_t, unsigned: uint8x16_t, signed: int8x16_t) -> int32x4_t {
-        let shifted = vreinterpretq_s8_u8(veorq_u8(unsigned, vdupq_n_u8(0x80)));
-        let less = sdot(vdupq_n_s32(0), vdupq_n_s8(-128), signed);
-        vsubq_s32(sdot(sums, shifted, signed), less)
+    unsafe fn unsigned_by(acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
+        less(sdot(acc, b, a ^ TOP_BITS), sdot(vdupq_n_f32(0.0), b, TOP_BITS))
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon,dotprod")]
+    unsafe fn signed_by(acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
+        let top_bits = vreinterpretq_f32_u32(vdupq_n_u32(TOP_BITS));
+        less(sdot(acc, shift_bytes(b), a), sdot(vdupq_n_f32(0.0), top_bits, a))
     }
 }
 
 impl Dot for Usdot {
     #[inline]
     #[target_feature(enable = "neon,i8mm")]
-    unsafe fn dot(mut sums: int32x4_t, unsigned: uint8x16_t, signed: int8x16_t) -> int32x4_t {
-        // SAFETY: the function has the feature; the instruction reads and writes its registers alone.
-        unsafe {
-            asm!(
-                "usdot {sums:v}.4s, {unsigned:v}.16b, {signed:v}.16b",
-                sums = inout(vreg) sums,
-                unsigned = in(vreg) unsigned,
-                signed = in(vreg) signed,
-                options(pure, nomem, nostack, preserves_flags),
-            );
-        }
-        sums
+    unsafe fn unsigned_by(acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
+        sudot(acc, b, a)
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon,i8mm")]
+    unsafe fn signed_by(acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
+        usdot(acc, b, a)
     }
 }
 
-/// `sums + Σ aᵢ · bᵢ` over the four bytes of each lane.
+/// The top bit of each byte of a lane: −128 as a signed byte.
+const TOP_BITS: u32 = 0x8080_8080;
+
+/// Bytes of even and of odd places. Their products are −32640 to 32385, which a word holds; a sum of two may not be.
 #[inline]
-#[target_feature(enable = "neon,dotprod")]
-fn sdot(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
-    // SAFETY: the function has the feature; the instruction reads and writes its registers alone.
-    unsafe {
-        asm!(
-            "sdot {sums:v}.4s, {a:v}.16b, {b:v}.16b",
-            sums = inout(vreg) sums,
-            a = in(vreg) a,
-            b = in(vreg) b,
-            options(pure, nomem, nostack, preserves_flags),
-        );
-    }
-    sums
+#[target_feature(enable = "neon")]
+fn dot_words(acc: float32x4_t, unsigned: uint32x4_t, signed: int16x8_t) -> float32x4_t {
+    let unsigned = vreinterpretq_u16_u32(unsigned);
+    let even = vshrq_n_s16::<8>(vshlq_n_s16::<8>(signed));
+    let even = vmulq_s16(vreinterpretq_s16_u16(vandq_u16(unsigned, vdupq_n_u16(0xff))), even);
+    let odd = vshrq_n_s16::<8>(signed);
+    let odd = vmulq_s16(vreinterpretq_s16_u16(vshrq_n_u16::<8>(unsigned)), odd);
+    vreinterpretq_f32_s32(vpadalq_s16(vpadalq_s16(vreinterpretq_s32_f32(acc), even), odd))
+}
+
+/// `a − b` of bits of i32, which wraps.
+#[inline]
+#[target_feature(enable = "neon")]
+fn less(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+    vreinterpretq_f32_s32(vsubq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b)))
+}
+
+/// Functions that are a dot product: `acc + Σ bytesᵢ · sharedᵢ` over the four bytes of each lane.
+macro_rules! dot_products {
+    ($($name:ident($feature:literal) = $instruction:literal;)+) => {$(
+        #[inline]
+        #[target_feature(enable = $feature)]
+        fn $name(mut acc: float32x4_t, bytes: float32x4_t, shared: u32) -> float32x4_t {
+            // SAFETY: the function has the feature, and the instruction reads and writes these registers alone.
+            unsafe {
+                asm!(
+                    concat!($instruction, " {acc:v}.4s, {bytes:v}.16b, {shared:v}.4b[0]"),
+                    acc = inout(vreg) acc,
+                    bytes = in(vreg) bytes,
+                    shared = in(vreg) f32::from_bits(shared),
+                    options(pure, nomem, nostack, preserves_flags),
+                );
+            }
+            acc
+        }
+    )+};
+}
+
+dot_products! {
+    sdot("neon,dotprod") = "sdot";
+    sudot("neon,i8mm") = "sudot";
+    usdot("neon,i8mm") = "usdot";
 }
 
 /// Methods that are a function of registers alone.
@@ -190,7 +227,7 @@ impl<D: Dot> Simd for Neon<D> {
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
         // SAFETY: every machine of this kind has it, and it reads nothing.
-        unsafe { asm!("prfm pldl2keep, [{}]", in(reg) at, options(nomem, nostack, preserves_flags)) }
+        unsafe { asm!("prfm pldl2keep, [{}]", in(reg) at.addr(), options(nomem, nostack, preserves_flags)) }
     }
 
     #[inline(always)]
@@ -202,13 +239,13 @@ impl<D: Dot> Simd for Neon<D> {
     #[inline(always)]
     fn dot_quad(self, acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
         // SAFETY: `self` exists only where the set does.
-        unsafe { dot_quad::<D>(acc, self.splat(f32::from_bits(a)), b) }
+        unsafe { D::unsigned_by(acc, a, b) }
     }
 
     #[inline(always)]
     fn dot_signed_quad(self, acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
         // SAFETY: `self` exists only where the set does.
-        unsafe { dot_quad::<D>(acc, b, self.splat(f32::from_bits(a))) }
+        unsafe { D::signed_by(acc, a, b) }
     }
 
     #[inline(always)]
@@ -330,19 +367,6 @@ fn signed_bytes(quads: float32x4_t, part: usize) -> float32x4_t {
         _ => quads,
     };
     vcvtq_f32_s32(vshrq_n_s32::<24>(top))
-}
-
-/// A set's dot product, of registers of bits.
-///
-/// # Safety
-/// The machine must have the set that `D` is for.
-#[inline(always)]
-unsafe fn dot_quad<D: Dot>(sums: float32x4_t, unsigned: float32x4_t, signed: float32x4_t) -> float32x4_t {
-    // SAFETY: the caller's promise; all sets hold the first.
-    unsafe {
-        let (unsigned, signed) = (vreinterpretq_u8_f32(unsigned), vreinterpretq_s8_f32(signed));
-        vreinterpretq_f32_s32(D::dot(vreinterpretq_s32_f32(sums), unsigned, signed))
-    }
 }
 
 /// The lowest byte of each lane, the first lane's lowest.
