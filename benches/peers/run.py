@@ -159,8 +159,8 @@ def commands(args, runs, directory, kind, items, batches):
 def rounds(args, commands, alone):
     """Everything of one model: {who: [result of each round]}. Memory of one sequence is that of a process that had no more.
 
-    A process comes before all that count, where there is something that it leaves: files of the peers' converters, packed
-    weights of ours. Whatever is read is in the system's cache then, too."""
+    That process comes first: whatever it reads is in the system's cache for the one whose start counts. And one comes before
+    all that count, where there is something that it leaves: files of the peers' converters, packed weights of ours."""
     results = {who: [] for who in commands}
     if not args.smoke:
         for who in commands:
@@ -168,9 +168,9 @@ def rounds(args, commands, alone):
                 measured(alone[who], args.threads)
     for number in range(args.rounds):
         for who, command in commands.items():
+            alone_mb = None if args.smoke else measured(alone[who], args.threads)["peak_mb"]
             result = measured(command, args.threads)
-            alone_mb = result["peak_mb"] if args.smoke else measured(alone[who], args.threads)["peak_mb"]
-            result["peak_mb_alone"] = alone_mb
+            result["peak_mb_alone"] = alone_mb or result["peak_mb"]
             results[who].append(result)
             print(f"  {number + 1}/{args.rounds} {who:18} {json.dumps(result)}", flush=True)
     return results
