@@ -29,6 +29,7 @@ def arguments():
     parser.add_argument("--text-tokens", type=int, default=0, help="tokens behind the image in a vision model's prompt")
     parser.add_argument("--preprocess", metavar="FILE", type=Path, help="time its way from bytes to what the encoder reads")
     parser.add_argument("--batches", type=lambda text: [int(b) for b in text.split(",")])
+    parser.add_argument("--beams", type=int, default=1, help="beams of a search that is timed too; 1: none")
     parser.add_argument("--new-tokens", type=int)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--repeats", type=int, default=1, help="runs of each, of which the shortest counts")
@@ -52,6 +53,10 @@ def encoded(seconds):
 
 def decoded(batch, tokens_per_s):
     return "decode", {"batch": batch, "tokens_per_s": tokens_per_s}
+
+
+def searched(tokens_per_s):
+    return "beams_tokens_per_s", tokens_per_s
 
 
 def more(args, longer, shorter):
@@ -103,16 +108,22 @@ def of_torch(args, dtype):
     encoder(**inputs)
     encode, state = timed(lambda: encoder(**inputs).last_hidden_state, args.repeats)
     yield encoded(encode)
-    settings = transformers.GenerationConfig(
-        max_new_tokens=args.new_tokens, min_new_tokens=args.new_tokens, do_sample=False, num_beams=1, use_cache=True,
-        pad_token_id=config.pad_token_id or 0, eos_token_id=config.eos_token_id,
-        decoder_start_token_id=config.decoder_start_token_id)
-    for batch in args.batches:
+
+    def tokens_per_s(batch, beams):
+        settings = transformers.GenerationConfig(
+            max_new_tokens=args.new_tokens, min_new_tokens=args.new_tokens, do_sample=False, num_beams=beams, use_cache=True,
+            pad_token_id=config.pad_token_id or 0, eos_token_id=config.eos_token_id,
+            decoder_start_token_id=config.decoder_start_token_id)
         states = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=state.repeat(batch, 1, 1))
         # The plain loop: Whisper's own adds language detection and long-form logic, which is not what is compared.
         generate = transformers.GenerationMixin.generate
-        took, written = timed(lambda: generate(model, encoder_outputs=states, generation_config=settings), args.repeats)
-        yield decoded(batch, batch * args.new_tokens / took)
+        took, _ = timed(lambda: generate(model, encoder_outputs=states, generation_config=settings), args.repeats)
+        return batch * args.new_tokens / took
+
+    for batch in args.batches:
+        yield decoded(batch, tokens_per_s(batch, 1))
+    if args.beams > 1:
+        yield searched(tokens_per_s(1, args.beams))
 
 
 def of_ctranslate2(args, dtype):
@@ -133,8 +144,8 @@ def of_ctranslate2(args, dtype):
     vocabulary = json.loads((cached / "shared_vocabulary.json").read_text())
     source = [vocabulary[i] for i in ids(args)]
 
-    def translate(batch, n):
-        settings = {"beam_size": 1, "max_decoding_length": n, "min_decoding_length": n, "max_batch_size": batch}
+    def translate(batch, n, beams=1):
+        settings = {"beam_size": beams, "max_decoding_length": n, "min_decoding_length": n, "max_batch_size": batch}
         return timed(lambda: model.translate_batch([source] * batch, **settings), max(args.repeats, 3))[0]
 
     translate(1, 2)
@@ -145,6 +156,9 @@ def of_ctranslate2(args, dtype):
     for batch in args.batches:
         began = translate(batch, 1)
         yield decoded(batch, batch * (args.new_tokens - 1) / more(args, translate(batch, args.new_tokens), began))
+    if args.beams > 1:
+        began = translate(1, 1, args.beams)
+        yield searched((args.new_tokens - 1) / more(args, translate(1, args.new_tokens, args.beams), began))
 
 
 def whisper_of_ctranslate2(args, model):
@@ -158,13 +172,18 @@ def whisper_of_ctranslate2(args, model):
     yield encoded(encode)
     vocabulary = json.loads((args.directory.parent / f"{args.directory.name}.ct2/vocabulary.json").read_text())
     prompt = [vocabulary.index("<|startoftranscript|>")]
-    for batch in args.batches:
+
+    def tokens_per_s(batch, beams):
         many = ctranslate2.StorageView.from_array(np.repeat(features, batch, axis=0))
         outputs = model.encode(many, to_cpu=True)
-        settings = {"beam_size": 1, "max_length": args.new_tokens + 1, "suppress_blank": False, "suppress_tokens": []}
+        settings = {"beam_size": beams, "max_length": args.new_tokens + 1, "suppress_blank": False, "suppress_tokens": []}
         took, written = timed(lambda: model.generate(outputs, [prompt] * batch, **settings), args.repeats)
-        n_written = sum(len(result.sequences_ids[0]) for result in written)
-        yield decoded(batch, n_written / took)
+        return sum(len(result.sequences_ids[0]) for result in written) / took
+
+    for batch in args.batches:
+        yield decoded(batch, tokens_per_s(batch, 1))
+    if args.beams > 1:
+        yield searched(tokens_per_s(1, args.beams))
 
 
 def of_whispercpp(args, dtype):

@@ -36,6 +36,11 @@ PEERS = {
 OURS = ["ours-f32", "ours-bf16", "ours-int8", "ours-int4"]
 MODELS = {"whisper": "Whisper-base", "t5": "T5-small", "bart": "BART-base", "qwen2vl": "Qwen2-VL 263M"}
 KINDS = {"whisper": "whisper", "t5": "seq2seq", "bart": "seq2seq", "qwen2vl": "vision"}
+#: Beams of the search that is timed for kinds whose answers people search so: as many as faster-whisper takes by itself.
+BEAMS = {"whisper": 5, "seq2seq": 5, "vision": 1}
+#: Peers that can be held to an older instruction set, and what they read that from.
+HELD = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+                 "CT2_FORCE_CPU_ISA": "AVX2"}}
 #: What `models.py` writes: what a kind's encoder reads, and what its preprocessing is timed with.
 ITEMS = {"whisper": "noise.wav", "vision": "noise.png"}
 FILES = {"whisper": "sound.flac", "vision": "photo.jpg"}
@@ -50,6 +55,8 @@ def arguments():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2, help="runs inside a process, after one that does not count; the shortest counts")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--isa", choices=list(HELD), help="hold ours, torch and CTranslate2 to this instruction set, and leave "
+                        "out whoever cannot be held; into benches/results/peers-ISA.*")
     parser.add_argument("--peers", help="only these, separated by commas; see PEERS in this file")
     parser.add_argument("--tiny-en", metavar="DIR", type=Path, help="the directory of the real Whisper tiny.en")
     parser.add_argument("--vllm", action="store_true", help="vLLM too, for vision models")
@@ -108,10 +115,10 @@ def binary(args):
     return target / ("debug" if args.smoke else "release") / "throughput"
 
 
-def measured(command, threads):
+def measured(command, args):
     """One process to its end: what it printed as JSON, and the most memory it held."""
-    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false",
-           "STARTED_AT": repr(time.time())}
+    env = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "TOKENIZERS_PARALLELISM": "false",
+           "STARTED_AT": repr(time.time()), **HELD.get(args.isa, {})}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True) as process:
         out, err = process.communicate()
         if process.returncode:
@@ -134,6 +141,8 @@ def models(args, python):
 def peers(args, kind):
     """Those that are wanted, of a kind of model."""
     there = [who for who in PEERS[kind] if args.vllm or not who.startswith("vllm-")]
+    if args.isa:
+        there = [who for who in there if who.startswith(("torch-", "ctranslate2-"))]
     return [who for who in there if args.peers is None or who in args.peers.split(",")]
 
 
@@ -141,6 +150,7 @@ def commands(args, runs, directory, kind, items, batches):
     """What measures one model at some batch sizes: `{who: command}`, peers first."""
     common = ["--item", str(items / ITEMS[kind] if kind in ITEMS else args.n_tokens), "--batches", ",".join(map(str, batches)),
               "--new-tokens", str(args.new_tokens), "--threads", str(args.threads), "--repeats", str(args.repeats)]
+    common += ["--beams", str(BEAMS[kind])] if batches is args.batches else []
     if kind == "vision":
         common += ["--text-tokens", str(args.text_tokens)]
     file = ["--preprocess", items / FILES[kind]] if kind in FILES else []
@@ -153,6 +163,7 @@ def commands(args, runs, directory, kind, items, batches):
         found[who] = command + file if library == "torch" else command
     for who in OURS:
         found[who] = [runs["ours"], directory, "--precision", who.removeprefix("ours-"), "--packed", items / "packed", *common, *file]
+        found[who] += ["--isa", args.isa] if args.isa else []
     return found
 
 
@@ -165,11 +176,11 @@ def rounds(args, commands, alone):
     if not args.smoke:
         for who in commands:
             if not who.startswith(("torch-", "vllm-")):
-                measured(alone[who], args.threads)
+                measured(alone[who], args)
     for number in range(args.rounds):
         for who, command in commands.items():
-            alone_mb = None if args.smoke else measured(alone[who], args.threads)["peak_mb"]
-            result = measured(command, args.threads)
+            alone_mb = None if args.smoke else measured(alone[who], args)["peak_mb"]
+            result = measured(command, args)
             result["peak_mb_alone"] = alone_mb or result["peak_mb"]
             results[who].append(result)
             print(f"  {number + 1}/{args.rounds} {who:18} {json.dumps(result)}", flush=True)
@@ -192,9 +203,10 @@ def main():
     print("\n" + text)
     if not args.smoke:
         args.out.mkdir(exist_ok=True, parents=True)
-        (args.out / "peers.md").write_text(text)
-        (args.out / "peers.json").write_text(json.dumps(document, indent=1) + "\n")
-        (args.out / "peers.svg").write_text(table.plot(document))
+        name = f"peers-{args.isa}" if args.isa else "peers"
+        (args.out / f"{name}.md").write_text(text)
+        (args.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+        (args.out / f"{name}.svg").write_text(table.plot(document))
 
 
 if __name__ == "__main__":

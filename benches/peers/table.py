@@ -30,6 +30,8 @@ def rows_of(results, kind):
             if prefill := result.get("prefill"):
                 values[f"prefill of {prefill['tokens']} tokens, tokens/s"] = prefill["tokens_per_s"]
             values |= {f"decode at batch {d['batch']}, tokens/s": d["tokens_per_s"] for d in result["decode"]}
+            if beams := result.get("beams_tokens_per_s"):
+                values["decode with 5 beams, tokens/s"] = beams
             # A peer that takes one sequence at a time has a memory for one, and none for the largest batch.
             largest = max((d["batch"] for d in result["decode"]), default=1)
             values |= {"start to ready, ms": result.get("ready_ms"), "most memory, batch 1, MB": result.get("peak_mb_alone")}
@@ -84,7 +86,7 @@ def document(results, models, args, root):
     roofs = roofs_of(results)
     return {
         "host": cpu(), "threads": args.threads, "commit": commit, "date": str(datetime.date.today()),
-        "rounds": args.rounds, "new_tokens": args.new_tokens,
+        "isa": args.isa, "rounds": args.rounds, "new_tokens": args.new_tokens,
         "models": {name: {row: {who: {"median": statistics.median(v), "rounds": v} for who, v in values.items()}
                           for row, values in rows_of(of, models[name][1]).items()} for name, of in results.items()},
         "roofs": {name: shares(of, models[name][0], roofs) for name, of in results.items()},
@@ -117,7 +119,7 @@ def markdown(doc):
         "# Beside the peers", "",
         f"{doc['host']}, {doc['threads']} threads, commit {doc['commit']}, {doc['date']}; medians of {doc['rounds']} round(s) in "
         f"turn, {doc['new_tokens']} tokens a sequence. A ratio is ours to the best peer of the row; more is better for us.", "",
-        "    python3 benches/peers/run.py", "",
+        f"    python3 benches/peers/run.py{' --isa ' + doc['isa'] if doc.get('isa') else ''}", "",
     ]
     for name, rows in doc["models"].items():
         peers = sorted({who for values in rows.values() for who in values if not is_ours(who)})

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 use triptych_core::limits::Limits;
 use triptych_core::{ItemForm, ItemOptions, Modality};
-use triptych_kernels::cpu::{CpuBackend, CpuConfig, Precision};
+use triptych_kernels::cpu::{CpuBackend, CpuConfig, Isa, Precision};
 use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::preprocess::EncoderInput;
 use triptych_models::{LoadFormat, Model, ModelSource, PackedFolder};
@@ -38,6 +38,9 @@ struct Args {
     /// Batch sizes.
     #[arg(long, value_delimiter = ',', default_value = "1,8,32")]
     batches: Vec<usize>,
+    /// Beams of a search that is timed too, for one sequence; 1: none.
+    #[arg(long, default_value_t = 1)]
+    beams: u32,
     /// Tokens of text behind the item, where a model's prompt holds the item's rows.
     #[arg(long, default_value_t = 0)]
     text_tokens: u32,
@@ -56,6 +59,9 @@ struct Args {
     /// Runs of each, of which the best counts.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
+    /// Instruction set to force, as `avx2`; the fastest of the machine if nothing is said.
+    #[arg(long, value_parser = Isa::named)]
+    isa: Option<Isa>,
     /// A folder for packed weights, as the product has one: from the second start on they are read from it.
     #[arg(long)]
     packed: Option<PathBuf>,
@@ -74,7 +80,8 @@ fn main() -> Result<()> {
     if let Some(path) = &args.preprocess {
         result["preprocess_ms"] = preprocess_ms(&model, path, args.repeats)?.into();
     }
-    let backend = CpuConfig { threads: args.threads, precision: args.precision, ..CpuConfig::default() };
+    let Args { threads, precision, isa, .. } = args;
+    let backend = CpuConfig { threads, precision, isa, ..CpuConfig::default() };
     let roofs = CpuBackend::new(backend)?.roofs();
     result["multiply_adds_per_s"] = roofs.multiply_adds_per_s.into();
     result["bytes_per_s"] = roofs.bytes_per_s.into();
@@ -84,8 +91,8 @@ fn main() -> Result<()> {
 
 /// What the model itself takes: start, encode, prefill, decode, memory.
 fn measure(args: &Args, model: &Model) -> Result<Value> {
-    let config =
-        ComputeConfig { threads: args.threads, precision: args.precision, ..ComputeConfig::default() };
+    let &Args { threads, precision, isa, .. } = args;
+    let config = ComputeConfig { threads, precision, isa, ..ComputeConfig::default() };
     let compute = Compute::new(config)?;
     let modality = *model.modalities().first().context("a model without an encoder")?;
     let mut encoder = compute.load_encoder(model, modality)?;
@@ -107,7 +114,7 @@ fn measure(args: &Args, model: &Model) -> Result<Value> {
         new_tokens: args.new_tokens,
         repeats: args.repeats,
     };
-    let mut result = generation.measure(&item, &args.batches)?;
+    let mut result = generation.measure(&item, &args.batches, args.beams)?;
     result["encode_ms"] = (encode.as_secs_f64() * 1e3).into();
     result["item_tokens"] = item.input.n_tokens.into();
     result["ready_ms"] = json!(ready_ms);

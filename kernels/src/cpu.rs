@@ -46,7 +46,7 @@ pub use matrix::CpuTensor;
 pub use norm::CpuNorm;
 pub use packed::{PackedWeights, Packing};
 pub use roofs::Roofs;
-pub use simd::Isa;
+pub use simd::{Isa, NoSuchIsa};
 pub use table::{CpuTable, table_bytes};
 
 use cell::{Dots, Halves, Quarters, Singles};
@@ -420,7 +420,7 @@ impl Backend for CpuBackend {
         let KvLayer { cache, layer, mask, bias } = kv;
         check::layer("paged_attention", layer, cache.layout())?;
         check::paged(q.dims(), cache.layout(), shape, (mask, bias), batch)?;
-        let step = attention::Step { q: Columns::all(q), layer, mask, bias, shape, batch };
+        let step = attention::Step { q: Columns::all(q), layer, mask, bias, shape, batch, may_share: true };
         Ok(match &cache.0 {
             Pages::F32(pages) => attention::paged::<Singles>(self, pages, step),
             Pages::Bf16(pages) if self.isa.has_pairs() => attention::paged::<Dots>(self, pages, step),

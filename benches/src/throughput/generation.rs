@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use triptych_core::clock::SystemClock;
 use triptych_core::item::from_f32;
 use triptych_core::prompt::{Prompt, TextOrTokens};
-use triptych_core::sampling::SamplingParams;
+use triptych_core::sampling::{BeamParams, EarlyStopping, SamplingParams};
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Fingerprint, Modality, TenantId};
 use triptych_engine::{
@@ -43,6 +43,35 @@ pub struct Generation<'a> {
     pub repeats: usize,
 }
 
+/// How a batch is answered.
+#[derive(Clone, Copy)]
+struct Answers {
+    /// Questions.
+    batch: usize,
+    /// Beams that each answer is the best of; 1: no search.
+    beams: u32,
+}
+
+impl Answers {
+    /// Rows of a step of decoding.
+    fn n_rows(self) -> usize {
+        self.batch * self.beams as usize
+    }
+
+    /// What is asked of the engine.
+    fn sampling(self, max_tokens: u32) -> SamplingParams {
+        let beams =
+            BeamParams { width: self.beams, length_penalty: 1.0, early_stopping: EarlyStopping::default() };
+        SamplingParams {
+            temperature: 0.0,
+            max_tokens: Some(max_tokens),
+            ignore_eos: true,
+            beams: (self.beams > 1).then_some(beams),
+            ..SamplingParams::default()
+        }
+    }
+}
+
 /// An encoded item, before it has a key.
 pub struct Item {
     /// What was encoded.
@@ -68,13 +97,15 @@ struct Done {
 }
 
 impl Generation<'_> {
-    /// `{"decode": […], "prefill": {…} or null}`, rates in tokens per second.
-    pub fn measure(&self, item: &Item, batches: &[usize]) -> Result<Value> {
+    /// `{"decode": […], "beams_tokens_per_s": … or null, "prefill": {…} or null}`, rates in tokens per second; of a beam
+    /// search those of the answer, if `beams` is more than 1.
+    pub fn measure(&self, item: &Item, batches: &[usize], beams: u32) -> Result<Value> {
         let within = self.questions(item, 1, 0)?.iter().all(|q| q.prepared.cross.is_none());
         let prefill = if within { Some(self.prefill(item)?) } else { None };
         let mut decode = Vec::new();
         for &batch in batches {
-            let mut bench = Bench::new(self, &self.questions(item, batch, 0)?)?;
+            let answers = Answers { batch, beams: 1 };
+            let mut bench = Bench::new(self, &self.questions(item, batch, 0)?, answers)?;
             let done = self.fastest(|run| {
                 let questions = self.questions(item, batch, run)?;
                 match within {
@@ -84,14 +115,21 @@ impl Generation<'_> {
             })?;
             decode.push(json!({"batch": batch, "tokens_per_s": done.tokens_per_s()}));
         }
+        let beams = if beams > 1 { Some(self.search(item, beams)?.tokens_per_s()) } else { None };
         let prefill =
             prefill.map(|done| json!({"tokens": done.n_tokens, "tokens_per_s": done.tokens_per_s()}));
-        Ok(json!({"decode": decode, "prefill": prefill}))
+        Ok(json!({"decode": decode, "beams_tokens_per_s": beams, "prefill": prefill}))
+    }
+
+    /// One answer that is the best of so many beams, timed whole.
+    fn search(&self, item: &Item, beams: u32) -> Result<Done> {
+        let mut bench = Bench::new(self, &self.questions(item, 1, 0)?, Answers { batch: 1, beams })?;
+        self.fastest(|run| bench.whole(&self.questions(item, 1, run)?, self.new_tokens))
     }
 
     fn prefill(&self, item: &Item) -> Result<Done> {
         let question = self.questions(item, 1, 0)?;
-        let mut bench = Bench::new(self, &question)?;
+        let mut bench = Bench::new(self, &question, Answers { batch: 1, beams: 1 })?;
         // The first touches memory.
         bench.first(&question)?;
         self.fastest(|_| bench.first(&question))
@@ -149,6 +187,7 @@ fn ahead(questions: &[Question]) -> usize {
 /// An engine with room for one batch.
 struct Bench {
     engine: Engine,
+    answers: Answers,
     clock: SystemClock,
     next_id: u64,
     /// Tokens of each sequence of the batch that has any.
@@ -156,29 +195,31 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(of: &Generation<'_>, questions: &[Question]) -> Result<Self> {
+    fn new(of: &Generation<'_>, questions: &[Question], answers: Answers) -> Result<Self> {
         let loaded = of.decoder.take();
         let decoder = loaded.map_or_else(|| of.compute.load_decoder(of.model), Ok)?;
-        let batch = questions.len();
         let n_written = of.new_tokens as usize + ahead(questions) + 1;
         let blocks = |n_tokens: usize| n_tokens.div_ceil(KV_BLOCK_TOKENS);
+        // A beam that is about to part from another has both their last blocks for a moment.
+        let beams = if answers.beams > 1 { 2 * answers.beams as usize } else { 1 };
+        let own = |q: &Question| beams * blocks(q.prepared.tokens.len() + n_written);
         let cross = |q: &Question| q.prepared.cross.map_or(0, |cross| blocks(cross.n_rows as usize));
         let config = EngineConfig {
             // As much as the batch takes: what a peer, too, holds of it.
             kv: KvBudget::Blocks {
-                self_attention: questions.iter().map(|q| blocks(q.prepared.tokens.len() + n_written)).sum(),
+                self_attention: questions.iter().map(own).sum(),
                 cross_attention: questions.iter().map(cross).sum(),
                 host: 0,
             },
-            token_budget: TOKEN_BUDGET.max(batch),
-            max_sequences: batch,
-            max_waiting: batch,
+            token_budget: TOKEN_BUDGET.max(answers.n_rows()),
+            max_sequences: answers.n_rows(),
+            max_waiting: answers.batch,
             // Every request is computed whole, as the other side does.
             prefix_cache: PrefixCache::Off,
             ..EngineConfig::default()
         };
         let engine = Engine::new(decoder, of.model.tokenizer().clone(), config)?;
-        Ok(Self { engine, clock: SystemClock, next_id: 0, written: HashMap::new() })
+        Ok(Self { engine, answers, clock: SystemClock, next_id: 0, written: HashMap::new() })
     }
 
     /// Answers to all at once, from their arrival to their end.
@@ -232,17 +273,11 @@ impl Bench {
 
     fn arrival(&mut self, question: &Question, max_tokens: u32, now: Instant) -> Arrival {
         self.next_id += 1;
-        let sampling = SamplingParams {
-            temperature: 0.0,
-            max_tokens: Some(max_tokens),
-            ignore_eos: true,
-            ..SamplingParams::default()
-        };
         Arrival {
             ids: vec![SequenceId(self.next_id)],
             prepared: question.prepared.clone(),
             items: vec![question.output.item().clone()],
-            sampling,
+            sampling: self.answers.sampling(max_tokens),
             constraint: None,
             priority: 0,
             tenant: TenantId::SHARED,

@@ -7,6 +7,9 @@
 //! counted from the first key of the sequence, so what a row computes does not depend on who shares its tile:
 //! keys that only others see weigh exactly zero.
 //!
+//! Sequences whose tables name the same pages, as beams over one encoder output and prompts that begin alike have them, are
+//! read together ([`segments`]): a page once for all their rows.
+//!
 //! Plain keys and values are first laid into pages of their own.
 
 use std::ops::Range;
@@ -30,7 +33,7 @@ mod whole;
 
 use bias::RowBias;
 use head::HeadRows;
-use segments::{Joined, Segment};
+use segments::{Joined, Plan, Segment};
 use weights::HeadWeights;
 pub(super) use whole::Bytes;
 use whole::PageMath;
@@ -48,17 +51,28 @@ pub(super) struct Step<'a> {
     pub(super) bias: ScoreBias<'a>,
     pub(super) shape: AttentionShape,
     pub(super) batch: PagedBatch<'a>,
+    /// Whether pages may be in several tables.
+    pub(super) may_share: bool,
 }
 
-/// The rows of one task: some of those that share one key head of one sequence.
-#[derive(Clone, Debug)]
-struct Task {
+/// A sequence among those whose rows see the same pages.
+#[derive(Clone, Copy, Debug)]
+struct Member {
     seq: usize,
+    /// Rows of the members before it.
+    first_row: usize,
+}
+
+/// The rows of one task: some of those that share the pages of one key head.
+#[derive(Clone, Debug)]
+struct Task<'a> {
+    /// Whose rows: of one sequence, or of several that see the same pages, one's rows after the other's.
+    members: &'a [Member],
     kv_head: usize,
-    /// Row `r` is query `r / group`, head `kv_head · group + r % group`.
+    /// Row `r` of a sequence is query `r / group`, head `kv_head · group + r % group`.
     rows: Range<usize>,
     /// The segment of keys that they are to see; `None` for all keys.
-    part: Option<Segment>,
+    part: Option<Segment<'a>>,
 }
 
 /// Attention inside each sequence; the caller checked the arguments.
@@ -87,10 +101,12 @@ pub(super) fn weights<M: FloatMath>(
     let plain = Plain::<M::Word>::new(backend, [k, k], chosen.shape, seqs.cu_seqlens_k)?;
     let step = plain.step(q, chosen.shape, seqs);
     let group = step.shape.n_heads / step.shape.n_kv_heads;
+    let alone = alone(&step);
     let (mut tasks, mut n_weights, mut cost_ns) = (Vec::new(), 0, 0);
-    for (seq, (n_queries, n_keys)) in lens(&step).enumerate() {
+    for (member, (n_queries, n_keys)) in alone.chunks(1).zip(lens(&step)) {
         for &head in chosen.heads {
-            let task = Task { seq, kv_head: head as usize / group, rows: 0..n_queries * group, part: None };
+            let (kv_head, rows) = (head as usize / group, 0..n_queries * group);
+            let task = Task { members: member, kv_head, rows, part: None };
             tasks.push((task, head as usize % group, n_weights..n_weights + n_queries * n_keys));
             n_weights += n_queries * n_keys;
             cost_ns += n_queries * n_keys * step.shape.head_dim / 8;
@@ -146,7 +162,7 @@ impl<C: Cell> Plain<C> {
             block_tables: &self.block_tables,
             seq_lens: &self.lens,
         };
-        Step { q, layer: 0, mask: seqs.mask, bias: seqs.bias, shape, batch }
+        Step { q, layer: 0, mask: seqs.mask, bias: seqs.bias, shape, batch, may_share: false }
     }
 }
 
@@ -158,28 +174,34 @@ pub(super) fn paged<M: PageMath>(
 ) -> CpuTensor {
     let (n_tokens, width) = (step.q.of.dims().0, step.shape.n_heads * step.shape.head_dim);
     let mut attended = unwritten(n_tokens * width);
-    let (tasks, cost_ns) = tasks::<M::Word>(&step, TASK_TILES * backend.isa.tile_rows());
+    let max_rows = TASK_TILES * backend.isa.tile_rows();
+    let alone = alone(&step);
+    let (tasks, cost_ns) = tasks::<M::Word>(&step, &alone, max_rows);
     let bias = &RowBias::new(step.bias, step.shape.n_heads, lens(&step));
     let (step, out) = (&step, &Shared::new(&mut attended));
-    let Some(split) = segments::split(backend, step, &tasks) else {
+    let Some(plan) = Plan::new(backend, step, tasks.len()) else {
         backend.pool.run(tasks.len(), cost_ns, |i| {
             M::run(backend.isa, HeadRows::<M> { pages, step, bias, task: &tasks[i], out });
         });
         return CpuTensor::new(attended, n_tokens, width);
     };
-    let mut parts = vec![0.0; split.len];
+    let mut parts = vec![0.0; plan.len()];
     {
-        let out = &Shared::new(&mut parts);
-        backend.pool.run(split.tasks.len(), cost_ns, |i| {
-            M::run(backend.isa, HeadRows::<M> { pages, step, bias, task: &split.tasks[i], out });
+        let (of_segments, out) = (plan.tasks(step, max_rows), &Shared::new(&mut parts));
+        backend.pool.run(of_segments.len(), cost_ns, |i| {
+            M::run(backend.isa, HeadRows::<M> { pages, step, bias, task: &of_segments[i], out });
         });
     }
-    backend.pool.run(tasks.len(), split.len, |i| {
-        let parts = &parts[split.places[i].clone()];
+    backend.pool.run(tasks.len(), plan.len(), |i| {
         let rows = HeadRows::<M> { pages, step, bias, task: &tasks[i], out };
-        M::run(backend.isa, Joined { rows, parts });
+        M::run(backend.isa, Joined { rows, parts: &parts, places: plan.places() });
     });
     CpuTensor::new(attended, n_tokens, width)
+}
+
+/// Each sequence with nobody beside it.
+fn alone(step: &Step<'_>) -> Vec<Member> {
+    (0..step.batch.seq_lens.len()).map(|seq| Member { seq, first_row: 0 }).collect()
 }
 
 /// Queries and keys of each sequence.
@@ -188,22 +210,43 @@ fn lens<'a>(step: &'a Step<'_>) -> impl Iterator<Item = (usize, usize)> + 'a {
     seq_lens.map(|(seq, &n_keys)| (queries(step, seq).len(), n_keys as usize))
 }
 
-/// Cuts a step into tasks of up to `max_rows` rows, and estimates what they take together on one thread.
-fn tasks<C: Word>(step: &Step<'_>, max_rows: usize) -> (Vec<Task>, usize) {
-    let AttentionShape { n_heads, n_kv_heads, head_dim, .. } = step.shape;
+/// Cuts a step into tasks of up to `max_rows` rows of a sequence, and estimates what they take together on one thread.
+fn tasks<'a, C: Word>(step: &Step<'_>, alone: &'a [Member], max_rows: usize) -> (Vec<Task<'a>>, usize) {
+    let AttentionShape { n_kv_heads, head_dim, .. } = step.shape;
     let (mut tasks, mut cost_ns) = (Vec::new(), 0);
-    for (seq, &n_keys) in step.batch.seq_lens.iter().enumerate() {
-        let n_rows = queries(step, seq).len() * (n_heads / n_kv_heads);
+    for (members, &n_keys) in alone.chunks(1).zip(step.batch.seq_lens) {
+        let n_rows = n_rows(step, members[0].seq);
         // Two multiply-adds at about 1/50 ns, or two values from memory at about 1/8 ns.
         let values = n_kv_heads * head_dim * n_keys as usize;
         cost_ns += (values * n_rows / 25).max(values * n_rows.min(1) / 4 / C::STEPS);
         for kv_head in 0..n_kv_heads {
-            let starts = (0..n_rows).step_by(max_rows);
-            let rows = starts.map(|row| row..n_rows.min(row + max_rows));
-            tasks.extend(rows.map(|rows| Task { seq, kv_head, rows, part: None }));
+            let runs = runs(n_rows, max_rows);
+            tasks.extend(runs.map(|rows| Task { members, kv_head, rows, part: None }));
         }
     }
     (tasks, cost_ns)
+}
+
+/// Runs of up to `max_rows` rows.
+fn runs(n_rows: usize, max_rows: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..n_rows).step_by(max_rows).map(move |row| row..n_rows.min(row + max_rows))
+}
+
+/// Rows of a sequence that share a key head.
+fn n_rows(step: &Step<'_>, seq: usize) -> usize {
+    queries(step, seq).len() * (step.shape.n_heads / step.shape.n_kv_heads)
+}
+
+/// Keys that a row of a sequence sees: the first so many.
+fn n_visible(step: &Step<'_>, seq: usize, row: usize) -> usize {
+    let n_keys = step.batch.seq_lens[seq] as usize;
+    match step.mask {
+        Mask::Full => n_keys,
+        Mask::Causal => {
+            let group = step.shape.n_heads / step.shape.n_kv_heads;
+            n_keys - (queries(step, seq).len() - 1 - row / group)
+        }
+    }
 }
 
 /// The width of a head in whole panels.

@@ -96,6 +96,14 @@ impl Isa {
         Self::ALL.into_iter().filter(|isa| isa.is_available())
     }
 
+    /// The set of this name, of those that this machine has.
+    ///
+    /// # Errors
+    /// [`NoSuchIsa`] for any other name.
+    pub fn named(name: &str) -> std::result::Result<Self, NoSuchIsa> {
+        Self::available().find(|isa| isa.as_str() == name).ok_or_else(|| NoSuchIsa(name.to_owned()))
+    }
+
     /// The set that kernels run on where none is asked for.
     ///
     /// On Intel's machines the bf16 dot product is left out: it multiplies half as much in a cycle there (16 pairs every
@@ -104,6 +112,15 @@ impl Isa {
         let is_slow = |isa: &Self| *isa == Self::Avx512Bf16 && is_intel();
         Self::available().filter(|isa| !is_slow(isa)).last().unwrap_or(Self::Portable)
     }
+}
+
+/// A name that is of no set of this machine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no instruction set of this machine, which has {names}", names = names_of_available())]
+pub struct NoSuchIsa(String);
+
+fn names_of_available() -> String {
+    Isa::available().map(Isa::as_str).collect::<Vec<_>>().join(", ")
 }
 
 /// Whether Intel made the processor.

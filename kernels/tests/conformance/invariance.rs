@@ -3,7 +3,8 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use triptych_kernels::ops::{Activation, Backend, Conv2d, Mask, NormKind};
+use triptych_core::shape::KV_BLOCK_TOKENS;
+use triptych_kernels::ops::{Activation, Backend, BucketSides, Conv2d, Mask, NormKind};
 
 use crate::attention::{Sequences, offsets, shape};
 use crate::bias::Added;
@@ -74,6 +75,41 @@ pub fn a_cached_sequence_is_the_same_alone<B: Backend>(subject: &Subject<B>) {
         let alone: Vec<u32> = (0..lens.len()).flat_map(bits).collect();
         assert_eq!(together, alone, "{} {mask:?}", subject.name);
     }
+}
+
+/// As beams over one encoder output, and prompts that begin alike: such pages are read once for all of them.
+pub fn sequences_over_the_same_pages_are_the_same_alone<B: Backend>(subject: &Subject<B>) {
+    // The first three have one table; the others have their first 512 tokens in common, of which the last sees but some.
+    let lens = [(1, 700), (1, 700), (16, 700), (1, 600), (0, 520), (5, 530), (3, 513)];
+    let shape = shape(4, 2, 33);
+    for (mask, sides) in [(Mask::Full, BucketSides::Both), (Mask::Causal, BucketSides::Past)] {
+        for bias in [Added::None, Added::relative(shape.n_heads, sides)] {
+            let seqs = Sequences::new(&lens, shape, mask).biased(bias);
+            let tables = tables_in_common(&seqs);
+            let cache = filled(subject, &seqs, &tables, 0);
+            let together = subject.bits(&attend(subject, &seqs, &tables, (&cache, 0)));
+            let bits = |i: usize| {
+                let alone = Tables { layout: tables.layout, blocks: vec![tables.blocks[i].clone()] };
+                subject.bits(&attend(subject, &seqs.alone(i), &alone, (&cache, 0)))
+            };
+            let alone: Vec<u32> = (0..lens.len()).flat_map(bits).collect();
+            assert_eq!(together, alone, "{} {mask:?} {}", subject.name, seqs.bias.name());
+        }
+    }
+}
+
+/// Tables of which the first three are one, and those after them begin alike.
+fn tables_in_common(seqs: &Sequences) -> Tables {
+    let own = Sequences { lens: vec![(1, 700), (1, 600), (1, 40), (1, 40), (1, 40)], ..seqs.alone(0) };
+    let Tables { layout, blocks } = Tables::new(&own, 1, 7);
+    let first = &blocks[1][..512 / KV_BLOCK_TOKENS];
+    let later = blocks[2..].iter().zip(&seqs.lens[4..]).map(|(rest, len)| {
+        let mut table = [first, rest].concat();
+        table.truncate(len.1.div_ceil(KV_BLOCK_TOKENS));
+        table
+    });
+    let one = std::iter::repeat_n(blocks[0].clone(), 3);
+    Tables { layout, blocks: one.chain([blocks[1].clone()]).chain(later).collect() }
 }
 
 pub fn chunks_of_a_prefill_give_what_the_whole_gives<B: Backend>(subject: &Subject<B>) {

@@ -96,6 +96,7 @@ on_every_backend! {
         a_long_row_of_a_linear_layer_is_the_same_alone,
         a_sequence_is_the_same_alone,
         a_cached_sequence_is_the_same_alone,
+        sequences_over_the_same_pages_are_the_same_alone,
         chunks_of_a_prefill_give_what_the_whole_gives,
         threads_do_not_change_a_bit,
         elementwise_rows_are_the_same_alone,
@@ -117,10 +118,16 @@ fn an_instruction_set_that_is_missing_is_refused() {
     for isa in Isa::ALL {
         let made = CpuBackend::new(CpuConfig { isa: Some(isa), threads: 1, ..CpuConfig::default() });
         match made {
-            Ok(backend) => assert!(isa.is_available() && backend.isa() == isa),
+            Ok(backend) => {
+                assert!(isa.is_available() && backend.isa() == isa);
+                assert_eq!(Isa::named(isa.as_str()), Ok(isa));
+            }
             Err(error) => {
                 assert!(!isa.is_available());
                 assert_eq!(error, KernelError::Isa(isa.as_str()));
+                let unknown = Isa::named(isa.as_str()).expect_err("no set of this machine").to_string();
+                assert!(unknown.starts_with(&format!("{:?} is no", isa.as_str())), "{unknown}");
+                assert!(unknown.contains("which has portable"), "{unknown}");
             }
         }
     }

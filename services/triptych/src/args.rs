@@ -25,7 +25,7 @@ use triptych_core::{DType, RowTypes};
 use triptych_ec::limit::Bounds;
 use triptych_ec::retry::RetryPolicy;
 use triptych_ec::{EcError, EcSetting, EcStore, Opening, Scope};
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::cpu::{Isa, Precision};
 use triptych_models::LoadFormat;
 use triptych_models::compute::ComputeConfig;
 use triptych_proxy::fetch::{AllowRule, FetchPolicy, NotARule, Reach};
@@ -138,6 +138,10 @@ pub struct ComputeArgs {
     /// Compute threads of each worker; 0: one for each core
     #[arg(long, value_name = "N", env = "TRIPTYCH_THREADS", default_value_t = 0)]
     pub threads: usize,
+    /// Instruction set to compute with, as avx2 on a machine that has AVX-512, so that unlike machines compute alike. Default:
+    /// the fastest that the machine has
+    #[arg(long, value_name = "SET", env = "TRIPTYCH_INSTRUCTION_SET", value_parser = Isa::named)]
+    pub instruction_set: Option<Isa>,
     /// Disk space for int8 and int4 weights as they were packed at a start, in triptych/packed under XDG_CACHE_HOME or
     /// ~/.cache: the next start with the same files and settings reads those. 0 keeps none
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_PACKED_MIB", default_value_t = 16 << 10)]
@@ -215,6 +219,7 @@ impl ComputeArgs {
             threads: self.threads,
             precision: self.precision.into(),
             kv: self.kv_cache_dtype.map(Precision::from),
+            isa: self.instruction_set,
             ..ComputeConfig::default()
         }
     }
@@ -241,6 +246,9 @@ impl ComputeArgs {
         ];
         if let Some(dtype) = self.kv_cache_dtype {
             flags.extend(["--kv-cache-dtype".into(), name_of(dtype).into()]);
+        }
+        if let Some(set) = self.instruction_set {
+            flags.extend(["--instruction-set".into(), set.as_str().into()]);
         }
         flags
     }
@@ -473,7 +481,7 @@ mod tests {
 
     #[test]
     fn flags_written_for_a_child_read_back_the_same() {
-        let args = "x --log debug --log-json --otlp http://h:1 --trace-file t.json --precision bf16 --fetch listed --fetch-allow a.b,::1/128";
+        let args = "x --log debug --log-json --otlp http://h:1 --trace-file t.json --precision bf16 --instruction-set portable --fetch listed --fetch-allow a.b,::1/128";
         let first = Flags::parse_from(args.split(' '));
         let child = [first.log.to_flags(), first.compute.to_flags(), first.fetch.to_flags()].concat();
         let second = Flags::parse_from(std::iter::once(OsString::from("x")).chain(child));

@@ -3,17 +3,16 @@
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::bias::{RowBias, ScoreRow};
-use super::segments::{Part, SEGMENT};
+use super::segments::{Part, SEGMENT, Segment};
 use super::softmax::raise;
 use super::whole::{PageMath, Scores, Unit, Weights};
-use super::{Cell, PANEL, PagedCells, Shared, Step, Task, Word, n_cells, padded, queries};
+use super::{Cell, PANEL, PagedCells, Shared, Step, Task, Word, n_cells, n_visible, padded, queries};
 use crate::cpu::kv::{Page, value_panel_len};
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{
     Rows, STRIP_VECTORS, Sums, for_height, height, multiply, multiply_panels, strip_width, strips_per_panel,
     zero_sums,
 };
-use crate::ops::Mask;
 
 /// Keys whose scores a tile holds at a time: their pages of a head fit the second cache.
 pub(super) const STRETCH: usize = STRETCH_PAGES * KV_BLOCK_TOKENS;
@@ -41,8 +40,8 @@ pub(super) struct HeadRows<'a, M: PageMath> {
     /// What is added to the scores.
     pub(super) bias: &'a RowBias<'a>,
     /// Which rows.
-    pub(super) task: &'a Task,
-    /// `[Σq, n_heads·head_dim]`, or where a task of one segment leaves its part.
+    pub(super) task: &'a Task<'a>,
+    /// `[Σq, n_heads·head_dim]`, or where tasks of one segment leave their parts.
     pub(super) out: &'a Shared<'a, f32>,
 }
 
@@ -87,18 +86,31 @@ impl<M: PageMath> HeadRows<'_, M> {
         self.step.shape.n_heads / self.step.shape.n_kv_heads
     }
 
+    /// The sequence of row `row` of the task, and which of that one's rows it is.
+    #[inline(always)]
+    pub(super) fn of_seq(&self, row: usize) -> (usize, usize) {
+        let (members, row) = (self.task.members, self.task.rows.start + row);
+        let member = members[members.partition_point(|member| member.first_row <= row) - 1];
+        (member.seq, row - member.first_row)
+    }
+
     /// Where row `row` of the task lies in the result.
     fn place(&self, row: usize) -> std::ops::Range<usize> {
-        let (row, head_dim) = (self.task.rows.start + row, self.step.shape.head_dim);
-        let token = queries(self.step, self.task.seq).start + row / self.group();
+        let ((seq, row), head_dim) = (self.of_seq(row), self.step.shape.head_dim);
+        let token = queries(self.step, seq).start + row / self.group();
         let head = self.task.kv_head * self.group() + row % self.group();
         let start = (token * self.step.shape.n_heads + head) * head_dim;
         start..start + head_dim
     }
 
-    /// Keys of the sequence.
+    /// A sequence whose pages these are: any of the members.
+    fn seq(&self) -> usize {
+        self.task.members[0].seq
+    }
+
+    /// Keys of that sequence.
     pub(super) fn n_keys(&self) -> usize {
-        self.step.batch.seq_lens[self.task.seq] as usize
+        self.step.batch.seq_lens[self.seq()] as usize
     }
 
     /// Row `row` of the queries, times the scale of scores, as cells; `scaled` is room for its values.
@@ -119,28 +131,21 @@ impl<M: PageMath> HeadRows<'_, M> {
         M::fill_query(s, cells, scaled)
     }
 
-    /// Keys that row `row` of the task sees: the first so many of the sequence.
+    /// Keys that row `row` of the task sees: the first so many of its sequence.
     pub(super) fn n_visible(&self, row: usize) -> usize {
-        let n_keys = self.n_keys();
-        match self.step.mask {
-            Mask::Full => n_keys,
-            Mask::Causal => {
-                let later =
-                    queries(self.step, self.task.seq).len() - 1 - (self.task.rows.start + row) / self.group();
-                n_keys - later
-            }
-        }
+        let (seq, row) = self.of_seq(row);
+        n_visible(self.step, seq, row)
     }
 
     /// Row `row` of the task over keys from `first_key` on.
     pub(super) fn score_row(&self, row: usize, first_key: usize) -> ScoreRow {
-        let (seq, row) = (self.task.seq, self.task.rows.start + row);
+        let (seq, row) = self.of_seq(row);
         ScoreRow {
             seq,
             head: self.task.kv_head * self.group() + row % self.group(),
             query: row / self.group(),
             n_queries: queries(self.step, seq).len(),
-            n_keys: self.n_keys(),
+            n_keys: self.step.batch.seq_lens[seq] as usize,
             first_key,
         }
     }
@@ -149,7 +154,7 @@ impl<M: PageMath> HeadRows<'_, M> {
     #[inline(always)]
     pub(super) fn page(&self, index: usize) -> Page<'_, M::Word> {
         let batch = &self.step.batch;
-        let block = batch.block_tables[batch.table_start_loc[self.task.seq] as usize + index];
+        let block = batch.block_tables[batch.table_start_loc[self.seq()] as usize + index];
         self.pages.page(self.step.layer, block as usize, self.task.kv_head)
     }
 
@@ -196,7 +201,7 @@ impl<M: PageMath> HeadRows<'_, M> {
             let mut row = 0;
             while row < n_rows {
                 let height = height::<S>(n_rows - row);
-                // Later rows see no fewer keys.
+                // Later rows of a sequence see no fewer keys, and those of several see the same of a segment.
                 let n_keys = state.n_visible[row + height - 1].saturating_sub(first_key).min(STRETCH);
                 let stretch = Stretch { first_key, n_keys, row };
                 for_height!(height, <S, M>, attend(s, self, state, stretch));
@@ -227,15 +232,18 @@ impl<M: PageMath> Kernel for HeadRows<'_, M> {
     fn run<S: Simd>(self, s: S) {
         let n_rows = self.task.rows.len();
         let mut state = self.state(s);
-        let first = self.task.part.as_ref().map_or(0, |part| part.first_key);
+        let first = self.task.part.as_ref().map_or(0, Segment::first_key);
         if n_rows <= STREAMED_ROWS {
             let page = first / KV_BLOCK_TOKENS;
             (page..page + STRETCH_PAGES).for_each(|page| self.fetch_keys(s, page));
         }
         let mut seen = self.segment(s, &mut state, first);
         if let Some(part) = &self.task.part {
-            // SAFETY: a segment of some rows of a head belongs to one task.
-            seen.store(unsafe { self.out.slice(part.place.clone()) });
+            for row in 0..n_rows {
+                let place = part.place(self.step, self.task.kv_head, self.of_seq(row));
+                // SAFETY: a segment of a row of a head belongs to one task.
+                seen.store(row, unsafe { self.out.slice(place) });
+            }
             return;
         }
         for first_key in (SEGMENT..state.n_visible[n_rows - 1]).step_by(SEGMENT) {

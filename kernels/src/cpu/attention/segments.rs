@@ -1,13 +1,18 @@
-//! Keys in segments: what rows have seen of each is a part, and parts are joined in order. So few rows over many keys, as a
-//! step of one long sequence has, are shared by more threads than there are heads (Dao et al. 2023, "Flash-Decoding for
-//! long-context inference"). Segments are counted from the first key and joined alike by one task and by many: who computes
-//! them does not change a bit.
+//! Keys in segments: what rows have seen of each is a part, and parts are joined in order. Segments are counted from the
+//! first key and joined alike by one task and by many: who computes them, and together with whom, does not change a bit.
+//!
+//! So few rows over many keys, as a step of one long sequence has, are shared by more threads than there are heads (Dao et
+//! al. 2023, "Flash-Decoding for long-context inference"). And a segment whose pages are in the tables of several sequences
+//! is read once for all of them (Juravsky et al. 2024, "Hydragen: High-Throughput LLM Inference with Shared Prefixes"):
+//! beams over one encoder output, or prompts with the same first 512 tokens.
 
 use std::ops::Range;
 
+use triptych_core::shape::KV_BLOCK_TOKENS;
+
 use super::head::{HeadRows, STRETCH};
 use super::whole::PageMath;
-use super::{CpuBackend, Step, Task, padded};
+use super::{CpuBackend, Member, Step, Task, n_rows, n_visible, padded, queries, runs};
 use crate::cpu::math::exp_below;
 use crate::cpu::simd::{Kernel, Simd};
 
@@ -29,11 +34,23 @@ pub(super) struct Part {
 }
 
 /// The segment that a task is of, where there is a task for each.
-#[derive(Clone, Debug)]
-pub(super) struct Segment {
-    pub(super) first_key: usize,
-    /// Where its part lies among those of the step.
-    pub(super) place: Range<usize>,
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment<'a> {
+    index: usize,
+    places: &'a Places,
+}
+
+impl Segment<'_> {
+    /// Its first key.
+    pub(super) fn first_key(&self) -> usize {
+        self.index * SEGMENT
+    }
+
+    /// Where the part of a row of a sequence lies.
+    pub(super) fn place(&self, step: &Step<'_>, kv_head: usize, of_seq: (usize, usize)) -> Range<usize> {
+        let (start, len) = (self.places.row(step, kv_head, of_seq).start, self.places.part_len);
+        start + self.index * len..start + (self.index + 1) * len
+    }
 }
 
 impl Part {
@@ -43,25 +60,27 @@ impl Part {
         Self { max, total, sums: vec![0.0; n_rows * padded] }
     }
 
-    /// Values of a part.
-    fn len(n_rows: usize, padded: usize) -> usize {
-        n_rows * (2 + padded)
+    /// Values of a row's part.
+    fn len(padded: usize) -> usize {
+        2 + padded
     }
 
-    /// Writes it, as many values as [`Self::len`] says.
-    pub(super) fn store(&self, to: &mut [f32]) {
-        let (max, rest) = to.split_at_mut(self.max.len());
-        let (total, sums) = rest.split_at_mut(self.total.len());
-        max.copy_from_slice(&self.max);
-        total.copy_from_slice(&self.total);
-        sums.copy_from_slice(&self.sums);
+    /// Writes that of a row, as many values as [`Self::len`] says.
+    pub(super) fn store(&self, row: usize, to: &mut [f32]) {
+        let (front, sums) = to.split_at_mut(2);
+        (front[0], front[1]) = (self.max[row], self.total[row]);
+        sums.copy_from_slice(&self.sums[row * sums.len()..][..sums.len()]);
     }
 
-    /// Reads what [`Self::store`] wrote.
-    fn load(from: &[f32], n_rows: usize) -> Self {
-        let (max, rest) = from.split_at(n_rows);
-        let (total, sums) = rest.split_at(n_rows);
-        Self { max: max.to_vec(), total: total.to_vec(), sums: sums.to_vec() }
+    /// Reads what [`Self::store`] wrote of each row.
+    fn load<'b>(rows: impl Iterator<Item = &'b [f32]>) -> Self {
+        let mut part = Self::default();
+        for row in rows {
+            part.max.push(row[0]);
+            part.total.push(row[1]);
+            part.sums.extend(&row[2..]);
+        }
+        part
     }
 
     /// Adds what rows have seen of later keys; `sees` tells of a row whether it sees any of these.
@@ -90,60 +109,166 @@ fn factor<S: Simd>(s: S, of: f32, max: f32) -> f32 {
     if of == f32::NEG_INFINITY { 1.0 } else { s.largest(exp_below(s, s.splat(of - max))) }
 }
 
-/// The tasks of a step, cut.
+/// Where parts lie: of each sequence, key head, row and segment, in this order.
 #[derive(Debug, Default)]
-pub(super) struct Split {
-    /// One for each segment of each task.
-    pub(super) tasks: Vec<Task>,
-    /// Where the parts of each task lie.
-    pub(super) places: Vec<Range<usize>>,
-    /// Values of all parts.
-    pub(super) len: usize,
+pub(super) struct Places {
+    /// Where those of each sequence begin, and of none more.
+    starts: Vec<usize>,
+    /// Segments of each sequence.
+    n_segments: Vec<usize>,
+    part_len: usize,
 }
 
-/// Cuts the tasks of a step into segments; `None` where there are enough of them, or no long sequence.
-pub(super) fn split(backend: &CpuBackend, step: &Step<'_>, tasks: &[Task]) -> Option<Split> {
-    let n_threads = backend.pool.n_threads();
-    let n_segments = |task: &Task| (step.batch.seq_lens[task.seq] as usize).div_ceil(SEGMENT).max(1);
-    if n_threads == 1
-        || tasks.len() >= TASKS_PER_THREAD * n_threads
-        || tasks.iter().all(|task| n_segments(task) == 1)
-    {
-        return None;
-    }
-    let padded = padded(step.shape.head_dim);
-    let mut split = Split::default();
-    for task in tasks {
-        let (start, part_len) = (split.len, Part::len(task.rows.len(), padded));
-        for segment in 0..n_segments(task) {
-            let place = split.len..split.len + part_len;
-            split.len = place.end;
-            split
-                .tasks
-                .push(Task { part: Some(Segment { first_key: segment * SEGMENT, place }), ..task.clone() });
+impl Places {
+    fn new(step: &Step<'_>) -> Self {
+        let part_len = Part::len(padded(step.shape.head_dim));
+        let n_segments: Vec<usize> = step.batch.seq_lens.iter().map(|keys| n_segments(*keys)).collect();
+        let mut starts = vec![0];
+        for (seq, n_segments) in n_segments.iter().enumerate() {
+            starts.push(starts[seq] + step.shape.n_kv_heads * n_rows(step, seq) * n_segments * part_len);
         }
-        split.places.push(start..split.len);
+        Self { starts, n_segments, part_len }
     }
-    Some(split)
+
+    /// Those of a row of a sequence.
+    fn row(&self, step: &Step<'_>, kv_head: usize, (seq, row): (usize, usize)) -> Range<usize> {
+        let len = self.n_segments[seq] * self.part_len;
+        let start = self.starts[seq] + (kv_head * n_rows(step, seq) + row) * len;
+        start..start + len
+    }
+}
+
+/// Segments of so many keys: at least one.
+fn n_segments(n_keys: u32) -> usize {
+    (n_keys as usize).div_ceil(SEGMENT).max(1)
+}
+
+/// Sequences that see the same pages of a segment, or one that sees pages of its own.
+#[derive(Debug)]
+struct Group {
+    segment: usize,
+    members: Vec<Member>,
+    n_rows: usize,
+}
+
+/// What a sequence sees of a segment; equal for sequences that can be read together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Seen<'a> {
+    /// Keys that each of its rows sees; `None` where they do not all see the same.
+    n_keys: Option<usize>,
+    blocks: &'a [u32],
+    seq: usize,
+}
+
+impl<'a> Seen<'a> {
+    /// `None` for a sequence that has no such segment, or no rows.
+    fn new(step: &Step<'a>, seq: usize, segment: usize) -> Option<Self> {
+        const PAGES: usize = SEGMENT / KV_BLOCK_TOKENS;
+        let (batch, first_key) = (&step.batch, segment * SEGMENT);
+        if segment >= n_segments(batch.seq_lens[seq]) || queries(step, seq).is_empty() {
+            return None;
+        }
+        let in_segment = |row| n_visible(step, seq, row).saturating_sub(first_key).min(SEGMENT);
+        let [least, most] = [0, n_rows(step, seq) - 1].map(in_segment);
+        let table = &batch.block_tables[batch.table_start_loc[seq] as usize..];
+        let n_pages = (batch.seq_lens[seq] as usize).div_ceil(KV_BLOCK_TOKENS);
+        let blocks = &table[segment * PAGES..n_pages.min((segment + 1) * PAGES)];
+        Some(Self { n_keys: (least == most && most > 0).then_some(most), blocks, seq })
+    }
+
+    fn is_read_with(&self, other: &Self) -> bool {
+        self.n_keys.is_some() && (self.n_keys, self.blocks) == (other.n_keys, other.blocks)
+    }
+}
+
+/// Who sees what, for all segments of a step.
+fn groups(step: &Step<'_>) -> Vec<Group> {
+    let n_seqs = step.batch.seq_lens.len();
+    let n_segments = step.batch.seq_lens.iter().map(|keys| n_segments(*keys)).max().unwrap_or(0);
+    let mut groups = Vec::new();
+    for segment in 0..n_segments {
+        let mut seen: Vec<_> = (0..n_seqs).filter_map(|seq| Seen::new(step, seq, segment)).collect();
+        if step.may_share {
+            seen.sort_unstable();
+        }
+        groups.extend(seen.chunk_by(Seen::is_read_with).map(|together| {
+            let mut group = Group { segment, members: Vec::with_capacity(together.len()), n_rows: 0 };
+            for Seen { seq, .. } in together {
+                group.members.push(Member { seq: *seq, first_row: group.n_rows });
+                group.n_rows += n_rows(step, *seq);
+            }
+            group
+        }));
+    }
+    groups
+}
+
+/// How a step is cut into segments.
+#[derive(Debug)]
+pub(super) struct Plan {
+    groups: Vec<Group>,
+    places: Places,
+}
+
+impl Plan {
+    /// `None` where it is not: no two sequences see the same pages of a segment, and there are tasks enough without, or no
+    /// long sequence.
+    pub(super) fn new(backend: &CpuBackend, step: &Step<'_>, n_tasks: usize) -> Option<Self> {
+        let (n_threads, seq_lens) = (backend.pool.n_threads(), step.batch.seq_lens);
+        let is_cut = n_threads > 1
+            && n_tasks < TASKS_PER_THREAD * n_threads
+            && seq_lens.iter().any(|keys| n_segments(*keys) > 1);
+        let may_share = step.may_share && seq_lens.len() > 1;
+        let groups = (is_cut || may_share).then(|| groups(step))?;
+        let is_shared = groups.iter().any(|group| group.members.len() > 1);
+        (is_cut || is_shared).then(|| Self { groups, places: Places::new(step) })
+    }
+
+    /// Values of all parts.
+    pub(super) fn len(&self) -> usize {
+        self.places.starts.last().copied().unwrap_or(0)
+    }
+
+    /// Where parts lie.
+    pub(super) fn places(&self) -> &Places {
+        &self.places
+    }
+
+    /// A task for each segment, key head, and run of rows that see the same pages.
+    pub(super) fn tasks(&self, step: &Step<'_>, max_rows: usize) -> Vec<Task<'_>> {
+        let mut tasks = Vec::new();
+        for Group { segment, members, n_rows } in &self.groups {
+            let part = Some(Segment { index: *segment, places: &self.places });
+            for kv_head in 0..step.shape.n_kv_heads {
+                tasks.extend(runs(*n_rows, max_rows).map(|rows| Task { members, kv_head, rows, part }));
+            }
+        }
+        tasks
+    }
 }
 
 /// A task whose segments others have seen.
 pub(super) struct Joined<'a, M: PageMath> {
     /// The task as it would be alone.
     pub(super) rows: HeadRows<'a, M>,
-    /// The parts of its segments, in order.
+    /// All parts.
     pub(super) parts: &'a [f32],
+    /// Where they lie.
+    pub(super) places: &'a Places,
 }
 
 impl<M: PageMath> Kernel for Joined<'_, M> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { rows, parts } = self;
-        let n_rows = rows.task.rows.len();
-        let mut parts = parts.chunks_exact(Part::len(n_rows, rows.head_dims().1));
-        let mut seen = parts.next().map_or_else(Part::default, |part| Part::load(part, n_rows));
-        for (first_key, part) in (SEGMENT..).step_by(SEGMENT).zip(parts) {
-            seen.join(s, &Part::load(part, n_rows), |row| rows.n_visible(row) > first_key);
+        let Self { rows, parts, places } = self;
+        let (task, len) = (rows.task, places.part_len);
+        // The rows of a task that is whole are of one sequence.
+        let seq = task.members[0].seq;
+        let of_row = |row| &parts[places.row(rows.step, task.kv_head, rows.of_seq(row))];
+        let part = |i| Part::load((0..task.rows.len()).map(|row| &of_row(row)[i * len..(i + 1) * len]));
+        let mut seen = part(0);
+        for i in 1..places.n_segments[seq] {
+            seen.join(s, &part(i), |row| rows.n_visible(row) > i * SEGMENT);
         }
         rows.write(&seen);
     }
