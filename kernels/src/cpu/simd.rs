@@ -21,6 +21,8 @@ pub enum Isa {
     Portable,
     /// AVX2 and FMA, eight lanes.
     Avx2,
+    /// The same with the dot product of bytes.
+    AvxVnni,
     /// AVX-512 F, BW and VL, sixteen lanes; bf16 is widened.
     Avx512,
     /// The same with the dot product of bytes.
@@ -37,9 +39,10 @@ pub enum Isa {
 
 impl Isa {
     /// Every set this crate knows, on every machine; those of one machine slowest first.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Portable,
         Self::Avx2,
+        Self::AvxVnni,
         Self::Avx512,
         Self::Avx512Vnni,
         Self::Avx512Bf16,
@@ -53,6 +56,7 @@ impl Isa {
         match self {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avxvnni",
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512vnni",
             Self::Avx512Bf16 => "avx512bf16",
@@ -68,6 +72,8 @@ impl Isa {
             Self::Portable => true,
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => Self::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
                 Self::Avx2.is_available()
@@ -160,8 +166,8 @@ impl FoundIsa {
     pub(crate) fn run<K: Kernel>(self, kernel: K) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the field is private and `new` checked that this machine has the set.
-            Isa::Avx2 => unsafe { x86::run_avx2(kernel) },
+            // SAFETY: the field is private and `new` checked that this machine has the set; the second holds the first.
+            Isa::Avx2 | Isa::AvxVnni => unsafe { x86::run_avx2(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above; each of these sets holds the first.
             Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { x86::run_avx512(kernel) },
@@ -192,6 +198,9 @@ impl FoundIsa {
     pub(crate) fn run_quads_alone<K: Kernel>(self, kernel: K) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: as in `run`.
+            Isa::AvxVnni => unsafe { x86::run_avxvnni(kernel) },
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`; the second set holds the first.
             Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { x86::run_avx512vnni(kernel) },
             #[cfg(target_arch = "aarch64")]
@@ -211,13 +220,13 @@ impl FoundIsa {
 
     /// Whether the set has a dot product of quads of bytes.
     pub(crate) fn has_quads(self) -> bool {
-        matches!(self.0, Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::NeonDot | Isa::NeonI8mm)
+        matches!(self.0, Isa::AvxVnni | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::NeonDot | Isa::NeonI8mm)
     }
 
     /// Rows of the largest register tile of the set.
     pub(crate) fn tile_rows(self) -> usize {
         match self.0 {
-            Isa::Portable | Isa::Avx2 => 6,
+            Isa::Portable | Isa::Avx2 | Isa::AvxVnni => 6,
             Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => 8,
             Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => 14,
         }

@@ -16,6 +16,15 @@ pub(super) unsafe fn run_avx2<K: Kernel>(kernel: K) {
     kernel.run(Avx2(()));
 }
 
+/// Runs a kernel with AVX2 and its dot product of bytes.
+///
+/// # Safety
+/// The machine must have AVX2, FMA and AVX-VNNI.
+#[target_feature(enable = "avx2,fma,avxvnni")]
+pub(super) unsafe fn run_avxvnni<K: Kernel>(kernel: K) {
+    kernel.run(AvxVnni(()));
+}
+
 /// Runs a kernel with AVX-512.
 ///
 /// # Safety
@@ -46,6 +55,10 @@ pub(super) unsafe fn run_avx512bf16<K: Kernel>(kernel: K) {
 /// AVX2 and FMA.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Avx2(());
+
+/// AVX2, FMA, AVX-VNNI.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AvxVnni(());
 
 /// AVX-512 F, BW, VL.
 #[derive(Clone, Copy, Debug)]
@@ -111,118 +124,141 @@ macro_rules! memory {
     };
 }
 
+/// What the sets of 256 bits share.
+macro_rules! avx2 {
+    () => {
+        type V = __m256;
+        const LANES: usize = 8;
+        const ROWS: usize = 6;
+
+        memory!(_mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps);
+        instructions! {
+            add(a, b) = _mm256_add_ps;
+            sub(a, b) = _mm256_sub_ps;
+            mul(a, b) = _mm256_mul_ps;
+            div(a, b) = _mm256_div_ps;
+            max(a, b) = _mm256_max_ps;
+            min(a, b) = _mm256_min_ps;
+            fma(a, b, c) = _mm256_fmadd_ps;
+        }
+
+        #[inline(always)]
+        fn round(self, a: __m256) -> __m256 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+        }
+
+        #[inline(always)]
+        fn scale_by_power(self, a: __m256, n: __m256) -> __m256 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { avx2_scale_by_power(a, n) }
+        }
+
+        #[inline(always)]
+        fn low_halves(self, pairs: __m256) -> __m256 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(pairs))) }
+        }
+
+        #[inline(always)]
+        fn high_halves(self, pairs: __m256) -> __m256 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { _mm256_and_ps(pairs, _mm256_castsi256_ps(_mm256_set1_epi32(UPPER))) }
+        }
+
+        #[inline(always)]
+        fn shift_bytes(self, bytes: __m256) -> __m256 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe {
+                _mm256_castsi256_ps(_mm256_xor_si256(_mm256_castps_si256(bytes), _mm256_set1_epi32(TOP_BITS)))
+            }
+        }
+
+        #[inline(always)]
+        fn low_nibbles(self, bytes: __m256) -> __m256 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe {
+                _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(bytes), _mm256_set1_epi32(NIBBLES)))
+            }
+        }
+
+        #[inline(always)]
+        fn high_nibbles(self, bytes: __m256) -> __m256 {
+            // SAFETY: `self` exists only where the set does.
+            let down = unsafe { _mm256_srli_epi32::<4>(_mm256_castps_si256(bytes)) };
+            // SAFETY: as above.
+            self.low_nibbles(unsafe { _mm256_castsi256_ps(down) })
+        }
+
+        #[inline(always)]
+        fn signed_bytes(self, quads: __m256, part: usize) -> __m256 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { avx2_signed_bytes(quads, part) }
+        }
+
+        #[inline(always)]
+        fn store_low_bytes(self, to: &mut [u8; 16], v: __m256) {
+            // SAFETY: `self` exists only where the set does.
+            let (low, high) = unsafe { avx2_low_bytes(v) };
+            to[..4].copy_from_slice(&low.to_le_bytes());
+            to[4..8].copy_from_slice(&high.to_le_bytes());
+        }
+
+        #[inline(always)]
+        fn round_to_bf16(self, v: __m256) -> __m256 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { avx2_round_to_bf16(v) }
+        }
+
+        #[inline(always)]
+        fn store_high_halves(self, to: &mut [u16; 16], v: __m256) {
+            // SAFETY: `self` exists only where the set does; an array of 16 words has room for 8 lanes.
+            unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), avx2_high_halves(v)) }
+        }
+
+        #[inline(always)]
+        fn whole(self, v: __m256) -> __m256 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { _mm256_cvtepi32_ps(_mm256_castps_si256(v)) }
+        }
+
+        #[inline(always)]
+        fn sum(self, v: __m256) -> f32 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { avx2_sum(v) }
+        }
+
+        #[inline(always)]
+        fn largest(self, v: __m256) -> f32 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { avx2_largest(v) }
+        }
+    };
+}
+
 impl Simd for Avx2 {
-    type V = __m256;
-    const LANES: usize = 8;
-    const ROWS: usize = 6;
-
-    memory!(_mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps);
-    instructions! {
-        add(a, b) = _mm256_add_ps;
-        sub(a, b) = _mm256_sub_ps;
-        mul(a, b) = _mm256_mul_ps;
-        div(a, b) = _mm256_div_ps;
-        max(a, b) = _mm256_max_ps;
-        min(a, b) = _mm256_min_ps;
-        fma(a, b, c) = _mm256_fmadd_ps;
-    }
-
-    #[inline(always)]
-    fn round(self, a: __m256) -> __m256 {
-        // SAFETY: `self` exists only where the set does.
-        unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
-    }
-
-    #[inline(always)]
-    fn scale_by_power(self, a: __m256, n: __m256) -> __m256 {
-        // SAFETY: `self` exists only where the set does.
-        unsafe { avx2_scale_by_power(a, n) }
-    }
-
-    #[inline(always)]
-    fn low_halves(self, pairs: __m256) -> __m256 {
-        // SAFETY: `self` exists only where the set does.
-        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(pairs))) }
-    }
-
-    #[inline(always)]
-    fn high_halves(self, pairs: __m256) -> __m256 {
-        // SAFETY: `self` exists only where the set does.
-        unsafe { _mm256_and_ps(pairs, _mm256_castsi256_ps(_mm256_set1_epi32(UPPER))) }
-    }
+    avx2!();
 
     #[inline(always)]
     fn dot_quad(self, acc: __m256, a: u32, b: __m256) -> __m256 {
         // SAFETY: `self` exists only where the set does.
         unsafe { avx2_dot_quad(acc, a, b) }
     }
+}
+
+impl Simd for AvxVnni {
+    avx2!();
 
     #[inline(always)]
-    fn shift_bytes(self, bytes: __m256) -> __m256 {
+    fn dot_quad(self, acc: __m256, a: u32, b: __m256) -> __m256 {
         // SAFETY: `self` exists only where the set does.
-        unsafe {
-            _mm256_castsi256_ps(_mm256_xor_si256(_mm256_castps_si256(bytes), _mm256_set1_epi32(TOP_BITS)))
-        }
+        unsafe { avxvnni_dot_quad(acc, a, b) }
     }
 
     #[inline(always)]
-    fn low_nibbles(self, bytes: __m256) -> __m256 {
+    fn dot_signed_quad(self, acc: __m256, a: u32, b: __m256) -> __m256 {
         // SAFETY: `self` exists only where the set does.
-        unsafe {
-            _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(bytes), _mm256_set1_epi32(NIBBLES)))
-        }
-    }
-
-    #[inline(always)]
-    fn high_nibbles(self, bytes: __m256) -> __m256 {
-        // SAFETY: `self` exists only where the set does.
-        let down = unsafe { _mm256_srli_epi32::<4>(_mm256_castps_si256(bytes)) };
-        // SAFETY: as above.
-        self.low_nibbles(unsafe { _mm256_castsi256_ps(down) })
-    }
-
-    #[inline(always)]
-    fn signed_bytes(self, quads: __m256, part: usize) -> __m256 {
-        // SAFETY: `self` exists only where the set does.
-        unsafe { avx2_signed_bytes(quads, part) }
-    }
-
-    #[inline(always)]
-    fn store_low_bytes(self, to: &mut [u8; 16], v: __m256) {
-        // SAFETY: `self` exists only where the set does.
-        let (low, high) = unsafe { avx2_low_bytes(v) };
-        to[..4].copy_from_slice(&low.to_le_bytes());
-        to[4..8].copy_from_slice(&high.to_le_bytes());
-    }
-
-    #[inline(always)]
-    fn round_to_bf16(self, v: __m256) -> __m256 {
-        // SAFETY: `self` exists only where the set does.
-        unsafe { avx2_round_to_bf16(v) }
-    }
-
-    #[inline(always)]
-    fn store_high_halves(self, to: &mut [u16; 16], v: __m256) {
-        // SAFETY: `self` exists only where the set does; an array of 16 words has room for 8 lanes.
-        unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), avx2_high_halves(v)) }
-    }
-
-    #[inline(always)]
-    fn whole(self, v: __m256) -> __m256 {
-        // SAFETY: `self` exists only where the set does.
-        unsafe { _mm256_cvtepi32_ps(_mm256_castps_si256(v)) }
-    }
-
-    #[inline(always)]
-    fn sum(self, v: __m256) -> f32 {
-        // SAFETY: `self` exists only where the set does.
-        unsafe { avx2_sum(v) }
-    }
-
-    #[inline(always)]
-    fn largest(self, v: __m256) -> f32 {
-        // SAFETY: `self` exists only where the set does.
-        unsafe { avx2_largest(v) }
+        unsafe { avxvnni_dot_signed_quad(acc, a, b) }
     }
 }
 
@@ -255,6 +291,22 @@ fn avx2_dot_quad(acc: __m256, a: u32, b: __m256) -> __m256 {
     let odd = _mm256_madd_epi16(_mm256_and_si256(_mm256_srli_epi32::<8>(a), low), odd);
     let sum = _mm256_add_epi32(_mm256_castps_si256(acc), _mm256_add_epi32(even, odd));
     _mm256_castsi256_ps(sum)
+}
+
+/// The same as one instruction.
+#[inline]
+#[target_feature(enable = "avx2,avxvnni")]
+fn avxvnni_dot_quad(acc: __m256, a: u32, b: __m256) -> __m256 {
+    let (acc, b) = (_mm256_castps_si256(acc), _mm256_castps_si256(b));
+    _mm256_castsi256_ps(_mm256_dpbusd_avx_epi32(acc, _mm256_set1_epi32(a as i32), b))
+}
+
+/// The same instruction with what all lanes share as the signed side.
+#[inline]
+#[target_feature(enable = "avx2,avxvnni")]
+fn avxvnni_dot_signed_quad(acc: __m256, a: u32, b: __m256) -> __m256 {
+    let (acc, b) = (_mm256_castps_si256(acc), _mm256_castps_si256(b));
+    _mm256_castsi256_ps(_mm256_dpbusd_avx_epi32(acc, b, _mm256_set1_epi32(a as i32)))
 }
 
 /// A signed byte of each lane as f32: moved to the top, and down again with its sign.
