@@ -50,6 +50,9 @@ struct Args {
     /// Tokens that each sequence writes.
     #[arg(long, default_value_t = 64)]
     new_tokens: u32,
+    /// Temperature of the draw of each token; 0: the most probable one, as peers are measured.
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
     /// Compute threads; 0: as many as the machine has cores.
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -112,6 +115,7 @@ fn measure(args: &Args, model: &Model) -> Result<Value> {
         decoder: RefCell::new(Some(decoder)),
         text_tokens: args.text_tokens,
         new_tokens: args.new_tokens,
+        temperature: args.temperature,
         repeats: args.repeats,
     };
     let mut result = generation.measure(&item, &args.batches, args.beams)?;

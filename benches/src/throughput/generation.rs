@@ -39,6 +39,8 @@ pub struct Generation<'a> {
     pub text_tokens: u32,
     /// Tokens that each sequence writes.
     pub new_tokens: u32,
+    /// Of the draw of each token; 0: the most probable one.
+    pub temperature: f32,
     /// Runs of each, of which the best counts.
     pub repeats: usize,
 }
@@ -50,6 +52,8 @@ struct Answers {
     batch: usize,
     /// Beams that each answer is the best of; 1: no search.
     beams: u32,
+    /// Of the draw of each token.
+    temperature: f32,
 }
 
 impl Answers {
@@ -63,7 +67,7 @@ impl Answers {
         let beams =
             BeamParams { width: self.beams, length_penalty: 1.0, early_stopping: EarlyStopping::default() };
         SamplingParams {
-            temperature: 0.0,
+            temperature: self.temperature,
             max_tokens: Some(max_tokens),
             ignore_eos: true,
             beams: (self.beams > 1).then_some(beams),
@@ -104,7 +108,7 @@ impl Generation<'_> {
         let prefill = if within { Some(self.prefill(item)?) } else { None };
         let mut decode = Vec::new();
         for &batch in batches {
-            let answers = Answers { batch, beams: 1 };
+            let answers = Answers { batch, beams: 1, temperature: self.temperature };
             let mut bench = Bench::new(self, &self.questions(item, batch, 0)?, answers)?;
             let done = self.fastest(|run| {
                 let questions = self.questions(item, batch, run)?;
@@ -123,13 +127,15 @@ impl Generation<'_> {
 
     /// One answer that is the best of so many beams, timed whole.
     fn search(&self, item: &Item, beams: u32) -> Result<Done> {
-        let mut bench = Bench::new(self, &self.questions(item, 1, 0)?, Answers { batch: 1, beams })?;
+        let answers = Answers { batch: 1, beams, temperature: 0.0 };
+        let mut bench = Bench::new(self, &self.questions(item, 1, 0)?, answers)?;
         self.fastest(|run| bench.whole(&self.questions(item, 1, run)?, self.new_tokens))
     }
 
     fn prefill(&self, item: &Item) -> Result<Done> {
         let question = self.questions(item, 1, 0)?;
-        let mut bench = Bench::new(self, &question, Answers { batch: 1, beams: 1 })?;
+        let answers = Answers { batch: 1, beams: 1, temperature: self.temperature };
+        let mut bench = Bench::new(self, &question, answers)?;
         // The first touches memory.
         bench.first(&question)?;
         self.fastest(|_| bench.first(&question))

@@ -13,6 +13,7 @@
 use crate::sampler::SampleError;
 use std::cmp::Ordering;
 use triptych_core::sampling::{BeamParams, EarlyStopping};
+use triptych_models::logits::{first_broken, largest};
 
 /// The search for the answers to one prompt.
 #[derive(Clone, Debug)]
@@ -167,15 +168,20 @@ impl BeamSearch {
         let mut kept: Vec<Candidate> = Vec::with_capacity(2 * n_kept);
         let mut floor = f32::NEG_INFINITY;
         for (parent, (beam, row)) in self.live.iter().zip(log_probs.chunks_exact(vocab.max(1))).enumerate() {
-            for (token, log_prob) in row.iter().enumerate() {
-                let score = beam.score + log_prob;
-                if score.is_nan() || score == f32::INFINITY {
-                    return Err(SampleError::NotFinite { token, value: *log_prob });
+            if let Some(token) = first_broken(row) {
+                return Err(SampleError::NotFinite { token, value: row[token] });
+            }
+            for (i, stretch) in row.chunks(SCANNED).enumerate() {
+                if beam.score + largest(stretch) <= floor {
+                    continue;
                 }
-                if score > floor {
-                    kept.push(Candidate { branch: Branch { parent, token: token as u32 }, score });
-                    if kept.len() == 2 * n_kept {
-                        floor = keep_best(&mut kept, n_kept);
+                for (token, log_prob) in (i * SCANNED..).zip(stretch) {
+                    let score = beam.score + log_prob;
+                    if score > floor {
+                        kept.push(Candidate { branch: Branch { parent, token: token as u32 }, score });
+                        if kept.len() == 2 * n_kept {
+                            floor = keep_best(&mut kept, n_kept);
+                        }
                     }
                 }
             }
@@ -228,6 +234,9 @@ impl BeamSearch {
         score / (length as f64).powf(self.length_penalty) as f32
     }
 }
+
+/// Continuations that are passed over together where none of them is good enough, which most are not.
+const SCANNED: usize = 256;
 
 /// Best first; of equals the one of the better beam, then the lower token: a total order.
 fn by_score(a: &Candidate, b: &Candidate) -> Ordering {

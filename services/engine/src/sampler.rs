@@ -12,6 +12,7 @@
 use std::cmp::Ordering;
 use thiserror::Error;
 use triptych_core::sampling::SamplingParams;
+use triptych_models::logits;
 
 /// Logits that nothing can be chosen from. Our bug, or a broken weight; only this sequence ends by it.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
@@ -71,26 +72,42 @@ impl Sampler {
         if self.temperature <= 0.0 || self.top_k == Some(1) {
             return Ok(best.0);
         }
-        let mut candidates = self.weigh(logits, best.1);
-        let mut total = sum(&candidates);
-        if self.top_p < 1.0 {
-            keep_nucleus(&mut candidates, f64::from(self.top_p) * total);
-            total = sum(&candidates);
-        }
+        let place = self.uniform(n_generated);
+        let drawn = if self.top_k.is_none() && self.top_p >= 1.0 && self.min_p <= 0.0 {
+            draw_of_all(&logits::weights(logits, best.1, self.temperature), place)
+        } else {
+            let candidates = self.cut(logits, best.1);
+            draw(&candidates, place * sum(&candidates))
+        };
+        Ok(drawn.unwrap_or(best.0))
+    }
+
+    /// What the cuts leave, with its weights.
+    fn cut(&self, logits: &[f32], max: f32) -> Vec<Candidate> {
+        let (is_nucleus, share) = (self.top_p < 1.0, f64::from(self.top_p));
+        let mut candidates = if let Some(k) = self.top_k {
+            let mut top = self.top(logits, max, k);
+            if is_nucleus {
+                let mass = share * sum(&top);
+                keep_nucleus(&mut top, mass);
+            }
+            top
+        } else {
+            let weights = logits::weights(logits, max, self.temperature);
+            if is_nucleus { nucleus(&weights, share) } else { at_least(&weights, self.min_p) }
+        };
         if self.min_p > 0.0 {
             // The most probable token weighs 1.
             candidates.retain(|c| c.1 >= self.min_p);
-            total = sum(&candidates);
         }
-        Ok(draw(&candidates, self.uniform(n_generated) * total).unwrap_or(best.0))
+        candidates
     }
 
     /// The top k with their weights, in the order of their tokens.
-    fn weigh(&self, logits: &[f32], max: f32) -> Vec<Candidate> {
-        let least = self.top_k.map_or(f32::NEG_INFINITY, |k| kth_largest(logits, k));
-        let weight = |logit: f32| ((logit - max) / self.temperature).exp();
-        let kept = (0..).zip(logits).filter(|(_, logit)| **logit >= least);
-        kept.map(|(token, logit)| (token, weight(*logit))).filter(|c| c.1 > 0.0).collect()
+    fn top(&self, logits: &[f32], max: f32, k: usize) -> Vec<Candidate> {
+        let kept = at_least(logits, kth_largest(logits, k)).into_iter();
+        let weighed = kept.map(|(token, logit)| (token, logits::exp((logit - max) / self.temperature)));
+        weighed.filter(|c| c.1 > 0.0).collect()
     }
 
     /// In `[0, 1)`. A function of the place: there is no state that a preempted sequence could lose.
@@ -116,12 +133,11 @@ pub struct Logprobs {
 
 /// Log-softmax of `logits [vocab]` at `token`, and its `n_top` largest values that are not ruled out.
 pub fn logprobs(logits: &[f32], token: u32, n_top: usize) -> Logprobs {
-    let norm = log_sum_exp(logits);
+    let norm = logits::log_sum_exp(logits);
     let value = |logit: f32| (f64::from(logit) - norm) as f32;
-    let allowed = |(_, logit): &Candidate| *logit > f32::NEG_INFINITY;
-    let mut top: Vec<Candidate> = match n_top {
+    let mut top = match n_top {
         0 => Vec::new(),
-        _ => (0..).zip(logits.iter().copied()).filter(allowed).collect(),
+        _ => at_least(logits, kth_largest(logits, n_top).max(f32::MIN)),
     };
     keep_top(&mut top, n_top);
     top.sort_unstable_by(by_weight);
@@ -131,33 +147,18 @@ pub fn logprobs(logits: &[f32], token: u32, n_top: usize) -> Logprobs {
 
 /// Turns `logits [vocab]` into their log-probabilities. Without a finite one they stay as they are.
 pub fn log_softmax(logits: &mut [f32]) {
-    let norm = log_sum_exp(logits);
+    let norm = logits::log_sum_exp(logits);
     if norm.is_finite() {
         logits.iter_mut().for_each(|logit| *logit = (f64::from(*logit) - norm) as f32);
     }
 }
 
-fn log_sum_exp(logits: &[f32]) -> f64 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|l| f64::from((l - max).exp())).sum();
-    f64::from(max) + sum.ln()
-}
-
 /// The most probable token, the lowest of equals.
 fn best(logits: &[f32]) -> Result<Candidate, SampleError> {
-    // Passes without a branch, or with lanes of their own, become vectors: many times faster than one loop.
-    let (lanes, rest) = logits.as_chunks::<16>();
-    let larger = |max: f32, value: &f32| if *value > max { *value } else { max };
-    let mut most = [f32::NEG_INFINITY; 16];
-    for values in lanes {
-        most.iter_mut().zip(values).for_each(|(max, value)| *max = larger(*max, value));
-    }
-    let largest = most.iter().chain(rest).fold(f32::NEG_INFINITY, larger);
-    let broken = |value: f32| value.is_nan() || value == f32::INFINITY;
-    if logits.iter().fold(false, |any, value| any | broken(*value)) {
-        let token = logits.iter().position(|value| broken(*value)).unwrap_or_default();
+    if let Some(token) = logits::first_broken(logits) {
         return Err(SampleError::NotFinite { token, value: logits[token] });
     }
+    let largest = logits::largest(logits);
     let token = logits.iter().position(|value| *value == largest);
     match token.filter(|_| largest > f32::NEG_INFINITY) {
         Some(token) => Ok((token as u32, largest)),
@@ -170,13 +171,42 @@ fn by_weight(a: &Candidate, b: &Candidate) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
+/// Values that are passed over together where none of them is large enough, which most are not.
+const SCANNED: usize = 256;
+
+/// Those of at least so much, in the order of their tokens.
+fn at_least(values: &[f32], least: f32) -> Vec<Candidate> {
+    let mut found = Vec::new();
+    for (i, stretch) in values.chunks(SCANNED).enumerate() {
+        if logits::largest(stretch) >= least {
+            let tokens = (i * SCANNED) as u32..;
+            found.extend(tokens.zip(stretch.iter().copied()).filter(|c| c.1 >= least));
+        }
+    }
+    found
+}
+
 /// The `k`-th largest value, counted with its equals, so that a cut there keeps all of them. O(n).
 fn kth_largest(logits: &[f32], k: usize) -> f32 {
     if k == 0 || k >= logits.len() {
         return f32::NEG_INFINITY;
     }
-    let mut values = logits.to_vec();
-    *values.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
+    let (mut kept, mut floor) = (Vec::new(), f32::NEG_INFINITY);
+    let keep = |kept: &mut Vec<f32>| {
+        let kth = *kept.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1;
+        kept.truncate(k);
+        kth
+    };
+    for stretch in logits.chunks(SCANNED) {
+        // One that equals the floor would not move it.
+        if kept.len() < k || logits::largest(stretch) > floor {
+            kept.extend(stretch.iter().copied().filter(|value| *value >= floor));
+        }
+        if kept.len() >= 2 * k {
+            floor = keep(&mut kept);
+        }
+    }
+    keep(&mut kept)
 }
 
 /// Keeps the `k` heaviest, in no order. O(n).
@@ -208,6 +238,35 @@ fn keep_nucleus(candidates: &mut Vec<Candidate>, mass: f64) {
             None => n_sorted *= 8,
         }
     }
+}
+
+/// Weights that are looked at first: those above hold most of the mass, mostly.
+const HEAVY: [f32; 2] = [1.0 / 64.0, 1.0 / 4096.0];
+
+/// The fewest of all tokens that reach a share of the mass, heaviest first.
+fn nucleus(weights: &[f32], share: f64) -> Vec<Candidate> {
+    let mass = share * logits::sums(weights).sum::<f64>();
+    let heavy = HEAVY.into_iter().map(|least| at_least(weights, least));
+    let holding = heavy.into_iter().find(|heavy| sum(heavy) >= mass);
+    let mut candidates = holding.unwrap_or_else(|| at_least(weights, f32::MIN_POSITIVE));
+    keep_nucleus(&mut candidates, mass);
+    candidates
+}
+
+/// The token at a place from 0 to 1 on the line of all weights.
+fn draw_of_all(weights: &[f32], place: f64) -> Option<u32> {
+    let sums: Vec<f64> = logits::sums(weights).collect();
+    let point = place * sums.iter().sum::<f64>();
+    let mut reached = 0.0;
+    for (i, (stretch, sum)) in weights.chunks(logits::STRETCH).zip(sums).enumerate() {
+        if point < reached + sum {
+            let tokens = (i * logits::STRETCH) as u32..;
+            let candidates: Vec<_> = tokens.zip(stretch.iter().copied()).filter(|c| c.1 > 0.0).collect();
+            return draw(&candidates, point - reached);
+        }
+        reached += sum;
+    }
+    weights.iter().rposition(|weight| *weight > 0.0).map(|token| token as u32)
 }
 
 fn sum(candidates: &[Candidate]) -> f64 {
@@ -325,7 +384,64 @@ mod tests {
         assert_eq!(logprobs(&logits, 3, 0).top, []);
     }
 
+    /// What all of that does in the plainest way.
+    fn drawn_plainly(sampler: &Sampler, logits: &[f32], n_generated: usize) -> u32 {
+        let max = logits.iter().copied().fold(NO, f32::max);
+        let mut all: Vec<Candidate> = (0..).zip(logits.iter().copied()).collect();
+        if let Some(k) = sampler.top_k {
+            let mut sorted: Vec<f32> = logits.to_vec();
+            sorted.sort_by(|a, b| b.total_cmp(a));
+            all.retain(|c| c.1 >= sorted[k.min(sorted.len()) - 1]);
+        }
+        all.iter_mut().for_each(|c| c.1 = logits::exp((c.1 - max) / sampler.temperature));
+        all.retain(|c| c.1 > 0.0);
+        if sampler.top_p < 1.0 {
+            all.sort_by(by_weight);
+            let (mut reached, mass) = (0.0, f64::from(sampler.top_p) * sum(&all));
+            let end = all.iter().position(|c| {
+                reached += f64::from(c.1);
+                reached >= mass
+            });
+            all.truncate(end.map_or(all.len(), |end| end + 1));
+        }
+        all.retain(|c| c.1 >= sampler.min_p);
+        draw(&all, sampler.uniform(n_generated) * sum(&all)).unwrap()
+    }
+
+    #[test]
+    fn a_long_vocabulary_is_drawn_from_as_by_a_plain_loop() {
+        let logits: Vec<f32> =
+            (0..30_000_u64).map(|i| (i * i * 7919 % 10_007) as f32 / 700.0 - 7.0).collect();
+        let base = SamplingParams::default();
+        let settings = [
+            base.clone(),
+            SamplingParams { temperature: 0.3, ..base.clone() },
+            SamplingParams { top_k: Some(40), ..base.clone() },
+            SamplingParams { top_k: Some(20_000), top_p: 0.9, ..base.clone() },
+            SamplingParams { top_p: 0.1, ..base.clone() },
+            SamplingParams { top_p: 0.999, temperature: 2.0, min_p: 0.01, ..base.clone() },
+            SamplingParams { min_p: 0.2, ..base },
+        ];
+        for params in settings {
+            let sampler = sampler(params.clone());
+            let differ = (0..300)
+                .filter(|i| sampler.choose(&logits, *i).unwrap() != drawn_plainly(&sampler, &logits, *i));
+            // Sums are rounded elsewhere, so that a place within that of an edge is on its other side.
+            assert!(differ.count() <= 1, "{params:?}");
+        }
+    }
+
     proptest! {
+        #[test]
+        // Equals, few and many.
+        fn the_kth_largest_is_that_of_a_full_sort(values in prop::collection::vec(0u16..300, 1..2000), k in 1usize..2000) {
+            let values: Vec<f32> = values.into_iter().map(f32::from).collect();
+            let mut sorted = values.clone();
+            sorted.sort_by(|a, b| b.total_cmp(a));
+            let expect = if k < values.len() { sorted[k - 1] } else { NO };
+            prop_assert_eq!(kth_largest(&values, k), expect);
+        }
+
         #[test]
         // Whole numbers scaled: proptest's own ranges of floats overflow for some seeds (proptest 1.12).
         fn nucleus_is_that_of_a_full_sort(weights in prop::collection::vec(1u16..1000, 1..1500), p in 1u32..100) {

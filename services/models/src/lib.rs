@@ -26,6 +26,7 @@ pub mod decoder;
 pub mod compute;
 pub mod prompt;
 pub mod rules;
+pub mod logits;
 pub mod speech;
 pub mod tokenization;
 

@@ -5,6 +5,7 @@
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/generation/logits_process.py>).
 //! It knows no sampler and no sequence: it is handed the tokens generated so far.
 
+use crate::logits::{largest, log_sum_exp};
 use std::sync::Arc;
 
 /// Times among tokens: `<|0.00|>` is `first`, each next one 20 ms later, to the end of the vocabulary.
@@ -135,8 +136,8 @@ impl TimestampRule {
             }
         }
         let (text, times) = logits.split_at_mut(first);
-        let best_text = text.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        if log_sum_exp(times) > best_text {
+        // Comparing it with a logit is comparing probabilities, since the normaliser is the same on both sides.
+        if log_sum_exp(times) > f64::from(largest(text)) {
             text.fill(f32::NEG_INFINITY);
         }
     }
@@ -157,17 +158,6 @@ fn keep_only(allowed: &[u32], logits: &mut [f32]) {
     for (id, logit) in kept {
         logits[id] = logit;
     }
-}
-
-/// `ln Σ exp`, minus infinity for nothing. Comparing it with a logit is comparing probabilities, since the
-/// normaliser is the same on both sides.
-fn log_sum_exp(logits: &[f32]) -> f32 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    if !max.is_finite() {
-        return max;
-    }
-    let sum: f64 = logits.iter().map(|l| f64::from(l - max).exp()).sum();
-    (f64::from(max) + sum.ln()) as f32
 }
 
 #[cfg(test)]
