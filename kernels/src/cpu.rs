@@ -47,7 +47,7 @@ pub use norm::CpuNorm;
 pub use packed::{PackedWeights, Packing};
 pub use roofs::Roofs;
 pub use simd::{Isa, NoSuchIsa};
-pub use table::{CpuTable, table_bytes};
+pub use table::{CpuTable, is_table_of_logits, table_bytes};
 
 use cell::{Dots, Halves, Quarters, Singles};
 use kv::{Columns, Pages};
@@ -202,6 +202,15 @@ impl Backend for CpuBackend {
     fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<CpuTable> {
         let dims = stored::table_dims("load_table", table)?;
         Ok(CpuTable::new(self, table, dims, scale))
+    }
+
+    fn load_tied(&self, part: LinearPart<'_>, scale: f32) -> Result<(CpuLinear, CpuTable)> {
+        let layer = self.load_logits(&[part])?;
+        let table = match is_table_of_logits(self.precision, &part) {
+            true => CpuTable::of_logits(&layer, scale / part.scale),
+            false => self.load_table(part.weight, scale)?,
+        };
+        Ok((layer, table))
     }
 
     fn load_norm(

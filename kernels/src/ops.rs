@@ -168,6 +168,14 @@ pub trait Backend: Clone + Send + Sync + 'static {
     }
     /// Takes a table `[n_rows, width]`, whose rows are given times `scale`.
     fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<Self::Table>;
+    /// Takes a weight that is both: a layer that gives logits, and a table whose rows are those of the stored weight times
+    /// `scale`. A back end may keep one of the two for both, where that changes no row by more than keeping it did.
+    ///
+    /// # Errors
+    /// As [`Self::load_logits`] and [`Self::load_table`].
+    fn load_tied(&self, part: LinearPart<'_>, scale: f32) -> Result<(Self::Linear, Self::Table)> {
+        Ok((self.load_logits(&[part])?, self.load_table(part.weight, scale)?))
+    }
     /// Takes a norm's `scale [width]` and `bias [width]`.
     fn load_norm(
         &self,

@@ -5,7 +5,9 @@
 //! int8, rows are quantized once a call ([`bytes`]); sums are whole numbers. With precision int4, weights are groups of
 //! nibbles ([`nibbles`]). What an earlier load packed is taken as it is.
 
-use super::cell::{Bf16Pair, Dots, FillRows, FloatMath, Halves, Math, PANEL, Singles, n_cells};
+use std::sync::Arc;
+
+use super::cell::{Bf16Pair, Dots, FillRows, FloatMath, Halves, Math, PANEL, Singles, halves, n_cells};
 use super::matrix::{CpuTensor, unwritten};
 use super::packed::Key;
 use super::panels::{self, Panels};
@@ -31,14 +33,14 @@ const COPIED: usize = 128;
 pub struct CpuLinear {
     n_in: usize,
     n_out: usize,
-    weight: Packed,
+    weight: Arc<Packed>,
     /// `[n_panels · 32]`, zeros past `n_out`.
     bias: Option<Vec<f32>>,
 }
 
 /// The panels in a precision, `[n_panels][k_cells][32]`.
 #[derive(Debug)]
-enum Packed {
+pub(super) enum Packed {
     F32(Panels<f32>),
     Bf16(Panels<Bf16Pair>),
     Int8(BytePanels),
@@ -48,7 +50,7 @@ enum Packed {
 impl CpuLinear {
     /// Packs a layer in a precision.
     pub(super) fn new(backend: &CpuBackend, precision: Precision, stacked: Stacked<'_>) -> Self {
-        let weight = Packed::new(backend, precision, &stacked);
+        let weight = Arc::new(Packed::new(backend, precision, &stacked));
         let Stacked { n_in, n_out, bias, .. } = stacked;
         let bias = bias.map(|mut bias| {
             bias.resize(n_out.next_multiple_of(PANEL), 0.0);
@@ -60,6 +62,11 @@ impl CpuLinear {
     /// `(n_in, n_out)`.
     pub(super) fn dims(&self) -> (usize, usize) {
         (self.n_in, self.n_out)
+    }
+
+    /// The panels.
+    pub(super) fn weight(&self) -> &Arc<Packed> {
+        &self.weight
     }
 
     /// `act(x Wᵀ + b) + residual`. `x` has `n_in` columns, `residual` the shape of the result.
@@ -75,7 +82,7 @@ impl CpuLinear {
         let epilogue = Epilogue { bias: self.bias.as_deref(), act, residual: residual.map(CpuTensor::data) };
         let size = Size { n_tokens, n_in, n_out: self.n_out };
         let call = (size, epilogue);
-        match &self.weight {
+        match &*self.weight {
             // A copy is worth its while for rows that meet many panels.
             Packed::F32(panels) if stride::<f32>(n_in) > n_in && n_tokens > 1 && self.n_out > COPIED => {
                 multiply::<Singles>(backend, laid::<Singles>(backend, x).view(), panels, call, &mut out);
@@ -114,6 +121,26 @@ impl Packed {
             packed.keep(key, weight.records());
         }
         weight
+    }
+
+    /// Reads the weights of an output, `[n_in]`; returns what they are yet to be multiplied with. Nibbles are not read so.
+    pub(super) fn read_output(&self, out: usize, to: &mut [f32]) -> f32 {
+        let n_in = to.len();
+        match self {
+            Self::F32(panels) => {
+                to.iter_mut().zip(panels.output(out, n_in)).for_each(|(to, word)| *to = word);
+                1.0
+            }
+            Self::Bf16(panels) => {
+                let words = panels.output(out, n_cells::<Bf16Pair>(n_in));
+                to.chunks_mut(2)
+                    .zip(words)
+                    .for_each(|(to, pair)| to.copy_from_slice(&halves(pair)[..to.len()]));
+                1.0
+            }
+            Self::Int8(panels) => panels.read_output(out, to),
+            Self::Int4(_) => f32::NAN,
+        }
     }
 
     /// Zeros.

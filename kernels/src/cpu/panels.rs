@@ -42,6 +42,12 @@ impl<C: Word> Panels<C> {
         &mut self.storage[self.start..][..self.len]
     }
 
+    /// The words of an output of a weight of which each takes `k_cells`.
+    pub(super) fn output(&self, out: usize, k_cells: usize) -> impl Iterator<Item = C> {
+        let panel = &self.cells()[out / PANEL * k_cells * PANEL..][..k_cells * PANEL];
+        panel[out % PANEL..].iter().step_by(PANEL).copied()
+    }
+
     /// Zeros for a weight of which an output takes `k_cells`.
     pub(super) fn blank(stacked: &Stacked<'_>, k_cells: usize) -> Self {
         Self::zeros(stacked.n_out.div_ceil(PANEL) * k_cells * PANEL)

@@ -1,9 +1,13 @@
-//! Embedding tables, and rows of them.
+//! Embedding tables, and rows of them. A table that logits are made with too is kept once, as the panels of that layer: a
+//! vocabulary's is often the largest weight of a small model, and few of its rows are read.
+
+use std::sync::Arc;
 
 use triptych_core::DType;
 
 use super::cell::{Bf16Pair, ByteQuad, Cell, n_cells};
 use super::kv::{inverse, scale};
+use super::linear::{CpuLinear, Packed};
 use super::matrix::{CpuTensor, unwritten};
 use super::packed::Key;
 use super::rows::VALUES_PER_NS;
@@ -48,6 +52,24 @@ impl Rows {
         }
     }
 
+    /// Reads a row; returns what its values are yet to be multiplied with.
+    fn read(self, row: &[u8], to: &mut [f32]) -> f32 {
+        match (self, row.split_first_chunk()) {
+            (Self::Plain(dtype), _) => {
+                stored::decode(dtype, row, to);
+                1.0
+            }
+            (Self::Bytes, Some((scale, bytes))) => {
+                for (value, byte) in to.iter_mut().zip(bytes) {
+                    *value = f32::from(*byte as i8);
+                }
+                f32::from_le_bytes(*scale)
+            }
+            // A row of bytes begins with its scale.
+            (Self::Bytes, None) => f32::NAN,
+        }
+    }
+
     /// The name of the way in which packed weights are made.
     fn as_str(self) -> &'static str {
         match self {
@@ -62,13 +84,33 @@ pub fn table_bytes(precision: Precision, stored: DType, [n_rows, width]: [usize;
     n_rows * Rows::of(precision, stored, n_rows * width).row_bytes(width)
 }
 
-/// An embedding table: as it was stored, in bf16 where weights are no more than that, or in bytes where weights are and the
-/// table is large.
+/// Whether a table that logits are made with, by a layer of this part, is kept as that layer: where its rows are the same.
+pub fn is_table_of_logits(precision: Precision, part: &LinearPart<'_>) -> bool {
+    let n_values = part.weight.shape.iter().product();
+    match (Rows::of(precision, part.weight.dtype, n_values), precision) {
+        // A byte stands for the same share of the largest value of its row, whatever all of them are multiplied with.
+        (Rows::Bytes, _) => part.scale.is_normal(),
+        (Rows::Plain(_), Precision::F32) => part.scale == 1.0,
+        (Rows::Plain(dtype), Precision::Bf16) => part.scale == 1.0 && dtype == DType::Bf16,
+        // A small one: in more bits than the layer.
+        (Rows::Plain(_), Precision::Int8 | Precision::Int4) => false,
+    }
+}
+
+/// How a table is kept.
+#[derive(Debug)]
+enum Kept {
+    /// `[n_rows]` of these.
+    Rows(Rows, Vec<u8>),
+    /// As the panels of a layer whose outputs are the rows.
+    Panels(Arc<Packed>),
+}
+
+/// An embedding table: as it was stored, in bf16 where weights are no more than that, in bytes where weights are and the
+/// table is large, or as the layer that gives logits.
 #[derive(Debug)]
 pub struct CpuTable {
-    rows: Rows,
-    /// `[n_rows]` of them.
-    data: Vec<u8>,
+    kept: Kept,
     /// Rows.
     pub(super) n_rows: usize,
     /// Values of a row.
@@ -87,7 +129,7 @@ impl CpuTable {
     ) -> Self {
         let rows = Rows::of(backend.precision, table.dtype, n_rows * width);
         if rows == Rows::Plain(table.dtype) {
-            return Self { rows, data: table.data.to_vec(), n_rows, width, scale };
+            return Self { kept: Kept::Rows(rows, table.data.to_vec()), n_rows, width, scale };
         }
         let mut data = vec![0; n_rows * rows.row_bytes(width)];
         let kept = backend
@@ -107,27 +149,26 @@ impl CpuTable {
                 packed.keep(key, vec![&mut data]);
             }
         }
-        Self { rows, data, n_rows, width, scale }
+        Self { kept: Kept::Rows(rows, data), n_rows, width, scale }
+    }
+
+    /// The outputs of a layer as rows, which are read times `scale`; [`is_table_of_logits`] said that they may be.
+    pub(super) fn of_logits(layer: &CpuLinear, scale: f32) -> Self {
+        let (width, n_rows) = layer.dims();
+        Self { kept: Kept::Panels(layer.weight().clone()), n_rows, width, scale }
     }
 
     /// Writes a row, `[width]`.
     fn row(&self, id: u32, to: &mut [f32]) {
-        let row_bytes = self.rows.row_bytes(self.width);
-        let row = &self.data[id as usize * row_bytes..][..row_bytes];
-        let factor = match (self.rows, row.split_first_chunk()) {
-            (Rows::Plain(dtype), _) => {
-                stored::decode(dtype, row, to);
-                self.scale
-            }
-            (Rows::Bytes, Some((scale, bytes))) => {
-                for (value, byte) in to.iter_mut().zip(bytes) {
-                    *value = f32::from(*byte as i8);
+        let id = id as usize;
+        let factor = self.scale
+            * match &self.kept {
+                Kept::Rows(rows, data) => {
+                    let row_bytes = rows.row_bytes(self.width);
+                    rows.read(&data[id * row_bytes..][..row_bytes], to)
                 }
-                f32::from_le_bytes(*scale) * self.scale
-            }
-            // A row of bytes begins with its scale.
-            (Rows::Bytes, None) => return,
-        };
+                Kept::Panels(panels) => panels.read_output(id, to),
+            };
         if factor != 1.0 {
             to.iter_mut().for_each(|value| *value *= factor);
         }

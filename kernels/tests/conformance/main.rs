@@ -52,6 +52,7 @@ on_every_backend! {
         upload_and_download_are_inverse,
         tables_give_their_rows_in_every_dtype,
         a_large_table_gives_its_rows_within_the_step_of_a_byte,
+        a_tied_table_gives_the_rows_of_one_of_its_own,
         rows_are_gathered_and_scattered_by_number,
         a_clone_keeps_its_values_when_the_other_is_written,
         columns_merged_and_split_rows_keep_the_order_of_values,

@@ -1,7 +1,7 @@
 //! Ops that move values and compute nothing: what comes out is bit for bit what went in.
 
 use triptych_core::DType;
-use triptych_kernels::ops::Backend;
+use triptych_kernels::ops::{Activation, Backend, LinearPart};
 
 use crate::subject::{Stored, Subject, through, values};
 
@@ -54,6 +54,35 @@ pub fn a_large_table_gives_its_rows_within_the_step_of_a_byte<B: Backend>(subjec
                 let error = (value / 3.5 - expect).abs();
                 assert!(error <= 0.51 / 127.0 * largest, "{}: {value} of {expect}", subject.name);
             }
+        }
+    }
+}
+
+/// One weight that is table and layer both: each does what it would alone, whether or not there are two of them.
+pub fn a_tied_table_gives_the_rows_of_one_of_its_own<B: Backend>(subject: &Subject<B>) {
+    let backend = &subject.backend;
+    // A small one, and one of as many values as are worth narrowing.
+    for dims in [[37, 51], [41_200, 51]] {
+        let ([n_rows, width], values) = (dims, values(1, dims[0] * dims[1]));
+        let ids = [0, 1, 36, n_rows as u32 - 1];
+        for (dtype, scale) in [(DType::F32, 1.0), (DType::Bf16, 1.0), (DType::F16, 1.0), (DType::F32, 0.3)] {
+            let stored = Stored::new(dtype, &values, &dims);
+            let part = LinearPart { scale, ..LinearPart::new(stored.view(), None) };
+            let (layer, table) = backend.load_tied(part, 3.5).expect("both");
+            let own = backend.load_table(stored.view(), 3.5).expect("a table");
+            let rows =
+                |table| backend.download(&backend.embed(table, &ids).expect("embed")).expect("download");
+            // Where values were scaled and became bytes, one may lie a byte further.
+            let step = if scale == 1.0 { 0.0 } else { 3.5 * 1.01 / 127.0 };
+            let differ =
+                rows(&table).into_iter().zip(rows(&own)).any(|(tied, own)| (tied - own).abs() > step);
+            assert!(!differ, "{}: rows of {dims:?} {dtype:?} times {scale}", subject.name);
+            let x = subject.tensor(&values[..width], 1, width);
+            let alone = backend.load_logits(&[part]).expect("a layer");
+            let [tied, alone] = [&layer, &alone].map(|layer| {
+                subject.bits(&backend.linear(&x, layer, Activation::None, None).expect("linear"))
+            });
+            assert_eq!(tied, alone, "{}: logits of {dims:?} {dtype:?}", subject.name);
         }
     }
 }

@@ -43,7 +43,7 @@ impl Math for Quads {
 
 /// A weight in bytes.
 #[derive(Debug)]
-pub(super) struct BytePanels {
+pub(in crate::cpu) struct BytePanels {
     /// `[n_panels][k_cells][32]`.
     panels: Panels<ByteQuad>,
     /// Of each output, `[n_panels · 32]`.
@@ -71,6 +71,15 @@ impl BytePanels {
             let sum = unsafe { outputs.1.slice(out..out + 1) };
             backend.isa.run(QuantizeOutput { values, quads, scale, sum });
         });
+    }
+
+    /// Reads the bytes of an output; returns what one stands for.
+    pub(super) fn read_output(&self, out: usize, to: &mut [f32]) -> f32 {
+        let quads = self.panels.output(out, n_cells::<ByteQuad>(to.len()));
+        for (to, quad) in to.chunks_mut(ByteQuad::STEPS).zip(quads) {
+            to.iter_mut().zip(quad.to_le_bytes()).for_each(|(to, byte)| *to = f32::from(byte as i8));
+        }
+        self.scales[out]
     }
 
     /// All there is of it.

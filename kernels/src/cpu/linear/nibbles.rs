@@ -56,7 +56,7 @@ type Span = [u32; SPAN_WORDS * PANEL];
 
 /// A weight in nibbles.
 #[derive(Debug)]
-pub(super) struct NibblePanels {
+pub(in crate::cpu) struct NibblePanels {
     /// `[n_panels][n_spans]`, each a [`Span`].
     panels: Panels<u32>,
     /// Sums of the weights of each output, `[n_panels · 32]`.

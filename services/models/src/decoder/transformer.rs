@@ -1,6 +1,6 @@
 //! The one decoder: token table, positions, transformer layers over paged KV, head, as its spec says.
 
-use super::head::load_head;
+use super::head::load_ends;
 use super::seeing::{CachePlace, Seeing};
 use super::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput};
 use crate::error::ModelError;
@@ -44,18 +44,17 @@ impl<B: Backend> TransformerDecoder<B> {
         let loader = Loader::new(backend, weights, spec.names.prefixes);
         let (stack, names) = (&spec.stack, spec.names);
         let entry = Entry::load(&loader, &spec.positions, names.positions, (stack, &names.stack))?;
-        let tables = Loader::new(backend, weights, names.tokens);
-        let n_tokens = spec.vocab + spec.head.unwritten;
+        let (tokens, head) = load_ends(backend, spec, weights)?;
         let final_norm = match stack.final_norm {
             true => Some(loader.norm(names.stack.final_norm, stack.norm, stack.hidden)?),
             false => None,
         };
         Ok(Self {
-            tokens: tables.scaled_table("", [n_tokens, stack.hidden], spec.embedding_scale)?,
+            tokens,
             entry,
             layers: (0..stack.n_layers).map(|i| Layer::load(&loader, spec, i)).collect::<Result<_, _>>()?,
             final_norm,
-            head: load_head(backend, spec, weights)?,
+            head,
             self_kv: backend.kv_cache(self_layout(spec, 0))?,
             cross_kv: backend.kv_cache(cross_layout(spec, 0))?,
             host_kv: backend.host_kv_cache(self_layout(spec, 0))?,

@@ -2,11 +2,11 @@
 //!
 //! A stage "loaded" on it has gone through everything that it would load, by the same code, without touching a
 //! weight: what is missing is found out, and what would take memory is added up. Sizes are those of
-//! `kernels::cpu`: linear layers in panels of 32 outputs, in the precision; tables as stored, or in bf16 or bytes; the rest
-//! f32.
+//! `kernels::cpu`: linear layers in panels of 32 outputs, in the precision; tables as stored, or in bf16 or bytes, or as the
+//! layer that gives logits; the rest f32.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use triptych_kernels::cpu::{CpuBackend, CpuConfig, Precision, table_bytes};
+use triptych_kernels::cpu::{CpuBackend, CpuConfig, Precision, is_table_of_logits, table_bytes};
 use triptych_kernels::ops::*;
 
 /// Outputs of a panel of a linear layer.
@@ -113,6 +113,14 @@ impl Backend for Tally {
         let n_rows = n.checked_div(width).unwrap_or_default();
         self.add(n, table_bytes(self.precision, table.dtype, [n_rows, width]));
         Ok(())
+    }
+    fn load_tied(&self, part: LinearPart<'_>, scale: f32) -> Result<((), ())> {
+        self.load_logits(&[part])?;
+        match is_table_of_logits(self.precision, &part) {
+            true => self.add(n_elements(part.weight), 0),
+            false => self.load_table(part.weight, scale)?,
+        }
+        Ok(((), ()))
     }
     fn load_norm(
         &self,
