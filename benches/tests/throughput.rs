@@ -58,3 +58,15 @@ fn every_precision_starts_from_its_packed_weights() {
         }
     }
 }
+
+#[test]
+fn a_beam_search_draws_and_an_older_instruction_set_are_measured() {
+    let further = ["--beams", "2", "--temperature", "1", "--isa", "portable"];
+    let told = measured("tests/golden/bart_odd_heads/model", "5", &further);
+    is_whole(&told, &FIELDS);
+    assert!(told["beams_tokens_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{told}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_throughput"));
+    let refused = command.args(["model", "--item", "5", "--isa", "mmx"]).output().expect("the bench starts");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("which has portable"), "{said}");
+}
