@@ -155,14 +155,10 @@ pub fn log_softmax(logits: &mut [f32]) {
 
 /// The most probable token, the lowest of equals.
 fn best(logits: &[f32]) -> Result<Candidate, SampleError> {
-    if let Some(token) = logits::first_broken(logits) {
-        return Err(SampleError::NotFinite { token, value: logits[token] });
-    }
-    let largest = logits::largest(logits);
-    let token = logits.iter().position(|value| *value == largest);
-    match token.filter(|_| largest > f32::NEG_INFINITY) {
-        Some(token) => Ok((token as u32, largest)),
-        None => Err(SampleError::NothingAllowed { vocab: logits.len() }),
+    match logits::best(logits) {
+        Ok(Some((token, logit))) => Ok((token as u32, logit)),
+        Ok(None) => Err(SampleError::NothingAllowed { vocab: logits.len() }),
+        Err(token) => Err(SampleError::NotFinite { token, value: logits[token] }),
     }
 }
 

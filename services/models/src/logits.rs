@@ -52,6 +52,26 @@ pub fn first_broken(logits: &[f32]) -> Option<usize> {
     if any { logits.iter().position(|value| is_broken(*value)) } else { None }
 }
 
+/// The largest, and the first place where it is; `None` where nothing is allowed. One pass, since a vocabulary of logits is
+/// larger than a first cache.
+///
+/// # Errors
+/// The place of the first that is broken ([`first_broken`]).
+pub fn best(logits: &[f32]) -> Result<Option<(usize, f32)>, usize> {
+    let (mut best, mut place) = (f32::NEG_INFINITY, None);
+    for (i, stretch) in logits.chunks(STRETCH).enumerate() {
+        if let Some(broken) = first_broken(stretch) {
+            return Err(i * STRETCH + broken);
+        }
+        let largest = largest(stretch);
+        if largest > best {
+            (best, place) = (largest, Some(i));
+        }
+    }
+    let within = |i: usize| logits[i * STRETCH..].iter().position(|logit| *logit == best);
+    Ok(place.and_then(|i| Some((i * STRETCH + within(i)?, best))))
+}
+
 /// `exp((logit − max) / temperature)` of each, `max` being the largest.
 pub fn weights(logits: &[f32], max: f32, temperature: f32) -> Vec<f32> {
     logits.iter().map(|logit| exp((logit - max) / temperature)).collect()
@@ -115,6 +135,22 @@ mod tests {
             let expect = logits.iter().map(|l| f64::from(*l).exp()).sum::<f64>().ln();
             assert!((log_sum_exp(&logits) - expect).abs() < 1e-6, "{n}");
         }
+    }
+
+    #[test]
+    fn the_best_is_the_first_of_the_largest() {
+        for n in [1, 255, 256, 257, 1000] {
+            for at in [0, n / 2, n - 1] {
+                let mut logits = vec![-3.0_f32; n];
+                logits[at..].fill(2.0);
+                assert_eq!(best(&logits), Ok(Some((at, 2.0))), "{at} of {n}");
+                logits[n - 1] = f32::NAN;
+                assert_eq!(best(&logits), Err(n - 1), "{at} of {n}");
+                logits[at] = f32::INFINITY;
+                assert_eq!(best(&logits), Err(at), "{at} of {n}");
+            }
+        }
+        assert_eq!([best(&[]), best(&[NO; 300])], [Ok(None), Ok(None)]);
     }
 
     #[test]
