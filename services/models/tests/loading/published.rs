@@ -83,7 +83,7 @@ fn check(name: &str, modality: Modality, config: &serde_json::Value) {
     }
     TransformerDecoder::load(&spec.decoder, &weights, &backend).expect("decoder tensors");
     let stored: usize = shapes.values().map(|s| s.iter().product::<usize>()).sum();
-    // A token table that is the head as well is loaded twice; a gate becomes part of other tensors.
+    // A token table that is the head as well is handed over twice; a gate becomes part of other tensors.
     let twice = if spec.decoder.head.tied { spec.decoder.vocab * spec.decoder.stack.hidden } else { 0 };
     let gates = shapes.values().filter(|shape| **shape == [1]).count();
     assert_eq!(backend.taken().n_elements, stored + twice - gates, "{name}");
