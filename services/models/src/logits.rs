@@ -1,8 +1,9 @@
 //! What is computed of all logits of a vocabulary: the largest, weights, and sums of weights.
 //!
-//! It is done for every sequence at every step, by the thread that runs steps: a plain loop of the library's `exp` took a
-//! fifth of a step of a hundred thousand tokens. These loops have no branch and no call, and lanes of their own where they
-//! sum, so that compilers make vectors of them; and as they round every operation, they give the same bits on every machine.
+//! It is done for every sequence at every step, by the thread that runs steps: with a call of the library's `exp` for each
+//! token it is a fifth of a step of 32 sequences of a small Whisper. These loops have no branch and no call, and lanes of
+//! their own where they sum, so that compilers make vectors of them; and as they round every operation, they give the same
+//! bits on every machine.
 
 /// Sums and largest values that are under way at once.
 const LANES: usize = 16;
