@@ -119,7 +119,7 @@ def markdown(doc):
         "# Beside the peers", "",
         f"{doc['host']}, {doc['threads']} threads, commit {doc['commit']}, {doc['date']}; medians of {doc['rounds']} round(s) in "
         f"turn, {doc['new_tokens']} tokens a sequence. A ratio is ours to the best peer of the row; more is better for us.", "",
-        f"    python3 benches/peers/run.py{' --isa ' + doc['isa'] if doc.get('isa') else ''}", "",
+        f"    python3 benches/peers/run.py --rounds {doc['rounds']}{' --isa ' + doc['isa'] if doc.get('isa') else ''}", "",
     ]
     for name, rows in doc["models"].items():
         peers = sorted({who for values in rows.values() for who in values if not is_ours(who)})
