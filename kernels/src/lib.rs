@@ -6,6 +6,7 @@
 //! both run the same suite of tests over odd sizes.
 
 pub mod ops;
+mod precision;
 
 mod check;
 mod stored;
@@ -14,6 +15,7 @@ pub mod reference;
 
 pub mod cpu;
 
-pub use cpu::{CpuBackend, CpuConfig, Isa, Precision};
+pub use cpu::{CpuBackend, CpuConfig, Isa};
 pub use ops::{Backend, KernelError};
+pub use precision::Precision;
 pub use reference::ReferenceBackend;
