@@ -7,7 +7,7 @@ mod seq2seq;
 
 use golden::Tensors;
 use std::sync::Arc;
-use triptych_core::prompt::{Message, Part, Prompt, Role, SpeechKind, SpeechTask, TextOrTokens};
+use triptych_core::prompt::{Message, MessagePart, Prompt, Role, SpeechKind, SpeechTask, TextOrTokens};
 use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, Modality};
 use triptych_models::PromptError;
 use triptych_models::prompt::{
@@ -59,16 +59,16 @@ fn speech(n_windows: u32, duration_ms: u64) -> EncodedItem {
     item(Modality::Audio, Extent::windows(n_windows, duration_ms), n_windows * 50)
 }
 
-fn user(parts: Vec<Part>) -> Prompt {
+fn user(parts: Vec<MessagePart>) -> Prompt {
     Prompt::Chat(vec![Message { role: Role::User, parts }])
 }
 
-fn text(text: &str) -> Part {
-    Part::Text(text.to_owned())
+fn text(text: &str) -> MessagePart {
+    MessagePart::Text(text.to_owned())
 }
 
-fn image(idx: u32) -> Part {
-    Part::Item(ItemIdx(idx))
+fn image(idx: u32) -> MessagePart {
+    MessagePart::Item(ItemIdx(idx))
 }
 
 fn one(builder: &dyn PromptBuilder, prompt: &Prompt, items: &[EncodedItem]) -> PreparedSequence {
@@ -94,7 +94,7 @@ fn tokens_and_positions_are_the_references() {
             };
             let items: Vec<_> =
                 run["images"].as_array().unwrap().iter().map(grid).map(|g| picture(g[1], g[2])).collect();
-            let mut parts: Vec<Part> = (0..items.len() as u32).map(image).collect();
+            let mut parts: Vec<MessagePart> = (0..items.len() as u32).map(image).collect();
             parts.push(text(run["text"].as_str().unwrap()));
             let got = one(&builder, &user(parts), &items);
             assert_eq!(got.tokens, golden::ids(&run["input_ids"]), "{case} {k}");

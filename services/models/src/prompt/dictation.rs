@@ -12,7 +12,7 @@ use crate::speech::SpeechFacts;
 use crate::tokenization::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
-use triptych_core::prompt::{LongForm, Message, Part, Prompt, SpeechKind, SpeechTask, TextOrTokens};
+use triptych_core::prompt::{LongForm, Message, MessagePart, Prompt, SpeechKind, SpeechTask, TextOrTokens};
 use triptych_core::{EncodedItem, Extent, ItemIdx, Modality};
 
 /// Lays out transcriptions.
@@ -112,13 +112,13 @@ impl Dictation {
         let mut n_items = 0;
         for part in messages.iter().flat_map(|m| &m.parts) {
             match part {
-                Part::Item(ItemIdx(0)) => n_items += 1,
-                Part::Item(ItemIdx(idx)) => {
+                MessagePart::Item(ItemIdx(0)) => n_items += 1,
+                MessagePart::Item(ItemIdx(idx)) => {
                     let text = format!("a message names item {idx}, this model reads one");
                     return Err(PromptError::Invalid(text));
                 }
-                Part::Text(text) if text.trim().is_empty() => {}
-                Part::Text(_) => {
+                MessagePart::Text(text) if text.trim().is_empty() => {}
+                MessagePart::Text(_) => {
                     let text = "this model reads no text with a sound";
                     return Err(PromptError::Invalid(text.into()));
                 }

@@ -15,7 +15,7 @@ use crate::speech::SpeechFacts;
 use crate::tokenization::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
-use triptych_core::prompt::{LongForm, Message, Part, Prompt, SpeechKind, SpeechTask, TextOrTokens};
+use triptych_core::prompt::{LongForm, Message, MessagePart, Prompt, SpeechKind, SpeechTask, TextOrTokens};
 use triptych_core::{EncodedItem, Extent, ItemIdx, Modality, WindowSpan};
 use vocabulary::Vocabulary;
 
@@ -237,9 +237,9 @@ impl SpeechPrompt {
         let mut n_items = 0;
         for part in messages.iter().flat_map(|m| &m.parts) {
             match part {
-                Part::Text(text) => texts.push(text.as_str()),
-                Part::Item(ItemIdx(0)) => n_items += 1,
-                Part::Item(ItemIdx(idx)) => {
+                MessagePart::Text(text) => texts.push(text.as_str()),
+                MessagePart::Item(ItemIdx(0)) => n_items += 1,
+                MessagePart::Item(ItemIdx(idx)) => {
                     let text = format!("a message names item {idx}, this model reads one");
                     return Err(PromptError::Invalid(text));
                 }

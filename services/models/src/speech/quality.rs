@@ -8,7 +8,7 @@
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 use std::io::Write;
-use triptych_core::prompt::Fallback;
+use triptych_core::prompt::SpeechFallback;
 
 /// Three numbers about a window's tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,7 +33,7 @@ pub enum Verdict {
 }
 
 /// Judges a window.
-pub fn judge(fallback: &Fallback, quality: Quality) -> Verdict {
+pub fn judge(fallback: &SpeechFallback, quality: Quality) -> Verdict {
     let over = |limit: Option<f32>, value: f32| limit.is_some_and(|limit| value > limit);
     let guess = fallback.logprob.is_some_and(|limit| quality.logprob < limit);
     let silent = over(fallback.no_speech, quality.no_speech);
@@ -108,10 +108,10 @@ mod tests {
     #[test]
     fn each_threshold_decides_its_part() {
         let (all, none) = (
-            Fallback::default(),
-            Fallback { compression_ratio: None, logprob: None, no_speech: None, ..Fallback::default() },
+            SpeechFallback::default(),
+            SpeechFallback { compression_ratio: None, logprob: None, no_speech: None, ..SpeechFallback::default() },
         );
-        let check = |fallback: &Fallback, numbers: [f32; 3], expect| {
+        let check = |fallback: &SpeechFallback, numbers: [f32; 3], expect| {
             let [compression_ratio, logprob, no_speech] = numbers;
             let found = judge(fallback, Quality { compression_ratio, logprob, no_speech });
             assert_eq!(found, expect, "{numbers:?}");
@@ -122,7 +122,7 @@ mod tests {
         check(&all, [1.0, -1.1, 0.6], Verdict::Again);
         check(&all, [9.0, -1.1, 0.7], Verdict::Silent);
         check(&none, [9.0, -9.0, 1.0], Verdict::Keep);
-        check(&Fallback { logprob: None, ..all }, [1.0, -0.1, 0.7], Verdict::Silent);
+        check(&SpeechFallback { logprob: None, ..all }, [1.0, -0.1, 0.7], Verdict::Silent);
     }
 
     #[test]

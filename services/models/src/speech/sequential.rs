@@ -7,7 +7,7 @@
 //! It is pure: who decodes, and how often, is decided elsewhere.
 
 use std::ops::Range;
-use triptych_core::prompt::Resume;
+use triptych_core::prompt::SpeechResume;
 
 /// Milliseconds of a mel frame.
 const FRAME_MS: u32 = 10;
@@ -137,8 +137,8 @@ pub fn remember(
 }
 
 /// Where to go on, after a window decoded at `temperature`.
-pub fn resume(next_ms: u32, previous: Vec<u32>, temperature: f32) -> Resume {
-    Resume { start_ms: next_ms, previous, conditioned: temperature < HIGH_TEMPERATURE }
+pub fn resume(next_ms: u32, previous: Vec<u32>, temperature: f32) -> SpeechResume {
+    SpeechResume { start_ms: next_ms, previous, conditioned: temperature < HIGH_TEMPERATURE }
 }
 
 #[cfg(test)]

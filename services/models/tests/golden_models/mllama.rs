@@ -7,7 +7,7 @@ use crate::greedy::{Mix, Sequence, greedy_seeing, teacher_forced_seeing};
 use crate::pipeline::encoded;
 use serde_json::Value;
 use triptych_core::limits::Limits;
-use triptych_core::prompt::{Message, Part, Prompt, Role, TextOrTokens};
+use triptych_core::prompt::{Message, MessagePart, Prompt, Role, TextOrTokens};
 use triptych_core::{EncodedItem, ItemIdx, ItemOptions, Modality};
 use triptych_kernels::Backend;
 use triptych_kernels::cpu::Precision;
@@ -63,8 +63,8 @@ fn lay_out(case: &Case, prompt: &Value, images: &[EncoderInput], hidden: usize) 
     let items: Vec<EncodedItem> =
         image_of(prompt).map(|i| encoded(&images[i], Modality::Image, hidden)).into_iter().collect();
     let part = |part: &Value| match part["text"].as_str() {
-        Some(text) => Part::Text(text.to_owned()),
-        None => Part::Item(ItemIdx(0)),
+        Some(text) => MessagePart::Text(text.to_owned()),
+        None => MessagePart::Item(ItemIdx(0)),
     };
     let ours = match prompt["messages"].as_array() {
         Some(messages) => {
@@ -283,16 +283,16 @@ fn more_than_one_image_is_refused_with_the_limit() {
     let case = Case::open(CASES[0]);
     let prompts = case.model().prompts();
     let item = encoded(&images(&case)[0], Modality::Image, 40);
-    let check = |parts: Vec<Part>, items: &[EncodedItem], expect: &str| {
+    let check = |parts: Vec<MessagePart>, items: &[EncodedItem], expect: &str| {
         let prompt = Prompt::Chat(vec![Message { role: Role::User, parts }]);
         let text = prompts.prepare(&prompt, items).expect_err(expect).to_string();
         assert!(text.contains(expect), "{text}");
     };
-    let image = |i| Part::Item(ItemIdx(i));
+    let image = |i| MessagePart::Item(ItemIdx(i));
     check(vec![image(0), image(1)], &[item.clone(), item.clone()], "2 items, this model reads one image");
     check(vec![image(0), image(0)], std::slice::from_ref(&item), "2 image tokens, the request 1 image items");
     check(
-        vec![Part::Text("no".into())],
+        vec![MessagePart::Text("no".into())],
         std::slice::from_ref(&item),
         "0 image tokens, the request 1 image items",
     );

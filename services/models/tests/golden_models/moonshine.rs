@@ -6,7 +6,7 @@ use crate::case::{
 use crate::greedy::{Mix, Sequence, assert_greedy, greedy, teacher_forced};
 use crate::pipeline::{encoded, wav};
 use triptych_core::limits::Limits;
-use triptych_core::prompt::{Fallback, LongForm, Prompt, SpeechKind, SpeechTask, TextOrTokens};
+use triptych_core::prompt::{SpeechFallback, LongForm, Prompt, SpeechKind, SpeechTask, TextOrTokens};
 use triptych_core::{Extent, ItemOptions, Modality};
 use triptych_kernels::Backend;
 use triptych_kernels::cpu::Precision;
@@ -216,7 +216,7 @@ fn what_the_model_cannot_do_is_refused_by_name() {
     let before = Some(TextOrTokens::Text("before".into()));
     check(SpeechTask { prompt: before.clone(), ..Default::default() }, "no prompt");
 
-    let judged = SpeechTask { fallback: Some(Fallback::default()), ..Default::default() };
+    let judged = SpeechTask { fallback: Some(SpeechFallback::default()), ..Default::default() };
     prompts
         .prepare(&Prompt::Speech(judged), &items)
         .expect("a fallback over temperatures is no matter of the model");

@@ -5,7 +5,7 @@ use crate::greedy::{Mix, Sequence, greedy};
 use crate::qwen_vl;
 use crate::vision;
 use triptych_core::limits::Limits;
-use triptych_core::prompt::{Message, Part, Prompt, Role, TextOrTokens};
+use triptych_core::prompt::{Message, MessagePart, Prompt, Role, TextOrTokens};
 use triptych_core::{ContentKey, DType, EncodedItem, Fingerprint, ItemIdx, ItemOptions, Modality};
 use triptych_kernels::cpu::Precision;
 use triptych_models::preprocess::EncoderInput;
@@ -55,8 +55,8 @@ fn images_and_messages_become_the_tokens_of_the_reference() {
             let items: Vec<EncodedItem> =
                 inputs.iter().map(|i| encoded(i, Modality::Image, encoder.hidden())).collect();
             let text = prompt["text"].as_str().expect("a text").to_owned();
-            let mut parts: Vec<Part> = (0..items.len() as u32).map(|i| Part::Item(ItemIdx(i))).collect();
-            parts.push(Part::Text(text));
+            let mut parts: Vec<MessagePart> = (0..items.len() as u32).map(|i| MessagePart::Item(ItemIdx(i))).collect();
+            parts.push(MessagePart::Text(text));
             let message = Message { role: Role::User, parts };
             let prepared = prompts.prepare(&Prompt::Chat(vec![message]), &items).expect("a prompt");
             let prepared = &prepared[0];

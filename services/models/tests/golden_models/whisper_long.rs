@@ -3,7 +3,7 @@
 use crate::case::{Case, assert_within, cpu, max_error};
 use serde_json::Value;
 use triptych_core::Modality;
-use triptych_core::prompt::Fallback;
+use triptych_core::prompt::SpeechFallback;
 use triptych_kernels::Backend;
 use triptych_kernels::cpu::Precision;
 use triptych_kernels::reference::ReferenceBackend;
@@ -155,7 +155,7 @@ fn windows_are_judged_as_the_reference() {
             assert!((ratio / expected - 1.0).abs() < 0.05, "{name}: {ratio}, expected {expected}");
             let [compression, logprob, no_speech] = [0, 1, 2].map(|i| float(&one["limits"][i]));
             let fallback =
-                Fallback { compression_ratio: compression, logprob, no_speech, ..Fallback::default() };
+                SpeechFallback { compression_ratio: compression, logprob, no_speech, ..SpeechFallback::default() };
             let quality = Quality {
                 compression_ratio: ratio,
                 logprob: float(&one["logprob"]).expect("a number"),

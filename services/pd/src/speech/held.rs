@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
-use triptych_core::prompt::{LongForm, Resume, SpeechTask};
+use triptych_core::prompt::{LongForm, SpeechResume, SpeechTask};
 use triptych_core::sampling::FinishReason;
 use triptych_core::{EncodedItem, Extent, Failure};
 use triptych_engine::{Delta, Finished, Output, SequenceId, SequenceTimes};
@@ -94,7 +94,7 @@ pub struct Held {
     windows: Vec<PreparedSequence>,
     choices: Vec<Choice>,
     places: HashMap<SequenceId, Place>,
-    next: Option<Resume>,
+    next: Option<SpeechResume>,
 }
 
 impl How {
@@ -142,7 +142,7 @@ impl Held {
     }
 
     /// Where the next window of a sound read in sequence starts, once this one is told.
-    pub fn next(&self) -> Option<&Resume> {
+    pub fn next(&self) -> Option<&SpeechResume> {
         self.next.as_ref()
     }
 
@@ -321,7 +321,7 @@ impl Held {
         })
     }
 
-    fn go_on(&self, window: usize, written: &Written) -> Option<Resume> {
+    fn go_on(&self, window: usize, written: &Written) -> Option<SpeechResume> {
         let frame = self.window(window)?;
         let (task, most) = (&self.how.task, self.how.facts.max_previous);
         let before = task.resume.as_ref().map_or(&[][..], |r| &r.previous);

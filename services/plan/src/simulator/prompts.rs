@@ -4,7 +4,7 @@
 use super::spec::{ItemsAt, PromptSpec};
 use std::sync::Arc;
 use triptych_bench::offered::{ItemShape, Offered, OfferedItem, Turn};
-use triptych_core::prompt::{Message, Part, Prompt, Role};
+use triptych_core::prompt::{Message, MessagePart, Prompt, Role};
 use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, ItemIdx, Modality};
 use triptych_models::prompt::{CrossInput, ItemSpan, OutputKind, PreparedSequence};
 use triptych_models::rules::LogitRules;
@@ -107,8 +107,8 @@ pub(super) fn chat(offered: &Offered, spec: &PromptSpec) -> Prompt {
     let mut messages = Vec::new();
     let turns = turns(offered);
     for (i, turn) in turns.iter().enumerate() {
-        let text = Part::Text(letters(stream, place..place + turn.text_tokens));
-        let items = (item..item + turn.n_items as usize).map(|i| Part::Item(ItemIdx(i as u32)));
+        let text = MessagePart::Text(letters(stream, place..place + turn.text_tokens));
+        let items = (item..item + turn.n_items as usize).map(|i| MessagePart::Item(ItemIdx(i as u32)));
         let parts = match spec.items {
             ItemsAt::Back => std::iter::once(text).chain(items).collect(),
             ItemsAt::Front | ItemsAt::Cross => items.chain([text]).collect(),
@@ -117,7 +117,7 @@ pub(super) fn chat(offered: &Offered, spec: &PromptSpec) -> Prompt {
         (place, item) = (place + turn.text_tokens, item + turn.n_items as usize);
         if i + 1 < turns.len() {
             let text = letters(stream, place..place + turn.answer_tokens);
-            messages.push(Message { role: Role::Assistant, parts: vec![Part::Text(text)] });
+            messages.push(Message { role: Role::Assistant, parts: vec![MessagePart::Text(text)] });
             place += turn.answer_tokens;
         }
     }
