@@ -9,7 +9,7 @@ use crate::error::ModelError;
 pub use triptych_kernels::ops::PagedBatch;
 
 mod head;
-mod seeing;
+mod cross_rows;
 mod transformer;
 
 pub use transformer::TransformerDecoder;

@@ -7,8 +7,8 @@ use crate::error::ModelError;
 use crate::preprocess::EncoderInput;
 
 mod layout;
-mod pieces;
-mod plane;
+mod units;
+mod position_bias;
 mod stem;
 mod tiled;
 mod transformer;

@@ -4,15 +4,15 @@
 //! calls. All activations are `[n_tokens, width]` as in [`triptych_kernels::ops`].
 
 mod attention;
-mod entry;
+mod input;
 mod feed_forward;
 mod loader;
 mod residual;
 mod rotary;
 
 pub use attention::{CrossAttention, SelfAttention};
-pub use entry::Entry;
 pub use feed_forward::FeedForward;
+pub use input::InputLayer;
 pub use loader::{LinearShape, Loader, StoredLinear};
 pub use residual::Residual;
 pub use rotary::{Rotary, RotaryTables};

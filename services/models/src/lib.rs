@@ -15,7 +15,8 @@
 pub mod model;
 pub mod error;
 mod files;
-pub mod packed;
+pub mod source;
+mod packed;
 pub mod spec;
 pub mod weights;
 pub mod layers;
@@ -31,5 +32,5 @@ pub mod speech;
 pub mod tokenization;
 
 pub use error::{ItemError, ModelError, PromptError};
-pub use model::{LoadFormat, Model, ModelSource};
-pub use packed::PackedFolder;
+pub use model::Model;
+pub use source::{LoadFormat, ModelSource, PackedFolder};

@@ -93,6 +93,15 @@ pub fn log_sum_exp(logits: &[f32]) -> f64 {
     f64::from(max) + sums.sum::<f64>().ln()
 }
 
+/// Sets `ids` to minus infinity in `logits: [vocab]`; ids past the vocabulary are passed over.
+pub(crate) fn forbid(ids: &[u32], logits: &mut [f32]) {
+    for id in ids {
+        if let Some(logit) = logits.get_mut(*id as usize) {
+            *logit = f32::NEG_INFINITY;
+        }
+    }
+}
+
 /// A sum in lanes.
 #[inline]
 fn sum_of(values: &[f32], weight: impl Fn(f32) -> f32) -> f64 {

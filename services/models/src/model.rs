@@ -1,54 +1,28 @@
 //! A Hugging Face directory, opened: configuration, tokenizer and processor read and checked, weights not yet.
 
+mod footprint;
 mod inventory;
-mod tally;
 
-pub use inventory::{Example, Inventory, Kv, Sizes, StageInventory};
-pub use tally::{Taken, Tally};
+pub use footprint::{Footprint, FootprintBackend};
+pub use inventory::{BytesByPrecision, ExampleItem, Inventory, KvBytes, StageInventory};
 
 use crate::decoder::{Decoder, TransformerDecoder};
 use crate::encoder::{Encoder, TiledEncoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::family::{Config, Family};
 use crate::files::JsonFile;
-use crate::packed::{self, PackedFolder};
+use crate::packed;
 use crate::preprocess::Preprocess;
 use crate::prompt::PromptBuilder;
+use crate::source::ModelSource;
 use crate::spec::{ModelSpec, StemSpec};
 use crate::tokenization::Tokenizer;
 use crate::weights::Weights;
-use std::path::PathBuf;
 use std::sync::Arc;
 use triptych_core::{DType, Fingerprint, Modality, ModelName};
 use triptych_kernels::{Backend, Precision};
 
 const CONFIG: &str = "config.json";
-
-/// Where weights come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum LoadFormat {
-    /// `model.safetensors`, or the shards of `model.safetensors.index.json`.
-    #[default]
-    Safetensors,
-    /// Random weights of the configured shapes, the same for the same seed: for benchmarks.
-    Dummy {
-        /// Seed of the generator.
-        seed: u64,
-    },
-}
-
-/// Which directory to open and how.
-#[derive(Clone, Debug)]
-pub struct ModelSource {
-    /// The directory. Its weight files are mapped, so nothing may change them while a process serves them.
-    pub dir: PathBuf,
-    /// The name to serve it under; `None`: the directory's own name.
-    pub name: Option<ModelName>,
-    /// Where weights come from.
-    pub format: LoadFormat,
-    /// Where quantized weights of earlier starts are; `None`: they are packed at every start.
-    pub packed: Option<PackedFolder>,
-}
 
 /// A model that can be served: everything of it but the weights, which each stage loads for itself.
 pub struct Model {

@@ -6,7 +6,7 @@
 //! packed weights cannot be had or kept, weights are packed again, and the log says why.
 
 use crate::error::ModelError;
-use crate::model::{LoadFormat, ModelSource};
+use crate::source::{LoadFormat, ModelSource, PackedFolder};
 use crate::weights;
 use blake3::{Hasher, OUT_LEN};
 use std::fs;
@@ -25,17 +25,6 @@ const LEFT_BEHIND: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Of what is free on a disk, the part that one file may take: one in so many.
 const SHARE_OF_FREE: u64 = 2;
-
-/// A folder for packed weights.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PackedFolder {
-    /// The folder; made when it is needed.
-    pub dir: PathBuf,
-    /// Weight files of fewer bytes together are packed at every start.
-    pub min_bytes: u64,
-    /// What the folder may hold. The files that were longest not used go first.
-    pub max_bytes: u64,
-}
 
 /// Loads a stage with the packed weights of an earlier start, or keeps those of this one, where they are quantized.
 pub(crate) fn load<T>(

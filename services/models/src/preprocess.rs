@@ -1,15 +1,14 @@
 //! Item bytes to encoder input, as the model's own processor does it. Runs on the encoder's CPU pool.
 //!
-//! [`ImageProcessor`] and [`AudioProcessor`] are made with `from_dir(model directory)`, or from their settings.
+//! [`ImageProcessor`] is made with `from_dir(model directory)`, or from its settings, as all processors are; those of
+//! speech models are in [`crate::speech::audio`].
 //! Bytes come from clients: what a header declares is checked against [`Limits`] before memory is allocated
 //! for it, and a decoder that panics is a corrupt item. It knows no encoder and no cache.
 
-pub mod audio;
 pub mod captioned;
 pub mod image;
 pub mod text;
 
-pub use audio::{AudioProcessor, AudioSettings};
 pub use captioned::CaptionProcessor;
 pub use image::{CanvasProcessor, CanvasSettings, ImageProcessor, ImageSettings};
 pub use text::TextProcessor;
@@ -73,7 +72,7 @@ pub trait Preprocess: Send + Sync {
 }
 
 /// Refuses an option that a processor does not know.
-fn check_options(options: &ItemOptions, allowed: &[&str]) -> Result<(), ItemError> {
+pub(crate) fn check_options(options: &ItemOptions, allowed: &[&str]) -> Result<(), ItemError> {
     match options.given().find(|name| !allowed.contains(name)) {
         None => Ok(()),
         Some(name) => {
@@ -86,7 +85,12 @@ fn check_options(options: &ItemOptions, allowed: &[&str]) -> Result<(), ItemErro
 }
 
 /// The checks that every kind of item shares.
-fn admit(reads: Modality, modality: Modality, bytes: &[u8], limits: &Limits) -> Result<(), ItemError> {
+pub(crate) fn admit(
+    reads: Modality,
+    modality: Modality,
+    bytes: &[u8],
+    limits: &Limits,
+) -> Result<(), ItemError> {
     if modality != reads {
         return Err(ItemError::Unsupported(format!("this model reads {reads} items, not {modality}")));
     }
@@ -105,13 +109,16 @@ fn admit(reads: Modality, modality: Modality, bytes: &[u8], limits: &Limits) -> 
 
 /// Runs a decoder of foreign bytes. The libraries are not ours to trust: a panic of theirs costs the item, not
 /// the process.
-fn contained<T>(modality: Modality, decode: impl FnOnce() -> Result<T, ItemError>) -> Result<T, ItemError> {
+pub(crate) fn contained<T>(
+    modality: Modality,
+    decode: impl FnOnce() -> Result<T, ItemError>,
+) -> Result<T, ItemError> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(decode))
         .unwrap_or_else(|_| Err(ItemError::Corrupt(format!("the {modality} cannot be decoded"))))
 }
 
 /// What bytes look like, for the text of an error.
-fn look(bytes: &[u8]) -> String {
+pub(crate) fn look(bytes: &[u8]) -> String {
     const KNOWN: &[(usize, &[u8], &str)] = &[
         (0, b"\x89PNG\r\n\x1a\n", "a PNG image"),
         (0, b"\xff\xd8\xff", "a JPEG image"),

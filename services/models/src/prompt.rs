@@ -1,30 +1,26 @@
 //! A prompt and the metadata of its items, laid out as decoder sequences.
 //!
-//! [`ChatVl`] and [`ChatCross`] serve vision-language models, [`SpeechPrompt`] Whisper, [`Dictation`] speech models
-//! without tasks, [`Seq2SeqPrompt`] encoder-decoder models of text; all are made with `from_dir(model directory,
-//! tokenizer)`. They read metadata of items only, never rows or pixels, and know no scheduler.
+//! [`ChatVl`] and [`ChatCross`] serve vision-language models, [`Seq2SeqPrompt`] encoder-decoder models of text; the
+//! builders of speech models are in [`crate::speech`]. All are made with `from_dir(model directory, tokenizer)`. They read
+//! metadata of items only, never rows or pixels, and know no scheduler.
 
 mod chat_cross;
 mod chat_vl;
 mod conversation;
-mod dictation;
-mod generation;
+pub(crate) mod generation;
 mod positions;
 mod seq2seq;
-mod speech;
 mod template;
 
 pub use chat_cross::ChatCross;
 pub(crate) use chat_cross::UNWRITTEN;
 pub use chat_vl::{ChatVl, VisionTokens};
-pub use dictation::Dictation;
 pub use seq2seq::{Seq2SeqLimits, Seq2SeqPrompt};
-pub use speech::{SpeechPrompt, max_previous};
 pub use template::{ChatTemplate, TemplateMessage, TemplatePart};
 
 use crate::error::PromptError;
 use crate::rules::LogitRules;
-use crate::speech::SpeechFacts;
+use crate::speech::SpeechInfo;
 use triptych_core::prompt::Prompt;
 use triptych_core::sampling::BeamParams;
 use triptych_core::{EncodedItem, ItemIdx};
@@ -159,7 +155,7 @@ pub trait PromptBuilder: Send + Sync {
     fn sampling_defaults(&self) -> SamplingDefaults;
 
     /// What a speech model's transcripts are put together by; `None` for other models.
-    fn speech(&self) -> Option<SpeechFacts> {
+    fn speech(&self) -> Option<SpeechInfo> {
         None
     }
 
@@ -170,7 +166,7 @@ pub trait PromptBuilder: Send + Sync {
 }
 
 /// Refuses token ids from a client that the model has no embedding for.
-fn check_ids(ids: &[u32], vocab: u32) -> Result<(), PromptError> {
+pub(crate) fn check_ids(ids: &[u32], vocab: u32) -> Result<(), PromptError> {
     match ids.iter().find(|id| **id >= vocab) {
         Some(id) => Err(PromptError::Invalid(format!("token {id} is not one of the model's {vocab}"))),
         None => Ok(()),

@@ -7,17 +7,19 @@
 mod added;
 mod detokenizer;
 mod files;
-mod relabel;
+mod id_map;
+mod languages;
 mod scan;
 mod spelling;
 
 pub use detokenizer::Detokenizer;
-pub use scan::Guard;
+pub use languages::LanguageTokens;
+pub use scan::ControlTokenGuard;
 
 use crate::error::{ModelError, PromptError};
-use added::{AddedTokens, Numbered};
+use added::{AddedTokenIds, AddedTokens};
 use base64::Engine as _;
-use relabel::Relabel;
+use id_map::IdMap;
 use scan::ControlTokens;
 use serde_json::{Map, Value, json};
 use spelling::Spelling;
@@ -36,9 +38,9 @@ pub struct Tokenizer {
     /// The same, blind to control tokens.
     plain: tokenizers::Tokenizer,
     /// Where the library's ids are not the model's.
-    relabel: Option<Relabel>,
+    id_map: Option<IdMap>,
     /// What reads a whole input, where that has a vocabulary or a model of its own.
-    input: Option<(tokenizers::Tokenizer, Relabel)>,
+    input: Option<(tokenizers::Tokenizer, IdMap)>,
     controls: ControlTokens,
     /// Tokens that are no part of a text: special ones and times.
     silent: HashSet<u32>,
@@ -87,25 +89,25 @@ impl Tokenizer {
         Self::from_json(file, None, blake3::hash(bytes))
     }
 
-    fn from_built(built: files::Found) -> Result<Self, String> {
+    fn from_built(built: files::BuiltTokenizers) -> Result<Self, String> {
         let mut hasher = blake3::Hasher::new();
         for side in [Some(&built.output), built.input.as_ref()].into_iter().flatten() {
             hasher.update(&serde_json::to_vec(&side.json).map_err(|e| e.to_string())?);
-            for id in side.relabel.ids() {
+            for id in side.id_map.ids() {
                 hasher.update(&id.to_le_bytes());
             }
         }
-        let (json, relabel) = (built.output.json, built.output.relabel);
-        let mut tokenizer = Self::from_json(json, Some(relabel), hasher.finalize())?;
+        let (json, id_map) = (built.output.json, built.output.id_map);
+        let mut tokenizer = Self::from_json(json, Some(id_map), hasher.finalize())?;
         if let Some(mut input) = built.input {
-            tokenizer.input = Some((read(&mut input.json)?, input.relabel));
+            tokenizer.input = Some((read(&mut input.json)?, input.id_map));
         }
         Ok(tokenizer)
     }
 
     fn from_json(
         mut file: Map<String, Value>,
-        relabel: Option<Relabel>,
+        id_map: Option<IdMap>,
         digest: blake3::Hash,
     ) -> Result<Self, String> {
         // Cuts and fillings that were set when the file was saved are not the model's.
@@ -118,13 +120,13 @@ impl Tokenizer {
         // A large vocabulary takes seconds to read, so it is read twice only where the two differ.
         let mut plain = if added.spare(&mut file) { read(&mut file)? } else { full.clone() };
         plain.set_encode_special_tokens(true);
-        let numbered = added.numbered(|content| match &relabel {
-            Some(relabel) => relabel.vocabulary().id(content),
+        let numbered = added.numbered(|content| match &id_map {
+            Some(id_map) => id_map.vocabulary().id(content),
             None => full.token_to_id(content),
         });
-        let Numbered { controls, silent, verbatim } = numbered;
+        let AddedTokenIds { controls, silent, verbatim } = numbered;
         let controls = ControlTokens::new(controls);
-        Ok(Self { full, plain, relabel, input: None, controls, silent, spelling, verbatim, digest })
+        Ok(Self { full, plain, id_map, input: None, controls, silent, spelling, verbatim, digest })
     }
 
     /// Tokens of text from the model's own files: control tokens are recognised, none is added around them.
@@ -143,9 +145,9 @@ impl Tokenizer {
     pub fn encode_input(&self, text: &str) -> Result<Vec<u32>, PromptError> {
         match &self.input {
             None => self.tokens(&self.full, text, true),
-            Some((library, relabel)) => {
+            Some((library, id_map)) => {
                 let encoding = library.encode_fast(text, true).map_err(refused)?;
-                Ok(relabel.apply(encoding.get_ids()))
+                Ok(id_map.apply(encoding.get_ids()))
             }
         }
     }
@@ -159,7 +161,7 @@ impl Tokenizer {
     ) -> Result<Vec<u32>, PromptError> {
         let encoding = library.encode_fast(text, around).map_err(refused)?;
         let ids = encoding.get_ids();
-        Ok(self.relabel.as_ref().map_or_else(|| ids.to_vec(), |relabel| relabel.apply(ids)))
+        Ok(self.id_map.as_ref().map_or_else(|| ids.to_vec(), |id_map| id_map.apply(ids)))
     }
 
     /// Tokens of text from a client: never a control token, whatever it spells.
@@ -180,7 +182,10 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`PromptError::Invalid`] if the texts use up every character that could mark them.
-    pub fn guard<'a>(&self, texts: impl Iterator<Item = &'a str> + Clone) -> Result<Guard, PromptError> {
+    pub fn guard<'a>(
+        &self,
+        texts: impl Iterator<Item = &'a str> + Clone,
+    ) -> Result<ControlTokenGuard, PromptError> {
         self.controls
             .guard(texts)
             .ok_or_else(|| PromptError::Invalid("the text holds too many Unicode noncharacters".into()))
@@ -190,12 +195,12 @@ impl Tokenizer {
     ///
     /// # Errors
     /// As [`Self::encode`].
-    pub fn encode_guarded(&self, mixed: &str, guard: &Guard) -> Result<Vec<u32>, PromptError> {
+    pub fn encode_guarded(&self, mixed: &str, guard: &ControlTokenGuard) -> Result<Vec<u32>, PromptError> {
         let mut ids = Vec::new();
-        for piece in self.controls.split(mixed) {
-            match piece {
-                scan::Piece::Control(id) => ids.push(id),
-                scan::Piece::Text(text) => ids.extend(self.encode_plain(&guard.remove(text))?),
+        for span in self.controls.split(mixed) {
+            match span {
+                scan::MixedSpan::Control(id) => ids.push(id),
+                scan::MixedSpan::Text(text) => ids.extend(self.encode_plain(&guard.remove(text))?),
             }
         }
         Ok(ids)
@@ -213,16 +218,16 @@ impl Tokenizer {
 
     /// The id of a token by its exact spelling.
     pub fn token_id(&self, token: &str) -> Option<u32> {
-        match &self.relabel {
-            Some(relabel) => relabel.vocabulary().id(token),
+        match &self.id_map {
+            Some(id_map) => id_map.vocabulary().id(token),
             None => self.full.token_to_id(token),
         }
     }
 
     /// The spelling of a token in the vocabulary, which for byte-level models is not its text.
     pub fn token(&self, id: u32) -> Option<String> {
-        match &self.relabel {
-            Some(relabel) => relabel.vocabulary().name(id).map(str::to_owned),
+        match &self.id_map {
+            Some(id_map) => id_map.vocabulary().name(id).map(str::to_owned),
             None => self.full.id_to_token(id),
         }
     }
@@ -231,8 +236,8 @@ impl Tokenizer {
     ///
     /// Where the family leaves ids unused, they count: no id is as large as this.
     pub fn vocab_size(&self) -> usize {
-        match &self.relabel {
-            Some(relabel) => relabel.vocabulary().end() as usize,
+        match &self.id_map {
+            Some(id_map) => id_map.vocabulary().end() as usize,
             None => self.full.get_vocab_size(true),
         }
     }

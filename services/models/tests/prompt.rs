@@ -11,10 +11,9 @@ use triptych_core::prompt::{Message, MessagePart, Prompt, Role, SpeechKind, Spee
 use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, Modality};
 use triptych_models::PromptError;
 use triptych_models::prompt::{
-    AnswerLength, ChatVl, CrossInput, ItemSpan, OutputKind, PreparedSequence, PromptBuilder,
-    SamplingDefaults, SpeechPrompt,
+    AnswerLength, ChatVl, CrossInput, ItemSpan, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults,
 };
-use triptych_models::speech::Segmenter;
+use triptych_models::speech::{Segmenter, WhisperPrompt};
 use triptych_models::tokenization::Tokenizer;
 
 const QWEN: [&str; 6] = [
@@ -34,8 +33,8 @@ fn qwen(case: &str) -> ChatVl {
     ChatVl::from_dir(&golden::path(&format!("{case}/model")), tokenizer(case)).unwrap()
 }
 
-fn whisper(case: &str) -> SpeechPrompt {
-    SpeechPrompt::from_dir(&golden::path(&format!("{case}/model")), tokenizer(case)).unwrap()
+fn whisper(case: &str) -> WhisperPrompt {
+    WhisperPrompt::from_dir(&golden::path(&format!("{case}/model")), tokenizer(case)).unwrap()
 }
 
 fn item(modality: Modality, extent: Extent, n_tokens: u32) -> EncodedItem {
@@ -376,7 +375,7 @@ fn language_and_task_tokens_are_found_by_their_spelling() {
     let from = golden::path("whisper_multilingual/model");
     std::fs::copy(from.join("config.json"), dir.path().join("config.json")).unwrap();
     std::fs::write(dir.path().join("generation_config.json"), r#"{"is_multilingual": true}"#).unwrap();
-    let bare = SpeechPrompt::from_dir(dir.path(), tokenizer("whisper_multilingual")).unwrap();
+    let bare = WhisperPrompt::from_dir(dir.path(), tokenizer("whisper_multilingual")).unwrap();
     let full = whisper("whisper_multilingual");
     for prompt in [task(None, false), task(Some("yue"), true)].map(Prompt::Speech) {
         let (got, expect) = (one(&bare, &prompt, &[speech(1, 900)]), one(&full, &prompt, &[speech(1, 900)]));

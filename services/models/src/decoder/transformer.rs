@@ -1,10 +1,10 @@
 //! The one decoder: token table, positions, transformer layers over paged KV, head, as its spec says.
 
+use super::cross_rows::{CacheLayers, CrossRows};
 use super::head::load_ends;
-use super::seeing::{CachePlace, Seeing};
 use super::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput};
 use crate::error::ModelError;
-use crate::layers::{CrossAttention, Entry, FeedForward, Loader, Residual, RotaryTables, SelfAttention};
+use crate::layers::{CrossAttention, FeedForward, InputLayer, Loader, Residual, RotaryTables, SelfAttention};
 use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
 use triptych_kernels::ops::{Activation, KvLayer, KvLayout, Mask, PagedBatch, ScoreBias};
@@ -17,8 +17,8 @@ pub struct TransformerDecoder<B: Backend> {
     backend: B,
     spec: DecoderSpec,
     tokens: B::Table,
-    entry: Entry<B>,
-    layers: Vec<Layer<B>>,
+    input_layer: InputLayer<B>,
+    layers: Vec<DecoderLayer<B>>,
     final_norm: Option<B::Norm>,
     head: B::Linear,
     self_kv: B::KvCache,
@@ -26,7 +26,7 @@ pub struct TransformerDecoder<B: Backend> {
     host_kv: B::HostKvCache,
 }
 
-struct Layer<B: Backend> {
+struct DecoderLayer<B: Backend> {
     // With the layer of the self-attention cache that is its own; absent where cross-attention takes its place.
     attention: Option<(Residual<B>, SelfAttention<B>, usize)>,
     // With the layer of the cross-attention cache that is its own.
@@ -43,7 +43,7 @@ impl<B: Backend> TransformerDecoder<B> {
     pub fn load(spec: &DecoderSpec, weights: &Weights, backend: &B) -> Result<Self, ModelError> {
         let loader = Loader::new(backend, weights, spec.names.prefixes);
         let (stack, names) = (&spec.stack, spec.names);
-        let entry = Entry::load(&loader, &spec.positions, names.positions, (stack, &names.stack))?;
+        let input_layer = InputLayer::load(&loader, &spec.positions, names.positions, (stack, &names.stack))?;
         let (tokens, head) = load_ends(backend, spec, weights)?;
         let final_norm = match stack.final_norm {
             true => Some(loader.norm(names.stack.final_norm, stack.norm, stack.hidden)?),
@@ -51,8 +51,10 @@ impl<B: Backend> TransformerDecoder<B> {
         };
         Ok(Self {
             tokens,
-            entry,
-            layers: (0..stack.n_layers).map(|i| Layer::load(&loader, spec, i)).collect::<Result<_, _>>()?,
+            input_layer,
+            layers: (0..stack.n_layers)
+                .map(|i| DecoderLayer::load(&loader, spec, i))
+                .collect::<Result<_, _>>()?,
             final_norm,
             head,
             self_kv: backend.kv_cache(self_layout(spec, 0))?,
@@ -174,16 +176,16 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
     fn forward(&mut self, step: &StepInput<'_>) -> Result<Vec<f32>, ModelError> {
         self.check(step)?;
         let mut x = self.embed(step.token_ids, step.embeds)?;
-        x = self.entry.enter(&self.backend, x, step.positions.iter().map(|[t, ..]| *t))?;
-        let rotary = self.entry.rotary(step.positions);
-        let seeing = self.info().cross_optional.then(|| Seeing::of(step));
+        x = self.input_layer.forward(&self.backend, x, step.positions.iter().map(|[t, ..]| *t))?;
+        let rotary = self.input_layer.rotary(step.positions);
+        let cross_rows = self.info().cross_optional.then(|| CrossRows::of(step));
         for (i, layer) in self.layers.iter().enumerate() {
-            let caches = Caches { own: &mut self.self_kv, cross: &self.cross_kv };
-            let bias = self.entry.score_bias(i);
-            let rows = Rows { step, cross: step.cross_kv, rotary: rotary.as_ref(), bias };
-            x = match (&layer.attention, &seeing) {
-                (None, Some(seeing)) => seeing.run(&self.backend, x, |x, batch| {
-                    layer.forward(&self.backend, x, caches, Rows { cross: batch, ..rows })
+            let caches = LayerCaches { own: &mut self.self_kv, cross: &self.cross_kv };
+            let bias = self.input_layer.score_bias(i);
+            let rows = StepContext { step, cross: step.cross_kv, rotary: rotary.as_ref(), bias };
+            x = match (&layer.attention, &cross_rows) {
+                (None, Some(cross_rows)) => cross_rows.run(&self.backend, x, |x, batch| {
+                    layer.forward(&self.backend, x, caches, StepContext { cross: batch, ..rows })
                 })?,
                 _ => layer.forward(&self.backend, &x, caches, rows)?,
             };
@@ -212,27 +214,27 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
 }
 
 /// The caches as one layer uses them.
-struct Caches<'a, C> {
+struct LayerCaches<'a, C> {
     own: &'a mut C,
     cross: &'a C,
 }
 
 /// What the rows of a step are and where they stand.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
+struct StepContext<'a> {
     step: &'a StepInput<'a>,
     cross: Option<PagedBatch<'a>>,
     rotary: Option<&'a RotaryTables>,
     bias: ScoreBias<'a>,
 }
 
-impl<B: Backend> Layer<B> {
+impl<B: Backend> DecoderLayer<B> {
     fn load(loader: &Loader<'_, B>, spec: &DecoderSpec, idx: usize) -> Result<Self, ModelError> {
         let (stack, names) = (&spec.stack, &spec.names.stack);
         let loader = loader.layer(names.layers, idx);
         let (instead, place) = match &spec.items {
-            ItemsSpec::CrossAttention(cross) => (cross.instead(), CachePlace::of(cross, idx)),
-            ItemsSpec::Embedded => (None, CachePlace { own: Some(idx), cross: None }),
+            ItemsSpec::CrossAttention(cross) => (cross.instead(), CacheLayers::of(cross, idx)),
+            ItemsSpec::Embedded => (None, CacheLayers { own: Some(idx), cross: None }),
         };
         let cross = match (&spec.items, &names.cross, place.cross) {
             (ItemsSpec::CrossAttention(cross), Some(names), Some(cache_layer)) => Some((
@@ -266,10 +268,10 @@ impl<B: Backend> Layer<B> {
         &self,
         backend: &B,
         x: &B::Tensor,
-        caches: Caches<'_, B::KvCache>,
-        Rows { step, cross, rotary, bias }: Rows<'_>,
+        caches: LayerCaches<'_, B::KvCache>,
+        StepContext { step, cross, rotary, bias }: StepContext<'_>,
     ) -> Result<B::Tensor, ModelError> {
-        let Caches { own, cross: cross_cache } = caches;
+        let LayerCaches { own, cross: cross_cache } = caches;
         let mut x = x.clone();
         if let Some((norm, attention, layer)) = &self.attention {
             x = norm.around(backend, &x, |input, residual| {

@@ -5,18 +5,18 @@
 //! with rows that fill it up: real rows attend to all of them, and only these among themselves do not. So the filling
 //! is not padding that could be left out, and does not depend on what else is in the batch.
 
-mod layers;
+mod layer;
 mod rows;
 
-use super::pieces::{Piece, pieces};
+use super::units::{EncodeUnit, units};
 use super::{Encoder, shares};
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader, StoredLinear};
 use crate::preprocess::EncoderInput;
 use crate::spec::{EncoderSpec, NormSpec, StemSpec, TilesSpec};
 use crate::weights::Weights;
-use layers::{Layer, Sight};
-use rows::{Image, TileRows};
+use layer::{TileSequences, TiledLayer};
+use rows::{TileRows, TiledImage};
 use triptych_core::DType;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, WeightView};
@@ -30,16 +30,16 @@ pub struct TiledEncoder<B: Backend> {
     spec: EncoderSpec,
     tiles: TilesSpec,
     patches: B::Linear,
-    embeddings: Embeddings<B>,
+    embeddings: TileEmbeddings<B>,
     norms: [B::Norm; 2],
-    local: Vec<Layer<B>>,
-    global: Vec<Layer<B>>,
+    local: Vec<TiledLayer<B>>,
+    global: Vec<TiledLayer<B>>,
     // Of the last layer's rows, then of each tap's.
     projections: Vec<B::Linear>,
 }
 
 /// What is added to rows for their place, gates taken in.
-struct Embeddings<B: Backend> {
+struct TileEmbeddings<B: Backend> {
     /// A row for each tile of each arrangement, from 1, for patches; then one for class rows.
     before: B::Table,
     /// A row for each row of a tile.
@@ -66,12 +66,12 @@ impl<B: Backend> TiledEncoder<B> {
         let shape = [hidden, channels, height, width];
         let norm = |name| loader.norm(name, NormSpec::layer(tiles.norm_eps), hidden);
         let [norm_before, norm_after] = tiles.names.norms;
-        let local = |i| Layer::load(&loader.layer(spec.names.stack.layers, i), spec, None);
+        let local = |i| TiledLayer::load(&loader.layer(spec.names.stack.layers, i), spec, None);
         let gates = tiles.names.global_gates;
-        let global = |i| Layer::load(&loader.layer(tiles.names.global_layers, i), spec, Some(gates));
+        let global = |i| TiledLayer::load(&loader.layer(tiles.names.global_layers, i), spec, Some(gates));
         Ok(Self {
             patches: loader.linear(&[LinearShape { name, shape: &shape, bias: false }])?,
-            embeddings: Embeddings::load(&loader, tiles, hidden)?,
+            embeddings: TileEmbeddings::load(&loader, tiles, hidden)?,
             norms: [norm(norm_before)?, norm(norm_after)?],
             local: (0..spec.stack.n_layers).map(local).collect::<Result<_, _>>()?,
             global: (0..tiles.n_global_layers).map(global).collect::<Result<_, _>>()?,
@@ -84,22 +84,22 @@ impl<B: Backend> TiledEncoder<B> {
 
     /// Output rows of the images of one run, in a line. A part is a layer of either stack, with what stands before it;
     /// the last layer has what follows it too.
-    fn run(&self, run: &[Piece<'_>], before: &mut dyn FnMut(usize)) -> Result<Vec<f32>, ModelError> {
+    fn run(&self, run: &[EncodeUnit<'_>], before: &mut dyn FnMut(usize)) -> Result<Vec<f32>, ModelError> {
         let backend = &self.backend;
-        let n_tokens = run.iter().map(Piece::n_rows).sum();
+        let n_tokens = run.iter().map(EncodeUnit::n_rows).sum();
         let mut parts = shares(n_tokens, self.local.len() + self.global.len());
         let mut part = || parts.next().map_or((), &mut *before);
         part();
-        let images: Vec<Image> = run.iter().map(|piece| Image::of(&self.tiles, piece)).collect();
+        let images: Vec<TiledImage> = run.iter().map(|unit| TiledImage::of(&self.tiles, unit)).collect();
         let rows = TileRows::of(&self.tiles, &images);
         let mut x = self.stem(run, &rows)?;
-        let sight = Sight::of(&rows);
+        let sequences = TileSequences::of(&rows);
         let mut taps = vec![None; self.tiles.taps.len()];
         for (i, layer) in self.local.iter().enumerate() {
             if i > 0 {
                 part();
             }
-            x = layer.forward(backend, &x, &sight)?;
+            x = layer.forward(backend, &x, &sequences)?;
             for (tap, _) in taps.iter_mut().zip(&self.tiles.taps).filter(|(_, tapped)| **tapped == i) {
                 *tap = Some(backend.gather_rows(&x, &rows.output)?);
             }
@@ -108,7 +108,7 @@ impl<B: Backend> TiledEncoder<B> {
         backend.add(&mut x, &backend.embed(&self.embeddings.after, &rows.after)?)?;
         for layer in &self.global {
             part();
-            x = layer.forward(backend, &x, &sight)?;
+            x = layer.forward(backend, &x, &sequences)?;
         }
         let last = Some(backend.gather_rows(&x, &rows.output)?);
         let mut projected: Option<B::Tensor> = None;
@@ -121,9 +121,9 @@ impl<B: Backend> TiledEncoder<B> {
     }
 
     /// Rows of all images as the first layer reads them: patches, classes, filling; `[n_rows, hidden]`.
-    fn stem(&self, run: &[Piece<'_>], rows: &TileRows) -> Result<B::Tensor, ModelError> {
+    fn stem(&self, run: &[EncodeUnit<'_>], rows: &TileRows) -> Result<B::Tensor, ModelError> {
         let (backend, hidden) = (&self.backend, self.spec.stack.hidden);
-        let values: Vec<f32> = run.iter().flat_map(|piece| piece.values.floats()).copied().collect();
+        let values: Vec<f32> = run.iter().flat_map(|unit| unit.values.floats()).copied().collect();
         let patch_values: usize = self.tiles.patch.iter().product();
         let patches = backend.upload(values, rows.patches.len(), patch_values)?;
         let patches = backend.linear(&patches, &self.patches, Activation::None, None)?;
@@ -154,7 +154,7 @@ impl<B: Backend> Encoder for TiledEncoder<B> {
     ) -> Result<Vec<Vec<f32>>, ModelError> {
         let mut all = Vec::new();
         for (i, input) in batch.iter().enumerate() {
-            all.extend(pieces(&self.spec, i, input)?);
+            all.extend(units(&self.spec, i, input)?);
         }
         // An image without all its tiles costs as much as one with them.
         let whole = self.tiles.max_tiles * self.tiles.tile_rows();
@@ -162,9 +162,9 @@ impl<B: Backend> Encoder for TiledEncoder<B> {
         for run in all.chunks((RUN_ROWS / whole).max(1)) {
             let rows = self.run(run, before)?;
             let mut rest = rows.as_slice();
-            for piece in run {
-                let (own, after) = rest.split_at(piece.n_rows() * self.tiles.out);
-                outputs[piece.item].extend_from_slice(own);
+            for unit in run {
+                let (own, after) = rest.split_at(unit.n_rows() * self.tiles.out);
+                outputs[unit.item].extend_from_slice(own);
                 rest = after;
             }
         }
@@ -172,7 +172,7 @@ impl<B: Backend> Encoder for TiledEncoder<B> {
     }
 }
 
-impl<B: Backend> Embeddings<B> {
+impl<B: Backend> TileEmbeddings<B> {
     fn load(loader: &Loader<'_, B>, tiles: &TilesSpec, hidden: usize) -> Result<Self, ModelError> {
         let names = tiles.names;
         let (n_ids, n_tiles, n_rows) = (tiles.arrangements().len() + 1, tiles.max_tiles, tiles.tile_rows());

@@ -55,7 +55,7 @@ static PROJECTOR: CaptionedNames = CaptionedNames {
 const WINDOW: AttentionNames =
     AttentionNames { norm: "norm1", qkv: QkvNames::Fused("window_attn.qkv"), out: "window_attn.proj" };
 
-static PYRAMID: DualNames = DualNames {
+static PYRAMID: DavitNames = DavitNames {
     convolutions: "convs",
     convolution: "conv",
     norm: "norm",
@@ -116,7 +116,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     Ok(ModelSpec { encoder, decoder })
 }
 
-fn pyramid(config: &Config<'_>) -> Result<DualSpec, ModelError> {
+fn pyramid(config: &Config<'_>) -> Result<DavitSpec, ModelError> {
     let widths = config.sizes("embed_dim")?;
     if widths.is_empty() || widths.len() > MAX_STAGES || widths.contains(&0) {
         return Err(config.unsupported("embed_dim", format!("{widths:?}"), "1 to 8 widths"));
@@ -146,7 +146,7 @@ fn pyramid(config: &Config<'_>) -> Result<DualSpec, ModelError> {
     }
     for (i, &width) in widths.iter().enumerate() {
         config.share("num_groups", width, groups[i])?;
-        stages.push(DualStage {
+        stages.push(DavitStageSpec {
             channels,
             kernel: kernels[i],
             stride: strides[i],
@@ -157,7 +157,7 @@ fn pyramid(config: &Config<'_>) -> Result<DualSpec, ModelError> {
         });
         channels = width;
     }
-    Ok(DualSpec { stages, window: config.size("window_size")?, names: &PYRAMID })
+    Ok(DavitSpec { stages, window: config.size("window_size")?, names: &PYRAMID })
 }
 
 fn norms_first(config: &Config<'_>, n_stages: usize) -> Result<Vec<bool>, ModelError> {

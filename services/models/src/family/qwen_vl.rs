@@ -165,7 +165,7 @@ fn vision_2(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
     let feed_forward = FeedForwardSpec { width, kind: FeedForwardKind::Plain, activation, bias: true };
     vision(
         config,
-        Tower {
+        VisionTower {
             hidden,
             out: config.size("hidden_size")?,
             feed_forward,
@@ -191,7 +191,7 @@ fn vision_2_5(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
     let whole_layers = config.sizes("fullatt_block_indexes")?;
     vision(
         config,
-        Tower {
+        VisionTower {
             hidden: config.size("hidden_size")?,
             out: config.size("out_hidden_size")?,
             feed_forward,
@@ -203,7 +203,7 @@ fn vision_2_5(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
 }
 
 /// What the two towers differ in.
-struct Tower {
+struct VisionTower {
     hidden: usize,
     out: usize,
     feed_forward: FeedForwardSpec,
@@ -212,8 +212,8 @@ struct Tower {
     names: &'static EncoderNames,
 }
 
-fn vision(config: &Config<'_>, tower: Tower) -> Result<EncoderSpec, ModelError> {
-    let Tower { hidden, out, feed_forward, norm, windows, names } = tower;
+fn vision(config: &Config<'_>, tower: VisionTower) -> Result<EncoderSpec, ModelError> {
+    let VisionTower { hidden, out, feed_forward, norm, windows, names } = tower;
     let n_heads = config.size("num_heads")?;
     let head_dim = config.share("num_heads", hidden, n_heads)?;
     config.share("num_heads (a head has a width in fours)", head_dim, 4)?;

@@ -2,15 +2,14 @@
 
 use super::{Family, moonshine};
 use crate::error::ModelError;
-use crate::preprocess::audio::{AudioProcessor, AudioSettings, WaveProcessor};
 use crate::preprocess::image::{
     CanvasProcessor, CanvasSettings, ImageProcessor, ImageSettings, TileProcessor,
 };
 use crate::preprocess::{CaptionProcessor, Preprocess, TextProcessor};
-use crate::prompt::{
-    ChatCross, ChatVl, Dictation, PromptBuilder, Seq2SeqLimits, Seq2SeqPrompt, SpeechPrompt,
-};
+use crate::prompt::{ChatCross, ChatVl, PromptBuilder, Seq2SeqLimits, Seq2SeqPrompt};
 use crate::spec::{EncoderSpec, ModelSpec, StemSpec};
+use crate::speech::audio::{AudioProcessor, AudioSettings, WaveProcessor};
+use crate::speech::{MoonshinePrompt, WhisperPrompt};
 use crate::tokenization::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
@@ -48,9 +47,7 @@ impl Family {
                 }
                 Arc::new(ImageProcessor::new(settings))
             }
-            StemSpec::PrefixedPatches { .. } | StemSpec::ShiftedWindows(_) => {
-                Arc::new(canvas(dir, &spec.stem)?)
-            }
+            StemSpec::PrefixedPatches { .. } | StemSpec::Swin(_) => Arc::new(canvas(dir, &spec.stem)?),
             StemSpec::Tokens { vocab, max_tokens, .. } => {
                 Arc::new(TextProcessor::new(tokenizer.clone(), vocab, max_tokens))
             }
@@ -69,8 +66,8 @@ impl Family {
     ) -> Result<Arc<dyn PromptBuilder>, ModelError> {
         let tokenizer = tokenizer.clone();
         Ok(match self {
-            Self::Whisper => Arc::new(SpeechPrompt::from_dir(dir, tokenizer)?),
-            Self::Moonshine => Arc::new(Dictation::from_dir(dir, tokenizer, moonshine::WAVE)?),
+            Self::Whisper => Arc::new(WhisperPrompt::from_dir(dir, tokenizer)?),
+            Self::Moonshine => Arc::new(MoonshinePrompt::from_dir(dir, tokenizer, moonshine::WAVE)?),
             Self::Mllama => Arc::new(ChatCross::from_dir(dir, tokenizer)?),
             Self::Qwen2Vl | Self::Qwen25Vl => Arc::new(ChatVl::from_dir(dir, tokenizer)?),
             Self::VisionEncoderDecoder

@@ -59,7 +59,7 @@ impl<B: Backend> SelfAttention<B> {
                 LinearShape { name: v_name, shape: &kv, bias: bias.v },
             ])?,
         };
-        let out = Out { name: names.out, hidden: stack.hidden, factor };
+        let out = OutputProjection { name: names.out, hidden: stack.hidden, factor };
         Ok(Self { qkv, out: out.load(loader, stack.attention)?, shape })
     }
 
@@ -146,7 +146,7 @@ impl<B: Backend> CrossAttention<B> {
                 (Some([norm(q_norm)?, norm(k_norm)?]), loader.gate(names.gates[0])?)
             }
         };
-        let out = Out { name: names.out, hidden: stack.hidden, factor };
+        let out = OutputProjection { name: names.out, hidden: stack.hidden, factor };
         Ok(Self {
             q: loader.linear(&[LinearShape { name: q_name, shape: &q, bias: bias.q }])?,
             kv: loader.linear(&[
@@ -224,14 +224,14 @@ impl<B: Backend> CrossAttention<B> {
 }
 
 /// An output projection as it is stored.
-struct Out<'a> {
+struct OutputProjection<'a> {
     name: &'a str,
     hidden: usize,
     // What a gate multiplies its result with.
     factor: f32,
 }
 
-impl Out<'_> {
+impl OutputProjection<'_> {
     fn load<B: Backend>(
         &self,
         loader: &Loader<'_, B>,

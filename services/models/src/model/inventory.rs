@@ -1,9 +1,9 @@
 //! What a model directory holds and what serving it takes, from headers alone.
 //!
-//! Each stage is loaded on a back end that only adds up ([`Tally`]), so the numbers are those of the loader
+//! Each stage is loaded on a back end that only adds up ([`FootprintBackend`]), so the numbers are those of the loader
 //! itself, and a tensor that is missing is the same error as when it is served. No weight is read.
 
-use super::{CONFIG, Model, Tally};
+use super::{CONFIG, FootprintBackend, Model};
 use crate::error::ModelError;
 use crate::files::JsonFile;
 use crate::spec::StemSpec;
@@ -15,12 +15,12 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{ItemOptions, Modality};
 use triptych_kernels::cpu::Precision;
 
-/// What is tallied, in the order of [`Sizes`].
+/// What is tallied, in the order of [`BytesByPrecision`].
 const PRECISIONS: [Precision; 4] = [Precision::F32, Precision::Bf16, Precision::Int8, Precision::Int4];
 
 /// A number of bytes for each precision of the CPU back end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sizes {
+pub struct BytesByPrecision {
     /// With `--precision f32`.
     pub f32: usize,
     /// With `--precision bf16`.
@@ -31,14 +31,14 @@ pub struct Sizes {
     pub int4: usize,
 }
 
-impl Sizes {
+impl BytesByPrecision {
     /// `n` times as much.
     #[must_use]
     pub fn times(self, n: usize) -> Self {
         self.map(|bytes| bytes.saturating_mul(n))
     }
 
-    /// Sizes from one for each precision, in the order of [`PRECISIONS`].
+    /// BytesByPrecision from one for each precision, in the order of [`PRECISIONS`].
     fn of([f32, bf16, int8, int4]: [usize; PRECISIONS.len()]) -> Self {
         Self { f32, bf16, int8, int4 }
     }
@@ -58,21 +58,21 @@ pub struct StageInventory {
     /// Their bytes in the files.
     pub stored_bytes: usize,
     /// Their bytes in memory. A table that is a head too is held twice, rows of a panel are filled up.
-    pub loaded: Sizes,
+    pub loaded: BytesByPrecision,
 }
 
 /// What generated tokens and encoder rows take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kv {
+pub struct KvBytes {
     /// Bytes of a token of a sequence, all layers.
-    pub per_token: Sizes,
+    pub per_token: BytesByPrecision,
     /// Bytes of an encoder row that is attended to, all layers; `None` where rows take the place of tokens.
-    pub cross_per_row: Option<Sizes>,
+    pub cross_per_row: Option<BytesByPrecision>,
 }
 
 /// An item by which sizes are told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Example {
+pub struct ExampleItem {
     /// What it is.
     pub item: String,
     /// Encoder rows of it.
@@ -93,11 +93,11 @@ pub struct Inventory {
     /// Tensors that neither reads, in the order of their names.
     pub unused: Vec<String>,
     /// Bytes of an encoder row as it travels.
-    pub row: Sizes,
+    pub row: BytesByPrecision,
     /// Blocks of KV.
-    pub kv: Kv,
+    pub kv: KvBytes,
     /// An item of the model's kind.
-    pub example: Example,
+    pub example: ExampleItem,
 }
 
 impl Model {
@@ -108,22 +108,22 @@ impl Model {
     pub fn inventory(&self) -> Result<Inventory, ModelError> {
         let modality = self.spec.encoder.modality;
         let mut hidden = 0;
-        let (encoder, encoder_names) = self.stage(|weights, tally| {
-            hidden = self.encoder_from(weights, tally)?.hidden();
+        let (encoder, encoder_names) = self.stage(|weights, backend| {
+            hidden = self.encoder_from(weights, backend)?.hidden();
             Ok(())
         })?;
         let mut blocks = Vec::new();
-        let (decoder, decoder_names) = self.stage(|weights, tally| {
-            let info = self.decoder_from(weights, tally)?.info();
+        let (decoder, decoder_names) = self.stage(|weights, backend| {
+            let info = self.decoder_from(weights, backend)?.info();
             blocks.push((info.self_block_bytes, info.cross_attention.then_some(info.cross_block_bytes)));
             Ok(())
         })?;
         let Ok(blocks) = <[(usize, Option<usize>); PRECISIONS.len()]>::try_from(blocks) else {
             unreachable!("a stage is tallied once for each precision")
         };
-        let per_row = |blocks| Sizes::of(blocks).map(|bytes| bytes / KV_BLOCK_TOKENS);
+        let per_row = |blocks| BytesByPrecision::of(blocks).map(|bytes| bytes / KV_BLOCK_TOKENS);
         let has_cross = blocks.iter().all(|(_, cross)| cross.is_some());
-        let kv = Kv {
+        let kv = KvBytes {
             per_token: per_row(blocks.map(|(own, _)| own)),
             cross_per_row: has_cross.then(|| per_row(blocks.map(|(_, cross)| cross.unwrap_or(0)))),
         };
@@ -137,7 +137,7 @@ impl Model {
             decoder,
             shared: encoder_names.intersection(&decoder_names).cloned().collect(),
             unused: unused.map(str::to_owned).collect(),
-            row: Sizes::of([4, 2, 2, 2]).times(hidden),
+            row: BytesByPrecision::of([4, 2, 2, 2]).times(hidden),
             kv,
             example: self.example(modality),
         })
@@ -146,14 +146,14 @@ impl Model {
     /// Loads a stage on tallies, once for each precision: what it takes, and the names of its tensors.
     fn stage(
         &self,
-        mut load: impl FnMut(&Weights, &Tally) -> Result<(), ModelError>,
+        mut load: impl FnMut(&Weights, &FootprintBackend) -> Result<(), ModelError>,
     ) -> Result<(StageInventory, BTreeSet<String>), ModelError> {
         let weights = Weights::survey(&self.source.dir)?;
         let mut loaded = [0; PRECISIONS.len()];
         for (n_bytes, precision) in loaded.iter_mut().zip(PRECISIONS) {
-            let tally = Tally::new(precision)?;
-            load(&weights, &tally)?;
-            *n_bytes = tally.taken().n_bytes;
+            let backend = FootprintBackend::new(precision)?;
+            load(&weights, &backend)?;
+            *n_bytes = backend.footprint().n_bytes;
         }
         let stored = surveyed(&weights);
         let names = stored.taken();
@@ -161,7 +161,7 @@ impl Model {
             n_tensors: names.len(),
             n_parameters: 0,
             stored_bytes: 0,
-            loaded: Sizes::of(loaded),
+            loaded: BytesByPrecision::of(loaded),
         };
         for (_, n_elements, n_bytes) in stored.stored().filter(|(name, ..)| names.contains(*name)) {
             stage.n_parameters += n_elements;
@@ -171,7 +171,7 @@ impl Model {
     }
 
     /// A plain item of the model's kind, with the rows that its own processor makes of it.
-    fn example(&self, modality: Modality) -> Example {
+    fn example(&self, modality: Modality) -> ExampleItem {
         let (item, bytes) = match modality {
             Modality::Text => {
                 let longest = match self.spec.encoder.stem {
@@ -179,7 +179,7 @@ impl Model {
                     _ => usize::MAX,
                 };
                 let n_rows = longest.min(512);
-                return Example { item: format!("a text of {n_rows} tokens"), n_rows };
+                return ExampleItem { item: format!("a text of {n_rows} tokens"), n_rows };
             }
             Modality::Audio => ("30 s of sound", silence(30)),
             Modality::Image => ("an image of 1024 x 768", blank(1024, 768)),
@@ -187,7 +187,7 @@ impl Model {
         let input = self.preprocess.preprocess(modality, &bytes, &ItemOptions::default(), &Limits::default());
         // A processor that refuses a plain item has nothing to tell sizes by.
         let n_rows = input.map_or(0, |input| input.n_tokens as usize);
-        Example { item: item.to_owned(), n_rows }
+        ExampleItem { item: item.to_owned(), n_rows }
     }
 }
 

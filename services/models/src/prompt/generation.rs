@@ -10,15 +10,15 @@ use triptych_core::sampling::{BeamParams, EarlyStopping, MAX_BEAMS};
 pub(super) const SECTIONS: [&str; 3] = ["", "text_config.", "decoder."];
 
 /// The two files, read once.
-pub(super) struct GenerationFiles {
+pub(crate) struct GenerationFiles {
     /// `config.json`.
-    pub(super) config: JsonFile,
+    pub(crate) config: JsonFile,
     /// `generation_config.json`; empty when there is none.
-    pub(super) generation: JsonFile,
+    pub(crate) generation: JsonFile,
 }
 
 impl GenerationFiles {
-    pub(super) fn read(dir: &Path) -> Result<Self, ModelError> {
+    pub(crate) fn read(dir: &Path) -> Result<Self, ModelError> {
         Ok(Self {
             config: JsonFile::read(dir, "config.json")?,
             generation: JsonFile::read_or_empty(dir, "generation_config.json")?,
@@ -26,7 +26,7 @@ impl GenerationFiles {
     }
 
     /// A number of the text model, which newer files keep one level down.
-    pub(super) fn text_u32(&self, key: &str) -> Result<u32, ModelError> {
+    pub(crate) fn text_u32(&self, key: &str) -> Result<u32, ModelError> {
         let nested = format!("text_config.{key}");
         match self.config.u32(&nested)? {
             Some(value) => Ok(value),
@@ -35,7 +35,7 @@ impl GenerationFiles {
     }
 
     /// Tokens that end a sequence.
-    pub(super) fn end_tokens(&self) -> Result<Vec<u32>, ModelError> {
+    pub(crate) fn end_tokens(&self) -> Result<Vec<u32>, ModelError> {
         const KEY: &str = "eos_token_id";
         let found = match self.generation.ids(KEY)? {
             Some(ids) => Some(ids),
@@ -49,13 +49,13 @@ impl GenerationFiles {
     }
 
     /// The file that says how to generate: models from before `generation_config.json` say it in `config.json`.
-    pub(super) fn source(&self) -> &JsonFile {
+    pub(crate) fn source(&self) -> &JsonFile {
         let is_empty = self.generation.value().as_object().is_none_or(serde_json::Map::is_empty);
         if is_empty { &self.config } else { &self.generation }
     }
 
     /// Greedy, or beams, unless the file says `do_sample`.
-    pub(super) fn sampling_defaults(&self) -> Result<SamplingDefaults, ModelError> {
+    pub(crate) fn sampling_defaults(&self) -> Result<SamplingDefaults, ModelError> {
         let file = self.source();
         let length = |new: &str, with_prompt: &str| -> Result<Option<AnswerLength>, ModelError> {
             Ok(match file.u32(new)? {
@@ -104,7 +104,7 @@ impl GenerationFiles {
     }
 
     /// Tokens that are never written, and runs of tokens that are not: `suppress_tokens` and `bad_words_ids`.
-    pub(super) fn never(&self) -> Result<(Vec<u32>, Vec<Vec<u32>>), ModelError> {
+    pub(crate) fn never(&self) -> Result<(Vec<u32>, Vec<Vec<u32>>), ModelError> {
         let file = self.source();
         let mut tokens = file.ids("suppress_tokens")?.unwrap_or_default();
         let (single, runs): (Vec<_>, Vec<_>) =

@@ -9,8 +9,7 @@ use super::generation::{GenerationFiles, SECTIONS};
 use super::{CrossInput, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, check_ids};
 use crate::error::{ModelError, PromptError};
 use crate::rules::LogitRules;
-use crate::speech::Languages;
-use crate::tokenization::Tokenizer;
+use crate::tokenization::{LanguageTokens, Tokenizer};
 use std::path::Path;
 use std::sync::Arc;
 use triptych_core::prompt::{Prompt, TextOrTokens};
@@ -39,7 +38,7 @@ pub struct Seq2SeqPrompt {
     // What every sequence shares; `steps` is empty.
     rules: LogitRules,
     end_tokens: Vec<u32>,
-    languages: Languages,
+    languages: LanguageTokens,
     defaults: SamplingDefaults,
 }
 
@@ -208,7 +207,7 @@ fn start_token(files: &GenerationFiles) -> Result<u32, ModelError> {
 }
 
 /// Languages by spelling: control tokens such as `en_XX` and `zh_CN`.
-fn language_codes(tokenizer: &Tokenizer) -> Languages {
+fn language_codes(tokenizer: &Tokenizer) -> LanguageTokens {
     let is_code = |spelling: &str| {
         spelling.split_once('_').is_some_and(|(language, region)| {
             (2..=3).contains(&language.len())
@@ -218,5 +217,5 @@ fn language_codes(tokenizer: &Tokenizer) -> Languages {
                 && region.starts_with(|c: char| c.is_ascii_uppercase())
         })
     };
-    Languages::new(tokenizer.controls().filter(|(spelling, _)| is_code(spelling)).collect())
+    LanguageTokens::new(tokenizer.controls().filter(|(spelling, _)| is_code(spelling)).collect())
 }

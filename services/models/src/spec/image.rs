@@ -9,7 +9,7 @@ pub struct EncoderExtras {
     /// They are folded into the outer matrices.
     pub scales: Option<[&'static str; 2]>,
     /// A learned bias on the scores of attention.
-    pub plane_bias: Option<PlaneBiasSpec>,
+    pub position_bias: Option<PositionBiasSpec>,
     /// A linear layer with bias over the output rows.
     pub projection: Option<ProjectionSpec>,
 }
@@ -28,16 +28,16 @@ pub struct ProjectionSpec {
 /// Stored as `[(2·down − 1)·(2·across − 1) + 3, n_heads]`: an entry for each offset, then learned row to patch,
 /// patch to learned row, learned row to itself.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PlaneBiasSpec {
+pub struct PositionBiasSpec {
     /// Patches down and across.
     pub grid: [usize; 2],
     /// Name of the table: in each layer, or one for all.
-    pub table: PlaneTable,
+    pub table: PositionBiasTable,
 }
 
 /// Where the table of a plane's bias is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlaneTable {
+pub enum PositionBiasTable {
     /// One in each layer, under this name.
     PerLayer(&'static str),
     /// One for all layers, under this name.
@@ -48,7 +48,7 @@ pub enum PlaneTable {
 #[derive(Clone, Debug, PartialEq)]
 pub struct CaptionedSpec {
     /// Pixels to rows.
-    pub pyramid: DualSpec,
+    pub pyramid: DavitSpec,
     /// Lines, and columns, that the last plane may have at most.
     pub max_places: usize,
     /// Rows of image and text together at most.
@@ -91,18 +91,18 @@ pub struct CaptionedNames {
 
 /// A pyramid of stages that attend inside windows and between channels in turn.
 #[derive(Clone, Debug, PartialEq)]
-pub struct DualSpec {
+pub struct DavitSpec {
     /// The stages.
-    pub stages: Vec<DualStage>,
+    pub stages: Vec<DavitStageSpec>,
     /// Rows on a side of a window.
     pub window: usize,
     /// What its tensors are called.
-    pub names: &'static DualNames,
+    pub names: &'static DavitNames,
 }
 
 /// A stage: a convolution, then layers, each twice attention and feed-forward.
 #[derive(Clone, Debug, PartialEq)]
-pub struct DualStage {
+pub struct DavitStageSpec {
     /// Channels that the convolution reads.
     pub channels: usize,
     /// Its taps on a side.
@@ -119,14 +119,14 @@ pub struct DualStage {
     pub stack: StackSpec,
 }
 
-impl DualStage {
+impl DavitStageSpec {
     /// Places along an axis of `n` places of the stage before.
     pub fn places_along(&self, n: usize) -> usize {
         (n + 2 * self.padding).checked_sub(self.kernel).map_or(0, |rest| rest / self.stride.max(1) + 1)
     }
 }
 
-impl DualSpec {
+impl DavitSpec {
     /// Channels of a pixel.
     pub fn channels(&self) -> usize {
         self.stages.first().map_or(0, |s| s.channels)
@@ -145,7 +145,7 @@ impl DualSpec {
 
 /// What the tensors of a pyramid of two kinds of attention are called.
 #[derive(Debug, PartialEq)]
-pub struct DualNames {
+pub struct DavitNames {
     /// The list of convolutions between stages, a norm and a linear layer each.
     pub convolutions: &'static str,
     /// The convolution in it.
@@ -170,7 +170,7 @@ pub struct DualNames {
 
 /// A pyramid of stages: between two, four rows become one of twice the width.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ShiftedSpec {
+pub struct SwinSpec {
     /// Dimensions of a patch as its weight is stored: channels, height, width.
     pub patch: [usize; 3],
     /// Rows on a side of a window.
@@ -180,10 +180,10 @@ pub struct ShiftedSpec {
     /// Added to the variance in the norms after the patches and between stages.
     pub norm_eps: f32,
     /// What its tensors are called; those of a layer as in any stack.
-    pub names: &'static ShiftedNames,
+    pub names: &'static SwinNames,
 }
 
-impl ShiftedSpec {
+impl SwinSpec {
     /// Rows of the last stage; `None` for a grid that a window of some stage does not fit into.
     pub(super) fn rows(&self, mut grid: [usize; 2]) -> Option<usize> {
         for (i, _) in self.stages.iter().enumerate() {
@@ -200,7 +200,7 @@ impl ShiftedSpec {
 
 /// What the tensors of a pyramid with shifted windows are called.
 #[derive(Debug, PartialEq, Eq)]
-pub struct ShiftedNames {
+pub struct SwinNames {
     /// Linear layer over patches.
     pub projection: &'static str,
     /// Norm after it.

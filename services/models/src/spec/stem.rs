@@ -1,6 +1,6 @@
 //! How an encoder's features become its first rows.
 
-use super::{CaptionedSpec, ShiftedSpec, TilesNames};
+use super::{CaptionedSpec, SwinSpec, TilesNames};
 
 /// Features to rows.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +40,7 @@ pub enum StemSpec {
         n_prefix: usize,
     },
     /// A pyramid of stages over patches, attending inside windows.
-    ShiftedWindows(ShiftedSpec),
+    Swin(SwinSpec),
     /// A pyramid over the pixels of an image, projected, then rows of a token table.
     Captioned(CaptionedSpec),
 }
@@ -55,7 +55,7 @@ impl StemSpec {
             Self::PrefixedPatches { grid: own, n_prefix, .. } => {
                 (grid == *own).then_some(own[0] * own[1] + n_prefix)
             }
-            Self::ShiftedWindows(spec) => spec.rows(grid),
+            Self::Swin(spec) => spec.rows(grid),
             Self::Captioned(spec) => spec.image_rows(grid),
         }
     }
@@ -67,7 +67,7 @@ impl StemSpec {
             Self::Patches { patch: [.., side] } | Self::PrefixedPatches { patch: [.., side], .. } => {
                 Some(*side)
             }
-            Self::ShiftedWindows(spec) => Some(spec.patch[2]),
+            Self::Swin(spec) => Some(spec.patch[2]),
             Self::Captioned(_) => Some(1),
         }
     }
@@ -76,7 +76,7 @@ impl StemSpec {
     pub fn patches_along(&self, pixels: usize) -> usize {
         let side = self.patch_side().unwrap_or(1);
         match self {
-            Self::ShiftedWindows(_) => pixels.div_ceil(side),
+            Self::Swin(_) => pixels.div_ceil(side),
             _ => pixels / side,
         }
     }
@@ -87,7 +87,7 @@ impl StemSpec {
             Self::Mel { .. } | Self::Tokens { .. } | Self::Wave(_) | Self::Tiles(_) => 0,
             Self::Patches { patch } => patch.iter().product(),
             Self::PrefixedPatches { patch, .. } => patch.iter().product(),
-            Self::ShiftedWindows(spec) => spec.patch.iter().product(),
+            Self::Swin(spec) => spec.patch.iter().product(),
             Self::Captioned(spec) => spec.pyramid.channels(),
         }
     }

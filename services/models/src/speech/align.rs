@@ -8,7 +8,7 @@
 
 /// Cross-attention of the chosen heads.
 #[derive(Clone, Copy, Debug)]
-pub struct Weights<'a> {
+pub struct AttentionWeights<'a> {
     /// `[n_heads, n_tokens, n_rows]`, row-major; each row of a head sums to 1.
     pub values: &'a [f32],
     /// Heads.
@@ -24,8 +24,8 @@ pub struct Weights<'a> {
 ///
 /// Empty without tokens, heads or rows, and when `values` has another size.
 /// O(n_heads · n_tokens · n_heard · median).
-pub fn first_rows(weights: Weights<'_>, n_heard: usize, median: usize) -> Vec<usize> {
-    let Weights { values, n_heads, n_tokens, n_rows } = weights;
+pub fn first_rows(weights: AttentionWeights<'_>, n_heard: usize, median: usize) -> Vec<usize> {
+    let AttentionWeights { values, n_heads, n_tokens, n_rows } = weights;
     let n_heard = n_heard.min(n_rows);
     if n_heads * n_tokens * n_heard == 0 || values.len() != n_heads * n_tokens * n_rows {
         return Vec::new();
@@ -84,7 +84,7 @@ fn smooth(row: &[f32], width: usize) -> Vec<f32> {
 
 /// Where the path came from.
 #[derive(Clone, Copy, PartialEq)]
-enum From {
+enum WarpStep {
     Both,
     Token,
     Row,
@@ -94,7 +94,7 @@ enum From {
 fn warp(weights: &[f32], n_rows: usize) -> Vec<usize> {
     let n_tokens = weights.len() / n_rows;
     let width = n_rows + 1;
-    let mut trace = vec![From::Row; (n_tokens + 1) * width];
+    let mut trace = vec![WarpStep::Row; (n_tokens + 1) * width];
     let mut before = vec![f32::INFINITY; width];
     before[0] = 0.0;
     for token in 1..=n_tokens {
@@ -102,11 +102,11 @@ fn warp(weights: &[f32], n_rows: usize) -> Vec<usize> {
         for row in 1..=n_rows {
             let [both, by_token, by_row] = [before[row - 1], before[row], cost[row - 1]];
             let (least, from) = if both < by_token && both < by_row {
-                (both, From::Both)
+                (both, WarpStep::Both)
             } else if by_token < both && by_token < by_row {
-                (by_token, From::Token)
+                (by_token, WarpStep::Token)
             } else {
-                (by_row, From::Row)
+                (by_row, WarpStep::Row)
             };
             let weight = f64::from(weights[(token - 1) * n_rows + row - 1]);
             cost[row] = (f64::from(least) - weight) as f32;
@@ -118,10 +118,10 @@ fn warp(weights: &[f32], n_rows: usize) -> Vec<usize> {
     let (mut token, mut row) = (n_tokens, n_rows);
     while token > 0 {
         first[token - 1] = row.saturating_sub(1);
-        match if row == 0 { From::Token } else { trace[token * width + row] } {
-            From::Both => (token, row) = (token - 1, row - 1),
-            From::Token => token -= 1,
-            From::Row => row -= 1,
+        match if row == 0 { WarpStep::Token } else { trace[token * width + row] } {
+            WarpStep::Both => (token, row) = (token - 1, row - 1),
+            WarpStep::Token => token -= 1,
+            WarpStep::Row => row -= 1,
         }
     }
     first
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     fn check(values: &[f32], [n_heads, n_tokens, n_rows, n_heard]: [usize; 4], expect: &[usize]) {
-        let weights = Weights { values, n_heads, n_tokens, n_rows };
+        let weights = AttentionWeights { values, n_heads, n_tokens, n_rows };
         assert_eq!(first_rows(weights, n_heard, 1), expect);
     }
 

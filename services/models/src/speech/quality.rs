@@ -23,7 +23,7 @@ pub struct Quality {
 
 /// What becomes of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum WindowVerdict {
     /// It is good.
     Keep,
     /// It should be decoded again.
@@ -33,16 +33,16 @@ pub enum Verdict {
 }
 
 /// Judges a window.
-pub fn judge(fallback: &SpeechFallback, quality: Quality) -> Verdict {
+pub fn judge(fallback: &SpeechFallback, quality: Quality) -> WindowVerdict {
     let over = |limit: Option<f32>, value: f32| limit.is_some_and(|limit| value > limit);
     let guess = fallback.logprob.is_some_and(|limit| quality.logprob < limit);
     let silent = over(fallback.no_speech, quality.no_speech);
     if silent && (guess || fallback.logprob.is_none()) {
-        Verdict::Silent
+        WindowVerdict::Silent
     } else if guess || over(fallback.compression_ratio, quality.compression_ratio) {
-        Verdict::Again
+        WindowVerdict::Again
     } else {
-        Verdict::Keep
+        WindowVerdict::Keep
     }
 }
 
@@ -109,20 +109,25 @@ mod tests {
     fn each_threshold_decides_its_part() {
         let (all, none) = (
             SpeechFallback::default(),
-            SpeechFallback { compression_ratio: None, logprob: None, no_speech: None, ..SpeechFallback::default() },
+            SpeechFallback {
+                compression_ratio: None,
+                logprob: None,
+                no_speech: None,
+                ..SpeechFallback::default()
+            },
         );
         let check = |fallback: &SpeechFallback, numbers: [f32; 3], expect| {
             let [compression_ratio, logprob, no_speech] = numbers;
             let found = judge(fallback, Quality { compression_ratio, logprob, no_speech });
             assert_eq!(found, expect, "{numbers:?}");
         };
-        check(&all, [1.0, -0.5, 0.1], Verdict::Keep);
-        check(&all, [2.4, -1.0, 0.6], Verdict::Keep);
-        check(&all, [2.5, -0.5, 0.9], Verdict::Again);
-        check(&all, [1.0, -1.1, 0.6], Verdict::Again);
-        check(&all, [9.0, -1.1, 0.7], Verdict::Silent);
-        check(&none, [9.0, -9.0, 1.0], Verdict::Keep);
-        check(&SpeechFallback { logprob: None, ..all }, [1.0, -0.1, 0.7], Verdict::Silent);
+        check(&all, [1.0, -0.5, 0.1], WindowVerdict::Keep);
+        check(&all, [2.4, -1.0, 0.6], WindowVerdict::Keep);
+        check(&all, [2.5, -0.5, 0.9], WindowVerdict::Again);
+        check(&all, [1.0, -1.1, 0.6], WindowVerdict::Again);
+        check(&all, [9.0, -1.1, 0.7], WindowVerdict::Silent);
+        check(&none, [9.0, -9.0, 1.0], WindowVerdict::Keep);
+        check(&SpeechFallback { logprob: None, ..all }, [1.0, -0.1, 0.7], WindowVerdict::Silent);
     }
 
     #[test]

@@ -20,7 +20,7 @@ const HIGH_TEMPERATURE: f32 = 0.5;
 
 /// A window as it lies in its sound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct SequentialWindow {
     /// Its start, in milliseconds.
     pub start_ms: u32,
     /// The sound's length, in milliseconds.
@@ -33,7 +33,7 @@ pub struct Window {
 
 /// A segment as part of a window's tokens.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Slice {
+pub struct WindowSegment {
     /// Start in seconds of the whole sound.
     pub start_s: f64,
     /// End in seconds.
@@ -44,22 +44,25 @@ pub struct Slice {
 
 /// What a window settles.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settled {
+pub struct DecodedWindow {
     /// Its segments; together they are a prefix of its tokens.
-    pub segments: Vec<Slice>,
+    pub segments: Vec<WindowSegment>,
     /// Where the next window starts; `None`: the sound is at its end.
     pub next_ms: Option<u32>,
 }
 
-impl Window {
+impl SequentialWindow {
     /// What `tokens`, generated freely for this window and without an end token, settle.
-    pub fn settle(&self, tokens: &[u32]) -> Settled {
+    pub fn settle(&self, tokens: &[u32]) -> DecodedWindow {
         let is_time = |i: usize| tokens[i] >= self.first_time;
         let pairs: Vec<usize> = (1..tokens.len()).filter(|i| is_time(i - 1) && is_time(*i)).collect();
         let n = tokens.len();
         let single_ending = n >= 2 && is_time(n - 1) && !is_time(n - 2);
         let Some((last_pair, earlier)) = pairs.split_last() else {
-            return Settled { segments: vec![self.whole(tokens)], next_ms: self.after(self.n_frames()) };
+            return DecodedWindow {
+                segments: vec![self.whole(tokens)],
+                next_ms: self.after(self.n_frames()),
+            };
         };
         let mut ends = earlier.to_vec();
         // The closing time of the last segment is doubled unless its end is the end of the window.
@@ -69,7 +72,7 @@ impl Window {
         for (i, end) in ends.iter().enumerate() {
             let doubled = i + 1 == ends.len() && !single_ending;
             let closing = end - if doubled { 2 } else { 1 };
-            segments.push(Slice {
+            segments.push(WindowSegment {
                 start_s: self.time_s(tokens[first]),
                 end_s: self.time_s(tokens[closing]),
                 tokens: first..*end,
@@ -80,7 +83,7 @@ impl Window {
             true => self.n_frames(),
             false => FRAMES_PER_TIME.saturating_mul(tokens[first - 2].saturating_sub(self.first_time)),
         };
-        Settled { segments, next_ms: self.after(advance) }
+        DecodedWindow { segments, next_ms: self.after(advance) }
     }
 
     /// Where the next window starts after one in which nobody spoke.
@@ -95,12 +98,12 @@ impl Window {
     }
 
     /// The whole window as one segment, up to its only time if it has one.
-    fn whole(&self, tokens: &[u32]) -> Slice {
+    fn whole(&self, tokens: &[u32]) -> WindowSegment {
         let time = tokens.iter().rfind(|t| **t >= self.first_time).filter(|t| **t != self.first_time);
         let start_s = f64::from(self.start_ms) / 1000.0;
         let full = f64::from(self.n_frames() / FRAMES_PER_TIME) * TIME_STEP_S;
         let end_s = time.map_or(start_s + full, |t| self.time_s(*t));
-        Slice { start_s, end_s, tokens: 0..tokens.len() }
+        WindowSegment { start_s, end_s, tokens: 0..tokens.len() }
     }
 
     fn time_s(&self, token: u32) -> f64 {
@@ -123,7 +126,7 @@ impl Window {
 pub fn remember(
     before: &[u32],
     tokens: &[u32],
-    settled: &Settled,
+    settled: &DecodedWindow,
     (first_time, most): (u32, usize),
 ) -> Vec<u32> {
     let mut previous = before.to_vec();
@@ -146,9 +149,15 @@ mod tests {
     use super::*;
 
     const T0: u32 = 100;
-    const WINDOW: Window = Window { start_ms: 5_000, duration_ms: 70_000, window_ms: 30_000, first_time: T0 };
+    const WINDOW: SequentialWindow =
+        SequentialWindow { start_ms: 5_000, duration_ms: 70_000, window_ms: 30_000, first_time: T0 };
 
-    fn check(window: Window, tokens: &[u32], segments: &[(f64, f64, Range<usize>)], next_ms: Option<u32>) {
+    fn check(
+        window: SequentialWindow,
+        tokens: &[u32],
+        segments: &[(f64, f64, Range<usize>)],
+        next_ms: Option<u32>,
+    ) {
         let settled = window.settle(tokens);
         assert_eq!(settled.next_ms, next_ms, "{tokens:?}");
         assert_eq!(settled.segments.len(), segments.len(), "{settled:?}");
@@ -173,14 +182,14 @@ mod tests {
         check(WINDOW, &[T0, 1, 2, T0 + 500], &[(5.0, 15.0, 0..4)], Some(35_000));
         check(WINDOW, &[T0, 1, 2], &[(5.0, 35.0, 0..3)], Some(35_000));
         check(WINDOW, &[], &[(5.0, 35.0, 0..0)], Some(35_000));
-        let last = Window { start_ms: 60_000, ..WINDOW };
+        let last = SequentialWindow { start_ms: 60_000, ..WINDOW };
         check(last, &[T0, 1, 2], &[(60.0, 70.0, 0..3)], None);
         assert_eq!((WINDOW.skip(), last.skip()), (Some(35_000), None));
     }
 
     #[test]
     fn a_short_sound_is_as_long_as_a_window_and_ends_with_itself() {
-        let short = Window { start_ms: 0, duration_ms: 4_000, ..WINDOW };
+        let short = SequentialWindow { start_ms: 0, duration_ms: 4_000, ..WINDOW };
         check(short, &[T0, 1], &[(0.0, 30.0, 0..2)], None);
         let tokens = [T0, 1, T0 + 100, T0 + 100, 2];
         check(short, &tokens, &[(0.0, 2.0, 0..4)], Some(2_000));

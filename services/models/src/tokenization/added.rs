@@ -18,7 +18,7 @@ struct AddedToken {
 }
 
 /// The same by id.
-pub(super) struct Numbered {
+pub(super) struct AddedTokenIds {
     /// Tokens that steer the model.
     pub(super) controls: Vec<ControlToken>,
     /// Tokens that are no part of a text: special ones and times.
@@ -66,8 +66,9 @@ impl AddedTokens {
     }
 
     /// Numbers them; those without an id are left out.
-    pub(super) fn numbered(self, id_of: impl Fn(&str) -> Option<u32>) -> Numbered {
-        let mut out = Numbered { controls: Vec::new(), silent: HashSet::new(), verbatim: HashSet::new() };
+    pub(super) fn numbered(self, id_of: impl Fn(&str) -> Option<u32>) -> AddedTokenIds {
+        let mut out =
+            AddedTokenIds { controls: Vec::new(), silent: HashSet::new(), verbatim: HashSet::new() };
         for token in self.0 {
             let Some(id) = id_of(&token.content) else { continue };
             out.verbatim.insert(id);

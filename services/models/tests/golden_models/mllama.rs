@@ -14,7 +14,7 @@ use triptych_kernels::cpu::Precision;
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::decoder::Decoder;
 use triptych_models::encoder::Encoder;
-use triptych_models::preprocess::image::{Size, TileProcessor};
+use triptych_models::preprocess::image::{ImageSize, TileProcessor};
 use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::PreparedSequence;
 use triptych_models::spec::StemSpec;
@@ -215,8 +215,9 @@ fn sizes_are_laid_out_as_in_the_reference() {
         for row in case.json["layouts"].as_array().expect("sizes") {
             let row: [u32; 6] = serde_json::from_value(row.clone()).expect("six numbers");
             let [height, width, down, across, new_height, new_width] = row;
-            let expected = ([down as usize, across as usize], Size { width: new_width, height: new_height });
-            assert_eq!(processor.layout(Size { width, height }), expected, "{name} {height}x{width}");
+            let expected =
+                ([down as usize, across as usize], ImageSize { width: new_width, height: new_height });
+            assert_eq!(processor.layout(ImageSize { width, height }), expected, "{name} {height}x{width}");
         }
     }
 }

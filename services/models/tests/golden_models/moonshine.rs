@@ -6,7 +6,7 @@ use crate::case::{
 use crate::greedy::{Mix, Sequence, assert_greedy, greedy, teacher_forced};
 use crate::pipeline::{encoded, wav};
 use triptych_core::limits::Limits;
-use triptych_core::prompt::{SpeechFallback, LongForm, Prompt, SpeechKind, SpeechTask, TextOrTokens};
+use triptych_core::prompt::{LongForm, Prompt, SpeechFallback, SpeechKind, SpeechTask, TextOrTokens};
 use triptych_core::{Extent, ItemOptions, Modality};
 use triptych_kernels::Backend;
 use triptych_kernels::cpu::Precision;

@@ -55,7 +55,8 @@ fn images_and_messages_become_the_tokens_of_the_reference() {
             let items: Vec<EncodedItem> =
                 inputs.iter().map(|i| encoded(i, Modality::Image, encoder.hidden())).collect();
             let text = prompt["text"].as_str().expect("a text").to_owned();
-            let mut parts: Vec<MessagePart> = (0..items.len() as u32).map(|i| MessagePart::Item(ItemIdx(i))).collect();
+            let mut parts: Vec<MessagePart> =
+                (0..items.len() as u32).map(|i| MessagePart::Item(ItemIdx(i))).collect();
             parts.push(MessagePart::Text(text));
             let message = Message { role: Role::User, parts };
             let prepared = prompts.prepare(&Prompt::Chat(vec![message]), &items).expect("a prompt");

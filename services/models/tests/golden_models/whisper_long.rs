@@ -8,9 +8,9 @@ use triptych_kernels::Backend;
 use triptych_kernels::cpu::Precision;
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::decoder::AlignInput;
-use triptych_models::speech::align::{Weights, first_rows};
-use triptych_models::speech::quality::{Quality, Verdict, compression_ratio, judge};
-use triptych_models::speech::sequential::{Window, remember};
+use triptych_models::speech::align::{AttentionWeights, first_rows};
+use triptych_models::speech::quality::{Quality, WindowVerdict, compression_ratio, judge};
+use triptych_models::speech::sequential::{SequentialWindow, remember};
 use triptych_models::speech::stitch::seam;
 use triptych_models::speech::words::words;
 
@@ -31,7 +31,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().expect("a list")
 }
 
-/// Weights of the chosen heads, and from them the row of every token, over all lists of a case.
+/// AttentionWeights of the chosen heads, and from them the row of every token, over all lists of a case.
 fn alignments_match<B: Backend>(backend: &B) {
     for name in CASES {
         let (case, long) = (Case::open(name), Case::open_part(name, "long"));
@@ -54,7 +54,7 @@ fn alignments_match<B: Backend>(backend: &B) {
             let n_rows = rows.len() / encoder.hidden();
             let heads = weights.chunks_exact(tokens.len() * n_rows);
             let free: Vec<f32> = heads.flat_map(|head| &head[n_prompt * n_rows..]).copied().collect();
-            let weights = Weights {
+            let weights = AttentionWeights {
                 values: &free,
                 n_heads: facts.alignment_heads.len(),
                 n_tokens: tokens.len() - n_prompt,
@@ -113,7 +113,8 @@ fn windows_seek_and_prompt_as_the_reference() {
             for (i, window) in windows.iter().enumerate() {
                 let (tokens, prompt) = (ids(&window["tokens"]), ids(&window["prompt"]));
                 let start_ms = number(&window["seek"]) as u32 * 10;
-                let frame = Window { start_ms, duration_ms, window_ms: facts.window_ms, first_time };
+                let frame =
+                    SequentialWindow { start_ms, duration_ms, window_ms: facts.window_ms, first_time };
                 if run["conditioned"] == true && i > 0 {
                     let told = &prompt[1..prompt.len() - list(&case.json["prompt_with_timestamps"]).len()];
                     assert_eq!(told, previous, "{name}, window {i}");
@@ -154,17 +155,21 @@ fn windows_are_judged_as_the_reference() {
             let expected = float(&one["compression_ratio"]).expect("a ratio");
             assert!((ratio / expected - 1.0).abs() < 0.05, "{name}: {ratio}, expected {expected}");
             let [compression, logprob, no_speech] = [0, 1, 2].map(|i| float(&one["limits"][i]));
-            let fallback =
-                SpeechFallback { compression_ratio: compression, logprob, no_speech, ..SpeechFallback::default() };
+            let fallback = SpeechFallback {
+                compression_ratio: compression,
+                logprob,
+                no_speech,
+                ..SpeechFallback::default()
+            };
             let quality = Quality {
                 compression_ratio: ratio,
                 logprob: float(&one["logprob"]).expect("a number"),
                 no_speech: float(&one["no_speech"]).expect("a number"),
             };
             let expected = match (one["again"] == true, one["skip"] == true) {
-                (_, true) => Verdict::Silent,
-                (true, _) => Verdict::Again,
-                _ => Verdict::Keep,
+                (_, true) => WindowVerdict::Silent,
+                (true, _) => WindowVerdict::Again,
+                _ => WindowVerdict::Keep,
             };
             assert_eq!(judge(&fallback, quality), expected, "{name}: {one}");
         }

@@ -7,7 +7,7 @@ use std::io::Cursor;
 use triptych_core::limits::Limits;
 use triptych_core::{Extent, ItemOptions, Modality};
 use triptych_models::ItemError;
-use triptych_models::preprocess::image::{Size, smart_resize};
+use triptych_models::preprocess::image::{ImageSize, smart_resize};
 use triptych_models::preprocess::{EncoderInput, Features, ImageProcessor, ImageSettings, Preprocess};
 
 fn see(bytes: &[u8]) -> Result<EncoderInput, ItemError> {
@@ -84,12 +84,12 @@ fn sizes_are_the_references() {
         let number = |key: &str| row[key].as_u64().unwrap();
         let mut settings = image_settings(number("min_pixels"), number("max_pixels"));
         settings.patch_size = number("factor") as u32 / settings.merge_size;
-        let size = Size { width: number("width") as u32, height: number("height") as u32 };
+        let size = ImageSize { width: number("width") as u32, height: number("height") as u32 };
         let got = smart_resize(size, &settings);
         match row.get("resized") {
             Some(pair) => {
                 let pair = golden::ids(pair);
-                assert_eq!(got.unwrap(), Size { height: pair[0], width: pair[1] }, "{row}");
+                assert_eq!(got.unwrap(), ImageSize { height: pair[0], width: pair[1] }, "{row}");
             }
             None => assert!(matches!(got, Err(ItemError::TooLarge { .. })), "{row}"),
         }

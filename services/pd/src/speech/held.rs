@@ -14,10 +14,10 @@ use triptych_core::sampling::FinishReason;
 use triptych_core::{EncodedItem, Extent, Failure};
 use triptych_engine::{Delta, Finished, Output, SequenceId, SequenceTimes};
 use triptych_models::prompt::PreparedSequence;
-use triptych_models::speech::SpeechFacts;
-use triptych_models::speech::align::{Weights, first_rows};
-use triptych_models::speech::quality::{Verdict, judge};
-use triptych_models::speech::sequential::{Settled, Window, remember, resume};
+use triptych_models::speech::SpeechInfo;
+use triptych_models::speech::align::{AttentionWeights, first_rows};
+use triptych_models::speech::quality::{WindowVerdict, judge};
+use triptych_models::speech::sequential::{DecodedWindow, SequentialWindow, remember, resume};
 use triptych_models::speech::stitch::seam;
 use triptych_models::tokenization::Tokenizer;
 use triptych_proto::v1;
@@ -28,7 +28,7 @@ pub struct How {
     /// The task.
     pub task: SpeechTask,
     /// The model.
-    pub facts: SpeechFacts,
+    pub facts: SpeechInfo,
     /// For text.
     pub tokenizer: Arc<Tokenizer>,
     /// Temperature of the first try.
@@ -199,13 +199,13 @@ impl Held {
             .task
             .fallback
             .as_ref()
-            .map_or(Verdict::Keep, |fallback| judge(fallback, written.quality(end, how.facts.vocab)));
+            .map_or(WindowVerdict::Keep, |fallback| judge(fallback, written.quality(end, how.facts.vocab)));
         let slot = &mut self.choices[place.choice as usize].slots[place.window];
-        if let (Verdict::Again, Some(next)) = (verdict, temperatures.get(attempt + 1)) {
+        if let (WindowVerdict::Again, Some(next)) = (verdict, temperatures.get(attempt + 1)) {
             *slot = Slot::Decoding { attempt: attempt + 1, said: Delta::default() };
             return vec![Act::Retry { place, temperature: *next }];
         }
-        written.silent = verdict == Verdict::Silent;
+        written.silent = verdict == WindowVerdict::Silent;
         if how.task.word_timestamps && !written.silent && !written.free().is_empty() {
             let (tokens, n_aligned) = written.to_align(&window.tokens);
             if n_aligned > 0 {
@@ -229,7 +229,7 @@ impl Held {
         let free: Vec<f32> = heads.flat_map(|head| &head[skipped..]).copied().collect();
         let (start_s, end_s) = span(sequence);
         let heard = ((end_s - start_s) * 1000.0 / f64::from(facts.row_ms.max(1))).floor() as usize;
-        let weights = Weights { values: &free, n_heads, n_tokens: n_aligned, n_rows };
+        let weights = AttentionWeights { values: &free, n_heads, n_tokens: n_aligned, n_rows };
         first_rows(weights, heard, facts.median)
     }
 
@@ -306,14 +306,14 @@ impl Held {
     }
 
     /// What a window read in sequence settles; `None`: it is not.
-    fn settled(&self, window: usize, written: &Written) -> Option<Settled> {
+    fn settled(&self, window: usize, written: &Written) -> Option<DecodedWindow> {
         let sequential = self.how.task.long_form == LongForm::Sequential;
         Some(self.window(window).filter(|_| sequential)?.settle(written.free()))
     }
 
-    fn window(&self, window: usize) -> Option<Window> {
+    fn window(&self, window: usize) -> Option<SequentialWindow> {
         let (start_s, _) = span(&self.windows[window]);
-        Some(Window {
+        Some(SequentialWindow {
             start_ms: (start_s * 1000.0).round() as u32,
             duration_ms: self.how.duration_ms,
             window_ms: self.how.facts.window_ms,

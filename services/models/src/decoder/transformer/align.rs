@@ -3,15 +3,15 @@
 //! The layers run over keys and values of this pass alone; what the chosen heads weigh is asked of the back end beside
 //! their attention.
 
-use super::{AlignInput, Layer, TransformerDecoder};
+use super::{AlignInput, DecoderLayer, TransformerDecoder};
 use crate::error::ModelError;
 use crate::layers::RotaryTables;
 use crate::spec::{CrossSpec, ItemsSpec};
 use triptych_kernels::ops::{ChosenHeads, Mask, Qkv, ScoreBias, Varlen};
 use triptych_kernels::{Backend, KernelError};
 
-/// What a layer of a forced pass reads beside its rows.
-struct Forced<'a, T> {
+/// What a layer of a align pass reads beside its rows.
+struct AlignContext<'a, T> {
     /// Encoder rows.
     rows: &'a T,
     rotary: Option<&'a RotaryTables>,
@@ -29,8 +29,8 @@ impl<B: Backend> TransformerDecoder<B> {
         let n_tokens = input.tokens.len();
         let positions: Vec<[u32; 3]> = (0..n_tokens as u32).map(|p| [p; 3]).collect();
         let x = self.backend.embed(&self.tokens, input.tokens)?;
-        let mut x = self.entry.enter(&self.backend, x, positions.iter().map(|[t, ..]| *t))?;
-        let rotary = self.entry.rotary(&positions);
+        let mut x = self.input_layer.forward(&self.backend, x, positions.iter().map(|[t, ..]| *t))?;
+        let rotary = self.input_layer.rotary(&positions);
         let size = n_tokens * n_rows;
         let mut weights = vec![0.0; input.heads.len() * size];
         let n_layers = input.heads.iter().map(|(layer, _)| *layer as usize + 1).max().unwrap_or(0);
@@ -38,11 +38,11 @@ impl<B: Backend> TransformerDecoder<B> {
             let places: Vec<usize> =
                 (0..input.heads.len()).filter(|i| input.heads[*i].0 as usize == idx).collect();
             let heads: Vec<u32> = places.iter().map(|i| input.heads[*i].1).collect();
-            let bias = self.entry.score_bias(idx);
-            let (next, found) = layer.forced(
+            let bias = self.input_layer.score_bias(idx);
+            let (next, found) = layer.align(
                 &self.backend,
                 &x,
-                &Forced { rows: &rows, rotary: rotary.as_ref(), bias, heads: &heads },
+                &AlignContext { rows: &rows, rotary: rotary.as_ref(), bias, heads: &heads },
             )?;
             x = next;
             // A layer that does not cross-attend looks nowhere, and finds nothing.
@@ -73,14 +73,14 @@ impl<B: Backend> TransformerDecoder<B> {
     }
 }
 
-impl<B: Backend> Layer<B> {
+impl<B: Backend> DecoderLayer<B> {
     /// The layer over known tokens `x` and encoder rows, and the weights of the wanted heads of its
     /// cross-attention, `[heads, n_tokens, n_rows]`.
-    fn forced(
+    fn align(
         &self,
         backend: &B,
         x: &B::Tensor,
-        with: &Forced<'_, B::Tensor>,
+        with: &AlignContext<'_, B::Tensor>,
     ) -> Result<(B::Tensor, Vec<f32>), ModelError> {
         let tokens = [0, backend.dims(x).0 as u32];
         let rows = [0, backend.dims(with.rows).0 as u32];

@@ -6,8 +6,9 @@
 //! Each place of the plane gets half a learned row for its column, half for its line, and the sinusoids of time 0,
 //! which are zeros and ones: the one frame of a still image.
 
-use super::dual::Pyramid;
-use crate::encoder::pieces::Piece;
+use super::davit::DavitTower;
+use super::join::joined;
+use crate::encoder::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
 use crate::spec::CaptionedSpec;
@@ -16,8 +17,8 @@ use triptych_kernels::Backend;
 use triptych_kernels::ops::Activation;
 
 /// The stem of [`StemSpec::Captioned`](crate::spec::StemSpec::Captioned).
-pub(in crate::encoder) struct Captioned<B: Backend> {
-    pyramid: Pyramid<B>,
+pub(crate) struct CaptionedStem<B: Backend> {
+    pyramid: DavitTower<B>,
     // `[max_places, width / 2]`, and for columns the rest of the width.
     lines: Vec<f32>,
     columns: Vec<f32>,
@@ -27,7 +28,7 @@ pub(in crate::encoder) struct Captioned<B: Backend> {
     spec: CaptionedSpec,
 }
 
-impl<B: Backend> Captioned<B> {
+impl<B: Backend> CaptionedStem<B> {
     /// Loads pyramid and projector under the prefixes of the spec, and the token table, `tokens`, of rows of
     /// `hidden`.
     ///
@@ -46,7 +47,7 @@ impl<B: Backend> Captioned<B> {
         let part = LinearShape { name: names.projection, shape: &shape, bias: false };
         let table = |name, width| projector.matrix(name, &[spec.max_places, width]).map(|t| t.values());
         Ok(Self {
-            pyramid: Pyramid::load(&Loader::new(backend, weights, names.tower), &spec.pyramid)?,
+            pyramid: DavitTower::load(&Loader::new(backend, weights, names.tower), &spec.pyramid)?,
             lines: table(names.lines, width / 2)?,
             columns: table(names.columns, width - width / 2)?,
             projection: projector.linear(&[part])?,
@@ -60,24 +61,24 @@ impl<B: Backend> Captioned<B> {
         })
     }
 
-    /// Rows of all pieces in a line, `[Σ n_rows, hidden]`.
+    /// Rows of all units in a line, `[Σ n_rows, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if a back end refuses the shapes.
-    pub fn forward(&self, backend: &B, pieces: &[Piece<'_>]) -> Result<B::Tensor, ModelError> {
-        let mut parts = Vec::with_capacity(2 * pieces.len());
-        for piece in pieces {
-            parts.push(self.image(backend, piece)?);
-            parts.push(backend.embed(&self.tokens, piece.values.tokens())?);
+    pub fn forward(&self, backend: &B, units: &[EncodeUnit<'_>]) -> Result<B::Tensor, ModelError> {
+        let mut parts = Vec::with_capacity(2 * units.len());
+        for unit in units {
+            parts.push(self.image(backend, unit)?);
+            parts.push(backend.embed(&self.tokens, unit.values.tokens())?);
         }
-        super::joined(backend, parts)
+        joined(backend, parts)
     }
 
-    fn image(&self, backend: &B, piece: &Piece<'_>) -> Result<B::Tensor, ModelError> {
-        let (pixels, n_pixels) = (piece.values.floats(), piece.patches[0] * piece.patches[1]);
+    fn image(&self, backend: &B, unit: &EncodeUnit<'_>) -> Result<B::Tensor, ModelError> {
+        let (pixels, n_pixels) = (unit.values.floats(), unit.patches[0] * unit.patches[1]);
         let x = backend.upload(pixels.to_vec(), n_pixels, self.spec.pyramid.channels())?;
-        let x = self.pyramid.forward(backend, x, piece.patches)?;
-        let grid = self.spec.pyramid.places(piece.patches);
+        let x = self.pyramid.forward(backend, x, unit.patches)?;
+        let grid = self.spec.pyramid.places(unit.patches);
         let (n_places, width) = backend.dims(&x);
         let rows = self.with_mean(backend.download(&x)?, grid, width);
         let rows = backend.upload(rows, n_places + 1, width)?;

@@ -1,4 +1,4 @@
-//! Square windows of a plane: which row goes where when a plane is cut, shifted, padded and put back.
+//! Square windows of a plane: which row goes where when a plane is cut, shifted, padded and put reverse.
 
 use crate::error::ModelError;
 use triptych_kernels::Backend;
@@ -6,7 +6,7 @@ use triptych_kernels::Backend;
 /// A plane of rows, row by row, cut into square windows. It is padded down and to the right until windows fill
 /// it, and turned around itself by `shift` to the top left before it is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Windows {
+pub(super) struct WindowPartition {
     /// Rows down and across.
     pub grid: [usize; 2],
     /// Rows on a side of a window.
@@ -15,8 +15,8 @@ pub(super) struct Windows {
     pub shift: usize,
 }
 
-impl Windows {
-    /// Windows down and across.
+impl WindowPartition {
+    /// WindowPartition down and across.
     pub fn counts(self) -> [usize; 2] {
         self.grid.map(|n| n.div_ceil(self.side))
     }
@@ -58,7 +58,7 @@ impl Windows {
 }
 
 /// For each of `n` rows of a plane, where it is among rows of these sources.
-pub(super) fn back(sources: &[Option<u32>], n: usize) -> Vec<u32> {
+pub(super) fn reverse(sources: &[Option<u32>], n: usize) -> Vec<u32> {
     let mut places = vec![0; n];
     for (i, source) in sources.iter().enumerate() {
         if let Some(row) = source {
@@ -72,7 +72,7 @@ pub(super) fn back(sources: &[Option<u32>], n: usize) -> Vec<u32> {
 ///
 /// # Errors
 /// [`ModelError::Kernel`] for a row that is not there.
-pub(super) fn place<B: Backend>(
+pub(super) fn partition<B: Backend>(
     backend: &B,
     x: &B::Tensor,
     sources: &[Option<u32>],
@@ -82,7 +82,7 @@ pub(super) fn place<B: Backend>(
     }
     let (n_rows, width) = backend.dims(x);
     let mut placed = backend.upload(vec![0.0; sources.len() * width], sources.len(), width)?;
-    backend.scatter_rows(&mut placed, &back(sources, n_rows), x)?;
+    backend.scatter_rows(&mut placed, &reverse(sources, n_rows), x)?;
     Ok(placed)
 }
 
@@ -105,14 +105,14 @@ mod tests {
         let backend = ReferenceBackend::new();
         for grid in [[4, 4], [5, 3], [3, 7], [1, 1]] {
             for shift in [0, 1] {
-                let windows = Windows { grid, side: 2, shift };
+                let windows = WindowPartition { grid, side: 2, shift };
                 let n = grid[0] * grid[1];
                 let sources = windows.sources();
                 assert_eq!(sources.len(), *windows.offsets().last().expect("an end") as usize);
                 let values: Vec<f32> = (0..n).map(|i| i as f32 + 1.0).collect();
                 let x = backend.upload(values.clone(), n, 1).expect("rows");
-                let cut = place(&backend, &x, &sources).expect("windows");
-                let again = backend.gather_rows(&cut, &back(&sources, n)).expect("a plane");
+                let cut = partition(&backend, &x, &sources).expect("windows");
+                let again = backend.gather_rows(&cut, &reverse(&sources, n)).expect("a plane");
                 assert_eq!(backend.download(&again).expect("values"), values, "{grid:?} {shift}");
             }
         }
@@ -120,11 +120,11 @@ mod tests {
 
     #[test]
     fn a_turn_brings_the_ends_together_in_the_last_windows() {
-        let windows = Windows { grid: [4, 4], side: 2, shift: 1 };
+        let windows = WindowPartition { grid: [4, 4], side: 2, shift: 1 };
         let sources: Vec<u32> = windows.sources().into_iter().map(|s| s.expect("no padding")).collect();
         assert_eq!(sources, [5, 6, 9, 10, 7, 4, 11, 8, 13, 14, 1, 2, 15, 12, 3, 0]);
         assert_eq!(windows.seams(), [0, 1, 2, 3]);
-        assert_eq!(Windows { shift: 0, ..windows }.seams(), [0; 4]);
+        assert_eq!(WindowPartition { shift: 0, ..windows }.seams(), [0; 4]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Rows of one image: its tiles one after the other, each the class and then its patches; after those that it has, the
 //! tiles that it does not have; then what fills every tile up to a multiple of [`FILL`] rows.
 
-use crate::encoder::pieces::Piece;
+use crate::encoder::units::EncodeUnit;
 use crate::spec::TilesSpec;
 
 /// Rows of a tile are filled up to a multiple of this.
@@ -11,18 +11,18 @@ const FILL: usize = 8;
 
 /// What of an image decides its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Image {
+pub(super) struct TiledImage {
     /// Tiles that it has.
     pub n_tiles: usize,
     /// Its arrangement as tables know it, from 1.
     pub arrangement: usize,
 }
 
-impl Image {
-    /// Of a piece whose grid is (tiles down, tiles across, rows of a tile); an arrangement that the encoder does not
-    /// have, which [`pieces`](crate::encoder::pieces::pieces) refuses, would be 0.
-    pub fn of(tiles: &TilesSpec, piece: &Piece<'_>) -> Self {
-        let [down, across, _] = piece.grid;
+impl TiledImage {
+    /// Of a unit whose grid is (tiles down, tiles across, rows of a tile); an arrangement that the encoder does not
+    /// have, which [`units`](crate::encoder::units::units) refuses, would be 0.
+    pub fn of(tiles: &TilesSpec, unit: &EncodeUnit<'_>) -> Self {
+        let [down, across, _] = unit.grid;
         let arrangement = tiles.arrangements().iter().position(|a| *a == [down, across]).map_or(0, |i| i + 1);
         Self { n_tiles: down * across, arrangement }
     }
@@ -53,7 +53,7 @@ pub(super) struct TileRows {
 
 impl TileRows {
     /// Lays out images.
-    pub fn of(tiles: &TilesSpec, images: &[Image]) -> Self {
+    pub fn of(tiles: &TilesSpec, images: &[TiledImage]) -> Self {
         let (n_tiles, tile_rows) = (tiles.max_tiles, tiles.tile_rows());
         let n_filling = tile_rows.next_multiple_of(FILL) - tile_rows;
         let class = ((tiles.arrangements().len() + 1) * n_tiles) as u32;

@@ -4,7 +4,7 @@
 //! and `swin/modeling_swin.py` beside it. Quirks: the stages are the stem, and no layers follow; Swin has a norm
 //! at the end, Donut's has none.
 
-use super::{channels, patch_side};
+use super::read::{channels, patch_side};
 use crate::error::ModelError;
 use crate::family::Config;
 use crate::spec::*;
@@ -36,7 +36,7 @@ static NAMES: EncoderNames = EncoderNames {
     merger: None,
 };
 
-static PYRAMID: ShiftedNames = ShiftedNames {
+static PYRAMID: SwinNames = SwinNames {
     projection: "embeddings.patch_embeddings.projection",
     norm: "embeddings.norm",
     stages: "encoder.layers",
@@ -67,13 +67,7 @@ pub(super) fn spec(config: &Config<'_>, has_final_norm: bool) -> Result<EncoderS
     Ok(EncoderSpec {
         modality: Modality::Image,
         stack: last.ok_or_else(|| config.unsupported("depths", "no stages", "1 to 8"))?,
-        stem: StemSpec::ShiftedWindows(ShiftedSpec {
-            patch,
-            window,
-            stages,
-            norm_eps: NORM_EPS,
-            names: &PYRAMID,
-        }),
+        stem: StemSpec::Swin(SwinSpec { patch, window, stages, norm_eps: NORM_EPS, names: &PYRAMID }),
         positions: Positions::Absent,
         windows: None,
         extras: EncoderExtras::default(),

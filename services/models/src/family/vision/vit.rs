@@ -6,7 +6,7 @@
 //! if asked to, and no norm at the end if it pools by the mean. Poolers and mask tokens are left alone.
 //! A position table is read for the one size it was made for: nothing interpolates it.
 
-use super::{attention, channels, pair, patch_side};
+use super::read::{attention, channels, pair, patch_side};
 use crate::error::ModelError;
 use crate::family::Config;
 use crate::spec::*;
@@ -119,8 +119,8 @@ fn beit_extras(config: &Config<'_>, grid: [usize; 2]) -> Result<EncoderExtras, M
     let shared = config.flag_or("use_shared_relative_position_bias", false)?;
     let table = match (own, shared) {
         (false, false) => None,
-        (true, false) => Some(PlaneTable::PerLayer(OWN_BIAS)),
-        (false, true) => Some(PlaneTable::Shared(SHARED_BIAS)),
+        (true, false) => Some(PositionBiasTable::PerLayer(OWN_BIAS)),
+        (false, true) => Some(PositionBiasTable::Shared(SHARED_BIAS)),
         (true, true) => {
             let expected = "false beside use_relative_position_bias";
             return Err(config.unsupported("use_shared_relative_position_bias", true, expected));
@@ -129,7 +129,7 @@ fn beit_extras(config: &Config<'_>, grid: [usize; 2]) -> Result<EncoderExtras, M
     let value = config.get("layer_scale_init_value").and_then(serde_json::Value::as_f64).unwrap_or(0.1);
     Ok(EncoderExtras {
         scales: (value > 0.0).then_some(SCALES),
-        plane_bias: table.map(|table| PlaneBiasSpec { grid, table }),
+        position_bias: table.map(|table| PositionBiasSpec { grid, table }),
         projection: None,
     })
 }

@@ -1,15 +1,16 @@
 //! Pixels to normalised patches, in the order in which the merger takes them.
 
-use super::{ImageSettings, Picture};
+use super::pixels::RgbPixels;
+use super::settings::ImageSettings;
 
 /// `[n_patches, 3 · temporal_patch_size · patch_size · patch_size]`: the patches of a merge square one after
 /// the other, squares row by row; within a patch by channel, then frame, then row.
 ///
-/// The sides of the picture are multiples of [`ImageSettings::factor`].
-pub(super) fn patches(picture: &Picture, settings: &ImageSettings) -> Vec<f32> {
+/// The sides of the image are multiples of [`ImageSettings::factor`].
+pub(super) fn patches(image: &RgbPixels, settings: &ImageSettings) -> Vec<f32> {
     let (patch, merge) = (settings.patch_size as usize, settings.merge_size as usize);
     let frames = settings.temporal_patch_size as usize;
-    let (width, height) = (picture.size.width as usize, picture.size.height as usize);
+    let (width, height) = (image.size.width as usize, image.size.height as usize);
     let (grid_h, grid_w) = (height / patch, width / patch);
     let tables = [0, 1, 2].map(|channel| table(settings, channel));
     let mut values = Vec::with_capacity(grid_h * grid_w * 3 * frames * patch * patch);
@@ -21,7 +22,7 @@ pub(super) fn patches(picture: &Picture, settings: &ImageSettings) -> Vec<f32> {
             for (channel, table) in tables.iter().enumerate() {
                 let frame_start = values.len();
                 for y in top..top + patch {
-                    let row = &picture.rgb[(y * width + left) * 3..(y * width + left + patch) * 3];
+                    let row = &image.rgb[(y * width + left) * 3..(y * width + left + patch) * 3];
                     values.extend(row.iter().skip(channel).step_by(3).map(|v| table[usize::from(*v)]));
                 }
                 for _ in 1..frames {
