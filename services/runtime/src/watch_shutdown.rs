@@ -1,6 +1,6 @@
-//! Streams that only watch end when listeners close: they would have no end of their own, and hold up a drain for all of
-//! its grace. gRPC's health check has one such call (github.com/grpc/grpc, doc/health-checking.md, `Watch`), a worker's
-//! state another; the reflection of debugging tools is held open in the same way.
+//! A layer that ends watch streams when listeners close. They never end by themselves and would delay a drain by its
+//! whole grace period: gRPC's health check (github.com/grpc/grpc, doc/health-checking.md, `Watch`), a worker's state, and
+//! the reflection of debugging tools.
 
 use crate::drain::Drain;
 use futures::future::BoxFuture;
@@ -12,33 +12,33 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 
-/// A service whose watching calls end with the drain's listeners.
+/// A service whose watch calls end when the drain closes listeners.
 #[derive(Clone, Debug)]
-pub struct EndWatches<S> {
+pub struct WatchShutdown<S> {
     service: S,
     drain: Drain,
 }
 
-/// Wraps services in an [`EndWatches`].
+/// Wraps services in a [`WatchShutdown`].
 #[derive(Clone, Debug)]
-pub struct EndWatchesLayer(Drain);
+pub struct WatchShutdownLayer(Drain);
 
-impl EndWatchesLayer {
-    /// Watching calls end with this drain's listeners.
+impl WatchShutdownLayer {
+    /// Watch calls end when this drain closes listeners.
     pub fn new(drain: &Drain) -> Self {
         Self(drain.clone())
     }
 }
 
-impl<S> Layer<S> for EndWatchesLayer {
-    type Service = EndWatches<S>;
+impl<S> Layer<S> for WatchShutdownLayer {
+    type Service = WatchShutdown<S>;
 
-    fn layer(&self, service: S) -> EndWatches<S> {
-        EndWatches { service, drain: self.0.clone() }
+    fn layer(&self, service: S) -> WatchShutdown<S> {
+        WatchShutdown { service, drain: self.0.clone() }
     }
 }
 
-impl<S, B> Service<Request<B>> for EndWatches<S>
+impl<S, B> Service<Request<B>> for WatchShutdown<S>
 where
     S: Service<Request<B>, Response = Response<Body>>,
     S::Future: Send + 'static,
@@ -55,26 +55,27 @@ where
         let path = request.uri().path();
         let watches = path.ends_with("/Watch") || path.ends_with("/ServerReflectionInfo");
         let closing = watches.then(|| self.drain.closing());
-        let answer = self.service.call(request);
+        let response = self.service.call(request);
         Box::pin(async move {
-            let response = answer.await?;
+            let response = response.await?;
             Ok(match closing {
-                Some(closing) => response
-                    .map(|body| Body::new(Ending { body, closing: Box::pin(closing), has_ended: false })),
+                Some(closing) => response.map(|body| {
+                    Body::new(ShutdownBody { body, closing: Box::pin(closing), has_ended: false })
+                }),
                 None => response,
             })
         })
     }
 }
 
-/// A body that ends, with trailers that say why, when `closing` does.
-struct Ending {
+/// A body that ends with UNAVAILABLE trailers when `closing` completes.
+struct ShutdownBody {
     body: Body,
     closing: Pin<Box<dyn Future<Output = ()> + Send>>,
     has_ended: bool,
 }
 
-impl hyper::body::Body for Ending {
+impl hyper::body::Body for ShutdownBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -117,13 +118,13 @@ mod tests {
     use tonic_health::pb::health_client::HealthClient;
 
     #[tokio::test]
-    async fn a_client_that_watches_health_does_not_hold_up_the_drain_and_hears_of_it() {
+    async fn a_health_watch_ends_with_unavailable_and_does_not_delay_the_drain() {
         let (health, service) = tonic_health::server::health_reporter();
         let drain =
             Drain::with_times(DrainTimes { lame_duck: Duration::ZERO, grace: Duration::from_secs(300) });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let server = grpc::server().layer(EndWatchesLayer::new(&drain)).add_service(service);
+        let server = grpc::server().layer(WatchShutdownLayer::new(&drain)).add_service(service);
         let incoming = TcpIncoming::from(listener);
         drain.tasks().spawn(server.serve_with_incoming_shutdown(incoming, drain.closing()));
         grpc::set_health(&health, "s", true).await;
@@ -134,14 +135,14 @@ mod tests {
         grpc::set_health(&health, "s", false).await;
         drain.begin();
         let start = Instant::now();
-        let (heard, ()) = futures::join!(
+        let (received, ()) = futures::join!(
             async {
                 let not_serving = watch.message().await.unwrap().unwrap().status;
                 (not_serving, watch.message().await.unwrap_err().code())
             },
             drain.finish(drain.times())
         );
-        assert_eq!(heard, (2, Code::Unavailable));
+        assert_eq!(received, (2, Code::Unavailable));
         assert!(start.elapsed() < Duration::from_secs(60), "far below the grace");
     }
 }

@@ -1,18 +1,18 @@
-//! The same between real threads, by what each saw, not by when.
+//! The arbiter between real threads, checked by counts, not by times.
 
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-/// Tokens of an encoder's part since the engine's last step, as the two threads themselves count them.
+/// Encoder tokens since the engine's last step, as the two threads count them.
 #[derive(Default)]
-struct Seen {
+struct TokenCounts {
     since: AtomicU64,
     most: AtomicU64,
     inside: AtomicU64,
 }
 
-impl Seen {
+impl TokenCounts {
     fn alone<T>(&self, work: impl FnOnce() -> T) -> T {
         assert_eq!(self.inside.fetch_add(1, Ordering::SeqCst), 0, "two computed at once");
         let result = work();
@@ -24,9 +24,9 @@ impl Seen {
 #[test]
 fn threads_compute_one_at_a_time_and_keep_to_the_budget() {
     const FORWARDS: usize = 40;
-    let turnstile = Turnstile::new(EncoderBudget::Tokens(6));
-    let (engine, encoder) = (turnstile.engine(), turnstile.encoder());
-    let (seen, encoded) = (Seen::default(), AtomicBool::new(false));
+    let arbiter = ComputeArbiter::new(EncoderBudget::Tokens(6));
+    let (engine, encoder) = (arbiter.engine(), arbiter.encoder());
+    let (seen, encoded) = (TokenCounts::default(), AtomicBool::new(false));
     engine.step().decodes();
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -52,13 +52,13 @@ fn threads_compute_one_at_a_time_and_keep_to_the_budget() {
     });
     let most = seen.most.load(Ordering::SeqCst);
     assert!((1..=6).contains(&most), "{most} tokens between two steps");
-    assert!(turnstile.spent().most <= 6);
+    assert!(arbiter.usage().most <= 6);
 }
 
 #[test]
-fn a_forward_that_panics_leaves_its_turn() {
-    let turnstile = Turnstile::new(EncoderBudget::Automatic);
-    let (engine, encoder) = (turnstile.engine(), turnstile.encoder());
+fn a_forward_that_panics_releases_its_permit() {
+    let arbiter = ComputeArbiter::new(EncoderBudget::Automatic);
+    let (engine, encoder) = (arbiter.engine(), arbiter.encoder());
     let died = thread::spawn(move || {
         let mut forward = encoder.forward();
         forward.part(1);

@@ -1,35 +1,34 @@
-//! Who goes next: a rule without threads and without a clock.
+//! Order of steps and forwards: a state machine without threads and without a clock.
 //!
 //! While sequences decode, at most a budget of encoder output tokens is computed between two steps, and at least one
-//! part; an encoder that has used it up waits for a step even if no engine asks for one at that moment, since one will.
-//! A budget that is chosen automatically gives steps as much time as parts: after a burst that took longer than a step,
-//! the encoder waits for several.
-//! While none decodes, there is no bound of that kind: a step that waits goes between two forwards. Steps and forwards
-//! that wait go in turns, the forward first, since it is the one that is bounded. Stall-free batching (Sarathi-Serve,
-//! <https://arxiv.org/abs/2403.02310>) does the same to prompts.
+//! chunk. An encoder that has used the budget up waits for a step even if no engine requests one at that moment, since one
+//! will. An automatic budget gives steps as much time as chunks: after a burst that took longer than a step, the encoder
+//! waits for several.
+//! While no sequence decodes, there is no such bound: a waiting step runs between two forwards. Waiting steps and forwards
+//! alternate, the forward first, since it is the bounded one. Stall-free batching (Sarathi-Serve,
+//! <https://arxiv.org/abs/2403.02310>) does the same for prompts.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Before anything is measured.
-const FIRST_GUESS: u64 = 64;
-/// A burst that is chosen automatically takes about as long as a step, within these bounds: half of what is usually
-/// promised for a token at most.
+/// Automatic budget in tokens before the first measurement.
+const INITIAL_BUDGET: u64 = 64;
+/// Bounds of an automatic burst, which takes about as long as a step: at most half of a usual TPOT objective.
 const BURST: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(25));
-/// Weight of the latest measurement.
-const NEWS: f64 = 0.1;
+/// Weight of the latest measurement in the moving averages.
+const EMA_WEIGHT: f64 = 0.1;
 
 /// Encoder output tokens that may be computed between two steps while sequences decode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EncoderBudget {
-    /// As many as take about as long as a step, or as several that follow.
+    /// As many as take about as long as a step, or as the steps that follow.
     #[default]
     Automatic,
-    /// So many.
+    /// A fixed number.
     Tokens(u64),
-    /// A whole forward.
+    /// No bound: a whole forward.
     Unlimited,
 }
 
@@ -58,57 +57,57 @@ impl fmt::Display for EncoderBudget {
     }
 }
 
-/// Counts since the start, of what was encoded between two steps while sequences decoded.
+/// Counters since the start, of the encoding between two steps while sequences decode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Spent {
-    /// Steps of engines.
+pub struct BudgetUsage {
+    /// Engine steps.
     pub steps: u64,
-    /// Of those, how many had encoder tokens computed between them and the step before.
+    /// Engine steps with encoder tokens between them and the step before.
     pub steps_after_encode: u64,
-    /// Encoder tokens computed while sequences decoded.
+    /// Encoder tokens computed while sequences decode.
     pub tokens: u64,
-    /// The most of them between two steps.
+    /// Most encoder tokens between two steps.
     pub most: u64,
-    /// The budget at this moment; `None`: there is none.
+    /// Current budget; `None`: unlimited.
     pub budget: Option<u64>,
 }
 
-/// An engine, or a forward.
-pub type Ticket = u64;
+/// Id of an engine or a forward.
+pub type ComputeId = u64;
 
-/// Whose turn it is.
+/// Holder of the permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
-    Step(Ticket),
-    Forward(Ticket),
+    Step(ComputeId),
+    Forward(ComputeId),
 }
 
-/// The state of the turnstile.
+/// State of the arbiter: queues, holder and measurements.
 #[derive(Debug)]
-pub struct Turns {
+pub struct ArbiterState {
     budget: EncoderBudget,
-    next: Ticket,
+    next: ComputeId,
     holder: Option<Holder>,
-    steps: VecDeque<Ticket>,
-    /// Parts of forwards, and the tokens that they are worth.
-    parts: VecDeque<(Ticket, u64)>,
-    /// The forward that has begun and has not ended; it is the first of those that wait.
-    begun: Option<Ticket>,
-    /// Engines with sequences that write.
-    decoding: BTreeSet<Ticket>,
-    /// Whether a forward has ended since the last step.
+    steps: VecDeque<ComputeId>,
+    /// Waiting chunks, and their output tokens.
+    parts: VecDeque<(ComputeId, u64)>,
+    /// The forward in progress; its chunks go first among those that wait.
+    begun: Option<ComputeId>,
+    /// Engines with decoding sequences.
+    decoding: BTreeSet<ComputeId>,
+    /// A forward has ended since the last step.
     encoded: bool,
-    /// Encoder tokens since the last step.
+    /// Encoder tokens since the last step, while sequences decode.
     burst: u64,
-    /// Time of parts while sequences decoded that steps have not had yet.
+    /// Compute time of chunks that steps have not yet had in return.
     owed: Duration,
-    spent: Spent,
+    usage: BudgetUsage,
     step_s: Option<f64>,
     token_s: Option<f64>,
 }
 
-impl Turns {
-    /// Nobody has gone through.
+impl ArbiterState {
+    /// A state with nothing waiting.
     pub fn new(budget: EncoderBudget) -> Self {
         Self {
             budget,
@@ -121,30 +120,30 @@ impl Turns {
             encoded: false,
             burst: 0,
             owed: Duration::ZERO,
-            spent: Spent::default(),
+            usage: BudgetUsage::default(),
             step_s: None,
             token_s: None,
         }
     }
 
-    /// A name that nobody else has.
-    pub fn ticket(&mut self) -> Ticket {
+    /// A fresh id.
+    pub fn new_id(&mut self) -> ComputeId {
         self.next += 1;
         self.next
     }
 
-    /// What was encoded between steps so far.
-    pub fn spent(&self) -> Spent {
-        Spent { budget: self.limit(), ..self.spent }
+    /// Use of the encoder budget since the start.
+    pub fn usage(&self) -> BudgetUsage {
+        BudgetUsage { budget: self.limit(), ..self.usage }
     }
 
-    /// An engine waits for its turn.
-    pub fn ask_step(&mut self, id: Ticket) {
+    /// Queues a step of an engine.
+    pub fn ask_step(&mut self, id: ComputeId) {
         self.steps.push_back(id);
     }
 
-    /// Takes the turn if it is this engine's.
-    pub fn take_step(&mut self, id: Ticket) -> bool {
+    /// Starts the engine's step if it is next.
+    pub fn take_step(&mut self, id: ComputeId) -> bool {
         let next = self.holder.is_none() && self.steps.front() == Some(&id) && !self.forward_is_next();
         if next {
             self.steps.pop_front();
@@ -153,22 +152,22 @@ impl Turns {
         next
     }
 
-    /// Whether the first of the parts that wait goes before any step.
+    /// True if the first waiting chunk goes before any step.
     fn forward_is_next(&self) -> bool {
         let Some((id, tokens)) = self.parts.front() else { return false };
         match self.limit().filter(|_| !self.decoding.is_empty()) {
             Some(_) if self.burst == 0 => self.owed.is_zero(),
             Some(limit) => self.burst.saturating_add(*tokens) <= limit,
-            // A step that waits goes between two forwards.
+            // A waiting step runs between two forwards.
             None => self.begun == Some(*id) || self.steps.is_empty() || !self.encoded,
         }
     }
 
-    /// An engine's turn is over; whether sequences of it write.
-    pub fn end_step(&mut self, id: Ticket, decodes: bool, took: Duration) {
+    /// Ends an engine's step of length `took`; `decodes`: it has decoding sequences.
+    pub fn end_step(&mut self, id: ComputeId, decodes: bool, took: Duration) {
         self.holder = None;
-        self.spent.steps += 1;
-        self.spent.steps_after_encode += u64::from(self.burst > 0);
+        self.usage.steps += 1;
+        self.usage.steps_after_encode += u64::from(self.burst > 0);
         (self.burst, self.encoded) = (0, false);
         self.owed = self.owed.saturating_sub(took);
         match decodes {
@@ -180,30 +179,30 @@ impl Turns {
         }
     }
 
-    /// The engine will not ask for a step by itself.
-    pub fn rest(&mut self, id: Ticket) {
+    /// Marks the engine idle.
+    pub fn rest(&mut self, id: ComputeId) {
         self.decoding.remove(&id);
         if self.decoding.is_empty() {
             self.owed = Duration::ZERO;
         }
     }
 
-    /// The engine is gone.
-    pub fn leave(&mut self, id: Ticket) {
+    /// Removes the engine.
+    pub fn leave(&mut self, id: ComputeId) {
         self.rest(id);
         self.steps.retain(|step| *step != id);
     }
 
-    /// A forward waits to go on with a part worth so many output tokens.
-    pub fn ask_part(&mut self, id: Ticket, tokens: u64) {
+    /// Queues a forward's next chunk of `tokens` output tokens.
+    pub fn ask_part(&mut self, id: ComputeId, tokens: u64) {
         match self.begun == Some(id) {
             true => self.parts.push_front((id, tokens)),
             false => self.parts.push_back((id, tokens)),
         }
     }
 
-    /// Takes the turn if it is this forward's and the part fits.
-    pub fn take_part(&mut self, id: Ticket) -> bool {
+    /// Starts the forward's chunk if it is next and within the budget.
+    pub fn take_part(&mut self, id: ComputeId) -> bool {
         let first = self.parts.front().is_some_and(|(first, _)| *first == id);
         let next = self.holder.is_none() && first && self.forward_is_next();
         if next {
@@ -214,14 +213,14 @@ impl Turns {
         next
     }
 
-    /// A forward's turn is over.
-    pub fn end_part(&mut self, id: Ticket, tokens: u64, took: Duration) {
-        debug_assert_eq!(self.holder, Some(Holder::Forward(id)), "only a part that has its turn ends");
+    /// Ends a forward's chunk of length `took`.
+    pub fn end_part(&mut self, id: ComputeId, tokens: u64, took: Duration) {
+        debug_assert_eq!(self.holder, Some(Holder::Forward(id)), "only the running chunk ends");
         self.holder = None;
         if !self.decoding.is_empty() {
             self.burst = self.burst.saturating_add(tokens);
-            self.spent.tokens = self.spent.tokens.saturating_add(tokens);
-            self.spent.most = self.spent.most.max(self.burst);
+            self.usage.tokens = self.usage.tokens.saturating_add(tokens);
+            self.usage.most = self.usage.most.max(self.burst);
             if self.budget == EncoderBudget::Automatic {
                 self.owed += took;
             }
@@ -231,8 +230,8 @@ impl Turns {
         }
     }
 
-    /// A forward is over, or given up.
-    pub fn end_forward(&mut self, id: Ticket) {
+    /// Ends or cancels a forward.
+    pub fn end_forward(&mut self, id: ComputeId) {
         self.parts.retain(|(part, _)| *part != id);
         if self.begun == Some(id) {
             self.begun = None;
@@ -240,7 +239,7 @@ impl Turns {
         }
     }
 
-    /// Tokens that may be computed between two steps; `None`: any number.
+    /// Encoder tokens allowed between two steps; `None`: unlimited.
     fn limit(&self) -> Option<u64> {
         match self.budget {
             EncoderBudget::Unlimited => None,
@@ -251,14 +250,14 @@ impl Turns {
                     // A cast from a float saturates.
                     ((burst_s / token_s) as u64).max(1)
                 }
-                _ => FIRST_GUESS,
+                _ => INITIAL_BUDGET,
             }),
         }
     }
 }
 
-fn average(value: &mut Option<f64>, news: f64) {
-    *value = Some(value.map_or(news, |old| old + NEWS * (news - old)));
+fn average(value: &mut Option<f64>, sample: f64) {
+    *value = Some(value.map_or(sample, |old| old + EMA_WEIGHT * (sample - old)));
 }
 
 #[cfg(test)]
