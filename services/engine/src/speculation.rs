@@ -1,37 +1,38 @@
-//! Guesses ahead of greedy sequences, by whatever the settings name.
+//! Speculative decoding for greedy sequences: draft tokens by the method of the settings.
 //!
-//! A guess may be wrong or missing without harm: the scheduler checks it in the sequence's own next step, and
-//! what is written is what the model itself would have chosen.
+//! A draft may be wrong or missing without harm: the scheduler verifies it in the sequence's next step, and the
+//! output is what the model itself would have chosen.
 
-mod model;
+mod draft_model;
+pub mod prompt_lookup;
 
 use crate::config::{KvBudget, Speculation};
-use crate::draft::PromptLookup;
 use crate::error::EngineError;
-use crate::scheduler::Drafts;
+use crate::scheduler::DraftTokens;
 use crate::sequence::Sequence;
-use model::DraftModel;
+use draft_model::DraftModel;
+use prompt_lookup::PromptLookup;
 use std::collections::HashSet;
 use triptych_models::decoder::{Decoder, DecoderInfo};
 
-/// Makes guesses.
-pub struct Drafter {
+/// Proposes draft tokens.
+pub struct DraftProposer {
     speculation: Speculation,
     vocab: usize,
     model: Option<DraftModel>,
 }
 
-impl Drafter {
-    /// One that guesses as it is told, for a model with so many tokens.
+impl DraftProposer {
+    /// A proposer for a model with a vocabulary of `vocab` tokens.
     pub fn new(speculation: Speculation, vocab: usize) -> Self {
         Self { speculation, vocab, model: None }
     }
 
-    /// Takes a draft model into its service.
+    /// Attaches a draft model.
     ///
     /// # Errors
     /// [`EngineError`] for one that does not fit the model, or memory that cannot be had.
-    pub fn hire(
+    pub fn attach_model(
         &mut self,
         decoder: Box<dyn Decoder>,
         kv: KvBudget,
@@ -41,29 +42,29 @@ impl Drafter {
         Ok(())
     }
 
-    /// Tokens that may follow those of each sequence; none for some.
-    pub fn propose<'a>(&mut self, sequences: impl Iterator<Item = &'a Sequence>) -> Drafts {
+    /// Draft tokens of each sequence; some have none.
+    pub fn propose<'a>(&mut self, sequences: impl Iterator<Item = &'a Sequence>) -> DraftTokens {
         let sequences = sequences.filter(|s| s.is_greedy());
-        let mut drafts: Drafts = match (self.speculation, &mut self.model) {
+        let mut drafts: DraftTokens = match (self.speculation, &mut self.model) {
             (Speculation::PromptLookup(lookup), _) => {
                 sequences.map(|s| (s.id(), look_up(lookup, s))).collect()
             }
             (Speculation::DraftModel { n_tokens }, Some(model)) => {
                 model.propose(&sequences.collect::<Vec<_>>(), n_tokens)
             }
-            _ => Drafts::new(),
+            _ => DraftTokens::new(),
         };
-        for guess in drafts.values_mut() {
-            // What was looked up may be placeholders of an item, which may lie outside the vocabulary.
-            let n_known = guess.iter().take_while(|token| (**token as usize) < self.vocab).count();
-            guess.truncate(n_known);
+        for draft in drafts.values_mut() {
+            // Looked-up tokens may be placeholders of an item, which may lie outside the vocabulary.
+            let n_known = draft.iter().take_while(|token| (**token as usize) < self.vocab).count();
+            draft.truncate(n_known);
         }
         drafts
     }
 }
 
 fn look_up(lookup: PromptLookup, sequence: &Sequence) -> Vec<u32> {
-    // A guessed end token does no harm: the answer ends with it, or it is wrong.
+    // An end token in a draft does no harm: the completion ends with it, or it is rejected.
     let ends: HashSet<u32> = HashSet::new();
     lookup.propose(sequence.tokens(0), sequence.limit(), &ends).to_vec()
 }

@@ -1,21 +1,21 @@
-//! Beam search: which beams go on, which answers are finished, and when to stop.
+//! Beam search: the live beams, the finished hypotheses, and the end of the search.
 //!
 //! Behaviour is that of transformers' vectorised search for one input
 //! (<https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/generation/utils.py>,
 //! `_beam_search`): each step looks at the best continuations of all live beams together, those among the
-//! first `width` that end are finished, and the best `width` that do not end live on. A finished answer's score
-//! is its log-probability over its length to the power of the penalty, end token included, prompt not. It sees
-//! log-probabilities and tokens; caches, forks and batches are the engine's matter.
+//! first `width` that end are finished, and the best `width` that do not end live on. The score of a hypothesis
+//! is its log-probability over its length to the power of the penalty, end token included, prompt not. The
+//! search sees log-probabilities and tokens; it does not know caches, forks and batches.
 //!
-//! The one difference: where transformers fills missing beams with copies that weigh nothing, there are fewer
-//! live beams here. At the start there is one.
+//! One difference: transformers fills missing beams with copies of no weight; here there are fewer live beams.
+//! At the start there is one.
 
 use crate::sampler::SampleError;
 use std::cmp::Ordering;
 use triptych_core::sampling::{BeamParams, EarlyStopping};
 use triptych_models::logits::{first_broken, largest};
 
-/// The search for the answers to one prompt.
+/// Beam search for the completions of one prompt.
 #[derive(Clone, Debug)]
 pub struct BeamSearch {
     width: usize,
@@ -27,12 +27,12 @@ pub struct BeamSearch {
     live: Vec<Beam>,
     /// Best first, at most `width`.
     finished: Vec<Hypothesis>,
-    /// The branches taken by the last step, finished ones too, and the number of all before it.
-    taken: Vec<Branch>,
+    /// Branches of the last step, finished ones too; then the number of all branches before it.
+    taken: Vec<BeamBranch>,
     n_taken_before: usize,
 }
 
-/// A beam that may go on.
+/// A live beam.
 #[derive(Clone, Debug, Default)]
 struct Beam {
     tokens: Vec<u32>,
@@ -40,48 +40,47 @@ struct Beam {
     score: f32,
 }
 
-/// A finished answer.
+/// A finished beam.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hypothesis {
-    /// Its tokens, the one that ended it included.
+    /// Tokens, the one that ended it included.
     pub tokens: Vec<u32>,
-    /// Its score, by which answers are ordered.
+    /// Length-normalised log-probability.
     pub score: f32,
-    /// For each token the branch that took it, counted over all that the search took; see
-    /// [`BeamSearch::taken`].
+    /// Index of each token's branch, counted over all branches of the search; see [`BeamSearch::taken`].
     pub path: Vec<usize>,
 }
 
-/// How a live beam came about: `parent` is its place among the live beams of the step before.
+/// Extension of a beam by one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Branch {
-    /// The beam it continues.
+pub struct BeamBranch {
+    /// Index of the extended beam among the live beams of the step before.
     pub parent: usize,
-    /// The token it adds.
+    /// Appended token.
     pub token: u32,
 }
 
-/// What follows a step.
+/// Result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Turn {
-    /// The live beams, best first: `width` of them, or fewer when fewer continuations are allowed.
-    Continue(Vec<Branch>),
-    /// The search is over.
+pub enum BeamStep {
+    /// Live beams, best first: `width` of them, or fewer when fewer continuations are allowed.
+    Continue(Vec<BeamBranch>),
+    /// End of the search.
     Done,
 }
 
 /// A continuation with its total log-probability.
 #[derive(Clone, Copy, Debug)]
-struct Candidate {
-    branch: Branch,
+struct BeamCandidate {
+    branch: BeamBranch,
     score: f32,
 }
 
 impl BeamSearch {
-    /// A search with one live beam, the prompt. `max_tokens`: the most it writes, at least 1.
+    /// A search with one live beam, the prompt. `max_tokens`: most tokens of a hypothesis, at least 1.
     pub fn new(params: &BeamParams, end_tokens: &[u32], max_tokens: usize) -> Self {
         let width = (params.width as usize).max(1);
-        // One beam is greedy search, which ends at its first end.
+        // One beam is greedy search, which stops at its first end.
         let early_stopping = if width == 1 { EarlyStopping::Immediately } else { params.early_stopping };
         Self {
             width,
@@ -96,38 +95,39 @@ impl BeamSearch {
         }
     }
 
-    /// Live beams, and so rows of log-probabilities that a step takes.
+    /// Number of live beams, and so rows of log-probabilities of a step.
     pub fn n_live(&self) -> usize {
         self.live.len()
     }
 
-    /// The tokens of live beam `beam` after the prompt; empty past the last beam.
+    /// Tokens of live beam `beam` after the prompt; empty past the last beam.
     pub fn tokens(&self, beam: usize) -> &[u32] {
         self.live.get(beam).map_or(&[], |b| &b.tokens)
     }
 
-    /// The branches that the last step took, for answers as well as for live beams.
-    pub fn taken(&self) -> &[Branch] {
+    /// Branches of the last step, those of finished beams included.
+    pub fn taken(&self) -> &[BeamBranch] {
         &self.taken
     }
 
     /// Takes a step. `log_probs: [n_live, vocab]` are those of the next token, after the rules on them; minus
-    /// infinity rules a token out. `ends(before, token)` says whether `token` after a beam's tokens `before`
-    /// ends it for another reason than an end token or the length, such as a stop string.
+    /// infinity rules a token out. `ends(before, token)` is true if `token` after a beam's tokens `before` ends
+    /// it for another reason than an end token or the length, such as a stop string.
     ///
     /// # Errors
-    /// [`SampleError`] for a value that is no log-probability, or when no beam may go on with any token.
+    /// [`SampleError`] for a value that is no log-probability, or when every token of every beam is ruled out.
     pub fn advance(
         &mut self,
         log_probs: &[f32],
         mut ends: impl FnMut(&[u32], u32) -> bool,
-    ) -> Result<Turn, SampleError> {
+    ) -> Result<BeamStep, SampleError> {
         let candidates = self.candidates(log_probs)?;
         let length = self.live.first().map_or(0, |b| b.tokens.len()) + 1;
         self.n_taken_before += std::mem::take(&mut self.taken).len();
-        let (mut live, mut branches) = (Vec::with_capacity(self.width), Vec::with_capacity(self.width));
+        let mut live = Vec::with_capacity(self.width);
+        let mut branches = Vec::with_capacity(self.width);
         for (rank, candidate) in candidates.iter().enumerate() {
-            let Branch { parent, token } = candidate.branch;
+            let BeamBranch { parent, token } = candidate.branch;
             let ended = length >= self.max_tokens
                 || self.end_tokens.contains(&token)
                 || ends(self.tokens(parent), token);
@@ -140,14 +140,14 @@ impl BeamSearch {
         }
         self.live = live;
         match self.may_improve(length) {
-            true => Ok(Turn::Continue(branches)),
-            false => Ok(Turn::Done),
+            true => Ok(BeamStep::Continue(branches)),
+            false => Ok(BeamStep::Done),
         }
     }
 
-    /// The `n` best answers, best first. Beams that are live count as answers of their length, for a search that
-    /// was cut short. Fewer only if the search never had as many beams.
-    pub fn into_answers(mut self, n: usize) -> Vec<Hypothesis> {
+    /// The `n` best hypotheses, best first; live beams count as hypotheses of their length. Fewer only if the
+    /// search never had as many beams.
+    pub fn into_hypotheses(mut self, n: usize) -> Vec<Hypothesis> {
         let live = std::mem::take(&mut self.live);
         if self.finished.len() < n {
             let unfinished = live.into_iter().filter(|b| !b.tokens.is_empty());
@@ -160,12 +160,12 @@ impl BeamSearch {
         self.finished
     }
 
-    /// The best continuations of all beams, best first: enough of them that `width` are left when every end
-    /// token of every beam is among them.
-    fn candidates(&self, log_probs: &[f32]) -> Result<Vec<Candidate>, SampleError> {
+    /// Best continuations of all beams, best first: enough that `width` are left when every end token of every
+    /// beam is among them.
+    fn candidates(&self, log_probs: &[f32]) -> Result<Vec<BeamCandidate>, SampleError> {
         let vocab = log_probs.len() / self.live.len().max(1);
         let n_kept = (1 + self.end_tokens.len()).max(2) * self.width;
-        let mut kept: Vec<Candidate> = Vec::with_capacity(2 * n_kept);
+        let mut kept: Vec<BeamCandidate> = Vec::with_capacity(2 * n_kept);
         let mut floor = f32::NEG_INFINITY;
         for (parent, (beam, row)) in self.live.iter().zip(log_probs.chunks_exact(vocab.max(1))).enumerate() {
             if let Some(token) = first_broken(row) {
@@ -178,7 +178,10 @@ impl BeamSearch {
                 for (token, log_prob) in (i * SCANNED..).zip(stretch) {
                     let score = beam.score + log_prob;
                     if score > floor {
-                        kept.push(Candidate { branch: Branch { parent, token: token as u32 }, score });
+                        kept.push(BeamCandidate {
+                            branch: BeamBranch { parent, token: token as u32 },
+                            score,
+                        });
                         if kept.len() == 2 * n_kept {
                             floor = keep_best(&mut kept, n_kept);
                         }
@@ -190,9 +193,9 @@ impl BeamSearch {
         if kept.is_empty() { Err(SampleError::NothingAllowed { vocab }) } else { Ok(kept) }
     }
 
-    /// The beam that a candidate makes.
-    fn take(&mut self, candidate: &Candidate) -> Beam {
-        let Branch { parent, token } = candidate.branch;
+    /// Extends a beam by a candidate.
+    fn take(&mut self, candidate: &BeamCandidate) -> Beam {
+        let BeamBranch { parent, token } = candidate.branch;
         let node = self.n_taken_before + self.taken.len();
         self.taken.push(candidate.branch);
         let mut beam = self.live.get(parent).cloned().unwrap_or_default();
@@ -201,11 +204,11 @@ impl BeamSearch {
         Beam { score: candidate.score, ..beam }
     }
 
-    fn finish(&mut self, candidate: &Candidate) {
+    fn finish(&mut self, candidate: &BeamCandidate) {
         let beam = self.take(candidate);
         let hypothesis = self.hypothesis(beam);
-        let place = self.finished.partition_point(|h| h.score >= hypothesis.score);
-        self.finished.insert(place, hypothesis);
+        let rank = self.finished.partition_point(|h| h.score >= hypothesis.score);
+        self.finished.insert(rank, hypothesis);
         self.finished.truncate(self.width);
     }
 
@@ -214,7 +217,7 @@ impl BeamSearch {
         Hypothesis { tokens: beam.tokens, score, path: beam.path }
     }
 
-    /// Whether a live beam of `length` tokens may still displace a finished answer.
+    /// True if a live beam of `length` tokens may still displace a finished hypothesis.
     fn may_improve(&self, length: usize) -> bool {
         let Some(best) = self.live.first() else { return false };
         let worst = match self.finished.get(self.width - 1) {
@@ -223,7 +226,7 @@ impl BeamSearch {
         };
         let reachable = match self.early_stopping {
             EarlyStopping::Immediately => return false,
-            // A positive penalty favours length, so the longest answer is the most that can be hoped for.
+            // A positive penalty favours length, so the longest completion bounds the score.
             EarlyStopping::Never if self.length_penalty > 0.0 => self.max_tokens,
             EarlyStopping::Never | EarlyStopping::Heuristic => length,
         };
@@ -235,17 +238,17 @@ impl BeamSearch {
     }
 }
 
-/// Continuations that are passed over together where none of them is good enough, which most are not.
+/// Logits that are skipped together when none of them is good enough, as is usual.
 const SCANNED: usize = 256;
 
-/// Best first; of equals the one of the better beam, then the lower token: a total order.
-fn by_score(a: &Candidate, b: &Candidate) -> Ordering {
-    let place = |c: &Candidate| (c.branch.parent, c.branch.token);
-    b.score.total_cmp(&a.score).then_with(|| place(a).cmp(&place(b)))
+/// Order of candidates: best first; of equals the one of the better beam, then the lower token. A total order.
+fn by_score(a: &BeamCandidate, b: &BeamCandidate) -> Ordering {
+    let order = |c: &BeamCandidate| (c.branch.parent, c.branch.token);
+    b.score.total_cmp(&a.score).then_with(|| order(a).cmp(&order(b)))
 }
 
-/// Keeps the `n` best in order; returns what a further one has to exceed.
-fn keep_best(candidates: &mut Vec<Candidate>, n: usize) -> f32 {
+/// Keeps the `n` best in order; returns the score that a further one must exceed.
+fn keep_best(candidates: &mut Vec<BeamCandidate>, n: usize) -> f32 {
     candidates.sort_unstable_by(by_score);
     candidates.truncate(n);
     // Later candidates are of a worse beam or a higher token, so an equal one would come after.
@@ -266,29 +269,29 @@ mod tests {
     #[test]
     fn a_single_allowed_token_leaves_one_beam_which_spreads_later() {
         let mut search = search(3, 5);
-        let branch = |parent, token| Branch { parent, token };
+        let branch = |parent, token| BeamBranch { parent, token };
         let turn = search.advance(&[NO, NO, -0.5, NO], |_, _| false).unwrap();
-        assert_eq!(turn, Turn::Continue(vec![branch(0, 2)]));
+        assert_eq!(turn, BeamStep::Continue(vec![branch(0, 2)]));
         let turn = search.advance(&[NO, -1.0, -0.5, -2.0], |_, _| false).unwrap();
-        assert_eq!(turn, Turn::Continue(vec![branch(0, 2), branch(0, 1), branch(0, 3)]));
+        assert_eq!(turn, BeamStep::Continue(vec![branch(0, 2), branch(0, 1), branch(0, 3)]));
         assert_eq!((search.tokens(1), search.tokens(3)), (&[2, 1][..], &[][..]));
     }
 
     #[test]
-    fn a_beam_that_a_stop_string_ends_is_an_answer_and_lives_no_more() {
+    fn a_beam_that_a_stop_string_ends_is_finished_and_no_longer_live() {
         let mut search = search(2, 5);
         let turn =
             search.advance(&[NO, -0.1, -3.0], |before, token| before.is_empty() && token == 1).unwrap();
-        assert_eq!(turn, Turn::Continue(vec![Branch { parent: 0, token: 2 }]));
-        assert_eq!(search.into_answers(1), [Hypothesis { tokens: vec![1], score: -0.1, path: vec![0] }]);
+        assert_eq!(turn, BeamStep::Continue(vec![BeamBranch { parent: 0, token: 2 }]));
+        assert_eq!(search.into_hypotheses(1), [Hypothesis { tokens: vec![1], score: -0.1, path: vec![0] }]);
     }
 
     #[test]
-    fn a_search_that_is_cut_short_answers_with_its_live_beams() {
+    fn a_search_that_is_cut_short_returns_its_live_beams() {
         let mut search = search(2, 50);
         search.advance(&[NO, -1.0, -3.0], |_, _| false).unwrap();
-        let answers = search.into_answers(2);
-        assert_eq!(answers.iter().map(|h| h.tokens[0]).collect::<Vec<_>>(), [1, 2]);
+        let hypotheses = search.into_hypotheses(2);
+        assert_eq!(hypotheses.iter().map(|h| h.tokens[0]).collect::<Vec<_>>(), [1, 2]);
     }
 
     #[test]

@@ -1,67 +1,67 @@
-//! Tokens to text that may be sent: whole characters, and nothing that might belong to a stop string.
+//! Tokens to text that may be sent: whole characters, and no part of a stop string.
 //!
 //! The text before a stop string is sent, the stop string and what follows are not. A suffix that could grow
-//! into a stop string is held back until it does or cannot. It does not know where tokens come from.
+//! into a stop string is held back until it does or cannot.
 
 use std::sync::Arc;
 use triptych_models::tokenization::{Detokenizer, Tokenizer};
 
-/// The text of one answer.
+/// Incremental text of one completion, up to its first stop string.
 #[derive(Debug)]
-pub struct Writer {
+pub struct StopDetokenizer {
     detokenizer: Detokenizer,
     stops: Vec<String>,
-    /// Text that is not sent: a suffix that begins a stop string.
+    /// Unsent suffix that may begin a stop string.
     held: String,
 }
 
-/// Text after one more token.
+/// Text released by a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Written {
-    /// New text, possibly none.
+pub enum DecodedText {
+    /// New text, possibly empty.
     More(String),
-    /// A stop string is complete; this is what came before it.
+    /// Text before a stop string, which is complete.
     Stopped(String),
 }
 
-impl Writer {
+impl StopDetokenizer {
     /// An empty text. The stop strings are not empty.
     pub fn new(tokenizer: Arc<Tokenizer>, stops: Vec<String>) -> Self {
         Self { detokenizer: Detokenizer::new(tokenizer), stops, held: String::new() }
     }
 
     /// Adds a token.
-    pub fn push(&mut self, token: u32) -> Written {
+    pub fn push(&mut self, token: u32) -> DecodedText {
         let piece = self.detokenizer.push(token);
         self.add(&piece)
     }
 
-    /// Adds a token whose text is no part of a stop string: the answer may not end yet.
+    /// Adds a token without a check for stop strings: the completion may not end yet.
     pub fn pass(&mut self, token: u32) -> String {
         std::mem::take(&mut self.held) + &self.detokenizer.push(token)
     }
 
-    /// Ends the text: returns what was held back, up to a stop string that only its end completes.
-    pub fn finish(&mut self) -> Written {
+    /// Ends the text: returns the held suffix, up to a stop string that only the end completes.
+    pub fn finish(&mut self) -> DecodedText {
         let rest = self.detokenizer.finish();
         match self.add(&rest) {
-            Written::More(text) => Written::More(text + &std::mem::take(&mut self.held)),
+            DecodedText::More(text) => DecodedText::More(text + &std::mem::take(&mut self.held)),
             stopped => stopped,
         }
     }
 
-    fn add(&mut self, piece: &str) -> Written {
+    fn add(&mut self, piece: &str) -> DecodedText {
         self.held.push_str(piece);
         if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
             self.held.truncate(at);
-            return Written::Stopped(std::mem::take(&mut self.held));
+            return DecodedText::Stopped(std::mem::take(&mut self.held));
         }
         let sure = self.held.len() - self.may_begin_a_stop();
         let rest = self.held.split_off(sure);
-        Written::More(std::mem::replace(&mut self.held, rest))
+        DecodedText::More(std::mem::replace(&mut self.held, rest))
     }
 
-    /// Length of the longest suffix that a stop string begins with.
+    /// Length in bytes of the longest suffix that begins a stop string.
     fn may_begin_a_stop(&self) -> usize {
         let suffixes = self.held.char_indices().map(|(at, _)| &self.held[at..]);
         let mut open = suffixes.filter(|suffix| self.stops.iter().any(|stop| stop.starts_with(suffix)));
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     /// A vocabulary of whole strings and single bytes; text is their concatenation.
-    fn writer(stops: &[&str]) -> Writer {
+    fn detokenizer(stops: &[&str]) -> StopDetokenizer {
         let json = r#"{
             "version": "1.0", "added_tokens": [],
             "model": {"type": "WordLevel", "unk_token": "?", "vocab":
@@ -82,26 +82,26 @@ mod tests {
             "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}
         }"#;
         let tokenizer = Tokenizer::from_bytes(json.as_bytes()).unwrap();
-        Writer::new(Arc::new(tokenizer), stops.iter().map(|s| (*s).to_owned()).collect())
+        StopDetokenizer::new(Arc::new(tokenizer), stops.iter().map(|s| (*s).to_owned()).collect())
     }
 
-    /// Pieces as sent, and whether a stop string ended them.
+    /// Compares the sent pieces, and whether a stop string ended them.
     fn check(stops: &[&str], tokens: &[u32], expect: &[&str], stopped: bool) {
-        let mut writer = writer(stops);
+        let mut detokenizer = detokenizer(stops);
         let mut sent = Vec::new();
         for token in tokens {
-            match writer.push(*token) {
-                Written::More(text) => sent.push(text),
-                Written::Stopped(text) => {
+            match detokenizer.push(*token) {
+                DecodedText::More(text) => sent.push(text),
+                DecodedText::Stopped(text) => {
                     sent.push(text);
                     assert_eq!((sent, true), (expect.iter().map(|s| (*s).to_owned()).collect(), stopped));
                     return;
                 }
             }
         }
-        let (text, end) = match writer.finish() {
-            Written::More(text) => (text, false),
-            Written::Stopped(text) => (text, true),
+        let (text, end) = match detokenizer.finish() {
+            DecodedText::More(text) => (text, false),
+            DecodedText::Stopped(text) => (text, true),
         };
         sent.push(text);
         assert_eq!((sent, end), (expect.iter().map(|s| (*s).to_owned()).collect(), stopped));
@@ -120,10 +120,10 @@ mod tests {
 
     #[test]
     fn text_that_passes_neither_ends_nor_waits() {
-        let mut writer = writer(&["ab", "bb"]);
-        assert_eq!([writer.pass(1), writer.pass(2)], ["a", "b"]);
-        assert_eq!(writer.push(2), Written::More(String::new()));
-        assert_eq!(writer.push(2), Written::Stopped(String::new()));
+        let mut detokenizer = detokenizer(&["ab", "bb"]);
+        assert_eq!([detokenizer.pass(1), detokenizer.pass(2)], ["a", "b"]);
+        assert_eq!(detokenizer.push(2), DecodedText::More(String::new()));
+        assert_eq!(detokenizer.push(2), DecodedText::Stopped(String::new()));
     }
 
     #[test]

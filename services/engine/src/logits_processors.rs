@@ -1,4 +1,4 @@
-//! What a request's settings do to logits before a choice: biases, penalties, and tokens ruled out.
+//! Logits processors of a request's settings: biases, penalties, and tokens ruled out.
 //!
 //! The order is that of transformers' `generate`
 //! (<https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/generation/utils.py>,
@@ -6,37 +6,37 @@
 //! transformers has none), repeated runs, bad words, least length. A family's own rules come after these
 //! (`triptych_models::rules`). `tests/choosing` holds each against the reference.
 //!
-//! The effect is a function of the settings and the tokens so far, so nothing is lost by preemption. What is
-//! counted is kept from step to step, and follows the tokens wherever they go: a step costs what changed, and
-//! not the vocabulary. It knows no sampler and no text.
+//! The effect is a function of the settings and the tokens so far, so preemption loses nothing. Counts are kept
+//! from step to step and follow the tokens: a step costs its changes, not the vocabulary. It knows no sampler
+//! and no text.
 
 use std::collections::HashMap;
 use triptych_core::sampling::SamplingParams;
 
-/// The settings of one request.
+/// Logits processors of one request.
 #[derive(Clone, Debug)]
-pub struct Processors {
+pub struct LogitsProcessors {
     logit_bias: Vec<(u32, f32)>,
     repetition_penalty: f32,
     presence_penalty: f32,
     frequency_penalty: f32,
     no_repeat_ngram_size: usize,
-    /// Runs of tokens that are never written; none is empty.
+    /// Token runs that are never generated; none is empty.
     bad_words: Vec<Vec<u32>>,
     min_tokens: usize,
-    /// What ends an answer, and so may not come before `min_tokens`.
+    /// Tokens that end a completion, ruled out before `min_tokens`.
     ends: Vec<u32>,
     history: History,
 }
 
-/// Tokens so far, counted.
+/// Counts over the tokens so far.
 #[derive(Clone, Debug, Default)]
 struct History {
     tokens: Vec<u32>,
     n_prompt: usize,
-    /// How often each token was read or written, and how often written.
+    /// Occurrences of each token, in all and among generated ones.
     counts: HashMap<u32, Count>,
-    /// What came after each run of `no_repeat_ngram_size - 1` tokens.
+    /// Successors of each run of `no_repeat_ngram_size - 1` tokens.
     successors: HashMap<Box<[u32]>, Vec<u32>>,
 }
 
@@ -46,8 +46,8 @@ struct Count {
     written: u32,
 }
 
-impl Processors {
-    /// `bad_words` are the tokens of the texts that are ruled out, `ends` the tokens that end the answer.
+impl LogitsProcessors {
+    /// `bad_words`: token runs that are ruled out. `ends`: tokens that end the completion.
     pub fn new(params: &SamplingParams, bad_words: Vec<Vec<u32>>, ends: Vec<u32>) -> Self {
         let is_end = |word: &Vec<u32>| matches!(word[..], [token] if ends.contains(&token));
         Self {
@@ -92,7 +92,8 @@ impl Processors {
     }
 
     fn penalise(&self, logits: &mut [f32]) {
-        let (repetition, presence) = (self.repetition_penalty, self.presence_penalty);
+        let repetition = self.repetition_penalty;
+        let presence = self.presence_penalty;
         if repetition == 1.0 && presence == 0.0 && self.frequency_penalty == 0.0 {
             return;
         }
@@ -118,7 +119,7 @@ impl Processors {
 }
 
 impl History {
-    /// Counts what is new in `prompt` and `written`, and no longer what is gone from them.
+    /// Follows the change from the last call's tokens to `prompt` and `written`.
     fn follow(&mut self, prompt: &[u32], written: &[u32], ngram_size: usize) {
         if self.n_prompt != prompt.len() || !self.tokens.starts_with(prompt) {
             *self = Self { n_prompt: prompt.len(), ..Self::default() };
@@ -158,14 +159,14 @@ impl History {
         }
     }
 
-    /// The run that a token at the end would follow.
+    /// The run before a token that would be appended.
     fn run_before(&self, ngram_size: usize) -> Option<Box<[u32]>> {
         let start = self.tokens.len().checked_sub(ngram_size.checked_sub(1)?)?;
         Some(self.tokens[start..].into())
     }
 }
 
-/// Whether `prompt` and `written`, one after the other, end with `run`.
+/// True if `prompt` and `written`, one after the other, end with `run`.
 fn ends_with(prompt: &[u32], written: &[u32], run: &[u32]) -> bool {
     match run.len().checked_sub(written.len()) {
         None | Some(0) => written.ends_with(run),
@@ -188,8 +189,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn processors(params: SamplingParams) -> Processors {
-        Processors::new(&params, vec![vec![1, 2]], vec![5])
+    fn processors(params: SamplingParams) -> LogitsProcessors {
+        LogitsProcessors::new(&params, vec![vec![1, 2]], vec![5])
     }
 
     #[test]
@@ -221,11 +222,11 @@ mod tests {
     }
 
     proptest! {
-        /// Beams, rejected guesses and preemption lead from any tokens to any others.
+        /// Beams, rejected drafts and preemption lead from any tokens to any others.
         #[test]
         fn what_was_seen_before_does_not_matter(
             prompt in prop::collection::vec(0u32..4, 0..5),
-            answers in prop::collection::vec(prop::collection::vec(0u32..4, 0..12), 1..6),
+            completions in prop::collection::vec(prop::collection::vec(0u32..4, 0..12), 1..6),
             size in 0u32..4,
         ) {
             let params = SamplingParams {
@@ -236,7 +237,7 @@ mod tests {
                 ..SamplingParams::default()
             };
             let mut kept = processors(params.clone());
-            for written in &answers {
+            for written in &completions {
                 let (mut actual, mut expected) = ([1.0, -1.0, 2.0, -2.0], [1.0, -1.0, 2.0, -2.0]);
                 kept.apply(&prompt, written, &mut actual);
                 processors(params.clone()).apply(&prompt, written, &mut expected);

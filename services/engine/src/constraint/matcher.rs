@@ -1,32 +1,32 @@
-//! A constraint on its way through one answer.
+//! State of a constraint within one completion.
 
 use super::{CompiledConstraint, refused};
 use llguidance::toktrie::SimpleVob;
 use triptych_core::Failure;
 
-/// Where an answer is in its grammar. It goes wherever the tokens go: forward, back over tokens that were only
-/// guessed, or all the way again.
+/// Grammar state after some tokens. It follows the tokens forward, back over rejected drafts, or again from the
+/// start.
 #[derive(Clone, Debug)]
-pub struct Follower {
+pub struct GrammarMatcher {
     start: CompiledConstraint,
     now: CompiledConstraint,
-    /// The tokens that led from the one to the other.
+    /// Tokens between `start` and `now`.
     tokens: Vec<u32>,
 }
 
-/// Which tokens may come next.
+/// Tokens that are allowed next.
 pub struct Mask {
     allowed: SimpleVob,
     vocab: usize,
 }
 
-impl Follower {
-    /// Before the first token.
+impl GrammarMatcher {
+    /// The state before the first token.
     pub fn new(start: CompiledConstraint) -> Self {
         Self { now: start.clone(), start, tokens: Vec::new() }
     }
 
-    /// What may follow `written`.
+    /// Mask of the token after `written`.
     ///
     /// # Errors
     /// A limit on work, or tokens that do not fit the grammar.
@@ -37,7 +37,7 @@ impl Follower {
         Ok(Mask { allowed, vocab: self.start.vocab })
     }
 
-    /// Whether nothing may follow `written`: the answer is complete.
+    /// True if nothing may follow `written`: the completion is at its end.
     ///
     /// # Errors
     /// As [`Self::mask`].
@@ -63,7 +63,8 @@ impl Follower {
 }
 
 impl Mask {
-    /// Rules out of `logits [vocab]` what is not allowed; the tokens of `ends` are when the grammar may end.
+    /// Rules out of `logits [vocab]` the tokens that are not allowed. The tokens `ends` are allowed when the
+    /// grammar may end.
     pub fn apply(&self, ends: &[u32], logits: &mut [f32]) {
         let may_end = self.allowed.get(self.vocab);
         let kept: Vec<(usize, f32)> =

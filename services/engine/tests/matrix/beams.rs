@@ -1,4 +1,4 @@
-//! Beam search, beside other answers and short of blocks.
+//! Beam search, beside other completions and short of blocks.
 
 use crate::bench::{Bench, roomy};
 use crate::case::{Case, cases, without_end};
@@ -8,8 +8,8 @@ use triptych_engine::{EngineConfig, KvBudget, Preemption};
 fn searched(case: &Case, config: EngineConfig) -> (Bench<'_>, u64) {
     let mut bench = Bench::new(case, config);
     for (id, request) in case.numbered() {
-        bench.arrive(case.arrival(request, 10 * id, request.beams()));
-        bench.arrive(case.arrival(request, 10 * id + 9, request.greedy()));
+        bench.add(case.arrival(request, 10 * id, request.beams()));
+        bench.add(case.arrival(request, 10 * id + 9, request.greedy()));
         bench.step();
     }
     let stats = bench.settle();
@@ -25,14 +25,14 @@ fn searched(case: &Case, config: EngineConfig) -> (Bench<'_>, u64) {
 }
 
 #[test]
-fn beams_are_the_references_beside_greedy_answers() {
+fn beams_are_the_references_beside_greedy_completions() {
     for case in &cases() {
         searched(case, roomy());
     }
 }
 
 #[test]
-fn beams_that_give_way_find_the_same_answers() {
+fn beams_that_are_preempted_find_the_same_completions() {
     for case in &cases() {
         let longest = case.requests.iter().map(|r| r.prompt.len()).max().unwrap_or(0);
         // One search with its four beams fits, and little beside it.

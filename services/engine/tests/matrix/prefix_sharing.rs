@@ -1,4 +1,4 @@
-//! What sequences share: cross-attention blocks of one input, and blocks of one prefix.
+//! Sharing between sequences: cross-attention blocks of one input, and blocks of one prefix.
 
 use crate::bench::{Bench, roomy};
 use crate::case::{Case, Request, cases};
@@ -17,7 +17,7 @@ fn with_prefix(case: &Case, request: &Request) -> (Request, Vec<u32>) {
 }
 
 #[test]
-fn a_prefix_that_is_found_again_changes_no_answer() {
+fn a_prefix_that_is_found_again_changes_no_completion() {
     for case in &cases() {
         let plain: Vec<&Request> = case.requests.iter().filter(|r| r.is_plain()).collect();
         assert!(!plain.is_empty(), "{} has no request without forced tokens", case.name);
@@ -67,8 +67,8 @@ fn requests_and_beams_over_one_input_hold_its_projection_once() {
         let over_it: Vec<_> = case.numbered().filter(|(_, r)| r.rows == Some(rows)).collect();
         for copy in 0..4 {
             for (id, request) in &over_it {
-                bench.arrive(case.arrival(request, 1000 * copy + 10 * id, request.greedy()));
-                bench.arrive(case.arrival(request, 1000 * copy + 10 * id + 5, request.beams()));
+                bench.add(case.arrival(request, 1000 * copy + 10 * id, request.greedy()));
+                bench.add(case.arrival(request, 1000 * copy + 10 * id + 5, request.beams()));
             }
         }
         bench.settle();

@@ -3,27 +3,27 @@
 use crate::bench::{Bench, Seen, config, cross, item};
 use std::time::Duration;
 use triptych_core::sampling::{BeamParams, EarlyStopping};
-use triptych_engine::{Arrival, EngineConfig, KvBudget, Preemption, PrefixCache, SequenceId};
+use triptych_engine::{EngineConfig, KvBudget, Preemption, PrefixCache, SequenceId, SequenceRequest};
 
 fn with(preemption: Preemption, own: usize, host: usize) -> EngineConfig {
     let kv = KvBudget::Blocks { self_attention: own, cross_attention: 4, host };
     EngineConfig { kv, preemption, prefix_cache: PrefixCache::Off, ..config() }
 }
 
-/// Two sequences that do not fit together; the younger one gives way at its 66th token.
+/// Two sequences that do not fit together; the younger one is preempted at its 66th token.
 fn crowd(bench: &mut Bench) {
-    bench.arrive(bench.sequence(1, 30, 40));
-    bench.arrive(bench.sequence(2, 62, 20));
+    bench.add(bench.sequence(1, 30, 40));
+    bench.add(bench.sequence(2, 62, 20));
 }
 
 fn alone(id: u64, n_prompt: usize, n_generated: u32) -> Seen {
     let mut bench = Bench::decoder_only(config());
-    bench.arrive(bench.sequence(id, n_prompt, n_generated));
+    bench.add(bench.sequence(id, n_prompt, n_generated));
     bench.settle();
     bench.seen(id)
 }
 
-/// What the second one computed first after it gave way, and the engine at the end.
+/// First range of tokens that the second sequence computed after its preemption, and the engine at the end.
 fn comeback(config: EngineConfig) -> (std::ops::Range<usize>, Bench) {
     let mut bench = Bench::decoder_only(config);
     bench.set_costs(Duration::from_millis(1), Duration::ZERO);
@@ -44,7 +44,7 @@ fn comeback(config: EngineConfig) -> (std::ops::Range<usize>, Bench) {
 fn a_sequence_from_the_host_goes_on_where_it_was() {
     let (tokens, bench) = comeback(with(Preemption::Swap, 3, 2));
     assert_eq!(tokens, 64..65);
-    assert_eq!(bench.tape().moves, [0, 2, 2]);
+    assert_eq!(bench.log().moves, [0, 2, 2]);
     assert_eq!((bench.engine.stats().preemptions, bench.engine.stats().swaps), (1, 1));
 }
 
@@ -53,7 +53,7 @@ fn without_room_on_the_host_it_is_computed_again() {
     for config in [with(Preemption::Swap, 3, 1), with(Preemption::Recompute, 3, 9)] {
         let (tokens, bench) = comeback(config);
         assert_eq!(tokens, 0..65);
-        assert_eq!((bench.tape().moves, bench.engine.stats().swaps), ([0; 3], 0));
+        assert_eq!((bench.log().moves, bench.engine.stats().swaps), ([0; 3], 0));
     }
 }
 
@@ -67,18 +67,18 @@ fn it_is_moved_or_computed_again_whichever_takes_less_time() {
 }
 
 #[test]
-fn beams_give_way_together_and_find_the_same_answers() {
-    let sound = item(1, 40);
+fn beams_are_preempted_together_and_find_the_same_completions() {
+    let audio = item(1, 40);
     let run = |config: EngineConfig| {
         let mut bench = Bench::with_cross(config);
-        bench.arrive(bench.sequence_with_cross(1, 90, 40, &sound));
-        let mut beams = cross(bench.sequence(2, 40, 30), &sound, 0..40);
+        bench.add(bench.sequence_with_cross(1, 90, 40, &audio));
+        let mut beams = cross(bench.sequence(2, 40, 30), &audio, 0..40);
         beams.ids = vec![SequenceId(2), SequenceId(3)];
         beams.sampling.n = 2;
         beams.sampling.beams =
             Some(BeamParams { width: 3, length_penalty: 1.0, early_stopping: EarlyStopping::Heuristic });
-        bench.arrive(beams);
-        bench.ready(&sound);
+        bench.add(beams);
+        bench.ready(&audio);
         bench.settle();
         bench.assert_books_balance();
         bench
@@ -90,7 +90,7 @@ fn beams_give_way_together_and_find_the_same_answers() {
             let stats = bench.engine.stats();
             assert!(stats.preemptions > 0, "{stats:?}");
             assert_eq!(stats.swaps > 0, preemption == Preemption::Swap);
-            assert_eq!(bench.tape().projections, [40], "the encoder's input survives");
+            assert_eq!(bench.log().projections, [40], "the encoder's input survives");
             for id in 1..=3 {
                 assert_eq!(bench.seen(id).tokens(), roomy.seen(id).tokens(), "{preemption:?} {id}");
             }
@@ -103,7 +103,7 @@ fn what_was_to_be_moved_in_a_step_that_failed_is_computed_again() {
     let mut bench = Bench::decoder_only(with(Preemption::Swap, 3, 4));
     crowd(&mut bench);
     (0..3).for_each(|_| drop(bench.step()));
-    bench.tape().fail_forward = true;
+    bench.log().fail_forward = true;
     bench.step();
     assert_eq!(bench.engine.stats().swaps, 1);
     assert_eq!(bench.engine.stats().host_used, 0, "its copy is not to be trusted");
@@ -118,9 +118,9 @@ fn a_sequence_on_the_host_can_be_aborted_and_run_out_of_time() {
     for abort in [true, false] {
         let mut bench = Bench::decoder_only(with(Preemption::Swap, 3, 4));
         let start = triptych_core::clock::Clock::now(&*bench.clock);
-        bench.arrive(bench.sequence(1, 30, 40));
+        bench.add(bench.sequence(1, 30, 40));
         let deadline = start + Duration::from_secs(5);
-        bench.arrive(Arrival { deadline, ..bench.sequence(2, 62, 20) });
+        bench.add(SequenceRequest { deadline, ..bench.sequence(2, 62, 20) });
         while bench.engine.stats().swaps == 0 {
             bench.step();
         }

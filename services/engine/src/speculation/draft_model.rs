@@ -1,24 +1,25 @@
-//! A draft model: a smaller decoder of the same family, with caches of its own, that writes a few tokens ahead.
+//! A draft model: a smaller decoder of the same family, with KV caches of its own, that decodes a few tokens
+//! ahead.
 //!
-//! It follows each sequence that writes and forgets it when it no longer does. What it computed for a guess that
-//! was wrong is computed over. Short of blocks, or after a step that failed, it makes no guess.
+//! It keeps KV for each sequence that decodes and drops it when the sequence no longer does. KV of rejected
+//! drafts is overwritten. Short of blocks, or after a failed step, it proposes nothing.
 
 use crate::blocks::{BlockPool, BlockTable};
 use crate::config::KvBudget;
 use crate::cross::{CrossCache, CrossShare};
 use crate::error::EngineError;
-use crate::plan::{Plan, Projection, Rows};
+use crate::plan::{Projection, Rows, StepPlan};
 use crate::request::SequenceId;
 use crate::runner::Runner;
-use crate::scheduler::Drafts;
+use crate::scheduler::DraftTokens;
 use crate::sequence::Sequence;
 use std::collections::HashMap;
 use triptych_models::decoder::{Decoder, DecoderInfo};
 
-/// Most rows of a step; a sequence whose prompt is longer is caught up with over several.
+/// Most rows of a step; a longer prompt is prefilled over several.
 const MAX_ROWS: usize = 2048;
 
-/// The model, and whom it follows.
+/// A draft decoder and its state for each sequence.
 pub(super) struct DraftModel {
     runner: Runner,
     pool: BlockPool,
@@ -26,25 +27,25 @@ pub(super) struct DraftModel {
     followed: HashMap<SequenceId, Followed>,
 }
 
-/// What it computed of a sequence.
+/// Draft KV of a sequence.
 struct Followed {
     table: BlockTable,
     cross: Option<BlockTable>,
-    /// Tokens whose keys and values are in the blocks, guesses among them.
+    /// Tokens whose keys and values are in the blocks, drafts included.
     computed: Vec<u32>,
 }
 
-/// A sequence with the guesses of this round.
+/// A sequence with the draft tokens of this call.
 struct Writing<'a> {
     sequence: &'a Sequence,
     followed: Followed,
-    guess: Vec<u32>,
-    /// Whether its next token can be guessed: all before it is computed, or is in this step.
+    draft: Vec<u32>,
+    /// True if all its tokens are computed, or are in this step, so that its next token can be drafted.
     caught_up: bool,
 }
 
 impl DraftModel {
-    /// Allocates its caches.
+    /// Allocates the draft model's caches.
     pub fn new(
         mut decoder: Box<dyn Decoder>,
         kv: KvBudget,
@@ -68,12 +69,12 @@ impl DraftModel {
         })
     }
 
-    /// Up to `n_tokens` tokens for each of the sequences.
-    pub fn propose(&mut self, sequences: &[&Sequence], n_tokens: usize) -> Drafts {
-        let mut plan = Plan::default();
+    /// Up to `n_tokens` draft tokens for each of the sequences.
+    pub fn propose(&mut self, sequences: &[&Sequence], n_tokens: usize) -> DraftTokens {
+        let mut plan = StepPlan::default();
         let mut old = std::mem::take(&mut self.followed);
         let mut writing: Vec<Writing<'_>> = Vec::new();
-        // Whoever does not write any more gives back its blocks before others take some.
+        // Blocks of sequences that no longer decode are given back before others take some.
         old.retain(|id, _| sequences.iter().any(|s| s.id() == *id));
         for sequence in sequences {
             let followed = old.remove(&sequence.id());
@@ -81,27 +82,27 @@ impl DraftModel {
         }
         for _ in 0..n_tokens {
             if self.write(&mut writing, plan).is_none() {
-                // Nothing that the step was to write may be read.
+                // KV of a failed step must not be read.
                 self.cross.discard_unfilled();
-                return Drafts::new();
+                return DraftTokens::new();
             }
-            plan = Plan::default();
+            plan = StepPlan::default();
         }
-        let mut drafts = Drafts::new();
-        for Writing { sequence, followed, guess, .. } in writing {
-            drafts.insert(sequence.id(), guess);
+        let mut drafts = DraftTokens::new();
+        for Writing { sequence, followed, draft, .. } in writing {
+            drafts.insert(sequence.id(), draft);
             self.followed.insert(sequence.id(), followed);
         }
         drafts
     }
 
-    /// Blocks for a sequence and the guesses to come; `None` when there are none.
+    /// Blocks for a sequence and its draft tokens; `None` when there are none.
     fn follow<'a>(
         &mut self,
         sequence: &'a Sequence,
         followed: Option<Followed>,
         n_tokens: usize,
-        plan: &mut Plan,
+        plan: &mut StepPlan,
     ) -> Option<Writing<'a>> {
         let info = self.runner.info();
         let n_most = sequence.n_tokens() + n_tokens;
@@ -120,12 +121,12 @@ impl DraftModel {
         let known = &sequence.tokens(0)[..sequence.n_tokens() - 1];
         let n_right = followed.computed.iter().zip(known).take_while(|(a, b)| a == b).count();
         followed.computed.truncate(n_right);
-        Some(Writing { sequence, followed, guess: Vec::new(), caught_up: false })
+        Some(Writing { sequence, followed, draft: Vec::new(), caught_up: false })
     }
 
-    /// A share of the sequence's encoder input, which the plan projects if it is new: `Some(None)` without
+    /// Share of the sequence's cross-attention KV, which the plan projects if it is new: `Some(None)` without
     /// cross-attention, `None` when it cannot be had.
-    fn read_input(&mut self, sequence: &Sequence, plan: &mut Plan) -> Option<Option<BlockTable>> {
+    fn read_input(&mut self, sequence: &Sequence, plan: &mut StepPlan) -> Option<Option<BlockTable>> {
         let Some(key) = sequence.cross_key() else { return Some(None) };
         if !self.cross.contains(&key) {
             sequence.cross_rows()?;
@@ -140,8 +141,8 @@ impl DraftModel {
         Some(Some(table))
     }
 
-    /// One more token for each sequence that is caught up with. `None` if the step failed.
-    fn write(&mut self, writing: &mut [Writing<'_>], mut plan: Plan) -> Option<()> {
+    /// One more draft token for each caught-up sequence. `None` if the step failed.
+    fn write(&mut self, writing: &mut [Writing<'_>], mut plan: StepPlan) -> Option<()> {
         for one in writing.iter_mut() {
             one.plan(&mut plan);
         }
@@ -149,31 +150,32 @@ impl DraftModel {
         plan.projections.iter().for_each(|projection| self.cross.filled(&projection.key));
         let mut rows = logits.chunks_exact(self.runner.vocab());
         for one in writing.iter_mut().filter(|one| one.caught_up) {
-            one.guess.push(most_probable(rows.next()?));
+            one.draft.push(most_probable(rows.next()?));
         }
         Some(())
     }
 }
 
 impl Writing<'_> {
-    /// Adds what is not computed yet: of the sequence, and its last guess.
-    fn plan(&mut self, plan: &mut Plan) {
+    /// Adds the tokens that are not computed yet: of the sequence, and its last draft token.
+    fn plan(&mut self, plan: &mut StepPlan) {
         let first = self.followed.computed.len();
-        let known = self.sequence.tokens(0).iter().chain(&self.guess);
+        let known = self.sequence.tokens(0).iter().chain(&self.draft);
         let room = MAX_ROWS.saturating_sub(plan.n_rows());
         let tokens: Vec<u32> = known.skip(first).take(room).copied().collect();
-        self.caught_up = first + tokens.len() == self.sequence.n_tokens() + self.guess.len();
+        self.caught_up = first + tokens.len() == self.sequence.n_tokens() + self.draft.len();
         if tokens.is_empty() {
             return;
         }
         self.followed.computed.extend(&tokens);
-        let (table, cross) = (&self.followed.table, self.followed.cross.as_ref());
+        let table = &self.followed.table;
+        let cross = self.followed.cross.as_ref();
         plan.push_rows(self.sequence, Rows { tokens, first, table, cross });
         plan.ask_for(usize::from(self.caught_up));
     }
 }
 
-/// The most probable token, the lowest of equals.
+/// Most probable token, the lowest id of equals.
 fn most_probable(logits: &[f32]) -> u32 {
     let mut best = (0, f32::NEG_INFINITY);
     for (token, logit) in (0..).zip(logits) {

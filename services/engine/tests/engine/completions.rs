@@ -1,32 +1,32 @@
-//! What an answer looks like from outside: ends, texts, log-probabilities, and logits that are broken.
+//! Observable output of a completion: ends, texts, log-probabilities, and broken logits.
 
 use crate::bench::{Bench, config};
 use crate::fake::NAN_TOKEN;
 use std::sync::Arc;
 use triptych_core::FailureClass;
 use triptych_core::sampling::{FinishReason, SamplingParams};
-use triptych_engine::{Arrival, SequenceId};
-use triptych_models::rules::NoSpeech;
+use triptych_engine::{SequenceId, SequenceRequest};
+use triptych_models::speech::timestamps::NoSpeech;
 
-/// Tokens that the plain sequence 1 writes.
+/// Tokens that the plain sequence 1 generates.
 fn plain(n: u32) -> Vec<u32> {
     let mut bench = Bench::decoder_only(config());
-    bench.arrive(bench.sequence(1, 4, n));
+    bench.add(bench.sequence(1, 4, n));
     bench.settle();
     bench.seen(1).tokens()
 }
 
-fn run(change: impl FnOnce(&mut Arrival)) -> Bench {
+fn run(change: impl FnOnce(&mut SequenceRequest)) -> Bench {
     let mut bench = Bench::decoder_only(config());
     let mut arrival = bench.sequence(1, 4, 8);
     change(&mut arrival);
-    bench.arrive(arrival);
+    bench.add(arrival);
     bench.settle();
     bench
 }
 
 #[test]
-fn end_token_ends_the_answer_and_is_no_part_of_it() {
+fn end_token_ends_the_completion_and_is_no_part_of_it() {
     let tokens = plain(8);
     let end = tokens[5];
     let first = tokens.iter().position(|t| *t == end).unwrap();
@@ -57,7 +57,7 @@ fn last_token_that_the_length_allows_is_the_one_the_family_ends_with() {
 }
 
 #[test]
-fn stop_string_across_tokens_ends_the_answer_before_it() {
+fn stop_string_across_tokens_ends_the_completion_before_it() {
     let tokens = plain(8);
     let text: String = tokens.iter().map(|t| format!("<{t}>")).collect();
     let stop = format!("{}><{}", tokens[3], tokens[4]);
@@ -107,8 +107,8 @@ fn broken_logits_end_only_their_sequence() {
     let mut bench = Bench::decoder_only(config());
     let mut broken = bench.sequence(1, 4, 8);
     broken.prepared.tokens[3] = NAN_TOKEN;
-    bench.arrive(broken);
-    bench.arrive(bench.sequence(2, 4, 3));
+    bench.add(broken);
+    bench.add(bench.sequence(2, 4, 3));
     bench.settle();
     assert_eq!(bench.seen(1).failure(), FailureClass::Internal);
     assert_eq!(bench.seen(2).tokens().len(), 3);
@@ -116,21 +116,21 @@ fn broken_logits_end_only_their_sequence() {
 }
 
 #[test]
-fn answers_to_one_request_differ_by_their_index_and_not_by_their_batch() {
-    let answer = |choice: usize, others: u64| {
+fn completions_of_one_request_differ_by_their_index_and_not_by_their_batch() {
+    let completion = |choice: usize, others: u64| {
         let mut bench = Bench::decoder_only(config());
         for other in 0..others {
-            bench.arrive(bench.sequence(other + 10, 9, 12));
+            bench.add(bench.sequence(other + 10, 9, 12));
         }
         let mut arrival = bench.sequence(1, 4, 12);
         arrival.ids = vec![SequenceId(2), SequenceId(1)];
         arrival.sampling =
             SamplingParams { seed: Some(5), n: 2, max_tokens: Some(12), ..SamplingParams::default() };
         let id = arrival.ids[choice].0;
-        bench.arrive(arrival);
+        bench.add(arrival);
         bench.settle();
         bench.seen(id).tokens()
     };
-    assert_eq!(answer(0, 0), answer(0, 5));
-    assert_ne!(answer(0, 0), answer(1, 0));
+    assert_eq!(completion(0, 0), completion(0, 5));
+    assert_ne!(completion(0, 0), completion(1, 0));
 }

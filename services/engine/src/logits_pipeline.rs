@@ -1,12 +1,12 @@
-//! What may be chosen next: the settings' processors, then the grammar, then the family's rules.
+//! Changes to logits before a choice: the request's processors, then the grammar, then the family's rules.
 //!
-//! One for each sequence of tokens that is being written; a fork takes a copy along. Like its parts it is a
-//! function of the tokens so far and loses nothing by preemption. A token that the family forces is beyond every
-//! setting: at its place only the family's rules count.
+//! One for each branch of tokens; a fork takes a copy along. It is a function of the tokens so far, so
+//! preemption loses nothing. A token that the family forces overrides every setting: at its step only the
+//! family's rules apply.
 
-use crate::constraint::Follower;
-use crate::processors::Processors;
-use crate::request::Arrival;
+use crate::constraint::GrammarMatcher;
+use crate::logits_processors::LogitsProcessors;
+use crate::request::SequenceRequest;
 use crate::sampler::{SampleError, logprobs};
 use std::sync::Arc;
 use triptych_core::Failure;
@@ -14,33 +14,33 @@ use triptych_core::sampling::SamplingParams;
 use triptych_models::rules::LogitRules;
 use triptych_models::tokenization::Tokenizer;
 
-/// How the logits of one sequence are changed before a choice.
+/// Logits processors, grammar and family rules of one branch.
 #[derive(Clone, Debug)]
-pub struct Shaping {
+pub struct LogitsPipeline {
     prompt: Arc<[u32]>,
-    processors: Processors,
-    grammar: Option<Follower>,
+    processors: LogitsProcessors,
+    grammar: Option<GrammarMatcher>,
     rules: LogitRules,
     ends: Vec<u32>,
-    /// Tokens that it may have at most.
+    /// Most tokens of the completion.
     max_tokens: usize,
-    /// Whether the request's settings rule tokens out.
+    /// True if the request's settings rule tokens out.
     restricted: bool,
     no_speech_prob: Option<f32>,
 }
 
-impl Shaping {
-    /// Of a sequence that has written nothing, with room for `max_tokens`. `ends` are the tokens that end it.
-    pub fn new(arrival: &Arrival, ends: &[u32], max_tokens: usize, tokenizer: &Tokenizer) -> Self {
-        let bad_words = arrival.sampling.bad_words.iter().flat_map(|word| spellings(word, tokenizer));
+impl LogitsPipeline {
+    /// For a sequence without generated tokens, with room for `max_tokens`. `ends`: tokens that end it.
+    pub fn new(request: &SequenceRequest, ends: &[u32], max_tokens: usize, tokenizer: &Tokenizer) -> Self {
+        let bad_words = request.sampling.bad_words.iter().flat_map(|word| spellings(word, tokenizer));
         Self {
-            prompt: arrival.prepared.tokens.as_slice().into(),
-            processors: Processors::new(&arrival.sampling, bad_words.collect(), ends.to_vec()),
-            grammar: arrival.constraint.clone().map(Follower::new),
-            rules: arrival.prepared.rules.clone(),
+            prompt: request.prepared.tokens.as_slice().into(),
+            processors: LogitsProcessors::new(&request.sampling, bad_words.collect(), ends.to_vec()),
+            grammar: request.constraint.clone().map(GrammarMatcher::new),
+            rules: request.prepared.rules.clone(),
             ends: ends.to_vec(),
             max_tokens,
-            restricted: rules_out(&arrival.sampling),
+            restricted: rules_out(&request.sampling),
             no_speech_prob: None,
         }
     }
@@ -48,9 +48,9 @@ impl Shaping {
     /// Changes `logits [vocab]` of the token after `written`.
     ///
     /// # Errors
-    /// For the client, when its grammar exceeds a limit on work.
+    /// A grammar that exceeds a limit on work.
     pub fn apply(&mut self, written: &[u32], logits: &mut [f32]) -> Result<(), Failure> {
-        // Before everything else: the rules usually suppress this token.
+        // First of all: the rules usually suppress this token.
         if let Some(rule) = self.rules.no_speech.filter(|rule| written.len() == rule.step) {
             self.no_speech_prob = Some(logprobs(logits, rule.token, 0).chosen.exp());
         }
@@ -70,7 +70,7 @@ impl Shaping {
         Ok(())
     }
 
-    /// Whether the grammar allows nothing after `written` and `token`: the answer is complete.
+    /// True if the grammar allows nothing after `written` and `token`: the completion is at its end.
     ///
     /// # Errors
     /// As [`Self::apply`].
@@ -81,7 +81,7 @@ impl Shaping {
         grammar.is_complete(&[free, &[token]].concat())
     }
 
-    /// A choice that could not be made: the client's doing, if its settings left nothing to choose from.
+    /// Failure for a choice that could not be made; invalid if the request's settings left no token.
     pub fn blame(&self, error: SampleError) -> Failure {
         match error {
             SampleError::NothingAllowed { .. } if self.restricted => Failure::invalid(
@@ -91,13 +91,13 @@ impl Shaping {
         }
     }
 
-    /// Probability of "no speech", once the place where it is read was reached.
+    /// Probability of "no speech", after the step that it is read at.
     pub fn no_speech_prob(&self) -> Option<f32> {
         self.no_speech_prob
     }
 }
 
-/// A token that is forced is certain, and so costs a beam nothing.
+/// A forced token has probability 1, so it costs a beam nothing.
 fn keep_certain(allowed: &[u32], logits: &mut [f32]) {
     if let [forced] = allowed
         && let Some(logit) = logits.get_mut(*forced as usize)
@@ -113,7 +113,7 @@ fn rules_out(params: &SamplingParams) -> bool {
         || params.min_tokens > 0
 }
 
-/// The tokens of a word at the start of a text and within one. A text without tokens is never written anyway.
+/// Tokens of a word at the start of a text and within one. A word without tokens is never generated anyway.
 fn spellings(word: &str, tokenizer: &Tokenizer) -> Vec<Vec<u32>> {
     let texts = [word.to_owned(), format!(" {}", word.trim_start())];
     let mut found: Vec<_> = texts.iter().filter_map(|text| tokenizer.encode_plain(text).ok()).collect();
