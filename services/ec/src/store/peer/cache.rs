@@ -1,7 +1,7 @@
 //! What a worker published and still holds in memory, for others to read: pinned while its copy in the store is being
 //! written and for a while after, then for as long as there is room.
 //!
-//! As an [`EcStore`] it only gives: who may write is its owner alone, by [`Shelf::place`].
+//! As an [`EcStore`] it only gives: who may write is its owner alone, by [`PeerCache::place`].
 
 use crate::cache::ByteCache;
 use crate::error::EcError;
@@ -9,8 +9,9 @@ use crate::object::{self, MAX_HEAD_BYTES};
 use crate::store::{EcStore, Listed, Op, PutOutcome, StoreKind};
 use async_trait::async_trait;
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
@@ -20,9 +21,9 @@ use triptych_core::{ContentKey, EncodedItem};
 /// Bytes that are not written yet are counted in units of this size.
 const UNIT: usize = 4 << 10;
 
-/// Sizes of a shelf.
+/// Sizes of a peer cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShelfSettings {
+pub struct PeerCacheSettings {
     /// Bytes of objects that are kept without need; those that are pinned come on top. Default 256 MiB.
     pub budget_bytes: usize,
     /// Bytes of objects whose copy in the store is not written; past it publishing waits. Default 256 MiB.
@@ -33,7 +34,7 @@ pub struct ShelfSettings {
     pub keep_trying: Duration,
 }
 
-impl Default for ShelfSettings {
+impl Default for PeerCacheSettings {
     fn default() -> Self {
         Self {
             budget_bytes: 256 << 20,
@@ -44,9 +45,9 @@ impl Default for ShelfSettings {
     }
 }
 
-/// The shelf.
-pub struct Shelf {
-    settings: ShelfSettings,
+/// The peer cache.
+pub struct PeerCache {
+    settings: PeerCacheSettings,
     limits: Limits,
     objects: Mutex<Objects>,
     /// Told of every object that is placed.
@@ -61,15 +62,15 @@ struct Objects {
     n_pins: HashMap<ContentKey, usize>,
 }
 
-/// Keeps an object on the shelf until it is dropped.
+/// Keeps an object on the peer cache until it is dropped.
 pub struct Pin {
-    shelf: Arc<Shelf>,
+    peer_cache: Arc<PeerCache>,
     key: ContentKey,
 }
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        let mut objects = self.shelf.objects();
+        let mut objects = self.peer_cache.objects();
         let Objects { held, n_pins } = &mut *objects;
         if let Some(n) = n_pins.get_mut(&self.key) {
             *n -= 1;
@@ -81,9 +82,9 @@ impl Drop for Pin {
     }
 }
 
-impl Shelf {
-    /// An empty shelf.
-    pub fn new(settings: ShelfSettings, limits: &Limits) -> Self {
+impl PeerCache {
+    /// An empty peer cache.
+    pub fn new(settings: PeerCacheSettings, limits: &Limits) -> Self {
         let n_units = u32::try_from(settings.unwritten_bytes.div_ceil(UNIT).max(1)).unwrap_or(u32::MAX);
         let permits = usize::try_from(n_units).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         let objects = Objects { held: ByteCache::new(settings.budget_bytes), n_pins: HashMap::new() };
@@ -98,7 +99,7 @@ impl Shelf {
     }
 
     /// Its sizes.
-    pub fn settings(&self) -> &ShelfSettings {
+    pub fn settings(&self) -> &PeerCacheSettings {
         &self.settings
     }
 
@@ -110,7 +111,7 @@ impl Shelf {
         self.unwritten.clone().acquire_many_owned(units).await.ok()
     }
 
-    /// Puts an object on the shelf, where others can read it from now on, and pins it. One that is there already stays
+    /// Puts an object on the peer cache, where others can read it from now on, and pins it. One that is there already stays
     /// as it is, pinned once more.
     pub fn place(self: &Arc<Self>, key: ContentKey, object: Bytes) -> Pin {
         let bytes = object.len();
@@ -119,7 +120,7 @@ impl Shelf {
         objects.held.insert_held(key, object, bytes);
         drop(objects);
         self.news.notify_waiters();
-        Pin { shelf: self.clone(), key }
+        Pin { peer_cache: self.clone(), key }
     }
 
     /// The object, if it is here.
@@ -150,7 +151,7 @@ impl Shelf {
     }
 
     fn objects(&self) -> MutexGuard<'_, Objects> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+        self.objects.lock()
     }
 
     fn only_gives<T>(op: Op) -> Result<T, EcError> {
@@ -159,7 +160,7 @@ impl Shelf {
 }
 
 #[async_trait]
-impl EcStore for Shelf {
+impl EcStore for PeerCache {
     fn kind(&self) -> StoreKind {
         StoreKind::Peer
     }

@@ -3,25 +3,26 @@
 //! Each is a task of its own that waits for its turn, tries, pauses and tries again. It can be revoked while it is not
 //! in the middle of a try: whoever deletes an object must not find it written again a moment later.
 
-use super::TierState;
+use super::tier::TierState;
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
-use triptych_core::ContentKey;
+use triptych_core::{Backoff, ContentKey};
 
 use crate::error::{EcError, chain};
 use crate::store::Op;
 
-/// The first and the longest pause between two tries.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// Pauses between attempts.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
 
 /// Bounds of the writes beside the callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BehindBounds {
+pub struct WriteBehindBounds {
     /// Objects that wait or are being written. Default 4096.
     pub entries: usize,
     /// Their bytes together. Default 512 MiB.
@@ -32,84 +33,84 @@ pub struct BehindBounds {
     pub keep_trying: Duration,
 }
 
-impl Default for BehindBounds {
+impl Default for WriteBehindBounds {
     fn default() -> Self {
         Self { entries: 4096, bytes: 512 << 20, at_once: 8, keep_trying: Duration::from_secs(60) }
     }
 }
 
 /// One copy to be written.
-pub(super) struct Copy {
+pub(super) struct PendingCopy {
     pub(super) key: ContentKey,
     pub(super) object: Bytes,
     pub(super) tier: Arc<TierState>,
 }
 
 /// The writes under way.
-pub(super) struct Behind(Arc<Shared>);
+pub(super) struct WriteBehind(Arc<WriteBehindState>);
 
-struct Shared {
-    bounds: BehindBounds,
+struct WriteBehindState {
+    bounds: WriteBehindBounds,
     turns: Semaphore,
-    jobs: Mutex<Jobs>,
-    /// Told whenever a job ends.
+    copies: Mutex<PendingCopies>,
+    /// Told whenever a entry ends.
     ended: Notify,
 }
 
 #[derive(Default)]
-struct Jobs {
-    under_way: HashMap<(ContentKey, usize), Job>,
+struct PendingCopies {
+    by_id: HashMap<(ContentKey, usize), PendingEntry>,
     /// Of the objects under way.
     bytes: usize,
 }
 
-struct Job {
+struct PendingEntry {
     object: Bytes,
     revoked: CancellationToken,
 }
 
-/// A place among the jobs; given back however the task ends.
-struct Place {
-    shared: Arc<Shared>,
+/// A task among the copies; given back however the task ends.
+struct CopyTask {
+    shared: Arc<WriteBehindState>,
     id: (ContentKey, usize),
     revoked: CancellationToken,
 }
 
-impl Drop for Place {
+impl Drop for CopyTask {
     fn drop(&mut self) {
-        let mut jobs = self.shared.jobs();
-        if let Some(job) = jobs.under_way.remove(&self.id) {
-            jobs.bytes = jobs.bytes.saturating_sub(job.object.len());
+        let mut copies = self.shared.copies();
+        if let Some(entry) = copies.by_id.remove(&self.id) {
+            copies.bytes = copies.bytes.saturating_sub(entry.object.len());
         }
-        drop(jobs);
+        drop(copies);
         self.shared.ended.notify_waiters();
     }
 }
 
-impl Behind {
-    pub(super) fn new(bounds: BehindBounds) -> Self {
+impl WriteBehind {
+    pub(super) fn new(bounds: WriteBehindBounds) -> Self {
         let turns = Semaphore::new(bounds.at_once.clamp(1, Semaphore::MAX_PERMITS));
-        Self(Arc::new(Shared { bounds, turns, jobs: Mutex::default(), ended: Notify::new() }))
+        Self(Arc::new(WriteBehindState { bounds, turns, copies: Mutex::default(), ended: Notify::new() }))
     }
 
     /// Takes a copy, unless there is no room: then it is the caller's again. One that is on its way already is not
     /// taken twice.
-    pub(super) fn push(&self, copy: Copy) -> Result<(), Copy> {
-        let id = (copy.key, copy.tier.place);
+    pub(super) fn push(&self, copy: PendingCopy) -> Result<(), PendingCopy> {
+        let id = (copy.key, copy.tier.tier_idx);
         let revoked = CancellationToken::new();
-        let mut jobs = self.0.jobs();
-        if jobs.under_way.contains_key(&id) {
+        let mut copies = self.0.copies();
+        if copies.by_id.contains_key(&id) {
             return Ok(());
         }
-        let bytes = jobs.bytes.saturating_add(copy.object.len());
-        if jobs.under_way.len() >= self.0.bounds.entries || bytes > self.0.bounds.bytes {
+        let bytes = copies.bytes.saturating_add(copy.object.len());
+        if copies.by_id.len() >= self.0.bounds.entries || bytes > self.0.bounds.bytes {
             return Err(copy);
         }
-        jobs.bytes = bytes;
-        jobs.under_way.insert(id, Job { object: copy.object.clone(), revoked: revoked.clone() });
-        drop(jobs);
-        let place = Place { shared: self.0.clone(), id, revoked };
-        tokio::spawn(place.work(copy));
+        copies.bytes = bytes;
+        copies.by_id.insert(id, PendingEntry { object: copy.object.clone(), revoked: revoked.clone() });
+        drop(copies);
+        let task = CopyTask { shared: self.0.clone(), id, revoked };
+        tokio::spawn(task.work(copy));
         Ok(())
     }
 
@@ -118,9 +119,9 @@ impl Behind {
         loop {
             let ended = self.0.ended.notified();
             let mut n = 0;
-            for ((of, _), job) in &self.0.jobs().under_way {
-                if of == key && only.is_none_or(|bytes| *bytes == job.object) {
-                    job.revoked.cancel();
+            for ((of, _), entry) in &self.0.copies().by_id {
+                if of == key && only.is_none_or(|bytes| *bytes == entry.object) {
+                    entry.revoked.cancel();
                     n += 1;
                 }
             }
@@ -135,7 +136,7 @@ impl Behind {
     pub(super) async fn flush(&self, until: Instant) -> bool {
         loop {
             let ended = self.0.ended.notified();
-            if self.0.jobs().under_way.is_empty() {
+            if self.0.copies().by_id.is_empty() {
                 return true;
             }
             if timeout_at(until, ended).await.is_err() {
@@ -145,22 +146,22 @@ impl Behind {
     }
 
     /// Objects under way and their bytes.
-    pub(super) fn under_way(&self) -> (usize, usize) {
-        let jobs = self.0.jobs();
-        (jobs.under_way.len(), jobs.bytes)
+    pub(super) fn pending(&self) -> (usize, usize) {
+        let copies = self.0.copies();
+        (copies.by_id.len(), copies.bytes)
     }
 }
 
-impl Shared {
-    fn jobs(&self) -> MutexGuard<'_, Jobs> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+impl WriteBehindState {
+    fn copies(&self) -> MutexGuard<'_, PendingCopies> {
+        self.copies.lock()
     }
 }
 
-impl Place {
-    async fn work(self, copy: Copy) {
+impl CopyTask {
+    async fn work(self, copy: PendingCopy) {
         let give_up = Instant::now() + self.shared.bounds.keep_trying;
-        let (mut pause, longest) = PAUSES;
+        let mut pauses = BACKOFF.pauses();
         loop {
             let turn = self.revoked.run_until_cancelled(self.shared.turns.acquire()).await;
             let Some(Ok(turn)) = turn else { return };
@@ -170,6 +171,7 @@ impl Place {
                 Err(e) => e,
             };
             drop(turn);
+            let pause = pauses.next_pause();
             let again = e.is_retryable() || matches!(e, EcError::Overloaded { .. });
             if !again || Instant::now() + pause > give_up {
                 let tier = copy.tier.store.describe();
@@ -179,7 +181,6 @@ impl Place {
             if self.revoked.run_until_cancelled(sleep(pause)).await.is_none() {
                 return;
             }
-            pause = (pause * 2).min(longest);
         }
     }
 }
