@@ -31,7 +31,7 @@ pub struct Model {
     family: Family,
     spec: ModelSpec,
     modalities: [Modality; 1],
-    // What the encoder's output depends on beside its weights, as text.
+    // Configuration that the encoder's output depends on beside its weights, as text.
     encoder_settings: String,
     tokenizer: Arc<Tokenizer>,
     preprocess: Arc<dyn Preprocess>,
@@ -68,7 +68,7 @@ impl Model {
             Modality::Image | Modality::Audio => JsonFile::processor(dir)?.value().to_string(),
         };
         if reads_text {
-            // What a text becomes is the tokenizer's doing.
+            // The tokens of a text depend on the tokenizer.
             processor.push_str(&tokenizer.digest().to_string());
         }
         Ok(Self {
@@ -84,7 +84,7 @@ impl Model {
         })
     }
 
-    /// Where it is.
+    /// The source it was opened from.
     pub(crate) fn source(&self) -> &ModelSource {
         &self.source
     }
@@ -205,7 +205,8 @@ impl Model {
         weights: &Weights,
         backend: &B,
     ) -> Result<Box<dyn Encoder>, ModelError> {
-        let (spec, backend) = (&self.spec.encoder, &backend.for_encoders());
+        let spec = &self.spec.encoder;
+        let backend = &backend.for_encoders();
         Ok(match spec.stem {
             StemSpec::Tiles(_) => Box::new(TiledEncoder::load(spec, weights, backend)?),
             _ => Box::new(TransformerEncoder::load(spec, weights, backend)?),

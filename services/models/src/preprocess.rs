@@ -17,10 +17,10 @@ use crate::error::ItemError;
 use triptych_core::limits::Limits;
 use triptych_core::{Extent, ItemOptions, Modality};
 
-/// What an encoder reads.
+/// Input of an encoder: one item, preprocessed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderInput {
-    /// The item's reach.
+    /// Extent of the item: its grid, its windows, or tokens.
     pub extent: Extent,
     /// Rows the encoder will make of it.
     pub n_tokens: u32,
@@ -31,7 +31,7 @@ pub struct EncoderInput {
 /// Values in the layout of the encoder's stem.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Features {
-    /// Image patches `[n_patches, patch_dim]`, in the processor's order (merge groups together).
+    /// Image patches `[n_patches, patch_dim]`, in the processor's order (merge groups are contiguous).
     Patches(Vec<f32>),
     /// Patches of an image, as in [`Self::Patches`], and the ids of the text that is encoded with it.
     Captioned {
@@ -42,7 +42,7 @@ pub enum Features {
     },
     /// Log-mel `[n_windows, n_mels, n_frames]`.
     Mel(Vec<f32>),
-    /// Samples of a sound at the model's rate, its windows one after the other.
+    /// Audio samples at the model's rate, its windows one after the other.
     Samples(Vec<f32>),
     /// Token ids of encoder text.
     Tokens(Vec<u32>),
@@ -53,7 +53,7 @@ pub trait Preprocess: Send + Sync {
     /// The kinds of items it reads.
     fn modalities(&self) -> &[Modality];
 
-    /// Whether the encoder reads text together with the item ([`ItemOptions::prompt`]).
+    /// True if the encoder reads a text with the item ([`ItemOptions::prompt`]).
     fn takes_prompt(&self) -> bool {
         false
     }
@@ -117,7 +117,7 @@ pub(crate) fn contained<T>(
         .unwrap_or_else(|_| Err(ItemError::Corrupt(format!("the {modality} cannot be decoded"))))
 }
 
-/// What bytes look like, for the text of an error.
+/// Description of the format of `bytes`, for the text of an error.
 pub(crate) fn look(bytes: &[u8]) -> String {
     const KNOWN: &[(usize, &[u8], &str)] = &[
         (0, b"\x89PNG\r\n\x1a\n", "a PNG image"),
@@ -133,13 +133,13 @@ pub(crate) fn look(bytes: &[u8]) -> String {
         (0, b"%PDF", "a PDF document"),
         (0, b"PK\x03\x04", "a ZIP archive"),
         (0, b"\x1f\x8b", "a gzip file"),
-        (8, b"WAVE", "a WAV sound"),
+        (8, b"WAVE", "a WAV file"),
         (8, b"AVI ", "an AVI video"),
-        (0, b"fLaC", "a FLAC sound"),
-        (28, b"OpusHead", "an Ogg Opus sound"),
-        (0, b"OggS", "an Ogg sound"),
-        (0, b"ID3", "an MP3 sound"),
-        (0, b"#!AMR", "an AMR sound"),
+        (0, b"fLaC", "a FLAC file"),
+        (28, b"OpusHead", "an Ogg Opus file"),
+        (0, b"OggS", "an Ogg file"),
+        (0, b"ID3", "an MP3 file"),
+        (0, b"#!AMR", "an AMR file"),
         (0, b"\x1a\x45\xdf\xa3", "a Matroska or WebM file"),
         (4, b"ftyp", "an MP4 file"),
     ];

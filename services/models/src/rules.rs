@@ -1,7 +1,7 @@
 //! Rules of a family on its logits, applied before sampling.
 //!
-//! Whisper's are the reason: forced task tokens, suppressed tokens, and the grammar of timestamps. The order
-//! is that of transformers' logits processors
+//! Whisper needs most of them: forced task tokens, suppressed tokens, and the grammar of timestamps
+//! ([`crate::speech::timestamps`]). The order is that of transformers' logits processors
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/generation/logits_process.py>).
 //! It knows no sampler and no sequence: it is handed the tokens generated so far.
 
@@ -9,7 +9,7 @@ use crate::logits::forbid;
 use crate::speech::timestamps::{NoSpeech, TimestampRule};
 use std::sync::Arc;
 
-/// What may be chosen next.
+/// The tokens that may be chosen next.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct LogitRules {
     /// Never chosen.
@@ -19,28 +19,28 @@ pub struct LogitRules {
     /// For generated token `i`, the only ones allowed: forced tokens have one, language detection many.
     /// Free generation starts after these.
     pub steps: Vec<Arc<[u32]>>,
-    /// Runs of tokens that are never completed; each has two tokens or more.
-    pub never_runs: Arc<[Vec<u32>]>,
-    /// The only ones allowed as the last token that the answer's length leaves room for; empty: any.
+    /// Token sequences that are never completed; each has two tokens or more.
+    pub bad_words: Arc<[Vec<u32>]>,
+    /// Tokens allowed as the last one within the maximum length; empty: any.
     pub last: Arc<[u32]>,
     /// The grammar of times.
     pub timestamps: Option<TimestampRule>,
-    /// Whose probability is reported as "no speech".
+    /// Token whose probability is reported as "no speech".
     pub no_speech: Option<NoSpeech>,
 }
 
 impl LogitRules {
-    /// Whether the rules never change a logit.
+    /// True if the rules never change a logit.
     pub fn is_empty(&self) -> bool {
         self.suppress.is_empty()
             && self.begin_suppress.is_empty()
             && self.steps.is_empty()
-            && self.never_runs.is_empty()
+            && self.bad_words.is_empty()
             && self.last.is_empty()
             && self.timestamps.is_none()
     }
 
-    /// Sets to minus infinity what may not follow `generated`, the tokens of the sequence after its prompt.
+    /// Sets the logits of tokens that may not follow `generated`, the sequence without its prompt, to minus infinity.
     ///
     /// `logits: [vocab]`. Ids past the end of either side are ignored. O(vocab).
     pub fn apply(&self, generated: &[u32], logits: &mut [f32]) {
@@ -52,7 +52,7 @@ impl LogitRules {
             forbid(&self.begin_suppress, logits);
         }
         forbid(&self.suppress, logits);
-        for run in self.never_runs.iter() {
+        for run in self.bad_words.iter() {
             if let Some((last, before)) = run.split_last()
                 && generated.ends_with(before)
             {
@@ -64,9 +64,8 @@ impl LogitRules {
         }
     }
 
-    /// In the place of [`Self::apply`] for the last token that the answer's length leaves room for: where the model
-    /// ends every answer in its own way, nothing else is allowed, and this is certain: its logit is 0. Whether there
-    /// is such a rule.
+    /// Replaces [`Self::apply`] for the last token within the maximum length: if the model forces a last token, no other is
+    /// allowed, and its logit is 0. Returns false, and changes nothing, if there is no such rule.
     ///
     /// `logits: [vocab]`.
     pub fn apply_last(&self, logits: &mut [f32]) -> bool {
@@ -119,7 +118,7 @@ mod tests {
     #[test]
     fn a_run_is_never_completed_and_the_last_token_may_be_forced() {
         let rules = LogitRules {
-            never_runs: vec![vec![1, 2], vec![2, 1, 3]].into(),
+            bad_words: vec![vec![1, 2], vec![2, 1, 3]].into(),
             last: [4].into(),
             ..LogitRules::default()
         };
@@ -145,7 +144,7 @@ mod tests {
         let rules = LogitRules {
             suppress: [99].into(),
             begin_suppress: [u32::MAX].into(),
-            never_runs: vec![vec![1, 98], vec![u32::MAX, 99]].into(),
+            bad_words: vec![vec![1, 98], vec![u32::MAX, 99]].into(),
             timestamps: Some(rule),
             ..LogitRules::default()
         };

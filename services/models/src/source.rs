@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use triptych_core::ModelName;
 
-/// Where weights come from.
+/// Source of the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum LoadFormat {
     /// `model.safetensors`, or the shards of `model.safetensors.index.json`.
@@ -18,26 +18,26 @@ pub enum LoadFormat {
     },
 }
 
-/// Which directory to open and how.
+/// A model directory, and the way to open it.
 #[derive(Clone, Debug)]
 pub struct ModelSource {
     /// The directory. Its weight files are mapped, so nothing may change them while a process serves them.
     pub dir: PathBuf,
     /// The name to serve it under; `None`: the directory's own name.
     pub name: Option<ModelName>,
-    /// Where weights come from.
+    /// Source of the weights.
     pub format: LoadFormat,
-    /// Where quantized weights of earlier starts are; `None`: they are packed at every start.
+    /// Folder with packed weights of earlier starts; `None`: quantized weights are packed at every start.
     pub packed: Option<PackedFolder>,
 }
 
 /// A folder for packed weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedFolder {
-    /// The folder; made when it is needed.
+    /// The folder; created when it is needed.
     pub dir: PathBuf,
-    /// Weight files of fewer bytes together are packed at every start.
+    /// Models whose weight files have fewer bytes are packed at every start.
     pub min_bytes: u64,
-    /// What the folder may hold. The files that were longest not used go first.
+    /// Bytes that the folder may hold. The least recently used files are removed first.
     pub max_bytes: u64,
 }

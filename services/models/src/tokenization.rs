@@ -33,22 +33,22 @@ use tokenizers::{AddedToken, Decoder as _};
 
 /// A tokenizer. Cheap to share behind an `Arc`; every method takes `&self`.
 pub struct Tokenizer {
-    /// As published.
+    /// The tokenizer as published.
     full: tokenizers::Tokenizer,
     /// The same, blind to control tokens.
     plain: tokenizers::Tokenizer,
-    /// Where the library's ids are not the model's.
+    /// The model's ids, where they differ from the library's.
     id_map: Option<IdMap>,
-    /// What reads a whole input, where that has a vocabulary or a model of its own.
+    /// Tokenizer of whole encoder inputs, where they have a vocabulary or a model of their own.
     input: Option<(tokenizers::Tokenizer, IdMap)>,
     controls: ControlTokens,
     /// Tokens that are no part of a text: special ones and times.
     silent: HashSet<u32>,
-    /// What bytes its tokens stand for.
+    /// The bytes of its tokens.
     spelling: Spelling,
-    /// Tokens that are spelled as they read, whatever the others do.
+    /// Tokens whose spelling is their text, unlike the others'.
     verbatim: HashSet<u32>,
-    /// Of all that decides what a text becomes.
+    /// BLAKE3 of everything that decides the tokens of a text.
     digest: blake3::Hash,
 }
 
@@ -81,7 +81,7 @@ impl Tokenizer {
     /// Reads the contents of a `tokenizer.json`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A description of the defect.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let json: Value = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
         let Value::Object(file) = json else { return Err("is no JSON object".into()) };
@@ -97,7 +97,8 @@ impl Tokenizer {
                 hasher.update(&id.to_le_bytes());
             }
         }
-        let (json, id_map) = (built.output.json, built.output.id_map);
+        let json = built.output.json;
+        let id_map = built.output.id_map;
         let mut tokenizer = Self::from_json(json, Some(id_map), hasher.finalize())?;
         if let Some(mut input) = built.input {
             tokenizer.input = Some((read(&mut input.json)?, input.id_map));
@@ -110,7 +111,7 @@ impl Tokenizer {
         id_map: Option<IdMap>,
         digest: blake3::Hash,
     ) -> Result<Self, String> {
-        // Cuts and fillings that were set when the file was saved are not the model's.
+        // Truncation and padding that were set when the file was saved are not the model's.
         for setting in ["truncation", "padding"] {
             file.insert(setting.to_owned(), Value::Null);
         }
@@ -152,7 +153,7 @@ impl Tokenizer {
         }
     }
 
-    /// What a library's tokenizer makes of a text, in the model's ids.
+    /// Tokens of a text by a tokenizer of the library, in the model's ids.
     fn tokens(
         &self,
         library: &tokenizers::Tokenizer,
@@ -211,7 +212,7 @@ impl Tokenizer {
         self.controls.iter().map(|token| (token.content.clone(), token.id))
     }
 
-    /// BLAKE3 of the files it was read from, as far as they matter: what a text becomes depends on nothing else.
+    /// BLAKE3 of everything in its files that decides the tokens of a text.
     pub fn digest(&self) -> blake3::Hash {
         self.digest
     }
@@ -234,7 +235,7 @@ impl Tokenizer {
 
     /// Tokens in the vocabulary, added ones included. A model's logits may be wider.
     ///
-    /// Where the family leaves ids unused, they count: no id is as large as this.
+    /// Ids that the family leaves unused count too: every id is below this.
     pub fn vocab_size(&self) -> usize {
         match &self.id_map {
             Some(id_map) => id_map.vocabulary().end() as usize,
@@ -242,15 +243,15 @@ impl Tokenizer {
         }
     }
 
-    /// Whether a token is no part of the text: a special token, or a time.
+    /// True for tokens that are no part of the text: special tokens and times.
     pub fn is_silent(&self, id: u32) -> bool {
         self.silent.contains(&id)
     }
 
     /// The text of tokens, silent ones left out. Bytes that are no whole character are replaced.
     pub fn decode(&self, ids: &[u32]) -> String {
-        let heard: Vec<u32> = ids.iter().copied().filter(|id| !self.is_silent(*id)).collect();
-        self.decode_all(&heard)
+        let audible: Vec<u32> = ids.iter().copied().filter(|id| !self.is_silent(*id)).collect();
+        self.decode_all(&audible)
     }
 
     /// The text of one token by itself, silent or not, as log-probabilities report it.
@@ -276,7 +277,7 @@ impl Tokenizer {
         Some(bytes)
     }
 
-    /// Whether the decoder drops the space that begins a text: sentencepiece writes a space before the first
+    /// True if the decoder drops the space that begins a text: sentencepiece writes a space before the first
     /// word as before any other.
     pub fn drops_first_space(&self) -> bool {
         self.spelling.drops_first_space()
@@ -312,7 +313,7 @@ fn check_charsmaps(normalizer: &Value) -> Result<(), String> {
         .try_for_each(check_charsmaps)
 }
 
-/// Reads the contents of a file. Its model is taken out of it where nobody reads it twice: the library copies a
+/// Reads the contents of a file. Its model is taken out of it where it is not read again: the library copies a
 /// vocabulary three times on its way from bytes to a model, and all else of a file is small.
 fn read(file: &mut Map<String, Value>) -> Result<tokenizers::Tokenizer, String> {
     let Some(model) = take_model(file).transpose().map_err(|e| e.to_string())? else {
@@ -330,7 +331,7 @@ fn read(file: &mut Map<String, Value>) -> Result<tokenizers::Tokenizer, String> 
 }
 
 /// Takes a model out of a file. Stays: a unigram model, which may be changed and read again ([`AddedTokens::spare`]), and
-/// one that does not say what it is, which the library finds out.
+/// one without a type, which the library detects.
 fn take_model(file: &mut Map<String, Value>) -> Option<serde_json::Result<ModelWrapper>> {
     let read: fn(Value) -> serde_json::Result<ModelWrapper> =
         match file.get("model")?.get("type")?.as_str()? {

@@ -18,7 +18,7 @@ use triptych_core::DType;
 /// The tensors of a model directory.
 #[derive(Debug)]
 pub enum Weights {
-    /// As stored.
+    /// Stored in safetensors files.
     Stored(StoredWeights),
     /// Random, from a seed: any name exists, in the shape that is asked for.
     Dummy {
@@ -47,7 +47,7 @@ impl Weights {
         Ok(Self::Stored(StoredWeights::open(dir)?.surveyed()))
     }
 
-    /// Whether a tensor is stored under one of `names`; random weights are as if none were.
+    /// True if a tensor is stored under one of `names`; never for random weights.
     pub fn has(&self, names: &[String]) -> bool {
         match self {
             Self::Stored(stored) => stored.has(names),

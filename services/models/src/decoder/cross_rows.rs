@@ -1,7 +1,7 @@
-//! Layers that cross-attend in the place of self-attention: which rows of a step go through them, and where their keys
-//! and values lie.
+//! Layers with cross-attention in the place of self-attention: the rows of a step that go through them, and the cache
+//! layers of their keys and values.
 //!
-//! A token passes such a layer by if its sequence has no encoder rows, or if it stands before the first token that sees
+//! A token skips such a layer if its sequence has no encoder rows, or if it comes before the first token that attends to
 //! them. After the published code of Llama 3.2 Vision
 //! (<https://github.com/meta-llama/llama-models/blob/v0.1.0/models/llama3/reference_impl/multimodal/model.py>).
 
@@ -11,17 +11,17 @@ use crate::spec::CrossSpec;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::PagedBatch;
 
-/// Layers of the two caches that are a decoder layer's own.
+/// Indices of a decoder layer in the two KV caches; `None` where it has no such attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CacheLayers {
-    /// Self-attention.
+    /// Layer of the self-attention cache.
     pub own: Option<usize>,
-    /// Cross-attention.
+    /// Layer of the cross-attention cache.
     pub cross: Option<usize>,
 }
 
 impl CacheLayers {
-    /// Those of layer `idx`: caches have no layer for what a decoder layer does not do.
+    /// Cache layers of decoder layer `idx`.
     pub fn of(cross: &CrossSpec, idx: usize) -> Self {
         let Some(instead) = cross.instead() else { return Self { own: Some(idx), cross: Some(idx) } };
         let before = instead.layers.iter().filter(|layer| **layer < idx).count();
@@ -32,20 +32,21 @@ impl CacheLayers {
     }
 }
 
-/// The rows of a step that see encoder rows.
+/// The rows of a step that attend to encoder rows.
 #[derive(Debug)]
 pub(super) struct CrossRows<'a> {
     n_rows: usize,
     rows: Vec<u32>,
-    /// Offsets of the sequences in `rows`.
+    /// Offsets of the sequences in `rows`, `[n_seqs + 1]`.
     query_start_loc: Vec<u32>,
     kv: Option<PagedBatch<'a>>,
 }
 
 impl<'a> CrossRows<'a> {
-    /// Those of a step whose parts fit each other.
+    /// Selects the rows of a checked step.
     pub fn of(step: &StepInput<'a>) -> Self {
-        let (mut rows, mut query_start_loc) = (Vec::new(), vec![0]);
+        let mut rows = Vec::new();
+        let mut query_start_loc = vec![0];
         let n_seqs = step.self_kv.seq_lens.len();
         for i in 0..n_seqs {
             let [first, end] = [0, 1].map(|k| step.self_kv.query_start_loc.get(i + k).copied().unwrap_or(0));
@@ -60,7 +61,7 @@ impl<'a> CrossRows<'a> {
         Self { n_rows: step.token_ids.len(), rows, query_start_loc, kv: step.cross_kv }
     }
 
-    /// Runs `layer` on the rows of `x: [n_tokens, hidden]` that see, with the batch they are; the others stay.
+    /// Runs `layer` on the selected rows of `x: [n_tokens, hidden]`, with their own batch; the other rows are unchanged.
     ///
     /// # Errors
     /// Those of `layer`, and of the back end.
@@ -91,7 +92,7 @@ mod tests {
         PagedBatch { query_start_loc, table_start_loc: &[], block_tables: &[], seq_lens }
     }
 
-    /// Three sequences: tokens 2 to 4 of one that sees from 3 on, a token of one far past its image, two of a text.
+    /// Three sequences: tokens 2 to 4 of one that cross-attends from 3 on, a token far past its image, two of a text.
     #[test]
     fn tokens_before_the_image_and_texts_do_not_see() {
         let starts = [0, 3, 4, 6];

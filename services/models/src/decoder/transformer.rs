@@ -1,10 +1,13 @@
-//! The one decoder: token table, positions, transformer layers over paged KV, head, as its spec says.
+//! The decoder of every family: token table, positions, transformer layers over paged KV, head, all by its spec.
 
 use super::cross_rows::{CacheLayers, CrossRows};
 use super::head::load_ends;
 use super::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput};
 use crate::error::ModelError;
-use crate::layers::{CrossAttention, FeedForward, InputLayer, Loader, Residual, RotaryTables, SelfAttention};
+use crate::layers::{
+    CrossAttention, CrossSlots, FeedForward, InputLayer, Loader, Residual, RotaryTables, SelfAttention,
+    StackAndNames,
+};
 use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
 use triptych_kernels::ops::{Activation, KvLayer, KvLayout, Mask, PagedBatch, ScoreBias};
@@ -27,9 +30,9 @@ pub struct TransformerDecoder<B: Backend> {
 }
 
 struct DecoderLayer<B: Backend> {
-    // With the layer of the self-attention cache that is its own; absent where cross-attention takes its place.
+    // Absent where cross-attention replaces it. The index is that in the self-attention cache.
     attention: Option<(Residual<B>, SelfAttention<B>, usize)>,
-    // With the layer of the cross-attention cache that is its own.
+    // The index is that in the cross-attention cache.
     cross: Option<(Residual<B>, CrossAttention<B>, usize)>,
     feed_forward_norm: Residual<B>,
     feed_forward: FeedForward<B>,
@@ -42,8 +45,14 @@ impl<B: Backend> TransformerDecoder<B> {
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn load(spec: &DecoderSpec, weights: &Weights, backend: &B) -> Result<Self, ModelError> {
         let loader = Loader::new(backend, weights, spec.names.prefixes);
-        let (stack, names) = (&spec.stack, spec.names);
-        let input_layer = InputLayer::load(&loader, &spec.positions, names.positions, (stack, &names.stack))?;
+        let stack = &spec.stack;
+        let names = spec.names;
+        let input_layer = InputLayer::load(
+            &loader,
+            &spec.positions,
+            names.positions,
+            StackAndNames { spec: stack, names: &names.stack },
+        )?;
         let (tokens, head) = load_ends(backend, spec, weights)?;
         let final_norm = match stack.final_norm {
             true => Some(loader.norm(names.stack.final_norm, stack.norm, stack.hidden)?),
@@ -65,7 +74,7 @@ impl<B: Backend> TransformerDecoder<B> {
         })
     }
 
-    /// Token embeddings, with encoder rows in their places: `[n_tokens, hidden]`.
+    /// Token embeddings, encoder rows in the place of some: `[n_tokens, hidden]`.
     fn embed(&self, token_ids: &[u32], embeds: &[EmbedRows<'_>]) -> Result<B::Tensor, ModelError> {
         let hidden = self.spec.stack.hidden;
         let mut x = self.backend.embed(&self.tokens, token_ids)?;
@@ -85,7 +94,7 @@ impl<B: Backend> TransformerDecoder<B> {
         Ok(x)
     }
 
-    /// Logits of `rows` of the last layer's output.
+    /// Logits of `rows` of the last layer's output `x: [n_tokens, hidden]`: `[rows.len(), vocab]`.
     fn logits(&self, x: &B::Tensor, rows: &[u32]) -> Result<Vec<f32>, ModelError> {
         let mut x = self.backend.gather_rows(x, rows)?;
         if let Some(norm) = &self.final_norm {
@@ -136,7 +145,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         };
         DecoderInfo {
             vocab: spec.vocab,
-            n_readable: spec.vocab + spec.head.unwritten,
+            n_readable: spec.vocab + spec.head.input_only,
             encoder_hidden,
             max_context: spec.max_context,
             cross_attention: cross_block_bytes.is_some(),
@@ -147,7 +156,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
     }
 
     fn allocate_kv(&mut self, self_blocks: usize, cross_blocks: usize) -> Result<(), ModelError> {
-        // Old caches go first: the two generations need not fit in memory together.
+        // Old caches go first, so that memory need not hold both generations at once.
         self.self_kv = self.backend.kv_cache(self_layout(&self.spec, 0))?;
         self.cross_kv = self.backend.kv_cache(cross_layout(&self.spec, 0))?;
         self.self_kv = self.backend.kv_cache(self_layout(&self.spec, self_blocks))?;
@@ -161,14 +170,16 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         Ok(())
     }
 
-    fn project_cross(&mut self, rows: &[f32], slots: &[u32]) -> Result<(), ModelError> {
+    fn project_cross(&mut self, rows: Vec<f32>, slots: &[u32]) -> Result<(), ModelError> {
         let ItemsSpec::CrossAttention(cross) = &self.spec.items else {
-            let (expected, actual) = (vec![0], vec![slots.len()]);
+            let expected = vec![0];
+            let actual = vec![slots.len()];
             return Err(KernelError::Shape { op: "project_cross", what: "slots", expected, actual }.into());
         };
-        let rows = self.backend.upload(rows.to_vec(), slots.len(), cross.encoder_hidden)?;
+        let rows = self.backend.upload(rows, slots.len(), cross.encoder_hidden)?;
         for (_, cross, cache_layer) in self.layers.iter().filter_map(|layer| layer.cross.as_ref()) {
-            cross.write_keys_values(&self.backend, &rows, (&mut self.cross_kv, *cache_layer), slots)?;
+            let to = CrossSlots { cache: &mut self.cross_kv, layer: *cache_layer, slots };
+            cross.write_keys_values(&self.backend, &rows, to)?;
         }
         Ok(())
     }
@@ -219,7 +230,7 @@ struct LayerCaches<'a, C> {
     cross: &'a C,
 }
 
-/// What the rows of a step are and where they stand.
+/// Inputs of a layer beside its rows.
 #[derive(Clone, Copy)]
 struct StepContext<'a> {
     step: &'a StepInput<'a>,
@@ -230,7 +241,8 @@ struct StepContext<'a> {
 
 impl<B: Backend> DecoderLayer<B> {
     fn load(loader: &Loader<'_, B>, spec: &DecoderSpec, idx: usize) -> Result<Self, ModelError> {
-        let (stack, names) = (&spec.stack, &spec.names.stack);
+        let stack = &spec.stack;
+        let names = &spec.names.stack;
         let loader = loader.layer(names.layers, idx);
         let (instead, place) = match &spec.items {
             ItemsSpec::CrossAttention(cross) => (cross.instead(), CacheLayers::of(cross, idx)),
@@ -296,6 +308,7 @@ impl<B: Backend> DecoderLayer<B> {
     }
 }
 
+/// Layout of the self-attention cache.
 fn self_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
     let shape = spec.stack.attention.shape;
     let n_cross = match &spec.items {
@@ -310,7 +323,7 @@ fn self_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
     }
 }
 
-/// As [`self_layout`]; without cross-attention a cache of no layers.
+/// Layout of the cross-attention cache; no layers without cross-attention.
 fn cross_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
     match &spec.items {
         ItemsSpec::CrossAttention(cross) => KvLayout {

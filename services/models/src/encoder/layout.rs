@@ -1,4 +1,4 @@
-//! Which rows attend to which, in which order rows lie, and where each is in its image.
+//! Attention sequences, row order and row positions of a run of units.
 //!
 //! The order of patches and windows is that of transformers' `Qwen2_5_VisionTransformerPretrainedModel`
 //! (<https://github.com/huggingface/transformers/blob/v4.52.4/src/transformers/models/qwen2_5_vl/modeling_qwen2_5_vl.py>,
@@ -7,20 +7,20 @@
 use super::units::EncodeUnit;
 use crate::spec::EncoderSpec;
 
-/// The rows of a run.
+/// Layout of the rows of a run.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct RowLayout {
-    /// Offsets of whole sequences (a frame of an image, a window of sound).
+    /// Offsets of whole sequences (a frame of an image, an audio window), `[n_seqs + 1]`.
     pub whole: Vec<u32>,
-    /// Offsets of the windows of an image; as `whole` without windows.
+    /// Offsets of the windows of an image, `[n_windows + 1]`; the same as `whole` without windows.
     pub windows: Vec<u32>,
-    /// Place of each row in its unit as (temporal, height, width), in the order of the layers.
+    /// Position of each row in its unit as (temporal, height, width), in the order of the layers, `[n_rows]`.
     pub positions: Vec<[u32; 3]>,
-    /// How windows reorder the rows; `None` when they do not.
+    /// Reordering of the rows by windows; `None` without windows.
     pub order: Option<WindowOrder>,
 }
 
-/// A reordering of rows that brings each window together.
+/// A reordering of rows that makes each window contiguous.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct WindowOrder {
     /// Row `i` of the layers is row `stem_rows[i]` of the stem.
@@ -30,7 +30,7 @@ pub(super) struct WindowOrder {
 }
 
 impl RowLayout {
-    /// Lays out the units of a run.
+    /// Layout of the units of a run.
     pub fn of(spec: &EncoderSpec, units: &[EncodeUnit<'_>]) -> Self {
         let side = spec.merger.as_ref().map_or(1, |m| m.side);
         let mut layout = Self { whole: vec![0], windows: vec![0], ..Self::default() };
@@ -125,9 +125,8 @@ mod tests {
             let spec = spec(case);
             let expected = golden(case, "expected.json");
             for (name, image) in expected["images"].as_object().expect("images") {
-                let read = |key: &str| -> Vec<u32> {
-                    serde_json::from_value(image[key].clone()).expect("whole numbers")
-                };
+                let read =
+                    |key: &str| -> Vec<u32> { serde_json::from_value(image[key].clone()).expect("integers") };
                 let grid = read("grid_thw").iter().map(|n| *n as usize).collect::<Vec<_>>();
                 let layout = RowLayout::of(&spec, &[unit([grid[0], grid[1], grid[2]])]);
                 let order = layout.order.expect("an order");

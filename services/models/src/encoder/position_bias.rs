@@ -1,8 +1,8 @@
-//! Biases on scores by how far apart two places of a plane lie, laid out as attention reads them.
+//! Relative position biases of image patches, laid out as attention reads them.
 //!
-//! A stored table has an entry for each offset; what attention adds is a number for each pair of rows. It is laid
-//! out once: for 577 rows and 12 heads that is 16 MB a layer, and looking it up again in each forward would cost
-//! a tenth of the layer. After `BeitRelativePositionBias` of
+//! A stored table has an entry for each offset; attention adds a number for each pair of rows. The pairs are laid out
+//! once: for 577 rows and 12 heads that is 16 MB a layer, and a lookup in each forward would cost a tenth of the
+//! layer. After `BeitRelativePositionBias` of
 //! <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/beit/modeling_beit.py> and
 //! `SwinSelfAttention` of `swin/modeling_swin.py` beside it.
 
@@ -12,23 +12,23 @@ use crate::spec::{PositionBiasSpec, PositionBiasTable};
 use std::sync::Arc;
 use triptych_kernels::Backend;
 
-/// Entries beside those of offsets: learned row to place, place to learned row, learned row to itself.
+/// Entries beside those of offsets: learned row to patch, patch to learned row, learned row to itself.
 const LEARNED: usize = 3;
 
-/// Entries of a table over offsets in a plane of `[down, across]`.
+/// Entries of a table over offsets in a grid of `[down, across]` patches.
 pub(super) fn n_offsets([down, across]: [usize; 2]) -> usize {
     (2 * down).saturating_sub(1) * (2 * across).saturating_sub(1)
 }
 
-/// The entry of the offset from place `to` to place `from`, both counted row by row.
+/// The entry for the offset from patch `to` to patch `from`, both counted row by row.
 pub(super) fn offset([down, across]: [usize; 2], from: usize, to: usize) -> usize {
     let y = from / across + down - 1 - to / across;
     let x = from % across + across - 1 - to % across;
     y * (2 * across - 1) + x
 }
 
-/// The bias of layer `idx`, `[n_heads, n, n]` with `n` places and a learned row before them. `shared` is that of
-/// an earlier layer.
+/// The bias of a layer, `[n_heads, n, n]`, with `n` patches and the learned row before them. `shared` is that of an
+/// earlier layer.
 ///
 /// # Errors
 /// [`ModelError`] for a table that is missing or has another shape.
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn an_offset_counts_down_first_and_from_the_far_corner() {
-        // Two down, three across: places 0 1 2 over 3 4 5, offsets three by five.
+        // Two down, three across: patches 0 1 2 over 3 4 5, offsets three by five.
         assert_eq!(n_offsets([2, 3]), 15);
         let check = |from, to, expect| assert_eq!(offset([2, 3], from, to), expect, "{from} to {to}");
         check(0, 0, 7);
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_learned_row_has_entries_of_its_own() {
-        // One place: its offset to itself is entry 0; two heads.
+        // One patch: its offset to itself is entry 0; two heads.
         let table: Vec<f32> = (0..8).map(|i| i as f32).collect();
         assert_eq!(with_learned_row(&table, [1, 1], 2), [6.0, 2.0, 4.0, 0.0, 7.0, 3.0, 5.0, 1.0]);
     }

@@ -1,5 +1,5 @@
-//! Features to the first rows: convolutions over log-mel, a projection of patches, or rows of a token table; in
-//! files of their own, what does more.
+//! Features to the first rows: convolutions over log-mel, a projection of patches, or rows of a token table. Larger
+//! stems have files of their own.
 
 mod captioned;
 mod davit;
@@ -14,7 +14,7 @@ use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
 use crate::spec::{EncoderSpec, StemSpec};
 use crate::weights::Weights;
-use captioned::CaptionedStem;
+use captioned::{CaptionedStem, TokenTable};
 use prefixed::PrefixedPatchStem;
 use swin::SwinStem;
 use triptych_kernels::Backend;
@@ -23,7 +23,7 @@ use wave::WaveStem;
 
 const TAPS: usize = 3;
 
-/// A stem with its weights.
+/// The stem of an encoder, with its weights.
 pub(super) enum Stem<B: Backend> {
     Mel { convs: [B::Linear; 2], n_mels: usize, n_frames: usize },
     Patches { projection: B::Linear, patch_dim: usize },
@@ -68,7 +68,7 @@ impl<B: Backend> Stem<B> {
                 Ok(Self::Prefixed(PrefixedPatchStem::load(loader, spec.names.stem, patch, hidden)?))
             }
             StemSpec::Captioned(ref captioned) => {
-                let tokens = (spec.names.tokens, hidden);
+                let tokens = TokenTable { names: spec.names.tokens, hidden };
                 let stem = CaptionedStem::load(loader.backend(), weights, captioned, tokens)?;
                 Ok(Self::Captioned(Box::new(stem)))
             }
@@ -78,7 +78,7 @@ impl<B: Backend> Stem<B> {
         }
     }
 
-    /// Rows of all units in a line, `[Σ n_rows, hidden]`.
+    /// Rows of all units, concatenated: `[Σ n_rows, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if a back end refuses the shapes.

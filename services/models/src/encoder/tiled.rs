@@ -1,9 +1,9 @@
-//! The encoder of images that are cut into tiles: two stacks, and rows that are what several layers say of a place.
+//! The encoder of images that are cut into tiles: two stacks, and output rows that join the rows of several layers.
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/mllama/modeling_mllama.py>
-//! (`MllamaVisionModel`). Every image is computed with all its tiles, those that it does not have too, and each tile
-//! with rows that fill it up: real rows attend to all of them, and only these among themselves do not. So the filling
-//! is not padding that could be left out, and does not depend on what else is in the batch.
+//! (`MllamaVisionModel`). Every image is computed with the full number of tiles, and each tile is filled up with rows:
+//! real rows attend to all of them, filling rows to real rows only. So the filling is not padding that could be left out,
+//! and it does not depend on the other items of the batch.
 
 mod layer;
 mod rows;
@@ -34,19 +34,19 @@ pub struct TiledEncoder<B: Backend> {
     norms: [B::Norm; 2],
     local: Vec<TiledLayer<B>>,
     global: Vec<TiledLayer<B>>,
-    // Of the last layer's rows, then of each tap's.
+    // For the last layer's rows, then for those of each tap.
     projections: Vec<B::Linear>,
 }
 
-/// What is added to rows for their place, gates taken in.
+/// Position embeddings, multiplied by their gates.
 struct TileEmbeddings<B: Backend> {
-    /// A row for each tile of each arrangement, from 1, for patches; then one for class rows.
+    /// Before the stack: a row for each tile of each arrangement, from 1, for patches; then one for class rows.
     before: B::Table,
-    /// A row for each row of a tile.
+    /// A row for each row of a tile, `[tile_rows, hidden]`.
     places: B::Table,
     /// A row for each row of each tile of each arrangement, from 1.
     tile_places: B::Table,
-    /// A row for each tile of each arrangement, from 1.
+    /// After the stack: a row for each tile of each arrangement, from 1.
     after: B::Table,
 }
 
@@ -82,8 +82,8 @@ impl<B: Backend> TiledEncoder<B> {
         })
     }
 
-    /// Output rows of the images of one run, in a line. A part is a layer of either stack, with what stands before it;
-    /// the last layer has what follows it too.
+    /// Output rows of the images of one run, concatenated: `[n_rows, hidden]`. A part is a layer of either stack with what
+    /// precedes it; the last part also has what follows.
     fn run(&self, run: &[EncodeUnit<'_>], before: &mut dyn FnMut(usize)) -> Result<Vec<f32>, ModelError> {
         let backend = &self.backend;
         let n_tokens = run.iter().map(EncodeUnit::n_rows).sum();
@@ -120,15 +120,16 @@ impl<B: Backend> TiledEncoder<B> {
         Ok(projected.map(|rows| backend.download(&rows)).transpose()?.unwrap_or_default())
     }
 
-    /// Rows of all images as the first layer reads them: patches, classes, filling; `[n_rows, hidden]`.
+    /// Input rows of the first layer, all images: patches, classes, filling; `[n_rows, hidden]`.
     fn stem(&self, run: &[EncodeUnit<'_>], rows: &TileRows) -> Result<B::Tensor, ModelError> {
-        let (backend, hidden) = (&self.backend, self.spec.stack.hidden);
+        let backend = &self.backend;
+        let hidden = self.spec.stack.hidden;
         let values: Vec<f32> = run.iter().flat_map(|unit| unit.values.floats()).copied().collect();
         let patch_values: usize = self.tiles.patch.iter().product();
         let patches = backend.upload(values, rows.patches.len(), patch_values)?;
         let patches = backend.linear(&patches, &self.patches, Activation::None, None)?;
         let zeros = |n: usize| backend.upload(vec![0.0; n * hidden], n, hidden);
-        // Rows of tiles first; what fills tiles up is zero, and stays so.
+        // Rows of tiles first; filling rows stay zero.
         let mut x = zeros(rows.placed.len())?;
         backend.scatter_rows(&mut x, &rows.patches, &patches)?;
         let tables = [&self.embeddings.before, &self.embeddings.places, &self.embeddings.tile_places];
@@ -156,7 +157,7 @@ impl<B: Backend> Encoder for TiledEncoder<B> {
         for (i, input) in batch.iter().enumerate() {
             all.extend(units(&self.spec, i, input)?);
         }
-        // An image without all its tiles costs as much as one with them.
+        // An image with few tiles costs as much as one with all.
         let whole = self.tiles.max_tiles * self.tiles.tile_rows();
         let mut outputs = vec![Vec::new(); batch.len()];
         for run in all.chunks((RUN_ROWS / whole).max(1)) {
@@ -175,7 +176,9 @@ impl<B: Backend> Encoder for TiledEncoder<B> {
 impl<B: Backend> TileEmbeddings<B> {
     fn load(loader: &Loader<'_, B>, tiles: &TilesSpec, hidden: usize) -> Result<Self, ModelError> {
         let names = tiles.names;
-        let (n_ids, n_tiles, n_rows) = (tiles.arrangements().len() + 1, tiles.max_tiles, tiles.tile_rows());
+        let n_ids = tiles.arrangements().len() + 1;
+        let n_tiles = tiles.max_tiles;
+        let n_rows = tiles.tile_rows();
         let gate = loader.gate(names.position_gate)?;
         let gated_tiles = |i: usize| -> Result<Vec<f32>, ModelError> {
             let factor = loader.gate(names.tile_gates[i])?;
@@ -202,8 +205,8 @@ impl<B: Backend> TileEmbeddings<B> {
     }
 }
 
-/// The projection of rows that are joined, as one for each part, whose results are added: the last layer's, then each
-/// tap's. In the stored matrix the values of all taps at a place lie side by side.
+/// The projection of joined rows, split into one for each part; their results are added. The last layer's comes first,
+/// then each tap's. In the stored matrix the columns of the taps are interleaved.
 fn projections<B: Backend>(
     loader: &Loader<'_, B>,
     tiles: &TilesSpec,

@@ -1,4 +1,4 @@
-//! The one encoder: stem, positions, transformer layers, merger, as its spec says.
+//! The encoder of most families: stem, positions, transformer layers, merger, all by its spec.
 
 use super::layout::RowLayout;
 use super::position_bias;
@@ -6,7 +6,9 @@ use super::stem::Stem;
 use super::units::{EncodeUnit, runs, units};
 use super::{Encoder, shares};
 use crate::error::ModelError;
-use crate::layers::{FeedForward, InputLayer, LinearShape, Loader, Residual, RotaryTables, SelfAttention};
+use crate::layers::{
+    FeedForward, InputLayer, LinearShape, Loader, Residual, RotaryTables, SelfAttention, StackAndNames,
+};
 use crate::preprocess::EncoderInput;
 use crate::spec::{EncoderSpec, MergerSpec, ProjectionSpec};
 use crate::weights::Weights;
@@ -14,8 +16,8 @@ use std::sync::Arc;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, Mask, ScoreBias, SharedBias, Varlen};
 
-/// Rows computed at once. Bounds the activations of a long sound (at a feed-forward of 5120: 168 MB), and is
-/// more rows than any back end needs to be busy.
+/// Rows computed at once. Bounds the activations of long audio (168 MB at a feed-forward of 5120), and is more rows than
+/// any back end needs to be busy.
 const RUN_ROWS: usize = 8192;
 
 /// An encoder of any family over any back end.
@@ -35,8 +37,8 @@ struct EncoderLayer<B: Backend> {
     attention: SelfAttention<B>,
     feed_forward_norm: Residual<B>,
     feed_forward: FeedForward<B>,
-    sees_whole: bool,
-    // `[n_heads, n, n]` of every image.
+    full_attention: bool,
+    // `[n_heads, n, n]`, the same for every image.
     bias: Option<Arc<[f32]>>,
 }
 
@@ -53,7 +55,8 @@ impl<B: Backend> TransformerEncoder<B> {
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn load(spec: &EncoderSpec, weights: &Weights, backend: &B) -> Result<Self, ModelError> {
         let loader = Loader::new(backend, weights, spec.names.prefixes);
-        let (stack, names) = (&spec.stack, &spec.names.stack);
+        let stack = &spec.stack;
+        let names = &spec.names.stack;
         let final_norm = match stack.final_norm {
             true => Some(loader.norm(names.final_norm, stack.norm, stack.hidden)?),
             false => None,
@@ -71,7 +74,12 @@ impl<B: Backend> TransformerEncoder<B> {
         };
         Ok(Self {
             stem: Stem::load(&loader, spec, weights)?,
-            input_layer: InputLayer::load(&loader, &spec.positions, spec.names.positions, (stack, names))?,
+            input_layer: InputLayer::load(
+                &loader,
+                &spec.positions,
+                spec.names.positions,
+                StackAndNames { spec: stack, names },
+            )?,
             layers: load_layers(&loader, spec)?,
             final_norm,
             merger,
@@ -81,8 +89,8 @@ impl<B: Backend> TransformerEncoder<B> {
         })
     }
 
-    /// Output rows of the units of one run, in a line. A part is a layer with what stands before the first one, and
-    /// the last part is what follows the layers.
+    /// Output rows of the units of one run, concatenated: `[n_rows, hidden]`. A part is a layer, the first one with what
+    /// precedes it; the last part is what follows the layers.
     fn run(&self, run: &[EncodeUnit<'_>], before: &mut dyn FnMut(usize)) -> Result<Vec<f32>, ModelError> {
         let backend = &self.backend;
         let n_tokens = run.iter().map(EncodeUnit::n_rows).sum::<usize>() / self.group();
@@ -100,7 +108,7 @@ impl<B: Backend> TransformerEncoder<B> {
             if i > 0 {
                 part();
             }
-            let offsets = if layer.sees_whole { &layout.whole } else { &layout.windows };
+            let offsets = if layer.full_attention { &layout.whole } else { &layout.windows };
             let bias = self.input_layer.score_bias(i);
             let seqs = Varlen { cu_seqlens_q: offsets, cu_seqlens_k: offsets, mask: Mask::Full, bias };
             x = layer.forward(backend, &x, rotary.as_ref(), seqs)?;
@@ -176,7 +184,8 @@ fn load_layers<B: Backend>(
 
 impl<B: Backend> EncoderLayer<B> {
     fn load(loader: &Loader<'_, B>, spec: &EncoderSpec, idx: usize) -> Result<Self, ModelError> {
-        let (stack, names) = (&spec.stack, &spec.names.stack);
+        let stack = &spec.stack;
+        let names = &spec.names.stack;
         let mut loader = loader.layer(names.layers, idx);
         if let Some([attention, feed_forward]) = spec.extras.scales {
             let scales = vec![[names.attention.out, attention], [names.feed_forward_outer, feed_forward]];
@@ -187,7 +196,7 @@ impl<B: Backend> EncoderLayer<B> {
             attention: SelfAttention::load(&loader, &names.attention, stack)?,
             feed_forward_norm: Residual::load(&loader, names.feed_forward_norm, stack)?,
             feed_forward: FeedForward::load(&loader, names, stack)?,
-            sees_whole: spec.windows.as_ref().is_none_or(|w| w.whole_layers.contains(&idx)),
+            full_attention: spec.windows.as_ref().is_none_or(|w| w.full_attention_layers.contains(&idx)),
             bias: None,
         })
     }

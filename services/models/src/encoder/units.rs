@@ -1,18 +1,17 @@
-//! A batch of items as units that can be computed apart, and runs of units that fit in memory together.
+//! A batch of items as units that do not attend to each other, and runs of units that are computed at once.
 
 use crate::preprocess::{EncoderInput, Features};
 use crate::spec::{CaptionedSpec, EncoderSpec, StemSpec, TilesSpec};
 use triptych_core::Extent;
 use triptych_kernels::KernelError;
 
-/// The least part of an item that no other part attends to: an image, a window of sound, or a text.
+/// The smallest part of an item that no other part attends to: an image, an audio window, or a text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EncodeUnit<'a> {
-    /// Which item of the batch.
+    /// Index of its item in the batch.
     pub item: usize,
-    /// Rows as (temporal, height, width); a window of sound or a text is a line of `(1, 1, n_rows)`, an image of tiles
-    /// (tiles down, tiles across, rows of a tile), an image of which the stem makes other rows than one a patch a
-    /// line as well.
+    /// Rows as (temporal, height, width). An audio window, a text, and an image whose rows are not its patches are
+    /// `(1, 1, n_rows)`; a tiled image is (tiles down, tiles across, rows of a tile).
     pub grid: [usize; 3],
     /// Patches of an image down and across, before the stem; zeros of anything else.
     pub patches: [usize; 2],
@@ -20,19 +19,19 @@ pub(super) struct EncodeUnit<'a> {
     pub values: UnitValues<'a>,
 }
 
-/// What a stem reads of a unit.
+/// Input of a stem for one unit.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum UnitValues<'a> {
     /// `[n_patches, patch_dim]`, `[n_mels, n_frames]` or samples.
     Floats(&'a [f32]),
     /// `[n_rows]`.
     Tokens(&'a [u32]),
-    /// Patches and tokens.
+    /// Patches `[n_patches, patch_dim]`, and tokens `[n_tokens]`.
     Both(&'a [f32], &'a [u32]),
 }
 
 impl<'a> UnitValues<'a> {
-    /// The numbers; none for tokens.
+    /// The floats; empty for tokens.
     pub fn floats(self) -> &'a [f32] {
         match self {
             Self::Floats(values) | Self::Both(values, _) => values,
@@ -40,7 +39,7 @@ impl<'a> UnitValues<'a> {
         }
     }
 
-    /// The tokens; none for numbers.
+    /// The tokens; empty for floats.
     pub fn tokens(self) -> &'a [u32] {
         match self {
             Self::Floats(_) => &[],
@@ -50,7 +49,7 @@ impl<'a> UnitValues<'a> {
 }
 
 impl EncodeUnit<'_> {
-    /// Rows the stem makes of it.
+    /// Rows that the stem makes of it.
     pub fn n_rows(&self) -> usize {
         self.grid.iter().product()
     }
@@ -112,7 +111,8 @@ pub(super) fn units<'a>(
             let line = |values: &[f32]| [1, 1, wave.n_rows(values.len())];
             let unit = |v| EncodeUnit { item, grid: line(v), patches: [0; 2], values: UnitValues::Floats(v) };
             let units: Vec<EncodeUnit<'a>> = samples.chunks(wave.window).map(unit).collect();
-            let (n_units, n_rows) = (units.len(), units.iter().map(EncodeUnit::n_rows).sum::<usize>());
+            let n_units = units.len();
+            let n_rows = units.iter().map(EncodeUnit::n_rows).sum::<usize>();
             let expected = [n_windows as usize, input.n_tokens as usize];
             if [n_units, n_rows] != expected || units.iter().any(|p| p.n_rows() == 0) {
                 return Err(shape("samples", expected.to_vec(), vec![n_units, n_rows]));
@@ -149,7 +149,7 @@ fn tiles_grid(tiles: &TilesSpec, patches: [usize; 2], n_values: usize) -> Result
     }
 }
 
-/// Rows of a plane of `n_values` in patches.
+/// Rows of an image of `patches` down and across that holds `n_values`.
 fn plane_rows(stem: &StemSpec, patches: [usize; 2], n_values: usize) -> Result<usize, KernelError> {
     let n_rows = stem.image_rows(patches).ok_or_else(|| shape("grid", vec![], patches.to_vec()))?;
     let patch = stem.patch_values();
@@ -159,13 +159,13 @@ fn plane_rows(stem: &StemSpec, patches: [usize; 2], n_values: usize) -> Result<u
     }
 }
 
-/// Rows of an image and a text, of as many values and tokens.
+/// Rows of an image and a text of `n_values` and `n_tokens`.
 fn captioned_rows(
     spec: &CaptionedSpec,
     pixels: [usize; 2],
     [n_values, n_tokens]: [usize; 2],
 ) -> Result<usize, KernelError> {
-    let expected = pixels.iter().try_fold(spec.pyramid.channels(), |n, &d| n.checked_mul(d));
+    let expected = pixels.iter().try_fold(spec.tower.channels(), |n, &d| n.checked_mul(d));
     if expected != Some(n_values) {
         return Err(shape("pixels", pixels.to_vec(), vec![n_values]));
     }
@@ -179,7 +179,8 @@ fn captioned_rows(
 /// Splits units into runs of at most `max_rows` rows; a unit that is larger makes a run of its own.
 pub(super) fn runs<'p, 'a>(units: &'p [EncodeUnit<'a>], max_rows: usize) -> Vec<&'p [EncodeUnit<'a>]> {
     let mut runs = Vec::new();
-    let (mut first, mut n_rows) = (0, 0);
+    let mut first = 0;
+    let mut n_rows = 0;
     for (i, unit) in units.iter().enumerate() {
         if i > first && n_rows + unit.n_rows() > max_rows {
             runs.push(&units[first..i]);

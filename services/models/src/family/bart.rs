@@ -17,17 +17,17 @@ use triptych_kernels::ops::AttentionShape;
 /// Not in the configuration: the default of torch's `LayerNorm`.
 const NORM_EPS: f32 = 1e-5;
 
-/// What the relatives differ in.
+/// Differences between the relatives.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BartVariant {
-    /// Where norms sit; a stack whose norms come first ends with one.
+    /// Placement of norms; a stack whose norms come first ends with one.
     placement: NormPlacement,
-    /// Norms on the way into encoder and decoder.
+    /// Norms before the first layer of encoder and decoder.
     input_norms: [InputNorm; 2],
     positions: PositionStyle,
 }
 
-/// How rows learn their place.
+/// Position encoding of the rows.
 #[derive(Clone, Copy, Debug)]
 enum PositionStyle {
     /// A learned table whose first rows nothing uses.

@@ -10,7 +10,7 @@ use crate::spec::*;
 use triptych_core::Modality;
 use triptych_kernels::ops::{Activation, AttentionShape};
 
-/// Which vision tower.
+/// Generation of the vision tower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Generation {
     /// Qwen2-VL.
@@ -88,7 +88,8 @@ pub(super) fn spec(config: &Config<'_>, generation: Generation) -> Result<ModelS
         Generation::TwoAndHalf => vision_2_5(&vision)?,
     };
     if encoder.output_width() != decoder.stack.hidden {
-        let (actual, expected) = (encoder.output_width(), format!("{}, hidden_size", decoder.stack.hidden));
+        let actual = encoder.output_width();
+        let expected = format!("{}, hidden_size", decoder.stack.hidden);
         return Err(config.unsupported("vision_config: output width", actual, expected));
     }
     Ok(ModelSpec { encoder, decoder })
@@ -188,7 +189,7 @@ fn vision_2_5(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
     if window < group {
         return Err(config.unsupported("window_size", window, format!("{group} pixels or more")));
     }
-    let whole_layers = config.sizes("fullatt_block_indexes")?;
+    let full_attention_layers = config.sizes("fullatt_block_indexes")?;
     vision(
         config,
         VisionTower {
@@ -196,13 +197,13 @@ fn vision_2_5(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
             out: config.size("out_hidden_size")?,
             feed_forward,
             norm: NormSpec::rms(VISION_NORM_EPS),
-            windows: Some(WindowSpec { side: window / group, whole_layers }),
+            windows: Some(WindowSpec { side: window / group, full_attention_layers }),
             names: &VISION_2_5,
         },
     )
 }
 
-/// What the two towers differ in.
+/// Differences between the two towers.
 struct VisionTower {
     hidden: usize,
     out: usize,

@@ -1,4 +1,4 @@
-//! Which processor and which prompt layout a family has.
+//! The processor and the prompt layout of a family.
 
 use super::{Family, moonshine};
 use crate::error::ModelError;
@@ -92,8 +92,8 @@ impl Family {
     }
 }
 
-/// The processor of an encoder that reads a canvas. Canvases that are always of one size are checked here: no
-/// image should be what finds that processor and encoder disagree.
+/// The processor of an encoder that reads a canvas. Canvases of a fixed size are checked here, so that a processor and an
+/// encoder that disagree are found before the first image.
 fn canvas(dir: &Path, stem: &StemSpec) -> Result<CanvasProcessor, ModelError> {
     let settings = CanvasSettings::from_dir(dir)?;
     let wrong = |actual: String, expected: String| ModelError::Config {

@@ -15,7 +15,7 @@ use triptych_kernels::ops::{Activation, AttentionShape, BucketRule, BucketSides}
 /// The models bound no length. This does: a text so long takes an encoder's whole batch.
 const MAX_TOKENS: usize = 8192;
 
-/// What the members differ in where a configuration does not say it.
+/// Differences between the members that a configuration may leave out.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct T5Variant {
     feed_forward: &'static str,
@@ -23,11 +23,12 @@ pub(super) struct T5Variant {
     scaling: HeadScaling,
 }
 
-/// Whether rows are scaled before the head.
+/// Scaling of the rows that the head reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HeadScaling {
-    /// Where embeddings are tied; the flag is whether they are when the configuration does not say it.
+    /// If embeddings are tied; the flag is the default for configurations that do not state it.
     WhereTied(bool),
+    /// None.
     Never,
 }
 
@@ -110,7 +111,8 @@ static GATED_DECODER: DecoderNames =
 /// # Errors
 /// [`ModelError::Config`] for a key that is missing or asks for what is not built.
 pub(super) fn spec(config: &Config<'_>, variant: T5Variant) -> Result<ModelSpec, ModelError> {
-    let (vocab, hidden) = (config.size("vocab_size")?, config.size("d_model")?);
+    let vocab = config.size("vocab_size")?;
+    let hidden = config.size("d_model")?;
     let n_encoder_layers = config.size("num_layers")?;
     let n_decoder_layers = config.size_or("num_decoder_layers", n_encoder_layers)?;
     let [encoder_stack, decoder_stack] =
@@ -148,7 +150,8 @@ fn positions(config: &Config<'_>, variant: T5Variant, sides: BucketSides) -> Res
     const BUCKETS: &str = "relative_attention_num_buckets";
     const DISTANCE: &str = "relative_attention_max_distance";
     const FARTHEST: usize = 1 << 16;
-    let (n_buckets, max_distance) = (config.size_or(BUCKETS, 32)?, config.size_or(DISTANCE, 128)?);
+    let n_buckets = config.size_or(BUCKETS, 32)?;
+    let max_distance = config.size_or(DISTANCE, 128)?;
     if n_buckets < 4 {
         return Err(config.unsupported(BUCKETS, n_buckets, "4 or more"));
     }
@@ -205,7 +208,7 @@ fn head_scale(config: &Config<'_>, variant: T5Variant, hidden: usize) -> Result<
     let scaled = match variant.scaling {
         HeadScaling::Never => false,
         HeadScaling::WhereTied(default) => {
-            // Newer files keep the two apart, since they call every head tied.
+            // Newer files have a key of its own for it, since they call every head tied.
             let tied = config.flag_or("tie_word_embeddings", default)?;
             config.flag_or("scale_decoder_outputs", tied)?
         }

@@ -35,7 +35,8 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         }
     };
     let decoder::TextDecoder { spec: decoder, reads } = decoder::decoder(&decoder_config)?;
-    let (from, to) = (encoder.output_width(), decoder.stack.hidden);
+    let from = encoder.output_width();
+    let to = decoder.stack.hidden;
     match reads {
         Some(width) if width != from => {
             let expected = format!("{from}, the encoder's width");

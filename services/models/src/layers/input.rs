@@ -1,4 +1,4 @@
-//! What rows go through before the first layer: their places, and in some models a norm.
+//! The input of a stack: positions of the rows, and in some models a norm.
 
 use super::{Loader, Rotary, RotaryTables};
 use crate::error::ModelError;
@@ -7,7 +7,7 @@ use triptych_core::DType;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{RelativeBias, ScoreBias, WeightView};
 
-/// The way into a stack.
+/// Positions and norm before the first layer of a stack.
 pub struct InputLayer<B: Backend> {
     encoding: PositionEncoding<B>,
     norm: Option<(InputNorm, B::Norm)>,
@@ -20,8 +20,17 @@ enum PositionEncoding<B: Backend> {
         offset: u32,
     },
     Rotary(Rotary),
-    /// The biases of each layer, or one for all.
+    /// Biases on scores: of each layer, or one for all.
     Relative(Vec<RelativeBias>),
+}
+
+/// A stack with the names of its tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct StackAndNames<'a> {
+    /// Shapes of the stack.
+    pub spec: &'a StackSpec,
+    /// Names of its tensors.
+    pub names: &'a StackNames,
 }
 
 impl<B: Backend> InputLayer<B> {
@@ -33,8 +42,9 @@ impl<B: Backend> InputLayer<B> {
         loader: &Loader<'_, B>,
         positions: &Positions,
         name: &str,
-        (stack, names): (&StackSpec, &StackNames),
+        stack: StackAndNames<'_>,
     ) -> Result<Self, ModelError> {
+        let StackAndNames { spec: stack, names } = stack;
         let hidden = stack.hidden;
         let encoding = match positions {
             Positions::Absent => PositionEncoding::Absent,
@@ -63,7 +73,7 @@ impl<B: Backend> InputLayer<B> {
                     RelativeTables::First => 1,
                     RelativeTables::Each => stack.n_layers,
                 };
-                let layer = |i| load_relative(&loader.layer(names.layers, i), name, (relative, stack));
+                let layer = |i| load_relative(&loader.layer(names.layers, i), name, relative, stack);
                 PositionEncoding::Relative((0..n_tables).map(layer).collect::<Result<_, _>>()?)
             }
         };
@@ -74,7 +84,7 @@ impl<B: Backend> InputLayer<B> {
         Ok(Self { encoding, norm })
     }
 
-    /// Rows `x: [n_tokens, hidden]` at `positions: [n_tokens]` as the first layer reads them.
+    /// Input of the first layer, `[n_tokens, hidden]`, from rows `x: [n_tokens, hidden]` at `positions: [n_tokens]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a position past the table, or a wrong width.
@@ -97,7 +107,7 @@ impl<B: Backend> InputLayer<B> {
         Ok(x)
     }
 
-    /// What turns queries and keys at `positions`; `None` if nothing does.
+    /// Rotations of queries and keys at `positions: [n_tokens]`; `None` for a stack without rotary positions.
     pub fn rotary(&self, positions: &[[u32; 3]]) -> Option<RotaryTables> {
         match &self.encoding {
             PositionEncoding::Rotary(rotary) => Some(rotary.tables(positions)),
@@ -105,7 +115,7 @@ impl<B: Backend> InputLayer<B> {
         }
     }
 
-    /// What is added to the scores of self-attention in layer `layer`.
+    /// Bias on the scores of self-attention in layer `layer`.
     pub fn score_bias(&self, layer: usize) -> ScoreBias<'_> {
         match &self.encoding {
             PositionEncoding::Relative(biases) => {
@@ -121,7 +131,8 @@ impl<B: Backend> InputLayer<B> {
 fn load_relative<B: Backend>(
     layer: &Loader<'_, B>,
     name: &str,
-    (relative, stack): (&RelativeSpec, &StackSpec),
+    relative: &RelativeSpec,
+    stack: &StackSpec,
 ) -> Result<RelativeBias, ModelError> {
     let shape = [relative.n_buckets, stack.attention.shape.n_heads];
     Ok(RelativeBias::new(layer.matrix(name, &shape)?.view(), relative.rule)?)

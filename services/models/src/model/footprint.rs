@@ -1,9 +1,8 @@
-//! A back end that tallies the weights it is handed and computes nothing.
+//! A back end that adds up the weights it is given and computes nothing, like torch's meta device.
 //!
-//! A stage "loaded" on it has gone through everything that it would load, by the same code, without touching a
-//! weight: what is missing is found out, and what would take memory is added up. Sizes are those of
-//! `kernels::cpu`: linear layers in panels of 32 outputs, in the precision; tables as stored, or in bf16 or bytes, or as the
-//! layer that gives logits; the rest f32.
+//! A stage that is loaded on it goes through all of its loading code without touching a weight: missing tensors are
+//! errors, and memory is added up. Sizes are those of `kernels::cpu`: linear layers in panels of 32 outputs, in the
+//! precision; tables as stored, or in bf16 or int8, or as the layer that gives logits; the rest in f32.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -13,26 +12,26 @@ use triptych_kernels::ops::*;
 /// Outputs of a panel of a linear layer.
 const PANEL: usize = 32;
 
-/// What was handed over so far. Clones tally together.
+/// Sums over the weights that were loaded so far. Clones share one sum.
 #[derive(Clone)]
 pub struct FootprintBackend {
     footprint: Arc<Mutex<Footprint>>,
     precision: Precision,
-    // Says how large its pages are.
+    // For the sizes of KV blocks.
     cpu: CpuBackend,
 }
 
 /// A sum over weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
-    /// Values, as often as they were handed over.
+    /// Elements, counted once for each time they were loaded.
     pub n_elements: usize,
-    /// Bytes that they take once loaded.
+    /// Bytes in memory.
     pub n_bytes: usize,
 }
 
 impl FootprintBackend {
-    /// Tallies what the CPU back end would hold with `precision`.
+    /// Adds up what the CPU back end would hold with `precision`.
     ///
     /// # Errors
     /// As [`CpuBackend::new`].
@@ -41,7 +40,7 @@ impl FootprintBackend {
         Ok(Self { footprint: Arc::default(), precision, cpu })
     }
 
-    /// The sum so far.
+    /// The sums so far.
     pub fn footprint(&self) -> Footprint {
         *self.footprint.lock()
     }
@@ -52,18 +51,18 @@ impl FootprintBackend {
         footprint.n_bytes += n_bytes;
     }
 
-    /// A linear layer.
+    /// Adds a linear layer.
     fn linear(&self, precision: Precision, parts: &[LinearPart<'_>]) -> Result<()> {
         let n_out: usize = parts.iter().filter_map(|p| p.weight.shape.first()).sum();
         let n_in: usize = parts.first().map_or(0, |p| p.weight.shape.iter().skip(1).product());
         let padded = n_out.next_multiple_of(PANEL);
         let weights = match precision {
             Precision::F32 => padded * n_in * 4,
-            // Two inputs lie together.
+            // Inputs are interleaved in pairs.
             Precision::Bf16 => padded * n_in.next_multiple_of(2) * 2,
-            // Four inputs lie together; each output has a scale and a sum.
+            // Inputs are interleaved in fours; each output has a scale and a sum.
             Precision::Int8 => padded * (n_in.next_multiple_of(4) + 8),
-            // Sixty-four inputs lie together, with two scales; each output has a sum.
+            // Groups of 64 inputs have two scales; each output has a sum.
             Precision::Int4 => padded * (n_in.div_ceil(64) * 36 + 4),
         };
         let bias = if parts.iter().any(|p| p.bias.is_some()) { padded * size_of::<f32>() } else { 0 };
@@ -72,7 +71,7 @@ impl FootprintBackend {
         Ok(())
     }
 
-    /// Values that are kept as f32.
+    /// Adds a tensor that is kept as f32.
     fn wide(&self, values: WeightView<'_>) {
         let n = n_elements(values);
         self.add(n, n * size_of::<f32>());
@@ -84,7 +83,7 @@ fn n_elements(weight: WeightView<'_>) -> usize {
 }
 
 fn refuse<T>(op: &'static str) -> Result<T> {
-    Err(KernelError::Library { op, message: "this back end only tallies".into() })
+    Err(KernelError::Library { op, message: "this back end only adds up sizes".into() })
 }
 
 impl Backend for FootprintBackend {
@@ -97,7 +96,7 @@ impl Backend for FootprintBackend {
     type HostKvCache = ();
 
     fn name(&self) -> &'static str {
-        "tally"
+        "footprint"
     }
     fn for_encoders(&self) -> Self {
         Self { precision: self.precision.of_encoders(), ..self.clone() }
@@ -110,7 +109,8 @@ impl Backend for FootprintBackend {
         self.linear(self.precision.of_encoders(), parts)
     }
     fn load_table(&self, table: WeightView<'_>, _: f32) -> Result<()> {
-        let (n, width) = (n_elements(table), table.shape.last().copied().unwrap_or_default());
+        let n = n_elements(table);
+        let width = table.shape.last().copied().unwrap_or_default();
         let n_rows = n.checked_div(width).unwrap_or_default();
         self.add(n, table_bytes(self.precision, table.dtype, [n_rows, width]));
         Ok(())

@@ -1,7 +1,7 @@
-//! What a model directory holds and what serving it takes, from headers alone.
+//! Contents of a model directory and the memory that serving takes, from headers alone.
 //!
-//! Each stage is loaded on a back end that only adds up ([`FootprintBackend`]), so the numbers are those of the loader
-//! itself, and a tensor that is missing is the same error as when it is served. No weight is read.
+//! Each stage is loaded on a back end that only adds up ([`FootprintBackend`]). So the numbers are those of the loader
+//! itself, and a missing tensor is the same error as in serving. No weight is read.
 
 use super::{CONFIG, FootprintBackend, Model};
 use crate::error::ModelError;
@@ -15,7 +15,7 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{ItemOptions, Modality};
 use triptych_kernels::cpu::Precision;
 
-/// What is tallied, in the order of [`BytesByPrecision`].
+/// Precisions that footprints are taken in, in the order of [`BytesByPrecision`].
 const PRECISIONS: [Precision; 4] = [Precision::F32, Precision::Bf16, Precision::Int8, Precision::Int4];
 
 /// A number of bytes for each precision of the CPU back end.
@@ -38,7 +38,7 @@ impl BytesByPrecision {
         self.map(|bytes| bytes.saturating_mul(n))
     }
 
-    /// BytesByPrecision from one for each precision, in the order of [`PRECISIONS`].
+    /// From one number for each precision, in the order of [`PRECISIONS`].
     fn of([f32, bf16, int8, int4]: [usize; PRECISIONS.len()]) -> Self {
         Self { f32, bf16, int8, int4 }
     }
@@ -48,7 +48,7 @@ impl BytesByPrecision {
     }
 }
 
-/// What a stage takes from the directory.
+/// The tensors of a stage, and their bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageInventory {
     /// Stored tensors it reads.
@@ -57,29 +57,29 @@ pub struct StageInventory {
     pub n_parameters: usize,
     /// Their bytes in the files.
     pub stored_bytes: usize,
-    /// Their bytes in memory. A table that is a head too is held twice, rows of a panel are filled up.
+    /// Their bytes in memory. A table that is also the head is held twice; panels are padded.
     pub loaded: BytesByPrecision,
 }
 
-/// What generated tokens and encoder rows take.
+/// Bytes of KV cache of tokens and encoder rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvBytes {
     /// Bytes of a token of a sequence, all layers.
     pub per_token: BytesByPrecision,
-    /// Bytes of an encoder row that is attended to, all layers; `None` where rows take the place of tokens.
+    /// Bytes of an encoder row that is cross-attended to, all layers; `None` where rows replace token embeddings.
     pub cross_per_row: Option<BytesByPrecision>,
 }
 
-/// An item by which sizes are told.
+/// An item that illustrates sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExampleItem {
-    /// What it is.
+    /// Description of the item, such as `30 s of audio`.
     pub item: String,
-    /// Encoder rows of it.
+    /// Encoder rows of the item.
     pub n_rows: usize,
 }
 
-/// What a directory holds, and what serving it takes.
+/// Contents of a model directory, and the memory that serving takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inventory {
     /// The first of the configuration's `architectures`.
@@ -92,9 +92,9 @@ pub struct Inventory {
     pub shared: Vec<String>,
     /// Tensors that neither reads, in the order of their names.
     pub unused: Vec<String>,
-    /// Bytes of an encoder row as it travels.
+    /// Bytes of an encoder row in transfer.
     pub row: BytesByPrecision,
-    /// Blocks of KV.
+    /// Bytes of KV cache.
     pub kv: KvBytes,
     /// An item of the model's kind.
     pub example: ExampleItem,
@@ -119,7 +119,7 @@ impl Model {
             Ok(())
         })?;
         let Ok(blocks) = <[(usize, Option<usize>); PRECISIONS.len()]>::try_from(blocks) else {
-            unreachable!("a stage is tallied once for each precision")
+            unreachable!("a stage is loaded once for each precision")
         };
         let per_row = |blocks| BytesByPrecision::of(blocks).map(|bytes| bytes / KV_BLOCK_TOKENS);
         let has_cross = blocks.iter().all(|(_, cross)| cross.is_some());
@@ -143,7 +143,7 @@ impl Model {
         })
     }
 
-    /// Loads a stage on tallies, once for each precision: what it takes, and the names of its tensors.
+    /// Loads a stage on a [`FootprintBackend`], once for each precision. Returns its inventory and the names of its tensors.
     fn stage(
         &self,
         mut load: impl FnMut(&Weights, &FootprintBackend) -> Result<(), ModelError>,
@@ -181,11 +181,11 @@ impl Model {
                 let n_rows = longest.min(512);
                 return ExampleItem { item: format!("a text of {n_rows} tokens"), n_rows };
             }
-            Modality::Audio => ("30 s of sound", silence(30)),
+            Modality::Audio => ("30 s of audio", silence(30)),
             Modality::Image => ("an image of 1024 x 768", blank(1024, 768)),
         };
         let input = self.preprocess.preprocess(modality, &bytes, &ItemOptions::default(), &Limits::default());
-        // A processor that refuses a plain item has nothing to tell sizes by.
+        // A processor that refuses a plain item has no example.
         let n_rows = input.map_or(0, |input| input.n_tokens as usize);
         ExampleItem { item: item.to_owned(), n_rows }
     }

@@ -68,7 +68,8 @@ impl Preprocess for ImageProcessor {
         let image = super::contained(modality, || decode::decode(bytes, limits))?;
         let target = smart_resize(image.size, &self.settings)?;
         let image = resize::resize(image, target, self.settings.filter)?;
-        let (h, w) = (target.height / self.settings.patch_size, target.width / self.settings.patch_size);
+        let h = target.height / self.settings.patch_size;
+        let w = target.width / self.settings.patch_size;
         Ok(EncoderInput {
             extent: Extent::Grid { t: 1, h, w },
             n_tokens: h * w / (self.settings.merge_size * self.settings.merge_size),

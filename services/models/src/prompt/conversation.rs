@@ -1,4 +1,4 @@
-//! A conversation as tokens: what the chat template makes of it, without what a client's text could spell.
+//! A conversation as tokens: the chat template's text, with control tokens from the template alone.
 
 use super::ChatTemplate;
 use super::template::{TemplateMessage, TemplatePart};

@@ -1,4 +1,4 @@
-//! What `generation_config.json` and `config.json` say about generating, for every family.
+//! Generation settings from `generation_config.json` and `config.json`, for every family.
 
 use super::{AnswerLength, SamplingDefaults};
 use crate::error::ModelError;
@@ -6,7 +6,7 @@ use crate::files::JsonFile;
 use std::path::Path;
 use triptych_core::sampling::{BeamParams, EarlyStopping, MAX_BEAMS};
 
-/// Where `config.json` may keep what concerns the decoder: at its top, or one level down.
+/// Sections of `config.json` that may hold the decoder's keys: its top, or one level down.
 pub(super) const SECTIONS: [&str; 3] = ["", "text_config.", "decoder."];
 
 /// The two files, read once.
@@ -30,7 +30,7 @@ impl GenerationFiles {
         let nested = format!("text_config.{key}");
         match self.config.u32(&nested)? {
             Some(value) => Ok(value),
-            None => self.config.u32(key)?.ok_or_else(|| self.config.wrong(key, "a whole number")),
+            None => self.config.u32(key)?.ok_or_else(|| self.config.wrong(key, "an integer")),
         }
     }
 
@@ -48,7 +48,7 @@ impl GenerationFiles {
         found.filter(|ids| !ids.is_empty()).ok_or_else(|| self.generation.wrong(KEY, "a token id"))
     }
 
-    /// The file that says how to generate: models from before `generation_config.json` say it in `config.json`.
+    /// The file with the generation settings: `config.json` for models older than `generation_config.json`.
     pub(crate) fn source(&self) -> &JsonFile {
         let is_empty = self.generation.value().as_object().is_none_or(serde_json::Map::is_empty);
         if is_empty { &self.config } else { &self.generation }
@@ -103,7 +103,7 @@ impl GenerationFiles {
         Ok(Some(BeamParams { width, length_penalty, early_stopping }))
     }
 
-    /// Tokens that are never written, and runs of tokens that are not: `suppress_tokens` and `bad_words_ids`.
+    /// Tokens, and token sequences, that are never generated: `suppress_tokens` and `bad_words_ids`.
     pub(crate) fn never(&self) -> Result<(Vec<u32>, Vec<Vec<u32>>), ModelError> {
         let file = self.source();
         let mut tokens = file.ids("suppress_tokens")?.unwrap_or_default();

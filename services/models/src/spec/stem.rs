@@ -1,4 +1,4 @@
-//! How an encoder's features become its first rows.
+//! The stem of an encoder: its features to its first rows.
 
 use super::{CaptionedSpec, SwinSpec, TilesNames};
 
@@ -14,7 +14,7 @@ pub enum StemSpec {
     },
     /// One linear layer over the values of a patch, without bias.
     Patches {
-        /// Dimensions of a patch as its weight is stored: channels, frames, height, width.
+        /// Dimensions of a patch, in the order of its stored weight: channels, frames, height, width.
         patch: [usize; 4],
     },
     /// Convolutions over samples.
@@ -32,16 +32,16 @@ pub enum StemSpec {
     },
     /// One linear layer with bias over the values of a patch, after learned rows that every image begins with.
     PrefixedPatches {
-        /// Dimensions of a patch as its weight is stored: channels, height, width.
+        /// Dimensions of a patch, in the order of its stored weight: channels, height, width.
         patch: [usize; 3],
-        /// Patches down and across; the only grid that it reads.
+        /// Patches down and across; any other grid is refused.
         grid: [usize; 2],
         /// Learned rows, `[1, 1, hidden]` each; their names follow that of the linear layer.
         n_prefix: usize,
     },
-    /// A pyramid of stages over patches, attending inside windows.
+    /// A tower of stages over patches, attending inside windows.
     Swin(SwinSpec),
-    /// A pyramid over the pixels of an image, projected, then rows of a token table.
+    /// A tower over the pixels of an image, projected, then rows of a token table.
     Captioned(CaptionedSpec),
 }
 
@@ -88,13 +88,13 @@ impl StemSpec {
             Self::Patches { patch } => patch.iter().product(),
             Self::PrefixedPatches { patch, .. } => patch.iter().product(),
             Self::Swin(spec) => spec.patch.iter().product(),
-            Self::Captioned(spec) => spec.pyramid.channels(),
+            Self::Captioned(spec) => spec.tower.channels(),
         }
     }
 }
 
-/// Three convolutions over raw samples, of the stack's width, twice it, and it again: tanh and a norm of the whole
-/// piece after the first, which has no bias; GELU after the others.
+/// Three convolutions over raw samples, of the stack's width, twice that width, and that width again. After the first,
+/// which has no bias, come tanh and a norm of the whole window; after the others GELU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WaveSpec {
     /// Samples per second.
@@ -103,12 +103,12 @@ pub struct WaveSpec {
     pub convs: [[usize; 2]; 3],
     /// Added to the variance of the norm.
     pub norm_eps: f32,
-    /// Samples of the longest piece that is read at once.
+    /// Samples of a window.
     pub window: usize,
 }
 
 impl WaveSpec {
-    /// Rows that so many samples become.
+    /// Rows that the stem makes of `n_samples` samples.
     pub fn n_rows(&self, n_samples: usize) -> usize {
         self.convs
             .iter()
@@ -130,7 +130,7 @@ impl WaveSpec {
 /// second, gated one, and the output of both, and of some layers between, is projected to one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TilesSpec {
-    /// Dimensions of a patch as its weight is stored: channels, height, width.
+    /// Dimensions of a patch, in the order of its stored weight: channels, height, width.
     pub patch: [usize; 3],
     /// Patches on a side of a tile.
     pub side: usize,
@@ -144,7 +144,7 @@ pub struct TilesSpec {
     pub taps: Vec<usize>,
     /// Width of an output row.
     pub out: usize,
-    /// What its tensors are called.
+    /// Names of its tensors.
     pub names: &'static TilesNames,
 }
 

@@ -1,7 +1,7 @@
-//! AudioCache to log-mel windows, as transformers' `WhisperFeatureExtractor` makes them.
+//! Audio to log-mel windows, as transformers' `WhisperFeatureExtractor` makes them.
 //!
 //! Decode, one channel, 16 kHz → windows of `chunk_length` seconds ([`windows`]), filled up with silence → log-mel, each
-//! window normalised by itself. With the option `start_ms` it is one window of a sound read in sequence, cut out of
+//! window normalised by itself. With the option `start_ms` it is one window of audio read in sequence, cut out of
 //! the log-mel of all of it; with `vad` silence is left out
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/whisper/feature_extraction_whisper.py>).
 
@@ -29,7 +29,7 @@ use triptych_core::{Extent, ItemOptions, Modality, WindowSpan};
 use vad::FrameLevels;
 use windows::{SilencePolicy, WindowSizes};
 
-/// Most windows of a sound: as many as the head of an EC object has room to place.
+/// Most windows of an item: as many spans as the head of an EC object has room for.
 const MAX_WINDOWS: usize = 600;
 
 /// The processor of Whisper.
@@ -37,8 +37,8 @@ const MAX_WINDOWS: usize = 600;
 pub struct AudioProcessor {
     settings: AudioSettings,
     log_mel: LogMel,
-    /// AudioCache that are being read in sequence.
-    sounds: AudioCache,
+    /// Decoded audio of long files that are read in sequence.
+    cache: AudioCache,
 }
 
 impl std::fmt::Debug for AudioProcessor {
@@ -50,7 +50,7 @@ impl std::fmt::Debug for AudioProcessor {
 impl AudioProcessor {
     /// With these settings.
     pub fn new(settings: AudioSettings) -> Self {
-        Self { settings, log_mel: LogMel::new(settings), sounds: AudioCache::default() }
+        Self { settings, log_mel: LogMel::new(settings), cache: AudioCache::default() }
     }
 
     /// With the settings of a model directory.
@@ -66,8 +66,8 @@ impl AudioProcessor {
         &self.settings
     }
 
-    /// Windows of samples at the processor's rate, each by itself: where they lie (empty for a single one over all
-    /// of the sound), and their log-mel `[n_windows, n_mels, n_frames]`.
+    /// Windows of samples at the processor's rate, each by itself: their spans (empty for a single one over all
+    /// of the audio), and their log-mel `[n_windows, n_mels, n_frames]`.
     ///
     /// A rest shorter than one encoder row after a full window is left out: it is the padding of a codec, and
     /// would cost a whole window.
@@ -94,14 +94,15 @@ impl AudioProcessor {
         (spans, mel)
     }
 
-    /// The window of a sound that is read in sequence, from `start_ms` on.
+    /// The window from `start_ms` on of audio that is read in sequence.
     fn part(
         &self,
-        sound: &DecodedAudio,
+        audio: &DecodedAudio,
         start_ms: u64,
         silence: SilencePolicy,
     ) -> (Vec<WindowSpan>, Vec<f32>) {
-        let (duration_ms, window_ms) = (self.ms(sound.n_heard), self.ms(self.settings.n_samples()));
+        let duration_ms = self.ms(audio.n_samples);
+        let window_ms = self.ms(self.settings.n_samples());
         let asked = u32::try_from(start_ms).unwrap_or(u32::MAX).min(duration_ms);
         let speech = |levels: FrameLevels| {
             let next = levels.speech().into_iter().find(|r| r.end > asked);
@@ -110,12 +111,12 @@ impl AudioProcessor {
         let start_ms = match silence {
             SilencePolicy::Read => asked,
             SilencePolicy::Skip => {
-                speech(FrameLevels::of(&sound.samples[..sound.n_heard], self.settings.rate))
+                speech(FrameLevels::of(&audio.samples[..audio.n_samples], self.settings.rate))
             }
         };
         let frame = self.sample(start_ms) / self.settings.hop;
         let mut mel = Vec::with_capacity(self.settings.n_mels * self.settings.n_frames());
-        self.log_mel.extend_part(&sound.samples, frame, sound.loudest, &mut mel);
+        self.log_mel.extend_part(&audio.samples, frame, audio.loudest, &mut mel);
         let end_ms = start_ms.saturating_add(window_ms).min(duration_ms);
         (vec![WindowSpan { start_ms, end_ms }], mel)
     }
@@ -146,16 +147,16 @@ impl Preprocess for AudioProcessor {
         check_options(options, &["start_ms", "vad"])?;
         let samples = || contained(modality, || decode(bytes, self.settings.rate, limits));
         let silence = if options.vad { SilencePolicy::Skip } else { SilencePolicy::Read };
-        let (n_heard, (spans, mel)) = match options.start_ms {
+        let (n_samples, (spans, mel)) = match options.start_ms {
             None => {
                 let samples = samples()?;
                 (samples.len(), self.windows(&samples, silence))
             }
             Some(start_ms) => {
-                let sound = self.sounds.get(bytes, || {
+                let audio = self.cache.get(bytes, || {
                     samples().map(|s| DecodedAudio::new(s, self.settings.n_samples(), &self.log_mel))
                 })?;
-                (sound.n_heard, self.part(&sound, start_ms, silence))
+                (audio.n_samples, self.part(&audio, start_ms, silence))
             }
         };
         let too_many = |limit: String| ItemError::TooLarge {
@@ -168,7 +169,7 @@ impl Preprocess for AudioProcessor {
         }
         let n_windows = spans.len().max(1) as u32;
         let n_rows = u32::try_from(n_windows as usize * self.settings.rows_per_window());
-        let duration_ms = n_heard as u64 * 1000 / u64::from(self.settings.rate);
+        let duration_ms = n_samples as u64 * 1000 / u64::from(self.settings.rate);
         Ok(EncoderInput {
             n_tokens: n_rows.map_err(|_| too_many(format!("{} rows", u32::MAX)))?,
             extent: Extent::Windows { n_windows, duration_ms, spans: spans.into() },

@@ -1,22 +1,22 @@
-//! Facts about a speech model that joining its transcripts needs.
+//! Facts about a speech model that assembling its transcripts needs.
 
 use std::sync::Arc;
 
-/// What whoever puts a transcript together must know of the model.
+/// Facts about a speech model that assembling its transcripts needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpeechInfo {
     /// Token of 0.00 s; later ones are later times. `None`: the model knows no times.
     pub first_time: Option<u32>,
     /// Length of a window in milliseconds.
     pub window_ms: u32,
-    /// Milliseconds of sound in an encoder row.
+    /// Milliseconds of audio in an encoder row.
     pub row_ms: u32,
     /// Tokens of earlier text that a prompt holds at most.
     pub max_previous: usize,
     /// Width of the logits.
     pub vocab: usize,
-    /// Heads of cross-attention that follow the sound, as (layer, head); none: words have no times.
+    /// Cross-attention heads that follow the audio, as (layer, head); empty: words have no times.
     pub alignment_heads: Arc<[(u32, u32)]>,
-    /// Width of the median over their weights.
+    /// Width of the median filter over their weights, odd.
     pub median: usize,
 }

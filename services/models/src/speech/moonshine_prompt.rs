@@ -1,6 +1,6 @@
-//! Prompts of speech models that know one language and no tasks: the decoder starts, and writes down what it hears.
+//! Prompts of Moonshine and other speech models of one language and no tasks: the start token alone.
 //!
-//! What such a model cannot do is refused by name rather than left out
+//! Options that such a model lacks are refused by name rather than ignored
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/moonshine/modeling_moonshine.py>).
 
 use super::info::SpeechInfo;
@@ -21,7 +21,7 @@ pub struct MoonshinePrompt {
     tokenizer: Arc<Tokenizer>,
     start: u32,
     end_tokens: Vec<u32>,
-    /// Encoder rows of a full window; the last window of a sound may have less.
+    /// Encoder rows of a full window; the last window may have fewer.
     rows_per_window: u32,
     window_ms: u64,
     row_ms: u32,
@@ -72,12 +72,12 @@ impl MoonshinePrompt {
         let refused = [
             (*kind == SpeechKind::Translate, "does not translate"),
             (language.is_some(), "knows the one language it was trained on: leave language open"),
-            (prompt.is_some(), "reads no prompt with a sound"),
+            (prompt.is_some(), "reads no prompt with audio"),
             (*timestamps, "has no timestamps"),
             (task.word_timestamps, "has no times of words"),
-            (task.long_form == LongForm::Sequential, "reads a long sound in windows side by side"),
-            (task.condition_on_previous, "does not read what was written before"),
-            (task.resume.is_some(), "does not go on in the middle of a sound"),
+            (task.long_form == LongForm::Sequential, "reads long audio in independent windows only"),
+            (task.condition_on_previous, "does not condition on previous text"),
+            (task.resume.is_some(), "does not resume in the middle of the audio"),
         ];
         if let Some((_, why)) = refused.iter().find(|(asked, _)| *asked) {
             return Err(PromptError::Invalid(format!("this model {why}")));
@@ -94,7 +94,7 @@ impl MoonshinePrompt {
         Ok(tokens)
     }
 
-    /// The start that a client wrote itself; nothing at all is the plain task.
+    /// The start that a client wrote itself; an empty one is the plain task.
     fn raw(&self, prompt: &TextOrTokens) -> Result<Vec<u32>, PromptError> {
         let mut tokens = match prompt {
             TextOrTokens::Text(text) => self.tokenizer.encode(text)?,
@@ -107,7 +107,7 @@ impl MoonshinePrompt {
         Ok(tokens)
     }
 
-    /// A conversation that is one sound.
+    /// A conversation that is one audio item.
     fn chat(&self, messages: &[Message]) -> Result<Vec<u32>, PromptError> {
         let mut n_items = 0;
         for part in messages.iter().flat_map(|m| &m.parts) {
@@ -119,7 +119,7 @@ impl MoonshinePrompt {
                 }
                 MessagePart::Text(text) if text.trim().is_empty() => {}
                 MessagePart::Text(_) => {
-                    let text = "this model reads no text with a sound";
+                    let text = "this model reads no text with audio";
                     return Err(PromptError::Invalid(text.into()));
                 }
             }
@@ -165,7 +165,7 @@ impl MoonshinePrompt {
         Ok((0..n_windows).map(window).collect())
     }
 
-    fn place(&self, tokens: &[u32], window: AudioWindow) -> PreparedSequence {
+    fn sequence(&self, tokens: &[u32], window: AudioWindow) -> PreparedSequence {
         let n = tokens.len() as u32;
         PreparedSequence {
             tokens: tokens.to_vec(),
@@ -206,7 +206,7 @@ impl PromptBuilder for MoonshinePrompt {
         if tokens.len() > self.max_context {
             return Err(PromptError::TooLong { actual: tokens.len(), limit: self.max_context });
         }
-        Ok(windows.into_iter().map(|window| self.place(&tokens, window)).collect())
+        Ok(windows.into_iter().map(|window| self.sequence(&tokens, window)).collect())
     }
 
     fn sampling_defaults(&self) -> SamplingDefaults {

@@ -8,16 +8,16 @@ use crate::prompt::{OutputKind, PreparedSequence};
 /// Seconds between two times next to each other in the vocabulary.
 const TIME_STEP_S: f64 = 0.02;
 
-/// Words said from one time to another, in seconds of the whole sound.
+/// Speech from one time to another, in seconds of the whole audio.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Segment {
-    /// When it starts.
+    /// Start, in seconds.
     pub start_s: f64,
-    /// When it ends; never before it starts, never after the window's sound.
+    /// End, in seconds; never before the start, never after the window's audio.
     pub end_s: f64,
-    /// Its tokens, without times, task tokens and end tokens.
+    /// Text tokens, without times, task tokens and end tokens.
     pub tokens: Vec<u32>,
-    /// Place of the first of them among the tokens of the window that were chosen freely. They follow each other.
+    /// Index of the first of them among the freely generated tokens of the window; they are consecutive.
     pub first_token: usize,
 }
 
@@ -31,7 +31,7 @@ pub struct Segmenter {
     /// Generated tokens that are still task tokens.
     n_steps_left: usize,
     end_tokens: Vec<u32>,
-    /// Tokens that were chosen freely.
+    /// Freely generated tokens so far.
     n_free: usize,
     open: Segment,
 }
@@ -78,7 +78,7 @@ impl Segmenter {
         }
     }
 
-    /// Ends the window. Returns the segment that nothing closed: it lasts to the end of the window's sound.
+    /// Ends the window. Returns the open segment, which lasts to the end of the window's audio.
     pub fn finish(mut self) -> Option<Segment> {
         let end = self.limit_s;
         self.mark(end)
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn times_become_segments_of_the_whole_sound() {
+    fn times_become_segments_of_the_whole_audio() {
         check(
             segmenter(true, 0),
             &[T0, 1, 2, T0 + 10, T0 + 10, 3, T0 + 25, 50],
@@ -148,7 +148,7 @@ mod tests {
         );
         // Cut off: the open segment lasts to the end.
         check(segmenter(true, 0), &[T0, 1, T0 + 10, T0 + 15, 2], &[(30.0, 30.2, &[1]), (30.3, 31.0, &[2])]);
-        // Past the sound, backwards, doubled, and without words.
+        // Past the audio, backwards, doubled, and without words.
         check(segmenter(true, 0), &[T0 + 30, 1, T0 + 500, 2], &[(30.6, 31.0, &[1]), (31.0, 31.0, &[2])]);
         check(segmenter(true, 0), &[T0 + 30, 1, T0 + 10], &[(30.6, 30.6, &[1])]);
         check(segmenter(true, 0), &[T0, T0, 1, T0 + 5], &[(30.0, 30.1, &[1])]);

@@ -5,7 +5,7 @@
 
 use crate::logits::{forbid, largest, log_sum_exp};
 
-/// Times among tokens: `<|0.00|>` is `first`, each next one 20 ms later, to the end of the vocabulary.
+/// Time tokens: `<|0.00|>` is `first`, each next one 20 ms later, to the end of the vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimestampRule {
     /// Token of 0.00 s.
@@ -18,7 +18,7 @@ pub struct TimestampRule {
     pub max_initial: Option<u32>,
 }
 
-/// A token that says that nobody speaks, and where the model says so.
+/// The token for windows without speech, and the step at which its probability is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoSpeech {
     /// The token.
@@ -28,8 +28,8 @@ pub struct NoSpeech {
 }
 
 impl TimestampRule {
-    /// Times come in pairs, do not go back, and one comes first; and one comes whenever all times together are
-    /// more probable than any single other token. `free` are the freely generated tokens.
+    /// Applies the grammar to `logits: [vocab]`: times come in pairs, never go back, and one comes first. A time is forced
+    /// if all times in sum are more probable than any other token. `free` are the freely generated tokens.
     pub(crate) fn apply(&self, free: &[u32], logits: &mut [f32]) {
         let vocab = logits.len();
         let at = |id: u32| (id as usize).min(vocab);

@@ -1,7 +1,7 @@
-//! Prompts of Whisper: a speech task as the tokens that the decoder was taught to go on from.
+//! Prompts of Whisper: a speech task as the tokens that its decoder was trained to continue.
 //!
 //! `<|startofprev|> earlier text <|startoftranscript|> <|language|> <|task|> <|notimestamps|>`, for each window
-//! of the sound. A language that nobody gave is left to the model: the first generated token may then be any
+//! of the audio. A language that the request leaves open is detected by the model: the first generated token may then be any
 //! language, and what must follow it is forced
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/whisper/generation_whisper.py>).
 
@@ -20,7 +20,7 @@ use tokens::WhisperTokens;
 use triptych_core::prompt::{LongForm, Message, MessagePart, Prompt, SpeechKind, SpeechTask, TextOrTokens};
 use triptych_core::{EncodedItem, Extent, ItemIdx, Modality, WindowSpan};
 
-/// Milliseconds of sound in an encoder row.
+/// Milliseconds of audio in an encoder row.
 const ROW_MS: u64 = 20;
 
 /// Lays out speech tasks.
@@ -41,16 +41,16 @@ pub struct WhisperPrompt {
     median: usize,
 }
 
-/// Decoder tokens of a window, before they are placed.
+/// Decoder tokens of a task, the same for every window.
 struct TaskPrompt {
     tokens: Vec<u32>,
     steps: Vec<Arc<[u32]>>,
     timestamps: bool,
-    /// Generated token whose logits say whether there is speech.
+    /// Index of the generated token whose logits hold the probability of "no speech".
     no_speech_step: usize,
 }
 
-/// Heads that follow the sound, as `[layer, head]`; published files name them, others may not.
+/// Heads that follow the audio, as `[layer, head]`; published files name them, others may not.
 fn alignment_heads(files: &GenerationFiles) -> Result<Arc<[(u32, u32)]>, ModelError> {
     const KEY: &str = "alignment_heads";
     let Some(value) = files.generation.get(KEY) else { return Ok(Arc::default()) };
@@ -67,7 +67,7 @@ fn alignment_heads(files: &GenerationFiles) -> Result<Arc<[(u32, u32)]>, ModelEr
     })
 }
 
-/// The default is that of transformers' configuration.
+/// Width of the median filter; the default is that of transformers' configuration.
 fn median(files: &GenerationFiles) -> Result<usize, ModelError> {
     const KEY: &str = "median_filter_width";
     let width = files.config.u32(KEY)?.unwrap_or(7);
@@ -117,7 +117,7 @@ impl WhisperPrompt {
         })
     }
 
-    /// Whether the model knows more than one language.
+    /// True for a model of more than one language.
     pub fn is_multilingual(&self) -> bool {
         !self.special.languages.is_empty()
     }
@@ -144,7 +144,7 @@ impl WhisperPrompt {
             }
             _ => {}
         }
-        let prefix = self.said(task.prefix.as_ref())?;
+        let prefix = self.transcript(task.prefix.as_ref())?;
         let follow = follow.into_iter().flatten().chain(prefix);
         let mut steps: Vec<Arc<[u32]>> = Vec::new();
         let judged = task.fallback.as_ref().is_some_and(|f| f.no_speech.is_some());
@@ -153,7 +153,7 @@ impl WhisperPrompt {
             steps.push(self.special.languages.tokens().collect());
             steps.extend(follow.map(|id| Arc::from([id])));
         } else if judged {
-            // The model says "no speech" right after its start token, so what follows that is written, not read.
+            // The model predicts "no speech" right after its start token, so the tokens after it are forced, not prompted.
             steps.extend(language.into_iter().chain(follow).map(|id| Arc::from([id])));
         } else {
             tokens.extend(language);
@@ -178,7 +178,7 @@ impl WhisperPrompt {
         })
     }
 
-    /// `<|startofprev|>` and the end of what was said before, as much as leaves half of the context free.
+    /// `<|startofprev|>` and the end of the previous transcript, as much as leaves half of the context free.
     fn earlier(&self, task: &SpeechTask) -> Result<Vec<u32>, PromptError> {
         let written = task.resume.as_ref().filter(|r| task.condition_on_previous && r.conditioned);
         let ids = match written {
@@ -186,7 +186,7 @@ impl WhisperPrompt {
                 check_ids(&resume.previous, self.vocab)?;
                 resume.previous.clone()
             }
-            None => self.said(task.prompt.as_ref())?,
+            None => self.transcript(task.prompt.as_ref())?,
         };
         let Some(start) = self.special.start_of_previous.filter(|_| !ids.is_empty()) else {
             return Ok(Vec::new());
@@ -197,9 +197,9 @@ impl WhisperPrompt {
         Ok(tokens)
     }
 
-    /// Tokens of what a client says was said.
-    fn said(&self, said: Option<&TextOrTokens>) -> Result<Vec<u32>, PromptError> {
-        match said {
+    /// Tokens of a transcript that a client gave.
+    fn transcript(&self, text: Option<&TextOrTokens>) -> Result<Vec<u32>, PromptError> {
+        match text {
             None => Ok(Vec::new()),
             Some(TextOrTokens::Text(text)) if text.trim().is_empty() => Ok(Vec::new()),
             Some(TextOrTokens::Text(text)) => {
@@ -212,7 +212,7 @@ impl WhisperPrompt {
         }
     }
 
-    /// The start that a client wrote itself; nothing at all is the plain task.
+    /// The start that a client wrote itself; an empty one is the plain task.
     fn raw(&self, prompt: &TextOrTokens) -> Result<TaskPrompt, PromptError> {
         let mut tokens = match prompt {
             TextOrTokens::Text(text) => self.tokenizer.encode(text)?,
@@ -232,7 +232,7 @@ impl WhisperPrompt {
         Ok(TaskPrompt { tokens, steps: Vec::new(), timestamps: complete && !says_none, no_speech_step: 0 })
     }
 
-    /// A conversation about one sound: its texts are what was said before.
+    /// A conversation about one audio item: its texts are the previous transcript.
     fn chat(&self, messages: &[Message]) -> Result<TaskPrompt, PromptError> {
         let mut texts = Vec::new();
         let mut n_items = 0;
@@ -254,7 +254,7 @@ impl WhisperPrompt {
         self.task(&SpeechTask { prompt, ..SpeechTask::default() })
     }
 
-    /// Where the windows of the one item lie.
+    /// Spans of the windows of the one item.
     fn windows(&self, items: &[EncodedItem]) -> Result<Vec<WindowSpan>, PromptError> {
         let [item] = items else {
             let text = format!("the request has {} items, this model reads one audio item", items.len());
@@ -267,7 +267,8 @@ impl WhisperPrompt {
         let Extent::Windows { n_windows, duration_ms, spans } = &item.extent else {
             return Err(PromptError::Invalid("item 0 is audio without windows".into()));
         };
-        let (n_windows, duration_ms) = (*n_windows, *duration_ms);
+        let n_windows = *n_windows;
+        let duration_ms = *duration_ms;
         if n_windows == 0 || n_windows.checked_mul(self.rows_per_window) != Some(item.n_tokens) {
             return Err(PromptError::Invalid(format!(
                 "item 0 has {} rows in {n_windows} windows, a window of this model has {}",
@@ -305,7 +306,7 @@ impl WhisperPrompt {
     }
 
     /// The sequence of a window.
-    fn place(&self, start: &TaskPrompt, window: u32, span: WindowSpan) -> PreparedSequence {
+    fn sequence(&self, start: &TaskPrompt, window: u32, span: WindowSpan) -> PreparedSequence {
         let n = start.tokens.len() as u32;
         PreparedSequence {
             tokens: start.tokens.clone(),
@@ -347,7 +348,7 @@ impl PromptBuilder for WhisperPrompt {
         if n_tokens > self.max_context {
             return Err(PromptError::TooLong { actual: n_tokens, limit: self.max_context });
         }
-        Ok((0..).zip(spans).map(|(window, span)| self.place(&start, window, span)).collect())
+        Ok((0..).zip(spans).map(|(window, span)| self.sequence(&start, window, span)).collect())
     }
 
     fn sampling_defaults(&self) -> SamplingDefaults {

@@ -38,7 +38,8 @@ pub fn words(tokenizer: &Tokenizer, tokens: &[u32], language: Option<&str>) -> V
 fn characters(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<WordTokens> {
     let whole: Vec<char> = tokenizer.decode(tokens).chars().collect();
     let mut found = Vec::new();
-    let (mut first, mut n_chars) = (0, 0);
+    let mut first = 0;
+    let mut n_chars = 0;
     for end in 1..=tokens.len() {
         let text = tokenizer.decode(&tokens[first..end]);
         // A replacement character is part of the text only if the whole text has one at that place.

@@ -1,8 +1,8 @@
 //! A tokenizer from the files that came before `tokenizer.json`.
 //!
 //! Published directories hold what the family's own code once read: a sentencepiece model, a vocabulary with
-//! merges, or nothing at all (ByT5). What stands in these files, and what the family's code adds to it (its
-//! ids, its special tokens, what stands around an input), is put together here to the same JSON that
+//! merges, or nothing at all (ByT5). The contents of these files, and the additions of the family's code (its
+//! ids, its special tokens, the template of an input), is assembled here to the same JSON that
 //! `tokenizer.json` would hold, and read by the same library. The rules are those of transformers'
 //! `convert_slow_tokenizer.py` and tokenizer classes.
 
@@ -32,7 +32,7 @@ const LOOKED_FOR: &str = "tokenizer.json; source.spm, target.spm and vocab.json;
     sentencepiece.bpe.model or tokenizer.model; vocab.json and merges.txt; vocab.txt; or tokenizer_config.json \
     with tokenizer_class ByT5Tokenizer";
 
-/// Puts a tokenizer together from what a directory holds.
+/// Builds a tokenizer from the files of a directory.
 ///
 /// # Errors
 /// [`ModelError::Format`] if nothing can be made of it, which names the files that were looked for; otherwise
@@ -72,7 +72,7 @@ fn class(path: &Path, config: &JsonFile) -> Result<String, ModelError> {
     }
     let model = JsonFile::read_or_empty(path, "config.json")?;
     let model_type = model.get("model_type").and_then(serde_json::Value::as_str).unwrap_or_default();
-    // ByT5 is T5 with another vocabulary, and has no file that would tell.
+    // ByT5 is T5 with another vocabulary, and no file distinguishes the two.
     let class = match model_type {
         "t5" | "mt5" | "umt5" => "T5",
         "bart" | "florence2" => "Bart",

@@ -1,8 +1,8 @@
 //! A vocabulary whose ids are not the library's.
 //!
-//! The library numbers a model's entries from nought and added tokens behind them. Some families number
-//! otherwise: fairseq moves the first four, Pegasus leaves a hundred and three places, Marian keeps a list of
-//! its own. Here the two numberings are told apart; the library never sees the model's.
+//! The library numbers a model's entries from 0 and added tokens behind them. Some families number
+//! otherwise: fairseq moves the first four, Pegasus leaves 103 ids free, Marian keeps a list of
+//! its own. Here one numbering is mapped to the other; the library never sees the model's.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,4 +1,4 @@
-//! LanguageTokens of a vocabulary: the codes that its control tokens spell.
+//! Languages of a vocabulary: their codes and tokens.
 
 /// Language codes of a model with their tokens, in the order of the tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl LanguageTokens {
         self.0.iter().map(|(_, token)| *token)
     }
 
-    /// Whether there are none.
+    /// True without any language.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

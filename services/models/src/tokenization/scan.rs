@@ -15,9 +15,9 @@ pub(super) struct ControlToken {
     pub(super) id: u32,
     /// Its spelling; two characters or more.
     pub(super) content: String,
-    /// Whether it swallows white space before it.
+    /// True if it strips white space before it.
     pub(super) strips_left: bool,
-    /// Whether it swallows white space after it.
+    /// True if it strips white space after it.
     pub(super) strips_right: bool,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct ControlTokens {
 pub(super) enum MixedSpan<'a> {
     /// A control token.
     Control(u32),
-    /// What stands between two.
+    /// Text between two control tokens.
     Text(&'a str),
 }
 
@@ -162,7 +162,8 @@ mod tests {
     #[test]
     fn two_guarded_texts_cannot_spell_a_token_together() {
         let controls = tokens(&[("<|end|>", false, false)]);
-        let (left, right) = ("a<|en", "d|>\u{FDD0}b");
+        let left = "a<|en";
+        let right = "d|>\u{FDD0}b";
         let guard = controls.guard([left, right].into_iter()).unwrap();
         let mixed = format!("{}{}<|end|>", guard.apply(left), guard.apply(right));
         let split = controls.split(&mixed);

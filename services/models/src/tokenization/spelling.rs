@@ -2,11 +2,11 @@
 //!
 //! A decoder works on whole sequences; what it does to one token in the middle of a text is a short list of
 //! rewrites, and this is that list. What happens only at the start of a text (the first space of a
-//! sentencepiece text is dropped) is told apart, see [`super::Tokenizer::drops_first_space`].
+//! sentencepiece text is dropped) is separate, see [`super::Tokenizer::drops_first_space`].
 
 use serde_json::Value;
 
-/// How a vocabulary spells text.
+/// Spelling of the tokens of a vocabulary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Spelling {
     /// Each character of a token stands for a byte, as in GPT-2.
@@ -73,7 +73,7 @@ impl Spelling {
         Self::Pieces(rewrites, drops)
     }
 
-    /// Whether the space that begins a text is dropped.
+    /// True if the space that begins a text is dropped.
     pub(super) fn drops_first_space(&self) -> bool {
         matches!(self, Self::Pieces(_, true))
     }

@@ -67,7 +67,7 @@ impl StoredWeights {
         Self { asked: Some(Mutex::default()), ..self }
     }
 
-    /// Whether a tensor is stored under one of `names`.
+    /// True if a tensor is stored under one of `names`.
     pub(super) fn has(&self, names: &[String]) -> bool {
         names.iter().any(|n| self.entries.contains_key(n))
     }
@@ -129,7 +129,8 @@ impl StoredWeights {
             return Err(ModelError::MissingTensor { name, tried: names.to_vec() });
         };
         if entry.shape != shape {
-            let (expected, actual) = (shape.to_vec(), entry.shape.clone());
+            let expected = shape.to_vec();
+            let actual = entry.shape.clone();
             return Err(ModelError::TensorShape { name: name.clone(), expected, actual });
         }
         let dtype = match entry.dtype {

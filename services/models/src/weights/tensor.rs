@@ -7,7 +7,7 @@ use std::sync::Arc;
 use triptych_core::DType;
 use triptych_kernels::ops::WeightView;
 
-/// What a tensor is for: decides the values of a random one.
+/// Role of a tensor; it decides the values of a random one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorRole {
     /// A matrix, convolution or table.
@@ -18,24 +18,24 @@ pub enum TensorRole {
     Scale,
 }
 
-/// A tensor that was asked for. Row-major, little-endian.
+/// A tensor that was read. Row-major, little-endian.
 #[derive(Clone, Debug)]
 pub struct Tensor<'a> {
     dtype: DType,
     shape: Vec<usize>,
     data: TensorBytes<'a>,
-    // Of a survey: only its shape is looked at.
+    // True in a survey: only the shape is read.
     surveyed: bool,
 }
 
 /// The bytes of a tensor.
 #[derive(Clone, Debug)]
 pub(super) enum TensorBytes<'a> {
-    /// Of a map that stays, or of another tensor.
+    /// Part of a map that stays, or of another tensor.
     Borrowed(&'a [u8]),
-    /// Made here.
+    /// Computed.
     Owned(Vec<u8>),
-    /// A map of its own: what was read of it is this process's memory for as long as the tensor is there, no longer.
+    /// A map of its own: its pages count as memory of the process only while the tensor exists.
     Mapped(Arc<Mmap>),
 }
 
@@ -64,12 +64,12 @@ impl<'a> Tensor<'a> {
 }
 
 impl Tensor<'_> {
-    /// As a back end takes it.
+    /// The tensor as a back end takes it.
     pub fn view(&self) -> WeightView<'_> {
         WeightView { dtype: self.dtype, shape: &self.shape, data: &self.data }
     }
 
-    /// The elements as f32; zeros of a survey.
+    /// The elements as f32, row-major; zeros in a survey.
     pub fn values(&self) -> Vec<f32> {
         if self.surveyed {
             return vec![0.0; self.shape.iter().product()];
@@ -93,7 +93,7 @@ impl Tensor<'_> {
         Self { dtype: DType::F32, shape: self.shape, data: TensorBytes::Owned(data), surveyed: false }
     }
 
-    /// The part of the outermost dimension in `rows`, which must lie in it.
+    /// Rows `rows` of the outermost dimension, which must exist.
     #[must_use]
     pub fn rows(&self, rows: Range<usize>) -> Tensor<'_> {
         let n_rows = self.shape.first().copied().unwrap_or_default();
@@ -104,10 +104,11 @@ impl Tensor<'_> {
         Tensor { dtype: self.dtype, shape, data, surveyed: self.surveyed }
     }
 
-    /// Columns `columns` of a matrix, which must be its own, in that order.
+    /// Columns `columns` of a matrix, which must exist, in that order: `[n_rows, columns.len()]`.
     #[must_use]
     pub fn columns(&self, columns: impl Iterator<Item = usize>) -> Tensor<'static> {
-        let (n_rows, size) = (self.shape.first().copied().unwrap_or_default(), self.dtype.size());
+        let n_rows = self.shape.first().copied().unwrap_or_default();
+        let size = self.dtype.size();
         let row_bytes = self.data.len().checked_div(n_rows).unwrap_or_default().max(size);
         let columns: Vec<usize> = columns.collect();
         let mut data = Vec::with_capacity(n_rows * columns.len() * size);
@@ -120,7 +121,7 @@ impl Tensor<'_> {
         Tensor { dtype: self.dtype, shape, data: TensorBytes::Owned(data), surveyed: self.surveyed }
     }
 
-    /// The same elements as rows of `width`, which must divide their number.
+    /// The same elements as `[n, width]`; `width` must divide their number.
     #[must_use]
     pub fn in_rows(mut self, width: usize) -> Self {
         let n_elements: usize = self.shape.iter().product();
@@ -131,11 +132,12 @@ impl Tensor<'_> {
     /// A copy that borrows nothing.
     #[must_use]
     pub fn owned(&self) -> Tensor<'static> {
-        let (shape, data) = (self.shape.clone(), TensorBytes::Owned(self.data.to_vec()));
+        let shape = self.shape.clone();
+        let data = TensorBytes::Owned(self.data.to_vec());
         Tensor { dtype: self.dtype, shape, data, surveyed: self.surveyed }
     }
 
-    /// As f32, each row multiplied by its factor; the rows are those of the first dimension.
+    /// The tensor in f32, each row of the first dimension multiplied by its factor; `factors: [n_rows]`.
     #[must_use]
     pub fn times(&self, factors: &[f32]) -> Tensor<'static> {
         let mut values = self.values();

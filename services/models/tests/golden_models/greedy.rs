@@ -132,13 +132,15 @@ fn admit<'a>(
     };
     let mut running = Vec::new();
     for (i, s) in sequences.iter().enumerate() {
-        let (blocks, cross_blocks) = (take(false, own(s)), take(true, cross(s)));
+        let blocks = take(false, own(s));
+        let cross_blocks = take(true, cross(s));
         let n_rows = s.cross.len() / s.hidden;
         if info.cross_attention && n_rows > 0 {
             let slots: Vec<u32> = (0..n_rows).map(|row| slot(&cross_blocks, row)).collect();
-            decoder.project_cross(&s.cross, &slots).expect("encoder rows fit");
+            decoder.project_cross(s.cross.clone(), &slots).expect("encoder rows fit");
         }
-        let (tokens, starts_at) = (s.prompt.clone(), i * mix.stagger);
+        let tokens = s.prompt.clone();
+        let starts_at = i * mix.stagger;
         running.push(Running {
             own: s,
             tokens,
@@ -205,7 +207,8 @@ impl Batch {
     }
 
     fn push(&mut self, s: &Running<'_>, chunk: usize) {
-        let (first, end) = (s.n_computed, s.tokens.len().min(s.n_computed.saturating_add(chunk)));
+        let first = s.n_computed;
+        let end = s.tokens.len().min(s.n_computed.saturating_add(chunk));
         let first_row = self.token_ids.len();
         self.query_start_loc.push(first_row as u32);
         self.n_tokens.push(end - first);
@@ -218,7 +221,8 @@ impl Batch {
         }
         for (at, rows) in &s.own.embeds {
             let hidden = s.own.hidden;
-            let (from, to) = (first.max(*at), end.min(at + rows.len() / hidden));
+            let from = first.max(*at);
+            let to = end.min(at + rows.len() / hidden);
             if from < to {
                 let values = rows[(from - at) * hidden..(to - at) * hidden].to_vec();
                 self.embeds.push((first_row + from - first, values));

@@ -27,7 +27,8 @@ fn images(case: &Case) -> Vec<EncoderInput> {
     let prepare = |image: &Value| {
         let file = image["file"].as_str().expect("a file");
         let bytes = std::fs::read(case.dir.join(file)).expect("an image");
-        let (options, limits) = (ItemOptions::default(), Limits::default());
+        let options = ItemOptions::default();
+        let limits = Limits::default();
         processor.preprocess(Modality::Image, &bytes, &options, &limits).expect("a PNG")
     };
     case.json["images"].as_array().expect("images").iter().map(prepare).collect()
@@ -115,7 +116,8 @@ fn states_and_logits<B: Backend>(case: &Case, backend: &B) -> (Vec<Vec<f32>>, Ve
     let images = exact_images(case);
     let rows: Vec<Vec<f32>> =
         images.iter().map(|i| loaded.encoder.encode(&[i]).expect("own inputs fit").remove(0)).collect();
-    let (prompts, hidden) = (prompts(case), loaded.encoder.hidden());
+    let prompts = prompts(case);
+    let hidden = loaded.encoder.hidden();
     let wanted = case.json["prompts_with_logits"].as_array().expect("numbers").iter();
     let logits = wanted.filter_map(Value::as_u64).map(|k| {
         let (sequence, from) = sequence(&prompts[k as usize], &rows, loaded.image_token, hidden);
@@ -163,7 +165,8 @@ fn greedy_tokens_match<B: Backend>(backend: &B) {
         let expected = case.greedy_tokens();
         let n_steps = expected[0].len();
         for (i, expected) in expected.iter().enumerate() {
-            let (one, from) = (&sequences[i..=i], &from[i..=i]);
+            let one = &sequences[i..=i];
+            let from = &from[i..=i];
             let alone = greedy_seeing(&mut *loaded.decoder, one, from, (n_steps, Mix::PLAIN));
             assert_eq!(&alone[0], expected, "{name} prompt {i} alone");
         }

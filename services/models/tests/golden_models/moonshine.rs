@@ -32,11 +32,12 @@ fn waveforms(case: &Case) -> Vec<Vec<f32>> {
 }
 
 fn numbers(case: &Case, key: &str) -> Vec<usize> {
-    serde_json::from_value(case.json[key].clone()).expect("whole numbers")
+    serde_json::from_value(case.json[key].clone()).expect("integers")
 }
 
 fn prepare(case: &Case, samples: &[f32]) -> Result<EncoderInput, ItemError> {
-    let (options, limits) = (ItemOptions::default(), Limits::default());
+    let options = ItemOptions::default();
+    let limits = Limits::default();
     case.model().preprocess().preprocess(Modality::Audio, &wav(samples), &options, &limits)
 }
 
@@ -142,7 +143,8 @@ fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
 fn sounds_become_the_samples_of_the_reference() {
     for name in CASES {
         let case = Case::open(name);
-        let (inputs, rows) = (inputs(&case), numbers(&case, "n_rows"));
+        let inputs = inputs(&case);
+        let rows = numbers(&case, "n_rows");
         assert_eq!(inputs.iter().map(|i| i.n_tokens as usize).collect::<Vec<_>>(), rows, "{name}");
         let Features::Samples(samples) = &inputs[0].features else { panic!("samples") };
         // Only the case that normalises has more to say than the sound itself.
@@ -202,7 +204,8 @@ fn less_than_a_row_is_refused_with_its_length() {
 #[test]
 fn what_the_model_cannot_do_is_refused_by_name() {
     let case = Case::open(CASES[0]);
-    let (prompts, input) = (case.model().prompts(), inputs(&case).remove(0));
+    let prompts = case.model().prompts();
+    let input = inputs(&case).remove(0);
     let items = [encoded(&input, Modality::Audio, 24)];
     let check = |task: SpeechTask, expect: &str| {
         let text = prompts.prepare(&Prompt::Speech(task), &items).expect_err(expect).to_string();

@@ -35,7 +35,8 @@ fn images_and_messages_become_the_tokens_of_the_reference() {
         let backend = cpu(Precision::F32);
         let mut encoder = model.load_encoder(Modality::Image, &backend).expect("encoder weights");
         let mut decoder = model.load_decoder(&backend).expect("decoder weights");
-        let (processor, prompts) = (model.preprocess(), model.prompts());
+        let processor = model.preprocess();
+        let prompts = model.prompts();
         let expected = case.greedy_tokens();
         let mut sequences = Vec::new();
         for prompt in case.json["prompts"].as_array().expect("prompts") {
@@ -84,7 +85,8 @@ fn an_image_and_a_decoder_prompt_become_the_tokens_of_the_reference() {
         let backend = cpu(Precision::F32);
         let mut encoder = model.load_encoder(Modality::Image, &backend).expect("encoder weights");
         let mut decoder = model.load_decoder(&backend).expect("decoder weights");
-        let (processor, prompts) = (model.preprocess(), model.prompts());
+        let processor = model.preprocess();
+        let prompts = model.prompts();
         let mut n_exact = 0;
         let pictures = vision::pictures(&case);
         for (picture, exact) in pictures.iter().zip(vision::exact_inputs(&case, &pictures)) {

@@ -28,7 +28,8 @@ fn images(case: &Case, model_dir_config: &serde_json::Value) -> BTreeMap<String,
     let numbers = |key: &str| -> Vec<f32> {
         serde_json::from_value(model_dir_config[key].clone()).expect("three numbers")
     };
-    let (mean, std) = (numbers("image_mean"), numbers("image_std"));
+    let mean = numbers("image_mean");
+    let std = numbers("image_std");
     let images = case.json["images"].as_object().expect("images by name");
     images
         .iter()

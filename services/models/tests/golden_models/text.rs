@@ -167,7 +167,8 @@ fn a_text_becomes_the_tokens_of_the_reference() {
         let backend = cpu(Precision::F32);
         let mut encoder = model.load_encoder(Modality::Text, &backend).expect("encoder weights");
         let mut decoder = model.load_decoder(&backend).expect("decoder weights");
-        let (processor, limits) = (model.preprocess(), Limits::default());
+        let processor = model.preprocess();
+        let limits = Limits::default();
         let texts: Vec<String> = serde_json::from_value(case.json["texts"].clone()).expect("texts");
         for (text, ids) in texts.iter().zip(lists(&case, "inputs")) {
             let plain = processor

@@ -181,7 +181,8 @@ fn greedy_tokens_match<B: Backend>(backend: &B) {
 fn canvases_are_those_of_the_reference() {
     for name in CASES {
         let case = Case::open(name);
-        let (pictures, settings) = (pictures(&case), settings(&case));
+        let pictures = pictures(&case);
+        let settings = settings(&case);
         let model = case.model();
         let one_step = settings.std.iter().map(|s| 1.0 / 255.0 / s).fold(0.0, f32::max);
         for (picture, exact) in pictures.iter().zip(exact_inputs(&case, &pictures)) {
@@ -208,9 +209,13 @@ fn values_are_normalised_as_by_the_reference() {
         let [_, height, width] = shape[..] else { panic!("{shape:?}") };
         let across = width.div_ceil(side);
         for (i, value) in patches(&input).iter().enumerate() {
-            let (patch, within) = (i / (3 * side * side), i % (3 * side * side));
-            let (channel, y, x) = (within / (side * side), within / side % side, within % side);
-            let (y, x) = (patch / across * side + y, patch % across * side + x);
+            let patch = i / (3 * side * side);
+            let within = i % (3 * side * side);
+            let channel = within / (side * side);
+            let y = within / side % side;
+            let x = within % side;
+            let y = patch / across * side + y;
+            let x = patch % across * side + x;
             let inside = y < height && x < width;
             let expected = if inside { values[(channel * height + y) * width + x] } else { 0.0 };
             assert!((value - expected).abs() < 1e-5, "{name} channel {channel} at {x}, {y}");

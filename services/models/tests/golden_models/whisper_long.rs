@@ -10,7 +10,7 @@ use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::decoder::AlignInput;
 use triptych_models::speech::align::{AttentionWeights, first_rows};
 use triptych_models::speech::quality::{Quality, WindowVerdict, compression_ratio, judge};
-use triptych_models::speech::sequential::{SequentialWindow, remember};
+use triptych_models::speech::sequential::{PreviousLimits, SequentialWindow, previous_tokens};
 use triptych_models::speech::stitch::seam;
 use triptych_models::speech::words::words;
 
@@ -24,7 +24,7 @@ fn ids(value: &Value) -> Vec<u32> {
 }
 
 fn number(value: &Value) -> usize {
-    value.as_u64().expect("a whole number") as usize
+    value.as_u64().expect("an integer") as usize
 }
 
 fn list(value: &Value) -> &[Value] {
@@ -34,7 +34,8 @@ fn list(value: &Value) -> &[Value] {
 /// AttentionWeights of the chosen heads, and from them the row of every token, over all lists of a case.
 fn alignments_match<B: Backend>(backend: &B) {
     for name in CASES {
-        let (case, long) = (Case::open(name), Case::open_part(name, "long"));
+        let case = Case::open(name);
+        let long = Case::open_part(name, "long");
         let model = case.model();
         let facts = model.prompts().speech().expect("a speech model");
         let mut encoder = model.load_encoder(Modality::Audio, backend).expect("encoder weights");
@@ -42,8 +43,9 @@ fn alignments_match<B: Backend>(backend: &B) {
         let inputs = crate::whisper::batch_inputs(&case);
         let mut n_near = 0;
         for one in list(&long.json["alignments"]) {
-            let (i, tokens, n_prompt) =
-                (number(&one["input"]), ids(&one["tokens"]), number(&one["n_prompt"]));
+            let i = number(&one["input"]);
+            let tokens = ids(&one["tokens"]);
+            let n_prompt = number(&one["n_prompt"]);
             let rows = encoder.encode(&[&inputs[i]]).expect("golden features fit").remove(0);
             let input = AlignInput { tokens: &tokens, rows: &rows, heads: &facts.alignment_heads };
             let weights = decoder.align(&input).expect("a decoder with cross-attention");
@@ -103,15 +105,18 @@ fn heads_that_are_not_there_are_refused() {
 #[test]
 fn windows_seek_and_prompt_as_the_reference() {
     for name in CASES {
-        let (case, long) = (Case::open(name), Case::open_part(name, "long"));
+        let case = Case::open(name);
+        let long = Case::open_part(name, "long");
         let facts = case.model().prompts().speech().expect("a speech model");
         let first_time = facts.first_time.expect("times");
         for run in list(&long.json["sequences"]) {
             let duration_ms = number(&run["n_frames"]) as u32 * 10;
             let windows = list(&run["windows"]);
-            let (mut previous, mut segments) = (Vec::new(), Vec::new());
+            let mut previous = Vec::new();
+            let mut segments = Vec::new();
             for (i, window) in windows.iter().enumerate() {
-                let (tokens, prompt) = (ids(&window["tokens"]), ids(&window["prompt"]));
+                let tokens = ids(&window["tokens"]);
+                let prompt = ids(&window["prompt"]);
                 let start_ms = number(&window["seek"]) as u32 * 10;
                 let frame =
                     SequentialWindow { start_ms, duration_ms, window_ms: facts.window_ms, first_time };
@@ -119,7 +124,7 @@ fn windows_seek_and_prompt_as_the_reference() {
                     let told = &prompt[1..prompt.len() - list(&case.json["prompt_with_timestamps"]).len()];
                     assert_eq!(told, previous, "{name}, window {i}");
                 }
-                let settled = frame.settle(&tokens);
+                let settled = frame.decoded(&tokens);
                 if let Some(next) = windows.get(i + 1) {
                     assert_eq!(
                         settled.next_ms,
@@ -127,7 +132,12 @@ fn windows_seek_and_prompt_as_the_reference() {
                         "{name}, window {i}"
                     );
                 }
-                previous = remember(&previous, &tokens, &settled, (first_time, facts.max_previous));
+                previous = previous_tokens(
+                    &previous,
+                    &tokens,
+                    &settled,
+                    PreviousLimits { first_time, max_tokens: facts.max_previous },
+                );
                 segments.extend(
                     settled.segments.into_iter().map(|s| (s.start_s, s.end_s, tokens[s.tokens].to_vec())),
                 );
@@ -147,7 +157,8 @@ fn windows_seek_and_prompt_as_the_reference() {
 #[test]
 fn windows_are_judged_as_the_reference() {
     for name in CASES {
-        let (case, long) = (Case::open(name), Case::open_part(name, "long"));
+        let case = Case::open(name);
+        let long = Case::open_part(name, "long");
         let vocab = case.model().prompts().speech().expect("a speech model").vocab;
         for one in list(&long.json["fallbacks"]) {
             let float = |value: &Value| value.as_f64().map(|v| v as f32);
@@ -179,7 +190,8 @@ fn windows_are_judged_as_the_reference() {
 #[test]
 fn words_and_seams_are_those_of_the_reference() {
     for name in CASES {
-        let (case, long) = (Case::open(name), Case::open_part(name, "long"));
+        let case = Case::open(name);
+        let long = Case::open_part(name, "long");
         let model = case.model();
         for one in list(&long.json["words"]) {
             let tokens = ids(&one["tokens"]);
@@ -191,7 +203,8 @@ fn words_and_seams_are_those_of_the_reference() {
             assert_eq!(ends, ids(&one["ends"]), "{name}");
         }
         for one in list(&long.json["seams"]) {
-            let (left, right) = (ids(&one["left"]), ids(&one["right"]));
+            let left = ids(&one["left"]);
+            let right = ids(&one["right"]);
             let (keep, skip) = seam(&left, &right);
             assert_eq!([&left[..keep], &right[skip..]].concat(), ids(&one["joined"]), "{name}: {one}");
         }

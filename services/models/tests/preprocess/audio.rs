@@ -47,7 +47,8 @@ fn log_mel_matches_the_reference() {
     let tensors = Tensors::read("preprocess/log_mel.safetensors");
     let rows = golden::json("preprocess/log_mel.json");
     for row in rows.as_array().unwrap() {
-        let (name, n_mels) = (row["name"].as_str().unwrap(), row["n_mels"].as_u64().unwrap() as usize);
+        let name = row["name"].as_str().unwrap();
+        let n_mels = row["n_mels"].as_u64().unwrap() as usize;
         let samples = sound(name);
         assert_eq!(samples.len() as u64, row["n_samples"].as_u64().unwrap(), "{name}");
         let processor = AudioProcessor::new(AudioSettings { n_mels, ..WHISPER });

@@ -232,5 +232,5 @@ fn bad_words_of_several_tokens_are_runs() {
     let copy = with_generation("marian_en_de", "bad_words_ids", serde_json::json!([[5], [6, 7]]), false);
     let model = Model::open(&source(copy.path().to_owned())).expect("a model");
     let rules = prepare(&*model.prompts(), &decoder(tokens(&[]))).rules;
-    assert_eq!((&*rules.suppress, &*rules.never_runs), (&[5][..], &[vec![6, 7]][..]));
+    assert_eq!((&*rules.suppress, &*rules.bad_words), (&[5][..], &[vec![6, 7]][..]));
 }

@@ -1,6 +1,6 @@
-//! Where chosen heads of cross-attention look: one pass over known tokens, beside the caches.
+//! Cross-attention weights of chosen heads: one pass over known tokens, beside the caches.
 //!
-//! The layers run over keys and values of this pass alone; what the chosen heads weigh is asked of the back end beside
+//! The layers run over keys and values of this pass alone. The back end returns the weights of the chosen heads beside
 //! their attention.
 
 use super::{AlignInput, DecoderLayer, TransformerDecoder};
@@ -10,13 +10,13 @@ use crate::spec::{CrossSpec, ItemsSpec};
 use triptych_kernels::ops::{ChosenHeads, Mask, Qkv, ScoreBias, Varlen};
 use triptych_kernels::{Backend, KernelError};
 
-/// What a layer of a align pass reads beside its rows.
+/// Inputs of a layer in an alignment pass, beside its rows.
 struct AlignContext<'a, T> {
-    /// Encoder rows.
+    /// Encoder rows, `[n_rows, encoder_hidden]`.
     rows: &'a T,
     rotary: Option<&'a RotaryTables>,
     bias: ScoreBias<'a>,
-    /// Cross-attention heads whose weights are wanted.
+    /// Cross-attention heads to report.
     heads: &'a [u32],
 }
 
@@ -45,7 +45,7 @@ impl<B: Backend> TransformerDecoder<B> {
                 &AlignContext { rows: &rows, rotary: rotary.as_ref(), bias, heads: &heads },
             )?;
             x = next;
-            // A layer that does not cross-attend looks nowhere, and finds nothing.
+            // A layer without cross-attention reports no weights.
             for (place, found) in places.into_iter().zip(found.chunks_exact(size)) {
                 weights[place * size..][..size].copy_from_slice(found);
             }
@@ -74,8 +74,8 @@ impl<B: Backend> TransformerDecoder<B> {
 }
 
 impl<B: Backend> DecoderLayer<B> {
-    /// The layer over known tokens `x` and encoder rows, and the weights of the wanted heads of its
-    /// cross-attention, `[heads, n_tokens, n_rows]`.
+    /// Runs the layer over known tokens `x: [n_tokens, hidden]` and encoder rows. Returns its output and the
+    /// cross-attention weights of the chosen heads, `[n_heads, n_tokens, n_rows]`.
     fn align(
         &self,
         backend: &B,
@@ -88,7 +88,8 @@ impl<B: Backend> DecoderLayer<B> {
         if let Some((norm, attention, _)) = &self.attention {
             x = norm.around(backend, &x, |input, residual| {
                 let [q, k, v] = &attention.project(backend, input, with.rotary)?;
-                let (mask, bias) = (Mask::Causal, with.bias);
+                let mask = Mask::Causal;
+                let bias = with.bias;
                 let seqs = Varlen { cu_seqlens_q: &tokens, cu_seqlens_k: &tokens, mask, bias };
                 let context = backend.attention(Qkv { q, k, v }, attention.shape(), seqs)?;
                 attention.output(backend, &context, residual)
@@ -99,7 +100,8 @@ impl<B: Backend> DecoderLayer<B> {
             x = norm.around(backend, &x, |input, residual| {
                 let q = &cross.query(backend, input)?;
                 let [k, v] = &cross.keys_values(backend, with.rows)?;
-                let (mask, bias) = (Mask::Full, ScoreBias::None);
+                let mask = Mask::Full;
+                let bias = ScoreBias::None;
                 let seqs = Varlen { cu_seqlens_q: &tokens, cu_seqlens_k: &rows, mask, bias };
                 if !with.heads.is_empty() {
                     let chosen = ChosenHeads { shape: cross.shape(), heads: with.heads };

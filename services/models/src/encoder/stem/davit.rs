@@ -1,9 +1,8 @@
-//! A pyramid of stages whose layers attend inside windows, then between channels (DaViT).
+//! A tower of stages whose layers attend inside windows, then between channels (DaViT).
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/florence2/modeling_florence2.py>
-//! (`Florence2VisionBackbone`); paper: <https://arxiv.org/abs/2204.03645>. Rows are pixels, then places of ever
-//! coarser planes. Padding of windows takes part, with the bias as its keys and values. Images go through one
-//! after the other.
+//! (`Florence2VisionBackbone`); paper: <https://arxiv.org/abs/2204.03645>. Rows are pixels, then positions of ever
+//! coarser grids. Padding of windows takes part, with the bias as its keys and values. Images are computed one by one.
 
 use super::windows::{WindowPartition, partition, reverse};
 use crate::error::ModelError;
@@ -15,14 +14,14 @@ use triptych_kernels::ops::{Activation, AttentionShape, Conv2d, Mask, Qkv, Score
 /// Taps of the convolutions within layers.
 const TAPS: usize = 3;
 
-/// The pyramid.
+/// The tower: all stages with their weights.
 pub(super) struct DavitTower<B: Backend> {
     stages: Vec<DavitStage<B>>,
     window: usize,
 }
 
 struct DavitStage<B: Backend> {
-    // Of what it reads, or of what the convolution gives.
+    // Before the convolution or after it, as the spec says.
     norm: B::Norm,
     convolution: B::Linear,
     spec: DavitStageSpec,
@@ -45,14 +44,15 @@ impl<B: Backend> DavitTower<B> {
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn load(loader: &Loader<'_, B>, spec: &DavitSpec) -> Result<Self, ModelError> {
         let stages =
-            spec.stages.iter().enumerate().map(|(i, stage)| DavitStage::load(loader, spec, (i, stage)));
+            spec.stages.iter().enumerate().map(|(i, stage)| DavitStage::load(loader, spec, i, stage));
         Ok(Self { stages: stages.collect::<Result<_, _>>()?, window: spec.window })
     }
 
-    /// Rows `x: [height · width, channels]` of an image's pixels to those of the last stage.
+    /// Pixels of an image, `x: [grid[0] · grid[1], channels]`, to the rows of the last stage,
+    /// `[n_positions, width]`.
     ///
     /// # Errors
-    /// [`ModelError::Kernel`] if a reverse end refuses the shapes.
+    /// [`ModelError::Kernel`] if a back end refuses the shapes.
     pub fn forward(
         &self,
         backend: &B,
@@ -61,7 +61,7 @@ impl<B: Backend> DavitTower<B> {
     ) -> Result<B::Tensor, ModelError> {
         for stage in &self.stages {
             x = stage.embed(backend, &x, grid)?;
-            grid = grid.map(|n| stage.spec.places_along(n));
+            grid = grid.map(|n| stage.spec.output_size(n));
             for [spatial, channel] in &stage.blocks {
                 x = spatial.forward(backend, &x, grid, AttentionAxis::Windows(self.window))?;
                 x = channel.forward(backend, &x, grid, AttentionAxis::Channels(stage.spec.n_groups))?;
@@ -75,7 +75,8 @@ impl<B: Backend> DavitStage<B> {
     fn load(
         loader: &Loader<'_, B>,
         spec: &DavitSpec,
-        (idx, stage): (usize, &DavitStageSpec),
+        idx: usize,
+        stage: &DavitStageSpec,
     ) -> Result<Self, ModelError> {
         let names = spec.names;
         let hidden = stage.stack.hidden;
@@ -98,7 +99,7 @@ impl<B: Backend> DavitStage<B> {
         })
     }
 
-    /// The rows of this stage from those before it.
+    /// The convolution of the stage: rows `[grid[0] · grid[1], channels]` to `[n_positions, hidden]`.
     fn embed(&self, backend: &B, x: &B::Tensor, grid: [usize; 2]) -> Result<B::Tensor, ModelError> {
         let DavitStageSpec { kernel, stride, padding, norm_first, .. } = self.spec;
         let conv = Conv2d {
@@ -117,12 +118,12 @@ impl<B: Backend> DavitStage<B> {
     }
 }
 
-/// Which values an attention mixes.
+/// The values that an attention mixes.
 #[derive(Clone, Copy)]
 enum AttentionAxis {
-    /// Those of a window of this side.
+    /// Rows of a window; its side in rows.
     Windows(usize),
-    /// Those of a group of channels, of as many groups.
+    /// Channels of a group; the number of groups.
     Channels(usize),
 }
 
@@ -133,7 +134,8 @@ impl<B: Backend> DavitHalfBlock<B> {
         stage: &DavitStageSpec,
         attention: &crate::spec::AttentionNames,
     ) -> Result<Self, ModelError> {
-        let (names, stack) = (spec.names, &stage.stack);
+        let names = spec.names;
+        let stack = &stage.stack;
         let [first, second] = names.depthwise;
         Ok(Self {
             convolutions: [
@@ -189,7 +191,8 @@ impl<B: Backend> DavitHalfBlock<B> {
         x: &B::Tensor,
         windows: WindowPartition,
     ) -> Result<B::Tensor, ModelError> {
-        let (sources, offsets) = (windows.sources(), windows.offsets());
+        let sources = windows.sources();
+        let offsets = windows.offsets();
         let cut = partition(backend, x, &sources)?;
         let [q, k, v] = &self.attention.project(backend, &cut, None)?;
         let seqs = Varlen {
@@ -202,11 +205,11 @@ impl<B: Backend> DavitHalfBlock<B> {
         Ok(backend.gather_rows(&context, &reverse(&sources, windows.grid[0] * windows.grid[1]))?)
     }
 
-    /// Channels attend to the channels of their group: the attention of `n_groups` sequences of channels, each a
-    /// row of all its places.
+    /// Channels attend to the channels of their group: `n_groups` sequences of channels, each a row over all positions of
+    /// `x: [n_positions, hidden]`.
     fn mix_channels(&self, backend: &B, x: &B::Tensor, n_groups: usize) -> Result<B::Tensor, ModelError> {
         let [q, k, v] = self.attention.project(backend, x, None)?;
-        let (n_places, width) = backend.dims(&q);
+        let (n_positions, width) = backend.dims(&q);
         let [q, k, v] = &[backend.transpose(&q, 1)?, backend.transpose(&k, 1)?, backend.transpose(&v, 1)?];
         let group = width / n_groups.max(1);
         let offsets: Vec<u32> = (0..=n_groups).map(|i| (i * group) as u32).collect();
@@ -216,8 +219,8 @@ impl<B: Backend> DavitHalfBlock<B> {
             mask: Mask::Full,
             bias: ScoreBias::None,
         };
-        let scale = 1.0 / (n_places as f32).sqrt();
-        let shape = AttentionShape { n_heads: 1, n_kv_heads: 1, head_dim: n_places, scale };
+        let scale = 1.0 / (n_positions as f32).sqrt();
+        let shape = AttentionShape { n_heads: 1, n_kv_heads: 1, head_dim: n_positions, scale };
         let context = backend.attention(Qkv { q, k, v }, shape, seqs)?;
         Ok(backend.transpose(&context, 1)?)
     }

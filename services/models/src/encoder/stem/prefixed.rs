@@ -12,7 +12,7 @@ use triptych_kernels::ops::Activation;
 /// The stem of [`StemSpec::PrefixedPatches`](crate::spec::StemSpec::PrefixedPatches).
 pub(crate) struct PrefixedPatchStem<B: Backend> {
     projection: B::Linear,
-    // One row each.
+    // One row each, `[1, hidden]`.
     prefix: Vec<B::Table>,
     patch_values: usize,
     hidden: usize,
@@ -40,7 +40,7 @@ impl<B: Backend> PrefixedPatchStem<B> {
         })
     }
 
-    /// Rows of all units in a line, `[Σ n_rows, hidden]`.
+    /// Rows of all units, concatenated: `[Σ n_rows, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if a back end refuses the shapes.
@@ -52,7 +52,9 @@ impl<B: Backend> PrefixedPatchStem<B> {
         let n_rows = n_patches + units.len() * self.prefix.len();
         let mut x = backend.upload(vec![0.0; n_rows * self.hidden], n_rows, self.hidden)?;
 
-        let (mut firsts, mut patch_rows, mut row) = (Vec::new(), Vec::with_capacity(n_patches), 0);
+        let mut firsts = Vec::new();
+        let mut patch_rows = Vec::with_capacity(n_patches);
+        let mut row = 0;
         for unit in units {
             firsts.push(row);
             let first_patch = row + self.prefix.len() as u32;

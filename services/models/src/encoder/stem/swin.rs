@@ -1,9 +1,9 @@
-//! A pyramid of stages whose layers attend inside windows, every second one in windows that are shifted (Swin).
+//! Swin: stages whose layers attend inside windows, every second layer in shifted windows.
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/donut/modeling_donut_swin.py>.
-//! Padding takes part: its rows are zero after the norm, so that their keys and values are the biases. WindowPartition
-//! that hold both ends of a shifted plane add −100 to scores between the ends, not minus infinity, as there.
-//! Images go through one after the other: at the first stage a page of 2560 by 1920 has 307 200 rows.
+//! Padding takes part: its rows are zero after the norm, so that their keys and values are the biases. Windows that
+//! hold both ends of a shifted grid add −100 to scores between the ends, not minus infinity, as there. Images are computed
+//! one by one: at the first stage a page of 2560 by 1920 has 307 200 rows.
 
 use super::join::joined;
 use super::windows::{WindowPartition, partition, quads, reverse};
@@ -11,12 +11,12 @@ use crate::encoder::position_bias::{n_offsets, offset};
 use crate::encoder::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{FeedForward, LinearShape, Loader, Residual, SelfAttention};
-use crate::spec::{NormSpec, StackNames, StackSpec, SwinSpec};
+use crate::spec::{NormSpec, StackNames, SwinSpec};
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, Mask, Qkv, ScoreBias, SharedBias, Varlen};
 
 /// Added to the score of a pair that only the shift brought into one window.
-const APART: f32 = -100.0;
+const ACROSS_SEAM: f32 = -100.0;
 
 /// The stem of [`StemSpec::Swin`](crate::spec::StemSpec::Swin).
 pub(crate) struct SwinStem<B: Backend> {
@@ -39,7 +39,7 @@ struct SwinLayer<B: Backend> {
     feed_forward_norm: Residual<B>,
     feed_forward: FeedForward<B>,
     shift: usize,
-    // `[n_tables, n_heads, n, n]`: one, or one for each kind of seam of a shifted plane.
+    // `[n_tables, n_heads, n, n]`: one table, or one for each kind of seam of a shifted grid.
     bias: Vec<f32>,
 }
 
@@ -53,23 +53,20 @@ impl<B: Backend> SwinStem<B> {
         let [channels, height, side] = spec.patch;
         let shape = [width, channels, height, side];
         let part = LinearShape { name: spec.names.projection, shape: &shape, bias: true };
-        let load = |(i, stack): (usize, &StackSpec)| {
-            let stage = loader.layer(spec.names.stages, i);
-            SwinStage::load(&stage, spec, (stack, names), i + 1 < spec.stages.len())
-        };
+        let load = |i: usize| SwinStage::load(&loader.layer(spec.names.stages, i), spec, i, names);
         Ok(Self {
             projection: loader.linear(&[part])?,
             norm: loader.norm(spec.names.norm, NormSpec::layer(spec.norm_eps), width)?,
-            stages: spec.stages.iter().enumerate().map(load).collect::<Result<_, _>>()?,
+            stages: (0..spec.stages.len()).map(load).collect::<Result<_, _>>()?,
             patch_values: spec.patch.iter().product(),
             window: spec.window,
         })
     }
 
-    /// Rows of all units in a line, `[Σ n_rows, hidden]`.
+    /// Rows of all units, concatenated: `[Σ n_rows, hidden]`.
     ///
     /// # Errors
-    /// [`ModelError::Kernel`] if a reverse end refuses the shapes.
+    /// [`ModelError::Kernel`] if a back end refuses the shapes.
     pub fn forward(&self, backend: &B, units: &[EncodeUnit<'_>]) -> Result<B::Tensor, ModelError> {
         let rows: Vec<B::Tensor> = units.iter().map(|p| self.one(backend, p)).collect::<Result<_, _>>()?;
         joined(backend, rows)
@@ -98,9 +95,10 @@ impl<B: Backend> SwinStage<B> {
     fn load(
         loader: &Loader<'_, B>,
         spec: &SwinSpec,
-        (stack, names): (&StackSpec, &StackNames),
-        merges: bool,
+        idx: usize,
+        names: &StackNames,
     ) -> Result<Self, ModelError> {
+        let stack = &spec.stages[idx];
         let layer = |i: usize| {
             let shift = if i % 2 == 1 { spec.window / 2 } else { 0 };
             let loader = loader.layer(names.layers, i);
@@ -115,7 +113,7 @@ impl<B: Backend> SwinStage<B> {
                 bias: bias(&table, spec.window, shift),
             })
         };
-        let merge = match merges {
+        let merge = match idx + 1 < spec.stages.len() {
             true => {
                 let joined = 4 * stack.hidden;
                 let shape = [2 * stack.hidden, joined];
@@ -137,10 +135,12 @@ impl<B: Backend> SwinLayer<B> {
         grid: [usize; 2],
         side: usize,
     ) -> Result<B::Tensor, ModelError> {
-        // A plane as narrow as a window is not shifted.
+        // A grid as narrow as a window is not shifted.
         let shift = if grid[0].min(grid[1]) <= side { 0 } else { self.shift };
         let windows = WindowPartition { grid, side, shift };
-        let (sources, offsets, table_of) = (windows.sources(), windows.offsets(), windows.seams());
+        let sources = windows.sources();
+        let offsets = windows.offsets();
+        let table_of = windows.seams();
         let seqs = Varlen {
             cu_seqlens_q: &offsets,
             cu_seqlens_k: &offsets,
@@ -159,8 +159,8 @@ impl<B: Backend> SwinLayer<B> {
     }
 }
 
-/// Tables `[n_tables, n_heads, n, n]` from a stored `[offsets, n_heads]`: one, or for a shifted plane one for
-/// each kind of seam, in the order of [`WindowPartition::seams`].
+/// Tables `[n_tables, n_heads, n, n]` from a stored `[n_offsets, n_heads]`: one, or for a shifted grid one for each kind
+/// of seam, in the order of [`WindowPartition::seams`].
 fn bias(table: &[f32], side: usize, shift: usize) -> Vec<f32> {
     let n = side * side;
     let n_heads = table.len() / n_offsets([side; 2]).max(1);
@@ -174,8 +174,8 @@ fn bias(table: &[f32], side: usize, shift: usize) -> Vec<f32> {
         };
         for head in 0..n_heads {
             for (from, to) in (0..n).flat_map(|from| (0..n).map(move |to| (from, to))) {
-                let apart = if region(from) == region(to) { 0.0 } else { APART };
-                tables.push(table[offset([side; 2], from, to) * n_heads + head] + apart);
+                let seam_bias = if region(from) == region(to) { 0.0 } else { ACROSS_SEAM };
+                tables.push(table[offset([side; 2], from, to) * n_heads + head] + seam_bias);
             }
         }
     }
@@ -187,12 +187,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seam_keeps_its_sides_apart() {
+    fn a_seam_separates_its_sides() {
         let tables = bias(&[0.0; 9], 2, 1);
         assert_eq!(tables.len(), 4 * 16);
         let apart = |seam: usize, from: usize, to: usize| tables[seam * 16 + from * 4 + to] < 0.0;
         assert!((0..16).all(|i| !apart(0, i / 4, i % 4)));
-        // Across: the right column is the plane's left end.
+        // Across: the right column is the grid's left end.
         assert!(apart(1, 0, 1) && apart(1, 3, 2) && !apart(1, 0, 2));
         assert!(apart(2, 0, 2) && !apart(2, 0, 1));
         assert!(apart(3, 0, 3) && apart(3, 1, 2) && !apart(3, 3, 3));

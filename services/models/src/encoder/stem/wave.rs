@@ -45,7 +45,7 @@ impl<B: Backend> WaveStem<B> {
         })
     }
 
-    /// Rows of all units in a line, `[Σ n_rows, hidden]`.
+    /// Rows of all units, concatenated: `[Σ n_rows, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if a back end refuses the shapes.

@@ -1,4 +1,4 @@
-//! A layer over the rows of tiles, and which rows it lets see which.
+//! A layer over the rows of tiles, and the sequences that its attention runs over.
 
 use super::rows::TileRows;
 use crate::error::ModelError;
@@ -7,7 +7,7 @@ use crate::spec::EncoderSpec;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Mask, Qkv, ScoreBias, Varlen};
 
-/// A layer with its weights; gates are taken in.
+/// A layer with its weights, multiplied by its gates.
 pub(super) struct TiledLayer<B: Backend> {
     attention_norm: Residual<B>,
     attention: SelfAttention<B>,
@@ -15,22 +15,23 @@ pub(super) struct TiledLayer<B: Backend> {
     feed_forward: FeedForward<B>,
 }
 
-/// Rows of tiles that an image has see all its rows. The rest of its rows see those of tiles that it has, and not each
-/// other.
+/// Attention sequences of a run, two for each image. Rows of tiles that the image has attend to all its rows; the rest
+/// attend to the rows of those tiles only.
 pub(super) struct TileSequences {
     queries: Vec<u32>,
     keys: Vec<u32>,
-    /// Rows that the keys are: those of tiles are there twice.
+    /// Rows of the keys; those of tiles occur twice.
     key_rows: Vec<u32>,
 }
 
 impl TileSequences {
-    /// Of the rows of a run: two sequences for each image.
+    /// Sequences of the rows of a run.
     pub fn of(rows: &TileRows) -> Self {
         let mut sequences = Self { queries: vec![0], keys: vec![0], key_rows: Vec::new() };
         let mut first = 0;
         for [n_seen, n_rows] in &rows.images {
-            let (seen, end) = (first + *n_seen as u32, first + *n_rows as u32);
+            let seen = first + *n_seen as u32;
+            let end = first + *n_rows as u32;
             sequences.key_rows.extend(first..end);
             sequences.queries.push(seen);
             sequences.keys.push(sequences.key_rows.len() as u32);
@@ -44,7 +45,7 @@ impl TileSequences {
 }
 
 impl<B: Backend> TiledLayer<B> {
-    /// Loads the layer under `loader`, with the gates of these names if it has any.
+    /// Loads the layer under `loader`, with the gates of these names, on attention and feed-forward.
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
@@ -53,7 +54,8 @@ impl<B: Backend> TiledLayer<B> {
         spec: &EncoderSpec,
         gates: Option<[&str; 2]>,
     ) -> Result<Self, ModelError> {
-        let (stack, names) = (&spec.stack, &spec.names.stack);
+        let stack = &spec.stack;
+        let names = &spec.names.stack;
         let [on_attention, on_feed_forward] = match gates {
             Some([first, second]) => [loader.gate(first)?, loader.gate(second)?],
             None => [1.0; 2],
@@ -66,7 +68,7 @@ impl<B: Backend> TiledLayer<B> {
         })
     }
 
-    /// The layer on `x: [n_rows, hidden]`.
+    /// Runs the layer on `x: [n_rows, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for rows that `sequences` does not describe.

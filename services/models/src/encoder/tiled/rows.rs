@@ -1,7 +1,7 @@
-//! Where the rows of images lie in a run.
+//! Row indices of the images of a run.
 //!
-//! Rows of one image: its tiles one after the other, each the class and then its patches; after those that it has, the
-//! tiles that it does not have; then what fills every tile up to a multiple of [`FILL`] rows.
+//! Rows of one image: its tiles one after the other, each the class row and then its patches; then the tiles that it does
+//! not have; then the rows that fill every tile up to a multiple of [`FILL`].
 
 use crate::encoder::units::EncodeUnit;
 use crate::spec::TilesSpec;
@@ -9,17 +9,17 @@ use crate::spec::TilesSpec;
 /// Rows of a tile are filled up to a multiple of this.
 const FILL: usize = 8;
 
-/// What of an image decides its rows.
+/// The tiles of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TiledImage {
-    /// Tiles that it has.
+    /// Tiles of the image.
     pub n_tiles: usize,
-    /// Its arrangement as tables know it, from 1.
+    /// Its arrangement as an index into tables, from 1.
     pub arrangement: usize,
 }
 
 impl TiledImage {
-    /// Of a unit whose grid is (tiles down, tiles across, rows of a tile); an arrangement that the encoder does not
+    /// Tiles of a unit whose grid is (tiles down, tiles across, rows of a tile); an arrangement that the encoder does not
     /// have, which [`units`](crate::encoder::units::units) refuses, would be 0.
     pub fn of(tiles: &TilesSpec, unit: &EncodeUnit<'_>) -> Self {
         let [down, across, _] = unit.grid;
@@ -28,7 +28,7 @@ impl TiledImage {
     }
 }
 
-/// The rows of a run, as indices.
+/// Row indices of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct TileRows {
     /// All rows, filling included.
@@ -52,9 +52,10 @@ pub(super) struct TileRows {
 }
 
 impl TileRows {
-    /// Lays out images.
+    /// Indices for these images.
     pub fn of(tiles: &TilesSpec, images: &[TiledImage]) -> Self {
-        let (n_tiles, tile_rows) = (tiles.max_tiles, tiles.tile_rows());
+        let n_tiles = tiles.max_tiles;
+        let tile_rows = tiles.tile_rows();
         let n_filling = tile_rows.next_multiple_of(FILL) - tile_rows;
         let class = ((tiles.arrangements().len() + 1) * n_tiles) as u32;
         let mut rows = Self::default();

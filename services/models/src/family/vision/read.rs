@@ -39,7 +39,7 @@ pub(super) fn patch_side(config: &Config<'_>) -> Result<usize, ModelError> {
     }
 }
 
-/// Channels of a picture: red, green, blue.
+/// Channels of an image: 3, red, green and blue.
 pub(super) fn channels(config: &Config<'_>, key: &str) -> Result<usize, ModelError> {
     match config.size_or(key, 3)? {
         3 => Ok(3),

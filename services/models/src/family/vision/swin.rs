@@ -1,4 +1,4 @@
-//! Swin as Donut has it, and Swin itself: a pyramid of stages with shifted windows.
+//! Swin as Donut has it, and Swin itself: stages with shifted windows.
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/donut/modeling_donut_swin.py>
 //! and `swin/modeling_swin.py` beside it. Quirks: the stages are the stem, and no layers follow; Swin has a norm
@@ -54,7 +54,8 @@ pub(super) fn spec(config: &Config<'_>, has_final_norm: bool) -> Result<EncoderS
     let side = patch_side(config)?;
     let window = config.size("window_size")?;
     let embed = config.size("embed_dim")?;
-    let (depths, heads) = (config.sizes("depths")?, config.sizes("num_heads")?);
+    let depths = config.sizes("depths")?;
+    let heads = config.sizes("num_heads")?;
     if depths.is_empty() || depths.len() != heads.len() || depths.len() > 8 {
         let actual = format!("{} stages, {} in num_heads", depths.len(), heads.len());
         return Err(config.unsupported("depths", actual, "as many as in num_heads, 1 to 8"));

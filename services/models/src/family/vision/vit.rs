@@ -12,7 +12,7 @@ use crate::family::Config;
 use crate::spec::*;
 use triptych_core::Modality;
 
-/// Which of the three.
+/// One of the three architectures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Vit,

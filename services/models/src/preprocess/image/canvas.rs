@@ -83,9 +83,11 @@ impl Preprocess for CanvasProcessor {
 /// `[grid[0] · grid[1], 3 · side · side]`: patches row by row, a patch by channel, then row. What lies past the
 /// image is 0, as a value after normalising.
 fn patches(image: &RgbPixels, settings: &CanvasSettings, grid: [usize; 2], side: usize) -> Vec<f32> {
-    let (width, height) = (image.size.width as usize, image.size.height as usize);
+    let width = image.size.width as usize;
+    let height = image.size.height as usize;
     let tables: [[f32; 256]; 3] = std::array::from_fn(|c| {
-        let (mean, std) = (settings.mean[c], settings.std[c]);
+        let mean = settings.mean[c];
+        let std = settings.std[c];
         std::array::from_fn(|v| (v as f32 * settings.rescale - mean) / std)
     });
     let mut values = Vec::with_capacity(grid[0] * grid[1] * 3 * side * side);
@@ -109,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_past_the_picture_is_zero_after_normalising() {
+    fn values_past_the_image_are_zero_after_normalising() {
         let settings = CanvasSettings {
             steps: vec![],
             filter: crate::preprocess::image::ResizeFilter::Bilinear,
@@ -120,7 +122,9 @@ mod tests {
         let size = ImageSize { width: 3, height: 1 };
         let image = RgbPixels { size, rgb: vec![255, 0, 0, 0, 255, 0, 0, 0, 255] };
         let values = patches(&image, &settings, [1, 2], 2);
-        let (red, green, blue) = ([1.0, -1.0, 0.0, 0.0], [-1.0, 1.0, 0.0, 0.0], [-1.0, -1.0, 0.0, 0.0]);
+        let red = [1.0, -1.0, 0.0, 0.0];
+        let green = [-1.0, 1.0, 0.0, 0.0];
+        let blue = [-1.0, -1.0, 0.0, 0.0];
         assert_eq!(values[..12], [red, green, blue].concat());
         assert_eq!(values[12..], [-1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]);
     }

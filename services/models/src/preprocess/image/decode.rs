@@ -9,7 +9,7 @@ use triptych_core::limits::Limits;
 
 /// Bytes per pixel that a decoder may need at once: 16-bit RGBA, twice.
 const BYTES_PER_PIXEL: u64 = 16;
-/// What a decoder may need besides pixels.
+/// Bytes that a decoder may need beside its pixels.
 const OVERHEAD_BYTES: u64 = 16 << 20;
 
 /// Decodes the first frame.
@@ -104,7 +104,8 @@ fn over_white<P: Pixel>(
 
 /// `value` over white, in the fixed-point arithmetic of Pillow's `alpha_composite`.
 fn blend(value: u8, alpha: u8) -> u8 {
-    let (value, alpha) = (u32::from(value), u32::from(alpha));
+    let value = u32::from(value);
+    let alpha = u32::from(alpha);
     let sum = (value * alpha + 255 * (255 - alpha)) * 128 + (0x80 << 7);
     ((((sum >> 8) + sum) >> 8) >> 7) as u8
 }

@@ -1,4 +1,4 @@
-//! The size an image gets, and the resize.
+//! The target size of an image, and the resize.
 
 use super::pixels::{ImageSize, RgbPixels};
 use super::settings::{ImageSettings, ResizeFilter};
@@ -12,14 +12,16 @@ const MAX_ASPECT: f64 = 200.0;
 /// The size nearest to the image's own whose sides are multiples of [`ImageSettings::factor`], whose area is
 /// within the limits, and whose shape is about the same.
 ///
-/// The arithmetic is Python's, on doubles, with halves rounded to even: another rounding is another number of
+/// The arithmetic is Python's, in f64, with halves rounded to even: another rounding is another number of
 /// rows.
 ///
 /// # Errors
 /// [`ItemError::TooLarge`] if one side is more than 200 times the other.
 pub fn smart_resize(size: ImageSize, settings: &ImageSettings) -> Result<ImageSize, ItemError> {
-    let (height, width) = (f64::from(size.height), f64::from(size.width));
-    let (factor, area) = (f64::from(settings.factor()), height * width);
+    let height = f64::from(size.height);
+    let width = f64::from(size.width);
+    let factor = f64::from(settings.factor());
+    let area = height * width;
     let aspect = height.max(width) / height.min(width);
     if aspect.is_nan() || aspect > MAX_ASPECT {
         return Err(ItemError::TooLarge {
@@ -28,7 +30,8 @@ pub fn smart_resize(size: ImageSize, settings: &ImageSettings) -> Result<ImageSi
             limit: format!("{MAX_ASPECT:.0}"),
         });
     }
-    let (min, max) = (settings.min_pixels as f64, settings.max_pixels as f64);
+    let min = settings.min_pixels as f64;
+    let max = settings.max_pixels as f64;
     let mut h = (height / factor).round_ties_even() * factor;
     let mut w = (width / factor).round_ties_even() * factor;
     if h * w > max {

@@ -23,7 +23,7 @@ pub struct ImageSettings {
     pub mean: [f32; 3],
     /// Standard deviations of red, green, blue.
     pub std: [f32; 3],
-    /// What a pixel value is multiplied with before that.
+    /// Factor on pixel values before they are normalised.
     pub rescale: f32,
     /// The filter of the resize.
     pub filter: ResizeFilter,

@@ -80,7 +80,8 @@ impl TileProcessor {
     /// Tiles down and across: those of which an image fills most, and of equals the fewest. An image that fits is made
     /// larger as little as can be, one that does not, smaller.
     fn arrangement(&self, size: ImageSize) -> [usize; 2] {
-        let (height, width) = (f64::from(size.height), f64::from(size.width));
+        let height = f64::from(size.height);
+        let width = f64::from(size.width);
         let side = self.side() as f64;
         let scale =
             |[down, across]: [usize; 2]| (down as f64 * side / height).min(across as f64 * side / width);
@@ -108,8 +109,10 @@ impl TileProcessor {
 
     /// `[n_patches, 3 · patch · patch]`: tiles row by row, patches of a tile row by row, a patch by channel.
     fn patches(&self, image: &RgbPixels, [down, across]: [usize; 2]) -> Vec<f32> {
-        let (side, patch) = (self.side(), self.tiles.patch[1]);
-        let (width, height) = (image.size.width as usize, image.size.height as usize);
+        let side = self.side();
+        let patch = self.tiles.patch[1];
+        let width = image.size.width as usize;
+        let height = image.size.height as usize;
         let per_side = self.tiles.side;
         let mut values = Vec::with_capacity(down * across * side * side * 3);
         for tile in 0..down * across {

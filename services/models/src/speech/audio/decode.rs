@@ -1,4 +1,4 @@
-//! DecodedAudio bytes to samples of one channel at the model's rate, within limits.
+//! Audio bytes to samples of one channel at the model's rate, within limits.
 //!
 //! Decoding is a stream: the duration limit holds while it runs, so bytes that decode to hours cost no more
 //! than the limit.
@@ -15,21 +15,21 @@ use symphonia::core::formats::{FormatReader, Track, TrackType};
 use symphonia::core::io::MediaSourceStream;
 use triptych_core::limits::Limits;
 
-/// What the texts of errors offer.
+/// Formats that are read, for the texts of errors.
 const READ: &str = "read are WAV, FLAC, MP3, Ogg Vorbis and AAC (M4A, ADTS)";
-/// Sample rates that are believed, in Hz.
+/// Sample rates that are accepted, in Hz.
 const RATES: std::ops::RangeInclusive<u32> = 1_000..=384_000;
-/// Most channels that are believed.
+/// Most channels that are accepted.
 const MAX_CHANNELS: usize = 32;
-/// Packets in a row that may fail before the rest is given up.
+/// Consecutive packets that may fail before the rest is given up.
 const MAX_BAD_PACKETS: usize = 100;
 
 /// Decodes the first track, mixes its channels evenly, resamples to `rate`.
 ///
-/// A sound that breaks off is taken as far as it goes.
+/// Truncated audio is decoded as far as it goes.
 ///
 /// # Errors
-/// [`ItemError`]: not a sound that is read, over the limit, or without a single sample.
+/// [`ItemError`]: a format that is not read, audio over the limit, or without a single sample.
 pub fn decode(bytes: &[u8], rate: u32, limits: &Limits) -> Result<Vec<f32>, ItemError> {
     let unsupported =
         |why: String| ItemError::Unsupported(format!("the audio is {}{why}; {READ}", look(bytes)));
@@ -40,7 +40,7 @@ pub fn decode(bytes: &[u8], rate: u32, limits: &Limits) -> Result<Vec<f32>, Item
     let track = format
         .default_track(TrackType::Audio)
         .or_else(|| format.tracks().first())
-        .ok_or_else(|| ItemError::Empty(format!("the audio is {} without a sound track", look(bytes))))?;
+        .ok_or_else(|| ItemError::Empty(format!("the audio is {} without an audio track", look(bytes))))?;
     check_declared(track, limits)?;
     let mut decoder = track
         .codec_params
@@ -62,14 +62,15 @@ pub fn decode(bytes: &[u8], rate: u32, limits: &Limits) -> Result<Vec<f32>, Item
     }
 }
 
-/// Decodes packet after packet. Returns what was wrong with the last bad one.
+/// Decodes packet after packet. Returns the error of the last bad one.
 fn drain(
     format: &mut dyn FormatReader,
     track_id: u32,
     decoder: &mut dyn AudioDecoder,
     mono: &mut MonoMixer<'_>,
 ) -> Result<Option<String>, ItemError> {
-    let (mut bad, mut why) = (0, None);
+    let mut bad = 0;
+    let mut why = None;
     loop {
         let packet = match format.next_packet() {
             Ok(Some(packet)) => packet,
@@ -93,7 +94,7 @@ fn drain(
     }
 }
 
-/// Refuses by what the header says, before anything is decoded.
+/// Refuses audio by its header, before anything is decoded.
 fn check_declared(track: &Track, limits: &Limits) -> Result<(), ItemError> {
     let Some(audio) = track.codec_params.as_ref().and_then(|params| params.audio()) else { return Ok(()) };
     if let Some(channels) = &audio.channels {
@@ -139,7 +140,7 @@ fn too_long(seconds: f64, limits: &Limits) -> ItemError {
 struct MonoMixer<'a> {
     to: u32,
     limits: &'a Limits,
-    /// Made when the first packet tells the rate.
+    /// Created when the first packet states the rate.
     resampled: Option<Resampled>,
     mix: Vec<f32>,
     interleaved: Vec<f32>,
@@ -147,7 +148,8 @@ struct MonoMixer<'a> {
 
 impl MonoMixer<'_> {
     fn push(&mut self, buffer: &GenericAudioBufferRef<'_>) -> Result<(), ItemError> {
-        let (rate, n_channels) = (buffer.spec().rate(), buffer.num_planes());
+        let rate = buffer.spec().rate();
+        let n_channels = buffer.num_planes();
         if buffer.frames() == 0 || n_channels == 0 {
             return Ok(());
         }

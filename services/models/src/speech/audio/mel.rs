@@ -44,16 +44,18 @@ impl LogMel {
     /// window mirrored at both ends.
     pub fn extend(&self, samples: &[f32], out: &mut Vec<f32>) {
         let AudioSettings { n_mels, n_fft, .. } = self.settings;
-        let (n_samples, n_frames) = (self.settings.n_samples(), self.settings.n_frames());
+        let n_samples = self.settings.n_samples();
+        let n_frames = self.settings.n_frames();
         let mut mel = vec![0.0_f64; n_mels * n_frames];
         self.log_energies(&mirrored(samples, n_samples, n_fft / 2), &mut mel);
         let loudest = mel.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         out.extend(mel.iter().map(|v| scaled(*v, loudest)));
     }
 
-    /// The largest value in the log-mel of a whole sound, before it is scaled.
+    /// The largest value in the log-mel of a whole file, before it is scaled.
     pub fn loudest(&self, samples: &[f32]) -> f64 {
-        let (n_frames, hop) = (self.settings.n_frames(), self.settings.hop);
+        let n_frames = self.settings.n_frames();
+        let hop = self.settings.hop;
         let starts = (0..samples.len() / hop).step_by(n_frames);
         starts.fold(f64::NEG_INFINITY, |loudest, first| {
             let mel = self.part(samples, first);
@@ -61,10 +63,10 @@ impl LogMel {
         })
     }
 
-    /// Appends the window of a whole sound that starts at a frame, `[n_mels, n_frames]`, to `out`.
+    /// Appends the window of a whole file that starts at a frame, `[n_mels, n_frames]`, to `out`.
     ///
-    /// Frames at its ends reach into the sound around it, and `loudest` is that of the whole sound, as in
-    /// transformers' long-form generation; frames past the sound are 0.
+    /// Frames at its ends reach into the audio around it, and `loudest` is that of the whole file, as in transformers'
+    /// long-form generation; frames past the audio are 0.
     pub fn extend_part(&self, samples: &[f32], first_frame: usize, loudest: f64, out: &mut Vec<f32>) {
         let n_frames = self.settings.n_frames();
         let mel = self.part(samples, first_frame);
@@ -76,14 +78,14 @@ impl LogMel {
         }
     }
 
-    /// The frames of a sound from one on, at most a window, before they are scaled: `[n_mels, n_found]`.
+    /// The frames from `first_frame` on, at most a window, before they are scaled: `[n_mels, n_found]`.
     fn part(&self, samples: &[f32], first_frame: usize) -> Vec<f64> {
         let AudioSettings { n_mels, n_fft, hop, .. } = self.settings;
         let n_found = (samples.len() / hop).saturating_sub(first_frame).min(self.settings.n_frames());
         let mut mel = vec![0.0; n_mels * n_found];
         let edge = n_fft / 2;
         let at = |i: usize| {
-            // `i` counts from `edge` samples before the sound; the outermost sample is not repeated.
+            // `i` counts from `edge` samples before the audio; the outermost sample is not repeated.
             let i = edge.abs_diff(i);
             let last = samples.len().saturating_sub(1);
             samples.get(if i > last { (2 * last).saturating_sub(i) } else { i }).copied().unwrap_or(0.0)
@@ -123,7 +125,7 @@ impl LogMel {
     }
 }
 
-/// Eight decades below the loudest value are kept, and laid around zero.
+/// Clips to eight decades below the loudest value, and centres the range around zero.
 fn scaled(value: f64, loudest: f64) -> f32 {
     ((value.max(loudest - 8.0) + 4.0) / 4.0) as f32
 }
@@ -146,11 +148,13 @@ fn filters(settings: AudioSettings) -> Arc<[MelFilter]> {
     edges
         .windows(3)
         .map(|edge| {
-            let (low, mid, high) = (edge[0], edge[1], edge[2]);
+            let low = edge[0];
+            let mid = edge[1];
+            let high = edge[2];
             let weight = |k: usize| {
                 let hz = hz_of_bin(k);
                 let slope = ((hz - low) / (mid - low)).min((high - hz) / (high - mid));
-                // The reference keeps its bins in doubles and computes with singles.
+                // The reference keeps its bins in f64 and computes with f32.
                 f64::from((slope.max(0.0) * 2.0 / (high - low)) as f32)
             };
             let inside: Vec<usize> = (0..n_freqs).filter(|k| weight(*k) > 0.0).collect();

@@ -7,7 +7,7 @@ use rubato::{Fft, FixedSync, Indexing, Resampler, WindowFunction};
 /// Input samples of a chunk, at least; rates that share few factors make it longer.
 const MIN_CHUNK: usize = 1024;
 
-/// Takes samples at one rate, keeps them at another.
+/// Collects samples at one rate, resampled to another.
 pub(super) struct Resampled {
     from: u32,
     to: u32,
@@ -19,7 +19,7 @@ pub(super) struct Resampled {
 
 struct FftStage {
     resampler: Fft<f32>,
-    /// Input that waits for a whole chunk.
+    /// Input that does not fill a chunk yet.
     waiting: Vec<f32>,
     chunk: Vec<f32>,
     /// Output samples still to be dropped: the filter's delay.
@@ -31,7 +31,9 @@ impl Resampled {
         let stage = if from == to {
             None
         } else {
-            let (rate_in, rate_out, chunk) = (from as usize, to as usize, chunk(from as usize, to as usize));
+            let rate_in = from as usize;
+            let rate_out = to as usize;
+            let chunk = chunk(from as usize, to as usize);
             let window = WindowFunction::BlackmanHarris2;
             let resampler = Fft::new_custom(rate_in, rate_out, chunk, 1, 1, window, FixedSync::Both)
                 .map_err(|e| {
@@ -88,10 +90,11 @@ impl Resampled {
     }
 }
 
-/// Input samples of a chunk: a whole and even number of the shortest period that both rates share. Even, since
-/// the filter's delay is half a chunk, and only whole samples of it can be dropped.
+/// Input samples of a chunk: an even multiple of the shortest period that both rates share. Even, since the filter's
+/// delay is half a chunk, and only whole samples of it can be dropped.
 fn chunk(from: usize, to: usize) -> usize {
-    let (mut a, mut b) = (from, to);
+    let mut a = from;
+    let mut b = to;
     while b > 0 {
         (a, b) = (b, a % b);
     }

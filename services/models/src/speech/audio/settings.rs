@@ -47,7 +47,7 @@ impl AudioSettings {
             chunk_s: number("chunk_length", 30, 600)?,
         };
         if !settings.n_samples().is_multiple_of(settings.hop * FRAMES_PER_ROW) {
-            return Err(file.wrong("chunk_length", "a whole number of encoder rows"));
+            return Err(file.wrong("chunk_length", "a multiple of an encoder row"));
         }
         if !settings.n_fft.is_multiple_of(2) || settings.n_fft > settings.n_samples() {
             return Err(file.wrong("n_fft", "an even number, less than a window"));

@@ -1,8 +1,8 @@
-//! Where somebody speaks: by the level of the band that speech lies in, against the level of its pauses.
+//! Voice activity detection: the level of the speech band against the level of its pauses.
 //!
 //! A frame is 10 ms. Its level is the energy between 150 Hz and 4 kHz, so that hum and rumble do not count. Speech is
-//! what stands out of the sound's own floor; a sound without contrast is left whole, because a wrong pause costs
-//! words and a wrong word costs time. Quiet consonants are kept by a margin around what is found. No model, no state.
+//! what rises above the noise floor of the audio. Audio without contrast is left whole, because a wrong pause costs words
+//! and a wrong word costs time. A margin around speech keeps quiet consonants. No model, no state.
 
 use realfft::RealFftPlanner;
 use std::ops::Range;
@@ -11,35 +11,36 @@ use std::ops::Range;
 pub const FRAME_MS: usize = 10;
 /// Band of speech, in Hz.
 const BAND_HZ: [usize; 2] = [150, 4_000];
-/// Below this level there is nothing to hear, in dB of full scale.
+/// Levels below this are silence, in dB of full scale.
 const SILENCE_DB: f32 = -60.0;
-/// A sound whose loud and quiet frames differ by less has no pauses, in dB.
+/// Audio whose loud and quiet frames differ by less has no pauses, in dB.
 const CONTRAST_DB: f32 = 9.0;
-/// How far speech rises out of the floor, as a share of the contrast.
+/// Rise of speech above the floor, as a share of the contrast.
 const RISE: f32 = 0.35;
 /// A pause shorter than this is part of speech, in frames.
 const MIN_PAUSE: usize = 30;
 /// Less speech than this in one piece is a click, in frames.
 const MIN_SPEECH: usize = 6;
-/// What is kept on both sides of speech, in frames.
+/// Frames kept on both sides of speech.
 const MARGIN: usize = 20;
 
-/// FrameLevels of a sound, a frame each.
+/// Levels of audio, one for each frame.
 #[derive(Clone, Debug)]
 pub struct FrameLevels {
     /// dB of full scale, `[n_frames]`.
     pub db: Vec<f32>,
-    /// At or above this, somebody may be speaking.
+    /// Level of speech: frames at or above it may be speech.
     pub threshold: f32,
 }
 
 impl FrameLevels {
-    /// Of samples at `rate` per second. O(n).
+    /// Levels of samples at `rate` per second. O(n).
     pub fn of(samples: &[f32], rate: u32) -> Self {
         let hop = (rate as usize * FRAME_MS / 1000).max(1);
         let n_fft = (hop * 2).next_power_of_two();
         let fft = RealFftPlanner::<f32>::new().plan_fft_forward(n_fft);
-        let (mut frame, mut spectrum) = (fft.make_input_vec(), fft.make_output_vec());
+        let mut frame = fft.make_input_vec();
+        let mut spectrum = fft.make_output_vec();
         let bin = |hz: usize| hz * n_fft / rate.max(1) as usize;
         let band = bin(BAND_HZ[0]).min(spectrum.len())..(bin(BAND_HZ[1]) + 1).min(spectrum.len());
         let hann = |i: usize| 0.5 - 0.5 * (std::f32::consts::TAU * i as f32 / n_fft as f32).cos();
@@ -60,7 +61,7 @@ impl FrameLevels {
         Self { db, threshold }
     }
 
-    /// Stretches of speech in milliseconds, in order, apart from each other.
+    /// Ranges of speech in milliseconds, ascending and disjoint.
     pub fn speech(&self) -> Vec<Range<u32>> {
         let mut found: Vec<Range<usize>> = Vec::new();
         for (at, level) in self.db.iter().enumerate() {
@@ -85,8 +86,8 @@ impl FrameLevels {
         wide.into_iter().map(|r| ms(r.start)..ms(r.end)).collect()
     }
 
-    /// The end of the longest pause in `frames`, just before somebody speaks again, or the quietest place if there is
-    /// none; and whether it is a pause. A pause that goes on past `frames` ends with them.
+    /// The best frame to cut at within `frames`, and true if it is in a pause: the end of the longest pause, just before
+    /// speech goes on, or the quietest frame if there is no pause. A pause that goes on past `frames` ends with them.
     pub fn cut(&self, frames: Range<usize>) -> (usize, bool) {
         let inside = frames.start.min(self.db.len())..frames.end.min(self.db.len());
         let mut longest = inside.start..inside.start;
@@ -108,12 +109,13 @@ impl FrameLevels {
     }
 }
 
-/// Between the floor of a sound and its loud parts.
+/// Threshold between the noise floor of audio and its loud parts.
 fn threshold(db: &[f32]) -> f32 {
     let mut sorted: Vec<f32> = db.to_vec();
     sorted.sort_unstable_by(f32::total_cmp);
     let share = |percent: usize| sorted.get(sorted.len() * percent / 100).copied().unwrap_or(SILENCE_DB);
-    let (floor, loud) = (share(10).max(-90.0), share(95));
+    let floor = share(10).max(-90.0);
+    let loud = share(95);
     if loud - floor < CONTRAST_DB {
         return SILENCE_DB;
     }
@@ -127,7 +129,7 @@ mod tests {
     const RATE: u32 = 16_000;
 
     /// Seconds of a tone (or of noise at 0 Hz) at an amplitude, one after another.
-    fn sound(parts: &[(f32, f32, f32)]) -> Vec<f32> {
+    fn audio(parts: &[(f32, f32, f32)]) -> Vec<f32> {
         let mut seed = 1u32;
         let mut noise = move || {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -144,7 +146,7 @@ mod tests {
     }
 
     fn check(parts: &[(f32, f32, f32)], expect: &[[u32; 2]]) {
-        let found = FrameLevels::of(&sound(parts), RATE).speech();
+        let found = FrameLevels::of(&audio(parts), RATE).speech();
         assert_eq!(found.len(), expect.len(), "{found:?}");
         for (f, e) in found.iter().zip(expect) {
             assert!(f.start.abs_diff(e[0]) <= 250 && f.end.abs_diff(e[1]) <= 250, "{found:?}");
@@ -173,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_without_contrast_is_all_speech_and_silence_is_none() {
+    fn audio_without_contrast_is_all_speech_and_silence_is_none() {
         check(&[(3.0, 0.0, 0.2)], &[[0, 3000]]);
         assert!(FrameLevels::of(&[0.0; 48_000], RATE).speech().is_empty());
         assert!(FrameLevels::of(&[], RATE).speech().is_empty());
@@ -181,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_cut_is_in_the_longest_pause_or_at_the_quietest_place() {
-        let levels = FrameLevels::of(&sound(&[(1.0, 500.0, 0.3), (0.5, 0.0, 0.0), (1.0, 500.0, 0.3)]), RATE);
+        let levels = FrameLevels::of(&audio(&[(1.0, 500.0, 0.3), (0.5, 0.0, 0.0), (1.0, 500.0, 0.3)]), RATE);
         let (at, pause) = levels.cut(50..200);
         assert!(pause && (115..135).contains(&at), "{at}");
         let (at, pause) = levels.cut(160..240);

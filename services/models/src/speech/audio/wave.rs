@@ -1,4 +1,4 @@
-//! AudioCache to raw samples, as transformers' `Wav2Vec2FeatureExtractor` makes them.
+//! Audio to raw samples, as transformers' `Wav2Vec2FeatureExtractor` makes them.
 //!
 //! Decode, one channel, the model's rate → consecutive windows, the last as long as it is → each window of mean 0
 //! and variance 1 where the model wants that
@@ -48,10 +48,12 @@ impl WaveProcessor {
     /// # Errors
     /// [`ItemError::Empty`] for less than one row.
     fn windows(&self, mut samples: Vec<f32>) -> Result<Vec<f32>, ItemError> {
-        let (least, rest) = (self.wave.min_samples(), samples.len() % self.wave.window);
+        let least = self.wave.min_samples();
+        let rest = samples.len() % self.wave.window;
         if samples.len() < least {
             let ms = |n: usize| n as f64 * 1000.0 / f64::from(self.wave.rate);
-            let (found, needed) = (ms(samples.len()), ms(least));
+            let found = ms(samples.len());
+            let needed = ms(least);
             let text = format!("the audio is {found:.1} ms long, this model needs at least {needed:.1} ms");
             return Err(ItemError::Empty(text));
         }

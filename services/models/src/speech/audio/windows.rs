@@ -1,9 +1,8 @@
-//! Where the windows of a long sound lie.
+//! Windows of long audio.
 //!
-//! A window ends with the longest pause of its last third, so that no word is cut, nothing is read twice, and the next
-//! window starts where somebody speaks. Only where
-//! nobody pauses do two windows overlap, by a third as transformers' chunked pipeline has it, and their texts are
-//! joined by the tokens they share: overlapping everywhere would read every sound one and a half times.
+//! A window ends with the longest pause of its last third, so that no word is cut, nothing is encoded twice, and the next
+//! window starts with speech. Only without a pause do two windows overlap, by a third as in transformers' chunked pipeline,
+//! and their texts are joined by the tokens they share: overlapping everywhere would encode one and a half times as much.
 
 use super::vad::{FRAME_MS, FrameLevels};
 use triptych_core::WindowSpan;
@@ -11,7 +10,7 @@ use triptych_core::WindowSpan;
 /// Sizes, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowSizes {
-    /// The whole sound.
+    /// The whole audio.
     pub duration_ms: u32,
     /// A window.
     pub window_ms: u32,
@@ -19,27 +18,27 @@ pub struct WindowSizes {
     pub least_ms: u32,
 }
 
-/// Whether silence is read too.
+/// Handling of silence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SilencePolicy {
-    /// All of the sound is in a window.
+    /// All audio is in a window.
     Read,
     /// A window starts where speech starts, and ends where it ends.
     Skip,
 }
 
-/// The windows of a sound longer than one, or without its silence; at least one. A sound in which nobody speaks has
-/// one window of no length at its end.
+/// The windows of audio longer than one, or without its silence; at least one. Audio without speech has one window of no
+/// length at its end.
 pub fn windows(levels: &FrameLevels, frame: WindowSizes, silence: SilencePolicy) -> Vec<WindowSpan> {
-    let heard = match silence {
+    let ranges = match silence {
         SilencePolicy::Read => std::iter::once(0..frame.duration_ms).collect(),
         SilencePolicy::Skip => levels.speech(),
     };
     let mut spans = Vec::new();
     let mut start = 0;
     let mut from = 0;
-    while let Some((begin, end)) = next_heard(&heard, start) {
-        let (window, next) = window(levels, frame, begin.max(from), end_of(&heard, begin, end, frame));
+    while let Some((begin, end)) = next_range(&ranges, start) {
+        let (window, next) = window(levels, frame, begin.max(from), end_of(&ranges, begin, end, frame));
         spans.push(window);
         (start, from) = (next, next);
         if frame.duration_ms.saturating_sub(next) < frame.least_ms.max(1) {
@@ -52,18 +51,18 @@ pub fn windows(levels: &FrameLevels, frame: WindowSizes, silence: SilencePolicy)
     spans
 }
 
-/// The first stretch that is not over at `from`, from there on.
-fn next_heard(heard: &[std::ops::Range<u32>], from: u32) -> Option<(u32, u32)> {
-    heard.iter().find(|r| r.end > from).map(|r| (r.start.max(from), r.end))
+/// The first range that ends after `from`, from there on.
+fn next_range(ranges: &[std::ops::Range<u32>], from: u32) -> Option<(u32, u32)> {
+    ranges.iter().find(|r| r.end > from).map(|r| (r.start.max(from), r.end))
 }
 
-/// The end of the last stretch that begins within a window's reach of `begin`: pauses inside a window are read.
-fn end_of(heard: &[std::ops::Range<u32>], begin: u32, end: u32, frame: WindowSizes) -> u32 {
+/// The end of the last range that begins within a window of `begin`: pauses inside a window are kept.
+fn end_of(ranges: &[std::ops::Range<u32>], begin: u32, end: u32, frame: WindowSizes) -> u32 {
     let reach = begin.saturating_add(frame.window_ms);
-    heard.iter().filter(|r| r.start < reach).map(|r| r.end).fold(end, u32::max).min(frame.duration_ms)
+    ranges.iter().filter(|r| r.start < reach).map(|r| r.end).fold(end, u32::max).min(frame.duration_ms)
 }
 
-/// A window from `start` over sound that lasts to `end`, and where the next one may start.
+/// A window from `start` over audio that lasts to `end`, and the earliest start of the next one.
 fn window(levels: &FrameLevels, frame: WindowSizes, start: u32, end: u32) -> (WindowSpan, u32) {
     let reach = start.saturating_add(frame.window_ms);
     if end < reach.saturating_add(frame.least_ms.max(1)) {
@@ -100,12 +99,12 @@ mod tests {
 
     #[test]
     fn windows_end_with_the_longest_pause_of_their_last_third() {
-        let sound = levels(70, &[10.0..12.0, 22.0..23.0, 27.0..27.5, 45.0..45.4]);
-        check(&sound, FRAME, SilencePolicy::Read, &[[0, 22_800], [22_800, 45_200], [45_200, 70_000]]);
+        let audio = levels(70, &[10.0..12.0, 22.0..23.0, 27.0..27.5, 45.0..45.4]);
+        check(&audio, FRAME, SilencePolicy::Read, &[[0, 22_800], [22_800, 45_200], [45_200, 70_000]]);
     }
 
     #[test]
-    fn where_nobody_pauses_windows_overlap_by_a_third() {
+    fn without_a_pause_windows_overlap_by_a_third() {
         check(
             &levels(70, &[]),
             FRAME,
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_that_just_fits_is_one_window_and_a_codecs_padding_is_no_window() {
+    fn audio_that_just_fits_is_one_window_and_a_codecs_padding_is_no_window() {
         let short = WindowSizes { duration_ms: 30_000, ..FRAME };
         check(&levels(30, &[]), short, SilencePolicy::Read, &[[0, 30_000]]);
         let padded = WindowSizes { duration_ms: 30_015, ..FRAME };
@@ -124,25 +123,25 @@ mod tests {
 
     #[test]
     fn without_silence_a_window_starts_where_speech_starts() {
-        let sound = levels(70, &[0.0..5.0, 12.0..40.0, 50.0..70.0]);
-        check(&sound, FRAME, SilencePolicy::Skip, &[[4_800, 12_200], [39_800, 50_200]]);
+        let audio = levels(70, &[0.0..5.0, 12.0..40.0, 50.0..70.0]);
+        check(&audio, FRAME, SilencePolicy::Skip, &[[4_800, 12_200], [39_800, 50_200]]);
         check(&levels(70, &[0.0..70.0]), FRAME, SilencePolicy::Skip, &[[70_000, 70_000]]);
         // A pause inside a window is read.
-        let sound = levels(20, &[0.0..2.0, 6.0..9.0]);
+        let audio = levels(20, &[0.0..2.0, 6.0..9.0]);
         let frame = WindowSizes { duration_ms: 20_000, ..FRAME };
-        check(&sound, frame, SilencePolicy::Skip, &[[1_800, 20_000]]);
+        check(&audio, frame, SilencePolicy::Skip, &[[1_800, 20_000]]);
     }
 
     #[test]
-    fn every_moment_of_a_sound_is_in_a_window() {
+    fn all_audio_is_in_a_window() {
         for seed in 0..40u32 {
             let pause = |k: u32| {
                 let at = (seed.wrapping_mul(2_654_435_761).wrapping_add(k * 40_503) >> 8) % 9_000;
                 at as f32 / 100.0..at as f32 / 100.0 + 0.4
             };
-            let sound = levels(100, &(0..seed % 9).map(pause).collect::<Vec<_>>());
+            let audio = levels(100, &(0..seed % 9).map(pause).collect::<Vec<_>>());
             let frame = WindowSizes { duration_ms: 100_000, ..FRAME };
-            let spans = windows(&sound, frame, SilencePolicy::Read);
+            let spans = windows(&audio, frame, SilencePolicy::Read);
             assert_eq!((spans[0].start_ms, spans.last().map(|s| s.end_ms)), (0, Some(100_000)));
             for pair in spans.windows(2) {
                 assert!(

@@ -32,7 +32,8 @@ impl WhisperTokens {
         tokenizer: &Tokenizer,
         vocab: u32,
     ) -> Result<Self, ModelError> {
-        let (config, generation) = (&files.config, &files.generation);
+        let config = &files.config;
+        let generation = &files.generation;
         let spelled = |name: &str| tokenizer.token_id(name);
         const START: &str = "decoder_start_token_id";
         let start = match generation.u32(START)? {
@@ -64,7 +65,9 @@ impl WhisperTokens {
             no_speech: spelled("<|nospeech|>").or_else(|| spelled("<|nocaptions|>")),
             languages: match (multilingual, named) {
                 (false, _) => LanguageTokens::default(),
-                (true, Some(named)) => LanguageTokens::new(named.into_iter().map(bare).collect()),
+                (true, Some(named)) => {
+                    LanguageTokens::new(named.iter().map(|(name, id)| (bare(name), *id)).collect())
+                }
                 (true, None) => spelled_languages(tokenizer),
             },
         };
@@ -84,12 +87,11 @@ impl WhisperTokens {
 }
 
 /// `<|en|>` to `en`.
-fn bare((name, id): (String, u32)) -> (String, u32) {
-    let code = name.trim_start_matches("<|").trim_end_matches("|>").to_owned();
-    (code, id)
+fn bare(name: &str) -> String {
+    name.trim_start_matches("<|").trim_end_matches("|>").to_owned()
 }
 
-/// LanguageTokens by spelling: `<|xx|>` or `<|xxx|>` between the start token and the tasks.
+/// Languages by spelling: `<|xx|>` or `<|xxx|>` between the start token and the tasks.
 fn spelled_languages(tokenizer: &Tokenizer) -> LanguageTokens {
     let between = tokenizer.token_id("<|startoftranscript|>").zip(tokenizer.token_id("<|translate|>"));
     let Some((start, translate)) = between else { return LanguageTokens::default() };

@@ -60,7 +60,7 @@ pub(super) fn build(dir: &TokenizerDir<'_>) -> Result<BuiltTokenizer, ModelError
     .finish())
 }
 
-/// How many sentinels there are.
+/// Number of sentinels.
 pub(super) fn extra_ids(dir: &TokenizerDir<'_>, default: u32) -> Result<u32, ModelError> {
     let n = dir.config.u32("extra_ids")?.unwrap_or(default);
     if n > MAX_EXTRA_IDS {

@@ -8,7 +8,7 @@ use crate::tokenization::id_map::{MAX_ID, Vocabulary};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// How Qwen splits a text before its bytes are merged.
+/// Qwen's pattern that splits a text before its bytes are merged.
 const QWEN_SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 pub(super) fn build(dir: &TokenizerDir<'_>) -> Result<BuiltTokenizer, ModelError> {
@@ -65,9 +65,9 @@ fn byte_level(add_prefix_space: bool, use_regex: bool) -> Value {
     json!({"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": true, "use_regex": use_regex})
 }
 
-/// How a text is cut before its bytes are merged: the normalizer and the pre-tokenizer.
+/// Splitting of a text before its bytes are merged: the normalizer and the pre-tokenizer.
 fn splitting(dir: &TokenizerDir<'_>) -> Result<(Value, Value), ModelError> {
-    // BlenderBot reads the first word as any other, unless told not to.
+    // BlenderBot reads the first word as any other by default.
     let space = dir.config.bool("add_prefix_space")?.unwrap_or(dir.class == "Blenderbot");
     if !dir.class.starts_with("Qwen2") {
         return Ok((Value::Null, byte_level(space, true)));
@@ -78,7 +78,7 @@ fn splitting(dir: &TokenizerDir<'_>) -> Result<(Value, Value), ModelError> {
     Ok((json!({"type": "NFC"}), pre_tokenizer))
 }
 
-/// The family's own special tokens, and what it puts around an input.
+/// The family's own special tokens, and its template of an input.
 fn family(dir: &TokenizerDir<'_>, vocabulary: &Vocabulary) -> (Vec<NamedToken>, InputTemplate) {
     let roles = |list: &[(&str, &str)]| -> Vec<NamedToken> {
         list.iter().filter_map(|(role, default)| dir.specials.role(role, default)).collect()
@@ -108,7 +108,8 @@ fn family(dir: &TokenizerDir<'_>, vocabulary: &Vocabulary) -> (Vec<NamedToken>, 
             // A vocabulary that lacks these tokens is of another family: nothing is invented for it.
             let named = !class.is_empty();
             tokens.retain(|t| named || vocabulary.id(&t.content).is_some());
-            let (cls, sep) = (dir.role("cls_token", "<s>"), dir.role("sep_token", "</s>"));
+            let cls = dir.role("cls_token", "<s>");
+            let sep = dir.role("sep_token", "</s>");
             let around = match class {
                 "Blenderbot" => InputTemplate::ended(&dir.role("eos_token", "</s>")),
                 _ => InputTemplate { before: vec![cls.content], after: vec![sep.content] },
@@ -127,9 +128,8 @@ pub(super) fn read_vocabulary(
     let mut entries = BTreeMap::new();
     for (name, id) in json.value().as_object().into_iter().flatten() {
         let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id <= MAX_ID);
-        let id = id.ok_or_else(|| {
-            dir.wrong(file, format!("the id of {name:?} is no whole number up to {MAX_ID}"))
-        })?;
+        let id =
+            id.ok_or_else(|| dir.wrong(file, format!("the id of {name:?} is no integer up to {MAX_ID}")))?;
         if let Some(other) = entries.insert(id, name.clone()) {
             return Err(dir.wrong(file, format!("{other:?} and {name:?} both have the id {id}")));
         }

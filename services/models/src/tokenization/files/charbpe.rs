@@ -42,9 +42,9 @@ pub(super) fn build(dir: &TokenizerDir<'_>) -> Result<BuiltTokenizer, ModelError
         model.insert(spelled, index(ids.len()).into());
         ids.push(*id);
     }
-    let unknown_id = vocabulary.id(&unknown).ok_or_else(|| {
-        dir.wrong("vocab.json", format!("has no {unknown:?}, which stands for what is unknown"))
-    })?;
+    let unknown_id = vocabulary
+        .id(&unknown)
+        .ok_or_else(|| dir.wrong("vocab.json", format!("has no {unknown:?}, the token of unknown text")))?;
     // What merges pass through need not be in the vocabulary; then the piece is unknown.
     let mut passed = vec![hidden(&unknown)];
     for [left, right] in &merges {

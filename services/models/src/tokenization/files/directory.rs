@@ -5,7 +5,7 @@ use crate::error::ModelError;
 use crate::files::JsonFile;
 use std::path::{Path, PathBuf};
 
-/// What the family's code is told about a directory.
+/// Files and settings of a directory that the builders of tokenizers read.
 pub(super) struct TokenizerDir<'a> {
     pub(super) path: &'a Path,
     /// `tokenizer_config.json`, or nothing.

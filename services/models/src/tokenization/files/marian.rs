@@ -27,9 +27,9 @@ fn side(dir: &TokenizerDir<'_>, spm_file: &str, list: &'static str) -> Result<Bu
         vocabulary.insert(id, &name);
     }
     let unknown = dir.role("unk_token", "<unk>");
-    let unknown_id = vocabulary.id(&unknown.content).ok_or_else(|| {
-        dir.wrong(list, format!("has no {:?}, which stands for what is unknown", unknown.content))
-    })?;
+    let unknown_id = vocabulary
+        .id(&unknown.content)
+        .ok_or_else(|| dir.wrong(list, format!("has no {:?}, the token of unknown text", unknown.content)))?;
     let ids = spm.pieces.iter().map(|p| vocabulary.id(&p.name).unwrap_or(unknown_id)).collect();
     let end = dir.role("eos_token", "</s>");
     let mut named = vec![unknown, end.clone(), dir.role("pad_token", "<pad>")];
@@ -37,9 +37,9 @@ fn side(dir: &TokenizerDir<'_>, spm_file: &str, list: &'static str) -> Result<Bu
     named.extend(languages.map(|name| NamedToken::special(name).ordinary()));
     named.extend(pieces_found_first(&spm).filter(|t| vocabulary.id(&t.content).is_some()));
     let added = dir.specials.place(named, &mut vocabulary);
-    let apart: HashSet<&str> = added.iter().map(|t| t.content.as_str()).collect();
+    let excluded: HashSet<&str> = added.iter().map(|t| t.content.as_str()).collect();
     Ok(TokenizerParts {
-        model: spm.model(&apart),
+        model: spm.model(&excluded),
         normalizer: spm.normalizer(),
         pre_tokenizer: spm.pre_tokenizer(),
         decoder: spm.decoder(),

@@ -1,20 +1,20 @@
-//! The parts of a tokenizer, put together to what the library reads.
+//! The parts of a tokenizer, assembled to the JSON that the library reads.
 
 use super::special::NamedToken;
 use crate::tokenization::id_map::{IdMap, Vocabulary};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
-/// Stands before the spelling of an entry that no text may reach; Unicode keeps it out of texts.
+/// Prefix of entries that no text may reach: a noncharacter, which Unicode keeps out of texts.
 pub(crate) const HIDDEN: char = '\u{FDD1}';
 
-/// What the library reads, and the ids that it stands for.
+/// A tokenizer in the library's JSON, and the model's ids.
 pub(crate) struct BuiltTokenizer {
     pub(crate) json: Map<String, Value>,
     pub(crate) id_map: IdMap,
 }
 
-/// What was found: the tokenizer of prompts and answers and, where inputs are read otherwise, theirs.
+/// The tokenizer of prompts and outputs and, where they differ, that of encoder inputs.
 pub(crate) struct BuiltTokenizers {
     pub(crate) output: BuiltTokenizer,
     pub(crate) input: Option<BuiltTokenizer>,
@@ -29,18 +29,18 @@ pub(super) struct TokenizerParts {
     pub(super) decoder: Value,
     /// The model's id of each of the model's entries, by the library's id.
     pub(super) ids: Vec<u32>,
-    /// NamedToken tokens that the library's model has an entry for, with the library's id. The others get theirs
+    /// Added tokens that the library's model has an entry for, with the library's id. The others get theirs
     /// from the library.
     pub(super) known: HashMap<String, u32>,
     /// With ids.
     pub(super) added: Vec<NamedToken>,
     /// Every token by the model's id.
     pub(super) vocabulary: Vocabulary,
-    /// What stands around an input.
+    /// Special tokens before and after an encoder input.
     pub(super) around: InputTemplate,
 }
 
-/// What stands around an input.
+/// Special tokens before and after an encoder input.
 #[derive(Default)]
 pub(super) struct InputTemplate {
     pub(super) before: Vec<String>,
@@ -60,7 +60,7 @@ pub(super) fn hidden(name: &str) -> String {
 }
 
 impl TokenizerParts {
-    /// Puts the parts together.
+    /// Assembles the parts.
     pub(super) fn finish(self) -> BuiltTokenizer {
         let mut ids = self.ids;
         let mut library_ids: HashMap<&str, u32> = HashMap::new();
@@ -91,7 +91,7 @@ impl TokenizerParts {
     }
 }
 
-/// A place in a list of entries, none of which holds 2^32.
+/// An index into a list of entries as an id.
 pub(super) fn index(at: usize) -> u32 {
     u32::try_from(at).expect("a vocabulary has fewer than 2^24 entries")
 }
@@ -101,7 +101,8 @@ fn template(around: &InputTemplate, ids: &HashMap<&str, u32>) -> Value {
     let known = |tokens: &[String]| -> Vec<String> {
         tokens.iter().filter(|t| ids.contains_key(t.as_str())).cloned().collect()
     };
-    let (before, after) = (known(&around.before), known(&around.after));
+    let before = known(&around.before);
+    let after = known(&around.after);
     if before.is_empty() && after.is_empty() {
         return Value::Null;
     }

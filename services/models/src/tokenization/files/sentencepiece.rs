@@ -26,7 +26,7 @@ const MBART_50: [&str; 27] = [
     "uk_UA", "ur_PK", "xh_ZA", "gl_ES", "sl_SI",
 ];
 
-/// What a family makes of a sentencepiece model.
+/// A family's ids and tokens over a sentencepiece model.
 struct SpmFamily {
     /// The model's id of each piece.
     ids: Vec<u32>,
@@ -48,9 +48,11 @@ pub(super) fn build(dir: &TokenizerDir<'_>, file: &str) -> Result<BuiltTokenizer
     let SpmFamily { ids, mut vocabulary, added: mut named, around } = family;
     named.extend(pieces_found_first(&spm));
     let added = dir.specials.place(named, &mut vocabulary);
-    let apart: HashSet<&str> = added.iter().map(|t| t.content.as_str()).collect();
-    let model = spm.model(&apart);
-    let (normalizer, pre_tokenizer, decoder) = (spm.normalizer(), spm.pre_tokenizer(), spm.decoder());
+    let excluded: HashSet<&str> = added.iter().map(|t| t.content.as_str()).collect();
+    let model = spm.model(&excluded);
+    let normalizer = spm.normalizer();
+    let pre_tokenizer = spm.pre_tokenizer();
+    let decoder = spm.decoder();
     let known = HashMap::new();
     let parts =
         TokenizerParts { model, normalizer, pre_tokenizer, decoder, ids, known, added, vocabulary, around };
@@ -95,7 +97,8 @@ fn pegasus(dir: &TokenizerDir<'_>, spm: &Spm) -> Result<SpmFamily, ModelError> {
     if offset > super::byt5::MAX_EXTRA_IDS {
         return Err(dir.config.wrong("offset", &format!("at most {}", super::byt5::MAX_EXTRA_IDS)));
     }
-    let (pad, end) = (dir.role("pad_token", "<pad>"), dir.role("eos_token", "</s>"));
+    let pad = dir.role("pad_token", "<pad>");
+    let end = dir.role("eos_token", "</s>");
     let mut vocabulary = Vocabulary::default();
     let mut added = vec![pad, end.clone()];
     for (id, token) in added.iter().enumerate() {

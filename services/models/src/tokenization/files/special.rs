@@ -14,19 +14,19 @@ pub(super) struct NamedToken {
     pub(super) content: String,
     /// Its id, where a file gives it.
     pub(super) id: Option<u32>,
-    /// Whether it steers the model and is no part of a text.
+    /// True if it steers the model and is no part of a text.
     pub(super) special: bool,
     pub(super) strips_left: bool,
     pub(super) strips_right: bool,
 }
 
 impl NamedToken {
-    /// A special token that swallows nothing.
+    /// A special token that strips no white space.
     pub(super) fn special(content: impl Into<String>) -> Self {
         Self { content: content.into(), id: None, special: true, strips_left: false, strips_right: false }
     }
 
-    /// The same, swallowing white space before it: how masks are.
+    /// The same, stripping white space before it, as masks do.
     pub(super) fn after_space(mut self) -> Self {
         self.strips_left = true;
         self
@@ -52,7 +52,7 @@ impl NamedToken {
     }
 }
 
-/// What the JSON files say of special and added tokens.
+/// Special and added tokens of the JSON files.
 #[derive(Clone, Debug)]
 pub(super) struct SpecialTokens {
     config: Value,
@@ -66,7 +66,7 @@ impl SpecialTokens {
         let map = JsonFile::read_or_empty(dir, "special_tokens_map.json")?;
         let file = JsonFile::read_or_empty(dir, "added_tokens.json")?;
         let wrong = |name: &str, message: String| ModelError::Format { path: dir.join(name), message };
-        let too_large = |token: &str| format!("the id of {token:?} is no whole number up to {MAX_ID}");
+        let too_large = |token: &str| format!("the id of {token:?} is no integer up to {MAX_ID}");
         let mut numbered = Vec::new();
         for (content, id) in file.value().as_object().into_iter().flatten() {
             let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id <= MAX_ID);

@@ -33,7 +33,7 @@ pub(super) fn build(dir: &TokenizerDir<'_>) -> Result<BuiltTokenizer, ModelError
         }
     }
     if vocabulary.id(&unknown).is_none() {
-        return Err(dir.wrong("vocab.txt", format!("has no {unknown:?}, which stands for what is unknown")));
+        return Err(dir.wrong("vocab.txt", format!("has no {unknown:?}, the token of unknown text")));
     }
     let added = dir.specials.place(family, &mut vocabulary);
     let lowercase = dir.config.bool("do_lower_case")?.unwrap_or(true);

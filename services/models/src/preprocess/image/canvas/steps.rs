@@ -70,14 +70,15 @@ impl CanvasStep {
     }
 }
 
-/// Whether the longer side of one is the shorter of the other.
+/// True if the longer side of one is the shorter of the other.
 fn lies_across(size: ImageSize, target: ImageSize) -> bool {
     (target.width < target.height && size.width > size.height)
         || (target.width > target.height && size.width < size.height)
 }
 
 fn turned_right(image: &RgbPixels) -> RgbPixels {
-    let (width, height) = (image.size.width as usize, image.size.height as usize);
+    let width = image.size.width as usize;
+    let height = image.size.height as usize;
     let mut rgb = Vec::with_capacity(image.rgb.len());
     for x in 0..width {
         for y in (0..height).rev() {
@@ -88,7 +89,8 @@ fn turned_right(image: &RgbPixels) -> RgbPixels {
 }
 
 fn with_shortest_edge(size: ImageSize, edge: u32) -> ImageSize {
-    let (short, long) = (size.width.min(size.height), size.width.max(size.height));
+    let short = size.width.min(size.height);
+    let long = size.width.max(size.height);
     let longer = scaled(edge, long, short);
     match size.width <= size.height {
         true => ImageSize { width: edge, height: longer },
@@ -97,7 +99,8 @@ fn with_shortest_edge(size: ImageSize, edge: u32) -> ImageSize {
 }
 
 fn thumbnail(size: ImageSize, bounds: ImageSize) -> ImageSize {
-    let (width, height) = (size.width.min(bounds.width), size.height.min(bounds.height));
+    let width = size.width.min(bounds.width);
+    let height = size.height.min(bounds.height);
     if (width, height) == (size.width, size.height) {
         return size;
     }
@@ -108,7 +111,7 @@ fn thumbnail(size: ImageSize, bounds: ImageSize) -> ImageSize {
     }
 }
 
-/// `int(n * numerator / denominator)` of Python: a product, then a division of doubles, cut.
+/// `int(n * numerator / denominator)` of Python: a product and a division in f64, truncated.
 fn scaled(n: u32, numerator: u32, denominator: u32) -> u32 {
     ((f64::from(n) * f64::from(numerator)) / f64::from(denominator)) as u32
 }
@@ -122,7 +125,8 @@ fn resized(
 ) -> Result<RgbPixels, ItemError> {
     let ImageSize { width, height } = target;
     if width == 0 || height == 0 {
-        let (w, h) = (image.size.width, image.size.height);
+        let w = image.size.width;
+        let h = image.size.height;
         return Err(ItemError::Empty(format!(
             "the image of {w}x{h} pixels has {width}x{height} when resized"
         )));
@@ -140,7 +144,7 @@ fn resized(
     resize(image, target, filter)
 }
 
-/// What a frame of `size` shows with its corner at `[left, top]` of the image; black outside.
+/// The part of the image under a frame of `size` whose corner is at `[left, top]`; black outside.
 fn cut(image: &RgbPixels, size: ImageSize, [left, top]: [i64; 2]) -> RgbPixels {
     let row_bytes = size.width as usize * 3;
     let mut rgb = vec![0; row_bytes * size.height as usize];
@@ -189,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_is_turned_right_when_it_lies_across() {
+    fn an_image_is_turned_right_when_it_lies_across() {
         let tall = ImageSize { width: 1, height: 2 };
         let got = apply(CanvasStep::AlignLongAxis(tall), 3, 2).expect("a canvas");
         assert_eq!(got.size, ImageSize { width: 2, height: 3 });

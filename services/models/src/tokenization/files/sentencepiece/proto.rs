@@ -27,13 +27,13 @@ pub(super) struct SentencePiece {
     pub(super) kind: Option<i32>,
 }
 
-/// What an entry is for.
+/// Type of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
 pub(super) enum PieceKind {
     /// Text.
     Normal = 1,
-    /// Stands for what has no entry.
+    /// Text without an entry.
     Unknown = 2,
     /// Steers the model; no text reaches it.
     Control = 3,
@@ -41,11 +41,11 @@ pub(super) enum PieceKind {
     UserDefined = 4,
     /// No text reaches it.
     Unused = 5,
-    /// A byte of what has no entry.
+    /// A byte of text without an entry.
     Byte = 6,
 }
 
-/// How the vocabulary was made.
+/// Settings of the training.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct TrainerSpec {
     /// 1 unigram, 2 BPE, 3 words, 4 characters.
@@ -57,7 +57,7 @@ pub(super) struct TrainerSpec {
     pub(super) byte_fallback: Option<bool>,
 }
 
-/// What is done to a text before it is split.
+/// Normalisation of a text before it is split.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct NormalizerSpec {
     #[prost(bytes = "vec", optional, tag = "2")]

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-/// How a text is split into pieces.
+/// Algorithm that splits a text into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SpmAlgorithm {
     Unigram,
@@ -36,7 +36,7 @@ pub(crate) struct SpmPiece {
 }
 
 impl SpmPiece {
-    /// Whether it is found in a text before the model splits it; and if so, whether it is no part of the text.
+    /// `Some` for a token that is matched before the model splits a text: true if it is no part of the text.
     pub(crate) fn added(&self) -> Option<bool> {
         match self.kind {
             PieceKind::Control => Some(true),
@@ -56,7 +56,8 @@ impl Spm {
 
     fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let model = ModelProto::decode(bytes).map_err(|e| format!("is no sentencepiece model: {e}"))?;
-        let (trainer, normalizer) = (model.trainer.unwrap_or_default(), model.normalizer.unwrap_or_default());
+        let trainer = model.trainer.unwrap_or_default();
+        let normalizer = model.normalizer.unwrap_or_default();
         let algorithm = match trainer.model_type() {
             1 => SpmAlgorithm::Unigram,
             2 => SpmAlgorithm::Bpe,
@@ -78,7 +79,8 @@ impl Spm {
         let mut names = HashSet::new();
         let mut pieces = Vec::with_capacity(model.pieces.len());
         for (id, piece) in model.pieces.into_iter().enumerate() {
-            let (score, kind) = (piece.score(), piece.kind());
+            let score = piece.score();
+            let kind = piece.kind();
             let name = piece.piece.unwrap_or_default();
             if name.is_empty() || !names.insert(name.clone()) {
                 return Err(format!("piece {id} is empty or there twice: {name:?}"));
@@ -89,7 +91,7 @@ impl Spm {
             pieces.push(SpmPiece { name, score, kind });
         }
         if !pieces.iter().any(|p| p.kind == PieceKind::Unknown) {
-            return Err("has no piece that stands for what is unknown".into());
+            return Err("has no piece for unknown text".into());
         }
         Ok(Self {
             pieces,
@@ -107,16 +109,16 @@ impl Spm {
         found.expect("a model without it is refused when it is read")
     }
 
-    /// The library's model, whose ids are the file's. Entries that no text may reach, and those in `apart`,
+    /// The library's model, whose ids are the file's. Entries that no text may reach, and those in `excluded`,
     /// are spelled so that none does.
-    pub(crate) fn model(&self, apart: &HashSet<&str>) -> Value {
+    pub(crate) fn model(&self, excluded: &HashSet<&str>) -> Value {
         let spelled = |piece: &SpmPiece| {
             let reached = match piece.kind {
                 PieceKind::Normal | PieceKind::Byte => true,
                 PieceKind::UserDefined => piece.added().is_none(),
                 PieceKind::Unknown | PieceKind::Control | PieceKind::Unused => false,
             };
-            let reached = reached && !apart.contains(piece.name.as_str());
+            let reached = reached && !excluded.contains(piece.name.as_str());
             if reached { piece.name.clone() } else { hidden(&piece.name) }
         };
         match self.algorithm {
@@ -161,8 +163,8 @@ impl Spm {
         found.into_iter().map(|(_, left, right)| [left.to_owned(), right.to_owned()]).collect()
     }
 
-    /// What is done to a text: the file's own map, spaces at the ends and in rows taken away, one put before
-    /// it, all of them spelled `▁`.
+    /// Normalisation of a text: the file's own map; spaces at the ends and repeated ones removed, one prepended; all of
+    /// them spelled `▁`.
     pub(crate) fn normalizer(&self) -> Value {
         let mut steps = Vec::new();
         let replace = |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
