@@ -115,7 +115,7 @@ impl Family {
     /// The spec of a configuration.
     ///
     /// # Errors
-    /// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+    /// [`ModelError::Config`] for a key that is missing or not supported.
     pub fn spec(self, config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         match self {
             Self::Whisper => whisper::spec(config),

@@ -51,7 +51,7 @@ impl Model {
     /// Reads and checks everything but the weights.
     ///
     /// # Errors
-    /// [`ModelError`] for a file or key that is missing, wrong, or asks for what is not built.
+    /// [`ModelError`] for a file or key that is missing, wrong or not supported.
     pub fn open(source: &ModelSource) -> Result<Self, ModelError> {
         let dir = &source.dir;
         let file = JsonFile::read(dir, CONFIG)?;

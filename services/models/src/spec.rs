@@ -37,7 +37,7 @@ pub struct EncoderSpec {
     pub positions: Positions,
     /// The layers.
     pub stack: StackSpec,
-    /// Layers that attend inside windows only; `None`: every layer sees the whole sequence.
+    /// Layers that attend inside windows only; `None`: every layer attends to the whole sequence.
     pub windows: Option<WindowSpec>,
     /// Parts that few encoders have.
     pub extras: EncoderExtras,
@@ -284,7 +284,7 @@ pub enum InputNorm {
 pub struct WindowSpec {
     /// Side of a window in merge groups.
     pub side: usize,
-    /// Layers that see the whole image, ascending.
+    /// Layers with full attention over the image, ascending.
     pub full_attention_layers: Vec<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! Images and sounds against the reference's processors, and against what clients may send instead of them.
+//! Images and audio against the reference's processors, and against malformed input from clients.
 
 #[path = "support/golden.rs"]
 mod golden;

@@ -194,7 +194,7 @@ fn a_directory_that_cannot_be_read_says_why() {
         (refusal(&[], &[("merges.txt", b""), ("vocab.json", b"{\"a\": 1, \"b\": 1}")]), "both have the id 1"),
         (refusal(&[], &[("merges.txt", b""), ("vocab.json", b"{}")]), "has no entry"),
         (refusal(&[], &[("spiece.model", b"\xFF\xFF")]), "is no sentencepiece model"),
-        (refusal(&[], &[("spiece.model", b"")]), "stands for what is unknown"),
+        (refusal(&[], &[("spiece.model", b"")]), "has no piece for unknown text"),
         (refusal(&[], &[("vocab.txt", b"a\nb\n")]), "[UNK]"),
         (
             refusal(

@@ -118,7 +118,7 @@ const fn decoder_names(tokens: &'static [&'static str]) -> DecoderNames {
 /// The spec of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>, variant: BartVariant) -> Result<ModelSpec, ModelError> {
     let shared = config.flag_or("share_encoder_decoder_embeddings", true)?;
     let max_tokens = config.size("max_position_embeddings")?;
@@ -144,7 +144,7 @@ pub(super) fn spec(config: &Config<'_>, variant: BartVariant) -> Result<ModelSpe
 /// The decoder of a configuration over encoder rows of `encoder_hidden`.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn decoder(
     config: &Config<'_>,
     variant: BartVariant,

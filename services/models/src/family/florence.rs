@@ -84,7 +84,7 @@ static PYRAMID: DavitNames = DavitNames {
 /// The spec of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     let text = config.section("text_config", "text_config.")?;
     let vision = config.section("vision_config", "vision_config.")?;

@@ -84,7 +84,7 @@ const NO_BIAS: AttentionBias = AttentionBias { q: false, k: false, v: false, out
 /// The spec of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     let decoder = text(&config.section("text_config", "text_config.")?)?;
     let encoder = vision(&config.section("vision_config", "vision_config.")?, decoder.stack.hidden)?;

@@ -79,7 +79,7 @@ static TEXT: DecoderNames = DecoderNames {
 /// The spec of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>, generation: Generation) -> Result<ModelSpec, ModelError> {
     let decoder = text(config)?;
     let vision = config.section("vision_config", "vision_config.")?;

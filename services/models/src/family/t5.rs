@@ -109,7 +109,7 @@ static GATED_DECODER: DecoderNames =
 /// The spec of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>, variant: T5Variant) -> Result<ModelSpec, ModelError> {
     let vocab = config.size("vocab_size")?;
     let hidden = config.size("d_model")?;

@@ -20,7 +20,7 @@ const PROJECTION: &[&str] = &["enc_to_dec_proj."];
 /// The spec of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     let encoder_config = config.section("encoder", "encoder.")?;
     let decoder_config = config.section("decoder", "decoder.")?;

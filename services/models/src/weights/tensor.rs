@@ -78,7 +78,7 @@ impl Tensor<'_> {
             DType::F32 => self.data.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
             DType::F16 => self.data.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
             DType::Bf16 => self.data.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
-            // No tensor of a checkpoint is opened as one: see `Stored::tensor`.
+            // No tensor of a checkpoint is opened as one: see `StoredWeights::tensor`.
             DType::I8 | DType::F8 => vec![f32::NAN; self.shape.iter().product()],
         }
     }

@@ -43,7 +43,7 @@ impl Case {
         Model::open(&source).expect("a golden model opens")
     }
 
-    /// What an engine must do with the model.
+    /// Requests and expected tokens of the engine's matrix test.
     pub fn matrix(&self) -> Value {
         let path = self.dir.join("matrix.json");
         let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));

@@ -227,7 +227,7 @@ fn cpu_in_bf16_is_as_near_as_the_references() {
     }
 }
 
-/// What narrow cross-attention is for: its cache is smaller than self-attention's by the widths of their heads.
+/// The purpose of narrow cross-attention: its cache is smaller than self-attention's by the widths of their heads.
 #[test]
 fn the_cross_cache_is_as_narrow_as_its_heads() {
     let case = Case::open(CASES[1]);

@@ -19,7 +19,7 @@ pub struct Sequence {
     pub cross: Vec<f32>,
 }
 
-/// How sequences are put in steps.
+/// Schedule of sequences over steps.
 #[derive(Clone, Copy)]
 pub struct Mix {
     /// Sequence `i` starts at step `i · stagger`: steps then mix prefill and decode.
@@ -45,17 +45,25 @@ struct Running<'a> {
 
 /// `n_steps` argmax tokens of each sequence.
 pub fn greedy(decoder: &mut dyn Decoder, sequences: &[Sequence], n_steps: usize, mix: Mix) -> Vec<Vec<u32>> {
-    greedy_seeing(decoder, sequences, &vec![0; sequences.len()], (n_steps, mix))
+    greedy_cross_from(decoder, sequences, &vec![0; sequences.len()], n_steps, mix)
 }
 
-/// Holds sequences to the tokens expected of them: the first `n_alone` one at a time, then all in a batch, at once
-/// and as `mix` has it.
-pub fn assert_greedy(
-    decoder: &mut dyn Decoder,
-    name: &str,
-    (sequences, expected): (&[Sequence], &[Vec<u32>]),
-    (n_alone, mix): (usize, Mix),
-) {
+/// Sequences with the tokens expected of them.
+#[derive(Clone, Copy)]
+pub struct GreedyCheck<'a> {
+    pub sequences: &'a [Sequence],
+    /// Generated tokens of each sequence, all of one length.
+    pub expected: &'a [Vec<u32>],
+    /// Sequences that are also decoded one at a time.
+    pub n_alone: usize,
+    /// Second schedule of the batch, beside all at once.
+    pub mix: Mix,
+}
+
+/// Holds sequences to the tokens expected of them: the first ones one at a time, then all in a batch, at once and as the
+/// mix schedules them.
+pub fn assert_greedy(decoder: &mut dyn Decoder, name: &str, check: GreedyCheck<'_>) {
+    let GreedyCheck { sequences, expected, n_alone, mix } = check;
     let n_steps = expected[0].len();
     for (one, expected) in sequences.iter().zip(expected).take(n_alone) {
         let alone = greedy(decoder, std::slice::from_ref(one), n_steps, Mix::PLAIN);
@@ -66,12 +74,13 @@ pub fn assert_greedy(
     }
 }
 
-/// The same, each sequence seeing its encoder rows from a token on.
-pub fn greedy_seeing(
+/// The same, each sequence cross-attending from a token on.
+pub fn greedy_cross_from(
     decoder: &mut dyn Decoder,
     sequences: &[Sequence],
     cross_from: &[u32],
-    (n_steps, mix): (usize, Mix),
+    n_steps: usize,
+    mix: Mix,
 ) -> Vec<Vec<u32>> {
     let mut running = admit(decoder, sequences, n_steps, mix);
     running.iter_mut().zip(cross_from).for_each(|(r, from)| r.cross_from = *from);
@@ -99,11 +108,15 @@ pub fn greedy_seeing(
 
 /// Logits of all prompt tokens of one sequence, `[prompt.len(), vocab]`.
 pub fn teacher_forced(decoder: &mut dyn Decoder, sequence: &Sequence) -> Vec<f32> {
-    teacher_forced_seeing(decoder, sequence, 0)
+    teacher_forced_cross_from(decoder, sequence, 0)
 }
 
-/// The same, seeing its encoder rows from a token on.
-pub fn teacher_forced_seeing(decoder: &mut dyn Decoder, sequence: &Sequence, cross_from: u32) -> Vec<f32> {
+/// The same, cross-attending from a token on.
+pub fn teacher_forced_cross_from(
+    decoder: &mut dyn Decoder,
+    sequence: &Sequence,
+    cross_from: u32,
+) -> Vec<f32> {
     let mut running = admit(decoder, std::slice::from_ref(sequence), 0, Mix::PLAIN);
     running[0].cross_from = cross_from;
     let mut batch = Batch::of(&[&mut running[0]], usize::MAX);

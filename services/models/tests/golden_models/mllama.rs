@@ -3,7 +3,7 @@
 use crate::case::{
     Case, assert_bf16_close, assert_logits_close, assert_rows_close, assert_within, cpu, max_error,
 };
-use crate::greedy::{Mix, Sequence, greedy_seeing, teacher_forced_seeing};
+use crate::greedy::{Mix, Sequence, greedy_cross_from, teacher_forced_cross_from};
 use crate::pipeline::encoded;
 use serde_json::Value;
 use triptych_core::limits::Limits;
@@ -121,7 +121,7 @@ fn states_and_logits<B: Backend>(case: &Case, backend: &B) -> (Vec<Vec<f32>>, Ve
     let wanted = case.json["prompts_with_logits"].as_array().expect("numbers").iter();
     let logits = wanted.filter_map(Value::as_u64).map(|k| {
         let (sequence, from) = sequence(&prompts[k as usize], &rows, loaded.image_token, hidden);
-        let logits = teacher_forced_seeing(&mut *loaded.decoder, &sequence, from);
+        let logits = teacher_forced_cross_from(&mut *loaded.decoder, &sequence, from);
         // The file has the last rows only.
         let n_kept = case.values(&format!("prompt.{k}.logits")).1.len();
         (k, logits[logits.len().saturating_sub(n_kept)..].to_vec())
@@ -167,11 +167,11 @@ fn greedy_tokens_match<B: Backend>(backend: &B) {
         for (i, expected) in expected.iter().enumerate() {
             let one = &sequences[i..=i];
             let from = &from[i..=i];
-            let alone = greedy_seeing(&mut *loaded.decoder, one, from, (n_steps, Mix::PLAIN));
+            let alone = greedy_cross_from(&mut *loaded.decoder, one, from, n_steps, Mix::PLAIN);
             assert_eq!(&alone[0], expected, "{name} prompt {i} alone");
         }
         for mix in [Mix::PLAIN, Mix { stagger: 2, chunk: 3 }] {
-            let all = greedy_seeing(&mut *loaded.decoder, &sequences, &from, (n_steps, mix));
+            let all = greedy_cross_from(&mut *loaded.decoder, &sequences, &from, n_steps, mix);
             assert_eq!(all, expected, "{name} in a batch");
         }
     }

@@ -1,4 +1,4 @@
-//! What goes beyond one pass of Whisper, against transformers' own functions.
+//! Long-form Whisper, beyond one pass, against transformers' own functions.
 
 use crate::case::{Case, assert_within, cpu, max_error};
 use serde_json::Value;
@@ -121,13 +121,14 @@ fn windows_seek_and_prompt_as_the_reference() {
                 let frame =
                     SequentialWindow { start_ms, duration_ms, window_ms: facts.window_ms, first_time };
                 if run["conditioned"] == true && i > 0 {
-                    let told = &prompt[1..prompt.len() - list(&case.json["prompt_with_timestamps"]).len()];
-                    assert_eq!(told, previous, "{name}, window {i}");
+                    let prompted =
+                        &prompt[1..prompt.len() - list(&case.json["prompt_with_timestamps"]).len()];
+                    assert_eq!(prompted, previous, "{name}, window {i}");
                 }
-                let settled = frame.decoded(&tokens);
+                let decoded = frame.decoded(&tokens);
                 if let Some(next) = windows.get(i + 1) {
                     assert_eq!(
-                        settled.next_ms,
+                        decoded.next_ms,
                         Some(number(&next["seek"]) as u32 * 10),
                         "{name}, window {i}"
                     );
@@ -135,11 +136,11 @@ fn windows_seek_and_prompt_as_the_reference() {
                 previous = previous_tokens(
                     &previous,
                     &tokens,
-                    &settled,
+                    &decoded,
                     PreviousLimits { first_time, max_tokens: facts.max_previous },
                 );
                 segments.extend(
-                    settled.segments.into_iter().map(|s| (s.start_s, s.end_s, tokens[s.tokens].to_vec())),
+                    decoded.segments.into_iter().map(|s| (s.start_s, s.end_s, tokens[s.tokens].to_vec())),
                 );
             }
             if let Some(expected) = run["segments"].as_array() {

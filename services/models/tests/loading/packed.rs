@@ -28,13 +28,13 @@ impl Start {
         Self { model, folder, _parent: parent }
     }
 
-    /// Loads both stages and encodes a sound.
+    /// Loads both stages and encodes an audio item.
     fn rows(&self, precision: Precision) -> Vec<f32> {
         let model = open_packed(self.model.path(), Some(self.folder.clone()));
         rows(&model, precision)
     }
 
-    /// What lies in the folder, as long ago as can be told.
+    /// Files of the folder, in the order of their names.
     fn files(&self) -> Vec<PathBuf> {
         let Ok(entries) = std::fs::read_dir(&self.folder.dir) else { return Vec::new() };
         let mut files: Vec<PathBuf> = entries.map(|e| e.expect("an entry").path()).collect();

@@ -50,11 +50,11 @@ fn check(name: &str, config: &Value, shared: &[&str], unread: &[&str]) {
         let Weights::Stored(stored) = &weights else { panic!("a survey is of stored weights") };
         stored.taken()
     };
-    let encoder = taken(&|weights, tally| {
-        TransformerEncoder::load(&spec.encoder, weights, tally).expect("encoder tensors");
+    let encoder = taken(&|weights, backend| {
+        TransformerEncoder::load(&spec.encoder, weights, backend).expect("encoder tensors");
     });
-    let decoder = taken(&|weights, tally| {
-        TransformerDecoder::load(&spec.decoder, weights, tally).expect("decoder tensors");
+    let decoder = taken(&|weights, backend| {
+        TransformerDecoder::load(&spec.decoder, weights, backend).expect("decoder tensors");
     });
     let both: Vec<&String> = encoder.intersection(&decoder).collect();
     assert_eq!(both, shared, "{name}");

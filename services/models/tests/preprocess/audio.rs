@@ -1,4 +1,4 @@
-//! Sounds.
+//! Audio against the reference's processor.
 
 use super::golden::{self, Tensors};
 use super::{WHISPER, furthest};
@@ -14,7 +14,7 @@ fn hear(bytes: &[u8], limits: &Limits) -> Result<EncoderInput, ItemError> {
     AudioProcessor::new(WHISPER).preprocess(Modality::Audio, bytes, &ItemOptions::default(), limits)
 }
 
-/// The generator that the golden sounds name.
+/// The generator that the golden files name.
 fn noise(n: usize, seed: u32) -> Vec<f32> {
     let mut state = seed;
     (0..n)
@@ -25,7 +25,7 @@ fn noise(n: usize, seed: u32) -> Vec<f32> {
         .collect()
 }
 
-fn sound(name: &str) -> Vec<f32> {
+fn golden_audio(name: &str) -> Vec<f32> {
     use std::f64::consts::PI;
     let t = |i: usize| i as f64 / 16_000.0;
     match name {
@@ -49,7 +49,7 @@ fn log_mel_matches_the_reference() {
     for row in rows.as_array().unwrap() {
         let name = row["name"].as_str().unwrap();
         let n_mels = row["n_mels"].as_u64().unwrap() as usize;
-        let samples = sound(name);
+        let samples = golden_audio(name);
         assert_eq!(samples.len() as u64, row["n_samples"].as_u64().unwrap(), "{name}");
         let processor = AudioProcessor::new(AudioSettings { n_mels, ..WHISPER });
         let (spans, mel) = processor.windows(&samples, SilencePolicy::Read);
@@ -107,7 +107,7 @@ fn tone(rate: u32, hz: f64, seconds: f64) -> impl Iterator<Item = i16> {
 #[test]
 fn every_codec_tells_the_same_words() {
     let limits = Limits::default();
-    let whole = sound("speech");
+    let whole = golden_audio("speech");
     for (name, allowed) in
         [("speech.flac", 1e-4), ("speech.mp3", 0.05), ("speech.ogg", 0.05), ("speech.m4a", 0.05)]
     {
@@ -179,28 +179,28 @@ fn a_long_sound_is_windows_and_a_scrap_is_none() {
 
 #[test]
 fn a_long_sound_is_cut_in_its_pauses_and_silence_is_skipped_when_asked() {
-    let sound = || {
+    let audio = || {
         let rest = |seconds: f64| std::iter::repeat_n(0, (seconds * 16_000.0) as usize);
         let parts = tone(16_000, 300.0, 0.75).chain(rest(0.4)).chain(tone(16_000, 300.0, 0.6));
         parts.chain(rest(1.0)).chain(tone(16_000, 300.0, 0.5))
     };
-    let (spans, duration_ms, _) = laid_out(sound(), &ItemOptions::default());
+    let (spans, duration_ms, _) = laid_out(audio(), &ItemOptions::default());
     assert_eq!((spans.len(), duration_ms), (4, 3250));
     assert_eq!(spans[..3], [[0, 1000], [1000, 2000], [2000, 3000]], "both pauses go on past their windows");
     let skipping = ItemOptions { vad: true, ..ItemOptions::default() };
-    let (spans, ..) = laid_out(sound(), &skipping);
+    let (spans, ..) = laid_out(audio(), &skipping);
     assert!(spans.iter().all(|s| s[0] < s[1] && s[1] - s[0] <= 1000), "{spans:?}");
     assert!(spans.last().is_some_and(|s| (2500..2750).contains(&s[0])), "{spans:?}");
     // In sequence the window starts at the next speech.
     let resumed = ItemOptions { vad: true, start_ms: Some(2000), ..ItemOptions::default() };
-    let (spans, ..) = laid_out(sound(), &resumed);
+    let (spans, ..) = laid_out(audio(), &resumed);
     assert!((2500..2750).contains(&spans[0][0]) && spans[0][1] == 3250, "{spans:?}");
     let (silent, ..) = laid_out(std::iter::repeat_n(0, 16_000), &skipping);
     assert_eq!(silent, [[1000, 1000]], "one window of no length");
 }
 
 #[test]
-fn a_window_in_sequence_is_cut_out_of_the_whole_sound() {
+fn a_window_in_sequence_is_cut_out_of_the_whole_audio() {
     let samples = || tone(16_000, 300.0, 0.5).chain(tone(16_000, 500.0, 1.4).map(|s| s / 4));
     let at =
         |start_ms| laid_out(samples(), &ItemOptions { start_ms: Some(start_ms), ..ItemOptions::default() });
@@ -213,12 +213,12 @@ fn a_window_in_sequence_is_cut_out_of_the_whole_sound() {
     for bin in [0, 20, 79] {
         assert_eq!(row(&a, bin, 60..100), row(&b, bin, 0..40), "the same frames of one spectrogram");
         assert_eq!(row(&b, bin, 90..100), row(&c, bin, 0..10));
-        assert!(row(&c, bin, 40..100).iter().all(|v| *v == 0.0), "past the sound it is zero");
+        assert!(row(&c, bin, 40..100).iter().all(|v| *v == 0.0), "past the audio it is zero");
     }
 }
 
 #[test]
-fn sounds_that_cannot_be_used_say_why() {
+fn refusals_of_audio_give_the_reason() {
     let limits = Limits::default();
     let check = |bytes: &[u8], limits: &Limits, expect: &str| {
         let text = hear(bytes, limits).unwrap_err().to_string();
@@ -229,7 +229,7 @@ fn sounds_that_cannot_be_used_say_why() {
     check(b"RIFF nothing of the kind", &limits, "read are WAV, FLAC, MP3, Ogg Vorbis and AAC");
     check(b"words and more words", &limits, "the audio is a text");
     check(&golden::media("two_frames.gif"), &limits, "the audio is a GIF image");
-    check(&golden::media("speech.opus"), &limits, "an Ogg Opus sound with a codec that is not read");
+    check(&golden::media("speech.opus"), &limits, "an Ogg Opus file with a codec that is not read");
     // Declared: a header of two hours is enough to refuse.
     let mut two_hours = wav(16_000, 1, tone(16_000, 300.0, 1.0));
     let length = 2 * 3600 * 16_000 * 2_u32;

@@ -34,7 +34,7 @@ pub(super) struct TextDecoder {
 /// The decoder of a section of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn decoder(config: &Config<'_>) -> Result<TextDecoder, ModelError> {
     match config.text("model_type")? {
         "trocr" => trocr(config),

@@ -48,7 +48,7 @@ static PYRAMID: SwinNames = SwinNames {
 /// The encoder of a section of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>, has_final_norm: bool) -> Result<EncoderSpec, ModelError> {
     config.must_be_off("use_absolute_embeddings")?;
     let side = patch_side(config)?;

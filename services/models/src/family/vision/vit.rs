@@ -62,7 +62,7 @@ const SHARED_BIAS: &str = "encoder.relative_position_bias.relative_position_bias
 /// The encoder of a section of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>, kind: Kind) -> Result<EncoderSpec, ModelError> {
     let hidden = config.size("hidden_size")?;
     let side = patch_side(config)?;
