@@ -188,7 +188,7 @@ impl Decoder for FakeDecoder {
         Ok(())
     }
 
-    fn project_cross(&mut self, rows: &[f32], slots: &[u32]) -> Result<(), ModelError> {
+    fn project_cross(&mut self, rows: Vec<f32>, slots: &[u32]) -> Result<(), ModelError> {
         let mut log = self.log.lock().unwrap();
         if std::mem::take(&mut log.fail_projection) {
             return Err(refusal());
