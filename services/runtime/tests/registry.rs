@@ -20,7 +20,7 @@ const LASTS: Duration = Duration::from_secs(600);
 fn registry(url: &str) -> RedisRegistry {
     let setting = url.parse().unwrap();
     let link = RedisLink::new(&setting, &RedisTuning::default()).unwrap();
-    RedisRegistry::new(link.into_ask(), setting.to_string())
+    RedisRegistry::new(link.into_query(), setting.to_string())
 }
 
 fn worker(role: Role, address: &str) -> Announcement {

@@ -48,7 +48,7 @@ impl Bench {
         self.store.put_if_absent(&output.item().key, encode(output)).await.unwrap();
     }
 
-    /// What an engine step does for a request that needs the item.
+    /// The calls of an engine step for a request that needs the item.
     fn step(&self, request: RequestId, item: &EncodedItem) -> usize {
         self.scheduler.update_state_after_alloc(request, item);
         let meta = self.scheduler.build_connector_meta();
@@ -211,7 +211,7 @@ async fn every_way_to_fail_is_told_apart_and_can_be_tried_again() {
     }
 }
 
-/// What one request was told may be wrong where the object is right; only one of another encoder has no business there.
+/// An announcement may be wrong where the object is right; only an object of another encoder is removed.
 #[tokio::test]
 async fn an_object_that_is_not_as_announced_stays_unless_it_is_of_another_encoder() {
     let mut bench = Bench::new(no_spare());

@@ -1,5 +1,5 @@
-//! A primary dies, or hangs, under load: every operation ends in time, what is lost is a miss, and afterwards objects can
-//! be put and read again.
+//! A primary dies, or hangs, under load: every operation ends in time, what is lost is a miss, and afterwards objects
+//! can be put and read again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

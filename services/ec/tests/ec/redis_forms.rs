@@ -15,7 +15,7 @@ use triptych_ec::{EcError, EcStore, PutOutcome};
 
 use crate::key;
 
-/// What the store's documentation says that its user needs, and nothing else.
+/// Exactly the permissions that the store's documentation lists.
 const USER: &str = "user ec on >s3cret ~triptych:ec:* &triptych:ec:* +get +set +getrange +strlen +unlink +exists +scan \
     +eval +time +pttl +pexpire +publish +subscribe +ping\nuser default off\n";
 

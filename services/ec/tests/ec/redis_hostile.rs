@@ -1,5 +1,5 @@
-//! What someone with a hand in Redis can put under the store's keys: manifests that lie, chunks that are too long, empty
-//! strings. Nothing of it is believed, costs more than the limits, or stays in the way.
+//! Data that an attacker with access to Redis can put under the store's keys: manifests that lie, chunks that are too
+//! long, empty strings. Nothing of it is believed, costs more than the limits, or stays in the way.
 
 use bytes::Bytes;
 use redis::Commands;

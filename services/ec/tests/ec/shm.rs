@@ -26,7 +26,7 @@ use crate::{LIMIT, key};
 const MIB: u64 = 1 << 20;
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// What another process is told, in one variable: role, path, MiB, number.
+/// Environment variable for the other process: role, path, MiB, number.
 const ROLE: &str = "TRIPTYCH_TEST_SHM_ROLE";
 
 fn setting(dir: &Path, mib: u64) -> ShmSetting {

@@ -241,7 +241,7 @@ async fn a_bad_copy_is_taken_out_of_its_own_tier_only() {
     assert!(has(&bench.lasting, 1).await);
 }
 
-/// What does not verify stays where it is: a copy of it in the fast tier would be one more to find.
+/// An object that does not verify is not promoted.
 #[tokio::test]
 async fn only_what_verifies_is_promoted() {
     let bench = Bench::new(TieredTuning::default());

@@ -1,4 +1,4 @@
-//! From a setting and the environment to a client of the service. Every wait and every repetition has a limit.
+//! Creates a client of the service from a setting and the environment. Every wait and every retry has a limit.
 
 use super::setting::{BucketSetting, Service};
 use super::tuning::BucketTuning;
@@ -11,7 +11,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A client of the service. Asks nothing of it yet.
+/// Creates a client without I/O.
 pub(super) fn connect(
     setting: &BucketSetting,
     environment: &[(String, String)],
@@ -95,7 +95,7 @@ fn azure(
     Ok(Arc::new(builder.with_container_name(setting.bucket()).with_retry(retry(tuning)).build()?))
 }
 
-/// The variables with a prefix that mean something to a client.
+/// Variables with a prefix that a client knows.
 fn known<K: FromStr>(environment: &[(String, String)], prefix: &str) -> Vec<(K, String)> {
     let ours = environment.iter().filter(|(name, _)| name.starts_with(prefix));
     ours.filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value.clone()))).collect()

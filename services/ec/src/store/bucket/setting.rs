@@ -1,6 +1,6 @@
-//! The setting of a bucket: `s3://BUCKET[/PREFIX][?endpoint=URL&region=R&allow_http=true&tenant=T]`, `gs://…`, `az://…`.
+//! Setting of a bucket store: `s3://BUCKET[/PREFIX][?endpoint=URL&region=R&allow_http=true&tenant=T]`, `gs://…`, `az://…`.
 //!
-//! Credentials have no place in it: they come from the variables that the service's own tools read.
+//! Credentials are not part of it: they come from the variables that the service's own tools read.
 
 use crate::error::EcError;
 use crate::settings::text::without_password;
@@ -13,10 +13,10 @@ const MAX_BUCKET: usize = 222;
 const MAX_PREFIX: usize = 512;
 const MAX_TENANT: usize = 64;
 
-/// Who keeps the bucket.
+/// The service of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Service {
-    /// Amazon S3 and what speaks it.
+    /// Amazon S3 and compatible services.
     S3,
     /// Google Cloud Storage.
     Google,
@@ -37,7 +37,7 @@ impl Service {
     }
 }
 
-/// Where a bucket is. There is no secret in it.
+/// Setting of a bucket store. Holds no secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BucketSetting {
     service: Service,
@@ -50,13 +50,13 @@ pub struct BucketSetting {
 }
 
 impl BucketSetting {
-    /// Whether a setting is meant to be one of these.
+    /// True if a text has the scheme of a bucket setting, valid or not.
     pub fn is_meant(text: &str) -> bool {
         let scheme = text.split_once("://").map(|(scheme, _)| scheme);
         Service::ALL.into_iter().any(|s| Some(s.scheme()) == scheme)
     }
 
-    /// Who keeps it.
+    /// The service.
     pub fn service(&self) -> Service {
         self.service
     }
@@ -66,17 +66,17 @@ impl BucketSetting {
         &self.bucket
     }
 
-    /// What all names begin with; may be empty.
+    /// Prefix of all names; may be empty.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Whose part of the bucket it is.
+    /// Tenant whose part of the bucket is used.
     pub fn tenant(&self) -> Option<&str> {
         self.tenant.as_deref()
     }
 
-    /// The server, where it is not the service's own.
+    /// URL of the server, if it is not the service's default.
     pub fn endpoint(&self) -> Option<&str> {
         self.endpoint.as_deref()
     }
@@ -86,7 +86,7 @@ impl BucketSetting {
         self.region.as_deref()
     }
 
-    /// Whether the server may be asked without TLS.
+    /// True if plain HTTP is allowed.
     pub fn allow_http(&self) -> bool {
         self.allow_http
     }
@@ -132,7 +132,7 @@ impl BucketSetting {
         Ok(setting)
     }
 
-    /// Takes one pair of the query. What is wrong is not repeated: it may be a secret in the wrong place.
+    /// Parses one pair of the query. Errors do not quote it: it may be a misplaced secret.
     fn option(&mut self, pair: &str) -> Result<(), String> {
         match pair.split_once('=') {
             Some(("endpoint", url)) if is_endpoint(url) => {

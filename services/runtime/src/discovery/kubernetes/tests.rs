@@ -1,4 +1,4 @@
-//! Against a small API server that is told what to answer, over HTTP.
+//! Tests against a small HTTP API server with scripted responses.
 
 use super::*;
 use crate::discovery::Discovery;
@@ -16,7 +16,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 
-/// What the server does with the next request.
+/// Response to the next request.
 enum Step {
     Answer(StatusCode, Value),
     /// Lines as they are sent; the watch ends when the sender is dropped.
