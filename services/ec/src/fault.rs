@@ -41,10 +41,10 @@ pub enum Fault {
 
 /// The faults of a [`Faulty`] store. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Faults(Arc<Mutex<Plan>>);
+pub struct Faults(Arc<Mutex<FaultPlan>>);
 
 #[derive(Debug, Default)]
-struct Plan {
+struct FaultPlan {
     queued: HashMap<Op, VecDeque<Fault>>,
     standing: HashMap<Op, Fault>,
     n_calls: HashMap<Op, usize>,
@@ -80,7 +80,7 @@ impl Faults {
         queued.or_else(|| plan.standing.get(&op).copied())
     }
 
-    fn plan(&self) -> MutexGuard<'_, Plan> {
+    fn plan(&self) -> MutexGuard<'_, FaultPlan> {
         self.0.lock()
     }
 }

@@ -12,16 +12,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use triptych_core::{ContentKey, EncodedItem};
 
-/// Tier in which an encoder output was looked up.
+/// CacheTier in which an encoder output was looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Tier {
+pub enum CacheTier {
     /// The worker's local cache.
     Local,
     /// A store.
     Store(StoreKind),
 }
 
-impl Tier {
+impl CacheTier {
     /// Label in metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -84,7 +84,7 @@ impl Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
     /// Kind of the store.
-    pub tier: Tier,
+    pub tier: CacheTier,
     /// The operation.
     pub op: Op,
     /// Its outcome.
@@ -98,11 +98,11 @@ pub struct Operation {
 /// Receives events of stores. Called on the path of every operation, from any thread: must not block or panic.
 pub trait EcObserver: Send + Sync {
     /// An output was found.
-    fn hit(&self, tier: Tier);
+    fn hit(&self, tier: CacheTier);
     /// An output was not found.
-    fn miss(&self, tier: Tier);
+    fn miss(&self, tier: CacheTier);
     /// An object did not verify and was quarantined.
-    fn corrupt(&self, tier: Tier);
+    fn corrupt(&self, tier: CacheTier);
     /// An object of `bytes` was stored.
     fn published(&self, bytes: usize, took: Duration);
     /// An object of `bytes` was read.
@@ -116,9 +116,9 @@ pub trait EcObserver: Send + Sync {
 pub struct NoObserver;
 
 impl EcObserver for NoObserver {
-    fn hit(&self, _: Tier) {}
-    fn miss(&self, _: Tier) {}
-    fn corrupt(&self, _: Tier) {}
+    fn hit(&self, _: CacheTier) {}
+    fn miss(&self, _: CacheTier) {}
+    fn corrupt(&self, _: CacheTier) {}
     fn published(&self, _: usize, _: Duration) {}
     fn loaded(&self, _: usize, _: Duration) {}
 }
@@ -160,8 +160,8 @@ impl Metered {
         Self { store, observer }
     }
 
-    fn tier(&self) -> Tier {
-        Tier::Store(self.store.kind())
+    fn tier(&self) -> CacheTier {
+        CacheTier::Store(self.store.kind())
     }
 
     fn watch(&self, op: Op) -> Watch<'_> {

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_worth_least_goes_first_and_the_young_last_the_oldest_of_them_first() {
+    fn the_lowest_priority_is_evicted_first_and_young_objects_last() {
         let all = vec![candidate(1, 7, 90, false), candidate(2, 7, 5, false), candidate(3, 7, 9, true)];
         let all = [all, vec![candidate(4, 7, 1, true)]].concat();
         let went: Vec<_> = order(100, all).map(|c| c.what).collect();

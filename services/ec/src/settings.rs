@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_settings_say_what_is_allowed() {
+    fn errors_of_settings_name_the_allowed_values() {
         let cases = [
             ("", "allowed are `memory"),
             ("mem", "allowed are `memory"),

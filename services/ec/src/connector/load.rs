@@ -6,7 +6,7 @@
 use super::types::{ItemHint, LoadError};
 use super::worker::WorkerState;
 use crate::error::{EcError, chain};
-use crate::metered::Tier;
+use crate::metered::CacheTier;
 use crate::object::{self, ObjectError};
 use crate::store::StoreKind;
 use crate::store::peer::Peers;
@@ -144,7 +144,7 @@ impl WorkerState {
 
     /// The output from a peer, if the peer has it and it verifies.
     async fn load_from_peer(&self, peers: &Peers, peer: &str, item: &EncodedItem) -> Option<EncoderOutput> {
-        let (tier, started) = (Tier::Store(StoreKind::Peer), Instant::now());
+        let (tier, started) = (CacheTier::Store(StoreKind::Peer), Instant::now());
         match peers.get(peer, &item.key).await {
             Ok(Some(object)) => {
                 let bytes = object.len();

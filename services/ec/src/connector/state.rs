@@ -6,9 +6,9 @@ use crate::local::LocalCache;
 use std::collections::{HashMap, VecDeque};
 use triptych_core::{ContentKey, EncodedItem, RequestId};
 
-/// Stage of a load.
+/// LoadStage of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum LoadStage {
     /// In `wanted`.
     Wanted,
     /// In a meta that is on its way to the worker's role.
@@ -22,8 +22,8 @@ pub(super) struct LoadState {
     pub(super) local: LocalCache,
     /// Items to load with the next meta.
     wanted: VecDeque<EncodedItem>,
-    /// Stage of every key with a load. The `Wanted` ones are exactly those in `wanted`.
-    stages: HashMap<ContentKey, Stage>,
+    /// LoadStage of every key with a load. The `Wanted` ones are exactly those in `wanted`.
+    stages: HashMap<ContentKey, LoadStage>,
     /// Merged hints of all requesters; only for keys in `stages`.
     hints: HashMap<ContentKey, ItemHint>,
 }
@@ -48,7 +48,7 @@ impl LoadState {
             return;
         }
         if !self.is_pending(&item.key) {
-            self.stages.insert(item.key, Stage::Wanted);
+            self.stages.insert(item.key, LoadStage::Wanted);
             self.wanted.push_back(item.clone());
         }
         self.learn(item.key, hint);
@@ -68,7 +68,7 @@ impl LoadState {
 
     pub(super) fn hand_over(&mut self) -> Vec<LoadOrder> {
         for item in &self.wanted {
-            self.stages.insert(item.key, Stage::Handed);
+            self.stages.insert(item.key, LoadStage::Handed);
         }
         let Self { wanted, hints, .. } = self;
         let order = |item: EncodedItem| {
@@ -94,30 +94,30 @@ impl LoadState {
 
     /// Begins a load. False if one is in flight.
     pub(super) fn begin(&mut self, key: ContentKey) -> bool {
-        let before = self.stages.insert(key, Stage::Loading);
-        if before == Some(Stage::Wanted) {
+        let before = self.stages.insert(key, LoadStage::Loading);
+        if before == Some(LoadStage::Wanted) {
             self.wanted.retain(|item| item.key != key);
         }
-        before != Some(Stage::Loading)
+        before != Some(LoadStage::Loading)
     }
 
     /// Ends the key's load, if any.
     pub(super) fn end(&mut self, key: &ContentKey) {
         self.hints.remove(key);
-        if self.stages.remove(key) == Some(Stage::Wanted) {
+        if self.stages.remove(key) == Some(LoadStage::Wanted) {
             self.wanted.retain(|item| item.key != *key);
         }
     }
 
     /// Ends the key's load, unless it is in flight: that one ends by itself.
     pub(super) fn settle(&mut self, key: &ContentKey) {
-        if self.stages.get(key) != Some(&Stage::Loading) {
+        if self.stages.get(key) != Some(&LoadStage::Loading) {
             self.end(key);
         }
     }
 
     /// Number of loads in flight.
     pub(super) fn n_loading(&self) -> usize {
-        self.stages.values().filter(|stage| **stage == Stage::Loading).count()
+        self.stages.values().filter(|stage| **stage == LoadStage::Loading).count()
     }
 }

@@ -6,7 +6,7 @@ use super::types::{
     Completions, ConnectorSettings, EcConnectorMeta, LoadError, LoadOrder, Loaded, Published,
 };
 use crate::error::EcError;
-use crate::metered::{EcObserver, Tier};
+use crate::metered::{CacheTier, EcObserver};
 use crate::store::{EcStore, Op};
 use parking_lot::Mutex;
 use std::future::Future;
@@ -161,7 +161,7 @@ impl WorkerRole {
         if let Some(output) = state.local.get(&item.key) {
             state.settle(&item.key);
             drop(state);
-            shared.observer.hit(Tier::Local);
+            shared.observer.hit(CacheTier::Local);
             return shared.deliver(Loaded { key: item.key, result: Ok(output), took: Duration::ZERO });
         }
         let full = state.n_loading() + shared.n_collected() >= shared.settings.max_pending;
@@ -171,8 +171,8 @@ impl WorkerRole {
             return;
         }
         drop(state);
-        shared.observer.miss(Tier::Local);
-        let load = Load { shared: shared.clone(), key: item.key, started: Instant::now(), ended: false };
+        shared.observer.miss(CacheTier::Local);
+        let load = LoadTask { shared: shared.clone(), key: item.key, started: Instant::now(), ended: false };
         if full || shared.tasks.is_closed() {
             let detail = if full { "too many loads are pending" } else { "this worker is stopping" };
             return load.end(Err(LoadError::Unavailable { detail: detail.into() }));
@@ -186,14 +186,14 @@ impl WorkerRole {
 }
 
 /// A load in flight. It is delivered exactly once, also if its task panics or is cancelled.
-struct Load {
+struct LoadTask {
     shared: Arc<WorkerState>,
     key: ContentKey,
     started: Instant,
     ended: bool,
 }
 
-impl Load {
+impl LoadTask {
     fn end(mut self, result: Result<EncoderOutput, LoadError>) {
         self.deliver(result);
     }
@@ -210,7 +210,7 @@ impl Load {
     }
 }
 
-impl Drop for Load {
+impl Drop for LoadTask {
     fn drop(&mut self) {
         if !self.ended {
             self.deliver(Err(LoadError::Unavailable { detail: "the load was cancelled".into() }));

@@ -28,7 +28,7 @@ mod put;
 mod setting;
 mod tuning;
 
-pub use setting::{BucketSetting, Service};
+pub use setting::{BucketService, BucketSetting};
 pub use tuning::BucketTuning;
 
 use super::lease::{Acquired, EncodeLease};

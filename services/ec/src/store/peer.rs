@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_can_be_a_worker_is_asked() {
+    fn only_addresses_that_a_worker_can_have_are_asked() {
         let workers = [
             "127.0.0.1:7001",
             "10.1.2.3:7001",

@@ -125,7 +125,7 @@ async fn a_server_that_refuses_a_command_is_unavailable() {
     acl("-getrange");
     assert!(matches!(store.get(&key(1)).await, Err(EcError::Unavailable { .. })));
     acl("+getrange");
-    // Whoever may not publish stores all the same.
+    // A user without permission to publish can still store.
     acl("-publish");
     assert_eq!(store.put_if_absent(&key(3), object).await.unwrap(), PutOutcome::Stored);
 }

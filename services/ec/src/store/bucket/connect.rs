@@ -1,6 +1,6 @@
 //! Creates a client of the service from a setting and the environment. Every wait and every retry has a limit.
 
-use super::setting::{BucketSetting, Service};
+use super::setting::{BucketService, BucketSetting};
 use super::tuning::BucketTuning;
 use crate::error::EcError;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3CopyIfNotExists};
@@ -20,9 +20,9 @@ pub(super) fn connect(
     // The client refuses to be made without one, even for plain HTTP. An error: there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let connected = match setting.service() {
-        Service::S3 => s3(setting, environment, tuning),
-        Service::Google => google(setting, environment, tuning),
-        Service::Azure => azure(setting, environment, tuning),
+        BucketService::S3 => s3(setting, environment, tuning),
+        BucketService::Google => google(setting, environment, tuning),
+        BucketService::Azure => azure(setting, environment, tuning),
     };
     connected.map_err(|e| EcError::Config { setting: setting.to_string(), reason: crate::error::chain(&e) })
 }

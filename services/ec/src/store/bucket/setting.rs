@@ -15,7 +15,7 @@ const MAX_TENANT: usize = 64;
 
 /// The service of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Service {
+pub enum BucketService {
     /// Amazon S3 and compatible services.
     S3,
     /// Google Cloud Storage.
@@ -24,7 +24,7 @@ pub enum Service {
     Azure,
 }
 
-impl Service {
+impl BucketService {
     const ALL: [Self; 3] = [Self::S3, Self::Google, Self::Azure];
 
     /// The scheme of the setting.
@@ -40,7 +40,7 @@ impl Service {
 /// Setting of a bucket store. Holds no secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BucketSetting {
-    service: Service,
+    service: BucketService,
     bucket: String,
     prefix: String,
     tenant: Option<String>,
@@ -53,11 +53,11 @@ impl BucketSetting {
     /// True if a text has the scheme of a bucket setting, valid or not.
     pub fn is_meant(text: &str) -> bool {
         let scheme = text.split_once("://").map(|(scheme, _)| scheme);
-        Service::ALL.into_iter().any(|s| Some(s.scheme()) == scheme)
+        BucketService::ALL.into_iter().any(|s| Some(s.scheme()) == scheme)
     }
 
     /// The service.
-    pub fn service(&self) -> Service {
+    pub fn service(&self) -> BucketService {
         self.service
     }
 
@@ -93,7 +93,7 @@ impl BucketSetting {
 
     fn read(text: &str) -> Result<Self, String> {
         let (scheme, rest) = text.split_once("://").unwrap_or((text, ""));
-        let service = Service::ALL
+        let service = BucketService::ALL
             .into_iter()
             .find(|s| s.scheme() == scheme)
             .ok_or("a bucket is `s3://…`, `gs://…` or `az://…`")?;
@@ -143,7 +143,7 @@ impl BucketSetting {
                     "an endpoint is `https://HOST[:PORT]`, or `http://…` with `allow_http=true`".into()
                 );
             }
-            Some(("region", region)) if self.service == Service::S3 && is_name(region, MAX_TENANT) => {
+            Some(("region", region)) if self.service == BucketService::S3 && is_name(region, MAX_TENANT) => {
                 self.region = Some(region.to_owned());
             }
             Some(("allow_http", "true")) => self.allow_http = true,
@@ -153,7 +153,7 @@ impl BucketSetting {
                 return Err(format!("a tenant has 1 to {MAX_TENANT} letters, digits, `.`, `-` and `_`"));
             }
             _ => {
-                let region = if self.service == Service::S3 { "`region=R`, " } else { "" };
+                let region = if self.service == BucketService::S3 { "`region=R`, " } else { "" };
                 return Err(format!(
                     "after `?` are allowed `endpoint=URL`, {region}`allow_http=true`, `tenant=T`, joined by `&`; \
                      credentials come from the environment"
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_settings_say_what_is_allowed_and_repeat_no_secret() {
+    fn errors_of_settings_name_the_allowed_values_and_no_secret() {
         let cases = [
             ("s3://", "a bucket has letters"),
             ("s3:///p", "a bucket has letters"),

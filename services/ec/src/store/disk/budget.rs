@@ -19,13 +19,13 @@ const EVICTED_AT_ONCE: u64 = 64;
 
 /// The budget of a directory.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct DirBudget {
     bytes: u64,
     lock: PathBuf,
     used: PathBuf,
 }
 
-impl Budget {
+impl DirBudget {
     pub(super) fn new(dir: &Path, bytes: u64) -> Self {
         Self { bytes, lock: dir.join("lock"), used: dir.join("used") }
     }
@@ -126,7 +126,7 @@ mod tests {
     use triptych_core::ContentKey;
 
     #[test]
-    fn what_was_stored_last_is_young_and_worth_and_birth_are_the_files_times() {
+    fn priority_and_age_are_the_files_times_and_the_newest_is_young() {
         let stored = |n: u8, stored_ms: u64, worth_ms: u64| StoredFile {
             key: ContentKey::from_bytes([n; 32]),
             path: n.to_string().into(),

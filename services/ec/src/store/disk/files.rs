@@ -1,6 +1,6 @@
 //! The files of a disk store: names, links, lists. Blocking; knows no async.
 
-use super::budget::{self, Budget};
+use super::budget::{self, DirBudget};
 use super::entry::{StoredFile, found};
 use super::leases::Leases;
 use super::leftovers::{self, TmpFile};
@@ -21,7 +21,7 @@ pub(super) struct Files {
     tmp: PathBuf,
     quarantine: PathBuf,
     leases: Leases,
-    budget: Option<Budget>,
+    budget: Option<DirBudget>,
 }
 
 impl Files {
@@ -30,7 +30,7 @@ impl Files {
         fs::create_dir_all(&tmp)?;
         fs::create_dir_all(&quarantine)?;
         let leases = Leases::new(dir.join("leases"))?;
-        let budget = budget_bytes.map(|bytes| Budget::new(&dir, bytes));
+        let budget = budget_bytes.map(|bytes| DirBudget::new(&dir, bytes));
         let files = Self { dir, tmp, quarantine, leases, budget };
         files.check_writable()?;
         files.sweep()?;
@@ -45,7 +45,7 @@ impl Files {
     }
 
     pub(super) fn budget_bytes(&self) -> Option<u64> {
-        self.budget.as_ref().map(Budget::bytes)
+        self.budget.as_ref().map(DirBudget::bytes)
     }
 
     pub(super) fn leases(&self) -> &Leases {

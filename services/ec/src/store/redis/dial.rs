@@ -3,7 +3,7 @@
 
 use super::options::{ConnectOptions, tcp, with_timeout};
 use super::sentinel::Sentinels;
-use super::setting::{Host, RedisSetting, Servers};
+use super::setting::{Host, RedisServers, RedisSetting};
 use super::tuning::RedisTuning;
 use crate::error::EcError;
 use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
@@ -172,11 +172,11 @@ impl Dialer {
 impl Clients {
     fn new(setting: &RedisSetting, options: &ConnectOptions) -> RedisResult<Self> {
         Ok(match &setting.servers {
-            Servers::Single(host) => Self::Single(Box::new(options.client(host)?)),
-            Servers::Sentinel { sentinels, master } => {
+            RedisServers::Single(host) => Self::Single(Box::new(options.client(host)?)),
+            RedisServers::Sentinel { sentinels, master } => {
                 Self::Sentinel(Sentinels::new(sentinels, master, options)?)
             }
-            Servers::Cluster(hosts) => {
+            RedisServers::Cluster(hosts) => {
                 let nodes = hosts.iter().map(|host| options.client(host)).collect::<RedisResult<_>>()?;
                 Self::Cluster(Box::new(cluster(setting, hosts, options)?.build()?), nodes)
             }

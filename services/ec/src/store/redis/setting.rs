@@ -26,7 +26,7 @@ const PARAMETERS: &str = "`ttl_s`, `ca`, `cert`, `key`, `protocol`";
 /// Setting of a Redis store. No password in `Display` and `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisSetting {
-    pub(super) servers: Servers,
+    pub(super) servers: RedisServers,
     pub(super) user: Option<String>,
     pub(super) password: Option<String>,
     pub(super) db: i64,
@@ -39,7 +39,7 @@ pub struct RedisSetting {
 
 /// The servers, by topology.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Servers {
+pub(super) enum RedisServers {
     Single(Host),
     Sentinel { sentinels: Vec<Host>, master: String },
     Cluster(Vec<Host>),
@@ -194,7 +194,7 @@ fn credentials(who: Option<&str>) -> Result<(Option<String>, Option<String>), St
     Ok((user, password.map(decode).transpose()?))
 }
 
-fn servers(form: Topology, hosts: &str, path: &str) -> Result<(Servers, i64), String> {
+fn servers(form: Topology, hosts: &str, path: &str) -> Result<(RedisServers, i64), String> {
     let default_port = if form == Topology::Sentinel { 26379 } else { 6379 };
     let mut hosts: Vec<Host> =
         hosts.split(',').map(|text| host(text, default_port)).collect::<Result<_, _>>()?;
@@ -207,15 +207,15 @@ fn servers(form: Topology, hosts: &str, path: &str) -> Result<(Servers, i64), St
         Topology::Single if hosts.len() > 1 => {
             Err("several servers are `redis+sentinel://…/MASTER` or `redis+cluster://…`".into())
         }
-        Topology::Single => Ok((Servers::Single(hosts.remove(0)), db(path)?)),
+        Topology::Single => Ok((RedisServers::Single(hosts.remove(0)), db(path)?)),
         Topology::Sentinel => {
             let (master, n) = path.split_once('/').unwrap_or((path, ""));
             let master = decode(master).filter(|name| !name.is_empty());
             let master = master
                 .ok_or("sentinels need the name of a master, as in `redis+sentinel://h1,h2/mymaster`")?;
-            Ok((Servers::Sentinel { sentinels: hosts, master }, db(n)?))
+            Ok((RedisServers::Sentinel { sentinels: hosts, master }, db(n)?))
         }
-        Topology::Cluster if path.is_empty() => Ok((Servers::Cluster(hosts), 0)),
+        Topology::Cluster if path.is_empty() => Ok((RedisServers::Cluster(hosts), 0)),
         Topology::Cluster => Err("a cluster has no numbered databases: nothing follows its hosts".into()),
     }
 }
@@ -306,25 +306,25 @@ mod tests {
         let single = parsed("redis://localhost");
         assert_eq!(
             (single.servers, single.db, single.tls),
-            (Servers::Single(at("localhost", 6379)), 0, None)
+            (RedisServers::Single(at("localhost", 6379)), 0, None)
         );
         let single = parsed("rediss://me:p%40ss@[::1]:7000/3?ttl_s=60&ca=/etc/a%26b.pem");
-        assert_eq!(single.servers, Servers::Single(at("::1", 7000)));
+        assert_eq!(single.servers, RedisServers::Single(at("::1", 7000)));
         assert_eq!((single.user.as_deref(), single.password.as_deref()), (Some("me"), Some("p@ss")));
         assert_eq!((single.db, single.ttl()), (3, Some(Duration::from_secs(60))));
         assert_eq!(single.tls.unwrap().ca, Some("/etc/a&b.pem".into()));
         let sentinel = parsed("redis+sentinel://:pw@a:1,b,[::2]:3/my%20master/4");
         let sentinels = vec![at("a", 1), at("b", 26379), at("::2", 3)];
-        assert_eq!(sentinel.servers, Servers::Sentinel { sentinels, master: "my master".into() });
+        assert_eq!(sentinel.servers, RedisServers::Sentinel { sentinels, master: "my master".into() });
         assert_eq!((sentinel.user, sentinel.password.as_deref(), sentinel.db), (None, Some("pw"), 4));
         let cluster = parsed("rediss+cluster://a:1,b:2?cert=c&key=k&protocol=resp3");
-        assert_eq!(cluster.servers, Servers::Cluster(vec![at("a", 1), at("b", 2)]));
+        assert_eq!(cluster.servers, RedisServers::Cluster(vec![at("a", 1), at("b", 2)]));
         assert!(cluster.resp3);
         assert_eq!(parsed("redis://me:s3/c?r@et@cache").password.as_deref(), Some("s3/c?r@et"));
     }
 
     #[test]
-    fn what_is_wrong_is_said_without_the_password() {
+    fn errors_do_not_contain_the_password() {
         let cases = [
             ("redis+both://:s3cret@h", "starts with `redis://`"),
             ("redis+://:s3cret@h", "starts with `redis://`"),
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_fills_in_what_a_setting_with_tls_leaves_open() {
+    fn the_environment_fills_in_missing_certificate_files() {
         let var = |name: &str| Some(format!("/env/{}", &name["TRIPTYCH_REDIS_".len()..]).into());
         let files = |text| parsed(text).with_environment(var).tls;
         let env = |name: &str| Some(PathBuf::from(format!("/env/{name}")));

@@ -62,7 +62,7 @@ pub(super) struct Extent {
 
 /// One object of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Entry {
+pub(super) struct ObjectEntry {
     pub(super) key: ContentKey,
     pub(super) len: u64,
     pub(super) stored_ms: u64,
@@ -160,9 +160,9 @@ impl Words<'_> {
     }
 
     /// Every object after a key, in no order.
-    pub(super) fn entries(&self, after: Option<&ContentKey>) -> Vec<Entry> {
+    pub(super) fn entries(&self, after: Option<&ContentKey>) -> Vec<ObjectEntry> {
         let ready = (0..self.geometry.n_slots).filter(|slot| self.of(*slot, SlotField::State) == READY);
-        let entry = |slot| Entry {
+        let entry = |slot| ObjectEntry {
             key: self.key_of(slot),
             len: self.of(slot, SlotField::Len),
             stored_ms: self.of(slot, SlotField::StoredMs),

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 
 /// Membership of this process; ends when dropped.
 #[derive(Debug)]
-pub(super) struct Owner {
+pub(super) struct SlabMember {
     id: u64,
     dir: PathBuf,
     /// Its lock is held until the drop.
     _file: File,
 }
 
-impl Owner {
+impl SlabMember {
     /// Joins under a fresh number.
     pub(super) fn join(dir: PathBuf, id: u64) -> io::Result<Self> {
         let file = File::create(dir.join(id.to_string()))?;
@@ -46,7 +46,7 @@ impl Owner {
     }
 }
 
-impl Drop for Owner {
+impl Drop for SlabMember {
     fn drop(&mut self) {
         // The next process that joins removes the rest.
         let _ = fs::remove_file(self.dir.join(self.id.to_string()));

@@ -7,7 +7,7 @@
 use super::layout::{Field, Geometry, MIN_BYTES};
 use super::map::Map;
 use super::object_table::IsAlive;
-use super::owners::{Owner, is_locked};
+use super::owners::{SlabMember, is_locked};
 use super::pages::Damaged;
 use super::words::Words;
 use crate::store::nonce;
@@ -35,7 +35,7 @@ pub(super) struct Slab {
     geometry: Geometry,
     /// Excludes other threads; the file's lock excludes other processes.
     turn: Mutex<()>,
-    owner: Owner,
+    owner: SlabMember,
 }
 
 impl Slab {
@@ -66,7 +66,7 @@ impl Slab {
         // Time of day is ahead of any count, so a slab that is made anew has no number twice.
         let id = words.field(Field::Owner).saturating_add(1).max(now_ms().saturating_mul(1000));
         words.set(Field::Owner, id);
-        let owner = Owner::join(owners, id)?;
+        let owner = SlabMember::join(owners, id)?;
         owner.sweep();
         file.unlock()?;
         Ok(Self { path: path.to_owned(), file, map, geometry, turn: Mutex::default(), owner })

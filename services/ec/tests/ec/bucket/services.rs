@@ -128,7 +128,7 @@ async fn a_service_that_ignores_conditions_is_refused_for_writing_and_may_be_rea
 }
 
 #[tokio::test]
-async fn without_a_conditional_copy_a_large_object_goes_in_one_piece() {
+async fn without_conditional_copies_a_large_object_is_one_request() {
     let store = odd(Quirk::HasNoConditionalCopy, 0, in_parts());
     let key = fresh_key();
     let object = encode(&sample_output(key, 3 * MIB));

@@ -132,7 +132,7 @@ async fn pages_are_listed_and_events_are_followed() {
 }
 
 #[tokio::test]
-async fn a_watch_that_ends_goes_on_from_its_last_version() {
+async fn a_watch_resumes_at_its_last_version() {
     let server = Server::default();
     let (first, watching_first) = watch();
     let (second, watching_second) = watch();

@@ -197,7 +197,7 @@ fn a_writer_that_died_gives_its_place_back_when_it_is_needed_and_a_living_one_do
 }
 
 #[test]
-fn who_dies_in_the_middle_of_a_change_leaves_what_can_be_put_in_order() {
+fn a_change_interrupted_by_a_crash_is_recovered() {
     let slab = Slab::new();
     let words = slab.words();
     let one = reserve(&words, 1, 3 * PAGE_BYTES, ALIVE).unwrap();
@@ -216,7 +216,7 @@ fn who_dies_in_the_middle_of_a_change_leaves_what_can_be_put_in_order() {
 }
 
 #[test]
-fn a_reader_of_a_slot_that_is_used_again_is_told() {
+fn a_reader_of_a_reused_slot_notices() {
     let slab = Slab::new();
     let words = slab.words();
     let one = reserve(&words, 1, PAGE_BYTES, ALIVE).unwrap();
