@@ -94,17 +94,17 @@ impl EncoderState {
         let key = self.check(&request)?.key;
         self.fences.check(&key, request.fence)?;
         let encoders = Arc::clone(self);
-        let (seat, boarding) = self.flights.subscribe(key, JobProgress::default(), |state| async move {
+        let (subscription, role) = self.flights.subscribe(key, JobProgress::default(), |state| async move {
             let model = request.model.clone();
             let ended = encoders.encode(request, &state).await;
             let outcome = ended.as_ref().map_or_else(|f| f.class.as_str(), |_| "ok");
             encoders.count(&model, outcome, ended.as_ref().err());
             state.send_modify(|progress| progress.ended = Some(ended));
         });
-        if boarding == CallRole::Follower {
+        if role == CallRole::Follower {
             self.meters.shared();
         }
-        Ok((seat, boarding))
+        Ok((subscription, role))
     }
 
     /// Counts a finished job.

@@ -67,12 +67,12 @@ impl EncoderWorker for Service {
         trace_context::adopt(&span, request.metadata());
         let request = request.into_inner();
         let model = request.model.clone();
-        let begun = span.in_scope(|| {
-            let begun = self.0.begin(request);
-            begun.inspect_err(|failure| self.0.count(&model, failure.class.as_str(), Some(failure)))
+        let started = span.in_scope(|| {
+            let started = self.0.begin(request);
+            started.inspect_err(|failure| self.0.count(&model, failure.class.as_str(), Some(failure)))
         });
-        let (seat, boarding) = begun.map_err(|failure| status::to_status(&failure))?;
-        Ok(Response::new(events(seat, boarding)))
+        let (subscription, role) = started.map_err(|failure| status::to_status(&failure))?;
+        Ok(Response::new(events(subscription, role)))
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
@@ -90,23 +90,23 @@ enum EventCursor {
 
 /// Events of a job for one of its callers.
 fn events(
-    seat: Subscription<JobProgress>,
-    boarding: CallRole,
+    subscription: Subscription<JobProgress>,
+    role: CallRole,
 ) -> BoxStream<'static, Result<v1::EncodeEvent, Status>> {
-    stream::unfold(EventCursor::Both(seat), move |cursor| async move {
+    stream::unfold(EventCursor::Both(subscription), move |cursor| async move {
         match cursor {
-            EventCursor::Both(mut seat) => {
-                let progress = seat.until(|p| p.announced.is_some() || p.ended.is_some()).await;
+            EventCursor::Both(mut subscription) => {
+                let progress = subscription.until(|p| p.announced.is_some() || p.ended.is_some()).await;
                 match progress {
                     Some(JobProgress { announced: Some(item), .. }) => {
-                        Some((Ok(announced(&item)), EventCursor::End(seat)))
+                        Some((Ok(announced(&item)), EventCursor::End(subscription)))
                     }
-                    other => Some((end(other, boarding), EventCursor::Nothing)),
+                    other => Some((end(other, role), EventCursor::Nothing)),
                 }
             }
-            EventCursor::End(mut seat) => {
-                let progress = seat.until(|p| p.ended.is_some()).await;
-                Some((end(progress, boarding), EventCursor::Nothing))
+            EventCursor::End(mut subscription) => {
+                let progress = subscription.until(|p| p.ended.is_some()).await;
+                Some((end(progress, role), EventCursor::Nothing))
             }
             EventCursor::Nothing => None,
         }
@@ -118,10 +118,10 @@ fn announced(item: &EncodedItem) -> v1::EncodeEvent {
     v1::EncodeEvent { kind: Some(Kind::Announced(item.into())) }
 }
 
-fn end(progress: Option<JobProgress>, boarding: CallRole) -> Result<v1::EncodeEvent, Status> {
-    let lost = || Err(Failure::internal("a job ended without a word"));
+fn end(progress: Option<JobProgress>, role: CallRole) -> Result<v1::EncodeEvent, Status> {
+    let lost = || Err(Failure::internal("a job ended without a result"));
     let response = progress.and_then(|p| p.ended).unwrap_or_else(lost);
     let mut response = response.map_err(|failure| status::to_status(&failure))?;
-    response.shared |= boarding == CallRole::Follower;
+    response.shared |= role == CallRole::Follower;
     Ok(v1::EncodeEvent { kind: Some(Kind::Ready(response)) })
 }

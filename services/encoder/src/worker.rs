@@ -178,7 +178,7 @@ pub async fn run(config: EncoderConfig, drain: Drain, metrics: MetricsRegistry) 
 }
 
 impl EmbeddedConfig {
-    /// Service and its load; `None` if the process was told to stop while weights were loaded.
+    /// Service and its load; `None` if the process was stopped while weights were loaded.
     async fn load(
         self,
         connector: WorkerRole,

@@ -45,7 +45,7 @@ struct AssembledChoice {
 struct AssembledWindow {
     segments: SegmentCollector,
     /// Segments that a window buffer settled; they replace the collected ones.
-    given: Option<Vec<v1::Segment>>,
+    settled_segments: Option<Vec<v1::Segment>>,
     buffer: VecDeque<Output>,
     /// Leading generated tokens that are task tokens, if the first names the language; else 0.
     n_steps: usize,
@@ -71,7 +71,7 @@ impl Assembler {
     pub fn new(windows: &[PreparedSequence], n: u32, tokenizer: Arc<Tokenizer>, logprobs: Logprobs) -> Self {
         let window = |w: &PreparedSequence| AssembledWindow {
             segments: SegmentCollector::new(w),
-            given: None,
+            settled_segments: None,
             buffer: VecDeque::new(),
             n_steps: w
                 .rules
@@ -123,7 +123,7 @@ impl Assembler {
         let choice = self.choices.get_mut(settled.position.choice as usize);
         let window = choice.and_then(|c| c.windows.get_mut(settled.position.window));
         let (Some(id), Some(window)) = (id, window) else { return Ok(Vec::new()) };
-        window.given = Some(settled.segments);
+        window.settled_segments = Some(settled.segments);
         let mut deltas = self.push(Output::Delta(id, settled.delta))?;
         deltas.extend(self.push(Output::Finished(id, settled.finished))?);
         Ok(deltas)
@@ -225,8 +225,8 @@ impl AssembledChoice {
         let mut delta = v1::Delta::default();
         if let Some(window) = self.windows.get_mut(self.current).filter(|w| w.segments.is_speech()) {
             let segments = std::mem::take(&mut window.segments);
-            delta.segments = match window.given.take() {
-                Some(given) => given,
+            delta.segments = match window.settled_segments.take() {
+                Some(settled_segments) => settled_segments,
                 None => segments.finish(tokenizer, finished.no_speech_prob.unwrap_or(0.0)),
             };
         }

@@ -117,7 +117,7 @@ impl Driver {
         self.commands.send(align).map_err(|_| Failure::unavailable("the engine is gone"))
     }
 
-    /// Sends an event. An engine that is gone has failed all its sequences, so nobody waits for this.
+    /// Sends an event. An engine that is gone has failed all its sequences, so a failed send needs no report.
     pub fn send(&self, event: Event) {
         let _ = self.commands.send(Command::Event(event));
     }

@@ -38,9 +38,9 @@ pub struct RunningRequest {
     /// Speech windows, if they are buffered.
     buffer: Option<WindowBuffer>,
     /// Filter of output that the client has already.
-    skip: ReplayFilter,
+    replay_filter: ReplayFilter,
     /// Tokens of each sequence that another worker generated.
-    given: HashMap<SequenceId, usize>,
+    n_resumed: HashMap<SequenceId, usize>,
     sampling: SamplingParams,
     sender: UnboundedSender<Output>,
     outputs: UnboundedReceiver<Output>,
@@ -72,7 +72,7 @@ impl RunningRequest {
             Assembler::new(&prepared.windows, sampling.n, tokenizer, logprobs).at(sampling.temperature);
         let mut buffer = speech::window_buffer(&prepared, &context, &mut sampling)?;
         let mut sequences = Vec::new();
-        let mut given = HashMap::new();
+        let mut n_resumed = HashMap::new();
         let can_resume = prepared.can_resume();
         for window in 0..prepared.windows.len() {
             let ids: Vec<SequenceId> = (0..sampling.n).map(|_| context.driver.next_id()).collect();
@@ -92,15 +92,15 @@ impl RunningRequest {
             };
             for arrival in arrivals {
                 let written = arrival.resumed.as_ref().map_or(0, |resumed| resumed.tokens.len());
-                given.extend(arrival.ids.iter().map(|id| (*id, written)));
+                n_resumed.extend(arrival.ids.iter().map(|id| (*id, written)));
                 sequences.push(context.driver.start(arrival, sender.clone())?);
             }
         }
-        let skip = match can_resume {
-            true => ReplayFilter::ended(&prepared.begun),
-            false => ReplayFilter::replayed(prepared.begun.clone()),
+        let replay_filter = match can_resume {
+            true => ReplayFilter::ended(&prepared.prior),
+            false => ReplayFilter::replayed(prepared.prior.clone()),
         };
-        for (choice, _) in prepared.begun.iter().filter(|(_, begun)| can_resume && begun.is_ended) {
+        for (choice, _) in prepared.prior.iter().filter(|(_, prior)| can_resume && prior.is_ended) {
             assembler.ended_elsewhere(*choice);
         }
         let since = Instant::now();
@@ -112,8 +112,8 @@ impl RunningRequest {
             context,
             assembler,
             buffer,
-            skip,
-            given,
+            replay_filter,
+            n_resumed,
             sampling,
             sender,
             outputs,
@@ -155,7 +155,7 @@ impl RunningRequest {
         let mut has_output = false;
         loop {
             for delta in deltas {
-                let Some(delta) = self.skip.pass(delta)? else { continue };
+                let Some(delta) = self.replay_filter.pass(delta)? else { continue };
                 let kind = Some(v1::pd_generate_response::Kind::Delta(delta));
                 client.send(Ok(v1::PdGenerateResponse { kind })).await.map_err(gone)?;
             }
@@ -168,7 +168,7 @@ impl RunningRequest {
                 self.stage = info_span!("decode");
             }
             if let Output::Finished(id, finished) = &output {
-                self.context.meters.finished(finished, self.given.get(id).copied().unwrap_or(0));
+                self.context.meters.finished(finished, self.n_resumed.get(id).copied().unwrap_or(0));
             }
             deltas = match self.buffer {
                 Some(_) => self.hold_back(output)?,

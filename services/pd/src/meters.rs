@@ -113,8 +113,8 @@ impl Meters {
         self.families.kv.get_or_create(&self.pool_labels("cross")).set(cross);
     }
 
-    /// Records a finished sequence; another worker generated `n_given` of its tokens.
-    pub fn finished(&self, finished: &Finished, n_given: usize) {
+    /// Records a finished sequence; another worker generated `n_resumed` of its tokens.
+    pub fn finished(&self, finished: &Finished, n_resumed: usize) {
         let labels = self.labels();
         self.families.queue.get_or_create(&labels).observe(finished.times.queue.as_secs_f64());
         self.families.prefill.get_or_create(&labels).observe(finished.times.prefill.as_secs_f64());
@@ -122,7 +122,7 @@ impl Meters {
         self.families
             .generation_tokens
             .get_or_create(&labels)
-            .inc_by(finished.n_generated.saturating_sub(n_given) as u64);
+            .inc_by(finished.n_generated.saturating_sub(n_resumed) as u64);
     }
 
     /// Records the time until the items of a request were loaded.

@@ -35,7 +35,7 @@ pub struct PreparedRequest {
     /// Compiled form of the constraint in `sampling`.
     pub constraint: Option<CompiledConstraint>,
     /// Output of choices that another worker began.
-    pub begun: PriorOutputs,
+    pub prior: PriorOutputs,
     /// Owner.
     pub tenant: TenantId,
     /// Smaller runs first.
@@ -52,7 +52,7 @@ impl PreparedRequest {
     /// True if the engine can resume another worker's output: one sequence for each choice, whose text streams.
     pub fn can_resume(&self) -> bool {
         let is_text = |w: &PreparedSequence| matches!(w.output, OutputKind::Text);
-        !self.begun.is_empty()
+        !self.prior.is_empty()
             && self.sampling.beams.is_none()
             && matches!(&self.windows[..], [one] if is_text(one))
     }
@@ -66,7 +66,7 @@ impl PreparedRequest {
         let echo = self.windows.first().filter(|_| sampling.echo).map(|w| &w.tokens[..]);
         let nothing = PriorOutput::default();
         let request = |(choice, id): (u32, &SequenceId)| {
-            let resumed = self.begun.get(&choice).unwrap_or(&nothing).resumed(choice, echo)?;
+            let resumed = self.prior.get(&choice).unwrap_or(&nothing).resumed(choice, echo)?;
             let request = self.sequence(0, vec![*id], SamplingParams { n: 1, ..sampling.clone() });
             Ok(SequenceRequest { resumed: Some(resumed), ..request })
         };

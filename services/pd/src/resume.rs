@@ -46,13 +46,13 @@ pub fn read(
             let n = one.token_ids.len();
             return refuse(format!("choice {choice} is resumed after {n} tokens, it can have {max_tokens}"));
         }
-        let begun = PriorOutput {
+        let prior = PriorOutput {
             tokens: one.token_ids,
             text_len: usize::try_from(one.text_len).unwrap_or(usize::MAX),
             n_segments: usize::try_from(one.segments).unwrap_or(usize::MAX),
             is_ended: one.ended,
         };
-        if choices.insert(choice, begun).is_some() {
+        if choices.insert(choice, prior).is_some() {
             return refuse(format!("choice {choice} is resumed twice"));
         }
     }
@@ -94,20 +94,20 @@ struct RemainingSkip {
 impl ReplayFilter {
     /// Filter for choices that the engine resumes: drops only what follows an end.
     pub fn ended(choices: &PriorOutputs) -> Self {
-        let left =
-            |begun: &PriorOutput| RemainingSkip { is_ended: begun.is_ended, ..RemainingSkip::default() };
-        Self(choices.iter().map(|(choice, begun)| (*choice, left(begun))).collect())
+        let remaining =
+            |prior: &PriorOutput| RemainingSkip { is_ended: prior.is_ended, ..RemainingSkip::default() };
+        Self(choices.iter().map(|(choice, prior)| (*choice, remaining(prior))).collect())
     }
 
     /// Filter for choices that are generated again from the start.
     pub fn replayed(choices: PriorOutputs) -> Self {
-        let left = |begun: PriorOutput| RemainingSkip {
-            tokens: begun.tokens.into(),
-            text_len: begun.text_len,
-            n_segments: begun.n_segments,
-            is_ended: begun.is_ended,
+        let remaining = |prior: PriorOutput| RemainingSkip {
+            tokens: prior.tokens.into(),
+            text_len: prior.text_len,
+            n_segments: prior.n_segments,
+            is_ended: prior.is_ended,
         };
-        Self(choices.into_iter().map(|(choice, begun)| (choice, left(begun))).collect())
+        Self(choices.into_iter().map(|(choice, prior)| (choice, remaining(prior))).collect())
     }
 
     /// Part of a delta that the client does not have; `None`: nothing.
@@ -115,30 +115,30 @@ impl ReplayFilter {
     /// # Errors
     /// The output differs from the earlier one, so the two cannot be joined.
     pub fn pass(&mut self, mut delta: v1::Delta) -> Result<Option<v1::Delta>, Failure> {
-        let Some(left) = self.0.get_mut(&delta.choice) else { return Ok(Some(delta)) };
-        let n_tokens = left.tokens.len().min(delta.token_ids.len());
-        if !left.tokens.drain(..n_tokens).eq(delta.token_ids.drain(..n_tokens)) {
+        let Some(remaining) = self.0.get_mut(&delta.choice) else { return Ok(Some(delta)) };
+        let n_tokens = remaining.tokens.len().min(delta.token_ids.len());
+        if !remaining.tokens.drain(..n_tokens).eq(delta.token_ids.drain(..n_tokens)) {
             return Err(differs(delta.choice));
         }
         // Tokens of an echoed prompt have no log-probabilities, so both lists are aligned at their ends.
         let n_logprobs = delta.logprobs.len().saturating_sub(delta.token_ids.len());
         delta.logprobs.drain(..n_logprobs);
-        let n_bytes = left.text_len.min(delta.text.len());
+        let n_bytes = remaining.text_len.min(delta.text.len());
         if !delta.text.is_char_boundary(n_bytes) {
             return Err(differs(delta.choice));
         }
-        left.text_len -= n_bytes;
+        remaining.text_len -= n_bytes;
         delta.text.drain(..n_bytes);
-        let n_segments = left.n_segments.min(delta.segments.len());
-        left.n_segments -= n_segments;
+        let n_segments = remaining.n_segments.min(delta.segments.len());
+        remaining.n_segments -= n_segments;
         delta.segments.drain(..n_segments);
         let is_end = delta.finish_reason != v1::FinishReason::Unspecified as i32;
-        if is_end && !(left.tokens.is_empty() && left.text_len == 0 && left.n_segments == 0) {
+        if is_end && !(remaining.tokens.is_empty() && remaining.text_len == 0 && remaining.n_segments == 0) {
             return Err(differs(delta.choice));
         }
-        let says =
+        let has_output =
             is_end || !(delta.text.is_empty() && delta.token_ids.is_empty() && delta.segments.is_empty());
-        Ok(Some(delta).filter(|_| says && !left.is_ended))
+        Ok(Some(delta).filter(|_| has_output && !remaining.is_ended))
     }
 }
 
@@ -156,51 +156,51 @@ mod tests {
         v1::Delta { token_ids: token_ids.to_vec(), text: text.into(), logprobs, ..v1::Delta::default() }
     }
 
-    fn said(tokens: &[u32], text_len: usize) -> PriorOutput {
+    fn prior(tokens: &[u32], text_len: usize) -> PriorOutput {
         PriorOutput { tokens: tokens.to_vec(), text_len, ..PriorOutput::default() }
     }
 
     #[test]
     fn what_the_caller_has_is_left_out_and_the_rest_goes_on() {
-        let mut skip = ReplayFilter::replayed([(0, said(&[1, 2, 3], 4))].into());
-        assert_eq!(skip.pass(delta(&[1, 2], "abc")), Ok(None));
-        let rest = skip.pass(delta(&[3, 4], "def")).unwrap().unwrap();
+        let mut filter = ReplayFilter::replayed([(0, prior(&[1, 2, 3], 4))].into());
+        assert_eq!(filter.pass(delta(&[1, 2], "abc")), Ok(None));
+        let rest = filter.pass(delta(&[3, 4], "def")).unwrap().unwrap();
         assert_eq!((rest.token_ids.as_slice(), rest.text.as_str(), rest.logprobs.len()), (&[4][..], "ef", 1));
-        assert_eq!(skip.pass(delta(&[5], "g")), Ok(Some(delta(&[5], "g"))));
+        assert_eq!(filter.pass(delta(&[5], "g")), Ok(Some(delta(&[5], "g"))));
         let other = v1::Delta { choice: 1, ..delta(&[9], "x") };
-        assert_eq!(skip.pass(other.clone()), Ok(Some(other)));
+        assert_eq!(filter.pass(other.clone()), Ok(Some(other)));
     }
 
     #[test]
     fn segments_are_counted_and_an_end_alone_goes_out() {
-        let begun = PriorOutput { n_segments: 1, ..said(&[1], 1) };
-        let mut skip = ReplayFilter::replayed([(0, begun)].into());
+        let prior = PriorOutput { n_segments: 1, ..prior(&[1], 1) };
+        let mut filter = ReplayFilter::replayed([(0, prior)].into());
         let mut whole = delta(&[1], "a");
         whole.segments = vec![v1::Segment { text: "one".into(), ..Default::default() }; 2];
         whole.segments[1].text = "two".into();
-        let rest = skip.pass(whole).unwrap().unwrap();
+        let rest = filter.pass(whole).unwrap().unwrap();
         assert_eq!((rest.segments.len(), rest.segments[0].text.as_str()), (1, "two"));
         let end = v1::Delta { finish_reason: v1::FinishReason::Stop.into(), ..v1::Delta::default() };
-        assert_eq!(skip.pass(end.clone()), Ok(Some(end)));
+        assert_eq!(filter.pass(end.clone()), Ok(Some(end)));
     }
 
     #[test]
     fn what_had_ended_stays_ended() {
-        let begun = PriorOutput { is_ended: true, ..said(&[1], 1) };
+        let prior = PriorOutput { is_ended: true, ..prior(&[1], 1) };
         let end = v1::Delta { finish_reason: v1::FinishReason::Stop.into(), ..delta(&[1], "a") };
-        assert_eq!(ReplayFilter::replayed([(0, begun.clone())].into()).pass(end.clone()), Ok(None));
-        assert_eq!(ReplayFilter::ended(&[(0, begun)].into()).pass(end), Ok(None));
+        assert_eq!(ReplayFilter::replayed([(0, prior.clone())].into()).pass(end.clone()), Ok(None));
+        assert_eq!(ReplayFilter::ended(&[(0, prior)].into()).pass(end), Ok(None));
     }
 
     #[test]
     fn another_text_is_no_continuation() {
-        let mut skip = ReplayFilter::replayed([(0, said(&[1, 2], 2))].into());
-        assert!(skip.pass(delta(&[1, 3], "ab")).is_err());
-        let mut skip = ReplayFilter::replayed([(0, said(&[1], 1))].into());
-        assert!(skip.pass(delta(&[1], "é")).is_err());
-        let mut skip = ReplayFilter::replayed([(0, said(&[1, 2], 2))].into());
+        let mut filter = ReplayFilter::replayed([(0, prior(&[1, 2], 2))].into());
+        assert!(filter.pass(delta(&[1, 3], "ab")).is_err());
+        let mut filter = ReplayFilter::replayed([(0, prior(&[1], 1))].into());
+        assert!(filter.pass(delta(&[1], "é")).is_err());
+        let mut filter = ReplayFilter::replayed([(0, prior(&[1, 2], 2))].into());
         let end = v1::Delta { finish_reason: v1::FinishReason::Stop.into(), ..delta(&[1], "a") };
-        assert!(skip.pass(end).is_err(), "it ended earlier than before");
+        assert!(filter.pass(end).is_err(), "it ended earlier than before");
     }
 
     #[test]
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn an_echo_is_no_part_of_what_was_written() {
-        let resumed = |tokens: &[u32], echo: Option<&[u32]>| said(tokens, 9).resumed(0, echo);
+        let resumed = |tokens: &[u32], echo: Option<&[u32]>| prior(tokens, 9).resumed(0, echo);
         assert_eq!(resumed(&[1, 2, 3], Some(&[1, 2])).unwrap().tokens, [3]);
         assert!(resumed(&[1, 2], Some(&[1, 2])).unwrap().is_echoed);
         assert!(!resumed(&[], Some(&[1, 2])).unwrap().is_echoed);

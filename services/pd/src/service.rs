@@ -80,7 +80,7 @@ impl PdState {
         let defaults = defaults(model.prompts.sampling_defaults(), n_prompt);
         let sampling = sampling_from_wire(request.sampling.unwrap_or_default(), &defaults)?;
         let most = model.max_context.saturating_mul(windows.len());
-        let begun = resume::read(request.resume, sampling.n, most)?;
+        let prior = resume::read(request.resume, sampling.n, most)?;
         let constraint = model.constrain(&sampling, &work).await?;
         let sequences = model.admit_sequences(windows.len(), sampling.n)?;
         let _permits = RequestPermits { _request: permit, _sequences: sequences };
@@ -92,7 +92,7 @@ impl PdState {
             windows,
             sampling,
             constraint,
-            begun,
+            prior,
             tenant: tenant(&request.tenant)?,
             priority: request.priority,
             arrived,

@@ -84,6 +84,6 @@ async fn drain_lets_a_running_job_end() {
 async fn a_worker_stopped_while_it_loads_ends_at_once() {
     let worker = start_stopping().await;
     worker.running.await.unwrap().unwrap();
-    let told = tokio::net::TcpStream::connect(worker.address).await;
-    assert!(told.is_err(), "it never answered");
+    let connection = tokio::net::TcpStream::connect(worker.address).await;
+    assert!(connection.is_err(), "it never answered");
 }

@@ -19,8 +19,8 @@ async fn jobs_of_one_key_at_the_same_time_share_one_forward_and_each_gets_all_ev
     until("the first publishes", || worker.faults.n_calls(Op::Put) == 1).await;
     // The only permit is taken: a caller that joins needs none.
     let mut second = worker.client().encode(job.clone()).await.unwrap().into_inner();
-    let told = second.message().await.unwrap().unwrap().kind.unwrap();
-    let Kind::Announced(item) = told else { panic!("announced first: {told:?}") };
+    let event = second.message().await.unwrap().unwrap().kind.unwrap();
+    let Kind::Announced(item) = event else { panic!("announced first: {event:?}") };
     assert_eq!((item.key.as_ref(), item.n_tokens > 0), (&[1; 32][..], true));
     assert_eq!(worker.metric(SHARED), 1.0);
     // The first caller goes away, and takes nothing from the second.

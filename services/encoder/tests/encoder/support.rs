@@ -59,7 +59,7 @@ pub async fn start(max_jobs: usize) -> Worker {
     start_with(max_jobs, Drain::new(), Advertised::Nowhere).await
 }
 
-/// A worker that is told to stop before it has loaded its models.
+/// A worker stopped before it has loaded its models.
 pub async fn start_stopping() -> Worker {
     let drain = Drain::new();
     drain.begin();

@@ -38,6 +38,6 @@ async fn a_watcher_sees_the_load_the_learned_costs_and_the_end() {
     }
     until("it publishes", || worker.faults.n_calls(Op::Put) == 7).await;
     worker.drain.begin();
-    while !states.message().await.unwrap().expect("told before the end").draining {}
+    while !states.message().await.unwrap().expect("reported before the end").draining {}
     held.abort();
 }

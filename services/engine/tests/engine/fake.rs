@@ -120,7 +120,7 @@ fn slots(batch: &PagedBatch<'_>, i: usize) -> Vec<usize> {
 }
 
 fn refusal() -> ModelError {
-    ModelError::missing_key("fake", "fake", "told to fail")
+    ModelError::missing_key("fake", "fake", "an injected failure")
 }
 
 impl StepLog {

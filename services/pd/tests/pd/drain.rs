@@ -41,7 +41,7 @@ async fn a_worker_stopped_while_it_loads_stops_at_once() {
     let address = listener.local_addr().unwrap();
     let config = crate::support::config(listener, std::sync::Arc::new(store));
     triptych_pd::run(config, drain, Default::default()).await.unwrap();
-    assert!(tokio::net::TcpStream::connect(address).await.is_err(), "it serves nobody");
+    assert!(tokio::net::TcpStream::connect(address).await.is_err(), "it is not listening");
 }
 
 #[tokio::test]

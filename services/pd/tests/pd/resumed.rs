@@ -124,13 +124,13 @@ async fn output_of_another_request_is_refused() {
     let pd = start().await;
     let audio = pd.output(SPEECH, Extent::windows(1, 900), 3);
     pd.put(&audio).await;
-    let said =
+    let prior =
         |token_ids: Vec<u32>, text_len| v1::ResumedChoice { token_ids, text_len, ..Default::default() };
-    let other = v1::PdGenerateRequest { resume: vec![said(vec![9, 9], 1)], ..transcribe(audio.item(), 8) };
+    let other = v1::PdGenerateRequest { resume: vec![prior(vec![9, 9], 1)], ..transcribe(audio.item(), 8) };
     assert_eq!(pd.generate(other).await.unwrap_err().code(), Code::Unavailable);
-    let twice = v1::PdGenerateRequest { resume: vec![said(vec![1], 0); 2], ..words("hi", 8) };
+    let twice = v1::PdGenerateRequest { resume: vec![prior(vec![1], 0); 2], ..words("hi", 8) };
     assert_eq!(pd.generate(twice).await.unwrap_err().code(), Code::InvalidArgument);
-    let alien = v1::PdGenerateRequest { resume: vec![said(vec![u32::MAX], 0)], ..words("hi", 8) };
+    let alien = v1::PdGenerateRequest { resume: vec![prior(vec![u32::MAX], 0)], ..words("hi", 8) };
     assert_eq!(pd.generate(alien).await.unwrap_err().code(), Code::InvalidArgument);
     for model in ["speech", "vl"] {
         pd.until_idle(model).await;

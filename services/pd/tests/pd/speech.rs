@@ -36,7 +36,7 @@ async fn windows_are_emitted_in_order_for_each_choice() {
     assert_eq!(response.tokens, [expected.clone(), expected], "the windows alone, one after the other");
     assert_eq!(response.n_ends, 2, "one end for each response, not for each window");
     assert_eq!(response.summary.usage.unwrap().completion_tokens, 2 * 3 * 12);
-    let prompt = response.summary.decoder_prompt.clone().expect("an encoder-decoder model tells it");
+    let prompt = response.summary.decoder_prompt.clone().expect("an encoder-decoder model reports it");
     assert!(prompt.text.starts_with("<|startoftranscript|><|en|>"), "{prompt:?}");
     assert_eq!(prompt.token_ids.len(), 3, "start, language, task");
     assert_eq!((response.summary.duration_s, response.summary.language.as_str()), (2.9, "en"));
@@ -88,7 +88,7 @@ async fn a_window_that_goes_wrong_is_decoded_again_and_emitted_once() {
     check(fallback(&[0.0], Some(0.0), None), &greedy.tokens[0], 0.0).await;
     let silent = asked(audio.item(), |t| t.fallback = fallback(&[0.0, 1.0], Some(0.0), Some(-1.0)));
     let silent = pd.generate(silent).await.unwrap();
-    assert!(silent.segments.is_empty() && silent.n_ends == 1, "nobody speaks");
+    assert!(silent.segments.is_empty() && silent.n_ends == 1, "no speech");
     pd.until_idle(SPEECH).await;
 }
 

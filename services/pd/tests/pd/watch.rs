@@ -5,7 +5,7 @@ use tonic::{Code, Streaming};
 use triptych_proto::v1;
 
 async fn watch(pd: &Pd) -> Streaming<v1::WorkerState> {
-    pd.client().watch(v1::WatchRequest {}).await.expect("it tells").into_inner()
+    pd.client().watch(v1::WatchRequest {}).await.expect("a stream of states").into_inner()
 }
 
 /// Reads states until one is as wanted; returns it.
@@ -21,7 +21,7 @@ async fn until(
             }
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(60), wait).await.expect("it is told")
+    tokio::time::timeout(std::time::Duration::from_secs(60), wait).await.expect("a report in time")
 }
 
 #[tokio::test]
