@@ -22,7 +22,7 @@ pub enum Alphabet {
 }
 
 impl Alphabet {
-    /// In the order in which they are tried.
+    /// All alphabets, in the order of the probes.
     pub const ALL: [Self; 3] = [Self::Digits, Self::Letters, Self::Words];
 }
 
@@ -32,17 +32,17 @@ const WORDS: [&str; 32] = [
     "your", "which",
 ];
 
-/// How texts are made for one model.
+/// Texts of a given number of tokens, for one model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wording {
     alphabet: Alphabet,
     tokens_per_unit: f64,
 }
 
-/// What the server counted for a text of so many units.
+/// Token count of a text of some units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// What the units were.
+    /// Alphabet of the text.
     pub alphabet: Alphabet,
     /// Units of text.
     pub n_units: u32,
@@ -51,10 +51,10 @@ pub struct Probe {
 }
 
 impl Wording {
-    /// Digits that are one token each, where nobody can be asked.
+    /// Digits of one token each, for servers that do not count prompt tokens.
     pub const DIGITS: Self = Self::exact(Alphabet::Digits);
 
-    /// Of units that are one token each.
+    /// Texts of units that are one token each.
     pub const fn exact(alphabet: Alphabet) -> Self {
         Self { alphabet, tokens_per_unit: 1.0 }
     }
@@ -103,9 +103,9 @@ pub fn units(alphabet: Alphabet, n_units: u32, seed: u64, number: u64) -> String
 /// One message of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Whether the model said it, in an earlier turn.
+    /// True for an answer of the model in an earlier turn.
     pub is_answer: bool,
-    /// Which of the request's items stand in it, before its text.
+    /// The request's items before its text.
     pub items: Range<usize>,
     /// Its text; may be empty.
     pub text: String,

@@ -12,7 +12,7 @@ fn slo() -> Slo {
     "ttft=500ms,tpot=50ms".parse().expect("an SLO")
 }
 
-const WINDOW: Window = Window { from: Duration::from_secs(10), to: Duration::from_secs(110) };
+const WINDOW: JudgedWindow = JudgedWindow { from: Duration::from_secs(10), to: Duration::from_secs(110) };
 
 /// Due at, first token after, each further token after, so many tokens.
 fn whole_one(due: Duration, ttft: u64, tpot: u64, n: u64) -> Outcome {
@@ -95,7 +95,7 @@ fn each_rule_refuses_a_run_that_no_other_does() {
         &["TTFT does not rise"],
     );
     check(
-        "concurrency rises while latencies are kept",
+        "concurrency rises while latencies are within the limits",
         run(|i, due| {
             let n = 11 + i / 20;
             whole_one(due, 200, 20, n)
@@ -125,7 +125,7 @@ fn what_chance_leaves_under_way_at_the_end_of_a_short_window_is_no_backlog() {
                 Outcome { ended: if late { ms(59_000) } else { due + ms(4000) }, ..good(due) }
             })
             .collect();
-        let window = Window { from: ms(10_000), to: ms(50_000) };
+        let window = JudgedWindow { from: ms(10_000), to: ms(50_000) };
         let verdict = judge(&outcomes, window, &slo(), &Rule::default());
         (verdict.n_served, verdict.serves(&Rule::default()))
     };
@@ -152,9 +152,9 @@ fn nothing_that_was_offered_is_dropped() {
 
 #[test]
 fn one_token_that_was_asked_for_is_judged_by_its_time_alone() {
-    assert!(whole_one(ms(0), 400, 0, 1).keeps(&slo()));
-    assert!(!whole_one(ms(0), 501, 0, 1).keeps(&slo()));
-    assert!(!Outcome { end: End::Short, ..whole_one(ms(0), 400, 0, 1) }.keeps(&slo()));
+    assert!(whole_one(ms(0), 400, 0, 1).meets(&slo()));
+    assert!(!whole_one(ms(0), 501, 0, 1).meets(&slo()));
+    assert!(!Outcome { end: End::Short, ..whole_one(ms(0), 400, 0, 1) }.meets(&slo()));
     let verdict = judge(&run(|_, due| whole_one(due, 300, 0, 1)), WINDOW, &slo(), &Rule::default());
     assert!(verdict.passed && verdict.tpot_ms == Percentiles::default(), "{verdict:#?}");
 }
@@ -163,7 +163,7 @@ fn one_token_that_was_asked_for_is_judged_by_its_time_alone() {
 fn latencies_count_from_when_a_request_was_due() {
     let late = Outcome { sent: ms(400), ..whole_one(ms(0), 600, 20, 11) };
     assert_eq!(late.ttft(), Some(ms(600)));
-    assert!(!late.keeps(&slo()));
+    assert!(!late.meets(&slo()));
     assert_eq!(whole_one(ms(50), 200, 20, 11).tpot(), Some(ms(20)));
 }
 
@@ -208,7 +208,7 @@ proptest! {
             end: [End::Whole, End::Short, End::Refused, End::Failed(String::new()), End::Unended][*end as usize].clone(),
             ..whole_one(ms(*due), *ttft, 10, *n)
         }).collect();
-        let window = Window { from: ms(from), to: ms(from + length) };
+        let window = JudgedWindow { from: ms(from), to: ms(from + length) };
         let verdict = judge(&outcomes, window, &slo(), &Rule::default());
         let ends = verdict.ends;
         prop_assert_eq!(ends.whole + ends.short + ends.refused + ends.failed + ends.unended, verdict.n_offered);

@@ -1,36 +1,36 @@
-//! What other work takes away from threads that compute: not only the processor time that it uses, but also what
-//! changing to it and back costs, and the caches that are cold afterwards. One thread for each core computes all the
-//! while, and how much less it gets done is the answer.
+//! Compute time that other work displaces: its processor time, context switches, and the caches it leaves cold.
+//!
+//! One thread for each core computes all the while; what it gets done less is the result.
 
-use crate::error::CliError;
+use crate::error::MeasureError;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Values that a thread reads again and again, f32: a part of a second cache, as the tiles of a product are.
+/// f32 values that a thread reads again and again: part of an L2 cache, as the tiles of a product are.
 const N_VALUES: usize = 64 << 10;
-/// How long the threads are left alone before and after what is measured, to know what they do then.
+/// Time before and after the work in which the undisturbed rate is measured.
 const ALONE: Duration = Duration::from_millis(60);
 
 /// Threads that compute until they are dropped.
-pub struct Computing {
+pub struct ComputeLoad {
     done: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Computing {
-    /// One for each core that this process may use.
+impl ComputeLoad {
+    /// Starts one thread for each core that this process may use.
     ///
     /// # Errors
-    /// [`CliError::Failed`] if the system gives no thread.
-    pub fn start() -> Result<Self, CliError> {
+    /// [`MeasureError::Failed`] if a thread cannot be started.
+    pub fn start() -> Result<Self, MeasureError> {
         let n = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut computing = Self { done: Arc::default(), stop: Arc::default(), threads: Vec::new() };
+        let mut load = Self { done: Arc::default(), stop: Arc::default(), threads: Vec::new() };
         for _ in 0..n {
-            let (done, stop) = (Arc::clone(&computing.done), Arc::clone(&computing.stop));
+            let (done, stop) = (Arc::clone(&load.done), Arc::clone(&load.stop));
             let thread = std::thread::Builder::new().name("computing".into()).spawn(move || {
                 let values = vec![1.0f32; N_VALUES];
                 while !stop.load(Ordering::Relaxed) {
@@ -38,15 +38,15 @@ impl Computing {
                     done.fetch_add(1, Ordering::Relaxed);
                 }
             });
-            computing.threads.push(thread.map_err(|e| CliError::failed("no thread to compute in", &e))?);
+            load.threads.push(thread.map_err(|e| MeasureError::failed("cannot start a compute thread", &e))?);
         }
-        Ok(computing)
+        Ok(load)
     }
 
-    /// Time of one core, in microseconds, that the threads lose to `work`.
+    /// Core time that the threads lose to `work`, in microseconds.
     ///
     /// # Errors
-    /// What `work` gives.
+    /// The error of `work`.
     pub async fn displaced_us<E>(&self, work: impl Future<Output = Result<(), E>>) -> Result<f64, E> {
         let before = self.alone().await;
         let (start, done) = (Instant::now(), self.done.load(Ordering::Relaxed));
@@ -56,7 +56,7 @@ impl Computing {
         Ok(lost(done as f64, alone, took) * self.threads.len() as f64 * 1e6)
     }
 
-    /// Passes in a second.
+    /// Undisturbed rate, in passes a second.
     async fn alone(&self) -> f64 {
         let (start, done) = (Instant::now(), self.done.load(Ordering::Relaxed));
         tokio::time::sleep(ALONE).await;
@@ -64,7 +64,7 @@ impl Computing {
     }
 }
 
-/// Seconds out of `took` that are missing if `done` was done where `alone` a second would have been.
+/// Seconds of `took` that are lost if `done` passes were made where `alone` a second were possible.
 fn lost(done: f64, alone: f64, took: f64) -> f64 {
     if alone > 0.0 { took - done / alone } else { 0.0 }
 }
@@ -74,7 +74,7 @@ fn add(mut sums: [f32; 16], values: &[f32]) -> [f32; 16] {
     sums
 }
 
-impl Drop for Computing {
+impl Drop for ComputeLoad {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_lost() {
+    fn lost_time_is_the_share_of_missing_passes() {
         assert_eq!(lost(500.0, 1000.0, 1.0), 0.5);
         assert_eq!(lost(3000.0, 1000.0, 3.0), 0.0);
         assert_eq!(lost(0.0, 0.0, 1.0), 0.0);
@@ -97,15 +97,15 @@ mod tests {
 
     #[tokio::test]
     async fn threads_compute_until_they_are_dropped() {
-        let computing = Computing::start().unwrap();
-        let done = Arc::clone(&computing.done);
+        let load = ComputeLoad::start().unwrap();
+        let done = Arc::clone(&load.done);
         while done.load(Ordering::Relaxed) == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        let found = computing.displaced_us(async { Ok::<_, ()>(()) }).await;
+        let found = load.displaced_us(async { Ok::<_, ()>(()) }).await;
         assert!(found.is_ok_and(f64::is_finite));
-        assert_eq!(computing.displaced_us(async { Err("broken") }).await, Err("broken"));
-        drop(computing);
+        assert_eq!(load.displaced_us(async { Err("broken") }).await, Err("broken"));
+        drop(load);
         assert_eq!(Arc::strong_count(&done), 1);
     }
 }

@@ -12,14 +12,14 @@ const ROOT: &str = "/sys/fs/cgroup";
 #[derive(Debug)]
 pub struct Quota(PathBuf);
 
-/// Which interface there is.
+/// Version of the cgroup interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
     One,
     Two,
 }
 
-/// Where groups with a cpu controller are made.
+/// Parent of groups with a cpu controller.
 fn parent(root: &Path) -> Option<(Version, PathBuf)> {
     let has_cpu = |file: &str| {
         fs::read_to_string(root.join(file)).is_ok_and(|all| all.split_whitespace().any(|c| c == "cpu"))
@@ -36,7 +36,7 @@ fn parent(root: &Path) -> Option<(Version, PathBuf)> {
     cpu.join("cpu.cfs_quota_us").exists().then_some((Version::One, cpu))
 }
 
-/// Whether quotas can be had on this machine by this process.
+/// True if this process can set CPU quotas.
 pub fn available() -> bool {
     Quota::new(Path::new(ROOT), "probe", 1.0).is_ok()
 }
@@ -45,7 +45,7 @@ impl Quota {
     /// A group that may use so many cores' time.
     ///
     /// # Errors
-    /// If there is no cpu controller, or its groups are not this process's to make.
+    /// I/O errors if there is no cpu controller, or this process may not make groups.
     pub fn of(name: &str, n_cores: f64) -> io::Result<Self> {
         Self::new(Path::new(ROOT), name, n_cores)
     }

@@ -1,21 +1,21 @@
 //! Cores of this process and of its children, by affinity. Linux binds it to a thread and gives it on to what the thread
 //! starts; `taskset` of util-linux sets it, since nothing that we link does so without unsafe code.
 
-use crate::error::CliError;
+use super::cores::CoreList;
+use crate::error::MeasureError;
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 use std::process::Command;
-use triptych_bench::topology::CoreList;
 
 const TASKSET: &str = "taskset";
 
 /// Cores that this process may use.
 ///
 /// # Errors
-/// [`CliError::Failed`] if the kernel does not say.
-pub fn own_cores() -> Result<CoreList, CliError> {
-    let failed = |e: &dyn std::error::Error| CliError::failed("cannot find out which cores there are", e);
+/// [`MeasureError::Failed`] if the kernel does not say.
+pub fn own_cores() -> Result<CoreList, MeasureError> {
+    let failed = |e: &dyn std::error::Error| MeasureError::failed("cannot find out which cores there are", e);
     let status = std::fs::read_to_string("/proc/self/status").map_err(|e| failed(&e))?;
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     list.unwrap_or_default().trim().parse().map_err(|e| failed(&e))
@@ -24,8 +24,8 @@ pub fn own_cores() -> Result<CoreList, CliError> {
 /// Puts this process, with all its threads, on these cores.
 ///
 /// # Errors
-/// [`CliError::Failed`] if `taskset` cannot.
-pub fn set_own(cores: &CoreList) -> Result<(), CliError> {
+/// [`MeasureError::Failed`] if `taskset` cannot.
+pub fn set_own(cores: &CoreList) -> Result<(), MeasureError> {
     let pid = std::process::id().to_string();
     let args = ["-a", "-c", "-p", &cores.to_string(), &pid];
     let said = Command::new(TASKSET).args(args).output().map_err(|e| missing(&e))?;
@@ -33,7 +33,7 @@ pub fn set_own(cores: &CoreList) -> Result<(), CliError> {
         true => Ok(()),
         false => {
             let why = String::from_utf8_lossy(&said.stderr);
-            Err(CliError::Failed(format!("cannot run on cores {cores}: {}", why.trim())))
+            Err(MeasureError::Failed(format!("cannot run on cores {cores}: {}", why.trim())))
         }
     }
 }
@@ -43,9 +43,9 @@ pub fn command_on(cores: &CoreList, exe: &Path) -> (OsString, Vec<OsString>) {
     (TASKSET.into(), vec!["-c".into(), cores.to_string().into(), exe.into()])
 }
 
-/// What to do about a `taskset` that is not there.
-pub fn missing(e: &io::Error) -> CliError {
-    CliError::failed("cannot start `taskset`, which puts processes on cores; it is part of util-linux", e)
+/// Error for a missing `taskset`.
+pub fn missing(e: &io::Error) -> MeasureError {
+    MeasureError::failed("cannot start `taskset`, which puts processes on cores; it is part of util-linux", e)
 }
 
 #[cfg(test)]

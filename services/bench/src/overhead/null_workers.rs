@@ -1,12 +1,14 @@
-//! An encoder and a PD worker that take no time, for the proxy to stand between. Tokens come from a thread of its own, as
-//! an engine's do, those of all answers at once.
+//! An encoder worker and a PD worker that compute nothing, for the proxy to be measured with.
+//!
+//! Tokens come from one thread, as an engine's do: one step gives a token to each answer that is under way.
 
-use crate::error::CliError;
-use crate::listen;
+use crate::error::MeasureError;
 use std::pin::Pin;
 use std::sync::mpsc;
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::sync::mpsc as asynchronous;
+use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt, iter, pending};
 use tonic::transport::server::TcpIncoming;
@@ -14,32 +16,32 @@ use tonic::{Request, Response, Status};
 use triptych_core::item::from_f32;
 use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, Modality};
 use triptych_proto::v1;
-use triptych_proto::v1::encode_event::Kind as Told;
+use triptych_proto::v1::encode_event::Kind as EncodeKind;
 use triptych_proto::v1::encoder_worker_server::{EncoderWorker, EncoderWorkerServer};
-use triptych_proto::v1::pd_generate_response::Kind as Said;
+use triptych_proto::v1::pd_generate_response::Kind as GenerateKind;
 use triptych_proto::v1::prefill_decode_worker_server::{PrefillDecodeWorker, PrefillDecodeWorkerServer};
 use triptych_runtime::grpc;
 
-/// The one model.
+/// Name of the only model.
 pub const MODEL: &str = "null";
-/// Between two tokens of an answer.
+/// Time between two tokens of an answer.
 const STEP: Duration = Duration::from_millis(1);
-/// Answers that may begin between two steps, and tokens of one that may wait: more than are ever asked for at once.
-const MOST: usize = 1024;
-/// Largest message.
+/// Capacity of the queues of new answers and of unread tokens: more than a measurement ever has.
+const CAPACITY: usize = 1024;
+/// Largest message, in bytes.
 const MAX_MESSAGE: usize = 64 << 20;
 
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// An answer that is being written.
-struct Answer {
+/// An answer under way.
+struct PendingAnswer {
     tokens: asynchronous::Sender<()>,
     left: u32,
 }
 
-/// Gives every answer a token at each step until they have all they were to have, or nobody reads them.
-fn write_answers(begun: &mpsc::Receiver<Answer>) {
-    let mut answers: Vec<Answer> = Vec::new();
+/// Gives every answer a token at each step, until it is complete or its reader is gone. Ends with the workers.
+fn run_steps(begun: &mpsc::Receiver<PendingAnswer>) {
+    let mut answers: Vec<PendingAnswer> = Vec::new();
     loop {
         if answers.is_empty() {
             let Ok(answer) = begun.recv() else { return };
@@ -54,30 +56,48 @@ fn write_answers(begun: &mpsc::Receiver<Answer>) {
     }
 }
 
-/// Says what it was sent, and nothing about it.
+/// Both services.
 #[derive(Clone)]
-struct Null {
-    begun: mpsc::SyncSender<Answer>,
+struct NullWorker {
+    begun: mpsc::SyncSender<PendingAnswer>,
 }
 
-/// The encoder that it has not.
+/// Fingerprint of the encoder that the workers announce.
 pub fn fingerprint() -> Fingerprint {
     Fingerprint::of([MODEL.as_bytes()])
 }
 
-/// Starts both behind one address.
-pub async fn start() -> Result<String, CliError> {
-    let listener = listen::bind("the null workers", "127.0.0.1:0").await?;
-    let address = listener.local_addr().map_err(|e| CliError::failed("no address", &e))?.to_string();
-    let (begun, answers) = mpsc::sync_channel(MOST);
-    let steps = std::thread::Builder::new().name("steps".into()).spawn(move || write_answers(&answers));
-    steps.map_err(|e| CliError::failed("no thread for steps", &e))?;
-    let null = Null { begun };
+/// Running null workers. Dropping them stops the server, and with it the thread of steps.
+#[derive(Debug)]
+pub struct NullWorkers {
+    /// The gRPC address of both.
+    pub address: String,
+    server: JoinHandle<Result<(), tonic::transport::Error>>,
+}
+
+impl Drop for NullWorkers {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+/// Starts both workers behind one address.
+///
+/// # Errors
+/// [`MeasureError::Failed`] without a port or a thread.
+pub async fn start() -> Result<NullWorkers, MeasureError> {
+    let listener = TcpListener::bind("127.0.0.1:0").await;
+    let listener = listener.map_err(|e| MeasureError::failed("the null workers cannot listen", &e))?;
+    let address = listener.local_addr().map_err(|e| MeasureError::failed("no address", &e))?.to_string();
+    let (begun, answers) = mpsc::sync_channel(CAPACITY);
+    let steps = std::thread::Builder::new().name("steps".into()).spawn(move || run_steps(&answers));
+    steps.map_err(|e| MeasureError::failed("no thread for steps", &e))?;
+    let null = NullWorker { begun };
     let encoder = EncoderWorkerServer::new(null.clone()).max_decoding_message_size(MAX_MESSAGE);
     let pd = PrefillDecodeWorkerServer::new(null).max_decoding_message_size(MAX_MESSAGE);
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    tokio::spawn(grpc::server().add_service(encoder).add_service(pd).serve_with_incoming(incoming));
-    Ok(address)
+    let server = grpc::server().add_service(encoder).add_service(pd).serve_with_incoming(incoming);
+    Ok(NullWorkers { address, server: tokio::spawn(server) })
 }
 
 fn description() -> v1::DescribeResponse {
@@ -97,7 +117,7 @@ fn description() -> v1::DescribeResponse {
     v1::DescribeResponse { worker_id: MODEL.into(), models: vec![model], ..Default::default() }
 }
 
-fn idle() -> Answers<v1::WorkerState> {
+fn idle() -> ResponseStream<v1::WorkerState> {
     let load = v1::WorkerLoad { capacity: 4096, ..Default::default() };
     let state = v1::WorkerState { load: Some(load), ..Default::default() };
     Box::pin(iter([Ok(state)]).chain(pending()))
@@ -118,9 +138,9 @@ fn output(request: &v1::EncodeRequest) -> Option<EncoderOutput> {
 }
 
 #[tonic::async_trait]
-impl EncoderWorker for Null {
-    type EncodeStream = Answers<v1::EncodeEvent>;
-    type WatchStream = Answers<v1::WorkerState>;
+impl EncoderWorker for NullWorker {
+    type EncodeStream = ResponseStream<v1::EncodeEvent>;
+    type WatchStream = ResponseStream<v1::WorkerState>;
 
     async fn describe(
         &self,
@@ -135,7 +155,7 @@ impl EncoderWorker for Null {
     ) -> Result<Response<Self::EncodeStream>, Status> {
         let output = output(request.get_ref()).ok_or_else(|| Status::invalid_argument("no key"))?;
         let ready = v1::EncodeResponse { item: Some(output.item().into()), ..Default::default() };
-        Ok(Response::new(Box::pin(iter([Ok(v1::EncodeEvent { kind: Some(Told::Ready(ready)) })]))))
+        Ok(Response::new(Box::pin(iter([Ok(v1::EncodeEvent { kind: Some(EncodeKind::Ready(ready)) })]))))
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
@@ -144,9 +164,9 @@ impl EncoderWorker for Null {
 }
 
 #[tonic::async_trait]
-impl PrefillDecodeWorker for Null {
-    type GenerateStream = Answers<v1::PdGenerateResponse>;
-    type WatchStream = Answers<v1::WorkerState>;
+impl PrefillDecodeWorker for NullWorker {
+    type GenerateStream = ResponseStream<v1::PdGenerateResponse>;
+    type WatchStream = ResponseStream<v1::WorkerState>;
 
     async fn describe(
         &self,
@@ -155,7 +175,7 @@ impl PrefillDecodeWorker for Null {
         Ok(Response::new(description()))
     }
 
-    /// As many tokens as were asked for, each a message: the first at once, each other with a step.
+    /// Streams as many tokens as were asked for, one a message: the first at once, each other with a step.
     async fn generate(
         &self,
         request: Request<v1::PdGenerateRequest>,
@@ -169,23 +189,23 @@ impl PrefillDecodeWorker for Null {
                 .into(),
             ..Default::default()
         };
-        let said = |kind| Ok(v1::PdGenerateResponse { kind: Some(kind) });
+        let response = |kind| Ok(v1::PdGenerateResponse { kind: Some(kind) });
         let usage = v1::Usage { completion_tokens: n, ..Default::default() };
         let summary = v1::Summary { usage: Some(usage), ..Default::default() };
-        let first = iter([said(Said::Delta(delta(1)))]);
-        let (tokens, written) = asynchronous::channel(MOST);
+        let first = iter([response(GenerateKind::Delta(delta(1)))]);
+        let (tokens, written) = asynchronous::channel(CAPACITY);
         if n > 1 {
-            let answer = Answer { tokens, left: n - 1 };
+            let answer = PendingAnswer { tokens, left: n - 1 };
             self.begun
                 .try_send(answer)
                 .map_err(|_| Status::resource_exhausted("too many answers at once"))?;
         }
-        let mut place = 1;
+        let mut n_sent = 1;
         let rest = ReceiverStream::new(written).map(move |()| {
-            place += 1;
-            said(Said::Delta(delta(place)))
+            n_sent += 1;
+            response(GenerateKind::Delta(delta(n_sent)))
         });
-        let deltas = first.chain(rest).chain(iter([said(Said::Summary(summary))]));
+        let deltas = first.chain(rest).chain(iter([response(GenerateKind::Summary(summary))]));
         Ok(Response::new(Box::pin(deltas)))
     }
 
