@@ -1,9 +1,12 @@
 //! Encoder and engine in one process, at once, on the same threads: how much longer each takes.
 
+use super::error::ProfileError;
 use super::grid::{Arrays, Grid};
 use super::items::Sample;
-use super::{Extent, ProfileError, ProfileSettings, Spread, micros};
-use crate::curves::Together;
+use super::progress::micros;
+use super::settings::{Extent, ProfileSettings};
+use crate::curves::ColocationSlowdown;
+use crate::curves::costs::Spread;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,21 +27,24 @@ pub fn measure(
     samples: &[Sample],
     grid: &Grid,
     settings: &ProfileSettings,
-) -> Result<Together, ProfileError> {
-    let place = grid.places.iter().filter(|p| p.prefill == 0).max_by_key(|p| p.decodes.min(8));
-    let (Some(place), Some(sample)) = (place, samples.get(samples.len() / 2)) else {
-        return Ok(Together::default());
+) -> Result<ColocationSlowdown, ProfileError> {
+    let case = grid.cases.iter().filter(|p| p.prefill == 0).max_by_key(|p| p.decodes.min(8));
+    let (Some(case), Some(sample)) = (case, samples.get(samples.len() / 2)) else {
+        return Ok(ColocationSlowdown::default());
     };
-    let (info, arrays) = (decoder.info(), Arrays::new(place, grid.cross_rows));
+    let info = decoder.info();
+    let arrays = Arrays::new(case, grid.cross_rows);
     let least = match settings.extent {
         Extent::Quick => Duration::from_millis(50),
         Extent::Full => Duration::from_secs(2),
     };
     let mut encode = || encoder.encode(&[&sample.input]).map(drop);
     let mut step = || decoder.forward(&arrays.input(&info)).map(drop);
-    let (encode_alone, step_alone) = (alone(least, &mut encode)?, alone(least, &mut step)?);
+    let encode_alone = alone(least, &mut encode)?;
+    let step_alone = alone(least, &mut step)?;
     // Each goes on until the other has enough, so that neither is measured beside an idle machine.
-    let (encoder_done, decoder_done) = (AtomicBool::new(false), AtomicBool::new(false));
+    let encoder_done = AtomicBool::new(false);
+    let decoder_done = AtomicBool::new(false);
     let (encode_beside, step_beside) = thread::scope(|scope| {
         let other = scope.spawn(|| beside(least, &mut encode, (&encoder_done, &decoder_done)));
         let step = beside(least, &mut step, (&decoder_done, &encoder_done));
@@ -46,7 +52,10 @@ pub fn measure(
         Ok::<_, ProfileError>((encode?, step?))
     })?;
     let ratio = |beside: f64, alone: f64| (beside / alone.max(1e-3)).max(1.0);
-    Ok(Together { encode: ratio(encode_beside, encode_alone), step: ratio(step_beside, step_alone) })
+    Ok(ColocationSlowdown {
+        encode: ratio(encode_beside, encode_alone),
+        step: ratio(step_beside, step_alone),
+    })
 }
 
 fn alone(least: Duration, work: Work<'_>) -> Result<f64, ModelError> {
