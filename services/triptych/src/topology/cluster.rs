@@ -280,7 +280,8 @@ mod tests {
     }
 
     fn flags_of(topology: &str, flags: &[&str]) -> Vec<(String, String)> {
-        let (args, topology) = (args(flags), topology.parse::<Topology>().unwrap());
+        let args = args(flags);
+        let topology = topology.parse::<Topology>().unwrap();
         let model =
             CheckedModel { name: ModelName::new("m"), modalities: vec![Modality::Image], dir: "/m".into() };
         let screen = Screen::silent();
