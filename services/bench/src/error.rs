@@ -1,4 +1,4 @@
-//! Why a measurement cannot be made, by what its caller can do about it.
+//! Errors of measurements, by the caller's possible action.
 
 use std::error::Error;
 use std::fmt::{Display, Write as _};

@@ -2,7 +2,7 @@
 //!
 //! A request, an item and its bytes are waited for, so their cost is added latency. Tokens are passed on while others are
 //! under way, so their cost is processor time of the proxy. Client, proxy and the network side of the workers also take
-//! core time from compute on the same cores; that is measured as [`DisplacedTime`]. Whoever calls [`measure`] starts the
+//! core time from compute on the same cores; that is measured as [`DisplacedTime`]. The caller of [`measure`] starts the
 //! processes: only the binary knows the flags of its roles.
 
 mod client;

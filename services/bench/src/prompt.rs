@@ -64,7 +64,8 @@ impl Wording {
     pub fn of_probes(probes: &[Probe]) -> Option<Self> {
         let slopes = Alphabet::ALL.into_iter().filter_map(|alphabet| {
             let mut own = probes.iter().filter(|p| p.alphabet == alphabet);
-            let (a, b) = (own.next()?, own.next()?);
+            let a = own.next()?;
+            let b = own.next()?;
             let units = f64::from(b.n_units) - f64::from(a.n_units);
             let tokens_per_unit = (f64::from(b.prompt_tokens) - f64::from(a.prompt_tokens)) / units;
             let plausible = tokens_per_unit.is_finite() && tokens_per_unit > 0.05;
@@ -165,7 +166,8 @@ mod tests {
 
     #[test]
     fn texts_have_their_units_and_no_common_start() {
-        let (a, b) = (Wording::DIGITS.text(400, 1, 1), Wording::DIGITS.text(400, 1, 2));
+        let a = Wording::DIGITS.text(400, 1, 1);
+        let b = Wording::DIGITS.text(400, 1, 2);
         assert_eq!((a.len(), b.len()), (400, 400));
         assert!(a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count() < 8);
         assert_eq!(units(Alphabet::Letters, 7, 1, 1).split_whitespace().count(), 7);
@@ -184,7 +186,8 @@ mod tests {
                 other.id == session.id && other.turns.len() + 1 == session.turns.len()
             });
             let Some(earlier) = earlier else { continue };
-            let (a, b) = (messages(earlier, &Wording::DIGITS, 3), messages(later, &Wording::DIGITS, 3));
+            let a = messages(earlier, &Wording::DIGITS, 3);
+            let b = messages(later, &Wording::DIGITS, 3);
             assert_eq!(a[..], b[..a.len()]);
             assert_eq!(b.len(), a.len() + 2);
             assert!(b[a.len()].is_answer && b.last().expect("some").items.end == later.items.len());

@@ -194,7 +194,8 @@ impl Distribution {
         // In thousandths: microseconds of milliseconds, up to years; what is above counts as that.
         let histogram = hdrhistogram::Histogram::<u64>::new_with_bounds(1, 1 << 45, 3);
         let mut histogram = histogram.expect("three digits over this range are allowed");
-        let (mut n, mut sum) = (0u64, 0.0);
+        let mut n = 0u64;
+        let mut sum = 0.0;
         for value in values.into_iter().filter(|v| v.is_finite() && *v >= 0.0) {
             (n, sum) = (n + 1, sum + value);
             histogram.saturating_record((value * 1e3).round() as u64);
@@ -228,7 +229,7 @@ pub struct Throughput {
     pub audio_s_per_s: f64,
 }
 
-/// How late the bench was with its own sends: a late client is not a slow server, and a run with a client that was too
+/// Lateness of the bench's own sends: a late client is not a slow server, and a run with a client that was too
 /// late says nothing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Generator {

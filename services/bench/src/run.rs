@@ -170,7 +170,8 @@ fn make_ahead(
 ) -> mpsc::Receiver<(Offered, PreparedRequest)> {
     let (sender, receiver) = mpsc::channel(N_AHEAD);
     let made = stream::iter(requests).map(move |offered| {
-        let (target, content) = (Arc::clone(&target), content.clone());
+        let target = Arc::clone(&target);
+        let content = content.clone();
         tokio::task::spawn_blocking(move || {
             let ready = target.prepare(&offered, &content);
             (offered, ready)
@@ -253,7 +254,8 @@ impl<'a> Running<'a> {
     }
 
     fn send(&mut self, offered: Offered, ready: PreparedRequest) {
-        let (clock, index) = (self.clock, offered.index);
+        let clock = self.clock;
+        let index = offered.index;
         let images = offered.items.iter().filter(|i| matches!(i.shape, ItemShape::Image { .. }));
         let audio = offered.items.iter().map(|i| match i.shape {
             ItemShape::Audio { millis } => Duration::from_millis(millis.into()),

@@ -84,7 +84,8 @@ impl Scraped {
             let own = self.0.iter().filter(|text| text.contains("triptych_kv_cache_usage") == engine);
             Self(own.filter(|t| engine || t.contains("triptych_encode_queue_time")).cloned().collect())
         };
-        let (engines, encoders) = (by_role(true), by_role(false));
+        let engines = by_role(true);
+        let encoders = by_role(false);
         let usage = self.values(metrics::KV_USAGE, "", "").reduce(f64::max);
         TimelineSample {
             t_s: t.as_secs_f64(),

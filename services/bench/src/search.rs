@@ -26,7 +26,8 @@ const LONGEST: f64 = 2.0;
 impl SearchPlan {
     /// A search from an arbitrary first rate, over three orders of magnitude to both sides.
     pub fn from(first: f64, resolution: f64) -> Self {
-        let (lowest, highest) = (first / 1024.0, first * 1024.0);
+        let lowest = first / 1024.0;
+        let highest = first * 1024.0;
         Self { first, lowest, highest, resolution, max_rates: 24, step: LONGEST }
     }
 

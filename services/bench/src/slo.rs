@@ -59,7 +59,8 @@ impl Outcome {
 
     /// Mean time of the tokens after the first: (last - first) / (n - 1). None for fewer than two.
     pub fn tpot(&self) -> Option<Duration> {
-        let (first, last) = (self.tokens.first()?, self.tokens.last()?);
+        let first = self.tokens.first()?;
+        let last = self.tokens.last()?;
         let n = u32::try_from(self.tokens.len()).ok()?.checked_sub(1).filter(|n| *n > 0)?;
         Some(last.saturating_sub(*first) / n)
     }

@@ -46,7 +46,8 @@ pub struct SuitePlan {
 impl SuitePlan {
     /// True if a stored result was measured with these settings.
     fn is_same(&self, found: &SweepResult) -> bool {
-        let (setup, settings) = (&found.setup, &self.settings);
+        let setup = &found.setup;
+        let settings = &self.settings;
         setup.slo == self.slo.to_string()
             && setup.arrivals == settings.arrivals.to_string()
             && setup.seeds == settings.seeds

@@ -198,7 +198,8 @@ pub async fn run_sweep(
     let sweep = Sweep::begin(server, workload, slo, settings).await?;
     let mut steps = Steps::new(settings, sweep.safe_rate());
     listener(SweepEvent::Plan(&steps.describe(settings)));
-    let (mut tested, mut rates) = (Vec::new(), Vec::new());
+    let mut tested = Vec::new();
+    let mut rates = Vec::new();
     while let Some(rate) = steps.next() {
         let mut runs = Vec::new();
         for &seed in &settings.seeds {
@@ -261,7 +262,9 @@ impl Sweep {
         let alone_s = alone(server, workload, &content, settings)
             .await
             .map_err(|end| SweepError::NoAnswer { target: server.target.name(), end })?;
-        let (workload, slo, settings) = (workload.clone(), *slo, settings.clone());
+        let workload = workload.clone();
+        let slo = *slo;
+        let settings = settings.clone();
         Ok(Self { server: server.clone(), workload, slo, settings, content, alone_s })
     }
 

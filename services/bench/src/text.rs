@@ -66,7 +66,8 @@ impl Settings {
         let mut left = BTreeMap::new();
         for part in rest.split(',').filter(|p| !p.trim().is_empty()) {
             let (key, value) = part.split_once('=').ok_or_else(|| bad(name, part, "is written key=value"))?;
-            let (key, value) = (key.trim().to_owned(), value.trim().to_owned());
+            let key = key.trim().to_owned();
+            let value = value.trim().to_owned();
             if let Some(first) = left.insert(key.clone(), value) {
                 return Err(bad(&key, &first, "is given twice"));
             }

@@ -63,7 +63,8 @@ impl GrpcTarget {
 impl Target for GrpcTarget {
     fn prepare(&self, offered: &Offered, content: &ContentSource) -> PreparedRequest {
         let message = request(&self.model, offered, content);
-        let (target, asked) = (self.clone(), offered.output_tokens);
+        let target = self.clone();
+        let asked = offered.output_tokens;
         Box::new(move |clock| Box::pin(async move { target.send(message, asked, clock).await }))
     }
 

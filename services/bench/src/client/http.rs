@@ -152,7 +152,8 @@ impl HttpTarget {
 /// Reads a streamed answer to its end. `asked`: the tokens that it has to have; None: as many as it likes, but one.
 async fn read(stream: impl Stream<Item = Result<Bytes, String>>, asked: Option<u32>, clock: Clock) -> Reply {
     let mut stream = std::pin::pin!(stream);
-    let (mut lines, mut answer) = (LineBuffer::default(), AnswerState::default());
+    let mut lines = LineBuffer::default();
+    let mut answer = AnswerState::default();
     while let Some(bytes) = stream.next().await {
         let at = clock.now();
         match bytes.map(|bytes| lines.add(&bytes)) {

@@ -181,7 +181,8 @@ mod tests {
         fn events_are_the_same_however_bytes_are_cut(cuts in prop::collection::vec(1usize..9, 0..40)) {
             let stream = b"data: {\"a\": 1}\r\n\r\n: comment\ndata:x\n\nevent: y\ndata: \xc3\xa9\n\n";
             let mut lines = LineBuffer::default();
-            let (mut rest, mut found) = (&stream[..], Vec::new());
+            let mut rest = &stream[..];
+            let mut found = Vec::new();
             for cut in cuts {
                 let (now, later) = rest.split_at(cut.min(rest.len()));
                 found.extend(lines.add(now).expect("short lines"));

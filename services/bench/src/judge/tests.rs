@@ -44,7 +44,7 @@ fn refused_rules(outcomes: &[Outcome]) -> Vec<String> {
 }
 
 #[test]
-fn a_run_that_keeps_every_promise_passes() {
+fn a_run_that_meets_the_slo_passes() {
     let outcomes = run(|_, due| good(due));
     let verdict = judge(&outcomes, WINDOW, &slo(), &Rule::default());
     assert!(verdict.passed, "{verdict:#?}");
@@ -60,7 +60,7 @@ fn each_rule_refuses_a_run_that_no_other_does() {
     let check = |name: &str, outcomes: Vec<Outcome>, expect: &[&str]| {
         assert_eq!(refused_rules(&outcomes), expect, "{name}");
     };
-    // 0.8 % miss one promise and 0.8 % the other: each percentile holds, the joint share does not.
+    // 0.8 % miss one limit and 0.8 % the other: each percentile holds, the joint share does not.
     check(
         "joint attainment",
         run(|i, due| match i % 125 {
@@ -90,7 +90,7 @@ fn each_rule_refuses_a_run_that_no_other_does() {
         &["served", "concurrency does not rise"],
     );
     check(
-        "time to first token creeps up within its promise",
+        "time to first token creeps up within its limit",
         run(|i, due| Outcome { ended: due + ms(700), ..whole_one(due, 100 + i / 4, 20, 11) }),
         &["TTFT does not rise"],
     );
@@ -106,7 +106,7 @@ fn each_rule_refuses_a_run_that_no_other_does() {
 
 #[test]
 fn served_alone_refuses_what_never_ended_in_the_window() {
-    // Long answers from the start on, so that concurrency is level and every promise is kept; but of those due in
+    // Long answers from the start on, so that concurrency is level and every limit is met; but of those due in
     // the window only a part ends there, and nothing ends that was due before it.
     let outcomes: Vec<_> =
         run(|_, due| whole_one(due, 200, 40, 201)).into_iter().filter(|o| o.due >= ms(10_000)).collect();
@@ -194,7 +194,7 @@ fn seeds_are_judged_together_and_a_rise_in_one_is_a_rise() {
     assert!(!verdict.passed && verdict.ttft_trend.is_some_and(|t| t.rises));
     assert!(verdict.only_rises(), "{:?}", verdict.findings);
     let late = run(|i, due| whole_one(due, 100 + i, 20, 11));
-    assert!(!judge(&late, WINDOW, &slo(), &Rule::default()).only_rises(), "promises are broken too");
+    assert!(!judge(&late, WINDOW, &slo(), &Rule::default()).only_rises(), "limits are missed too");
     assert!(!judge(&level, WINDOW, &slo(), &Rule::default()).only_rises(), "nothing is");
 }
 

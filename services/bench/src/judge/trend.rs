@@ -80,16 +80,19 @@ fn median(values: &mut [f64]) -> f64 {
 
 /// Trend of the requests in flight, from when they were due to their end.
 pub(super) fn of_concurrency(run: &Run) -> Option<Trend> {
-    let (from, seconds) = (run.window.from.as_secs_f64(), run.window.seconds());
+    let from = run.window.from.as_secs_f64();
+    let seconds = run.window.seconds();
     if seconds <= 0.0 || !run.outcomes.iter().any(|o| run.window.has(o.due)) {
         return None;
     }
     let part_s = seconds / N_PARTS as f64;
     let mut busy = [0.0; N_PARTS];
     for outcome in run.outcomes {
-        let (start, end) = (outcome.due.as_secs_f64() - from, outcome.ended.as_secs_f64() - from);
+        let start = outcome.due.as_secs_f64() - from;
+        let end = outcome.ended.as_secs_f64() - from;
         for (part, busy) in busy.iter_mut().enumerate() {
-            let (a, b) = (part as f64 * part_s, (part + 1) as f64 * part_s);
+            let a = part as f64 * part_s;
+            let b = (part + 1) as f64 * part_s;
             *busy += (end.min(b) - start.max(a)).max(0.0) / part_s;
         }
     }
@@ -99,7 +102,8 @@ pub(super) fn of_concurrency(run: &Run) -> Option<Trend> {
 /// Trend of the median TTFT of the requests due in each part, in milliseconds. A request without a token waited
 /// until its end.
 pub(super) fn of_ttft(run: &Run, slo: &Slo) -> Option<Trend> {
-    let (from, seconds) = (run.window.from.as_secs_f64(), run.window.seconds());
+    let from = run.window.from.as_secs_f64();
+    let seconds = run.window.seconds();
     if seconds <= 0.0 {
         return None;
     }

@@ -30,7 +30,8 @@ impl ComputeLoad {
         let n = std::thread::available_parallelism().map_or(1, usize::from);
         let mut load = Self { done: Arc::default(), stop: Arc::default(), threads: Vec::new() };
         for _ in 0..n {
-            let (done, stop) = (Arc::clone(&load.done), Arc::clone(&load.stop));
+            let done = Arc::clone(&load.done);
+            let stop = Arc::clone(&load.stop);
             let thread = std::thread::Builder::new().name("computing".into()).spawn(move || {
                 let values = vec![1.0f32; N_VALUES];
                 while !stop.load(Ordering::Relaxed) {
@@ -49,16 +50,19 @@ impl ComputeLoad {
     /// The error of `work`.
     pub async fn displaced_us<E>(&self, work: impl Future<Output = Result<(), E>>) -> Result<f64, E> {
         let before = self.alone().await;
-        let (start, done) = (Instant::now(), self.done.load(Ordering::Relaxed));
+        let start = Instant::now();
+        let done = self.done.load(Ordering::Relaxed);
         work.await?;
-        let (took, done) = (start.elapsed().as_secs_f64(), self.done.load(Ordering::Relaxed) - done);
+        let took = start.elapsed().as_secs_f64();
+        let done = self.done.load(Ordering::Relaxed) - done;
         let alone = (before + self.alone().await) / 2.0;
         Ok(lost(done as f64, alone, took) * self.threads.len() as f64 * 1e6)
     }
 
     /// Undisturbed rate, in passes a second.
     async fn alone(&self) -> f64 {
-        let (start, done) = (Instant::now(), self.done.load(Ordering::Relaxed));
+        let start = Instant::now();
+        let done = self.done.load(Ordering::Relaxed);
         tokio::time::sleep(ALONE).await;
         (self.done.load(Ordering::Relaxed) - done) as f64 / start.elapsed().as_secs_f64()
     }

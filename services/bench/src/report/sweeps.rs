@@ -50,7 +50,8 @@ fn warnings(sweeps: &[SweepResult]) -> Vec<String> {
     let short: Vec<&str> = sweeps.iter().filter_map(|s| s.shorter_than_the_rule.as_deref()).collect();
     let mut warnings = Vec::new();
     if let Some(first) = short.first() {
-        let (n, why) = (short.len(), first.strip_prefix("shorter than the rule: ").unwrap_or(first));
+        let n = short.len();
+        let why = first.strip_prefix("shorter than the rule: ").unwrap_or(first);
         warnings.push(format!(
             "{n} of {} results are shorter than the rule asks for (the first: {why}).",
             sweeps.len()
@@ -75,7 +76,8 @@ fn facts(sweeps: &[SweepResult]) -> Vec<(String, String)> {
         }
     };
     for sweep in sweeps {
-        let (host, setup) = (&sweep.host, &sweep.setup);
+        let host = &sweep.host;
+        let setup = &sweep.setup;
         let memory = host.memory_mib.map_or_else(String::new, |mib| format!(", {} GiB", mib >> 10));
         add("host", format!("{}, {} cores{memory}", host.cpu, host.cores));
         add("commit", host.commit.clone().unwrap_or_default());
@@ -156,7 +158,8 @@ fn ratio_to_rivals(own: &SweepResult, sweeps: &[&SweepResult]) -> Option<String>
     let rivals = sweeps.iter().filter(|s| !std::ptr::eq(**s, own));
     let rival =
         rivals.max_by(|a, b| a.goodput.rate.unwrap_or(0.0).total_cmp(&b.goodput.rate.unwrap_or(0.0)))?;
-    let (ours, theirs) = (own.goodput.rate?, rival.goodput.rate?);
+    let ours = own.goodput.rate?;
+    let theirs = rival.goodput.rate?;
     let interval = match (own.goodput.interval, rival.goodput.interval) {
         (Some((low, high)), Some((their_low, their_high))) if their_low > 0.0 && their_high > 0.0 => {
             format!(" [{:.2}, {:.2}]", low / their_high, high / their_low)
@@ -299,7 +302,7 @@ fn attainment(sweeps: &[&SweepResult]) -> Vec<Chart> {
     };
     let of = |part: Part| per_sweep(sweeps, move |rate| share(rate, part));
     let mut joint = of(|r| r.verdict.n_good);
-    let title = "Attainment: share of offered requests that kept every promise".to_owned();
+    let title = "Attainment: share of offered requests that met the SLO".to_owned();
     if let [_] = sweeps {
         for (i, (name, part)) in ALONE.into_iter().enumerate() {
             let name = format!("{name} alone");

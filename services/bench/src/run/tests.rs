@@ -19,7 +19,8 @@ impl Target for Fake {
         if self.slow_to_make > Duration::ZERO {
             std::thread::sleep(self.slow_to_make);
         }
-        let (n, odd) = (offered.output_tokens, (self.odd)(offered.index));
+        let n = offered.output_tokens;
+        let odd = (self.odd)(offered.index);
         Box::new(move |clock: Clock| {
             Box::pin(async move {
                 if let Some(odd) = odd {

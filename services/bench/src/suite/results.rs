@@ -61,7 +61,8 @@ mod tests {
     fn a_complete_result_is_found_again_and_a_truncated_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let results = Results::in_dir(&dir.path().join("new")).unwrap();
-        let (workload, topology) = ("epd-short:images=1", "colocated:budget=64".parse().unwrap());
+        let workload = "epd-short:images=1";
+        let topology = "colocated:budget=64".parse().unwrap();
         assert!(results.read(workload, &topology, |_| true).is_none());
         let result = sweep("colocated:budget=64", workload, 4.0);
         results.write(workload, &topology, &result).unwrap();

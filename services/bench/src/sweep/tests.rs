@@ -59,7 +59,8 @@ async fn it_finds_what_a_queue_can_hold() {
     let settings = SweepSettings { arrivals: Arrivals::Constant, ..SweepSettings::default() };
     let (found, plans) = sweep("ttft=60ms,tpot=20ms", &settings).await;
     let goodput = found.goodput;
-    let (rate, fails) = (goodput.rate.expect("a rate"), goodput.fails_at.expect("a limit"));
+    let rate = goodput.rate.expect("a rate");
+    let fails = goodput.fails_at.expect("a limit");
     assert!(rate <= 20.2 && fails > 19.8 && fails / rate < 1.051, "{goodput:?}");
     assert_eq!(goodput.vllm, Some(rate));
     assert!(found.shorter_than_the_rule.is_none(), "{:?}", found.shorter_than_the_rule);
@@ -139,5 +140,5 @@ async fn a_server_that_answers_nothing_fails_before_the_first_run() {
     let workload = Workload::parse("text").expect("a workload");
     let slo = "ttft=1s".parse().expect("an SLO");
     let found = run_sweep(&server, &workload, &slo, &SweepSettings::default(), &|_| ()).await;
-    assert!(found.expect_err("nobody answers").to_string().contains("nobody does not answer"));
+    assert!(found.expect_err("no answer").to_string().contains("nobody does not answer"));
 }

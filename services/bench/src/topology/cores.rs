@@ -92,7 +92,8 @@ impl CoreList {
             return Ok(vec![CoreShare { cores: self.clone(), quota }; n_workers]);
         }
         let n_workers = n_workers.max(1);
-        let (each, n_more) = (n_cores / n_workers, n_cores % n_workers);
+        let each = n_cores / n_workers;
+        let n_more = n_cores % n_workers;
         let mut left = self.0.iter().copied();
         let share = |i: usize| {
             let n = each + usize::from(i + n_more >= n_workers);

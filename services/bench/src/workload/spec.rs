@@ -142,7 +142,8 @@ pub(super) fn span(
     let wrong = || bad(key, &text, &format!("is a number up to {MAX_ITEMS}, or two as 1-4"));
     let (low, high) = text.split_once('-').unwrap_or((&text, &text));
     let number = |t: &str| t.trim().parse().ok().filter(|n| *n <= MAX_ITEMS).ok_or_else(wrong);
-    let (low, high) = (number(low)?, number(high)?);
+    let low = number(low)?;
+    let high = number(high)?;
     if low <= high { Ok((low, high)) } else { Err(wrong()) }
 }
 

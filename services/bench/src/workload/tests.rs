@@ -198,7 +198,8 @@ fn a_turn_has_everything_that_was_before_it() {
 fn conversations_are_in_their_midst_when_the_run_starts() {
     let all = offered("multi-turn:turns=4", 4000);
     let turn = |o: &Offered| o.session.as_ref().expect("a conversation").turns.len() as f64;
-    let (early, late) = (mean(all[..400].iter().map(turn)), mean(all[3600..].iter().map(turn)));
+    let early = mean(all[..400].iter().map(turn));
+    let late = mean(all[3600..].iter().map(turn));
     assert!((early - late).abs() < 0.4 && (early - 2.5).abs() < 0.4, "{early} then {late}");
 }
 

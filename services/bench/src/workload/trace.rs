@@ -57,7 +57,8 @@ impl Trace {
                 return Err(format!("the first line is {HEADER:?}, not {found:?}"));
             }
         }
-        let (mut rows, mut wrong) = (Vec::<TraceRow>::new(), Vec::new());
+        let mut rows = Vec::<TraceRow>::new();
+        let mut wrong = Vec::new();
         for (number, line) in lines {
             match row(line, rows.last().map_or(f64::NEG_INFINITY, |row| row.at_s)) {
                 Ok(row) => rows.push(row),
@@ -91,7 +92,8 @@ impl Trace {
         let stretch = rows.len() as f64 / length_s / rate;
         let mut times = (arrivals != Arrivals::Own).then(|| arrivals.times(rate, seed, 0));
         (0u64..).map(move |k| {
-            let (lap, i) = (k / rows.len() as u64, (k % rows.len() as u64) as usize);
+            let lap = k / rows.len() as u64;
+            let i = (k % rows.len() as u64) as usize;
             let own = (rows[i].at_s + lap as f64 * length_s) * stretch;
             let t = times.as_mut().and_then(Iterator::next).unwrap_or(own);
             rows[i].offered(t, mix(seed) ^ mix(lap), k)

@@ -67,7 +67,8 @@ impl Canvas {
 
     /// Key of a series in the legend.
     fn key(&mut self, x: f64, place: usize, stroke: Option<Stroke>) {
-        let (colour, y) = (place % N_COLOURS, self.top + 9.0);
+        let colour = place % N_COLOURS;
+        let y = self.top + 9.0;
         match stroke {
             None => {
                 let _ = write!(
@@ -207,7 +208,8 @@ pub(super) fn lines(lines: &LineChart) -> String {
 fn series(canvas: &mut Canvas, series: &Series, (x, y): (&AxisRange, &AxisRange)) {
     let colour = series.place % N_COLOURS;
     let at = |px: f64, py: f64| {
-        let (px, py) = (x.place(px)?, y.place(py)?);
+        let px = x.place(px)?;
+        let py = y.place(py)?;
         Some((Canvas::x_at(px), canvas.y_at(py.clamp(0.0, 1.0))))
     };
     let places: Vec<(f64, f64)> = series.points.iter().filter_map(|(px, py)| at(*px, *py)).collect();
@@ -279,14 +281,17 @@ pub(super) fn bars(bars: &BarChart) -> String {
 }
 
 fn stack(canvas: &mut Canvas, bar: &Bar, y: &AxisRange, (left, width): (f64, f64)) {
-    let (x, wide) = (Canvas::x_at(left), Canvas::x_at(left + width) - Canvas::x_at(left));
+    let x = Canvas::x_at(left);
+    let wide = Canvas::x_at(left + width) - Canvas::x_at(left);
     let mut below = 0.0;
     for (part, value) in bar.values.iter().enumerate() {
         let value = if value.is_finite() { value.max(0.0) } else { 0.0 };
-        let (from, to) = (y.place(below), y.place(below + value));
+        let from = y.place(below);
+        let to = y.place(below + value);
         below += value;
         if let (Some(from), Some(to)) = (from, to) {
-            let (bottom, top) = (canvas.y_at(from.min(1.0)), canvas.y_at(to.min(1.0)));
+            let bottom = canvas.y_at(from.min(1.0));
+            let top = canvas.y_at(to.min(1.0));
             let _ = write!(
                 canvas.out,
                 "<rect class=\"bar c{}\" x=\"{x:.1}\" y=\"{top:.1}\" width=\"{wide:.1}\" height=\"{:.1}\"/>",

@@ -48,7 +48,8 @@ impl AxisRange {
 
     fn log(low: f64, high: f64) -> Self {
         const WITHIN: [f64; 3] = [1.0, 2.0, 5.0];
-        let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
+        let first = low.log10().floor() as i32;
+        let last = high.log10().ceil() as i32;
         let all = (first..=last).flat_map(|e| WITHIN.map(|m| m * 10f64.powi(e)));
         let all: Vec<f64> = all.collect();
         let from = all.iter().rposition(|t| *t <= low * 1.0001).unwrap_or(0);
@@ -60,7 +61,8 @@ impl AxisRange {
             .min(all.len() - 1);
         let from = from.min(to - 1);
         let mut ticks = all[from..=to].to_vec();
-        let (low, high) = (ticks[0], ticks[ticks.len() - 1]);
+        let low = ticks[0];
+        let high = ticks[ticks.len() - 1];
         if ticks.len() > 9 {
             ticks.retain(|t| (t.log10() - t.log10().round()).abs() < 1e-9);
         }

@@ -151,7 +151,7 @@ fn results_of_one_workload_are_compared_and_all_workloads_are_in_one_table() {
 }
 
 #[test]
-fn one_result_shows_each_promise_alone() {
+fn one_result_shows_each_limit() {
     let report = Report::of_sweeps("Goodput", &[sweep("dp2", "text", 5.0)]);
     assert_eq!(report.sections.len(), 1);
     let html = report.to_html();
