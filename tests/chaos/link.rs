@@ -1,4 +1,4 @@
-//! From an address of the bridge to a server on loopback, as slow as it is told to be, or not at all.
+//! A TCP relay from an address of the bridge to a server on loopback, with a delay that can be set, and a cut.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,17 +8,17 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Bytes of one piece.
+/// Largest number of bytes that are forwarded at once.
 const PIECE: usize = 64 << 10;
 
-/// Forwards until it is dropped.
-pub struct Forward {
+/// A relay. Drop stops it.
+pub struct FaultyLink {
     delay_us: Arc<AtomicU64>,
     is_cut: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
 
-impl Forward {
+impl FaultyLink {
     /// From `address:port` to the same port of loopback.
     pub async fn start(address: &str, port: u16) -> Self {
         let listener = TcpListener::bind((address, port)).await.expect("the bridge's address is free");
@@ -27,9 +27,10 @@ impl Forward {
         let (is_cut, cut) = watch::channel(false);
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let (work, mut cut) = (connection(client, port, Arc::clone(&delay)), cut.clone());
+                let work = connection(client, port, Arc::clone(&delay));
+                let mut cut = cut.clone();
                 tokio::spawn(async move {
-                    // A cut link ends its connections, and each new one as soon as it is made.
+                    // A cut closes open connections, and new ones at once.
                     tokio::select! { () = work => {}, _ = cut.wait_for(|cut| *cut) => {} }
                 });
             }
@@ -37,18 +38,18 @@ impl Forward {
         Self { delay_us, is_cut, task }
     }
 
-    /// Nothing goes through from now on, or again.
+    /// Cuts the link, or restores it.
     pub fn cut(&self, is_cut: bool) {
         self.is_cut.send_replace(is_cut);
     }
 
-    /// Every piece takes this much longer from now on.
+    /// Delays every chunk by this much.
     pub fn slow(&self, by: Duration) {
         self.delay_us.store(by.as_micros() as u64, Ordering::Relaxed);
     }
 }
 
-impl Drop for Forward {
+impl Drop for FaultyLink {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -57,11 +58,11 @@ impl Drop for Forward {
 async fn connection(client: TcpStream, port: u16, delay: Arc<AtomicU64>) {
     let Ok(server) = TcpStream::connect(("127.0.0.1", port)).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
-    let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
-        (client.into_split(), server.into_split());
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
     let there = async { copy(&mut from_client, &mut to_server, &delay).await };
     let back = async { copy(&mut from_server, &mut to_client, &delay).await };
-    // Whoever closes first ends both: a half-open connection is of no use to anyone here.
+    // The first side to close ends both directions.
     tokio::select! { () = there => {}, () = back => {} }
 }
 

@@ -1,4 +1,4 @@
-//! What the right answer is: the simulated models are functions, so that everyone can work them out.
+//! The reference model: encoder and decoder are pure functions, so that clients can compute the expected answer.
 
 use std::sync::Arc;
 use triptych_core::item::from_f32;
@@ -9,17 +9,17 @@ pub const MODEL: &str = "sim";
 /// Width of a row.
 const HIDDEN: u32 = 4;
 
-/// The encoder that they all have.
+/// Fingerprint of the encoder of all simulated workers.
 pub fn fingerprint() -> Fingerprint {
     Fingerprint::of([b"the simulated encoder".as_slice()])
 }
 
-/// Rows of an item: as many as its first byte says, values from its bytes alone.
+/// Number of rows of an item: its first byte, at least 1.
 pub fn n_tokens(item: &[u8]) -> u32 {
     u32::from(item.first().copied().unwrap_or(1)).max(1)
 }
 
-/// What an item's output will be; no checksum yet.
+/// The announcement of an item's output, without checksum.
 pub fn announced(key: ContentKey, item: &[u8]) -> EncodedItem {
     EncodedItem {
         key,
@@ -33,7 +33,7 @@ pub fn announced(key: ContentKey, item: &[u8]) -> EncodedItem {
     }
 }
 
-/// The encoder.
+/// Encodes an item; the values depend on its bytes alone.
 pub fn encode(key: ContentKey, item: &[u8]) -> EncoderOutput {
     let output = announced(key, item);
     let seed = blake3::hash(item);
@@ -42,19 +42,19 @@ pub fn encode(key: ContentKey, item: &[u8]) -> EncoderOutput {
     EncoderOutput::seal(output, from_f32(&values, DType::F32)).expect("as many values as it says")
 }
 
-/// A digest of an item's rows, as a PD worker sees them and as a client can work out.
+/// Digest of an item's rows; PD workers and clients both compute it.
 pub fn digest(rows: &Arc<[u8]>) -> [u8; 32] {
     *blake3::hash(rows).as_bytes()
 }
 
-/// Token `place` of the answer to a prompt over items of these digests.
-pub fn token(prompt: &str, items: &[[u8; 32]], place: usize) -> u32 {
+/// Token `idx` of the answer to a prompt over items of these digests.
+pub fn token(prompt: &str, items: &[[u8; 32]], idx: usize) -> u32 {
     let mut hash = blake3::Hasher::new();
     hash.update(prompt.as_bytes());
     for item in items {
         hash.update(item);
     }
-    hash.update(&(place as u64).to_le_bytes());
+    hash.update(&(idx as u64).to_le_bytes());
     let bytes = hash.finalize();
     u32::from_le_bytes([bytes.as_bytes()[0], bytes.as_bytes()[1], 0, 0])
 }

@@ -1,8 +1,8 @@
-//! The compose file lived out: each of its services a process in a network of its own, under the user, the mounts, the
-//! variables and the names that the file gives it.
+//! The compose file, run without Docker: each service is a process in its own network namespace, with the user, mounts,
+//! variables and host names of the file.
 
 use crate::authority::write_part;
-use crate::compose::{Given, config, roles, services, text, texts, variables};
+use crate::compose::{ComposeInput, config, roles, services, text, texts, variables};
 use crate::container::{Container, Mount};
 use crate::dns::Dns;
 use serde_json::Value;
@@ -20,73 +20,73 @@ use triptych_tests::process::{Process, eventually, signal};
 use triptych_tests::samples::{ask_images, heldout, list, text_of};
 use triptych_tests::tools::{root, tool};
 
-/// The services that are no program of ours, and whose programs the tests have.
+/// Services of third parties whose programs the tests have.
 const OTHERS: [&str; 3] = ["prometheus", "redis", "s3"];
 const CLIENTS: usize = 4;
-/// Answers that are waited for once more or fewer encoders are there.
-const MORE: usize = 40;
+/// Answers to wait for after each scaling.
+const ANSWERS_PER_STEP: usize = 40;
 
-/// Where the offered settings say that certificates are.
+/// Folder of certificates in the settings.
 const TLS_DIR: &str = "/tls";
 
-/// A container that runs.
-struct Running {
+/// A running container.
+struct RunningContainer {
     service: String,
     process: Process,
-    /// Of a role; the other programs are this machine's.
+    /// `Some` for a role of the product; other programs run on the host's root.
     container: Option<Container>,
 }
 
-/// The services of the file. Dropped: everything is killed, and the namespaces are gone.
-struct Lived {
+/// The services of the file. Drop kills them, and removes the namespaces.
+struct ComposeCluster {
     config: Value,
-    running: BTreeMap<String, Running>,
+    running: BTreeMap<String, RunningContainer>,
     dns: Dns,
     /// Named volumes.
     volumes: TempDir,
-    // Last: what lives in the namespaces is killed before they go.
+    // Last: processes are killed before their namespaces are removed.
     net: Net,
 }
 
-impl Lived {
-    /// All services that the tests have programs for, one container each, in the order that the file asks for.
-    async fn start(given: Given) -> Self {
+impl ComposeCluster {
+    /// Starts one container of each service that the tests have a program for, in dependency order.
+    async fn start(input: ComposeInput) -> Self {
         let net = Net::start();
         let dns = Dns::start(&net.host(1));
         let volumes = tempfile::tempdir().expect("a folder");
         fs::set_permissions(volumes.path(), Permissions::from_mode(0o755)).expect("own folder");
-        let mut lived = Self { config: config(given), running: BTreeMap::new(), dns, volumes, net };
-        let others = services(&lived.config).map(|(name, _)| name).filter(|name| OTHERS.contains(name));
+        let mut cluster = Self { config: config(input), running: BTreeMap::new(), dns, volumes, net };
+        let others = services(&cluster.config).map(|(name, _)| name).filter(|name| OTHERS.contains(name));
         let services: Vec<String> =
-            roles(&lived.config).map(|(name, _)| name).chain(others).map(str::to_owned).collect();
+            roles(&cluster.config).map(|(name, _)| name).chain(others).map(str::to_owned).collect();
         let mut waiting = services.clone();
         while !waiting.is_empty() {
-            let free = |service: &String| !lived.needs(service).iter().any(|need| waiting.contains(need));
+            let free = |service: &String| !cluster.needs(service).iter().any(|need| waiting.contains(need));
             let next = waiting.iter().position(free).expect("dependencies that end");
             let service = waiting.remove(next);
-            for need in lived.needs(&service) {
-                lived.wait_healthy(&format!("{need}-1")).await;
+            for need in cluster.needs(&service) {
+                cluster.wait_healthy(&format!("{need}-1")).await;
             }
-            lived.run(&service, 1);
+            cluster.run(&service, 1);
         }
         for service in services {
-            lived.wait_healthy(&format!("{service}-1")).await;
+            cluster.wait_healthy(&format!("{service}-1")).await;
         }
-        lived
+        cluster
     }
 
     fn service(&self, name: &str) -> &Value {
         &self.config["services"][name]
     }
 
-    /// What must be healthy before a service starts, if it starts at all: stores may be left out.
+    /// Services that must be healthy before this one starts; disabled ones are left out.
     fn needs(&self, service: &str) -> Vec<String> {
         let needs = self.service(service)["depends_on"].as_object();
         let names = needs.into_iter().flatten().map(|(name, _)| name.clone());
         names.filter(|name| self.service(name).is_object()).collect()
     }
 
-    /// Starts container number `n` of a service; its name leads to it at once.
+    /// Starts container `n` of a service; its name resolves at once.
     fn run(&mut self, service: &str, n: usize) {
         let name = format!("{service}-{n}");
         self.net.add(&name);
@@ -101,8 +101,11 @@ impl Lived {
             }
         };
         self.dns.add(service, &self.net.address(&name));
-        let running =
-            Running { service: service.to_owned(), process: Process::spawn(&mut command), container };
+        let running = RunningContainer {
+            service: service.to_owned(),
+            process: Process::spawn(&mut command),
+            container,
+        };
         self.running.insert(name, running);
     }
 
@@ -120,7 +123,7 @@ impl Lived {
         container
     }
 
-    /// What a volume is on this machine. A named one belongs to whom its options say.
+    /// Host path of a volume. A named volume gets the owner and mode of its options.
     fn source(&self, volume: &Value) -> PathBuf {
         let source = text(&volume["source"]);
         if source == TLS_DIR {
@@ -143,7 +146,7 @@ impl Lived {
         folder
     }
 
-    /// What `tls.yaml` wants, made when it is wanted first.
+    /// Certificates for `tls.yaml`, created on first use.
     fn certificates(&self) -> PathBuf {
         let folder = self.volumes.path().join("tls");
         if !folder.exists() {
@@ -153,7 +156,7 @@ impl Lived {
         folder
     }
 
-    /// The service's command with this machine's program, its folder one of ours, and our name server.
+    /// The service's command with the host's program, a folder of the test, and the test's name server.
     fn other_command(&self, service: &str, name: &str) -> Command {
         let described = self.service(service);
         let mut words = texts(&described["command"]);
@@ -163,7 +166,7 @@ impl Lived {
                 Some(weed.unwrap_or_else(|| root().join(".cache/seaweedfs/weed")))
             }
             "prometheus" => Some(tool(service).get_program().into()),
-            // Its command names it.
+            // The command starts with the program.
             _ => None,
         };
         words.splice(..0, program.map(|path| path.to_str().expect("a plain path").to_owned()));
@@ -187,7 +190,7 @@ impl Lived {
         command
     }
 
-    /// Asks as the service's healthcheck does, until it says yes.
+    /// Runs the service's healthcheck until it passes.
     async fn wait_healthy(&mut self, name: &str) {
         let address = self.net.address(name);
         let running = self.running.get_mut(name).unwrap_or_else(|| panic!("{name} runs"));
@@ -198,7 +201,7 @@ impl Lived {
             if let Some(status) = running.process.exited() {
                 panic!("{name} ended with {status}:\n{}", running.process.log());
             }
-            let well = match (&running.container, words.iter().find(|word| word.starts_with("http://"))) {
+            let healthy = match (&running.container, words.iter().find(|word| word.starts_with("http://"))) {
                 (Some(container), _) => succeeds(&mut container.command(words)),
                 (None, Some(url)) => {
                     let url = url.replace("127.0.0.1", &address);
@@ -206,12 +209,12 @@ impl Lived {
                 }
                 (None, None) => succeeds(Command::new(&words[0]).args(["-h", &address]).args(&words[1..])),
             };
-            well.then_some(())
+            healthy.then_some(())
         })
         .await;
     }
 
-    /// SIGTERM, as `docker stop` sends it; the name leads there until the process is gone.
+    /// Sends SIGTERM as `docker stop` does, and waits for the exit; the name resolves until then.
     async fn stop(&mut self, name: &str) {
         let mut running = self.running.remove(name).unwrap_or_else(|| panic!("{name} runs"));
         signal(running.process.pid(), "TERM");
@@ -227,14 +230,14 @@ impl Lived {
         sum_series(&text, "triptych_encodes_total")
     }
 
-    /// What Prometheus answers at a path of its API.
+    /// Prometheus' answer at a path of its API.
     async fn prometheus(&self, path: &str) -> Option<Value> {
         let url = format!("http://{}:9090/api/v1/{path}", self.net.address("prometheus-1"));
         let text = reqwest_client().get(&url).send().await.ok()?.text().await.ok()?;
         serde_json::from_str(&text).ok()
     }
 
-    /// Waits until Prometheus sees so many processes of a role that answer.
+    /// Waits until Prometheus sees `n` targets of a role that are up.
     async fn wait_seen(&self, role: &str, n: usize) {
         let query = format!("query?query=count(up%7Bcomponent=%22{role}%22%7D%20==%201)");
         let sees = async || {
@@ -255,7 +258,7 @@ fn succeeds(command: &mut Command) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Questions whose pictures nobody saw before, each time they are asked.
+/// Questions about images that are new each time.
 struct Load {
     http: String,
     client: reqwest::Client,
@@ -267,7 +270,7 @@ struct Load {
 }
 
 impl Load {
-    /// With the answers of a cluster that nobody disturbs.
+    /// Collects the expected answers before any scaling.
     async fn prepare(http: String) -> Self {
         let lines = list("scenes.jsonl");
         let questions = lines
@@ -290,12 +293,12 @@ impl Load {
         load
     }
 
-    /// Bytes after a picture's end change its key and not what is seen: it has to be encoded.
+    /// Sends question `i`. Bytes after the end of an image change its key and not its pixels, so it has to be encoded.
     async fn ask(&self, i: usize) -> Result<String, String> {
-        let (question, picture) = &self.questions[i % self.questions.len()];
+        let (question, image) = &self.questions[i % self.questions.len()];
         let n = self.asked.fetch_add(1, Ordering::Relaxed);
-        let picture = [&picture[..], &n.to_le_bytes()].concat();
-        let body = ask_images("shapes-qwen2-vl", question, &[&picture]);
+        let image = [&image[..], &n.to_le_bytes()].concat();
+        let body = ask_images("shapes-qwen2-vl", question, &[&image]);
         let asked = self.client.post(format!("{}/v1/chat/completions", self.http)).json(&body).send().await;
         let response = asked.map_err(|e| e.to_string())?;
         let status = response.status();
@@ -307,9 +310,10 @@ impl Load {
         Ok(text_of(&answer).to_owned())
     }
 
-    /// One client: asks until it is enough. What was lost or wrong.
+    /// Runs a client until the load ends; lost and wrong answers.
     async fn client(&self, first: usize) -> Vec<String> {
-        let (mut i, mut wrong) = (first, Vec::new());
+        let mut i = first;
+        let mut wrong = Vec::new();
         while !self.enough.load(Ordering::Relaxed) {
             match self.ask(i).await {
                 Ok(answer) if answer == self.expected[i % self.expected.len()] => {}
@@ -322,74 +326,79 @@ impl Load {
         wrong
     }
 
-    /// Until so many more were answered, whatever they were.
+    /// Waits for `n` further answers.
     async fn more(&self, n: usize) {
         let until = self.answered.load(Ordering::Relaxed) + n;
         let enough = async || (self.answered.load(Ordering::Relaxed) >= until).then_some(());
-        eventually("answers go on", enough).await;
+        eventually("further answers arrive", enough).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn encoders_go_from_one_to_three_and_back_under_load_and_no_request_is_lost() {
-    let full = Given { env_file: Some("full.env"), ..Given::default() };
-    let mut lived = Lived::start(full).await;
-    let load = Arc::new(Load::prepare(lived.http()).await);
+async fn encoders_scale_from_one_to_three_and_back_under_load_and_no_request_is_lost() {
+    let full = ComposeInput { env_file: Some("full.env"), ..ComposeInput::default() };
+    let mut cluster = ComposeCluster::start(full).await;
+    let load = Arc::new(Load::prepare(cluster.http()).await);
     let clients: Vec<_> = (0..CLIENTS)
         .map(|i| {
             let load = Arc::clone(&load);
             tokio::spawn(async move { load.client(i).await })
         })
         .collect();
-    load.more(MORE).await;
+    load.more(ANSWERS_PER_STEP).await;
     // `--scale encoder=3`
     for n in [2, 3] {
-        lived.run("encoder", n);
+        cluster.run("encoder", n);
     }
     for name in ["encoder-2", "encoder-3"] {
-        lived.wait_healthy(name).await;
-        eventually("a new encoder gets work", async || (lived.encodes(name).await > 0.0).then_some(())).await;
+        cluster.wait_healthy(name).await;
+        eventually("a new encoder gets work", async || (cluster.encodes(name).await > 0.0).then_some(()))
+            .await;
     }
-    load.more(MORE).await;
+    load.more(ANSWERS_PER_STEP).await;
     for (role, n) in [("proxy", 1), ("pd", 1), ("encoder", 3)] {
-        lived.wait_seen(role, n).await;
+        cluster.wait_seen(role, n).await;
     }
-    let rules = lived.prometheus("rules").await.expect("Prometheus answers");
+    let rules = cluster.prometheus("rules").await.expect("Prometheus answers");
     assert!(
         rules["data"]["groups"].as_array().is_some_and(|groups| !groups.is_empty()),
         "no alerts: {rules}"
     );
     // `--scale encoder=1`
     for name in ["encoder-3", "encoder-2"] {
-        lived.stop(name).await;
+        cluster.stop(name).await;
     }
-    let before = lived.encodes("encoder-1").await;
-    load.more(MORE).await;
-    lived.wait_seen("encoder", 1).await;
+    let before = cluster.encodes("encoder-1").await;
+    load.more(ANSWERS_PER_STEP).await;
+    cluster.wait_seen("encoder", 1).await;
     load.enough.store(true, Ordering::Relaxed);
     let mut wrong = Vec::new();
     for client in clients {
         wrong.extend(client.await.expect("a client does not panic"));
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
-    assert!(lived.encodes("encoder-1").await > before, "who stays does the work");
+    assert!(cluster.encodes("encoder-1").await > before, "the remaining encoder does the work");
     // `docker compose stop`
     for name in ["proxy-1", "encoder-1", "pd-1"] {
-        lived.stop(name).await;
+        cluster.stop(name).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_small_cluster_over_tls_answers_and_its_workers_answer_nobody_else() {
-    let over = Given { over: Some("tls.yaml"), variables: &[("TLS_DIR", TLS_DIR)], ..Given::default() };
-    let mut lived = Lived::start(over).await;
-    let load = Load::prepare(lived.http()).await;
+async fn the_small_cluster_over_tls_answers_and_its_workers_refuse_plaintext() {
+    let over = ComposeInput {
+        over: Some("tls.yaml"),
+        variables: &[("TLS_DIR", TLS_DIR)],
+        ..ComposeInput::default()
+    };
+    let mut cluster = ComposeCluster::start(over).await;
+    let load = Load::prepare(cluster.http()).await;
     assert_eq!(load.ask(0).await.as_ref(), Ok(&load.expected[0]));
     for (name, port) in [("encoder-1", 7001), ("pd-1", 7002)] {
-        let plain = format!("http://{}:{port}/", lived.net.address(name));
+        let plain = format!("http://{}:{port}/", cluster.net.address(name));
         assert!(reqwest_client().get(plain).send().await.is_err(), "{name} answers plaintext");
     }
     for name in ["proxy-1", "encoder-1", "pd-1"] {
-        lived.stop(name).await;
+        cluster.stop(name).await;
     }
 }
