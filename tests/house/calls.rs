@@ -2,7 +2,7 @@
 //!
 //! `clippy::disallowed_methods` cannot tell a crate from another nor tests from the rest; this can.
 
-use crate::files::rust;
+use crate::files::{rust, without_test_module};
 
 /// A call that is refused.
 struct Refused {
@@ -63,7 +63,7 @@ fn is_test(name: &str) -> bool {
 fn refused_calls_stand_in_no_code_outside_tests() {
     let mut found = Vec::new();
     for (name, text) in rust().iter().filter(|(name, _)| !is_test(name)) {
-        let code = text.split("\n#[cfg(test)]\n").next().unwrap_or(text);
+        let code = without_test_module(text);
         for (i, line) in code.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//")) {
             for refused in &REFUSED {
                 let starts = |folders: &[&str]| folders.iter().any(|folder| name.starts_with(folder));

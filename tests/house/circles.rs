@@ -4,7 +4,7 @@
 //! the file that defines it. What only tests import does not count. The sources are read, not compiled: comments are dropped,
 //! `use` trees are expanded, paths that begin at `crate`, `self`, `super` or a child module are followed.
 
-use crate::files::rust;
+use crate::files::{rust, without_test_module};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -63,7 +63,7 @@ impl Crate {
 
     /// The other files that a file imports.
     fn imports(&self, module: &Module, text: &str) -> BTreeSet<Module> {
-        let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
+        let text = without_test_module(text);
         let named = uses(text, Uses::Imports).flat_map(expand).chain(paths_in_code(text));
         named
             .filter_map(|path| self.absolute(module, &path))

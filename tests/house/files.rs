@@ -34,6 +34,17 @@ pub fn rust() -> Vec<(String, String)> {
         .collect()
 }
 
+/// The code of a file before the module of its tests.
+pub fn without_test_module(text: &str) -> &str {
+    let attribute = "\n#[cfg(test)]\n";
+    let is_module = |(i, _): &(usize, &str)| {
+        let next = text[i + attribute.len()..].lines().next().unwrap_or_default();
+        next.contains("mod ") && next.ends_with('{')
+    };
+    let end = text.match_indices(attribute).find(is_module).map_or(text.len(), |(i, _)| i);
+    &text[..end]
+}
+
 fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).expect("the source tree can be read") {
         let entry = entry.expect("the source tree can be read");
