@@ -9,12 +9,13 @@ const LONG_FILE_LINES: usize = 400;
 /// Above it a file is refused.
 const MAX_FILE_LINES: usize = 800;
 
+/// Written by `cargo xtask proto`.
+const GENERATED: &str = "proto/src/generated/";
+
 /// The root of the repository.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("the package is a folder of the repository")
-        .to_owned()
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).expect("the package is a folder of `tests`").to_owned()
 }
 
 /// Every file of the source tree, with its path from the root. Hidden folders and build outputs are left out.
@@ -24,13 +25,24 @@ pub fn all() -> Vec<(PathBuf, String)> {
     found.into_iter().map(|path| (path.clone(), shown(&path))).collect()
 }
 
-/// Every Rust file with its text.
+/// Every Rust file that people write, with its text.
 pub fn rust() -> Vec<(String, String)> {
     all()
         .into_iter()
-        .filter(|(path, _)| path.extension() == Some(OsStr::new("rs")))
+        .filter(|(path, name)| path.extension() == Some(OsStr::new("rs")) && !name.starts_with(GENERATED))
         .map(|(path, name)| (name, fs::read_to_string(path).expect("Rust files are UTF-8")))
         .collect()
+}
+
+/// The code of a file before the module of its tests.
+pub fn without_test_module(text: &str) -> &str {
+    let attribute = "\n#[cfg(test)]\n";
+    let is_module = |(i, _): &(usize, &str)| {
+        let next = text[i + attribute.len()..].lines().next().unwrap_or_default();
+        next.contains("mod ") && next.ends_with('{')
+    };
+    let end = text.match_indices(attribute).find(is_module).map_or(text.len(), |(i, _)| i);
+    &text[..end]
 }
 
 fn walk(dir: &Path, found: &mut Vec<PathBuf>) {

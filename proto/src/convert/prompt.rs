@@ -4,7 +4,8 @@ use super::{WireError, required};
 use crate::v1;
 use triptych_core::ItemIdx;
 use triptych_core::prompt::{
-    Fallback, LongForm, Message, Part, Prompt, Resume, Role, SpeechKind, SpeechTask, TextOrTokens,
+    LongForm, Message, MessagePart, Prompt, Role, SpeechFallback, SpeechKind, SpeechResume, SpeechTask,
+    TextOrTokens,
 };
 
 /// Most temperatures of a fallback.
@@ -39,8 +40,8 @@ impl From<Message> for v1::Message {
         use v1::part::Kind;
         let part = |p| v1::Part {
             kind: Some(match p {
-                Part::Text(text) => Kind::Text(text),
-                Part::Item(ItemIdx(i)) => Kind::Item(i),
+                MessagePart::Text(text) => Kind::Text(text),
+                MessagePart::Item(ItemIdx(i)) => Kind::Item(i),
             }),
         };
         let role = match m.role {
@@ -67,8 +68,8 @@ impl TryFrom<v1::Message> for Message {
         };
         let part = |p: v1::Part| {
             Ok(match required(p.kind, "part")? {
-                Kind::Text(text) => Part::Text(text),
-                Kind::Item(i) => Part::Item(ItemIdx(i)),
+                Kind::Text(text) => MessagePart::Text(text),
+                Kind::Item(i) => MessagePart::Item(ItemIdx(i)),
             })
         };
         Ok(Self { role, parts: m.parts.into_iter().map(part).collect::<Result<_, _>>()? })
@@ -121,8 +122,8 @@ impl From<SpeechTask> for v1::SpeechTask {
             LongForm::Parallel => v1::LongForm::Parallel,
             LongForm::Sequential => v1::LongForm::Sequential,
         };
-        let (prompt, prompt_tokens) = apart(t.prompt);
-        let (prefix, prefix_tokens) = apart(t.prefix);
+        let (prompt, prompt_tokens) = split_fields(t.prompt);
+        let (prefix, prefix_tokens) = split_fields(t.prefix);
         Self {
             kind: kind.into(),
             language: t.language,
@@ -140,17 +141,17 @@ impl From<SpeechTask> for v1::SpeechTask {
     }
 }
 
-/// Text and tokens as two fields, one of them empty.
-fn apart(said: Option<TextOrTokens>) -> (Option<String>, Vec<u32>) {
-    match said {
+/// Splits text or tokens into two fields, one of them empty.
+fn split_fields(value: Option<TextOrTokens>) -> (Option<String>, Vec<u32>) {
+    match value {
         None => (None, Vec::new()),
         Some(TextOrTokens::Text(text)) => (Some(text), Vec::new()),
         Some(TextOrTokens::Tokens(ids)) => (None, ids),
     }
 }
 
-/// Text and tokens as one; both at once is a mistake.
-fn together(
+/// Merges text and tokens; both at once is an error.
+fn merge_fields(
     text: Option<String>,
     ids: Vec<u32>,
     field: &'static str,
@@ -165,8 +166,8 @@ fn together(
     }
 }
 
-impl From<Fallback> for v1::SpeechFallback {
-    fn from(f: Fallback) -> Self {
+impl From<SpeechFallback> for v1::SpeechFallback {
+    fn from(f: SpeechFallback) -> Self {
         Self {
             temperatures: f.temperatures,
             compression_ratio: f.compression_ratio,
@@ -176,7 +177,7 @@ impl From<Fallback> for v1::SpeechFallback {
     }
 }
 
-impl TryFrom<v1::SpeechFallback> for Fallback {
+impl TryFrom<v1::SpeechFallback> for SpeechFallback {
     type Error = WireError;
 
     fn try_from(f: v1::SpeechFallback) -> Result<Self, WireError> {
@@ -210,13 +211,13 @@ impl TryFrom<v1::SpeechFallback> for Fallback {
     }
 }
 
-impl From<Resume> for v1::SpeechResume {
-    fn from(r: Resume) -> Self {
+impl From<SpeechResume> for v1::SpeechResume {
+    fn from(r: SpeechResume) -> Self {
         Self { start_ms: r.start_ms, previous: r.previous, conditioned: r.conditioned }
     }
 }
 
-impl From<v1::SpeechResume> for Resume {
+impl From<v1::SpeechResume> for SpeechResume {
     fn from(r: v1::SpeechResume) -> Self {
         Self { start_ms: r.start_ms, previous: r.previous, conditioned: r.conditioned }
     }
@@ -242,8 +243,8 @@ impl TryFrom<v1::SpeechTask> for SpeechTask {
         Ok(Self {
             kind,
             language: t.language,
-            prompt: together(t.prompt, t.prompt_tokens, "speech.prompt")?,
-            prefix: together(t.prefix, t.prefix_tokens, "speech.prefix")?,
+            prompt: merge_fields(t.prompt, t.prompt_tokens, "speech.prompt")?,
+            prefix: merge_fields(t.prefix, t.prefix_tokens, "speech.prefix")?,
             timestamps: t.timestamps,
             word_timestamps: t.word_timestamps,
             long_form,

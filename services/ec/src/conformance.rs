@@ -5,18 +5,22 @@
 
 mod leases;
 mod lists;
+mod samples;
+
+pub use samples::{fresh_key, sample_output, sample_variant};
 
 use crate::error::EcError;
 use crate::object::{self, decode, encode};
 use crate::store::{EcStore, PutOutcome};
 use bytes::Bytes;
+use samples::put;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
+use triptych_core::ContentKey;
 use triptych_core::limits::Limits;
-use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, Modality};
 
-/// No case takes longer; generous, since test machines are busy.
+/// Timeout of a case; generous, since test machines are busy.
 const CASE_LIMIT: Duration = Duration::from_secs(120);
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -26,7 +30,7 @@ pub fn limits() -> Limits {
     Limits { max_object_bytes: 4 * MIB, ..Limits::default() }
 }
 
-/// What a store can do beside what every store can.
+/// Optional abilities of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
     /// [`EcStore::acquire`] and its kin; without it they answer [`EcError::Unsupported`].
@@ -36,7 +40,7 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// Everything: what a store that is shared has to have.
+    /// All abilities, which a shared store must have.
     pub const ALL: Self = Self { leases: true, list: true };
 }
 
@@ -49,7 +53,7 @@ pub async fn run(store: Arc<dyn EcStore>) {
     run_with(store, Abilities::ALL).await;
 }
 
-/// Runs every case on a store that says it can do so much, and that it says so of the rest.
+/// Runs every case on a store with these abilities, and checks that it reports the others as unsupported.
 ///
 /// # Panics
 /// If the store breaks the contract.
@@ -97,41 +101,6 @@ pub async fn run_with(store: Arc<dyn EcStore>, can: Abilities) {
 }
 
 type Case = fn(Arc<dyn EcStore>) -> futures::future::BoxFuture<'static, ()>;
-
-/// An output whose rows have `n_bytes` (rounded down to whole rows of 16) that depend on the key.
-pub fn sample_output(key: ContentKey, n_bytes: usize) -> EncoderOutput {
-    sample_variant(key, n_bytes, 0)
-}
-
-/// Like [`sample_output`], with other rows for each `variant`: what another encoder makes of the same item.
-pub fn sample_variant(key: ContentKey, n_bytes: usize, variant: u64) -> EncoderOutput {
-    let n_tokens = u32::try_from(n_bytes / 16).expect("samples are small");
-    let item = EncodedItem {
-        key,
-        fingerprint: Fingerprint::of([b"sample".as_slice()]),
-        modality: Modality::Image,
-        n_tokens,
-        hidden: 4,
-        dtype: DType::F32,
-        extent: Extent::Grid { t: 1, h: 1, w: n_tokens },
-        checksum: [0; 32],
-    };
-    let mut rows = vec![0; n_tokens as usize * 16];
-    let mut hash = blake3::Hasher::new();
-    hash.update(key.as_bytes()).update(&variant.to_le_bytes()).finalize_xof().fill(&mut rows);
-    EncoderOutput::seal(item, rows.into()).expect("the rows have the shape's length")
-}
-
-/// A key that no other call gives.
-pub fn fresh_key() -> ContentKey {
-    let mut bytes = [0; 32];
-    bytes[..16].copy_from_slice(&crate::store::nonce().to_le_bytes());
-    ContentKey::from_bytes(bytes)
-}
-
-async fn put(store: &dyn EcStore, output: &EncoderOutput) -> PutOutcome {
-    store.put_if_absent(&output.item().key, encode(output)).await.expect("a put in bounds takes place")
-}
 
 async fn get(store: &dyn EcStore, key: &ContentKey) -> Option<Bytes> {
     store.get(key).await.expect("a get takes place")

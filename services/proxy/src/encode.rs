@@ -2,7 +2,7 @@
 //!
 //! Read from the cheapest to the dearest: an output that was READY a moment ago ([`recents`]), one that a PD worker
 //! still holds, one that the store has (asked once for all items of a request), one that another request of this proxy
-//! is having made ([`triptych_runtime::flights`]), one that another proxy is ([`lease`]), and at last a job of its own,
+//! is having made ([`triptych_runtime::single_flight`]), one that another proxy is ([`lease`]), and at last a job of its own,
 //! down the [`ladder`]. What a request sees of it is a [`Flight`].
 
 mod attempt;
@@ -40,7 +40,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use triptych_core::lifetime::{ItemSource, StageTimes};
 use triptych_core::{ContentKey, EncodedItem, Failure, ItemOptions, ModelName, RequestId, WorkerId};
-use triptych_runtime::flights::{Boarding, Flights};
+use triptych_runtime::single_flight::{CallRole, SingleFlight};
 use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Times a job is sent before it is given up.
@@ -145,7 +145,7 @@ enum Origin {
 #[derive(Clone)]
 pub struct Encodes {
     parts: Arc<Parts>,
-    flights: Flights<(ContentKey, Origin), Progress>,
+    flights: SingleFlight<(ContentKey, Origin), Progress>,
     left_behind: Arc<Semaphore>,
     drain: Drain,
 }
@@ -194,7 +194,7 @@ impl Encodes {
         let recents = Recents::new(policy.remembered, policy.believed_for);
         let (pace, peers) = (Pace::default(), Mutex::default());
         let parts = Parts { fleet, cache, leases, recents, pace, budget, policy, meters, peers };
-        let flights = Flights::new(drain.tasks().clone());
+        let flights = SingleFlight::new(drain.tasks().clone());
         let left_behind = Arc::new(Semaphore::new(LEFT_BEHIND));
         Self { parts: Arc::new(parts), flights, left_behind, drain: drain.clone() }
     }
@@ -206,7 +206,7 @@ impl Encodes {
         let known = self.known(jobs);
         let wanted: Vec<_> = jobs.iter().map(|job| job.wanted).collect();
         let cache = self.parts.cache.clone();
-        // Flights that are joined leave their place in it unused.
+        // SingleFlight that are joined leave their place in it unused.
         let probe: Probe = async move { Arc::new(cache.probe(&wanted).await) }.boxed().shared();
         let flights = jobs.iter().zip(known).enumerate();
         let flight = |(i, (job, known)): (usize, (&Job, Option<Encoded>))| match known {
@@ -225,7 +225,7 @@ impl Encodes {
         for flight in flights.into_iter().filter(|flight| !flight.has_ended()) {
             let Ok(room) = Arc::clone(&self.left_behind).try_acquire_owned() else { return };
             let drain = self.drain.clone();
-            flight.let_go_on(async move {
+            flight.detach_until(async move {
                 drain.stopping().await;
                 drop(room);
             });
@@ -289,7 +289,7 @@ impl Encodes {
     fn board(&self, job: &Job, origin: Origin, found: BoxFuture<'static, Option<EncodedItem>>) -> Flight {
         let due = Due::new(job.deadline);
         let initial = Progress { announced: None, outcome: None, due: due.clone() };
-        let (seat, boarding) = self.flights.board((job.wanted.key, origin), initial, |state| {
+        let (seat, boarding) = self.flights.subscribe((job.wanted.key, origin), initial, |state| {
             let teller = Teller(Arc::new(state));
             let errand = errand::Errand {
                 parts: Arc::clone(&self.parts),
@@ -300,7 +300,7 @@ impl Encodes {
             };
             async move { teller.end(errand.run(found).await) }
         });
-        if boarding == Boarding::Joined {
+        if boarding == CallRole::Follower {
             seat.now().due.extend(job.deadline);
             self.parts.meters.shared();
         }

@@ -11,7 +11,7 @@ use triptych_ec::testing::{RedisCluster, RedisSentinel, RedisServer};
 use triptych_runtime::Drain;
 use triptych_runtime::discovery::announce;
 use triptych_runtime::discovery::redis::{About, KEY, RedisRegistry};
-use triptych_runtime::discovery::{Announcement, Discovery, Endpoint, Present, Registry, Role};
+use triptych_runtime::discovery::{Announcement, Discovery, Endpoint, EndpointSet, Registry, Role};
 
 /// Generous: no test waits this long unless something hangs.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -20,7 +20,7 @@ const LASTS: Duration = Duration::from_secs(600);
 fn registry(url: &str) -> RedisRegistry {
     let setting = url.parse().unwrap();
     let link = RedisLink::new(&setting, &RedisTuning::default()).unwrap();
-    RedisRegistry::new(link.into_ask(), setting.to_string())
+    RedisRegistry::new(link.into_query(), setting.to_string())
 }
 
 fn worker(role: Role, address: &str) -> Announcement {
@@ -28,15 +28,15 @@ fn worker(role: Role, address: &str) -> Announcement {
     Announcement { endpoint, worker: WorkerId::new("a-worker") }
 }
 
-fn watch(url: &str) -> (Discovery, watch::Receiver<Present>) {
+fn watch(url: &str) -> (Discovery, watch::Receiver<EndpointSet>) {
     let discovery = Discovery::start(vec![Box::new(registry(url))]);
     let present = discovery.present();
     (discovery, present)
 }
 
-async fn until(present: &mut watch::Receiver<Present>, addresses: &[&str]) {
+async fn until(present: &mut watch::Receiver<EndpointSet>, addresses: &[&str]) {
     let expect: BTreeSet<_> = addresses.iter().copied().collect();
-    let is_so = |p: &Present| p.iter().map(|e| e.address.as_str()).collect::<BTreeSet<_>>() == expect;
+    let is_so = |p: &EndpointSet| p.iter().map(|e| e.address.as_str()).collect::<BTreeSet<_>>() == expect;
     let became = timeout(LIMIT, present.wait_for(is_so)).await.map(|seen| seen.is_ok());
     assert_eq!(became, Ok(true), "expected {expect:?}, have {:?}", present.borrow());
 }
@@ -71,7 +71,7 @@ async fn workers_come_and_go_in_every_form_of_redis() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_worker_says_of_itself_is_there_to_be_looked_at_and_nonsense_is_left_out() {
+async fn a_workers_description_is_stored_and_malformed_fields_are_ignored() {
     let server = RedisServer::start();
     let about = About { models: vec![("whisper".into(), "abc".into())], capacity: Some(8) };
     let registry = registry(&server.url()).with_about(about);
@@ -91,7 +91,7 @@ async fn what_a_worker_says_of_itself_is_there_to_be_looked_at_and_nonsense_is_l
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redis_that_dies_and_comes_back_empty_takes_nobody_away() {
+async fn a_restarted_empty_redis_keeps_the_workers() {
     let mut server = RedisServer::start();
     let drain = Drain::new();
     let kept = worker(Role::Pd, "kept:1");

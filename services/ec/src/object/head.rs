@@ -1,13 +1,13 @@
 //! The head of an EC object: eight bytes of length, then JSON padded with spaces to a multiple of eight.
 //!
-//! There is one spelling: what [`write`] gives. [`read`] parses, writes again, and compares, so that numbers,
+//! The encoding is canonical: the output of [`write`]. [`read`] parses, writes again, and compares, so that numbers,
 //! order, spacing and the head's own checksum are all held by one comparison.
 
+use super::description::{description, hex, write_extent};
+use super::error::{MAX_HEAD_BYTES, ObjectError};
 use super::mac::Mac;
-use super::{MAX_HEAD_BYTES, ObjectError};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use std::fmt::Write as _;
 use std::sync::Arc;
 use triptych_core::key::LAYOUT_VERSION;
 use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, Modality, WindowSpan};
@@ -72,12 +72,12 @@ struct Scales<'a> {
     data_offsets: [u64; 2],
 }
 
-/// What the head of an object says.
+/// A parsed head.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Described {
+pub(super) struct ParsedHead {
     pub(super) item: EncodedItem,
     pub(super) mac: Option<Mac>,
-    /// Its own length.
+    /// Length of the head in bytes.
     pub(super) len: usize,
 }
 
@@ -118,8 +118,8 @@ pub(super) fn write(item: &EncodedItem, mac: Option<&Mac>) -> Vec<u8> {
     bytes
 }
 
-/// Reads a head and how long it is.
-pub(super) fn read(bytes: &[u8]) -> Result<Described, ObjectError> {
+/// Parses a head.
+pub(super) fn read(bytes: &[u8]) -> Result<ParsedHead, ObjectError> {
     let (len, rest) = bytes
         .split_first_chunk::<LEN_BYTES>()
         .ok_or(ObjectError::Truncated { expected: LEN_BYTES, actual: bytes.len() })?;
@@ -141,7 +141,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Described, ObjectError> {
     if bytes.get(..head_len) != Some(write(&item, mac.as_ref()).as_slice()) {
         return Err(ObjectError::Inconsistent);
     }
-    Ok(Described { item, mac, len: head_len })
+    Ok(ParsedHead { item, mac, len: head_len })
 }
 
 fn item_of(head: &Head<'_>) -> Result<EncodedItem, ObjectError> {
@@ -173,36 +173,6 @@ fn seal(item: &EncodedItem) -> [u8; 32] {
         .as_bytes()
 }
 
-/// Everything that an object says of its rows, their checksum included.
-pub(super) fn description(item: &EncodedItem) -> String {
-    format!(
-        "{LAYOUT_VERSION}|{}|{}|{}|{}|{}|{}|{}|{}",
-        item.key,
-        item.fingerprint,
-        item.modality,
-        item.n_tokens,
-        item.hidden,
-        item.dtype,
-        write_extent(&item.extent),
-        hex(&item.checksum),
-    )
-}
-
-fn write_extent(extent: &Extent) -> String {
-    match extent {
-        Extent::Grid { t, h, w } => format!("grid {t} {h} {w}"),
-        Extent::Windows { n_windows, duration_ms, spans } => {
-            let mut text = format!("windows {n_windows} {duration_ms}");
-            for span in spans.iter() {
-                // Writing to a string cannot fail.
-                let _ = write!(text, " {}-{}", span.start_ms, span.end_ms);
-            }
-            text
-        }
-        Extent::Tokens => "tokens".into(),
-    }
-}
-
 fn read_extent(text: &str) -> Option<Extent> {
     let words: Vec<&str> = text.split(' ').collect();
     match words.as_slice() {
@@ -222,8 +192,4 @@ fn read_extent(text: &str) -> Option<Extent> {
         ["tokens"] => Some(Extent::Tokens),
         _ => None,
     }
-}
-
-fn hex(bytes: &[u8; 32]) -> String {
-    blake3::Hash::from_bytes(*bytes).to_string()
 }

@@ -1,32 +1,35 @@
-//! Objects in a bucket: S3 and what speaks it, Google Cloud Storage, Azure Blob Storage.
+//! Objects in a bucket of S3 or a compatible service, Google Cloud Storage, or Azure Blob Storage.
 //!
-//! **Names.** `ROOT/v1/ab/HEX` holds the object of a key, as it is: a safetensors file. Beside it are `ROOT/leases/…`,
-//! `ROOT/tmp/…` (large objects on their way in), `ROOT/quarantine/…` and `ROOT/probe/…`. `ROOT` is the setting's prefix,
+//! **Names.** `ROOT/v1/ab/HEX` holds the object of a key, a safetensors file. There are also `ROOT/leases/…`,
+//! `ROOT/tmp/…` (uploads in progress), `ROOT/quarantine/…` and `ROOT/probe/…`. `ROOT` is the setting's prefix,
 //! and with a tenant `PREFIX/tenant=T`.
 //!
-//! **First wins** by conditional writes (`If-None-Match: *`), which every service named above has; one that does not is
-//! found out by writing twice before the first put, and refused. A small object is one conditional put. A large one goes
-//! in parts under a name of its own first, since completing an upload in parts replaces what is there, and is then copied
-//! to its name on the condition that nothing is there; where a service cannot do that, it is one conditional put too.
+//! **First wins** by conditional writes (`If-None-Match: *`), which every service named above has; before the first put
+//! a probe writes twice, and a service that ignores the condition is refused. A small object is one conditional put. A
+//! large one is uploaded in parts under a temporary name, since completing a multipart upload overwrites, and then
+//! copied to its name with a condition; where a service cannot do that, it is one conditional put too.
 //!
-//! **Whole.** A large object is read in ranges side by side, all of them on condition of the first one's entity tag, so
-//! they are of one object even if it is replaced meanwhile.
+//! **Consistency.** A large object is read in concurrent ranges, all conditional on the first one's entity tag, so they
+//! are of one object even if it is replaced concurrently.
 //!
-//! **What is left behind.** The store evicts nothing. The bucket's lifecycle rules do: expire `ROOT/` after so many days,
-//! which is the life of an object, and abort incomplete uploads after one. `deploy/README.md` has both rules.
+//! **Eviction.** The store evicts nothing; the bucket's lifecycle rules do: expire `ROOT/` after some days, the life of
+//! an object, and abort incomplete uploads after one. `deploy/README.md` has both rules.
 //!
 //! Not for buckets that list their names in no order (S3 Express): [`EcStore::list`] pages in the order of the names.
 
+mod conditional;
 mod connect;
 mod failure;
 mod get;
+mod lease_clock;
 mod leases;
 mod names;
-mod promise;
 mod put;
 mod setting;
+mod tuning;
 
-pub use setting::{BucketSetting, Service};
+pub use setting::{BucketService, BucketSetting};
+pub use tuning::BucketTuning;
 
 use super::lease::{Acquired, EncodeLease};
 use super::{EcStore, Listed, Op, PutOutcome, StoreKind, check_size};
@@ -34,12 +37,12 @@ use crate::error::EcError;
 use crate::object::{self, MAX_HEAD_BYTES};
 use async_trait::async_trait;
 use bytes::Bytes;
-use failure::{Failed, is_not_found};
+use conditional::ConditionalWrites;
+use failure::{BucketError, is_not_found};
 use futures::{StreamExt, TryStreamExt, stream};
-use leases::Clocks;
+use lease_clock::LeaseClock;
 use names::Names;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
-use promise::Promise;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -49,43 +52,6 @@ use tokio::time::timeout;
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 
-/// Times and widths of a bucket store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BucketTuning {
-    /// How long one request may take, with its body; once it has passed nothing is tried again. Default 10 s.
-    pub response_timeout: Duration,
-    /// How long one attempt to connect may take. Default 2 s.
-    pub connection_timeout: Duration,
-    /// How long a put or a get may take with all its requests. Default 30 s.
-    pub transfer_timeout: Duration,
-    /// How often a request that failed is made again. Default 2.
-    pub retries: usize,
-    /// Objects above this go in parts. Default 64 MiB: parts side by side are faster than one connection, but the copy
-    /// after them takes what that saves until an object is about that long.
-    pub whole_bytes: usize,
-    /// Length of a part and of a range. Default 8 MiB; S3 takes no parts under 5 MiB.
-    pub part_bytes: usize,
-    /// Parts or ranges of one object on their way at once. Default 4.
-    pub parts_in_flight: usize,
-    /// Heads that are read at once. Default 32.
-    pub heads_in_flight: usize,
-}
-
-impl Default for BucketTuning {
-    fn default() -> Self {
-        Self {
-            response_timeout: Duration::from_secs(10),
-            connection_timeout: Duration::from_secs(2),
-            transfer_timeout: Duration::from_secs(30),
-            retries: 2,
-            whole_bytes: 64 << 20,
-            part_bytes: 8 << 20,
-            parts_in_flight: 4,
-            heads_in_flight: 32,
-        }
-    }
-}
-
 /// The store in a bucket.
 pub struct BucketStore {
     backend: Arc<dyn ObjectStore>,
@@ -93,9 +59,9 @@ pub struct BucketStore {
     shown: String,
     limits: Limits,
     tuning: BucketTuning,
-    /// What the service keeps, once it was asked.
-    promise: OnceCell<Promise>,
-    clocks: Clocks,
+    /// Support for conditional writes, once probed.
+    conditional: OnceCell<ConditionalWrites>,
+    lease_clock: LeaseClock,
 }
 
 impl fmt::Debug for BucketStore {
@@ -106,11 +72,11 @@ impl fmt::Debug for BucketStore {
 
 impl BucketStore {
     /// The store of `setting`, with credentials from `environment`: the variables that each service's own tools read,
-    /// `AWS_*`, `GOOGLE_*`, `AZURE_*`. A service that is not there now is not an error. Must be called inside a tokio
+    /// `AWS_*`, `GOOGLE_*`, `AZURE_*`. An unreachable service is not an error. Must be called inside a tokio
     /// runtime.
     ///
     /// # Errors
-    /// [`EcError::Config`] if a variable makes no sense, or the service answers and has no conditional writes.
+    /// [`EcError::Config`] for a malformed variable, or a service without conditional writes.
     pub async fn open(
         setting: &BucketSetting,
         environment: impl IntoIterator<Item = (String, String)>,
@@ -121,11 +87,11 @@ impl BucketStore {
         let backend = connect::connect(setting, &environment, &tuning)?;
         let names = Names::new(setting.prefix(), setting.tenant());
         let store = Self::over(backend, names, setting.to_string(), (tuning, limits.clone()));
-        match store.promise(Op::Ping).await {
+        match store.conditional_writes(Op::Ping).await {
             Err(e @ EcError::Config { .. }) => return Err(e),
-            // It may come later, or be a place that this process only reads; the first put asks again.
+            // It may become reachable later, or this process may only read; the first put probes again.
             Err(e) => {
-                tracing::info!(store = store.shown, error = %crate::error::chain(&e), "the bucket was not tried")
+                tracing::info!(store = store.shown, error = %crate::error::chain(&e), "the bucket was not probed")
             }
             Ok(_) => {}
         }
@@ -144,7 +110,15 @@ impl BucketStore {
         shown: String,
         (tuning, limits): (BucketTuning, Limits),
     ) -> Self {
-        Self { backend, names, shown, limits, tuning, promise: OnceCell::new(), clocks: Clocks::default() }
+        Self {
+            backend,
+            names,
+            shown,
+            limits,
+            tuning,
+            conditional: OnceCell::new(),
+            lease_clock: LeaseClock::default(),
+        }
     }
 
     /// The name of a key's object in the bucket, whether or not there is one. For operators, drills and tests.
@@ -152,11 +126,11 @@ impl BucketStore {
         self.names.object(key).to_string()
     }
 
-    /// Runs an operation within its limit.
+    /// Runs an operation within its timeout.
     async fn within<T>(
         &self,
         op: Op,
-        work: impl Future<Output = Result<T, Failed>> + Send,
+        work: impl Future<Output = Result<T, BucketError>> + Send,
     ) -> Result<T, EcError> {
         let limit = match op {
             Op::Put | Op::Get => self.tuning.transfer_timeout,
@@ -169,23 +143,23 @@ impl BucketStore {
         }
     }
 
-    /// What the service keeps. Asks it the first time.
-    async fn promise(&self, op: Op) -> Result<Promise, EcError> {
+    /// Support for conditional writes; probed the first time.
+    async fn conditional_writes(&self, op: Op) -> Result<ConditionalWrites, EcError> {
         let ask = self
-            .promise
-            .get_or_try_init(|| promise::ask(&*self.backend, [self.names.probe(), self.names.probe()]));
-        let promise = *self.within(op, ask).await?;
-        if promise.first_wins {
-            return Ok(promise);
+            .conditional
+            .get_or_try_init(|| conditional::probe(&*self.backend, [self.names.probe(), self.names.probe()]));
+        let conditional = *self.within(op, ask).await?;
+        if conditional.first_wins {
+            return Ok(conditional);
         }
         let reason = "the service ignores conditional writes (If-None-Match, If-Match), without which two writers of a \
                       key cannot be told apart; AWS S3, Google Cloud Storage, Azure, R2, MinIO, SeaweedFS and Ceph have them";
         Err(EcError::Config { setting: self.shown.clone(), reason: reason.into() })
     }
 
-    async fn remove(&self, key: &ContentKey) -> Result<bool, Failed> {
+    async fn remove(&self, key: &ContentKey) -> Result<bool, BucketError> {
         let name = self.names.object(key);
-        // S3 says of every deletion that it took place.
+        // S3 reports every deletion as successful.
         match self.backend.head(&name).await {
             Err(e) if is_not_found(&e) => return Ok(false),
             other => other?,
@@ -196,21 +170,21 @@ impl BucketStore {
         }
     }
 
-    async fn set_aside(&self, key: &ContentKey) -> Result<bool, Failed> {
+    async fn set_aside(&self, key: &ContentKey) -> Result<bool, BucketError> {
         let aside = self.names.quarantined(key);
         match self.backend.copy(&self.names.object(key), &aside).await {
             Err(e) if is_not_found(&e) => return Ok(false),
-            // Keeping a copy is for the operator; that nobody reads it any more is for everyone.
+            // The copy only helps the operator; the removal is what matters.
             Err(e) => {
-                tracing::warn!(?key, error = %e, "an object that does not verify is removed, not kept aside")
+                tracing::warn!(?key, error = %e, "an object that does not verify is removed without a copy in quarantine")
             }
             Ok(()) => {}
         }
         self.remove(key).await
     }
 
-    /// The description of an object; `None` for what is not there or not an object.
-    async fn head(&self, key: &ContentKey) -> Result<Option<EncodedItem>, Failed> {
+    /// Metadata of an object; `None` if there is none or it is malformed.
+    async fn head(&self, key: &ContentKey) -> Result<Option<EncodedItem>, BucketError> {
         let Some((first_bytes, len)) = self.first_bytes(&self.names.object(key), MAX_HEAD_BYTES).await?
         else {
             return Ok(None);
@@ -218,12 +192,12 @@ impl BucketStore {
         Ok(object::probe(&first_bytes, len, key, &self.limits).ok())
     }
 
-    async fn heads_of(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, Failed> {
+    async fn heads_of(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, BucketError> {
         let heads: Vec<_> = keys.iter().map(|key| self.head(key)).collect();
         stream::iter(heads).buffered(self.tuning.heads_in_flight.max(1)).try_collect().await
     }
 
-    async fn page(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, Failed> {
+    async fn page(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, BucketError> {
         let prefix = self.names.objects();
         let all = match after {
             Some(key) => self.backend.list_with_offset(Some(&prefix), &self.names.object(key)),
@@ -237,8 +211,8 @@ impl BucketStore {
         Ok(page.take(limit).try_collect().await?)
     }
 
-    /// Lists what comes after every object: nothing, from a bucket that is there and may be listed.
-    async fn ask_for_a_sign_of_life(&self) -> Result<(), Failed> {
+    /// Lists names after every object: an existing bucket with list permission returns none.
+    async fn probe_list(&self) -> Result<(), BucketError> {
         let mut nothing =
             self.backend.list_with_offset(Some(&self.names.objects()), &self.names.after_all_objects());
         match nothing.next().await {
@@ -260,8 +234,8 @@ impl EcStore for BucketStore {
 
     async fn put_if_absent(&self, key: &ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
         check_size(&self.limits, object.len())?;
-        let promise = self.promise(Op::Put).await?;
-        self.within(Op::Put, self.put(&self.names.object(key), object, promise)).await
+        let conditional = self.conditional_writes(Op::Put).await?;
+        self.within(Op::Put, self.put(&self.names.object(key), object, conditional)).await
     }
 
     async fn get(&self, key: &ContentKey) -> Result<Option<Bytes>, EcError> {
@@ -282,11 +256,11 @@ impl EcStore for BucketStore {
     }
 
     async fn ping(&self) -> Result<(), EcError> {
-        self.within(Op::Ping, self.ask_for_a_sign_of_life()).await
+        self.within(Op::Ping, self.probe_list()).await
     }
 
     async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Result<Acquired, EcError> {
-        self.promise(Op::Lease).await?;
+        self.conditional_writes(Op::Lease).await?;
         self.within(Op::Lease, self.take_lease(key, ttl)).await
     }
 

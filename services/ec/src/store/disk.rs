@@ -1,13 +1,14 @@
 //! Objects in a directory: `DIR/ab/<hex>.safetensors`, shared by every process that mounts it.
 //!
-//! A writer fills a file of its own under `DIR/tmp` and then links it to its name, which fails if the name is
-//! taken: that is the put-if-absent, atomic on every local file system. Nothing is synced: after a power loss an
-//! object may be torn, and a torn object does not verify and is encoded again, which costs less than a sync on
-//! every publish. Objects are immutable and may be removed at any time, also by hand. With a budget, what is worth
-//! least goes ([`budget`]); without one, everything stays until somebody removes it, as `triptych ec gc` does. File
-//! I/O blocks, so all of it runs on the blocking pool.
+//! A writer fills a file of its own under `DIR/tmp` and then links it to its name, which fails if the name is taken:
+//! that is the put-if-absent, atomic on every local file system. Nothing is synced: after a power loss an object may be
+//! torn, and a torn object does not verify and is encoded again, which costs less than a sync on every publish. Objects
+//! are immutable and may be removed at any time, also by hand. With a budget, objects are evicted ([`budget`]); without
+//! one, everything stays until it is removed, for instance by `triptych ec gc`. File I/O blocks, so all of it runs on
+//! the blocking pool.
 
 mod budget;
+mod entry;
 mod files;
 mod leases;
 mod leftovers;
@@ -16,7 +17,7 @@ mod lock;
 use super::lease::{Acquired, EncodeLease};
 use super::{EcStore, Leftovers, Listed, Op, PutOutcome, StoreKind, Tidy, check_size};
 use crate::error::EcError;
-use crate::settings::split_mib;
+use crate::settings::text::split_mib;
 use async_trait::async_trait;
 use bytes::Bytes;
 use files::Files;
@@ -27,18 +28,17 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use triptych_core::limits::Limits;
-use triptych_core::{ContentKey, EncodedItem};
+use triptych_core::{Backoff, ContentKey, EncodedItem};
 
-/// The first and the longest pause between two looks of a wait.
-const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+/// Pauses between polls of a wait.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(2), Duration::from_millis(50));
 
-/// Which directory, and how much it may hold.
+/// Directory and budget of a disk store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSetting {
     /// The directory.
     pub dir: PathBuf,
-    /// Bytes that objects may take together; `None`: as many as there is room for.
+    /// Most bytes of all objects; `None`: unlimited.
     pub budget_bytes: Option<u64>,
 }
 
@@ -77,17 +77,17 @@ impl DiskStore {
     /// Opens the directory without a budget, see [`Self::with_budget`].
     ///
     /// # Errors
-    /// [`EcError::Config`] if the directory cannot be made or written.
+    /// [`EcError::Config`] if the directory cannot be created or written.
     pub async fn open(dir: impl Into<PathBuf>, limits: &Limits) -> Result<Self, EcError> {
         Self::with_budget(&DiskSetting { dir: dir.into(), budget_bytes: None }, limits).await
     }
 
-    /// Opens the directory, makes it where it is missing, removes what crashed writers left, and what is over the
-    /// budget. An object over the budget is refused like one over the limit. Of several processes that have the
-    /// directory open, those that were given a budget keep to it; they should be given the same.
+    /// Opens or creates the directory, removes leftovers of crashed writers, and evicts down to the budget. An object
+    /// over the budget is refused like one over the limit. Processes that share the directory should have the same
+    /// budget; one without does not evict.
     ///
     /// # Errors
-    /// [`EcError::Config`] if the directory cannot be made or written.
+    /// [`EcError::Config`] if the directory cannot be created or written.
     pub async fn with_budget(setting: &DiskSetting, limits: &Limits) -> Result<Self, EcError> {
         let DiskSetting { dir, budget_bytes } = setting.clone();
         let opened = tokio::task::spawn_blocking(move || Files::open(dir, budget_bytes)).await;
@@ -100,7 +100,7 @@ impl DiskStore {
         Ok(Self { limits, files: Arc::new(files) })
     }
 
-    /// Where the object of `key` lies, whether or not there is one.
+    /// Path of the object of `key`, whether or not it exists.
     pub fn path_of(&self, key: &ContentKey) -> PathBuf {
         self.files.path_of(key)
     }
@@ -181,18 +181,17 @@ impl EcStore for DiskStore {
 
     async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
         let until = Instant::now() + patience;
-        let mut pause = FIRST_PAUSE;
+        let mut pauses = BACKOFF.pauses();
         loop {
             let (key, limits) = (*key, self.limits.clone());
-            // The lease is looked at first: its holder stores the object before giving it back.
+            // The lease is read first: its holder stores the object before the release.
             let look = move |files: &Files| Ok((files.leases().is_held(&key)?, files.head(&key, &limits)?));
             let left = until.saturating_duration_since(Instant::now());
             match self.blocking(Op::Wait, look).await? {
                 (_, Some(item)) => return Ok(Some(item)),
-                (true, None) if !left.is_zero() => sleep(pause.min(left)).await,
+                (true, None) if !left.is_zero() => sleep(pauses.next_pause().min(left)).await,
                 _ => return Ok(None),
             }
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 

@@ -1,6 +1,6 @@
 //! One Redis server.
 
-use super::process::{Process, START_LIMIT, becomes, free_port};
+use super::process::{Folder, Process, START_LIMIT, becomes, free_port};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A Redis server on a free port of 127.0.0.1 that keeps nothing on disk. Dropping it kills it.
+///
+/// Its working directory is a folder of its own: a replica writes down what its primary sends.
 #[derive(Debug)]
 pub struct RedisServer {
     port: u16,
@@ -15,9 +17,10 @@ pub struct RedisServer {
     args: Vec<String>,
     process: Option<Process>,
     is_paused: AtomicBool,
+    folder: Folder,
 }
 
-/// What a server is to have beyond the plain.
+/// Options of a server.
 #[derive(Clone, Debug, Default)]
 pub struct RedisOptions {
     args: Vec<String>,
@@ -50,10 +53,10 @@ impl RedisOptions {
     }
 }
 
-/// Whom a server with TLS talks to.
+/// Clients that a server with TLS accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsClients {
-    /// Whoever trusts it.
+    /// Any client.
     Anyone,
     /// Clients with a certificate.
     WithCertificate,
@@ -68,7 +71,7 @@ impl RedisServer {
         Self::start_with(&RedisOptions::default())
     }
 
-    /// As [`Self::start`], with more.
+    /// As [`Self::start`], with options.
     ///
     /// # Panics
     /// As [`Self::start`].
@@ -81,8 +84,14 @@ impl RedisServer {
         for _ in 0..5 {
             let tls_port = options.has_tls.then(free_port);
             let args = options.args.clone();
-            let mut server =
-                Self { port: choose(), tls_port, args, process: None, is_paused: AtomicBool::new(false) };
+            let mut server = Self {
+                port: choose(),
+                tls_port,
+                args,
+                process: None,
+                is_paused: AtomicBool::new(false),
+                folder: Folder::new(),
+            };
             if server.spawn() {
                 return server;
             }
@@ -108,12 +117,12 @@ impl RedisServer {
         self.tls_port
     }
 
-    /// Whether it was started and not killed.
+    /// True if it was started and not killed.
     pub fn is_running(&self) -> bool {
         self.process.is_some()
     }
 
-    /// Whether it is between [`Self::pause`] and [`Self::resume`].
+    /// True between [`Self::pause`] and [`Self::resume`].
     pub fn is_paused(&self) -> bool {
         self.is_paused.load(Ordering::Relaxed)
     }
@@ -157,6 +166,7 @@ impl RedisServer {
                 .map(str::to_owned)
                 .into();
         args.extend(["--port".to_owned(), self.port.to_string()]);
+        args.extend(["--dir".to_owned(), self.folder.path().display().to_string()]);
         if let Some(port) = self.tls_port {
             args.extend(["--tls-port".to_owned(), port.to_string()]);
         }
@@ -169,7 +179,7 @@ impl RedisServer {
     }
 }
 
-/// Whether a server on the port can be asked, by whoever may.
+/// True if a server on the port answers, also with an authentication error.
 pub(super) fn answers(port: u16) -> bool {
     let ask = || -> std::io::Result<bool> {
         let limit = Duration::from_secs(1);

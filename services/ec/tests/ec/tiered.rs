@@ -9,7 +9,7 @@ use triptych_ec::object::{decode, encode};
 use triptych_ec::store::disk::DiskStore;
 use triptych_ec::store::lease::Acquired;
 use triptych_ec::store::memory::MemoryStore;
-use triptych_ec::store::tiered::{BehindBounds, Tier, Tiered, TieredTuning};
+use triptych_ec::store::tiered::{Tier, Tiered, TieredTuning, WriteBehindBounds};
 use triptych_ec::store::{EcStore, Op, PutOutcome, Scope, StoreKind};
 use triptych_ec::{EcError, EcSetting, open};
 
@@ -115,7 +115,7 @@ async fn a_put_is_answered_by_the_first_tier_and_the_copy_behind_follows() {
 }
 
 #[tokio::test]
-async fn what_the_fast_tier_lost_is_read_from_behind_and_comes_back() {
+async fn an_object_lost_by_the_fast_tier_is_read_from_the_next_and_promoted() {
     let bench = Bench::new(TieredTuning::default());
     let object = bench.put(1).await;
     assert!(bench.store.flush(LIMIT).await);
@@ -129,7 +129,7 @@ async fn what_the_fast_tier_lost_is_read_from_behind_and_comes_back() {
 }
 
 #[tokio::test]
-async fn heads_ask_the_tiers_behind_only_for_what_is_missing() {
+async fn heads_ask_later_tiers_only_for_missing_keys() {
     let bench = Bench::new(TieredTuning::default());
     bench.put(1).await;
     assert!(bench.store.heads(&[key(1)]).await.unwrap()[0].is_some());
@@ -140,7 +140,7 @@ async fn heads_ask_the_tiers_behind_only_for_what_is_missing() {
 
 /// The process ended before its copies were written, and the fast tier is gone too: a miss, and no error.
 #[tokio::test]
-async fn what_was_not_written_behind_is_a_miss() {
+async fn an_object_whose_write_behind_failed_is_a_miss() {
     let bench = Bench::new(TieredTuning::default());
     bench.lasting_faults.stand(Op::Put, Fault::Hang);
     bench.put(1).await;
@@ -157,7 +157,7 @@ async fn what_was_not_written_behind_is_a_miss() {
 
 #[tokio::test]
 async fn a_put_waits_for_the_tier_behind_when_there_is_no_room_beside() {
-    let behind = BehindBounds { entries: 1, ..BehindBounds::default() };
+    let behind = WriteBehindBounds { entries: 1, ..WriteBehindBounds::default() };
     let bench = Bench::new(TieredTuning { behind, ..TieredTuning::default() });
     bench.lasting_faults.queue(Op::Put, Fault::Latency(Duration::from_millis(50)));
     bench.put(1).await;
@@ -165,7 +165,7 @@ async fn a_put_waits_for_the_tier_behind_when_there_is_no_room_beside() {
     bench.put(2).await;
     assert!(has(&bench.lasting, 2).await, "it was written through");
     assert!(bench.store.flush(LIMIT).await);
-    let bytes = BehindBounds { bytes: 10, ..BehindBounds::default() };
+    let bytes = WriteBehindBounds { bytes: 10, ..WriteBehindBounds::default() };
     let small = Bench::new(TieredTuning { behind: bytes, ..TieredTuning::default() });
     small.put(3).await;
     assert!(has(&small.lasting, 3).await, "more bytes than may wait are written through");
@@ -241,9 +241,9 @@ async fn a_bad_copy_is_taken_out_of_its_own_tier_only() {
     assert!(has(&bench.lasting, 1).await);
 }
 
-/// What does not verify stays where it is: a copy of it in the fast tier would be one more to find.
+/// An object that does not verify is not promoted.
 #[tokio::test]
-async fn only_what_verifies_is_promoted() {
+async fn only_verified_objects_are_promoted() {
     let bench = Bench::new(TieredTuning::default());
     bench.lasting.put_if_absent(&key(1), Bytes::from_static(b"rubbish")).await.unwrap();
     bench.lasting.put_if_absent(&key(2), encode(&sample_output(key(2), 64))).await.unwrap();

@@ -17,7 +17,7 @@ fn set(dir: &Path, file: &str, pointer: &str, value: Value) {
 }
 
 #[test]
-fn what_is_not_built_is_refused_by_key() {
+fn unsupported_settings_are_refused_by_key() {
     let check = |case: &str, pointer: &str, value: Value, expect: &str| {
         let dir = without_weights(case);
         set(dir.path(), "config.json", pointer, value);
@@ -62,7 +62,7 @@ fn a_processor_whose_canvas_the_encoder_does_not_read_is_refused() {
     check("trocr_vit", json!({ "shortest_edge": 32 }), "as the image has it, expected 32 by 32");
     // A window of the second stage does not fit.
     check("donut_shifted", json!({ "height": 72, "width": 16 }), "72 by 16");
-    // More places than positions.
+    // A larger grid than learned positions.
     check("florence_windows", json!({ "height": 32, "width": 112 }), "32 by 112");
 }
 

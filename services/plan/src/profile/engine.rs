@@ -1,8 +1,11 @@
-//! What an engine step takes beside the decoder's forward: planning, choosing tokens, writing text. Measured in a real
+//! Overhead of an engine step beside the decoder's forward: scheduling, sampling, detokenization. Measured in a real
 //! engine whose decoder is timed.
 
+use super::error::ProfileError;
 use super::items::Sample;
-use super::{Extent, ProfileError, ProfileSettings, Progress, Spread, micros};
+use super::progress::{Progress, micros};
+use super::settings::{Extent, ProfileSettings};
+use crate::curves::costs::Spread;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,7 +14,9 @@ use triptych_core::item::from_f32;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
 use triptych_core::{DType, EncodedItem, EncoderOutput, Modality, TenantId};
-use triptych_engine::{Arrival, Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, SequenceId};
+use triptych_engine::{
+    Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, SequenceId, SequenceRequest,
+};
 use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, StepInput};
 use triptych_models::{Model, ModelError};
 
@@ -23,7 +28,7 @@ pub struct Overhead {
 }
 
 impl Overhead {
-    /// In microseconds.
+    /// Overhead in microseconds.
     pub fn of(&self, n_sequences: u32) -> f64 {
         self.fixed_us + self.each_us * f64::from(n_sequences)
     }
@@ -92,7 +97,7 @@ impl Run<'_> {
         let now = Instant::now();
         for _ in 0..n {
             let arrival = self.arrival(n_tokens, now)?;
-            refused(&self.engine.handle(Event::Arrive(Box::new(arrival)), now))?;
+            refused(&self.engine.handle(Event::Add(Box::new(arrival)), now))?;
             if let Some(output) = &self.output {
                 let ready = Event::ItemReady { key: output.item().key, output: output.clone() };
                 refused(&self.engine.handle(ready, now))?;
@@ -114,14 +119,14 @@ impl Run<'_> {
         Ok(Spread::of(beside).p50_us)
     }
 
-    fn arrival(&mut self, n_tokens: u32, now: Instant) -> Result<Arrival, ProfileError> {
-        let told = |e: &dyn std::fmt::Display| ProfileError::Sequence(e.to_string());
+    fn arrival(&mut self, n_tokens: u32, now: Instant) -> Result<SequenceRequest, ProfileError> {
+        let failed = |e: &dyn std::fmt::Display| ProfileError::Sequence(e.to_string());
         let items: Vec<EncodedItem> = self.output.iter().map(|o| o.item().clone()).collect();
         // The family lays out its own start.
         let tokens = if items.is_empty() { (10..26).collect() } else { Vec::new() };
         let prompt = Prompt::Singleton(TextOrTokens::Tokens(tokens));
-        let prepared = self.model.prompts().prepare(&prompt, &items).map_err(|e| told(&e))?;
-        let prepared = prepared.into_iter().next().ok_or_else(|| told(&"a prompt became no sequence"))?;
+        let prepared = self.model.prompts().prepare(&prompt, &items).map_err(|e| failed(&e))?;
+        let prepared = prepared.into_iter().next().ok_or_else(|| failed(&"a prompt became no sequence"))?;
         let sampling = SamplingParams {
             temperature: 0.0,
             max_tokens: Some(n_tokens),
@@ -129,7 +134,7 @@ impl Run<'_> {
             ..SamplingParams::default()
         };
         self.next_id += 1;
-        Ok(Arrival {
+        Ok(SequenceRequest {
             ids: vec![SequenceId(self.next_id)],
             prepared,
             items,
@@ -179,7 +184,7 @@ impl Decoder for Timed {
         self.decoder.allocate_host(n_blocks)
     }
 
-    fn project_cross(&mut self, rows: &[f32], slots: &[u32]) -> Result<(), ModelError> {
+    fn project_cross(&mut self, rows: Vec<f32>, slots: &[u32]) -> Result<(), ModelError> {
         self.time(|decoder| decoder.project_cross(rows, slots))
     }
 

@@ -1,12 +1,12 @@
-//! What a model's template makes of a request, found by asking it for prompts that differ in one thing.
+//! Layout of the model's template, found with prompts that differ in one part.
 
 use crate::curves::{ItemsAt, PromptSpec};
-use triptych_core::prompt::{Message, Part, Prompt, Role, TextOrTokens};
+use triptych_core::prompt::{Message, MessagePart, Prompt, Role, TextOrTokens};
 use triptych_core::{EncodedItem, ItemIdx};
 use triptych_models::Model;
 use triptych_models::prompt::PreparedSequence;
 
-/// How the model lays out a chat with `item` before its text. A family without chats begins as it says, with the item in
+/// Layout of a chat with `item` before its text. A family without chats begins with its own start, with the item in
 /// its encoder.
 pub fn layout(model: &Model, item: Option<EncodedItem>) -> PromptSpec {
     let items: Vec<EncodedItem> = item.into_iter().collect();
@@ -14,8 +14,8 @@ pub fn layout(model: &Model, item: Option<EncodedItem>) -> PromptSpec {
         model.prompts().prepare(&prompt, items).ok().and_then(|all| all.into_iter().next())
     };
     let chat = |text: &str, items: &[EncodedItem]| {
-        let parts = (0..items.len() as u32).map(|i| Part::Item(ItemIdx(i)));
-        let parts = parts.chain([Part::Text(text.to_owned())]).collect();
+        let parts = (0..items.len() as u32).map(|i| MessagePart::Item(ItemIdx(i)));
+        let parts = parts.chain([MessagePart::Text(text.to_owned())]).collect();
         prepared(Prompt::Chat(vec![Message { role: Role::User, parts }]), items)
     };
     if let (Some(one), Some(other)) = (chat("a", &items), chat("b", &items)) {
@@ -26,9 +26,10 @@ pub fn layout(model: &Model, item: Option<EncodedItem>) -> PromptSpec {
     PromptSpec { before, around_item: 0, after: 0, items: ItemsAt::Cross }
 }
 
-/// Of two prompts with an item and different texts, and of one without an item.
+/// Layout from two prompts with an item and different texts, and from one without an item.
 fn between(one: &PreparedSequence, other: &PreparedSequence, alone: Option<&PreparedSequence>) -> PromptSpec {
-    let (a, b) = (&one.tokens, &other.tokens);
+    let a = &one.tokens;
+    let b = &other.tokens;
     let same = |(x, y): &(&u32, &u32)| x == y;
     let n_before = a.iter().zip(b).take_while(same).count() as u32;
     let n_after = a.iter().rev().zip(b.iter().rev()).take_while(same).count() as u32;
@@ -80,7 +81,8 @@ mod tests {
         assert_eq!(layout.items, ItemsAt::Front);
         assert!(layout.before > 0 && layout.after > 0 && layout.around_item >= 2, "{layout:?}");
         // A text of two tokens, of two items: what the layout was not made of.
-        let parts = [Part::Item(ItemIdx(0)), Part::Item(ItemIdx(1)), Part::Text("ab".into())];
+        let parts =
+            [MessagePart::Item(ItemIdx(0)), MessagePart::Item(ItemIdx(1)), MessagePart::Text("ab".into())];
         let chat = Prompt::Chat(vec![Message { role: Role::User, parts: parts.to_vec() }]);
         let items = [image(112), image(224)];
         let prepared = model.prompts().prepare(&chat, &items).expect("a prompt");

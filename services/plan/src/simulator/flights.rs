@@ -124,7 +124,7 @@ impl World<'_> {
             front.encoder_pool().iter().map(|w| front.views[*w].forecast(item, now)).collect();
         let best = all.and_then(|all| all.into_iter().min_by_key(|forecast| forecast.end()));
         let left = Duration::from_nanos(flight.deadline.saturating_sub(self.agenda.now()));
-        let left = self.spec.proxy.encode_promise.map_or(left, |promise| promise.min(left));
+        let left = self.spec.proxy.encode_slo.map_or(left, |slo| slo.min(left));
         in_time(best, left).map_err(|_| End::Refused)
     }
 

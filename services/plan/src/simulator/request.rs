@@ -7,7 +7,7 @@ use std::time::Duration;
 use triptych_bench::offered::Offered;
 use triptych_bench::outcome::{End, ItemCounts, Outcome};
 use triptych_core::ContentKey;
-use triptych_encoder::load::Ticket;
+use triptych_encoder::load::JobLoad;
 use triptych_engine::SequenceId;
 use triptych_proxy::decisions::Permit;
 use triptych_proxy::decisions::size::Forecast;
@@ -152,7 +152,7 @@ pub(super) struct Job {
     pub(super) forecast: Option<Forecast>,
     pub(super) sent: Nanos,
     /// In the worker's load.
-    pub(super) ticket: Option<Ticket>,
+    pub(super) ticket: Option<JobLoad>,
     /// When the stage that it is in began.
     pub(super) since: Nanos,
     pub(super) times: JobTimes,

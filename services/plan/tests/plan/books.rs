@@ -7,7 +7,7 @@ use triptych_plan::simulator::simulate;
 use triptych_plan::simulator::spec::{
     ClusterSpec, EncoderSpec, FrontCores, ItemsAt, PdSpec, PoolRole, ProxySpec,
 };
-use triptych_runtime::turnstile::EncoderBudget;
+use triptych_runtime::compute_arbiter::EncoderBudget;
 
 const LOAD: Load =
     Load { rate: 20.0, n: 150, text: 60, output: 12, images: 2, image_tokens: 100, pool: Some(40) };
@@ -71,11 +71,11 @@ fn every_request_ends_once_and_every_book_balances() {
         forgetful.store.capacity_bytes = capacity_bytes;
         check("forgetful", &forgetful, LOAD);
     }
-    let mut shelf = apart(2, 1, FAST);
-    if let PoolRole::Encoder(encoder) = &mut shelf.pools[0].role {
+    let mut cached = apart(2, 1, FAST);
+    if let PoolRole::Encoder(encoder) = &mut cached.pools[0].role {
         encoder.advertise = true;
     }
-    check("shelf", &shelf, LOAD);
+    check("cached", &cached, LOAD);
     // A decoder that cross-attends to one picture each.
     let mut cross = apart(1, 1, FAST);
     let mut curves = (*cross.pools[1].curves).clone();

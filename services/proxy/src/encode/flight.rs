@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use triptych_core::lifetime::{ItemSource, StageTimes};
 use triptych_core::{EncodedItem, Failure};
-use triptych_runtime::flights::{Boarding, Seat};
+use triptych_runtime::single_flight::{CallRole, Subscription};
 
 /// The most, and the share of its time, that a request keeps back so that a failure still reaches the client in time.
 const MARGIN: Duration = Duration::from_millis(250);
@@ -86,7 +86,7 @@ enum Way {
     /// It was there.
     Landed(Box<Encoded>),
     /// It is being looked for or made.
-    Flying(Seat<Progress>, Boarding),
+    Flying(Subscription<Progress>, CallRole),
 }
 
 impl Flight {
@@ -94,7 +94,7 @@ impl Flight {
         Self { way: Way::Landed(Box::new(encoded)), deadline: job.deadline, began: Instant::now() }
     }
 
-    pub(super) fn flying(job: &Job, seat: Seat<Progress>, boarding: Boarding) -> Self {
+    pub(super) fn flying(job: &Job, seat: Subscription<Progress>, boarding: CallRole) -> Self {
         Self { way: Way::Flying(seat, boarding), deadline: job.deadline, began: Instant::now() }
     }
 
@@ -141,17 +141,17 @@ impl Flight {
     }
 
     /// The request ends, and the work on this item goes on for whoever asks again, until `limit` ends.
-    pub(super) fn let_go_on(self, limit: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn detach_until(self, limit: impl Future<Output = ()> + Send + 'static) {
         if let Way::Flying(seat, _) = self.way {
-            seat.let_go_on(limit);
+            seat.detach_until(limit);
         }
     }
 }
 
 /// An outcome as the request sees it that began the flight or joined it.
-fn seen(outcome: Outcome, boarding: Boarding) -> Outcome {
+fn seen(outcome: Outcome, boarding: CallRole) -> Outcome {
     let mut encoded = outcome?;
-    if boarding == Boarding::Joined {
+    if boarding == CallRole::Follower {
         encoded.times = StageTimes::default();
         if encoded.source == ItemSource::Encoded {
             encoded.source = ItemSource::Shared;

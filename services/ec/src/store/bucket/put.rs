@@ -1,8 +1,8 @@
-//! Writing on the condition that nothing is there, in one piece or in parts.
+//! Conditional writes, in one request or in parts.
 
 use super::BucketStore;
-use super::failure::{Failed, is_conflict, is_not_found};
-use super::promise::Promise;
+use super::conditional::ConditionalWrites;
+use super::failure::{BucketError, is_conflict, is_not_found};
 use crate::store::PutOutcome;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -11,9 +11,9 @@ use object_store::{
     Attribute, Attributes, GetOptions, MultipartUpload, ObjectStoreExt, PutMode, PutOptions, PutPayload,
 };
 
-/// Says of an object which put wrote it.
+/// Metadata of an object: the put that wrote it.
 const WRITER: Attribute = Attribute::Metadata(std::borrow::Cow::Borrowed("writer"));
-/// How often a put is started again when what was in its way is gone.
+/// Attempts of a put whose conflicting object disappeared.
 const ATTEMPTS: usize = 3;
 
 impl BucketStore {
@@ -21,10 +21,10 @@ impl BucketStore {
         &self,
         name: &Path,
         object: Bytes,
-        promise: Promise,
-    ) -> Result<PutOutcome, Failed> {
-        if promise.first_copy_wins && object.len() > self.tuning.whole_bytes {
-            // Asked first, since the bytes are many.
+        conditional: ConditionalWrites,
+    ) -> Result<PutOutcome, BucketError> {
+        if conditional.first_copy_wins && object.len() > self.tuning.whole_bytes {
+            // A cheap check before a large upload.
             return match self.backend.head(name).await {
                 Err(e) if is_not_found(&e) => self.put_in_parts(name, object).await,
                 there => Ok(there.map(|_| PutOutcome::AlreadyThere)?),
@@ -40,18 +40,18 @@ impl BucketStore {
                 Err(e) => return Err(e.into()),
             }
             match self.writer_of(name).await? {
-                // The answer was lost, and what was asked again found itself.
+                // The reply was lost, and the retry found this put's own object.
                 Some(there) if there == writer => return Ok(PutOutcome::Stored),
                 Some(_) => return Ok(PutOutcome::AlreadyThere),
                 // Removed since, or S3 took the removal of an earlier object for a conflict.
                 None => {}
             }
         }
-        Err("each time something was in the way and then gone".into())
+        Err("conflicting objects appeared and disappeared in each attempt".into())
     }
 
-    /// Which put wrote the object; empty where it does not say, `None` where there is none.
-    async fn writer_of(&self, name: &Path) -> Result<Option<String>, Failed> {
+    /// The put that wrote the object; empty if unknown, `None` without an object.
+    async fn writer_of(&self, name: &Path) -> Result<Option<String>, BucketError> {
         let options = GetOptions { head: true, ..GetOptions::default() };
         match self.backend.get_opts(name, options).await {
             Ok(there) => {
@@ -62,9 +62,9 @@ impl BucketStore {
         }
     }
 
-    /// In parts under a name of its own, then copied to `name`.
-    async fn put_in_parts(&self, name: &Path, object: Bytes) -> Result<PutOutcome, Failed> {
-        let own = self.names.on_its_way();
+    /// Uploads in parts under a temporary name, then copies to `name`.
+    async fn put_in_parts(&self, name: &Path, object: Bytes) -> Result<PutOutcome, BucketError> {
+        let own = self.names.upload();
         let mut upload = self.backend.put_multipart(&own).await?;
         if let Err(e) = self.upload(&mut *upload, &object).await {
             if let Err(e) = upload.abort().await {
@@ -83,7 +83,7 @@ impl BucketStore {
         }
     }
 
-    async fn upload(&self, upload: &mut dyn MultipartUpload, object: &Bytes) -> Result<(), Failed> {
+    async fn upload(&self, upload: &mut dyn MultipartUpload, object: &Bytes) -> Result<(), BucketError> {
         let part_bytes = self.tuning.part_bytes.max(1);
         // Every part is named before the first is sent; none holds a copy of the bytes.
         let parts: Vec<_> = (0..object.len())

@@ -1,6 +1,7 @@
 //! The files of a disk store: names, links, lists. Blocking; knows no async.
 
-use super::budget::{self, Budget};
+use super::budget::{self, DirBudget};
+use super::entry::{StoredFile, found};
 use super::leases::Leases;
 use super::leftovers::{self, TmpFile};
 use crate::object::{self, MAX_HEAD_BYTES, ObjectError};
@@ -9,7 +10,6 @@ use bytes::Bytes;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 
@@ -21,19 +21,7 @@ pub(super) struct Files {
     tmp: PathBuf,
     quarantine: PathBuf,
     leases: Leases,
-    budget: Option<Budget>,
-}
-
-/// One object, as its file is.
-#[derive(Clone, Debug)]
-pub(super) struct Stored {
-    pub(super) key: ContentKey,
-    pub(super) path: PathBuf,
-    pub(super) len: u64,
-    /// When it was stored.
-    pub(super) stored: SystemTime,
-    /// Until when it is worth keeping.
-    pub(super) worth: SystemTime,
+    budget: Option<DirBudget>,
 }
 
 impl Files {
@@ -42,7 +30,7 @@ impl Files {
         fs::create_dir_all(&tmp)?;
         fs::create_dir_all(&quarantine)?;
         let leases = Leases::new(dir.join("leases"))?;
-        let budget = budget_bytes.map(|bytes| Budget::new(&dir, bytes));
+        let budget = budget_bytes.map(|bytes| DirBudget::new(&dir, bytes));
         let files = Self { dir, tmp, quarantine, leases, budget };
         files.check_writable()?;
         files.sweep()?;
@@ -57,7 +45,7 @@ impl Files {
     }
 
     pub(super) fn budget_bytes(&self) -> Option<u64> {
-        self.budget.as_ref().map(Budget::bytes)
+        self.budget.as_ref().map(DirBudget::bytes)
     }
 
     pub(super) fn leases(&self) -> &Leases {
@@ -84,7 +72,7 @@ impl Files {
             fs::create_dir_all(parent)?;
         }
         let len = object.len() as u64;
-        // Its time begins when it gets its name, not while it waits for the lock.
+        // Its time starts when it gets its name, not while it waits for the lock.
         let store = || budget::note_stored(&tmp.file, len).and_then(|()| link(&tmp.path, &path));
         match &self.budget {
             Some(budget) => budget.admit(len, || self.stored(), store),
@@ -92,7 +80,7 @@ impl Files {
         }
     }
 
-    /// The whole file, if its length is believable.
+    /// The whole file, if it is within the limit.
     pub(super) fn read(
         &self,
         key: &ContentKey,
@@ -151,7 +139,7 @@ impl Files {
         Ok(listed)
     }
 
-    /// Counts what is no object, or removes it.
+    /// Counts or removes files that are no objects.
     pub(super) fn leftovers(&self, tidy: Tidy) -> io::Result<Leftovers> {
         if tidy == Tidy::Remove {
             self.leases.sweep()?;
@@ -167,7 +155,7 @@ impl Files {
         leftovers::bound_quarantine(&self.quarantine)
     }
 
-    fn stored(&self) -> io::Result<Vec<Stored>> {
+    fn stored(&self) -> io::Result<Vec<StoredFile>> {
         let mut all = Vec::new();
         for first in 0..=u8::MAX {
             self.visit(first, &mut |_, file| all.push(file))?;
@@ -175,8 +163,8 @@ impl Files {
         Ok(all)
     }
 
-    /// Shows every object whose key begins with `first`. Others may be removing them meanwhile.
-    fn visit(&self, first: u8, see: &mut dyn FnMut(ContentKey, Stored)) -> io::Result<()> {
+    /// Calls `see` for every object whose key begins with `first`. Objects may be removed concurrently.
+    fn visit(&self, first: u8, see: &mut dyn FnMut(ContentKey, StoredFile)) -> io::Result<()> {
         let entries = match fs::read_dir(self.dir.join(format!("{first:02x}"))) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
             entries => entries?,
@@ -188,20 +176,20 @@ impl Files {
             let Some(key) = hex.and_then(ContentKey::from_hex) else { continue };
             let Ok(meta) = entry.metadata() else { continue };
             let stored = meta.modified()?;
-            let worth = meta.accessed().unwrap_or(stored);
-            see(key, Stored { key, path: entry.path(), len: meta.len(), stored, worth });
+            let priority = meta.accessed().unwrap_or(stored);
+            see(key, StoredFile { key, path: entry.path(), len: meta.len(), stored, priority });
         }
         Ok(())
     }
 }
 
-/// Gives a written file its name, unless another has it.
+/// Gives a written file its name, unless it is taken.
 fn link(tmp: &Path, path: &Path) -> io::Result<PutOutcome> {
     match fs::hard_link(tmp, path) {
         Ok(()) => Ok(PutOutcome::Stored),
         Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(PutOutcome::AlreadyThere),
         // Some network file systems have no hard links. A rename is atomic too, but lets the last writer of a
-        // race win, and both are told that they stored: harmless, since either object verifies by itself.
+        // race win, and both get `Stored`: harmless, since either object verifies by itself.
         Err(e) if matches!(e.kind(), ErrorKind::Unsupported | ErrorKind::PermissionDenied) => {
             fs::rename(tmp, path).map(|()| PutOutcome::Stored)
         }
@@ -218,18 +206,4 @@ fn open_if_there(path: &Path) -> io::Result<Option<(File, u64)>> {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
     }
-}
-
-/// Whether there was a file.
-pub(super) fn found(result: io::Result<()>) -> io::Result<bool> {
-    match result {
-        Ok(()) => Ok(true),
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
-        Err(e) => Err(e),
-    }
-}
-
-/// How long ago a time was; zero for one that is to come.
-pub(super) fn age(time: SystemTime) -> Duration {
-    time.elapsed().unwrap_or_default()
 }

@@ -1,7 +1,7 @@
 //! Encode leases as files: `DIR/leases/<hex>` with token and end, read and written under a lock. Blocking.
 //!
-//! The last token is kept in a file too, and is never behind the time of day in microseconds: tokens grow even where
-//! somebody removed the whole folder.
+//! The last token is kept in a file too, and is never behind the time of day in microseconds: tokens grow even if
+//! the whole folder was removed.
 
 use super::lock::DirLock;
 use crate::store::lease::{Acquired, EncodeLease};
@@ -17,9 +17,9 @@ pub(super) struct Leases {
     dir: PathBuf,
 }
 
-/// One that is written down.
+/// Content of a lease file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Record {
+struct LeaseRecord {
     token: u64,
     until_ms: u64,
 }
@@ -40,7 +40,7 @@ impl Leases {
         let before = fs::read_to_string(&last).ok().and_then(|text| text.trim().parse::<u64>().ok());
         let token = before.unwrap_or(0).saturating_add(1).max(millis(now).saturating_mul(1000));
         self.write(&last, &token.to_string())?;
-        self.note(key, Record { token, until_ms: millis(now.saturating_add(ttl)) })?;
+        self.note(key, LeaseRecord { token, until_ms: millis(now.saturating_add(ttl)) })?;
         Ok(Acquired::Granted(EncodeLease { key: *key, token }))
     }
 
@@ -50,7 +50,10 @@ impl Leases {
         let is_ours =
             self.read(&lease.key)?.is_some_and(|r| r.token == lease.token && r.until_ms > millis(now));
         if is_ours {
-            self.note(&lease.key, Record { token: lease.token, until_ms: millis(now.saturating_add(ttl)) })?;
+            self.note(
+                &lease.key,
+                LeaseRecord { token: lease.token, until_ms: millis(now.saturating_add(ttl)) },
+            )?;
         }
         Ok(is_ours)
     }
@@ -66,12 +69,12 @@ impl Leases {
         }
     }
 
-    /// Needs no lock: a record is replaced whole.
+    /// Needs no lock: records are replaced atomically.
     pub(super) fn is_held(&self, key: &ContentKey) -> io::Result<bool> {
         Ok(self.left(key, now())?.is_some())
     }
 
-    /// Removes the leases that ended.
+    /// Removes expired leases.
     pub(super) fn sweep(&self) -> io::Result<()> {
         let _lock = self.lock()?;
         for entry in fs::read_dir(&self.dir)?.flatten() {
@@ -98,24 +101,24 @@ impl Leases {
         Ok((left > 0).then(|| Duration::from_millis(left)))
     }
 
-    /// What is written down; a file that does not read is no lease.
-    fn read(&self, key: &ContentKey) -> io::Result<Option<Record>> {
+    /// Reads a lease file; a malformed one is no lease.
+    fn read(&self, key: &ContentKey) -> io::Result<Option<LeaseRecord>> {
         let text = match fs::read_to_string(self.path_of(key)) {
             Ok(text) => text,
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::InvalidData) => return Ok(None),
             Err(e) => return Err(e),
         };
         let record = text.split_once(' ').and_then(|(token, until)| {
-            Some(Record { token: token.parse().ok()?, until_ms: until.trim().parse().ok()? })
+            Some(LeaseRecord { token: token.parse().ok()?, until_ms: until.trim().parse().ok()? })
         });
         Ok(record)
     }
 
-    fn note(&self, key: &ContentKey, record: Record) -> io::Result<()> {
+    fn note(&self, key: &ContentKey, record: LeaseRecord) -> io::Result<()> {
         self.write(&self.path_of(key), &format!("{} {}", record.token, record.until_ms))
     }
 
-    /// Under the lock, so one name for what is being written is enough.
+    /// Replaces a file atomically. Called under the lock, so one temporary name is enough.
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         let new = self.dir.join("new");
         fs::write(&new, text)?;
@@ -130,7 +133,7 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Since 1970.
+/// Time since 1970.
 fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

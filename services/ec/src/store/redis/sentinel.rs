@@ -1,10 +1,10 @@
-//! Finding the master of a name. All sentinels are asked at once, and of what a majority says the highest configuration
-//! epoch wins, which is what they go by among themselves: one that was cut off names an old master with an old epoch.
-//! The named one has to say itself that it is the master.
+//! Discovery of a master through sentinels. All sentinels are asked concurrently, and of the answers of a majority the
+//! highest configuration epoch wins, as among the sentinels: one behind a partition names an old master with an old
+//! epoch. The named server must confirm that it is the master.
 //!
-//! Sentinels are asked without user and password, and with those of the setting if they want some.
+//! Sentinels are asked without credentials first, and with those of the setting if they require some.
 
-use super::dial::{Way, in_time};
+use super::options::{ConnectOptions, with_timeout};
 use super::setting::Host;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -13,34 +13,37 @@ use redis::{Client, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, 
 use std::collections::HashMap;
 
 pub(super) struct Sentinels {
-    /// Each without and with credentials.
+    /// A client without and one with credentials for each sentinel.
     clients: Vec<(Client, Client)>,
     name: String,
 }
 
 impl Sentinels {
-    pub(super) fn new(hosts: &[Host], name: &str, way: &Way) -> RedisResult<Self> {
-        let (anonymous, known) = (way.anonymous(), way.in_database_0());
+    pub(super) fn new(hosts: &[Host], name: &str, options: &ConnectOptions) -> RedisResult<Self> {
+        let (anonymous, known) = (options.anonymous(), options.in_database_0());
         let clients = hosts.iter().map(|host| Ok((anonymous.client(host)?, known.client(host)?)));
         Ok(Self { clients: clients.collect::<RedisResult<_>>()?, name: name.to_owned() })
     }
 
-    pub(super) async fn connect_to_master(&self, way: &Way) -> RedisResult<MultiplexedConnection> {
-        let master = self.master(way).await?;
-        let mut connection = way.connect(&way.client(&master)?).await?;
-        match in_time(way.connection_timeout(), cmd("ROLE").query_async(&mut connection)).await {
+    pub(super) async fn connect_to_master(
+        &self,
+        options: &ConnectOptions,
+    ) -> RedisResult<MultiplexedConnection> {
+        let master = self.master(options).await?;
+        let mut connection = options.connect(&options.client(&master)?).await?;
+        match with_timeout(options.connection_timeout, cmd("ROLE").query_async(&mut connection)).await {
             Ok(Value::Array(role)) if role.first().and_then(text) == Some("master") => Ok(connection),
-            // A user who may not ask learns it from the first write.
+            // A user without permission for ROLE learns it from the first write.
             Err(e) if e.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(connection),
             Ok(_) => Err(lost("the sentinels name a server that is no master")),
             Err(e) => Err(e),
         }
     }
 
-    /// Where the master is.
-    pub(super) async fn master(&self, way: &Way) -> RedisResult<Host> {
+    /// Address of the master.
+    pub(super) async fn master(&self, options: &ConnectOptions) -> RedisResult<Host> {
         let mut asked: FuturesUnordered<_> =
-            self.clients.iter().map(|clients| self.ask(way, clients)).collect();
+            self.clients.iter().map(|clients| self.ask(options, clients)).collect();
         let majority = self.clients.len() / 2 + 1;
         let (mut named, mut last) = (Vec::new(), None);
         while named.len() < majority
@@ -57,19 +60,23 @@ impl Sentinels {
         }
     }
 
-    /// The master as one sentinel knows it, with its epoch.
-    async fn ask(&self, way: &Way, (anonymous, known): &(Client, Client)) -> RedisResult<(u64, Host)> {
-        match self.ask_as(way, anonymous).await {
+    /// The master and its epoch, as one sentinel reports them.
+    async fn ask(
+        &self,
+        options: &ConnectOptions,
+        (anonymous, known): &(Client, Client),
+    ) -> RedisResult<(u64, Host)> {
+        match self.ask_as(options, anonymous).await {
             Err(e) if e.code() == Some("NOAUTH") || e.kind() == ErrorKind::AuthenticationFailed => {
-                self.ask_as(way, known).await
+                self.ask_as(options, known).await
             }
             answer => answer,
         }
     }
 
-    async fn ask_as(&self, way: &Way, client: &Client) -> RedisResult<(u64, Host)> {
-        in_time(way.connection_timeout(), async {
-            let mut connection = way.connect(client).await?;
+    async fn ask_as(&self, options: &ConnectOptions, client: &Client) -> RedisResult<(u64, Host)> {
+        with_timeout(options.connection_timeout, async {
+            let mut connection = options.connect(client).await?;
             let mut command = cmd("SENTINEL");
             let fields: HashMap<String, String> =
                 command.arg("MASTER").arg(&self.name).query_async(&mut connection).await?;

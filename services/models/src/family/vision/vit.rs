@@ -6,15 +6,15 @@
 //! if asked to, and no norm at the end if it pools by the mean. Poolers and mask tokens are left alone.
 //! A position table is read for the one size it was made for: nothing interpolates it.
 
-use super::{attention, channels, pair, patch_side};
+use super::read::{attention, channels, pair, patch_side};
 use crate::error::ModelError;
 use crate::family::Config;
 use crate::spec::*;
 use triptych_core::Modality;
 
-/// Which of the three.
+/// One of the three architectures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum VitKind {
     Vit,
     Deit,
     Beit,
@@ -62,8 +62,8 @@ const SHARED_BIAS: &str = "encoder.relative_position_bias.relative_position_bias
 /// The encoder of a section of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
-pub(super) fn spec(config: &Config<'_>, kind: Kind) -> Result<EncoderSpec, ModelError> {
+/// [`ModelError::Config`] for a key that is missing or not supported.
+pub(super) fn spec(config: &Config<'_>, kind: VitKind) -> Result<EncoderSpec, ModelError> {
     let hidden = config.size("hidden_size")?;
     let side = patch_side(config)?;
     let image = pair(config, "image_size")?;
@@ -71,12 +71,12 @@ pub(super) fn spec(config: &Config<'_>, kind: Kind) -> Result<EncoderSpec, Model
     if grid.contains(&0) {
         return Err(config.unsupported("patch_size", side, "at most image_size"));
     }
-    let names = if kind == Kind::Deit { &DEIT } else { &VIT };
+    let names = if kind == VitKind::Deit { &DEIT } else { &VIT };
     let n_prefix = names.stem.len() - 1;
-    let extras = if kind == Kind::Beit { beit_extras(config, grid)? } else { EncoderExtras::default() };
-    let has_table = kind != Kind::Beit || config.flag_or("use_absolute_position_embeddings", false)?;
+    let extras = if kind == VitKind::Beit { beit_extras(config, grid)? } else { EncoderExtras::default() };
+    let has_table = kind != VitKind::Beit || config.flag_or("use_absolute_position_embeddings", false)?;
     let bias = config.flag_or("qkv_bias", true)?;
-    let bias = AttentionBias { q: bias, k: bias && kind != Kind::Beit, v: bias, out: true };
+    let bias = AttentionBias { q: bias, k: bias && kind != VitKind::Beit, v: bias, out: true };
     Ok(EncoderSpec {
         modality: Modality::Image,
         stem: StemSpec::PrefixedPatches {
@@ -101,7 +101,7 @@ pub(super) fn spec(config: &Config<'_>, kind: Kind) -> Result<EncoderSpec, Model
             norm: NormSpec::layer(config.number("layer_norm_eps")?),
             input_norm: InputNorm::Absent,
             placement: NormPlacement::Pre,
-            final_norm: kind != Kind::Beit || !config.flag_or("use_mean_pooling", true)?,
+            final_norm: kind != VitKind::Beit || !config.flag_or("use_mean_pooling", true)?,
         },
         windows: None,
         extras,
@@ -119,8 +119,8 @@ fn beit_extras(config: &Config<'_>, grid: [usize; 2]) -> Result<EncoderExtras, M
     let shared = config.flag_or("use_shared_relative_position_bias", false)?;
     let table = match (own, shared) {
         (false, false) => None,
-        (true, false) => Some(PlaneTable::PerLayer(OWN_BIAS)),
-        (false, true) => Some(PlaneTable::Shared(SHARED_BIAS)),
+        (true, false) => Some(PositionBiasTable::PerLayer(OWN_BIAS)),
+        (false, true) => Some(PositionBiasTable::Shared(SHARED_BIAS)),
         (true, true) => {
             let expected = "false beside use_relative_position_bias";
             return Err(config.unsupported("use_shared_relative_position_bias", true, expected));
@@ -129,7 +129,7 @@ fn beit_extras(config: &Config<'_>, grid: [usize; 2]) -> Result<EncoderExtras, M
     let value = config.get("layer_scale_init_value").and_then(serde_json::Value::as_f64).unwrap_or(0.1);
     Ok(EncoderExtras {
         scales: (value > 0.0).then_some(SCALES),
-        plane_bias: table.map(|table| PlaneBiasSpec { grid, table }),
+        position_bias: table.map(|table| PositionBiasSpec { grid, table }),
         projection: None,
     })
 }

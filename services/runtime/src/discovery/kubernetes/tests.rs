@@ -1,4 +1,4 @@
-//! Against a small API server that is told what to answer, over HTTP.
+//! Tests against a small HTTP API server with scripted responses.
 
 use super::*;
 use crate::discovery::Discovery;
@@ -16,7 +16,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 
-/// What the server does with the next request.
+/// Response to the next request.
 enum Step {
     Answer(StatusCode, Value),
     /// Lines as they are sent; the watch ends when the sender is dropped.
@@ -87,7 +87,7 @@ fn event(kind: &str, object: Value) -> Value {
 
 struct Following {
     _discovery: Discovery,
-    present: tokio::sync::watch::Receiver<crate::discovery::Present>,
+    present: tokio::sync::watch::Receiver<crate::discovery::EndpointSet>,
 }
 
 impl Following {
@@ -101,7 +101,8 @@ impl Following {
     }
 
     async fn becomes(&mut self, expect: &[&str]) {
-        let shown = |p: &crate::discovery::Present| p.iter().map(|e| e.address.clone()).collect::<Vec<_>>();
+        let shown =
+            |p: &crate::discovery::EndpointSet| p.iter().map(|e| e.address.clone()).collect::<Vec<_>>();
         let came = self.present.wait_for(|p| shown(p) == expect);
         let came = tokio::time::timeout(Duration::from_secs(60), came).await.map(|r| r.map(|_| ()));
         assert!(matches!(came, Ok(Ok(()))), "{expect:?} never came");
@@ -131,7 +132,7 @@ async fn pages_are_listed_and_events_are_followed() {
 }
 
 #[tokio::test]
-async fn a_watch_that_ends_goes_on_from_its_last_version() {
+async fn a_watch_resumes_at_its_last_version() {
     let server = Server::default();
     let (first, watching_first) = watch();
     let (second, watching_second) = watch();

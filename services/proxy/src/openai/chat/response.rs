@@ -1,0 +1,132 @@
+//! OpenAI's objects from the pieces of a chat answer: one completion, or a stream of chunks.
+
+use super::super::response_head::{ResponseHead, finish_name};
+use super::super::sse;
+use super::super::usage::Usage;
+use super::schema::{
+    AnswerMessage, Choice, Chunk, ChunkChoice, ChunkDelta, Completion, Logprobs, TokenLogprob,
+};
+use crate::orchestrate::{Answer, Piece};
+use bytes::Bytes;
+use futures::{Stream, stream};
+use triptych_core::Failure;
+use triptych_core::sampling::FinishReason;
+use triptych_proto::v1;
+
+fn logprobs(tokens: Vec<v1::ChosenToken>) -> Option<Logprobs> {
+    let content: Vec<TokenLogprob> = tokens.into_iter().map(Into::into).collect();
+    (!content.is_empty()).then_some(Logprobs { content, refusal: None })
+}
+
+/// Collects a whole answer, by choice.
+pub(super) struct ChatCollector(Vec<CollectedChoice>);
+
+#[derive(Default)]
+struct CollectedChoice {
+    text: String,
+    tokens: Vec<v1::ChosenToken>,
+    finish: Option<&'static str>,
+}
+
+impl ChatCollector {
+    pub(super) fn new(n_choices: u32) -> Self {
+        Self((0..n_choices).map(|_| CollectedChoice::default()).collect())
+    }
+
+    pub(super) fn add(&mut self, delta: v1::Delta) {
+        // The orchestrator lets no other choice through.
+        let Some(choice) = self.0.get_mut(delta.choice as usize) else { return };
+        choice.finish = finish_name(&delta).or(choice.finish);
+        choice.text.push_str(&delta.text);
+        choice.tokens.extend(delta.logprobs);
+    }
+
+    pub(super) fn into_completion(self, head: ResponseHead, summary: v1::Summary) -> Completion {
+        let choices = self.0.into_iter().zip(0..).map(|(choice, index)| Choice {
+            index,
+            message: AnswerMessage { role: "assistant", content: choice.text, refusal: None },
+            logprobs: logprobs(choice.tokens),
+            finish_reason: choice.finish.unwrap_or(FinishReason::Stop.as_str()),
+        });
+        Completion {
+            id: head.id,
+            object: "chat.completion",
+            created: head.created,
+            model: head.model,
+            choices: choices.collect(),
+            usage: summary.usage.unwrap_or_default().into(),
+            system_fingerprint: None,
+        }
+    }
+}
+
+/// Turns an answer into events.
+pub(super) struct ChatEvents {
+    head: ResponseHead,
+    include_usage: bool,
+    /// Per choice: true once its role was sent.
+    role_sent: Vec<bool>,
+}
+
+impl ChatEvents {
+    pub(super) fn new(head: ResponseHead, include_usage: bool, n_choices: u32) -> Self {
+        Self { head, include_usage, role_sent: vec![false; n_choices as usize] }
+    }
+
+    /// Events for `first` and the rest of the answer. A failure is an event without `[DONE]` after it.
+    pub(super) fn events(self, first: Piece, answer: Answer) -> impl Stream<Item = Bytes> + Send + 'static {
+        stream::unfold((self, Some(Ok(first)), answer), |(mut events, first, mut answer)| async move {
+            let piece: Result<Piece, Failure> = match first {
+                Some(piece) => piece,
+                None => answer.next().await?,
+            };
+            let event = match piece {
+                Ok(Piece::Delta(delta)) => events.delta(delta),
+                Ok(Piece::Summary(summary)) => events.end(summary),
+                Err(failure) => sse::error(&failure),
+            };
+            Some((event, (events, None, answer)))
+        })
+    }
+
+    fn delta(&mut self, delta: v1::Delta) -> Bytes {
+        let finish_reason = finish_name(&delta);
+        let role_sent = self.role_sent.get_mut(delta.choice as usize);
+        let role = role_sent.and_then(|sent| (!std::mem::replace(sent, true)).then_some("assistant"));
+        let choice = ChunkChoice {
+            index: delta.choice,
+            // The last delta of a choice may have no text.
+            delta: ChunkDelta {
+                role,
+                content: Some(delta.text).filter(|text| role.is_some() || !text.is_empty()),
+            },
+            logprobs: logprobs(delta.logprobs),
+            finish_reason,
+        };
+        let usage = self.include_usage.then_some(None);
+        sse::event(&self.chunk(vec![choice], usage))
+    }
+
+    fn end(&mut self, summary: v1::Summary) -> Bytes {
+        let mut events = Vec::new();
+        if self.include_usage {
+            let usage = Usage::from(summary.usage.unwrap_or_default());
+            events.extend_from_slice(&sse::event(&self.chunk(Vec::new(), Some(Some(usage)))));
+        }
+        events.extend_from_slice(&sse::done());
+        events.into()
+    }
+
+    fn chunk(&self, choices: Vec<ChunkChoice>, usage: Option<Option<Usage>>) -> Chunk {
+        let ResponseHead { id, created, model } = self.head.clone();
+        Chunk {
+            id,
+            object: "chat.completion.chunk",
+            created,
+            model,
+            choices,
+            usage,
+            system_fingerprint: None,
+        }
+    }
+}

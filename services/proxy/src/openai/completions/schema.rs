@@ -1,0 +1,101 @@
+//! OpenAI's objects for completions, and the extensions. Fields and their names only; `response` fills them.
+
+use super::super::usage::Usage;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use triptych_proto::v1;
+
+/// A response, or one object of a streamed response.
+#[derive(Debug, Serialize)]
+pub(super) struct Completion {
+    pub(super) id: String,
+    pub(super) object: &'static str,
+    pub(super) created: u64,
+    pub(super) model: String,
+    pub(super) choices: Vec<Choice>,
+    /// Absent in a stream unless asked for; then null in every object but the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) usage: Option<Option<Usage>>,
+    pub(super) system_fingerprint: Option<&'static str>,
+}
+
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Choice {
+    pub(super) index: usize,
+    pub(super) text: String,
+    pub(super) logprobs: Option<Logprobs>,
+    pub(super) finish_reason: Option<&'static str>,
+    /// Extension: the tokens of the text.
+    pub(super) token_ids: Vec<u32>,
+    #[serde(flatten)]
+    pub(super) prompts: ReportedPrompts,
+}
+
+/// Extension: prompts of encoder and decoder, for encoder-decoder models.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct ReportedPrompts {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) encoder_prompt: Option<TextOrTokens>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) decoder_prompt: Option<DecoderPrompt>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum TextOrTokens {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct DecoderPrompt {
+    text: String,
+    token_ids: Vec<u32>,
+}
+
+/// Log-probabilities of a choice's tokens, as parallel lists.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Logprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<f32>,
+    top_logprobs: Vec<BTreeMap<String, f32>>,
+    text_offset: Vec<usize>,
+}
+
+impl ReportedPrompts {
+    /// The prompts of a summary.
+    pub(super) fn of(summary: &v1::Summary) -> Self {
+        use v1::text_or_tokens::Kind;
+        let encoder = summary.encoder_prompt.clone().and_then(|p| p.kind).map(|kind| match kind {
+            Kind::Text(text) => TextOrTokens::Text(text),
+            Kind::Tokens(ids) => TextOrTokens::Tokens(ids.ids),
+        });
+        let decoder = summary.decoder_prompt.clone();
+        let decoder = decoder.map(|p| DecoderPrompt { text: p.text, token_ids: p.token_ids });
+        Self { encoder_prompt: encoder, decoder_prompt: decoder }
+    }
+}
+
+impl Logprobs {
+    /// Adds tokens, the first of which starts at `offset` characters of the choice's text. `None` if there are none.
+    pub(super) fn of(tokens: Vec<v1::ChosenToken>, mut offset: usize) -> Option<Self> {
+        if tokens.is_empty() {
+            return None;
+        }
+        let mut all = Self::default();
+        for token in tokens {
+            let chosen = token.chosen.unwrap_or_default();
+            all.text_offset.push(offset);
+            offset += chosen.text.chars().count();
+            all.token_logprobs.push(finite(chosen.logprob));
+            all.tokens.push(chosen.text);
+            all.top_logprobs.push(token.top.into_iter().map(|t| (t.text, finite(t.logprob))).collect());
+        }
+        Some(all)
+    }
+}
+
+/// JSON has no infinity, and clients expect a number; OpenAI writes -9999 for a negligible probability.
+fn finite(logprob: f32) -> f32 {
+    logprob.max(-9999.0)
+}
