@@ -7,92 +7,21 @@
 //! Sequences are told apart by offsets, never by padding: `cu_seqlens` has one entry more than there are
 //! sequences, starts at 0, never falls, and ends at `n_tokens`.
 
-use thiserror::Error;
-use triptych_core::DType;
-
 use crate::check;
 
 mod attention;
 mod bias;
 mod conv;
+mod error;
 mod rotary;
+mod weights;
 
 pub use attention::{AttentionShape, ChosenHeads, KvLayer, KvLayout, Mask, PagedBatch, Qkv, Varlen};
 pub use bias::{BucketRule, BucketSides, RelativeBias, ScoreBias, SharedBias};
 pub use conv::{Conv2d, Unfold};
+pub use error::{KernelError, Result};
 pub use rotary::{RopePairs, RopeShape};
-
-/// A shape or index that an op cannot take. Always a bug of the caller: nothing a client sends reaches it.
-#[derive(Debug, Error, Clone, PartialEq, Eq)]
-pub enum KernelError {
-    /// Two shapes that must agree do not.
-    #[error("{op}: {what} is {actual:?}, expected {expected:?}")]
-    Shape {
-        /// The op.
-        op: &'static str,
-        /// Which argument.
-        what: &'static str,
-        /// As needed.
-        expected: Vec<usize>,
-        /// As given.
-        actual: Vec<usize>,
-    },
-    /// An index past its end.
-    #[error("{op}: {what} {index} is out of {len}")]
-    Index {
-        /// The op.
-        op: &'static str,
-        /// What is indexed.
-        what: &'static str,
-        /// The index.
-        index: usize,
-        /// The end.
-        len: usize,
-    },
-    /// The machine lacks what was asked for by force.
-    #[error("instruction set {0} is not on this machine")]
-    Isa(&'static str),
-    /// The library below failed.
-    #[error("{op}: {message}")]
-    Library {
-        /// The op.
-        op: &'static str,
-        /// Its words.
-        message: String,
-    },
-}
-
-/// Result of an op.
-pub type Result<T, E = KernelError> = std::result::Result<T, E>;
-
-/// A stored tensor as it lies in a file: row-major, little-endian, borrowed.
-#[derive(Clone, Copy, Debug)]
-pub struct WeightView<'a> {
-    /// Element type.
-    pub dtype: DType,
-    /// Dimensions, outermost first.
-    pub shape: &'a [usize],
-    /// The bytes; their number is the product of `shape` and the element size.
-    pub data: &'a [u8],
-}
-
-/// One linear layer as stored: `weight [out, in]`, `bias [out]`.
-#[derive(Clone, Copy, Debug)]
-pub struct LinearPart<'a> {
-    /// `[out, in]`; more than two dimensions (a convolution) are flattened to `[out, rest]`.
-    pub weight: WeightView<'a>,
-    /// `[out]`.
-    pub bias: Option<WeightView<'a>>,
-    /// Factor on weight and bias, taken in when they are loaded: a gate or an embedding's scale. Usually 1.
-    pub scale: f32,
-}
-
-impl<'a> LinearPart<'a> {
-    /// A layer as stored, unscaled.
-    pub fn new(weight: WeightView<'a>, bias: Option<WeightView<'a>>) -> Self {
-        Self { weight, bias, scale: 1.0 }
-    }
-}
+pub use weights::{LinearPart, WeightView};
 
 /// A function applied to each element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

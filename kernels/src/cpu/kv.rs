@@ -11,8 +11,8 @@ use std::ops::Range;
 
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
-use super::CpuBackend;
 use super::cell::{Bf16Pair, ByteQuad, Cell, LARGEST_BYTE, PANEL, n_cells};
+use super::context::Context;
 use super::matrix::CpuTensor;
 use super::panels::{Panels, lay};
 use super::pool::Shared;
@@ -63,11 +63,11 @@ impl CpuKvCache {
     }
 
     /// Writes rows to slots; the caller checked the arguments.
-    pub(super) fn write(&mut self, backend: &CpuBackend, layer: usize, kv: [Columns<'_>; 2], slots: &[u32]) {
+    pub(super) fn write(&mut self, context: &Context, layer: usize, kv: [Columns<'_>; 2], slots: &[u32]) {
         match &mut self.0 {
-            Pages::F32(pages) => pages.write(backend, layer, kv, slots),
-            Pages::Bf16(pages) => pages.write(backend, layer, kv, slots),
-            Pages::Int8(pages) => pages.write(backend, layer, kv, slots),
+            Pages::F32(pages) => pages.write(context, layer, kv, slots),
+            Pages::Bf16(pages) => pages.write(context, layer, kv, slots),
+            Pages::Int8(pages) => pages.write(context, layer, kv, slots),
         }
     }
 
@@ -192,12 +192,12 @@ impl<C: Cell> PagedCells<C> {
 
     /// Writes row `i` of keys and values to slot `slots[i]`, in that order. Heads are independent, so each is
     /// a task.
-    pub(super) fn write(&mut self, backend: &CpuBackend, layer: usize, kv: [Columns<'_>; 2], slots: &[u32]) {
+    pub(super) fn write(&mut self, context: &Context, layer: usize, kv: [Columns<'_>; 2], slots: &[u32]) {
         let KvLayout { n_kv_heads, head_dim, .. } = self.layout;
         let (layout, order) = (self.layout, self.order);
         let cells = &Shared::new(self.cells.cells_mut());
-        backend.pool.run(n_kv_heads, n_kv_heads * head_dim * slots.len() * 2, |head| {
-            backend.isa.run(WriteHead { cells, layout, order, layer, head, kv, slots });
+        context.pool.run(n_kv_heads, n_kv_heads * head_dim * slots.len() * 2, |head| {
+            context.isa.run(WriteHead { cells, layout, order, layer, head, kv, slots });
         });
     }
 

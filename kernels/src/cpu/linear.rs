@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
-use super::CpuBackend;
 use super::cell::{Bf16Dot, Bf16Fma, Bf16Pair, F32Fma, FillRows, FloatMath, Math, PANEL, halves, n_cells};
+use super::context::Context;
 use super::matrix::{CpuTensor, unwritten};
 use super::packed::Key;
 use super::panels::{self, Panels};
@@ -50,8 +50,8 @@ pub(super) enum Packed {
 
 impl CpuLinear {
     /// Packs a layer in a precision.
-    pub(super) fn new(backend: &CpuBackend, precision: Precision, stacked: Stacked<'_>) -> Self {
-        let weight = Arc::new(Packed::new(backend, precision, &stacked));
+    pub(super) fn new(context: &Context, precision: Precision, stacked: Stacked<'_>) -> Self {
+        let weight = Arc::new(Packed::new(context, precision, &stacked));
         let Stacked { n_in, n_out, bias, .. } = stacked;
         let bias = bias.map(|mut bias| {
             bias.resize(n_out.next_multiple_of(PANEL), 0.0);
@@ -73,7 +73,7 @@ impl CpuLinear {
     /// `act(x Wᵀ + b) + residual`. `x` has `n_in` columns, `residual` the shape of the result.
     pub(super) fn apply(
         &self,
-        backend: &CpuBackend,
+        context: &Context,
         x: &CpuTensor,
         act: Activation,
         residual: Option<&CpuTensor>,
@@ -86,20 +86,20 @@ impl CpuLinear {
         match &*self.weight {
             // A copy is worth its while for rows that meet many panels.
             Packed::F32(panels) if stride::<f32>(n_in) > n_in && n_tokens > 1 && self.n_out > COPIED => {
-                multiply::<F32Fma>(backend, laid::<F32Fma>(backend, x).view(), panels, call, &mut out);
+                multiply::<F32Fma>(context, laid::<F32Fma>(context, x).view(), panels, call, &mut out);
             }
             Packed::F32(panels) => {
                 let rows = Rows { cells: x.data(), stride: n_in };
-                multiply::<F32Fma>(backend, rows, panels, call, &mut out);
+                multiply::<F32Fma>(context, rows, panels, call, &mut out);
             }
-            Packed::Bf16(panels) if backend.isa.has_pairs() => {
-                multiply::<Bf16Dot>(backend, laid::<Bf16Dot>(backend, x).view(), panels, call, &mut out);
+            Packed::Bf16(panels) if context.isa.has_pairs() => {
+                multiply::<Bf16Dot>(context, laid::<Bf16Dot>(context, x).view(), panels, call, &mut out);
             }
             Packed::Bf16(panels) => {
-                multiply::<Bf16Fma>(backend, laid::<Bf16Fma>(backend, x).view(), panels, call, &mut out);
+                multiply::<Bf16Fma>(context, laid::<Bf16Fma>(context, x).view(), panels, call, &mut out);
             }
-            Packed::Int8(panels) => panels.multiply(backend, x, call, &mut out),
-            Packed::Int4(panels) => panels.multiply(backend, x, call, &mut out),
+            Packed::Int8(panels) => panels.multiply(context, x, call, &mut out),
+            Packed::Int4(panels) => panels.multiply(context, x, call, &mut out),
         }
         CpuTensor::new(out, n_tokens, self.n_out)
     }
@@ -107,17 +107,17 @@ impl CpuLinear {
 
 impl Packed {
     /// What an earlier load packed of a weight, or else what is packed now.
-    fn new(backend: &CpuBackend, precision: Precision, stacked: &Stacked<'_>) -> Self {
-        let way = ["linear", precision.as_str(), backend.isa().as_str()];
-        let kept = backend.packed.as_ref().map(|packed| (packed, Key::new(&way, stacked.parts())));
+    fn new(context: &Context, precision: Precision, stacked: &Stacked<'_>) -> Self {
+        let way = ["linear", precision.as_str(), context.isa.get().as_str()];
+        let kept = context.packed.as_ref().map(|packed| (packed, Key::new(&way, stacked.parts())));
         let mut weight = Self::blank(precision, stacked);
         if let Some((packed, key)) = kept {
-            if packed.restore(&backend.pool, key, weight.records()) {
+            if packed.restore(&context.pool, key, weight.records()) {
                 return weight;
             }
             weight = Self::blank(precision, stacked);
         }
-        weight.fill(backend, stacked);
+        weight.fill(context, stacked);
         if let Some((packed, key)) = kept {
             packed.keep(key, weight.records());
         }
@@ -155,12 +155,12 @@ impl Packed {
     }
 
     /// Packs a weight into zeros.
-    fn fill(&mut self, backend: &CpuBackend, stacked: &Stacked<'_>) {
+    fn fill(&mut self, context: &Context, stacked: &Stacked<'_>) {
         match self {
-            Self::F32(panels) => pack::<F32Fma>(panels, backend, stacked),
-            Self::Bf16(panels) => pack::<Bf16Dot>(panels, backend, stacked),
-            Self::Int8(panels) => panels.fill(backend, stacked),
-            Self::Int4(panels) => panels.fill(backend, stacked),
+            Self::F32(panels) => pack::<F32Fma>(panels, context, stacked),
+            Self::Bf16(panels) => pack::<Bf16Dot>(panels, context, stacked),
+            Self::Int8(panels) => panels.fill(context, stacked),
+            Self::Int4(panels) => panels.fill(context, stacked),
         }
     }
 
@@ -178,24 +178,24 @@ impl Packed {
 /// Lays `[n_out, n_in]` into panels.
 fn pack<M: FloatMath<Row = <M as Math>::Word>>(
     panels: &mut Panels<M::Word>,
-    backend: &CpuBackend,
+    context: &Context,
     stacked: &Stacked<'_>,
 ) {
-    panels::pack(panels, &backend.pool, stacked, n_cells::<M::Word>(stacked.n_in), |_, values, rows| {
-        backend.isa.run(FillRows::<M> { values, width: values.len(), rows });
+    panels::pack(panels, &context.pool, stacked, n_cells::<M::Word>(stacked.n_in), |_, values, rows| {
+        context.isa.run(FillRows::<M> { values, width: values.len(), rows });
     });
 }
 
 /// The product of rows and panels of floats, `out: [n_tokens, n_out]`.
 fn multiply<M: FloatMath>(
-    backend: &CpuBackend,
+    context: &Context,
     rows: Rows<'_, M::Row>,
     panels: &Panels<M::Word>,
     (size, epilogue): (Size, Epilogue<'_>),
     out: &mut [f32],
 ) {
     let (x, panels) = (rows, panels.cells());
-    Product::<M, _> { x, panels, size, units: Plain, epilogue }.run(backend, out);
+    Product::<M, _> { x, panels, size, units: Plain, epilogue }.run(context, out);
 }
 
 /// Rows as a product reads them.
@@ -212,13 +212,13 @@ impl<C> Laid<C> {
 }
 
 /// Rounds rows.
-fn laid<M: FloatMath>(backend: &CpuBackend, x: &CpuTensor) -> Laid<M::Row> {
+fn laid<M: FloatMath>(context: &Context, x: &CpuTensor) -> Laid<M::Row> {
     let (n_tokens, width) = x.dims();
     let stride = stride::<M::Row>(n_cells::<M::Word>(width));
     let mut cells = vec![M::Row::default(); n_tokens * stride];
-    backend.pool.rows(&mut cells, stride, width / 8 + 1, |row, rows| {
+    context.pool.rows(&mut cells, stride, width / 8 + 1, |row, rows| {
         let values = &x.data()[row * width..][..rows.len() / stride * width];
-        backend.isa.run(FillRows::<M> { values, width, rows });
+        context.isa.run(FillRows::<M> { values, width, rows });
     });
     Laid { cells, stride }
 }

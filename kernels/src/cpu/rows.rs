@@ -1,6 +1,6 @@
 //! Ops that move rows or treat each alone: gathers, columns, gates.
 
-use super::CpuBackend;
+use super::context::Context;
 use super::math::Gate;
 use super::matrix::{CpuTensor, unwritten};
 use crate::check::Dims;
@@ -13,10 +13,10 @@ pub(super) const VALUES_PER_NS: usize = 2;
 const COPIED_PER_NS: usize = 4;
 
 /// Rows by number.
-pub(super) fn gather(backend: &CpuBackend, x: &CpuTensor, rows: &[u32]) -> CpuTensor {
+pub(super) fn gather(context: &Context, x: &CpuTensor, rows: &[u32]) -> CpuTensor {
     let width = x.dims().1;
     let mut out = unwritten(rows.len() * width);
-    backend.pool.rows(&mut out, width, width / COPIED_PER_NS, |first, out| {
+    context.pool.rows(&mut out, width, width / COPIED_PER_NS, |first, out| {
         for (out, &row) in out.chunks_exact_mut(width).zip(&rows[first..]) {
             out.copy_from_slice(x.row(row as usize));
         }
@@ -34,10 +34,10 @@ pub(super) fn scatter(x: &mut CpuTensor, rows: &[u32], src: &CpuTensor) {
 }
 
 /// Some columns.
-pub(super) fn columns(backend: &CpuBackend, x: &CpuTensor, start: usize, width: usize) -> CpuTensor {
+pub(super) fn columns(context: &Context, x: &CpuTensor, start: usize, width: usize) -> CpuTensor {
     let n_tokens = x.dims().0;
     let mut out = unwritten(n_tokens * width);
-    backend.pool.rows(&mut out, width, width / COPIED_PER_NS, |first, out| {
+    context.pool.rows(&mut out, width, width / COPIED_PER_NS, |first, out| {
         for (row, out) in (first..).zip(out.chunks_exact_mut(width)) {
             out.copy_from_slice(&x.row(row)[start..start + width]);
         }
@@ -49,10 +49,10 @@ pub(super) fn columns(backend: &CpuBackend, x: &CpuTensor, start: usize, width: 
 const TURNED: usize = 64;
 
 /// Rows of each sequence to columns; `t` rows are a sequence.
-pub(super) fn transpose(backend: &CpuBackend, x: &CpuTensor, (t, dims): (usize, Dims)) -> CpuTensor {
+pub(super) fn transpose(context: &Context, x: &CpuTensor, (t, dims): (usize, Dims)) -> CpuTensor {
     let (n_rows, width) = (dims.0, x.dims().1);
     let mut out = unwritten(n_rows * t);
-    backend.pool.rows(&mut out, t, t, |first, rows| {
+    context.pool.rows(&mut out, t, t, |first, rows| {
         for start in (0..t).step_by(TURNED) {
             for (row, out) in (first..).zip(rows.chunks_exact_mut(t)) {
                 let (seq, column) = (row / width, row % width);
@@ -66,10 +66,10 @@ pub(super) fn transpose(backend: &CpuBackend, x: &CpuTensor, (t, dims): (usize, 
 }
 
 /// `x += y`.
-pub(super) fn add(backend: &CpuBackend, x: &mut CpuTensor, y: &CpuTensor) {
+pub(super) fn add(context: &Context, x: &mut CpuTensor, y: &CpuTensor) {
     let (_, width) = x.dims();
     let y = y.data();
-    backend.pool.rows(x.data_mut(), width, width / VALUES_PER_NS, |row, x| {
+    context.pool.rows(x.data_mut(), width, width / VALUES_PER_NS, |row, x| {
         for (x, y) in x.iter_mut().zip(&y[row * width..]) {
             *x += y;
         }
@@ -77,13 +77,13 @@ pub(super) fn add(backend: &CpuBackend, x: &mut CpuTensor, y: &CpuTensor) {
 }
 
 /// `act(x[:, ..width]) · x[:, width..]`.
-pub(super) fn gate(backend: &CpuBackend, x: &CpuTensor, width: usize, act: Activation) -> CpuTensor {
+pub(super) fn gate(context: &Context, x: &CpuTensor, width: usize, act: Activation) -> CpuTensor {
     let n_tokens = x.dims().0;
     let mut out = unwritten(n_tokens * width);
-    backend.pool.rows(&mut out, width, 2 * width / VALUES_PER_NS, |first, out| {
+    context.pool.rows(&mut out, width, 2 * width / VALUES_PER_NS, |first, out| {
         for (row, out) in (first..).zip(out.chunks_exact_mut(width)) {
             let (x, y) = x.row(row).split_at(width);
-            backend.isa.run(Gate { x, y, out, act });
+            context.isa.run(Gate { x, y, out, act });
         }
     });
     CpuTensor::new(out, n_tokens, width)

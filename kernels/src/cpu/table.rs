@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use triptych_core::DType;
 
-use super::CpuBackend;
 use super::cell::{Bf16Pair, ByteQuad, Cell, n_cells};
+use super::context::Context;
 use super::kv::{inverse, scale};
 use super::linear::{CpuLinear, Packed};
 use super::matrix::{CpuTensor, unwritten};
@@ -123,28 +123,28 @@ pub struct CpuTable {
 impl CpuTable {
     /// Keeps a table of `(n_rows, width)`; the caller checked its bytes.
     pub(super) fn new(
-        backend: &CpuBackend,
+        context: &Context,
         table: WeightView<'_>,
         (n_rows, width): (usize, usize),
         scale: f32,
     ) -> Self {
-        let rows = Rows::of(backend.precision, table.dtype, n_rows * width);
+        let rows = Rows::of(context.precision, table.dtype, n_rows * width);
         if rows == Rows::Plain(table.dtype) {
             return Self { kept: Kept::Rows(rows, table.data.to_vec()), n_rows, width, scale };
         }
         let mut data = vec![0; n_rows * rows.row_bytes(width)];
-        let kept = backend
+        let kept = context
             .packed
             .as_ref()
             .map(|packed| (packed, Key::new(&["table", rows.as_str()], [&LinearPart::new(table, None)])));
         let is_restored =
-            kept.is_some_and(|(packed, key)| packed.restore(&backend.pool, key, vec![&mut data]));
+            kept.is_some_and(|(packed, key)| packed.restore(&context.pool, key, vec![&mut data]));
         if !is_restored {
             let row_bytes = rows.row_bytes(width);
-            backend.pool.rows(&mut data, row_bytes, width / VALUES_PER_NS, |first, to| {
+            context.pool.rows(&mut data, row_bytes, width / VALUES_PER_NS, |first, to| {
                 let row_stored = width * table.dtype.size();
                 let from = &table.data[first * row_stored..][..to.len() / row_bytes * row_stored];
-                backend.isa.run(Narrow { dtype: table.dtype, width, from, rows, to });
+                context.isa.run(Narrow { dtype: table.dtype, width, from, rows, to });
             });
             if let Some((packed, key)) = kept {
                 packed.keep(key, vec![&mut data]);
@@ -218,10 +218,10 @@ fn copy(to: &mut [u8], words: impl Iterator<Item = [u8; 4]>) {
 }
 
 /// Rows of a table.
-pub(super) fn embed(backend: &CpuBackend, table: &CpuTable, ids: &[u32]) -> CpuTensor {
+pub(super) fn embed(context: &Context, table: &CpuTable, ids: &[u32]) -> CpuTensor {
     let width = table.width;
     let mut out = unwritten(ids.len() * width);
-    backend.pool.rows(&mut out, width, width / VALUES_PER_NS, |first, rows| {
+    context.pool.rows(&mut out, width, width / VALUES_PER_NS, |first, rows| {
         for (row, &id) in rows.chunks_exact_mut(width).zip(&ids[first..]) {
             table.row(id, row);
         }

@@ -1,6 +1,6 @@
 //! Arguments of attention: heads, masks, sequences, and the paged cache.
 
-use super::ScoreBias;
+use super::bias::ScoreBias;
 
 /// Heads of an attention, and how scores are scaled.
 #[derive(Clone, Copy, Debug, PartialEq)]

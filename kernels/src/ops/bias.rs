@@ -5,7 +5,8 @@
 //! `max_distance` all distances share a bucket, so a table over distances up to it holds every bias there is,
 //! and a back end looks up a clamped distance instead of computing buckets.
 
-use super::{KernelError, Result, WeightView};
+use super::error::{KernelError, Result};
+use super::weights::WeightView;
 use crate::stored;
 
 /// What is added to each score before the softmax.

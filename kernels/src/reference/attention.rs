@@ -4,7 +4,7 @@ use candle_core::{D, Tensor};
 
 use super::cache::ReferenceKvCache;
 use super::rows::product;
-use super::{InOp, dims, matrix, values, zeros};
+use super::tensor::{InOp, dims, matrix, values, zeros};
 use crate::check;
 use crate::ops::{
     AttentionShape, ChosenHeads, KvLayer, Mask, PagedBatch, Qkv, RelativeBias, Result, ScoreBias, SharedBias,

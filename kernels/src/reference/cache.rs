@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
-use super::{dims, matrix, values};
+use super::tensor::{dims, matrix, values};
 use crate::check;
 use crate::ops::{KvLayout, Result};
 

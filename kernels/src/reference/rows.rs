@@ -4,7 +4,8 @@ use std::ops::{Add, Mul};
 
 use candle_core::{D, Tensor};
 
-use super::{InOp, ReferenceLinear, ReferenceNorm, dims, matrix, values, zeros};
+use super::tensor::{InOp, dims, matrix, values, zeros};
+use super::weights::{ReferenceLinear, ReferenceNorm};
 use crate::ops::{Activation, NormKind, Result, RopePairs, RopeShape};
 
 /// Rows of every product of matrices. The library picks its algorithm by shape; products of one shape keep a

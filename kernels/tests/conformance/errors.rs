@@ -8,10 +8,10 @@ use triptych_kernels::ops::{
     Unfold, Varlen, WeightView,
 };
 
-use crate::attention::shape;
 use crate::conv::load_depthwise;
 use crate::linear::layer;
 use crate::rows::load_norm;
+use crate::sequences::shape;
 use crate::subject::{Stored, Subject};
 
 /// Whether the error is of the kind meant for shapes.

@@ -6,12 +6,12 @@ use proptest::test_runner::{Config, TestRunner};
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::ops::{Activation, Backend, BucketSides, Conv2d, Mask, NormKind};
 
-use crate::attention::{Sequences, offsets, shape};
-use crate::bias::Added;
+use crate::added::Added;
 use crate::conv::load_depthwise;
 use crate::linear::{layer, weights};
 use crate::paged::{Tables, attend, filled};
 use crate::rows::load_norm;
+use crate::sequences::{Sequences, offsets, shape};
 use crate::subject::{Subject, values};
 
 pub fn a_row_of_a_linear_layer_is_the_same_alone<B: Backend>(subject: &Subject<B>) {

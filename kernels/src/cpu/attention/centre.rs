@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::CpuBackend;
+use crate::cpu::context::Context;
 use crate::cpu::kv::Columns;
 use crate::cpu::matrix::{CpuTensor, unwritten};
 use crate::cpu::pool::Shared;
@@ -15,7 +15,7 @@ const STRIPE: usize = 128;
 
 /// The rows of each sequence, so many columns of them, less their mean. A column whose mean is not finite stays as it is.
 pub(super) fn centred(
-    backend: &CpuBackend,
+    context: &Context,
     (rows, width): (Columns<'_>, usize),
     cu_seqlens: &[u32],
 ) -> CpuTensor {
@@ -24,10 +24,10 @@ pub(super) fn centred(
     let shared = &Shared::new(&mut out);
     let n_stripes = width.div_ceil(STRIPE);
     let n_seqs = cu_seqlens.len().saturating_sub(1);
-    backend.pool.run(n_seqs * n_stripes, n_tokens * width / 4, |i| {
+    context.pool.run(n_seqs * n_stripes, n_tokens * width / 4, |i| {
         let (seq, first) = (i / n_stripes, i % n_stripes * STRIPE);
         let tokens = cu_seqlens[seq] as usize..cu_seqlens[seq + 1] as usize;
-        backend.isa.run(Centre {
+        context.isa.run(Centre {
             rows,
             tokens,
             columns: first..width.min(first + STRIPE),
@@ -85,7 +85,7 @@ impl Kernel for Centre<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::CpuConfig;
+    use crate::cpu::{CpuBackend, CpuConfig};
 
     #[test]
     fn each_sequence_is_centred_alone_and_what_is_odd_stays() {
@@ -94,7 +94,7 @@ mod tests {
         let mut values: Vec<f32> = (0..5 * width).map(|i| (i % width) as f32 + (i / width) as f32).collect();
         values[2 * width + 1] = f32::INFINITY;
         let rows = CpuTensor::new(values.clone(), 5, width);
-        let centred = centred(&backend, (Columns::all(&rows), width), &[0, 2, 2, 5]);
+        let centred = centred(&backend.context, (Columns::all(&rows), width), &[0, 2, 2, 5]);
         for (token, less) in [0.5, 0.5, 3.0, 3.0, 3.0].into_iter().enumerate() {
             for column in 0..width {
                 let (from, to) = (values[token * width + column], centred.row(token)[column]);

@@ -5,22 +5,19 @@ use std::ops::Range;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::bias::{RowBias, ScoreRow};
-use super::segments::{Part, SEGMENT, Segment};
+use super::part::{Part, Segment};
 use super::softmax::raise;
+use super::step::{SEGMENT, STRETCH, STRETCH_PAGES, Step, n_visible, padded, queries};
+use super::task::Task;
 use super::whole::{PageMath, RowScores, Unit, Weights};
-use super::{Cell, PANEL, PagedCells, Shared, Step, Task, Word, n_cells, n_visible, padded, queries};
-use crate::cpu::kv::{Page, value_panel_len};
+use crate::cpu::cell::{Cell, PANEL, Word, n_cells};
+use crate::cpu::kv::{Page, PagedCells, value_panel_len};
+use crate::cpu::pool::Shared;
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{
     Rows, STRIP_VECTORS, Sums, for_tile, height, multiply, multiply_panels, strip_width, strips,
     strips_per_panel, zero_sums,
 };
-
-/// Keys whose scores a tile holds at a time: their pages of a head fit the second cache.
-pub(super) const STRETCH: usize = STRETCH_PAGES * KV_BLOCK_TOKENS;
-
-/// Pages of a stretch.
-const STRETCH_PAGES: usize = 8;
 
 /// Tiles up to this height read pages faster than they come by themselves, so they ask for them ahead.
 const STREAMED_ROWS: usize = 4;

@@ -6,7 +6,7 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::head::HeadRows;
 use super::softmax::soften;
-use super::{FloatMath, n_cells};
+use crate::cpu::cell::{FloatMath, n_cells};
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{Rows, multiply, strip_width, strips_per_panel, zero_sums};
 

@@ -10,8 +10,7 @@
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::softmax::weights;
-use super::{Cell, FloatMath};
-use crate::cpu::cell::{ByteQuad, Math, TO_LOW_BITS, Word};
+use crate::cpu::cell::{ByteQuad, Cell, FloatMath, Math, TO_LOW_BITS, Word};
 use crate::cpu::kv::{inverse, scale};
 use crate::cpu::linear::Int8Dot;
 use crate::cpu::math::exp_coarse;
@@ -28,14 +27,14 @@ const SHIFT: f32 = 128.0;
 
 /// How sums of a row are read: `scale · sum + shift`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::cpu) struct Unit {
+pub(crate) struct Unit {
     pub(super) scale: f32,
     pub(super) shift: f32,
 }
 
 /// Scores of a row over whole pages of keys.
 #[derive(Debug)]
-pub(in crate::cpu) struct RowScores<'a> {
+pub(crate) struct RowScores<'a> {
     /// Minus infinity where a key is not seen.
     pub(super) scores: &'a mut [f32],
     /// The largest so far, of these and of pages before.
@@ -47,7 +46,7 @@ pub(in crate::cpu) struct RowScores<'a> {
 
 /// Where its weights go.
 #[derive(Debug)]
-pub(in crate::cpu) struct Weights<'a, R> {
+pub(crate) struct Weights<'a, R> {
     /// As many keys as there are scores.
     pub(super) cells: &'a mut [R],
     /// What one stands for in the weights of each page where these are whole numbers, and else empty.
@@ -55,7 +54,7 @@ pub(in crate::cpu) struct Weights<'a, R> {
 }
 
 /// How pages are attended to.
-pub(in crate::cpu) trait PageMath: Copy + Send + Sync + 'static {
+pub(crate) trait PageMath: Copy + Send + Sync + 'static {
     /// What pages are made of.
     type Word: Cell;
     /// What queries and weights are made of: one for each word along `k`.
@@ -115,11 +114,11 @@ impl<M: FloatMath> PageMath for M {
 
 /// Pages of bytes as whole numbers.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cpu) struct Int8Pages;
+pub(crate) struct Int8Pages;
 
 /// Int8Pages with a sign by bytes that are read as 128 more than they are.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cpu) struct Int8ShiftedDot;
+pub(crate) struct Int8ShiftedDot;
 
 impl Math for Int8ShiftedDot {
     type Word = ByteQuad;

@@ -10,8 +10,8 @@
 //! A row with a value that is not finite has a scale that is not a number, and so has all it gives.
 
 use super::product::{Epilogue, Product, Size, Units, stride};
-use crate::cpu::CpuBackend;
 use crate::cpu::cell::{ByteQuad, LARGEST_BYTE, Math, PANEL, TO_LOW_BITS, Word, n_cells};
+use crate::cpu::context::Context;
 use crate::cpu::matrix::CpuTensor;
 use crate::cpu::panels::{self, Panels};
 use crate::cpu::pool::Shared;
@@ -24,7 +24,7 @@ const ROW_LARGEST: f32 = 255.0;
 
 /// Unsigned bytes by signed ones: sums are the bits of i32.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cpu) struct Int8Dot;
+pub(crate) struct Int8Dot;
 
 impl Math for Int8Dot {
     type Word = ByteQuad;
@@ -43,7 +43,7 @@ impl Math for Int8Dot {
 
 /// A weight in bytes.
 #[derive(Debug)]
-pub(in crate::cpu) struct BytePanels {
+pub(crate) struct BytePanels {
     /// `[n_panels][k_cells][32]`.
     panels: Panels<ByteQuad>,
     /// Of each output, `[n_panels · 32]`.
@@ -61,15 +61,15 @@ impl BytePanels {
     }
 
     /// Quantizes a weight and packs it into zeros.
-    pub(super) fn fill(&mut self, backend: &CpuBackend, stacked: &Stacked<'_>) {
+    pub(super) fn fill(&mut self, context: &Context, stacked: &Stacked<'_>) {
         let outputs = (&Shared::new(&mut self.scales), &Shared::new(&mut self.sums));
         let n_cells = n_cells::<ByteQuad>(stacked.n_in);
-        panels::pack(&mut self.panels, &backend.pool, stacked, n_cells, |out, values, quads| {
+        panels::pack(&mut self.panels, &context.pool, stacked, n_cells, |out, values, quads| {
             // SAFETY: each output is filled once.
             let scale = unsafe { outputs.0.slice(out..out + 1) };
             // SAFETY: as above.
             let sum = unsafe { outputs.1.slice(out..out + 1) };
-            backend.isa.run(QuantizeOutput { values, quads, scale, sum });
+            context.isa.run(QuantizeOutput { values, quads, scale, sum });
         });
     }
 
@@ -91,16 +91,16 @@ impl BytePanels {
     /// `act(x Wᵀ + b) + residual`, `out: [n_tokens, n_out]`.
     pub(super) fn multiply(
         &self,
-        backend: &CpuBackend,
+        context: &Context,
         x: &CpuTensor,
         (size, epilogue): (Size, Epilogue<'_>),
         out: &mut [f32],
     ) {
         let stride = stride::<ByteQuad>(n_cells::<ByteQuad>(size.n_in));
-        let (cells, rows) = quantize(backend, x, stride);
+        let (cells, rows) = quantize(context, x, stride);
         let units = Int8Units { rows: &rows, scales: &self.scales, sums: &self.sums };
         let (x, panels) = (Rows { cells: &cells, stride }, self.panels.cells());
-        Product::<Int8Dot, _> { x, panels, size, units, epilogue }.run(backend, out);
+        Product::<Int8Dot, _> { x, panels, size, units, epilogue }.run(context, out);
     }
 }
 
@@ -151,21 +151,17 @@ pub(super) struct RowScale {
 }
 
 /// Rows in bytes, `[n_tokens, k_cells]`, and how to read each. They take `n_cells` of the width, or fewer than `k_cells`.
-pub(super) fn quantize(
-    backend: &CpuBackend,
-    x: &CpuTensor,
-    k_cells: usize,
-) -> (Vec<ByteQuad>, Vec<RowScale>) {
+pub(super) fn quantize(context: &Context, x: &CpuTensor, k_cells: usize) -> (Vec<ByteQuad>, Vec<RowScale>) {
     let (n_tokens, width) = x.dims();
     let mut cells = vec![ByteQuad::default(); n_tokens * k_cells];
     let mut scales = vec![RowScale::default(); n_tokens];
     let shared = &Shared::new(&mut scales);
-    backend.pool.rows(&mut cells, k_cells, width / 4 + 1, |row, cells| {
+    context.pool.rows(&mut cells, k_cells, width / 4 + 1, |row, cells| {
         let n_rows = cells.len() / k_cells;
         let values = &x.data()[row * width..][..n_rows * width];
         // SAFETY: runs of rows do not overlap, and each is one task.
         let scales = unsafe { shared.slice(row..row + n_rows) };
-        backend.isa.run(QuantizeRows { values, cells: (cells, k_cells), scales });
+        context.isa.run(QuantizeRows { values, cells: (cells, k_cells), scales });
     });
     (cells, scales)
 }

@@ -12,8 +12,8 @@ use std::ops::Range;
 
 use super::bytes::{Int8Dot, RowScale, quantize};
 use super::product::{Epilogue, Finish, Output, Size, TileBuffer, TileSums, Units, in_tasks};
-use crate::cpu::CpuBackend;
 use crate::cpu::cell::{ByteQuad, Math, PANEL};
+use crate::cpu::context::Context;
 use crate::cpu::matrix::CpuTensor;
 use crate::cpu::panels::{self, Panels};
 use crate::cpu::pool::Shared;
@@ -58,7 +58,7 @@ type Span = [u32; SPAN_WORDS * PANEL];
 
 /// A weight in nibbles.
 #[derive(Debug)]
-pub(in crate::cpu) struct NibblePanels {
+pub(crate) struct NibblePanels {
     /// `[n_panels][n_spans]`, each a [`Span`].
     panels: Panels<u32>,
     /// Sums of the weights of each output, `[n_panels · 32]`.
@@ -73,13 +73,13 @@ impl NibblePanels {
     }
 
     /// Quantizes a weight and packs it into zeros.
-    pub(super) fn fill(&mut self, backend: &CpuBackend, stacked: &Stacked<'_>) {
+    pub(super) fn fill(&mut self, context: &Context, stacked: &Stacked<'_>) {
         let shared = &Shared::new(&mut self.sums);
         let n_words = n_spans(stacked.n_in) * SPAN_WORDS;
-        panels::pack(&mut self.panels, &backend.pool, stacked, n_words, |out, values, words| {
+        panels::pack(&mut self.panels, &context.pool, stacked, n_words, |out, values, words| {
             // SAFETY: each output is filled once.
             let sum = unsafe { shared.slice(out..out + 1) };
-            backend.isa.run(QuantizeOutput { values, words, sum });
+            context.isa.run(QuantizeOutput { values, words, sum });
         });
     }
 
@@ -92,22 +92,22 @@ impl NibblePanels {
     /// `act(x Wᵀ + b) + residual`, `out: [n_tokens, n_out]`.
     pub(super) fn multiply(
         &self,
-        backend: &CpuBackend,
+        context: &Context,
         x: &CpuTensor,
         (size, epilogue): (Size, Epilogue<'_>),
         out: &mut [f32],
     ) {
         let n_spans = n_spans(size.n_in);
-        let (cells, scales) = quantize(backend, x, n_spans * SPAN_CELLS);
-        let starts = starts(backend, &cells, size.n_tokens);
+        let (cells, scales) = quantize(context, x, n_spans * SPAN_CELLS);
+        let starts = starts(context, &cells, size.n_tokens);
         let units = Groups { rows: &scales, sums: &self.sums };
         let out = &Shared::new(out);
         let output = Output { n_out: size.n_out, units, epilogue, values: out };
         let rows = (cells.as_chunks().0, starts.as_chunks().0);
         let spans = self.panels.cells().as_chunks().0;
-        in_tasks(backend, size, n_spans * SPAN_WORDS, |rows_of_task, panels| {
+        in_tasks(context, size, n_spans * SPAN_WORDS, |rows_of_task, panels| {
             let block = Block { rows, spans, n_spans, output, range: rows_of_task, panels };
-            Int8Dot::run(backend.isa, block);
+            Int8Dot::run(context.isa, block);
         });
     }
 }
@@ -118,12 +118,12 @@ fn n_spans(k: usize) -> usize {
 }
 
 /// Where the whole sums of each row begin, `[n_tokens, n_groups]`.
-fn starts(backend: &CpuBackend, cells: &[ByteQuad], n_tokens: usize) -> Vec<i32> {
+fn starts(context: &Context, cells: &[ByteQuad], n_tokens: usize) -> Vec<i32> {
     let row_cells = cells.len() / n_tokens.max(1);
     let n_groups = row_cells / (GROUP / 4);
     let mut starts = vec![0; n_tokens * n_groups];
-    backend.pool.rows(&mut starts, n_groups, row_cells / 4 + 1, |row, starts| {
-        backend.isa.run(Starts { cells: &cells[row * row_cells..], starts });
+    context.pool.rows(&mut starts, n_groups, row_cells / 4 + 1, |row, starts| {
+        context.isa.run(Starts { cells: &cells[row * row_cells..], starts });
     });
     starts
 }
@@ -409,7 +409,7 @@ fn first_column<S: Simd>(strip: usize, vector: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::{CpuConfig, Isa};
+    use crate::cpu::{CpuBackend, CpuConfig, Isa};
     use crate::ops::{Activation, Backend, LinearPart, WeightView};
     use crate::precision::Precision;
     use triptych_core::DType;

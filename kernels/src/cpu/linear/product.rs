@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use crate::cpu::CpuBackend;
 use crate::cpu::cell::{Math, PANEL, n_cells};
+use crate::cpu::context::Context;
 use crate::cpu::math::activate;
 use crate::cpu::pool::Shared;
 use crate::cpu::simd::{Kernel, Simd};
@@ -107,19 +107,19 @@ pub(super) struct Product<'a, M: Math, U> {
 
 impl<M: Math, U: Units> Product<'_, M, U> {
     /// Computes it, `out: [n_tokens, n_out]`.
-    pub(super) fn run(&self, backend: &CpuBackend, out: &mut [f32]) {
+    pub(super) fn run(&self, context: &Context, out: &mut [f32]) {
         let out = &Shared::new(out);
         let output =
             Output { n_out: self.size.n_out, units: self.units, epilogue: self.epilogue, values: out };
-        in_tasks(backend, self.size, n_cells::<M::Word>(self.size.n_in), |rows, panels| {
-            M::run(backend.isa, Block { product: self, rows, panels, output });
+        in_tasks(context, self.size, n_cells::<M::Word>(self.size.n_in), |rows, panels| {
+            M::run(context.isa, Block { product: self, rows, panels, output });
         });
     }
 }
 
 /// Cuts a product into tasks of some rows by some panels, `n_words` to an output, and runs them.
 pub(super) fn in_tasks(
-    backend: &CpuBackend,
+    context: &Context,
     size: Size,
     n_words: usize,
     task: impl Fn(Range<usize>, Range<usize>) + Sync,
@@ -128,13 +128,13 @@ pub(super) fn in_tasks(
     if n_tokens == 0 || n_out == 0 {
         return;
     }
-    let (rows, panels) = task_size(backend, size, n_words);
+    let (rows, panels) = task_size(context, size, n_words);
     let n_panels = n_out.div_ceil(PANEL);
     let n_runs = n_tokens.div_ceil(rows);
     // A multiply-add takes about 1/50 ns, a word from memory about 1/8 ns.
     let n_words = n_words * n_out;
     let cost_ns = (n_tokens * n_words / 50).max(n_words / 8);
-    backend.pool.run(n_runs * n_panels.div_ceil(panels), cost_ns, |i| {
+    context.pool.run(n_runs * n_panels.div_ceil(panels), cost_ns, |i| {
         let (group, run) = (i / n_runs, i % n_runs);
         let rows = run * rows..n_tokens.min((run + 1) * rows);
         task(rows, group * panels..n_panels.min((group + 1) * panels));
@@ -142,15 +142,15 @@ pub(super) fn in_tasks(
 }
 
 /// Rows and panels of a task.
-fn task_size(backend: &CpuBackend, size: Size, n_words: usize) -> (usize, usize) {
-    let (tile, n_threads) = (backend.isa.tile_rows(), backend.pool.n_threads());
+fn task_size(context: &Context, size: Size, n_words: usize) -> (usize, usize) {
+    let (tile, n_threads) = (context.isa.tile_rows(), context.pool.n_threads());
     let n_runs = size.n_tokens.div_ceil(TASK_ROWS / tile * tile);
     let rows = size.n_tokens.div_ceil(n_runs).next_multiple_of(tile);
     let panel_bytes = n_words.max(1) * PANEL * size_of::<u32>();
     let n_panels = size.n_out.div_ceil(PANEL);
     // Several tasks for each thread, so that one that was held up does not hold up all.
     let share = (n_panels * n_runs).div_ceil(4 * n_threads).next_multiple_of(4);
-    (rows, (backend.l2 / 5 * GROUP_FIFTHS / panel_bytes).clamp(1, share.max(1)))
+    (rows, (context.l2_bytes / 5 * GROUP_FIFTHS / panel_bytes).clamp(1, share.max(1)))
 }
 
 /// Where sums go, and what they become on the way.

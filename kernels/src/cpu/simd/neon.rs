@@ -12,7 +12,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::marker::PhantomData;
 
-use super::{Kernel, Simd};
+use super::vector::{Kernel, Simd};
 
 /// Entries to a kernel, each a function of its own that is compiled for a set, in the codegen unit of the module that the
 /// kernel is declared in.

@@ -1,6 +1,6 @@
 //! Vectors in plain Rust: what every machine has.
 
-use super::{Kernel, Simd};
+use super::vector::{Kernel, Simd};
 
 /// The entry to a kernel, a function of its own in the codegen unit of the module that the kernel is declared in.
 pub(super) trait Entry: Kernel {

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Simd};
+use super::vector::{Kernel, Simd};
 
 /// Entries to a kernel, each a function of its own that is compiled for a set.
 ///

@@ -1,0 +1,46 @@
+//! The error of every op.
+
+use thiserror::Error;
+
+/// A shape or index that an op cannot take. Always a bug of the caller: nothing a client sends reaches it.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
+pub enum KernelError {
+    /// Two shapes that must agree do not.
+    #[error("{op}: {what} is {actual:?}, expected {expected:?}")]
+    Shape {
+        /// The op.
+        op: &'static str,
+        /// Which argument.
+        what: &'static str,
+        /// As needed.
+        expected: Vec<usize>,
+        /// As given.
+        actual: Vec<usize>,
+    },
+    /// An index past its end.
+    #[error("{op}: {what} {index} is out of {len}")]
+    Index {
+        /// The op.
+        op: &'static str,
+        /// What is indexed.
+        what: &'static str,
+        /// The index.
+        index: usize,
+        /// The end.
+        len: usize,
+    },
+    /// The machine lacks what was asked for by force.
+    #[error("instruction set {0} is not on this machine")]
+    Isa(&'static str),
+    /// The library below failed.
+    #[error("{op}: {message}")]
+    Library {
+        /// The op.
+        op: &'static str,
+        /// Its words.
+        message: String,
+    },
+}
+
+/// Result of an op.
+pub type Result<T, E = KernelError> = std::result::Result<T, E>;
