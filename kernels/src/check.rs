@@ -24,7 +24,7 @@ pub(crate) fn same(op: &'static str, what: &'static str, actual: &[usize], expec
     Err(KernelError::Shape { op, what, expected: expected.to_vec(), actual: actual.to_vec() })
 }
 
-/// An error unless `value` is a whole number of `unit`s, which is at least one; returns how many.
+/// An error unless `value` is a multiple of `unit`, which is at least one; returns how many.
 pub(crate) fn divides(op: &'static str, what: &'static str, unit: usize, value: usize) -> Result<usize> {
     if unit == 0 || !value.is_multiple_of(unit) {
         return Err(KernelError::Shape { op, what, expected: vec![unit], actual: vec![value] });

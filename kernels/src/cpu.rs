@@ -1,6 +1,6 @@
 //! The CPU back end: packed weights, SIMD, attention over pages as they lie.
 //!
-//! Kernels are written once over vectors ([`simd`]) and what panels are made of ([`cell`]), and compiled for
+//! Kernels are written once over vectors ([`simd`]) and the words of panels ([`cell`]), and compiled for
 //! each instruction set, one of which is chosen when the back end is made. All sums go through one register
 //! tile ([`tile`]), in one order, so a row has the same bits alone and in a batch, on one thread and on many.
 //! They differ between instruction sets and precisions, within rounding.
@@ -61,9 +61,9 @@ use kv::{Columns, Pages};
 pub struct CpuConfig {
     /// Threads, the caller of an op included; zero means one for each core.
     pub threads: usize,
-    /// Of weights.
+    /// Precision of weights.
     pub precision: Precision,
-    /// Of keys and values in caches; `None` means that of the weights. int4 means int8.
+    /// Precision of keys and values in caches; `None` means that of the weights. int4 means int8.
     pub kv: Option<Precision>,
     /// The instruction set; `None` means the best this machine has.
     pub isa: Option<Isa>,
@@ -109,7 +109,7 @@ impl CpuBackend {
         self.context.isa.get()
     }
 
-    /// How it keeps weights.
+    /// Precision of the weights.
     pub fn precision(&self) -> Precision {
         self.context.precision
     }
@@ -117,10 +117,10 @@ impl CpuBackend {
     /// Attention inside each sequence; the arguments are checked.
     fn attend(&self, qkv: [Columns<'_>; 3], shape: AttentionShape, seqs: Varlen<'_>) -> Result<CpuTensor> {
         match self.context.precision {
-            Precision::Int8 | Precision::Int4 if self.context.isa.has_quads() => {
+            Precision::Int8 | Precision::Int4 if self.context.isa.has_byte_dot() => {
                 attention::block_diagonal::<attention::Int8Pages>(&self.context, qkv, shape, seqs)
             }
-            Precision::Bf16 if self.context.isa.has_pairs() => {
+            Precision::Bf16 if self.context.isa.has_bf16_dot() => {
                 attention::block_diagonal::<Bf16Dot>(&self.context, qkv, shape, seqs)
             }
             Precision::Bf16 => attention::block_diagonal::<Bf16Fma>(&self.context, qkv, shape, seqs),
@@ -318,7 +318,7 @@ impl Backend for CpuBackend {
     ) -> Result<Vec<f32>> {
         check::attention_weights(qk.map(CpuTensor::dims), chosen, seqs)?;
         match self.context.precision {
-            Precision::Bf16 | Precision::Int8 | Precision::Int4 if self.context.isa.has_pairs() => {
+            Precision::Bf16 | Precision::Int8 | Precision::Int4 if self.context.isa.has_bf16_dot() => {
                 attention::weights::<Bf16Dot>(&self.context, qk.map(Columns::all), chosen, seqs)
             }
             Precision::Bf16 => {
@@ -394,11 +394,11 @@ impl Backend for CpuBackend {
         let step = attention::Step { q: Columns::all(q), layer, mask, bias, shape, batch, may_share: true };
         Ok(match &cache.0 {
             Pages::F32(pages) => attention::paged::<F32Fma>(&self.context, pages, step),
-            Pages::Bf16(pages) if self.context.isa.has_pairs() => {
+            Pages::Bf16(pages) if self.context.isa.has_bf16_dot() => {
                 attention::paged::<Bf16Dot>(&self.context, pages, step)
             }
             Pages::Bf16(pages) => attention::paged::<Bf16Fma>(&self.context, pages, step),
-            Pages::Int8(pages) if self.context.isa.has_quads() => {
+            Pages::Int8(pages) if self.context.isa.has_byte_dot() => {
                 attention::paged::<attention::Int8Pages>(&self.context, pages, step)
             }
             Pages::Int8(pages) => attention::paged::<Int8Fma>(&self.context, pages, step),

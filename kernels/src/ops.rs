@@ -2,9 +2,9 @@
 //!
 //! Dimension names are those of `triptych_core::shape`. An activation is always a matrix
 //! `[n_tokens, width]`, f32 at the interface, row-major, without padding: the tokens of all sequences of a
-//! step in a line. Heads lie side by side in a row: `width = n_heads · head_dim`.
+//! step one after another. Heads lie side by side in a row: `width = n_heads · head_dim`.
 //!
-//! Sequences are told apart by offsets, never by padding: `cu_seqlens` has one entry more than there are
+//! Sequences are separated by offsets, never by padding: `cu_seqlens` has one entry more than there are
 //! sequences, starts at 0, never falls, and ends at `n_tokens`.
 
 use crate::check;
@@ -43,7 +43,7 @@ pub enum Activation {
     Tanh,
 }
 
-/// Which normalisation.
+/// Kind of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// Mean and variance.
@@ -171,7 +171,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// Rotary embedding in place: pair `i` of each head, `(a, b)`, becomes `(a·cos − b·sin, b·cos + a·sin)`.
     /// `cos`, `sin`: `[n_tokens, rotary_dim / 2]`, row-major, shared by the heads.
     fn rope(&self, x: &mut Self::Tensor, shape: RopeShape, cos: &[f32], sin: &[f32]) -> Result<()>;
-    /// Windows of a sound or signal for a 1-D convolution. `x` is `[n_seqs · t, channels]`, each sequence `t`
+    /// Windows of a signal, such as audio, for a 1-D convolution. `x` is `[n_seqs · t, channels]`, each sequence `t`
     /// rows; the result `[n_seqs · t_out, channels · kernel]` with columns in the order of a stored weight
     /// `[out, channels, kernel]`, zeros outside, `t_out = (t + 2·padding − kernel) / stride + 1`.
     fn unfold(&self, x: &Self::Tensor, conv: Unfold) -> Result<Self::Tensor>;
@@ -210,7 +210,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         let [q, k, v] = [self.columns(qkv, 0, q)?, self.columns(qkv, q, kv)?, self.columns(qkv, q + kv, kv)?];
         self.attention(Qkv { q: &q, k: &k, v: &v }, shape, seqs)
     }
-    /// What [`attention`](Self::attention) weighs the keys with in some heads, in host memory: `[heads, n_q, n_k]`
+    /// Softmax weights of the keys in some heads of [`attention`](Self::attention), in host memory: `[heads, n_q, n_k]`
     /// of each sequence, one after another. Keys that a query does not see weigh zero. `qk` are query and key.
     fn attention_weights(
         &self,

@@ -1,6 +1,6 @@
 //! Stored weights as f32: checks of a [`WeightView`] against its bytes, and decoding.
 //!
-//! Bytes may start anywhere: a file promises no alignment, so elements are read byte by byte.
+//! Bytes may start anywhere: a file guarantees no alignment, so elements are read byte by byte.
 
 use std::ops::Range;
 
@@ -188,7 +188,7 @@ fn part_dims(part: &LinearPart<'_>) -> Result<(usize, usize)> {
     }
 }
 
-/// The error for a number of dimensions that nobody expects.
+/// The error for an unexpected number of dimensions.
 fn rank(op: &'static str, what: &'static str, view: WeightView<'_>) -> KernelError {
     KernelError::Shape { op, what, expected: vec![], actual: view.shape.to_vec() }
 }

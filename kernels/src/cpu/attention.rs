@@ -42,7 +42,7 @@ use weights::HeadWeights;
 pub(super) use whole::Int8Pages;
 use whole::PageMath;
 
-/// Register tiles in a task: so many rows read a stretch of keys while it is in the second cache.
+/// Register tiles in a task: so many rows read a stretch of keys while it is in the L2 cache.
 const TASK_TILES: usize = 4;
 
 /// Attention inside each sequence; the caller checked the arguments.
@@ -124,7 +124,7 @@ impl<C: Cell> Plain<C> {
         Ok(Self { pages, lens, table_start_loc, block_tables: (0..n_blocks).collect() })
     }
 
-    /// What is asked of these pages.
+    /// Arguments of attention over these pages.
     fn step<'a>(&'a self, q: Columns<'a>, shape: AttentionShape, seqs: Varlen<'a>) -> Step<'a> {
         let batch = PagedBatch {
             query_start_loc: seqs.cu_seqlens_q,

@@ -5,7 +5,7 @@ pub(crate) type Bf16Pair = u32;
 
 /// Both values of a pair, as f32.
 #[inline(always)]
-pub(crate) fn halves(pair: Bf16Pair) -> [f32; 2] {
+pub(crate) fn unpack_pair(pair: Bf16Pair) -> [f32; 2] {
     [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
 }
 

@@ -1,14 +1,14 @@
-//! What panels are made of, and how it is multiplied.
+//! Words, the elements of panels, and their products.
 //!
 //! A *word* is four bytes along `k`: an f32, a pair of bf16 or four bytes. All words are four bytes, so packed weights, KV
 //! pages and tiles have one shape for every precision: a *panel* is `[k_cells][32]` words, and a word of a pair holds two
 //! steps of `k`, the first in its low half. Values become words of f32 and bf16 by rounding ([`Cell`]); words of bytes need
-//! a scale, which `linear::bytes` knows.
+//! a scale, which the linear layers keep.
 //!
-//! How a word meets a row is [`Math`]: pairs have a dot product on some machines, and are taken apart on others.
+//! [`Math`] is the product of a word with a row: pairs have a dot product on some machines, and are taken apart on others.
 
 use super::bf16::bf16_bits;
-pub(crate) use super::bf16::{Bf16Pair, halves};
+pub(crate) use super::bf16::{Bf16Pair, unpack_pair};
 use super::simd::{FoundIsa, Kernel, Simd};
 
 /// Columns of a panel. A KV block is one panel of keys.
@@ -25,7 +25,7 @@ pub(crate) unsafe trait Word: Copy + Default + Send + Sync + 'static {
 
 /// A word that values are written to one by one.
 pub(crate) trait Cell: Word {
-    /// Whether it holds whole numbers up to [`LARGEST_BYTE`], to be read times a scale that is kept elsewhere.
+    /// `true` if it holds integers up to [`LARGEST_BYTE`], to be read times a scale that is kept elsewhere.
     const IS_SCALED: bool;
     /// Writes the value of one step.
     fn set(&mut self, step: usize, value: f32);
@@ -41,13 +41,13 @@ pub(crate) trait Cell: Word {
 /// integer, as pairs are.
 pub(crate) type ByteQuad = i32;
 
-/// The largest signed byte that is used; its negative is the smallest, so that scales have no side.
+/// The largest signed byte that is used; its negative is the smallest, so that scales are symmetric.
 pub(crate) const LARGEST_BYTE: f32 = 127.0;
 
-/// Added to a value of which the nearest whole number is a byte, it leaves that in the low bits: 1.5 · 2²³.
+/// Added to a value of which the nearest integer is a byte, it leaves that in the low bits: 1.5 · 2²³.
 pub(crate) const TO_LOW_BITS: f32 = 12_582_912.0;
 
-/// Int8Dot that are made at a time.
+/// Words of bytes that are made at a time.
 const QUADS: usize = 16;
 
 /// Words of `k` values.
@@ -55,15 +55,15 @@ pub(crate) fn n_cells<C: Word>(k: usize) -> usize {
     k.div_ceil(C::STEPS)
 }
 
-/// How the words of a panel are multiplied with rows.
+/// Product of the words of a panel with rows.
 pub(crate) trait Math: Copy + Send + Sync + 'static {
-    /// What panels are made of.
+    /// Element of panels.
     type Word: Word;
-    /// What rows are made of: one for each word along `k`.
+    /// Element of rows: one for each word along `k`.
     type Row: Copy + Default + Send + Sync + 'static;
     /// Multiply-adds that a word takes, one after the other: one, two or four.
     const PARTS: usize;
-    /// What the multiply-add `part` needs of a register of words: all of it, unless they are taken apart.
+    /// Operand of the multiply-add `part` from a register of words: all of it, unless they are taken apart.
     #[inline(always)]
     fn columns<S: Simd>(_s: S, words: S::V, _part: usize) -> S::V {
         words
@@ -226,11 +226,11 @@ impl Math for Bf16Dot {
 
     #[inline(always)]
     fn multiply_add<S: Simd>(s: S, row: Bf16Pair, _part: usize, columns: S::V, acc: S::V) -> S::V {
-        s.dot_pair(acc, row, columns)
+        s.dot_bf16(acc, row, columns)
     }
 
     fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
-        isa.run_pairs(kernel);
+        isa.run_bf16_dot(kernel);
     }
 }
 
@@ -374,7 +374,7 @@ mod tests {
             assert_eq!(row, expect);
         }
         for row in rows::<Bf16Fma>(&[1.0, 2.0, 3.0]) {
-            assert_eq!(row, expect.map(halves));
+            assert_eq!(row, expect.map(unpack_pair));
         }
     }
 }

@@ -121,7 +121,7 @@ fn page_len<C: Cell>(head_dim: usize) -> usize {
     keys_len::<C>(head_dim) + values_len::<C>(head_dim) + scales
 }
 
-/// Where the page of a layer, a block and a head lies.
+/// Position of the page of a layer, a block and a head.
 #[inline(always)]
 fn page_range<C: Cell>(
     layout: KvLayout,
@@ -146,7 +146,7 @@ pub(super) struct PagedCells<C> {
     cells: Panels<C>,
 }
 
-/// How the pages of a layer lie.
+/// Order of the pages of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PageOrder {
     /// `[n_blocks, n_kv_heads]`: blocks are copied as a whole.
@@ -175,7 +175,7 @@ impl<C: Cell> PagedCells<C> {
         Ok(Self { layout, order, cells: Panels::zeros(n_pages * page_len::<C>(layout.head_dim)) })
     }
 
-    /// Where a page lies.
+    /// Range of a page's cells.
     #[inline(always)]
     fn range(&self, layer: usize, block: usize, head: usize) -> Range<usize> {
         page_range::<C>(self.layout, self.order, (layer, block, head))
@@ -201,7 +201,7 @@ impl<C: Cell> PagedCells<C> {
         });
     }
 
-    /// Where a block of a layer lies, all heads.
+    /// Range of the cells of a block of a layer, all heads.
     fn block(&self, layer: usize, block: u32) -> Range<usize> {
         let last = self.layout.n_kv_heads - 1;
         self.range(layer, block as usize, 0).start..self.range(layer, block as usize, last).end
@@ -312,7 +312,7 @@ impl<C: Cell> WriteHead<'_, C> {
     }
 }
 
-/// Whether the first slots are those of a block, one after another.
+/// `true` if the first slots are those of a block, one after another.
 fn fills_a_block(slots: &[u32]) -> bool {
     slots.len() >= KV_BLOCK_TOKENS
         && slots[..KV_BLOCK_TOKENS].iter().zip(slots[0]..).all(|(slot, expected)| *slot == expected)
@@ -347,7 +347,7 @@ fn write_value<C: Cell>(values: &mut [C], key: usize, v: &[f32], factor: f32) {
     }
 }
 
-/// What the largest byte stands for; not a number unless all values are finite.
+/// The scale of values as signed bytes: the largest of them over the largest byte. NaN unless all are finite.
 #[inline(always)]
 pub(super) fn scale(values: &[f32]) -> f32 {
     // Sizes are in the order of their bits, and what is not a number comes after all of them.
@@ -356,7 +356,7 @@ pub(super) fn scale(values: &[f32]) -> f32 {
     if scale.is_finite() { scale } else { f32::NAN }
 }
 
-/// What values are multiplied with to become bytes.
+/// The factor that turns values into bytes: `1 / scale`, or 0 for a scale too small.
 #[inline(always)]
 pub(super) fn inverse(scale: f32) -> f32 {
     if scale < f32::MIN_POSITIVE { 0.0 } else { 1.0 / scale }

@@ -2,12 +2,14 @@
 //!
 //! A weight `[n_out, n_in]` is packed once into panels of 32 outputs, `[k_cells][32]`, the last one filled up
 //! with zeros. With precision bf16, rows are rounded to bf16 too, once a call; sums are f32. With precision
-//! int8, rows are quantized once a call ([`bytes`]); sums are whole numbers. With precision int4, weights are groups of
+//! int8, rows are quantized once a call ([`bytes`]); sums are integers. With precision int4, weights are groups of
 //! nibbles ([`nibbles`]). What an earlier load packed is taken as it is.
 
 use std::sync::Arc;
 
-use super::cell::{Bf16Dot, Bf16Fma, Bf16Pair, F32Fma, FillRows, FloatMath, Math, PANEL, halves, n_cells};
+use super::cell::{
+    Bf16Dot, Bf16Fma, Bf16Pair, F32Fma, FillRows, FloatMath, Math, PANEL, n_cells, unpack_pair,
+};
 use super::context::Context;
 use super::matrix::{CpuTensor, unwritten};
 use super::packed::Key;
@@ -84,7 +86,7 @@ impl CpuLinear {
         let size = Size { n_tokens, n_in, n_out: self.n_out };
         let call = (size, epilogue);
         match &*self.weight {
-            // A copy is worth its while for rows that meet many panels.
+            // A copy pays for rows that are multiplied with many panels.
             Packed::F32(panels) if stride::<f32>(n_in) > n_in && n_tokens > 1 && self.n_out > COPIED => {
                 multiply::<F32Fma>(context, laid::<F32Fma>(context, x).view(), panels, call, &mut out);
             }
@@ -92,7 +94,7 @@ impl CpuLinear {
                 let rows = Rows { cells: x.data(), stride: n_in };
                 multiply::<F32Fma>(context, rows, panels, call, &mut out);
             }
-            Packed::Bf16(panels) if context.isa.has_pairs() => {
+            Packed::Bf16(panels) if context.isa.has_bf16_dot() => {
                 multiply::<Bf16Dot>(context, laid::<Bf16Dot>(context, x).view(), panels, call, &mut out);
             }
             Packed::Bf16(panels) => {
@@ -106,7 +108,7 @@ impl CpuLinear {
 }
 
 impl Packed {
-    /// What an earlier load packed of a weight, or else what is packed now.
+    /// A weight as an earlier load packed it, or else packed now.
     fn new(context: &Context, precision: Precision, stacked: &Stacked<'_>) -> Self {
         let way = ["linear", precision.as_str(), context.isa.get().as_str()];
         let kept = context.packed.as_ref().map(|packed| (packed, Key::new(&way, stacked.parts())));
@@ -124,7 +126,7 @@ impl Packed {
         weight
     }
 
-    /// Reads the weights of an output, `[n_in]`; returns what they are yet to be multiplied with. Nibbles are not read so.
+    /// Reads the weights of an output, `[n_in]`; returns the factor that they still lack. Nibbles are not read so.
     pub(super) fn read_output(&self, out: usize, to: &mut [f32]) -> f32 {
         let n_in = to.len();
         match self {
@@ -136,7 +138,7 @@ impl Packed {
                 let words = panels.output(out, n_cells::<Bf16Pair>(n_in));
                 to.chunks_mut(2)
                     .zip(words)
-                    .for_each(|(to, pair)| to.copy_from_slice(&halves(pair)[..to.len()]));
+                    .for_each(|(to, pair)| to.copy_from_slice(&unpack_pair(pair)[..to.len()]));
                 1.0
             }
             Self::Int8(panels) => panels.read_output(out, to),

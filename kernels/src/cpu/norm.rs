@@ -9,7 +9,7 @@ use crate::ops::NormKind;
 /// Scale and bias of a norm.
 #[derive(Debug)]
 pub struct CpuNorm {
-    /// Which.
+    /// Kind of the norm.
     pub(super) kind: NormKind,
     /// `[width]`.
     pub(super) scale: Vec<f32>,
@@ -52,14 +52,14 @@ pub(super) fn group_norm(context: &Context, x: &CpuTensor, norm: &CpuNorm, cu_se
     CpuTensor::new(out, n_tokens, width)
 }
 
-/// What a row is moved by and multiplied with: those of its sequence.
+/// Mean and factor of a row: those of its sequence.
 #[derive(Clone, Copy, Debug)]
 struct Moments {
     mean: f32,
     factor: f32,
 }
 
-/// What is summed over which rows.
+/// Rows and the measure that is summed over them.
 #[derive(Clone, Copy)]
 struct RowMeasure<'a> {
     /// `[n_tokens]`.
@@ -87,7 +87,7 @@ fn means(context: &Context, x: &CpuTensor, of: RowMeasure<'_>, cu_seqlens: &[u32
     sums
 }
 
-/// What is summed over a row.
+/// Quantity that is summed over a row.
 #[derive(Clone, Copy)]
 enum Measure {
     Values,

@@ -1,5 +1,5 @@
-//! What the machine can do at most with a back end's threads and instruction set, measured: kernels are told as shares of
-//! it (Williams, Waterman and Patterson 2009, "Roofline").
+//! Peak rates of the machine with a back end's threads and instruction set, measured: kernels are reported as shares of
+//! them (Williams, Waterman and Patterson 2009, "Roofline").
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use crate::precision::Precision;
 
 /// Sums that are under way at once: enough to hide the latency of one, and fewer than there are registers.
 const CHAINS: usize = 12;
-/// Steps of each chain between two looks at the clock.
+/// Steps of each chain between two readings of the clock.
 const STEPS: usize = 1 << 20;
 /// Bytes that are read through: more than any last cache of two cores' share.
 const BYTES: usize = 256 << 20;
@@ -33,7 +33,7 @@ impl CpuBackend {
     pub fn peak(&self) -> Peak {
         let multiply = match self.context.precision {
             Precision::F32 => self.multiply_adds::<F32Fma>(),
-            Precision::Bf16 if self.context.isa.has_pairs() => self.multiply_adds::<Bf16Dot>(),
+            Precision::Bf16 if self.context.isa.has_bf16_dot() => self.multiply_adds::<Bf16Dot>(),
             Precision::Bf16 => self.multiply_adds::<Bf16Fma>(),
             // Nibbles are multiplied as bytes.
             Precision::Int8 | Precision::Int4 => self.multiply_adds::<super::linear::Int8Dot>(),
@@ -75,7 +75,7 @@ impl CpuBackend {
 /// Multiply-adds that wait for nothing but themselves.
 struct Chains<'a, M: Math> {
     row: M::Row,
-    /// How many a register has, to be told.
+    /// Lanes of a register, set by the kernel.
     lanes: &'a AtomicUsize,
 }
 

@@ -25,7 +25,7 @@ use crate::ops::{KernelError, Result};
 /// An instruction set to run kernels on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
-    /// Plain Rust, four lanes; multiplies and adds apart.
+    /// Plain Rust, four lanes; multiplication and addition round separately.
     Portable,
     /// AVX2 and FMA, eight lanes.
     Avx2,
@@ -74,7 +74,7 @@ impl Isa {
         }
     }
 
-    /// Whether this machine has it.
+    /// `true` if this machine has the set.
     pub fn is_available(self) -> bool {
         match self {
             Self::Portable => true,
@@ -137,7 +137,7 @@ fn names_of_available() -> String {
     Isa::available().map(Isa::as_str).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether Intel made the processor.
+/// `true` if Intel made the processor.
 fn is_intel() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
@@ -190,8 +190,8 @@ impl FoundIsa {
     /// Runs a kernel with dot products of pairs of bf16.
     ///
     /// # Panics
-    /// Unless the set [has](Self::has_pairs) them: nothing is compiled for others.
-    pub(crate) fn run_pairs<K: Kernel>(self, kernel: K) {
+    /// Unless the set [has](Self::has_bf16_dot) them: nothing is compiled for others.
+    pub(crate) fn run_bf16_dot<K: Kernel>(self, kernel: K) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
@@ -203,16 +203,16 @@ impl FoundIsa {
         }
     }
 
-    /// Runs a kernel with dot products of quads of bytes, on sets that have none by other instructions.
-    pub(crate) fn run_quads<K: Kernel>(self, kernel: K) {
-        if self.has_quads() { self.run_quads_alone(kernel) } else { self.run(kernel) }
+    /// Runs a kernel with dot products of four bytes, on sets that have none by other instructions.
+    pub(crate) fn run_byte_dot<K: Kernel>(self, kernel: K) {
+        if self.has_byte_dot() { self.run_byte_dot_only(kernel) } else { self.run(kernel) }
     }
 
     /// The same for a kernel that is meant for such sets alone.
     ///
     /// # Panics
-    /// Unless the set [has](Self::has_quads) them: nothing is compiled for others.
-    pub(crate) fn run_quads_alone<K: Kernel>(self, kernel: K) {
+    /// Unless the set [has](Self::has_byte_dot) them: nothing is compiled for others.
+    pub(crate) fn run_byte_dot_only<K: Kernel>(self, kernel: K) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
@@ -228,18 +228,18 @@ impl FoundIsa {
             Isa::NeonI8mm => unsafe { kernel.run_neoni8mm() },
             _ => {
                 drop(kernel);
-                unreachable!("{} has no dot product of quads", self.0.as_str())
+                unreachable!("{} has no dot product of bytes", self.0.as_str())
             }
         }
     }
 
-    /// Whether the set has the dot product of pairs of bf16; elsewhere pairs are taken apart.
-    pub(crate) fn has_pairs(self) -> bool {
+    /// `true` if the set has the dot product of pairs of bf16; elsewhere pairs are taken apart.
+    pub(crate) fn has_bf16_dot(self) -> bool {
         self.0 == Isa::Avx512Bf16
     }
 
-    /// Whether the set has a dot product of quads of bytes.
-    pub(crate) fn has_quads(self) -> bool {
+    /// `true` if the set has a dot product of four bytes.
+    pub(crate) fn has_byte_dot(self) -> bool {
         matches!(self.0, Isa::AvxVnni | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::NeonDot | Isa::NeonI8mm)
     }
 

@@ -10,11 +10,11 @@ pub enum KernelError {
     Shape {
         /// The op.
         op: &'static str,
-        /// Which argument.
+        /// The argument.
         what: &'static str,
-        /// As needed.
+        /// Dimensions that the op takes.
         expected: Vec<usize>,
-        /// As given.
+        /// Dimensions that it was given.
         actual: Vec<usize>,
     },
     /// An index past its end.
@@ -22,14 +22,14 @@ pub enum KernelError {
     Index {
         /// The op.
         op: &'static str,
-        /// What is indexed.
+        /// The thing that is indexed.
         what: &'static str,
         /// The index.
         index: usize,
         /// The end.
         len: usize,
     },
-    /// The machine lacks what was asked for by force.
+    /// An instruction set that was set by the caller and that the machine lacks.
     #[error("instruction set {0} is not on this machine")]
     Isa(&'static str),
     /// The library below failed.
@@ -37,7 +37,7 @@ pub enum KernelError {
     Library {
         /// The op.
         op: &'static str,
-        /// Its words.
+        /// The library's message.
         message: String,
     },
 }

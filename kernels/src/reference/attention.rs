@@ -112,7 +112,7 @@ fn sequence(
     Tensor::cat(&heads, 1).op("attention")
 }
 
-/// What a head weighs the keys of a sequence with, `[n_queries, n_keys]`; neither is zero.
+/// Softmax weights of a head for the keys of a sequence, `[n_queries, n_keys]`; neither is zero.
 fn weights(
     [q, k]: [&Tensor; 2],
     shape: AttentionShape,
@@ -139,7 +139,7 @@ fn head_columns(x: &Tensor, shape: AttentionShape, head: usize) -> candle_core::
     x.narrow(1, head * shape.head_dim, shape.head_dim)?.contiguous()
 }
 
-/// What is added to the scores: `-inf` for a key that the query does not see. `[n_queries, n_keys]`.
+/// The mask as values added to the scores, `-inf` for a key that the query does not see: `[n_queries, n_keys]`.
 fn hidden_keys(n_queries: usize, n_keys: usize, mask: Mask) -> Result<Tensor> {
     let visible = |query: usize| match mask {
         Mask::Full => n_keys,
@@ -165,7 +165,7 @@ struct Biases<'a> {
     taken: usize,
 }
 
-/// What is added to the scores of one sequence.
+/// The bias added to the scores of one sequence.
 #[derive(Clone, Copy)]
 enum SequenceBias<'a> {
     None,

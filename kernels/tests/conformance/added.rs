@@ -20,7 +20,7 @@ pub enum Added {
 const N_BUCKETS: usize = 8;
 const MAX_DISTANCE: usize = 20;
 
-/// Where buckets of one side begin, by transformers' `T5Attention._relative_position_bucket`.
+/// First distances of the buckets of one side, by transformers' `T5Attention._relative_position_bucket`.
 fn starts(sides: BucketSides) -> &'static [u64] {
     match sides {
         BucketSides::Both => &[1, 2, 7],

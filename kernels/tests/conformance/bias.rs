@@ -1,4 +1,4 @@
-//! What is added to scores, in attention inside sequences and over pages.
+//! Biases added to scores, in attention inside sequences and over pages.
 
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::ops::{Backend, BucketSides, ChosenHeads, Mask};
@@ -124,7 +124,7 @@ pub fn chunks_of_a_biased_prefill_give_what_the_whole_gives<B: Backend>(subject:
     }
 }
 
-/// What chosen heads weigh the keys of `seqs` with.
+/// Softmax weights of chosen heads for the keys of `seqs`.
 fn weigh<B: Backend>(subject: &Subject<B>, seqs: &Sequences, heads: &[u32]) -> Vec<f32> {
     let q = subject.tensor(&seqs.q, seqs.n_queries(), seqs.q_width());
     let k = subject.tensor(&seqs.k, seqs.n_keys(), seqs.kv_width());

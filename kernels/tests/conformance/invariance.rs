@@ -1,4 +1,4 @@
-//! What a row gives depends on its sequence alone: bit for bit, whoever else is in the batch and however many
+//! The result of a row depends on its sequence alone: bit for bit, whatever else is in the batch and however many
 //! threads run. A request's greedy tokens rest on this.
 
 use proptest::prelude::*;
@@ -34,7 +34,7 @@ pub fn a_long_row_of_a_linear_layer_is_the_same_alone<B: Backend>(subject: &Subj
     }
 }
 
-/// What a row gives as the only one, and among `n`.
+/// Results of a row as the only one, and among `n`.
 fn linear_alone_and_together<B: Backend>(
     subject: &Subject<B>,
     [n, n_in, n_out]: [usize; 3],

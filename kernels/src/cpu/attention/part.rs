@@ -6,7 +6,7 @@ use super::step::{SEGMENT, Step, n_rows, padded};
 use crate::cpu::math::exp_below;
 use crate::cpu::simd::Simd;
 
-/// What rows have seen of some keys.
+/// Result of rows over some keys, before it is divided by the sum of weights.
 #[derive(Debug, Default)]
 pub(super) struct Part {
     /// Largest score, `[n_rows]`.
@@ -30,7 +30,7 @@ impl Segment<'_> {
         self.index * SEGMENT
     }
 
-    /// Where the part of a row of a sequence lies.
+    /// Range of the part of a row of a sequence.
     pub(super) fn place(&self, step: &Step<'_>, kv_head: usize, of_seq: (usize, usize)) -> Range<usize> {
         let (start, len) = (self.places.row(step, kv_head, of_seq).start, self.places.part_len);
         start + self.index * len..start + (self.index + 1) * len
@@ -38,7 +38,7 @@ impl Segment<'_> {
 }
 
 impl Part {
-    /// Nothing seen.
+    /// The result over no keys.
     pub(super) fn new(n_rows: usize, padded: usize) -> Self {
         let (max, total) = (vec![f32::NEG_INFINITY; n_rows], vec![0.0; n_rows]);
         Self { max, total, sums: vec![0.0; n_rows * padded] }
@@ -67,7 +67,7 @@ impl Part {
         part
     }
 
-    /// Adds what rows have seen of later keys; `sees` tells of a row whether it sees any of these.
+    /// Adds the result of rows over later keys; `sees` is true of a row that sees any of these.
     #[inline(always)]
     pub(super) fn join<S: Simd>(&mut self, s: S, later: &Self, sees: impl Fn(usize) -> bool) {
         let padded = self.sums.len() / self.max.len().max(1);
@@ -86,17 +86,17 @@ impl Part {
     }
 }
 
-/// What is summed under the largest score `of` is multiplied with, to stand under `max`.
+/// The factor that brings sums taken under the largest score `of` to the largest score `max`.
 #[inline(always)]
 fn factor<S: Simd>(s: S, of: f32, max: f32) -> f32 {
     // Where all scores are minus infinity, what was summed is zero or not a number.
     if of == f32::NEG_INFINITY { 1.0 } else { s.largest(exp_below(s, s.splat(of - max))) }
 }
 
-/// Where parts lie: of each sequence, key head, row and segment, in this order.
+/// Places of parts in memory: of each sequence, key head, row and segment, in this order.
 #[derive(Debug, Default)]
 pub(super) struct Places {
-    /// Where those of each sequence begin, and of none more.
+    /// Index of the first value of each sequence, and the end, `[n_seqs + 1]`.
     pub(super) starts: Vec<usize>,
     /// Segments of each sequence.
     pub(super) n_segments: Vec<usize>,

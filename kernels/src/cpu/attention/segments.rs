@@ -1,4 +1,4 @@
-//! Keys in segments: what rows have seen of each is a part, and parts are joined in order. Segments are counted from the
+//! Keys in segments: each gives its rows a part of their result, and parts are joined in order. Segments are counted from the
 //! first key and joined alike by one task and by many: who computes them, and together with whom, does not change a bit.
 //!
 //! So few rows over many keys, as a step of one long sequence has, are shared by more threads than there are heads (Dao et
@@ -27,7 +27,7 @@ struct Group {
     n_rows: usize,
 }
 
-/// What a sequence sees of a segment; equal for sequences that can be read together.
+/// The keys of a segment that a sequence sees; equal for sequences that can be read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Seen<'a> {
     /// Keys that each of its rows sees; `None` where they do not all see the same.
@@ -57,7 +57,7 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// Who sees what, for all segments of a step.
+/// Groups of sequences that see the same pages, for all segments of a step.
 fn groups(step: &Step<'_>) -> Vec<Group> {
     let n_seqs = step.batch.seq_lens.len();
     let n_segments = step.batch.seq_lens.iter().map(|keys| n_segments(*keys)).max().unwrap_or(0);
@@ -79,7 +79,7 @@ fn groups(step: &Step<'_>) -> Vec<Group> {
     groups
 }
 
-/// How a step is cut into segments.
+/// Division of a step into segments.
 #[derive(Debug)]
 pub(super) struct Plan {
     groups: Vec<Group>,
@@ -105,7 +105,7 @@ impl Plan {
         self.places.starts.last().copied().unwrap_or(0)
     }
 
-    /// Where parts lie.
+    /// Places of the parts in memory.
     pub(super) fn places(&self) -> &Places {
         &self.places
     }
@@ -129,7 +129,7 @@ pub(super) struct Joined<'a, M: PageMath> {
     pub(super) rows: HeadRows<'a, M>,
     /// All parts.
     pub(super) parts: &'a [f32],
-    /// Where they lie.
+    /// Places of the parts in `parts`.
     pub(super) places: &'a Places,
 }
 

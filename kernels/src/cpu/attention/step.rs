@@ -8,7 +8,7 @@ use crate::cpu::cell::PANEL;
 use crate::cpu::kv::Columns;
 use crate::ops::{AttentionShape, Mask, PagedBatch, ScoreBias};
 
-/// Keys whose scores a tile holds at a time: their pages of a head fit the second cache.
+/// Keys whose scores a tile holds at a time: their pages of a head fit the L2 cache.
 pub(super) const STRETCH: usize = STRETCH_PAGES * KV_BLOCK_TOKENS;
 
 /// Pages of a stretch.
@@ -17,7 +17,7 @@ pub(super) const STRETCH_PAGES: usize = 8;
 /// Keys of a segment.
 pub(super) const SEGMENT: usize = 2 * STRETCH;
 
-/// What a step asks of a cache.
+/// Arguments of attention over a cache.
 #[derive(Clone, Copy)]
 pub(crate) struct Step<'a> {
     /// `[Σq, n_heads·head_dim]`.
@@ -27,7 +27,7 @@ pub(crate) struct Step<'a> {
     pub(crate) bias: ScoreBias<'a>,
     pub(crate) shape: AttentionShape,
     pub(crate) batch: PagedBatch<'a>,
-    /// Whether pages may be in several tables.
+    /// `true` if pages may be in several tables.
     pub(crate) may_share: bool,
 }
 

@@ -16,16 +16,16 @@ pub(super) struct Member {
 /// The rows of one task: some of those that share the pages of one key head.
 #[derive(Clone, Debug)]
 pub(super) struct Task<'a> {
-    /// Whose rows: of one sequence, or of several that see the same pages, one's rows after the other's.
+    /// Sequences that the rows belong to: one, or several that see the same pages, one's rows after the other's.
     pub(super) members: &'a [Member],
     pub(super) kv_head: usize,
     /// Row `r` of a sequence is query `r / group`, head `kv_head · group + r % group`.
     pub(super) rows: Range<usize>,
-    /// The segment of keys that they are to see; `None` for all keys.
+    /// The segment of keys to read; `None` for all keys.
     pub(super) part: Option<Segment<'a>>,
 }
 
-/// Each sequence with nobody beside it.
+/// Each sequence as a group of its own.
 pub(super) fn alone(step: &Step<'_>) -> Vec<Member> {
     (0..step.batch.seq_lens.len()).map(|seq| Member { seq, first_row: 0 }).collect()
 }

@@ -3,7 +3,7 @@
 //! A weight is `scale · q` with `q` in −127 ..= 127 and one scale for each output; a value of a row is
 //! `scale · (q − zero)` with `q` in 0 ..= 255, scale and zero of that row alone, spanning from its smallest value
 //! to its largest and always zero itself (Jacob et al. 2018, "Quantization and Training of Neural Networks for
-//! Efficient Integer-Arithmetic-Only Inference"). Sums of products are whole numbers, exact on every instruction
+//! Efficient Integer-Arithmetic-Only Inference"). Sums of products are integers, exact on every instruction
 //! set, so sets differ only in how these are read; `Σ (q − zero) · w` is the sum less `zero` times the sum of the
 //! weights of the output, which is kept beside them.
 //!
@@ -33,11 +33,11 @@ impl Math for Int8Dot {
 
     #[inline(always)]
     fn multiply_add<S: Simd>(s: S, row: ByteQuad, _part: usize, columns: S::V, acc: S::V) -> S::V {
-        s.dot_quad(acc, row as u32, columns)
+        s.dot_bytes(acc, row as u32, columns)
     }
 
     fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
-        isa.run_quads(kernel);
+        isa.run_byte_dot(kernel);
     }
 }
 
@@ -73,7 +73,7 @@ impl BytePanels {
         });
     }
 
-    /// Reads the bytes of an output; returns what one stands for.
+    /// Reads the bytes of an output; returns their scale.
     pub(super) fn read_output(&self, out: usize, to: &mut [f32]) -> f32 {
         let quads = self.panels.output(out, n_cells::<ByteQuad>(to.len()));
         for (to, quad) in to.chunks_mut(ByteQuad::STEPS).zip(quads) {
@@ -107,7 +107,7 @@ impl BytePanels {
 /// The weights of one output to bytes.
 struct QuantizeOutput<'a> {
     values: &'a [f32],
-    /// What fills up the last one is zero.
+    /// Four bytes of weights each; the last one is filled up with zeros.
     quads: &'a mut [ByteQuad],
     /// Of one value.
     scale: &'a mut [f32],
@@ -142,7 +142,7 @@ impl Kernel for QuantizeOutput<'_> {
     }
 }
 
-/// How the bytes of a row are read: `scale · q + offset`.
+/// Conversion of a row's bytes to values: `scale · q + offset`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RowScale {
     pub(super) scale: f32,
@@ -208,7 +208,7 @@ fn bounds<S: Simd>(s: S, values: &[f32]) -> [f32; 2] {
     [odd - s.largest(low), odd + s.largest(high)]
 }
 
-/// Writes the nearest bytes of a row; what fills up its cells meets zero weights.
+/// Writes the nearest bytes of a row; the padding of its cells is multiplied with zero weights.
 #[inline(always)]
 fn fill<S: Simd>(s: S, cells: &mut [ByteQuad], values: &[f32], (inverse, zero): (f32, f32)) {
     for (cells, values) in cells.chunks_mut(S::LANES / ByteQuad::STEPS).zip(values.chunks(S::LANES)) {

@@ -2,7 +2,7 @@
 //!
 //! A weight is `scale · q` with `q` in −8 ..= 7 and one bf16 scale for each 32 of an output, set so that −8 stands for the
 //! value that is farthest from zero (as `Q4_0` of ggml does) and then moved to where the squared errors are least. Rows
-//! are the bytes of [`bytes`](super::bytes). The sum over 32 steps is a whole number, exact on every instruction set; it
+//! are the bytes of [`bytes`](super::bytes). The sum over 32 steps is an integer, exact on every instruction set; it
 //! is read as f32 and multiplied with its scale, group after group from first to last.
 //!
 //! Nibbles are kept without a sign, as `q + 8`: one instruction takes them out of a byte, and what is too much, eight
@@ -41,7 +41,7 @@ const NIBBLES: usize = 8;
 /// Cells of a row in a span.
 const SPAN_CELLS: usize = SPAN / 4;
 
-/// What a nibble is more than what it stands for.
+/// Offset of a stored nibble over the integer that it encodes.
 const SHIFT: i32 = 8;
 
 /// Rows of the largest tile: whole and read sums of more do not fit in 32 registers.
@@ -117,7 +117,7 @@ fn n_spans(k: usize) -> usize {
     k.div_ceil(SPAN)
 }
 
-/// Where the whole sums of each row begin, `[n_tokens, n_groups]`.
+/// Initial integer sums of each row, `[n_tokens, n_groups]`.
 fn starts(context: &Context, cells: &[ByteQuad], n_tokens: usize) -> Vec<i32> {
     let row_cells = cells.len() / n_tokens.max(1);
     let n_groups = row_cells / (GROUP / 4);
@@ -209,7 +209,7 @@ fn quantized(values: &[f32; GROUP]) -> (f32, [f32; GROUP]) {
     (best, in_steps(values, best))
 }
 
-/// Values in steps of a scale, each the nearest whole number in −8 ..= 7.
+/// Values in steps of a scale, each the nearest integer in −8 ..= 7.
 #[inline(always)]
 fn in_steps(values: &[f32; GROUP], scale: f32) -> [f32; GROUP] {
     let inverse = if scale.abs() < f32::MIN_POSITIVE { 0.0 } else { 1.0 / scale };
@@ -380,11 +380,11 @@ fn add_group<S: Simd, const MR: usize, const NS: usize, const G: usize>(
                 let (low, high) = (s.low_nibbles(words), s.high_nibbles(words));
                 for row in 0..MR {
                     let quad = a[row].0[k][2 * word];
-                    whole[row][i][v] = s.dot_quad(whole[row][i][v], quad as u32, low);
+                    whole[row][i][v] = s.dot_bytes(whole[row][i][v], quad as u32, low);
                 }
                 for row in 0..MR {
                     let quad = a[row].0[k][2 * word + 1];
-                    whole[row][i][v] = s.dot_quad(whole[row][i][v], quad as u32, high);
+                    whole[row][i][v] = s.dot_bytes(whole[row][i][v], quad as u32, high);
                 }
             }
         }

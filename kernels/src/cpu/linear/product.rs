@@ -1,6 +1,6 @@
 //! The product of rows and panels, for cells of any kind.
 //!
-//! It is cut into tasks of some rows by some panels; a task's panels stay in the second cache while its rows
+//! It is cut into tasks of some rows by some panels; a task's panels stay in the L2 cache while its rows
 //! pass. A register tile of sums becomes values ([`Units`]), and bias, activation and residual are applied while
 //! it is in registers.
 
@@ -14,7 +14,7 @@ use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{Rows, for_tile, height, multiply, strip_width, strips, strips_per_panel, zero_sums};
 use crate::ops::Activation;
 
-/// Fifths of the second cache that the panels of a task take: less than half, since rows pass through it too.
+/// Fifths of the L2 cache that the panels of a task take: less than half, since rows pass through it too.
 const GROUP_FIFTHS: usize = 2;
 
 /// Rows of a task, about: eight of the tallest register tiles.
@@ -26,7 +26,7 @@ const fn block_cells<S: Simd>() -> usize {
 }
 
 /// Steps of `k` from which on a strip as wide as a panel is passed block by block too: so many of a task's rows, with the
-/// panel, are more than the second cache holds.
+/// panel, are more than the L2 cache holds.
 const LONG_CELLS: usize = 1024;
 
 /// Bytes of a cache line.
@@ -42,11 +42,11 @@ pub(super) fn stride<C>(k_cells: usize) -> usize {
     k_cells + if in_the_way { LINE / size_of::<C>() } else { 0 }
 }
 
-/// What a sum stands for.
+/// Conversion of sums to values.
 pub(super) trait Units: Copy + Sync {
-    /// What a row adds to it.
+    /// The row's share of the conversion.
     type Row: Copy;
-    /// What a register of columns adds to it.
+    /// The share of a register of columns.
     type Columns<V: Copy>: Copy;
     /// Of a row.
     fn row(self, row: usize) -> Self::Row;
@@ -76,7 +76,7 @@ impl Units for Plain {
     }
 }
 
-/// What follows the sums.
+/// Operations after the sums.
 #[derive(Clone, Copy)]
 pub(super) struct Epilogue<'a> {
     /// `[n_panels · 32]`.
@@ -153,7 +153,7 @@ fn task_size(context: &Context, size: Size, n_words: usize) -> (usize, usize) {
     (rows, (context.l2_bytes / 5 * GROUP_FIFTHS / panel_bytes).clamp(1, share.max(1)))
 }
 
-/// Where sums go, and what they become on the way.
+/// Destination of sums, and the operations on the way to it.
 #[derive(Clone, Copy)]
 pub(super) struct Output<'a, U> {
     pub(super) n_out: usize,
@@ -174,7 +174,7 @@ pub(super) struct TileSums<'a> {
     pub(super) n_strips: usize,
 }
 
-/// What follows the sums of a tile: bias, activation, residual, and the way to the result.
+/// Operations after the sums of a tile: bias, activation, residual, and the store to the result.
 pub(super) struct Finish<'a, U> {
     pub(super) output: Output<'a, U>,
     /// First row and column of the tile: they are of the caller's task, the columns at least one.
@@ -218,9 +218,9 @@ pub(super) struct Multiply<'a, M: Math, const MR: usize, const NS: usize> {
     /// From the first step of each strip on.
     pub(super) b: [&'a [M::Word]; NS],
     pub(super) k_cells: usize,
-    /// Whether strips come from memory.
+    /// `true` if strips come from memory.
     pub(super) streams: bool,
-    /// Whether the sums are of earlier steps, to be added to.
+    /// `true` if the sums are of earlier steps, to be added to.
     pub(super) is_begun: bool,
     /// `MR` rows of `NS` strips, and columns from a row to the next.
     pub(super) sums: (&'a mut [f32], usize),
@@ -292,7 +292,7 @@ struct Stretch {
     panel: usize,
     first_cell: usize,
     n_cells: usize,
-    /// Whether no stretch comes after it.
+    /// `true` for the last stretch.
     is_last: bool,
 }
 

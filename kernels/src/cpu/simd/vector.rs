@@ -1,6 +1,6 @@
 //! The two traits that kernels are written with: the kernel itself, and the vectors of an instruction set.
 
-use crate::cpu::bf16::{bf16_bits, halves};
+use crate::cpu::bf16::{bf16_bits, unpack_pair};
 
 /// Work to be compiled for each instruction set: arguments as fields, `run` as body.
 ///
@@ -16,7 +16,7 @@ pub(crate) trait Kernel: Sized {
 ///
 /// Every operation but `sum` and `largest` works on each lane alone, so that a value does not depend on the lane it is
 /// computed in, and all but `ratio` round as IEEE says. Sets differ in `fma` (the portable one rounds twice), in
-/// `dot_pair`, in `ratio` and in the order of `sum`.
+/// `dot_bf16`, in `ratio` and in the order of `sum`.
 pub(crate) trait Simd: Copy {
     /// A register.
     type V: Copy;
@@ -63,11 +63,11 @@ pub(crate) trait Simd: Copy {
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a · b + c`.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// To the nearest whole number.
+    /// To the nearest integer.
     fn round(self, a: Self::V) -> Self::V;
-    /// `a · 2ⁿ` for whole `n` in −200 ..= 200, correct down to denormals and zero and up to infinity.
+    /// `a · 2ⁿ` for an integer `n` in −200 ..= 200, correct down to denormals and zero and up to infinity.
     fn scale_by_power(self, a: Self::V, n: Self::V) -> Self::V;
-    /// Asks for the line at an address, which need not be valid, to be brought into the second cache.
+    /// Asks for the line at an address, which need not be valid, to be brought into the L2 cache.
     fn prefetch(self, _at: *const u8) {}
     /// The bf16 in the low half of each lane, as f32.
     fn low_halves(self, pairs: Self::V) -> Self::V;
@@ -97,18 +97,18 @@ pub(crate) trait Simd: Copy {
     /// `acc + a₀·b₀ + a₁·b₁` for pairs of bf16 in each lane, the first in the low half: `a` the same pair for
     /// all lanes, `b` the bits of a register.
     #[inline(always)]
-    fn dot_pair(self, acc: Self::V, a: u32, b: Self::V) -> Self::V {
-        let [first, second] = halves(a);
+    fn dot_bf16(self, acc: Self::V, a: u32, b: Self::V) -> Self::V {
+        let [first, second] = unpack_pair(a);
         let sum = self.fma(self.splat(first), self.low_halves(b), acc);
         self.fma(self.splat(second), self.high_halves(b), sum)
     }
     /// `acc + Σ aᵢ·bᵢ` over the four bytes of each lane, lowest first: `a` the same unsigned bytes for all lanes,
     /// `b` the bits of a register of signed ones, `acc` and the result the bits of i32, which wraps.
-    fn dot_quad(self, acc: Self::V, a: u32, b: Self::V) -> Self::V;
+    fn dot_bytes(self, acc: Self::V, a: u32, b: Self::V) -> Self::V;
     /// The same with the signs the other way: `a` the same signed bytes for all lanes, `b` unsigned ones. Slow, except where
     /// it is an instruction.
     #[inline(always)]
-    fn dot_signed_quad(self, acc: Self::V, a: u32, b: Self::V) -> Self::V {
+    fn dot_signed_bytes(self, acc: Self::V, a: u32, b: Self::V) -> Self::V {
         let (mut sums, mut quads) = ([0.0; 16], [0.0; 16]);
         self.store(&mut sums, acc);
         self.store(&mut quads, b);
