@@ -289,7 +289,7 @@ impl Backend for CpuBackend {
 
     fn depthwise2d(&self, x: &CpuTensor, w: &CpuDepthwise, conv: Conv2d) -> Result<CpuTensor> {
         let planes = check::depthwise2d(x.dims(), w.0.channels, w.0.kernel, conv)?;
-        Ok(conv::depthwise2d(&self.context, x, w, (conv, planes)))
+        Ok(conv::depthwise2d(&self.context, x, w, conv, planes))
     }
 
     fn attention(
@@ -388,9 +388,9 @@ impl Backend for CpuBackend {
         shape: AttentionShape,
         batch: PagedBatch<'_>,
     ) -> Result<CpuTensor> {
+        check::layer("paged_attention", kv.layer, kv.cache.layout())?;
+        check::paged(q.dims(), kv.cache.layout(), &kv, shape, batch)?;
         let KvLayer { cache, layer, mask, bias } = kv;
-        check::layer("paged_attention", layer, cache.layout())?;
-        check::paged(q.dims(), cache.layout(), shape, (mask, bias), batch)?;
         let step = attention::Step { q: Columns::all(q), layer, mask, bias, shape, batch, may_share: true };
         Ok(match &cache.0 {
             Pages::F32(pages) => attention::paged::<F32Fma>(&self.context, pages, step),

@@ -85,7 +85,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
     // Loading. Called once a weight; may be slow.
 
-    /// Packs layers that read the same input as one: outputs side by side, in order.
+    /// Packs layers that read the same input as one, `[Σ out, in]`: outputs side by side, in order.
     fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<Self::Linear>;
     /// The same for layers that give logits: kept in more bits where weights are very small, since an error there is one
     /// in the answer.
@@ -121,9 +121,9 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
     /// An activation from host memory, `[n_tokens, width]`.
     fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<Self::Tensor>;
-    /// The values in host memory, row-major.
+    /// The values in host memory, `[n_tokens, width]`, row-major.
     fn download(&self, x: &Self::Tensor) -> Result<Vec<f32>>;
-    /// The same of an activation that is needed no more.
+    /// As [`download`](Self::download), and drops the activation.
     fn take_values(&self, x: Self::Tensor) -> Result<Vec<f32>> {
         self.download(&x)
     }
@@ -134,18 +134,18 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
     /// Rows `ids` of a table: `[ids.len(), width]`.
     fn embed(&self, table: &Self::Table, ids: &[u32]) -> Result<Self::Tensor>;
-    /// Rows `rows` of `x`, in that order, repeats allowed.
+    /// Rows `rows` of `x`, in that order, repeats allowed: `[rows.len(), width]`.
     fn gather_rows(&self, x: &Self::Tensor, rows: &[u32]) -> Result<Self::Tensor>;
-    /// Replaces row `rows[i]` of `x` by row `i` of `src`.
+    /// Replaces row `rows[i]` of `x` by row `i` of `src`, `[rows.len(), width]`.
     fn scatter_rows(&self, x: &mut Self::Tensor, rows: &[u32], src: &Self::Tensor) -> Result<()>;
-    /// Columns `start .. start + width`.
+    /// Columns `start .. start + width`, `[n_tokens, width]`.
     fn columns(&self, x: &Self::Tensor, start: usize, width: usize) -> Result<Self::Tensor>;
     /// The same values as `[n_tokens / group, width · group]`: `group` consecutive rows become one.
     fn merge_rows(&self, x: Self::Tensor, group: usize) -> Result<Self::Tensor>;
     /// The same values as `[n_tokens · parts, width / parts]`: each row becomes `parts` rows, such as its heads.
     fn split_rows(&self, x: Self::Tensor, parts: usize) -> Result<Self::Tensor>;
 
-    /// Turns each of `n_seqs` sequences of one length: `[n_seqs · t, width]` to `[n_seqs · width, t]`, so that
+    /// Transposes each of `n_seqs` sequences of one length: `[n_seqs · t, width]` to `[n_seqs · width, t]`, so that
     /// attention can run over columns.
     fn transpose(&self, x: &Self::Tensor, n_seqs: usize) -> Result<Self::Tensor>;
 
@@ -159,11 +159,11 @@ pub trait Backend: Clone + Send + Sync + 'static {
         act: Activation,
         residual: Option<&Self::Tensor>,
     ) -> Result<Self::Tensor>;
-    /// Normalises each row.
+    /// Normalises each row, `[n_tokens, width]`.
     fn norm(&self, x: &Self::Tensor, norm: &Self::Norm) -> Result<Self::Tensor>;
-    /// `x += y`, same shape.
+    /// `x += y`, both `[n_tokens, width]`.
     fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<()>;
-    /// `act(x[:, ..w]) · x[:, w..]` with `w = width / 2`: the gate of a gated feed-forward.
+    /// `act(x[:, ..w]) · x[:, w..]` with `w = width / 2`, the gate of a gated feed-forward: `[n_tokens, width / 2]`.
     fn gate(&self, x: &Self::Tensor, act: Activation) -> Result<Self::Tensor>;
     /// Normalises each sequence as a whole: mean and variance over all its rows and columns (a group norm of one
     /// group), scale and bias of each column. `cu_seqlens`: offsets of the sequences in the rows.
@@ -218,7 +218,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         chosen: ChosenHeads<'_>,
         seqs: Varlen<'_>,
     ) -> Result<Vec<f32>>;
-    /// An empty cache.
+    /// An empty cache, `layout.n_layers` by `layout.n_blocks` blocks.
     fn kv_cache(&self, layout: KvLayout) -> Result<Self::KvCache>;
     /// Bytes of one block of such a cache, all layers together.
     fn kv_block_bytes(&self, layout: KvLayout) -> usize;
@@ -246,7 +246,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         let [k, v] = [self.columns(kv, 0, width)?, self.columns(kv, width, width)?];
         self.write_kv(cache, layer, [&k, &v], slots)
     }
-    /// Copies whole blocks, all layers: `(from, to)`.
+    /// Copies whole blocks, all layers, in order: `[(from, to)]`.
     fn copy_blocks(&self, cache: &mut Self::KvCache, pairs: &[(u32, u32)]) -> Result<()>;
     /// An empty cache in host memory. Blocks take as many bytes as on the device.
     fn host_kv_cache(&self, layout: KvLayout) -> Result<Self::HostKvCache>;
@@ -265,7 +265,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         device: &mut Self::KvCache,
         pairs: &[(u32, u32)],
     ) -> Result<()>;
-    /// Attention of `q: [Σq, n_heads·head_dim]` over the keys of each sequence in the cache.
+    /// Attention of `q: [Σq, n_heads·head_dim]` over the keys of each sequence in the cache. Returns the shape of `q`.
     fn paged_attention(
         &self,
         q: &Self::Tensor,

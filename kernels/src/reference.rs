@@ -127,7 +127,7 @@ impl Backend for ReferenceBackend {
     }
 
     fn transpose(&self, x: &Tensor, n_seqs: usize) -> Result<Tensor> {
-        let (t, out) = check::transpose(dims(x), n_seqs)?;
+        let check::Transposed { t, dims: out } = check::transpose(dims(x), n_seqs)?;
         let turned = || x.reshape((n_seqs, t, dims(x).1))?.transpose(1, 2)?.contiguous()?.reshape(out);
         turned().op("transpose")
     }

@@ -45,7 +45,7 @@ use whole::PageMath;
 /// Register tiles in a task: so many rows read a stretch of keys while it is in the L2 cache.
 const TASK_TILES: usize = 4;
 
-/// Attention inside each sequence; the caller checked the arguments.
+/// Attention inside each sequence, `[Σq, n_heads·head_dim]`; the caller checked the arguments.
 pub(super) fn block_diagonal<M: PageMath>(
     context: &Context,
     [q, k, v]: [Columns<'_>; 3],
@@ -54,7 +54,7 @@ pub(super) fn block_diagonal<M: PageMath>(
 ) -> Result<CpuTensor> {
     let width = shape.n_kv_heads * shape.head_dim;
     let centred = (M::IS_WHOLE && matches!(seqs.mask, Mask::Full))
-        .then(|| centre::centred(context, (k, width), seqs.cu_seqlens_k));
+        .then(|| centre::centred(context, k, width, seqs.cu_seqlens_k));
     let k = centred.as_ref().map_or(k, Columns::all);
     let plain = Plain::<M::Word>::new(context, [k, v], shape, seqs.cu_seqlens_k)?;
     Ok(paged::<M>(context, &plain.pages, plain.step(q, shape, seqs)))
@@ -136,7 +136,7 @@ impl<C: Cell> Plain<C> {
     }
 }
 
-/// Attention of each sequence over its pages; the caller checked the arguments.
+/// Attention of each sequence over its pages, `[Σq, n_heads·head_dim]`; the caller checked the arguments.
 pub(super) fn paged<M: PageMath>(
     context: &Context,
     pages: &PagedCells<M::Word>,

@@ -14,7 +14,7 @@ fn reported() -> Option<usize> {
     bytes(text.trim()).filter(|n| *n > 0)
 }
 
-/// Of a text like `512K`.
+/// The bytes of a size like `512K`.
 fn bytes(text: &str) -> Option<usize> {
     let (number, unit) = match text.as_bytes().last()? {
         b'K' => (&text[..text.len() - 1], 1 << 10),

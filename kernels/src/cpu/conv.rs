@@ -11,7 +11,7 @@ use crate::stored::Taps;
 #[derive(Debug)]
 pub struct CpuDepthwise(pub(super) Taps);
 
-/// Windows of each sequence, zeros outside.
+/// Windows of each sequence, zeros outside: `[n_seqs · t_out, channels · kernel]`.
 pub(super) fn unfold(context: &Context, x: &CpuTensor, conv: Unfold, windows: Windows) -> CpuTensor {
     let Windows { t, t_out, width } = windows;
     let n_rows = conv.n_seqs * t_out;
@@ -31,7 +31,7 @@ pub(super) fn unfold(context: &Context, x: &CpuTensor, conv: Unfold, windows: Wi
     CpuTensor::new(out, n_rows, width)
 }
 
-/// Windows of each image, zeros outside.
+/// Windows of each image, zeros outside: `[n_images · out, channels · kernel · kernel]`.
 pub(super) fn unfold2d(context: &Context, x: &CpuTensor, conv: Conv2d, planes: Planes) -> CpuTensor {
     let Planes { n_rows, width, .. } = planes;
     let n_taps = conv.kernel[0] * conv.kernel[1];
@@ -63,12 +63,13 @@ fn window(conv: Conv2d, planes: Planes, i: usize) -> impl Iterator<Item = (usize
     })
 }
 
-/// Convolves each channel by itself.
+/// Convolves each channel by itself: `[n_images · out, channels]`.
 pub(super) fn depthwise2d(
     context: &Context,
     x: &CpuTensor,
     w: &CpuDepthwise,
-    (conv, planes): (Conv2d, Planes),
+    conv: Conv2d,
+    planes: Planes,
 ) -> CpuTensor {
     let Planes { n_rows, width, .. } = planes;
     let mut out = vec![0.0; n_rows * width];

@@ -53,7 +53,7 @@ impl CpuKvCache {
         layout.n_layers * layout.n_kv_heads * page_words * size_of::<u32>()
     }
 
-    /// Its sizes.
+    /// Layers, blocks, heads and width.
     pub(super) fn layout(&self) -> KvLayout {
         match &self.0 {
             Pages::F32(pages) => pages.layout,
@@ -181,7 +181,7 @@ impl<C: Cell> PagedCells<C> {
         page_range::<C>(self.layout, self.order, (layer, block, head))
     }
 
-    /// A page to read.
+    /// The page of a layer, a block and a head, to read.
     #[inline(always)]
     pub(super) fn page(&self, layer: usize, block: usize, head: usize) -> Page<'_, C> {
         let page = &self.cells.cells()[self.range(layer, block, head)];
@@ -236,7 +236,7 @@ pub(super) struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// All of them.
+    /// All columns of a tensor.
     pub(super) fn all(of: &'a CpuTensor) -> Self {
         Self { of, first: 0 }
     }

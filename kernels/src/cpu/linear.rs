@@ -26,7 +26,7 @@ mod product;
 use bytes::BytePanels;
 pub(super) use bytes::Int8Dot;
 use nibbles::NibblePanels;
-use product::{Epilogue, Plain, Product, Size, stride};
+use product::{Epilogue, Plain, Product, ProductArgs, Size, stride};
 
 /// Outputs from which on rows of f32 are copied to where they are not in each other's way.
 const COPIED: usize = 128;
@@ -84,24 +84,24 @@ impl CpuLinear {
         let mut out = unwritten(n_tokens * self.n_out);
         let epilogue = Epilogue { bias: self.bias.as_deref(), act, residual: residual.map(CpuTensor::data) };
         let size = Size { n_tokens, n_in, n_out: self.n_out };
-        let call = (size, epilogue);
+        let args = ProductArgs { size, epilogue };
         match &*self.weight {
             // A copy pays for rows that are multiplied with many panels.
             Packed::F32(panels) if stride::<f32>(n_in) > n_in && n_tokens > 1 && self.n_out > COPIED => {
-                multiply::<F32Fma>(context, laid::<F32Fma>(context, x).view(), panels, call, &mut out);
+                multiply::<F32Fma>(context, laid::<F32Fma>(context, x).view(), panels, args, &mut out);
             }
             Packed::F32(panels) => {
                 let rows = Rows { cells: x.data(), stride: n_in };
-                multiply::<F32Fma>(context, rows, panels, call, &mut out);
+                multiply::<F32Fma>(context, rows, panels, args, &mut out);
             }
             Packed::Bf16(panels) if context.isa.has_bf16_dot() => {
-                multiply::<Bf16Dot>(context, laid::<Bf16Dot>(context, x).view(), panels, call, &mut out);
+                multiply::<Bf16Dot>(context, laid::<Bf16Dot>(context, x).view(), panels, args, &mut out);
             }
             Packed::Bf16(panels) => {
-                multiply::<Bf16Fma>(context, laid::<Bf16Fma>(context, x).view(), panels, call, &mut out);
+                multiply::<Bf16Fma>(context, laid::<Bf16Fma>(context, x).view(), panels, args, &mut out);
             }
-            Packed::Int8(panels) => panels.multiply(context, x, call, &mut out),
-            Packed::Int4(panels) => panels.multiply(context, x, call, &mut out),
+            Packed::Int8(panels) => panels.multiply(context, x, args, &mut out),
+            Packed::Int4(panels) => panels.multiply(context, x, args, &mut out),
         }
         CpuTensor::new(out, n_tokens, self.n_out)
     }
@@ -166,7 +166,7 @@ impl Packed {
         }
     }
 
-    /// All there is of it, as it is kept for a later load.
+    /// Its arrays as bytes, to be saved for a later load and filled by it.
     fn records(&mut self) -> Vec<&mut [u8]> {
         match self {
             Self::F32(panels) => vec![panels::bytes_mut(panels.cells_mut())],
@@ -193,7 +193,7 @@ fn multiply<M: FloatMath>(
     context: &Context,
     rows: Rows<'_, M::Row>,
     panels: &Panels<M::Word>,
-    (size, epilogue): (Size, Epilogue<'_>),
+    ProductArgs { size, epilogue }: ProductArgs<'_>,
     out: &mut [f32],
 ) {
     let (x, panels) = (rows, panels.cells());

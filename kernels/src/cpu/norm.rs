@@ -19,7 +19,7 @@ pub struct CpuNorm {
     pub(super) eps: f32,
 }
 
-/// Normalises each row.
+/// Normalises each row of `[n_tokens, width]`.
 pub(super) fn norm(context: &Context, x: &CpuTensor, norm: &CpuNorm) -> CpuTensor {
     let (n_tokens, width) = x.dims();
     let mut out = unwritten(n_tokens * width);
@@ -30,7 +30,7 @@ pub(super) fn norm(context: &Context, x: &CpuTensor, norm: &CpuNorm) -> CpuTenso
     CpuTensor::new(out, n_tokens, width)
 }
 
-/// Normalises each sequence as a whole. Sums go over rows and then over them in order, so a sequence has the same
+/// Normalises each sequence of `[n_tokens, width]` as a whole. Sums go over rows and then over them in order, so a sequence has the same
 /// bits on any number of threads.
 pub(super) fn group_norm(context: &Context, x: &CpuTensor, norm: &CpuNorm, cu_seqlens: &[u32]) -> CpuTensor {
     let (n_tokens, width) = x.dims();

@@ -40,13 +40,13 @@ pub struct PackedWeights {
 /// Outcome of a load for its file of packed weights.
 #[derive(Debug)]
 pub enum Packing {
-    /// Everything was in it.
+    /// Everything was in the file.
     Restored,
-    /// It is of other weights or of another loader, or damaged; it should be removed.
+    /// The file is of other weights or of another loader, or damaged; it should be removed.
     Stale,
-    /// All was packed, and is in it now: so many bytes.
+    /// Everything was packed and is in the file now: its size in bytes.
     Kept(u64),
-    /// All was packed and could not be kept.
+    /// Everything was packed, and the file could not be written.
     NotKept(io::Error),
 }
 
@@ -73,7 +73,7 @@ impl PackedWeights {
     /// Begins to keep what a load packs, `max_bytes` at most. Nothing is at `path` before [`finish`](Self::finish).
     ///
     /// # Errors
-    /// Those of creating a file beside it.
+    /// Errors of creating a file beside it.
     pub fn create(path: &Path, max_bytes: u64) -> io::Result<Self> {
         let unfinished = Unfinished::create(path, max_bytes)?;
         Ok(Self { state: Mutex::new(State::Keeping(Ok(unfinished))) })
@@ -134,7 +134,7 @@ impl PackedWeights {
 pub(super) struct Key(Hash);
 
 impl Key {
-    /// Of stored weights that are packed in the way of that name.
+    /// The key of stored weights that are packed in the way of that name.
     pub(super) fn new<'a>(way: &[&str], parts: impl IntoIterator<Item = &'a LinearPart<'a>>) -> Self {
         let mut hasher = Hasher::new();
         let number = |n: usize| (n as u64).to_le_bytes();
@@ -159,7 +159,7 @@ impl Key {
         Self(hasher.finalize())
     }
 
-    /// Of one of the records that a weight is kept in.
+    /// The key of one of the records that a weight is kept in.
     fn of_record(self, number: usize) -> Hash {
         blake3::keyed_hash(self.0.as_bytes(), &(number as u64).to_le_bytes())
     }

@@ -217,7 +217,7 @@ fn copy(to: &mut [u8], words: impl Iterator<Item = [u8; 4]>) {
     }
 }
 
-/// Rows of a table.
+/// Rows `ids` of a table, `[ids.len(), width]`.
 pub(super) fn embed(context: &Context, table: &CpuTable, ids: &[u32]) -> CpuTensor {
     let width = table.width;
     let mut out = unwritten(ids.len() * width);

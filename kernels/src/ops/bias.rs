@@ -16,7 +16,7 @@ use crate::stored;
 /// and in [`Backend::paged_attention`](super::Backend::paged_attention), under any mask.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum ScoreBias<'a> {
-    /// Nothing.
+    /// No bias.
     #[default]
     None,
     /// A learned number for each bucket of distances and each head.

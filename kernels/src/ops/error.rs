@@ -17,7 +17,7 @@ pub enum KernelError {
         /// Dimensions that it was given.
         actual: Vec<usize>,
     },
-    /// An index past its end.
+    /// An index out of range.
     #[error("{op}: {what} {index} is out of {len}")]
     Index {
         /// The op.
@@ -26,13 +26,13 @@ pub enum KernelError {
         what: &'static str,
         /// The index.
         index: usize,
-        /// The end.
+        /// Number of valid indices.
         len: usize,
     },
     /// An instruction set that was set by the caller and that the machine lacks.
     #[error("instruction set {0} is not on this machine")]
     Isa(&'static str),
-    /// The library below failed.
+    /// An error of a library that the back end uses.
     #[error("{op}: {message}")]
     Library {
         /// The op.

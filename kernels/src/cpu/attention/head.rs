@@ -167,7 +167,7 @@ impl<M: PageMath> HeadRows<'_, M> {
         }
     }
 
-    /// Nothing seen yet.
+    /// The state before the first key.
     #[inline(always)]
     fn state<S: Simd>(&self, s: S) -> State<M> {
         let head_dim = self.head_dims().0;

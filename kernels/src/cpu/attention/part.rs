@@ -25,7 +25,7 @@ pub(super) struct Segment<'a> {
 }
 
 impl Segment<'_> {
-    /// Its first key.
+    /// Index of the segment's first key.
     pub(super) fn first_key(&self) -> usize {
         self.index * SEGMENT
     }
@@ -114,7 +114,7 @@ impl Places {
         Self { starts, n_segments, part_len }
     }
 
-    /// Those of a row of a sequence.
+    /// Range of the parts of a row of a sequence.
     pub(super) fn row(&self, step: &Step<'_>, kv_head: usize, (seq, row): (usize, usize)) -> Range<usize> {
         let len = self.n_segments[seq] * self.part_len;
         let start = self.starts[seq] + (kv_head * n_rows(step, seq) + row) * len;

@@ -123,11 +123,11 @@ impl Plan {
     }
 }
 
-/// A task whose segments others have seen.
+/// A task whose segments other tasks have computed.
 pub(super) struct Joined<'a, M: PageMath> {
     /// The task as it would be alone.
     pub(super) rows: HeadRows<'a, M>,
-    /// All parts.
+    /// Parts of all rows and segments.
     pub(super) parts: &'a [f32],
     /// Places of the parts in `parts`.
     pub(super) places: &'a Places,

@@ -9,7 +9,7 @@
 //!
 //! A row with a value that is not finite has a scale that is not a number, and so has all it gives.
 
-use super::product::{Epilogue, Product, Size, Units, stride};
+use super::product::{Product, ProductArgs, Units, stride};
 use crate::cpu::cell::{ByteQuad, LARGEST_BYTE, Math, PANEL, TO_LOW_BITS, Word, n_cells};
 use crate::cpu::context::Context;
 use crate::cpu::matrix::CpuTensor;
@@ -46,7 +46,7 @@ impl Math for Int8Dot {
 pub(crate) struct BytePanels {
     /// `[n_panels][k_cells][32]`.
     panels: Panels<ByteQuad>,
-    /// Of each output, `[n_panels · 32]`.
+    /// Scale of each output, `[n_panels · 32]`.
     scales: Vec<f32>,
     /// Sums of the weights of each output, `[n_panels · 32]`.
     sums: Vec<f32>,
@@ -82,7 +82,7 @@ impl BytePanels {
         self.scales[out]
     }
 
-    /// All there is of it.
+    /// Its arrays as bytes, to be saved or filled.
     pub(super) fn records(&mut self) -> Vec<&mut [u8]> {
         let Self { panels, scales, sums } = self;
         vec![panels::bytes_mut(panels.cells_mut()), panels::bytes_mut(scales), panels::bytes_mut(sums)]
@@ -93,7 +93,7 @@ impl BytePanels {
         &self,
         context: &Context,
         x: &CpuTensor,
-        (size, epilogue): (Size, Epilogue<'_>),
+        ProductArgs { size, epilogue }: ProductArgs<'_>,
         out: &mut [f32],
     ) {
         let stride = stride::<ByteQuad>(n_cells::<ByteQuad>(size.n_in));
@@ -109,9 +109,9 @@ struct QuantizeOutput<'a> {
     values: &'a [f32],
     /// Four bytes of weights each; the last one is filled up with zeros.
     quads: &'a mut [ByteQuad],
-    /// Of one value.
+    /// Scale of the weights, `[1]`.
     scale: &'a mut [f32],
-    /// The sum of the weights as they are read: of one value.
+    /// Sum of the weights as they are read, `[1]`.
     sum: &'a mut [f32],
 }
 

@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use super::bytes::{Int8Dot, RowScale, quantize};
-use super::product::{Epilogue, Finish, Output, Size, TileBuffer, TileSums, Units, in_tasks};
+use super::product::{Finish, Output, ProductArgs, TileBuffer, TileSums, Units, in_tasks};
 use crate::cpu::cell::{ByteQuad, Math, PANEL};
 use crate::cpu::context::Context;
 use crate::cpu::matrix::CpuTensor;
@@ -83,7 +83,7 @@ impl NibblePanels {
         });
     }
 
-    /// All there is of it.
+    /// Its arrays as bytes, to be saved or filled.
     pub(super) fn records(&mut self) -> Vec<&mut [u8]> {
         let Self { panels, sums } = self;
         vec![panels::bytes_mut(panels.cells_mut()), panels::bytes_mut(sums)]
@@ -94,7 +94,7 @@ impl NibblePanels {
         &self,
         context: &Context,
         x: &CpuTensor,
-        (size, epilogue): (Size, Epilogue<'_>),
+        ProductArgs { size, epilogue }: ProductArgs<'_>,
         out: &mut [f32],
     ) {
         let n_spans = n_spans(size.n_in);

@@ -48,9 +48,9 @@ pub(super) trait Units: Copy + Sync {
     type Row: Copy;
     /// The share of a register of columns.
     type Columns<V: Copy>: Copy;
-    /// Of a row.
+    /// The share of row `row`.
     fn row(self, row: usize) -> Self::Row;
-    /// Of a register from a column on, a multiple of the lanes.
+    /// The share of a register from `column` on, a multiple of the lanes.
     fn columns<S: Simd>(self, s: S, column: usize) -> Self::Columns<S::V>;
     /// The values of a register of sums.
     fn values<S: Simd>(s: S, row: Self::Row, columns: Self::Columns<S::V>, sums: S::V) -> S::V;
@@ -74,6 +74,13 @@ impl Units for Plain {
     fn values<S: Simd>(_s: S, (): (), (): (), sums: S::V) -> S::V {
         sums
     }
+}
+
+/// Arguments of a product beside its operands.
+#[derive(Clone, Copy)]
+pub(super) struct ProductArgs<'a> {
+    pub(super) size: Size,
+    pub(super) epilogue: Epilogue<'a>,
 }
 
 /// Operations after the sums.

@@ -34,7 +34,7 @@ const PLAIN: [(&str, Plain); 16] = [
     ("low byte", |a, _, _| (a.to_bits() & 0xff) as f32),
 ];
 
-/// Those methods of a set.
+/// Results of those methods on a set.
 struct Lanes<'a> {
     a: [f32; 16],
     b: [f32; 16],
