@@ -40,7 +40,7 @@ fn one_encoder_alone_is_a_queue_with_one_server_and_equal_jobs() {
 }
 
 #[test]
-fn as_many_are_in_the_house_as_come_in_the_time_that_one_stays() {
+fn as_many_are_in_the_system_as_come_in_the_time_that_one_stays() {
     let load = Load { rate: 15.0, n: 600, text: 100, output: 20, images: 1, image_tokens: 200, pool: None };
     let mut cluster = apart(2, 2, FAST);
     cluster.sample_every = Duration::from_millis(10);
