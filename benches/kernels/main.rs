@@ -1,4 +1,4 @@
-//! The ladder of kernels: the oracle's plain loops, then each instruction set and precision of the CPU back end, over
+//! Kernels beside each other: the oracle's plain loops, then each instruction set and precision of the CPU back end, over
 //! the shapes of the models that the peers are compared with.
 //!
 //! ```text

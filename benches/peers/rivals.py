@@ -216,7 +216,7 @@ def of_whispercpp(args, dtype):
 
 
 def work_of(args):
-    """`None` when the model is ready, then pairs of what is told and its value."""
+    """`None` when the model is ready, then pairs of a figure and its value."""
     who, _, dtype = args.who.partition("-")
     if args.kind == "vision":
         import vision
