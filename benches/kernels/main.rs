@@ -14,11 +14,11 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use std::hint::black_box;
 use std::time::Duration;
 use triptych_core::DType;
-use triptych_kernels::cpu::{CpuBackend, CpuConfig, Isa, Precision};
 use triptych_kernels::ops::{
     Activation, AttentionShape, Backend, LinearPart, Mask, Qkv, ScoreBias, Varlen, WeightView,
 };
 use triptych_kernels::reference::ReferenceBackend;
+use triptych_kernels::{CpuBackend, CpuConfig, Isa, Precision};
 
 /// Rows, inputs, outputs: encoder layers of Whisper-base, a layer and the logits of its decoder.
 const LINEAR: [(usize, usize, usize); 6] = [
@@ -56,13 +56,13 @@ fn backends() -> Vec<(String, CpuBackend)> {
     made.collect()
 }
 
-fn roofs(_: &mut Criterion) {
+fn peak(_: &mut Criterion) {
     for (name, backend) in backends() {
-        let roofs = backend.roofs();
+        let peak = backend.peak();
         println!(
-            "roof {name}: {:.1} G multiply-adds/s, {:.1} GB/s",
-            roofs.multiply_adds_per_s / 1e9,
-            roofs.bytes_per_s / 1e9
+            "peak {name}: {:.1} G multiply-adds/s, {:.1} GB/s",
+            peak.multiply_adds_per_s / 1e9,
+            peak.bytes_per_s / 1e9
         );
     }
 }
@@ -132,5 +132,5 @@ fn quick() -> Criterion {
         .configure_from_args()
 }
 
-criterion_group! {name = kernels; config = quick(); targets = roofs, linear, attention}
+criterion_group! {name = kernels; config = quick(); targets = peak, linear, attention}
 criterion_main!(kernels);

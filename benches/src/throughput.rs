@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 use triptych_core::limits::Limits;
 use triptych_core::{ItemForm, ItemOptions, Modality};
-use triptych_kernels::cpu::{CpuBackend, CpuConfig, Isa, Precision};
+use triptych_kernels::{CpuBackend, CpuConfig, Isa, Precision};
 use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::preprocess::EncoderInput;
 use triptych_models::{LoadFormat, Model, ModelSource, PackedFolder};
@@ -85,9 +85,9 @@ fn main() -> Result<()> {
     }
     let Args { threads, precision, isa, .. } = args;
     let backend = CpuConfig { threads, precision, isa, ..CpuConfig::default() };
-    let roofs = CpuBackend::new(backend)?.roofs();
-    result["multiply_adds_per_s"] = roofs.multiply_adds_per_s.into();
-    result["bytes_per_s"] = roofs.bytes_per_s.into();
+    let peak = CpuBackend::new(backend)?.peak();
+    result["multiply_adds_per_s"] = peak.multiply_adds_per_s.into();
+    result["bytes_per_s"] = peak.bytes_per_s.into();
     println!("{result}");
     Ok(())
 }

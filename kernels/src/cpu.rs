@@ -15,6 +15,7 @@ use crate::ops::{
     Activation, AttentionShape, Backend, ChosenHeads, Conv2d, KvLayer, KvLayout, LinearPart, NormKind,
     PagedBatch, Qkv, Result, RopeShape, Unfold, Varlen, WeightView,
 };
+use crate::precision::Precision;
 use crate::stored;
 
 mod simd;
@@ -35,7 +36,7 @@ mod conv;
 mod kv;
 mod linear;
 mod norm;
-mod roofs;
+mod peak;
 mod rope;
 mod rows;
 
@@ -45,61 +46,12 @@ pub use linear::CpuLinear;
 pub use matrix::CpuTensor;
 pub use norm::CpuNorm;
 pub use packed::{PackedWeights, Packing};
-pub use roofs::Roofs;
+pub use peak::Peak;
 pub use simd::{Isa, NoSuchIsa};
 pub use table::{CpuTable, is_table_of_logits, table_bytes};
 
-use cell::{Dots, Halves, Quarters, Singles};
+use cell::{Bf16Dot, Bf16Fma, F32Fma, Int8Fma};
 use kv::{Columns, Pages};
-
-/// How weights, and keys and values in a cache, are kept. Activations are f32 in all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Precision {
-    /// f32.
-    #[default]
-    F32,
-    /// bf16; what meets them in a product (rows, queries, attention weights) is rounded to bf16 too, and so are embedding
-    /// tables.
-    Bf16,
-    /// Linear layers int8 with a scale for each output, their rows int8 with a scale for each row and call; caches int8
-    /// with a scale for each head of a token, and keys and values of whole items too where bytes have a dot product; large
-    /// embedding tables int8 with a scale for each row, others bf16; all else f32.
-    Int8,
-    /// Linear layers in four bits with a bf16 scale for each 32 weights of an output, but logits and all else as int8: for
-    /// decoders, whose steps take as long as their weights take to be read. Encoders compute in [`Self::of_encoders`].
-    Int4,
-}
-
-impl Precision {
-    /// The name used in settings, keys and results.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::Int8 => "int8",
-            Self::Int4 => "int4",
-        }
-    }
-
-    /// Whether weights are quantized when they are loaded, not only rounded and laid out.
-    pub const fn is_quantized(self) -> bool {
-        matches!(self, Self::Int8 | Self::Int4)
-    }
-
-    /// The same for what reads whole items at once, which gains nothing from weights below a byte.
-    #[must_use]
-    pub const fn of_encoders(self) -> Self {
-        self.at_least_bytes()
-    }
-
-    /// The same for caches and logits, of which nothing is kept below a byte.
-    const fn at_least_bytes(self) -> Self {
-        match self {
-            Self::Int4 => Self::Int8,
-            Self::F32 | Self::Bf16 | Self::Int8 => self,
-        }
-    }
-}
 
 /// Settings of the back end.
 #[derive(Clone, Copy, Debug, Default)]
@@ -160,15 +112,15 @@ impl CpuBackend {
     fn attend(&self, qkv: [Columns<'_>; 3], shape: AttentionShape, seqs: Varlen<'_>) -> Result<CpuTensor> {
         match self.precision {
             Precision::Int8 | Precision::Int4 if self.isa.has_quads() => {
-                attention::block_diagonal::<attention::Bytes>(self, qkv, shape, seqs)
+                attention::block_diagonal::<attention::Int8Pages>(self, qkv, shape, seqs)
             }
             Precision::Bf16 if self.isa.has_pairs() => {
-                attention::block_diagonal::<Dots>(self, qkv, shape, seqs)
+                attention::block_diagonal::<Bf16Dot>(self, qkv, shape, seqs)
             }
-            Precision::Bf16 => attention::block_diagonal::<Halves>(self, qkv, shape, seqs),
+            Precision::Bf16 => attention::block_diagonal::<Bf16Fma>(self, qkv, shape, seqs),
             // Nothing is kept here that should be small, and bytes would be taken apart.
             Precision::F32 | Precision::Int8 | Precision::Int4 => {
-                attention::block_diagonal::<Singles>(self, qkv, shape, seqs)
+                attention::block_diagonal::<F32Fma>(self, qkv, shape, seqs)
             }
         }
     }
@@ -359,11 +311,11 @@ impl Backend for CpuBackend {
         check::attention_weights(qk.map(CpuTensor::dims), chosen, seqs)?;
         match self.precision {
             Precision::Bf16 | Precision::Int8 | Precision::Int4 if self.isa.has_pairs() => {
-                attention::weights::<Dots>(self, qk.map(Columns::all), chosen, seqs)
+                attention::weights::<Bf16Dot>(self, qk.map(Columns::all), chosen, seqs)
             }
-            Precision::Bf16 => attention::weights::<Halves>(self, qk.map(Columns::all), chosen, seqs),
+            Precision::Bf16 => attention::weights::<Bf16Fma>(self, qk.map(Columns::all), chosen, seqs),
             Precision::F32 | Precision::Int8 | Precision::Int4 => {
-                attention::weights::<Singles>(self, qk.map(Columns::all), chosen, seqs)
+                attention::weights::<F32Fma>(self, qk.map(Columns::all), chosen, seqs)
             }
         }
     }
@@ -431,13 +383,13 @@ impl Backend for CpuBackend {
         check::paged(q.dims(), cache.layout(), shape, (mask, bias), batch)?;
         let step = attention::Step { q: Columns::all(q), layer, mask, bias, shape, batch, may_share: true };
         Ok(match &cache.0 {
-            Pages::F32(pages) => attention::paged::<Singles>(self, pages, step),
-            Pages::Bf16(pages) if self.isa.has_pairs() => attention::paged::<Dots>(self, pages, step),
-            Pages::Bf16(pages) => attention::paged::<Halves>(self, pages, step),
+            Pages::F32(pages) => attention::paged::<F32Fma>(self, pages, step),
+            Pages::Bf16(pages) if self.isa.has_pairs() => attention::paged::<Bf16Dot>(self, pages, step),
+            Pages::Bf16(pages) => attention::paged::<Bf16Fma>(self, pages, step),
             Pages::Int8(pages) if self.isa.has_quads() => {
-                attention::paged::<attention::Bytes>(self, pages, step)
+                attention::paged::<attention::Int8Pages>(self, pages, step)
             }
-            Pages::Int8(pages) => attention::paged::<Quarters>(self, pages, step),
+            Pages::Int8(pages) => attention::paged::<Int8Fma>(self, pages, step),
         })
     }
 }

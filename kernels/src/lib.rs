@@ -6,6 +6,7 @@
 //! Both run the same suite of tests over odd sizes.
 
 pub mod ops;
+mod precision;
 
 mod check;
 mod stored;
@@ -15,7 +16,8 @@ pub mod reference;
 
 pub mod cpu;
 
-pub use cpu::{CpuBackend, CpuConfig, Isa, Precision};
+pub use cpu::{CpuBackend, CpuConfig, Isa};
 pub use ops::{Backend, KernelError};
+pub use precision::Precision;
 #[cfg(feature = "reference")]
 pub use reference::ReferenceBackend;

@@ -35,7 +35,7 @@ use bias::RowBias;
 use head::HeadRows;
 use segments::{Joined, Plan, Segment};
 use weights::HeadWeights;
-pub(super) use whole::Bytes;
+pub(super) use whole::Int8Pages;
 use whole::PageMath;
 
 /// Register tiles in a task: so many rows read a stretch of keys while it is in the second cache.

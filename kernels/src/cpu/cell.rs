@@ -48,7 +48,7 @@ pub(super) const LARGEST_BYTE: f32 = 127.0;
 /// Added to a value of which the nearest whole number is a byte, it leaves that in the low bits: 1.5 · 2²³.
 pub(super) const TO_LOW_BITS: f32 = 12_582_912.0;
 
-/// Quads that are made at a time.
+/// Int8Dot that are made at a time.
 const QUADS: usize = 16;
 
 /// Words of `k` values.
@@ -83,20 +83,20 @@ pub(super) trait FloatMath: Math<Word: Cell> {
 
 /// f32 by f32.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Singles;
+pub(super) struct F32Fma;
 
 /// Pairs of bf16 by their dot product.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Dots;
+pub(super) struct Bf16Dot;
 
 /// Bytes in pages taken apart, by rows of f32.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Quarters;
+pub(super) struct Int8Fma;
 
 /// Pairs of bf16 taken apart, for machines where two multiply-adds of f32 take no longer than one dot product of pairs,
 /// or that have none. Rows are taken apart once, words once for all rows of a tile.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Halves;
+pub(super) struct Bf16Fma;
 
 // SAFETY: f32 is four bytes and takes any bits.
 unsafe impl Word for f32 {
@@ -198,7 +198,7 @@ impl Cell for ByteQuad {
     }
 }
 
-impl Math for Singles {
+impl Math for F32Fma {
     type Word = f32;
     type Row = f32;
     const PARTS: usize = 1;
@@ -213,14 +213,14 @@ impl Math for Singles {
     }
 }
 
-impl FloatMath for Singles {
+impl FloatMath for F32Fma {
     #[inline(always)]
     fn fill<S: Simd>(s: S, row: &mut [f32], values: &[f32]) {
         Cell::fill(s, row, values, 1.0);
     }
 }
 
-impl Math for Dots {
+impl Math for Bf16Dot {
     type Word = Bf16Pair;
     type Row = Bf16Pair;
     const PARTS: usize = 1;
@@ -235,14 +235,14 @@ impl Math for Dots {
     }
 }
 
-impl FloatMath for Dots {
+impl FloatMath for Bf16Dot {
     #[inline(always)]
     fn fill<S: Simd>(s: S, row: &mut [Bf16Pair], values: &[f32]) {
         Cell::fill(s, row, values, 1.0);
     }
 }
 
-impl Math for Halves {
+impl Math for Bf16Fma {
     type Word = Bf16Pair;
     type Row = [f32; 2];
     const PARTS: usize = 2;
@@ -262,7 +262,7 @@ impl Math for Halves {
     }
 }
 
-impl FloatMath for Halves {
+impl FloatMath for Bf16Fma {
     #[inline(always)]
     fn fill<S: Simd>(s: S, row: &mut [[f32; 2]], values: &[f32]) {
         let row = row.as_flattened_mut();
@@ -272,7 +272,7 @@ impl FloatMath for Halves {
     }
 }
 
-impl Math for Quarters {
+impl Math for Int8Fma {
     type Word = ByteQuad;
     type Row = [f32; 4];
     const PARTS: usize = 4;
@@ -292,7 +292,7 @@ impl Math for Quarters {
     }
 }
 
-impl FloatMath for Quarters {
+impl FloatMath for Int8Fma {
     #[inline(always)]
     fn fill<S: Simd>(_s: S, row: &mut [[f32; 4]], values: &[f32]) {
         let (quads, rest) = values.as_chunks::<4>();
@@ -372,10 +372,10 @@ mod tests {
         let (pairs, lone) = expect.as_chunks::<2>();
         let pairs: Vec<Bf16Pair> =
             pairs.iter().map(|[a, b]| a | b << 16).chain(lone.iter().copied()).collect();
-        for row in rows::<Dots>(&values) {
+        for row in rows::<Bf16Dot>(&values) {
             assert!(row == pairs);
         }
-        for row in rows::<Halves>(&values) {
+        for row in rows::<Bf16Fma>(&values) {
             let bits = row.as_flattened().iter().map(|value| value.to_bits() >> 16);
             assert!(bits.zip(&expect).all(|(bits, expect)| bits == *expect));
         }
@@ -387,10 +387,10 @@ mod tests {
         expect[0].set(0, 1.0);
         expect[0].set(1, 2.0);
         expect[1].set(0, 3.0);
-        for row in rows::<Dots>(&[1.0, 2.0, 3.0]) {
+        for row in rows::<Bf16Dot>(&[1.0, 2.0, 3.0]) {
             assert_eq!(row, expect);
         }
-        for row in rows::<Halves>(&[1.0, 2.0, 3.0]) {
+        for row in rows::<Bf16Fma>(&[1.0, 2.0, 3.0]) {
             assert_eq!(row, expect.map(halves));
         }
     }

@@ -11,14 +11,15 @@ use std::ops::Range;
 
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
+use super::CpuBackend;
 use super::cell::{Bf16Pair, ByteQuad, Cell, LARGEST_BYTE, PANEL, n_cells};
 use super::matrix::CpuTensor;
 use super::panels::{Panels, lay};
 use super::pool::Shared;
 use super::simd::{Kernel, Simd};
-use super::{CpuBackend, Precision};
 use crate::check;
 use crate::ops::{KernelError, KvLayout, Result};
+use crate::precision::Precision;
 
 /// A paged KV cache.
 #[derive(Debug)]

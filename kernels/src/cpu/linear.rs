@@ -7,13 +7,14 @@
 
 use std::sync::Arc;
 
-use super::cell::{Bf16Pair, Dots, FillRows, FloatMath, Halves, Math, PANEL, Singles, halves, n_cells};
+use super::CpuBackend;
+use super::cell::{Bf16Dot, Bf16Fma, Bf16Pair, F32Fma, FillRows, FloatMath, Math, PANEL, halves, n_cells};
 use super::matrix::{CpuTensor, unwritten};
 use super::packed::Key;
 use super::panels::{self, Panels};
 use super::tile::Rows;
-use super::{CpuBackend, Precision};
 use crate::ops::Activation;
+use crate::precision::Precision;
 use crate::stored::Stacked;
 
 mod bytes;
@@ -21,7 +22,7 @@ mod nibbles;
 mod product;
 
 use bytes::BytePanels;
-pub(super) use bytes::Quads;
+pub(super) use bytes::Int8Dot;
 use nibbles::NibblePanels;
 use product::{Epilogue, Plain, Product, Size, stride};
 
@@ -85,17 +86,17 @@ impl CpuLinear {
         match &*self.weight {
             // A copy is worth its while for rows that meet many panels.
             Packed::F32(panels) if stride::<f32>(n_in) > n_in && n_tokens > 1 && self.n_out > COPIED => {
-                multiply::<Singles>(backend, laid::<Singles>(backend, x).view(), panels, call, &mut out);
+                multiply::<F32Fma>(backend, laid::<F32Fma>(backend, x).view(), panels, call, &mut out);
             }
             Packed::F32(panels) => {
                 let rows = Rows { cells: x.data(), stride: n_in };
-                multiply::<Singles>(backend, rows, panels, call, &mut out);
+                multiply::<F32Fma>(backend, rows, panels, call, &mut out);
             }
             Packed::Bf16(panels) if backend.isa.has_pairs() => {
-                multiply::<Dots>(backend, laid::<Dots>(backend, x).view(), panels, call, &mut out);
+                multiply::<Bf16Dot>(backend, laid::<Bf16Dot>(backend, x).view(), panels, call, &mut out);
             }
             Packed::Bf16(panels) => {
-                multiply::<Halves>(backend, laid::<Halves>(backend, x).view(), panels, call, &mut out);
+                multiply::<Bf16Fma>(backend, laid::<Bf16Fma>(backend, x).view(), panels, call, &mut out);
             }
             Packed::Int8(panels) => panels.multiply(backend, x, call, &mut out),
             Packed::Int4(panels) => panels.multiply(backend, x, call, &mut out),
@@ -156,8 +157,8 @@ impl Packed {
     /// Packs a weight into zeros.
     fn fill(&mut self, backend: &CpuBackend, stacked: &Stacked<'_>) {
         match self {
-            Self::F32(panels) => pack::<Singles>(panels, backend, stacked),
-            Self::Bf16(panels) => pack::<Dots>(panels, backend, stacked),
+            Self::F32(panels) => pack::<F32Fma>(panels, backend, stacked),
+            Self::Bf16(panels) => pack::<Bf16Dot>(panels, backend, stacked),
             Self::Int8(panels) => panels.fill(backend, stacked),
             Self::Int4(panels) => panels.fill(backend, stacked),
         }

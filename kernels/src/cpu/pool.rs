@@ -2,7 +2,7 @@
 //!
 //! The caller of an op is one of the threads; small work never leaves it. Tasks are taken from a shared
 //! counter, so which thread does what is left to chance: a task must compute the same on any. The caller does what
-//! threads that are late would have done and never waits for one that has not begun ([`crew`]).
+//! threads that are late would have done and never waits for one that has not begun ([`workers`]).
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use crate::ops::Result;
 
-mod crew;
+mod workers;
 
-use crew::Crew;
+use workers::Workers;
 
 /// Work below this many nanoseconds stays on the calling thread: sharing it costs about as much.
 const MIN_PARALLEL_NS: usize = 12_000;
@@ -21,7 +21,7 @@ const MIN_PARALLEL_NS: usize = 12_000;
 #[derive(Clone, Debug)]
 pub(super) struct Pool {
     /// The threads besides the caller; none if it is alone.
-    crew: Option<Arc<Crew>>,
+    workers: Option<Arc<Workers>>,
     n_threads: usize,
 }
 
@@ -30,8 +30,8 @@ impl Pool {
     pub(super) fn new(n_threads: usize) -> Result<Self> {
         let n_cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let n_threads = if n_threads == 0 { n_cores() } else { n_threads };
-        let crew = if n_threads == 1 { None } else { Some(Arc::new(Crew::new(n_threads - 1)?)) };
-        Ok(Self { crew, n_threads })
+        let workers = if n_threads == 1 { None } else { Some(Arc::new(Workers::new(n_threads - 1)?)) };
+        Ok(Self { workers, n_threads })
     }
 
     /// Threads, the caller included.
@@ -41,8 +41,8 @@ impl Pool {
 
     /// Calls `task` for each number below `n_tasks`, which together take about `cost_ns` on one thread.
     pub(super) fn run(&self, n_tasks: usize, cost_ns: usize, task: impl Fn(usize) + Sync) {
-        match &self.crew {
-            Some(crew) if n_tasks > 1 && cost_ns >= MIN_PARALLEL_NS => crew.run(n_tasks, &task),
+        match &self.workers {
+            Some(workers) if n_tasks > 1 && cost_ns >= MIN_PARALLEL_NS => workers.run(n_tasks, &task),
             _ => (0..n_tasks).for_each(task),
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use triptych_core::DType;
 
+use super::CpuBackend;
 use super::cell::{Bf16Pair, ByteQuad, Cell, n_cells};
 use super::kv::{inverse, scale};
 use super::linear::{CpuLinear, Packed};
@@ -12,8 +13,8 @@ use super::matrix::{CpuTensor, unwritten};
 use super::packed::Key;
 use super::rows::VALUES_PER_NS;
 use super::simd::{Kernel, Simd};
-use super::{CpuBackend, Precision};
 use crate::ops::{LinearPart, WeightView};
+use crate::precision::Precision;
 use crate::stored;
 
 /// Values of a table from which on it becomes bytes where weights do: a vocabulary's is often the largest weight of a

@@ -66,15 +66,20 @@ pub fn a_cached_sequence_is_the_same_alone<B: Backend>(subject: &Subject<B>) {
         let lens = [(1, 40), (5, 270), (1, 1), (0, 3), (1, 65)];
         let seqs = Sequences::new(&lens, shape(6, 2, 33), mask);
         let tables = Tables::new(&seqs, 1, 7);
-        let cache = filled(subject, &seqs, &tables, 0);
-        let together = subject.bits(&attend(subject, &seqs, &tables, (&cache, 0)));
-        let bits = |i: usize| {
-            let alone = Tables { layout: tables.layout, blocks: vec![tables.blocks[i].clone()] };
-            subject.bits(&attend(subject, &seqs.alone(i), &alone, (&cache, 0)))
-        };
-        let alone: Vec<u32> = (0..lens.len()).flat_map(bits).collect();
-        assert_eq!(together, alone, "{} {mask:?}", subject.name);
+        assert_same_alone(subject, &seqs, &tables);
     }
+}
+
+/// Compares what cached sequences give in a batch and each by itself.
+fn assert_same_alone<B: Backend>(subject: &Subject<B>, seqs: &Sequences, tables: &Tables) {
+    let cache = filled(subject, seqs, tables, 0);
+    let together = subject.bits(&attend(subject, seqs, tables, (&cache, 0)));
+    let bits = |i: usize| {
+        let alone = Tables { layout: tables.layout, blocks: vec![tables.blocks[i].clone()] };
+        subject.bits(&attend(subject, &seqs.alone(i), &alone, (&cache, 0)))
+    };
+    let alone: Vec<u32> = (0..seqs.lens.len()).flat_map(bits).collect();
+    assert_eq!(together, alone, "{} {:?} {}", subject.name, seqs.mask, seqs.bias.name());
 }
 
 /// As beams over one encoder output, and prompts that begin alike: such pages are read once for all of them.
@@ -86,14 +91,7 @@ pub fn sequences_over_the_same_pages_are_the_same_alone<B: Backend>(subject: &Su
         for bias in [Added::None, Added::relative(shape.n_heads, sides)] {
             let seqs = Sequences::new(&lens, shape, mask).biased(bias);
             let tables = tables_in_common(&seqs);
-            let cache = filled(subject, &seqs, &tables, 0);
-            let together = subject.bits(&attend(subject, &seqs, &tables, (&cache, 0)));
-            let bits = |i: usize| {
-                let alone = Tables { layout: tables.layout, blocks: vec![tables.blocks[i].clone()] };
-                subject.bits(&attend(subject, &seqs.alone(i), &alone, (&cache, 0)))
-            };
-            let alone: Vec<u32> = (0..lens.len()).flat_map(bits).collect();
-            assert_eq!(together, alone, "{} {mask:?} {}", subject.name, seqs.bias.name());
+            assert_same_alone(subject, &seqs, &tables);
         }
     }
 }

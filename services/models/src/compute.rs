@@ -7,7 +7,7 @@ use crate::model::Model;
 use crate::packed;
 use triptych_core::Modality;
 use triptych_kernels::Backend as _;
-pub use triptych_kernels::cpu::Precision;
+pub use triptych_kernels::Precision;
 use triptych_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 #[cfg(feature = "reference")]
 use triptych_kernels::reference::ReferenceBackend;

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use triptych_core::{DType, Extent, Fingerprint, Modality};
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::Precision;
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::family::Family;
 use triptych_models::preprocess::{EncoderInput, Features};

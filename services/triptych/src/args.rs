@@ -25,7 +25,7 @@ use triptych_core::{DType, RowTypes};
 use triptych_ec::limit::Bounds;
 use triptych_ec::retry::RetryPolicy;
 use triptych_ec::{EcError, EcSetting, EcStore, OpenOptions, Scope};
-use triptych_kernels::cpu::{Isa, Precision};
+use triptych_kernels::{Isa, Precision};
 use triptych_models::LoadFormat;
 use triptych_models::compute::ComputeConfig;
 use triptych_proxy::fetch::{AllowRule, FetchPolicy, NotARule, Reach};

@@ -1,5 +1,5 @@
 //! How pages are multiplied with queries and weights: as floating point values ([`FloatMath`]), or, where machines have the
-//! dot product of bytes, pages of bytes as whole numbers ([`Bytes`]).
+//! dot product of bytes, pages of bytes as whole numbers ([`Int8Pages`]).
 //!
 //! There a query is bytes with a sign and one scale, and meets keys without one: a key's byte is read as 128 more than it
 //! is, and 128 times the sum of the query's bytes is taken off again. Weights have no sign: those of a page of keys, times
@@ -13,7 +13,7 @@ use super::softmax::weights;
 use super::{Cell, FloatMath};
 use crate::cpu::cell::{ByteQuad, Math, TO_LOW_BITS, Word};
 use crate::cpu::kv::{inverse, scale};
-use crate::cpu::linear::Quads;
+use crate::cpu::linear::Int8Dot;
 use crate::cpu::math::exp_coarse;
 use crate::cpu::simd::{FoundIsa, Kernel, Simd};
 
@@ -115,13 +115,13 @@ impl<M: FloatMath> PageMath for M {
 
 /// Pages of bytes as whole numbers.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cpu) struct Bytes;
+pub(in crate::cpu) struct Int8Pages;
 
-/// Bytes with a sign by bytes that are read as 128 more than they are.
+/// Int8Pages with a sign by bytes that are read as 128 more than they are.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cpu) struct ShiftedQuads;
+pub(in crate::cpu) struct Int8ShiftedDot;
 
-impl Math for ShiftedQuads {
+impl Math for Int8ShiftedDot {
     type Word = ByteQuad;
     type Row = ByteQuad;
     const PARTS: usize = 1;
@@ -141,11 +141,11 @@ impl Math for ShiftedQuads {
     }
 }
 
-impl PageMath for Bytes {
+impl PageMath for Int8Pages {
     type Word = ByteQuad;
     type Row = ByteQuad;
-    type Keys = ShiftedQuads;
-    type Values = Quads;
+    type Keys = Int8ShiftedDot;
+    type Values = Int8Dot;
     const IS_WHOLE: bool = true;
 
     #[inline(always)]

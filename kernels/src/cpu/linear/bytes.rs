@@ -24,9 +24,9 @@ const ROW_LARGEST: f32 = 255.0;
 
 /// Unsigned bytes by signed ones: sums are the bits of i32.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cpu) struct Quads;
+pub(in crate::cpu) struct Int8Dot;
 
-impl Math for Quads {
+impl Math for Int8Dot {
     type Word = ByteQuad;
     type Row = ByteQuad;
     const PARTS: usize = 1;
@@ -98,9 +98,9 @@ impl BytePanels {
     ) {
         let stride = stride::<ByteQuad>(n_cells::<ByteQuad>(size.n_in));
         let (cells, rows) = quantize(backend, x, stride);
-        let units = Bytes { rows: &rows, scales: &self.scales, sums: &self.sums };
+        let units = Int8Units { rows: &rows, scales: &self.scales, sums: &self.sums };
         let (x, panels) = (Rows { cells: &cells, stride }, self.panels.cells());
-        Product::<Quads, _> { x, panels, size, units, epilogue }.run(backend, out);
+        Product::<Int8Dot, _> { x, panels, size, units, epilogue }.run(backend, out);
     }
 }
 
@@ -228,7 +228,7 @@ fn fill<S: Simd>(s: S, cells: &mut [ByteQuad], values: &[f32], (inverse, zero): 
 
 /// Sums of bytes.
 #[derive(Clone, Copy)]
-struct Bytes<'a> {
+struct Int8Units<'a> {
     /// `[n_tokens]`.
     rows: &'a [RowScale],
     /// As in [`BytePanels`].
@@ -237,7 +237,7 @@ struct Bytes<'a> {
     sums: &'a [f32],
 }
 
-impl Units for Bytes<'_> {
+impl Units for Int8Units<'_> {
     type Row = RowScale;
     /// Scales, and sums of weights.
     type Columns<V: Copy> = [V; 2];

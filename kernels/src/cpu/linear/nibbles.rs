@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use super::bytes::{Quads, RowScale, quantize};
+use super::bytes::{Int8Dot, RowScale, quantize};
 use super::product::{Epilogue, Finish, Output, Size, TileBuffer, TileSums, Units, in_tasks};
 use crate::cpu::CpuBackend;
 use crate::cpu::cell::{ByteQuad, Math, PANEL};
@@ -107,7 +107,7 @@ impl NibblePanels {
         let spans = self.panels.cells().as_chunks().0;
         in_tasks(backend, size, n_spans * SPAN_WORDS, |rows_of_task, panels| {
             let block = Block { rows, spans, n_spans, output, range: rows_of_task, panels };
-            Quads::run(backend.isa, block);
+            Int8Dot::run(backend.isa, block);
         });
     }
 }
@@ -409,8 +409,9 @@ fn first_column<S: Simd>(strip: usize, vector: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::{CpuConfig, Isa, Precision};
+    use crate::cpu::{CpuConfig, Isa};
     use crate::ops::{Activation, Backend, LinearPart, WeightView};
+    use crate::precision::Precision;
     use triptych_core::DType;
 
     /// Weights that four bits hold as they are: the first of each 32 is −8 steps, and a step is a power of two.

@@ -6,7 +6,8 @@
 
 use parking_lot::Mutex;
 use std::sync::Arc;
-use triptych_kernels::cpu::{CpuBackend, CpuConfig, Precision, is_table_of_logits, table_bytes};
+use triptych_kernels::cpu::{is_table_of_logits, table_bytes};
+use triptych_kernels::{CpuBackend, CpuConfig, Precision};
 use triptych_kernels::ops::*;
 
 /// Outputs of a panel of a linear layer.

@@ -13,7 +13,7 @@ use std::io::Cursor;
 use triptych_core::limits::Limits;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{ItemOptions, Modality};
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::Precision;
 
 /// Precisions that footprints are taken in, in the order of [`BytesByPrecision`].
 const PRECISIONS: [Precision; 4] = [Precision::F32, Precision::Bf16, Precision::Int8, Precision::Int4];

@@ -3,7 +3,7 @@
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::path::PathBuf;
-use triptych_kernels::cpu::{CpuBackend, CpuConfig, Precision};
+use triptych_kernels::{CpuBackend, CpuConfig, Precision};
 use triptych_models::{LoadFormat, Model, ModelSource};
 
 /// Largest error of an f32 run against the reference's f32 run: of encoder rows as it is, of logits, whose

@@ -5,7 +5,7 @@
 use crate::case::{Case, assert_bf16_close, assert_logits_close, cpu};
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::Backend;
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::Precision;
 use triptych_kernels::ops::{Activation, AttentionShape};
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::LoadFormat;

@@ -10,7 +10,7 @@ use triptych_core::limits::Limits;
 use triptych_core::prompt::{Message, MessagePart, Prompt, Role, TextOrTokens};
 use triptych_core::{EncodedItem, ItemIdx, ItemOptions, Modality};
 use triptych_kernels::Backend;
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::Precision;
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::decoder::Decoder;
 use triptych_models::encoder::Encoder;

@@ -9,7 +9,7 @@ use triptych_core::limits::Limits;
 use triptych_core::prompt::{LongForm, Prompt, SpeechFallback, SpeechKind, SpeechTask, TextOrTokens};
 use triptych_core::{Extent, ItemOptions, Modality};
 use triptych_kernels::Backend;
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::Precision;
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::ItemError;
 use triptych_models::encoder::Encoder;

@@ -7,7 +7,7 @@ use crate::vision;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::{Message, MessagePart, Prompt, Role, TextOrTokens};
 use triptych_core::{ContentKey, DType, EncodedItem, Fingerprint, ItemIdx, ItemOptions, Modality};
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::Precision;
 use triptych_models::preprocess::EncoderInput;
 
 /// Mels of the processor differ from the reference's by up to 1e-5 or so, and the encoder passes that on.

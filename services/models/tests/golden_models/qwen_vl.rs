@@ -8,7 +8,7 @@ use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
 use std::collections::BTreeMap;
 use triptych_core::{Extent, Modality};
 use triptych_kernels::Backend;
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::Precision;
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::Model;
 use triptych_models::encoder::Encoder;

@@ -6,7 +6,7 @@ use triptych_core::limits::Limits;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemForm, ItemOptions, Modality};
 use triptych_kernels::Backend;
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::Precision;
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::{EncoderInput, Features};

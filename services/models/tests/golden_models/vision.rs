@@ -7,7 +7,7 @@ use std::io::Cursor;
 use triptych_core::limits::Limits;
 use triptych_core::{ItemOptions, Modality};
 use triptych_kernels::Backend;
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::Precision;
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::decoder::Decoder;
 use triptych_models::encoder::Encoder;

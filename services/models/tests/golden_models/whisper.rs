@@ -7,7 +7,7 @@ use crate::case::{
 use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
 use triptych_core::{Extent, Modality};
 use triptych_kernels::Backend;
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::Precision;
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::{EncoderInput, Features};

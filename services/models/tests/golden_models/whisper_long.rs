@@ -5,7 +5,7 @@ use serde_json::Value;
 use triptych_core::Modality;
 use triptych_core::prompt::SpeechFallback;
 use triptych_kernels::Backend;
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::Precision;
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::decoder::AlignInput;
 use triptych_models::speech::align::{AttentionWeights, first_rows};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
 use triptych_core::{DType, Extent, Modality};
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::Precision;
 use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::{Model, ModelSource, PackedFolder};

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::Path;
 use tempfile::TempDir;
 use triptych_core::Modality;
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::Precision;
 use triptych_models::LoadFormat;
 use triptych_models::decoder::TransformerDecoder;
 use triptych_models::encoder::{TiledEncoder, TransformerEncoder};

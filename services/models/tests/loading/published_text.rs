@@ -4,7 +4,7 @@ use super::published::hollow;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use triptych_core::Modality;
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::Precision;
 use triptych_models::decoder::TransformerDecoder;
 use triptych_models::encoder::TransformerEncoder;
 use triptych_models::family::{Config, Family};

@@ -3,7 +3,7 @@
 
 use super::published::hollow;
 use triptych_core::Modality;
-use triptych_kernels::cpu::Precision;
+use triptych_kernels::Precision;
 use triptych_models::LoadFormat;
 use triptych_models::decoder::TransformerDecoder;
 use triptych_models::encoder::TransformerEncoder;

@@ -21,7 +21,7 @@ const SPIN: usize = 1500;
 
 /// Threads and their board.
 #[derive(Debug)]
-pub(super) struct Crew {
+pub(super) struct Workers {
     board: Arc<Board>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -43,13 +43,13 @@ struct State {
     stopped: bool,
 }
 
-/// One call of [`Crew::run`].
+/// One call of [`Workers::run`].
 #[derive(Debug)]
 struct Job {
     task: TaskPtr,
     n_tasks: usize,
     next: AtomicUsize,
-    /// Threads of the crew that may still call the task. Grows only while the job is on the board, under its lock.
+    /// Threads of the workers that may still call the task. Grows only while the job is on the board, under its lock.
     n_inside: AtomicUsize,
     panicked: AtomicBool,
     caller: Thread,
@@ -64,18 +64,18 @@ unsafe impl Send for TaskPtr {}
 // SAFETY: as above.
 unsafe impl Sync for TaskPtr {}
 
-impl Crew {
+impl Workers {
     /// Starts threads.
     pub(super) fn new(n_threads: usize) -> Result<Self> {
-        let mut crew = Self { board: Arc::default(), threads: Vec::new() };
+        let mut workers = Self { board: Arc::default(), threads: Vec::new() };
         for i in 0..n_threads {
-            let board = crew.board.clone();
+            let board = workers.board.clone();
             let started = thread::Builder::new().name(format!("kernels-{i}")).spawn(move || board.serve());
             let started = started
                 .map_err(|error| KernelError::Library { op: "thread pool", message: error.to_string() })?;
-            crew.threads.push(started);
+            workers.threads.push(started);
         }
-        Ok(crew)
+        Ok(workers)
     }
 
     /// Calls `task` for each number below `n_tasks`.
@@ -105,7 +105,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for Workers {
     fn drop(&mut self) {
         let mut state = self.board.lock();
         state.stopped = true;
@@ -179,7 +179,7 @@ impl Board {
         Posted { board: self, job }
     }
 
-    /// What a thread of the crew does.
+    /// What a thread of the workers does.
     fn serve(&self) {
         loop {
             let seen = self.posted.load(Ordering::Acquire);
@@ -228,13 +228,13 @@ mod tests {
 
     #[test]
     fn every_task_runs_once_for_several_callers_at_a_time() {
-        let crew = Crew::new(3).expect("threads");
+        let workers = Workers::new(3).expect("threads");
         thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
                     for n in 2..200 {
                         let done = counts(n);
-                        crew.run(n, &|i| {
+                        workers.run(n, &|i| {
                             done[i].fetch_add(1, Ordering::Relaxed);
                         });
                         assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == 1));
@@ -246,11 +246,11 @@ mod tests {
 
     #[test]
     fn a_panic_of_a_task_reaches_the_caller_and_no_thread_is_lost() {
-        let crew = Crew::new(2).expect("threads");
+        let workers = Workers::new(2).expect("threads");
         for bad in 0..20 {
             let done = counts(20);
             let ran = catch_unwind(AssertUnwindSafe(|| {
-                crew.run(20, &|i| {
+                workers.run(20, &|i| {
                     assert_ne!(i, bad, "on purpose");
                     done[i].fetch_add(1, Ordering::Relaxed);
                 });
@@ -258,7 +258,7 @@ mod tests {
             assert!(ran.is_err());
         }
         let done = counts(50);
-        crew.run(50, &|i| {
+        workers.run(50, &|i| {
             done[i].fetch_add(1, Ordering::Relaxed);
         });
         assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == 1));

@@ -5,9 +5,10 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use super::cell::{Dots, Halves, Math, Singles, Word};
+use super::CpuBackend;
+use super::cell::{Bf16Dot, Bf16Fma, F32Fma, Math, Word};
 use super::simd::{Kernel, Simd};
-use super::{CpuBackend, Precision};
+use crate::precision::Precision;
 
 /// Sums that are under way at once: enough to hide the latency of one, and fewer than there are registers.
 const CHAINS: usize = 12;
@@ -20,7 +21,7 @@ const REPEATS: usize = 5;
 
 /// Limits of the machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Roofs {
+pub struct Peak {
     /// Multiply-adds a second of all threads, in the precision of the back end.
     pub multiply_adds_per_s: f64,
     /// Bytes a second that all threads read from memory.
@@ -29,15 +30,15 @@ pub struct Roofs {
 
 impl CpuBackend {
     /// Measures the limits, in about a second.
-    pub fn roofs(&self) -> Roofs {
+    pub fn peak(&self) -> Peak {
         let multiply = match self.precision {
-            Precision::F32 => self.multiply_adds::<Singles>(),
-            Precision::Bf16 if self.isa.has_pairs() => self.multiply_adds::<Dots>(),
-            Precision::Bf16 => self.multiply_adds::<Halves>(),
+            Precision::F32 => self.multiply_adds::<F32Fma>(),
+            Precision::Bf16 if self.isa.has_pairs() => self.multiply_adds::<Bf16Dot>(),
+            Precision::Bf16 => self.multiply_adds::<Bf16Fma>(),
             // Nibbles are multiplied as bytes.
-            Precision::Int8 | Precision::Int4 => self.multiply_adds::<super::linear::Quads>(),
+            Precision::Int8 | Precision::Int4 => self.multiply_adds::<super::linear::Int8Dot>(),
         };
-        Roofs { multiply_adds_per_s: multiply, bytes_per_s: self.bytes() }
+        Peak { multiply_adds_per_s: multiply, bytes_per_s: self.bytes() }
     }
 
     fn multiply_adds<M: Math>(&self) -> f64 {
