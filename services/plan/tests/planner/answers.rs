@@ -26,7 +26,7 @@ fn demand(workload: &str) -> Named {
 fn question<'a>(demand: &'a dyn Demand, costs: &Costs, budget: Budget) -> Question<'a> {
     Question {
         demand,
-        slo: "ttft=2s,tpot=100ms".parse().expect("promises"),
+        slo: "ttft=2s,tpot=100ms".parse().expect("an SLO"),
         rule: Rule::default(),
         curves: vec![Arc::new(curves_of(costs))],
         budget,
@@ -115,7 +115,7 @@ fn the_same_question_has_the_same_answer() {
 fn promises_that_nobody_can_keep_are_an_answer() {
     let demand = demand("epd-short:images=1,text=100,output=12");
     let question = Question {
-        slo: "ttft=1ms".parse().expect("promises"),
+        slo: "ttft=1ms".parse().expect("an SLO"),
         ..question(&demand, &Costs::default(), Budget::Cores(2))
     };
     let answer = plan(&question, &|_, _, _| {}).expect("an answer");
