@@ -14,15 +14,17 @@
 
 mod agenda;
 mod encoding;
-mod flights;
-mod front;
+mod encodes;
+mod proxy;
 mod loading;
 mod prompts;
 mod reports;
 mod request;
+mod requests;
 pub mod result;
 mod serving;
 mod sharing;
+mod source;
 pub mod spec;
 mod store;
 mod tally;

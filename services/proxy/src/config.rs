@@ -1,8 +1,8 @@
 //! What a proxy is started with. Validated by whoever reads the configuration; here it is plain data.
 
 use crate::auth::{AuthConfig, AuthError};
-use crate::encode::EncodePolicy;
 use crate::fetch::FetchPolicy;
+use crate::machine::policy::EncodePolicy;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;

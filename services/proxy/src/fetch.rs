@@ -12,7 +12,7 @@ mod resolver;
 pub use policy::{AllowRule, FetchPolicy, NotARule, Reach};
 
 use crate::config::ProxyError;
-use crate::items::Budget;
+use crate::items::byte_budget::ByteBudget;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use http::header;
@@ -77,7 +77,7 @@ impl Fetcher {
     ///
     /// # Errors
     /// InvalidArgument that says why the URL was refused or what it answered; TooLarge over a limit.
-    pub async fn fetch(&self, url: &str, modality: Modality, budget: &Budget) -> Result<Bytes, Failure> {
+    pub async fn fetch(&self, url: &str, modality: Modality, budget: &ByteBudget) -> Result<Bytes, Failure> {
         let limit = self.policy.timeout;
         let fetching = self.follow(url, modality, budget);
         let too_slow =
@@ -85,7 +85,7 @@ impl Fetcher {
         tokio::time::timeout(limit, fetching).await.map_err(too_slow)?
     }
 
-    async fn follow(&self, url: &str, modality: Modality, budget: &Budget) -> Result<Bytes, Failure> {
+    async fn follow(&self, url: &str, modality: Modality, budget: &ByteBudget) -> Result<Bytes, Failure> {
         let mut url =
             Url::parse(url).map_err(|e| Failure::invalid(format!("the URL cannot be read: {e}")))?;
         for _ in 0..=MAX_REDIRECTS {
@@ -106,7 +106,7 @@ impl Fetcher {
         self.client.get(url.clone()).send().await.map_err(explain)
     }
 
-    async fn read(&self, response: Response, budget: &Budget) -> Result<Bytes, Failure> {
+    async fn read(&self, response: Response, budget: &ByteBudget) -> Result<Bytes, Failure> {
         let limit = self.limits.max_item_bytes;
         if let Some(len) = response.content_length()
             && usize::try_from(len).is_ok_and(|len| len > limit)

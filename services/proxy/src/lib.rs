@@ -13,6 +13,8 @@ pub mod auth;
 mod fleet;
 mod wire;
 
+pub mod machine;
+
 mod budget;
 mod cache;
 mod encode;
@@ -29,18 +31,14 @@ mod openai;
 mod embedded;
 mod serve;
 
-/// What decides here without clock, lock or network. The planner's simulator runs the same, on a clock of its own.
+/// Decisions without clock, lock or network. The planner's simulator runs the same, on a clock of its own.
 pub mod decisions {
     pub use crate::admission::{Gate, Permit, in_time};
-    pub use crate::budget::Window;
-    pub use crate::encode::pace::Pace;
-    pub use crate::encode::recents::Recents;
-    pub use crate::encode::{ATTEMPTS, backoff, holder_of_most};
-    pub use crate::fleet::{prefix, score, size, view};
+    pub use crate::fleet::{prefix, reservation, score, size, view};
 }
 
-pub use budget::RetryPolicy;
 pub use config::{ClientTimes, ProxyConfig, ProxyError};
 pub use embedded::{Embedded, EmbeddedConfig};
-pub use encode::EncodePolicy;
+pub use machine::policy::EncodePolicy;
+pub use machine::retry_budget::RetryPolicy;
 pub use serve::run;

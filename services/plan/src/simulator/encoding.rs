@@ -26,7 +26,7 @@ impl World<'_> {
         if self.workers[w].rows().is_some_and(|rows| rows.get(&key).is_some()) {
             return self.give_kept(id);
         }
-        let model = self.front.model().as_str().to_owned();
+        let model = self.proxy.model.as_str().to_owned();
         let Some(encoder) = &mut self.workers[w].encoder else { return };
         if encoder.n_jobs >= encoder.spec.max_jobs {
             return self.tell(id, JobEnd::Full);

@@ -72,7 +72,7 @@ impl World<'_> {
         moment.kv_usage /= f64::from(n.max(1));
         self.timeline.push(moment);
         let pause = self.spec.sample_every.max(Duration::from_millis(1));
-        if self.front.is_offering || self.in_flight > 0 {
+        if self.proxy.is_offering || self.in_flight > 0 {
             self.agenda.after(nanos(pause), Event::Sample);
         }
     }

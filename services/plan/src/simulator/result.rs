@@ -1,6 +1,7 @@
 //! What came of a simulated run.
 
 use std::time::Duration;
+use super::source::Source;
 use triptych_bench::outcome::Outcome;
 
 /// A run.
@@ -125,6 +126,18 @@ pub struct ItemTally {
 }
 
 impl ItemTally {
+    /// Counts an item from there.
+    pub(super) fn count(&mut self, source: Source) {
+        *match source {
+            Source::Remembered => &mut self.remembered,
+            Source::Resident => &mut self.resident,
+            Source::Stored => &mut self.stored,
+            Source::Shared => &mut self.shared,
+            Source::Encoded | Source::Kept => &mut self.encoded,
+        } += 1;
+        self.kept += u64::from(source == Source::Kept);
+    }
+
     /// Items in all.
     pub fn n(&self) -> u64 {
         self.remembered + self.resident + self.stored + self.shared + self.encoded + self.failed

@@ -2,7 +2,7 @@
 
 use super::agenda::Nanos;
 use super::prompts::{Stream, described, laid_out};
-use super::request::{Phase, ns};
+use super::request::ns;
 use super::worker::{Command, PdSide, Stepping, Task};
 use super::world::{AnswerEnd, Event, World, from_us, nanos};
 use crate::curves::StepShape;
@@ -15,25 +15,18 @@ use triptych_engine::{Arrival, SequenceId, Stats};
 
 impl World<'_> {
     /// A request is at its PD worker.
-    pub(super) fn given(&mut self, r: usize) {
-        let Some(at) = self.requests[r].at.filter(|_| self.requests[r].phase == Phase::Answering) else {
-            return;
-        };
+    pub(super) fn given(&mut self, r: usize, sequence: SequenceId) {
+        let Some(at) = self.requests[r].at.filter(|at| at.sequence == sequence) else { return };
         let w = at.worker;
         let Some(pd) = &mut self.workers[w].pd else { return };
         if pd.n_requests >= pd.spec.engine.max_requests || pd.n_live >= pd.spec.engine.max_live() {
-            self.requests[r].tried.push(w);
-            return self
-                .agenda
-                .after(nanos(self.spec.hop), Event::Answered { request: r, end: AnswerEnd::Full });
+            let end = AnswerEnd::Full;
+            return self.agenda.after(self.hop(), Event::Answered { request: r, sequence, end });
         }
         pd.n_requests += 1;
         pd.n_live += 1;
         pd.requests.insert(at.sequence, r);
         self.workers[w].used.n_requests += 1;
-        if let Some(at) = &mut self.requests[r].at {
-            at.is_in = true;
-        }
         let arrival = self.arrival(r, at.sequence);
         let keys: Vec<ContentKey> = arrival.items.iter().map(|item| item.key).collect();
         self.command(w, Command::Arrive(Box::new(arrival)));
@@ -54,10 +47,10 @@ impl World<'_> {
 
     fn arrival(&mut self, r: usize, id: SequenceId) -> Arrival {
         let request = &mut self.requests[r];
-        let sizes: Vec<u32> = request.places.iter().map(|place| place.sized.tokens).collect();
+        let sizes: Vec<u32> = request.items.iter().map(|place| place.sized.tokens).collect();
         let (prepared, place) = laid_out(&request.offered, &sizes, &self.spec.prompt);
         request.answer_place = place;
-        let items = request.places.iter().map(|p| described(p.key, Modality::Image, p.sized.tokens));
+        let items = request.items.iter().map(|p| described(p.key, Modality::Image, p.sized.tokens));
         let sampling = SamplingParams {
             max_tokens: Some(request.offered.output_tokens.max(1)),
             temperature: 0.0,
@@ -223,6 +216,9 @@ impl World<'_> {
             let since = ns(now).saturating_sub(first_step.saturating_duration_since(base));
             request.stages.prefill = since;
         }
+        if request.outcome.tokens.is_empty() {
+            self.agenda.after(nanos(self.spec.hop), Event::Wrote(r));
+        }
         request.outcome.tokens.push(ns(now.saturating_add(way)));
     }
 
@@ -243,17 +239,14 @@ impl World<'_> {
         self.ended_at_pd(w, id, end);
     }
 
-    fn ended_at_pd(&mut self, w: usize, id: SequenceId, end: AnswerEnd) {
+    pub(super) fn ended_at_pd(&mut self, w: usize, id: SequenceId, end: AnswerEnd) {
         let Some(r) = self.leave_pd(w, id) else { return };
         let request = &mut self.requests[r];
-        if end == AnswerEnd::Full {
-            request.tried.push(w);
-        }
         if let [first, .., last] = request.outcome.tokens[..] {
             request.stages.decode = last - first;
         }
         if request.is_at(w, id) {
-            self.agenda.after(nanos(self.spec.hop), Event::Answered { request: r, end });
+            self.agenda.after(nanos(self.spec.hop), Event::Answered { request: r, sequence: id, end });
         }
     }
 

@@ -25,7 +25,7 @@ impl World<'_> {
         let mut left = LeftOver {
             requests: self.in_flight,
             jobs: self.jobs.len(),
-            leases: self.front.views.iter().map(|view| view.n_leases).sum(),
+            leases: self.proxy.views.iter().map(|view| view.n_leases).sum(),
             ..LeftOver::default()
         };
         let (mut prefix, mut preemptions) = (PrefixTally::default(), 0);

@@ -1,9 +1,9 @@
 //! A worker that has been given a piece of work, and what became of it.
 
-use super::Shared;
 use super::outlier::Outcome;
 use super::score::Reason;
 use super::size::Forecast;
+use super::state::FleetState;
 use super::view::Sent;
 use super::worker::Worker;
 use crate::wire::CallFailure;
@@ -16,7 +16,7 @@ use triptych_runtime::discovery::Role;
 /// A worker that has been given a piece of work. Dropping it takes the work off its load; whoever holds it says how the
 /// work ended with one of the `report_*`, unless that tells nothing of the worker.
 pub struct Lease {
-    shared: Arc<Shared>,
+    shared: Arc<FleetState>,
     worker: Arc<Worker>,
     work: Sent,
     epoch: u64,
@@ -25,7 +25,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    pub(super) fn new(shared: Arc<Shared>, worker: Arc<Worker>, given: Given) -> Self {
+    pub(super) fn new(shared: Arc<FleetState>, worker: Arc<Worker>, given: Given) -> Self {
         let Given { work, forecast, reason } = given;
         let epoch = worker.give(work);
         shared.meters.picked(worker.role(), reason);

@@ -4,7 +4,7 @@
 //! nearly as good as knowing all, and no herd runs to the one that was idle a moment ago). The favourite of an item's
 //! key, which may still have its rows, is taken only while that costs no more than the encode it could save.
 //! PD workers are compared by a [`PdLoad::score_us`], all of a small pool, two and the favourite of a large one, and so
-//! are the workers with encoders that a request could live at ([`choose_home`]).
+//! are the workers with encoders that a request could live at ([`choose_placement`]).
 
 use rand::Rng;
 use rand::seq::index;
@@ -180,7 +180,7 @@ pub fn choose_pd(loads: &[PdLoad], rng: &mut impl Rng) -> Option<Choice> {
 
 /// A worker with encoders as it would be with a request and its items.
 #[derive(Clone, Copy, Debug)]
-pub struct HomeLoad {
+pub struct PlacementLoad {
     /// What it takes until it has encoded what it misses and can read the prompt, in microseconds.
     pub score_us: u64,
     /// Items of the request that it holds.
@@ -188,7 +188,7 @@ pub struct HomeLoad {
 }
 
 /// Chooses where a request lives; its place. `None` if there is no worker.
-pub fn choose_home(loads: &[HomeLoad], rng: &mut impl Rng) -> Option<usize> {
+pub fn choose_placement(loads: &[PlacementLoad], rng: &mut impl Rng) -> Option<usize> {
     let all: Vec<_> = loads.iter().copied().enumerate().collect();
     let n_drawn = if all.len() <= COMPARE_ALL { all.len() } else { 2 };
     let holder = all.iter().copied().max_by_key(|(_, load)| load.n_held).filter(|(_, load)| load.n_held > 0);

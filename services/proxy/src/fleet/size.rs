@@ -14,8 +14,8 @@ pub enum Size {
         key: Option<ContentKey>,
         /// Its length in bytes.
         bytes: u64,
-        /// The PD worker that the request goes to, where PD workers encode; see [`super::home`].
-        home: Option<WorkerId>,
+        /// The PD worker that the request goes to, where PD workers encode; see [`super::placement`].
+        placement: Option<WorkerId>,
     },
     /// A request to be answered.
     Request {
@@ -31,7 +31,7 @@ pub enum Size {
 
 impl From<u64> for Size {
     fn from(bytes: u64) -> Self {
-        Self::Item { key: None, bytes, home: None }
+        Self::Item { key: None, bytes, placement: None }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use super::catalog::Health;
 use super::outlier::{Circuit, Outlier};
-use super::score::{EncoderLoad, HomeLoad, PdLoad};
+use super::score::{EncoderLoad, PdLoad, PlacementLoad};
 use super::size::{Curve, Forecast, UNKNOWN};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -244,12 +244,12 @@ impl View {
     }
 
     /// As the home of a request with these items: for workers on which steps and forwards take turns on the same cores.
-    pub fn home_load(&self, items: &[(ContentKey, ItemSize<'_>)], now: Instant) -> HomeLoad {
+    pub fn placement_load(&self, items: &[(ContentKey, ItemSize<'_>)], now: Instant) -> PlacementLoad {
         let missing = self.missing_us(items);
         let own = missing.iter().map(|(_, us)| *us).fold(0, u64::saturating_add);
         let before = self.queued_us(now).saturating_add(self.reserved_us);
         let score_us = self.pd_load(&[], 0).score_us().saturating_add(before).saturating_add(own);
-        HomeLoad { score_us, n_held: items.len() - missing.len() }
+        PlacementLoad { score_us, n_held: items.len() - missing.len() }
     }
 
     /// What those of the items cost that it does not hold, in microseconds.
