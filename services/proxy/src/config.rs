@@ -10,16 +10,16 @@ use tokio::net::TcpListener;
 use triptych_core::limits::Limits;
 use triptych_ec::EcStore;
 use triptych_runtime::discovery::Source;
-use triptych_runtime::door::Door;
 use triptych_runtime::grpc::Dialer;
+use triptych_runtime::listener::Listener;
 use triptych_runtime::serve::ServeError;
 
 /// Settings of a proxy.
 pub struct ProxyConfig {
     /// Where the OpenAI face answers.
-    pub http: Door,
+    pub http: Listener,
     /// Where the gRPC face answers.
-    pub grpc: Door,
+    pub grpc: Listener,
     /// Where `/metrics`, `/healthz` and `/readyz` answer too, for those that clients' addresses are not for.
     pub admin: Option<TcpListener>,
     /// `host:port` of each encoder worker that is always there. None in all: only text is served.
@@ -32,7 +32,7 @@ pub struct ProxyConfig {
     pub seed: Option<u64>,
     /// How long a request may have to wait for its items to be encoded before it is refused at the door, with a pause
     /// after which to come back. `None`: until its deadline.
-    pub encode_promise: Option<Duration>,
+    pub encode_slo: Option<Duration>,
     /// Makes the channels to them.
     pub dialer: Dialer,
     /// The EC store that the workers share; the proxy only asks what it holds.

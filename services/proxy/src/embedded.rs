@@ -67,7 +67,7 @@ impl Embedded {
             discovery: Vec::new(),
             dialer: config.dialer,
             seed: config.seed,
-            encode_promise: None,
+            encode_slo: None,
         };
         let fleet = Arc::new(Fleet::start(fleet, metrics)?);
         let cache = EncoderCache::new(config.store, limits.max_object_bytes);

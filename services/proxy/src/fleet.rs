@@ -58,7 +58,7 @@ pub struct FleetSettings {
     /// For choices by lot. `None`: the system's randomness.
     pub seed: Option<u64>,
     /// How long an item may wait for its encode to end; `None`: until its deadline.
-    pub encode_promise: Option<Duration>,
+    pub encode_slo: Option<Duration>,
 }
 
 /// All workers. Dropping it ends their tasks.
@@ -73,7 +73,7 @@ impl Fleet {
     /// # Errors
     /// [`ProxyError`] if there is no PD worker and never can be, or an address is not one.
     pub fn start(settings: FleetSettings, metrics: &MetricsRegistry) -> Result<Self, ProxyError> {
-        let FleetSettings { encoders, pds, mut discovery, dialer, seed, encode_promise } = settings;
+        let FleetSettings { encoders, pds, mut discovery, dialer, seed, encode_slo } = settings;
         if pds.is_empty() && !discovery.iter().any(|source| source.is_dynamic()) {
             return Err(ProxyError::NoPdWorker);
         }
@@ -89,7 +89,7 @@ impl Fleet {
             prefixes: Mutex::default(),
             rng: Mutex::new(StdRng::seed_from_u64(seed.unwrap_or_else(rand::random))),
             dialer,
-            encode_promise,
+            encode_slo,
             meters: FleetMeters::new(metrics),
         });
         let mut members = JoinSet::new();
@@ -134,7 +134,7 @@ impl Fleet {
     /// Overloaded, with a pause.
     pub fn admit(&self, want: &Want, bytes: u64, deadline: Instant) -> Result<(), Failure> {
         let left = deadline.saturating_duration_since(Instant::now());
-        let left = self.shared.encode_promise.map_or(left, |promise| promise.min(left));
+        let left = self.shared.encode_slo.map_or(left, |slo| slo.min(left));
         in_time(self.forecast(want, bytes), left).inspect_err(|_| self.shared.meters.refused("encode"))
     }
 

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use std::collections::BTreeSet;
 use tokio::time::Instant;
 use triptych_core::limits::Limits;
-use triptych_core::prompt::{LongForm, Message, Part, Prompt, SpeechTask, TextOrTokens};
+use triptych_core::prompt::{LongForm, Message, MessagePart, Prompt, SpeechTask, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
 use triptych_core::{Failure, FailureClass, ItemForm, ItemIdx, ItemOptions, Modality, ModelName, RequestId};
 use triptych_proto::convert::sampling_from_wire;
@@ -228,8 +228,8 @@ fn only_text(messages: &[Message]) -> Result<String, Failure> {
         return Err(Failure::invalid(text).with_param("messages"));
     };
     let texts = message.parts.iter().filter_map(|part| match part {
-        Part::Text(text) => Some(text.as_str()),
-        Part::Item(_) => None,
+        MessagePart::Text(text) => Some(text.as_str()),
+        MessagePart::Item(_) => None,
     });
     Ok(texts.collect::<Vec<_>>().join("\n"))
 }
@@ -357,7 +357,7 @@ mod tests {
         tokens.prompt = Prompt::Singleton(TextOrTokens::Tokens(vec![1, 258]));
         tokens.move_encoder_text_to_items().unwrap();
         assert_eq!(tokens.items[0].options.form, ItemForm::TokenIds);
-        let message = || Message { role: Role::User, parts: vec![Part::Text("hi".into())] };
+        let message = || Message { role: Role::User, parts: vec![MessagePart::Text("hi".into())] };
         let mut chat = request(vec![]);
         chat.prompt = Prompt::Chat(vec![message()]);
         chat.move_encoder_text_to_items().unwrap();

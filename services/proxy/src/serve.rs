@@ -19,9 +19,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tonic_health::server::HealthReporter;
 use triptych_proto::v1::triptych_server::SERVICE_NAME;
-use triptych_runtime::door::Door;
-use triptych_runtime::ending::EndWatchesLayer;
+use triptych_runtime::listener::Listener;
 use triptych_runtime::serve::ServeError;
+use triptych_runtime::watch_shutdown::WatchShutdownLayer;
 use triptych_runtime::{Drain, MetricsRegistry, admin};
 
 /// Runs the proxy until it is drained: it answers from the first moment, and is ready when its workers are.
@@ -38,7 +38,7 @@ pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) ->
         discovery: config.discovery,
         dialer: config.dialer,
         seed: config.seed,
-        encode_promise: config.encode_promise,
+        encode_slo: config.encode_slo,
     };
     let fleet = Arc::new(Fleet::start(fleet, &metrics)?);
     let cache = EncoderCache::new(config.store, limits.max_object_bytes);
@@ -85,7 +85,7 @@ pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) ->
 }
 
 async fn serve_grpc(
-    door: Door,
+    door: Listener,
     face: grpc::Face,
     patience: Duration,
     drain: Drain,
@@ -95,7 +95,7 @@ async fn serve_grpc(
     let watching = watch_health(health, Arc::clone(&face.orchestrator));
     let (v1, v1alpha) = triptych_runtime::grpc::reflection().map_err(ServeError::from)?;
     let serving = triptych_runtime::grpc::server()
-        .layer(EndWatchesLayer::new(&drain))
+        .layer(WatchShutdownLayer::new(&drain))
         .add_service(health_service)
         .add_service(v1)
         .add_service(v1alpha)

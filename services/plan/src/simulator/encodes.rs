@@ -5,8 +5,8 @@ use super::prompts::{described, modality_of};
 use super::proxy::{InFlight, Proxy, StoreQuestion, Waiting};
 use super::request::{ItemState, Job, JobEnd};
 use super::source::Source;
-use super::world::{Event, World, nanos};
 use super::worker::JobId;
+use super::world::{Event, World, nanos};
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 use triptych_core::lifetime::{ItemSource, StageTimes};
@@ -176,7 +176,7 @@ impl World<'_> {
             proxy.encoder_pool().iter().map(|w| proxy.views[*w].forecast(item, now)).collect();
         let best = all.and_then(|all| all.into_iter().min_by_key(|forecast| forecast.end()));
         let left = due.saturating_duration_since(now);
-        in_time(best, self.spec.proxy.encode_promise.map_or(left, |promise| promise.min(left)))
+        in_time(best, self.spec.proxy.encode_slo.map_or(left, |slo| slo.min(left)))
     }
 
     /// A worker for the next attempt: new ones first, and of those the one at which the request is placed.
@@ -292,10 +292,7 @@ impl World<'_> {
                 let (source, belief) = (ItemSource::Encoded, Belief::Made);
                 Ok(Encoded { item, source, times, peers, holders, belief, at: now })
             }
-            JobEnd::Full => Err(Failure::new(
-                FailureClass::Overloaded,
-                "the simulated encoder has no room",
-            )),
+            JobEnd::Full => Err(Failure::new(FailureClass::Overloaded, "the simulated encoder has no room")),
         };
         self.encode_on(id, EncodeEvent::Ended { attempt, result });
     }

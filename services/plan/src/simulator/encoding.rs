@@ -140,7 +140,7 @@ impl World<'_> {
         worker.used.encode += work as f64 * threads;
         worker.used.n_batches += 1;
         worker.used.n_encoded += jobs.len() as u64;
-        let mut batch = Batch { jobs, began: now, parts: VecDeque::new(), part: None, ticket: 0 };
+        let mut batch = Batch { jobs, began: now, parts: VecDeque::new(), part: None, compute_id: 0 };
         match &mut worker.turns {
             None => {
                 if let Some(encoder) = &mut worker.encoder {
@@ -150,9 +150,9 @@ impl World<'_> {
             }
             Some(TurnTaking { turns, .. }) => {
                 batch.parts = parts(shape.tokens, work, worker.costs.curves().encode_parts);
-                batch.ticket = turns.ticket();
+                batch.compute_id = turns.new_id();
                 let first = batch.parts.front().map_or(0, |part| part.0);
-                turns.ask_part(batch.ticket, first);
+                turns.ask_part(batch.compute_id, first);
                 if let Some(encoder) = &mut worker.encoder {
                     encoder.running = Some(batch);
                 }
@@ -169,7 +169,7 @@ impl World<'_> {
         let Some(taking) = &mut worker.turns else { return };
         if let Some(batch) = worker.encoder.as_mut().and_then(|encoder| encoder.running.as_mut())
             && batch.part.is_none()
-            && taking.turns.take_part(batch.ticket)
+            && taking.turns.take_part(batch.compute_id)
             && let Some((tokens, work)) = batch.parts.pop_front()
         {
             batch.part = Some((tokens, now));
@@ -189,13 +189,13 @@ impl World<'_> {
         if let (Some(taking), Some(batch)) = (&mut worker.turns, &mut encoder.running)
             && let Some((tokens, since)) = batch.part.take()
         {
-            taking.turns.end_part(batch.ticket, tokens, Duration::from_nanos(now - since));
+            taking.turns.end_part(batch.compute_id, tokens, Duration::from_nanos(now - since));
             match batch.parts.front() {
                 Some((tokens, _)) => {
-                    taking.turns.ask_part(batch.ticket, *tokens);
+                    taking.turns.ask_part(batch.compute_id, *tokens);
                     return self.take_turns(w);
                 }
-                None => taking.turns.end_forward(batch.ticket),
+                None => taking.turns.end_forward(batch.compute_id),
             }
         }
         let Some(batch) = encoder.running.take() else { return };

@@ -3,8 +3,8 @@
 
 use super::spec::{ItemsAt, PromptSpec};
 use std::sync::Arc;
-use triptych_bench::offered::{ItemShape, Offered, OfferedItem, Turn};
-use triptych_core::prompt::{Message, Part, Prompt, Role};
+use triptych_bench::offered::{ConversationTurn, ItemShape, Offered, OfferedItem};
+use triptych_core::prompt::{Message, MessagePart, Prompt, Role};
 use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, ItemIdx, Modality};
 use triptych_models::prompt::{CrossInput, ItemSpan, OutputKind, PreparedSequence};
 use triptych_models::rules::LogitRules;
@@ -89,7 +89,7 @@ pub(super) fn sealed(item: EncodedItem) -> EncoderOutput {
 }
 
 /// The turns of a request: those of its conversation, or itself as one.
-fn turns(offered: &Offered) -> Vec<Turn> {
+fn turns(offered: &Offered) -> Vec<ConversationTurn> {
     match &offered.session {
         Some(session) => session.turns.clone(),
         None => vec![Turn {
@@ -107,8 +107,8 @@ pub(super) fn chat(offered: &Offered, spec: &PromptSpec) -> Prompt {
     let mut messages = Vec::new();
     let turns = turns(offered);
     for (i, turn) in turns.iter().enumerate() {
-        let text = Part::Text(letters(stream, place..place + turn.text_tokens));
-        let items = (item..item + turn.n_items as usize).map(|i| Part::Item(ItemIdx(i as u32)));
+        let text = MessagePart::Text(letters(stream, place..place + turn.text_tokens));
+        let items = (item..item + turn.n_items as usize).map(|i| MessagePart::Item(ItemIdx(i as u32)));
         let parts = match spec.items {
             ItemsAt::Back => std::iter::once(text).chain(items).collect(),
             ItemsAt::Front | ItemsAt::Cross => items.chain([text]).collect(),
@@ -117,7 +117,7 @@ pub(super) fn chat(offered: &Offered, spec: &PromptSpec) -> Prompt {
         (place, item) = (place + turn.text_tokens, item + turn.n_items as usize);
         if i + 1 < turns.len() {
             let text = letters(stream, place..place + turn.answer_tokens);
-            messages.push(Message { role: Role::Assistant, parts: vec![Part::Text(text)] });
+            messages.push(Message { role: Role::Assistant, parts: vec![MessagePart::Text(text)] });
             place += turn.answer_tokens;
         }
     }
@@ -211,7 +211,7 @@ mod tests {
     use triptych_bench::offered::Session;
     use triptych_proxy::decisions::prefix::Prefixes;
 
-    fn offered(index: u64, turns: Option<Vec<Turn>>) -> Offered {
+    fn offered(index: u64, turns: Option<Vec<ConversationTurn>>) -> Offered {
         let text_tokens = 40;
         let item = |content| OfferedItem { content, shape: ItemShape::Image { width: 64, height: 64 } };
         let items = vec![item(1), item(2)];
@@ -240,8 +240,8 @@ mod tests {
     #[test]
     fn a_conversation_that_goes_on_begins_with_what_was_said_and_written() {
         let (first, second) = (
-            Turn { text_tokens: 40, n_items: 2, answer_tokens: 8 },
-            Turn { text_tokens: 5, n_items: 0, answer_tokens: 9 },
+            ConversationTurn { text_tokens: 40, n_items: 2, answer_tokens: 8 },
+            ConversationTurn { text_tokens: 5, n_items: 0, answer_tokens: 9 },
         );
         let spec = PromptSpec { after: 0, ..PromptSpec::default() };
         let (before, place) = laid_out(&offered(0, Some(vec![first])), &[10, 20], &spec);

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use triptych_core::ContentKey;
 use triptych_encoder::load;
-use triptych_pd::watching;
+use triptych_pd::watch;
 use triptych_proto::v1;
 
 impl World<'_> {
@@ -20,7 +20,7 @@ impl World<'_> {
             return;
         }
         let told = reports.told.as_ref().map(|(_, at)| *at);
-        let pause = if self.workers[w].pd.is_some() { watching::PAUSE } else { load::AT_LEAST };
+        let pause = if self.workers[w].pd.is_some() { watch::MIN_INTERVAL } else { load::MIN_INTERVAL };
         let at = told.map_or(0, |at| at.saturating_add(nanos(pause)));
         self.agenda.at(at, Event::Report(w));
     }
@@ -36,7 +36,7 @@ impl World<'_> {
         };
         if worker.pd.is_none() && state.load.is_some() && load::is_busy(&state) {
             // A sign of life while there is work.
-            let at = now.saturating_add(nanos(load::WHILE_BUSY));
+            let at = now.saturating_add(nanos(load::BUSY_INTERVAL));
             if is_news {
                 worker.reports.is_due = false;
                 self.agenda.at(at, Event::Report(w));
@@ -83,7 +83,7 @@ fn encoder_state(worker: &Worker, now: Nanos) -> (v1::WorkerState, bool) {
     let Some(encoder) = &worker.encoder else { return Default::default() };
     let state = encoder.load.state(false);
     let told = worker.reports.told.as_ref();
-    let is_news = told.is_none_or(|(told, at)| load::is_worth_telling(told, &state, ns(now - at)));
+    let is_news = told.is_none_or(|(told, at)| load::is_worth_reporting(told, &state, ns(now - at)));
     (state, is_news)
 }
 
@@ -91,12 +91,16 @@ fn encoder_state(worker: &Worker, now: Nanos) -> (v1::WorkerState, bool) {
 fn pd_state(worker: &mut Worker) -> (v1::WorkerState, bool) {
     let Worker { pd: Some(pd), encoder, reports, .. } = worker else { return Default::default() };
     let beside = encoder.as_ref().map(|encoder| encoder.load.report()).unwrap_or_default();
-    let load = watching::load((pd.n_requests, pd.spec.engine.max_requests), &[pd.stats], beside);
+    let load = watch::load(
+        watch::RequestSlots { used: pd.n_requests, total: pd.spec.engine.max_requests },
+        &[pd.stats],
+        beside,
+    );
     let Reports { told, rows_changed, keys, .. } = reports;
     let wire = |key: &ContentKey| key.as_bytes().to_vec().into();
     let (mut added, mut removed) = (Vec::new(), Vec::new());
     if std::mem::take(rows_changed) {
-        let held: BTreeSet<ContentKey> = pd.rows.recent(watching::MAX_KEYS).into_iter().collect();
+        let held: BTreeSet<ContentKey> = pd.rows.recent(watch::MAX_KEYS).into_iter().collect();
         added = held.difference(keys).map(wire).collect();
         removed = keys.difference(&held).map(wire).collect();
         *keys = held;

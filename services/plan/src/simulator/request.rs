@@ -8,7 +8,7 @@ use std::time::Duration;
 use triptych_bench::offered::Offered;
 use triptych_bench::outcome::{End, ItemCounts, Outcome};
 use triptych_core::ContentKey;
-use triptych_encoder::load::Ticket;
+use triptych_encoder::load::JobLoad;
 use triptych_engine::SequenceId;
 use triptych_proxy::decisions::Permit;
 use triptych_proxy::decisions::reservation::Reservation;
@@ -156,7 +156,7 @@ pub(super) struct Job {
     pub(super) work: Sent,
     pub(super) forecast: Option<Forecast>,
     /// Its part in the worker's load.
-    pub(super) ticket: Option<Ticket>,
+    pub(super) ticket: Option<JobLoad>,
     /// When the stage that it is in began.
     pub(super) since: Nanos,
     pub(super) times: JobTimes,

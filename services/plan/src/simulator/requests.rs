@@ -224,7 +224,9 @@ impl World<'_> {
     /// Has an item encoded again that a PD worker did not find, if it was READY.
     fn renew(&mut self, r: usize, idx: ItemIdx) {
         let (i, now) = (idx.0 as usize, self.now());
-        let Some(lost) = self.requests[r].items.get_mut(i).and_then(|item| item.encoded.take()) else { return };
+        let Some(lost) = self.requests[r].items.get_mut(i).and_then(|item| item.encoded.take()) else {
+            return;
+        };
         match self.proxy.encodes.renewal(&lost, now) {
             Renewal::Ready(encoded) => self.item_ready(r, i, *encoded, Source::Shared),
             Renewal::Encode(origin) => self.subscribe(r, i, origin),

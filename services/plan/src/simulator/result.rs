@@ -1,7 +1,7 @@
 //! What came of a simulated run.
 
-use std::time::Duration;
 use super::source::Source;
+use std::time::Duration;
 use triptych_bench::outcome::Outcome;
 
 /// A run.

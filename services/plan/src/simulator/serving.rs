@@ -9,9 +9,9 @@ use crate::curves::StepShape;
 use std::time::Duration;
 use triptych_core::sampling::SamplingParams;
 use triptych_core::{ContentKey, FailureClass, Modality, RequestId, TenantId};
-use triptych_engine::plan::{Chunk, Plan};
-use triptych_engine::scheduler::{Drafts, Step};
-use triptych_engine::{Arrival, SequenceId, Stats};
+use triptych_engine::plan::{Chunk, StepPlan};
+use triptych_engine::scheduler::{DraftTokens, Step};
+use triptych_engine::{SequenceId, SequenceRequest, Stats};
 
 impl World<'_> {
     /// A request is at its PD worker.
@@ -45,7 +45,7 @@ impl World<'_> {
         self.report_soon(w);
     }
 
-    fn arrival(&mut self, r: usize, id: SequenceId) -> Arrival {
+    fn arrival(&mut self, r: usize, id: SequenceId) -> SequenceRequest {
         let request = &mut self.requests[r];
         let sizes: Vec<u32> = request.items.iter().map(|place| place.sized.tokens).collect();
         let (prepared, place) = laid_out(&request.offered, &sizes, &self.spec.prompt);
@@ -58,7 +58,7 @@ impl World<'_> {
             ..SamplingParams::default()
         };
         let deadline = nanos(request.offered.at.saturating_add(self.spec.request_time));
-        Arrival {
+        SequenceRequest {
             ids: vec![id],
             prepared,
             items: items.collect(),
@@ -131,7 +131,7 @@ impl World<'_> {
                     let id = arrival.ids[0];
                     // One that was aborted before it was heard of does not arrive.
                     if pd.requests.contains_key(&id)
-                        && let Err(failure) = pd.scheduler.arrive(&arrival, now)
+                        && let Err(failure) = pd.scheduler.add(&arrival, now)
                     {
                         refused.push((id, failure.class));
                     }
@@ -153,7 +153,7 @@ impl World<'_> {
     pub(super) fn step(&mut self, w: usize) {
         let (now, instant) = (self.agenda.now(), self.now());
         let Some(pd) = &mut self.workers[w].pd else { return };
-        let Step { plan, failed, changed } = pd.scheduler.step(instant, &mut Drafts::new());
+        let Step { plan, failed, changed } = pd.scheduler.step(instant, &mut DraftTokens::new());
         pd.stalled = plan.is_empty() && failed.is_empty() && !changed;
         if plan.is_empty() {
             failed.into_iter().for_each(|(id, failure)| self.fail(w, id, failure.class));
@@ -295,7 +295,7 @@ impl World<'_> {
 }
 
 /// What is in a plan, as far as its time depends on it.
-fn shape_of(pd: &PdSide, plan: &Plan) -> StepShape {
+fn shape_of(pd: &PdSide, plan: &StepPlan) -> StepShape {
     let rows = plan.projections.iter().map(|projection| projection.slots.len() as u32).sum();
     let mut shape = StepShape { projected_rows: rows, ..StepShape::default() };
     for chunk in &plan.chunks {

@@ -8,7 +8,7 @@ use thiserror::Error;
 use triptych_encoder::BatchLimits;
 use triptych_pd::EngineSettings;
 use triptych_proxy::EncodePolicy;
-use triptych_runtime::turnstile::EncoderBudget;
+use triptych_runtime::compute_arbiter::EncoderBudget;
 
 /// A cluster.
 #[derive(Clone, Debug)]
@@ -131,7 +131,7 @@ pub struct ProxySpec {
     /// Requests worked on at once.
     pub max_in_flight: usize,
     /// How long an item may wait for its encode to end; `None`: until its deadline.
-    pub encode_promise: Option<Duration>,
+    pub encode_slo: Option<Duration>,
     /// How items are looked for.
     pub encodes: EncodePolicy,
     /// Whose cores proxy, store and clients use.
@@ -142,7 +142,7 @@ impl Default for ProxySpec {
     fn default() -> Self {
         Self {
             max_in_flight: 512,
-            encode_promise: None,
+            encode_slo: None,
             encodes: EncodePolicy::default(),
             cores: FrontCores::Own,
         }

@@ -10,13 +10,13 @@ use std::rc::Rc;
 use triptych_core::ContentKey;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_ec::local::LocalCache;
-use triptych_encoder::load::Load;
-use triptych_engine::plan::Plan;
-use triptych_engine::scheduler::{Bounds, Scheduler};
-use triptych_engine::{Arrival, SequenceId, Stats};
+use triptych_encoder::load::LoadTracker;
+use triptych_engine::plan::StepPlan;
+use triptych_engine::scheduler::{Scheduler, SchedulerConfig};
+use triptych_engine::{SequenceId, SequenceRequest, Stats};
 use triptych_models::decoder::DecoderInfo;
 use triptych_proto::v1;
-use triptych_runtime::turnstile::{Ticket, Turns};
+use triptych_runtime::compute_arbiter::{ArbiterState, ComputeId};
 
 /// What runs on the cores of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,8 +75,8 @@ pub(super) struct Reports {
 
 /// Engine and encoder on the same cores.
 pub(super) struct TurnTaking {
-    pub(super) turns: Turns,
-    pub(super) engine: Ticket,
+    pub(super) turns: ArbiterState,
+    pub(super) engine: ComputeId,
     /// Whether the engine has asked for a step.
     pub(super) step_asked: bool,
 }
@@ -84,7 +84,7 @@ pub(super) struct TurnTaking {
 /// An encoder.
 pub(super) struct EncoderSide {
     pub(super) spec: EncoderSpec,
-    pub(super) load: Load,
+    pub(super) load: LoadTracker,
     pub(super) n_jobs: usize,
     pub(super) preprocess_threads: usize,
     pub(super) n_preprocessing: usize,
@@ -106,7 +106,7 @@ pub(super) struct Batch {
     pub(super) parts: VecDeque<(u64, Nanos)>,
     /// The part that has its turn, and since when.
     pub(super) part: Option<(u64, Nanos)>,
-    pub(super) ticket: Ticket,
+    pub(super) compute_id: ComputeId,
 }
 
 /// A PD worker.
@@ -134,14 +134,14 @@ pub(super) struct PdSide {
 
 /// What an engine is told between steps.
 pub(super) enum Command {
-    Arrive(Box<Arrival>),
+    Arrive(Box<SequenceRequest>),
     Item(ContentKey),
     Abort(SequenceId),
 }
 
 /// A step under way.
 pub(super) struct Stepping {
-    pub(super) plan: Plan,
+    pub(super) plan: StepPlan,
     /// When it got its turn.
     pub(super) began: Nanos,
 }
@@ -163,7 +163,7 @@ impl Worker {
         let row_bytes = spec.curves.row_bytes.max(1);
         let encoder = spec.encoder().map(|encoder| EncoderSide {
             spec: *encoder,
-            load: Load::unmetered(encoder.max_jobs),
+            load: LoadTracker::unmetered(encoder.max_jobs),
             n_jobs: 0,
             preprocess_threads: match encoder.preprocess_threads {
                 0 => spec.curves.threads,
@@ -178,8 +178,8 @@ impl Worker {
         let pd = spec.pd().map(|pd| PdSide::new(spec, pd)).transpose()?;
         let turns = match &spec.role {
             PoolRole::Both { encoder_budget, .. } => {
-                let mut turns = Turns::new(*encoder_budget);
-                Some(TurnTaking { engine: turns.ticket(), turns, step_asked: false })
+                let mut turns = ArbiterState::new(*encoder_budget);
+                Some(TurnTaking { engine: turns.new_id(), turns, step_asked: false })
             }
             _ => None,
         };
@@ -239,7 +239,7 @@ impl PdSide {
             what: e.to_string(),
         };
         let pools = config.check(&info).map_err(wrong)?;
-        let bounds = Bounds {
+        let bounds = SchedulerConfig {
             token_budget: config.token_budget,
             decode_share: config.decode_share,
             max_sequences: config.max_sequences,

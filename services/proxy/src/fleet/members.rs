@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval};
-use triptych_runtime::discovery::{Discovery, Present};
+use triptych_runtime::discovery::{Discovery, EndpointSet};
 
 /// After each, success rates are compared.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ pub(super) async fn run(shared: Arc<FleetState>, discovery: Discovery) {
 /// Keeps house until the set is another.
 async fn until_changed(
     shared: &FleetState,
-    present: &mut watch::Receiver<Present>,
+    present: &mut watch::Receiver<EndpointSet>,
     (tasks, ticks): (&mut JoinSet<()>, &mut tokio::time::Interval),
 ) {
     loop {

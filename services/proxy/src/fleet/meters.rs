@@ -20,9 +20,9 @@ impl FleetMeters {
     pub(super) fn new(registry: &MetricsRegistry) -> Self {
         Self {
             workers: registry.gauges(metrics::WORKERS),
-            ejections: registry.counters(metrics::EJECTIONS),
-            picks: registry.counters(metrics::PICKS),
-            refused: registry.counters(metrics::REFUSED_AT_DOOR),
+            ejections: registry.counters(metrics::WORKER_EJECTIONS),
+            picks: registry.counters(metrics::WORKER_PICKS),
+            refused: registry.counters(metrics::ADMISSION_REJECTIONS),
         }
     }
 

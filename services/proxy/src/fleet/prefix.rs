@@ -5,7 +5,7 @@
 //! that costs nothing when it is wrong: a worker that forgot computes again.
 
 use std::collections::{HashMap, VecDeque};
-use triptych_core::prompt::{Message, Part, Prompt, TextOrTokens};
+use triptych_core::prompt::{Message, MessagePart, Prompt, TextOrTokens};
 use triptych_core::{ContentKey, WorkerId};
 
 /// Bytes of text between two digests.
@@ -71,8 +71,8 @@ impl Writer {
         self.mark(message.role.as_str().as_bytes());
         for part in &message.parts {
             match part {
-                Part::Text(text) => self.bytes(text.as_bytes()),
-                Part::Item(i) => {
+                MessagePart::Text(text) => self.bytes(text.as_bytes()),
+                MessagePart::Item(i) => {
                     if let Some(key) = items.get(i.0 as usize) {
                         self.mark(key.as_bytes());
                     }
@@ -148,7 +148,7 @@ mod tests {
     fn chat(texts: &[&str]) -> Prompt {
         let message = |text: &&str| Message {
             role: Role::User,
-            parts: vec![Part::Item(ItemIdx(0)), Part::Text((*text).to_owned())],
+            parts: vec![MessagePart::Item(ItemIdx(0)), MessagePart::Text((*text).to_owned())],
         };
         Prompt::Chat(texts.iter().map(message).collect())
     }

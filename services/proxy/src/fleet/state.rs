@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use triptych_core::WorkerId;
 use triptych_proto::v1;
-use triptych_runtime::discovery::{Endpoint, Present, Role};
+use triptych_runtime::discovery::{Endpoint, EndpointSet, Role};
 use triptych_runtime::grpc::Dialer;
 
 /// Calls without an answer in a row after which a connection is replaced.
@@ -27,7 +27,7 @@ pub(super) struct FleetState {
     pub(super) prefixes: Mutex<PrefixTable>,
     pub(super) rng: Mutex<StdRng>,
     pub(super) dialer: Dialer,
-    pub(super) encode_promise: Option<Duration>,
+    pub(super) encode_slo: Option<Duration>,
     pub(super) meters: FleetMeters,
 }
 
@@ -37,7 +37,7 @@ impl FleetState {
     }
 
     /// Makes the members those of the set; returns the new ones, which need a task.
-    pub(super) fn follow(&self, present: &Present) -> Vec<Arc<Worker>> {
+    pub(super) fn follow(&self, present: &EndpointSet) -> Vec<Arc<Worker>> {
         let mut workers = self.workers();
         workers.retain(|id, worker| {
             let stays = present.contains(&worker.endpoint);

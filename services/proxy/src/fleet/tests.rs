@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::collections::HashSet;
 use triptych_core::{Fingerprint, Modality, ModelName};
 use triptych_proto::v1;
-use triptych_runtime::discovery::{Endpoint, Present};
+use triptych_runtime::discovery::{Endpoint, EndpointSet};
 
 fn shared(n_encoders: usize, n_pds: usize) -> Arc<FleetState> {
     let shared = Arc::new(FleetState {
@@ -19,7 +19,7 @@ fn shared(n_encoders: usize, n_pds: usize) -> Arc<FleetState> {
         prefixes: Mutex::default(),
         rng: Mutex::new(StdRng::seed_from_u64(7)),
         dialer: Dialer::default(),
-        encode_promise: None,
+        encode_slo: None,
         meters: FleetMeters::new(&MetricsRegistry::default()),
     });
     shared.follow(&present(n_encoders, n_pds));
@@ -29,7 +29,7 @@ fn shared(n_encoders: usize, n_pds: usize) -> Arc<FleetState> {
     shared
 }
 
-fn present(n_encoders: usize, n_pds: usize) -> Present {
+fn present(n_encoders: usize, n_pds: usize) -> EndpointSet {
     let of = |role, n| (0..n).map(move |i| Endpoint { role, address: format!("10.0.0.{i}:1") });
     Arc::new(of(Role::Encoder, n_encoders).chain(of(Role::Pd, n_pds)).collect())
 }
@@ -337,7 +337,8 @@ async fn who_leaves_discovery_is_forgotten_at_once_and_gone_when_idle() {
     let (worker, given) = work.unwrap();
     assert_eq!(worker.id, leaving.id);
     let work = Lease::new(Arc::clone(&shared), worker, given);
-    let rest: Present = Arc::new(present(2, 1).iter().filter(|e| **e != leaving.endpoint).cloned().collect());
+    let rest: EndpointSet =
+        Arc::new(present(2, 1).iter().filter(|e| **e != leaving.endpoint).cloned().collect());
     assert!(shared.follow(&rest).is_empty());
     assert_eq!(shared.catalog.borrow().workers.len(), 2);
     // What its task says late changes nothing.

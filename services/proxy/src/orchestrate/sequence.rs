@@ -8,7 +8,7 @@ use super::decode::Decoding;
 use super::supply::Supply;
 use super::work::{Orchestrator, Work};
 use crate::encode::job::EncodeJob;
-use triptych_core::prompt::{Prompt, Resume, SpeechTask};
+use triptych_core::prompt::{Prompt, SpeechResume, SpeechTask};
 use triptych_core::{Failure, ItemOptions};
 use triptych_proto::v1;
 
@@ -21,7 +21,7 @@ pub(super) async fn run(work: &Work, mut task: SpeechTask, first: EncodeJob) -> 
         let supply = Supply::begin(work, vec![job.clone()]);
         let decoding = Decoding::window(work, Prompt::Speech(task.clone()), supply);
         let (mut summary, held) = decoding.run().await?;
-        let next = summary.next.take().map(Resume::from);
+        let next = summary.next.take().map(SpeechResume::from);
         for mut delta in held {
             if next.is_some() {
                 // The answer ends with its last window.

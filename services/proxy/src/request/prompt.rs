@@ -1,7 +1,7 @@
 //! What every prompt format must satisfy, whatever the model: it is not empty, and it fits the items.
 
 use super::{Item, param_of_item};
-use triptych_core::prompt::{Message, Part, Prompt, TextOrTokens};
+use triptych_core::prompt::{Message, MessagePart, Prompt, TextOrTokens};
 use triptych_core::{Failure, ItemIdx, Modality};
 
 /// Checks a prompt beside its items.
@@ -56,8 +56,8 @@ fn check_chat(messages: &[Message], items: &[Item]) -> Result<(), Failure> {
     for (m, message) in messages.iter().enumerate() {
         for (p, part) in message.parts.iter().enumerate() {
             match part {
-                Part::Text(text) => has_text |= !text.trim().is_empty(),
-                Part::Item(idx) => {
+                MessagePart::Text(text) => has_text |= !text.trim().is_empty(),
+                MessagePart::Item(idx) => {
                     check_next(*idx, named, items)
                         .map_err(|f| f.with_param(format!("messages[{m}].parts[{p}]")))?;
                     named += 1;
@@ -114,7 +114,7 @@ mod tests {
         modalities.iter().enumerate().map(item).collect()
     }
 
-    fn chat(parts: Vec<Part>) -> Prompt {
+    fn chat(parts: Vec<MessagePart>) -> Prompt {
         Prompt::Chat(vec![Message { role: Role::User, parts }])
     }
 
@@ -125,14 +125,14 @@ mod tests {
     #[test]
     fn prompts_fit_their_items() {
         use Modality::{Audio, Image};
-        let item = |i| Part::Item(ItemIdx(i));
-        let hello = || Part::Text("hello".into());
+        let item = |i| MessagePart::Item(ItemIdx(i));
+        let hello = || MessagePart::Text("hello".into());
         let cases: Vec<(Prompt, &[Modality], Option<&str>)> = vec![
             (chat(vec![hello()]), &[], None),
             (chat(vec![item(0), hello(), item(1)]), &[Image, Image], None),
             (Prompt::Chat(vec![]), &[], Some("messages is empty")),
             (chat(vec![]), &[], Some("the prompt is empty")),
-            (chat(vec![Part::Text(" \n".into())]), &[], Some("the prompt is empty")),
+            (chat(vec![MessagePart::Text(" \n".into())]), &[], Some("the prompt is empty")),
             (chat(vec![item(0)]), &[], Some("the part names items[0], the request has 0 items")),
             (chat(vec![item(1), item(0)]), &[Image, Image], Some("expected is items[0]")),
             (chat(vec![item(0), item(0)]), &[Image], Some("expected is items[1]")),
