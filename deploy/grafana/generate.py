@@ -116,7 +116,7 @@ def requests():
         ]),
         ("What went wrong and was mended", [
             panel("Sent again", "short", [q(f"sum(rate(triptych_pd_retries_total{{{proxy}}}%R))", "before the first token"), q(f"sum(rate(triptych_resumed_streams_total{{{proxy}}}%R))", "in the middle of an answer")], "Requests a second that another PD worker went on with."),
-            panel("Not tried again, and refused", "short", [q(f"sum by (for) (rate(triptych_retry_budget_exhausted_total{{{proxy}}}%R))", "budget spent: {{for}}"), q(f"sum by (stage) (rate(triptych_refused_at_door_total{{{proxy}}}%R))", "too late: {{stage}}")]),
+            panel("Not tried again, and refused", "short", [q(f"sum by (for) (rate(triptych_retry_budget_exhausted_total{{{proxy}}}%R))", "budget spent: {{for}}"), q(f"sum by (stage) (rate(triptych_admission_rejections_total{{{proxy}}}%R))", "too late: {{stage}}")]),
         ]),
     ])
 

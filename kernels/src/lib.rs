@@ -1,19 +1,21 @@
 //! Arithmetic: the ops with their shapes, and one trait for the back ends.
 //!
 //! It knows no model by name and no request: a caller brings weights once and activations every step.
-//! Two back ends implement [`ops::Backend`]: [`reference`] on candle-core, slow and plain, the oracle; and
-//! [`cpu`], packed weights and attention over paged KV as it lies. Which one runs is the caller's choice;
-//! both run the same suite of tests over odd sizes.
+//! Two back ends implement [`ops::Backend`]: [`cpu`], packed weights and attention over paged KV as it lies; and
+//! `reference` on candle-core, slow and plain, the oracle of tests, built with the feature `reference` only.
+//! Both run the same suite of tests over odd sizes.
 
 pub mod ops;
 
 mod check;
 mod stored;
 
+#[cfg(feature = "reference")]
 pub mod reference;
 
 pub mod cpu;
 
 pub use cpu::{CpuBackend, CpuConfig, Isa, Precision};
 pub use ops::{Backend, KernelError};
+#[cfg(feature = "reference")]
 pub use reference::ReferenceBackend;

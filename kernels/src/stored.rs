@@ -110,6 +110,7 @@ impl Stacked<'_> {
     }
 
     /// All weights, `[n_out, n_in]`.
+    #[cfg(feature = "reference")]
     pub(crate) fn weight(&self) -> Vec<f32> {
         let mut weight = vec![0.0; self.n_out * self.n_in];
         for (out, row) in weight.chunks_exact_mut(self.n_in.max(1)).enumerate() {

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use prost::Message as _;
 use std::sync::Arc;
 use triptych_core::prompt::{
-    Fallback, LongForm, Message, Part, Prompt, Resume, Role, SpeechKind, SpeechTask, TextOrTokens,
+    SpeechFallback, LongForm, Message, MessagePart, Prompt, SpeechResume, Role, SpeechKind, SpeechTask, TextOrTokens,
 };
 use triptych_core::sampling::{BeamParams, Constraint, EarlyStopping, SamplingParams};
 use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, Modality, WindowSpan};
@@ -20,7 +20,7 @@ fn text_or_tokens() -> impl Strategy<Value = TextOrTokens> {
 
 fn message() -> impl Strategy<Value = Message> {
     let part =
-        prop_oneof![any::<String>().prop_map(Part::Text), any::<u32>().prop_map(|i| Part::Item(ItemIdx(i)))];
+        prop_oneof![any::<String>().prop_map(MessagePart::Text), any::<u32>().prop_map(|i| MessagePart::Item(ItemIdx(i)))];
     let role = prop_oneof![Just(Role::System), Just(Role::User), Just(Role::Assistant)];
     (role, prop::collection::vec(part, 0..4)).prop_map(|(role, parts)| Message { role, parts })
 }
@@ -46,13 +46,13 @@ fn speech() -> impl Strategy<Value = SpeechTask> {
             word_timestamps: flags[2],
             long_form: if flags[3] { LongForm::Sequential } else { LongForm::Parallel },
             condition_on_previous: flags[4],
-            fallback: fallback.map(|(temperatures, compression_ratio, logprob, no_speech)| Fallback {
+            fallback: fallback.map(|(temperatures, compression_ratio, logprob, no_speech)| SpeechFallback {
                 temperatures,
                 compression_ratio,
                 logprob,
                 no_speech,
             }),
-            resume: resume.map(|(start_ms, previous, conditioned)| Resume {
+            resume: resume.map(|(start_ms, previous, conditioned)| SpeechResume {
                 start_ms,
                 previous,
                 conditioned,

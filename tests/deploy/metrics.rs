@@ -29,7 +29,7 @@ fn target_labels() -> BTreeSet<String> {
 const IN_TROUBLE: [(&str, &[&str], &str); 4] = [
     ("triptych_worker_ejections_total", &["role", "cause"], "services/proxy/src/fleet/meters.rs"),
     ("triptych_retry_budget_exhausted_total", &["for"], "services/proxy/src/encode/meters.rs"),
-    ("triptych_refused_at_door_total", &["stage"], "services/proxy/src/fleet/meters.rs"),
+    ("triptych_admission_rejections_total", &["stage"], "services/proxy/src/fleet/meters.rs"),
     ("triptych_resumed_streams_total", &["model"], "services/proxy/src/observe.rs"),
 ];
 /// As above, without labels that are asked for.

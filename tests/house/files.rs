@@ -11,10 +11,8 @@ const MAX_FILE_LINES: usize = 800;
 
 /// The root of the repository.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("the package is a folder of the repository")
-        .to_owned()
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).expect("the package is a folder of `tests`").to_owned()
 }
 
 /// Every file of the source tree, with its path from the root. Hidden folders and build outputs are left out.

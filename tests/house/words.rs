@@ -13,7 +13,8 @@ const MARKS: [&str; 4] =
 const WRITTEN: [&str; 12] =
     ["rs", "toml", "proto", "md", "py", "sh", "yml", "yaml", "jinja", "txt", "run", "json"];
 
-fn written() -> impl Iterator<Item = (String, String)> {
+/// The files that people write, with their texts.
+pub fn written() -> impl Iterator<Item = (String, String)> {
     all()
         .into_iter()
         .filter(|(path, name)| {

@@ -43,7 +43,7 @@ pub fn text_of(answer: &Value) -> &str {
 pub fn decode_16k(file: &str) -> Vec<i16> {
     let limits = triptych_core::limits::Limits::default();
     let samples =
-        triptych_models::preprocess::audio::decode(&heldout(file), 16_000, &limits).expect("a sound");
+        triptych_models::speech::audio::decode(&heldout(file), 16_000, &limits).expect("a sound");
     samples.iter().map(|s| (s * 32_767.0) as i16).collect()
 }
 

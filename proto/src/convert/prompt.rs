@@ -4,7 +4,7 @@ use super::{WireError, required};
 use crate::v1;
 use triptych_core::ItemIdx;
 use triptych_core::prompt::{
-    Fallback, LongForm, Message, Part, Prompt, Resume, Role, SpeechKind, SpeechTask, TextOrTokens,
+    SpeechFallback, LongForm, Message, MessagePart, Prompt, SpeechResume, Role, SpeechKind, SpeechTask, TextOrTokens,
 };
 
 /// Most temperatures of a fallback.
@@ -39,8 +39,8 @@ impl From<Message> for v1::Message {
         use v1::part::Kind;
         let part = |p| v1::Part {
             kind: Some(match p {
-                Part::Text(text) => Kind::Text(text),
-                Part::Item(ItemIdx(i)) => Kind::Item(i),
+                MessagePart::Text(text) => Kind::Text(text),
+                MessagePart::Item(ItemIdx(i)) => Kind::Item(i),
             }),
         };
         let role = match m.role {
@@ -67,8 +67,8 @@ impl TryFrom<v1::Message> for Message {
         };
         let part = |p: v1::Part| {
             Ok(match required(p.kind, "part")? {
-                Kind::Text(text) => Part::Text(text),
-                Kind::Item(i) => Part::Item(ItemIdx(i)),
+                Kind::Text(text) => MessagePart::Text(text),
+                Kind::Item(i) => MessagePart::Item(ItemIdx(i)),
             })
         };
         Ok(Self { role, parts: m.parts.into_iter().map(part).collect::<Result<_, _>>()? })
@@ -165,8 +165,8 @@ fn together(
     }
 }
 
-impl From<Fallback> for v1::SpeechFallback {
-    fn from(f: Fallback) -> Self {
+impl From<SpeechFallback> for v1::SpeechFallback {
+    fn from(f: SpeechFallback) -> Self {
         Self {
             temperatures: f.temperatures,
             compression_ratio: f.compression_ratio,
@@ -176,7 +176,7 @@ impl From<Fallback> for v1::SpeechFallback {
     }
 }
 
-impl TryFrom<v1::SpeechFallback> for Fallback {
+impl TryFrom<v1::SpeechFallback> for SpeechFallback {
     type Error = WireError;
 
     fn try_from(f: v1::SpeechFallback) -> Result<Self, WireError> {
@@ -210,13 +210,13 @@ impl TryFrom<v1::SpeechFallback> for Fallback {
     }
 }
 
-impl From<Resume> for v1::SpeechResume {
-    fn from(r: Resume) -> Self {
+impl From<SpeechResume> for v1::SpeechResume {
+    fn from(r: SpeechResume) -> Self {
         Self { start_ms: r.start_ms, previous: r.previous, conditioned: r.conditioned }
     }
 }
 
-impl From<v1::SpeechResume> for Resume {
+impl From<v1::SpeechResume> for SpeechResume {
     fn from(r: v1::SpeechResume) -> Self {
         Self { start_ms: r.start_ms, previous: r.previous, conditioned: r.conditioned }
     }

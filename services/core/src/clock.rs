@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// A source of monotonic time.
 pub trait Clock: Send + Sync {
-    /// Now. Never goes back.
+    /// The current time. Never goes back.
     fn now(&self) -> Instant;
 }
 
@@ -19,7 +19,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that moves only when told.
+/// A clock that moves only by [`ManualClock::advance`].
 #[derive(Debug)]
 pub struct ManualClock(Mutex<Instant>);
 

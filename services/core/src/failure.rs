@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// What a caller can do about a failure. The table of status codes lives in `runtime::status`.
+/// Class of a failure: the action that a caller can take. The table of status codes lives in `runtime::status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FailureClass {
     /// The request is wrong; sending it again is wrong again.
@@ -12,19 +12,19 @@ pub enum FailureClass {
     NotFound,
     /// Larger than a limit of this server.
     TooLarge,
-    /// Nobody we know: no key, or none that is valid.
+    /// No key, or none that is valid.
     Unauthenticated,
-    /// Known, and not allowed.
+    /// The client is known and not allowed to do this.
     PermissionDenied,
     /// A bounded queue is full; later it may fit.
     Overloaded,
-    /// Its time ran out.
+    /// The request's deadline passed.
     DeadlineExceeded,
     /// The caller went away.
     Cancelled,
-    /// A part it needs is not there now; another try may find it.
+    /// A component that it needs is not available; a retry may succeed.
     Unavailable,
-    /// Two parts that must agree do not (fingerprints, versions): an operator's matter.
+    /// Two components that must agree do not (fingerprints, versions). Only an operator can resolve it.
     Mismatch,
     /// Our bug.
     Internal,
@@ -46,7 +46,7 @@ impl FailureClass {
         Self::Internal,
     ];
 
-    /// The word used in metrics, logs and error codes.
+    /// The label used in metrics, logs and error codes.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::InvalidArgument => "invalid_argument",
@@ -63,7 +63,7 @@ impl FailureClass {
         }
     }
 
-    /// Whether the same request may succeed when it is sent again, perhaps elsewhere.
+    /// True if the same request may succeed on a retry, perhaps on another worker.
     pub const fn is_retryable(self) -> bool {
         matches!(self, Self::Overloaded | Self::Unavailable)
     }
@@ -72,15 +72,15 @@ impl FailureClass {
 /// A failure with its texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What a caller can do about it.
+    /// The action that a caller can take.
     pub class: FailureClass,
-    /// For the client: names what was wrong and what is allowed, and nothing of the inside.
+    /// Text for the client: the mistake and the allowed values, without internals.
     pub message: String,
     /// The request field at fault, as clients name it.
     pub param: Option<String>,
-    /// For the operator; never leaves the cluster.
+    /// Text for the operator; never leaves the cluster.
     pub detail: Option<String>,
-    /// The pause before another try makes sense, where the part that failed knows it. Only what is retryable tells it.
+    /// Pause before a retry makes sense, if known. Set only on retryable failures.
     pub retry_after: Option<Duration>,
 }
 
@@ -95,13 +95,13 @@ impl Failure {
         Self::new(FailureClass::InvalidArgument, message)
     }
 
-    /// Our bug: the client learns that it is ours, the operator what it is.
+    /// Our bug: the cause goes to the operator's text only.
     pub fn internal(detail: impl fmt::Display) -> Self {
         Self::new(FailureClass::Internal, "internal error; the server's log has the cause")
             .with_detail(detail)
     }
 
-    /// A part that is not there now.
+    /// A component that is not available.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(FailureClass::Unavailable, message)
     }
@@ -118,7 +118,7 @@ impl Failure {
         self
     }
 
-    /// Says when another try makes sense.
+    /// Sets the pause before a retry.
     pub fn with_retry_after(mut self, pause: Duration) -> Self {
         self.retry_after = Some(pause);
         self

@@ -15,7 +15,7 @@ impl RequestId {
         Self(bits)
     }
 
-    /// Its bits.
+    /// The 128 bits.
     pub const fn to_bits(self) -> u128 {
         self.0
     }
@@ -42,7 +42,7 @@ impl fmt::Debug for RequestId {
     }
 }
 
-/// The position of an item (image, sound, encoder text) among the items of its request, from 0.
+/// The position of an item (image, audio clip, encoder text) among the items of its request, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ItemIdx(pub u32);
 

@@ -1,23 +1,24 @@
-//! Items and encoder outputs: what travels between the stages.
+//! Items and encoder outputs, the data that moves between the stages.
 
 mod quantized;
 
+use self::quantized::SCALE_BYTES;
 use crate::{ContentKey, DType, Fingerprint, Modality};
 use half::{bf16, f16};
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Where a window lies in its sound.
+/// Position of a window in its audio clip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WindowSpan {
-    /// Its start, in milliseconds from the start of the sound.
+    /// Start of the window, in milliseconds from the start of the clip.
     pub start_ms: u32,
-    /// The end of the sound in it; what follows in the window is silence. May lie past the start of the next
-    /// window: then both heard that part.
+    /// End of the audio in it, in milliseconds from the start of the clip; padding follows. It lies past the start of
+    /// the next window where two windows overlap.
     pub end_ms: u32,
 }
 
-/// How far an item reaches in its own units; what a PD worker needs to place its rows.
+/// Size of an item in its own units, from which a PD worker derives the positions of its rows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Extent {
     /// An image as a grid of *patches* before merging: `n_tokens = t·h·w / merge²`.
@@ -29,13 +30,13 @@ pub enum Extent {
         /// Patches across.
         w: u32,
     },
-    /// A sound as windows of equal size: `n_tokens = n_windows · tokens per window`.
+    /// An audio clip as windows of equal size: `n_tokens = n_windows · tokens per window`.
     Windows {
         /// Windows, at least one.
         n_windows: u32,
-        /// Length of the sound in milliseconds, before padding.
+        /// Length of the clip in milliseconds, before padding.
         duration_ms: u64,
-        /// Where each window lies, `[n_windows]`; empty: one behind the other, each as long as the model's window.
+        /// Position of each window, `[n_windows]`; empty: contiguous windows, each as long as the model's.
         spans: Arc<[WindowSpan]>,
     },
     /// Encoder text.
@@ -43,13 +44,13 @@ pub enum Extent {
 }
 
 impl Extent {
-    /// A sound as windows one behind the other.
+    /// An audio clip as contiguous windows.
     pub fn windows(n_windows: u32, duration_ms: u64) -> Self {
         Self::Windows { n_windows, duration_ms, spans: Arc::default() }
     }
 }
 
-/// What is known of an encoder output without its rows: enough to admit, place and verify it.
+/// Metadata of an encoder output: enough to admit, position and verify its rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncodedItem {
     /// Identity of the output.
@@ -58,25 +59,25 @@ pub struct EncodedItem {
     pub fingerprint: Fingerprint,
     /// Kind of the item.
     pub modality: Modality,
-    /// Rows.
+    /// Number of rows.
     pub n_tokens: u32,
     /// Width of a row.
     pub hidden: u32,
     /// Element type of the rows.
     pub dtype: DType,
-    /// Its reach.
+    /// Size in the item's own units.
     pub extent: Extent,
     /// BLAKE3 of the row bytes.
     pub checksum: [u8; 32],
 }
 
 impl EncodedItem {
-    /// Whether it is announced only: its rows are still being made, so that their checksum is not known.
+    /// True for an announced output: its rows are still being computed, so the checksum is zero.
     pub fn is_pending(&self) -> bool {
         self.checksum == [0; 32]
     }
 
-    /// Bytes of the rows, scales included. `None` when the product does not fit: a header that lies.
+    /// Bytes of the rows, scales included. `None` if the product overflows, which a corrupt header can cause.
     pub fn payload_len(&self) -> Option<usize> {
         let row = (self.hidden as usize).checked_mul(self.dtype.size())?;
         (self.n_tokens as usize).checked_mul(row)?.checked_add(self.scales_len()?)
@@ -89,9 +90,6 @@ impl EncodedItem {
     }
 }
 
-/// Bytes of the scale of a row.
-const SCALE_BYTES: usize = 4;
-
 /// An encoder output in memory: rows `[n_tokens, hidden]`, row-major, little-endian. For a scaled type the scales
 /// `[n_tokens]` come before them, in f32.
 ///
@@ -102,7 +100,7 @@ pub struct EncoderOutput {
     rows: Arc<[u8]>,
 }
 
-/// The rows do not fit the description.
+/// Rows that do not match their metadata.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum OutputError {
     /// Wrong number of bytes for the shape.
@@ -110,7 +108,7 @@ pub enum OutputError {
     Length {
         /// From the shape; `None` when it overflows.
         expected: Option<usize>,
-        /// As given.
+        /// Bytes given.
         actual: usize,
     },
     /// The checksum differs.
@@ -119,7 +117,8 @@ pub enum OutputError {
 }
 
 impl EncoderOutput {
-    /// Describes freshly computed rows: fills in the checksum.
+    /// Wraps freshly computed rows and fills in the checksum. Hashes all rows, so an async caller runs it on a blocking
+    /// thread.
     ///
     /// # Errors
     /// [`OutputError::Length`] if `rows` is not `n_tokens · hidden` elements.
@@ -129,7 +128,7 @@ impl EncoderOutput {
         Ok(Self { item, rows })
     }
 
-    /// Accepts rows that came from elsewhere, if they are what the header says.
+    /// Wraps rows that were received, if they match their metadata. Hashes all rows, as [`Self::seal`] does.
     ///
     /// # Errors
     /// [`OutputError`] if length or checksum differ.
@@ -150,7 +149,7 @@ impl EncoderOutput {
         }
     }
 
-    /// The description.
+    /// The metadata.
     pub fn item(&self) -> &EncodedItem {
         &self.item
     }

@@ -3,7 +3,7 @@
 //! A key covers everything the output depends on: who may share it (tenant salt), what computes it
 //! (fingerprint), what it is computed from (modality, options, bytes). Every part is framed by its length,
 //! so no two different lists of parts hash the same bytes. The hash is BLAKE3: 240 bits of it in a content key, whose
-//! last 16 name the tenant in a way that only tells equal from different; 256 in all others.
+//! last 16 name the tenant so that they can only be compared; 256 in all others.
 
 use crate::Modality;
 use std::fmt;
@@ -65,8 +65,8 @@ digest! {
 }
 
 digest! {
-    /// Who a request is from. Nothing computed for one tenant is found by another, and work is shared out fairly
-    /// between them. Requests without a tenant are all of one, [`TenantId::SHARED`].
+    /// Identity of a tenant, the client that a request comes from. Nothing computed for one tenant is found by another,
+    /// and work is divided fairly between them. All requests without a tenant belong to [`TenantId::SHARED`].
     TenantId, "tenant"
 }
 
@@ -117,7 +117,7 @@ impl PrefixKey {
     }
 }
 
-/// What a content key is made of.
+/// The inputs of a content key.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyParts<'a> {
     /// Secret of the tenant; outputs are shared only under the same salt. Empty: one shared tenant.
@@ -132,7 +132,7 @@ pub struct KeyParts<'a> {
     pub item: &'a [u8],
 }
 
-/// A short name of who an object is from, for sharing out the room of a store: [`ContentKey::owner`].
+/// A short hash of the tenant that an object belongs to, so that a store can divide its capacity: [`ContentKey::owner`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner([u8; OWNER_BYTES]);
 
@@ -140,9 +140,9 @@ pub struct Owner([u8; OWNER_BYTES]);
 const OWNER_BYTES: usize = 2;
 
 impl ContentKey {
-    /// Who the object is from. A store sees which objects are from the same tenant, which it has to if none is to take
-    /// the room of all, and nothing more: the name is a hash of the cluster's secret and the tenant, cut so short that
-    /// many tenants have the same. Objects under no salt are all of one owner.
+    /// The tenant that the object belongs to, as a hash of the cluster's secret and the tenant. A store needs it to keep
+    /// one tenant from taking the capacity of all. The hash is so short that many tenants share one, so a store learns
+    /// nothing else. All objects without a salt have the same owner.
     pub fn owner(&self) -> Owner {
         let [.., a, b] = self.0;
         Owner([a, b])
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_of_a_tenant_have_one_owner_whatever_they_are() {
+    fn all_objects_of_a_tenant_have_one_owner() {
         let owner = |salt: &[u8], item: &[u8]| key(salt, "", item).owner();
         assert_eq!(owner(b"a", b"1"), owner(b"a", b"2"));
         assert_ne!(owner(b"a", b"1"), owner(b"b", b"1"));

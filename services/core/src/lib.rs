@@ -1,4 +1,4 @@
-//! The vocabulary of Triptych: what the words in every other crate mean.
+//! The vocabulary of Triptych: ids, keys, shapes, encoder outputs, failures and time, shared by every other crate.
 //!
 //! Plain data and pure functions. It knows no I/O, no async runtime and no device; a test in `tests/`
 //! holds that. Read in this order:
@@ -16,10 +16,12 @@ pub mod sampling;
 pub mod failure;
 pub mod lifetime;
 pub mod clock;
+pub mod backoff;
 pub mod limits;
 pub mod metrics;
 pub mod timeline;
 
+pub use backoff::Backoff;
 pub use failure::{Failure, FailureClass};
 pub use ids::{ItemIdx, ModelName, RequestId, WorkerId};
 pub use item::{EncodedItem, EncoderOutput, Extent, WindowSpan};

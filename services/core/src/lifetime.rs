@@ -1,11 +1,11 @@
-//! Where the time of a request went.
+//! Time of a request by stage, and the sources of its items.
 
 use std::time::Duration;
 
-/// Time in each stage, as far as the request got. Sums of overlapping items are wall-clock, not added up.
+/// Time in each stage that the request reached. For items that overlap it is wall-clock time, not a sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StageTimes {
-    /// Waiting: in the encoder's queue and in the engine's.
+    /// Time in the encoder's queue and in the engine's.
     pub queue: Duration,
     /// Preprocessing and encoder forward, for the slowest item that was encoded.
     pub encode: Duration,
@@ -21,19 +21,19 @@ pub struct StageTimes {
     pub per_token: Duration,
 }
 
-/// Where an item's encoder output came from.
+/// Source of an item's encoder output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ItemSource {
     /// Encoded for this request.
     Encoded,
-    /// Encoded for another request at the same moment.
+    /// Encoded for another request that was in flight.
     Shared,
     /// Found in the EC store.
     Cached,
 }
 
 impl ItemSource {
-    /// The word used in answers and metrics.
+    /// The label used in responses and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Encoded => "encoded",

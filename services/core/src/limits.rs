@@ -1,23 +1,23 @@
-//! Limits on everything that a client or a store can make large. One place, so that every stage agrees.
+//! Limits on everything whose size a client or a store decides, defined once so that every stage agrees.
 
 use std::time::Duration;
 
-/// What a request and its items may ask of the cluster. The defaults suit one machine.
+/// Limits of a request and its items. The defaults suit one machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Largest HTTP body or gRPC message in bytes. Default 64 MiB.
     pub max_body_bytes: usize,
-    /// Largest item (encoded image or sound) in bytes. Default 32 MiB.
+    /// Largest item (image or audio file) in bytes. Default 32 MiB.
     pub max_item_bytes: usize,
     /// Most items in a request. Default 16.
     pub max_items: usize,
-    /// Largest image in pixels, width times height, believed before anything is allocated. Default 50 million.
+    /// Largest image in pixels, width times height, checked before anything is allocated. Default 50 million.
     pub max_image_pixels: u64,
-    /// Longest sound. Default 30 minutes.
+    /// Longest audio clip. Default 30 minutes.
     pub max_audio: Duration,
     /// Largest EC object in bytes. Default 512 MiB.
     pub max_object_bytes: usize,
-    /// How long a request may take from arrival to its last token. Default 120 s.
+    /// Longest time from a request's arrival to its last token. Default 120 s.
     pub max_request_time: Duration,
 }
 

@@ -1,13 +1,13 @@
-//! What kind of thing an encoder reads.
+//! Modalities: the kinds of input that encoders read.
 
 use std::fmt;
 
-/// The kind of an item, and so of the encoder that reads it.
+/// Kind of an item, and of the encoder that reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Modality {
     /// A still image.
     Image,
-    /// A sound.
+    /// An audio clip.
     Audio,
     /// Text for the encoder of an encoder-decoder model.
     Text,
@@ -17,7 +17,7 @@ impl Modality {
     /// Every modality, in a fixed order.
     pub const ALL: [Self; 3] = [Self::Image, Self::Audio, Self::Text];
 
-    /// The word used in settings, metrics and keys.
+    /// The name used in settings, metrics and keys.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Image => "image",
@@ -26,7 +26,7 @@ impl Modality {
         }
     }
 
-    /// Reads the word back.
+    /// Parses the name.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|m| m.as_str() == text)
     }

@@ -1,11 +1,11 @@
-//! What may be asked of an item's processing, beside its bytes.
+//! Processing options of an item: everything that a request can set beside the item's bytes.
 //!
 //! Options decide what the encoder computes, so their canonical text is part of the content key. An encoder refuses
-//! one that its model does not know: an answer never differs silently from what was asked for.
+//! one that its model does not know: an output never ignores an option silently.
 
 use std::fmt::Write;
 
-/// How the bytes of an item are to be read.
+/// Format of an item's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ItemForm {
     /// A file, or UTF-8 text.
@@ -15,16 +15,16 @@ pub enum ItemForm {
     TokenIds,
 }
 
-/// Processing options of one item. The default asks for nothing.
+/// Processing options of one item. The default sets none.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ItemOptions {
-    /// How its bytes are to be read.
+    /// Format of its bytes.
     pub form: ItemForm,
     /// Text that the encoder reads together with the item.
     pub prompt: Option<String>,
-    /// Where in a sound to start, in milliseconds; `None`: all of it.
+    /// Offset in an audio clip to start from, in milliseconds; `None`: the beginning.
     pub start_ms: Option<u64>,
-    /// Leave out the parts of a sound that are silent.
+    /// Voice activity detection: skip the silent parts of an audio clip.
     pub vad: bool,
 }
 
@@ -49,7 +49,7 @@ impl ItemOptions {
         text
     }
 
-    /// Names of the options that ask for something.
+    /// Names of the options that differ from the default.
     pub fn given(&self) -> impl Iterator<Item = &'static str> {
         let given = [
             ("tokens", self.form == ItemForm::TokenIds),
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_asked_for_is_no_text() {
+    fn default_options_have_an_empty_text() {
         assert_eq!(ItemOptions::default().canonical(), "");
         assert_eq!(ItemOptions::default().given().count(), 0);
     }

@@ -1,6 +1,6 @@
-//! Prompt formats: what a request may ask with.
+//! Prompt formats.
 //!
-//! An item (image, sound) never appears here with its bytes: parts point to the request's item list.
+//! An item (image, audio clip) never appears here with its bytes: parts refer to the request's item list.
 
 use crate::ItemIdx;
 
@@ -13,19 +13,19 @@ pub enum TextOrTokens {
     Tokens(Vec<u32>),
 }
 
-/// Who says a message.
+/// Author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Sets the rules.
+    /// The application's instructions.
     System,
-    /// Asks.
+    /// The user.
     User,
-    /// Answered before.
+    /// The model, in an earlier turn.
     Assistant,
 }
 
 impl Role {
-    /// The word chat templates know it by.
+    /// The name that chat templates use.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::System => "system",
@@ -35,25 +35,25 @@ impl Role {
     }
 }
 
-/// One piece of a message.
+/// One part of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// Words.
+pub enum MessagePart {
+    /// Text.
     Text(String),
-    /// The item at this place.
+    /// The item with this index.
     Item(ItemIdx),
 }
 
 /// A message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Who says it.
+    /// Author.
     pub role: Role,
-    /// What, in order.
-    pub parts: Vec<Part>,
+    /// Content, in order.
+    pub parts: Vec<MessagePart>,
 }
 
-/// Everything that decides what the decoder reads first.
+/// Input of the decoder before its first generated token.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
     /// A conversation, laid out by the model's chat template.
@@ -72,55 +72,55 @@ pub enum Prompt {
     Speech(SpeechTask),
 }
 
-/// What to do with speech.
+/// A speech task: transcription or translation, and its options.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct SpeechTask {
     /// Transcribe or translate.
     pub kind: SpeechKind,
     /// Two-letter language code of the speech; `None`: detected by the model, or its only language.
     pub language: Option<String>,
-    /// What was said before, that sets spelling and style.
+    /// Preceding text, as a model of spelling and style.
     pub prompt: Option<TextOrTokens>,
-    /// What the transcript of each window starts with: written already, and not repeated in the answer.
+    /// Text with which the transcript of each window starts; not repeated in the answer.
     pub prefix: Option<TextOrTokens>,
     /// Ask the decoder for segment times.
     pub timestamps: bool,
     /// Ask for the time of each word.
     pub word_timestamps: bool,
-    /// How a sound longer than a window is read.
+    /// Strategy for a clip longer than one window.
     pub long_form: LongForm,
-    /// In sequence: what was written of the windows before is the prompt of the next.
+    /// Sequential only: the transcript of the windows before is the prompt of the next.
     pub condition_on_previous: bool,
-    /// Decode a window again that went wrong; `None`: once is enough.
-    pub fallback: Option<Fallback>,
-    /// In sequence: where to go on; `None`: at the beginning.
-    pub resume: Option<Resume>,
+    /// Decode a window again if its transcript fails the thresholds; `None`: never.
+    pub fallback: Option<SpeechFallback>,
+    /// Sequential only: the position to resume at; `None`: the beginning.
+    pub resume: Option<SpeechResume>,
 }
 
-/// How a sound longer than a window is read.
+/// Strategy for a clip longer than one window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum LongForm {
-    /// All windows side by side, their texts stitched: fast.
+    /// All windows in parallel, their texts stitched: fast.
     #[default]
     Parallel,
-    /// One window after the other, each starting where the one before stopped being sure.
+    /// One window after the other, each starting at the last reliable timestamp of the one before.
     Sequential,
 }
 
-/// When a window is decoded again, at the next temperature. A threshold that is `None` is not looked at.
+/// Thresholds above which a window is decoded again at the next temperature. `None`: not checked.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Fallback {
-    /// Tried in this order; 0 is greedy. At least one.
+pub struct SpeechFallback {
+    /// Temperatures in the order of the attempts; 0 is greedy. At least one.
     pub temperatures: Vec<f32>,
-    /// A text whose tokens can be compressed by more than this repeats itself.
+    /// Highest gzip compression ratio of a transcript that is not repetitive.
     pub compression_ratio: Option<f32>,
-    /// A text whose tokens have a lower mean log-probability is a guess.
+    /// Lowest mean log-probability of a reliable transcript.
     pub logprob: Option<f32>,
-    /// A window that is a guess, and silent with a higher probability than this, is left out.
+    /// A window with an unreliable transcript and a higher no-speech probability than this is skipped.
     pub no_speech: Option<f32>,
 }
 
-impl Default for Fallback {
+impl Default for SpeechFallback {
     /// The values Whisper was published with.
     fn default() -> Self {
         Self {
@@ -132,23 +132,23 @@ impl Default for Fallback {
     }
 }
 
-/// Where a transcript in sequence goes on.
+/// Position at which a sequential transcript resumes.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Resume {
-    /// The start of the window, in milliseconds from the start of the sound.
+pub struct SpeechResume {
+    /// Start of the window, in milliseconds from the start of the clip.
     pub start_ms: u32,
-    /// Tokens written so far, the last ones that a prompt may hold.
+    /// The last tokens of the transcript so far, as many as a prompt may hold.
     pub previous: Vec<u32>,
-    /// Whether they are the prompt of the window: not after one that took a high temperature.
+    /// True if they are the prompt of the window: not after one that needed a high temperature.
     pub conditioned: bool,
 }
 
-/// Which of the two speech tasks.
+/// Kind of a speech task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SpeechKind {
-    /// Write down what is said, in its language.
+    /// Transcribe in the language of the speech.
     #[default]
     Transcribe,
-    /// Write it in English.
+    /// Translate into English.
     Translate,
 }

@@ -1,4 +1,4 @@
-//! In which element type encoder outputs leave an encoder, by model.
+//! Element type of the encoder outputs of each model.
 
 use crate::DType;
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ pub struct RowType {
     pub dtype: DType,
 }
 
-/// Why a text is no setting.
+/// A text that is no setting.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{found:?} is no element type, allowed are f32, bf16, f16, int8 and f8, after NAME= for one model")]
 pub struct NotARowType {
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_has_its_own_type_or_that_of_all() {
+    fn a_model_has_its_own_type_or_the_default() {
         let settings: Vec<RowType> = ["bf16", "org/speech=int8", "x=F8"].map(|t| t.parse().unwrap()).into();
         let types = RowTypes::new(DType::F32, &settings);
         assert_eq!(["org/speech", "x", "other"].map(|m| types.of(m)), [DType::I8, DType::F8, DType::Bf16]);

@@ -1,13 +1,13 @@
-//! How tokens are chosen, and why a sequence ended.
+//! Sampling parameters, and the reasons for which a sequence ends.
 
 use thiserror::Error;
 
-/// Sampling settings of one request, already within their ranges.
+/// Sampling settings of one request. [`SamplingParams::validate`] checks their ranges.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// Tokens to write at most; `None`: as many as the context holds.
+    /// Most tokens to generate; `None`: as many as the context holds.
     pub max_tokens: Option<u32>,
-    /// Tokens before which the answer may not end. 0: it may end at once.
+    /// Fewest tokens of an answer. 0: it may end at once.
     pub min_tokens: u32,
     /// 0: greedy. Up to 2.
     pub temperature: f32,
@@ -17,21 +17,21 @@ pub struct SamplingParams {
     pub top_k: Option<u32>,
     /// Least probability, as a share of the most probable token's; 0: all.
     pub min_p: f32,
-    /// Divides the positive logits of tokens that were read or written, and multiplies the negative ones; 1: off.
+    /// Divides the positive logits of tokens of the prompt and the answer, and multiplies the negative ones; 1: off.
     pub repetition_penalty: f32,
-    /// Taken off the logit of each token that was written; 0: off.
+    /// Subtracted from the logit of each token in the answer; 0: off.
     pub presence_penalty: f32,
-    /// Taken off the logit of a token once for each time it was written; 0: off.
+    /// Subtracted from the logit of a token once for each time it occurs in the answer; 0: off.
     pub frequency_penalty: f32,
     /// Added to the logits of tokens; each token once.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Texts that are never written, as their tokens.
+    /// Texts that are never generated.
     pub bad_words: Vec<String>,
-    /// No run of so many tokens is written twice; 0: off.
+    /// Length in tokens of the n-grams that may occur only once; 0: off.
     pub no_repeat_ngram_size: u32,
     /// Seed of the draw; `None`: one is drawn for the request.
     pub seed: Option<u64>,
-    /// Answers to write for the same prompt.
+    /// Answers to generate for the prompt.
     pub n: u32,
     /// Beam search instead of sampling; `None`: none.
     pub beams: Option<BeamParams>,
@@ -41,9 +41,9 @@ pub struct SamplingParams {
     pub stop_token_ids: Vec<u32>,
     /// Alternatives to report beside each token; `None`: no log-probabilities at all.
     pub logprobs: Option<u32>,
-    /// Go on past the model's own end token.
+    /// Continue past the model's end token.
     pub ignore_eos: bool,
-    /// What the answer must look like; `None`: anything.
+    /// Format that the answer must have; `None`: any.
     pub constraint: Option<Constraint>,
     /// The answer starts with the decoder's prompt, log-probabilities included when they are asked for.
     pub echo: bool,
@@ -56,23 +56,23 @@ pub struct BeamParams {
     pub width: u32,
     /// A finished beam's score is its log-probability over its length to this power.
     pub length_penalty: f32,
-    /// When enough beams have finished.
+    /// Condition for the end of the search, once enough beams have finished.
     pub early_stopping: EarlyStopping,
 }
 
-/// When beam search ends, once as many beams have finished as are kept.
+/// Condition for the end of beam search, once as many beams have finished as are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum EarlyStopping {
-    /// When no open beam is likely to become better (`False`).
+    /// No open beam is likely to score higher (`False`).
     #[default]
     Heuristic,
     /// At once (`True`).
     Immediately,
-    /// When no open beam can become better (`"never"`).
+    /// No open beam can score higher (`"never"`).
     Never,
 }
 
-/// What an answer must look like.
+/// Format that an answer must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Constraint {
     /// A JSON object.
@@ -121,9 +121,9 @@ impl Default for SamplingParams {
 pub struct OutOfRange {
     /// The setting, as clients name it.
     pub field: &'static str,
-    /// As given.
+    /// The value given.
     pub value: String,
-    /// What is allowed.
+    /// The allowed values.
     pub allowed: &'static str,
 }
 
@@ -141,7 +141,7 @@ pub const MAX_STOP_TOKENS: usize = 64;
 pub const MAX_LOGPROBS: u32 = 20;
 /// Most tokens with a bias.
 pub const MAX_LOGIT_BIAS: usize = 1024;
-/// Longest constraint in bytes, choices together.
+/// Longest constraint in bytes; for choices, their sum.
 pub const MAX_CONSTRAINT_BYTES: usize = 256 << 10;
 /// Most choices of a constraint.
 pub const MAX_CHOICES: usize = 1024;
@@ -156,7 +156,7 @@ fn check(
 }
 
 impl SamplingParams {
-    /// Checks every range, and that what was asked for goes together.
+    /// Checks every range and every combination.
     ///
     /// # Errors
     /// [`OutOfRange`] names the first setting that is outside.
@@ -263,7 +263,7 @@ impl Constraint {
     }
 }
 
-/// Why a sequence ended.
+/// Reason for the end of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
     /// The model's end token, or a stop string.
@@ -273,7 +273,7 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
-    /// OpenAI's word for it.
+    /// OpenAI's name for it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_range_is_held_and_named() {
+    fn a_value_outside_its_range_is_refused_by_name() {
         let ok = SamplingParams::default();
         assert_eq!(ok.validate(), Ok(()));
         let beams =

@@ -2,15 +2,15 @@
 //!
 //! Every tensor in the code base is documented with these names, row-major unless it says otherwise:
 //!
-//! | name | what it counts |
+//! | name | counts |
 //! |---|---|
-//! | `n_tokens` | rows of a flat, unpadded batch: the tokens of all its sequences in a line |
+//! | `n_tokens` | rows of a flat, unpadded batch: the tokens of all its sequences, concatenated |
 //! | `n_seqs` | sequences in a step |
 //! | `n_heads`, `n_kv_heads` | query heads; key and value heads (grouped-query attention when fewer) |
 //! | `head_dim` | width of one head |
 //! | `hidden` | width of the residual stream; for an encoder output, the width of a row |
 //! | `ffn` | inner width of the feed-forward block |
-//! | `vocab` | tokens the model can name |
+//! | `vocab` | entries of the vocabulary |
 //! | `n_patches` | image patches before merging; `patch_dim` the values of one patch |
 //! | `n_mels`, `n_frames` | mel bins and 10 ms frames of a log-mel spectrogram |
 //! | `n_blocks`, `block_size` | KV blocks of a pool, and tokens in one block |
@@ -42,7 +42,7 @@ impl DType {
         }
     }
 
-    /// Whether each row has an f32 scale beside its elements.
+    /// True if each row has an f32 scale beside its elements.
     pub const fn is_scaled(self) -> bool {
         matches!(self, Self::I8 | Self::F8)
     }

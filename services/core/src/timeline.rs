@@ -1,5 +1,5 @@
-//! The name under which compute is drawn.
+//! Tracing target of compute spans.
 
-/// Target of the spans of threads that compute: a step, a forward, a batch. There are too many of them for a log or a
-/// collector, so they are made only where a timeline is written.
+/// Target of the spans of compute threads: a step, a forward, a batch. There are too many of them for a log or a
+/// collector, so they exist only while a timeline is recorded.
 pub const COMPUTE: &str = "triptych::compute";

@@ -5,16 +5,20 @@
 
 mod leases;
 mod lists;
+mod samples;
+
+pub use samples::{fresh_key, sample_output, sample_variant};
 
 use crate::error::EcError;
 use crate::object::{self, decode, encode};
 use crate::store::{EcStore, PutOutcome};
 use bytes::Bytes;
+use samples::put;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
+use triptych_core::ContentKey;
 use triptych_core::limits::Limits;
-use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, Modality};
 
 /// No case takes longer; generous, since test machines are busy.
 const CASE_LIMIT: Duration = Duration::from_secs(120);
@@ -97,41 +101,6 @@ pub async fn run_with(store: Arc<dyn EcStore>, can: Abilities) {
 }
 
 type Case = fn(Arc<dyn EcStore>) -> futures::future::BoxFuture<'static, ()>;
-
-/// An output whose rows have `n_bytes` (rounded down to whole rows of 16) that depend on the key.
-pub fn sample_output(key: ContentKey, n_bytes: usize) -> EncoderOutput {
-    sample_variant(key, n_bytes, 0)
-}
-
-/// Like [`sample_output`], with other rows for each `variant`: what another encoder makes of the same item.
-pub fn sample_variant(key: ContentKey, n_bytes: usize, variant: u64) -> EncoderOutput {
-    let n_tokens = u32::try_from(n_bytes / 16).expect("samples are small");
-    let item = EncodedItem {
-        key,
-        fingerprint: Fingerprint::of([b"sample".as_slice()]),
-        modality: Modality::Image,
-        n_tokens,
-        hidden: 4,
-        dtype: DType::F32,
-        extent: Extent::Grid { t: 1, h: 1, w: n_tokens },
-        checksum: [0; 32],
-    };
-    let mut rows = vec![0; n_tokens as usize * 16];
-    let mut hash = blake3::Hasher::new();
-    hash.update(key.as_bytes()).update(&variant.to_le_bytes()).finalize_xof().fill(&mut rows);
-    EncoderOutput::seal(item, rows.into()).expect("the rows have the shape's length")
-}
-
-/// A key that no other call gives.
-pub fn fresh_key() -> ContentKey {
-    let mut bytes = [0; 32];
-    bytes[..16].copy_from_slice(&crate::store::nonce().to_le_bytes());
-    ContentKey::from_bytes(bytes)
-}
-
-async fn put(store: &dyn EcStore, output: &EncoderOutput) -> PutOutcome {
-    store.put_if_absent(&output.item().key, encode(output)).await.expect("a put in bounds takes place")
-}
 
 async fn get(store: &dyn EcStore, key: &ContentKey) -> Option<Bytes> {
     store.get(key).await.expect("a get takes place")

@@ -4,7 +4,7 @@
 //! states that a caller passes through: another try, or encoding again.
 
 use crate::object::ObjectError;
-use crate::store::{Op, StoreKind};
+use crate::store::kind::{Op, StoreKind};
 use std::error::Error;
 use std::time::Duration;
 use thiserror::Error;

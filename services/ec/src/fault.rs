@@ -7,8 +7,9 @@ use crate::store::lease::{Acquired, EncodeLease};
 use crate::store::{EcStore, Leftovers, Listed, Op, PutOutcome, StoreKind, Tidy};
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use triptych_core::{ContentKey, EncodedItem};
 
@@ -80,7 +81,7 @@ impl Faults {
     }
 
     fn plan(&self) -> MutexGuard<'_, Plan> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -12,6 +12,7 @@ pub mod store;
 
 pub mod settings;
 
+#[cfg(any(test, feature = "testing"))]
 pub mod fault;
 pub mod limit;
 pub mod metered;
@@ -25,9 +26,11 @@ mod policy;
 pub mod server;
 mod wire;
 
+#[cfg(any(test, feature = "testing"))]
 pub mod conformance;
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
 pub use error::EcError;
-pub use settings::{EcSetting, Opening, open, open_with};
+pub use settings::{EcSetting, OpenOptions, open, open_with};
 pub use store::{EcStore, PutOutcome, Scope, StoreKind};

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
-use triptych_core::{ContentKey, EncodedItem};
+use triptych_core::{Backoff, ContentKey, EncodedItem};
 
 /// How often and how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,10 +46,10 @@ impl Default for RetryPolicy {
 /// How many retries there may be, among all operations of whoever shares it: a bucket of tokens of which each operation
 /// puts in a part of one, and each retry takes one. Cheap to clone; clones share the bucket.
 #[derive(Clone, Debug)]
-pub struct RetryBudget(Arc<Bucket>);
+pub struct RetryBudget(Arc<TokenBucket>);
 
 #[derive(Debug)]
-struct Bucket {
+struct TokenBucket {
     /// In thousandths of a token; never more than `most`.
     level: AtomicU64,
     most: u64,
@@ -60,12 +60,12 @@ impl RetryBudget {
     /// A full bucket of `burst` retries, refilled by `percent` of the operations.
     pub fn new(burst: u32, percent: u32) -> Self {
         let most = u64::from(burst) * 1000;
-        Self(Arc::new(Bucket { level: AtomicU64::new(most), most, part: u64::from(percent) * 10 }))
+        Self(Arc::new(TokenBucket { level: AtomicU64::new(most), most, part: u64::from(percent) * 10 }))
     }
 
     /// Notes an operation.
     pub fn deposit(&self) {
-        let Bucket { level, most, part } = &*self.0;
+        let TokenBucket { level, most, part } = &*self.0;
         // Fails only for a closure that gives `None`.
         let _ = level.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| Some((n + part).min(*most)));
     }
@@ -94,11 +94,11 @@ pub struct Retrying {
 impl Retrying {
     /// Tries the operations of `store` again.
     pub fn new(store: Arc<dyn EcStore>, policy: RetryPolicy) -> Self {
-        Self::within(store, policy, RetryBudget::default())
+        Self::with_budget(store, policy, RetryBudget::default())
     }
 
     /// Does so within a budget that others may share.
-    pub fn within(store: Arc<dyn EcStore>, policy: RetryPolicy, budget: RetryBudget) -> Self {
+    pub fn with_budget(store: Arc<dyn EcStore>, policy: RetryPolicy, budget: RetryBudget) -> Self {
         Self { store, policy, budget }
     }
 
@@ -107,7 +107,7 @@ impl Retrying {
         F: Future<Output = Result<T, EcError>>,
     {
         let limit = self.policy.attempt_timeout;
-        let mut pause = self.policy.first_pause;
+        let mut pauses = Backoff::new(self.policy.first_pause, self.policy.max_pause).pauses();
         let mut left = self.policy.attempts.max(1);
         self.budget.deposit();
         loop {
@@ -117,8 +117,7 @@ impl Retrying {
             match result {
                 Err(e) if e.is_retryable() && left > 0 && self.budget.withdraw() => {
                     tracing::debug!(%op, error = %e, left, "trying again");
-                    sleep(pause).await;
-                    pause = pause.saturating_mul(2).min(self.policy.max_pause);
+                    sleep(pauses.next_pause()).await;
                 }
                 result => return result,
             }

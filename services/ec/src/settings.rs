@@ -14,8 +14,10 @@
 //! Several, with white space between them, are one behind the other, the fastest first:
 //! `memory:256 redis://cache`.
 
-mod words;
+mod split;
+pub(crate) mod text;
 
+use self::text::{is_authority, without_password};
 use crate::error::EcError;
 use crate::limit::{Bounds, Limited};
 use crate::metered::{EcObserver, Metered};
@@ -39,9 +41,6 @@ pub const ALLOWED: &str = "`memory[:MIB]`, `shm[:NAME_OR_PATH][?mib=N]`, `disk:D
      `redis+sentinel://[user:password@]host:port,…/MASTER[/db]`, `redis+cluster://[user:password@]host:port,…`, \
      `rediss…://` for TLS, `s3://BUCKET[/PREFIX][?endpoint=URL&region=R&allow_http=true&tenant=T]`, `gs://…`, `az://…`, \
      `grpc://host:port`, or several of them with spaces between, the fastest first";
-
-/// Largest size in a setting: a TiB.
-const MAX_MIB: u64 = 1 << 20;
 
 /// Which store to use. Text without passwords in both `Display` and `Debug`.
 #[derive(Clone, PartialEq, Eq)]
@@ -90,7 +89,7 @@ impl FromStr for EcSetting {
     type Err = EcError;
 
     fn from_str(text: &str) -> Result<Self, EcError> {
-        let mut tiers = words::split(text).into_iter().map(Self::parse_one).collect::<Result<Vec<_>, _>>()?;
+        let mut tiers = split::split(text).into_iter().map(Self::parse_one).collect::<Result<Vec<_>, _>>()?;
         if let Some(twice) = tiers.iter().enumerate().find_map(|(i, t)| tiers[..i].contains(t).then_some(t)) {
             let reason = "it is named twice; each store can be one tier".into();
             return Err(EcError::Config { setting: twice.to_string(), reason });
@@ -144,16 +143,6 @@ impl EcSetting {
     }
 }
 
-/// Whether a text is `host:port`, with nothing before or behind that a URL could have.
-pub(crate) fn is_authority(text: &str) -> bool {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "-._[]:".contains(c);
-    text.rsplit_once(':').is_some_and(|(host, port)| {
-        let bracketed = host.starts_with('[') && host.ends_with(']') && host.len() > 2;
-        let named = !host.is_empty() && !host.contains([':', '[', ']']);
-        (bracketed || named) && text.chars().all(allowed) && port.parse::<u16>().is_ok()
-    })
-}
-
 impl fmt::Display for EcSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -180,7 +169,7 @@ impl fmt::Debug for EcSetting {
 
 /// What a store is opened with, beside its setting.
 #[derive(Clone, Default)]
-pub struct Opening {
+pub struct OpenOptions {
     /// Largest object and its kin.
     pub limits: Limits,
     /// Makes channels to store processes; `None`: plain TCP.
@@ -198,7 +187,7 @@ pub struct Opening {
 /// # Errors
 /// As [`open_with`].
 pub async fn open(setting: &EcSetting, limits: &Limits) -> Result<Arc<dyn EcStore>, EcError> {
-    open_with(setting, &Opening { limits: limits.clone(), ..Opening::default() }).await
+    open_with(setting, &OpenOptions { limits: limits.clone(), ..OpenOptions::default() }).await
 }
 
 /// Opens the store. A server that is not there now is not an error: its operations are `Unavailable` until it is,
@@ -207,7 +196,7 @@ pub async fn open(setting: &EcSetting, limits: &Limits) -> Result<Arc<dyn EcStor
 /// # Errors
 /// [`EcError::Config`] if the setting cannot be followed: a directory that cannot be written, TLS that was not
 /// built in, a URL that is none.
-pub async fn open_with(setting: &EcSetting, with: &Opening) -> Result<Arc<dyn EcStore>, EcError> {
+pub async fn open_with(setting: &EcSetting, with: &OpenOptions) -> Result<Arc<dyn EcStore>, EcError> {
     let budget = RetryBudget::default();
     let EcSetting::Tiered(settings) = setting else {
         return Ok(dress(open_one(setting, with).await?, with, &budget));
@@ -222,12 +211,12 @@ pub async fn open_with(setting: &EcSetting, with: &Opening) -> Result<Arc<dyn Ec
 
 /// The store within its bounds, tried again, and observed. Each try waits for its turn, and what is observed is what the
 /// caller sees.
-fn dress(mut store: Arc<dyn EcStore>, with: &Opening, budget: &RetryBudget) -> Arc<dyn EcStore> {
+fn dress(mut store: Arc<dyn EcStore>, with: &OpenOptions, budget: &RetryBudget) -> Arc<dyn EcStore> {
     if let Some(bounds) = with.bounds {
         store = Arc::new(Limited::new(store, bounds));
     }
     if let Some(policy) = &with.retry {
-        store = Arc::new(Retrying::within(store, policy.clone(), budget.clone()));
+        store = Arc::new(Retrying::with_budget(store, policy.clone(), budget.clone()));
     }
     if let Some(observer) = &with.observer {
         store = Arc::new(Metered::new(store, observer.clone()));
@@ -235,7 +224,7 @@ fn dress(mut store: Arc<dyn EcStore>, with: &Opening, budget: &RetryBudget) -> A
     store
 }
 
-async fn open_one(setting: &EcSetting, with: &Opening) -> Result<Arc<dyn EcStore>, EcError> {
+async fn open_one(setting: &EcSetting, with: &OpenOptions) -> Result<Arc<dyn EcStore>, EcError> {
     let limits = &with.limits;
     Ok(match setting {
         EcSetting::Memory(memory) => Arc::new(MemoryStore::new(memory.budget_bytes, limits)),
@@ -262,31 +251,6 @@ async fn open_one(setting: &EcSetting, with: &Opening) -> Result<Arc<dyn EcStore
             return Err(EcError::Config { setting: setting.to_string(), reason });
         }
     })
-}
-
-/// Splits `?mib=N` off a setting: the rest, and N in bytes.
-pub(crate) fn split_mib(text: &str) -> Result<(&str, Option<u64>), EcError> {
-    let Some((rest, query)) = text.split_once('?') else { return Ok((text, None)) };
-    let mib = query.strip_prefix("mib=").and_then(|n| n.parse::<u64>().ok());
-    match mib.filter(|n| (1..=MAX_MIB).contains(n)) {
-        Some(mib) => Ok((rest, Some(mib << 20))),
-        None => Err(EcError::Config {
-            setting: text.to_owned(),
-            reason: format!("after `?` comes {query:?}, allowed is `mib=N` with 1 to {MAX_MIB}"),
-        }),
-    }
-}
-
-/// A URL as an operator may see it: user and password become `***`, and so does the query.
-pub(crate) fn without_password(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    // The last `@` of everything: a password may hold unescaped `/`, `?` and `@`, and none of it may show.
-    let (user, place) = match rest.rsplit_once('@') {
-        Some((_, place)) => ("***@", place),
-        None => ("", rest),
-    };
-    let place = place.split(['?', '#']).next().unwrap_or_default();
-    format!("{scheme}://{user}{place}")
 }
 
 #[cfg(test)]

@@ -7,13 +7,17 @@
 
 pub mod bucket;
 pub mod disk;
+pub mod kind;
 pub mod lease;
 pub mod memory;
 pub mod peer;
+mod poll;
 pub mod redis;
 pub mod remote;
 pub mod shm;
 pub mod tiered;
+
+pub use kind::{Op, Scope, StoreKind};
 
 use crate::error::EcError;
 use async_trait::async_trait;
@@ -130,7 +134,7 @@ pub trait EcStore: Send + Sync {
     /// # Errors
     /// As [`Self::heads`].
     async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
-        lease::wait_by_asking(self, key, patience).await
+        poll::poll_head(patience, || self.heads(std::slice::from_ref(key))).await
     }
 
     /// A page of what is there, in the order of the keys' bytes, after `after`; empty when there is no more. What is
@@ -204,126 +208,13 @@ pub enum PutOutcome {
     AlreadyThere,
 }
 
-/// The back ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StoreKind {
-    /// In this process.
-    Memory,
-    /// A directory.
-    Disk,
-    /// A Redis server.
-    Redis,
-    /// A store process behind gRPC.
-    Remote,
-    /// A slab of memory that the processes of a host share.
-    Shm,
-    /// S3, Google Cloud Storage or Azure Blob Storage.
-    Object,
-    /// The memory of the worker that encoded it.
-    Peer,
-    /// Several, one behind the other.
-    Tiered,
-}
-
-impl StoreKind {
-    /// The word used in metrics and logs.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Disk => "disk",
-            Self::Redis => "redis",
-            Self::Remote => "grpc",
-            Self::Shm => "shm",
-            Self::Object => "object",
-            Self::Peer => "peer",
-            Self::Tiered => "tiered",
-        }
-    }
-}
-
-/// Who sees what a store holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Scope {
-    /// This process alone.
-    Process,
-    /// The processes of this host, or of all hosts that mount the same directory.
-    Host,
-    /// Whoever reaches its network address.
-    Cluster,
-}
-
-impl StoreKind {
-    /// Who sees what such a store holds.
-    pub const fn scope(self) -> Scope {
-        match self {
-            Self::Memory => Scope::Process,
-            Self::Shm | Self::Disk => Scope::Host,
-            Self::Redis | Self::Remote | Self::Object | Self::Peer | Self::Tiered => Scope::Cluster,
-        }
-    }
-}
-
-impl fmt::Display for StoreKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// The operations of a store, for errors and drills.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Op {
-    /// [`EcStore::put_if_absent`].
-    Put,
-    /// [`EcStore::get`].
-    Get,
-    /// [`EcStore::heads`].
-    Heads,
-    /// [`EcStore::delete`].
-    Delete,
-    /// [`EcStore::quarantine`].
-    Quarantine,
-    /// [`EcStore::ping`].
-    Ping,
-    /// [`EcStore::acquire`], [`EcStore::renew`], [`EcStore::release`].
-    Lease,
-    /// [`EcStore::wait`].
-    Wait,
-    /// [`EcStore::list`].
-    List,
-}
-
-impl Op {
-    /// The word used in logs.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Put => "put",
-            Self::Get => "get",
-            Self::Heads => "heads",
-            Self::Delete => "delete",
-            Self::Quarantine => "quarantine",
-            Self::Ping => "ping",
-            Self::Lease => "lease",
-            Self::Wait => "wait",
-            Self::List => "list",
-        }
-    }
-}
-
-impl fmt::Display for Op {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
 /// Refuses an object that the store would not give back.
 pub(crate) fn check_size(limits: &Limits, actual: usize) -> Result<(), EcError> {
     let limit = limits.max_object_bytes;
     if actual > limit { Err(EcError::TooLarge { limit, actual }) } else { Ok(()) }
 }
 
-/// 128 bits that no other writer has drawn: from the hash seeds that std takes from the system's randomness.
+/// 128 random bits, unique among writers.
 pub(crate) fn nonce() -> u128 {
-    use std::hash::{BuildHasher, RandomState};
-    let half = || u128::from(RandomState::new().hash_one(std::process::id()));
-    half() << 64 | half()
+    rand::random()
 }

@@ -1,5 +1,5 @@
-//! Known tokens over an encoder output: where the heads of a decoder look. It is no sequence: it takes no blocks,
-//! waits in no line, and is done between two steps.
+//! A teacher-forced pass for cross-attention weights over known tokens, used for word timestamps. It is no
+//! sequence: it takes no blocks, is not queued, and runs between two steps.
 
 use crate::request::SequenceId;
 use triptych_core::EncoderOutput;
@@ -7,15 +7,15 @@ use triptych_core::EncoderOutput;
 /// A pass over known tokens.
 #[derive(Clone, Debug)]
 pub struct AlignJob {
-    /// Whom the result is for; a name that no sequence has.
+    /// Id of the result; no sequence has it.
     pub id: SequenceId,
-    /// The tokens, from position 0.
+    /// Tokens, from position 0.
     pub tokens: Vec<u32>,
-    /// The encoder output.
+    /// Encoder output rows, `[n_tokens, hidden]`.
     pub output: EncoderOutput,
-    /// First row of it.
+    /// First row to attend to.
     pub first_row: u32,
-    /// Rows.
+    /// Number of rows to attend to.
     pub n_rows: u32,
     /// Heads of cross-attention, as (layer, head).
     pub heads: std::sync::Arc<[(u32, u32)]>,

@@ -1,30 +1,30 @@
-//! What an engine may use, and how it weighs what it may do.
+//! Resource limits and policies of an engine.
 
 use crate::blocks::MAX_BLOCKS;
-use crate::draft::PromptLookup;
 use crate::error::EngineError;
+use crate::speculation::prompt_lookup::PromptLookup;
 use triptych_models::decoder::DecoderInfo;
 
-/// What an engine may use.
+/// Resource limits and policies of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
     /// Sizes of the KV caches.
     pub kv: KvBudget,
-    /// Most rows in a step, at least `max_sequences`. Large: prompts are read fast. Small: a prompt delays
-    /// the tokens of others less.
+    /// Most rows in a step, at least `max_sequences`. A large budget speeds up prefill; a small one delays the
+    /// tokens of others less.
     pub token_budget: usize,
-    /// Hundredths of the time in which sequences that write go on alone while others read their prompts, at most 90. 0:
-    /// every step reads what the budget allows, and the more prompts wait the slower all others write.
+    /// Share of engine time for decode-only steps while prompts wait, in percent, at most 90. 0: every step
+    /// prefills what the budget allows, and the more prompts wait the slower all others decode.
     pub decode_share: u8,
     /// Most sequences that run at once, at least 1; a beam counts as one.
     pub max_sequences: usize,
     /// Most sequences that wait, at least 1; one more is refused as overload.
     pub max_waiting: usize,
-    /// Whether blocks that are full are kept for the next sequence that begins with the same.
+    /// Reuse of full blocks for later sequences with the same prefix.
     pub prefix_cache: PrefixCache,
-    /// What becomes of the blocks of a sequence that gives way.
+    /// Fate of the KV of a preempted sequence.
     pub preemption: Preemption,
-    /// Whether tokens are guessed ahead.
+    /// Method of drafting tokens.
     pub speculation: Speculation,
 }
 
@@ -37,56 +37,56 @@ pub enum KvBudget {
         self_attention: usize,
         /// Cross-attention; not read without it.
         cross_attention: usize,
-        /// Self-attention of preempted sequences, in host memory. 0: there is none, and they are computed again.
+        /// Self-attention of preempted sequences, in host memory. 0: none, so that they are recomputed.
         host: usize,
     },
-    /// In bytes; a rest that is no whole block is not used.
+    /// In bytes; a remainder smaller than a block is not used.
     Bytes {
         /// Self-attention.
         self_attention: usize,
         /// Cross-attention; not read without it.
         cross_attention: usize,
-        /// Self-attention of preempted sequences, in host memory. 0: there is none, and they are computed again.
+        /// Self-attention of preempted sequences, in host memory. 0: none, so that they are recomputed.
         host: usize,
     },
 }
 
-/// Whether full blocks are found again.
+/// Reuse of full blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefixCache {
-    /// They are.
+    /// Full blocks are found by prefix key.
     #[default]
     On,
     /// Every prompt is computed from its first token.
     Off,
 }
 
-/// How a sequence that gives way gets its keys and values back.
+/// Way in which a preempted sequence gets its KV back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preemption {
-    /// Whichever is expected to take less time: moving them to the host and back at this rate, or computing
-    /// them again at the rate that was measured. Until one was measured, computing.
+    /// The one that is expected to take less time: swapping at this rate, or recomputing at the measured rate.
+    /// Recomputes until a rate was measured.
     Cheapest {
-        /// Bytes that move in a second, one way.
+        /// Bytes per second, one way.
         swap_bytes_per_s: u64,
     },
-    /// From the host, as long as there is room.
+    /// Swaps to the host, as long as there is room.
     Swap,
-    /// By computing them again.
+    /// Recomputes.
     Recompute,
 }
 
-/// Whether tokens are guessed ahead, for greedy sequences. The answer is the same; its steps are fewer.
+/// Speculative decoding of greedy sequences. The output is the same; it takes fewer steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Speculation {
-    /// They are not.
+    /// No speculation.
     #[default]
     Off,
-    /// From what followed the last tokens earlier.
+    /// Draft tokens by prompt lookup.
     PromptLookup(PromptLookup),
-    /// By the draft model that the engine was made with; by nobody if there is none.
+    /// Draft tokens by the attached draft model; none without one.
     DraftModel {
-        /// Tokens to guess at once.
+        /// Draft tokens per step.
         n_tokens: usize,
     },
 }
@@ -116,7 +116,7 @@ impl Default for Preemption {
 
 /// Blocks of each pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pools {
+pub struct PoolSizes {
     /// Self-attention.
     pub own: usize,
     /// Cross-attention.
@@ -125,7 +125,7 @@ pub struct Pools {
     pub host: usize,
 }
 
-/// Hundredths: prompts have to be read some time.
+/// In percent: prefill must advance too.
 const MOST_DECODE_SHARE: usize = 90;
 
 impl EngineConfig {
@@ -133,7 +133,7 @@ impl EngineConfig {
     ///
     /// # Errors
     /// [`EngineError::Setting`] names what cannot work.
-    pub fn check(&self, info: &DecoderInfo) -> Result<Pools, EngineError> {
+    pub fn check(&self, info: &DecoderInfo) -> Result<PoolSizes, EngineError> {
         at_least("max_sequences", self.max_sequences, 1)?;
         at_least("max_waiting", self.max_waiting, 1)?;
         at_least("token_budget", self.token_budget, self.max_sequences)?;
@@ -147,7 +147,7 @@ impl KvBudget {
     ///
     /// # Errors
     /// [`EngineError::Setting`] names what cannot work.
-    pub fn check(self, info: &DecoderInfo) -> Result<Pools, EngineError> {
+    pub fn check(self, info: &DecoderInfo) -> Result<PoolSizes, EngineError> {
         let fit = |bytes: usize, block: usize| bytes.checked_div(block).unwrap_or(0);
         let (own, cross, host) = match self {
             Self::Blocks { self_attention, cross_attention, host } => (self_attention, cross_attention, host),
@@ -164,7 +164,7 @@ impl KvBudget {
             at_least("kv.cross_attention", cross, 1)?;
         }
         let bounded = |n: usize| n.min(MAX_BLOCKS);
-        Ok(Pools { own: bounded(own), cross: bounded(cross), host: bounded(host) })
+        Ok(PoolSizes { own: bounded(own), cross: bounded(cross), host: bounded(host) })
     }
 }
 

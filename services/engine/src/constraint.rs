@@ -1,15 +1,15 @@
-//! Structured output: which tokens keep an answer within a grammar.
+//! Structured output: token masks that keep a completion within a grammar.
 //!
-//! A constraint is compiled before its request reaches the engine, on whatever thread prepares requests; the
-//! engine only follows it, a mask a token. The grammars are llguidance's
+//! A constraint is compiled before its request reaches the engine, on the thread that prepares requests; the
+//! engine only follows it, with one mask for each token. The grammars are llguidance's
 //! (<https://github.com/guidance-ai/llguidance>), over the byte strings of the model's own tokens, so that any
-//! tokenization of a right text is allowed. Compiling and masking have limits of size and work; what exceeds one
-//! is refused with its name. It knows no sampler and no text of the answer.
+//! tokenization of a valid text is allowed. Compiling and masking have limits of size and work; a constraint
+//! that exceeds one is refused with the limit's name. It knows no sampler and no text of the completion.
 
-mod follower;
+mod matcher;
 mod grammar;
 
-pub use follower::{Follower, Mask};
+pub use matcher::{GrammarMatcher, Mask};
 
 use llguidance::api::ParserLimits;
 use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
@@ -20,18 +20,18 @@ use triptych_core::Failure;
 use triptych_core::sampling::Constraint;
 use triptych_models::tokenization::Tokenizer;
 
-/// Longest text of the library in a failure, in characters.
+/// Longest library message in a failure, in characters.
 const MAX_MESSAGE: usize = 400;
 
-/// Compiles constraints for one model. Cheap to share behind an `Arc`; what it needs of the vocabulary is made at
-/// the first constraint.
+/// Compiles constraints for one model. Cheap to share behind an `Arc`; the vocabulary is indexed at the first
+/// constraint.
 pub struct Constraints {
     tokenizer: Arc<Tokenizer>,
     vocab: usize,
     factory: OnceLock<Result<ParserFactory, String>>,
 }
 
-/// A constraint that holds for one model, before its first token.
+/// A constraint compiled for one model, before its first token.
 #[derive(Clone)]
 pub struct CompiledConstraint {
     matcher: Matcher,
@@ -48,18 +48,17 @@ impl Constraints {
     /// Compiles a constraint. May take a fraction of a second: not for the engine's thread.
     ///
     /// # Errors
-    /// For the client: what is no schema, expression or grammar, what of it is not supported, or which limit it
-    /// exceeds.
+    /// Invalid: the text is no schema, expression or grammar, uses an unsupported feature, or exceeds a limit.
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledConstraint, Failure> {
         let field = constraint.field();
         let grammar = grammar::grammar(constraint, self.tokenizer.drops_first_space())?;
         let factory = self.factory.get_or_init(|| factory(&self.tokenizer, self.vocab));
         let factory = factory.as_ref().map_err(Failure::internal)?;
         let mut matcher = Matcher::new(factory.create_parser(grammar));
-        // The first mask finds what only shows when it is used, such as a limit on work.
+        // The first mask finds faults that show only in use, such as a limit on work.
         let first = matcher.compute_mask_or_eos().map_err(|e| refused(field, &e))?;
         if first.is_zero() {
-            let text = "the constraint cannot be met: no token of this model may begin an answer";
+            let text = "the constraint cannot be met: no token of this model may begin a completion";
             return Err(Failure::invalid(text).with_param(field));
         }
         Ok(CompiledConstraint { matcher, vocab: self.vocab, field })
@@ -78,7 +77,7 @@ impl fmt::Debug for CompiledConstraint {
     }
 }
 
-/// The library's refusal as a failure of the client's; its text names what is wrong, on one line.
+/// The library's refusal as an invalid-request failure; its text is put on one line.
 fn refused(field: &'static str, error: &impl fmt::Display) -> Failure {
     let text = error.to_string();
     let line: Vec<&str> = text.split_whitespace().collect();
@@ -108,8 +107,8 @@ fn factory(tokenizer: &Tokenizer, vocab: usize) -> Result<ParserFactory, String>
     Ok(factory)
 }
 
-/// The tokens of a model as byte strings. One more token than the model has stands for every end token, so that
-/// which tokens end an answer is the request's matter.
+/// Tokens of a model as byte strings. One further token stands for every end token, since the end tokens depend
+/// on the request.
 struct Vocabulary {
     trie: TokTrie,
 }
@@ -120,7 +119,7 @@ impl Vocabulary {
         // Tokens without text, such as special ones, have no bytes and are never allowed.
         let mut words: Vec<Vec<u8>> =
             (0..end).map(|id| tokenizer.token_bytes(id).unwrap_or_default()).collect();
-        // The first byte of a marker would be taken for the library's own.
+        // Without this, the library would take the first byte of a marker for its own.
         words.iter_mut().filter(|w| w.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER)).for_each(Vec::clear);
         words.push([&[TokTrie::SPECIAL_TOKEN_MARKER][..], b"<end>"].concat());
         Ok(Self { trie: TokTrie::from(&TokRxInfo::new(end + 1, end), &words) })

@@ -1,31 +1,32 @@
-//! Cross-attention blocks, keyed by what they were projected from and shared by every sequence that reads it.
+//! Cross-attention KV blocks, keyed by the encoder rows they were projected from and shared by every sequence
+//! that reads them.
 //!
 //! Keys and values of an encoder output do not depend on the decoder's tokens, so one projection serves all
-//! sequences over the same rows. The key names the *whole* input: encoders are bidirectional, and a match of a
-//! prefix would be wrong. An entry is FILLING from the plan that projects it to the end of that step, then
-//! READY. When no sequence holds it any more, because they ended or were preempted, it stays for the next one,
-//! until its blocks are needed; then the one that is cheapest to have lost goes first: few rows to project
-//! again, and long since it was taken up. It knows neither rows nor sequences.
+//! sequences over the same rows. The key names the *whole* input: encoders are bidirectional, so a prefix match
+//! would be wrong. An entry is FILLING from the plan that projects it to the end of that step, then READY. When
+//! no sequence holds it any more, it stays for the next one until its blocks are needed. Then the entry that is
+//! cheapest to lose is evicted: few rows to project again, not used for long. It knows neither rows nor
+//! sequences.
 
 use crate::blocks::{BlockPool, BlockTable, OutOfBlocks, blocks_for};
 use std::collections::HashMap;
 use triptych_core::ContentKey;
 
-/// The rows an entry was projected from.
+/// Encoder rows that an entry was projected from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CrossKey {
-    /// The encoder output.
+    /// Content key of the encoder output.
     pub content: ContentKey,
     /// First row.
     pub first_row: u32,
-    /// Rows.
+    /// Number of rows.
     pub n_rows: u32,
 }
 
-/// How far an entry is.
+/// State of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fill {
-    /// A plan that has not ended yet projects it.
+    /// Projected by a plan that has not ended yet.
     Filling,
     /// Projected.
     Ready,
@@ -33,19 +34,19 @@ enum Fill {
 
 #[derive(Debug)]
 struct Entry {
-    /// The cache's own hold on the blocks; sequences hold shares of it.
+    /// The cache's own reference to the blocks; sequences hold forks of it.
     table: BlockTable,
     fill: Fill,
-    /// When it was taken up last, by `n_acquired`.
+    /// Value of `n_acquired` at its last use.
     last_used: u64,
 }
 
-/// A share of an entry, and whether its holder has to fill it.
+/// A share of an entry, and whether its holder must project it.
 #[derive(Debug)]
 pub enum CrossShare {
-    /// Projected already, or by the plan being made.
+    /// Projected already, or by the plan under construction.
     Filled(BlockTable),
-    /// New: the plan being made must project it.
+    /// New: the plan under construction must project it.
     ToFill(BlockTable),
 }
 
@@ -54,7 +55,7 @@ pub enum CrossShare {
 pub struct CrossCache {
     pool: BlockPool,
     entries: HashMap<CrossKey, Entry>,
-    /// Counts acquisitions.
+    /// Number of acquisitions so far.
     n_acquired: u64,
 }
 
@@ -64,30 +65,30 @@ impl CrossCache {
         Self { pool: BlockPool::new(n_blocks), entries: HashMap::new(), n_acquired: 0 }
     }
 
-    /// Blocks in all.
+    /// Number of all blocks.
     pub fn total(&self) -> usize {
         self.pool.total()
     }
 
-    /// Blocks of entries that no sequence holds.
+    /// Number of blocks of entries that no sequence holds.
     pub fn cached(&self) -> usize {
         self.entries.values().filter(|e| !e.table.is_shared()).map(|e| e.table.blocks().len()).sum()
     }
 
-    /// Blocks of entries that sequences hold.
+    /// Number of blocks of entries that sequences hold.
     pub fn held(&self) -> usize {
         self.pool.used() - self.cached()
     }
 
-    /// Whether there is an entry, projected or about to be: it can be shared without any rows.
+    /// True if there is an entry, projected or planned: it can be shared without the rows.
     pub fn contains(&self, key: &CrossKey) -> bool {
         self.entries.contains_key(key)
     }
 
-    /// A share of the entry for `key`; makes it, evicting unused ones, if there is none.
+    /// A share of the entry for `key`; makes the entry if there is none, evicting unused ones.
     ///
     /// # Errors
-    /// [`OutOfBlocks`] if even evicting every unused entry would not do; nothing is evicted then.
+    /// [`OutOfBlocks`] if evicting every unused entry would not free enough; nothing is evicted then.
     pub fn acquire(&mut self, key: CrossKey) -> Result<CrossShare, OutOfBlocks> {
         self.n_acquired += 1;
         let last_used = self.n_acquired;
@@ -102,25 +103,25 @@ impl CrossCache {
         Ok(CrossShare::ToFill(share))
     }
 
-    /// The projection of `key` is done.
+    /// Marks the projection of `key` as done.
     pub fn filled(&mut self, key: &CrossKey) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.fill = Fill::Ready;
         }
     }
 
-    /// Forgets the entries whose projection did not come about. Their blocks are free when the last sequence
-    /// lets go of its share.
+    /// Removes the entries that were not projected. Their blocks are free when the last sequence drops its
+    /// share.
     pub fn discard_unfilled(&mut self) {
         self.entries.retain(|_, e| e.fill == Fill::Ready);
     }
 
-    /// Forgets every entry. Their blocks are free when the last sequence lets go of its share.
+    /// Removes every entry. Their blocks are free when the last sequence drops its share.
     pub fn reset(&mut self) {
         self.entries.clear();
     }
 
-    /// Whether an entry for `key` could be made now, or is there.
+    /// True if `acquire` of `key` would succeed.
     pub fn can_acquire(&self, key: &CrossKey) -> bool {
         self.contains(key) || blocks_for(key.n_rows as usize) <= self.pool.free() + self.cached()
     }
@@ -140,7 +141,7 @@ impl CrossCache {
         Ok(())
     }
 
-    /// Rows to project again, over the time since it was taken up: how much work a moment of keeping it saves.
+    /// Rows to project again over the number of acquisitions since the last use.
     fn worth(&self, key: &CrossKey, entry: &Entry) -> f64 {
         f64::from(key.n_rows) / (self.n_acquired - entry.last_used + 1) as f64
     }

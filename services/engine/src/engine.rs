@@ -1,19 +1,19 @@
-//! The engine: events in, steps, outputs out. It joins scheduler, runner and answers, and decides nothing
-//! that one of them decides.
+//! The engine: events in, steps, outputs out. It joins scheduler, runner and completions, and takes none of
+//! their decisions.
 
 use crate::align::AlignJob;
-use crate::answer::{Answer, Standing};
-use crate::beam::Turn;
-use crate::beams::{BeamAnswer, Beams};
-use crate::config::EngineConfig;
-use crate::drafting::Drafter;
+use crate::beam_completions::{BeamCompletion, BeamCompletions};
+use crate::beam_search::BeamStep;
+use crate::completion::{Completion, ResumedState};
+use crate::config::{EngineConfig, KvBudget};
 use crate::error::EngineError;
 use crate::output::{Delta, Finished, Output, SequenceTimes};
-use crate::plan::{Chunk, Plan};
-use crate::request::{Arrival, SequenceId};
+use crate::plan::{Chunk, StepPlan};
+use crate::request::{SequenceId, SequenceRequest};
 use crate::runner::Runner;
-use crate::scheduler::{Bounds, Scheduler};
+use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::sequence::Sequence;
+use crate::speculation::DraftProposer;
 use crate::stats::Stats;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,34 +26,34 @@ use triptych_core::{ContentKey, EncoderOutput, Failure};
 use triptych_models::decoder::Decoder;
 use triptych_models::tokenization::Tokenizer;
 
-/// Something that happened outside.
+/// An input of the engine.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A sequence to generate.
-    Arrive(Box<Arrival>),
+    Add(Box<SequenceRequest>),
     /// An encoder output is here.
     ItemReady {
-        /// The key it was asked for by.
+        /// Content key that the item was requested under.
         key: ContentKey,
-        /// Its rows.
+        /// Encoder output rows, `[n_tokens, hidden]`.
         output: EncoderOutput,
     },
-    /// An encoder output will not come.
+    /// An encoder output that cannot be loaded.
     ItemFailed {
         /// Its key.
         key: ContentKey,
-        /// Why; what the sequences that need it fail with.
+        /// Cause; the sequences that need the item fail with it.
         failure: Failure,
     },
-    /// Known tokens whose attention is wanted; answered at once.
+    /// Known tokens whose cross-attention weights are wanted; run at once, between two steps.
     Align(Box<AlignJob>),
-    /// Nobody waits for this answer any more. Unknown ids are ignored.
+    /// Cancels one completion. Unknown ids are ignored.
     Abort(SequenceId),
 }
 
-/// When to step next.
+/// Time of the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Readiness {
+pub enum NextStep {
     /// At once.
     Now,
     /// Nothing can run before an event, but a deadline passes then.
@@ -66,19 +66,19 @@ pub enum Readiness {
 pub struct Engine {
     scheduler: Scheduler,
     runner: Runner,
-    drafter: Drafter,
+    proposer: DraftProposer,
     tokenizer: Arc<Tokenizer>,
-    /// One for each live answer that is sampled.
-    answers: HashMap<SequenceId, Answer>,
-    /// One for each live sequence under beam search, by its name.
-    searches: HashMap<SequenceId, Search>,
-    /// Whether the last step left nothing that could run, and nothing happened since.
+    /// State of each live sampled completion.
+    completions: HashMap<SequenceId, Completion>,
+    /// Each live beam search, by the id of its sequence.
+    searches: HashMap<SequenceId, BeamSearchState>,
+    /// True if the last step left nothing that could run, and no event came since.
     stalled: bool,
 }
 
-/// A beam search, and who its answers go to, best first.
-struct Search {
-    beams: Beams,
+/// A beam search and the ids of its completions, best first.
+struct BeamSearchState {
+    beams: BeamCompletions,
     ids: Vec<SequenceId>,
 }
 
@@ -96,7 +96,7 @@ impl Engine {
         let pools = config.check(&info)?;
         decoder.allocate_kv(pools.own, pools.cross).map_err(EngineError::Kv)?;
         decoder.allocate_host(pools.host).map_err(EngineError::Kv)?;
-        let bounds = Bounds {
+        let scheduler_config = SchedulerConfig {
             token_budget: config.token_budget,
             decode_share: config.decode_share,
             max_sequences: config.max_sequences,
@@ -105,35 +105,32 @@ impl Engine {
             preemption: config.preemption,
         };
         Ok(Self {
-            scheduler: Scheduler::new(bounds, info, pools),
+            scheduler: Scheduler::new(scheduler_config, info, pools),
             runner: Runner::new(decoder),
-            drafter: Drafter::new(config.speculation, info.vocab),
+            proposer: DraftProposer::new(config.speculation, info.vocab),
             tokenizer,
-            answers: HashMap::new(),
+            completions: HashMap::new(),
             searches: HashMap::new(),
             stalled: true,
         })
     }
 
-    /// Gives the engine a model of its family that is faster and guesses ahead of it, as
-    /// [`Speculation::DraftModel`](crate::Speculation::DraftModel) says.
+    /// Attaches a draft model: a smaller, faster model of the same family, as in
+    /// [`Speculation::DraftModel`](crate::Speculation::DraftModel).
     ///
     /// # Errors
-    /// [`EngineError`] for a model that does not read and write what this one does, or memory that cannot be had.
-    pub fn with_draft_model(
-        mut self,
-        decoder: Box<dyn Decoder>,
-        kv: crate::config::KvBudget,
-    ) -> Result<Self, EngineError> {
-        self.drafter.hire(decoder, kv, &self.runner.info())?;
+    /// [`EngineError`] for a model whose vocabulary or encoder input differs from this one's, or memory that
+    /// cannot be had.
+    pub fn with_draft_model(mut self, decoder: Box<dyn Decoder>, kv: KvBudget) -> Result<Self, EngineError> {
+        self.proposer.attach_model(decoder, kv, &self.runner.info())?;
         Ok(self)
     }
 
-    /// Takes note of an event. Returns the failures of an arrival that is refused.
+    /// Applies an event. Returns the outputs it causes at once, such as the failure of a refused request.
     pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Output> {
         self.stalled = false;
         match event {
-            Event::Arrive(arrival) => return self.arrive(&arrival, now),
+            Event::Add(request) => return self.add(&request, now),
             Event::ItemReady { key, output } => self.scheduler.items().deliver(&key, output),
             Event::ItemFailed { key, failure } => self.scheduler.items().fail(&key, failure),
             Event::Align(job) => return vec![self.align(&job)],
@@ -149,9 +146,9 @@ impl Engine {
         }
     }
 
-    /// Runs one step, and ends what has to end. Returns at once when nothing can run.
+    /// Runs one step and ends the sequences that are due. Returns at once when nothing can run.
     pub fn step(&mut self, clock: &dyn Clock) -> Vec<Output> {
-        let mut drafts = self.drafter.propose(self.scheduler.writing());
+        let mut drafts = self.proposer.propose(self.scheduler.decoding());
         let step = self.scheduler.step(clock.now(), &mut drafts);
         let mut outputs = Vec::new();
         self.stalled = step.plan.is_empty() && step.failed.is_empty() && !step.changed;
@@ -164,74 +161,75 @@ impl Engine {
         outputs
     }
 
-    /// When to call [`step`](Self::step) next.
-    pub fn readiness(&self) -> Readiness {
+    /// Time at which to call [`step`](Self::step) next.
+    pub fn next_step(&self) -> NextStep {
         match self.scheduler.next_deadline() {
-            None => Readiness::OnEvent,
-            Some(deadline) if self.stalled => Readiness::At(deadline),
-            Some(_) => Readiness::Now,
+            None => NextStep::OnEvent,
+            Some(deadline) if self.stalled => NextStep::At(deadline),
+            Some(_) => NextStep::Now,
         }
     }
 
-    /// Whether no sequence lives.
+    /// True if no sequence lives.
     pub fn is_idle(&self) -> bool {
-        self.answers.is_empty() && self.searches.is_empty()
+        self.completions.is_empty() && self.searches.is_empty()
     }
 
-    /// Counts at this moment.
+    /// Counters and gauges at this moment.
     pub fn stats(&self) -> Stats {
         Stats::of(&self.scheduler)
     }
 
-    /// Forgets every block that is kept for later, as after a change of weights. What runs goes on.
+    /// Clears the prefix cache and the cross-attention cache, as after a change of weights. Running sequences go
+    /// on.
     pub fn reset(&mut self) {
         self.scheduler.reset();
     }
 
-    fn arrive(&mut self, arrival: &Arrival, now: Instant) -> Vec<Output> {
+    fn add(&mut self, request: &SequenceRequest, now: Instant) -> Vec<Output> {
         let mut outputs = Vec::new();
-        if let Some(twice) = arrival.ids.iter().find(|id| self.scheduler.get(**id).is_some()) {
-            // Two with one name cannot be told apart by whoever listens, so neither may go on.
+        if let Some(twice) = request.ids.iter().find(|id| self.scheduler.get(**id).is_some()) {
+            // The listener cannot tell two sequences of one id apart, so neither may go on.
             let failure = Failure::internal(format!("{twice:?} arrived twice"));
-            for id in &arrival.ids {
+            for id in &request.ids {
                 self.fail(*id, failure.clone(), &mut outputs);
             }
             return outputs;
         }
-        match self.scheduler.arrive(arrival, now) {
-            Ok(()) => self.begin(arrival, now, &mut outputs),
-            Err(failure) => outputs.extend(arrival.ids.iter().map(|id| Output::Failed(*id, failure.clone()))),
+        match self.scheduler.add(request, now) {
+            Ok(()) => self.start_completions(request, now, &mut outputs),
+            Err(failure) => outputs.extend(request.ids.iter().map(|id| Output::Failed(*id, failure.clone()))),
         }
         outputs
     }
 
-    /// Empty answers to an arrival that is in line, or the one that it goes on with.
-    fn begin(&mut self, arrival: &Arrival, now: Instant, outputs: &mut Vec<Output>) {
-        let Some(name) = arrival.ids.first() else { return };
+    /// Empty completions for a queued request, or the resumed one.
+    fn start_completions(&mut self, request: &SequenceRequest, now: Instant, outputs: &mut Vec<Output>) {
+        let Some(name) = request.ids.first() else { return };
         let room = self.scheduler.get(*name).map_or(1, |s| s.limit().saturating_sub(s.n_prompt()).max(1));
-        if let Some(params) = &arrival.sampling.beams {
-            let beams = Beams::new(arrival, params, room, Arc::clone(&self.tokenizer));
-            self.searches.insert(*name, Search { beams, ids: arrival.ids.clone() });
+        if let Some(params) = &request.sampling.beams {
+            let beams = BeamCompletions::new(request, params, room, Arc::clone(&self.tokenizer));
+            self.searches.insert(*name, BeamSearchState { beams, ids: request.ids.clone() });
             return;
         }
-        if let Some(resumed) = &arrival.resumed {
-            let mut answer = Answer::new(arrival, resumed.choice, room, Arc::clone(&self.tokenizer));
-            let standing = answer.take_over(resumed);
-            self.answers.insert(*name, answer);
-            match standing {
-                Ok(standing) => self.go_on(*name, standing, now, outputs),
+        if let Some(resumed) = &request.resumed {
+            let mut completion = Completion::new(request, resumed.choice, room, Arc::clone(&self.tokenizer));
+            let state = completion.resume(resumed);
+            self.completions.insert(*name, completion);
+            match state {
+                Ok(state) => self.emit_resumed(*name, state, now, outputs),
                 Err(failure) => self.fail(*name, failure, outputs),
             }
             return;
         }
-        for (choice, id) in (0..).zip(&arrival.ids) {
-            self.answers.insert(*id, Answer::new(arrival, choice, room, Arc::clone(&self.tokenizer)));
+        for (choice, id) in (0..).zip(&request.ids) {
+            self.completions.insert(*id, Completion::new(request, choice, room, Arc::clone(&self.tokenizer)));
         }
     }
 
-    /// Says what is still to be said of an answer that was begun elsewhere, and ends it if it has ended.
-    fn go_on(&mut self, id: SequenceId, standing: Standing, now: Instant, outputs: &mut Vec<Output>) {
-        let Standing { delta, end, n_generated } = standing;
+    /// Emits the unsent text of a resumed completion, and finishes it if it has ended.
+    fn emit_resumed(&mut self, id: SequenceId, state: ResumedState, now: Instant, outputs: &mut Vec<Output>) {
+        let ResumedState { delta, end, n_generated } = state;
         if delta != Delta::default() {
             outputs.push(Output::Delta(id, delta));
         }
@@ -242,13 +240,14 @@ impl Engine {
         }
     }
 
-    fn run(&mut self, plan: &Plan, clock: &dyn Clock, outputs: &mut Vec<Output>) {
+    fn run(&mut self, plan: &StepPlan, clock: &dyn Clock, outputs: &mut Vec<Output>) {
         let start = clock.now();
-        let (sequences, tokens) = (plan.chunks.len(), plan.token_ids.len());
+        let sequences = plan.chunks.len();
+        let tokens = plan.token_ids.len();
         let span = trace_span!(target: COMPUTE, "forward", sequences, tokens);
         match span.in_scope(|| self.runner.run(plan)) {
             Ok(mut logits) => {
-                let _choosing = trace_span!(target: COMPUTE, "choose").entered();
+                let _sampling = trace_span!(target: COMPUTE, "sample").entered();
                 let now = clock.now();
                 self.scheduler.commit(plan, now.saturating_duration_since(start));
                 let vocab = self.runner.vocab();
@@ -260,9 +259,9 @@ impl Engine {
                     match chunks {
                         _ if n_rows == 0 => {}
                         [chunk] if !self.searches.contains_key(&chunk.id) => {
-                            self.write(chunk, rows, now, outputs);
+                            self.sample(chunk, rows, now, outputs);
                         }
-                        _ => self.search(chunks[0].id, rows, now, outputs),
+                        _ => self.advance_search(chunks[0].id, rows, now, outputs),
                     }
                 }
             }
@@ -275,14 +274,14 @@ impl Engine {
         }
     }
 
-    /// Chooses the next tokens of a sequence from logits `[1 + drafts, vocab]`: one, and another after each draft
-    /// that was right.
-    fn write(&mut self, chunk: &Chunk, rows: &mut [f32], now: Instant, outputs: &mut Vec<Output>) {
+    /// Chooses the next tokens of a sequence from logits `[1 + n_drafts, vocab]`: one token, and another after
+    /// each accepted draft.
+    fn sample(&mut self, chunk: &Chunk, rows: &mut [f32], now: Instant, outputs: &mut Vec<Output>) {
         let vocab = self.runner.vocab();
         let names = self.scheduler.fork(chunk.id);
         if let [_, others @ ..] = &names[..] {
             for id in others {
-                // Each answer changes the logits in its own way.
+                // Each completion changes the logits in its own way, so each gets a copy.
                 self.choose(*id, &mut rows[..vocab].to_vec(), now, outputs);
             }
         }
@@ -295,7 +294,7 @@ impl Engine {
         }
     }
 
-    /// Chooses the next token of an answer from its `logits [vocab]`. `None` when it ended.
+    /// Chooses the next token of a completion from its `logits [vocab]`. `None` when the completion ended.
     fn choose(
         &mut self,
         id: SequenceId,
@@ -303,18 +302,20 @@ impl Engine {
         now: Instant,
         outputs: &mut Vec<Output>,
     ) -> Option<u32> {
-        let (answer, sequence) = (self.answers.get_mut(&id)?, self.scheduler.get(id)?);
-        let progress = match answer.advance(sequence.generated(0), logits) {
-            Ok(progress) => progress,
+        let completion = self.completions.get_mut(&id)?;
+        let sequence = self.scheduler.get(id)?;
+        let next = match completion.advance(sequence.generated(0), logits) {
+            Ok(next) => next,
             Err(failure) => {
                 self.fail(id, failure, outputs);
                 return None;
             }
         };
-        let fits_more = self.scheduler.push(id, progress.token, now);
-        let (mut delta, mut end) = (progress.delta, progress.end);
+        let fits_more = self.scheduler.push(id, next.token, now);
+        let mut delta = next.delta;
+        let mut end = next.end;
         if end.is_none() && !fits_more {
-            match answer.flush() {
+            match completion.flush() {
                 Ok((rest, reason)) => {
                     delta.text.push_str(&rest);
                     end = Some(reason);
@@ -328,33 +329,39 @@ impl Engine {
         if delta != Delta::default() {
             outputs.push(Output::Delta(id, delta));
         }
-        let Some(reason) = end else { return Some(progress.token) };
+        let Some(reason) = end else { return Some(next.token) };
         self.finish(id, reason, now, outputs);
         None
     }
 
-    /// Takes a step of a beam search with the logits of its live beams, `[n_live, vocab]`.
-    fn search(&mut self, name: SequenceId, rows: &mut [f32], now: Instant, outputs: &mut Vec<Output>) {
+    /// Advances a beam search by the logits of its live beams, `[n_live, vocab]`.
+    fn advance_search(
+        &mut self,
+        name: SequenceId,
+        rows: &mut [f32],
+        now: Instant,
+        outputs: &mut Vec<Output>,
+    ) {
         let Some(search) = self.searches.get_mut(&name) else { return };
         match search.beams.advance(rows) {
             Err(failure) => self.fail_all(name, &failure, outputs),
-            Ok(Turn::Done) => self.conclude(name, now, outputs),
-            Ok(Turn::Continue(branches)) => {
+            Ok(BeamStep::Done) => self.finish_search(name, now, outputs),
+            Ok(BeamStep::Continue(branches)) => {
                 let children: Vec<_> = branches.iter().map(|b| (b.parent, b.token)).collect();
                 if !self.scheduler.branch(name, &children, now) {
-                    self.conclude(name, now, outputs);
+                    self.finish_search(name, now, outputs);
                 }
             }
         }
     }
 
-    /// Gives out the answers of a beam search to those that are still wanted.
-    fn conclude(&mut self, name: SequenceId, now: Instant, outputs: &mut Vec<Output>) {
-        let Some(Search { beams, ids }) = self.searches.remove(&name) else { return };
+    /// Emits the completions of a beam search, except the cancelled ones.
+    fn finish_search(&mut self, name: SequenceId, now: Instant, outputs: &mut Vec<Output>) {
+        let Some(BeamSearchState { beams, ids }) = self.searches.remove(&name) else { return };
         let Some(sequence) = self.scheduler.retire(name) else { return };
-        for (id, answer) in ids.into_iter().zip(beams.into_answers()) {
-            let BeamAnswer { delta, reason, n_generated, no_speech_prob, end_logprob, .. } = answer;
-            if sequence.answers.contains(&id) {
+        for (id, completion) in ids.into_iter().zip(beams.into_completions()) {
+            let BeamCompletion { delta, reason, n_generated, no_speech_prob, end_logprob, .. } = completion;
+            if sequence.completions.contains(&id) {
                 outputs.push(Output::Delta(id, delta));
                 let finished = finished(&sequence, reason, now);
                 let finished = Finished { n_generated, no_speech_prob, end_logprob, ..finished };
@@ -364,18 +371,18 @@ impl Engine {
     }
 
     fn finish(&mut self, id: SequenceId, reason: FinishReason, now: Instant, outputs: &mut Vec<Output>) {
-        let answer = self.answers.remove(&id);
+        let completion = self.completions.remove(&id);
         let Some(sequence) = self.scheduler.retire(id) else { return };
-        let no_speech_prob = answer.as_ref().and_then(Answer::no_speech_prob);
-        let end_logprob = answer.as_ref().and_then(Answer::end_logprob);
+        let no_speech_prob = completion.as_ref().and_then(Completion::no_speech_prob);
+        let end_logprob = completion.as_ref().and_then(Completion::end_logprob);
         let finished = Finished { no_speech_prob, end_logprob, ..finished(&sequence, reason, now) };
         outputs.push(Output::Finished(id, finished));
     }
 
-    /// Ends all answers of a sequence.
+    /// Ends all completions of a sequence.
     fn fail_all(&mut self, name: SequenceId, failure: &Failure, outputs: &mut Vec<Output>) {
-        let answers = self.scheduler.get(name).map_or(Vec::new(), |s| s.answers.clone());
-        for id in answers {
+        let completions = self.scheduler.get(name).map_or(Vec::new(), |s| s.completions.clone());
+        for id in completions {
             self.fail(id, failure.clone(), outputs);
         }
     }
@@ -385,19 +392,19 @@ impl Engine {
         outputs.push(Output::Failed(id, failure));
     }
 
-    /// Lets go of an answer, and of what only it needed.
+    /// Drops a completion and the state that only it needed.
     fn abort(&mut self, id: SequenceId) {
-        self.answers.remove(&id);
+        self.completions.remove(&id);
         let search = self.searches.remove(&id);
         let next_name = self.scheduler.abandon(id);
-        // A search goes on for the answers that are left, under the name of the first of them.
+        // The search goes on for the other completions, under the id of the first of them.
         if let (Some(search), Some(name)) = (search, next_name) {
             self.searches.insert(name, search);
         }
     }
 }
 
-/// What is said of a sequence at its end.
+/// Usage and times of a finished sequence.
 fn finished(sequence: &Sequence, reason: FinishReason, now: Instant) -> Finished {
     let milestones = sequence.milestones;
     let first_step = milestones.first_step.unwrap_or(milestones.arrived);
@@ -405,10 +412,10 @@ fn finished(sequence: &Sequence, reason: FinishReason, now: Instant) -> Finished
     Finished {
         reason,
         n_prompt: sequence.n_prompt(),
-        n_cached: sequence.tally.n_cached,
+        n_cached: sequence.token_counts.n_cached,
         n_generated: sequence.generated(0).len(),
-        n_drafted: sequence.tally.n_drafted,
-        n_accepted: sequence.tally.n_accepted,
+        n_drafted: sequence.token_counts.n_drafted,
+        n_accepted: sequence.token_counts.n_accepted,
         no_speech_prob: None,
         end_logprob: None,
         times: SequenceTimes {

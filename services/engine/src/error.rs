@@ -1,4 +1,4 @@
-//! What stops an engine from starting. What goes wrong later is a `Failure` of a sequence.
+//! Errors that stop an engine from starting. Later errors are a `Failure` of a sequence.
 
 use thiserror::Error;
 use triptych_models::ModelError;
@@ -11,22 +11,22 @@ pub enum EngineError {
     Setting {
         /// Its name in [`EngineConfig`](crate::EngineConfig).
         setting: &'static str,
-        /// As given.
+        /// Configured value.
         actual: usize,
-        /// What would do.
+        /// Allowed values.
         needed: String,
     },
-    /// A draft model that another model cannot be guessed with.
+    /// A draft model that does not fit the model.
     #[error("the draft model's {what} is {actual}, the model's is {expected}")]
     Draft {
-        /// What they have to agree in.
+        /// Property that must agree.
         what: &'static str,
-        /// The draft model's.
+        /// Value of the draft model.
         actual: usize,
-        /// The model's.
+        /// Value of the model.
         expected: usize,
     },
-    /// The KV caches could not be had.
+    /// The KV caches cannot be allocated.
     #[error("KV caches cannot be allocated")]
     Kv(#[source] ModelError),
 }

@@ -1,28 +1,29 @@
 //! Encoder outputs in use: one slot per content key, shared by the sequences that read it.
 //!
-//! A slot is Pending until the first delivery, then Ready or Failed for good. Sequences hold it; when the last
-//! of them ends, the rows go with it. Rows stay while a sequence lives, since one that is preempted reads them
-//! again. It does not know where outputs come from.
+//! A slot is Pending until the first delivery, then Ready or Failed for good. Sequences hold it; its rows are
+//! dropped with the last of them. Rows stay while a sequence lives, since a preempted one reads them again. The
+//! module does not know where outputs come from.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 use triptych_core::{ContentKey, EncodedItem, EncoderOutput, Failure, FailureClass};
 
-/// Where the encoder output of one key arrives.
+/// Encoder output of one key, once it is delivered.
 #[derive(Debug, Default)]
 pub struct ItemSlot {
-    /// Set once: the first delivery counts.
+    /// Set once, by the first delivery.
     outcome: OnceLock<Result<EncoderOutput, Failure>>,
 }
 
-/// The slots of all keys that live sequences name.
+/// Slots of all keys that live sequences need.
 #[derive(Debug, Default)]
 pub struct ItemTable {
     slots: HashMap<ContentKey, Weak<ItemSlot>>,
 }
 
 impl ItemTable {
-    /// A sequence's use of an item. A slot that failed earlier is not reused: its owner may try again.
+    /// A sequence's use of an item. A slot that failed earlier is not reused, so that the item may be loaded
+    /// again.
     pub fn join(&mut self, declared: &EncodedItem) -> ItemUse {
         self.slots.retain(|_, slot| slot.strong_count() > 0);
         let live = self.slots.get(&declared.key).and_then(Weak::upgrade);
@@ -31,17 +32,17 @@ impl ItemTable {
         ItemUse { declared: declared.clone(), slot }
     }
 
-    /// Delivers rows. Without effect when nobody waits for them.
+    /// Delivers rows. No effect when no sequence needs them.
     pub fn deliver(&self, key: &ContentKey, output: EncoderOutput) {
         self.settle(key, Ok(output));
     }
 
-    /// Delivers a failure. Without effect when nobody waits, or rows came first.
+    /// Delivers a failure. No effect when no sequence needs the item, or rows came first.
     pub fn fail(&self, key: &ContentKey, failure: Failure) {
         self.settle(key, Err(failure));
     }
 
-    /// Keys whose rows are here, and keys that are still waited for.
+    /// Numbers of keys that are loaded, and that are pending.
     pub fn counts(&self) -> (usize, usize) {
         let live = self.slots.values().filter_map(Weak::upgrade);
         live.fold((0, 0), |(ready, pending), slot| match slot.outcome.get() {
@@ -53,37 +54,37 @@ impl ItemTable {
 
     fn settle(&self, key: &ContentKey, outcome: Result<EncoderOutput, Failure>) {
         if let Some(slot) = self.slots.get(key).and_then(Weak::upgrade) {
-            // A second delivery is the same rows again, or comes too late to matter.
+            // A second delivery has the same rows, or comes too late to matter.
             let _ = slot.outcome.set(outcome);
         }
     }
 }
 
-/// An item as one sequence expects it.
+/// An item with the metadata that one sequence expects.
 #[derive(Debug)]
 pub struct ItemUse {
     declared: EncodedItem,
     slot: Arc<ItemSlot>,
 }
 
-/// What a sequence may do about an item.
+/// State of an item for one sequence.
 #[derive(Debug)]
 pub enum ItemState<'a> {
-    /// Wait.
+    /// Not delivered yet.
     Pending,
-    /// Read it.
+    /// Delivered and as declared.
     Ready(&'a EncoderOutput),
-    /// End.
+    /// Failed, or not as declared.
     Failed(Failure),
 }
 
 impl ItemUse {
-    /// The metadata the sequence was laid out with.
+    /// Metadata that the sequence was laid out with.
     pub fn declared(&self) -> &EncodedItem {
         &self.declared
     }
 
-    /// Ready only if what arrived is what the sequence was laid out for.
+    /// Ready only if the delivered output matches the declared metadata.
     pub fn state(&self) -> ItemState<'_> {
         match self.slot.outcome.get() {
             None => ItemState::Pending,
@@ -96,7 +97,7 @@ impl ItemUse {
     }
 }
 
-/// `dtype` and `checksum` may differ: an encoder that ran again gives the same rows only up to rounding.
+/// Compares all but `dtype` and `checksum`: a second run of an encoder gives the same rows only up to rounding.
 fn mismatch(declared: &EncodedItem, arrived: &EncodedItem) -> Option<Failure> {
     let identity =
         |i: &EncodedItem| (i.key, i.fingerprint, i.modality, i.n_tokens, i.hidden, i.extent.clone());

@@ -1,15 +1,15 @@
 //! The prefill/decode engine: block pools, scheduler, plan, runner, sampler, and the events that drive them.
 //!
-//! Synchronous, without threads or I/O of its own; time is an argument. It knows no network and no request:
-//! its unit is the *answer* to a prepared prompt, and whoever drives it maps answers to requests. One thread owns an
-//! [`Engine`] and loops:
+//! Synchronous, without threads or I/O of its own; time is an argument. It knows no network. Its unit is the
+//! *sequence*: one prepared prompt with its completions. The driver maps completions to client requests. One
+//! thread owns an [`Engine`] and loops:
 //!
 //! ```text
 //! loop {
-//!     let event = match engine.readiness() {
-//!         Readiness::Now          => events.try_recv(),                       // never wait: there is work
-//!         Readiness::At(deadline) => events.recv_timeout(deadline - now),     // a sequence may run out of time
-//!         Readiness::OnEvent      => events.recv(),                           // nothing lives here
+//!     let event = match engine.next_step() {
+//!         NextStep::Now          => events.try_recv(),                       // never wait: there is work
+//!         NextStep::At(deadline) => events.recv_timeout(deadline - now),     // a sequence may run out of time
+//!         NextStep::OnEvent      => events.recv(),                           // nothing lives here
 //!     };
 //!     for event in event.into_iter().chain(events.try_iter()) {
 //!         send(engine.handle(event, clock.now()));
@@ -18,44 +18,43 @@
 //! }
 //! ```
 //!
-//! For every item of every arrival the driver delivers, sooner or later, [`Event::ItemReady`] or
-//! [`Event::ItemFailed`]; delivering one twice, early or late does no harm. Every sequence ends with exactly
-//! one [`Output::Finished`] or [`Output::Failed`], except that an aborted one ends in silence.
+//! For every item of every request the driver delivers, sooner or later, [`Event::ItemReady`] or
+//! [`Event::ItemFailed`]; delivering one twice, early or late does no harm. Every sequence ends with exactly one
+//! [`Output::Finished`] or [`Output::Failed`]; an aborted one ends without output.
 //!
 //! Read in this order:
 #![forbid(unsafe_code)]
 
 pub mod align;
-pub mod answer;
-pub mod beam;
-pub mod beams;
+pub mod beam_completions;
+pub mod beam_search;
 pub mod blocks;
+pub mod completion;
 pub mod config;
 pub mod constraint;
 pub mod cross;
-pub mod draft;
-pub mod drafting;
+pub mod detokenize;
 pub mod engine;
 pub mod error;
 pub mod items;
+pub mod logits_pipeline;
+pub mod logits_processors;
 pub mod output;
 pub mod plan;
 pub mod prefix;
-pub mod processors;
-pub mod rates;
 pub mod request;
 pub mod runner;
 pub mod sampler;
 pub mod scheduler;
 pub mod sequence;
-pub mod shaping;
+pub mod speculation;
 pub mod stats;
-pub mod writer;
+pub mod step_rates;
 
 pub use align::AlignJob;
 pub use config::{EngineConfig, KvBudget, Preemption, PrefixCache, Speculation};
-pub use engine::{Engine, Event, Readiness};
+pub use engine::{Engine, Event, NextStep};
 pub use error::EngineError;
 pub use output::{ChosenToken, Delta, Finished, Output, SequenceTimes};
-pub use request::{Arrival, Resumed, SequenceId};
+pub use request::{Resumed, SequenceId, SequenceRequest};
 pub use stats::Stats;

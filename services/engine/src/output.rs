@@ -1,27 +1,27 @@
-//! What leaves the engine: news of one sequence at a time.
+//! Outputs of the engine, one sequence at a time.
 
 use crate::request::SequenceId;
 use std::time::{Duration, Instant};
 use triptych_core::Failure;
 use triptych_core::sampling::{FinishReason, TokenLogprob};
 
-/// News of a sequence. After `Finished` or `Failed` there is no more.
+/// Output of a sequence. `Finished`, `Aligned` and `Failed` are the last of their id.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {
-    /// It wrote something.
+    /// New tokens and text.
     Delta(SequenceId, Delta),
-    /// It ended as it should.
+    /// Regular end.
     Finished(SequenceId, Finished),
-    /// Where the heads of an alignment look: `[n_heads, n_tokens, n_rows]`.
+    /// Cross-attention weights of an alignment, `[n_heads, n_tokens, n_rows]`.
     Aligned(SequenceId, Vec<f32>),
-    /// It ended otherwise.
+    /// Failure.
     Failed(SequenceId, Failure),
 }
 
-/// What a sequence wrote.
+/// New tokens and text of a sequence.
 ///
-/// Texts joined are the answer. Text may come later than its tokens: a piece that could be the beginning of
-/// a stop string, or of a character, waits. Tokens of a stop string are reported, its text is not.
+/// The texts joined are the completion's text. Text may come later than its tokens: a suffix that may begin a
+/// stop string, or part of a character, is held back. Tokens of a stop string are reported, its text is not.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
     /// New text; whole characters only.
@@ -35,32 +35,32 @@ pub struct Delta {
 /// A chosen token with its alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChosenToken {
-    /// The token that was chosen.
+    /// Chosen token.
     pub chosen: TokenLogprob,
-    /// The most probable tokens at this place, best first.
+    /// Most probable tokens of this step, best first.
     pub top: Vec<TokenLogprob>,
 }
 
-/// How a sequence ended.
+/// End of a sequence, with its usage and times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
-    /// Why.
+    /// Reason of the end.
     pub reason: FinishReason,
     /// Tokens of the prompt, placeholders of items included.
     pub n_prompt: usize,
-    /// Tokens of the prompt whose keys and values were there already.
+    /// Prompt tokens that were found in the prefix cache.
     pub n_cached: usize,
     /// Tokens chosen, the end token included.
     pub n_generated: usize,
-    /// Tokens proposed by speculation.
+    /// Draft tokens that were verified.
     pub n_drafted: usize,
-    /// Of those, how many were right.
+    /// Draft tokens that were accepted.
     pub n_accepted: usize,
-    /// Probability that the window holds no speech, for families that say so.
+    /// Probability that the window holds no speech, for speech families.
     pub no_speech_prob: Option<f32>,
     /// Log-probability of the end token, if it came and log-probabilities were asked for.
     pub end_logprob: Option<f32>,
-    /// Where its time went.
+    /// Times of its stages.
     pub times: SequenceTimes,
 }
 
@@ -71,21 +71,21 @@ pub struct SequenceTimes {
     pub queue: Duration,
     /// From its first step to its first token.
     pub prefill: Duration,
-    /// When its first token was there.
+    /// Time of its first token.
     pub first_token: Instant,
-    /// When its last token was there.
+    /// Time of its last token.
     pub last_token: Instant,
 }
 
 impl Output {
-    /// Whose news.
+    /// Id of the sequence.
     pub fn id(&self) -> SequenceId {
         match self {
             Self::Delta(id, _) | Self::Finished(id, _) | Self::Failed(id, _) | Self::Aligned(id, _) => *id,
         }
     }
 
-    /// Whether this is the last news of the sequence.
+    /// True for the last output of an id.
     pub fn is_last(&self) -> bool {
         !matches!(self, Self::Delta(..))
     }

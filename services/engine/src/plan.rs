@@ -1,4 +1,4 @@
-//! What one step executes, laid out flat: no padding, one line of rows for all sequences.
+//! Work of one step, laid out flat: no padding, one vector of rows for all sequences.
 //!
 //! A plan owns everything it names (encoder outputs by reference count), so the runner needs nothing else. It
 //! does not know how a decoder computes.
@@ -11,20 +11,20 @@ use std::ops::Range;
 use triptych_core::EncoderOutput;
 use triptych_models::decoder::PagedBatch;
 
-/// Contents of self-attention blocks that go elsewhere. In the order in which they were planned, since a block
-/// that one of them frees may be the next one's to fill.
+/// A copy of one self-attention block. The order of planning is kept, since a block that one move frees may be
+/// filled by the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockMove {
-    /// Inside the device: a forked sequence is about to write a block that others hold too.
+    /// Within the device, before a forked sequence writes a block that others hold too.
     Copy(BlockPair),
-    /// From the device to the host: a sequence was preempted.
+    /// From the device to the host, at a preemption.
     Out(BlockPair),
-    /// From the host to the device: it is back.
+    /// From the host to the device, at the admission of a swapped sequence.
     In(BlockPair),
 }
 
 impl BlockMove {
-    /// The blocks.
+    /// Source and destination.
     pub fn pair(&self) -> BlockPair {
         match self {
             Self::Copy(pair) | Self::Out(pair) | Self::In(pair) => *pair,
@@ -35,9 +35,9 @@ impl BlockMove {
 /// Rows of an encoder output to project into cross-attention slots, before any row of the step runs.
 #[derive(Debug)]
 pub struct Projection {
-    /// Which rows.
+    /// Range of encoder rows.
     pub key: CrossKey,
-    /// Where they are.
+    /// Encoder output that holds the rows.
     pub output: EncoderOutput,
     /// Slot of each row, `[n_rows]`.
     pub slots: Vec<u32>,
@@ -46,38 +46,38 @@ pub struct Projection {
 /// Consecutive tokens of one branch of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Whose.
+    /// Sequence.
     pub id: SequenceId,
-    /// Which branch.
+    /// Index of the branch.
     pub branch: usize,
-    /// Which of its tokens.
+    /// Range of the branch's tokens.
     pub tokens: Range<usize>,
-    /// Tokens that may follow them; computed in the hope that they will.
+    /// Draft tokens after them, to be verified.
     pub drafts: Vec<u32>,
-    /// Whether the last of `tokens` is the branch's last, so that the next token is chosen after it.
+    /// True if the last of `tokens` is the branch's last, so that the next token is chosen after it.
     pub samples: bool,
 }
 
 impl Chunk {
-    /// Rows of the step.
+    /// Number of rows in the step.
     pub fn n_rows(&self) -> usize {
         self.tokens.len() + self.drafts.len()
     }
 
-    /// Rows of logits that it asks for: after its last token, and after each draft.
+    /// Rows of logits that it needs: after its last token, and after each draft token.
     pub fn n_logits(&self) -> usize {
         if self.samples { 1 + self.drafts.len() } else { 0 }
     }
 }
 
-/// Rows of the step that are rows of an item.
+/// Item rows that replace token embeddings of the step.
 #[derive(Debug)]
-pub struct Embed {
-    /// First row of the step.
+pub struct ItemEmbedding {
+    /// First row in the step.
     pub first_row: usize,
-    /// The item.
+    /// Encoder output of the item.
     pub output: EncoderOutput,
-    /// Rows of it.
+    /// Range of its rows.
     pub rows: Range<usize>,
 }
 
@@ -90,47 +90,48 @@ pub struct PagedTables {
     seq_lens: Vec<u32>,
 }
 
-/// One step.
+/// Work of one step.
 #[derive(Debug, Default)]
-pub struct Plan {
-    /// Run first, in this order.
+pub struct StepPlan {
+    /// Block copies, run first and in this order.
     pub moves: Vec<BlockMove>,
-    /// Whose blocks they concern.
+    /// Sequences whose blocks are copied.
     pub moved: Vec<SequenceId>,
-    /// Run next.
+    /// Projections, run next.
     pub projections: Vec<Projection>,
-    /// The chunks, in the order of their rows.
+    /// Chunks in the order of their rows, `[n_chunks]`.
     pub chunks: Vec<Chunk>,
-    /// `[n_tokens]`.
+    /// Token of each row, `[n_tokens]`.
     pub token_ids: Vec<u32>,
-    /// `[n_tokens]`, (temporal, height, width).
+    /// Position of each row, `[n_tokens]`, (temporal, height, width).
     pub positions: Vec<[u32; 3]>,
-    /// Ascending and disjoint.
-    pub embeds: Vec<Embed>,
+    /// Item rows, ascending and disjoint.
+    pub embeds: Vec<ItemEmbedding>,
     /// Self-attention slot of each row, `[n_tokens]`.
     pub slot_mapping: Vec<u32>,
     /// Self-attention blocks of each chunk.
     pub self_kv: PagedTables,
     /// Cross-attention blocks of each chunk; none for a sequence without encoder input.
     pub cross_kv: PagedTables,
-    /// Token of each chunk's sequence from which on it cross-attends, `[n_chunks]`.
+    /// First token of each chunk's sequence that cross-attends, `[n_chunks]`.
     pub cross_from: Vec<u32>,
-    /// Rows whose logits are wanted, ascending.
+    /// Rows whose logits are needed, ascending.
     pub logit_rows: Vec<u32>,
 }
 
-impl Plan {
-    /// Nothing to run.
+impl StepPlan {
+    /// True if there is nothing to run.
     pub fn is_empty(&self) -> bool {
         self.chunks.is_empty() && self.moves.is_empty() && self.projections.is_empty()
     }
 
-    /// Rows of the step.
+    /// Number of rows.
     pub fn n_rows(&self) -> usize {
         self.token_ids.len()
     }
 
-    /// Adds tokens `tokens` of a branch, and drafts after them. The sequence is resident and its table has room.
+    /// Adds tokens `tokens` of a branch, and draft tokens after them. The sequence is resident and its table has
+    /// room.
     pub(crate) fn push(
         &mut self,
         sequence: &Sequence,
@@ -138,13 +139,13 @@ impl Plan {
         tokens: Range<usize>,
         drafts: Vec<u32>,
     ) {
-        let Some(residence) = sequence.residence() else { return };
+        let Some(device_kv) = sequence.device_kv() else { return };
         let known = sequence.tokens(branch);
         let rows = Rows {
             tokens: [&known[tokens.clone()], &drafts].concat(),
             first: tokens.start,
-            table: &residence.branches[branch].table,
-            cross: residence.cross.as_ref(),
+            table: &device_kv.branches[branch].table,
+            cross: device_kv.cross.as_ref(),
         };
         self.push_rows(sequence, rows);
         let samples = tokens.end == known.len();
@@ -153,7 +154,7 @@ impl Plan {
         self.chunks.push(chunk);
     }
 
-    /// Adds rows that belong to a sequence, wherever its blocks are.
+    /// Adds rows of a sequence over any block tables.
     pub(crate) fn push_rows(&mut self, sequence: &Sequence, rows: Rows<'_>) {
         let first_row = self.n_rows();
         let range = rows.first..rows.first + rows.tokens.len();
@@ -167,7 +168,7 @@ impl Plan {
             let first_row = first_row + token - range.start;
             // A placeholder may lie outside the vocabulary; its row is replaced, so any token does.
             self.token_ids[first_row..first_row + item_rows.len()].fill(0);
-            self.embeds.push(Embed { first_row, output: output.clone(), rows: item_rows });
+            self.embeds.push(ItemEmbedding { first_row, output: output.clone(), rows: item_rows });
         }
         self.self_kv.push(range.len(), rows.table.blocks(), range.end);
         let cross = rows.cross.map_or(&[][..], BlockTable::blocks);
@@ -176,7 +177,7 @@ impl Plan {
         self.cross_from.push(sequence.cross_from());
     }
 
-    /// Asks for the logits of the last `n` rows.
+    /// Requests the logits of the last `n` rows.
     pub(crate) fn ask_for(&mut self, n: usize) {
         let n_rows = self.n_rows();
         self.logit_rows.extend((n_rows - n..n_rows).map(to_u32));
@@ -186,13 +187,13 @@ impl Plan {
 /// Consecutive rows of one sequence.
 #[derive(Debug)]
 pub(crate) struct Rows<'a> {
-    /// Their tokens.
+    /// Token ids.
     pub tokens: Vec<u32>,
-    /// The place of the first of them in the sequence.
+    /// Index of the first of them in the sequence.
     pub first: usize,
-    /// Where their keys and values go; has room for them.
+    /// Self-attention blocks; the table has room for the rows.
     pub table: &'a BlockTable,
-    /// What they cross-attend to.
+    /// Cross-attention blocks.
     pub cross: Option<&'a BlockTable>,
 }
 
@@ -208,7 +209,7 @@ impl Default for PagedTables {
 }
 
 impl PagedTables {
-    /// The view a decoder takes.
+    /// View for a decoder.
     pub fn view(&self) -> PagedBatch<'_> {
         PagedBatch {
             query_start_loc: &self.query_start_loc,
@@ -222,7 +223,7 @@ impl PagedTables {
     fn push(&mut self, n_queries: usize, blocks: &[crate::blocks::BlockId], n_keys: usize) {
         let queries = self.query_start_loc.last().copied().unwrap_or(0);
         self.query_start_loc.push(queries + to_u32(n_queries));
-        // A reading sequence holds blocks ahead of its keys; the decoder sees only those with keys.
+        // A sequence in prefill holds blocks ahead of its keys; the decoder sees only those with keys.
         self.block_tables.extend(blocks.iter().take(blocks_for(n_keys)).map(|b| b.index()));
         self.table_start_loc.push(to_u32(self.block_tables.len()));
         self.seq_lens.push(to_u32(n_keys));

@@ -1,36 +1,36 @@
-//! Keys of a sequence's blocks: everything their contents depend on, chained from the first token on.
+//! Prefix keys of blocks: hashes of everything their contents depend on, chained from the first token on.
 //!
-//! Under a key lies: whose the sequence is, all that it cross-attends to, and for every token so far its id,
-//! its position and, where an item's row stands in for it, which row of which content. The model is not in
-//! it: a pool belongs to one engine, an engine to one model.
+//! A key covers the tenant, the cross-attention input, and for every token so far its id, its position and the
+//! item row that replaces it, if any. It does not cover the model: a pool belongs to one engine, an engine to
+//! one model.
 
 use crate::request::span_of;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{ContentKey, PrefixKey, TenantId};
 use triptych_models::prompt::{CrossInput, ItemSpan};
 
-/// What a sequence's keys begin with.
+/// Root of a sequence's key chain.
 pub fn root(tenant: &TenantId, cross: Option<(ContentKey, CrossInput)>) -> PrefixKey {
     let Some((content, input)) = cross else { return PrefixKey::root(tenant, []) };
     let rows = [input.first_row, input.n_rows, input.first_token].map(u32::to_le_bytes).concat();
     PrefixKey::root(tenant, [content.as_bytes().as_slice(), &rows])
 }
 
-/// Tokens of one block, and what stands in for them.
+/// Tokens of one block, and the items that replace some.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockParts<'a> {
-    /// The first of them.
+    /// Index of the first token.
     pub first_token: usize,
-    /// As many as a block holds.
+    /// Token ids, `[KV_BLOCK_TOKENS]`.
     pub tokens: &'a [u32],
-    /// `[tokens.len()]`.
+    /// Positions, `[KV_BLOCK_TOKENS]`, (temporal, height, width).
     pub positions: &'a [[u32; 3]; KV_BLOCK_TOKENS],
     /// All items of the sequence.
     pub items: &'a [(ContentKey, ItemSpan)],
 }
 
 impl BlockParts<'_> {
-    /// The key of the block that follows the one of key `before`.
+    /// Key of the block after the one of key `before`.
     pub fn key(&self, before: &PrefixKey) -> PrefixKey {
         let bytes = |values: &mut dyn Iterator<Item = u32>| -> Vec<u8> {
             values.flat_map(u32::to_le_bytes).collect()
@@ -42,11 +42,12 @@ impl BlockParts<'_> {
         ];
         for (content, span) in self.items {
             let rows = span_of(span);
-            let (from, to) = (rows.start.max(self.first_token), rows.end.min(end));
+            let from = rows.start.max(self.first_token);
+            let to = rows.end.min(end);
             if from < to {
-                let place = [from - self.first_token, from - rows.start, to - from];
+                let overlap = [from - self.first_token, from - rows.start, to - from];
                 parts.push(content.as_bytes().to_vec());
-                parts.push(bytes(&mut place.iter().map(|n| *n as u32)));
+                parts.push(bytes(&mut overlap.iter().map(|n| *n as u32)));
             }
         }
         before.then(parts.iter().map(Vec::as_slice))

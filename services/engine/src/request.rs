@@ -1,6 +1,6 @@
-//! What arrives: a sequence to generate, checked against what the engine holds before anything is kept of it.
+//! A sequence request, checked against the engine's capacity before anything is kept of it.
 //!
-//! A sequence that can never run is refused here, at once; one that must only wait is the scheduler's matter.
+//! A sequence that can never run is refused here, at once; the scheduler decides when the others run.
 
 use crate::blocks::blocks_for;
 use crate::constraint::CompiledConstraint;
@@ -11,87 +11,88 @@ use triptych_core::{EncodedItem, Failure, FailureClass, ItemIdx, TenantId};
 use triptych_models::decoder::DecoderInfo;
 use triptych_models::prompt::PreparedSequence;
 
-/// Names a sequence between the engine and its driver, who never gives the same one twice.
+/// Id of a sequence or completion, given by the driver and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId(pub u64);
 
-/// A sequence to generate, with all the answers to it. A request over several windows of a sound is several.
+/// A sequence to generate, with all its completions. A client request over several audio windows is several of
+/// these.
 #[derive(Clone, Debug)]
-pub struct Arrival {
-    /// One name for each answer, `n` of `sampling`: they share one prefill and fork from it. With beams, the best
-    /// answer goes to the first.
+pub struct SequenceRequest {
+    /// One id for each completion, `n` of `sampling`: they share one prefill and fork from it. With beams, the
+    /// best completion has the first id.
     pub ids: Vec<SequenceId>,
-    /// Tokens, positions, places of items, family rules.
+    /// Tokens, positions, item spans and family rules.
     pub prepared: PreparedSequence,
-    /// The request's items; `prepared` names them by their place here.
+    /// Items of the client request; `prepared` names them by index.
     pub items: Vec<EncodedItem>,
-    /// How tokens are chosen; answers under one seed differ by their place in `ids`.
+    /// Sampling settings; completions under one seed differ by their index in `ids`.
     pub sampling: SamplingParams,
-    /// What `sampling` constrains the answers to, compiled.
+    /// Compiled form of the constraint in `sampling`.
     pub constraint: Option<CompiledConstraint>,
     /// Smaller runs first, and is preempted last.
     pub priority: i32,
-    /// Whose it is: the salt of its prefix keys, and who it shares fairly with.
+    /// Owner: the salt of its prefix keys, and the unit of fair sharing.
     pub tenant: TenantId,
-    /// When it has to have ended.
+    /// Time by which it must have ended.
     pub deadline: Instant,
-    /// Goes on with an answer that was begun elsewhere; such an arrival has one answer. `None`: from the start.
+    /// State of a completion that another worker began; then `ids` has one id. `None`: a new sequence.
     pub resumed: Option<Resumed>,
 }
 
-/// An answer as far as it was written elsewhere. What follows is what would have been written there.
+/// A completion that another worker began. It continues with the tokens that would have been chosen there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resumed {
-    /// Its place among the answers of its request: its draws depend on it.
+    /// Index among the completions of its request, which its random draws depend on.
     pub choice: u32,
-    /// Its tokens so far, without those of an echoed prompt.
+    /// Generated tokens so far, without those of an echoed prompt.
     pub tokens: Vec<u32>,
-    /// Bytes of text that its reader has of it, an echoed prompt's included.
+    /// Bytes of text that the client has, those of an echoed prompt included.
     pub text_len: usize,
-    /// Whether the prompt was echoed already, if it is to be.
+    /// True if the prompt was echoed already.
     pub is_echoed: bool,
-    /// It had ended: it is counted, and nothing follows.
+    /// True if the completion had ended: it is counted, and nothing follows.
     pub is_ended: bool,
 }
 
-/// The most that one sequence can ever have.
+/// Upper bounds of one sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct Capacity {
-    /// The decoder's sizes.
+    /// Sizes of the decoder.
     pub decoder: DecoderInfo,
-    /// Self-attention blocks in all.
+    /// Number of all self-attention blocks.
     pub self_blocks: usize,
-    /// Tokens a sequence can grow to: the model's context, or the whole pool if that is less.
+    /// Most tokens of a sequence: the model's context, or the whole pool if that is less.
     pub context: usize,
-    /// Cross-attention blocks in all.
+    /// Number of all cross-attention blocks.
     pub cross_blocks: usize,
-    /// Sequences that run at once; a beam counts as one.
+    /// Run slots; a beam takes one.
     pub max_sequences: usize,
 }
 
 impl Capacity {
-    /// Tokens that each beam of an arrival can grow to. Beams share the full blocks of their prompt, and the
-    /// pool has to hold all of them at once.
-    pub fn limit(&self, arrival: &Arrival) -> usize {
-        let width = arrival.width();
-        let n_shared = if width > 1 { arrival.prepared.tokens.len() / KV_BLOCK_TOKENS } else { 0 };
+    /// Most tokens of each beam of a request. Beams share the full blocks of their prompt, and the pool must
+    /// hold all of them at once.
+    pub fn limit(&self, request: &SequenceRequest) -> usize {
+        let width = request.width();
+        let n_shared = if width > 1 { request.prepared.tokens.len() / KV_BLOCK_TOKENS } else { 0 };
         let n_each = self.self_blocks.saturating_sub(n_shared) / width;
         self.context.min((n_shared + n_each) * KV_BLOCK_TOKENS)
     }
 }
 
-impl Arrival {
-    /// Beams that are kept; 1 without beam search.
+impl SequenceRequest {
+    /// Number of beams; 1 without beam search.
     pub fn width(&self) -> usize {
         self.sampling.beams.map_or(1, |beams| beams.width.max(1) as usize)
     }
 
-    /// Tokens that are there when the sequence arrives: those of its prompt, and what was written elsewhere.
+    /// Tokens present at arrival: those of the prompt, and those that another worker generated.
     pub fn n_given(&self) -> usize {
         self.prepared.tokens.len() + self.resumed.as_ref().map_or(0, |resumed| resumed.tokens.len())
     }
 
-    /// Tokens that every answer has at least, if nothing goes wrong: 1, or more when it may not end before.
+    /// Fewest tokens of a completion, barring failures: 1, or more when it may not end before.
     pub fn least_tokens(&self) -> usize {
         let least = match self.sampling.max_tokens {
             Some(max) if self.sampling.ignore_eos && self.sampling.stop.is_empty() => max,
@@ -100,11 +101,11 @@ impl Arrival {
         least.max(1) as usize
     }
 
-    /// Whether the sequence can run on an otherwise empty engine.
+    /// Checks that the sequence can run on an otherwise empty engine.
     ///
     /// # Errors
-    /// With a text for the client when the request is at fault; [`FailureClass::Internal`] when its layout
-    /// contradicts itself.
+    /// A message for the client when the request is at fault; [`FailureClass::Internal`] when its parts
+    /// contradict each other.
     pub fn check(&self, capacity: &Capacity) -> Result<(), Failure> {
         self.sampling.validate()?;
         if self.sampling.constraint.is_some() != self.constraint.is_some() {
@@ -112,7 +113,7 @@ impl Arrival {
         }
         if self.ids.len() != self.sampling.n as usize {
             let counts = (self.ids.len(), self.sampling.n);
-            return Err(Failure::internal(format!("names and answers differ in number: {counts:?}")));
+            return Err(Failure::internal(format!("names and completions differ in number: {counts:?}")));
         }
         self.check_spans(capacity)?;
         self.check_cross(capacity)?;
@@ -123,20 +124,21 @@ impl Arrival {
     fn check_resumed(&self, capacity: &Capacity) -> Result<(), Failure> {
         let Some(resumed) = &self.resumed else { return Ok(()) };
         if self.ids.len() != 1 || self.sampling.beams.is_some() {
-            return Err(Failure::internal("several answers or beams cannot be resumed as one"));
+            return Err(Failure::internal("several completions or beams cannot be resumed as one"));
         }
-        let (limit, vocab) = (capacity.limit(self), capacity.decoder.n_readable);
+        let limit = capacity.limit(self);
+        let vocab = capacity.decoder.n_readable;
         let refuse = |text: String| Err(Failure::invalid(text).with_param("resume"));
-        // A prompt that fills the context has room for one token, which ends the answer.
+        // A prompt that fills the context has room for one token, which ends the completion.
         if self.n_given() > limit.max(self.prepared.tokens.len() + 1) {
             return refuse(format!(
-                "prompt and answer have {} tokens, this server holds {limit}",
+                "prompt and completion have {} tokens, this server holds {limit}",
                 self.n_given()
             ));
         }
         match resumed.tokens.iter().find(|token| **token as usize >= vocab) {
             Some(token) => {
-                refuse(format!("the answer has token {token}, the model has tokens below {vocab}"))
+                refuse(format!("the completion has token {token}, the model has tokens below {vocab}"))
             }
             None => Ok(()),
         }
@@ -157,7 +159,7 @@ impl Arrival {
             let text = format!("the prompt has {} tokens, this server holds {limit}", tokens.len());
             return Err(Failure::new(FailureClass::TooLarge, text).with_param("prompt"));
         }
-        // Placeholders are never looked up, so they may lie outside the vocabulary.
+        // Embeddings of placeholders are replaced, so their ids may lie outside the vocabulary.
         let in_span = |i: usize| self.prepared.spans.iter().any(|s| span_of(s).contains(&i));
         let vocab = capacity.decoder.n_readable;
         match tokens.iter().enumerate().find(|(i, t)| **t as usize >= vocab && !in_span(*i)) {
@@ -170,12 +172,14 @@ impl Arrival {
     }
 
     fn check_beams(&self, capacity: &Capacity) -> Result<(), Failure> {
-        let (width, most) = (self.width(), capacity.max_sequences);
+        let width = self.width();
+        let most = capacity.max_sequences;
         if width > most {
             let text = format!("num_beams is {width}, this server runs up to {most} at once");
             return Err(Failure::invalid(text).with_param("num_beams"));
         }
-        let (n_tokens, limit) = (self.prepared.tokens.len(), capacity.limit(self));
+        let n_tokens = self.prepared.tokens.len();
+        let limit = capacity.limit(self);
         if width > 1 && n_tokens > limit {
             let text =
                 format!("the prompt has {n_tokens} tokens, this server holds {limit} with {width} beams");
@@ -231,7 +235,7 @@ impl Arrival {
     }
 }
 
-/// The tokens of a span.
+/// Token range of a span.
 pub(crate) fn span_of(span: &triptych_models::prompt::ItemSpan) -> std::ops::Range<usize> {
     let first = span.first_token as usize;
     first..first + span.n_tokens as usize

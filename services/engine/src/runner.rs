@@ -1,21 +1,19 @@
-//! Runs a plan on a decoder: moves of blocks first, then projections, then one forward.
-//!
-//! It knows no scheduling: what the plan names is what runs.
+//! Runs a plan on a decoder: block moves first, then projections, then one forward. It knows no scheduling.
 
 use crate::align::AlignJob;
 use crate::blocks::BlockPair;
-use crate::plan::{BlockMove, Plan};
+use crate::plan::{BlockMove, StepPlan};
 use thiserror::Error;
 use triptych_models::ModelError;
 use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput};
 
-/// A step did not run. Every sequence in it is lost; the decoder can run the next one.
+/// A step did not run. Every sequence in it fails; the decoder can run the next step.
 #[derive(Debug, Error)]
 pub enum RunError {
-    /// The decoder refused it.
+    /// The decoder refused the step.
     #[error(transparent)]
     Decoder(#[from] ModelError),
-    /// An encoder output is shorter than its description.
+    /// An encoder output is shorter than its metadata say.
     #[error("rows {first}..{end} of an encoder output are missing")]
     Rows {
         /// First row wanted.
@@ -23,12 +21,12 @@ pub enum RunError {
         /// One past the last.
         end: usize,
     },
-    /// The decoder answered with another number of logits.
+    /// The decoder returned another number of logits than asked for.
     #[error("{actual} logits for {expected}")]
     Logits {
         /// Rows times vocabulary.
         expected: usize,
-        /// As given.
+        /// Returned number.
         actual: usize,
     },
 }
@@ -46,7 +44,7 @@ impl Runner {
         Self { decoder, info }
     }
 
-    /// The decoder's sizes.
+    /// Sizes of the decoder.
     pub fn info(&self) -> DecoderInfo {
         self.info
     }
@@ -56,7 +54,7 @@ impl Runner {
         self.info.vocab
     }
 
-    /// Runs a pass over known tokens; returns `[n_heads, n_tokens, n_rows]`.
+    /// Cross-attention weights of a pass over known tokens, `[n_heads, n_tokens, n_rows]`.
     ///
     /// # Errors
     /// [`RunError`].
@@ -71,7 +69,7 @@ impl Runner {
     ///
     /// # Errors
     /// [`RunError`]; blocks written by then hold nothing that may be read.
-    pub fn run(&mut self, plan: &Plan) -> Result<Vec<f32>, RunError> {
+    pub fn run(&mut self, plan: &StepPlan) -> Result<Vec<f32>, RunError> {
         self.move_blocks(&plan.moves)?;
         for projection in &plan.projections {
             let first = projection.key.first_row as usize;
@@ -99,13 +97,14 @@ impl Runner {
             cross_from: self.info.cross_optional.then_some(&plan.cross_from[..]),
             logit_rows: &plan.logit_rows,
         })?;
-        let (expected, actual) = (plan.logit_rows.len() * self.info.vocab, logits.len());
+        let expected = plan.logit_rows.len() * self.info.vocab;
+        let actual = logits.len();
         if expected == actual { Ok(logits) } else { Err(RunError::Logits { expected, actual }) }
     }
 }
 
 impl Runner {
-    /// Runs of the same kind are one call; their order is kept.
+    /// Consecutive moves of one kind are one call; their order is kept.
     fn move_blocks(&mut self, moves: &[BlockMove]) -> Result<(), ModelError> {
         for alike in moves.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {
             let pairs: Vec<(u32, u32)> = alike.iter().map(|m| indices(m.pair())).collect();
@@ -127,6 +126,7 @@ fn f32_rows(
     output: &triptych_core::EncoderOutput,
     rows: std::ops::Range<usize>,
 ) -> Result<Vec<f32>, RunError> {
-    let (first, end) = (rows.start, rows.end);
+    let first = rows.start;
+    let end = rows.end;
     output.rows_f32(first, rows.len()).ok_or(RunError::Rows { first, end })
 }

@@ -1,26 +1,25 @@
 //! Chooses a token from logits: greedy, or a draw after temperature, top-k, top-p and min-p, in the order of
 //! transformers' `generate`. `tests/choosing` holds the distribution against the reference.
 //!
-//! A choice is a function of the logits, the settings, the seed, the answer's index and the place of the token
-//! in the answer, and of nothing else: what else was in the batch, or that the sequence was preempted, cannot
-//! change it. Log-probabilities are of the model's own distribution after the family's rules, before
-//! temperature and cuts. It knows no tokenizer.
+//! A choice is a function of logits, settings, seed, choice index and token index, and of nothing else. Neither
+//! the rest of the batch nor a preemption can change it. Log-probabilities are of the model's own distribution
+//! after the family's rules, before temperature and cuts. It knows no tokenizer.
 //!
-//! The random number of a place is 53 bits of BLAKE3 over seed, answer and place. A hash is specified for good,
-//! as generators of libraries are not: a seed gives the same answer in every version.
+//! The random number of a token is 53 bits of BLAKE3 over seed, choice index and token index. A hash is
+//! specified for good, as generators of libraries are not: a seed gives the same completion in every version.
 
 use std::cmp::Ordering;
 use thiserror::Error;
 use triptych_core::sampling::SamplingParams;
 use triptych_models::logits;
 
-/// Logits that nothing can be chosen from. Our bug, or a broken weight; only this sequence ends by it.
+/// Logits that allow no choice: our bug, or a broken weight. Only this sequence fails.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 pub enum SampleError {
     /// NaN or positive infinity.
     #[error("the logit of token {token} is {value}")]
     NotFinite {
-        /// The token.
+        /// Token id.
         token: usize,
         /// Its logit.
         value: f32,
@@ -28,15 +27,16 @@ pub enum SampleError {
     /// Every token is ruled out.
     #[error("none of {vocab} tokens is allowed")]
     NothingAllowed {
-        /// How many there are.
+        /// Size of the vocabulary.
         vocab: usize,
     },
 }
 
-/// Separates these random numbers from every other use of the hash. A change of it changes every answer.
+/// Context of the hash, so that these numbers are independent of its other uses. A change of it changes every
+/// completion.
 const DRAW: &str = "triptych 2026-11 draw of a token";
 
-/// How one sequence chooses.
+/// Sampling settings of one completion.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     temperature: f32,
@@ -47,11 +47,11 @@ pub struct Sampler {
     choice: u32,
 }
 
-/// A token, and its weight in a draw relative to the most probable one.
+/// Token id and its weight relative to the most probable token.
 type Candidate = (u32, f32);
 
 impl Sampler {
-    /// A sampler; without a seed of its own it draws one, once.
+    /// A sampler; without a seed it draws one, once.
     pub fn new(params: &SamplingParams, choice: u32) -> Self {
         Self {
             temperature: params.temperature,
@@ -63,7 +63,7 @@ impl Sampler {
         }
     }
 
-    /// Chooses token number `n_generated` of the answer from `logits [vocab]`; `-inf` rules a token out.
+    /// Chooses token number `n_generated` of the completion from `logits [vocab]`; `-inf` rules a token out.
     ///
     /// # Errors
     /// [`SampleError`] if the logits allow no choice.
@@ -72,17 +72,17 @@ impl Sampler {
         if self.temperature <= 0.0 || self.top_k == Some(1) {
             return Ok(best.0);
         }
-        let place = self.uniform(n_generated);
+        let share = self.uniform(n_generated);
         let drawn = if self.top_k.is_none() && self.top_p >= 1.0 && self.min_p <= 0.0 {
-            draw_of_all(&logits::weights(logits, best.1, self.temperature), place)
+            draw_of_all(&logits::weights(logits, best.1, self.temperature), share)
         } else {
             let candidates = self.cut(logits, best.1);
-            draw(&candidates, place * sum(&candidates))
+            draw(&candidates, share * sum(&candidates))
         };
         Ok(drawn.unwrap_or(best.0))
     }
 
-    /// What the cuts leave, with its weights.
+    /// Candidates after the cuts, with their weights.
     fn cut(&self, logits: &[f32], max: f32) -> Vec<Candidate> {
         let (is_nucleus, share) = (self.top_p < 1.0, f64::from(self.top_p));
         let mut candidates = if let Some(k) = self.top_k {
@@ -103,14 +103,14 @@ impl Sampler {
         candidates
     }
 
-    /// The top k with their weights, in the order of their tokens.
+    /// The top k with their weights, in the order of token ids.
     fn top(&self, logits: &[f32], max: f32, k: usize) -> Vec<Candidate> {
         let kept = at_least(logits, kth_largest(logits, k)).into_iter();
         let weighed = kept.map(|(token, logit)| (token, logits::exp((logit - max) / self.temperature)));
         weighed.filter(|c| c.1 > 0.0).collect()
     }
 
-    /// In `[0, 1)`. A function of the place: there is no state that a preempted sequence could lose.
+    /// A number in `[0, 1)`. Stateless, so that a preempted sequence loses nothing.
     fn uniform(&self, n_generated: usize) -> f64 {
         let mut hash = blake3::Hasher::new_derive_key(DRAW);
         hash.update(&self.seed.to_le_bytes());
@@ -122,12 +122,12 @@ impl Sampler {
     }
 }
 
-/// Natural logarithms of the probabilities of some tokens.
+/// Natural logarithms of token probabilities.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
-    /// Of the token asked for.
+    /// Log-probability of the chosen token.
     pub chosen: f32,
-    /// The most probable tokens, best first.
+    /// Most probable tokens, best first.
     pub top: Vec<(u32, f32)>,
 }
 
@@ -145,7 +145,7 @@ pub fn logprobs(logits: &[f32], token: u32, n_top: usize) -> Logprobs {
     Logprobs { chosen: value(chosen), top: top.into_iter().map(|(t, logit)| (t, value(logit))).collect() }
 }
 
-/// Turns `logits [vocab]` into their log-probabilities. Without a finite one they stay as they are.
+/// Turns `logits [vocab]` into log-probabilities. Logits without a finite value stay as they are.
 pub fn log_softmax(logits: &mut [f32]) {
     let norm = logits::log_sum_exp(logits);
     if norm.is_finite() {
@@ -153,7 +153,7 @@ pub fn log_softmax(logits: &mut [f32]) {
     }
 }
 
-/// The most probable token, the lowest of equals.
+/// Most probable token, the lowest id of equals.
 fn best(logits: &[f32]) -> Result<Candidate, SampleError> {
     match logits::best(logits) {
         Ok(Some((token, logit))) => Ok((token as u32, logit)),
@@ -167,10 +167,10 @@ fn by_weight(a: &Candidate, b: &Candidate) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
-/// Values that are passed over together where none of them is large enough, which most are not.
+/// Values that are skipped together when none of them is large enough, as is usual.
 const SCANNED: usize = 256;
 
-/// Those of at least so much, in the order of their tokens.
+/// Values that are at least `least`, in the order of token ids.
 fn at_least(values: &[f32], least: f32) -> Vec<Candidate> {
     let mut found = Vec::new();
     for (i, stretch) in values.chunks(SCANNED).enumerate() {
@@ -187,14 +187,15 @@ fn kth_largest(logits: &[f32], k: usize) -> f32 {
     if k == 0 || k >= logits.len() {
         return f32::NEG_INFINITY;
     }
-    let (mut kept, mut floor) = (Vec::new(), f32::NEG_INFINITY);
+    let mut kept = Vec::new();
+    let mut floor = f32::NEG_INFINITY;
     let keep = |kept: &mut Vec<f32>| {
         let kth = *kept.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1;
         kept.truncate(k);
         kth
     };
     for stretch in logits.chunks(SCANNED) {
-        // One that equals the floor would not move it.
+        // A value equal to the floor would not move it.
         if kept.len() < k || logits::largest(stretch) > floor {
             kept.extend(stretch.iter().copied().filter(|value| *value >= floor));
         }
@@ -213,8 +214,8 @@ fn keep_top(candidates: &mut Vec<Candidate>, k: usize) {
     }
 }
 
-/// Keeps the fewest candidates that reach `mass`, heaviest first. A whole vocabulary is never sorted when a
-/// few tokens hold the mass, as they do.
+/// Keeps the fewest candidates that reach `mass`, heaviest first. Sorts only the heaviest, which hold the mass
+/// as a rule.
 fn keep_nucleus(candidates: &mut Vec<Candidate>, mass: f64) {
     let mut n_sorted = 64;
     loop {
@@ -236,10 +237,10 @@ fn keep_nucleus(candidates: &mut Vec<Candidate>, mass: f64) {
     }
 }
 
-/// Weights that are looked at first: those above hold most of the mass, mostly.
+/// Thresholds tried in turn: weights above them usually hold the mass.
 const HEAVY: [f32; 2] = [1.0 / 64.0, 1.0 / 4096.0];
 
-/// The fewest of all tokens that reach a share of the mass, heaviest first.
+/// Fewest tokens that reach a share of the mass, heaviest first.
 fn nucleus(weights: &[f32], share: f64) -> Vec<Candidate> {
     let mass = share * logits::sums(weights).sum::<f64>();
     let heavy = HEAVY.into_iter().map(|least| at_least(weights, least));
@@ -249,10 +250,10 @@ fn nucleus(weights: &[f32], share: f64) -> Vec<Candidate> {
     candidates
 }
 
-/// The token at a place from 0 to 1 on the line of all weights.
-fn draw_of_all(weights: &[f32], place: f64) -> Option<u32> {
+/// Token at `share`, in `[0, 1)`, of the cumulative sum of all weights.
+fn draw_of_all(weights: &[f32], share: f64) -> Option<u32> {
     let sums: Vec<f64> = logits::sums(weights).collect();
-    let point = place * sums.iter().sum::<f64>();
+    let point = share * sums.iter().sum::<f64>();
     let mut reached = 0.0;
     for (i, (stretch, sum)) in weights.chunks(logits::STRETCH).zip(sums).enumerate() {
         if point < reached + sum {
@@ -269,7 +270,7 @@ fn sum(candidates: &[Candidate]) -> f64 {
     candidates.iter().map(|c| f64::from(c.1)).sum()
 }
 
-/// The candidate at `point` on the line of all weights; the last one when rounding leads past the end.
+/// Candidate at `point` of the cumulative sum of weights; the last one when rounding leads past the end.
 fn draw(candidates: &[Candidate], point: f64) -> Option<u32> {
     let mut reached = 0.0;
     let hit = candidates.iter().find(|c| {
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn seed_answer_and_place_each_change_the_draw() {
+    fn seed_choice_and_token_index_each_change_the_draw() {
         let logits = [0.0; 50];
         let run = |seed, choice| {
             let params = SamplingParams { seed: Some(seed), ..SamplingParams::default() };
@@ -347,7 +348,7 @@ mod tests {
         assert!(run(1, 0).iter().collect::<BTreeSet<_>>().len() > 5);
     }
 
-    /// What seeds draw is a promise to clients: numbers from here have to be the same in every version.
+    /// Seeds are a contract with clients: the numbers drawn must be the same in every version.
     #[test]
     fn a_seed_draws_the_same_numbers_for_good() {
         let sampler = Sampler::new(&SamplingParams { seed: Some(42), ..SamplingParams::default() }, 3);
@@ -380,7 +381,7 @@ mod tests {
         assert_eq!(logprobs(&logits, 3, 0).top, []);
     }
 
-    /// What all of that does in the plainest way.
+    /// Reference implementation of the sampler, by full sorts.
     fn drawn_plainly(sampler: &Sampler, logits: &[f32], n_generated: usize) -> u32 {
         let max = logits.iter().copied().fold(NO, f32::max);
         let mut all: Vec<Candidate> = (0..).zip(logits.iter().copied()).collect();
@@ -422,7 +423,8 @@ mod tests {
             let sampler = sampler(params.clone());
             let differ = (0..300)
                 .filter(|i| sampler.choose(&logits, *i).unwrap() != drawn_plainly(&sampler, &logits, *i));
-            // Sums are rounded elsewhere, so that a place within that of an edge is on its other side.
+            // Sums are rounded in another order, so a point within rounding of an edge may fall on its other
+            // side.
             assert!(differ.count() <= 1, "{params:?}");
         }
     }
@@ -439,7 +441,7 @@ mod tests {
         }
 
         #[test]
-        // Whole numbers scaled: proptest's own ranges of floats overflow for some seeds (proptest 1.12).
+        // Scaled integers: proptest's own ranges of floats overflow for some seeds (proptest 1.12).
         fn nucleus_is_that_of_a_full_sort(weights in prop::collection::vec(1u16..1000, 1..1500), p in 1u32..100) {
             let weights = weights.into_iter().map(|w| f32::from(w) / 1000.0);
             let p = f64::from(p) / 100.0;

@@ -1,20 +1,20 @@
-//! Who runs next: continuous batching over one line of sequences.
+//! Continuous batching over one queue of sequences.
 //!
-//! A step serves, under a budget of rows: first every decoding sequence (one row for each of its branches),
-//! then those that are reading their prompt, then new ones. The rules, each with a test of its name in
-//! `tests/engine`:
+//! A step fills a budget of rows: first every decoding sequence (one row for each of its branches), then
+//! sequences that prefill, then waiting ones. The rules, each with a test of its name in `tests/engine`:
 //!
-//! - Who goes first: the smaller priority, then the tenant that was served least, then who came first.
-//! - A sequence reads up to the first item that is not here. There it gives up its place and its blocks, whose
-//!   contents stay findable while nobody needs them, and goes on when the item has come: one that waits for an
-//!   item is passed over, one that waits for blocks is not.
-//! - After a step that read beside those that write, these go on alone until they have had their share of the time.
-//! - Blocks for all tokens so far are taken on admission, so a prompt that started is never short of them.
-//! - When decoding runs out of blocks, the least urgent and youngest gives up its own and keeps its place in
-//!   line; its keys and values go to the host or are computed again. The first in line always gets on, so
-//!   every step makes progress. A more urgent newcomer makes less urgent ones give way in the same manner.
-//! - The line is bounded; a sequence ends when its time is over, and before it costs work if even the best
-//!   rate measured so far cannot make it; what ended holds nothing.
+//! - Order of admission: the smaller priority, then the least served tenant, then the earliest request.
+//! - A sequence prefills up to the first item that is not loaded. There it leaves the device; its blocks stay in
+//!   the prefix cache, and it goes on when the item is loaded. Others overtake a sequence that waits for an
+//!   item, not one that waits for blocks.
+//! - After a step that prefilled beside decoding sequences, these run alone until they have had their share of
+//!   time.
+//! - Admission takes blocks for all tokens so far, so a prefill that started never runs out of them.
+//! - When decoding runs out of blocks, the least urgent and youngest sequence is preempted and keeps its place
+//!   in the queue; its KV is swapped to the host or recomputed. The first in the queue always advances, so every
+//!   step makes progress. A more urgent new sequence preempts less urgent ones in the same way.
+//! - The queue is bounded. A sequence ends at its deadline, or before it costs work if even the best rate
+//!   measured so far cannot meet the deadline. A sequence that ended holds nothing.
 //!
 //! Pure: it reads no clock, runs no decoder and chooses no token. The idea is that of vLLM's v1 scheduler
 //! (<https://github.com/vllm-project/vllm/blob/v0.11.0/vllm/v1/core/sched/scheduler.py>), where prefill is
@@ -22,108 +22,109 @@
 //! (<https://arxiv.org/abs/2401.00588>).
 
 mod admission;
-mod ending;
-mod order;
-mod pace;
+mod deadline;
+mod expiry;
+mod fair_queue;
+mod decode_share;
 mod preemption;
-mod serving;
-mod sketch;
+mod running;
+mod plan_builder;
 
 use crate::blocks::BlockPool;
-use crate::config::{Pools, Preemption, PrefixCache};
+use crate::config::{PoolSizes, Preemption, PrefixCache};
 use crate::cross::CrossCache;
 use crate::items::ItemTable;
-use crate::plan::Plan;
-use crate::rates::{Rates, StepShape};
-use crate::request::{Arrival, Capacity, SequenceId};
-use crate::sequence::{Phase, Place, Sequence};
-use order::Shares;
-use pace::{Did, Pace};
-use sketch::Sketch;
+use crate::plan::StepPlan;
+use crate::request::{Capacity, SequenceId, SequenceRequest};
+use crate::sequence::{Phase, QueueKey, Sequence};
+use crate::step_rates::{StepRates, StepShape};
+use deadline::DeadlineCheck;
+use decode_share::{DecodeShare, StepMix};
+use fair_queue::TenantShares;
+use plan_builder::PlanBuilder;
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{Failure, FailureClass};
 use triptych_models::decoder::DecoderInfo;
 
-/// How much runs and waits at once, and how it gives way.
+/// Bounds of the queue and the running batch, and the preemption policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
-    /// Rows of a step; also where projections of a step stop.
+pub struct SchedulerConfig {
+    /// Most rows of a step; also the point at which a step takes no further projections.
     pub token_budget: usize,
-    /// Hundredths of the time in which sequences that write go on alone, while others read.
+    /// Share of engine time for decode-only steps while prompts wait, in percent.
     pub decode_share: u8,
-    /// Sequences that hold blocks; a beam counts as one.
+    /// Most run slots; a beam takes one.
     pub max_sequences: usize,
-    /// Answers in line that do not.
+    /// Most completions that wait.
     pub max_waiting: usize,
-    /// Whether full blocks are found again.
+    /// Reuse of full blocks by prefix key.
     pub prefix_cache: PrefixCache,
-    /// What becomes of the blocks of a sequence that gives way.
+    /// Fate of the KV of a preempted sequence.
     pub preemption: Preemption,
 }
 
-/// Tokens that may follow those of single greedy sequences, by the name of the sequence.
-pub type Drafts = HashMap<SequenceId, Vec<u32>>;
+/// Draft tokens of single greedy sequences, by sequence id.
+pub type DraftTokens = HashMap<SequenceId, Vec<u32>>;
 
-/// What happened since the start.
+/// Counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Sequences that gave up their blocks for others.
+pub struct SchedulerCounters {
+    /// Preempted sequences.
     pub preemptions: u64,
-    /// Of those, how many left their keys and values on the host.
+    /// Preempted sequences whose KV was swapped to the host.
     pub swaps: u64,
     /// Prompt tokens of sequences that started.
     pub prompt_tokens: u64,
-    /// Of those, how many were found in blocks.
+    /// Prompt tokens that were found in the prefix cache.
     pub cached_tokens: u64,
     /// Rows that steps computed.
     pub computed_tokens: u64,
-    /// Tokens that were proposed.
+    /// Draft tokens that were verified.
     pub drafted_tokens: u64,
-    /// Of those, how many were right.
+    /// Draft tokens that were accepted.
     pub accepted_tokens: u64,
 }
 
-/// The line, and the blocks that sequences in it hold.
+/// The queue of sequences, and the blocks that they hold.
 #[derive(Debug)]
 pub struct Scheduler {
-    bounds: Bounds,
+    config: SchedulerConfig,
     capacity: Capacity,
     pool: BlockPool,
     host: BlockPool,
     cross: CrossCache,
     items: ItemTable,
-    /// Every live sequence at its place. A preempted one never leaves it.
-    line: BTreeMap<Place, Sequence>,
-    /// Where each answer is.
-    places: HashMap<SequenceId, Place>,
-    shares: Shares,
-    rates: Rates,
-    pace: Pace,
-    n_arrived: u64,
-    counts: Counts,
+    /// Every live sequence in order of arrival; preempted ones keep their key.
+    sequences: BTreeMap<QueueKey, Sequence>,
+    /// Key of the sequence of each completion.
+    queue_keys: HashMap<SequenceId, QueueKey>,
+    shares: TenantShares,
+    rates: StepRates,
+    decode_pacing: DecodeShare,
+    n_requests: u64,
+    counts: SchedulerCounters,
 }
 
-/// What comes of planning a step.
+/// Result of planning a step.
 #[derive(Debug, Default)]
 pub struct Step {
-    /// What to run.
-    pub plan: Plan,
-    /// Answers that ended before it.
+    /// Work of the step.
+    pub plan: StepPlan,
+    /// Completions that failed before the step.
     pub failed: Vec<(SequenceId, Failure)>,
-    /// Whether a sequence came onto the device or left it: the next step may have something to run when this one
-    /// had nothing.
+    /// True if a sequence came onto the device or left it: the next step may have work when this one has none.
     pub changed: bool,
 }
 
 impl Scheduler {
-    /// An empty line over pools of the given sizes.
-    pub fn new(bounds: Bounds, decoder: DecoderInfo, pools: Pools) -> Self {
+    /// An empty queue over pools of the given sizes.
+    pub fn new(config: SchedulerConfig, decoder: DecoderInfo, pools: PoolSizes) -> Self {
         let context = decoder.max_context.min(pools.own.saturating_mul(KV_BLOCK_TOKENS));
-        let max_sequences = bounds.max_sequences;
+        let max_sequences = config.max_sequences;
         Self {
-            bounds,
+            config,
             capacity: Capacity {
                 decoder,
                 self_blocks: pools.own,
@@ -135,74 +136,75 @@ impl Scheduler {
             host: BlockPool::new(pools.host),
             cross: CrossCache::new(pools.cross),
             items: ItemTable::default(),
-            line: BTreeMap::new(),
-            places: HashMap::new(),
-            shares: Shares::default(),
-            rates: Rates::default(),
-            pace: Pace::new(bounds.decode_share),
-            n_arrived: 0,
-            counts: Counts::default(),
+            sequences: BTreeMap::new(),
+            queue_keys: HashMap::new(),
+            shares: TenantShares::default(),
+            rates: StepRates::default(),
+            decode_pacing: DecodeShare::new(config.decode_share),
+            n_requests: 0,
+            counts: SchedulerCounters::default(),
         }
     }
 
-    /// Puts a sequence at the end of the line.
+    /// Appends a sequence to the queue.
     ///
     /// # Errors
-    /// It can never run here ([`Arrival::check`]), or the line is full ([`FailureClass::Overloaded`]).
-    pub fn arrive(&mut self, arrival: &Arrival, now: Instant) -> Result<(), Failure> {
-        arrival.check(&self.capacity)?;
-        let limit = self.bounds.max_waiting;
-        if self.n_waiting() + arrival.ids.len() > limit {
+    /// The sequence can never run here ([`SequenceRequest::check`]), or the queue is full
+    /// ([`FailureClass::Overloaded`]).
+    pub fn add(&mut self, request: &SequenceRequest, now: Instant) -> Result<(), Failure> {
+        request.check(&self.capacity)?;
+        let limit = self.config.max_waiting;
+        if self.n_waiting() + request.ids.len() > limit {
             let text = format!("{limit} sequences are waiting, which is the limit; try again later");
             return Err(Failure::new(FailureClass::Overloaded, text));
         }
-        let limit = self.capacity.limit(arrival);
-        let mut sequence = Sequence::new(arrival, limit, &mut self.items, now);
-        ending::can_make_it(&mut sequence, (&self.rates, &self.pool), now)?;
-        let place = Place { arrival: self.n_arrived, answer: 0 };
-        self.n_arrived += 1;
+        let limit = self.capacity.limit(request);
+        let mut sequence = Sequence::new(request, limit, &mut self.items, now);
+        DeadlineCheck { rates: &self.rates, pool: &self.pool, now }.check(&mut sequence)?;
+        let queue_key = QueueKey { request: self.n_requests, completion: 0 };
+        self.n_requests += 1;
         self.shares.join(sequence.tenant);
-        self.line.insert(place, sequence);
-        self.places.extend(arrival.ids.iter().map(|id| (*id, place)));
+        self.sequences.insert(queue_key, sequence);
+        self.queue_keys.extend(request.ids.iter().map(|id| (*id, queue_key)));
         Ok(())
     }
 
-    /// Where items are delivered.
+    /// Encoder outputs by content key; items are delivered here.
     pub fn items(&self) -> &ItemTable {
         &self.items
     }
 
-    /// A live sequence, by any of its answers.
+    /// A live sequence, by any of its completions.
     pub fn get(&self, id: SequenceId) -> Option<&Sequence> {
-        self.line.get(self.places.get(&id)?)
+        self.sequences.get(self.queue_keys.get(&id)?)
     }
 
-    /// Sequences that write one token after the other, for whom drafts may be made.
-    pub fn writing(&self) -> impl Iterator<Item = &Sequence> {
-        self.line.values().filter(|s| s.is_single() && s.is_decoding())
+    /// Single sequences that decode, for which draft tokens may be proposed.
+    pub fn decoding(&self) -> impl Iterator<Item = &Sequence> {
+        self.sequences.values().filter(|s| s.is_single() && s.is_decoding())
     }
 
     /// Plans the next step.
-    pub fn step(&mut self, now: Instant, drafts: &mut Drafts) -> Step {
+    pub fn step(&mut self, now: Instant, drafts: &mut DraftTokens) -> Step {
         let n_preempted = self.counts.preemptions;
-        let failed = self.reap(now);
-        let mut sketch = Sketch::new(self.bounds.token_budget);
-        let parked = self.park();
-        self.decode(&mut sketch, drafts);
-        if sketch.rows.is_empty() || !self.pace.only_writes() {
-            self.read(&mut sketch);
-            self.admit(&mut sketch, now);
+        let failed = self.take_failed(now);
+        let mut builder = PlanBuilder::new(self.config.token_budget);
+        let suspended = self.suspend_blocked();
+        self.decode(&mut builder, drafts);
+        if builder.rows.is_empty() || !self.decode_pacing.only_decodes() {
+            self.prefill(&mut builder);
+            self.admit(&mut builder, now);
         }
-        let changed = parked || sketch.n_admitted > 0 || self.counts.preemptions > n_preempted;
-        Step { plan: self.lay_out(sketch), failed, changed }
+        let changed = suspended || builder.n_admitted > 0 || self.counts.preemptions > n_preempted;
+        Step { plan: self.build_plan(builder), failed, changed }
     }
 
-    fn lay_out(&mut self, sketch: Sketch) -> Plan {
-        let Sketch { moves, moved, projections, .. } = sketch;
-        let mut plan = Plan { moves, moved, projections, ..Plan::default() };
-        for rows in sketch.rows {
-            if let Some(sequence) = self.line.get_mut(&rows.place) {
-                sequence.tally.n_drafted += rows.drafts.len();
+    fn build_plan(&mut self, builder: PlanBuilder) -> StepPlan {
+        let PlanBuilder { moves, moved, projections, .. } = builder;
+        let mut plan = StepPlan { moves, moved, projections, ..StepPlan::default() };
+        for rows in builder.rows {
+            if let Some(sequence) = self.sequences.get_mut(&rows.queue_key) {
+                sequence.token_counts.n_drafted += rows.drafts.len();
                 self.counts.drafted_tokens += rows.drafts.len() as u64;
                 plan.push(sequence, rows.branch, rows.tokens, rows.drafts);
             }
@@ -210,24 +212,24 @@ impl Scheduler {
         plan
     }
 
-    /// The plan ran, and took this long: what it computed can be read from now on.
-    pub fn commit(&mut self, plan: &Plan, took: Duration) {
+    /// Records that the plan ran in this time: its KV is readable from here on.
+    pub fn commit(&mut self, plan: &StepPlan, took: Duration) {
         for projection in &plan.projections {
             self.cross.filled(&projection.key);
         }
         self.counts.computed_tokens += plan.n_rows() as u64;
-        let reads = plan.chunks.iter().any(|c| c.tokens.len() > 1) || !plan.projections.is_empty();
-        self.rates.observe(StepShape { n_rows: plan.n_rows(), reads }, took);
-        let writes = plan.chunks.iter().any(|c| c.tokens.len() == 1);
-        self.pace.note(Did { reads, writes }, took);
+        let prefills = plan.chunks.iter().any(|c| c.tokens.len() > 1) || !plan.projections.is_empty();
+        self.rates.observe(StepShape { n_rows: plan.n_rows(), prefills }, took);
+        let decodes = plan.chunks.iter().any(|c| c.tokens.len() == 1);
+        self.decode_pacing.observe(StepMix { prefills, decodes }, took);
         for chunk in &plan.chunks {
             self.advance(chunk.id, chunk.branch, chunk.tokens.end);
         }
     }
 
-    /// The plan did not run: nothing that it was to write is ever read. The caller retires the sequences of its
-    /// chunks; others whose blocks it was to move compute them again.
-    pub fn roll_back(&mut self, plan: &Plan) {
+    /// Discards a plan that did not run: none of its KV is ever read. The caller retires the sequences of its
+    /// chunks; other sequences whose blocks it was to move are recomputed.
+    pub fn roll_back(&mut self, plan: &StepPlan) {
         self.cross.discard_unfilled();
         for id in &plan.moved {
             if let Some(sequence) = self.get_mut(*id) {
@@ -236,7 +238,7 @@ impl Scheduler {
         }
     }
 
-    /// Writes a token, unless the context is full then: `false` when no further one fits.
+    /// Appends a token. `false` when the context is full.
     pub fn push(&mut self, id: SequenceId, token: u32, now: Instant) -> bool {
         self.get_mut(id).is_some_and(|sequence| {
             sequence.milestones.first_token.get_or_insert(now);
@@ -245,41 +247,41 @@ impl Scheduler {
         })
     }
 
-    /// The token just written was a draft of the step that ran, so it is computed.
+    /// Marks the token just appended as an accepted draft, whose KV is computed already.
     pub fn accept(&mut self, id: SequenceId) {
         let Some(sequence) = self.get_mut(id) else { return };
-        sequence.tally.n_accepted += 1;
+        sequence.token_counts.n_accepted += 1;
         let n_computed = sequence.n_computed() + 1;
         self.counts.accepted_tokens += 1;
         self.advance(id, 0, n_computed);
     }
 
-    /// All answers but the first become sequences of their own, at their places in line; those for whom there is
-    /// no running place wait. Returns all names, the first one's first.
+    /// Splits all completions but the first into sequences of their own, next to it in the queue. Forks without
+    /// a run slot wait. Returns all ids, the first one's first.
     pub fn fork(&mut self, id: SequenceId) -> Vec<SequenceId> {
-        let Some(place) = self.places.get(&id).copied() else { return Vec::new() };
+        let Some(queue_key) = self.queue_keys.get(&id).copied() else { return Vec::new() };
         let n_running = self.n_running();
-        let Some(sequence) = self.line.get_mut(&place) else { return Vec::new() };
-        let answers = sequence.answers.clone();
-        sequence.answers.truncate(1);
+        let Some(sequence) = self.sequences.get_mut(&queue_key) else { return Vec::new() };
+        let completions = sequence.completions.clone();
+        sequence.completions.truncate(1);
         let mut forks = Vec::new();
-        for (i, answer) in (1..).zip(&answers[1..]) {
-            let mut fork = sequence.fork(*answer);
-            if n_running + i as usize > self.bounds.max_sequences {
+        for (i, completion) in (1..).zip(&completions[1..]) {
+            let mut fork = sequence.fork(*completion);
+            if n_running + i as usize > self.config.max_sequences {
                 fork.phase = Phase::Waiting;
             }
-            forks.push((Place { answer: place.answer + i, ..place }, fork));
+            forks.push((QueueKey { completion: queue_key.completion + i, ..queue_key }, fork));
         }
-        for (place, fork) in forks {
-            self.places.insert(fork.id(), place);
+        for (queue_key, fork) in forks {
+            self.queue_keys.insert(fork.id(), queue_key);
             self.shares.join(fork.tenant);
-            self.line.insert(place, fork);
+            self.sequences.insert(queue_key, fork);
         }
-        answers
+        completions
     }
 
-    /// The branches of a sequence from now on, each a continuation of one there is; `false` when the context is
-    /// full then.
+    /// Replaces the branches of a sequence; each child continues a present branch. `false` when the context is
+    /// full.
     pub fn branch(&mut self, id: SequenceId, children: &[(usize, u32)], now: Instant) -> bool {
         self.get_mut(id).is_some_and(|sequence| {
             sequence.milestones.first_token.get_or_insert(now);
@@ -288,73 +290,72 @@ impl Scheduler {
         })
     }
 
-    /// Ends a sequence with all its answers, wherever it is. What it held is free when the result is dropped.
+    /// Removes a sequence with all its completions. Its blocks are free when the result is dropped.
     pub fn retire(&mut self, id: SequenceId) -> Option<Sequence> {
-        let sequence = self.line.remove(self.places.get(&id)?)?;
-        for answer in &sequence.answers {
-            self.places.remove(answer);
+        let sequence = self.sequences.remove(self.queue_keys.get(&id)?)?;
+        for completion in &sequence.completions {
+            self.queue_keys.remove(completion);
         }
         self.shares.leave(&sequence.tenant);
         Some(sequence)
     }
 
-    /// Nobody wants this answer any more. A sequence ends with its last answer; otherwise its name from now on
-    /// is returned.
+    /// Cancels a completion. A sequence ends with its last completion; otherwise returns its new id.
     pub fn abandon(&mut self, id: SequenceId) -> Option<SequenceId> {
         let sequence = self.get_mut(id)?;
-        if sequence.answers.len() == 1 {
+        if sequence.completions.len() == 1 {
             self.retire(id);
             return None;
         }
-        sequence.answers.retain(|answer| *answer != id);
+        sequence.completions.retain(|completion| *completion != id);
         let name = sequence.id();
-        self.places.remove(&id);
+        self.queue_keys.remove(&id);
         Some(name)
     }
 
-    /// Forgets every block that is kept for later.
+    /// Clears the prefix cache and the cross-attention cache.
     pub fn reset(&mut self) {
         self.pool.reset();
         self.cross.reset();
     }
 
-    /// The earliest deadline of all.
+    /// Earliest deadline of all sequences.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.line.values().map(|s| s.deadline).min()
+        self.sequences.values().map(|s| s.deadline).min()
     }
 
-    /// Running places that are taken.
+    /// Run slots in use.
     pub fn n_running(&self) -> usize {
-        self.line.values().filter(|s| s.residence().is_some()).map(Sequence::n_places).sum()
+        self.sequences.values().filter(|s| s.device_kv().is_some()).map(Sequence::n_run_slots).sum()
     }
 
-    /// Sequences that run and write.
+    /// Running sequences that decode.
     pub fn n_decoding(&self) -> usize {
-        self.line.values().filter(|s| s.residence().is_some() && s.is_decoding()).count()
+        self.sequences.values().filter(|s| s.device_kv().is_some() && s.is_decoding()).count()
     }
 
-    /// Answers whose sequences do not run.
+    /// Completions whose sequences do not run.
     pub fn n_waiting(&self) -> usize {
-        self.line.values().filter(|s| s.residence().is_none()).map(|s| s.answers.len()).sum()
+        self.sequences.values().filter(|s| s.device_kv().is_none()).map(|s| s.completions.len()).sum()
     }
 
-    /// Tokens that are there and not computed, of sequences that do not write.
+    /// Tokens to prefill, over all sequences.
     pub fn n_waiting_tokens(&self) -> usize {
-        let reading = self.line.values().filter(|s| !s.is_decoding());
+        let reading = self.sequences.values().filter(|s| !s.is_decoding());
         reading.map(|s| s.n_tokens().saturating_sub(s.n_computed())).sum()
     }
 
-    /// What happened since the start.
-    pub fn counts(&self) -> Counts {
+    /// Counters since the start.
+    pub fn counts(&self) -> SchedulerCounters {
         self.counts
     }
 
-    /// Self-attention blocks.
+    /// Pool of self-attention blocks on the device.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
     }
 
-    /// Self-attention blocks on the host.
+    /// Pool of self-attention blocks on the host.
     pub fn host(&self) -> &BlockPool {
         &self.host
     }
@@ -365,7 +366,7 @@ impl Scheduler {
     }
 
     fn get_mut(&mut self, id: SequenceId) -> Option<&mut Sequence> {
-        self.line.get_mut(self.places.get(&id)?)
+        self.sequences.get_mut(self.queue_keys.get(&id)?)
     }
 
     fn advance(&mut self, id: SequenceId, branch: usize, end: usize) {
@@ -374,11 +375,12 @@ impl Scheduler {
         }
     }
 
-    /// Running sequences, the first to be served first.
-    fn running(&self, which: impl Fn(&Sequence) -> bool) -> Vec<Place> {
-        let running = self.line.iter().filter(|(_, s)| s.residence().is_some() && which(s));
-        let mut places: Vec<(i32, Place)> = running.map(|(place, s)| (s.priority, *place)).collect();
-        places.sort_unstable();
-        places.into_iter().map(|(_, place)| place).collect()
+    /// Running sequences that match, most urgent first.
+    fn running(&self, which: impl Fn(&Sequence) -> bool) -> Vec<QueueKey> {
+        let running = self.sequences.iter().filter(|(_, s)| s.device_kv().is_some() && which(s));
+        let mut queue_keys: Vec<(i32, QueueKey)> =
+            running.map(|(queue_key, s)| (s.priority, *queue_key)).collect();
+        queue_keys.sort_unstable();
+        queue_keys.into_iter().map(|(_, queue_key)| queue_key).collect()
     }
 }

@@ -1,12 +1,12 @@
-//! One sequence: its tokens, its items, and how far the decoder has read.
+//! One sequence: its tokens, its items, and how far the decoder has computed them.
 //!
-//! Waiting → Running → gone; preemption leads back to Waiting, or aside to Swapped; abort leads out from
-//! anywhere. Blocks and the count of computed tokens live together in a [`Residence`], which only a running
-//! sequence has: to be preempted is to lose it, and with it the blocks.
+//! Waiting → Running → gone; preemption leads back to Waiting, or to Swapped; abort leads out from anywhere.
+//! Blocks and the count of computed tokens live together in a [`DeviceKv`], which only a running sequence has.
+//! Preemption takes it away, and the blocks with it.
 //!
-//! A sequence has one *branch*, its tokens. Under beam search it has one for each live beam, all of one
-//! length; they run, wait and give way together. Answers that are sampled are sequences of their own from
-//! their first token on ([`Sequence::fork`]). Where tokens come from is not known here.
+//! A sequence has one *branch*, its tokens. Under beam search it has one for each live beam, all of one length;
+//! they run, wait and are preempted together. Sampled completions are sequences of their own from their first
+//! token on ([`Sequence::fork`]). The module does not know how tokens are chosen.
 
 mod prompt;
 
@@ -14,158 +14,158 @@ use crate::blocks::{BlockTable, blocks_for};
 use crate::cross::{CrossCache, CrossKey};
 use crate::items::ItemTable;
 use crate::prefix::BlockParts;
-use crate::request::{Arrival, SequenceId};
-use prompt::Prompt;
+use crate::request::{SequenceId, SequenceRequest};
+use prompt::SharedPrompt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{EncoderOutput, Failure, PrefixKey, TenantId};
 
-/// A place in line, given once: arrivals in their order, the answers to each in theirs.
+/// Order of a sequence in the queue: by request, then by completion. Never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
-    /// Number of the arrival.
-    pub(crate) arrival: u64,
-    /// Number of the answer.
-    pub(crate) answer: u32,
+pub struct QueueKey {
+    /// Number of the request.
+    pub(crate) request: u64,
+    /// Number of the completion.
+    pub(crate) completion: u32,
 }
 
-/// What a running sequence holds on the device.
+/// KV blocks of a running sequence.
 #[derive(Debug)]
-pub struct Residence {
+pub struct DeviceKv {
     /// One for each branch.
-    pub branches: Vec<Resident>,
-    /// Its share of the cross-attention blocks, with cross-attention.
+    pub branches: Vec<BranchKv>,
+    /// Share of the cross-attention blocks, `None` without cross-attention.
     pub cross: Option<BlockTable>,
 }
 
-/// What one branch holds, on the device or on the host.
+/// KV blocks of one branch, on the device or on the host.
 #[derive(Debug)]
-pub struct Resident {
-    /// Self-attention blocks: on the device for all tokens so far, on the host for those that are computed.
+pub struct BranchKv {
+    /// Self-attention blocks: on the device for all tokens so far, on the host for the computed ones.
     pub table: BlockTable,
     /// Tokens whose keys and values are in the blocks.
     pub n_computed: usize,
 }
 
-/// Where a sequence is.
+/// Scheduling state.
 #[derive(Debug)]
 pub enum Phase {
-    /// In line, without blocks: new, preempted, or before an item that is not here.
+    /// Queued, without blocks: new, preempted, or before an item that is not loaded.
     Waiting,
-    /// In line, its keys and values on the host; one for each branch.
-    Swapped(Vec<Resident>),
-    /// On the device: reading what it has already, or writing.
-    Running(Residence),
+    /// Queued, with its KV on the host; one entry for each branch.
+    Swapped(Vec<BranchKv>),
+    /// On the device: prefilling or decoding.
+    Running(DeviceKv),
 }
 
 /// The tokens of one branch.
 #[derive(Clone, Debug)]
 struct Branch {
-    /// Prompt, then what was written. Only grows, so positions and spans stay true.
+    /// Prompt, then generated tokens. Only grows, so positions and spans stay valid.
     tokens: Vec<u32>,
-    /// Keys of the full blocks of `tokens`, as far as they were asked for.
+    /// Prefix keys of the full blocks of `tokens`, as far as they were asked for.
     keys: Vec<PrefixKey>,
 }
 
-/// When things happened to a sequence.
+/// Times of the events in a sequence's life.
 #[derive(Clone, Copy, Debug)]
 pub struct Milestones {
-    /// It arrived.
+    /// Arrival.
     pub arrived: Instant,
-    /// Its first step started.
+    /// Start of its first step.
     pub first_step: Option<Instant>,
-    /// Its first token was there.
+    /// Time of its first token.
     pub first_token: Option<Instant>,
 }
 
-/// What is counted of a sequence.
+/// Token counters of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Tokens of the prompt that were found in blocks when it first ran.
+pub struct TokenCounts {
+    /// Prompt tokens that were found in the prefix cache at the first admission.
     pub n_cached: usize,
-    /// Tokens that were proposed for it.
+    /// Draft tokens that were verified.
     pub n_drafted: usize,
-    /// Of those, how many were right.
+    /// Draft tokens that were accepted.
     pub n_accepted: usize,
 }
 
-/// A sequence in the scheduler's line.
+/// A sequence of the scheduler's queue.
 #[derive(Debug)]
 pub struct Sequence {
-    /// The answers that come of it, at least one. The first names it.
-    pub answers: Vec<SequenceId>,
-    /// Whose it is.
+    /// Ids of its completions, at least one. The first is the id of the sequence.
+    pub completions: Vec<SequenceId>,
+    /// Owner.
     pub tenant: TenantId,
     /// Smaller runs first.
     pub priority: i32,
-    /// When it has to have ended.
+    /// Time by which it must have ended.
     pub deadline: Instant,
-    /// When things happened to it.
+    /// Times of its events.
     pub milestones: Milestones,
-    /// What is counted of it.
-    pub tally: Tally,
-    /// Where it is.
+    /// Token counters.
+    pub token_counts: TokenCounts,
+    /// Scheduling state.
     pub phase: Phase,
-    /// The gate at which it gave up its blocks. While that one is shut it does not try again.
-    pub shut_gate: Option<usize>,
-    /// Most branches it can have.
+    /// Readable length at which it gave up its blocks. Unless that grows, it is not admitted again.
+    pub blocked_at: Option<usize>,
+    /// Most branches.
     width: usize,
     /// Most tokens of a branch.
     limit: usize,
-    /// Fewest tokens it writes if nothing goes wrong.
+    /// Fewest tokens it generates, barring failures.
     n_least: usize,
     is_greedy: bool,
-    prompt: Arc<Prompt>,
+    prompt: Arc<SharedPrompt>,
     branches: Vec<Branch>,
 }
 
 impl Sequence {
-    /// A sequence that waits, and can grow to `limit` tokens. The arrival was checked.
-    pub fn new(arrival: &Arrival, limit: usize, items: &mut ItemTable, now: Instant) -> Self {
-        let sampling = &arrival.sampling;
-        let prompt = Prompt::new(arrival, items);
-        let written = arrival.resumed.as_ref().map_or(&[][..], |resumed| &resumed.tokens);
+    /// A waiting sequence that can grow to `limit` tokens. The request was checked.
+    pub fn new(request: &SequenceRequest, limit: usize, items: &mut ItemTable, now: Instant) -> Self {
+        let sampling = &request.sampling;
+        let prompt = SharedPrompt::new(request, items);
+        let written = request.resumed.as_ref().map_or(&[][..], |resumed| &resumed.tokens);
         Self {
-            answers: arrival.ids.clone(),
-            tenant: arrival.tenant,
-            priority: arrival.priority,
-            deadline: arrival.deadline,
+            completions: request.ids.clone(),
+            tenant: request.tenant,
+            priority: request.priority,
+            deadline: request.deadline,
             milestones: Milestones { arrived: now, first_step: None, first_token: None },
-            tally: Tally::default(),
+            token_counts: TokenCounts::default(),
             phase: Phase::Waiting,
-            shut_gate: None,
+            blocked_at: None,
             width: sampling.beams.map_or(1, |b| b.width as usize),
             limit,
-            n_least: arrival.least_tokens().min(limit.saturating_sub(prompt.n_tokens)).max(1),
+            n_least: request.least_tokens().min(limit.saturating_sub(prompt.n_tokens)).max(1),
             is_greedy: sampling.beams.is_none() && (sampling.temperature <= 0.0 || sampling.top_k == Some(1)),
             prompt: Arc::new(prompt),
             branches: vec![Branch {
-                tokens: [arrival.prepared.tokens.as_slice(), written].concat(),
+                tokens: [request.prepared.tokens.as_slice(), written].concat(),
                 keys: Vec::new(),
             }],
         }
     }
 
-    /// The name of the sequence: that of its first answer.
+    /// Id of the sequence: that of its first completion.
     pub fn id(&self) -> SequenceId {
-        self.answers[0]
+        self.completions[0]
     }
 
-    /// Branches there are.
+    /// Number of branches.
     pub fn n_branches(&self) -> usize {
         self.branches.len()
     }
 
-    /// Running places it takes: one for each branch that it may come to have.
-    pub fn n_places(&self) -> usize {
+    /// Run slots it takes: one for each branch that it may come to have.
+    pub fn n_run_slots(&self) -> usize {
         self.width
     }
 
-    /// Whether it is one answer from its first token to its last, and none of several beams.
+    /// True for one completion from the first token to the last, without beams.
     pub fn is_single(&self) -> bool {
-        self.width == 1 && self.answers.len() == 1
+        self.width == 1 && self.completions.len() == 1
     }
 
     /// All tokens of a branch.
@@ -173,12 +173,12 @@ impl Sequence {
         &self.branches[branch].tokens
     }
 
-    /// Tokens of each branch; they have the same number.
+    /// Number of tokens, the same for each branch.
     pub fn n_tokens(&self) -> usize {
         self.branches[0].tokens.len()
     }
 
-    /// The tokens written on a branch.
+    /// Generated tokens of a branch.
     pub fn generated(&self, branch: usize) -> &[u32] {
         &self.branches[branch].tokens[self.prompt.n_tokens..]
     }
@@ -188,7 +188,7 @@ impl Sequence {
         self.prompt.n_tokens
     }
 
-    /// Whether it writes the most probable token each time, on one branch.
+    /// True if it chooses the most probable token each time, on one branch.
     pub fn is_greedy(&self) -> bool {
         self.is_greedy
     }
@@ -200,79 +200,79 @@ impl Sequence {
 
     /// Tokens for which every branch has blocks.
     pub fn n_room(&self) -> usize {
-        let rooms = self.residence().into_iter().flat_map(|r| &r.branches).map(|b| b.table.blocks().len());
+        let rooms = self.device_kv().into_iter().flat_map(|r| &r.branches).map(|b| b.table.blocks().len());
         rooms.min().unwrap_or(0) * KV_BLOCK_TOKENS
     }
 
-    /// Fewest tokens it writes if nothing goes wrong, at least 1.
+    /// Fewest tokens it generates barring failures, at least 1.
     pub fn n_least(&self) -> usize {
         self.n_least
     }
 
-    /// What it holds on the device, if it runs.
-    pub fn residence(&self) -> Option<&Residence> {
+    /// KV blocks on the device, if it runs.
+    pub fn device_kv(&self) -> Option<&DeviceKv> {
         match &self.phase {
-            Phase::Running(residence) => Some(residence),
+            Phase::Running(device_kv) => Some(device_kv),
             Phase::Waiting | Phase::Swapped(_) => None,
         }
     }
 
-    /// The same, to change.
-    pub fn residence_mut(&mut self) -> Option<&mut Residence> {
+    /// Mutable form of [`device_kv`](Self::device_kv).
+    pub fn device_kv_mut(&mut self) -> Option<&mut DeviceKv> {
         match &mut self.phase {
-            Phase::Running(residence) => Some(residence),
+            Phase::Running(device_kv) => Some(device_kv),
             Phase::Waiting | Phase::Swapped(_) => None,
         }
     }
 
-    /// Whether it runs and all its tokens but the newest are computed.
+    /// True if it runs and all its tokens but the newest are computed.
     pub fn is_decoding(&self) -> bool {
         let all_but_one = self.n_tokens() - 1;
-        self.residence().is_some_and(|r| r.branches.iter().all(|b| b.n_computed == all_but_one))
+        self.device_kv().is_some_and(|r| r.branches.iter().all(|b| b.n_computed == all_but_one))
     }
 
-    /// What it cross-attends to.
+    /// Key of its cross-attention input.
     pub fn cross_key(&self) -> Option<CrossKey> {
         self.prompt.cross.as_ref().map(|c| c.key)
     }
 
-    /// The token from which on it does so.
+    /// First token that cross-attends.
     pub fn cross_from(&self) -> u32 {
         self.prompt.cross.as_ref().map_or(0, |c| c.first_token)
     }
 
-    /// The encoder output it cross-attends to, if it is here.
+    /// Encoder output that it cross-attends to, if loaded.
     pub fn cross_rows(&self) -> Option<&EncoderOutput> {
         self.prompt.cross.as_ref()?.rows()
     }
 
-    /// The position of token `i`.
+    /// Position of token `i`, (temporal, height, width).
     pub fn position(&self, i: usize) -> [u32; 3] {
         self.prompt.position(i)
     }
 
-    /// Tokens that may be computed once the first `n_computed` are: all of them, or those before the first item
-    /// that is not here. 0 when its cross-attention input is missing; an entry of the cache stands in for the rows.
+    /// Tokens that may be computed once the first `n_computed` are: all, or those before the first item that is
+    /// not loaded. 0 when its cross-attention input is missing; an entry of the cache replaces the rows.
     ///
     /// # Errors
-    /// The failure of an item that it still has to read.
+    /// The failure of an item that it still needs.
     pub fn readable(&self, n_computed: usize, cache: &CrossCache) -> Result<usize, Failure> {
-        let needs_rows = |key: &CrossKey| self.residence().is_none() && !cache.contains(key);
-        Ok(self.prompt.gate(n_computed, needs_rows)?.min(self.n_tokens()))
+        let needs_rows = |key: &CrossKey| self.device_kv().is_none() && !cache.contains(key);
+        Ok(self.prompt.readable(n_computed, needs_rows)?.min(self.n_tokens()))
     }
 
     /// Tokens that every branch has computed.
     pub fn n_computed(&self) -> usize {
-        let residents = match &self.phase {
+        let branches = match &self.phase {
             Phase::Waiting => return 0,
-            Phase::Swapped(residents) => residents,
-            Phase::Running(residence) => &residence.branches,
+            Phase::Swapped(branches) => branches,
+            Phase::Running(device_kv) => &device_kv.branches,
         };
-        residents.iter().map(|r| r.n_computed).min().unwrap_or(0)
+        branches.iter().map(|r| r.n_computed).min().unwrap_or(0)
     }
 
-    /// The item rows among tokens `chunk`: for each span that reaches into it the first token, and which rows.
-    /// The chunk ends before the first item that is not here.
+    /// Item rows among tokens `chunk`: for each span that overlaps it the first token, and the range of rows.
+    /// The chunk ends before the first item that is not loaded.
     pub fn item_rows(
         &self,
         chunk: &Range<usize>,
@@ -283,8 +283,8 @@ impl Sequence {
     /// Keys of the full blocks among the first `n_tokens` tokens of a branch.
     pub fn keys(&mut self, branch: usize, n_tokens: usize) -> &[PrefixKey] {
         let n_blocks = n_tokens.min(self.n_tokens()) / KV_BLOCK_TOKENS;
-        for place in self.branches[branch].keys.len()..n_blocks {
-            let first_token = place * KV_BLOCK_TOKENS;
+        for block_idx in self.branches[branch].keys.len()..n_blocks {
+            let first_token = block_idx * KV_BLOCK_TOKENS;
             let positions = std::array::from_fn(|i| self.position(first_token + i));
             let branch = &mut self.branches[branch];
             let parts = BlockParts {
@@ -299,7 +299,7 @@ impl Sequence {
         &self.branches[branch].keys[..n_blocks]
     }
 
-    /// Full blocks that all branches begin with, the last token's not counted.
+    /// Full blocks that all branches begin with, not counting the last token.
     pub fn n_common_blocks(&mut self) -> usize {
         let n_known = self.n_tokens() - 1;
         let first = self.keys(0, n_known).to_vec();
@@ -307,39 +307,40 @@ impl Sequence {
         (1..self.n_branches()).map(|i| agree(self.keys(i, n_known))).min().unwrap_or(first.len())
     }
 
-    /// Tokens of branch `branch` up to `end` are computed, and its full blocks can be found by others.
+    /// Marks the tokens of branch `branch` up to `end` as computed, and publishes its full blocks.
     pub fn advance(&mut self, branch: usize, end: usize) {
-        let Phase::Running(residence) = &mut self.phase else { return };
-        let resident = &mut residence.branches[branch];
-        let before = resident.n_computed;
-        resident.n_computed = end;
-        let (first, last) = (before / KV_BLOCK_TOKENS, end / KV_BLOCK_TOKENS);
+        let Phase::Running(device_kv) = &mut self.phase else { return };
+        let branch_kv = &mut device_kv.branches[branch];
+        let before = branch_kv.n_computed;
+        branch_kv.n_computed = end;
+        let first = before / KV_BLOCK_TOKENS;
+        let last = end / KV_BLOCK_TOKENS;
         if first == last {
             return;
         }
         self.keys(branch, end);
-        let Phase::Running(residence) = &self.phase else { return };
-        for (place, key) in self.branches[branch].keys.iter().enumerate().take(last).skip(first) {
-            residence.branches[branch].table.publish(place, *key);
+        let Phase::Running(device_kv) = &self.phase else { return };
+        for (block_idx, key) in self.branches[branch].keys.iter().enumerate().take(last).skip(first) {
+            device_kv.branches[branch].table.publish(block_idx, *key);
         }
     }
 
-    /// Writes a token on its only branch.
+    /// Appends a token to its only branch.
     pub fn push(&mut self, token: u32) {
         self.branches[0].tokens.push(token);
     }
 
-    /// Another sequence of the same tokens and shared blocks, for the answer `id`.
+    /// Another sequence of the same tokens and shared blocks, for the completion `id`.
     pub fn fork(&self, id: SequenceId) -> Self {
-        let phase = match self.residence() {
+        let phase = match self.device_kv() {
             None => Phase::Waiting,
-            Some(residence) => Phase::Running(Residence {
-                branches: residence.branches.iter().map(Resident::fork).collect(),
-                cross: residence.cross.as_ref().map(BlockTable::fork),
+            Some(device_kv) => Phase::Running(DeviceKv {
+                branches: device_kv.branches.iter().map(BranchKv::fork).collect(),
+                cross: device_kv.cross.as_ref().map(BlockTable::fork),
             }),
         };
         Self {
-            answers: vec![id],
+            completions: vec![id],
             phase,
             prompt: Arc::clone(&self.prompt),
             branches: self.branches.clone(),
@@ -347,7 +348,7 @@ impl Sequence {
         }
     }
 
-    /// Its branches from now on: each continues one of those there are with a token.
+    /// Replaces the branches; each child continues a present branch with a token.
     pub fn branch(&mut self, children: impl IntoIterator<Item = (usize, u32)> + Clone) {
         let child = |(parent, token): (usize, u32)| {
             let mut branch = self.branches[parent].clone();
@@ -355,16 +356,16 @@ impl Sequence {
             branch
         };
         let branches = children.clone().into_iter().map(child).collect();
-        if let Phase::Running(residence) = &mut self.phase {
+        if let Phase::Running(device_kv) = &mut self.phase {
             let parents = children.into_iter().map(|(parent, _)| parent);
-            residence.branches = parents.map(|parent| residence.branches[parent].fork()).collect();
+            device_kv.branches = parents.map(|parent| device_kv.branches[parent].fork()).collect();
         }
         self.branches = branches;
     }
 }
 
-impl Resident {
-    /// Blocks whose contents count.
+impl BranchKv {
+    /// Blocks with computed contents.
     pub fn computed_blocks(&self) -> &[crate::blocks::BlockId] {
         let n = blocks_for(self.n_computed).min(self.table.blocks().len());
         &self.table.blocks()[..n]

@@ -1,59 +1,61 @@
-//! Counts of an engine at a moment, for whoever watches it.
+//! Counters and gauges of an engine, for metrics and load reports.
 
 use crate::scheduler::Scheduler;
 
-/// Counts at a moment. What counts since the start only grows.
+/// Counters and gauges of an engine. Counters only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Running places taken: sequences that hold blocks, and each beam that one may have.
+    /// Run slots in use: one for each running sequence, or for each beam that it may have.
     pub running: usize,
-    /// Sequences that write.
+    /// Sequences that decode.
     pub decoding: usize,
-    /// Answers in line.
+    /// Completions that wait.
     pub waiting: usize,
-    /// Tokens that sequences still have to read before they write.
+    /// Tokens still to prefill.
     pub waiting_tokens: usize,
     /// Self-attention blocks in use.
     pub self_used: usize,
-    /// Self-attention blocks kept for the next sequence that begins with the same; free when needed.
+    /// Cached self-attention blocks, which are free when needed.
     pub self_cached: usize,
-    /// Self-attention blocks in all.
+    /// All self-attention blocks.
     pub self_total: usize,
-    /// Host blocks that hold what was swapped out.
+    /// Host blocks of swapped sequences.
     pub host_used: usize,
-    /// Host blocks in all.
+    /// All host blocks.
     pub host_total: usize,
     /// Cross-attention blocks that sequences hold.
     pub cross_used: usize,
-    /// Cross-attention blocks kept for the next sequence over the same input; free when needed.
+    /// Cross-attention blocks kept for the next sequence over the same input, which are free when needed.
     pub cross_cached: usize,
-    /// Cross-attention blocks in all.
+    /// All cross-attention blocks.
     pub cross_total: usize,
-    /// Encoder outputs that are here.
+    /// Encoder outputs that are loaded.
     pub items_ready: usize,
-    /// Encoder outputs that are waited for.
+    /// Encoder outputs that are pending.
     pub items_pending: usize,
     /// Preemptions since the start.
     pub preemptions: u64,
-    /// Of those, how many left their keys and values on the host.
+    /// Preemptions that swapped to the host.
     pub swaps: u64,
     /// Prompt tokens of sequences that started, since the start.
     pub prompt_tokens: u64,
-    /// Of those, how many were found in the prefix cache.
+    /// Prompt tokens that were found in the prefix cache.
     pub cached_tokens: u64,
     /// Rows that steps computed, since the start.
     pub computed_tokens: u64,
-    /// Tokens guessed ahead since the start.
+    /// Draft tokens that were verified since the start.
     pub drafted_tokens: u64,
-    /// Of those, how many were right.
+    /// Draft tokens that were accepted.
     pub accepted_tokens: u64,
 }
 
 impl Stats {
-    /// The counts of a scheduler.
+    /// Reads the statistics of a scheduler.
     pub fn of(scheduler: &Scheduler) -> Self {
         let (items_ready, items_pending) = scheduler.items().counts();
-        let (pool, host, cross) = (scheduler.pool(), scheduler.host(), scheduler.cross());
+        let pool = scheduler.pool();
+        let host = scheduler.host();
+        let cross = scheduler.cross();
         let counts = scheduler.counts();
         Self {
             running: scheduler.n_running(),
@@ -61,7 +63,7 @@ impl Stats {
             waiting: scheduler.n_waiting(),
             waiting_tokens: scheduler.n_waiting_tokens(),
             self_used: pool.used(),
-            self_cached: pool.idle(),
+            self_cached: pool.cached(),
             self_total: pool.total(),
             host_used: host.used(),
             host_total: host.total(),

@@ -1,4 +1,4 @@
-//! Which back end computes, chosen by settings; above this, nobody names one.
+//! The compute back end, chosen by settings. Crates above this one name no back end.
 
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
@@ -9,6 +9,7 @@ use triptych_core::Modality;
 use triptych_kernels::Backend as _;
 pub use triptych_kernels::cpu::Precision;
 use triptych_kernels::cpu::{CpuBackend, CpuConfig, Isa};
+#[cfg(feature = "reference")]
 use triptych_kernels::reference::ReferenceBackend;
 
 /// The back ends.
@@ -18,19 +19,20 @@ pub enum BackendKind {
     #[default]
     Cpu,
     /// candle-core: slow and plain, to compare with.
+    #[cfg(feature = "reference")]
     Reference,
 }
 
-/// How to compute.
+/// Settings of the compute back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ComputeConfig {
-    /// Which back end.
+    /// Back end that computes.
     pub backend: BackendKind,
-    /// Compute threads; 0: as many as the machine has cores.
+    /// Compute threads; 0: one for each core of the machine.
     pub threads: usize,
-    /// Of weights; encoders compute in [`Precision::of_encoders`].
+    /// Precision of weights; encoders compute in [`Precision::of_encoders`].
     pub precision: Precision,
-    /// Of the KV cache; `None`: that of the weights, and int8 where that is int4.
+    /// Precision of the KV cache; `None`: that of the weights, and int8 where that is int4.
     pub kv: Option<Precision>,
     /// Instruction set to force; `None`: the best found.
     pub isa: Option<Isa>,
@@ -42,6 +44,7 @@ pub enum Compute {
     /// Our own kernels.
     Cpu(CpuBackend),
     /// candle-core.
+    #[cfg(feature = "reference")]
     Reference(ReferenceBackend),
 }
 
@@ -54,14 +57,16 @@ impl Compute {
         let ComputeConfig { threads, precision, kv, isa, .. } = config;
         Ok(match config.backend {
             BackendKind::Cpu => Self::Cpu(CpuBackend::new(CpuConfig { threads, precision, kv, isa })?),
+            #[cfg(feature = "reference")]
             BackendKind::Reference => Self::Reference(ReferenceBackend::new()),
         })
     }
 
-    /// In what it computes.
+    /// Precision of the weights.
     pub fn precision(&self) -> Precision {
         match self {
             Self::Cpu(b) => b.precision(),
+            #[cfg(feature = "reference")]
             Self::Reference(_) => Precision::F32,
         }
     }
@@ -76,6 +81,7 @@ impl Compute {
                 let stage = format!("{modality}-encoder");
                 packed::load(model.source(), &stage, &b.for_encoders(), |b| model.load_encoder(modality, b))
             }
+            #[cfg(feature = "reference")]
             Self::Reference(b) => model.load_encoder(modality, b),
         }
     }
@@ -87,6 +93,7 @@ impl Compute {
     pub fn load_decoder(&self, model: &Model) -> Result<Box<dyn Decoder>, ModelError> {
         match self {
             Self::Cpu(b) => packed::load(model.source(), "decoder", b, |b| model.load_decoder(b)),
+            #[cfg(feature = "reference")]
             Self::Reference(b) => model.load_decoder(b),
         }
     }

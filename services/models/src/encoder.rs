@@ -1,14 +1,14 @@
 //! The encode stage: features of items to encoder output rows.
 //!
-//! [`Encoder`] is what a worker drives; [`TransformerEncoder`] implements it over any back end, and a spec tells it
-//! which model it is. [`TiledEncoder`] is for models that cut images into tiles, whose rows are not one sequence.
+//! [`Encoder`] is what a worker drives. [`TransformerEncoder`] implements it over any back end; its spec makes it one
+//! model or another. [`TiledEncoder`] is for models that cut images into tiles, whose rows are not one sequence.
 
 use crate::error::ModelError;
 use crate::preprocess::EncoderInput;
 
 mod layout;
-mod pieces;
-mod plane;
+mod units;
+mod position_bias;
 mod stem;
 mod tiled;
 mod transformer;
@@ -32,8 +32,8 @@ pub trait Encoder: Send {
         self.encode_in_parts(batch, &mut |_| ())
     }
 
-    /// The same in parts, which end between two layers: `before` is called before each with its share of the batch's
-    /// output tokens, and may take its time. The shares of all parts together are the batch's tokens.
+    /// The same in parts, which end between two layers. `before` is called before each part with its share of the
+    /// batch's output tokens, and may block; the shares add up to the batch's tokens.
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -44,7 +44,7 @@ pub trait Encoder: Send {
     ) -> Result<Vec<Vec<f32>>, ModelError>;
 }
 
-/// The shares of `n_tokens` that `n_parts` parts have, as equal as whole numbers are.
+/// Splits `n_tokens` into `n_parts` integer shares that differ by at most 1.
 fn shares(n_tokens: usize, n_parts: usize) -> impl Iterator<Item = usize> {
     let upto = move |i: usize| n_tokens * i / n_parts.max(1);
     (0..n_parts).map(move |i| upto(i + 1) - upto(i))

@@ -1,4 +1,4 @@
-//! What can go wrong, by who can act on it: the operator (a model directory), or the client (an item, a prompt).
+//! Errors by the reader who can act on them: the operator (a model directory) or the client (an item, a prompt).
 
 use std::path::PathBuf;
 use thiserror::Error;
@@ -13,7 +13,7 @@ pub enum ModelError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
     /// A file is not what it should be.
@@ -21,25 +21,25 @@ pub enum ModelError {
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect.
         message: String,
     },
     /// A configuration key is missing or has a value that is not supported.
     #[error("{file}: {key} is {actual}, expected {expected}")]
     Config {
-        /// Which file of the directory.
+        /// Name of the file in the directory.
         file: &'static str,
         /// The key, dotted.
         key: String,
-        /// What it is, or `missing`.
+        /// The value found, or `missing`.
         actual: String,
-        /// What would do.
+        /// Values that are supported.
         expected: String,
     },
     /// A tensor is missing.
     #[error("tensor {name} is missing (looked for {tried:?})")]
     MissingTensor {
-        /// Our name.
+        /// The first name tried.
         name: String,
         /// Stored names tried.
         tried: Vec<String>,
@@ -78,11 +78,11 @@ pub enum ItemError {
     /// Over a limit.
     #[error("{what} is {actual}, the limit is {limit}")]
     TooLarge {
-        /// What was measured.
+        /// The measured quantity.
         what: &'static str,
-        /// Found.
+        /// The value found.
         actual: String,
-        /// Allowed.
+        /// The value allowed.
         limit: String,
     },
     /// Decodes, but holds nothing to encode.

@@ -1,4 +1,4 @@
-//! Families: how a `config.json` becomes a spec, and what each family calls its tensors.
+//! Families: a `config.json` to a spec, with the tensor names of each family.
 //!
 //! A family is data and a function that fills it in; layers are shared. The config has two generations: text
 //! settings at the top or under `text_config`, `rope_scaling` or `rope_parameters`; both are read.
@@ -20,7 +20,7 @@ mod whisper;
 
 pub use config::Config;
 
-/// Models with one spec, one prompt layout and one processor.
+/// Models that share a spec, a prompt layout and a processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// Whisper, any size.
@@ -115,7 +115,7 @@ impl Family {
     /// The spec of a configuration.
     ///
     /// # Errors
-    /// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+    /// [`ModelError::Config`] for a key that is missing or not supported.
     pub fn spec(self, config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         match self {
             Self::Whisper => whisper::spec(config),

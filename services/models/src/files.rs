@@ -65,7 +65,7 @@ impl JsonFile {
         key.split('.').try_fold(&self.value, |v, part| v.get(part)).filter(|v| !v.is_null())
     }
 
-    /// What a reader says about a value it cannot use.
+    /// The error for a value that a reader cannot use.
     pub(crate) fn wrong(&self, key: &str, expected: &str) -> ModelError {
         ModelError::Config {
             file: self.name,
@@ -87,9 +87,9 @@ impl JsonFile {
         }
     }
 
-    /// A whole number that fits 32 bits.
+    /// An integer below 2³².
     pub(crate) fn u32(&self, key: &str) -> Result<Option<u32>, ModelError> {
-        self.typed(key, "a whole number below 2^32", as_u32)
+        self.typed(key, "an integer below 2^32", as_u32)
     }
 
     /// A number.
@@ -97,12 +97,12 @@ impl JsonFile {
         self.typed(key, "a number", Value::as_f64)
     }
 
-    /// A truth value.
+    /// A boolean.
     pub(crate) fn bool(&self, key: &str) -> Result<Option<bool>, ModelError> {
         self.typed(key, "true or false", Value::as_bool)
     }
 
-    /// Numbers.
+    /// A list of numbers.
     pub(crate) fn f64s(&self, key: &str) -> Result<Option<Vec<f64>>, ModelError> {
         self.typed(key, "a list of numbers", |v| v.as_array()?.iter().map(Value::as_f64).collect())
     }

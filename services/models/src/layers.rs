@@ -1,18 +1,18 @@
-//! The parts that encoders and decoders are built of, each over any back end.
+//! Building blocks of encoders and decoders, each over any back end.
 //!
 //! A part is loaded from named tensors by a [`Loader`] and then maps rows to rows; it keeps no state between
 //! calls. All activations are `[n_tokens, width]` as in [`triptych_kernels::ops`].
 
 mod attention;
-mod entry;
+mod input;
 mod feed_forward;
 mod loader;
 mod residual;
 mod rotary;
 
-pub use attention::{CrossAttention, SelfAttention};
-pub use entry::Entry;
+pub use attention::{CrossAttention, CrossSlots, SelfAttention};
 pub use feed_forward::FeedForward;
+pub use input::{InputLayer, StackAndNames};
 pub use loader::{LinearShape, Loader, StoredLinear};
 pub use residual::Residual;
 pub use rotary::{Rotary, RotaryTables};

@@ -1,23 +1,23 @@
-//! What is computed of all logits of a vocabulary: the largest, weights, and sums of weights.
+//! Reductions over all logits of a vocabulary: the largest, weights, and sums of weights.
 //!
-//! It is done for every sequence at every step, by the thread that runs steps: with a call of the library's `exp` for each
-//! token it is a fifth of a step of 32 sequences of a small Whisper. These loops have no branch and no call, and lanes of
-//! their own where they sum, so that compilers make vectors of them; and as they round every operation, they give the same
-//! bits on every machine.
+//! They run for every sequence at every step, on the thread that runs steps. With a call of the library's `exp` for each
+//! token they are a fifth of a step of 32 sequences of a small Whisper. These loops have no branch and no call, and sum in
+//! separate lanes, so that compilers vectorise them. They round every operation, so they give the same bits on every
+//! machine.
 
-/// Sums and largest values that are under way at once.
+/// Independent sums, and maxima, of a loop.
 const LANES: usize = 16;
 
-/// Weights that are summed in f32; such sums are added up in f64.
+/// Weights that are summed in f32; these sums are added up in f64.
 pub const STRETCH: usize = 256;
 
-/// What [`exp`] takes for zero is less than its exponential: the least normal number, 2⁻¹²⁶, is e^−87.34.
+/// Below this, [`exp`] returns 0: the least normal number, 2⁻¹²⁶, is e^−87.34.
 const LEAST: f32 = -87.3;
 
-/// Added to a value of which the nearest whole number is small, it leaves that in the low bits: 1.5 · 2²³.
+/// Added to a small value, it leaves the nearest integer in the low bits: 1.5 · 2²³.
 const TO_LOW_BITS: f32 = 12_582_912.0;
 
-/// `eˣ` for `x` up to 0, within 3e-7 of itself: exactly 1 at 0, exactly 0 from −87.3 down, not a number of what is none.
+/// `eˣ` for `x` up to 0, with a relative error below 3e-7: exactly 1 at 0, exactly 0 below −87.3, NaN for NaN.
 /// The polynomial is that of Cephes' `expf`.
 #[inline]
 pub fn exp(x: f32) -> f32 {
@@ -35,7 +35,7 @@ pub fn exp(x: f32) -> f32 {
     if x < LEAST { 0.0 } else { y * power }
 }
 
-/// The largest; minus infinity of none. What is not a number is passed over.
+/// The largest of `logits: [vocab]`, without NaN; minus infinity if there is none.
 pub fn largest(logits: &[f32]) -> f32 {
     let larger = |max: f32, value: &f32| if *value > max { *value } else { max };
     let (lanes, rest) = logits.as_chunks::<LANES>();
@@ -46,20 +46,21 @@ pub fn largest(logits: &[f32]) -> f32 {
     most.iter().chain(rest).fold(f32::NEG_INFINITY, larger)
 }
 
-/// The first that is not a number or positive infinity: nothing can be chosen where there is one.
+/// Index of the first NaN or positive infinity in `logits: [vocab]`; no token can be chosen from such logits.
 pub fn first_broken(logits: &[f32]) -> Option<usize> {
     let is_broken = |value: f32| value.is_nan() || value == f32::INFINITY;
     let any = logits.iter().fold(false, |any, value| any | is_broken(*value));
     if any { logits.iter().position(|value| is_broken(*value)) } else { None }
 }
 
-/// The largest, and the first place where it is; `None` where nothing is allowed. One pass, since a vocabulary of logits is
-/// larger than a first cache.
+/// The largest of `logits: [vocab]` with its first index; `None` if all are minus infinity. One pass, since the logits of a
+/// vocabulary exceed an L1 cache.
 ///
 /// # Errors
-/// The place of the first that is broken ([`first_broken`]).
+/// The index of the first that is broken ([`first_broken`]).
 pub fn best(logits: &[f32]) -> Result<Option<(usize, f32)>, usize> {
-    let (mut best, mut place) = (f32::NEG_INFINITY, None);
+    let mut best = f32::NEG_INFINITY;
+    let mut place = None;
     for (i, stretch) in logits.chunks(STRETCH).enumerate() {
         if let Some(broken) = first_broken(stretch) {
             return Err(i * STRETCH + broken);
@@ -73,17 +74,17 @@ pub fn best(logits: &[f32]) -> Result<Option<(usize, f32)>, usize> {
     Ok(place.and_then(|i| Some((i * STRETCH + within(i)?, best))))
 }
 
-/// `exp((logit − max) / temperature)` of each, `max` being the largest.
+/// `exp((logit − max) / temperature)` of each, `[vocab]`; `max` is the largest.
 pub fn weights(logits: &[f32], max: f32, temperature: f32) -> Vec<f32> {
     logits.iter().map(|logit| exp((logit - max) / temperature)).collect()
 }
 
-/// The sum of each [`STRETCH`] of weights.
+/// The sum of each [`STRETCH`] of `weights: [vocab]`.
 pub fn sums(weights: &[f32]) -> impl Iterator<Item = f64> {
     weights.chunks(STRETCH).map(|stretch| sum_of(stretch, |weight| weight))
 }
 
-/// `ln Σ exp`; minus infinity where nothing is allowed, and not a number where one is broken.
+/// `ln Σ exp` of `logits: [vocab]`; minus infinity if all are, NaN if one is broken.
 pub fn log_sum_exp(logits: &[f32]) -> f64 {
     let max = largest(logits);
     if max == f32::NEG_INFINITY && first_broken(logits).is_none() {
@@ -93,7 +94,16 @@ pub fn log_sum_exp(logits: &[f32]) -> f64 {
     f64::from(max) + sums.sum::<f64>().ln()
 }
 
-/// A sum in lanes.
+/// Sets `ids` to minus infinity in `logits: [vocab]`; ids past the vocabulary are passed over.
+pub(crate) fn forbid(ids: &[u32], logits: &mut [f32]) {
+    for id in ids {
+        if let Some(logit) = logits.get_mut(*id as usize) {
+            *logit = f32::NEG_INFINITY;
+        }
+    }
+}
+
+/// Sum of `weight` over `values`, in lanes.
 #[inline]
 fn sum_of(values: &[f32], weight: impl Fn(f32) -> f32) -> f64 {
     let (lanes, rest) = values.as_chunks::<LANES>();

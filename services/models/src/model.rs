@@ -1,54 +1,28 @@
 //! A Hugging Face directory, opened: configuration, tokenizer and processor read and checked, weights not yet.
 
+mod footprint;
 mod inventory;
-mod tally;
 
-pub use inventory::{Example, Inventory, Kv, Sizes, StageInventory};
-pub use tally::{Taken, Tally};
+pub use footprint::{Footprint, FootprintBackend};
+pub use inventory::{BytesByPrecision, ExampleItem, Inventory, KvBytes, StageInventory};
 
 use crate::decoder::{Decoder, TransformerDecoder};
 use crate::encoder::{Encoder, TiledEncoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::family::{Config, Family};
 use crate::files::JsonFile;
-use crate::packed::{self, PackedFolder};
+use crate::packed;
 use crate::preprocess::Preprocess;
 use crate::prompt::PromptBuilder;
+use crate::source::ModelSource;
 use crate::spec::{ModelSpec, StemSpec};
 use crate::tokenization::Tokenizer;
 use crate::weights::Weights;
-use std::path::PathBuf;
 use std::sync::Arc;
 use triptych_core::{DType, Fingerprint, Modality, ModelName};
 use triptych_kernels::{Backend, Precision};
 
 const CONFIG: &str = "config.json";
-
-/// Where weights come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum LoadFormat {
-    /// `model.safetensors`, or the shards of `model.safetensors.index.json`.
-    #[default]
-    Safetensors,
-    /// Random weights of the configured shapes, the same for the same seed: for benchmarks.
-    Dummy {
-        /// Seed of the generator.
-        seed: u64,
-    },
-}
-
-/// Which directory to open and how.
-#[derive(Clone, Debug)]
-pub struct ModelSource {
-    /// The directory. Its weight files are mapped, so nothing may change them while a process serves them.
-    pub dir: PathBuf,
-    /// The name to serve it under; `None`: the directory's own name.
-    pub name: Option<ModelName>,
-    /// Where weights come from.
-    pub format: LoadFormat,
-    /// Where quantized weights of earlier starts are; `None`: they are packed at every start.
-    pub packed: Option<PackedFolder>,
-}
 
 /// A model that can be served: everything of it but the weights, which each stage loads for itself.
 pub struct Model {
@@ -57,7 +31,7 @@ pub struct Model {
     family: Family,
     spec: ModelSpec,
     modalities: [Modality; 1],
-    // What the encoder's output depends on beside its weights, as text.
+    // Configuration that the encoder's output depends on beside its weights, as text.
     encoder_settings: String,
     tokenizer: Arc<Tokenizer>,
     preprocess: Arc<dyn Preprocess>,
@@ -77,7 +51,7 @@ impl Model {
     /// Reads and checks everything but the weights.
     ///
     /// # Errors
-    /// [`ModelError`] for a file or key that is missing, wrong, or asks for what is not built.
+    /// [`ModelError`] for a file or key that is missing, wrong or not supported.
     pub fn open(source: &ModelSource) -> Result<Self, ModelError> {
         let dir = &source.dir;
         let file = JsonFile::read(dir, CONFIG)?;
@@ -94,7 +68,7 @@ impl Model {
             Modality::Image | Modality::Audio => JsonFile::processor(dir)?.value().to_string(),
         };
         if reads_text {
-            // What a text becomes is the tokenizer's doing.
+            // The tokens of a text depend on the tokenizer.
             processor.push_str(&tokenizer.digest().to_string());
         }
         Ok(Self {
@@ -110,7 +84,7 @@ impl Model {
         })
     }
 
-    /// Where it is.
+    /// The source it was opened from.
     pub(crate) fn source(&self) -> &ModelSource {
         &self.source
     }
@@ -231,7 +205,8 @@ impl Model {
         weights: &Weights,
         backend: &B,
     ) -> Result<Box<dyn Encoder>, ModelError> {
-        let (spec, backend) = (&self.spec.encoder, &backend.for_encoders());
+        let spec = &self.spec.encoder;
+        let backend = &backend.for_encoders();
         Ok(match spec.stem {
             StemSpec::Tiles(_) => Box::new(TiledEncoder::load(spec, weights, backend)?),
             _ => Box::new(TransformerEncoder::load(spec, weights, backend)?),

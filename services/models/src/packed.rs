@@ -1,12 +1,12 @@
-//! Packed weights between starts: of which weight files they are, where they lie, and when they go.
+//! Packed weights between starts: their identity, their files, and their removal.
 //!
-//! A file is named by what it was made of: the names, sizes, numbers and times of the weight files, the stage, and how it
-//! computes. What is in it, and that it fits, is the kernels' to know ([`PackedWeights`]). Beside them lie the hashes that
-//! a fingerprint is made of, which would be all that a PD worker reads of an encoder. Nothing here fails a load: where
-//! packed weights cannot be had or kept, weights are packed again, and the log says why.
+//! A file is named by its sources: the names, sizes, inode numbers and times of the weight files, the stage, the precision
+//! and the instruction set. Its contents belong to the kernels ([`PackedWeights`]). Beside it lie the hashes that a
+//! fingerprint is made of, so that a PD worker need not read an encoder's weights. Nothing here fails a load: if packed
+//! weights cannot be read or kept, weights are packed again, and the log says why.
 
 use crate::error::ModelError;
-use crate::model::{LoadFormat, ModelSource};
+use crate::source::{LoadFormat, ModelSource, PackedFolder};
 use crate::weights;
 use blake3::{Hasher, OUT_LEN};
 use std::fs;
@@ -17,27 +17,16 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use triptych_kernels::cpu::{CpuBackend, PackedWeights, Packing};
 
-/// Ends the names of files that are whole.
+/// Extension of complete files.
 const SUFFIX: &str = "packed";
 
-/// After so long, a file without that ending is one that nobody will finish.
-const LEFT_BEHIND: Duration = Duration::from_secs(24 * 60 * 60);
+/// Age at which a file without that extension counts as abandoned.
+const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Of what is free on a disk, the part that one file may take: one in so many.
+/// One file may take one part in this many of the free space of its disk.
 const SHARE_OF_FREE: u64 = 2;
 
-/// A folder for packed weights.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PackedFolder {
-    /// The folder; made when it is needed.
-    pub dir: PathBuf,
-    /// Weight files of fewer bytes together are packed at every start.
-    pub min_bytes: u64,
-    /// What the folder may hold. The files that were longest not used go first.
-    pub max_bytes: u64,
-}
-
-/// Loads a stage with the packed weights of an earlier start, or keeps those of this one, where they are quantized.
+/// Loads a stage. Quantized weights are restored from an earlier start, or kept for the next one.
 pub(crate) fn load<T>(
     source: &ModelSource,
     stage: &str,
@@ -47,7 +36,7 @@ pub(crate) fn load<T>(
     let (Some(folder), LoadFormat::Safetensors) = (&source.packed, source.format) else {
         return load(backend);
     };
-    // Others are packed about as fast as they are read, and are no smaller than what is stored.
+    // Other precisions are packed about as fast as they are read, and are no smaller than the stored weights.
     if !backend.precision().is_quantized() {
         return load(backend);
     }
@@ -66,7 +55,7 @@ pub(crate) fn load<T>(
     Ok(loaded)
 }
 
-/// Hashes of the tensors so described, as an earlier start found them in the same files, or else as `hash` finds them.
+/// Hashes of the tensors in `described`, from an earlier start on the same files, or else from `hash`.
 pub(crate) fn hashes(
     source: &ModelSource,
     described: &[String],
@@ -104,13 +93,13 @@ pub(crate) fn hashes(
     hashes
 }
 
-/// Gives a file the time of its last use, by which files go. A folder that cannot be written loses none.
+/// Sets the time of a file's last use, which decides the order of removal.
 fn touch(place: &Path) {
     let _ = fs::File::open(place).and_then(|file| file.set_modified(SystemTime::now()));
 }
 
 impl PackedFolder {
-    /// Where the packed form of weight files lies, and its file, of an earlier start or new; `None` for too small ones.
+    /// Path and file of the packed form of weight files, of an earlier start or new; `None` below `min_bytes`.
     fn begin(&self, files: &[PathBuf], way: [&str; 3]) -> io::Result<Option<(PathBuf, PackedWeights)>> {
         let Some(id) = self.id(files)? else { return Ok(None) };
         let [stage, precision, isa] = way;
@@ -119,9 +108,10 @@ impl PackedFolder {
         Ok(Some((place, packed)))
     }
 
-    /// What tells weight files from others, without reading them; `None` for too small ones.
+    /// Identity of weight files, without reading them; `None` below `min_bytes`.
     fn id(&self, files: &[PathBuf]) -> io::Result<Option<String>> {
-        let (mut hasher, mut n_bytes) = (Hasher::new(), 0);
+        let mut hasher = Hasher::new();
+        let mut n_bytes = 0;
         for path in files {
             let metadata = fs::metadata(path)?;
             n_bytes += metadata.len();
@@ -140,7 +130,7 @@ impl PackedFolder {
         match PackedWeights::open(place) {
             Ok(packed) => return Ok(packed),
             Err(e) if e.kind() == ErrorKind::NotFound => {}
-            // Damaged; what is written now takes its place.
+            // Damaged; a new file replaces it.
             Err(e) => {
                 tracing::warn!(path = %place.display(), error = %e, "packed weights cannot be read; packing again");
             }
@@ -151,7 +141,7 @@ impl PackedFolder {
         PackedWeights::create(place, self.max_bytes.min(free / SHARE_OF_FREE))
     }
 
-    /// When a stage is loaded.
+    /// Ends the use of a file after its stage was loaded.
     fn finish(&self, place: &Path, packed: &PackedWeights) {
         match packed.finish() {
             Packing::Restored => {
@@ -172,7 +162,7 @@ impl PackedFolder {
         }
     }
 
-    /// Removes what is over the limit, `newest` last, and what was left behind.
+    /// Removes files over the limit, `newest` last, and abandoned ones.
     fn tidy(&self, newest: &Path) {
         let Ok(entries) = fs::read_dir(&self.dir) else { return };
         let mut files = Vec::new();
@@ -183,7 +173,7 @@ impl PackedFolder {
             let age = SystemTime::now().duration_since(modified).unwrap_or_default();
             if is_whole {
                 files.push((path == newest, modified, metadata.len(), path));
-            } else if age > LEFT_BEHIND && metadata.is_file() {
+            } else if age > ABANDONED_AFTER && metadata.is_file() {
                 let _ = fs::remove_file(path);
             }
         }
@@ -193,7 +183,7 @@ impl PackedFolder {
             if total <= self.max_bytes {
                 break;
             }
-            // Its readers have it open and read on.
+            // Its readers have it open and keep reading.
             if fs::remove_file(&path).is_ok() {
                 total -= len;
                 tracing::info!(path = %path.display(), "packed weights were longest not used, and are removed");

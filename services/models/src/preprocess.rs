@@ -1,15 +1,14 @@
 //! Item bytes to encoder input, as the model's own processor does it. Runs on the encoder's CPU pool.
 //!
-//! [`ImageProcessor`] and [`AudioProcessor`] are made with `from_dir(model directory)`, or from their settings.
+//! [`ImageProcessor`] is made with `from_dir(model directory)`, or from its settings, as all processors are; those of
+//! speech models are in [`crate::speech::audio`].
 //! Bytes come from clients: what a header declares is checked against [`Limits`] before memory is allocated
 //! for it, and a decoder that panics is a corrupt item. It knows no encoder and no cache.
 
-pub mod audio;
 pub mod captioned;
 pub mod image;
 pub mod text;
 
-pub use audio::{AudioProcessor, AudioSettings};
 pub use captioned::CaptionProcessor;
 pub use image::{CanvasProcessor, CanvasSettings, ImageProcessor, ImageSettings};
 pub use text::TextProcessor;
@@ -18,10 +17,10 @@ use crate::error::ItemError;
 use triptych_core::limits::Limits;
 use triptych_core::{Extent, ItemOptions, Modality};
 
-/// What an encoder reads.
+/// Input of an encoder: one item, preprocessed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderInput {
-    /// The item's reach.
+    /// Extent of the item: its grid, its windows, or tokens.
     pub extent: Extent,
     /// Rows the encoder will make of it.
     pub n_tokens: u32,
@@ -32,7 +31,7 @@ pub struct EncoderInput {
 /// Values in the layout of the encoder's stem.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Features {
-    /// Image patches `[n_patches, patch_dim]`, in the processor's order (merge groups together).
+    /// Image patches `[n_patches, patch_dim]`, in the processor's order (merge groups are contiguous).
     Patches(Vec<f32>),
     /// Patches of an image, as in [`Self::Patches`], and the ids of the text that is encoded with it.
     Captioned {
@@ -43,7 +42,7 @@ pub enum Features {
     },
     /// Log-mel `[n_windows, n_mels, n_frames]`.
     Mel(Vec<f32>),
-    /// Samples of a sound at the model's rate, its windows one after the other.
+    /// Audio samples at the model's rate, its windows one after the other.
     Samples(Vec<f32>),
     /// Token ids of encoder text.
     Tokens(Vec<u32>),
@@ -54,7 +53,7 @@ pub trait Preprocess: Send + Sync {
     /// The kinds of items it reads.
     fn modalities(&self) -> &[Modality];
 
-    /// Whether the encoder reads text together with the item ([`ItemOptions::prompt`]).
+    /// True if the encoder reads a text with the item ([`ItemOptions::prompt`]).
     fn takes_prompt(&self) -> bool {
         false
     }
@@ -73,7 +72,7 @@ pub trait Preprocess: Send + Sync {
 }
 
 /// Refuses an option that a processor does not know.
-fn check_options(options: &ItemOptions, allowed: &[&str]) -> Result<(), ItemError> {
+pub(crate) fn check_options(options: &ItemOptions, allowed: &[&str]) -> Result<(), ItemError> {
     match options.given().find(|name| !allowed.contains(name)) {
         None => Ok(()),
         Some(name) => {
@@ -86,7 +85,12 @@ fn check_options(options: &ItemOptions, allowed: &[&str]) -> Result<(), ItemErro
 }
 
 /// The checks that every kind of item shares.
-fn admit(reads: Modality, modality: Modality, bytes: &[u8], limits: &Limits) -> Result<(), ItemError> {
+pub(crate) fn admit(
+    reads: Modality,
+    modality: Modality,
+    bytes: &[u8],
+    limits: &Limits,
+) -> Result<(), ItemError> {
     if modality != reads {
         return Err(ItemError::Unsupported(format!("this model reads {reads} items, not {modality}")));
     }
@@ -105,13 +109,16 @@ fn admit(reads: Modality, modality: Modality, bytes: &[u8], limits: &Limits) -> 
 
 /// Runs a decoder of foreign bytes. The libraries are not ours to trust: a panic of theirs costs the item, not
 /// the process.
-fn contained<T>(modality: Modality, decode: impl FnOnce() -> Result<T, ItemError>) -> Result<T, ItemError> {
+pub(crate) fn contained<T>(
+    modality: Modality,
+    decode: impl FnOnce() -> Result<T, ItemError>,
+) -> Result<T, ItemError> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(decode))
         .unwrap_or_else(|_| Err(ItemError::Corrupt(format!("the {modality} cannot be decoded"))))
 }
 
-/// What bytes look like, for the text of an error.
-fn look(bytes: &[u8]) -> String {
+/// Description of the format of `bytes`, for the text of an error.
+pub(crate) fn look(bytes: &[u8]) -> String {
     const KNOWN: &[(usize, &[u8], &str)] = &[
         (0, b"\x89PNG\r\n\x1a\n", "a PNG image"),
         (0, b"\xff\xd8\xff", "a JPEG image"),
@@ -126,13 +133,13 @@ fn look(bytes: &[u8]) -> String {
         (0, b"%PDF", "a PDF document"),
         (0, b"PK\x03\x04", "a ZIP archive"),
         (0, b"\x1f\x8b", "a gzip file"),
-        (8, b"WAVE", "a WAV sound"),
+        (8, b"WAVE", "a WAV file"),
         (8, b"AVI ", "an AVI video"),
-        (0, b"fLaC", "a FLAC sound"),
-        (28, b"OpusHead", "an Ogg Opus sound"),
-        (0, b"OggS", "an Ogg sound"),
-        (0, b"ID3", "an MP3 sound"),
-        (0, b"#!AMR", "an AMR sound"),
+        (0, b"fLaC", "a FLAC file"),
+        (28, b"OpusHead", "an Ogg Opus file"),
+        (0, b"OggS", "an Ogg file"),
+        (0, b"ID3", "an MP3 file"),
+        (0, b"#!AMR", "an AMR file"),
         (0, b"\x1a\x45\xdf\xa3", "a Matroska or WebM file"),
         (4, b"ftyp", "an MP4 file"),
     ];

@@ -1,30 +1,26 @@
 //! A prompt and the metadata of its items, laid out as decoder sequences.
 //!
-//! [`ChatVl`] and [`ChatCross`] serve vision-language models, [`SpeechPrompt`] Whisper, [`Dictation`] speech models
-//! without tasks, [`Seq2SeqPrompt`] encoder-decoder models of text; all are made with `from_dir(model directory,
-//! tokenizer)`. They read metadata of items only, never rows or pixels, and know no scheduler.
+//! [`ChatVl`] and [`ChatCross`] serve vision-language models, [`Seq2SeqPrompt`] encoder-decoder models of text; the
+//! builders of speech models are in [`crate::speech`]. All are made with `from_dir(model directory, tokenizer)`. They read
+//! metadata of items only, never rows or pixels, and know no scheduler.
 
 mod chat_cross;
 mod chat_vl;
 mod conversation;
-mod dictation;
-mod generation;
+pub(crate) mod generation;
 mod positions;
 mod seq2seq;
-mod speech;
 mod template;
 
 pub use chat_cross::ChatCross;
-pub(crate) use chat_cross::UNWRITTEN;
+pub(crate) use chat_cross::N_INPUT_ONLY;
 pub use chat_vl::{ChatVl, VisionTokens};
-pub use dictation::Dictation;
 pub use seq2seq::{Seq2SeqLimits, Seq2SeqPrompt};
-pub use speech::{SpeechPrompt, max_previous};
 pub use template::{ChatTemplate, TemplateMessage, TemplatePart};
 
 use crate::error::PromptError;
 use crate::rules::LogitRules;
-use crate::speech::SpeechFacts;
+use crate::speech::SpeechInfo;
 use triptych_core::prompt::Prompt;
 use triptych_core::sampling::BeamParams;
 use triptych_core::{EncodedItem, ItemIdx};
@@ -32,7 +28,7 @@ use triptych_core::{EncodedItem, ItemIdx};
 /// Consecutive placeholder tokens that an item's rows replace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ItemSpan {
-    /// Which item.
+    /// The item.
     pub item: ItemIdx,
     /// First token of the span.
     pub first_token: u32,
@@ -43,28 +39,28 @@ pub struct ItemSpan {
 /// The rows of an item that a sequence cross-attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CrossInput {
-    /// Which item.
+    /// The item.
     pub item: ItemIdx,
     /// First row.
     pub first_row: u32,
     /// Rows.
     pub n_rows: u32,
-    /// First token that sees them: earlier ones pass by the layers that cross-attend. 0: every token does.
+    /// First token that attends to them: earlier ones skip the layers that cross-attend. 0: every token does.
     pub first_token: u32,
 }
 
-/// What the tokens of a sequence mean.
+/// Meaning of the generated tokens of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum OutputKind {
     /// Text.
     Text,
     /// One window of speech.
     Speech {
-        /// Start of the window in the sound, in seconds.
+        /// Start of the window in the audio, in seconds.
         offset_s: f64,
-        /// End of what the window holds, in seconds.
+        /// End of the window's audio, in seconds.
         end_s: f64,
-        /// Whether the tokens carry times.
+        /// True if times are among the tokens.
         timestamps: bool,
     },
 }
@@ -80,13 +76,13 @@ pub struct PreparedSequence {
     pub next_position: u32,
     /// Item rows among the tokens; ascending and disjoint.
     pub spans: Vec<ItemSpan>,
-    /// What it cross-attends to.
+    /// Encoder rows that it cross-attends to.
     pub cross: Option<CrossInput>,
     /// Rules of the family on its logits.
     pub rules: LogitRules,
     /// Tokens that end it.
     pub end_tokens: Vec<u32>,
-    /// What its tokens mean.
+    /// Meaning of its generated tokens.
     pub output: OutputKind,
 }
 
@@ -101,17 +97,17 @@ pub struct SamplingDefaults {
     pub top_k: Option<u32>,
     /// Beam search; only where the model's default is not to sample.
     pub beams: Option<BeamParams>,
-    /// Divides the logits of tokens that were read or written.
+    /// Divides the logits of tokens of the prompt and of the output.
     pub repetition_penalty: Option<f32>,
-    /// No run of so many tokens is written twice.
+    /// Tokens of an n-gram that is not generated twice.
     pub no_repeat_ngram_size: Option<u32>,
-    /// Longest answer.
+    /// Maximum length of the output.
     pub max_length: Option<AnswerLength>,
-    /// Shortest answer: no end token before it.
+    /// Minimum length of the output: no end token before it.
     pub min_length: Option<AnswerLength>,
 }
 
-/// A length of an answer as `generation_config.json` says it.
+/// A length of the output as `generation_config.json` states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerLength {
     /// Generated tokens.
@@ -148,18 +144,18 @@ impl Default for SamplingDefaults {
 
 /// Lays out prompts for one model.
 pub trait PromptBuilder: Send + Sync {
-    /// One sequence, or one for each window of a long sound, in order.
+    /// One sequence, or one for each window of long audio, in order.
     ///
     /// # Errors
     /// [`PromptError`], with a text for the client: empty, too long, a kind the model does not take, an item
     /// that no part names.
     fn prepare(&self, prompt: &Prompt, items: &[EncodedItem]) -> Result<Vec<PreparedSequence>, PromptError>;
 
-    /// What a request gets when it leaves sampling open.
+    /// Sampling parameters for requests that leave them open.
     fn sampling_defaults(&self) -> SamplingDefaults;
 
-    /// What a speech model's transcripts are put together by; `None` for other models.
-    fn speech(&self) -> Option<SpeechFacts> {
+    /// Facts of a speech model that joining its transcripts needs; `None` for other models.
+    fn speech(&self) -> Option<SpeechInfo> {
         None
     }
 
@@ -170,7 +166,7 @@ pub trait PromptBuilder: Send + Sync {
 }
 
 /// Refuses token ids from a client that the model has no embedding for.
-fn check_ids(ids: &[u32], vocab: u32) -> Result<(), PromptError> {
+pub(crate) fn check_ids(ids: &[u32], vocab: u32) -> Result<(), PromptError> {
     match ids.iter().find(|id| **id >= vocab) {
         Some(id) => Err(PromptError::Invalid(format!("token {id} is not one of the model's {vocab}"))),
         None => Ok(()),

@@ -1,27 +1,15 @@
 //! Rules of a family on its logits, applied before sampling.
 //!
-//! Whisper's are the reason: forced task tokens, suppressed tokens, and the grammar of timestamps. The order
-//! is that of transformers' logits processors
+//! Whisper needs most of them: forced task tokens, suppressed tokens, and the grammar of timestamps
+//! ([`crate::speech::timestamps`]). The order is that of transformers' logits processors
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/generation/logits_process.py>).
 //! It knows no sampler and no sequence: it is handed the tokens generated so far.
 
-use crate::logits::{largest, log_sum_exp};
+use crate::logits::forbid;
+use crate::speech::timestamps::{NoSpeech, TimestampRule};
 use std::sync::Arc;
 
-/// Times among tokens: `<|0.00|>` is `first`, each next one 20 ms later, to the end of the vocabulary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TimestampRule {
-    /// Token of 0.00 s.
-    pub first: u32,
-    /// `<|notimestamps|>`.
-    pub no_timestamps: u32,
-    /// End of text.
-    pub end: u32,
-    /// Latest first timestamp, as an index; `None`: any.
-    pub max_initial: Option<u32>,
-}
-
-/// What may be chosen next.
+/// The tokens that may be chosen next.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct LogitRules {
     /// Never chosen.
@@ -31,37 +19,28 @@ pub struct LogitRules {
     /// For generated token `i`, the only ones allowed: forced tokens have one, language detection many.
     /// Free generation starts after these.
     pub steps: Vec<Arc<[u32]>>,
-    /// Runs of tokens that are never completed; each has two tokens or more.
-    pub never_runs: Arc<[Vec<u32>]>,
-    /// The only ones allowed as the last token that the answer's length leaves room for; empty: any.
+    /// Token sequences that are never completed; each has two tokens or more.
+    pub bad_words: Arc<[Vec<u32>]>,
+    /// Tokens allowed as the last one within the maximum length; empty: any.
     pub last: Arc<[u32]>,
     /// The grammar of times.
     pub timestamps: Option<TimestampRule>,
-    /// Whose probability is reported as "no speech".
+    /// Token whose probability is reported as "no speech".
     pub no_speech: Option<NoSpeech>,
 }
 
-/// A token that says that nobody speaks, and where the model says so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoSpeech {
-    /// The token.
-    pub token: u32,
-    /// The generated token, from 0, for which its probability is read.
-    pub step: usize,
-}
-
 impl LogitRules {
-    /// Whether the rules never change a logit.
+    /// True if the rules never change a logit.
     pub fn is_empty(&self) -> bool {
         self.suppress.is_empty()
             && self.begin_suppress.is_empty()
             && self.steps.is_empty()
-            && self.never_runs.is_empty()
+            && self.bad_words.is_empty()
             && self.last.is_empty()
             && self.timestamps.is_none()
     }
 
-    /// Sets to minus infinity what may not follow `generated`, the tokens of the sequence after its prompt.
+    /// Sets the logits of tokens that may not follow `generated`, the sequence without its prompt, to minus infinity.
     ///
     /// `logits: [vocab]`. Ids past the end of either side are ignored. O(vocab).
     pub fn apply(&self, generated: &[u32], logits: &mut [f32]) {
@@ -73,7 +52,7 @@ impl LogitRules {
             forbid(&self.begin_suppress, logits);
         }
         forbid(&self.suppress, logits);
-        for run in self.never_runs.iter() {
+        for run in self.bad_words.iter() {
             if let Some((last, before)) = run.split_last()
                 && generated.ends_with(before)
             {
@@ -85,9 +64,8 @@ impl LogitRules {
         }
     }
 
-    /// In the place of [`Self::apply`] for the last token that the answer's length leaves room for: where the model
-    /// ends every answer in its own way, nothing else is allowed, and this is certain: its logit is 0. Whether there
-    /// is such a rule.
+    /// Replaces [`Self::apply`] for the last token within the maximum length: if the model forces a last token, no other is
+    /// allowed, and its logit is 0. Returns false, and changes nothing, if there is no such rule.
     ///
     /// `logits: [vocab]`.
     pub fn apply_last(&self, logits: &mut [f32]) -> bool {
@@ -101,53 +79,6 @@ impl LogitRules {
             }
         }
         true
-    }
-}
-
-impl TimestampRule {
-    /// Times come in pairs, do not go back, and one comes first; and one comes whenever all times together are
-    /// more probable than any single other token. `free` are the freely generated tokens.
-    fn apply(&self, free: &[u32], logits: &mut [f32]) {
-        let vocab = logits.len();
-        let at = |id: u32| (id as usize).min(vocab);
-        let first = at(self.first);
-        forbid(&[self.no_timestamps], logits);
-
-        let is_time = |id: &u32| *id >= self.first;
-        let last_is_time = free.last().is_some_and(is_time);
-        // With fewer than two tokens the one before last counts as a time, as in the reference.
-        let one_before_is_time = free.len() < 2 || free.get(free.len() - 2).is_some_and(is_time);
-        if last_is_time && one_before_is_time {
-            logits[first..].fill(f32::NEG_INFINITY);
-        } else if last_is_time {
-            logits[..at(self.end)].fill(f32::NEG_INFINITY);
-        }
-        if let Some(last) = free.iter().copied().rfind(|id| is_time(id)) {
-            // A time that opens a segment may repeat the one that closed the segment before; no other may.
-            let repeats = last_is_time && !one_before_is_time;
-            let next = if repeats { last } else { last.saturating_add(1) };
-            logits[first..at(next).max(first)].fill(f32::NEG_INFINITY);
-        }
-        if free.is_empty() {
-            logits[..first].fill(f32::NEG_INFINITY);
-            if let Some(max) = self.max_initial {
-                let past = at(self.first.saturating_add(max).saturating_add(1));
-                logits[past..].fill(f32::NEG_INFINITY);
-            }
-        }
-        let (text, times) = logits.split_at_mut(first);
-        // Comparing it with a logit is comparing probabilities, since the normaliser is the same on both sides.
-        if log_sum_exp(times) > f64::from(largest(text)) {
-            text.fill(f32::NEG_INFINITY);
-        }
-    }
-}
-
-fn forbid(ids: &[u32], logits: &mut [f32]) {
-    for id in ids {
-        if let Some(logit) = logits.get_mut(*id as usize) {
-            *logit = f32::NEG_INFINITY;
-        }
     }
 }
 
@@ -187,7 +118,7 @@ mod tests {
     #[test]
     fn a_run_is_never_completed_and_the_last_token_may_be_forced() {
         let rules = LogitRules {
-            never_runs: vec![vec![1, 2], vec![2, 1, 3]].into(),
+            bad_words: vec![vec![1, 2], vec![2, 1, 3]].into(),
             last: [4].into(),
             ..LogitRules::default()
         };
@@ -213,7 +144,7 @@ mod tests {
         let rules = LogitRules {
             suppress: [99].into(),
             begin_suppress: [u32::MAX].into(),
-            never_runs: vec![vec![1, 98], vec![u32::MAX, 99]].into(),
+            bad_words: vec![vec![1, 98], vec![u32::MAX, 99]].into(),
             timestamps: Some(rule),
             ..LogitRules::default()
         };

@@ -1,4 +1,4 @@
-//! What a model is, as data: shapes, and an enum value for each difference between models.
+//! A model as data: shapes, and an enum value for each difference between models.
 //!
 //! A family turns `config.json` into these; [`crate::encoder`] and [`crate::decoder`] run them. Nothing here
 //! reads a file or names a model. The idea, one encoder and one decoder with models as specs, is that of
@@ -33,17 +33,17 @@ pub struct EncoderSpec {
     pub modality: Modality,
     /// Features to rows.
     pub stem: StemSpec,
-    /// How rows learn their place.
+    /// Position encoding of the rows.
     pub positions: Positions,
     /// The layers.
     pub stack: StackSpec,
-    /// Layers that attend inside windows only; `None`: every layer sees the whole sequence.
+    /// Layers that attend inside windows only; `None`: every layer attends to the whole sequence.
     pub windows: Option<WindowSpec>,
-    /// What few encoders have.
+    /// Parts that few encoders have.
     pub extras: EncoderExtras,
     /// A projection that makes several rows one; `None`: the stack's rows are the output.
     pub merger: Option<MergerSpec>,
-    /// What its tensors are called.
+    /// Names of its tensors.
     pub names: &'static EncoderNames,
 }
 
@@ -58,7 +58,7 @@ impl EncoderSpec {
         self.extras.projection.map_or(merged, |p| p.out)
     }
 
-    /// Prefixes of tensors that are the encoder's and stand under none of its own: of each part one or another.
+    /// Prefixes of further tensors of the encoder: for each part a list, of which one is stored.
     pub fn further_prefixes(&self) -> Vec<&'static [&'static str]> {
         let mut parts: Vec<&'static [&'static str]> = match &self.stem {
             StemSpec::Tiles(tiles) => vec![tiles.names.projection],
@@ -73,84 +73,84 @@ impl EncoderSpec {
 /// A decoder: token table, positions, transformer layers, head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderSpec {
-    /// Width of the logits: tokens in the table but for those that [`HeadSpec::unwritten`] counts.
+    /// Width of the logits: tokens in the table without those that [`HeadSpec::input_only`] counts.
     pub vocab: usize,
     /// Tokens the context holds.
     pub max_context: usize,
-    /// How rows learn their place.
+    /// Position encoding of the rows.
     pub positions: Positions,
     /// The layers.
     pub stack: StackSpec,
-    /// How encoder rows come in.
+    /// The path of encoder rows into the decoder.
     pub items: ItemsSpec,
     /// Factor on token embeddings; folded into the table.
     pub embedding_scale: f32,
     /// Rows of the last layer to logits.
     pub head: HeadSpec,
-    /// What its tensors are called.
+    /// Names of its tensors.
     pub names: &'static DecoderNames,
 }
 
 /// The projection to logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadSpec {
-    /// Whether the token table stands in for a head that is not stored.
+    /// True if the token table serves as the head where none is stored.
     pub tied: bool,
     /// Factor on the rows it reads; folded into its weights.
     pub scale: f32,
-    /// Rows at the end of the token table that have no logit: tokens that are read and never written.
-    pub unwritten: usize,
+    /// Rows at the end of the token table that have no logit: tokens that are only ever input.
+    pub input_only: usize,
 }
 
 impl HeadSpec {
     /// A head without a factor.
     pub const fn plain(tied: bool) -> Self {
-        Self { tied, scale: 1.0, unwritten: 0 }
+        Self { tied, scale: 1.0, input_only: 0 }
     }
 }
 
-/// How encoder rows reach the decoder.
+/// The path of encoder rows into the decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ItemsSpec {
-    /// In the place of token embeddings; rows are as wide as the decoder's.
+    /// In the place of token embeddings; rows are as wide as the decoder's, `hidden`.
     Embedded,
     /// Through cross-attention.
     CrossAttention(CrossSpec),
 }
 
-/// How a decoder cross-attends.
+/// Cross-attention of a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CrossSpec {
     /// Width of an encoder row.
     pub encoder_hidden: usize,
     /// Heads, scale and biases; they may differ from self-attention's.
     pub attention: AttentionSpec,
-    /// Which layers do it.
+    /// The layers that cross-attend.
     pub layers: CrossLayers,
 }
 
-/// Which layers of a decoder cross-attend.
+/// The layers of a decoder that cross-attend.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CrossLayers {
     /// All, after their self-attention.
     Every,
-    /// Some, in the place of their self-attention. A sequence without encoder rows passes them by, and so do its
-    /// tokens before the first that sees them.
+    /// Some, in the place of their self-attention. Sequences without encoder rows skip them, and so do tokens before the
+    /// first that attends to encoder rows.
     Instead(CrossInstead),
 }
 
 /// Layers that cross-attend in the place of self-attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CrossInstead {
-    /// Which, ascending.
+    /// Indices of the layers, ascending.
     pub layers: Vec<usize>,
-    /// Of each head of queries and keys.
+    /// Norm of each head of queries and keys.
     pub head_norm: NormSpec,
-    /// What their own tensors are called.
+    /// Names of the tensors that only these layers have.
     pub names: &'static CrossInsteadNames,
 }
 
-/// What only layers without self-attention have; relative to the layer.
+/// Names of tensors that only layers without self-attention have, relative to the layer.
 #[derive(Debug, PartialEq)]
 pub struct CrossInsteadNames {
     /// Norms of a head's queries and keys.
@@ -182,11 +182,11 @@ pub struct StackSpec {
     pub feed_forward: FeedForwardSpec,
     /// Every norm of the stack.
     pub norm: NormSpec,
-    /// Whether and where rows are normalised before the first layer.
+    /// Norm before the first layer.
     pub input_norm: InputNorm,
-    /// Where the norm of a sub-layer sits.
+    /// Placement of the norm of a sub-layer.
     pub placement: NormPlacement,
-    /// Whether a norm follows the last layer.
+    /// True if a norm follows the last layer.
     pub final_norm: bool,
 }
 
@@ -195,11 +195,11 @@ pub struct StackSpec {
 pub struct AttentionSpec {
     /// Heads and scale.
     pub shape: AttentionShape,
-    /// Which projections have one.
+    /// Projections that have a bias.
     pub bias: AttentionBias,
 }
 
-/// Which projections of an attention have a bias.
+/// Projections of an attention that have a bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionBias {
     /// Queries.
@@ -219,9 +219,9 @@ pub struct FeedForwardSpec {
     pub width: usize,
     /// One matrix in, or two with one gating the other.
     pub kind: FeedForwardKind,
-    /// On the inner values, or on the gate.
+    /// Activation of the inner values, or of the gate.
     pub activation: Activation,
-    /// Whether its layers have a bias.
+    /// True if its linear layers have a bias.
     pub bias: bool,
 }
 
@@ -239,11 +239,11 @@ pub enum FeedForwardKind {
 /// A norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormSpec {
-    /// Which.
+    /// Layer norm or RMS norm.
     pub kind: NormKind,
     /// Added to the variance.
     pub eps: f32,
-    /// Whether it has a bias, which only one of kind [`NormKind::Layer`] can.
+    /// True if it has a bias, which only [`NormKind::Layer`] can.
     pub bias: bool,
 }
 
@@ -259,7 +259,7 @@ impl NormSpec {
     }
 }
 
-/// Where the norm of a sub-layer sits.
+/// Placement of the norm of a sub-layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormPlacement {
     /// `x + f(norm(x))`.
@@ -284,8 +284,8 @@ pub enum InputNorm {
 pub struct WindowSpec {
     /// Side of a window in merge groups.
     pub side: usize,
-    /// Layers that see the whole image, ascending.
-    pub whole_layers: Vec<usize>,
+    /// Layers with full attention over the image, ascending.
+    pub full_attention_layers: Vec<usize>,
 }
 
 /// A projection that makes a square of `side · side` rows one: norm, join, two linear layers with GELU between.

@@ -7,17 +7,19 @@
 mod added;
 mod detokenizer;
 mod files;
-mod relabel;
+mod id_map;
+mod languages;
 mod scan;
 mod spelling;
 
 pub use detokenizer::Detokenizer;
-pub use scan::Guard;
+pub use languages::LanguageTokens;
+pub use scan::ControlTokenGuard;
 
 use crate::error::{ModelError, PromptError};
-use added::{AddedTokens, Numbered};
+use added::{AddedTokenIds, AddedTokens};
 use base64::Engine as _;
-use relabel::Relabel;
+use id_map::IdMap;
 use scan::ControlTokens;
 use serde_json::{Map, Value, json};
 use spelling::Spelling;
@@ -31,22 +33,22 @@ use tokenizers::{AddedToken, Decoder as _};
 
 /// A tokenizer. Cheap to share behind an `Arc`; every method takes `&self`.
 pub struct Tokenizer {
-    /// As published.
+    /// The tokenizer as published.
     full: tokenizers::Tokenizer,
     /// The same, blind to control tokens.
     plain: tokenizers::Tokenizer,
-    /// Where the library's ids are not the model's.
-    relabel: Option<Relabel>,
-    /// What reads a whole input, where that has a vocabulary or a model of its own.
-    input: Option<(tokenizers::Tokenizer, Relabel)>,
+    /// The model's ids, where they differ from the library's.
+    id_map: Option<IdMap>,
+    /// Tokenizer of whole encoder inputs, where they have a vocabulary or a model of their own.
+    input: Option<(tokenizers::Tokenizer, IdMap)>,
     controls: ControlTokens,
     /// Tokens that are no part of a text: special ones and times.
     silent: HashSet<u32>,
-    /// What bytes its tokens stand for.
+    /// The bytes of its tokens.
     spelling: Spelling,
-    /// Tokens that are spelled as they read, whatever the others do.
+    /// Tokens whose spelling is their text, unlike the others'.
     verbatim: HashSet<u32>,
-    /// Of all that decides what a text becomes.
+    /// BLAKE3 of everything that decides the tokens of a text.
     digest: blake3::Hash,
 }
 
@@ -79,7 +81,7 @@ impl Tokenizer {
     /// Reads the contents of a `tokenizer.json`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A description of the defect.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let json: Value = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
         let Value::Object(file) = json else { return Err("is no JSON object".into()) };
@@ -87,28 +89,29 @@ impl Tokenizer {
         Self::from_json(file, None, blake3::hash(bytes))
     }
 
-    fn from_built(built: files::Found) -> Result<Self, String> {
+    fn from_built(built: files::BuiltTokenizers) -> Result<Self, String> {
         let mut hasher = blake3::Hasher::new();
         for side in [Some(&built.output), built.input.as_ref()].into_iter().flatten() {
             hasher.update(&serde_json::to_vec(&side.json).map_err(|e| e.to_string())?);
-            for id in side.relabel.ids() {
+            for id in side.id_map.ids() {
                 hasher.update(&id.to_le_bytes());
             }
         }
-        let (json, relabel) = (built.output.json, built.output.relabel);
-        let mut tokenizer = Self::from_json(json, Some(relabel), hasher.finalize())?;
+        let json = built.output.json;
+        let id_map = built.output.id_map;
+        let mut tokenizer = Self::from_json(json, Some(id_map), hasher.finalize())?;
         if let Some(mut input) = built.input {
-            tokenizer.input = Some((read(&mut input.json)?, input.relabel));
+            tokenizer.input = Some((read(&mut input.json)?, input.id_map));
         }
         Ok(tokenizer)
     }
 
     fn from_json(
         mut file: Map<String, Value>,
-        relabel: Option<Relabel>,
+        id_map: Option<IdMap>,
         digest: blake3::Hash,
     ) -> Result<Self, String> {
-        // Cuts and fillings that were set when the file was saved are not the model's.
+        // Truncation and padding that were set when the file was saved are not the model's.
         for setting in ["truncation", "padding"] {
             file.insert(setting.to_owned(), Value::Null);
         }
@@ -118,13 +121,13 @@ impl Tokenizer {
         // A large vocabulary takes seconds to read, so it is read twice only where the two differ.
         let mut plain = if added.spare(&mut file) { read(&mut file)? } else { full.clone() };
         plain.set_encode_special_tokens(true);
-        let numbered = added.numbered(|content| match &relabel {
-            Some(relabel) => relabel.vocabulary().id(content),
+        let numbered = added.numbered(|content| match &id_map {
+            Some(id_map) => id_map.vocabulary().id(content),
             None => full.token_to_id(content),
         });
-        let Numbered { controls, silent, verbatim } = numbered;
+        let AddedTokenIds { controls, silent, verbatim } = numbered;
         let controls = ControlTokens::new(controls);
-        Ok(Self { full, plain, relabel, input: None, controls, silent, spelling, verbatim, digest })
+        Ok(Self { full, plain, id_map, input: None, controls, silent, spelling, verbatim, digest })
     }
 
     /// Tokens of text from the model's own files: control tokens are recognised, none is added around them.
@@ -143,14 +146,14 @@ impl Tokenizer {
     pub fn encode_input(&self, text: &str) -> Result<Vec<u32>, PromptError> {
         match &self.input {
             None => self.tokens(&self.full, text, true),
-            Some((library, relabel)) => {
+            Some((library, id_map)) => {
                 let encoding = library.encode_fast(text, true).map_err(refused)?;
-                Ok(relabel.apply(encoding.get_ids()))
+                Ok(id_map.apply(encoding.get_ids()))
             }
         }
     }
 
-    /// What a library's tokenizer makes of a text, in the model's ids.
+    /// Tokens of a text by a tokenizer of the library, in the model's ids.
     fn tokens(
         &self,
         library: &tokenizers::Tokenizer,
@@ -159,7 +162,7 @@ impl Tokenizer {
     ) -> Result<Vec<u32>, PromptError> {
         let encoding = library.encode_fast(text, around).map_err(refused)?;
         let ids = encoding.get_ids();
-        Ok(self.relabel.as_ref().map_or_else(|| ids.to_vec(), |relabel| relabel.apply(ids)))
+        Ok(self.id_map.as_ref().map_or_else(|| ids.to_vec(), |id_map| id_map.apply(ids)))
     }
 
     /// Tokens of text from a client: never a control token, whatever it spells.
@@ -180,7 +183,10 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`PromptError::Invalid`] if the texts use up every character that could mark them.
-    pub fn guard<'a>(&self, texts: impl Iterator<Item = &'a str> + Clone) -> Result<Guard, PromptError> {
+    pub fn guard<'a>(
+        &self,
+        texts: impl Iterator<Item = &'a str> + Clone,
+    ) -> Result<ControlTokenGuard, PromptError> {
         self.controls
             .guard(texts)
             .ok_or_else(|| PromptError::Invalid("the text holds too many Unicode noncharacters".into()))
@@ -190,12 +196,12 @@ impl Tokenizer {
     ///
     /// # Errors
     /// As [`Self::encode`].
-    pub fn encode_guarded(&self, mixed: &str, guard: &Guard) -> Result<Vec<u32>, PromptError> {
+    pub fn encode_guarded(&self, mixed: &str, guard: &ControlTokenGuard) -> Result<Vec<u32>, PromptError> {
         let mut ids = Vec::new();
-        for piece in self.controls.split(mixed) {
-            match piece {
-                scan::Piece::Control(id) => ids.push(id),
-                scan::Piece::Text(text) => ids.extend(self.encode_plain(&guard.remove(text))?),
+        for span in self.controls.split(mixed) {
+            match span {
+                scan::MixedSpan::Control(id) => ids.push(id),
+                scan::MixedSpan::Text(text) => ids.extend(self.encode_plain(&guard.remove(text))?),
             }
         }
         Ok(ids)
@@ -206,46 +212,46 @@ impl Tokenizer {
         self.controls.iter().map(|token| (token.content.clone(), token.id))
     }
 
-    /// BLAKE3 of the files it was read from, as far as they matter: what a text becomes depends on nothing else.
+    /// BLAKE3 of everything in its files that decides the tokens of a text.
     pub fn digest(&self) -> blake3::Hash {
         self.digest
     }
 
     /// The id of a token by its exact spelling.
     pub fn token_id(&self, token: &str) -> Option<u32> {
-        match &self.relabel {
-            Some(relabel) => relabel.vocabulary().id(token),
+        match &self.id_map {
+            Some(id_map) => id_map.vocabulary().id(token),
             None => self.full.token_to_id(token),
         }
     }
 
     /// The spelling of a token in the vocabulary, which for byte-level models is not its text.
     pub fn token(&self, id: u32) -> Option<String> {
-        match &self.relabel {
-            Some(relabel) => relabel.vocabulary().name(id).map(str::to_owned),
+        match &self.id_map {
+            Some(id_map) => id_map.vocabulary().name(id).map(str::to_owned),
             None => self.full.id_to_token(id),
         }
     }
 
     /// Tokens in the vocabulary, added ones included. A model's logits may be wider.
     ///
-    /// Where the family leaves ids unused, they count: no id is as large as this.
+    /// Ids that the family leaves unused count too: every id is below this.
     pub fn vocab_size(&self) -> usize {
-        match &self.relabel {
-            Some(relabel) => relabel.vocabulary().end() as usize,
+        match &self.id_map {
+            Some(id_map) => id_map.vocabulary().end() as usize,
             None => self.full.get_vocab_size(true),
         }
     }
 
-    /// Whether a token is no part of the text: a special token, or a time.
+    /// True for tokens that are no part of the text: special tokens and times.
     pub fn is_silent(&self, id: u32) -> bool {
         self.silent.contains(&id)
     }
 
     /// The text of tokens, silent ones left out. Bytes that are no whole character are replaced.
     pub fn decode(&self, ids: &[u32]) -> String {
-        let heard: Vec<u32> = ids.iter().copied().filter(|id| !self.is_silent(*id)).collect();
-        self.decode_all(&heard)
+        let audible: Vec<u32> = ids.iter().copied().filter(|id| !self.is_silent(*id)).collect();
+        self.decode_all(&audible)
     }
 
     /// The text of one token by itself, silent or not, as log-probabilities report it.
@@ -271,7 +277,7 @@ impl Tokenizer {
         Some(bytes)
     }
 
-    /// Whether the decoder drops the space that begins a text: sentencepiece writes a space before the first
+    /// True if the decoder drops the space that begins a text: sentencepiece writes a space before the first
     /// word as before any other.
     pub fn drops_first_space(&self) -> bool {
         self.spelling.drops_first_space()
@@ -307,7 +313,7 @@ fn check_charsmaps(normalizer: &Value) -> Result<(), String> {
         .try_for_each(check_charsmaps)
 }
 
-/// Reads the contents of a file. Its model is taken out of it where nobody reads it twice: the library copies a
+/// Reads the contents of a file. Its model is taken out of it where it is not read again: the library copies a
 /// vocabulary three times on its way from bytes to a model, and all else of a file is small.
 fn read(file: &mut Map<String, Value>) -> Result<tokenizers::Tokenizer, String> {
     let Some(model) = take_model(file).transpose().map_err(|e| e.to_string())? else {
@@ -325,7 +331,7 @@ fn read(file: &mut Map<String, Value>) -> Result<tokenizers::Tokenizer, String> 
 }
 
 /// Takes a model out of a file. Stays: a unigram model, which may be changed and read again ([`AddedTokens::spare`]), and
-/// one that does not say what it is, which the library finds out.
+/// one without a type, which the library detects.
 fn take_model(file: &mut Map<String, Value>) -> Option<serde_json::Result<ModelWrapper>> {
     let read: fn(Value) -> serde_json::Result<ModelWrapper> =
         match file.get("model")?.get("type")?.as_str()? {

@@ -1,4 +1,4 @@
-//! Images and sounds against the reference's processors, and against what clients may send instead of them.
+//! Images and audio against the reference's processors, and against malformed input from clients.
 
 #[path = "support/golden.rs"]
 mod golden;
@@ -9,15 +9,16 @@ mod bombs;
 mod canvases;
 #[path = "preprocess/images.rs"]
 mod images;
-#[path = "preprocess/sounds.rs"]
-mod sounds;
+#[path = "preprocess/audio.rs"]
+mod audio;
 #[path = "preprocess/texts.rs"]
 mod texts;
 
 use std::sync::Arc;
 use triptych_core::ItemOptions;
 use triptych_core::limits::Limits;
-use triptych_models::preprocess::{AudioProcessor, AudioSettings, ImageProcessor, ImageSettings, Preprocess};
+use triptych_models::preprocess::{ImageProcessor, ImageSettings, Preprocess};
+use triptych_models::speech::audio::{AudioProcessor, AudioSettings};
 use triptych_models::{LoadFormat, Model, ModelSource};
 
 const WHISPER: AudioSettings = AudioSettings { n_mels: 80, n_fft: 400, hop: 160, rate: 16_000, chunk_s: 30 };

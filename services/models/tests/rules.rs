@@ -4,7 +4,8 @@
 mod golden;
 
 use golden::Tensors;
-use triptych_models::rules::{LogitRules, TimestampRule};
+use triptych_models::rules::LogitRules;
+use triptych_models::speech::timestamps::TimestampRule;
 
 #[test]
 fn masks_are_the_references() {

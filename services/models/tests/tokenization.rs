@@ -22,7 +22,7 @@ fn tokenizer(case: &str) -> Arc<Tokenizer> {
 
 static QWEN: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| tokenizer("qwen2_vl_two_images"));
 
-/// A sentencepiece-style tokenizer: pieces with `▁`, and bytes for what has no piece.
+/// A sentencepiece-style tokenizer: pieces with `▁`, and bytes for text without a piece.
 static PIECES: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
     let mut vocab: Vec<(String, f64)> = vec![("<unk>".into(), 0.0), ("</s>".into(), 0.0)];
     vocab.extend((0..=255).map(|b| (format!("<0x{b:02X}>"), -20.0)));

@@ -49,7 +49,8 @@ fn texts_become_the_references_tokens() {
     each(|tokenizer, record, at| {
         let text = record["text"].as_str().unwrap();
         for (what, found) in [("ids", tokenizer.encode(text)), ("input", tokenizer.encode_input(text))] {
-            let (found, expect) = (found.unwrap(), golden::ids(&record[what]));
+            let found = found.unwrap();
+            let expect = golden::ids(&record[what]);
             if found != expect {
                 let names =
                     |ids: &[u32]| ids.iter().filter_map(|id| tokenizer.token(*id)).collect::<Vec<_>>();
@@ -86,7 +87,8 @@ fn the_bytes_of_tokens_are_the_bytes_of_the_text() {
         let spelled = String::from_utf8_lossy(&bytes).into_owned();
         let text = tokenizer.decode(&ids);
         // A word's end is spelled with the word, also at the end of a text.
-        let (spelled, text) = (spelled.trim_end_matches(' '), text.trim_end_matches(' '));
+        let spelled = spelled.trim_end_matches(' ');
+        let text = text.trim_end_matches(' ');
         let first = if tokenizer.drops_first_space() { spelled.trim_start_matches(' ') } else { spelled };
         assert_eq!(
             first,
@@ -192,7 +194,7 @@ fn a_directory_that_cannot_be_read_says_why() {
         (refusal(&[], &[("merges.txt", b""), ("vocab.json", b"{\"a\": 1, \"b\": 1}")]), "both have the id 1"),
         (refusal(&[], &[("merges.txt", b""), ("vocab.json", b"{}")]), "has no entry"),
         (refusal(&[], &[("spiece.model", b"\xFF\xFF")]), "is no sentencepiece model"),
-        (refusal(&[], &[("spiece.model", b"")]), "stands for what is unknown"),
+        (refusal(&[], &[("spiece.model", b"")]), "has no piece for unknown text"),
         (refusal(&[], &[("vocab.txt", b"a\nb\n")]), "[UNK]"),
         (
             refusal(

@@ -53,7 +53,7 @@ impl Families {
             prompt_tokens: registry.counters(metrics::PROMPT_TOKENS),
             generation_tokens: registry.counters(metrics::GENERATION_TOKENS),
             preemptions: registry.counters(metrics::PREEMPTIONS),
-            swaps: registry.counters(metrics::SWAPS),
+            swaps: registry.counters(metrics::PREEMPTION_SWAPS),
             cached_tokens: registry.counters(metrics::CACHED_TOKENS),
             computed_tokens: registry.counters(metrics::COMPUTED_TOKENS),
             pending: registry.times(metrics::PENDING_WAIT),

@@ -1,4 +1,4 @@
-//! The side door of a worker: `/healthz`, `/readyz` and `/metrics` over plain HTTP.
+//! Admin endpoints of a worker: `/healthz`, `/readyz` and `/metrics` over plain HTTP.
 
 use crate::drain::Drain;
 use crate::metrics::{CONTENT_TYPE, MetricsRegistry};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::net::TcpListener;
 
-/// Whether the process takes work: loaded, and not stopping.
+/// Readiness of the process: loaded, and not draining.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     loaded: Arc<AtomicBool>,
@@ -17,24 +17,24 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Not loaded yet.
+    /// A process that is not loaded yet.
     pub fn new(drain: Drain) -> Self {
         Self { loaded: Arc::default(), drain }
     }
 
-    /// Everything is loaded.
+    /// Marks the process loaded.
     pub fn set_loaded(&self) {
         self.loaded.store(true, Ordering::Release);
         self.drain.set_ready();
     }
 
-    /// Whether work is taken.
+    /// True if the process accepts work.
     pub fn is_ready(&self) -> bool {
         self.loaded.load(Ordering::Acquire) && !self.drain.is_stopping()
     }
 }
 
-/// The three routes.
+/// Routes of the admin endpoints.
 pub fn router(readiness: Readiness, metrics: MetricsRegistry) -> Router {
     let ready = move || {
         let ready = readiness.is_ready();
@@ -52,11 +52,10 @@ pub fn router(readiness: Readiness, metrics: MetricsRegistry) -> Router {
         .route("/metrics", get(text))
 }
 
-/// Serves the routes to the end of the process: one that stops is watched while it does, and does not wait for its
-/// watchers.
+/// Serves the routes as a background task of the drain, so that metrics can be read while the process drains.
 pub fn spawn(listener: TcpListener, routes: Router, drain: &Drain) {
     let abort = drain.abort_token();
-    tokio::spawn(async move {
+    drain.background().spawn(async move {
         if let Err(e) = axum::serve(listener, routes).with_graceful_shutdown(abort.cancelled_owned()).await {
             tracing::error!(error = %e, "admin server ended");
         }

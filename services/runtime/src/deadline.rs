@@ -1,14 +1,14 @@
-//! The time a gRPC caller gives its call, from the `grpc-timeout` header
+//! Deadlines of gRPC calls, from the `grpc-timeout` header
 //! (grpc.io, "gRPC over HTTP2": at most 8 digits and a unit).
 
 use std::time::{Duration, Instant};
 use tonic::metadata::MetadataMap;
 use triptych_core::Failure;
 
-/// The time asked for; `None` when the client does not say.
+/// Timeout set by the client; `None` without a header.
 ///
 /// # Errors
-/// InvalidArgument for a header that is no time.
+/// InvalidArgument for a malformed header.
 pub fn asked(metadata: &MetadataMap) -> Result<Option<Duration>, Failure> {
     let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
     let time = value.to_str().ok().and_then(parse);
@@ -33,13 +33,13 @@ fn parse(text: &str) -> Option<Duration> {
     })
 }
 
-/// When a call that arrived at `now` has to have ended: what its caller allows, and never past `limit`.
+/// Deadline of a call that arrived at `now`: the client's timeout, at most `limit`.
 ///
 /// # Errors
 /// As [`asked`].
 pub fn deadline(metadata: &MetadataMap, now: Instant, limit: Duration) -> Result<Instant, Failure> {
     let time = asked(metadata)?.map_or(limit, |asked| asked.min(limit));
-    // A limit that the clock cannot hold is as good as a year.
+    // A deadline beyond the clock's range becomes a year.
     Ok(now.checked_add(time).unwrap_or_else(|| now + Duration::from_secs(365 * 24 * 3600)))
 }
 

@@ -1,9 +1,9 @@
-//! Who is there: sources that tell at which addresses workers answer, and how workers announce themselves.
+//! Service discovery: sources of worker addresses, and how workers announce themselves.
 //!
-//! A [`Source`] tells the whole set that it sees, again and again; [`Discovery`] holds the union of several. What a
-//! worker serves, and whether it is well, is for whoever talks to it: an address in the set is a hint and no promise,
-//! and an address that leaves the set is one that gets nothing new. A source that cannot ask keeps its last answer,
-//! since a registry that is down says nothing about the workers.
+//! A [`Source`] publishes the whole set that it sees whenever it changes; [`Discovery`] holds the union of several. An
+//! address is only a hint: clients ask the worker itself what it serves and whether it is healthy. An address that leaves
+//! the set gets no new work. A source that cannot be reached keeps its last set, since a registry that is down says nothing
+//! about the workers.
 
 pub mod announce;
 pub mod dns;
@@ -13,16 +13,17 @@ pub mod redis;
 pub mod setting;
 
 use futures::future::BoxFuture;
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use triptych_core::WorkerId;
 
-/// What a worker does.
+/// Role of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// Encodes items.
@@ -32,10 +33,10 @@ pub enum Role {
 }
 
 impl Role {
-    /// Both.
+    /// Every role.
     pub const ALL: [Self; 2] = [Self::Encoder, Self::Pd];
 
-    /// As it is written in names, labels and registries.
+    /// Name in labels, registries and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Encoder => "encoder",
@@ -50,50 +51,50 @@ impl fmt::Display for Role {
     }
 }
 
-/// Where a worker answers gRPC.
+/// Address of a worker's gRPC server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {
-    /// What it does.
+    /// Role of the worker.
     pub role: Role,
     /// `host:port`.
     pub address: String,
 }
 
-/// Everybody who is there.
-pub type Present = Arc<BTreeSet<Endpoint>>;
+/// All known endpoints.
+pub type EndpointSet = Arc<BTreeSet<Endpoint>>;
 
-/// Something that knows addresses of workers.
+/// A source of worker addresses.
 pub trait Source: Send + 'static {
-    /// What it is, for the log. No secrets.
+    /// Description for the log, without secrets.
     fn describe(&self) -> String;
 
-    /// Whether what it tells can change. A proxy whose sources are all fixed and name no PD worker has no use.
+    /// True if its set can change. A proxy needs a PD worker or a dynamic source.
     fn is_dynamic(&self) -> bool {
         true
     }
 
-    /// Tells the set that it sees, whenever it changes, until it is dropped. It never ends by itself and never gives
-    /// up: trouble is logged once when it begins and once when it ends.
-    fn run(self: Box<Self>, tell: Tell) -> BoxFuture<'static, ()>;
+    /// Publishes its set whenever it changes, until the future is dropped. Never completes and never gives up: a failure
+    /// is logged once when it begins and once when it ends.
+    fn run(self: Box<Self>, sink: EndpointSink) -> BoxFuture<'static, ()>;
 }
 
-/// Where a source tells what it sees.
+/// Receiver of a source's set.
 #[derive(Debug)]
-pub struct Tell {
-    place: usize,
-    all: Arc<Seen>,
+pub struct EndpointSink {
+    source_idx: usize,
+    sets: Arc<SourceSets>,
 }
 
-impl Tell {
-    /// The whole set that the source sees, in place of the one before.
-    pub fn present(&self, set: BTreeSet<Endpoint>) {
-        let mut sets = self.all.sets.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = sets.get_mut(self.place) {
+impl EndpointSink {
+    /// Replaces the source's set. Unions are sent in the order of these calls.
+    pub fn publish(&self, set: BTreeSet<Endpoint>) {
+        let mut sets = self.sets.of_source.lock();
+        if let Some(own) = sets.get_mut(self.source_idx) {
             *own = set;
         }
         let union: BTreeSet<_> = sets.iter().flatten().cloned().collect();
-        // Still under the lock, so that unions go out in the order in which they were made.
-        self.all.union.send_if_modified(|current| {
+        // Sent under the lock, which keeps unions in order.
+        self.sets.union.send_if_modified(|current| {
             let changed = **current != union;
             if changed {
                 *current = Arc::new(union);
@@ -105,34 +106,34 @@ impl Tell {
 
 /// The set of each source, and the union.
 #[derive(Debug)]
-struct Seen {
-    sets: Mutex<Vec<BTreeSet<Endpoint>>>,
-    union: watch::Sender<Present>,
+struct SourceSets {
+    of_source: Mutex<Vec<BTreeSet<Endpoint>>>,
+    union: watch::Sender<EndpointSet>,
 }
 
-/// Running sources. Dropping it ends them.
+/// Running sources. Dropping it aborts their tasks.
 #[derive(Debug)]
 pub struct Discovery {
-    present: watch::Receiver<Present>,
+    present: watch::Receiver<EndpointSet>,
     _sources: JoinSet<()>,
 }
 
 impl Discovery {
     /// Starts the sources. Must be called inside a tokio runtime.
     pub fn start(sources: Vec<Box<dyn Source>>) -> Self {
-        let sets = Mutex::new(vec![BTreeSet::new(); sources.len()]);
-        let (union, present) = watch::channel(Present::default());
-        let all = Arc::new(Seen { sets, union });
+        let of_source = Mutex::new(vec![BTreeSet::new(); sources.len()]);
+        let (union, present) = watch::channel(EndpointSet::default());
+        let sets = Arc::new(SourceSets { of_source, union });
         let mut running = JoinSet::new();
-        for (place, source) in sources.into_iter().enumerate() {
+        for (source_idx, source) in sources.into_iter().enumerate() {
             tracing::debug!(source = source.describe(), "discovery");
-            running.spawn(source.run(Tell { place, all: Arc::clone(&all) }));
+            running.spawn(source.run(EndpointSink { source_idx, sets: Arc::clone(&sets) }));
         }
         Self { present, _sources: running }
     }
 
-    /// The present set as it changes. With no source it stays empty and its sender is gone.
-    pub fn present(&self) -> watch::Receiver<Present> {
+    /// The union as it changes. Without sources it stays empty and its sender is dropped.
+    pub fn present(&self) -> watch::Receiver<EndpointSet> {
         self.present.clone()
     }
 }
@@ -140,52 +141,51 @@ impl Discovery {
 /// A worker that announces itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announcement {
-    /// Where it answers, as others reach it.
+    /// Address that others reach it at.
     pub endpoint: Endpoint,
-    /// Its name, for people.
+    /// Its name, for operators.
     pub worker: WorkerId,
 }
 
-/// Something that workers announce themselves to; the other side is a [`Source`].
+/// A registry that workers announce themselves to; its reader is a [`Source`].
 pub trait Registry: Send + Sync + 'static {
-    /// What it is, for the log. No secrets.
+    /// Description for the log, without secrets.
     fn describe(&self) -> String;
 
-    /// Says that the worker is there, until `lasts` from now: it is said again before that, and a worker that died is
-    /// forgotten. Said twice, it is as good as once.
+    /// Registers the worker for `ttl` from now. It is repeated before that, so a dead worker expires. Idempotent.
     fn announce<'a>(
         &'a self,
-        who: &'a Announcement,
-        lasts: Duration,
+        announcement: &'a Announcement,
+        ttl: Duration,
     ) -> BoxFuture<'a, Result<(), DiscoveryError>>;
 
-    /// Says that it gets nothing new from now on. For one that was not announced, nothing happens.
-    fn withdraw<'a>(&'a self, who: &'a Announcement) -> BoxFuture<'a, Result<(), DiscoveryError>>;
+    /// Removes the worker, which then gets no new work. Idempotent.
+    fn withdraw<'a>(&'a self, announcement: &'a Announcement) -> BoxFuture<'a, Result<(), DiscoveryError>>;
 }
 
 /// A source or a registry that cannot be used.
 #[derive(Debug, Error)]
 pub enum DiscoveryError {
-    /// What was written is no setting.
+    /// A malformed setting.
     #[error("{text:?} is not {allowed}")]
     Setting {
-        /// As written.
+        /// The text given.
         text: String,
-        /// What may be written.
+        /// The allowed forms.
         allowed: &'static str,
     },
-    /// The process does not run where this source is.
+    /// The process does not run in a Kubernetes cluster.
     #[error("not inside a Kubernetes cluster: {0}")]
     NotInCluster(String),
-    /// A name that Kubernetes has for nothing.
+    /// A text that cannot be a Kubernetes name.
     #[error("{0:?} is no name of Kubernetes: a-z, 0-9, - and .")]
     Name(String),
-    /// It did not answer as it should; another try may help.
+    /// No response, or an unexpected one; a retry may succeed.
     #[error("{what} does not answer: {why}")]
     Unreachable {
-        /// Which.
+        /// Name of the source.
         what: String,
-        /// Why.
+        /// Cause.
         why: String,
     },
 }

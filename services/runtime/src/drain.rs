@@ -1,20 +1,23 @@
-//! Stopping without losing a request: refuse new work, let running work end, then leave.
+//! Graceful shutdown: refuse new work, let running work end, then exit.
 //!
-//! The order is a lame duck's: readiness goes first, then a pause so that routers notice, then the listener,
-//! then the work itself, which gets a bounded time. Every task that must end before the process does is
-//! spawned on [`Drain::tasks`].
+//! In order: not ready, a lame-duck pause so that load balancers notice, listeners close, running work ends within the
+//! grace period, the rest is cancelled. Every task that must end before the process does is spawned on [`Drain::tasks`];
+//! one that serves until the very end, on [`Drain::background`].
 
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// How long each part of stopping may take.
+/// Time for tasks to end after they were cancelled.
+const AFTER_ABORT: Duration = Duration::from_secs(2);
+
+/// Durations of the phases of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainTimes {
-    /// Between saying "not ready" and refusing connections. Default 200 ms.
+    /// From "not ready" to the close of listeners. Default 200 ms.
     pub lame_duck: Duration,
-    /// For running work to end. Default 20 s; then it is cancelled.
+    /// Grace period for running work. Default 20 s; then it is cancelled.
     pub grace: Duration,
 }
 
@@ -24,90 +27,99 @@ impl Default for DrainTimes {
     }
 }
 
-/// The state of stopping, shared by all parts of a process.
+/// The drain of a process. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Drain {
     times: DrainTimes,
-    /// Cancelled when everything is loaded and listeners are open.
+    /// Cancelled when everything is loaded and the listeners are open.
     ready: CancellationToken,
-    /// Cancelled when stopping begins: readiness goes.
+    /// Cancelled when the drain begins; the process is no longer ready.
     stopping: CancellationToken,
     /// Cancelled when listeners close.
     closing: CancellationToken,
-    /// Cancelled when the grace is over.
+    /// Cancelled at the end of the grace period.
     abort: CancellationToken,
     tasks: TaskTracker,
+    /// Tasks that run until `abort`.
+    background: TaskTracker,
 }
 
 impl Drain {
-    /// A process that is not stopping.
+    /// A drain that has not begun.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same, which stops in other times than usual.
+    /// A drain with these durations.
     pub fn with_times(times: DrainTimes) -> Self {
         Self { times, ..Self::default() }
     }
 
-    /// How long each part of stopping may take here.
+    /// Durations of its phases.
     pub fn times(&self) -> DrainTimes {
         self.times
     }
 
-    /// The process takes work from now on.
+    /// Marks the process ready for work.
     pub fn set_ready(&self) {
         self.ready.cancel();
     }
 
-    /// Ends when the process takes work.
+    /// Completes when the process is ready.
     pub async fn ready(&self) {
         self.ready.cancelled().await;
     }
 
-    /// Begins stopping. Called again, it does nothing.
+    /// Begins the drain. Idempotent.
     pub fn begin(&self) {
         self.stopping.cancel();
     }
 
-    /// Whether stopping has begun.
+    /// True once the drain has begun.
     pub fn is_stopping(&self) -> bool {
         self.stopping.is_cancelled()
     }
 
-    /// Ends when stopping begins.
+    /// Completes when the drain begins.
     pub async fn stopping(&self) {
         self.stopping.cancelled().await;
     }
 
-    /// Ends when listeners must close; for `serve_with_shutdown`.
+    /// Completes when listeners must close; for `serve_with_shutdown`.
     pub fn closing(&self) -> impl Future<Output = ()> + Send + 'static {
         self.closing.clone().cancelled_owned()
     }
 
-    /// Cancelled when running work must give up.
+    /// Token that is cancelled when running work must stop.
     pub fn abort_token(&self) -> CancellationToken {
         self.abort.clone()
     }
 
-    /// The tasks that stopping waits for.
+    /// Tasks that [`Self::finish`] waits for within the grace period.
     pub fn tasks(&self) -> &TaskTracker {
         &self.tasks
     }
 
-    /// Begins stopping on SIGTERM or SIGINT. A second signal gives up on running work.
+    /// Tasks that serve until [`Self::abort_token`] is cancelled and end then: metrics, for instance, which are read while
+    /// the process drains. [`Self::finish`] waits for them last.
+    pub fn background(&self) -> &TaskTracker {
+        &self.background
+    }
+
+    /// Begins the drain on SIGTERM or SIGINT. A second signal cancels running work.
     ///
     /// # Errors
-    /// If the process may not watch signals.
+    /// If signal handlers cannot be installed.
     pub fn on_signals(&self) -> std::io::Result<()> {
         let mut term = signal(SignalKind::terminate())?;
         let mut int = signal(SignalKind::interrupt())?;
         let drain = self.clone();
-        tokio::spawn(async move {
+        self.background.spawn(async move {
             for second in [false, true] {
                 tokio::select! {
                     _ = term.recv() => {}
                     _ = int.recv() => {}
+                    () = drain.abort.cancelled() => return,
                 }
                 if second { drain.abort.cancel() } else { drain.begin() }
             }
@@ -115,7 +127,7 @@ impl Drain {
         Ok(())
     }
 
-    /// Runs the stop to its end: waits for its beginning, then lame duck, close, grace, abort.
+    /// Waits for the drain to begin and runs it to its end: lame duck, close, grace period, abort.
     pub async fn finish(&self, times: DrainTimes) {
         self.stopping().await;
         tracing::info!("draining");
@@ -125,13 +137,15 @@ impl Drain {
         tokio::select! {
             () = self.tasks.wait() => {}
             () = tokio::time::sleep(times.grace) => {
-                tracing::warn!(grace_s = times.grace.as_secs(), tasks = self.tasks.len(), "grace is over, cancelling what still runs");
+                tracing::warn!(grace_s = times.grace.as_secs(), tasks = self.tasks.len(), "grace period over, cancelling running tasks");
             }
             () = self.abort.cancelled() => {}
         }
         self.abort.cancel();
-        // What honours the abort ends at once; what does not is left to the end of the process.
-        let _ = tokio::time::timeout(Duration::from_secs(2), self.tasks.wait()).await;
+        // A task that ignores the abort ends with the process.
+        let _ = tokio::time::timeout(AFTER_ABORT, self.tasks.wait()).await;
+        self.background.close();
+        let _ = tokio::time::timeout(AFTER_ABORT, self.background.wait()).await;
     }
 }
 
@@ -140,7 +154,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn running_work_ends_before_the_process_and_stuck_work_is_cancelled() {
+    async fn a_drain_waits_for_tasks_cancels_stuck_ones_and_ends_background_tasks_last() {
         let drain = Drain::new();
         let (done, mut was_done) = tokio::sync::oneshot::channel();
         drain.tasks().spawn(async move {
@@ -149,9 +163,15 @@ mod tests {
         });
         let abort = drain.abort_token();
         drain.tasks().spawn(async move { abort.cancelled().await });
+        let (abort, tasks) = (drain.abort_token(), drain.tasks().clone());
+        let last = drain.background().spawn(async move {
+            abort.cancelled().await;
+            tasks.wait().await;
+        });
         drain.begin();
         drain.finish(DrainTimes { lame_duck: Duration::ZERO, grace: Duration::from_secs(1) }).await;
         assert!(was_done.try_recv().is_ok());
-        assert!(drain.tasks().is_empty());
+        assert!(drain.tasks().is_empty() && drain.background().is_empty());
+        assert!(last.is_finished());
     }
 }

@@ -1,7 +1,7 @@
 //! gRPC servers and channels with the settings that the data plane needs.
 //!
 //! Defaults move a 20 MiB object at half the speed and leave a connection wedged after a partition, so windows,
-//! frames and keep-alive are set here, for both ends, and nowhere else.
+//! frames and keep-alive are set here, for both ends.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use std::time::Duration;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic_health::server::HealthReporter;
 
-/// HTTP/2 window of one stream.
+/// HTTP/2 window of one stream, in bytes.
 const STREAM_WINDOW: u32 = 16 << 20;
-/// HTTP/2 window of a connection.
+/// HTTP/2 window of a connection, in bytes.
 const CONNECTION_WINDOW: u32 = 32 << 20;
-/// Largest HTTP/2 frame.
+/// Largest HTTP/2 frame, in bytes.
 const FRAME: u32 = 1 << 20;
-/// A ping after this much silence.
+/// Idle time before a ping.
 const KEEPALIVE: Duration = Duration::from_secs(10);
-/// A connection whose ping is not answered for this long is dropped.
+/// Time after which a connection with an unanswered ping is dropped.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A server builder with the data plane's settings.
@@ -32,16 +32,16 @@ pub fn server() -> Server {
         .tcp_nodelay(true)
 }
 
-/// Makes channels to the other parts of the cluster. A process has one: with it an address means what the process wants
-/// it to mean, plain or TLS, or a network of a simulation.
+/// Opens channels to other processes of the cluster. A process has one, which decides the transport: plain TCP, TLS, or a
+/// simulated network.
 #[derive(Clone)]
 pub struct Dialer(Dial);
 
-/// What a [`Dialer`] does: a channel to `host:port` that connects when it is first used.
+/// Opens a channel to `host:port` that connects on first use.
 pub type Dial = Arc<dyn Fn(&str) -> Result<Channel, tonic::transport::Error> + Send + Sync>;
 
 impl Dialer {
-    /// A dialer that does as `dial` does.
+    /// A dialer that calls `dial`.
     pub fn new(
         dial: impl Fn(&str) -> Result<Channel, tonic::transport::Error> + Send + Sync + 'static,
     ) -> Self {
@@ -51,19 +51,19 @@ impl Dialer {
     /// A channel to `host:port`.
     ///
     /// # Errors
-    /// If that is no address.
+    /// If `address` is malformed.
     pub fn dial(&self, address: &str) -> Result<Channel, tonic::transport::Error> {
         (self.0)(address)
     }
 
-    /// As a function, for crates that do not know this one.
+    /// The dial function, for crates that do not import this one.
     pub fn as_fn(&self) -> Dial {
         Arc::clone(&self.0)
     }
 }
 
 impl Default for Dialer {
-    /// Without TLS, over TCP.
+    /// Plain TCP.
     fn default() -> Self {
         Self::new(channel)
     }
@@ -75,7 +75,7 @@ impl fmt::Debug for Dialer {
     }
 }
 
-/// A channel that connects when it is first used, and again whenever it must.
+/// A channel that connects on first use and reconnects by itself.
 ///
 /// # Errors
 /// If `address` is not `host:port` or an http(s) URL.
@@ -120,7 +120,7 @@ pub fn reflection() -> Result<
     Ok((builder().build_v1()?, builder().build_v1alpha()?))
 }
 
-/// Keeps the overall health (`""`) and `service` at SERVING while `ready` says so.
+/// Sets the overall health (`""`) and that of `service`.
 pub async fn set_health(reporter: &HealthReporter, service: &str, ready: bool) {
     use tonic_health::ServingStatus::{NotServing, Serving};
     let status = if ready { Serving } else { NotServing };

@@ -1,5 +1,5 @@
-//! What every process of the cluster shares: telemetry, metrics, servers and channels with the right
-//! settings, drain, and the one table that turns a failure into a status.
+//! Runtime that every process of the cluster shares: telemetry, metrics, server and channel settings, drain, discovery,
+//! and the table from failures to statuses.
 //!
 //! It knows the wire and no model: nothing here computes.
 #![forbid(unsafe_code)]
@@ -11,14 +11,14 @@ pub mod timeline;
 pub mod trace_context;
 pub mod metrics;
 pub mod drain;
-pub mod ending;
-pub mod flights;
+pub mod watch_shutdown;
+pub mod single_flight;
 pub mod grpc;
 pub mod discovery;
 pub mod admin;
-pub mod door;
+pub mod listener;
 pub mod serve;
-pub mod turnstile;
+pub mod compute_arbiter;
 pub mod reload;
 pub mod tls;
 

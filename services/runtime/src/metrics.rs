@@ -1,5 +1,6 @@
-//! Metrics by the names of `core::metrics`, kept by prometheus-client, read as OpenMetrics text.
+//! Metrics with the names of `core::metrics`, in prometheus-client's registry, exposed as OpenMetrics text.
 
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -7,8 +8,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use triptych_core::metrics::Metric;
 
 /// Label values of a family, as pairs.
@@ -20,12 +21,11 @@ pub type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
 /// A histogram for each set of labels.
 pub type Histograms = Family<Labels, Histogram, fn() -> Histogram>;
 
-/// All metrics of a process. Cheap to clone. Parts that share a process may register the same metric; they count
-/// together.
+/// All metrics of a process. Cheap to clone. Colocated roles may register the same metric; they share its family.
 #[derive(Clone, Debug)]
 pub struct MetricsRegistry(Arc<Mutex<Families>>);
 
-/// What is registered, also by name.
+/// The registry, and its families by name.
 #[derive(Debug)]
 struct Families {
     registry: Registry,
@@ -92,7 +92,7 @@ impl MetricsRegistry {
     }
 
     fn families(&self) -> MutexGuard<'_, Families> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Every metric as OpenMetrics text.
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_that_two_parts_register_is_one() {
+    fn a_metric_registered_twice_is_one() {
         let registry = MetricsRegistry::default();
         for _ in 0..2 {
             registry.counters(metrics::REQUESTS).get_or_create(&Labels::new()).inc();

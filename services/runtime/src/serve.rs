@@ -1,10 +1,10 @@
-//! A worker's gRPC server from ready to drained: health, reflection and the service, with one order of events.
+//! A worker's gRPC server, from ready to drained: health, reflection, its service and colocated services.
 
 use crate::admin::Readiness;
-use crate::door::Door;
 use crate::drain::Drain;
-use crate::ending::EndWatchesLayer;
 use crate::grpc;
+use crate::listener::Listener;
+use crate::watch_shutdown::WatchShutdownLayer;
 use http::{Request, Response};
 use std::convert::Infallible;
 use std::fmt;
@@ -17,7 +17,7 @@ use tonic::service::Routes;
 use tower::Service;
 use triptych_proto::v1;
 
-/// A server that could not start, or ended by itself.
+/// A server that could not start, or ended early.
 #[derive(Debug, Error)]
 pub enum ServeError {
     /// The transport failed.
@@ -26,23 +26,23 @@ pub enum ServeError {
     /// The reflection service cannot be built.
     #[error("gRPC reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
-    /// Its task died.
+    /// Its task panicked.
     #[error("gRPC server ended early: {0}")]
     Task(#[from] tokio::task::JoinError),
 }
 
-/// Services that a process answers at the address of its own one.
+/// Services of a colocated role, served at the address of the process's own service.
 #[derive(Default)]
-pub struct Beside {
+pub struct ColocatedServices {
     names: Vec<&'static str>,
     add: Vec<Box<dyn FnOnce(Routes) -> Routes + Send>>,
-    load: Option<BesideLoad>,
+    load: Option<ColocatedLoad>,
 }
 
-/// How busy what is answered beside is.
-pub type BesideLoad = Arc<dyn Fn() -> v1::WorkerLoad + Send + Sync>;
+/// Reads the load of the colocated services.
+pub type ColocatedLoad = Arc<dyn Fn() -> v1::WorkerLoad + Send + Sync>;
 
-impl Beside {
+impl ColocatedServices {
     /// Adds a service.
     pub fn with<S>(mut self, service: S) -> Self
     where
@@ -55,31 +55,31 @@ impl Beside {
         self
     }
 
-    /// Says how busy it is, for whoever watches the process as a whole.
+    /// Sets the source of their load, for watchers of the whole process.
     pub fn with_load(mut self, load: impl Fn() -> v1::WorkerLoad + Send + Sync + 'static) -> Self {
         self.load = Some(Arc::new(load));
         self
     }
 
-    /// What was said of its load.
-    pub fn load(&self) -> Option<BesideLoad> {
+    /// The source of their load.
+    pub fn load(&self) -> Option<ColocatedLoad> {
         self.load.clone()
     }
 }
 
-impl fmt::Debug for Beside {
+impl fmt::Debug for ColocatedServices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Beside").field(&self.names).finish()
+        f.debug_tuple("ColocatedServices").field(&self.names).finish()
     }
 }
 
-/// As [`serve_beside`], with nothing beside.
+/// As [`serve_colocated`], without colocated services.
 ///
 /// # Errors
-/// [`ServeError`] if the server ends before it was told to.
+/// [`ServeError`] if the server ends before the drain.
 pub async fn serve<S>(
     service: S,
-    door: impl Into<Door>,
+    listener: impl Into<Listener>,
     readiness: Readiness,
     drain: Drain,
 ) -> Result<(), ServeError>
@@ -92,17 +92,17 @@ where
         + 'static,
     S::Future: Send + 'static,
 {
-    serve_beside(service, Beside::default(), door, readiness, drain).await
+    serve_colocated(service, ColocatedServices::default(), listener, readiness, drain).await
 }
 
-/// Serves until the process has drained. Health says SERVING from the first moment to the beginning of drain.
+/// Serves until the process has drained. Health is SERVING from the start to the beginning of the drain.
 ///
 /// # Errors
-/// [`ServeError`] if the server ends before it was told to.
-pub async fn serve_beside<S>(
+/// [`ServeError`] if the server ends before the drain.
+pub async fn serve_colocated<S>(
     service: S,
-    beside: Beside,
-    door: impl Into<Door>,
+    colocated: ColocatedServices,
+    listener: impl Into<Listener>,
     readiness: Readiness,
     drain: Drain,
 ) -> Result<(), ServeError>
@@ -116,7 +116,7 @@ where
     S::Future: Send + 'static,
 {
     let (health, health_service) = tonic_health::server::health_reporter();
-    let names: Vec<&str> = std::iter::once(S::NAME).chain(beside.names).collect();
+    let names: Vec<&str> = std::iter::once(S::NAME).chain(colocated.names).collect();
     for name in &names {
         grpc::set_health(&health, name, !drain.is_stopping()).await;
     }
@@ -128,12 +128,12 @@ where
             grpc::set_health(&health, name, false).await;
         }
     });
-    let incoming = door.into().incoming();
+    let incoming = listener.into().incoming();
     let (v1, v1alpha) = grpc::reflection()?;
     let routes = Routes::new(health_service).add_service(v1).add_service(v1alpha).add_service(service);
-    let routes = beside.add.into_iter().fold(routes, |routes, add| add(routes));
+    let routes = colocated.add.into_iter().fold(routes, |routes, add| add(routes));
     let serving = grpc::server()
-        .layer(EndWatchesLayer::new(&drain))
+        .layer(WatchShutdownLayer::new(&drain))
         .add_routes(routes)
         .serve_with_incoming_shutdown(incoming, drain.closing());
     let server = drain.tasks().spawn(serving);

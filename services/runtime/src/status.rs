@@ -1,4 +1,4 @@
-//! The table: failure class to gRPC code, HTTP status and back. No other place decides a status.
+//! The table from failure classes to gRPC codes and HTTP statuses, and back. No other file decides a status.
 
 use http::StatusCode;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use triptych_core::{Failure, FailureClass};
 
 /// Metadata key with the request field at fault.
 pub const PARAM_KEY: &str = "triptych-param";
-/// Metadata key with the failure class, which gRPC codes alone do not tell apart.
+/// Metadata key with the failure class, which a gRPC code alone does not determine.
 pub const CLASS_KEY: &str = "triptych-class";
-/// Metadata key with the pause before another try makes sense, in milliseconds.
+/// Metadata key with the pause before a retry, in milliseconds.
 pub const RETRY_KEY: &str = "retry-after-ms";
-/// The pause offered with a retryable failure that knows none of its own.
+/// Default pause of a retryable failure.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Longest pause that is believed of another process.
+/// Longest pause accepted from another process.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
 
 /// gRPC code of a class.
@@ -33,7 +33,7 @@ pub const fn grpc_code(class: FailureClass) -> Code {
     }
 }
 
-/// HTTP status of a class. 499 is nginx's word for a client that went away.
+/// HTTP status of a class. 499 is nginx's status for a client that disconnected.
 pub fn http_status(class: FailureClass) -> StatusCode {
     match class {
         FailureClass::InvalidArgument => StatusCode::BAD_REQUEST,
@@ -49,20 +49,19 @@ pub fn http_status(class: FailureClass) -> StatusCode {
     }
 }
 
-/// The pause to tell a client before another try: the failure's own, or [`RETRY_AFTER`]. `None` if another try makes no
-/// sense.
+/// Pause before a retry: the failure's own, or [`RETRY_AFTER`]. `None` if the failure is not retryable.
 pub fn retry_after(failure: &Failure) -> Option<Duration> {
     failure.class.is_retryable().then(|| failure.retry_after.unwrap_or(RETRY_AFTER))
 }
 
-/// The same for HTTP's `Retry-After`: whole seconds, rounded up, at least 1.
+/// The same for HTTP's `Retry-After`: seconds, rounded up, at least 1.
 pub fn retry_after_seconds(failure: &Failure) -> Option<u64> {
     let pause = retry_after(failure)?;
     Some((pause.as_secs() + u64::from(pause.subsec_nanos() > 0)).max(1))
 }
 
-/// Characters of a message that are sent: a status travels in a header, whose size peers limit, and a message may
-/// quote what a client wrote.
+/// Longest message sent, in characters: a status travels in a header, whose size peers limit, and a message may quote
+/// a client's text.
 const MAX_MESSAGE_CHARS: usize = 512;
 
 /// The status sent for a failure. The operator's detail stays here.
@@ -86,7 +85,7 @@ pub fn from_status(status: &Status) -> Failure {
     let tagged = status.metadata().get(CLASS_KEY).and_then(|v| v.to_str().ok());
     if let Some(class) = FailureClass::ALL.into_iter().find(|c| Some(c.as_str()) == tagged) {
         let param = status.metadata().get(PARAM_KEY).and_then(|v| v.to_str().ok()).map(str::to_owned);
-        let retry_after = told_pause(status.metadata()).filter(|_| class.is_retryable());
+        let retry_after = received_pause(status.metadata()).filter(|_| class.is_retryable());
         return Failure { class, message: status.message().to_owned(), param, detail: None, retry_after };
     }
     let detail = format!("{:?}: {}", status.code(), status.message());
@@ -104,7 +103,7 @@ pub fn from_status(status: &Status) -> Failure {
     }
 }
 
-fn told_pause(metadata: &MetadataMap) -> Option<Duration> {
+fn received_pause(metadata: &MetadataMap) -> Option<Duration> {
     let millis = metadata.get(RETRY_KEY)?.to_str().ok()?.parse().ok()?;
     Some(Duration::from_millis(millis).min(MAX_RETRY_AFTER))
 }
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn http_pauses_are_whole_seconds_and_never_too_short() {
+    fn http_pauses_are_rounded_up_to_seconds() {
         let cases = [(0, 1), (1, 1), (1000, 1), (1001, 2), (2999, 3)];
         for (millis, expect) in cases {
             let failure = Failure::unavailable("x").with_retry_after(Duration::from_millis(millis));
@@ -142,15 +141,15 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_that_is_no_number_or_endless_is_not_believed() {
-        let told = |text: &str| {
+    fn a_malformed_pause_is_ignored_and_a_long_one_is_capped() {
+        let read = |text: &str| {
             let mut status = to_status(&Failure::unavailable("x"));
             status.metadata_mut().insert(RETRY_KEY, text.parse().unwrap());
             from_status(&status).retry_after
         };
-        assert_eq!(told("soon"), None);
-        assert_eq!(told("-5"), None);
-        assert_eq!(told("18446744073709551615"), Some(MAX_RETRY_AFTER));
+        assert_eq!(read("soon"), None);
+        assert_eq!(read("-5"), None);
+        assert_eq!(read("18446744073709551615"), Some(MAX_RETRY_AFTER));
     }
 
     #[test]

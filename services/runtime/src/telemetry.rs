@@ -1,5 +1,5 @@
-//! Logs to stderr, spans to an OTLP collector and to a timeline when those are configured. None carries what a client
-//! wrote.
+//! Logs to stderr, spans to an OTLP collector and to a timeline when those are configured. None carries a client's
+//! text.
 
 use crate::timeline::{Timeline, TimelineGuard};
 use opentelemetry::trace::TracerProvider as _;
@@ -15,7 +15,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 use triptych_core::timeline::COMPUTE;
 
-/// How a process tells what it does.
+/// Telemetry settings of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TelemetryConfig {
     /// Role in log lines and service name in traces.
@@ -26,35 +26,35 @@ pub struct TelemetryConfig {
     pub json: bool,
     /// OTLP/gRPC endpoint, for instance `http://127.0.0.1:4317`. `None`: spans are not exported.
     pub otlp_endpoint: Option<String>,
-    /// File that a timeline is appended to. `None`: none is drawn.
+    /// File that a timeline is appended to. `None`: no timeline.
     pub timeline: Option<PathBuf>,
 }
 
-/// Telemetry cannot be set up.
+/// A telemetry setting that cannot be used.
 #[derive(Debug, Error)]
 pub enum TelemetryError {
     /// Wrong filter directives.
     #[error("log filter {filter:?} is wrong: {source}")]
     Filter {
-        /// As given.
+        /// The value given.
         filter: String,
-        /// Why.
+        /// Cause.
         source: tracing_subscriber::filter::ParseError,
     },
     /// The exporter cannot be built.
     #[error("OTLP endpoint {endpoint:?}: {message}")]
     Otlp {
-        /// As given.
+        /// The value given.
         endpoint: String,
-        /// Why.
+        /// Cause.
         message: String,
     },
     /// The file cannot be written.
     #[error("timeline {}: {source}", file.display())]
     Timeline {
-        /// As given.
+        /// The value given.
         file: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
 }
@@ -68,7 +68,7 @@ pub struct TelemetryGuard {
 
 impl Drop for TelemetryGuard {
     fn drop(&mut self) {
-        // A collector that is gone must not keep the process from ending.
+        // An unreachable collector must not delay the exit.
         let _ = self.provider.shutdown();
     }
 }
@@ -104,7 +104,7 @@ pub fn init(config: &TelemetryConfig) -> Result<TelemetryGuard, TelemetryError> 
     Ok(TelemetryGuard { provider, _timeline: Some(guard) })
 }
 
-/// Colours are for people: a terminal that did not ask for none (<https://no-color.org>).
+/// True for a terminal, unless `NO_COLOR` is set (<https://no-color.org>).
 fn colours() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
 }

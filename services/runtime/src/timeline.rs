@@ -1,5 +1,5 @@
-//! A timeline of processes in Chrome's trace event format, which <https://ui.perfetto.dev> opens: what each thread that
-//! computes does, and the stages of every request.
+//! A timeline of processes in Chrome's trace event format, which <https://ui.perfetto.dev> opens: the spans of each
+//! compute thread, and the stages of every request.
 //!
 //! ```text
 //! pd       engine-m    │ step ─ forward ─ choose │ step ─ forward ─ choose │
@@ -9,16 +9,17 @@
 //! ```
 //!
 //! Times are those of the machine's clock and whole lines are appended, so the processes of a cluster share one file. The
-//! list in it is never closed, which the format allows: a process that is killed costs its last second and no more.
+//! list in it is never closed, which the format allows: a killed process loses at most its last second.
 
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use std::cell::Cell;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::Subscriber;
 use tracing::field::{Field, Visit};
@@ -28,27 +29,27 @@ use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::{LookupSpan, SpanRef};
 use triptych_core::timeline::COMPUTE;
 
-/// Lines that are collected before they are written: a step should not wait for a file.
+/// Bytes of lines that are buffered before a write, so that a step does not wait for a file.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Longest that a line is kept back while others come.
+/// Longest time that a line stays in the buffer while others arrive.
 const HOLD: Duration = Duration::from_secs(1);
 
-/// Draws spans: those of [`COMPUTE`] on their threads, all others from their beginning to their end.
+/// Records spans: those of [`COMPUTE`] on their threads, all others from creation to close.
 #[derive(Debug)]
 pub struct Timeline {
-    out: Arc<Mutex<Out>>,
+    out: Arc<Mutex<TimelineFile>>,
     pid: u32,
     began: Instant,
-    /// When that was, in microseconds since 1970.
+    /// `began` in microseconds since 1970.
     began_us: f64,
 }
 
-/// Writes what is left when it is dropped.
+/// Writes the buffered lines when dropped.
 #[derive(Debug)]
-pub struct TimelineGuard(Arc<Mutex<Out>>);
+pub struct TimelineGuard(Arc<Mutex<TimelineFile>>);
 
 #[derive(Debug)]
-struct Out {
+struct TimelineFile {
     file: File,
     path: PathBuf,
     lines: Vec<u8>,
@@ -56,15 +57,15 @@ struct Out {
     failed: Option<io::Error>,
 }
 
-/// What a span is drawn with.
-struct Drawn {
+/// Recorded data of a span.
+struct SpanRecord {
     args: Map<String, Value>,
-    /// Since when it is on its thread.
+    /// Time at which its thread entered it, in microseconds since 1970.
     entered_us: Option<f64>,
 }
 
 impl Timeline {
-    /// Appends to a file, or begins it.
+    /// Appends to a file; creates it if it does not exist.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -79,7 +80,8 @@ impl Timeline {
             Err(e) => return Err(e),
         };
         let began = Instant::now();
-        let out = Out { file, path: path.to_owned(), lines: Vec::new(), written: began, failed: None };
+        let out =
+            TimelineFile { file, path: path.to_owned(), lines: Vec::new(), written: began, failed: None };
         let timeline = Self {
             out: Arc::new(Mutex::new(out)),
             pid: std::process::id(),
@@ -97,10 +99,10 @@ impl Timeline {
     }
 
     fn push(&self, line: &Value) {
-        lock(&self.out).push(line);
+        self.out.lock().push(line);
     }
 
-    /// Number of this thread, which is told by its name when it is first drawn.
+    /// Number of this thread. Its first use records the thread's name.
     fn thread(&self) -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         thread_local! {
@@ -115,7 +117,7 @@ impl Timeline {
         NUMBER.get()
     }
 
-    /// The beginning or the end of what is not bound to a thread.
+    /// Records the beginning or the end of a span that is not bound to a thread.
     fn mark<S: for<'a> LookupSpan<'a>>(&self, phase: &str, span: &SpanRef<'_, S>, args: &Map<String, Value>) {
         self.push(&json!({
             "ph": phase,
@@ -130,10 +132,6 @@ impl Timeline {
     }
 }
 
-fn lock(out: &Mutex<Out>) -> MutexGuard<'_, Out> {
-    out.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn computes<S: for<'a> LookupSpan<'a>>(span: &SpanRef<'_, S>) -> bool {
     span.metadata().target() == COMPUTE
 }
@@ -146,20 +144,20 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Timeline {
         if !computes(&span) {
             self.mark("b", &span, &args);
         }
-        span.extensions_mut().insert(Drawn { args, entered_us: None });
+        span.extensions_mut().insert(SpanRecord { args, entered_us: None });
     }
 
     fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        if let Some(drawn) = span.extensions_mut().get_mut::<Drawn>() {
-            values.record(&mut Fields(&mut drawn.args));
+        if let Some(record) = span.extensions_mut().get_mut::<SpanRecord>() {
+            values.record(&mut Fields(&mut record.args));
         }
     }
 
     fn on_enter(&self, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id).filter(computes) else { return };
-        if let Some(drawn) = span.extensions_mut().get_mut::<Drawn>() {
-            drawn.entered_us = Some(self.now_us());
+        if let Some(record) = span.extensions_mut().get_mut::<SpanRecord>() {
+            record.entered_us = Some(self.now_us());
         }
     }
 
@@ -167,8 +165,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Timeline {
         let now = self.now_us();
         let Some(span) = context.span(id).filter(computes) else { return };
         let mut extensions = span.extensions_mut();
-        let Some(drawn) = extensions.get_mut::<Drawn>() else { return };
-        let Some(entered) = drawn.entered_us.take() else { return };
+        let Some(record) = extensions.get_mut::<SpanRecord>() else { return };
+        let Some(entered) = record.entered_us.take() else { return };
         let tid = self.thread();
         self.push(&json!({
             "ph": "X",
@@ -178,25 +176,25 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Timeline {
             "tid": tid,
             "ts": entered,
             "dur": now - entered,
-            "args": drawn.args,
+            "args": record.args,
         }));
     }
 
     fn on_close(&self, id: Id, context: Context<'_, S>) {
         let Some(span) = context.span(&id) else { return };
         let extensions = span.extensions();
-        if let Some(drawn) = extensions.get::<Drawn>().filter(|_| !computes(&span)) {
-            self.mark("e", &span, &drawn.args);
+        if let Some(record) = extensions.get::<SpanRecord>().filter(|_| !computes(&span)) {
+            self.mark("e", &span, &record.args);
         }
     }
 }
 
-impl Out {
+impl TimelineFile {
     fn push(&mut self, line: &Value) {
         if self.failed.is_some() {
             return;
         }
-        // Into memory, and of values that JSON has: it cannot fail.
+        // Cannot fail: it writes JSON values to memory.
         let _ = serde_json::to_writer(&mut self.lines, line);
         self.lines.extend_from_slice(b",\n");
         if self.lines.len() >= BUFFER_BYTES || self.written.elapsed() >= HOLD {
@@ -205,7 +203,7 @@ impl Out {
     }
 
     fn write(&mut self) {
-        // In one piece, so that nobody's line is torn by another process.
+        // One write, so that no other process's write splits a line.
         if let Err(e) = self.file.write_all(&self.lines) {
             self.failed.get_or_insert(e);
         }
@@ -216,12 +214,12 @@ impl Out {
 
 impl Drop for TimelineGuard {
     fn drop(&mut self) {
-        let mut out = lock(&self.0);
+        let mut out = self.0.lock();
         out.write();
         let (failed, path) = (out.failed.take(), out.path.clone());
         drop(out);
         if let Some(error) = failed {
-            tracing::warn!(file = %path.display(), %error, "the timeline is not whole");
+            tracing::warn!(file = %path.display(), %error, "the timeline is incomplete");
         }
     }
 }
@@ -248,7 +246,7 @@ mod tests {
     use super::*;
     use tracing_subscriber::layer::SubscriberExt;
 
-    fn drawn(path: &Path, process: &str, work: impl FnOnce()) {
+    fn record(path: &Path, process: &str, work: impl FnOnce()) {
         let (timeline, guard) = Timeline::append(path, process).expect("a file");
         tracing::subscriber::with_default(tracing_subscriber::registry().with(timeline), work);
         drop(guard);
@@ -266,14 +264,14 @@ mod tests {
     }
 
     #[test]
-    fn compute_lies_on_its_thread_and_requests_have_a_beginning_and_an_end() {
+    fn compute_spans_are_on_their_thread_and_requests_begin_and_end() {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("t.json");
-        drawn(&path, "pd", || {
+        record(&path, "pd", || {
             let request = tracing::info_span!("request", request_id = %"r-1", n = tracing::field::Empty);
             let step = tracing::trace_span!(target: COMPUTE, "step", tokens = 7_u64);
             step.in_scope(|| tracing::trace_span!(target: COMPUTE, "forward").in_scope(|| ()));
-            // Entering is what a task does again and again; it is no part of a request's time.
+            // A task enters its span at each poll; that is no part of a request's time.
             request.in_scope(|| ());
             request.record("n", 3_u64);
         });
@@ -294,7 +292,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("t.json");
         for process in ["encoder", "pd"] {
-            drawn(&path, process, || tracing::trace_span!(target: COMPUTE, "step").in_scope(|| ()));
+            record(&path, process, || tracing::trace_span!(target: COMPUTE, "step").in_scope(|| ()));
         }
         let events = events(&path);
         assert_eq!(of(&events, "M", "process_name").len(), 2);
@@ -302,11 +300,11 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_written_is_refused_and_one_that_fills_up_stops_nobody() {
+    fn a_missing_folder_is_refused_and_a_full_disk_is_survived() {
         assert!(Timeline::append(Path::new("/nowhere/t.json"), "pd").is_err());
         let full = Path::new("/dev/full");
         if full.exists() {
-            drawn(full, "pd", || tracing::trace_span!(target: COMPUTE, "step").in_scope(|| ()));
+            record(full, "pd", || tracing::trace_span!(target: COMPUTE, "step").in_scope(|| ()));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! W3C trace context over gRPC metadata: the spans of all processes that worked on a request are one trace.
+//! W3C trace context over gRPC metadata: the spans of a request in all processes form one trace.
 
 use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
@@ -40,7 +40,7 @@ pub fn inject(metadata: &mut MetadataMap) {
     TraceContextPropagator::new().inject_context(&Span::current().context(), &mut Metadata(metadata));
 }
 
-/// A request's id as spans and logs carry it; empty for a text that is not one, which could be anything.
+/// A request id for spans and logs; empty for a text that is no request id, which could hold anything.
 pub fn id_for_span(text: &str) -> String {
     RequestId::parse(text).map(|id| id.to_string()).unwrap_or_default()
 }

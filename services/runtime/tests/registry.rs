@@ -11,7 +11,7 @@ use triptych_ec::testing::{RedisCluster, RedisSentinel, RedisServer};
 use triptych_runtime::Drain;
 use triptych_runtime::discovery::announce;
 use triptych_runtime::discovery::redis::{About, KEY, RedisRegistry};
-use triptych_runtime::discovery::{Announcement, Discovery, Endpoint, Present, Registry, Role};
+use triptych_runtime::discovery::{Announcement, Discovery, Endpoint, EndpointSet, Registry, Role};
 
 /// Generous: no test waits this long unless something hangs.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -28,15 +28,15 @@ fn worker(role: Role, address: &str) -> Announcement {
     Announcement { endpoint, worker: WorkerId::new("a-worker") }
 }
 
-fn watch(url: &str) -> (Discovery, watch::Receiver<Present>) {
+fn watch(url: &str) -> (Discovery, watch::Receiver<EndpointSet>) {
     let discovery = Discovery::start(vec![Box::new(registry(url))]);
     let present = discovery.present();
     (discovery, present)
 }
 
-async fn until(present: &mut watch::Receiver<Present>, addresses: &[&str]) {
+async fn until(present: &mut watch::Receiver<EndpointSet>, addresses: &[&str]) {
     let expect: BTreeSet<_> = addresses.iter().copied().collect();
-    let is_so = |p: &Present| p.iter().map(|e| e.address.as_str()).collect::<BTreeSet<_>>() == expect;
+    let is_so = |p: &EndpointSet| p.iter().map(|e| e.address.as_str()).collect::<BTreeSet<_>>() == expect;
     let became = timeout(LIMIT, present.wait_for(is_so)).await.map(|seen| seen.is_ok());
     assert_eq!(became, Ok(true), "expected {expect:?}, have {:?}", present.borrow());
 }

@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use std::time::Duration;
 use triptych_core::limits::Limits;
-use triptych_models::preprocess::audio;
+use triptych_models::speech::audio;
 
 fuzz_target!(
     init: {

@@ -1,10 +1,12 @@
-//! Rows in eight bits with a scale each: half the bytes of bf16 on the wire and in the store.
+//! Rows of eight-bit elements with one scale a row: half the bytes of bf16 on the wire and in the store.
 //!
 //! The scale maps the row's largest value to the type's largest. `I8` has even steps; `F8` is E4M3 as in "FP8 Formats for
 //! Deep Learning" (Micikevicius et al., 2022): four bits of exponent, three of fraction, no infinities, 448 the largest.
 
-use super::SCALE_BYTES;
 use crate::DType;
+
+/// Bytes of a row's scale.
+pub(super) const SCALE_BYTES: usize = 4;
 
 const I8_LARGEST: f32 = 127.0;
 const F8_LARGEST: f32 = 448.0;
@@ -21,7 +23,7 @@ pub(super) fn narrow(values: &[f32], hidden: usize, dtype: DType) -> Vec<u8> {
     let largest = if dtype == DType::F8 { F8_LARGEST } else { I8_LARGEST };
     let scales: Vec<f32> = values
         .chunks(hidden)
-        // Unlike `f32::max`, this keeps a value that is not a number: the reader must see it too.
+        // Unlike `f32::max`, this keeps NaN, so that the reader sees it.
         .map(|row| {
             row.iter().fold(0.0_f32, |m, v| if v.abs() > m || v.is_nan() { v.abs() } else { m }) / largest
         })
@@ -31,14 +33,14 @@ pub(super) fn narrow(values: &[f32], hidden: usize, dtype: DType) -> Vec<u8> {
         let inverse = if scale > 0.0 { scale.recip() } else { 0.0 };
         bytes.extend(row.iter().map(|v| match dtype {
             DType::F8 => to_f8(v * inverse),
-            // The cast saturates, so rounding up past the end is no matter.
+            // The cast saturates, so a value that rounds past the largest is in range.
             _ => ((v * inverse).round_ties_even().max(-I8_LARGEST) as i8).cast_unsigned(),
         }));
     }
     bytes
 }
 
-/// Rows as f32, each times its scale; as many rows as scales.
+/// Rows as f32, each multiplied by its scale; as many rows as scales.
 pub(super) fn widen(bytes: &[u8], scales: &[f32], dtype: DType) -> Vec<f32> {
     let Some(hidden) = bytes.len().checked_div(scales.len()).filter(|n| *n > 0) else { return Vec::new() };
     let rows = bytes.chunks_exact(hidden).zip(scales);
@@ -60,7 +62,7 @@ fn from_f8(byte: u8) -> f32 {
     }
 }
 
-/// To the nearest, ties to even; what is too large becomes the largest.
+/// Rounds to the nearest, ties to even, and saturates.
 fn to_f8(value: f32) -> u8 {
     if value.is_nan() {
         return F8_NAN;
@@ -104,10 +106,11 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_zeros_stays_one_and_what_is_no_number_is_not_hidden() {
+    fn a_row_of_zeros_stays_zero_and_nan_is_kept() {
         for dtype in [DType::I8, DType::F8] {
             let bytes = narrow(&[0.0, 0.0, f32::NAN, 1.0], 2, dtype);
-            let scales = super::super::to_f32(&bytes[..8], DType::F32);
+            let scales: Vec<f32> =
+                bytes[..8].as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
             let rows = widen(&bytes[8..], &scales, dtype);
             assert_eq!(rows[..2], [0.0, 0.0]);
             assert!(rows[2].is_nan());

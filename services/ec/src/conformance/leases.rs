@@ -1,6 +1,6 @@
 //! The cases about leases and waiting.
 
-use super::{fresh_key, put, sample_output};
+use super::samples::{fresh_key, put, sample_output};
 use crate::error::EcError;
 use crate::store::lease::{Acquired, EncodeLease};
 use crate::store::{EcStore, Op};

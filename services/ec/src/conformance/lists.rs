@@ -1,6 +1,6 @@
 //! The cases about lists.
 
-use super::{fresh_key, put, sample_output};
+use super::samples::{fresh_key, put, sample_output};
 use crate::error::EcError;
 use crate::object::encode;
 use crate::store::{EcStore, Listed, Op};

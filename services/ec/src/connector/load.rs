@@ -3,9 +3,8 @@
 //! Only what does not verify by itself, or is of another key or encoder than its place says, is taken out of the store.
 //! A difference to what one request was told is that request's matter: the object may be right and the telling wrong.
 
-use super::state::lock;
-use super::worker::Shared;
-use super::{ItemHint, LoadError};
+use super::types::{ItemHint, LoadError};
+use super::worker::WorkerState;
 use crate::error::{EcError, chain};
 use crate::metered::Tier;
 use crate::object::{self, ObjectError};
@@ -31,22 +30,22 @@ pub(super) const INLINE_BYTES: usize = 64 << 10;
 
 /// How a wait for an item that is being made has gone so far.
 #[derive(Default)]
-struct Patience {
+struct PendingWait {
     failures_in_a_row: u32,
     /// How often in a row it was told that the item is there.
-    told_in_a_row: u32,
+    found_in_a_row: u32,
     /// Since when nobody makes it, as far as the store knows.
     orphan_since: Option<Instant>,
 }
 
-impl Shared {
+impl WorkerState {
     /// Loads an item, however long it is still being made.
     pub(super) async fn load(&self, item: &EncodedItem) -> Result<EncoderOutput, LoadError> {
         let started = Instant::now();
-        let mut patience = Patience::default();
+        let mut pending = PendingWait::default();
         loop {
             let encoded_here = self.saved.notified();
-            if let Some(output) = lock(&self.state).local.get(&item.key) {
+            if let Some(output) = self.state.lock().local.get(&item.key) {
                 return Ok(output);
             }
             let hint = self.hint(item);
@@ -63,24 +62,24 @@ impl Shared {
                 Err(e) => e,
             };
             // Someone may have come since who knows that it is being made.
-            if !self.hint(item).pending || patience.is_over(&e) {
+            if !self.hint(item).pending || pending.is_over(&e) {
                 return Err(e);
             }
-            let news = async {
+            let event = async {
                 tokio::select! {
                     () = encoded_here => None,
-                    told = self.wait_for(item, &hint) => Some(told),
+                    found = self.wait_for(item, &hint) => Some(found),
                 }
             };
-            let Ok(told) = timeout_at(until, news).await else { return Err(late) };
-            match told {
-                Some(false) if self.is_orphan(&mut patience) => return Err(LoadError::Missing),
-                Some(told) => patience.told(told).await,
+            let Ok(found) = timeout_at(until, event).await else { return Err(late) };
+            match found {
+                Some(false) if self.is_orphan(&mut pending) => return Err(LoadError::Missing),
+                Some(found) => pending.store_reported(found).await,
                 // Some item was encoded in this process. Whether it was this one is seen at once: saying nothing of
                 // this one, the news of others must not cost it a pause.
                 None => {}
             }
-            if self.closing.is_cancelled() || !lock(&self.state).local.is_held(&item.key) {
+            if self.closing.is_cancelled() || !self.state.lock().local.is_held(&item.key) {
                 return Err(LoadError::Unavailable { detail: "nobody waits for it any more".into() });
             }
         }
@@ -88,13 +87,13 @@ impl Shared {
 
     /// What is known of where the output is; an item without a checksum is being made, whatever else was said of it.
     fn hint(&self, item: &EncodedItem) -> ItemHint {
-        let hint = lock(&self.state).hint(&item.key);
+        let hint = self.state.lock().hint(&item.key);
         ItemHint { pending: hint.pending || item.is_pending(), ..hint }
     }
 
     /// Takes note of a wait that ended early. Whether nobody has been making the item for too long.
-    fn is_orphan(&self, patience: &mut Patience) -> bool {
-        let since = *patience.orphan_since.get_or_insert_with(Instant::now);
+    fn is_orphan(&self, pending: &mut PendingWait) -> bool {
+        let since = *pending.orphan_since.get_or_insert_with(Instant::now);
         since.elapsed() >= self.settings.orphan_grace
     }
 
@@ -119,8 +118,8 @@ impl Shared {
         if let Some(peers) = &self.settings.peers {
             let waits = hint.peers.iter().map(|peer| peers.wait(peer, &item.key, SLICE));
             let mut waits: FuturesUnordered<_> = waits.collect();
-            while let Some(told) = waits.next().await {
-                if matches!(told, Ok(Some(_))) {
+            while let Some(found) = waits.next().await {
+                if matches!(found, Ok(Some(_))) {
                     return;
                 }
             }
@@ -224,16 +223,16 @@ impl Shared {
     }
 }
 
-impl Patience {
+impl PendingWait {
     /// Takes note of what the store or a peer says of whether the item is there.
-    async fn told(&mut self, is_there: bool) {
-        if !is_there {
-            self.told_in_a_row = 0;
+    async fn store_reported(&mut self, found: bool) {
+        if !found {
+            self.found_in_a_row = 0;
             return;
         }
         self.orphan_since = None;
-        self.told_in_a_row += 1;
-        if self.told_in_a_row > 1 {
+        self.found_in_a_row += 1;
+        if self.found_in_a_row > 1 {
             // It is told to be there, and is not: a store that does not agree with itself must not be asked on and on.
             sleep(PAUSE).await;
         }

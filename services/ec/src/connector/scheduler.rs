@@ -1,24 +1,25 @@
 //! The scheduler's role: decides what to load, inside an engine step. Synchronous; never waits, never fails.
 
-use super::state::{State, lock};
-use super::{CacheStatus, EcConnectorMeta, ItemHint};
-use std::sync::{Arc, Mutex};
+use super::state::LoadState;
+use super::types::{CacheStatus, EcConnectorMeta, ItemHint};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use triptych_core::{EncodedItem, RequestId};
 
 /// The scheduler's side of a connector. Cheap to clone; clones share everything.
 #[derive(Clone)]
 pub struct SchedulerRole {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<LoadState>>,
 }
 
 impl SchedulerRole {
-    pub(super) fn new(state: Arc<Mutex<State>>) -> Self {
+    pub(super) fn new(state: Arc<Mutex<LoadState>>) -> Self {
         Self { state }
     }
 
     /// Where each item is, in order.
     pub fn has_caches(&self, items: &[EncodedItem]) -> Vec<CacheStatus> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let status = |item: &EncodedItem| match item.key {
             key if state.local.contains(&key) => CacheStatus::Ready,
             key if state.is_pending(&key) => CacheStatus::Pending,
@@ -38,17 +39,17 @@ impl SchedulerRole {
     /// The same, with what the request knows of where the output is, or that it is still being made. All who want one
     /// item share its load and what each of them knows.
     pub fn update_state_with_hint(&self, request: RequestId, item: &EncodedItem, hint: &ItemHint) {
-        lock(&self.state).want(request, item, hint);
+        self.state.lock().want(request, item, hint);
     }
 
     /// Everything that was asked for since the last call.
     pub fn build_connector_meta(&self) -> EcConnectorMeta {
-        EcConnectorMeta { loads: lock(&self.state).hand_over() }
+        EcConnectorMeta { loads: self.state.lock().hand_over() }
     }
 
     /// The request ended, in whatever way: gives back what it holds, and drops loads that nobody else wants and
     /// that have not begun. Calling it again is harmless.
     pub fn request_finished(&self, request: RequestId) {
-        lock(&self.state).forget(request);
+        self.state.lock().forget(request);
     }
 }

@@ -1,10 +1,9 @@
 //! What the two roles share: the local cache, and how far each load is. Behind one lock that is held for a few
 //! map operations and never across an await.
 
-use super::{ItemHint, LoadOrder};
+use super::types::{ItemHint, LoadOrder};
 use crate::local::LocalCache;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use triptych_core::{ContentKey, EncodedItem, RequestId};
 
 /// How far a load is.
@@ -19,7 +18,7 @@ enum Stage {
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct LoadState {
     pub(super) local: LocalCache,
     /// Items to load with the next meta.
     wanted: VecDeque<EncodedItem>,
@@ -29,12 +28,7 @@ pub(super) struct State {
     hints: HashMap<ContentKey, ItemHint>,
 }
 
-/// Takes the lock. A panic under it leaves whole maps behind, so poison is ignored.
-pub(super) fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl State {
+impl LoadState {
     pub(super) fn new(budget_bytes: usize) -> Self {
         Self {
             local: LocalCache::new(budget_bytes),

@@ -1,13 +1,16 @@
 //! The worker's role: transfers, beside compute. One task per load, in a group that drain waits for. How a load goes is
 //! in [`super::load`], how publishing does in [`super::save`].
 
-use super::state::{State, lock};
-use super::{Completions, ConnectorSettings, EcConnectorMeta, LoadError, LoadOrder, Loaded, Published};
+use super::state::LoadState;
+use super::types::{
+    Completions, ConnectorSettings, EcConnectorMeta, LoadError, LoadOrder, Loaded, Published,
+};
 use crate::error::EcError;
 use crate::metered::{EcObserver, Tier};
 use crate::store::{EcStore, Op};
+use parking_lot::Mutex;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
@@ -22,11 +25,11 @@ const FLUSH: Duration = Duration::from_secs(10);
 /// The worker's side of a connector. Cheap to clone; clones share everything.
 #[derive(Clone)]
 pub struct WorkerRole {
-    shared: Arc<Shared>,
+    shared: Arc<WorkerState>,
 }
 
-pub(super) struct Shared {
-    pub(super) state: Arc<Mutex<State>>,
+pub(super) struct WorkerState {
+    pub(super) state: Arc<Mutex<LoadState>>,
     pub(super) store: Arc<dyn EcStore>,
     pub(super) observer: Arc<dyn EcObserver>,
     pub(super) settings: ConnectorSettings,
@@ -45,7 +48,7 @@ pub(super) struct Shared {
 
 impl WorkerRole {
     pub(super) fn new(
-        state: Arc<Mutex<State>>,
+        state: Arc<Mutex<LoadState>>,
         store: Arc<dyn EcStore>,
         observer: Arc<dyn EcObserver>,
         settings: ConnectorSettings,
@@ -54,8 +57,18 @@ impl WorkerRole {
         let (tasks, closing, runtime) = (TaskTracker::new(), CancellationToken::new(), Handle::current());
         let collected = Mutex::default();
         let saved = Notify::new();
-        let shared =
-            Shared { state, store, observer, settings, turns, tasks, closing, runtime, collected, saved };
+        let shared = WorkerState {
+            state,
+            store,
+            observer,
+            settings,
+            turns,
+            tasks,
+            closing,
+            runtime,
+            collected,
+            saved,
+        };
         Self { shared: Arc::new(shared) }
     }
 
@@ -69,22 +82,22 @@ impl WorkerRole {
 
     /// The loads that ended since the last call; always empty with [`Completions::Callback`].
     pub fn finished(&self) -> Vec<Loaded> {
-        std::mem::take(&mut *self.shared.collected.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.shared.collected.lock())
     }
 
     /// The rows, if they are on this worker.
     pub fn rows(&self, key: &ContentKey) -> Option<EncoderOutput> {
-        lock(&self.shared.state).local.get(key)
+        self.shared.state.lock().local.get(key)
     }
 
     /// At most `limit` keys whose rows are on this worker, those in use first, then the latest used.
     pub fn resident(&self, limit: usize) -> Vec<ContentKey> {
-        lock(&self.shared.state).local.recent(limit)
+        self.shared.state.lock().local.recent(limit)
     }
 
     /// Bytes of the rows on this worker.
     pub fn local_bytes(&self) -> usize {
-        lock(&self.shared.state).local.used_bytes()
+        self.shared.state.lock().local.used_bytes()
     }
 
     /// The store, as [`EcStore`], observed.
@@ -94,8 +107,8 @@ impl WorkerRole {
 
     /// Publishes an output and keeps its rows on this worker. Publishes again whatever the store lost since, and
     /// replaces what it holds under the key if that does not read as this item. Goes on when the caller goes away:
-    /// the work of encoding was done, and others wait for it. With [`super::Publish::Behind`] it is done when the output
-    /// is on the shelf, and waits for room there.
+    /// the work of encoding was done, and others wait for it. With [`super::Publish::WriteBehind`] it is done when the output
+    /// is on the peer cache, and waits for room there.
     ///
     /// # Errors
     /// The store's; [`EcError::TimedOut`] after `save_timeout`; [`EcError::Unavailable`] when draining.
@@ -113,7 +126,7 @@ impl WorkerRole {
         self.publish(|shared| async move { shared.save_again(&key).await }).await
     }
 
-    async fn publish<T, F>(&self, work: impl FnOnce(Arc<Shared>) -> F) -> Result<T, EcError>
+    async fn publish<T, F>(&self, work: impl FnOnce(Arc<WorkerState>) -> F) -> Result<T, EcError>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, EcError>> + Send + 'static,
@@ -144,7 +157,7 @@ impl WorkerRole {
 
     fn start(&self, LoadOrder { item, hint }: LoadOrder) {
         let shared = &self.shared;
-        let mut state = lock(&shared.state);
+        let mut state = shared.state.lock();
         if let Some(output) = state.local.get(&item.key) {
             state.settle(&item.key);
             drop(state);
@@ -174,7 +187,7 @@ impl WorkerRole {
 
 /// A load under way. However its task ends (a panic and a runtime that stops included), it is delivered once.
 struct Load {
-    shared: Arc<Shared>,
+    shared: Arc<WorkerState>,
     key: ContentKey,
     started: Instant,
     ended: bool,
@@ -187,7 +200,7 @@ impl Load {
 
     fn deliver(&mut self, result: Result<EncoderOutput, LoadError>) {
         self.ended = true;
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         state.end(&self.key);
         if let Ok(output) = &result {
             state.local.insert(output.clone());
@@ -205,16 +218,16 @@ impl Drop for Load {
     }
 }
 
-impl Shared {
+impl WorkerState {
     fn n_collected(&self) -> usize {
-        self.collected.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.collected.lock().len()
     }
 
     fn deliver(&self, loaded: Loaded) {
         match &self.settings.completions {
             Completions::Callback(callback) => callback(loaded),
             Completions::Collected => {
-                self.collected.lock().unwrap_or_else(PoisonError::into_inner).push(loaded);
+                self.collected.lock().push(loaded);
             }
         }
     }

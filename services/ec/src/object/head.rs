@@ -3,11 +3,11 @@
 //! There is one spelling: what [`write`] gives. [`read`] parses, writes again, and compares, so that numbers,
 //! order, spacing and the head's own checksum are all held by one comparison.
 
+use super::description::{description, hex, write_extent};
+use super::error::{MAX_HEAD_BYTES, ObjectError};
 use super::mac::Mac;
-use super::{MAX_HEAD_BYTES, ObjectError};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use std::fmt::Write as _;
 use std::sync::Arc;
 use triptych_core::key::LAYOUT_VERSION;
 use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, Modality, WindowSpan};
@@ -173,36 +173,6 @@ fn seal(item: &EncodedItem) -> [u8; 32] {
         .as_bytes()
 }
 
-/// Everything that an object says of its rows, their checksum included.
-pub(super) fn description(item: &EncodedItem) -> String {
-    format!(
-        "{LAYOUT_VERSION}|{}|{}|{}|{}|{}|{}|{}|{}",
-        item.key,
-        item.fingerprint,
-        item.modality,
-        item.n_tokens,
-        item.hidden,
-        item.dtype,
-        write_extent(&item.extent),
-        hex(&item.checksum),
-    )
-}
-
-fn write_extent(extent: &Extent) -> String {
-    match extent {
-        Extent::Grid { t, h, w } => format!("grid {t} {h} {w}"),
-        Extent::Windows { n_windows, duration_ms, spans } => {
-            let mut text = format!("windows {n_windows} {duration_ms}");
-            for span in spans.iter() {
-                // Writing to a string cannot fail.
-                let _ = write!(text, " {}-{}", span.start_ms, span.end_ms);
-            }
-            text
-        }
-        Extent::Tokens => "tokens".into(),
-    }
-}
-
 fn read_extent(text: &str) -> Option<Extent> {
     let words: Vec<&str> = text.split(' ').collect();
     match words.as_slice() {
@@ -222,8 +192,4 @@ fn read_extent(text: &str) -> Option<Extent> {
         ["tokens"] => Some(Extent::Tokens),
         _ => None,
     }
-}
-
-fn hex(bytes: &[u8; 32]) -> String {
-    blake3::Hash::from_bytes(*bytes).to_string()
 }

@@ -4,7 +4,8 @@
 //! rows of their own choosing; with a key that only the cluster's workers have, such an object does not verify. The MAC
 //! is BLAKE3 in keyed mode over the object's description, which holds the checksum of its rows.
 
-use super::{ObjectError, head};
+use super::description::description;
+use super::error::ObjectError;
 use std::fmt;
 use std::str::FromStr;
 use triptych_core::EncodedItem;
@@ -32,7 +33,7 @@ pub struct MacKeys(Vec<[u8; 32]>);
 /// Why a text is no list of keys. Does not quote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("MAC key {place} is not 64 hex digits; `openssl rand -hex 32` makes one")]
-pub struct NotAKey {
+pub struct InvalidMacKey {
     /// Which, from 1.
     pub place: usize,
 }
@@ -67,12 +68,12 @@ impl MacKeys {
 }
 
 impl FromStr for MacKeys {
-    type Err = NotAKey;
+    type Err = InvalidMacKey;
 
     /// Keys of 64 hex digits between white space.
-    fn from_str(text: &str) -> Result<Self, NotAKey> {
+    fn from_str(text: &str) -> Result<Self, InvalidMacKey> {
         let key = |(i, word): (usize, &str)| {
-            let hash = blake3::Hash::from_hex(word).map_err(|_| NotAKey { place: i + 1 })?;
+            let hash = blake3::Hash::from_hex(word).map_err(|_| InvalidMacKey { place: i + 1 })?;
             Ok(*hash.as_bytes())
         };
         text.split_whitespace().enumerate().map(key).collect::<Result<_, _>>().map(Self)
@@ -86,5 +87,5 @@ impl fmt::Debug for MacKeys {
 }
 
 fn mac(key: &[u8; 32], item: &EncodedItem) -> Mac {
-    Mac(blake3::keyed_hash(key, head::description(item).as_bytes()))
+    Mac(blake3::keyed_hash(key, description(item).as_bytes()))
 }

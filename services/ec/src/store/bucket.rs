@@ -17,16 +17,19 @@
 //!
 //! Not for buckets that list their names in no order (S3 Express): [`EcStore::list`] pages in the order of the names.
 
+mod conditional;
 mod connect;
 mod failure;
 mod get;
+mod lease_clock;
 mod leases;
 mod names;
-mod promise;
 mod put;
 mod setting;
+mod tuning;
 
 pub use setting::{BucketSetting, Service};
+pub use tuning::BucketTuning;
 
 use super::lease::{Acquired, EncodeLease};
 use super::{EcStore, Listed, Op, PutOutcome, StoreKind, check_size};
@@ -34,12 +37,12 @@ use crate::error::EcError;
 use crate::object::{self, MAX_HEAD_BYTES};
 use async_trait::async_trait;
 use bytes::Bytes;
-use failure::{Failed, is_not_found};
+use conditional::ConditionalWrites;
+use failure::{BucketError, is_not_found};
 use futures::{StreamExt, TryStreamExt, stream};
-use leases::Clocks;
+use lease_clock::LeaseClock;
 use names::Names;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
-use promise::Promise;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -49,43 +52,6 @@ use tokio::time::timeout;
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 
-/// Times and widths of a bucket store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BucketTuning {
-    /// How long one request may take, with its body; once it has passed nothing is tried again. Default 10 s.
-    pub response_timeout: Duration,
-    /// How long one attempt to connect may take. Default 2 s.
-    pub connection_timeout: Duration,
-    /// How long a put or a get may take with all its requests. Default 30 s.
-    pub transfer_timeout: Duration,
-    /// How often a request that failed is made again. Default 2.
-    pub retries: usize,
-    /// Objects above this go in parts. Default 64 MiB: parts side by side are faster than one connection, but the copy
-    /// after them takes what that saves until an object is about that long.
-    pub whole_bytes: usize,
-    /// Length of a part and of a range. Default 8 MiB; S3 takes no parts under 5 MiB.
-    pub part_bytes: usize,
-    /// Parts or ranges of one object on their way at once. Default 4.
-    pub parts_in_flight: usize,
-    /// Heads that are read at once. Default 32.
-    pub heads_in_flight: usize,
-}
-
-impl Default for BucketTuning {
-    fn default() -> Self {
-        Self {
-            response_timeout: Duration::from_secs(10),
-            connection_timeout: Duration::from_secs(2),
-            transfer_timeout: Duration::from_secs(30),
-            retries: 2,
-            whole_bytes: 64 << 20,
-            part_bytes: 8 << 20,
-            parts_in_flight: 4,
-            heads_in_flight: 32,
-        }
-    }
-}
-
 /// The store in a bucket.
 pub struct BucketStore {
     backend: Arc<dyn ObjectStore>,
@@ -94,8 +60,8 @@ pub struct BucketStore {
     limits: Limits,
     tuning: BucketTuning,
     /// What the service keeps, once it was asked.
-    promise: OnceCell<Promise>,
-    clocks: Clocks,
+    conditional: OnceCell<ConditionalWrites>,
+    lease_clock: LeaseClock,
 }
 
 impl fmt::Debug for BucketStore {
@@ -121,7 +87,7 @@ impl BucketStore {
         let backend = connect::connect(setting, &environment, &tuning)?;
         let names = Names::new(setting.prefix(), setting.tenant());
         let store = Self::over(backend, names, setting.to_string(), (tuning, limits.clone()));
-        match store.promise(Op::Ping).await {
+        match store.conditional_writes(Op::Ping).await {
             Err(e @ EcError::Config { .. }) => return Err(e),
             // It may come later, or be a place that this process only reads; the first put asks again.
             Err(e) => {
@@ -144,7 +110,15 @@ impl BucketStore {
         shown: String,
         (tuning, limits): (BucketTuning, Limits),
     ) -> Self {
-        Self { backend, names, shown, limits, tuning, promise: OnceCell::new(), clocks: Clocks::default() }
+        Self {
+            backend,
+            names,
+            shown,
+            limits,
+            tuning,
+            conditional: OnceCell::new(),
+            lease_clock: LeaseClock::default(),
+        }
     }
 
     /// The name of a key's object in the bucket, whether or not there is one. For operators, drills and tests.
@@ -156,7 +130,7 @@ impl BucketStore {
     async fn within<T>(
         &self,
         op: Op,
-        work: impl Future<Output = Result<T, Failed>> + Send,
+        work: impl Future<Output = Result<T, BucketError>> + Send,
     ) -> Result<T, EcError> {
         let limit = match op {
             Op::Put | Op::Get => self.tuning.transfer_timeout,
@@ -170,20 +144,20 @@ impl BucketStore {
     }
 
     /// What the service keeps. Asks it the first time.
-    async fn promise(&self, op: Op) -> Result<Promise, EcError> {
+    async fn conditional_writes(&self, op: Op) -> Result<ConditionalWrites, EcError> {
         let ask = self
-            .promise
-            .get_or_try_init(|| promise::ask(&*self.backend, [self.names.probe(), self.names.probe()]));
-        let promise = *self.within(op, ask).await?;
-        if promise.first_wins {
-            return Ok(promise);
+            .conditional
+            .get_or_try_init(|| conditional::probe(&*self.backend, [self.names.probe(), self.names.probe()]));
+        let conditional = *self.within(op, ask).await?;
+        if conditional.first_wins {
+            return Ok(conditional);
         }
         let reason = "the service ignores conditional writes (If-None-Match, If-Match), without which two writers of a \
                       key cannot be told apart; AWS S3, Google Cloud Storage, Azure, R2, MinIO, SeaweedFS and Ceph have them";
         Err(EcError::Config { setting: self.shown.clone(), reason: reason.into() })
     }
 
-    async fn remove(&self, key: &ContentKey) -> Result<bool, Failed> {
+    async fn remove(&self, key: &ContentKey) -> Result<bool, BucketError> {
         let name = self.names.object(key);
         // S3 says of every deletion that it took place.
         match self.backend.head(&name).await {
@@ -196,7 +170,7 @@ impl BucketStore {
         }
     }
 
-    async fn set_aside(&self, key: &ContentKey) -> Result<bool, Failed> {
+    async fn set_aside(&self, key: &ContentKey) -> Result<bool, BucketError> {
         let aside = self.names.quarantined(key);
         match self.backend.copy(&self.names.object(key), &aside).await {
             Err(e) if is_not_found(&e) => return Ok(false),
@@ -210,7 +184,7 @@ impl BucketStore {
     }
 
     /// The description of an object; `None` for what is not there or not an object.
-    async fn head(&self, key: &ContentKey) -> Result<Option<EncodedItem>, Failed> {
+    async fn head(&self, key: &ContentKey) -> Result<Option<EncodedItem>, BucketError> {
         let Some((first_bytes, len)) = self.first_bytes(&self.names.object(key), MAX_HEAD_BYTES).await?
         else {
             return Ok(None);
@@ -218,12 +192,12 @@ impl BucketStore {
         Ok(object::probe(&first_bytes, len, key, &self.limits).ok())
     }
 
-    async fn heads_of(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, Failed> {
+    async fn heads_of(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, BucketError> {
         let heads: Vec<_> = keys.iter().map(|key| self.head(key)).collect();
         stream::iter(heads).buffered(self.tuning.heads_in_flight.max(1)).try_collect().await
     }
 
-    async fn page(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, Failed> {
+    async fn page(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, BucketError> {
         let prefix = self.names.objects();
         let all = match after {
             Some(key) => self.backend.list_with_offset(Some(&prefix), &self.names.object(key)),
@@ -238,7 +212,7 @@ impl BucketStore {
     }
 
     /// Lists what comes after every object: nothing, from a bucket that is there and may be listed.
-    async fn ask_for_a_sign_of_life(&self) -> Result<(), Failed> {
+    async fn ask_for_a_sign_of_life(&self) -> Result<(), BucketError> {
         let mut nothing =
             self.backend.list_with_offset(Some(&self.names.objects()), &self.names.after_all_objects());
         match nothing.next().await {
@@ -260,8 +234,8 @@ impl EcStore for BucketStore {
 
     async fn put_if_absent(&self, key: &ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
         check_size(&self.limits, object.len())?;
-        let promise = self.promise(Op::Put).await?;
-        self.within(Op::Put, self.put(&self.names.object(key), object, promise)).await
+        let conditional = self.conditional_writes(Op::Put).await?;
+        self.within(Op::Put, self.put(&self.names.object(key), object, conditional)).await
     }
 
     async fn get(&self, key: &ContentKey) -> Result<Option<Bytes>, EcError> {
@@ -286,7 +260,7 @@ impl EcStore for BucketStore {
     }
 
     async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Result<Acquired, EcError> {
-        self.promise(Op::Lease).await?;
+        self.conditional_writes(Op::Lease).await?;
         self.within(Op::Lease, self.take_lease(key, ttl)).await
     }
 

@@ -8,6 +8,7 @@
 //! I/O blocks, so all of it runs on the blocking pool.
 
 mod budget;
+mod entry;
 mod files;
 mod leases;
 mod leftovers;
@@ -16,7 +17,7 @@ mod lock;
 use super::lease::{Acquired, EncodeLease};
 use super::{EcStore, Leftovers, Listed, Op, PutOutcome, StoreKind, Tidy, check_size};
 use crate::error::EcError;
-use crate::settings::split_mib;
+use crate::settings::text::split_mib;
 use async_trait::async_trait;
 use bytes::Bytes;
 use files::Files;
@@ -27,11 +28,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use triptych_core::limits::Limits;
-use triptych_core::{ContentKey, EncodedItem};
+use triptych_core::{Backoff, ContentKey, EncodedItem};
 
-/// The first and the longest pause between two looks of a wait.
-const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+/// Pauses between polls of a wait.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(2), Duration::from_millis(50));
 
 /// Which directory, and how much it may hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -181,7 +181,7 @@ impl EcStore for DiskStore {
 
     async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
         let until = Instant::now() + patience;
-        let mut pause = FIRST_PAUSE;
+        let mut pauses = BACKOFF.pauses();
         loop {
             let (key, limits) = (*key, self.limits.clone());
             // The lease is looked at first: its holder stores the object before giving it back.
@@ -189,10 +189,9 @@ impl EcStore for DiskStore {
             let left = until.saturating_duration_since(Instant::now());
             match self.blocking(Op::Wait, look).await? {
                 (_, Some(item)) => return Ok(Some(item)),
-                (true, None) if !left.is_zero() => sleep(pause.min(left)).await,
+                (true, None) if !left.is_zero() => sleep(pauses.next_pause().min(left)).await,
                 _ => return Ok(None),
             }
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 

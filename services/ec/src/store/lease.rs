@@ -4,16 +4,10 @@
 //! (a fencing token: Kleppmann, "How to do distributed locking", 2016), so a holder that was away can neither keep nor
 //! give back what is another's by now, and a worker can tell an old job from a new one.
 
-use super::EcStore;
-use crate::error::EcError;
 use std::collections::HashMap;
-use std::future::Future;
 use std::time::Duration;
-use tokio::time::{Instant, sleep};
-use triptych_core::{ContentKey, EncodedItem};
-
-/// The first and the longest pause between two questions of [`wait_by_asking`].
-const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
+use tokio::time::Instant;
+use triptych_core::ContentKey;
 
 /// A lease that was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +39,7 @@ pub struct LeaseTable {
 }
 
 impl LeaseTable {
-    /// See [`EcStore::acquire`].
+    /// See [`super::EcStore::acquire`].
     pub fn acquire(&mut self, key: &ContentKey, ttl: Duration, now: Instant) -> Acquired {
         if let Some((_, until)) = self.held.get(key)
             && *until > now
@@ -58,7 +52,7 @@ impl LeaseTable {
         Acquired::Granted(EncodeLease { key: *key, token: self.last_token })
     }
 
-    /// See [`EcStore::renew`].
+    /// See [`super::EcStore::renew`].
     pub fn renew(&mut self, lease: &EncodeLease, ttl: Duration, now: Instant) -> bool {
         match self.held.get_mut(&lease.key) {
             Some((token, until)) if *token == lease.token && *until > now => {
@@ -69,7 +63,7 @@ impl LeaseTable {
         }
     }
 
-    /// See [`EcStore::release`].
+    /// See [`super::EcStore::release`].
     pub fn release(&mut self, lease: &EncodeLease, now: Instant) -> bool {
         match self.held.get(&lease.key) {
             Some((token, until)) if *token == lease.token => {
@@ -84,44 +78,6 @@ impl LeaseTable {
     /// Whether anyone holds the key.
     pub fn is_held(&self, key: &ContentKey, now: Instant) -> bool {
         self.held.get(key).is_some_and(|(_, until)| *until > now)
-    }
-}
-
-/// [`EcStore::wait`] for stores that cannot be told: asks with growing pauses.
-///
-/// # Errors
-/// Of [`EcStore::heads`].
-pub async fn wait_by_asking<S: EcStore + ?Sized>(
-    store: &S,
-    key: &ContentKey,
-    patience: Duration,
-) -> Result<Option<EncodedItem>, EcError> {
-    ask_again(patience, || store.heads(std::slice::from_ref(key))).await
-}
-
-/// Asks for the head of one object with growing pauses, until it is there or patience is over.
-///
-/// # Errors
-/// Of `ask`.
-pub(crate) async fn ask_again<F>(
-    patience: Duration,
-    ask: impl Fn() -> F,
-) -> Result<Option<EncodedItem>, EcError>
-where
-    F: Future<Output = Result<Vec<Option<EncodedItem>>, EcError>>,
-{
-    let until = Instant::now() + patience;
-    let (mut pause, longest) = PAUSES;
-    loop {
-        if let Some(Some(item)) = ask().await?.pop() {
-            return Ok(Some(item));
-        }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(None);
-        }
-        sleep(pause.min(left)).await;
-        pause = (pause * 2).min(longest);
     }
 }
 

@@ -9,7 +9,7 @@ use crate::error::EcError;
 use crate::object::{self, MAX_HEAD_BYTES};
 use async_trait::async_trait;
 use bytes::Bytes;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
@@ -50,7 +50,7 @@ impl MemoryStore {
     }
 
     fn leases(&self) -> MutexGuard<'_, LeaseTable> {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+        self.leases.lock()
     }
 
     fn head(&self, key: &ContentKey) -> Option<EncodedItem> {
@@ -60,7 +60,7 @@ impl MemoryStore {
     }
 
     fn objects(&self) -> MutexGuard<'_, ByteCache<Bytes>> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+        self.objects.lock()
     }
 }
 

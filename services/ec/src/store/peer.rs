@@ -1,4 +1,4 @@
-//! Straight from the memory of the worker that encoded it: the [`Shelf`] on which a worker holds what it published, and
+//! Straight from the memory of the worker that encoded it: the [`PeerCache`] on which a worker holds what it published, and
 //! the [`Peers`] that another worker asks for it.
 //!
 //! A reader is told whom to ask by the proxy, and believes nobody: what it reads verifies under its key or is dropped.
@@ -6,19 +6,20 @@
 //! item. Both ends use the settings of [`crate::wire`]: frames of 1 MiB that are slices of the object, windows of 16 and
 //! 32 MiB, keep-alive.
 
-mod shelf;
+mod cache;
 
-pub use shelf::{Pin, Shelf, ShelfSettings};
+pub use cache::{PeerCache, PeerCacheSettings, Pin};
 
 use super::EcStore;
 use super::remote::{Dial, RemoteStore, RemoteTuning};
 use crate::error::EcError;
-use crate::settings::is_authority;
+use crate::settings::text::is_authority;
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 use triptych_core::limits::Limits;
@@ -149,7 +150,7 @@ impl Peers {
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<String, Peer>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 }
 

@@ -20,13 +20,15 @@ mod lease;
 mod link;
 mod list;
 mod manifest;
-mod news;
+mod notifications;
+mod options;
 mod scripts;
 mod sentinel;
 mod setting;
 mod tuning;
 
-pub use link::{Ask, LinkError, RedisLink};
+pub use link::{LinkError, RedisLink, RedisQuery};
+pub use manifest::CHUNK_BYTES;
 pub use setting::RedisSetting;
 pub use tuning::RedisTuning;
 
@@ -39,7 +41,7 @@ use bytes::{Bytes, BytesMut};
 use futures::future::join_all;
 use futures::{StreamExt, TryStreamExt, stream};
 use manifest::Manifest;
-use news::News;
+use notifications::KeyNotifications;
 use redis::{Cmd, Pipeline, Value, cmd};
 use std::fmt;
 use std::time::Duration;
@@ -47,8 +49,6 @@ use tokio::time::Instant;
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 
-/// Largest chunk, fixed by the format.
-pub const CHUNK_BYTES: usize = 1 << 20;
 /// Chunks outlive their manifest by this, so that a reader who has the manifest finds them.
 const CHUNK_GRACE: Duration = Duration::from_secs(60);
 
@@ -60,7 +60,7 @@ pub struct RedisStore {
     limits: Limits,
     tuning: RedisTuning,
     link: RedisLink,
-    news: News,
+    notifications: KeyNotifications,
 }
 
 impl fmt::Debug for RedisStore {
@@ -89,7 +89,7 @@ impl RedisStore {
             return Err(setting.wrong(format!("objects must live at least a second, not {:?}", tuning.ttl)));
         }
         let link = RedisLink::new(setting, &tuning)?;
-        Ok(Self { limits: limits.clone(), tuning, link, news: News::new() })
+        Ok(Self { limits: limits.clone(), tuning, link, notifications: KeyNotifications::new() })
     }
 
     /// The key of the manifest. Public for drills and tests that break things by hand.
@@ -315,9 +315,9 @@ impl EcStore for RedisStore {
 
     async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
         let until = Instant::now() + patience;
-        let mut waiting = self.news.wait_for(key, self.link.dialer());
+        let mut waiting = self.notifications.wait_for(key, self.link.dialer());
         loop {
-            let word = waiting.word();
+            let notified = waiting.notified();
             if let Some(item) = self.heads(std::slice::from_ref(key)).await?.pop().flatten() {
                 return Ok(Some(item));
             }
@@ -327,7 +327,7 @@ impl EcStore for RedisStore {
                 // Between the two questions the object may have come and the lease have been given back.
                 return Ok(self.heads(std::slice::from_ref(key)).await?.pop().flatten());
             }
-            waiting.until_it_is_time(word, left).await;
+            waiting.until_next_poll(notified, left).await;
         }
     }
 

@@ -12,9 +12,10 @@ use crate::wire;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, stream};
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
@@ -110,7 +111,7 @@ impl RemoteStore {
     }
 
     fn link(&self) -> MutexGuard<'_, LinkState> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+        self.link.lock()
     }
 
     /// Runs a call within the time limit and keeps count of those that did not end.

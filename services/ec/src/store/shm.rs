@@ -3,13 +3,13 @@
 //! The file lies in `/dev/shm`, or on any mount that the processes share, so containers that mount the same volume
 //! share it too. Whoever comes first makes it, in the size of its setting; objects and leases are lost with the host,
 //! and all that is lost is a miss. Reading is one copy out of the slab, writing one copy in, both without a lock:
-//! [`books`] says why nothing tears. A copy, and not a loan of the memory: a loan has to be pinned, and Rust may not
+//! [`object_table`] says why nothing tears. A copy, and not a loan of the memory: a loan has to be pinned, and Rust may not
 //! be shown bytes that another process can still change.
 //!
 //! What is kept when the slab is full is [`crate::policy`]'s choice. A process that dies gives back what it was
 //! writing and the leases that it held ([`owners`]).
 
-mod books;
+mod object_table;
 mod layout;
 mod leases;
 mod map;
@@ -22,12 +22,12 @@ use super::lease::{Acquired, EncodeLease};
 use super::{EcStore, Listed, Op, PutOutcome, StoreKind, check_size};
 use crate::error::EcError;
 use crate::object::{self, MAX_HEAD_BYTES, ObjectError};
-use crate::settings::split_mib;
+use crate::settings::text::split_mib;
 use async_trait::async_trait;
-use books::{Extent, IsAlive, NewObject};
 use bytes::Bytes;
 use layout::{Field, PAGE_BYTES};
 use leases::{Asker, Grant};
+use object_table::{Extent, IsAlive, NewObject};
 use pages::Damaged;
 use slab::{Slab, now_ms};
 use std::fmt;
@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::time::{Instant, sleep};
 use triptych_core::limits::Limits;
-use triptych_core::{ContentKey, EncodedItem};
+use triptych_core::{Backoff, ContentKey, EncodedItem};
 use words::Words;
 
 /// Size where nothing else is said: 1 GiB.
@@ -55,8 +55,8 @@ const MAX_GIVE_BACKS: usize = 60;
 const KEYS_AT_ONCE: usize = 64;
 /// How often a read starts again because its object was evicted and stored again meanwhile.
 const READS: usize = 3;
-/// The longest pause between two looks of a wait; the first is a millisecond.
-const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+/// Pauses between polls of a wait.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(20));
 /// How often a wait asks whether the lease is still held when nothing happens.
 const LEASE_LOOK: Duration = Duration::from_millis(100);
 
@@ -338,10 +338,9 @@ impl EcStore for ShmStore {
                 return Ok(None);
             }
             let look = until.min(Instant::now() + LEASE_LOOK);
-            let mut pause = Duration::from_millis(1);
+            let mut pauses = BACKOFF.pauses();
             while self.slab.words().field(Field::News) == news && Instant::now() < look {
-                sleep(pause.min(look.saturating_duration_since(Instant::now()))).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                sleep(pauses.next_pause().min(look.saturating_duration_since(Instant::now()))).await;
             }
             if Instant::now() >= until {
                 return Ok(self.heads(std::slice::from_ref(key)).await?.pop().flatten());

@@ -16,28 +16,30 @@
 //! A put, a delete and a copy of one key may run at once in several processes: what is deleted here may be written again
 //! by another process whose copy was on its way. Objects are equal for their key, so that is never wrong.
 
-mod behind;
 mod breaker;
+mod tier;
+mod write_behind;
 
-pub use behind::BehindBounds;
+pub use write_behind::WriteBehindBounds;
 
-use super::lease::{self, Acquired, EncodeLease};
+use super::lease::{Acquired, EncodeLease};
+use super::poll;
 use super::{EcStore, Leftovers, Listed, Op, PutOutcome, Scope, StoreKind, Tidy};
 use crate::error::{EcError, chain};
 use crate::object;
 use async_trait::async_trait;
-use behind::{Behind, Copy};
-use breaker::Breaker;
 use bytes::Bytes;
 use futures::future::join_all;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use tier::TierState;
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
+use write_behind::{PendingCopy, WriteBehind};
 
 /// Times and bounds of a tiered store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,16 +47,16 @@ pub struct TieredTuning {
     /// How long one tier may take for one operation before the next one is asked. Default 5 s.
     pub tier_timeout: Duration,
     /// Copies to the tiers behind.
-    pub behind: BehindBounds,
+    pub behind: WriteBehindBounds,
     /// Copies to the tiers before. Default: 64 of 256 MiB together, two at once, one try each.
-    pub promotion: BehindBounds,
+    pub promotion: WriteBehindBounds,
 }
 
 impl Default for TieredTuning {
     fn default() -> Self {
         let promotion =
-            BehindBounds { entries: 64, bytes: 256 << 20, at_once: 2, keep_trying: Duration::ZERO };
-        Self { tier_timeout: Duration::from_secs(5), behind: BehindBounds::default(), promotion }
+            WriteBehindBounds { entries: 64, bytes: 256 << 20, at_once: 2, keep_trying: Duration::ZERO };
+        Self { tier_timeout: Duration::from_secs(5), behind: WriteBehindBounds::default(), promotion }
     }
 }
 
@@ -74,43 +76,14 @@ impl Tier {
     }
 }
 
-/// A tier and how it is doing.
-struct TierState {
-    store: Arc<dyn EcStore>,
-    scope: Scope,
-    /// 0 is asked first.
-    place: usize,
-    timeout: Duration,
-    breaker: Breaker,
-}
-
-impl TierState {
-    /// One operation within its time, and what it says of the tier.
-    async fn ask<T>(&self, op: Op, answer: impl Future<Output = Result<T, EcError>>) -> Result<T, EcError> {
-        let limit = self.timeout;
-        let late = EcError::TimedOut { store: self.store.kind(), op, limit };
-        let result = timeout(limit, answer).await.unwrap_or(Err(late));
-        match &result {
-            Err(e) if e.is_retryable() => {
-                if self.breaker.fails(Instant::now()) {
-                    let tier = self.store.describe();
-                    tracing::warn!(tier, error = %chain(e), "a tier does not answer; it is left alone for a moment");
-                }
-            }
-            _ => self.breaker.works(),
-        }
-        result
-    }
-}
-
 /// The store.
 pub struct Tiered {
     tiers: Vec<Arc<TierState>>,
     /// Who asks for nothing else sees objects from here on: the first tier that is not the process's own, or the first.
     first_shared: usize,
     limits: Limits,
-    behind: Behind,
-    promotion: Arc<Behind>,
+    behind: WriteBehind,
+    promotion: Arc<WriteBehind>,
 }
 
 impl Tiered {
@@ -118,25 +91,25 @@ impl Tiered {
     /// found and nothing is taken.
     pub fn new(tiers: Vec<Tier>, tuning: TieredTuning, limits: &Limits) -> Self {
         let timeout = tuning.tier_timeout;
-        let state = |(place, Tier { store, scope })| {
-            Arc::new(TierState { store, scope, place, timeout, breaker: Breaker::default() })
-        };
+        let state =
+            |(tier_idx, Tier { store, scope })| Arc::new(TierState::new(store, scope, tier_idx, timeout));
         let tiers: Vec<_> = tiers.into_iter().enumerate().map(state).collect();
         let first_shared = tiers.iter().position(|tier| tier.scope > Scope::Process).unwrap_or(0);
-        let (behind, promotion) = (Behind::new(tuning.behind), Arc::new(Behind::new(tuning.promotion)));
+        let (behind, promotion) =
+            (WriteBehind::new(tuning.behind), Arc::new(WriteBehind::new(tuning.promotion)));
         Self { tiers, first_shared, limits: limits.clone(), behind, promotion }
     }
 
     /// Copies that are not yet written to the tiers behind, and their bytes.
     pub fn behind(&self) -> (usize, usize) {
-        self.behind.under_way()
+        self.behind.pending()
     }
 
     /// The tiers that are worth asking now; all of them when none seems to be.
     fn awake(&self) -> Vec<&Arc<TierState>> {
         let now = Instant::now();
         let awake: Vec<_> = self.tiers.iter().filter(|tier| tier.breaker.allows(now)).collect();
-        if awake.iter().any(|tier| tier.place >= self.first_shared) {
+        if awake.iter().any(|tier| tier.tier_idx >= self.first_shared) {
             awake
         } else {
             self.tiers.iter().collect()
@@ -168,11 +141,11 @@ impl Tiered {
     async fn spread(&self, stored: usize, key: &ContentKey, object: Bytes) {
         let mut waits = Vec::new();
         for tier in self.tiers.iter().skip(stored + 1) {
-            let copy = Copy { key: *key, object: object.clone(), tier: tier.clone() };
+            let copy = PendingCopy { key: *key, object: object.clone(), tier: tier.clone() };
             waits.extend(self.behind.push(copy).err());
         }
-        let own = self.tiers.iter().take(self.first_shared).filter(|tier| tier.place != stored);
-        let own = own.map(|tier| Copy { key: *key, object: object.clone(), tier: tier.clone() });
+        let own = self.tiers.iter().take(self.first_shared).filter(|tier| tier.tier_idx != stored);
+        let own = own.map(|tier| PendingCopy { key: *key, object: object.clone(), tier: tier.clone() });
         let written = waits.into_iter().chain(own).map(|copy| async move {
             let put = copy.tier.ask(Op::Put, copy.tier.store.put_if_absent(&copy.key, copy.object));
             if let Err(e) = put.await {
@@ -189,8 +162,7 @@ impl Tiered {
         }
         let (promotion, limits, key, object) =
             (self.promotion.clone(), self.limits.clone(), *key, object.clone());
-        if promotion.under_way().1.saturating_add(object.len())
-            > self.limits.max_object_bytes.saturating_mul(4)
+        if promotion.pending().1.saturating_add(object.len()) > self.limits.max_object_bytes.saturating_mul(4)
         {
             return;
         }
@@ -199,7 +171,7 @@ impl Tiered {
             if let Ok(Ok(object)) = verified.await {
                 for tier in tiers {
                     // No room: it will be promoted when it is read again.
-                    let _ = promotion.push(Copy { key, object: object.clone(), tier });
+                    let _ = promotion.push(PendingCopy { key, object: object.clone(), tier });
                 }
             }
         });
@@ -226,7 +198,7 @@ impl Tiered {
             let asked: Vec<ContentKey> = missing.iter().map(|i| keys[*i]).collect();
             match tier.ask(Op::Heads, tier.store.heads(&asked)).await {
                 Ok(heads) => {
-                    answered |= tier.place >= self.first_shared;
+                    answered |= tier.tier_idx >= self.first_shared;
                     missing.into_iter().zip(heads).for_each(|(i, head)| found[i] = head);
                 }
                 Err(e) => failed.push(e),
@@ -276,10 +248,10 @@ impl EcStore for Tiered {
 
     async fn put_if_absent(&self, key: &ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
         let mut failed = Vec::new();
-        for tier in self.awake().into_iter().skip_while(|tier| tier.place < self.first_shared) {
+        for tier in self.awake().into_iter().skip_while(|tier| tier.tier_idx < self.first_shared) {
             match tier.ask(Op::Put, tier.store.put_if_absent(key, object.clone())).await {
                 Ok(PutOutcome::Stored) => {
-                    self.spread(tier.place, key, object).await;
+                    self.spread(tier.tier_idx, key, object).await;
                     return Ok(PutOutcome::Stored);
                 }
                 Ok(PutOutcome::AlreadyThere) => return Ok(PutOutcome::AlreadyThere),
@@ -308,7 +280,7 @@ impl EcStore for Tiered {
                 Err(e) => failed.push(e),
             }
         }
-        if missed.iter().any(|tier| tier.place >= self.first_shared) {
+        if missed.iter().any(|tier| tier.tier_idx >= self.first_shared) {
             Ok(None)
         } else {
             Err(first(failed, Op::Get))
@@ -380,8 +352,8 @@ impl EcStore for Tiered {
     async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
         let Some(tier) = self.lease_tiers().next() else { return Ok(None) };
         // The tiers behind it get what it has, and some of them count what they are asked for.
-        let asking = lease::ask_again(patience, || async {
-            let before: Vec<_> = self.awake().into_iter().filter(|t| t.place <= tier.place).collect();
+        let asking = poll::poll_head(patience, || async {
+            let before: Vec<_> = self.awake().into_iter().filter(|t| t.tier_idx <= tier.tier_idx).collect();
             self.heads_of(&before, std::slice::from_ref(key)).await
         });
         if let Some(Some(item)) = self.heads(std::slice::from_ref(key)).await?.pop() {
@@ -432,7 +404,7 @@ impl EcStore for Tiered {
     async fn flush(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         if !self.behind.flush(until).await {
-            let (n, bytes) = self.behind.under_way();
+            let (n, bytes) = self.behind.pending();
             tracing::warn!(
                 n,
                 bytes,

@@ -1,6 +1,6 @@
 //! One Redis server.
 
-use super::process::{Process, START_LIMIT, becomes, free_port};
+use super::process::{Folder, Process, START_LIMIT, becomes, free_port};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A Redis server on a free port of 127.0.0.1 that keeps nothing on disk. Dropping it kills it.
+///
+/// Its working directory is a folder of its own: a replica writes down what its primary sends.
 #[derive(Debug)]
 pub struct RedisServer {
     port: u16,
@@ -15,6 +17,7 @@ pub struct RedisServer {
     args: Vec<String>,
     process: Option<Process>,
     is_paused: AtomicBool,
+    folder: Folder,
 }
 
 /// What a server is to have beyond the plain.
@@ -81,8 +84,14 @@ impl RedisServer {
         for _ in 0..5 {
             let tls_port = options.has_tls.then(free_port);
             let args = options.args.clone();
-            let mut server =
-                Self { port: choose(), tls_port, args, process: None, is_paused: AtomicBool::new(false) };
+            let mut server = Self {
+                port: choose(),
+                tls_port,
+                args,
+                process: None,
+                is_paused: AtomicBool::new(false),
+                folder: Folder::new(),
+            };
             if server.spawn() {
                 return server;
             }
@@ -157,6 +166,7 @@ impl RedisServer {
                 .map(str::to_owned)
                 .into();
         args.extend(["--port".to_owned(), self.port.to_string()]);
+        args.extend(["--dir".to_owned(), self.folder.path().display().to_string()]);
         if let Some(port) = self.tls_port {
             args.extend(["--tls-port".to_owned(), port.to_string()]);
         }

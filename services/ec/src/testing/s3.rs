@@ -2,11 +2,12 @@
 
 use super::free_port;
 use super::process::{Folder, Process, becomes, free_port_with};
+use parking_lot::Mutex;
 use std::fs::File;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use std::{env, fs, io};
 
@@ -59,7 +60,7 @@ impl S3Server {
     /// As [`Self::start`].
     pub fn shared() -> Arc<Self> {
         static SHARED: Mutex<Weak<S3Server>> = Mutex::new(Weak::new());
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = SHARED.lock();
         shared.upgrade().unwrap_or_else(|| {
             let server = Arc::new(Self::start());
             *shared = Arc::downgrade(&server);

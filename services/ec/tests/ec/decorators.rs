@@ -86,8 +86,11 @@ async fn retries_are_a_fifth_of_the_operations_however_often_they_fail() {
     let faults = Faults::default();
     faults.stand(Op::Get, Fault::Error);
     let policy = RetryPolicy { first_pause: Duration::ZERO, ..RetryPolicy::default() };
-    let store =
-        Retrying::within(Arc::new(Faulty::new(memory(), faults.clone())), policy, RetryBudget::new(10, 20));
+    let store = Retrying::with_budget(
+        Arc::new(Faulty::new(memory(), faults.clone())),
+        policy,
+        RetryBudget::new(10, 20),
+    );
     for _ in 0..1000 {
         store.get(&key(1)).await.unwrap_err();
     }

@@ -19,7 +19,7 @@ use triptych_ec::object::encode;
 use triptych_ec::server::serve;
 use triptych_ec::store::lease::Acquired;
 use triptych_ec::store::memory::MemoryStore;
-use triptych_ec::store::peer::{PeerTuning, Peers, Shelf, ShelfSettings};
+use triptych_ec::store::peer::{PeerCache, PeerCacheSettings, PeerTuning, Peers};
 use triptych_ec::store::{EcStore, Op, PutOutcome};
 use triptych_ec::testing::free_port;
 
@@ -32,27 +32,27 @@ fn shared_store() -> (Arc<MemoryStore>, Faults, Arc<dyn EcStore>) {
     (store.clone(), faults.clone(), Arc::new(Faulty::new(store, faults)))
 }
 
-/// A worker that encodes: its connector, its shelf, and the server in front of it.
+/// A worker that encodes: its connector, its peer cache, and the server in front of it.
 struct Encoder {
     worker: WorkerRole,
-    shelf: Arc<Shelf>,
+    peer_cache: Arc<PeerCache>,
     authority: String,
     server: JoinHandle<()>,
 }
 
 impl Encoder {
-    async fn start(store: Arc<dyn EcStore>, settings: ShelfSettings) -> Self {
-        let shelf = Arc::new(Shelf::new(settings, &Default::default()));
-        let publish = Publish::Behind(shelf.clone());
+    async fn start(store: Arc<dyn EcStore>, settings: PeerCacheSettings) -> Self {
+        let peer_cache = Arc::new(PeerCache::new(settings, &Default::default()));
+        let publish = Publish::WriteBehind(peer_cache.clone());
         let settings = ConnectorSettings { publish, local_budget_bytes: 0, ..ConnectorSettings::default() };
         let (_, worker) = connect(store, Arc::new(NoObserver), settings);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let authority = listener.local_addr().unwrap().to_string();
-        let on_shelf = shelf.clone();
+        let in_peer_cache = peer_cache.clone();
         let server = tokio::spawn(async move {
-            serve(listener, on_shelf, &Default::default(), std::future::pending()).await.unwrap();
+            serve(listener, in_peer_cache, &Default::default(), std::future::pending()).await.unwrap();
         });
-        Self { worker, shelf, authority, server }
+        Self { worker, peer_cache, authority, server }
     }
 
     /// As a SIGKILL does: its memory is gone, and whoever was reading reads no more.
@@ -114,12 +114,12 @@ async fn until(what: &str, condition: impl AsyncFn() -> bool) {
 async fn an_output_is_read_from_its_encoder_while_the_stores_copy_hangs() {
     let (store, faults, faulty) = shared_store();
     faults.stand(Op::Put, Fault::Hang);
-    let encoder = Encoder::start(faulty, ShelfSettings::default()).await;
+    let encoder = Encoder::start(faulty, PeerCacheSettings::default()).await;
     let mut reader = Reader::new(store.clone());
     for (n, bytes) in [(1, 64), (2, 64 << 10), (3, 3 << 20)] {
         let output = sample_output(key(n), bytes);
         let published = encoder.worker.save_caches(output.clone()).await.unwrap();
-        assert!(published.on_shelf && published.item == *output.item());
+        assert!(published.in_peer_cache && published.item == *output.item());
         reader.ask(n.into(), output.item(), &at(&encoder.authority));
         assert_eq!(reader.next().await.unwrap().rows(), output.rows());
     }
@@ -132,14 +132,14 @@ async fn the_stores_copy_follows_through_failures_and_the_object_stays_pinned_fo
     faults.queue(Op::Put, Fault::Error);
     faults.queue(Op::Put, Fault::LostAnswer);
     // No room beside what is pinned.
-    let settings = ShelfSettings { budget_bytes: 0, linger: LIMIT, ..ShelfSettings::default() };
+    let settings = PeerCacheSettings { budget_bytes: 0, linger: LIMIT, ..PeerCacheSettings::default() };
     let encoder = Encoder::start(faulty, settings).await;
     let output = sample_output(key(1), 4096);
     encoder.worker.save_caches(output.clone()).await.unwrap();
     until("the copy is written", async || store.get(&key(1)).await.unwrap().is_some()).await;
-    assert!(encoder.shelf.is_pinned(&key(1)) && encoder.shelf.object(&key(1)).is_some());
+    assert!(encoder.peer_cache.is_pinned(&key(1)) && encoder.peer_cache.object(&key(1)).is_some());
     encoder.worker.drain().await;
-    assert!(!encoder.shelf.is_pinned(&key(1)), "drain does not wait for what is only kept");
+    assert!(!encoder.peer_cache.is_pinned(&key(1)), "drain does not wait for what is only kept");
     assert_eq!(store.get(&key(1)).await.unwrap(), Some(encode(&output)));
 }
 
@@ -147,7 +147,7 @@ async fn the_stores_copy_follows_through_failures_and_the_object_stays_pinned_fo
 async fn an_encoder_that_dies_before_the_copy_is_written_leaves_a_miss_and_no_error() {
     let (store, faults, faulty) = shared_store();
     faults.stand(Op::Put, Fault::Hang);
-    let encoder = Encoder::start(faulty, ShelfSettings::default()).await;
+    let encoder = Encoder::start(faulty, PeerCacheSettings::default()).await;
     let output = sample_output(key(1), 4096);
     encoder.worker.save_caches(output.clone()).await.unwrap();
     let authority = encoder.kill();
@@ -156,7 +156,7 @@ async fn an_encoder_that_dies_before_the_copy_is_written_leaves_a_miss_and_no_er
     assert_eq!(reader.next().await.unwrap_err(), LoadError::Missing);
     // Encoded again, elsewhere; the dead one is not asked.
     let (_, _, through) = shared_store();
-    let second = Encoder::start(through, ShelfSettings::default()).await;
+    let second = Encoder::start(through, PeerCacheSettings::default()).await;
     second.worker.save_caches(output.clone()).await.unwrap();
     let hint = ItemHint { peers: vec![authority, second.authority.clone()], ..ItemHint::default() };
     reader.ask(1, output.item(), &hint);
@@ -166,7 +166,7 @@ async fn an_encoder_that_dies_before_the_copy_is_written_leaves_a_miss_and_no_er
 #[tokio::test]
 async fn an_encoder_that_dies_after_the_copy_is_written_costs_nothing() {
     let (store, _, faulty) = shared_store();
-    let encoder = Encoder::start(faulty, ShelfSettings::default()).await;
+    let encoder = Encoder::start(faulty, PeerCacheSettings::default()).await;
     let output = sample_output(key(1), 4096);
     encoder.worker.save_caches(output.clone()).await.unwrap();
     until("the copy is written", async || store.n_objects() == 1).await;
@@ -179,7 +179,7 @@ async fn an_encoder_that_dies_after_the_copy_is_written_costs_nothing() {
 async fn publishing_waits_for_room_when_too_much_is_unwritten() {
     let (store, faults, faulty) = shared_store();
     faults.queue(Op::Put, Fault::Latency(Duration::from_millis(50)));
-    let settings = ShelfSettings { unwritten_bytes: 4096, ..ShelfSettings::default() };
+    let settings = PeerCacheSettings { unwritten_bytes: 4096, ..PeerCacheSettings::default() };
     let encoder = Encoder::start(faulty, settings).await;
     encoder.worker.save_caches(sample_output(key(1), 4096)).await.unwrap();
     assert_eq!(store.n_objects(), 0);
@@ -192,8 +192,8 @@ async fn a_peer_that_gives_rubbish_is_not_believed_and_the_store_is_not_blamed()
     let (store, _, faulty) = shared_store();
     let output = sample_output(key(1), 4096);
     store.put_if_absent(&key(1), encode(&output)).await.unwrap();
-    let liar = Encoder::start(faulty, ShelfSettings::default()).await;
-    let _pin = liar.shelf.place(key(1), encode(&sample_output(key(2), 64)));
+    let liar = Encoder::start(faulty, PeerCacheSettings::default()).await;
+    let _pin = liar.peer_cache.place(key(1), encode(&sample_output(key(2), 64)));
     let mut reader = Reader::new(store.clone());
     reader.ask(1, output.item(), &at(&liar.authority));
     assert_eq!(reader.next().await.unwrap().rows(), output.rows());
@@ -204,11 +204,11 @@ async fn a_peer_that_gives_rubbish_is_not_believed_and_the_store_is_not_blamed()
 async fn what_the_store_lost_is_published_again_from_the_shelf() {
     let (store, faults, faulty) = shared_store();
     let encoder =
-        Encoder::start(faulty, ShelfSettings { linger: Duration::ZERO, ..Default::default() }).await;
+        Encoder::start(faulty, PeerCacheSettings { linger: Duration::ZERO, ..Default::default() }).await;
     let output = sample_output(key(1), 4096);
     assert_eq!(encoder.worker.ensure_published(&key(1)).await.unwrap(), None, "nobody encoded it");
     encoder.worker.save_caches(output.clone()).await.unwrap();
-    until("the copy is written", async || !encoder.shelf.is_pinned(&key(1))).await;
+    until("the copy is written", async || !encoder.peer_cache.is_pinned(&key(1))).await;
     let found = encoder.worker.ensure_published(&key(1)).await.unwrap().unwrap();
     assert_eq!((found.outcome, faults.n_calls(Op::Put)), (PutOutcome::AlreadyThere, 1));
     store.delete(&key(1)).await.unwrap();
@@ -235,7 +235,7 @@ async fn a_pending_item_is_waited_for_until_it_is_in_the_store() {
 async fn a_pending_item_is_read_from_its_encoder_the_moment_it_is_there() {
     let (store, faults, faulty) = shared_store();
     faults.stand(Op::Put, Fault::Hang);
-    let encoder = Encoder::start(faulty, ShelfSettings::default()).await;
+    let encoder = Encoder::start(faulty, PeerCacheSettings::default()).await;
     let Acquired::Granted(_) = store.acquire(&key(1), LIMIT).await.unwrap() else { panic!() };
     let mut reader = Reader::new(store);
     let output = sample_output(key(1), 4096);
@@ -346,8 +346,8 @@ async fn a_dead_peer_is_forgotten_for_a_moment() {
 async fn two_encoders_of_one_key_each_serve_what_they_made() {
     let (store, _, faulty) = shared_store();
     let (a, b) = (
-        Encoder::start(faulty.clone(), ShelfSettings::default()).await,
-        Encoder::start(faulty, ShelfSettings::default()).await,
+        Encoder::start(faulty.clone(), PeerCacheSettings::default()).await,
+        Encoder::start(faulty, PeerCacheSettings::default()).await,
     );
     let (ours, theirs) = (sample_variant(key(1), 4096, 1), sample_variant(key(1), 4096, 2));
     a.worker.save_caches(ours.clone()).await.unwrap();
@@ -362,7 +362,7 @@ async fn two_encoders_of_one_key_each_serve_what_they_made() {
 #[tokio::test]
 async fn a_shelf_gives_and_takes_nothing() {
     let (_, _, faulty) = shared_store();
-    let encoder = Encoder::start(faulty, ShelfSettings::default()).await;
+    let encoder = Encoder::start(faulty, PeerCacheSettings::default()).await;
     let remote = triptych_ec::store::remote::RemoteStore::new(
         &encoder.authority,
         Default::default(),
@@ -370,7 +370,7 @@ async fn a_shelf_gives_and_takes_nothing() {
     )
     .unwrap();
     let output = sample_output(key(1), 64);
-    let _pin = encoder.shelf.place(key(1), encode(&output));
+    let _pin = encoder.peer_cache.place(key(1), encode(&output));
     assert_eq!(remote.heads(&[key(1)]).await.unwrap(), [Some(output.item().clone())]);
     assert_eq!(remote.list(None, 10).await.unwrap().len(), 1);
     use triptych_ec::EcError::Unsupported;
@@ -378,5 +378,5 @@ async fn a_shelf_gives_and_takes_nothing() {
     assert!(matches!(put, Err(Unsupported { .. })), "{put:?}");
     assert!(matches!(remote.delete(&key(1)).await, Err(Unsupported { .. })));
     assert!(matches!(remote.acquire(&key(1), LIMIT).await, Err(Unsupported { .. })));
-    assert_eq!(encoder.shelf.object(&key(1)), Some(encode(&output)));
+    assert_eq!(encoder.peer_cache.object(&key(1)), Some(encode(&output)));
 }

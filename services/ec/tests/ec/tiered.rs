@@ -9,7 +9,7 @@ use triptych_ec::object::{decode, encode};
 use triptych_ec::store::disk::DiskStore;
 use triptych_ec::store::lease::Acquired;
 use triptych_ec::store::memory::MemoryStore;
-use triptych_ec::store::tiered::{BehindBounds, Tier, Tiered, TieredTuning};
+use triptych_ec::store::tiered::{Tier, Tiered, TieredTuning, WriteBehindBounds};
 use triptych_ec::store::{EcStore, Op, PutOutcome, Scope, StoreKind};
 use triptych_ec::{EcError, EcSetting, open};
 
@@ -157,7 +157,7 @@ async fn what_was_not_written_behind_is_a_miss() {
 
 #[tokio::test]
 async fn a_put_waits_for_the_tier_behind_when_there_is_no_room_beside() {
-    let behind = BehindBounds { entries: 1, ..BehindBounds::default() };
+    let behind = WriteBehindBounds { entries: 1, ..WriteBehindBounds::default() };
     let bench = Bench::new(TieredTuning { behind, ..TieredTuning::default() });
     bench.lasting_faults.queue(Op::Put, Fault::Latency(Duration::from_millis(50)));
     bench.put(1).await;
@@ -165,7 +165,7 @@ async fn a_put_waits_for_the_tier_behind_when_there_is_no_room_beside() {
     bench.put(2).await;
     assert!(has(&bench.lasting, 2).await, "it was written through");
     assert!(bench.store.flush(LIMIT).await);
-    let bytes = BehindBounds { bytes: 10, ..BehindBounds::default() };
+    let bytes = WriteBehindBounds { bytes: 10, ..WriteBehindBounds::default() };
     let small = Bench::new(TieredTuning { behind: bytes, ..TieredTuning::default() });
     small.put(3).await;
     assert!(has(&small.lasting, 3).await, "more bytes than may wait are written through");

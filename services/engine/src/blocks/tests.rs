@@ -1,4 +1,4 @@
-//! The books of a pool over random schedules, and its rules one by one.
+//! Accounting of a pool over random schedules, and its rules one by one.
 
 use super::*;
 use proptest::prelude::*;
@@ -34,39 +34,39 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     prop::collection::vec(one, 0..100)
 }
 
-/// Keys of the `n`th chain: few, so that schedules meet again.
+/// Keys of chain `n % 3`: few chains, so that schedules meet the same keys again.
 fn keys(n: usize) -> Vec<PrefixKey> {
-    (0..9).map(|place| key(n % 3, place)).collect()
+    (0..9).map(|block_idx| key(n % 3, block_idx)).collect()
 }
 
-fn key(chain: usize, place: usize) -> PrefixKey {
-    PrefixKey::from_bytes([(chain * 9 + place) as u8; 32])
+fn key(chain: usize, block_idx: usize) -> PrefixKey {
+    PrefixKey::from_bytes([(chain * 9 + block_idx) as u8; 32])
 }
 
-/// Recounts holders from the tables and compares with the books.
+/// Recounts holders from the tables and compares with the pool's state.
 fn audit(pool: &BlockPool, tables: &[BlockTable]) {
-    let mut holders = vec![0; pool.total()];
+    let mut ref_count = vec![0; pool.total()];
     for block in tables.iter().flat_map(|t| t.blocks()) {
-        holders[block.0 as usize] += 1;
+        ref_count[block.0 as usize] += 1;
     }
-    let used = holders.iter().filter(|h| **h > 0).count();
+    let used = ref_count.iter().filter(|h| **h > 0).count();
     assert_eq!((pool.free() + used, pool.used()), (pool.total(), used), "free + used = total");
-    let books = open(&pool.books);
-    assert!(books.pages.iter().zip(&holders).all(|(page, holders)| page.holders == *holders));
-    let mut free: Vec<BlockId> = books.blank.iter().chain(books.idle.values()).copied().collect();
+    let state = pool.state.lock();
+    assert!(state.meta.iter().zip(&ref_count).all(|(meta, ref_count)| meta.ref_count == *ref_count));
+    let mut free: Vec<BlockId> = state.empty.iter().chain(state.cached.values()).copied().collect();
     free.sort();
     free.dedup();
     assert_eq!(free.len() + used, pool.total(), "nothing is free twice");
-    assert!(free.iter().all(|b| holders[b.0 as usize] == 0));
-    assert!(books.blank.iter().all(|b| books.pages[b.0 as usize] == Page::default()));
-    assert!(books.idle.iter().all(|(at, b)| books.pages[b.0 as usize].idle_at == Some(*at)));
-    for (key, block) in &books.by_key {
-        assert_eq!(books.pages[block.0 as usize].key, Some(*key));
+    assert!(free.iter().all(|b| ref_count[b.0 as usize] == 0));
+    assert!(state.empty.iter().all(|b| state.meta[b.0 as usize] == BlockMeta::default()));
+    assert!(state.cached.iter().all(|(at, b)| state.meta[b.0 as usize].cached_at == Some(*at)));
+    for (key, block) in &state.by_key {
+        assert_eq!(state.meta[block.0 as usize].key, Some(*key));
     }
-    assert_eq!(books.by_key.len(), books.pages.iter().filter(|p| p.key.is_some()).count());
+    assert_eq!(state.by_key.len(), state.meta.iter().filter(|p| p.key.is_some()).count());
 }
 
-/// One move; `Err` carries what could not be had, which the audit then checks took nothing.
+/// Applies one move; `Err` carries a shortage, after which the audit checks that nothing was taken.
 fn play(pool: &BlockPool, tables: &mut Vec<BlockTable>, step: Move) -> Result<(), OutOfBlocks> {
     let n = tables.len();
     match step {
@@ -83,9 +83,10 @@ fn play(pool: &BlockPool, tables: &mut Vec<BlockTable>, step: Move) -> Result<()
             assert_eq!(pair.is_some(), others);
             assert!(!tables[i % n].is_shared_at(token));
         }
-        Move::Publish(i, place) => tables[i % n].publish(place, key(i % 3, place)),
+        Move::Publish(i, block_idx) => tables[i % n].publish(block_idx, key(i % 3, block_idx)),
         Move::Mirror(i, j) => {
-            let (a, b) = (tables[i % n].blocks().to_vec(), tables[j % n].blocks().to_vec());
+            let a = tables[i % n].blocks().to_vec();
+            let b = tables[j % n].blocks().to_vec();
             let (mirrored, pairs) = pool.mirror(&[&a, &b])?;
             for (from, to) in a.iter().chain(&b).zip(mirrored.iter().flat_map(|t| t.blocks())) {
                 assert!(pairs.contains(&BlockPair { from: *from, to: *to }));
@@ -133,16 +134,16 @@ fn what_was_published_is_found_until_its_block_is_needed_and_its_end_goes_first(
     let pool = BlockPool::new(4);
     let table = pool.table(3 * KV_BLOCK_TOKENS).unwrap();
     let blocks = table.blocks().to_vec();
-    (0..3).for_each(|place| table.publish(place, key(0, place)));
+    (0..3).for_each(|block_idx| table.publish(block_idx, key(0, block_idx)));
     drop(table);
-    assert_eq!((pool.used(), pool.idle(), pool.free()), (0, 3, 4));
+    assert_eq!((pool.used(), pool.cached(), pool.free()), (0, 3, 4));
     assert_eq!(pool.find(&keys(0)).blocks(), blocks);
     assert_eq!(pool.find(&keys(1)).blocks(), []);
     let _other = pool.table(2 * KV_BLOCK_TOKENS).unwrap();
     assert_eq!(
         pool.find(&keys(0)).blocks(),
         &blocks[..2],
-        "a blank block goes first, then the end of the prefix"
+        "a empty block goes first, then the end of the prefix"
     );
     let held = pool.find(&keys(0));
     assert_eq!(pool.table(KV_BLOCK_TOKENS).unwrap_err(), OutOfBlocks { needed: 1, free: 0 });
@@ -166,7 +167,8 @@ fn a_forked_table_gets_a_block_of_its_own_before_it_writes() {
 
 #[test]
 fn tables_that_share_blocks_share_them_in_the_other_pool_too() {
-    let (device, host) = (BlockPool::new(4), BlockPool::new(3));
+    let device = BlockPool::new(4);
+    let host = BlockPool::new(3);
     let first = device.table(2 * KV_BLOCK_TOKENS).unwrap();
     let mut second = first.fork();
     second.own(KV_BLOCK_TOKENS).unwrap();

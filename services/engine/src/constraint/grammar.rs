@@ -1,4 +1,4 @@
-//! A request's constraint as a grammar of the library.
+//! A request's constraint as a grammar of llguidance.
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
@@ -8,11 +8,11 @@ use triptych_core::sampling::Constraint;
 /// Deepest nesting of brackets. The library reads nested text by recursion.
 const MAX_NESTING: usize = 64;
 
-/// The grammar of a constraint. `drops_first_space`: the model's texts begin with a space that is no part of
-/// them, which the grammar then allows for.
+/// Grammar of a constraint. `drops_first_space`: the model's texts begin with a space that is no part of them,
+/// which the grammar then allows for.
 ///
 /// # Errors
-/// For the client, when the constraint is no JSON, or nested too deeply.
+/// Invalid: the constraint is no JSON, or nested too deeply.
 pub(super) fn grammar(constraint: &Constraint, drops_first_space: bool) -> Result<TopLevelGrammar, Failure> {
     let field = constraint.field();
     let mut answer = match constraint {
@@ -40,7 +40,7 @@ pub(super) fn grammar(constraint: &Constraint, drops_first_space: bool) -> Resul
 }
 
 fn schema(text: &str, field: &'static str) -> Result<Value, Failure> {
-    // The parser of JSON has a bound of its own on nesting.
+    // The JSON parser has its own bound on nesting.
     let refused = |what: String| Failure::invalid(what).with_param(field);
     let schema: Value =
         serde_json::from_str(text).map_err(|e| refused(format!("{field} is no JSON: {e}")))?;
@@ -55,7 +55,7 @@ fn check_nesting(text: &str, field: &'static str) -> Result<(), Failure> {
     for c in text.chars() {
         match c {
             '(' | '[' | '{' => depth += 1,
-            // Brackets may stand escaped or in strings, so that they need not match.
+            // Brackets may be escaped or in strings, so they need not match.
             ')' | ']' | '}' => depth = depth.saturating_sub(1),
             _ => {}
         }
@@ -67,7 +67,7 @@ fn check_nesting(text: &str, field: &'static str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// An expression that only `text` fits.
+/// A regular expression that only `text` matches.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,76 +1,77 @@
-//! Giving way: what becomes of the keys and values of a sequence that loses its blocks.
+//! Preemption: swap or recompute the KV of a sequence that loses its blocks.
 
 use super::Scheduler;
-use super::sketch::Sketch;
+use super::plan_builder::PlanBuilder;
 use crate::config::Preemption;
 use crate::plan::BlockMove;
-use crate::sequence::{Phase, Place, Residence, Resident, Sequence};
+use crate::sequence::{BranchKv, DeviceKv, Phase, QueueKey, Sequence};
 use std::time::Duration;
 
 impl Scheduler {
-    /// Takes a running sequence off the device; it keeps its place in line.
-    pub(super) fn preempt(&mut self, place: Place, sketch: &mut Sketch) {
-        let Some(sequence) = self.line.get_mut(&place) else { return };
+    /// Takes a running sequence off the device; it keeps its place in the queue.
+    pub(super) fn preempt(&mut self, queue_key: QueueKey, builder: &mut PlanBuilder) {
+        let Some(sequence) = self.sequences.get_mut(&queue_key) else { return };
         let was_decoding = sequence.is_decoding();
-        let Phase::Running(residence) = std::mem::replace(&mut sequence.phase, Phase::Waiting) else {
+        let Phase::Running(device_kv) = std::mem::replace(&mut sequence.phase, Phase::Waiting) else {
             return;
         };
         self.counts.preemptions += 1;
-        sketch.withdraw(place);
-        // While several branches read, the later ones count on what the first has not computed yet.
-        let is_whole = residence.branches.len() == 1 || was_decoding;
+        builder.withdraw(queue_key);
+        // During the prefill of several branches, the later ones rely on blocks that the first has not computed
+        // yet.
+        let is_whole = device_kv.branches.len() == 1 || was_decoding;
         if is_whole
-            && self.is_worth_moving(&residence)
-            && let Some(residents) = self.move_out(&residence, sketch)
-            && let Some(sequence) = self.line.get_mut(&place)
+            && self.is_swap_cheaper(&device_kv)
+            && let Some(branches) = self.swap_out(&device_kv, builder)
+            && let Some(sequence) = self.sequences.get_mut(&queue_key)
         {
-            sequence.phase = Phase::Swapped(residents);
-            sketch.moved.push(sequence.id());
+            sequence.phase = Phase::Swapped(branches);
+            builder.moved.push(sequence.id());
             self.counts.swaps += 1;
         }
     }
 
-    /// Whether moving the computed blocks there and back is expected to take less time than computing them again.
-    fn is_worth_moving(&self, residence: &Residence) -> bool {
-        let swap_bytes_per_s = match self.bounds.preemption {
+    /// True if swapping the computed blocks out and in is expected to take less time than computing them again.
+    fn is_swap_cheaper(&self, device_kv: &DeviceKv) -> bool {
+        let swap_bytes_per_s = match self.config.preemption {
             Preemption::Recompute => return false,
             Preemption::Swap => return true,
             Preemption::Cheapest { swap_bytes_per_s } => swap_bytes_per_s,
         };
-        let n_blocks: usize = residence.branches.iter().map(|b| b.computed_blocks().len()).sum();
-        let n_tokens: usize = residence.branches.iter().map(|b| b.n_computed).sum();
+        let n_blocks: usize = device_kv.branches.iter().map(|b| b.computed_blocks().len()).sum();
+        let n_tokens: usize = device_kv.branches.iter().map(|b| b.n_computed).sum();
         let bytes = 2.0 * (n_blocks * self.capacity.decoder.self_block_bytes) as f64;
         let moving = Duration::try_from_secs_f64(bytes / swap_bytes_per_s as f64).unwrap_or(Duration::MAX);
-        self.rates.reading(n_tokens).is_some_and(|computing| moving < computing)
+        self.rates.prefill_time(n_tokens).is_some_and(|computing| moving < computing)
     }
 
-    /// The computed blocks on the host. `None` if they do not fit there.
-    fn move_out(&self, residence: &Residence, sketch: &mut Sketch) -> Option<Vec<Resident>> {
-        let tables: Vec<_> = residence.branches.iter().map(Resident::computed_blocks).collect();
+    /// Copies of the computed blocks on the host. `None` if they do not fit there.
+    fn swap_out(&self, device_kv: &DeviceKv, builder: &mut PlanBuilder) -> Option<Vec<BranchKv>> {
+        let tables: Vec<_> = device_kv.branches.iter().map(BranchKv::computed_blocks).collect();
         let (tables, pairs) = self.host.mirror(&tables).ok()?;
-        sketch.moves.extend(pairs.into_iter().map(BlockMove::Out));
-        let residents = tables.into_iter().zip(&residence.branches);
-        Some(residents.map(|(table, b)| Resident { table, n_computed: b.n_computed }).collect())
+        builder.moves.extend(pairs.into_iter().map(BlockMove::Out));
+        let branches = tables.into_iter().zip(&device_kv.branches);
+        Some(branches.map(|(table, b)| BranchKv { table, n_computed: b.n_computed }).collect())
     }
 
-    /// The last in line of those less urgent than `priority` that run; `None` if giving way would not help,
-    /// because all of them together hold less than is needed.
-    pub(super) fn less_urgent(&self, priority: i32, needed: Needed) -> Option<Place> {
-        let less: Vec<Place> = self.running(|s| s.priority > priority);
+    /// Youngest of the running sequences less urgent than `priority`; `None` if preempting all of them would not
+    /// free enough.
+    pub(super) fn preemption_victim(&self, priority: i32, needed: ResourceNeed) -> Option<QueueKey> {
+        let less: Vec<QueueKey> = self.running(|s| s.priority > priority);
         let held = |s: &Sequence| {
-            s.residence().map_or(0, |r| r.branches.iter().map(|b| b.table.blocks().len()).sum())
+            s.device_kv().map_or(0, |r| r.branches.iter().map(|b| b.table.blocks().len()).sum())
         };
-        let sequences = less.iter().filter_map(|place| self.line.get(place));
-        let (blocks, places) = sequences.fold((0, 0), |(b, p), s| (b + held(s), p + s.n_places()));
-        let free_places = self.bounds.max_sequences.saturating_sub(self.n_running());
-        let helps = needed.blocks <= self.pool.free() + blocks && needed.places <= free_places + places;
+        let sequences = less.iter().filter_map(|queue_key| self.sequences.get(queue_key));
+        let (blocks, run_slots) = sequences.fold((0, 0), |(b, p), s| (b + held(s), p + s.n_run_slots()));
+        let free_slots = self.config.max_sequences.saturating_sub(self.n_running());
+        let helps = needed.blocks <= self.pool.free() + blocks && needed.run_slots <= free_slots + run_slots;
         less.last().copied().filter(|_| helps)
     }
 }
 
-/// What a sequence in line needs to run.
+/// Resources that a waiting sequence needs to run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Needed {
+pub(super) struct ResourceNeed {
     pub blocks: usize,
-    pub places: usize,
+    pub run_slots: usize,
 }

@@ -1,53 +1,54 @@
-//! What all answers to one arrival read: tokens in their places, and the items among and behind them.
+//! The prompt that all completions of a request share: tokens, positions, and items within or beside them.
 
 use crate::cross::CrossKey;
 use crate::items::{ItemState, ItemTable, ItemUse};
 use crate::prefix;
-use crate::request::{Arrival, span_of};
+use crate::request::{SequenceRequest, span_of};
 use std::ops::Range;
 use triptych_core::{ContentKey, EncoderOutput, Failure, PrefixKey};
 use triptych_models::prompt::{CrossInput, ItemSpan};
 
-/// What all answers to one arrival read.
+/// The prompt that all completions of a request share.
 #[derive(Debug)]
-pub(super) struct Prompt {
+pub(super) struct SharedPrompt {
     pub n_tokens: usize,
     positions: Vec<[u32; 3]>,
     next_position: u32,
-    spans: Vec<Span>,
-    /// Content and place of the spans.
+    spans: Vec<PromptSpan>,
+    /// Content key and position of the spans.
     pub items: Vec<(ContentKey, ItemSpan)>,
-    pub cross: Option<Cross>,
-    /// What the keys of its blocks begin with.
+    pub cross: Option<CrossSource>,
+    /// Root of the chain of prefix keys.
     pub root: PrefixKey,
 }
 
 /// Rows of an item among the tokens.
 #[derive(Debug)]
-struct Span {
+struct PromptSpan {
     tokens: Range<usize>,
     item: ItemUse,
 }
 
-/// What it cross-attends to.
+/// The cross-attention input.
 #[derive(Debug)]
-pub(super) struct Cross {
+pub(super) struct CrossSource {
     pub key: CrossKey,
     pub item: ItemUse,
     pub first_token: u32,
 }
 
-impl Prompt {
-    /// The prompt of an arrival, which was checked.
-    pub fn new(arrival: &Arrival, items: &mut ItemTable) -> Self {
-        let prepared = &arrival.prepared;
-        let declared = |idx: triptych_core::ItemIdx| &arrival.items[idx.0 as usize];
+impl SharedPrompt {
+    /// The prompt of a checked request.
+    pub fn new(request: &SequenceRequest, items: &mut ItemTable) -> Self {
+        let prepared = &request.prepared;
+        let declared = |idx: triptych_core::ItemIdx| &request.items[idx.0 as usize];
         let mut join = |idx| items.join(declared(idx));
-        let spans = prepared.spans.iter().map(|s| Span { tokens: span_of(s), item: join(s.item) }).collect();
+        let spans =
+            prepared.spans.iter().map(|s| PromptSpan { tokens: span_of(s), item: join(s.item) }).collect();
         let cross = prepared.cross.map(|input| {
             let CrossInput { item, first_row, n_rows, first_token } = input;
             let key = CrossKey { content: declared(item).key, first_row, n_rows };
-            Cross { key, item: join(item), first_token }
+            CrossSource { key, item: join(item), first_token }
         });
         Self {
             n_tokens: prepared.tokens.len(),
@@ -57,36 +58,41 @@ impl Prompt {
             items: prepared.spans.iter().map(|s| (declared(s.item).key, *s)).collect(),
             cross,
             root: prefix::root(
-                &arrival.tenant,
+                &request.tenant,
                 prepared.cross.map(|input| (declared(input.item).key, input)),
             ),
         }
     }
 
-    /// The position of token `i`, of the prompt or after it.
+    /// Position of token `i`, of the prompt or after it: (temporal, height, width).
     pub fn position(&self, i: usize) -> [u32; 3] {
         let after = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let generated = || [self.next_position.saturating_add(after(i - self.n_tokens)); 3];
         self.positions.get(i).copied().unwrap_or_else(generated)
     }
 
-    /// The token before which an item is missing once the first `n_computed` are computed; past every token when
-    /// none is. `needs_rows` says whether the cross-attention input has to be here.
+    /// Tokens that are readable once the first `n_computed` are computed, that is, those before the first item
+    /// that is not loaded; `usize::MAX` when all items are. `needs_rows` says whether the cross-attention input
+    /// must be loaded.
     ///
     /// # Errors
-    /// The failure of an item that has still to be read.
-    pub fn gate(&self, n_computed: usize, needs_rows: impl Fn(&CrossKey) -> bool) -> Result<usize, Failure> {
+    /// The failure of an item that is still needed.
+    pub fn readable(
+        &self,
+        n_computed: usize,
+        needs_rows: impl Fn(&CrossKey) -> bool,
+    ) -> Result<usize, Failure> {
         let mut limit = usize::MAX;
         if let Some(cross) = self.cross.as_ref().filter(|cross| needs_rows(&cross.key)) {
-            limit = limit.min(gate(&cross.item, 0)?);
+            limit = limit.min(readable_before(&cross.item, 0)?);
         }
         for span in self.spans.iter().filter(|s| s.tokens.end > n_computed) {
-            limit = limit.min(gate(&span.item, span.tokens.start)?);
+            limit = limit.min(readable_before(&span.item, span.tokens.start)?);
         }
         Ok(limit)
     }
 
-    /// The item rows among tokens `chunk`: for each span that reaches into it the first token, and which rows.
+    /// Item rows among tokens `chunk`: for each span that overlaps it the first token, and the range of rows.
     pub fn item_rows(
         &self,
         chunk: &Range<usize>,
@@ -104,8 +110,8 @@ impl Prompt {
     }
 }
 
-impl Cross {
-    /// The rows, if they are here.
+impl CrossSource {
+    /// Encoder output rows, if loaded.
     pub fn rows(&self) -> Option<&EncoderOutput> {
         match self.item.state() {
             ItemState::Ready(output) => Some(output),
@@ -114,8 +120,8 @@ impl Cross {
     }
 }
 
-/// How far a sequence may read if `start` is where it needs the item.
-fn gate(item: &ItemUse, start: usize) -> Result<usize, Failure> {
+/// Readable tokens when token `start` needs the item.
+fn readable_before(item: &ItemUse, start: usize) -> Result<usize, Failure> {
     match item.state() {
         ItemState::Ready(_) => Ok(usize::MAX),
         ItemState::Pending => Ok(start),

@@ -3,7 +3,7 @@
 use crate::golden::{Golden, ids, processors};
 use serde_json::Value;
 use triptych_core::sampling::{BeamParams, EarlyStopping};
-use triptych_engine::beam::{BeamSearch, Branch, Hypothesis, Turn};
+use triptych_engine::beam_search::{BeamBranch, BeamSearch, BeamStep, Hypothesis};
 
 /// Logits of a place are a row for its token plus a row for the place.
 struct Table {
@@ -14,8 +14,8 @@ struct Table {
 
 impl Table {
     fn log_probs(&self, tokens: &[u32]) -> Vec<f32> {
-        let n_places = self.by_place.len() / self.vocab;
-        let (token, place) = (tokens[tokens.len() - 1] as usize, (tokens.len() - 1) % n_places);
+        let n_run_slots = self.by_place.len() / self.vocab;
+        let (token, place) = (tokens[tokens.len() - 1] as usize, (tokens.len() - 1) % n_run_slots);
         let rows = self.by_token[token * self.vocab..].iter().zip(&self.by_place[place * self.vocab..]);
         let logits: Vec<f32> = rows.take(self.vocab).map(|(a, b)| a + b).collect();
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -51,16 +51,16 @@ fn search(table: &Table, prompt: &[u32], setting: &Value, ends: &[u32]) -> Vec<H
             rows.extend(row);
         }
         match search.advance(&rows, |_, _| false).expect("finite rows") {
-            Turn::Done => return search.into_answers(number("n")),
-            Turn::Continue(branches) => {
-                rules = branches.iter().map(|Branch { parent, .. }| rules[*parent].clone()).collect();
+            BeamStep::Done => return search.into_hypotheses(number("n")),
+            BeamStep::Continue(branches) => {
+                rules = branches.iter().map(|BeamBranch { parent, .. }| rules[*parent].clone()).collect();
             }
         }
     }
 }
 
 #[test]
-fn answers_and_scores_are_those_of_the_reference() {
+fn completions_and_scores_are_those_of_the_reference() {
     let golden = Golden::open();
     let vocab = golden.json["vocab"].as_u64().expect("a size") as usize;
     let mut n_ended_early = 0;

@@ -4,7 +4,7 @@ use crate::golden::repo;
 use std::sync::Arc;
 use triptych_core::sampling::Constraint;
 use triptych_core::{Failure, FailureClass};
-use triptych_engine::constraint::{Constraints, Follower};
+use triptych_engine::constraint::{Constraints, GrammarMatcher};
 use triptych_engine::sampler::Sampler;
 use triptych_models::tokenization::Tokenizer;
 
@@ -40,7 +40,7 @@ fn write(tokenizer: &Arc<Tokenizer>, constraint: &Constraint, seed: u64) -> Stri
     let vocab = tokenizer.vocab_size() + PADDING;
     // A padding token ends: an end token has no text.
     let end = vocab as u32 - 1;
-    let mut follower = Follower::new(constraints(tokenizer).compile(constraint).expect("a constraint"));
+    let mut follower = GrammarMatcher::new(constraints(tokenizer).compile(constraint).expect("a constraint"));
     let params = triptych_core::sampling::SamplingParams { seed: Some(seed), ..Default::default() };
     let (sampler, mut tokens) = (Sampler::new(&params, 0), Vec::new());
     for _ in 0..400 {
@@ -110,20 +110,20 @@ fn texts_fit_their_constraint_for_every_vocabulary_and_seed() {
 }
 
 #[test]
-fn a_follower_goes_wherever_the_tokens_go() {
+fn a_matcher_follows_the_tokens_back_and_forth() {
     let tokenizer = &vocabularies()[0];
     let vocab = tokenizer.vocab_size() + PADDING;
     let compiled = constraints(tokenizer).compile(&schema()).expect("a schema");
     let tokens = tokenizer.encode_plain(r#"{"name": "ab", "tags": ["a"]}"#).expect("tokens");
-    let allowed = |follower: &mut Follower, n: usize| {
+    let allowed = |follower: &mut GrammarMatcher, n: usize| {
         let mut logits = vec![0.0; vocab];
         follower.mask(&tokens[..n]).expect("within limits").apply(&[vocab as u32 - 1], &mut logits);
         logits
     };
-    let mut kept = Follower::new(compiled.clone());
+    let mut kept = GrammarMatcher::new(compiled.clone());
     let n = tokens.len();
     for place in [0, 1, 2, n, 3, n - 1, 0, n, 5, 4] {
-        let fresh = allowed(&mut Follower::new(compiled.clone()), place);
+        let fresh = allowed(&mut GrammarMatcher::new(compiled.clone()), place);
         assert_eq!(allowed(&mut kept, place), fresh, "{place} of {n}");
     }
     let mut fork = kept.clone();
@@ -166,8 +166,8 @@ fn what_is_nested_too_deeply_is_refused_before_anything_recurses() {
     refusal(Constraint::JsonSchema(format!("{}1{}", "[".repeat(50_000), "]".repeat(50_000))));
 }
 
-/// Whether it is refused at once, refused on the way or followed to its end is the library's choice; that it comes
-/// back, with a failure of the client's if any, is the promise.
+/// The library may refuse it at once, on the way or not at all. The contract is that it returns, and that any
+/// failure is the client's.
 #[test]
 fn work_is_bounded_whatever_the_constraint() {
     let consts: Vec<String> = (0..300).map(|i| format!(r#"{{"const": "{i}x{i}"}}"#)).collect();
@@ -184,7 +184,7 @@ fn work_is_bounded_whatever_the_constraint() {
     ] {
         let compiled = constraints(tokenizer).compile(&constraint);
         let followed = compiled.and_then(|compiled| {
-            let mut follower = Follower::new(compiled);
+            let mut follower = GrammarMatcher::new(compiled);
             let mut tokens = Vec::new();
             for _ in 0..60 {
                 let mut logits = vec![0.0; tokenizer.vocab_size() + PADDING];

@@ -1,4 +1,4 @@
-//! Processors and draws.
+//! Logits processors and draws.
 
 use crate::golden::{Golden, ids, params, processors};
 use triptych_core::sampling::SamplingParams;

@@ -1,6 +1,6 @@
-//! How tokens are chosen, held against transformers over random logits: `tests/golden/logits`.
+//! Token choice, held against transformers over random logits: `tests/golden/logits`.
 
-mod answers;
+mod completions;
 mod beams;
 mod constraints;
 mod drafts;

@@ -1,6 +1,6 @@
-//! An engine on the fake decoder, a hand-moved clock, and everything it said so far.
+//! An engine on the fake decoder, a hand-moved clock, and everything it emitted so far.
 
-use crate::fake::{FakeDecoder, HIDDEN, Tape, VOCAB, info};
+use crate::fake::{FakeDecoder, HIDDEN, StepLog, VOCAB, info};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,14 +13,14 @@ use triptych_core::{
     Modality, TenantId,
 };
 use triptych_engine::{
-    Arrival, Delta, Engine, EngineConfig, Event, Finished, KvBudget, Output, Readiness, SequenceId,
+    Delta, Engine, EngineConfig, Event, Finished, KvBudget, NextStep, Output, SequenceId, SequenceRequest,
 };
 use triptych_models::decoder::DecoderInfo;
 use triptych_models::prompt::{CrossInput, ItemSpan, OutputKind, PreparedSequence};
 use triptych_models::rules::LogitRules;
 use triptych_models::tokenization::Tokenizer;
 
-/// Ends a fake answer.
+/// Ends a fake completion.
 pub const END: u32 = 63;
 /// A placeholder; deliberately no token of the vocabulary.
 pub const PLACEHOLDER: u32 = 9999;
@@ -68,9 +68,9 @@ pub fn item(n: u8, n_tokens: u32) -> EncoderOutput {
     EncoderOutput::seal(item, from_f32(&values, DType::F32)).unwrap()
 }
 
-/// A greedy sequence of `n_prompt` tokens that writes `n_generated` tokens. Its first token is its id, by
-/// which the tape names it.
-pub fn arrival(id: u64, n_prompt: usize, n_generated: u32, now: std::time::Instant) -> Arrival {
+/// A greedy sequence of `n_prompt` tokens that generates `n_generated` tokens. Its first token is its id, by
+/// which the log names it.
+pub fn arrival(id: u64, n_prompt: usize, n_generated: u32, now: std::time::Instant) -> SequenceRequest {
     let filler = (1..n_prompt as u32).map(|i| (i * 7 + id as u32) % 61);
     let prepared = PreparedSequence {
         tokens: std::iter::once(id as u32).chain(filler).collect(),
@@ -90,7 +90,7 @@ pub fn arrival(id: u64, n_prompt: usize, n_generated: u32, now: std::time::Insta
         ..SamplingParams::default()
     };
     let deadline = now + Duration::from_secs(100);
-    Arrival {
+    SequenceRequest {
         ids: vec![SequenceId(id)],
         prepared,
         items: Vec::new(),
@@ -104,7 +104,7 @@ pub fn arrival(id: u64, n_prompt: usize, n_generated: u32, now: std::time::Insta
 }
 
 /// Puts an item's rows at `first_token` of the prompt.
-pub fn embed(mut arrival: Arrival, output: &EncoderOutput, first_token: u32) -> Arrival {
+pub fn embed(mut arrival: SequenceRequest, output: &EncoderOutput, first_token: u32) -> SequenceRequest {
     let n_tokens = output.item().n_tokens;
     let end = first_token + n_tokens;
     arrival.prepared.tokens[first_token as usize..end as usize].fill(PLACEHOLDER);
@@ -115,7 +115,7 @@ pub fn embed(mut arrival: Arrival, output: &EncoderOutput, first_token: u32) -> 
 }
 
 /// Makes a sequence cross-attend to `rows` of an item.
-pub fn cross(mut arrival: Arrival, output: &EncoderOutput, rows: Range<u32>) -> Arrival {
+pub fn cross(mut arrival: SequenceRequest, output: &EncoderOutput, rows: Range<u32>) -> SequenceRequest {
     let item = ItemIdx(arrival.items.len() as u32);
     let n_rows = rows.end - rows.start;
     arrival.prepared.cross = Some(CrossInput { item, first_row: rows.start, n_rows, first_token: 0 });
@@ -123,7 +123,7 @@ pub fn cross(mut arrival: Arrival, output: &EncoderOutput, rows: Range<u32>) -> 
     arrival
 }
 
-/// What one sequence said.
+/// Output of one sequence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
     pub deltas: Vec<Delta>,
@@ -151,7 +151,7 @@ impl Seen {
 pub struct Bench {
     pub engine: Engine,
     pub clock: Arc<ManualClock>,
-    tape: Arc<Mutex<Tape>>,
+    log: Arc<Mutex<StepLog>>,
     seen: BTreeMap<u64, Seen>,
 }
 
@@ -172,10 +172,10 @@ impl Bench {
 
     /// A model of these sizes.
     pub fn of(info: DecoderInfo, config: EngineConfig) -> Self {
-        let tape = Arc::new(Mutex::new(Tape::default()));
-        let decoder = FakeDecoder { info, tape: Arc::clone(&tape) };
+        let log = Arc::new(Mutex::new(StepLog::default()));
+        let decoder = FakeDecoder { info, log: Arc::clone(&log) };
         let engine = Engine::new(Box::new(decoder), tokenizer(), config).unwrap();
-        Self { engine, clock: Arc::default(), tape, seen: BTreeMap::new() }
+        Self { engine, clock: Arc::default(), log, seen: BTreeMap::new() }
     }
 
     /// The same with its engine changed.
@@ -190,26 +190,26 @@ impl Bench {
         n_prompt: usize,
         n_generated: u32,
         output: &EncoderOutput,
-    ) -> Arrival {
+    ) -> SequenceRequest {
         cross(self.sequence(id, n_prompt, n_generated), output, 0..output.item().n_tokens)
     }
 
     /// Lets rows and steps take time on the bench's clock.
     pub fn set_costs(&self, row: Duration, step: Duration) {
-        self.tape().costs = Some((Arc::clone(&self.clock), row, step));
+        self.log().costs = Some((Arc::clone(&self.clock), row, step));
     }
 
-    pub fn tape(&self) -> MutexGuard<'_, Tape> {
-        self.tape.lock().unwrap()
+    pub fn log(&self) -> MutexGuard<'_, StepLog> {
+        self.log.lock().unwrap()
     }
 
     /// A sequence as [`arrival`] makes it, at this bench's time.
-    pub fn sequence(&self, id: u64, n_prompt: usize, n_generated: u32) -> Arrival {
+    pub fn sequence(&self, id: u64, n_prompt: usize, n_generated: u32) -> SequenceRequest {
         arrival(id, n_prompt, n_generated, self.clock.now())
     }
 
-    pub fn arrive(&mut self, arrival: Arrival) {
-        self.event(Event::Arrive(Box::new(arrival)));
+    pub fn add(&mut self, arrival: SequenceRequest) {
+        self.event(Event::Add(Box::new(arrival)));
     }
 
     pub fn ready(&mut self, output: &EncoderOutput) {
@@ -223,20 +223,20 @@ impl Bench {
 
     /// One step; what it computed, as (first token, tokens) for each sequence. Empty if nothing ran.
     pub fn step(&mut self) -> Vec<(u32, Range<usize>)> {
-        let n_steps = self.tape().steps.len();
+        let n_steps = self.log().steps.len();
         let outputs = self.engine.step(&*self.clock);
         self.note(outputs);
-        let mut steps = self.tape().steps.split_off(n_steps);
+        let mut steps = self.log().steps.split_off(n_steps);
         assert!(steps.len() <= 1, "one forward a step");
         let last = steps.pop().unwrap_or_default();
-        self.tape().steps.push(last.clone());
+        self.log().steps.push(last.clone());
         last
     }
 
     /// Steps while something can run.
     pub fn settle(&mut self) {
         for _ in 0..10_000 {
-            if self.engine.readiness() != Readiness::Now {
+            if self.engine.next_step() != NextStep::Now {
                 return;
             }
             self.step();
@@ -258,7 +258,7 @@ impl Bench {
             "{stats:?}"
         );
         assert_eq!((stats.items_ready, stats.items_pending), (0, 0), "{stats:?}");
-        assert_eq!(self.engine.readiness(), Readiness::OnEvent);
+        assert_eq!(self.engine.next_step(), NextStep::OnEvent);
     }
 
     fn note(&mut self, outputs: Vec<Output>) {

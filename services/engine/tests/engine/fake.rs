@@ -1,6 +1,6 @@
-//! A decoder without arithmetic. It keeps what was written to each slot of a paged cache, reads the history of
+//! A decoder without arithmetic. It keeps what was generated to each slot of a paged cache, reads the history of
 //! a sequence back through its block table, and makes logits from a hash of it: one wrong slot, table,
-//! position, row or length, and the answer is another one. What is plainly contradictory it asserts.
+//! position, row or length, and the completion is another one. What is plainly contradictory it asserts.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -13,14 +13,14 @@ use triptych_models::decoder::{Decoder, DecoderInfo, PagedBatch, StepInput};
 
 /// Tokens of the fake vocabulary.
 pub const VOCAB: usize = 64;
-/// After this token every logit is NaN. It is never written.
+/// After this token every logit is NaN. It is never generated.
 pub const NAN_TOKEN: u32 = 62;
 /// Width of an encoder output row.
 pub const HIDDEN: usize = 2;
 
-/// What the decoder saw and is to do.
+/// Record of the decoder's inputs, and its instructions.
 #[derive(Debug, Default)]
-pub struct Tape {
+pub struct StepLog {
     /// Every step: for each sequence its first token, and which of its tokens were computed.
     pub steps: Vec<Vec<(u32, Range<usize>)>>,
     /// Of the last step: the token of each sequence from which on it cross-attends, where that is optional.
@@ -31,7 +31,7 @@ pub struct Tape {
     pub fail_forward: bool,
     /// Refuse the next projection.
     pub fail_projection: bool,
-    /// What a row, and a step without counting its rows, take on this clock.
+    /// Clock that a step moves, time of a row, and fixed time of a step.
     pub costs: Option<(Arc<ManualClock>, Duration, Duration)>,
     /// Logits repeat after so many positions, whatever was read.
     pub period: Option<u32>,
@@ -48,8 +48,14 @@ pub struct Tape {
 #[derive(Debug, Default)]
 struct Blocks {
     slots: Vec<Option<u64>>,
-    /// First token of the sequence that a block was last written for.
+    /// First token of the sequence that a block was last generated for.
     first_tokens: Vec<Option<u32>>,
+}
+
+/// Contents of one block.
+struct BlockContents {
+    slots: Vec<Option<u64>>,
+    first_token: Option<u32>,
 }
 
 impl Blocks {
@@ -57,24 +63,25 @@ impl Blocks {
         Self { slots: vec![None; n * KV_BLOCK_TOKENS], first_tokens: vec![None; n] }
     }
 
-    fn block(&self, block: u32) -> (Vec<Option<u64>>, Option<u32>) {
+    fn block(&self, block: u32) -> BlockContents {
         let block = block as usize;
-        (self.slots[block * KV_BLOCK_TOKENS..][..KV_BLOCK_TOKENS].to_vec(), self.first_tokens[block])
+        let slots = self.slots[block * KV_BLOCK_TOKENS..][..KV_BLOCK_TOKENS].to_vec();
+        BlockContents { slots, first_token: self.first_tokens[block] }
     }
 
-    fn set(&mut self, block: u32, (slots, first_token): (Vec<Option<u64>>, Option<u32>)) {
+    fn set(&mut self, block: u32, contents: BlockContents) {
         let block = block as usize;
-        self.slots[block * KV_BLOCK_TOKENS..][..KV_BLOCK_TOKENS].copy_from_slice(&slots);
-        self.first_tokens[block] = first_token;
+        self.slots[block * KV_BLOCK_TOKENS..][..KV_BLOCK_TOKENS].copy_from_slice(&contents.slots);
+        self.first_tokens[block] = contents.first_token;
     }
 }
 
-/// The decoder; its tape is shared with the test.
+/// The decoder; its log is shared with the test.
 pub struct FakeDecoder {
     /// With or without cross-attention, and how long the context is.
     pub info: DecoderInfo,
-    /// The tape.
-    pub tape: Arc<Mutex<Tape>>,
+    /// The log.
+    pub log: Arc<Mutex<StepLog>>,
 }
 
 pub fn info(cross_attention: bool, max_context: usize) -> DecoderInfo {
@@ -116,7 +123,7 @@ fn refusal() -> ModelError {
     ModelError::missing_key("fake", "fake", "told to fail")
 }
 
-impl Tape {
+impl StepLog {
     /// Writes the rows of a step where they belong.
     fn write(&mut self, step: &StepInput<'_>) {
         let mut values: Vec<u64> = step.token_ids.iter().map(|t| u64::from(*t) + 1).collect();
@@ -170,48 +177,48 @@ impl Decoder for FakeDecoder {
     }
 
     fn allocate_kv(&mut self, self_blocks: usize, cross_blocks: usize) -> Result<(), ModelError> {
-        let mut tape = self.tape.lock().unwrap();
-        tape.self_kv = Blocks::new(self_blocks);
-        tape.cross_kv = vec![None; cross_blocks * KV_BLOCK_TOKENS];
+        let mut log = self.log.lock().unwrap();
+        log.self_kv = Blocks::new(self_blocks);
+        log.cross_kv = vec![None; cross_blocks * KV_BLOCK_TOKENS];
         Ok(())
     }
 
     fn allocate_host(&mut self, n_blocks: usize) -> Result<(), ModelError> {
-        self.tape.lock().unwrap().host_kv = Blocks::new(n_blocks);
+        self.log.lock().unwrap().host_kv = Blocks::new(n_blocks);
         Ok(())
     }
 
     fn project_cross(&mut self, rows: &[f32], slots: &[u32]) -> Result<(), ModelError> {
-        let mut tape = self.tape.lock().unwrap();
-        if std::mem::take(&mut tape.fail_projection) {
+        let mut log = self.log.lock().unwrap();
+        if std::mem::take(&mut log.fail_projection) {
             return Err(refusal());
         }
         assert_eq!(rows.len(), slots.len() * HIDDEN);
-        tape.projections.push(slots.len());
+        log.projections.push(slots.len());
         for (row, slot) in rows.chunks_exact(HIDDEN).zip(slots) {
-            tape.cross_kv[*slot as usize] = Some(hash_row(row));
+            log.cross_kv[*slot as usize] = Some(hash_row(row));
         }
         Ok(())
     }
 
     fn forward(&mut self, step: &StepInput<'_>) -> Result<Vec<f32>, ModelError> {
-        let mut tape = self.tape.lock().unwrap();
-        if std::mem::take(&mut tape.fail_forward) {
+        let mut log = self.log.lock().unwrap();
+        if std::mem::take(&mut log.fail_forward) {
             return Err(refusal());
         }
         let mut seen = HashSet::new();
         assert!(step.slot_mapping.iter().all(|slot| seen.insert(*slot)), "no slot is written twice");
-        if let Some((clock, row, rest)) = &tape.costs {
+        if let Some((clock, row, rest)) = &log.costs {
             clock.advance(*row * step.token_ids.len() as u32 + *rest);
         }
         assert_eq!(step.positions.len(), step.token_ids.len());
         assert_eq!(step.slot_mapping.len(), step.token_ids.len());
-        tape.cross_from = step.cross_from.map(<[u32]>::to_vec);
-        tape.write(step);
-        tape.steps.push(Vec::new());
+        log.cross_from = step.cross_from.map(<[u32]>::to_vec);
+        log.write(step);
+        log.steps.push(Vec::new());
         let n_seqs = step.self_kv.seq_lens.len();
-        let hashes: Vec<u64> = (0..n_seqs).flat_map(|i| tape.read(step, i)).collect();
-        let (period, wrong_every) = (tape.period, tape.wrong_every);
+        let hashes: Vec<u64> = (0..n_seqs).flat_map(|i| log.read(step, i)).collect();
+        let (period, wrong_every) = (log.period, log.wrong_every);
         let logits = step.logit_rows.iter().flat_map(|row| {
             let (position, token) = (step.positions[*row as usize][0], step.token_ids[*row as usize]);
             let hash = period.map_or(hashes[*row as usize], |period| u64::from(position % period));
@@ -226,31 +233,31 @@ impl Decoder for FakeDecoder {
     }
 
     fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
-        let mut tape = self.tape.lock().unwrap();
-        tape.moves[0] += pairs.len();
+        let mut log = self.log.lock().unwrap();
+        log.moves[0] += pairs.len();
         for (from, to) in pairs {
-            let block = tape.self_kv.block(*from);
-            tape.self_kv.set(*to, block);
+            let block = log.self_kv.block(*from);
+            log.self_kv.set(*to, block);
         }
         Ok(())
     }
 
     fn swap_out(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
-        let mut tape = self.tape.lock().unwrap();
-        tape.moves[1] += pairs.len();
+        let mut log = self.log.lock().unwrap();
+        log.moves[1] += pairs.len();
         for (from, to) in pairs {
-            let block = tape.self_kv.block(*from);
-            tape.host_kv.set(*to, block);
+            let block = log.self_kv.block(*from);
+            log.host_kv.set(*to, block);
         }
         Ok(())
     }
 
     fn swap_in(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
-        let mut tape = self.tape.lock().unwrap();
-        tape.moves[2] += pairs.len();
+        let mut log = self.log.lock().unwrap();
+        log.moves[2] += pairs.len();
         for (from, to) in pairs {
-            let block = tape.host_kv.block(*from);
-            tape.self_kv.set(*to, block);
+            let block = log.host_kv.block(*from);
+            log.self_kv.set(*to, block);
         }
         Ok(())
     }

@@ -3,28 +3,28 @@
 use crate::bench::{Bench, Seen, config, cross, embed, item, with_blocks};
 use std::time::Duration;
 use triptych_core::{EncoderOutput, Failure, FailureClass};
-use triptych_engine::{Arrival, EngineConfig, Event, Readiness};
+use triptych_engine::{EngineConfig, Event, NextStep, SequenceRequest};
 
-/// The same arrival on an engine of its own, with everything ready.
-fn alone(arrival: &Arrival, outputs: &[&EncoderOutput]) -> Seen {
+/// The same request on an engine of its own, with everything ready.
+fn alone(arrival: &SequenceRequest, outputs: &[&EncoderOutput]) -> Seen {
     let mut bench = Bench::new(config(), arrival.prepared.cross.is_some(), 4096);
-    bench.arrive(arrival.clone());
+    bench.add(arrival.clone());
     outputs.iter().for_each(|o| bench.ready(o));
     bench.settle();
     bench.seen(arrival.ids[0].0)
 }
 
 #[test]
-fn prefill_stops_before_an_item_that_is_not_here_and_goes_on_when_it_is() {
+fn prefill_stops_before_an_item_that_is_not_loaded_and_goes_on_when_it_is() {
     let mut bench = Bench::decoder_only(EngineConfig { token_budget: 16, ..config() });
     let (first, second) = (item(1, 6), item(2, 4));
     let arrival = embed(embed(bench.sequence(1, 80, 3), &first, 35), &second, 60);
-    bench.arrive(arrival.clone());
+    bench.add(arrival.clone());
     assert_eq!(bench.step(), [(1, 0..16)]);
     assert_eq!(bench.step(), [(1, 16..32)]);
     assert_eq!(bench.step(), [(1, 32..35)]);
     bench.settle();
-    assert!(matches!(bench.engine.readiness(), Readiness::At(_)));
+    assert!(matches!(bench.engine.next_step(), NextStep::At(_)));
     let stats = bench.engine.stats();
     assert_eq!((stats.running, stats.waiting, stats.self_used, stats.self_cached), (0, 1, 0, 1));
     bench.ready(&second);
@@ -38,11 +38,11 @@ fn prefill_stops_before_an_item_that_is_not_here_and_goes_on_when_it_is() {
 }
 
 #[test]
-fn a_sequence_that_waits_for_an_item_is_passed_over_and_holds_nothing() {
+fn a_sequence_that_waits_for_an_item_is_overtaken_and_holds_nothing() {
     let mut bench = Bench::decoder_only(config());
     let image = item(1, 6);
-    bench.arrive(embed(bench.sequence(1, 10, 2), &image, 0));
-    bench.arrive(bench.sequence(2, 4, 2));
+    bench.add(embed(bench.sequence(1, 10, 2), &image, 0));
+    bench.add(bench.sequence(2, 4, 2));
     assert_eq!(bench.step(), [(2, 0..4)]);
     let stats = bench.engine.stats();
     assert_eq!((stats.waiting, stats.self_used, stats.items_pending), (1, 1, 1));
@@ -53,58 +53,58 @@ fn a_sequence_that_waits_for_an_item_is_passed_over_and_holds_nothing() {
 #[test]
 fn cross_attention_gates_before_the_first_token() {
     let mut bench = Bench::with_cross(config());
-    let sound = item(1, 40);
-    bench.arrive(cross(bench.sequence(1, 4, 2), &sound, 0..40));
+    let audio = item(1, 40);
+    bench.add(cross(bench.sequence(1, 4, 2), &audio, 0..40));
     assert_eq!(bench.step(), []);
-    bench.ready(&sound);
+    bench.ready(&audio);
     assert_eq!(bench.step(), [(1, 0..4)]);
-    assert_eq!(bench.tape().projections, [40]);
+    assert_eq!(bench.log().projections, [40]);
 }
 
 #[test]
 fn sequences_over_the_same_input_project_it_once_even_after_it_was_idle() {
     let mut bench = Bench::with_cross(config());
-    let sound = item(1, 40);
+    let audio = item(1, 40);
     for id in [1, 2] {
-        bench.arrive(cross(bench.sequence(id, 4, 2), &sound, 0..40));
+        bench.add(cross(bench.sequence(id, 4, 2), &audio, 0..40));
     }
-    bench.ready(&sound);
+    bench.ready(&audio);
     bench.settle();
     bench.assert_books_balance();
     assert_eq!(bench.engine.stats().cross_cached, 2);
     // The rows are gone by now, and not needed.
-    let third = cross(bench.sequence(3, 4, 2), &sound, 0..40);
-    bench.arrive(third.clone());
+    let third = cross(bench.sequence(3, 4, 2), &audio, 0..40);
+    bench.add(third.clone());
     bench.settle();
-    assert_eq!(bench.seen(3).tokens(), alone(&third, &[&sound]).tokens());
-    bench.arrive(cross(bench.sequence(4, 4, 2), &sound, 8..40));
+    assert_eq!(bench.seen(3).tokens(), alone(&third, &[&audio]).tokens());
+    bench.add(cross(bench.sequence(4, 4, 2), &audio, 8..40));
     assert_eq!(bench.step(), [], "other rows of it are another input");
-    bench.ready(&sound);
+    bench.ready(&audio);
     bench.settle();
-    assert_eq!(bench.tape().projections, [40, 32]);
+    assert_eq!(bench.log().projections, [40, 32]);
 }
 
 #[test]
 fn projections_of_a_step_are_bounded_but_one_always_runs() {
     let mut bench = Bench::with_cross(EngineConfig { token_budget: 60, ..config() });
     let sounds = [item(1, 70), item(2, 30), item(3, 30), item(4, 10)];
-    for (id, sound) in (1..).zip(&sounds) {
-        bench.arrive(cross(bench.sequence(id, 5, 9), sound, 0..sound.item().n_tokens));
-        bench.ready(sound);
+    for (id, audio) in (1..).zip(&sounds) {
+        bench.add(cross(bench.sequence(id, 5, 9), audio, 0..audio.item().n_tokens));
+        bench.ready(audio);
     }
     assert_eq!(bench.step(), [(1, 0..5)]);
     bench.step();
-    assert_eq!(bench.tape().projections, [70, 30, 30]);
+    assert_eq!(bench.log().projections, [70, 30, 30]);
     bench.settle();
-    assert_eq!(bench.tape().projections, [70, 30, 30, 10]);
+    assert_eq!(bench.log().projections, [70, 30, 30, 10]);
 }
 
 #[test]
 fn a_sequence_waits_for_cross_blocks_that_others_hold() {
     let mut bench = Bench::with_cross(with_blocks(8, 3));
     let (first, second) = (item(1, 64), item(2, 64));
-    bench.arrive(cross(bench.sequence(1, 4, 3), &first, 0..64));
-    bench.arrive(cross(bench.sequence(2, 4, 3), &second, 0..64));
+    bench.add(cross(bench.sequence(1, 4, 3), &first, 0..64));
+    bench.add(cross(bench.sequence(2, 4, 3), &second, 0..64));
     bench.ready(&first);
     bench.ready(&second);
     for _ in 0..3 {
@@ -122,18 +122,18 @@ fn a_preempted_sequence_projects_again_what_was_evicted_meanwhile() {
     let (long, short, other) = (item(1, 32), item(2, 32), item(3, 64));
     let old = cross(bench.sequence(1, 31, 40), &long, 0..32);
     let young = cross(bench.sequence(2, 63, 10), &short, 0..32);
-    bench.arrive(old);
+    bench.add(old);
     // Older than the young one, and needs its cross blocks; its item comes while the young one is preempted.
     let waiting = cross(bench.sequence(3, 60, 2), &other, 0..64);
-    bench.arrive(waiting);
-    bench.arrive(young.clone());
+    bench.add(waiting);
+    bench.add(young.clone());
     bench.ready(&long);
     bench.ready(&short);
     (0..9).for_each(|_| drop(bench.step()));
     assert_eq!(bench.engine.stats().preemptions, 1);
     bench.ready(&other);
     bench.settle();
-    assert_eq!(bench.tape().projections, [32, 32, 64, 32]);
+    assert_eq!(bench.log().projections, [32, 32, 64, 32]);
     assert_eq!(bench.seen(2).tokens(), alone(&young, &[&short]).tokens());
     assert_eq!(bench.seen(3).finished().n_generated, 2);
     bench.assert_books_balance();
@@ -142,15 +142,15 @@ fn a_preempted_sequence_projects_again_what_was_evicted_meanwhile() {
 #[test]
 fn a_projection_that_failed_is_made_again_for_the_next_sequence() {
     let mut bench = Bench::with_cross(config());
-    let sound = item(1, 40);
-    bench.arrive(cross(bench.sequence(1, 4, 2), &sound, 0..40));
-    bench.ready(&sound);
-    bench.tape().fail_projection = true;
+    let audio = item(1, 40);
+    bench.add(cross(bench.sequence(1, 4, 2), &audio, 0..40));
+    bench.ready(&audio);
+    bench.log().fail_projection = true;
     bench.settle();
     assert_eq!(bench.seen(1).failure(), FailureClass::Internal);
     assert_eq!(bench.engine.stats().cross_cached, 0);
-    bench.arrive(cross(bench.sequence(2, 4, 2), &sound, 0..40));
-    bench.ready(&sound);
+    bench.add(cross(bench.sequence(2, 4, 2), &audio, 0..40));
+    bench.ready(&audio);
     bench.settle();
     assert_eq!(bench.seen(2).tokens().len(), 2);
 }
@@ -158,11 +158,11 @@ fn a_projection_that_failed_is_made_again_for_the_next_sequence() {
 #[test]
 fn a_step_that_failed_does_not_forget_earlier_projections() {
     let mut bench = Bench::with_cross(config());
-    let sound = item(1, 40);
-    bench.arrive(cross(bench.sequence(1, 4, 9), &sound, 0..40));
-    bench.ready(&sound);
+    let audio = item(1, 40);
+    bench.add(cross(bench.sequence(1, 4, 9), &audio, 0..40));
+    bench.ready(&audio);
     bench.step();
-    bench.tape().fail_forward = true;
+    bench.log().fail_forward = true;
     bench.settle();
     assert_eq!(bench.seen(1).failure(), FailureClass::Internal);
     assert_eq!(bench.engine.stats().cross_cached, 2);
@@ -173,9 +173,9 @@ fn a_step_that_failed_does_not_forget_earlier_projections() {
 fn an_item_that_failed_ends_those_that_still_need_it() {
     let mut bench = Bench::decoder_only(config());
     let (image, other) = (item(1, 6), item(2, 6));
-    bench.arrive(embed(bench.sequence(1, 20, 4), &image, 5));
-    bench.arrive(embed(bench.sequence(2, 20, 4), &other, 5));
-    bench.arrive(bench.sequence(3, 20, 4));
+    bench.add(embed(bench.sequence(1, 20, 4), &image, 5));
+    bench.add(embed(bench.sequence(2, 20, 4), &other, 5));
+    bench.add(bench.sequence(3, 20, 4));
     bench.step();
     bench.ready(&image);
     let failure = Failure::unavailable("the encoder is gone");
@@ -193,9 +193,9 @@ fn an_item_that_failed_ends_those_that_still_need_it() {
 fn an_item_that_never_comes_ends_with_the_deadline() {
     let mut bench = Bench::decoder_only(config());
     let image = item(1, 6);
-    bench.arrive(embed(bench.sequence(1, 20, 4), &image, 5));
+    bench.add(embed(bench.sequence(1, 20, 4), &image, 5));
     bench.settle();
-    let Readiness::At(deadline) = bench.engine.readiness() else { panic!("it waits") };
+    let NextStep::At(deadline) = bench.engine.next_step() else { panic!("it waits") };
     assert_eq!(bench.engine.stats().self_used, 0, "it holds nothing while it waits");
     bench.clock.advance(Duration::from_secs(100));
     assert!(triptych_core::clock::Clock::now(&*bench.clock) >= deadline);
@@ -208,8 +208,8 @@ fn an_item_that_never_comes_ends_with_the_deadline() {
 fn rows_that_are_not_as_described_end_the_sequence_that_expects_others() {
     let mut bench = Bench::decoder_only(config());
     let (declared, arrived) = (item(1, 7), item(1, 6));
-    bench.arrive(embed(bench.sequence(1, 20, 4), &declared, 5));
-    bench.arrive(embed(bench.sequence(2, 20, 4), &arrived, 5));
+    bench.add(embed(bench.sequence(1, 20, 4), &declared, 5));
+    bench.add(embed(bench.sequence(2, 20, 4), &arrived, 5));
     bench.ready(&arrived);
     bench.settle();
     assert_eq!(bench.seen(1).failure(), FailureClass::Mismatch);
@@ -221,7 +221,7 @@ fn rows_that_are_not_as_described_end_the_sequence_that_expects_others() {
 fn a_layout_that_contradicts_itself_fails_before_it_starts() {
     let image = item(1, 6);
     let base = |bench: &Bench| embed(bench.sequence(1, 20, 4), &image, 5);
-    type Spoil = fn(&mut Arrival);
+    type Spoil = fn(&mut SequenceRequest);
     let cases: [(Spoil, FailureClass); 8] = [
         (|a| a.prepared.spans[0].n_tokens = 5, FailureClass::Internal),
         (|a| a.prepared.spans[0].first_token = 15, FailureClass::Internal),
@@ -236,7 +236,7 @@ fn a_layout_that_contradicts_itself_fails_before_it_starts() {
         let mut bench = Bench::decoder_only(config());
         let mut arrival = base(&bench);
         spoil(&mut arrival);
-        bench.arrive(arrival);
+        bench.add(arrival);
         assert_eq!(bench.seen(1).failure(), class, "case {i}");
         bench.assert_books_balance();
     }
@@ -244,12 +244,12 @@ fn a_layout_that_contradicts_itself_fails_before_it_starts() {
 
 #[test]
 fn cross_input_that_does_not_fit_fails_before_it_starts() {
-    let sound = item(1, 200);
+    let audio = item(1, 200);
     let check = |cross_attention: bool, rows: Option<std::ops::Range<u32>>, class: FailureClass| {
         let mut bench = Bench::new(with_blocks(8, 4), cross_attention, 4096);
         let plain = bench.sequence(1, 4, 1);
-        bench.arrive(match rows {
-            Some(rows) => cross(plain, &sound, rows),
+        bench.add(match rows {
+            Some(rows) => cross(plain, &audio, rows),
             None => plain,
         });
         assert_eq!(bench.seen(1).failure(), class);
@@ -269,17 +269,17 @@ fn where_encoder_input_is_optional_a_sequence_without_it_runs_beside_one_that_se
     let image = item(1, 40);
     let mut late = cross(bench.sequence(1, 9, 3), &image, 0..40);
     late.prepared.cross.as_mut().unwrap().first_token = 4;
-    bench.arrive(late);
-    bench.arrive(bench.sequence(2, 6, 3));
+    bench.add(late);
+    bench.add(bench.sequence(2, 6, 3));
     bench.ready(&image);
     assert_eq!(bench.step(), [(1, 0..9), (2, 0..6)]);
-    assert_eq!(bench.tape().cross_from, Some(vec![4, 0]));
+    assert_eq!(bench.log().cross_from, Some(vec![4, 0]));
     bench.settle();
     let mut text_only = Bench::of(optional, with_blocks(8, 0));
-    text_only.arrive(text_only.sequence(2, 6, 3));
+    text_only.add(text_only.sequence(2, 6, 3));
     text_only.settle();
     assert_eq!(bench.seen(2).tokens(), text_only.seen(2).tokens());
-    text_only.arrive(cross(text_only.sequence(3, 6, 3), &image, 0..40));
+    text_only.add(cross(text_only.sequence(3, 6, 3), &image, 0..40));
     assert_eq!(
         text_only.seen(3).failure(),
         FailureClass::TooLarge,

@@ -1,13 +1,13 @@
 //! The engine through its public interface, on a decoder that checks what it is handed.
 
-mod answers;
+mod completions;
 mod bench;
 mod fake;
-mod giving_way;
-mod guesses;
+mod preemption;
+mod speculation;
 mod items;
 mod resumed;
-mod line;
+mod queue;
 mod rules;
 mod schedules;
 mod sharing;

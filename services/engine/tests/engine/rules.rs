@@ -4,15 +4,15 @@ use crate::bench::{Bench, config, with_blocks};
 use std::time::Duration;
 use triptych_core::sampling::FinishReason;
 use triptych_core::{Failure, FailureClass, clock::Clock};
-use triptych_engine::{EngineConfig, Event, KvBudget, Readiness, SequenceId};
+use triptych_engine::{EngineConfig, Event, KvBudget, NextStep, SequenceId};
 
 #[test]
 fn decoding_rows_come_first_and_prompts_share_the_rest_of_the_budget() {
     let mut bench = Bench::decoder_only(EngineConfig { token_budget: 20, ..config() });
-    bench.arrive(bench.sequence(1, 5, 10));
+    bench.add(bench.sequence(1, 5, 10));
     assert_eq!(bench.step(), [(1, 0..5)]);
-    bench.arrive(bench.sequence(2, 30, 10));
-    bench.arrive(bench.sequence(3, 12, 10));
+    bench.add(bench.sequence(2, 30, 10));
+    bench.add(bench.sequence(3, 12, 10));
     assert_eq!(bench.step(), [(1, 5..6), (2, 0..19)]);
     assert_eq!(bench.step(), [(1, 6..7), (2, 19..30), (3, 0..8)]);
     assert_eq!(bench.step(), [(1, 7..8), (2, 30..31), (3, 8..12)]);
@@ -20,26 +20,26 @@ fn decoding_rows_come_first_and_prompts_share_the_rest_of_the_budget() {
 }
 
 #[test]
-fn after_a_step_that_read_those_that_write_have_their_share_of_the_time() {
+fn after_a_step_that_prefilled_decoding_sequences_get_their_share_of_the_time() {
     let ms = Duration::from_millis;
     let config = EngineConfig { token_budget: 20, decode_share: 50, ..config() };
     let mut bench = Bench::decoder_only(config);
     bench.set_costs(ms(2), ms(1));
-    bench.arrive(bench.sequence(1, 5, 30));
-    bench.arrive(bench.sequence(2, 50, 3));
-    // Nobody writes yet: nothing is owed.
+    bench.add(bench.sequence(1, 5, 30));
+    bench.add(bench.sequence(2, 50, 3));
+    // No sequence decodes yet: no decode time is owed.
     assert_eq!(bench.step(), [(1, 0..5), (2, 0..15)]);
-    // 41 ms of reading, then steps of 3 ms that only write.
+    // 41 ms of prefill, then decode-only steps of 3 ms.
     assert_eq!(bench.step(), [(1, 5..6), (2, 15..34)]);
     for n in 6..20 {
         assert_eq!(bench.step(), [(1, n..n + 1)]);
     }
     assert_eq!(bench.step(), [(1, 20..21), (2, 34..50)]);
-    // Now both write.
+    // Both decode here.
     assert_eq!(bench.step(), [(1, 21..22), (2, 50..51)]);
-    // Where nobody writes any more, a prompt is read at once.
+    // Without decoding sequences, a prompt is prefilled at once.
     bench.settle();
-    bench.arrive(bench.sequence(3, 30, 1));
+    bench.add(bench.sequence(3, 30, 1));
     assert_eq!(bench.step(), [(3, 0..20)]);
     assert_eq!(bench.step(), [(3, 20..30)]);
 }
@@ -48,7 +48,7 @@ fn after_a_step_that_read_those_that_write_have_their_share_of_the_time() {
 fn no_more_sequences_run_than_are_allowed() {
     let mut bench = Bench::decoder_only(EngineConfig { max_sequences: 2, ..config() });
     for id in 1..=3 {
-        bench.arrive(bench.sequence(id, 4, 2));
+        bench.add(bench.sequence(id, 4, 2));
     }
     assert_eq!(bench.step(), [(1, 0..4), (2, 0..4)]);
     assert_eq!(bench.step(), [(1, 4..5), (2, 4..5)]);
@@ -56,38 +56,38 @@ fn no_more_sequences_run_than_are_allowed() {
 }
 
 #[test]
-fn a_sequence_that_waits_for_blocks_is_not_passed_over() {
+fn a_sequence_that_waits_for_blocks_is_not_overtaken() {
     let mut bench = Bench::decoder_only(with_blocks(4, 0));
-    bench.arrive(bench.sequence(1, 64, 2));
-    bench.arrive(bench.sequence(2, 80, 1));
-    bench.arrive(bench.sequence(3, 4, 1));
+    bench.add(bench.sequence(1, 64, 2));
+    bench.add(bench.sequence(2, 80, 1));
+    bench.add(bench.sequence(3, 4, 1));
     assert_eq!(bench.step(), [(1, 0..64)]);
-    // The first one's new token takes a third block; one is left, which the third in line could use.
+    // The first one's new token takes a third block; one is left, which the third in the queue could use.
     assert_eq!(bench.step(), [(1, 64..65)]);
     assert_eq!(bench.step(), [(2, 0..80), (3, 0..4)]);
     bench.assert_books_balance();
 }
 
 #[test]
-fn preempted_sequence_keeps_its_place_in_line() {
+fn preempted_sequence_keeps_its_place_in_the_queue() {
     let mut bench = Bench::decoder_only(EngineConfig { max_sequences: 2, ..with_blocks(3, 0) });
-    bench.arrive(bench.sequence(1, 30, 40));
-    bench.arrive(bench.sequence(2, 62, 20));
-    bench.arrive(bench.sequence(3, 4, 3));
+    bench.add(bench.sequence(1, 30, 40));
+    bench.add(bench.sequence(2, 62, 20));
+    bench.add(bench.sequence(3, 4, 3));
     assert_eq!(bench.step(), [(1, 0..30), (2, 0..62)]);
     bench.step();
     assert_eq!(bench.step(), [(1, 31..32), (2, 63..64)]);
-    // Both need a block here. The younger gives way, and no one behind it gets the blocks it left.
+    // Both need a block here. The younger is preempted, and no one behind it gets the blocks it left.
     assert_eq!(bench.step(), [(1, 32..33)]);
     assert_eq!(bench.engine.stats().preemptions, 1);
     assert_eq!((bench.engine.stats().running, bench.engine.stats().waiting), (1, 2));
     let step = (0..100).map(|_| bench.step()).find(|s| s.iter().any(|(id, _)| *id != 1)).unwrap();
-    // It reads again what it had: its prompt and the three tokens it wrote.
+    // It prefills again: prompt and the three tokens it generated.
     assert_eq!(step[0], (2, 0..65));
     bench.settle();
     let alone = |n_prompt, n_generated, id| {
         let mut bench = Bench::decoder_only(config());
-        bench.arrive(bench.sequence(id, n_prompt, n_generated));
+        bench.add(bench.sequence(id, n_prompt, n_generated));
         bench.settle();
         bench.seen(id).tokens()
     };
@@ -100,7 +100,7 @@ fn preempted_sequence_keeps_its_place_in_line() {
 fn a_sequence_alone_fills_the_whole_pool_and_ends_with_length() {
     for (max_context, n_blocks, expect) in [(4096, 2, 64), (50, 8, 50), (5, 8, 5)] {
         let mut bench = Bench::new(with_blocks(n_blocks, 0), false, max_context);
-        bench.arrive(bench.sequence(1, 4, 1000));
+        bench.add(bench.sequence(1, 4, 1000));
         bench.settle();
         let finished = bench.seen(1).finished().clone();
         assert_eq!(finished.reason, FinishReason::Length);
@@ -118,28 +118,28 @@ fn what_can_never_fit_is_refused_at_once() {
     for (id, (n_prompt, class)) in (1..).zip(cases) {
         let mut arrival = bench.sequence(id, n_prompt.max(1), 1);
         arrival.prepared.tokens.truncate(n_prompt);
-        bench.arrive(arrival);
+        bench.add(arrival);
         assert_eq!(bench.seen(id).failure(), class, "{n_prompt} tokens");
     }
     let mut strange = bench.sequence(8, 4, 1);
     strange.prepared.tokens[2] = 64;
-    bench.arrive(strange);
+    bench.add(strange);
     assert_eq!(bench.seen(8).failure(), FailureClass::InvalidArgument);
-    bench.arrive(bench.sequence(9, 64, 5));
+    bench.add(bench.sequence(9, 64, 5));
     bench.settle();
     assert_eq!(bench.seen(9).finished().n_generated, 1, "a prompt that fills the pool still gets one token");
     bench.assert_books_balance();
 }
 
 #[test]
-fn full_line_refuses_as_overloaded_and_takes_the_next_when_it_moved() {
+fn full_queue_refuses_as_overloaded_and_takes_the_next_when_it_moved() {
     let mut bench = Bench::decoder_only(EngineConfig { max_waiting: 2, max_sequences: 1, ..config() });
     for id in 1..=3 {
-        bench.arrive(bench.sequence(id, 4, 5));
+        bench.add(bench.sequence(id, 4, 5));
     }
     assert_eq!(bench.seen(3).failure(), FailureClass::Overloaded);
     bench.step();
-    bench.arrive(bench.sequence(4, 4, 5));
+    bench.add(bench.sequence(4, 4, 5));
     bench.settle();
     for id in [1, 2, 4] {
         assert_eq!(bench.seen(id).finished().n_generated, 5);
@@ -154,7 +154,7 @@ fn deadline_ends_a_sequence_wherever_it_is() {
     for (id, after_s) in [(1, 5), (2, 3)] {
         let deadline = start + Duration::from_secs(after_s);
         let arrival = bench.sequence(id, 4, 1000);
-        bench.arrive(triptych_engine::Arrival { deadline, ..arrival });
+        bench.add(triptych_engine::SequenceRequest { deadline, ..arrival });
     }
     bench.step();
     bench.clock.advance(Duration::from_secs(3));
@@ -171,8 +171,8 @@ fn deadline_ends_a_sequence_wherever_it_is() {
 #[test]
 fn an_aborted_sequence_holds_nothing_and_says_nothing() {
     let mut bench = Bench::decoder_only(EngineConfig { max_sequences: 1, ..config() });
-    bench.arrive(bench.sequence(1, 40, 10));
-    bench.arrive(bench.sequence(2, 40, 10));
+    bench.add(bench.sequence(1, 40, 10));
+    bench.add(bench.sequence(2, 40, 10));
     bench.step();
     let said = bench.seen(1);
     for id in [2, 1, 1, 77] {
@@ -187,10 +187,10 @@ fn an_aborted_sequence_holds_nothing_and_says_nothing() {
 fn a_step_that_failed_ends_its_sequences_and_no_others() {
     let mut bench = Bench::decoder_only(EngineConfig { max_sequences: 2, ..config() });
     for id in 1..=3 {
-        bench.arrive(bench.sequence(id, 4, 3));
+        bench.add(bench.sequence(id, 4, 3));
     }
     bench.step();
-    bench.tape().fail_forward = true;
+    bench.log().fail_forward = true;
     bench.settle();
     for id in [1, 2] {
         assert_eq!(bench.seen(id).failure(), FailureClass::Internal);
@@ -202,19 +202,19 @@ fn a_step_that_failed_ends_its_sequences_and_no_others() {
 #[test]
 fn an_id_that_arrives_twice_fails_once_and_leaves_nothing() {
     let mut bench = Bench::decoder_only(config());
-    bench.arrive(bench.sequence(1, 4, 3));
+    bench.add(bench.sequence(1, 4, 3));
     bench.step();
-    bench.arrive(bench.sequence(1, 4, 3));
+    bench.add(bench.sequence(1, 4, 3));
     assert_eq!(bench.seen(1).failure(), FailureClass::Internal);
     bench.assert_books_balance();
 }
 
 #[test]
-fn times_tell_waiting_from_reading() {
+fn times_tell_waiting_from_prefill() {
     let mut bench = Bench::decoder_only(EngineConfig { token_budget: 16, ..config() });
-    bench.arrive(bench.sequence(1, 40, 2));
+    bench.add(bench.sequence(1, 40, 2));
     bench.clock.advance(Duration::from_millis(7));
-    while bench.engine.readiness() == Readiness::Now {
+    while bench.engine.next_step() == NextStep::Now {
         bench.step();
         bench.clock.advance(Duration::from_millis(10));
     }
@@ -238,7 +238,7 @@ fn settings_that_cannot_work_are_refused() {
         (EngineConfig { decode_share: 91, ..good }, Some("decode_share")),
     ];
     for (config, expect) in cases {
-        let decoder = Box::new(FakeDecoder { info: info(false, 100), tape: Default::default() });
+        let decoder = Box::new(FakeDecoder { info: info(false, 100), log: Default::default() });
         let got = triptych_engine::Engine::new(decoder, crate::bench::tokenizer(), config);
         match (got.err(), expect) {
             (None, None) => {}

@@ -1,14 +1,14 @@
 //! Random schedules: whatever arrives, goes away, comes late or fails, and however it is batched, chunked and
-//! preempted, every answer is the one of an engine with nothing else to do, and the books balance at the end.
+//! preempted, every completion is the one of an engine with nothing else to do, and the accounting balances at the end.
 
 use crate::bench::{Bench, Seen, arrival, config, cross, embed, item};
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
 use triptych_core::sampling::{BeamParams, EarlyStopping};
 use triptych_core::{EncoderOutput, Failure, FailureClass, TenantId};
-use triptych_engine::draft::PromptLookup;
+use triptych_engine::speculation::prompt_lookup::PromptLookup;
 use triptych_engine::{
-    Arrival, EngineConfig, Event, KvBudget, Preemption, PrefixCache, SequenceId, Speculation,
+    EngineConfig, Event, KvBudget, Preemption, PrefixCache, SequenceId, SequenceRequest, Speculation,
 };
 
 /// Items that the schedules draw from; their sizes straddle a block.
@@ -25,7 +25,7 @@ struct Shape {
     items: Vec<usize>,
     sampled: bool,
     ends: bool,
-    /// Answers, and beams beside them.
+    /// Completions, and beams beside them.
     n: u32,
     beams: Option<u32>,
     priority: i32,
@@ -92,12 +92,12 @@ fn one_move() -> impl Strategy<Value = Move> {
 }
 
 fn schedule() -> impl Strategy<Value = Schedule> {
-    let bounds = (5usize..16, 2usize..6, 0usize..12, 1usize..8, 0usize..100, 4usize..20);
+    let config = (5usize..16, 2usize..6, 0usize..12, 1usize..8, 0usize..100, 4usize..20);
     let policies = (preemption(), speculation(), prop_oneof![Just(PrefixCache::On), Just(PrefixCache::Off)]);
     let decode_share = prop_oneof![Just(0_u8), 1_u8..=90];
-    (any::<bool>(), bounds, policies, decode_share, prop::collection::vec(one_move(), 1..120)).prop_map(
-        |(cross_attention, bounds, (preemption, speculation, prefix_cache), decode_share, moves)| {
-            let (self_attention, cross_blocks, host, max_sequences, extra, max_waiting) = bounds;
+    (any::<bool>(), config, policies, decode_share, prop::collection::vec(one_move(), 1..120)).prop_map(
+        |(cross_attention, config, (preemption, speculation, prefix_cache), decode_share, moves)| {
+            let (self_attention, cross_blocks, host, max_sequences, extra, max_waiting) = config;
             let config = EngineConfig {
                 kv: KvBudget::Blocks { self_attention, cross_attention: cross_blocks, host },
                 token_budget: max_sequences + extra,
@@ -113,7 +113,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
     )
 }
 
-fn make(first_id: u64, shape: &Shape, cross_attention: bool, now: Instant) -> Arrival {
+fn make(first_id: u64, shape: &Shape, cross_attention: bool, now: Instant) -> SequenceRequest {
     let id = shape.kind;
     let outputs = outputs();
     let n_rows: usize = shape.items.iter().map(|i| ITEM_SIZES[*i] as usize).sum();
@@ -149,20 +149,20 @@ fn make(first_id: u64, shape: &Shape, cross_attention: bool, now: Instant) -> Ar
     made
 }
 
-/// The answers of an engine with room for all, and nothing else to do; its context is as long as the schedule's.
-fn undisturbed(arrival: &Arrival, schedule: &Schedule) -> Bench {
+/// The completions of an engine with room for all, and nothing else to do; its context is as long as the schedule's.
+fn undisturbed(arrival: &SequenceRequest, schedule: &Schedule) -> Bench {
     let KvBudget::Blocks { self_attention, .. } = schedule.config.kv else { panic!("made of blocks") };
     let kv = KvBudget::Blocks { self_attention, cross_attention: 16, host: 0 };
     let mut bench = Bench::new(EngineConfig { kv, ..config() }, schedule.cross_attention, 4096);
-    bench.arrive(Arrival { deadline: bench.sequence(0, 1, 1).deadline, ..arrival.clone() });
+    bench.add(SequenceRequest { deadline: bench.sequence(0, 1, 1).deadline, ..arrival.clone() });
     outputs().iter().for_each(|o| bench.ready(o));
     bench.settle();
     bench
 }
 
-fn play(schedule: &Schedule) -> (Bench, Vec<Arrival>) {
+fn play(schedule: &Schedule) -> (Bench, Vec<SequenceRequest>) {
     let mut bench = Bench::new(schedule.config, schedule.cross_attention, 4096);
-    // Steps take time, or nobody would be owed any.
+    // Steps take time, or no decode time would be owed.
     bench.set_costs(Duration::from_micros(3), Duration::from_micros(5));
     let (mut arrivals, outputs, mut next_id) = (Vec::new(), outputs(), 1);
     for next in &schedule.moves {
@@ -172,7 +172,7 @@ fn play(schedule: &Schedule) -> (Bench, Vec<Arrival>) {
                 let made = make(next_id, shape, schedule.cross_attention, now);
                 next_id += u64::from(shape.n);
                 arrivals.push(made.clone());
-                bench.arrive(made);
+                bench.add(made);
             }
             Move::Ready(n) => bench.ready(&outputs[*n]),
             Move::Fail(n) => {
@@ -198,14 +198,17 @@ fn check(schedule: &Schedule) {
     let aborted = |id: &u64| schedule.moves.iter().any(|m| matches!(m, Move::Abort(a) if a == id));
     for arrival in &arrivals {
         let expect = undisturbed(arrival, schedule);
-        arrival.ids.iter().for_each(|id| check_answer(id.0, &bench.seen(id.0), &expect.seen(id.0), &aborted));
+        arrival
+            .ids
+            .iter()
+            .for_each(|id| check_completion(id.0, &bench.seen(id.0), &expect.seen(id.0), &aborted));
     }
 }
 
-fn check_answer(id: u64, seen: &Seen, expect: &Seen, aborted: &dyn Fn(&u64) -> bool) {
+fn check_completion(id: u64, seen: &Seen, expect: &Seen, aborted: &dyn Fn(&u64) -> bool) {
     match &seen.end {
         Some(Ok(finished)) => {
-            assert_eq!((seen.tokens(), seen.text()), (expect.tokens(), expect.text()), "answer {id}");
+            assert_eq!((seen.tokens(), seen.text()), (expect.tokens(), expect.text()), "completion {id}");
             let how = |f: &triptych_engine::Finished| (f.reason, f.n_prompt, f.n_generated);
             assert_eq!(how(finished), how(expect.finished()));
         }
@@ -213,7 +216,7 @@ fn check_answer(id: u64, seen: &Seen, expect: &Seen, aborted: &dyn Fn(&u64) -> b
             assert_ne!(failure.class, FailureClass::Internal, "{failure}");
             assert!(expect.tokens().starts_with(&seen.tokens()));
         }
-        None => assert!(aborted(&id), "answer {id} was not given"),
+        None => assert!(aborted(&id), "completion {id} was not given"),
     }
 }
 
@@ -221,15 +224,15 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_answer_is_the_undisturbed_one_and_the_books_balance(schedule in schedule()) {
+    fn every_completion_is_the_undisturbed_one_and_the_accounting_balances(schedule in schedule()) {
         check(&schedule);
     }
 }
 
 #[test]
-fn a_crowd_on_few_blocks_is_preempted_often_and_answers_the_same() {
+fn a_crowd_on_few_blocks_is_preempted_often_and_completions_the_same() {
     for cross_attention in [false, true] {
-        // Short prompts let many in; long answers then fight for blocks.
+        // Short prompts let many in; long completions then fight for blocks.
         let shape = |i: usize| Shape {
             n_prompt: 2 + 5 * (i % 4),
             n_generated: 90,

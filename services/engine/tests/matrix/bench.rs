@@ -1,11 +1,12 @@
-//! An engine over a golden model, and everything it said.
+//! An engine over a golden model, and everything it emitted.
 
 use crate::case::{Case, Request};
 use std::collections::BTreeMap;
 use triptych_core::clock::SystemClock;
 use triptych_core::sampling::FinishReason;
 use triptych_engine::{
-    Arrival, Delta, Engine, EngineConfig, Event, Finished, KvBudget, Output, PrefixCache, Readiness, Stats,
+    Delta, Engine, EngineConfig, Event, Finished, KvBudget, NextStep, Output, PrefixCache, SequenceRequest,
+    Stats,
 };
 use triptych_models::compute::{BackendKind, Compute, ComputeConfig};
 use triptych_models::decoder::DecoderInfo;
@@ -33,7 +34,7 @@ pub fn roomy() -> EngineConfig {
     }
 }
 
-/// What one answer said.
+/// Output of one completion.
 #[derive(Default)]
 pub struct Seen {
     pub deltas: Vec<Delta>,
@@ -71,10 +72,10 @@ impl<'a> Bench<'a> {
         Self { case, engine, info, seen: BTreeMap::new(), most_cross_used: 0 }
     }
 
-    /// Arrives with all its items at hand.
-    pub fn arrive(&mut self, arrival: Arrival) {
+    /// Adds a request with all its items loaded.
+    pub fn add(&mut self, arrival: SequenceRequest) {
         let keys: Vec<_> = arrival.items.iter().map(|i| i.key).collect();
-        self.handle(Event::Arrive(Box::new(arrival)));
+        self.handle(Event::Add(Box::new(arrival)));
         for output in self.case.outputs.iter().filter(|o| keys.contains(&o.item().key)) {
             self.handle(Event::ItemReady { key: output.item().key, output: output.clone() });
         }
@@ -91,10 +92,10 @@ impl<'a> Bench<'a> {
         self.most_cross_used = self.most_cross_used.max(self.engine.stats().cross_used);
     }
 
-    /// Steps until everything is said; then nothing may be held.
+    /// Steps until everything is emitted; then nothing may be held.
     pub fn settle(&mut self) -> Stats {
         for _ in 0..100_000 {
-            if self.engine.readiness() != Readiness::Now {
+            if self.engine.next_step() != NextStep::Now {
                 break;
             }
             self.step();
@@ -105,17 +106,17 @@ impl<'a> Bench<'a> {
         stats
     }
 
-    /// Arrives and settles; the tokens of its first answer.
-    pub fn alone(&mut self, arrival: Arrival) -> Vec<u32> {
+    /// Adds a request and runs it to its end; the tokens of its first completion.
+    pub fn alone(&mut self, arrival: SequenceRequest) -> Vec<u32> {
         let id = arrival.ids[0].0;
-        self.arrive(arrival);
+        self.add(arrival);
         self.settle();
         self.seen[&id].tokens()
     }
 
-    /// Fails unless answer `id` is the reference's greedy answer to `request`.
+    /// Fails unless completion `id` is the reference's greedy completion to `request`.
     pub fn assert_golden(&self, id: u64, request: &Request) {
-        let (seen, (tokens, ended)) = (&self.seen[&id], request.answer());
+        let (seen, (tokens, ended)) = (&self.seen[&id], request.completion());
         assert_eq!(seen.tokens(), tokens, "{} request {id}", self.case.name);
         let reason = if ended { FinishReason::Stop } else { FinishReason::Length };
         let finished = seen.finished();

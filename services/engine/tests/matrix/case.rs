@@ -1,4 +1,4 @@
-//! A golden case: its model, its encoder outputs, and its requests with the reference's answers.
+//! A golden case: its model, its encoder outputs, and its requests with the reference's completions.
 
 use safetensors::SafeTensors;
 use serde::Deserialize;
@@ -9,7 +9,7 @@ use triptych_core::sampling::{BeamParams, EarlyStopping, SamplingParams};
 use triptych_core::{
     ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, ItemIdx, Modality, TenantId,
 };
-use triptych_engine::{Arrival, SequenceId};
+use triptych_engine::{SequenceId, SequenceRequest};
 use triptych_models::decoder::DecoderInfo;
 use triptych_models::prompt::{CrossInput, ItemSpan, OutputKind, PreparedSequence};
 use triptych_models::rules::LogitRules;
@@ -61,11 +61,11 @@ pub struct Beam4 {
     pub length_penalty: f32,
     pub early_stopping: serde_json::Value,
     pub max_new_tokens: u32,
-    pub answers: Vec<BeamAnswer>,
+    pub answers: Vec<BeamCompletion>,
 }
 
 #[derive(Clone, Deserialize)]
-pub struct BeamAnswer {
+pub struct BeamCompletion {
     pub tokens: Vec<u32>,
 }
 
@@ -158,13 +158,13 @@ impl Case {
         logits
     }
 
-    /// An arrival whose first answer is called `id`.
-    pub fn arrival(&self, request: &Request, id: u64, sampling: SamplingParams) -> Arrival {
+    /// A request whose first completion is called `id`.
+    pub fn arrival(&self, request: &Request, id: u64, sampling: SamplingParams) -> SequenceRequest {
         let n_prompt = request.prompt.len() as u32;
         let positions = match &request.positions {
             Some(name) => {
                 let known = self.positions(name);
-                // A prompt that goes on past the golden one counts up to where its answer begins.
+                // A prompt that goes on past the golden one counts up to where its completion begins.
                 let n_rest = n_prompt - known.len() as u32;
                 let next = request.next_position.expect("it comes with the positions");
                 let rest = (next - n_rest..next).map(|p| [p; 3]);
@@ -178,7 +178,7 @@ impl Case {
             n_tokens: self.outputs[span.rows].item().n_tokens,
         });
         let items: Vec<usize> = request.spans.iter().map(|s| s.rows).chain(request.rows).collect();
-        Arrival {
+        SequenceRequest {
             ids: (id..id + u64::from(sampling.n)).map(SequenceId).collect(),
             prepared: PreparedSequence {
                 tokens: request.prompt.clone(),
@@ -224,8 +224,8 @@ impl Request {
         }
     }
 
-    /// The reference's greedy answer without its end token, and whether there was one.
-    pub fn answer(&self) -> (&[u32], bool) {
+    /// The reference's greedy completion without its end token, and whether there was one.
+    pub fn completion(&self) -> (&[u32], bool) {
         without_end(&self.greedy, &self.end_tokens)
     }
 
@@ -260,7 +260,7 @@ impl Request {
         }
     }
 
-    /// Without rules that depend on the place in the answer.
+    /// Without rules that depend on the place in the completion.
     pub fn is_plain(&self) -> bool {
         self.forced.is_empty() && self.begin_suppress.is_empty()
     }
@@ -273,7 +273,7 @@ impl Request {
     }
 }
 
-/// Tokens of a long answer: enough for three blocks.
+/// Tokens of a long completion: enough for three blocks.
 pub const LONG: usize = 70;
 
 /// Tokens without the end token, and whether there was one.

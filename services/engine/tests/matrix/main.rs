@@ -1,5 +1,5 @@
 //! Families × features: every golden model through the real engine and the real decoder, held against
-//! transformers' answers and against itself.
+//! transformers' completions and against itself.
 //!
 //! Every golden model takes part in every feature that it can have; a case that lacks what a feature needs fails.
 //! Cheap as it is on small models, it is the place where a model, a kernel and the
@@ -10,6 +10,6 @@ mod case;
 mod narrow;
 mod preempted;
 mod sampled;
-mod searched;
-mod shared;
-mod written;
+mod beams;
+mod prefix_sharing;
+mod generated;

@@ -9,7 +9,7 @@ use triptych_core::item::rows_from_f32;
 use triptych_core::sampling::SamplingParams;
 use triptych_core::{DType, EncodedItem, EncoderOutput};
 
-/// What one element type costs, over all golden models.
+/// Accuracy cost of one element type, over all golden models.
 #[derive(Default)]
 struct Cost {
     /// Root mean square error of the rows over that of their values, the worst model's.
@@ -17,7 +17,7 @@ struct Cost {
     /// Errors of the log-probabilities of the first token, over its five likeliest, in standard deviations of the
     /// request's logits: the golden models' weights are random, and their logits of any size.
     logprobs: Vec<f64>,
-    /// Greedy answers that are the same, and all.
+    /// Greedy completions that are the same, and all.
     same: (usize, usize),
     /// Bytes of the rows over those in f32.
     bytes: (usize, usize),
@@ -60,15 +60,15 @@ fn measure(case: &Case, dtype: DType, cost: &mut Cost) {
     let first =
         |p: SamplingParams| SamplingParams { logprobs: Some(5), max_tokens: Some(1), ignore_eos: true, ..p };
     for (id, request) in narrowed.numbered() {
-        bench.arrive(narrowed.arrival(request, id, request.greedy()));
-        bench.arrive(narrowed.arrival(request, id + 100, first(request.greedy())));
+        bench.add(narrowed.arrival(request, id, request.greedy()));
+        bench.add(narrowed.arrival(request, id + 100, first(request.greedy())));
     }
     bench.settle();
     for (id, request) in narrowed.numbered() {
         let tokens = bench.seen[&id].tokens();
-        let (answer, _) = request.answer();
+        let (completion, _) = request.completion();
         let written = tokens.strip_suffix(&request.end_tokens[..1]).unwrap_or(&tokens);
-        cost.same.0 += usize::from(written == answer);
+        cost.same.0 += usize::from(written == completion);
         cost.same.1 += 1;
         let forced = request.forced.iter().any(|f| f.0 == -1);
         if !forced {

@@ -12,7 +12,7 @@ fn run(case: &Case, preemption: Preemption, prefix_cache: PrefixCache) -> Stats 
     let kv = KvBudget::Blocks { self_attention, cross_attention: 256, host: 64 };
     let mut tight = Bench::new(case, EngineConfig { kv, preemption, prefix_cache, ..roomy() });
     for (id, request) in case.numbered() {
-        tight.arrive(case.arrival(request, id, request.long(&tight.info)));
+        tight.add(case.arrival(request, id, request.long(&tight.info)));
     }
     let stats = tight.settle();
     for (id, request) in case.numbered() {

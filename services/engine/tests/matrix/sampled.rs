@@ -1,4 +1,4 @@
-//! Sampling: the distribution is the reference's, and a seed gives the same answers alone and in any batch.
+//! Sampling: the distribution is the reference's, and a seed gives the same completions alone and in any batch.
 
 use crate::bench::{Bench, roomy};
 use crate::case::{Case, Request, cases};
@@ -30,12 +30,12 @@ fn probabilities(logits: &[f32], params: &SamplingParams) -> Vec<f64> {
     result
 }
 
-/// First tokens of many answers, counted.
+/// First tokens of many completions, counted.
 fn draw(case: &Case, request: &Request, params: &SamplingParams) -> Vec<u64> {
     let mut bench = Bench::new(case, EngineConfig { prefix_cache: PrefixCache::On, ..roomy() });
     for first in (0..N_DRAWS).step_by(16) {
         let params = SamplingParams { seed: Some(first), n: 16, ..params.clone() };
-        bench.arrive(case.arrival(request, first, params));
+        bench.add(case.arrival(request, first, params));
         if first % 512 == 0 {
             bench.settle();
         }
@@ -94,7 +94,7 @@ fn first_tokens_follow_the_references_distribution() {
 }
 
 #[test]
-fn answers_of_one_seed_are_the_same_alone_together_and_one_by_one() {
+fn completions_of_one_seed_are_the_same_alone_together_and_one_by_one() {
     for case in &cases() {
         let params = |request: &Request, n: u32| SamplingParams {
             temperature: 1.0,
@@ -106,7 +106,7 @@ fn answers_of_one_seed_are_the_same_alone_together_and_one_by_one() {
         let mut alone = Bench::new(case, roomy());
         let mut together = Bench::new(case, roomy());
         for (id, request) in case.numbered() {
-            together.arrive(case.arrival(request, 10 * id, params(request, 4)));
+            together.add(case.arrival(request, 10 * id, params(request, 4)));
             together.step();
         }
         together.settle();
@@ -116,10 +116,10 @@ fn answers_of_one_seed_are_the_same_alone_together_and_one_by_one() {
                 let last = u64::from(n) - 1;
                 let one = alone.seen[&(1000 * u64::from(n) + 10 * id + last)].tokens();
                 let same = together.seen[&(10 * id + last)].tokens();
-                assert_eq!(one, same, "{} request {id} answer {last}", case.name);
+                assert_eq!(one, same, "{} request {id} completion {last}", case.name);
             }
         }
         let differ = |id: u64| together.seen[&(10 * id)].tokens() != together.seen[&(10 * id + 1)].tokens();
-        assert!(case.numbered().any(|(id, _)| differ(id)), "{}: all answers are alike", case.name);
+        assert!(case.numbered().any(|(id, _)| differ(id)), "{}: all completions are alike", case.name);
     }
 }

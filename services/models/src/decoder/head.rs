@@ -1,4 +1,4 @@
-//! The table of tokens, and the projection to logits: a matrix of its own, or the table as one.
+//! The token table, and the projection to logits: a matrix of its own, or the table itself where the two are tied.
 
 use crate::error::ModelError;
 use crate::spec::DecoderSpec;
@@ -6,8 +6,8 @@ use crate::weights::{Tensor, TensorRole, Weights};
 use triptych_kernels::Backend;
 use triptych_kernels::ops::LinearPart;
 
-/// Loads both ends of a decoder: `(tokens, head)`. A head that is stored is used even where the spec ties it to the token
-/// table: some checkpoints say that theirs are tied and hold two that differ.
+/// Loads the token table `[n_embeddings, hidden]` and the head `[vocab, hidden]`. A stored head is used even where the
+/// spec ties it to the table: some checkpoints say that theirs are tied and hold two that differ.
 ///
 /// # Errors
 /// [`ModelError`] for a tensor that is missing or has another shape.
@@ -18,8 +18,10 @@ pub(super) fn load_ends<B: Backend>(
 ) -> Result<(B::Table, B::Linear), ModelError> {
     let weight_names =
         |names: &[&str]| -> Vec<String> { names.iter().map(|name| format!("{name}.weight")).collect() };
-    let (own, of_tokens) = (weight_names(spec.names.head), weight_names(spec.names.tokens));
-    let (hidden, scale) = (spec.stack.hidden, spec.head.scale);
+    let own = weight_names(spec.names.head);
+    let of_tokens = weight_names(spec.names.tokens);
+    let hidden = spec.stack.hidden;
+    let scale = spec.head.scale;
     let is_tied = spec.head.tied && !weights.has(&own);
     let names = if is_tied { &of_tokens } else { &own };
     let weight = weights.tensor(names, &[spec.vocab, hidden], TensorRole::Matrix)?;
@@ -36,7 +38,7 @@ pub(super) fn load_ends<B: Backend>(
         let (head, tokens) = backend.load_tied(part, spec.embedding_scale)?;
         return Ok((tokens, head));
     }
-    let n_tokens = spec.vocab + spec.head.unwritten;
+    let n_tokens = spec.vocab + spec.head.input_only;
     let table = weights.tensor(&of_tokens, &[n_tokens, hidden], TensorRole::Matrix)?;
     let tokens = backend.load_table(table.view(), spec.embedding_scale)?;
     let (weight, scale) = if is_copied { (weight.scaled(scale), 1.0) } else { (weight, scale) };

@@ -1,10 +1,13 @@
-//! The one decoder: token table, positions, transformer layers over paged KV, head, as its spec says.
+//! The decoder of every family: token table, positions, transformer layers over paged KV, head, all by its spec.
 
+use super::cross_rows::{CacheLayers, CrossRows};
 use super::head::load_ends;
-use super::seeing::{CachePlace, Seeing};
 use super::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput};
 use crate::error::ModelError;
-use crate::layers::{CrossAttention, Entry, FeedForward, Loader, Residual, RotaryTables, SelfAttention};
+use crate::layers::{
+    CrossAttention, CrossSlots, FeedForward, InputLayer, Loader, Residual, RotaryTables, SelfAttention,
+    StackAndNames,
+};
 use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
 use triptych_kernels::ops::{Activation, KvLayer, KvLayout, Mask, PagedBatch, ScoreBias};
@@ -17,8 +20,8 @@ pub struct TransformerDecoder<B: Backend> {
     backend: B,
     spec: DecoderSpec,
     tokens: B::Table,
-    entry: Entry<B>,
-    layers: Vec<Layer<B>>,
+    input_layer: InputLayer<B>,
+    layers: Vec<DecoderLayer<B>>,
     final_norm: Option<B::Norm>,
     head: B::Linear,
     self_kv: B::KvCache,
@@ -26,10 +29,10 @@ pub struct TransformerDecoder<B: Backend> {
     host_kv: B::HostKvCache,
 }
 
-struct Layer<B: Backend> {
-    // With the layer of the self-attention cache that is its own; absent where cross-attention takes its place.
+struct DecoderLayer<B: Backend> {
+    // Absent where cross-attention replaces it. The index is that in the self-attention cache.
     attention: Option<(Residual<B>, SelfAttention<B>, usize)>,
-    // With the layer of the cross-attention cache that is its own.
+    // The index is that in the cross-attention cache.
     cross: Option<(Residual<B>, CrossAttention<B>, usize)>,
     feed_forward_norm: Residual<B>,
     feed_forward: FeedForward<B>,
@@ -42,8 +45,14 @@ impl<B: Backend> TransformerDecoder<B> {
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn load(spec: &DecoderSpec, weights: &Weights, backend: &B) -> Result<Self, ModelError> {
         let loader = Loader::new(backend, weights, spec.names.prefixes);
-        let (stack, names) = (&spec.stack, spec.names);
-        let entry = Entry::load(&loader, &spec.positions, names.positions, (stack, &names.stack))?;
+        let stack = &spec.stack;
+        let names = spec.names;
+        let input_layer = InputLayer::load(
+            &loader,
+            &spec.positions,
+            names.positions,
+            StackAndNames { spec: stack, names: &names.stack },
+        )?;
         let (tokens, head) = load_ends(backend, spec, weights)?;
         let final_norm = match stack.final_norm {
             true => Some(loader.norm(names.stack.final_norm, stack.norm, stack.hidden)?),
@@ -51,8 +60,10 @@ impl<B: Backend> TransformerDecoder<B> {
         };
         Ok(Self {
             tokens,
-            entry,
-            layers: (0..stack.n_layers).map(|i| Layer::load(&loader, spec, i)).collect::<Result<_, _>>()?,
+            input_layer,
+            layers: (0..stack.n_layers)
+                .map(|i| DecoderLayer::load(&loader, spec, i))
+                .collect::<Result<_, _>>()?,
             final_norm,
             head,
             self_kv: backend.kv_cache(self_layout(spec, 0))?,
@@ -63,7 +74,7 @@ impl<B: Backend> TransformerDecoder<B> {
         })
     }
 
-    /// Token embeddings, with encoder rows in their places: `[n_tokens, hidden]`.
+    /// Token embeddings, encoder rows in the place of some: `[n_tokens, hidden]`.
     fn embed(&self, token_ids: &[u32], embeds: &[EmbedRows<'_>]) -> Result<B::Tensor, ModelError> {
         let hidden = self.spec.stack.hidden;
         let mut x = self.backend.embed(&self.tokens, token_ids)?;
@@ -83,7 +94,7 @@ impl<B: Backend> TransformerDecoder<B> {
         Ok(x)
     }
 
-    /// Logits of `rows` of the last layer's output.
+    /// Logits of `rows` of the last layer's output `x: [n_tokens, hidden]`: `[rows.len(), vocab]`.
     fn logits(&self, x: &B::Tensor, rows: &[u32]) -> Result<Vec<f32>, ModelError> {
         let mut x = self.backend.gather_rows(x, rows)?;
         if let Some(norm) = &self.final_norm {
@@ -134,7 +145,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         };
         DecoderInfo {
             vocab: spec.vocab,
-            n_readable: spec.vocab + spec.head.unwritten,
+            n_readable: spec.vocab + spec.head.input_only,
             encoder_hidden,
             max_context: spec.max_context,
             cross_attention: cross_block_bytes.is_some(),
@@ -145,7 +156,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
     }
 
     fn allocate_kv(&mut self, self_blocks: usize, cross_blocks: usize) -> Result<(), ModelError> {
-        // Old caches go first: the two generations need not fit in memory together.
+        // Old caches go first, so that memory need not hold both generations at once.
         self.self_kv = self.backend.kv_cache(self_layout(&self.spec, 0))?;
         self.cross_kv = self.backend.kv_cache(cross_layout(&self.spec, 0))?;
         self.self_kv = self.backend.kv_cache(self_layout(&self.spec, self_blocks))?;
@@ -159,14 +170,16 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         Ok(())
     }
 
-    fn project_cross(&mut self, rows: &[f32], slots: &[u32]) -> Result<(), ModelError> {
+    fn project_cross(&mut self, rows: Vec<f32>, slots: &[u32]) -> Result<(), ModelError> {
         let ItemsSpec::CrossAttention(cross) = &self.spec.items else {
-            let (expected, actual) = (vec![0], vec![slots.len()]);
+            let expected = vec![0];
+            let actual = vec![slots.len()];
             return Err(KernelError::Shape { op: "project_cross", what: "slots", expected, actual }.into());
         };
-        let rows = self.backend.upload(rows.to_vec(), slots.len(), cross.encoder_hidden)?;
+        let rows = self.backend.upload(rows, slots.len(), cross.encoder_hidden)?;
         for (_, cross, cache_layer) in self.layers.iter().filter_map(|layer| layer.cross.as_ref()) {
-            cross.write_keys_values(&self.backend, &rows, (&mut self.cross_kv, *cache_layer), slots)?;
+            let to = CrossSlots { cache: &mut self.cross_kv, layer: *cache_layer, slots };
+            cross.write_keys_values(&self.backend, &rows, to)?;
         }
         Ok(())
     }
@@ -174,16 +187,16 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
     fn forward(&mut self, step: &StepInput<'_>) -> Result<Vec<f32>, ModelError> {
         self.check(step)?;
         let mut x = self.embed(step.token_ids, step.embeds)?;
-        x = self.entry.enter(&self.backend, x, step.positions.iter().map(|[t, ..]| *t))?;
-        let rotary = self.entry.rotary(step.positions);
-        let seeing = self.info().cross_optional.then(|| Seeing::of(step));
+        x = self.input_layer.forward(&self.backend, x, step.positions.iter().map(|[t, ..]| *t))?;
+        let rotary = self.input_layer.rotary(step.positions);
+        let cross_rows = self.info().cross_optional.then(|| CrossRows::of(step));
         for (i, layer) in self.layers.iter().enumerate() {
-            let caches = Caches { own: &mut self.self_kv, cross: &self.cross_kv };
-            let bias = self.entry.score_bias(i);
-            let rows = Rows { step, cross: step.cross_kv, rotary: rotary.as_ref(), bias };
-            x = match (&layer.attention, &seeing) {
-                (None, Some(seeing)) => seeing.run(&self.backend, x, |x, batch| {
-                    layer.forward(&self.backend, x, caches, Rows { cross: batch, ..rows })
+            let caches = LayerCaches { own: &mut self.self_kv, cross: &self.cross_kv };
+            let bias = self.input_layer.score_bias(i);
+            let rows = StepContext { step, cross: step.cross_kv, rotary: rotary.as_ref(), bias };
+            x = match (&layer.attention, &cross_rows) {
+                (None, Some(cross_rows)) => cross_rows.run(&self.backend, x, |x, batch| {
+                    layer.forward(&self.backend, x, caches, StepContext { cross: batch, ..rows })
                 })?,
                 _ => layer.forward(&self.backend, &x, caches, rows)?,
             };
@@ -212,27 +225,28 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
 }
 
 /// The caches as one layer uses them.
-struct Caches<'a, C> {
+struct LayerCaches<'a, C> {
     own: &'a mut C,
     cross: &'a C,
 }
 
-/// What the rows of a step are and where they stand.
+/// Inputs of a layer beside its rows.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
+struct StepContext<'a> {
     step: &'a StepInput<'a>,
     cross: Option<PagedBatch<'a>>,
     rotary: Option<&'a RotaryTables>,
     bias: ScoreBias<'a>,
 }
 
-impl<B: Backend> Layer<B> {
+impl<B: Backend> DecoderLayer<B> {
     fn load(loader: &Loader<'_, B>, spec: &DecoderSpec, idx: usize) -> Result<Self, ModelError> {
-        let (stack, names) = (&spec.stack, &spec.names.stack);
+        let stack = &spec.stack;
+        let names = &spec.names.stack;
         let loader = loader.layer(names.layers, idx);
         let (instead, place) = match &spec.items {
-            ItemsSpec::CrossAttention(cross) => (cross.instead(), CachePlace::of(cross, idx)),
-            ItemsSpec::Embedded => (None, CachePlace { own: Some(idx), cross: None }),
+            ItemsSpec::CrossAttention(cross) => (cross.instead(), CacheLayers::of(cross, idx)),
+            ItemsSpec::Embedded => (None, CacheLayers { own: Some(idx), cross: None }),
         };
         let cross = match (&spec.items, &names.cross, place.cross) {
             (ItemsSpec::CrossAttention(cross), Some(names), Some(cache_layer)) => Some((
@@ -266,10 +280,10 @@ impl<B: Backend> Layer<B> {
         &self,
         backend: &B,
         x: &B::Tensor,
-        caches: Caches<'_, B::KvCache>,
-        Rows { step, cross, rotary, bias }: Rows<'_>,
+        caches: LayerCaches<'_, B::KvCache>,
+        StepContext { step, cross, rotary, bias }: StepContext<'_>,
     ) -> Result<B::Tensor, ModelError> {
-        let Caches { own, cross: cross_cache } = caches;
+        let LayerCaches { own, cross: cross_cache } = caches;
         let mut x = x.clone();
         if let Some((norm, attention, layer)) = &self.attention {
             x = norm.around(backend, &x, |input, residual| {
@@ -294,6 +308,7 @@ impl<B: Backend> Layer<B> {
     }
 }
 
+/// Layout of the self-attention cache.
 fn self_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
     let shape = spec.stack.attention.shape;
     let n_cross = match &spec.items {
@@ -308,7 +323,7 @@ fn self_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
     }
 }
 
-/// As [`self_layout`]; without cross-attention a cache of no layers.
+/// Layout of the cross-attention cache; no layers without cross-attention.
 fn cross_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
     match &spec.items {
         ItemsSpec::CrossAttention(cross) => KvLayout {

@@ -1,47 +1,47 @@
-//! Which rows attend to which, in which order rows lie, and where each is in its image.
+//! Attention sequences, row order and row positions of a run of units.
 //!
 //! The order of patches and windows is that of transformers' `Qwen2_5_VisionTransformerPretrainedModel`
 //! (<https://github.com/huggingface/transformers/blob/v4.52.4/src/transformers/models/qwen2_5_vl/modeling_qwen2_5_vl.py>,
 //! `rot_pos_emb` and `get_window_index`).
 
-use super::pieces::Piece;
+use super::units::EncodeUnit;
 use crate::spec::EncoderSpec;
 
-/// The rows of a run.
+/// Layout of the rows of a run.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Layout {
-    /// Offsets of whole sequences (a frame of an image, a window of sound).
+pub(super) struct RowLayout {
+    /// Offsets of whole sequences (a frame of an image, an audio window), `[n_seqs + 1]`.
     pub whole: Vec<u32>,
-    /// Offsets of the windows of an image; as `whole` without windows.
+    /// Offsets of the windows of an image, `[n_windows + 1]`; the same as `whole` without windows.
     pub windows: Vec<u32>,
-    /// Place of each row in its piece as (temporal, height, width), in the order of the layers.
+    /// Position of each row in its unit as (temporal, height, width), in the order of the layers, `[n_rows]`.
     pub positions: Vec<[u32; 3]>,
-    /// How windows reorder the rows; `None` when they do not.
-    pub order: Option<Order>,
+    /// Reordering of the rows by windows; `None` without windows.
+    pub order: Option<WindowOrder>,
 }
 
-/// A reordering of rows that brings each window together.
+/// A reordering of rows that makes each window contiguous.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Order {
+pub(super) struct WindowOrder {
     /// Row `i` of the layers is row `stem_rows[i]` of the stem.
     pub stem_rows: Vec<u32>,
     /// Output row `i` is row `output_rows[i]` of the merger.
     pub output_rows: Vec<u32>,
 }
 
-impl Layout {
-    /// Lays out the pieces of a run.
-    pub fn of(spec: &EncoderSpec, pieces: &[Piece<'_>]) -> Self {
+impl RowLayout {
+    /// Layout of the units of a run.
+    pub fn of(spec: &EncoderSpec, units: &[EncodeUnit<'_>]) -> Self {
         let side = spec.merger.as_ref().map_or(1, |m| m.side);
         let mut layout = Self { whole: vec![0], windows: vec![0], ..Self::default() };
         let mut stem_order = Vec::new();
-        for piece in pieces {
-            let [n_frames, height, width] = piece.grid;
+        for unit in units {
+            let [n_frames, height, width] = unit.grid;
             // Without windows one window is the whole frame, and the order stays as it is.
             let window = spec.windows.as_ref().map_or(height.max(width), |w| w.side).max(1);
             for frame in 0..n_frames {
                 let first_row = layout.positions.len();
-                let groups = Groups { across: width / side, down: height / side };
+                let groups = MergeGroups { across: width / side, down: height / side };
                 for (y0, x0) in groups.window_starts(window) {
                     for (y, x) in groups.of_window(y0, x0, window) {
                         let first = first_row + (y * groups.across + x) * side * side;
@@ -54,7 +54,7 @@ impl Layout {
             }
         }
         if spec.windows.is_some() {
-            layout.order = Some(Order::of(stem_order, side * side));
+            layout.order = Some(WindowOrder::of(stem_order, side * side));
         } else {
             layout.windows.clone_from(&layout.whole);
         }
@@ -62,7 +62,7 @@ impl Layout {
     }
 }
 
-impl Order {
+impl WindowOrder {
     fn of(stem_rows: Vec<u32>, group: usize) -> Self {
         let mut output_rows = vec![0; stem_rows.len() / group];
         for (merged, rows) in stem_rows.chunks_exact(group).enumerate() {
@@ -74,12 +74,12 @@ impl Order {
 
 /// The merge groups of a frame.
 #[derive(Clone, Copy)]
-struct Groups {
+struct MergeGroups {
     down: usize,
     across: usize,
 }
 
-impl Groups {
+impl MergeGroups {
     fn window_starts(self, window: usize) -> impl Iterator<Item = (usize, usize)> {
         let across = self.across;
         (0..self.down).step_by(window).flat_map(move |y| (0..across).step_by(window).map(move |x| (y, x)))
@@ -98,7 +98,7 @@ fn square(frame: usize, [y0, x0]: [usize; 2], side: usize) -> impl Iterator<Item
 
 #[cfg(test)]
 mod tests {
-    use super::super::pieces::Values;
+    use super::super::units::UnitValues;
     use super::*;
     use crate::family::{Config, Family};
     use std::path::Path;
@@ -115,8 +115,8 @@ mod tests {
         Family::of(&config).and_then(|f| f.spec(&config)).expect("a golden configuration").encoder
     }
 
-    fn piece(grid: [usize; 3]) -> Piece<'static> {
-        Piece { item: 0, grid, patches: [grid[1], grid[2]], values: Values::Floats(&[]) }
+    fn unit(grid: [usize; 3]) -> EncodeUnit<'static> {
+        EncodeUnit { item: 0, grid, patches: [grid[1], grid[2]], values: UnitValues::Floats(&[]) }
     }
 
     #[test]
@@ -125,11 +125,10 @@ mod tests {
             let spec = spec(case);
             let expected = golden(case, "expected.json");
             for (name, image) in expected["images"].as_object().expect("images") {
-                let read = |key: &str| -> Vec<u32> {
-                    serde_json::from_value(image[key].clone()).expect("whole numbers")
-                };
+                let read =
+                    |key: &str| -> Vec<u32> { serde_json::from_value(image[key].clone()).expect("integers") };
                 let grid = read("grid_thw").iter().map(|n| *n as usize).collect::<Vec<_>>();
-                let layout = Layout::of(&spec, &[piece([grid[0], grid[1], grid[2]])]);
+                let layout = RowLayout::of(&spec, &[unit([grid[0], grid[1], grid[2]])]);
                 let order = layout.order.expect("an order");
                 let merged: Vec<u32> = order.stem_rows.iter().step_by(4).map(|row| row / 4).collect();
                 assert_eq!(merged, read("window_index"), "{case} {name}");
@@ -142,7 +141,7 @@ mod tests {
 
     #[test]
     fn frames_and_images_are_sequences_of_their_own() {
-        let layout = Layout::of(&spec("qwen2_vl_two_images"), &[piece([2, 2, 4]), piece([1, 4, 2])]);
+        let layout = RowLayout::of(&spec("qwen2_vl_two_images"), &[unit([2, 2, 4]), unit([1, 4, 2])]);
         assert_eq!(layout.whole, [0, 8, 16, 24]);
         assert_eq!(layout.windows, layout.whole);
         assert_eq!(layout.order, None);

@@ -1,36 +1,37 @@
-//! Features to the first rows: convolutions over log-mel, a projection of patches, or rows of a token table; in
-//! files of their own, what does more.
+//! Features to the first rows: convolutions over log-mel, a projection of patches, or rows of a token table. Larger
+//! stems have files of their own.
 
 mod captioned;
-mod dual;
+mod davit;
+mod join;
 mod prefixed;
-mod shifted;
+mod swin;
 mod wave;
 mod windows;
 
-use super::pieces::Piece;
+use super::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
 use crate::spec::{EncoderSpec, StemSpec};
 use crate::weights::Weights;
-use captioned::Captioned;
-use prefixed::PrefixedPatches;
-use shifted::ShiftedWindows;
+use captioned::{CaptionedStem, TokenTable};
+use prefixed::PrefixedPatchStem;
+use swin::SwinStem;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, Unfold};
-use wave::Wave;
+use wave::WaveStem;
 
 const TAPS: usize = 3;
 
-/// A stem with its weights.
+/// The stem of an encoder, with its weights.
 pub(super) enum Stem<B: Backend> {
     Mel { convs: [B::Linear; 2], n_mels: usize, n_frames: usize },
     Patches { projection: B::Linear, patch_dim: usize },
-    Wave(Wave<B>),
+    Wave(WaveStem<B>),
     Tokens(B::Table),
-    Prefixed(PrefixedPatches<B>),
-    Shifted(ShiftedWindows<B>),
-    Captioned(Box<Captioned<B>>),
+    Prefixed(PrefixedPatchStem<B>),
+    Shifted(SwinStem<B>),
+    Captioned(Box<CaptionedStem<B>>),
 }
 
 impl<B: Backend> Stem<B> {
@@ -58,78 +59,59 @@ impl<B: Backend> Stem<B> {
             StemSpec::Tiles(_) => {
                 Err(ModelError::missing_key("config.json", "vision_config", "an encoder without tiles"))
             }
-            StemSpec::Wave(wave) => Ok(Self::Wave(Wave::load(loader, spec.names.stem, wave, hidden)?)),
+            StemSpec::Wave(wave) => Ok(Self::Wave(WaveStem::load(loader, spec.names.stem, wave, hidden)?)),
             StemSpec::Tokens { vocab, scale, .. } => {
                 let tables = Loader::new(loader.backend(), weights, spec.names.tokens);
                 Ok(Self::Tokens(tables.scaled_table("", [vocab, hidden], scale)?))
             }
             StemSpec::PrefixedPatches { patch, .. } => {
-                Ok(Self::Prefixed(PrefixedPatches::load(loader, spec.names.stem, patch, hidden)?))
+                Ok(Self::Prefixed(PrefixedPatchStem::load(loader, spec.names.stem, patch, hidden)?))
             }
             StemSpec::Captioned(ref captioned) => {
-                let tokens = (spec.names.tokens, hidden);
-                let stem = Captioned::load(loader.backend(), weights, captioned, tokens)?;
+                let tokens = TokenTable { names: spec.names.tokens, hidden };
+                let stem = CaptionedStem::load(loader.backend(), weights, captioned, tokens)?;
                 Ok(Self::Captioned(Box::new(stem)))
             }
-            StemSpec::ShiftedWindows(ref pyramid) => {
-                Ok(Self::Shifted(ShiftedWindows::load(loader, pyramid, &spec.names.stack)?))
+            StemSpec::Swin(ref pyramid) => {
+                Ok(Self::Shifted(SwinStem::load(loader, pyramid, &spec.names.stack)?))
             }
         }
     }
 
-    /// Rows of all pieces in a line, `[Σ n_rows, hidden]`.
+    /// Rows of all units, concatenated: `[Σ n_rows, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if a back end refuses the shapes.
-    pub fn forward(&self, backend: &B, pieces: &[Piece<'_>]) -> Result<B::Tensor, ModelError> {
+    pub fn forward(&self, backend: &B, units: &[EncodeUnit<'_>]) -> Result<B::Tensor, ModelError> {
         match self {
             Self::Mel { convs, n_mels, n_frames } => {
-                let mut frames = Vec::with_capacity(pieces.len() * n_mels * n_frames);
-                for piece in pieces {
-                    transpose_into(&mut frames, piece.values.floats(), *n_frames);
+                let mut frames = Vec::with_capacity(units.len() * n_mels * n_frames);
+                for unit in units {
+                    transpose_into(&mut frames, unit.values.floats(), *n_frames);
                 }
-                let mut x = backend.upload(frames, pieces.len() * n_frames, *n_mels)?;
+                let mut x = backend.upload(frames, units.len() * n_frames, *n_mels)?;
                 for (conv, stride) in convs.iter().zip([1, 2]) {
-                    let unfold = Unfold { n_seqs: pieces.len(), kernel: TAPS, stride, padding: 1 };
+                    let unfold = Unfold { n_seqs: units.len(), kernel: TAPS, stride, padding: 1 };
                     x = backend.linear(&backend.unfold(&x, unfold)?, conv, Activation::Gelu, None)?;
                 }
                 Ok(x)
             }
             Self::Patches { projection, patch_dim } => {
-                let values: Vec<f32> = pieces.iter().flat_map(|p| p.values.floats()).copied().collect();
+                let values: Vec<f32> = units.iter().flat_map(|p| p.values.floats()).copied().collect();
                 let n_patches = values.len() / patch_dim;
                 let x = backend.upload(values, n_patches, *patch_dim)?;
                 Ok(backend.linear(&x, projection, Activation::None, None)?)
             }
-            Self::Wave(wave) => wave.forward(backend, pieces),
+            Self::Wave(wave) => wave.forward(backend, units),
             Self::Tokens(table) => {
-                let ids: Vec<u32> = pieces.iter().flat_map(|p| p.values.tokens()).copied().collect();
+                let ids: Vec<u32> = units.iter().flat_map(|p| p.values.tokens()).copied().collect();
                 Ok(backend.embed(table, &ids)?)
             }
-            Self::Prefixed(stem) => stem.forward(backend, pieces),
-            Self::Shifted(stem) => stem.forward(backend, pieces),
-            Self::Captioned(stem) => stem.forward(backend, pieces),
+            Self::Prefixed(stem) => stem.forward(backend, units),
+            Self::Shifted(stem) => stem.forward(backend, units),
+            Self::Captioned(stem) => stem.forward(backend, units),
         }
     }
-}
-
-/// Rows of several pieces in a line.
-fn joined<B: Backend>(backend: &B, mut parts: Vec<B::Tensor>) -> Result<B::Tensor, ModelError> {
-    if parts.len() == 1
-        && let Some(only) = parts.pop()
-    {
-        return Ok(only);
-    }
-    let dims: Vec<(usize, usize)> = parts.iter().map(|part| backend.dims(part)).collect();
-    let (n_rows, width) = (dims.iter().map(|d| d.0).sum::<usize>(), dims.first().map_or(0, |d| d.1));
-    let mut all = backend.upload(vec![0.0; n_rows * width], n_rows, width)?;
-    let mut first = 0;
-    for (part, (n, _)) in parts.iter().zip(dims) {
-        let rows: Vec<u32> = (first..first + n as u32).collect();
-        backend.scatter_rows(&mut all, &rows, part)?;
-        first += n as u32;
-    }
-    Ok(all)
 }
 
 /// Appends the transpose of `values: [rows, n_columns]`.

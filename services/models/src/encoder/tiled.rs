@@ -1,22 +1,22 @@
-//! The encoder of images that are cut into tiles: two stacks, and rows that are what several layers say of a place.
+//! The encoder of images that are cut into tiles: two stacks, and output rows that join the rows of several layers.
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/mllama/modeling_mllama.py>
-//! (`MllamaVisionModel`). Every image is computed with all its tiles, those that it does not have too, and each tile
-//! with rows that fill it up: real rows attend to all of them, and only these among themselves do not. So the filling
-//! is not padding that could be left out, and does not depend on what else is in the batch.
+//! (`MllamaVisionModel`). Every image is computed with the full number of tiles, and each tile is filled up with rows:
+//! real rows attend to all of them, filling rows to real rows only. So the filling is not padding that could be left out,
+//! and it does not depend on the other items of the batch.
 
-mod layers;
+mod layer;
 mod rows;
 
-use super::pieces::{Piece, pieces};
+use super::units::{EncodeUnit, units};
 use super::{Encoder, shares};
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader, StoredLinear};
 use crate::preprocess::EncoderInput;
 use crate::spec::{EncoderSpec, NormSpec, StemSpec, TilesSpec};
 use crate::weights::Weights;
-use layers::{Layer, Sight};
-use rows::{Image, TileRows};
+use layer::{TileSequences, TiledLayer};
+use rows::{TileRows, TiledImage};
 use triptych_core::DType;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, WeightView};
@@ -30,23 +30,23 @@ pub struct TiledEncoder<B: Backend> {
     spec: EncoderSpec,
     tiles: TilesSpec,
     patches: B::Linear,
-    embeddings: Embeddings<B>,
+    embeddings: TileEmbeddings<B>,
     norms: [B::Norm; 2],
-    local: Vec<Layer<B>>,
-    global: Vec<Layer<B>>,
-    // Of the last layer's rows, then of each tap's.
+    local: Vec<TiledLayer<B>>,
+    global: Vec<TiledLayer<B>>,
+    // For the last layer's rows, then for those of each tap.
     projections: Vec<B::Linear>,
 }
 
-/// What is added to rows for their place, gates taken in.
-struct Embeddings<B: Backend> {
-    /// A row for each tile of each arrangement, from 1, for patches; then one for class rows.
+/// Position embeddings, multiplied by their gates.
+struct TileEmbeddings<B: Backend> {
+    /// Before the stack: a row for each tile of each arrangement, from 1, for patches; then one for class rows.
     before: B::Table,
-    /// A row for each row of a tile.
+    /// A row for each row of a tile, `[tile_rows, hidden]`.
     places: B::Table,
     /// A row for each row of each tile of each arrangement, from 1.
     tile_places: B::Table,
-    /// A row for each tile of each arrangement, from 1.
+    /// After the stack: a row for each tile of each arrangement, from 1.
     after: B::Table,
 }
 
@@ -66,12 +66,12 @@ impl<B: Backend> TiledEncoder<B> {
         let shape = [hidden, channels, height, width];
         let norm = |name| loader.norm(name, NormSpec::layer(tiles.norm_eps), hidden);
         let [norm_before, norm_after] = tiles.names.norms;
-        let local = |i| Layer::load(&loader.layer(spec.names.stack.layers, i), spec, None);
+        let local = |i| TiledLayer::load(&loader.layer(spec.names.stack.layers, i), spec, None);
         let gates = tiles.names.global_gates;
-        let global = |i| Layer::load(&loader.layer(tiles.names.global_layers, i), spec, Some(gates));
+        let global = |i| TiledLayer::load(&loader.layer(tiles.names.global_layers, i), spec, Some(gates));
         Ok(Self {
             patches: loader.linear(&[LinearShape { name, shape: &shape, bias: false }])?,
-            embeddings: Embeddings::load(&loader, tiles, hidden)?,
+            embeddings: TileEmbeddings::load(&loader, tiles, hidden)?,
             norms: [norm(norm_before)?, norm(norm_after)?],
             local: (0..spec.stack.n_layers).map(local).collect::<Result<_, _>>()?,
             global: (0..tiles.n_global_layers).map(global).collect::<Result<_, _>>()?,
@@ -82,24 +82,24 @@ impl<B: Backend> TiledEncoder<B> {
         })
     }
 
-    /// Output rows of the images of one run, in a line. A part is a layer of either stack, with what stands before it;
-    /// the last layer has what follows it too.
-    fn run(&self, run: &[Piece<'_>], before: &mut dyn FnMut(usize)) -> Result<Vec<f32>, ModelError> {
+    /// Output rows of the images of one run, concatenated: `[n_rows, hidden]`. A part is a layer of either stack with what
+    /// precedes it; the last part also has what follows.
+    fn run(&self, run: &[EncodeUnit<'_>], before: &mut dyn FnMut(usize)) -> Result<Vec<f32>, ModelError> {
         let backend = &self.backend;
-        let n_tokens = run.iter().map(Piece::n_rows).sum();
+        let n_tokens = run.iter().map(EncodeUnit::n_rows).sum();
         let mut parts = shares(n_tokens, self.local.len() + self.global.len());
         let mut part = || parts.next().map_or((), &mut *before);
         part();
-        let images: Vec<Image> = run.iter().map(|piece| Image::of(&self.tiles, piece)).collect();
+        let images: Vec<TiledImage> = run.iter().map(|unit| TiledImage::of(&self.tiles, unit)).collect();
         let rows = TileRows::of(&self.tiles, &images);
         let mut x = self.stem(run, &rows)?;
-        let sight = Sight::of(&rows);
+        let sequences = TileSequences::of(&rows);
         let mut taps = vec![None; self.tiles.taps.len()];
         for (i, layer) in self.local.iter().enumerate() {
             if i > 0 {
                 part();
             }
-            x = layer.forward(backend, &x, &sight)?;
+            x = layer.forward(backend, &x, &sequences)?;
             for (tap, _) in taps.iter_mut().zip(&self.tiles.taps).filter(|(_, tapped)| **tapped == i) {
                 *tap = Some(backend.gather_rows(&x, &rows.output)?);
             }
@@ -108,7 +108,7 @@ impl<B: Backend> TiledEncoder<B> {
         backend.add(&mut x, &backend.embed(&self.embeddings.after, &rows.after)?)?;
         for layer in &self.global {
             part();
-            x = layer.forward(backend, &x, &sight)?;
+            x = layer.forward(backend, &x, &sequences)?;
         }
         let last = Some(backend.gather_rows(&x, &rows.output)?);
         let mut projected: Option<B::Tensor> = None;
@@ -120,15 +120,16 @@ impl<B: Backend> TiledEncoder<B> {
         Ok(projected.map(|rows| backend.download(&rows)).transpose()?.unwrap_or_default())
     }
 
-    /// Rows of all images as the first layer reads them: patches, classes, filling; `[n_rows, hidden]`.
-    fn stem(&self, run: &[Piece<'_>], rows: &TileRows) -> Result<B::Tensor, ModelError> {
-        let (backend, hidden) = (&self.backend, self.spec.stack.hidden);
-        let values: Vec<f32> = run.iter().flat_map(|piece| piece.values.floats()).copied().collect();
+    /// Input rows of the first layer, all images: patches, classes, filling; `[n_rows, hidden]`.
+    fn stem(&self, run: &[EncodeUnit<'_>], rows: &TileRows) -> Result<B::Tensor, ModelError> {
+        let backend = &self.backend;
+        let hidden = self.spec.stack.hidden;
+        let values: Vec<f32> = run.iter().flat_map(|unit| unit.values.floats()).copied().collect();
         let patch_values: usize = self.tiles.patch.iter().product();
         let patches = backend.upload(values, rows.patches.len(), patch_values)?;
         let patches = backend.linear(&patches, &self.patches, Activation::None, None)?;
         let zeros = |n: usize| backend.upload(vec![0.0; n * hidden], n, hidden);
-        // Rows of tiles first; what fills tiles up is zero, and stays so.
+        // Rows of tiles first; filling rows stay zero.
         let mut x = zeros(rows.placed.len())?;
         backend.scatter_rows(&mut x, &rows.patches, &patches)?;
         let tables = [&self.embeddings.before, &self.embeddings.places, &self.embeddings.tile_places];
@@ -154,17 +155,17 @@ impl<B: Backend> Encoder for TiledEncoder<B> {
     ) -> Result<Vec<Vec<f32>>, ModelError> {
         let mut all = Vec::new();
         for (i, input) in batch.iter().enumerate() {
-            all.extend(pieces(&self.spec, i, input)?);
+            all.extend(units(&self.spec, i, input)?);
         }
-        // An image without all its tiles costs as much as one with them.
+        // An image with few tiles costs as much as one with all.
         let whole = self.tiles.max_tiles * self.tiles.tile_rows();
         let mut outputs = vec![Vec::new(); batch.len()];
         for run in all.chunks((RUN_ROWS / whole).max(1)) {
             let rows = self.run(run, before)?;
             let mut rest = rows.as_slice();
-            for piece in run {
-                let (own, after) = rest.split_at(piece.n_rows() * self.tiles.out);
-                outputs[piece.item].extend_from_slice(own);
+            for unit in run {
+                let (own, after) = rest.split_at(unit.n_rows() * self.tiles.out);
+                outputs[unit.item].extend_from_slice(own);
                 rest = after;
             }
         }
@@ -172,10 +173,12 @@ impl<B: Backend> Encoder for TiledEncoder<B> {
     }
 }
 
-impl<B: Backend> Embeddings<B> {
+impl<B: Backend> TileEmbeddings<B> {
     fn load(loader: &Loader<'_, B>, tiles: &TilesSpec, hidden: usize) -> Result<Self, ModelError> {
         let names = tiles.names;
-        let (n_ids, n_tiles, n_rows) = (tiles.arrangements().len() + 1, tiles.max_tiles, tiles.tile_rows());
+        let n_ids = tiles.arrangements().len() + 1;
+        let n_tiles = tiles.max_tiles;
+        let n_rows = tiles.tile_rows();
         let gate = loader.gate(names.position_gate)?;
         let gated_tiles = |i: usize| -> Result<Vec<f32>, ModelError> {
             let factor = loader.gate(names.tile_gates[i])?;
@@ -202,8 +205,8 @@ impl<B: Backend> Embeddings<B> {
     }
 }
 
-/// The projection of rows that are joined, as one for each part, whose results are added: the last layer's, then each
-/// tap's. In the stored matrix the values of all taps at a place lie side by side.
+/// The projection of joined rows, split into one for each part; their results are added. The last layer's comes first,
+/// then each tap's. In the stored matrix the columns of the taps are interleaved.
 fn projections<B: Backend>(
     loader: &Loader<'_, B>,
     tiles: &TilesSpec,

@@ -1,12 +1,14 @@
-//! The one encoder: stem, positions, transformer layers, merger, as its spec says.
+//! The encoder of most families: stem, positions, transformer layers, merger, all by its spec.
 
-use super::layout::Layout;
-use super::pieces::{Piece, pieces, runs};
-use super::plane;
+use super::layout::RowLayout;
+use super::position_bias;
 use super::stem::Stem;
+use super::units::{EncodeUnit, runs, units};
 use super::{Encoder, shares};
 use crate::error::ModelError;
-use crate::layers::{Entry, FeedForward, LinearShape, Loader, Residual, RotaryTables, SelfAttention};
+use crate::layers::{
+    FeedForward, InputLayer, LinearShape, Loader, Residual, RotaryTables, SelfAttention, StackAndNames,
+};
 use crate::preprocess::EncoderInput;
 use crate::spec::{EncoderSpec, MergerSpec, ProjectionSpec};
 use crate::weights::Weights;
@@ -14,8 +16,8 @@ use std::sync::Arc;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, Mask, ScoreBias, SharedBias, Varlen};
 
-/// Rows computed at once. Bounds the activations of a long sound (at a feed-forward of 5120: 168 MB), and is
-/// more rows than any back end needs to be busy.
+/// Rows computed at once. Bounds the activations of long audio (168 MB at a feed-forward of 5120), and is more rows than
+/// any back end needs to be busy.
 const RUN_ROWS: usize = 8192;
 
 /// An encoder of any family over any back end.
@@ -23,24 +25,24 @@ pub struct TransformerEncoder<B: Backend> {
     backend: B,
     spec: EncoderSpec,
     stem: Stem<B>,
-    entry: Entry<B>,
-    layers: Vec<Layer<B>>,
+    input_layer: InputLayer<B>,
+    layers: Vec<EncoderLayer<B>>,
     final_norm: Option<B::Norm>,
-    merger: Option<Merger<B>>,
+    merger: Option<PatchMerger<B>>,
     projection: Option<B::Linear>,
 }
 
-struct Layer<B: Backend> {
+struct EncoderLayer<B: Backend> {
     attention_norm: Residual<B>,
     attention: SelfAttention<B>,
     feed_forward_norm: Residual<B>,
     feed_forward: FeedForward<B>,
-    sees_whole: bool,
-    // `[n_heads, n, n]` of every image.
+    full_attention: bool,
+    // `[n_heads, n, n]`, the same for every image.
     bias: Option<Arc<[f32]>>,
 }
 
-struct Merger<B: Backend> {
+struct PatchMerger<B: Backend> {
     norm: B::Norm,
     linears: [B::Linear; 2],
     group: usize,
@@ -53,13 +55,14 @@ impl<B: Backend> TransformerEncoder<B> {
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn load(spec: &EncoderSpec, weights: &Weights, backend: &B) -> Result<Self, ModelError> {
         let loader = Loader::new(backend, weights, spec.names.prefixes);
-        let (stack, names) = (&spec.stack, &spec.names.stack);
+        let stack = &spec.stack;
+        let names = &spec.names.stack;
         let final_norm = match stack.final_norm {
             true => Some(loader.norm(names.final_norm, stack.norm, stack.hidden)?),
             false => None,
         };
         let merger = match (&spec.merger, spec.names.merger) {
-            (Some(merger), Some(names)) => Some(Merger::load(&loader, spec, merger, names)?),
+            (Some(merger), Some(names)) => Some(PatchMerger::load(&loader, spec, merger, names)?),
             _ => None,
         };
         let merged = spec.merger.as_ref().map_or(stack.hidden, |m| m.out);
@@ -71,7 +74,12 @@ impl<B: Backend> TransformerEncoder<B> {
         };
         Ok(Self {
             stem: Stem::load(&loader, spec, weights)?,
-            entry: Entry::load(&loader, &spec.positions, spec.names.positions, (stack, names))?,
+            input_layer: InputLayer::load(
+                &loader,
+                &spec.positions,
+                spec.names.positions,
+                StackAndNames { spec: stack, names },
+            )?,
             layers: load_layers(&loader, spec)?,
             final_norm,
             merger,
@@ -81,27 +89,27 @@ impl<B: Backend> TransformerEncoder<B> {
         })
     }
 
-    /// Output rows of the pieces of one run, in a line. A part is a layer with what stands before the first one, and
-    /// the last part is what follows the layers.
-    fn run(&self, run: &[Piece<'_>], before: &mut dyn FnMut(usize)) -> Result<Vec<f32>, ModelError> {
+    /// Output rows of the units of one run, concatenated: `[n_rows, hidden]`. A part is a layer, the first one with what
+    /// precedes it; the last part is what follows the layers.
+    fn run(&self, run: &[EncodeUnit<'_>], before: &mut dyn FnMut(usize)) -> Result<Vec<f32>, ModelError> {
         let backend = &self.backend;
-        let n_tokens = run.iter().map(Piece::n_rows).sum::<usize>() / self.group();
+        let n_tokens = run.iter().map(EncodeUnit::n_rows).sum::<usize>() / self.group();
         let mut parts = shares(n_tokens, self.layers.len() + 1);
         let mut part = || parts.next().map_or((), &mut *before);
         part();
-        let layout = Layout::of(&self.spec, run);
+        let layout = RowLayout::of(&self.spec, run);
         let mut x = self.stem.forward(backend, run)?;
         if let Some(order) = &layout.order {
             x = backend.gather_rows(&x, &order.stem_rows)?;
         }
-        x = self.entry.enter(backend, x, layout.positions.iter().map(|[.., x]| *x))?;
-        let rotary = self.entry.rotary(&layout.positions);
+        x = self.input_layer.forward(backend, x, layout.positions.iter().map(|[.., x]| *x))?;
+        let rotary = self.input_layer.rotary(&layout.positions);
         for (i, layer) in self.layers.iter().enumerate() {
             if i > 0 {
                 part();
             }
-            let offsets = if layer.sees_whole { &layout.whole } else { &layout.windows };
-            let bias = self.entry.score_bias(i);
+            let offsets = if layer.full_attention { &layout.whole } else { &layout.windows };
+            let bias = self.input_layer.score_bias(i);
             let seqs = Varlen { cu_seqlens_q: offsets, cu_seqlens_k: offsets, mask: Mask::Full, bias };
             x = layer.forward(backend, &x, rotary.as_ref(), seqs)?;
         }
@@ -139,16 +147,16 @@ impl<B: Backend> Encoder for TransformerEncoder<B> {
     ) -> Result<Vec<Vec<f32>>, ModelError> {
         let mut all = Vec::new();
         for (i, input) in batch.iter().enumerate() {
-            all.extend(pieces(&self.spec, i, input)?);
+            all.extend(units(&self.spec, i, input)?);
         }
         let group = self.group();
         let mut outputs = vec![Vec::new(); batch.len()];
         for run in runs(&all, RUN_ROWS) {
             let rows = self.run(run, before)?;
             let mut rest = rows.as_slice();
-            for piece in run {
-                let (own, after) = rest.split_at(piece.n_rows() / group * self.hidden());
-                outputs[piece.item].extend_from_slice(own);
+            for unit in run {
+                let (own, after) = rest.split_at(unit.n_rows() / group * self.hidden());
+                outputs[unit.item].extend_from_slice(own);
                 rest = after;
             }
         }
@@ -156,24 +164,28 @@ impl<B: Backend> Encoder for TransformerEncoder<B> {
     }
 }
 
-fn load_layers<B: Backend>(loader: &Loader<'_, B>, spec: &EncoderSpec) -> Result<Vec<Layer<B>>, ModelError> {
-    let mut layers: Vec<Layer<B>> = Vec::with_capacity(spec.stack.n_layers);
+fn load_layers<B: Backend>(
+    loader: &Loader<'_, B>,
+    spec: &EncoderSpec,
+) -> Result<Vec<EncoderLayer<B>>, ModelError> {
+    let mut layers: Vec<EncoderLayer<B>> = Vec::with_capacity(spec.stack.n_layers);
     for idx in 0..spec.stack.n_layers {
-        let mut layer = Layer::load(loader, spec, idx)?;
-        if let Some(bias) = &spec.extras.plane_bias {
+        let mut layer = EncoderLayer::load(loader, spec, idx)?;
+        if let Some(bias) = &spec.extras.position_bias {
             let own = loader.layer(spec.names.stack.layers, idx);
             let shared = layers.first().and_then(|first| first.bias.as_ref());
             let n_heads = spec.stack.attention.shape.n_heads;
-            layer.bias = Some(plane::load(loader, &own, bias, n_heads, shared)?);
+            layer.bias = Some(position_bias::load(loader, &own, bias, n_heads, shared)?);
         }
         layers.push(layer);
     }
     Ok(layers)
 }
 
-impl<B: Backend> Layer<B> {
+impl<B: Backend> EncoderLayer<B> {
     fn load(loader: &Loader<'_, B>, spec: &EncoderSpec, idx: usize) -> Result<Self, ModelError> {
-        let (stack, names) = (&spec.stack, &spec.names.stack);
+        let stack = &spec.stack;
+        let names = &spec.names.stack;
         let mut loader = loader.layer(names.layers, idx);
         if let Some([attention, feed_forward]) = spec.extras.scales {
             let scales = vec![[names.attention.out, attention], [names.feed_forward_outer, feed_forward]];
@@ -184,7 +196,7 @@ impl<B: Backend> Layer<B> {
             attention: SelfAttention::load(&loader, &names.attention, stack)?,
             feed_forward_norm: Residual::load(&loader, names.feed_forward_norm, stack)?,
             feed_forward: FeedForward::load(&loader, names, stack)?,
-            sees_whole: spec.windows.as_ref().is_none_or(|w| w.whole_layers.contains(&idx)),
+            full_attention: spec.windows.as_ref().is_none_or(|w| w.full_attention_layers.contains(&idx)),
             bias: None,
         })
     }
@@ -211,7 +223,7 @@ impl<B: Backend> Layer<B> {
     }
 }
 
-impl<B: Backend> Merger<B> {
+impl<B: Backend> PatchMerger<B> {
     fn load(
         loader: &Loader<'_, B>,
         spec: &EncoderSpec,

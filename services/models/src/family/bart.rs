@@ -17,48 +17,51 @@ use triptych_kernels::ops::AttentionShape;
 /// Not in the configuration: the default of torch's `LayerNorm`.
 const NORM_EPS: f32 = 1e-5;
 
-/// What the relatives differ in.
+/// Differences between the relatives.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Dialect {
-    /// Where norms sit; a stack whose norms come first ends with one.
+pub(super) struct BartVariant {
+    /// Placement of norms; a stack whose norms come first ends with one.
     placement: NormPlacement,
-    /// Norms on the way into encoder and decoder.
+    /// Norms before the first layer of encoder and decoder.
     input_norms: [InputNorm; 2],
-    places: Places,
+    positions: PositionStyle,
 }
 
-/// How rows learn their place.
+/// Position encoding of the rows.
 #[derive(Clone, Copy, Debug)]
-enum Places {
+enum PositionStyle {
     /// A learned table whose first rows nothing uses.
     Learned { offset: usize },
     /// Computed.
     Sinusoids,
 }
 
-pub(super) const BART: Dialect = Dialect {
+pub(super) const BART: BartVariant = BartVariant {
     placement: NormPlacement::Post,
     input_norms: [InputNorm::AfterPositions; 2],
-    places: Places::Learned { offset: 2 },
+    positions: PositionStyle::Learned { offset: 2 },
 };
 
-pub(super) const MBART: Dialect = Dialect { placement: NormPlacement::Pre, ..BART };
+pub(super) const MBART: BartVariant = BartVariant { placement: NormPlacement::Pre, ..BART };
 
-pub(super) const PEGASUS: Dialect =
-    Dialect { placement: NormPlacement::Pre, input_norms: [InputNorm::Absent; 2], places: Places::Sinusoids };
-
-pub(super) const MARIAN: Dialect = Dialect { placement: NormPlacement::Post, ..PEGASUS };
-
-pub(super) const BLENDERBOT: Dialect = Dialect {
+pub(super) const PEGASUS: BartVariant = BartVariant {
     placement: NormPlacement::Pre,
     input_norms: [InputNorm::Absent; 2],
-    places: Places::Learned { offset: 0 },
+    positions: PositionStyle::Sinusoids,
 };
 
-pub(super) const BLENDERBOT_SMALL: Dialect = Dialect {
+pub(super) const MARIAN: BartVariant = BartVariant { placement: NormPlacement::Post, ..PEGASUS };
+
+pub(super) const BLENDERBOT: BartVariant = BartVariant {
+    placement: NormPlacement::Pre,
+    input_norms: [InputNorm::Absent; 2],
+    positions: PositionStyle::Learned { offset: 0 },
+};
+
+pub(super) const BLENDERBOT_SMALL: BartVariant = BartVariant {
     placement: NormPlacement::Post,
     input_norms: [InputNorm::AfterPositions, InputNorm::BeforePositions],
-    places: Places::Learned { offset: 0 },
+    positions: PositionStyle::Learned { offset: 0 },
 };
 
 const OWN: [&[&str]; 2] = [
@@ -115,22 +118,22 @@ const fn decoder_names(tokens: &'static [&'static str]) -> DecoderNames {
 /// The spec of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
-pub(super) fn spec(config: &Config<'_>, dialect: Dialect) -> Result<ModelSpec, ModelError> {
+/// [`ModelError::Config`] for a key that is missing or not supported.
+pub(super) fn spec(config: &Config<'_>, variant: BartVariant) -> Result<ModelSpec, ModelError> {
     let shared = config.flag_or("share_encoder_decoder_embeddings", true)?;
     let max_tokens = config.size("max_position_embeddings")?;
     let vocab = config.size("vocab_size")?;
     let encoder = EncoderSpec {
         modality: Modality::Text,
         stem: StemSpec::Tokens { vocab, max_tokens, scale: embedding_scale(config)? },
-        positions: dialect.positions(max_tokens),
-        stack: stack(config, dialect, Side::Encoder)?,
+        positions: variant.positions(max_tokens),
+        stack: stack(config, variant, Side::Encoder)?,
         windows: None,
         extras: EncoderExtras::default(),
         merger: None,
         names: if shared { &ENCODER } else { &OWN_ENCODER },
     };
-    let mut decoder = decoder(config, dialect, encoder.stack.hidden)?;
+    let mut decoder = decoder(config, variant, encoder.stack.hidden)?;
     if !shared {
         decoder.vocab = config.size_or("decoder_vocab_size", vocab)?;
         decoder.names = &OWN_DECODER;
@@ -141,14 +144,14 @@ pub(super) fn spec(config: &Config<'_>, dialect: Dialect) -> Result<ModelSpec, M
 /// The decoder of a configuration over encoder rows of `encoder_hidden`.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn decoder(
     config: &Config<'_>,
-    dialect: Dialect,
+    variant: BartVariant,
     encoder_hidden: usize,
 ) -> Result<DecoderSpec, ModelError> {
     let max_context = config.size("max_position_embeddings")?;
-    let stack = stack(config, dialect, Side::Decoder)?;
+    let stack = stack(config, variant, Side::Decoder)?;
     let embedding_scale = match stack.input_norm {
         // A norm right behind the table undoes its factor but for rounding; the reference leaves it out.
         InputNorm::BeforePositions => 1.0,
@@ -157,7 +160,7 @@ pub(super) fn decoder(
     Ok(DecoderSpec {
         vocab: config.size("vocab_size")?,
         max_context,
-        positions: dialect.positions(max_context),
+        positions: variant.positions(max_context),
         items: ItemsSpec::CrossAttention(CrossSpec {
             encoder_hidden,
             attention: stack.attention,
@@ -170,11 +173,11 @@ pub(super) fn decoder(
     })
 }
 
-impl Dialect {
+impl BartVariant {
     fn positions(self, n_rows: usize) -> Positions {
-        match self.places {
-            Places::Learned { offset } => Positions::Table { n_rows, offset },
-            Places::Sinusoids => Positions::Sinusoids { n_rows },
+        match self.positions {
+            PositionStyle::Learned { offset } => Positions::Table { n_rows, offset },
+            PositionStyle::Sinusoids => Positions::Sinusoids { n_rows },
         }
     }
 }
@@ -185,13 +188,13 @@ enum Side {
     Decoder,
 }
 
-fn stack(config: &Config<'_>, dialect: Dialect, side: Side) -> Result<StackSpec, ModelError> {
+fn stack(config: &Config<'_>, variant: BartVariant, side: Side) -> Result<StackSpec, ModelError> {
     let ([layers, heads, ffn], input_norm) = match side {
         Side::Encoder => {
-            (["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"], dialect.input_norms[0])
+            (["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"], variant.input_norms[0])
         }
         Side::Decoder => {
-            (["decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"], dialect.input_norms[1])
+            (["decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"], variant.input_norms[1])
         }
     };
     let hidden = config.size("d_model")?;
@@ -213,8 +216,8 @@ fn stack(config: &Config<'_>, dialect: Dialect, side: Side) -> Result<StackSpec,
         },
         norm: NormSpec::layer(NORM_EPS),
         input_norm,
-        placement: dialect.placement,
-        final_norm: dialect.placement == NormPlacement::Pre,
+        placement: variant.placement,
+        final_norm: variant.placement == NormPlacement::Pre,
     })
 }
 

@@ -12,7 +12,7 @@ const MAX_SIZE: u64 = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct Config<'a> {
     file: &'static str,
-    // Where the keys are, for messages: empty, or a name with a dot.
+    // Prefix of the keys in messages: empty, or a name with a dot.
     path: &'static str,
     objects: Vec<&'a Value>,
 }
@@ -45,12 +45,12 @@ impl<'a> Config<'a> {
         self.objects.iter().find_map(|o| o.get(key).filter(|v| !v.is_null()))
     }
 
-    /// A size: a whole number from 1.
+    /// A size: an integer from 1 to 2²⁰.
     ///
     /// # Errors
     /// [`ModelError::Config`] if missing or not such a number.
     pub fn size(&self, key: &str) -> Result<usize, ModelError> {
-        let expected = "a whole number from 1";
+        let expected = "an integer from 1";
         let value = self.get(key).ok_or_else(|| self.missing(key, expected))?;
         match value.as_u64() {
             Some(n @ 1..=MAX_SIZE) => Ok(n as usize),
@@ -71,7 +71,7 @@ impl<'a> Config<'a> {
     /// # Errors
     /// [`ModelError::Config`] if missing or not such a list.
     pub fn sizes(&self, key: &str) -> Result<Vec<usize>, ModelError> {
-        let expected = "a list of whole numbers";
+        let expected = "a list of integers";
         let value = self.get(key).ok_or_else(|| self.missing(key, expected))?;
         let item = |v: &Value| v.as_u64().filter(|n| *n <= MAX_SIZE).map(|n| n as usize);
         let list = value.as_array().and_then(|list| list.iter().map(item).collect());
@@ -107,7 +107,7 @@ impl<'a> Config<'a> {
         activation(name).ok_or_else(|| self.unsupported(key, name, ACTIVATIONS))
     }
 
-    /// Whether a key is true; `default` when it is missing.
+    /// A boolean; `default` when the key is missing.
     ///
     /// # Errors
     /// [`ModelError::Config`] if it is there and neither true nor false.
@@ -124,7 +124,7 @@ impl<'a> Config<'a> {
         if self.flag_or(key, false)? { Err(self.unsupported(key, true, "false")) } else { Ok(()) }
     }
 
-    /// `whole / n`, refused if it is not a whole number.
+    /// `whole / n`, refused if there is a remainder.
     ///
     /// # Errors
     /// [`ModelError::Config`] for a remainder.
@@ -135,7 +135,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// A size that is the number at `key` times `n`, cut to a whole one.
+    /// A size that is the number at `key` times `n`, truncated.
     ///
     /// # Errors
     /// [`ModelError::Config`] if the key is missing or not a positive number, or the product no size.

@@ -1,4 +1,4 @@
-//! What fairseq called the parts of its layers, and so all families whose models came from there.
+//! Tensor names of fairseq's layers, which all families that come from there share.
 
 use crate::spec::{AttentionNames, CrossNames, QkvNames, StackNames};
 

@@ -1,4 +1,4 @@
-//! Florence-2: a pyramid over an image's pixels, a projector, and BART over the image's rows and a prompt's.
+//! Florence-2: a tower over an image's pixels, a projector, and BART over the image's rows and a prompt's.
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/florence2/modeling_florence2.py>.
 //! Quirks: the encoder reads a text with each image, a task's question; the text model's section is a BART
@@ -15,7 +15,7 @@ use triptych_kernels::ops::AttentionShape;
 
 /// Not in the configuration: the default of torch's `LayerNorm`.
 const NORM_EPS: f32 = 1e-5;
-/// Most stages of a pyramid.
+/// Most stages of a tower.
 const MAX_STAGES: usize = 8;
 
 const TOKENS: &[&str] = &[
@@ -46,8 +46,8 @@ static DECODER: DecoderNames = DecoderNames {
 static PROJECTOR: CaptionedNames = CaptionedNames {
     tower: &["model.vision_tower."],
     projector: &["model.multi_modal_projector."],
-    lines: "image_position_embed.row_embeddings",
-    columns: "image_position_embed.column_embeddings",
+    row_positions: "image_position_embed.row_embeddings",
+    column_positions: "image_position_embed.column_embeddings",
     projection: "image_projection",
     norm: "image_proj_norm",
 };
@@ -55,7 +55,7 @@ static PROJECTOR: CaptionedNames = CaptionedNames {
 const WINDOW: AttentionNames =
     AttentionNames { norm: "norm1", qkv: QkvNames::Fused("window_attn.qkv"), out: "window_attn.proj" };
 
-static PYRAMID: DualNames = DualNames {
+static PYRAMID: DavitNames = DavitNames {
     convolutions: "convs",
     convolution: "conv",
     norm: "norm",
@@ -84,7 +84,7 @@ static PYRAMID: DualNames = DualNames {
 /// The spec of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     let text = config.section("text_config", "text_config.")?;
     let vision = config.section("vision_config", "vision_config.")?;
@@ -104,8 +104,8 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     encoder.modality = Modality::Image;
     encoder.names = &ENCODER;
     encoder.stem = StemSpec::Captioned(CaptionedSpec {
-        pyramid: pyramid(&vision)?,
-        max_places: vision.size("max_position_embeddings")?,
+        tower: tower(&vision)?,
+        max_positions: vision.size("max_position_embeddings")?,
         max_rows: max_tokens,
         vocab,
         scale,
@@ -116,7 +116,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     Ok(ModelSpec { encoder, decoder })
 }
 
-fn pyramid(config: &Config<'_>) -> Result<DualSpec, ModelError> {
+fn tower(config: &Config<'_>) -> Result<DavitSpec, ModelError> {
     let widths = config.sizes("embed_dim")?;
     if widths.is_empty() || widths.len() > MAX_STAGES || widths.contains(&0) {
         return Err(config.unsupported("embed_dim", format!("{widths:?}"), "1 to 8 widths"));
@@ -146,7 +146,7 @@ fn pyramid(config: &Config<'_>) -> Result<DualSpec, ModelError> {
     }
     for (i, &width) in widths.iter().enumerate() {
         config.share("num_groups", width, groups[i])?;
-        stages.push(DualStage {
+        stages.push(DavitStageSpec {
             channels,
             kernel: kernels[i],
             stride: strides[i],
@@ -157,7 +157,7 @@ fn pyramid(config: &Config<'_>) -> Result<DualSpec, ModelError> {
         });
         channels = width;
     }
-    Ok(DualSpec { stages, window: config.size("window_size")?, names: &PYRAMID })
+    Ok(DavitSpec { stages, window: config.size("window_size")?, names: &PYRAMID })
 }
 
 fn norms_first(config: &Config<'_>, n_stages: usize) -> Result<Vec<bool>, ModelError> {

@@ -8,7 +8,7 @@
 
 use super::Config;
 use crate::error::ModelError;
-use crate::prompt::UNWRITTEN;
+use crate::prompt::N_INPUT_ONLY;
 use crate::spec::*;
 use triptych_core::Modality;
 use triptych_kernels::ops::{Activation, AttentionShape};
@@ -84,7 +84,7 @@ const NO_BIAS: AttentionBias = AttentionBias { q: false, k: false, v: false, out
 /// The spec of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     let decoder = text(&config.section("text_config", "text_config.")?)?;
     let encoder = vision(&config.section("vision_config", "vision_config.")?, decoder.stack.hidden)?;
@@ -93,7 +93,8 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
 
 fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     config.must_be_off("tie_word_embeddings")?;
-    let (hidden, n_layers) = (config.size("hidden_size")?, config.size("num_hidden_layers")?);
+    let hidden = config.size("hidden_size")?;
+    let n_layers = config.size("num_hidden_layers")?;
     let n_heads = config.size("num_attention_heads")?;
     let n_kv_heads = config.size_or("num_key_value_heads", n_heads)?;
     config.share("num_key_value_heads", n_heads, n_kv_heads)?;
@@ -136,7 +137,7 @@ fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
             layers: CrossLayers::Instead(CrossInstead { layers, head_norm: norm, names: &INSTEAD }),
         }),
         embedding_scale: 1.0,
-        head: HeadSpec { unwritten: UNWRITTEN, ..HeadSpec::plain(false) },
+        head: HeadSpec { input_only: N_INPUT_ONLY, ..HeadSpec::plain(false) },
         names: &TEXT,
     })
 }

@@ -1,4 +1,4 @@
-//! Moonshine: convolutions over raw samples, and an encoder and a decoder whose heads are turned in part.
+//! Moonshine: convolutions over raw samples, and an encoder and a decoder with partial rotary embedding.
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/moonshine/modeling_moonshine.py>.
 //! Quirks: norms without bias; rotary embedding of neighbouring values; the decoder's feed-forward stores what is
@@ -13,8 +13,8 @@ use triptych_kernels::ops::{Activation, AttentionShape, RopePairs};
 /// Not in the configuration: the default of torch's norms.
 const NORM_EPS: f32 = 1e-5;
 
-/// Not in the configuration: convolutions as the model has them, and the longest piece of a sound. A decoder of 194
-/// tokens writes down about 30 s of speech.
+/// Not in the configuration: the convolutions of the model, and the length of a window. A decoder of 194 tokens writes
+/// down about 30 s of speech.
 pub(super) const WAVE: WaveSpec =
     WaveSpec { rate: 16_000, convs: [[127, 64], [7, 3], [3, 2]], norm_eps: NORM_EPS, window: 30 * 16_000 };
 
@@ -67,9 +67,10 @@ static DECODER: DecoderNames = DecoderNames {
 /// The spec of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
-    let (encoder, decoder) = (stack(config, Side::Encoder)?, stack(config, Side::Decoder)?);
+    let encoder = stack(config, Side::Encoder)?;
+    let decoder = stack(config, Side::Decoder)?;
     Ok(ModelSpec {
         encoder: EncoderSpec {
             modality: Modality::Audio,
@@ -98,7 +99,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     })
 }
 
-/// Which half of the model.
+/// Half of the model.
 #[derive(Clone, Copy)]
 enum Side {
     Encoder,
@@ -158,7 +159,7 @@ fn stack(config: &Config<'_>, side: Side) -> Result<StackSpec, ModelError> {
     })
 }
 
-/// The settings stand at the top of published files, and together in later ones.
+/// Rotary positions. Their settings are at the top of published files, and in a section of later ones.
 fn rotary(config: &Config<'_>, side: Side, attention: AttentionSpec) -> Result<Positions, ModelError> {
     const FACTOR: &str = "partial_rotary_factor";
     let rope = config.or_section(&["rope_parameters", "rope_scaling"]);
@@ -167,14 +168,14 @@ fn rotary(config: &Config<'_>, side: Side, attention: AttentionSpec) -> Result<P
     }
     let head_dim = attention.shape.head_dim;
     let factor = rope.get(FACTOR).map_or(Some(0.9), |f| f.as_f64());
-    // As the reference computes it: in doubles, cut off.
+    // As the reference computes it: in f64, truncated.
     let rotary_dim = factor.map(|f| (head_dim as f64 * f) as usize);
     let Some(rotary_dim) = rotary_dim.filter(|d| d.is_multiple_of(2) && (2..=head_dim).contains(d)) else {
         let found = rope.get(FACTOR).map_or_else(|| "0.9".to_owned(), ToString::to_string);
         return Err(rope.unsupported(FACTOR, found, format!("an even part of head width {head_dim}")));
     };
     let axes = match side {
-        // Rows of a sound lie in a line across.
+        // Rows of an audio window are one row of a plane.
         Side::Encoder => RotaryAxes::Sections([0, 0, rotary_dim / 2]),
         Side::Decoder => RotaryAxes::Single,
     };

@@ -10,7 +10,7 @@ use crate::spec::*;
 use triptych_core::Modality;
 use triptych_kernels::ops::{Activation, AttentionShape};
 
-/// Which vision tower.
+/// Generation of the vision tower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Generation {
     /// Qwen2-VL.
@@ -79,7 +79,7 @@ static TEXT: DecoderNames = DecoderNames {
 /// The spec of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>, generation: Generation) -> Result<ModelSpec, ModelError> {
     let decoder = text(config)?;
     let vision = config.section("vision_config", "vision_config.")?;
@@ -88,7 +88,8 @@ pub(super) fn spec(config: &Config<'_>, generation: Generation) -> Result<ModelS
         Generation::TwoAndHalf => vision_2_5(&vision)?,
     };
     if encoder.output_width() != decoder.stack.hidden {
-        let (actual, expected) = (encoder.output_width(), format!("{}, hidden_size", decoder.stack.hidden));
+        let actual = encoder.output_width();
+        let expected = format!("{}, hidden_size", decoder.stack.hidden);
         return Err(config.unsupported("vision_config: output width", actual, expected));
     }
     Ok(ModelSpec { encoder, decoder })
@@ -165,7 +166,7 @@ fn vision_2(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
     let feed_forward = FeedForwardSpec { width, kind: FeedForwardKind::Plain, activation, bias: true };
     vision(
         config,
-        Tower {
+        VisionTower {
             hidden,
             out: config.size("hidden_size")?,
             feed_forward,
@@ -188,22 +189,22 @@ fn vision_2_5(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
     if window < group {
         return Err(config.unsupported("window_size", window, format!("{group} pixels or more")));
     }
-    let whole_layers = config.sizes("fullatt_block_indexes")?;
+    let full_attention_layers = config.sizes("fullatt_block_indexes")?;
     vision(
         config,
-        Tower {
+        VisionTower {
             hidden: config.size("hidden_size")?,
             out: config.size("out_hidden_size")?,
             feed_forward,
             norm: NormSpec::rms(VISION_NORM_EPS),
-            windows: Some(WindowSpec { side: window / group, whole_layers }),
+            windows: Some(WindowSpec { side: window / group, full_attention_layers }),
             names: &VISION_2_5,
         },
     )
 }
 
-/// What the two towers differ in.
-struct Tower {
+/// Differences between the two towers.
+struct VisionTower {
     hidden: usize,
     out: usize,
     feed_forward: FeedForwardSpec,
@@ -212,8 +213,8 @@ struct Tower {
     names: &'static EncoderNames,
 }
 
-fn vision(config: &Config<'_>, tower: Tower) -> Result<EncoderSpec, ModelError> {
-    let Tower { hidden, out, feed_forward, norm, windows, names } = tower;
+fn vision(config: &Config<'_>, tower: VisionTower) -> Result<EncoderSpec, ModelError> {
+    let VisionTower { hidden, out, feed_forward, norm, windows, names } = tower;
     let n_heads = config.size("num_heads")?;
     let head_dim = config.share("num_heads", hidden, n_heads)?;
     config.share("num_heads (a head has a width in fours)", head_dim, 4)?;

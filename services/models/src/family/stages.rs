@@ -1,16 +1,15 @@
-//! Which processor and which prompt layout a family has.
+//! The processor and the prompt layout of a family.
 
 use super::{Family, moonshine};
 use crate::error::ModelError;
-use crate::preprocess::audio::{AudioProcessor, AudioSettings, WaveProcessor};
 use crate::preprocess::image::{
     CanvasProcessor, CanvasSettings, ImageProcessor, ImageSettings, TileProcessor,
 };
 use crate::preprocess::{CaptionProcessor, Preprocess, TextProcessor};
-use crate::prompt::{
-    ChatCross, ChatVl, Dictation, PromptBuilder, Seq2SeqLimits, Seq2SeqPrompt, SpeechPrompt,
-};
+use crate::prompt::{ChatCross, ChatVl, PromptBuilder, Seq2SeqLimits, Seq2SeqPrompt};
 use crate::spec::{EncoderSpec, ModelSpec, StemSpec};
+use crate::speech::audio::{AudioProcessor, AudioSettings, WaveProcessor};
+use crate::speech::{MoonshinePrompt, WhisperPrompt};
 use crate::tokenization::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
@@ -48,9 +47,7 @@ impl Family {
                 }
                 Arc::new(ImageProcessor::new(settings))
             }
-            StemSpec::PrefixedPatches { .. } | StemSpec::ShiftedWindows(_) => {
-                Arc::new(canvas(dir, &spec.stem)?)
-            }
+            StemSpec::PrefixedPatches { .. } | StemSpec::Swin(_) => Arc::new(canvas(dir, &spec.stem)?),
             StemSpec::Tokens { vocab, max_tokens, .. } => {
                 Arc::new(TextProcessor::new(tokenizer.clone(), vocab, max_tokens))
             }
@@ -69,8 +66,8 @@ impl Family {
     ) -> Result<Arc<dyn PromptBuilder>, ModelError> {
         let tokenizer = tokenizer.clone();
         Ok(match self {
-            Self::Whisper => Arc::new(SpeechPrompt::from_dir(dir, tokenizer)?),
-            Self::Moonshine => Arc::new(Dictation::from_dir(dir, tokenizer, moonshine::WAVE)?),
+            Self::Whisper => Arc::new(WhisperPrompt::from_dir(dir, tokenizer)?),
+            Self::Moonshine => Arc::new(MoonshinePrompt::from_dir(dir, tokenizer, moonshine::WAVE)?),
             Self::Mllama => Arc::new(ChatCross::from_dir(dir, tokenizer)?),
             Self::Qwen2Vl | Self::Qwen25Vl => Arc::new(ChatVl::from_dir(dir, tokenizer)?),
             Self::VisionEncoderDecoder
@@ -95,8 +92,8 @@ impl Family {
     }
 }
 
-/// The processor of an encoder that reads a canvas. Canvases that are always of one size are checked here: no
-/// image should be what finds that processor and encoder disagree.
+/// The processor of an encoder that reads a canvas. Canvases of a fixed size are checked here, so that a processor and an
+/// encoder that disagree are found before the first image.
 fn canvas(dir: &Path, stem: &StemSpec) -> Result<CanvasProcessor, ModelError> {
     let settings = CanvasSettings::from_dir(dir)?;
     let wrong = |actual: String, expected: String| ModelError::Config {

@@ -15,31 +15,35 @@ use triptych_kernels::ops::{Activation, AttentionShape, BucketRule, BucketSides}
 /// The models bound no length. This does: a text so long takes an encoder's whole batch.
 const MAX_TOKENS: usize = 8192;
 
-/// What the members differ in where a configuration does not say it.
+/// Differences between the members that a configuration may leave out.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Dialect {
+pub(super) struct T5Variant {
     feed_forward: &'static str,
     tables: RelativeTables,
-    scaling: Scaling,
+    scaling: HeadScaling,
 }
 
-/// Whether rows are scaled before the head.
+/// Scaling of the rows that the head reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Scaling {
-    /// Where embeddings are tied; the flag is whether they are when the configuration does not say it.
+enum HeadScaling {
+    /// If embeddings are tied; the flag is the default for configurations that do not state it.
     WhereTied(bool),
+    /// None.
     Never,
 }
 
-pub(super) const T5: Dialect =
-    Dialect { feed_forward: "relu", tables: RelativeTables::First, scaling: Scaling::WhereTied(true) };
+pub(super) const T5: T5Variant =
+    T5Variant { feed_forward: "relu", tables: RelativeTables::First, scaling: HeadScaling::WhereTied(true) };
 
 // Saved configurations say that its embeddings are tied, and no published ones are.
-pub(super) const MT5: Dialect =
-    Dialect { feed_forward: "gated-gelu", tables: RelativeTables::First, scaling: Scaling::Never };
+pub(super) const MT5: T5Variant =
+    T5Variant { feed_forward: "gated-gelu", tables: RelativeTables::First, scaling: HeadScaling::Never };
 
-pub(super) const UMT5: Dialect =
-    Dialect { feed_forward: "gated-gelu", tables: RelativeTables::Each, scaling: Scaling::WhereTied(false) };
+pub(super) const UMT5: T5Variant = T5Variant {
+    feed_forward: "gated-gelu",
+    tables: RelativeTables::Each,
+    scaling: HeadScaling::WhereTied(false),
+};
 
 const BIASES: &str = "layer.0.SelfAttention.relative_attention_bias";
 
@@ -105,18 +109,19 @@ static GATED_DECODER: DecoderNames =
 /// The spec of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
-pub(super) fn spec(config: &Config<'_>, dialect: Dialect) -> Result<ModelSpec, ModelError> {
-    let (vocab, hidden) = (config.size("vocab_size")?, config.size("d_model")?);
+/// [`ModelError::Config`] for a key that is missing or not supported.
+pub(super) fn spec(config: &Config<'_>, variant: T5Variant) -> Result<ModelSpec, ModelError> {
+    let vocab = config.size("vocab_size")?;
+    let hidden = config.size("d_model")?;
     let n_encoder_layers = config.size("num_layers")?;
     let n_decoder_layers = config.size_or("num_decoder_layers", n_encoder_layers)?;
     let [encoder_stack, decoder_stack] =
-        [stack(config, dialect, n_encoder_layers)?, stack(config, dialect, n_decoder_layers)?];
+        [stack(config, variant, n_encoder_layers)?, stack(config, variant, n_decoder_layers)?];
     let gated = encoder_stack.feed_forward.kind == FeedForwardKind::Gated;
     let encoder = EncoderSpec {
         modality: Modality::Text,
         stem: StemSpec::Tokens { vocab, max_tokens: MAX_TOKENS, scale: 1.0 },
-        positions: positions(config, dialect, BucketSides::Both)?,
+        positions: positions(config, variant, BucketSides::Both)?,
         stack: encoder_stack,
         windows: None,
         extras: EncoderExtras::default(),
@@ -126,7 +131,7 @@ pub(super) fn spec(config: &Config<'_>, dialect: Dialect) -> Result<ModelSpec, M
     let decoder = DecoderSpec {
         vocab,
         max_context: MAX_TOKENS,
-        positions: positions(config, dialect, BucketSides::Past)?,
+        positions: positions(config, variant, BucketSides::Past)?,
         items: ItemsSpec::CrossAttention(CrossSpec {
             encoder_hidden: hidden,
             attention: decoder_stack.attention,
@@ -135,17 +140,18 @@ pub(super) fn spec(config: &Config<'_>, dialect: Dialect) -> Result<ModelSpec, M
         stack: decoder_stack,
         embedding_scale: 1.0,
         // Later versions say that embeddings are tied and store a head all the same, which then is used.
-        head: HeadSpec { scale: head_scale(config, dialect, hidden)?, ..HeadSpec::plain(true) },
+        head: HeadSpec { scale: head_scale(config, variant, hidden)?, ..HeadSpec::plain(true) },
         names: if gated { &GATED_DECODER } else { &DECODER },
     };
     Ok(ModelSpec { encoder, decoder })
 }
 
-fn positions(config: &Config<'_>, dialect: Dialect, sides: BucketSides) -> Result<Positions, ModelError> {
+fn positions(config: &Config<'_>, variant: T5Variant, sides: BucketSides) -> Result<Positions, ModelError> {
     const BUCKETS: &str = "relative_attention_num_buckets";
     const DISTANCE: &str = "relative_attention_max_distance";
     const FARTHEST: usize = 1 << 16;
-    let (n_buckets, max_distance) = (config.size_or(BUCKETS, 32)?, config.size_or(DISTANCE, 128)?);
+    let n_buckets = config.size_or(BUCKETS, 32)?;
+    let max_distance = config.size_or(DISTANCE, 128)?;
     if n_buckets < 4 {
         return Err(config.unsupported(BUCKETS, n_buckets, "4 or more"));
     }
@@ -154,10 +160,10 @@ fn positions(config: &Config<'_>, dialect: Dialect, sides: BucketSides) -> Resul
         return Err(config.unsupported(DISTANCE, max_distance, expected));
     }
     let rule = BucketRule { max_distance, sides };
-    Ok(Positions::Relative(RelativeSpec { n_buckets, rule, tables: dialect.tables }))
+    Ok(Positions::Relative(RelativeSpec { n_buckets, rule, tables: variant.tables }))
 }
 
-fn stack(config: &Config<'_>, dialect: Dialect, n_layers: usize) -> Result<StackSpec, ModelError> {
+fn stack(config: &Config<'_>, variant: T5Variant, n_layers: usize) -> Result<StackSpec, ModelError> {
     let n_heads = config.size("num_heads")?;
     let eps =
         if config.get("layer_norm_epsilon").is_some() { config.number("layer_norm_epsilon")? } else { 1e-6 };
@@ -173,7 +179,7 @@ fn stack(config: &Config<'_>, dialect: Dialect, n_layers: usize) -> Result<Stack
             },
             bias: AttentionBias { q: false, k: false, v: false, out: false },
         },
-        feed_forward: feed_forward(config, dialect)?,
+        feed_forward: feed_forward(config, variant)?,
         norm: NormSpec::rms(eps),
         input_norm: InputNorm::Absent,
         placement: NormPlacement::Pre,
@@ -181,9 +187,9 @@ fn stack(config: &Config<'_>, dialect: Dialect, n_layers: usize) -> Result<Stack
     })
 }
 
-fn feed_forward(config: &Config<'_>, dialect: Dialect) -> Result<FeedForwardSpec, ModelError> {
+fn feed_forward(config: &Config<'_>, variant: T5Variant) -> Result<FeedForwardSpec, ModelError> {
     const KEY: &str = "feed_forward_proj";
-    let stated = if config.get(KEY).is_some() { config.text(KEY)? } else { dialect.feed_forward };
+    let stated = if config.get(KEY).is_some() { config.text(KEY)? } else { variant.feed_forward };
     let (kind, name) = match stated.strip_prefix("gated-") {
         Some(name) => (FeedForwardKind::Gated, name),
         None => (FeedForwardKind::Plain, stated),
@@ -198,11 +204,11 @@ fn feed_forward(config: &Config<'_>, dialect: Dialect) -> Result<FeedForwardSpec
     Ok(FeedForwardSpec { width: config.size("d_ff")?, kind, activation, bias: false })
 }
 
-fn head_scale(config: &Config<'_>, dialect: Dialect, hidden: usize) -> Result<f32, ModelError> {
-    let scaled = match dialect.scaling {
-        Scaling::Never => false,
-        Scaling::WhereTied(default) => {
-            // Newer files keep the two apart, since they call every head tied.
+fn head_scale(config: &Config<'_>, variant: T5Variant, hidden: usize) -> Result<f32, ModelError> {
+    let scaled = match variant.scaling {
+        HeadScaling::Never => false,
+        HeadScaling::WhereTied(default) => {
+            // Newer files have a key of its own for it, since they call every head tied.
             let tied = config.flag_or("tie_word_embeddings", default)?;
             config.flag_or("scale_decoder_outputs", tied)?
         }

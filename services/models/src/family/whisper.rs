@@ -35,7 +35,7 @@ static DECODER: DecoderNames = DecoderNames {
 /// The spec of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     config.must_be_off("scale_embedding")?;
     let hidden = config.size("d_model")?;

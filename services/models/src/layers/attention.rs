@@ -6,7 +6,7 @@ use crate::spec::{AttentionNames, AttentionSpec, CrossInstead, CrossNames, Cross
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, AttentionShape, Qkv, Varlen};
 
-/// Self-attention of a layer. Query, key and value are one matrix.
+/// Self-attention of a layer. The query, key and value projections are packed as one matrix.
 pub struct SelfAttention<B: Backend> {
     qkv: B::Linear,
     out: B::Linear,
@@ -18,7 +18,7 @@ pub struct CrossAttention<B: Backend> {
     q: B::Linear,
     kv: B::Linear,
     out: B::Linear,
-    // Of each head of queries, and of keys.
+    // Of each head of queries, then of keys.
     head_norms: Option<[B::Norm; 2]>,
     shape: AttentionShape,
 }
@@ -59,16 +59,16 @@ impl<B: Backend> SelfAttention<B> {
                 LinearShape { name: v_name, shape: &kv, bias: bias.v },
             ])?,
         };
-        let out = Out { name: names.out, hidden: stack.hidden, factor };
+        let out = OutputProjection { name: names.out, hidden: stack.hidden, factor };
         Ok(Self { qkv, out: out.load(loader, stack.attention)?, shape })
     }
 
-    /// Heads and scale.
+    /// Number of heads, their width, and the scale of scores.
     pub fn shape(&self) -> AttentionShape {
         self.shape
     }
 
-    /// Query, key and value of `x: [n_tokens, hidden]`, turned by `rotary`:
+    /// Query, key and value of `x: [n_tokens, hidden]`, rotated by `rotary`:
     /// `[n_tokens, n_heads·head_dim]` and twice `[n_tokens, n_kv_heads·head_dim]`.
     ///
     /// # Errors
@@ -79,7 +79,8 @@ impl<B: Backend> SelfAttention<B> {
         x: &B::Tensor,
         rotary: Option<&RotaryTables>,
     ) -> Result<[B::Tensor; 3], ModelError> {
-        let (q_width, kv_width) = (q_width(self.shape), kv_width(self.shape));
+        let q_width = q_width(self.shape);
+        let kv_width = kv_width(self.shape);
         let qkv = backend.linear(x, &self.qkv, Activation::None, None)?;
         let mut q = backend.columns(&qkv, 0, q_width)?;
         let mut k = backend.columns(&qkv, q_width, kv_width)?;
@@ -91,7 +92,8 @@ impl<B: Backend> SelfAttention<B> {
         Ok([q, k, v])
     }
 
-    /// Attention inside each sequence of `x: [n_tokens, hidden]`, before the output projection.
+    /// Attention inside each sequence of `x: [n_tokens, hidden]`, before the output projection:
+    /// `[n_tokens, n_heads·head_dim]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width or offsets that do not fit.
@@ -110,7 +112,7 @@ impl<B: Backend> SelfAttention<B> {
         Ok(backend.attention(Qkv { q, k, v }, self.shape, seqs)?)
     }
 
-    /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual`.
+    /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual`: `[n_tokens, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.
@@ -122,6 +124,17 @@ impl<B: Backend> SelfAttention<B> {
     ) -> Result<B::Tensor, ModelError> {
         Ok(backend.linear(context, &self.out, Activation::None, Some(residual))?)
     }
+}
+
+/// Slots of a layer of a cross-attention cache.
+#[derive(Debug)]
+pub struct CrossSlots<'a, C> {
+    /// The cache.
+    pub cache: &'a mut C,
+    /// Layer of the cache.
+    pub layer: usize,
+    /// Slot of each row, `[n_rows]`.
+    pub slots: &'a [u32],
 }
 
 impl<B: Backend> CrossAttention<B> {
@@ -146,7 +159,7 @@ impl<B: Backend> CrossAttention<B> {
                 (Some([norm(q_norm)?, norm(k_norm)?]), loader.gate(names.gates[0])?)
             }
         };
-        let out = Out { name: names.out, hidden: stack.hidden, factor };
+        let out = OutputProjection { name: names.out, hidden: stack.hidden, factor };
         Ok(Self {
             q: loader.linear(&[LinearShape { name: q_name, shape: &q, bias: bias.q }])?,
             kv: loader.linear(&[
@@ -159,7 +172,7 @@ impl<B: Backend> CrossAttention<B> {
         })
     }
 
-    /// Heads and scale.
+    /// Number of heads, their width, and the scale of scores.
     pub fn shape(&self) -> AttentionShape {
         self.shape
     }
@@ -198,9 +211,9 @@ impl<B: Backend> CrossAttention<B> {
         &self,
         backend: &B,
         rows: &B::Tensor,
-        (cache, layer): (&mut B::KvCache, usize),
-        slots: &[u32],
+        to: CrossSlots<'_, B::KvCache>,
     ) -> Result<(), ModelError> {
+        let CrossSlots { cache, layer, slots } = to;
         if self.head_norms.is_some() {
             let [k, v] = &self.keys_values(backend, rows)?;
             return Ok(backend.write_kv(cache, layer, [k, v], slots)?);
@@ -209,7 +222,7 @@ impl<B: Backend> CrossAttention<B> {
         Ok(backend.write_fused_kv(cache, layer, &kv, slots)?)
     }
 
-    /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual`.
+    /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual`: `[n_tokens, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.
@@ -223,15 +236,15 @@ impl<B: Backend> CrossAttention<B> {
     }
 }
 
-/// An output projection as it is stored.
-struct Out<'a> {
+/// An output projection as it is stored, `[hidden, n_heads·head_dim]`.
+struct OutputProjection<'a> {
     name: &'a str,
     hidden: usize,
-    // What a gate multiplies its result with.
+    // Factor of a gate on its result.
     factor: f32,
 }
 
-impl Out<'_> {
+impl OutputProjection<'_> {
     fn load<B: Backend>(
         &self,
         loader: &Loader<'_, B>,

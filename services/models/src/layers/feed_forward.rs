@@ -34,7 +34,8 @@ impl<B: Backend> FeedForward<B> {
         factor: f32,
     ) -> Result<Self, ModelError> {
         let FeedForwardSpec { width, bias, kind, .. } = stack.feed_forward;
-        let (into, out_of) = ([width, stack.hidden], [stack.hidden, width]);
+        let into = [width, stack.hidden];
+        let out_of = [stack.hidden, width];
         let outer = LinearShape { name: names.feed_forward_outer, shape: &out_of, bias };
         let outer = loader.pack(&[loader.stored(&outer)?.scaled(factor)])?;
         let inner = match kind {
@@ -55,7 +56,7 @@ impl<B: Backend> FeedForward<B> {
         Ok(Self { inner, outer, spec: stack.feed_forward })
     }
 
-    /// The block of `x`, plus `residual`. All are `[n_tokens, hidden]`.
+    /// The block applied to `x`, plus `residual`. All are `[n_tokens, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.

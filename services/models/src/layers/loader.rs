@@ -7,14 +7,14 @@ use std::ops::Range;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{LinearPart, WeightView};
 
-/// Loads tensors whose names start alike.
+/// Loads tensors whose names have the same prefix.
 #[derive(Debug)]
 pub struct Loader<'a, B> {
     backend: &'a B,
     weights: &'a Weights,
-    // Full name starts of one checkpoint generation or another, in the order they are tried.
+    // Full prefixes of the checkpoint generations, in the order they are tried.
     prefixes: Vec<String>,
-    // Linear layers by name, each with the name of factors on its outputs.
+    // Names of linear layers, each with the name of the factors on its outputs.
     scales: Vec<[&'static str; 2]>,
 }
 
@@ -25,11 +25,11 @@ pub struct LinearShape<'a> {
     pub name: &'a str,
     /// Dimensions of the weight, outputs first.
     pub shape: &'a [usize],
-    /// Whether it has a bias.
+    /// True if it has a bias.
     pub bias: bool,
 }
 
-/// A linear layer as it was found, to be taken apart or scaled before it is packed.
+/// A linear layer as it is stored, to be split or scaled before it is packed.
 #[derive(Clone, Debug)]
 pub struct StoredLinear<'a> {
     weight: Tensor<'a>,
@@ -83,20 +83,20 @@ impl<'a, B: Backend> Loader<'a, B> {
         Self { scales, ..self }
     }
 
-    /// A loader of names one step down: the part of `layers` with number `idx`.
+    /// A loader one level down: element `idx` of the list `layers`.
     pub fn layer(&self, layers: &str, idx: usize) -> Self {
         let prefixes = self.prefixes.iter().map(|p| format!("{p}{layers}.{idx}.")).collect();
         Self { backend: self.backend, weights: self.weights, prefixes, scales: Vec::new() }
     }
 
-    /// A loader of names two steps down: of `part` in the element with number `idx`.
+    /// A loader two levels down: `part` of element `idx`.
     #[must_use]
     pub fn layer_part(&self, idx: usize, part: &str) -> Self {
         let prefixes = self.prefixes.iter().map(|p| format!("{p}{idx}.{part}.")).collect();
         Self { backend: self.backend, weights: self.weights, prefixes, scales: Vec::new() }
     }
 
-    /// Where layers go.
+    /// The back end that layers are loaded on.
     pub fn backend(&self) -> &'a B {
         self.backend
     }
@@ -143,7 +143,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(StoredLinear { weight: weight.times(&factors), bias, scale: 1.0 })
     }
 
-    /// Loads a norm over rows of `width`.
+    /// Loads a norm over rows of `width`: a scale `[width]`, and a bias `[width]` where the spec has one.
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
@@ -188,12 +188,12 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(self.backend.load_table(table.view(), factor)?)
     }
 
-    /// Whether the weight `name` is stored.
+    /// True if the weight `name` is stored.
     pub fn has(&self, name: &str) -> bool {
         self.weights.has(&self.full(name, "weight"))
     }
 
-    /// The weight `name` as it is stored.
+    /// The weight `name`, of `shape`, as it is stored.
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
@@ -230,7 +230,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(self.backend.load_table(WeightView { shape: &[n_rows, width], ..stored.view() }, 1.0)?)
     }
 
-    /// The elements of the tensor that is called just `name`.
+    /// Elements, as f32, of the tensor whose full name is a prefix and `name`; of `shape`, row-major.
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
@@ -238,7 +238,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(self.bare(name, shape, TensorRole::Matrix)?.values())
     }
 
-    /// The factor that a stored gate stands for: its `tanh`.
+    /// The factor of a stored gate: the `tanh` of its one value.
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.

@@ -5,7 +5,7 @@ use crate::error::ModelError;
 use crate::spec::{NormPlacement, StackSpec};
 use triptych_kernels::Backend;
 
-/// The norm of a sub-layer, and where it sits.
+/// The norm of a sub-layer, and its placement.
 pub struct Residual<B: Backend> {
     norm: B::Norm,
     placement: NormPlacement,

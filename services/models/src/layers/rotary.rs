@@ -1,4 +1,4 @@
-//! Rotary embedding: which angle turns which pair of a head.
+//! Rotary embedding: the angle of each pair of values of a head.
 //!
 //! Paper: <https://arxiv.org/abs/2104.09864>; M-RoPE: <https://arxiv.org/abs/2409.12191>, section 2.1. Angles
 //! are computed in f32 as the published models do; the back end does the turning.
@@ -17,11 +17,11 @@ pub struct Rotary {
 /// Cosines and sines of a step, each `[n_tokens, rotary_dim / 2]`.
 #[derive(Clone, Debug)]
 pub struct RotaryTables {
-    /// What of a head they turn.
+    /// The values of a head that they rotate.
     pub shape: RopeShape,
-    /// Cosines.
+    /// Cosines, `[n_tokens, rotary_dim / 2]`.
     pub cos: Vec<f32>,
-    /// Sines.
+    /// Sines, `[n_tokens, rotary_dim / 2]`.
     pub sin: Vec<f32>,
 }
 
@@ -32,7 +32,7 @@ impl Rotary {
         let half = rotary_dim / 2;
         let frequency = |i: usize, width: usize| {
             let trained = 1.0 / spec.theta.powf((2 * i) as f32 / width as f32);
-            stretched(trained, spec.scaling)
+            scaled(trained, spec.scaling)
         };
         let pair = |i: usize| match spec.axes {
             RotaryAxes::Single => (0, frequency(i, rotary_dim)),
@@ -45,10 +45,11 @@ impl Rotary {
         Self { pairs: (0..half).map(pair).collect(), shape }
     }
 
-    /// Tables for tokens at `positions`, each (temporal, height, width).
+    /// Tables for tokens at `positions: [n_tokens]`, each (temporal, height, width).
     pub fn tables(&self, positions: &[[u32; 3]]) -> RotaryTables {
         let n = positions.len() * self.pairs.len();
-        let (cos, sin) = (Vec::with_capacity(n), Vec::with_capacity(n));
+        let cos = Vec::with_capacity(n);
+        let sin = Vec::with_capacity(n);
         let mut tables = RotaryTables { shape: self.shape, cos, sin };
         for position in positions {
             for &(axis, frequency) in &self.pairs {
@@ -61,9 +62,9 @@ impl Rotary {
     }
 }
 
-/// A frequency as it is after the context was made longer
+/// A frequency, scaled for a longer context
 /// (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/modeling_rope_utils.py>).
-fn stretched(frequency: f32, scaling: RotaryScaling) -> f32 {
+fn scaled(frequency: f32, scaling: RotaryScaling) -> f32 {
     let RotaryScaling::Llama3 { factor, low, high, context } = scaling else { return frequency };
     let wave = std::f32::consts::TAU / frequency;
     if wave > context / low {

@@ -1,9 +1,9 @@
-//! What a model directory holds and what serving it takes, from headers alone.
+//! Contents of a model directory and the memory that serving takes, from headers alone.
 //!
-//! Each stage is loaded on a back end that only adds up ([`Tally`]), so the numbers are those of the loader
-//! itself, and a tensor that is missing is the same error as when it is served. No weight is read.
+//! Each stage is loaded on a back end that only adds up ([`FootprintBackend`]). So the numbers are those of the loader
+//! itself, and a missing tensor is the same error as in serving. No weight is read.
 
-use super::{CONFIG, Model, Tally};
+use super::{CONFIG, FootprintBackend, Model};
 use crate::error::ModelError;
 use crate::files::JsonFile;
 use crate::spec::StemSpec;
@@ -15,12 +15,12 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{ItemOptions, Modality};
 use triptych_kernels::cpu::Precision;
 
-/// What is tallied, in the order of [`Sizes`].
+/// Precisions that footprints are taken in, in the order of [`BytesByPrecision`].
 const PRECISIONS: [Precision; 4] = [Precision::F32, Precision::Bf16, Precision::Int8, Precision::Int4];
 
 /// A number of bytes for each precision of the CPU back end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sizes {
+pub struct BytesByPrecision {
     /// With `--precision f32`.
     pub f32: usize,
     /// With `--precision bf16`.
@@ -31,14 +31,14 @@ pub struct Sizes {
     pub int4: usize,
 }
 
-impl Sizes {
+impl BytesByPrecision {
     /// `n` times as much.
     #[must_use]
     pub fn times(self, n: usize) -> Self {
         self.map(|bytes| bytes.saturating_mul(n))
     }
 
-    /// Sizes from one for each precision, in the order of [`PRECISIONS`].
+    /// From one number for each precision, in the order of [`PRECISIONS`].
     fn of([f32, bf16, int8, int4]: [usize; PRECISIONS.len()]) -> Self {
         Self { f32, bf16, int8, int4 }
     }
@@ -48,7 +48,7 @@ impl Sizes {
     }
 }
 
-/// What a stage takes from the directory.
+/// The tensors of a stage, and their bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageInventory {
     /// Stored tensors it reads.
@@ -57,29 +57,29 @@ pub struct StageInventory {
     pub n_parameters: usize,
     /// Their bytes in the files.
     pub stored_bytes: usize,
-    /// Their bytes in memory. A table that is a head too is held twice, rows of a panel are filled up.
-    pub loaded: Sizes,
+    /// Their bytes in memory. A table that is also the head is held twice; panels are padded.
+    pub loaded: BytesByPrecision,
 }
 
-/// What generated tokens and encoder rows take.
+/// Bytes of KV cache of tokens and encoder rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kv {
+pub struct KvBytes {
     /// Bytes of a token of a sequence, all layers.
-    pub per_token: Sizes,
-    /// Bytes of an encoder row that is attended to, all layers; `None` where rows take the place of tokens.
-    pub cross_per_row: Option<Sizes>,
+    pub per_token: BytesByPrecision,
+    /// Bytes of an encoder row that is cross-attended to, all layers; `None` where rows replace token embeddings.
+    pub cross_per_row: Option<BytesByPrecision>,
 }
 
-/// An item by which sizes are told.
+/// An item that illustrates sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Example {
-    /// What it is.
+pub struct ExampleItem {
+    /// Description of the item, such as `30 s of audio`.
     pub item: String,
-    /// Encoder rows of it.
+    /// Encoder rows of the item.
     pub n_rows: usize,
 }
 
-/// What a directory holds, and what serving it takes.
+/// Contents of a model directory, and the memory that serving takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inventory {
     /// The first of the configuration's `architectures`.
@@ -92,12 +92,12 @@ pub struct Inventory {
     pub shared: Vec<String>,
     /// Tensors that neither reads, in the order of their names.
     pub unused: Vec<String>,
-    /// Bytes of an encoder row as it travels.
-    pub row: Sizes,
-    /// Blocks of KV.
-    pub kv: Kv,
+    /// Bytes of an encoder row in transfer.
+    pub row: BytesByPrecision,
+    /// Bytes of KV cache.
+    pub kv: KvBytes,
     /// An item of the model's kind.
-    pub example: Example,
+    pub example: ExampleItem,
 }
 
 impl Model {
@@ -108,22 +108,22 @@ impl Model {
     pub fn inventory(&self) -> Result<Inventory, ModelError> {
         let modality = self.spec.encoder.modality;
         let mut hidden = 0;
-        let (encoder, encoder_names) = self.stage(|weights, tally| {
-            hidden = self.encoder_from(weights, tally)?.hidden();
+        let (encoder, encoder_names) = self.stage(|weights, backend| {
+            hidden = self.encoder_from(weights, backend)?.hidden();
             Ok(())
         })?;
         let mut blocks = Vec::new();
-        let (decoder, decoder_names) = self.stage(|weights, tally| {
-            let info = self.decoder_from(weights, tally)?.info();
+        let (decoder, decoder_names) = self.stage(|weights, backend| {
+            let info = self.decoder_from(weights, backend)?.info();
             blocks.push((info.self_block_bytes, info.cross_attention.then_some(info.cross_block_bytes)));
             Ok(())
         })?;
         let Ok(blocks) = <[(usize, Option<usize>); PRECISIONS.len()]>::try_from(blocks) else {
-            unreachable!("a stage is tallied once for each precision")
+            unreachable!("a stage is loaded once for each precision")
         };
-        let per_row = |blocks| Sizes::of(blocks).map(|bytes| bytes / KV_BLOCK_TOKENS);
+        let per_row = |blocks| BytesByPrecision::of(blocks).map(|bytes| bytes / KV_BLOCK_TOKENS);
         let has_cross = blocks.iter().all(|(_, cross)| cross.is_some());
-        let kv = Kv {
+        let kv = KvBytes {
             per_token: per_row(blocks.map(|(own, _)| own)),
             cross_per_row: has_cross.then(|| per_row(blocks.map(|(_, cross)| cross.unwrap_or(0)))),
         };
@@ -137,23 +137,23 @@ impl Model {
             decoder,
             shared: encoder_names.intersection(&decoder_names).cloned().collect(),
             unused: unused.map(str::to_owned).collect(),
-            row: Sizes::of([4, 2, 2, 2]).times(hidden),
+            row: BytesByPrecision::of([4, 2, 2, 2]).times(hidden),
             kv,
             example: self.example(modality),
         })
     }
 
-    /// Loads a stage on tallies, once for each precision: what it takes, and the names of its tensors.
+    /// Loads a stage on a [`FootprintBackend`], once for each precision. Returns its inventory and the names of its tensors.
     fn stage(
         &self,
-        mut load: impl FnMut(&Weights, &Tally) -> Result<(), ModelError>,
+        mut load: impl FnMut(&Weights, &FootprintBackend) -> Result<(), ModelError>,
     ) -> Result<(StageInventory, BTreeSet<String>), ModelError> {
         let weights = Weights::survey(&self.source.dir)?;
         let mut loaded = [0; PRECISIONS.len()];
         for (n_bytes, precision) in loaded.iter_mut().zip(PRECISIONS) {
-            let tally = Tally::new(precision)?;
-            load(&weights, &tally)?;
-            *n_bytes = tally.taken().n_bytes;
+            let backend = FootprintBackend::new(precision)?;
+            load(&weights, &backend)?;
+            *n_bytes = backend.footprint().n_bytes;
         }
         let stored = surveyed(&weights);
         let names = stored.taken();
@@ -161,7 +161,7 @@ impl Model {
             n_tensors: names.len(),
             n_parameters: 0,
             stored_bytes: 0,
-            loaded: Sizes::of(loaded),
+            loaded: BytesByPrecision::of(loaded),
         };
         for (_, n_elements, n_bytes) in stored.stored().filter(|(name, ..)| names.contains(*name)) {
             stage.n_parameters += n_elements;
@@ -171,7 +171,7 @@ impl Model {
     }
 
     /// A plain item of the model's kind, with the rows that its own processor makes of it.
-    fn example(&self, modality: Modality) -> Example {
+    fn example(&self, modality: Modality) -> ExampleItem {
         let (item, bytes) = match modality {
             Modality::Text => {
                 let longest = match self.spec.encoder.stem {
@@ -179,15 +179,15 @@ impl Model {
                     _ => usize::MAX,
                 };
                 let n_rows = longest.min(512);
-                return Example { item: format!("a text of {n_rows} tokens"), n_rows };
+                return ExampleItem { item: format!("a text of {n_rows} tokens"), n_rows };
             }
-            Modality::Audio => ("30 s of sound", silence(30)),
+            Modality::Audio => ("30 s of audio", silence(30)),
             Modality::Image => ("an image of 1024 x 768", blank(1024, 768)),
         };
         let input = self.preprocess.preprocess(modality, &bytes, &ItemOptions::default(), &Limits::default());
-        // A processor that refuses a plain item has nothing to tell sizes by.
+        // A processor that refuses a plain item has no example.
         let n_rows = input.map_or(0, |input| input.n_tokens as usize);
-        Example { item: item.to_owned(), n_rows }
+        ExampleItem { item: item.to_owned(), n_rows }
     }
 }
 

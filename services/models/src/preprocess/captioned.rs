@@ -1,4 +1,4 @@
-//! An image and a text that one encoder reads together, as transformers' `Florence2Processor` prepares them.
+//! An image and a text for one encoder, as transformers' `Florence2Processor` prepares them.
 //!
 //! The text is what the item's options carry. A task's token stands for a question
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/florence2/processing_florence2.py>);
@@ -82,7 +82,7 @@ impl CaptionProcessor {
     }
 }
 
-/// What a text asks: its task's question, or itself.
+/// The question of a task token, or the text itself.
 fn question(text: &str) -> Result<String, ItemError> {
     if let Some((task, question)) = TASKS.iter().find(|(task, _)| text.contains(task)) {
         return match text == *task {
@@ -129,7 +129,7 @@ impl Preprocess for CaptionProcessor {
             return Err(ItemError::TooLarge {
                 what: "the image with its prompt",
                 actual: format!("{} rows and {} tokens", input.n_tokens, tokens.len()),
-                limit: format!("{} together", self.max_rows),
+                limit: format!("{} in total", self.max_rows),
             });
         }
         let Features::Patches(patches) = input.features else {

@@ -1,4 +1,4 @@
-//! Text and token ids to what a text encoder reads.
+//! Text and token ids to the input of a text encoder.
 //!
 //! A text gets the tokens that the model's own post-processor adds (an end token, a language); token ids are used
 //! as they are. Nothing is cut: a text that does not fit is refused, since its answer would not be about it.

@@ -1,7 +1,7 @@
 //! Prompts of vision-language models that cross-attend to an image: Llama 3.2 Vision.
 //!
-//! One token stands for the image, wherever it is; from there on, tokens see the image's rows. A prompt without an image
-//! is plain text to the same model. Several images in one prompt are refused
+//! One token represents the image, anywhere in the prompt; tokens from there on attend to the image's rows. A prompt
+//! without an image is plain text. Several images in one prompt are refused
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/mllama/processing_mllama.py>).
 
 use super::conversation::read_chat;
@@ -22,19 +22,19 @@ use triptych_core::{EncodedItem, Extent, ItemIdx, Modality};
 pub struct ChatCross {
     tokenizer: Arc<Tokenizer>,
     template: Result<ChatTemplate, String>,
-    /// Stands for the image.
+    /// The image token.
     image: u32,
-    /// Begins every prompt.
+    /// The first token of every prompt.
     start: u32,
-    /// Tokens that can be read.
+    /// Tokens that a prompt may hold.
     vocab: u32,
     max_context: usize,
     end_tokens: Vec<u32>,
     defaults: SamplingDefaults,
 }
 
-/// Tokens at the end of the table that are read and never written; the image's is one of them.
-pub(crate) const UNWRITTEN: usize = 8;
+/// Tokens at the end of the table that are only ever input; the image token is one of them.
+pub(crate) const N_INPUT_ONLY: usize = 8;
 
 impl ChatCross {
     /// Reads a model directory; `tokenizer` is the one of the same directory. A base model has no chat template, and
@@ -44,7 +44,7 @@ impl ChatCross {
     /// [`ModelError`] for a file or key that is missing or not supported.
     pub fn from_dir(dir: &Path, tokenizer: Arc<Tokenizer>) -> Result<Self, ModelError> {
         let files = GenerationFiles::read(dir)?;
-        let vocab = files.text_u32("vocab_size")?.saturating_add(UNWRITTEN as u32);
+        let vocab = files.text_u32("vocab_size")?.saturating_add(N_INPUT_ONLY as u32);
         let token = |key: &str, stated: Option<u32>, name: &str| -> Result<u32, ModelError> {
             let known = stated.or_else(|| tokenizer.token_id(name)).filter(|id| *id < vocab);
             known.ok_or_else(|| files.config.wrong(key, &format!("a token id below {vocab}")))
@@ -117,7 +117,7 @@ impl ChatCross {
         Ok(Some(item.n_tokens))
     }
 
-    fn place(&self, tokens: Vec<u32>, n_rows: Option<u32>) -> Result<PreparedSequence, PromptError> {
+    fn sequence(&self, tokens: Vec<u32>, n_rows: Option<u32>) -> Result<PreparedSequence, PromptError> {
         let mut images =
             tokens.iter().enumerate().filter(|(_, id)| **id == self.image).map(|(i, _)| i as u32);
         let cross = match (images.next(), n_rows, images.count()) {
@@ -177,7 +177,7 @@ impl PromptBuilder for ChatCross {
                 return Err(PromptError::Invalid("this model reads images, not speech".into()));
             }
         };
-        Ok(vec![self.place(tokens, n_rows)?])
+        Ok(vec![self.sequence(tokens, n_rows)?])
     }
 
     fn sampling_defaults(&self) -> SamplingDefaults {

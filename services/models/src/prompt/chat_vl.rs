@@ -1,7 +1,6 @@
-//! Prompts of vision-language models whose image rows stand among the tokens: Qwen2-VL, Qwen2.5-VL.
+//! Prompts of vision-language models whose image rows are among the tokens: Qwen2-VL, Qwen2.5-VL.
 //!
-//! In a conversation, control tokens come from the chat template alone: what a client writes is text, whatever
-//! it spells. A prompt without a template is the client's own layout, and is read as the reference reads it.
+//! In a conversation, control tokens come from the chat template alone: a client's text never makes one. A prompt without a template is the client's own layout, and is read as the reference reads it.
 
 use super::conversation::read_chat;
 use super::generation::GenerationFiles;
@@ -17,10 +16,10 @@ use std::sync::Arc;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::{EncodedItem, Extent, ItemIdx, Modality};
 
-/// Tokens that stand for and around an image.
+/// Placeholder and delimiters of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VisionTokens {
-    /// Stands for a row of an image.
+    /// Placeholder of an image row.
     pub image: u32,
     /// Before the rows.
     pub start: u32,
@@ -134,7 +133,8 @@ impl ChatVl {
             return Err(PromptError::TooLong { actual: n_tokens as usize, limit: self.max_context });
         }
         let mut tokens = Vec::with_capacity(n_tokens as usize);
-        let (mut spans, mut grids) = (Vec::new(), Vec::new());
+        let mut spans = Vec::new();
+        let mut grids = Vec::new();
         let mut waiting = images.iter();
         for id in ids {
             let image = waiting.as_slice().first().filter(|_| *id == self.vision.image);
@@ -194,7 +194,7 @@ impl PromptBuilder for ChatVl {
     }
 }
 
-/// Every item is named once, and nothing else is.
+/// Checks that every item is named exactly once.
 fn check_order(order: &[ItemIdx], n_items: usize) -> Result<(), PromptError> {
     let mut named = vec![0_u32; n_items];
     for item in order {

@@ -1,11 +1,11 @@
-//! A conversation as tokens: what the chat template makes of it, without what a client's text could spell.
+//! A conversation as tokens: the chat template's text, with control tokens from the template alone.
 
 use super::ChatTemplate;
 use super::template::{TemplateMessage, TemplatePart};
 use crate::error::PromptError;
 use crate::tokenization::Tokenizer;
 use triptych_core::ItemIdx;
-use triptych_core::prompt::{Message, Part};
+use triptych_core::prompt::{Message, MessagePart};
 
 /// Tokens of a conversation, one placeholder for each item; and the items in their order there.
 ///
@@ -20,12 +20,12 @@ pub(super) fn read_chat(
     }
     let parts = || messages.iter().flat_map(|m| &m.parts);
     let guard = tokenizer.guard(parts().filter_map(|part| match part {
-        Part::Text(text) => Some(text.as_str()),
-        Part::Item(_) => None,
+        MessagePart::Text(text) => Some(text.as_str()),
+        MessagePart::Item(_) => None,
     }))?;
-    let content = |part: &Part| match part {
-        Part::Text(text) => TemplatePart::Text(guard.apply(text)),
-        Part::Item(_) => TemplatePart::Image,
+    let content = |part: &MessagePart| match part {
+        MessagePart::Text(text) => TemplatePart::Text(guard.apply(text)),
+        MessagePart::Item(_) => TemplatePart::Image,
     };
     let shaped: Vec<TemplateMessage<'_>> = messages
         .iter()
@@ -36,8 +36,8 @@ pub(super) fn read_chat(
         .collect();
     let rendered = template.render(&shaped)?;
     let order = parts().filter_map(|part| match part {
-        Part::Item(item) => Some(*item),
-        Part::Text(_) => None,
+        MessagePart::Item(item) => Some(*item),
+        MessagePart::Text(_) => None,
     });
     Ok((tokenizer.encode_guarded(&rendered, &guard)?, order.collect()))
 }

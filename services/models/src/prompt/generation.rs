@@ -1,4 +1,4 @@
-//! What `generation_config.json` and `config.json` say about generating, for every family.
+//! Generation settings from `generation_config.json` and `config.json`, for every family.
 
 use super::{AnswerLength, SamplingDefaults};
 use crate::error::ModelError;
@@ -6,19 +6,19 @@ use crate::files::JsonFile;
 use std::path::Path;
 use triptych_core::sampling::{BeamParams, EarlyStopping, MAX_BEAMS};
 
-/// Where `config.json` may keep what concerns the decoder: at its top, or one level down.
+/// Sections of `config.json` that may hold the decoder's keys: its top, or one level down.
 pub(super) const SECTIONS: [&str; 3] = ["", "text_config.", "decoder."];
 
 /// The two files, read once.
-pub(super) struct GenerationFiles {
+pub(crate) struct GenerationFiles {
     /// `config.json`.
-    pub(super) config: JsonFile,
+    pub(crate) config: JsonFile,
     /// `generation_config.json`; empty when there is none.
-    pub(super) generation: JsonFile,
+    pub(crate) generation: JsonFile,
 }
 
 impl GenerationFiles {
-    pub(super) fn read(dir: &Path) -> Result<Self, ModelError> {
+    pub(crate) fn read(dir: &Path) -> Result<Self, ModelError> {
         Ok(Self {
             config: JsonFile::read(dir, "config.json")?,
             generation: JsonFile::read_or_empty(dir, "generation_config.json")?,
@@ -26,16 +26,16 @@ impl GenerationFiles {
     }
 
     /// A number of the text model, which newer files keep one level down.
-    pub(super) fn text_u32(&self, key: &str) -> Result<u32, ModelError> {
+    pub(crate) fn text_u32(&self, key: &str) -> Result<u32, ModelError> {
         let nested = format!("text_config.{key}");
         match self.config.u32(&nested)? {
             Some(value) => Ok(value),
-            None => self.config.u32(key)?.ok_or_else(|| self.config.wrong(key, "a whole number")),
+            None => self.config.u32(key)?.ok_or_else(|| self.config.wrong(key, "an integer")),
         }
     }
 
     /// Tokens that end a sequence.
-    pub(super) fn end_tokens(&self) -> Result<Vec<u32>, ModelError> {
+    pub(crate) fn end_tokens(&self) -> Result<Vec<u32>, ModelError> {
         const KEY: &str = "eos_token_id";
         let found = match self.generation.ids(KEY)? {
             Some(ids) => Some(ids),
@@ -48,14 +48,14 @@ impl GenerationFiles {
         found.filter(|ids| !ids.is_empty()).ok_or_else(|| self.generation.wrong(KEY, "a token id"))
     }
 
-    /// The file that says how to generate: models from before `generation_config.json` say it in `config.json`.
-    pub(super) fn source(&self) -> &JsonFile {
+    /// The file with the generation settings: `config.json` for models older than `generation_config.json`.
+    pub(crate) fn source(&self) -> &JsonFile {
         let is_empty = self.generation.value().as_object().is_none_or(serde_json::Map::is_empty);
         if is_empty { &self.config } else { &self.generation }
     }
 
     /// Greedy, or beams, unless the file says `do_sample`.
-    pub(super) fn sampling_defaults(&self) -> Result<SamplingDefaults, ModelError> {
+    pub(crate) fn sampling_defaults(&self) -> Result<SamplingDefaults, ModelError> {
         let file = self.source();
         let length = |new: &str, with_prompt: &str| -> Result<Option<AnswerLength>, ModelError> {
             Ok(match file.u32(new)? {
@@ -103,8 +103,8 @@ impl GenerationFiles {
         Ok(Some(BeamParams { width, length_penalty, early_stopping }))
     }
 
-    /// Tokens that are never written, and runs of tokens that are not: `suppress_tokens` and `bad_words_ids`.
-    pub(super) fn never(&self) -> Result<(Vec<u32>, Vec<Vec<u32>>), ModelError> {
+    /// Tokens, and token sequences, that are never generated: `suppress_tokens` and `bad_words_ids`.
+    pub(crate) fn never(&self) -> Result<(Vec<u32>, Vec<Vec<u32>>), ModelError> {
         let file = self.source();
         let mut tokens = file.ids("suppress_tokens")?.unwrap_or_default();
         let (single, runs): (Vec<_>, Vec<_>) =

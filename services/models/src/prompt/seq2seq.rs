@@ -9,14 +9,13 @@ use super::generation::{GenerationFiles, SECTIONS};
 use super::{CrossInput, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, check_ids};
 use crate::error::{ModelError, PromptError};
 use crate::rules::LogitRules;
-use crate::speech::Languages;
-use crate::tokenization::Tokenizer;
+use crate::tokenization::{LanguageTokens, Tokenizer};
 use std::path::Path;
 use std::sync::Arc;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::{EncodedItem, ItemIdx, Modality};
 
-/// What the shapes of a model allow.
+/// Limits of a model's shapes on its prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seq2SeqLimits {
     /// The kind of item its encoder reads.
@@ -36,10 +35,10 @@ pub struct Seq2SeqPrompt {
     start_rule: StartRule,
     // The first token where the decoder prompt is the start token alone.
     forced_first: Option<u32>,
-    // What every sequence shares; `steps` is empty.
+    // Rules of every sequence; `steps` is empty.
     rules: LogitRules,
     end_tokens: Vec<u32>,
-    languages: Languages,
+    languages: LanguageTokens,
     defaults: SamplingDefaults,
 }
 
@@ -55,12 +54,12 @@ impl Seq2SeqPrompt {
     ) -> Result<Self, ModelError> {
         let files = GenerationFiles::read(dir)?;
         let source = files.source();
-        let (suppress, never_runs) = files.never()?;
+        let (suppress, bad_words) = files.never()?;
         let ids = |key: &str| -> Result<Vec<u32>, ModelError> { Ok(source.ids(key)?.unwrap_or_default()) };
         let rules = LogitRules {
             suppress: suppress.into(),
             begin_suppress: ids("begin_suppress_tokens")?.into(),
-            never_runs: never_runs.into(),
+            bad_words: bad_words.into(),
             last: ids("forced_eos_token_id")?.into(),
             ..LogitRules::default()
         };
@@ -81,7 +80,7 @@ impl Seq2SeqPrompt {
         })
     }
 
-    /// Decoder tokens of what a client wrote, the start token first.
+    /// Decoder tokens of a client's prompt, the start token first.
     fn decoder(&self, prompt: &TextOrTokens) -> Result<Vec<u32>, PromptError> {
         let mut tokens = match prompt {
             TextOrTokens::Text(text) => self.tokenizer.encode(text)?,
@@ -98,7 +97,7 @@ impl Seq2SeqPrompt {
         Ok(tokens)
     }
 
-    /// Whether an answer may start with this token: the start token, and, where that is a language, any language.
+    /// True for tokens that a decoder prompt may start with: the start token and, where that is a language, any language.
     fn starts(&self, token: u32) -> bool {
         let both = self.languages.code(self.start).zip(self.languages.code(token));
         token == self.start || both.is_some()
@@ -174,12 +173,12 @@ impl PromptBuilder for Seq2SeqPrompt {
     }
 }
 
-/// When the start token is put before what a client wrote.
+/// Rule for the start token before a client's decoder prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StartRule {
-    /// Unless it is there.
+    /// Added unless it is there.
     Unless,
-    /// Only where nothing else is: a Donut model's task tokens stand in its place.
+    /// Added to an empty prompt only: a Donut model's task tokens replace it.
     Alone,
 }
 
@@ -192,7 +191,7 @@ impl StartRule {
 
 const START: &str = "decoder_start_token_id";
 
-/// The token that decoding starts with: stated, or the beginning of a sentence.
+/// The token that decoding starts with: the stated one, or the beginning-of-sentence token.
 fn start_token(files: &GenerationFiles) -> Result<u32, ModelError> {
     for key in [START, "bos_token_id"] {
         if let Some(id) = files.generation.u32(key)? {
@@ -208,7 +207,7 @@ fn start_token(files: &GenerationFiles) -> Result<u32, ModelError> {
 }
 
 /// Languages by spelling: control tokens such as `en_XX` and `zh_CN`.
-fn language_codes(tokenizer: &Tokenizer) -> Languages {
+fn language_codes(tokenizer: &Tokenizer) -> LanguageTokens {
     let is_code = |spelling: &str| {
         spelling.split_once('_').is_some_and(|(language, region)| {
             (2..=3).contains(&language.len())
@@ -218,5 +217,5 @@ fn language_codes(tokenizer: &Tokenizer) -> Languages {
                 && region.starts_with(|c: char| c.is_ascii_uppercase())
         })
     };
-    Languages::new(tokenizer.controls().filter(|(spelling, _)| is_code(spelling)).collect())
+    LanguageTokens::new(tokenizer.controls().filter(|(spelling, _)| is_code(spelling)).collect())
 }

@@ -15,7 +15,7 @@ use std::time::SystemTime;
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const NAME: &str = "chat_template";
 
-/// A chat template, compiled, with what it may refer to.
+/// A compiled chat template, with the special tokens that it may refer to.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -26,9 +26,9 @@ pub struct ChatTemplate {
 /// A message as templates see it: `{role, content: [part, …]}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TemplateMessage<'a> {
-    /// Who says it.
+    /// Role of the author, such as `user`.
     pub role: &'a str,
-    /// What, in order.
+    /// Parts of the message, in order.
     pub content: Vec<TemplatePart>,
 }
 
@@ -61,7 +61,7 @@ impl ChatTemplate {
             .map_err(|e| ModelError::Format { path: dir.join(NAME), message: format!("{e:#}") })
     }
 
-    /// Compiles a template. `now` is what `strftime_now` tells.
+    /// Compiles a template. `now` is the clock of `strftime_now`.
     fn new(
         source: String,
         specials: Vec<(&'static str, String)>,
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_can_refuse_and_tell_the_date() {
+    fn a_template_can_refuse_and_print_the_date() {
         let refused = render("{{ raise_exception('roles must alternate') }}", &[]);
         assert_eq!(refused, Err(PromptError::Template("roles must alternate".into())));
         assert_eq!(render("{{ strftime_now('%d %b %Y') }}", &[]).unwrap(), "26 Jul 2024");

@@ -1,15 +1,15 @@
-//! What encoders of images are made of beyond a plain stack: pyramids, projectors, biases by place.
+//! Parts of image encoders beyond a plain stack: hierarchical towers, projectors, position biases.
 
 use super::{AttentionNames, NormSpec, StackNames, StackSpec};
 
-/// What few encoders have; nothing of it by default.
+/// Parts that few encoders have; none by default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EncoderExtras {
     /// Names of learned factors, a channel each, on what attention and feed-forward add to the stream.
     /// They are folded into the outer matrices.
     pub scales: Option<[&'static str; 2]>,
     /// A learned bias on the scores of attention.
-    pub plane_bias: Option<PlaneBiasSpec>,
+    pub position_bias: Option<PositionBiasSpec>,
     /// A linear layer with bias over the output rows.
     pub projection: Option<ProjectionSpec>,
 }
@@ -23,21 +23,21 @@ pub struct ProjectionSpec {
     pub prefixes: &'static [&'static str],
 }
 
-/// A bias on scores by how far apart two patches lie, with values of its own for one learned row before them.
+/// A bias on scores by the offset between two patches, with values of its own for the one learned row before them.
 ///
 /// Stored as `[(2·down − 1)·(2·across − 1) + 3, n_heads]`: an entry for each offset, then learned row to patch,
 /// patch to learned row, learned row to itself.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PlaneBiasSpec {
+pub struct PositionBiasSpec {
     /// Patches down and across.
     pub grid: [usize; 2],
     /// Name of the table: in each layer, or one for all.
-    pub table: PlaneTable,
+    pub table: PositionBiasTable,
 }
 
-/// Where the table of a plane's bias is.
+/// The tensor that holds a position bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlaneTable {
+pub enum PositionBiasTable {
     /// One in each layer, under this name.
     PerLayer(&'static str),
     /// One for all layers, under this name.
@@ -48,10 +48,10 @@ pub enum PlaneTable {
 #[derive(Clone, Debug, PartialEq)]
 pub struct CaptionedSpec {
     /// Pixels to rows.
-    pub pyramid: DualSpec,
-    /// Lines, and columns, that the last plane may have at most.
-    pub max_places: usize,
-    /// Rows of image and text together at most.
+    pub tower: DavitSpec,
+    /// Rows, and columns, of the last grid at most.
+    pub max_positions: usize,
+    /// Rows of image and text at most.
     pub max_rows: usize,
     /// Tokens in the table.
     pub vocab: usize,
@@ -59,59 +59,59 @@ pub struct CaptionedSpec {
     pub scale: f32,
     /// Norm of the image's rows.
     pub norm: NormSpec,
-    /// What its tensors are called.
+    /// Names of its tensors.
     pub names: &'static CaptionedNames,
 }
 
 impl CaptionedSpec {
-    /// Rows of an image of these pixels down and across; `None` if it has more places than learned positions.
+    /// Rows of an image of these pixels down and across; `None` if its grid exceeds the learned positions.
     pub fn image_rows(&self, pixels: [usize; 2]) -> Option<usize> {
-        let places = self.pyramid.places(pixels);
-        let fits = places.iter().all(|n| (1..=self.max_places).contains(n));
-        fits.then_some(places[0] * places[1] + 1)
+        let grid = self.tower.output_grid(pixels);
+        let fits = grid.iter().all(|n| (1..=self.max_positions).contains(n));
+        fits.then_some(grid[0] * grid[1] + 1)
     }
 }
 
-/// What the tensors of a projector of images are called.
+/// Names of the tensors of an image projector.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CaptionedNames {
-    /// Prefixes of the pyramid, in the order they are tried.
+    /// Prefixes of the tower, in the order they are tried.
     pub tower: &'static [&'static str],
     /// Prefixes of what follows it, in the order they are tried.
     pub projector: &'static [&'static str],
-    /// Half a row for each line of the plane.
-    pub lines: &'static str,
-    /// Half a row for each column.
-    pub columns: &'static str,
+    /// Half a row of values for each row of the grid.
+    pub row_positions: &'static str,
+    /// Half a row of values for each column.
+    pub column_positions: &'static str,
     /// Linear layer to the width of tokens.
     pub projection: &'static str,
     /// Norm after it.
     pub norm: &'static str,
 }
 
-/// A pyramid of stages that attend inside windows and between channels in turn.
+/// DaViT: stages that attend inside windows and between channels in turn.
 #[derive(Clone, Debug, PartialEq)]
-pub struct DualSpec {
+pub struct DavitSpec {
     /// The stages.
-    pub stages: Vec<DualStage>,
+    pub stages: Vec<DavitStageSpec>,
     /// Rows on a side of a window.
     pub window: usize,
-    /// What its tensors are called.
-    pub names: &'static DualNames,
+    /// Names of its tensors.
+    pub names: &'static DavitNames,
 }
 
 /// A stage: a convolution, then layers, each twice attention and feed-forward.
 #[derive(Clone, Debug, PartialEq)]
-pub struct DualStage {
+pub struct DavitStageSpec {
     /// Channels that the convolution reads.
     pub channels: usize,
-    /// Its taps on a side.
+    /// Kernel side of the convolution.
     pub kernel: usize,
-    /// Places between its windows.
+    /// Stride of the convolution.
     pub stride: usize,
-    /// Zero places on either side.
+    /// Zero padding on either side.
     pub padding: usize,
-    /// Whether the norm comes before it.
+    /// True if the norm comes before the convolution.
     pub norm_first: bool,
     /// Groups of channels that attend among themselves.
     pub n_groups: usize,
@@ -119,14 +119,14 @@ pub struct DualStage {
     pub stack: StackSpec,
 }
 
-impl DualStage {
-    /// Places along an axis of `n` places of the stage before.
-    pub fn places_along(&self, n: usize) -> usize {
+impl DavitStageSpec {
+    /// Positions along an axis of `n` positions of the stage before.
+    pub fn output_size(&self, n: usize) -> usize {
         (n + 2 * self.padding).checked_sub(self.kernel).map_or(0, |rest| rest / self.stride.max(1) + 1)
     }
 }
 
-impl DualSpec {
+impl DavitSpec {
     /// Channels of a pixel.
     pub fn channels(&self) -> usize {
         self.stages.first().map_or(0, |s| s.channels)
@@ -137,15 +137,15 @@ impl DualSpec {
         self.stages.last().map_or(0, |s| s.stack.hidden)
     }
 
-    /// Places of the last plane of an image, down and across.
-    pub fn places(&self, pixels: [usize; 2]) -> [usize; 2] {
-        self.stages.iter().fold(pixels, |grid, stage| grid.map(|n| stage.places_along(n)))
+    /// Grid of the last stage for an image of these pixels, down and across.
+    pub fn output_grid(&self, pixels: [usize; 2]) -> [usize; 2] {
+        self.stages.iter().fold(pixels, |grid, stage| grid.map(|n| stage.output_size(n)))
     }
 }
 
-/// What the tensors of a pyramid of two kinds of attention are called.
+/// Names of the tensors of a DaViT tower.
 #[derive(Debug, PartialEq)]
-pub struct DualNames {
+pub struct DavitNames {
     /// The list of convolutions between stages, a norm and a linear layer each.
     pub convolutions: &'static str,
     /// The convolution in it.
@@ -168,9 +168,9 @@ pub struct DualNames {
     pub stack: StackNames,
 }
 
-/// A pyramid of stages: between two, four rows become one of twice the width.
+/// Swin: stages of shifted windows; between two, four rows become one of twice the width.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ShiftedSpec {
+pub struct SwinSpec {
     /// Dimensions of a patch as its weight is stored: channels, height, width.
     pub patch: [usize; 3],
     /// Rows on a side of a window.
@@ -179,11 +179,11 @@ pub struct ShiftedSpec {
     pub stages: Vec<StackSpec>,
     /// Added to the variance in the norms after the patches and between stages.
     pub norm_eps: f32,
-    /// What its tensors are called; those of a layer as in any stack.
-    pub names: &'static ShiftedNames,
+    /// Names of its tensors; those of a layer are named as in any stack.
+    pub names: &'static SwinNames,
 }
 
-impl ShiftedSpec {
+impl SwinSpec {
     /// Rows of the last stage; `None` for a grid that a window of some stage does not fit into.
     pub(super) fn rows(&self, mut grid: [usize; 2]) -> Option<usize> {
         for (i, _) in self.stages.iter().enumerate() {
@@ -198,9 +198,9 @@ impl ShiftedSpec {
     }
 }
 
-/// What the tensors of a pyramid with shifted windows are called.
+/// Names of the tensors of a Swin encoder.
 #[derive(Debug, PartialEq, Eq)]
-pub struct ShiftedNames {
+pub struct SwinNames {
     /// Linear layer over patches.
     pub projection: &'static str,
     /// Norm after it.

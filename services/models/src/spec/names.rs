@@ -1,15 +1,15 @@
-//! What the tensors of a model are called. Names are data too: a family says them, the layers ask for them.
+//! Names of the tensors of a model. Names are data too: a family states them, the layers look them up.
 
-/// What the tensors of an encoder of tiles are called, beside those of its stack; relative to its prefix.
+/// Names of the tensors of a tiled encoder beside those of its stack, relative to its prefix.
 #[derive(Debug, PartialEq)]
 pub struct TilesNames {
     /// The row before the patches of every tile; a full name.
     pub class: &'static str,
-    /// Places of rows in a tile; a full name.
+    /// Positions of rows in a tile; a full name.
     pub positions: &'static str,
     /// The gate between those and the next; a full name.
     pub position_gate: &'static str,
-    /// Places of rows in an image of each arrangement.
+    /// Positions of rows in an image of each arrangement.
     pub tile_positions: &'static str,
     /// Tables of tiles before the stack and after it; full names.
     pub tiles: [&'static str; 2],
@@ -25,7 +25,7 @@ pub struct TilesNames {
     pub projection: &'static [&'static str],
 }
 
-/// What an encoder's tensors are called. Names are relative to a prefix, without `.weight` and `.bias`.
+/// Names of an encoder's tensors, relative to a prefix, without `.weight` and `.bias`.
 #[derive(Debug, PartialEq)]
 pub struct EncoderNames {
     /// Prefixes of one checkpoint generation or another, in the order they are tried.
@@ -42,7 +42,7 @@ pub struct EncoderNames {
     pub merger: Option<[&'static str; 3]>,
 }
 
-/// What a decoder's tensors are called.
+/// Names of a decoder's tensors.
 #[derive(Debug, PartialEq)]
 pub struct DecoderNames {
     /// Prefixes of one checkpoint generation or another, in the order they are tried.
@@ -59,7 +59,7 @@ pub struct DecoderNames {
     pub head_bias: Option<&'static str>,
 }
 
-/// What the tensors of a stack are called.
+/// Names of the tensors of a stack.
 #[derive(Debug, PartialEq)]
 pub struct StackNames {
     /// Norm before the first layer; relative to the prefix, empty without one.
@@ -80,7 +80,7 @@ pub struct StackNames {
     pub final_norm: &'static str,
 }
 
-/// What the tensors of a cross-attention are called.
+/// Names of the tensors of a cross-attention.
 #[derive(Debug, PartialEq)]
 pub struct CrossNames {
     /// Its norm.
@@ -91,7 +91,7 @@ pub struct CrossNames {
     pub out: &'static str,
 }
 
-/// What the tensors of a self-attention are called.
+/// Names of the tensors of a self-attention.
 #[derive(Debug, PartialEq)]
 pub struct AttentionNames {
     /// Its norm.
@@ -102,7 +102,7 @@ pub struct AttentionNames {
     pub out: &'static str,
 }
 
-/// How query, key and value projections are stored.
+/// Names of the query, key and value projections.
 #[derive(Debug, PartialEq)]
 pub enum QkvNames {
     /// One matrix, the three on top of each other.

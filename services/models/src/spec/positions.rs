@@ -1,11 +1,11 @@
-//! How rows learn their place: tables, waves, biases on scores, rotations.
+//! Position encodings: tables, sinusoids, biases on scores, rotations.
 
 use triptych_kernels::ops::{BucketRule, RopePairs};
 
-/// How rows learn their place.
+/// Position encoding of the rows of a stack.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Positions {
-    /// They do not.
+    /// None.
     Absent,
     /// A stored table `[offset + n_rows, hidden]`, added to the stem's output.
     Table {
@@ -23,7 +23,7 @@ pub enum Positions {
     WideSinusoids {
         /// Positions it has.
         n_rows: usize,
-        /// What is added to a position before its angles are taken.
+        /// Added to a position before its angles are computed.
         offset: usize,
     },
     /// As a table `[n_rows, hidden]`: sines of all frequencies, then their cosines. A stored table, which some
@@ -43,16 +43,16 @@ pub enum Positions {
 pub struct RelativeSpec {
     /// Buckets of distances.
     pub n_buckets: usize,
-    /// Which distances are in which bucket.
+    /// The bucket of a distance.
     pub rule: BucketRule,
-    /// Which layers have a table `[n_buckets, n_heads]`.
+    /// Layers that have a table `[n_buckets, n_heads]`.
     pub tables: RelativeTables,
 }
 
-/// Which layers have a table of biases.
+/// Layers that have a table of biases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelativeTables {
-    /// The first, whose table is everyone's.
+    /// The first; all layers share its table.
     First,
     /// Every one.
     Each,
@@ -63,13 +63,13 @@ pub enum RelativeTables {
 pub struct RotarySpec {
     /// Base of the frequencies.
     pub theta: f32,
-    /// Which part of a position turns which frequency.
+    /// The part of a position that each frequency follows.
     pub axes: RotaryAxes,
-    /// Values of a head that are turned, from its first; `None`: all.
+    /// Values of a head that are rotated, from its first; `None`: all.
     pub rotary_dim: Option<usize>,
-    /// Which values are turned together.
+    /// The values that form a pair.
     pub pairs: RopePairs,
-    /// How frequencies were stretched after training, for a longer context.
+    /// Scaling of the frequencies for a context longer than the trained one.
     pub scaling: RotaryScaling,
 }
 
@@ -80,25 +80,25 @@ impl RotarySpec {
     }
 }
 
-/// How frequencies were stretched for a longer context.
+/// Scaling of rotary frequencies for a longer context.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RotaryScaling {
-    /// They were not.
+    /// None.
     Absent,
     /// By parts: wave lengths beyond `context / low` by `factor`, below `context / high` not, smoothly between.
     Llama3 {
-        /// How much slower the slow ones turn.
+        /// Divisor of the low frequencies.
         factor: f32,
-        /// Where slow begins.
+        /// Low-frequency bound: wave lengths above `context / low` are divided.
         low: f32,
-        /// Where fast begins.
+        /// High-frequency bound: wave lengths below `context / high` are kept.
         high: f32,
-        /// Tokens of the context before.
+        /// Tokens of the context in training.
         context: f32,
     },
 }
 
-/// How the `head_dim / 2` frequencies are shared out over a position's (temporal, height, width).
+/// Assignment of the `head_dim / 2` frequencies to a position's (temporal, height, width).
 #[derive(Clone, Debug, PartialEq)]
 pub enum RotaryAxes {
     /// All follow the temporal part: plain text.

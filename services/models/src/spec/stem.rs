@@ -1,6 +1,6 @@
-//! How an encoder's features become its first rows.
+//! The stem of an encoder: its features to its first rows.
 
-use super::{CaptionedSpec, ShiftedSpec, TilesNames};
+use super::{CaptionedSpec, SwinSpec, TilesNames};
 
 /// Features to rows.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,7 +14,7 @@ pub enum StemSpec {
     },
     /// One linear layer over the values of a patch, without bias.
     Patches {
-        /// Dimensions of a patch as its weight is stored: channels, frames, height, width.
+        /// Dimensions of a patch, in the order of its stored weight: channels, frames, height, width.
         patch: [usize; 4],
     },
     /// Convolutions over samples.
@@ -32,16 +32,16 @@ pub enum StemSpec {
     },
     /// One linear layer with bias over the values of a patch, after learned rows that every image begins with.
     PrefixedPatches {
-        /// Dimensions of a patch as its weight is stored: channels, height, width.
+        /// Dimensions of a patch, in the order of its stored weight: channels, height, width.
         patch: [usize; 3],
-        /// Patches down and across; the only grid that it reads.
+        /// Patches down and across; any other grid is refused.
         grid: [usize; 2],
         /// Learned rows, `[1, 1, hidden]` each; their names follow that of the linear layer.
         n_prefix: usize,
     },
-    /// A pyramid of stages over patches, attending inside windows.
-    ShiftedWindows(ShiftedSpec),
-    /// A pyramid over the pixels of an image, projected, then rows of a token table.
+    /// A tower of stages over patches, attending inside windows.
+    Swin(SwinSpec),
+    /// A tower over the pixels of an image, projected, then rows of a token table.
     Captioned(CaptionedSpec),
 }
 
@@ -55,7 +55,7 @@ impl StemSpec {
             Self::PrefixedPatches { grid: own, n_prefix, .. } => {
                 (grid == *own).then_some(own[0] * own[1] + n_prefix)
             }
-            Self::ShiftedWindows(spec) => spec.rows(grid),
+            Self::Swin(spec) => spec.rows(grid),
             Self::Captioned(spec) => spec.image_rows(grid),
         }
     }
@@ -67,7 +67,7 @@ impl StemSpec {
             Self::Patches { patch: [.., side] } | Self::PrefixedPatches { patch: [.., side], .. } => {
                 Some(*side)
             }
-            Self::ShiftedWindows(spec) => Some(spec.patch[2]),
+            Self::Swin(spec) => Some(spec.patch[2]),
             Self::Captioned(_) => Some(1),
         }
     }
@@ -76,7 +76,7 @@ impl StemSpec {
     pub fn patches_along(&self, pixels: usize) -> usize {
         let side = self.patch_side().unwrap_or(1);
         match self {
-            Self::ShiftedWindows(_) => pixels.div_ceil(side),
+            Self::Swin(_) => pixels.div_ceil(side),
             _ => pixels / side,
         }
     }
@@ -87,14 +87,14 @@ impl StemSpec {
             Self::Mel { .. } | Self::Tokens { .. } | Self::Wave(_) | Self::Tiles(_) => 0,
             Self::Patches { patch } => patch.iter().product(),
             Self::PrefixedPatches { patch, .. } => patch.iter().product(),
-            Self::ShiftedWindows(spec) => spec.patch.iter().product(),
-            Self::Captioned(spec) => spec.pyramid.channels(),
+            Self::Swin(spec) => spec.patch.iter().product(),
+            Self::Captioned(spec) => spec.tower.channels(),
         }
     }
 }
 
-/// Three convolutions over raw samples, of the stack's width, twice it, and it again: tanh and a norm of the whole
-/// piece after the first, which has no bias; GELU after the others.
+/// Three convolutions over raw samples, of the stack's width, twice that width, and that width again. After the first,
+/// which has no bias, come tanh and a norm of the whole window; after the others GELU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WaveSpec {
     /// Samples per second.
@@ -103,12 +103,12 @@ pub struct WaveSpec {
     pub convs: [[usize; 2]; 3],
     /// Added to the variance of the norm.
     pub norm_eps: f32,
-    /// Samples of the longest piece that is read at once.
+    /// Samples of a window.
     pub window: usize,
 }
 
 impl WaveSpec {
-    /// Rows that so many samples become.
+    /// Rows that the stem makes of `n_samples` samples.
     pub fn n_rows(&self, n_samples: usize) -> usize {
         self.convs
             .iter()
@@ -130,7 +130,7 @@ impl WaveSpec {
 /// second, gated one, and the output of both, and of some layers between, is projected to one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TilesSpec {
-    /// Dimensions of a patch as its weight is stored: channels, height, width.
+    /// Dimensions of a patch, in the order of its stored weight: channels, height, width.
     pub patch: [usize; 3],
     /// Patches on a side of a tile.
     pub side: usize,
@@ -144,7 +144,7 @@ pub struct TilesSpec {
     pub taps: Vec<usize>,
     /// Width of an output row.
     pub out: usize,
-    /// What its tensors are called.
+    /// Names of its tensors.
     pub names: &'static TilesNames,
 }
 

@@ -1,14 +1,14 @@
-//! When each token was said: cross-attention of the heads that follow the sound, and the cheapest way through it.
+//! Times of tokens: dynamic time warping over the cross-attention weights of the heads that follow the audio.
 //!
 //! The weights of each head are normalised over the tokens, smoothed along time by a median, averaged, and warped:
 //! the path through tokens × rows with the most weight says at which row each token begins. Numbers and ties are
 //! those of transformers
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/whisper/generation_whisper.py>),
-//! whose costs are single precision. It knows no text and no model.
+//! whose costs are f32. It knows no text and no model.
 
 /// Cross-attention of the chosen heads.
 #[derive(Clone, Copy, Debug)]
-pub struct Weights<'a> {
+pub struct AttentionWeights<'a> {
     /// `[n_heads, n_tokens, n_rows]`, row-major; each row of a head sums to 1.
     pub values: &'a [f32],
     /// Heads.
@@ -19,22 +19,23 @@ pub struct Weights<'a> {
     pub n_rows: usize,
 }
 
-/// The row at which each token begins, `[n_tokens]`, never falling. Only the first `n_heard` rows are looked at: what
-/// follows is the silence that fills the window. `median` is the width of the filter, odd.
+/// The row at which each token begins, `[n_tokens]`, never falling. Only the first `n_audio_rows` rows count: the rest is
+/// the silence that fills the window. `median` is the width of the filter, odd.
 ///
 /// Empty without tokens, heads or rows, and when `values` has another size.
-/// O(n_heads · n_tokens · n_heard · median).
-pub fn first_rows(weights: Weights<'_>, n_heard: usize, median: usize) -> Vec<usize> {
-    let Weights { values, n_heads, n_tokens, n_rows } = weights;
-    let n_heard = n_heard.min(n_rows);
-    if n_heads * n_tokens * n_heard == 0 || values.len() != n_heads * n_tokens * n_rows {
+/// O(n_heads · n_tokens · n_audio_rows · median).
+pub fn first_rows(weights: AttentionWeights<'_>, n_audio_rows: usize, median: usize) -> Vec<usize> {
+    let AttentionWeights { values, n_heads, n_tokens, n_rows } = weights;
+    let n_audio_rows = n_audio_rows.min(n_rows);
+    if n_heads * n_tokens * n_audio_rows == 0 || values.len() != n_heads * n_tokens * n_rows {
         return Vec::new();
     }
-    let mut mean = vec![0.0f32; n_tokens * n_heard];
+    let mut mean = vec![0.0f32; n_tokens * n_audio_rows];
     for head in values.chunks_exact(n_tokens * n_rows) {
-        let mut head: Vec<f32> = head.chunks_exact(n_rows).flat_map(|row| &row[..n_heard]).copied().collect();
-        normalise(&mut head, n_heard);
-        for (row, sum) in head.chunks_exact(n_heard).zip(mean.chunks_exact_mut(n_heard)) {
+        let mut head: Vec<f32> =
+            head.chunks_exact(n_rows).flat_map(|row| &row[..n_audio_rows]).copied().collect();
+        normalise(&mut head, n_audio_rows);
+        for (row, sum) in head.chunks_exact(n_audio_rows).zip(mean.chunks_exact_mut(n_audio_rows)) {
             for (value, sum) in smooth(row, median).into_iter().zip(sum) {
                 *sum += value;
             }
@@ -43,7 +44,7 @@ pub fn first_rows(weights: Weights<'_>, n_heard: usize, median: usize) -> Vec<us
     for value in &mut mean {
         *value /= n_heads as f32;
     }
-    warp(&mean, n_heard)
+    warp(&mean, n_audio_rows)
 }
 
 /// Each column `[n_tokens]` to mean 0 and variance 1.
@@ -53,16 +54,18 @@ fn normalise(head: &mut [f32], n_rows: usize) {
         let values = || head[column..].iter().step_by(n_rows).map(|v| f64::from(*v));
         let mean = values().sum::<f64>() / n;
         let deviation = (values().map(|v| (v - mean) * (v - mean)).sum::<f64>() / n).sqrt();
-        let (mean, deviation) = (mean as f32, deviation as f32);
+        let mean = mean as f32;
+        let deviation = deviation as f32;
         for value in head[column..].iter_mut().step_by(n_rows) {
             *value = (*value - mean) / deviation;
         }
     }
 }
 
-/// The median of `width` values around each, the ends mirrored; as it is when there are too few.
+/// The median of `width` values around each value of a row, the ends mirrored; a shorter row is unchanged.
 fn smooth(row: &[f32], width: usize) -> Vec<f32> {
-    let (half, last) = (width / 2, row.len() - 1);
+    let half = width / 2;
+    let last = row.len() - 1;
     if row.len() <= half {
         return row.to_vec();
     }
@@ -82,9 +85,9 @@ fn smooth(row: &[f32], width: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Where the path came from.
+/// The step that a path took to a cell.
 #[derive(Clone, Copy, PartialEq)]
-enum From {
+enum WarpStep {
     Both,
     Token,
     Row,
@@ -94,7 +97,7 @@ enum From {
 fn warp(weights: &[f32], n_rows: usize) -> Vec<usize> {
     let n_tokens = weights.len() / n_rows;
     let width = n_rows + 1;
-    let mut trace = vec![From::Row; (n_tokens + 1) * width];
+    let mut trace = vec![WarpStep::Row; (n_tokens + 1) * width];
     let mut before = vec![f32::INFINITY; width];
     before[0] = 0.0;
     for token in 1..=n_tokens {
@@ -102,11 +105,11 @@ fn warp(weights: &[f32], n_rows: usize) -> Vec<usize> {
         for row in 1..=n_rows {
             let [both, by_token, by_row] = [before[row - 1], before[row], cost[row - 1]];
             let (least, from) = if both < by_token && both < by_row {
-                (both, From::Both)
+                (both, WarpStep::Both)
             } else if by_token < both && by_token < by_row {
-                (by_token, From::Token)
+                (by_token, WarpStep::Token)
             } else {
-                (by_row, From::Row)
+                (by_row, WarpStep::Row)
             };
             let weight = f64::from(weights[(token - 1) * n_rows + row - 1]);
             cost[row] = (f64::from(least) - weight) as f32;
@@ -115,13 +118,14 @@ fn warp(weights: &[f32], n_rows: usize) -> Vec<usize> {
         before = cost;
     }
     let mut first = vec![0; n_tokens];
-    let (mut token, mut row) = (n_tokens, n_rows);
+    let mut token = n_tokens;
+    let mut row = n_rows;
     while token > 0 {
         first[token - 1] = row.saturating_sub(1);
-        match if row == 0 { From::Token } else { trace[token * width + row] } {
-            From::Both => (token, row) = (token - 1, row - 1),
-            From::Token => token -= 1,
-            From::Row => row -= 1,
+        match if row == 0 { WarpStep::Token } else { trace[token * width + row] } {
+            WarpStep::Both => (token, row) = (token - 1, row - 1),
+            WarpStep::Token => token -= 1,
+            WarpStep::Row => row -= 1,
         }
     }
     first
@@ -131,21 +135,22 @@ fn warp(weights: &[f32], n_rows: usize) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    fn check(values: &[f32], [n_heads, n_tokens, n_rows, n_heard]: [usize; 4], expect: &[usize]) {
-        let weights = Weights { values, n_heads, n_tokens, n_rows };
-        assert_eq!(first_rows(weights, n_heard, 1), expect);
+    fn check(values: &[f32], dims: [usize; 3], n_audio_rows: usize, expect: &[usize]) {
+        let [n_heads, n_tokens, n_rows] = dims;
+        let weights = AttentionWeights { values, n_heads, n_tokens, n_rows };
+        assert_eq!(first_rows(weights, n_audio_rows, 1), expect);
     }
 
     #[test]
     fn a_diagonal_is_found_and_nothing_is_made_of_nothing() {
-        check(&[0.9, 0.1, 0.0, 0.1, 0.8, 0.1, 0.0, 0.1, 0.9], [1, 3, 3, 3], &[0, 1, 2]);
-        check(&[0.9, 0.9, 0.1, 0.1, 0.1, 0.1, 0.9, 0.9], [1, 2, 4, 4], &[0, 2]);
-        // The last rows are not heard.
-        check(&[0.9, 0.1, 0.5, 0.1, 0.9, 0.5], [1, 2, 3, 2], &[0, 1]);
-        check(&[], [1, 0, 3, 3], &[]);
-        check(&[0.5], [1, 2, 3, 3], &[]);
-        check(&[0.2, 0.8], [1, 1, 2, 2], &[0]);
-        check(&[0.2, 0.8], [1, 1, 2, 0], &[]);
+        check(&[0.9, 0.1, 0.0, 0.1, 0.8, 0.1, 0.0, 0.1, 0.9], [1, 3, 3], 3, &[0, 1, 2]);
+        check(&[0.9, 0.9, 0.1, 0.1, 0.1, 0.1, 0.9, 0.9], [1, 2, 4], 4, &[0, 2]);
+        // The last rows are padding.
+        check(&[0.9, 0.1, 0.5, 0.1, 0.9, 0.5], [1, 2, 3], 2, &[0, 1]);
+        check(&[], [1, 0, 3], 3, &[]);
+        check(&[0.5], [1, 2, 3], 3, &[]);
+        check(&[0.2, 0.8], [1, 1, 2], 2, &[0]);
+        check(&[0.2, 0.8], [1, 1, 2], 0, &[]);
     }
 
     #[test]

@@ -1,14 +1,14 @@
-//! Whether what was written of a window can be kept, as transformers judges it.
+//! Quality of a decoded window, judged as in transformers' temperature fallback.
 //!
-//! Three numbers decide: how well the *tokens* compress (a text that repeats itself does), their mean
-//! log-probability with the end token, and the probability of "no speech" after the start token
+//! Three numbers decide: the compression ratio of the *tokens* (high for repetitive text), their mean log-probability with
+//! the end token, and the probability of "no speech" after the start token
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/whisper/generation_whisper.py>;
 //! openai-whisper compresses the text instead). It decodes nothing itself.
 
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 use std::io::Write;
-use triptych_core::prompt::Fallback;
+use triptych_core::prompt::SpeechFallback;
 
 /// Three numbers about a window's tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,36 +17,36 @@ pub struct Quality {
     pub compression_ratio: f32,
     /// Mean log-probability of the tokens, the end token included.
     pub logprob: f32,
-    /// Probability that nobody speaks.
+    /// Probability of "no speech".
     pub no_speech: f32,
 }
 
-/// What becomes of a window.
+/// Verdict on a decoded window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It is good.
+pub enum WindowVerdict {
+    /// Its tokens are kept.
     Keep,
-    /// It should be decoded again.
+    /// It is decoded again at a higher temperature.
     Again,
-    /// Nobody speaks: there is nothing to say of it.
+    /// It holds no speech, and gets no text.
     Silent,
 }
 
 /// Judges a window.
-pub fn judge(fallback: &Fallback, quality: Quality) -> Verdict {
+pub fn judge(fallback: &SpeechFallback, quality: Quality) -> WindowVerdict {
     let over = |limit: Option<f32>, value: f32| limit.is_some_and(|limit| value > limit);
-    let guess = fallback.logprob.is_some_and(|limit| quality.logprob < limit);
+    let is_improbable = fallback.logprob.is_some_and(|limit| quality.logprob < limit);
     let silent = over(fallback.no_speech, quality.no_speech);
-    if silent && (guess || fallback.logprob.is_none()) {
-        Verdict::Silent
-    } else if guess || over(fallback.compression_ratio, quality.compression_ratio) {
-        Verdict::Again
+    if silent && (is_improbable || fallback.logprob.is_none()) {
+        WindowVerdict::Silent
+    } else if is_improbable || over(fallback.compression_ratio, quality.compression_ratio) {
+        WindowVerdict::Again
     } else {
-        Verdict::Keep
+        WindowVerdict::Keep
     }
 }
 
-/// How much shorter zlib makes the tokens, each as the fewest little-endian bytes that hold `vocab`.
+/// Compression ratio of the tokens under zlib, each as the fewest little-endian bytes that hold `vocab`.
 ///
 /// The encoder here always brings its own code table, which zlib leaves out where the standard one is shorter: for
 /// short texts. The lesser of both lengths is taken. O(n²) in the worst case, of a few hundred tokens.
@@ -61,7 +61,8 @@ pub fn compression_ratio(tokens: &[u32], vocab: usize) -> f32 {
 
 /// Bytes of the stream with zlib's head and sum in one block with the standard code table (RFC 1951, 3.2.6).
 fn standard_len(bytes: &[u8]) -> usize {
-    let (mut at, mut bits) = (0, 3 + 7);
+    let mut at = 0;
+    let mut bits = 3 + 7;
     while at < bytes.len() {
         let (len, distance) = longest_match(bytes, at);
         // A longer match one byte on is worth a literal.
@@ -107,26 +108,29 @@ mod tests {
 
     #[test]
     fn each_threshold_decides_its_part() {
-        let (all, none) = (
-            Fallback::default(),
-            Fallback { compression_ratio: None, logprob: None, no_speech: None, ..Fallback::default() },
-        );
-        let check = |fallback: &Fallback, numbers: [f32; 3], expect| {
+        let all = SpeechFallback::default();
+        let none = SpeechFallback {
+            compression_ratio: None,
+            logprob: None,
+            no_speech: None,
+            ..SpeechFallback::default()
+        };
+        let check = |fallback: &SpeechFallback, numbers: [f32; 3], expect| {
             let [compression_ratio, logprob, no_speech] = numbers;
             let found = judge(fallback, Quality { compression_ratio, logprob, no_speech });
             assert_eq!(found, expect, "{numbers:?}");
         };
-        check(&all, [1.0, -0.5, 0.1], Verdict::Keep);
-        check(&all, [2.4, -1.0, 0.6], Verdict::Keep);
-        check(&all, [2.5, -0.5, 0.9], Verdict::Again);
-        check(&all, [1.0, -1.1, 0.6], Verdict::Again);
-        check(&all, [9.0, -1.1, 0.7], Verdict::Silent);
-        check(&none, [9.0, -9.0, 1.0], Verdict::Keep);
-        check(&Fallback { logprob: None, ..all }, [1.0, -0.1, 0.7], Verdict::Silent);
+        check(&all, [1.0, -0.5, 0.1], WindowVerdict::Keep);
+        check(&all, [2.4, -1.0, 0.6], WindowVerdict::Keep);
+        check(&all, [2.5, -0.5, 0.9], WindowVerdict::Again);
+        check(&all, [1.0, -1.1, 0.6], WindowVerdict::Again);
+        check(&all, [9.0, -1.1, 0.7], WindowVerdict::Silent);
+        check(&none, [9.0, -9.0, 1.0], WindowVerdict::Keep);
+        check(&SpeechFallback { logprob: None, ..all }, [1.0, -0.1, 0.7], WindowVerdict::Silent);
     }
 
     #[test]
-    fn what_repeats_itself_compresses() {
+    fn repetitive_tokens_compress() {
         let varied: Vec<u32> = (0..60u32).map(|i| i.wrapping_mul(2_654_435_761) % 50_000).collect();
         assert!(compression_ratio(&varied, 51_865) < 1.1);
         assert!(compression_ratio(&[7, 8, 9].repeat(40), 51_865) > 8.0);

@@ -1,15 +1,17 @@
-//! Two windows that heard the same part: where one text stops and the other goes on.
+//! Joining the texts of two windows that overlap.
 //!
 //! The end of the left text is slid along the beginning of the right one; where most tokens agree, both are cut in
 //! the middle of the agreement, since each window is surest away from its border. The measure is that of
 //! transformers' chunked pipeline
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/whisper/tokenization_whisper.py>).
 
-/// How many tokens of `left` are kept, and how many of `right` are left out. Nothing in common: all are kept.
+/// Number of tokens of `left` to keep, and of `right` to drop. All are kept if the two have nothing in common.
 /// O(left · right).
 pub fn seam(left: &[u32], right: &[u32]) -> (usize, usize) {
-    let (n_left, n_right) = (left.len(), right.len());
-    let (mut best, mut seam) = (0.0f64, (n_left, 0));
+    let n_left = left.len();
+    let n_right = right.len();
+    let mut best = 0.0f64;
+    let mut seam = (n_left, 0);
     for shift in 1..n_left + n_right {
         let l = n_left.saturating_sub(shift)..n_left.min(n_left + n_right - shift);
         let r = shift.saturating_sub(n_left)..n_right.min(shift);
@@ -33,7 +35,7 @@ mod tests {
     }
 
     #[test]
-    fn what_both_heard_is_told_once() {
+    fn tokens_of_both_windows_are_kept_once() {
         check(&[1, 2, 3, 4], &[3, 4, 5], &[1, 2, 3, 4, 5]);
         // Each is surest away from its border: the broken ends go.
         check(&[1, 2, 3, 4, 5, 90], &[80, 3, 4, 5, 6, 7], &[1, 2, 3, 4, 5, 6, 7]);

@@ -15,7 +15,7 @@ const JOINS_LAST: &str = "\"'.。,，!！?？:：”)]}、";
 
 /// A word.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Word {
+pub struct WordTokens {
     /// The word with the space and punctuation that belong to it.
     pub text: String,
     /// Its tokens among those of the segment.
@@ -23,7 +23,7 @@ pub struct Word {
 }
 
 /// The words of `tokens`, text tokens only. `language` is a code; `None`: one that is written with spaces.
-pub fn words(tokenizer: &Tokenizer, tokens: &[u32], language: Option<&str>) -> Vec<Word> {
+pub fn words(tokenizer: &Tokenizer, tokens: &[u32], language: Option<&str>) -> Vec<WordTokens> {
     let mut words = characters(tokenizer, tokens);
     if !language.is_some_and(|code| WITHOUT_SPACES.contains(&code)) {
         words = by_spaces(words);
@@ -35,10 +35,11 @@ pub fn words(tokenizer: &Tokenizer, tokens: &[u32], language: Option<&str>) -> V
 }
 
 /// The fewest tokens at a time that are whole characters.
-fn characters(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<Word> {
+fn characters(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<WordTokens> {
     let whole: Vec<char> = tokenizer.decode(tokens).chars().collect();
     let mut found = Vec::new();
-    let (mut first, mut n_chars) = (0, 0);
+    let mut first = 0;
+    let mut n_chars = 0;
     for end in 1..=tokens.len() {
         let text = tokenizer.decode(&tokens[first..end]);
         // A replacement character is part of the text only if the whole text has one at that place.
@@ -47,15 +48,15 @@ fn characters(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<Word> {
             broken.is_none_or(|at| whole.get(n_chars + at).is_none_or(|c| *c == char::REPLACEMENT_CHARACTER));
         if complete {
             n_chars += text.chars().count();
-            found.push(Word { text, tokens: first..end });
+            found.push(WordTokens { text, tokens: first..end });
             first = end;
         }
     }
     found
 }
 
-fn by_spaces(pieces: Vec<Word>) -> Vec<Word> {
-    let mut words: Vec<Word> = Vec::new();
+fn by_spaces(pieces: Vec<WordTokens>) -> Vec<WordTokens> {
+    let mut words: Vec<WordTokens> = Vec::new();
     for piece in pieces {
         let begins = piece.text.starts_with(' ') || PUNCTUATION.contains(piece.text.trim());
         match words.last_mut() {
@@ -70,7 +71,7 @@ fn by_spaces(pieces: Vec<Word>) -> Vec<Word> {
 }
 
 /// An opening sign after a space becomes the beginning of the next word.
-fn join_next(words: &mut [Word]) {
+fn join_next(words: &mut [WordTokens]) {
     let mut next = words.len().saturating_sub(1);
     for i in (0..next).rev() {
         if words[i].text.starts_with(' ') && JOINS_NEXT.contains(words[i].text.trim()) {
@@ -84,7 +85,7 @@ fn join_next(words: &mut [Word]) {
 }
 
 /// A closing sign becomes the end of the word before.
-fn join_last(words: &mut [Word]) {
+fn join_last(words: &mut [WordTokens]) {
     let mut last = 0;
     for i in 1..words.len() {
         if !words[last].text.ends_with(' ') && JOINS_LAST.contains(words[i].text.as_str()) {

@@ -1,5 +1,5 @@
-//! What a tokenizer file's added tokens are to us: control tokens, tokens that are no part of a text, and tokens
-//! that are spelled as they read.
+//! The added tokens of a tokenizer file: control tokens, tokens that are no part of a text, and tokens whose spelling is
+//! their text.
 
 use super::files;
 use super::scan::ControlToken;
@@ -17,8 +17,8 @@ struct AddedToken {
     strips_right: bool,
 }
 
-/// The same by id.
-pub(super) struct Numbered {
+/// The added tokens of a file by id.
+pub(super) struct AddedTokenIds {
     /// Tokens that steer the model.
     pub(super) controls: Vec<ControlToken>,
     /// Tokens that are no part of a text: special ones and times.
@@ -34,7 +34,9 @@ impl AddedTokens {
         let mut all = Vec::new();
         for token in file.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {
             let flag = |name: &str| token.get(name).and_then(Value::as_bool).unwrap_or(false);
-            let (special, strips_left, strips_right) = (flag("special"), flag("lstrip"), flag("rstrip"));
+            let special = flag("special");
+            let strips_left = flag("lstrip");
+            let strips_right = flag("rstrip");
             let Some(content) = token.get("content").and_then(Value::as_str).map(str::to_owned) else {
                 continue;
             };
@@ -48,8 +50,8 @@ impl AddedTokens {
         Self(all)
     }
 
-    /// Makes a unigram model unable to choose control tokens, which many published vocabularies list as pieces:
-    /// a client's `</s>` is then read as the characters that it is, not left out. Says whether anything changed.
+    /// Makes a unigram model unable to choose control tokens, which many published vocabularies list as pieces: a client's
+    /// `</s>` is then read as its characters, not left out. Returns true if anything changed.
     pub(super) fn spare(&self, file: &mut Map<String, Value>) -> bool {
         let names: HashSet<&str> = self.0.iter().filter(|t| t.control).map(|t| t.content.as_str()).collect();
         let Some(model) = file.get_mut("model").and_then(Value::as_object_mut) else { return false };
@@ -66,8 +68,9 @@ impl AddedTokens {
     }
 
     /// Numbers them; those without an id are left out.
-    pub(super) fn numbered(self, id_of: impl Fn(&str) -> Option<u32>) -> Numbered {
-        let mut out = Numbered { controls: Vec::new(), silent: HashSet::new(), verbatim: HashSet::new() };
+    pub(super) fn numbered(self, id_of: impl Fn(&str) -> Option<u32>) -> AddedTokenIds {
+        let mut out =
+            AddedTokenIds { controls: Vec::new(), silent: HashSet::new(), verbatim: HashSet::new() };
         for token in self.0 {
             let Some(id) = id_of(&token.content) else { continue };
             out.verbatim.insert(id);

@@ -1,13 +1,13 @@
 //! Tokens to text as they come, whole characters only.
 //!
 //! A token need not be a whole character, and in sentencepiece-style vocabularies its text depends on the one
-//! before. So a few tokens are kept and decoded together, and what is sure is given out. The idea is that of
+//! before. So a few tokens are kept and decoded in one call, and the final part of their text is returned. The idea is that of
 //! text-generation-inference's `prefix_offset` and `read_offset`.
 
 use super::Tokenizer;
 use std::sync::Arc;
 
-/// What stands for bytes that are no character.
+/// Replacement for bytes that are no character.
 const REPLACEMENT: char = '\u{FFFD}';
 
 /// A run of tokens this long without a whole character is no text: it is given out as it is.
@@ -21,7 +21,7 @@ pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     /// Tokens kept: context whose text is out, then tokens whose text is not.
     ids: Vec<u32>,
-    /// How many of them are context.
+    /// Number of them that are context.
     n_context: usize,
     /// Bytes of the text of `ids` that are out.
     emitted: usize,
@@ -33,7 +33,7 @@ impl Detokenizer {
         Self { tokenizer, ids: Vec::new(), n_context: 0, emitted: 0 }
     }
 
-    /// Adds a token. Returns what is sure of the text by now, which may be empty.
+    /// Adds a token. Returns the text that became final, which may be empty.
     pub fn push(&mut self, id: u32) -> String {
         // An id without a token, as in the padding of a wide vocabulary, says nothing, not even as context.
         if self.tokenizer.is_silent(id) || self.tokenizer.token(id).is_none() {
@@ -48,7 +48,7 @@ impl Detokenizer {
         self.emit(&text, sure.len())
     }
 
-    /// Ends the text. Returns what was held back; bytes that never became a character are replaced.
+    /// Ends the text. Returns the rest; bytes that never became a character are replaced.
     pub fn finish(&mut self) -> String {
         let text = self.tokenizer.decode_all(&self.ids);
         let rest = self.emit(&text, text.len());

@@ -1,85 +1,56 @@
 //! A tokenizer from the files that came before `tokenizer.json`.
 //!
 //! Published directories hold what the family's own code once read: a sentencepiece model, a vocabulary with
-//! merges, or nothing at all (ByT5). What stands in these files, and what the family's code adds to it (its
-//! ids, its special tokens, what stands around an input), is put together here to the same JSON that
+//! merges, or nothing at all (ByT5). The contents of these files, and the additions of the family's code (its
+//! ids, its special tokens, the template of an input), is assembled here to the same JSON that
 //! `tokenizer.json` would hold, and read by the same library. The rules are those of transformers'
 //! `convert_slow_tokenizer.py` and tokenizer classes.
 
-mod added;
 mod byt5;
 mod bytelevel;
 mod charbpe;
 mod charsmap;
-mod draft;
+mod directory;
 mod marian;
+mod parts;
 mod sentencepiece;
+mod special;
 mod wordpiece;
 
 pub(super) use charsmap::check as check_charsmap;
-pub(super) use draft::{Finished, HIDDEN};
 pub(super) use marian::is_language;
+pub(super) use parts::{BuiltTokenizers, HIDDEN};
 
 use crate::error::ModelError;
 use crate::files::JsonFile;
-use added::Specials;
-use std::path::{Path, PathBuf};
-
-/// What was found: the tokenizer of prompts and answers and, where inputs are read otherwise, theirs.
-pub(super) struct Found {
-    pub(super) output: Finished,
-    pub(super) input: Option<Finished>,
-}
-
-/// What the family's code is told about a directory.
-struct Directory<'a> {
-    path: &'a Path,
-    /// `tokenizer_config.json`, or nothing.
-    config: JsonFile,
-    /// The name of the tokenizer's class, without `Tokenizer` and `Fast`.
-    class: String,
-    specials: Specials,
-}
-
-impl Directory<'_> {
-    fn has(&self, name: &str) -> bool {
-        self.path.join(name).is_file()
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.path.join(name)
-    }
-
-    /// A file of this directory is not what it should be.
-    fn wrong(&self, name: &str, message: impl Into<String>) -> ModelError {
-        ModelError::Format { path: self.file(name), message: message.into() }
-    }
-}
+use directory::TokenizerDir;
+use special::SpecialTokens;
+use std::path::Path;
 
 /// Every set of files that would do, in the order they are looked for.
 const LOOKED_FOR: &str = "tokenizer.json; source.spm, target.spm and vocab.json; spiece.model, \
     sentencepiece.bpe.model or tokenizer.model; vocab.json and merges.txt; vocab.txt; or tokenizer_config.json \
     with tokenizer_class ByT5Tokenizer";
 
-/// Puts a tokenizer together from what a directory holds.
+/// Builds a tokenizer from the files of a directory.
 ///
 /// # Errors
 /// [`ModelError::Format`] if nothing can be made of it, which names the files that were looked for; otherwise
 /// what is wrong with the files that are there.
-pub(super) fn build(path: &Path) -> Result<Found, ModelError> {
+pub(super) fn build(path: &Path) -> Result<BuiltTokenizers, ModelError> {
     let config = JsonFile::read_or_empty(path, "tokenizer_config.json")?;
     let class = class(path, &config)?;
-    let specials = Specials::read(path, &config)?;
-    let dir = Directory { path, config, class, specials };
+    let specials = SpecialTokens::read(path, &config)?;
+    let dir = TokenizerDir { path, config, class, specials };
     if dir.class == "ByT5" {
-        return Ok(Found { output: byt5::build(&dir)?, input: None });
+        return Ok(BuiltTokenizers { output: byt5::build(&dir)?, input: None });
     }
     if ["source.spm", "target.spm", "vocab.json"].iter().all(|name| dir.has(name)) {
         return marian::build(&dir);
     }
     for name in ["spiece.model", "sentencepiece.bpe.model", "tokenizer.model"] {
         if dir.has(name) {
-            return Ok(Found { output: sentencepiece::build(&dir, name)?, input: None });
+            return Ok(BuiltTokenizers { output: sentencepiece::build(&dir, name)?, input: None });
         }
     }
     let output = if dir.has("vocab.json") && dir.has("merges.txt") {
@@ -90,7 +61,7 @@ pub(super) fn build(path: &Path) -> Result<Found, ModelError> {
         let message = format!("holds no tokenizer; looked for {LOOKED_FOR}");
         return Err(ModelError::Format { path: path.to_owned(), message });
     };
-    Ok(Found { output, input: None })
+    Ok(BuiltTokenizers { output, input: None })
 }
 
 /// The tokenizer's class as the directory names it, or the one that goes with its model.
@@ -101,7 +72,7 @@ fn class(path: &Path, config: &JsonFile) -> Result<String, ModelError> {
     }
     let model = JsonFile::read_or_empty(path, "config.json")?;
     let model_type = model.get("model_type").and_then(serde_json::Value::as_str).unwrap_or_default();
-    // ByT5 is T5 with another vocabulary, and has no file that would tell.
+    // ByT5 is T5 with another vocabulary, and no file distinguishes the two.
     let class = match model_type {
         "t5" | "mt5" | "umt5" => "T5",
         "bart" | "florence2" => "Bart",

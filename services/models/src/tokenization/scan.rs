@@ -1,6 +1,6 @@
 //! Finding control tokens in text, and keeping clients from spelling them.
 //!
-//! A chat template mixes its own control tokens with clients' texts in one string. Before that, [`Guard`] puts
+//! A chat template mixes its own control tokens with clients' texts in one string. Before that, [`ControlTokenGuard`] puts
 //! a mark behind every character of a client's text with which a control token could begin; so no control
 //! token is found there, not even one that two texts spell together. Templates see text that trims, splits and
 //! compares as before. After the split the marks go away, and what is left is read as plain text together with
@@ -15,9 +15,9 @@ pub(super) struct ControlToken {
     pub(super) id: u32,
     /// Its spelling; two characters or more.
     pub(super) content: String,
-    /// Whether it swallows white space before it.
+    /// True if it strips white space before it.
     pub(super) strips_left: bool,
-    /// Whether it swallows white space after it.
+    /// True if it strips white space after it.
     pub(super) strips_right: bool,
 }
 
@@ -31,10 +31,10 @@ pub(super) struct ControlTokens {
 
 /// A part of a mixed text.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Piece<'a> {
+pub(super) enum MixedSpan<'a> {
     /// A control token.
     Control(u32),
-    /// What stands between two.
+    /// Text between two control tokens.
     Text(&'a str),
 }
 
@@ -62,8 +62,8 @@ impl ControlTokens {
     }
 
     /// Splits at control tokens, the longest at each place, from the left. O(length · tokens that begin alike).
-    pub(super) fn split<'a>(&self, text: &'a str) -> Vec<Piece<'a>> {
-        let mut pieces = Vec::new();
+    pub(super) fn split<'a>(&self, text: &'a str) -> Vec<MixedSpan<'a>> {
+        let mut spans = Vec::new();
         let mut start = 0;
         let mut at = 0;
         while let Some(c) = text[at..].chars().next() {
@@ -76,9 +76,9 @@ impl ControlTokens {
             let before = &text[start..at];
             let before = if token.strips_left { before.trim_end() } else { before };
             if !before.is_empty() {
-                pieces.push(Piece::Text(before));
+                spans.push(MixedSpan::Text(before));
             }
-            pieces.push(Piece::Control(token.id));
+            spans.push(MixedSpan::Control(token.id));
             at += token.content.len();
             if token.strips_right {
                 at = text.len() - text[at..].trim_start().len();
@@ -86,27 +86,30 @@ impl ControlTokens {
             start = at;
         }
         if start < text.len() {
-            pieces.push(Piece::Text(&text[start..]));
+            spans.push(MixedSpan::Text(&text[start..]));
         }
-        pieces
+        spans
     }
 
     /// A guard whose mark is in none of `texts`. `None` if every candidate is.
-    pub(super) fn guard<'a>(&self, texts: impl Iterator<Item = &'a str> + Clone) -> Option<Guard> {
+    pub(super) fn guard<'a>(
+        &self,
+        texts: impl Iterator<Item = &'a str> + Clone,
+    ) -> Option<ControlTokenGuard> {
         // Noncharacters: Unicode sets them aside for use inside a program.
         let mark = ('\u{FDD0}'..='\u{FDEF}').find(|mark| !texts.clone().any(|t| t.contains(*mark)))?;
-        Some(Guard { mark, firsts: self.by_first.keys().copied().collect() })
+        Some(ControlTokenGuard { mark, firsts: self.by_first.keys().copied().collect() })
     }
 }
 
 /// Keeps clients' texts from spelling control tokens; see [`super::Tokenizer::guard`].
 #[derive(Clone, Debug)]
-pub struct Guard {
+pub struct ControlTokenGuard {
     mark: char,
     firsts: Vec<char>,
 }
 
-impl Guard {
+impl ControlTokenGuard {
     /// The text with marks. Only for a text that the guard was made for.
     pub fn apply(&self, text: &str) -> String {
         let mut marked = String::with_capacity(text.len() + 8);
@@ -144,13 +147,13 @@ mod tests {
         let controls = tokens(&[("<a>", false, false), ("<a><b>", false, false), ("[m]", true, true)]);
         let split = controls.split("x <a><b> <a>ü [m]  y");
         let expect = [
-            Piece::Text("x "),
-            Piece::Control(1),
-            Piece::Text(" "),
-            Piece::Control(0),
-            Piece::Text("ü"),
-            Piece::Control(2),
-            Piece::Text("y"),
+            MixedSpan::Text("x "),
+            MixedSpan::Control(1),
+            MixedSpan::Text(" "),
+            MixedSpan::Control(0),
+            MixedSpan::Text("ü"),
+            MixedSpan::Control(2),
+            MixedSpan::Text("y"),
         ];
         assert_eq!(split, expect);
         assert_eq!(controls.split(""), []);
@@ -159,13 +162,14 @@ mod tests {
     #[test]
     fn two_guarded_texts_cannot_spell_a_token_together() {
         let controls = tokens(&[("<|end|>", false, false)]);
-        let (left, right) = ("a<|en", "d|>\u{FDD0}b");
+        let left = "a<|en";
+        let right = "d|>\u{FDD0}b";
         let guard = controls.guard([left, right].into_iter()).unwrap();
         let mixed = format!("{}{}<|end|>", guard.apply(left), guard.apply(right));
         let split = controls.split(&mixed);
         assert_eq!(split.len(), 2);
-        assert_eq!(split[1], Piece::Control(0));
-        let Piece::Text(text) = split[0] else { panic!("text first") };
+        assert_eq!(split[1], MixedSpan::Control(0));
+        let MixedSpan::Text(text) = split[0] else { panic!("text first") };
         assert_eq!(guard.remove(text), "a<|end|>\u{FDD0}b");
     }
 }

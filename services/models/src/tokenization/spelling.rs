@@ -1,23 +1,23 @@
 //! The bytes that each token of a vocabulary adds to a text, read off the tokenizer's decoder.
 //!
 //! A decoder works on whole sequences; what it does to one token in the middle of a text is a short list of
-//! rewritings, and this is that list. What happens only at the start of a text (the first space of a
-//! sentencepiece text is dropped) is told apart, see [`super::Tokenizer::drops_first_space`].
+//! rewrites, and this is that list. What happens only at the start of a text (the first space of a
+//! sentencepiece text is dropped) is separate, see [`super::Tokenizer::drops_first_space`].
 
 use serde_json::Value;
 
-/// How a vocabulary spells text.
+/// Spelling of the tokens of a vocabulary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Spelling {
     /// Each character of a token stands for a byte, as in GPT-2.
     ByteLevel,
-    /// Tokens are text, after these rewritings, in order; and whether the text's first space is dropped.
-    Pieces(Vec<Rewriting>, bool),
+    /// Tokens are text, after these rewrites, in order; and whether the text's first space is dropped.
+    Pieces(Vec<TokenRewrite>, bool),
 }
 
 /// One thing that a decoder does to a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Rewriting {
+pub(super) enum TokenRewrite {
     /// `<0x0A>` is that byte.
     ByteFallback,
     /// Wherever the first stands, the second does.
@@ -34,35 +34,35 @@ impl Spelling {
     /// From the `decoder` of a `tokenizer.json`.
     pub(super) fn of_decoder(decoder: Option<&Value>) -> Self {
         let Some(decoder) = decoder.filter(|d| !d.is_null()) else {
-            return Self::Pieces(vec![Rewriting::Words], true);
+            return Self::Pieces(vec![TokenRewrite::Words], true);
         };
         let mut drops = false;
         let one = std::slice::from_ref(decoder);
         let steps = decoder.get("decoders").and_then(Value::as_array).map_or(one, Vec::as_slice);
-        let mut rewritings = Vec::new();
+        let mut rewrites = Vec::new();
         for step in steps {
             let text = |key: &str| step.get(key).and_then(Value::as_str).map(str::to_owned);
             match step.get("type").and_then(Value::as_str) {
                 Some("ByteLevel") => return Self::ByteLevel,
-                Some("ByteFallback") => rewritings.push(Rewriting::ByteFallback),
+                Some("ByteFallback") => rewrites.push(TokenRewrite::ByteFallback),
                 Some("Metaspace") => {
                     let replacement = text("replacement").unwrap_or_else(|| "▁".to_owned());
-                    rewritings.push(Rewriting::Replace(replacement, " ".to_owned()));
+                    rewrites.push(TokenRewrite::Replace(replacement, " ".to_owned()));
                     drops |= text("prepend_scheme").as_deref() != Some("never");
                 }
                 Some("Replace") => {
                     let pattern = step.pointer("/pattern/String").and_then(Value::as_str);
                     if let (Some(from), Some(to)) = (pattern, text("content")) {
-                        rewritings.push(Rewriting::Replace(from.to_owned(), to));
+                        rewrites.push(TokenRewrite::Replace(from.to_owned(), to));
                     }
                 }
                 Some("BPEDecoder") => {
-                    rewritings.push(Rewriting::WordEnd(text("suffix").unwrap_or_else(|| "</w>".to_owned())));
+                    rewrites.push(TokenRewrite::WordEnd(text("suffix").unwrap_or_else(|| "</w>".to_owned())));
                 }
                 Some("WordPiece") => {
                     let clean = step.get("cleanup").and_then(Value::as_bool).unwrap_or(true);
                     let prefix = text("prefix").unwrap_or_else(|| "##".to_owned());
-                    rewritings.push(Rewriting::Continues { prefix, clean });
+                    rewrites.push(TokenRewrite::Continues { prefix, clean });
                     drops = true;
                 }
                 Some("Strip") => drops |= step.get("start").and_then(Value::as_u64).is_some_and(|n| n > 0),
@@ -70,10 +70,10 @@ impl Spelling {
                 _ => {}
             }
         }
-        Self::Pieces(rewritings, drops)
+        Self::Pieces(rewrites, drops)
     }
 
-    /// Whether the space that begins a text is dropped.
+    /// True if the space that begins a text is dropped.
     pub(super) fn drops_first_space(&self) -> bool {
         matches!(self, Self::Pieces(_, true))
     }
@@ -86,25 +86,25 @@ impl Spelling {
                 let bytes: Option<Vec<u8>> = token.chars().map(byte_of).collect();
                 bytes.unwrap_or_else(|| token.as_bytes().to_vec())
             }
-            Self::Pieces(rewritings, _) => {
+            Self::Pieces(rewrites, _) => {
                 let mut text = token.to_owned();
-                for rewriting in rewritings {
-                    match rewriting {
-                        Rewriting::ByteFallback => {
+                for rewrite in rewrites {
+                    match rewrite {
+                        TokenRewrite::ByteFallback => {
                             if let Some(byte) = fallback_byte(&text) {
                                 return vec![byte];
                             }
                         }
-                        Rewriting::Replace(from, to) => text = text.replace(from, to),
-                        Rewriting::WordEnd(end) => text = text.replace(end, " "),
-                        Rewriting::Continues { prefix, clean } => {
+                        TokenRewrite::Replace(from, to) => text = text.replace(from, to),
+                        TokenRewrite::WordEnd(end) => text = text.replace(end, " "),
+                        TokenRewrite::Continues { prefix, clean } => {
                             text = match text.strip_prefix(prefix) {
                                 Some(rest) => rest.to_owned(),
                                 None if *clean && ATTACHED.contains(&text.as_str()) => text,
                                 None => format!(" {text}"),
                             };
                         }
-                        Rewriting::Words => text.insert(0, ' '),
+                        TokenRewrite::Words => text.insert(0, ' '),
                     }
                 }
                 text.into_bytes()

@@ -1,6 +1,6 @@
 //! Random weights: the same for the same seed and name, scaled so that activations neither die nor explode.
 
-use super::TensorRole;
+use super::tensor::TensorRole;
 use half::bf16;
 
 /// Values of one tensor as bf16 bytes. Matrices are uniform with variance `1 / fan-in`.

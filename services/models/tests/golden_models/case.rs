@@ -43,7 +43,7 @@ impl Case {
         Model::open(&source).expect("a golden model opens")
     }
 
-    /// What an engine must do with the model.
+    /// Requests and expected tokens of the engine's matrix test.
     pub fn matrix(&self) -> Value {
         let path = self.dir.join("matrix.json");
         let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -123,7 +123,8 @@ const INT8_TOLERANCE: f32 = 0.15;
 
 /// Fails unless an int8 run is near `exact`.
 pub fn assert_int8_close(what: &str, actual: &[f32], exact: &[f32]) {
-    let (error, scale) = (rms_error(actual, exact), rms_error(exact, &vec![0.0; exact.len()]));
+    let error = rms_error(actual, exact);
+    let scale = rms_error(exact, &vec![0.0; exact.len()]);
     println!("{what}: rms error {:.1e} of rms", error / scale);
     assert!(error <= INT8_TOLERANCE * scale, "{what}: rms error {error}, rms {scale}");
 }
@@ -134,7 +135,8 @@ const INT4_TOLERANCE: f32 = 0.6;
 
 /// Fails unless an int4 run is near `exact`, and farther from it than in more bits.
 pub fn assert_int4_close(what: &str, actual: &[f32], exact: &[f32]) {
-    let (error, scale) = (rms_error(actual, exact), rms_error(exact, &vec![0.0; exact.len()]));
+    let error = rms_error(actual, exact);
+    let scale = rms_error(exact, &vec![0.0; exact.len()]);
     println!("{what}: rms error {:.1e} of rms", error / scale);
     assert!(error <= INT4_TOLERANCE * scale, "{what}: rms error {error}, rms {scale}");
     assert!(error > 0.01 * scale, "{what}: so small an error is not one of four bits");
@@ -143,7 +145,8 @@ pub fn assert_int4_close(what: &str, actual: &[f32], exact: &[f32]) {
 /// Fails unless a bf16 run is about as near to `exact` as the reference's own bf16 run. Two right runs round
 /// at different places, so their errors agree in size only: twice the reference's is allowed.
 pub fn assert_bf16_close(what: &str, actual: &[f32], exact: &[f32], reference_bf16: &[f32]) {
-    let (own, reference) = (rms_error(actual, exact), rms_error(reference_bf16, exact));
+    let own = rms_error(actual, exact);
+    let reference = rms_error(reference_bf16, exact);
     println!("{what}: rms error {own:.1e}, of the reference's bf16 {reference:.1e}");
     assert!(own <= 2.0 * reference, "{what}: rms error {own}, of the reference's bf16 {reference}");
 }

@@ -53,7 +53,8 @@ fn size(case: &Case, key: &str) -> usize {
 }
 
 fn spec(case: &Case) -> DecoderSpec {
-    let (hidden, heads) = (size(case, "hidden"), size(case, "heads"));
+    let hidden = size(case, "hidden");
+    let heads = size(case, "heads");
     let cross_heads = size(case, "cross_heads");
     let number = |key: &str| case.json[key].as_f64().expect("a number") as f32;
     DecoderSpec {
@@ -111,9 +112,15 @@ const BLOCKS: usize = 4;
 
 /// Runs the last `n_tokens` tokens of each request as one step; logits of all its rows.
 fn step(decoder: &mut dyn Decoder, case: &Case, requests: &[Request], n_tokens: usize) -> Vec<f32> {
-    let (mut token_ids, mut positions, mut slots, mut embeds) = (vec![], vec![], vec![], vec![]);
-    let (mut query_start_loc, mut table_start_loc) = (vec![0], vec![0]);
-    let (mut blocks, mut lens, mut cross_lens) = (vec![], vec![], vec![]);
+    let mut token_ids = vec![];
+    let mut positions = vec![];
+    let mut slots = vec![];
+    let mut embeds = vec![];
+    let mut query_start_loc = vec![0];
+    let mut table_start_loc = vec![0];
+    let mut blocks = vec![];
+    let mut lens = vec![];
+    let mut cross_lens = vec![];
     for (i, request) in requests.iter().enumerate() {
         let first = request.tokens.len() - n_tokens;
         if first == 0 {
@@ -156,13 +163,14 @@ fn project(decoder: &mut dyn Decoder, case: &Case, requests: &[Request]) {
         let n_rows = request.high.len() / size(case, "high_hidden");
         let first = i * BLOCKS * KV_BLOCK_TOKENS;
         let slots: Vec<u32> = (first..first + n_rows).map(|slot| slot as u32).collect();
-        decoder.project_cross(&request.high, &slots).expect("rows fit");
+        decoder.project_cross(request.high.clone(), &slots).expect("rows fit");
     }
 }
 
 /// Logits of both prompts, run together.
 fn logits<B: Backend>(case: &Case, backend: &B) -> Vec<Vec<f32>> {
-    let (mut decoder, requests) = (load(case, backend), requests(case));
+    let mut decoder = load(case, backend);
+    let requests = requests(case);
     project(&mut decoder, case, &requests);
     let n_prompt = requests[0].tokens.len();
     let both = step(&mut decoder, case, &requests, n_prompt);
@@ -176,9 +184,11 @@ fn matches_reference<B: Backend>(backend: &B) {
             let what = format!("{name} {} request {i}", backend.name());
             assert_logits_close(&what, logits, &case.values(&format!("{i}.logits")).1);
         }
-        let (mut decoder, mut requests) = (load(&case, backend), requests(&case));
+        let mut decoder = load(&case, backend);
+        let mut requests = requests(&case);
         project(&mut decoder, &case, &requests);
-        let (expected, vocab) = (case.greedy_tokens(), size(&case, "vocab"));
+        let expected = case.greedy_tokens();
+        let vocab = size(&case, "vocab");
         let n_prompt = requests[0].tokens.len();
         let mut n_tokens = n_prompt;
         for _ in 0..expected[0].len() {
@@ -217,7 +227,7 @@ fn cpu_in_bf16_is_as_near_as_the_references() {
     }
 }
 
-/// What narrow cross-attention is for: its cache is smaller than self-attention's by the widths of their heads.
+/// The purpose of narrow cross-attention: its cache is smaller than self-attention's by the widths of their heads.
 #[test]
 fn the_cross_cache_is_as_narrow_as_its_heads() {
     let case = Case::open(CASES[1]);

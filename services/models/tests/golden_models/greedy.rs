@@ -19,7 +19,7 @@ pub struct Sequence {
     pub cross: Vec<f32>,
 }
 
-/// How sequences are put in steps.
+/// Schedule of sequences over steps.
 #[derive(Clone, Copy)]
 pub struct Mix {
     /// Sequence `i` starts at step `i · stagger`: steps then mix prefill and decode.
@@ -45,17 +45,25 @@ struct Running<'a> {
 
 /// `n_steps` argmax tokens of each sequence.
 pub fn greedy(decoder: &mut dyn Decoder, sequences: &[Sequence], n_steps: usize, mix: Mix) -> Vec<Vec<u32>> {
-    greedy_seeing(decoder, sequences, &vec![0; sequences.len()], (n_steps, mix))
+    greedy_cross_from(decoder, sequences, &vec![0; sequences.len()], n_steps, mix)
 }
 
-/// Holds sequences to the tokens expected of them: the first `n_alone` one at a time, then all in a batch, at once
-/// and as `mix` has it.
-pub fn assert_greedy(
-    decoder: &mut dyn Decoder,
-    name: &str,
-    (sequences, expected): (&[Sequence], &[Vec<u32>]),
-    (n_alone, mix): (usize, Mix),
-) {
+/// Sequences with the tokens expected of them.
+#[derive(Clone, Copy)]
+pub struct GreedyCheck<'a> {
+    pub sequences: &'a [Sequence],
+    /// Generated tokens of each sequence, all of one length.
+    pub expected: &'a [Vec<u32>],
+    /// Sequences that are also decoded one at a time.
+    pub n_alone: usize,
+    /// Second schedule of the batch, beside all at once.
+    pub mix: Mix,
+}
+
+/// Holds sequences to the tokens expected of them: the first ones one at a time, then all in a batch, at once and as the
+/// mix schedules them.
+pub fn assert_greedy(decoder: &mut dyn Decoder, name: &str, check: GreedyCheck<'_>) {
+    let GreedyCheck { sequences, expected, n_alone, mix } = check;
     let n_steps = expected[0].len();
     for (one, expected) in sequences.iter().zip(expected).take(n_alone) {
         let alone = greedy(decoder, std::slice::from_ref(one), n_steps, Mix::PLAIN);
@@ -66,12 +74,13 @@ pub fn assert_greedy(
     }
 }
 
-/// The same, each sequence seeing its encoder rows from a token on.
-pub fn greedy_seeing(
+/// The same, each sequence cross-attending from a token on.
+pub fn greedy_cross_from(
     decoder: &mut dyn Decoder,
     sequences: &[Sequence],
     cross_from: &[u32],
-    (n_steps, mix): (usize, Mix),
+    n_steps: usize,
+    mix: Mix,
 ) -> Vec<Vec<u32>> {
     let mut running = admit(decoder, sequences, n_steps, mix);
     running.iter_mut().zip(cross_from).for_each(|(r, from)| r.cross_from = *from);
@@ -99,11 +108,15 @@ pub fn greedy_seeing(
 
 /// Logits of all prompt tokens of one sequence, `[prompt.len(), vocab]`.
 pub fn teacher_forced(decoder: &mut dyn Decoder, sequence: &Sequence) -> Vec<f32> {
-    teacher_forced_seeing(decoder, sequence, 0)
+    teacher_forced_cross_from(decoder, sequence, 0)
 }
 
-/// The same, seeing its encoder rows from a token on.
-pub fn teacher_forced_seeing(decoder: &mut dyn Decoder, sequence: &Sequence, cross_from: u32) -> Vec<f32> {
+/// The same, cross-attending from a token on.
+pub fn teacher_forced_cross_from(
+    decoder: &mut dyn Decoder,
+    sequence: &Sequence,
+    cross_from: u32,
+) -> Vec<f32> {
     let mut running = admit(decoder, std::slice::from_ref(sequence), 0, Mix::PLAIN);
     running[0].cross_from = cross_from;
     let mut batch = Batch::of(&[&mut running[0]], usize::MAX);
@@ -132,13 +145,15 @@ fn admit<'a>(
     };
     let mut running = Vec::new();
     for (i, s) in sequences.iter().enumerate() {
-        let (blocks, cross_blocks) = (take(false, own(s)), take(true, cross(s)));
+        let blocks = take(false, own(s));
+        let cross_blocks = take(true, cross(s));
         let n_rows = s.cross.len() / s.hidden;
         if info.cross_attention && n_rows > 0 {
             let slots: Vec<u32> = (0..n_rows).map(|row| slot(&cross_blocks, row)).collect();
-            decoder.project_cross(&s.cross, &slots).expect("encoder rows fit");
+            decoder.project_cross(s.cross.clone(), &slots).expect("encoder rows fit");
         }
-        let (tokens, starts_at) = (s.prompt.clone(), i * mix.stagger);
+        let tokens = s.prompt.clone();
+        let starts_at = i * mix.stagger;
         running.push(Running {
             own: s,
             tokens,
@@ -205,7 +220,8 @@ impl Batch {
     }
 
     fn push(&mut self, s: &Running<'_>, chunk: usize) {
-        let (first, end) = (s.n_computed, s.tokens.len().min(s.n_computed.saturating_add(chunk)));
+        let first = s.n_computed;
+        let end = s.tokens.len().min(s.n_computed.saturating_add(chunk));
         let first_row = self.token_ids.len();
         self.query_start_loc.push(first_row as u32);
         self.n_tokens.push(end - first);
@@ -218,7 +234,8 @@ impl Batch {
         }
         for (at, rows) in &s.own.embeds {
             let hidden = s.own.hidden;
-            let (from, to) = (first.max(*at), end.min(at + rows.len() / hidden));
+            let from = first.max(*at);
+            let to = end.min(at + rows.len() / hidden);
             if from < to {
                 let values = rows[(from - at) * hidden..(to - at) * hidden].to_vec();
                 self.embeds.push((first_row + from - first, values));

@@ -3,18 +3,18 @@
 use crate::case::{
     Case, assert_bf16_close, assert_logits_close, assert_rows_close, assert_within, cpu, max_error,
 };
-use crate::greedy::{Mix, Sequence, greedy_seeing, teacher_forced_seeing};
+use crate::greedy::{Mix, Sequence, greedy_cross_from, teacher_forced_cross_from};
 use crate::pipeline::encoded;
 use serde_json::Value;
 use triptych_core::limits::Limits;
-use triptych_core::prompt::{Message, Part, Prompt, Role, TextOrTokens};
+use triptych_core::prompt::{Message, MessagePart, Prompt, Role, TextOrTokens};
 use triptych_core::{EncodedItem, ItemIdx, ItemOptions, Modality};
 use triptych_kernels::Backend;
 use triptych_kernels::cpu::Precision;
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::decoder::Decoder;
 use triptych_models::encoder::Encoder;
-use triptych_models::preprocess::image::{Size, TileProcessor};
+use triptych_models::preprocess::image::{ImageSize, TileProcessor};
 use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::PreparedSequence;
 use triptych_models::spec::StemSpec;
@@ -27,7 +27,8 @@ fn images(case: &Case) -> Vec<EncoderInput> {
     let prepare = |image: &Value| {
         let file = image["file"].as_str().expect("a file");
         let bytes = std::fs::read(case.dir.join(file)).expect("an image");
-        let (options, limits) = (ItemOptions::default(), Limits::default());
+        let options = ItemOptions::default();
+        let limits = Limits::default();
         processor.preprocess(Modality::Image, &bytes, &options, &limits).expect("a PNG")
     };
     case.json["images"].as_array().expect("images").iter().map(prepare).collect()
@@ -63,8 +64,8 @@ fn lay_out(case: &Case, prompt: &Value, images: &[EncoderInput], hidden: usize) 
     let items: Vec<EncodedItem> =
         image_of(prompt).map(|i| encoded(&images[i], Modality::Image, hidden)).into_iter().collect();
     let part = |part: &Value| match part["text"].as_str() {
-        Some(text) => Part::Text(text.to_owned()),
-        None => Part::Item(ItemIdx(0)),
+        Some(text) => MessagePart::Text(text.to_owned()),
+        None => MessagePart::Item(ItemIdx(0)),
     };
     let ours = match prompt["messages"].as_array() {
         Some(messages) => {
@@ -115,11 +116,12 @@ fn states_and_logits<B: Backend>(case: &Case, backend: &B) -> (Vec<Vec<f32>>, Ve
     let images = exact_images(case);
     let rows: Vec<Vec<f32>> =
         images.iter().map(|i| loaded.encoder.encode(&[i]).expect("own inputs fit").remove(0)).collect();
-    let (prompts, hidden) = (prompts(case), loaded.encoder.hidden());
+    let prompts = prompts(case);
+    let hidden = loaded.encoder.hidden();
     let wanted = case.json["prompts_with_logits"].as_array().expect("numbers").iter();
     let logits = wanted.filter_map(Value::as_u64).map(|k| {
         let (sequence, from) = sequence(&prompts[k as usize], &rows, loaded.image_token, hidden);
-        let logits = teacher_forced_seeing(&mut *loaded.decoder, &sequence, from);
+        let logits = teacher_forced_cross_from(&mut *loaded.decoder, &sequence, from);
         // The file has the last rows only.
         let n_kept = case.values(&format!("prompt.{k}.logits")).1.len();
         (k, logits[logits.len().saturating_sub(n_kept)..].to_vec())
@@ -163,12 +165,13 @@ fn greedy_tokens_match<B: Backend>(backend: &B) {
         let expected = case.greedy_tokens();
         let n_steps = expected[0].len();
         for (i, expected) in expected.iter().enumerate() {
-            let (one, from) = (&sequences[i..=i], &from[i..=i]);
-            let alone = greedy_seeing(&mut *loaded.decoder, one, from, (n_steps, Mix::PLAIN));
+            let one = &sequences[i..=i];
+            let from = &from[i..=i];
+            let alone = greedy_cross_from(&mut *loaded.decoder, one, from, n_steps, Mix::PLAIN);
             assert_eq!(&alone[0], expected, "{name} prompt {i} alone");
         }
         for mix in [Mix::PLAIN, Mix { stagger: 2, chunk: 3 }] {
-            let all = greedy_seeing(&mut *loaded.decoder, &sequences, &from, (n_steps, mix));
+            let all = greedy_cross_from(&mut *loaded.decoder, &sequences, &from, n_steps, mix);
             assert_eq!(all, expected, "{name} in a batch");
         }
     }
@@ -215,8 +218,9 @@ fn sizes_are_laid_out_as_in_the_reference() {
         for row in case.json["layouts"].as_array().expect("sizes") {
             let row: [u32; 6] = serde_json::from_value(row.clone()).expect("six numbers");
             let [height, width, down, across, new_height, new_width] = row;
-            let expected = ([down as usize, across as usize], Size { width: new_width, height: new_height });
-            assert_eq!(processor.layout(Size { width, height }), expected, "{name} {height}x{width}");
+            let expected =
+                ([down as usize, across as usize], ImageSize { width: new_width, height: new_height });
+            assert_eq!(processor.layout(ImageSize { width, height }), expected, "{name} {height}x{width}");
         }
     }
 }
@@ -283,16 +287,16 @@ fn more_than_one_image_is_refused_with_the_limit() {
     let case = Case::open(CASES[0]);
     let prompts = case.model().prompts();
     let item = encoded(&images(&case)[0], Modality::Image, 40);
-    let check = |parts: Vec<Part>, items: &[EncodedItem], expect: &str| {
+    let check = |parts: Vec<MessagePart>, items: &[EncodedItem], expect: &str| {
         let prompt = Prompt::Chat(vec![Message { role: Role::User, parts }]);
         let text = prompts.prepare(&prompt, items).expect_err(expect).to_string();
         assert!(text.contains(expect), "{text}");
     };
-    let image = |i| Part::Item(ItemIdx(i));
+    let image = |i| MessagePart::Item(ItemIdx(i));
     check(vec![image(0), image(1)], &[item.clone(), item.clone()], "2 items, this model reads one image");
     check(vec![image(0), image(0)], std::slice::from_ref(&item), "2 image tokens, the request 1 image items");
     check(
-        vec![Part::Text("no".into())],
+        vec![MessagePart::Text("no".into())],
         std::slice::from_ref(&item),
         "0 image tokens, the request 1 image items",
     );

@@ -3,10 +3,10 @@
 use crate::case::{
     Case, assert_bf16_close, assert_logits_close, assert_rows_close, assert_within, cpu, max_error,
 };
-use crate::greedy::{Mix, Sequence, assert_greedy, greedy, teacher_forced};
+use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, greedy, teacher_forced};
 use crate::pipeline::{encoded, wav};
 use triptych_core::limits::Limits;
-use triptych_core::prompt::{Fallback, LongForm, Prompt, SpeechKind, SpeechTask, TextOrTokens};
+use triptych_core::prompt::{LongForm, Prompt, SpeechFallback, SpeechKind, SpeechTask, TextOrTokens};
 use triptych_core::{Extent, ItemOptions, Modality};
 use triptych_kernels::Backend;
 use triptych_kernels::cpu::Precision;
@@ -17,7 +17,7 @@ use triptych_models::preprocess::{EncoderInput, Features};
 
 const CASES: [&str; 3] = ["moonshine_small_f32", "moonshine_deep_f16", "moonshine_narrow_rope_bf16"];
 
-/// The sounds of a case.
+/// Waveforms of a case.
 fn waveforms(case: &Case) -> Vec<Vec<f32>> {
     let (_, values) = case.values("waveforms_u8");
     let mut rest = values.as_slice();
@@ -32,15 +32,16 @@ fn waveforms(case: &Case) -> Vec<Vec<f32>> {
 }
 
 fn numbers(case: &Case, key: &str) -> Vec<usize> {
-    serde_json::from_value(case.json[key].clone()).expect("whole numbers")
+    serde_json::from_value(case.json[key].clone()).expect("integers")
 }
 
 fn prepare(case: &Case, samples: &[f32]) -> Result<EncoderInput, ItemError> {
-    let (options, limits) = (ItemOptions::default(), Limits::default());
+    let options = ItemOptions::default();
+    let limits = Limits::default();
     case.model().preprocess().preprocess(Modality::Audio, &wav(samples), &options, &limits)
 }
 
-/// What the processor makes of the sounds of a case.
+/// Encoder inputs of a case, by the processor.
 fn inputs(case: &Case) -> Vec<EncoderInput> {
     waveforms(case).iter().map(|samples| prepare(case, samples).expect("a WAV")).collect()
 }
@@ -57,7 +58,7 @@ fn sequence(prompt: &[u32], cross: Vec<f32>, hidden: usize) -> Sequence {
 }
 
 fn encode(encoder: &mut dyn Encoder, input: &EncoderInput) -> Vec<f32> {
-    encoder.encode(&[input]).expect("golden sounds fit").remove(0)
+    encoder.encode(&[input]).expect("golden audio fits").remove(0)
 }
 
 /// Encoder states of inputs 0 and 5, and teacher-forced logits over the first.
@@ -101,7 +102,7 @@ fn greedy_tokens_match<B: Backend>(backend: &B) {
         let mut decoder = model.load_decoder(backend).expect("decoder weights");
         let prompt: Vec<u32> = serde_json::from_value(case.json["prompt"].clone()).expect("a prompt");
         let inputs = inputs(&case);
-        let together = encoder.encode(&inputs.iter().collect::<Vec<_>>()).expect("golden sounds fit");
+        let together = encoder.encode(&inputs.iter().collect::<Vec<_>>()).expect("golden audio fits");
         for (input, rows) in inputs.iter().zip(&together) {
             assert_eq!(&encode(&mut *encoder, input), rows, "{name}: rows depend on the batch");
         }
@@ -109,7 +110,8 @@ fn greedy_tokens_match<B: Backend>(backend: &B) {
             together.into_iter().map(|rows| sequence(&prompt, rows, encoder.hidden())).collect();
         let expected = case.greedy_tokens();
         let mix = Mix { stagger: 3, chunk: 2 };
-        assert_greedy(&mut *decoder, name, (&sequences, &expected), (usize::MAX, mix));
+        let check = GreedyCheck { sequences: &sequences, expected: &expected, n_alone: usize::MAX, mix };
+        assert_greedy(&mut *decoder, name, check);
     }
 }
 
@@ -139,13 +141,14 @@ fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
 }
 
 #[test]
-fn sounds_become_the_samples_of_the_reference() {
+fn audio_becomes_the_samples_of_the_reference() {
     for name in CASES {
         let case = Case::open(name);
-        let (inputs, rows) = (inputs(&case), numbers(&case, "n_rows"));
+        let inputs = inputs(&case);
+        let rows = numbers(&case, "n_rows");
         assert_eq!(inputs.iter().map(|i| i.n_tokens as usize).collect::<Vec<_>>(), rows, "{name}");
         let Features::Samples(samples) = &inputs[0].features else { panic!("samples") };
-        // Only the case that normalises has more to say than the sound itself.
+        // Only the case that normalises changes the samples.
         let expected =
             if name == CASES[1] { case.values("input_values").1 } else { waveforms(&case).remove(0) };
         assert_within(name, max_error(samples, &expected), 1e-5);
@@ -173,8 +176,8 @@ fn a_task_becomes_the_tokens_of_the_reference() {
 #[test]
 fn a_long_sound_is_windows_of_which_the_last_is_as_long_as_it_is() {
     let case = Case::open(CASES[0]);
-    let sound = waveforms(&case).swap_remove(5);
-    let long = |n: usize| sound.iter().copied().cycle().take(n).collect::<Vec<f32>>();
+    let waveform = waveforms(&case).swap_remove(5);
+    let long = |n: usize| waveform.iter().copied().cycle().take(n).collect::<Vec<f32>>();
     let prompts = case.model().prompts();
     let check = |n_samples: usize, expect: &[(u32, u32)]| {
         let input = prepare(&case, &long(n_samples)).expect("a WAV");
@@ -202,7 +205,8 @@ fn less_than_a_row_is_refused_with_its_length() {
 #[test]
 fn what_the_model_cannot_do_is_refused_by_name() {
     let case = Case::open(CASES[0]);
-    let (prompts, input) = (case.model().prompts(), inputs(&case).remove(0));
+    let prompts = case.model().prompts();
+    let input = inputs(&case).remove(0);
     let items = [encoded(&input, Modality::Audio, 24)];
     let check = |task: SpeechTask, expect: &str| {
         let text = prompts.prepare(&Prompt::Speech(task), &items).expect_err(expect).to_string();
@@ -216,7 +220,7 @@ fn what_the_model_cannot_do_is_refused_by_name() {
     let before = Some(TextOrTokens::Text("before".into()));
     check(SpeechTask { prompt: before.clone(), ..Default::default() }, "no prompt");
 
-    let judged = SpeechTask { fallback: Some(Fallback::default()), ..Default::default() };
+    let judged = SpeechTask { fallback: Some(SpeechFallback::default()), ..Default::default() };
     prompts
         .prepare(&Prompt::Speech(judged), &items)
         .expect("a fallback over temperatures is no matter of the model");
@@ -225,7 +229,7 @@ fn what_the_model_cannot_do_is_refused_by_name() {
     let prefixed = SpeechTask { prefix: before, ..Default::default() };
     let prepared = prompts.prepare(&Prompt::Speech(prefixed), &items).expect("a prefix");
     assert!(prepared[0].tokens.len() > 1, "{:?}", prepared[0].tokens);
-    let none = prompts.prepare(&Prompt::Speech(SpeechTask::default()), &[]).expect_err("no sound");
+    let none = prompts.prepare(&Prompt::Speech(SpeechTask::default()), &[]).expect_err("no audio");
     assert!(none.to_string().contains("one audio item"), "{none}");
     let mut wrong = items[0].clone();
     wrong.extent = Extent::windows(2, 60_000);

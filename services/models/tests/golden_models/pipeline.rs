@@ -5,15 +5,15 @@ use crate::greedy::{Mix, Sequence, greedy};
 use crate::qwen_vl;
 use crate::vision;
 use triptych_core::limits::Limits;
-use triptych_core::prompt::{Message, Part, Prompt, Role, TextOrTokens};
+use triptych_core::prompt::{Message, MessagePart, Prompt, Role, TextOrTokens};
 use triptych_core::{ContentKey, DType, EncodedItem, Fingerprint, ItemIdx, ItemOptions, Modality};
 use triptych_kernels::cpu::Precision;
 use triptych_models::preprocess::EncoderInput;
 
 /// Mels of the processor differ from the reference's by up to 1e-5 or so, and the encoder passes that on.
-const STATES_FROM_SOUND: f32 = 1e-3;
+const STATES_FROM_AUDIO: f32 = 1e-3;
 
-/// What a PD worker learns of an item.
+/// Metadata of an item, as a PD worker gets them.
 pub fn encoded(input: &EncoderInput, modality: Modality, hidden: usize) -> EncodedItem {
     EncodedItem {
         key: ContentKey::from_bytes([0; 32]),
@@ -35,7 +35,8 @@ fn images_and_messages_become_the_tokens_of_the_reference() {
         let backend = cpu(Precision::F32);
         let mut encoder = model.load_encoder(Modality::Image, &backend).expect("encoder weights");
         let mut decoder = model.load_decoder(&backend).expect("decoder weights");
-        let (processor, prompts) = (model.preprocess(), model.prompts());
+        let processor = model.preprocess();
+        let prompts = model.prompts();
         let expected = case.greedy_tokens();
         let mut sequences = Vec::new();
         for prompt in case.json["prompts"].as_array().expect("prompts") {
@@ -55,8 +56,9 @@ fn images_and_messages_become_the_tokens_of_the_reference() {
             let items: Vec<EncodedItem> =
                 inputs.iter().map(|i| encoded(i, Modality::Image, encoder.hidden())).collect();
             let text = prompt["text"].as_str().expect("a text").to_owned();
-            let mut parts: Vec<Part> = (0..items.len() as u32).map(|i| Part::Item(ItemIdx(i))).collect();
-            parts.push(Part::Text(text));
+            let mut parts: Vec<MessagePart> =
+                (0..items.len() as u32).map(|i| MessagePart::Item(ItemIdx(i))).collect();
+            parts.push(MessagePart::Text(text));
             let message = Message { role: Role::User, parts };
             let prepared = prompts.prepare(&Prompt::Chat(vec![message]), &items).expect("a prompt");
             let prepared = &prepared[0];
@@ -83,23 +85,24 @@ fn an_image_and_a_decoder_prompt_become_the_tokens_of_the_reference() {
         let backend = cpu(Precision::F32);
         let mut encoder = model.load_encoder(Modality::Image, &backend).expect("encoder weights");
         let mut decoder = model.load_decoder(&backend).expect("decoder weights");
-        let (processor, prompts) = (model.preprocess(), model.prompts());
+        let processor = model.preprocess();
+        let prompts = model.prompts();
         let mut n_exact = 0;
-        let pictures = vision::pictures(&case);
-        for (picture, exact) in pictures.iter().zip(vision::exact_inputs(&case, &pictures)) {
-            let input = vision::prepare(&*processor, &picture.bytes, picture.asked.as_ref());
+        let golden_images = vision::golden_images(&case);
+        for (golden, exact) in golden_images.iter().zip(vision::exact_inputs(&case, &golden_images)) {
+            let input = vision::prepare(&*processor, &golden.bytes, golden.asked.as_ref());
             let rows = encoder.encode(&[&input]).expect("own input fits").remove(0);
             let items = [encoded(&input, Modality::Image, encoder.hidden())];
             let prepare = |prompt| prompts.prepare(&prompt, &items).expect("a prompt").remove(0);
-            let text = TextOrTokens::Text(picture.prompt_text.clone());
+            let text = TextOrTokens::Text(golden.prompt_text.clone());
             let prepared = prepare(Prompt::Singleton(text.clone()));
-            assert_eq!(prepared.tokens, picture.prompt, "{name} {}", picture.name);
+            assert_eq!(prepared.tokens, golden.prompt, "{name} {}", golden.name);
             assert_eq!(prepared, prepare(Prompt::Explicit { encoder: None, decoder: text }), "{name}");
-            let ids = TextOrTokens::Tokens(picture.prompt.clone());
+            let ids = TextOrTokens::Tokens(golden.prompt.clone());
             assert_eq!(prepared, prepare(Prompt::Singleton(ids)), "{name}");
-            // Nothing at all is the model's own start, which is that of the first picture.
+            // Nothing at all is the model's own start, which is that of the first golden.
             let nothing = prepare(Prompt::Singleton(TextOrTokens::Tokens(vec![])));
-            assert_eq!(nothing.tokens, pictures[0].prompt, "{name}");
+            assert_eq!(nothing.tokens, golden_images[0].prompt, "{name}");
             // A resize may be a step of 255 away from the reference's in some pixels, which random weights may
             // turn into another token.
             if max_error(vision::patches(&input), vision::patches(&exact)) > 1e-6 {
@@ -107,12 +110,12 @@ fn an_image_and_a_decoder_prompt_become_the_tokens_of_the_reference() {
             }
             n_exact += 1;
             let sequence = vision::sequence(&prepared.tokens, rows, encoder.hidden());
-            let n_steps = picture.greedy_tokens.len();
+            let n_steps = golden.greedy_tokens.len();
             let tokens = greedy(&mut *decoder, &[sequence], n_steps, Mix::PLAIN).remove(0);
-            assert_eq!(tokens, picture.greedy_tokens, "{name} {}", picture.name);
+            assert_eq!(tokens, golden.greedy_tokens, "{name} {}", golden.name);
         }
-        println!("{name}: {n_exact} of {} resized to the bit", pictures.len());
-        assert!(n_exact > 0, "{name}: no picture is resized to the bit");
+        println!("{name}: {n_exact} of {} resized to the bit", golden_images.len());
+        assert!(n_exact > 0, "{name}: no golden is resized to the bit");
     }
 }
 
@@ -131,7 +134,7 @@ fn a_sound_becomes_the_states_of_the_reference() {
         let rows = encoder.encode(&[&input]).expect("own input fits").remove(0);
         assert_eq!(rows.len(), input.n_tokens as usize * encoder.hidden());
         let expected = case.values("encoder_last_hidden_state").1;
-        assert_within(&format!("{name} states"), max_error(&rows, &expected), STATES_FROM_SOUND);
+        assert_within(&format!("{name} states"), max_error(&rows, &expected), STATES_FROM_AUDIO);
     }
 }
 

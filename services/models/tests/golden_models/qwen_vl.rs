@@ -4,7 +4,7 @@ use crate::case::{
     Case, assert_bf16_close, assert_int4_close, assert_int8_close, assert_logits_close, assert_rows_close,
     cpu,
 };
-use crate::greedy::{Mix, Sequence, assert_greedy, teacher_forced};
+use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
 use std::collections::BTreeMap;
 use triptych_core::{Extent, Modality};
 use triptych_kernels::Backend;
@@ -28,7 +28,8 @@ fn images(case: &Case, model_dir_config: &serde_json::Value) -> BTreeMap<String,
     let numbers = |key: &str| -> Vec<f32> {
         serde_json::from_value(model_dir_config[key].clone()).expect("three numbers")
     };
-    let (mean, std) = (numbers("image_mean"), numbers("image_std"));
+    let mean = numbers("image_mean");
+    let std = numbers("image_std");
     let images = case.json["images"].as_object().expect("images by name");
     images
         .iter()
@@ -149,7 +150,8 @@ fn greedy_tokens_match<B: Backend>(backend: &B) {
         let sequences: Vec<Sequence> = (0..expected.len()).map(|k| sequence(&loaded, k, &embeds)).collect();
         // A chunk of 7 cuts prompts in the middle of images.
         let mix = Mix { stagger: 3, chunk: 7 };
-        assert_greedy(&mut *decoder, name, (&sequences, &expected), (usize::MAX, mix));
+        let check = GreedyCheck { sequences: &sequences, expected: &expected, n_alone: usize::MAX, mix };
+        assert_greedy(&mut *decoder, name, check);
     }
 }
 

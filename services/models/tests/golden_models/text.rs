@@ -1,7 +1,7 @@
 //! Text cases: BART and its relatives, T5 and its relatives.
 
 use crate::case::{Case, assert_bf16_close, assert_logits_close, assert_rows_close, cpu};
-use crate::greedy::{Mix, Sequence, assert_greedy, teacher_forced};
+use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
 use triptych_core::limits::Limits;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemForm, ItemOptions, Modality};
@@ -118,11 +118,12 @@ fn greedy_tokens_match<B: Backend>(backend: &B, n_alone: usize) {
             rows.into_iter().map(|rows| sequence(&[start(&case)], rows, hidden)).collect();
         let expected = case.greedy_tokens();
         let mix = Mix { stagger: 3, chunk: 2 };
-        assert_greedy(&mut *decoder, name, (&sequences, &expected), (n_alone, mix));
+        let check = GreedyCheck { sequences: &sequences, expected: &expected, n_alone, mix };
+        assert_greedy(&mut *decoder, name, check);
     }
 }
 
-/// What a PD worker learns of an item.
+/// Metadata of an item, as a PD worker gets them.
 fn encoded(input: &EncoderInput, hidden: usize) -> EncodedItem {
     EncodedItem {
         key: ContentKey::from_bytes([0; 32]),
@@ -140,7 +141,8 @@ fn encoded(input: &EncoderInput, hidden: usize) -> EncodedItem {
 fn ruled(
     decoder: &mut dyn triptych_models::decoder::Decoder,
     prepared: &PreparedSequence,
-    (rows, hidden): (&[f32], usize),
+    rows: &[f32],
+    hidden: usize,
     n_most: usize,
 ) -> Vec<u32> {
     let vocab = decoder.info().vocab;
@@ -167,7 +169,8 @@ fn a_text_becomes_the_tokens_of_the_reference() {
         let backend = cpu(Precision::F32);
         let mut encoder = model.load_encoder(Modality::Text, &backend).expect("encoder weights");
         let mut decoder = model.load_decoder(&backend).expect("decoder weights");
-        let (processor, limits) = (model.preprocess(), Limits::default());
+        let processor = model.preprocess();
+        let limits = Limits::default();
         let texts: Vec<String> = serde_json::from_value(case.json["texts"].clone()).expect("texts");
         for (text, ids) in texts.iter().zip(lists(&case, "inputs")) {
             let plain = processor
@@ -187,7 +190,7 @@ fn a_text_becomes_the_tokens_of_the_reference() {
         let request = &case.matrix()["requests"][0];
         let n_most = request["max_new_tokens"].as_u64().expect("a number") as usize;
         let expected: Vec<u32> = serde_json::from_value(request["greedy"].clone()).expect("tokens");
-        assert_eq!(ruled(&mut *decoder, &prepared[0], (&rows, hidden), n_most), expected, "{name}");
+        assert_eq!(ruled(&mut *decoder, &prepared[0], &rows, hidden, n_most), expected, "{name}");
     }
 }
 

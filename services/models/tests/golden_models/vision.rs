@@ -1,7 +1,7 @@
 //! Image encoders with a text decoder: TrOCR, Donut, Florence-2.
 
 use crate::case::{Case, assert_bf16_close, assert_logits_close, assert_rows_close, cpu, max_error};
-use crate::greedy::{Mix, Sequence, assert_greedy, teacher_forced};
+use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
 use image::{DynamicImage, ImageFormat, RgbImage};
 use std::io::Cursor;
 use triptych_core::limits::Limits;
@@ -26,8 +26,8 @@ pub const CASES: [&str; 10] = [
     "florence_three_stages",
 ];
 
-/// An image of a case and what becomes of it.
-pub struct Picture {
+/// An image of a case, with the expected outputs.
+pub struct GoldenImage {
     pub name: String,
     /// As a client sends it.
     pub bytes: Vec<u8>,
@@ -35,9 +35,9 @@ pub struct Picture {
     pub prompt: Vec<u32>,
     pub prompt_text: String,
     pub greedy_tokens: Vec<u32>,
-    /// What a client asks with it, of an encoder that reads text with an image.
+    /// Text with the image, for an encoder that reads both.
     pub asked: Option<String>,
-    /// Tokens that the reference's processor makes of that.
+    /// Tokens of that text in the reference.
     tokens: Vec<u32>,
     /// As the reference's processor leaves it: a PNG of the canvas.
     canvas: Vec<u8>,
@@ -45,30 +45,31 @@ pub struct Picture {
     rows: Vec<f32>,
 }
 
-pub fn pictures(case: &Case) -> Vec<Picture> {
+pub fn golden_images(case: &Case) -> Vec<GoldenImage> {
     let list = case.json["images"].as_array().expect("images");
     let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
     let ids = |value: &serde_json::Value| serde_json::from_value(value.clone()).expect("token ids");
-    let picture = |(i, image): (usize, &serde_json::Value)| {
+    let golden = |(i, image): (usize, &serde_json::Value)| {
         let name = text(&image["name"]);
         let file = case.dir.join(text(&image["file"]));
-        Picture {
+        let (canvas_shape, canvas) = case.values(&format!("image.{name}.canvas"));
+        GoldenImage {
             bytes: std::fs::read(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display())),
             prompt: ids(&image["prompt"]),
             prompt_text: text(&image["prompt_text"]),
             greedy_tokens: ids(&image["greedy_tokens"]),
             asked: image.get("asked").map(text),
             tokens: image.get("tokens").map(ids).unwrap_or_default(),
-            canvas: png(case.values(&format!("image.{name}.canvas"))),
+            canvas: png(&canvas_shape, &canvas),
             rows: case.values(&format!("matrix.{i}.rows")).1,
             name,
         }
     };
-    list.iter().enumerate().map(picture).collect()
+    list.iter().enumerate().map(golden).collect()
 }
 
 /// `[height, width, 3]` of 0 to 255 as a PNG.
-fn png((shape, values): (Vec<usize>, Vec<f32>)) -> Vec<u8> {
+fn png(shape: &[usize], values: &[f32]) -> Vec<u8> {
     let bytes = values.iter().map(|v| *v as u8).collect();
     let image =
         RgbImage::from_raw(shape[1] as u32, shape[0] as u32, bytes).expect("as many values as pixels");
@@ -87,20 +88,20 @@ pub fn prepare(processor: &dyn Preprocess, bytes: &[u8], asked: Option<&String>)
 }
 
 /// The input of the encoder, from the reference's canvas.
-pub fn exact_inputs(case: &Case, pictures: &[Picture]) -> Vec<EncoderInput> {
+pub fn exact_inputs(case: &Case, golden_images: &[GoldenImage]) -> Vec<EncoderInput> {
     let settings = CanvasSettings { steps: vec![], ..settings(case) };
     let processor = CanvasProcessor::new(settings, case.model().spec().encoder.stem.clone());
-    let exact = |picture: &Picture| {
-        let input = prepare(&processor, &picture.canvas, None);
-        let (Some(_), Features::Patches(patches)) = (&picture.asked, &input.features) else { return input };
-        let tokens = picture.tokens.clone();
+    let exact = |golden: &GoldenImage| {
+        let input = prepare(&processor, &golden.canvas, None);
+        let (Some(_), Features::Patches(patches)) = (&golden.asked, &input.features) else { return input };
+        let tokens = golden.tokens.clone();
         EncoderInput {
             n_tokens: input.n_tokens + tokens.len() as u32,
             features: Features::Captioned { patches: patches.clone(), tokens },
             ..input
         }
     };
-    pictures.iter().map(exact).collect()
+    golden_images.iter().map(exact).collect()
 }
 
 pub fn patches(input: &EncoderInput) -> &[f32] {
@@ -136,7 +137,7 @@ fn encode(encoder: &mut dyn Encoder, inputs: &[EncoderInput]) -> Vec<Vec<f32>> {
 
 fn logits<B: Backend>(case: &Case, backend: &B) -> Vec<f32> {
     let (mut encoder, mut decoder) = load(case, backend);
-    let inputs = exact_inputs(case, &pictures(case)[..1]);
+    let inputs = exact_inputs(case, &golden_images(case)[..1]);
     let rows = encode(&mut *encoder, &inputs).remove(0);
     let (_, tokens) = case.ids("decoder_input_ids");
     teacher_forced(&mut *decoder, &sequence(&tokens, rows, encoder.hidden()))
@@ -145,13 +146,13 @@ fn logits<B: Backend>(case: &Case, backend: &B) -> Vec<f32> {
 fn matches_reference<B: Backend>(backend: &B) {
     for name in CASES {
         let case = Case::open(name);
-        let pictures = pictures(&case);
+        let golden_images = golden_images(&case);
         let (mut encoder, _) = load(&case, backend);
-        let inputs = exact_inputs(&case, &pictures);
+        let inputs = exact_inputs(&case, &golden_images);
         let together = encode(&mut *encoder, &inputs);
-        for ((picture, input), rows) in pictures.iter().zip(&inputs).zip(&together) {
-            let what = format!("{name} {} {}", backend.name(), picture.name);
-            assert_rows_close(&what, rows, &picture.rows);
+        for ((golden, input), rows) in golden_images.iter().zip(&inputs).zip(&together) {
+            let what = format!("{name} {} {}", backend.name(), golden.name);
+            assert_rows_close(&what, rows, &golden.rows);
             assert_eq!(rows.len(), input.n_tokens as usize * encoder.hidden(), "{what}");
             let alone = encode(&mut *encoder, std::slice::from_ref(input));
             assert_eq!(&alone[0], rows, "{what} alone");
@@ -164,16 +165,17 @@ fn matches_reference<B: Backend>(backend: &B) {
 fn greedy_tokens_match<B: Backend>(backend: &B) {
     for name in CASES {
         let case = Case::open(name);
-        let (pictures, (mut encoder, mut decoder)) = (pictures(&case), load(&case, backend));
-        let rows = encode(&mut *encoder, &exact_inputs(&case, &pictures));
-        let sequences: Vec<Sequence> = pictures
+        let (golden_images, (mut encoder, mut decoder)) = (golden_images(&case), load(&case, backend));
+        let rows = encode(&mut *encoder, &exact_inputs(&case, &golden_images));
+        let sequences: Vec<Sequence> = golden_images
             .iter()
             .zip(rows)
-            .map(|(picture, rows)| sequence(&picture.prompt, rows, encoder.hidden()))
+            .map(|(golden, rows)| sequence(&golden.prompt, rows, encoder.hidden()))
             .collect();
-        let expected: Vec<Vec<u32>> = pictures.into_iter().map(|p| p.greedy_tokens).collect();
+        let expected: Vec<Vec<u32>> = golden_images.into_iter().map(|p| p.greedy_tokens).collect();
         let mix = Mix { stagger: 3, chunk: 2 };
-        assert_greedy(&mut *decoder, name, (&sequences, &expected), (usize::MAX, mix));
+        let check = GreedyCheck { sequences: &sequences, expected: &expected, n_alone: usize::MAX, mix };
+        assert_greedy(&mut *decoder, name, check);
     }
 }
 
@@ -181,19 +183,20 @@ fn greedy_tokens_match<B: Backend>(backend: &B) {
 fn canvases_are_those_of_the_reference() {
     for name in CASES {
         let case = Case::open(name);
-        let (pictures, settings) = (pictures(&case), settings(&case));
+        let golden_images = golden_images(&case);
+        let settings = settings(&case);
         let model = case.model();
         let one_step = settings.std.iter().map(|s| 1.0 / 255.0 / s).fold(0.0, f32::max);
-        for (picture, exact) in pictures.iter().zip(exact_inputs(&case, &pictures)) {
-            let own = prepare(&*model.preprocess(), &picture.bytes, picture.asked.as_ref());
-            assert_eq!(own.extent, exact.extent, "{name} {}", picture.name);
-            assert_eq!(own.n_tokens, exact.n_tokens, "{name} {}", picture.name);
+        for (golden, exact) in golden_images.iter().zip(exact_inputs(&case, &golden_images)) {
+            let own = prepare(&*model.preprocess(), &golden.bytes, golden.asked.as_ref());
+            assert_eq!(own.extent, exact.extent, "{name} {}", golden.name);
+            assert_eq!(own.n_tokens, exact.n_tokens, "{name} {}", golden.name);
             let off = max_error(patches(&own), patches(&exact)) / one_step;
-            println!("{name} {}: {off:.3} of 255", picture.name);
+            println!("{name} {}: {off:.3} of 255", golden.name);
             if let Features::Captioned { tokens, .. } = &own.features {
-                assert_eq!(tokens, &picture.tokens, "{name} {}", picture.name);
+                assert_eq!(tokens, &golden.tokens, "{name} {}", golden.name);
             }
-            assert!(off <= 1.001, "{name} {}: {off} of 255", picture.name);
+            assert!(off <= 1.001, "{name} {}: {off} of 255", golden.name);
         }
     }
 }
@@ -202,15 +205,19 @@ fn canvases_are_those_of_the_reference() {
 fn values_are_normalised_as_by_the_reference() {
     for name in CASES {
         let case = Case::open(name);
-        let input = exact_inputs(&case, &pictures(&case)[..1]).remove(0);
+        let input = exact_inputs(&case, &golden_images(&case)[..1]).remove(0);
         let side = case.model().spec().encoder.stem.patch_side().expect("an image encoder");
         let (shape, values) = case.values("pixel_values");
         let [_, height, width] = shape[..] else { panic!("{shape:?}") };
         let across = width.div_ceil(side);
         for (i, value) in patches(&input).iter().enumerate() {
-            let (patch, within) = (i / (3 * side * side), i % (3 * side * side));
-            let (channel, y, x) = (within / (side * side), within / side % side, within % side);
-            let (y, x) = (patch / across * side + y, patch % across * side + x);
+            let patch = i / (3 * side * side);
+            let within = i % (3 * side * side);
+            let channel = within / (side * side);
+            let y = within / side % side;
+            let x = within % side;
+            let y = patch / across * side + y;
+            let x = patch % across * side + x;
             let inside = y < height && x < width;
             let expected = if inside { values[(channel * height + y) * width + x] } else { 0.0 };
             assert!((value - expected).abs() < 1e-5, "{name} channel {channel} at {x}, {y}");

@@ -4,7 +4,7 @@ use crate::case::{
     Case, assert_bf16_close, assert_int4_close, assert_int8_close, assert_logits_close, assert_rows_close,
     cpu,
 };
-use crate::greedy::{Mix, Sequence, assert_greedy, teacher_forced};
+use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
 use triptych_core::{Extent, Modality};
 use triptych_kernels::Backend;
 use triptych_kernels::cpu::Precision;
@@ -107,7 +107,8 @@ fn greedy_tokens_match<B: Backend>(backend: &B) {
             .collect();
         let expected = case.greedy_tokens();
         let mix = Mix { stagger: 3, chunk: 2 };
-        assert_greedy(&mut *decoder, name, (&sequences, &expected), (usize::MAX, mix));
+        let check = GreedyCheck { sequences: &sequences, expected: &expected, n_alone: usize::MAX, mix };
+        assert_greedy(&mut *decoder, name, check);
     }
 }
 

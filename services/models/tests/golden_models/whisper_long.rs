@@ -1,16 +1,16 @@
-//! What goes beyond one pass of Whisper, against transformers' own functions.
+//! Long-form Whisper, beyond one pass, against transformers' own functions.
 
 use crate::case::{Case, assert_within, cpu, max_error};
 use serde_json::Value;
 use triptych_core::Modality;
-use triptych_core::prompt::Fallback;
+use triptych_core::prompt::SpeechFallback;
 use triptych_kernels::Backend;
 use triptych_kernels::cpu::Precision;
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::decoder::AlignInput;
-use triptych_models::speech::align::{Weights, first_rows};
-use triptych_models::speech::quality::{Quality, Verdict, compression_ratio, judge};
-use triptych_models::speech::sequential::{Window, remember};
+use triptych_models::speech::align::{AttentionWeights, first_rows};
+use triptych_models::speech::quality::{Quality, WindowVerdict, compression_ratio, judge};
+use triptych_models::speech::sequential::{PreviousLimits, SequentialWindow, previous_tokens};
 use triptych_models::speech::stitch::seam;
 use triptych_models::speech::words::words;
 
@@ -24,17 +24,18 @@ fn ids(value: &Value) -> Vec<u32> {
 }
 
 fn number(value: &Value) -> usize {
-    value.as_u64().expect("a whole number") as usize
+    value.as_u64().expect("an integer") as usize
 }
 
 fn list(value: &Value) -> &[Value] {
     value.as_array().expect("a list")
 }
 
-/// Weights of the chosen heads, and from them the row of every token, over all lists of a case.
+/// AttentionWeights of the chosen heads, and from them the row of every token, over all lists of a case.
 fn alignments_match<B: Backend>(backend: &B) {
     for name in CASES {
-        let (case, long) = (Case::open(name), Case::open_part(name, "long"));
+        let case = Case::open(name);
+        let long = Case::open_part(name, "long");
         let model = case.model();
         let facts = model.prompts().speech().expect("a speech model");
         let mut encoder = model.load_encoder(Modality::Audio, backend).expect("encoder weights");
@@ -42,8 +43,9 @@ fn alignments_match<B: Backend>(backend: &B) {
         let inputs = crate::whisper::batch_inputs(&case);
         let mut n_near = 0;
         for one in list(&long.json["alignments"]) {
-            let (i, tokens, n_prompt) =
-                (number(&one["input"]), ids(&one["tokens"]), number(&one["n_prompt"]));
+            let i = number(&one["input"]);
+            let tokens = ids(&one["tokens"]);
+            let n_prompt = number(&one["n_prompt"]);
             let rows = encoder.encode(&[&inputs[i]]).expect("golden features fit").remove(0);
             let input = AlignInput { tokens: &tokens, rows: &rows, heads: &facts.alignment_heads };
             let weights = decoder.align(&input).expect("a decoder with cross-attention");
@@ -54,7 +56,7 @@ fn alignments_match<B: Backend>(backend: &B) {
             let n_rows = rows.len() / encoder.hidden();
             let heads = weights.chunks_exact(tokens.len() * n_rows);
             let free: Vec<f32> = heads.flat_map(|head| &head[n_prompt * n_rows..]).copied().collect();
-            let weights = Weights {
+            let weights = AttentionWeights {
                 values: &free,
                 n_heads: facts.alignment_heads.len(),
                 n_tokens: tokens.len() - n_prompt,
@@ -103,32 +105,42 @@ fn heads_that_are_not_there_are_refused() {
 #[test]
 fn windows_seek_and_prompt_as_the_reference() {
     for name in CASES {
-        let (case, long) = (Case::open(name), Case::open_part(name, "long"));
+        let case = Case::open(name);
+        let long = Case::open_part(name, "long");
         let facts = case.model().prompts().speech().expect("a speech model");
         let first_time = facts.first_time.expect("times");
         for run in list(&long.json["sequences"]) {
             let duration_ms = number(&run["n_frames"]) as u32 * 10;
             let windows = list(&run["windows"]);
-            let (mut previous, mut segments) = (Vec::new(), Vec::new());
+            let mut previous = Vec::new();
+            let mut segments = Vec::new();
             for (i, window) in windows.iter().enumerate() {
-                let (tokens, prompt) = (ids(&window["tokens"]), ids(&window["prompt"]));
+                let tokens = ids(&window["tokens"]);
+                let prompt = ids(&window["prompt"]);
                 let start_ms = number(&window["seek"]) as u32 * 10;
-                let frame = Window { start_ms, duration_ms, window_ms: facts.window_ms, first_time };
+                let frame =
+                    SequentialWindow { start_ms, duration_ms, window_ms: facts.window_ms, first_time };
                 if run["conditioned"] == true && i > 0 {
-                    let told = &prompt[1..prompt.len() - list(&case.json["prompt_with_timestamps"]).len()];
-                    assert_eq!(told, previous, "{name}, window {i}");
+                    let prompted =
+                        &prompt[1..prompt.len() - list(&case.json["prompt_with_timestamps"]).len()];
+                    assert_eq!(prompted, previous, "{name}, window {i}");
                 }
-                let settled = frame.settle(&tokens);
+                let decoded = frame.decoded(&tokens);
                 if let Some(next) = windows.get(i + 1) {
                     assert_eq!(
-                        settled.next_ms,
+                        decoded.next_ms,
                         Some(number(&next["seek"]) as u32 * 10),
                         "{name}, window {i}"
                     );
                 }
-                previous = remember(&previous, &tokens, &settled, (first_time, facts.max_previous));
+                previous = previous_tokens(
+                    &previous,
+                    &tokens,
+                    &decoded,
+                    PreviousLimits { first_time, max_tokens: facts.max_previous },
+                );
                 segments.extend(
-                    settled.segments.into_iter().map(|s| (s.start_s, s.end_s, tokens[s.tokens].to_vec())),
+                    decoded.segments.into_iter().map(|s| (s.start_s, s.end_s, tokens[s.tokens].to_vec())),
                 );
             }
             if let Some(expected) = run["segments"].as_array() {
@@ -146,7 +158,8 @@ fn windows_seek_and_prompt_as_the_reference() {
 #[test]
 fn windows_are_judged_as_the_reference() {
     for name in CASES {
-        let (case, long) = (Case::open(name), Case::open_part(name, "long"));
+        let case = Case::open(name);
+        let long = Case::open_part(name, "long");
         let vocab = case.model().prompts().speech().expect("a speech model").vocab;
         for one in list(&long.json["fallbacks"]) {
             let float = |value: &Value| value.as_f64().map(|v| v as f32);
@@ -154,17 +167,21 @@ fn windows_are_judged_as_the_reference() {
             let expected = float(&one["compression_ratio"]).expect("a ratio");
             assert!((ratio / expected - 1.0).abs() < 0.05, "{name}: {ratio}, expected {expected}");
             let [compression, logprob, no_speech] = [0, 1, 2].map(|i| float(&one["limits"][i]));
-            let fallback =
-                Fallback { compression_ratio: compression, logprob, no_speech, ..Fallback::default() };
+            let fallback = SpeechFallback {
+                compression_ratio: compression,
+                logprob,
+                no_speech,
+                ..SpeechFallback::default()
+            };
             let quality = Quality {
                 compression_ratio: ratio,
                 logprob: float(&one["logprob"]).expect("a number"),
                 no_speech: float(&one["no_speech"]).expect("a number"),
             };
             let expected = match (one["again"] == true, one["skip"] == true) {
-                (_, true) => Verdict::Silent,
-                (true, _) => Verdict::Again,
-                _ => Verdict::Keep,
+                (_, true) => WindowVerdict::Silent,
+                (true, _) => WindowVerdict::Again,
+                _ => WindowVerdict::Keep,
             };
             assert_eq!(judge(&fallback, quality), expected, "{name}: {one}");
         }
@@ -174,7 +191,8 @@ fn windows_are_judged_as_the_reference() {
 #[test]
 fn words_and_seams_are_those_of_the_reference() {
     for name in CASES {
-        let (case, long) = (Case::open(name), Case::open_part(name, "long"));
+        let case = Case::open(name);
+        let long = Case::open_part(name, "long");
         let model = case.model();
         for one in list(&long.json["words"]) {
             let tokens = ids(&one["tokens"]);
@@ -186,7 +204,8 @@ fn words_and_seams_are_those_of_the_reference() {
             assert_eq!(ends, ids(&one["ends"]), "{name}");
         }
         for one in list(&long.json["seams"]) {
-            let (left, right) = (ids(&one["left"]), ids(&one["right"]));
+            let left = ids(&one["left"]);
+            let right = ids(&one["right"]);
             let (keep, skip) = seam(&left, &right);
             assert_eq!([&left[..keep], &right[skip..]].concat(), ids(&one["joined"]), "{name}: {one}");
         }

@@ -21,19 +21,20 @@ struct Start {
 
 impl Start {
     fn new() -> Self {
-        let (model, parent) = (without_weights(CASE), tempfile::tempdir().expect("a folder"));
+        let model = without_weights(CASE);
+        let parent = tempfile::tempdir().expect("a folder");
         write(model.path(), "model.safetensors", &tensors());
         let folder = PackedFolder { dir: parent.path().join("a/b"), min_bytes: 0, max_bytes: 1 << 30 };
         Self { model, folder, _parent: parent }
     }
 
-    /// Loads both stages and encodes a sound.
+    /// Loads both stages and encodes an audio item.
     fn rows(&self, precision: Precision) -> Vec<f32> {
         let model = open_packed(self.model.path(), Some(self.folder.clone()));
         rows(&model, precision)
     }
 
-    /// What lies in the folder, as long ago as can be told.
+    /// Files of the folder, in the order of their names.
     fn files(&self) -> Vec<PathBuf> {
         let Ok(entries) = std::fs::read_dir(&self.folder.dir) else { return Vec::new() };
         let mut files: Vec<PathBuf> = entries.map(|e| e.expect("an entry").path()).collect();
@@ -51,7 +52,8 @@ fn rows(model: &Model, precision: Precision) -> Vec<f32> {
         Compute::new(ComputeConfig { threads: 2, precision, ..ComputeConfig::default() }).expect("a cpu");
     let mut encoder = compute.load_encoder(model, Modality::Audio).expect("encoder weights");
     compute.load_decoder(model).expect("decoder weights");
-    let (features, extent) = (Features::Mel(vec![0.5; 80 * 100]), Extent::windows(1, 1000));
+    let features = Features::Mel(vec![0.5; 80 * 100]);
+    let extent = Extent::windows(1, 1000);
     let rows = encoder.encode(&[&EncoderInput { extent, n_tokens: 50, features }]).expect("rows");
     rows.into_iter().next().expect("one item").into_iter().collect()
 }
@@ -171,7 +173,8 @@ fn a_fingerprint_is_found_again_and_is_that_of_the_files() {
         let model = open_packed(start.model.path(), packed);
         model.fingerprint(Modality::Audio, DType::F32).expect("weights")
     };
-    let (plain, first) = (find(None), find(Some(start.folder.clone())));
+    let plain = find(None);
+    let first = find(Some(start.folder.clone()));
     let files = start.files();
     assert_eq!((files.len(), first), (1, plain));
     age(&files[0]);

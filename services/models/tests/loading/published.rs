@@ -13,7 +13,7 @@ use triptych_models::LoadFormat;
 use triptych_models::decoder::TransformerDecoder;
 use triptych_models::encoder::{TiledEncoder, TransformerEncoder};
 use triptych_models::family::{Config, Family};
-use triptych_models::model::Tally;
+use triptych_models::model::FootprintBackend;
 use triptych_models::spec::StemSpec;
 use triptych_models::weights::Weights;
 
@@ -76,7 +76,7 @@ fn check(name: &str, modality: Modality, config: &serde_json::Value) {
     let spec = Family::of(&config).and_then(|f| f.spec(&config)).expect("a published configuration");
     assert_eq!(spec.encoder.modality, modality);
     let weights = Weights::open(dir.path(), LoadFormat::Safetensors).expect("a header");
-    let backend = Tally::new(Precision::F32).expect("a CPU");
+    let backend = FootprintBackend::new(Precision::F32).expect("a CPU");
     match spec.encoder.stem {
         StemSpec::Tiles(_) => drop(TiledEncoder::load(&spec.encoder, &weights, &backend).expect("encoder")),
         _ => drop(TransformerEncoder::load(&spec.encoder, &weights, &backend).expect("encoder tensors")),
@@ -86,7 +86,7 @@ fn check(name: &str, modality: Modality, config: &serde_json::Value) {
     // A token table that is the head as well is handed over twice; a gate becomes part of other tensors.
     let twice = if spec.decoder.head.tied { spec.decoder.vocab * spec.decoder.stack.hidden } else { 0 };
     let gates = shapes.values().filter(|shape| **shape == [1]).count();
-    assert_eq!(backend.taken().n_elements, stored + twice - gates, "{name}");
+    assert_eq!(backend.footprint().n_elements, stored + twice - gates, "{name}");
 }
 
 fn moonshine(layers: u64, hidden: u64, factor: f64) -> serde_json::Value {

@@ -8,7 +8,7 @@ use triptych_kernels::cpu::Precision;
 use triptych_models::decoder::TransformerDecoder;
 use triptych_models::encoder::TransformerEncoder;
 use triptych_models::family::{Config, Family};
-use triptych_models::model::Tally;
+use triptych_models::model::FootprintBackend;
 use triptych_models::weights::Weights;
 
 /// A published configuration of BART's line.
@@ -44,17 +44,17 @@ fn check(name: &str, config: &Value, shared: &[&str], unread: &[&str]) {
     let config = Config::new("config.json", config);
     let spec = Family::of(&config).and_then(|f| f.spec(&config)).expect("a published configuration");
     assert_eq!(spec.encoder.modality, Modality::Text);
-    let taken = |load: &dyn Fn(&Weights, &Tally)| -> BTreeSet<String> {
+    let taken = |load: &dyn Fn(&Weights, &FootprintBackend)| -> BTreeSet<String> {
         let weights = Weights::survey(dir.path()).expect("a header");
-        load(&weights, &Tally::new(Precision::F32).expect("a CPU"));
+        load(&weights, &FootprintBackend::new(Precision::F32).expect("a CPU"));
         let Weights::Stored(stored) = &weights else { panic!("a survey is of stored weights") };
         stored.taken()
     };
-    let encoder = taken(&|weights, tally| {
-        TransformerEncoder::load(&spec.encoder, weights, tally).expect("encoder tensors");
+    let encoder = taken(&|weights, backend| {
+        TransformerEncoder::load(&spec.encoder, weights, backend).expect("encoder tensors");
     });
-    let decoder = taken(&|weights, tally| {
-        TransformerDecoder::load(&spec.decoder, weights, tally).expect("decoder tensors");
+    let decoder = taken(&|weights, backend| {
+        TransformerDecoder::load(&spec.decoder, weights, backend).expect("decoder tensors");
     });
     let both: Vec<&String> = encoder.intersection(&decoder).collect();
     assert_eq!(both, shared, "{name}");

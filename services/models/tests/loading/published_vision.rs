@@ -8,32 +8,32 @@ use triptych_models::LoadFormat;
 use triptych_models::decoder::TransformerDecoder;
 use triptych_models::encoder::TransformerEncoder;
 use triptych_models::family::{Config, Family};
-use triptych_models::model::Tally;
+use triptych_models::model::FootprintBackend;
 use triptych_models::weights::Weights;
 
-/// What a back end is handed other than each stored value once.
-struct Taken {
+/// Differences between the loaded and the stored values.
+struct LoadDifferences {
     /// Parts of names of tensors that are laid out before, or not read at all.
     not_as_stored: &'static [&'static str],
-    /// How often the token table is loaded beyond once: as the head, or for both stages.
+    /// Further loads of the token table: as the head, or for both stages.
     more_tables: usize,
 }
 
-fn check(name: &str, config: &serde_json::Value, taken: &Taken) {
+fn check(name: &str, config: &serde_json::Value, differences: &LoadDifferences) {
     let (dir, shapes) = hollow(name);
     let config = Config::new("config.json", config);
     let spec = Family::of(&config).and_then(|f| f.spec(&config)).expect("a published configuration");
     assert_eq!(spec.encoder.modality, Modality::Image);
     let weights = Weights::open(dir.path(), LoadFormat::Safetensors).expect("a header");
-    let backend = Tally::new(Precision::F32).expect("a CPU");
+    let backend = FootprintBackend::new(Precision::F32).expect("a CPU");
     TransformerEncoder::load(&spec.encoder, &weights, &backend).expect("encoder tensors");
     TransformerDecoder::load(&spec.decoder, &weights, &backend).expect("decoder tensors");
-    let as_stored = |name: &str| !taken.not_as_stored.iter().any(|part| name.contains(part));
+    let as_stored = |name: &str| !differences.not_as_stored.iter().any(|part| name.contains(part));
     let stored = shapes.iter().filter(|(name, _)| as_stored(name));
     let stored: usize = stored.map(|(_, s)| s.iter().product::<usize>()).sum();
     assert!(spec.decoder.head.tied);
     let table = spec.decoder.vocab * spec.decoder.stack.hidden;
-    assert_eq!(backend.taken().n_elements, stored + taken.more_tables * table, "{name}");
+    assert_eq!(backend.footprint().n_elements, stored + differences.more_tables * table, "{name}");
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn trocr_base_printed() {
             "vocab_size": 50265,
         },
     });
-    check("trocr-base-printed", &config, &Taken { not_as_stored: &[], more_tables: 1 });
+    check("trocr-base-printed", &config, &LoadDifferences { not_as_stored: &[], more_tables: 1 });
 }
 
 #[test]
@@ -71,9 +71,11 @@ fn donut_base() {
             "vocab_size": 57525,
         },
     });
-    let taken =
-        Taken { not_as_stored: &["relative_position_bias_table", "relative_position_index"], more_tables: 1 };
-    check("donut-base", &config, &taken);
+    let differences = LoadDifferences {
+        not_as_stored: &["relative_position_bias_table", "relative_position_index"],
+        more_tables: 1,
+    };
+    check("donut-base", &config, &differences);
 }
 
 #[test]
@@ -94,6 +96,7 @@ fn florence_2_base() {
             "projection_dim": 768, "qkv_bias": true, "window_size": 12,
         },
     });
-    let taken = Taken { not_as_stored: &["image_position_embed", "pos_idx_to_embed"], more_tables: 2 };
-    check("florence-2-base", &config, &taken);
+    let differences =
+        LoadDifferences { not_as_stored: &["image_position_embed", "pos_idx_to_embed"], more_tables: 2 };
+    check("florence-2-base", &config, &differences);
 }

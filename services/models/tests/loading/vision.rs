@@ -62,7 +62,7 @@ fn a_processor_whose_canvas_the_encoder_does_not_read_is_refused() {
     check("trocr_vit", json!({ "shortest_edge": 32 }), "as the image has it, expected 32 by 32");
     // A window of the second stage does not fit.
     check("donut_shifted", json!({ "height": 72, "width": 16 }), "72 by 16");
-    // More places than positions.
+    // A larger grid than learned positions.
     check("florence_windows", json!({ "height": 32, "width": 112 }), "32 by 112");
 }
 

@@ -1,6 +1,6 @@
 //! Small files that would become large: each is refused, or read, within the limits and in little time.
 //!
-//! How much memory they cost a process is looked at from outside, in `tests/e2e/attacks.rs`.
+//! The memory that they cost a process is measured from outside, in `tests/e2e/attacks.rs`.
 
 use super::*;
 use crate::images::crc32;
@@ -34,7 +34,7 @@ fn image(bytes: &[u8]) -> Result<(), String> {
     outcome(Modality::Image, bytes, &Limits::default())
 }
 
-fn sound(bytes: &[u8]) -> Result<(), String> {
+fn decode_audio(bytes: &[u8]) -> Result<(), String> {
     outcome(Modality::Audio, bytes, &Limits { max_audio: Duration::from_secs(60), ..Limits::default() })
 }
 
@@ -95,7 +95,7 @@ fn jpeg() -> Vec<u8> {
     bytes
 }
 
-/// Where a marker's segment begins.
+/// Offset of a marker's segment.
 fn segment(bytes: &[u8], marker: u8) -> usize {
     bytes.windows(2).position(|w| w == [0xff, marker]).unwrap()
 }
@@ -170,9 +170,9 @@ fn wav_header(channels: u16, rate: u32, bits: u16, declared: u32) -> Vec<u8> {
 
 #[test]
 fn wav_headers_that_lie() {
-    refused(sound(&wav_header(1, 16_000, 16, u32::MAX - 15)), "the limit is 60.0 s");
+    refused(decode_audio(&wav_header(1, 16_000, 16, u32::MAX - 15)), "the limit is 60.0 s");
     // What writers of streams say who do not know: it is read as far as it goes.
-    sound(&wav_header(1, 16_000, 16, u32::MAX)).unwrap();
+    decode_audio(&wav_header(1, 16_000, 16, u32::MAX)).unwrap();
     for (channels, rate, bits) in [
         (u16::MAX, 16_000, 16),
         (0, 16_000, 16),
@@ -184,7 +184,7 @@ fn wav_headers_that_lie() {
         (1, 16_000, 7),
         (1, 16_000, u16::MAX),
     ] {
-        let outcome = sound(&wav_header(channels, rate, bits, 64));
+        let outcome = decode_audio(&wav_header(channels, rate, bits, 64));
         assert!(outcome.is_err(), "{channels} channels, {rate} Hz, {bits} bits");
     }
 }
@@ -218,8 +218,8 @@ fn flac(n_frames: u8, declared: u64) -> Vec<u8> {
 #[test]
 fn flac_headers_that_lie() {
     // 100 frames are 25.6 s in 1.2 kB.
-    sound(&flac(100, 100 * 4096)).unwrap();
-    refused(sound(&flac(100, 1 << 35)), "the limit is 60.0 s");
+    decode_audio(&flac(100, 100 * 4096)).unwrap();
+    refused(decode_audio(&flac(100, 1 << 35)), "the limit is 60.0 s");
     let short = Limits { max_audio: Duration::from_secs(10), ..Limits::default() };
     for declared in [0, 1, 4096] {
         refused(outcome(Modality::Audio, &flac(100, declared), &short), "the limit is 10.0 s");
@@ -253,12 +253,12 @@ fn a_codec_that_packs_hours_into_nothing_is_not_read() {
     let mut opus = ogg_page(2, head);
     opus.extend(ogg_page(0, b"OpusTags\0\0\0\0\0\0\0\0"));
     opus.extend(ogg_page(0, &[0xfc; 200]).repeat(20_000));
-    let text = sound(&opus).unwrap_err();
+    let text = decode_audio(&opus).unwrap_err();
     assert!(text.contains("not read") || text.contains("read are WAV"), "{text}");
     // Vorbis that says it has 255 channels at 4 GHz.
     let ident =
         [b"\x01vorbis\0\0\0\0\xff".as_slice(), &u32::MAX.to_le_bytes(), &[0; 12], &[0xdd, 1]].concat();
-    assert!(sound(&ogg_page(2, &ident)).is_err());
+    assert!(decode_audio(&ogg_page(2, &ident)).is_err());
 }
 
 #[test]
@@ -269,19 +269,19 @@ fn lengths_of_containers_are_not_believed() {
     let table = [&[0; 4][..], &u32::MAX.to_be_bytes(), &[0; 16]].concat();
     let tables = [b"stts", b"stsz", b"stsc", b"stco", b"co64"].map(|kind| atom(kind, &table)).concat();
     let moov = atom(b"moov", &atom(b"trak", &atom(b"mdia", &atom(b"minf", &atom(b"stbl", &tables)))));
-    assert!(sound(&[atom(b"ftyp", b"M4A \0\0\0\0M4A "), moov].concat()).is_err());
+    assert!(decode_audio(&[atom(b"ftyp", b"M4A \0\0\0\0M4A "), moov].concat()).is_err());
     let long = [b"\0\0\0\x01moov".as_slice(), &(1_u64 << 63).to_be_bytes(), &[0; 32]].concat();
-    assert!(sound(&[atom(b"ftyp", b"M4A \0\0\0\0M4A "), long].concat()).is_err());
+    assert!(decode_audio(&[atom(b"ftyp", b"M4A \0\0\0\0M4A "), long].concat()).is_err());
     // Matroska: a text and a blob of 2^50 bytes, in masters as long.
     let size = |bits: u32| ((1_u64 << 56) | (1_u64 << bits)).to_be_bytes();
     let head = [b"\x1a\x45\xdf\xa3".as_slice(), &size(51), b"\x42\x82", &size(50), b"webm"].concat();
-    assert!(sound(&head).is_err());
+    assert!(decode_audio(&head).is_err());
     let ebml = b"\x1a\x45\xdf\xa3\x87\x42\x82\x84webm".as_slice();
     let codec = [b"\x63\xa2".as_slice(), &size(50), &[0; 32]].concat();
     let track = [b"\xae".as_slice(), &size(51), &codec].concat();
     let tracks = [b"\x16\x54\xae\x6b".as_slice(), &size(52), &track].concat();
     let segment = [ebml, b"\x18\x53\x80\x67", &size(53), &tracks].concat();
-    assert!(sound(&segment).is_err());
+    assert!(decode_audio(&segment).is_err());
     // ID3 before an MP3: a tag of 256 MiB.
-    assert!(sound(b"ID3\x04\0\0\x7f\x7f\x7f\x7fTXXX\x7f\x7f\x7f\x7f\0\0").is_err());
+    assert!(decode_audio(b"ID3\x04\0\0\x7f\x7f\x7f\x7fTXXX\x7f\x7f\x7f\x7f\0\0").is_err());
 }

@@ -3,8 +3,8 @@
 use std::path::Path;
 use triptych_models::ModelError;
 use triptych_models::preprocess::CanvasSettings;
-use triptych_models::preprocess::image::canvas::Step;
-use triptych_models::preprocess::image::{Filter, Size};
+use triptych_models::preprocess::image::canvas::CanvasStep;
+use triptych_models::preprocess::image::{ImageSize, ResizeFilter};
 
 fn read(file: &str, json: &serde_json::Value) -> Result<CanvasSettings, ModelError> {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -12,40 +12,40 @@ fn read(file: &str, json: &serde_json::Value) -> Result<CanvasSettings, ModelErr
     CanvasSettings::from_dir(dir.path())
 }
 
-fn size(width: u32, height: u32) -> Size {
-    Size { width, height }
+fn size(width: u32, height: u32) -> ImageSize {
+    ImageSize { width, height }
 }
 
 #[test]
 fn files_of_every_generation_are_read() {
-    let check = |json: serde_json::Value, steps: &[Step], filter: Filter| {
+    let check = |json: serde_json::Value, steps: &[CanvasStep], filter: ResizeFilter| {
         let settings = read("preprocessor_config.json", &json).expect("settings");
         assert_eq!((settings.steps.as_slice(), settings.filter), (steps, filter), "{json}");
     };
     check(
         serde_json::json!({ "feature_extractor_type": "ViTFeatureExtractor", "size": 384, "resample": 3 }),
-        &[Step::Exact(size(384, 384))],
-        Filter::Bicubic,
+        &[CanvasStep::Exact(size(384, 384))],
+        ResizeFilter::Bicubic,
     );
     check(
         serde_json::json!({ "image_processor_type": "ViTImageProcessorFast", "size": { "height": 32, "width": 64 } }),
-        &[Step::Exact(size(64, 32))],
-        Filter::Bilinear,
+        &[CanvasStep::Exact(size(64, 32))],
+        ResizeFilter::Bilinear,
     );
     check(
         serde_json::json!({ "image_processor_type": "DeiTImageProcessor" }),
-        &[Step::Exact(size(256, 256)), Step::CenterCrop(size(224, 224))],
-        Filter::Bicubic,
+        &[CanvasStep::Exact(size(256, 256)), CanvasStep::CenterCrop(size(224, 224))],
+        ResizeFilter::Bicubic,
     );
     check(
         serde_json::json!({ "image_processor_type": "BeitImageProcessor", "size": [40, 30], "do_center_crop": true }),
-        &[Step::Exact(size(30, 40)), Step::CenterCrop(size(224, 224))],
-        Filter::Bicubic,
+        &[CanvasStep::Exact(size(30, 40)), CanvasStep::CenterCrop(size(224, 224))],
+        ResizeFilter::Bicubic,
     );
     check(
         serde_json::json!({ "image_processor_type": "CLIPImageProcessor", "size": 99, "crop_size": 90 }),
-        &[Step::ShortestEdge(99), Step::CenterCrop(size(90, 90))],
-        Filter::Bicubic,
+        &[CanvasStep::ShortestEdge(99), CanvasStep::CenterCrop(size(90, 90))],
+        ResizeFilter::Bicubic,
     );
     // Donut wrote its sizes across, down.
     let page = size(1920, 2560);
@@ -53,13 +53,18 @@ fn files_of_every_generation_are_read() {
         serde_json::json!({
             "feature_extractor_type": "DonutFeatureExtractor", "size": [1920, 2560], "do_align_long_axis": true,
         }),
-        &[Step::AlignLongAxis(page), Step::ShortestEdge(1920), Step::Thumbnail(page), Step::Pad(page)],
-        Filter::Bilinear,
+        &[
+            CanvasStep::AlignLongAxis(page),
+            CanvasStep::ShortestEdge(1920),
+            CanvasStep::Thumbnail(page),
+            CanvasStep::Pad(page),
+        ],
+        ResizeFilter::Bilinear,
     );
     check(
         serde_json::json!({ "image_processor_type": "DonutImageProcessor", "do_resize": false, "do_pad": false }),
-        &[Step::Thumbnail(page)],
-        Filter::Bilinear,
+        &[CanvasStep::Thumbnail(page)],
+        ResizeFilter::Bilinear,
     );
 }
 
@@ -69,7 +74,7 @@ fn a_processor_config_holds_the_same_one_level_down() {
     let whole = serde_json::json!({ "processor_class": "Florence2Processor", "image_processor": part });
     let settings = read("processor_config.json", &whole).expect("settings");
     assert_eq!(settings, read("preprocessor_config.json", &part).expect("settings"));
-    assert_eq!(settings.steps, [Step::ShortestEdge(7)]);
+    assert_eq!(settings.steps, [CanvasStep::ShortestEdge(7)]);
     let error = read("processor_config.json", &serde_json::json!({})).expect_err("no part").to_string();
     assert!(error.contains("processor_config.json: image_processor"), "{error}");
 }

@@ -7,7 +7,7 @@ use std::io::Cursor;
 use triptych_core::limits::Limits;
 use triptych_core::{Extent, ItemOptions, Modality};
 use triptych_models::ItemError;
-use triptych_models::preprocess::image::{Size, smart_resize};
+use triptych_models::preprocess::image::{ImageSize, smart_resize};
 use triptych_models::preprocess::{EncoderInput, Features, ImageProcessor, ImageSettings, Preprocess};
 
 fn see(bytes: &[u8]) -> Result<EncoderInput, ItemError> {
@@ -20,16 +20,20 @@ fn pixels_of(input: &EncoderInput, settings: &ImageSettings) -> (usize, usize, V
     let (&Extent::Grid { t: 1, h, w }, Features::Patches(values)) = (&input.extent, &input.features) else {
         panic!("{:?}", input.extent)
     };
-    let (h, w) = (h as usize, w as usize);
+    let h = h as usize;
+    let w = w as usize;
     assert_eq!(values.len(), h * w * 1176);
     let mut pixels = vec![0.0; h * w * 196 * 3];
     for (i, patch) in values.as_chunks::<1176>().0.iter().enumerate() {
-        let (square, inner) = (i / 4, i % 4);
-        let (y0, x0) = (square / (w / 2) * 2 + inner / 2, square % (w / 2) * 2 + inner % 2);
+        let square = i / 4;
+        let inner = i % 4;
+        let y0 = square / (w / 2) * 2 + inner / 2;
+        let x0 = square % (w / 2) * 2 + inner % 2;
         for c in 0..3 {
             for k in 0..196 {
                 assert_eq!(patch[c * 392 + k], patch[c * 392 + 196 + k], "both frames are the still image");
-                let (y, x) = (y0 * 14 + k / 14, x0 * 14 + k % 14);
+                let y = y0 * 14 + k / 14;
+                let x = x0 * 14 + k % 14;
                 pixels[(y * w * 14 + x) * 3 + c] =
                     (patch[c * 392 + 196 + k] * settings.std[c] + settings.mean[c]) * 255.0;
             }
@@ -84,12 +88,12 @@ fn sizes_are_the_references() {
         let number = |key: &str| row[key].as_u64().unwrap();
         let mut settings = image_settings(number("min_pixels"), number("max_pixels"));
         settings.patch_size = number("factor") as u32 / settings.merge_size;
-        let size = Size { width: number("width") as u32, height: number("height") as u32 };
+        let size = ImageSize { width: number("width") as u32, height: number("height") as u32 };
         let got = smart_resize(size, &settings);
         match row.get("resized") {
             Some(pair) => {
                 let pair = golden::ids(pair);
-                assert_eq!(got.unwrap(), Size { height: pair[0], width: pair[1] }, "{row}");
+                assert_eq!(got.unwrap(), ImageSize { height: pair[0], width: pair[1] }, "{row}");
             }
             None => assert!(matches!(got, Err(ItemError::TooLarge { .. })), "{row}"),
         }

@@ -2,7 +2,7 @@
 
 use super::golden;
 use std::sync::Arc;
-use triptych_core::prompt::{Message, Part, Prompt, Role, SpeechTask, TextOrTokens};
+use triptych_core::prompt::{Message, MessagePart, Prompt, Role, SpeechTask, TextOrTokens};
 use triptych_core::sampling::{BeamParams, EarlyStopping};
 use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, Modality};
 use triptych_models::prompt::{
@@ -111,7 +111,7 @@ fn what_the_decoder_cannot_take_is_refused_with_what_it_takes() {
     let (model, prompts) = builder("bart_large_cnn");
     let vocab = model.spec().decoder.vocab;
     let image = EncodedItem { modality: Modality::Image, ..text_item(4) };
-    let message = Message { role: Role::User, parts: vec![Part::Text("hello".into())] };
+    let message = Message { role: Role::User, parts: vec![MessagePart::Text("hello".into())] };
     let both = Prompt::Explicit { encoder: Some(tokens(&[4])), decoder: tokens(&[]) };
     let long = decoder(tokens(&[4; 64]));
     let plain = decoder(tokens(&[]));
@@ -232,5 +232,5 @@ fn bad_words_of_several_tokens_are_runs() {
     let copy = with_generation("marian_en_de", "bad_words_ids", serde_json::json!([[5], [6, 7]]), false);
     let model = Model::open(&source(copy.path().to_owned())).expect("a model");
     let rules = prepare(&*model.prompts(), &decoder(tokens(&[]))).rules;
-    assert_eq!((&*rules.suppress, &*rules.never_runs), (&[5][..], &[vec![6, 7]][..]));
+    assert_eq!((&*rules.suppress, &*rules.bad_words), (&[5][..], &[vec![6, 7]][..]));
 }

@@ -5,9 +5,9 @@ use triptych_core::sampling::FinishReason;
 use triptych_engine::{ChosenToken, Delta, Finished};
 use triptych_models::prompt::{OutputKind, PreparedSequence};
 use triptych_models::speech::quality::{Quality, compression_ratio};
-use triptych_models::speech::sequential::Settled;
+use triptych_models::speech::sequential::DecodedWindow;
 use triptych_models::speech::words::words;
-use triptych_models::speech::{Segmenter, SpeechFacts};
+use triptych_models::speech::{Segmenter, SpeechInfo};
 use triptych_models::tokenization::Tokenizer;
 use triptych_proto::v1;
 
@@ -119,10 +119,10 @@ impl Written {
     }
 
     /// Segments that a window read in sequence settles.
-    pub fn settled_parts(&self, settled: &Settled, facts: &SpeechFacts) -> Vec<Part> {
+    pub fn settled_parts(&self, settled: &DecodedWindow, facts: &SpeechInfo) -> Vec<Part> {
         let free = self.free();
         let is_text = |i: &usize| facts.first_time.is_none_or(|first| free[*i] < first);
-        let part = |s: &triptych_models::speech::sequential::Slice| Part {
+        let part = |s: &triptych_models::speech::sequential::WindowSegment| Part {
             start_s: s.start_s,
             end_s: s.end_s,
             tokens: s.tokens.clone().filter(is_text).collect(),
@@ -158,7 +158,7 @@ impl Written {
             ((teller.offset_s + row as f64 * ROW_S) * 100.0).round() / 100.0
         };
         let words = words(teller.tokenizer, token_ids, teller.language);
-        let word = |w: triptych_models::speech::words::Word| {
+        let word = |w: triptych_models::speech::words::WordTokens| {
             let (first, last) = (part.tokens[w.tokens.start], part.tokens[w.tokens.end - 1]);
             let sum: f32 =
                 w.tokens.clone().map(|i| self.logprob_sum(part.tokens[i]..part.tokens[i] + 1)).sum();

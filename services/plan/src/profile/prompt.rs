@@ -1,7 +1,7 @@
 //! What a model's template makes of a request, found by asking it for prompts that differ in one thing.
 
 use crate::curves::{ItemsAt, PromptSpec};
-use triptych_core::prompt::{Message, Part, Prompt, Role, TextOrTokens};
+use triptych_core::prompt::{Message, MessagePart, Prompt, Role, TextOrTokens};
 use triptych_core::{EncodedItem, ItemIdx};
 use triptych_models::Model;
 use triptych_models::prompt::PreparedSequence;
@@ -14,8 +14,8 @@ pub fn layout(model: &Model, item: Option<EncodedItem>) -> PromptSpec {
         model.prompts().prepare(&prompt, items).ok().and_then(|all| all.into_iter().next())
     };
     let chat = |text: &str, items: &[EncodedItem]| {
-        let parts = (0..items.len() as u32).map(|i| Part::Item(ItemIdx(i)));
-        let parts = parts.chain([Part::Text(text.to_owned())]).collect();
+        let parts = (0..items.len() as u32).map(|i| MessagePart::Item(ItemIdx(i)));
+        let parts = parts.chain([MessagePart::Text(text.to_owned())]).collect();
         prepared(Prompt::Chat(vec![Message { role: Role::User, parts }]), items)
     };
     if let (Some(one), Some(other)) = (chat("a", &items), chat("b", &items)) {
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(layout.items, ItemsAt::Front);
         assert!(layout.before > 0 && layout.after > 0 && layout.around_item >= 2, "{layout:?}");
         // A text of two tokens, of two items: what the layout was not made of.
-        let parts = [Part::Item(ItemIdx(0)), Part::Item(ItemIdx(1)), Part::Text("ab".into())];
+        let parts = [MessagePart::Item(ItemIdx(0)), MessagePart::Item(ItemIdx(1)), MessagePart::Text("ab".into())];
         let chat = Prompt::Chat(vec![Message { role: Role::User, parts: parts.to_vec() }]);
         let items = [image(112), image(224)];
         let prepared = model.prompts().prepare(&chat, &items).expect("a prompt");

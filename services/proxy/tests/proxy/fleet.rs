@@ -178,7 +178,7 @@ async fn an_item_that_would_come_too_late_is_refused_at_the_door_with_a_pause() 
     assert!((20_000..=26_000).contains(&pause), "{pause}");
     assert!(status.message().contains("try again in"), "{status}");
     assert_eq!(n_jobs(), before);
-    assert!(trio.proxy.metric("triptych_refused_at_door_total{stage=\"encode\"}").await >= 1.0);
+    assert!(trio.proxy.metric("triptych_admission_rejections_total{stage=\"encode\"}").await >= 1.0);
     // Who has time is let in.
     ask(&trio.proxy, question(&[IMAGE])).await.unwrap();
 }

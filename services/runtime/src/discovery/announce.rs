@@ -1,5 +1,4 @@
-//! A worker's part of discovery: announced when it is ready, again and again while it is, withdrawn first thing when
-//! it stops.
+//! A worker's announcement: registered when it is ready, refreshed while it runs, withdrawn first in a drain.
 
 use super::{Announcement, Registry};
 use crate::drain::Drain;
@@ -7,53 +6,57 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// How long an announcement lasts.
-pub const LASTS: Duration = Duration::from_secs(10);
-/// Between two announcements: two may be lost before one is missed.
-const AGAIN: Duration = Duration::from_secs(3);
-/// The longest that the registry may take; a withdrawal must not hold up a drain.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Time to live of an announcement.
+pub const ANNOUNCEMENT_TTL: Duration = Duration::from_secs(10);
+/// Interval between announcements: two in a row may fail before one expires.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(3);
+/// Timeout of a call to the registry; a withdrawal must not delay a drain.
+const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Keeps the worker announced from when it is ready to the beginning of drain.
-pub fn keep(registry: Arc<dyn Registry>, who: Announcement, drain: &Drain) {
+/// Keeps the worker announced from its readiness to the beginning of the drain.
+pub fn keep(registry: Arc<dyn Registry>, announcement: Announcement, drain: &Drain) {
     let process = drain.clone();
     drain.tasks().spawn(async move {
         tokio::select! {
             () = process.ready() => {}
-            // It was never there.
+            // It was never announced.
             () = process.stopping() => return,
         }
         tokio::select! {
-            () = announce_again_and_again(&*registry, &who) => {}
+            () = refresh(&*registry, &announcement) => {}
             () = process.stopping() => {}
         }
-        match timeout(PATIENCE, registry.withdraw(&who)).await {
+        match timeout(TIMEOUT, registry.withdraw(&announcement)).await {
             Ok(Ok(())) => tracing::info!(registry = registry.describe(), "withdrawn"),
-            Ok(Err(e)) => tracing::warn!(error = %e, "cannot withdraw; the announcement runs out by itself"),
-            Err(_) => tracing::warn!(patience = ?PATIENCE, "the registry is slow; the announcement runs out by itself"),
+            Ok(Err(e)) => tracing::warn!(error = %e, "cannot withdraw; the announcement expires"),
+            Err(_) => tracing::warn!(timeout = ?TIMEOUT, "the registry is slow; the announcement expires"),
         }
     });
 }
 
-async fn announce_again_and_again(registry: &dyn Registry, who: &Announcement) {
-    // Unknown at first, so that the first outcome is told.
-    let mut was_heard = None;
+async fn refresh(registry: &dyn Registry, announcement: &Announcement) {
+    // Unknown at first, so that the first outcome is logged.
+    let mut had_succeeded = None;
     loop {
-        let heard = match timeout(PATIENCE, registry.announce(who, LASTS)).await {
+        let error = match timeout(TIMEOUT, registry.announce(announcement, ANNOUNCEMENT_TTL)).await {
             Ok(Ok(())) => None,
             Ok(Err(e)) => Some(e.to_string()),
-            Err(_) => Some(format!("no answer within {PATIENCE:?}")),
+            Err(_) => Some(format!("no answer within {TIMEOUT:?}")),
         };
-        match (&heard, was_heard) {
+        match (&error, had_succeeded) {
             (None, None | Some(false)) => {
-                tracing::info!(registry = registry.describe(), address = who.endpoint.address, "announced");
+                tracing::info!(
+                    registry = registry.describe(),
+                    address = announcement.endpoint.address,
+                    "announced"
+                );
             }
             (Some(why), None | Some(true)) => {
-                tracing::warn!(why, "cannot announce this worker; it is tried again")
+                tracing::warn!(why, "cannot announce this worker; retrying")
             }
             _ => {}
         }
-        was_heard = Some(heard.is_none());
-        sleep(AGAIN).await;
+        had_succeeded = Some(error.is_none());
+        sleep(REFRESH_INTERVAL).await;
     }
 }

@@ -1,27 +1,28 @@
-//! Every address of a name, asked again and again: for headless services and for round-robin records.
+//! Discovery by DNS: every address of a name, resolved periodically, for headless services and round-robin records.
 //!
-//! A name that cannot be resolved is as good as the last time it could: the resolver does not say whether the name is
-//! gone or the resolver is, and workers that are gone are noticed by their silence.
+//! A name that does not resolve keeps its last addresses: an error may come from the name or from the resolver, and dead
+//! workers are noticed by their silence.
 
-use super::{Endpoint, Role, Source, Tell};
+use super::{Endpoint, EndpointSink, Role, Source};
 use futures::future::BoxFuture;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
+use triptych_core::backoff::jitter;
 
-/// Between two questions, on average.
-const EVERY: Duration = Duration::from_secs(5);
-/// Each pause is longer or shorter by up to this, so that many proxies do not ask in step.
+/// Mean interval between resolutions.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// Relative spread of the interval, so that many proxies do not ask at the same moment.
 const JITTER: f64 = 0.2;
-/// How long the resolver may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of the resolver.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What turns a name into addresses; the system's resolver, or a test's.
+/// Resolves a name to addresses: the system's resolver, or a test's.
 pub type Resolve = Box<dyn Fn() -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> + Send + Sync>;
 
-/// A name that is resolved again and again.
+/// A name that is resolved periodically.
 pub struct Dns {
     role: Role,
     name: String,
@@ -29,7 +30,7 @@ pub struct Dns {
 }
 
 impl Dns {
-    /// Resolves `host:port` as the system does.
+    /// Resolves `host:port` with the system's resolver.
     pub fn new(role: Role, name: &str) -> Self {
         let asked = name.to_owned();
         let resolve: Resolve = Box::new(move || {
@@ -39,15 +40,14 @@ impl Dns {
         Self::with_resolver(role, name, resolve)
     }
 
-    /// Resolves it as `resolve` does.
+    /// Resolves it with `resolve`.
     pub fn with_resolver(role: Role, name: &str, resolve: Resolve) -> Self {
         Self { role, name: name.to_owned(), resolve }
     }
 
-    async fn ask(&self) -> Result<BTreeSet<Endpoint>, String> {
-        let found = timeout(PATIENCE, (self.resolve)()).await;
-        let found =
-            found.map_err(|_| format!("no answer within {PATIENCE:?}"))?.map_err(|e| e.to_string())?;
+    async fn resolve_once(&self) -> Result<BTreeSet<Endpoint>, String> {
+        let found = timeout(TIMEOUT, (self.resolve)()).await;
+        let found = found.map_err(|_| format!("no answer within {TIMEOUT:?}"))?.map_err(|e| e.to_string())?;
         if found.is_empty() {
             return Err("it has no address".into());
         }
@@ -60,17 +60,17 @@ impl Source for Dns {
         format!("{} dns:{}", self.role, self.name)
     }
 
-    fn run(self: Box<Self>, tell: Tell) -> BoxFuture<'static, ()> {
+    fn run(self: Box<Self>, sink: EndpointSink) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let mut failing = false;
             loop {
-                match self.ask().await {
+                match self.resolve_once().await {
                     Ok(set) => {
                         if failing {
                             tracing::info!(name = self.name, "the name resolves again");
                         }
                         failing = false;
-                        tell.present(set);
+                        sink.publish(set);
                     }
                     Err(why) => {
                         if !failing {
@@ -83,7 +83,7 @@ impl Source for Dns {
                         failing = true;
                     }
                 }
-                sleep(EVERY.mul_f64(rand::random_range(1.0 - JITTER..1.0 + JITTER))).await;
+                sleep(jitter(INTERVAL, JITTER, rand::random())).await;
             }
         })
     }

@@ -1,6 +1,6 @@
-//! A list that was written down: it never changes.
+//! A fixed list of workers.
 
-use super::{Endpoint, Role, Source, Tell};
+use super::{Endpoint, EndpointSink, Role, Source};
 use futures::future::BoxFuture;
 
 /// Addresses of one role.
@@ -26,9 +26,9 @@ impl Source for Fixed {
         false
     }
 
-    fn run(self: Box<Self>, tell: Tell) -> BoxFuture<'static, ()> {
+    fn run(self: Box<Self>, sink: EndpointSink) -> BoxFuture<'static, ()> {
         let Self { role, addresses } = *self;
-        tell.present(addresses.into_iter().map(|address| Endpoint { role, address }).collect());
+        sink.publish(addresses.into_iter().map(|address| Endpoint { role, address }).collect());
         Box::pin(std::future::pending())
     }
 }

@@ -1,70 +1,54 @@
 //! The ready pods of a Kubernetes service, from its EndpointSlices: listed once, then watched
 //! (kubernetes.io, "API Concepts: efficient detection of changes"; "EndpointSlices: conditions").
 //!
-//! Two requests are all that is needed of the API, so they are made with the HTTP client that the tree has: Kubernetes'
-//! own crates would bring thirty others. A watch that ends is taken up where it was; a version that the server has
-//! forgotten (410 Gone) begins with a list again. While the server cannot be asked, the last answer stays.
+//! Only two requests of the API are needed, so they use the HTTP client that the workspace has; the crate `kube` would
+//! bring thirty others. A watch that ends resumes at its last version; a version that the server no longer has (410 Gone)
+//! starts with a list again. While the server cannot be reached, the last set stays.
 
 mod api;
 mod scale;
+mod service;
 mod slices;
 
 pub use api::ApiServer;
 pub use scale::Scaler;
+pub use service::Service;
 
-use super::{DiscoveryError, Endpoint, Role, Source, Tell};
+use super::{DiscoveryError, Endpoint, EndpointSink, Role, Source};
 use api::{Api, Event, Watched};
 use futures::future::BoxFuture;
 use slices::Slices;
-use std::fmt;
 use std::time::Duration;
 use tokio::time::sleep;
+use triptych_core::Backoff;
 
-/// First and longest pause before the server is asked again after trouble.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+/// Pauses after failures.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
 
-/// A service, and which of its ports.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Service {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// The port's name; `None`: the first port.
-    pub port: Option<String>,
-}
-
-impl fmt::Display for Service {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "k8s:{}/{}", self.namespace, self.name)?;
-        self.port.as_ref().map_or(Ok(()), |port| write!(f, ":{port}"))
-    }
-}
-
-/// The pods of a service.
+/// Source of the ready pods of a service.
 pub struct Kubernetes {
     role: Role,
     service: Service,
     api: Api,
 }
 
-/// Why a round of list and watch ended.
+/// End of a round of list and watch.
 #[derive(Debug)]
-enum Ended {
-    /// The server forgot the version that the watch was at.
+enum RoundEnd {
+    /// The server no longer has the version of the watch.
     Gone,
-    /// It could not be asked, or said something that cannot be read.
-    Trouble(DiscoveryError),
+    /// No response, or one that cannot be parsed.
+    Failed(DiscoveryError),
 }
 
-impl From<DiscoveryError> for Ended {
+impl From<DiscoveryError> for RoundEnd {
     fn from(e: DiscoveryError) -> Self {
-        Self::Trouble(e)
+        Self::Failed(e)
     }
 }
 
 impl Kubernetes {
-    /// Asks the API server of the cluster that this process runs in, as its service account.
+    /// Uses the API server of the cluster that this process runs in, with its service account.
     ///
     /// # Errors
     /// [`DiscoveryError::NotInCluster`] if there is none.
@@ -72,7 +56,7 @@ impl Kubernetes {
         Self::new(role, service, ApiServer::in_cluster()?)
     }
 
-    /// Asks this server.
+    /// Uses this API server.
     ///
     /// # Errors
     /// [`DiscoveryError::NotInCluster`] if its certificate cannot be read.
@@ -80,18 +64,18 @@ impl Kubernetes {
         Ok(Self { role, api: Api::new(server, &service)?, service })
     }
 
-    /// Lists, then watches, until something goes wrong. `told` says that the set is known.
-    async fn follow(&self, tell: &Tell, mut told: impl FnMut()) -> Ended {
+    /// Lists, then watches, until a failure. Calls `listed` once the set is known.
+    async fn follow(&self, sink: &EndpointSink, mut listed: impl FnMut()) -> RoundEnd {
         let (mut slices, mut version) = match self.api.list().await {
-            Ok(listed) => listed,
+            Ok(found) => found,
             Err(e) => return e.into(),
         };
-        self.tell(tell, &slices);
-        told();
+        self.publish(sink, &slices);
+        listed();
         loop {
             let mut watch = match self.api.watch(&version).await {
                 Ok(Watched::Stream(stream)) => stream,
-                Ok(Watched::Gone) => return Ended::Gone,
+                Ok(Watched::Gone) => return RoundEnd::Gone,
                 Err(e) => return e.into(),
             };
             loop {
@@ -99,22 +83,22 @@ impl Kubernetes {
                     Ok(Some(Event::Slices { change, version: at })) => {
                         slices.apply(change);
                         version = at;
-                        self.tell(tell, &slices);
+                        self.publish(sink, &slices);
                     }
                     Ok(Some(Event::Bookmark { version: at })) => version = at,
-                    Ok(Some(Event::Gone)) => return Ended::Gone,
+                    Ok(Some(Event::Gone)) => return RoundEnd::Gone,
                     // The server ends every watch after a while.
                     Ok(None) => break,
                     Err(e) => return e.into(),
                 }
             }
-            sleep(PAUSES.0).await;
+            sleep(BACKOFF.first).await;
         }
     }
 
-    fn tell(&self, tell: &Tell, slices: &Slices) {
+    fn publish(&self, sink: &EndpointSink, slices: &Slices) {
         let endpoint = |address| Endpoint { role: self.role, address };
-        tell.present(slices.addresses(self.service.port.as_deref()).map(endpoint).collect());
+        sink.publish(slices.addresses(self.service.port.as_deref()).map(endpoint).collect());
     }
 }
 
@@ -123,29 +107,29 @@ impl Source for Kubernetes {
         format!("{} {}", self.role, self.service)
     }
 
-    fn run(self: Box<Self>, tell: Tell) -> BoxFuture<'static, ()> {
+    fn run(self: Box<Self>, sink: EndpointSink) -> BoxFuture<'static, ()> {
         Box::pin(async move {
-            let (mut pause, mut failing) = (PAUSES.0, false);
+            let (mut pauses, mut failing) = (BACKOFF.pauses(), false);
             loop {
-                let told = || {
+                let listed = || {
                     if failing {
                         tracing::info!(service = %self.service, "the Kubernetes API answers again");
                     }
-                    (pause, failing) = (PAUSES.0, false);
+                    pauses.reset();
+                    failing = false;
                 };
-                match self.follow(&tell, told).await {
-                    Ended::Gone => {
-                        tracing::debug!(service = %self.service, "listed again: the version is gone")
+                match self.follow(&sink, listed).await {
+                    RoundEnd::Gone => {
+                        tracing::debug!(service = %self.service, "listing again: the version is gone")
                     }
-                    Ended::Trouble(e) => {
+                    RoundEnd::Failed(e) => {
                         if !failing {
-                            tracing::warn!(service = %self.service, error = %e, "its last addresses stay");
+                            tracing::warn!(service = %self.service, error = %e, "discovery failed; the last addresses stay");
                         }
                         failing = true;
                     }
                 }
-                sleep(pause).await;
-                pause = (pause * 2).min(PAUSES.1);
+                sleep(pauses.next_pause()).await;
             }
         })
     }

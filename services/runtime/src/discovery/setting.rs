@@ -1,4 +1,4 @@
-//! How workers are named in a setting: `host:port`, `dns:host:port`, `k8s:namespace/service[:port-name]`.
+//! Worker settings: `host:port`, `dns:host:port`, `k8s:namespace/service[:port-name]`.
 
 use super::dns::Dns;
 use super::fixed::Fixed;
@@ -9,19 +9,19 @@ use std::str::FromStr;
 const ALLOWED: &str =
     "host:port, dns:host:port (every address of the name) or k8s:namespace/service[:port-name]";
 
-/// Where workers of one role are.
+/// Location of the workers of one role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerSetting {
-    /// One, at `host:port`.
+    /// One worker at `host:port`.
     At(String),
-    /// One at each address of a name, `host:port`.
+    /// A worker at each address of a name, `host:port`.
     Dns(String),
-    /// The ready ones of a service.
+    /// The ready pods of a service.
     Kubernetes(Service),
 }
 
 impl WorkerSetting {
-    /// The source of what is named.
+    /// The source for this setting.
     ///
     /// # Errors
     /// [`DiscoveryError::NotInCluster`] for a Kubernetes service outside of a cluster.
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_read_and_what_is_none_says_what_is_allowed() {
+    fn settings_parse_and_an_error_names_the_allowed_forms() {
         let service = |namespace: &str, name: &str, port: Option<&str>| {
             WorkerSetting::Kubernetes(Service {
                 namespace: namespace.into(),

@@ -1,4 +1,4 @@
-//! Sources that are told what to see, a resolver that fails, a registry that counts.
+//! Scripted sources, a failing resolver and a counting registry.
 
 use super::announce;
 use super::dns::{Dns, Resolve};
@@ -8,14 +8,13 @@ use crate::drain::{Drain, DrainTimes};
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Mutex;
 
-fn addresses(present: &Present) -> Vec<String> {
+fn addresses(present: &EndpointSet) -> Vec<String> {
     present.iter().map(|e| format!("{}@{}", e.role, e.address)).collect()
 }
 
 #[tokio::test]
-async fn sources_add_up_and_equal_addresses_are_one() {
+async fn sources_are_merged_and_equal_addresses_deduplicated() {
     let list = |role, addresses: &[&str]| -> Box<dyn Source> {
         Box::new(Fixed::new(role, addresses.iter().map(|a| (*a).to_owned()).collect()))
     };
@@ -33,13 +32,13 @@ async fn sources_add_up_and_equal_addresses_are_one() {
 fn scripted(answers: Vec<io::Result<Vec<SocketAddr>>>) -> Resolve {
     let answers = Mutex::new(VecDeque::from(answers));
     Box::new(move || {
-        let next = answers.lock().unwrap().pop_front();
+        let next = answers.lock().pop_front();
         Box::pin(async move { next.unwrap_or_else(|| Err(io::Error::other("no resolver"))) })
     })
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_name_is_resolved_again_and_keeps_its_addresses_while_the_resolver_fails() {
+async fn a_name_is_resolved_periodically_and_keeps_its_addresses_while_the_resolver_fails() {
     let at = |addresses: &[&str]| Ok(addresses.iter().map(|a| a.parse().unwrap()).collect());
     let answers = vec![
         Err(io::Error::other("not yet")),
@@ -57,7 +56,7 @@ async fn a_name_is_resolved_again_and_keeps_its_addresses_while_the_resolver_fai
         seen.push(addresses(&present.borrow_and_update()));
     }
     assert_eq!(seen, [vec!["pd@10.0.0.1:7", "pd@[fd00::1]:7"], vec!["pd@10.0.0.2:7"]]);
-    // Failing for good, it stays.
+    // A resolver that keeps failing changes nothing.
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(!present.has_changed().unwrap());
 }
@@ -71,30 +70,30 @@ impl Registry for Counting {
     }
 
     fn announce<'a>(&'a self, _: &'a Announcement, _: Duration) -> BoxFuture<'a, Result<(), DiscoveryError>> {
-        self.0.lock().unwrap().push("announced");
+        self.0.lock().push("announced");
         Box::pin(async { Ok(()) })
     }
 
     fn withdraw<'a>(&'a self, _: &'a Announcement) -> BoxFuture<'a, Result<(), DiscoveryError>> {
-        self.0.lock().unwrap().push("withdrawn");
+        self.0.lock().push("withdrawn");
         Box::pin(async { Ok(()) })
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_is_announced_while_it_is_there_and_withdrawn_first_thing() {
+async fn a_worker_is_announced_while_ready_and_withdrawn_first_in_a_drain() {
     let (registry, drain) = (Arc::new(Counting::default()), Drain::new());
     let endpoint = Endpoint { role: Role::Encoder, address: "a:1".into() };
     let who = Announcement { endpoint, worker: WorkerId::new("encoder-0") };
     announce::keep(Arc::clone(&registry) as Arc<dyn Registry>, who, &drain);
     tokio::time::sleep(Duration::from_secs(7)).await;
-    assert!(registry.0.lock().unwrap().is_empty(), "not before it is ready");
+    assert!(registry.0.lock().is_empty(), "not before it is ready");
     drain.set_ready();
     tokio::time::sleep(Duration::from_secs(7)).await;
-    assert_eq!(*registry.0.lock().unwrap(), ["announced"; 3]);
+    assert_eq!(*registry.0.lock(), ["announced"; 3]);
     drain.begin();
     tokio::time::sleep(Duration::from_millis(1)).await;
-    assert_eq!(registry.0.lock().unwrap().last(), Some(&"withdrawn"));
+    assert_eq!(registry.0.lock().last(), Some(&"withdrawn"));
     drain.finish(DrainTimes::default()).await;
-    assert_eq!(registry.0.lock().unwrap().len(), 4);
+    assert_eq!(registry.0.lock().len(), 4);
 }

@@ -1,6 +1,6 @@
-//! The client's side of TLS: dials other parts of the cluster, and shows them its certificate.
+//! The client's side of mutual TLS: connections to other processes of the cluster.
 
-use super::{H2, PartsFiles, TlsError, provider, read_ca, read_chain, read_key};
+use super::files::{ClusterTlsFiles, H2, TlsError, provider, read_ca, read_chain, read_key};
 use crate::grpc::{Dialer, endpoint};
 use arc_swap::ArcSwap;
 use http::Uri;
@@ -14,20 +14,20 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tower::service_fn;
 
-/// Makes TLS connections.
+/// TLS configuration of a client.
 pub struct ClientTls {
-    files: PartsFiles,
-    /// Read from the files.
+    files: ClusterTlsFiles,
+    /// Parsed from `files`.
     server_name: Option<ServerName<'static>>,
     current: ArcSwap<ClientConfig>,
 }
 
 impl ClientTls {
-    /// Shows a certificate, and wants one of the same CA that is for the name dialled.
+    /// A client that presents a certificate, and expects one of the same CA for the dialled name.
     ///
     /// # Errors
     /// [`TlsError`] for files that cannot be used.
-    pub fn mutual(files: PartsFiles) -> Result<Self, TlsError> {
+    pub fn mutual(files: ClusterTlsFiles) -> Result<Self, TlsError> {
         let name = |name: &String| {
             ServerName::try_from(name.clone()).map_err(|_| TlsError::ServerName(name.clone()))
         };
@@ -36,24 +36,24 @@ impl ClientTls {
         Ok(Self { files, server_name, current })
     }
 
-    /// Shows nothing.
+    /// A client that presents no certificate.
     #[cfg(test)]
-    pub(super) fn anonymous(files: PartsFiles) -> Result<Self, TlsError> {
+    pub(super) fn anonymous(files: ClusterTlsFiles) -> Result<Self, TlsError> {
         let mut config = config(&files)?;
         config.client_auth_cert_resolver = Arc::new(NoCertificate);
         Ok(Self { files, server_name: None, current: ArcSwap::from_pointee(config) })
     }
 
-    /// Takes what the files say now.
+    /// Reads the files again; new connections use them.
     ///
     /// # Errors
-    /// [`TlsError`]; then everything stays as it was.
-    pub fn read_again(&self) -> Result<(), TlsError> {
+    /// [`TlsError`]; then the previous configuration stays in use.
+    pub fn reload(&self) -> Result<(), TlsError> {
         self.current.store(config(&self.files)?.into());
         Ok(())
     }
 
-    /// A dialer whose channels are of this.
+    /// A dialer whose channels use this configuration.
     pub fn dialer(self: &Arc<Self>) -> Dialer {
         let tls = Arc::clone(self);
         Dialer::new(move |address| {
@@ -80,7 +80,7 @@ impl ClientTls {
     }
 }
 
-fn config(files: &PartsFiles) -> Result<ClientConfig, TlsError> {
+fn config(files: &ClusterTlsFiles) -> Result<ClientConfig, TlsError> {
     let unusable = |source| TlsError::Unusable { path: files.identity.cert.clone(), source };
     let builder = ClientConfig::builder_with_provider(provider());
     let builder = builder.with_safe_default_protocol_versions().map_err(unusable)?;

@@ -1,7 +1,7 @@
-//! The server's side of TLS: handshakes, each with the certificates as they are at its time.
+//! The server's side of TLS: handshakes, each with the certificates that are current when it starts.
 
-use super::{H2, Identity, TlsError, provider, read_ca, read_chain, read_key};
-use crate::door::DoorStream;
+use super::files::{H2, Identity, TlsError, provider, read_ca, read_chain, read_key};
+use crate::listener::stream::ServerStream;
 use arc_swap::ArcSwap;
 use rustls::ServerConfig;
 use rustls::server::WebPkiClientVerifier;
@@ -11,20 +11,20 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
-/// How long a handshake may take; nothing is believed of a client before it.
+/// Longest handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
-/// Accepts TLS connections.
+/// TLS configuration of a server.
 pub struct ServerTls {
     identity: Identity,
-    /// Whose certificates clients must have; `None`: anybody may come.
+    /// CA of the clients' certificates; `None`: clients present none.
     ca: Option<PathBuf>,
     protocols: Vec<Vec<u8>>,
     current: ArcSwap<ServerConfig>,
 }
 
 impl ServerTls {
-    /// For other parts of the cluster, which speak HTTP/2 and show a certificate of the CA.
+    /// For other processes of the cluster, which speak HTTP/2 and present a certificate of the CA.
     ///
     /// # Errors
     /// [`TlsError`] for files that cannot be used.
@@ -32,7 +32,7 @@ impl ServerTls {
         Self::new(identity, Some(ca), vec![H2.to_vec()])
     }
 
-    /// For clients of the cluster, who show no certificate; `protocol` is `h2` or `http/1.1`.
+    /// For external clients, which present no certificate; `protocol` is `h2` or `http/1.1`.
     ///
     /// # Errors
     /// [`TlsError`] for files that cannot be used.
@@ -45,31 +45,31 @@ impl ServerTls {
         Ok(Self { identity, ca, protocols, current })
     }
 
-    /// The files it was made of.
+    /// Certificate, key and CA files.
     pub fn files(&self) -> Vec<PathBuf> {
         let own = [self.identity.cert.clone(), self.identity.key.clone()];
         own.into_iter().chain(self.ca.clone()).collect()
     }
 
-    /// Takes what the files say now.
+    /// Reads the files again; new connections use them.
     ///
     /// # Errors
-    /// [`TlsError`]; then everything stays as it was.
-    pub fn read_again(&self) -> Result<(), TlsError> {
+    /// [`TlsError`]; then the previous configuration stays in use.
+    pub fn reload(&self) -> Result<(), TlsError> {
         let new = config(&self.identity, self.ca.as_ref(), &self.protocols)?;
         self.current.store(new.into());
         Ok(())
     }
 
-    /// Shakes hands.
+    /// Performs the handshake.
     ///
     /// # Errors
-    /// What the client did wrong, or that it took too long.
-    pub async fn accept(&self, stream: TcpStream) -> io::Result<DoorStream> {
+    /// A refused handshake, or a timeout.
+    pub async fn accept(&self, stream: TcpStream) -> io::Result<ServerStream> {
         let acceptor = TlsAcceptor::from(self.current.load_full());
-        let shaking = tokio::time::timeout(HANDSHAKE_TIME, acceptor.accept(stream));
-        let stream = shaking.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        Ok(DoorStream::Tls(Box::new(stream)))
+        let handshake = tokio::time::timeout(HANDSHAKE_TIME, acceptor.accept(stream));
+        let stream = handshake.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        Ok(ServerStream::Tls(Box::new(stream)))
     }
 }
 

@@ -4,7 +4,7 @@ use super::measure::Measured;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use triptych_core::Modality;
-use triptych_models::model::{Inventory, Sizes, StageInventory};
+use triptych_models::model::{BytesByPrecision, Inventory, StageInventory};
 use triptych_models::{Model, ModelSource};
 
 /// What is known of a model.
@@ -25,7 +25,7 @@ pub struct Facts {
     pub max_context: usize,
     /// Tokens of the vocabulary.
     pub vocab: usize,
-    /// Sizes.
+    /// BytesByPrecision.
     pub inventory: Inventory,
     /// What loading it took, where that was asked for.
     pub measured: Option<Measured>,
@@ -79,7 +79,7 @@ impl Facts {
     /// As JSON; every size in bytes.
     pub fn json(&self) -> Value {
         let i = &self.inventory;
-        let sizes = |s: Sizes| json!({"f32": s.f32, "bf16": s.bf16, "int8": s.int8, "int4": s.int4});
+        let sizes = |s: BytesByPrecision| json!({"f32": s.f32, "bf16": s.bf16, "int8": s.int8, "int4": s.int4});
         let stage = |s: &StageInventory| {
             json!({
                 "tensors": s.n_tensors, "parameters": s.n_parameters, "stored_bytes": s.stored_bytes,

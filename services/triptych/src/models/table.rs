@@ -4,7 +4,7 @@ use super::facts::Facts;
 use crate::units::{bytes_text, count};
 use std::fmt::Write as _;
 use triptych_core::Modality;
-use triptych_models::model::{Inventory, Sizes, StageInventory};
+use triptych_models::model::{BytesByPrecision, Inventory, StageInventory};
 
 /// Names that are written out; the rest is counted.
 const MAX_NAMES: usize = 8;
@@ -56,8 +56,8 @@ pub fn of(facts: &Facts) -> String {
 fn memory(i: &Inventory, is_text: bool) -> Vec<(&'static str, String)> {
     let n = i.example.n_rows;
     let item = &i.example.item;
-    let both = |s: Sizes| format!("{} as f32, {} as bf16", bytes_text(s.f32), bytes_text(s.bf16));
-    let all = |s: Sizes| format!("{}, {} as int8", both(s), bytes_text(s.int8));
+    let both = |s: BytesByPrecision| format!("{} as f32, {} as bf16", bytes_text(s.f32), bytes_text(s.bf16));
+    let all = |s: BytesByPrecision| format!("{}, {} as int8", both(s), bytes_text(s.int8));
     let mut lines = vec![
         ("row", format!("{} from the encoder to a PD worker", both(i.row))),
         ("item", format!("{item}: {} rows, {}", count(n), both(i.row.times(n)))),

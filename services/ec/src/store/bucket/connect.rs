@@ -1,6 +1,7 @@
 //! From a setting and the environment to a client of the service. Every wait and every repetition has a limit.
 
-use super::{BucketSetting, BucketTuning, Service};
+use super::setting::{BucketSetting, Service};
+use super::tuning::BucketTuning;
 use crate::error::EcError;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3CopyIfNotExists};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};

@@ -11,24 +11,24 @@ const NO_BUCKET: [&str; 3] = ["NoSuchBucket", "ContainerNotFound", "specified bu
 
 /// Why an operation did not end well; it does not know which operation.
 #[derive(Debug)]
-pub(super) enum Failed {
+pub(super) enum BucketError {
     Service(object_store::Error),
     Other(BoxError),
 }
 
-impl From<object_store::Error> for Failed {
+impl From<object_store::Error> for BucketError {
     fn from(e: object_store::Error) -> Self {
         Self::Service(e)
     }
 }
 
-impl From<&'static str> for Failed {
+impl From<&'static str> for BucketError {
     fn from(reason: &'static str) -> Self {
         Self::Other(reason.into())
     }
 }
 
-impl Failed {
+impl BucketError {
     pub(super) fn refine(self, op: Op, limit: Duration) -> EcError {
         match self {
             Self::Service(e) if transport(&e) == Some(HttpErrorKind::Timeout) => {

@@ -1,7 +1,7 @@
 //! Reading: one request for a small object, ranges side by side for a large one.
 
 use super::BucketStore;
-use super::failure::{Failed, is_not_found, transport};
+use super::failure::{BucketError, is_not_found, transport};
 use crate::object::ObjectError;
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -21,7 +21,7 @@ enum Opened {
 
 impl BucketStore {
     /// The whole object. The inner error: it is longer than any object may be.
-    pub(super) async fn read(&self, name: &Path) -> Result<Result<Option<Bytes>, ObjectError>, Failed> {
+    pub(super) async fn read(&self, name: &Path) -> Result<Result<Option<Bytes>, ObjectError>, BucketError> {
         for _ in 0..ATTEMPTS {
             let first = match self.open_at(name, self.tuning.part_bytes.max(1)).await? {
                 Opened::Missing => return Ok(Ok(None)),
@@ -39,8 +39,8 @@ impl BucketStore {
             let mut object = BytesMut::zeroed(len);
             match self.fill_object(name, *first, &mut object).await {
                 Ok(()) => return Ok(Ok(Some(object.freeze()))),
-                Err(Failed::Service(object_store::Error::Precondition { .. })) => {}
-                Err(Failed::Service(e)) if is_not_found(&e) => return Ok(Ok(None)),
+                Err(BucketError::Service(object_store::Error::Precondition { .. })) => {}
+                Err(BucketError::Service(e)) if is_not_found(&e) => return Ok(Ok(None)),
                 Err(e) => return Err(e),
             }
         }
@@ -48,7 +48,11 @@ impl BucketStore {
     }
 
     /// At most `n` bytes from the start of an object, and its whole length.
-    pub(super) async fn first_bytes(&self, name: &Path, n: usize) -> Result<Option<(Bytes, usize)>, Failed> {
+    pub(super) async fn first_bytes(
+        &self,
+        name: &Path,
+        n: usize,
+    ) -> Result<Option<(Bytes, usize)>, BucketError> {
         Ok(self.first_bytes_and_meta(name, n).await?.map(|(bytes, meta)| {
             // A length that does not fit is over every limit.
             (bytes, usize::try_from(meta.size).unwrap_or(usize::MAX))
@@ -60,7 +64,7 @@ impl BucketStore {
         &self,
         name: &Path,
         n: usize,
-    ) -> Result<Option<(Bytes, ObjectMeta)>, Failed> {
+    ) -> Result<Option<(Bytes, ObjectMeta)>, BucketError> {
         let Opened::There(first) = self.open_at(name, n).await? else { return Ok(None) };
         let meta = first.meta.clone();
         let mut bytes = BytesMut::zeroed(n.min(usize::try_from(meta.size).unwrap_or(n)));
@@ -68,7 +72,7 @@ impl BucketStore {
         Ok(Some((bytes.freeze(), meta)))
     }
 
-    async fn open_at(&self, name: &Path, n: usize) -> Result<Opened, Failed> {
+    async fn open_at(&self, name: &Path, n: usize) -> Result<Opened, BucketError> {
         let options = GetOptions { range: Some(GetRange::Bounded(0..n as u64)), ..GetOptions::default() };
         match self.backend.get_opts(name, options).await {
             Ok(first) => Ok(Opened::There(Box::new(first))),
@@ -85,7 +89,7 @@ impl BucketStore {
     }
 
     /// Reads the rest of an object while its first range arrives.
-    async fn fill_object(&self, name: &Path, first: GetResult, object: &mut [u8]) -> Result<(), Failed> {
+    async fn fill_object(&self, name: &Path, first: GetResult, object: &mut [u8]) -> Result<(), BucketError> {
         let n_first = usize::try_from(first.range.end).unwrap_or(usize::MAX).min(object.len());
         let tag = first.meta.e_tag.clone();
         let (head, rest) = object.split_at_mut(n_first);
@@ -108,7 +112,7 @@ impl BucketStore {
         range: Range<u64>,
         tag: Option<String>,
         part: &mut [u8],
-    ) -> Result<(), Failed> {
+    ) -> Result<(), BucketError> {
         let options =
             GetOptions { range: Some(GetRange::Bounded(range)), if_match: tag, ..GetOptions::default() };
         fill(self.backend.get_opts(name, options).await?, part).await
@@ -116,7 +120,7 @@ impl BucketStore {
 }
 
 /// Reads exactly as many bytes as there is room for.
-async fn fill(result: GetResult, mut room: &mut [u8]) -> Result<(), Failed> {
+async fn fill(result: GetResult, mut room: &mut [u8]) -> Result<(), BucketError> {
     let mut bytes = result.into_stream();
     while let Some(bytes) = bytes.try_next().await? {
         let (here, left) =

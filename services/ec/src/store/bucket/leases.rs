@@ -10,35 +10,28 @@
 //! one starts at the milliseconds of the clock, above all that were counted up from an earlier start.
 
 use super::BucketStore;
-use super::failure::{Failed, is_conflict};
+use super::failure::{BucketError, is_conflict};
+use super::lease_clock::MAX_TTL;
 use crate::error::EcError;
 use crate::store::lease::{Acquired, EncodeLease};
 use crate::store::{EcStore, Op};
 use bytes::Bytes;
-use object_store::{ObjectMeta, PutMode, PutOptions, PutPayload, UpdateVersion};
+use object_store::{PutMode, PutOptions, PutPayload, UpdateVersion};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::{Instant, sleep};
-use triptych_core::{ContentKey, EncodedItem};
+use triptych_core::{Backoff, ContentKey, EncodedItem};
 
-/// How far the service's clock and ours may be apart, with the second that HTTP rounds its times to.
-const ALLOWANCE: Duration = Duration::from_secs(3);
 /// More than any lease has.
 const MAX_LEASE_BYTES: usize = 1 << 10;
 /// How often a lease that changes while it is taken is looked at again.
 const ATTEMPTS: usize = 3;
-/// Above this many, what was seen of leases long ago is forgotten.
-const MAX_SEEN: usize = 4096;
-/// No lease is taken for longer.
-const MAX_TTL: Duration = Duration::from_secs(3600);
-/// The first and the longest pause of [`BucketStore::wait_for`].
-const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
+/// Pauses between polls of [`BucketStore::wait_for`].
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(500));
 
 /// A lease as it lies in the bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Record {
+struct LeaseRecord {
     token: u64,
     ttl_ms: u64,
     /// Drawn for each grant, so that a holder whose answer was lost knows its own.
@@ -49,13 +42,13 @@ struct Record {
     free: bool,
 }
 
-struct Found {
-    record: Record,
+struct FoundLease {
+    record: LeaseRecord,
     version: UpdateVersion,
     age: Duration,
 }
 
-impl Found {
+impl FoundLease {
     /// Time left, unless anyone may take it.
     fn left(&self) -> Option<Duration> {
         let ttl = Duration::from_millis(self.record.ttl_ms).min(MAX_TTL);
@@ -63,69 +56,20 @@ impl Found {
     }
 }
 
-/// What this process remembers of leases, by its own clock.
-#[derive(Debug, Default)]
-pub(super) struct Clocks(Mutex<Memory>);
-
-#[derive(Debug, Default)]
-struct Memory {
-    /// The entity tag of each lease that was seen, and since when it is that.
-    seen: HashMap<ContentKey, (Option<String>, Instant)>,
-    /// Until when the leases that were granted here last.
-    granted: HashMap<ContentKey, (u64, Instant)>,
-}
-
-impl Clocks {
-    fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// For how long the lease of a key has certainly been as it is.
-    fn age(&self, key: &ContentKey, meta: &ObjectMeta) -> Duration {
-        let now = Instant::now();
-        let mut memory = self.memory();
-        if memory.seen.len() > MAX_SEEN {
-            memory.seen.retain(|_, (_, since)| now.duration_since(*since) < MAX_TTL);
-        }
-        let (tag, since) = memory.seen.entry(*key).or_insert_with(|| (meta.e_tag.clone(), now));
-        if *tag != meta.e_tag {
-            (*tag, *since) = (meta.e_tag.clone(), now);
-        }
-        let by_service = SystemTime::now().duration_since(meta.last_modified.into()).unwrap_or_default();
-        now.duration_since(*since).max(by_service.saturating_sub(ALLOWANCE))
-    }
-
-    fn forget(&self, key: &ContentKey) {
-        let mut memory = self.memory();
-        memory.seen.remove(key);
-        memory.granted.remove(key);
-    }
-
-    fn granted(&self, lease: &EncodeLease, until: Instant) {
-        let mut memory = self.memory();
-        if memory.granted.len() > MAX_SEEN {
-            let now = Instant::now();
-            memory.granted.retain(|_, (_, until)| *until > now);
-        }
-        memory.granted.insert(lease.key, (lease.token, until));
-    }
-
-    /// Whether a lease that was granted here has ended; one of another process is asked for at the service only.
-    fn has_ended(&self, lease: &EncodeLease) -> bool {
-        let granted = self.memory().granted.get(&lease.key).copied();
-        granted.is_some_and(|(token, until)| token == lease.token && until <= Instant::now())
-    }
-}
-
 impl BucketStore {
-    pub(super) async fn take_lease(&self, key: &ContentKey, ttl: Duration) -> Result<Acquired, Failed> {
+    pub(super) async fn take_lease(&self, key: &ContentKey, ttl: Duration) -> Result<Acquired, BucketError> {
         let (start, ttl) = (Instant::now(), ttl.min(MAX_TTL));
         let holder = format!("{:032x}", crate::store::nonce());
-        let record =
-            |token| Record { token, ttl_ms: millis(ttl), holder: holder.clone(), renewals: 0, free: false };
+        let record = |token| LeaseRecord {
+            token,
+            ttl_ms: millis(ttl),
+            holder: holder.clone(),
+            renewals: 0,
+            free: false,
+        };
         let grant = |token| {
             let lease = EncodeLease { key: *key, token };
-            self.clocks.granted(&lease, start + ttl);
+            self.lease_clock.granted(&lease, start + ttl);
             Ok(Acquired::Granted(lease))
         };
         // Most keys were never leased before.
@@ -157,27 +101,28 @@ impl BucketStore {
         Ok(Acquired::Held { left: ttl })
     }
 
-    pub(super) async fn keep_lease(&self, lease: &EncodeLease, ttl: Duration) -> Result<bool, Failed> {
+    pub(super) async fn keep_lease(&self, lease: &EncodeLease, ttl: Duration) -> Result<bool, BucketError> {
         let (start, ttl) = (Instant::now(), ttl.min(MAX_TTL));
-        if self.clocks.has_ended(lease) {
+        if self.lease_clock.has_ended(lease) {
             return Ok(false);
         }
-        let changed = |record: &Record| Record {
+        let changed = |record: &LeaseRecord| LeaseRecord {
             ttl_ms: millis(ttl),
             renewals: record.renewals.saturating_add(1),
             ..record.clone()
         };
         let kept = self.change_lease(lease, changed).await?;
         if kept {
-            self.clocks.granted(lease, start + ttl);
+            self.lease_clock.granted(lease, start + ttl);
         }
         Ok(kept)
     }
 
-    pub(super) async fn give_lease_back(&self, lease: &EncodeLease) -> Result<bool, Failed> {
-        let ended = self.clocks.has_ended(lease);
-        let released = self.change_lease(lease, |record| Record { free: true, ..record.clone() }).await?;
-        self.clocks.forget(&lease.key);
+    pub(super) async fn give_lease_back(&self, lease: &EncodeLease) -> Result<bool, BucketError> {
+        let ended = self.lease_clock.has_ended(lease);
+        let released =
+            self.change_lease(lease, |record| LeaseRecord { free: true, ..record.clone() }).await?;
+        self.lease_clock.forget(&lease.key);
         Ok(released && !ended)
     }
 
@@ -188,7 +133,7 @@ impl BucketStore {
         patience: Duration,
     ) -> Result<Option<EncodedItem>, EcError> {
         let until = Instant::now() + patience;
-        let (mut pause, longest) = PAUSES;
+        let mut pauses = BACKOFF.pauses();
         loop {
             let lease = self.within(Op::Wait, self.read_lease(key)).await?;
             // After the lease: what its last holder stored before giving it back is seen.
@@ -198,8 +143,7 @@ impl BucketStore {
             let left = until.saturating_duration_since(Instant::now());
             let held = lease.and_then(|found| found.left());
             let Some(ends) = held.filter(|_| !left.is_zero()) else { return Ok(None) };
-            sleep(pause.min(left).min(ends)).await;
-            pause = (pause * 2).min(longest);
+            sleep(pauses.next_pause().min(left).min(ends)).await;
         }
     }
 
@@ -207,8 +151,8 @@ impl BucketStore {
     async fn change_lease(
         &self,
         lease: &EncodeLease,
-        change: impl Fn(&Record) -> Record + Send,
-    ) -> Result<bool, Failed> {
+        change: impl Fn(&LeaseRecord) -> LeaseRecord + Send,
+    ) -> Result<bool, BucketError> {
         let mut wanted = None;
         for _ in 0..ATTEMPTS {
             let Some(found) = self.read_lease(&lease.key).await? else { return Ok(false) };
@@ -228,14 +172,14 @@ impl BucketStore {
         Ok(false)
     }
 
-    async fn read_lease(&self, key: &ContentKey) -> Result<Option<Found>, Failed> {
+    async fn read_lease(&self, key: &ContentKey) -> Result<Option<FoundLease>, BucketError> {
         let name = self.names.lease(key);
         let Some((bytes, meta)) = self.first_bytes_and_meta(&name, MAX_LEASE_BYTES).await? else {
             return Ok(None);
         };
-        let age = self.clocks.age(key, &meta);
+        let age = self.lease_clock.age(key, &meta);
         // What is no lease is as good as one that was given back, and has had any token.
-        let record = serde_json::from_slice(&bytes).unwrap_or_else(|_| Record {
+        let record = serde_json::from_slice(&bytes).unwrap_or_else(|_| LeaseRecord {
             token: since_epoch_ms(),
             ttl_ms: 0,
             holder: String::new(),
@@ -243,11 +187,16 @@ impl BucketStore {
             free: true,
         });
         let version = UpdateVersion { e_tag: meta.e_tag, version: meta.version };
-        Ok(Some(Found { record, version, age }))
+        Ok(Some(FoundLease { record, version, age }))
     }
 
     /// Whether it was written, or the condition did not hold.
-    async fn write_lease(&self, key: &ContentKey, record: &Record, mode: PutMode) -> Result<bool, Failed> {
+    async fn write_lease(
+        &self,
+        key: &ContentKey,
+        record: &LeaseRecord,
+        mode: PutMode,
+    ) -> Result<bool, BucketError> {
         let bytes = Bytes::from(serde_json::to_vec(record).expect("numbers and text always serialize"));
         let options = PutOptions { mode, ..PutOptions::default() };
         match self.backend.put_opts(&self.names.lease(key), PutPayload::from(bytes), options).await {

@@ -1,8 +1,8 @@
 //! Writing on the condition that nothing is there, in one piece or in parts.
 
 use super::BucketStore;
-use super::failure::{Failed, is_conflict, is_not_found};
-use super::promise::Promise;
+use super::conditional::ConditionalWrites;
+use super::failure::{BucketError, is_conflict, is_not_found};
 use crate::store::PutOutcome;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -21,9 +21,9 @@ impl BucketStore {
         &self,
         name: &Path,
         object: Bytes,
-        promise: Promise,
-    ) -> Result<PutOutcome, Failed> {
-        if promise.first_copy_wins && object.len() > self.tuning.whole_bytes {
+        conditional: ConditionalWrites,
+    ) -> Result<PutOutcome, BucketError> {
+        if conditional.first_copy_wins && object.len() > self.tuning.whole_bytes {
             // Asked first, since the bytes are many.
             return match self.backend.head(name).await {
                 Err(e) if is_not_found(&e) => self.put_in_parts(name, object).await,
@@ -51,7 +51,7 @@ impl BucketStore {
     }
 
     /// Which put wrote the object; empty where it does not say, `None` where there is none.
-    async fn writer_of(&self, name: &Path) -> Result<Option<String>, Failed> {
+    async fn writer_of(&self, name: &Path) -> Result<Option<String>, BucketError> {
         let options = GetOptions { head: true, ..GetOptions::default() };
         match self.backend.get_opts(name, options).await {
             Ok(there) => {
@@ -63,7 +63,7 @@ impl BucketStore {
     }
 
     /// In parts under a name of its own, then copied to `name`.
-    async fn put_in_parts(&self, name: &Path, object: Bytes) -> Result<PutOutcome, Failed> {
+    async fn put_in_parts(&self, name: &Path, object: Bytes) -> Result<PutOutcome, BucketError> {
         let own = self.names.on_its_way();
         let mut upload = self.backend.put_multipart(&own).await?;
         if let Err(e) = self.upload(&mut *upload, &object).await {
@@ -83,7 +83,7 @@ impl BucketStore {
         }
     }
 
-    async fn upload(&self, upload: &mut dyn MultipartUpload, object: &Bytes) -> Result<(), Failed> {
+    async fn upload(&self, upload: &mut dyn MultipartUpload, object: &Bytes) -> Result<(), BucketError> {
         let part_bytes = self.tuning.part_bytes.max(1);
         // Every part is named before the first is sent; none holds a copy of the bytes.
         let parts: Vec<_> = (0..object.len())

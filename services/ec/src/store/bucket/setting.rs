@@ -3,7 +3,7 @@
 //! Credentials have no place in it: they come from the variables that the service's own tools read.
 
 use crate::error::EcError;
-use crate::settings::without_password;
+use crate::settings::text::without_password;
 use std::fmt;
 use std::str::FromStr;
 

@@ -6,7 +6,7 @@
 //! rests in the files themselves: a file's access time is the time until which it is worth keeping, its modification
 //! time when it was stored.
 
-use super::files::Stored;
+use super::entry::StoredFile;
 use super::lock::DirLock;
 use crate::policy::{BY_TIME, Candidate, is_young, order};
 use std::cmp::Reverse;
@@ -36,7 +36,7 @@ impl Budget {
     }
 
     /// Counts what is there, and evicts what is over the budget.
-    pub(super) fn hold(&self, count: impl Fn() -> io::Result<Vec<Stored>>) -> io::Result<()> {
+    pub(super) fn hold(&self, count: impl Fn() -> io::Result<Vec<StoredFile>>) -> io::Result<()> {
         let _lock = DirLock::take(&self.lock)?;
         let used = self.make_room(0, count()?)?;
         fs::write(&self.used, used.to_string())
@@ -46,7 +46,7 @@ impl Budget {
     pub(super) fn admit<T>(
         &self,
         len: u64,
-        count: impl Fn() -> io::Result<Vec<Stored>>,
+        count: impl Fn() -> io::Result<Vec<StoredFile>>,
         store: impl FnOnce() -> io::Result<T>,
     ) -> io::Result<T> {
         let _lock = DirLock::take(&self.lock)?;
@@ -60,7 +60,7 @@ impl Budget {
     }
 
     /// Removes what is worth least until `len` more bytes fit. What is left.
-    fn make_room(&self, len: u64, stored: Vec<Stored>) -> io::Result<u64> {
+    fn make_room(&self, len: u64, stored: Vec<StoredFile>) -> io::Result<u64> {
         let mut used = stored.iter().map(|s| s.len).sum::<u64>();
         let goal = self.bytes.saturating_sub(len);
         if used <= goal {
@@ -81,10 +81,10 @@ impl Budget {
 }
 
 /// The objects by their files' times, the newest first.
-fn candidates(budget: u64, mut stored: Vec<Stored>) -> Vec<Candidate<PathBuf>> {
+fn candidates(budget: u64, mut stored: Vec<StoredFile>) -> Vec<Candidate<PathBuf>> {
     stored.sort_by_key(|s| Reverse(s.stored));
     let mut since = 0;
-    let candidate = |s: Stored| {
+    let candidate = |s: StoredFile| {
         let is_young = is_young(budget, since);
         since += s.len;
         let (worth, born) = (millis_of(s.worth), millis_of(s.stored));
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn what_was_stored_last_is_young_and_worth_and_birth_are_the_files_times() {
-        let stored = |n: u8, stored_ms: u64, worth_ms: u64| Stored {
+        let stored = |n: u8, stored_ms: u64, worth_ms: u64| StoredFile {
             key: ContentKey::from_bytes([n; 32]),
             path: n.to_string().into(),
             len: 10,

@@ -1,6 +1,7 @@
 //! The files of a disk store: names, links, lists. Blocking; knows no async.
 
 use super::budget::{self, Budget};
+use super::entry::{StoredFile, found};
 use super::leases::Leases;
 use super::leftovers::{self, TmpFile};
 use crate::object::{self, MAX_HEAD_BYTES, ObjectError};
@@ -9,7 +10,6 @@ use bytes::Bytes;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 
@@ -22,18 +22,6 @@ pub(super) struct Files {
     quarantine: PathBuf,
     leases: Leases,
     budget: Option<Budget>,
-}
-
-/// One object, as its file is.
-#[derive(Clone, Debug)]
-pub(super) struct Stored {
-    pub(super) key: ContentKey,
-    pub(super) path: PathBuf,
-    pub(super) len: u64,
-    /// When it was stored.
-    pub(super) stored: SystemTime,
-    /// Until when it is worth keeping.
-    pub(super) worth: SystemTime,
 }
 
 impl Files {
@@ -167,7 +155,7 @@ impl Files {
         leftovers::bound_quarantine(&self.quarantine)
     }
 
-    fn stored(&self) -> io::Result<Vec<Stored>> {
+    fn stored(&self) -> io::Result<Vec<StoredFile>> {
         let mut all = Vec::new();
         for first in 0..=u8::MAX {
             self.visit(first, &mut |_, file| all.push(file))?;
@@ -176,7 +164,7 @@ impl Files {
     }
 
     /// Shows every object whose key begins with `first`. Others may be removing them meanwhile.
-    fn visit(&self, first: u8, see: &mut dyn FnMut(ContentKey, Stored)) -> io::Result<()> {
+    fn visit(&self, first: u8, see: &mut dyn FnMut(ContentKey, StoredFile)) -> io::Result<()> {
         let entries = match fs::read_dir(self.dir.join(format!("{first:02x}"))) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
             entries => entries?,
@@ -189,7 +177,7 @@ impl Files {
             let Ok(meta) = entry.metadata() else { continue };
             let stored = meta.modified()?;
             let worth = meta.accessed().unwrap_or(stored);
-            see(key, Stored { key, path: entry.path(), len: meta.len(), stored, worth });
+            see(key, StoredFile { key, path: entry.path(), len: meta.len(), stored, worth });
         }
         Ok(())
     }
@@ -218,18 +206,4 @@ fn open_if_there(path: &Path) -> io::Result<Option<(File, u64)>> {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
     }
-}
-
-/// Whether there was a file.
-pub(super) fn found(result: io::Result<()>) -> io::Result<bool> {
-    match result {
-        Ok(()) => Ok(true),
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
-        Err(e) => Err(e),
-    }
-}
-
-/// How long ago a time was; zero for one that is to come.
-pub(super) fn age(time: SystemTime) -> Duration {
-    time.elapsed().unwrap_or_default()
 }

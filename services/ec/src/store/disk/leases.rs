@@ -19,7 +19,7 @@ pub(super) struct Leases {
 
 /// One that is written down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Record {
+struct LeaseRecord {
     token: u64,
     until_ms: u64,
 }
@@ -40,7 +40,7 @@ impl Leases {
         let before = fs::read_to_string(&last).ok().and_then(|text| text.trim().parse::<u64>().ok());
         let token = before.unwrap_or(0).saturating_add(1).max(millis(now).saturating_mul(1000));
         self.write(&last, &token.to_string())?;
-        self.note(key, Record { token, until_ms: millis(now.saturating_add(ttl)) })?;
+        self.note(key, LeaseRecord { token, until_ms: millis(now.saturating_add(ttl)) })?;
         Ok(Acquired::Granted(EncodeLease { key: *key, token }))
     }
 
@@ -50,7 +50,10 @@ impl Leases {
         let is_ours =
             self.read(&lease.key)?.is_some_and(|r| r.token == lease.token && r.until_ms > millis(now));
         if is_ours {
-            self.note(&lease.key, Record { token: lease.token, until_ms: millis(now.saturating_add(ttl)) })?;
+            self.note(
+                &lease.key,
+                LeaseRecord { token: lease.token, until_ms: millis(now.saturating_add(ttl)) },
+            )?;
         }
         Ok(is_ours)
     }
@@ -99,19 +102,19 @@ impl Leases {
     }
 
     /// What is written down; a file that does not read is no lease.
-    fn read(&self, key: &ContentKey) -> io::Result<Option<Record>> {
+    fn read(&self, key: &ContentKey) -> io::Result<Option<LeaseRecord>> {
         let text = match fs::read_to_string(self.path_of(key)) {
             Ok(text) => text,
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::InvalidData) => return Ok(None),
             Err(e) => return Err(e),
         };
         let record = text.split_once(' ').and_then(|(token, until)| {
-            Some(Record { token: token.parse().ok()?, until_ms: until.trim().parse().ok()? })
+            Some(LeaseRecord { token: token.parse().ok()?, until_ms: until.trim().parse().ok()? })
         });
         Ok(record)
     }
 
-    fn note(&self, key: &ContentKey, record: Record) -> io::Result<()> {
+    fn note(&self, key: &ContentKey, record: LeaseRecord) -> io::Result<()> {
         self.write(&self.path_of(key), &format!("{} {}", record.token, record.until_ms))
     }
 

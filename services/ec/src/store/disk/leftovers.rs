@@ -3,7 +3,7 @@
 //! A writer holds the lock of its file, so that a file whose writer died is known by its lock being free. A file that
 //! was made a moment ago may not be locked yet.
 
-use super::files::{age, found};
+use super::entry::{age, found};
 use super::lock::is_locked;
 use crate::store::{Tidy, nonce};
 use std::fs::{self, File};

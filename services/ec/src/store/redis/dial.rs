@@ -1,27 +1,21 @@
 //! Making connections: to the one server, to the master that the sentinels name, to the nodes of a cluster. Every attempt
 //! is bounded in time; whether to make another one is the [link](super::link)'s affair.
 
-use super::RedisTuning;
+use super::options::{ConnectOptions, tcp, with_timeout};
 use super::sentinel::Sentinels;
 use super::setting::{Host, RedisSetting, Servers};
+use super::tuning::RedisTuning;
 use crate::error::EcError;
-use futures::TryFutureExt;
 use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{
     MultipleNodeRoutingInfo, Route, RoutingInfo, SingleNodeRoutingInfo, Slot, SlotAddr,
 };
-use redis::io::tcp::{TcpSettings, socket2};
-use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
-    RedisConnectionInfo, RedisError, RedisResult, TlsCertificates, TlsMode, Value,
-};
+use redis::{Client, Cmd, ErrorKind, RedisConnectionInfo, RedisResult, TlsMode, Value};
 use std::io;
 use std::time::Duration;
 
-/// A connection to a host that is gone is noticed after about 15 s + 3 · 5 s even where nothing is asked of it.
-const KEEP_ALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 3);
 /// How often the cluster client follows a redirection or asks again by itself.
 const CLUSTER_RETRIES: u32 = 3;
 /// Its shortest and longest pause before that, in milliseconds.
@@ -92,83 +86,9 @@ impl Connection {
     }
 }
 
-/// How servers are reached.
-#[derive(Clone)]
-pub(super) struct Way {
-    redis: RedisConnectionInfo,
-    certificates: Option<TlsCertificates>,
-    connection_timeout: Duration,
-    response_timeout: Duration,
-}
-
-impl Way {
-    pub(super) fn connection_timeout(&self) -> Duration {
-        self.connection_timeout
-    }
-
-    /// As `self`, without user and password and database.
-    pub(super) fn anonymous(&self) -> Self {
-        let redis = RedisConnectionInfo::default().set_protocol(self.redis.protocol());
-        Self { redis, ..self.clone() }
-    }
-
-    /// As `self`, in database 0.
-    pub(super) fn in_database_0(&self) -> Self {
-        Self { redis: self.redis.clone().set_db(0), ..self.clone() }
-    }
-
-    pub(super) fn client(&self, host: &Host) -> RedisResult<Client> {
-        let info = self.info(host)?;
-        match &self.certificates {
-            Some(certificates) => Client::build_with_tls(info, certificates.clone()),
-            None => Client::open(info),
-        }
-    }
-
-    pub(super) async fn connect(&self, client: &Client) -> RedisResult<MultiplexedConnection> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.connection_timeout))
-            .set_response_timeout(Some(self.response_timeout));
-        client.get_multiplexed_async_connection_with_config(&config).await
-    }
-
-    async fn subscribe(&self, client: &Client, channel: &str) -> RedisResult<PubSub> {
-        let subscribe = client.get_async_pubsub().and_then(|mut news| async {
-            news.subscribe(channel).await?;
-            Ok(news)
-        });
-        in_time(self.connection_timeout, subscribe).await
-    }
-
-    fn info(&self, host: &Host) -> RedisResult<ConnectionInfo> {
-        let (name, port) = (host.name.clone(), host.port);
-        let addr = match self.certificates {
-            Some(_) => ConnectionAddr::TcpTls { host: name, port, insecure: false, tls_params: None },
-            None => ConnectionAddr::Tcp(name, port),
-        };
-        Ok(addr.into_connection_info()?.set_tcp_settings(tcp()).set_redis_settings(self.redis.clone()))
-    }
-}
-
-/// Ends a step that the library does not bound.
-pub(super) async fn in_time<T>(
-    limit: Duration,
-    step: impl Future<Output = RedisResult<T>>,
-) -> RedisResult<T> {
-    let timed_out = |_| RedisError::from(io::Error::new(io::ErrorKind::TimedOut, "no connection in time"));
-    tokio::time::timeout(limit, step).await.map_err(timed_out)?
-}
-
-fn tcp() -> TcpSettings {
-    let (time, interval, retries) = KEEP_ALIVE;
-    let keep_alive =
-        socket2::TcpKeepalive::new().with_time(time).with_interval(interval).with_retries(retries);
-    TcpSettings::default().set_nodelay(true).set_keepalive(keep_alive)
-}
-
 /// Makes connections of one setting.
 pub(super) struct Dialer {
-    way: Way,
+    options: ConnectOptions,
     servers: Clients,
 }
 
@@ -188,14 +108,14 @@ impl Dialer {
         if let Some(password) = &setting.password {
             redis = redis.set_password(password);
         }
-        let way = Way {
+        let options = ConnectOptions {
             redis,
             certificates: setting.certificates()?,
             connection_timeout: tuning.connection_timeout,
             response_timeout: tuning.response_timeout,
         };
-        let servers = Clients::new(setting, &way).map_err(|e| setting.wrong(e.to_string()))?;
-        Ok(Self { way, servers })
+        let servers = Clients::new(setting, &options).map_err(|e| setting.wrong(e.to_string()))?;
+        Ok(Self { options, servers })
     }
 
     pub(super) fn is_cluster(&self) -> bool {
@@ -211,15 +131,15 @@ impl Dialer {
             // The named nodes; all nodes; what is slow of them once more.
             Clients::Cluster(..) => 4,
         };
-        self.way.connection_timeout.saturating_mul(steps).saturating_add(Duration::from_millis(200))
+        self.options.connection_timeout.saturating_mul(steps).saturating_add(Duration::from_millis(200))
     }
 
     pub(super) async fn connect(&self) -> RedisResult<Connection> {
-        in_time(self.limit(), async {
+        with_timeout(self.limit(), async {
             Ok(match &self.servers {
-                Clients::Single(client) => Connection::Server(self.way.connect(client).await?),
+                Clients::Single(client) => Connection::Server(self.options.connect(client).await?),
                 Clients::Sentinel(sentinels) => {
-                    Connection::Server(sentinels.connect_to_master(&self.way).await?)
+                    Connection::Server(sentinels.connect_to_master(&self.options).await?)
                 }
                 Clients::Cluster(client, _) => Connection::Cluster(client.get_async_connection().await?),
             })
@@ -230,16 +150,16 @@ impl Dialer {
     /// A connection on which the channel's messages arrive. In a cluster every node has every message, so any will do.
     pub(super) async fn subscribe(&self, channel: &str) -> RedisResult<PubSub> {
         match &self.servers {
-            Clients::Single(client) => self.way.subscribe(client, channel).await,
+            Clients::Single(client) => self.options.subscribe(client, channel).await,
             Clients::Sentinel(sentinels) => {
-                let master = in_time(self.limit(), sentinels.master(&self.way)).await?;
-                self.way.subscribe(&self.way.client(&master)?, channel).await
+                let master = with_timeout(self.limit(), sentinels.master(&self.options)).await?;
+                self.options.subscribe(&self.options.client(&master)?, channel).await
             }
             Clients::Cluster(_, nodes) => {
                 let mut last = None;
                 for node in nodes {
-                    match self.way.subscribe(node, channel).await {
-                        Ok(news) => return Ok(news),
+                    match self.options.subscribe(node, channel).await {
+                        Ok(subscription) => return Ok(subscription),
                         Err(e) => last = Some(e),
                     }
                 }
@@ -250,26 +170,30 @@ impl Dialer {
 }
 
 impl Clients {
-    fn new(setting: &RedisSetting, way: &Way) -> RedisResult<Self> {
+    fn new(setting: &RedisSetting, options: &ConnectOptions) -> RedisResult<Self> {
         Ok(match &setting.servers {
-            Servers::Single(host) => Self::Single(Box::new(way.client(host)?)),
+            Servers::Single(host) => Self::Single(Box::new(options.client(host)?)),
             Servers::Sentinel { sentinels, master } => {
-                Self::Sentinel(Sentinels::new(sentinels, master, way)?)
+                Self::Sentinel(Sentinels::new(sentinels, master, options)?)
             }
             Servers::Cluster(hosts) => {
-                let nodes = hosts.iter().map(|host| way.client(host)).collect::<RedisResult<_>>()?;
-                Self::Cluster(Box::new(cluster(setting, hosts, way)?.build()?), nodes)
+                let nodes = hosts.iter().map(|host| options.client(host)).collect::<RedisResult<_>>()?;
+                Self::Cluster(Box::new(cluster(setting, hosts, options)?.build()?), nodes)
             }
         })
     }
 }
 
-fn cluster(setting: &RedisSetting, hosts: &[Host], way: &Way) -> RedisResult<ClusterClientBuilder> {
-    let infos: Vec<_> = hosts.iter().map(|host| way.info(host)).collect::<RedisResult<_>>()?;
+fn cluster(
+    setting: &RedisSetting,
+    hosts: &[Host],
+    options: &ConnectOptions,
+) -> RedisResult<ClusterClientBuilder> {
+    let infos: Vec<_> = hosts.iter().map(|host| options.info(host)).collect::<RedisResult<_>>()?;
     let (shortest, longest) = CLUSTER_PAUSES_MS;
     let mut builder = ClusterClientBuilder::new(infos)
-        .connection_timeout(way.connection_timeout)
-        .response_timeout(way.response_timeout)
+        .connection_timeout(options.connection_timeout)
+        .response_timeout(options.response_timeout)
         .retries(CLUSTER_RETRIES)
         .min_retry_wait(shortest)
         .max_retry_wait(longest)
@@ -281,7 +205,7 @@ fn cluster(setting: &RedisSetting, hosts: &[Host], way: &Way) -> RedisResult<Clu
     if let Some(password) = &setting.password {
         builder = builder.password(password);
     }
-    if let Some(certificates) = &way.certificates {
+    if let Some(certificates) = &options.certificates {
         builder = builder.tls(TlsMode::Secure).certs(certificates.clone());
     }
     Ok(builder)

@@ -8,21 +8,23 @@
 //! a server says it cannot do now (loading, failing over, no slot's owner) is asked again a few times, with pauses; what
 //! took too long is not.
 
-use super::RedisTuning;
 use super::dial::{Connection, Dialer, Target};
 use super::setting::{Host, RedisSetting};
+use super::tuning::RedisTuning;
 use crate::error::EcError;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, ready};
+use parking_lot::{Mutex, MutexGuard};
 use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 use tokio::time::{sleep, timeout};
+use triptych_core::Backoff;
 
-/// The first and the longest pause before another attempt.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
+/// Pauses between attempts.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(200));
 
 /// Why a command has no answer.
 #[derive(Clone, Debug, Error)]
@@ -38,8 +40,9 @@ pub enum LinkError {
     Redis(RedisError),
 }
 
-/// See [`RedisLink::into_ask`]; an error is what to tell an operator.
-pub type Ask = Arc<dyn Fn(&'static str, Cmd) -> BoxFuture<'static, Result<Value, String>> + Send + Sync>;
+/// See [`RedisLink::into_query`]; an error is what to tell an operator.
+pub type RedisQuery =
+    Arc<dyn Fn(&'static str, Cmd) -> BoxFuture<'static, Result<Value, String>> + Send + Sync>;
 
 /// A connection that is made when it is needed, and again when it was lost. Cheap to ask from many tasks at once.
 pub struct RedisLink {
@@ -65,7 +68,7 @@ type Connecting = Shared<BoxFuture<'static, RedisResult<Connection>>>;
 
 impl Generation {
     fn lock(current: &Mutex<Self>) -> MutexGuard<'_, Self> {
-        current.lock().unwrap_or_else(PoisonError::into_inner)
+        current.lock()
     }
 
     fn next(&self, connection: Option<Connecting>) -> Self {
@@ -81,7 +84,8 @@ impl RedisLink {
     pub fn new(setting: &RedisSetting, tuning: &RedisTuning) -> Result<Self, EcError> {
         let dialer = Arc::new(Dialer::new(setting, tuning)?);
         let attempts = tuning.reconnects.saturating_add(1);
-        let connecting = (dialer.limit() + PAUSES.1).saturating_mul(attempts.try_into().unwrap_or(u32::MAX));
+        let connecting =
+            (dialer.limit() + BACKOFF.longest).saturating_mul(attempts.try_into().unwrap_or(u32::MAX));
         let whole = connecting.saturating_add(tuning.response_timeout.saturating_mul(2));
         Ok(Self {
             dialer,
@@ -112,7 +116,7 @@ impl RedisLink {
     }
 
     /// The link as a function of a key and a command, for parts of the product that know no stores.
-    pub fn into_ask(self) -> Ask {
+    pub fn into_query(self) -> RedisQuery {
         let link = Arc::new(self);
         Arc::new(move |key, command| {
             let link = link.clone();
@@ -168,7 +172,7 @@ impl RedisLink {
     where
         F: Future<Output = RedisResult<T>>,
     {
-        let (mut pause, longest) = PAUSES;
+        let mut pauses = BACKOFF.pauses();
         for left in (0..self.attempts).rev() {
             let (connecting, number) = self.current();
             let connected = connecting.await;
@@ -182,20 +186,19 @@ impl RedisLink {
                 Err(e) if e.code() == Some("WRONGTYPE") => return Err(LinkError::WrongType),
                 Err(e) => e,
             };
-            let verdict = Verdict::of(&e);
+            let retryability = Retryability::of(&e);
             if e.is_timeout() && is_connected && self.dialer.is_cluster() {
                 self.succeed(number);
-            } else if verdict != Verdict::Answer || !is_connected {
+            } else if retryability != Retryability::Final || !is_connected {
                 self.replace(number);
             }
             if e.is_timeout() {
                 return Err(LinkError::TimedOut(self.response_timeout));
             }
-            if verdict != Verdict::AskAgain || left == 0 {
+            if retryability != Retryability::Retry || left == 0 {
                 return Err(LinkError::Redis(e));
             }
-            sleep(pause).await;
-            pause = (pause * 2).min(longest);
+            sleep(pauses.next_pause()).await;
         }
         Err(LinkError::TimedOut(self.whole))
     }
@@ -256,22 +259,22 @@ fn refusal(answers: &[Value]) -> Option<RedisError> {
 
 /// What an error says of the connection that it came on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum Retryability {
     /// The connection is as good as before: this was the answer.
-    Answer,
+    Final,
     /// A new connection is needed, and will be told the same: not again now.
     Refused,
     /// A new connection may well do it.
-    AskAgain,
+    Retry,
 }
 
-impl Verdict {
+impl Retryability {
     fn of(e: &RedisError) -> Self {
         match e.kind() {
             ErrorKind::Io
             | ErrorKind::ClusterConnectionNotFound
             | ErrorKind::MasterNameNotFoundBySentinel
-            | ErrorKind::Parse => Self::AskAgain,
+            | ErrorKind::Parse => Self::Retry,
             ErrorKind::Server(
                 ServerErrorKind::BusyLoading
                 | ServerErrorKind::MasterDown
@@ -280,11 +283,11 @@ impl Verdict {
                 | ServerErrorKind::TryAgain
                 | ServerErrorKind::Moved
                 | ServerErrorKind::Ask,
-            ) => Self::AskAgain,
+            ) => Self::Retry,
             ErrorKind::AuthenticationFailed | ErrorKind::UnexpectedReturnType => Self::Refused,
             // "max number of clients reached", "NOAUTH": errors with codes of their own.
             ErrorKind::Extension if e.code() != Some("OOM") => Self::Refused,
-            _ => Self::Answer,
+            _ => Self::Final,
         }
     }
 }

@@ -3,11 +3,12 @@
 //! `"TEC1"`, length of the object (u64), nonce (u128), length of the first bytes (u32), the first bytes; all
 //! little-endian. A plain frame rather than JSON, so that `heads` costs one MGET and a copy.
 
-use super::CHUNK_BYTES;
 use crate::object::{MAX_HEAD_BYTES, ObjectError};
 use bytes::{Buf, BufMut, Bytes};
 use triptych_core::limits::Limits;
 
+/// Largest chunk, fixed by the format.
+pub const CHUNK_BYTES: usize = 1 << 20;
 const MAGIC: &[u8; 4] = b"TEC1";
 const FIXED_BYTES: usize = 4 + 8 + 16 + 4;
 

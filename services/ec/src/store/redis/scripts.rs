@@ -8,7 +8,7 @@ use redis::{Cmd, cmd};
 use std::time::Duration;
 
 /// Where it is told that a key has an object, or that its lease was given back; the message is the key's bytes.
-pub(super) const NEWS: &str = "triptych:ec:news";
+pub(super) const CHANNEL: &str = "triptych:ec:news";
 
 /// 1: the manifest is this one. An empty string under the key is no manifest and gives way.
 const PUBLISH: &str = "
@@ -61,7 +61,7 @@ return 1";
 /// Puts the manifest unless there is one; the first `own_bytes` of it are no other writer's.
 pub(super) fn publish(name: &str, manifest: &[u8], own_bytes: usize, ttl: Duration, key: &[u8]) -> Cmd {
     let mut script = eval(PUBLISH, &[name]);
-    script.arg(manifest).arg(ttl.as_secs()).arg(NEWS).arg(key).arg(own_bytes);
+    script.arg(manifest).arg(ttl.as_secs()).arg(CHANNEL).arg(key).arg(own_bytes);
     script
 }
 
@@ -85,7 +85,7 @@ pub(super) fn renew(lease: &str, token: u64, ttl: Duration) -> Cmd {
 
 pub(super) fn release(lease: &str, token: u64, key: &[u8]) -> Cmd {
     let mut script = eval(RELEASE, &[lease]);
-    script.arg(token.to_string()).arg(NEWS).arg(key);
+    script.arg(token.to_string()).arg(CHANNEL).arg(key);
     script
 }
 

@@ -4,7 +4,7 @@
 //!
 //! Sentinels are asked without user and password, and with those of the setting if they want some.
 
-use super::dial::{Way, in_time};
+use super::options::{ConnectOptions, with_timeout};
 use super::setting::Host;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -19,16 +19,19 @@ pub(super) struct Sentinels {
 }
 
 impl Sentinels {
-    pub(super) fn new(hosts: &[Host], name: &str, way: &Way) -> RedisResult<Self> {
-        let (anonymous, known) = (way.anonymous(), way.in_database_0());
+    pub(super) fn new(hosts: &[Host], name: &str, options: &ConnectOptions) -> RedisResult<Self> {
+        let (anonymous, known) = (options.anonymous(), options.in_database_0());
         let clients = hosts.iter().map(|host| Ok((anonymous.client(host)?, known.client(host)?)));
         Ok(Self { clients: clients.collect::<RedisResult<_>>()?, name: name.to_owned() })
     }
 
-    pub(super) async fn connect_to_master(&self, way: &Way) -> RedisResult<MultiplexedConnection> {
-        let master = self.master(way).await?;
-        let mut connection = way.connect(&way.client(&master)?).await?;
-        match in_time(way.connection_timeout(), cmd("ROLE").query_async(&mut connection)).await {
+    pub(super) async fn connect_to_master(
+        &self,
+        options: &ConnectOptions,
+    ) -> RedisResult<MultiplexedConnection> {
+        let master = self.master(options).await?;
+        let mut connection = options.connect(&options.client(&master)?).await?;
+        match with_timeout(options.connection_timeout, cmd("ROLE").query_async(&mut connection)).await {
             Ok(Value::Array(role)) if role.first().and_then(text) == Some("master") => Ok(connection),
             // A user who may not ask learns it from the first write.
             Err(e) if e.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(connection),
@@ -38,9 +41,9 @@ impl Sentinels {
     }
 
     /// Where the master is.
-    pub(super) async fn master(&self, way: &Way) -> RedisResult<Host> {
+    pub(super) async fn master(&self, options: &ConnectOptions) -> RedisResult<Host> {
         let mut asked: FuturesUnordered<_> =
-            self.clients.iter().map(|clients| self.ask(way, clients)).collect();
+            self.clients.iter().map(|clients| self.ask(options, clients)).collect();
         let majority = self.clients.len() / 2 + 1;
         let (mut named, mut last) = (Vec::new(), None);
         while named.len() < majority
@@ -58,18 +61,22 @@ impl Sentinels {
     }
 
     /// The master as one sentinel knows it, with its epoch.
-    async fn ask(&self, way: &Way, (anonymous, known): &(Client, Client)) -> RedisResult<(u64, Host)> {
-        match self.ask_as(way, anonymous).await {
+    async fn ask(
+        &self,
+        options: &ConnectOptions,
+        (anonymous, known): &(Client, Client),
+    ) -> RedisResult<(u64, Host)> {
+        match self.ask_as(options, anonymous).await {
             Err(e) if e.code() == Some("NOAUTH") || e.kind() == ErrorKind::AuthenticationFailed => {
-                self.ask_as(way, known).await
+                self.ask_as(options, known).await
             }
             answer => answer,
         }
     }
 
-    async fn ask_as(&self, way: &Way, client: &Client) -> RedisResult<(u64, Host)> {
-        in_time(way.connection_timeout(), async {
-            let mut connection = way.connect(client).await?;
+    async fn ask_as(&self, options: &ConnectOptions, client: &Client) -> RedisResult<(u64, Host)> {
+        with_timeout(options.connection_timeout, async {
+            let mut connection = options.connect(client).await?;
             let mut command = cmd("SENTINEL");
             let fields: HashMap<String, String> =
                 command.arg("MASTER").arg(&self.name).query_async(&mut connection).await?;

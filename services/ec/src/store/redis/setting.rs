@@ -12,7 +12,7 @@
 //! a password only `%` must be.
 
 use crate::error::EcError;
-use crate::settings::without_password;
+use crate::settings::text::without_password;
 use redis::{ClientTlsConfig, ProtocolVersion, TlsCertificates};
 use std::ffi::OsString;
 use std::fmt;

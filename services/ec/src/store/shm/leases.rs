@@ -3,8 +3,8 @@
 //! A key's lease lies in one of sixteen places that its hash names, so no place has to be moved or marked when one
 //! becomes free. Words: key (4), token, end in milliseconds, the holder's process.
 
-use super::books::IsAlive;
 use super::layout::{Field, LEASE_WAYS};
+use super::object_table::IsAlive;
 use super::words::Words;
 use triptych_core::ContentKey;
 

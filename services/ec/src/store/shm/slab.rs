@@ -4,9 +4,9 @@
 //! and a process that then finds the books marked as being changed puts them in order first. Nobody waits for the
 //! lock here; who does not get it is told, and asks again.
 
-use super::books::IsAlive;
 use super::layout::{Field, Geometry, MIN_BYTES};
 use super::map::Map;
+use super::object_table::IsAlive;
 use super::owners::{Owner, is_locked};
 use super::pages::Damaged;
 use super::words::Words;

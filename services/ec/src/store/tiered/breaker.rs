@@ -1,21 +1,22 @@
 //! Leaves a tier alone for a moment after it failed several times in a row, so that its time limit is not paid by every
 //! request (Nygard, "Release It!", circuit breaker). Knows no clock: it is told the time.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::time::Instant;
+use triptych_core::Backoff;
 
 /// Failures in a row that open it.
 const FAILURES: u32 = 3;
-/// The first and the longest pause.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
+/// Times for which it stays open.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(15));
 
 /// The breaker of one tier.
 #[derive(Debug, Default)]
-pub(super) struct Breaker(Mutex<State>);
+pub(super) struct Breaker(Mutex<BreakerState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct BreakerState {
     failures_in_a_row: u32,
     /// Until when the tier is left alone, and how long that was.
     open: Option<(Instant, Duration)>,
@@ -24,30 +25,29 @@ struct State {
 impl Breaker {
     /// Whether the tier may be asked. After a pause everyone may, and the first failure makes the next, longer pause.
     pub(super) fn allows(&self, now: Instant) -> bool {
-        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.0.lock();
         state.open.is_none_or(|(until, _)| until <= now)
     }
 
     /// The tier answered.
     pub(super) fn works(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = State::default();
+        *self.0.lock() = BreakerState::default();
     }
 
     /// The tier did not answer. Whether it is left alone from now on, and was not before.
     pub(super) fn fails(&self, now: Instant) -> bool {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         state.failures_in_a_row = state.failures_in_a_row.saturating_add(1);
-        let (first, longest) = PAUSES;
         match state.open {
             // Those that were under way when it opened are no news.
             Some((until, _)) if until > now => false,
             Some((_, pause)) => {
-                let pause = (pause * 2).min(longest);
+                let pause = (pause * 2).min(BACKOFF.longest);
                 state.open = Some((now + pause, pause));
                 false
             }
             None if state.failures_in_a_row >= FAILURES => {
-                state.open = Some((now + first, first));
+                state.open = Some((now + BACKOFF.first, BACKOFF.first));
                 true
             }
             None => false,

@@ -1,22 +1,22 @@
-//! Where chosen heads of cross-attention look: one pass over known tokens, beside the caches.
+//! Cross-attention weights of chosen heads: one pass over known tokens, beside the caches.
 //!
-//! The layers run over keys and values of this pass alone; what the chosen heads weigh is asked of the back end beside
+//! The layers run over keys and values of this pass alone. The back end returns the weights of the chosen heads beside
 //! their attention.
 
-use super::{AlignInput, Layer, TransformerDecoder};
+use super::{AlignInput, DecoderLayer, TransformerDecoder};
 use crate::error::ModelError;
 use crate::layers::RotaryTables;
 use crate::spec::{CrossSpec, ItemsSpec};
 use triptych_kernels::ops::{ChosenHeads, Mask, Qkv, ScoreBias, Varlen};
 use triptych_kernels::{Backend, KernelError};
 
-/// What a layer of a forced pass reads beside its rows.
-struct Forced<'a, T> {
-    /// Encoder rows.
+/// Inputs of a layer in an alignment pass, beside its rows.
+struct AlignContext<'a, T> {
+    /// Encoder rows, `[n_rows, encoder_hidden]`.
     rows: &'a T,
     rotary: Option<&'a RotaryTables>,
     bias: ScoreBias<'a>,
-    /// Cross-attention heads whose weights are wanted.
+    /// Cross-attention heads to report.
     heads: &'a [u32],
 }
 
@@ -29,8 +29,8 @@ impl<B: Backend> TransformerDecoder<B> {
         let n_tokens = input.tokens.len();
         let positions: Vec<[u32; 3]> = (0..n_tokens as u32).map(|p| [p; 3]).collect();
         let x = self.backend.embed(&self.tokens, input.tokens)?;
-        let mut x = self.entry.enter(&self.backend, x, positions.iter().map(|[t, ..]| *t))?;
-        let rotary = self.entry.rotary(&positions);
+        let mut x = self.input_layer.forward(&self.backend, x, positions.iter().map(|[t, ..]| *t))?;
+        let rotary = self.input_layer.rotary(&positions);
         let size = n_tokens * n_rows;
         let mut weights = vec![0.0; input.heads.len() * size];
         let n_layers = input.heads.iter().map(|(layer, _)| *layer as usize + 1).max().unwrap_or(0);
@@ -38,14 +38,14 @@ impl<B: Backend> TransformerDecoder<B> {
             let places: Vec<usize> =
                 (0..input.heads.len()).filter(|i| input.heads[*i].0 as usize == idx).collect();
             let heads: Vec<u32> = places.iter().map(|i| input.heads[*i].1).collect();
-            let bias = self.entry.score_bias(idx);
-            let (next, found) = layer.forced(
+            let bias = self.input_layer.score_bias(idx);
+            let (next, found) = layer.align(
                 &self.backend,
                 &x,
-                &Forced { rows: &rows, rotary: rotary.as_ref(), bias, heads: &heads },
+                &AlignContext { rows: &rows, rotary: rotary.as_ref(), bias, heads: &heads },
             )?;
             x = next;
-            // A layer that does not cross-attend looks nowhere, and finds nothing.
+            // A layer without cross-attention reports no weights.
             for (place, found) in places.into_iter().zip(found.chunks_exact(size)) {
                 weights[place * size..][..size].copy_from_slice(found);
             }
@@ -73,14 +73,14 @@ impl<B: Backend> TransformerDecoder<B> {
     }
 }
 
-impl<B: Backend> Layer<B> {
-    /// The layer over known tokens `x` and encoder rows, and the weights of the wanted heads of its
-    /// cross-attention, `[heads, n_tokens, n_rows]`.
-    fn forced(
+impl<B: Backend> DecoderLayer<B> {
+    /// Runs the layer over known tokens `x: [n_tokens, hidden]` and encoder rows. Returns its output and the
+    /// cross-attention weights of the chosen heads, `[n_heads, n_tokens, n_rows]`.
+    fn align(
         &self,
         backend: &B,
         x: &B::Tensor,
-        with: &Forced<'_, B::Tensor>,
+        with: &AlignContext<'_, B::Tensor>,
     ) -> Result<(B::Tensor, Vec<f32>), ModelError> {
         let tokens = [0, backend.dims(x).0 as u32];
         let rows = [0, backend.dims(with.rows).0 as u32];
@@ -88,7 +88,8 @@ impl<B: Backend> Layer<B> {
         if let Some((norm, attention, _)) = &self.attention {
             x = norm.around(backend, &x, |input, residual| {
                 let [q, k, v] = &attention.project(backend, input, with.rotary)?;
-                let (mask, bias) = (Mask::Causal, with.bias);
+                let mask = Mask::Causal;
+                let bias = with.bias;
                 let seqs = Varlen { cu_seqlens_q: &tokens, cu_seqlens_k: &tokens, mask, bias };
                 let context = backend.attention(Qkv { q, k, v }, attention.shape(), seqs)?;
                 attention.output(backend, &context, residual)
@@ -99,7 +100,8 @@ impl<B: Backend> Layer<B> {
             x = norm.around(backend, &x, |input, residual| {
                 let q = &cross.query(backend, input)?;
                 let [k, v] = &cross.keys_values(backend, with.rows)?;
-                let (mask, bias) = (Mask::Full, ScoreBias::None);
+                let mask = Mask::Full;
+                let bias = ScoreBias::None;
                 let seqs = Varlen { cu_seqlens_q: &tokens, cu_seqlens_k: &rows, mask, bias };
                 if !with.heads.is_empty() {
                     let chosen = ChosenHeads { shape: cross.shape(), heads: with.heads };

@@ -1,13 +1,14 @@
-//! An image, then a text: rows of a pyramid's last plane with their mean before them, projected, and after them
-//! rows of the token table.
+//! An image, then a text: the mean of the tower's rows, the rows themselves, all projected, then rows of the token
+//! table.
 //!
 //! After `Florence2MultiModalProjector` and `Florence2Model` of
 //! <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/florence2/modeling_florence2.py>.
-//! Each place of the plane gets half a learned row for its column, half for its line, and the sinusoids of time 0,
-//! which are zeros and ones: the one frame of a still image.
+//! Each position of the grid gets a learned half row for its column, one for its row, and the sinusoids of time 0, which
+//! are zeros and ones: the one frame of a still image.
 
-use super::dual::Pyramid;
-use crate::encoder::pieces::Piece;
+use super::davit::DavitTower;
+use super::join::joined;
+use crate::encoder::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
 use crate::spec::CaptionedSpec;
@@ -16,20 +17,28 @@ use triptych_kernels::Backend;
 use triptych_kernels::ops::Activation;
 
 /// The stem of [`StemSpec::Captioned`](crate::spec::StemSpec::Captioned).
-pub(in crate::encoder) struct Captioned<B: Backend> {
-    pyramid: Pyramid<B>,
-    // `[max_places, width / 2]`, and for columns the rest of the width.
-    lines: Vec<f32>,
-    columns: Vec<f32>,
+pub(crate) struct CaptionedStem<B: Backend> {
+    tower: DavitTower<B>,
+    // `[max_positions, width / 2]`, and for columns the rest of the width.
+    row_positions: Vec<f32>,
+    column_positions: Vec<f32>,
     projection: B::Linear,
     norm: B::Norm,
     tokens: B::Table,
     spec: CaptionedSpec,
 }
 
-impl<B: Backend> Captioned<B> {
-    /// Loads pyramid and projector under the prefixes of the spec, and the token table, `tokens`, of rows of
-    /// `hidden`.
+/// The token table of the text.
+#[derive(Clone, Copy)]
+pub(crate) struct TokenTable<'a> {
+    /// Full names, in the order they are tried.
+    pub names: &'a [&'a str],
+    /// Width of a row.
+    pub hidden: usize,
+}
+
+impl<B: Backend> CaptionedStem<B> {
+    /// Loads tower and projector under the prefixes of the spec, and the token table `[vocab, hidden]`.
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
@@ -37,21 +46,22 @@ impl<B: Backend> Captioned<B> {
         backend: &B,
         weights: &Weights,
         spec: &CaptionedSpec,
-        (tokens, hidden): (&[&str], usize),
+        tokens: TokenTable<'_>,
     ) -> Result<Self, ModelError> {
         let names = spec.names;
+        let hidden = tokens.hidden;
         let projector = Loader::new(backend, weights, names.projector);
-        let width = spec.pyramid.width();
+        let width = spec.tower.width();
         let shape = [hidden, width];
         let part = LinearShape { name: names.projection, shape: &shape, bias: false };
-        let table = |name, width| projector.matrix(name, &[spec.max_places, width]).map(|t| t.values());
+        let table = |name, width| projector.matrix(name, &[spec.max_positions, width]).map(|t| t.values());
         Ok(Self {
-            pyramid: Pyramid::load(&Loader::new(backend, weights, names.tower), &spec.pyramid)?,
-            lines: table(names.lines, width / 2)?,
-            columns: table(names.columns, width - width / 2)?,
+            tower: DavitTower::load(&Loader::new(backend, weights, names.tower), &spec.tower)?,
+            row_positions: table(names.row_positions, width / 2)?,
+            column_positions: table(names.column_positions, width - width / 2)?,
             projection: projector.linear(&[part])?,
             norm: projector.norm(names.norm, spec.norm, hidden)?,
-            tokens: Loader::new(backend, weights, tokens).scaled_table(
+            tokens: Loader::new(backend, weights, tokens.names).scaled_table(
                 "",
                 [spec.vocab, hidden],
                 spec.scale,
@@ -60,39 +70,42 @@ impl<B: Backend> Captioned<B> {
         })
     }
 
-    /// Rows of all pieces in a line, `[Σ n_rows, hidden]`.
+    /// Rows of all units, concatenated: `[Σ n_rows, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if a back end refuses the shapes.
-    pub fn forward(&self, backend: &B, pieces: &[Piece<'_>]) -> Result<B::Tensor, ModelError> {
-        let mut parts = Vec::with_capacity(2 * pieces.len());
-        for piece in pieces {
-            parts.push(self.image(backend, piece)?);
-            parts.push(backend.embed(&self.tokens, piece.values.tokens())?);
+    pub fn forward(&self, backend: &B, units: &[EncodeUnit<'_>]) -> Result<B::Tensor, ModelError> {
+        let mut parts = Vec::with_capacity(2 * units.len());
+        for unit in units {
+            parts.push(self.image(backend, unit)?);
+            parts.push(backend.embed(&self.tokens, unit.values.tokens())?);
         }
-        super::joined(backend, parts)
+        joined(backend, parts)
     }
 
-    fn image(&self, backend: &B, piece: &Piece<'_>) -> Result<B::Tensor, ModelError> {
-        let (pixels, n_pixels) = (piece.values.floats(), piece.patches[0] * piece.patches[1]);
-        let x = backend.upload(pixels.to_vec(), n_pixels, self.spec.pyramid.channels())?;
-        let x = self.pyramid.forward(backend, x, piece.patches)?;
-        let grid = self.spec.pyramid.places(piece.patches);
-        let (n_places, width) = backend.dims(&x);
+    fn image(&self, backend: &B, unit: &EncodeUnit<'_>) -> Result<B::Tensor, ModelError> {
+        let pixels = unit.values.floats();
+        let n_pixels = unit.patches[0] * unit.patches[1];
+        let x = backend.upload(pixels.to_vec(), n_pixels, self.spec.tower.channels())?;
+        let x = self.tower.forward(backend, x, unit.patches)?;
+        let grid = self.spec.tower.output_grid(unit.patches);
+        let (n_positions, width) = backend.dims(&x);
         let rows = self.with_mean(backend.download(&x)?, grid, width);
-        let rows = backend.upload(rows, n_places + 1, width)?;
+        let rows = backend.upload(rows, n_positions + 1, width)?;
         Ok(backend.norm(&backend.linear(&rows, &self.projection, Activation::None, None)?, &self.norm)?)
     }
 
-    /// The places of a plane with their positions, and before them their mean: `[1 + places, width]`.
+    /// Adds positions to the rows of a grid and puts their mean before them: `[1 + n_positions, width]`.
     fn with_mean(&self, mut rows: Vec<f32>, [_, across]: [usize; 2], width: usize) -> Vec<f32> {
-        let (of_line, of_column) = (width / 2, width - width / 2);
+        let of_line = width / 2;
+        let of_column = width - width / 2;
         let mut sum = vec![0.0f64; width];
         for (place, row) in rows.chunks_exact_mut(width.max(1)).enumerate() {
-            let (y, x) = (place / across, place % across);
-            let column = &self.columns[x * of_column..][..of_column];
-            let line = &self.lines[y * of_line..][..of_line];
-            // Sines of time 0 are 0, cosines 1; they take turns.
+            let y = place / across;
+            let x = place % across;
+            let column = &self.column_positions[x * of_column..][..of_column];
+            let line = &self.row_positions[y * of_line..][..of_line];
+            // Sines of time 0 are 0, cosines 1; they alternate.
             let time = (0..width).map(|i| (i % 2) as f32);
             for (i, (value, position)) in row.iter_mut().zip(column.iter().chain(line).zip(time)).enumerate()
             {
@@ -100,7 +113,7 @@ impl<B: Backend> Captioned<B> {
                 sum[i] += f64::from(*value);
             }
         }
-        let n_places = (rows.len() / width.max(1)).max(1) as f64;
-        sum.iter().map(|s| (s / n_places) as f32).chain(rows).collect()
+        let n_positions = (rows.len() / width.max(1)).max(1) as f64;
+        sum.iter().map(|s| (s / n_positions) as f32).chain(rows).collect()
     }
 }

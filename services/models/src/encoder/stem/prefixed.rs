@@ -3,22 +3,22 @@
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/vit/modeling_vit.py>
 //! (`ViTEmbeddings`) and `deit/modeling_deit.py` beside it.
 
-use crate::encoder::pieces::Piece;
+use crate::encoder::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
 use triptych_kernels::Backend;
 use triptych_kernels::ops::Activation;
 
 /// The stem of [`StemSpec::PrefixedPatches`](crate::spec::StemSpec::PrefixedPatches).
-pub(in crate::encoder) struct PrefixedPatches<B: Backend> {
+pub(crate) struct PrefixedPatchStem<B: Backend> {
     projection: B::Linear,
-    // One row each.
+    // One row each, `[1, hidden]`.
     prefix: Vec<B::Table>,
     patch_values: usize,
     hidden: usize,
 }
 
-impl<B: Backend> PrefixedPatches<B> {
+impl<B: Backend> PrefixedPatchStem<B> {
     /// Loads the projection of patches of `patch` to rows of `hidden`, named first, and one learned row under
     /// each name after it.
     ///
@@ -40,23 +40,25 @@ impl<B: Backend> PrefixedPatches<B> {
         })
     }
 
-    /// Rows of all pieces in a line, `[Σ n_rows, hidden]`.
+    /// Rows of all units, concatenated: `[Σ n_rows, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if a back end refuses the shapes.
-    pub fn forward(&self, backend: &B, pieces: &[Piece<'_>]) -> Result<B::Tensor, ModelError> {
-        let values: Vec<f32> = pieces.iter().flat_map(|p| p.values.floats()).copied().collect();
+    pub fn forward(&self, backend: &B, units: &[EncodeUnit<'_>]) -> Result<B::Tensor, ModelError> {
+        let values: Vec<f32> = units.iter().flat_map(|p| p.values.floats()).copied().collect();
         let n_patches = values.len() / self.patch_values;
         let patches = backend.upload(values, n_patches, self.patch_values)?;
         let patches = backend.linear(&patches, &self.projection, Activation::None, None)?;
-        let n_rows = n_patches + pieces.len() * self.prefix.len();
+        let n_rows = n_patches + units.len() * self.prefix.len();
         let mut x = backend.upload(vec![0.0; n_rows * self.hidden], n_rows, self.hidden)?;
 
-        let (mut firsts, mut patch_rows, mut row) = (Vec::new(), Vec::with_capacity(n_patches), 0);
-        for piece in pieces {
+        let mut firsts = Vec::new();
+        let mut patch_rows = Vec::with_capacity(n_patches);
+        let mut row = 0;
+        for unit in units {
             firsts.push(row);
             let first_patch = row + self.prefix.len() as u32;
-            row = first_patch + (piece.patches[0] * piece.patches[1]) as u32;
+            row = first_patch + (unit.patches[0] * unit.patches[1]) as u32;
             patch_rows.extend(first_patch..row);
         }
         backend.scatter_rows(&mut x, &patch_rows, &patches)?;

@@ -1,9 +1,9 @@
-//! Raw samples to rows: three convolutions, with a norm of the whole piece after the first.
+//! Raw samples to rows: three convolutions, with a norm of the whole unit after the first.
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/moonshine/modeling_moonshine.py>
 //! (`MoonshineEncoder`). Pieces are computed one by one, since each has its own length.
 
-use crate::encoder::pieces::Piece;
+use crate::encoder::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
 use crate::spec::{NormSpec, WaveSpec};
@@ -11,14 +11,14 @@ use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, Unfold};
 
 /// The stem of [`StemSpec::Wave`](crate::spec::StemSpec::Wave).
-pub(in crate::encoder) struct Wave<B: Backend> {
+pub(crate) struct WaveStem<B: Backend> {
     convs: [B::Linear; 3],
     norm: B::Norm,
     spec: WaveSpec,
     hidden: usize,
 }
 
-impl<B: Backend> Wave<B> {
+impl<B: Backend> WaveStem<B> {
     /// Loads the first convolution, the norm and the other convolutions, named in this order.
     ///
     /// # Errors
@@ -45,28 +45,28 @@ impl<B: Backend> Wave<B> {
         })
     }
 
-    /// Rows of all pieces in a line, `[Σ n_rows, hidden]`.
+    /// Rows of all units, concatenated: `[Σ n_rows, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if a back end refuses the shapes.
-    pub fn forward(&self, backend: &B, pieces: &[Piece<'_>]) -> Result<B::Tensor, ModelError> {
-        if let [piece] = pieces {
-            return self.piece(backend, piece);
+    pub fn forward(&self, backend: &B, units: &[EncodeUnit<'_>]) -> Result<B::Tensor, ModelError> {
+        if let [unit] = units {
+            return self.unit(backend, unit);
         }
-        let n_rows: usize = pieces.iter().map(Piece::n_rows).sum();
+        let n_rows: usize = units.iter().map(EncodeUnit::n_rows).sum();
         let mut x = backend.upload(vec![0.0; n_rows * self.hidden], n_rows, self.hidden)?;
         let mut first = 0;
-        for piece in pieces {
-            let end = first + piece.n_rows() as u32;
+        for unit in units {
+            let end = first + unit.n_rows() as u32;
             let rows: Vec<u32> = (first..end).collect();
-            backend.scatter_rows(&mut x, &rows, &self.piece(backend, piece)?)?;
+            backend.scatter_rows(&mut x, &rows, &self.unit(backend, unit)?)?;
             first = end;
         }
         Ok(x)
     }
 
-    fn piece(&self, backend: &B, piece: &Piece<'_>) -> Result<B::Tensor, ModelError> {
-        let samples = piece.values.floats();
+    fn unit(&self, backend: &B, unit: &EncodeUnit<'_>) -> Result<B::Tensor, ModelError> {
+        let samples = unit.values.floats();
         let mut x = backend.upload(samples.to_vec(), samples.len(), 1)?;
         for (i, (conv, [kernel, stride])) in self.convs.iter().zip(self.spec.convs).enumerate() {
             let windows = backend.unfold(&x, Unfold { n_seqs: 1, kernel, stride, padding: 0 })?;

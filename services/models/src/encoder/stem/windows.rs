@@ -1,21 +1,21 @@
-//! Square windows of a plane: which row goes where when a plane is cut, shifted, padded and put back.
+//! Square windows of a grid: row indices of a grid that is padded, shifted, partitioned and put back.
 
 use crate::error::ModelError;
 use triptych_kernels::Backend;
 
-/// A plane of rows, row by row, cut into square windows. It is padded down and to the right until windows fill
-/// it, and turned around itself by `shift` to the top left before it is cut.
+/// A grid of rows, row by row, partitioned into square windows. It is padded down and to the right until windows fill
+/// it, and rolled by `shift` to the top left before it is partitioned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Windows {
+pub(super) struct WindowPartition {
     /// Rows down and across.
     pub grid: [usize; 2],
     /// Rows on a side of a window.
     pub side: usize,
-    /// How far it is turned.
+    /// Rows that the grid is rolled by, down and across.
     pub shift: usize,
 }
 
-impl Windows {
+impl WindowPartition {
     /// Windows down and across.
     pub fn counts(self) -> [usize; 2] {
         self.grid.map(|n| n.div_ceil(self.side))
@@ -26,13 +26,13 @@ impl Windows {
         self.side * self.side
     }
 
-    /// Offsets of the windows in their rows.
+    /// Offsets of the windows in their rows, `[n_windows + 1]`.
     pub fn offsets(self) -> Vec<u32> {
         let [down, across] = self.counts();
         (0..=down * across).map(|i| (i * self.area()) as u32).collect()
     }
 
-    /// The row of the plane that each row of the windows is, window by window; `None` for padding.
+    /// Grid row of each window row, window by window, `[n_windows · area]`; `None` for padding.
     pub fn sources(self) -> Vec<Option<u32>> {
         let [down, across] = self.counts();
         let padded = [down * self.side, across * self.side];
@@ -48,8 +48,8 @@ impl Windows {
         sources
     }
 
-    /// For each window, whether it holds both ends of the plane down (2) and across (1), which the turn brings
-    /// side by side: 0 to 3.
+    /// Seams of each window, 0 to 3, `[n_windows]`: 2 if the roll brings both ends of the grid together down, plus 1 if
+    /// it does across.
     pub fn seams(self) -> Vec<u32> {
         let [down, across] = self.counts();
         let seam = |y: usize, x: usize| u32::from(y + 1 == down) * 2 + u32::from(x + 1 == across);
@@ -57,8 +57,8 @@ impl Windows {
     }
 }
 
-/// For each of `n` rows of a plane, where it is among rows of these sources.
-pub(super) fn back(sources: &[Option<u32>], n: usize) -> Vec<u32> {
+/// Index among `sources` of each of the `n` rows of a grid, `[n]`.
+pub(super) fn reverse(sources: &[Option<u32>], n: usize) -> Vec<u32> {
     let mut places = vec![0; n];
     for (i, source) in sources.iter().enumerate() {
         if let Some(row) = source {
@@ -72,7 +72,7 @@ pub(super) fn back(sources: &[Option<u32>], n: usize) -> Vec<u32> {
 ///
 /// # Errors
 /// [`ModelError::Kernel`] for a row that is not there.
-pub(super) fn place<B: Backend>(
+pub(super) fn partition<B: Backend>(
     backend: &B,
     x: &B::Tensor,
     sources: &[Option<u32>],
@@ -82,12 +82,12 @@ pub(super) fn place<B: Backend>(
     }
     let (n_rows, width) = backend.dims(x);
     let mut placed = backend.upload(vec![0.0; sources.len() * width], sources.len(), width)?;
-    backend.scatter_rows(&mut placed, &back(sources, n_rows), x)?;
+    backend.scatter_rows(&mut placed, &reverse(sources, n_rows), x)?;
     Ok(placed)
 }
 
-/// The rows that become one when squares of two by two are merged, four after each other: both of the left
-/// column, then both of the right.
+/// Rows of each square of two by two, four after each other: both of the left column, then both of the right; `None`
+/// past the grid. `[4 · n_squares]`.
 pub(super) fn quads([down, across]: [usize; 2]) -> Vec<Option<u32>> {
     let row = |y: usize, x: usize| (y < down && x < across).then_some((y * across + x) as u32);
     let corners = [(0, 0), (1, 0), (0, 1), (1, 1)];
@@ -101,34 +101,34 @@ mod tests {
     use triptych_kernels::reference::ReferenceBackend;
 
     #[test]
-    fn a_turned_and_padded_plane_comes_back_as_it_was() {
+    fn a_rolled_and_padded_grid_is_restored() {
         let backend = ReferenceBackend::new();
         for grid in [[4, 4], [5, 3], [3, 7], [1, 1]] {
             for shift in [0, 1] {
-                let windows = Windows { grid, side: 2, shift };
+                let windows = WindowPartition { grid, side: 2, shift };
                 let n = grid[0] * grid[1];
                 let sources = windows.sources();
                 assert_eq!(sources.len(), *windows.offsets().last().expect("an end") as usize);
                 let values: Vec<f32> = (0..n).map(|i| i as f32 + 1.0).collect();
                 let x = backend.upload(values.clone(), n, 1).expect("rows");
-                let cut = place(&backend, &x, &sources).expect("windows");
-                let again = backend.gather_rows(&cut, &back(&sources, n)).expect("a plane");
+                let cut = partition(&backend, &x, &sources).expect("windows");
+                let again = backend.gather_rows(&cut, &reverse(&sources, n)).expect("a plane");
                 assert_eq!(backend.download(&again).expect("values"), values, "{grid:?} {shift}");
             }
         }
     }
 
     #[test]
-    fn a_turn_brings_the_ends_together_in_the_last_windows() {
-        let windows = Windows { grid: [4, 4], side: 2, shift: 1 };
+    fn a_roll_joins_both_ends_in_the_last_windows() {
+        let windows = WindowPartition { grid: [4, 4], side: 2, shift: 1 };
         let sources: Vec<u32> = windows.sources().into_iter().map(|s| s.expect("no padding")).collect();
         assert_eq!(sources, [5, 6, 9, 10, 7, 4, 11, 8, 13, 14, 1, 2, 15, 12, 3, 0]);
         assert_eq!(windows.seams(), [0, 1, 2, 3]);
-        assert_eq!(Windows { shift: 0, ..windows }.seams(), [0; 4]);
+        assert_eq!(WindowPartition { shift: 0, ..windows }.seams(), [0; 4]);
     }
 
     #[test]
-    fn an_odd_plane_is_merged_with_nothing() {
+    fn an_odd_grid_is_merged_with_padding() {
         let expect = [Some(0), Some(3), Some(1), Some(4), Some(2), Some(5), None, None];
         assert_eq!(quads([2, 3]), expect);
         assert_eq!(quads([1, 1]), [Some(0), None, None, None]);

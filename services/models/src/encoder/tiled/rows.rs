@@ -1,34 +1,34 @@
-//! Where the rows of images lie in a run.
+//! Row indices of the images of a run.
 //!
-//! Rows of one image: its tiles one after the other, each the class and then its patches; after those that it has, the
-//! tiles that it does not have; then what fills every tile up to a multiple of [`FILL`] rows.
+//! Rows of one image: its tiles one after the other, each the class row and then its patches; then the tiles that it does
+//! not have; then the rows that fill every tile up to a multiple of [`FILL`].
 
-use crate::encoder::pieces::Piece;
+use crate::encoder::units::EncodeUnit;
 use crate::spec::TilesSpec;
 
 /// Rows of a tile are filled up to a multiple of this.
 const FILL: usize = 8;
 
-/// What of an image decides its rows.
+/// The tiles of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Image {
-    /// Tiles that it has.
+pub(super) struct TiledImage {
+    /// Tiles of the image.
     pub n_tiles: usize,
-    /// Its arrangement as tables know it, from 1.
+    /// Its arrangement as an index into tables, from 1.
     pub arrangement: usize,
 }
 
-impl Image {
-    /// Of a piece whose grid is (tiles down, tiles across, rows of a tile); an arrangement that the encoder does not
-    /// have, which [`pieces`](crate::encoder::pieces::pieces) refuses, would be 0.
-    pub fn of(tiles: &TilesSpec, piece: &Piece<'_>) -> Self {
-        let [down, across, _] = piece.grid;
+impl TiledImage {
+    /// Tiles of a unit whose grid is (tiles down, tiles across, rows of a tile); an arrangement that the encoder does not
+    /// have, which [`units`](crate::encoder::units::units) refuses, would be 0.
+    pub fn of(tiles: &TilesSpec, unit: &EncodeUnit<'_>) -> Self {
+        let [down, across, _] = unit.grid;
         let arrangement = tiles.arrangements().iter().position(|a| *a == [down, across]).map_or(0, |i| i + 1);
         Self { n_tiles: down * across, arrangement }
     }
 }
 
-/// The rows of a run, as indices.
+/// Row indices of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct TileRows {
     /// All rows, filling included.
@@ -52,9 +52,10 @@ pub(super) struct TileRows {
 }
 
 impl TileRows {
-    /// Lays out images.
-    pub fn of(tiles: &TilesSpec, images: &[Image]) -> Self {
-        let (n_tiles, tile_rows) = (tiles.max_tiles, tiles.tile_rows());
+    /// Indices for these images.
+    pub fn of(tiles: &TilesSpec, images: &[TiledImage]) -> Self {
+        let n_tiles = tiles.max_tiles;
+        let tile_rows = tiles.tile_rows();
         let n_filling = tile_rows.next_multiple_of(FILL) - tile_rows;
         let class = ((tiles.arrangements().len() + 1) * n_tiles) as u32;
         let mut rows = Self::default();

@@ -24,7 +24,7 @@ static TROCR: DecoderNames = names(&["decoder.output_projection"]);
 static MBART: DecoderNames = names(&["decoder.lm_head"]);
 
 /// A decoder, and the width of encoder rows that its configuration names.
-pub(super) struct Decoder {
+pub(super) struct TextDecoder {
     /// Reads rows of its own width, or of the one named.
     pub spec: DecoderSpec,
     /// `cross_attention_hidden_size`.
@@ -34,19 +34,19 @@ pub(super) struct Decoder {
 /// The decoder of a section of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
-pub(super) fn decoder(config: &Config<'_>) -> Result<Decoder, ModelError> {
+/// [`ModelError::Config`] for a key that is missing or not supported.
+pub(super) fn decoder(config: &Config<'_>) -> Result<TextDecoder, ModelError> {
     match config.text("model_type")? {
         "trocr" => trocr(config),
         "mbart" => {
             let spec = bart::decoder(config, bart::MBART, config.size("d_model")?)?;
-            Ok(Decoder { spec: DecoderSpec { names: &MBART, ..spec }, reads: None })
+            Ok(TextDecoder { spec: DecoderSpec { names: &MBART, ..spec }, reads: None })
         }
         other => Err(config.unsupported("model_type", other, "trocr, mbart")),
     }
 }
 
-fn trocr(config: &Config<'_>) -> Result<Decoder, ModelError> {
+fn trocr(config: &Config<'_>) -> Result<TextDecoder, ModelError> {
     const READS: &str = "cross_attention_hidden_size";
     let reads = match config.get(READS) {
         Some(_) => Some(config.size(READS)?),
@@ -62,7 +62,7 @@ fn trocr(config: &Config<'_>) -> Result<Decoder, ModelError> {
         let offset = padding_token(config)? + 1;
         spec.positions = Positions::WideSinusoids { n_rows: spec.max_context, offset };
     }
-    Ok(Decoder { spec, reads })
+    Ok(TextDecoder { spec, reads })
 }
 
 fn padding_token(config: &Config<'_>) -> Result<usize, ModelError> {

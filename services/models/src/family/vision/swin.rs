@@ -1,10 +1,10 @@
-//! Swin as Donut has it, and Swin itself: a pyramid of stages with shifted windows.
+//! Swin as Donut has it, and Swin itself: stages with shifted windows.
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/donut/modeling_donut_swin.py>
 //! and `swin/modeling_swin.py` beside it. Quirks: the stages are the stem, and no layers follow; Swin has a norm
 //! at the end, Donut's has none.
 
-use super::{channels, patch_side};
+use super::read::{channels, patch_side};
 use crate::error::ModelError;
 use crate::family::Config;
 use crate::spec::*;
@@ -36,7 +36,7 @@ static NAMES: EncoderNames = EncoderNames {
     merger: None,
 };
 
-static PYRAMID: ShiftedNames = ShiftedNames {
+static PYRAMID: SwinNames = SwinNames {
     projection: "embeddings.patch_embeddings.projection",
     norm: "embeddings.norm",
     stages: "encoder.layers",
@@ -48,13 +48,14 @@ static PYRAMID: ShiftedNames = ShiftedNames {
 /// The encoder of a section of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>, has_final_norm: bool) -> Result<EncoderSpec, ModelError> {
     config.must_be_off("use_absolute_embeddings")?;
     let side = patch_side(config)?;
     let window = config.size("window_size")?;
     let embed = config.size("embed_dim")?;
-    let (depths, heads) = (config.sizes("depths")?, config.sizes("num_heads")?);
+    let depths = config.sizes("depths")?;
+    let heads = config.sizes("num_heads")?;
     if depths.is_empty() || depths.len() != heads.len() || depths.len() > 8 {
         let actual = format!("{} stages, {} in num_heads", depths.len(), heads.len());
         return Err(config.unsupported("depths", actual, "as many as in num_heads, 1 to 8"));
@@ -67,13 +68,7 @@ pub(super) fn spec(config: &Config<'_>, has_final_norm: bool) -> Result<EncoderS
     Ok(EncoderSpec {
         modality: Modality::Image,
         stack: last.ok_or_else(|| config.unsupported("depths", "no stages", "1 to 8"))?,
-        stem: StemSpec::ShiftedWindows(ShiftedSpec {
-            patch,
-            window,
-            stages,
-            norm_eps: NORM_EPS,
-            names: &PYRAMID,
-        }),
+        stem: StemSpec::Swin(SwinSpec { patch, window, stages, norm_eps: NORM_EPS, names: &PYRAMID }),
         positions: Positions::Absent,
         windows: None,
         extras: EncoderExtras::default(),

@@ -6,13 +6,13 @@
 //! if asked to, and no norm at the end if it pools by the mean. Poolers and mask tokens are left alone.
 //! A position table is read for the one size it was made for: nothing interpolates it.
 
-use super::{attention, channels, pair, patch_side};
+use super::read::{attention, channels, pair, patch_side};
 use crate::error::ModelError;
 use crate::family::Config;
 use crate::spec::*;
 use triptych_core::Modality;
 
-/// Which of the three.
+/// One of the three architectures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Vit,
@@ -62,7 +62,7 @@ const SHARED_BIAS: &str = "encoder.relative_position_bias.relative_position_bias
 /// The encoder of a section of a configuration.
 ///
 /// # Errors
-/// [`ModelError::Config`] for a key that is missing or asks for what is not built.
+/// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>, kind: Kind) -> Result<EncoderSpec, ModelError> {
     let hidden = config.size("hidden_size")?;
     let side = patch_side(config)?;
@@ -119,8 +119,8 @@ fn beit_extras(config: &Config<'_>, grid: [usize; 2]) -> Result<EncoderExtras, M
     let shared = config.flag_or("use_shared_relative_position_bias", false)?;
     let table = match (own, shared) {
         (false, false) => None,
-        (true, false) => Some(PlaneTable::PerLayer(OWN_BIAS)),
-        (false, true) => Some(PlaneTable::Shared(SHARED_BIAS)),
+        (true, false) => Some(PositionBiasTable::PerLayer(OWN_BIAS)),
+        (false, true) => Some(PositionBiasTable::Shared(SHARED_BIAS)),
         (true, true) => {
             let expected = "false beside use_relative_position_bias";
             return Err(config.unsupported("use_shared_relative_position_bias", true, expected));
@@ -129,7 +129,7 @@ fn beit_extras(config: &Config<'_>, grid: [usize; 2]) -> Result<EncoderExtras, M
     let value = config.get("layer_scale_init_value").and_then(serde_json::Value::as_f64).unwrap_or(0.1);
     Ok(EncoderExtras {
         scales: (value > 0.0).then_some(SCALES),
-        plane_bias: table.map(|table| PlaneBiasSpec { grid, table }),
+        position_bias: table.map(|table| PositionBiasSpec { grid, table }),
         projection: None,
     })
 }

@@ -11,9 +11,10 @@ mod settings;
 mod steps;
 
 pub use settings::CanvasSettings;
-pub use steps::Step;
+pub use steps::CanvasStep;
 
-use super::{Picture, Size, decode};
+use super::decode;
+use super::pixels::{ImageSize, RgbPixels};
 use crate::error::ItemError;
 use crate::preprocess::{EncoderInput, Features, Preprocess, admit, check_options, contained};
 use crate::spec::StemSpec;
@@ -39,12 +40,12 @@ impl CanvasProcessor {
     }
 
     /// Normalised patches of a finished canvas.
-    fn input(&self, picture: &Picture) -> Result<EncoderInput, ItemError> {
-        let size = picture.size;
+    fn input(&self, image: &RgbPixels) -> Result<EncoderInput, ItemError> {
+        let size = image.size;
         let patch = self.stem.patch_side().unwrap_or(1);
         let grid = [size.height as usize, size.width as usize].map(|side| self.stem.patches_along(side));
         let n_tokens = self.stem.image_rows(grid).and_then(|n| u32::try_from(n).ok()).ok_or_else(|| {
-            let Size { width, height } = size;
+            let ImageSize { width, height } = size;
             ItemError::Unsupported(format!(
                 "the image is {width}x{height} when prepared, which the model does not read"
             ))
@@ -52,7 +53,7 @@ impl CanvasProcessor {
         Ok(EncoderInput {
             extent: Extent::Grid { t: 1, h: grid[0] as u32, w: grid[1] as u32 },
             n_tokens,
-            features: Features::Patches(patches(picture, &self.settings, grid, patch)),
+            features: Features::Patches(patches(image, &self.settings, grid, patch)),
         })
     }
 }
@@ -71,20 +72,22 @@ impl Preprocess for CanvasProcessor {
     ) -> Result<EncoderInput, ItemError> {
         admit(Modality::Image, modality, bytes, limits)?;
         check_options(options, &[])?;
-        let mut picture = contained(modality, || decode::decode(bytes, limits))?;
+        let mut image = contained(modality, || decode::decode(bytes, limits))?;
         for step in &self.settings.steps {
-            picture = step.apply(picture, self.settings.filter, limits)?;
+            image = step.apply(image, self.settings.filter, limits)?;
         }
-        self.input(&picture)
+        self.input(&image)
     }
 }
 
 /// `[grid[0] · grid[1], 3 · side · side]`: patches row by row, a patch by channel, then row. What lies past the
-/// picture is 0, as a value after normalising.
-fn patches(picture: &Picture, settings: &CanvasSettings, grid: [usize; 2], side: usize) -> Vec<f32> {
-    let (width, height) = (picture.size.width as usize, picture.size.height as usize);
+/// image is 0, as a value after normalising.
+fn patches(image: &RgbPixels, settings: &CanvasSettings, grid: [usize; 2], side: usize) -> Vec<f32> {
+    let width = image.size.width as usize;
+    let height = image.size.height as usize;
     let tables: [[f32; 256]; 3] = std::array::from_fn(|c| {
-        let (mean, std) = (settings.mean[c], settings.std[c]);
+        let mean = settings.mean[c];
+        let std = settings.std[c];
         std::array::from_fn(|v| (v as f32 * settings.rescale - mean) / std)
     });
     let mut values = Vec::with_capacity(grid[0] * grid[1] * 3 * side * side);
@@ -94,7 +97,7 @@ fn patches(picture: &Picture, settings: &CanvasSettings, grid: [usize; 2], side:
             for y in top..top + side {
                 let n_inside = if y < height { inside } else { 0 };
                 let first = (y * width + left) * 3 + channel;
-                let row = picture.rgb.get(first..).unwrap_or_default().iter().step_by(3).take(n_inside);
+                let row = image.rgb.get(first..).unwrap_or_default().iter().step_by(3).take(n_inside);
                 values.extend(row.map(|v| table[usize::from(*v)]));
                 values.extend(std::iter::repeat_n(0.0, side - n_inside));
             }
@@ -108,18 +111,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_past_the_picture_is_zero_after_normalising() {
+    fn values_past_the_image_are_zero_after_normalising() {
         let settings = CanvasSettings {
             steps: vec![],
-            filter: crate::preprocess::image::Filter::Bilinear,
+            filter: crate::preprocess::image::ResizeFilter::Bilinear,
             mean: [0.5; 3],
             std: [0.5; 3],
             rescale: 1.0 / 255.0,
         };
-        let size = Size { width: 3, height: 1 };
-        let picture = Picture { size, rgb: vec![255, 0, 0, 0, 255, 0, 0, 0, 255] };
-        let values = patches(&picture, &settings, [1, 2], 2);
-        let (red, green, blue) = ([1.0, -1.0, 0.0, 0.0], [-1.0, 1.0, 0.0, 0.0], [-1.0, -1.0, 0.0, 0.0]);
+        let size = ImageSize { width: 3, height: 1 };
+        let image = RgbPixels { size, rgb: vec![255, 0, 0, 0, 255, 0, 0, 0, 255] };
+        let values = patches(&image, &settings, [1, 2], 2);
+        let red = [1.0, -1.0, 0.0, 0.0];
+        let green = [-1.0, 1.0, 0.0, 0.0];
+        let blue = [-1.0, -1.0, 0.0, 0.0];
         assert_eq!(values[..12], [red, green, blue].concat());
         assert_eq!(values[12..], [-1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]);
     }

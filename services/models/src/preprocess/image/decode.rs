@@ -1,6 +1,6 @@
 //! Image bytes to upright RGB, within limits: the first frame, as transformers converts it with Pillow.
 
-use super::{Picture, Size};
+use super::pixels::{ImageSize, RgbPixels};
 use crate::error::ItemError;
 use crate::preprocess::look;
 use image::{DynamicImage, ImageBuffer, ImageDecoder, ImageError, ImageReader, Pixel};
@@ -9,11 +9,11 @@ use triptych_core::limits::Limits;
 
 /// Bytes per pixel that a decoder may need at once: 16-bit RGBA, twice.
 const BYTES_PER_PIXEL: u64 = 16;
-/// What a decoder may need besides pixels.
+/// Bytes that a decoder may need beside its pixels.
 const OVERHEAD_BYTES: u64 = 16 << 20;
 
 /// Decodes the first frame.
-pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, ItemError> {
+pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<RgbPixels, ItemError> {
     let unsupported = || {
         let found = look(bytes);
         ItemError::Unsupported(format!("the image is {found}; read are PNG, JPEG, WebP, GIF and BMP"))
@@ -38,12 +38,12 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, ItemError
     // Up to here only the header was read; nothing of the size it declares was allocated.
     let mut decoder = reader.into_decoder().map_err(corrupt)?;
     let (width, height) = decoder.dimensions();
-    check_size(Size { width, height }, limits)?;
+    check_size(ImageSize { width, height }, limits)?;
     let orientation = decoder.orientation().unwrap_or(image::metadata::Orientation::NoTransforms);
     let mut decoded = DynamicImage::from_decoder(decoder).map_err(corrupt)?;
     decoded.apply_orientation(orientation);
-    let size = Size { width: decoded.width(), height: decoded.height() };
-    Ok(Picture { size, rgb: to_rgb(decoded) })
+    let size = ImageSize { width: decoded.width(), height: decoded.height() };
+    Ok(RgbPixels { size, rgb: to_rgb(decoded) })
 }
 
 /// Pixels that a PNG's header declares. A colour profile before the pixels is inflated with the header and may be a
@@ -54,7 +54,7 @@ fn declared_by_png(bytes: &[u8]) -> Option<u64> {
     if is_png { side(16)?.checked_mul(side(20)?) } else { None }
 }
 
-fn check_size(size: Size, limits: &Limits) -> Result<(), ItemError> {
+fn check_size(size: ImageSize, limits: &Limits) -> Result<(), ItemError> {
     let pixels = u64::from(size.width) * u64::from(size.height);
     if pixels == 0 {
         return Err(ItemError::Empty(format!("the image has {}x{} pixels", size.width, size.height)));
@@ -104,7 +104,8 @@ fn over_white<P: Pixel>(
 
 /// `value` over white, in the fixed-point arithmetic of Pillow's `alpha_composite`.
 fn blend(value: u8, alpha: u8) -> u8 {
-    let (value, alpha) = (u32::from(value), u32::from(alpha));
+    let value = u32::from(value);
+    let alpha = u32::from(alpha);
     let sum = (value * alpha + 255 * (255 - alpha)) * 128 + (0x80 << 7);
     ((((sum >> 8) + sum) >> 8) >> 7) as u8
 }

@@ -1,27 +1,32 @@
 //! Pixels to normalised patches, in the order in which the merger takes them.
 
-use super::{ImageSettings, Picture};
+use super::pixels::RgbPixels;
+use super::settings::ImageSettings;
 
 /// `[n_patches, 3 · temporal_patch_size · patch_size · patch_size]`: the patches of a merge square one after
 /// the other, squares row by row; within a patch by channel, then frame, then row.
 ///
-/// The sides of the picture are multiples of [`ImageSettings::factor`].
-pub(super) fn patches(picture: &Picture, settings: &ImageSettings) -> Vec<f32> {
-    let (patch, merge) = (settings.patch_size as usize, settings.merge_size as usize);
+/// The sides of the image are multiples of [`ImageSettings::factor`].
+pub(super) fn patches(image: &RgbPixels, settings: &ImageSettings) -> Vec<f32> {
+    let patch = settings.patch_size as usize;
+    let merge = settings.merge_size as usize;
     let frames = settings.temporal_patch_size as usize;
-    let (width, height) = (picture.size.width as usize, picture.size.height as usize);
-    let (grid_h, grid_w) = (height / patch, width / patch);
+    let width = image.size.width as usize;
+    let height = image.size.height as usize;
+    let grid_h = height / patch;
+    let grid_w = width / patch;
     let tables = [0, 1, 2].map(|channel| table(settings, channel));
     let mut values = Vec::with_capacity(grid_h * grid_w * 3 * frames * patch * patch);
     for square in 0..(grid_h / merge) * (grid_w / merge) {
-        let (square_y, square_x) = (square / (grid_w / merge), square % (grid_w / merge));
+        let square_y = square / (grid_w / merge);
+        let square_x = square % (grid_w / merge);
         for inner in 0..merge * merge {
             let top = (square_y * merge + inner / merge) * patch;
             let left = (square_x * merge + inner % merge) * patch;
             for (channel, table) in tables.iter().enumerate() {
                 let frame_start = values.len();
                 for y in top..top + patch {
-                    let row = &picture.rgb[(y * width + left) * 3..(y * width + left + patch) * 3];
+                    let row = &image.rgb[(y * width + left) * 3..(y * width + left + patch) * 3];
                     values.extend(row.iter().skip(channel).step_by(3).map(|v| table[usize::from(*v)]));
                 }
                 for _ in 1..frames {
@@ -35,6 +40,7 @@ pub(super) fn patches(picture: &Picture, settings: &ImageSettings) -> Vec<f32> {
 
 /// The normalised value of each pixel value of a channel.
 fn table(settings: &ImageSettings, channel: usize) -> [f32; 256] {
-    let (mean, std) = (settings.mean[channel], settings.std[channel]);
+    let mean = settings.mean[channel];
+    let std = settings.std[channel];
     std::array::from_fn(|v| (v as f32 * settings.rescale - mean) / std)
 }

@@ -4,7 +4,9 @@
 //! with black to the right and below → normalise → patches, tile by tile
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/mllama/image_processing_mllama.py>).
 
-use super::{Filter, Picture, Size, decode, resize};
+use super::pixels::{ImageSize, RgbPixels};
+use super::settings::{ResizeFilter, channels};
+use super::{decode, resize};
 use crate::error::{ItemError, ModelError};
 use crate::files::JsonFile;
 use crate::preprocess::{EncoderInput, Features, Preprocess, admit, check_options, contained};
@@ -19,7 +21,7 @@ const FILE: &str = "preprocessor_config.json";
 #[derive(Clone, Debug)]
 pub struct TileProcessor {
     tiles: TilesSpec,
-    filter: Filter,
+    filter: ResizeFilter,
     // The normalised value of each pixel value, by channel.
     tables: [[f32; 256]; 3],
 }
@@ -36,7 +38,7 @@ impl TileProcessor {
                 return Err(file.wrong(step, "true"));
             }
         }
-        let [channels, patch, _] = tiles.patch;
+        let [n_channels, patch, _] = tiles.patch;
         let side = tiles.side * patch;
         let same = |key: &str, default: usize, expected: usize| -> Result<(), ModelError> {
             match file.u32(key)?.map_or(default, |n| n as usize) == expected {
@@ -47,11 +49,11 @@ impl TileProcessor {
         same("size.height", 224, side)?;
         same("size.width", 224, side)?;
         same("max_image_tiles", 4, tiles.max_tiles)?;
-        if channels != 3 {
-            return Err(file.wrong("do_convert_rgb", &format!("an encoder of 3 channels, not {channels}")));
+        if n_channels != 3 {
+            return Err(file.wrong("do_convert_rgb", &format!("an encoder of 3 channels, not {n_channels}")));
         }
-        let mean = super::channels(&file, "image_mean", [0.5; 3])?;
-        let std = super::channels(&file, "image_std", [0.5; 3])?;
+        let mean = channels(&file, "image_mean", [0.5; 3])?;
+        let std = channels(&file, "image_std", [0.5; 3])?;
         if std.iter().any(|s| *s <= 0.0) {
             return Err(file.wrong("image_std", "numbers above 0"));
         }
@@ -59,18 +61,13 @@ impl TileProcessor {
         let value = |v: usize, c: usize| ((v as f64 * rescale) as f32 - mean[c]) / std[c];
         Ok(Self {
             tiles: tiles.clone(),
-            filter: match file.u32("resample")? {
-                Some(1) => Filter::Lanczos,
-                Some(2) | None => Filter::Bilinear,
-                Some(3) => Filter::Bicubic,
-                Some(_) => return Err(file.wrong("resample", "1 (lanczos), 2 (bilinear) or 3 (bicubic)")),
-            },
+            filter: ResizeFilter::of(&file, ResizeFilter::Bilinear)?,
             tables: [0, 1, 2].map(|c| std::array::from_fn(|v| value(v, c))),
         })
     }
 
     /// Tiles down and across of an image of this size, and the size that it gets inside them.
-    pub fn layout(&self, size: Size) -> ([usize; 2], Size) {
+    pub fn layout(&self, size: ImageSize) -> ([usize; 2], ImageSize) {
         let arrangement = self.arrangement(size);
         (arrangement, self.fit(size, arrangement))
     }
@@ -82,8 +79,9 @@ impl TileProcessor {
 
     /// Tiles down and across: those of which an image fills most, and of equals the fewest. An image that fits is made
     /// larger as little as can be, one that does not, smaller.
-    fn arrangement(&self, size: Size) -> [usize; 2] {
-        let (height, width) = (f64::from(size.height), f64::from(size.width));
+    fn arrangement(&self, size: ImageSize) -> [usize; 2] {
+        let height = f64::from(size.height);
+        let width = f64::from(size.width);
         let side = self.side() as f64;
         let scale =
             |[down, across]: [usize; 2]| (down as f64 * side / height).min(across as f64 * side / width);
@@ -96,7 +94,7 @@ impl TileProcessor {
     }
 
     /// The size an image gets inside its tiles: at least a tile where it is smaller, at most all of them.
-    fn fit(&self, size: Size, [down, across]: [usize; 2]) -> Size {
+    fn fit(&self, size: ImageSize, [down, across]: [usize; 2]) -> ImageSize {
         let side = self.side() as u32;
         let width = size.width.clamp(side, across as u32 * side);
         let height = size.height.clamp(side, down as u32 * side);
@@ -104,15 +102,17 @@ impl TileProcessor {
         let scale_h = f64::from(height) / f64::from(size.height);
         let scaled = |n: u32, scale: f64, most: u32| ((f64::from(n) * scale).floor() as u32).clamp(1, most);
         match scale_w < scale_h {
-            true => Size { width, height: scaled(size.height, scale_w, height) },
-            false => Size { width: scaled(size.width, scale_h, width), height },
+            true => ImageSize { width, height: scaled(size.height, scale_w, height) },
+            false => ImageSize { width: scaled(size.width, scale_h, width), height },
         }
     }
 
     /// `[n_patches, 3 · patch · patch]`: tiles row by row, patches of a tile row by row, a patch by channel.
-    fn patches(&self, picture: &Picture, [down, across]: [usize; 2]) -> Vec<f32> {
-        let (side, patch) = (self.side(), self.tiles.patch[1]);
-        let (width, height) = (picture.size.width as usize, picture.size.height as usize);
+    fn patches(&self, image: &RgbPixels, [down, across]: [usize; 2]) -> Vec<f32> {
+        let side = self.side();
+        let patch = self.tiles.patch[1];
+        let width = image.size.width as usize;
+        let height = image.size.height as usize;
         let per_side = self.tiles.side;
         let mut values = Vec::with_capacity(down * across * side * side * 3);
         for tile in 0..down * across {
@@ -123,7 +123,7 @@ impl TileProcessor {
                     for y in top..top + patch {
                         for x in left..left + patch {
                             let inside = y < height && x < width;
-                            let pixel = if inside { picture.rgb[(y * width + x) * 3 + channel] } else { 0 };
+                            let pixel = if inside { image.rgb[(y * width + x) * 3 + channel] } else { 0 };
                             values.push(table[usize::from(pixel)]);
                         }
                     }
@@ -148,9 +148,9 @@ impl Preprocess for TileProcessor {
     ) -> Result<EncoderInput, ItemError> {
         admit(Modality::Image, modality, bytes, limits)?;
         check_options(options, &[])?;
-        let picture = contained(modality, || decode::decode(bytes, limits))?;
-        let (arrangement, target) = self.layout(picture.size);
-        let picture = resize::resize(picture, target, self.filter)?;
+        let image = contained(modality, || decode::decode(bytes, limits))?;
+        let (arrangement, target) = self.layout(image.size);
+        let image = resize::resize(image, target, self.filter)?;
         let [down, across] = arrangement;
         Ok(EncoderInput {
             extent: Extent::Grid {
@@ -159,7 +159,7 @@ impl Preprocess for TileProcessor {
                 w: (across * self.tiles.side) as u32,
             },
             n_tokens: (down * across * self.tiles.tile_rows()) as u32,
-            features: Features::Patches(self.patches(&picture, arrangement)),
+            features: Features::Patches(self.patches(&image, arrangement)),
         })
     }
 }

@@ -21,7 +21,8 @@ const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "
 /// Formats a time; codes that it does not know stay as they are.
 pub(super) fn format(format: &str, time: SystemTime) -> String {
     let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let days = seconds / 86_400;
+    let second = seconds % 86_400;
     let (year, month, day) = civil(days);
     let month_name = MONTHS[month as usize - 1];
     let day_name = DAYS[(days % 7) as usize];
@@ -58,7 +59,8 @@ pub(super) fn format(format: &str, time: SystemTime) -> String {
 /// (<https://howardhinnant.github.io/date_algorithms.html#civil_from_days>).
 fn civil(days: u64) -> (u64, u64, u64) {
     let z = days + 719_468;
-    let (era, day_of_era) = (z / 146_097, z % 146_097);
+    let era = z / 146_097;
+    let day_of_era = z % 146_097;
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted = (5 * day_of_year + 2) / 153;

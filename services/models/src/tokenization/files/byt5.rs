@@ -4,11 +4,11 @@
 //! Bytes that never become a character are replaced in a text, as for every byte-level vocabulary; the family's
 //! own code leaves them out.
 
-use super::Directory;
-use super::added::Added;
-use super::draft::{Around, Draft, Finished, index};
+use super::directory::TokenizerDir;
+use super::parts::{BuiltTokenizer, InputTemplate, TokenizerParts, index};
+use super::special::NamedToken;
 use crate::error::ModelError;
-use crate::tokenization::relabel::Vocabulary;
+use crate::tokenization::id_map::Vocabulary;
 use crate::tokenization::spelling::char_of;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -19,9 +19,9 @@ const EXTRA_IDS: u32 = 125;
 /// More sentinels than any model has.
 pub(super) const MAX_EXTRA_IDS: u32 = 4096;
 
-pub(super) fn build(dir: &Directory<'_>) -> Result<Finished, ModelError> {
+pub(super) fn build(dir: &TokenizerDir<'_>) -> Result<BuiltTokenizer, ModelError> {
     let named = [("pad_token", "<pad>"), ("eos_token", "</s>"), ("unk_token", "<unk>")];
-    let named = named.map(|(role, default)| Added {
+    let named = named.map(|(role, default)| NamedToken {
         strips_left: true,
         strips_right: true,
         ..dir.role(role, default)
@@ -39,14 +39,14 @@ pub(super) fn build(dir: &Directory<'_>) -> Result<Finished, ModelError> {
     }
     let n_extra = extra_ids(dir, EXTRA_IDS)?;
     let mut family = named.to_vec();
-    family.extend((0..n_extra).map(|i| Added::special(format!("<extra_id_{i}>"))));
+    family.extend((0..n_extra).map(|i| NamedToken::special(format!("<extra_id_{i}>"))));
     for token in &family[named.len()..] {
         vocabulary.insert(vocabulary.end(), &token.content);
     }
     let added = dir.specials.place(family, &mut vocabulary);
     let bytes =
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
-    Ok(Draft {
+    Ok(TokenizerParts {
         model: json!({"type": "BPE", "vocab": entries, "merges": []}),
         normalizer: Value::Null,
         pre_tokenizer: bytes.clone(),
@@ -55,13 +55,13 @@ pub(super) fn build(dir: &Directory<'_>) -> Result<Finished, ModelError> {
         known: HashMap::new(),
         added,
         vocabulary,
-        around: Around::ended(&named[1]),
+        around: InputTemplate::ended(&named[1]),
     }
     .finish())
 }
 
-/// How many sentinels there are.
-pub(super) fn extra_ids(dir: &Directory<'_>, default: u32) -> Result<u32, ModelError> {
+/// Number of sentinels.
+pub(super) fn extra_ids(dir: &TokenizerDir<'_>, default: u32) -> Result<u32, ModelError> {
     let n = dir.config.u32("extra_ids")?.unwrap_or(default);
     if n > MAX_EXTRA_IDS {
         return Err(dir.config.wrong("extra_ids", &format!("at most {MAX_EXTRA_IDS}")));

@@ -1,17 +1,17 @@
 //! Byte-level BPE: `vocab.json` and `merges.txt`, as GPT-2 wrote them first. BART, BlenderBot, Whisper, Qwen.
 
-use super::Directory;
-use super::added::Added;
-use super::draft::{Around, Draft, Finished, index};
+use super::directory::TokenizerDir;
+use super::parts::{BuiltTokenizer, InputTemplate, TokenizerParts, index};
+use super::special::NamedToken;
 use crate::error::ModelError;
-use crate::tokenization::relabel::{MAX_ID, Vocabulary};
+use crate::tokenization::id_map::{MAX_ID, Vocabulary};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// How Qwen splits a text before its bytes are merged.
+/// Qwen's pattern that splits a text before its bytes are merged.
 const QWEN_SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-pub(super) fn build(dir: &Directory<'_>) -> Result<Finished, ModelError> {
+pub(super) fn build(dir: &TokenizerDir<'_>) -> Result<BuiltTokenizer, ModelError> {
     let entries = read_vocabulary(dir, "vocab.json")?;
     let merges = read_merges(dir)?;
     let mut vocabulary = Vocabulary::default();
@@ -47,7 +47,7 @@ pub(super) fn build(dir: &Directory<'_>) -> Result<Finished, ModelError> {
         }
     }
     let (normalizer, pre_tokenizer) = splitting(dir)?;
-    Ok(Draft {
+    Ok(TokenizerParts {
         model: json!({"type": "BPE", "vocab": model, "merges": merges}),
         normalizer,
         pre_tokenizer,
@@ -65,9 +65,9 @@ fn byte_level(add_prefix_space: bool, use_regex: bool) -> Value {
     json!({"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": true, "use_regex": use_regex})
 }
 
-/// How a text is cut before its bytes are merged: the normalizer and the pre-tokenizer.
-fn splitting(dir: &Directory<'_>) -> Result<(Value, Value), ModelError> {
-    // BlenderBot reads the first word as any other, unless told not to.
+/// Splitting of a text before its bytes are merged: the normalizer and the pre-tokenizer.
+fn splitting(dir: &TokenizerDir<'_>) -> Result<(Value, Value), ModelError> {
+    // BlenderBot reads the first word as any other by default.
     let space = dir.config.bool("add_prefix_space")?.unwrap_or(dir.class == "Blenderbot");
     if !dir.class.starts_with("Qwen2") {
         return Ok((Value::Null, byte_level(space, true)));
@@ -78,9 +78,9 @@ fn splitting(dir: &Directory<'_>) -> Result<(Value, Value), ModelError> {
     Ok((json!({"type": "NFC"}), pre_tokenizer))
 }
 
-/// The family's own special tokens, and what it puts around an input.
-fn family(dir: &Directory<'_>, vocabulary: &Vocabulary) -> (Vec<Added>, Around) {
-    let roles = |list: &[(&str, &str)]| -> Vec<Added> {
+/// The family's own special tokens, and its template of an input.
+fn family(dir: &TokenizerDir<'_>, vocabulary: &Vocabulary) -> (Vec<NamedToken>, InputTemplate) {
+    let roles = |list: &[(&str, &str)]| -> Vec<NamedToken> {
         list.iter().filter_map(|(role, default)| dir.specials.role(role, default)).collect()
     };
     match dir.class.as_str() {
@@ -89,11 +89,11 @@ fn family(dir: &Directory<'_>, vocabulary: &Vocabulary) -> (Vec<Added>, Around) 
             let tokens = roles(&[("bos_token", end), ("eos_token", end), ("unk_token", end)]);
             let after = dir.role("eos_token", end).content;
             let before = ["<|startoftranscript|>", "<|notimestamps|>"].map(str::to_owned).to_vec();
-            (tokens, Around { before, after: vec![after] })
+            (tokens, InputTemplate { before, after: vec![after] })
         }
         class if class.starts_with("Qwen2") || class == "GPT2" => {
             let end = "<|endoftext|>";
-            (roles(&[("eos_token", end), ("unk_token", end)]), Around::default())
+            (roles(&[("eos_token", end), ("unk_token", end)]), InputTemplate::default())
         }
         class => {
             let mut tokens = roles(&[
@@ -104,14 +104,15 @@ fn family(dir: &Directory<'_>, vocabulary: &Vocabulary) -> (Vec<Added>, Around) 
                 ("unk_token", "<unk>"),
                 ("pad_token", "<pad>"),
             ]);
-            tokens.extend(dir.specials.role("mask_token", "<mask>").map(Added::after_space));
+            tokens.extend(dir.specials.role("mask_token", "<mask>").map(NamedToken::after_space));
             // A vocabulary that lacks these tokens is of another family: nothing is invented for it.
             let named = !class.is_empty();
             tokens.retain(|t| named || vocabulary.id(&t.content).is_some());
-            let (cls, sep) = (dir.role("cls_token", "<s>"), dir.role("sep_token", "</s>"));
+            let cls = dir.role("cls_token", "<s>");
+            let sep = dir.role("sep_token", "</s>");
             let around = match class {
-                "Blenderbot" => Around::ended(&dir.role("eos_token", "</s>")),
-                _ => Around { before: vec![cls.content], after: vec![sep.content] },
+                "Blenderbot" => InputTemplate::ended(&dir.role("eos_token", "</s>")),
+                _ => InputTemplate { before: vec![cls.content], after: vec![sep.content] },
             };
             (tokens, around)
         }
@@ -120,16 +121,15 @@ fn family(dir: &Directory<'_>, vocabulary: &Vocabulary) -> (Vec<Added>, Around) 
 
 /// A `vocab.json`: names with ids, by id.
 pub(super) fn read_vocabulary(
-    dir: &Directory<'_>,
+    dir: &TokenizerDir<'_>,
     file: &'static str,
 ) -> Result<BTreeMap<u32, String>, ModelError> {
     let json = crate::files::JsonFile::read(dir.path, file)?;
     let mut entries = BTreeMap::new();
     for (name, id) in json.value().as_object().into_iter().flatten() {
         let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id <= MAX_ID);
-        let id = id.ok_or_else(|| {
-            dir.wrong(file, format!("the id of {name:?} is no whole number up to {MAX_ID}"))
-        })?;
+        let id =
+            id.ok_or_else(|| dir.wrong(file, format!("the id of {name:?} is no integer up to {MAX_ID}")))?;
         if let Some(other) = entries.insert(id, name.clone()) {
             return Err(dir.wrong(file, format!("{other:?} and {name:?} both have the id {id}")));
         }
@@ -141,7 +141,7 @@ pub(super) fn read_vocabulary(
 }
 
 /// `merges.txt`: two parts a line, the most frequent first.
-pub(super) fn read_merges(dir: &Directory<'_>) -> Result<Vec<[String; 2]>, ModelError> {
+pub(super) fn read_merges(dir: &TokenizerDir<'_>) -> Result<Vec<[String; 2]>, ModelError> {
     let path = dir.file("merges.txt");
     let text = std::fs::read_to_string(&path).map_err(|source| ModelError::File { path, source })?;
     let mut merges = Vec::new();

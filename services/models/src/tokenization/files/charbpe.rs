@@ -3,17 +3,17 @@
 //! The library marks the other side: `</w>` at a word's last piece. So `the` is read as `the</w>`, and `th@@`
 //! as `th`, which is also how `merges.txt` spells them.
 
-use super::Directory;
 use super::bytelevel::{read_merges, read_vocabulary};
-use super::draft::{Around, Draft, Finished, hidden, index};
+use super::directory::TokenizerDir;
+use super::parts::{BuiltTokenizer, InputTemplate, TokenizerParts, hidden, index};
 use crate::error::ModelError;
-use crate::tokenization::relabel::Vocabulary;
+use crate::tokenization::id_map::Vocabulary;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
 const WORD_END: &str = "</w>";
 
-pub(super) fn build(dir: &Directory<'_>) -> Result<Finished, ModelError> {
+pub(super) fn build(dir: &TokenizerDir<'_>) -> Result<BuiltTokenizer, ModelError> {
     let entries = read_vocabulary(dir, "vocab.json")?;
     let merges = read_merges(dir)?;
     let roles = [
@@ -42,9 +42,9 @@ pub(super) fn build(dir: &Directory<'_>) -> Result<Finished, ModelError> {
         model.insert(spelled, index(ids.len()).into());
         ids.push(*id);
     }
-    let unknown_id = vocabulary.id(&unknown).ok_or_else(|| {
-        dir.wrong("vocab.json", format!("has no {unknown:?}, which stands for what is unknown"))
-    })?;
+    let unknown_id = vocabulary
+        .id(&unknown)
+        .ok_or_else(|| dir.wrong("vocab.json", format!("has no {unknown:?}, the token of unknown text")))?;
     // What merges pass through need not be in the vocabulary; then the piece is unknown.
     let mut passed = vec![hidden(&unknown)];
     for [left, right] in &merges {
@@ -57,7 +57,7 @@ pub(super) fn build(dir: &Directory<'_>) -> Result<Finished, ModelError> {
         }
     }
     let added = dir.specials.place(family, &mut vocabulary);
-    Ok(Draft {
+    Ok(TokenizerParts {
         model: json!({
             "type": "BPE", "vocab": model, "merges": merges, "unk_token": hidden(&unknown),
             "end_of_word_suffix": WORD_END, "fuse_unk": false,
@@ -69,7 +69,7 @@ pub(super) fn build(dir: &Directory<'_>) -> Result<Finished, ModelError> {
         known: HashMap::new(),
         added,
         vocabulary,
-        around: Around::default(),
+        around: InputTemplate::default(),
     }
     .finish())
 }

@@ -1,6 +1,6 @@
 //! A sentencepiece model's precompiled normalizer, checked before the library walks it.
 //!
-//! It is a double-array trie over bytes, then the replacements, each ended by a nought. The library that reads
+//! It is a double-array trie over bytes, then the replacements, each ended by a zero byte. The library that reads
 //! it follows offsets without looking whether they stay inside; so every state that a text can reach is visited
 //! here once.
 
@@ -9,7 +9,7 @@ use std::collections::HashSet;
 /// Larger ones are not made: sentencepiece's own is a quarter of a megabyte.
 const MAX_BYTES: usize = 16 << 20;
 
-/// Says what is wrong with a `precompiled_charsmap`. O(states · 256).
+/// Checks a `precompiled_charsmap`; the error describes the defect. O(states · 256).
 pub(crate) fn check(bytes: &[u8]) -> Result<(), String> {
     let wrong = |what: &str| Err(format!("precompiled_charsmap {what}"));
     if bytes.len() > MAX_BYTES {
@@ -53,7 +53,7 @@ fn walk(units: &[u32], replacements: &str) -> Option<()> {
     Some(())
 }
 
-/// How far a unit's children are.
+/// Offset of a unit's children.
 fn offset(unit: u32) -> u32 {
     (unit >> 10) << ((unit & 1 << 9) >> 6)
 }
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_charsmap_passes_and_no_other_does() {
+    fn a_valid_charsmap_passes_and_no_other_does() {
         assert_eq!(check(&charsmap(&one_rule(2), b"a\0b\0")), Ok(()));
         let mut far = one_rule(2);
         far[256 ^ 97] = 97 | (100_000 << 10);

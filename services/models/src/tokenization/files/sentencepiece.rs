@@ -1,17 +1,17 @@
 //! Families with one sentencepiece model: T5, Pegasus, mBART, XLM-RoBERTa, Llama. Each keeps the file's ids or
 //! moves them, adds its tokens, and puts some around an input.
 
-mod model;
 mod proto;
+mod spm;
 
-pub(super) use model::Spm;
+pub(super) use spm::Spm;
 
-use super::Directory;
-use super::added::Added;
 use super::byt5::extra_ids;
-use super::draft::{Around, Draft, Finished, index};
+use super::directory::TokenizerDir;
+use super::parts::{BuiltTokenizer, InputTemplate, TokenizerParts, index};
+use super::special::NamedToken;
 use crate::error::ModelError;
-use crate::tokenization::relabel::Vocabulary;
+use crate::tokenization::id_map::Vocabulary;
 use std::collections::{HashMap, HashSet};
 
 /// mBART's languages, in the order of their ids; mBART-50 has the second list behind them.
@@ -26,16 +26,16 @@ const MBART_50: [&str; 27] = [
     "uk_UA", "ur_PK", "xh_ZA", "gl_ES", "sl_SI",
 ];
 
-/// What a family makes of a sentencepiece model.
-struct Family {
+/// A family's ids and tokens over a sentencepiece model.
+struct SpmFamily {
     /// The model's id of each piece.
     ids: Vec<u32>,
     vocabulary: Vocabulary,
-    added: Vec<Added>,
-    around: Around,
+    added: Vec<NamedToken>,
+    around: InputTemplate,
 }
 
-pub(super) fn build(dir: &Directory<'_>, file: &str) -> Result<Finished, ModelError> {
+pub(super) fn build(dir: &TokenizerDir<'_>, file: &str) -> Result<BuiltTokenizer, ModelError> {
     let spm = Spm::read(&dir.file(file))?;
     let family = match dir.class.as_str() {
         "T5" | "MT5" => t5(dir, &spm)?,
@@ -45,21 +45,24 @@ pub(super) fn build(dir: &Directory<'_>, file: &str) -> Result<Finished, ModelEr
         "XLMRoberta" | "Camembert" => xlm_roberta(dir, &spm),
         _ => plain(dir, &spm)?,
     };
-    let Family { ids, mut vocabulary, added: mut named, around } = family;
+    let SpmFamily { ids, mut vocabulary, added: mut named, around } = family;
     named.extend(pieces_found_first(&spm));
     let added = dir.specials.place(named, &mut vocabulary);
-    let apart: HashSet<&str> = added.iter().map(|t| t.content.as_str()).collect();
-    let model = spm.model(&apart);
-    let (normalizer, pre_tokenizer, decoder) = (spm.normalizer(), spm.pre_tokenizer(), spm.decoder());
+    let excluded: HashSet<&str> = added.iter().map(|t| t.content.as_str()).collect();
+    let model = spm.model(&excluded);
+    let normalizer = spm.normalizer();
+    let pre_tokenizer = spm.pre_tokenizer();
+    let decoder = spm.decoder();
     let known = HashMap::new();
-    let draft = Draft { model, normalizer, pre_tokenizer, decoder, ids, known, added, vocabulary, around };
-    Ok(draft.finish())
+    let parts =
+        TokenizerParts { model, normalizer, pre_tokenizer, decoder, ids, known, added, vocabulary, around };
+    Ok(parts.finish())
 }
 
 /// Pieces that are found in a text before it is split.
-pub(super) fn pieces_found_first(spm: &Spm) -> impl Iterator<Item = Added> {
+pub(super) fn pieces_found_first(spm: &Spm) -> impl Iterator<Item = NamedToken> {
     spm.pieces.iter().filter_map(|piece| {
-        let token = Added::special(&piece.name);
+        let token = NamedToken::special(&piece.name);
         Some(if piece.added()? { token } else { token.ordinary() })
     })
 }
@@ -74,7 +77,7 @@ fn own_vocabulary(spm: &Spm) -> Vocabulary {
 }
 
 /// The file's ids, its sentinels behind them from the last to the first, the end behind an input.
-fn t5(dir: &Directory<'_>, spm: &Spm) -> Result<Family, ModelError> {
+fn t5(dir: &TokenizerDir<'_>, spm: &Spm) -> Result<SpmFamily, ModelError> {
     let mut vocabulary = own_vocabulary(spm);
     let end = dir.role("eos_token", "</s>");
     let mut added = vec![dir.role("pad_token", "<pad>"), end.clone(), dir.role("unk_token", "<unk>")];
@@ -83,25 +86,26 @@ fn t5(dir: &Directory<'_>, spm: &Spm) -> Result<Family, ModelError> {
         if vocabulary.id(&name).is_none() {
             vocabulary.insert(vocabulary.end(), &name);
         }
-        added.push(Added::special(name));
+        added.push(NamedToken::special(name));
     }
-    Ok(Family { ids: spm.own_ids(), vocabulary, added, around: Around::ended(&end) })
+    Ok(SpmFamily { ids: spm.own_ids(), vocabulary, added, around: InputTemplate::ended(&end) })
 }
 
 /// Pad and end come first, then the two masks and what was left unused in training; pieces behind.
-fn pegasus(dir: &Directory<'_>, spm: &Spm) -> Result<Family, ModelError> {
+fn pegasus(dir: &TokenizerDir<'_>, spm: &Spm) -> Result<SpmFamily, ModelError> {
     let offset = dir.config.u32("offset")?.unwrap_or(103);
     if offset > super::byt5::MAX_EXTRA_IDS {
         return Err(dir.config.wrong("offset", &format!("at most {}", super::byt5::MAX_EXTRA_IDS)));
     }
-    let (pad, end) = (dir.role("pad_token", "<pad>"), dir.role("eos_token", "</s>"));
+    let pad = dir.role("pad_token", "<pad>");
+    let end = dir.role("eos_token", "</s>");
     let mut vocabulary = Vocabulary::default();
     let mut added = vec![pad, end.clone()];
     for (id, token) in added.iter().enumerate() {
         vocabulary.insert(index(id), &token.content);
     }
     let sentence = dir.specials.role("mask_token_sent", "<mask_1>");
-    let mask = dir.specials.role("mask_token", "<mask_2>").map(Added::after_space);
+    let mask = dir.specials.role("mask_token", "<mask_2>").map(NamedToken::after_space);
     if sentence.is_some() {
         for (id, token) in [(2, sentence), (3, mask.clone())] {
             let Some(token) = token else { continue };
@@ -112,7 +116,7 @@ fn pegasus(dir: &Directory<'_>, spm: &Spm) -> Result<Family, ModelError> {
     for i in 2..offset {
         let name = format!("<unk_{i}>");
         vocabulary.insert(i + 2, &name);
-        added.push(Added::special(name));
+        added.push(NamedToken::special(name));
     }
     let mut ids = Vec::with_capacity(spm.pieces.len());
     for (at, piece) in spm.pieces.iter().enumerate() {
@@ -124,13 +128,13 @@ fn pegasus(dir: &Directory<'_>, spm: &Spm) -> Result<Family, ModelError> {
     }
     added.push(dir.role("unk_token", "<unk>"));
     added.extend(mask);
-    Ok(Family { ids, vocabulary, added, around: Around::ended(&end) })
+    Ok(SpmFamily { ids, vocabulary, added, around: InputTemplate::ended(&end) })
 }
 
 /// fairseq's first four ids, then the pieces behind the file's first three.
-fn fairseq(dir: &Directory<'_>, spm: &Spm) -> (Vec<u32>, Vocabulary, Vec<Added>) {
+fn fairseq(dir: &TokenizerDir<'_>, spm: &Spm) -> (Vec<u32>, Vocabulary, Vec<NamedToken>) {
     let first = [("bos_token", "<s>"), ("pad_token", "<pad>"), ("eos_token", "</s>"), ("unk_token", "<unk>")];
-    let added: Vec<Added> = first.iter().map(|(role, name)| dir.role(role, name)).collect();
+    let added: Vec<NamedToken> = first.iter().map(|(role, name)| dir.role(role, name)).collect();
     let mut vocabulary = Vocabulary::default();
     for (id, token) in added.iter().enumerate() {
         vocabulary.insert(index(id), &token.content);
@@ -149,11 +153,11 @@ fn fairseq(dir: &Directory<'_>, spm: &Spm) -> (Vec<u32>, Vocabulary, Vec<Added>)
 
 /// fairseq's ids, the languages and the mask behind them. mBART puts end and language behind an input,
 /// mBART-50 the language before it and the end behind.
-fn mbart(dir: &Directory<'_>, spm: &Spm, languages: &[&str]) -> Result<Family, ModelError> {
+fn mbart(dir: &TokenizerDir<'_>, spm: &Spm, languages: &[&str]) -> Result<SpmFamily, ModelError> {
     let (ids, mut vocabulary, mut added) = fairseq(dir, spm);
     let end = added[2].content.clone();
     let mask = dir.role("mask_token", "<mask>").after_space();
-    for token in languages.iter().map(|code| Added::special(*code)).chain([mask]) {
+    for token in languages.iter().map(|code| NamedToken::special(*code)).chain([mask]) {
         vocabulary.insert(vocabulary.end(), &token.content);
         added.push(token);
     }
@@ -163,39 +167,40 @@ fn mbart(dir: &Directory<'_>, spm: &Spm, languages: &[&str]) -> Result<Family, M
         Some(_) => return Err(dir.config.wrong("src_lang", &format!("one of {}", languages.join(", ")))),
     };
     let around = if dir.class == "MBart50" {
-        Around { before: vec![language], after: vec![end] }
+        InputTemplate { before: vec![language], after: vec![end] }
     } else {
-        Around { before: Vec::new(), after: vec![end, language] }
+        InputTemplate { before: Vec::new(), after: vec![end, language] }
     };
-    Ok(Family { ids, vocabulary, added, around })
+    Ok(SpmFamily { ids, vocabulary, added, around })
 }
 
 /// fairseq's ids, the mask behind them, begin and end around an input.
-fn xlm_roberta(dir: &Directory<'_>, spm: &Spm) -> Family {
+fn xlm_roberta(dir: &TokenizerDir<'_>, spm: &Spm) -> SpmFamily {
     let (ids, mut vocabulary, mut added) = fairseq(dir, spm);
-    let around = Around { before: vec![added[0].content.clone()], after: vec![added[2].content.clone()] };
+    let around =
+        InputTemplate { before: vec![added[0].content.clone()], after: vec![added[2].content.clone()] };
     let mask = dir.role("mask_token", "<mask>").after_space();
     vocabulary.insert(vocabulary.end(), &mask.content);
     added.push(mask);
-    Family { ids, vocabulary, added, around }
+    SpmFamily { ids, vocabulary, added, around }
 }
 
 /// The file's ids and nothing more; Llama puts a begin before an input, and what `add_bos_token` and
 /// `add_eos_token` say goes for any class.
-fn plain(dir: &Directory<'_>, spm: &Spm) -> Result<Family, ModelError> {
+fn plain(dir: &TokenizerDir<'_>, spm: &Spm) -> Result<SpmFamily, ModelError> {
     let roles = [("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")];
     let [begin, end, unknown] = roles.map(|(role, name)| dir.role(role, name));
-    let around = |key: &str, default: bool, token: &Added| -> Result<Vec<String>, ModelError> {
+    let around = |key: &str, default: bool, token: &NamedToken| -> Result<Vec<String>, ModelError> {
         Ok(match dir.config.bool(key)?.unwrap_or(default) {
             true => vec![token.content.clone()],
             false => Vec::new(),
         })
     };
-    let around = Around {
+    let around = InputTemplate {
         before: around("add_bos_token", dir.class == "Llama", &begin)?,
         after: around("add_eos_token", false, &end)?,
     };
     let mut added = vec![begin, end, unknown];
     added.retain(|token| spm.pieces.iter().any(|p| p.name == token.content));
-    Ok(Family { ids: spm.own_ids(), vocabulary: own_vocabulary(spm), added, around })
+    Ok(SpmFamily { ids: spm.own_ids(), vocabulary: own_vocabulary(spm), added, around })
 }

@@ -1,13 +1,13 @@
 //! WordPiece: `vocab.txt`, a piece a line, as BERT has it.
 
-use super::Directory;
-use super::draft::{Around, Draft, Finished, hidden, index};
+use super::directory::TokenizerDir;
+use super::parts::{BuiltTokenizer, InputTemplate, TokenizerParts, hidden, index};
 use crate::error::ModelError;
-use crate::tokenization::relabel::Vocabulary;
+use crate::tokenization::id_map::Vocabulary;
 use serde_json::{Map, json};
 use std::collections::HashMap;
 
-pub(super) fn build(dir: &Directory<'_>) -> Result<Finished, ModelError> {
+pub(super) fn build(dir: &TokenizerDir<'_>) -> Result<BuiltTokenizer, ModelError> {
     let path = dir.file("vocab.txt");
     let text = std::fs::read_to_string(&path).map_err(|source| ModelError::File { path, source })?;
     let roles = [
@@ -33,13 +33,13 @@ pub(super) fn build(dir: &Directory<'_>) -> Result<Finished, ModelError> {
         }
     }
     if vocabulary.id(&unknown).is_none() {
-        return Err(dir.wrong("vocab.txt", format!("has no {unknown:?}, which stands for what is unknown")));
+        return Err(dir.wrong("vocab.txt", format!("has no {unknown:?}, the token of unknown text")));
     }
     let added = dir.specials.place(family, &mut vocabulary);
     let lowercase = dir.config.bool("do_lower_case")?.unwrap_or(true);
     let strip_accents = dir.config.bool("strip_accents")?;
     let chinese = dir.config.bool("tokenize_chinese_chars")?.unwrap_or(true);
-    Ok(Draft {
+    Ok(TokenizerParts {
         model: json!({
             "type": "WordPiece", "vocab": model, "unk_token": hidden(&unknown),
             "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
@@ -54,7 +54,7 @@ pub(super) fn build(dir: &Directory<'_>) -> Result<Finished, ModelError> {
         known: HashMap::new(),
         added,
         vocabulary,
-        around: Around {
+        around: InputTemplate {
             before: vec![dir.role("cls_token", "[CLS]").content],
             after: vec![dir.role("sep_token", "[SEP]").content],
         },

@@ -3,7 +3,7 @@
 use crate::request::{Item, Source};
 use bytes::Bytes;
 use serde::Deserialize;
-use triptych_core::prompt::{Message, Part, Role};
+use triptych_core::prompt::{Message, MessagePart, Role};
 use triptych_core::{Failure, ItemIdx, ItemOptions, Modality};
 
 /// Sounds that clients name; the encoder looks at the bytes.
@@ -82,7 +82,7 @@ impl RawMessage {
         let role = role(self.role.as_deref(), i)?;
         let parts = match self.content {
             None => Vec::new(),
-            Some(Content::Text(text)) => vec![Part::Text(text)],
+            Some(Content::Text(text)) => vec![MessagePart::Text(text)],
             Some(Content::Parts(parts)) => {
                 let part = |(p, part): (usize, RawPart)| {
                     part.into_part(&format!("messages[{i}].content[{p}]"), items)
@@ -99,7 +99,7 @@ pub(in crate::openai) fn items_of(parts: Vec<RawPart>) -> Result<Vec<Item>, Fail
     let mut items = Vec::new();
     for (i, part) in parts.into_iter().enumerate() {
         let at = format!("items[{i}]");
-        if let Part::Text(_) = part.into_part(&at, &mut items)? {
+        if let MessagePart::Text(_) = part.into_part(&at, &mut items)? {
             let message = "type is text, allowed are image_url and input_audio; text goes into the prompts";
             return Err(Failure::invalid(message).with_param(format!("{at}.type")));
         }
@@ -120,12 +120,12 @@ fn role(role: Option<&str>, i: usize) -> Result<Role, Failure> {
 }
 
 impl RawPart {
-    fn into_part(self, at: &str, items: &mut Vec<Item>) -> Result<Part, Failure> {
+    fn into_part(self, at: &str, items: &mut Vec<Item>) -> Result<MessagePart, Failure> {
         let missing = |field: &str| {
             Failure::invalid(format!("a part of this type needs {field}")).with_param(format!("{at}.{field}"))
         };
         let (modality, source, param) = match self.kind.as_deref() {
-            Some("text" | "input_text") => return Ok(Part::Text(self.text.ok_or_else(|| missing("text"))?)),
+            Some("text" | "input_text") => return Ok(MessagePart::Text(self.text.ok_or_else(|| missing("text"))?)),
             Some("image_url") => {
                 let (ImageUrl::Object { url } | ImageUrl::Bare(url)) =
                     self.image_url.ok_or_else(|| missing("image_url"))?;
@@ -147,7 +147,7 @@ impl RawPart {
         };
         let idx = ItemIdx(u32::try_from(items.len()).unwrap_or(u32::MAX));
         items.push(Item { modality, source, options: ItemOptions::default(), param });
-        Ok(Part::Item(idx))
+        Ok(MessagePart::Item(idx))
     }
 }
 
@@ -203,7 +203,7 @@ mod tests {
         let (message, items) = read(json!({"role": "developer", "content": "hi"})).unwrap();
         assert_eq!(
             (message.role, message.parts, items.len()),
-            (Role::System, vec![Part::Text("hi".into())], 0)
+            (Role::System, vec![MessagePart::Text("hi".into())], 0)
         );
         let (message, _) = read(json!({"role": "assistant", "content": null, "refusal": null})).unwrap();
         assert!(message.parts.is_empty());
@@ -214,7 +214,7 @@ mod tests {
             {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}},
         ]);
         let (message, items) = read(json!({"role": "user", "content": content})).unwrap();
-        assert_eq!(message.parts[1..], [0, 1, 2].map(|i| Part::Item(ItemIdx(i))));
+        assert_eq!(message.parts[1..], [0, 1, 2].map(|i| MessagePart::Item(ItemIdx(i))));
         assert!(matches!(&items[0].source, Source::Base64(b) if b == "aGk="));
         assert!(matches!(&items[1].source, Source::Url(u) if u == "https://example.com/a.png"));
         assert_eq!(items[2].param, "messages[3].content[3].input_audio");

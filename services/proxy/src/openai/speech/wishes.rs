@@ -17,7 +17,7 @@
 use super::form::wrong;
 use std::collections::HashMap;
 use triptych_core::Failure;
-use triptych_core::prompt::{Fallback, LongForm};
+use triptych_core::prompt::{SpeechFallback, LongForm};
 
 /// The fields that are read here.
 pub(super) const FIELDS: [&str; 7] = [
@@ -38,7 +38,7 @@ pub(super) struct Wishes {
     pub(super) long_form: LongForm,
     pub(super) condition_on_previous: bool,
     pub(super) prefix: Option<String>,
-    pub(super) fallback: Option<Fallback>,
+    pub(super) fallback: Option<SpeechFallback>,
 }
 
 impl Wishes {
@@ -75,8 +75,8 @@ fn is_vad(text: &str) -> Result<bool, Failure> {
     Err(wrong("chunking_strategy", text, "auto and an object of type server_vad"))
 }
 
-fn fallback(fields: &HashMap<String, String>, judged: bool) -> Result<Option<Fallback>, Failure> {
-    let Fallback { temperatures, compression_ratio, logprob, no_speech } = Fallback::default();
+fn fallback(fields: &HashMap<String, String>, judged: bool) -> Result<Option<SpeechFallback>, Failure> {
+    let SpeechFallback { temperatures, compression_ratio, logprob, no_speech } = SpeechFallback::default();
     let number = |name: &'static str, default: Option<f32>| match fields.get(name).map(|t| t.trim()) {
         None => Ok(default),
         Some("none" | "None" | "null") => Ok(None),
@@ -85,7 +85,7 @@ fn fallback(fields: &HashMap<String, String>, judged: bool) -> Result<Option<Fal
             None => Err(wrong(name, text, "a number and none")),
         },
     };
-    let fallback = Fallback {
+    let fallback = SpeechFallback {
         temperatures,
         compression_ratio: number("compression_ratio_threshold", compression_ratio)?,
         logprob: number("logprob_threshold", logprob)?,

@@ -1,6 +1,6 @@
-//! The two requests to the API server: a list in pages, and a watch, a line of JSON for each event.
+//! The two requests to the API server: a paged list, and a watch with one line of JSON for each event.
 
-use super::Service;
+use super::service::Service;
 use super::slices::{Change, Metadata, Slice, Slices};
 use crate::discovery::DiscoveryError;
 use bytes::{Buf, BytesMut};
@@ -11,34 +11,34 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where a pod finds what it needs to talk to its API server.
+/// Folder with a pod's credentials for its API server.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// The longest line of a watch and the largest page of a list. A slice has at most 1000 endpoints of a few hundred
+/// Largest line of a watch and largest page of a list, in bytes. A slice has at most 1000 endpoints of a few hundred
 /// bytes each.
 const MAX_BYTES: usize = 16 << 20;
-/// Slices of a page.
+/// Slices a page.
 const PAGE: usize = 250;
-/// How long the server is asked to keep a watch open, and how much longer silence is believed.
+/// Requested duration of a watch, and the extra silence after which the connection counts as broken.
 const WATCH: (Duration, Duration) = (Duration::from_secs(240), Duration::from_secs(15));
-/// For an answer to a list, and for the beginning of one to a watch.
-pub(super) const PATIENCE: Duration = Duration::from_secs(15);
+/// Timeout of a list, and of the beginning of a watch.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How to reach an API server.
+/// Address and credentials of an API server.
 #[derive(Clone, Debug)]
 pub struct ApiServer {
     /// `https://host:port`.
     pub url: String,
-    /// Whom to believe, in PEM. `None`: those that the machine believes.
+    /// Trusted CA certificates in PEM. `None`: those of the system.
     pub ca: Option<Vec<u8>>,
-    /// A file with a bearer token, read anew for each request, since it is replaced now and then.
+    /// File with a bearer token, read for each request, since it is rotated.
     pub token: Option<PathBuf>,
 }
 
 impl ApiServer {
-    /// The server of the cluster that this process runs in, as Kubernetes tells each pod.
+    /// The server of the cluster that this process runs in, from the pod's environment.
     ///
     /// # Errors
-    /// [`DiscoveryError::NotInCluster`] if it does not.
+    /// [`DiscoveryError::NotInCluster`] outside of a cluster.
     pub fn in_cluster() -> Result<Self, DiscoveryError> {
         let variable = |name: &str| {
             std::env::var(name).map_err(|_| DiscoveryError::NotInCluster(format!("{name} is not set")))
@@ -52,27 +52,27 @@ impl ApiServer {
     }
 }
 
-/// A client that believes the server's certificate and no other.
+/// A client that trusts the server's CA only.
 pub(super) fn client(server: &ApiServer) -> Result<Client, DiscoveryError> {
     let unusable = |e: reqwest::Error| DiscoveryError::NotInCluster(format!("{}: {e}", server.url));
     crate::tls::install_provider();
-    let mut client = Client::builder().no_proxy().connect_timeout(PATIENCE).tcp_keepalive(PATIENCE);
+    let mut client = Client::builder().no_proxy().connect_timeout(TIMEOUT).tcp_keepalive(TIMEOUT);
     if let Some(pem) = &server.ca {
         client = client.tls_certs_only(Certificate::from_pem_bundle(pem).map_err(unusable)?);
     }
     client.build().map_err(unusable)
 }
 
-/// Asks for the slices of one service.
+/// Client for the slices of one service.
 pub(super) struct Api {
     client: Client,
-    /// Up to the query.
+    /// URL without the query.
     url: String,
     selector: String,
     token: Option<PathBuf>,
 }
 
-/// What came of asking for a watch.
+/// Outcome of a watch request.
 pub(super) enum Watched {
     Stream(Lines),
     Gone,
@@ -99,13 +99,13 @@ impl Api {
         })
     }
 
-    /// Every slice, and the version of the list.
+    /// All slices, and the version of the list.
     pub(super) async fn list(&self) -> Result<(Slices, String), DiscoveryError> {
         let (mut all, mut next_page) = (Vec::new(), String::new());
         loop {
             let query = format!("limit={PAGE}&continue={}", encoded(&next_page));
-            let page = tokio::time::timeout(PATIENCE, async { self.page(self.get(&query).await?).await });
-            let page = page.await.map_err(|_| self.unreachable(format!("no list within {PATIENCE:?}")))??;
+            let page = tokio::time::timeout(TIMEOUT, async { self.page(self.get(&query).await?).await });
+            let page = page.await.map_err(|_| self.unreachable(format!("no list within {TIMEOUT:?}")))??;
             all.extend(page.items);
             next_page = page.metadata.next_page;
             if next_page.is_empty() {
@@ -129,15 +129,15 @@ impl Api {
             .map_err(|e| self.unreachable(format!("a list that cannot be read: {e}")))
     }
 
-    /// What happens after `version`.
+    /// Opens a watch of the changes after `version`.
     pub(super) async fn watch(&self, version: &str) -> Result<Watched, DiscoveryError> {
         let query = format!(
             "watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion={}",
             WATCH.0.as_secs(),
             encoded(version)
         );
-        let response = tokio::time::timeout(PATIENCE, self.get(&query)).await;
-        let response = response.map_err(|_| self.unreachable(format!("no watch within {PATIENCE:?}")))??;
+        let response = tokio::time::timeout(TIMEOUT, self.get(&query)).await;
+        let response = response.map_err(|_| self.unreachable(format!("no watch within {TIMEOUT:?}")))??;
         match response.status() {
             StatusCode::GONE => Ok(Watched::Gone),
             status if status.is_success() => {
@@ -161,7 +161,7 @@ impl Api {
     }
 }
 
-/// Page tokens and versions are opaque: whatever is not plain is escaped.
+/// Percent-encodes a page token or version, which are opaque.
 fn encoded(text: &str) -> String {
     let byte = |b: u8| match b {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => char::from(b).to_string(),
@@ -185,8 +185,8 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// The next event; `None` at the end of the watch. A silence of longer than the watch was to last is trouble: the
-    /// connection may be wedged.
+    /// The next event; `None` at the end of the watch. A silence longer than the watch is an error: the connection may be
+    /// wedged.
     pub(super) async fn next(&mut self) -> Result<Option<Event>, DiscoveryError> {
         loop {
             if let Some(end) = self.buffer.iter().position(|b| *b == b'\n') {
@@ -204,9 +204,9 @@ impl Lines {
             match chunk.map_err(|_| self.unreachable("a watch without an end"))? {
                 Ok(Some(bytes)) => self.buffer.extend_from_slice(&bytes),
                 Ok(None) => return Ok(None),
-                // Cut off: what was said so far holds, and the next watch goes on from there.
+                // The events so far hold, and the next watch resumes after them.
                 Err(e) => {
-                    tracing::debug!(error = %e, "a watch was cut off");
+                    tracing::debug!(error = %e, "watch interrupted");
                     return Ok(None);
                 }
             }
@@ -246,8 +246,8 @@ fn read(line: &[u8]) -> Result<Event, String> {
         Ok(Event::Slices { version: slice.metadata.resource_version.clone(), change: change(slice) })
     };
     match line.kind.as_str() {
-        "ADDED" | "MODIFIED" => changed(line.object, Change::Is),
-        "DELETED" => changed(line.object, Change::IsNoMore),
+        "ADDED" | "MODIFIED" => changed(line.object, Change::Updated),
+        "DELETED" => changed(line.object, Change::Removed),
         "BOOKMARK" => {
             Ok(Event::Bookmark { version: of::<OnlyMetadata>(line.object)?.metadata.resource_version })
         }

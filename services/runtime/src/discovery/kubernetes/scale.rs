@@ -1,9 +1,9 @@
-//! How many pods a Deployment has: its scale, read and set
+//! Replicas of a Deployment: its scale, read and set
 //! (kubernetes.io, "API Concepts: resource operations", the `scale` subresource of apps/v1).
 //!
 //! A merge patch of `spec.replicas` alone: whatever else changes the Deployment at the same time is not undone.
 
-use super::api::{ApiServer, PATIENCE, client};
+use super::api::{ApiServer, TIMEOUT, client};
 use crate::discovery::DiscoveryError;
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{Client, RequestBuilder, StatusCode};
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 /// Reads and sets the replicas of Deployments of one namespace.
 pub struct Scaler {
     client: Client,
-    /// Up to a Deployment's name.
+    /// URL up to a Deployment's name.
     url: String,
     token: Option<PathBuf>,
 }
@@ -31,28 +31,28 @@ struct Spec {
 }
 
 impl Scaler {
-    /// Of a namespace.
+    /// A scaler for the Deployments of a namespace.
     ///
     /// # Errors
-    /// [`DiscoveryError`] for a name that is none, or certificates that cannot be used.
+    /// [`DiscoveryError`] for a malformed name, or unusable certificates.
     pub fn new(server: ApiServer, namespace: &str) -> Result<Self, DiscoveryError> {
         let url = format!("{}/apis/apps/v1/namespaces/{}/deployments", server.url, checked(namespace)?);
         Ok(Self { client: client(&server)?, url, token: server.token })
     }
 
-    /// Pods that a Deployment is to have.
+    /// Replicas that a Deployment is set to.
     ///
     /// # Errors
-    /// [`DiscoveryError`] if the server cannot be asked or refuses.
+    /// [`DiscoveryError`] if the server is unreachable or refuses.
     pub async fn replicas(&self, deployment: &str) -> Result<u32, DiscoveryError> {
         let url = self.scale_of(deployment)?;
         self.send(self.client.get(&url), &url).await
     }
 
-    /// Sets them; what the server made of it.
+    /// Sets the replicas; returns the server's value.
     ///
     /// # Errors
-    /// [`DiscoveryError`] if the server cannot be asked or refuses.
+    /// [`DiscoveryError`] if the server is unreachable or refuses.
     pub async fn set(&self, deployment: &str, replicas: u32) -> Result<u32, DiscoveryError> {
         let url = self.scale_of(deployment)?;
         let body = serde_json::json!({"spec": {"replicas": replicas}}).to_string();
@@ -81,12 +81,12 @@ impl Scaler {
                 status => Err(unreachable(format!("status {status}"))),
             }
         };
-        let scale = tokio::time::timeout(PATIENCE, answer).await;
-        Ok(scale.map_err(|_| unreachable(format!("no answer within {PATIENCE:?}")))??.spec.replicas)
+        let scale = tokio::time::timeout(TIMEOUT, answer).await;
+        Ok(scale.map_err(|_| unreachable(format!("no answer within {TIMEOUT:?}")))??.spec.replicas)
     }
 }
 
-/// A name as Kubernetes has them, so that it cannot be another path.
+/// Checks a Kubernetes name, so that it cannot change the path.
 fn checked(name: &str) -> Result<&str, DiscoveryError> {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     if !name.is_empty() && name.len() <= 253 && name.chars().all(plain) && !name.starts_with('.') {
@@ -103,11 +103,12 @@ mod tests {
     use axum::response::IntoResponse;
     use axum::routing::get;
     use axum::{Json, Router};
+    use parking_lot::Mutex;
     use serde_json::{Value, json};
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
     use tokio::net::TcpListener;
 
-    /// Replicas by Deployment, and what was asked.
+    /// Replicas, and the requests received.
     type Server = Arc<Mutex<(u32, Vec<String>)>>;
 
     async fn answer(
@@ -116,7 +117,7 @@ mod tests {
         headers: HeaderMap,
         body: Option<Json<Value>>,
     ) -> axum::response::Response {
-        let mut server = server.lock().unwrap();
+        let mut server = server.lock();
         let of = |name: &str| headers.get(name).map_or("", |v| v.to_str().unwrap()).to_owned();
         let asked = format!("{name} {} {}", of("content-type"), of("authorization"));
         server.1.push(asked);
@@ -153,16 +154,16 @@ mod tests {
         assert_eq!(scaler.replicas("encoders").await.unwrap(), 2);
         assert_eq!(scaler.set("encoders", 5).await.unwrap(), 5);
         assert_eq!(scaler.replicas("encoders").await.unwrap(), 5);
-        let asked = server.lock().unwrap().1.clone();
+        let asked = server.lock().1.clone();
         assert_eq!(asked[1], "encoders application/merge-patch+json Bearer s3cret");
     }
 
     #[tokio::test]
-    async fn a_refusal_says_which_right_is_missing_and_a_path_is_no_name() {
+    async fn a_refusal_names_the_missing_permission_and_a_path_is_no_name() {
         let server = Server::default();
         let scaler = start(&server, None).await;
-        let told = scaler.set("forbidden", 1).await.unwrap_err().to_string();
-        assert!(told.contains("deployments/scale"), "{told}");
+        let message = scaler.set("forbidden", 1).await.unwrap_err().to_string();
+        assert!(message.contains("deployments/scale"), "{message}");
         for bad in ["", "../secrets", "a/b", "A"] {
             assert!(scaler.set(bad, 1).await.unwrap_err().to_string().contains("no name"), "{bad}");
         }

@@ -1,4 +1,4 @@
-//! EndpointSlices, as far as they are read here, and the addresses that take work.
+//! EndpointSlices, the fields used here, and the addresses of ready pods.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -8,11 +8,11 @@ use std::net::Ipv6Addr;
 #[derive(Debug, Default)]
 pub(super) struct Slices(BTreeMap<String, Slice>);
 
-/// What became of one slice.
+/// Change of one slice.
 #[derive(Debug)]
 pub(super) enum Change {
-    Is(Slice),
-    IsNoMore(Slice),
+    Updated(Slice),
+    Removed(Slice),
 }
 
 /// `discovery.k8s.io/v1` EndpointSlice.
@@ -52,7 +52,7 @@ struct Conditions {
 }
 
 impl Conditions {
-    /// As the API defines what is left out: unknown readiness is ready, serving is readiness, terminating is not.
+    /// The API's defaults for missing conditions: ready, serving as ready, not terminating.
     fn takes_work(&self) -> bool {
         let ready = self.ready.unwrap_or(true);
         ready && self.serving.unwrap_or(ready) && !self.terminating.unwrap_or(false)
@@ -76,8 +76,8 @@ impl FromIterator<Slice> for Slices {
 impl Slices {
     pub(super) fn apply(&mut self, change: Change) {
         match change {
-            Change::Is(slice) => self.0.insert(slice.metadata.name.clone(), slice),
-            Change::IsNoMore(slice) => self.0.remove(&slice.metadata.name),
+            Change::Updated(slice) => self.0.insert(slice.metadata.name.clone(), slice),
+            Change::Removed(slice) => self.0.remove(&slice.metadata.name),
         };
     }
 
@@ -110,7 +110,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn only_pods_that_take_work_are_addresses() {
+    fn only_ready_pods_have_addresses() {
         for (conditions, takes_work) in [
             (json!({}), true),
             (json!({"ready": true, "serving": true, "terminating": false}), true),
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_port_is_the_one_asked_for_and_v6_has_brackets() {
+    fn the_port_is_found_by_name_and_ipv6_has_brackets() {
         let slice = json!({
             "metadata": {"name": "s"},
             "endpoints": [{"addresses": ["fd00::1"]}],
@@ -146,7 +146,7 @@ mod tests {
         ] {
             assert_eq!(slices.addresses(port).next().as_deref(), expect, "{port:?}");
         }
-        // What a server writes for nothing.
+        // A server writes `null` for an empty list.
         let empty = json!({"metadata": {"name": "s"}, "endpoints": null, "ports": null});
         let slices = Slices::from_iter([serde_json::from_value::<Slice>(empty).unwrap()]);
         assert_eq!(slices.addresses(None).count(), 0);

@@ -87,7 +87,7 @@ fn event(kind: &str, object: Value) -> Value {
 
 struct Following {
     _discovery: Discovery,
-    present: tokio::sync::watch::Receiver<crate::discovery::Present>,
+    present: tokio::sync::watch::Receiver<crate::discovery::EndpointSet>,
 }
 
 impl Following {
@@ -101,7 +101,8 @@ impl Following {
     }
 
     async fn becomes(&mut self, expect: &[&str]) {
-        let shown = |p: &crate::discovery::Present| p.iter().map(|e| e.address.clone()).collect::<Vec<_>>();
+        let shown =
+            |p: &crate::discovery::EndpointSet| p.iter().map(|e| e.address.clone()).collect::<Vec<_>>();
         let came = self.present.wait_for(|p| shown(p) == expect);
         let came = tokio::time::timeout(Duration::from_secs(60), came).await.map(|r| r.map(|_| ()));
         assert!(matches!(came, Ok(Ok(()))), "{expect:?} never came");

@@ -1,9 +1,10 @@
 //! Steps and normalisation from `preprocessor_config.json` or `processor_config.json`, old layouts and new.
 
-use super::Step;
+use super::steps::CanvasStep;
 use crate::error::ModelError;
 use crate::files::JsonFile;
-use crate::preprocess::image::{Filter, Size, channels};
+use crate::preprocess::image::pixels::ImageSize;
+use crate::preprocess::image::settings::{ResizeFilter, channels};
 use std::path::Path;
 
 /// Longest side of a canvas.
@@ -15,15 +16,15 @@ const OPENAI_CLIP: [[f32; 3]; 2] = [[0.48145466, 0.4578275, 0.40821073], [0.2686
 /// Settings of a processor that makes canvases.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CanvasSettings {
-    /// From picture to canvas, in order.
-    pub steps: Vec<Step>,
+    /// From image to canvas, in order.
+    pub steps: Vec<CanvasStep>,
     /// The filter of every resize.
-    pub filter: Filter,
+    pub filter: ResizeFilter,
     /// Means of red, green, blue.
     pub mean: [f32; 3],
     /// Standard deviations of red, green, blue.
     pub std: [f32; 3],
-    /// What a pixel value is multiplied with before that.
+    /// Factor on pixel values before they are normalised.
     pub rescale: f32,
 }
 
@@ -38,8 +39,8 @@ enum Kind {
 }
 
 /// A size as files write it.
-enum Written {
-    Exact(Size),
+enum SizeSetting {
+    Exact(ImageSize),
     ShortestEdge(u32),
 }
 
@@ -64,15 +65,15 @@ impl CanvasSettings {
             false => 1.0,
         };
         let default = match kind {
-            Kind::Vit | Kind::Donut => Filter::Bilinear,
-            Kind::Deit | Kind::Beit | Kind::Clip => Filter::Bicubic,
+            Kind::Vit | Kind::Donut => ResizeFilter::Bilinear,
+            Kind::Deit | Kind::Beit | Kind::Clip => ResizeFilter::Bicubic,
         };
         let steps = if kind == Kind::Donut { donut_steps(&file)? } else { steps(&file, kind)? };
-        Ok(Self { steps, filter: Filter::of(&file, default)?, mean, std, rescale })
+        Ok(Self { steps, filter: ResizeFilter::of(&file, default)?, mean, std, rescale })
     }
 
     /// The size of every canvas, if it is always the same.
-    pub fn fixed_size(&self) -> Option<Size> {
+    pub fn fixed_size(&self) -> Option<ImageSize> {
         self.steps.last()?.fixed_size()
     }
 }
@@ -99,7 +100,7 @@ fn kind(file: &JsonFile) -> Result<Kind, ModelError> {
 }
 
 /// Resize, then crop.
-fn steps(file: &JsonFile, kind: Kind) -> Result<Vec<Step>, ModelError> {
+fn steps(file: &JsonFile, kind: Kind) -> Result<Vec<CanvasStep>, ModelError> {
     if file.bool("do_resize")? == Some(false) {
         return Err(file.wrong("do_resize", "true"));
     }
@@ -109,39 +110,41 @@ fn steps(file: &JsonFile, kind: Kind) -> Result<Vec<Step>, ModelError> {
         }
     }
     let size = match kind {
-        Kind::Deit => Written::Exact(Size { width: 256, height: 256 }),
-        Kind::Clip => Written::ShortestEdge(224),
-        _ => Written::Exact(Size { width: 224, height: 224 }),
+        Kind::Deit => SizeSetting::Exact(ImageSize { width: 256, height: 256 }),
+        Kind::Clip => SizeSetting::ShortestEdge(224),
+        _ => SizeSetting::Exact(ImageSize { width: 224, height: 224 }),
     };
-    let mut steps = vec![match written(file, "size", kind)?.unwrap_or(size) {
-        Written::Exact(size) => Step::Exact(size),
-        Written::ShortestEdge(edge) => Step::ShortestEdge(edge),
+    let mut steps = vec![match size_setting(file, "size", kind)?.unwrap_or(size) {
+        SizeSetting::Exact(size) => CanvasStep::Exact(size),
+        SizeSetting::ShortestEdge(edge) => CanvasStep::ShortestEdge(edge),
     }];
     let crops = matches!(kind, Kind::Deit | Kind::Clip);
     if file.bool("do_center_crop")?.unwrap_or(crops) {
-        let size = written(file, "crop_size", Kind::Vit)?;
-        match size.unwrap_or(Written::Exact(Size { width: 224, height: 224 })) {
-            Written::Exact(size) => steps.push(Step::CenterCrop(size)),
-            Written::ShortestEdge(_) => return Err(file.wrong("crop_size", "height and width")),
+        let size = size_setting(file, "crop_size", Kind::Vit)?;
+        match size.unwrap_or(SizeSetting::Exact(ImageSize { width: 224, height: 224 })) {
+            SizeSetting::Exact(size) => steps.push(CanvasStep::CenterCrop(size)),
+            SizeSetting::ShortestEdge(_) => return Err(file.wrong("crop_size", "height and width")),
         }
     }
     Ok(steps)
 }
 
 /// Align, resize, thumbnail, pad: each by its own switch.
-fn donut_steps(file: &JsonFile) -> Result<Vec<Step>, ModelError> {
-    let size = written(file, "size", Kind::Donut)?;
-    let Written::Exact(size) = size.unwrap_or(Written::Exact(Size { width: 1920, height: 2560 })) else {
+fn donut_steps(file: &JsonFile) -> Result<Vec<CanvasStep>, ModelError> {
+    let size = size_setting(file, "size", Kind::Donut)?;
+    let SizeSetting::Exact(size) =
+        size.unwrap_or(SizeSetting::Exact(ImageSize { width: 1920, height: 2560 }))
+    else {
         return Err(file.wrong("size", "height and width"));
     };
     if file.bool("do_center_crop")? == Some(true) {
         return Err(file.wrong("do_center_crop", "false"));
     }
     let switches = [
-        ("do_align_long_axis", false, Step::AlignLongAxis(size)),
-        ("do_resize", true, Step::ShortestEdge(size.width.min(size.height))),
-        ("do_thumbnail", true, Step::Thumbnail(size)),
-        ("do_pad", true, Step::Pad(size)),
+        ("do_align_long_axis", false, CanvasStep::AlignLongAxis(size)),
+        ("do_resize", true, CanvasStep::ShortestEdge(size.width.min(size.height))),
+        ("do_thumbnail", true, CanvasStep::Thumbnail(size)),
+        ("do_pad", true, CanvasStep::Pad(size)),
     ];
     let mut steps = Vec::new();
     for (key, default, step) in switches {
@@ -153,7 +156,7 @@ fn donut_steps(file: &JsonFile) -> Result<Vec<Step>, ModelError> {
 }
 
 /// A size: a number, a pair, or an object with named sides.
-fn written(file: &JsonFile, key: &str, kind: Kind) -> Result<Option<Written>, ModelError> {
+fn size_setting(file: &JsonFile, key: &str, kind: Kind) -> Result<Option<SizeSetting>, ModelError> {
     let Some(value) = file.get(key) else { return Ok(None) };
     let expected = "1 to 8192: a number, a pair, height and width, or shortest_edge";
     let wrong = || file.wrong(key, expected);
@@ -164,20 +167,20 @@ fn written(file: &JsonFile, key: &str, kind: Kind) -> Result<Option<Written>, Mo
     if value.is_number() {
         let n = side(value)?;
         return Ok(Some(match kind {
-            Kind::Clip => Written::ShortestEdge(n),
-            _ => Written::Exact(Size { width: n, height: n }),
+            Kind::Clip => SizeSetting::ShortestEdge(n),
+            _ => SizeSetting::Exact(ImageSize { width: n, height: n }),
         }));
     }
     if let Some([first, second]) = value.as_array().map(Vec::as_slice) {
-        // Donut's was written across, down.
+        // Donut's was size_setting across, down.
         let (height, width) = if kind == Kind::Donut { (second, first) } else { (first, second) };
-        return Ok(Some(Written::Exact(Size { width: side(width)?, height: side(height)? })));
+        return Ok(Some(SizeSetting::Exact(ImageSize { width: side(width)?, height: side(height)? })));
     }
     match (value.get("height"), value.get("width"), value.get("shortest_edge"), value.get("longest_edge")) {
         (Some(height), Some(width), None, None) => {
-            Ok(Some(Written::Exact(Size { width: side(width)?, height: side(height)? })))
+            Ok(Some(SizeSetting::Exact(ImageSize { width: side(width)?, height: side(height)? })))
         }
-        (None, None, Some(edge), None) => Ok(Some(Written::ShortestEdge(side(edge)?))),
+        (None, None, Some(edge), None) => Ok(Some(SizeSetting::ShortestEdge(side(edge)?))),
         _ => Err(wrong()),
     }
 }

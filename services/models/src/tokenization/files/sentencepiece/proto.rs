@@ -7,18 +7,18 @@ use prost::{Enumeration, Message};
 
 /// A whole model.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Model {
+pub(super) struct ModelProto {
     #[prost(message, repeated, tag = "1")]
-    pub(super) pieces: Vec<Piece>,
+    pub(super) pieces: Vec<SentencePiece>,
     #[prost(message, optional, tag = "2")]
-    pub(super) trainer: Option<Trainer>,
+    pub(super) trainer: Option<TrainerSpec>,
     #[prost(message, optional, tag = "3")]
-    pub(super) normalizer: Option<Normalizer>,
+    pub(super) normalizer: Option<NormalizerSpec>,
 }
 
 /// An entry of the vocabulary; its id is its place.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Piece {
+pub(super) struct SentencePiece {
     #[prost(string, optional, tag = "1")]
     pub(super) piece: Option<String>,
     #[prost(float, optional, tag = "2")]
@@ -27,27 +27,27 @@ pub(super) struct Piece {
     pub(super) kind: Option<i32>,
 }
 
-/// What an entry is for.
+/// Type of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
 pub(super) enum PieceKind {
     /// Text.
     Normal = 1,
-    /// Stands for what has no entry.
+    /// Text without an entry.
     Unknown = 2,
     /// Steers the model; no text reaches it.
     Control = 3,
-    /// Found before anything else.
+    /// BuiltTokenizers before anything else.
     UserDefined = 4,
     /// No text reaches it.
     Unused = 5,
-    /// A byte of what has no entry.
+    /// A byte of text without an entry.
     Byte = 6,
 }
 
-/// How the vocabulary was made.
+/// Settings of the training.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Trainer {
+pub(super) struct TrainerSpec {
     /// 1 unigram, 2 BPE, 3 words, 4 characters.
     #[prost(int32, optional, tag = "3", default = "1")]
     pub(super) model_type: Option<i32>,
@@ -57,9 +57,9 @@ pub(super) struct Trainer {
     pub(super) byte_fallback: Option<bool>,
 }
 
-/// What is done to a text before it is split.
+/// Normalisation of a text before it is split.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Normalizer {
+pub(super) struct NormalizerSpec {
     #[prost(bytes = "vec", optional, tag = "2")]
     pub(super) precompiled_charsmap: Option<Vec<u8>>,
     #[prost(bool, optional, tag = "3", default = "true")]

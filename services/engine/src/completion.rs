@@ -1,0 +1,229 @@
+//! State of one sampled completion: token choice, text, and its end.
+//!
+//! It sees logits and the tokens so far; it does not know blocks and batches.
+
+use crate::detokenize::{DecodedText, StopDetokenizer};
+use crate::logits_pipeline::LogitsPipeline;
+use crate::output::{ChosenToken, Delta};
+use crate::request::{Resumed, SequenceRequest};
+use crate::sampler::{Sampler, logprobs};
+use std::sync::Arc;
+use triptych_core::Failure;
+use triptych_core::sampling::{FinishReason, SamplingParams, TokenLogprob};
+use triptych_models::tokenization::Tokenizer;
+
+/// State of a sampled completion.
+#[derive(Debug)]
+pub struct Completion {
+    tokenizer: Arc<Tokenizer>,
+    pipeline: LogitsPipeline,
+    sampler: Sampler,
+    detokenizer: StopDetokenizer,
+    /// Number of alternatives to report; `None`: no log-probabilities.
+    n_top: Option<usize>,
+    /// Tokens that end the completion and are not part of it.
+    ends: Vec<u32>,
+    min_tokens: usize,
+    max_tokens: usize,
+    /// Prompt to echo, until it was sent before the first token.
+    echo: Option<Vec<u32>>,
+    end_logprob: Option<f32>,
+    /// Bytes of the next text that the client has already.
+    n_sent: usize,
+}
+
+/// State of a completion that another worker began.
+#[derive(Debug)]
+pub struct ResumedState {
+    /// Generated text that the client does not have yet.
+    pub delta: Delta,
+    /// Set when the generated tokens end the completion.
+    pub end: Option<FinishReason>,
+    /// Tokens chosen, the end token included.
+    pub n_generated: usize,
+}
+
+/// Result of one chosen token.
+#[derive(Debug)]
+pub struct NextToken {
+    /// Chosen token.
+    pub token: u32,
+    /// Output to send.
+    pub delta: Delta,
+    /// Set when the completion ends with it.
+    pub end: Option<FinishReason>,
+}
+
+impl Completion {
+    /// An empty completion, number `choice` of the request. `room`: tokens that the context leaves after the
+    /// prompt.
+    pub fn new(request: &SequenceRequest, choice: u32, room: usize, tokenizer: Arc<Tokenizer>) -> Self {
+        let params = &request.sampling;
+        let ends = ends_of(request);
+        let max_tokens = most_tokens(params).min(room);
+        Self {
+            pipeline: LogitsPipeline::new(request, &ends, max_tokens, &tokenizer),
+            sampler: Sampler::new(params, choice),
+            detokenizer: StopDetokenizer::new(Arc::clone(&tokenizer), params.stop.clone()),
+            n_top: params.logprobs.map(|n| n as usize),
+            ends,
+            min_tokens: params.min_tokens as usize,
+            max_tokens,
+            echo: params.echo.then(|| request.prepared.tokens.clone()),
+            end_logprob: None,
+            n_sent: 0,
+            tokenizer,
+        }
+    }
+
+    /// Replays the tokens that another worker generated. Afterwards the state is as if it had chosen them
+    /// itself; text that the client has is not sent again.
+    ///
+    /// # Errors
+    /// Tokens that do not fit the request's grammar, or a text length that does not fit the tokens.
+    pub fn resume(&mut self, resumed: &Resumed) -> Result<ResumedState, Failure> {
+        let mut text = String::new();
+        if resumed.is_echoed {
+            text.push_str(&self.echoed().text);
+        }
+        let mut end = None;
+        for (i, token) in resumed.tokens.iter().enumerate() {
+            let (more, ends) = self.take(&resumed.tokens[..i], *token)?;
+            text.push_str(&more);
+            end = ends;
+            if end.is_some() {
+                break;
+            }
+        }
+        let mut n_generated = resumed.tokens.len();
+        if resumed.is_ended {
+            // The client has all of it. Without an end in the tokens, an end token ended it, which is not among
+            // them.
+            n_generated += usize::from(end.is_none());
+            return Ok(ResumedState {
+                delta: Delta::default(),
+                end: end.or(Some(FinishReason::Stop)),
+                n_generated,
+            });
+        }
+        self.n_sent = resumed.text_len;
+        let text = self.unsent(text)?;
+        Ok(ResumedState { delta: Delta { text, ..Delta::default() }, end, n_generated })
+    }
+
+    /// Drops the part of a text that the client has.
+    fn unsent(&mut self, mut text: String) -> Result<String, Failure> {
+        let n = self.n_sent.min(text.len());
+        if !text.is_char_boundary(n) {
+            let message = "the text of a resumed completion ends within a character";
+            return Err(Failure::invalid(message).with_param("resume"));
+        }
+        self.n_sent -= n;
+        Ok(text.split_off(n))
+    }
+
+    /// Probability of "no speech", after the step that it is read at.
+    pub fn no_speech_prob(&self) -> Option<f32> {
+        self.pipeline.no_speech_prob()
+    }
+
+    /// Log-probability of the end token, if it was chosen and log-probabilities were asked for.
+    pub fn end_logprob(&self) -> Option<f32> {
+        self.end_logprob
+    }
+
+    /// Chooses the token after `generated` from `logits [vocab]`, which are changed in place.
+    ///
+    /// # Errors
+    /// Nothing can be chosen: invalid if the request's settings are the cause, internal for broken logits.
+    pub fn advance(&mut self, generated: &[u32], logits: &mut [f32]) -> Result<NextToken, Failure> {
+        self.pipeline.apply(generated, logits)?;
+        let chosen = self.sampler.choose(logits, generated.len());
+        let token = chosen.map_err(|e| self.pipeline.blame(e))?;
+        let mut delta = self.echoed();
+        let mut end = Some(FinishReason::Stop);
+        if self.ends.contains(&token) {
+            self.end_logprob = self.n_top.map(|_| logprobs(logits, token, 0).chosen);
+            delta.text.push_str(&self.rest().0);
+        } else {
+            delta.logprobs.extend(self.n_top.map(|n_top| describe(&self.tokenizer, logits, token, n_top)));
+            delta.token_ids.push(token);
+            let (text, ends) = self.take(generated, token)?;
+            delta.text.push_str(&text);
+            end = ends;
+        }
+        delta.text = self.unsent(delta.text)?;
+        Ok(NextToken { token, delta, end })
+    }
+
+    /// Appends a token that is not an end token; returns its text, and the reason if the completion ends with
+    /// it.
+    fn take(&mut self, generated: &[u32], token: u32) -> Result<(String, Option<FinishReason>), Failure> {
+        let n_written = generated.len() + 1;
+        let written = match n_written < self.min_tokens {
+            true => DecodedText::More(self.detokenizer.pass(token)),
+            false => self.detokenizer.push(token),
+        };
+        Ok(match written {
+            DecodedText::Stopped(text) => (text, Some(FinishReason::Stop)),
+            DecodedText::More(text) if self.pipeline.completes(generated, token)? => {
+                (text + &self.rest().0, Some(FinishReason::Stop))
+            }
+            DecodedText::More(text) if n_written >= self.max_tokens => {
+                let (rest, reason) = self.rest();
+                (text + &rest, Some(reason))
+            }
+            DecodedText::More(text) => (text, None),
+        })
+    }
+
+    /// Ends the text where it is; the reason is `Length` unless its last bytes complete a stop string.
+    ///
+    /// # Errors
+    /// For a resumed completion, a text length of the client that ends within a character.
+    pub fn flush(&mut self) -> Result<(String, FinishReason), Failure> {
+        let (text, reason) = self.rest();
+        Ok((self.unsent(text)?, reason))
+    }
+
+    fn rest(&mut self) -> (String, FinishReason) {
+        match self.detokenizer.finish() {
+            DecodedText::More(text) => (text, FinishReason::Length),
+            DecodedText::Stopped(text) => (text, FinishReason::Stop),
+        }
+    }
+
+    /// The prompt to echo, once.
+    fn echoed(&mut self) -> Delta {
+        let prompt = self.echo.take().unwrap_or_default();
+        Delta { text: self.tokenizer.decode(&prompt), token_ids: prompt, logprobs: Vec::new() }
+    }
+}
+
+/// Tokens that end a completion and are not part of it: the model's, unless they are ignored, and the request's.
+pub(crate) fn ends_of(request: &SequenceRequest) -> Vec<u32> {
+    let own = match request.sampling.ignore_eos {
+        true => &[],
+        false => request.prepared.end_tokens.as_slice(),
+    };
+    let mut ends = [own, request.sampling.stop_token_ids.as_slice()].concat();
+    ends.sort_unstable();
+    ends.dedup();
+    ends
+}
+
+/// Most tokens of a completion.
+pub(crate) fn most_tokens(params: &SamplingParams) -> usize {
+    params.max_tokens.map_or(usize::MAX, |n| n as usize)
+}
+
+/// A chosen token and its best alternatives by processed `logits [vocab]`.
+pub(crate) fn describe(tokenizer: &Tokenizer, logits: &[f32], token: u32, n_top: usize) -> ChosenToken {
+    let named = |token_id: u32, logprob: f32| {
+        let text = tokenizer.token_text(token_id);
+        TokenLogprob { token_id, text, logprob }
+    };
+    let found = logprobs(logits, token, n_top);
+    let top = found.top.into_iter().map(|(token, logprob)| named(token, logprob)).collect();
+    ChosenToken { chosen: named(token, found.chosen), top }
+}

@@ -1,0 +1,122 @@
+//! Changes to logits before a choice: the request's processors, then the grammar, then the family's rules.
+//!
+//! One for each branch of tokens; a fork takes a copy along. It is a function of the tokens so far, so
+//! preemption loses nothing. A token that the family forces overrides every setting: at its step only the
+//! family's rules apply.
+
+use crate::constraint::GrammarMatcher;
+use crate::logits_processors::LogitsProcessors;
+use crate::request::SequenceRequest;
+use crate::sampler::{SampleError, logprobs};
+use std::sync::Arc;
+use triptych_core::Failure;
+use triptych_core::sampling::SamplingParams;
+use triptych_models::rules::LogitRules;
+use triptych_models::tokenization::Tokenizer;
+
+/// Logits processors, grammar and family rules of one branch.
+#[derive(Clone, Debug)]
+pub struct LogitsPipeline {
+    prompt: Arc<[u32]>,
+    processors: LogitsProcessors,
+    grammar: Option<GrammarMatcher>,
+    rules: LogitRules,
+    ends: Vec<u32>,
+    /// Most tokens of the completion.
+    max_tokens: usize,
+    /// True if the request's settings rule tokens out.
+    restricted: bool,
+    no_speech_prob: Option<f32>,
+}
+
+impl LogitsPipeline {
+    /// For a sequence without generated tokens, with room for `max_tokens`. `ends`: tokens that end it.
+    pub fn new(request: &SequenceRequest, ends: &[u32], max_tokens: usize, tokenizer: &Tokenizer) -> Self {
+        let bad_words = request.sampling.bad_words.iter().flat_map(|word| spellings(word, tokenizer));
+        Self {
+            prompt: request.prepared.tokens.as_slice().into(),
+            processors: LogitsProcessors::new(&request.sampling, bad_words.collect(), ends.to_vec()),
+            grammar: request.constraint.clone().map(GrammarMatcher::new),
+            rules: request.prepared.rules.clone(),
+            ends: ends.to_vec(),
+            max_tokens,
+            restricted: rules_out(&request.sampling),
+            no_speech_prob: None,
+        }
+    }
+
+    /// Changes `logits [vocab]` of the token after `written`.
+    ///
+    /// # Errors
+    /// A grammar that exceeds a limit on work.
+    pub fn apply(&mut self, written: &[u32], logits: &mut [f32]) -> Result<(), Failure> {
+        // First of all: the rules usually suppress this token.
+        if let Some(rule) = self.rules.no_speech.filter(|rule| written.len() == rule.step) {
+            self.no_speech_prob = Some(logprobs(logits, rule.token, 0).chosen.exp());
+        }
+        if written.len() + 1 >= self.max_tokens && self.rules.apply_last(logits) {
+            return Ok(());
+        }
+        if let Some(forced) = self.rules.steps.get(written.len()) {
+            self.rules.apply(written, logits);
+            keep_certain(forced, logits);
+            return Ok(());
+        }
+        self.processors.apply(&self.prompt, written, logits);
+        if let (Some(grammar), Some(free)) = (&mut self.grammar, written.get(self.rules.steps.len()..)) {
+            grammar.mask(free)?.apply(&self.ends, logits);
+        }
+        self.rules.apply(written, logits);
+        Ok(())
+    }
+
+    /// True if the grammar allows nothing after `written` and `token`: the completion is at its end.
+    ///
+    /// # Errors
+    /// As [`Self::apply`].
+    pub fn completes(&mut self, written: &[u32], token: u32) -> Result<bool, Failure> {
+        let (Some(grammar), Some(free)) = (&mut self.grammar, written.get(self.rules.steps.len()..)) else {
+            return Ok(false);
+        };
+        grammar.is_complete(&[free, &[token]].concat())
+    }
+
+    /// Failure for a choice that could not be made; invalid if the request's settings left no token.
+    pub fn blame(&self, error: SampleError) -> Failure {
+        match error {
+            SampleError::NothingAllowed { .. } if self.restricted => Failure::invalid(
+                "the constraint and the other settings together allow no further token, nor an end",
+            ),
+            other => Failure::internal(other),
+        }
+    }
+
+    /// Probability of "no speech", after the step that it is read at.
+    pub fn no_speech_prob(&self) -> Option<f32> {
+        self.no_speech_prob
+    }
+}
+
+/// A forced token has probability 1, so it costs a beam nothing.
+fn keep_certain(allowed: &[u32], logits: &mut [f32]) {
+    if let [forced] = allowed
+        && let Some(logit) = logits.get_mut(*forced as usize)
+    {
+        *logit = 0.0;
+    }
+}
+
+fn rules_out(params: &SamplingParams) -> bool {
+    params.constraint.is_some()
+        || params.no_repeat_ngram_size > 0
+        || !params.bad_words.is_empty()
+        || params.min_tokens > 0
+}
+
+/// Tokens of a word at the start of a text and within one. A word without tokens is never generated anyway.
+fn spellings(word: &str, tokenizer: &Tokenizer) -> Vec<Vec<u32>> {
+    let texts = [word.to_owned(), format!(" {}", word.trim_start())];
+    let mut found: Vec<_> = texts.iter().filter_map(|text| tokenizer.encode_plain(text).ok()).collect();
+    found.dedup();
+    found
+}

@@ -1,0 +1,117 @@
+//! Rows of running sequences: one for each decoding branch, chunks for those that prefill.
+
+use super::plan_builder::{PlanBuilder, PlannedRows};
+use super::{DraftTokens, Scheduler};
+use crate::blocks::BlockTable;
+use crate::plan::BlockMove;
+use crate::sequence::{Phase, QueueKey, Sequence};
+
+impl Scheduler {
+    /// Takes running sequences off the device that reached an item which is not loaded. True if there were any.
+    pub(super) fn suspend_blocked(&mut self) -> bool {
+        let mut suspended = false;
+        for sequence in self.sequences.values_mut().filter(|s| s.device_kv().is_some()) {
+            // Failed items ended their sequences earlier in the step.
+            let n_computed = sequence.n_computed();
+            let readable = sequence.readable(n_computed, &self.cross).unwrap_or(0);
+            // A prefill has blocks up to the item that was missing at admission; a decoding sequence takes them
+            // as it goes.
+            let is_out_of_room = n_computed >= sequence.n_room() && !sequence.is_decoding();
+            if readable <= n_computed || is_out_of_room {
+                sequence.phase = Phase::Waiting;
+                sequence.blocked_at =
+                    sequence.readable(0, &self.cross).ok().filter(|_| readable <= n_computed);
+                suspended = true;
+            }
+        }
+        suspended
+    }
+
+    /// One row for each branch of each decoding sequence, most urgent first. The budget holds `max_sequences`
+    /// rows at least; the rest may go to draft tokens.
+    pub(super) fn decode(&mut self, builder: &mut PlanBuilder, drafts: &mut DraftTokens) {
+        let decoding = self.running(Sequence::is_decoding);
+        let n_rows: usize =
+            decoding.iter().filter_map(|p| self.sequences.get(p)).map(Sequence::n_branches).sum();
+        let mut n_spare = builder.budget.saturating_sub(n_rows);
+        for queue_key in decoding {
+            if !self.grow(queue_key, builder) {
+                continue;
+            }
+            let Some(sequence) = self.sequences.get_mut(&queue_key) else { continue };
+            let n_tokens = sequence.n_tokens();
+            for branch in 0..sequence.n_branches() {
+                let mut draft = drafts.remove(&sequence.id()).unwrap_or_default();
+                draft.truncate(n_spare.min(sequence.limit().saturating_sub(n_tokens + 1)));
+                let table = sequence.device_kv_mut().map(|r| &mut r.branches[branch].table);
+                // Drafts may take free blocks, but never preempt another sequence.
+                if table.is_some_and(|table| table.grow(n_tokens + draft.len()).is_err()) {
+                    draft.clear();
+                }
+                n_spare -= draft.len();
+                builder.push(PlannedRows {
+                    queue_key,
+                    branch,
+                    tokens: n_tokens - 1..n_tokens,
+                    drafts: draft,
+                });
+            }
+            self.charge(queue_key, builder);
+        }
+    }
+
+    /// Makes room for the newest token of each branch of a decoding sequence; preempts the last in the queue if
+    /// there is none. True if the sequence itself still runs.
+    fn grow(&mut self, queue_key: QueueKey, builder: &mut PlanBuilder) -> bool {
+        loop {
+            let Some(sequence) = self.sequences.get_mut(&queue_key) else { return false };
+            let n_tokens = sequence.n_tokens();
+            let Some(device_kv) = sequence.device_kv_mut() else { return false };
+            let tables = device_kv.branches.iter_mut().map(|b| &mut b.table);
+            let n_moves = builder.moves.len();
+            let all_grew = grow_all(tables, n_tokens, &mut builder.moves);
+            if builder.moves.len() > n_moves {
+                builder.moved.push(sequence.id());
+            }
+            if all_grew {
+                return true;
+            }
+            // Sequences with planned rows come before this one, which itself is running.
+            let Some(last) = self.running(|_| true).pop() else { return false };
+            self.preempt(last, builder);
+        }
+    }
+
+    /// Continues the prefills that are started.
+    pub(super) fn prefill(&mut self, builder: &mut PlanBuilder) {
+        for queue_key in self.running(|s| !s.is_decoding()) {
+            if let Some(sequence) = self.sequences.get(&queue_key) {
+                builder.push_prefill(queue_key, sequence, &self.cross);
+            }
+            self.charge(queue_key, builder);
+        }
+    }
+
+    /// Charges a tenant for the planned rows of a sequence.
+    pub(super) fn charge(&mut self, queue_key: QueueKey, builder: &PlanBuilder) {
+        if let Some(sequence) = self.sequences.get(&queue_key) {
+            self.shares.charge(&sequence.tenant, builder.n_rows(queue_key));
+        }
+    }
+}
+
+/// Room for token number `n_tokens - 1` in each table, in a block of its own. Tables that grew stay grown when
+/// another cannot: the next try begins there.
+fn grow_all<'a>(
+    tables: impl Iterator<Item = &'a mut BlockTable>,
+    n_tokens: usize,
+    moves: &mut Vec<BlockMove>,
+) -> bool {
+    for table in tables {
+        match table.grow(n_tokens).and_then(|()| table.own(n_tokens - 1)) {
+            Ok(pair) => moves.extend(pair.map(BlockMove::Copy)),
+            Err(_) => return false,
+        }
+    }
+    true
+}

@@ -1,0 +1,187 @@
+//! A draft model: a smaller decoder of the same family, with KV caches of its own, that decodes a few tokens
+//! ahead.
+//!
+//! It keeps KV for each sequence that decodes and drops it when the sequence no longer does. KV of rejected
+//! drafts is overwritten. Short of blocks, or after a failed step, it proposes nothing.
+
+use crate::blocks::{BlockPool, BlockTable};
+use crate::config::KvBudget;
+use crate::cross::{CrossCache, CrossShare};
+use crate::error::EngineError;
+use crate::plan::{Projection, Rows, StepPlan};
+use crate::request::SequenceId;
+use crate::runner::Runner;
+use crate::scheduler::DraftTokens;
+use crate::sequence::Sequence;
+use std::collections::HashMap;
+use triptych_models::decoder::{Decoder, DecoderInfo};
+
+/// Most rows of a step; a longer prompt is prefilled over several.
+const MAX_ROWS: usize = 2048;
+
+/// A draft decoder and its state for each sequence.
+pub(super) struct DraftModel {
+    runner: Runner,
+    pool: BlockPool,
+    cross: CrossCache,
+    followed: HashMap<SequenceId, Followed>,
+}
+
+/// Draft KV of a sequence.
+struct Followed {
+    table: BlockTable,
+    cross: Option<BlockTable>,
+    /// Tokens whose keys and values are in the blocks, drafts included.
+    computed: Vec<u32>,
+}
+
+/// A sequence with the draft tokens of this call.
+struct Writing<'a> {
+    sequence: &'a Sequence,
+    followed: Followed,
+    draft: Vec<u32>,
+    /// True if all its tokens are computed, or are in this step, so that its next token can be drafted.
+    caught_up: bool,
+}
+
+impl DraftModel {
+    /// Allocates the draft model's caches.
+    pub fn new(
+        mut decoder: Box<dyn Decoder>,
+        kv: KvBudget,
+        target: &DecoderInfo,
+    ) -> Result<Self, EngineError> {
+        let info = decoder.info();
+        let kinds = |i: &DecoderInfo| [i.vocab, i.encoder_hidden, i.cross_attention.into()];
+        let names = ["vocabulary", "width of encoder rows", "number of cross-attention caches"];
+        for ((what, actual), expected) in names.into_iter().zip(kinds(&info)).zip(kinds(target)) {
+            if actual != expected {
+                return Err(EngineError::Draft { what, actual, expected });
+            }
+        }
+        let pools = kv.check(&info)?;
+        decoder.allocate_kv(pools.own, pools.cross).map_err(EngineError::Kv)?;
+        Ok(Self {
+            runner: Runner::new(decoder),
+            pool: BlockPool::new(pools.own),
+            cross: CrossCache::new(pools.cross),
+            followed: HashMap::new(),
+        })
+    }
+
+    /// Up to `n_tokens` draft tokens for each of the sequences.
+    pub fn propose(&mut self, sequences: &[&Sequence], n_tokens: usize) -> DraftTokens {
+        let mut plan = StepPlan::default();
+        let mut old = std::mem::take(&mut self.followed);
+        let mut writing: Vec<Writing<'_>> = Vec::new();
+        // Blocks of sequences that no longer decode are given back before others take some.
+        old.retain(|id, _| sequences.iter().any(|s| s.id() == *id));
+        for sequence in sequences {
+            let followed = old.remove(&sequence.id());
+            writing.extend(self.follow(sequence, followed, n_tokens, &mut plan));
+        }
+        for _ in 0..n_tokens {
+            if self.write(&mut writing, plan).is_none() {
+                // KV of a failed step must not be read.
+                self.cross.discard_unfilled();
+                return DraftTokens::new();
+            }
+            plan = StepPlan::default();
+        }
+        let mut drafts = DraftTokens::new();
+        for Writing { sequence, followed, draft, .. } in writing {
+            drafts.insert(sequence.id(), draft);
+            self.followed.insert(sequence.id(), followed);
+        }
+        drafts
+    }
+
+    /// Blocks for a sequence and its draft tokens; `None` when there are none.
+    fn follow<'a>(
+        &mut self,
+        sequence: &'a Sequence,
+        followed: Option<Followed>,
+        n_tokens: usize,
+        plan: &mut StepPlan,
+    ) -> Option<Writing<'a>> {
+        let info = self.runner.info();
+        let n_most = sequence.n_tokens() + n_tokens;
+        if n_most > info.max_context {
+            return None;
+        }
+        let mut followed = match followed {
+            Some(followed) => followed,
+            None => Followed {
+                table: self.pool.table(0).ok()?,
+                cross: self.read_input(sequence, plan)?,
+                computed: Vec::new(),
+            },
+        };
+        followed.table.grow(n_most).ok()?;
+        let known = &sequence.tokens(0)[..sequence.n_tokens() - 1];
+        let n_right = followed.computed.iter().zip(known).take_while(|(a, b)| a == b).count();
+        followed.computed.truncate(n_right);
+        Some(Writing { sequence, followed, draft: Vec::new(), caught_up: false })
+    }
+
+    /// Share of the sequence's cross-attention KV, which the plan projects if it is new: `Some(None)` without
+    /// cross-attention, `None` when it cannot be had.
+    fn read_input(&mut self, sequence: &Sequence, plan: &mut StepPlan) -> Option<Option<BlockTable>> {
+        let Some(key) = sequence.cross_key() else { return Some(None) };
+        if !self.cross.contains(&key) {
+            sequence.cross_rows()?;
+        }
+        let table = match self.cross.acquire(key).ok()? {
+            CrossShare::Filled(table) => return Some(Some(table)),
+            CrossShare::ToFill(table) => table,
+        };
+        let output = sequence.cross_rows()?.clone();
+        let slots = (0..key.n_rows as usize).filter_map(|row| table.slot(row)).collect();
+        plan.projections.push(Projection { key, output, slots });
+        Some(Some(table))
+    }
+
+    /// One more draft token for each caught-up sequence. `None` if the step failed.
+    fn write(&mut self, writing: &mut [Writing<'_>], mut plan: StepPlan) -> Option<()> {
+        for one in writing.iter_mut() {
+            one.plan(&mut plan);
+        }
+        let logits = self.runner.run(&plan).ok()?;
+        plan.projections.iter().for_each(|projection| self.cross.filled(&projection.key));
+        let mut rows = logits.chunks_exact(self.runner.vocab());
+        for one in writing.iter_mut().filter(|one| one.caught_up) {
+            one.draft.push(most_probable(rows.next()?));
+        }
+        Some(())
+    }
+}
+
+impl Writing<'_> {
+    /// Adds the tokens that are not computed yet: of the sequence, and its last draft token.
+    fn plan(&mut self, plan: &mut StepPlan) {
+        let first = self.followed.computed.len();
+        let known = self.sequence.tokens(0).iter().chain(&self.draft);
+        let room = MAX_ROWS.saturating_sub(plan.n_rows());
+        let tokens: Vec<u32> = known.skip(first).take(room).copied().collect();
+        self.caught_up = first + tokens.len() == self.sequence.n_tokens() + self.draft.len();
+        if tokens.is_empty() {
+            return;
+        }
+        self.followed.computed.extend(&tokens);
+        let table = &self.followed.table;
+        let cross = self.followed.cross.as_ref();
+        plan.push_rows(self.sequence, Rows { tokens, first, table, cross });
+        plan.ask_for(usize::from(self.caught_up));
+    }
+}
+
+/// Most probable token, the lowest id of equals.
+fn most_probable(logits: &[f32]) -> u32 {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (token, logit) in (0..).zip(logits) {
+        if *logit > best.1 {
+            best = (token, *logit);
+        }
+    }
+    best.0
+}

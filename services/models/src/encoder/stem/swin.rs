@@ -1,0 +1,200 @@
+//! Swin: stages whose layers attend inside windows, every second layer in shifted windows.
+//!
+//! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/donut/modeling_donut_swin.py>.
+//! Padding takes part: its rows are zero after the norm, so that their keys and values are the biases. Windows that
+//! hold both ends of a shifted grid add −100 to scores between the ends, not minus infinity, as there. Images are computed
+//! one by one: at the first stage a page of 2560 by 1920 has 307 200 rows.
+
+use super::join::joined;
+use super::windows::{WindowPartition, partition, quads, reverse};
+use crate::encoder::position_bias::{n_offsets, offset};
+use crate::encoder::units::EncodeUnit;
+use crate::error::ModelError;
+use crate::layers::{FeedForward, LinearShape, Loader, Residual, SelfAttention};
+use crate::spec::{NormSpec, StackNames, SwinSpec};
+use triptych_kernels::Backend;
+use triptych_kernels::ops::{Activation, Mask, Qkv, ScoreBias, SharedBias, Varlen};
+
+/// Added to the score of a pair that only the shift brought into one window.
+const ACROSS_SEAM: f32 = -100.0;
+
+/// The stem of [`StemSpec::Swin`](crate::spec::StemSpec::Swin).
+pub(crate) struct SwinStem<B: Backend> {
+    projection: B::Linear,
+    norm: B::Norm,
+    stages: Vec<SwinStage<B>>,
+    patch_values: usize,
+    window: usize,
+}
+
+struct SwinStage<B: Backend> {
+    layers: Vec<SwinLayer<B>>,
+    // Four rows to one, before the next stage.
+    merge: Option<(B::Norm, B::Linear)>,
+}
+
+struct SwinLayer<B: Backend> {
+    attention_norm: Residual<B>,
+    attention: SelfAttention<B>,
+    feed_forward_norm: Residual<B>,
+    feed_forward: FeedForward<B>,
+    shift: usize,
+    // `[n_tables, n_heads, n, n]`: one table, or one for each kind of seam of a shifted grid.
+    bias: Vec<f32>,
+}
+
+impl<B: Backend> SwinStem<B> {
+    /// Loads all stages; `names` are those of a layer.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn load(loader: &Loader<'_, B>, spec: &SwinSpec, names: &StackNames) -> Result<Self, ModelError> {
+        let width = spec.stages.first().map_or(0, |s| s.hidden);
+        let [channels, height, side] = spec.patch;
+        let shape = [width, channels, height, side];
+        let part = LinearShape { name: spec.names.projection, shape: &shape, bias: true };
+        let load = |i: usize| SwinStage::load(&loader.layer(spec.names.stages, i), spec, i, names);
+        Ok(Self {
+            projection: loader.linear(&[part])?,
+            norm: loader.norm(spec.names.norm, NormSpec::layer(spec.norm_eps), width)?,
+            stages: (0..spec.stages.len()).map(load).collect::<Result<_, _>>()?,
+            patch_values: spec.patch.iter().product(),
+            window: spec.window,
+        })
+    }
+
+    /// Rows of all units, concatenated: `[Σ n_rows, hidden]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if a back end refuses the shapes.
+    pub fn forward(&self, backend: &B, units: &[EncodeUnit<'_>]) -> Result<B::Tensor, ModelError> {
+        let rows: Vec<B::Tensor> = units.iter().map(|p| self.one(backend, p)).collect::<Result<_, _>>()?;
+        joined(backend, rows)
+    }
+
+    fn one(&self, backend: &B, unit: &EncodeUnit<'_>) -> Result<B::Tensor, ModelError> {
+        let mut grid = unit.patches;
+        let x = backend.upload(unit.values.floats().to_vec(), grid[0] * grid[1], self.patch_values)?;
+        let x = backend.linear(&x, &self.projection, Activation::None, None)?;
+        let mut x = backend.norm(&x, &self.norm)?;
+        for stage in &self.stages {
+            for layer in &stage.layers {
+                x = layer.forward(backend, &x, grid, self.window)?;
+            }
+            if let Some((norm, reduction)) = &stage.merge {
+                let joined = backend.merge_rows(partition(backend, &x, &quads(grid))?, 4)?;
+                x = backend.linear(&backend.norm(&joined, norm)?, reduction, Activation::None, None)?;
+                grid = grid.map(|n| n.div_ceil(2));
+            }
+        }
+        Ok(x)
+    }
+}
+
+impl<B: Backend> SwinStage<B> {
+    fn load(
+        loader: &Loader<'_, B>,
+        spec: &SwinSpec,
+        idx: usize,
+        names: &StackNames,
+    ) -> Result<Self, ModelError> {
+        let stack = &spec.stages[idx];
+        let layer = |i: usize| {
+            let shift = if i % 2 == 1 { spec.window / 2 } else { 0 };
+            let loader = loader.layer(names.layers, i);
+            let shape = [n_offsets([spec.window; 2]), stack.attention.shape.n_heads];
+            let table = loader.bare_values(spec.names.bias, &shape)?;
+            Ok::<_, ModelError>(SwinLayer {
+                attention_norm: Residual::load(&loader, names.attention.norm, stack)?,
+                attention: SelfAttention::load(&loader, &names.attention, stack)?,
+                feed_forward_norm: Residual::load(&loader, names.feed_forward_norm, stack)?,
+                feed_forward: FeedForward::load(&loader, names, stack)?,
+                shift,
+                bias: bias(&table, spec.window, shift),
+            })
+        };
+        let merge = match idx + 1 < spec.stages.len() {
+            true => {
+                let joined = 4 * stack.hidden;
+                let shape = [2 * stack.hidden, joined];
+                let part = LinearShape { name: spec.names.merge, shape: &shape, bias: false };
+                let norm = loader.norm(spec.names.merge_norm, NormSpec::layer(spec.norm_eps), joined)?;
+                Some((norm, loader.linear(&[part])?))
+            }
+            false => None,
+        };
+        Ok(Self { layers: (0..stack.n_layers).map(layer).collect::<Result<_, _>>()?, merge })
+    }
+}
+
+impl<B: Backend> SwinLayer<B> {
+    fn forward(
+        &self,
+        backend: &B,
+        x: &B::Tensor,
+        grid: [usize; 2],
+        side: usize,
+    ) -> Result<B::Tensor, ModelError> {
+        // A grid as narrow as a window is not shifted.
+        let shift = if grid[0].min(grid[1]) <= side { 0 } else { self.shift };
+        let windows = WindowPartition { grid, side, shift };
+        let sources = windows.sources();
+        let offsets = windows.offsets();
+        let table_of = windows.seams();
+        let seqs = Varlen {
+            cu_seqlens_q: &offsets,
+            cu_seqlens_k: &offsets,
+            mask: Mask::Full,
+            bias: ScoreBias::Shared(SharedBias { tables: &self.bias, table_of: &table_of }),
+        };
+        let x = self.attention_norm.around(backend, x, |input, residual| {
+            let cut = partition(backend, input, &sources)?;
+            let [q, k, v] = &self.attention.project(backend, &cut, None)?;
+            let context = backend.attention(Qkv { q, k, v }, self.attention.shape(), seqs)?;
+            let context = backend.gather_rows(&context, &reverse(&sources, grid[0] * grid[1]))?;
+            self.attention.output(backend, &context, residual)
+        })?;
+        self.feed_forward_norm
+            .around(backend, &x, |input, residual| self.feed_forward.forward(backend, input, residual))
+    }
+}
+
+/// Tables `[n_tables, n_heads, n, n]` from a stored `[n_offsets, n_heads]`: one, or for a shifted grid one for each kind
+/// of seam, in the order of [`WindowPartition::seams`].
+fn bias(table: &[f32], side: usize, shift: usize) -> Vec<f32> {
+    let n = side * side;
+    let n_heads = table.len() / n_offsets([side; 2]).max(1);
+    let seams = if shift > 0 { 0..4 } else { 0..1 };
+    let mut tables = Vec::with_capacity(seams.len() * n_heads * n * n);
+    for seam in seams {
+        let region = |place: usize| {
+            let down = seam & 2 != 0 && place / side >= side - shift;
+            let across = seam & 1 != 0 && place % side >= side - shift;
+            (down, across)
+        };
+        for head in 0..n_heads {
+            for (from, to) in (0..n).flat_map(|from| (0..n).map(move |to| (from, to))) {
+                let seam_bias = if region(from) == region(to) { 0.0 } else { ACROSS_SEAM };
+                tables.push(table[offset([side; 2], from, to) * n_heads + head] + seam_bias);
+            }
+        }
+    }
+    tables
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seam_separates_its_sides() {
+        let tables = bias(&[0.0; 9], 2, 1);
+        assert_eq!(tables.len(), 4 * 16);
+        let apart = |seam: usize, from: usize, to: usize| tables[seam * 16 + from * 4 + to] < 0.0;
+        assert!((0..16).all(|i| !apart(0, i / 4, i % 4)));
+        // Across: the right column is the grid's left end.
+        assert!(apart(1, 0, 1) && apart(1, 3, 2) && !apart(1, 0, 2));
+        assert!(apart(2, 0, 2) && !apart(2, 0, 1));
+        assert!(apart(3, 0, 3) && apart(3, 1, 2) && !apart(3, 3, 3));
+    }
+}

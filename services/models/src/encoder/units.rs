@@ -1,0 +1,215 @@
+//! A batch of items as units that do not attend to each other, and runs of units that are computed at once.
+
+use crate::preprocess::{EncoderInput, Features};
+use crate::spec::{CaptionedSpec, EncoderSpec, StemSpec, TilesSpec};
+use triptych_core::Extent;
+use triptych_kernels::KernelError;
+
+/// The smallest part of an item that no other part attends to: an image, an audio window, or a text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EncodeUnit<'a> {
+    /// Index of its item in the batch.
+    pub item: usize,
+    /// Rows as (temporal, height, width). An audio window, a text, and an image whose rows are not its patches are
+    /// `(1, 1, n_rows)`; a tiled image is (tiles down, tiles across, rows of a tile).
+    pub grid: [usize; 3],
+    /// Patches of an image down and across, before the stem; zeros of anything else.
+    pub patches: [usize; 2],
+    /// Input of the stem.
+    pub values: UnitValues<'a>,
+}
+
+/// Input of a stem for one unit.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum UnitValues<'a> {
+    /// `[n_patches, patch_dim]`, `[n_mels, n_frames]` or samples.
+    Floats(&'a [f32]),
+    /// `[n_rows]`.
+    Tokens(&'a [u32]),
+    /// Patches `[n_patches, patch_dim]`, and tokens `[n_tokens]`.
+    Both(&'a [f32], &'a [u32]),
+}
+
+impl<'a> UnitValues<'a> {
+    /// The floats; empty for tokens.
+    pub fn floats(self) -> &'a [f32] {
+        match self {
+            Self::Floats(values) | Self::Both(values, _) => values,
+            Self::Tokens(_) => &[],
+        }
+    }
+
+    /// The tokens; empty for floats.
+    pub fn tokens(self) -> &'a [u32] {
+        match self {
+            Self::Floats(_) => &[],
+            Self::Tokens(ids) | Self::Both(_, ids) => ids,
+        }
+    }
+}
+
+impl EncodeUnit<'_> {
+    /// Rows that the stem makes of it.
+    pub fn n_rows(&self) -> usize {
+        self.grid.iter().product()
+    }
+}
+
+/// The units of item `item`, in order.
+///
+/// # Errors
+/// [`KernelError::Shape`] if the input is not of this encoder's preprocessor.
+pub(super) fn units<'a>(
+    spec: &EncoderSpec,
+    item: usize,
+    input: &'a EncoderInput,
+) -> Result<Vec<EncodeUnit<'a>>, KernelError> {
+    match (&spec.stem, &input.features, &input.extent) {
+        (StemSpec::Patches { patch }, Features::Patches(values), &Extent::Grid { t, h, w }) => {
+            let grid = [t as usize, h as usize, w as usize];
+            let side = spec.merger.as_ref().map_or(1, |m| m.side);
+            if !grid[1].is_multiple_of(side) || !grid[2].is_multiple_of(side) {
+                return Err(shape("grid", vec![side, side], vec![grid[1], grid[2]]));
+            }
+            let dims = [&grid[..], &patch[..]].concat();
+            if dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) != Some(values.len()) {
+                return Err(shape("patches", dims, vec![values.len()]));
+            }
+            let patches = [grid[1], grid[2]];
+            Ok(vec![EncodeUnit { item, grid, patches, values: UnitValues::Floats(values) }])
+        }
+        (
+            StemSpec::Captioned(spec),
+            Features::Captioned { patches, tokens },
+            &Extent::Grid { t: 1, h, w },
+        ) => {
+            let grid = [h as usize, w as usize];
+            let n_rows = captioned_rows(spec, grid, [patches.len(), tokens.len()])?;
+            if n_rows != input.n_tokens as usize {
+                return Err(shape("image and text", vec![input.n_tokens as usize], vec![n_rows]));
+            }
+            let values = UnitValues::Both(patches, tokens);
+            Ok(vec![EncodeUnit { item, grid: [1, 1, n_rows], patches: grid, values }])
+        }
+        (&StemSpec::Mel { n_mels, n_frames }, Features::Mel(values), &Extent::Windows { n_windows, .. }) => {
+            let n_windows = n_windows as usize;
+            if n_windows.checked_mul(n_mels * n_frames) != Some(values.len()) {
+                return Err(shape("mel", vec![n_windows, n_mels, n_frames], vec![values.len()]));
+            }
+            let windows = values.chunks_exact(n_mels * n_frames);
+            let grid = [1, 1, n_frames / 2];
+            let unit =
+                |values| EncodeUnit { item, grid, patches: [0; 2], values: UnitValues::Floats(values) };
+            Ok(windows.map(unit).collect())
+        }
+        (StemSpec::Tiles(tiles), Features::Patches(values), &Extent::Grid { t: 1, h, w }) => {
+            let patches = [h as usize, w as usize];
+            let grid = tiles_grid(tiles, patches, values.len())?;
+            Ok(vec![EncodeUnit { item, grid, patches, values: UnitValues::Floats(values) }])
+        }
+        (StemSpec::Wave(wave), Features::Samples(samples), &Extent::Windows { n_windows, .. }) => {
+            let line = |values: &[f32]| [1, 1, wave.n_rows(values.len())];
+            let unit = |v| EncodeUnit { item, grid: line(v), patches: [0; 2], values: UnitValues::Floats(v) };
+            let units: Vec<EncodeUnit<'a>> = samples.chunks(wave.window).map(unit).collect();
+            let n_units = units.len();
+            let n_rows = units.iter().map(EncodeUnit::n_rows).sum::<usize>();
+            let expected = [n_windows as usize, input.n_tokens as usize];
+            if [n_units, n_rows] != expected || units.iter().any(|p| p.n_rows() == 0) {
+                return Err(shape("samples", expected.to_vec(), vec![n_units, n_rows]));
+            }
+            Ok(units)
+        }
+        (&StemSpec::Tokens { max_tokens, .. }, Features::Tokens(ids), Extent::Tokens) => {
+            if ids.is_empty() || ids.len() > max_tokens || ids.len() != input.n_tokens as usize {
+                return Err(shape("tokens", vec![max_tokens], vec![ids.len(), input.n_tokens as usize]));
+            }
+            let grid = [1, 1, ids.len()];
+            Ok(vec![EncodeUnit { item, grid, patches: [0; 2], values: UnitValues::Tokens(ids) }])
+        }
+        (stem, Features::Patches(values), &Extent::Grid { t: 1, h, w }) => {
+            let patches = [h as usize, w as usize];
+            let n_rows = plane_rows(stem, patches, values.len())?;
+            Ok(vec![EncodeUnit { item, grid: [1, 1, n_rows], patches, values: UnitValues::Floats(values) }])
+        }
+        _ => Err(shape("features", vec![], vec![])),
+    }
+}
+
+/// Tiles down and across an image of `patches`, and rows of a tile.
+fn tiles_grid(tiles: &TilesSpec, patches: [usize; 2], n_values: usize) -> Result<[usize; 3], KernelError> {
+    let [down, across] = patches.map(|n| n / tiles.side);
+    let whole = patches.iter().all(|n| n.is_multiple_of(tiles.side));
+    if !whole || !tiles.arrangements().contains(&[down, across]) {
+        return Err(shape("grid", vec![tiles.side, tiles.max_tiles], patches.to_vec()));
+    }
+    let expected = patches.iter().chain(&tiles.patch).product::<usize>();
+    match expected == n_values {
+        true => Ok([down, across, tiles.tile_rows()]),
+        false => Err(shape("patches", vec![expected], vec![n_values])),
+    }
+}
+
+/// Rows of an image of `patches` down and across that holds `n_values`.
+fn plane_rows(stem: &StemSpec, patches: [usize; 2], n_values: usize) -> Result<usize, KernelError> {
+    let n_rows = stem.image_rows(patches).ok_or_else(|| shape("grid", vec![], patches.to_vec()))?;
+    let patch = stem.patch_values();
+    match patches.iter().try_fold(patch, |n, &d| n.checked_mul(d)) == Some(n_values) {
+        true => Ok(n_rows),
+        false => Err(shape("patches", vec![patches[0], patches[1], patch], vec![n_values])),
+    }
+}
+
+/// Rows of an image and a text of `n_values` and `n_tokens`.
+fn captioned_rows(
+    spec: &CaptionedSpec,
+    pixels: [usize; 2],
+    [n_values, n_tokens]: [usize; 2],
+) -> Result<usize, KernelError> {
+    let expected = pixels.iter().try_fold(spec.tower.channels(), |n, &d| n.checked_mul(d));
+    if expected != Some(n_values) {
+        return Err(shape("pixels", pixels.to_vec(), vec![n_values]));
+    }
+    let n_rows = spec.image_rows(pixels).map_or(0, |n| n + n_tokens);
+    match (1..=spec.max_rows).contains(&n_rows) {
+        true => Ok(n_rows),
+        false => Err(shape("image and text", vec![spec.max_rows], vec![n_rows])),
+    }
+}
+
+/// Splits units into runs of at most `max_rows` rows; a unit that is larger makes a run of its own.
+pub(super) fn runs<'p, 'a>(units: &'p [EncodeUnit<'a>], max_rows: usize) -> Vec<&'p [EncodeUnit<'a>]> {
+    let mut runs = Vec::new();
+    let mut first = 0;
+    let mut n_rows = 0;
+    for (i, unit) in units.iter().enumerate() {
+        if i > first && n_rows + unit.n_rows() > max_rows {
+            runs.push(&units[first..i]);
+            (first, n_rows) = (i, 0);
+        }
+        n_rows += unit.n_rows();
+    }
+    if first < units.len() {
+        runs.push(&units[first..]);
+    }
+    runs
+}
+
+fn shape(what: &'static str, expected: Vec<usize>, actual: Vec<usize>) -> KernelError {
+    KernelError::Shape { op: "encode", what, expected, actual }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_hold_every_piece_once_and_stay_under_the_limit() {
+        let sizes = [3, 3, 9, 1, 1, 1, 1, 4];
+        let unit =
+            |&n| EncodeUnit { item: 0, grid: [1, 1, n], patches: [0; 2], values: UnitValues::Tokens(&[]) };
+        let units: Vec<EncodeUnit<'_>> = sizes.iter().map(unit).collect();
+        let runs: Vec<Vec<usize>> =
+            runs(&units, 4).iter().map(|r| r.iter().map(EncodeUnit::n_rows).collect()).collect();
+        assert_eq!(runs, [vec![3], vec![3], vec![9], vec![1, 1, 1, 1], vec![4]]);
+    }
+}

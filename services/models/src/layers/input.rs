@@ -1,0 +1,190 @@
+//! The input of a stack: positions of the rows, and in some models a norm.
+
+use super::{Loader, Rotary, RotaryTables};
+use crate::error::ModelError;
+use crate::spec::{InputNorm, Positions, RelativeSpec, RelativeTables, StackNames, StackSpec};
+use triptych_core::DType;
+use triptych_kernels::Backend;
+use triptych_kernels::ops::{RelativeBias, ScoreBias, WeightView};
+
+/// Positions and norm before the first layer of a stack.
+pub struct InputLayer<B: Backend> {
+    encoding: PositionEncoding<B>,
+    norm: Option<(InputNorm, B::Norm)>,
+}
+
+enum PositionEncoding<B: Backend> {
+    Absent,
+    Table {
+        table: B::Table,
+        offset: u32,
+    },
+    Rotary(Rotary),
+    /// Biases on scores: of each layer, or one for all.
+    Relative(Vec<RelativeBias>),
+}
+
+/// A stack with the names of its tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct StackAndNames<'a> {
+    /// Shapes of the stack.
+    pub spec: &'a StackSpec,
+    /// Names of its tensors.
+    pub names: &'a StackNames,
+}
+
+impl<B: Backend> InputLayer<B> {
+    /// Loads the norm and the position table, `name`, where the spec has them.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn load(
+        loader: &Loader<'_, B>,
+        positions: &Positions,
+        name: &str,
+        stack: StackAndNames<'_>,
+    ) -> Result<Self, ModelError> {
+        let StackAndNames { spec: stack, names } = stack;
+        let hidden = stack.hidden;
+        let encoding = match positions {
+            Positions::Absent => PositionEncoding::Absent,
+            Positions::Table { n_rows, offset } => PositionEncoding::Table {
+                table: loader.table(name, offset + n_rows, hidden)?,
+                offset: *offset as u32,
+            },
+            Positions::Parameter { n_rows } => {
+                PositionEncoding::Table { table: loader.bare_table(name, *n_rows, hidden)?, offset: 0 }
+            }
+            Positions::WideSinusoids { n_rows, offset } => PositionEncoding::Table {
+                table: wide_sinusoids(loader.backend(), offset + n_rows, hidden)?,
+                offset: *offset as u32,
+            },
+            Positions::Sinusoids { n_rows } if loader.has(name) => {
+                PositionEncoding::Table { table: loader.table(name, *n_rows, hidden)?, offset: 0 }
+            }
+            Positions::Sinusoids { n_rows } => {
+                PositionEncoding::Table { table: sinusoids(loader.backend(), *n_rows, hidden)?, offset: 0 }
+            }
+            Positions::Rotary(rotary) => {
+                PositionEncoding::Rotary(Rotary::new(rotary, stack.attention.shape.head_dim))
+            }
+            Positions::Relative(relative) => {
+                let n_tables = match relative.tables {
+                    RelativeTables::First => 1,
+                    RelativeTables::Each => stack.n_layers,
+                };
+                let layer = |i| load_relative(&loader.layer(names.layers, i), name, relative, stack);
+                PositionEncoding::Relative((0..n_tables).map(layer).collect::<Result<_, _>>()?)
+            }
+        };
+        let norm = match stack.input_norm {
+            InputNorm::Absent => None,
+            at => Some((at, loader.norm(names.input_norm, stack.norm, hidden)?)),
+        };
+        Ok(Self { encoding, norm })
+    }
+
+    /// Input of the first layer, `[n_tokens, hidden]`, from rows `x: [n_tokens, hidden]` at `positions: [n_tokens]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a position past the table, or a wrong width.
+    pub fn forward(
+        &self,
+        backend: &B,
+        mut x: B::Tensor,
+        positions: impl Iterator<Item = u32>,
+    ) -> Result<B::Tensor, ModelError> {
+        if let Some((InputNorm::BeforePositions, norm)) = &self.norm {
+            x = backend.norm(&x, norm)?;
+        }
+        if let PositionEncoding::Table { table, offset } = &self.encoding {
+            let rows: Vec<u32> = positions.map(|p| p.saturating_add(*offset)).collect();
+            backend.add(&mut x, &backend.embed(table, &rows)?)?;
+        }
+        if let Some((InputNorm::AfterPositions, norm)) = &self.norm {
+            x = backend.norm(&x, norm)?;
+        }
+        Ok(x)
+    }
+
+    /// Rotations of queries and keys at `positions: [n_tokens]`; `None` for a stack without rotary positions.
+    pub fn rotary(&self, positions: &[[u32; 3]]) -> Option<RotaryTables> {
+        match &self.encoding {
+            PositionEncoding::Rotary(rotary) => Some(rotary.tables(positions)),
+            PositionEncoding::Absent | PositionEncoding::Table { .. } | PositionEncoding::Relative(_) => None,
+        }
+    }
+
+    /// Bias on the scores of self-attention in layer `layer`.
+    pub fn score_bias(&self, layer: usize) -> ScoreBias<'_> {
+        match &self.encoding {
+            PositionEncoding::Relative(biases) => {
+                biases.get(layer).or(biases.last()).map_or(ScoreBias::None, ScoreBias::Relative)
+            }
+            PositionEncoding::Absent | PositionEncoding::Table { .. } | PositionEncoding::Rotary(_) => {
+                ScoreBias::None
+            }
+        }
+    }
+}
+
+fn load_relative<B: Backend>(
+    layer: &Loader<'_, B>,
+    name: &str,
+    relative: &RelativeSpec,
+    stack: &StackSpec,
+) -> Result<RelativeBias, ModelError> {
+    let shape = [relative.n_buckets, stack.attention.shape.n_heads];
+    Ok(RelativeBias::new(layer.matrix(name, &shape)?.view(), relative.rule)?)
+}
+
+/// `sin(p / 10000^(2i / hidden))` for all `i`, then the cosines, in each row `p`: `[n_rows, hidden]`.
+fn sinusoids<B: Backend>(backend: &B, n_rows: usize, hidden: usize) -> Result<B::Table, ModelError> {
+    let mut bytes = Vec::with_capacity(4 * n_rows * hidden);
+    for position in 0..n_rows {
+        let angle = |i: usize| position as f64 / 10_000f64.powf((2 * i) as f64 / hidden as f64);
+        let sines = (0..hidden.div_ceil(2)).map(|i| angle(i).sin());
+        let cosines = (0..hidden / 2).map(|i| angle(i).cos());
+        bytes.extend(sines.chain(cosines).flat_map(|v| (v as f32).to_le_bytes()));
+    }
+    let table = WeightView { dtype: DType::F32, shape: &[n_rows, hidden], data: &bytes };
+    Ok(backend.load_table(table, 1.0)?)
+}
+
+/// `sin(p / 10000^(i / (half − 1)))` for all `i` of half a row, then the cosines, then 0 if the width is odd:
+/// `[n_rows, hidden]`. The angles are in f32, as those of the published models.
+fn wide_sinusoids<B: Backend>(backend: &B, n_rows: usize, hidden: usize) -> Result<B::Table, ModelError> {
+    let half = hidden / 2;
+    let step = 10_000f64.ln() / half.saturating_sub(1).max(1) as f64;
+    let frequencies: Vec<f32> = (0..half).map(|i| (i as f32 * -(step as f32)).exp()).collect();
+    let mut bytes = Vec::with_capacity(4 * n_rows * hidden);
+    for position in 0..n_rows {
+        let angles = || frequencies.iter().map(|f| position as f32 * f);
+        let odd = std::iter::repeat_n(0.0, hidden % 2);
+        let row = angles().map(f32::sin).chain(angles().map(f32::cos)).chain(odd);
+        bytes.extend(row.flat_map(f32::to_le_bytes));
+    }
+    Ok(backend.load_table(WeightView { dtype: DType::F32, shape: &[n_rows, hidden], data: &bytes }, 1.0)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use triptych_kernels::reference::ReferenceBackend;
+
+    #[test]
+    fn sines_come_first_and_an_odd_width_has_one_more_of_them() {
+        let backend = ReferenceBackend::new();
+        let check = |hidden: usize, expect: &[f64]| {
+            let table = sinusoids(&backend, 8, hidden).expect("a table");
+            let row = backend.embed(&table, &[7]).and_then(|x| backend.download(&x)).expect("a row");
+            assert_eq!(row.len(), expect.len());
+            for (a, e) in row.iter().zip(expect) {
+                assert!((f64::from(*a) - e).abs() < 1e-7, "{row:?} {expect:?}");
+            }
+        };
+        check(4, &[7f64.sin(), 0.07f64.sin(), 7f64.cos(), 0.07f64.cos()]);
+        let slow = 7.0 / 10_000f64.powf(2.0 / 3.0);
+        check(3, &[7f64.sin(), slow.sin(), 7f64.cos()]);
+    }
+}

@@ -1,0 +1,175 @@
+//! Log-mel spectrogram of one window.
+
+use super::settings::AudioSettings;
+use realfft::num_complex::Complex;
+use realfft::{RealFftPlanner, RealToComplex};
+use std::sync::Arc;
+
+/// Highest frequency that the bins cover, in Hz, whatever the rate.
+const MAX_HZ: f64 = 8000.0;
+
+/// Computes log-mel windows. Immutable; one serves all threads.
+#[derive(Clone)]
+pub struct LogMel {
+    settings: AudioSettings,
+    fft: Arc<dyn RealToComplex<f64>>,
+    /// Periodic Hann, `[n_fft]`.
+    hann: Arc<[f64]>,
+    filters: Arc<[MelFilter]>,
+}
+
+/// One triangular bin: its first frequency and its weights from there on.
+#[derive(Clone, Debug)]
+struct MelFilter {
+    first: usize,
+    weights: Vec<f64>,
+}
+
+impl LogMel {
+    /// Plans the transform and lays out the bins.
+    pub fn new(settings: AudioSettings) -> Self {
+        let n = settings.n_fft;
+        let hann = |i: usize| 0.5 - 0.5 * (2.0 * std::f64::consts::PI * i as f64 / n as f64).cos();
+        Self {
+            settings,
+            fft: RealFftPlanner::new().plan_fft_forward(n),
+            hann: (0..n).map(hann).collect(),
+            filters: filters(settings),
+        }
+    }
+
+    /// Appends the log-mel of a window, `[n_mels, n_frames]`, to `out`.
+    ///
+    /// `samples` past a window's length are not read; too few are followed by silence. Frames are centred, the
+    /// window mirrored at both ends.
+    pub fn extend(&self, samples: &[f32], out: &mut Vec<f32>) {
+        let AudioSettings { n_mels, n_fft, .. } = self.settings;
+        let n_samples = self.settings.n_samples();
+        let n_frames = self.settings.n_frames();
+        let mut mel = vec![0.0_f64; n_mels * n_frames];
+        self.log_energies(&mirrored(samples, n_samples, n_fft / 2), &mut mel);
+        let loudest = mel.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        out.extend(mel.iter().map(|v| scaled(*v, loudest)));
+    }
+
+    /// The largest value in the log-mel of a whole file, before it is scaled.
+    pub fn loudest(&self, samples: &[f32]) -> f64 {
+        let n_frames = self.settings.n_frames();
+        let hop = self.settings.hop;
+        let starts = (0..samples.len() / hop).step_by(n_frames);
+        starts.fold(f64::NEG_INFINITY, |loudest, first| {
+            let mel = self.part(samples, first);
+            mel.iter().copied().fold(loudest, f64::max)
+        })
+    }
+
+    /// Appends the window of a whole file that starts at a frame, `[n_mels, n_frames]`, to `out`.
+    ///
+    /// Frames at its ends reach into the audio around it, and `loudest` is that of the whole file, as in transformers'
+    /// long-form generation; frames past the audio are 0.
+    pub fn extend_part(&self, samples: &[f32], first_frame: usize, loudest: f64, out: &mut Vec<f32>) {
+        let n_frames = self.settings.n_frames();
+        let mel = self.part(samples, first_frame);
+        let n_found = mel.len() / self.settings.n_mels;
+        for bin in 0..self.settings.n_mels {
+            let row = &mel[bin * n_found..(bin + 1) * n_found];
+            out.extend(row.iter().map(|v| scaled(*v, loudest)));
+            out.extend(std::iter::repeat_n(0.0, n_frames - n_found));
+        }
+    }
+
+    /// The frames from `first_frame` on, at most a window, before they are scaled: `[n_mels, n_found]`.
+    fn part(&self, samples: &[f32], first_frame: usize) -> Vec<f64> {
+        let AudioSettings { n_mels, n_fft, hop, .. } = self.settings;
+        let n_found = (samples.len() / hop).saturating_sub(first_frame).min(self.settings.n_frames());
+        let mut mel = vec![0.0; n_mels * n_found];
+        let edge = n_fft / 2;
+        let at = |i: usize| {
+            // `i` counts from `edge` samples before the audio; the outermost sample is not repeated.
+            let i = edge.abs_diff(i);
+            let last = samples.len().saturating_sub(1);
+            samples.get(if i > last { (2 * last).saturating_sub(i) } else { i }).copied().unwrap_or(0.0)
+        };
+        if n_found > 0 {
+            let first = first_frame * hop;
+            let piece: Vec<f32> = (first..first + (n_found - 1) * hop + n_fft).map(at).collect();
+            self.log_energies(&piece, &mut mel);
+        }
+        mel
+    }
+
+    /// Logarithms of the energies in the bins, `[n_mels, n_frames]`; frame `t` begins at sample `t · hop`.
+    fn log_energies(&self, samples: &[f32], mel: &mut [f64]) {
+        let AudioSettings { n_mels, n_fft, hop, .. } = self.settings;
+        let n_frames = mel.len() / n_mels;
+        let mut frame = self.fft.make_input_vec();
+        let mut spectrum = self.fft.make_output_vec();
+        let mut scratch = self.fft.make_scratch_vec();
+        let mut power = vec![0.0_f64; spectrum.len()];
+        for t in 0..n_frames {
+            let part = &samples[t * hop..t * hop + n_fft];
+            for ((f, s), w) in frame.iter_mut().zip(part).zip(self.hann.iter()) {
+                *f = f64::from(*s) * w;
+            }
+            self.fft
+                .process_with_scratch(&mut frame, &mut spectrum, &mut scratch)
+                .expect("the buffers come from the plan");
+            for (p, s) in power.iter_mut().zip(&spectrum) {
+                *p = Complex::norm_sqr(s);
+            }
+            for (bin, filter) in self.filters.iter().enumerate() {
+                let energy: f64 = filter.weights.iter().zip(&power[filter.first..]).map(|(w, p)| w * p).sum();
+                mel[bin * n_frames + t] = energy.max(1e-10).log10();
+            }
+        }
+    }
+}
+
+/// Clips to eight decades below the loudest value, and centres the range around zero.
+fn scaled(value: f64, loudest: f64) -> f32 {
+    ((value.max(loudest - 8.0) + 4.0) / 4.0) as f32
+}
+
+/// `samples` filled up to `len`, then `edge` more at both ends, mirrored without repeating the outermost.
+fn mirrored(samples: &[f32], len: usize, edge: usize) -> Vec<f32> {
+    let at = |i: usize| samples.get(i).copied().unwrap_or(0.0);
+    let left = (1..=edge).rev().map(at);
+    let right = (1..=edge).map(|i| at(len - 1 - i));
+    left.chain((0..len).map(at)).chain(right).collect()
+}
+
+/// Slaney's bins, of about equal energy.
+fn filters(settings: AudioSettings) -> Arc<[MelFilter]> {
+    let n_freqs = settings.n_fft / 2 + 1;
+    let hz_of_bin = |k: usize| f64::from(settings.rate / 2) * k as f64 / (n_freqs - 1) as f64;
+    let top = hz_to_mel(MAX_HZ);
+    let edges: Vec<f64> =
+        (0..settings.n_mels + 2).map(|i| mel_to_hz(top * i as f64 / (settings.n_mels + 1) as f64)).collect();
+    edges
+        .windows(3)
+        .map(|edge| {
+            let low = edge[0];
+            let mid = edge[1];
+            let high = edge[2];
+            let weight = |k: usize| {
+                let hz = hz_of_bin(k);
+                let slope = ((hz - low) / (mid - low)).min((high - hz) / (high - mid));
+                // The reference keeps its bins in f64 and computes with f32.
+                f64::from((slope.max(0.0) * 2.0 / (high - low)) as f32)
+            };
+            let inside: Vec<usize> = (0..n_freqs).filter(|k| weight(*k) > 0.0).collect();
+            let first = inside.first().copied().unwrap_or(0);
+            let n = inside.last().map_or(0, |last| last + 1 - first);
+            MelFilter { first, weights: (first..first + n).map(weight).collect() }
+        })
+        .collect()
+}
+
+/// Linear to 1 kHz, logarithmic above.
+fn hz_to_mel(hz: f64) -> f64 {
+    if hz < 1000.0 { hz * 3.0 / 200.0 } else { 15.0 + (hz / 1000.0).ln() * 27.0 / 6.4_f64.ln() }
+}
+
+fn mel_to_hz(mel: f64) -> f64 {
+    if mel < 15.0 { mel * 200.0 / 3.0 } else { 1000.0 * ((mel - 15.0) * 6.4_f64.ln() / 27.0).exp() }
+}
