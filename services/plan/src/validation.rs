@@ -10,7 +10,7 @@ use triptych_bench::judge::{Run, Verdict, Window, judge_runs};
 use triptych_bench::outcome::Outcome;
 use triptych_bench::report::{Cell, Report, Section, Table};
 use triptych_bench::slo::Slo;
-use triptych_runtime::turnstile::EncoderBudget;
+use triptych_runtime::compute_arbiter::EncoderBudget;
 
 /// Loads, as parts of the capacity, and the largest relative error that is good at each.
 pub const LOADS: [(f64, f64); 3] = [(0.5, 0.05), (0.85, 0.05), (0.95, 0.15)];

@@ -24,7 +24,7 @@ use std::time::Duration;
 use thiserror::Error;
 use triptych_core::{Failure, FailureClass, ModelName};
 use triptych_runtime::Drain;
-use triptych_runtime::reload::Files;
+use triptych_runtime::reload::WatchedFiles;
 
 /// Longest token that is looked at.
 const MAX_TOKEN_BYTES: usize = 8 << 10;
@@ -142,7 +142,7 @@ impl Auth {
     /// [`AuthError`] for a file that cannot be used.
     pub fn start(config: AuthConfig, drain: &Drain) -> Result<Self, AuthError> {
         let paths = config.keys.iter().chain(config.jwt.iter().map(|jwt| &jwt.keys));
-        let files = Files::new(paths.cloned().collect());
+        let files = WatchedFiles::new(paths.cloned().collect());
         let keys =
             config.keys.map(|path| KeyTable::read(&path).map(|table| (path, ArcSwap::from_pointee(table))));
         let jwt = config.jwt.map(|jwt| Verifier::read(&jwt).map(|v| (jwt, ArcSwap::from_pointee(v))));

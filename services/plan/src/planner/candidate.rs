@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use triptych_encoder::BatchLimits;
 use triptych_pd::EngineSettings;
-use triptych_runtime::turnstile::EncoderBudget;
+use triptych_runtime::compute_arbiter::EncoderBudget;
 
 /// Workers before which a proxy of their own stands, in large fleets.
 const WORKERS_OF_A_PROXY: usize = 64;

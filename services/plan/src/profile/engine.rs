@@ -11,7 +11,7 @@ use triptych_core::item::from_f32;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
 use triptych_core::{DType, EncodedItem, EncoderOutput, Modality, TenantId};
-use triptych_engine::{Arrival, Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, SequenceId};
+use triptych_engine::{SequenceRequest, Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, SequenceId};
 use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, StepInput};
 use triptych_models::{Model, ModelError};
 
@@ -92,7 +92,7 @@ impl Run<'_> {
         let now = Instant::now();
         for _ in 0..n {
             let arrival = self.arrival(n_tokens, now)?;
-            refused(&self.engine.handle(Event::Arrive(Box::new(arrival)), now))?;
+            refused(&self.engine.handle(Event::Add(Box::new(arrival)), now))?;
             if let Some(output) = &self.output {
                 let ready = Event::ItemReady { key: output.item().key, output: output.clone() };
                 refused(&self.engine.handle(ready, now))?;
@@ -114,7 +114,7 @@ impl Run<'_> {
         Ok(Spread::of(beside).p50_us)
     }
 
-    fn arrival(&mut self, n_tokens: u32, now: Instant) -> Result<Arrival, ProfileError> {
+    fn arrival(&mut self, n_tokens: u32, now: Instant) -> Result<SequenceRequest, ProfileError> {
         let told = |e: &dyn std::fmt::Display| ProfileError::Sequence(e.to_string());
         let items: Vec<EncodedItem> = self.output.iter().map(|o| o.item().clone()).collect();
         // The family lays out its own start.
@@ -129,7 +129,7 @@ impl Run<'_> {
             ..SamplingParams::default()
         };
         self.next_id += 1;
-        Ok(Arrival {
+        Ok(SequenceRequest {
             ids: vec![SequenceId(self.next_id)],
             prepared,
             items,
@@ -179,7 +179,7 @@ impl Decoder for Timed {
         self.decoder.allocate_host(n_blocks)
     }
 
-    fn project_cross(&mut self, rows: &[f32], slots: &[u32]) -> Result<(), ModelError> {
+    fn project_cross(&mut self, rows: Vec<f32>, slots: &[u32]) -> Result<(), ModelError> {
         self.time(|decoder| decoder.project_cross(rows, slots))
     }
 

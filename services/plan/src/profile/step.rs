@@ -20,7 +20,7 @@ pub fn forwards(
         let arrays = Arrays::new(place, grid.cross_rows);
         if place.projected > 0 {
             let projected = &rows[..place.projected as usize * info.encoder_hidden];
-            decoder.project_cross(projected, &arrays.projected_slots)?;
+            decoder.project_cross(projected.to_vec(), &arrays.projected_slots)?;
         }
         decoder.forward(&arrays.input(&info)).map(drop)
     };

@@ -7,7 +7,7 @@ use triptych_plan::simulator::simulate;
 use triptych_plan::simulator::spec::{
     ClusterSpec, EncoderSpec, FrontCores, ItemsAt, PdSpec, PoolRole, ProxySpec,
 };
-use triptych_runtime::turnstile::EncoderBudget;
+use triptych_runtime::compute_arbiter::EncoderBudget;
 
 const LOAD: Load =
     Load { rate: 20.0, n: 150, text: 60, output: 12, images: 2, image_tokens: 100, pool: Some(40) };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use triptych_bench::outcome::{End, Outcome};
 use triptych_plan::simulator::simulate;
 use triptych_plan::simulator::spec::{ClusterSpec, EncoderSpec, ItemsAt, PdSpec, PoolRole, SpecError};
-use triptych_runtime::turnstile::EncoderBudget;
+use triptych_runtime::compute_arbiter::EncoderBudget;
 
 fn ttft(outcome: &Outcome) -> f64 {
     (*outcome.tokens.first().expect("an answer") - outcome.due).as_secs_f64()
@@ -120,12 +120,12 @@ fn a_promise_is_kept_by_refusing_at_the_door() {
     let mut cluster = apart(1, 1, FAST);
     let open = simulate(&cluster, load.requests(1), 1).unwrap();
     assert!(open.outcomes.iter().all(|o| o.end == End::Whole));
-    cluster.proxy.encode_promise = Some(Duration::from_millis(500));
+    cluster.proxy.encode_slo = Some(Duration::from_millis(500));
     let run = simulate(&cluster, Load { rate: 40.0, ..load }.requests(1), 1).unwrap();
     let refused = run.outcomes.iter().filter(|o| o.end == End::Refused).count();
     assert!(refused > 20 && refused < 150, "{refused}");
     let worst = run.stages.iter().map(|s| s.encode_queue + s.encode).max().unwrap();
-    cluster.proxy.encode_promise = None;
+    cluster.proxy.encode_slo = None;
     let without = simulate(&cluster, Load { rate: 40.0, ..load }.requests(1), 1).unwrap();
     let without = without.stages.iter().map(|s| s.encode_queue + s.encode).max().unwrap();
     assert!(worst < Duration::from_millis(1200) && without > worst * 3, "{worst:?} {without:?}");
@@ -154,8 +154,8 @@ fn a_store_that_all_share_is_slower_for_each() {
 
 #[test]
 fn a_conversation_goes_on_where_it_was_read() {
-    use triptych_bench::offered::{Session, Turn};
-    let turn = Turn { text_tokens: 640, n_items: 0, answer_tokens: 4 };
+    use triptych_bench::offered::{Session, ConversationTurn};
+    let turn = ConversationTurn { text_tokens: 640, n_items: 0, answer_tokens: 4 };
     let request = |id: u64, n: u64| {
         let turns = vec![turn; n as usize];
         let mut offered = one(id * 3 + n, (id * 3 + n) * 4000, (640 * n + 4 * (n - 1)) as u32, Vec::new());

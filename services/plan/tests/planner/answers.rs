@@ -13,7 +13,7 @@ use triptych_plan::planner::{
 };
 use triptych_plan::simulator::spec::{FrontCores, PromptSpec};
 use triptych_plan::validation::candidate;
-use triptych_runtime::turnstile::EncoderBudget;
+use triptych_runtime::compute_arbiter::EncoderBudget;
 
 const EFFORT: Effort =
     Effort { requests: 100, seeds: 1, tolerance: 0.3, tunes: false, what_if: false, ..Effort::QUICK };

@@ -9,21 +9,21 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 use tonic::transport::server::{Connected, TcpConnectInfo};
-use triptych_runtime::door::DoorStream;
+use triptych_runtime::listener::ServerStream;
 
 /// Length of the client's preface (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
 
 /// A stream that fails if its first bytes do not come in time.
 pub struct Prefaced {
-    stream: DoorStream,
+    stream: ServerStream,
     /// Until the preface is complete: its missing bytes, and the end of patience.
     waiting: Option<(usize, Pin<Box<Sleep>>)>,
 }
 
 impl Prefaced {
     /// Wraps a connection that was just accepted.
-    pub fn new(stream: DoorStream, patience: Duration) -> Self {
+    pub fn new(stream: ServerStream, patience: Duration) -> Self {
         Self { stream, waiting: Some((PREFACE_BYTES, Box::pin(sleep(patience)))) }
     }
 }

@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use tower::ServiceExt;
 use triptych_runtime::Drain;
-use triptych_runtime::door::{Door, DoorStream, Guest};
+use triptych_runtime::listener::{Listener, ServerStream, PendingConnection};
 
 /// Open connections; more wait in the listener's queue.
 const MAX_CONNECTIONS: usize = 4096;
@@ -28,7 +28,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const LINGER: (Duration, usize) = (Duration::from_secs(2), 256 << 20);
 
 /// Serves until listeners close. Connections that are open then end after their running request.
-pub async fn serve(door: Door, routes: Router, times: ClientTimes, drain: Drain) {
+pub async fn serve(door: Listener, routes: Router, times: ClientTimes, drain: Drain) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut closing = pin!(drain.closing());
     loop {
@@ -56,8 +56,8 @@ pub async fn serve(door: Door, routes: Router, times: ClientTimes, drain: Drain)
     }
 }
 
-async fn converse(guest: Guest, routes: Router, times: ClientTimes, drain: Drain) {
-    let Some(stream) = guest.come_in().await else { return };
+async fn converse(guest: PendingConnection, routes: Router, times: ClientTimes, drain: Drain) {
+    let Some(stream) = guest.handshake().await else { return };
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
         Box::pin(routes.clone().oneshot(request.map(Body::new)))
     });
@@ -81,7 +81,7 @@ async fn converse(guest: Guest, routes: Router, times: ClientTimes, drain: Drain
     linger(connection.into_parts().io.into_inner()).await;
 }
 
-async fn linger(mut stream: DoorStream) {
+async fn linger(mut stream: ServerStream) {
     let (time, limit) = LINGER;
     let drained = async {
         stream.shutdown().await?;

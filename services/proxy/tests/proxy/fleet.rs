@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tonic::{Code, Request};
 use triptych_core::Failure;
 use triptych_proto::v1;
-use triptych_runtime::discovery::{Endpoint, Role, Source, Tell};
+use triptych_runtime::discovery::{Endpoint, Role, Source, EndpointSink};
 use triptych_runtime::status::to_status;
 
 /// A source that a test moves.
@@ -22,12 +22,12 @@ impl Source for Moved {
         "a test".into()
     }
 
-    fn run(mut self: Box<Self>, tell: Tell) -> BoxFuture<'static, ()> {
+    fn run(mut self: Box<Self>, tell: EndpointSink) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             loop {
                 let set = self.0.borrow_and_update().clone();
                 let endpoint = |(role, at): (Role, SocketAddr)| Endpoint { role, address: at.to_string() };
-                tell.present(set.into_iter().map(endpoint).collect());
+                tell.publish(set.into_iter().map(endpoint).collect());
                 if self.0.changed().await.is_err() {
                     return std::future::pending().await;
                 }

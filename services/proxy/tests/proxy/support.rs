@@ -46,7 +46,7 @@ pub fn settings(
         pds: text(pds),
         discovery: Vec::new(),
         seed: None,
-        encode_promise: None,
+        encode_slo: None,
         dialer: Default::default(),
         store,
         limits: Limits::default(),
