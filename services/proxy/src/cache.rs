@@ -12,9 +12,9 @@ use triptych_ec::EcStore;
 use triptych_ec::error::{EcError, chain};
 use triptych_ec::store::lease::{Acquired, EncodeLease};
 
-/// How long the store may take; a probe must never cost more than the encode it could save.
+/// The longest answer of the store; a probe must never cost more than the encode it could save.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long leases are not asked for after the store did not answer: encodes must not wait for it one after another.
+/// Time for which leases are not asked for after the store did not answer: encodes must not wait for it one after another.
 const AWAY: Duration = Duration::from_secs(1);
 /// Most keys of one question.
 const BATCH: usize = 256;

@@ -3,7 +3,7 @@
 //!
 //! The same parts as [`crate::run`] puts together, behind the same admission. It fetches nothing: URLs are refused.
 
-use crate::admission::Gate;
+use crate::admission::Admission;
 use crate::auth::{Auth, AuthConfig};
 use crate::budget::RetryBudget;
 use crate::cache::EncoderCache;
@@ -94,8 +94,8 @@ impl Embedded {
             observer: Observer::new(metrics),
             drain,
         });
-        let gate = Gate::new(config.max_in_flight);
-        Ok(Self { face: Face { orchestrator, limits, gate, auth }, registry: metrics.clone() })
+        let admission = Admission::new(config.max_in_flight);
+        Ok(Self { face: Face { orchestrator, limits, admission, auth }, registry: metrics.clone() })
     }
 
     /// The gRPC face, to be added to a server.
@@ -105,9 +105,9 @@ impl Embedded {
 
     /// The HTTP face, to be called or served.
     pub fn http(&self) -> Router {
-        let Face { orchestrator, limits, gate, auth } = self.face.clone();
+        let Face { orchestrator, limits, admission, auth } = self.face.clone();
         let (times, registry) = (ClientTimes::default(), self.registry.clone());
-        openai::Face::new(openai::Parts { orchestrator, limits, gate, auth, times, registry }).routes()
+        openai::Face::new(openai::Parts { orchestrator, limits, admission, auth, times, registry }).routes()
     }
 
     /// Whether a pair of workers was found that serves a model.
@@ -117,6 +117,6 @@ impl Embedded {
 
     /// Requests that are being worked on.
     pub fn n_running(&self) -> usize {
-        self.face.gate.n_inside()
+        self.face.admission.n_inside()
     }
 }

@@ -1,6 +1,6 @@
 //! Items and their encoder outputs: each is looked for before it is made, and made once for all who need it.
 //!
-//! What is done is decided by [`crate::machine::encodes`]; a task for each in-flight encode carries it out
+//! The steps are decided by [`crate::machine::encodes`]; a task for each in-flight encode carries it out
 //! ([`driver`]). A request sees an encode as a [`Subscription`].
 
 mod attempt;
@@ -49,7 +49,7 @@ pub struct Encodes {
     tasks: TaskTracker,
 }
 
-/// What [`Encodes`] are made of.
+/// Parts of [`Encodes`].
 pub struct EncodeParts<'a> {
     /// The workers.
     pub fleet: Arc<Fleet>,

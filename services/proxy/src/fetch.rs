@@ -29,7 +29,7 @@ use triptych_runtime::tls;
 
 /// Most redirects of one item.
 const MAX_REDIRECTS: usize = 5;
-/// How long a connection may take to be made.
+/// The longest time in which a connection is made.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
 /// The guarded fetcher. Cheap to clone.
@@ -128,7 +128,7 @@ impl Fetcher {
     }
 }
 
-/// Where the response sends us, if it does.
+/// Target of a redirect, if the response is one.
 fn redirection(from: &Url, response: &Response) -> Result<Option<Url>, Failure> {
     if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return Ok(None);
@@ -148,7 +148,7 @@ fn check_status(response: &Response) -> Result<(), Failure> {
     }
 }
 
-/// What a server may call an item. Many call everything a stream of octets; the encoder looks at the bytes.
+/// Content types that a server may give an item. Many call everything a stream of octets; the encoder looks at the bytes.
 fn check_type(response: &Response, modality: Modality) -> Result<(), Failure> {
     let Some(value) = response.headers().get(header::CONTENT_TYPE) else { return Ok(()) };
     let value = value.to_str().unwrap_or_default().to_ascii_lowercase();
@@ -166,7 +166,7 @@ fn check_type(response: &Response, modality: Modality) -> Result<(), Failure> {
     }
 }
 
-/// What became of a request, for the client: the guard's own words, or the kind of failure.
+/// The failure of a request, for the client: the guard's own words, or the kind of failure.
 fn explain(e: reqwest::Error) -> Failure {
     let mut cause: Option<&(dyn Error + 'static)> = Some(&e);
     while let Some(error) = cause {

@@ -45,7 +45,7 @@ use triptych_runtime::discovery::fixed::Fixed;
 use triptych_runtime::discovery::{Discovery, Role, Source};
 use triptych_runtime::grpc::Dialer;
 
-/// What a fleet is made of.
+/// Settings of a fleet.
 pub struct FleetSettings {
     /// `host:port` of each encoder worker that is always there.
     pub encoders: Vec<String>,
@@ -57,7 +57,7 @@ pub struct FleetSettings {
     pub dialer: Dialer,
     /// For choices by lot. `None`: the system's randomness.
     pub seed: Option<u64>,
-    /// How long an item may wait for its encode to end; `None`: until its deadline.
+    /// The longest wait of an item for its encode to end; `None`: until its deadline.
     pub encode_slo: Option<Duration>,
 }
 
@@ -121,13 +121,13 @@ impl Fleet {
         }
     }
 
-    /// When an item of so many bytes would be encoded if it were asked for now; `None` if no encoder is able, or one
+    /// Time at which an item of so many bytes would be encoded if it were asked for now; `None` if no encoder is able, or one
     /// that is has not measured what it takes.
     pub fn forecast(&self, want: &Want, bytes: u64) -> Option<Forecast> {
         self.shared.forecast(&self.catalog(), want, bytes)
     }
 
-    /// Refuses an item that would be encoded later than its deadline, or than what clients are promised. To be asked
+    /// Refuses an item that would be encoded later than its deadline, or than its SLO allows. To be asked
     /// before the first attempt at a job: what was begun is brought to its end.
     ///
     /// # Errors

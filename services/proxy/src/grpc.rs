@@ -3,7 +3,7 @@
 pub mod admit;
 pub mod preface;
 
-use crate::admission::Gate;
+use crate::admission::Admission;
 use crate::auth::{Auth, Caller};
 use crate::fleet::catalog::Served;
 use crate::orchestrate::{Answer, Orchestrator, Piece};
@@ -34,7 +34,7 @@ pub struct Face {
     /// What a message may hold.
     pub limits: Limits,
     /// Lets requests in.
-    pub gate: Gate,
+    pub admission: Admission,
     /// Knows clients.
     pub auth: Auth,
 }
@@ -44,7 +44,7 @@ impl Face {
     pub fn service(self) -> admit::Admit<TriptychServer<Face>> {
         let limits = self.limits.clone();
         let door = admit::Door {
-            gate: self.gate.clone(),
+            admission: self.admission.clone(),
             auth: self.auth.clone(),
             observer: self.orchestrator.observer.clone(),
             patience: limits.max_request_time,

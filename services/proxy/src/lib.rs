@@ -33,7 +33,7 @@ mod serve;
 
 /// Decisions without clock, lock or network. The planner's simulator runs the same, on a clock of its own.
 pub mod decisions {
-    pub use crate::admission::{Gate, Permit, in_time};
+    pub use crate::admission::{Admission, Permit, in_time};
     pub use crate::fleet::{prefix, reservation, score, size, view};
 }
 

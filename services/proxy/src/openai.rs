@@ -16,7 +16,7 @@ mod speech;
 mod sse;
 mod usage;
 
-use crate::admission::{Gate, Permit};
+use crate::admission::{Admission, Permit};
 use crate::auth::{Auth, Caller};
 use crate::config::ClientTimes;
 use crate::orchestrate::Orchestrator;
@@ -51,7 +51,7 @@ pub struct Parts {
     /// What a request may ask.
     pub limits: Limits,
     /// Lets requests in.
-    pub gate: Gate,
+    pub admission: Admission,
     /// Knows clients.
     pub auth: Auth,
     /// Patience with clients.
@@ -117,7 +117,7 @@ impl Face {
     /// Lets a request in.
     fn admit(&self, request: &Request) -> Result<Call, HttpError> {
         let caller = self.auth.identify(request.headers())?;
-        let permit = self.gate.enter()?;
+        let permit = self.admission.enter()?;
         let caller = caller.enter()?;
         let id = request.extensions().get::<RequestId>().copied();
         let id = id.unwrap_or_else(|| RequestId::from_bits(rand::random()));
@@ -168,7 +168,7 @@ async fn ready(State(face): State<Face>) -> impl IntoResponse {
 }
 
 async fn metrics(State(face): State<Face>) -> impl IntoResponse {
-    face.orchestrator.observer.running(face.gate.n_inside());
+    face.orchestrator.observer.running(face.admission.n_inside());
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], face.registry.encode())
 }
 

@@ -1,6 +1,6 @@
 //! The process from its listeners to its end.
 
-use crate::admission::Gate;
+use crate::admission::Admission;
 use crate::auth::Auth;
 use crate::budget::RetryBudget;
 use crate::cache::EncoderCache;
@@ -30,7 +30,7 @@ use triptych_runtime::{Drain, MetricsRegistry, admin};
 /// [`ProxyError`] if it cannot start, or a server ends by itself.
 pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), ProxyError> {
     let ProxyConfig { limits, client_times: times, .. } = config;
-    let gate = Gate::new(config.max_in_flight);
+    let admission = Admission::new(config.max_in_flight);
     let auth = Auth::start(config.auth, &drain)?;
     let fleet = FleetSettings {
         encoders: config.encoders,
@@ -67,11 +67,11 @@ pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) ->
     let face = grpc::Face {
         orchestrator: Arc::clone(&orchestrator),
         limits: limits.clone(),
-        gate: gate.clone(),
+        admission: admission.clone(),
         auth: auth.clone(),
     };
     let grpc = drain.tasks().spawn(serve_grpc(config.grpc, face, times.head, drain.clone()));
-    let parts = openai::Parts { orchestrator, limits, gate, auth, times, registry: metrics };
+    let parts = openai::Parts { orchestrator, limits, admission, auth, times, registry: metrics };
     let face = openai::Face::new(parts);
     if let Some(listener) = config.admin {
         admin::spawn(listener, face.clone().admin_routes(), &drain);

@@ -11,7 +11,9 @@ use triptych_core::item::from_f32;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
 use triptych_core::{DType, EncodedItem, EncoderOutput, Modality, TenantId};
-use triptych_engine::{SequenceRequest, Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, SequenceId};
+use triptych_engine::{
+    Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, SequenceId, SequenceRequest,
+};
 use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, StepInput};
 use triptych_models::{Model, ModelError};
 

@@ -80,7 +80,8 @@ mod tests {
         assert_eq!(layout.items, ItemsAt::Front);
         assert!(layout.before > 0 && layout.after > 0 && layout.around_item >= 2, "{layout:?}");
         // A text of two tokens, of two items: what the layout was not made of.
-        let parts = [MessagePart::Item(ItemIdx(0)), MessagePart::Item(ItemIdx(1)), MessagePart::Text("ab".into())];
+        let parts =
+            [MessagePart::Item(ItemIdx(0)), MessagePart::Item(ItemIdx(1)), MessagePart::Text("ab".into())];
         let chat = Prompt::Chat(vec![Message { role: Role::User, parts: parts.to_vec() }]);
         let items = [image(112), image(224)];
         let prepared = model.prompts().prepare(&chat, &items).expect("a prompt");

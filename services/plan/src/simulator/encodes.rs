@@ -102,7 +102,7 @@ impl World<'_> {
         let Some(at) = self.proxy.encodes.wake_at(id) else { return };
         let Some(in_flight) = self.proxy.in_flight.get_mut(&id) else { return };
         if in_flight.wake.replace(at) != Some(at) {
-            self.agenda.at(nanos(at.saturating_duration_since(self.base)), Event::WakeEncode(id));
+            self.queue.at(nanos(at.saturating_duration_since(self.base)), Event::WakeEncode(id));
         }
     }
 
@@ -121,13 +121,13 @@ impl World<'_> {
     fn perform_one(&mut self, id: EncodeId, action: EncodeAction) {
         let probe = nanos(self.spec.store.probe);
         match action {
-            EncodeAction::Probe => self.agenda.after(probe, Event::StoreAnswers(id, StoreQuestion::Probe)),
+            EncodeAction::Probe => self.queue.after(probe, Event::StoreAnswers(id, StoreQuestion::Probe)),
             EncodeAction::Acquire { .. } => {
-                self.agenda.after(probe, Event::StoreAnswers(id, StoreQuestion::Lease));
+                self.queue.after(probe, Event::StoreAnswers(id, StoreQuestion::Lease));
             }
             EncodeAction::Wait { patience } => {
                 let pause = nanos(patience.min(WAIT_STEP)).max(probe);
-                self.agenda.after(pause, Event::StoreAnswers(id, StoreQuestion::Wait));
+                self.queue.after(pause, Event::StoreAnswers(id, StoreQuestion::Wait));
             }
             EncodeAction::Release(_) => self.release(id),
             EncodeAction::Charge => self.encode_on(id, EncodeEvent::Charged(Ok(()))),
@@ -214,7 +214,7 @@ impl World<'_> {
 
     /// Sends the job to the chosen worker.
     fn send_job(&mut self, id: EncodeId, attempt: AttemptId) {
-        let (instant, now) = (self.now(), self.agenda.now());
+        let (instant, now) = (self.now(), self.queue.now());
         let Proxy { views, in_flight, model, .. } = &mut self.proxy;
         let Some(in_flight) = in_flight.get_mut(&id) else { return };
         let Some(worker) = in_flight.chosen.take() else { return };
@@ -247,7 +247,7 @@ impl World<'_> {
         if let Some(asker) = asker {
             self.item_given(asker, &key);
         }
-        self.agenda.after(self.hop(), Event::JobArrives(job));
+        self.queue.after(self.hop(), Event::JobArrives(job));
     }
 
     /// The proxy hears what a job's output will be.
@@ -324,13 +324,13 @@ impl World<'_> {
     fn serve_loaders(&mut self, key: ContentKey) {
         let hop = self.hop();
         let has = self.store.has(&key);
-        for worker in self.store.told(&key) {
+        for worker in self.store.take_waiting(&key) {
             let event = if has { Event::Loadable { worker, key } } else { Event::Missing { worker, key } };
-            self.agenda.after(hop, event);
+            self.queue.after(hop, event);
         }
     }
 
-    /// Whether an output is being encoded.
+    /// True if an output is being encoded.
     pub(super) fn is_encoding(&self, key: &ContentKey) -> bool {
         [Origin::Any, Origin::Fresh].iter().any(|origin| self.proxy.encodes.of_key(key, *origin).is_some())
     }
@@ -343,6 +343,6 @@ impl World<'_> {
             return;
         }
         self.proxy.views[job.worker].done(job.epoch, job.work);
-        self.agenda.after(hop, Event::Cancel(job_id));
+        self.queue.after(hop, Event::Cancel(job_id));
     }
 }

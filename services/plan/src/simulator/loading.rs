@@ -1,4 +1,4 @@
-//! Encoder outputs on their way to a PD worker: waited for, in line, under way, here.
+//! Encoder outputs on their way to a PD worker: waited for, queued, under way, here.
 
 use super::prompts::{described, sealed};
 use super::request::ns;
@@ -14,15 +14,15 @@ impl World<'_> {
             return;
         }
         if self.store.has(&key) {
-            pd.loading.insert(key, LoadStage::InLine);
-            pd.load_line.push_back(key);
+            pd.loading.insert(key, LoadStage::Queued);
+            pd.load_queue.push_back(key);
             return self.load_next(w);
         }
         pd.loading.insert(key, LoadStage::Waiting);
         self.store.wait(key, w);
         // It was there when the proxy looked, and nobody is making it.
         if !self.is_encoding(&key) {
-            self.agenda.after(0, Event::Missing { worker: w, key });
+            self.queue.after(0, Event::Missing { worker: w, key });
         }
     }
 
@@ -67,13 +67,13 @@ impl World<'_> {
             if pd.n_loading >= pd.spec.max_loads.max(1) {
                 return;
             }
-            let Some(key) = pd.load_line.pop_front() else { return };
+            let Some(key) = pd.load_queue.pop_front() else { return };
             let tokens = pd
                 .requests
                 .values()
                 .find_map(|r| self.requests[*r].items.iter().find(|p| p.key == key).map(|p| p.sized.tokens));
             let Some(tokens) = tokens else {
-                // Whoever wanted it is gone.
+                // No request wants it any more.
                 pd.loading.remove(&key);
                 continue;
             };
@@ -103,7 +103,7 @@ impl World<'_> {
 
     /// Rows are on the worker: its engine hears of it.
     pub(super) fn deliver(&mut self, w: usize, key: ContentKey) {
-        let now = self.agenda.now();
+        let now = self.queue.now();
         let Some(pd) = &self.workers[w].pd else { return };
         for r in pd.requests.values() {
             let request = &mut self.requests[*r];

@@ -9,7 +9,7 @@ use rand::rngs::StdRng;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 use triptych_core::{ContentKey, Modality, ModelName, WorkerId};
-use triptych_proxy::decisions::Gate;
+use triptych_proxy::decisions::Admission;
 use triptych_proxy::decisions::prefix::PrefixTable;
 use triptych_proxy::decisions::view::{ItemSize, View};
 use triptych_proxy::machine::action::AttemptId;
@@ -18,7 +18,7 @@ use triptych_proxy::machine::retry_budget::RetryWindow;
 
 /// The proxy.
 pub(super) struct Proxy {
-    /// Whether there are requests to come.
+    /// True if there are requests to come.
     pub(super) is_offering: bool,
     pub(super) ids: Vec<WorkerId>,
     pub(super) views: Vec<View>,
@@ -26,7 +26,7 @@ pub(super) struct Proxy {
     pub(super) pds: Vec<usize>,
     /// PD workers that encode, if nobody else does.
     pub(super) colocated: Vec<usize>,
-    pub(super) admission: Gate,
+    pub(super) admission: Admission,
     pub(super) budget: RetryWindow,
     pub(super) prefixes: PrefixTable,
     pub(super) encodes: Encodes,
@@ -60,7 +60,7 @@ impl Proxy {
             encoders,
             pds: with(&|w| w.pd.is_some()),
             colocated,
-            admission: Gate::new(spec.proxy.max_in_flight),
+            admission: Admission::new(spec.proxy.max_in_flight),
             budget: RetryWindow::new(policy.retries, base),
             prefixes: PrefixTable::default(),
             encodes: Encodes::new(policy),
@@ -99,7 +99,7 @@ pub(super) struct InFlight {
     pub(super) chosen: Option<usize>,
     pub(super) jobs: HashMap<AttemptId, JobId>,
     pub(super) holds_lease: bool,
-    /// Whether the encoder still had the rows.
+    /// True if the encoder still had the rows.
     pub(super) kept: bool,
     /// Time at which it is woken next.
     pub(super) wake: Option<Instant>,
@@ -110,14 +110,14 @@ pub(super) struct InFlight {
 pub(super) struct Waiting {
     pub(super) request: usize,
     pub(super) item: usize,
-    /// Whether another began the encode.
+    /// True if another began the encode.
     pub(super) joined: bool,
 }
 
 /// A question to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StoreQuestion {
-    /// Whether it has an output.
+    /// True if it has an output.
     Probe,
     /// The key's lease.
     Lease,

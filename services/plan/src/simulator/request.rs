@@ -1,6 +1,6 @@
 //! A request on its way, its items, and the jobs that encode them.
 
-use super::agenda::Nanos;
+use super::event_queue::Nanos;
 use super::result::Stages;
 use super::source::Source;
 use crate::curves::Sized;
@@ -25,7 +25,7 @@ pub(super) struct Request {
     pub(super) outcome: Outcome,
     pub(super) stages: Stages,
     pub(super) items: Vec<Item>,
-    /// What is done for it; `None` before the proxy has read it.
+    /// The machine that decides for it; `None` before the proxy has read it.
     pub(super) machine: Option<RequestMachine>,
     /// Time at which it is woken next.
     pub(super) wake: Option<Nanos>,
@@ -64,7 +64,7 @@ pub(super) struct Item {
     pub(super) state: ItemState,
     /// Set when it is READY.
     pub(super) encoded: Option<Encoded>,
-    /// Whether its source was counted.
+    /// True if its source was counted.
     pub(super) is_counted: bool,
 }
 
@@ -114,7 +114,7 @@ impl Request {
         }
     }
 
-    /// Whether a PD worker still has it under this name.
+    /// True if a PD worker still has it under this name.
     pub(super) fn is_at(&self, worker: usize, sequence: SequenceId) -> bool {
         self.at.is_some_and(|at| at.worker == worker && at.sequence == sequence)
     }
@@ -157,16 +157,16 @@ pub(super) struct Job {
     pub(super) forecast: Option<Forecast>,
     /// Its part in the worker's load.
     pub(super) ticket: Option<JobLoad>,
-    /// When the stage that it is in began.
+    /// Time at which its current stage began.
     pub(super) since: Nanos,
     pub(super) times: JobTimes,
     /// This item's part of its batch's forward.
     pub(super) share: Nanos,
-    /// Whether nobody wants it any more.
+    /// True if nobody wants it any more.
     pub(super) cancelled: bool,
-    /// Whether its encoder still had the rows.
+    /// True if its encoder still had the rows.
     pub(super) kept: bool,
-    /// Whether the proxy has heard its end.
+    /// True if the proxy has heard its end.
     pub(super) is_answered: bool,
 }
 

@@ -1,6 +1,6 @@
 //! The requests that the proxy works on: the actions of [`triptych_proxy::machine::request`], on a simulated network.
 
-use super::agenda::Nanos;
+use super::event_queue::Nanos;
 use super::prompts::{chat, key_of, modality_of};
 use super::proxy::Proxy;
 use super::request::{At, Item, ItemState, Request};
@@ -39,7 +39,7 @@ impl World<'_> {
         let us = proxy.request_us + proxy.item_us * n_items + proxy.item_byte_us * bytes;
         self.front_works(front.request_us + front.item_us * n_items + front.item_byte_us * bytes, None);
         self.requests[r].items = items;
-        self.agenda.after(from_us(us), Event::Supply(r));
+        self.queue.after(from_us(us), Event::Supply(r));
     }
 
     fn front_cost(&self) -> (ProxyCost, FrontCost) {
@@ -70,7 +70,7 @@ impl World<'_> {
         };
         let (machine, actions) = RequestMachine::new(facts, &mut proxy.budget, now);
         self.requests[r].machine = Some(machine);
-        self.requests[r].ready_at = self.agenda.now();
+        self.requests[r].ready_at = self.queue.now();
         self.perform(r, actions);
         for (i, known) in known.into_iter().enumerate() {
             match known {
@@ -140,7 +140,7 @@ impl World<'_> {
         let at = self.nanos_of(at);
         if self.requests[r].wake != Some(at) {
             self.requests[r].wake = Some(at);
-            self.agenda.at(at, Event::WakeRequest(r));
+            self.queue.at(at, Event::WakeRequest(r));
         }
     }
 
@@ -218,7 +218,7 @@ impl World<'_> {
         let epoch = self.proxy.views[worker].give(work);
         let sequence = self.next_sequence();
         self.requests[r].at = Some(At { worker, sequence, epoch, work });
-        self.agenda.after(self.hop(), Event::Given(r, sequence));
+        self.queue.after(self.hop(), Event::Given(r, sequence));
     }
 
     /// Has an item encoded again that a PD worker did not find, if it was READY.
@@ -235,7 +235,7 @@ impl World<'_> {
 
     /// An item of a request is READY.
     pub(super) fn item_ready(&mut self, r: usize, i: usize, encoded: Encoded, source: Source) {
-        let (now, holders) = (self.agenda.now(), encoded.holders.clone());
+        let (now, holders) = (self.queue.now(), encoded.holders.clone());
         let request = &mut self.requests[r];
         let item = &mut request.items[i];
         (item.state, item.encoded) = (ItemState::Ready, Some(encoded));
@@ -283,7 +283,7 @@ impl World<'_> {
             self.abort(at.worker, at.sequence);
         }
         self.settle(r);
-        let (now, hop) = (self.agenda.now(), self.hop());
+        let (now, hop) = (self.queue.now(), self.hop());
         let request = &mut self.requests[r];
         request.permit = None;
         request.outcome.ended =
@@ -294,7 +294,7 @@ impl World<'_> {
     }
 
     /// A report.
-    pub(super) fn told(&mut self, worker: usize, state: v1::WorkerState) {
+    pub(super) fn reported(&mut self, worker: usize, state: v1::WorkerState) {
         let now = self.now();
         self.proxy.views[worker].take_report(state, false, now);
     }

@@ -1,6 +1,6 @@
 //! A PD worker: what it lets in, loads, and its engine's loop around the product's own scheduler.
 
-use super::agenda::Nanos;
+use super::event_queue::Nanos;
 use super::prompts::{Stream, described, laid_out};
 use super::request::ns;
 use super::worker::{Command, PdSide, Stepping, Task};
@@ -21,7 +21,7 @@ impl World<'_> {
         let Some(pd) = &mut self.workers[w].pd else { return };
         if pd.n_requests >= pd.spec.engine.max_requests || pd.n_live >= pd.spec.engine.max_live() {
             let end = AnswerEnd::Full;
-            return self.agenda.after(self.hop(), Event::Answered { request: r, sequence, end });
+            return self.queue.after(self.hop(), Event::Answered { request: r, sequence, end });
         }
         pd.n_requests += 1;
         pd.n_live += 1;
@@ -73,7 +73,7 @@ impl World<'_> {
 
     /// Nobody wants this answer any more.
     pub(super) fn abort(&mut self, w: usize, sequence: SequenceId) {
-        // As if it was told at once: a hop is nothing beside a step.
+        // As if it was reported at once: a hop is nothing beside a step.
         if self.request_of(w, sequence).is_some() {
             self.leave_pd(w, sequence);
             self.command(w, Command::Abort(sequence));
@@ -97,16 +97,16 @@ impl World<'_> {
         pd.inbox.push(command);
         if !pd.is_busy {
             pd.is_busy = true;
-            self.agenda.after(0, Event::Turn(w));
+            self.queue.after(0, Event::Turn(w));
         }
     }
 }
 
 /// The engine's loop.
 impl World<'_> {
-    /// What there is to do between two steps: commands, then a step, in its turn.
+    /// Work between two steps: commands, then a step, in its turn.
     pub(super) fn turn(&mut self, w: usize) {
-        self.obey(w);
+        self.apply_commands(w);
         let worker = &mut self.workers[w];
         match &mut worker.turns {
             Some(taking) => {
@@ -118,7 +118,7 @@ impl World<'_> {
         }
     }
 
-    fn obey(&mut self, w: usize) {
+    fn apply_commands(&mut self, w: usize) {
         let now = self.now();
         let Some(pd) = &mut self.workers[w].pd else { return };
         let commands = std::mem::take(&mut pd.inbox);
@@ -151,7 +151,7 @@ impl World<'_> {
 
     /// A step, if anything can run.
     pub(super) fn step(&mut self, w: usize) {
-        let (now, instant) = (self.agenda.now(), self.now());
+        let (now, instant) = (self.queue.now(), self.now());
         let Some(pd) = &mut self.workers[w].pd else { return };
         let Step { plan, failed, changed } = pd.scheduler.step(instant, &mut DraftTokens::new());
         pd.stalled = plan.is_empty() && failed.is_empty() && !changed;
@@ -173,7 +173,7 @@ impl World<'_> {
 
     /// A step is done: tokens are there.
     pub(super) fn stepped(&mut self, w: usize) {
-        let (now, instant) = (self.agenda.now(), self.now());
+        let (now, instant) = (self.queue.now(), self.now());
         let Some(pd) = &mut self.workers[w].pd else { return };
         let Some(Stepping { plan, began }) = pd.stepping.take() else { return };
         pd.scheduler.commit(&plan, Duration::from_nanos(now - began));
@@ -204,7 +204,7 @@ impl World<'_> {
     fn write(&mut self, w: usize, r: usize, id: SequenceId) {
         let curves = self.workers[w].costs.curves();
         let token_us = curves.proxy.token_us;
-        let (now, base) = (self.agenda.now(), self.base);
+        let (now, base) = (self.queue.now(), self.base);
         let way = self.hop().saturating_mul(2).saturating_add(from_us(token_us));
         let request = &mut self.requests[r];
         if request.outcome.tokens.is_empty()
@@ -217,7 +217,7 @@ impl World<'_> {
             request.stages.prefill = since;
         }
         if request.outcome.tokens.is_empty() {
-            self.agenda.after(nanos(self.spec.hop), Event::Wrote(r));
+            self.queue.after(nanos(self.spec.hop), Event::Wrote(r));
         }
         request.outcome.tokens.push(ns(now.saturating_add(way)));
     }
@@ -246,7 +246,7 @@ impl World<'_> {
             request.stages.decode = last - first;
         }
         if request.is_at(w, id) {
-            self.agenda.after(nanos(self.spec.hop), Event::Answered { request: r, sequence: id, end });
+            self.queue.after(nanos(self.spec.hop), Event::Answered { request: r, sequence: id, end });
         }
     }
 
@@ -264,7 +264,7 @@ impl World<'_> {
             }
         }
         match goes_on {
-            true => self.agenda.after(0, Event::Turn(w)),
+            true => self.queue.after(0, Event::Turn(w)),
             false => self.wake_at_deadline(w),
         }
         self.take_turns(w);
@@ -277,7 +277,7 @@ impl World<'_> {
         let at = pd.scheduler.next_deadline().map(|at| nanos(at.saturating_duration_since(base)));
         if let Some(at) = at.filter(|at| pd.wake != Some(*at)) {
             pd.wake = Some(at);
-            self.agenda.at(at, Event::Wake { worker: w, at });
+            self.queue.at(at, Event::Wake { worker: w, at });
         }
     }
 
@@ -289,12 +289,12 @@ impl World<'_> {
         }
         if !pd.is_busy && pd.scheduler.next_deadline().is_some() {
             pd.is_busy = true;
-            self.agenda.after(0, Event::Turn(w));
+            self.queue.after(0, Event::Turn(w));
         }
     }
 }
 
-/// What is in a plan, as far as its time depends on it.
+/// Shape of a plan, as far as its time depends on it.
 fn shape_of(pd: &PdSide, plan: &StepPlan) -> StepShape {
     let rows = plan.projections.iter().map(|projection| projection.slots.len() as u32).sum();
     let mut shape = StepShape { projected_rows: rows, ..StepShape::default() };

@@ -1,9 +1,9 @@
 //! The cluster while it runs: everything that there is, and what happens at each event.
 
-use super::agenda::{Agenda, Nanos};
+use super::event_queue::{EventQueue, Nanos};
 use super::proxy::{Proxy, StoreQuestion};
 use super::request::{JobEnd, Request};
-use super::result::{ItemTally, Moment};
+use super::result::{ItemSources, Moment};
 use super::spec::{ClusterSpec, FrontCores, SpecError};
 use super::store::{Store, Transfer};
 use super::worker::{JobId, Task, Worker};
@@ -67,7 +67,7 @@ pub(super) enum Event {
     /// A worker looks whether there is news to tell.
     Report(usize),
     /// The proxy hears a report.
-    Told { worker: usize, state: Box<v1::WorkerState> },
+    Reported { worker: usize, state: Box<v1::WorkerState> },
     /// The timeline gets a place.
     Sample,
 }
@@ -92,9 +92,9 @@ pub(super) enum AnswerEnd {
 /// The cluster while it runs.
 pub(super) struct World<'a> {
     pub(super) spec: &'a ClusterSpec,
-    /// What the product's code takes for the start of the run.
+    /// The instant that stands for the start of the run.
     pub(super) base: Instant,
-    pub(super) agenda: Agenda<Event>,
+    pub(super) queue: EventQueue<Event>,
     /// Of times.
     pub(super) rng: StdRng,
     pub(super) workers: Vec<Worker>,
@@ -105,13 +105,13 @@ pub(super) struct World<'a> {
     pub(super) jobs: HashMap<JobId, super::request::Job>,
     pub(super) n_jobs: JobId,
     pub(super) n_sequences: u64,
-    pub(super) items: ItemTally,
+    pub(super) items: ItemSources,
     pub(super) timeline: Vec<Moment>,
     pub(super) in_flight: usize,
     pub(super) encode_items: usize,
     /// Whose cores had work of the parts before the workers last.
     last_front: usize,
-    /// What an item of a shape becomes, as asked so far.
+    /// Sizes of items by their shape, as asked so far.
     sizes: HashMap<triptych_bench::offered::ItemShape, crate::curves::Sized>,
 }
 
@@ -129,7 +129,7 @@ impl<'a> World<'a> {
         Ok(Self {
             spec,
             base,
-            agenda: Agenda::new(),
+            queue: EventQueue::new(),
             rng: StdRng::seed_from_u64(seed),
             workers,
             proxy,
@@ -138,7 +138,7 @@ impl<'a> World<'a> {
             jobs: HashMap::new(),
             n_jobs: 0,
             n_sequences: 0,
-            items: ItemTally::default(),
+            items: ItemSources::default(),
             timeline: Vec::new(),
             in_flight: 0,
             encode_items: 0,
@@ -152,14 +152,14 @@ impl<'a> World<'a> {
         let (mut offered, mut last) = (offered, Duration::ZERO);
         if let Some(first) = offered.next() {
             self.offer(first);
-            self.agenda.at(0, Event::Sample);
+            self.queue.at(0, Event::Sample);
         }
         loop {
             let end = match self.proxy.is_offering {
                 true => Nanos::MAX,
                 false => nanos(last.saturating_add(self.spec.patience)),
             };
-            let Some(event) = self.agenda.next_before(end) else { break };
+            let Some(event) = self.queue.next_before(end) else { break };
             if let Event::Arrive(request) = event {
                 last = self.requests[request].offered.at;
                 match offered.next() {
@@ -178,7 +178,7 @@ impl<'a> World<'a> {
         self.proxy.is_offering = true;
         let at = nanos(offered.at).saturating_add(self.hop());
         self.requests.push(Request::new(offered));
-        self.agenda.at(at, Event::Arrive(self.requests.len() - 1));
+        self.queue.at(at, Event::Arrive(self.requests.len() - 1));
     }
 
     fn happens(&mut self, event: Event) {
@@ -203,14 +203,14 @@ impl<'a> World<'a> {
             Event::Turn(worker) => self.turn(worker),
             Event::Wake { worker, at } => self.wake(worker, at),
             Event::Report(worker) => self.report(worker),
-            Event::Told { worker, state } => self.told(worker, *state),
+            Event::Reported { worker, state } => self.reported(worker, *state),
             Event::Sample => self.sample(),
         }
     }
 
     /// Now, for the product's code.
     pub(super) fn now(&self) -> Instant {
-        self.instant(self.agenda.now())
+        self.instant(self.queue.now())
     }
 
     pub(super) fn instant(&self, at: Nanos) -> Instant {
@@ -226,7 +226,7 @@ impl<'a> World<'a> {
         nanos(spread.draw(&mut self.rng))
     }
 
-    /// What an item becomes: every worker of a model makes the same of it.
+    /// Size of an item: every worker of a model makes the same of it.
     pub(super) fn size(&mut self, shape: triptych_bench::offered::ItemShape) -> crate::curves::Sized {
         let costs = self.workers.iter().map(|w| &w.costs).find(|costs| !costs.curves().items.is_empty());
         *self.sizes.entry(shape).or_insert_with(|| costs.map(|costs| costs.item(shape)).unwrap_or_default())
@@ -267,19 +267,19 @@ impl<'a> World<'a> {
 
     /// Puts a task on a worker's cores.
     pub(super) fn compute(&mut self, worker: usize, task: Task, (work, width): (Nanos, f64)) {
-        let now = self.agenda.now();
+        let now = self.queue.now();
         self.workers[worker].cores.start(now, task, (work, width));
         self.look_at_cores(worker);
     }
 
     fn look_at_cores(&mut self, worker: usize) {
         if let Some((at, version)) = self.workers[worker].cores.next() {
-            self.agenda.at(at, Event::Cores { worker, version });
+            self.queue.at(at, Event::Cores { worker, version });
         }
     }
 
     fn cores(&mut self, worker: usize, version: u64) {
-        let now = self.agenda.now();
+        let now = self.queue.now();
         let w = &mut self.workers[worker];
         if !w.cores.is_current(version) {
             return;
@@ -299,15 +299,15 @@ impl<'a> World<'a> {
     pub(super) fn transfer(&mut self, transfer: Transfer, spread: Spread) {
         let work = self.draw(spread);
         if !self.store.is_shared {
-            return self.agenda.after(work, Event::Moved(transfer));
+            return self.queue.after(work, Event::Moved(transfer));
         }
-        self.store.transfer(self.agenda.now(), transfer, work);
+        self.store.transfer(self.queue.now(), transfer, work);
         self.look_at_lines();
     }
 
     fn look_at_lines(&mut self) {
         if let Some((at, version)) = self.store.lines.next() {
-            self.agenda.at(at, Event::Lines(version));
+            self.queue.at(at, Event::Lines(version));
         }
     }
 
@@ -315,7 +315,7 @@ impl<'a> World<'a> {
         if !self.store.lines.is_current(version) {
             return;
         }
-        for transfer in self.store.lines.ended(self.agenda.now()) {
+        for transfer in self.store.lines.ended(self.queue.now()) {
             self.moved(transfer);
         }
         self.look_at_lines();
@@ -326,7 +326,7 @@ impl<'a> World<'a> {
             Transfer::Publish(job) => self.published(job),
             Transfer::Behind { key, bytes } => {
                 self.store.put(key, bytes);
-                self.store.unshelve(&key);
+                self.store.drop_from_peer_cache(&key);
             }
             Transfer::Load { worker, key } => self.loaded(worker, key),
         }

@@ -27,7 +27,7 @@ pub(super) struct Attempt {
     pub(super) worker: Arc<Lease>,
     /// Token of the lease under which it is done; 0: without one.
     pub(super) fence: u64,
-    /// End of its time, which whoever drives it keeps.
+    /// End of its time, which the driver keeps.
     pub(super) until: Instant,
     /// Receives the description of the output.
     pub(super) announcements: mpsc::Sender<EncodeEvent>,

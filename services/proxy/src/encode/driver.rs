@@ -22,7 +22,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::Instrument;
-use triptych_core::{EncodedItem, WorkerId};
+use triptych_core::{EncodedItem, Failure, WorkerId};
 
 /// Announcements that may wait: attempts under way at once, and one to spare.
 const ANNOUNCEMENTS: usize = 4;
@@ -42,7 +42,11 @@ pub(super) struct Driver {
     /// The worker that was chosen and has not been sent the job.
     chosen: Option<Lease>,
     under_way: FuturesUnordered<BoxFuture<'static, Option<Happened>>>,
+    /// The end of one of them that the machine has not heard of.
+    ended: Option<Happened>,
     attempts: HashMap<AttemptId, RunningAttempt>,
+    /// Failure of the attempt that ended last, for the log.
+    last_failure: Option<Failure>,
     announcements: (mpsc::Sender<EncodeEvent>, mpsc::Receiver<EncodeEvent>),
 }
 
@@ -85,7 +89,9 @@ impl Driver {
             lease: None,
             chosen: None,
             under_way: FuturesUnordered::new(),
+            ended: None,
             attempts: HashMap::new(),
+            last_failure: None,
             announcements: mpsc::channel(ANNOUNCEMENTS),
         }
     }
@@ -115,6 +121,13 @@ impl Driver {
     /// The next event: of what is under way, or of the time.
     async fn next(&mut self) -> EncodeEvent {
         loop {
+            // An attempt announces before it ends, and may do both at once.
+            if let Ok(announced) = self.announcements.1.try_recv() {
+                return announced;
+            }
+            if let Some(event) = self.ended.take().and_then(|happened| self.event_of(happened)) {
+                return event;
+            }
             let wake_at = self.parts.in_flight().encodes.wake_at(self.id);
             let woken = async move {
                 match wake_at {
@@ -122,15 +135,12 @@ impl Driver {
                     None => std::future::pending().await,
                 }
             };
-            let happened = tokio::select! {
+            tokio::select! {
                 // What has ended counts before what is due.
                 biased;
                 Some(announced) = self.announcements.1.recv() => return announced,
-                Some(happened) = self.under_way.next() => happened,
+                Some(happened) = self.under_way.next() => self.ended = happened,
                 () = woken => return EncodeEvent::Woken,
-            };
-            if let Some(event) = happened.and_then(|happened| self.event_of(happened)) {
-                return event;
             }
         }
     }
@@ -138,8 +148,8 @@ impl Driver {
     fn event_of(&mut self, happened: Happened) -> Option<EncodeEvent> {
         Some(match happened {
             Happened::Event(EncodeEvent::Ended { attempt, result }) => {
-                // Its announcement, if there is one, was sent before it ended.
                 self.attempts.remove(&attempt)?;
+                self.last_failure = result.as_ref().err().cloned();
                 if result.is_err() && self.lease.as_ref().is_some_and(HeldLease::is_lost) {
                     self.parts.on(self.id, EncodeEvent::LeaseLost);
                 }
@@ -235,7 +245,8 @@ impl Driver {
         self.parts.meters.sent(why);
         match why {
             SendReason::Retry => {
-                tracing::warn!(encoder = %worker.id(), attempt = id.0, "encoder job sent again")
+                let failure = self.last_failure.as_ref().map(tracing::field::display);
+                tracing::warn!(encoder = %worker.id(), attempt = id.0, failure, "encoder job sent again");
             }
             SendReason::Hedge => {
                 tracing::info!(encoder = %worker.id(), "a slow encoder job is sent to a second encoder");

@@ -2,7 +2,7 @@
 //!
 //! It is renewed by a task for as long as its [`HeldLease`] lives. At the end it is given back, but not before the store
 //! has the object: a worker answers as soon as it holds the rows in memory and writes the durable copy behind, and
-//! whoever looks in between would find neither object nor holder.
+//! a look in between would find neither object nor holder.
 
 use crate::cache::EncoderCache;
 use crate::machine::action::LeaseOutcome;
@@ -68,7 +68,7 @@ impl HeldLease {
         self.lease.token
     }
 
-    /// Whether another may hold it by now.
+    /// True if another may hold it by now.
     pub(super) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }

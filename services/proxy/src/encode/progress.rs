@@ -1,4 +1,4 @@
-//! Progress of an encode, as its task reports it to whoever waits.
+//! Progress of an encode, as its task reports it to those who wait.
 
 use crate::machine::output::{Announced, Outcome};
 

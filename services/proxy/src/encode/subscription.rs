@@ -23,7 +23,7 @@ pub(super) struct Interest {
     pub(super) parts: Arc<Parts>,
     pub(super) id: EncodeId,
     pub(super) progress: watch::Receiver<Progress>,
-    /// Whether the encode was begun by another request.
+    /// True if the encode was begun by another request.
     pub(super) joined: bool,
     /// The way in which it ends.
     pub(super) leave: Leave,
@@ -77,7 +77,7 @@ impl Subscription {
         }
     }
 
-    /// The request failed: the work on this item goes on for whoever asks again, as far as there is room for such.
+    /// The request failed: the work on this item goes on for the next request, as far as there is room for such.
     pub fn leave_behind(mut self) {
         if let Source::InFlight(interest) = &mut self.0 {
             interest.leave = Leave::GoOn;

@@ -32,7 +32,7 @@ impl FleetState {
             Size::Request { holders, .. } => prefer(&mut able, holders),
             Size::Item { placement, .. } => prefer(&mut able, placement.as_slice()),
         }
-        // Whoever comes back from being ejected is first: one piece of work is risked to have it back.
+        // A worker that comes back from being ejected is first: one piece of work is risked to have it back.
         let (index, reason) = match able.iter().position(|(_, worker)| worker.view().outlier.take_probe()) {
             Some(index) => (index, Reason::Probe),
             None => {
@@ -106,7 +106,7 @@ impl FleetState {
         }
     }
 
-    /// When an item would be encoded; see [`super::Fleet::forecast`].
+    /// Forecast of an item's encode; see [`super::Fleet::forecast`].
     pub(super) fn forecast(&self, catalog: &Catalog, want: &Want, bytes: u64) -> Option<Forecast> {
         let (now, item) = (now(), item_of(want, bytes)?);
         let (able, _) = self.able(catalog, want, &[])?;
@@ -137,7 +137,7 @@ pub(super) fn item_of<'a>(want: &'a Want, bytes: u64) -> Option<ItemSize<'a>> {
     }
 }
 
-/// What a worker is given with the work, in the measures of its load, and when an item is expected to be encoded.
+/// The work in the measures of a worker's load, and the forecast of an item's encode.
 fn given(worker: &Worker, want: &Want, size: &Size, now: Instant) -> (Sent, Option<Forecast>) {
     match (want, size) {
         (Want::Encoder { .. }, Size::Item { bytes, .. }) => {

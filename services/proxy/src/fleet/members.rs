@@ -1,4 +1,4 @@
-//! Who belongs to the fleet: those who are in discovery, each with a task; and the fleet's own clock.
+//! The members of the fleet: those that discovery names, each with a task; and the fleet's own clock.
 
 use super::state::FleetState;
 use super::task;

@@ -179,7 +179,7 @@ impl FleetState {
         worker.ask_again.notify_one();
     }
 
-    /// Whether, of those that serve each of its models, at most half would be ejected with it.
+    /// True if, of those that serve each of its models, at most half would be ejected with it.
     pub(super) fn may_eject(&self, id: &WorkerId) -> bool {
         let catalog = self.catalog.borrow().clone();
         let Some(own) = catalog.workers.iter().find(|known| known.id == *id) else { return false };
@@ -229,7 +229,7 @@ impl FleetState {
     pub(super) fn end_probe(&self, worker: &Worker) {
         let free_again = worker.view().outlier.give_back_probe();
         if free_again {
-            // Nothing in the catalog changes, and whoever waits for a worker has to look again.
+            // Nothing in the catalog changes, and those who wait for a worker have to look again.
             self.catalog.send_modify(|_| {});
         }
     }

@@ -23,7 +23,7 @@ use triptych_runtime::discovery::Role;
 const WHILE_READY: Duration = Duration::from_secs(3);
 /// First and longest pause before asking again one that does not.
 const WHILE_DOWN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
-/// How long an answer may take.
+/// The longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Silences in a row after which a worker is down.
 const SILENCES: u32 = 2;
@@ -34,7 +34,7 @@ const UNWATCHED: Duration = Duration::from_secs(60);
 /// Largest message of a watch: the keys of the first, and room.
 const MAX_MESSAGE: usize = 4 << 20;
 
-/// Why a worker did not describe itself.
+/// The reason for which a worker did not describe itself.
 #[derive(Debug, Error)]
 enum NoAnswer {
     #[error("no answer within {PATIENCE:?}")]
@@ -169,7 +169,7 @@ async fn open(worker: &Worker) -> Result<Streaming<v1::WorkerState>, NoAnswer> {
     Ok(timeout(PATIENCE, opening).await.map_err(|_| NoAnswer::Silence)??.into_inner())
 }
 
-/// Why reports ended.
+/// The reason for which reports ended.
 enum Ended {
     /// Its connection was replaced: the stream was on the old one.
     Redialed,

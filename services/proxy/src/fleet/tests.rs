@@ -155,12 +155,15 @@ async fn items_that_only_pd_workers_encode_go_where_the_request_will() {
         let items: Vec<_> = keys.iter().map(|key| unplaced(*key)).collect();
         shared.place(&catalog(), &decode(), &items).map(|placed| placed.id().clone())
     };
-    assert_eq!(place(&[]), None, "a text has no home");
-    // Four items are given to the first, which makes the second one the home of what comes next.
+    assert_eq!(place(&[]), None, "a text has no placement");
+    // Four items are given to the first, which makes the second one the placement of what comes next.
     let first = place(&[1, 2, 3, 4]).unwrap();
     let size = || Size::Item { key: None, bytes: 1000, placement: Some(first.clone()) };
     let given: Vec<_> = (0..4).map(|_| lease(&shared, &encode(), size(), &[]).unwrap()).collect();
-    assert!(given.iter().all(|lease| *lease.id() == first), "all items of a request are encoded at its home");
+    assert!(
+        given.iter().all(|lease| *lease.id() == first),
+        "all items of a request are encoded at its placement"
+    );
     let second = place(&[5]).unwrap();
     assert_ne!(second, first);
     let request = Size::Request { items: vec![], prompt: Prefixes::default(), holders: vec![first.clone()] };
@@ -170,7 +173,7 @@ async fn items_that_only_pd_workers_encode_go_where_the_request_will() {
     let holder = workers.iter().find(|worker| worker.id == first).unwrap();
     holder.view().resident.insert(ContentKey::from_bytes([6; 32]));
     assert!((0..10).all(|_| place(&[6]).as_ref() == Some(&first)));
-    // A home that was tried is left; one that is down is none.
+    // A placement that was tried is left; one that is down is none.
     let other = lease(&shared, &encode(), size(), std::slice::from_ref(&first)).unwrap();
     assert_eq!(*other.id(), second);
     shared.set_down(holder);

@@ -4,7 +4,7 @@
 //! A message that cannot be decoded never reaches the face. Our codec calls that an internal error; it is the
 //! client's, and is told so here.
 
-use crate::admission::{Gate, Permit};
+use crate::admission::{Admission, Permit};
 use crate::auth::{Auth, Caller};
 use crate::observe::Observer;
 use futures::StreamExt;
@@ -33,7 +33,7 @@ pub struct Admitted {
 #[derive(Clone)]
 pub struct Door {
     /// The house's places.
-    pub gate: Gate,
+    pub admission: Admission,
     /// Knows clients.
     pub auth: Auth,
     /// Counts who is refused.
@@ -51,7 +51,7 @@ impl Door {
             parts.extensions.insert(caller);
             return Ok(Request::from_parts(parts, body));
         }
-        let permit = self.gate.enter()?;
+        let permit = self.admission.enter()?;
         // Where nobody shows a key, the message says whose it is, and is counted when it is here.
         let (caller, body) = if self.auth.is_required() {
             let caller = caller.enter()?;
@@ -77,7 +77,7 @@ fn counted(body: Body, caller: Caller) -> Body {
 /// The method whose calls take a place.
 const GENERATE: &str = "/triptych.v1.Triptych/Generate";
 
-/// A service behind the gate.
+/// A service behind the admission.
 #[derive(Clone)]
 pub struct Admit<S> {
     service: S,

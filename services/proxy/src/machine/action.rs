@@ -8,7 +8,7 @@ use triptych_core::{Failure, ItemIdx, WorkerId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AttemptId(pub u32);
 
-/// Something to be done for an encode. Whoever drives the machine answers with the event that is named.
+/// Something to be done for an encode. The driver answers with the event that is named.
 #[derive(Clone, Debug)]
 pub enum EncodeAction {
     /// Ask the store for the output: `Probed`.
@@ -62,7 +62,7 @@ pub enum EncodeAction {
         /// The reason.
         why: CancelReason,
     },
-    /// Describe the output to whoever waits for it.
+    /// Describe the output to those who wait for it.
     Announce(Announced),
     /// Count this.
     Count(Counted),
@@ -75,7 +75,7 @@ pub enum EncodeAction {
 pub enum Release {
     /// At once.
     Now,
-    /// When the durable copy, which is written behind the answer, is in the store.
+    /// Once the durable copy, which is written behind the answer, is in the store.
     WhenStored,
 }
 
@@ -150,14 +150,14 @@ pub enum RequestAction {
         attempt: u32,
         /// Its failure.
         failure: Failure,
-        /// Whether the client has a part of the answer.
+        /// True if the client has a part of the answer.
         resumed: bool,
     },
     /// Have an item encoded again that a PD worker did not find: `ItemReady` or `ItemFailed`.
     Renew {
         /// The item.
         item: ItemIdx,
-        /// Whether it was READY; otherwise its encode is only waited for.
+        /// True if it was READY; otherwise its encode is only waited for.
         was_ready: bool,
     },
     /// The answer is complete, and so is all that is known of its items. No action follows.
@@ -176,7 +176,7 @@ pub enum RequestAction {
 /// The fate of items whose request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeftItems {
-    /// They go on for whoever asks again.
+    /// They go on for the next request.
     GoOn,
     /// They are given up, unless another request waits for them.
     Dropped,

@@ -67,7 +67,7 @@ pub enum AttemptsEnd {
     Failed(Failure),
     /// Nobody to send it to.
     NoWorker,
-    /// The lease is another's: whoever holds it does the job.
+    /// The lease is another's: its holder does the job.
     LostLease,
 }
 
@@ -145,7 +145,7 @@ impl Attempts {
         }
     }
 
-    /// Whether an attempt is under way.
+    /// True if an attempt is under way.
     pub fn is_running(&self, attempt: AttemptId) -> bool {
         self.running.iter().any(|running| running.id == attempt)
     }

@@ -21,7 +21,7 @@ pub struct EncodeTarget {
     pub model: ModelName,
     /// The output.
     pub wanted: Wanted,
-    /// Whether the store may have it.
+    /// True if the store may have it.
     pub origin: Origin,
 }
 
@@ -47,7 +47,7 @@ pub struct InFlightEncode {
     stage: Stage,
     lease: Option<HeldLease>,
     n_lost_leases: u32,
-    /// Whether the tenant was charged. An output that was lost is no news to the caches.
+    /// True if the tenant was charged. An output that was lost is no news to the caches.
     is_charged: bool,
     is_announced: bool,
 }
@@ -114,12 +114,12 @@ impl InFlightEncode {
         &self.target
     }
 
-    /// Whether it has ended.
+    /// True if it has ended.
     pub fn has_ended(&self) -> bool {
         matches!(self.stage, Stage::Ended)
     }
 
-    /// Whether its output has been described.
+    /// True if its output has been described.
     pub fn is_announced(&self) -> bool {
         self.is_announced
     }

@@ -32,7 +32,7 @@ pub struct Encodes {
     n_begun: u64,
     /// Encodes that go on for requests that failed.
     n_left_behind: usize,
-    /// Whether the process stops: then nothing goes on for requests that failed.
+    /// True if the process stops: then nothing goes on for requests that failed.
     is_stopping: bool,
 }
 
@@ -58,7 +58,7 @@ pub struct Subscribed {
 pub enum Leave {
     /// It needs the output no more.
     GiveUp,
-    /// It failed, and whoever sends it again will need the output.
+    /// It failed, and the client that sends it again will need the output.
     GoOn,
 }
 
@@ -204,7 +204,7 @@ impl Encodes {
         left.into_iter().map(stop).collect()
     }
 
-    /// The work on an encode is gone without an end: whoever asks next begins anew.
+    /// The work on an encode is gone without an end: the next request begins anew.
     pub fn forget(&mut self, id: EncodeId) {
         self.remove(id);
     }
@@ -229,7 +229,7 @@ impl Encodes {
         self.in_flight.len()
     }
 
-    /// Whether no encode is in flight.
+    /// True if no encode is in flight.
     pub fn is_empty(&self) -> bool {
         self.in_flight.is_empty()
     }

@@ -1,4 +1,4 @@
-//! Events: everything that the machines are told. Those of one encode, and those of one request.
+//! Events: everything that the machines hear of. Those of one encode, and those of one request.
 
 use super::action::AttemptId;
 use super::output::Encoded;
@@ -66,7 +66,7 @@ pub enum LeaseAnswer {
 pub struct ChosenWorker {
     /// Its name.
     pub id: WorkerId,
-    /// Whether it is a PD worker that encodes because no encoder worker can.
+    /// True if it is a PD worker that encodes because no encoder worker can.
     pub is_last_resort: bool,
     /// Its queue and the p95 of such jobs, as it measured them.
     pub expected: Option<Duration>,
@@ -95,7 +95,7 @@ pub enum RequestEvent {
     Worker(WorkerId),
     /// The PD worker wrote a piece of the answer.
     Wrote {
-        /// Whether the client has it.
+        /// True if the client has it.
         went_out: bool,
     },
     /// The answer is complete.

@@ -1,6 +1,6 @@
-//! Asking for a key's lease: whoever has it encodes, and everybody else waits for the object or for the lease.
+//! Asking for a key's lease: its holder encodes, and everybody else waits for the object or for the lease.
 //!
-//! A lease saves work and guards nothing: whoever cannot ask for one encodes without.
+//! A lease saves work and guards nothing: a proxy that cannot ask for one encodes without.
 
 use super::event::LeaseAnswer;
 use super::output::Origin;
@@ -13,7 +13,7 @@ use triptych_core::EncodedItem;
 pub struct LeaseRequest {
     ttl: Duration,
     origin: Origin,
-    /// Whether another had the lease before, and so may have left the object.
+    /// True if another had the lease before, and so may have left the object.
     followed: bool,
     /// The next pause.
     pause: Duration,
@@ -43,7 +43,7 @@ pub enum LeaseStep {
     Granted {
         /// Its fencing token.
         token: u64,
-        /// Whether another had it before.
+        /// True if another had it before.
         followed: bool,
     },
     /// The store has no leases or does not answer: encode, and perhaps not alone.

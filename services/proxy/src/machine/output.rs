@@ -82,7 +82,7 @@ pub struct Announced {
     pub item: EncodedItem,
     /// `host:port` of `EcObjects` services that hold it in memory, or will.
     pub peers: Vec<String>,
-    /// Whether it is still being encoded.
+    /// True if it is still being encoded.
     pub pending: bool,
 }
 

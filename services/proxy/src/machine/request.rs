@@ -22,7 +22,7 @@ pub struct RequestFacts {
     pub n_items: usize,
     /// The PD worker that encodes its items, if PD workers do.
     pub placed: Option<WorkerId>,
-    /// Whether another worker may go on with a stream that broke off.
+    /// True if another worker may go on with a stream that broke off.
     pub is_resumable: bool,
     /// Time of its arrival.
     pub arrived: Instant,
@@ -40,7 +40,7 @@ pub struct RequestMachine {
     attempt: u32,
     /// PD workers that had it.
     tried: Vec<WorkerId>,
-    /// Whether the client has a part of the answer.
+    /// True if the client has a part of the answer.
     text_out: bool,
 }
 
@@ -74,7 +74,7 @@ enum Phase {
     Choosing { until: Instant },
     /// A PD worker has it.
     Answering {
-        /// Whether it has written: then it has read all items, whatever is reported of them.
+        /// True if it has written: then it has read all items, whatever is reported of them.
         wrote: bool,
     },
     /// It is sent again then.
@@ -104,12 +104,12 @@ impl RequestMachine {
         (machine, actions)
     }
 
-    /// Whether it has ended.
+    /// True if it has ended.
     pub fn has_ended(&self) -> bool {
         self.phase == Phase::Ended
     }
 
-    /// Whether a PD worker has it.
+    /// True if a PD worker has it.
     pub fn is_answering(&self) -> bool {
         matches!(self.phase, Phase::Answering { .. })
     }

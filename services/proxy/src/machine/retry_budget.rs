@@ -12,7 +12,7 @@ const WINDOW: Duration = Duration::from_secs(10);
 /// Resolution of the window.
 const SLOT: Duration = Duration::from_secs(1);
 
-/// What a budget allows.
+/// Limits of a budget.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RetryPolicy {
     /// Second tries for each first one. Default 0.2; 0: only what `per_second` allows.

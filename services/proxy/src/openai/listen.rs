@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use tower::ServiceExt;
 use triptych_runtime::Drain;
-use triptych_runtime::listener::{Listener, ServerStream, PendingConnection};
+use triptych_runtime::listener::{Listener, PendingConnection, ServerStream};
 
 /// Open connections; more wait in the listener's queue.
 const MAX_CONNECTIONS: usize = 4096;

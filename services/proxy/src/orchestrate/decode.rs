@@ -45,7 +45,7 @@ pub(super) struct Decoding<'a> {
     text: Option<(Instant, Instant)>,
     /// The call that is under way.
     call: Call,
-    /// Whether its worker has written anything.
+    /// True if its worker has written anything.
     has_written: bool,
     summary: v1::Summary,
 }

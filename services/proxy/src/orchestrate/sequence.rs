@@ -51,7 +51,7 @@ pub(super) async fn run(work: &Work, mut task: SpeechTask, first: EncodeJob) -> 
         job = materials.with_options(&work.request, &first, options).await?;
         task.resume = Some(next);
     }
-    total.ok_or_else(|| Failure::internal("a sound without windows"))
+    total.ok_or_else(|| Failure::internal("an audio clip without windows"))
 }
 
 /// Two summaries as one: counts and stages together, first and last things as they are.

@@ -19,7 +19,7 @@ pub(super) struct Supply<'a> {
     work: &'a Work,
     placement: Option<Arc<Placement>>,
     items: Vec<SuppliedItem>,
-    /// Whether all were announced: an item of a request that failed before is not counted.
+    /// True if all were announced: an item of a request that failed before is not counted.
     is_supplied: bool,
 }
 
@@ -31,7 +31,7 @@ struct SuppliedItem {
     known: Option<Announced>,
     /// Set when it is READY.
     encoded: Option<Encoded>,
-    /// Whether it failed: nothing more is heard of it.
+    /// True if it failed: nothing more is heard of it.
     has_failed: bool,
 }
 
@@ -83,7 +83,7 @@ impl<'a> Supply<'a> {
         }
     }
 
-    /// Whether any item is still being encoded.
+    /// True if any item is still being encoded.
     pub(super) fn is_pending(&self) -> bool {
         self.items.iter().any(|item| item.encoded.is_none())
     }
@@ -146,7 +146,7 @@ impl<'a> Supply<'a> {
         }
     }
 
-    /// The request failed: what is being encoded for it goes on, for whoever asks again.
+    /// The request failed: what is being encoded for it goes on, for the next request.
     pub(super) fn leave_behind(self) {
         self.items.into_iter().for_each(|item| item.subscription.leave_behind());
     }

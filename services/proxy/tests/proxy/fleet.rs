@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tonic::{Code, Request};
 use triptych_core::Failure;
 use triptych_proto::v1;
-use triptych_runtime::discovery::{Endpoint, Role, Source, EndpointSink};
+use triptych_runtime::discovery::{Endpoint, EndpointSink, Role, Source};
 use triptych_runtime::status::to_status;
 
 /// A source that a test moves.

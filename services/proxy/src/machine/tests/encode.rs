@@ -412,7 +412,7 @@ fn requests_share_an_encode_until_the_last_one_leaves_and_one_that_failed_lets_i
     assert!(paper.encodes.leave(first.id, Leave::GiveUp).is_empty());
     assert_eq!(paper.encodes.len(), 1);
     paper.encodes.leave(second.id, Leave::GoOn);
-    assert_eq!(paper.encodes.len(), 1, "it goes on for whoever asks again");
+    assert_eq!(paper.encodes.len(), 1, "it goes on for the next request");
     assert_eq!(paper.encodes.stop_left_behind().len(), 1);
     assert!(paper.encodes.is_empty());
     let third = paper.encodes.subscribe(target(), due, &mut paper.budget, now);

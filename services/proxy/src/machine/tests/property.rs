@@ -30,7 +30,7 @@ enum Question {
     Attempt(AttemptId),
 }
 
-/// What one encode has under way, as its actions and answers add up.
+/// The things that one encode has under way, as its actions and answers add up.
 #[derive(Debug, Default)]
 struct Account {
     questions: Vec<Question>,
@@ -97,7 +97,7 @@ impl World {
         self.take(id, actions);
         let account = &self.accounts[&id];
         if account.deadline.is_some_and(|deadline| deadline <= self.now) && !account.questions.is_empty() {
-            // Whoever drives it wakes it then.
+            // Its driver wakes it then.
             assert!(self.encodes.wake_at(id).is_none_or(|at| at <= self.now));
         }
     }
@@ -188,7 +188,7 @@ impl World {
                 0 => None,
                 1 => Some(LeaseAnswer::Held { left: Duration::from_millis(u64::from(how)) }),
                 _ => {
-                    // One that is granted to an encode that has ended is given back by whoever asked.
+                    // One that is granted to an encode that has ended is given back by its driver.
                     account.holds_lease = is_live;
                     account.n_leases += 1;
                     Some(LeaseAnswer::Granted { token: account.n_leases.into() })

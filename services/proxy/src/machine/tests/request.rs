@@ -101,7 +101,7 @@ fn it_is_forwarded_when_all_items_are_announced_and_ends_when_their_ends_are_kno
 }
 
 #[test]
-fn a_text_is_forwarded_at_once_and_goes_to_whoever_holds_its_items() {
+fn a_text_is_forwarded_at_once_and_goes_to_the_holder_of_its_items() {
     assert_eq!(Driven::new(0, true).log(), ["supplied", "choose - *"]);
     let mut request = Driven::new(2, true);
     request.ready(0).on(RequestEvent::ItemReady { item: ItemIdx(1), holders: vec![WorkerId::new("b")] });
@@ -194,7 +194,7 @@ fn an_item_that_fails_ends_the_request_unless_it_was_read() {
     let mut request = Driven::new(1, true);
     request.on(RequestEvent::ItemAnnounced(ItemIdx(0))).worker("a");
     request.on(RequestEvent::Wrote { went_out: true }).on(fails());
-    assert_eq!(request.log().last().unwrap(), "send 1", "whoever writes has read it");
+    assert_eq!(request.log().last().unwrap(), "send 1", "the writer has read it");
     // The next worker cannot.
     request.broke(gone(), None).sleep().worker("b");
     assert_eq!(request.log().last().unwrap(), "fail invalid_argument Some(0) GoOn");

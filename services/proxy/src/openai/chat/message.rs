@@ -125,7 +125,9 @@ impl RawPart {
             Failure::invalid(format!("a part of this type needs {field}")).with_param(format!("{at}.{field}"))
         };
         let (modality, source, param) = match self.kind.as_deref() {
-            Some("text" | "input_text") => return Ok(MessagePart::Text(self.text.ok_or_else(|| missing("text"))?)),
+            Some("text" | "input_text") => {
+                return Ok(MessagePart::Text(self.text.ok_or_else(|| missing("text"))?));
+            }
             Some("image_url") => {
                 let (ImageUrl::Object { url } | ImageUrl::Bare(url)) =
                     self.image_url.ok_or_else(|| missing("image_url"))?;

@@ -17,7 +17,7 @@
 use super::form::wrong;
 use std::collections::HashMap;
 use triptych_core::Failure;
-use triptych_core::prompt::{SpeechFallback, LongForm};
+use triptych_core::prompt::{LongForm, SpeechFallback};
 
 /// The fields that are read here.
 pub(super) const FIELDS: [&str; 7] = [
