@@ -1,4 +1,4 @@
-//! Wire to core and back; the only place where a wire enum becomes ours.
+//! Conversions between wire and core types; the only place where a wire enum becomes a core enum.
 //!
 //! proto3 lets any number stand in an enum and any field be absent, so each conversion from the wire returns a
 //! [`WireError`] that names the field, and none panics; property tests in this file's crate hold that.
@@ -23,7 +23,7 @@ pub enum WireError {
         /// The field.
         field: &'static str,
     },
-    /// A number that names nothing.
+    /// A number that is no value of the enum.
     #[error("{field} is {value}, which is not a value of {set}")]
     Enum {
         /// The field.
@@ -38,9 +38,9 @@ pub enum WireError {
     Length {
         /// The field.
         field: &'static str,
-        /// As needed.
+        /// Expected length in bytes.
         expected: usize,
-        /// As given.
+        /// Actual length in bytes.
         actual: usize,
     },
     /// Anything else.
@@ -48,7 +48,7 @@ pub enum WireError {
     Value {
         /// The field.
         field: &'static str,
-        /// What is wrong.
+        /// The mistake.
         message: String,
     },
 }

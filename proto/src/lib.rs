@@ -1,4 +1,4 @@
-//! The wire: `triptych.v1`, generated at build time without protoc, and its conversion to core types.
+//! The wire: `triptych.v1`, generated without protoc (`cargo xtask proto`), and its conversion to core types.
 //!
 //! `convert` is the only place where a wire enum or message becomes one of ours. It never panics: an unknown
 //! number or a missing field is a [`convert::WireError`] that names the field.
@@ -9,8 +9,8 @@ pub mod convert;
 /// Generated messages, clients and servers.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
 pub mod v1 {
-    tonic::include_proto!("triptych.v1");
+    include!("generated/triptych.v1.rs");
 }
 
 /// The encoded descriptor set, for gRPC reflection.
-pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/triptych_descriptor.bin"));
+pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");

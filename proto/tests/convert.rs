@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use prost::Message as _;
 use std::sync::Arc;
 use triptych_core::prompt::{
-    SpeechFallback, LongForm, Message, MessagePart, Prompt, SpeechResume, Role, SpeechKind, SpeechTask, TextOrTokens,
+    LongForm, Message, MessagePart, Prompt, Role, SpeechFallback, SpeechKind, SpeechResume, SpeechTask,
+    TextOrTokens,
 };
 use triptych_core::sampling::{BeamParams, Constraint, EarlyStopping, SamplingParams};
 use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, Modality, WindowSpan};
@@ -19,14 +20,16 @@ fn text_or_tokens() -> impl Strategy<Value = TextOrTokens> {
 }
 
 fn message() -> impl Strategy<Value = Message> {
-    let part =
-        prop_oneof![any::<String>().prop_map(MessagePart::Text), any::<u32>().prop_map(|i| MessagePart::Item(ItemIdx(i)))];
+    let part = prop_oneof![
+        any::<String>().prop_map(MessagePart::Text),
+        any::<u32>().prop_map(|i| MessagePart::Item(ItemIdx(i)))
+    ];
     let role = prop_oneof![Just(Role::System), Just(Role::User), Just(Role::Assistant)];
     (role, prop::collection::vec(part, 0..4)).prop_map(|(role, parts)| Message { role, parts })
 }
 
 fn speech() -> impl Strategy<Value = SpeechTask> {
-    let said = || prop::option::of(said());
+    let maybe_text = || prop::option::of(nonempty_text_or_tokens());
     let resume = prop::option::of((any::<u32>(), prop::collection::vec(any::<u32>(), 0..3), any::<bool>()));
     let threshold = || prop::option::of((1u16..90).prop_map(|n| f32::from(n) / 10.0));
     let fallback = (
@@ -36,7 +39,7 @@ fn speech() -> impl Strategy<Value = SpeechTask> {
         threshold(),
     );
     let flags = any::<[bool; 5]>();
-    (any::<Option<String>>(), said(), said(), flags, prop::option::of(fallback), resume).prop_map(
+    (any::<Option<String>>(), maybe_text(), maybe_text(), flags, prop::option::of(fallback), resume).prop_map(
         |(language, prompt, prefix, flags, fallback, resume)| SpeechTask {
             kind: if flags[0] { SpeechKind::Translate } else { SpeechKind::Transcribe },
             language,
@@ -61,8 +64,8 @@ fn speech() -> impl Strategy<Value = SpeechTask> {
     )
 }
 
-/// Text or tokens of which there are some: none of either is the same as nothing.
-fn said() -> impl Strategy<Value = TextOrTokens> {
+/// Text or nonempty tokens: an empty list is the same as absent on the wire.
+fn nonempty_text_or_tokens() -> impl Strategy<Value = TextOrTokens> {
     prop_oneof![
         any::<String>().prop_map(TextOrTokens::Text),
         prop::collection::vec(any::<u32>(), 1..4).prop_map(TextOrTokens::Tokens),

@@ -1,4 +1,4 @@
-"""What all golden makers share: random weights, a small byte-level BPE, and writing files."""
+"""Shared by all golden makers: random weights, a small byte-level BPE, and writing files."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Golden files of choosing tokens: processors, cuts, beam search and prompt lookup over small tables.
+"""Golden files of sampling: processors, cuts, beam search and prompt lookup over small tables.
 
 No model is involved. Logits are random rows, or a table that depends on the last token and the length, so
 that a test can play the model's part. README.md says what each file holds.

@@ -1,4 +1,4 @@
-"""Makes the golden files of this folder: small random models and what the reference says of them.
+"""Makes the golden files of this folder: small random models and the reference's outputs.
 
 Run `python make.py` for everything, or `python make.py whisper qwen2_vl` for some groups. The
 output is a function of this folder's code and the versions in requirements.txt; nothing is

@@ -178,11 +178,11 @@ def prompts(shape, processor):
     return out + [(IMAGE + "If I had to write", 1, None), ("The quick brown fox", None, None)]
 
 
-def inputs_of(processor, text, picture, is_chat):
+def inputs_of(processor, text, sample, is_chat):
     more = {"add_special_tokens": False} if is_chat else {}
-    if picture is None:
+    if sample is None:
         return dict(processor(text=text, return_tensors="pt", **more))
-    return dict(processor(images=picture, text=text, return_tensors="pt", **more))
+    return dict(processor(images=sample, text=text, return_tensors="pt", **more))
 
 
 @torch.no_grad()
@@ -231,10 +231,10 @@ def attempt(shape, seed):
     fast = PreTrainedTokenizerFast(tokenizer_object=tok, bos_token=BOS, eos_token="<|eot_id|>",
                                    pad_token="<|end_of_text|>")
     processor = MllamaProcessor(images, fast, chat_template=TEMPLATE)
-    pictures = [Image.fromarray(scene(h, w, shape.seed + i)) for i, (h, w) in enumerate(shape.images)]
+    sample_images = [Image.fromarray(scene(h, w, shape.seed + i)) for i, (h, w) in enumerate(shape.images)]
     asked = []
     for text, image, messages in prompts(shape, processor):
-        inputs = inputs_of(processor, text, None if image is None else pictures[image], messages is not None)
+        inputs = inputs_of(processor, text, None if image is None else sample_images[image], messages is not None)
         asked.append({"text": text, "image": image, "messages": messages, "inputs": inputs})
     for ask in asked:
         ask["tokens"], rows = greedy(model, ask["inputs"])
@@ -248,7 +248,7 @@ def attempt(shape, seed):
         return "too few different tokens"
     if set(specials) & {t for a in asked for t in a["tokens"]}:
         return "a special token won"
-    run = {"tok": tok, "config": config, "model": model, "processor": processor, "pictures": pictures, "asked": asked,
+    run = {"tok": tok, "config": config, "model": model, "processor": processor, "sample_images": sample_images, "asked": asked,
            "gap": gap, "seed": seed}
     with tempfile.TemporaryDirectory() as folder:
         _, refusal = matrix(pathlib.Path(folder), run)
@@ -348,9 +348,9 @@ def make_case(shape):
     narrow = copy.deepcopy(model).to(torch.bfloat16)
     tensors, images = {}, []
     (out / "images").mkdir()
-    for i, picture in enumerate(run["pictures"]):
+    for i, sample in enumerate(run["sample_images"]):
         file = f"images/{picture.height}x{picture.width}.png"
-        picture.save(out / file, optimize=True)
+        sample.save(out / file, optimize=True)
         inputs = next(a["inputs"] for a in asked if a["image"] == i)
         n_tiles = int(inputs["aspect_ratio_mask"].sum())
         tensors[f"image.{i}.pixel_values"] = inputs["pixel_values"][0, 0, :n_tiles]

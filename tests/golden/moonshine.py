@@ -127,7 +127,7 @@ def greedy(model, values, prompt):
 
 
 def arguments(rows, request):
-    """What `generate` takes: this family's encoder output must be of its own type."""
+    """Input of `generate`: this family's encoder output must be of its own type."""
     states = MoonshineEncoderModelOutput(last_hidden_state=rows[request.rows][None])
     return {"decoder_input_ids": torch.tensor([list(request.prompt)]), "encoder_outputs": states}
 

@@ -1,4 +1,4 @@
-"""Tensor names and shapes of published image encoders with a text decoder, as `names.py` makes its own."""
+"""Tensor names and shapes of published image encoders with a text decoder, as in `names.py`."""
 
 import torch
 from transformers import (

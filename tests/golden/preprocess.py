@@ -29,7 +29,7 @@ def scene(height, width, seed, channels=3):
     return (np.clip(np.stack(planes, -1), 0, 255) // 4 * 4).astype(np.uint8)
 
 
-def pictures():
+def sample_images():
     """Name to (file suffix, PIL image, save options, (min_pixels, max_pixels))."""
     gray = lambda seed, h, w: Image.fromarray(scene(h, w, seed, 1)[..., 0])
     rgba = Image.fromarray(scene(45, 70, 3, 4), "RGBA")
@@ -74,9 +74,9 @@ def patches_of(resized):
 def make_images():
     tensors, rows = {}, []
     (OUT / "images").mkdir(parents=True, exist_ok=True)
-    for name, (suffix, picture, options, (low, high)) in pictures().items():
+    for name, (suffix, sample, options, (low, high)) in sample_images().items():
         data = io.BytesIO()
-        picture.save(data, "JPEG" if suffix == "jpg" else "PNG", optimize=True, **options)
+        sample.save(data, "JPEG" if suffix == "jpg" else "PNG", optimize=True, **options)
         (OUT / "images" / f"{name}.{suffix}").write_bytes(data.getvalue())
         decoded = Image.open(io.BytesIO(data.getvalue()))
         upright = ImageOps.exif_transpose(decoded)
@@ -166,7 +166,7 @@ def waveforms():
 
 
 def frames_kept(n_samples):
-    """Which of 3000 frames are stored: the start, a comb, both sides of the signal's end, the tail."""
+    """The stored ones of 3000 frames: the start, a comb, both sides of the signal's end, the tail."""
     end = min(n_samples // 160, 2999)
     keep = {*range(12), *range(20, 300, 20), *range(end - 3, end + 4), 1500, 2996, 2997, 2998, 2999}
     return sorted(k for k in keep if 0 <= k < 3000)

@@ -36,7 +36,7 @@ from common import (
 
 MIN_VARIED = 10
 BEAM_TOKENS = 24
-# How far zeroed pixels must move the last logits: less would let a wrong tower pass.
+# Least change of the last logits by zeroed pixels: less would let a wrong tower pass.
 MIN_SIGHT = 1.0
 N_MERGES = 60
 VOCAB = 336
@@ -118,7 +118,7 @@ QWEN2_5 = [
 
 
 def image(name):
-    """A picture of `HxW` whose sides are multiples of 28, so that no processor resizes it."""
+    """An image of `HxW` whose sides are multiples of 28, so that no processor resizes it."""
     height, width = map(int, name.split("x"))
     rng = generator(height * 1000 + width, "image")
     y, x = np.mgrid[0:height, 0:width] / 28
@@ -208,8 +208,8 @@ def run_prompt(model, proc, names, text):
     content = [{"type": "image"} for _ in names] + [{"type": "text", "text": text}]
     messages = [{"role": "user", "content": content if names else text}]
     rendered = proc.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    pictures = [image(n) for n in names]
-    inputs = proc(text=[rendered], images=pictures or None, return_tensors="pt")
+    sample_images = [image(n) for n in names]
+    inputs = proc(text=[rendered], images=sample_images or None, return_tensors="pt")
     ids = inputs["input_ids"]
     if names:
         positions, delta = model.model.get_rope_index(
@@ -256,7 +256,7 @@ def attempt(shape, seed, tok):
 
 @torch.no_grad()
 def image_tensors(model, proc, runs, keep_values):
-    """What each picture is to the tower: pixels in patch order, and merged embeddings when it runs alone."""
+    """Input and output of the tower for each image: pixels in patch order, and merged embeddings when it runs alone."""
     tensors, meta = {}, {}
     names = {n for r in runs for n in r["names"]}
     for name in sorted(names, key=lambda n: (np.prod([int(v) for v in n.split("x")]), n)):

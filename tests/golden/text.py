@@ -55,7 +55,7 @@ class Shape:
     disk: torch.dtype
     seed: int
     names: typing.Callable = lambda state: state
-    """What the file calls the tensors, and which of them it has."""
+    """Names of the tensors in the file, and the tensors it has."""
     prompts: tuple = ()
     """Decoder tokens, as text or ids, that requests put after the start token."""
     gains: tuple = ()

@@ -95,7 +95,7 @@ def last_norm(model):
 
 
 def scales_outputs(config):
-    """Whether rows are divided by the root of the width before the head."""
+    """True if rows are divided by the root of the width before the head."""
     by_tying = config.model_type == "umt5" and config.tie_word_embeddings
     return by_tying or getattr(config, "scale_decoder_outputs", False)
 
@@ -107,7 +107,7 @@ def tied(state):
 
 
 def own_head(state):
-    """Everything: without tied weights encoder, decoder and head have a table each, and `shared` is nobody's."""
+    """Everything: without tied weights encoder, decoder and head have a table each, and `shared` is unused."""
     return dict(state)
 
 

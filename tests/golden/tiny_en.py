@@ -1,10 +1,10 @@
-"""Speech, and what transformers writes of it with the real Whisper tiny.en: text, segments, words.
+"""Speech, and its transcripts by transformers with the real Whisper tiny.en: text, segments, words.
 
     cargo xtask whisper                                 # makes .cache/whisper-tiny.en
     venv/bin/python tests/golden/tiny_en.py LIBRIVOX    # needs espeak-ng; writes tests/golden/tiny_en/
 
 LIBRIVOX is the folder test/data/librivox of the source package pocketsphinx 5.1.1 on PyPI: five sentences of a
-LibriVox recording of "Sense and Sensibility", in the public domain. Everything else is said by espeak-ng.
+LibriVox recording of "Sense and Sensibility", in the public domain. Everything else is spoken by espeak-ng.
 """
 
 import json
@@ -71,16 +71,16 @@ def speak(voice: str, speed: int, text: str) -> np.ndarray:
     command = ["espeak-ng", "--stdout", "-v", voice, "-s", str(speed), text]
     spoken = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
     # A stream's header gives no length, so the samples are read past it.
-    sound = np.frombuffer(spoken, dtype="<i2", offset=44).astype(np.float64)
-    n = -(-len(sound) // 441) * 441
+    audio = np.frombuffer(spoken, dtype="<i2", offset=44).astype(np.float64)
+    n = -(-len(audio) // 441) * 441
     n_out = n * 320 // 441
-    sound = np.fft.irfft(np.fft.rfft(sound, n)[: n_out // 2 + 1], n_out) * (n_out / n)
-    return (sound / np.abs(sound).max() * 0.7).astype(np.float32)
+    audio = np.fft.irfft(np.fft.rfft(audio, n)[: n_out // 2 + 1], n_out) * (n_out / n)
+    return (audio / np.abs(audio).max() * 0.7).astype(np.float32)
 
 
-def coarse(sound: np.ndarray) -> np.ndarray:
+def coarse(audio: np.ndarray) -> np.ndarray:
     """Eleven bits a sample: FLAC stores those that are used."""
-    return np.round(sound * 1024) / 1024
+    return np.round(audio * 1024) / 1024
 
 
 def story(voice: str, speed: int, sentences: list[str]) -> np.ndarray:
@@ -89,7 +89,7 @@ def story(voice: str, speed: int, sentences: list[str]) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def sounds(librivox: Path):
+def clips(librivox: Path):
     """Name, voice, what is said, samples; `None` for clips whose file is there."""
     for i, (voice, speed, said) in enumerate(CLIPS):
         yield f"{i}.flac", voice, said, None if i < 4 else coarse(speak(voice, speed, said))
@@ -115,11 +115,11 @@ SAID = """
 """
 
 
-def timed(model, processor, sound: np.ndarray, **how) -> list[dict]:
+def timed(model, processor, audio: np.ndarray, **how) -> list[dict]:
     """Segments with their words, as transformers' long-form generation and its pipeline's tokenizer tell them."""
-    long = len(sound) > 30 * RATE
+    long = len(audio) > 30 * RATE
     shape = dict(truncation=False, padding="longest") if long else {}
-    read = processor(sound, sampling_rate=RATE, return_tensors="pt", return_attention_mask=True, **shape)
+    read = processor(audio, sampling_rate=RATE, return_tensors="pt", return_attention_mask=True, **shape)
     out = model.generate(
         read.input_features, attention_mask=read.attention_mask, do_sample=False, num_beams=1,
         return_timestamps=True, return_token_timestamps=True, return_segments=True, **how)
@@ -146,22 +146,22 @@ def main() -> None:
     processor = WhisperProcessor.from_pretrained(MODEL)
     model = WhisperForConditionalGeneration.from_pretrained(MODEL, dtype=torch.float32).eval()
     rows = []
-    for file, voice, said, samples in sounds(Path(sys.argv[1])):
+    for file, voice, said, samples in clips(Path(sys.argv[1])):
         if samples is not None:
             soundfile.write(OUT / file, samples, RATE, subtype="PCM_16", format="FLAC")
-        sound, _ = soundfile.read(OUT / file, dtype="float32")
+        audio, _ = soundfile.read(OUT / file, dtype="float32")
         row = {"file": file, "voice": voice, "said": said}
-        if len(sound) <= 30 * RATE:
-            features = processor(sound, sampling_rate=RATE, return_tensors="pt").input_features
+        if len(audio) <= 30 * RATE:
+            features = processor(audio, sampling_rate=RATE, return_tensors="pt").input_features
             written = model.generate(features, do_sample=False, num_beams=1)
             row["written"] = processor.batch_decode(written, skip_special_tokens=True)[0].strip()
-        row["segments"] = timed(model, processor, sound)
-        if len(sound) > 30 * RATE:
+        row["segments"] = timed(model, processor, audio)
+        if len(audio) > 30 * RATE:
             row["conditioned"] = [
                 {k: v for k, v in s.items() if k != "words"}
-                for s in timed(model, processor, sound, condition_on_prev_tokens=True)]
+                for s in timed(model, processor, audio, condition_on_prev_tokens=True)]
         rows.append(row)
-        print(file, len(sound) / RATE, row.get("written"), [s["text"] for s in row["segments"]], flush=True)
+        print(file, len(audio) / RATE, row.get("written"), [s["text"] for s in row["segments"]], flush=True)
     with open(OUT / "expected.json", "w", encoding="utf-8") as out:
         out.write("[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n")
 

@@ -1,6 +1,6 @@
-"""Tokenizers that directories hold without a `tokenizer.json`: small models and what they make of texts.
+"""Tokenizers that directories hold without a `tokenizer.json`: small models and their encodings of texts.
 
-What a text becomes is said by the code the family was trained with: sentencepiece for `.model` and `.spm`
+Encodings are those of the code that the family was trained with: sentencepiece for `.model` and `.spm`
 files, transformers' tokenizer class for the others. To sentencepiece's pieces the family's numbering is
 applied here, as transformers' slow classes did up to version 4. Where version 5's class reads the same
 directory, its answer stands beside: `agrees` says whether it is the same.

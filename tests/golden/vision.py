@@ -74,7 +74,7 @@ class Shape:
 
     @property
     def captions(self):
-        """Whether the encoder reads a text with the image: Florence-2, whose `encoder` is the vision tower."""
+        """True if the encoder reads a text with the image: Florence-2, whose `encoder` is the vision tower."""
         return bool(self.asked)
 
 
@@ -238,14 +238,14 @@ def florence_shapes():
     ]
 
 
-def pictures(shape):
+def sample_images(shape):
     """PNG bytes by name: waves under hard edges, the last one grey."""
     found = {}
     for k, (height, width) in enumerate(shape.sizes):
         pixels = scene(height, width, shape.seed + k)
-        picture = Image.fromarray(pixels if k + 1 < len(shape.sizes) else pixels[..., 0])
+        sample = Image.fromarray(pixels if k + 1 < len(shape.sizes) else pixels[..., 0])
         data = io.BytesIO()
-        picture.save(data, "PNG", optimize=True)
+        sample.save(data, "PNG", optimize=True)
         found[f"{width}x{height}"] = data.getvalue()
     return found
 
@@ -270,19 +270,19 @@ def build(shape, tok):
 
 
 def processor_of(shape, tok, model):
-    """What makes the inputs of the encoder from a picture: keyword arguments of the model."""
+    """Makes the inputs of the encoder from an image: keyword arguments of the model."""
     settings = {k: v for k, v in shape.processor[1].items() if not k.endswith("_type")}
     images = shape.processor[0](**settings)
     if not shape.captions:
-        return images, lambda picture, k: images(images=[picture], return_tensors="pt")
+        return images, lambda sample, k: images(images=[sample], return_tensors="pt")
     fast = PreTrainedTokenizerFast(tokenizer_object=tok, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
                                    extra_special_tokens={"image_token": "<image>"})
 
-    def prepare(picture, k):
-        pixels = images(images=[picture], return_tensors="pt")["pixel_values"]
+    def prepare(sample, k):
+        pixels = images(images=[sample], return_tensors="pt")["pixel_values"]
         images.image_seq_length = model.get_image_features(pixels).pooler_output.shape[1]
         both = Florence2Processor(images, fast)
-        return both(images=[picture], text=[shape.asked[k]], return_tensors="pt")
+        return both(images=[sample], text=[shape.asked[k]], return_tensors="pt")
 
     return images, prepare
 
@@ -297,7 +297,7 @@ def narrowed(model):
 
 
 def rows_of(model, inputs):
-    """What the decoder reads: encoder states, projected where the model does that.
+    """Input of the decoder: encoder states, projected where the model does that.
 
     Swin of this version forgets its shift for good once it saw a plane as narrow as a window, so that what an
     image gives depends on the images before it. A fresh copy for each has nothing to forget.
@@ -364,7 +364,7 @@ def attempt(shape, seed):
     widen(model)
     round_weights(model, shape.disk)
     processor, prepare = processor_of(shape, tok, model)
-    images = [Image.open(io.BytesIO(data)).convert("RGB") for data in pictures(shape).values()]
+    images = [Image.open(io.BytesIO(data)).convert("RGB") for data in sample_images(shape).values()]
     inputs = [prepare(image, k) for k, image in enumerate(images)]
     rows = [rows_of(model, one) for one in inputs]
     prompts = prompts_of(shape, tok)
@@ -392,7 +392,7 @@ def attempt(shape, seed):
 
 
 def rounding(model, inputs, forced):
-    """How far the f32 logits are from those in f64, in units of their root mean square: no run in f32 can be held to
+    """Distance of the f32 logits from those in f64, in units of their root mean square: no run in f32 can be held to
     less than what this one is off by itself."""
     own = {k: inputs[k] for k in ("pixel_values", "input_ids") if k in inputs}
     exact = {k: v.double() if v.is_floating_point() else v for k, v in own.items()}
@@ -439,7 +439,7 @@ def write_model(shape, run):
 
 
 def canvas(run, k):
-    """The picture as the processor left it, u8 `[height, width, 3]`."""
+    """The image after the processor, u8 `[height, width, 3]`."""
     mean, std = (np.array(v, np.float32)[:, None, None] for v in (run["processor"].image_mean, run["processor"].image_std))
     return np.rint((run["inputs"][k]["pixel_values"][0].numpy() * std + mean) * 255).astype(np.uint8).transpose(1, 2, 0)
 
@@ -451,7 +451,7 @@ def make_case(shape):
     write_model(shape, run)
     folder, tok, model = run["folder"], run["tok"], run["model"]
     (folder / "images").mkdir()
-    for name, data in pictures(shape).items():
+    for name, data in sample_images(shape).items():
         (folder / "images" / f"{name}.png").write_bytes(data)
     forced = run["forced"]
     ids = torch.tensor([forced])
@@ -465,7 +465,7 @@ def make_case(shape):
         "greedy_tokens": torch.tensor(run["runs"]),
     }
     images = []
-    for k, name in enumerate(pictures(shape)):
+    for k, name in enumerate(sample_images(shape)):
         tensors[f"image.{name}.canvas"] = canvas(run, k)
         asked = {}
         if shape.captions:

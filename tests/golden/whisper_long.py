@@ -1,6 +1,6 @@
-"""What goes beyond one pass of Whisper, for the models of `whisper.py`: `long.json`, `long.safetensors`, `matrix.json`.
+"""Whisper beyond one pass, for the models of `whisper.py`: `long.json`, `long.safetensors`, `matrix.json`.
 
-Alignment matrices and the times of tokens, windows of long sounds with their seeks and prompts, decisions about a
+Alignment matrices and the times of tokens, windows of long clips with their seeks and prompts, decisions about a
 fallback, words, and seams: each is computed by transformers' own functions over the stored random weights. Run after
 `whisper`; its files are read, and only the tensors of the matrix are added to `expected.safetensors`.
 """
@@ -28,7 +28,7 @@ MAX_WINDOWS = 10
 
 
 class Enough(Exception):
-    """A random model need not come to an end of a sound."""
+    """A random model need not reach the end of a clip."""
 
 
 class Plain(WhisperForConditionalGeneration):
@@ -64,7 +64,7 @@ def alignments(model, features, meta, gen):
 
 
 def windows_of(model, features, gen, kind, condition):
-    """Every window of a long sound as `generate` reads it: seek, prompt, tokens; then the segments."""
+    """Every window of a long clip, as `generate` processes it: seek, prompt, tokens; then the segments."""
     seen = []
     whole = WhisperForConditionalGeneration.generate_with_fallback
 
@@ -176,21 +176,21 @@ def matrix(folder, features, meta, gen):
     end, plain, timed = (gen["eos_token_id"],), tuple(meta["prompt"]), tuple(meta["prompt_with_timestamps"])
     words = tuple(meta["decoder_input_ids"][len(plain):])
     ruled = dict(suppress=tuple(gen["suppress_tokens"]), begin_suppress=tuple(gen["begin_suppress_tokens"]))
-    wishes = []
+    candidates = []
     for i in range(6):
-        wishes += [
+        candidates += [
             Request(i, plain, end, **ruled), Request(i, plain + words, end), Request(i, timed, end, **ruled, length_penalty=0.6),
             Request(i, plain + words[:3], end, **ruled, early_stopping=True),
             Request(i, timed[:1], end, forced=tuple(enumerate(plain[1:])), **ruled, length_penalty=2.0),
         ]
     good, kinds = [], set()
     with tempfile.TemporaryDirectory() as scratch:
-        for k, wish in enumerate(wishes):
+        for k, candidate in enumerate(candidates):
             kind, used = k % 5, [g.rows for g in good]
-            if kind in kinds and len(kinds) < 5 and used.count(wish.rows) > 1:
+            if kind in kinds and len(kinds) < 5 and used.count(candidate.rows) > 1:
                 continue
-            if make_matrix(Path(scratch), model, rows, [wish], arguments=heard)[1] is None:
-                good.append(wish)
+            if make_matrix(Path(scratch), model, rows, [candidate], arguments=heard)[1] is None:
+                good.append(candidate)
                 kinds.add(kind)
             if len(good) >= 7 and len({g.rows for g in good}) >= 3:
                 break

@@ -9,6 +9,9 @@ const LONG_FILE_LINES: usize = 400;
 /// Above it a file is refused.
 const MAX_FILE_LINES: usize = 800;
 
+/// Written by `cargo xtask proto`.
+const GENERATED: &str = "proto/src/generated/";
+
 /// The root of the repository.
 pub fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -22,11 +25,11 @@ pub fn all() -> Vec<(PathBuf, String)> {
     found.into_iter().map(|path| (path.clone(), shown(&path))).collect()
 }
 
-/// Every Rust file with its text.
+/// Every Rust file that people write, with its text.
 pub fn rust() -> Vec<(String, String)> {
     all()
         .into_iter()
-        .filter(|(path, _)| path.extension() == Some(OsStr::new("rs")))
+        .filter(|(path, name)| path.extension() == Some(OsStr::new("rs")) && !name.starts_with(GENERATED))
         .map(|(path, name)| (name, fs::read_to_string(path).expect("Rust files are UTF-8")))
         .collect()
 }

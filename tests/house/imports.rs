@@ -20,7 +20,7 @@ const ASYNC: &[&str] =
 const COMPUTE: &[&str] =
     &["candle-core", "cudarc", "tokenizers", "image", "symphonia", "safetensors", "half", "rayon"];
 
-const RULES: [Rule; 17] = [
+const RULES: [Rule; 18] = [
     Rule { dir: "services/core", may: &[], never: ASYNC },
     Rule { dir: "kernels", may: &["core"], never: ASYNC },
     Rule { dir: "services/models", may: &["core", "kernels"], never: ASYNC },
@@ -28,6 +28,7 @@ const RULES: [Rule; 17] = [
     // The wire of its store process lives in `proto`.
     Rule { dir: "services/ec", may: &["core", "proto"], never: &["candle-core", "cudarc", "tokenizers"] },
     Rule { dir: "proto", may: &["core"], never: &["tokio", "axum", "reqwest"] },
+    Rule { dir: "proto/codegen", may: &[], never: ASYNC },
     Rule { dir: "services/runtime", may: &["core", "proto"], never: COMPUTE },
     Rule { dir: "services/proxy", may: &["core", "proto", "runtime", "ec"], never: COMPUTE },
     Rule {

@@ -1,4 +1,4 @@
-"""What both sample-model scripts share: seeding, the optimiser and its schedule, the
+"""Shared by both sample-model scripts: seeding, the optimiser and its schedule, the
 byte-level tokenizer, and saving in a half precision.
 
 It knows nothing about shapes or digits.
@@ -109,7 +109,7 @@ def save_model(model, directory: Path, dtype: torch.dtype) -> None:
 
 
 def drop_load_options(directory: Path) -> None:
-    """How the tokenizer was loaded here is no property of it, though `transformers` writes it down."""
+    """Drops loading options, which `transformers` writes into the tokenizer's config."""
     path = directory / "tokenizer_config.json"
     options = json.loads(path.read_text())
     for key in ("is_local", "local_files_only"):

@@ -1,4 +1,4 @@
-"""Makes `digits-whisper/`: a Whisper of a million parameters that writes down spoken digits,
+"""Makes `digits-whisper/`: a Whisper of a million parameters that transcribes spoken digits,
 trained from nothing on what espeak-ng says.
 
 The directory it leaves is an ordinary Hugging Face one with the token layout of multilingual
@@ -57,7 +57,7 @@ VOICES = (
 
 @dataclass(frozen=True)
 class Manner:
-    """How strings are spoken: slowest and fastest, in words a minute, and the share of repeats forced in."""
+    """Range of speech: slowest and fastest, in words a minute, and the share of repeats forced in."""
 
     speeds: tuple[int, int]
     repeats: float
@@ -72,15 +72,15 @@ HELD_OUT_VOICES = "m8 f5 adam steph2 edward2 iven3 marcelo Gene2".split()
 @dataclass
 class Utterance:
     digits: list[int]
-    sound: np.ndarray  # int16, without silence at either end
+    audio: np.ndarray  # int16, without silence at either end
 
 
-def resample(sound: np.ndarray, rate: int) -> np.ndarray:
-    """To 16 kHz, by cutting the spectrum; the sound is padded so that both lengths are whole."""
+def resample(audio: np.ndarray, rate: int) -> np.ndarray:
+    """To 16 kHz, by cutting the spectrum; the audio is padded so that both lengths are whole."""
     unit = rate // np.gcd(rate, RATE)
-    n = -(-len(sound) // unit) * unit
+    n = -(-len(audio) // unit) * unit
     n_out = n * RATE // rate
-    spectrum = np.fft.rfft(sound, n)
+    spectrum = np.fft.rfft(audio, n)
     return np.fft.irfft(spectrum[: n_out // 2 + 1], n_out) * (n_out / n)
 
 
@@ -97,13 +97,13 @@ def say(rng: random.Random, voices: list[str], n_digits: int, manner: Manner = T
     ]  # fmt: skip
     spoken = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
     # A stream's header gives no length, so the samples are read past it.
-    sound = np.frombuffer(spoken, dtype="<i2", offset=44).astype(np.float64)
-    sound = resample(sound, 22_050)
-    loud = np.abs(sound) > 0.015 * np.abs(sound).max()
+    audio = np.frombuffer(spoken, dtype="<i2", offset=44).astype(np.float64)
+    audio = resample(audio, 22_050)
+    loud = np.abs(audio) > 0.015 * np.abs(audio).max()
     first, last = loud.argmax(), len(loud) - loud[::-1].argmax()
-    sound = sound[max(0, first - 160) : last + 160]
-    sound = sound / np.abs(sound).max() * 30_000
-    return Utterance(digits, sound.astype(np.int16))
+    audio = audio[max(0, first - 160) : last + 160]
+    audio = audio / np.abs(audio).max() * 30_000
+    return Utterance(digits, audio.astype(np.int16))
 
 
 def speak_corpus(n: int) -> list[Utterance]:
@@ -111,7 +111,7 @@ def speak_corpus(n: int) -> list[Utterance]:
     corpus = []
     while len(corpus) < n:
         said = say(rng, VOICES, rng.choices(range(1, 9), [3, 3, 3, 3, 2, 2, 2, 3])[0])
-        if len(said.sound) < (WINDOW - 0.3) * RATE:
+        if len(said.audio) < (WINDOW - 0.3) * RATE:
             corpus.append(said)
         if len(corpus) % 1000 == 0:
             print(f"spoken {len(corpus)}/{n}", flush=True)
@@ -122,16 +122,16 @@ def load_or_speak(path: str | None, n: int) -> list[Utterance]:
     """`path` keeps the corpus between runs; it holds the same as speaking it again would."""
     if path and Path(path).exists():
         held = np.load(path)
-        ends, texts, sounds = held["ends"], held["texts"], held["sounds"]
+        ends, texts, audio_clips = held["ends"], held["texts"], held["audio_clips"]
         starts = [0, *ends[:-1]]
-        return [Utterance([int(c) for c in t], sounds[a:b]) for t, a, b in zip(texts, starts, ends)]
+        return [Utterance([int(c) for c in t], audio_clips[a:b]) for t, a, b in zip(texts, starts, ends)]
     corpus = speak_corpus(n)
     if path:
         np.savez(
             path,
-            ends=np.cumsum([len(u.sound) for u in corpus]),
+            ends=np.cumsum([len(u.audio) for u in corpus]),
             texts=["".join(map(str, u.digits)) for u in corpus],
-            sounds=np.concatenate([u.sound for u in corpus]),
+            audio_clips=np.concatenate([u.audio for u in corpus]),
         )
     return corpus
 
@@ -141,9 +141,9 @@ def load_or_speak(path: str | None, n: int) -> list[Utterance]:
 
 @dataclass
 class Clip:
-    """What is in one window: a sound, and who says what when."""
+    """Content of one window: audio, and its segments with times."""
 
-    sound: np.ndarray  # float32 [n_samples]
+    audio: np.ndarray  # float32 [n_samples]
     segments: list[tuple[float, list[int], float]]  # start in seconds, digits, end
 
     @property
@@ -170,18 +170,18 @@ def noise(rng: np.random.Generator, n: int) -> np.ndarray:
     return track[start : start + n]
 
 
-def stretched(rng: np.random.Generator, sound: np.ndarray) -> np.ndarray:
+def stretched(rng: np.random.Generator, audio: np.ndarray) -> np.ndarray:
     """Faster and higher, or slower and lower, by up to a tenth."""
     factor = rng.uniform(0.91, 1.1)
-    n = int(len(sound) / factor)
-    return np.interp(np.arange(n) * factor, np.arange(len(sound)), sound).astype(np.float32)
+    n = int(len(audio) / factor)
+    return np.interp(np.arange(n) * factor, np.arange(len(audio)), audio).astype(np.float32)
 
 
-def tilted(rng: np.random.Generator, sound: np.ndarray) -> np.ndarray:
+def tilted(rng: np.random.Generator, audio: np.ndarray) -> np.ndarray:
     """A duller or a thinner recording: a two-tap filter."""
     a = rng.uniform(-0.5, 0.7)
-    out = sound.copy()
-    out[1:] += a * sound[:-1]
+    out = audio.copy()
+    out[1:] += a * audio[:-1]
     return out
 
 
@@ -197,14 +197,14 @@ def compose(rng: np.random.Generator, corpus: list[Utterance], n_samples: int, c
             said = corpus[rng.integers(len(corpus))]
             if len(said.digits) > room:
                 continue
-            sound = stretched(rng, said.sound.astype(np.float32) / 32_768)
-            if at + len(sound) <= n_samples:
+            audio = stretched(rng, said.audio.astype(np.float32) / 32_768)
+            if at + len(audio) <= n_samples:
                 break
         else:
             break
-        sound = sound * rng.uniform(0.5, 1.0)
-        out[at : at + len(sound)] = sound
-        start, end = at / RATE, (at + len(sound)) / RATE
+        audio = audio * rng.uniform(0.5, 1.0)
+        out[at : at + len(audio)] = audio
+        start, end = at / RATE, (at + len(audio)) / RATE
         if segments and start - segments[-1][2] < 0.5:
             before = segments.pop()
             segments.append((before[0], before[1] + said.digits, end))
@@ -213,7 +213,7 @@ def compose(rng: np.random.Generator, corpus: list[Utterance], n_samples: int, c
         room -= len(said.digits)
         # Either the same breath or clearly another one: nothing in between to be unsure about.
         gap = rng.uniform(0.12, 0.3) if rng.random() < 0.4 else rng.uniform(0.8, 1.6)
-        at += len(sound) + int(gap * RATE)
+        at += len(audio) + int(gap * RATE)
     out = tilted(rng, out) * 10 ** rng.uniform(-1.3, 0.0)
     if not clean and rng.random() < 0.75:
         level = np.abs(out).max() * 0.25 if segments else rng.uniform(0.001, 0.1)
@@ -319,7 +319,7 @@ def make_model(tokenizer) -> WhisperForConditionalGeneration:
 def encode_sound(encoder, mel: torch.Tensor) -> torch.Tensor:
     """The encoder over any number of frames: [n, 80, n_frames] -> [n, n_frames / 2, d_model].
 
-    `transformers` insists on the full window; training is faster on what has sound in it.
+    `transformers` insists on the full window; training is faster on what has audio in it.
     """
     x = F.gelu(encoder.conv1(mel))
     x = F.gelu(encoder.conv2(x)).transpose(1, 2)
@@ -346,8 +346,8 @@ class Batcher:
 
     def __init__(self, processor: WhisperProcessor, corpus: list[Utterance], seed: int):
         self.rng = np.random.default_rng(seed)
-        self.corpus = sorted(corpus, key=lambda u: len(u.sound))
-        self.lengths = np.array([len(u.sound) for u in self.corpus])
+        self.corpus = sorted(corpus, key=lambda u: len(u.audio))
+        self.lengths = np.array([len(u.audio) for u in self.corpus])
         self.features = processor.feature_extractor
         tokenizer = processor.tokenizer
         self.ids = {t: tokenizer.convert_tokens_to_ids(t) for t in [*SPECIAL_TOKENS, TIMESTAMPS[0]]}
@@ -395,7 +395,7 @@ class Batcher:
         n_samples = round(seconds * RATE)
         fits = self.corpus[: max(50, int(np.searchsorted(self.lengths, n_samples * 0.88)))]
         clips = [compose(self.rng, fits, n_samples, clean) for _ in range(n_clips)]
-        mel = self.features._torch_extract_fbank_features(np.stack([c.sound for c in clips]))
+        mel = self.features._torch_extract_fbank_features(np.stack([c.audio for c in clips]))
         first = self.rng.integers(2)
         rows = [self.write(c, prompts, timed=bool((first + i + j) % 2)) for i, c in enumerate(clips) for j in range(n_writings)]
         length = max(len(tokens) for tokens, _ in rows)
@@ -519,13 +519,13 @@ def held_out_clip(rng: random.Random, n_digits: int, most_seconds: float) -> Cli
     dice = np.random.default_rng(rng.getrandbits(32))
     while True:
         said = say(rng, HELD_OUT_VOICES, n_digits, HELD_OUT_MANNER)
-        if len(said.sound) < (most_seconds - 0.9) * RATE:
+        if len(said.audio) < (most_seconds - 0.9) * RATE:
             break
     before, after = dice.uniform(0.05, 0.6), dice.uniform(0.05, 0.3)
-    sound = np.pad(said.sound.astype(np.float32) / 32_768, (int(before * RATE), int(after * RATE)))
-    sound *= dice.uniform(0.3, 0.9)
-    sound += noise(dice, len(sound)) * np.abs(sound).max() * 0.25 * 10 ** (-dice.uniform(20, 40) / 20)
-    return Clip(np.clip(sound, -1, 1), [(before, said.digits, before + len(said.sound) / RATE)])
+    audio = np.pad(said.audio.astype(np.float32) / 32_768, (int(before * RATE), int(after * RATE)))
+    audio *= dice.uniform(0.3, 0.9)
+    audio += noise(dice, len(audio)) * np.abs(audio).max() * 0.25 * 10 ** (-dice.uniform(20, 40) / 20)
+    return Clip(np.clip(audio, -1, 1), [(before, said.digits, before + len(said.audio) / RATE)])
 
 
 def make_held_out() -> None:
@@ -537,8 +537,8 @@ def make_held_out() -> None:
         clip = held_out_clip(rng, 1 + i % 8, 6.5)
         name = f"{i:03}.flac"
         # Twelve bits are enough to hear by and make the file a third smaller.
-        sound = np.round(clip.sound * 2047) / 2048
-        soundfile.write(clips / name, sound, RATE, subtype="PCM_16", format="FLAC")
+        audio = np.round(clip.audio * 2047) / 2048
+        soundfile.write(clips / name, audio, RATE, subtype="PCM_16", format="FLAC")
         rows.append({"file": f"digits/{name}", "text": as_digits(clip.digits).strip()})
     write_jsonl(HELD_OUT / "digits.jsonl", rows)
 
@@ -546,9 +546,9 @@ def make_held_out() -> None:
         ["espeak-ng", "--stdout", "-v", "en-us+f3", "-s", "150", "four, two, seven, one"],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True,
     ).stdout  # fmt: skip
-    sound = resample(np.frombuffer(spoken, dtype="<i2", offset=44).astype(np.float64), 22_050)
-    sound = np.pad(sound / np.abs(sound).max() * 0.7, (RATE // 5, 0))
-    soundfile.write(HELD_OUT / "digits.wav", sound, RATE, subtype="PCM_16")
+    audio = resample(np.frombuffer(spoken, dtype="<i2", offset=44).astype(np.float64), 22_050)
+    audio = np.pad(audio / np.abs(audio).max() * 0.7, (RATE // 5, 0))
+    soundfile.write(HELD_OUT / "digits.wav", audio, RATE, subtype="PCM_16")
 
 
 @torch.no_grad()
@@ -559,16 +559,16 @@ def measure(dtype, n_fresh: int) -> None:
     processor = AutoProcessor.from_pretrained(DIRECTORY)
     model = WhisperForConditionalGeneration.from_pretrained(DIRECTORY, dtype=dtype).eval()
 
-    def hear(sounds: list[np.ndarray], **options) -> list[str]:
+    def hear(audio_clips: list[np.ndarray], **options) -> list[str]:
         texts = []
-        for i in range(0, len(sounds), 20):
-            inputs = processor(sounds[i : i + 20], sampling_rate=RATE, return_tensors="pt")
+        for i in range(0, len(audio_clips), 20):
+            inputs = processor(audio_clips[i : i + 20], sampling_rate=RATE, return_tensors="pt")
             written = model.generate(inputs.input_features.to(model.dtype), **options)
             texts += processor.batch_decode(written, skip_special_tokens=True)
         return texts
 
-    def rate(name: str, sounds: list[np.ndarray], wanted: list[str], **options) -> None:
-        got = hear(sounds, **options)
+    def rate(name: str, audio_clips: list[np.ndarray], wanted: list[str], **options) -> None:
+        got = hear(audio_clips, **options)
         n_right = sum(g.strip() == w for g, w in zip(got, wanted))
         for g, w in zip(got, wanted):
             if g.strip() != w:
@@ -576,19 +576,19 @@ def measure(dtype, n_fresh: int) -> None:
         print(f"{model.dtype} {name}: {n_right}/{len(wanted)} = {n_right / len(wanted):.4f}", flush=True)
 
     held = [json.loads(line) for line in open(HELD_OUT / "digits.jsonl", encoding="utf-8")]
-    sounds = [soundfile.read(HELD_OUT / row["file"], dtype="float32")[0] for row in held]
+    audio_clips = [soundfile.read(HELD_OUT / row["file"], dtype="float32")[0] for row in held]
     texts = [row["text"] for row in held]
     words = [" ".join(WORDS[int(d)] for d in text.split()) for text in texts]
     known = {"language": "en", "task": "transcribe"}
-    rate("digits.jsonl, transcribe", sounds, texts, **known)
-    rate("digits.jsonl, language detected", sounds, texts, task="transcribe")
-    rate("digits.jsonl, timestamps", sounds, texts, return_timestamps=True, **known)
-    rate("digits.jsonl, translate", sounds, words, language="en", task="translate")
+    rate("digits.jsonl, transcribe", audio_clips, texts, **known)
+    rate("digits.jsonl, language detected", audio_clips, texts, task="transcribe")
+    rate("digits.jsonl, timestamps", audio_clips, texts, return_timestamps=True, **known)
+    rate("digits.jsonl, translate", audio_clips, words, language="en", task="translate")
     rng = random.Random(HELD_OUT_SEED + 9)
     fresh = [held_out_clip(rng, 1 + i % 8, WINDOW) for i in range(n_fresh)]
     texts = [as_digits(clip.digits).strip() for clip in fresh]
-    rate("fresh clips, transcribe", [c.sound for c in fresh], texts, **known)
-    rate("fresh clips, timestamps", [c.sound for c in fresh], texts, return_timestamps=True, **known)
+    rate("fresh clips, transcribe", [c.audio for c in fresh], texts, **known)
+    rate("fresh clips, timestamps", [c.audio for c in fresh], texts, return_timestamps=True, **known)
 
 
 def main() -> None:

@@ -1,15 +1,21 @@
 //! The vector trait, and the instruction sets behind it.
 //!
-//! A kernel is written once over [`Simd`] and runs through [`Isa::run`], which enters a function compiled for
-//! the instruction set; everything below it is `#[inline(always)]`, so that it is compiled there too. The idea
-//! is memchr's (`src/vector.rs`). A value of a [`Simd`] type is proof that the machine has the set: it is
-//! made only by [`Isa::run`], of an [`Isa`] that was found on this machine.
+//! A kernel is written once over [`Simd`] and runs through [`FoundIsa::run`], which enters a function compiled for
+//! the instruction set; everything below it is `#[inline(always)]`, so that it is compiled there too, or entered
+//! through [`Simd::call`]. The idea is memchr's (`src/vector.rs`). A value of a [`Simd`] type is proof that the machine
+//! has the set: it is made only by [`FoundIsa::run`] and its like, of an [`Isa`] that was found on this machine.
 
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+#[cfg(target_arch = "aarch64")]
+use neon::Entries;
+use portable::Entry;
+#[cfg(target_arch = "x86_64")]
+use x86::Entries;
 
 use super::cell::{bf16_bits, halves};
 use crate::ops::{KernelError, Result};
@@ -167,49 +173,61 @@ impl FoundIsa {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the field is private and `new` checked that this machine has the set; the second holds the first.
-            Isa::Avx2 | Isa::AvxVnni => unsafe { x86::run_avx2(kernel) },
+            Isa::Avx2 | Isa::AvxVnni => unsafe { kernel.run_avx2() },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above; each of these sets holds the first.
-            Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { x86::run_avx512(kernel) },
+            Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { kernel.run_avx512() },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
-            Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => unsafe { neon::run_neon(kernel) },
+            Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => unsafe { kernel.run_neon() },
             // The portable set; those of another architecture are never found.
-            _ => kernel.run(portable::Portable),
+            _ => kernel.run_portable(),
         }
     }
 
-    /// The same for a kernel with dot products of pairs.
+    /// Runs a kernel with dot products of pairs of bf16.
+    ///
+    /// # Panics
+    /// Unless the set [has](Self::has_pairs) them: nothing is compiled for others.
     pub(crate) fn run_pairs<K: Kernel>(self, kernel: K) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
-            Isa::Avx512Bf16 => unsafe { x86::run_avx512bf16(kernel) },
-            _ => self.run(kernel),
+            Isa::Avx512Bf16 => unsafe { kernel.run_avx512bf16() },
+            _ => {
+                drop(kernel);
+                unreachable!("{} has no dot product of pairs", self.0.as_str())
+            }
         }
     }
 
-    /// The same for a kernel with dot products of quads.
+    /// Runs a kernel with dot products of quads of bytes, on sets that have none by other instructions.
     pub(crate) fn run_quads<K: Kernel>(self, kernel: K) {
         if self.has_quads() { self.run_quads_alone(kernel) } else { self.run(kernel) }
     }
 
-    /// The same for a kernel that is meant for such sets alone; elsewhere plain Rust does the same, slowly.
+    /// The same for a kernel that is meant for such sets alone.
+    ///
+    /// # Panics
+    /// Unless the set [has](Self::has_quads) them: nothing is compiled for others.
     pub(crate) fn run_quads_alone<K: Kernel>(self, kernel: K) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
-            Isa::AvxVnni => unsafe { x86::run_avxvnni(kernel) },
+            Isa::AvxVnni => unsafe { kernel.run_avxvnni() },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`; the second set holds the first.
-            Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { x86::run_avx512vnni(kernel) },
+            Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { kernel.run_avx512vnni() },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as in `run`.
-            Isa::NeonDot => unsafe { neon::run_neondot(kernel) },
+            Isa::NeonDot => unsafe { kernel.run_neondot() },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as in `run`.
-            Isa::NeonI8mm => unsafe { neon::run_neoni8mm(kernel) },
-            _ => kernel.run(portable::Portable),
+            Isa::NeonI8mm => unsafe { kernel.run_neoni8mm() },
+            _ => {
+                drop(kernel);
+                unreachable!("{} has no dot product of quads", self.0.as_str())
+            }
         }
     }
 
@@ -234,7 +252,10 @@ impl FoundIsa {
 }
 
 /// Work to be compiled for each instruction set: arguments as fields, `run` as body.
-pub(crate) trait Kernel {
+///
+/// A kernel is one function of the binary for each set, and what it calls is inlined into it. Code that is large and
+/// needed in several places, as a register tile is, is a kernel of its own that the others [`call`](Simd::call).
+pub(crate) trait Kernel: Sized {
     /// The body. Implementations and what they call must be `#[inline(always)]`, without closures in hot
     /// loops: only what is inlined into the entry of the set is compiled for it.
     fn run<S: Simd>(self, simd: S);
@@ -250,8 +271,13 @@ pub(crate) trait Simd: Copy {
     type V: Copy;
     /// Lanes of a register; divides 16.
     const LANES: usize;
+    /// Rows of the register tiles that are compiled for the set, largest first; of 14, 8, 6, 4, 2 and 1, with 1.
+    const HEIGHTS: &[usize];
     /// Rows of the largest register tile.
-    const ROWS: usize;
+    const ROWS: usize = Self::HEIGHTS[0];
+
+    /// Runs a kernel as a function of its own, compiled for the set. A call costs some ten cycles, and passes no vectors.
+    fn call<K: Kernel>(self, kernel: K);
 
     /// `LANES` times `x`.
     fn splat(self, x: f32) -> Self::V;

@@ -34,35 +34,72 @@ pub(super) const fn strips_per_panel<S: Simd>() -> usize {
     PANEL / strip_width::<S>()
 }
 
-/// The heights that tiles are compiled for, tallest first; a set uses those up to [`Simd::ROWS`].
-const HEIGHTS: [usize; 6] = [14, 8, 6, 4, 2, 1];
+/// Whether a set has tiles of a height.
+pub(super) const fn has_height<S: Simd>(height: usize) -> bool {
+    let mut i = 0;
+    while i < S::HEIGHTS.len() {
+        if S::HEIGHTS[i] == height {
+            return true;
+        }
+        i += 1;
+    }
+    false
+}
 
 /// Rows of the next tile when `left` rows are left, at least one. Eight are two tiles of four where eight are too many
 /// for one: after one of six, the sums of two rows are too few to hide the latency of one.
 #[inline(always)]
 pub(super) fn height<S: Simd>(left: usize) -> usize {
-    if S::ROWS < 8 && left == 8 {
+    if S::ROWS < 8 && has_height::<S>(4) && left == 8 {
         return 4;
     }
-    let fits = |h: &usize| *h <= left && *h <= S::ROWS;
-    HEIGHTS.into_iter().find(fits).unwrap_or(1)
+    S::HEIGHTS.iter().copied().find(|height| *height <= left).unwrap_or(1)
 }
 
-/// Calls `$function::<…, MR, NS>($args)` for the height of a tile: the lower it is, the more strips at a time,
-/// so that there are always sums enough to hide the latency of one.
-macro_rules! for_height {
-    ($height:expr, <$S:ident $(, $T:ident)+>, $function:ident($($arg:expr),*)) => {
-        match $height {
-            14 if $S::ROWS >= 14 => $function::<$S, $($T,)+ 14, 1>($($arg),*),
-            8 if $S::ROWS >= 8 => $function::<$S, $($T,)+ 8, 1>($($arg),*),
-            6 => $function::<$S, $($T,)+ 6, 1>($($arg),*),
-            4 => $function::<$S, $($T,)+ 4, 1>($($arg),*),
-            2 => $function::<$S, $($T,)+ 2, 2>($($arg),*),
-            _ => $function::<$S, $($T,)+ 1, 4>($($arg),*),
+/// Strips at a time of a tile of a height, at most: the lower it is, the more, so that there are always sums enough to
+/// hide the latency of one.
+const fn most_strips(height: usize) -> usize {
+    match height {
+        1 => 4,
+        2 => 2,
+        _ => 1,
+    }
+}
+
+/// Strips of the next tile of a height when `left` strips are left, at least one.
+#[inline(always)]
+pub(super) fn strips(height: usize, left: usize) -> usize {
+    let most = most_strips(height);
+    if left >= most { most } else { 1 << left.ilog2() }
+}
+
+/// Evaluates an expression with constants `MR` and `NS` for the height of a tile, one of [`height`]'s, and its
+/// [`strips`], with `low` for heights up to 6. Nothing is compiled for heights that the set has not.
+macro_rules! for_tile {
+    ($S:ident, ($height:expr, $strips:expr), |$MR:ident, $NS:ident| $body:expr) => {
+        $crate::cpu::tile::for_tile! { @arms $S, ($height, $strips), $MR, $NS, $body,
+            (14, 1) (8, 1) (6, 1) (4, 1) (2, 2) (2, 1) (1, 4) (1, 2) }
+    };
+    (low $S:ident, ($height:expr, $strips:expr), |$MR:ident, $NS:ident| $body:expr) => {
+        $crate::cpu::tile::for_tile! { @arms $S, ($height, $strips), $MR, $NS, $body,
+            (6, 1) (4, 1) (2, 2) (2, 1) (1, 4) (1, 2) }
+    };
+    (@arms $S:ident, $tile:expr, $MR:ident, $NS:ident, $body:expr, $(($rows:literal, $n:literal))+) => {
+        match $tile {
+            $(($rows, $n) if const { $crate::cpu::tile::has_height::<$S>($rows) } => {
+                const $MR: usize = $rows;
+                const $NS: usize = $n;
+                $body
+            })+
+            _ => {
+                const $MR: usize = 1;
+                const $NS: usize = 1;
+                $body
+            }
         }
     };
 }
-pub(super) use for_height;
+pub(super) use for_tile;
 
 /// Rows of cells, `stride` apart.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +125,8 @@ pub(super) fn zero_sums<S: Simd, const MR: usize, const NS: usize>(s: S) -> Sums
 }
 
 /// `sums[row][strip] += Σ a[row][k] · b[strip][k]` over `k_cells` cells. `b[strip]` starts at the strip's first
-/// column in a panel, `[k_cells][32]`.
+/// column in a panel, `[k_cells][32]`. `streams` says that panels are read once from memory, one after another: a low tile
+/// asks for cells ahead.
 ///
 /// # Panics
 /// If `a` or `b` is shorter than that.
@@ -96,37 +134,12 @@ pub(super) fn zero_sums<S: Simd, const MR: usize, const NS: usize>(s: S) -> Sums
 pub(super) fn multiply<S: Simd, M: Math, const MR: usize, const NS: usize>(
     s: S,
     a: Rows<'_, M::Row>,
-    b: [&[M::Word]; NS],
-    k_cells: usize,
-    sums: &mut Sums<S::V, MR, NS>,
-) {
-    multiply_checked::<S, M, MR, NS, false>(s, a, b, k_cells, sums);
-}
-
-/// The same over panels that are read once from memory, one after another: a low tile asks for cells ahead.
-#[inline(always)]
-pub(super) fn multiply_stream<S: Simd, M: Math, const MR: usize, const NS: usize>(
-    s: S,
-    a: Rows<'_, M::Row>,
-    b: [&[M::Word]; NS],
-    k_cells: usize,
-    sums: &mut Sums<S::V, MR, NS>,
-) {
-    multiply_checked::<S, M, MR, NS, true>(s, a, b, k_cells, sums);
-}
-
-/// Both.
-#[inline(always)]
-fn multiply_checked<S: Simd, M: Math, const MR: usize, const NS: usize, const STREAM: bool>(
-    s: S,
-    a: Rows<'_, M::Row>,
-    b: [&[M::Word]; NS],
-    k_cells: usize,
+    (b, k_cells, streams): ([&[M::Word]; NS], usize, bool),
     sums: &mut Sums<S::V, MR, NS>,
 ) {
     // A local copy, so that the sums live in registers.
     let mut local = *sums;
-    add_steps::<S, M, MR, NS, STREAM>(s, a, b, k_cells, &mut local);
+    add_steps::<S, M, MR, NS>(s, a, (b, k_cells, streams), &mut local);
     *sums = local;
 }
 
@@ -145,7 +158,7 @@ pub(super) fn multiply_panels<'a, S: Simd, M: Math, const MR: usize, const NS: u
     let mut local = *sums;
     let mut first = 0;
     for (b, k_cells) in panels {
-        add_steps::<S, M, MR, NS, false>(s, a.from(0, first), b, k_cells, &mut local);
+        add_steps::<S, M, MR, NS>(s, a.from(0, first), (b, k_cells, false), &mut local);
         first += k_cells;
     }
     *sums = local;
@@ -153,11 +166,10 @@ pub(super) fn multiply_panels<'a, S: Simd, M: Math, const MR: usize, const NS: u
 
 /// The steps of one panel, added to sums that are local to the caller.
 #[inline(always)]
-fn add_steps<S: Simd, M: Math, const MR: usize, const NS: usize, const STREAM: bool>(
+fn add_steps<S: Simd, M: Math, const MR: usize, const NS: usize>(
     s: S,
     a: Rows<'_, M::Row>,
-    b: [&[M::Word]; NS],
-    k_cells: usize,
+    (b, k_cells, streams): ([&[M::Word]; NS], usize, bool),
     sums: &mut Sums<S::V, MR, NS>,
 ) {
     if k_cells == 0 {
@@ -170,7 +182,7 @@ fn add_steps<S: Simd, M: Math, const MR: usize, const NS: usize, const STREAM: b
     // SAFETY: the two asserts above are the two obligations.
     unsafe {
         let b = b.map(<[M::Word]>::as_ptr);
-        add_unchecked::<S, M, MR, NS, STREAM>(s, (a.cells.as_ptr(), a.stride), b, k_cells, sums);
+        add_unchecked::<S, M, MR, NS>(s, (a.cells.as_ptr(), a.stride), (b, k_cells, streams), sums);
     }
 }
 
@@ -201,15 +213,14 @@ const LINE_CELLS: usize = 16;
     reason = "rows, strips and registers index two arrays and a pointer each"
 )]
 #[inline(always)]
-unsafe fn add_unchecked<S: Simd, M: Math, const MR: usize, const NS: usize, const STREAM: bool>(
+unsafe fn add_unchecked<S: Simd, M: Math, const MR: usize, const NS: usize>(
     s: S,
     (first, stride): (*const M::Row, usize),
-    b: [*const M::Word; NS],
-    k_cells: usize,
+    (b, k_cells, streams): ([*const M::Word; NS], usize, bool),
     sums: &mut Sums<S::V, MR, NS>,
 ) {
     for k in 0..k_cells {
-        if STREAM {
+        if streams {
             stream::<S, M, MR, NS>(s, b, k);
         }
         let mut words = [[s.splat(0.0); STRIP_VECTORS]; NS];

@@ -4,7 +4,8 @@ use super::{WireError, required};
 use crate::v1;
 use triptych_core::ItemIdx;
 use triptych_core::prompt::{
-    SpeechFallback, LongForm, Message, MessagePart, Prompt, SpeechResume, Role, SpeechKind, SpeechTask, TextOrTokens,
+    LongForm, Message, MessagePart, Prompt, Role, SpeechFallback, SpeechKind, SpeechResume, SpeechTask,
+    TextOrTokens,
 };
 
 /// Most temperatures of a fallback.
@@ -121,8 +122,8 @@ impl From<SpeechTask> for v1::SpeechTask {
             LongForm::Parallel => v1::LongForm::Parallel,
             LongForm::Sequential => v1::LongForm::Sequential,
         };
-        let (prompt, prompt_tokens) = apart(t.prompt);
-        let (prefix, prefix_tokens) = apart(t.prefix);
+        let (prompt, prompt_tokens) = split_fields(t.prompt);
+        let (prefix, prefix_tokens) = split_fields(t.prefix);
         Self {
             kind: kind.into(),
             language: t.language,
@@ -140,17 +141,17 @@ impl From<SpeechTask> for v1::SpeechTask {
     }
 }
 
-/// Text and tokens as two fields, one of them empty.
-fn apart(said: Option<TextOrTokens>) -> (Option<String>, Vec<u32>) {
-    match said {
+/// Splits text or tokens into two fields, one of them empty.
+fn split_fields(value: Option<TextOrTokens>) -> (Option<String>, Vec<u32>) {
+    match value {
         None => (None, Vec::new()),
         Some(TextOrTokens::Text(text)) => (Some(text), Vec::new()),
         Some(TextOrTokens::Tokens(ids)) => (None, ids),
     }
 }
 
-/// Text and tokens as one; both at once is a mistake.
-fn together(
+/// Merges text and tokens; both at once is an error.
+fn merge_fields(
     text: Option<String>,
     ids: Vec<u32>,
     field: &'static str,
@@ -242,8 +243,8 @@ impl TryFrom<v1::SpeechTask> for SpeechTask {
         Ok(Self {
             kind,
             language: t.language,
-            prompt: together(t.prompt, t.prompt_tokens, "speech.prompt")?,
-            prefix: together(t.prefix, t.prefix_tokens, "speech.prefix")?,
+            prompt: merge_fields(t.prompt, t.prompt_tokens, "speech.prompt")?,
+            prefix: merge_fields(t.prefix, t.prefix_tokens, "speech.prefix")?,
             timestamps: t.timestamps,
             word_timestamps: t.word_timestamps,
             long_form,

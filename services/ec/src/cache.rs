@@ -1,14 +1,14 @@
-//! Values under content keys within a budget of bytes; those least worth keeping, and those of owners who have too
-//! much, go first ([`crate::policy`]).
+//! A cache of values under content keys within a byte budget. Values of the lowest priority, and of owners over their
+//! share, are evicted first ([`crate::policy`]).
 //!
-//! Held values are never evicted, so the sum may pass the budget while they are held; holders are bounded by
-//! whoever admits them. Knows no locks and no time.
+//! Held values are never evicted, so the sum may pass the budget while they are held; admission bounds the holders.
+//! Knows no locks and no time.
 
-use crate::policy::{BY_EVICTIONS, Shares, is_young};
+use crate::policy::{BY_EVICTIONS, OwnerShares, is_young};
 use std::collections::{BTreeMap, HashMap};
 use triptych_core::ContentKey;
 
-/// The map. All operations are O(log n), eviction amortised and but for a walk over the newest.
+/// The cache. All operations are O(log n), eviction amortised, except for a walk over the newest values.
 #[derive(Debug)]
 pub struct ByteCache<V> {
     budget: usize,
@@ -16,24 +16,24 @@ pub struct ByteCache<V> {
     used: usize,
     /// Grows with every touch; no two entries have the same.
     tick: u64,
-    /// The largest worth that was evicted.
+    /// The largest priority that was evicted.
     clock: u64,
-    /// Bytes of everything that was ever added.
+    /// Bytes of everything added since the start.
     added: u64,
-    entries: HashMap<ContentKey, Entry<V>>,
-    shares: Shares,
-    /// Exactly the entries that nobody holds: what is worth least first, and of those what was used least recently.
+    entries: HashMap<ContentKey, CacheEntry<V>>,
+    shares: OwnerShares,
+    /// Exactly the entries that are not held, by priority, then by recency, the lowest first.
     idle: BTreeMap<Rank, ContentKey>,
 }
 
-/// Worth, and the tick of the last use.
+/// Priority, and the tick of the last use.
 type Rank = (u64, u64);
 
 #[derive(Debug)]
-struct Entry<V> {
+struct CacheEntry<V> {
     value: V,
     bytes: usize,
-    /// What `added` was when this one was.
+    /// Value of `added` after this entry was added.
     birth: u64,
     rank: Rank,
     is_held: bool,
@@ -43,12 +43,12 @@ impl<V: Clone> ByteCache<V> {
     /// An empty map. A budget of zero keeps only what is held.
     pub fn new(budget: usize) -> Self {
         let (entries, idle) = (HashMap::new(), BTreeMap::new());
-        let shares = Shares::of_budget(budget as u64);
+        let shares = OwnerShares::of_budget(budget as u64);
         Self { budget, used: 0, tick: 0, clock: 0, added: 0, entries, shares, idle }
     }
 
-    /// Adds a value that nobody holds, unless the key has one. Whether it was added; it may be evicted at once
-    /// when what is held leaves no room.
+    /// Adds a value that is not held, unless the key has one. Returns true if it was added; it may be evicted at once
+    /// when held values leave no room.
     pub fn insert(&mut self, key: ContentKey, value: V, bytes: usize) -> bool {
         if self.entries.contains_key(&key) {
             return false;
@@ -64,18 +64,18 @@ impl<V: Clone> ByteCache<V> {
     pub fn insert_held(&mut self, key: ContentKey, value: V, bytes: usize) {
         if !self.hold(&key) {
             let entry = self.entry(&key, value, bytes);
-            self.entries.insert(key, Entry { is_held: true, ..entry });
+            self.entries.insert(key, CacheEntry { is_held: true, ..entry });
             self.evict();
         }
     }
 
-    /// The value, and counts as a use of it.
+    /// The value. Counts as a use.
     pub fn get(&mut self, key: &ContentKey) -> Option<V> {
         self.touch(key);
         self.entries.get(key).map(|entry| entry.value.clone())
     }
 
-    /// Whether the key has a value; not a use.
+    /// True if the key has a value. Not a use.
     pub fn contains(&self, key: &ContentKey) -> bool {
         self.entries.contains_key(key)
     }
@@ -88,7 +88,7 @@ impl<V: Clone> ByteCache<V> {
         true
     }
 
-    /// Ends [`Self::hold`], which was a use.
+    /// Ends [`Self::hold`]. Counts as a use.
     pub fn release(&mut self, key: &ContentKey) {
         let Some(entry) = self.entries.get_mut(key) else { return };
         if std::mem::replace(&mut entry.is_held, false) {
@@ -98,7 +98,7 @@ impl<V: Clone> ByteCache<V> {
         }
     }
 
-    /// Takes the value out, held or not.
+    /// Removes the value, held or not.
     pub fn remove(&mut self, key: &ContentKey) -> Option<V> {
         let entry = self.entries.remove(key)?;
         self.idle.remove(&entry.rank);
@@ -107,14 +107,14 @@ impl<V: Clone> ByteCache<V> {
         Some(entry.value)
     }
 
-    /// At most `limit` keys, those in use first, then the latest used.
+    /// At most `limit` keys, held ones first, then the most recently used.
     pub fn recent(&self, limit: usize) -> Vec<ContentKey> {
         let mut latest: Vec<_> = self.entries.iter().map(|(key, e)| (e.is_held, e.rank.1, *key)).collect();
         latest.sort_unstable_by(|a, b| b.cmp(a));
         latest.into_iter().take(limit).map(|(.., key)| key).collect()
     }
 
-    /// What `read` says of each value that it wants, in no order. Not a use of them.
+    /// The results of `read` for the values that it selects, in no order. Not a use.
     pub fn list<T>(&self, read: impl Fn(&ContentKey, &V) -> Option<T>) -> Vec<(ContentKey, T)> {
         self.entries.iter().filter_map(|(key, e)| Some((*key, read(key, &e.value)?))).collect()
     }
@@ -129,7 +129,7 @@ impl<V: Clone> ByteCache<V> {
         self.entries.len()
     }
 
-    /// Whether it holds nothing.
+    /// True if it has no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -139,12 +139,12 @@ impl<V: Clone> ByteCache<V> {
         self.tick
     }
 
-    fn entry(&mut self, key: &ContentKey, value: V, bytes: usize) -> Entry<V> {
+    fn entry(&mut self, key: &ContentKey, value: V, bytes: usize) -> CacheEntry<V> {
         self.used = self.used.saturating_add(bytes);
         self.shares.add(key, bytes as u64);
         self.added = self.added.saturating_add(bytes as u64);
         let rank = (BY_EVICTIONS.stored(self.clock, bytes as u64), self.next_tick());
-        Entry { value, bytes, birth: self.added, rank, is_held: false }
+        CacheEntry { value, bytes, birth: self.added, rank, is_held: false }
     }
 
     fn touch(&mut self, key: &ContentKey) {
@@ -160,16 +160,16 @@ impl<V: Clone> ByteCache<V> {
 
     fn evict(&mut self) {
         while self.used > self.budget {
-            let Some((worth, key)) = self.victim() else { return };
-            self.clock = self.clock.max(worth);
+            let Some((priority, key)) = self.victim() else { return };
+            self.clock = self.clock.max(priority);
             self.remove(&key);
         }
     }
 
-    /// What goes next, of an owner who has more than an equal part if there is one: what is worth least of all but the
+    /// The next value to evict, of an owner over its equal share if there is one: the lowest priority of all but the
     /// newest, or else the oldest of these.
     fn victim(&self) -> Option<(u64, ContentKey)> {
-        // What is held may be all that an owner has too much of.
+        // An owner may be over its share by held values only.
         self.least(|key| self.shares.is_over(key)).or_else(|| self.least(|_| true))
     }
 
@@ -178,7 +178,7 @@ impl<V: Clone> ByteCache<V> {
         let is_old = |key: &ContentKey| !is_young(self.budget as u64, self.added - birth(key));
         let all = || self.idle.iter().filter(|(_, key)| may_go(key));
         let any = all().find(|(_, key)| is_old(key)).or_else(|| all().min_by_key(|(_, key)| birth(key)));
-        any.map(|((worth, _), key)| (*worth, *key))
+        any.map(|((priority, _), key)| (*priority, *key))
     }
 }
 
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_goes_first() {
+    fn the_least_recently_used_is_evicted_first() {
         let mut cache = ByteCache::new(30);
         for n in 1..=3 {
             assert!(cache.insert(key(n), n, 10));
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_often_outlives_what_is_not_but_not_for_ever() {
+    fn frequently_used_values_outlive_others_but_age() {
         let mut cache = ByteCache::new(40);
         cache.insert(key(1), 1, 10);
         for _ in 0..3 {
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_were_used_alike_the_one_that_is_cheaper_by_the_byte_goes() {
+    fn of_two_equally_used_values_the_cheaper_by_byte_is_evicted() {
         const KIB: usize = 1024;
         let mut cache = ByteCache::new(1200 * KIB);
         cache.insert(key(1), 1, 100 * KIB);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stored_last_is_there_for_whoever_had_it_encoded() {
+    fn the_newest_values_are_spared() {
         let mut cache = ByteCache::new(100);
         for n in 1..=10 {
             cache.insert(key(n), n, 10);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_stays_over_the_budget_and_goes_when_released() {
+    fn held_values_stay_over_the_budget_and_are_evicted_when_released() {
         let mut cache = ByteCache::new(10);
         cache.insert_held(key(1), 1, 10);
         cache.insert_held(key(2), 2, 10);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_one_owner_pushes_out_its_own() {
+    fn a_flood_of_one_owner_evicts_its_own_values() {
         let mut cache = ByteCache::new(100);
         for n in 0..4 {
             cache.insert(owned(b'b', n), n, 10);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[derive(Clone, Debug)]
-    enum Move {
+    enum Operation {
         Insert(u8, usize),
         InsertHeld(u8, usize),
         Get(u8),
@@ -293,31 +293,31 @@ mod tests {
         Remove(u8),
     }
 
-    fn moves() -> impl Strategy<Value = Vec<Move>> {
+    fn moves() -> impl Strategy<Value = Vec<Operation>> {
         let key = 0u8..6;
         let one = prop_oneof![
-            (key.clone(), 0usize..12).prop_map(|(k, b)| Move::Insert(k, b)),
-            (key.clone(), 0usize..12).prop_map(|(k, b)| Move::InsertHeld(k, b)),
-            key.clone().prop_map(Move::Get),
-            key.clone().prop_map(Move::Hold),
-            key.clone().prop_map(Move::Release),
-            key.prop_map(Move::Remove),
+            (key.clone(), 0usize..12).prop_map(|(k, b)| Operation::Insert(k, b)),
+            (key.clone(), 0usize..12).prop_map(|(k, b)| Operation::InsertHeld(k, b)),
+            key.clone().prop_map(Operation::Get),
+            key.clone().prop_map(Operation::Hold),
+            key.clone().prop_map(Operation::Release),
+            key.prop_map(Operation::Remove),
         ];
         proptest::collection::vec(one, 0..60)
     }
 
     proptest! {
         #[test]
-        fn the_books_balance_after_every_move(moves in moves()) {
+        fn the_accounting_is_exact_after_every_operation(moves in moves()) {
             let mut cache = ByteCache::new(20);
             for m in moves {
                 match m {
-                    Move::Insert(k, b) => { cache.insert(key(k), k, b); }
-                    Move::InsertHeld(k, b) => cache.insert_held(key(k), k, b),
-                    Move::Get(k) => { cache.get(&key(k)); }
-                    Move::Hold(k) => { cache.hold(&key(k)); }
-                    Move::Release(k) => cache.release(&key(k)),
-                    Move::Remove(k) => { cache.remove(&key(k)); }
+                    Operation::Insert(k, b) => { cache.insert(key(k), k, b); }
+                    Operation::InsertHeld(k, b) => cache.insert_held(key(k), k, b),
+                    Operation::Get(k) => { cache.get(&key(k)); }
+                    Operation::Hold(k) => { cache.hold(&key(k)); }
+                    Operation::Release(k) => cache.release(&key(k)),
+                    Operation::Remove(k) => { cache.remove(&key(k)); }
                 }
                 let sum: usize = cache.entries.values().map(|e| e.bytes).sum();
                 let idle = cache.entries.values().filter(|e| !e.is_held).count();

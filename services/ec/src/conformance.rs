@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use triptych_core::ContentKey;
 use triptych_core::limits::Limits;
 
-/// No case takes longer; generous, since test machines are busy.
+/// Timeout of a case; generous, since test machines are busy.
 const CASE_LIMIT: Duration = Duration::from_secs(120);
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -30,7 +30,7 @@ pub fn limits() -> Limits {
     Limits { max_object_bytes: 4 * MIB, ..Limits::default() }
 }
 
-/// What a store can do beside what every store can.
+/// Optional abilities of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
     /// [`EcStore::acquire`] and its kin; without it they answer [`EcError::Unsupported`].
@@ -40,7 +40,7 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// Everything: what a store that is shared has to have.
+    /// All abilities, which a shared store must have.
     pub const ALL: Self = Self { leases: true, list: true };
 }
 
@@ -53,7 +53,7 @@ pub async fn run(store: Arc<dyn EcStore>) {
     run_with(store, Abilities::ALL).await;
 }
 
-/// Runs every case on a store that says it can do so much, and that it says so of the rest.
+/// Runs every case on a store with these abilities, and checks that it reports the others as unsupported.
 ///
 /// # Panics
 /// If the store breaks the contract.

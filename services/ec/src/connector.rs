@@ -3,10 +3,10 @@
 //! The roles and their verbs are the field's own (vLLM, `ECConnectorBase`:
 //! <https://github.com/vllm-project/vllm/blob/dc6d3096568971eefac153a3ca11bb0851167028/vllm/distributed/ec_transfer/ec_connector/base.py>). The
 //! scheduler's role is synchronous and never waits: it runs inside an engine step. The worker's role runs all
-//! transfer beside compute. Both look at one local cache. A miss, a corrupt object and a store that is away are
-//! results, never panics; what follows from them (encode again, another try, a typed error) is the caller's part.
+//! transfer beside compute. Both look at one local cache. A miss, a corrupt object and an unavailable store are
+//! results, never panics; the caller decides (encode again, retry, a typed error).
 //!
-//! One life of an item: `Missing` → `update_state_after_alloc` → `Pending` → `build_connector_meta` →
+//! States of an item: `Missing` → `update_state_after_alloc` → `Pending` → `build_connector_meta` →
 //! `start_load_caches` → [`Loaded`] → `Ready` until `request_finished`, or `Missing` again if the load failed.
 
 mod load;
@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 use state::LoadState;
 use std::sync::Arc;
 
-/// Makes the two roles over a store. The connector observes the store itself ([`Metered`]), so `store` should not
+/// Creates the two roles over a store. The connector observes the store itself ([`Metered`]), so `store` should not
 /// be observed already. Must be called inside a tokio runtime, which is where transfers run.
 pub fn connect(
     store: Arc<dyn EcStore>,

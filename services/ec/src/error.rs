@@ -1,7 +1,7 @@
-//! What goes wrong between a caller and a store, and what each failure means to a request.
+//! Errors of stores, and their conversion to a request's failure.
 //!
-//! A miss is not an error: it is `None`. None of these ends a process, and all but [`EcError::Config`] are
-//! states that a caller passes through: another try, or encoding again.
+//! A miss is not an error: it is `None`. None of these ends a process, and after all but [`EcError::Config`] a caller
+//! continues: with a retry, or by encoding again.
 
 use crate::object::ObjectError;
 use crate::store::kind::{Op, StoreKind};
@@ -16,43 +16,43 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 /// A failed operation on a store.
 #[derive(Debug, Error)]
 pub enum EcError {
-    /// The store is not there, or did not do it. Another try may succeed.
+    /// The store is unreachable, or failed. A retry may succeed.
     #[error("{store} store: {op} failed")]
     Unavailable {
-        /// Which store.
+        /// Kind of the store.
         store: StoreKind,
-        /// What was asked.
+        /// The operation.
         op: Op,
-        /// Why.
+        /// Cause.
         #[source]
         source: BoxError,
     },
-    /// The store did not answer in time. It may have done it.
+    /// No answer in time. The operation may have taken place.
     #[error("{store} store: {op} did not end within {limit:?}")]
     TimedOut {
-        /// Which store.
+        /// Kind of the store.
         store: StoreKind,
-        /// What was asked.
+        /// The operation.
         op: Op,
         /// The limit that passed.
         limit: Duration,
     },
-    /// The store cannot do this at all. Never retried.
+    /// The store does not have this operation. Never retried.
     #[error("a {store} store has no {op}")]
     Unsupported {
-        /// Which store.
+        /// Kind of the store.
         store: StoreKind,
-        /// What was asked.
+        /// The operation.
         op: Op,
     },
-    /// So much is asked of the store that more would only wait. Not retried here: that would ask for more still.
-    #[error("{store} store: {op} refused, {limit} operations wait already")]
+    /// The queue of the store is full. Not retried here, which would add load.
+    #[error("{store} store: {op} refused, {limit} operations are queued already")]
     Overloaded {
-        /// Which store.
+        /// Kind of the store.
         store: StoreKind,
-        /// What was asked.
+        /// The operation.
         op: Op,
-        /// Most that wait.
+        /// Length of the queue.
         limit: usize,
     },
     /// The object is larger than this store takes. Never retried.
@@ -63,32 +63,32 @@ pub enum EcError {
         /// This one.
         actual: usize,
     },
-    /// What lies under the key is not an object. Quarantine it and publish again.
+    /// The bytes under the key are no valid object. Quarantine it and publish again.
     #[error("object {key:?} does not verify")]
     Corrupt {
         /// Its key.
         key: ContentKey,
-        /// Why.
+        /// Cause.
         #[source]
         source: ObjectError,
     },
-    /// The setting is wrong or cannot be followed here. Only at start, or when a service answers for the first time.
+    /// The setting is wrong or cannot be used here. Only at start, or at the first answer of a service.
     #[error("EC store {setting:?}: {reason}")]
     Config {
         /// The setting, without secrets.
         setting: String,
-        /// What is wrong, and what is allowed.
+        /// The mistake, and the allowed values.
         reason: String,
     },
 }
 
 impl EcError {
-    /// Wraps the cause of a store that does not work.
+    /// Wraps the cause of a failed operation.
     pub fn unavailable(store: StoreKind, op: Op, source: impl Into<BoxError>) -> Self {
         Self::Unavailable { store, op, source: source.into() }
     }
 
-    /// Whether the same operation may succeed when it is tried again.
+    /// True if a retry of the operation may succeed.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Unavailable { .. } | Self::TimedOut { .. })
     }
@@ -102,7 +102,7 @@ impl From<&EcError> for Failure {
             }
             EcError::Overloaded { .. } => Failure::new(
                 FailureClass::Overloaded,
-                "the encoder cache has as much to do as it takes; try again in a moment",
+                "the encoder cache is overloaded; try again in a moment",
             ),
             EcError::TooLarge { limit, actual } => Failure::new(
                 FailureClass::TooLarge,

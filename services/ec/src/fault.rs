@@ -1,4 +1,4 @@
-//! A store that fails as it is told, for tests of other crates and for drills. Never in a serving path.
+//! Fault injection: a store that fails on command, for tests of any crate. Never in a serving path.
 //!
 //! Faults are either queued, each for the next operation of a kind, or standing, for all of them until cleared.
 
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use triptych_core::{ContentKey, EncodedItem};
 
-/// What goes wrong.
+/// An injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The operation takes this much longer.
@@ -39,12 +39,12 @@ pub enum Fault {
     DuplicateWriter,
 }
 
-/// The switchboard of a [`Faulty`] store; cheap to clone.
+/// The faults of a [`Faulty`] store. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Faults(Arc<Mutex<Plan>>);
+pub struct Faults(Arc<Mutex<FaultPlan>>);
 
 #[derive(Debug, Default)]
-struct Plan {
+struct FaultPlan {
     queued: HashMap<Op, VecDeque<Fault>>,
     standing: HashMap<Op, Fault>,
     n_calls: HashMap<Op, usize>,
@@ -68,7 +68,7 @@ impl Faults {
         plan.standing.clear();
     }
 
-    /// How often `op` was called, faults and all.
+    /// Number of calls of `op`, including faulty ones.
     pub fn n_calls(&self, op: Op) -> usize {
         self.plan().n_calls.get(&op).copied().unwrap_or(0)
     }
@@ -80,7 +80,7 @@ impl Faults {
         queued.or_else(|| plan.standing.get(&op).copied())
     }
 
-    fn plan(&self) -> MutexGuard<'_, Plan> {
+    fn plan(&self) -> MutexGuard<'_, FaultPlan> {
         self.0.lock()
     }
 }
@@ -92,12 +92,12 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    /// Makes `store` fail as `faults` says.
+    /// Wraps `store` with injected faults.
     pub fn new(store: Arc<dyn EcStore>, faults: Faults) -> Self {
         Self { store, faults }
     }
 
-    /// Takes the next fault, and acts out those that come before the operation.
+    /// Takes the next fault, and applies it if it comes before the operation.
     async fn before(&self, op: Op) -> Result<Option<Fault>, EcError> {
         let fault = self.faults.next(op);
         match fault {
@@ -109,7 +109,7 @@ impl Faulty {
         Ok(fault)
     }
 
-    /// Acts out those that come after it.
+    /// Applies a fault that comes after the operation.
     async fn after<T>(&self, op: Op, fault: Option<Fault>, answer: T) -> Result<T, EcError> {
         match fault {
             Some(Fault::LostAnswer) => Err(self.failure(op)),

@@ -1,9 +1,9 @@
-//! Bounds what is asked of a store at once: operations, their bytes, and the line before them.
+//! Bounds the operations on a store: concurrent operations, their bytes, and the queue before them.
 //!
-//! Without it a burst of large objects is a burst of memory, and a slow store a line that grows until every request in
-//! it is late. Past the line's end an operation is refused at once, which is the answer that lets a caller do something
-//! else in time (Little's law; AWS Builders' Library, "Using load shedding to avoid overload"). Waiting for a key,
-//! leases and pings are never held up: they are small, and who has a lease must be able to keep it.
+//! Without it a burst of large objects is a burst of memory, and a slow store a queue that grows until every request in
+//! it is late. With a full queue an operation is refused at once, so that its caller can react
+//! in time (Little's law; AWS Builders' Library, "Using load shedding to avoid overload"). Waits,
+//! leases and pings are never queued: they are small, and the holder of a lease must be able to renew it.
 
 use crate::error::EcError;
 use crate::store::lease::{Acquired, EncodeLease};
@@ -22,14 +22,15 @@ const UNIT: usize = 4 << 10;
 /// The bounds of a [`Limited`] store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Operations under way. Default 64; 0 is read as 1.
+    /// Operations in flight. Default 64; 0 is read as 1.
     pub in_flight: usize,
-    /// Bytes of objects under way. An object is counted by its length when it is written, and by `read_bytes` when it is
-    /// read, since its length is not known before. One that is larger than all of it takes all of it. Default 512 MiB.
+    /// Bytes of objects in flight. An object is counted by its length when it is written, and by `read_bytes` when it
+    /// is read, since its length is not known before. One that is larger than all of it takes all of it. Default 512
+    /// MiB.
     pub bytes: usize,
-    /// What a read is counted as. Default 4 MiB.
+    /// Assumed size of a read in bytes. Default 4 MiB.
     pub read_bytes: usize,
-    /// Operations that wait for their turn; one more is refused. Default 1024; 0: none waits.
+    /// Length of the queue; an operation past it is refused. Default 1024; 0: no queue.
     pub waiting: usize,
 }
 
@@ -39,57 +40,64 @@ impl Default for Bounds {
     }
 }
 
-/// A store of which not too much is asked at once.
+/// A store with bounded load.
 pub struct Limited {
     store: Arc<dyn EcStore>,
     bounds: Bounds,
-    turns: Semaphore,
+    operations: Semaphore,
     units: Semaphore,
     n_units: usize,
     n_waiting: AtomicUsize,
 }
 
-/// An operation's turn, given back when dropped.
-struct Turn<'a> {
-    _turn: SemaphorePermit<'a>,
+/// Permit of an operation, released when dropped.
+struct OperationPermit<'a> {
+    _permit: SemaphorePermit<'a>,
     _units: SemaphorePermit<'a>,
 }
 
-/// A place in the line.
-struct InLine<'a>(&'a AtomicUsize);
+/// A position in the queue.
+struct QueuePosition<'a>(&'a AtomicUsize);
 
-impl Drop for InLine<'_> {
+impl Drop for QueuePosition<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl Limited {
-    /// Bounds what is asked of `store`.
+    /// Bounds the load of `store`.
     pub fn new(store: Arc<dyn EcStore>, bounds: Bounds) -> Self {
         let most = Semaphore::MAX_PERMITS.min(u32::MAX as usize);
         let n_units = bounds.bytes.div_ceil(UNIT).clamp(1, most);
-        let turns = Semaphore::new(bounds.in_flight.clamp(1, most));
-        Self { store, bounds, turns, units: Semaphore::new(n_units), n_units, n_waiting: AtomicUsize::new(0) }
+        let operations = Semaphore::new(bounds.in_flight.clamp(1, most));
+        Self {
+            store,
+            bounds,
+            operations,
+            units: Semaphore::new(n_units),
+            n_units,
+            n_waiting: AtomicUsize::new(0),
+        }
     }
 
-    async fn turn(&self, op: Op, bytes: usize) -> Result<Turn<'_>, EcError> {
+    async fn permit(&self, op: Op, bytes: usize) -> Result<OperationPermit<'_>, EcError> {
         let n_units = bytes.div_ceil(UNIT).min(self.n_units);
         let n_units = u32::try_from(n_units).unwrap_or(u32::MAX);
-        if let (Ok(turn), Ok(units)) = (self.turns.try_acquire(), self.units.try_acquire_many(n_units)) {
-            return Ok(Turn { _turn: turn, _units: units });
+        if let (Ok(turn), Ok(units)) = (self.operations.try_acquire(), self.units.try_acquire_many(n_units)) {
+            return Ok(OperationPermit { _permit: turn, _units: units });
         }
         let limit = self.bounds.waiting;
         let before = self.n_waiting.fetch_add(1, Ordering::AcqRel);
-        let _in_line = InLine(&self.n_waiting);
+        let _in_line = QueuePosition(&self.n_waiting);
         if before >= limit {
             return Err(EcError::Overloaded { store: self.kind(), op, limit });
         }
         // The semaphores are never closed.
         let closed = |e| EcError::unavailable(self.kind(), op, e);
-        let turn = self.turns.acquire().await.map_err(closed)?;
+        let turn = self.operations.acquire().await.map_err(closed)?;
         let units = self.units.acquire_many(n_units).await.map_err(closed)?;
-        Ok(Turn { _turn: turn, _units: units })
+        Ok(OperationPermit { _permit: turn, _units: units })
     }
 }
 
@@ -104,32 +112,32 @@ impl EcStore for Limited {
     }
 
     async fn put_if_absent(&self, key: &ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
-        let _turn = self.turn(Op::Put, object.len()).await?;
+        let _permit = self.permit(Op::Put, object.len()).await?;
         self.store.put_if_absent(key, object).await
     }
 
     async fn get(&self, key: &ContentKey) -> Result<Option<Bytes>, EcError> {
-        let _turn = self.turn(Op::Get, self.bounds.read_bytes).await?;
+        let _permit = self.permit(Op::Get, self.bounds.read_bytes).await?;
         self.store.get(key).await
     }
 
     async fn heads(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, EcError> {
-        let _turn = self.turn(Op::Heads, 0).await?;
+        let _permit = self.permit(Op::Heads, 0).await?;
         self.store.heads(keys).await
     }
 
     async fn delete(&self, key: &ContentKey) -> Result<bool, EcError> {
-        let _turn = self.turn(Op::Delete, 0).await?;
+        let _permit = self.permit(Op::Delete, 0).await?;
         self.store.delete(key).await
     }
 
     async fn quarantine(&self, key: &ContentKey) -> Result<bool, EcError> {
-        let _turn = self.turn(Op::Quarantine, 0).await?;
+        let _permit = self.permit(Op::Quarantine, 0).await?;
         self.store.quarantine(key).await
     }
 
     async fn disown(&self, key: &ContentKey, object: &Bytes) -> Result<bool, EcError> {
-        let _turn = self.turn(Op::Quarantine, 0).await?;
+        let _permit = self.permit(Op::Quarantine, 0).await?;
         self.store.disown(key, object).await
     }
 
@@ -154,7 +162,7 @@ impl EcStore for Limited {
     }
 
     async fn list(&self, after: Option<&ContentKey>, limit: usize) -> Result<Vec<Listed>, EcError> {
-        let _turn = self.turn(Op::List, 0).await?;
+        let _permit = self.permit(Op::List, 0).await?;
         self.store.list(after, limit).await
     }
 

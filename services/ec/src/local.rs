@@ -1,20 +1,20 @@
-//! The encoder outputs that a worker keeps itself: rows, and which requests hold them.
+//! A worker's own cache of encoder outputs, with the requests that hold them.
 //!
-//! A request may hold a key before its rows are here; they are then held from the moment they arrive. Rows that a
-//! request holds stay, past the budget if need be (admission bounds how many requests there are); the others are
-//! evicted, those least worth keeping first ([`crate::policy`]). Knows no store and no async.
+//! A request may hold a key before its rows arrive; they are then held on arrival. Held rows stay, past the budget if
+//! necessary (admission bounds the number of requests). The others are evicted, the lowest value first
+//! ([`crate::policy`]). Knows no store and no async.
 
 use crate::cache::ByteCache;
 use std::collections::{BTreeSet, HashMap};
 use triptych_core::{ContentKey, EncoderOutput, RequestId};
 
-/// The cache.
+/// The local cache.
 #[derive(Debug)]
 pub struct LocalCache {
     rows: ByteCache<EncoderOutput>,
-    /// What each request holds.
+    /// Keys held by each request.
     holds: HashMap<RequestId, BTreeSet<ContentKey>>,
-    /// How many requests hold each key; never zero. The same facts as `holds`, the other way round.
+    /// Number of requests that hold each key; never zero. The inverse of `holds`.
     n_holders: HashMap<ContentKey, usize>,
 }
 
@@ -24,7 +24,7 @@ impl LocalCache {
         Self { rows: ByteCache::new(budget_bytes), holds: HashMap::new(), n_holders: HashMap::new() }
     }
 
-    /// Notes that the request needs the key until [`Self::release`]. Holding twice is holding once.
+    /// Holds the key for the request until [`Self::release`]. Idempotent.
     pub fn hold(&mut self, request: RequestId, key: ContentKey) {
         if self.holds.entry(request).or_default().insert(key) {
             *self.n_holders.entry(key).or_default() += 1;
@@ -32,7 +32,7 @@ impl LocalCache {
         }
     }
 
-    /// Gives back everything that the request holds. Nothing, if it holds nothing.
+    /// Releases everything that the request holds. Idempotent.
     pub fn release(&mut self, request: RequestId) {
         for key in self.holds.remove(&request).unwrap_or_default() {
             if let Some(n) = self.n_holders.get_mut(&key) {
@@ -45,7 +45,7 @@ impl LocalCache {
         }
     }
 
-    /// Adds rows; nothing happens if the key has some.
+    /// Adds rows, unless the key has some.
     pub fn insert(&mut self, output: EncoderOutput) {
         let (key, bytes) = (output.item().key, output.rows().len());
         if self.is_held(&key) {
@@ -55,22 +55,22 @@ impl LocalCache {
         }
     }
 
-    /// The rows, and counts as a use of them.
+    /// The rows. Counts as a use.
     pub fn get(&mut self, key: &ContentKey) -> Option<EncoderOutput> {
         self.rows.get(key)
     }
 
-    /// Whether the rows are here.
+    /// True if the rows are cached.
     pub fn contains(&self, key: &ContentKey) -> bool {
         self.rows.contains(key)
     }
 
-    /// At most `limit` keys whose rows are here, those in use first, then the latest used.
+    /// At most `limit` cached keys, held ones first, then the most recently used.
     pub fn recent(&self, limit: usize) -> Vec<ContentKey> {
         self.rows.recent(limit)
     }
 
-    /// Whether any request holds the key.
+    /// True if a request holds the key.
     pub fn is_held(&self, key: &ContentKey) -> bool {
         self.n_holders.contains_key(key)
     }
@@ -104,7 +104,7 @@ mod tests {
         cache.release(request(1));
         assert!(cache.contains(&key(1)));
         cache.release(request(2));
-        assert!(!cache.contains(&key(1)), "nobody holds it and the budget is zero");
+        assert!(!cache.contains(&key(1)), "no request holds it and the budget is zero");
         assert_eq!(cache.used_bytes(), 0);
     }
 

@@ -1,6 +1,6 @@
 //! Counts and times the operations of a store.
 //!
-//! What is done with the numbers is the observer's matter, so this crate knows no metrics library.
+//! An observer exports the numbers, so this crate knows no metrics library.
 
 use crate::error::EcError;
 use crate::store::lease::{Acquired, EncodeLease};
@@ -12,17 +12,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use triptych_core::{ContentKey, EncodedItem};
 
-/// Where an encoder output was looked for.
+/// CacheTier in which an encoder output was looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Tier {
-    /// The rows that a worker keeps itself.
+pub enum CacheTier {
+    /// The worker's local cache.
     Local,
     /// A store.
     Store(StoreKind),
 }
 
-impl Tier {
-    /// The word used in metrics.
+impl CacheTier {
+    /// Label in metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -31,31 +31,31 @@ impl Tier {
     }
 }
 
-/// How an operation ended.
+/// Outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// Done, or found.
     Ok,
-    /// Nothing was there.
+    /// No object.
     Miss,
     /// The key had an object already.
     AlreadyThere,
-    /// Someone else has the lease.
+    /// The lease is held by another.
     Held,
-    /// The store was not there, or had too much to do.
+    /// The store was unreachable or overloaded.
     Unavailable,
-    /// It did not end in time.
+    /// Timeout.
     TimedOut,
-    /// What was there is no object.
+    /// The bytes are no valid object.
     Corrupt,
     /// Refused: too large, or not something this store does.
     Refused,
-    /// Its caller went away before it ended.
+    /// Cancelled by its caller.
     Dropped,
 }
 
 impl Outcome {
-    /// The word used in metrics.
+    /// Label in metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -83,26 +83,26 @@ impl Outcome {
 /// One operation of a store, after its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// Of which store.
-    pub tier: Tier,
-    /// What was asked.
+    /// Kind of the store.
+    pub tier: CacheTier,
+    /// The operation.
     pub op: Op,
-    /// How it ended.
+    /// Its outcome.
     pub outcome: Outcome,
     /// Bytes of the object that was written or read; zero where none was.
     pub bytes: usize,
-    /// From the call to its end.
+    /// Duration of the call.
     pub took: Duration,
 }
 
-/// Receives what happens. Called on the path of every operation: must not block and must not panic.
+/// Receives events of stores. Called on the path of every operation, from any thread: must not block or panic.
 pub trait EcObserver: Send + Sync {
     /// An output was found.
-    fn hit(&self, tier: Tier);
+    fn hit(&self, tier: CacheTier);
     /// An output was not found.
-    fn miss(&self, tier: Tier);
+    fn miss(&self, tier: CacheTier);
     /// An object did not verify and was quarantined.
-    fn corrupt(&self, tier: Tier);
+    fn corrupt(&self, tier: CacheTier);
     /// An object of `bytes` was stored.
     fn published(&self, bytes: usize, took: Duration);
     /// An object of `bytes` was read.
@@ -116,21 +116,21 @@ pub trait EcObserver: Send + Sync {
 pub struct NoObserver;
 
 impl EcObserver for NoObserver {
-    fn hit(&self, _: Tier) {}
-    fn miss(&self, _: Tier) {}
-    fn corrupt(&self, _: Tier) {}
+    fn hit(&self, _: CacheTier) {}
+    fn miss(&self, _: CacheTier) {}
+    fn corrupt(&self, _: CacheTier) {}
     fn published(&self, _: usize, _: Duration) {}
     fn loaded(&self, _: usize, _: Duration) {}
 }
 
-/// A store whose operations are observed. Corrupt objects are counted where they are quarantined, which whoever
-/// finds one does exactly once.
+/// A store whose operations are observed. Corrupt objects are counted where they are quarantined, which
+/// happens exactly once.
 pub struct Metered {
     store: Arc<dyn EcStore>,
     observer: Arc<dyn EcObserver>,
 }
 
-/// An operation under way; it is told when this is dropped.
+/// An operation in progress; reported when dropped.
 struct Watch<'a> {
     observer: &'a dyn EcObserver,
     started: Instant,
@@ -160,8 +160,8 @@ impl Metered {
         Self { store, observer }
     }
 
-    fn tier(&self) -> Tier {
-        Tier::Store(self.store.kind())
+    fn tier(&self) -> CacheTier {
+        CacheTier::Store(self.store.kind())
     }
 
     fn watch(&self, op: Op) -> Watch<'_> {
@@ -170,7 +170,7 @@ impl Metered {
         Watch { observer: &*self.observer, started: Instant::now(), operation }
     }
 
-    /// Watches an operation that answers whether there was something.
+    /// Observes an operation that returns true if there was an object.
     async fn found(
         &self,
         op: Op,

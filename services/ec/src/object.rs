@@ -1,10 +1,11 @@
-//! The EC object: one encoder output as bytes that travel and rest.
+//! The EC object: one encoder output as bytes on the wire and in stores.
 //!
-//! A safetensors file (<https://github.com/huggingface/safetensors>, "Format") with a tensor `ec_cache`
-//! `[n_tokens, hidden]` (before it `ec_scale` `[n_tokens]` where rows have a scale each), and in `__metadata__`
-//! everything an [`EncodedItem`] says, and perhaps a MAC. Any reader of the format opens it. Ours believes nothing: each length is held against a limit before it is used, the head must be
-//! byte for byte what [`encode`] writes for the item it describes, and the rows must hash to its checksum.
-//! So a flipped bit anywhere in the file is an [`ObjectError`], never another item and never a panic.
+//! A safetensors file (<https://github.com/huggingface/safetensors>, "Format") with a tensor `ec_cache` `[n_tokens,
+//! hidden]` (before it `ec_scale` `[n_tokens]` where rows have a scale each), and in `__metadata__` everything an
+//! [`EncodedItem`] says, and perhaps a MAC. Any reader of the format opens it. Ours trusts nothing: each length is
+//! checked against a limit before it is used, the head must be byte for byte what [`encode`] writes for the item it
+//! describes, and the rows must hash to its checksum. So a flipped bit anywhere in the file is an [`ObjectError`],
+//! never another item and never a panic.
 
 mod description;
 mod error;
@@ -33,23 +34,22 @@ pub fn encode_signed(output: &EncoderOutput, keys: &MacKeys) -> Bytes {
     object.freeze()
 }
 
-/// The first bytes of an unsigned object of `item`, all that come before its rows.
+/// The head of an unsigned object of `item`: all bytes before its rows.
 pub fn encode_head(item: &EncodedItem) -> Bytes {
     head::write(item, None).into()
 }
 
-/// Length of an unsigned object of `item` in bytes. `None` for a shape that no machine can hold.
+/// Length of an unsigned object of `item` in bytes. `None` if it overflows.
 pub fn object_len(item: &EncodedItem) -> Option<usize> {
     head::write(item, None).len().checked_add(item.payload_len()?)
 }
 
-/// So many first bytes of an object are enough to describe it: its head by its own word, or [`MAX_HEAD_BYTES`] where it
-/// says nothing that can be. At most the object's length.
+/// Length of an object's head as the object claims it, at most [`MAX_HEAD_BYTES`] and the object's length.
 pub fn head_bytes(object: &[u8]) -> usize {
     let most = object.len().min(MAX_HEAD_BYTES);
-    let said =
+    let claimed =
         object.first_chunk().map(|len| u64::from_le_bytes(*len).saturating_add(size_of::<u64>() as u64));
-    said.and_then(|len| usize::try_from(len).ok()).map_or(most, |len| len.min(most))
+    claimed.and_then(|len| usize::try_from(len).ok()).map_or(most, |len| len.min(most))
 }
 
 /// Reads the description of an object from its first bytes; [`MAX_HEAD_BYTES`] are always enough.
@@ -75,7 +75,8 @@ pub fn probe(
     probe_parts(first_bytes, len, key, limits).map(|head| head.item)
 }
 
-/// Reads and verifies a whole object. Copies the rows once and hashes them: O(bytes).
+/// Reads and verifies a whole object. Copies and hashes the rows, O(bytes), so an async caller runs it on a blocking
+/// thread.
 ///
 /// # Errors
 /// [`ObjectError`] if the object is anything but a whole, verified object of `key` within the limits.
@@ -83,7 +84,7 @@ pub fn decode(object: Bytes, key: &ContentKey, limits: &Limits) -> Result<Encode
     decode_signed(object, key, limits, &MacKeys::default())
 }
 
-/// As [`decode`], and holds the object to be signed with one of `keys`, if there are any.
+/// As [`decode`], and requires a signature of one of `keys`, if there are any.
 ///
 /// # Errors
 /// As [`decode`]; [`ObjectError::Unsigned`], [`ObjectError::Forged`].
@@ -101,7 +102,7 @@ pub fn decode_signed(
     Ok(EncoderOutput::verify(head.item, Arc::from(rows))?)
 }
 
-/// Verifies a whole object as [`decode`] does, and copies nothing. Knows no keys, so it believes any signature.
+/// Verifies a whole object as [`decode`] does, without copies. Does not check signatures. Hashes all rows.
 ///
 /// # Errors
 /// As [`decode`].
@@ -120,7 +121,7 @@ fn probe_parts(
     len: usize,
     key: &ContentKey,
     limits: &Limits,
-) -> Result<head::Described, ObjectError> {
+) -> Result<head::ParsedHead, ObjectError> {
     let limit = limits.max_object_bytes;
     if len > limit {
         return Err(ObjectError::TooLarge { limit, actual: len });

@@ -1,76 +1,76 @@
-//! What an object is worth keeping, for every place that has to choose.
+//! Eviction policy of caches and stores.
 //!
 //! GreedyDual-Size-Frequency (Cherkasova, "Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching
-//! Policy", HPL-98-69R1, 1998): an object's worth is a clock plus, for each use, what getting it again would cost by
-//! the byte; the least worth goes first, and the clock then moves up to it, so that what was used often long ago does
-//! not stay for ever. Two things are different. A use counts until the clock has passed it, so worth is one number
-//! and there is no count beside it; and the clock may be time of day, where processes share nothing but files.
+//! Policy", HPL-98-69R1, 1998): an object's priority is a clock plus, for each use, the cost by byte of encoding
+//! it again. The lowest priority is evicted first, and the clock then moves up to it, so that uses age. There are two
+//! differences. A use counts until the clock has passed it, so the priority is one number without a use count; and the
+//! clock may be the time of day, where processes share only files.
 //!
-//! Encoding an item costs a part that every job has, and a part that grows with its rows: so a byte of a small object
-//! is worth more. What was stored last is about to be asked for by whoever had it encoded: a place that is full spares
-//! what is [`is_young`], whatever its worth, as long as there is anything else.
+//! Encoding an item has a fixed cost and a cost that grows with its rows, so a byte of a small object has a higher
+//! priority. The newest objects are about to be read by the requests that they were encoded for: objects that are
+//! [`is_young`] are spared as long as there are others.
 //!
-//! Owners ([`ContentKey::owner`]) share the room: while it is full, whoever has more than an equal part gives way, so
-//! that one tenant's flood pushes out its own and nobody else's ([`Shares`]).
+//! Owners ([`ContentKey::owner`]) share the capacity: objects of an owner over its equal share are evicted first, so
+//! one tenant's flood evicts only its own objects ([`OwnerShares`]).
 
 use std::collections::HashMap;
 use triptych_core::{ContentKey, Owner};
 
-/// Rows that take as long to encode as a job takes besides, in bytes.
+/// Bytes of rows whose encoding takes as long as the fixed cost of a job.
 const JOB_BYTES: u64 = 256 << 10;
-/// No object counts as smaller: a place for it costs too.
+/// Smallest size that counts, since every object has an overhead.
 const LEAST_BYTES: u64 = 4 << 10;
-/// Uses beyond these add nothing.
+/// Most uses that count.
 const MAX_USES: u64 = 8;
-/// The part of a budget that was stored last and is spared, as a divisor.
+/// Fraction of a budget, as a divisor, that the newest objects are spared for.
 const YOUNG_SHARE: u64 = 4;
 
-/// How worth is counted in a place.
+/// Unit of the priority in a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Policy {
-    /// What a use of a large object adds to its worth, in steps of the clock.
+    /// Priority that a use of a large object adds, in clock steps.
     unit: u64,
 }
 
-/// The clock is the largest worth that was evicted.
+/// The clock is the largest evicted priority.
 pub(crate) const BY_EVICTIONS: Policy = Policy { unit: 1024 };
 
 /// The clock is time in milliseconds: a use keeps a large object ten minutes ahead of one that was not used.
 pub(crate) const BY_TIME: Policy = Policy { unit: 10 * 60 * 1000 };
 
 impl Policy {
-    /// Worth of an object of `bytes` that was just stored.
+    /// Priority of an object of `bytes` when it is stored.
     pub(crate) fn stored(self, clock: u64, bytes: u64) -> u64 {
         clock.saturating_add(self.of_a_use(bytes))
     }
 
-    /// Worth of an object that was just used and was worth `before`.
+    /// Priority of an object after a use; `before` is the one before it.
     pub(crate) fn used(self, clock: u64, before: u64, bytes: u64) -> u64 {
         let one = self.of_a_use(bytes);
         let ahead = before.saturating_sub(clock).saturating_add(one).min(one.saturating_mul(MAX_USES));
         clock.saturating_add(ahead)
     }
 
-    /// What a use adds: the cost of encoding it again, by the byte.
+    /// Priority that a use adds: the cost of encoding by byte.
     fn of_a_use(self, bytes: u64) -> u64 {
         self.unit + self.unit * JOB_BYTES / bytes.max(LEAST_BYTES)
     }
 }
 
-/// Whether an object is one of the newest. `bytes_since`: how much was stored after it.
+/// True for one of the newest objects. `bytes_since`: bytes stored after it.
 pub(crate) fn is_young(budget: u64, bytes_since: u64) -> bool {
     bytes_since <= budget / YOUNG_SHARE
 }
 
-/// What each owner has of a place.
+/// Bytes of each owner.
 #[derive(Debug)]
-pub(crate) struct Shares {
+pub(crate) struct OwnerShares {
     budget: u64,
-    /// Objects and bytes; nobody is here with no object.
+    /// Objects and bytes; no owner without objects.
     of: HashMap<Owner, (usize, u64)>,
 }
 
-impl Shares {
+impl OwnerShares {
     pub(crate) fn of_budget(budget: u64) -> Self {
         Self { budget, of: HashMap::new() }
     }
@@ -88,7 +88,7 @@ impl Shares {
         }
     }
 
-    /// Whether the key's owner has more than an equal part. Not by one object alone: it has to be somewhere.
+    /// True if the key's owner is over its equal share. A single object is never over it.
     pub(crate) fn is_over(&self, key: &ContentKey) -> bool {
         let part = self.budget / self.of.len().max(1) as u64;
         self.of.get(&key.owner()).is_some_and(|(n, bytes)| *n > 1 && *bytes > part)
@@ -101,24 +101,27 @@ impl Shares {
     }
 }
 
-/// An object that may go.
+/// A candidate for eviction.
 #[derive(Clone, Debug)]
-pub(crate) struct Candidate<T> {
+pub(crate) struct EvictionCandidate<T> {
     pub(crate) what: T,
     pub(crate) key: ContentKey,
     pub(crate) bytes: u64,
-    pub(crate) worth: u64,
-    /// Grows from one that was stored to the next.
+    pub(crate) priority: u64,
+    /// Grows from one stored object to the next.
     pub(crate) born: u64,
     pub(crate) is_young: bool,
 }
 
-/// The order in which a full place lets go of all that it has: first what is of owners who have too much, while they
-/// do, then the rest; of either what is worth least first, and then the young, the oldest first.
-pub(crate) fn order<T>(budget: u64, mut all: Vec<Candidate<T>>) -> impl Iterator<Item = Candidate<T>> {
-    let mut shares = Shares::of_budget(budget);
+/// The order of eviction: first objects of owners over their share, while they are over it, then the rest; in both by
+/// priority, the lowest first, then the young ones, the oldest first.
+pub(crate) fn order<T>(
+    budget: u64,
+    mut all: Vec<EvictionCandidate<T>>,
+) -> impl Iterator<Item = EvictionCandidate<T>> {
+    let mut shares = OwnerShares::of_budget(budget);
     all.iter().for_each(|c| shares.add(&c.key, c.bytes));
-    all.sort_by_key(|c| (c.is_young, if c.is_young { c.born } else { c.worth }, c.born));
+    all.sort_by_key(|c| (c.is_young, if c.is_young { c.born } else { c.priority }, c.born));
     let (mut first, mut rest) = (Vec::new(), Vec::new());
     for candidate in all {
         if shares.is_over(&candidate.key) {
@@ -135,15 +138,15 @@ pub(crate) fn order<T>(budget: u64, mut all: Vec<Candidate<T>>) -> impl Iterator
 mod tests {
     use super::*;
 
-    fn candidate(n: u8, owner: u8, worth: u64, is_young: bool) -> Candidate<u8> {
+    fn candidate(n: u8, owner: u8, priority: u64, is_young: bool) -> EvictionCandidate<u8> {
         let mut key = [owner; 32];
         key[0] = n;
         let key = ContentKey::from_bytes(key);
-        Candidate { what: n, key, bytes: 10, worth, born: n.into(), is_young }
+        EvictionCandidate { what: n, key, bytes: 10, priority, born: n.into(), is_young }
     }
 
     #[test]
-    fn what_is_worth_least_goes_first_and_the_young_last_the_oldest_of_them_first() {
+    fn the_lowest_priority_is_evicted_first_and_young_objects_last() {
         let all = vec![candidate(1, 7, 90, false), candidate(2, 7, 5, false), candidate(3, 7, 9, true)];
         let all = [all, vec![candidate(4, 7, 1, true)]].concat();
         let went: Vec<_> = order(100, all).map(|c| c.what).collect();
@@ -161,7 +164,7 @@ mod tests {
 
     #[test]
     fn one_large_object_is_no_flood() {
-        let large = Candidate { bytes: 50, ..candidate(1, 1, 9, false) };
+        let large = EvictionCandidate { bytes: 50, ..candidate(1, 1, 9, false) };
         let all = vec![large, candidate(2, 2, 8, false)];
         assert_eq!(order(60, all).map(|c| c.what).collect::<Vec<_>>(), [2, 1]);
     }
@@ -181,7 +184,7 @@ mod tests {
     fn uses_of_long_ago_count_for_nothing_and_many_count_as_eight() {
         for p in [BY_EVICTIONS, BY_TIME] {
             let one = p.stored(0, MIB);
-            let often = (0..100).fold(one, |worth, _| p.used(0, worth, MIB));
+            let often = (0..100).fold(one, |priority, _| p.used(0, priority, MIB));
             assert_eq!(often, 8 * one);
             assert_eq!(p.used(9 * one, often, MIB), 10 * one, "the clock has passed it");
         }

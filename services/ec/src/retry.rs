@@ -1,11 +1,11 @@
-//! Tries an operation again when the store was not there, with a limit on tries and on the time of each.
+//! Retries of failed operations, with limits on the attempts and on the time of each.
 //!
-//! What is tried again is bounded for each operation, and by a budget for all of them: retries are a fifth of the
-//! operations at most, so that a store which is away is not asked three times as much as one that is there (Google's SRE
-//! book, "Handling Overload"; gRPC's retry throttling).
+//! Retries are bounded for each operation, and by a budget for all of them: at most a fifth of the operations, so that
+//! an unavailable store does not get three times the load (Google's SRE book, "Handling Overload"; gRPC's retry
+//! throttling).
 //!
-//! Every operation of a store may be done twice: a put that did take place is `AlreadyThere` the second time, and
-//! a removal finds nothing.
+//! Every operation of a store is idempotent: a put that took place is `AlreadyThere` the second time, and a removal
+//! finds nothing.
 
 use crate::error::EcError;
 use crate::store::lease::{Acquired, EncodeLease};
@@ -19,14 +19,14 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use triptych_core::{Backoff, ContentKey, EncodedItem};
 
-/// How often and how long.
+/// Limits of the attempts of one operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// Tries in all. Default 3; 0 is read as 1.
+    /// Attempts in total. Default 3; 0 is read as 1.
     pub attempts: u32,
-    /// Longest time of one try. Default 10 s.
+    /// Timeout of one attempt. Default 10 s.
     pub attempt_timeout: Duration,
-    /// Pause before the second try; it doubles from there. Default 20 ms.
+    /// Pause before the second attempt; it doubles from there. Default 20 ms.
     pub first_pause: Duration,
     /// Longest pause. Default 500 ms.
     pub max_pause: Duration,
@@ -43,8 +43,8 @@ impl Default for RetryPolicy {
     }
 }
 
-/// How many retries there may be, among all operations of whoever shares it: a bucket of tokens of which each operation
-/// puts in a part of one, and each retry takes one. Cheap to clone; clones share the bucket.
+/// Budget of retries, as a token bucket: each operation adds a fraction of a token, each retry takes one. Cheap to
+/// clone; clones share the bucket.
 #[derive(Clone, Debug)]
 pub struct RetryBudget(Arc<TokenBucket>);
 
@@ -63,14 +63,14 @@ impl RetryBudget {
         Self(Arc::new(TokenBucket { level: AtomicU64::new(most), most, part: u64::from(percent) * 10 }))
     }
 
-    /// Notes an operation.
+    /// Counts an operation.
     pub fn deposit(&self) {
         let TokenBucket { level, most, part } = &*self.0;
         // Fails only for a closure that gives `None`.
         let _ = level.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| Some((n + part).min(*most)));
     }
 
-    /// Whether there may be a retry now; it is counted.
+    /// Takes a token. False if there is none: no retry.
     pub fn withdraw(&self) -> bool {
         let level = &self.0.level;
         level.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1000)).is_ok()
@@ -78,13 +78,13 @@ impl RetryBudget {
 }
 
 impl Default for RetryBudget {
-    /// Ten at once, and 20 % of the operations.
+    /// A burst of ten, and 20 % of the operations.
     fn default() -> Self {
         Self::new(10, 20)
     }
 }
 
-/// A store that tries again.
+/// A store that retries.
 pub struct Retrying {
     store: Arc<dyn EcStore>,
     policy: RetryPolicy,
@@ -92,12 +92,12 @@ pub struct Retrying {
 }
 
 impl Retrying {
-    /// Tries the operations of `store` again.
+    /// Retries the operations of `store`.
     pub fn new(store: Arc<dyn EcStore>, policy: RetryPolicy) -> Self {
         Self::with_budget(store, policy, RetryBudget::default())
     }
 
-    /// Does so within a budget that others may share.
+    /// Retries within a budget that stores may share.
     pub fn with_budget(store: Arc<dyn EcStore>, policy: RetryPolicy, budget: RetryBudget) -> Self {
         Self { store, policy, budget }
     }
@@ -116,7 +116,7 @@ impl Retrying {
             let result = ended.unwrap_or(Err(EcError::TimedOut { store: self.kind(), op, limit }));
             match result {
                 Err(e) if e.is_retryable() && left > 0 && self.budget.withdraw() => {
-                    tracing::debug!(%op, error = %e, left, "trying again");
+                    tracing::debug!(%op, error = %e, left, "retrying");
                     sleep(pauses.next_pause()).await;
                 }
                 result => return result,
@@ -176,7 +176,7 @@ impl EcStore for Retrying {
     }
 
     async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
-        // Its caller has patience for one wait, and asks again by itself.
+        // The caller waits again by itself.
         self.store.wait(key, patience).await
     }
 

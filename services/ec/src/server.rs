@@ -1,8 +1,8 @@
 //! The server of the `EcObjects` service: any store, offered to other processes.
 //!
-//! `triptych up` runs one over a memory store. An upload is taken only as far as its announced length was held
-//! against the limits, and all uploads together hold a bounded number of bytes. Knows no authentication: it
-//! belongs on the cluster's inner network.
+//! `triptych up` runs one over a memory store. The announced length of an upload is checked against the limits
+//! first, and all uploads hold a bounded number of bytes. Has no authentication: it belongs on the cluster's internal
+//! network.
 
 use crate::error::{EcError, chain};
 use crate::object;
@@ -31,9 +31,9 @@ use triptych_proto::v1::{
     LeaseResponse, ListRequest, ListResponse, PutFrame, PutResult, WaitRequest,
 };
 
-/// A peer that sends nothing for this long in the middle of an upload is gone.
+/// Timeout between two frames of an upload.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
-/// Uploads under way hold at most this many objects of the largest size.
+/// Capacity of concurrent uploads, in objects of the largest size.
 const UPLOADS_OF_LARGEST: usize = 4;
 const MIB: usize = 1 << 20;
 
@@ -75,10 +75,10 @@ impl EcObjectsService {
     }
 }
 
-/// Serves a store on a listener until `shutdown` ends, then lets calls under way finish.
+/// Serves a store on a listener until `shutdown` ends, then lets calls in flight finish.
 ///
 /// # Errors
-/// The transport's, when the listener breaks.
+/// A transport error of the listener.
 pub async fn serve(
     listener: TcpListener,
     store: Arc<dyn EcStore>,
@@ -187,7 +187,7 @@ impl EcObjects for EcObjectsService {
     }
 }
 
-/// A head has one spelling, so writing it from the item gives the first bytes of the object.
+/// Heads are canonical, so encoding the item gives the first bytes of the object.
 fn entry(item: Option<EncodedItem>) -> Entry {
     match item {
         Some(item) => {
@@ -215,7 +215,7 @@ fn get_frames(mut object: Bytes) -> Vec<Result<GetFrame, Status>> {
     frames
 }
 
-/// The inner network's codes; what a client of the cluster sees is the proxy's table.
+/// Codes of the internal network; clients of the cluster get those of the proxy's table.
 fn status_of(e: &EcError) -> Status {
     match e {
         EcError::TooLarge { limit, actual } => wire::too_large(*limit, *actual),

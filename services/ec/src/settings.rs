@@ -1,4 +1,4 @@
-//! The setting that names a store, and opening it.
+//! Settings of stores, and opening them.
 //!
 //! | setting | store |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | `s3://BUCKET[/PREFIX][?endpoint=URL&region=R&allow_http=true&tenant=T]`, `gs://…`, `az://…` | a bucket |
 //! | `grpc://host:port` | a store process |
 //!
-//! Several, with white space between them, are one behind the other, the fastest first:
+//! Several, separated by white space, are tiers, the fastest first:
 //! `memory:256 redis://cache`.
 
 mod split;
@@ -35,14 +35,14 @@ use std::str::FromStr;
 use std::sync::Arc;
 use triptych_core::limits::Limits;
 
-/// What is allowed, for error texts and `--help`.
+/// Allowed settings, for error texts and `--help`.
 pub const ALLOWED: &str = "`memory[:MIB]`, `shm[:NAME_OR_PATH][?mib=N]`, `disk:DIR[?mib=N]`, \
      `redis://[user:password@]host[:port][/db][?ttl_s=N]`, \
      `redis+sentinel://[user:password@]host:port,…/MASTER[/db]`, `redis+cluster://[user:password@]host:port,…`, \
      `rediss…://` for TLS, `s3://BUCKET[/PREFIX][?endpoint=URL&region=R&allow_http=true&tenant=T]`, `gs://…`, `az://…`, \
      `grpc://host:port`, or several of them with spaces between, the fastest first";
 
-/// Which store to use. Text without passwords in both `Display` and `Debug`.
+/// Setting of a store. No passwords in `Display` and `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub enum EcSetting {
     /// In this process.
@@ -57,14 +57,14 @@ pub enum EcSetting {
     Bucket(BucketSetting),
     /// A store process at `host:port`.
     Remote(String),
-    /// Two or more of the others, one behind the other.
+    /// Two or more tiers, the fastest first.
     Tiered(Vec<EcSetting>),
 }
 
-/// Room of a memory store.
+/// Budget of a memory store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemorySetting {
-    /// For all objects together, in bytes. Default [`DEFAULT_BUDGET_BYTES`].
+    /// Most bytes of all objects. Default [`DEFAULT_BUDGET_BYTES`].
     pub budget_bytes: usize,
 }
 
@@ -79,7 +79,7 @@ impl MemorySetting {
         let bytes = mib.parse::<usize>().ok().filter(|n| *n > 0).and_then(|n| n.checked_mul(1 << 20));
         let budget_bytes = bytes.ok_or_else(|| EcError::Config {
             setting: text.to_owned(),
-            reason: format!("{mib:?} is no size; allowed are whole MiB, 1 or more, as in `memory:256`"),
+            reason: format!("{mib:?} is no size; allowed are integer MiB, 1 or more, as in `memory:256`"),
         })?;
         Ok(Self { budget_bytes })
     }
@@ -132,7 +132,7 @@ impl EcSetting {
         wrong(format!("not a store; allowed are {ALLOWED}"))
     }
 
-    /// Who sees what the store holds; of several tiers, the widest.
+    /// Visibility of the store's objects; of several tiers, the widest.
     pub fn scope(&self) -> Scope {
         match self {
             Self::Memory(_) => Scope::Process,
@@ -167,18 +167,18 @@ impl fmt::Debug for EcSetting {
     }
 }
 
-/// What a store is opened with, beside its setting.
+/// Options for opening a store, beside its setting.
 #[derive(Clone, Default)]
 pub struct OpenOptions {
-    /// Largest object and its kin.
+    /// Size limits.
     pub limits: Limits,
-    /// Makes channels to store processes; `None`: plain TCP.
+    /// Opens channels to store processes; `None`: plain TCP.
     pub dial: Option<Dial>,
-    /// Who hears of the operations of each tier; `None`: nobody.
+    /// Observer of each tier's operations; `None`: no observer.
     pub observer: Option<Arc<dyn EcObserver>>,
-    /// What is asked of each tier at once; `None`: whatever its callers ask.
+    /// Bounds on each tier's load; `None`: unbounded.
     pub bounds: Option<Bounds>,
-    /// How each tier's operations are tried again, within one budget for all of them; `None`: they are not.
+    /// Retries of each tier's operations, within one budget for all tiers; `None`: no retries.
     pub retry: Option<RetryPolicy>,
 }
 
@@ -190,28 +190,28 @@ pub async fn open(setting: &EcSetting, limits: &Limits) -> Result<Arc<dyn EcStor
     open_with(setting, &OpenOptions { limits: limits.clone(), ..OpenOptions::default() }).await
 }
 
-/// Opens the store. A server that is not there now is not an error: its operations are `Unavailable` until it is,
-/// and [`EcStore::ping`] asks. Must be called inside a tokio runtime.
+/// Opens the store. An unreachable server is not an error: its operations are `Unavailable` until it is
+/// reachable, which [`EcStore::ping`] checks. Must be called inside a tokio runtime.
 ///
 /// # Errors
-/// [`EcError::Config`] if the setting cannot be followed: a directory that cannot be written, TLS that was not
+/// [`EcError::Config`] if the setting cannot be used: a directory that cannot be written, TLS that was not
 /// built in, a URL that is none.
 pub async fn open_with(setting: &EcSetting, with: &OpenOptions) -> Result<Arc<dyn EcStore>, EcError> {
     let budget = RetryBudget::default();
     let EcSetting::Tiered(settings) = setting else {
-        return Ok(dress(open_one(setting, with).await?, with, &budget));
+        return Ok(decorate(open_one(setting, with).await?, with, &budget));
     };
     let mut tiers = Vec::with_capacity(settings.len());
     for setting in settings {
-        let store = dress(open_one(setting, with).await?, with, &budget);
+        let store = decorate(open_one(setting, with).await?, with, &budget);
         tiers.push(Tier { store, scope: setting.scope() });
     }
     Ok(Arc::new(Tiered::new(tiers, TieredTuning::default(), &with.limits)))
 }
 
-/// The store within its bounds, tried again, and observed. Each try waits for its turn, and what is observed is what the
-/// caller sees.
-fn dress(mut store: Arc<dyn EcStore>, with: &OpenOptions, budget: &RetryBudget) -> Arc<dyn EcStore> {
+/// Wraps a store with bounds, retries and the observer. Each attempt waits for its own permit; the observer sees the
+/// caller's view.
+fn decorate(mut store: Arc<dyn EcStore>, with: &OpenOptions, budget: &RetryBudget) -> Arc<dyn EcStore> {
     if let Some(bounds) = with.bounds {
         store = Arc::new(Limited::new(store, bounds));
     }
@@ -291,13 +291,13 @@ mod tests {
     }
 
     #[test]
-    fn wrong_settings_say_what_is_allowed() {
+    fn errors_of_settings_name_the_allowed_values() {
         let cases = [
             ("", "allowed are `memory"),
             ("mem", "allowed are `memory"),
-            ("memory:", "whole MiB"),
-            ("memory:0", "whole MiB"),
-            ("memory:x", "whole MiB"),
+            ("memory:", "integer MiB"),
+            ("memory:0", "integer MiB"),
+            ("memory:x", "integer MiB"),
             ("redis://h memory redis://h", "named twice"),
             ("memory rubbish", "allowed are `memory"),
             ("disk:/a b:c", "allowed are `memory"),
@@ -314,7 +314,7 @@ mod tests {
             ("grpc://host", "needs a host and a port"),
             ("grpc://host:port", "needs a host and a port"),
             ("grpc://:80", "needs a host and a port"),
-            ("redis://:s3cret@h?ttl_s=0", "whole seconds, 1 or more"),
+            ("redis://:s3cret@h?ttl_s=0", "integer seconds, 1 or more"),
             ("redis://:s3cret@host:notaport", "redis://***@host:notaport"),
         ];
         for (text, part) in cases {

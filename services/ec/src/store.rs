@@ -28,24 +28,26 @@ use std::time::{Duration, SystemTime};
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 
-/// A shared place for EC objects.
+/// A store of EC objects.
 ///
 /// **Atomic.** A reader sees a whole object or none, whatever its writer does, dies of, or when it is dropped.
-/// **First wins.** Of writers of one key exactly one is told [`PutOutcome::Stored`], and its bytes stay until
-/// they are removed; the others are told [`PutOutcome::AlreadyThere`]. A store may lose what it holds at any time
+/// **First wins.** Of concurrent writers of one key exactly one gets [`PutOutcome::Stored`], and its bytes stay until
+/// they are removed; the others get [`PutOutcome::AlreadyThere`]. A store may lose what it holds at any time
 /// (restart, eviction, expiry): then the next read is a miss and the next put is stored.
-/// **Cancellation.** Every future may be dropped at any await point. The operation then took place or did not;
-/// what a half-done one leaves behind is invisible and is cleaned up or expires.
-/// **Bounded.** Nothing waits without a limit on time, and nothing allocates a length that a peer chose before
-/// that length was held against the limits. Objects over the limit are [`EcError::TooLarge`].
+/// **Ordering.** A read that starts after a put returned sees the object, unless the store lost it since. Operations on
+/// different keys are not ordered.
+/// **Cancellation.** Every future may be dropped at any await point. The operation then took place as a whole or not at
+/// all; partial data is invisible and is cleaned up or expires.
+/// **Bounded.** Nothing waits without a limit on time, and no length that a peer chose is allocated before
+/// it is checked against the limits. Objects over the limit are [`EcError::TooLarge`].
 /// **Concurrent.** Any task of any process may call at any time. Implementations hold no lock across an await.
 /// Must be called inside a tokio runtime.
 #[async_trait]
 pub trait EcStore: Send + Sync {
-    /// Which back end this is; decorators answer for what they wrap.
+    /// Kind of the back end; a decorator returns that of the wrapped store.
     fn kind(&self) -> StoreKind;
 
-    /// The store as an operator knows it. No passwords.
+    /// Description for operators, without passwords.
     fn describe(&self) -> String;
 
     /// Stores the object unless the key has one.
@@ -58,25 +60,25 @@ pub trait EcStore: Send + Sync {
     /// The bytes under the key; `None` is a miss. They are not verified.
     ///
     /// # Errors
-    /// [`EcError::Corrupt`] where the store itself can tell that they are no object; [`EcError::Unavailable`],
+    /// [`EcError::Corrupt`] where the store itself detects that they are no object; [`EcError::Unavailable`],
     /// [`EcError::TimedOut`].
     async fn get(&self, key: &ContentKey) -> Result<Option<Bytes>, EcError>;
 
     /// The descriptions of the objects, in the order of the keys, in one round trip. `None` is a miss, or an
-    /// object whose head does not read: as good as a miss to whoever asks.
+    /// object whose head is malformed.
     ///
     /// # Errors
     /// [`EcError::Unavailable`], [`EcError::TimedOut`].
     async fn heads(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, EcError>;
 
-    /// Removes the object. Whether there was one.
+    /// Removes the object. Returns true if there was one.
     ///
     /// # Errors
     /// [`EcError::Unavailable`], [`EcError::TimedOut`].
     async fn delete(&self, key: &ContentKey) -> Result<bool, EcError>;
 
-    /// Takes an object that does not verify out of view; a back end may keep it aside for an operator. After it
-    /// a put is stored again. Whether there was one.
+    /// Hides an object that does not verify; a back end may keep it for an operator. Afterwards a put is stored again.
+    /// Returns true if there was one.
     ///
     /// # Errors
     /// [`EcError::Unavailable`], [`EcError::TimedOut`].
@@ -84,9 +86,9 @@ pub trait EcStore: Send + Sync {
         self.delete(key).await
     }
 
-    /// Takes out of view the copy that a reader was given and that does not verify. A store with one copy of a key
-    /// quarantines that; one with several only those with these very bytes, so that a good one behind a bad one is
-    /// found by the next read. Whether there was one.
+    /// Quarantines the copy that a reader received and that does not verify. A store with one copy of a key quarantines
+    /// that; one with several copies only those with exactly these bytes, so that the next read finds a good copy
+    /// behind a bad one. Returns true if there was one.
     ///
     /// # Errors
     /// As [`Self::quarantine`].
@@ -94,24 +96,25 @@ pub trait EcStore: Send + Sync {
         self.quarantine(key).await
     }
 
-    /// Asks the store for a sign of life, for readiness probes.
+    /// Checks that the store answers, for readiness probes.
     ///
     /// # Errors
     /// [`EcError::Unavailable`], [`EcError::TimedOut`].
     async fn ping(&self) -> Result<(), EcError>;
 
-    /// Takes the lease of a key, if nobody holds it: its holder encodes the item for everyone. It is for saving work,
-    /// not for safety: an object is whatever verifies under its key, whoever stored it. A lease that is not renewed
-    /// ends after `ttl`, and so does one whose holder died. Says nothing of whether the object is there: ask
-    /// [`Self::heads`] after it was granted.
+    /// Acquires the lease of a key, if it is free: its holder encodes the item for everyone. Atomic: of concurrent
+    /// callers at most one is granted it. It saves work and is not needed for correctness: any object that verifies
+    /// under its key is valid. A lease that is not renewed ends after `ttl`, also if its holder died. A free lease says
+    /// nothing about the object: ask [`Self::heads`] after the grant. If the future is dropped, the lease may be held
+    /// until `ttl`.
     ///
     /// # Errors
-    /// [`EcError::Unavailable`], [`EcError::TimedOut`]; [`EcError::Unsupported`] where a store cannot be shared.
+    /// [`EcError::Unavailable`], [`EcError::TimedOut`]; [`EcError::Unsupported`] in a store without leases.
     async fn acquire(&self, _key: &ContentKey, _ttl: Duration) -> Result<Acquired, EcError> {
         Err(EcError::Unsupported { store: self.kind(), op: Op::Lease })
     }
 
-    /// Keeps a lease for `ttl` from now on. False: it is not this holder's any more.
+    /// Extends a lease to `ttl` from now. False: this holder has lost it.
     ///
     /// # Errors
     /// As [`Self::acquire`].
@@ -119,7 +122,7 @@ pub trait EcStore: Send + Sync {
         Err(EcError::Unsupported { store: self.kind(), op: Op::Lease })
     }
 
-    /// Gives a lease back, and wakes who waits for its key. False: it was not this holder's any more.
+    /// Releases a lease, and wakes waiters for its key. False: this holder had lost it.
     ///
     /// # Errors
     /// As [`Self::acquire`].
@@ -127,9 +130,9 @@ pub trait EcStore: Send + Sync {
         Err(EcError::Unsupported { store: self.kind(), op: Op::Lease })
     }
 
-    /// Waits for the object of a key that someone else is making: until it is there, or nobody holds the key's lease
-    /// any more, or `patience` is over. `None` may come early; the caller then tries to take the lease. This one asks
-    /// again and again; a store that is told better does better.
+    /// Waits for the object of a key that another process encodes: until it is stored, the key's lease is free, or
+    /// `patience` is over. `None` may come early; the caller then tries to acquire the lease. The default polls; a
+    /// store with notifications overrides it.
     ///
     /// # Errors
     /// As [`Self::heads`].
@@ -137,17 +140,17 @@ pub trait EcStore: Send + Sync {
         poll::poll_head(patience, || self.heads(std::slice::from_ref(key))).await
     }
 
-    /// A page of what is there, in the order of the keys' bytes, after `after`; empty when there is no more. What is
-    /// stored or removed meanwhile may or may not be listed.
+    /// A page of at most `limit` objects, ordered by the keys' bytes, after `after`; empty at the end. Objects stored
+    /// or removed concurrently may or may not be listed.
     ///
     /// # Errors
-    /// [`EcError::Unavailable`], [`EcError::TimedOut`]; [`EcError::Unsupported`] where a store does not know.
+    /// [`EcError::Unavailable`], [`EcError::TimedOut`]; [`EcError::Unsupported`] in a store without lists.
     async fn list(&self, _after: Option<&ContentKey>, _limit: usize) -> Result<Vec<Listed>, EcError> {
         Err(EcError::Unsupported { store: self.kind(), op: Op::List })
     }
 
-    /// Counts what the store holds besides objects, or removes it: for an operator, who looks at what was quarantined
-    /// first. Nothing that a living writer is at.
+    /// Counts or removes quarantined objects and leftovers of dead writers, for operators. Data of live writers is not
+    /// touched.
     ///
     /// # Errors
     /// [`EcError::Unavailable`], [`EcError::TimedOut`].
@@ -155,30 +158,30 @@ pub trait EcStore: Send + Sync {
         Ok(Leftovers::default())
     }
 
-    /// Waits, but not longer than `patience`, until everything that was put is where it is to stay, before the process
-    /// ends. False: something is not, and will be encoded again when it is wanted.
+    /// Waits at most `patience` until all pending writes are done, before the process exits. False: some are not; those
+    /// objects will be encoded again when needed.
     async fn flush(&self, _patience: Duration) -> bool {
         true
     }
 }
 
-/// What to do with leftovers.
+/// Action on leftovers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tidy {
-    /// Say what is there.
+    /// Count them.
     Count,
-    /// Remove it.
+    /// Remove them.
     Remove,
 }
 
-/// What a store holds besides objects.
+/// Counts of quarantined objects and leftovers of dead writers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leftovers {
-    /// Objects that did not verify and were kept aside.
+    /// Quarantined objects.
     pub quarantined: usize,
-    /// What writers died over.
+    /// Unfinished objects of dead writers.
     pub unfinished: usize,
-    /// Bytes of all that.
+    /// Bytes of both.
     pub bytes: u64,
 }
 
@@ -189,7 +192,7 @@ pub struct Listed {
     pub key: ContentKey,
     /// Length of the object in bytes.
     pub len: u64,
-    /// When it was stored, where the store knows.
+    /// Time at which it was stored, if known.
     pub stored: Option<SystemTime>,
 }
 
@@ -199,7 +202,7 @@ impl fmt::Debug for dyn EcStore + '_ {
     }
 }
 
-/// What became of a put.
+/// Outcome of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutOutcome {
     /// These bytes are now the object.
@@ -208,7 +211,7 @@ pub enum PutOutcome {
     AlreadyThere,
 }
 
-/// Refuses an object that the store would not give back.
+/// Refuses an object over the limit.
 pub(crate) fn check_size(limits: &Limits, actual: usize) -> Result<(), EcError> {
     let limit = limits.max_object_bytes;
     if actual > limit { Err(EcError::TooLarge { limit, actual }) } else { Ok(()) }

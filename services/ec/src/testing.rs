@@ -1,4 +1,4 @@
-//! Real servers for tests and drills of any crate. Plain `std::process`; not for serving.
+//! Real servers for tests of any crate. Plain `std::process`; not for serving.
 //!
 //! A guard kills its servers when it is dropped. A server that is not installed fails the test that needs it, and says
 //! how to get it: a test must not be skipped.

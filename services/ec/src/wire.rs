@@ -1,4 +1,5 @@
-//! What both ends of the `EcObjects` service agree on: frame sizes, HTTP/2 windows, keep-alive, status codes.
+//! Constants and conversions of both ends of the `EcObjects` service: frame sizes, HTTP/2 windows, keep-alive, status
+//! codes.
 //!
 //! The windows are the difference between 0.8 and 1.9 ms for 2 MiB, and 9 and 20 ms for 20 MiB, on one host.
 
@@ -15,7 +16,7 @@ use triptych_proto::v1;
 pub(crate) const FRAME_BYTES: usize = 1 << 20;
 /// Most bytes of a message: a frame, or the heads of [`MAX_KEYS`] objects.
 pub(crate) const MAX_MESSAGE_BYTES: usize = 2 * FRAME_BYTES;
-/// Most keys in one question.
+/// Most keys in one request.
 pub(crate) const MAX_KEYS: usize = 256;
 /// Most entries of a page.
 pub(crate) const MAX_PAGE: usize = 1024;
@@ -27,9 +28,9 @@ pub(crate) const MAX_LEASE: Duration = Duration::from_secs(600);
 pub(crate) const STREAM_WINDOW: u32 = 16 << 20;
 /// HTTP/2 window of a connection.
 pub(crate) const CONNECTION_WINDOW: u32 = 32 << 20;
-/// A connection that is silent this long is asked whether it lives.
+/// Idle time before a keep-alive ping.
 pub(crate) const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// And is given up when it does not answer within this.
+/// Time to answer a ping, after which the connection is closed.
 pub(crate) const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Carries the limit with a refusal of an object that is too large.
@@ -42,7 +43,7 @@ pub(crate) fn too_large(limit: usize, actual: usize) -> Status {
     status
 }
 
-/// The limit, if the status is such a refusal.
+/// The limit in such a refusal, if the status is one.
 pub(crate) fn limit_of(status: &Status) -> Option<usize> {
     if status.code() != Code::OutOfRange {
         return None;
@@ -50,19 +51,19 @@ pub(crate) fn limit_of(status: &Status) -> Option<usize> {
     status.metadata().get(LIMIT_HEADER)?.to_str().ok()?.parse().ok()
 }
 
-/// A key as it came over the wire.
+/// Parses a key from the wire.
 pub(crate) fn key_of(bytes: &[u8]) -> Result<ContentKey, Box<Status>> {
     ContentKey::from_slice(bytes).ok_or_else(|| {
         Box::new(Status::invalid_argument(format!("key has {} bytes, a key has 32", bytes.len())))
     })
 }
 
-/// A lease's life as it came over the wire.
+/// Bounds a lease's time to live from the wire.
 pub(crate) fn lease_ttl(ttl_ms: u64) -> Duration {
     Duration::from_millis(ttl_ms).min(MAX_LEASE)
 }
 
-/// The answer to who asked for a lease.
+/// The response to a lease request.
 pub(crate) fn acquired(acquired: Acquired) -> v1::LeaseResponse {
     match acquired {
         Acquired::Granted(lease) => v1::LeaseResponse { done: true, token: lease.token, left_ms: 0 },

@@ -1,10 +1,11 @@
-//! One thread a model: takes what waits, up to a budget of output tokens, and runs it as one batch.
+//! Batches of waiting items, one thread for each encoder: takes items up to a budget of output tokens, and runs
+//! them as one forward.
 //!
-//! Sync on purpose: compute never runs on an async worker. A job whose caller went away is dropped before the
+//! Synchronous, since compute never runs on an async worker. A job whose caller went away is dropped before the
 //! forward. A panic in a forward is our bug; it fails the jobs of that batch and nothing else.
 
 use crate::meters::Meters;
-use crate::pool::Place;
+use crate::pool::JobPermit;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
@@ -15,15 +16,15 @@ use triptych_core::timeline::COMPUTE;
 use triptych_models::ModelError;
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::EncoderInput;
-use triptych_runtime::turnstile::EncoderGate;
+use triptych_runtime::compute_arbiter::EncoderRegistration;
 
 /// Bounds of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchLimits {
-    /// Output tokens together; a single larger item runs alone. Default 128: a CPU has its full rate from there on, and
-    /// all items of a batch are done only when the last one is.
+    /// Most output tokens; a single larger item runs alone. Default 128: a CPU has its full rate from there on,
+    /// and all items of a batch are done only when the last one is.
     pub max_tokens: usize,
-    /// Items. Default 16.
+    /// Most items. Default 16.
     pub max_items: usize,
 }
 
@@ -33,53 +34,59 @@ impl Default for BatchLimits {
     }
 }
 
-/// How the thread works.
+/// Settings of a batcher.
 #[derive(Clone, Debug, Default)]
-pub struct Rules {
+pub struct BatcherConfig {
     /// Bounds of a batch.
     pub limits: BatchLimits,
-    /// Where forwards take their turns with the engines of this process; `None`: there is nobody to take turns with.
-    pub gate: Option<EncoderGate>,
+    /// Compute arbiter handle that interleaves forwards with the engines of this process; `None`: no engines.
+    pub arbiter: Option<EncoderRegistration>,
 }
 
-/// Rows of an item and where its time went.
+/// Rows of an item and the times of its job.
 #[derive(Debug)]
-pub struct Encoded {
+pub struct ForwardResult {
     /// `[n_tokens, hidden]`, row-major.
     pub rows: Vec<f32>,
-    /// Waiting for the batch.
+    /// Time in the queue of the batcher.
     pub queue: Duration,
-    /// The forward of its batch.
+    /// Time of the batch's forward.
     pub encode: Duration,
-    /// This item's part of it.
+    /// This item's share of the forward, by output tokens.
     pub share: Duration,
 }
 
-struct Job {
+struct BatchJob {
     input: EncoderInput,
-    /// Told when the forward begins; gone when nobody waits any more.
-    place: Weak<Place>,
+    /// Marked as started when the forward begins; dangling when the caller is gone.
+    permit: Weak<JobPermit>,
     since: Instant,
-    reply: oneshot::Sender<Result<Encoded, Failure>>,
+    reply: oneshot::Sender<Result<ForwardResult, Failure>>,
 }
 
-/// A handle on the thread; the thread ends when the last handle is gone.
+/// Handle of the thread, which ends when the last handle is dropped.
 #[derive(Clone)]
 pub struct Batcher {
-    jobs: mpsc::Sender<Job>,
+    jobs: mpsc::Sender<BatchJob>,
     hidden: usize,
 }
 
 impl Batcher {
     /// Starts the thread.
-    pub fn spawn(name: String, encoder: Box<dyn Encoder>, rules: Rules, meters: Arc<Meters>) -> Self {
-        let Rules { limits, gate } = rules;
-        // Admission bounds the jobs; this queue only hands over the next batch. A job whose caller goes away stays
-        // in it until the forward before it ends, so it is short.
+    pub fn spawn(
+        name: String,
+        encoder: Box<dyn Encoder>,
+        config: BatcherConfig,
+        meters: Arc<Meters>,
+    ) -> Self {
+        let BatcherConfig { limits, arbiter } = config;
+        // The bound on admitted jobs limits this queue too; it only holds the next batch. A job whose caller
+        // went away stays in it until the current forward ends, so it is short.
         let (sender, jobs) = mpsc::channel(limits.max_items.clamp(1, 1024));
         let hidden = encoder.hidden();
         let thread = std::thread::Builder::new().name(format!("encode-{name}"));
-        let work = move || Thread { encoder, limits, gate, meters, waiting: VecDeque::new() }.run(jobs);
+        let work =
+            move || BatcherThread { encoder, limits, arbiter, meters, waiting: VecDeque::new() }.run(jobs);
         if let Err(e) = thread.spawn(work) {
             // The receiver is gone with the closure: every job is answered Unavailable.
             tracing::error!(error = %e, "cannot start an encode thread");
@@ -92,29 +99,33 @@ impl Batcher {
         self.hidden
     }
 
-    /// Encodes one item in whatever batch it fits.
+    /// Encodes one item in the next batch that it fits.
     ///
     /// # Errors
     /// [`Failure`] Unavailable when the thread is gone, Internal when the forward failed.
-    pub async fn encode(&self, input: EncoderInput, place: &Arc<Place>) -> Result<Encoded, Failure> {
+    pub async fn encode(
+        &self,
+        input: EncoderInput,
+        permit: &Arc<JobPermit>,
+    ) -> Result<ForwardResult, Failure> {
         let gone = || Failure::unavailable("the encoder is stopping");
         let (reply, answer) = oneshot::channel();
-        let job = Job { input, place: Arc::downgrade(place), since: Instant::now(), reply };
+        let job = BatchJob { input, permit: Arc::downgrade(permit), since: Instant::now(), reply };
         self.jobs.send(job).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 }
 
-struct Thread {
+struct BatcherThread {
     encoder: Box<dyn Encoder>,
     limits: BatchLimits,
-    gate: Option<EncoderGate>,
+    arbiter: Option<EncoderRegistration>,
     meters: Arc<Meters>,
-    waiting: VecDeque<Job>,
+    waiting: VecDeque<BatchJob>,
 }
 
-impl Thread {
-    fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
+impl BatcherThread {
+    fn run(mut self, mut jobs: mpsc::Receiver<BatchJob>) {
         loop {
             if self.waiting.is_empty() {
                 match jobs.blocking_recv() {
@@ -133,20 +144,20 @@ impl Thread {
         }
     }
 
-    /// A forward, in turns with an engine where there is one in this process.
+    /// Runs a forward, through the compute arbiter if there is one.
     fn forward(&mut self, inputs: &[&EncoderInput]) -> Result<Vec<Vec<f32>>, ModelError> {
-        match &self.gate {
+        match &self.arbiter {
             None => self.encoder.encode(inputs),
-            Some(gate) => {
-                let mut turn = gate.forward();
-                self.encoder.encode_in_parts(inputs, &mut |tokens| turn.part(tokens))
+            Some(arbiter) => {
+                let mut forward = arbiter.forward();
+                self.encoder.encode_in_parts(inputs, &mut |tokens| forward.part(tokens))
             }
         }
     }
 
-    fn encode(&mut self, batch: Vec<Job>) {
-        for place in batch.iter().filter_map(|job| job.place.upgrade()) {
-            place.ticket().started();
+    fn encode(&mut self, batch: Vec<BatchJob>) {
+        for permit in batch.iter().filter_map(|job| job.permit.upgrade()) {
+            permit.load().started();
         }
         let start = Instant::now();
         let inputs: Vec<&EncoderInput> = batch.iter().map(|job| &job.input).collect();
@@ -164,21 +175,21 @@ impl Thread {
         for (job, rows) in batch.into_iter().zip(rows) {
             let queue = start.saturating_duration_since(job.since);
             let share = encode.mul_f64(f64::from(job.input.n_tokens) / n_tokens.max(1) as f64);
-            // A caller that went away meanwhile does not want its rows.
-            let _ = job.reply.send(Ok(Encoded { rows, queue, encode, share }));
+            // The send fails if the caller went away meanwhile.
+            let _ = job.reply.send(Ok(ForwardResult { rows, queue, encode, share }));
         }
     }
 }
 
-fn fail(batch: Vec<Job>, cause: &str) {
+fn fail(batch: Vec<BatchJob>, cause: &str) {
     tracing::error!(items = batch.len(), cause, "encoder forward failed");
     for job in batch {
         let _ = job.reply.send(Err(Failure::internal(cause)));
     }
 }
 
-/// How many of those that wait, in their order, the next batch takes: the longest prefix that fits the limits, and at
-/// least one if there is one. `sizes` are their output tokens.
+/// Number of waiting items that the next batch takes: the longest prefix that fits the limits, and at least one
+/// if any. `sizes` are their output tokens.
 pub fn n_in_batch(sizes: impl Iterator<Item = usize>, limits: BatchLimits) -> usize {
     let mut tokens = 0_usize;
     let fits = |(i, n): (usize, usize)| {
@@ -188,7 +199,7 @@ pub fn n_in_batch(sizes: impl Iterator<Item = usize>, limits: BatchLimits) -> us
     sizes.take(limits.max_items.max(1)).enumerate().map_while(fits).count()
 }
 
-fn take_batch(waiting: &mut VecDeque<Job>, limits: BatchLimits) -> Vec<Job> {
+fn take_batch(waiting: &mut VecDeque<BatchJob>, limits: BatchLimits) -> Vec<BatchJob> {
     let n = n_in_batch(waiting.iter().map(|job| job.input.n_tokens as usize), limits);
     waiting.drain(..n).collect()
 }
@@ -196,7 +207,8 @@ fn take_batch(waiting: &mut VecDeque<Job>, limits: BatchLimits) -> Vec<Job> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::PreprocessPool;
+    use crate::pool::{PoolConfig, PreprocessPool};
+    use tokio_util::task::TaskTracker;
     use triptych_core::limits::Limits;
     use triptych_core::{Extent, Modality};
     use triptych_models::preprocess::Features;
@@ -210,10 +222,10 @@ mod tests {
         }
     }
 
-    fn queue(sizes: &[u32]) -> VecDeque<Job> {
-        let job = |&n| Job {
+    fn queue(sizes: &[u32]) -> VecDeque<BatchJob> {
+        let job = |&n| BatchJob {
             input: input(n),
-            place: Weak::new(),
+            permit: Weak::new(),
             since: Instant::now(),
             reply: oneshot::channel().0,
         };
@@ -250,11 +262,12 @@ mod tests {
     #[tokio::test]
     async fn a_panicking_forward_fails_its_batch_and_the_thread_goes_on() {
         let meters = Arc::new(Meters::new(&MetricsRegistry::default()));
-        let pool = PreprocessPool::new(1, 1, Limits::default(), Arc::clone(&meters));
-        let place = pool.admit("m", Modality::Image, 1).unwrap();
-        let batcher = Batcher::spawn("test".into(), Box::new(Fake), Rules::default(), meters);
-        let failed = batcher.encode(input(13), &place).await.unwrap_err();
+        let config = PoolConfig { threads: 1, max_jobs: 1, limits: Limits::default() };
+        let pool = PreprocessPool::new(config, Arc::clone(&meters), TaskTracker::new());
+        let permit = pool.admit("m", Modality::Image, 1).unwrap();
+        let batcher = Batcher::spawn("test".into(), Box::new(Fake), BatcherConfig::default(), meters);
+        let failed = batcher.encode(input(13), &permit).await.unwrap_err();
         assert_eq!(failed.class, triptych_core::FailureClass::Internal);
-        assert_eq!(batcher.encode(input(3), &place).await.unwrap().rows, [0.5; 3]);
+        assert_eq!(batcher.encode(input(3), &permit).await.unwrap().rows, [0.5; 3]);
     }
 }

@@ -1,71 +1,71 @@
-//! What an item costs here, learned from the jobs that were done: a straight line over output tokens.
+//! Encode cost of an item as a linear function of its output tokens, fitted to finished jobs.
 //!
-//! Least squares, in which an old sample counts less than a new one and an outlier less than its neighbours
-//! (iteratively reweighted after Huber, "Robust Estimation of a Location Parameter", 1964): a machine that was busy for a
-//! second must not teach that encoding is slow. Pure arithmetic; it knows no clock.
+//! Least squares, in which an old sample weighs less than a new one and an outlier less than its neighbours
+//! (iteratively reweighted after Huber, "Robust Estimation of a Location Parameter", 1964). So a machine that
+//! was busy for a second does not raise the estimate. Pure arithmetic; it knows no clock.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Samples that are kept.
 const N_KEPT: usize = 128;
-/// Fewer teach nothing.
+/// Fewest samples for a fit.
 const N_ENOUGH: usize = 4;
-/// What a sample counts beside the one after it.
+/// Weight of a sample relative to the next one.
 const FADING: f64 = 0.98;
 /// Rounds of reweighting.
 const N_ROUNDS: usize = 4;
-/// Residuals up to so many times the median one count in full.
+/// Residuals up to this multiple of the median weigh in full.
 const FULL_WEIGHT: f64 = 1.5;
 
-/// One job that was done.
+/// A finished job.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
+pub struct CostSample {
     /// Bytes of the item.
     pub bytes: usize,
     /// Output tokens.
     pub tokens: u32,
-    /// Its share of the work: preprocessing, its part of its batch, publishing.
+    /// The job's share of the work: preprocessing, its share of the forward, publishing.
     pub work: Duration,
-    /// How long it took once its batch began: what a caller waits beside the queue.
+    /// Latency from the start of its batch, that is, without the queue.
     pub took: Duration,
 }
 
-/// The line, and what is around it.
+/// Fitted line and the spread around it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Curve {
-    /// Of any item, in microseconds.
+pub struct CostCurve {
+    /// Cost of any item, in microseconds.
     pub fixed_us: f64,
-    /// Of each output token, in microseconds.
+    /// Cost of each output token, in microseconds.
     pub token_us: f64,
-    /// Output tokens of a byte of item.
+    /// Output tokens for each byte of an item.
     pub tokens_per_byte: f64,
-    /// 95th percentile of how long a job took over what the line says.
+    /// 95th percentile of latency over the line's prediction.
     pub p95_ratio: f64,
 }
 
-impl Curve {
-    /// Work of an item of so many output tokens.
+impl CostCurve {
+    /// Predicted work of an item of `tokens` output tokens.
     pub fn of_tokens(&self, tokens: u32) -> Duration {
         micros(self.fixed_us + self.token_us * f64::from(tokens))
     }
 
-    /// Work of an item of which only the bytes are known.
+    /// Predicted work of an item by its size in bytes.
     pub fn of_bytes(&self, bytes: usize) -> Duration {
         micros(self.fixed_us + self.token_us * self.tokens_per_byte * bytes as f64)
     }
 }
 
-/// The latest jobs of one encoder.
+/// Latest jobs of one encoder.
 #[derive(Debug, Default)]
 pub struct CostFit {
-    samples: VecDeque<Sample>,
-    curve: Option<Curve>,
+    samples: VecDeque<CostSample>,
+    curve: Option<CostCurve>,
 }
 
 impl CostFit {
-    /// A job was done.
-    pub fn learn(&mut self, sample: Sample) {
+    /// Adds a finished job.
+    pub fn learn(&mut self, sample: CostSample) {
         if self.samples.len() == N_KEPT {
             self.samples.pop_front();
         }
@@ -75,18 +75,18 @@ impl CostFit {
         }
     }
 
-    /// What was learned; `None` until there is enough.
-    pub fn curve(&self) -> Option<Curve> {
+    /// Fitted curve; `None` before enough samples.
+    pub fn curve(&self) -> Option<CostCurve> {
         self.curve
     }
 }
 
 fn micros(us: f64) -> Duration {
-    // A float that is no duration (a curve cannot be one, by its making) is none.
+    // The fit gives finite values; any other counts as zero.
     Duration::try_from_secs_f64(us.max(0.0) / 1e6).unwrap_or_default()
 }
 
-fn fit(samples: &VecDeque<Sample>) -> Curve {
+fn fit(samples: &VecDeque<CostSample>) -> CostCurve {
     let points: Vec<(f64, f64)> =
         samples.iter().map(|s| (f64::from(s.tokens), s.work.as_secs_f64() * 1e6)).collect();
     let age = |i: usize| FADING.powi(i32::try_from(points.len() - 1 - i).unwrap_or(i32::MAX));
@@ -105,12 +105,12 @@ fn fit(samples: &VecDeque<Sample>) -> Curve {
     let (tokens, bytes) = samples.iter().zip(&ages).fold((0.0, 0.0), |(tokens, bytes), (s, w)| {
         (tokens + w * f64::from(s.tokens), bytes + w * s.bytes as f64)
     });
-    let ratio = |s: &Sample| {
+    let ratio = |s: &CostSample| {
         let predicted = (line.0 + line.1 * f64::from(s.tokens)).max(1.0);
         s.took.as_secs_f64() * 1e6 / predicted
     };
     let ratios: Vec<f64> = samples.iter().map(ratio).collect();
-    Curve {
+    CostCurve {
         fixed_us: line.0,
         token_us: line.1,
         tokens_per_byte: if bytes > 0.0 { tokens / bytes } else { 0.0 },
@@ -118,7 +118,8 @@ fn fit(samples: &VecDeque<Sample>) -> Curve {
     }
 }
 
-/// Intercept and slope, neither below zero: of a negative one the best line through the origin, or the flat one.
+/// Intercept and slope, neither below zero. Instead of a negative one: the best line through the origin, or a
+/// flat one.
 fn weighted_line(points: &[(f64, f64)], weights: &[f64]) -> (f64, f64) {
     let sum = |f: &dyn Fn(f64, f64) -> f64| -> f64 {
         points.iter().zip(weights).map(|((x, y), w)| w * f(*x, *y)).sum()
@@ -128,7 +129,7 @@ fn weighted_line(points: &[(f64, f64)], weights: &[f64]) -> (f64, f64) {
     let spread = sum(&|x, _| (x - mean_x).powi(2));
     let squares = sum(&|x, _| x * x);
     let through_origin = if squares > 0.0 { sum(&|x, y| x * y) / squares } else { 0.0 };
-    // Items of one size say nothing of where the line meets the axis: then each token has its part.
+    // Items of one size do not determine the intercept; then the cost is all per token.
     if spread <= n * 1e-9 {
         return if squares > 0.0 { (0.0, through_origin) } else { (mean_y, 0.0) };
     }
@@ -144,24 +145,24 @@ fn weighted_line(points: &[(f64, f64)], weights: &[f64]) -> (f64, f64) {
 fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let place = (sorted.len().saturating_sub(1)) as f64 * share;
-    sorted.get(place.ceil() as usize).copied().unwrap_or(0.0)
+    let rank = (sorted.len().saturating_sub(1)) as f64 * share;
+    sorted.get(rank.ceil() as usize).copied().unwrap_or(0.0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn sample(tokens: u32, us: u64) -> Sample {
+    fn sample(tokens: u32, us: u64) -> CostSample {
         let work = Duration::from_micros(us);
-        Sample { bytes: tokens as usize * 50, tokens, work, took: work }
+        CostSample { bytes: tokens as usize * 50, tokens, work, took: work }
     }
 
     fn near(actual: f64, expect: f64) -> bool {
         (actual - expect).abs() <= expect.abs() * 0.02 + 0.5
     }
 
-    fn learned(samples: impl IntoIterator<Item = Sample>) -> Curve {
+    fn learned(samples: impl IntoIterator<Item = CostSample>) -> CostCurve {
         let mut fit = CostFit::default();
         samples.into_iter().for_each(|s| fit.learn(s));
         fit.curve().expect("enough samples")
@@ -173,7 +174,7 @@ mod tests {
         let clean = learned((1..=40).map(|i| line(i * 25)));
         assert!(near(clean.fixed_us, 5_000.0) && near(clean.token_us, 20.0), "{clean:?}");
         assert!(near(clean.tokens_per_byte * 50.0, 1.0) && near(clean.p95_ratio, 1.0), "{clean:?}");
-        // One job in ten met a busy machine.
+        // One job in ten ran on a busy machine.
         let busy = |i: u32| if i.is_multiple_of(10) { sample(i * 25, 900_000) } else { line(i * 25) };
         let robust = learned((1..=60).map(busy));
         assert!((robust.fixed_us + robust.token_us * 500.0 - 15_000.0).abs() < 1_500.0, "{robust:?}");
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_long_ago_is_forgotten() {
+    fn old_samples_are_forgotten() {
         let slow = (1..=60).map(|i| sample(i * 10, 100 * u64::from(i) * 10));
         let fast = (1..=128).map(|i| sample(i * 10, 10 * u64::from(i) * 10));
         let curve = learned(slow.chain(fast));
@@ -192,7 +193,7 @@ mod tests {
 
     #[test]
     fn neither_part_is_ever_negative_nor_anything_but_a_number() {
-        let cases: [(&str, Vec<Sample>); 5] = [
+        let cases: [(&str, Vec<CostSample>); 5] = [
             ("one size", (0..8).map(|_| sample(100, 2_000)).collect()),
             ("no tokens", (0..8).map(|_| sample(0, 700)).collect()),
             ("falling", (1..9).map(|i| sample(i * 10, 1_000 - u64::from(i) * 100)).collect()),

@@ -1,50 +1,49 @@
-//! The newest lease that was seen for each item, so that a job which was asked for under an older one is refused.
+//! Fencing tokens: the newest lease seen for each item, so that a job of an older lease is refused.
 //!
-//! Bounded: of many items only the latest are remembered. What is forgotten costs an encode that somebody else makes
-//! too, and nothing else.
+//! Bounded to the latest items. A forgotten item costs a duplicate encode, and nothing else.
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
 use triptych_core::{ContentKey, Failure};
 
-/// Items that are remembered.
+/// Most items.
 const N_KEPT: usize = 4096;
 
-/// The memory.
+/// Newest fencing token of the latest items.
 #[derive(Debug, Default)]
-pub struct Fences(Mutex<Seen>);
+pub struct FenceTable(Mutex<FenceEntries>);
 
 #[derive(Debug, Default)]
-struct Seen {
+struct FenceEntries {
     newest: HashMap<ContentKey, u64>,
-    /// The same keys, in the order in which they were first seen.
+    /// The same keys in order of their first job.
     order: VecDeque<ContentKey>,
 }
 
-impl Fences {
-    /// Lets a job pass, or refuses it; a job without a lease (0) always passes.
+impl FenceTable {
+    /// Accepts or refuses a job by its fencing token; a job without a lease (0) is always accepted.
     ///
     /// # Errors
-    /// Unavailable that names `fence`, if a job with a newer lease was seen.
+    /// Unavailable with param `fence`, if a job of a newer lease was seen.
     pub fn check(&self, key: &ContentKey, fence: u64) -> Result<(), Failure> {
         if fence == 0 {
             return Ok(());
         }
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match seen.newest.get_mut(key) {
+        let mut entries = self.0.lock();
+        match entries.newest.get_mut(key) {
             Some(newest) if fence < *newest => {
                 let message = "the item is being encoded under a newer lease";
                 return Err(Failure::unavailable(message).with_param("fence"));
             }
             Some(newest) => *newest = fence,
             None => {
-                if seen.order.len() == N_KEPT
-                    && let Some(oldest) = seen.order.pop_front()
+                if entries.order.len() == N_KEPT
+                    && let Some(oldest) = entries.order.pop_front()
                 {
-                    seen.newest.remove(&oldest);
+                    entries.newest.remove(&oldest);
                 }
-                seen.order.push_back(*key);
-                seen.newest.insert(*key, fence);
+                entries.order.push_back(*key);
+                entries.newest.insert(*key, fence);
             }
         }
         Ok(())
@@ -57,7 +56,7 @@ mod tests {
 
     #[test]
     fn an_older_lease_is_refused_and_the_memory_is_bounded() {
-        let (fences, key) = (Fences::default(), ContentKey::from_bytes([1; 32]));
+        let (fences, key) = (FenceTable::default(), ContentKey::from_bytes([1; 32]));
         assert!(fences.check(&key, 7).is_ok() && fences.check(&key, 7).is_ok(), "a hedge has the same");
         let refused = fences.check(&key, 6).unwrap_err();
         assert_eq!((refused.class.is_retryable(), refused.param.as_deref()), (true, Some("fence")));
@@ -68,8 +67,8 @@ mod tests {
             bytes[..4].copy_from_slice(&n.to_le_bytes());
             assert!(fences.check(&ContentKey::from_bytes(bytes), 1).is_ok());
         }
-        let seen = fences.0.lock().unwrap();
-        assert_eq!((seen.newest.len(), seen.order.len()), (N_KEPT, N_KEPT));
-        assert!(!seen.newest.contains_key(&key));
+        let entries = fences.0.lock();
+        assert_eq!((entries.newest.len(), entries.order.len()), (N_KEPT, N_KEPT));
+        assert!(!entries.newest.contains_key(&key));
     }
 }

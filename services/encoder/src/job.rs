@@ -1,120 +1,122 @@
-//! One job from its bytes to a READY object, shared by all who ask for its key at the same time.
+//! Encode jobs: from item bytes to a READY object, one for all concurrent requests of a key.
 
 use crate::batcher::Batcher;
-use crate::fences::Fences;
+use crate::fences::FenceTable;
 use crate::meters::{JobTimes, Meters};
-use crate::pool::{Place, PreprocessPool};
+use crate::pool::{JobPermit, PreprocessPool};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 use tracing::Instrument;
 use triptych_core::item::rows_from_f32;
+use triptych_core::timeline::COMPUTE;
 use triptych_core::{
     ContentKey, DType, EncodedItem, EncoderOutput, Failure, FailureClass, Fingerprint, Modality, WorkerId,
 };
 use triptych_ec::connector::{Published, WorkerRole};
 use triptych_ec::store::EcStore;
-use triptych_ec::store::peer::Shelf;
+use triptych_ec::store::peer::PeerCache;
 use triptych_models::preprocess::Preprocess;
 use triptych_proto::{convert, v1};
 use triptych_runtime::Drain;
-use triptych_runtime::flights::{Boarding, Flights, Seat};
+use triptych_runtime::single_flight::{CallRole, SingleFlight, Subscription};
 
-/// How long the store may take to say whether it has what this worker holds.
-const STORE_PATIENCE: Duration = Duration::from_secs(2);
+/// Limit on the store's lookup of an output that is cached here.
+const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A model as this worker serves it.
-pub struct ServedModel {
+/// A model that this worker serves.
+pub struct ServedEncoder {
     /// Hugging Face's `model_type`.
     pub family: String,
-    /// Its processor.
+    /// Preprocessor.
     pub preprocess: Arc<dyn Preprocess>,
-    /// Its encoders.
+    /// Encoders by modality.
     pub encoders: BTreeMap<Modality, (Fingerprint, Batcher)>,
     /// Element type of its published rows.
     pub dtype: DType,
-    /// When it was loaded.
+    /// Load time.
     pub created: SystemTime,
 }
 
-/// What the service works with.
-pub struct Encoders {
+/// State shared by the requests of the service.
+pub struct EncoderState {
     /// Name of the worker.
     pub worker_id: WorkerId,
-    /// By served name.
-    pub models: HashMap<String, ServedModel>,
+    /// Models by served name.
+    pub models: HashMap<String, ServedEncoder>,
     /// Admission and preprocessing.
     pub pool: PreprocessPool,
-    /// Publishes.
+    /// Connector that publishes outputs.
     pub connector: WorkerRole,
-    /// For its description.
+    /// Store, for the worker's description.
     pub store: Arc<dyn EcStore>,
-    /// Counts.
+    /// Metrics.
     pub meters: Arc<Meters>,
-    /// Waits for what is being published.
+    /// Task group for publishing and sealing.
     pub drain: Drain,
-    /// Jobs under way.
-    pub flights: Flights<ContentKey, Progress>,
-    /// Leases that were seen.
-    pub fences: Fences,
-    /// What PD workers read straight from this worker's memory, and the address at which they do; `None`: nothing.
-    pub shelf: Option<(Arc<Shelf>, String)>,
+    /// Running jobs.
+    pub flights: SingleFlight<ContentKey, JobProgress>,
+    /// Fencing tokens of recent jobs.
+    pub fences: FenceTable,
+    /// Outputs that PD workers read from this worker's memory, and its address for them; `None`: from the store
+    /// only.
+    pub peer_cache: Option<(Arc<PeerCache>, String)>,
 }
 
-/// How far a job is.
+/// Progress of a job.
 #[derive(Clone, Debug, Default)]
-pub struct Progress {
-    /// What its output will be.
+pub struct JobProgress {
+    /// Metadata of its output, known after preprocessing.
     pub announced: Option<EncodedItem>,
-    /// Its end.
+    /// Result.
     pub ended: Option<Result<v1::EncodeResponse, Failure>>,
 }
 
-/// A job after its message was checked.
-struct Job<'a> {
-    model: &'a ServedModel,
+/// A validated request.
+struct CheckedJob<'a> {
+    model: &'a ServedEncoder,
     modality: Modality,
     key: ContentKey,
     fingerprint: Fingerprint,
     batcher: &'a Batcher,
 }
 
-impl Encoders {
-    /// Joins the job of the request's key, or begins it.
+impl EncoderState {
+    /// Joins the running job of the request's key, or starts one.
     ///
     /// # Errors
-    /// [`Failure`] of a request that no job can come of.
+    /// [`Failure`] of an invalid request.
     pub fn begin(
         self: &Arc<Self>,
         request: v1::EncodeRequest,
-    ) -> Result<(Seat<Progress>, Boarding), Failure> {
+    ) -> Result<(Subscription<JobProgress>, CallRole), Failure> {
         let key = self.check(&request)?.key;
         self.fences.check(&key, request.fence)?;
         let encoders = Arc::clone(self);
-        let (seat, boarding) = self.flights.board(key, Progress::default(), |state| async move {
+        let (subscription, role) = self.flights.subscribe(key, JobProgress::default(), |state| async move {
             let model = request.model.clone();
             let ended = encoders.encode(request, &state).await;
             let outcome = ended.as_ref().map_or_else(|f| f.class.as_str(), |_| "ok");
             encoders.count(&model, outcome, ended.as_ref().err());
             state.send_modify(|progress| progress.ended = Some(ended));
         });
-        if boarding == Boarding::Joined {
+        if role == CallRole::Follower {
             self.meters.shared();
         }
-        Ok((seat, boarding))
+        Ok((subscription, role))
     }
 
-    /// A job ended.
+    /// Counts a finished job.
     pub fn count(&self, model: &str, outcome: &'static str, failure: Option<&Failure>) {
-        // What a client wrote is no label.
+        // The name is the client's text, which must not become a label.
         self.meters.job(if self.models.contains_key(model) { model } else { "unknown" }, outcome);
         if let Some(failure) = failure {
             tracing::warn!(class = failure.class.as_str(), detail = failure.detail, "job failed");
         }
     }
 
-    fn check(&self, request: &v1::EncodeRequest) -> Result<Job<'_>, Failure> {
+    fn check(&self, request: &v1::EncodeRequest) -> Result<CheckedJob<'_>, Failure> {
         let model = self.models.get(&request.model).ok_or_else(|| {
             let message = format!("model {:?} is not served by this encoder", request.model);
             Failure::new(FailureClass::NotFound, message).with_param("model")
@@ -136,24 +138,24 @@ impl Encoders {
                 Failure::new(FailureClass::Mismatch, "encoder fingerprints differ").with_detail(detail)
             );
         }
-        Ok(Job { model, modality, key, fingerprint: wanted, batcher })
+        Ok(CheckedJob { model, modality, key, fingerprint: wanted, batcher })
     }
 
     async fn encode(
         &self,
         request: v1::EncodeRequest,
-        state: &watch::Sender<Progress>,
+        state: &watch::Sender<JobProgress>,
     ) -> Result<v1::EncodeResponse, Failure> {
         let job = self.check(&request)?;
-        if let Some(output) = self.kept(&job) {
-            return self.give_kept(output, state).await;
+        if let Some(output) = self.cached_output(&job) {
+            return self.respond_cached(output, state).await;
         }
-        let place = self.pool.admit(&request.model, job.modality, request.item.len())?;
+        let permit = self.pool.admit(&request.model, job.modality, request.item.len())?;
         let options = convert::options(request.options.unwrap_or_default(), request.item_is_token_ids);
         let preprocess = job.model.preprocess.clone();
         let preprocessed = self.pool.preprocess(preprocess, job.modality, request.item, options);
         let (input, preprocess) = preprocessed.instrument(tracing::info_span!("preprocess")).await?;
-        place.ticket().sized(input.n_tokens);
+        permit.load().sized(input.n_tokens);
         let item = EncodedItem {
             key: job.key,
             fingerprint: job.fingerprint,
@@ -167,40 +169,57 @@ impl Encoders {
         let n_tokens = input.n_tokens;
         state.send_modify(|progress| progress.announced = Some(item.clone()));
         let encoded =
-            job.batcher.encode(input, &place).instrument(tracing::info_span!("forward", n_tokens)).await?;
-        let rows = rows_from_f32(&encoded.rows, job.batcher.hidden(), job.model.dtype);
-        let output = EncoderOutput::seal(item, rows).map_err(Failure::internal)?;
+            job.batcher.encode(input, &permit).instrument(tracing::info_span!("forward", n_tokens)).await?;
+        let output = self.seal(item, encoded.rows, Arc::clone(&permit)).await?;
         let start = Instant::now();
-        let publish = self.publish(output, Some(Arc::clone(&place)));
+        let publish = self.publish(output, Some(Arc::clone(&permit)));
         let published = publish.instrument(tracing::info_span!("publish")).await?;
         let times =
             JobTimes { queue: encoded.queue, preprocess, encode: encoded.encode, publish: start.elapsed() };
         let beside = preprocess + times.publish;
-        place.ticket().done(n_tokens, beside + encoded.share, beside + encoded.encode);
+        permit.load().done(n_tokens, beside + encoded.share, beside + encoded.encode);
         self.meters.item(job.modality, times);
         Ok(self.response(&published.item, times))
     }
 
-    /// The rows of an earlier job for the same key.
-    fn kept(&self, job: &Job<'_>) -> Option<EncoderOutput> {
+    /// Converts rows `[n_tokens, hidden]` to the published element type and seals them, on a blocking thread: both
+    /// read every byte of the output. The work holds the job's permit, so that it counts against the bound on jobs
+    /// even when the caller is gone.
+    async fn seal(
+        &self,
+        item: EncodedItem,
+        rows: Vec<f32>,
+        permit: Arc<JobPermit>,
+    ) -> Result<EncoderOutput, Failure> {
+        let work = self.drain.tasks().spawn_blocking(move || {
+            let _permit = permit;
+            let _span = tracing::trace_span!(target: COMPUTE, "seal").entered();
+            let payload = rows_from_f32(&rows, item.hidden as usize, item.dtype);
+            EncoderOutput::seal(item, payload).map_err(Failure::internal)
+        });
+        work.await.unwrap_or_else(|e| Err(Failure::internal(format!("sealing: {e}"))))
+    }
+
+    /// Cached output of an earlier job for the key.
+    fn cached_output(&self, job: &CheckedJob<'_>) -> Option<EncoderOutput> {
         self.connector.rows(&job.key).filter(|output| {
             let item = output.item();
             item.fingerprint == job.fingerprint && item.modality == job.modality
         })
     }
 
-    /// Answers with rows that are here; the store may have lost them since.
-    async fn give_kept(
+    /// Responds with a cached output; publishes it again if the store has lost it.
+    async fn respond_cached(
         &self,
         output: EncoderOutput,
-        state: &watch::Sender<Progress>,
+        state: &watch::Sender<JobProgress>,
     ) -> Result<v1::EncodeResponse, Failure> {
         let item = output.item().clone();
         state.send_modify(|progress| {
             progress.announced = Some(EncodedItem { checksum: [0; 32], ..item.clone() });
         });
         let keys = [item.key];
-        let found = tokio::time::timeout(STORE_PATIENCE, self.store.heads(&keys)).await;
+        let found = tokio::time::timeout(STORE_TIMEOUT, self.store.heads(&keys)).await;
         let found = found.ok().and_then(Result::ok).and_then(|mut heads| heads.pop().flatten());
         let same = |found: &EncodedItem| EncodedItem { checksum: item.checksum, ..found.clone() } == item;
         let start = Instant::now();
@@ -213,13 +232,17 @@ impl Encoders {
         Ok(v1::EncodeResponse { shared: true, ..self.response(&item, times) })
     }
 
-    /// Publishes, also when the caller goes away meanwhile; then too the job keeps its place until it is done, or
-    /// callers that come and go before a slow store would pile up outputs without a bound.
-    async fn publish(&self, output: EncoderOutput, place: Option<Arc<Place>>) -> Result<Published, Failure> {
+    /// Publishes in a task of its own, so that it ends also when the caller goes away. The task holds the job's
+    /// permit: otherwise callers that come and go before a slow store would pile up outputs without bound.
+    async fn publish(
+        &self,
+        output: EncoderOutput,
+        permit: Option<Arc<JobPermit>>,
+    ) -> Result<Published, Failure> {
         let connector = self.connector.clone();
         let work = async move {
             let published = connector.save_caches(output).await;
-            drop(place);
+            drop(permit);
             published
         };
         let published = self.drain.tasks().spawn(work).await;
@@ -228,7 +251,7 @@ impl Encoders {
 
     fn response(&self, item: &EncodedItem, times: JobTimes) -> v1::EncodeResponse {
         let us = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
-        let here = self.shelf.as_ref().filter(|(shelf, _)| shelf.object(&item.key).is_some());
+        let here = self.peer_cache.as_ref().filter(|(peer_cache, _)| peer_cache.object(&item.key).is_some());
         v1::EncodeResponse {
             item: Some(item.into()),
             queue_us: us(times.queue),

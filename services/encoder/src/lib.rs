@@ -1,13 +1,13 @@
 //! The encoder worker: item bytes in, a READY encoder output in the EC store out.
 //!
-//! A job passes three places, each with its own bound:
+//! A job passes three stages, each with its own bound:
 //!
 //! ```text
 //! Encode ──▶ admission ──▶ preprocess (CPU pool) ──▶ batcher (one thread a model) ──▶ publish (EC connector)
 //! ```
 //!
-//! Jobs for one key share one way through them, and one whose rows are still here takes none of it. What the jobs cost
-//! is learned, and told to whoever watches.
+//! Concurrent jobs for one key share one encode; a job whose output is cached skips it. The cost of jobs is
+//! learned, and reported to watchers of the worker's load.
 //!
 //! It loads encoder weights only, knows no decoder and no prompt, and never keeps an item's bytes past
 //! preprocessing. Jobs are idempotent by content key: the same job twice publishes the same object.

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 use triptych_core::{Modality, metrics};
-use triptych_ec::metered::{EcObserver, Tier};
+use triptych_ec::metered::{CacheTier, EcObserver};
 use triptych_runtime::MetricsRegistry;
 use triptych_runtime::metrics::{Counters, Gauges, Histograms, Labels};
 
-/// Handles on what this worker counts.
+/// Metrics of this worker.
 pub struct Meters {
     queue: Histograms,
     preprocess: Histograms,
@@ -22,7 +22,7 @@ pub struct Meters {
     backlog: BacklogMeters,
 }
 
-/// What waits for the encoders or is in them.
+/// Gauges of queued and running work.
 #[derive(Clone)]
 pub struct BacklogMeters {
     tokens: Gauges,
@@ -30,7 +30,7 @@ pub struct BacklogMeters {
 }
 
 impl BacklogMeters {
-    /// Registers them.
+    /// Registers the gauges.
     pub fn new(registry: &MetricsRegistry) -> Self {
         Self {
             tokens: registry.gauges(metrics::ENCODE_QUEUED_TOKENS),
@@ -38,7 +38,7 @@ impl BacklogMeters {
         }
     }
 
-    /// The items of one kind: their output tokens, and how long they should take together.
+    /// Sets the output tokens and the predicted time of one kind of items.
     pub fn set(&self, model: &str, modality: Modality, tokens: u64, time: Duration) {
         let labels = vec![("model", model.to_owned()), ("modality", modality.to_string())];
         self.tokens.get_or_create(&labels).set(tokens as f64);
@@ -47,7 +47,7 @@ impl BacklogMeters {
 }
 
 impl Meters {
-    /// Registers them.
+    /// Registers the metrics.
     pub fn new(registry: &MetricsRegistry) -> Self {
         Self {
             queue: registry.times(metrics::ENCODE_QUEUE_TIME),
@@ -65,19 +65,19 @@ impl Meters {
         }
     }
 
-    /// The part that follows what is queued.
+    /// Gauges of queued and running work.
     pub fn backlog(&self) -> BacklogMeters {
         self.backlog.clone()
     }
 
-    /// A batch was run.
+    /// Records a batch.
     pub fn batch(&self, items: usize, tokens: usize, took: Duration) {
         self.batch_items.get_or_create(&Labels::new()).observe(items as f64);
         self.batch_tokens.get_or_create(&Labels::new()).observe(tokens as f64);
         self.encode.get_or_create(&Labels::new()).observe(took.as_secs_f64());
     }
 
-    /// An item was encoded and published.
+    /// Records an encoded and published item.
     pub fn item(&self, modality: Modality, times: JobTimes) {
         let labels = vec![("modality", modality.to_string())];
         self.encodes.get_or_create(&labels).inc();
@@ -86,50 +86,50 @@ impl Meters {
         self.publish.get_or_create(&labels).observe(times.publish.as_secs_f64());
     }
 
-    /// A job was answered without an encode of its own.
+    /// Counts a job that needed no encode of its own.
     pub fn shared(&self) {
         self.shared.get_or_create(&Labels::new()).inc();
     }
 
-    /// A job ended.
+    /// Counts a finished job.
     pub fn job(&self, model: &str, outcome: &'static str) {
         self.requests
             .get_or_create(&vec![("model", model.to_owned()), ("outcome", outcome.to_owned())])
             .inc();
     }
 
-    /// A job was admitted.
+    /// Counts an admitted job.
     pub fn admitted(&self) {
         self.running.get_or_create(&Labels::new()).inc();
     }
 
-    /// A job gave its place back.
+    /// Counts a released permit.
     pub fn left(&self) {
         self.running.get_or_create(&Labels::new()).dec();
     }
 }
 
-/// Where a job's time went.
+/// Times of a job's stages.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct JobTimes {
-    /// Waiting for its batch.
+    /// Time in the batcher's queue.
     pub queue: Duration,
-    /// Preprocessing.
+    /// Time of preprocessing.
     pub preprocess: Duration,
-    /// The forward of its batch.
+    /// Time of the batch's forward.
     pub encode: Duration,
-    /// Publishing.
+    /// Time of publishing.
     pub publish: Duration,
 }
 
 impl EcObserver for Meters {
-    fn corrupt(&self, tier: Tier) {
+    fn corrupt(&self, tier: CacheTier) {
         self.corrupt.get_or_create(&vec![("tier", tier.as_str().to_owned())]).inc();
     }
 
-    // An encoder only publishes: whether an output was there is counted where it is looked for.
-    fn hit(&self, _: Tier) {}
-    fn miss(&self, _: Tier) {}
+    // An encoder only publishes; hits and misses are counted by the readers.
+    fn hit(&self, _: CacheTier) {}
+    fn miss(&self, _: CacheTier) {}
     fn published(&self, _: usize, _: Duration) {}
     fn loaded(&self, _: usize, _: Duration) {}
 }

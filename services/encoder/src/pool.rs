@@ -1,52 +1,66 @@
 //! Preprocessing on a CPU pool beside compute, behind the bound on admitted jobs.
 
-use crate::load::{Load, Ticket};
+use crate::load::{JobLoad, LoadTracker};
 use crate::meters::Meters;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::task::TaskTracker;
 use triptych_core::limits::Limits;
 use triptych_core::timeline::COMPUTE;
 use triptych_core::{Failure, FailureClass, ItemOptions, Modality};
 use triptych_models::preprocess::{EncoderInput, Preprocess};
 
-/// The shortest and the longest pause that a caller is told when all places are taken.
-const COME_BACK: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
+/// Bounds of the retry-after time when all permits are taken.
+const RETRY_AFTER: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
 
-/// The pool and the bound.
+/// CPU pool and bound on jobs.
 pub struct PreprocessPool {
     threads: Arc<Semaphore>,
     jobs: Arc<Semaphore>,
     max_jobs: usize,
     limits: Arc<Limits>,
     meters: Arc<Meters>,
-    load: Load,
+    load: LoadTracker,
+    /// Task group that drain waits for.
+    tasks: TaskTracker,
 }
 
-/// One job's place. Dropping it gives the place back.
-pub struct Place {
+/// Sizes of the pool, and the bound on jobs.
+pub struct PoolConfig {
+    /// Items preprocessed at once; 0: the machine's cores.
+    pub threads: usize,
+    /// Jobs admitted at once; one more is Overloaded.
+    pub max_jobs: usize,
+    /// Limits on items.
+    pub limits: Limits,
+}
+
+/// Permit of one job. Released when dropped.
+pub struct JobPermit {
     _permit: OwnedSemaphorePermit,
     meters: Arc<Meters>,
-    ticket: Ticket,
+    load: JobLoad,
 }
 
-impl Place {
-    /// The job in the worker's load.
-    pub fn ticket(&self) -> &Ticket {
-        &self.ticket
+impl JobPermit {
+    /// The job's entry in the load.
+    pub fn load(&self) -> &JobLoad {
+        &self.load
     }
 }
 
-impl Drop for Place {
+impl Drop for JobPermit {
     fn drop(&mut self) {
         self.meters.left();
     }
 }
 
 impl PreprocessPool {
-    /// A pool of `threads` (0: the machine's cores) behind a bound of `max_jobs`.
-    pub fn new(threads: usize, max_jobs: usize, limits: Limits, meters: Arc<Meters>) -> Self {
+    /// A pool of `threads` threads behind a bound of `max_jobs` jobs.
+    pub fn new(config: PoolConfig, meters: Arc<Meters>, tasks: TaskTracker) -> Self {
+        let PoolConfig { threads, max_jobs, limits } = config;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if threads == 0 { cores } else { threads };
         Self {
@@ -54,33 +68,34 @@ impl PreprocessPool {
             jobs: Arc::new(Semaphore::new(max_jobs.min(Semaphore::MAX_PERMITS))),
             max_jobs,
             limits: Arc::new(limits),
-            load: Load::new(max_jobs, meters.backlog()),
+            load: LoadTracker::new(max_jobs, meters.backlog()),
             meters,
+            tasks,
         }
     }
 
-    /// The jobs that have places, as watchers see them.
-    pub fn load(&self) -> &Load {
+    /// Load of the admitted jobs.
+    pub fn load(&self) -> &LoadTracker {
         &self.load
     }
 
-    /// A place for one job of so many bytes, held until it is published.
+    /// A permit for one job of `bytes` bytes, held until its output is published.
     ///
     /// # Errors
-    /// Overloaded when all places are taken, with the time after which half of the queue should be done.
-    pub fn admit(&self, model: &str, modality: Modality, bytes: usize) -> Result<Arc<Place>, Failure> {
+    /// Overloaded when all permits are taken, with the predicted time of half the queue as retry-after.
+    pub fn admit(&self, model: &str, modality: Modality, bytes: usize) -> Result<Arc<JobPermit>, Failure> {
         let full = |_| {
             let message = format!("the encoder has {} jobs already, its limit", self.max_jobs);
-            let pause = (self.load.queued() / 2).clamp(COME_BACK.0, COME_BACK.1);
+            let pause = (self.load.queued() / 2).clamp(RETRY_AFTER.0, RETRY_AFTER.1);
             Failure::new(FailureClass::Overloaded, message).with_retry_after(pause)
         };
         let permit = self.jobs.clone().try_acquire_owned().map_err(full)?;
         self.meters.admitted();
-        let ticket = self.load.admit(model, modality, bytes);
-        Ok(Arc::new(Place { _permit: permit, meters: self.meters.clone(), ticket }))
+        let load = self.load.admit(model, modality, bytes);
+        Ok(Arc::new(JobPermit { _permit: permit, meters: self.meters.clone(), load }))
     }
 
-    /// Preprocesses one item; returns how long the work itself took.
+    /// Preprocesses one item; returns the input and the time of the work itself.
     ///
     /// # Errors
     /// The item's own fault, or Internal if the preprocessor panicked.
@@ -94,7 +109,7 @@ impl PreprocessPool {
         let threads = self.threads.clone().acquire_owned().await;
         let permit = threads.map_err(|_| Failure::unavailable("the encoder is stopping"))?;
         let limits = self.limits.clone();
-        let work = tokio::task::spawn_blocking(move || {
+        let work = self.tasks.spawn_blocking(move || {
             let _permit = permit;
             let _span = tracing::trace_span!(target: COMPUTE, "preprocess").entered();
             let start = Instant::now();

@@ -1,6 +1,6 @@
-//! The gRPC service: what this worker serves, its jobs as events, its load.
+//! The gRPC service: description, jobs as streams of events, and load.
 
-use crate::job::{Encoders, Progress, ServedModel};
+use crate::job::{EncoderState, JobProgress, ServedEncoder};
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use std::sync::Arc;
@@ -10,26 +10,26 @@ use triptych_core::{EncodedItem, Failure, Fingerprint, Modality};
 use triptych_proto::v1;
 use triptych_proto::v1::encode_event::Kind;
 use triptych_proto::v1::encoder_worker_server::EncoderWorker;
-use triptych_runtime::flights::{Boarding, Seat};
+use triptych_runtime::single_flight::{CallRole, Subscription};
 use triptych_runtime::{status, trace_context};
 
-/// The service.
-pub struct Service(Arc<Encoders>);
+/// gRPC service of an encoder worker.
+pub struct Service(Arc<EncoderState>);
 
 impl Service {
-    /// Wraps the worker's parts.
-    pub fn new(encoders: Encoders) -> Self {
+    /// Wraps the worker's state.
+    pub fn new(encoders: EncoderState) -> Self {
         Self(Arc::new(encoders))
     }
 
     fn describe(&self) -> v1::DescribeResponse {
         let encoder =
-            |m: &ServedModel, modality: &Modality, fingerprint: &Fingerprint| v1::worker_model::Encoder {
+            |m: &ServedEncoder, modality: &Modality, fingerprint: &Fingerprint| v1::worker_model::Encoder {
                 modality: v1::Modality::from(*modality).into(),
                 fingerprint: fingerprint.as_bytes().to_vec().into(),
                 takes_prompt: m.preprocess.takes_prompt(),
             };
-        let model = |(name, m): (&String, &ServedModel)| v1::WorkerModel {
+        let model = |(name, m): (&String, &ServedEncoder)| v1::WorkerModel {
             name: name.clone(),
             family: m.family.clone(),
             encoders: m.encoders.iter().map(|(modality, (f, _))| encoder(m, modality, f)).collect(),
@@ -67,12 +67,12 @@ impl EncoderWorker for Service {
         trace_context::adopt(&span, request.metadata());
         let request = request.into_inner();
         let model = request.model.clone();
-        let begun = span.in_scope(|| {
-            let begun = self.0.begin(request);
-            begun.inspect_err(|failure| self.0.count(&model, failure.class.as_str(), Some(failure)))
+        let started = span.in_scope(|| {
+            let started = self.0.begin(request);
+            started.inspect_err(|failure| self.0.count(&model, failure.class.as_str(), Some(failure)))
         });
-        let (seat, boarding) = begun.map_err(|failure| status::to_status(&failure))?;
-        Ok(Response::new(events(seat, boarding)))
+        let (subscription, role) = started.map_err(|failure| status::to_status(&failure))?;
+        Ok(Response::new(events(subscription, role)))
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
@@ -80,31 +80,35 @@ impl EncoderWorker for Service {
     }
 }
 
-/// What a caller has still to be told of its job. A caller that goes away drops it, and with the last one the job.
-enum Telling {
-    Both(Seat<Progress>),
-    End(Seat<Progress>),
+/// Events of a job that a caller has not received yet. A caller that goes away drops it, and with the last one
+/// the job.
+enum EventCursor {
+    Both(Subscription<JobProgress>),
+    End(Subscription<JobProgress>),
     Nothing,
 }
 
-/// The events of a job for one of its callers.
-fn events(seat: Seat<Progress>, boarding: Boarding) -> BoxStream<'static, Result<v1::EncodeEvent, Status>> {
-    stream::unfold(Telling::Both(seat), move |telling| async move {
-        match telling {
-            Telling::Both(mut seat) => {
-                let progress = seat.until(|p| p.announced.is_some() || p.ended.is_some()).await;
+/// Events of a job for one of its callers.
+fn events(
+    subscription: Subscription<JobProgress>,
+    role: CallRole,
+) -> BoxStream<'static, Result<v1::EncodeEvent, Status>> {
+    stream::unfold(EventCursor::Both(subscription), move |cursor| async move {
+        match cursor {
+            EventCursor::Both(mut subscription) => {
+                let progress = subscription.until(|p| p.announced.is_some() || p.ended.is_some()).await;
                 match progress {
-                    Some(Progress { announced: Some(item), .. }) => {
-                        Some((Ok(announced(&item)), Telling::End(seat)))
+                    Some(JobProgress { announced: Some(item), .. }) => {
+                        Some((Ok(announced(&item)), EventCursor::End(subscription)))
                     }
-                    other => Some((end(other, boarding), Telling::Nothing)),
+                    other => Some((end(other, role), EventCursor::Nothing)),
                 }
             }
-            Telling::End(mut seat) => {
-                let progress = seat.until(|p| p.ended.is_some()).await;
-                Some((end(progress, boarding), Telling::Nothing))
+            EventCursor::End(mut subscription) => {
+                let progress = subscription.until(|p| p.ended.is_some()).await;
+                Some((end(progress, role), EventCursor::Nothing))
             }
-            Telling::Nothing => None,
+            EventCursor::Nothing => None,
         }
     })
     .boxed()
@@ -114,10 +118,10 @@ fn announced(item: &EncodedItem) -> v1::EncodeEvent {
     v1::EncodeEvent { kind: Some(Kind::Announced(item.into())) }
 }
 
-fn end(progress: Option<Progress>, boarding: Boarding) -> Result<v1::EncodeEvent, Status> {
-    let lost = || Err(Failure::internal("a job ended without a word"));
+fn end(progress: Option<JobProgress>, role: CallRole) -> Result<v1::EncodeEvent, Status> {
+    let lost = || Err(Failure::internal("a job ended without a result"));
     let response = progress.and_then(|p| p.ended).unwrap_or_else(lost);
     let mut response = response.map_err(|failure| status::to_status(&failure))?;
-    response.shared |= boarding == Boarding::Joined;
+    response.shared |= role == CallRole::Follower;
     Ok(v1::EncodeEvent { kind: Some(Kind::Ready(response)) })
 }

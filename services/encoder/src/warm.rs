@@ -1,4 +1,4 @@
-//! A first forward before the worker is ready, so that no request pays for it: pages are touched, kernels are chosen.
+//! A first forward before the worker is ready, so that no request pays for touching pages and choosing kernels.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -7,8 +7,8 @@ use triptych_core::{ItemOptions, Modality};
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::Preprocess;
 
-/// Encodes the smallest item of its kind. One that does not encode says nothing of the items of requests: it is told
-/// to the operator, and the worker starts all the same.
+/// Encodes the smallest item of a modality. A failure is logged, and the worker starts all the same: items of
+/// requests may still encode.
 pub fn warm_up(encoder: &mut dyn Encoder, preprocess: &dyn Preprocess, modality: Modality) {
     let began = Instant::now();
     let options =
@@ -77,7 +77,7 @@ mod tests {
     use triptych_models::{LoadFormat, Model, ModelSource};
 
     #[test]
-    fn the_smallest_items_are_what_they_say() {
+    fn the_smallest_items_are_valid_files() {
         for (case, modality) in [
             ("qwen2_vl_two_images", Modality::Image),
             ("whisper_multilingual", Modality::Audio),

@@ -1,11 +1,11 @@
-//! The process: load, serve, drain.
+//! The encoder worker's process: load, serve, drain.
 
-use crate::batcher::{BatchLimits, Batcher, Rules};
-use crate::fences::Fences;
-use crate::job::{Encoders, ServedModel};
-use crate::load::Load;
+use crate::batcher::{BatchLimits, Batcher, BatcherConfig};
+use crate::fences::FenceTable;
+use crate::job::{EncoderState, ServedEncoder};
+use crate::load::LoadTracker;
 use crate::meters::Meters;
-use crate::pool::PreprocessPool;
+use crate::pool::{PoolConfig, PreprocessPool};
 use crate::service::Service;
 use crate::warm::warm_up;
 use std::collections::HashMap;
@@ -19,34 +19,34 @@ use triptych_ec::connector::{ConnectorSettings, Publish, WorkerRole, connect};
 use triptych_ec::object::MacKeys;
 use triptych_ec::server::EcObjectsService;
 use triptych_ec::store::EcStore;
-use triptych_ec::store::peer::{Shelf, ShelfSettings};
+use triptych_ec::store::peer::{PeerCache, PeerCacheSettings};
 use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::{Model, ModelError, ModelSource};
 use triptych_proto::v1::encoder_worker_server::EncoderWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
-use triptych_runtime::door::Door;
-use triptych_runtime::flights::Flights;
-use triptych_runtime::serve::{Beside, ServeError, serve_beside};
-use triptych_runtime::turnstile::Turnstile;
+use triptych_runtime::compute_arbiter::ComputeArbiter;
+use triptych_runtime::listener::Listener;
+use triptych_runtime::serve::{ColocatedServices, ServeError, serve_colocated};
+use triptych_runtime::single_flight::SingleFlight;
 use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Settings of an encoder worker.
 pub struct EncoderConfig {
     /// Name in logs and Describe.
     pub worker_id: WorkerId,
-    /// Where it answers gRPC.
-    pub grpc: Door,
-    /// Where it answers `/metrics` and the probes; `None`: nowhere.
+    /// Listener for gRPC.
+    pub grpc: Listener,
+    /// Listener for `/metrics` and the probes; `None`: none.
     pub admin: Option<TcpListener>,
-    /// What it serves.
+    /// Models to serve.
     pub models: Vec<ModelSource>,
-    /// Where encoder outputs go.
+    /// Store for encoder outputs.
     pub store: Arc<dyn EcStore>,
-    /// How it computes.
+    /// Compute settings.
     pub compute: ComputeConfig,
     /// Element types of published rows.
     pub dtype: RowTypes,
-    /// With which outputs are signed.
+    /// Keys that sign outputs.
     pub mac_keys: MacKeys,
     /// Limits on items.
     pub limits: Limits,
@@ -56,44 +56,44 @@ pub struct EncoderConfig {
     pub max_jobs: usize,
     /// Items preprocessed at once. Default: the machine's cores.
     pub preprocess_threads: usize,
-    /// Rows that are kept after they were published, in bytes; an item that is asked for again meanwhile is not
-    /// encoded again, and is published again if the store lost it. Default 256 MiB; 0: none.
+    /// Budget for the cache of published rows, in bytes. A cached item is not encoded again, and is published
+    /// again if the store lost it. Default 256 MiB; 0: no cache.
     pub rows_budget_bytes: usize,
-    /// `host:port` at which the PD workers reach this worker, to read outputs straight from its memory; `None`: they
-    /// read them from the store only, and a job is done when the store has its output.
+    /// `host:port` at which PD workers reach this worker to read outputs from its memory. `None`: they read from
+    /// the store only, and a job is done when the store has its output.
     pub advertise: Option<String>,
-    /// What is held in memory for them. Used with `advertise`.
-    pub shelf: ShelfSettings,
+    /// Settings of the outputs held in memory. Used with `advertise`.
+    pub peer_cache: PeerCacheSettings,
 }
 
 /// The worker cannot start, or its server ended.
 #[derive(Debug, Error)]
 pub enum EncoderError {
-    /// A model directory cannot be served.
+    /// A model that cannot be served.
     #[error("cannot load the encoder of {dir}: {source}")]
     Model {
-        /// The directory.
+        /// Model directory.
         dir: String,
-        /// Why.
+        /// Cause.
         source: ModelError,
     },
-    /// The gRPC server ended.
+    /// End of the gRPC server.
     #[error(transparent)]
     Serve(#[from] ServeError),
-    /// A thread died while loading.
+    /// A loading thread panicked.
     #[error("loading ended early: {0}")]
     Loading(#[from] tokio::task::JoinError),
 }
 
-/// What encoders need to be held by a process that has a server and a connector of its own.
+/// Settings of encoders in a process that has a server and a connector of its own.
 pub struct EmbeddedConfig {
     /// Name in logs and Describe.
     pub worker_id: WorkerId,
-    /// What it serves.
+    /// Models to serve.
     pub models: Vec<ModelSource>,
-    /// The store below the connector, for its description.
+    /// Store below the connector, for the description.
     pub store: Arc<dyn EcStore>,
-    /// How it computes; an engine beside it takes the same threads in turn.
+    /// Compute settings; an engine beside it takes the same threads in turn.
     pub compute: ComputeConfig,
     /// Element types of published rows.
     pub dtype: RowTypes,
@@ -101,18 +101,18 @@ pub struct EmbeddedConfig {
     pub limits: Limits,
     /// Bounds of a batch.
     pub batch: BatchLimits,
-    /// Through which forwards take turns with the engines of the process; `None`: it has none.
-    pub turnstile: Option<Turnstile>,
+    /// Compute arbiter shared with the engines of the process; `None`: no engines.
+    pub arbiter: Option<ComputeArbiter>,
     /// Jobs admitted at once, waiting ones included; one more is Overloaded. Default 256.
     pub max_jobs: usize,
     /// Items preprocessed at once. Default: the machine's cores.
     pub preprocess_threads: usize,
-    /// The shelf of the connector, and the address at which others read from it; `None`: from the store only.
-    pub shelf: Option<(Arc<Shelf>, String)>,
+    /// Peer cache of the connector, and the address at which others read from it; `None`: from the store only.
+    pub peer_cache: Option<(Arc<PeerCache>, String)>,
 }
 
-/// The encoders' service, for a process that answers it beside its own. What they make stays in `connector`'s rows, so
-/// whoever loads through it finds it there at once; and it is published.
+/// The encoders' service, for a process that serves it beside its own. Outputs are published, and stay in
+/// `connector`'s rows, so that loads through it find them at once.
 ///
 /// # Errors
 /// [`EncoderError`] for a model that cannot be served.
@@ -121,12 +121,12 @@ pub async fn embedded(
     connector: WorkerRole,
     drain: Drain,
     metrics: MetricsRegistry,
-) -> Result<Beside, EncoderError> {
+) -> Result<ColocatedServices, EncoderError> {
     let meters = Arc::new(Meters::new(&metrics));
     // Nothing is served while it loads.
     let service = config.load(connector, meters, drain).await?;
-    Ok(service.map_or_else(Beside::default, |(service, load)| {
-        Beside::default().with(service).with_load(move || load.report())
+    Ok(service.map_or_else(ColocatedServices::default, |(service, load)| {
+        ColocatedServices::default().with(service).with_load(move || load.report())
     }))
 }
 
@@ -140,12 +140,15 @@ pub async fn run(config: EncoderConfig, drain: Drain, metrics: MetricsRegistry) 
     if let Some(listener) = config.admin {
         admin::spawn(listener, admin::router(readiness.clone(), metrics), &drain);
     }
-    let shelf = config.advertise.map(|at| (Arc::new(Shelf::new(config.shelf, &config.limits)), at));
-    let mut beside = Beside::default();
-    if let Some((shelf, _)) = &shelf {
-        beside = beside.with(EcObjectsService::into_server(shelf.clone(), &config.limits));
+    let peer_cache =
+        config.advertise.map(|at| (Arc::new(PeerCache::new(config.peer_cache, &config.limits)), at));
+    let mut beside = ColocatedServices::default();
+    if let Some((peer_cache, _)) = &peer_cache {
+        beside = beside.with(EcObjectsService::into_server(peer_cache.clone(), &config.limits));
     }
-    let publish = shelf.as_ref().map_or(Publish::Through, |(shelf, _)| Publish::Behind(shelf.clone()));
+    let publish = peer_cache
+        .as_ref()
+        .map_or(Publish::WriteThrough, |(peer_cache, _)| Publish::WriteBehind(peer_cache.clone()));
     let settings = ConnectorSettings {
         limits: config.limits.clone(),
         local_budget_bytes: config.rows_budget_bytes,
@@ -162,46 +165,53 @@ pub async fn run(config: EncoderConfig, drain: Drain, metrics: MetricsRegistry) 
         dtype: config.dtype,
         limits: config.limits,
         batch: config.batch,
-        turnstile: None,
+        arbiter: None,
         max_jobs: config.max_jobs,
         preprocess_threads: config.preprocess_threads,
-        shelf,
+        peer_cache,
     };
     let loaded = parts.load(connector.clone(), meters, drain.clone()).await?;
     let Some((service, _)) = loaded else { return Ok(()) };
-    serve_beside(service, beside, config.grpc, readiness, drain).await?;
+    serve_colocated(service, beside, config.grpc, readiness, drain).await?;
     connector.drain().await;
     Ok(())
 }
 
 impl EmbeddedConfig {
-    /// The service and its load, or nothing if the process was told to stop while weights were loaded.
+    /// Service and its load; `None` if the process was stopped while weights were loaded.
     async fn load(
         self,
         connector: WorkerRole,
         meters: Arc<Meters>,
         drain: Drain,
-    ) -> Result<Option<(EncoderWorkerServer<Service>, Load)>, EncoderError> {
-        let (compute, dtype, sources) = (self.compute, self.dtype, self.models);
+    ) -> Result<Option<(EncoderWorkerServer<Service>, LoadTracker)>, EncoderError> {
+        let compute = self.compute;
+        let dtype = self.dtype;
+        let sources = self.models;
         let loading = tokio::task::spawn_blocking(move || load_all(&sources, compute, &dtype));
         let models = tokio::select! {
             loaded = loading => loaded??,
-            // What was loaded so far goes with the process.
+            // The loading thread is not in the drain group: draining need not wait for weights that are then
+            // dropped.
             () = drain.stopping() => {
                 tracing::info!("stopped while weights were loaded");
                 return Ok(None);
             }
         };
-        let gate = self.turnstile.as_ref().map(Turnstile::encoder);
-        let rules = Rules { limits: self.batch, gate };
-        let models = models.into_iter().map(|m| m.start(&rules, &meters)).collect::<HashMap<_, _>>();
+        let arbiter = self.arbiter.as_ref().map(ComputeArbiter::encoder);
+        let batcher = BatcherConfig { limits: self.batch, arbiter };
+        let models = models.into_iter().map(|m| m.start(&batcher, &meters)).collect::<HashMap<_, _>>();
         for name in models.keys() {
             tracing::info!(model = %name, "encoder ready");
         }
-        let pool =
-            PreprocessPool::new(self.preprocess_threads, self.max_jobs, self.limits.clone(), meters.clone());
+        let pool = PoolConfig {
+            threads: self.preprocess_threads,
+            max_jobs: self.max_jobs,
+            limits: self.limits.clone(),
+        };
+        let pool = PreprocessPool::new(pool, meters.clone(), drain.tasks().clone());
         let load = pool.load().clone();
-        let service = Service::new(Encoders {
+        let service = Service::new(EncoderState {
             worker_id: self.worker_id,
             models,
             pool,
@@ -209,9 +219,9 @@ impl EmbeddedConfig {
             store: self.store,
             meters,
             drain: drain.clone(),
-            flights: Flights::new(drain.tasks().clone()),
-            fences: Fences::default(),
-            shelf: self.shelf,
+            flights: SingleFlight::new(drain.tasks().clone()),
+            fences: FenceTable::default(),
+            peer_cache: self.peer_cache,
         });
         let service = EncoderWorkerServer::new(service)
             .max_decoding_message_size(self.limits.max_item_bytes.saturating_add(1 << 20))
@@ -220,8 +230,8 @@ impl EmbeddedConfig {
     }
 }
 
-/// A model whose weights are loaded and whose thread is not started.
-struct Loaded {
+/// A model with loaded weights, before its threads are started.
+struct LoadedModel {
     model: Model,
     encoders: Vec<LoadedEncoder>,
     dtype: DType,
@@ -237,7 +247,7 @@ fn load_all(
     sources: &[ModelSource],
     compute: ComputeConfig,
     dtype: &RowTypes,
-) -> Result<Vec<Loaded>, EncoderError> {
+) -> Result<Vec<LoadedModel>, EncoderError> {
     let failed = |source: &ModelSource| {
         let dir = source.dir.display().to_string();
         move |source| EncoderError::Model { dir, source }
@@ -250,7 +260,7 @@ fn load_all(
     Ok(loaded)
 }
 
-fn load(source: &ModelSource, compute: &Compute, types: &RowTypes) -> Result<Loaded, ModelError> {
+fn load(source: &ModelSource, compute: &Compute, types: &RowTypes) -> Result<LoadedModel, ModelError> {
     let model = Model::open(source)?;
     let dtype = types.of(model.name().as_str());
     let mut encoders = Vec::new();
@@ -260,17 +270,17 @@ fn load(source: &ModelSource, compute: &Compute, types: &RowTypes) -> Result<Loa
         warm_up(&mut *encoder, &*model.preprocess(), modality);
         encoders.push(LoadedEncoder { modality, fingerprint, encoder });
     }
-    Ok(Loaded { model, encoders, dtype })
+    Ok(LoadedModel { model, encoders, dtype })
 }
 
-impl Loaded {
-    fn start(self, rules: &Rules, meters: &Arc<Meters>) -> (String, ServedModel) {
+impl LoadedModel {
+    fn start(self, batcher: &BatcherConfig, meters: &Arc<Meters>) -> (String, ServedEncoder) {
         let name = self.model.name().to_string();
         let encoders = self.encoders.into_iter().map(|e| {
             let label = format!("{name}-{}", e.modality);
-            (e.modality, (e.fingerprint, Batcher::spawn(label, e.encoder, rules.clone(), meters.clone())))
+            (e.modality, (e.fingerprint, Batcher::spawn(label, e.encoder, batcher.clone(), meters.clone())))
         });
-        let served = ServedModel {
+        let served = ServedEncoder {
             family: self.model.family().to_owned(),
             preprocess: self.model.preprocess(),
             encoders: encoders.collect(),

@@ -104,7 +104,7 @@ fn mismatch(declared: &EncodedItem, arrived: &EncodedItem) -> Option<Failure> {
     if identity(declared) == identity(arrived) {
         return None;
     }
-    let text = "an item's encoder output is not what its description says";
+    let text = "an item's encoder output does not match its metadata";
     let detail = format!("declared {declared:?}, arrived {arrived:?}");
     Some(Failure::new(FailureClass::Mismatch, text).with_detail(detail))
 }

@@ -74,7 +74,7 @@ impl Runner {
         for projection in &plan.projections {
             let first = projection.key.first_row as usize;
             let rows = f32_rows(&projection.output, first..first + projection.key.n_rows as usize)?;
-            self.decoder.project_cross(&rows, &projection.slots)?;
+            self.decoder.project_cross(rows, &projection.slots)?;
         }
         if plan.token_ids.is_empty() {
             return Ok(Vec::new());

@@ -24,7 +24,7 @@ pub struct EncoderInput {
     pub extent: Extent,
     /// Rows the encoder will make of it.
     pub n_tokens: u32,
-    /// The values.
+    /// Values in the layout of the stem.
     pub features: Features,
 }
 

@@ -32,7 +32,7 @@ pub struct ItemSpan {
     pub item: ItemIdx,
     /// First token of the span.
     pub first_token: u32,
-    /// Tokens, as many as rows.
+    /// Number of tokens, the same as of rows.
     pub n_tokens: u32,
 }
 
@@ -41,9 +41,9 @@ pub struct ItemSpan {
 pub struct CrossInput {
     /// The item.
     pub item: ItemIdx,
-    /// First row.
+    /// First row, from 0.
     pub first_row: u32,
-    /// Rows.
+    /// Number of rows.
     pub n_rows: u32,
     /// First token that attends to them: earlier ones skip the layers that cross-attend. 0: every token does.
     pub first_token: u32,
@@ -89,9 +89,9 @@ pub struct PreparedSequence {
 /// Defaults of a model, from `generation_config.json`, for what a request leaves open.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplingDefaults {
-    /// 0 when the model's default is greedy.
+    /// Temperature; 0 when the model's default is greedy.
     pub temperature: f32,
-    /// Nucleus.
+    /// Nucleus: probability mass that tokens are sampled from, above 0 up to 1.
     pub top_p: f32,
     /// Top k; `None`: all.
     pub top_k: Option<u32>,

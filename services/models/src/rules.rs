@@ -12,9 +12,9 @@ use std::sync::Arc;
 /// The tokens that may be chosen next.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct LogitRules {
-    /// Never chosen.
+    /// Tokens that are never chosen.
     pub suppress: Arc<[u32]>,
-    /// Not chosen as the first free token.
+    /// Tokens that are not chosen as the first free token.
     pub begin_suppress: Arc<[u32]>,
     /// For generated token `i`, the only ones allowed: forced tokens have one, language detection many.
     /// Free generation starts after these.

@@ -174,11 +174,11 @@ impl CrossSpec {
 pub struct StackSpec {
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Layers.
+    /// Number of layers.
     pub n_layers: usize,
     /// Self-attention, and cross-attention where there is one.
     pub attention: AttentionSpec,
-    /// Feed-forward.
+    /// Feed-forward block of each layer.
     pub feed_forward: FeedForwardSpec,
     /// Every norm of the stack.
     pub norm: NormSpec,
@@ -202,20 +202,20 @@ pub struct AttentionSpec {
 /// Projections of an attention that have a bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionBias {
-    /// Queries.
+    /// Bias of the query projection.
     pub q: bool,
-    /// Keys.
+    /// Bias of the key projection.
     pub k: bool,
-    /// Values.
+    /// Bias of the value projection.
     pub v: bool,
-    /// Output.
+    /// Bias of the output projection.
     pub out: bool,
 }
 
 /// A feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FeedForwardSpec {
-    /// Inner width.
+    /// Inner width, in values.
     pub width: usize,
     /// One matrix in, or two with one gating the other.
     pub kind: FeedForwardKind,
@@ -248,12 +248,12 @@ pub struct NormSpec {
 }
 
 impl NormSpec {
-    /// Mean and variance, with a bias.
+    /// Layer norm, with a bias.
     pub const fn layer(eps: f32) -> Self {
         Self { kind: NormKind::Layer, eps, bias: true }
     }
 
-    /// Root mean square.
+    /// RMS norm, without a bias.
     pub const fn rms(eps: f32) -> Self {
         Self { kind: NormKind::Rms, eps, bias: false }
     }

@@ -1,9 +1,10 @@
-//! News of several sequences, put back in the order of the answer.
+//! Outputs of several sequences, put back in the order of the response.
 //!
-//! The windows of a long sound run at the same time; the answer is what they say one after the other. News of
-//! a later window wait until the earlier ones have ended.
+//! The windows of a long audio clip run at the same time; the completion is their output in order. Outputs of a
+//! later window wait until the earlier ones have ended.
 
-use crate::speech::{Told, WindowSegments};
+use crate::request::ChoiceWindow;
+use crate::speech::{SegmentCollector, SettledWindow};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,54 +15,45 @@ use triptych_models::prompt::PreparedSequence;
 use triptych_models::tokenization::Tokenizer;
 use triptych_proto::v1;
 
-/// Where a sequence stands in the answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Which answer.
-    pub choice: u32,
-    /// Which window of it.
-    pub window: usize,
-}
-
-/// Whether the client asked for log-probabilities; speech computes them in any case.
+/// Whether log-probabilities are sent; speech computes them in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logprobs {
-    /// Report them.
+    /// Send them.
     Report,
-    /// Keep them.
+    /// Drop them.
     Hide,
 }
 
-/// Puts news in order.
+/// Puts the outputs of sequences in order.
 pub struct Assembler {
-    places: HashMap<SequenceId, Place>,
-    choices: Vec<Choice>,
+    positions: HashMap<SequenceId, ChoiceWindow>,
+    choices: Vec<AssembledChoice>,
     tokenizer: Arc<Tokenizer>,
     logprobs: Logprobs,
-    totals: Totals,
-    /// Answers that another worker ended: their tokens count, their times do not.
-    had_ended: HashSet<u32>,
+    totals: UsageTotals,
+    /// Choices that another worker ended: their tokens count, their times do not.
+    ended_elsewhere: HashSet<u32>,
 }
 
-struct Choice {
-    /// The window whose news are passed on.
+struct AssembledChoice {
+    /// Window whose outputs are released.
     current: usize,
-    windows: Vec<Window>,
+    windows: Vec<AssembledWindow>,
     hit_length: bool,
 }
 
-struct Window {
-    segments: WindowSegments,
-    /// What takes their place, when it was found elsewhere.
-    given: Option<Vec<v1::Segment>>,
-    held: VecDeque<Output>,
+struct AssembledWindow {
+    segments: SegmentCollector,
+    /// Segments that a window buffer settled; they replace the collected ones.
+    settled_segments: Option<Vec<v1::Segment>>,
+    buffer: VecDeque<Output>,
     /// Leading generated tokens that are task tokens, if the first names the language; else 0.
     n_steps: usize,
     first_token: Option<u32>,
 }
 
 #[derive(Default)]
-struct Totals {
+struct UsageTotals {
     prompt_tokens: usize,
     cached_tokens: usize,
     drafted_tokens: usize,
@@ -75,12 +67,12 @@ struct Totals {
 }
 
 impl Assembler {
-    /// Expects news of `n` answers, each over all of `windows`.
+    /// Expects outputs of `n` choices, each over all of `windows`.
     pub fn new(windows: &[PreparedSequence], n: u32, tokenizer: Arc<Tokenizer>, logprobs: Logprobs) -> Self {
-        let window = |w: &PreparedSequence| Window {
-            segments: WindowSegments::new(w),
-            given: None,
-            held: VecDeque::new(),
+        let window = |w: &PreparedSequence| AssembledWindow {
+            segments: SegmentCollector::new(w),
+            settled_segments: None,
+            buffer: VecDeque::new(),
             n_steps: w
                 .rules
                 .steps
@@ -88,24 +80,27 @@ impl Assembler {
                 .map_or(0, |first| if first.len() > 1 { w.rules.steps.len() } else { 0 }),
             first_token: None,
         };
-        let choice =
-            |_| Choice { current: 0, windows: windows.iter().map(window).collect(), hit_length: false };
+        let choice = |_| AssembledChoice {
+            current: 0,
+            windows: windows.iter().map(window).collect(),
+            hit_length: false,
+        };
         Self {
-            places: HashMap::new(),
+            positions: HashMap::new(),
             choices: (0..n).map(choice).collect(),
             tokenizer,
             logprobs,
-            totals: Totals::default(),
-            had_ended: HashSet::new(),
+            totals: UsageTotals::default(),
+            ended_elsewhere: HashSet::new(),
         }
     }
 
-    /// Says that an answer had ended elsewhere.
-    pub fn had_ended(&mut self, choice: u32) {
-        self.had_ended.insert(choice);
+    /// Marks a choice as ended on another worker.
+    pub fn ended_elsewhere(&mut self, choice: u32) {
+        self.ended_elsewhere.insert(choice);
     }
 
-    /// Says at which temperature windows are decoded.
+    /// Sets the temperature at which windows are decoded.
     pub fn at(mut self, temperature: f32) -> Self {
         for window in self.choices.iter_mut().flat_map(|c| &mut c.windows) {
             window.segments.set_temperature(temperature);
@@ -113,60 +108,62 @@ impl Assembler {
         self
     }
 
-    /// Says where a sequence stands.
-    pub fn place(&mut self, id: SequenceId, place: Place) {
-        self.places.insert(id, place);
+    /// Registers the position of a sequence.
+    pub fn position(&mut self, id: SequenceId, position: ChoiceWindow) {
+        self.positions.insert(id, position);
     }
 
-    /// Takes in a whole window that was put together elsewhere, and gives out what is in turn.
+    /// Takes in a settled window, and releases what is in order.
     ///
     /// # Errors
     /// None of its own.
-    pub fn tell(&mut self, told: Told) -> Result<Vec<v1::Delta>, Failure> {
-        let id = self.places.iter().find(|(_, place)| **place == told.place).map(|(id, _)| *id);
-        let choice = self.choices.get_mut(told.place.choice as usize);
-        let window = choice.and_then(|c| c.windows.get_mut(told.place.window));
+    pub fn push_window(&mut self, settled: SettledWindow) -> Result<Vec<v1::Delta>, Failure> {
+        let id =
+            self.positions.iter().find(|(_, position)| **position == settled.position).map(|(id, _)| *id);
+        let choice = self.choices.get_mut(settled.position.choice as usize);
+        let window = choice.and_then(|c| c.windows.get_mut(settled.position.window));
         let (Some(id), Some(window)) = (id, window) else { return Ok(Vec::new()) };
-        window.given = Some(told.segments);
-        let mut deltas = self.push(Output::Delta(id, told.delta))?;
-        deltas.extend(self.push(Output::Finished(id, told.finished))?);
+        window.settled_segments = Some(settled.segments);
+        let mut deltas = self.push(Output::Delta(id, settled.delta))?;
+        deltas.extend(self.push(Output::Finished(id, settled.finished))?);
         Ok(deltas)
     }
 
-    /// Whether every sequence has ended.
+    /// True if every sequence has ended.
     pub fn is_complete(&self) -> bool {
-        self.totals.ended == self.places.len()
+        self.totals.ended == self.positions.len()
     }
 
-    /// Takes news in and gives out what is in turn.
+    /// Takes in an output, and releases what is in order.
     ///
     /// # Errors
-    /// The failure of a sequence: the answer cannot be completed.
+    /// The failure of a sequence: the response cannot be completed.
     pub fn push(&mut self, output: Output) -> Result<Vec<v1::Delta>, Failure> {
-        let Some(place) = self.places.get(&output.id()).copied() else { return Ok(Vec::new()) };
+        let Some(position) = self.positions.get(&output.id()).copied() else { return Ok(Vec::new()) };
         match output {
             Output::Failed(_, failure) => return Err(failure),
             Output::Finished(_, ref finished) => {
-                self.totals.add(finished, place);
-                if !self.had_ended.contains(&place.choice) {
+                self.totals.add(finished, position);
+                if !self.ended_elsewhere.contains(&position.choice) {
                     self.totals.time(finished);
                 }
             }
             Output::Delta(..) | Output::Aligned(..) => {}
         }
-        let Some(choice) = self.choices.get_mut(place.choice as usize) else { return Ok(Vec::new()) };
-        if let Some(window) = choice.windows.get_mut(place.window) {
-            window.held.push_back(output);
+        let Some(choice) = self.choices.get_mut(position.choice as usize) else { return Ok(Vec::new()) };
+        if let Some(window) = choice.windows.get_mut(position.window) {
+            window.buffer.push_back(output);
         }
-        Ok(self.release(place.choice))
+        Ok(self.release(position.choice))
     }
 
-    /// Everything of a choice that is in turn.
+    /// Releases the outputs of a choice that are in order.
     fn release(&mut self, index: u32) -> Vec<v1::Delta> {
         let mut deltas = Vec::new();
-        let (tokenizer, logprobs) = (&self.tokenizer, self.logprobs);
+        let tokenizer = &self.tokenizer;
+        let logprobs = self.logprobs;
         let Some(choice) = self.choices.get_mut(index as usize) else { return deltas };
-        while let Some(output) = choice.windows.get_mut(choice.current).and_then(|w| w.held.pop_front()) {
+        while let Some(output) = choice.windows.get_mut(choice.current).and_then(|w| w.buffer.pop_front()) {
             let mut delta = match output {
                 Output::Delta(_, delta) => choice.pass(delta, logprobs),
                 Output::Finished(_, finished) => choice.end_window(&finished, tokenizer),
@@ -178,14 +175,14 @@ impl Assembler {
         deltas
     }
 
-    /// The language of the speech, if the model named one.
+    /// Language of the speech, if the model named one.
     pub fn language(&self) -> Option<String> {
         let window = self.choices.first()?.windows.first()?;
         let token = self.tokenizer.token(window.first_token.filter(|_| window.n_steps > 0)?)?;
         Some(token.strip_prefix("<|")?.strip_suffix("|>")?.to_owned())
     }
 
-    /// Token counts and times of the PD worker's stages. `arrived`: when the request did.
+    /// Token counts and stage times of the PD worker. `arrived`: time at which the request arrived.
     pub fn totals(&self, arrived: Instant) -> (v1::Usage, StageTimes) {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let usage = v1::Usage {
@@ -208,7 +205,7 @@ impl Assembler {
     }
 }
 
-impl Choice {
+impl AssembledChoice {
     fn pass(&mut self, delta: Delta, logprobs: Logprobs) -> v1::Delta {
         if let Some(window) = self.windows.get_mut(self.current) {
             window.segments.push(&delta.token_ids, &delta.logprobs);
@@ -228,8 +225,8 @@ impl Choice {
         let mut delta = v1::Delta::default();
         if let Some(window) = self.windows.get_mut(self.current).filter(|w| w.segments.is_speech()) {
             let segments = std::mem::take(&mut window.segments);
-            delta.segments = match window.given.take() {
-                Some(given) => given,
+            delta.segments = match window.settled_segments.take() {
+                Some(settled_segments) => settled_segments,
                 None => segments.finish(tokenizer, finished.no_speech_prob.unwrap_or(0.0)),
             };
         }
@@ -242,13 +239,13 @@ impl Choice {
     }
 }
 
-impl Totals {
-    fn add(&mut self, finished: &Finished, place: Place) {
+impl UsageTotals {
+    fn add(&mut self, finished: &Finished, position: ChoiceWindow) {
         self.ended += 1;
         self.completion_tokens += finished.n_generated;
         self.drafted_tokens += finished.n_drafted;
         self.accepted_tokens += finished.n_accepted;
-        if place.choice == 0 {
+        if position.choice == 0 {
             self.prompt_tokens += finished.n_prompt;
             self.cached_tokens += finished.n_cached;
         }

@@ -1,11 +1,12 @@
-//! The thread that owns an engine: commands in, steps, news out.
+//! The thread that owns an engine: commands in, steps, outputs out.
 //!
-//! Compute happens here and nowhere else, so no async worker ever waits for a step. The command queue has no
-//! bound of its own: admission in `service` bounds the requests, and each sends a fixed number of commands.
-//! News queue up at most one answer long, because an answer ends at its context.
+//! Compute happens here and nowhere else, so no async worker ever waits for a step. The command queue is
+//! unbounded in itself: admission in `service` bounds the requests, and each sends a fixed number of commands.
+//! An output queue holds at most one completion, because a completion ends at its context.
 
-use crate::meters::{Meters, TurnMeters};
+use crate::meters::{ArbiterMeters, Meters};
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,16 +18,16 @@ use tokio_util::sync::CancellationToken;
 use triptych_core::Failure;
 use triptych_core::clock::{Clock, SystemClock};
 use triptych_core::timeline::COMPUTE;
-use triptych_engine::{AlignJob, Arrival, Engine, Event, Output, Readiness, SequenceId, Stats};
-use triptych_runtime::turnstile::{EngineGate, Turnstile};
+use triptych_engine::{AlignJob, Engine, Event, NextStep, Output, SequenceId, SequenceRequest, Stats};
+use triptych_runtime::compute_arbiter::{ComputeArbiter, EngineRegistration};
 
 enum Command {
-    Start { arrival: Box<Arrival>, news: UnboundedSender<Output> },
-    Align { job: Box<AlignJob>, news: UnboundedSender<Output> },
-    Tell(Event),
+    Start { request: Box<SequenceRequest>, outputs: UnboundedSender<Output> },
+    Align { job: Box<AlignJob>, outputs: UnboundedSender<Output> },
+    Event(Event),
 }
 
-/// A handle on an engine's thread. The thread ends when the last handle is gone.
+/// Handle of an engine's thread, which ends when the last handle is dropped.
 #[derive(Clone)]
 pub struct Driver {
     commands: Sender<Command>,
@@ -34,119 +35,129 @@ pub struct Driver {
     stats: watch::Receiver<Stats>,
 }
 
-/// Answers that are written until this is dropped.
-pub struct RunningAnswers {
+/// Running sequences; dropping this aborts them.
+pub struct RunningSequences {
     ids: Vec<SequenceId>,
     driver: Driver,
 }
 
-impl Drop for RunningAnswers {
+impl Drop for RunningSequences {
     fn drop(&mut self) {
         for id in &self.ids {
-            // One that ended ignores it.
-            self.driver.tell(Event::Abort(*id));
+            // No effect on one that ended.
+            self.driver.send(Event::Abort(*id));
         }
     }
+}
+
+/// Parts of an engine's thread.
+pub struct DriverSetup {
+    /// The engine.
+    pub engine: Engine,
+    /// Metrics of its model.
+    pub meters: Meters,
+    /// Arbitration of compute between engines and encoders; `None`: no encoders in this process.
+    pub arbitration: Option<Arbitration>,
 }
 
 impl Driver {
     /// Starts the thread. `died` is cancelled if the engine panics: the process must then be replaced.
     ///
     /// # Errors
-    /// If the machine gives no thread.
-    pub fn spawn(
-        name: &str,
-        engine: Engine,
-        (meters, turns): (Meters, Option<Turns>),
-        died: CancellationToken,
-    ) -> std::io::Result<Self> {
+    /// The system refuses a thread.
+    pub fn spawn(name: &str, setup: DriverSetup, died: CancellationToken) -> std::io::Result<Self> {
+        let DriverSetup { engine, meters, arbitration } = setup;
         let (commands, inbox) = channel();
         let meters = meters.since(engine.stats());
-        let (told, stats) = watch::channel(engine.stats());
-        let thread =
-            Thread { engine, turns, inbox, routes: HashMap::new(), meters, told, clock: SystemClock };
+        let (stats_sender, stats) = watch::channel(engine.stats());
+        let thread = EngineThread {
+            engine,
+            arbitration,
+            inbox,
+            routes: HashMap::new(),
+            meters,
+            stats: stats_sender,
+            clock: SystemClock,
+        };
         std::thread::Builder::new().name(format!("engine-{name}")).spawn(move || thread.run(&died))?;
         Ok(Self { commands, next_id: Arc::default(), stats })
     }
 
-    /// A name that no other sequence of this engine has.
+    /// An id that no other sequence of this engine has.
     pub fn next_id(&self) -> SequenceId {
         SequenceId(self.next_id.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// What the engine held after its latest step.
+    /// Statistics after the latest step.
     pub fn stats(&self) -> Stats {
         *self.stats.borrow()
     }
 
-    /// Starts a sequence; the news of its answers go to `news`. They are aborted when the result is dropped.
+    /// Starts a sequence; its outputs go to `outputs`. Dropping the result aborts it.
     ///
     /// # Errors
     /// Unavailable when the engine is gone.
-    pub fn start(&self, arrival: Arrival, news: UnboundedSender<Output>) -> Result<RunningAnswers, Failure> {
-        let ids = arrival.ids.clone();
-        let start = Command::Start { arrival: Box::new(arrival), news };
+    pub fn start(
+        &self,
+        request: SequenceRequest,
+        outputs: UnboundedSender<Output>,
+    ) -> Result<RunningSequences, Failure> {
+        let ids = request.ids.clone();
+        let start = Command::Start { request: Box::new(request), outputs };
         self.commands.send(start).map_err(|_| Failure::unavailable("the engine is gone"))?;
-        Ok(RunningAnswers { ids, driver: self.clone() })
+        Ok(RunningSequences { ids, driver: self.clone() })
     }
 
-    /// Has known tokens read; the result goes to `news`.
+    /// Runs an alignment; its result goes to `outputs`.
     ///
     /// # Errors
     /// Unavailable when the engine is gone.
-    pub fn align(&self, job: AlignJob, news: UnboundedSender<Output>) -> Result<(), Failure> {
-        let align = Command::Align { job: Box::new(job), news };
+    pub fn align(&self, job: AlignJob, outputs: UnboundedSender<Output>) -> Result<(), Failure> {
+        let align = Command::Align { job: Box::new(job), outputs };
         self.commands.send(align).map_err(|_| Failure::unavailable("the engine is gone"))
     }
 
-    /// Tells the engine of an event. A gone engine has failed everything it had, so nobody waits for this.
-    pub fn tell(&self, event: Event) {
-        let _ = self.commands.send(Command::Tell(event));
+    /// Sends an event. An engine that is gone has failed all its sequences, so a failed send needs no report.
+    pub fn send(&self, event: Event) {
+        let _ = self.commands.send(Command::Event(event));
     }
 }
 
-/// Where steps take their turns with the encoders of this process.
-pub struct Turns {
-    gate: EngineGate,
-    turnstile: Turnstile,
-    meters: TurnMeters,
+/// An engine's use of the compute arbiter.
+pub struct Arbitration {
+    engine: EngineRegistration,
+    arbiter: ComputeArbiter,
+    meters: ArbiterMeters,
 }
 
-impl Turns {
-    /// An engine's place at the turnstile.
-    pub fn new(turnstile: &Turnstile, meters: &TurnMeters) -> Self {
-        Self { gate: turnstile.engine(), turnstile: turnstile.clone(), meters: meters.clone() }
+impl Arbitration {
+    /// Registers an engine.
+    pub fn new(arbiter: &ComputeArbiter, meters: &ArbiterMeters) -> Self {
+        Self { engine: arbiter.engine(), arbiter: arbiter.clone(), meters: meters.clone() }
     }
 }
 
-struct Thread {
+struct EngineThread {
     engine: Engine,
-    turns: Option<Turns>,
+    arbitration: Option<Arbitration>,
     inbox: Receiver<Command>,
     routes: HashMap<SequenceId, UnboundedSender<Output>>,
     meters: Meters,
-    told: watch::Sender<Stats>,
+    stats: watch::Sender<Stats>,
     clock: SystemClock,
 }
 
-/// Whether the loop goes on.
-#[derive(PartialEq)]
-enum Turn {
-    Next,
-    End,
-}
-
-impl Thread {
+impl EngineThread {
     fn run(mut self, died: &CancellationToken) {
         loop {
-            match catch_unwind(AssertUnwindSafe(|| self.turn())) {
-                Ok(Turn::Next) => {}
-                Ok(Turn::End) => return,
+            match catch_unwind(AssertUnwindSafe(|| self.run_once())) {
+                Ok(ControlFlow::Continue(())) => {}
+                Ok(ControlFlow::Break(())) => return,
                 Err(_) => {
-                    // Its books cannot be trusted any more: fail what runs, let the process be replaced.
+                    // Its accounting may be wrong: fail what runs, and let the process be replaced.
                     tracing::error!(sequences = self.routes.len(), "the engine panicked");
-                    for (id, news) in self.routes.drain() {
-                        let _ = news.send(Output::Failed(id, Failure::internal("the engine panicked")));
+                    for (id, outputs) in self.routes.drain() {
+                        let _ = outputs.send(Output::Failed(id, Failure::internal("the engine panicked")));
                     }
                     died.cancel();
                     return;
@@ -155,70 +166,70 @@ impl Thread {
         }
     }
 
-    fn turn(&mut self) -> Turn {
-        let readiness = self.engine.readiness();
-        if let (Some(turns), Readiness::OnEvent | Readiness::At(_)) = (&self.turns, &readiness) {
-            turns.gate.rest();
+    fn run_once(&mut self) -> ControlFlow<()> {
+        let next_step = self.engine.next_step();
+        if let (Some(arbitration), NextStep::OnEvent | NextStep::At(_)) = (&self.arbitration, &next_step) {
+            arbitration.engine.rest();
         }
-        let first = match readiness {
-            Readiness::Now => self.inbox.try_recv().ok(),
-            Readiness::OnEvent => match self.inbox.recv() {
+        let first = match next_step {
+            NextStep::Now => self.inbox.try_recv().ok(),
+            NextStep::OnEvent => match self.inbox.recv() {
                 Ok(command) => Some(command),
-                Err(_) => return Turn::End,
+                Err(_) => return ControlFlow::Break(()),
             },
-            Readiness::At(deadline) => {
+            NextStep::At(deadline) => {
                 match self.inbox.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                     Ok(command) => Some(command),
                     Err(RecvTimeoutError::Timeout) => None,
-                    Err(RecvTimeoutError::Disconnected) => return Turn::End,
+                    Err(RecvTimeoutError::Disconnected) => return ControlFlow::Break(()),
                 }
             }
         };
         let mut next = first;
         while let Some(command) = next {
-            self.obey(command);
+            self.apply(command);
             next = self.inbox.try_recv().ok();
         }
         let outputs = self.step();
         self.deliver(outputs);
-        Turn::Next
+        ControlFlow::Continue(())
     }
 
-    /// One step, in turns with the encoders of this process.
+    /// Runs one step, by permit of the compute arbiter if there is one.
     fn step(&mut self) -> Vec<Output> {
-        let turn = self.turns.as_ref().map(|turns| turns.gate.step());
+        let permit = self.arbitration.as_ref().map(|arbitration| arbitration.engine.step());
         let start = self.clock.now();
         let span = tracing::trace_span!(target: COMPUTE, "step");
         let outputs = span.in_scope(|| self.engine.step(&self.clock));
-        // A step in which nothing could run has no time worth counting.
-        if !outputs.is_empty() || self.engine.readiness() == Readiness::Now {
+        // A step without work is not measured.
+        if !outputs.is_empty() || self.engine.next_step() == NextStep::Now {
             self.meters.step(start.elapsed());
         }
         let stats = self.engine.stats();
-        match turn {
-            Some(turn) if stats.decoding > 0 => turn.decodes(),
-            turn => drop(turn),
+        match permit {
+            Some(permit) if stats.decoding > 0 => permit.decodes(),
+            permit => drop(permit),
         }
-        if let Some(turns) = &self.turns {
-            turns.meters.saw(turns.turnstile.spent());
+        if let Some(arbitration) = &self.arbitration {
+            arbitration.meters.observe(arbitration.arbiter.usage());
         }
-        self.meters.books(stats);
-        self.told.send_replace(stats);
+        self.meters.observe(stats);
+        self.stats.send_replace(stats);
         outputs
     }
 
-    fn obey(&mut self, command: Command) {
+    fn apply(&mut self, command: Command) {
         let now = self.clock.now();
         let outputs = match command {
-            Command::Start { arrival, news } => {
-                self.routes.extend(arrival.ids.iter().map(|id| (*id, news.clone())));
-                self.engine.handle(Event::Arrive(arrival), now)
+            Command::Start { request, outputs } => {
+                self.routes.extend(request.ids.iter().map(|id| (*id, outputs.clone())));
+                self.engine.handle(Event::Add(request), now)
             }
-            Command::Align { job, news } => {
-                self.routes.insert(job.id, news);
+            Command::Align { job, outputs } => {
+                self.routes.insert(job.id, outputs);
                 self.engine.handle(Event::Align(job), now)
             }
-            Command::Tell(event) => {
+            Command::Event(event) => {
                 if let Event::Abort(id) = &event {
                     self.routes.remove(id);
                 }
@@ -230,8 +241,9 @@ impl Thread {
 
     fn deliver(&mut self, outputs: Vec<Output>) {
         for output in outputs {
-            let (id, last) = (output.id(), output.is_last());
-            let gone = self.routes.get(&id).is_none_or(|news| news.send(output).is_err());
+            let id = output.id();
+            let last = output.is_last();
+            let gone = self.routes.get(&id).is_none_or(|outputs| outputs.send(output).is_err());
             if last || gone {
                 self.routes.remove(&id);
             }

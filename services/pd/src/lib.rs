@@ -1,16 +1,17 @@
 //! The prefill/decode worker: hashes and a prompt in, a stream of tokens out.
 //!
 //! ```text
-//! Generate ──▶ answer (one task a request) ──▶ driver (one thread a model: the engine)
-//!                   │                              ▲
-//!                   └──▶ loads (EC connector) ─────┘  encoder outputs, beside compute
+//! Generate ──▶ generation (one task a request) ──▶ driver (one thread a model: the engine)
+//!                   │                                  ▲
+//!                   └──▶ loads (EC connector) ─────────┘  encoder outputs, beside compute
 //! ```
 //!
-//! It loads decoder weights only and never sees an item's bytes: encoder outputs come from the EC store by
-//! key. A request is one engine sequence for each answer, or for each window of a long sound.
+//! It loads decoder weights only and never sees an item's bytes: encoder outputs come from the EC store by key.
+//! A request is one engine sequence for all its choices, or for each window of long audio.
 #![forbid(unsafe_code)]
 
-mod answer;
+mod request;
+mod generation;
 mod assemble;
 mod driver;
 mod loads;
@@ -18,8 +19,9 @@ mod meters;
 mod resume;
 mod service;
 mod speech;
+mod state;
 mod warm;
-pub mod watching;
+pub mod watch;
 mod worker;
 
-pub use worker::{EngineSettings, MakeBeside, MakingBeside, PdConfig, PdError, run};
+pub use worker::{ColocatedFuture, EngineSettings, MakeColocated, PdConfig, PdError, run};

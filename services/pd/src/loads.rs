@@ -1,4 +1,4 @@
-//! Encoder outputs on their way to the engines: the EC connector's two roles, joined to the drivers.
+//! Loading of encoder outputs: the EC connector's two roles, joined to the engines' drivers.
 
 use crate::driver::Driver;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ use triptych_runtime::grpc::Dialer;
 
 /// Both roles of the connector.
 #[derive(Clone)]
-pub struct Loads {
+pub struct EcLoads {
     scheduler: SchedulerRole,
     worker: WorkerRole,
     drivers: Arc<OnceLock<Vec<Driver>>>,
@@ -28,17 +28,17 @@ pub struct Loads {
     n_holders: Arc<AtomicU64>,
 }
 
-/// What a request holds of the connector until it is dropped.
-pub struct HeldItems {
+/// A request's hold on its items in the connector, released when dropped.
+pub struct ItemHolds {
     holder: RequestId,
     items: Vec<EncodedItem>,
     scheduler: SchedulerRole,
     loads_ended: watch::Receiver<()>,
 }
 
-impl HeldItems {
-    /// Ends when all items are on this worker, which may be never. Loses nothing when it is dropped.
-    pub async fn all_here(&mut self) {
+impl ItemHolds {
+    /// Completes when all items are loaded, which may be never. Cancel-safe.
+    pub async fn all_ready(&mut self) {
         while self.scheduler.has_caches(&self.items).iter().any(|status| *status != CacheStatus::Ready) {
             if self.loads_ended.changed().await.is_err() {
                 return std::future::pending().await;
@@ -47,15 +47,15 @@ impl HeldItems {
     }
 }
 
-impl Drop for HeldItems {
+impl Drop for ItemHolds {
     fn drop(&mut self) {
         self.scheduler.request_finished(self.holder);
     }
 }
 
-impl Loads {
-    /// Connects to a store, and to the encoder workers that hold outputs in memory. Completions go to the drivers given
-    /// to [`Self::attach`].
+impl EcLoads {
+    /// Connects to a store, and to the encoder workers that hold outputs in memory. Completions go to the
+    /// drivers given to [`Self::attach`].
     pub fn new(
         store: Arc<dyn EcStore>,
         observer: Arc<dyn EcObserver>,
@@ -68,7 +68,7 @@ impl Loads {
         let (ended, loads_ended) = watch::channel(());
         let completions = Completions::Callback(Arc::new(move |loaded: Loaded| {
             for driver in listeners.get().into_iter().flatten() {
-                driver.tell(event(&loaded));
+                driver.send(event(&loaded));
             }
             ended.send_replace(());
         }));
@@ -84,17 +84,17 @@ impl Loads {
         Self { scheduler, worker, drivers, loads_ended, n_holders: Arc::default() }
     }
 
-    /// Says who hears of completions. An engine ignores keys that none of its sequences needs.
+    /// Sets the drivers that receive completions. An engine ignores keys that none of its sequences needs.
     pub fn attach(&self, drivers: Vec<Driver>) {
-        // Only the first call counts; there is one.
+        // Called once; later calls have no effect.
         let _ = self.drivers.set(drivers);
     }
 
-    /// Asks for the items of a request whose sequences `driver` has been given already. Hints say where each item's
-    /// output is, in their order; without one it is in the store.
-    pub fn start(&self, items: &[EncodedItem], hints: &[ItemHint], driver: &Driver) -> HeldItems {
-        // Not the request's own id: a proxy that tries again may have two of one id here, and the end of one must
-        // not take the other's items.
+    /// Requests the items of sequences that `driver` has already. Hints name the location of each item's output,
+    /// in the order of items; without a hint it is in the store.
+    pub fn start(&self, items: &[EncodedItem], hints: &[ItemHint], driver: &Driver) -> ItemHolds {
+        // Not the request's own id: after a retry of the proxy two requests of one id may run here, and the end
+        // of one must not release the other's items.
         let holder = RequestId::from_bits(self.n_holders.fetch_add(1, Ordering::Relaxed).into());
         let loads_ended = self.loads_ended.clone();
         let hints = hints.iter().cloned().chain(std::iter::repeat_with(ItemHint::default));
@@ -104,29 +104,29 @@ impl Loads {
         self.worker.start_load_caches(self.scheduler.build_connector_meta());
         for item in items {
             if let Some(output) = self.worker.rows(&item.key) {
-                driver.tell(Event::ItemReady { key: item.key, output });
+                driver.send(Event::ItemReady { key: item.key, output });
             }
         }
-        HeldItems { holder, items: items.to_vec(), scheduler: self.scheduler.clone(), loads_ended }
+        ItemHolds { holder, items: items.to_vec(), scheduler: self.scheduler.clone(), loads_ended }
     }
 
-    /// The rows of an item, if they are on this worker; they are while a request holds it.
+    /// Rows of an item, if they are on this worker, as they are while a request holds them.
     pub fn rows(&self, key: &ContentKey) -> Option<EncoderOutput> {
         self.worker.rows(key)
     }
 
-    /// The connector's worker side, for a part of this process that makes rows itself.
+    /// The connector's worker role, for a part of this process that makes rows itself.
     pub fn worker(&self) -> WorkerRole {
         self.worker.clone()
     }
 
-    /// At most `limit` keys whose rows are on this worker, the latest used first.
+    /// Keys whose rows are on this worker, at most `limit`, most recently used first.
     pub fn resident(&self, limit: usize) -> Vec<ContentKey> {
         self.worker.resident(limit)
     }
 
-    /// Takes no new work, and waits a little for what is under way: no request is left that wants it, and a store
-    /// may be dropped in the middle of any call.
+    /// Takes no new work, and waits briefly for running loads. No request needs them any more, and a store call
+    /// may be dropped at any point.
     pub async fn drain(&self) {
         let _ = tokio::time::timeout(Duration::from_secs(1), self.worker.drain()).await;
     }
@@ -143,12 +143,12 @@ fn event(loaded: &Loaded) -> Event {
     }
 }
 
-/// What a request says of where an item's output is; a pending one is waited for until the request's deadline.
+/// Location hint of an item from the wire; a pending item is waited for until the request's deadline.
 pub fn hint_from_wire(hint: v1::ItemHint, deadline: Instant) -> ItemHint {
     ItemHint { peers: hint.peers, pending: hint.pending, until: hint.pending.then(|| deadline.into()) }
 }
 
-/// How a failure names the item it is about, until `answer` knows its place in the request.
+/// Param of a failure that concerns an item, until `generation` replaces it by the item's index.
 pub fn item_param(key: &ContentKey) -> String {
     format!("item:{key}")
 }

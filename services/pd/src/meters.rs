@@ -2,24 +2,24 @@
 
 use std::time::Duration;
 use triptych_core::metrics::{self, Metric};
-use triptych_ec::metered::{EcObserver, Tier};
+use triptych_ec::metered::{CacheTier, EcObserver};
 use triptych_engine::{Finished, Stats};
 use triptych_runtime::MetricsRegistry;
+use triptych_runtime::compute_arbiter::BudgetUsage;
 use triptych_runtime::metrics::{Counters, Gauges, Histograms, Labels};
-use triptych_runtime::turnstile::Spent;
 
-/// Handles on what this worker counts, for one model.
+/// Metrics of one model.
 #[derive(Clone)]
 pub struct Meters {
     model: String,
-    families: Families,
-    /// What was counted when it was last looked at.
+    families: MetricFamilies,
+    /// Statistics at the last update.
     last: Stats,
 }
 
-/// The families, shared by the models of a worker.
+/// Metric families, shared by the models of a worker.
 #[derive(Clone)]
-pub struct Families {
+pub struct MetricFamilies {
     queue: Histograms,
     prefill: Histograms,
     step: Histograms,
@@ -39,8 +39,8 @@ pub struct Families {
     requests: Counters,
 }
 
-impl Families {
-    /// Registers them.
+impl MetricFamilies {
+    /// Registers the families.
     pub fn new(registry: &MetricsRegistry) -> Self {
         Self {
             queue: registry.times(metrics::PD_QUEUE_TIME),
@@ -63,7 +63,7 @@ impl Families {
         }
     }
 
-    /// The handles of one model.
+    /// Metrics of one model.
     pub fn of_model(&self, model: &str) -> Meters {
         Meters { model: model.to_owned(), families: self.clone(), last: Stats::default() }
     }
@@ -78,18 +78,18 @@ impl Meters {
         vec![("model", self.model.clone()), ("pool", pool.to_owned())]
     }
 
-    /// The same for an engine that has run before: what it counted by then is not counted here.
+    /// Starts counting at `stats`, for an engine that has run before.
     pub fn since(self, stats: Stats) -> Self {
         Self { last: stats, ..self }
     }
 
-    /// The engine ran a step.
+    /// Records a step.
     pub fn step(&self, took: Duration) {
         self.families.step.get_or_create(&self.labels()).observe(took.as_secs_f64());
     }
 
-    /// What the engine holds after a step.
-    pub fn books(&mut self, stats: Stats) {
+    /// Updates gauges and counters after a step.
+    pub fn observe(&mut self, stats: Stats) {
         let labels = self.labels();
         let share = |used: usize, total: usize| if total == 0 { 0.0 } else { used as f64 / total as f64 };
         self.families.running.get_or_create(&labels).set(stats.running as f64);
@@ -113,8 +113,8 @@ impl Meters {
         self.families.kv.get_or_create(&self.pool_labels("cross")).set(cross);
     }
 
-    /// A sequence ended as it should; `n_given` of its tokens were written elsewhere.
-    pub fn finished(&self, finished: &Finished, n_given: usize) {
+    /// Records a finished sequence; another worker generated `n_resumed` of its tokens.
+    pub fn finished(&self, finished: &Finished, n_resumed: usize) {
         let labels = self.labels();
         self.families.queue.get_or_create(&labels).observe(finished.times.queue.as_secs_f64());
         self.families.prefill.get_or_create(&labels).observe(finished.times.prefill.as_secs_f64());
@@ -122,41 +122,41 @@ impl Meters {
         self.families
             .generation_tokens
             .get_or_create(&labels)
-            .inc_by(finished.n_generated.saturating_sub(n_given) as u64);
+            .inc_by(finished.n_generated.saturating_sub(n_resumed) as u64);
     }
 
-    /// The items of a request were there after this long.
+    /// Records the time until the items of a request were loaded.
     pub fn loaded(&self, took: Duration) {
         self.families.load.get_or_create(&self.labels()).observe(took.as_secs_f64());
     }
 
-    /// Items that were being encoded when their request came were there after this long.
+    /// Records the time until pending items of a request were loaded.
     pub fn waited(&self, took: Duration) {
         self.families.pending.get_or_create(&self.labels()).observe(took.as_secs_f64());
     }
 
-    /// A request ended.
+    /// Counts a finished request.
     pub fn request(&self, outcome: &'static str) {
         let labels = vec![("model", self.model.clone()), ("outcome", outcome.to_owned())];
         self.families.requests.get_or_create(&labels).inc();
     }
 }
 
-/// Of a worker that holds encoders too.
-const BESIDE_DECODING: Metric = Metric {
-    name: "encoder_beside_decoding",
+/// Metrics of a worker with colocated encoders.
+const WHILE_DECODING: Metric = Metric {
+    name: "encoder_while_decoding",
     unit: "tokens",
     help: "Encoder output tokens computed while sequences of the same worker decoded",
 };
 const AFTER_ENCODE: Metric = Metric {
-    name: "steps_after_encode",
+    name: "engine_steps_after_encode",
     unit: "",
-    help: "Engine steps before which an encoder had its turn",
+    help: "Engine steps that an encoder's forward ran before",
 };
-const MOST_BETWEEN: Metric = Metric {
-    name: "encoder_between_steps_most",
+const MAX_BETWEEN: Metric = Metric {
+    name: "encoder_between_steps_max",
     unit: "tokens",
-    help: "The most encoder output tokens computed between two steps while sequences decoded",
+    help: "Most encoder output tokens computed between two steps while sequences decoded",
 };
 const BUDGET: Metric = Metric {
     name: "encoder_between_steps_budget",
@@ -164,41 +164,41 @@ const BUDGET: Metric = Metric {
     help: "Encoder output tokens that may be computed between two steps; 0: any number",
 };
 
-/// How the turns between engines and encoders of one worker go.
+/// Metrics of the compute arbiter between the engines and encoders of one worker.
 #[derive(Clone)]
-pub struct TurnMeters {
-    beside_decoding: Counters,
+pub struct ArbiterMeters {
+    while_decoding: Counters,
     after_encode: Counters,
     most: Gauges,
     budget: Gauges,
 }
 
-impl TurnMeters {
-    /// Registers them.
+impl ArbiterMeters {
+    /// Registers the metrics.
     pub fn new(registry: &MetricsRegistry) -> Self {
         Self {
-            beside_decoding: registry.counters(BESIDE_DECODING),
+            while_decoding: registry.counters(WHILE_DECODING),
             after_encode: registry.counters(AFTER_ENCODE),
-            most: registry.gauges(MOST_BETWEEN),
+            most: registry.gauges(MAX_BETWEEN),
             budget: registry.gauges(BUDGET),
         }
     }
 
-    /// What the turnstile has counted so far; whichever engine of the worker tells it.
-    pub fn saw(&self, spent: Spent) {
+    /// Updates the metrics to the arbiter's totals; any engine of the worker may call it.
+    pub fn observe(&self, usage: BudgetUsage) {
         let all = Labels::new();
         for (family, now) in
-            [(&self.beside_decoding, spent.tokens), (&self.after_encode, spent.steps_after_encode)]
+            [(&self.while_decoding, usage.tokens), (&self.after_encode, usage.steps_after_encode)]
         {
             let counter = family.get_or_create(&all);
             counter.inc_by(now.saturating_sub(counter.get()));
         }
-        self.most.get_or_create(&all).set(spent.most as f64);
-        self.budget.get_or_create(&all).set(spent.budget.unwrap_or(0) as f64);
+        self.most.get_or_create(&all).set(usage.most as f64);
+        self.budget.get_or_create(&all).set(usage.budget.unwrap_or(0) as f64);
     }
 }
 
-/// What the EC connector counts.
+/// Metrics of the EC connector.
 pub struct EcMeters {
     hits: Counters,
     misses: Counters,
@@ -206,7 +206,7 @@ pub struct EcMeters {
 }
 
 impl EcMeters {
-    /// Registers them.
+    /// Registers the metrics.
     pub fn new(registry: &MetricsRegistry) -> Self {
         Self {
             hits: registry.counters(metrics::EC_HITS),
@@ -216,24 +216,24 @@ impl EcMeters {
     }
 }
 
-fn tier_labels(tier: Tier) -> Labels {
+fn tier_labels(tier: CacheTier) -> Labels {
     vec![("tier", tier.as_str().to_owned())]
 }
 
 impl EcObserver for EcMeters {
-    fn hit(&self, tier: Tier) {
+    fn hit(&self, tier: CacheTier) {
         self.hits.get_or_create(&tier_labels(tier)).inc();
     }
 
-    fn miss(&self, tier: Tier) {
+    fn miss(&self, tier: CacheTier) {
         self.misses.get_or_create(&tier_labels(tier)).inc();
     }
 
-    fn corrupt(&self, tier: Tier) {
+    fn corrupt(&self, tier: CacheTier) {
         self.corrupt.get_or_create(&tier_labels(tier)).inc();
     }
 
-    // The time of a load is counted per request, publishing does not happen here.
+    // Load time is recorded per request; a PD worker does not publish.
     fn published(&self, _: usize, _: Duration) {}
     fn loaded(&self, _: usize, _: Duration) {}
 }

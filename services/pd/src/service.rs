@@ -1,124 +1,69 @@
-//! The gRPC service: checks a request, lays its prompt out, admits it.
+//! The gRPC service: validates a request, lays out its prompt, and admits it.
 
-use crate::answer::{Admission, Parts, Prepared, Running};
-use crate::driver::Driver;
-use crate::loads::{Loads, hint_from_wire};
-use crate::meters::Meters;
-use crate::{resume, watching};
-use std::collections::{BTreeMap, HashMap};
+use crate::generation::RunningRequest;
+use crate::loads::hint_from_wire;
+use crate::request::{PreparedRequest, RequestContext, RequestPermits};
+use crate::state::{PdState, ServedDecoder};
+use crate::{resume, watch};
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use std::time::{Instant, UNIX_EPOCH};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status};
 use tracing::Instrument;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::Prompt;
 use triptych_core::sampling::SamplingParams;
 use triptych_core::timeline::COMPUTE;
-use triptych_core::{
-    EncodedItem, Extent, Failure, FailureClass, Fingerprint, Modality, RequestId, TenantId, WorkerId,
-};
-use triptych_ec::store::EcStore;
-use triptych_engine::constraint::{CompiledConstraint, Constraints};
-use triptych_models::prompt::{PreparedSequence, PromptBuilder, SamplingDefaults};
-use triptych_models::tokenization::Tokenizer;
+use triptych_core::{EncodedItem, Extent, Failure, FailureClass, Fingerprint, Modality, RequestId, TenantId};
+use triptych_engine::constraint::CompiledConstraint;
+use triptych_models::prompt::{PreparedSequence, SamplingDefaults};
 use triptych_proto::convert::sampling_from_wire;
 use triptych_proto::v1;
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorker;
 use triptych_runtime::deadline::deadline;
-use triptych_runtime::serve::BesideLoad;
-use triptych_runtime::{Drain, status, trace_context};
+use triptych_runtime::{status, trace_context};
 
-/// Answers that wait for a slow client before the task that writes them waits too.
+/// Messages buffered for a slow client before its task waits.
 const STREAM_BUFFER: usize = 64;
 
-/// A model as this worker serves it.
-pub struct ServedModel {
-    /// Hugging Face's `model_type`.
-    pub family: String,
-    /// Lays prompts out.
-    pub prompts: Arc<dyn PromptBuilder>,
-    /// Its tokenizer.
-    pub tokenizer: Arc<Tokenizer>,
-    /// Compiles what answers are to look like.
-    pub constraints: Arc<Constraints>,
-    /// The engine.
-    pub driver: Driver,
-    /// Counts.
-    pub meters: Meters,
-    /// The encoders whose outputs it takes.
-    pub encoders: BTreeMap<Modality, Fingerprint>,
-    /// Whether its encoder reads text together with an item.
-    pub encoder_takes_prompt: bool,
-    /// Tokens the context holds.
-    pub max_context: usize,
-    /// When it was loaded.
-    pub created: SystemTime,
-    /// Room for sequences: those that run and those that wait. The engine's line holds as many, so that it never
-    /// has to refuse one of a request's sequences after it took others.
-    pub sequences: Arc<Semaphore>,
-    /// How many that is.
-    pub max_live: usize,
-}
-
-/// What the service works with.
-pub struct Worker {
-    /// Name of the worker.
-    pub worker_id: WorkerId,
-    /// Whether the process holds encoders too.
-    pub encodes: bool,
-    /// How busy those are.
-    pub beside_load: Option<BesideLoad>,
-    /// By served name.
-    pub models: HashMap<String, ServedModel>,
-    /// The connector.
-    pub loads: Loads,
-    /// For its description.
-    pub store: Arc<dyn EcStore>,
-    /// Limits on requests.
-    pub limits: Limits,
-    /// Requests admitted at once.
-    pub places: Arc<Semaphore>,
-    /// How many that is.
-    pub max_requests: usize,
-    /// Counts requests for models that are not here.
-    pub unknown: Meters,
-    /// Stops what runs.
-    pub drain: Drain,
-}
-
-/// The service.
-pub struct Service(Arc<Worker>);
+/// gRPC service of a PD worker.
+pub struct Service(Arc<PdState>);
 
 impl Service {
-    /// Wraps the worker's parts.
-    pub fn new(worker: Worker) -> Self {
-        Self(Arc::new(worker))
+    /// Wraps the worker's state.
+    pub fn new(state: PdState) -> Self {
+        Self(Arc::new(state))
     }
 }
 
-impl Worker {
+impl PdState {
     fn admit(&self) -> Result<OwnedSemaphorePermit, Failure> {
         if self.drain.is_stopping() {
-            // The proxy asks another one.
+            // The proxy retries on another worker.
             return Err(Failure::unavailable("this worker is stopping"));
         }
         let full = |_| Failure::new(FailureClass::Overloaded, "this worker has as many requests as it takes");
-        self.places.clone().try_acquire_owned().map_err(full)
+        self.request_permits.clone().try_acquire_owned().map_err(full)
     }
 
-    fn model(&self, name: &str) -> Result<&ServedModel, Failure> {
+    fn model(&self, name: &str) -> Result<&ServedDecoder, Failure> {
         self.models.get(name).ok_or_else(|| {
             let message = format!("model {name:?} is not served by this worker");
             Failure::new(FailureClass::NotFound, message).with_param("model")
         })
     }
 
-    /// Lays a request out, finds room for it, and starts it.
-    async fn start(&self, request: v1::PdGenerateRequest, deadline: Instant) -> Result<Running, Failure> {
+    /// Validates a request, lays out its prompt, takes its permits, and starts it.
+    async fn start(
+        &self,
+        request: v1::PdGenerateRequest,
+        deadline: Instant,
+    ) -> Result<RunningRequest, Failure> {
         let arrived = Instant::now();
-        let place = Arc::new(self.admit()?);
+        let permit = Arc::new(self.admit()?);
+        let work = BlockingWork { permit: Arc::clone(&permit), tasks: self.drain.tasks().clone() };
         let model = self.model(&request.model)?;
         let id = RequestId::parse(&request.request_id).ok_or_else(|| {
             Failure::invalid("request_id is not req- and 32 hex digits").with_param("request_id")
@@ -129,17 +74,17 @@ impl Worker {
         let prompt =
             request.prompt.ok_or_else(|| Failure::invalid("prompt is missing").with_param("prompt"))?;
         let prompt = Prompt::try_from(prompt)?;
-        let windows = model.lay_out(prompt.clone(), items.clone(), place.clone()).await?;
+        let windows = model.lay_out(prompt.clone(), items.clone(), &work).await?;
         // The model's lengths count the decoder's prompt, so they are known only when it is laid out.
         let n_prompt = windows.first().map_or(0, |w| w.tokens.len());
         let defaults = defaults(model.prompts.sampling_defaults(), n_prompt);
         let sampling = sampling_from_wire(request.sampling.unwrap_or_default(), &defaults)?;
         let most = model.max_context.saturating_mul(windows.len());
-        let begun = resume::read(request.resume, sampling.n, most)?;
-        let constraint = model.constrain(&sampling, place.clone()).await?;
-        let sequences = model.seat(windows.len(), sampling.n)?;
-        let _admission = Admission { _request: place, _sequences: sequences };
-        let prepared = Prepared {
+        let prior = resume::read(request.resume, sampling.n, most)?;
+        let constraint = model.constrain(&sampling, &work).await?;
+        let sequences = model.admit_sequences(windows.len(), sampling.n)?;
+        let _permits = RequestPermits { _request: permit, _sequences: sequences };
+        let prepared = PreparedRequest {
             request: id,
             prompt,
             items,
@@ -147,14 +92,14 @@ impl Worker {
             windows,
             sampling,
             constraint,
-            begun,
+            prior,
             tenant: tenant(&request.tenant)?,
             priority: request.priority,
             arrived,
             deadline,
-            _admission,
+            _permits,
         };
-        let parts = Parts {
+        let context = RequestContext {
             driver: model.driver.clone(),
             loads: self.loads.clone(),
             tokenizer: model.tokenizer.clone(),
@@ -162,18 +107,18 @@ impl Worker {
             meters: model.meters.clone(),
             abort: self.drain.abort_token(),
         };
-        Running::start(prepared, parts)
+        RunningRequest::start(prepared, context)
     }
 
     fn describe(&self) -> v1::DescribeResponse {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let encoder =
-            |m: &ServedModel, modality: &Modality, fingerprint: &Fingerprint| v1::worker_model::Encoder {
+            |m: &ServedDecoder, modality: &Modality, fingerprint: &Fingerprint| v1::worker_model::Encoder {
                 modality: v1::Modality::from(*modality).into(),
                 fingerprint: fingerprint.as_bytes().to_vec().into(),
                 takes_prompt: m.encoder_takes_prompt,
             };
-        let model = |(name, m): (&String, &ServedModel)| v1::WorkerModel {
+        let model = |(name, m): (&String, &ServedDecoder)| v1::WorkerModel {
             name: name.clone(),
             family: m.family.clone(),
             encoders: m.encoders.iter().map(|(modality, f)| encoder(m, modality, f)).collect(),
@@ -190,7 +135,31 @@ impl Worker {
     }
 }
 
-/// What the model itself would do after a prompt of so many tokens.
+/// Runs the CPU work of one request on blocking threads, beside the async workers.
+///
+/// The work belongs to the tasks that drain waits for. It holds the request's permit to its end, also when the caller
+/// goes away meanwhile, so that the bound on requests bounds this work too.
+struct BlockingWork {
+    permit: Arc<OwnedSemaphorePermit>,
+    tasks: TaskTracker,
+}
+
+impl BlockingWork {
+    async fn run<T: Send + 'static>(
+        &self,
+        name: &str,
+        work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let permit = Arc::clone(&self.permit);
+        let task = self.tasks.spawn_blocking(move || {
+            let _permit = permit;
+            work()
+        });
+        task.await.map_err(|e| Failure::internal(format!("{name}: {e}")))?
+    }
+}
+
+/// Sampling defaults of the model after a prompt of `n_prompt` tokens.
 fn defaults(of_model: SamplingDefaults, n_prompt: usize) -> SamplingParams {
     let max_tokens = of_model.max_length.map(|length| length.after(n_prompt).max(1));
     let min_tokens = of_model.min_length.map_or(0, |length| length.after(n_prompt));
@@ -208,7 +177,7 @@ fn defaults(of_model: SamplingDefaults, n_prompt: usize) -> SamplingParams {
     }
 }
 
-/// Items that are still being encoded have no checksum, whatever was said of them before.
+/// Clears the checksums of pending items: their outputs do not exist yet.
 fn pending(mut items: Vec<EncodedItem>, hints: &[v1::ItemHint]) -> Vec<EncodedItem> {
     for (item, _) in items.iter_mut().zip(hints).filter(|(_, hint)| hint.pending) {
         item.checksum = [0; 32];
@@ -216,7 +185,7 @@ fn pending(mut items: Vec<EncodedItem>, hints: &[v1::ItemHint]) -> Vec<EncodedIt
     items
 }
 
-/// Nobody in particular is the tenant that all share.
+/// Tenant of a request; without one it is the shared tenant.
 fn tenant(bytes: &[u8]) -> Result<TenantId, Failure> {
     if bytes.is_empty() {
         return Ok(TenantId::SHARED);
@@ -227,7 +196,7 @@ fn tenant(bytes: &[u8]) -> Result<TenantId, Failure> {
     })
 }
 
-impl ServedModel {
+impl ServedDecoder {
     /// Reads the items, and refuses those of another encoder before anything is loaded.
     fn items(&self, wire: Vec<v1::EncodedItem>, limits: &Limits) -> Result<Vec<EncodedItem>, Failure> {
         if wire.len() > limits.max_items {
@@ -236,7 +205,7 @@ impl ServedModel {
         }
         let items = wire.into_iter().map(EncodedItem::try_from).collect::<Result<Vec<_>, _>>()?;
         for (i, item) in items.iter().enumerate() {
-            // What follows makes as many tokens and sequences as the description says.
+            // The tokens and sequences made below are bounded by these checks of the metadata.
             if item.payload_len().is_none_or(|len| len > limits.max_object_bytes) {
                 let message =
                     format!("{} rows are more than {} bytes", item.n_tokens, limits.max_object_bytes);
@@ -257,45 +226,38 @@ impl ServedModel {
         Ok(items)
     }
 
-    /// Compiles the constraint, if there is one, beside the async workers: a large one takes a fraction of a
-    /// second. It keeps the request's place to its end, as laying out does.
+    /// Compiles the constraint, if there is one; a large one takes a fraction of a second.
     async fn constrain(
         &self,
         sampling: &SamplingParams,
-        place: Arc<OwnedSemaphorePermit>,
+        work: &BlockingWork,
     ) -> Result<Option<CompiledConstraint>, Failure> {
         let Some(constraint) = sampling.constraint.clone() else { return Ok(None) };
         let constraints = Arc::clone(&self.constraints);
-        let work = tokio::task::spawn_blocking(move || {
-            let _place = place;
-            constraints.compile(&constraint)
-        });
-        work.await.map_err(|e| Failure::internal(format!("compiling a constraint: {e}")))?.map(Some)
+        work.run("compiling a constraint", move || constraints.compile(&constraint)).await.map(Some)
     }
 
-    /// Tokenizes and lays out, beside the async workers: a long prompt takes milliseconds. It keeps the request's
-    /// place to its end, also when the caller goes away meanwhile, so that the place bounds this work too.
+    /// Tokenizes a prompt and lays it out; a long one takes milliseconds.
     async fn lay_out(
         &self,
         prompt: Prompt,
         items: Vec<EncodedItem>,
-        place: Arc<OwnedSemaphorePermit>,
+        work: &BlockingWork,
     ) -> Result<Vec<PreparedSequence>, Failure> {
         let prompts = self.prompts.clone();
-        let work = tokio::task::spawn_blocking(move || {
-            let _place = place;
+        let layout = move || {
             let _span = tracing::trace_span!(target: COMPUTE, "tokenize").entered();
-            prompts.prepare(&prompt, &items)
-        });
-        let windows = work.await.map_err(|e| Failure::internal(format!("laying out a prompt: {e}")))??;
+            Ok(prompts.prepare(&prompt, &items)?)
+        };
+        let windows = work.run("laying out a prompt", layout).await?;
         if windows.is_empty() {
             return Err(Failure::internal("a prompt was laid out as no sequence"));
         }
         Ok(windows)
     }
 
-    /// Room for `n` answers over so many windows, all or none.
-    fn seat(&self, n_windows: usize, n: u32) -> Result<OwnedSemaphorePermit, Failure> {
+    /// Permits for `n` completions over `n_windows` windows, all or none.
+    fn admit_sequences(&self, n_windows: usize, n: u32) -> Result<OwnedSemaphorePermit, Failure> {
         let wanted = n_windows.saturating_mul(n as usize);
         self.check_live(wanted)?;
         let full = || {
@@ -303,10 +265,10 @@ impl ServedModel {
             Failure::new(FailureClass::Overloaded, message)
         };
         let wanted = u32::try_from(wanted).map_err(|_| full())?;
-        self.sequences.clone().try_acquire_many_owned(wanted).map_err(|_| full())
+        self.sequence_permits.clone().try_acquire_many_owned(wanted).map_err(|_| full())
     }
 
-    /// Refuses what would not fit an idle worker.
+    /// Refuses more sequences than an idle worker holds.
     fn check_live(&self, wanted: usize) -> Result<(), Failure> {
         if wanted <= self.max_live {
             return Ok(());
@@ -354,7 +316,7 @@ impl PrefillDecodeWorker for Service {
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let (watcher, states) = mpsc::channel(1);
-        self.0.drain.tasks().spawn(watching::tell(Arc::clone(&self.0), watcher));
+        self.0.drain.tasks().spawn(watch::report_changes(Arc::clone(&self.0), watcher));
         Ok(Response::new(ReceiverStream::new(states)))
     }
 }

@@ -1,35 +1,34 @@
-//! Speech on its way out: tokens become segments with text and confidence.
+//! Speech output: tokens become segments with text and confidence.
 //!
-//! [`WindowSegments`] does it as tokens come. [`Held`] holds windows back, for requests where what is told of one
-//! depends on its end, on its neighbours, or on where its words lie.
+//! [`SegmentCollector`] does it as tokens come. [`WindowBuffer`] holds windows back, for requests where the
+//! output of a window depends on its end, on its neighbours, or on the alignment of its words.
 
-mod held;
-mod window;
+mod window_buffer;
+mod window_output;
 
-pub use held::{Act, Held, Told};
+pub use window_buffer::{SettledWindow, SpeechAction, WindowBuffer};
 
-use crate::answer::{Parts, Prepared};
-use held::How;
+use crate::request::{PreparedRequest, RequestContext};
 use triptych_core::Failure;
 use triptych_core::prompt::Prompt;
 use triptych_core::sampling::SamplingParams;
-
 use triptych_engine::ChosenToken;
 use triptych_models::prompt::PreparedSequence;
 use triptych_models::speech::{Segment, Segmenter};
 use triptych_models::tokenization::Tokenizer;
 use triptych_proto::v1;
+use window_buffer::SpeechOptions;
 
-/// The windows of a request, if they must be held back. `sampling` is then that of the first try.
+/// Buffer for the windows of a request, if they must be held back. Sets `sampling` to the first attempt's.
 ///
 /// # Errors
-/// If the task cannot be done with this model, item or number of answers.
-pub fn hold(
-    prepared: &Prepared,
-    parts: &Parts,
+/// A task that this model, item or number of completions does not support.
+pub fn window_buffer(
+    prepared: &PreparedRequest,
+    context: &RequestContext,
     sampling: &mut SamplingParams,
-) -> Result<Option<Held>, Failure> {
-    let Some(facts) = parts.speech.clone() else { return Ok(None) };
+) -> Result<Option<WindowBuffer>, Failure> {
+    let Some(facts) = context.speech.clone() else { return Ok(None) };
     let task = match &prepared.prompt {
         Prompt::Speech(task) => task.clone(),
         _ => Default::default(),
@@ -37,20 +36,20 @@ pub fn hold(
     if let Some(first) = task.fallback.as_ref().and_then(|f| f.temperatures.first()) {
         sampling.temperature = *first;
     }
-    let how = How {
+    let options = SpeechOptions {
         task,
         facts,
-        tokenizer: parts.tokenizer.clone(),
+        tokenizer: context.tokenizer.clone(),
         temperature: sampling.temperature,
-        duration_ms: held::duration_ms(&prepared.items),
+        duration_ms: window_buffer::duration_ms(&prepared.items),
     };
-    let holds = how.holds(&prepared.windows, sampling.n)?;
-    Ok(holds.then(|| Held::new(how, prepared.windows.clone(), sampling.n)))
+    let needs_buffer = options.needs_buffer(&prepared.windows, sampling.n)?;
+    Ok(needs_buffer.then(|| WindowBuffer::new(options, prepared.windows.clone(), sampling.n)))
 }
 
 /// Collects the segments of a window.
 #[derive(Default)]
-pub struct WindowSegments {
+pub struct SegmentCollector {
     segmenter: Option<Segmenter>,
     segments: Vec<(Segment, f32)>,
     logprob_sum: f32,
@@ -59,25 +58,25 @@ pub struct WindowSegments {
     temperature: f32,
 }
 
-impl WindowSegments {
-    /// Starts a window; collects nothing if the sequence is not speech.
+impl SegmentCollector {
+    /// A collector for a window; collects nothing if the sequence is not speech.
     pub fn new(sequence: &PreparedSequence) -> Self {
         Self {
             segmenter: Segmenter::for_sequence(sequence),
             segments: Vec::new(),
             logprob_sum: 0.0,
             n_tokens: 0,
-            window_start_ms: (window::span(sequence).0 * 1000.0).round() as u32,
+            window_start_ms: (window_output::span(sequence).0 * 1000.0).round() as u32,
             temperature: 0.0,
         }
     }
 
-    /// Says at which temperature it is decoded.
+    /// Sets the temperature at which the window is decoded.
     pub fn set_temperature(&mut self, temperature: f32) {
         self.temperature = temperature;
     }
 
-    /// Whether the sequence is speech.
+    /// True if the sequence is speech.
     pub fn is_speech(&self) -> bool {
         self.segmenter.is_some()
     }
@@ -96,7 +95,7 @@ impl WindowSegments {
         }
     }
 
-    /// Ends the window.
+    /// Segments of the window, which has ended.
     pub fn finish(mut self, tokenizer: &Tokenizer, no_speech_prob: f32) -> Vec<v1::Segment> {
         if let Some(last) = self.segmenter.and_then(Segmenter::finish) {
             let mean = if self.n_tokens == 0 { 0.0 } else { self.logprob_sum / self.n_tokens as f32 };

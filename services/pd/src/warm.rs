@@ -1,40 +1,40 @@
-//! A first request of our own before anyone else's: the first step of a process pays for pages and caches that are not
-//! there yet, and a model that cannot take a step is better known before it is READY.
+//! A warm-up request before the worker is ready: the first step of a process pays for pages and caches, and a
+//! model that cannot run a step should fail before READY.
 
 use triptych_core::clock::{Clock, SystemClock};
 use triptych_core::sampling::SamplingParams;
 use triptych_core::{
     ContentKey, DType, EncodedItem, EncoderOutput, Extent, Failure, Fingerprint, ItemIdx, Modality, TenantId,
 };
-use triptych_engine::{Arrival, Engine, Event, Output, SequenceId};
+use triptych_engine::{Engine, Event, Output, SequenceId, SequenceRequest};
 use triptych_models::decoder::DecoderInfo;
 use triptych_models::prompt::{CrossInput, OutputKind, PreparedSequence};
 use triptych_models::rules::LogitRules;
 
-/// Tokens of the prompt, and rows of what it cross-attends to.
+/// Tokens of the prompt.
 const N_TOKENS: usize = 16;
 const N_ROWS: u32 = 16;
-/// Tokens it writes.
+/// Tokens to generate.
 const N_WRITTEN: u32 = 2;
-/// More steps than it can need.
+/// Limit on steps, more than the request can need.
 const MAX_STEPS: usize = 64;
 
-/// Has the engine answer a small request, and forgets it.
+/// Runs a small request through the engine, then resets its caches.
 ///
 /// # Errors
-/// What the engine said of it, or Internal if it does not come to an end.
+/// The request's failure, or Internal if it does not end.
 pub fn warm_up(engine: &mut Engine, info: &DecoderInfo) -> Result<(), Failure> {
-    let outcome = answer(engine, info);
+    let outcome = run_request(engine, info);
     engine.reset();
     outcome
 }
 
-fn answer(engine: &mut Engine, info: &DecoderInfo) -> Result<(), Failure> {
+fn run_request(engine: &mut Engine, info: &DecoderInfo) -> Result<(), Failure> {
     let clock = SystemClock;
     let n_tokens = N_TOKENS.min(info.max_context.saturating_sub(N_WRITTEN as usize)).max(1);
     let rows = if info.cross_attention { Some(rows(info)?) } else { None };
     let arrival = arrival(n_tokens, info, rows.as_ref(), &clock);
-    let mut outputs = engine.handle(Event::Arrive(Box::new(arrival)), clock.now());
+    let mut outputs = engine.handle(Event::Add(Box::new(arrival)), clock.now());
     if let Some(output) = rows {
         outputs.extend(engine.handle(Event::ItemReady { key: output.item().key, output }, clock.now()));
     }
@@ -52,13 +52,18 @@ fn answer(engine: &mut Engine, info: &DecoderInfo) -> Result<(), Failure> {
     Err(Failure::internal("the first request of an engine does not end"))
 }
 
-/// No other sequence has it: drivers count from 0.
+/// Unused by drivers, which count from 0.
 const ID: SequenceId = SequenceId(u64::MAX);
 
-fn arrival(n_tokens: usize, info: &DecoderInfo, rows: Option<&EncoderOutput>, clock: &dyn Clock) -> Arrival {
+fn arrival(
+    n_tokens: usize,
+    info: &DecoderInfo,
+    rows: Option<&EncoderOutput>,
+    clock: &dyn Clock,
+) -> SequenceRequest {
     let last = u32::try_from(info.n_readable.saturating_sub(1)).unwrap_or(u32::MAX);
     let positions = (0..).take(n_tokens).map(|p| [p; 3]).collect();
-    Arrival {
+    SequenceRequest {
         ids: vec![ID],
         prepared: PreparedSequence {
             tokens: (0..).take(n_tokens).map(|token: u32| token.min(last)).collect(),
@@ -90,7 +95,7 @@ fn arrival(n_tokens: usize, info: &DecoderInfo, rows: Option<&EncoderOutput>, cl
     }
 }
 
-/// Rows of zeros, as wide as the decoder takes them.
+/// Rows of zeros, `[N_ROWS, encoder_hidden]`.
 fn rows(info: &DecoderInfo) -> Result<EncoderOutput, Failure> {
     let item = EncodedItem {
         key: ContentKey::from_bytes([0; 32]),

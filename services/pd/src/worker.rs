@@ -1,9 +1,10 @@
-//! The process: load, serve, drain.
+//! The PD worker's process: load, serve, drain.
 
-use crate::driver::{Driver, Turns};
-use crate::loads::Loads;
-use crate::meters::{EcMeters, Families, TurnMeters};
-use crate::service::{ServedModel, Service, Worker};
+use crate::driver::{Arbitration, Driver, DriverSetup};
+use crate::loads::EcLoads;
+use crate::meters::{ArbiterMeters, EcMeters, MetricFamilies};
+use crate::service::Service;
+use crate::state::{PdState, ServedDecoder};
 use crate::warm::warm_up;
 use futures::future::BoxFuture;
 use std::collections::{BTreeMap, HashMap};
@@ -21,83 +22,84 @@ use triptych_ec::connector::WorkerRole;
 use triptych_ec::object::MacKeys;
 use triptych_ec::store::EcStore;
 use triptych_engine::constraint::Constraints;
-use triptych_engine::draft::PromptLookup;
+use triptych_engine::speculation::prompt_lookup::PromptLookup;
 use triptych_engine::{Engine, EngineConfig, EngineError, KvBudget, Speculation};
 use triptych_models::compute::{Compute, ComputeConfig, Precision};
 use triptych_models::decoder::{Decoder, DecoderInfo};
 use triptych_models::{Model, ModelError, ModelSource};
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
-use triptych_runtime::door::Door;
+use triptych_runtime::compute_arbiter::ComputeArbiter;
 use triptych_runtime::grpc::Dialer;
-use triptych_runtime::serve::{Beside, ServeError, serve_beside};
-use triptych_runtime::turnstile::Turnstile;
+use triptych_runtime::listener::Listener;
+use triptych_runtime::serve::{ColocatedServices, ServeError, serve_colocated};
 use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Settings of a PD worker.
 pub struct PdConfig {
     /// Name in logs and Describe.
     pub worker_id: WorkerId,
-    /// Where it answers gRPC.
-    pub grpc: Door,
-    /// Where it answers `/metrics` and the probes; `None`: nowhere.
+    /// Listener for gRPC.
+    pub grpc: Listener,
+    /// Listener for `/metrics` and the probes; `None`: none.
     pub admin: Option<TcpListener>,
-    /// What it serves.
+    /// Models to serve.
     pub models: Vec<ModelSource>,
-    /// Smaller models of the same families that guess ahead, each under the name of the model it helps.
+    /// Draft models, each under the name of the model it drafts for.
     pub drafts: Vec<ModelSource>,
-    /// Where encoder outputs come from.
+    /// Store of encoder outputs.
     pub store: Arc<dyn EcStore>,
-    /// Makes channels to the encoder workers that hold outputs in memory.
+    /// Dialer to the encoder workers that hold outputs in memory.
     pub dialer: Dialer,
-    /// How it computes.
+    /// Compute settings.
     pub compute: ComputeConfig,
     /// Element type in which encoders publish rows; part of the fingerprint both sides must share.
     pub encoder_dtype: RowTypes,
-    /// In what encoders compute; part of the fingerprint too.
+    /// Precision in which encoders compute; part of the fingerprint too.
     pub encoder_precision: Precision,
-    /// With which they must be signed.
+    /// Keys that verify outputs.
     pub mac_keys: MacKeys,
     /// Limits on requests.
     pub limits: Limits,
     /// Sizes of each model's engine.
     pub engine: EngineSettings,
-    /// What it answers beside, such as encoders that it holds too; `None`: nothing.
-    pub beside: Option<MakeBeside>,
-    /// Through which engines take turns with what is answered beside; `None`: nothing there computes.
-    pub turnstile: Option<Turnstile>,
+    /// Services colocated with this one, such as encoders; `None`: none.
+    pub colocated: Option<MakeColocated>,
+    /// Compute arbiter between engines and colocated encoders; `None`: no encoders.
+    pub arbiter: Option<ComputeArbiter>,
 }
 
-/// Makes what a worker answers beside its own service, over the connector whose rows it shares.
-pub type MakeBeside = Box<dyn FnOnce(WorkerRole) -> MakingBeside + Send>;
-/// It at work.
-pub type MakingBeside = BoxFuture<'static, Result<Beside, Box<dyn std::error::Error + Send + Sync>>>;
+/// Makes the colocated services over the connector whose rows they share.
+pub type MakeColocated = Box<dyn FnOnce(WorkerRole) -> ColocatedFuture + Send>;
+/// Result of [`MakeColocated`].
+pub type ColocatedFuture =
+    BoxFuture<'static, Result<ColocatedServices, Box<dyn std::error::Error + Send + Sync>>>;
 
 /// Sizes of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineSettings {
-    /// Memory of the self-attention KV cache in bytes; less is taken if all sequences at full length need less.
+    /// Budget of the self-attention KV cache in bytes; less is taken if all sequences at full length need less.
     /// Default 1 GiB.
     pub self_kv_bytes: usize,
-    /// The same for cross-attention. Default 1 GiB.
+    /// Budget of the cross-attention KV cache in bytes. Default 1 GiB.
     pub cross_kv_bytes: usize,
-    /// Host memory for the self-attention KV of sequences that have to give way, in bytes. Default 256 MiB.
-    /// 0: none, they are computed again.
+    /// Host memory for the self-attention KV of preempted sequences, in bytes. Default 256 MiB. 0: none, they
+    /// are recomputed.
     pub host_kv_bytes: usize,
-    /// Tokens to guess ahead of greedy answers, from what came after the same words before. Default 0: none.
+    /// Draft tokens by prompt lookup for greedy completions. Default 0: no speculation.
     pub lookup_tokens: usize,
-    /// Rows of a step. Default 512.
+    /// Most rows of a step. Default 512.
     pub token_budget: usize,
-    /// Hundredths of the time in which sequences that write go on alone while others read their prompts. Default 33: they
-    /// write at a third of their speed at least, and prompts are read at two thirds of theirs.
+    /// Share of engine time for decode-only steps while prompts wait, in percent. Default 33: sequences decode
+    /// at a third of their speed at least, and prompts prefill at two thirds of theirs.
     pub decode_share: u8,
-    /// Sequences that run at once. Default 64.
+    /// Most sequences that run at once. Default 64.
     pub max_sequences: usize,
-    /// Sequences that wait; a request whose sequences would not all find room is refused. Default 1024.
+    /// Most sequences that wait; a request whose sequences would not all fit is refused. Default 1024.
     pub max_waiting: usize,
-    /// Requests admitted at once. Default 512.
+    /// Most requests admitted at once. Default 512.
     pub max_requests: usize,
-    /// Tokens that a draft model guesses at once. Default 4.
+    /// Draft tokens per step of a draft model. Default 4.
     pub draft_tokens: usize,
 }
 
@@ -121,34 +123,34 @@ impl Default for EngineSettings {
 /// The worker cannot start, or ended by itself.
 #[derive(Debug, Error)]
 pub enum PdError {
-    /// A model directory cannot be served.
+    /// A model that cannot be served.
     #[error("cannot load the decoder of {dir}: {source}")]
     Model {
-        /// The directory.
+        /// Model directory.
         dir: String,
-        /// Why.
+        /// Cause.
         source: ModelError,
     },
-    /// An engine cannot be made.
+    /// An engine that cannot be made.
     #[error("engine of {model}: {source}")]
     Engine {
-        /// The model.
+        /// Model name.
         model: String,
-        /// Why.
+        /// Cause.
         source: EngineError,
     },
-    /// The gRPC server ended.
+    /// End of the gRPC server.
     #[error(transparent)]
     Serve(#[from] ServeError),
-    /// No thread for an engine.
+    /// The system refused a thread for an engine.
     #[error("cannot start an engine thread: {0}")]
     Thread(#[from] std::io::Error),
-    /// A thread died while loading.
+    /// A loading thread panicked.
     #[error("loading ended early: {0}")]
     Loading(#[from] tokio::task::JoinError),
-    /// What it was to answer beside cannot be had.
-    #[error("what is served beside the engines: {0}")]
-    Beside(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The colocated services cannot start.
+    #[error("cannot start the colocated services: {0}")]
+    Colocated(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// An engine panicked: our bug. The process must be replaced.
     #[error("an engine panicked")]
     EngineDied,
@@ -160,12 +162,13 @@ pub enum PdError {
 /// [`PdError`] if it cannot start, or its server or an engine ends by itself.
 pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), PdError> {
     let readiness = Readiness::new(drain.clone());
-    let (families, ec_meters) = (Families::new(&metrics), Arc::new(EcMeters::new(&metrics)));
-    let turns = config.turnstile.map(|turnstile| (TurnMeters::new(&metrics), turnstile));
+    let families = MetricFamilies::new(&metrics);
+    let ec_meters = Arc::new(EcMeters::new(&metrics));
+    let arbiter = config.arbiter.map(|arbiter| (ArbiterMeters::new(&metrics), arbiter));
     if let Some(listener) = config.admin {
         admin::spawn(listener, admin::router(readiness.clone(), metrics), &drain);
     }
-    let loads = Loads::new(
+    let loads = EcLoads::new(
         config.store.clone(),
         ec_meters,
         config.limits.clone(),
@@ -179,45 +182,50 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
         engine: config.engine,
         drafts: config.drafts,
     };
-    let sources = config.models;
-    let loading = tokio::task::spawn_blocking(move || loader.load_all(&sources));
+    let loading = tokio::task::spawn_blocking(move || loader.load_all(&config.models));
     let loaded = tokio::select! {
         loaded = loading => loaded??,
-        // Nothing is served yet: the process ends under the thread that loads.
+        // The loading thread is not in the drain group: draining need not wait for weights that are then
+        // dropped.
         () = drain.stopping() => return Ok(()),
     };
-    let encodes = config.beside.is_some();
-    let beside = match config.beside {
-        None => Beside::default(),
-        Some(make) => make(loads.worker()).await.map_err(PdError::Beside)?,
+    let encodes = config.colocated.is_some();
+    let colocated = match config.colocated {
+        None => ColocatedServices::default(),
+        Some(make) => make(loads.worker()).await.map_err(PdError::Colocated)?,
     };
-    let beside_load = beside.load();
+    let colocated_load = colocated.load();
     let died = CancellationToken::new();
-    let starter =
-        Starter { max_live: config.engine.max_live(), families: families.clone(), turns, died: died.clone() };
+    let starter = Starter {
+        max_live: config.engine.max_live(),
+        families: families.clone(),
+        arbiter,
+        died: died.clone(),
+    };
     let models = starter.start_all(loaded)?;
     loads.attach(models.values().map(|m| m.driver.clone()).collect());
     let max_requests = config.engine.max_requests.min(Semaphore::MAX_PERMITS);
-    let service = Service::new(Worker {
+    let service = Service::new(PdState {
         worker_id: config.worker_id,
         encodes,
-        beside_load,
+        colocated_load,
         models,
         loads: loads.clone(),
         store: config.store,
         limits: config.limits.clone(),
-        places: Arc::new(Semaphore::new(max_requests)),
+        request_permits: Arc::new(Semaphore::new(max_requests)),
         max_requests,
         unknown: families.of_model("unknown"),
         drain: drain.clone(),
     });
     let service =
         PrefillDecodeWorkerServer::new(service).max_decoding_message_size(config.limits.max_body_bytes);
-    let mut serving = pin!(serve_beside(service, beside, config.grpc, readiness, drain.clone()));
+    let mut serving = pin!(serve_colocated(service, colocated, config.grpc, readiness, drain.clone()));
     tokio::select! {
         ended = &mut serving => ended?,
         () = died.cancelled() => {
-            // Whoever was in that engine is told so before the process ends, and other models' answers end well.
+            // Requests of that engine have their failure; drain lets other models' requests end and report it
+            // before the process does.
             drain.begin();
             serving.await?;
             return Err(PdError::EngineDied);
@@ -229,28 +237,28 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
 
 struct Loader {
     compute: ComputeConfig,
-    /// What encoders publish, and in what they compute it.
+    /// Element type and precision of the encoders, parts of their fingerprints.
     dtype: RowTypes,
     precision: Precision,
     engine: EngineSettings,
     drafts: Vec<ModelSource>,
 }
 
-/// A model whose engine is made and whose thread is not started.
-struct Loaded {
+/// A model with an engine, before its thread is started.
+struct LoadedDecoder {
     model: Model,
     engine: Engine,
-    /// Width of its logits.
+    /// Width of the logits.
     vocab: usize,
     encoders: BTreeMap<triptych_core::Modality, triptych_core::Fingerprint>,
 }
 
 impl Loader {
-    fn load_all(&self, sources: &[ModelSource]) -> Result<Vec<Loaded>, PdError> {
+    fn load_all(&self, sources: &[ModelSource]) -> Result<Vec<LoadedDecoder>, PdError> {
         sources.iter().map(|source| self.load(source)).collect()
     }
 
-    fn load(&self, source: &ModelSource) -> Result<Loaded, PdError> {
+    fn load(&self, source: &ModelSource) -> Result<LoadedDecoder, PdError> {
         let failed = |e| PdError::Model { dir: source.dir.display().to_string(), source: e };
         let (model, decoder, encoders) = self.weights(source).map_err(failed)?;
         let info = decoder.info();
@@ -270,7 +278,7 @@ impl Loader {
         if let Err(failure) = warm_up(&mut engine, &info) {
             tracing::warn!(model = %model.name(), %failure, "the first request failed; serving all the same");
         }
-        Ok(Loaded { model, engine, vocab: info.vocab, encoders })
+        Ok(LoadedDecoder { model, engine, vocab: info.vocab, encoders })
     }
 
     fn draft(&self, source: &ModelSource) -> Result<Box<dyn Decoder>, ModelError> {
@@ -301,11 +309,11 @@ impl EngineSettings {
         self.max_waiting.saturating_add(self.max_sequences).min(Semaphore::MAX_PERMITS)
     }
 
-    /// No more KV than all sequences at full length can fill.
+    /// Engine settings for a decoder, with no more KV than all sequences at full length can fill.
     pub fn for_decoder(self, info: &DecoderInfo) -> EngineConfig {
         let most = |tokens: usize| self.max_sequences.saturating_mul(tokens.div_ceil(KV_BLOCK_TOKENS));
         let fit = |bytes: usize, block: usize| bytes.checked_div(block).unwrap_or(0);
-        // A cross window has as many rows as the encoder gives; 1500 is the most of any family so far.
+        // Cross-attention rows of a window; 1500 is the most of any family so far.
         let kv = KvBudget::Blocks {
             self_attention: fit(self.self_kv_bytes, info.self_block_bytes).min(most(info.max_context)),
             cross_attention: fit(self.cross_kv_bytes, info.cross_block_bytes).min(most(1500)),
@@ -316,7 +324,7 @@ impl EngineSettings {
             token_budget: self.token_budget.max(self.max_sequences),
             decode_share: self.decode_share,
             max_sequences: self.max_sequences,
-            // Before the first step all that live wait.
+            // Before the first step all live sequences wait.
             max_waiting: self.max_live(),
             speculation: match self.lookup_tokens {
                 0 => Speculation::Off,
@@ -327,17 +335,17 @@ impl EngineSettings {
     }
 }
 
-/// What engines' threads start with.
+/// Common parts of the engines' threads.
 struct Starter {
     max_live: usize,
-    families: Families,
-    turns: Option<(TurnMeters, Turnstile)>,
+    families: MetricFamilies,
+    arbiter: Option<(ArbiterMeters, ComputeArbiter)>,
     died: CancellationToken,
 }
 
 impl Starter {
-    /// The models by name, at work.
-    fn start_all(&self, loaded: Vec<Loaded>) -> std::io::Result<HashMap<String, ServedModel>> {
+    /// Starts the engines; returns the models by name.
+    fn start_all(&self, loaded: Vec<LoadedDecoder>) -> std::io::Result<HashMap<String, ServedDecoder>> {
         let mut models = HashMap::new();
         for model in loaded {
             let name = model.model.name().to_string();
@@ -348,24 +356,26 @@ impl Starter {
     }
 }
 
-impl Loaded {
-    fn start(self, with: &Starter) -> std::io::Result<ServedModel> {
+impl LoadedDecoder {
+    fn start(self, with: &Starter) -> std::io::Result<ServedDecoder> {
         let Self { model, engine, vocab, encoders } = self;
-        let (max_live, died) = (with.max_live, with.died.clone());
+        let max_live = with.max_live;
+        let died = with.died.clone();
         let meters = with.families.of_model(model.name().as_str());
-        let turns = with.turns.as_ref().map(|(meters, turnstile)| Turns::new(turnstile, meters));
-        Ok(ServedModel {
+        let arbitration = with.arbiter.as_ref().map(|(meters, arbiter)| Arbitration::new(arbiter, meters));
+        let setup = DriverSetup { engine, meters: meters.clone(), arbitration };
+        Ok(ServedDecoder {
             family: model.family().to_owned(),
             prompts: model.prompts(),
             tokenizer: model.tokenizer().clone(),
             constraints: Arc::new(Constraints::new(model.tokenizer().clone(), vocab)),
-            driver: Driver::spawn(model.name().as_str(), engine, (meters.clone(), turns), died)?,
+            driver: Driver::spawn(model.name().as_str(), setup, died)?,
             meters,
             encoders,
             encoder_takes_prompt: model.preprocess().takes_prompt(),
             max_context: model.max_context(),
             created: SystemTime::now(),
-            sequences: Arc::new(Semaphore::new(max_live)),
+            sequence_permits: Arc::new(Semaphore::new(max_live)),
             max_live,
         })
     }

@@ -1,19 +1,23 @@
-//! Who asks: a bearer token becomes a tenant, and a tenant has an account with quotas.
+//! Client authentication: a bearer token becomes a tenant, and a tenant has an account with quotas.
 //!
 //! A token is an API key ([`keys`]) or a JWT ([`jwt`]). With either configured, a request without a valid one is
-//! refused before its body is read. With neither, the tenant is what the request says it is
-//! (`x-triptych-tenant`, or `tenant` over gRPC): then whoever authenticates clients stands in front. Tokens reach no
-//! log, no metric and no error text.
+//! refused before its body is read. With neither, the tenant is the one that the request names
+//! (`x-triptych-tenant`, or `tenant` over gRPC): then a gateway in front of the proxy authenticates clients. Tokens
+//! reach no log, no metric and no error text.
 
 pub mod account;
+mod error;
+mod file;
 pub mod jwt;
 pub mod keys;
 mod rate;
 
-pub use account::{Account, Accounts, Place, Quota};
+pub use account::{Account, Accounts, MAX_TENANT_BYTES, Quota, RequestSlot};
+pub use error::AuthError;
 pub use jwt::JwtConfig;
 
 use arc_swap::ArcSwap;
+use error::unauthenticated;
 use http::{HeaderMap, header};
 use jwt::Verifier;
 use keys::KeyTable;
@@ -21,80 +25,54 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use thiserror::Error;
 use triptych_core::{Failure, FailureClass, ModelName};
 use triptych_runtime::Drain;
 use triptych_runtime::reload::WatchedFiles;
 
-/// Longest token that is looked at.
+/// Longest token that is considered, in bytes.
 const MAX_TOKEN_BYTES: usize = 8 << 10;
-/// Longest name of a tenant in bytes.
-pub const MAX_TENANT_BYTES: usize = 256;
-/// How often the files are looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The header that names the tenant where clients are authenticated in front.
+/// Interval between two checks of the files for changes.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Header that names the tenant where a gateway authenticates clients.
 pub const TENANT_HEADER: &str = "x-triptych-tenant";
 
-/// How clients are known, and what each tenant may have.
+/// Sources of client identities, and the default quota.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuthConfig {
     /// A file of keys and tenants, in the form of [`keys`].
     pub keys: Option<PathBuf>,
     /// Tokens of an identity provider.
     pub jwt: Option<JwtConfig>,
-    /// For tenants whose own quota nothing says. Default: no limits.
+    /// Quota of tenants that have none of their own. Default: no limits.
     pub quota: Quota,
 }
 
-/// A file that clients are known by cannot be used.
-#[derive(Debug, Error)]
-pub enum AuthError {
-    /// It cannot be read.
-    #[error("{} cannot be read", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// It can be read, and is not what it should be.
-    #[error("{}{}: {reason}", path.display(), line.map(|n| format!(", line {n}")).unwrap_or_default())]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// Where, from 1.
-        line: Option<usize>,
-        /// What was found and what is allowed. Never a key.
-        reason: String,
-    },
-}
-
-/// Who a request is from.
+/// An identified client, for the duration of a request.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// The tenant; empty: the one that all share.
+    /// The tenant; empty for the shared one.
     pub tenant: String,
-    /// What it may have.
+    /// Quotas and usage of the tenant.
     pub account: Arc<Account>,
-    /// Its place there, given back with the last clone.
-    place: Option<Arc<Place>>,
-    /// The models that its key is for; `None`: all.
+    /// Its slot in the account, released with the last clone.
+    slot: Option<Arc<RequestSlot>>,
+    /// Models that its key is for; `None`: all.
     models: Option<Arc<BTreeSet<String>>>,
 }
 
 impl Caller {
     /// A tenant that may use every model.
     pub fn new(tenant: String, account: Arc<Account>) -> Self {
-        Self { tenant, account, place: None, models: None }
+        Self { tenant, account, slot: None, models: None }
     }
 
-    /// Takes a place in the tenant's account.
+    /// Takes a request slot of the tenant's account.
     ///
     /// # Errors
     /// Overloaded, with the quota and a pause.
     pub fn enter(self) -> Result<Self, Failure> {
-        let place = Some(Arc::new(self.account.enter()?));
-        Ok(Self { place, ..self })
+        let slot = Some(Arc::new(self.account.enter()?));
+        Ok(Self { slot, ..self })
     }
 
     /// Counts bytes that the request holds until its end.
@@ -102,15 +80,15 @@ impl Caller {
     /// # Errors
     /// Overloaded, if its tenant holds too many.
     pub fn hold_bytes(&self, n: usize) -> Result<(), Failure> {
-        self.place.as_ref().map_or(Ok(()), |place| place.hold_bytes(n))
+        self.slot.as_ref().map_or(Ok(()), |slot| slot.hold_bytes(n))
     }
 
-    /// Whether its key is for the model.
+    /// True if its key is for the model.
     pub fn may_use(&self, model: &ModelName) -> bool {
         self.models.as_ref().is_none_or(|models| models.contains(model.as_str()))
     }
 
-    /// Refuses a model that its key is not for, in the words for one that is not there.
+    /// Refuses a model that its key is not for, with the text for a model that is not served.
     ///
     /// # Errors
     /// NotFound.
@@ -123,36 +101,62 @@ impl Caller {
     }
 }
 
-/// What knows clients. Cheap to clone.
+/// Identifies clients. Cheap to clone.
 #[derive(Clone)]
-pub struct Auth(Arc<Parts>);
+pub struct Auth(Arc<AuthState>);
 
-struct Parts {
-    keys: Option<(PathBuf, ArcSwap<KeyTable>)>,
-    jwt: Option<(JwtConfig, ArcSwap<Verifier>)>,
+struct AuthState {
+    keys: Option<KeyFile>,
+    jwt: Option<JwtKeys>,
     quota: Quota,
     accounts: Accounts,
 }
 
+/// The file of API keys, and what it last held.
+struct KeyFile {
+    path: PathBuf,
+    table: ArcSwap<KeyTable>,
+}
+
+/// The keys of an identity provider, as they were last read.
+struct JwtKeys {
+    config: JwtConfig,
+    verifier: ArcSwap<Verifier>,
+}
+
+impl KeyFile {
+    fn open(path: PathBuf) -> Result<Self, AuthError> {
+        let table = ArcSwap::from_pointee(KeyTable::read(&path)?);
+        Ok(Self { path, table })
+    }
+}
+
+impl JwtKeys {
+    fn open(config: JwtConfig) -> Result<Self, AuthError> {
+        let verifier = ArcSwap::from_pointee(Verifier::read(&config)?);
+        Ok(Self { config, verifier })
+    }
+}
+
 impl Auth {
-    /// Reads the files, and reads them again when they change, until the process stops. A file that is wrong then
-    /// leaves everything as it was, and the log says so.
+    /// Reads the files, and reads them again when they change, until the process stops. A reload that fails leaves the
+    /// last good state in place and is logged.
     ///
     /// # Errors
     /// [`AuthError`] for a file that cannot be used.
     pub fn start(config: AuthConfig, drain: &Drain) -> Result<Self, AuthError> {
         let paths = config.keys.iter().chain(config.jwt.iter().map(|jwt| &jwt.keys));
         let files = WatchedFiles::new(paths.cloned().collect());
-        let keys =
-            config.keys.map(|path| KeyTable::read(&path).map(|table| (path, ArcSwap::from_pointee(table))));
-        let jwt = config.jwt.map(|jwt| Verifier::read(&jwt).map(|v| (jwt, ArcSwap::from_pointee(v))));
-        let (keys, jwt) = (keys.transpose()?, jwt.transpose()?);
-        let auth = Self(Arc::new(Parts { keys, jwt, quota: config.quota, accounts: Accounts::default() }));
+        let keys = config.keys.map(KeyFile::open).transpose()?;
+        let jwt = config.jwt.map(JwtKeys::open).transpose()?;
+        let accounts = Accounts::default();
+        let auth = Self(Arc::new(AuthState { keys, jwt, quota: config.quota, accounts }));
         if auth.is_required() {
-            let (reader, stopping) = (auth.clone(), drain.clone());
+            let reloading = auth.clone();
+            let stopping = drain.clone();
             drain.tasks().spawn(async move {
                 tokio::select! {
-                    () = files.on_change(LOOK_EVERY, || reader.read_again()) => {}
+                    () = files.on_change(POLL_INTERVAL, || reloading.reload()) => {}
                     () = stopping.stopping() => {}
                 }
             });
@@ -160,25 +164,25 @@ impl Auth {
         Ok(auth)
     }
 
-    fn read_again(&self) {
-        let report = |outcome: Result<(), AuthError>, what| match outcome {
-            Ok(()) => tracing::info!(what, "read again"),
-            Err(e) => tracing::error!(what, error = triptych_ec::error::chain(&e), "stays as it was"),
+    fn reload(&self) {
+        let report = |outcome: Result<(), AuthError>, file| match outcome {
+            Ok(()) => tracing::info!(file, "reloaded"),
+            Err(e) => tracing::error!(file, error = triptych_ec::error::chain(&e), "reload failed"),
         };
-        if let Some((path, table)) = &self.0.keys {
-            report(KeyTable::read(path).map(|new| table.store(Arc::new(new))), "api keys");
+        if let Some(keys) = &self.0.keys {
+            report(KeyTable::read(&keys.path).map(|new| keys.table.store(Arc::new(new))), "api keys");
         }
-        if let Some((config, verifier)) = &self.0.jwt {
-            report(Verifier::read(config).map(|new| verifier.store(Arc::new(new))), "jwt keys");
+        if let Some(jwt) = &self.0.jwt {
+            report(Verifier::read(&jwt.config).map(|new| jwt.verifier.store(Arc::new(new))), "jwt keys");
         }
     }
 
-    /// Whether clients must show who they are.
+    /// True if clients must authenticate.
     pub fn is_required(&self) -> bool {
         self.0.keys.is_some() || self.0.jwt.is_some()
     }
 
-    /// Who sent these headers. Where nobody has to show who they are: who the tenant header names.
+    /// The sender of these headers. Without authentication, the tenant header is trusted.
     ///
     /// # Errors
     /// Unauthenticated without a valid token; PermissionDenied if the tenant header names another tenant than the
@@ -188,12 +192,12 @@ impl Auth {
         if !self.is_required() {
             return self.trusted(named.unwrap_or_default());
         }
-        let caller = self.known(bearer(headers)?)?;
+        let caller = self.authenticated(bearer(headers)?)?;
         Self::check_named(&caller, named.as_deref().unwrap_or_default())?;
         Ok(caller)
     }
 
-    /// A tenant that was authenticated in front.
+    /// A tenant that a gateway authenticated.
     ///
     /// # Errors
     /// InvalidArgument for a name that is too long; Overloaded if there are too many tenants at once.
@@ -206,7 +210,7 @@ impl Auth {
         self.caller(tenant, None)
     }
 
-    /// A client may repeat its own tenant's name, and no other.
+    /// Refuses a request that names another tenant than its key's.
     ///
     /// # Errors
     /// PermissionDenied.
@@ -218,39 +222,33 @@ impl Auth {
         Err(Failure::new(FailureClass::PermissionDenied, text).with_param("tenant"))
     }
 
-    fn known(&self, token: &str) -> Result<Caller, Failure> {
-        if let Some((_, table)) = &self.0.keys
-            && let Some((tenant, models)) = table.load().find(token)
+    fn authenticated(&self, token: &str) -> Result<Caller, Failure> {
+        if let Some(keys) = &self.0.keys
+            && let Some(grant) = keys.table.load().find(token)
         {
-            return self.caller(tenant, models);
+            return self.caller(grant.tenant, grant.models);
         }
         match &self.0.jwt {
-            Some((_, verifier)) if jwt::looks_like_one(token) => {
-                self.caller(verifier.load().tenant(token)?, None)
-            }
+            Some(jwt) if jwt::is_jwt(token) => self.caller(jwt.verifier.load().tenant(token)?, None),
             _ => Err(unauthenticated("the API key is not valid")),
         }
     }
 
     fn caller(&self, tenant: String, models: Option<Arc<BTreeSet<String>>>) -> Result<Caller, Failure> {
-        let own = self.0.keys.as_ref().and_then(|(_, table)| table.load().quota(&tenant));
+        let own = self.0.keys.as_ref().and_then(|keys| keys.table.load().quota(&tenant));
         let account = self.0.accounts.of(&tenant, own.unwrap_or(self.0.quota))?;
         Ok(Caller { models, ..Caller::new(tenant, account) })
     }
 }
 
-fn unauthenticated(message: &str) -> Failure {
-    Failure::new(FailureClass::Unauthenticated, message)
-}
-
 fn bearer(headers: &HeaderMap) -> Result<&str, Failure> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
-    let (first, second) = (values.next(), values.next());
-    let value = match (first, second) {
-        (None, _) => return Err(unauthenticated("no API key: send the header `Authorization: Bearer KEY`")),
-        (Some(value), None) => value,
-        (Some(_), Some(_)) => return Err(unauthenticated("the header Authorization is there twice")),
+    let Some(value) = values.next() else {
+        return Err(unauthenticated("no API key: send the header `Authorization: Bearer KEY`"));
     };
+    if values.next().is_some() {
+        return Err(unauthenticated("the header Authorization is there twice"));
+    }
     let malformed = || unauthenticated("the header Authorization is not `Bearer KEY`");
     let (scheme, token) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or_else(malformed)?;
     let token = token.trim();

@@ -1,7 +1,7 @@
-//! A proxy without listeners, for whoever brings a network of their own: the simulation under `tests/sim`, the fuzzer
-//! under `tests/fuzz`.
+//! A proxy without listeners, for the simulation under `tests/sim` and the fuzzer under `tests/fuzz`, which bring their
+//! own network.
 //!
-//! The same parts as [`crate::run`] puts together, behind the same admission. It fetches nothing: URLs are refused.
+//! The same parts as in [`crate::run`], behind the same admission. It fetches nothing: URLs are refused.
 
 use crate::admission::Admission;
 use crate::auth::{Auth, AuthConfig};
@@ -11,7 +11,7 @@ use crate::config::{ClientTimes, ProxyError};
 use crate::encode::{EncodeParts, Encodes};
 use crate::fetch::{FetchPolicy, Fetcher, Reach};
 use crate::fleet::{Fleet, FleetSettings};
-use crate::grpc::{Face, admit::Admit};
+use crate::grpc::{GrpcApi, admit::Admit};
 use crate::items::Materials;
 use crate::machine::policy::EncodePolicy;
 use crate::observe::Observer;
@@ -31,26 +31,26 @@ pub struct EmbeddedConfig {
     pub encoders: Vec<String>,
     /// `host:port` of each PD worker.
     pub pds: Vec<String>,
-    /// Makes the channels to them.
+    /// Opens channels to them.
     pub dialer: Dialer,
     /// The EC store that the workers share.
     pub store: Arc<dyn EcStore>,
-    /// What a request may ask.
+    /// Limits on requests.
     pub limits: Limits,
-    /// Requests worked on at once.
+    /// Bound on requests in flight.
     pub max_in_flight: usize,
-    /// For choices by lot. `None`: the system's randomness.
+    /// Seed of random choices. `None`: the system's randomness.
     pub seed: Option<u64>,
 }
 
 /// A running proxy. Dropping it ends its tasks.
 pub struct Embedded {
-    face: Face,
+    api: GrpcApi,
     registry: MetricsRegistry,
 }
 
 impl Embedded {
-    /// Starts looking for its workers. Must be called inside a tokio runtime.
+    /// Starts worker discovery. Must be called inside a tokio runtime.
     ///
     /// # Errors
     /// [`ProxyError`] if it cannot start.
@@ -95,28 +95,30 @@ impl Embedded {
             drain,
         });
         let admission = Admission::new(config.max_in_flight);
-        Ok(Self { face: Face { orchestrator, limits, admission, auth }, registry: metrics.clone() })
+        Ok(Self { api: GrpcApi { orchestrator, limits, admission, auth }, registry: metrics.clone() })
     }
 
-    /// The gRPC face, to be added to a server.
-    pub fn grpc(&self) -> Admit<TriptychServer<Face>> {
-        self.face.clone().service()
+    /// The gRPC service, to be added to a server.
+    pub fn grpc(&self) -> Admit<TriptychServer<GrpcApi>> {
+        self.api.clone().service()
     }
 
-    /// The HTTP face, to be called or served.
+    /// The HTTP routes, to be called or served.
     pub fn http(&self) -> Router {
-        let Face { orchestrator, limits, admission, auth } = self.face.clone();
-        let (times, registry) = (ClientTimes::default(), self.registry.clone());
-        openai::Face::new(openai::Parts { orchestrator, limits, admission, auth, times, registry }).routes()
+        let GrpcApi { orchestrator, limits, admission, auth } = self.api.clone();
+        let times = ClientTimes::default();
+        let registry = self.registry.clone();
+        let parts = openai::HttpApiParts { orchestrator, limits, admission, auth, times, registry };
+        openai::routes(openai::HttpApi::new(parts))
     }
 
-    /// Whether a pair of workers was found that serves a model.
+    /// True once an encoder and a PD worker of one model were found.
     pub fn is_ready(&self) -> bool {
-        self.face.orchestrator.fleet.catalog().is_ready()
+        self.api.orchestrator.fleet.catalog().is_ready()
     }
 
-    /// Requests that are being worked on.
+    /// Number of requests in flight.
     pub fn n_running(&self) -> usize {
-        self.face.admission.n_inside()
+        self.api.admission.n_inside()
     }
 }

@@ -1,4 +1,4 @@
-//! The gRPC face: `triptych.v1.Triptych`.
+//! The gRPC API: `triptych.v1.Triptych`.
 
 pub mod admit;
 pub mod preface;
@@ -26,49 +26,49 @@ use triptych_proto::v1::triptych_server::{Triptych, TriptychServer};
 use triptych_runtime::status::to_status;
 use triptych_runtime::{deadline, trace_context};
 
-/// The face.
+/// The gRPC API.
 #[derive(Clone)]
-pub struct Face {
-    /// Does the work.
+pub struct GrpcApi {
+    /// Runs requests.
     pub orchestrator: Arc<Orchestrator>,
-    /// What a message may hold.
+    /// Limits on requests.
     pub limits: Limits,
-    /// Lets requests in.
+    /// Bound on requests in flight.
     pub admission: Admission,
-    /// Knows clients.
+    /// Identifies clients.
     pub auth: Auth,
 }
 
-impl Face {
+impl GrpcApi {
     /// The service, admission included.
-    pub fn service(self) -> admit::Admit<TriptychServer<Face>> {
+    pub fn service(self) -> admit::Admit<TriptychServer<GrpcApi>> {
         let limits = self.limits.clone();
-        let door = admit::Door {
+        let check = admit::AdmissionCheck {
             admission: self.admission.clone(),
             auth: self.auth.clone(),
             observer: self.orchestrator.observer.clone(),
-            patience: limits.max_request_time,
+            message_timeout: limits.max_request_time,
         };
         let service = TriptychServer::new(self).max_decoding_message_size(limits.max_body_bytes);
-        admit::Admit::new(service, door)
+        admit::Admit::new(service, check)
     }
 
     fn start(&self, request: tonic::Request<v1::GenerateRequest>) -> Result<Answer, Failure> {
         let admitted = request.extensions().get::<Admitted>().cloned();
         let admitted = admitted.ok_or_else(|| Failure::internal("a call that was not admitted"))?;
         let id = RequestId::from_bits(rand::random());
-        let span = tracing::info_span!("request", request_id = %id, face = "grpc");
+        let span = tracing::info_span!("request", request_id = %id, api = "grpc");
         trace_context::adopt(&span, request.metadata());
         let (metadata, _, message) = request.into_parts();
         let read = || {
             let Admitted { caller, permit } = self.named(admitted, &message)?;
-            Ok::<_, Failure>((read(id, message, &metadata, (&self.limits, caller))?, permit))
+            Ok::<_, Failure>((read(id, message, &metadata, &self.limits, caller)?, permit))
         };
         let (request, permit) = read().inspect_err(|failure| self.orchestrator.observer.refused(failure))?;
         span.in_scope(|| self.orchestrator.start(request, permit))
     }
 
-    /// The tenant that a message names: the key's own, or, where nobody shows a key, whoever it is.
+    /// Resolves the tenant: the key's own, or, without authentication, the one that the message names.
     fn named(&self, admitted: Admitted, message: &v1::GenerateRequest) -> Result<Admitted, Failure> {
         if self.auth.is_required() {
             Auth::check_named(&admitted.caller, &message.tenant)?;
@@ -88,7 +88,8 @@ fn read(
     id: RequestId,
     message: v1::GenerateRequest,
     metadata: &MetadataMap,
-    (limits, caller): (&Limits, Caller),
+    limits: &Limits,
+    caller: Caller,
 ) -> Result<Request, Failure> {
     let arrived = Instant::now();
     let time = deadline::asked(metadata)?.map_or(limits.max_request_time, |t| t.min(limits.max_request_time));
@@ -99,7 +100,12 @@ fn read(
         deadline: arrived + time,
         model: Some(message.model).filter(|m| !m.is_empty()).map(ModelName::new),
         prompt: prompt.try_into()?,
-        items: message.items.into_iter().enumerate().map(read_item).collect::<Result<_, _>>()?,
+        items: message
+            .items
+            .into_iter()
+            .enumerate()
+            .map(|(i, item)| read_item(i, item))
+            .collect::<Result<_, _>>()?,
         sampling: message.sampling.unwrap_or_default(),
         caller,
         priority: message.priority,
@@ -117,7 +123,7 @@ fn resumption(value: i32) -> Result<Resumption, WireError> {
     }
 }
 
-fn read_item((i, item): (usize, v1::Item)) -> Result<Item, Failure> {
+fn read_item(i: usize, item: v1::Item) -> Result<Item, Failure> {
     use v1::item::Source as Wire;
     let param = param_of_item(ItemIdx(u32::try_from(i).unwrap_or(u32::MAX)));
     let at_item = |e: WireError| Failure::from(e).with_param(format!("{param}.modality"));
@@ -141,7 +147,7 @@ fn read_item((i, item): (usize, v1::Item)) -> Result<Item, Failure> {
 }
 
 #[tonic::async_trait]
-impl Triptych for Face {
+impl Triptych for GrpcApi {
     type GenerateStream = BoxStream<'static, Result<v1::GenerateResponse, Status>>;
 
     async fn generate(

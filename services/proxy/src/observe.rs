@@ -1,4 +1,4 @@
-//! The proxy's metrics. Labels hold names of served models and fixed words, never what a client wrote.
+//! The proxy's metrics. Labels hold names of served models and fixed values, never client input.
 
 use crate::machine::output::Encoded;
 use std::time::Duration;
@@ -9,26 +9,24 @@ use triptych_proto::v1;
 use triptych_runtime::MetricsRegistry;
 use triptych_runtime::metrics::{Counters, Gauges, Histograms, Labels};
 
-/// What a planner has to know of the load; nobody else asks for it.
+/// Metrics of the workload, which the planner reads.
 mod load {
     use triptych_core::metrics::Metric;
 
-    const fn count(name: &'static str, help: &'static str) -> Metric {
+    const fn metric(name: &'static str, help: &'static str) -> Metric {
         Metric { name, unit: "", help }
     }
 
-    pub const REQUEST_ITEMS: Metric = count(
-        "requests_by_items",
-        "Requests answered whole, by how many items they had; 16 stands for more too",
-    );
+    pub const REQUEST_ITEMS: Metric =
+        metric("requests_by_items", "Completed requests, by number of items; 16 means 16 or more");
     pub const REQUEST_TEXT_TOKENS: Metric =
-        count("request_text_tokens", "Prompt tokens of a request, without those that its items became");
-    pub const REQUEST_OUTPUT_TOKENS: Metric = count("request_output_tokens", "Tokens written for a request");
-    pub const ITEM_TOKENS: Metric =
-        count("item_tokens", "Encoder output tokens of a request's item, by modality");
+        metric("request_text_tokens", "Prompt tokens of a request, without those of its items");
+    pub const REQUEST_OUTPUT_TOKENS: Metric =
+        metric("request_output_tokens", "Generated tokens of a request");
+    pub const ITEM_TOKENS: Metric = metric("item_tokens", "Encoder output tokens of an item, by modality");
 }
 
-/// Every metric the proxy owns.
+/// Metrics of requests and items.
 #[derive(Clone)]
 pub struct Observer {
     requests: Counters,
@@ -48,17 +46,17 @@ pub struct Observer {
     item_tokens: Histograms,
 }
 
-/// What a request was, once it is answered whole: what a planner has to know of the load.
+/// Items of a completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// Its items.
+    /// Number of items.
     pub n_items: usize,
-    /// Encoder output tokens of all of them.
+    /// Encoder output tokens of all items.
     pub item_tokens: u32,
 }
 
-/// More items than that are counted as so many, so that nobody can make labels.
-const MOST_ITEMS: usize = 16;
+/// Cap of the `items` label, which bounds the number of label values.
+const MAX_ITEMS_LABEL: usize = 16;
 
 impl Observer {
     /// Registers the metrics.
@@ -82,28 +80,28 @@ impl Observer {
         }
     }
 
-    /// Requests in the house, in both faces together.
+    /// Sets the number of requests in flight, over HTTP and gRPC.
     pub fn running(&self, n: usize) {
         self.running.get_or_create(&Labels::new()).set(n as f64);
     }
 
-    /// A request that ended before a model was chosen for it.
+    /// Counts a request that ended before a model was chosen for it.
     pub fn refused(&self, failure: &Failure) {
         self.count("", failure.class.as_str());
     }
 
-    /// A request that a model answered, or failed to.
+    /// Counts a request that a model answered or failed.
     pub fn ended(&self, model: &ModelName, outcome: Result<(), &Failure>, arrived: Instant) {
         self.count(model.as_str(), outcome.map_or_else(|f| f.class.as_str(), |()| "ok"));
         self.end_to_end.get_or_create(&of(model)).observe(arrived.elapsed().as_secs_f64());
     }
 
-    /// The first token went out.
+    /// Records the time to the first token.
     pub fn first_token(&self, model: &ModelName, after: Duration) {
         self.first_token.get_or_create(&of(model)).observe(after.as_secs_f64());
     }
 
-    /// Where an item of a request came from; once more, when it was encoded again because its object was gone.
+    /// Counts an item by source, once more if it was encoded again because its object was gone.
     pub fn item(&self, one: &Encoded) {
         let labels =
             vec![("source", one.source.as_str().to_owned()), ("modality", one.item.modality.to_string())];
@@ -112,7 +110,7 @@ impl Observer {
         self.item_tokens.get_or_create(&modality).observe(one.item.n_tokens.into());
     }
 
-    /// The counts of a whole answer; `per_token` when there were at least two tokens.
+    /// Counts the tokens of a completed request; `per_token` if there were at least two.
     pub fn tokens(&self, model: &ModelName, usage: &v1::Usage, per_token: Option<Duration>) {
         self.prompt_tokens.get_or_create(&of(model)).inc_by(usage.prompt_tokens.into());
         self.generation_tokens.get_or_create(&of(model)).inc_by(usage.completion_tokens.into());
@@ -121,9 +119,9 @@ impl Observer {
         }
     }
 
-    /// What a request that was answered whole was like.
+    /// Records the size of a completed request.
     pub fn size(&self, model: &ModelName, usage: &v1::Usage, size: Size) {
-        let n_items = size.n_items.min(MOST_ITEMS).to_string();
+        let n_items = size.n_items.min(MAX_ITEMS_LABEL).to_string();
         self.by_items.get_or_create(&vec![("model", model.to_string()), ("items", n_items)]).inc();
         // Where the decoder cross-attends to items, they are no part of its prompt.
         let text = usage.prompt_tokens.checked_sub(size.item_tokens).unwrap_or(usage.prompt_tokens);
@@ -131,17 +129,17 @@ impl Observer {
         self.output_tokens.get_or_create(&of(model)).observe(usage.completion_tokens.into());
     }
 
-    /// A stream goes on, on another PD worker.
+    /// Counts a stream that resumes on another PD worker.
     pub fn resumed(&self, model: &ModelName) {
         self.resumed.get_or_create(&of(model)).inc();
     }
 
-    /// A request goes to a PD worker again before its first token.
+    /// Counts a request that is sent to a PD worker again before its first token.
     pub fn retried(&self, model: &ModelName) {
         self.retried.get_or_create(&of(model)).inc();
     }
 
-    /// A request goes to a PD worker while an item of it is being encoded.
+    /// Counts a request that is forwarded while an item is still being encoded.
     pub fn early(&self, model: &ModelName) {
         self.early.get_or_create(&of(model)).inc();
     }
@@ -157,7 +155,7 @@ fn of(model: &ModelName) -> Labels {
     vec![("model", model.to_string())]
 }
 
-/// The word of an item's source on the wire.
+/// An item's source, as the wire enum.
 pub fn wire_source(source: ItemSource) -> i32 {
     v1::ItemSource::from(source).into()
 }

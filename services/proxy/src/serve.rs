@@ -1,4 +1,4 @@
-//! The process from its listeners to its end.
+//! The proxy process: its listeners, its parts, and its drain.
 
 use crate::admission::Admission;
 use crate::auth::Auth;
@@ -8,7 +8,7 @@ use crate::config::{ProxyConfig, ProxyError};
 use crate::encode::{EncodeParts, Encodes};
 use crate::fetch::Fetcher;
 use crate::fleet::{Fleet, FleetSettings};
-use crate::grpc::preface::Prefaced;
+use crate::grpc::preface::PrefaceTimeout;
 use crate::items::Materials;
 use crate::machine::policy::EncodePolicy;
 use crate::observe::Observer;
@@ -24,10 +24,10 @@ use triptych_runtime::serve::ServeError;
 use triptych_runtime::watch_shutdown::WatchShutdownLayer;
 use triptych_runtime::{Drain, MetricsRegistry, admin};
 
-/// Runs the proxy until it is drained: it answers from the first moment, and is ready when its workers are.
+/// Runs the proxy until it is drained. It listens at once, and is ready when its workers are.
 ///
 /// # Errors
-/// [`ProxyError`] if it cannot start, or a server ends by itself.
+/// [`ProxyError`] if it cannot start, or a server fails.
 pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), ProxyError> {
     let ProxyConfig { limits, client_times: times, .. } = config;
     let admission = Admission::new(config.max_in_flight);
@@ -64,19 +64,19 @@ pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) ->
         observer: Observer::new(&metrics),
         drain: drain.clone(),
     });
-    let face = grpc::Face {
+    let grpc_api = grpc::GrpcApi {
         orchestrator: Arc::clone(&orchestrator),
         limits: limits.clone(),
         admission: admission.clone(),
         auth: auth.clone(),
     };
-    let grpc = drain.tasks().spawn(serve_grpc(config.grpc, face, times.head, drain.clone()));
-    let parts = openai::Parts { orchestrator, limits, admission, auth, times, registry: metrics };
-    let face = openai::Face::new(parts);
+    let grpc = drain.tasks().spawn(serve_grpc(config.grpc, grpc_api, times.head, drain.clone()));
+    let parts = openai::HttpApiParts { orchestrator, limits, admission, auth, times, registry: metrics };
+    let http_api = openai::HttpApi::new(parts);
     if let Some(listener) = config.admin {
-        admin::spawn(listener, face.clone().admin_routes(), &drain);
+        admin::spawn(listener, openai::admin_routes(http_api.clone()), &drain);
     }
-    let routes = face.routes();
+    let routes = openai::routes(http_api);
     drain.tasks().spawn(openai::listen::serve(config.http, routes, times, drain.clone()));
     tokio::select! {
         () = drain.finish(drain.times()) => Ok(()),
@@ -86,20 +86,20 @@ pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) ->
 
 async fn serve_grpc(
     door: Listener,
-    face: grpc::Face,
-    patience: Duration,
+    api: grpc::GrpcApi,
+    preface_timeout: Duration,
     drain: Drain,
 ) -> Result<(), ProxyError> {
-    let incoming = door.incoming().map_ok(move |stream| Prefaced::new(stream, patience));
+    let incoming = door.incoming().map_ok(move |stream| PrefaceTimeout::new(stream, preface_timeout));
     let (health, health_service) = tonic_health::server::health_reporter();
-    let watching = watch_health(health, Arc::clone(&face.orchestrator));
+    let watching = watch_health(health, Arc::clone(&api.orchestrator));
     let (v1, v1alpha) = triptych_runtime::grpc::reflection().map_err(ServeError::from)?;
     let serving = triptych_runtime::grpc::server()
         .layer(WatchShutdownLayer::new(&drain))
         .add_service(health_service)
         .add_service(v1)
         .add_service(v1alpha)
-        .add_service(face.service())
+        .add_service(api.service())
         .serve_with_incoming_shutdown(incoming, drain.closing());
     let abort = drain.abort_token();
     tokio::select! {
@@ -109,7 +109,7 @@ async fn serve_grpc(
     }
 }
 
-/// Health follows the workers, and goes when stopping begins. Never ends: it lives as long as the server.
+/// Sets health to that of the fleet, and to NOT_SERVING when stopping begins. Runs until the server ends.
 async fn watch_health(health: HealthReporter, orchestrator: Arc<Orchestrator>) {
     let mut changes = orchestrator.fleet.changes();
     loop {

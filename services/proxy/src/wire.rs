@@ -1,4 +1,4 @@
-//! Calls to workers: the time they get, the trace they belong to, and what their failures mean.
+//! Calls to workers: deadline, trace context, and the classification of their failures.
 
 use crate::request::item_of_param;
 use std::error::Error;
@@ -12,7 +12,7 @@ use triptych_runtime::trace_context;
 /// index, in decimal. The status is Unavailable; a parameter `items[i]` on an Unavailable status says the same.
 pub const MISSING_ITEM_KEY: &str = "triptych-missing-item";
 
-/// A message for a worker, in the current trace, with the time that is left.
+/// A request to a worker, with the current trace context and the time until `deadline`.
 pub fn outgoing<T>(message: T, deadline: Instant) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
     trace_context::inject(request.metadata_mut());
@@ -20,12 +20,12 @@ pub fn outgoing<T>(message: T, deadline: Instant) -> tonic::Request<T> {
     request
 }
 
-/// A call that failed.
+/// A failed call.
 #[derive(Debug)]
 pub struct CallFailure {
-    /// What it means to the request.
+    /// The failure, for the request.
     pub failure: Failure,
-    /// Whether the worker itself could not be reached or went away, as against an answer that it gave.
+    /// True if the worker could not be reached or went away; false if it answered.
     pub broken: bool,
     /// The item that the worker did not find.
     pub missing: Option<ItemIdx>,
@@ -35,7 +35,7 @@ impl From<Status> for CallFailure {
     fn from(status: Status) -> Self {
         let answered = status.metadata().contains_key(CLASS_KEY);
         let mut failure = from_status(&status);
-        // What the transport reports comes with its cause, under codes as different as Unknown, Internal, Cancelled.
+        // Errors of the transport have a source, and one of several codes: Unknown, Internal, Cancelled.
         let broken = !answered && (status.source().is_some() || status.code() == Code::Unavailable);
         if broken && status.code() != Code::DeadlineExceeded {
             failure = Failure::unavailable("a worker could not be reached").with_detail(&status);
@@ -67,7 +67,7 @@ mod tests {
     use triptych_runtime::status::to_status;
 
     #[test]
-    fn answers_and_broken_connections_are_told_apart() {
+    fn answers_and_broken_connections_are_distinguished() {
         let answer = CallFailure::from(to_status(&Failure::unavailable("the store is away")));
         assert!(!answer.broken);
         assert_eq!(answer.failure.message, "the store is away");

@@ -1,8 +1,8 @@
 //! Arbiter of the compute in a process with engines and encoders: one engine step or one chunk of an encoder forward at
 //! a time, so that they never compete for cores, and a bound on the encoding between two steps.
 //!
-//! The rule is in [`state`]; this file applies it to threads. It knows neither engines nor encoders: a thread waits for a
-//! permit on a condition variable, and every change wakes all waiters.
+//! The rule is in [`state`]; this file applies it to threads. It knows neither engines nor encoders: a thread waits for
+//! a permit on a condition variable, and every change wakes all waiters.
 
 mod state;
 

@@ -1,9 +1,9 @@
 //! Service discovery: sources of worker addresses, and how workers announce themselves.
 //!
 //! A [`Source`] publishes the whole set that it sees whenever it changes; [`Discovery`] holds the union of several. An
-//! address is only a hint: clients ask the worker itself what it serves and whether it is healthy. An address that leaves
-//! the set gets no new work. A source that cannot be reached keeps its last set, since a registry that is down says nothing
-//! about the workers.
+//! address is only a hint: clients ask the worker itself what it serves and whether it is healthy. An address that
+//! leaves the set gets no new work. A source that cannot be reached keeps its last set, since a registry that is down
+//! says nothing about the workers.
 
 pub mod announce;
 pub mod dns;
@@ -73,8 +73,8 @@ pub trait Source: Send + 'static {
         true
     }
 
-    /// Publishes its set whenever it changes, until the future is dropped. Never completes and never gives up: a failure
-    /// is logged once when it begins and once when it ends.
+    /// Publishes its set whenever it changes, until the future is dropped. Never completes and never gives up: a
+    /// failure is logged once when it begins and once when it ends.
     fn run(self: Box<Self>, sink: EndpointSink) -> BoxFuture<'static, ()>;
 }
 

@@ -1,8 +1,8 @@
 //! Graceful shutdown: refuse new work, let running work end, then exit.
 //!
 //! In order: not ready, a lame-duck pause so that load balancers notice, listeners close, running work ends within the
-//! grace period, the rest is cancelled. Every task that must end before the process does is spawned on [`Drain::tasks`];
-//! one that serves until the very end, on [`Drain::background`].
+//! grace period, the rest is cancelled. Every task that must end before the process does is spawned on
+//! [`Drain::tasks`]; one that serves until the very end, on [`Drain::background`].
 
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -100,8 +100,8 @@ impl Drain {
         &self.tasks
     }
 
-    /// Tasks that serve until [`Self::abort_token`] is cancelled and end then: metrics, for instance, which are read while
-    /// the process drains. [`Self::finish`] waits for them last.
+    /// Tasks that serve until [`Self::abort_token`] is cancelled and end then: metrics, for instance, which are read
+    /// while the process drains. [`Self::finish`] waits for them last.
     pub fn background(&self) -> &TaskTracker {
         &self.background
     }

@@ -32,8 +32,8 @@ pub fn server() -> Server {
         .tcp_nodelay(true)
 }
 
-/// Opens channels to other processes of the cluster. A process has one, which decides the transport: plain TCP, TLS, or a
-/// simulated network.
+/// Opens channels to other processes of the cluster. A process has one, which decides the transport: plain TCP, TLS, or
+/// a simulated network.
 #[derive(Clone)]
 pub struct Dialer(Dial);
 

@@ -1,6 +1,7 @@
 //! Polling for changed files: keys and certificates are replaced under a running process.
 //!
-//! Polling, not inotify: a mounted secret changes by a symbolic link to another folder, which a watch on the file misses.
+//! Polling, not inotify: a mounted secret changes by a symbolic link to another folder, which a watch on the file
+//! misses.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};

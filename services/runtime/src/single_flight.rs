@@ -1,8 +1,8 @@
 //! Single-flight: work that several callers need at the same moment runs once, in a task of its own.
 //!
 //! A call lives as long as it has a [`Subscription`]. Dropping one does not affect the others; dropping the last one
-//! cancels the work. Subscribers see a state that the work updates. The idea is Go's `singleflight`; the difference is the
-//! cancellation.
+//! cancels the work. Subscribers see a state that the work updates. The idea is Go's `singleflight`; the difference is
+//! the cancellation.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -63,9 +63,9 @@ where
         Self { calls: Arc::new(Mutex::new(calls)), tasks }
     }
 
-    /// Joins the call in flight under `key`, or starts one: `start` receives the sender of the state, which is `initial`
-    /// at first, and returns the work. Atomic: of concurrent callers exactly one is the leader. Must be called inside a
-    /// tokio runtime.
+    /// Joins the call in flight under `key`, or starts one: `start` receives the sender of the state, which is
+    /// `initial` at first, and returns the work. Atomic: of concurrent callers exactly one is the leader. Must be
+    /// called inside a tokio runtime.
     pub fn subscribe<W>(
         &self,
         key: K,

@@ -8,8 +8,8 @@
 //! proxy    request     ├─────────────────────────────────────────────┤
 //! ```
 //!
-//! Times are those of the machine's clock and whole lines are appended, so the processes of a cluster share one file. The
-//! list in it is never closed, which the format allows: a killed process loses at most its last second.
+//! Times are those of the machine's clock and whole lines are appended, so the processes of a cluster share one file.
+//! The list in it is never closed, which the format allows: a killed process loses at most its last second.
 
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};

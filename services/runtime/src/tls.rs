@@ -1,9 +1,9 @@
 //! TLS with one provider, ring, which `main` installs first.
 //!
-//! Between the processes of a cluster it is mutual ([`ClusterTls`]): a server accepts only clients with a certificate of the
-//! cluster's CA, a client only servers whose certificate names the dialled host. Towards external clients only the server
-//! has a certificate ([`server::ServerTls`]). Certificates, keys and the CA are reloaded when their files change; open
-//! connections continue, new ones use the new files.
+//! Between the processes of a cluster it is mutual ([`ClusterTls`]): a server accepts only clients with a certificate
+//! of the cluster's CA, a client only servers whose certificate names the dialled host. Towards external clients only
+//! the server has a certificate ([`server::ServerTls`]). Certificates, keys and the CA are reloaded when their files
+//! change; open connections continue, new ones use the new files.
 
 mod files;
 

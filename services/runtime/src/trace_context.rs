@@ -7,9 +7,9 @@ use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use triptych_core::RequestId;
 
-struct Metadata<'a>(&'a mut MetadataMap);
+struct MetadataWriter<'a>(&'a mut MetadataMap);
 
-impl Injector for Metadata<'_> {
+impl Injector for MetadataWriter<'_> {
     fn set(&mut self, key: &str, value: String) {
         if let (Ok(key), Ok(value)) = (MetadataKey::from_bytes(key.as_bytes()), value.parse()) {
             self.0.insert(key, value);
@@ -37,7 +37,7 @@ impl Extractor for MetadataReader<'_> {
 
 /// Writes the current span's context into outgoing metadata.
 pub fn inject(metadata: &mut MetadataMap) {
-    TraceContextPropagator::new().inject_context(&Span::current().context(), &mut Metadata(metadata));
+    TraceContextPropagator::new().inject_context(&Span::current().context(), &mut MetadataWriter(metadata));
 }
 
 /// A request id for spans and logs; empty for a text that is no request id, which could hold anything.

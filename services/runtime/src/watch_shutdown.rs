@@ -1,6 +1,6 @@
 //! A layer that ends watch streams when listeners close. They never end by themselves and would delay a drain by its
-//! whole grace period: gRPC's health check (github.com/grpc/grpc, doc/health-checking.md, `Watch`), a worker's state, and
-//! the reflection of debugging tools.
+//! whole grace period: gRPC's health check (github.com/grpc/grpc, doc/health-checking.md, `Watch`), a worker's state,
+//! and the reflection of debugging tools.
 
 use crate::drain::Drain;
 use futures::future::BoxFuture;

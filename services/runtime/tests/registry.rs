@@ -20,7 +20,7 @@ const LASTS: Duration = Duration::from_secs(600);
 fn registry(url: &str) -> RedisRegistry {
     let setting = url.parse().unwrap();
     let link = RedisLink::new(&setting, &RedisTuning::default()).unwrap();
-    RedisRegistry::new(link.into_ask(), setting.to_string())
+    RedisRegistry::new(link.into_query(), setting.to_string())
 }
 
 fn worker(role: Role, address: &str) -> Announcement {
@@ -71,7 +71,7 @@ async fn workers_come_and_go_in_every_form_of_redis() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_worker_says_of_itself_is_there_to_be_looked_at_and_nonsense_is_left_out() {
+async fn a_workers_description_is_stored_and_malformed_fields_are_ignored() {
     let server = RedisServer::start();
     let about = About { models: vec![("whisper".into(), "abc".into())], capacity: Some(8) };
     let registry = registry(&server.url()).with_about(about);
@@ -91,7 +91,7 @@ async fn what_a_worker_says_of_itself_is_there_to_be_looked_at_and_nonsense_is_l
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redis_that_dies_and_comes_back_empty_takes_nobody_away() {
+async fn a_restarted_empty_redis_keeps_the_workers() {
     let mut server = RedisServer::start();
     let drain = Drain::new();
     let kept = worker(Role::Pd, "kept:1");

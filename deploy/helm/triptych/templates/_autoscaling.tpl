@@ -21,7 +21,7 @@ kvUsePercent:
   unit: percent
 {{- end -}}
 
-{{/* A whole number of the values as a quantity: (dict "unit" "percent" "value" 80) is 800m. */}}
+{{/* An integer value as a quantity: (dict "unit" "percent" "value" 80) is 800m. */}}
 {{- define "triptych.quantity" -}}
 {{- if eq .unit "percent" }}{{ mul 10 (int .value) }}m{{ else if eq .unit "m" }}{{ int .value }}m{{ else }}{{ int .value }}{{ end -}}
 {{- end -}}
@@ -31,7 +31,7 @@ kvUsePercent:
 {{- if eq .unit "percent" }}{{ divf (int .value) 100 }}{{ else if eq .unit "m" }}{{ divf (int .value) 1000 }}{{ else }}{{ int .value }}{{ end -}}
 {{- end -}}
 
-{{/* Whatever scales a Deployment. Of `.`: as triptych.workload. */}}
+{{/* The autoscaler of a Deployment. Keys of `.`: as in triptych.workload. */}}
 {{- define "triptych.scaler" -}}
 {{- $a := .settings.autoscaling -}}
 {{- $signals := include "triptych.signals" . | fromYaml -}}
@@ -95,7 +95,7 @@ spec:
   pollingInterval: 15
   minReplicaCount: {{ int $a.minReplicas }}
   maxReplicaCount: {{ int $a.maxReplicas }}
-  # No fallback: when Prometheus cannot be asked the number of pods stays, which is better than any that is written here.
+  # No fallback: while Prometheus is unavailable the number of pods stays as it is.
   advanced:
     horizontalPodAutoscalerConfig:
       name: {{ .name }}
@@ -114,7 +114,7 @@ spec:
       metricType: AverageValue
       metadata:
         serverAddress: {{ $address }}
-        # Of the pool together: the scaler divides by the target to get the pods. Nothing known is no load.
+        # Sum over the pool: the scaler divides by the target. No data counts as no load.
         query: sum({{ $signal.metric }}{{ "{" }}{{ $where }}{{ $own }}{{ "}" }}) or vector(0)
         threshold: {{ include "triptych.number" (dict "unit" $signal.unit "value" (get $a $key)) | quote }}
     {{- end }}
@@ -126,7 +126,7 @@ spec:
 {{- end }}
 {{- end -}}
 
-{{/* Up at once and by as much as doubles; down slowly: a pod that goes takes its caches with it. */}}
+{{/* Scale up at once, at most doubling; scale down slowly, since a removed pod loses its caches. */}}
 {{- define "triptych.behavior" -}}
 scaleUp:
   stabilizationWindowSeconds: 0

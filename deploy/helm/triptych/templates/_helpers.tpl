@@ -12,7 +12,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Labels that say which pods are whose: (dict "root" $ "component" "encoder" "pool" "…"). */}}
+{{/* Selector labels: (dict "root" $ "component" "encoder" "pool" "…"). */}}
 {{- define "triptych.selector" -}}
 app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -59,7 +59,7 @@ triptych/modality: {{ . }}
 {{- default (printf "%s-proxy" (include "triptych.fullname" .)) .Values.serviceAccount.name -}}
 {{- end -}}
 
-{{/* Every address of the family, as a process listens on it. */}}
+{{/* The wildcard address of the IP family. */}}
 {{- define "triptych.everywhere" -}}
 {{- ternary "[::]" "0.0.0.0" (eq .Values.ipFamily "IPv6") -}}
 {{- end -}}
@@ -76,33 +76,33 @@ triptych/modality: {{ . }}
 {{- end -}}
 {{- end -}}
 
-{{/* Whether a pool of a role is there: (dict "root" $ "role" "encoder"); "yes" or nothing. */}}
+{{/* "yes" if there is a pool of a role: (dict "root" $ "role" "encoder"). */}}
 {{- define "triptych.hasRole" -}}
 {{- $role := .role -}}
 {{- range .root.Values.pools }}{{ if eq .role $role }}yes{{ end }}{{ end -}}
 {{- end -}}
 
-{{/* A pool with what it does not say filled in, as YAML. Lists and maps of `model` are the pool's own. */}}
+{{/* A pool with defaults, as YAML. `model` is the pool's own. */}}
 {{- define "triptych.pool" -}}
 {{- mergeOverwrite (deepCopy .root.Values.poolDefaults) .pool | toYaml -}}
 {{- end -}}
 
-{{/* Seconds from the kubelet's decision to the end: before the signal, lame duck, running work, and what is left over. */}}
+{{/* Grace period in seconds: preStop sleep, lame duck, drain, and a margin. */}}
 {{- define "triptych.graceSeconds" -}}
 {{- add .preStopSeconds (div (add .lameDuckMs 999) 1000) .graceSeconds 5 -}}
 {{- end -}}
 
-{{/* Whether encoder outputs lie with this chart's store or Redis: "store", "redis", or nothing. */}}
+{{/* The chart's own store of encoder outputs: "store", "redis", or empty. */}}
 {{- define "triptych.ownStore" -}}
 {{- if or .Values.ec.existingSecret .Values.ec.tiers -}}
 {{- else if .Values.redis.enabled -}}redis
 {{- else if .Values.store.enabled -}}store
 {{- else -}}
-{{- fail "there is nowhere to put encoder outputs: set ec.existingSecret, ec.tiers, redis.enabled or store.enabled" -}}
+{{- fail "there is no store for encoder outputs: set ec.existingSecret, ec.tiers, redis.enabled or store.enabled" -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Variables that say where encoder outputs lie; `slab`, a path and a size, comes before the rest. */}}
+{{/* Variables of the encoder output store; `slab`, a path and a size, is the first tier. */}}
 {{- define "triptych.ecEnv" -}}
 {{- $values := .root.Values -}}
 {{- $name := include "triptych.fullname" .root -}}
@@ -130,7 +130,7 @@ triptych/modality: {{ . }}
   value: {{ printf "%s$(EC_STORE)" (ternary (printf "%s " .slab) "" (ne .slab "")) | quote }}
 {{- end -}}
 
-{{/* Variables of every process of ours: (dict "root" $ "component" "…" "drain" …). */}}
+{{/* Variables of every process: (dict "root" $ "component" "…" "drain" …). */}}
 {{- define "triptych.env" -}}
 {{- $values := .root.Values -}}
 - name: POD_IP
@@ -172,7 +172,7 @@ triptych/modality: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{/* Probes of a worker or store. The kubelet shows no certificate, so with TLS it asks over HTTP beside it. */}}
+{{/* Probes of a worker or store. The kubelet has no client certificate, so with TLS they use HTTP. */}}
 {{- define "triptych.workerProbes" -}}
 {{- $tries := max 1 (div .startupSeconds 2) -}}
 {{- if eq .root.Values.tls.mode "none" }}
@@ -186,7 +186,7 @@ readinessProbe:
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: 3
-# A worker whose cores are all busy answers late. Only one that does not answer for a minute is replaced.
+# A busy worker answers late. It is restarted only after a minute without an answer.
 livenessProbe:
   grpc: {port: {{ .port }}}
   periodSeconds: 10

@@ -1,4 +1,4 @@
-{{/* What a worker of a pool is told. Of `.`: root, pool (filled in), port, any, slab, model. */}}
+{{/* Container settings of a pool's worker. Keys of `.`: root, pool (filled in), port, any, slab, model. */}}
 {{- define "triptych.poolEnv" -}}
 - name: TRIPTYCH_ID
   value: $(POD_NAME)
@@ -14,7 +14,7 @@
 {{- $cpu := dig "requests" "cpu" "" .pool.resources }}
 - name: TRIPTYCH_THREADS
 {{- if and $cpu (eq (int .pool.threads) 0) }}
-  # The node may have more cores than this pod is meant to use.
+  # The node may have more cores than this pod may use.
   valueFrom: {resourceFieldRef: {resource: requests.cpu}}
 {{- else }}
   value: {{ int .pool.threads | quote }}
@@ -75,7 +75,7 @@
 {{- end }}
 {{- define "triptych.poolVolumes" -}}
 - name: cache
-  # Packed weights, the sample models, and as much again: what is over is removed when the newer file is whole.
+  # Twice the packed weights and sample models: an old file is removed once the new one is complete.
   emptyDir: {sizeLimit: {{ add 1024 (mul 2 (int .root.Values.models.packedMib)) }}Mi}
 {{- if .pool.model.hub }}
 - name: hub
@@ -97,7 +97,7 @@
   secret: {secretName: {{ .root.Values.ec.macKeys.existingSecret }}, defaultMode: 0440}
 {{- end }}
 {{- if .slab }}
-# Pages of the slab, and room for its books.
+# Pages of the slab, and its metadata.
 - name: slab
   emptyDir: {medium: Memory, sizeLimit: {{ add 16 (int .pool.sharedMemoryMib) }}Mi}
 {{- end }}

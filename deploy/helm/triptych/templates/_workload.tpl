@@ -22,7 +22,7 @@ spec:
   replicas: {{ int .replicas }}
   {{- end }}
   revisionHistoryLimit: 5
-  # Model files take a while to load; a rollout that makes no headway for this long is reported as failed.
+  # Loading a model takes a while; a rollout without progress for this long is reported as failed.
   progressDeadlineSeconds: {{ add 600 (default 0 $s.startupSeconds) }}
   strategy:
     type: RollingUpdate
@@ -93,7 +93,7 @@ spec:
             - {name: admin, containerPort: 9090}
           {{- .probes | trim | nindent 10 }}
           {{- if $s.drain.preStopSeconds }}
-          # Whoever routes to this pod hears that it goes before the process does.
+          # Endpoints are removed before the process gets its signal.
           lifecycle:
             preStop:
               sleep: {seconds: {{ int $s.drain.preStopSeconds }}}
@@ -143,7 +143,7 @@ metadata:
   labels:
     {{- include "triptych.labels" . | nindent 4 }}
 spec:
-  # Of what is there, so that a node can be emptied however few pods there are.
+  # A percentage, so that a node can be drained with few pods too.
   maxUnavailable: {{ .settings.pdb.maxUnavailable }}
   unhealthyPodEvictionPolicy: AlwaysAllow
   selector:

@@ -1,17 +1,19 @@
 //! The attention kernel: some rows that share one key head, over all keys they see.
 
+use std::ops::Range;
+
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::bias::{RowBias, ScoreRow};
 use super::segments::{Part, SEGMENT, Segment};
 use super::softmax::raise;
-use super::whole::{PageMath, Scores, Unit, Weights};
+use super::whole::{PageMath, RowScores, Unit, Weights};
 use super::{Cell, PANEL, PagedCells, Shared, Step, Task, Word, n_cells, n_visible, padded, queries};
 use crate::cpu::kv::{Page, value_panel_len};
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{
-    Rows, STRIP_VECTORS, Sums, for_height, height, multiply, multiply_panels, strip_width, strips_per_panel,
-    zero_sums,
+    Rows, STRIP_VECTORS, Sums, for_tile, height, multiply, multiply_panels, strip_width, strips,
+    strips_per_panel, zero_sums,
 };
 
 /// Keys whose scores a tile holds at a time: their pages of a head fit the second cache.
@@ -72,6 +74,8 @@ struct Stretch {
     n_keys: usize,
     /// First row of the tile, counted in the task.
     row: usize,
+    /// Rows of the tile.
+    height: usize,
 }
 
 impl<M: PageMath> HeadRows<'_, M> {
@@ -95,7 +99,7 @@ impl<M: PageMath> HeadRows<'_, M> {
     }
 
     /// Where row `row` of the task lies in the result.
-    fn place(&self, row: usize) -> std::ops::Range<usize> {
+    fn place(&self, row: usize) -> Range<usize> {
         let ((seq, row), head_dim) = (self.of_seq(row), self.step.shape.head_dim);
         let token = queries(self.step, seq).start + row / self.group();
         let head = self.task.kv_head * self.group() + row % self.group();
@@ -203,8 +207,7 @@ impl<M: PageMath> HeadRows<'_, M> {
                 let height = height::<S>(n_rows - row);
                 // Later rows of a sequence see no fewer keys, and those of several see the same of a segment.
                 let n_keys = state.n_visible[row + height - 1].saturating_sub(first_key).min(STRETCH);
-                let stretch = Stretch { first_key, n_keys, row };
-                for_height!(height, <S, M>, attend(s, self, state, stretch));
+                attend(s, self, state, Stretch { first_key, n_keys, row, height });
                 row += height;
             }
         }
@@ -254,30 +257,33 @@ impl<M: PageMath> Kernel for HeadRows<'_, M> {
     }
 }
 
+/// Rows of the tallest tile of any set.
+const TALLEST: usize = 14;
+
 /// One tile over one stretch of keys.
 #[inline(always)]
-fn attend<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
-    s: S,
-    head: &HeadRows<'_, M>,
-    state: &mut State<M>,
-    stretch: Stretch,
-) {
+fn attend<S: Simd, M: PageMath>(s: S, head: &HeadRows<'_, M>, state: &mut State<M>, stretch: Stretch) {
     if stretch.n_keys == 0 {
         return;
     }
     let n_pages = stretch.n_keys.div_ceil(KV_BLOCK_TOKENS);
-    let n_strips = n_pages * strips_per_panel::<S>();
+    let end = n_pages * strips_per_panel::<S>();
     let mut strip = 0;
-    while strip + NS <= n_strips {
-        scores::<S, M, MR, NS>(s, head, state, (stretch, strip));
-        strip += NS;
-    }
-    while strip < n_strips {
-        scores::<S, M, MR, 1>(s, head, state, (stretch, strip));
-        strip += 1;
+    while strip < end {
+        let n_strips = strips(stretch.height, end - strip);
+        // As many as there are in one call.
+        let last = strip + (end - strip) / n_strips * n_strips;
+        for_tile!(S, (stretch.height, n_strips), |MR, NS| s.call(Scores::<M, MR, NS> {
+            head,
+            state: &mut *state,
+            stretch,
+            strips: strip..last,
+        }));
+        strip = last;
     }
     let padded = head.head_dims().1;
-    let mut corrections = [1.0; MR];
+    let mut corrections = [1.0; TALLEST];
+    let corrections = &mut corrections[..stretch.height];
     // One thing after the other for all rows: what one row waits for is hidden by the others.
     for (r, correction) in corrections.iter_mut().enumerate() {
         let row = stretch.row + r;
@@ -294,7 +300,7 @@ fn attend<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
         odd = read_value_scales(s, head, stretch, &mut value_scales);
     }
     // Of the last row first, since those before it see no more.
-    for (r, correction) in corrections.into_iter().enumerate().rev() {
+    for (r, &mut correction) in corrections.iter_mut().enumerate().rev() {
         let row = stretch.row + r;
         for sums in state.part.sums[row * padded..][..padded].chunks_exact_mut(S::LANES) {
             let corrected = s.mul(s.load(sums), s.splat(correction));
@@ -306,7 +312,7 @@ fn attend<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
             odd = oddity(s, &value_scales);
         }
         let n_keys = n_pages * KV_BLOCK_TOKENS;
-        let scores = Scores {
+        let scores = RowScores {
             scores: &mut state.scores[r * STRETCH..][..n_keys],
             max: state.part.max[row],
             value_scales: if M::Word::IS_SCALED { &value_scales[..n_keys] } else { &[] },
@@ -317,20 +323,37 @@ fn attend<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
         };
         state.part.total[row] = state.part.total[row] * correction + M::weigh(s, scores, weights) + odd;
     }
-    let n_strips = padded / strip_width::<S>();
+    let end = padded / strip_width::<S>();
     let mut strip = 0;
-    while strip + NS <= n_strips {
-        weigh::<S, M, MR, NS>(s, head, state, (stretch, strip));
-        strip += NS;
+    while strip < end {
+        // The two strips of a common head: more sums at a time than one has, where each waits for the one before.
+        let n_strips = strips(stretch.height, end - strip);
+        for_tile!(S, (stretch.height, n_strips), |MR, NS| s.call(AddValues::<M, MR, NS> {
+            head,
+            state: &mut *state,
+            stretch,
+            strip,
+        }));
+        strip += n_strips;
     }
-    // The two strips of a common head: more sums at a time than one has, where each waits for the one before.
-    while NS > 2 && strip + 2 <= n_strips {
-        weigh::<S, M, MR, 2>(s, head, state, (stretch, strip));
-        strip += 2;
-    }
-    while strip < n_strips {
-        weigh::<S, M, MR, 1>(s, head, state, (stretch, strip));
-        strip += 1;
+}
+
+/// Scores of a tile for some strips of keys, `NS` at a time.
+struct Scores<'a, 'b, M: PageMath, const MR: usize, const NS: usize> {
+    head: &'a HeadRows<'b, M>,
+    state: &'a mut State<M>,
+    stretch: Stretch,
+    /// As many as `NS` divides.
+    strips: Range<usize>,
+}
+
+impl<M: PageMath, const MR: usize, const NS: usize> Kernel for Scores<'_, '_, M, MR, NS> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { head, state, stretch, strips } = self;
+        for strip in strips.step_by(NS) {
+            scores::<S, M, MR, NS>(s, head, state, (stretch, strip));
+        }
     }
 }
 
@@ -354,7 +377,7 @@ fn scores<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
     let q_cells = n_cells::<M::Word>(head.step.shape.head_dim);
     let q = Rows { cells: &state.q, stride: q_cells }.from(stretch.row, 0);
     let mut sums = zero_sums::<S, MR, NS>(s);
-    multiply::<S, M::Keys, MR, NS>(s, q, b, q_cells, &mut sums);
+    multiply::<S, M::Keys, MR, NS>(s, q, (b, q_cells, false), &mut sums);
     for i in 0..NS {
         for v in 0..STRIP_VECTORS {
             let column = (strip + i) * strip_width::<S>() + v * S::LANES;
@@ -427,6 +450,8 @@ struct ValueStrips<'a, 'b, S, M: PageMath, const NS: usize> {
     n_keys: usize,
     /// Whether keys of the next stretch are asked for meanwhile.
     fetches: bool,
+    /// The last key by itself, if it shares its cells with one that nobody wrote.
+    lone: Option<&'a [[M::Word; PANEL]; NS]>,
 }
 
 impl<'a, S: Simd, M: PageMath, const NS: usize> Iterator for ValueStrips<'a, '_, S, M, NS> {
@@ -435,7 +460,7 @@ impl<'a, S: Simd, M: PageMath, const NS: usize> Iterator for ValueStrips<'a, '_,
     #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
         if self.n_keys == 0 {
-            return None;
+            return self.lone.take().map(|lone| (lone.each_ref().map(<[M::Word; PANEL]>::as_slice), 1));
         }
         if self.fetches {
             self.head.fetch_keys(self.s, self.page + STRETCH / KV_BLOCK_TOKENS);
@@ -467,52 +492,53 @@ fn value_strips<'a, S: Simd, M: PageMath, const NS: usize>(
 }
 
 /// Adds the weighted values of a stretch to `NS` strips of the sums of a tile.
-#[inline(always)]
-fn weigh<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
-    s: S,
-    head: &HeadRows<'_, M>,
-    state: &mut State<M>,
-    (stretch, strip): (Stretch, usize),
-) {
-    let padded = head.head_dims().1;
-    let place = |r: usize, i: usize, v: usize| {
-        (stretch.row + r) * padded + (strip + i) * strip_width::<S>() + v * S::LANES
-    };
-    let mut sums = zero_sums::<S, MR, NS>(s);
-    for (r, strips) in sums.iter_mut().enumerate() {
-        for (i, vectors) in strips.iter_mut().enumerate() {
-            for (v, sum) in vectors.iter_mut().enumerate() {
-                *sum = s.load(&state.part.sums[place(r, i, v)..]);
+struct AddValues<'a, 'b, M: PageMath, const MR: usize, const NS: usize> {
+    head: &'a HeadRows<'b, M>,
+    state: &'a mut State<M>,
+    stretch: Stretch,
+    strip: usize,
+}
+
+impl<M: PageMath, const MR: usize, const NS: usize> Kernel for AddValues<'_, '_, M, MR, NS> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { head, state, stretch, strip } = self;
+        let padded = head.head_dims().1;
+        let place = |r: usize| (stretch.row + r) * padded + strip * strip_width::<S>();
+        let mut sums = zero_sums::<S, MR, NS>(s);
+        for (r, strips) in sums.iter_mut().enumerate() {
+            let from = &state.part.sums[place(r)..][..NS * strip_width::<S>()];
+            for (i, sum) in strips.as_flattened_mut().iter_mut().enumerate() {
+                *sum = s.load(&from[i * S::LANES..]);
             }
         }
-    }
-    let weights = Rows { cells: &state.weights, stride: STRETCH / M::Word::STEPS };
-    let first_page = stretch.first_key / KV_BLOCK_TOKENS;
-    let strips = ValueStrips::<S, M, NS> {
-        s,
-        head,
-        page: first_page,
-        strip,
-        n_keys: stretch.n_keys,
-        fetches: MR <= STREAMED_ROWS && strip == 0,
-    };
-    if M::IS_WHOLE {
-        weigh_whole::<S, M, MR, NS>(s, weights, strips, (&state.steps, &mut sums));
-    } else {
-        multiply_panels::<S, M::Values, MR, NS>(s, weights, strips, &mut sums);
-    }
-    if !M::Word::IS_SCALED && !stretch.n_keys.is_multiple_of(M::Word::STEPS) {
-        let (page, key) = (stretch.n_keys / KV_BLOCK_TOKENS, stretch.n_keys % KV_BLOCK_TOKENS);
-        let strips = value_strips::<S, M, NS>(head, first_page + page, strip);
-        let lone = lone_keys::<S, M::Word, NS>(strips, key / M::Word::STEPS);
-        let lone = lone.each_ref().map(<[M::Word; PANEL]>::as_slice);
-        let last = weights.from(0, stretch.n_keys / M::Word::STEPS);
-        multiply::<S, M::Values, MR, NS>(s, last, lone, 1, &mut sums);
-    }
-    for (r, strips) in sums.iter().enumerate() {
-        for (i, vectors) in strips.iter().enumerate() {
-            for (v, sum) in vectors.iter().enumerate() {
-                s.store(&mut state.part.sums[place(r, i, v)..], *sum);
+        let weights = Rows { cells: &state.weights, stride: STRETCH / M::Word::STEPS };
+        let first_page = stretch.first_key / KV_BLOCK_TOKENS;
+        let mut lone = [[M::Word::default(); PANEL]; NS];
+        let has_lone = !M::Word::IS_SCALED && !stretch.n_keys.is_multiple_of(M::Word::STEPS);
+        if has_lone {
+            let (page, key) = (stretch.n_keys / KV_BLOCK_TOKENS, stretch.n_keys % KV_BLOCK_TOKENS);
+            let strips = value_strips::<S, M, NS>(head, first_page + page, strip);
+            lone = lone_keys::<S, M::Word, NS>(strips, key / M::Word::STEPS);
+        }
+        let strips = ValueStrips::<S, M, NS> {
+            s,
+            head,
+            page: first_page,
+            strip,
+            n_keys: stretch.n_keys,
+            fetches: MR <= STREAMED_ROWS && strip == 0,
+            lone: has_lone.then_some(&lone),
+        };
+        if M::IS_WHOLE {
+            weigh_whole::<S, M, MR, NS>(s, weights, strips, (&state.steps, &mut sums));
+        } else {
+            multiply_panels::<S, M::Values, MR, NS>(s, weights, strips, &mut sums);
+        }
+        for (r, strips) in sums.iter().enumerate() {
+            let to = &mut state.part.sums[place(r)..][..NS * strip_width::<S>()];
+            for (i, sum) in strips.as_flattened().iter().enumerate() {
+                s.store(&mut to[i * S::LANES..], *sum);
             }
         }
     }
@@ -530,7 +556,7 @@ fn weigh_whole<'a, S: Simd, M: PageMath, const MR: usize, const NS: usize>(
     for (page, (strips, n_cells)) in pages.enumerate() {
         let mut whole = zero_sums::<S, MR, NS>(s);
         let weights = weights.from(0, page * (KV_BLOCK_TOKENS / M::Word::STEPS));
-        multiply::<S, M::Values, MR, NS>(s, weights, strips, n_cells, &mut whole);
+        multiply::<S, M::Values, MR, NS>(s, weights, (strips, n_cells, false), &mut whole);
         for (r, (sums, whole)) in local.iter_mut().zip(&whole).enumerate() {
             let step = s.splat(steps[r * STRETCH_PAGES + page]);
             for (sums, whole) in sums.iter_mut().zip(whole) {

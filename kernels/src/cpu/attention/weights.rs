@@ -61,7 +61,7 @@ fn page_scores<S: Simd, M: FloatMath>(s: S, q: &[M::Row], keys: &[M::Word], scor
         let first = strip * strip_width::<S>();
         let mut sums = zero_sums::<S, 1, 1>(s);
         let row = Rows { cells: q, stride: q.len() };
-        multiply::<S, M, 1, 1>(s, row, [&keys[first..]], q.len(), &mut sums);
+        multiply::<S, M, 1, 1>(s, row, ([&keys[first..]], q.len(), false), &mut sums);
         for (v, sum) in sums[0][0].iter().enumerate() {
             s.store(&mut scores[first + v * S::LANES..], *sum);
         }

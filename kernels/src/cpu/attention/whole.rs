@@ -35,7 +35,7 @@ pub(in crate::cpu) struct Unit {
 
 /// Scores of a row over whole pages of keys.
 #[derive(Debug)]
-pub(in crate::cpu) struct Scores<'a> {
+pub(in crate::cpu) struct RowScores<'a> {
     /// Minus infinity where a key is not seen.
     pub(super) scores: &'a mut [f32],
     /// The largest so far, of these and of pages before.
@@ -70,7 +70,7 @@ pub(in crate::cpu) trait PageMath: Copy + Send + Sync + 'static {
     fn fill_query<S: Simd>(s: S, row: &mut [Self::Row], values: &[f32]) -> Unit;
     /// Turns scores into weights `exp(score − max)`, and these, times the scales of their values, into cells. Returns their
     /// sum before the scales.
-    fn weigh<S: Simd>(s: S, of: Scores<'_>, to: Weights<'_, Self::Row>) -> f32;
+    fn weigh<S: Simd>(s: S, of: RowScores<'_>, to: Weights<'_, Self::Row>) -> f32;
     /// Runs a kernel that multiplies so.
     fn run<K: Kernel>(isa: FoundIsa, kernel: K);
 }
@@ -89,7 +89,7 @@ impl<M: FloatMath> PageMath for M {
     }
 
     #[inline(always)]
-    fn weigh<S: Simd>(s: S, of: Scores<'_>, to: Weights<'_, M::Row>) -> f32 {
+    fn weigh<S: Simd>(s: S, of: RowScores<'_>, to: Weights<'_, M::Row>) -> f32 {
         // Cells that round to less than the coarse function's error gain nothing from a finer one.
         let total = if M::Word::STEPS == 1 {
             weights::<S, true>(s, of.scores, of.max)
@@ -158,7 +158,7 @@ impl PageMath for Bytes {
     }
 
     #[inline(always)]
-    fn weigh<S: Simd>(s: S, of: Scores<'_>, to: Weights<'_, ByteQuad>) -> f32 {
+    fn weigh<S: Simd>(s: S, of: RowScores<'_>, to: Weights<'_, ByteQuad>) -> f32 {
         if of.max == f32::NEG_INFINITY {
             to.cells.fill(0);
             to.steps.fill(0.0);

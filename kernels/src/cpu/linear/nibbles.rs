@@ -11,14 +11,16 @@
 use std::ops::Range;
 
 use super::bytes::{Quads, RowScale, quantize};
-use super::product::{Epilogue, Output, Size, Units, in_tasks};
+use super::product::{Epilogue, Finish, Output, Size, TileBuffer, TileSums, Units, in_tasks};
 use crate::cpu::CpuBackend;
 use crate::cpu::cell::{ByteQuad, Math, PANEL};
 use crate::cpu::matrix::CpuTensor;
 use crate::cpu::panels::{self, Panels};
 use crate::cpu::pool::Shared;
 use crate::cpu::simd::{Kernel, Simd};
-use crate::cpu::tile::{STRIP_VECTORS, Sums, height, strip_width, strips_per_panel, zero_sums};
+use crate::cpu::tile::{
+    STRIP_VECTORS, Sums, for_tile, height, strip_width, strips, strips_per_panel, zero_sums,
+};
 use crate::stored::Stacked;
 
 /// Steps of `k` that share a scale.
@@ -284,56 +286,64 @@ struct Block<'a> {
 impl Kernel for Block<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let mut sums = TileBuffer::new();
+        let used = self.output.n_out.div_ceil(strip_width::<S>());
+        let end = used.min(self.panels.end * strips_per_panel::<S>());
         let mut row = self.range.start;
         while row < self.range.end {
-            let height = height::<S>((self.range.end - row).min(TALLEST));
-            match height {
-                6 => row_of_tiles::<S, 6, 1>(s, &self, row),
-                4 => row_of_tiles::<S, 4, 1>(s, &self, row),
-                2 => row_of_tiles::<S, 2, 2>(s, &self, row),
-                _ => row_of_tiles::<S, 1, 4>(s, &self, row),
+            let n_rows = height::<S>((self.range.end - row).min(TALLEST));
+            let mut strip = self.panels.start * strips_per_panel::<S>();
+            while strip < end {
+                let n_strips = strips(n_rows, end - strip);
+                for_tile!(low S, (n_rows, n_strips), |MR, NS| s.call(Tile::<MR, NS> {
+                    block: &self,
+                    place: (row, strip),
+                    sums: &mut sums.0,
+                }));
+                let stride = n_strips * strip_width::<S>();
+                let tile = TileSums { sums: &sums.0, stride, n_rows, n_strips };
+                s.call(Finish { output: self.output, place: (row, strip * strip_width::<S>()), tile });
+                strip += n_strips;
             }
-            row += height;
+            row += n_rows;
         }
     }
 }
 
-/// `MR` rows by all panels of a block, `NS` strips at a time while there are so many.
-#[inline(always)]
-fn row_of_tiles<S: Simd, const MR: usize, const NS: usize>(s: S, block: &Block<'_>, row: usize) {
-    let used = block.output.n_out.div_ceil(strip_width::<S>());
-    let end = used.min(block.panels.end * strips_per_panel::<S>());
-    let mut strip = block.panels.start * strips_per_panel::<S>();
-    while strip + NS <= end {
-        tile::<S, MR, NS>(s, block, row, strip);
-        strip += NS;
-    }
-    while strip < end {
-        tile::<S, MR, 1>(s, block, row, strip);
-        strip += 1;
-    }
+/// One register tile.
+struct Tile<'a, const MR: usize, const NS: usize> {
+    block: &'a Block<'a>,
+    /// The first row and strip.
+    place: (usize, usize),
+    /// `[MR, NS strips]`.
+    sums: &'a mut [f32],
 }
 
-/// One register tile and its epilogue.
-#[inline(always)]
-fn tile<S: Simd, const MR: usize, const NS: usize>(s: S, block: &Block<'_>, row: usize, strip: usize) {
-    let n = block.n_spans;
-    let mut a: [RowSpans<'_>; MR] = [(&[], &[]); MR];
-    for (r, a) in a.iter_mut().enumerate() {
-        let spans = (row + r) * n..(row + r + 1) * n;
-        *a = (&block.rows.0[spans.clone()], &block.rows.1[spans]);
+impl<const MR: usize, const NS: usize> Kernel for Tile<'_, MR, NS> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (block, (row, strip)) = (self.block, self.place);
+        let n = block.n_spans;
+        let mut a: [RowSpans<'_>; MR] = [(&[], &[]); MR];
+        for (r, a) in a.iter_mut().enumerate() {
+            let spans = (row + r) * n..(row + r + 1) * n;
+            *a = (&block.rows.0[spans.clone()], &block.rows.1[spans]);
+        }
+        let mut b: [&[Span]; NS] = [&[]; NS];
+        for (i, b) in b.iter_mut().enumerate() {
+            *b = &block.spans[(strip + i) / strips_per_panel::<S>() * n..][..n];
+        }
+        let mut sums = zero_sums::<S, MR, NS>(s);
+        for k in 0..n {
+            ahead::<S, MR, NS>(s, b, k);
+            add_group::<S, MR, NS, 0>(s, (a, b, strip), k, &mut sums);
+            add_group::<S, MR, NS, 1>(s, (a, b, strip), k, &mut sums);
+        }
+        let to = &mut self.sums[..MR * NS * strip_width::<S>()];
+        for (to, sum) in to.chunks_exact_mut(S::LANES).zip(sums.as_flattened().as_flattened()) {
+            s.store(to, *sum);
+        }
     }
-    let mut b: [&[Span]; NS] = [&[]; NS];
-    for (i, b) in b.iter_mut().enumerate() {
-        *b = &block.spans[(strip + i) / strips_per_panel::<S>() * n..][..n];
-    }
-    let mut sums = zero_sums::<S, MR, NS>(s);
-    for k in 0..n {
-        ahead::<S, MR, NS>(s, b, k);
-        add_group::<S, MR, NS, 0>(s, (a, b, strip), k, &mut sums);
-        add_group::<S, MR, NS, 1>(s, (a, b, strip), k, &mut sums);
-    }
-    block.output.finish(s, (row, strip * strip_width::<S>()), &sums);
 }
 
 /// Asks for spans that a low tile, which is as fast as memory, will need soon.

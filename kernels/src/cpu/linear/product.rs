@@ -11,10 +11,7 @@ use crate::cpu::cell::{Math, PANEL, n_cells};
 use crate::cpu::math::activate;
 use crate::cpu::pool::Shared;
 use crate::cpu::simd::{Kernel, Simd};
-use crate::cpu::tile::{
-    Rows, STRIP_VECTORS, Sums, for_height, height, multiply, multiply_stream, strip_width, strips_per_panel,
-    zero_sums,
-};
+use crate::cpu::tile::{Rows, for_tile, height, multiply, strip_width, strips, strips_per_panel, zero_sums};
 use crate::ops::Activation;
 
 /// Fifths of the second cache that the panels of a task take: less than half, since rows pass through it too.
@@ -166,54 +163,100 @@ pub(super) struct Output<'a, U> {
     pub(super) values: &'a Shared<'a, f32>,
 }
 
-impl<U: Units> Output<'_, U> {
-    /// Bias, activation, residual, and the way to memory, of the sums of a tile: its first row and column are of the
-    /// caller's task, the columns at least one. What belongs to columns is read once for all rows.
+/// Sums of a register tile in memory.
+#[derive(Clone, Copy)]
+pub(super) struct TileSums<'a> {
+    /// `[n_rows, stride]`, of which each row begins with the tile's columns: f32, or the bits of i32.
+    pub(super) sums: &'a [f32],
+    pub(super) stride: usize,
+    pub(super) n_rows: usize,
+    /// Strips of columns.
+    pub(super) n_strips: usize,
+}
+
+/// What follows the sums of a tile: bias, activation, residual, and the way to the result.
+pub(super) struct Finish<'a, U> {
+    pub(super) output: Output<'a, U>,
+    /// First row and column of the tile: they are of the caller's task, the columns at least one.
+    pub(super) place: (usize, usize),
+    pub(super) tile: TileSums<'a>,
+}
+
+impl<U: Units> Kernel for Finish<'_, U> {
     #[inline(always)]
-    pub(super) fn finish<S: Simd, const MR: usize, const NS: usize>(
-        &self,
-        s: S,
-        (row, column): (usize, usize),
-        sums: &Sums<S::V, MR, NS>,
-    ) {
-        let Epilogue { bias, act, residual } = self.epilogue;
-        let n_columns = (self.n_out - column).min(NS * strip_width::<S>());
-        let mut of_columns = [[self.of_columns(s, column); STRIP_VECTORS]; NS];
-        for i in 1..NS * STRIP_VECTORS {
-            if i * S::LANES < n_columns {
-                of_columns[i / STRIP_VECTORS][i % STRIP_VECTORS] = self.of_columns(s, column + i * S::LANES);
-            }
-        }
-        for (r, strips) in sums.iter().enumerate() {
-            let units = self.units.row(row + r);
-            let place = (row + r) * self.n_out + column..(row + r) * self.n_out + column + n_columns;
-            let residual = residual.map(|values| &values[place.clone()]);
-            // SAFETY: rows and panels of a task are its own, and this is the only place that writes them.
-            let out = unsafe { self.values.slice(place) };
-            for (i, out) in out.chunks_mut(S::LANES).enumerate() {
-                let (strip, v) = (i / STRIP_VECTORS, i % STRIP_VECTORS);
-                let (columns, biases) = of_columns[strip][v];
-                let mut y = U::values(s, units, columns, strips[strip][v]);
-                if bias.is_some() {
+    fn run<S: Simd>(self, s: S) {
+        let Self { output: Output { n_out, units, epilogue, values }, place: (row, column), tile } = self;
+        let Epilogue { bias, act, residual } = epilogue;
+        let n_columns = (n_out - column).min(tile.n_strips * strip_width::<S>());
+        for first in (0..n_columns).step_by(S::LANES) {
+            let n_lanes = (n_columns - first).min(S::LANES);
+            let column = column + first;
+            let columns = units.columns(s, column);
+            let biases = bias.map(|bias| s.load(&bias[column..]));
+            for r in 0..tile.n_rows {
+                let sums = s.load(&tile.sums[r * tile.stride + first..]);
+                let mut y = U::values(s, units.row(row + r), columns, sums);
+                if let Some(biases) = biases {
                     y = s.add(y, biases);
                 }
                 y = activate(s, act, y);
+                let place = (row + r) * n_out + column..(row + r) * n_out + column + n_lanes;
                 if let Some(residual) = residual {
-                    y = s.add(y, s.load_or(&residual[i * S::LANES..], 0.0));
+                    y = s.add(y, s.load_or(&residual[place.clone()], 0.0));
                 }
-                s.store_some(out, y);
+                // SAFETY: rows and panels of a task are its own, and this is the only place that writes them.
+                s.store_some(unsafe { values.slice(place) }, y);
             }
         }
     }
+}
 
-    /// What belongs to a register of columns: of units, and bias.
+/// A register tile over some steps of `k`.
+pub(super) struct Multiply<'a, M: Math, const MR: usize, const NS: usize> {
+    /// From the first row and step on.
+    pub(super) a: Rows<'a, M::Row>,
+    /// From the first step of each strip on.
+    pub(super) b: [&'a [M::Word]; NS],
+    pub(super) k_cells: usize,
+    /// Whether strips come from memory.
+    pub(super) streams: bool,
+    /// Whether the sums are of earlier steps, to be added to.
+    pub(super) is_begun: bool,
+    /// `MR` rows of `NS` strips, and columns from a row to the next.
+    pub(super) sums: (&'a mut [f32], usize),
+}
+
+impl<M: Math, const MR: usize, const NS: usize> Kernel for Multiply<'_, M, MR, NS> {
     #[inline(always)]
-    fn of_columns<S: Simd>(&self, s: S, column: usize) -> (U::Columns<S::V>, S::V) {
-        let bias = match self.epilogue.bias {
-            Some(bias) => s.load(&bias[column..]),
-            None => s.splat(0.0),
-        };
-        (self.units.columns(s, column), bias)
+    fn run<S: Simd>(self, s: S) {
+        let (to, stride) = self.sums;
+        let mut sums = zero_sums::<S, MR, NS>(s);
+        if self.is_begun {
+            for (r, strips) in sums.iter_mut().enumerate() {
+                let row = &to[r * stride..][..NS * strip_width::<S>()];
+                for (i, sum) in strips.as_flattened_mut().iter_mut().enumerate() {
+                    *sum = s.load(&row[i * S::LANES..]);
+                }
+            }
+        }
+        multiply::<S, M, MR, NS>(s, self.a, (self.b, self.k_cells, self.streams), &mut sums);
+        for (r, strips) in sums.iter().enumerate() {
+            let row = &mut to[r * stride..][..NS * strip_width::<S>()];
+            for (i, sum) in strips.as_flattened().iter().enumerate() {
+                s.store(&mut row[i * S::LANES..], *sum);
+            }
+        }
+    }
+}
+
+/// Sums of the largest tile of any set, in whole cache lines.
+#[repr(align(64))]
+pub(super) struct TileBuffer(pub(super) [f32; 14 * PANEL]);
+
+impl TileBuffer {
+    /// Zeros.
+    pub(super) fn new() -> Self {
+        Self([0.0; 14 * PANEL])
     }
 }
 
@@ -233,10 +276,11 @@ impl<M: Math, U: Units> Kernel for Block<'_, M, U> {
         if is_long && self.rows.len() > S::ROWS {
             return blocked(s, &self);
         }
+        let mut sums = TileBuffer::new();
         let mut row = self.rows.start;
         while row < self.rows.end {
             let height = height::<S>(self.rows.end - row);
-            for_height!(height, <S, M, U>, row_of_tiles(s, &self, row));
+            row_of_tiles(s, &self, (row, height), &mut sums.0);
             row += height;
         }
     }
@@ -276,93 +320,70 @@ fn all_rows<S: Simd, M: Math, U: Units>(
     waiting: &mut [f32],
     stretch: Stretch,
 ) {
-    let Product { panels, size, .. } = *block.product;
+    let Product { x, panels, size, .. } = *block.product;
     let cells = &panels[(stretch.panel * n_cells::<M::Word>(size.n_in) + stretch.first_cell) * PANEL..];
     let columns = size.n_out - stretch.panel * PANEL;
     let n_strips = columns.div_ceil(strip_width::<S>()).min(strips_per_panel::<S>());
     for strip in 0..n_strips {
-        let cells = &cells[strip * strip_width::<S>()..];
+        let column = strip * strip_width::<S>();
+        let cells = &cells[column..];
         let mut row = block.rows.start;
         while row < block.rows.end {
             let height = height::<S>(block.rows.end - row);
-            let place = (row, strip);
-            for_height!(height, <S, M, U>, part_of_tile(s, block, waiting, (place, stretch, cells)));
+            let sums = &mut waiting[(row - block.rows.start) * PANEL + column..];
+            for_tile!(S, (height, 1), |MR, NS| s.call(Multiply::<M, MR, NS> {
+                a: x.from(row, stretch.first_cell),
+                b: [cells; NS],
+                k_cells: stretch.n_cells,
+                // The first rows bring the strip from memory, the others find it.
+                streams: row == block.rows.start,
+                is_begun: stretch.first_cell > 0,
+                sums: (&mut *sums, PANEL),
+            }));
+            if stretch.is_last {
+                let tile = TileSums { sums, stride: PANEL, n_rows: height, n_strips: 1 };
+                let place = (row, stretch.panel * PANEL + column);
+                s.call(Finish { output: block.output, place, tile });
+            }
             row += height;
         }
     }
 }
 
-/// One register tile over a stretch of `k`, and after the last one its epilogue. One strip, whatever `NS` is.
+/// Some rows, as many as a tile has, by all panels of a block.
 #[inline(always)]
-fn part_of_tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
+fn row_of_tiles<S: Simd, M: Math, U: Units>(
     s: S,
     block: &Block<'_, M, U>,
-    waiting: &mut [f32],
-    ((row, strip), stretch, cells): ((usize, usize), Stretch, &[M::Word]),
-) {
-    let x = block.product.x;
-    let column = strip * strip_width::<S>();
-    let place = |r: usize, v: usize| (row - block.rows.start + r) * PANEL + column + v * S::LANES;
-    let mut sums = zero_sums::<S, MR, 1>(s);
-    if stretch.first_cell > 0 {
-        for (r, [vectors]) in sums.iter_mut().enumerate() {
-            for (v, sum) in vectors.iter_mut().enumerate() {
-                *sum = s.load(&waiting[place(r, v)..]);
-            }
-        }
-    }
-    let a = x.from(row, stretch.first_cell);
-    // The first rows bring the strip from memory, the others find it.
-    match row == block.rows.start {
-        true => multiply_stream::<S, M, MR, 1>(s, a, [cells], stretch.n_cells, &mut sums),
-        false => multiply::<S, M, MR, 1>(s, a, [cells], stretch.n_cells, &mut sums),
-    }
-    if stretch.is_last {
-        return block.output.finish(s, (row, stretch.panel * PANEL + column), &sums);
-    }
-    for (r, [vectors]) in sums.iter().enumerate() {
-        for (v, sum) in vectors.iter().enumerate() {
-            s.store(&mut waiting[place(r, v)..], *sum);
-        }
-    }
-}
-
-/// `MR` rows by all panels of a block, `NS` strips at a time while there are so many.
-#[inline(always)]
-fn row_of_tiles<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
-    s: S,
-    block: &Block<'_, M, U>,
-    row: usize,
-) {
-    let used = block.product.size.n_out.div_ceil(strip_width::<S>());
-    let end = used.min(block.panels.end * strips_per_panel::<S>());
-    let mut strip = block.panels.start * strips_per_panel::<S>();
-    while strip + NS <= end {
-        tile::<S, M, U, MR, NS>(s, block, row, strip);
-        strip += NS;
-    }
-    while strip < end {
-        tile::<S, M, U, MR, 1>(s, block, row, strip);
-        strip += 1;
-    }
-}
-
-/// One register tile and its epilogue.
-#[inline(always)]
-fn tile<S: Simd, M: Math, U: Units, const MR: usize, const NS: usize>(
-    s: S,
-    block: &Block<'_, M, U>,
-    row: usize,
-    strip: usize,
+    (row, height): (usize, usize),
+    sums: &mut [f32; 14 * PANEL],
 ) {
     let Product { x, panels, size, .. } = *block.product;
     let k_cells = n_cells::<M::Word>(size.n_in);
-    let mut b: [&[M::Word]; NS] = [&[]; NS];
-    for (i, b) in b.iter_mut().enumerate() {
-        let (panel, part) = ((strip + i) / strips_per_panel::<S>(), (strip + i) % strips_per_panel::<S>());
-        *b = panels.get(panel * k_cells * PANEL + part * strip_width::<S>()..).unwrap_or(&[]);
+    let used = size.n_out.div_ceil(strip_width::<S>());
+    let end = used.min(block.panels.end * strips_per_panel::<S>());
+    let mut strip = block.panels.start * strips_per_panel::<S>();
+    while strip < end {
+        let n_strips = strips(height, end - strip);
+        let stride = n_strips * strip_width::<S>();
+        for_tile!(S, (height, n_strips), |MR, NS| {
+            let mut b: [&[M::Word]; NS] = [&[]; NS];
+            for (i, b) in b.iter_mut().enumerate() {
+                let (panel, part) =
+                    ((strip + i) / strips_per_panel::<S>(), (strip + i) % strips_per_panel::<S>());
+                *b = panels.get(panel * k_cells * PANEL + part * strip_width::<S>()..).unwrap_or(&[]);
+            }
+            s.call(Multiply::<M, MR, NS> {
+                a: x.from(row, 0),
+                b,
+                k_cells,
+                streams: true,
+                is_begun: false,
+                sums: (sums.as_mut_slice(), stride),
+            });
+        });
+        let tile = TileSums { sums, stride, n_rows: height, n_strips };
+        s.call(Finish { output: block.output, place: (row, strip * strip_width::<S>()), tile });
+        strip += n_strips;
     }
-    let mut sums = zero_sums::<S, MR, NS>(s);
-    multiply_stream::<S, M, MR, NS>(s, x.from(row, 0), b, k_cells, &mut sums);
-    block.output.finish(s, (row, strip * strip_width::<S>()), &sums);
 }

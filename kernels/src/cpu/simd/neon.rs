@@ -1,7 +1,7 @@
 //! NEON, the vectors of aarch64: each method one or a few instructions.
 //!
-//! The three sets differ in the dot product of bytes alone ([`Dot`]). [`Neon`] is made only here, by [`run_neon`] and its
-//! like, which the caller may enter only on a machine that has the set. That is what every `SAFETY` line below leans on.
+//! The three sets differ in the dot product of bytes alone ([`Dot`]). [`Neon`] is made only here, by [`Entries`],
+//! which the caller may enter only on a machine that has the set. That is what every `SAFETY` line below leans on.
 //!
 //! Checked against the oracle under emulation (QEMU; `kernels/tests/conformance/main.rs` tells how); how fast it is has not
 //! been measured on such a machine.
@@ -14,31 +14,44 @@ use std::marker::PhantomData;
 
 use super::{Kernel, Simd};
 
-/// Runs a kernel with NEON.
-///
-/// # Safety
-/// The machine must have NEON.
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn run_neon<K: Kernel>(kernel: K) {
-    kernel.run(Neon::<Words>(PhantomData));
+/// Entries to a kernel, each a function of its own that is compiled for a set, in the codegen unit of the module that the
+/// kernel is declared in.
+pub(super) trait Entries: Kernel {
+    /// Runs the kernel with NEON.
+    ///
+    /// # Safety
+    /// The machine must have NEON.
+    unsafe fn run_neon(self);
+    /// Runs the kernel with NEON and its dot product of signed bytes.
+    ///
+    /// # Safety
+    /// The machine must have NEON and `FEAT_DotProd`.
+    unsafe fn run_neondot(self);
+    /// Runs the kernel with NEON and its dot product of unsigned by signed bytes.
+    ///
+    /// # Safety
+    /// The machine must have NEON and `FEAT_I8MM`.
+    unsafe fn run_neoni8mm(self);
 }
 
-/// Runs a kernel with NEON and its dot product of signed bytes.
-///
-/// # Safety
-/// The machine must have NEON and `FEAT_DotProd`.
-#[target_feature(enable = "neon,dotprod")]
-pub(super) unsafe fn run_neondot<K: Kernel>(kernel: K) {
-    kernel.run(Neon::<Sdot>(PhantomData));
-}
+impl<K: Kernel> Entries for K {
+    #[inline(never)]
+    #[target_feature(enable = "neon")]
+    unsafe fn run_neon(self) {
+        self.run(Neon::<Words>(PhantomData));
+    }
 
-/// Runs a kernel with NEON and its dot product of unsigned by signed bytes.
-///
-/// # Safety
-/// The machine must have NEON and `FEAT_I8MM`.
-#[target_feature(enable = "neon,i8mm")]
-pub(super) unsafe fn run_neoni8mm<K: Kernel>(kernel: K) {
-    kernel.run(Neon::<Usdot>(PhantomData));
+    #[inline(never)]
+    #[target_feature(enable = "neon,dotprod")]
+    unsafe fn run_neondot(self) {
+        self.run(Neon::<Sdot>(PhantomData));
+    }
+
+    #[inline(never)]
+    #[target_feature(enable = "neon,i8mm")]
+    unsafe fn run_neoni8mm(self) {
+        self.run(Neon::<Usdot>(PhantomData));
+    }
 }
 
 /// NEON with a dot product of bytes.
@@ -57,6 +70,11 @@ trait Dot: Copy {
     /// # Safety
     /// The machine must have the set that the implementation is for.
     unsafe fn signed_by(acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t;
+    /// [`Simd::call`].
+    ///
+    /// # Safety
+    /// The machine must have the set that the implementation is for.
+    unsafe fn run<K: Kernel>(kernel: K);
 }
 
 /// As products of words, which every machine has.
@@ -73,6 +91,12 @@ struct Sdot;
 struct Usdot;
 
 impl Dot for Words {
+    #[inline(always)]
+    unsafe fn run<K: Kernel>(kernel: K) {
+        // SAFETY: the caller's, which is the same.
+        unsafe { kernel.run_neon() }
+    }
+
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn unsigned_by(acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
@@ -87,6 +111,12 @@ impl Dot for Words {
 }
 
 impl Dot for Sdot {
+    #[inline(always)]
+    unsafe fn run<K: Kernel>(kernel: K) {
+        // SAFETY: the caller's, which is the same.
+        unsafe { kernel.run_neondot() }
+    }
+
     #[inline]
     #[target_feature(enable = "neon,dotprod")]
     unsafe fn unsigned_by(acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
@@ -102,6 +132,12 @@ impl Dot for Sdot {
 }
 
 impl Dot for Usdot {
+    #[inline(always)]
+    unsafe fn run<K: Kernel>(kernel: K) {
+        // SAFETY: the caller's, which is the same.
+        unsafe { kernel.run_neoni8mm() }
+    }
+
     #[inline]
     #[target_feature(enable = "neon,i8mm")]
     unsafe fn unsigned_by(acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
@@ -180,7 +216,13 @@ impl<D: Dot> Simd for Neon<D> {
     const LANES: usize = 4;
     // Sixteen sums hide the latency of four units that take four cycles each, and leave sixteen registers for what words
     // are taken apart into.
-    const ROWS: usize = 8;
+    const HEIGHTS: &[usize] = &[8, 6, 4, 2, 1];
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        // SAFETY: `self` exists only where the set does.
+        unsafe { D::run(kernel) }
+    }
 
     instructions! {
         add(a, b) = vaddq_f32;

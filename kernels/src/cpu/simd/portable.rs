@@ -1,6 +1,19 @@
 //! Vectors in plain Rust: what every machine has.
 
-use super::Simd;
+use super::{Kernel, Simd};
+
+/// The entry to a kernel, a function of its own in the codegen unit of the module that the kernel is declared in.
+pub(super) trait Entry: Kernel {
+    /// Runs the kernel.
+    fn run_portable(self);
+}
+
+impl<K: Kernel> Entry for K {
+    #[inline(never)]
+    fn run_portable(self) {
+        self.run(Portable);
+    }
+}
 
 /// Four lanes, which compilers put in one register of most machines.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +46,13 @@ macro_rules! lanewise {
 impl Simd for Portable {
     type V = V;
     const LANES: usize = 4;
-    const ROWS: usize = 6;
+    // Few, since it is met where nobody waits.
+    const HEIGHTS: &[usize] = &[6, 1];
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        kernel.run_portable();
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> V {

@@ -1,55 +1,74 @@
 //! AVX2 and AVX-512: each method one or a few instructions.
 //!
-//! The types are private to their constructors here, [`run_avx2`] and its like, which the caller may enter
-//! only on a machine that has the set. That is what every `SAFETY` line below leans on.
+//! The types are private to their constructors here, [`Entries`], which the caller may enter only on a machine that has
+//! the set. That is what every `SAFETY` line below leans on.
 
 use std::arch::x86_64::*;
 
 use super::{Kernel, Simd};
 
-/// Runs a kernel with AVX2.
+/// Entries to a kernel, each a function of its own that is compiled for a set.
 ///
-/// # Safety
-/// The machine must have AVX2 and FMA.
-#[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn run_avx2<K: Kernel>(kernel: K) {
-    kernel.run(Avx2(()));
+/// An entry is compiled in the codegen unit of the module that its kernel is declared in, so that units are as even as
+/// modules are.
+pub(super) trait Entries: Kernel {
+    /// Runs the kernel with AVX2.
+    ///
+    /// # Safety
+    /// The machine must have AVX2 and FMA.
+    unsafe fn run_avx2(self);
+    /// Runs the kernel with AVX2 and its dot product of bytes.
+    ///
+    /// # Safety
+    /// The machine must have AVX2, FMA and AVX-VNNI.
+    unsafe fn run_avxvnni(self);
+    /// Runs the kernel with AVX-512.
+    ///
+    /// # Safety
+    /// The machine must have AVX2, FMA and AVX-512 F, BW and VL.
+    unsafe fn run_avx512(self);
+    /// Runs the kernel with AVX-512 and its dot product of bytes.
+    ///
+    /// # Safety
+    /// The machine must have AVX2, FMA and AVX-512 F, BW, VL and VNNI.
+    unsafe fn run_avx512vnni(self);
+    /// Runs the kernel with AVX-512 and both its dot products.
+    ///
+    /// # Safety
+    /// The machine must have AVX2, FMA and AVX-512 F, BW, VL, VNNI and BF16.
+    unsafe fn run_avx512bf16(self);
 }
 
-/// Runs a kernel with AVX2 and its dot product of bytes.
-///
-/// # Safety
-/// The machine must have AVX2, FMA and AVX-VNNI.
-#[target_feature(enable = "avx2,fma,avxvnni")]
-pub(super) unsafe fn run_avxvnni<K: Kernel>(kernel: K) {
-    kernel.run(AvxVnni(()));
-}
+impl<K: Kernel> Entries for K {
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn run_avx2(self) {
+        self.run(Avx2(()));
+    }
 
-/// Runs a kernel with AVX-512.
-///
-/// # Safety
-/// The machine must have AVX2, FMA and AVX-512 F, BW and VL.
-#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn run_avx512<K: Kernel>(kernel: K) {
-    kernel.run(Avx512(()));
-}
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma,avxvnni")]
+    unsafe fn run_avxvnni(self) {
+        self.run(AvxVnni(()));
+    }
 
-/// Runs a kernel with AVX-512 and its dot product of bytes.
-///
-/// # Safety
-/// The machine must have AVX2, FMA and AVX-512 F, BW, VL and VNNI.
-#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) unsafe fn run_avx512vnni<K: Kernel>(kernel: K) {
-    kernel.run(Avx512Vnni(()));
-}
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl")]
+    unsafe fn run_avx512(self) {
+        self.run(Avx512(()));
+    }
 
-/// Runs a kernel with AVX-512 and both its dot products.
-///
-/// # Safety
-/// The machine must have AVX2, FMA and AVX-512 F, BW, VL, VNNI and BF16.
-#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16")]
-pub(super) unsafe fn run_avx512bf16<K: Kernel>(kernel: K) {
-    kernel.run(Avx512Bf16(()));
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni")]
+    unsafe fn run_avx512vnni(self) {
+        self.run(Avx512Vnni(()));
+    }
+
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16")]
+    unsafe fn run_avx512bf16(self) {
+        self.run(Avx512Bf16(()));
+    }
 }
 
 /// AVX2 and FMA.
@@ -95,6 +114,17 @@ macro_rules! instructions {
     )+};
 }
 
+/// The way into a function of its own.
+macro_rules! call {
+    ($entry:ident) => {
+        #[inline(always)]
+        fn call<K: Kernel>(self, kernel: K) {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { kernel.$entry() }
+        }
+    };
+}
+
 /// Methods that read and write memory.
 macro_rules! memory {
     ($splat:ident, $load:ident, $store:ident) => {
@@ -129,7 +159,7 @@ macro_rules! avx2 {
     () => {
         type V = __m256;
         const LANES: usize = 8;
-        const ROWS: usize = 6;
+        const HEIGHTS: &[usize] = &[6, 4, 2, 1];
 
         memory!(_mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps);
         instructions! {
@@ -238,6 +268,7 @@ macro_rules! avx2 {
 
 impl Simd for Avx2 {
     avx2!();
+    call!(run_avx2);
 
     #[inline(always)]
     fn dot_quad(self, acc: __m256, a: u32, b: __m256) -> __m256 {
@@ -248,6 +279,7 @@ impl Simd for Avx2 {
 
 impl Simd for AvxVnni {
     avx2!();
+    call!(run_avxvnni);
 
     #[inline(always)]
     fn dot_quad(self, acc: __m256, a: u32, b: __m256) -> __m256 {
@@ -378,7 +410,7 @@ macro_rules! avx512 {
     () => {
         type V = __m512;
         const LANES: usize = 16;
-        const ROWS: usize = 14;
+        const HEIGHTS: &[usize] = &[14, 8, 6, 4, 2, 1];
 
         memory!(_mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps);
         instructions! {
@@ -505,6 +537,7 @@ macro_rules! avx512_vnni {
 
 impl Simd for Avx512 {
     avx512!();
+    call!(run_avx512);
 
     #[inline(always)]
     fn dot_quad(self, acc: __m512, a: u32, b: __m512) -> __m512 {
@@ -515,6 +548,7 @@ impl Simd for Avx512 {
 
 impl Simd for Avx512Vnni {
     avx512!();
+    call!(run_avx512vnni);
     avx512_vnni!();
 }
 
@@ -592,6 +626,7 @@ fn avx512_dot_signed_quad(acc: __m512, a: u32, b: __m512) -> __m512 {
 
 impl Simd for Avx512Bf16 {
     avx512!();
+    call!(run_avx512bf16);
     avx512_vnni!();
 
     #[inline(always)]

@@ -118,19 +118,19 @@ pub(super) async fn waiting(store: Arc<dyn EcStore>, leases: bool) {
     tokio::task::yield_now().await;
     put(&*store, &output).await;
     for waiter in waiters {
-        let told = waiter.await.expect("no waiter panics");
+        let answer = waiter.await.expect("no waiter panics");
         if leases {
-            assert_eq!(told.as_ref(), Some(output.item()), "a put wakes who waits");
+            assert_eq!(answer.as_ref(), Some(output.item()), "a put wakes who waits");
         }
     }
-    let told = store.wait(&key, LONG).await.unwrap();
-    assert_eq!(told.as_ref(), Some(output.item()), "what is there is not waited for");
+    let answer = store.wait(&key, LONG).await.unwrap();
+    assert_eq!(answer.as_ref(), Some(output.item()), "what is there is not waited for");
     if let Some(lease) = lease {
         assert!(store.release(&lease).await.unwrap());
     }
 }
 
-/// What nobody makes is not waited for past one's patience, and `None` may come early when its maker gives up.
+/// A wait ends with `patience` if nobody encodes the item; `None` may come early when the encoder gives up.
 pub(super) async fn patience(store: Arc<dyn EcStore>, leases: bool) {
     let key = fresh_key();
     assert_eq!(store.wait(&key, SHORT).await.unwrap(), None);

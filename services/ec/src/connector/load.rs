@@ -1,12 +1,12 @@
-//! How a load goes: the peers that were named, then the store; again and again while the item is still being made.
+//! Loading an item: from the hinted peers, then from the store; repeated while the item is in encoding.
 //!
-//! Only what does not verify by itself, or is of another key or encoder than its place says, is taken out of the store.
-//! A difference to what one request was told is that request's matter: the object may be right and the telling wrong.
+//! Only objects that do not verify, or are of another key or encoder, are removed from the store. A difference from the
+//! announced metadata is for the request to handle: the object may be right and the announcement wrong.
 
 use super::types::{ItemHint, LoadError};
 use super::worker::WorkerState;
 use crate::error::{EcError, chain};
-use crate::metered::Tier;
+use crate::metered::CacheTier;
 use crate::object::{self, ObjectError};
 use crate::store::StoreKind;
 use crate::store::peer::Peers;
@@ -19,27 +19,27 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use triptych_core::{EncodedItem, EncoderOutput};
 
-/// One wait for an item that is being made; between two of them it is looked whether anyone wants it still.
-const SLICE: Duration = Duration::from_secs(1);
-/// The pause after a wait that ended early without the item.
+/// Longest single wait for an item in encoding; between two waits the load checks that a request still wants it.
+const WAIT_SLICE: Duration = Duration::from_secs(1);
+/// Pause after a wait that ended early without the item.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Failures of the store in a row after which a pending item is waited for no longer.
+/// Consecutive store failures after which the wait for a pending item ends.
 const FAILURES: u32 = 3;
-/// Objects up to this length are hashed where they arrive: handing them to another thread takes longer than hashing.
+/// Objects up to this many bytes are hashed on the async worker: a hand-over to another thread takes longer.
 pub(super) const INLINE_BYTES: usize = 64 << 10;
 
-/// How a wait for an item that is being made has gone so far.
+/// Progress of the wait for an item in encoding.
 #[derive(Default)]
 struct PendingWait {
     failures_in_a_row: u32,
-    /// How often in a row it was told that the item is there.
+    /// Consecutive reports that the item exists.
     found_in_a_row: u32,
-    /// Since when nobody makes it, as far as the store knows.
+    /// Time since which nobody encodes it, as far as the store knows.
     orphan_since: Option<Instant>,
 }
 
 impl WorkerState {
-    /// Loads an item, however long it is still being made.
+    /// Loads an item, and waits for it while it is in encoding.
     pub(super) async fn load(&self, item: &EncodedItem) -> Result<EncoderOutput, LoadError> {
         let started = Instant::now();
         let mut pending = PendingWait::default();
@@ -61,7 +61,7 @@ impl WorkerState {
                 Ok(output) => return Ok(output),
                 Err(e) => e,
             };
-            // Someone may have come since who knows that it is being made.
+            // Another request may have reported since that it is in encoding.
             if !self.hint(item).pending || pending.is_over(&e) {
                 return Err(e);
             }
@@ -75,48 +75,49 @@ impl WorkerState {
             match found {
                 Some(false) if self.is_orphan(&mut pending) => return Err(LoadError::Missing),
                 Some(found) => pending.store_reported(found).await,
-                // Some item was encoded in this process. Whether it was this one is seen at once: saying nothing of
-                // this one, the news of others must not cost it a pause.
+                // Some item was encoded in this process; the next round checks at once whether it was this one, so
+                // notifications of others cost no pause.
                 None => {}
             }
             if self.closing.is_cancelled() || !self.state.lock().local.is_held(&item.key) {
-                return Err(LoadError::Unavailable { detail: "nobody waits for it any more".into() });
+                return Err(LoadError::Unavailable { detail: "no request waits for it any more".into() });
             }
         }
     }
 
-    /// What is known of where the output is; an item without a checksum is being made, whatever else was said of it.
+    /// Merged location hints. An item without a checksum is in encoding, whatever the hints say.
     fn hint(&self, item: &EncodedItem) -> ItemHint {
         let hint = self.state.lock().hint(&item.key);
         ItemHint { pending: hint.pending || item.is_pending(), ..hint }
     }
 
-    /// Takes note of a wait that ended early. Whether nobody has been making the item for too long.
+    /// Records a wait that ended early. True if nobody has encoded the item for too long.
     fn is_orphan(&self, pending: &mut PendingWait) -> bool {
         let since = *pending.orphan_since.get_or_insert_with(Instant::now);
         since.elapsed() >= self.settings.orphan_grace
     }
 
-    /// One slice of waiting for the store or a peer to have the item. False: nobody makes it, as far as the store knows.
+    /// One slice of the wait for the store or a peer to have the item. False: nobody encodes it, as far as the store
+    /// knows.
     async fn wait_for(&self, item: &EncodedItem, hint: &ItemHint) -> bool {
         let started = Instant::now();
         let at_peers = pin!(self.wait_at_peers(item, hint));
-        let at_store = pin!(self.store.wait(&item.key, SLICE));
+        let at_store = pin!(self.store.wait(&item.key, WAIT_SLICE));
         match select(at_store, at_peers).await {
             Either::Right(((), _)) | Either::Left((Ok(Some(_)), _)) => true,
             Either::Left((answer, at_peers)) => {
-                // A store that is away knows nothing of who makes what.
-                let full = answer.is_err() || started.elapsed() >= SLICE / 2;
-                let rest = if full { SLICE.saturating_sub(started.elapsed()) } else { PAUSE };
+                // An unavailable store does not know who encodes the item.
+                let full = answer.is_err() || started.elapsed() >= WAIT_SLICE / 2;
+                let rest = if full { WAIT_SLICE.saturating_sub(started.elapsed()) } else { PAUSE };
                 timeout(rest, at_peers).await.is_ok() || full
             }
         }
     }
 
-    /// Ends when a peer has the item; never, if none does.
+    /// Completes when a peer has the item; never, if none does.
     async fn wait_at_peers(&self, item: &EncodedItem, hint: &ItemHint) {
         if let Some(peers) = &self.settings.peers {
-            let waits = hint.peers.iter().map(|peer| peers.wait(peer, &item.key, SLICE));
+            let waits = hint.peers.iter().map(|peer| peers.wait(peer, &item.key, WAIT_SLICE));
             let mut waits: FuturesUnordered<_> = waits.collect();
             while let Some(found) = waits.next().await {
                 if matches!(found, Ok(Some(_))) {
@@ -141,9 +142,9 @@ impl WorkerState {
         self.load_from_store(item).await
     }
 
-    /// What a peer gives, if it gives anything that is right.
+    /// The output from a peer, if the peer has it and it verifies.
     async fn load_from_peer(&self, peers: &Peers, peer: &str, item: &EncodedItem) -> Option<EncoderOutput> {
-        let (tier, started) = (Tier::Store(StoreKind::Peer), Instant::now());
+        let (tier, started) = (CacheTier::Store(StoreKind::Peer), Instant::now());
         match peers.get(peer, &item.key).await {
             Ok(Some(object)) => {
                 let bytes = object.len();
@@ -154,7 +155,7 @@ impl WorkerState {
                         return Some(output);
                     }
                     Err(e) => {
-                        tracing::warn!(key = ?item.key, peer, error = %e, "a peer's output does not verify");
+                        tracing::warn!(key = ?item.key, peer, error = %e, "output of a peer does not verify");
                         self.observer.corrupt(tier);
                         peers.forget(peer);
                     }
@@ -166,8 +167,7 @@ impl WorkerState {
         None
     }
 
-    /// Gets and verifies. A copy that does not verify is taken out of view, and what is behind it, if there is
-    /// something, is read instead.
+    /// Gets and verifies. A copy that does not verify is quarantined, and the next copy behind it is read instead.
     async fn load_from_store(&self, item: &EncodedItem) -> Result<EncoderOutput, LoadError> {
         const COPIES: usize = 3;
         let mut corrupt = None;
@@ -200,7 +200,7 @@ impl WorkerState {
         }
     }
 
-    /// Rows that verify, and are of the key and encoder that were asked for.
+    /// Decodes and verifies rows of the expected key and encoder.
     async fn decode(&self, object: Bytes, item: &EncodedItem) -> Result<EncoderOutput, LoadError> {
         let (key, fingerprint) = (item.key, item.fingerprint);
         let (limits, mac_keys) = (self.settings.limits.clone(), self.settings.mac_keys.clone());
@@ -224,7 +224,7 @@ impl WorkerState {
 }
 
 impl PendingWait {
-    /// Takes note of what the store or a peer says of whether the item is there.
+    /// Records a report of the store or a peer that the item exists or not.
     async fn store_reported(&mut self, found: bool) {
         if !found {
             self.found_in_a_row = 0;
@@ -233,7 +233,7 @@ impl PendingWait {
         self.orphan_since = None;
         self.found_in_a_row += 1;
         if self.found_in_a_row > 1 {
-            // It is told to be there, and is not: a store that does not agree with itself must not be asked on and on.
+            // It is reported to exist, and does not: an inconsistent store must not be polled in a tight loop.
             sleep(PAUSE).await;
         }
     }

@@ -1,4 +1,4 @@
-//! How publishing goes: into the store, or onto the peer cache with the store's copy following.
+//! Publishing an output: write-through to the store, or write-behind from the peer cache.
 
 use super::load::INLINE_BYTES;
 use super::types::{Publish, Published};
@@ -18,7 +18,7 @@ use triptych_core::{Backoff, ContentKey, EncodedItem, EncoderOutput};
 /// Pauses between attempts to write the store's copy.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 
-/// An object that is to be published.
+/// An object to publish.
 struct PendingObject {
     item: EncodedItem,
     object: Bytes,
@@ -40,7 +40,7 @@ impl WorkerState {
         self.send(PendingObject { item, object, started }).await
     }
 
-    /// Publishes what is still here, unless it is in the store or on its way there.
+    /// Publishes an output again, unless it is in the store or being written there.
     pub(super) async fn save_again(self: Arc<Self>, key: &ContentKey) -> Result<Option<Published>, EcError> {
         let started = Instant::now();
         if let Publish::WriteBehind(peer_cache) = &self.settings.publish
@@ -77,7 +77,8 @@ impl WorkerState {
         Ok(Published { item, outcome: PutOutcome::Stored, bytes, in_peer_cache: true, took })
     }
 
-    /// Puts the object on the peer cache at once; the future writes the store's copy, and keeps the object pinned for a while.
+    /// Puts the object into the peer cache; the future writes the store's copy, and keeps the object pinned for a
+    /// while.
     fn write_behind(
         self: Arc<Self>,
         peer_cache: Arc<PeerCache>,
@@ -94,8 +95,8 @@ impl WorkerState {
         }
     }
 
-    /// Tries until the store has the object. One that it never takes is a miss once it is off the peer cache, and is encoded
-    /// again.
+    /// Retries until the store has the object. One that it never takes is a miss once the peer cache evicts it, and is
+    /// encoded again.
     async fn keep_putting(&self, pending: PendingObject, keep_trying: Duration) {
         let PendingObject { item, object, .. } = pending;
         let give_up = Instant::now() + keep_trying;
@@ -114,14 +115,14 @@ impl WorkerState {
             let pause = pauses.next_pause();
             let again = e.is_retryable() || matches!(e, EcError::Overloaded { .. });
             if !again || self.closing.is_cancelled() || Instant::now() + pause > give_up {
-                tracing::warn!(key = ?item.key, error = %chain(&e), "gave up writing an output behind");
+                tracing::warn!(key = ?item.key, error = %chain(&e), "write-behind of an output abandoned");
                 return;
             }
             sleep(pause).await;
         }
     }
 
-    /// Puts the object; what is there instead must read as the same item, or makes room for it.
+    /// Puts the object. An existing object must be of the same item, or it is quarantined and replaced.
     async fn put(&self, item: EncodedItem, object: Bytes) -> Result<(EncodedItem, PutOutcome), EcError> {
         const ATTEMPTS: u32 = 3;
         for _ in 0..ATTEMPTS {
@@ -133,10 +134,10 @@ impl WorkerState {
             {
                 return Ok((found, PutOutcome::AlreadyThere));
             }
-            tracing::warn!(key = ?item.key, "what the store holds is not this item; replacing it");
+            tracing::warn!(key = ?item.key, "the stored object is not of this item; replacing it");
             self.store.quarantine(&item.key).await?;
         }
-        let source = ObjectError::Frame { reason: "something else takes its place again and again" };
+        let source = ObjectError::Frame { reason: "it is replaced by other objects repeatedly" };
         Err(EcError::Corrupt { key: item.key, source })
     }
 }

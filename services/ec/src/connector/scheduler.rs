@@ -17,7 +17,7 @@ impl SchedulerRole {
         Self { state }
     }
 
-    /// Where each item is, in order.
+    /// Status of each item, in order.
     pub fn has_caches(&self, items: &[EncodedItem]) -> Vec<CacheStatus> {
         let state = self.state.lock();
         let status = |item: &EncodedItem| match item.key {
@@ -28,27 +28,27 @@ impl SchedulerRole {
         items.iter().map(status).collect()
     }
 
-    /// The request was given room and needs the item: holds its rows until [`Self::request_finished`], and puts it
-    /// on the next meta unless it is here or on its way. So an item that is `Ready` gives no [`super::Loaded`]: ask
-    /// [`Self::has_caches`] after this call. Calling it again is harmless, and after a failed load it is how to ask
-    /// again.
+    /// The request was allocated and needs the item: holds its rows until [`Self::request_finished`], and adds a load
+    /// to the next meta unless the rows are here or being loaded. So an item that is `Ready` gives no
+    /// [`super::Loaded`]: ask [`Self::has_caches`] after this call. Idempotent; after a failed load it requests the
+    /// load again.
     pub fn update_state_after_alloc(&self, request: RequestId, item: &EncodedItem) {
         self.update_state_with_hint(request, item, &ItemHint::default());
     }
 
-    /// The same, with what the request knows of where the output is, or that it is still being made. All who want one
-    /// item share its load and what each of them knows.
+    /// The same, with a hint of where the output is, or that it is in encoding. Requests for one item share its load
+    /// and their hints.
     pub fn update_state_with_hint(&self, request: RequestId, item: &EncodedItem, hint: &ItemHint) {
         self.state.lock().want(request, item, hint);
     }
 
-    /// Everything that was asked for since the last call.
+    /// The loads requested since the last call.
     pub fn build_connector_meta(&self) -> EcConnectorMeta {
         EcConnectorMeta { loads: self.state.lock().hand_over() }
     }
 
-    /// The request ended, in whatever way: gives back what it holds, and drops loads that nobody else wants and
-    /// that have not begun. Calling it again is harmless.
+    /// The request ended: releases what it holds, and drops loads that have not begun and that no other request wants.
+    /// Idempotent.
     pub fn request_finished(&self, request: RequestId) {
         self.state.lock().forget(request);
     }

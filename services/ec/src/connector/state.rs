@@ -1,4 +1,4 @@
-//! What the two roles share: the local cache, and how far each load is. Behind one lock that is held for a few
+//! State shared by the two roles: the local cache, and the stage of each load. Behind one lock that is held for a few
 //! map operations and never across an await.
 
 use super::types::{ItemHint, LoadOrder};
@@ -6,14 +6,14 @@ use crate::local::LocalCache;
 use std::collections::{HashMap, VecDeque};
 use triptych_core::{ContentKey, EncodedItem, RequestId};
 
-/// How far a load is.
+/// LoadStage of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum LoadStage {
     /// In `wanted`.
     Wanted,
     /// In a meta that is on its way to the worker's role.
     Handed,
-    /// Under way.
+    /// In flight.
     Loading,
 }
 
@@ -22,9 +22,9 @@ pub(super) struct LoadState {
     pub(super) local: LocalCache,
     /// Items to load with the next meta.
     wanted: VecDeque<EncodedItem>,
-    /// Every key with a load. Those that are `Wanted` are exactly those in `wanted`.
-    stages: HashMap<ContentKey, Stage>,
-    /// What is known of where their outputs are, of all who asked; of keys in `stages` only.
+    /// LoadStage of every key with a load. The `Wanted` ones are exactly those in `wanted`.
+    stages: HashMap<ContentKey, LoadStage>,
+    /// Merged hints of all requesters; only for keys in `stages`.
     hints: HashMap<ContentKey, ItemHint>,
 }
 
@@ -48,27 +48,27 @@ impl LoadState {
             return;
         }
         if !self.is_pending(&item.key) {
-            self.stages.insert(item.key, Stage::Wanted);
+            self.stages.insert(item.key, LoadStage::Wanted);
             self.wanted.push_back(item.clone());
         }
         self.learn(item.key, hint);
     }
 
-    /// Adds to what is known of where the output of a key with a load is.
+    /// Merges a hint into those of a key with a load.
     pub(super) fn learn(&mut self, key: ContentKey, hint: &ItemHint) {
         if self.stages.contains_key(&key) {
             self.hints.entry(key).or_default().add(hint);
         }
     }
 
-    /// What is known of where the output is.
+    /// The merged hints of a key.
     pub(super) fn hint(&self, key: &ContentKey) -> ItemHint {
         self.hints.get(key).cloned().unwrap_or_default()
     }
 
     pub(super) fn hand_over(&mut self) -> Vec<LoadOrder> {
         for item in &self.wanted {
-            self.stages.insert(item.key, Stage::Handed);
+            self.stages.insert(item.key, LoadStage::Handed);
         }
         let Self { wanted, hints, .. } = self;
         let order = |item: EncodedItem| {
@@ -78,7 +78,7 @@ impl LoadState {
         wanted.drain(..).map(order).collect()
     }
 
-    /// Forgets the request, and the loads that nobody else wants and that have not begun.
+    /// Releases the request, and drops loads that have not begun and that no other request wants.
     pub(super) fn forget(&mut self, request: RequestId) {
         self.local.release(request);
         let Self { local, wanted, stages, hints } = self;
@@ -92,32 +92,32 @@ impl LoadState {
         });
     }
 
-    /// Begins a load. False if one is under way.
+    /// Begins a load. False if one is in flight.
     pub(super) fn begin(&mut self, key: ContentKey) -> bool {
-        let before = self.stages.insert(key, Stage::Loading);
-        if before == Some(Stage::Wanted) {
+        let before = self.stages.insert(key, LoadStage::Loading);
+        if before == Some(LoadStage::Wanted) {
             self.wanted.retain(|item| item.key != key);
         }
-        before != Some(Stage::Loading)
+        before != Some(LoadStage::Loading)
     }
 
-    /// Ends whatever load the key has.
+    /// Ends the key's load, if any.
     pub(super) fn end(&mut self, key: &ContentKey) {
         self.hints.remove(key);
-        if self.stages.remove(key) == Some(Stage::Wanted) {
+        if self.stages.remove(key) == Some(LoadStage::Wanted) {
             self.wanted.retain(|item| item.key != *key);
         }
     }
 
-    /// Ends the load that the key has, unless it is under way: that one ends by itself.
+    /// Ends the key's load, unless it is in flight: that one ends by itself.
     pub(super) fn settle(&mut self, key: &ContentKey) {
-        if self.stages.get(key) != Some(&Stage::Loading) {
+        if self.stages.get(key) != Some(&LoadStage::Loading) {
             self.end(key);
         }
     }
 
-    /// Number of loads under way.
+    /// Number of loads in flight.
     pub(super) fn n_loading(&self) -> usize {
-        self.stages.values().filter(|stage| **stage == Stage::Loading).count()
+        self.stages.values().filter(|stage| **stage == LoadStage::Loading).count()
     }
 }

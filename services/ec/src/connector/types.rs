@@ -9,30 +9,30 @@ use thiserror::Error;
 use tokio::time::Instant;
 use triptych_core::{ContentKey, EncodedItem, EncoderOutput};
 
-/// Where an item is, as this worker knows without asking anyone.
+/// Status of an item on this worker; needs no I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheStatus {
-    /// The rows are here.
+    /// The rows are on this worker.
     Ready,
-    /// A load was asked for or is under way.
+    /// A load is queued or in flight.
     Pending,
-    /// Neither. It may well be in the store.
+    /// Neither. It may be in the store.
     Missing,
 }
 
-/// What is known of where an item's output is.
+/// Hints about the location of an item's output.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ItemHint {
-    /// `host:port` of workers that hold it in memory, the best first. Asked before the store.
+    /// `host:port` of workers that hold it in memory, the best first. Read before the store.
     pub peers: Vec<String>,
-    /// It is still being made: its absence is no failure before `until`, or before nobody makes it any more.
+    /// It is being encoded: its absence is no failure before `until`, or while its lease is held.
     pub pending: bool,
-    /// Until when a pending item is waited for; `None`: [`ConnectorSettings::pending_timeout`] from now.
+    /// Deadline for a pending item; `None`: [`ConnectorSettings::pending_timeout`] from now.
     pub until: Option<Instant>,
 }
 
 impl ItemHint {
-    /// Adds what someone else knows.
+    /// Merges another hint.
     pub(super) fn add(&mut self, other: &Self) {
         for peer in &other.peers {
             if self.peers.len() < MAX_PEERS && !self.peers.contains(peer) {
@@ -49,7 +49,7 @@ impl ItemHint {
 pub struct LoadOrder {
     /// The item, as it was announced.
     pub item: EncodedItem,
-    /// Where its output is.
+    /// Location hints.
     pub hint: ItemHint,
 }
 
@@ -59,46 +59,46 @@ impl From<EncodedItem> for LoadOrder {
     }
 }
 
-/// What a step asks the worker's role to load. Must be given to [`WorkerRole::start_load_caches`]: its items are
+/// Loads of one step, for the worker's role. Must be given to [`super::WorkerRole::start_load_caches`]: its items are
 /// `Pending` from here on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "its items stay pending until they are loaded"]
 pub struct EcConnectorMeta {
-    /// The items, in the order in which they were asked for.
+    /// The items, in request order.
     pub loads: Vec<LoadOrder>,
 }
 
 /// The end of one load. There is one for each key and load, however many requests wait for it.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// Of the item.
+    /// Key of the item.
     pub key: ContentKey,
-    /// The rows, verified, of the key and encoder that were asked for; they are in the local cache too. Their shape is
-    /// theirs: who was announced another has to compare.
+    /// The verified rows of this key and encoder, which are in the local cache too. The caller compares their shape
+    /// with the announced one.
     pub result: Result<EncoderOutput, LoadError>,
-    /// From the start of the load, waiting for its turn included. Zero if the rows were here.
+    /// Time since the start of the load, queueing included. Zero if the rows were on this worker.
     pub took: Duration,
 }
 
-/// Why a load gave no rows.
+/// Failure of a load.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum LoadError {
     /// The store does not have it: encode again.
     #[error("not in the store")]
     Missing,
-    /// What the store had does not verify and was quarantined: encode again.
+    /// The store's object does not verify and was quarantined: encode again.
     #[error("the object does not verify: {detail}")]
     Corrupt {
         /// For the operator.
         detail: String,
     },
-    /// The store does not answer: another try, or encode here.
+    /// The store does not answer: retry, or encode here.
     #[error("the store is not available: {detail}")]
     Unavailable {
         /// For the operator.
         detail: String,
     },
-    /// The load did not end in time, waiting for its turn included.
+    /// The load exceeded its timeout, queueing included.
     #[error("not loaded within {limit:?}")]
     TimedOut {
         /// The limit that passed.
@@ -107,35 +107,35 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// Whether loading again is useless until someone encodes the item again.
+    /// True if a retry is useless until the item is encoded again.
     pub fn needs_encode(&self) -> bool {
         matches!(self, Self::Missing | Self::Corrupt { .. })
     }
 }
 
-/// An output that is in the store.
+/// A published output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// What the store holds. Its checksum is another than that of the output which was given when another encoder
-    /// was first and rounds differently.
+    /// Metadata of the stored object. Its checksum differs from the given output's if another encoder was first and
+    /// rounds differently.
     pub item: EncodedItem,
-    /// Whether these bytes were stored.
+    /// Stored, or already there.
     pub outcome: PutOutcome,
     /// Length of the object.
     pub bytes: usize,
-    /// It can be read from this worker's peer cache, and is on its way to the store or was found there.
+    /// True if peers can read it from this worker; its copy in the store is being written or exists.
     pub in_peer_cache: bool,
-    /// From the call to the answer.
+    /// Time of the call.
     pub took: Duration,
 }
 
-/// When publishing is done.
+/// Completion of a publication.
 #[derive(Clone, Default)]
 pub enum Publish {
-    /// When the store has it.
+    /// Complete when the store has it.
     #[default]
     WriteThrough,
-    /// When it is on the peer cache, where other workers read it; the copy in the store follows.
+    /// Complete when it is in the peer cache, where other workers read it; the store's copy follows.
     WriteBehind(Arc<PeerCache>),
 }
 
@@ -148,13 +148,13 @@ impl fmt::Debug for Publish {
     }
 }
 
-/// Where completions go.
+/// Receiver of completed loads.
 #[derive(Clone, Default)]
 pub enum Completions {
-    /// They wait for [`WorkerRole::finished`].
+    /// Collected for [`super::WorkerRole::finished`].
     #[default]
     Collected,
-    /// To a function, which is called on a tokio worker, or by [`WorkerRole::start_load_caches`] itself for rows
+    /// To a function, which is called on a tokio worker, or by [`super::WorkerRole::start_load_caches`] itself for rows
     /// that are here. It must not block: it sends an event to the engine.
     Callback(Arc<dyn Fn(Loaded) + Send + Sync>),
 }
@@ -173,28 +173,28 @@ impl fmt::Debug for Completions {
 pub struct ConnectorSettings {
     /// Rows kept on this worker, in bytes. Default 1 GiB; zero keeps only what requests hold.
     pub local_budget_bytes: usize,
-    /// Loads that run at once. Default 8; zero is read as 1.
+    /// Concurrent loads. Default 8; zero is read as 1.
     pub max_loads: usize,
-    /// Loads that run or wait for their turn, and completions that wait for [`WorkerRole::finished`]. Past it a
+    /// Loads queued or in flight, and completions that wait for [`super::WorkerRole::finished`]. Past it a
     /// load fails at once as `Unavailable`. Default 4096.
     pub max_pending: usize,
-    /// How long a load may take, waiting included. Default 10 s.
+    /// Timeout of a load, queueing included. Default 10 s.
     pub load_timeout: Duration,
-    /// How long an item that is still being made is waited for, where nothing else is said. Default 2 min.
+    /// Longest wait for an item in encoding whose hint has no deadline. Default 2 min.
     pub pending_timeout: Duration,
-    /// How long an item is still waited for when nobody holds its lease. Default 5 s.
+    /// Wait for an item after its lease ended. Default 5 s.
     pub orphan_grace: Duration,
-    /// The other workers, which hold outputs in memory. Default: none, hints of peers are not followed.
+    /// Connections to peers. Default: none, peer hints are ignored.
     pub peers: Option<Arc<Peers>>,
-    /// When publishing is done. Default: when the store has it.
+    /// Completion of publications. Default: write-through.
     pub publish: Publish,
-    /// How long publishing may take. Default 30 s.
+    /// Timeout of a publication. Default 30 s.
     pub save_timeout: Duration,
-    /// With which objects are signed, and held to be. Default: none.
+    /// Keys that sign and verify objects. Default: none.
     pub mac_keys: crate::object::MacKeys,
-    /// Largest object and its kin.
+    /// Size limits.
     pub limits: triptych_core::limits::Limits,
-    /// Where completions go.
+    /// Receiver of completed loads.
     pub completions: Completions,
 }
 

@@ -1,12 +1,12 @@
-//! The worker's role: transfers, beside compute. One task per load, in a group that drain waits for. How a load goes is
-//! in [`super::load`], how publishing does in [`super::save`].
+//! The worker's role: transfers, beside compute. One task per load, in a group that drain waits for. Loading is
+//! in [`super::load`], publishing in [`super::save`].
 
 use super::state::LoadState;
 use super::types::{
     Completions, ConnectorSettings, EcConnectorMeta, LoadError, LoadOrder, Loaded, Published,
 };
 use crate::error::EcError;
-use crate::metered::{EcObserver, Tier};
+use crate::metered::{CacheTier, EcObserver};
 use crate::store::{EcStore, Op};
 use parking_lot::Mutex;
 use std::future::Future;
@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use triptych_core::{ContentKey, EncoderOutput};
 
-/// How long drain waits for the store to write what it was given.
-const FLUSH: Duration = Duration::from_secs(10);
+/// Timeout of the store's flush in a drain.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The worker's side of a connector. Cheap to clone; clones share everything.
 #[derive(Clone)]
@@ -35,14 +35,14 @@ pub(super) struct WorkerState {
     pub(super) settings: ConnectorSettings,
     pub(super) turns: Semaphore,
     pub(super) tasks: TaskTracker,
-    /// Cancelled when nothing new is taken any more.
+    /// Cancelled when the role takes no new work.
     pub(super) closing: CancellationToken,
-    /// The engine's thread is not tokio's, and may start loads all the same.
+    /// Runtime of the transfers: the engine's thread, which starts loads, is not tokio's.
     pub(super) runtime: Handle,
     /// With [`Completions::Collected`]. At most `max_pending` of them have rows; past it there are only refusals,
     /// one for each item that the caller started without collecting.
     collected: Mutex<Vec<Loaded>>,
-    /// Told of outputs that are made here.
+    /// Notified of outputs that are encoded in this process.
     pub(super) saved: Notify,
 }
 
@@ -90,7 +90,7 @@ impl WorkerRole {
         self.shared.state.lock().local.get(key)
     }
 
-    /// At most `limit` keys whose rows are on this worker, those in use first, then the latest used.
+    /// At most `limit` keys whose rows are on this worker, held ones first, then the most recently used.
     pub fn resident(&self, limit: usize) -> Vec<ContentKey> {
         self.shared.state.lock().local.recent(limit)
     }
@@ -106,9 +106,9 @@ impl WorkerRole {
     }
 
     /// Publishes an output and keeps its rows on this worker. Publishes again whatever the store lost since, and
-    /// replaces what it holds under the key if that does not read as this item. Goes on when the caller goes away:
-    /// the work of encoding was done, and others wait for it. With [`super::Publish::WriteBehind`] it is done when the output
-    /// is on the peer cache, and waits for room there.
+    /// replaces what it holds under the key if that does not read as this item. Continues when
+    /// the caller is cancelled: others wait for the output. With [`super::Publish::WriteBehind`] it completes when the
+    /// output is in the peer cache, and waits for room there.
     ///
     /// # Errors
     /// The store's; [`EcError::TimedOut`] after `save_timeout`; [`EcError::Unavailable`] when draining.
@@ -116,8 +116,8 @@ impl WorkerRole {
         self.publish(|shared| async move { shared.save(output).await }).await
     }
 
-    /// Publishes again what this worker still holds, unless the store has it. `None`: this worker does not hold it, and
-    /// it has to be encoded again.
+    /// Publishes an output again that this worker still holds, unless the store has it. `None`: this worker does not
+    /// hold it, and it must be encoded again.
     ///
     /// # Errors
     /// As [`Self::save_caches`].
@@ -146,13 +146,13 @@ impl WorkerRole {
         task.await.unwrap_or_else(|e| Err(EcError::unavailable(kind, Op::Put, e)))
     }
 
-    /// Takes no new work, and waits for what is under way and for what the store has still to write; each part of it is
-    /// bounded in time.
+    /// Stops taking work, and waits for transfers in flight and for the store's pending writes; each phase has a
+    /// timeout.
     pub async fn drain(&self) {
         self.shared.closing.cancel();
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
-        self.shared.store.flush(FLUSH).await;
+        self.shared.store.flush(FLUSH_TIMEOUT).await;
     }
 
     fn start(&self, LoadOrder { item, hint }: LoadOrder) {
@@ -161,7 +161,7 @@ impl WorkerRole {
         if let Some(output) = state.local.get(&item.key) {
             state.settle(&item.key);
             drop(state);
-            shared.observer.hit(Tier::Local);
+            shared.observer.hit(CacheTier::Local);
             return shared.deliver(Loaded { key: item.key, result: Ok(output), took: Duration::ZERO });
         }
         let full = state.n_loading() + shared.n_collected() >= shared.settings.max_pending;
@@ -171,8 +171,8 @@ impl WorkerRole {
             return;
         }
         drop(state);
-        shared.observer.miss(Tier::Local);
-        let load = Load { shared: shared.clone(), key: item.key, started: Instant::now(), ended: false };
+        shared.observer.miss(CacheTier::Local);
+        let load = LoadTask { shared: shared.clone(), key: item.key, started: Instant::now(), ended: false };
         if full || shared.tasks.is_closed() {
             let detail = if full { "too many loads are pending" } else { "this worker is stopping" };
             return load.end(Err(LoadError::Unavailable { detail: detail.into() }));
@@ -185,15 +185,15 @@ impl WorkerRole {
     }
 }
 
-/// A load under way. However its task ends (a panic and a runtime that stops included), it is delivered once.
-struct Load {
+/// A load in flight. It is delivered exactly once, also if its task panics or is cancelled.
+struct LoadTask {
     shared: Arc<WorkerState>,
     key: ContentKey,
     started: Instant,
     ended: bool,
 }
 
-impl Load {
+impl LoadTask {
     fn end(mut self, result: Result<EncoderOutput, LoadError>) {
         self.deliver(result);
     }
@@ -210,10 +210,10 @@ impl Load {
     }
 }
 
-impl Drop for Load {
+impl Drop for LoadTask {
     fn drop(&mut self) {
         if !self.ended {
-            self.deliver(Err(LoadError::Unavailable { detail: "the load was broken off".into() }));
+            self.deliver(Err(LoadError::Unavailable { detail: "the load was cancelled".into() }));
         }
     }
 }

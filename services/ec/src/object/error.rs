@@ -3,10 +3,10 @@
 use thiserror::Error;
 use triptych_core::ContentKey;
 
-/// The head of any object fits in its first bytes, this many.
+/// Largest head of an object in bytes.
 pub const MAX_HEAD_BYTES: usize = 16 << 10;
 
-/// Why bytes are not the object they should be. Each is cured in the same way: quarantine and encode again.
+/// Bytes that are not the expected object. In every case it is quarantined and encoded again.
 #[derive(Debug, Error)]
 pub enum ObjectError {
     /// The bytes end early.
@@ -25,7 +25,7 @@ pub enum ObjectError {
         /// Bytes there.
         actual: usize,
     },
-    /// The object, or what it claims to be, is over the limit.
+    /// The actual or claimed length of the object is over the limit.
     #[error("object claims {actual} bytes, the limit is {limit}")]
     TooLarge {
         /// Largest object.
@@ -33,7 +33,7 @@ pub enum ObjectError {
         /// Claimed length; `usize::MAX` stands for anything that does not fit.
         actual: usize,
     },
-    /// The length of the head is not believable.
+    /// The claimed length of the head is over the limit.
     #[error("head claims {actual} bytes, the limit is {limit}")]
     HeadTooLarge {
         /// Largest head.
@@ -44,16 +44,16 @@ pub enum ObjectError {
     /// The head is not the JSON it should be.
     #[error("head cannot be read")]
     Json(#[from] serde_json::Error),
-    /// A value of the head is not one we know.
+    /// An unknown value in the head.
     #[error("{field} of the head is not a known value")]
     Field {
-        /// The value's name.
+        /// The field's name.
         field: &'static str,
     },
-    /// The head describes an item, but is not what this version writes for it.
+    /// A head that differs from the one that this version writes for its item.
     #[error("head does not agree with itself")]
     Inconsistent,
-    /// A whole object, but of another key.
+    /// An object of another key.
     #[error("object is of {actual:?}, asked for {expected:?}")]
     WrongKey {
         /// Asked for.
@@ -61,25 +61,25 @@ pub enum ObjectError {
         /// Found.
         actual: ContentKey,
     },
-    /// An object of this key, but not of the item that was announced under it.
+    /// An object of this key, but not of the announced item.
     #[error("object does not have the {field} that was announced")]
     NotAsAnnounced {
-        /// What differs.
+        /// The field that differs.
         field: &'static str,
     },
-    /// The rows do not hash to the checksum.
+    /// The rows do not match the checksum.
     #[error("rows do not verify")]
     Rows(#[from] triptych_core::item::OutputError),
-    /// It has no MAC, and this cluster's objects have one.
+    /// No MAC, where this cluster requires one.
     #[error("object is not signed")]
     Unsigned,
-    /// Its MAC is of none of this cluster's keys.
+    /// A MAC of none of this cluster's keys.
     #[error("object is signed with another key")]
     Forged,
-    /// The store's own frame around the object makes no sense.
+    /// A malformed frame of the store around the object.
     #[error("store frame: {reason}")]
     Frame {
-        /// What is wrong.
+        /// The mistake.
         reason: &'static str,
     },
 }

@@ -1,6 +1,6 @@
 //! The head of an EC object: eight bytes of length, then JSON padded with spaces to a multiple of eight.
 //!
-//! There is one spelling: what [`write`] gives. [`read`] parses, writes again, and compares, so that numbers,
+//! The encoding is canonical: the output of [`write`]. [`read`] parses, writes again, and compares, so that numbers,
 //! order, spacing and the head's own checksum are all held by one comparison.
 
 use super::description::{description, hex, write_extent};
@@ -72,12 +72,12 @@ struct Scales<'a> {
     data_offsets: [u64; 2],
 }
 
-/// What the head of an object says.
+/// A parsed head.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Described {
+pub(super) struct ParsedHead {
     pub(super) item: EncodedItem,
     pub(super) mac: Option<Mac>,
-    /// Its own length.
+    /// Length of the head in bytes.
     pub(super) len: usize,
 }
 
@@ -118,8 +118,8 @@ pub(super) fn write(item: &EncodedItem, mac: Option<&Mac>) -> Vec<u8> {
     bytes
 }
 
-/// Reads a head and how long it is.
-pub(super) fn read(bytes: &[u8]) -> Result<Described, ObjectError> {
+/// Parses a head.
+pub(super) fn read(bytes: &[u8]) -> Result<ParsedHead, ObjectError> {
     let (len, rest) = bytes
         .split_first_chunk::<LEN_BYTES>()
         .ok_or(ObjectError::Truncated { expected: LEN_BYTES, actual: bytes.len() })?;
@@ -141,7 +141,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Described, ObjectError> {
     if bytes.get(..head_len) != Some(write(&item, mac.as_ref()).as_slice()) {
         return Err(ObjectError::Inconsistent);
     }
-    Ok(Described { item, mac, len: head_len })
+    Ok(ParsedHead { item, mac, len: head_len })
 }
 
 fn item_of(head: &Head<'_>) -> Result<EncodedItem, ObjectError> {

@@ -1,6 +1,6 @@
-//! The keyed MAC of an object: who holds the key wrote it.
+//! The keyed MAC of an object, which proves that a holder of the key wrote it.
 //!
-//! A checksum finds accidents. Whoever can write to the store can also make an object of the right key and shape with
+//! A checksum detects accidents. A writer of the store can also create an object of the right key and shape with
 //! rows of their own choosing; with a key that only the cluster's workers have, such an object does not verify. The MAC
 //! is BLAKE3 in keyed mode over the object's description, which holds the checksum of its rows.
 
@@ -30,21 +30,21 @@ impl Mac {
 #[derive(Clone, Default)]
 pub struct MacKeys(Vec<[u8; 32]>);
 
-/// Why a text is no list of keys. Does not quote it.
+/// A text that is no list of keys. The error does not quote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("MAC key {place} is not 64 hex digits; `openssl rand -hex 32` makes one")]
+#[error("MAC key {key_number} is not 64 hex digits; `openssl rand -hex 32` makes one")]
 pub struct InvalidMacKey {
-    /// Which, from 1.
-    pub place: usize,
+    /// Number of the malformed key, from 1.
+    pub key_number: usize,
 }
 
 impl MacKeys {
-    /// These keys.
+    /// Wraps the keys.
     pub fn new(keys: Vec<[u8; 32]>) -> Self {
         Self(keys)
     }
 
-    /// Whether there are none.
+    /// True without keys.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -61,7 +61,7 @@ impl MacKeys {
             return Ok(());
         }
         let found = found.ok_or(ObjectError::Unsigned)?;
-        // Every key is tried, so that the time does not tell which one fits.
+        // Every key is tried, so that the time does not reveal which one fits.
         let fits = self.0.iter().fold(false, |fits, key| fits | (mac(key, item) == *found));
         if fits { Ok(()) } else { Err(ObjectError::Forged) }
     }
@@ -73,7 +73,7 @@ impl FromStr for MacKeys {
     /// Keys of 64 hex digits between white space.
     fn from_str(text: &str) -> Result<Self, InvalidMacKey> {
         let key = |(i, word): (usize, &str)| {
-            let hash = blake3::Hash::from_hex(word).map_err(|_| InvalidMacKey { place: i + 1 })?;
+            let hash = blake3::Hash::from_hex(word).map_err(|_| InvalidMacKey { key_number: i + 1 })?;
             Ok(*hash.as_bytes())
         };
         text.split_whitespace().enumerate().map(key).collect::<Result<_, _>>().map(Self)

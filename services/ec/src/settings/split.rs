@@ -1,6 +1,6 @@
-//! A list of settings as its words: white space parts them, except inside the path of a directory.
+//! Splits a list of settings at white space, except inside the path of a directory.
 
-/// The settings of a list. A word that begins no setting of its own goes on with the path before it.
+/// The settings of a list. A word that starts no setting belongs to the path before it.
 pub(super) fn split(list: &str) -> Vec<&str> {
     let mut settings: Vec<&str> = Vec::new();
     for word in list.split_whitespace() {
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn white_space_parts_settings_and_not_paths() {
+    fn white_space_separates_settings_but_not_parts_of_paths() {
         let cases: [(&str, &[&str]); 7] = [
             ("", &[]),
             (" memory\n redis://h ", &["memory", "redis://h"]),

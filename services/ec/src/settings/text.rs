@@ -2,10 +2,10 @@
 
 use crate::error::EcError;
 
-/// Largest size in a setting: a TiB.
+/// Largest size in a setting, in MiB: one TiB.
 const MAX_MIB: u64 = 1 << 20;
 
-/// Whether a text is `host:port`, with nothing before or behind that a URL could have.
+/// True if a text is exactly `host:port`, without other parts of a URL.
 pub(crate) fn is_authority(text: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-._[]:".contains(c);
     text.rsplit_once(':').is_some_and(|(host, port)| {
@@ -28,7 +28,7 @@ pub(crate) fn split_mib(text: &str) -> Result<(&str, Option<u64>), EcError> {
     }
 }
 
-/// A URL as an operator may see it: user and password become `***`, and so does the query.
+/// A URL for logs: user and password are replaced by `***`, the query is removed.
 pub(crate) fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     // The last `@` of everything: a password may hold unescaped `/`, `?` and `@`, and none of it may show.

@@ -1,19 +1,19 @@
-//! Objects in a bucket: S3 and what speaks it, Google Cloud Storage, Azure Blob Storage.
+//! Objects in a bucket of S3 or a compatible service, Google Cloud Storage, or Azure Blob Storage.
 //!
-//! **Names.** `ROOT/v1/ab/HEX` holds the object of a key, as it is: a safetensors file. Beside it are `ROOT/leases/…`,
-//! `ROOT/tmp/…` (large objects on their way in), `ROOT/quarantine/…` and `ROOT/probe/…`. `ROOT` is the setting's prefix,
+//! **Names.** `ROOT/v1/ab/HEX` holds the object of a key, a safetensors file. There are also `ROOT/leases/…`,
+//! `ROOT/tmp/…` (uploads in progress), `ROOT/quarantine/…` and `ROOT/probe/…`. `ROOT` is the setting's prefix,
 //! and with a tenant `PREFIX/tenant=T`.
 //!
-//! **First wins** by conditional writes (`If-None-Match: *`), which every service named above has; one that does not is
-//! found out by writing twice before the first put, and refused. A small object is one conditional put. A large one goes
-//! in parts under a name of its own first, since completing an upload in parts replaces what is there, and is then copied
-//! to its name on the condition that nothing is there; where a service cannot do that, it is one conditional put too.
+//! **First wins** by conditional writes (`If-None-Match: *`), which every service named above has; before the first put
+//! a probe writes twice, and a service that ignores the condition is refused. A small object is one conditional put. A
+//! large one is uploaded in parts under a temporary name, since completing a multipart upload overwrites, and then
+//! copied to its name with a condition; where a service cannot do that, it is one conditional put too.
 //!
-//! **Whole.** A large object is read in ranges side by side, all of them on condition of the first one's entity tag, so
-//! they are of one object even if it is replaced meanwhile.
+//! **Consistency.** A large object is read in concurrent ranges, all conditional on the first one's entity tag, so they
+//! are of one object even if it is replaced concurrently.
 //!
-//! **What is left behind.** The store evicts nothing. The bucket's lifecycle rules do: expire `ROOT/` after so many days,
-//! which is the life of an object, and abort incomplete uploads after one. `deploy/README.md` has both rules.
+//! **Eviction.** The store evicts nothing; the bucket's lifecycle rules do: expire `ROOT/` after some days, the life of
+//! an object, and abort incomplete uploads after one. `deploy/README.md` has both rules.
 //!
 //! Not for buckets that list their names in no order (S3 Express): [`EcStore::list`] pages in the order of the names.
 
@@ -28,7 +28,7 @@ mod put;
 mod setting;
 mod tuning;
 
-pub use setting::{BucketSetting, Service};
+pub use setting::{BucketService, BucketSetting};
 pub use tuning::BucketTuning;
 
 use super::lease::{Acquired, EncodeLease};
@@ -59,7 +59,7 @@ pub struct BucketStore {
     shown: String,
     limits: Limits,
     tuning: BucketTuning,
-    /// What the service keeps, once it was asked.
+    /// Support for conditional writes, once probed.
     conditional: OnceCell<ConditionalWrites>,
     lease_clock: LeaseClock,
 }
@@ -72,11 +72,11 @@ impl fmt::Debug for BucketStore {
 
 impl BucketStore {
     /// The store of `setting`, with credentials from `environment`: the variables that each service's own tools read,
-    /// `AWS_*`, `GOOGLE_*`, `AZURE_*`. A service that is not there now is not an error. Must be called inside a tokio
+    /// `AWS_*`, `GOOGLE_*`, `AZURE_*`. An unreachable service is not an error. Must be called inside a tokio
     /// runtime.
     ///
     /// # Errors
-    /// [`EcError::Config`] if a variable makes no sense, or the service answers and has no conditional writes.
+    /// [`EcError::Config`] for a malformed variable, or a service without conditional writes.
     pub async fn open(
         setting: &BucketSetting,
         environment: impl IntoIterator<Item = (String, String)>,
@@ -89,9 +89,9 @@ impl BucketStore {
         let store = Self::over(backend, names, setting.to_string(), (tuning, limits.clone()));
         match store.conditional_writes(Op::Ping).await {
             Err(e @ EcError::Config { .. }) => return Err(e),
-            // It may come later, or be a place that this process only reads; the first put asks again.
+            // It may become reachable later, or this process may only read; the first put probes again.
             Err(e) => {
-                tracing::info!(store = store.shown, error = %crate::error::chain(&e), "the bucket was not tried")
+                tracing::info!(store = store.shown, error = %crate::error::chain(&e), "the bucket was not probed")
             }
             Ok(_) => {}
         }
@@ -126,7 +126,7 @@ impl BucketStore {
         self.names.object(key).to_string()
     }
 
-    /// Runs an operation within its limit.
+    /// Runs an operation within its timeout.
     async fn within<T>(
         &self,
         op: Op,
@@ -143,7 +143,7 @@ impl BucketStore {
         }
     }
 
-    /// What the service keeps. Asks it the first time.
+    /// Support for conditional writes; probed the first time.
     async fn conditional_writes(&self, op: Op) -> Result<ConditionalWrites, EcError> {
         let ask = self
             .conditional
@@ -159,7 +159,7 @@ impl BucketStore {
 
     async fn remove(&self, key: &ContentKey) -> Result<bool, BucketError> {
         let name = self.names.object(key);
-        // S3 says of every deletion that it took place.
+        // S3 reports every deletion as successful.
         match self.backend.head(&name).await {
             Err(e) if is_not_found(&e) => return Ok(false),
             other => other?,
@@ -174,16 +174,16 @@ impl BucketStore {
         let aside = self.names.quarantined(key);
         match self.backend.copy(&self.names.object(key), &aside).await {
             Err(e) if is_not_found(&e) => return Ok(false),
-            // Keeping a copy is for the operator; that nobody reads it any more is for everyone.
+            // The copy only helps the operator; the removal is what matters.
             Err(e) => {
-                tracing::warn!(?key, error = %e, "an object that does not verify is removed, not kept aside")
+                tracing::warn!(?key, error = %e, "an object that does not verify is removed without a copy in quarantine")
             }
             Ok(()) => {}
         }
         self.remove(key).await
     }
 
-    /// The description of an object; `None` for what is not there or not an object.
+    /// Metadata of an object; `None` if there is none or it is malformed.
     async fn head(&self, key: &ContentKey) -> Result<Option<EncodedItem>, BucketError> {
         let Some((first_bytes, len)) = self.first_bytes(&self.names.object(key), MAX_HEAD_BYTES).await?
         else {
@@ -211,8 +211,8 @@ impl BucketStore {
         Ok(page.take(limit).try_collect().await?)
     }
 
-    /// Lists what comes after every object: nothing, from a bucket that is there and may be listed.
-    async fn ask_for_a_sign_of_life(&self) -> Result<(), BucketError> {
+    /// Lists names after every object: an existing bucket with list permission returns none.
+    async fn probe_list(&self) -> Result<(), BucketError> {
         let mut nothing =
             self.backend.list_with_offset(Some(&self.names.objects()), &self.names.after_all_objects());
         match nothing.next().await {
@@ -256,7 +256,7 @@ impl EcStore for BucketStore {
     }
 
     async fn ping(&self) -> Result<(), EcError> {
-        self.within(Op::Ping, self.ask_for_a_sign_of_life()).await
+        self.within(Op::Ping, self.probe_list()).await
     }
 
     async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Result<Acquired, EcError> {

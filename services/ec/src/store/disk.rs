@@ -1,11 +1,11 @@
 //! Objects in a directory: `DIR/ab/<hex>.safetensors`, shared by every process that mounts it.
 //!
-//! A writer fills a file of its own under `DIR/tmp` and then links it to its name, which fails if the name is
-//! taken: that is the put-if-absent, atomic on every local file system. Nothing is synced: after a power loss an
-//! object may be torn, and a torn object does not verify and is encoded again, which costs less than a sync on
-//! every publish. Objects are immutable and may be removed at any time, also by hand. With a budget, what is worth
-//! least goes ([`budget`]); without one, everything stays until somebody removes it, as `triptych ec gc` does. File
-//! I/O blocks, so all of it runs on the blocking pool.
+//! A writer fills a file of its own under `DIR/tmp` and then links it to its name, which fails if the name is taken:
+//! that is the put-if-absent, atomic on every local file system. Nothing is synced: after a power loss an object may be
+//! torn, and a torn object does not verify and is encoded again, which costs less than a sync on every publish. Objects
+//! are immutable and may be removed at any time, also by hand. With a budget, objects are evicted ([`budget`]); without
+//! one, everything stays until it is removed, for instance by `triptych ec gc`. File I/O blocks, so all of it runs on
+//! the blocking pool.
 
 mod budget;
 mod entry;
@@ -33,12 +33,12 @@ use triptych_core::{Backoff, ContentKey, EncodedItem};
 /// Pauses between polls of a wait.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(2), Duration::from_millis(50));
 
-/// Which directory, and how much it may hold.
+/// Directory and budget of a disk store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSetting {
     /// The directory.
     pub dir: PathBuf,
-    /// Bytes that objects may take together; `None`: as many as there is room for.
+    /// Most bytes of all objects; `None`: unlimited.
     pub budget_bytes: Option<u64>,
 }
 
@@ -77,17 +77,17 @@ impl DiskStore {
     /// Opens the directory without a budget, see [`Self::with_budget`].
     ///
     /// # Errors
-    /// [`EcError::Config`] if the directory cannot be made or written.
+    /// [`EcError::Config`] if the directory cannot be created or written.
     pub async fn open(dir: impl Into<PathBuf>, limits: &Limits) -> Result<Self, EcError> {
         Self::with_budget(&DiskSetting { dir: dir.into(), budget_bytes: None }, limits).await
     }
 
-    /// Opens the directory, makes it where it is missing, removes what crashed writers left, and what is over the
-    /// budget. An object over the budget is refused like one over the limit. Of several processes that have the
-    /// directory open, those that were given a budget keep to it; they should be given the same.
+    /// Opens or creates the directory, removes leftovers of crashed writers, and evicts down to the budget. An object
+    /// over the budget is refused like one over the limit. Processes that share the directory should have the same
+    /// budget; one without does not evict.
     ///
     /// # Errors
-    /// [`EcError::Config`] if the directory cannot be made or written.
+    /// [`EcError::Config`] if the directory cannot be created or written.
     pub async fn with_budget(setting: &DiskSetting, limits: &Limits) -> Result<Self, EcError> {
         let DiskSetting { dir, budget_bytes } = setting.clone();
         let opened = tokio::task::spawn_blocking(move || Files::open(dir, budget_bytes)).await;
@@ -100,7 +100,7 @@ impl DiskStore {
         Ok(Self { limits, files: Arc::new(files) })
     }
 
-    /// Where the object of `key` lies, whether or not there is one.
+    /// Path of the object of `key`, whether or not it exists.
     pub fn path_of(&self, key: &ContentKey) -> PathBuf {
         self.files.path_of(key)
     }
@@ -184,7 +184,7 @@ impl EcStore for DiskStore {
         let mut pauses = BACKOFF.pauses();
         loop {
             let (key, limits) = (*key, self.limits.clone());
-            // The lease is looked at first: its holder stores the object before giving it back.
+            // The lease is read first: its holder stores the object before the release.
             let look = move |files: &Files| Ok((files.leases().is_held(&key)?, files.head(&key, &limits)?));
             let left = until.saturating_duration_since(Instant::now());
             match self.blocking(Op::Wait, look).await? {

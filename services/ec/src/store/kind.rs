@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// The back ends.
+/// Kind of a back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StoreKind {
-    /// In this process.
+    /// Memory of this process.
     Memory,
     /// A directory.
     Disk,
@@ -13,18 +13,18 @@ pub enum StoreKind {
     Redis,
     /// A store process behind gRPC.
     Remote,
-    /// A slab of memory that the processes of a host share.
+    /// A shared-memory slab of one host.
     Shm,
     /// S3, Google Cloud Storage or Azure Blob Storage.
     Object,
-    /// The memory of the worker that encoded it.
+    /// Memory of the worker that encoded it.
     Peer,
-    /// Several, one behind the other.
+    /// Several tiers.
     Tiered,
 }
 
 impl StoreKind {
-    /// The word used in metrics and logs.
+    /// Label in metrics and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -39,19 +39,19 @@ impl StoreKind {
     }
 }
 
-/// Who sees what a store holds.
+/// Visibility of a store's objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
     /// This process alone.
     Process,
     /// The processes of this host, or of all hosts that mount the same directory.
     Host,
-    /// Whoever reaches its network address.
+    /// All processes that reach its network address.
     Cluster,
 }
 
 impl StoreKind {
-    /// Who sees what such a store holds.
+    /// Visibility of such a store's objects.
     pub const fn scope(self) -> Scope {
         match self {
             Self::Memory => Scope::Process,
@@ -67,7 +67,7 @@ impl fmt::Display for StoreKind {
     }
 }
 
-/// The operations of a store, for errors and drills.
+/// Operation of a store, for errors, metrics and fault injection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
     /// [`EcStore::put_if_absent`].
@@ -91,7 +91,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// The word used in logs.
+    /// Label in metrics and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Put => "put",

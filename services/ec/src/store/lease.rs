@@ -1,8 +1,8 @@
-//! The lease of a key: who encodes its item, so that the fleet encodes it once.
+//! The lease of a key, whose holder encodes the item, so that the fleet encodes it once.
 //!
 //! A lease ends by itself when its holder does not renew it. Each grant of a key has a larger token than the one before
-//! (a fencing token: Kleppmann, "How to do distributed locking", 2016), so a holder that was away can neither keep nor
-//! give back what is another's by now, and a worker can tell an old job from a new one.
+//! (a fencing token: Kleppmann, "How to do distributed locking", 2016), so a holder that lost its lease can neither
+//! renew nor release that of another, and a worker can distinguish an old job from a new one.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,29 +12,29 @@ use triptych_core::ContentKey;
 /// A lease that was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodeLease {
-    /// Whose item its holder encodes.
+    /// Key of the item.
     pub key: ContentKey,
     /// Larger than that of every earlier lease of the key. Never zero.
     pub token: u64,
 }
 
-/// What became of asking for a lease.
+/// Outcome of a lease request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acquired {
-    /// It is the asker's.
+    /// Granted to the caller.
     Granted(EncodeLease),
-    /// Someone has it, for so long unless it is renewed or given back.
+    /// Held by another, unless it is released early or renewed.
     Held {
         /// Time left.
         left: Duration,
     },
 }
 
-/// The leases of a store that lives in one process. The caller has it behind a lock.
+/// The leases of an in-process store. The caller holds it behind a lock.
 #[derive(Debug, Default)]
 pub struct LeaseTable {
     held: HashMap<ContentKey, (u64, Instant)>,
-    /// One count for all keys: it only grows, so each key's tokens grow too, and nothing is kept of keys that are free.
+    /// One counter for all keys. It only grows, so each key's tokens grow, and free keys need no state.
     last_token: u64,
 }
 
@@ -75,7 +75,7 @@ impl LeaseTable {
         }
     }
 
-    /// Whether anyone holds the key.
+    /// True if the key's lease is held.
     pub fn is_held(&self, key: &ContentKey, now: Instant) -> bool {
         self.held.get(key).is_some_and(|(_, until)| *until > now)
     }
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lease_is_one_holders_until_it_ends_and_tokens_grow() {
+    async fn a_lease_has_one_holder_until_it_ends_and_tokens_grow() {
         let (mut table, key, now) = (LeaseTable::default(), ContentKey::from_bytes([1; 32]), Instant::now());
         let first = granted(table.acquire(&key, TTL, now));
         assert_eq!(table.acquire(&key, TTL, now + TTL / 2), Acquired::Held { left: TTL / 2 });

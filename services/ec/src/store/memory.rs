@@ -1,4 +1,4 @@
-//! Objects in this process, within a budget of bytes; those least worth keeping ([`crate::policy`]) are dropped.
+//! Objects in memory of this process, within a byte budget; [`crate::policy`] decides the eviction.
 //!
 //! Several processes share one through [`crate::server`] and [`super::remote`].
 
@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 
-/// Budget where nothing else is said: 1 GiB.
+/// Default budget: 1 GiB.
 pub const DEFAULT_BUDGET_BYTES: usize = 1 << 30;
 
 /// The in-process store.
@@ -26,8 +26,8 @@ pub struct MemoryStore {
     budget_bytes: usize,
     objects: Mutex<ByteCache<Bytes>>,
     leases: Mutex<LeaseTable>,
-    /// Told of every object that is stored and every lease that is given back.
-    news: Notify,
+    /// Notified of every stored object and every released lease.
+    changed: Notify,
 }
 
 impl MemoryStore {
@@ -36,7 +36,7 @@ impl MemoryStore {
     pub fn new(budget_bytes: usize, limits: &Limits) -> Self {
         let limits = Limits { max_object_bytes: limits.max_object_bytes.min(budget_bytes), ..limits.clone() };
         let objects = Mutex::new(ByteCache::new(budget_bytes));
-        Self { limits, budget_bytes, objects, leases: Mutex::default(), news: Notify::new() }
+        Self { limits, budget_bytes, objects, leases: Mutex::default(), changed: Notify::new() }
     }
 
     /// Bytes of the objects that it holds.
@@ -78,7 +78,7 @@ impl EcStore for MemoryStore {
         check_size(&self.limits, object.len())?;
         let bytes = object.len();
         let stored = self.objects().insert(*key, object, bytes);
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
         Ok(if stored { PutOutcome::Stored } else { PutOutcome::AlreadyThere })
     }
 
@@ -108,19 +108,19 @@ impl EcStore for MemoryStore {
 
     async fn release(&self, lease: &EncodeLease) -> Result<bool, EcError> {
         let released = self.leases().release(lease, Instant::now());
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
         Ok(released)
     }
 
     async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
         let until = Instant::now() + patience;
         loop {
-            // Before looking: what happens between looking and waiting is heard.
-            let news = self.news.notified();
+            // Created before the check, so that a notification between the check and the wait is not lost.
+            let changed = self.changed.notified();
             if let Some(item) = self.head(key) {
                 return Ok(Some(item));
             }
-            if !self.leases().is_held(key, Instant::now()) || timeout_at(until, news).await.is_err() {
+            if !self.leases().is_held(key, Instant::now()) || timeout_at(until, changed).await.is_err() {
                 return Ok(None);
             }
         }

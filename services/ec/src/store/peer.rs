@@ -1,10 +1,9 @@
-//! Straight from the memory of the worker that encoded it: the [`PeerCache`] on which a worker holds what it published, and
-//! the [`Peers`] that another worker asks for it.
+//! Reads from the memory of the worker that encoded an output: the [`PeerCache`] in which a worker holds its published
+//! outputs, and the [`Peers`] that another worker reads from.
 //!
-//! A reader is told whom to ask by the proxy, and believes nobody: what it reads verifies under its key or is dropped.
-//! A peer that does not answer is forgotten for a moment, so that a dead one costs its time limit once and not once an
-//! item. Both ends use the settings of [`crate::wire`]: frames of 1 MiB that are slices of the object, windows of 16 and
-//! 32 MiB, keep-alive.
+//! The proxy tells a reader the peers, and every object is verified under its key. A peer that does not answer is
+//! skipped for a while, so that a dead one costs its timeout once and not once an item. Both ends use the settings of
+//! [`crate::wire`]: frames of 1 MiB that are slices of the object, windows of 16 and 32 MiB, keep-alive.
 
 mod cache;
 
@@ -25,21 +24,21 @@ use tokio::time::Instant;
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 
-/// Most peers that are asked for one item.
+/// Most peers asked for one item.
 pub const MAX_PEERS: usize = 4;
 /// Longest name of a host, and a port.
 const MAX_ADDRESS: usize = 253 + 6;
 
-/// Times and bounds of a pool of peers.
+/// Timeouts and bounds of connections to peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerTuning {
-    /// How long reading one object may take. Default 5 s.
+    /// Timeout of reading one object. Default 5 s.
     pub op_timeout: Duration,
-    /// How long connecting may take, where the pool makes its own channels. Default 500 ms.
+    /// Timeout of connecting without a dialer. Default 500 ms.
     pub connect_timeout: Duration,
-    /// How long a peer that did not answer is not asked. Default 3 s.
+    /// Time for which an unresponsive peer is skipped. Default 3 s.
     pub forget_for: Duration,
-    /// Peers to which connections are kept; the one that was asked the longest ago goes first. Default 256.
+    /// Most open connections; the least recently used is closed. Default 256.
     pub max_peers: usize,
 }
 
@@ -54,7 +53,7 @@ impl Default for PeerTuning {
     }
 }
 
-/// The workers that may be asked for what they hold in memory.
+/// Connections to the peer caches of other workers.
 pub struct Peers {
     dial: Option<Dial>,
     tuning: PeerTuning,
@@ -154,7 +153,7 @@ impl Peers {
     }
 }
 
-/// Whether a text is the address of something that can be a worker: `host:port` and nothing else, and not an address
+/// True if a text is an address that a worker can have: `host:port` and nothing else, and not an address
 /// that stands for many, for none, or for the machine's own surroundings (where clouds answer with credentials).
 pub fn may_be_asked(authority: &str) -> bool {
     if authority.len() > MAX_ADDRESS || !is_authority(authority) || authority.ends_with(":0") {
@@ -177,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_can_be_a_worker_is_asked() {
+    fn only_addresses_that_a_worker_can_have_are_asked() {
         let workers = [
             "127.0.0.1:7001",
             "10.1.2.3:7001",

@@ -8,12 +8,12 @@
 //! their manifest. The manifests are the directory: they hold each object's head, so that asking for many is one round
 //! trip to a single server, and one to each node of a cluster.
 //!
-//! What a failover, an eviction or a restart loses is a miss. A manifest whose chunk is gone is one too, and is removed
-//! so that the next put is stored. Replication is in order, so a replica that has a manifest has its chunks.
+//! An object lost by a failover, an eviction or a restart is a miss. So is a manifest whose chunk is gone; it is
+//! removed so that the next put is stored. Replication is in order, so a replica that has a manifest has its chunks.
 //!
-//! A user of an access list needs `~triptych:ec:* &triptych:ec:* +get +set +getrange +strlen +unlink +exists +scan +eval
-//! +time +pttl +pexpire +publish +subscribe +ping`, in a cluster `+cluster|slots` too. A registry of workers needs
-//! `~triptych:workers +eval +time +hset +hsetnx +hdel +hgetall +expire`.
+//! A user of an access list needs `~triptych:ec:* &triptych:ec:* +get +set +getrange +strlen +unlink +exists +scan
+//! +eval +time +pttl +pexpire +publish +subscribe +ping`, in a cluster `+cluster|slots` too. A registry of workers
+//! needs `~triptych:workers +eval +time +hset +hsetnx +hdel +hgetall +expire`.
 
 mod dial;
 mod lease;
@@ -52,8 +52,8 @@ use triptych_core::{ContentKey, EncodedItem};
 /// Chunks outlive their manifest by this, so that a reader who has the manifest finds them.
 const CHUNK_GRACE: Duration = Duration::from_secs(60);
 
-/// What is asked for a sign of life. In a cluster, its slot stands for all.
-const SIGN_OF_LIFE: &str = "triptych:ec:ping";
+/// Key of the ping. In a cluster only its slot is checked.
+const PING_KEY: &str = "triptych:ec:ping";
 
 /// The store in Redis.
 pub struct RedisStore {
@@ -101,7 +101,7 @@ impl RedisStore {
         format!("triptych:ec:{{{key}}}:{nonce:032x}:c{chunk}")
     }
 
-    /// Asks about what is under a key.
+    /// Runs a command on a key.
     async fn run(&self, op: Op, key: &ContentKey, command: &Cmd) -> Result<Value, EcError> {
         let answer = self.link.run(&Self::manifest_key(key), command).await;
         answer.map_err(|e| self.refine(op, Some(key), e))
@@ -144,7 +144,7 @@ impl RedisStore {
             .await
     }
 
-    /// The chunks in a row; `None` if one of them is gone.
+    /// The concatenated chunks; `None` if one is gone.
     async fn read_chunks(&self, key: &ContentKey, manifest: &Manifest) -> Result<Option<Bytes>, EcError> {
         let read = |i: usize| async move {
             // One byte more than there may be, so that a chunk that is too long is seen and not read.
@@ -183,7 +183,7 @@ impl RedisStore {
         Ok(())
     }
 
-    /// Removes a manifest, unless it is another writer's by now, and its chunks. Whether it was there.
+    /// Removes a manifest, unless another writer has replaced it, and its chunks. Returns true if it existed.
     async fn remove(&self, key: &ContentKey, manifest: &Manifest) -> Result<bool, EcError> {
         let start = manifest.write();
         let remove = scripts::remove_if_same(&Self::manifest_key(key), &start[..Manifest::OWN_BYTES]);
@@ -192,13 +192,13 @@ impl RedisStore {
         Ok(removed != Value::Int(0))
     }
 
-    /// What the answer to [`get_manifest`] says of the object.
+    /// The metadata in a reply to [`get_manifest`].
     fn head(&self, key: &ContentKey, answer: Value) -> Option<EncodedItem> {
         let manifest = Manifest::read(&bytes_of(answer).ok()?, &self.limits).ok()?;
         object::probe(&manifest.first_bytes, manifest.len, key, &self.limits).ok()
     }
 
-    /// Each key asks its own node. Nodes that do not answer have nothing, as long as one does.
+    /// Asks each key's node. Nodes that do not answer count as misses, as long as one answers.
     async fn heads_in_cluster(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, EcError> {
         let asked = keys.iter().map(|key| async move { self.run(Op::Heads, key, &get_manifest(key)).await });
         let (mut heads, mut n_answers, mut failed) = (Vec::with_capacity(keys.len()), 0, None);
@@ -215,7 +215,7 @@ impl RedisStore {
         match failed {
             Some(e) if n_answers == 0 => Err(e),
             Some(e) => {
-                tracing::debug!(error = %e, n_answers, n_keys = keys.len(), "nodes that do not answer have nothing");
+                tracing::debug!(error = %e, n_answers, n_keys = keys.len(), "nodes that do not answer count as misses");
                 Ok(heads)
             }
             None => Ok(heads),
@@ -279,7 +279,7 @@ impl EcStore for RedisStore {
             Some(answers) if answers.len() == keys.len() => {
                 Ok(keys.iter().zip(answers).map(|(key, answer)| self.head(key, answer)).collect())
             }
-            Some(_) => Err(EcError::unavailable(StoreKind::Redis, Op::Heads, "not every key has an answer")),
+            Some(_) => Err(EcError::unavailable(StoreKind::Redis, Op::Heads, "not every key has a reply")),
             None => self.heads_in_cluster(keys).await,
         }
     }
@@ -297,7 +297,7 @@ impl EcStore for RedisStore {
     }
 
     async fn ping(&self) -> Result<(), EcError> {
-        let answer = self.link.run(SIGN_OF_LIFE, &Cmd::exists(SIGN_OF_LIFE)).await;
+        let answer = self.link.run(PING_KEY, &Cmd::exists(PING_KEY)).await;
         answer.map(drop).map_err(|e| self.refine(Op::Ping, None, e))
     }
 
@@ -324,7 +324,7 @@ impl EcStore for RedisStore {
             let is_held = self.run(Op::Wait, key, &Cmd::exists(Self::lease_key(key))).await? != Value::Int(0);
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || !is_held {
-                // Between the two questions the object may have come and the lease have been given back.
+                // Between the two polls the object may have been stored and the lease released.
                 return Ok(self.heads(std::slice::from_ref(key)).await?.pop().flatten());
             }
             waiting.until_next_poll(notified, left).await;
@@ -336,7 +336,7 @@ impl EcStore for RedisStore {
     }
 }
 
-/// Reads a manifest, and nothing that is longer than one. An empty answer is none.
+/// Reads at most the bytes of a manifest. An empty reply means that there is none.
 fn get_manifest(key: &ContentKey) -> Cmd {
     Cmd::getrange(RedisStore::manifest_key(key), 0, Manifest::MAX_BYTES as isize)
 }

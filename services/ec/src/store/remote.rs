@@ -30,14 +30,14 @@ use triptych_proto::v1::{
     DeleteRequest, GetRequest, HeadRequest, LeaseRequest, LeaseResponse, ListRequest, PutFrame, WaitRequest,
 };
 
-/// Times of a remote store.
+/// Timeouts of a remote store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteTuning {
-    /// How long an operation may take. Default 10 s.
+    /// Timeout of an operation. Default 10 s.
     pub op_timeout: Duration,
-    /// How long connecting may take. Default 1 s.
+    /// Timeout of connecting. Default 1 s.
     pub connect_timeout: Duration,
-    /// Operations that time out in a row before the channel is made anew. Default 3; 0 is read as 1.
+    /// Consecutive timeouts after which the channel is replaced. Default 3; 0 is read as 1.
     pub timeouts_to_reconnect: u32,
 }
 
@@ -51,8 +51,8 @@ impl Default for RemoteTuning {
     }
 }
 
-/// Makes a channel to `host:port` that connects when it is first used. With it an address means what the process wants
-/// it to mean: TLS, or a network of a simulation.
+/// Opens a channel to `host:port` that connects on first use. It decides the transport: plain TCP, TLS, or a simulated
+/// network.
 pub type Dial = Arc<dyn Fn(&str) -> Result<Channel, tonic::transport::Error> + Send + Sync>;
 
 /// A store behind gRPC.
@@ -88,7 +88,7 @@ impl RemoteStore {
         Self::with_dial(authority, tuning, limits, Arc::new(dial))
     }
 
-    /// As [`Self::new`], over channels of the caller's making; `dial` sets the time of connecting.
+    /// As [`Self::new`], with channels from `dial`, which sets the timeout of connecting.
     ///
     /// # Errors
     /// [`EcError::Config`] if `dial` does not take the address.
@@ -114,7 +114,7 @@ impl RemoteStore {
         self.link.lock()
     }
 
-    /// Runs a call within the time limit and keeps count of those that did not end.
+    /// Runs a call with the timeout and counts consecutive timeouts.
     async fn within<T>(&self, op: Op, call: impl Future<Output = Result<T, EcError>>) -> Result<T, EcError> {
         self.within_limit(op, self.tuning.op_timeout, call).await
     }
@@ -157,7 +157,7 @@ impl RemoteStore {
     }
 
     async fn put(&self, key: &ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
-        // Asking first costs a round trip of a few hundred bytes; not asking, the whole object for nothing.
+        // A check costs a round trip of a few hundred bytes; without it, the whole object may be sent in vain.
         if object.len() > wire::FRAME_BYTES && matches!(self.ask(&[*key]).await?.as_slice(), [Some(_)]) {
             return Ok(PutOutcome::AlreadyThere);
         }

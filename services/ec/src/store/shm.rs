@@ -1,13 +1,13 @@
 //! Objects in memory that the processes of one host share: a slab file, mapped once by each of them.
 //!
 //! The file lies in `/dev/shm`, or on any mount that the processes share, so containers that mount the same volume
-//! share it too. Whoever comes first makes it, in the size of its setting; objects and leases are lost with the host,
-//! and all that is lost is a miss. Reading is one copy out of the slab, writing one copy in, both without a lock:
-//! [`object_table`] says why nothing tears. A copy, and not a loan of the memory: a loan has to be pinned, and Rust may not
-//! be shown bytes that another process can still change.
+//! share it too. The first process creates it, in the size of its setting; objects and leases are lost with the host,
+//! and a lost object is a miss. Reading is one copy out of the slab, writing one copy in, both without a lock:
+//! [`object_table`] explains why no torn object is returned. Objects are copied, not borrowed: borrowed memory would
+//! have to be pinned, and Rust must not reference bytes that another process can change.
 //!
-//! What is kept when the slab is full is [`crate::policy`]'s choice. A process that dies gives back what it was
-//! writing and the leases that it held ([`owners`]).
+//! When the slab is full, [`crate::policy`] decides the eviction. Unfinished writes and leases of a dead process are
+//! freed ([`owners`]).
 
 mod object_table;
 mod layout;
@@ -39,28 +39,28 @@ use triptych_core::limits::Limits;
 use triptych_core::{Backoff, ContentKey, EncodedItem};
 use words::Words;
 
-/// Size where nothing else is said: 1 GiB.
+/// Default size: 1 GiB.
 pub const DEFAULT_BYTES: u64 = 1 << 30;
-/// Where a slab with a name lies.
+/// Folder of slabs that are given by name.
 const SHM_DIR: &str = "/dev/shm";
-/// How long anything waits for the lock, which is held for milliseconds at most unless its holder is stopped.
+/// Timeout of the lock, which is held for milliseconds unless its holder is suspended.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
-/// How long a put waits for others to finish theirs when these take up the whole slab.
+/// Timeout of a put while writes of others fill the whole slab.
 const ROOM_LIMIT: Duration = Duration::from_secs(2);
-/// Larger objects are copied off the async workers.
+/// Bytes above which objects are copied on a blocking thread.
 const INLINE_BYTES: usize = 256 << 10;
-/// How often, for [`LOCK_LIMIT`] each, a put that failed tries to give back its slot.
+/// Attempts, of [`LOCK_LIMIT`] each, to free the slot of a failed put.
 const MAX_GIVE_BACKS: usize = 60;
-/// Keys looked up under one hold of the lock.
+/// Keys looked up under one acquisition of the lock.
 const KEYS_AT_ONCE: usize = 64;
-/// How often a read starts again because its object was evicted and stored again meanwhile.
+/// Attempts of a read whose object is evicted and stored again concurrently.
 const READS: usize = 3;
 /// Pauses between polls of a wait.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(20));
-/// How often a wait asks whether the lease is still held when nothing happens.
+/// Interval at which a wait checks the lease without events.
 const LEASE_LOOK: Duration = Duration::from_millis(100);
 
-/// Where a slab is, and how large whoever is first makes it.
+/// Path and initial size of a slab.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmSetting {
     /// The file.
@@ -102,7 +102,7 @@ impl fmt::Display for ShmSetting {
     }
 }
 
-/// Each user has one: a slab is nobody else's to read.
+/// One slab for each user, since a slab is private to its user.
 fn default_path() -> PathBuf {
     Path::new(SHM_DIR).join(format!("triptych-ec-{}", rustix::process::getuid().as_raw()))
 }
@@ -115,7 +115,7 @@ pub struct ShmStore {
 }
 
 impl ShmStore {
-    /// Maps the slab, and makes it where there is none.
+    /// Maps the slab, or creates it.
     ///
     /// # Errors
     /// [`EcError::Config`] if it cannot be made there, or what is there is no slab of this version.
@@ -125,7 +125,7 @@ impl ShmStore {
         let slab = opened.unwrap_or_else(|e| Err(std::io::Error::other(e))).map_err(|e| EcError::Config {
             setting: setting.to_string(),
             reason: format!(
-                "the slab cannot be used: {e}; name another file, or remove this one while nobody uses it"
+                "the slab cannot be used: {e}; name another file, or remove this one while no process uses it"
             ),
         })?;
         let capacity = slab.geometry().capacity();
@@ -148,7 +148,7 @@ impl ShmStore {
         self.capacity().saturating_sub(free.saturating_mul(PAGE_BYTES))
     }
 
-    /// Objects that made room for others, ever, in all processes.
+    /// Objects evicted since the creation, by all processes.
     pub fn n_evicted(&self) -> u64 {
         self.slab.words().field(Field::Evicted)
     }
@@ -186,7 +186,7 @@ impl ShmStore {
     }
 }
 
-/// Does something to the books as soon as nobody else does.
+/// Runs `work` on the object table as soon as the lock is free.
 async fn change<T>(
     slab: &Slab,
     op: Op,
@@ -205,14 +205,14 @@ async fn change<T>(
     Err(EcError::TimedOut { store: StoreKind::Shm, op, limit: LOCK_LIMIT })
 }
 
-/// The first `n` bytes, unless the slot was used again meanwhile.
+/// The first `n` bytes, unless the slot was reused concurrently.
 fn copy_out(slab: &Slab, extent: &Extent, n: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0; extent.len.min(n)];
     slab.words().copy_out(&extent.pages, &mut bytes);
     slab.words().is_still(extent).then_some(bytes)
 }
 
-/// Runs in a task of its own, so that it ends what it began whoever goes away.
+/// Runs in a task of its own, so that it completes if its caller is cancelled.
 async fn put(slab: Arc<Slab>, key: ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
     let (owner, len) = (slab.owner(), object.len());
     let until = Instant::now() + ROOM_LIMIT;
@@ -245,7 +245,8 @@ async fn put(slab: Arc<Slab>, key: ContentKey, object: Bytes) -> Result<PutOutco
         Ok(true) => Ok(PutOutcome::Stored),
         Ok(false) => Ok(PutOutcome::AlreadyThere),
         Err(e) => {
-            // Someone holds the lock for seconds: the slot is given back once that is over.
+            // The lock was held for seconds: the slot is freed once it is available. Not in a drain's task group: if
+            // the task is aborted, the slot is freed with the process.
             tokio::spawn(async move {
                 for _ in 0..MAX_GIVE_BACKS {
                     if change(&slab, Op::Put, |words, _| words.abandon(&extent)).await.is_ok() {
@@ -270,6 +271,8 @@ impl EcStore for ShmStore {
 
     async fn put_if_absent(&self, key: &ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
         check_size(&self.limits, object.len())?;
+        // Not in a drain's task group: the caller waits for it, and the slot of an aborted put is freed with the
+        // process.
         let task = tokio::spawn(put(self.slab.clone(), *key, object));
         task.await.unwrap_or_else(|e| Err(EcError::unavailable(StoreKind::Shm, Op::Put, e)))
     }
@@ -308,9 +311,7 @@ impl EcStore for ShmStore {
         match grant.await? {
             Grant::Granted { token } => Ok(Acquired::Granted(EncodeLease { key: *key, token })),
             Grant::Held { left_ms } => Ok(Acquired::Held { left: Duration::from_millis(left_ms) }),
-            Grant::Full => {
-                Err(EcError::unavailable(StoreKind::Shm, Op::Lease, "the table of leases has no free place"))
-            }
+            Grant::Full => Err(EcError::unavailable(StoreKind::Shm, Op::Lease, "the lease table is full")),
         }
     }
 
@@ -324,11 +325,11 @@ impl EcStore for ShmStore {
         self.change(Op::Lease, |words, _| Ok(words.release_lease(&lease.key, lease.token, now))).await
     }
 
-    /// Looks at a counter in the slab, and at the rest only when that says that something happened.
+    /// Polls the slab's event counter, and the object only when that changes.
     async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
         let until = Instant::now() + patience;
         loop {
-            let news = self.slab.words().field(Field::News);
+            let events = self.slab.words().field(Field::Events);
             if let Some(item) = self.heads(std::slice::from_ref(key)).await?.pop().flatten() {
                 return Ok(Some(item));
             }
@@ -339,7 +340,7 @@ impl EcStore for ShmStore {
             }
             let look = until.min(Instant::now() + LEASE_LOOK);
             let mut pauses = BACKOFF.pauses();
-            while self.slab.words().field(Field::News) == news && Instant::now() < look {
+            while self.slab.words().field(Field::Events) == events && Instant::now() < look {
                 sleep(pauses.next_pause().min(look.saturating_duration_since(Instant::now()))).await;
             }
             if Instant::now() >= until {

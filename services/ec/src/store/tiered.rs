@@ -1,20 +1,20 @@
-//! Several stores, one behind the other: the fastest first, the one that lasts at the end.
+//! A store of several tiers, the fastest first, the most durable last.
 //!
-//! **Reading** asks tier after tier. What a later one has is copied into the earlier ones beside the answer, once it
-//! verified. A tier that does not answer is passed by, and after several failures left alone for a moment; an object
-//! that does not verify is quarantined where it lies, and the next tier is asked. It is a miss when any tier said so
-//! and none had it: encoding again is always possible.
+//! **Reading** asks tier after tier. An object of a later tier is promoted to the earlier ones in the background, once
+//! it verified. A tier that does not answer is skipped, and after several failures its circuit breaker opens. An object
+//! that does not verify is quarantined in its tier, and the next tier is asked. It is a miss if at least one shared
+//! tier answered and none had it: encoding again is always possible.
 //!
-//! **Writing** waits for the first tier that others see ([`Scope`]) and that takes the object; who is told that it is
-//! stored can have it read. The tiers behind that one get it beside the answer, within bounds; past the bounds the put
-//! waits for them itself, so that a slow tier slows its writers rather than filling their memory. Copies that were not
-//! written when the process ends are missing, and what is missing is encoded again. A tier of the process's own (memory)
-//! gets its copy on the way.
+//! **Writing** waits for the first shared tier ([`Scope`]) that takes the object, so that others can read it
+//! afterwards. The tiers behind it are written in the background, within bounds; past the bounds the put itself waits
+//! for them, so that a slow tier slows its writers rather than filling their memory. Copies that are not written when
+//! the process ends are encoded again when needed. The process's own tier (memory) gets its copy before the put
+//! returns.
 //!
-//! **Leases** live in one tier that all parties have: the first that hosts share, else the first that this host shares.
+//! **Leases** live in one tier that all processes have: the first shared by hosts, else the first shared on this host.
 //!
-//! A put, a delete and a copy of one key may run at once in several processes: what is deleted here may be written again
-//! by another process whose copy was on its way. Objects are equal for their key, so that is never wrong.
+//! A put, a delete and a copy of one key may run concurrently in several processes: an object deleted here may be
+//! written again by another process's pending copy. Objects are equal for their key, so that is never wrong.
 
 mod breaker;
 mod tier;
@@ -41,14 +41,14 @@ use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 use write_behind::{PendingCopy, WriteBehind};
 
-/// Times and bounds of a tiered store.
+/// Timeouts and bounds of a tiered store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TieredTuning {
-    /// How long one tier may take for one operation before the next one is asked. Default 5 s.
+    /// Timeout of one operation in one tier, after which the next is asked. Default 5 s.
     pub tier_timeout: Duration,
-    /// Copies to the tiers behind.
+    /// Bounds of copies to later tiers.
     pub behind: WriteBehindBounds,
-    /// Copies to the tiers before. Default: 64 of 256 MiB together, two at once, one try each.
+    /// Bounds of copies to earlier tiers. Default: 64 of 256 MiB in total, two concurrent, one attempt each.
     pub promotion: WriteBehindBounds,
 }
 
@@ -65,21 +65,21 @@ impl Default for TieredTuning {
 pub struct Tier {
     /// The store.
     pub store: Arc<dyn EcStore>,
-    /// Who sees what it holds.
+    /// Visibility of its objects.
     pub scope: Scope,
 }
 
 impl Tier {
-    /// A store as its kind is seen.
+    /// A tier with the scope of the store's kind.
     pub fn of(store: Arc<dyn EcStore>) -> Self {
         Self { scope: store.kind().scope(), store }
     }
 }
 
-/// The store.
+/// A store of several tiers.
 pub struct Tiered {
     tiers: Vec<Arc<TierState>>,
-    /// Who asks for nothing else sees objects from here on: the first tier that is not the process's own, or the first.
+    /// Index of the first tier that is shared with other processes, or 0.
     first_shared: usize,
     limits: Limits,
     behind: WriteBehind,
@@ -87,8 +87,7 @@ pub struct Tiered {
 }
 
 impl Tiered {
-    /// Stores in the order in which they are asked. Must be called with one at least; without any, nothing is ever
-    /// found and nothing is taken.
+    /// Tiers in the order of reads, at least one; without any, every operation fails.
     pub fn new(tiers: Vec<Tier>, tuning: TieredTuning, limits: &Limits) -> Self {
         let timeout = tuning.tier_timeout;
         let state =
@@ -100,12 +99,12 @@ impl Tiered {
         Self { tiers, first_shared, limits: limits.clone(), behind, promotion }
     }
 
-    /// Copies that are not yet written to the tiers behind, and their bytes.
+    /// Pending copies to later tiers, and their bytes.
     pub fn behind(&self) -> (usize, usize) {
         self.behind.pending()
     }
 
-    /// The tiers that are worth asking now; all of them when none seems to be.
+    /// Tiers with a closed circuit breaker; all of them if no shared one has.
     fn awake(&self) -> Vec<&Arc<TierState>> {
         let now = Instant::now();
         let awake: Vec<_> = self.tiers.iter().filter(|tier| tier.breaker.allows(now)).collect();
@@ -116,19 +115,20 @@ impl Tiered {
         }
     }
 
-    /// The tiers in which leases may live, the best first.
+    /// Tiers that may hold leases, the widest scope first.
     fn lease_tiers(&self) -> impl Iterator<Item = &Arc<TierState>> {
         let of = |scope| self.tiers.iter().filter(move |tier| tier.scope == scope);
         of(Scope::Cluster).chain(of(Scope::Host)).chain(of(Scope::Process))
     }
 
-    /// The answer of the first tier that has leases.
+    /// The answer of the first tier with leases.
     async fn lease<'a, T, F>(&'a self, ask: impl Fn(&'a dyn EcStore) -> F) -> Result<T, EcError>
     where
         F: Future<Output = Result<T, EcError>>,
     {
         for tier in self.lease_tiers() {
-            // Not another tier when this one is away: whoever asks that other one would hold the key beside.
+            // No fallback to another tier when this one is unavailable: two callers would hold the lease in different
+            // tiers.
             match tier.ask(Op::Lease, ask(&*tier.store)).await {
                 Err(EcError::Unsupported { .. }) => {}
                 answer => return answer,
@@ -137,7 +137,7 @@ impl Tiered {
         Err(EcError::Unsupported { store: StoreKind::Tiered, op: Op::Lease })
     }
 
-    /// Gives every tier behind `stored` a copy, and the process's own tiers too.
+    /// Copies the object to every tier behind `stored`, and to the process's own tiers.
     async fn spread(&self, stored: usize, key: &ContentKey, object: Bytes) {
         let mut waits = Vec::new();
         for tier in self.tiers.iter().skip(stored + 1) {
@@ -155,7 +155,7 @@ impl Tiered {
         join_all(written).await;
     }
 
-    /// Copies what was found into tiers that did not have it, if it verifies. No failure of it is anybody's failure.
+    /// Copies an object to tiers that missed it, if it verifies. Failures are ignored.
     fn promote(&self, tiers: Vec<Arc<TierState>>, key: &ContentKey, object: &Bytes) {
         if tiers.is_empty() {
             return;
@@ -166,11 +166,12 @@ impl Tiered {
         {
             return;
         }
+        // Not in a drain's task group: a promotion only saves time, and an aborted one loses nothing.
         tokio::spawn(async move {
             let verified = spawn_blocking(move || object::verify(&object, &key, &limits).map(|_| object));
             if let Ok(Ok(object)) = verified.await {
                 for tier in tiers {
-                    // No room: it will be promoted when it is read again.
+                    // Without capacity it is promoted at a later read.
                     let _ = promotion.push(PendingCopy { key, object: object.clone(), tier });
                 }
             }
@@ -182,7 +183,7 @@ impl Tiered {
         self.promotion.revoke(key, only).await;
     }
 
-    /// The heads that these tiers have, each asked only for what the ones before it do not have.
+    /// The heads in these tiers, each asked only for the keys that the tiers before it missed.
     async fn heads_of(
         &self,
         tiers: &[&Arc<TierState>],
@@ -207,7 +208,7 @@ impl Tiered {
         if answered || found.iter().any(Option::is_some) { Ok(found) } else { Err(first(failed, Op::Heads)) }
     }
 
-    /// What all tiers say of a removal: what failed, if any did, and whether any had it.
+    /// Removes the object from all tiers: the failures, and true if any tier had it.
     async fn remove(&self, key: &ContentKey, op: Op) -> (Vec<EcError>, Option<bool>) {
         self.stop_copies(key, None).await;
         let removed = join_all(self.tiers.iter().map(|tier| {
@@ -229,7 +230,7 @@ impl Tiered {
     }
 }
 
-/// The first failure, where there has to be one.
+/// The first failure; must have one.
 fn first(failed: Vec<EcError>, op: Op) -> EcError {
     let none = || EcError::Unsupported { store: StoreKind::Tiered, op };
     failed.into_iter().next().unwrap_or_else(none)
@@ -298,7 +299,7 @@ impl EcStore for Tiered {
         }
     }
 
-    /// A tier that is away keeps its copy, which is quarantined when it is read.
+    /// An unavailable tier keeps its copy, which is quarantined when it is read.
     async fn quarantine(&self, key: &ContentKey) -> Result<bool, EcError> {
         let (failed, found) = self.remove(key, Op::Quarantine).await;
         found.ok_or_else(|| first(failed, Op::Quarantine))
@@ -326,7 +327,7 @@ impl EcStore for Tiered {
         if found || failed.is_empty() { Ok(found) } else { Err(first(failed, Op::Quarantine)) }
     }
 
-    /// One tier that others see is enough.
+    /// Succeeds if one shared tier answers.
     async fn ping(&self) -> Result<(), EcError> {
         let shared = &self.tiers[self.first_shared.min(self.tiers.len())..];
         let answers = join_all(shared.iter().map(|tier| tier.ask(Op::Ping, tier.store.ping()))).await;
@@ -348,7 +349,7 @@ impl EcStore for Tiered {
         self.lease(|store| store.release(lease)).await
     }
 
-    /// The tier with the leases is told when something happens there; another may have the object before it does.
+    /// Waits in the tier with the leases, and polls the tiers before it, which may have the object first.
     async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
         let Some(tier) = self.lease_tiers().next() else { return Ok(None) };
         // The tiers behind it get what it has, and some of them count what they are asked for.
@@ -359,11 +360,11 @@ impl EcStore for Tiered {
         if let Some(Some(item)) = self.heads(std::slice::from_ref(key)).await?.pop() {
             return Ok(Some(item));
         }
-        let told = tier.store.wait(key, patience);
+        let notified = tier.store.wait(key, patience);
         tokio::pin!(asking);
         tokio::select! {
             found = &mut asking => found,
-            told = told => match told {
+            answer = notified => match answer {
                 Ok(Some(item)) => Ok(Some(item)),
                 // Its maker is done or gave up: whatever there is, is there.
                 Ok(None) => Ok(self.heads(std::slice::from_ref(key)).await?.pop().flatten()),
@@ -408,7 +409,7 @@ impl EcStore for Tiered {
             tracing::warn!(
                 n,
                 bytes,
-                "copies were not written behind in time; what is missed is encoded again"
+                "write-behind copies not written in time; their objects are encoded again when needed"
             );
             return false;
         }

@@ -1,4 +1,4 @@
-//! What the guards share: a child process, free ports, a folder, waiting.
+//! Helpers of the server guards: a child process, free ports, a temporary folder, waiting.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -7,13 +7,13 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a server may take to start; generous, since test machines are busy.
+/// Timeout of a server's start; generous, since test machines are busy.
 pub(super) const START_LIMIT: Duration = Duration::from_secs(20);
-/// How long several servers may take to agree.
+/// Timeout of several servers to agree.
 pub(super) const AGREE_LIMIT: Duration = Duration::from_secs(60);
-/// Between two looks.
+/// Poll interval.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Where ports are looked for.
+/// Range of the ports.
 const FIRST_PORT: u16 = 20_000;
 const N_PORTS: u16 = 12_000;
 
@@ -57,7 +57,7 @@ impl Process {
         assert!(sent.is_ok_and(|s| s.success()), "cannot send {signal} to {}", self.program);
     }
 
-    /// Stops it, and waits until each of its threads stands still: one that was about to answer may do so first.
+    /// Suspends it, and waits until all of its threads are stopped: one that was about to answer may do so first.
     ///
     /// # Panics
     /// If the signal cannot be sent, or it goes on.
@@ -95,13 +95,13 @@ impl Drop for Process {
     }
 }
 
-/// An empty folder that goes with its guard.
+/// A temporary folder, removed when dropped.
 #[derive(Debug)]
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
     /// # Panics
-    /// If the system's folder for such things cannot be written.
+    /// If the system's temporary folder cannot be written.
     pub(super) fn new() -> Self {
         let path = std::env::temp_dir().join(format!("triptych-server-{:032x}", crate::store::nonce()));
         std::fs::create_dir(&path).expect("the folder for temporary files can be written");
@@ -119,7 +119,7 @@ impl Drop for Folder {
     }
 }
 
-/// Looks until it is so; false if it is not in time.
+/// Polls until a condition holds; false on timeout.
 pub(super) fn becomes(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     let until = Instant::now() + limit;
     loop {

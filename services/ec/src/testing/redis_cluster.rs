@@ -66,8 +66,8 @@ impl RedisCluster {
         format!("redis+cluster://{}", nodes.join(","))
     }
 
-    /// The same cluster, where a node may be silent for as long as it likes: for tests without failovers, so that a busy
-    /// machine makes none.
+    /// The same cluster, where a node may be silent for as long as it likes: for tests without failovers, so that a
+    /// busy machine makes none.
     ///
     /// # Panics
     /// If a node refuses.

@@ -10,7 +10,7 @@ const N_SENTINELS: usize = 3;
 const MASTER: &str = "main";
 /// A server is down when it was silent for so long.
 const DOWN_AFTER_MS: u32 = 500;
-/// When a failover that did not succeed is tried again.
+/// Retry interval of a failed failover.
 const FAILOVER_MS: u32 = 3000;
 
 /// One primary, one replica, three sentinels on free ports of 127.0.0.1. A killed primary is replaced by the replica

@@ -20,7 +20,7 @@ pub struct RedisServer {
     folder: Folder,
 }
 
-/// What a server is to have beyond the plain.
+/// Options of a server.
 #[derive(Clone, Debug, Default)]
 pub struct RedisOptions {
     args: Vec<String>,
@@ -53,10 +53,10 @@ impl RedisOptions {
     }
 }
 
-/// Whom a server with TLS talks to.
+/// Clients that a server with TLS accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsClients {
-    /// Whoever trusts it.
+    /// Any client.
     Anyone,
     /// Clients with a certificate.
     WithCertificate,
@@ -71,7 +71,7 @@ impl RedisServer {
         Self::start_with(&RedisOptions::default())
     }
 
-    /// As [`Self::start`], with more.
+    /// As [`Self::start`], with options.
     ///
     /// # Panics
     /// As [`Self::start`].
@@ -117,12 +117,12 @@ impl RedisServer {
         self.tls_port
     }
 
-    /// Whether it was started and not killed.
+    /// True if it was started and not killed.
     pub fn is_running(&self) -> bool {
         self.process.is_some()
     }
 
-    /// Whether it is between [`Self::pause`] and [`Self::resume`].
+    /// True between [`Self::pause`] and [`Self::resume`].
     pub fn is_paused(&self) -> bool {
         self.is_paused.load(Ordering::Relaxed)
     }
@@ -179,7 +179,7 @@ impl RedisServer {
     }
 }
 
-/// Whether a server on the port can be asked, by whoever may.
+/// True if a server on the port answers, also with an authentication error.
 pub(super) fn answers(port: u16) -> bool {
     let ask = || -> std::io::Result<bool> {
         let limit = Duration::from_secs(1);

@@ -11,13 +11,13 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use std::{env, fs, io};
 
-/// How long a server may take to start; generous, since test machines are busy.
+/// Timeout of a server's start; generous, since test machines are busy.
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// The bucket that every server has.
 const BUCKET: &str = "triptych";
-/// Where `cargo xtask test` puts the program, from the root of the repository.
+/// Path of the program from the root of the repository, as `cargo xtask test` installs it.
 const PROGRAM: &str = ".cache/seaweedfs/weed";
-/// Its worker looks for the admin's second port here, whatever it was told.
+/// Fixed offset at which its worker looks for the admin's second port.
 const ADMIN_GRPC_OFFSET: u16 = 10_000;
 
 /// An S3 server on free ports of 127.0.0.1, with one bucket, its data in a folder that the guard owns. Anybody may read
@@ -53,8 +53,8 @@ impl S3Server {
         panic!("the S3 server does not start; run the tests with `cargo xtask test`, which installs it");
     }
 
-    /// A server that tests of one process share while they run. Nothing in it may be counted on to be alone, and nobody
-    /// may stop it.
+    /// A server that tests of one process share while they run. Tests share its data, and must not stop
+    /// it.
     ///
     /// # Panics
     /// As [`Self::start`].
@@ -209,7 +209,7 @@ impl Ports {
     }
 }
 
-/// Whether the bucket is there. One request in plain HTTP, so that nothing of ours is needed to know.
+/// True if the bucket exists. One request in plain HTTP, independent of the product's code.
 fn answers(port: u16) -> io::Result<bool> {
     use std::io::{Read, Write};
     let limit = Duration::from_secs(5);

@@ -73,7 +73,7 @@ async fn s3_conforms_in_parts_and_leaves_nothing_on_the_way() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_large_object_goes_in_parts_and_comes_back_in_ranges() {
+async fn a_large_object_is_written_in_parts_and_read_in_ranges() {
     let server = S3Server::shared();
     let store = open(&server, in_parts(), &Limits::default()).await;
     let key = fresh_key();
@@ -111,7 +111,7 @@ async fn of_sixteen_stores_that_put_in_parts_one_wins() {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_times_out_and_is_used_again_when_it_goes_on() {
+async fn a_server_that_hangs_times_out_and_is_used_again_when_it_recovers() {
     let server = S3Server::start();
     let hasty =
         BucketTuning { response_timeout: std::time::Duration::from_millis(500), ..BucketTuning::default() };
@@ -136,7 +136,7 @@ async fn a_server_that_hangs_times_out_and_is_used_again_when_it_goes_on() {
 
 /// The server dies between publish and load: an error in bounded time, and its disk has what was published.
 #[tokio::test]
-async fn a_server_that_dies_is_unavailable_and_what_it_held_is_there_when_it_is_back() {
+async fn a_dead_server_is_unavailable_and_its_objects_are_there_after_a_restart() {
     let mut server = S3Server::start();
     let store = open(&server, tuning(), &conformance::limits()).await;
     let key = fresh_key();

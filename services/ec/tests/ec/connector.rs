@@ -48,7 +48,7 @@ impl Bench {
         self.store.put_if_absent(&output.item().key, encode(output)).await.unwrap();
     }
 
-    /// What an engine step does for a request that needs the item.
+    /// The calls of an engine step for a request that needs the item.
     fn step(&self, request: RequestId, item: &EncodedItem) -> usize {
         self.scheduler.update_state_after_alloc(request, item);
         let meta = self.scheduler.build_connector_meta();
@@ -76,7 +76,7 @@ fn no_spare() -> ConnectorSettings {
 }
 
 #[tokio::test]
-async fn an_item_goes_from_missing_over_pending_to_ready_and_is_given_back() {
+async fn an_item_goes_from_missing_over_pending_to_ready_and_is_released() {
     let mut bench = Bench::new(no_spare());
     let output = sample_output(key(1), 4096);
     let item = output.item().clone();
@@ -121,7 +121,7 @@ async fn requests_share_one_load_and_hold_its_rows_each() {
     assert!(bench.loaded.try_recv().is_err(), "one load, one end");
 }
 
-/// The PD worker's own encoder may be faster than a load: whoever asks then has the rows, and the load still ends.
+/// A colocated encoder may be faster than a load: later requests have the rows, and the load still ends.
 #[tokio::test]
 async fn rows_that_arrive_beside_a_load_do_not_end_it_twice() {
     let mut bench = Bench::new(no_spare());
@@ -141,7 +141,7 @@ async fn rows_that_arrive_beside_a_load_do_not_end_it_twice() {
 }
 
 #[tokio::test]
-async fn rows_that_nobody_holds_stay_within_the_budget_and_are_found_without_the_store() {
+async fn unheld_rows_stay_within_the_budget_and_are_found_without_the_store() {
     let mut bench =
         Bench::new(ConnectorSettings { local_budget_bytes: 8192, ..ConnectorSettings::default() });
     for n in 1..=3 {
@@ -173,7 +173,7 @@ async fn a_request_that_ends_takes_its_unstarted_loads_along_unless_another_want
 }
 
 #[tokio::test]
-async fn every_way_to_fail_is_told_apart_and_can_be_tried_again() {
+async fn every_failure_is_distinguished_and_can_be_retried() {
     let output = sample_output(key(1), 4096);
     let cases = [
         (Fault::Error, "unavailable", true),
@@ -211,7 +211,7 @@ async fn every_way_to_fail_is_told_apart_and_can_be_tried_again() {
     }
 }
 
-/// What one request was told may be wrong where the object is right; only one of another encoder has no business there.
+/// An announcement may be wrong where the object is right; only an object of another encoder is removed.
 #[tokio::test]
 async fn an_object_that_is_not_as_announced_stays_unless_it_is_of_another_encoder() {
     let mut bench = Bench::new(no_spare());
@@ -274,7 +274,7 @@ async fn an_engine_thread_outside_tokio_may_start_loads_and_collect_their_ends()
 }
 
 #[tokio::test]
-async fn what_the_store_lost_is_published_again_and_what_is_wrong_there_is_replaced() {
+async fn a_lost_object_is_published_again_and_a_wrong_one_replaced() {
     let bench = Bench::new(ConnectorSettings::default());
     let output = sample_output(key(1), 4096);
     let first = bench.worker.save_caches(output.clone()).await.unwrap();
@@ -298,7 +298,7 @@ async fn what_the_store_lost_is_published_again_and_what_is_wrong_there_is_repla
 }
 
 #[tokio::test]
-async fn a_second_encoder_is_told_what_the_store_holds() {
+async fn a_second_encoder_gets_the_metadata_of_the_stored_object() {
     let bench = Bench::new(ConnectorSettings::default());
     let (theirs, ours) = (sample_variant(key(1), 64, 1), sample_variant(key(1), 64, 2));
     bench.publish(&theirs).await;
@@ -307,7 +307,7 @@ async fn a_second_encoder_is_told_what_the_store_holds() {
 }
 
 #[tokio::test]
-async fn publishing_goes_on_when_its_caller_goes_away_and_drain_waits_for_it() {
+async fn publishing_continues_after_its_caller_is_cancelled_and_drain_waits_for_it() {
     let bench = Bench::new(ConnectorSettings::default());
     bench.faults.queue(Op::Put, Fault::Latency(Duration::from_millis(100)));
     let output = sample_output(key(1), 64);

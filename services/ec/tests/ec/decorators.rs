@@ -7,7 +7,7 @@ use triptych_core::{Failure, FailureClass};
 use triptych_ec::conformance::{self, sample_output};
 use triptych_ec::fault::{Fault, Faults, Faulty};
 use triptych_ec::limit::{Bounds, Limited};
-use triptych_ec::metered::{EcObserver, Metered, NoObserver, Operation, Tier};
+use triptych_ec::metered::{CacheTier, EcObserver, Metered, NoObserver, Operation};
 use triptych_ec::object::{decode, encode};
 use triptych_ec::retry::{RetryBudget, RetryPolicy, Retrying};
 use triptych_ec::store::lease::Acquired;
@@ -45,7 +45,7 @@ async fn decorators_on_one_another_conform() {
 }
 
 #[tokio::test]
-async fn more_than_may_wait_is_refused_at_once_and_what_ended_makes_room() {
+async fn operations_past_the_queue_are_refused_at_once_until_others_end() {
     let faults = Faults::default();
     let bounds = Bounds { in_flight: 1, waiting: 1, ..Bounds::default() };
     let store = Arc::new(Limited::new(Arc::new(Faulty::new(memory(), faults.clone())), bounds));
@@ -144,13 +144,13 @@ impl Notes {
 }
 
 impl EcObserver for Notes {
-    fn hit(&self, tier: Tier) {
+    fn hit(&self, tier: CacheTier) {
         self.add(format!("hit {}", tier.as_str()));
     }
-    fn miss(&self, tier: Tier) {
+    fn miss(&self, tier: CacheTier) {
         self.add(format!("miss {}", tier.as_str()));
     }
-    fn corrupt(&self, tier: Tier) {
+    fn corrupt(&self, tier: CacheTier) {
         self.add(format!("corrupt {}", tier.as_str()));
     }
     fn published(&self, bytes: usize, _: Duration) {
@@ -162,7 +162,7 @@ impl EcObserver for Notes {
 }
 
 #[tokio::test]
-async fn the_observer_learns_what_happened() {
+async fn the_observer_receives_the_events() {
     let notes = Arc::new(Notes::default());
     let store = Metered::new(memory(), notes.clone());
     let object = encode(&sample_output(key(1), 64));
@@ -186,7 +186,7 @@ async fn the_observer_learns_what_happened() {
 }
 
 #[tokio::test]
-async fn retries_are_bounded_and_only_for_what_may_pass() {
+async fn retries_are_bounded_and_only_for_retryable_errors() {
     let cases = [
         // (faults queued for get, tries allowed, calls seen, ends well)
         (vec![], 3, 1, true),
@@ -215,7 +215,7 @@ async fn retries_are_bounded_and_only_for_what_may_pass() {
 }
 
 #[tokio::test]
-async fn faults_do_what_they_are_named() {
+async fn faults_take_effect() {
     let faults = Faults::default();
     let store = Faulty::new(memory(), faults.clone());
     let object = encode(&sample_output(key(1), 64));
@@ -248,9 +248,9 @@ async fn faults_do_what_they_are_named() {
 struct Operations(Mutex<Vec<String>>);
 
 impl EcObserver for Operations {
-    fn hit(&self, _: Tier) {}
-    fn miss(&self, _: Tier) {}
-    fn corrupt(&self, _: Tier) {}
+    fn hit(&self, _: CacheTier) {}
+    fn miss(&self, _: CacheTier) {}
+    fn corrupt(&self, _: CacheTier) {}
     fn published(&self, _: usize, _: Duration) {}
     fn loaded(&self, _: usize, _: Duration) {}
     fn operation(&self, o: Operation) {
@@ -260,7 +260,7 @@ impl EcObserver for Operations {
 }
 
 #[tokio::test]
-async fn every_operation_is_told_with_its_end_and_its_bytes() {
+async fn every_operation_is_observed_with_its_outcome_and_bytes() {
     let (told, faults) = (Arc::new(Operations::default()), Faults::default());
     let store = Metered::new(Arc::new(Faulty::new(memory(), faults.clone())), told.clone());
     let object = encode(&sample_output(key(1), 64));

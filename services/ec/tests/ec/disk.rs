@@ -132,7 +132,7 @@ async fn a_disk_with_a_budget_conforms() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_on_one_directory_keep_to_the_budget_together_and_keep_what_is_used() {
+async fn two_stores_on_one_directory_share_the_budget_and_keep_used_objects() {
     let dir = TempDir::new().unwrap();
     let setting = budget_in(&dir, 400);
     let a = Arc::new(DiskStore::with_budget(&setting, &Limits::default()).await.unwrap());
@@ -162,7 +162,7 @@ async fn two_on_one_directory_keep_to_the_budget_together_and_keep_what_is_used(
 }
 
 #[tokio::test]
-async fn what_is_over_the_budget_goes_when_it_is_opened_and_a_wrong_count_is_found_out() {
+async fn opening_evicts_down_to_the_budget_and_corrects_a_wrong_count() {
     let dir = TempDir::new().unwrap();
     let store = open_in(&dir).await;
     for n in 0..10 {

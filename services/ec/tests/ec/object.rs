@@ -161,7 +161,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_head_is_never_longer_than_what_it_is_of(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+    fn a_head_is_never_longer_than_its_object(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
         prop_assert!(head_bytes(&bytes) <= bytes.len());
     }
 

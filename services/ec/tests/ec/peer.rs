@@ -55,7 +55,7 @@ impl Encoder {
         Self { worker, peer_cache, authority, server }
     }
 
-    /// As a SIGKILL does: its memory is gone, and whoever was reading reads no more.
+    /// Like SIGKILL: its memory is gone, and readers are cut off.
     fn kill(self) -> String {
         self.server.abort();
         self.authority
@@ -201,7 +201,7 @@ async fn a_peer_that_gives_rubbish_is_not_believed_and_the_store_is_not_blamed()
 }
 
 #[tokio::test]
-async fn what_the_store_lost_is_published_again_from_the_shelf() {
+async fn a_lost_object_is_published_again_from_the_peer_cache() {
     let (store, faults, faulty) = shared_store();
     let encoder =
         Encoder::start(faulty, PeerCacheSettings { linger: Duration::ZERO, ..Default::default() }).await;
@@ -232,7 +232,7 @@ async fn a_pending_item_is_waited_for_until_it_is_in_the_store() {
 }
 
 #[tokio::test]
-async fn a_pending_item_is_read_from_its_encoder_the_moment_it_is_there() {
+async fn a_pending_item_is_read_from_its_encoder_as_soon_as_it_exists() {
     let (store, faults, faulty) = shared_store();
     faults.stand(Op::Put, Fault::Hang);
     let encoder = Encoder::start(faulty, PeerCacheSettings::default()).await;
@@ -263,7 +263,7 @@ async fn an_item_that_is_encoded_here_waits_for_nothing_however_many_others_are(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pending_item_that_nobody_makes_any_more_is_missing_after_a_grace() {
+async fn an_orphaned_pending_item_is_missing_after_a_grace_period() {
     let (store, _, faulty) = shared_store();
     let Acquired::Granted(lease) = store.acquire(&key(1), LIMIT).await.unwrap() else { panic!() };
     let orphan_grace = Duration::from_secs(2);
@@ -327,7 +327,7 @@ async fn items_that_are_waited_for_hold_up_no_others() {
 }
 
 #[tokio::test]
-async fn nobody_is_asked_at_an_address_that_is_none() {
+async fn malformed_addresses_of_peers_are_not_asked() {
     let peers = Peers::new(None, PeerTuning::default(), &Default::default());
     for address in ["169.254.169.254:80", "http://127.0.0.1:80", "nowhere", ""] {
         assert_eq!(peers.get(address, &key(1)).await.unwrap(), None, "{address}");
@@ -343,7 +343,7 @@ async fn a_dead_peer_is_forgotten_for_a_moment() {
 }
 
 #[tokio::test]
-async fn two_encoders_of_one_key_each_serve_what_they_made() {
+async fn two_encoders_of_one_key_each_serve_their_own_output() {
     let (store, _, faulty) = shared_store();
     let (a, b) = (
         Encoder::start(faulty.clone(), PeerCacheSettings::default()).await,
@@ -360,7 +360,7 @@ async fn two_encoders_of_one_key_each_serve_what_they_made() {
 }
 
 #[tokio::test]
-async fn a_shelf_gives_and_takes_nothing() {
+async fn a_peer_cache_is_read_only() {
     let (_, _, faulty) = shared_store();
     let encoder = Encoder::start(faulty, PeerCacheSettings::default()).await;
     let remote = triptych_ec::store::remote::RemoteStore::new(

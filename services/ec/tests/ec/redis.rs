@@ -173,7 +173,7 @@ async fn a_server_that_dies_is_unavailable_and_a_new_one_is_used() {
 
 /// A server that takes connections and never answers: a timeout, and no connection that stays wedged.
 #[tokio::test]
-async fn a_server_that_hangs_times_out_and_is_used_again_when_it_goes_on() {
+async fn a_server_that_hangs_times_out_and_is_used_again_when_it_recovers() {
     let server = RedisServer::start();
     let object = put(&store(&server), key(1), 64).await;
     let tuning = RedisTuning { response_timeout: Duration::from_millis(300), ..RedisTuning::default() };
@@ -198,7 +198,7 @@ async fn until_available(store: &RedisStore) -> Option<Bytes> {
 }
 
 #[tokio::test]
-async fn a_full_server_is_unavailable_and_says_so() {
+async fn a_full_server_is_unavailable_with_a_reason() {
     let server = RedisServer::start();
     redis::cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut by_hand(&server)).unwrap();
     let store = store(&server);

@@ -1,5 +1,5 @@
-//! A primary dies, or hangs, under load: every operation ends in time, what is lost is a miss, and afterwards objects can
-//! be put and read again.
+//! A primary dies, or hangs, under load: every operation ends in time, what is lost is a miss, and afterwards objects
+//! can be put and read again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -141,7 +141,7 @@ async fn a_primary_of_a_cluster_hangs_for_good() {
 
 /// Primary and replica: nobody takes over.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_that_lost_a_node_for_good_answers_for_the_others_or_says_that_it_is_down() {
+async fn a_cluster_that_lost_a_node_answers_for_the_others_or_is_unavailable() {
     let mut cluster = RedisCluster::start();
     let store = store(&cluster.url());
     let keys: Vec<_> = (0..24).map(|_| fresh_key()).collect();

@@ -15,7 +15,7 @@ use triptych_ec::{EcError, EcStore, PutOutcome};
 
 use crate::key;
 
-/// What the store's documentation says that its user needs, and nothing else.
+/// Exactly the permissions that the store's documentation lists.
 const USER: &str = "user ec on >s3cret ~triptych:ec:* &triptych:ec:* +get +set +getrange +strlen +unlink +exists +scan \
     +eval +time +pttl +pexpire +publish +subscribe +ping\nuser default off\n";
 
@@ -69,7 +69,7 @@ fn with_user(options: RedisOptions, folder: &Path) -> RedisOptions {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tls_with_a_user_who_may_little_conforms() {
+async fn tls_with_a_user_of_few_permissions_conforms() {
     let certificates = Certificates::new();
     let options = with_user(RedisOptions::default(), certificates.folder.path());
     let server = certificates.server(options, TlsClients::Anyone);
@@ -80,7 +80,7 @@ async fn tls_with_a_user_who_may_little_conforms() {
 }
 
 #[tokio::test]
-async fn a_server_that_nobody_known_signed_is_unavailable_and_so_is_one_that_wants_a_certificate() {
+async fn a_server_with_an_untrusted_certificate_is_unavailable_and_so_is_one_that_requires_one() {
     let certificates = Certificates::new();
     let server = certificates.server(RedisOptions::default(), TlsClients::WithCertificate);
     let file = |name| certificates.file(name).display().to_string();

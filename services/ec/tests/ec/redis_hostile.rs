@@ -1,5 +1,5 @@
-//! What someone with a hand in Redis can put under the store's keys: manifests that lie, chunks that are too long, empty
-//! strings. Nothing of it is believed, costs more than the limits, or stays in the way.
+//! Data that an attacker with access to Redis can put under the store's keys: manifests that lie, chunks that are too
+//! long, empty strings. Nothing of it is believed, costs more than the limits, or stays in the way.
 
 use bytes::Bytes;
 use redis::Commands;
@@ -125,7 +125,7 @@ async fn a_server_that_refuses_a_command_is_unavailable() {
     acl("-getrange");
     assert!(matches!(store.get(&key(1)).await, Err(EcError::Unavailable { .. })));
     acl("+getrange");
-    // Whoever may not publish stores all the same.
+    // A user without permission to publish can still store.
     acl("-publish");
     assert_eq!(store.put_if_absent(&key(3), object).await.unwrap(), PutOutcome::Stored);
 }

@@ -48,7 +48,7 @@ async fn a_lease_is_one_holders_and_tokens_grow_in_every_form() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_many_who_ask_at_once_one_is_granted() {
+async fn of_many_concurrent_callers_one_is_granted_the_lease() {
     let cluster = RedisCluster::start().without_failover();
     let store = Arc::new(store(&cluster.url()));
     let mut n_granted = 0;
@@ -100,7 +100,7 @@ async fn values_of_others_under_a_leases_keys_are_overwritten_or_an_error() {
 
 /// The waiter's questions are far apart while it is subscribed, so that what wakes it in time is the message.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_is_woken_by_a_put_and_by_a_release_in_every_form() {
+async fn a_waiter_is_woken_by_a_put_and_by_a_release_in_every_topology() {
     let (server, sentinel, cluster) = (
         RedisServer::start(),
         RedisSentinel::start().without_failover(),
@@ -126,7 +126,7 @@ async fn who_waits_is_woken_by_a_put_and_by_a_release_in_every_form() {
 }
 
 #[tokio::test]
-async fn who_waits_for_a_holder_that_died_is_told_when_its_lease_ended() {
+async fn a_waiter_for_a_dead_holder_returns_when_the_lease_expires() {
     let server = RedisServer::start();
     let store = store(&server.url());
     store.acquire(&key(1), Duration::from_millis(200)).await.unwrap();

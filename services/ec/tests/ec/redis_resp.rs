@@ -61,7 +61,7 @@ fn store(url: &str) -> RedisStore {
 
 fn check<T: std::fmt::Debug>(what: &str, op: &str, outcome: Result<T, EcError>) {
     match outcome {
-        // What is under the key is no object, for whoever believes such a server.
+        // A reader of such a server gets bytes that are no object.
         Err(EcError::Corrupt { .. }) => {}
         Err(e) => assert!(e.is_retryable(), "{what}: {op}: {}", chain(&e)),
         Ok(answer) => panic!("{what}: {op}: {answer:?}"),

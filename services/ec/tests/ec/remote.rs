@@ -76,7 +76,7 @@ async fn remote_conforms() {
 }
 
 #[tokio::test]
-async fn the_servers_own_limit_is_told_to_the_client() {
+async fn the_servers_limit_reaches_the_client() {
     let limits = Limits { max_object_bytes: 1000, ..Limits::default() };
     let serving = Serving::start(memory(), &limits).await;
     let store = serving.client(&Limits::default());
@@ -114,7 +114,7 @@ async fn uploads_that_break_their_word_are_refused_and_leave_nothing() {
 }
 
 #[tokio::test]
-async fn a_server_that_goes_away_is_unavailable_and_one_in_its_place_is_used() {
+async fn a_stopped_server_is_unavailable_and_its_replacement_is_used() {
     let limits = conformance::limits();
     let first = Serving::start(memory(), &limits).await;
     let (store, authority) = (first.client(&limits), first.authority.clone());
@@ -130,7 +130,7 @@ async fn a_server_that_goes_away_is_unavailable_and_one_in_its_place_is_used() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_unavailable() {
+async fn a_closed_port_is_unavailable() {
     let authority = format!("127.0.0.1:{}", free_port());
     let store = RemoteStore::new(&authority, RemoteTuning::default(), &Limits::default()).unwrap();
     assert!(matches!(store.ping().await, Err(EcError::Unavailable { .. })));

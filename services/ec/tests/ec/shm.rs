@@ -26,7 +26,7 @@ use crate::{LIMIT, key};
 const MIB: u64 = 1 << 20;
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// What another process is told, in one variable: role, path, MiB, number.
+/// Environment variable for the other process: role, path, MiB, number.
 const ROLE: &str = "TRIPTYCH_TEST_SHM_ROLE";
 
 fn setting(dir: &Path, mib: u64) -> ShmSetting {
@@ -191,7 +191,7 @@ async fn two_of_one_process_see_each_other_and_the_first_decides_the_size() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_over_what_the_slab_holds_is_refused_and_one_that_fills_it_evicts_the_rest() {
+async fn an_object_over_the_capacity_is_refused_and_one_of_its_size_evicts_the_rest() {
     let dir = TempDir::new().unwrap();
     let store = open(dir.path(), 2).await;
     let limit = store.capacity();
@@ -245,7 +245,7 @@ async fn processes_that_work_on_a_full_slab_read_whole_objects_though_some_of_th
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_killed_writer_was_filling_comes_back() {
+async fn slots_of_a_killed_writer_are_freed() {
     let dir = TempDir::new().unwrap();
     let store = open(dir.path(), 24).await;
     for n in 0..8 {
@@ -288,7 +288,7 @@ async fn a_lease_ends_with_the_process_that_holds_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_gets_the_object_when_another_stores_it() {
+async fn a_waiter_gets_the_object_when_another_process_stores_it() {
     let dir = TempDir::new().unwrap();
     let (a, b) = (open(dir.path(), 2).await, open(dir.path(), 2).await);
     assert!(matches!(a.acquire(&key(1), HOUR).await.unwrap(), Acquired::Granted(_)));
@@ -363,7 +363,7 @@ async fn a_slab_that_was_shortened_or_replaced_is_not_available() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slab_that_nobody_finished_making_goes_with_the_next_start() {
+async fn an_unfinished_slab_is_removed_at_the_next_start() {
     let dir = TempDir::new().unwrap();
     let (old, new) = (dir.path().join("slab.new-1"), dir.path().join("slab.new-2"));
     let past = std::time::SystemTime::now() - HOUR;

@@ -115,7 +115,7 @@ async fn a_put_is_answered_by_the_first_tier_and_the_copy_behind_follows() {
 }
 
 #[tokio::test]
-async fn what_the_fast_tier_lost_is_read_from_behind_and_comes_back() {
+async fn an_object_lost_by_the_fast_tier_is_read_from_the_next_and_promoted() {
     let bench = Bench::new(TieredTuning::default());
     let object = bench.put(1).await;
     assert!(bench.store.flush(LIMIT).await);
@@ -129,7 +129,7 @@ async fn what_the_fast_tier_lost_is_read_from_behind_and_comes_back() {
 }
 
 #[tokio::test]
-async fn heads_ask_the_tiers_behind_only_for_what_is_missing() {
+async fn heads_ask_later_tiers_only_for_missing_keys() {
     let bench = Bench::new(TieredTuning::default());
     bench.put(1).await;
     assert!(bench.store.heads(&[key(1)]).await.unwrap()[0].is_some());
@@ -140,7 +140,7 @@ async fn heads_ask_the_tiers_behind_only_for_what_is_missing() {
 
 /// The process ended before its copies were written, and the fast tier is gone too: a miss, and no error.
 #[tokio::test]
-async fn what_was_not_written_behind_is_a_miss() {
+async fn an_object_whose_write_behind_failed_is_a_miss() {
     let bench = Bench::new(TieredTuning::default());
     bench.lasting_faults.stand(Op::Put, Fault::Hang);
     bench.put(1).await;
@@ -241,9 +241,9 @@ async fn a_bad_copy_is_taken_out_of_its_own_tier_only() {
     assert!(has(&bench.lasting, 1).await);
 }
 
-/// What does not verify stays where it is: a copy of it in the fast tier would be one more to find.
+/// An object that does not verify is not promoted.
 #[tokio::test]
-async fn only_what_verifies_is_promoted() {
+async fn only_verified_objects_are_promoted() {
     let bench = Bench::new(TieredTuning::default());
     bench.lasting.put_if_absent(&key(1), Bytes::from_static(b"rubbish")).await.unwrap();
     bench.lasting.put_if_absent(&key(2), encode(&sample_output(key(2), 64))).await.unwrap();

@@ -1,4 +1,4 @@
-//! One job: what it publishes, and how it is refused.
+//! One job: its published output, and refusals.
 
 use crate::support::{Advertised, Worker, key, source, start, start_at};
 use tonic::Code;
@@ -33,7 +33,7 @@ async fn describe_announces_each_model_with_the_fingerprint_that_others_compute_
 }
 
 #[tokio::test]
-async fn a_job_publishes_what_its_answer_announces() {
+async fn a_job_publishes_the_output_that_it_announced() {
     let worker = start(8).await;
     for (model, seed) in [("vl", 1), ("speech", 2)] {
         let answer = worker.encode(worker.job(model, seed).await).await.unwrap();
@@ -78,7 +78,7 @@ async fn a_store_that_refuses_makes_the_job_unavailable_and_not_the_worker() {
     assert!(worker.encode(worker.job("vl", 1).await).await.is_ok());
 }
 
-/// A PD worker can begin while the store's copy is still being written, and a proxy is told where.
+/// A PD worker can begin while the store's copy is still being written, and the proxy learns the peer's address.
 #[tokio::test]
 async fn a_job_is_done_when_its_output_can_be_read_from_memory_and_the_stores_copy_follows() {
     let worker = start_at(8, Advertised::Here).await;

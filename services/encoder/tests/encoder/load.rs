@@ -13,7 +13,7 @@ async fn jobs_of_several_callers_share_a_batch() {
     let job = worker.job("vl", 0).await;
     let n_batches = || worker.metric("triptych_encode_batch_items_count");
     let mut n_jobs = 0;
-    // Whether jobs meet is up to the machine; that they never meet in so many rounds is not.
+    // Whether two jobs meet depends on the machine; that none meet in so many rounds does not.
     while n_batches() == f64::from(n_jobs) && n_jobs < 3_200 {
         let calls = (0..32_u8).map(|seed| {
             let client = worker.client();
@@ -48,7 +48,7 @@ async fn a_job_more_than_the_bound_is_refused_at_once() {
 }
 
 #[tokio::test]
-async fn a_caller_that_goes_away_frees_its_place_once_its_output_is_published() {
+async fn a_caller_that_goes_away_releases_its_permit_once_its_output_is_published() {
     let worker = start(1).await;
     let job = worker.job("vl", 1).await;
     worker.faults.queue(Op::Put, Fault::Latency(Duration::from_millis(300)));
@@ -81,9 +81,9 @@ async fn drain_lets_a_running_job_end() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_told_to_stop_while_it_loads_ends_at_once() {
+async fn a_worker_stopped_while_it_loads_ends_at_once() {
     let worker = start_stopping().await;
     worker.running.await.unwrap().unwrap();
-    let told = tokio::net::TcpStream::connect(worker.address).await;
-    assert!(told.is_err(), "it never answered");
+    let connection = tokio::net::TcpStream::connect(worker.address).await;
+    assert!(connection.is_err(), "it never answered");
 }

@@ -1,4 +1,4 @@
-//! Jobs for one key: they share a forward, rows that are still here are given again, and an old lease is refused.
+//! Jobs for one key: they share a forward, cached outputs are returned again, and an old lease is refused.
 
 use crate::support::{encode, key, start, until};
 use tonic::Code;
@@ -11,16 +11,16 @@ const ENCODES: &str = "triptych_encodes_total{modality=\"image\"}";
 const SHARED: &str = "triptych_encodes_shared_total";
 
 #[tokio::test]
-async fn jobs_of_one_key_at_the_same_time_share_one_forward_and_each_is_told_all() {
+async fn jobs_of_one_key_at_the_same_time_share_one_forward_and_each_gets_all_events() {
     let worker = start(1).await;
     let job = worker.job("vl", 1).await;
     worker.faults.queue(Op::Put, Fault::Hang);
     let first = tokio::spawn(encode(worker.client(), job.clone()));
     until("the first publishes", || worker.faults.n_calls(Op::Put) == 1).await;
-    // There is one place, and it is taken: whoever joins needs none.
+    // The only permit is taken: a caller that joins needs none.
     let mut second = worker.client().encode(job.clone()).await.unwrap().into_inner();
-    let told = second.message().await.unwrap().unwrap().kind.unwrap();
-    let Kind::Announced(item) = told else { panic!("announced first: {told:?}") };
+    let event = second.message().await.unwrap().unwrap().kind.unwrap();
+    let Kind::Announced(item) = event else { panic!("announced first: {event:?}") };
     assert_eq!((item.key.as_ref(), item.n_tokens > 0), (&[1; 32][..], true));
     assert_eq!(worker.metric(SHARED), 1.0);
     // The first caller goes away, and takes nothing from the second.

@@ -12,7 +12,7 @@ use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, DType, ModelName, WorkerId};
 use triptych_ec::fault::{Faults, Faulty};
 use triptych_ec::store::memory::MemoryStore;
-use triptych_ec::store::peer::ShelfSettings;
+use triptych_ec::store::peer::PeerCacheSettings;
 use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError};
 use triptych_models::compute::ComputeConfig;
 use triptych_models::{LoadFormat, ModelSource};
@@ -38,40 +38,40 @@ pub fn golden(relative: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(relative)
 }
 
-/// A picture of 4 rows.
+/// An image of 4 rows.
 pub fn image() -> Vec<u8> {
     std::fs::read(golden("qwen2_vl_two_images/images/56x56.png")).expect("a golden file")
 }
 
-/// A sound.
-pub fn sound() -> Vec<u8> {
+/// An audio clip.
+pub fn audio() -> Vec<u8> {
     std::fs::read(golden("inputs/speech.wav")).expect("a golden file")
 }
 
-/// Where the models are.
+/// Folders of the models.
 pub fn source(case: &str, name: &str) -> ModelSource {
     let dir = golden(case).join("model");
     ModelSource { dir, name: Some(ModelName::new(name)), format: LoadFormat::Safetensors, packed: None }
 }
 
-/// A worker that admits so many jobs.
+/// A worker that admits `max_jobs` jobs.
 pub async fn start(max_jobs: usize) -> Worker {
     start_with(max_jobs, Drain::new(), Advertised::Nowhere).await
 }
 
-/// A worker that is told to stop before it has loaded its models.
+/// A worker stopped before it has loaded its models.
 pub async fn start_stopping() -> Worker {
     let drain = Drain::new();
     drain.begin();
     start_with(1, drain, Advertised::Nowhere).await
 }
 
-/// Whether PD workers are told that they can read from the worker's memory.
+/// Address at which PD workers read from the worker's memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Advertised {
-    /// They are not.
+    /// None.
     Nowhere,
-    /// At the address at which it listens.
+    /// The address at which it listens.
     Here,
 }
 
@@ -101,7 +101,7 @@ async fn start_with(max_jobs: usize, drain: Drain, advertised: Advertised) -> Wo
         preprocess_threads: 4,
         rows_budget_bytes: 16 << 20,
         advertise,
-        shelf: ShelfSettings::default(),
+        peer_cache: PeerCacheSettings::default(),
     };
     let running = tokio::spawn(triptych_encoder::run(config, drain.clone(), metrics.clone()));
     Worker { address, drain, metrics, faults, store, running }
@@ -113,7 +113,7 @@ impl Worker {
         EncoderWorkerClient::new(grpc::channel(&self.address.to_string()).expect("an address"))
     }
 
-    /// What the worker says that it serves.
+    /// The worker's description.
     pub async fn describe(&self) -> v1::DescribeResponse {
         self.client().describe(v1::DescribeRequest {}).await.expect("it starts").into_inner()
     }
@@ -127,7 +127,7 @@ impl Worker {
             model: model.into(),
             key: vec![seed; 32].into(),
             modality: encoder.modality,
-            item: if model == "vl" { image() } else { sound() }.into(),
+            item: if model == "vl" { image() } else { audio() }.into(),
             fingerprint: encoder.fingerprint,
             options: None,
             item_is_token_ids: false,
@@ -139,7 +139,7 @@ impl Worker {
         encode(self.client(), job).await
     }
 
-    /// The value of a metric, with its labels if it has some; 0 while there is none.
+    /// Value of a metric, with its labels if it has some; 0 without one.
     pub fn metric(&self, name: &str) -> f64 {
         let text = self.metrics.encode();
         let value = |line: &str| line.strip_prefix(name)?.trim_start_matches("{}").trim().parse().ok();
@@ -153,7 +153,7 @@ pub fn key(seed: u8) -> ContentKey {
     ContentKey::from_bytes([seed; 32])
 }
 
-/// Waits for a condition that something else brings about.
+/// Waits for a condition that another task brings about.
 pub async fn until(what: &str, condition: impl Fn() -> bool) {
     let wait = async {
         while !condition() {
@@ -163,7 +163,7 @@ pub async fn until(what: &str, condition: impl Fn() -> bool) {
     assert!(tokio::time::timeout(PATIENCE, wait).await.is_ok(), "never: {what}");
 }
 
-/// Has a job done, to its last event.
+/// Runs a job to its last event.
 pub async fn encode(
     mut client: EncoderWorkerClient<Channel>,
     job: v1::EncodeRequest,

@@ -1,4 +1,4 @@
-//! What the worker tells of itself while it runs.
+//! Load reports of a running worker.
 
 use crate::support::{encode, start, until};
 use triptych_ec::fault::Fault;
@@ -27,7 +27,7 @@ async fn a_watcher_sees_the_load_the_learned_costs_and_the_end() {
     assert_eq!((cost.model.as_str(), cost.modality()), ("vl", v1::Modality::Image));
     assert!(cost.token_us > 0.0 || cost.fixed_us > 0, "{cost:?}");
     assert!(cost.tokens_per_byte > 0.0 && cost.p95_ratio >= 1.0, "{cost:?}");
-    // A job that is held shows, with what it is expected to take.
+    // A job that is held up shows, with its predicted time.
     worker.faults.queue(Op::Put, Fault::Hang);
     let held = tokio::spawn(encode(worker.client(), job(7)));
     loop {
@@ -38,6 +38,6 @@ async fn a_watcher_sees_the_load_the_learned_costs_and_the_end() {
     }
     until("it publishes", || worker.faults.n_calls(Op::Put) == 7).await;
     worker.drain.begin();
-    while !states.message().await.unwrap().expect("told before the end").draining {}
+    while !states.message().await.unwrap().expect("reported before the end").draining {}
     held.abort();
 }

@@ -161,7 +161,7 @@ fn a_forked_table_gets_a_block_of_its_own_before_it_writes() {
     let pair = second.own(KV_BLOCK_TOKENS + 5).unwrap().unwrap();
     assert_eq!(pair.from, shared[1]);
     assert_eq!((first.blocks(), second.blocks()), (&shared[..], &[shared[0], pair.to][..]));
-    assert_eq!(first.own(KV_BLOCK_TOKENS + 5), Ok(None), "nobody else holds it any more");
+    assert_eq!(first.own(KV_BLOCK_TOKENS + 5), Ok(None), "no other table holds it");
     assert_eq!(first.own(0), Err(OutOfBlocks { needed: 1, free: 0 }));
 }
 

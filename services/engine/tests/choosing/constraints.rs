@@ -143,19 +143,22 @@ fn refusal(constraint: Constraint) -> Failure {
 
 #[test]
 fn what_is_no_constraint_is_refused_by_its_name_and_reason() {
-    let says = |constraint: Constraint, word: &str| {
+    let check_refusal = |constraint: Constraint, word: &str| {
         let failure = refusal(constraint);
         assert!(failure.message.contains(word), "{word}: {failure}");
     };
-    says(Constraint::JsonSchema("{".into()), "JSON");
-    says(Constraint::JsonSchema("[1]".into()), "object");
-    says(Constraint::JsonSchema(r#"{"type": "nonsense"}"#.into()), "nonsense");
-    says(Constraint::JsonSchema(r#"{"type": "string", "minLength": 5, "maxLength": 2}"#.into()), "ength");
-    says(Constraint::Regex("(a".into()), "(");
-    says(Constraint::Regex("a(?=b)".into()), "look");
-    says(Constraint::Grammar("begin: \"a\"".into()), "start");
-    says(Constraint::Grammar("start: nothing".into()), "nothing");
-    says(Constraint::Grammar(String::new()), "");
+    check_refusal(Constraint::JsonSchema("{".into()), "JSON");
+    check_refusal(Constraint::JsonSchema("[1]".into()), "object");
+    check_refusal(Constraint::JsonSchema(r#"{"type": "nonsense"}"#.into()), "nonsense");
+    check_refusal(
+        Constraint::JsonSchema(r#"{"type": "string", "minLength": 5, "maxLength": 2}"#.into()),
+        "ength",
+    );
+    check_refusal(Constraint::Regex("(a".into()), "(");
+    check_refusal(Constraint::Regex("a(?=b)".into()), "look");
+    check_refusal(Constraint::Grammar("begin: \"a\"".into()), "start");
+    check_refusal(Constraint::Grammar("start: nothing".into()), "nothing");
+    check_refusal(Constraint::Grammar(String::new()), "");
 }
 
 #[test]

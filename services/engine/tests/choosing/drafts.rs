@@ -11,10 +11,10 @@ fn drafts_are_those_of_the_reference_up_to_the_room_there_is() {
         let tokens = ids(&case["tokens"]);
         let ends: HashSet<u32> = ids(&case["end"]).into_iter().collect();
         let lookup = PromptLookup { n_tokens: number("n_tokens"), max_ngram: number("max_ngram") };
-        let guess = lookup.propose(&tokens, number("max_length"), &ends);
+        let draft = lookup.propose(&tokens, number("max_length"), &ends);
         // The reference may draft past the end; what it drafts there is thrown away later.
         let mut expected = ids(&case["draft"]);
         expected.truncate(number("max_length") - tokens.len() - 1);
-        assert_eq!(guess, expected, "{case}");
+        assert_eq!(draft, expected, "{case}");
     }
 }

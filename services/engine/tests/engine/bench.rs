@@ -269,7 +269,7 @@ impl Bench {
                 Output::Delta(_, delta) => seen.deltas.push(delta),
                 Output::Finished(_, finished) => seen.end = Some(Ok(finished)),
                 Output::Failed(_, failure) => seen.end = Some(Err(failure)),
-                Output::Aligned(..) => panic!("nobody asked for an alignment"),
+                Output::Aligned(..) => panic!("no alignment was requested"),
             }
         }
     }

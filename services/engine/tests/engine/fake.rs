@@ -120,7 +120,7 @@ fn slots(batch: &PagedBatch<'_>, i: usize) -> Vec<usize> {
 }
 
 fn refusal() -> ModelError {
-    ModelError::missing_key("fake", "fake", "told to fail")
+    ModelError::missing_key("fake", "fake", "an injected failure")
 }
 
 impl StepLog {
@@ -188,7 +188,7 @@ impl Decoder for FakeDecoder {
         Ok(())
     }
 
-    fn project_cross(&mut self, rows: &[f32], slots: &[u32]) -> Result<(), ModelError> {
+    fn project_cross(&mut self, rows: Vec<f32>, slots: &[u32]) -> Result<(), ModelError> {
         let mut log = self.log.lock().unwrap();
         if std::mem::take(&mut log.fail_projection) {
             return Err(refusal());

@@ -24,12 +24,12 @@ fn make(bench: &Bench, n_tokens: u32, change: &dyn Fn(&mut SequenceRequest)) -> 
 
 /// The request that goes on with completion `choice` of `whole` after `deltas`.
 fn go_on(whole: &SequenceRequest, choice: u32, deltas: &[Delta]) -> SequenceRequest {
-    let said: Vec<u32> = deltas.iter().flat_map(|d| d.token_ids.clone()).collect();
-    let is_echoed = whole.sampling.echo && !said.is_empty();
+    let tokens_before: Vec<u32> = deltas.iter().flat_map(|d| d.token_ids.clone()).collect();
+    let is_echoed = whole.sampling.echo && !tokens_before.is_empty();
     let n_echoed = if is_echoed { whole.prepared.tokens.len() } else { 0 };
     let resumed = Resumed {
         choice,
-        tokens: said[n_echoed..].to_vec(),
+        tokens: tokens_before[n_echoed..].to_vec(),
         text_len: deltas.iter().map(|d| d.text.len()).sum(),
         is_echoed,
         is_ended: false,

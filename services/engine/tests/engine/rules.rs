@@ -174,12 +174,12 @@ fn an_aborted_sequence_holds_nothing_and_says_nothing() {
     bench.add(bench.sequence(1, 40, 10));
     bench.add(bench.sequence(2, 40, 10));
     bench.step();
-    let said = bench.seen(1);
+    let before = bench.seen(1);
     for id in [2, 1, 1, 77] {
         bench.event(Event::Abort(SequenceId(id)));
     }
     assert_eq!(bench.step(), []);
-    assert_eq!((bench.seen(1), bench.seen(2).deltas), (said, Vec::new()));
+    assert_eq!((bench.seen(1), bench.seen(2).deltas), (before, Vec::new()));
     bench.assert_books_balance();
 }
 

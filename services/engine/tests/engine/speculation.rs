@@ -1,4 +1,4 @@
-//! Speculation: the same completions in fewer steps, whoever drafts and however wrong.
+//! Speculation: the same completions in fewer steps, whatever the drafts.
 
 use crate::bench::{Bench, config, cross, item, tokenizer};
 use crate::fake::{FakeDecoder, StepLog, info};

@@ -135,7 +135,7 @@ impl<'a> Bench<'a> {
                 Output::Delta(_, delta) => seen.deltas.push(delta),
                 Output::Finished(_, finished) => seen.finished = Some(finished),
                 Output::Failed(id, failure) => panic!("{} {id:?}: {failure}", self.case.name),
-                Output::Aligned(id, _) => panic!("{} {id:?}: nobody asked for an alignment", self.case.name),
+                Output::Aligned(id, _) => panic!("{} {id:?}: no alignment was requested", self.case.name),
             }
         }
     }

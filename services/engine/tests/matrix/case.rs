@@ -131,7 +131,7 @@ impl Case {
             extent: Extent::Tokens,
             checksum: [0; 32],
         };
-        EncoderOutput::seal(item, from_f32(&values, DType::F32)).expect("as many bytes as it says")
+        EncoderOutput::seal(item, from_f32(&values, DType::F32)).expect("as many bytes as its metadata say")
     }
 
     /// Shape and values of an f32 tensor.

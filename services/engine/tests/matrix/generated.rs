@@ -65,7 +65,7 @@ fn drafts_change_no_completion() {
         n_accepted += bench.settle().accepted_tokens;
         case.numbered().for_each(|(id, request)| bench.assert_golden(id, request));
     }
-    assert!(n_accepted > 0, "no guess was right");
+    assert!(n_accepted > 0, "no draft was accepted");
 }
 
 #[test]

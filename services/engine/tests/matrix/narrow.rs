@@ -27,7 +27,8 @@ fn narrow(output: &EncoderOutput, dtype: DType) -> EncoderOutput {
     let item = output.item();
     let values = output.rows_f32(0, item.n_tokens as usize).expect("its own rows");
     let rows = rows_from_f32(&values, item.hidden as usize, dtype);
-    EncoderOutput::seal(EncodedItem { dtype, ..item.clone() }, rows).expect("as many bytes as it says")
+    EncoderOutput::seal(EncodedItem { dtype, ..item.clone() }, rows)
+        .expect("as many bytes as its metadata say")
 }
 
 /// Root mean square of the difference over that of the values.

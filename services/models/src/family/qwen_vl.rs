@@ -10,9 +10,9 @@ use crate::spec::*;
 use triptych_core::Modality;
 use triptych_kernels::ops::{Activation, AttentionShape};
 
-/// Generation of the vision tower.
+/// QwenVlVersion of the vision tower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Generation {
+pub(super) enum QwenVlVersion {
     /// Qwen2-VL.
     Two,
     /// Qwen2.5-VL.
@@ -80,12 +80,12 @@ static TEXT: DecoderNames = DecoderNames {
 ///
 /// # Errors
 /// [`ModelError::Config`] for a key that is missing or not supported.
-pub(super) fn spec(config: &Config<'_>, generation: Generation) -> Result<ModelSpec, ModelError> {
+pub(super) fn spec(config: &Config<'_>, version: QwenVlVersion) -> Result<ModelSpec, ModelError> {
     let decoder = text(config)?;
     let vision = config.section("vision_config", "vision_config.")?;
-    let encoder = match generation {
-        Generation::Two => vision_2(&vision)?,
-        Generation::TwoAndHalf => vision_2_5(&vision)?,
+    let encoder = match version {
+        QwenVlVersion::Two => vision_2(&vision)?,
+        QwenVlVersion::TwoAndHalf => vision_2_5(&vision)?,
     };
     if encoder.output_width() != decoder.stack.hidden {
         let actual = encoder.output_width();

@@ -25,9 +25,9 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     let encoder_config = config.section("encoder", "encoder.")?;
     let decoder_config = config.section("decoder", "decoder.")?;
     let mut encoder = match encoder_config.text("model_type")? {
-        "vit" => vit::spec(&encoder_config, vit::Kind::Vit)?,
-        "deit" => vit::spec(&encoder_config, vit::Kind::Deit)?,
-        "beit" => vit::spec(&encoder_config, vit::Kind::Beit)?,
+        "vit" => vit::spec(&encoder_config, vit::VitKind::Vit)?,
+        "deit" => vit::spec(&encoder_config, vit::VitKind::Deit)?,
+        "beit" => vit::spec(&encoder_config, vit::VitKind::Beit)?,
         "donut-swin" => swin::spec(&encoder_config, false)?,
         "swin" => swin::spec(&encoder_config, true)?,
         other => {

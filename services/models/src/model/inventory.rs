@@ -53,11 +53,11 @@ impl BytesByPrecision {
 pub struct StageInventory {
     /// Stored tensors it reads.
     pub n_tensors: usize,
-    /// Their values.
+    /// Elements of these tensors.
     pub n_parameters: usize,
-    /// Their bytes in the files.
+    /// Bytes of these tensors in the files.
     pub stored_bytes: usize,
-    /// Their bytes in memory. A table that is also the head is held twice; panels are padded.
+    /// Bytes of these tensors in memory. A table that is also the head is held twice; panels are padded.
     pub loaded: BytesByPrecision,
 }
 

@@ -83,7 +83,7 @@ pub struct StackNames {
 /// Names of the tensors of a cross-attention.
 #[derive(Debug, PartialEq)]
 pub struct CrossNames {
-    /// Its norm.
+    /// Norm of the attention.
     pub norm: &'static str,
     /// Query, key and value projections.
     pub qkv: [&'static str; 3],
@@ -94,7 +94,7 @@ pub struct CrossNames {
 /// Names of the tensors of a self-attention.
 #[derive(Debug, PartialEq)]
 pub struct AttentionNames {
-    /// Its norm.
+    /// Norm of the attention.
     pub norm: &'static str,
     /// Projections.
     pub qkv: QkvNames,
@@ -107,6 +107,6 @@ pub struct AttentionNames {
 pub enum QkvNames {
     /// One matrix, the three on top of each other.
     Fused(&'static str),
-    /// Three.
+    /// Three matrices: query, key, value.
     Split([&'static str; 3]),
 }

@@ -11,11 +11,11 @@
 pub struct AttentionWeights<'a> {
     /// `[n_heads, n_tokens, n_rows]`, row-major; each row of a head sums to 1.
     pub values: &'a [f32],
-    /// Heads.
+    /// Number of heads.
     pub n_heads: usize,
-    /// Tokens.
+    /// Number of tokens.
     pub n_tokens: usize,
-    /// Encoder rows.
+    /// Number of encoder rows.
     pub n_rows: usize,
 }
 

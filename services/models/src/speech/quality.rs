@@ -12,7 +12,7 @@ use triptych_core::prompt::SpeechFallback;
 
 /// Three numbers about a window's tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Quality {
+pub struct WindowQuality {
     /// Bytes of the tokens over bytes of the tokens compressed.
     pub compression_ratio: f32,
     /// Mean log-probability of the tokens, the end token included.
@@ -33,7 +33,7 @@ pub enum WindowVerdict {
 }
 
 /// Judges a window.
-pub fn judge(fallback: &SpeechFallback, quality: Quality) -> WindowVerdict {
+pub fn judge(fallback: &SpeechFallback, quality: WindowQuality) -> WindowVerdict {
     let over = |limit: Option<f32>, value: f32| limit.is_some_and(|limit| value > limit);
     let is_improbable = fallback.logprob.is_some_and(|limit| quality.logprob < limit);
     let silent = over(fallback.no_speech, quality.no_speech);
@@ -117,7 +117,7 @@ mod tests {
         };
         let check = |fallback: &SpeechFallback, numbers: [f32; 3], expect| {
             let [compression_ratio, logprob, no_speech] = numbers;
-            let found = judge(fallback, Quality { compression_ratio, logprob, no_speech });
+            let found = judge(fallback, WindowQuality { compression_ratio, logprob, no_speech });
             assert_eq!(found, expect, "{numbers:?}");
         };
         check(&all, [1.0, -0.5, 0.1], WindowVerdict::Keep);

@@ -9,7 +9,7 @@ use triptych_kernels::cpu::Precision;
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::decoder::AlignInput;
 use triptych_models::speech::align::{AttentionWeights, first_rows};
-use triptych_models::speech::quality::{Quality, WindowVerdict, compression_ratio, judge};
+use triptych_models::speech::quality::{WindowQuality, WindowVerdict, compression_ratio, judge};
 use triptych_models::speech::sequential::{PreviousLimits, SequentialWindow, previous_tokens};
 use triptych_models::speech::stitch::seam;
 use triptych_models::speech::words::words;
@@ -173,7 +173,7 @@ fn windows_are_judged_as_the_reference() {
                 no_speech,
                 ..SpeechFallback::default()
             };
-            let quality = Quality {
+            let quality = WindowQuality {
                 compression_ratio: ratio,
                 logprob: float(&one["logprob"]).expect("a number"),
                 no_speech: float(&one["no_speech"]).expect("a number"),

@@ -1,4 +1,4 @@
-//! What the health service says, and when.
+//! Health service before and during drain.
 
 use crate::support::start;
 use tonic_health::pb::HealthCheckRequest;

@@ -1,4 +1,4 @@
-//! Items on their way: missing, corrupt, shared, late.
+//! Loading of items: missing, corrupt, shared, late.
 
 use crate::support::{Pd, about, start, until};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use triptych_core::{EncodedItem, EncoderOutput, Extent};
 use triptych_ec::fault::Fault;
 use triptych_ec::object;
 use triptych_ec::store::lease::Acquired;
-use triptych_ec::store::peer::{Pin, Shelf, ShelfSettings};
+use triptych_ec::store::peer::{PeerCache, PeerCacheSettings, Pin};
 use triptych_ec::store::{EcStore, Op};
 use triptych_proto::v1;
 
@@ -24,7 +24,7 @@ fn missing(pd: &Pd, seed: u8) -> EncodedItem {
 }
 
 #[tokio::test]
-async fn an_item_that_is_not_in_the_store_is_named_by_its_place() {
+async fn an_item_that_is_not_in_the_store_is_named_by_its_index() {
     let pd = start().await;
     let here = pd.stored_image(1).await;
     let gone = missing(&pd, 2);
@@ -97,15 +97,15 @@ fn hinted(mut request: v1::PdGenerateRequest, hint: v1::ItemHint) -> v1::PdGener
     request
 }
 
-/// A worker's memory that serves what is on its shelf.
+/// A worker's memory that serves what is on its peer cache.
 async fn peer_with(outputs: &[EncoderOutput]) -> (String, Vec<Pin>) {
-    let shelf = Arc::new(Shelf::new(ShelfSettings::default(), &Limits::default()));
-    let place = |o: &EncoderOutput| shelf.place(o.item().key, object::encode(o));
+    let peer_cache = Arc::new(PeerCache::new(PeerCacheSettings::default(), &Limits::default()));
+    let place = |o: &EncoderOutput| peer_cache.place(o.item().key, object::encode(o));
     let pins = outputs.iter().map(place).collect();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(async move {
-        triptych_ec::server::serve(listener, shelf, &Limits::default(), std::future::pending()).await
+        triptych_ec::server::serve(listener, peer_cache, &Limits::default(), std::future::pending()).await
     });
     (address, pins)
 }
@@ -117,29 +117,29 @@ async fn an_item_is_read_from_the_worker_that_encoded_it_while_the_store_does_no
     let (peer, _pins) = peer_with(std::slice::from_ref(&output)).await;
     let image = [output.item().clone()];
     let hint = v1::ItemHint { peers: vec!["127.0.0.1:1".into(), peer], pending: false };
-    let answer = pd.generate(hinted(about(&image, 4), hint)).await.unwrap();
-    assert_eq!(answer.tokens[0].len(), 4);
+    let response = pd.generate(hinted(about(&image, 4), hint)).await.unwrap();
+    assert_eq!(response.tokens[0].len(), 4);
     assert_eq!(pd.faults.n_calls(Op::Get), 0, "the store was not asked");
     pd.until_metric("triptych_ec_hits_total{tier=\"peer\"}", 1.0).await;
 }
 
 #[tokio::test]
-async fn a_pending_item_is_waited_for_and_its_own_header_tells_what_it_is() {
+async fn a_pending_item_is_waited_for_and_its_own_header_describes_it() {
     let pd = start().await;
     let output = pd.output("vl", Extent::Grid { t: 1, h: 4, w: 4 }, 1);
     let lease = pd.store.acquire(&output.item().key, Duration::from_secs(60)).await.unwrap();
     assert!(matches!(lease, Acquired::Granted(_)));
     let announced = EncodedItem { checksum: [0; 32], ..output.item().clone() };
     let request = hinted(about(&[announced], 4), v1::ItemHint { peers: Vec::new(), pending: true });
-    let (answer, ()) = tokio::join!(pd.generate(request), async {
+    let (response, ()) = tokio::join!(pd.generate(request), async {
         until("it waits", || pd.faults.n_calls(Op::Wait) > 0).await;
         pd.put(&output).await;
     });
-    assert_eq!(answer.unwrap().tokens[0].len(), 4);
+    assert_eq!(response.unwrap().tokens[0].len(), 4);
 }
 
 #[tokio::test]
-async fn an_item_that_was_announced_wrongly_fails_its_own_request_and_harms_nobody_else() {
+async fn an_item_that_was_announced_wrongly_fails_its_own_request_and_no_other() {
     let pd = start().await;
     let right = pd.stored_image(1).await;
     let wrong = EncodedItem { extent: Extent::Grid { t: 1, h: 2, w: 8 }, ..right.clone() };

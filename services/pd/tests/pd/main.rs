@@ -2,14 +2,14 @@
 //!
 //! Encoder outputs are made up: a decoder reads any rows. Nothing looks at the clock except to give up.
 
-mod answers;
+mod completions;
 mod health;
-mod leaving;
+mod drain;
 mod loads;
 mod pending;
 mod refusals;
 mod resumed;
-mod room;
+mod admission;
 mod speech;
 mod support;
 mod watch;

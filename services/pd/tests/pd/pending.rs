@@ -1,4 +1,4 @@
-//! A request that comes before its items are encoded: what can be read is read, the rest waits for them.
+//! Requests that come before their items are encoded: the readable prefix is prefilled, the rest waits.
 
 use crate::support::{Pd, VL, about, start};
 use triptych_core::{EncoderOutput, Extent};
@@ -14,7 +14,7 @@ fn text_first(outputs: &[EncoderOutput]) -> v1::PdGenerateRequest {
     let items: Vec<_> = outputs.iter().map(|o| o.item().clone()).collect();
     let mut request = about(&items, 6);
     let part = |kind| v1::Part { kind: Some(kind) };
-    let words = "a long text that stands before the picture so that there is something to read ".repeat(4);
+    let words = "a long text that stands before the image so that there is something to read ".repeat(4);
     let mut parts = vec![part(part::Kind::Text(words))];
     parts.extend((0..items.len() as u32).map(|i| part(part::Kind::Item(i))));
     let message = v1::Message { role: v1::Role::User.into(), parts };
@@ -27,7 +27,7 @@ fn text_first(outputs: &[EncoderOutput]) -> v1::PdGenerateRequest {
     request
 }
 
-/// An image that someone is encoding.
+/// An image that is being encoded.
 async fn image(pd: &Pd, seed: u8) -> EncoderOutput {
     let output = pd.output(VL, Extent::Grid { t: 1, h: 4, w: 4 }, seed);
     let lease = pd.store.acquire(&output.item().key, std::time::Duration::from_secs(600)).await;
@@ -36,7 +36,7 @@ async fn image(pd: &Pd, seed: u8) -> EncoderOutput {
 }
 
 #[tokio::test]
-async fn the_text_before_an_image_is_read_while_the_image_is_encoded() {
+async fn the_text_before_an_image_is_prefilled_while_the_image_is_encoded() {
     let (pd, other) = (start().await, start().await);
     let output = image(&pd, 1).await;
     other.put(&output).await;
@@ -45,35 +45,35 @@ async fn the_text_before_an_image_is_read_while_the_image_is_encoded() {
 
     let request = text_first(std::slice::from_ref(&output));
     let mut client = pd.client();
-    let answer =
+    let response =
         tokio::spawn(async move { crate::support::read(client.generate(request).await?.into_inner()).await });
-    // Everything up to the image; it, and what the template puts behind it, cannot be read yet.
+    // The image and the template after it cannot be prefilled yet.
     crate::support::until("the text is read", || pd.metric(COMPUTED) > f64::from(prompt) / 2.0).await;
     assert!(pd.metric(COMPUTED) <= f64::from(prompt - output.item().n_tokens));
-    assert!(pd.store.used_bytes() == 0 && !answer.is_finished(), "nothing is encoded yet");
+    assert!(pd.store.used_bytes() == 0 && !response.is_finished(), "nothing is encoded yet");
     pd.put(&output).await;
-    let answer = answer.await.unwrap().unwrap();
-    assert_eq!(answer.tokens, whole.tokens);
+    let response = response.await.unwrap().unwrap();
+    assert_eq!(response.tokens, whole.tokens);
     let waited = "triptych_pending_item_wait_seconds_count{model=\"vl\"}";
     assert_eq!(pd.metric(waited), 1.0);
     pd.until_idle("vl").await;
 }
 
 #[tokio::test]
-async fn images_that_come_one_after_the_other_are_read_as_they_come() {
+async fn images_that_come_one_after_the_other_are_prefilled_as_they_come() {
     let pd = start().await;
     let outputs = [image(&pd, 1).await, image(&pd, 2).await];
     let request = text_first(&outputs);
     let mut client = pd.client();
-    let answer =
+    let response =
         tokio::spawn(async move { crate::support::read(client.generate(request).await?.into_inner()).await });
     crate::support::until("the text is read", || pd.metric(COMPUTED) > 20.0).await;
     let before = pd.metric(COMPUTED);
     pd.put(&outputs[0]).await;
     crate::support::until("the first image is read", || pd.metric(COMPUTED) > before).await;
-    assert!(!answer.is_finished());
+    assert!(!response.is_finished());
     pd.put(&outputs[1]).await;
-    assert_eq!(answer.await.unwrap().unwrap().tokens[0].len(), 6);
+    assert_eq!(response.await.unwrap().unwrap().tokens[0].len(), 6);
     pd.until_idle("vl").await;
 }
 
@@ -103,7 +103,7 @@ async fn an_image_that_never_comes_ends_with_the_request_s_time() {
 }
 
 #[tokio::test]
-async fn an_image_that_nobody_encodes_any_more_is_missed() {
+async fn an_image_whose_encode_was_abandoned_is_a_miss() {
     let pd = start().await;
     let output = pd.output(VL, Extent::Grid { t: 1, h: 4, w: 4 }, 1);
     let failed = pd.generate(text_first(std::slice::from_ref(&output))).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Requests that are wrong: each is refused as such, and the worker goes on.
+//! Invalid requests: each is refused as such, and the worker goes on.
 
 use crate::support::{Pd, about, sampled, start, words};
 use tonic::Code;
@@ -31,7 +31,7 @@ async fn a_wrong_request_is_an_invalid_argument_and_the_worker_goes_on() {
     check(&pd, "unknown role", role, invalid).await;
     let tenant = v1::PdGenerateRequest { tenant: vec![1; 31].into(), ..words("x", 4) };
     check(&pd, "short tenant", tenant, invalid).await;
-    check(&pd, "no answers", sampled(words("x", 4), |s| s.n = Some(17)), invalid).await;
+    check(&pd, "no choices", sampled(words("x", 4), |s| s.n = Some(17)), invalid).await;
     check(&pd, "not finite", sampled(words("x", 4), |s| s.temperature = Some(f32::NAN)), invalid).await;
     let broken = sampled(words("x", 4), |s| s.constraint = Some(Constraint::Regex("(a".into()).into()));
     check(&pd, "no expression", broken, invalid).await;
@@ -45,14 +45,14 @@ async fn a_description_that_claims_too_much_is_refused_before_anything_is_made_o
     let mut image = pd.stored_image(1).await;
     (image.n_tokens, image.extent) = (u32::MAX / 4, Extent::Grid { t: 1, h: 2, w: u32::MAX / 2 });
     check(&pd, "rows", about(&[image], 4), Code::InvalidArgument).await;
-    let mut sound = pd.output("speech", Extent::windows(1, 1), 2).item().clone();
-    sound.extent = Extent::windows(2_000, 1);
-    sound.n_tokens = 2_000 * crate::support::WINDOW;
-    check(&pd, "windows", crate::support::transcribe(&sound, 4), Code::InvalidArgument).await;
+    let mut audio = pd.output("speech", Extent::windows(1, 1), 2).item().clone();
+    audio.extent = Extent::windows(2_000, 1);
+    audio.n_tokens = 2_000 * crate::support::WINDOW;
+    check(&pd, "windows", crate::support::transcribe(&audio, 4), Code::InvalidArgument).await;
 }
 
 #[tokio::test]
-async fn a_model_that_is_not_here_is_not_found_and_its_name_does_not_burst_the_answer() {
+async fn a_model_that_is_not_here_is_not_found_and_its_name_does_not_overflow_the_status() {
     let pd = start().await;
     for name in ["nobody".to_owned(), "x".repeat(1 << 20)] {
         let request = v1::PdGenerateRequest { model: name, ..words("x", 4) };

@@ -1,4 +1,4 @@
-//! A stream that another worker began goes on as it would have there, wherever it was cut.
+//! A stream that another worker began continues as it would have there, at any cut.
 
 use crate::support::{Pd, SPEECH, about, sampled, start, transcribe, words};
 use tonic::Code;
@@ -7,7 +7,7 @@ use triptych_core::sampling::Constraint;
 use triptych_proto::v1;
 use triptych_proto::v1::pd_generate_response::Kind;
 
-/// The pieces of an answer, and its summary.
+/// Deltas of a response, and its summary.
 async fn pieces(pd: &Pd, request: v1::PdGenerateRequest) -> (Vec<v1::Delta>, v1::Summary) {
     let mut stream = pd.client().generate(request).await.expect("admitted").into_inner();
     let mut deltas = Vec::new();
@@ -19,7 +19,7 @@ async fn pieces(pd: &Pd, request: v1::PdGenerateRequest) -> (Vec<v1::Delta>, v1:
     }
 }
 
-/// Pieces of each answer as one.
+/// Joined deltas of each choice.
 fn join(deltas: &[v1::Delta], n: u32) -> Vec<v1::Delta> {
     let mut all: Vec<_> = (0..n).map(|choice| v1::Delta { choice, ..v1::Delta::default() }).collect();
     for delta in deltas {
@@ -33,8 +33,8 @@ fn join(deltas: &[v1::Delta], n: u32) -> Vec<v1::Delta> {
     all
 }
 
-/// What their reader has after some pieces.
-fn told(deltas: &[v1::Delta], n: u32) -> Vec<v1::ResumedChoice> {
+/// Output that the client has after some deltas.
+fn resumed_choices(deltas: &[v1::Delta], n: u32) -> Vec<v1::ResumedChoice> {
     let one = |d: v1::Delta| v1::ResumedChoice {
         choice: d.choice,
         token_ids: d.token_ids,
@@ -45,15 +45,15 @@ fn told(deltas: &[v1::Delta], n: u32) -> Vec<v1::ResumedChoice> {
     join(deltas, n).into_iter().map(one).filter(|c| c.ended || !c.token_ids.is_empty()).collect()
 }
 
-/// Cuts the stream of a request at about `n_cuts` places, at its ends among them, and has a worker that never saw it
-/// go on.
+/// Cuts the stream of a request at about `n_cuts` points, both ends included, and resumes it on a worker that
+/// never saw it.
 async fn check(first: &Pd, second: &Pd, request: v1::PdGenerateRequest, n_cuts: usize) -> Vec<v1::Delta> {
     let n = request.sampling.as_ref().and_then(|s| s.n).unwrap_or(1);
     let (deltas, summary) = pieces(first, request.clone()).await;
     let stride = (deltas.len() / n_cuts).max(1);
     for cut in (0..deltas.len()).step_by(stride).chain([deltas.len() - 1, deltas.len()]) {
         let (before, after) = deltas.split_at(cut);
-        let resumed = v1::PdGenerateRequest { resume: told(before, n), ..request.clone() };
+        let resumed = v1::PdGenerateRequest { resume: resumed_choices(before, n), ..request.clone() };
         let (rest, again) = pieces(second, resumed).await;
         let ended = |d: &v1::Delta| (d.choice, d.text.clone(), d.token_ids.clone(), d.finish_reason);
         let (rest, after) = (join(&rest, n), join(after, n));
@@ -77,7 +77,7 @@ async fn text_about_an_image_goes_on_on_another_worker() {
     second.stored_image(1).await;
     let request = about(std::slice::from_ref(&image), 24);
     check(&first, &second, request.clone(), 24).await;
-    // No seed: it is made of the request's id, which another worker is told too.
+    // No seed: it is derived from the request's id, which another worker gets too.
     let drawn = sampled(request.clone(), |s| {
         (s.temperature, s.n, s.logprobs) = (Some(1.2), Some(2), Some(1));
         (s.repetition_penalty, s.presence_penalty) = (Some(1.2), 0.5);
@@ -97,14 +97,14 @@ async fn text_about_an_image_goes_on_on_another_worker() {
 }
 
 #[tokio::test]
-async fn speech_and_beams_are_written_again_and_what_went_out_is_left_out() {
+async fn speech_and_beams_are_generated_again_without_what_was_sent() {
     let (first, second) = (start().await, start().await);
-    let sound = first.output(SPEECH, Extent::windows(3, 2700), 3);
-    first.put(&sound).await;
-    second.put(&sound).await;
-    let answers = check(&first, &second, transcribe(sound.item(), 12), 6).await;
+    let audio = first.output(SPEECH, Extent::windows(3, 2700), 3);
+    first.put(&audio).await;
+    second.put(&audio).await;
+    let answers = check(&first, &second, transcribe(audio.item(), 12), 6).await;
     assert!(!answers[0].segments.is_empty());
-    let mut aligned = transcribe(sound.item(), 8);
+    let mut aligned = transcribe(audio.item(), 8);
     if let Some(v1::prompt::Kind::Speech(task)) = aligned.prompt.as_mut().and_then(|p| p.kind.as_mut()) {
         task.fallback = Some(v1::SpeechFallback { logprob: Some(-0.5), ..Default::default() });
     }
@@ -120,17 +120,17 @@ async fn speech_and_beams_are_written_again_and_what_went_out_is_left_out() {
 }
 
 #[tokio::test]
-async fn what_was_not_written_by_the_same_request_is_told_as_that() {
+async fn output_of_another_request_is_refused() {
     let pd = start().await;
-    let sound = pd.output(SPEECH, Extent::windows(1, 900), 3);
-    pd.put(&sound).await;
-    let said =
+    let audio = pd.output(SPEECH, Extent::windows(1, 900), 3);
+    pd.put(&audio).await;
+    let prior =
         |token_ids: Vec<u32>, text_len| v1::ResumedChoice { token_ids, text_len, ..Default::default() };
-    let other = v1::PdGenerateRequest { resume: vec![said(vec![9, 9], 1)], ..transcribe(sound.item(), 8) };
+    let other = v1::PdGenerateRequest { resume: vec![prior(vec![9, 9], 1)], ..transcribe(audio.item(), 8) };
     assert_eq!(pd.generate(other).await.unwrap_err().code(), Code::Unavailable);
-    let twice = v1::PdGenerateRequest { resume: vec![said(vec![1], 0); 2], ..words("hi", 8) };
+    let twice = v1::PdGenerateRequest { resume: vec![prior(vec![1], 0); 2], ..words("hi", 8) };
     assert_eq!(pd.generate(twice).await.unwrap_err().code(), Code::InvalidArgument);
-    let alien = v1::PdGenerateRequest { resume: vec![said(vec![u32::MAX], 0)], ..words("hi", 8) };
+    let alien = v1::PdGenerateRequest { resume: vec![prior(vec![u32::MAX], 0)], ..words("hi", 8) };
     assert_eq!(pd.generate(alien).await.unwrap_err().code(), Code::InvalidArgument);
     for model in ["speech", "vl"] {
         pd.until_idle(model).await;

@@ -1,11 +1,11 @@
-//! Sounds of several windows.
+//! Audio clips of several windows.
 
 use crate::support::{Pd, SPEECH, WINDOW, sampled, start, transcribe};
 use std::sync::Arc;
 use triptych_core::{ContentKey, EncodedItem, EncoderOutput, Extent, WindowSpan};
 use triptych_proto::v1;
 
-/// Window `k` of an output, as a sound of its own.
+/// Window `k` of an output, as a clip of its own.
 fn window(whole: &EncoderOutput, k: u32) -> EncoderOutput {
     let width = (whole.rows().len() / whole.item().n_tokens as usize) * WINDOW as usize;
     let rows: Arc<[u8]> = whole.rows()[k as usize * width..][..width].into();
@@ -24,7 +24,7 @@ async fn tokens(pd: &Pd, output: &EncoderOutput) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn windows_are_told_in_order_for_each_answer() {
+async fn windows_are_emitted_in_order_for_each_choice() {
     let pd = start().await;
     let whole = pd.output(SPEECH, Extent::windows(3, 2_900), 3);
     pd.put(&whole).await;
@@ -32,14 +32,14 @@ async fn windows_are_told_in_order_for_each_answer() {
     for k in 0..3 {
         expected.extend(tokens(&pd, &window(&whole, k)).await);
     }
-    let answer = pd.generate(sampled(transcribe(whole.item(), 12), |s| s.n = Some(2))).await.unwrap();
-    assert_eq!(answer.tokens, [expected.clone(), expected], "the windows alone, one after the other");
-    assert_eq!(answer.n_ends, 2, "one end for each answer, not for each window");
-    assert_eq!(answer.summary.usage.unwrap().completion_tokens, 2 * 3 * 12);
-    let prompt = answer.summary.decoder_prompt.clone().expect("an encoder-decoder model tells it");
+    let response = pd.generate(sampled(transcribe(whole.item(), 12), |s| s.n = Some(2))).await.unwrap();
+    assert_eq!(response.tokens, [expected.clone(), expected], "the windows alone, one after the other");
+    assert_eq!(response.n_ends, 2, "one end for each response, not for each window");
+    assert_eq!(response.summary.usage.unwrap().completion_tokens, 2 * 3 * 12);
+    let prompt = response.summary.decoder_prompt.clone().expect("an encoder-decoder model reports it");
     assert!(prompt.text.starts_with("<|startoftranscript|><|en|>"), "{prompt:?}");
     assert_eq!(prompt.token_ids.len(), 3, "start, language, task");
-    assert_eq!((answer.summary.duration_s, answer.summary.language.as_str()), (2.9, "en"));
+    assert_eq!((response.summary.duration_s, response.summary.language.as_str()), (2.9, "en"));
     pd.until_idle(SPEECH).await;
 }
 
@@ -68,32 +68,32 @@ fn fallback(
 }
 
 #[tokio::test]
-async fn a_window_that_goes_wrong_is_decoded_again_and_told_once() {
+async fn a_window_that_goes_wrong_is_decoded_again_and_emitted_once() {
     let pd = start().await;
-    let sound = pd.output(SPEECH, Extent::windows(1, 900), 4);
-    pd.put(&sound).await;
+    let audio = pd.output(SPEECH, Extent::windows(1, 900), 4);
+    pd.put(&audio).await;
     let seeded = |request| sampled(request, |s| s.seed = Some(5));
-    let greedy = pd.generate(transcribe(sound.item(), 12)).await.unwrap();
+    let greedy = pd.generate(transcribe(audio.item(), 12)).await.unwrap();
     let drawn = |s: &mut v1::Sampling| (s.seed, s.temperature) = (Some(5), Some(1.0));
-    let drawn = pd.generate(sampled(transcribe(sound.item(), 12), drawn)).await.unwrap();
+    let drawn = pd.generate(sampled(transcribe(audio.item(), 12), drawn)).await.unwrap();
     assert_ne!(greedy.tokens, drawn.tokens);
     let check = async |given: Option<v1::SpeechFallback>, expect: &[u32], temperature: f32| {
-        let answer = pd.generate(seeded(asked(sound.item(), |t| t.fallback = given))).await.unwrap();
-        assert_eq!((answer.tokens[0].as_slice(), answer.n_ends), (expect, 1));
-        assert!(answer.segments.iter().all(|s| (s.temperature - temperature).abs() < 1e-6));
+        let response = pd.generate(seeded(asked(audio.item(), |t| t.fallback = given))).await.unwrap();
+        assert_eq!((response.tokens[0].as_slice(), response.n_ends), (expect, 1));
+        assert!(response.segments.iter().all(|s| (s.temperature - temperature).abs() < 1e-6));
     };
     check(fallback(&[0.0, 0.5, 1.0], None, None), &greedy.tokens[0], 0.0).await;
-    // No answer is as sure as this: the last temperature has the last word.
+    // No output reaches this confidence, so the last temperature decides.
     check(fallback(&[0.0, 0.5, 1.0], Some(0.0), None), &drawn.tokens[0], 1.0).await;
     check(fallback(&[0.0], Some(0.0), None), &greedy.tokens[0], 0.0).await;
-    let silent = asked(sound.item(), |t| t.fallback = fallback(&[0.0, 1.0], Some(0.0), Some(-1.0)));
+    let silent = asked(audio.item(), |t| t.fallback = fallback(&[0.0, 1.0], Some(0.0), Some(-1.0)));
     let silent = pd.generate(silent).await.unwrap();
-    assert!(silent.segments.is_empty() && silent.n_ends == 1, "nobody speaks");
+    assert!(silent.segments.is_empty() && silent.n_ends == 1, "no speech");
     pd.until_idle(SPEECH).await;
 }
 
 #[tokio::test]
-async fn windows_that_overlap_are_joined_and_windows_without_sound_are_passed_over() {
+async fn windows_that_overlap_are_joined_and_windows_without_audio_are_skipped() {
     let pd = start().await;
     let one = pd.output(SPEECH, Extent::windows(1, 1_000), 5);
     let alone = tokens(&pd, &one).await;
@@ -104,26 +104,26 @@ async fn windows_that_overlap_are_joined_and_windows_without_sound_are_passed_ov
             .unwrap()
     };
     let overlapping = twice(spans(&[[0, 1_000], [500, 1_500]], 1_500));
-    assert_eq!(tokens(&pd, &overlapping).await, alone, "what both heard is told once");
+    assert_eq!(tokens(&pd, &overlapping).await, alone, "what both heard is emitted once");
     let silent = EncodedItem { extent: spans(&[[3_000, 3_000]], 3_000), ..one.item().clone() };
     let silent = EncoderOutput::seal(silent, one.rows().clone()).unwrap();
     pd.put(&silent).await;
-    let answer = pd.generate(transcribe(silent.item(), 12)).await.unwrap();
-    assert_eq!((answer.tokens.concat().len(), answer.segments.len(), answer.n_ends), (0, 0, 1));
-    assert_eq!(answer.summary.usage.unwrap().completion_tokens, 0);
+    let response = pd.generate(transcribe(silent.item(), 12)).await.unwrap();
+    assert_eq!((response.tokens.concat().len(), response.segments.len(), response.n_ends), (0, 0, 1));
+    assert_eq!(response.summary.usage.unwrap().completion_tokens, 0);
     pd.until_idle(SPEECH).await;
 }
 
 #[tokio::test]
 async fn words_have_times_inside_their_window() {
     let pd = start().await;
-    let sound = pd.output(SPEECH, spans(&[[2_000, 2_900]], 2_900), 6);
-    pd.put(&sound).await;
-    let plain = pd.generate(transcribe(sound.item(), 12)).await.unwrap();
-    let answer = pd.generate(asked(sound.item(), |t| t.word_timestamps = true)).await.unwrap();
-    assert_eq!(answer.tokens, plain.tokens);
-    assert!(!answer.segments.is_empty());
-    for (timed, untimed) in answer.segments.iter().zip(&plain.segments) {
+    let audio = pd.output(SPEECH, spans(&[[2_000, 2_900]], 2_900), 6);
+    pd.put(&audio).await;
+    let plain = pd.generate(transcribe(audio.item(), 12)).await.unwrap();
+    let response = pd.generate(asked(audio.item(), |t| t.word_timestamps = true)).await.unwrap();
+    assert_eq!(response.tokens, plain.tokens);
+    assert!(!response.segments.is_empty());
+    for (timed, untimed) in response.segments.iter().zip(&plain.segments) {
         assert_eq!((&timed.text, timed.window_start_ms), (&untimed.text, 2_000));
         let text: String = timed.words.iter().map(|w| w.text.as_str()).collect();
         assert_eq!(text, timed.text);
@@ -134,20 +134,20 @@ async fn words_have_times_inside_their_window() {
 }
 
 #[tokio::test]
-async fn a_window_in_sequence_says_where_the_next_one_starts() {
+async fn a_window_in_sequence_reports_the_start_of_the_next() {
     let pd = start().await;
-    let sound = pd.output(SPEECH, spans(&[[1_000, 2_000]], 4_000), 7);
-    pd.put(&sound).await;
+    let audio = pd.output(SPEECH, spans(&[[1_000, 2_000]], 4_000), 7);
+    pd.put(&audio).await;
     let in_sequence = |change: fn(&mut v1::SpeechTask)| {
-        asked(sound.item(), |t| {
+        asked(audio.item(), |t| {
             t.long_form = v1::LongForm::Sequential.into();
             change(t);
         })
     };
-    let answer = pd.generate(in_sequence(|_| ())).await.unwrap();
-    let next = answer.summary.next.expect("there is more");
+    let response = pd.generate(in_sequence(|_| ())).await.unwrap();
+    let next = response.summary.next.expect("there is more");
     assert!(next.start_ms > 1_000 && next.start_ms <= 2_000 && next.conditioned);
-    assert_eq!(next.previous, answer.tokens[0]);
+    assert_eq!(next.previous, response.tokens[0]);
     let on = in_sequence(|t| {
         t.condition_on_previous = true;
         t.resume = Some(v1::SpeechResume { start_ms: 1_000, previous: vec![70, 71, 72], conditioned: true });
@@ -155,6 +155,6 @@ async fn a_window_in_sequence_says_where_the_next_one_starts() {
     let on = pd.generate(on).await.unwrap();
     assert_eq!(on.summary.next.expect("there is more").previous[..3], [70, 71, 72]);
     let two = pd.generate(sampled(in_sequence(|_| ()), |s| s.n = Some(2))).await.unwrap_err();
-    assert!(two.message().contains("has one answer"), "{two}");
+    assert!(two.message().contains("has one response"), "{two}");
     pd.until_idle(SPEECH).await;
 }

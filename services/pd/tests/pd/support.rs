@@ -1,4 +1,4 @@
-//! The worker under test, requests to it, and its answers.
+//! The worker under test, requests to it, and its responses.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -62,7 +62,7 @@ pub async fn start_with(engine: EngineSettings) -> Pd {
     start_helped(engine, Vec::new()).await
 }
 
-/// A worker whose models have helpers that guess ahead.
+/// A worker whose models have draft models.
 pub async fn start_helped(engine: EngineSettings, drafts: Vec<ModelSource>) -> Pd {
     let (drain, metrics, faults) = (Drain::new(), MetricsRegistry::default(), Faults::default());
     let store = Arc::new(MemoryStore::new(64 << 20, &Limits::default()));
@@ -96,8 +96,8 @@ pub fn config(grpc: TcpListener, store: Arc<dyn EcStore>) -> PdConfig {
         mac_keys: Default::default(),
         limits: Limits::default(),
         engine: EngineSettings::default(),
-        beside: None,
-        turnstile: None,
+        colocated: None,
+        arbiter: None,
     }
 }
 
@@ -112,9 +112,9 @@ pub fn tokenizer() -> Tokenizer {
     Tokenizer::from_dir(&source("qwen2_vl_two_images", VL).dir).expect("a tokenizer")
 }
 
-/// An answer, read to its end.
+/// A response, read to its end.
 #[derive(Debug, Default)]
-pub struct Answer {
+pub struct Response {
     /// Tokens of each choice.
     pub tokens: Vec<Vec<u32>>,
     pub segments: Vec<v1::Segment>,
@@ -129,7 +129,10 @@ impl Pd {
     }
 
     /// Sends a request and reads the stream to its end.
-    pub async fn generate(&self, request: impl IntoRequest<v1::PdGenerateRequest>) -> Result<Answer, Status> {
+    pub async fn generate(
+        &self,
+        request: impl IntoRequest<v1::PdGenerateRequest>,
+    ) -> Result<Response, Status> {
         read(self.client().generate(request).await?.into_inner()).await
     }
 
@@ -140,7 +143,7 @@ impl Pd {
         stream
     }
 
-    /// What an encoder of the model could have made.
+    /// An encoder output of the model.
     pub fn output(&self, model: &str, extent: Extent, seed: u8) -> EncoderOutput {
         let (modality, n_tokens) = match extent {
             Extent::Grid { t, h, w } => (Modality::Image, t * h * w / 4),
@@ -176,7 +179,7 @@ impl Pd {
         self.store.put_if_absent(&output.item().key, object::encode(output)).await.expect("room");
     }
 
-    /// A metric's value; 0 while there is none.
+    /// Value of a metric; 0 without one.
     pub fn metric(&self, line: &str) -> f64 {
         let text = self.metrics.encode();
         let found = text.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(' ')?.parse().ok());
@@ -201,7 +204,7 @@ impl Pd {
     }
 }
 
-/// Waits for a condition that something else brings about.
+/// Waits for a condition that another task brings about.
 pub async fn until(what: &str, condition: impl Fn() -> bool) {
     let wait = async {
         while !condition() {
@@ -212,24 +215,24 @@ pub async fn until(what: &str, condition: impl Fn() -> bool) {
 }
 
 /// Reads a stream to its end.
-pub async fn read(mut stream: Streaming<v1::PdGenerateResponse>) -> Result<Answer, Status> {
-    let mut answer = Answer::default();
+pub async fn read(mut stream: Streaming<v1::PdGenerateResponse>) -> Result<Response, Status> {
+    let mut response = Response::default();
     let mut ended = false;
     while let Some(message) = stream.message().await? {
         assert!(!ended, "nothing follows the summary");
         match message.kind.expect("a kind") {
             Kind::Delta(delta) => {
                 let choice = delta.choice as usize;
-                answer.tokens.resize(answer.tokens.len().max(choice + 1), Vec::new());
-                answer.tokens[choice].extend(delta.token_ids);
-                answer.segments.extend(delta.segments);
-                answer.n_ends += usize::from(delta.finish_reason != 0);
+                response.tokens.resize(response.tokens.len().max(choice + 1), Vec::new());
+                response.tokens[choice].extend(delta.token_ids);
+                response.segments.extend(delta.segments);
+                response.n_ends += usize::from(delta.finish_reason != 0);
             }
-            Kind::Summary(summary) => (answer.summary, ended) = (summary, true),
+            Kind::Summary(summary) => (response.summary, ended) = (summary, true),
         }
     }
     assert!(ended, "a stream that ends well has a summary");
-    Ok(answer)
+    Ok(response)
 }
 
 /// A greedy question about images, with an id of its own.
@@ -249,7 +252,7 @@ pub fn transcribe(item: &EncodedItem, max_tokens: u32) -> v1::PdGenerateRequest 
     request(SPEECH, v1::prompt::Kind::Speech(task), std::slice::from_ref(item), max_tokens)
 }
 
-/// Words without an item.
+/// A text prompt without an item.
 pub fn words(text: &str, max_tokens: u32) -> v1::PdGenerateRequest {
     let kind = v1::text_or_tokens::Kind::Text(text.into());
     let prompt = v1::prompt::Kind::Singleton(v1::TextOrTokens { kind: Some(kind) });

@@ -1,11 +1,11 @@
-//! What a worker tells of itself: load, resident encoder outputs, and that it is leaving.
+//! State reports of a worker: load, resident encoder outputs, and draining.
 
 use crate::support::{Pd, about, read, start, words};
 use tonic::{Code, Streaming};
 use triptych_proto::v1;
 
 async fn watch(pd: &Pd) -> Streaming<v1::WorkerState> {
-    pd.client().watch(v1::WatchRequest {}).await.expect("it tells").into_inner()
+    pd.client().watch(v1::WatchRequest {}).await.expect("a stream of states").into_inner()
 }
 
 /// Reads states until one is as wanted; returns it.
@@ -21,11 +21,11 @@ async fn until(
             }
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(60), wait).await.expect("it is told")
+    tokio::time::timeout(std::time::Duration::from_secs(60), wait).await.expect("a report in time")
 }
 
 #[tokio::test]
-async fn the_first_state_is_whole_and_what_changes_follows() {
+async fn the_first_state_is_complete_and_changes_follow() {
     let pd = start().await;
     let image = pd.stored_image(1).await;
     pd.generate(about(std::slice::from_ref(&image), 2)).await.unwrap();
@@ -50,20 +50,20 @@ async fn the_first_state_is_whole_and_what_changes_follows() {
 }
 
 #[tokio::test]
-async fn a_request_that_waits_for_its_item_shows_as_tokens_to_read() {
+async fn a_request_that_waits_for_its_item_shows_as_tokens_to_prefill() {
     let pd = start().await;
     let image = pd.stored_image(1).await;
     let latency = triptych_ec::fault::Fault::Latency(std::time::Duration::from_millis(700));
     pd.faults.queue(triptych_ec::store::Op::Get, latency);
     let mut states = watch(&pd).await;
-    let answer = pd.generate(about(std::slice::from_ref(&image), 2));
+    let response = pd.generate(about(std::slice::from_ref(&image), 2));
     let waits = until(&mut states, |s| s.load.as_ref().is_some_and(|l| l.waiting == 1));
-    let (answer, state) = tokio::join!(answer, waits);
-    assert!(answer.is_ok() && state.load.unwrap().waiting_tokens >= u64::from(image.n_tokens));
+    let (response, state) = tokio::join!(response, waits);
+    assert!(response.is_ok() && state.load.unwrap().waiting_tokens >= u64::from(image.n_tokens));
 }
 
 #[tokio::test]
-async fn a_worker_that_drains_says_so_ends_what_runs_and_sends_the_rest_elsewhere() {
+async fn a_worker_that_drains_reports_it_and_ends_what_runs() {
     let pd = start().await;
     let mut states = watch(&pd).await;
     assert!(!states.message().await.unwrap().unwrap().draining);

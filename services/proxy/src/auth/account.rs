@@ -1,32 +1,35 @@
-//! What a tenant has of the proxy: requests and bytes a second, requests and bytes at once.
+//! Quotas of a tenant: requests and bytes a second, requests and bytes at once.
 //!
-//! Each quota is refused by name, with the pause after which it has room. The number of accounts is bounded; those
-//! that nobody uses are forgotten first.
+//! A refusal names the quota, and the pause after which it has room. The number of accounts is bounded; idle ones are
+//! evicted first.
 
-use super::rate::{Rate, TooMuch};
+use super::rate::{RateBucket, RateExceeded};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use triptych_core::limits::Limits;
 use triptych_core::{Failure, FailureClass};
 
-/// Most tenants with requests or debts at the same time.
+/// Longest name of a tenant in bytes.
+pub const MAX_TENANT_BYTES: usize = 256;
+/// Largest number of accounts at the same time.
 const MAX_ACCOUNTS: usize = 10_000;
-/// The pause told where no clock says when there is room.
+/// Suggested pause where the time until there is room is unknown.
 const SOON: Duration = Duration::from_secs(1);
-/// Bytes are counted in these.
+/// Unit of the byte rates.
 const KIB: usize = 1 << 10;
 
-/// What a tenant may have. `None`: no limit of its own.
+/// Limits of a tenant. `None`: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quota {
-    /// Requests begun in a second.
+    /// Requests started in a second.
     pub requests_per_s: Option<NonZeroU32>,
     /// KiB of items in a second, whether encoded or found.
     pub item_kib_per_s: Option<NonZeroU32>,
-    /// KiB of items that have to be encoded in a second: what a tenant can push into the caches.
+    /// KiB of items in a second that have to be encoded. Bounds what a tenant can push into the caches.
     pub encode_kib_per_s: Option<NonZeroU32>,
     /// Requests at once.
     pub in_flight: Option<NonZeroU32>,
@@ -34,13 +37,13 @@ pub struct Quota {
     pub body_mib: Option<NonZeroU32>,
 }
 
-/// One tenant's.
+/// Quota and usage of one tenant.
 #[derive(Debug)]
 pub struct Account {
     quota: Quota,
-    requests: Option<Rate>,
-    items: Option<Rate>,
-    encodes: Option<Rate>,
+    requests: Option<RateBucket>,
+    items: Option<RateBucket>,
+    encodes: Option<RateBucket>,
     n_in_flight: AtomicUsize,
     body_bytes: AtomicUsize,
 }
@@ -50,10 +53,11 @@ impl Account {
     pub fn new(quota: Quota) -> Self {
         // A second's worth at once, and never less than one body may hold: what fits must not be refused for ever.
         let largest = kib(Limits::default().max_body_bytes);
-        let bytes = |rate: NonZeroU32| Rate::new(rate, rate.max(NonZeroU32::new(largest).unwrap_or(rate)));
+        let bytes =
+            |rate: NonZeroU32| RateBucket::new(rate, rate.max(NonZeroU32::new(largest).unwrap_or(rate)));
         Self {
             quota,
-            requests: quota.requests_per_s.map(|rate| Rate::new(rate, rate)),
+            requests: quota.requests_per_s.map(|rate| RateBucket::new(rate, rate)),
             items: quota.item_kib_per_s.map(bytes),
             encodes: quota.encode_kib_per_s.map(bytes),
             n_in_flight: AtomicUsize::new(0),
@@ -61,18 +65,18 @@ impl Account {
         }
     }
 
-    /// Lets a request in.
+    /// Takes a slot for a request.
     ///
     /// # Errors
     /// Overloaded, with the quota and a pause.
-    pub fn enter(self: &Arc<Self>) -> Result<Place, Failure> {
+    pub fn enter(self: &Arc<Self>) -> Result<RequestSlot, Failure> {
         take(self.requests.as_ref(), 1, "requests a second", self.quota.requests_per_s)?;
         let limit = self.quota.in_flight.map_or(usize::MAX, |n| n.get() as usize);
         let entered = self
             .n_in_flight
             .try_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < limit).then_some(n.saturating_add(1)));
         match entered {
-            Ok(_) => Ok(Place { account: Arc::clone(self), bytes: AtomicUsize::new(0) }),
+            Ok(_) => Ok(RequestSlot { account: Arc::clone(self), bytes: AtomicUsize::new(0) }),
             Err(_) => Err(over("requests at once", limit, SOON)),
         }
     }
@@ -102,12 +106,12 @@ fn kib(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(KIB)).unwrap_or(u32::MAX)
 }
 
-fn take(rate: Option<&Rate>, n: u32, what: &str, limit: Option<NonZeroU32>) -> Result<(), Failure> {
+fn take(rate: Option<&RateBucket>, n: u32, what: &str, limit: Option<NonZeroU32>) -> Result<(), Failure> {
     let limit = limit.map_or(0, NonZeroU32::get) as usize;
     match rate.map_or(Ok(()), |rate| rate.take(n)) {
         Ok(()) => Ok(()),
-        Err(TooMuch::Wait(pause)) => Err(over(what, limit, pause)),
-        Err(TooMuch::Never) => {
+        Err(RateExceeded::RetryAfter(pause)) => Err(over(what, limit, pause)),
+        Err(RateExceeded::NeverFits) => {
             let text = format!("{n} are more than this tenant may ever have at once of its {limit} {what}");
             Err(Failure::new(FailureClass::TooLarge, text))
         }
@@ -119,14 +123,14 @@ fn over(what: &str, limit: usize, pause: Duration) -> Failure {
     Failure::new(FailureClass::Overloaded, text).with_retry_after(pause)
 }
 
-/// A request's place in its tenant's account, and the bytes it holds; all of it is given back when this is dropped.
+/// A request's share of its tenant's account: one slot, and the bytes it holds. Dropping it releases both.
 #[derive(Debug)]
-pub struct Place {
+pub struct RequestSlot {
     account: Arc<Account>,
     bytes: AtomicUsize,
 }
 
-impl Place {
+impl RequestSlot {
     /// Counts bytes that the request holds in memory until its end.
     ///
     /// # Errors
@@ -148,32 +152,31 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for RequestSlot {
     fn drop(&mut self) {
         self.account.n_in_flight.fetch_sub(1, Ordering::Relaxed);
         self.account.body_bytes.fetch_sub(*self.bytes.get_mut(), Ordering::Relaxed);
     }
 }
 
-/// All accounts.
+/// The accounts of all tenants, at most [`MAX_ACCOUNTS`].
 #[derive(Debug, Default)]
 pub struct Accounts(Mutex<HashMap<String, Arc<Account>>>);
 
 impl Accounts {
-    /// The tenant's account. A quota that changed begins a new one; what the old one let in ends under the old.
+    /// The tenant's account. A changed quota starts a new one; requests of the old one end under the old quota.
     ///
     /// # Errors
     /// Overloaded if there are too many tenants at once.
     pub fn of(&self, tenant: &str, quota: Quota) -> Result<Arc<Account>, Failure> {
-        let mut accounts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut accounts = self.0.lock();
         if let Some(account) = accounts.get(tenant).filter(|account| account.quota == quota) {
             return Ok(Arc::clone(account));
         }
         if accounts.len() >= MAX_ACCOUNTS && !accounts.contains_key(tenant) {
             accounts.retain(|_, account| Arc::strong_count(account) > 1 || !account.is_idle());
             if accounts.len() >= MAX_ACCOUNTS {
-                let text =
-                    format!("the server works for {MAX_ACCOUNTS} tenants already, its limit; try again");
+                let text = format!("the server has {MAX_ACCOUNTS} active tenants, its limit; try again");
                 return Err(Failure::new(FailureClass::Overloaded, text));
             }
         }
@@ -192,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_quota_is_refused_by_name_with_the_pause_that_helps() {
+    async fn each_refusal_names_the_quota_and_the_pause_after_which_it_has_room() {
         let quota = Quota { requests_per_s: n(2), in_flight: n(3), body_mib: n(1), ..Quota::default() };
         let account = Arc::new(Account::new(quota));
         let first = account.enter().unwrap();
@@ -214,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn new_items_have_a_rate_of_their_own_and_a_whole_body_always_fits_once() {
+    async fn encoded_items_have_a_rate_of_their_own_and_a_full_body_always_fits_once() {
         let account = Account::new(Quota { encode_kib_per_s: n(1024), ..Quota::default() });
         assert!(account.take_items(usize::MAX / 2).is_ok());
         account.take_encode(Limits::default().max_body_bytes).unwrap();
@@ -225,15 +228,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn there_are_no_more_accounts_than_the_limit_and_idle_ones_make_room() {
+    async fn accounts_are_bounded_and_idle_ones_are_evicted() {
         let accounts = Accounts::default();
-        let place = accounts.of("busy", Quota::default()).unwrap().enter().unwrap();
+        let slot = accounts.of("busy", Quota::default()).unwrap().enter().unwrap();
         for i in 1..MAX_ACCOUNTS {
             accounts.of(&format!("t{i}"), Quota::default()).unwrap();
         }
         accounts.of("one more", Quota::default()).unwrap();
-        let kept = accounts.0.lock().unwrap();
+        let kept = accounts.0.lock();
         assert!(kept.contains_key("busy") && kept.contains_key("one more") && kept.len() == 2);
-        drop((kept, place));
+        drop((kept, slot));
     }
 }

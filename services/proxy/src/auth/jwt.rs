@@ -1,14 +1,15 @@
 //! Tokens of an identity provider: JWTs (RFC 7519) signed with HS256, RS256 or ES256.
 //!
-//! The keys are in a file: a JWK set (RFC 7517), or the secret of HS256 as plain text. Which algorithm is right is
-//! decided by the key and never by the token, so a public key cannot be passed off as a secret (RFC 8725, section 2.1).
+//! The keys are in a file: a JWK set (RFC 7517), or the secret of HS256 as plain text. The key decides the algorithm, never
+//! the token, so a public key cannot be passed off as a secret (RFC 8725, section 2.1).
 
-use super::{AuthError, MAX_TENANT_BYTES, unauthenticated};
+use super::account::MAX_TENANT_BYTES;
+use super::error::{AuthError, unauthenticated};
+use super::file::read_text;
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
 use serde_json::{Map, Value};
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 use triptych_core::Failure;
 
@@ -16,25 +17,25 @@ use triptych_core::Failure;
 const MIN_SECRET_BYTES: usize = 32;
 /// Largest file of keys in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// Most keys in it.
+/// Largest number of keys in a file.
 const MAX_KEYS: usize = 64;
 
-/// What a token must be.
+/// Requirements for a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JwtConfig {
     /// The file of keys.
     pub keys: PathBuf,
-    /// Its `iss`.
+    /// Required `iss`.
     pub issuer: String,
-    /// What its `aud` must have.
+    /// Required entry of `aud`.
     pub audience: String,
     /// The claim that names the tenant. Default `tenant`.
     pub tenant_claim: String,
-    /// How far clocks may be apart. Default 60 s.
+    /// Tolerated clock skew. Default 60 s.
     pub leeway: Duration,
 }
 
-/// Checks tokens.
+/// Verifies tokens.
 pub struct Verifier {
     keys: Vec<Key>,
     tenant_claim: String,
@@ -46,8 +47,8 @@ struct Key {
     validation: Validation,
 }
 
-/// Whether a text is three parts with dots between, as no API key is.
-pub fn looks_like_one(token: &str) -> bool {
+/// True for three parts with dots between, which no API key has.
+pub fn is_jwt(token: &str) -> bool {
     token.split('.').count() == 3
 }
 
@@ -82,7 +83,7 @@ impl Verifier {
         Ok(Self { keys, tenant_claim: config.tenant_claim.clone() })
     }
 
-    /// The tenant of a token that is valid now.
+    /// The tenant of a valid token.
     ///
     /// # Errors
     /// Unauthenticated, without the token.
@@ -134,8 +135,8 @@ impl Key {
 
     fn of_secret(id: Option<String>, secret: &[u8], config: &JwtConfig) -> Result<Self, String> {
         check_secret(secret.len())?;
-        let (key, validation) = (DecodingKey::from_secret(secret), validation(Algorithm::HS256, config));
-        Ok(Self { id, key, validation })
+        let key = DecodingKey::from_secret(secret);
+        Ok(Self { id, key, validation: validation(Algorithm::HS256, config) })
     }
 }
 
@@ -164,7 +165,7 @@ fn validation(algorithm: Algorithm, config: &JwtConfig) -> Validation {
     validation
 }
 
-/// The word for a mistake that its sender can mend; `None` for a token of somebody else's.
+/// The text for a mistake that the sender can correct; `None` for a forged token.
 fn explain(e: &jsonwebtoken::errors::Error) -> Option<Failure> {
     use jsonwebtoken::errors::ErrorKind;
     let text = match e.kind() {
@@ -176,17 +177,4 @@ fn explain(e: &jsonwebtoken::errors::Error) -> Option<Failure> {
         _ => return None,
     };
     Some(unauthenticated(text))
-}
-
-/// A text file of at most `limit` bytes.
-pub(super) fn read_text(path: &Path, limit: u64) -> Result<String, AuthError> {
-    let failed = |source| AuthError::Read { path: path.to_owned(), source };
-    let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(failed)?;
-    file.take(limit + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > limit {
-        let reason = format!("more than {limit} bytes, the limit");
-        return Err(AuthError::Content { path: path.to_owned(), line: None, reason });
-    }
-    Ok(text)
 }

@@ -1,17 +1,18 @@
 //! API keys: a file of hashes, one entry a line, and the keys themselves.
 //!
 //! ```text
-//! # words apart by spaces; a hash is BLAKE3 of the key in hex, as `triptych keys new` prints it
+//! # fields are separated by spaces; a hash is BLAKE3 of the key in hex, as `triptych keys new` prints it
 //! key    8f1c…e2  acme                      a key of tenant acme
-//! key    77ab…09  acme  models=vl,asr       one that is for two models only
+//! key    77ab…09  acme  models=vl,asr       a key for two models only
 //! tenant acme  requests_per_s=20 item_kib_per_s=8192 encode_kib_per_s=4096 in_flight=16 body_mib=256
 //! ```
 //!
-//! A key has 256 random bits, so its hash needs no salt and nothing slow. Looking a key up compares it with every entry in the same
-//! time, found or not.
+//! A key has 256 random bits, so its hash needs neither salt nor stretching. A lookup compares the key with every entry, in
+//! constant time.
 
-use super::account::Quota;
-use super::{AuthError, MAX_TENANT_BYTES};
+use super::account::{MAX_TENANT_BYTES, Quota};
+use super::error::AuthError;
+use super::file::read_text;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use std::collections::{BTreeSet, HashMap};
@@ -20,11 +21,11 @@ use std::path::Path;
 use std::sync::Arc;
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
-/// Most entries of a file; each key that is tried is compared with all of them.
+/// Largest number of entries in a file; a lookup compares with all of them.
 const MAX_ENTRIES: usize = 10_000;
 /// Largest file in bytes.
 const MAX_FILE_BYTES: u64 = 4 << 20;
-/// What every key begins with, so that scanners of repositories find one that leaked.
+/// Prefix of every key, so that scanners of repositories find one that leaked.
 const PREFIX: &str = "tk_";
 
 /// A new key and its hash, in hex. The key is shown once and kept nowhere.
@@ -44,8 +45,16 @@ pub struct KeyTable {
 #[derive(Debug)]
 struct KeyEntry {
     hash: [u8; 32],
-    tenant: String,
-    models: Option<Arc<BTreeSet<String>>>,
+    grant: KeyGrant,
+}
+
+/// The tenant of a key, and the models it is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyGrant {
+    /// The tenant.
+    pub tenant: String,
+    /// The models; `None`: all.
+    pub models: Option<Arc<BTreeSet<String>>>,
 }
 
 impl KeyTable {
@@ -54,7 +63,7 @@ impl KeyTable {
     /// # Errors
     /// [`AuthError`] with the line at fault.
     pub fn read(path: &Path) -> Result<Self, AuthError> {
-        let text = super::jwt::read_text(path, MAX_FILE_BYTES)?;
+        let text = read_text(path, MAX_FILE_BYTES)?;
         Self::parse(&text).map_err(|(line, reason)| AuthError::Content {
             path: path.to_owned(),
             line: Some(line),
@@ -111,22 +120,23 @@ impl KeyTable {
         if self.keys.iter().any(|entry| entry.hash == *hash.as_bytes()) {
             return Err("the hash is there twice".into());
         }
-        self.keys.push(KeyEntry { hash: *hash.as_bytes(), tenant: tenant.to_owned(), models });
+        let grant = KeyGrant { tenant: tenant.to_owned(), models };
+        self.keys.push(KeyEntry { hash: *hash.as_bytes(), grant });
         Ok(())
     }
 
-    /// Whose key it is, and the models it is for.
-    pub fn find(&self, key: &str) -> Option<(String, Option<Arc<BTreeSet<String>>>)> {
+    /// The grant of a key. Takes the same time whether it is found or not.
+    pub fn find(&self, key: &str) -> Option<KeyGrant> {
         let hash = blake3::hash(key.as_bytes());
         let mut found = u64::MAX;
         for (i, entry) in (0u64..).zip(&self.keys) {
             found.conditional_assign(&i, entry.hash.ct_eq(hash.as_bytes()));
         }
         let entry = self.keys.get(usize::try_from(found).ok()?)?;
-        Some((entry.tenant.clone(), entry.models.clone()))
+        Some(entry.grant.clone())
     }
 
-    /// The tenant's own quota, if a line says one.
+    /// The tenant's own quota, if the file has one.
     pub fn quota(&self, tenant: &str) -> Option<Quota> {
         self.quotas.get(tenant).copied()
     }
@@ -146,7 +156,7 @@ fn set(quota: Quota, text: &str) -> Result<Quota, String> {
     let (name, value) =
         text.split_once('=').ok_or_else(|| format!("a quota is NAME=N; names are {ALLOWED}"))?;
     let number: u32 =
-        value.parse().map_err(|_| format!("{name} is not a whole number up to {}", u32::MAX))?;
+        value.parse().map_err(|_| format!("{name} is not an integer from 0 to {}", u32::MAX))?;
     let number = NonZeroU32::new(number);
     Ok(match name {
         "requests_per_s" => Quota { requests_per_s: number, ..quota },
@@ -169,8 +179,8 @@ mod tests {
             "# two tenants\nkey {hash_a} acme # main\n\nkey {hash_b} other models=vl,asr\ntenant acme in_flight=3 body_mib=0\n"
         );
         let table = KeyTable::parse(&text).unwrap();
-        assert_eq!(table.find(&a), Some(("acme".into(), None)));
-        let (tenant, models) = table.find(&b).unwrap();
+        assert_eq!(table.find(&a), Some(KeyGrant { tenant: "acme".into(), models: None }));
+        let KeyGrant { tenant, models } = table.find(&b).unwrap();
         assert_eq!(tenant, "other");
         assert_eq!(models.unwrap().iter().collect::<Vec<_>>(), ["asr", "vl"]);
         let quota = table.quota("acme").unwrap();
@@ -191,7 +201,7 @@ mod tests {
             (format!("key {hash} a colour=red"), "only setting of a key"),
             (format!("key {hash} a\nkey {hash} b"), "there twice"),
             (format!("tenant {}", "x".repeat(300)), "300 bytes"),
-            ("tenant a in_flight=-1".into(), "not a whole number"),
+            ("tenant a in_flight=-1".into(), "not an integer"),
             ("tenant a speed=1".into(), "names are requests_per_s"),
             ("tenant a\ntenant a".into(), "has two"),
         ];

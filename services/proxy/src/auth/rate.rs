@@ -1,4 +1,4 @@
-//! How much in a second: governor's bucket over tokio's clock, which a test or a simulation moves by hand.
+//! A rate limit: governor's token bucket over tokio's clock, which a test or a simulation moves by hand.
 
 use governor::clock::Clock;
 use governor::middleware::NoOpMiddleware;
@@ -9,8 +9,8 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A bucket that fills at a steady rate.
-pub struct Rate {
+/// A bucket that refills at a steady rate.
+pub struct RateBucket {
     bucket: RateLimiter<NotKeyed, InMemoryState, SinceStart, NoOpMiddleware<Duration>>,
     clock: SinceStart,
 }
@@ -26,17 +26,17 @@ impl Clock for SinceStart {
     }
 }
 
-/// What was asked for does not fit.
+/// A refusal by the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TooMuch {
-    /// It will after this time.
-    Wait(Duration),
-    /// It never will: the whole bucket holds less.
-    Never,
+pub enum RateExceeded {
+    /// There is room after this time.
+    RetryAfter(Duration),
+    /// The full bucket holds less.
+    NeverFits,
 }
 
-impl Rate {
-    /// `per_second` units a second, and at most `burst` at once. Full at the beginning.
+impl RateBucket {
+    /// `per_second` units a second, and at most `burst` at once. Full at the start.
     pub fn new(per_second: NonZeroU32, burst: NonZeroU32) -> Self {
         let clock = SinceStart(Instant::now());
         let quota = Quota::per_second(per_second).allow_burst(burst);
@@ -46,20 +46,20 @@ impl Rate {
     /// Takes `n` units.
     ///
     /// # Errors
-    /// [`TooMuch`]; then nothing was taken.
-    pub fn take(&self, n: u32) -> Result<(), TooMuch> {
+    /// [`RateExceeded`]; then nothing was taken.
+    pub fn take(&self, n: u32) -> Result<(), RateExceeded> {
         let Some(n) = NonZeroU32::new(n) else { return Ok(()) };
         match self.bucket.check_n(n) {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(until)) => Err(TooMuch::Wait(until.wait_time_from(self.clock.now()))),
-            Err(_) => Err(TooMuch::Never),
+            Ok(Err(until)) => Err(RateExceeded::RetryAfter(until.wait_time_from(self.clock.now()))),
+            Err(_) => Err(RateExceeded::NeverFits),
         }
     }
 }
 
-impl fmt::Debug for Rate {
+impl fmt::Debug for RateBucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Rate")
+        f.write_str("RateBucket")
     }
 }
 
@@ -67,20 +67,20 @@ impl fmt::Debug for Rate {
 mod tests {
     use super::*;
 
-    fn rate(per_second: u32, burst: u32) -> Rate {
-        Rate::new(NonZeroU32::new(per_second).unwrap(), NonZeroU32::new(burst).unwrap())
+    fn rate(per_second: u32, burst: u32) -> RateBucket {
+        RateBucket::new(NonZeroU32::new(per_second).unwrap(), NonZeroU32::new(burst).unwrap())
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_wait_that_is_told_is_the_one_that_helps() {
+    async fn the_reported_wait_is_enough() {
         let rate = rate(10, 10);
         assert_eq!(rate.take(10), Ok(()));
-        let Err(TooMuch::Wait(wait)) = rate.take(5) else { panic!("the bucket is empty") };
+        let Err(RateExceeded::RetryAfter(wait)) = rate.take(5) else { panic!("the bucket is empty") };
         assert_eq!(wait, Duration::from_millis(500));
         tokio::time::advance(wait - Duration::from_millis(1)).await;
         assert!(rate.take(5).is_err());
         tokio::time::advance(Duration::from_millis(2)).await;
         assert_eq!(rate.take(5), Ok(()));
-        assert_eq!(rate.take(11), Err(TooMuch::Never));
+        assert_eq!(rate.take(11), Err(RateExceeded::NeverFits));
     }
 }

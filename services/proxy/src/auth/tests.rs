@@ -1,4 +1,4 @@
-//! Who is let in, with keys and tokens as clients send them.
+//! Authentication with keys and tokens as clients send them.
 
 use super::*;
 use base64::Engine;
@@ -48,8 +48,8 @@ fn sign(algorithm: Algorithm, kid: Option<&str>, key: &EncodingKey, claims: &Val
     jsonwebtoken::encode(&header, claims, key).unwrap()
 }
 
-/// What a file with these keys says to a token.
-fn verdict(keys: &str, token: &str) -> Result<String, Failure> {
+/// The tenant that a file with these keys gives to a token.
+fn tenant_of(keys: &str, token: &str) -> Result<String, Failure> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("jwks");
     std::fs::write(&path, keys).unwrap();
@@ -61,7 +61,7 @@ fn verdict(keys: &str, token: &str) -> Result<String, Failure> {
 }
 
 #[test]
-fn a_token_is_believed_when_all_of_it_is_right() {
+fn a_token_is_accepted_only_if_every_claim_is_valid() {
     let key = EncodingKey::from_secret(SECRET.as_bytes());
     let now = get_current_timestamp();
     let cases = [
@@ -79,7 +79,7 @@ fn a_token_is_believed_when_all_of_it_is_right() {
     ];
     for (change, expect) in cases {
         let token = sign(Algorithm::HS256, None, &key, &claims(change.clone()));
-        match (verdict(SECRET, &token), expect) {
+        match (tenant_of(SECRET, &token), expect) {
             (Ok(tenant), Ok(expect)) => assert_eq!(tenant, expect),
             (Err(failure), Err(expect)) => {
                 assert_eq!(failure.class, FailureClass::Unauthenticated);
@@ -92,10 +92,10 @@ fn a_token_is_believed_when_all_of_it_is_right() {
 }
 
 #[test]
-fn a_signature_is_checked_and_none_is_none() {
+fn a_wrong_or_absent_signature_is_refused() {
     let other = EncodingKey::from_secret(b"another secret of more than thirty-two bytes");
     let token = sign(Algorithm::HS256, None, &other, &claims(json!({})));
-    assert!(verdict(SECRET, &token).unwrap_err().message.contains("not valid"));
+    assert!(tenant_of(SECRET, &token).unwrap_err().message.contains("not valid"));
     let part = |value: Value| URL_SAFE_NO_PAD.encode(value.to_string());
     for unsigned in [
         format!("{}.{}.", part(json!({"alg": "none", "typ": "JWT"})), part(claims(json!({})))),
@@ -104,7 +104,7 @@ fn a_signature_is_checked_and_none_is_none() {
         "..".into(),
     ] {
         assert_eq!(
-            verdict(SECRET, &unsigned).unwrap_err().class,
+            tenant_of(SECRET, &unsigned).unwrap_err().class,
             FailureClass::Unauthenticated,
             "{unsigned}"
         );
@@ -116,7 +116,8 @@ fn key_set() -> (String, EncodingKey) {
     let modulus = rsa_modulus(RSA);
     let pair = rcgen::KeyPair::generate().unwrap();
     let point = pair.public_key_raw();
-    let (x, y) = (URL_SAFE_NO_PAD.encode(&point[1..33]), URL_SAFE_NO_PAD.encode(&point[33..65]));
+    let x = URL_SAFE_NO_PAD.encode(&point[1..33]);
+    let y = URL_SAFE_NO_PAD.encode(&point[33..65]);
     let set = json!({"keys": [
         {"kty": "RSA", "kid": "r", "alg": "RS256", "n": URL_SAFE_NO_PAD.encode(modulus), "e": "AQAB"},
         {"kty": "EC", "kid": "e", "crv": "P-256", "x": x, "y": y},
@@ -125,7 +126,7 @@ fn key_set() -> (String, EncodingKey) {
     (set.to_string(), EncodingKey::from_ec_der(&pair.serialize_der()))
 }
 
-/// The second number of a PKCS #1 key: after the outer header, the version, and its own header.
+/// The modulus of a PKCS #1 key: after the outer header, the version, and its own header.
 fn rsa_modulus(der: &[u8]) -> &[u8] {
     // SEQUENCE 4 bytes, INTEGER version 3 bytes, INTEGER header 4 bytes, a zero that keeps it positive.
     &der[12..12 + 256]
@@ -142,20 +143,20 @@ fn keys_of_a_set_are_found_by_algorithm_and_id() {
         (Algorithm::ES256, Some("e"), &ec),
     ] {
         assert_eq!(
-            verdict(&set, &sign(algorithm, kid, key, &good)).unwrap(),
+            tenant_of(&set, &sign(algorithm, kid, key, &good)).unwrap(),
             "acme",
             "{algorithm:?} {kid:?}"
         );
     }
     let wrong_id = sign(Algorithm::RS256, Some("e"), &rsa, &good);
-    assert!(verdict(&set, &wrong_id).is_err());
+    assert!(tenant_of(&set, &wrong_id).is_err());
     // The oldest trick: the public key as the secret of HS256.
     let confused = EncodingKey::from_secret(rsa_modulus(RSA));
-    assert!(verdict(&set, &sign(Algorithm::HS256, Some("r"), &confused, &good)).is_err());
+    assert!(tenant_of(&set, &sign(Algorithm::HS256, Some("r"), &confused, &good)).is_err());
 }
 
 #[test]
-fn a_file_of_keys_that_protects_nothing_is_refused() {
+fn a_key_file_without_a_strong_key_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let cases = [
         ("short".to_owned(), "it needs 32 or more"),
@@ -180,7 +181,8 @@ struct Keyed {
 }
 
 fn keyed() -> Keyed {
-    let (dir, (key, hash)) = (tempfile::tempdir().unwrap(), keys::generate());
+    let dir = tempfile::tempdir().unwrap();
+    let (key, hash) = keys::generate();
     let path = dir.path().join("keys");
     std::fs::write(&path, format!("key {hash} acme models=vl")).unwrap();
     let config = AuthConfig { keys: Some(path.clone()), ..AuthConfig::default() };
@@ -188,7 +190,7 @@ fn keyed() -> Keyed {
 }
 
 #[tokio::test]
-async fn without_a_valid_key_nobody_comes_in() {
+async fn a_request_without_a_valid_key_is_refused() {
     let Keyed { auth, key, .. } = &keyed();
     let caller = auth.identify(&bearer(key)).unwrap();
     assert_eq!(caller.tenant, "acme");
@@ -225,14 +227,17 @@ async fn a_client_may_name_its_own_tenant_and_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn keys_are_taken_and_given_while_the_process_runs() {
+async fn keys_are_added_and_revoked_while_the_process_runs() {
     let Keyed { _dir, path, auth, key } = keyed();
     let (second, hash) = keys::generate();
     std::fs::write(&path, format!("key {hash} acme\n")).unwrap();
-    tokio::time::sleep(LOOK_EVERY * 3).await;
+    tokio::time::sleep(POLL_INTERVAL * 3).await;
     assert!(auth.identify(&bearer(&second)).is_ok());
     assert!(auth.identify(&bearer(&key)).is_err(), "its line is gone");
     std::fs::write(&path, "nonsense that is no entry\n").unwrap();
-    tokio::time::sleep(LOOK_EVERY * 3).await;
-    assert!(auth.identify(&bearer(&second)).is_ok(), "a wrong file leaves everything as it was");
+    tokio::time::sleep(POLL_INTERVAL * 3).await;
+    assert!(
+        auth.identify(&bearer(&second)).is_ok(),
+        "a file that cannot be read leaves the keys as they are"
+    );
 }

@@ -1,8 +1,7 @@
-//! Admission before a message is read: so clients that nobody knows and a full house cost no memory, and a message
-//! that trickles in has an end.
+//! Admission before a message is read: unknown clients and overload cost no memory, and a slow message times out.
 //!
-//! A message that cannot be decoded never reaches the face. Our codec calls that an internal error; it is the
-//! client's, and is told so here.
+//! A message that cannot be decoded never reaches the service. Tonic's codec calls that an internal error; it is the
+//! client's, and is reported as InvalidArgument here.
 
 use crate::admission::{Admission, Permit};
 use crate::auth::{Auth, Caller};
@@ -20,30 +19,30 @@ use tower::Service;
 use triptych_core::{Failure, FailureClass};
 use triptych_runtime::status::{CLASS_KEY, to_status};
 
-/// A call that was let in.
+/// An admitted call.
 #[derive(Clone, Debug)]
 pub struct Admitted {
-    /// Who asks, as far as the head of the call says.
+    /// The caller, as far as the headers identify it.
     pub caller: Caller,
-    /// Its place.
+    /// Its permit.
     pub permit: Permit,
 }
 
-/// What a call has to pass.
+/// The checks of a call before its message is read.
 #[derive(Clone)]
-pub struct Door {
-    /// The house's places.
+pub struct AdmissionCheck {
+    /// Bound on requests in flight.
     pub admission: Admission,
-    /// Knows clients.
+    /// Identifies clients.
     pub auth: Auth,
-    /// Counts who is refused.
+    /// Counts refusals.
     pub observer: Observer,
-    /// For a message to arrive.
-    pub patience: Duration,
+    /// Longest time that a message may take to arrive.
+    pub message_timeout: Duration,
 }
 
-impl Door {
-    /// Lets a call in: who it is from goes along with it, and the bytes of its message are counted as they come.
+impl AdmissionCheck {
+    /// Admits a call: attaches its caller, and counts the bytes of its message as they arrive.
     fn admit(&self, request: Request<Body>) -> Result<Request<Body>, Failure> {
         let caller = self.auth.identify(request.headers())?;
         let (mut parts, body) = request.into_parts();
@@ -52,7 +51,7 @@ impl Door {
             return Ok(Request::from_parts(parts, body));
         }
         let permit = self.admission.enter()?;
-        // Where nobody shows a key, the message says whose it is, and is counted when it is here.
+        // Without authentication the message names the tenant, so it is counted once it has arrived.
         let (caller, body) = if self.auth.is_required() {
             let caller = caller.enter()?;
             (caller.clone(), counted(body, caller))
@@ -64,7 +63,7 @@ impl Door {
     }
 }
 
-/// A body that breaks off with the failure when its tenant holds too much.
+/// A body that fails when its tenant holds too many bytes.
 fn counted(body: Body, caller: Caller) -> Body {
     let pieces = axum::body::Body::new(body).into_data_stream().map(move |piece| {
         let piece = piece.map_err(|e| Status::cancelled(e.to_string()))?;
@@ -74,20 +73,20 @@ fn counted(body: Body, caller: Caller) -> Body {
     Body::new(axum::body::Body::from_stream(pieces))
 }
 
-/// The method whose calls take a place.
+/// The method whose calls take a permit.
 const GENERATE: &str = "/triptych.v1.Triptych/Generate";
 
-/// A service behind the admission.
+/// A service behind an [`AdmissionCheck`].
 #[derive(Clone)]
 pub struct Admit<S> {
     service: S,
-    door: Door,
+    check: AdmissionCheck,
 }
 
 impl<S> Admit<S> {
-    /// Puts `service` behind a door.
-    pub fn new(service: S, door: Door) -> Self {
-        Self { service, door }
+    /// Puts `service` behind `check`.
+    pub fn new(service: S, check: AdmissionCheck) -> Self {
+        Self { service, check }
     }
 }
 
@@ -109,19 +108,21 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let observer = self.door.observer.clone();
+        let observer = self.check.observer.clone();
         let refuse = move |failure: &Failure| {
             observer.refused(failure);
             to_status(failure).into_http()
         };
-        let request = match self.door.admit(request) {
+        let request = match self.check.admit(request) {
             Ok(request) => request,
             Err(failure) => return Box::pin(std::future::ready(Ok(refuse(&failure)))),
         };
-        let (answering, patience) = (self.service.call(request), self.door.patience);
+        let answering = self.service.call(request);
+        let message_timeout = self.check.message_timeout;
         Box::pin(async move {
-            let Ok(answer) = tokio::time::timeout(patience, answering).await else {
-                let message = format!("the message did not arrive within {} s", patience.as_secs_f32());
+            let Ok(answer) = tokio::time::timeout(message_timeout, answering).await else {
+                let message =
+                    format!("the message did not arrive within {} s", message_timeout.as_secs_f32());
                 return Ok(refuse(&Failure::new(FailureClass::DeadlineExceeded, message)));
             };
             answer.map(|response| match undecodable(response.headers()) {
@@ -132,7 +133,7 @@ where
     }
 }
 
-/// The failure behind a status that the codec gave. Every status of our own carries its class.
+/// The failure behind a status of the codec. Statuses of the service carry a class.
 fn undecodable(headers: &HeaderMap) -> Option<Failure> {
     if headers.contains_key(CLASS_KEY) {
         return None;

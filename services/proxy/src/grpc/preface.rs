@@ -1,6 +1,6 @@
-//! A connection that must begin to speak HTTP/2 in time.
+//! A timeout for the HTTP/2 preface of a connection.
 //!
-//! Once it does, keep-alive pings find out whether the client is still there; before, nothing would.
+//! After the preface, keep-alive pings detect a dead client; before it, nothing else would.
 
 use std::io;
 use std::pin::Pin;
@@ -14,43 +14,50 @@ use triptych_runtime::listener::ServerStream;
 /// Length of the client's preface (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
 
-/// A stream that fails if its first bytes do not come in time.
-pub struct Prefaced {
-    stream: ServerStream,
-    /// Until the preface is complete: its missing bytes, and the end of patience.
-    waiting: Option<(usize, Pin<Box<Sleep>>)>,
+/// A preface that is not complete.
+struct PrefaceWait {
+    missing_bytes: usize,
+    timeout: Pin<Box<Sleep>>,
 }
 
-impl Prefaced {
+/// A stream that fails if the preface does not arrive in time.
+pub struct PrefaceTimeout {
+    stream: ServerStream,
+    /// `None` once the preface is complete.
+    waiting: Option<PrefaceWait>,
+}
+
+impl PrefaceTimeout {
     /// Wraps a connection that was just accepted.
-    pub fn new(stream: ServerStream, patience: Duration) -> Self {
-        Self { stream, waiting: Some((PREFACE_BYTES, Box::pin(sleep(patience)))) }
+    pub fn new(stream: ServerStream, timeout: Duration) -> Self {
+        let waiting = PrefaceWait { missing_bytes: PREFACE_BYTES, timeout: Box::pin(sleep(timeout)) };
+        Self { stream, waiting: Some(waiting) }
     }
 }
 
-impl AsyncRead for Prefaced {
+impl AsyncRead for PrefaceTimeout {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Some((_, patience)) = &mut self.waiting
-            && patience.as_mut().poll(context).is_ready()
+        if let Some(waiting) = &mut self.waiting
+            && waiting.timeout.as_mut().poll(context).is_ready()
         {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
         let n_read = buffer.filled().len() - before;
-        self.waiting = self.waiting.take().and_then(|(missing, patience)| {
-            let missing = missing.saturating_sub(n_read);
-            (missing > 0).then_some((missing, patience))
-        });
+        if let Some(waiting) = &mut self.waiting {
+            waiting.missing_bytes = waiting.missing_bytes.saturating_sub(n_read);
+        }
+        self.waiting = self.waiting.take().filter(|waiting| waiting.missing_bytes > 0);
         Poll::Ready(Ok(()))
     }
 }
 
-impl AsyncWrite for Prefaced {
+impl AsyncWrite for PrefaceTimeout {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -80,7 +87,7 @@ impl AsyncWrite for Prefaced {
     }
 }
 
-impl Connected for Prefaced {
+impl Connected for PrefaceTimeout {
     type ConnectInfo = TcpConnectInfo;
 
     fn connect_info(&self) -> TcpConnectInfo {

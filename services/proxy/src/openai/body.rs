@@ -1,8 +1,8 @@
 //! Reads request bodies with a limit on size, on silence, and on time: a declared length over the limit is refused
 //! before a byte is read, and a body that trickles is given up.
 
+use super::api::{AdmittedCall, HttpApi};
 use super::error::HttpError;
-use super::{Call, Face};
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::{Bytes, BytesMut};
@@ -12,14 +12,13 @@ use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 use triptych_core::{Failure, FailureClass};
 
-/// Above this many bytes, parsing leaves the threads that serve connections.
+/// Bodies above this size in bytes are parsed on a blocking thread.
 const INLINE_BYTES: usize = 1 << 20;
 
-/// Most values of a JSON body: a prompt of token ids has room, and small values that take little of a body cannot take
-/// much of the memory.
+/// Largest number of values in a JSON body. A prompt of token ids fits; many small values cannot take much memory.
 const MAX_VALUES: usize = 256 << 10;
 
-/// Why a body could not be read.
+/// Errors of reading a body.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub(super) enum BodyError {
     #[error("the body has {len} bytes or more, the limit is {limit}")]
@@ -55,14 +54,16 @@ pub(super) fn check_declared(headers: &HeaderMap, limit: usize) -> Result<(), Bo
     }
 }
 
-/// The pieces of a body as they come. The first error is the last item.
+/// The pieces of a body, as a stream. It ends after the first error.
 pub(super) fn pieces(
-    face: &Face,
-    call: &Call,
+    api: &HttpApi,
+    call: &AdmittedCall,
     body: Body,
 ) -> impl Stream<Item = Result<Bytes, BodyError>> + Send + use<> {
     let caller = call.caller.clone();
-    let (limit, idle, deadline) = (face.limits.max_body_bytes, face.times.body_idle, call.deadline);
+    let limit = api.limits.max_body_bytes;
+    let idle = api.times.body_idle;
+    let deadline = call.deadline;
     stream::unfold(Some((body.into_data_stream(), 0usize, caller)), move |state| async move {
         let (mut body, received, caller) = state?;
         let until = (Instant::now() + idle).min(deadline);
@@ -84,20 +85,21 @@ pub(super) fn pieces(
     })
 }
 
-/// Reads a JSON body as two things, each of which takes the fields it knows. Errors name the field, the line and the
-/// column, which they could not if one were flattened into the other.
+/// Parses a JSON body as two types, each of which takes the fields it knows. Errors name the field, the line and the
+/// column, which `#[serde(flatten)]` would lose.
 pub(super) async fn json_twice<A, B>(
-    face: &Face,
-    call: &Call,
-    (headers, body): (&HeaderMap, Body),
+    api: &HttpApi,
+    call: &AdmittedCall,
+    headers: &HeaderMap,
+    body: Body,
 ) -> Result<(A, B), HttpError>
 where
     A: DeserializeOwned + Send + 'static,
     B: DeserializeOwned + Send + 'static,
 {
-    check_declared(headers, face.limits.max_body_bytes)?;
+    check_declared(headers, api.limits.max_body_bytes)?;
     let mut bytes = BytesMut::new();
-    let mut pieces = std::pin::pin!(pieces(face, call, body));
+    let mut pieces = std::pin::pin!(pieces(api, call, body));
     while let Some(piece) = pieces.next().await {
         bytes.extend_from_slice(&piece?);
     }
@@ -111,7 +113,9 @@ where
 
 /// Counts the values of lists and objects, by their commas.
 fn check_values(bytes: &[u8]) -> Result<(), Failure> {
-    let (mut n_values, mut is_text, mut is_escaped) = (1, false, false);
+    let mut n_values = 1;
+    let mut is_text = false;
+    let mut is_escaped = false;
     for byte in bytes {
         match byte {
             _ if is_escaped => is_escaped = false,
@@ -137,7 +141,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|e| {
         let path = e.path().to_string();
         let failure = Failure::invalid(format!("the body is not the JSON that is expected: {}", e.inner()));
-        // A single dot stands for the body itself.
+        // A single dot is the path of the body itself.
         if path == "." { failure } else { failure.with_param(path) }
     })?;
     reader.end().map_err(|e| Failure::invalid(format!("the body goes on after its JSON: {e}")))?;

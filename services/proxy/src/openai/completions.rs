@@ -5,54 +5,60 @@
 //! message, which go to the encoder). Answers carry `token_ids`, and for encoder-decoder models `encoder_prompt` and
 //! `decoder_prompt`, as extensions.
 
-mod answer;
 mod input;
-mod shape;
+mod response;
+mod schema;
 
+use super::api::{AdmittedCall, HttpApi};
 use super::error::HttpError;
+use super::response_head::ResponseHead;
 use super::sampling::SamplingBody;
-use super::{Call, Face, body, sse};
+use super::{body, sse};
 use crate::orchestrate::{Answer, Piece};
-use answer::{Collected, Stamp, Streamed};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use futures::{StreamExt, stream};
 use input::CompletionBody;
+use response::{CompletionCollector, CompletionEvents, CompletionShape};
 use triptych_core::Failure;
 
-/// What a client wants of the answer's form.
-struct Form {
+/// The requested form of the response.
+struct CompletionResponseForm {
     stream: bool,
     include_usage: bool,
     /// Answers to each prompt.
     n: u32,
 }
 
-pub(super) async fn complete(State(face): State<Face>, request: Request) -> Result<Response, HttpError> {
+pub(super) async fn complete(State(api): State<HttpApi>, request: Request) -> Result<Response, HttpError> {
     let read = async {
-        let call = face.admit(&request)?;
+        let call = api.admit(&request)?;
         let (parts, body) = request.into_parts();
-        let read = body::json_twice(&face, &call, (&parts.headers, body)).await?;
+        let read = body::json_twice(&api, &call, &parts.headers, body).await?;
         let (completion, sampling): (CompletionBody, SamplingBody) = read;
         completion.check_supported(&sampling)?;
         Ok::<_, HttpError>((call, completion, sampling))
     };
-    let (call, completion, sampling) = read.await.inspect_err(|e| face.refused(e))?;
-    let (stream, include_usage) = (completion.stream(), completion.include_usage());
-    let form = Form { stream, include_usage, n: sampling.n() };
+    let (call, completion, sampling) = read.await.inspect_err(|e| api.refused(e))?;
+    let form = CompletionResponseForm {
+        stream: completion.stream(),
+        include_usage: completion.include_usage(),
+        n: sampling.n(),
+    };
     let requests = completion.into_requests(&call, sampling);
-    let requests = requests.inspect_err(|f| face.orchestrator.observer.refused(f))?;
-    let Call { permit, span, .. } = call;
-    // One permit for all: they came in one body, and the number of prompts in it is bounded.
-    let start = |request| span.in_scope(|| face.orchestrator.start(request, permit.clone()));
+    let requests = requests.inspect_err(|f| api.orchestrator.observer.refused(f))?;
+    let AdmittedCall { permit, span, .. } = call;
+    // One permit for all prompts: they are in one body, and their number is bounded.
+    let start = |request| span.in_scope(|| api.orchestrator.start(request, permit.clone()));
     let answers = requests.into_iter().map(start).collect::<Result<Vec<_>, Failure>>()?;
     respond(answers, form).await
 }
 
-async fn respond(answers: Vec<Answer>, form: Form) -> Result<Response, HttpError> {
-    let stamp = Stamp::of(&answers)?;
-    let n_prompts = answers.len();
+async fn respond(answers: Vec<Answer>, form: CompletionResponseForm) -> Result<Response, HttpError> {
+    let first = answers.first().ok_or_else(|| Failure::internal("a completion without a prompt"))?;
+    let head = ResponseHead::new("cmpl", first);
+    let shape = CompletionShape { n_prompts: answers.len(), n: form.n as usize };
     let pieces = answers.into_iter().enumerate().map(|(prompt, answer)| {
         stream::unfold(answer, |mut answer| async move { Some((answer.next().await?, answer)) })
             .map(move |piece| (prompt, piece))
@@ -64,16 +70,16 @@ async fn respond(answers: Vec<Answer>, form: Form) -> Result<Response, HttpError
         let lost = || Failure::internal("an answer without a piece");
         let (prompt, first) = pieces.next().await.ok_or_else(lost)?;
         let first = first?;
-        let streamed = Streamed::new(stamp, form.include_usage, [n_prompts, form.n as usize]);
+        let streamed = CompletionEvents::new(head, form.include_usage, shape);
         let pieces = stream::once(async move { (prompt, Ok(first)) }).chain(pieces);
         return Ok(sse::response(streamed.events(pieces)));
     }
-    let mut collected = Collected::new([n_prompts, form.n as usize]);
+    let mut collected = CompletionCollector::new(shape);
     while let Some((prompt, piece)) = pieces.next().await {
         match piece? {
             Piece::Delta(delta) => collected.add(prompt, delta),
             Piece::Summary(summary) => collected.end(prompt, summary),
         }
     }
-    Ok(Json(collected.into_completion(stamp)).into_response())
+    Ok(Json(collected.into_completion(head)).into_response())
 }

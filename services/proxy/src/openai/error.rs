@@ -7,13 +7,19 @@ use serde::Serialize;
 use triptych_core::{Failure, FailureClass};
 use triptych_runtime::status::{http_status, retry_after_seconds};
 
-/// A failure with its HTTP status: the table's, or one that only HTTP knows (405, 408).
+/// A failure with its HTTP status: of its class, or one that only HTTP has (405, 408).
 #[derive(Debug)]
 pub(super) struct HttpError {
     pub(super) status: StatusCode,
     pub(super) failure: Failure,
-    /// The rest of the request's body is not waited for.
+    /// True if the connection closes without waiting for the rest of the body.
     pub(super) closes: bool,
+}
+
+/// A failure for a field with a value that is not allowed. Quotes at most 80 characters of it.
+pub(super) fn invalid_field(field: &str, value: &str, allowed: &str) -> Failure {
+    let value: String = value.chars().take(80).collect();
+    Failure::invalid(format!("{field} is {value:?}, allowed are {allowed}")).with_param(field)
 }
 
 impl From<Failure> for HttpError {
@@ -85,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_words_or_null() {
+    fn codes_are_names_or_null() {
         let cases = [
             (FailureClass::InvalidArgument, Some("n"), None),
             (FailureClass::NotFound, Some("model"), Some("model_not_found")),

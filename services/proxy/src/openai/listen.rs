@@ -1,8 +1,8 @@
-//! The HTTP/1.1 server: one task per connection, with limits on how slow a client may be and on how many there are.
+//! The HTTP/1.1 server: one task per connection, with timeouts for slow clients and a bound on connections.
 //!
-//! Not `axum::serve`, which sets no timeout on request heads. A response to a request whose body was not read to its
-//! end needs care: closing at once would reset the connection, and the client would lose the response. So the sending
-//! side closes first, and what still arrives is thrown away for a while ("lingering close", as in nginx).
+//! Not `axum::serve`, which sets no timeout on request heads. Closing at once after a response to a half-read body would
+//! reset the connection, and the client would lose the response. So the sending side closes first, and remaining input is
+//! discarded for a while ("lingering close", as in nginx).
 
 use crate::config::ClientTimes;
 use axum::Router;
@@ -20,32 +20,34 @@ use tower::ServiceExt;
 use triptych_runtime::Drain;
 use triptych_runtime::listener::{Listener, PendingConnection, ServerStream};
 
-/// Open connections; more wait in the listener's queue.
+/// Largest number of open connections; further ones wait in the listener's backlog.
 const MAX_CONNECTIONS: usize = 4096;
-/// After a connection could not be accepted, for want of file descriptors for instance.
+/// Pause after a failed accept, for want of file descriptors for instance.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long, and for how many bytes, a closing connection is read from.
-const LINGER: (Duration, usize) = (Duration::from_secs(2), 256 << 20);
+/// Longest time that a closing connection is read from.
+const LINGER_TIME: Duration = Duration::from_secs(2);
+/// Most bytes that are read from a closing connection.
+const LINGER_BYTES: usize = 256 << 20;
 
-/// Serves until listeners close. Connections that are open then end after their running request.
+/// Serves until listeners close. Open connections then end after their running request.
 pub async fn serve(door: Listener, routes: Router, times: ClientTimes, drain: Drain) {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut closing = pin!(drain.closing());
     loop {
         let next = async {
-            let place = Arc::clone(&places).acquire_owned().await;
-            (place, door.accept().await)
+            let slot = Arc::clone(&slots).acquire_owned().await;
+            (slot, door.accept().await)
         };
-        let (place, accepted) = tokio::select! {
+        let (slot, accepted) = tokio::select! {
             () = &mut closing => return,
             next = next => next,
         };
         match accepted {
             Ok(guest) => {
-                let connection = converse(guest, routes.clone(), times, drain.clone());
+                let connection = serve_connection(guest, routes.clone(), times, drain.clone());
                 drain.tasks().spawn(async move {
                     connection.await;
-                    drop(place);
+                    drop(slot);
                 });
             }
             Err(e) => {
@@ -56,7 +58,7 @@ pub async fn serve(door: Listener, routes: Router, times: ClientTimes, drain: Dr
     }
 }
 
-async fn converse(guest: PendingConnection, routes: Router, times: ClientTimes, drain: Drain) {
+async fn serve_connection(guest: PendingConnection, routes: Router, times: ClientTimes, drain: Drain) {
     let Some(stream) = guest.handshake().await else { return };
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
         Box::pin(routes.clone().oneshot(request.map(Body::new)))
@@ -66,7 +68,8 @@ async fn converse(guest: PendingConnection, routes: Router, times: ClientTimes, 
         .header_read_timeout(times.head)
         .max_buf_size(64 << 10)
         .serve_connection(TokioIo::new(stream), service);
-    let (mut closing, abort) = (pin!(drain.closing()), drain.abort_token());
+    let mut closing = pin!(drain.closing());
+    let abort = drain.abort_token();
     let mut is_closing = false;
     loop {
         tokio::select! {
@@ -82,10 +85,10 @@ async fn converse(guest: PendingConnection, routes: Router, times: ClientTimes, 
 }
 
 async fn linger(mut stream: ServerStream) {
-    let (time, limit) = LINGER;
-    let drained = async {
+    let discarded = async {
         stream.shutdown().await?;
-        let (mut scrap, mut left) = (vec![0; 16 << 10], limit);
+        let mut scrap = vec![0; 16 << 10];
+        let mut left = LINGER_BYTES;
         while left > 0 {
             match stream.read(&mut scrap).await? {
                 0 => break,
@@ -94,6 +97,6 @@ async fn linger(mut stream: ServerStream) {
         }
         Ok::<_, std::io::Error>(())
     };
-    // Whatever ends it, the stream closes now.
-    let _ = tokio::time::timeout(time, drained).await;
+    // The stream closes in any case.
+    let _ = tokio::time::timeout(LINGER_TIME, discarded).await;
 }

@@ -1,6 +1,6 @@
 //! `GET /v1/models` and `/v1/models/{id}`.
 
-use super::Face;
+use super::api::HttpApi;
 use super::error::HttpError;
 use crate::fleet::catalog::Served;
 use axum::Json;
@@ -11,12 +11,12 @@ use std::collections::BTreeSet;
 use triptych_core::ModelName;
 
 #[derive(Serialize)]
-pub(super) struct List {
+pub(super) struct ModelList {
     object: &'static str,
     data: Vec<Model>,
 }
 
-/// OpenAI's fields, and what a client would like to know besides.
+/// A model: OpenAI's fields, and context length and modalities as extensions.
 #[derive(Serialize)]
 pub(super) struct Model {
     id: String,
@@ -40,25 +40,28 @@ impl From<&Served> for Model {
     }
 }
 
-pub(super) async fn list(State(face): State<Face>, headers: HeaderMap) -> Result<Json<List>, HttpError> {
-    let caller = face.auth.identify(&headers)?;
-    let catalog = face.orchestrator.fleet.catalog();
+pub(super) async fn list(
+    State(api): State<HttpApi>,
+    headers: HeaderMap,
+) -> Result<Json<ModelList>, HttpError> {
+    let caller = api.auth.identify(&headers)?;
+    let catalog = api.orchestrator.fleet.catalog();
     let models = catalog.models().into_values().filter(|served| caller.may_use(&served.name));
-    Ok(Json(List { object: "list", data: models.map(Model::from).collect() }))
+    Ok(Json(ModelList { object: "list", data: models.map(Model::from).collect() }))
 }
 
 pub(super) async fn one(
-    State(face): State<Face>,
+    State(api): State<HttpApi>,
     headers: HeaderMap,
     Path(id): Path<String>,
 ) -> Result<Json<Model>, HttpError> {
-    let caller = face.auth.identify(&headers)?;
-    let catalog = face.orchestrator.fleet.catalog();
+    let caller = api.auth.identify(&headers)?;
+    let catalog = api.orchestrator.fleet.catalog();
     let name = ModelName::new(id);
     caller.check_model(&name)?;
     match catalog.models().get(&name) {
         Some(served) => Ok(Json(Model::from(*served))),
-        // The same words as for a request that names it.
+        // The same text as for a request that names it.
         None => match catalog.choose(Some(&name), &BTreeSet::new()) {
             Err(failure) => Err(failure.into()),
             Ok(route) => Ok(Json(Model::from(&route.served))),

@@ -1,7 +1,7 @@
-//! How tokens are chosen, as chat and completion bodies say it: OpenAI's fields, and the extensions that vLLM and
-//! Hugging Face made usual (`top_k`, `min_p`, `repetition_penalty`, `num_beams`, `structured_outputs`, …).
+//! Sampling parameters of chat and completion bodies: OpenAI's fields, and the extensions of vLLM and Hugging Face
+//! (`top_k`, `min_p`, `repetition_penalty`, `num_beams`, `structured_outputs`, …).
 //!
-//! Every field may be absent or null, which leaves the choice to the model's own defaults.
+//! Every field may be absent or null, which selects the model's own default.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use triptych_core::Failure;
 use triptych_proto::v1;
 
-/// As it arrives, in the same object as the rest of the body.
+/// The parameters, as parsed from the same object as the rest of the body.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct SamplingBody {
     n: Option<u32>,
@@ -80,17 +80,17 @@ struct StructuredOutputs {
 }
 
 impl SamplingBody {
-    /// Answers asked for.
+    /// Number of answers per prompt.
     pub(super) fn n(&self) -> u32 {
         self.n.unwrap_or(1)
     }
 
-    /// The place in line that was asked for.
+    /// Scheduling priority; smaller runs first. Default 0.
     pub(super) fn priority(&self) -> i32 {
         self.priority.unwrap_or(0)
     }
 
-    /// The settings; `logprobs` is what the body's own way of asking for them came to.
+    /// The parameters on the wire. `logprobs`: number of alternatives, which each body states in its own way.
     ///
     /// # Errors
     /// [`Failure`] that names the field.
@@ -151,15 +151,15 @@ impl SamplingBody {
     }
 }
 
-/// Any whole number of 64 bits; a negative one stands for its bits.
+/// Any 64-bit integer; a negative one is taken by its bits.
 fn seed(number: &serde_json::Number) -> Result<u64, Failure> {
     let bits = number.as_u64().or_else(|| number.as_i64().map(i64::cast_unsigned));
     bits.ok_or_else(|| {
-        Failure::invalid(format!("seed is {number}, allowed is a whole number of 64 bits")).with_param("seed")
+        Failure::invalid(format!("seed is {number}, allowed is a 64-bit integer")).with_param("seed")
     })
 }
 
-/// JSON keys are strings; these must read as token ids.
+/// Parses the keys, which are token ids written as strings.
 fn biases(map: BTreeMap<String, f32>) -> Result<std::collections::HashMap<u32, f32>, Failure> {
     let read = |(token, bias): (String, f32)| match token.parse() {
         Ok(id) => Ok((id, bias)),
@@ -245,13 +245,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_leaves_everything_open() {
+    fn an_empty_body_leaves_every_default() {
         assert_eq!(read(json!({})).unwrap(), v1::Sampling::default());
         assert_eq!(read(json!({"response_format": {"type": "text"}})).unwrap(), v1::Sampling::default());
     }
 
     #[test]
-    fn extensions_arrive() {
+    fn extensions_are_read() {
         let found = read(json!({
             "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": -0.5,
             "logit_bias": {"7": -100}, "bad_words": ["no"], "no_repeat_ngram_size": 3, "min_tokens": 2,
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_of_asking_for_structure_are_read() {
+    fn both_forms_of_structured_output_are_read() {
         let schema = json!({"type": "object"});
         let text = schema.to_string();
         let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
@@ -294,12 +294,12 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn an_error_names_the_field() {
         let cases = [
             (json!({"logit_bias": {"x": 1}}), "logit_bias", "its keys are token ids"),
             (json!({"early_stopping": "soon", "num_beams": 2}), "early_stopping", "\"never\""),
             (json!({"length_penalty": 1}), "length_penalty", "needs num_beams"),
-            (json!({"seed": 1.5}), "seed", "64 bits"),
+            (json!({"seed": 1.5}), "seed", "64-bit integer"),
             (json!({"response_format": {"type": "xml"}}), "response_format.type", "\"xml\""),
             (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema", "needs"),
             (json!({"structured_outputs": {}}), "structured_outputs", "exactly one"),

@@ -2,17 +2,18 @@
 
 mod form;
 mod format;
-mod wishes;
+mod options;
 
+use super::api::{AdmittedCall, HttpApi};
 use super::error::HttpError;
-use super::{Call, Face, sse};
+use super::sse;
 use crate::orchestrate::{Answer, Piece};
 use crate::request::{Item, Request, Source};
 use axum::extract::{Request as HttpRequest, State};
 use axum::response::Response;
 use bytes::Bytes;
-use form::Form;
-use format::{Transcript, Words};
+use form::SpeechForm;
+use format::{Transcript, WordTimes};
 use futures::{Stream, stream};
 use serde::Serialize;
 use triptych_core::prompt::{Prompt, SpeechKind, SpeechTask, TextOrTokens};
@@ -20,28 +21,32 @@ use triptych_core::{Failure, ItemOptions, Modality, ModelName};
 use triptych_proto::v1;
 
 pub(super) async fn transcribe(
-    State(face): State<Face>,
+    State(api): State<HttpApi>,
     request: HttpRequest,
 ) -> Result<Response, HttpError> {
-    answer(face, request, SpeechKind::Transcribe).await
+    answer(api, request, SpeechKind::Transcribe).await
 }
 
-pub(super) async fn translate(State(face): State<Face>, request: HttpRequest) -> Result<Response, HttpError> {
-    answer(face, request, SpeechKind::Translate).await
+pub(super) async fn translate(
+    State(api): State<HttpApi>,
+    request: HttpRequest,
+) -> Result<Response, HttpError> {
+    answer(api, request, SpeechKind::Translate).await
 }
 
-async fn answer(face: Face, request: HttpRequest, kind: SpeechKind) -> Result<Response, HttpError> {
+async fn answer(api: HttpApi, request: HttpRequest, kind: SpeechKind) -> Result<Response, HttpError> {
     let read = async {
-        let call = face.admit(&request)?;
-        let form = form::read(&face, &call, request).await?;
+        let call = api.admit(&request)?;
+        let form = form::read(&api, &call, request).await?;
         Ok::<_, HttpError>((call, form))
     };
-    let (call, form) = read.await.inspect_err(|e| face.refused(e))?;
-    let (format, stream) = (form.format, form.stream);
-    let words = if form.wishes.words { Words::Told } else { Words::Hidden };
+    let (call, form) = read.await.inspect_err(|e| api.refused(e))?;
+    let format = form.format;
+    let stream = form.stream;
+    let words = if form.options.words { WordTimes::Reported } else { WordTimes::Omitted };
     let request = into_request(form, &call, kind);
-    let Call { permit, span, .. } = call;
-    let mut answer = span.in_scope(|| face.orchestrator.start(request, permit))?;
+    let AdmittedCall { permit, span, .. } = call;
+    let mut answer = span.in_scope(|| api.orchestrator.start(request, permit))?;
     let first = next(&mut answer).await?;
     if stream {
         return Ok(sse::response(events(first, answer)));
@@ -61,20 +66,20 @@ async fn next(answer: &mut Answer) -> Result<Piece, Failure> {
     answer.next().await.unwrap_or_else(|| Err(Failure::internal("an answer without an end")))
 }
 
-fn into_request(form: Form, call: &Call, kind: SpeechKind) -> Request {
+fn into_request(form: SpeechForm, call: &AdmittedCall, kind: SpeechKind) -> Request {
     let task = SpeechTask {
         kind,
         language: form.language,
         prompt: form.prompt.map(TextOrTokens::Text),
-        prefix: form.wishes.prefix.map(TextOrTokens::Text),
-        timestamps: form.format.has_times() || form.wishes.words,
-        word_timestamps: form.wishes.words,
-        long_form: form.wishes.long_form,
-        condition_on_previous: form.wishes.condition_on_previous,
-        fallback: form.wishes.fallback,
+        prefix: form.options.prefix.map(TextOrTokens::Text),
+        timestamps: form.format.has_times() || form.options.words,
+        word_timestamps: form.options.words,
+        long_form: form.options.long_form,
+        condition_on_previous: form.options.condition_on_previous,
+        fallback: form.options.fallback,
         resume: None,
     };
-    let options = ItemOptions { vad: form.wishes.vad, ..ItemOptions::default() };
+    let options = ItemOptions { vad: form.options.vad, ..ItemOptions::default() };
     Request {
         id: call.id,
         arrived: call.arrived,
@@ -97,14 +102,14 @@ fn into_request(form: Form, call: &Call, kind: SpeechKind) -> Request {
 
 #[derive(Serialize)]
 #[serde(tag = "type")]
-enum Event {
+enum TranscriptEvent {
     #[serde(rename = "transcript.text.delta")]
     Delta { delta: String },
     #[serde(rename = "transcript.text.done")]
     Done { text: String, usage: format::Usage },
 }
 
-/// Events as text comes; the last one has the whole text. A failure is an event without `done` after it.
+/// An event per delta; the last one has the whole text. A failure is an event without `done` after it.
 fn events(first: Piece, answer: Answer) -> impl Stream<Item = Bytes> + Send + 'static {
     stream::unfold((Some(Ok(first)), String::new(), answer), |(first, mut text, mut answer)| async move {
         let piece: Result<Piece, Failure> = match first {
@@ -115,11 +120,11 @@ fn events(first: Piece, answer: Answer) -> impl Stream<Item = Bytes> + Send + 's
             Ok(Piece::Delta(delta)) if delta.text.is_empty() => Bytes::new(),
             Ok(Piece::Delta(delta)) => {
                 text.push_str(&delta.text);
-                sse::event(&Event::Delta { delta: delta.text })
+                sse::event(&TranscriptEvent::Delta { delta: delta.text })
             }
             Ok(Piece::Summary(summary)) => {
                 let text = text.trim().to_owned();
-                sse::event(&Event::Done { text, usage: format::Usage::of(&summary) })
+                sse::event(&TranscriptEvent::Done { text, usage: format::Usage::of(&summary) })
             }
             Err(failure) => sse::error(&failure),
         };

@@ -6,33 +6,39 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use triptych_core::Failure;
 
-/// What ends a stream of chat chunks.
+/// The `stream_options` of a chat or completion body.
+#[derive(Debug, Deserialize)]
+pub(super) struct StreamOptions {
+    pub(super) include_usage: Option<bool>,
+}
+
+/// The event that ends a stream of chunks.
 pub(super) fn done() -> Bytes {
     Bytes::from_static(b"data: [DONE]\n\n")
 }
 
 /// One event. JSON has no line breaks, so one `data` line holds it.
 pub(super) fn event(data: &impl Serialize) -> Bytes {
-    // Only maps with keys that are no strings fail, and there are none.
+    // Serialization fails for maps with non-string keys only, and there are none.
     let json = serde_json::to_string(data).unwrap_or_default();
     Bytes::from(format!("data: {json}\n\n"))
 }
 
-/// A failure in the middle of a stream; nothing follows it.
+/// The event of a failure in the middle of a stream; the stream ends with it.
 pub(super) fn error(failure: &Failure) -> Bytes {
     event(&ErrorBody::from(failure))
 }
 
-/// A response that sends the events as they come.
+/// A response that streams the events.
 pub(super) fn response(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     let headers = [
         (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
         (header::CACHE_CONTROL, "no-cache"),
-        // Asks nginx in front not to collect events.
+        // Turns off buffering in nginx.
         (header::HeaderName::from_static("x-accel-buffering"), "no"),
     ];
     (headers, Body::from_stream(events.map(Ok::<_, Infallible>))).into_response()

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use triptych_proto::v1;
 
-/// Counts of one answer, or of several together.
+/// Counts of one answer, or the sum of several.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Usage {
     prompt_tokens: u32,

@@ -1,4 +1,4 @@
-//! What an attacker sends to the front door, and what becomes of it: a typed answer, and a door that still opens.
+//! Hostile requests to the frontend: each gets a typed answer, and the proxy keeps serving.
 
 use crate::support::{Cluster, IMAGE, ask, client, question};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ fn about(url: &str) -> Value {
 }
 
 #[tokio::test]
-async fn no_notation_leads_inside() {
+async fn no_notation_of_an_internal_address_is_fetched() {
     let cluster = Cluster::start().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -64,7 +64,7 @@ async fn no_notation_leads_inside() {
         let (status, answer) = cluster.proxy.post(CHAT, &about(&url)).await;
         assert_eq!(status, 400, "{host}: {answer}");
         let message = answer["error"]["message"].as_str().unwrap();
-        // A name with a dot behind it is one that not every resolver knows.
+        // Not every resolver knows a name with a trailing dot.
         let unknown = host.ends_with('.') && message.contains("is not known");
         assert!(message.contains("does not fetch from") || unknown, "{host}: {message}");
         let mut item = question(&[IMAGE]);
@@ -72,12 +72,12 @@ async fn no_notation_leads_inside() {
         let status = ask(&cluster.proxy, item).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument, "{host}");
     }
-    let nobody = tokio::time::timeout(std::time::Duration::ZERO, listener.accept()).await;
-    assert!(nobody.is_err(), "somebody came in");
+    let connection = tokio::time::timeout(std::time::Duration::ZERO, listener.accept()).await;
+    assert!(connection.is_err(), "a request reached the internal service");
 }
 
 #[tokio::test]
-async fn schemes_and_hosts_that_are_none_are_refused() {
+async fn invalid_schemes_and_hosts_are_refused() {
     let cluster = Cluster::start().await;
     for url in [
         "file:///etc/passwd",
@@ -101,7 +101,7 @@ async fn schemes_and_hosts_that_are_none_are_refused() {
 }
 
 #[tokio::test]
-async fn bombs_of_headers_and_metadata_cost_their_connection_at_most() {
+async fn oversized_headers_and_metadata_cost_at_most_their_connection() {
     let cluster = Cluster::start().await;
     let send = async |head: Vec<u8>| {
         let mut stream = TcpStream::connect(cluster.proxy.http).await.unwrap();
@@ -130,7 +130,7 @@ async fn bombs_of_headers_and_metadata_cost_their_connection_at_most() {
 }
 
 #[tokio::test]
-async fn bombs_of_json_are_refused_by_shape() {
+async fn hostile_json_is_refused_by_depth_and_count() {
     let cluster = Cluster::start().await;
     let post = async |body: String| {
         let response = client().post(cluster.proxy.url(CHAT)).body(body).send().await.unwrap();
@@ -169,7 +169,7 @@ async fn bombs_of_json_are_refused_by_shape() {
 }
 
 #[tokio::test]
-async fn a_crowd_of_items_is_counted_before_any_is_looked_at() {
+async fn too_many_items_are_refused_before_any_is_read() {
     let cluster = Cluster::start().await;
     let crowd = vec![question(&[b"x"]).items[0].clone(); 100_000];
     let status =
@@ -183,10 +183,9 @@ async fn a_crowd_of_items_is_counted_before_any_is_looked_at() {
     assert!(cluster.encoder.jobs().is_empty());
 }
 
-/// The same bytes under another shape, size or setting are another item: each gets an encode of its own, and a key
-/// that is a hash of all of it.
+/// The content key covers bytes and options: a difference in any of them is another item with an encode of its own.
 #[tokio::test]
-async fn what_differs_in_anything_has_another_key() {
+async fn any_difference_in_bytes_or_options_gives_another_key() {
     let cluster = Cluster::start().await;
     let pixels = [7_u8; 24];
     let bmp = |width: i32, height: i32| {
@@ -209,7 +208,7 @@ async fn what_differs_in_anything_has_another_key() {
     for options in options {
         let mut request = question(&[&images[0]]);
         request.items[0].options = Some(options);
-        // Which options a modality takes is the encoder's matter; the key is the proxy's.
+        // The encoder decides which options a modality takes; the proxy makes the key.
         if ask(&cluster.proxy, request).await.is_ok() {
             seen.push(cluster.pd.requests().last().unwrap().items[0].key.clone());
         }
@@ -221,12 +220,10 @@ async fn what_differs_in_anything_has_another_key() {
     assert_eq!(seen.len(), n);
 }
 
-/// An object of the right form and length, with a checksum that matches its rows, and rows that are not the encoder's:
-/// without a secret there is nothing to tell it by. With one there is: objects are signed (`ec::object`), and who reads
-/// them with a key takes none without a right signature. This test holds the half of it that needs no key: a wrong key,
-/// fingerprint or checksum is found.
+/// A forged object with a matching checksum can be detected with a signing key only (`ec::object`). This test covers the
+/// half that needs no key: an object of another encoder's fingerprint is a miss.
 #[tokio::test]
-async fn a_poisoned_object_is_not_believed_to_be_what_it_is_not() {
+async fn an_object_with_a_foreign_fingerprint_is_a_miss() {
     let store = crate::support::memory().await;
     let cluster =
         Cluster::over(Arc::clone(&store), |config| config.encodes.believed_for = std::time::Duration::ZERO)

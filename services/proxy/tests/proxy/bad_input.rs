@@ -1,4 +1,4 @@
-//! Requests that are wrong: each gets a clear error that names what was wrong, and none reaches a worker.
+//! Invalid requests: each gets an error that names the field, and none reaches a worker.
 
 use crate::support::{Cluster, IMAGE, ask, client, question};
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ fn image(url: &str) -> Value {
     json!({"type": "image_url", "image_url": {"url": url}})
 }
 
-/// A field set on a request that is right but for it.
+/// A valid request with one field set.
 fn with(field: &str, value: Value) -> Value {
     let mut body = user(json!("hi"));
     body[field] = value;
@@ -55,7 +55,7 @@ async fn bad_chat_requests() {
         (with("max_tokens", json!(0)), 400, json!("max_tokens"), "1 or more"),
         (with("stop", json!([""])), 400, json!("stop"), "an empty string"),
         (with("stop", json!(5)), 400, json!("stop"), "a string or a list of strings"),
-        (with("seed", json!(1.5)), 400, json!("seed"), "whole number"),
+        (with("seed", json!(1.5)), 400, json!("seed"), "64-bit integer"),
         (with("top_logprobs", json!(3)), 400, json!("top_logprobs"), "needs logprobs"),
         (with("tools", json!([{"type": "function"}])), 400, json!("tools"), "not supported"),
         (
@@ -96,7 +96,7 @@ async fn bad_chat_requests() {
 }
 
 #[tokio::test]
-async fn bodies_that_are_no_json() {
+async fn bodies_that_are_not_json() {
     let cluster = Cluster::with(|config| config.limits = small()).await;
     let deep = format!("{{\"messages\": {}", "[".repeat(10_000));
     let cases: [(&[u8], &str); 6] = [
@@ -116,7 +116,7 @@ async fn bodies_that_are_no_json() {
 }
 
 #[tokio::test]
-async fn urls_to_the_inside_are_refused_in_every_notation() {
+async fn urls_of_internal_addresses_are_refused_in_every_notation() {
     let cluster = Cluster::start().await;
     for host in [
         "127.0.0.1",
@@ -139,7 +139,7 @@ async fn urls_to_the_inside_are_refused_in_every_notation() {
 }
 
 #[tokio::test]
-async fn routes_and_methods_that_are_not_there() {
+async fn unknown_routes_and_methods_are_refused() {
     let cluster = Cluster::start().await;
     let http = client();
     let cases = [
@@ -159,7 +159,7 @@ async fn routes_and_methods_that_are_not_there() {
     }
 }
 
-/// A question about one image, but for this change.
+/// A question about one image, with a change.
 fn change(change: impl FnOnce(&mut v1::GenerateRequest)) -> v1::GenerateRequest {
     let mut request = question(&[IMAGE]);
     change(&mut request);
@@ -173,7 +173,7 @@ fn chat(request: &mut v1::GenerateRequest) -> &mut v1::prompt::Chat {
     }
 }
 
-/// Each request is refused, names the field, and says this; all but one as an invalid argument.
+/// Checks that each request is refused with the field and the text; all but one as InvalidArgument.
 async fn refused(cases: Vec<(v1::GenerateRequest, &str, &str)>) {
     let cluster = Cluster::with(|config| config.limits = small()).await;
     for (request, param, expect) in cases {

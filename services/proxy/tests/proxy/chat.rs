@@ -1,6 +1,6 @@
-//! `/v1/chat/completions` in the shapes that OpenAI's clients read.
+//! `/v1/chat/completions` in the format of OpenAI's clients.
 
-use crate::fakes::{Play, delta, hello, summary, text};
+use crate::fakes::{GenerateStep, delta, hello, summary, text};
 use crate::support::{Cluster, client};
 use serde_json::{Value, json};
 use triptych_core::Failure;
@@ -86,7 +86,7 @@ async fn usage_is_absent_unless_asked_for() {
 }
 
 #[tokio::test]
-async fn several_answers_and_their_log_probabilities_keep_apart() {
+async fn choices_and_their_log_probabilities_are_separate() {
     let cluster = Cluster::start().await;
     let token = |text: &str, logprob| v1::TokenLogprob { token_id: 1, text: text.into(), logprob };
     let piece = |choice, text: &str| {
@@ -101,7 +101,11 @@ async fn several_answers_and_their_log_probabilities_keep_apart() {
             ..v1::Delta::default()
         })
     };
-    cluster.pd.script([Play::Say(vec![piece(1, "b"), piece(0, "a"), summary(v1::Summary::default())])]);
+    cluster.pd.script([GenerateStep::Send(vec![
+        piece(1, "b"),
+        piece(0, "a"),
+        summary(v1::Summary::default()),
+    ])]);
     let fields = json!({"n": 2, "logprobs": true, "top_logprobs": 2});
     let (_, body) = cluster.proxy.post(PATH, &ask(fields)).await;
     let choices = body["choices"].as_array().unwrap();
@@ -121,7 +125,7 @@ async fn several_answers_and_their_log_probabilities_keep_apart() {
 }
 
 #[tokio::test]
-async fn settings_arrive_nulls_are_absent_and_unknown_fields_are_ignored() {
+async fn settings_are_passed_on_nulls_are_absent_and_unknown_fields_are_ignored() {
     let cluster = Cluster::start().await;
     let given = json!({
         "temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": -1, "stop": "x",
@@ -158,7 +162,7 @@ async fn settings_arrive_nulls_are_absent_and_unknown_fields_are_ignored() {
 }
 
 #[tokio::test]
-async fn parts_become_items_in_their_place() {
+async fn parts_become_items_in_order() {
     let cluster = Cluster::start().await;
     let content = json!([
         {"type": "text", "text": "look:"},
@@ -177,10 +181,10 @@ async fn parts_become_items_in_their_place() {
     assert_eq!(chat.messages[0].role(), v1::Role::System);
     assert_eq!(kinds(&chat.messages[1]), [Text("look:".into()), Item(0), Text("well?".into())]);
 
-    let sound = json!([{"type": "input_audio", "input_audio": {"data": "aGVsbG8=", "format": "wav"}}]);
-    let body = json!({"messages": [{"role": "user", "content": sound}]});
+    let audio = json!([{"type": "input_audio", "input_audio": {"data": "aGVsbG8=", "format": "wav"}}]);
+    let body = json!({"messages": [{"role": "user", "content": audio}]});
     let (_, body) = cluster.proxy.post(PATH, &body).await;
-    // The only model that reads sounds.
+    // The only model that reads audio.
     assert_eq!(body["model"], "asr");
 }
 
@@ -190,7 +194,7 @@ async fn a_failure_has_a_status_before_the_first_text_and_is_an_event_after_it()
     let too_long =
         || to_status(&Failure::invalid("5000 tokens, the context holds 4096").with_param("messages"));
     for stream in [false, true] {
-        cluster.pd.script([Play::Fail(too_long())]);
+        cluster.pd.script([GenerateStep::Fail(too_long())]);
         let (status, body) = cluster.proxy.post(PATH, &ask(json!({"stream": stream}))).await;
         assert_eq!(status, 400);
         assert_eq!(
@@ -204,9 +208,9 @@ async fn a_failure_has_a_status_before_the_first_text_and_is_an_event_after_it()
         );
     }
     let away = || to_status(&Failure::unavailable("not now"));
-    cluster.pd.script([Play::SayThenFail(vec![text("hel")], away())]);
-    // Nobody can go on with it.
-    cluster.pd.script((0..4).map(|_| Play::Fail(away())));
+    cluster.pd.script([GenerateStep::SendThenFail(vec![text("hel")], away())]);
+    // No other worker can resume it.
+    cluster.pd.script((0..4).map(|_| GenerateStep::Fail(away())));
     let events = events(&cluster, ask(json!({"stream": true}))).await;
     let chunks = parse(&events);
     assert_eq!(chunks.len(), 2);
@@ -215,9 +219,9 @@ async fn a_failure_has_a_status_before_the_first_text_and_is_an_event_after_it()
 }
 
 #[tokio::test]
-async fn every_response_names_its_request() {
+async fn every_response_has_a_request_id() {
     let cluster = Cluster::start().await;
-    cluster.pd.script([Play::Say(hello())]);
+    cluster.pd.script([GenerateStep::Send(hello())]);
     for (path, body) in [(PATH, ask(json!({}))), (PATH, json!({})), ("/nowhere", json!({}))] {
         let response = client().post(cluster.proxy.url(path)).json(&body).send().await.unwrap();
         let id = response.headers()["x-request-id"].to_str().unwrap().to_owned();

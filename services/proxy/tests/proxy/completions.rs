@@ -1,6 +1,6 @@
 //! `POST /v1/completions`: every form of prompt, one or several, whole and streamed.
 
-use crate::fakes::{Play, delta, model, prompted, summary, text};
+use crate::fakes::{GenerateStep, delta, model, prompted, summary, text};
 use crate::support::{Cluster, ask, client};
 use serde_json::{Value, json};
 use triptych_core::Modality;
@@ -36,7 +36,7 @@ fn decoder(request: &v1::PdGenerateRequest) -> Text {
 }
 
 #[tokio::test]
-async fn every_form_of_prompt_reaches_the_side_it_is_for() {
+async fn every_form_of_prompt_reaches_encoder_or_decoder() {
     let image = json!([{"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}]);
     let le = |ids: &[u32]| ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>();
     // The body, what the encoder is sent, and what the decoder reads.
@@ -60,7 +60,7 @@ async fn every_form_of_prompt_reaches_the_side_it_is_for() {
 }
 
 #[tokio::test]
-async fn the_same_forms_come_over_grpc() {
+async fn grpc_has_the_same_forms() {
     let side = |kind: Text| Some(v1::TextOrTokens { kind: Some(kind) });
     let pair = |encoder, decoder| Kind::Explicit(v1::prompt::Explicit { encoder, decoder });
     let le = |ids: &[u32]| ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>();
@@ -78,14 +78,14 @@ async fn the_same_forms_come_over_grpc() {
         (pair(side(ids(&[5])), side(words("d"))), vec![], le(&[5]), words("d"), side(ids(&[5]))),
         (pair(None, side(words("d"))), vec![text_item], le(&[9]), words("d"), None),
     ];
-    for (prompt, items, encoded, decoded, said) in cases {
+    for (prompt, items, encoded, decoded, reported) in cases {
         let cluster = cluster().await;
         let prompt = Some(v1::Prompt { kind: Some(prompt) });
         let request = v1::GenerateRequest { model: "t2t".into(), prompt, items, ..Default::default() };
         let answer = ask(&cluster.proxy, request).await.unwrap();
         assert_eq!(cluster.encoder.jobs(), [encoded]);
         assert_eq!(decoder(&cluster.pd.requests()[0]), decoded);
-        assert_eq!(answer.summary.encoder_prompt, said);
+        assert_eq!(answer.summary.encoder_prompt, reported);
     }
 }
 
@@ -135,7 +135,7 @@ async fn text_and_its_token_ids_are_different_items() {
 }
 
 #[tokio::test]
-async fn several_prompts_are_answered_in_order_and_counted_together() {
+async fn several_prompts_are_answered_in_order_and_their_usage_is_summed() {
     let cluster = cluster().await;
     let body = json!({"model": "t2t", "prompt": ["a", "b", "c"]});
     let (status, answer) = cluster.proxy.post(PATH, &body).await;
@@ -174,7 +174,7 @@ async fn answers_carry_tokens_prompts_logprobs_and_counts() {
         decoder_prompt: Some(v1::DecoderPrompt { text: "</s>".into(), token_ids: vec![2] }),
         ..v1::Summary::default()
     };
-    cluster.pd.script([Play::Say(vec![piece("né", 4), piece("e", 5), summary(end)])]);
+    cluster.pd.script([GenerateStep::Send(vec![piece("né", 4), piece("e", 5), summary(end)])]);
     let body = json!({"model": "t2t", "prompt": [3, 1], "logprobs": 1});
     let (_, answer) = cluster.proxy.post(PATH, &body).await;
     let choice = &answer["choices"][0];
@@ -193,7 +193,7 @@ async fn answers_carry_tokens_prompts_logprobs_and_counts() {
 }
 
 #[tokio::test]
-async fn a_stream_tells_text_then_prompts_then_usage() {
+async fn a_stream_has_text_then_prompts_then_usage() {
     let cluster = cluster().await;
     let body = json!({
         "model": "t2t", "prompt": ["a", "b"], "stream": true, "stream_options": {"include_usage": true},
@@ -220,7 +220,7 @@ async fn a_stream_tells_text_then_prompts_then_usage() {
 }
 
 #[tokio::test]
-async fn tenants_and_priorities_arrive() {
+async fn tenants_and_priorities_are_passed_on() {
     let cluster = cluster().await;
     let ask = async |tenant: Option<&str>| {
         let body = json!({"model": "t2t", "prompt": "hi", "priority": -3});
@@ -272,7 +272,7 @@ async fn bad_completion_requests() {
         assert!(answer["error"]["message"].as_str().unwrap().contains(expect), "{body}: {answer}");
     }
     assert!(cluster.encoder.jobs().is_empty() && cluster.pd.requests().is_empty());
-    cluster.pd.script([Play::SayThenFail(vec![text("a")], tonic::Status::internal("x"))]);
+    cluster.pd.script([GenerateStep::SendThenFail(vec![text("a")], tonic::Status::internal("x"))]);
     let body = json!({"model": "t2t", "prompt": ["a", "b"]});
     assert_eq!(cluster.proxy.post(PATH, &body).await.0, 500, "one that fails fails all");
 }

@@ -1,6 +1,6 @@
-//! A request goes to a PD worker as soon as its items are announced, and what becomes of them meanwhile counts.
+//! Early forwarding: a request goes to a PD worker as soon as its items are announced, before they are encoded.
 
-use crate::fakes::{EncodeStep, Play, hello};
+use crate::fakes::{EncodeStep, GenerateStep, hello};
 use crate::support::{Cluster, IMAGE, ask, eventually, question};
 use tonic::{Code, Status};
 use triptych_core::Failure;
@@ -15,10 +15,10 @@ fn missing(param: &str) -> Status {
 }
 
 #[tokio::test]
-async fn a_request_goes_on_before_its_item_is_encoded() {
+async fn a_request_is_forwarded_before_its_item_is_encoded() {
     let cluster = Cluster::start().await;
     cluster.encoder.script([EncodeStep::AnnounceThenHold]);
-    cluster.pd.script([Play::SayThenHold(vec![])]);
+    cluster.pd.script([GenerateStep::SendThenHold(vec![])]);
     let encoded_later = async {
         eventually("the request is there", async || !cluster.pd.requests().is_empty()).await;
         let request = cluster.pd.requests().remove(0);
@@ -26,7 +26,7 @@ async fn a_request_goes_on_before_its_item_is_encoded() {
         assert!(request.hints[0].pending && request.items[0].checksum == [0; 32].as_slice());
         assert_eq!((request.items[0].n_tokens, request.items[0].hidden), (2, 2), "it can be laid out");
         cluster.encoder.release(1);
-        // The encoder's word reaches the proxy before the answer ends.
+        // The encoder's event reaches the proxy before the answer ends.
         eventually("the item is known to be encoded", async || {
             cluster.proxy.metric("triptych_item_source_total{source=\"encoded\",modality=\"image\"}").await
                 == 1.0
@@ -40,7 +40,7 @@ async fn a_request_goes_on_before_its_item_is_encoded() {
     assert_eq!((answer.text.as_str(), answer.sources()), ("hello world", vec![Encoded]));
     assert!(answer.summary.times.unwrap().encode_us > 0);
     assert_eq!(cluster.proxy.metric(EARLY).await, 1.0);
-    // What is READY is not announced as pending.
+    // A READY item is not announced as pending.
     ask(&cluster.proxy, question(&[IMAGE])).await.unwrap();
     let second = cluster.pd.requests().remove(1);
     assert!(!second.hints[0].pending && second.items[0].checksum != [0; 32].as_slice());
@@ -48,11 +48,11 @@ async fn a_request_goes_on_before_its_item_is_encoded() {
 }
 
 #[tokio::test]
-async fn an_item_that_fails_for_good_ends_a_request_that_went_ahead() {
+async fn a_permanent_item_failure_ends_a_request_that_was_forwarded_early() {
     let cluster = Cluster::start().await;
     cluster.encoder.script([EncodeStep::EndEarly]);
     cluster.encoder.script([EncodeStep::Fail(to_status(&Failure::invalid("the JPEG is cut off")))]);
-    cluster.pd.script([Play::SayThenHold(vec![])]);
+    cluster.pd.script([GenerateStep::SendThenHold(vec![])]);
     let status = ask(&cluster.proxy, question(&[IMAGE])).await.unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "the JPEG is cut off"));
     assert_eq!(status.metadata().get("triptych-param").unwrap(), "items[0]");
@@ -60,10 +60,10 @@ async fn an_item_that_fails_for_good_ends_a_request_that_went_ahead() {
 }
 
 #[tokio::test]
-async fn a_worker_that_does_not_wait_for_an_item_is_asked_again_when_it_is_ready() {
+async fn a_worker_that_does_not_wait_for_an_item_gets_the_request_again_when_it_is_ready() {
     let cluster = Cluster::start().await;
     cluster.encoder.script([EncodeStep::AnnounceThenHold]);
-    cluster.pd.script([Play::Fail(missing("items[0]")), Play::Say(hello())]);
+    cluster.pd.script([GenerateStep::Fail(missing("items[0]")), GenerateStep::Send(hello())]);
     let encoded_later = async {
         eventually("the request was there", async || !cluster.pd.requests().is_empty()).await;
         cluster.encoder.release(1);
@@ -76,20 +76,22 @@ async fn a_worker_that_does_not_wait_for_an_item_is_asked_again_when_it_is_ready
 }
 
 #[tokio::test]
-async fn a_request_that_went_ahead_of_an_item_that_never_comes_ends_in_time() {
+async fn a_forwarded_request_whose_item_never_arrives_ends_at_its_deadline() {
     let limits = Limits { max_request_time: std::time::Duration::from_millis(500), ..Limits::default() };
     let cluster = Cluster::with(|config| config.limits = limits).await;
     cluster.encoder.script([EncodeStep::AnnounceThenHold]);
-    cluster.pd.script([Play::SayThenHold(vec![])]);
+    cluster.pd.script([GenerateStep::SendThenHold(vec![])]);
     let status = ask(&cluster.proxy, question(&[IMAGE])).await.unwrap_err();
     assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Unavailable), "{status}");
 }
 
 #[tokio::test]
-async fn what_is_being_encoded_for_a_request_that_fails_is_there_for_the_next_one() {
+async fn an_encode_of_a_failed_request_completes_for_the_next_one() {
     let cluster = Cluster::start().await;
     cluster.encoder.script([EncodeStep::AnnounceThenHold]);
-    cluster.pd.script([Play::Fail(to_status(&Failure::invalid("5000 tokens, the context holds 4096")))]);
+    cluster
+        .pd
+        .script([GenerateStep::Fail(to_status(&Failure::invalid("5000 tokens, the context holds 4096")))]);
     let status = ask(&cluster.proxy, question(&[IMAGE])).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
     cluster.encoder.release(1);

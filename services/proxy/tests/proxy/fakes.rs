@@ -1,5 +1,5 @@
-//! Workers that record what they are asked and answer as a test tells them. Each has a runtime of its own, so that it
-//! can die as a process does: all its connections at once.
+//! Fake workers that record their requests and follow a script. Each has a runtime of its own, so that it can die as a
+//! process does: all its connections at once.
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -37,7 +37,7 @@ pub fn model(name: &str, modality: Modality, fingerprint: u8) -> v1::WorkerModel
     }
 }
 
-/// As [`model`], with an encoder that reads text together with an item.
+/// As [`model`], with an encoder that reads a text with each item.
 pub fn prompted(name: &str, modality: Modality, fingerprint: u8) -> v1::WorkerModel {
     let mut model = model(name, modality, fingerprint);
     model.encoders[0].takes_prompt = true;
@@ -65,7 +65,7 @@ impl Process {
         Self { runtime: Some(runtime), address }
     }
 
-    /// Everything of it is gone at once.
+    /// Drops its listener and connections at once.
     pub fn kill(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -79,34 +79,36 @@ impl Drop for Process {
     }
 }
 
-/// What a fake tells of its state.
-type Reports = watch::Sender<Option<v1::WorkerState>>;
+/// Publishes the state of a fake worker. `None`: it cannot be watched.
+type StateSender = watch::Sender<Option<v1::WorkerState>>;
 
-/// The states as they are told.
-fn reports(from: &Reports) -> Result<Response<BoxStream<'static, Result<v1::WorkerState, Status>>>, Status> {
+/// The stream of states.
+fn watch_states(
+    from: &StateSender,
+) -> Result<Response<BoxStream<'static, Result<v1::WorkerState, Status>>>, Status> {
     let mut states = from.subscribe();
     if states.borrow().is_none() {
         return Err(Status::unimplemented("a fake"));
     }
     states.mark_changed();
-    let told = stream::unfold(states, |mut states| async move {
+    let updates = stream::unfold(states, |mut states| async move {
         states.changed().await.ok()?;
         let state = states.borrow_and_update().clone()?;
         Some((Ok(state), states))
     });
-    Ok(Response::new(told.boxed()))
+    Ok(Response::new(updates.boxed()))
 }
 
-/// What a fake encoder does with its next job; it answers when nothing is scripted.
+/// Scripted reaction of a fake encoder to its next job. Default: [`EncodeStep::Answer`].
 pub enum EncodeStep {
     Answer,
     /// Waits for [`Encoder::release`], then answers.
     Hold,
-    /// Says what the output will be, waits for [`Encoder::release`], then answers.
+    /// Announces the output, waits for [`Encoder::release`], then answers.
     AnnounceThenHold,
     /// Answers from the memory of this peer; the store has it after [`Encoder::write_behind`].
     AnswerFromPeer(&'static str),
-    /// Says what the output will be, and ends without it.
+    /// Announces the output, and ends without it.
     EndEarly,
     Fail(Status),
 }
@@ -123,7 +125,7 @@ struct EncoderState {
     released: Semaphore,
     cancelled: AtomicUsize,
     unwritten: Mutex<Vec<EncoderOutput>>,
-    reports: Reports,
+    states: StateSender,
 }
 
 impl Encoder {
@@ -136,16 +138,16 @@ impl Encoder {
             released: Semaphore::new(0),
             cancelled: AtomicUsize::new(0),
             unwritten: Mutex::default(),
-            reports: Reports::default(),
+            states: StateSender::default(),
         }))
     }
 
-    /// Tells whoever watches; before the first time it is a worker that cannot be watched.
+    /// Publishes a state to watchers. Before the first one, the worker cannot be watched.
     pub fn report(&self, state: v1::WorkerState) {
-        self.0.reports.send_replace(Some(state));
+        self.0.states.send_replace(Some(state));
     }
 
-    /// Stores what was answered from a peer.
+    /// Stores the outputs that were answered from a peer.
     pub async fn write_behind(&self) {
         let unwritten = std::mem::take(&mut *self.0.unwritten.lock().unwrap());
         for output in unwritten {
@@ -153,20 +155,20 @@ impl Encoder {
         }
     }
 
-    /// Stores the output of a job that it had once more.
+    /// Stores the output of an earlier job again.
     pub async fn publish_again(&self, key: &ContentKey) {
         let jobs = self.0.jobs.lock().unwrap().clone();
         let job = jobs.iter().find(|job| job.key == key.as_bytes().as_slice()).expect("a job it had");
         self.0.store.put_if_absent(key, object(&encode(job))).await.unwrap();
     }
 
-    /// Steps that were not taken are taken back, and so is leave to end held jobs.
-    pub fn forget_script(&self) {
+    /// Clears unused steps, and unused permits to end held jobs.
+    pub fn clear_script(&self) {
         self.0.script.lock().unwrap().clear();
         self.0.released.forget_permits(usize::MAX >> 3);
     }
 
-    /// Whether both are the same worker.
+    /// True if both are the same worker.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -205,13 +207,13 @@ impl Encoder {
         self.0.jobs.lock().unwrap().iter().map(|job| job.item.clone()).collect()
     }
 
-    /// The text that each job's encoder was to read with its item.
+    /// The prompt of each job's item.
     pub fn prompts(&self) -> Vec<Option<String>> {
         let jobs = self.0.jobs.lock().unwrap();
         jobs.iter().map(|job| job.options.clone().and_then(|o| o.prompt)).collect()
     }
 
-    /// Jobs whose caller went away while they were held.
+    /// Number of jobs whose caller went away while they were held.
     pub fn cancelled(&self) -> usize {
         self.0.cancelled.load(Ordering::SeqCst)
     }
@@ -237,7 +239,7 @@ impl Drop for Held {
 }
 
 impl Encoder {
-    /// The end of a job: the output is stored, or left to [`Encoder::write_behind`].
+    /// Ends a job: the output is stored, or left to [`Encoder::write_behind`].
     async fn answer(&self, output: EncoderOutput, peer: &str) -> v1::EncodeEvent {
         if peer.is_empty() {
             self.0.store.put_if_absent(&output.item().key, object(&output)).await.unwrap();
@@ -261,7 +263,7 @@ fn object(output: &EncoderOutput) -> Bytes {
     triptych_ec::object::encode(output)
 }
 
-/// What an output will be: everything but its checksum.
+/// The announcement of an output: everything but its checksum.
 fn announced(output: &EncoderOutput) -> v1::EncodeEvent {
     let item = EncodedItem { checksum: [0; 32], ..output.item().clone() };
     v1::EncodeEvent { kind: Some(v1::encode_event::Kind::Announced((&item).into())) }
@@ -273,7 +275,7 @@ impl EncoderWorker for Encoder {
     type WatchStream = futures::stream::BoxStream<'static, Result<v1::WorkerState, Status>>;
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        reports(&self.0.reports)
+        watch_states(&self.0.states)
     }
 
     async fn describe(
@@ -308,7 +310,8 @@ impl EncoderWorker for Encoder {
                 stream::iter([Ok(self.answer(output, "").await)]).boxed()
             }
             EncodeStep::AnnounceThenHold => {
-                let (encoder, first) = (self.clone(), announced(&output));
+                let encoder = self.clone();
+                let first = announced(&output);
                 let end = stream::once(async move {
                     Held::until_released(&encoder).await;
                     Ok(encoder.answer(output, "").await)
@@ -334,14 +337,14 @@ fn encode(request: &v1::EncodeRequest) -> EncoderOutput {
     EncoderOutput::seal(item, from_f32(&[request.item.len() as f32; 4], DType::F32)).unwrap()
 }
 
-/// What a fake PD worker does with its next request; it writes [`hello`] when nothing is scripted.
-pub enum Play {
+/// Scripted reaction of a fake PD worker to its next request. Default: [`hello`].
+pub enum GenerateStep {
     /// These messages, and the end of the stream.
-    Say(Vec<v1::PdGenerateResponse>),
+    Send(Vec<v1::PdGenerateResponse>),
     /// These messages, then the failure.
-    SayThenFail(Vec<v1::PdGenerateResponse>, Status),
+    SendThenFail(Vec<v1::PdGenerateResponse>, Status),
     /// These messages, then silence until [`Pd::release`], then [`hello`].
-    SayThenHold(Vec<v1::PdGenerateResponse>),
+    SendThenHold(Vec<v1::PdGenerateResponse>),
     /// A failure instead of a stream.
     Fail(Status),
 }
@@ -353,15 +356,15 @@ pub struct Pd(Arc<PdState>);
 struct PdState {
     models: Vec<v1::WorkerModel>,
     requests: Mutex<Vec<v1::PdGenerateRequest>>,
-    script: Mutex<VecDeque<Play>>,
+    script: Mutex<VecDeque<GenerateStep>>,
     released: Arc<Semaphore>,
-    reports: Reports,
+    states: StateSender,
 }
 
 impl Pd {
-    /// Tells whoever watches; before the first time it is a worker that cannot be watched.
+    /// Publishes a state to watchers. Before the first one, the worker cannot be watched.
     pub fn report(&self, state: v1::WorkerState) {
-        self.0.reports.send_replace(Some(state));
+        self.0.states.send_replace(Some(state));
     }
 
     pub fn new(models: Vec<v1::WorkerModel>) -> Self {
@@ -370,7 +373,7 @@ impl Pd {
             requests: Mutex::default(),
             script: Mutex::default(),
             released: Arc::new(Semaphore::new(0)),
-            reports: Reports::default(),
+            states: StateSender::default(),
         }))
     }
 
@@ -386,15 +389,15 @@ impl Pd {
         })
     }
 
-    pub fn script(&self, plays: impl IntoIterator<Item = Play>) {
-        self.0.script.lock().unwrap().extend(plays);
+    pub fn script(&self, steps: impl IntoIterator<Item = GenerateStep>) {
+        self.0.script.lock().unwrap().extend(steps);
     }
 
     pub fn release(&self, n: usize) {
         self.0.released.add_permits(n);
     }
 
-    /// Forgets the next plays.
+    /// Skips the next `n` steps.
     pub fn skip(&self, n: usize) {
         self.0.script.lock().unwrap().drain(..n);
     }
@@ -404,7 +407,7 @@ impl Pd {
     }
 }
 
-/// New text for the first answer.
+/// A text delta of the first choice.
 pub fn text(text: &str) -> v1::PdGenerateResponse {
     delta(v1::Delta { text: text.into(), token_ids: vec![1], ..v1::Delta::default() })
 }
@@ -441,7 +444,7 @@ pub fn hello() -> Vec<v1::PdGenerateResponse> {
 
 type Stream = BoxStream<'static, Result<v1::PdGenerateResponse, Status>>;
 
-fn say(messages: Vec<v1::PdGenerateResponse>) -> Stream {
+fn send(messages: Vec<v1::PdGenerateResponse>) -> Stream {
     stream::iter(messages).map(Ok).boxed()
 }
 
@@ -451,7 +454,7 @@ impl PrefillDecodeWorker for Pd {
     type WatchStream = futures::stream::BoxStream<'static, Result<v1::WorkerState, Status>>;
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        reports(&self.0.reports)
+        watch_states(&self.0.states)
     }
 
     async fn describe(
@@ -470,21 +473,21 @@ impl PrefillDecodeWorker for Pd {
     async fn generate(&self, request: Request<v1::PdGenerateRequest>) -> Result<Response<Stream>, Status> {
         assert!(request.metadata().contains_key("grpc-timeout"));
         self.0.requests.lock().unwrap().push(request.into_inner());
-        let play = self.0.script.lock().unwrap().pop_front().unwrap_or_else(|| Play::Say(hello()));
-        let stream = match play {
-            Play::Say(messages) => say(messages),
-            Play::SayThenFail(messages, status) => {
-                say(messages).chain(stream::once(async { Err(status) })).boxed()
+        let step = self.0.script.lock().unwrap().pop_front().unwrap_or_else(|| GenerateStep::Send(hello()));
+        let stream = match step {
+            GenerateStep::Send(messages) => send(messages),
+            GenerateStep::SendThenFail(messages, status) => {
+                send(messages).chain(stream::once(async { Err(status) })).boxed()
             }
-            Play::SayThenHold(messages) => {
+            GenerateStep::SendThenHold(messages) => {
                 let released = Arc::clone(&self.0.released);
                 let held = stream::once(async move {
                     released.acquire_owned().await.unwrap().forget();
-                    say(hello())
+                    send(hello())
                 });
-                say(messages).chain(held.flatten()).boxed()
+                send(messages).chain(held.flatten()).boxed()
             }
-            Play::Fail(status) => return Err(status),
+            GenerateStep::Fail(status) => return Err(status),
         };
         Ok(Response::new(stream))
     }

@@ -1,6 +1,6 @@
-//! The ladder: every part fails in turn, and every request ends with an answer or with a clear error.
+//! Retries: every part fails in turn, and every request ends with an answer or a typed error.
 
-use crate::fakes::{EncodeStep, Encoder, Pd, Play, hello, model, text};
+use crate::fakes::{EncodeStep, Encoder, GenerateStep, Pd, hello, model, text};
 use crate::support::{Cluster, IMAGE, Proxy, ask, eventually, memory, models, question};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,14 +25,17 @@ fn missing(param: &str) -> Status {
 #[tokio::test]
 async fn a_job_that_fails_goes_to_the_other_encoder() {
     let store = memory().await;
-    let (one, two) = (Encoder::new(models(), Arc::clone(&store)), Encoder::new(models(), Arc::clone(&store)));
+    let one = Encoder::new(models(), Arc::clone(&store));
+    let two = Encoder::new(models(), Arc::clone(&store));
     let pd = Pd::new(models());
-    let (p1, p2, p3) = (one.serve(), two.serve(), pd.serve());
+    let p1 = one.serve();
+    let p2 = two.serve();
+    let p3 = pd.serve();
     let proxy = Proxy::start(&[p1.address, p2.address], &[p3.address], store, |_| {}).await;
     proxy.ready().await;
     one.script([EncodeStep::Fail(unavailable())]);
     two.script([EncodeStep::Fail(unavailable())]);
-    // Whichever is first fails, and the other one too: the third attempt succeeds.
+    // Both fail once: the third attempt succeeds.
     let answer = ask(&proxy, question(&[IMAGE])).await.unwrap();
     assert_eq!(answer.text, "hello world");
     assert_eq!(one.jobs().len() + two.jobs().len(), 3);
@@ -40,11 +43,12 @@ async fn a_job_that_fails_goes_to_the_other_encoder() {
 }
 
 #[tokio::test]
-async fn an_encoder_that_dies_in_the_middle_of_a_job_is_waited_for() {
+async fn a_job_survives_the_restart_of_its_only_encoder() {
     let mut cluster = Cluster::start().await;
     cluster.encoder.script([EncodeStep::Hold]);
     let port = cluster.encoder_process.address.port();
-    let (encoder, process) = (cluster.encoder.clone(), &mut cluster.encoder_process);
+    let encoder = cluster.encoder.clone();
+    let process = &mut cluster.encoder_process;
     let dies_and_returns = async {
         eventually("the job is under way", async || encoder.jobs().len() == 1).await;
         process.kill();
@@ -58,7 +62,7 @@ async fn an_encoder_that_dies_in_the_middle_of_a_job_is_waited_for() {
 }
 
 #[tokio::test]
-async fn an_encoder_that_refuses_an_item_is_believed_and_the_item_is_named() {
+async fn an_item_that_an_encoder_refuses_is_not_retried_and_the_error_names_it() {
     let cluster = Cluster::start().await;
     cluster.encoder.script([EncodeStep::Fail(to_status(&Failure::invalid("the JPEG is cut off")))]);
     let status = ask(&cluster.proxy, question(&[IMAGE])).await.unwrap_err();
@@ -68,7 +72,7 @@ async fn an_encoder_that_refuses_an_item_is_believed_and_the_item_is_named() {
 }
 
 #[tokio::test]
-async fn jobs_are_given_up_after_a_bounded_number_of_attempts() {
+async fn the_attempts_of_a_job_are_bounded() {
     let cluster = Cluster::start().await;
     cluster.encoder.script((0..50).map(|_| EncodeStep::Fail(unavailable())));
     let status = ask(&cluster.proxy, question(&[IMAGE])).await.unwrap_err();
@@ -78,19 +82,20 @@ async fn jobs_are_given_up_after_a_bounded_number_of_attempts() {
 }
 
 #[tokio::test]
-async fn a_pd_worker_that_fails_before_the_first_text_is_asked_again() {
+async fn a_pd_worker_that_fails_before_the_first_token_gets_the_request_again() {
     let mut cluster = Cluster::start().await;
     cluster.pd.script([
-        Play::Fail(unavailable()),
-        Play::SayThenFail(vec![], unavailable()),
-        Play::Say(vec![]),
+        GenerateStep::Fail(unavailable()),
+        GenerateStep::SendThenFail(vec![], unavailable()),
+        GenerateStep::Send(vec![]),
     ]);
     assert_eq!(ask(&cluster.proxy, question(&[IMAGE])).await.unwrap().text, "hello world");
     assert_eq!((cluster.pd.requests().len(), cluster.encoder.jobs().len()), (4, 1));
 
-    cluster.pd.script([Play::SayThenHold(vec![])]);
+    cluster.pd.script([GenerateStep::SendThenHold(vec![])]);
     let port = cluster.pd_process.address.port();
-    let (pd, process) = (cluster.pd.clone(), &mut cluster.pd_process);
+    let pd = cluster.pd.clone();
+    let process = &mut cluster.pd_process;
     let dies_and_returns = async {
         eventually("the request is under way", async || pd.requests().len() == 5).await;
         process.kill();
@@ -103,9 +108,9 @@ async fn a_pd_worker_that_fails_before_the_first_text_is_asked_again() {
 }
 
 #[tokio::test]
-async fn a_pd_worker_that_dies_in_the_middle_is_told_as_that_to_a_caller_who_wants_to_know() {
+async fn without_resumption_the_death_of_a_pd_worker_is_an_error_of_the_stream() {
     let mut cluster = Cluster::start().await;
-    cluster.pd.script([Play::SayThenHold(vec![text("hel")])]);
+    cluster.pd.script([GenerateStep::SendThenHold(vec![text("hel")])]);
     let mut never = question(&[]);
     never.resumption = v1::Resumption::Never.into();
     let mut stream = cluster.proxy.client().generate(never).await.unwrap().into_inner();
@@ -123,7 +128,7 @@ async fn an_item_that_the_pd_worker_does_not_find_is_encoded_again() {
     let cluster = Cluster::start().await;
     let mut by_key = unavailable();
     by_key.metadata_mut().insert("triptych-missing-item", 0.into());
-    cluster.pd.script([Play::Fail(missing("items[1]")), Play::SayThenFail(vec![], by_key)]);
+    cluster.pd.script([GenerateStep::Fail(missing("items[1]")), GenerateStep::SendThenFail(vec![], by_key)]);
     let answer = ask(&cluster.proxy, question(&[IMAGE, b"other"])).await.unwrap();
     assert_eq!((answer.text.as_str(), answer.sources()), ("hello world", vec![Encoded, Encoded]));
     let mut jobs = cluster.encoder.jobs();
@@ -135,7 +140,7 @@ async fn an_item_that_the_pd_worker_does_not_find_is_encoded_again() {
 #[tokio::test]
 async fn an_item_that_is_never_found_ends_the_request_with_its_name() {
     let cluster = Cluster::start().await;
-    cluster.pd.script((0..50).map(|_| Play::Fail(missing("items[0]"))));
+    cluster.pd.script((0..50).map(|_| GenerateStep::Fail(missing("items[0]"))));
     let status = ask(&cluster.proxy, question(&[IMAGE])).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(status.metadata().get("triptych-param").unwrap(), "items[0]");
@@ -144,10 +149,12 @@ async fn an_item_that_is_never_found_ends_the_request_with_its_name() {
 }
 
 #[tokio::test]
-async fn a_store_that_does_not_answer_is_as_good_as_an_empty_one() {
+async fn a_store_that_does_not_answer_counts_as_empty() {
     let store = memory().await;
-    let (encoder, pd) = (Encoder::new(models(), Arc::clone(&store)), Pd::new(models()));
-    let (p1, p2) = (encoder.serve(), pd.serve());
+    let encoder = Encoder::new(models(), Arc::clone(&store));
+    let pd = Pd::new(models());
+    let p1 = encoder.serve();
+    let p2 = pd.serve();
     let faults = Faults::default();
     let faulty = Arc::new(Faulty::new(store, faults.clone()));
     let forgets = |config: &mut ProxyConfig| config.encodes.believed_for = Duration::ZERO;
@@ -161,16 +168,16 @@ async fn a_store_that_does_not_answer_is_as_good_as_an_empty_one() {
 }
 
 #[tokio::test]
-async fn time_runs_out_for_the_limit_and_for_the_clients_own_deadline() {
+async fn a_request_ends_at_the_limit_and_at_the_clients_deadline() {
     let limits = Limits { max_request_time: Duration::from_millis(300), ..Limits::default() };
     let cluster = Cluster::with(|config| config.limits = limits).await;
-    cluster.pd.script([Play::SayThenHold(vec![])]);
+    cluster.pd.script([GenerateStep::SendThenHold(vec![])]);
     let status = ask(&cluster.proxy, question(&[])).await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded);
     assert!(status.message().contains("not answered within 0.3 s"), "{status}");
 
     let patient = Cluster::start().await;
-    patient.pd.script([Play::SayThenHold(vec![])]);
+    patient.pd.script([GenerateStep::SendThenHold(vec![])]);
     let mut request = Request::new(question(&[]));
     request.metadata_mut().insert("grpc-timeout", "200m".parse().unwrap());
     let mut stream = patient.proxy.client().generate(request).await.unwrap().into_inner();
@@ -194,12 +201,12 @@ async fn an_encoder_with_another_fingerprint_is_refused_and_the_model_is_not_rea
 }
 
 #[tokio::test]
-async fn a_worker_that_breaks_the_protocol_is_our_error() {
+async fn a_protocol_violation_of_a_worker_is_an_internal_error() {
     let cluster = Cluster::start().await;
     let mut wrong_choice = hello();
     wrong_choice
         .insert(0, crate::fakes::delta(triptych_proto::v1::Delta { choice: 3, ..Default::default() }));
-    cluster.pd.script([Play::Say(wrong_choice)]);
+    cluster.pd.script([GenerateStep::Send(wrong_choice)]);
     let status = ask(&cluster.proxy, question(&[])).await.unwrap_err();
     assert_eq!(
         (status.code(), status.message()),

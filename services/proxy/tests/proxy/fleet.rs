@@ -1,6 +1,6 @@
-//! Workers that come, go, drain, fail and fill up, and what requests see of it: nothing, or a reason and a pause.
+//! Workers that join, leave, drain, fail and fill up. Requests see nothing of it, or an error with a pause.
 
-use crate::fakes::{EncodeStep, Encoder, Pd, Play, Process, text};
+use crate::fakes::{EncodeStep, Encoder, GenerateStep, Pd, Process, text};
 use crate::support::{IMAGE, Proxy, ask, eventually, memory, models, question};
 use futures::future::BoxFuture;
 use std::net::SocketAddr;
@@ -14,10 +14,10 @@ use triptych_proto::v1;
 use triptych_runtime::discovery::{Endpoint, EndpointSink, Role, Source};
 use triptych_runtime::status::to_status;
 
-/// A source that a test moves.
-struct Moved(watch::Receiver<Vec<(Role, SocketAddr)>>);
+/// A discovery source that a test controls.
+struct TestSource(watch::Receiver<Vec<(Role, SocketAddr)>>);
 
-impl Source for Moved {
+impl Source for TestSource {
     fn describe(&self) -> String {
         "a test".into()
     }
@@ -36,10 +36,10 @@ impl Source for Moved {
     }
 }
 
-/// A proxy that knows nobody yet, and what to tell it.
-async fn alone() -> (Proxy, watch::Sender<Vec<(Role, SocketAddr)>>) {
+/// A proxy without workers, and the sender of its members.
+async fn without_workers() -> (Proxy, watch::Sender<Vec<(Role, SocketAddr)>>) {
     let (sender, receiver) = watch::channel(Vec::new());
-    let source = Box::new(Moved(receiver));
+    let source = Box::new(TestSource(receiver));
     let proxy = Proxy::start(&[], &[], memory().await, |config| config.discovery.push(source)).await;
     (proxy, sender)
 }
@@ -61,14 +61,14 @@ fn draining() -> v1::WorkerState {
 }
 
 /// Two encoders and a PD worker behind a proxy.
-struct Trio {
+struct TwoEncoders {
     encoders: [Encoder; 2],
     pd: Pd,
     proxy: Proxy,
     _processes: [Process; 3],
 }
 
-async fn trio(reports: Option<v1::WorkerState>) -> Trio {
+async fn two_encoders(reports: Option<v1::WorkerState>) -> TwoEncoders {
     let store = memory().await;
     let encoders = [(); 2].map(|()| Encoder::new(models(), Arc::clone(&store)));
     if let Some(report) = reports {
@@ -82,32 +82,36 @@ async fn trio(reports: Option<v1::WorkerState>) -> Trio {
     })
     .await;
     proxy.ready().await;
-    Trio { encoders, pd, proxy, _processes: [one, two, three] }
+    TwoEncoders { encoders, pd, proxy, _processes: [one, two, three] }
 }
 
 #[tokio::test]
-async fn a_proxy_without_workers_starts_and_those_that_come_are_found() {
-    let (proxy, members) = alone().await;
+async fn a_proxy_starts_without_workers_and_discovers_them_later() {
+    let (proxy, members) = without_workers().await;
     assert_eq!(proxy.get("/healthz").await.0, 200);
     assert_eq!(proxy.get("/readyz").await.0, 503);
     assert_eq!(ask(&proxy, question(&[])).await.unwrap_err().code(), Code::Unavailable);
-    let (encoder, pd) = (Encoder::new(models(), memory().await), Pd::new(models()));
-    let (p1, p2) = (encoder.serve(), pd.serve());
+    let encoder = Encoder::new(models(), memory().await);
+    let pd = Pd::new(models());
+    let p1 = encoder.serve();
+    let p2 = pd.serve();
     members.send_replace(vec![(Role::Encoder, p1.address), (Role::Pd, p2.address)]);
     proxy.ready().await;
     assert_eq!(ask(&proxy, question(&[IMAGE])).await.unwrap().text, "hello world");
 }
 
 #[tokio::test]
-async fn a_worker_that_leaves_ends_what_it_has_and_gets_nothing_new() {
-    let (proxy, members) = alone().await;
-    let (old, new) = (Pd::new(models()), Pd::new(models()));
-    let (p1, p2) = (old.serve(), new.serve());
+async fn a_worker_that_leaves_finishes_its_streams_and_gets_no_new_ones() {
+    let (proxy, members) = without_workers().await;
+    let old = Pd::new(models());
+    let new = Pd::new(models());
+    let p1 = old.serve();
+    let p2 = new.serve();
     let encoder = Encoder::new(models(), memory().await);
     let p3 = encoder.serve();
     members.send_replace(vec![(Role::Encoder, p3.address), (Role::Pd, p1.address)]);
     proxy.ready().await;
-    old.script([Play::SayThenHold(vec![text("he")])]);
+    old.script([GenerateStep::SendThenHold(vec![text("he")])]);
     let mut stream = proxy.client().generate(question(&[])).await.unwrap().into_inner();
     stream.message().await.unwrap().expect("accepted");
     stream.message().await.unwrap().expect("the first text");
@@ -127,49 +131,49 @@ async fn a_worker_that_leaves_ends_what_it_has_and_gets_nothing_new() {
 }
 
 #[tokio::test]
-async fn a_worker_that_says_it_drains_gets_nothing_new_at_once() {
-    let trio = trio(Some(load(0))).await;
-    trio.encoders[0].report(draining());
+async fn a_draining_worker_gets_no_new_jobs() {
+    let cluster = two_encoders(Some(load(0))).await;
+    cluster.encoders[0].report(draining());
     let drains = async || {
-        trio.proxy.metric("triptych_fleet_workers{role=\"encoder\",state=\"draining\"}").await == 1.0
+        cluster.proxy.metric("triptych_fleet_workers{role=\"encoder\",state=\"draining\"}").await == 1.0
     };
     eventually("it is known", drains).await;
     for n in 0..8u8 {
-        ask(&trio.proxy, question(&[&[n]])).await.unwrap();
+        ask(&cluster.proxy, question(&[&[n]])).await.unwrap();
     }
-    assert_eq!((trio.encoders[0].jobs().len(), trio.encoders[1].jobs().len()), (0, 8));
-    assert_eq!(trio.pd.requests().len(), 8);
+    assert_eq!((cluster.encoders[0].jobs().len(), cluster.encoders[1].jobs().len()), (0, 8));
+    assert_eq!(cluster.pd.requests().len(), 8);
 }
 
 #[tokio::test]
-async fn jobs_go_where_the_queue_is_shorter() {
-    let trio = trio(Some(load(0))).await;
-    trio.encoders[0].report(load(60_000_000));
-    // Once the report is in, no job goes there: whichever came before does not count.
+async fn jobs_go_to_the_encoder_with_the_shorter_queue() {
+    let cluster = two_encoders(Some(load(0))).await;
+    cluster.encoders[0].report(load(60_000_000));
+    // After the report has arrived, no job goes there; earlier ones do not count.
     eventually("the queue is known", async || {
-        let before = trio.encoders[0].jobs().len();
+        let before = cluster.encoders[0].jobs().len();
         for n in 0..8u8 {
-            ask(&trio.proxy, question(&[&[n, before as u8]])).await.unwrap();
+            ask(&cluster.proxy, question(&[&[n, before as u8]])).await.unwrap();
         }
-        trio.encoders[0].jobs().len() == before
+        cluster.encoders[0].jobs().len() == before
     })
     .await;
 }
 
 #[tokio::test]
-async fn an_item_that_would_come_too_late_is_refused_at_the_door_with_a_pause() {
-    let trio = trio(Some(load(30_000_000))).await;
+async fn an_item_that_would_be_late_is_refused_at_admission_with_a_pause() {
+    let cluster = two_encoders(Some(load(30_000_000))).await;
     let n = AtomicU16::new(0);
     let asked = async || {
         let item = n.fetch_add(1, Ordering::Relaxed).to_le_bytes();
         let mut request = Request::new(question(&[&item]));
         request.metadata_mut().insert("grpc-timeout", "5S".parse().unwrap());
-        let mut stream = trio.proxy.client().generate(request).await.unwrap().into_inner();
+        let mut stream = cluster.proxy.client().generate(request).await.unwrap().into_inner();
         stream.message().await.unwrap().expect("accepted");
         stream.message().await
     };
-    let n_jobs = || trio.encoders.iter().map(|encoder| encoder.jobs().len()).sum::<usize>();
-    // A proxy that has not heard of the queues lets everybody in.
+    let n_jobs = || cluster.encoders.iter().map(|encoder| encoder.jobs().len()).sum::<usize>();
+    // A proxy without reports of the queues admits every request.
     eventually("the queues are known", async || asked().await.is_err()).await;
     let before = n_jobs();
     let status = asked().await.unwrap_err();
@@ -178,30 +182,30 @@ async fn an_item_that_would_come_too_late_is_refused_at_the_door_with_a_pause() 
     assert!((20_000..=26_000).contains(&pause), "{pause}");
     assert!(status.message().contains("try again in"), "{status}");
     assert_eq!(n_jobs(), before);
-    assert!(trio.proxy.metric("triptych_admission_rejections_total{stage=\"encode\"}").await >= 1.0);
-    // Who has time is let in.
-    ask(&trio.proxy, question(&[IMAGE])).await.unwrap();
+    assert!(cluster.proxy.metric("triptych_admission_rejections_total{stage=\"encode\"}").await >= 1.0);
+    // A request with enough time is admitted.
+    ask(&cluster.proxy, question(&[IMAGE])).await.unwrap();
 }
 
 #[tokio::test]
-async fn an_encoder_that_fails_again_and_again_is_left_alone() {
-    let trio = trio(None).await;
+async fn an_encoder_that_keeps_failing_is_ejected() {
+    let cluster = two_encoders(None).await;
     let unwell = to_status(&Failure::unavailable("unwell"));
-    trio.encoders[0].script((0..200).map(|_| EncodeStep::Fail(unwell.clone())));
+    cluster.encoders[0].script((0..200).map(|_| EncodeStep::Fail(unwell.clone())));
     let n = AtomicU16::new(0);
     eventually("it is ejected", async || {
         // A retry budget may be spent meanwhile: a failure is no surprise here.
         let item = n.fetch_add(1, Ordering::Relaxed).to_le_bytes();
-        let _ = ask(&trio.proxy, question(&[&item])).await;
-        trio.proxy.metric("triptych_fleet_workers{role=\"encoder\",state=\"ejected\"}").await == 1.0
+        let _ = ask(&cluster.proxy, question(&[&item])).await;
+        cluster.proxy.metric("triptych_fleet_workers{role=\"encoder\",state=\"ejected\"}").await == 1.0
     })
     .await;
-    let before = trio.encoders[0].jobs().len();
+    let before = cluster.encoders[0].jobs().len();
     for n in 0..8u8 {
-        ask(&trio.proxy, question(&[&[n, 255, 255]])).await.unwrap();
+        ask(&cluster.proxy, question(&[&[n, 255, 255]])).await.unwrap();
     }
-    assert_eq!(trio.encoders[0].jobs().len(), before);
+    assert_eq!(cluster.encoders[0].jobs().len(), before);
     let cause = "triptych_worker_ejections_total{role=\"encoder\",cause=\"failures\"}";
-    assert_eq!(trio.proxy.metric(cause).await, 1.0);
-    tokio::time::timeout(Duration::from_secs(60), ask(&trio.proxy, question(&[]))).await.unwrap().unwrap();
+    assert_eq!(cluster.proxy.metric(cause).await, 1.0);
+    tokio::time::timeout(Duration::from_secs(60), ask(&cluster.proxy, question(&[]))).await.unwrap().unwrap();
 }

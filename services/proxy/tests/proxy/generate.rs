@@ -1,4 +1,4 @@
-//! What goes where: items to encoders, hashes to PD workers, and each item once.
+//! Routing: items go to encoders, hashes to PD workers, and each item is encoded once.
 
 use crate::fakes::{EncodeStep, Encoder, Pd};
 use crate::support::{Cluster, IMAGE, Proxy, ask, eventually, memory, models, question};
@@ -8,11 +8,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use triptych_proto::v1::ItemSource::{Cached, Encoded, Shared};
 
-/// Passes connections on to `target`, and keeps what clients send.
+/// Forwards connections to `target`, and records what clients send.
 async fn tap(target: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (address, kept) = (listener.local_addr().unwrap(), Arc::new(Mutex::new(Vec::new())));
-    let record = Arc::clone(&kept);
+    let address = listener.local_addr().unwrap();
+    let recorded = Arc::new(Mutex::new(Vec::new()));
+    let record = Arc::clone(&recorded);
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
             let (mut from_client, mut to_client) = client.into_split();
@@ -28,7 +29,7 @@ async fn tap(target: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<u8>>>) {
             });
         }
     });
-    (address, kept)
+    (address, recorded)
 }
 
 fn contains(haystack: &[u8], needle: &[u8]) -> bool {
@@ -38,8 +39,10 @@ fn contains(haystack: &[u8], needle: &[u8]) -> bool {
 #[tokio::test]
 async fn item_bytes_go_to_encoders_and_never_to_pd_workers() {
     let store = memory().await;
-    let (encoder, pd) = (Encoder::new(models(), Arc::clone(&store)), Pd::new(models()));
-    let (encoder_process, pd_process) = (encoder.serve(), pd.serve());
+    let encoder = Encoder::new(models(), Arc::clone(&store));
+    let pd = Pd::new(models());
+    let encoder_process = encoder.serve();
+    let pd_process = pd.serve();
     let (to_encoder, sent_to_encoder) = tap(encoder_process.address).await;
     let (to_pd, sent_to_pd) = tap(pd_process.address).await;
     let proxy = Proxy::start(&[to_encoder], &[to_pd], store, |_| {}).await;
@@ -55,7 +58,7 @@ async fn item_bytes_go_to_encoders_and_never_to_pd_workers() {
 }
 
 #[tokio::test]
-async fn a_known_image_costs_no_encode_and_the_summary_says_where_it_came_from() {
+async fn a_cached_image_costs_no_encode_and_the_summary_has_its_source() {
     let cluster = Cluster::start().await;
     let first = ask(&cluster.proxy, question(&[IMAGE, b"other", IMAGE])).await.unwrap();
     assert_eq!(first.sources(), [Encoded, Encoded, Shared]);
@@ -104,7 +107,7 @@ async fn two_requests_at_once_share_one_encode() {
 }
 
 #[tokio::test]
-async fn a_waiter_that_goes_away_takes_nothing_from_the_others_and_the_last_one_ends_the_job() {
+async fn a_shared_encode_survives_one_waiter_and_is_cancelled_with_the_last() {
     let cluster = Cluster::start().await;
     let proxy = &cluster.proxy;
     let cancelled = "triptych_requests_total{model=\"vl\",outcome=\"cancelled\"}";
@@ -125,11 +128,11 @@ async fn a_waiter_that_goes_away_takes_nothing_from_the_others_and_the_last_one_
     let alone = proxy.client().generate(question(&[b"a third"])).await.unwrap();
     eventually("its job is under way", async || cluster.encoder.jobs().len() == 3).await;
     drop(alone);
-    eventually("the encoder is told", async || cluster.encoder.cancelled() == 1).await;
+    eventually("the encoder sees the cancellation", async || cluster.encoder.cancelled() == 1).await;
 }
 
 #[tokio::test]
-async fn text_goes_straight_to_the_pd_worker_and_every_setting_arrives() {
+async fn text_goes_directly_to_the_pd_worker_with_every_setting() {
     let cluster = Cluster::start().await;
     let mut request = question(&[]);
     request.model = String::new();
@@ -137,7 +140,7 @@ async fn text_goes_straight_to_the_pd_worker_and_every_setting_arrives() {
     request.sampling = Some(sampling.clone());
     ask(&cluster.proxy, request.clone()).await.unwrap();
     let seen = cluster.pd.requests().remove(0);
-    // What the client left open stays open: the defaults are the model's.
+    // Fields that the client leaves unset stay unset: the defaults are the model's.
     assert_eq!((seen.sampling, seen.prompt), (Some(sampling), request.prompt));
     assert_eq!((seen.model.as_str(), seen.items.len(), cluster.encoder.jobs().len()), ("vl", 0, 0));
 }

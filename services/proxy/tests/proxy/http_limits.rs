@@ -8,8 +8,8 @@ use tokio::net::TcpStream;
 use triptych_core::limits::Limits;
 use triptych_proxy::ClientTimes;
 
-/// Sends, and reads until the server closes.
-async fn converse(address: SocketAddr, send: &[u8]) -> String {
+/// Sends bytes, and reads until the server closes.
+async fn exchange(address: SocketAddr, send: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(send).await.unwrap();
     let mut answer = Vec::new();
@@ -32,7 +32,7 @@ async fn a_declared_gigabyte_is_refused_before_it_is_sent() {
         (CHAT, "content-length: 1073741824"),
         (SPEECH, "content-length: 1073741824\r\ncontent-type: multipart/form-data; boundary=x"),
     ] {
-        let answer = converse(cluster.proxy.http, &head(path, headers)).await;
+        let answer = exchange(cluster.proxy.http, &head(path, headers)).await;
         assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
         assert!(answer.contains("1073741824 bytes or more, the limit is 67108864"), "{answer}");
         assert!(answer.to_lowercase().contains("connection: close"), "{answer}");
@@ -40,7 +40,7 @@ async fn a_declared_gigabyte_is_refused_before_it_is_sent() {
 }
 
 #[tokio::test]
-async fn an_endless_body_is_refused_at_the_limit_and_the_sender_reads_why() {
+async fn an_endless_body_is_refused_at_the_limit_and_the_sender_reads_the_error() {
     let limits = Limits { max_body_bytes: 100_000, ..Limits::default() };
     let cluster = Cluster::with(|config| config.limits = limits).await;
     // Sends all of it before it reads: a connection that closes too soon would lose the answer.
@@ -49,7 +49,7 @@ async fn an_endless_body_is_refused_at_the_limit_and_the_sender_reads_why() {
     for _ in 0..500 {
         body.extend_from_slice(chunk.as_bytes());
     }
-    let answer = converse(cluster.proxy.http, &body).await;
+    let answer = exchange(cluster.proxy.http, &body).await;
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
     assert!(answer.contains("the limit is 100000"), "{answer}");
 }
@@ -61,31 +61,31 @@ async fn slow_clients_are_cut_off() {
     let http = cluster.proxy.http;
     // Nothing, half a head, a head that never ends: the connection closes without an answer.
     for start in ["", "POST /v1/chat", "GET /healthz HTTP/1.1\r\nhost: a\r\n"] {
-        assert_eq!(converse(http, start.as_bytes()).await, "");
+        assert_eq!(exchange(http, start.as_bytes()).await, "");
     }
-    // Half a body: the answer says what was waited for.
+    // Half a body: the answer names the timeout.
     for (path, headers) in [
         (CHAT, "content-length: 100"),
         (SPEECH, "content-length: 100\r\ncontent-type: multipart/form-data; boundary=x"),
     ] {
         let mut half = head(path, headers);
         half.extend_from_slice(b"{\"mod");
-        let answer = converse(http, &half).await;
+        let answer = exchange(http, &half).await;
         assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
         assert!(answer.contains("did not arrive in time"), "{answer}");
     }
-    // gRPC: nothing, and half a preface. What the server says of itself before it gives up does not matter.
+    // gRPC: nothing, and half a preface. The server may send its settings before it closes.
     for start in ["", "PRI * HTTP/2.0"] {
-        converse(cluster.proxy.grpc, start.as_bytes()).await;
+        exchange(cluster.proxy.grpc, start.as_bytes()).await;
     }
     assert_eq!(cluster.proxy.get("/healthz").await, (200, "ok\n".into()));
     assert!(crate::support::ask(&cluster.proxy, crate::support::question(&[])).await.is_ok());
 }
 
 #[tokio::test]
-async fn a_full_house_says_when_to_come_again() {
+async fn an_overloaded_proxy_answers_with_retry_after() {
     let cluster = Cluster::with(|config| config.max_in_flight = 1).await;
-    cluster.pd.script([crate::fakes::Play::SayThenHold(vec![])]);
+    cluster.pd.script([crate::fakes::GenerateStep::SendThenHold(vec![])]);
     let mut running =
         cluster.proxy.client().generate(crate::support::question(&[])).await.unwrap().into_inner();
     assert_eq!(cluster.proxy.metric("triptych_requests_running{}").await, 1.0);
@@ -101,7 +101,7 @@ async fn a_full_house_says_when_to_come_again() {
     assert_eq!(status.code(), tonic::Code::ResourceExhausted);
     cluster.pd.release(1);
     while running.message().await.unwrap().is_some() {}
-    crate::support::eventually("the place is free", async || {
+    crate::support::eventually("the permit is free", async || {
         cluster.proxy.metric("triptych_requests_running{}").await == 0.0
     })
     .await;
@@ -111,7 +111,7 @@ async fn a_full_house_says_when_to_come_again() {
 #[tokio::test]
 async fn an_http_client_that_goes_away_ends_its_request() {
     let cluster = Cluster::start().await;
-    cluster.pd.script([crate::fakes::Play::SayThenHold(vec![])]);
+    cluster.pd.script([crate::fakes::GenerateStep::SendThenHold(vec![])]);
     let body = r#"{"messages": [{"role": "user", "content": "hi"}]}"#;
     let mut stream = TcpStream::connect(cluster.proxy.http).await.unwrap();
     stream.write_all(&head(CHAT, &format!("content-length: {}", body.len()))).await.unwrap();

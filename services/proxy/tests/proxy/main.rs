@@ -1,4 +1,4 @@
-//! The proxy through its two faces, between clients and fake workers: in process, on free ports, without sleeping.
+//! The proxy over HTTP and gRPC, between clients and fake workers: in process, on free ports, without sleeps for ordering.
 
 mod attacks;
 mod bad_input;

@@ -1,7 +1,7 @@
-//! One encode for the fleet: what is known is not asked for, what is under way is not begun, what is slow is hedged, and
-//! what an outage costs is bounded.
+//! One encode for the fleet: cached items are not encoded, running encodes are shared, slow ones are hedged, and retries
+//! in an outage are bounded.
 
-use crate::fakes::{EncodeStep, Encoder, Pd, Play, Process};
+use crate::fakes::{EncodeStep, Encoder, GenerateStep, Pd, Process};
 use crate::support::{Cluster, IMAGE, Proxy, ask, eventually, listener, memory, models, question};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// `stores` has one store for each proxy; what the encoders write comes into all of them.
+    /// `stores` has one store for each proxy; `behind` is where the encoders write.
     async fn over(
         n_encoders: usize,
         stores: Vec<Arc<dyn EcStore>>,
@@ -63,12 +63,12 @@ impl Fleet {
         self.encoders.iter().map(Encoder::cancelled).sum()
     }
 
-    /// Every encoder holds its next job.
+    /// Makes every encoder hold its next job.
     fn hold(&self) {
         self.encoders.iter().for_each(|encoder| encoder.script([EncodeStep::Hold]));
     }
 
-    /// Whoever has a job and no leave to end it.
+    /// The encoder that holds a job.
     fn busy(&self) -> &Encoder {
         self.encoders.iter().find(|encoder| !encoder.jobs().is_empty()).expect("one has a job")
     }
@@ -80,7 +80,8 @@ fn unavailable() -> Status {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn identical_items_at_once_over_three_proxies_and_three_encoders_cost_one_encode() {
-    let (behind, grpc) = (memory().await, listener().await);
+    let behind = memory().await;
+    let grpc = listener().await;
     let setting: EcSetting = format!("grpc://{}", grpc.local_addr().unwrap()).parse().unwrap();
     let served = Arc::clone(&behind);
     tokio::spawn(async move {
@@ -105,27 +106,30 @@ async fn identical_items_at_once_over_three_proxies_and_three_encoders_cost_one_
         }
         assert_eq!(fleet.n_jobs(), usize::from(round));
         assert!(fleet.encoders.iter().all(|encoder| encoder.fences().iter().all(|fence| *fence > 0)));
-        // Two of them had nothing to do: their leave to hold is taken back.
-        fleet.encoders.iter().for_each(Encoder::forget_script);
+        // Two of them had no job: their steps and permits are cleared.
+        fleet.encoders.iter().for_each(Encoder::clear_script);
     }
     let leases = "triptych_encode_leases_total{outcome=\"granted\"}";
     let mut granted = 0.0;
     for proxy in &fleet.proxies {
         granted += proxy.metric(leases).await;
     }
-    // One that comes late is granted a lease too, and finds the object.
+    // A late request is granted a lease too, and finds the object.
     assert!(granted >= 4.0, "{granted}");
 }
 
 #[tokio::test]
-async fn an_output_at_a_peer_is_nobody_elses_job_until_the_store_has_it() {
-    let fleet = Fleet::start(2, 1, |_| {}).await;
+async fn an_output_at_a_peer_is_not_encoded_again_before_the_store_has_it() {
+    let behind = memory().await;
+    let calls = Faults::default();
+    let counted: Arc<dyn EcStore> = Arc::new(Faulty::new(Arc::clone(&behind), calls.clone()));
+    let fleet = Fleet::over(1, vec![Arc::clone(&behind), counted], behind, |_| {}).await;
     fleet.encoders[0].script([EncodeStep::AnswerFromPeer("127.0.0.1:9")]);
     assert_eq!(ask(&fleet.proxies[0], question(&[IMAGE])).await.unwrap().sources(), [Encoded]);
     assert_eq!(ask(&fleet.proxies[0], question(&[IMAGE])).await.unwrap().sources(), [Cached]);
     let other = ask(&fleet.proxies[1], question(&[IMAGE]));
     let written = async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        eventually("the other proxy asks for the lease", async || calls.n_calls(Op::Lease) > 0).await;
         fleet.encoders[0].write_behind().await;
     };
     let (other, ()) = futures::join!(other, written);
@@ -143,8 +147,11 @@ async fn hold_lease(fleet: &Fleet, image: &[u8], ttl: Duration) -> ContentKey {
 }
 
 #[tokio::test]
-async fn what_another_proxy_makes_is_waited_for_and_taken_over_when_its_holder_died() {
-    let fleet = Fleet::start(2, 1, |_| {}).await;
+async fn an_encode_of_another_proxy_is_followed_and_taken_over_when_its_lease_expires() {
+    let behind = memory().await;
+    let calls = Faults::default();
+    let counted: Arc<dyn EcStore> = Arc::new(Faulty::new(Arc::clone(&behind), calls.clone()));
+    let fleet = Fleet::over(1, vec![Arc::clone(&behind), counted], behind, |_| {}).await;
     hold_lease(&fleet, IMAGE, Duration::from_millis(700)).await;
     // The holder never renews and never publishes.
     let answer = ask(&fleet.proxies[1], question(&[IMAGE])).await.unwrap();
@@ -153,9 +160,10 @@ async fn what_another_proxy_makes_is_waited_for_and_taken_over_when_its_holder_d
     assert_eq!(fleet.proxies[1].metric(&outcome("taken_over")).await, 1.0);
 
     let key = hold_lease(&fleet, b"another", Duration::from_secs(60)).await;
+    let n_before = calls.n_calls(Op::Lease);
     let waits = ask(&fleet.proxies[1], question(&[b"another"]));
     let publishes = async {
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        eventually("the other proxy asks for the lease", async || calls.n_calls(Op::Lease) > n_before).await;
         fleet.encoders[0].publish_again(&key).await;
     };
     let (answer, ()) = futures::join!(waits, publishes);
@@ -164,8 +172,9 @@ async fn what_another_proxy_makes_is_waited_for_and_taken_over_when_its_holder_d
 }
 
 #[tokio::test]
-async fn a_lease_that_cannot_be_asked_for_stops_no_encode() {
-    let (behind, faults) = (memory().await, Faults::default());
+async fn an_encode_proceeds_without_a_lease_when_the_lease_store_fails() {
+    let behind = memory().await;
+    let faults = Faults::default();
     let faulty: Arc<dyn EcStore> = Arc::new(Faulty::new(Arc::clone(&behind), faults.clone()));
     let fleet = Fleet::over(1, vec![faulty], behind, |_| {}).await;
     faults.stand(Op::Lease, Fault::Error);
@@ -174,14 +183,16 @@ async fn a_lease_that_cannot_be_asked_for_stops_no_encode() {
 }
 
 #[tokio::test]
-async fn a_job_refused_as_outrun_is_begun_anew() {
+async fn a_job_with_a_lost_lease_is_sent_again() {
     let cluster = Cluster::start().await;
-    let outrun = Failure::unavailable("a newer lease").with_param("fence");
-    cluster.encoder.script([EncodeStep::Fail(to_status(&outrun)), EncodeStep::Fail(to_status(&outrun))]);
+    let lost_lease = Failure::unavailable("a newer lease").with_param("fence");
+    cluster
+        .encoder
+        .script([EncodeStep::Fail(to_status(&lost_lease)), EncodeStep::Fail(to_status(&lost_lease))]);
     assert_eq!(ask(&cluster.proxy, question(&[IMAGE])).await.unwrap().sources(), [Encoded]);
     let fences = cluster.encoder.fences();
     assert!(fences.len() == 3 && fences[0] > 0, "{fences:?}");
-    assert_eq!(fences[2], 0, "an encoder that remembers more than the store is told no lease");
+    assert_eq!(fences[2], 0, "an encoder with a newer fence than the store gets no lease");
 }
 
 #[tokio::test]
@@ -210,7 +221,7 @@ async fn a_slow_job_is_hedged_and_the_loser_is_cancelled() {
 }
 
 #[tokio::test]
-async fn an_outage_is_not_multiplied() {
+async fn retries_in_an_outage_are_bounded_by_the_budget() {
     let frugal = |config: &mut ProxyConfig| {
         config.encodes.retries = RetryPolicy { share: 0.2, per_second: 0.1 };
     };
@@ -228,7 +239,7 @@ async fn an_outage_is_not_multiplied() {
 }
 
 #[tokio::test]
-async fn items_of_a_failed_request_go_on_and_are_there_for_the_next() {
+async fn encodes_of_a_failed_request_complete_for_the_next_one() {
     let cluster = Cluster::start().await;
     cluster.encoder.script([EncodeStep::AnnounceThenHold, EncodeStep::AnnounceThenHold]);
     let asked = ask(&cluster.proxy, question(&[IMAGE, b"another"]));
@@ -241,7 +252,7 @@ async fn items_of_a_failed_request_go_on_and_are_there_for_the_next() {
         let status = ask(&cluster.proxy, question(&[IMAGE, b"another", b"broken"])).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);
     };
-    // The first client goes away too: only the failed request's items are left.
+    // The first client goes away too: only the failed request's encodes remain.
     tokio::select! {
         _ = asked => panic!("it is held"),
         () = third => {}
@@ -253,8 +264,9 @@ async fn items_of_a_failed_request_go_on_and_are_there_for_the_next() {
 }
 
 #[tokio::test]
-async fn what_was_ready_a_moment_ago_is_not_asked_for_again() {
-    let (behind, faults) = (memory().await, Faults::default());
+async fn a_recently_ready_item_is_not_probed_again() {
+    let behind = memory().await;
+    let faults = Faults::default();
     let counted: Arc<dyn EcStore> = Arc::new(Faulty::new(Arc::clone(&behind), faults.clone()));
     let fleet = Fleet::over(1, vec![counted], behind, |_| {}).await;
     ask(&fleet.proxies[0], question(&[IMAGE])).await.unwrap();
@@ -266,7 +278,7 @@ async fn what_was_ready_a_moment_ago_is_not_asked_for_again() {
 }
 
 #[tokio::test]
-async fn an_encoder_that_ends_a_job_early_is_asked_again() {
+async fn a_job_that_ends_without_output_is_sent_again() {
     let cluster = Cluster::start().await;
     cluster.encoder.script([EncodeStep::EndEarly]);
     assert_eq!(ask(&cluster.proxy, question(&[IMAGE])).await.unwrap().sources(), [Encoded]);
@@ -274,7 +286,7 @@ async fn an_encoder_that_ends_a_job_early_is_asked_again() {
 }
 
 #[tokio::test]
-async fn a_killed_encoder_of_an_idle_cluster_costs_no_request() {
+async fn the_death_of_an_encoder_loses_no_request() {
     let Fleet { encoders, mut processes, proxies, .. } = Fleet::start(1, 2, |_| {}).await;
     encoders.iter().for_each(|encoder| encoder.script([EncodeStep::Hold]));
     let asked = ask(&proxies[0], question(&[IMAGE]));
@@ -290,11 +302,13 @@ async fn a_killed_encoder_of_an_idle_cluster_costs_no_request() {
 }
 
 #[tokio::test]
-async fn what_a_pd_worker_holds_is_not_encoded_again_though_the_store_lost_it() {
+async fn an_item_resident_on_a_pd_worker_is_not_encoded_again_though_the_store_lost_it() {
     let store = memory().await;
     let encoder = Encoder::new(models(), Arc::clone(&store));
     let pds = [Pd::new(models()), Pd::new(models())];
-    let (p1, p2, p3) = (encoder.serve(), pds[0].serve(), pds[1].serve());
+    let p1 = encoder.serve();
+    let p2 = pds[0].serve();
+    let p3 = pds[1].serve();
     pds.iter().for_each(|pd| pd.report(v1::WorkerState::default()));
     let always_asks = |config: &mut ProxyConfig| config.encodes.believed_for = Duration::ZERO;
     let proxy = Proxy::start(&[p1.address], &[p2.address, p3.address], Arc::clone(&store), always_asks).await;
@@ -309,7 +323,7 @@ async fn what_a_pd_worker_holds_is_not_encoded_again_though_the_store_lost_it() 
     pds[holder].report(resident);
     let lost = triptych_proto::convert::key(&key, "key").unwrap();
     store.delete(&lost).await.unwrap();
-    // However busy it is: anywhere else the item would have to be encoded.
+    // The holder is chosen in spite of its load: elsewhere the item would have to be encoded.
     eventually("the report has come", async || {
         let answer = ask(&proxy, question(&[IMAGE])).await.unwrap();
         let there = answer.sources() == [Cached];
@@ -317,15 +331,16 @@ async fn what_a_pd_worker_holds_is_not_encoded_again_though_the_store_lost_it() 
         there
     })
     .await;
-    let (n_jobs, n_here) = (encoder.jobs().len(), seen(&pds[holder]));
+    let n_jobs = encoder.jobs().len();
+    let n_here = seen(&pds[holder]);
     for n in 1..=5 {
         assert_eq!(ask(&proxy, question(&[IMAGE])).await.unwrap().sources(), [Cached]);
         assert_eq!((encoder.jobs().len(), seen(&pds[holder])), (n_jobs, n_here + n));
     }
-    // It let go of it meanwhile: it says so, and the item is encoded.
+    // The holder evicted it meanwhile and reports that, so the item is encoded.
     let mut gone = unavailable();
     gone.metadata_mut().insert("triptych-missing-item", 0.into());
-    pds[holder].script([Play::Fail(gone)]);
+    pds[holder].script([GenerateStep::Fail(gone)]);
     assert_eq!(ask(&proxy, question(&[IMAGE])).await.unwrap().sources(), [Encoded]);
     assert_eq!(encoder.jobs().len(), n_jobs + 1);
 }

@@ -1,6 +1,6 @@
-//! What an operator sees: models, probes, health, reflection, metrics, stopping.
+//! Operation: models, probes, health, reflection, metrics, shutdown.
 
-use crate::fakes::{Pd, Play, hello};
+use crate::fakes::{GenerateStep, Pd, hello};
 use crate::support::{Cluster, Proxy, ask, eventually, memory, models, question};
 use serde_json::{Value, json};
 use tonic_health::pb::HealthCheckRequest;
@@ -10,7 +10,7 @@ use triptych_proto::v1;
 use triptych_runtime::grpc;
 
 #[tokio::test]
-async fn models_are_listed_by_both_faces() {
+async fn models_are_listed_over_http_and_grpc() {
     let cluster = Cluster::start().await;
     let (_, list) = cluster.proxy.get("/v1/models").await;
     let list: Value = serde_json::from_str(&list).unwrap();
@@ -38,7 +38,7 @@ async fn health(proxy: &Proxy, service: &str) -> ServingStatus {
 async fn readiness_follows_the_workers() {
     let pd = Pd::new(models());
     let process = pd.serve();
-    // No encoder: what needs one is not ready, and says so; text is answered.
+    // Without an encoder the proxy is not ready; text is answered.
     let proxy = Proxy::start(&[], &[process.address], memory().await, |_| {}).await;
     eventually("the PD worker is known", async || ask(&proxy, question(&[])).await.is_ok()).await;
     assert_eq!(proxy.get("/readyz").await.0, 503);
@@ -47,7 +47,7 @@ async fn readiness_follows_the_workers() {
 
     let cluster = Cluster::start().await;
     for service in ["", "triptych.v1.Triptych"] {
-        eventually("health says serving", async || {
+        eventually("health is SERVING", async || {
             health(&cluster.proxy, service).await == ServingStatus::Serving
         })
         .await;
@@ -55,7 +55,7 @@ async fn readiness_follows_the_workers() {
 }
 
 #[tokio::test]
-async fn metrics_have_the_fields_names() {
+async fn metrics_have_the_documented_names() {
     let cluster = Cluster::start().await;
     ask(&cluster.proxy, question(&[b"image"])).await.unwrap();
     let _ = cluster.proxy.post("/v1/chat/completions", &json!({})).await;
@@ -76,10 +76,10 @@ async fn metrics_have_the_fields_names() {
 }
 
 #[tokio::test]
-async fn stopping_ends_running_streams_and_takes_no_new_ones() {
+async fn shutdown_finishes_running_streams_and_refuses_new_ones() {
     let cluster = Cluster::start().await;
     let Cluster { proxy, pd, .. } = cluster;
-    pd.script([Play::SayThenHold(vec![]), Play::SayThenHold(vec![hello().remove(0)])]);
+    pd.script([GenerateStep::SendThenHold(vec![]), GenerateStep::SendThenHold(vec![hello().remove(0)])]);
     let mut grpc = proxy.client().generate(question(&[])).await.unwrap().into_inner();
     let body = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
     eventually("the first request is at the worker", async || pd.requests().len() == 1).await;
@@ -87,7 +87,7 @@ async fn stopping_ends_running_streams_and_takes_no_new_ones() {
         crate::support::client().post(proxy.url("/v1/chat/completions")).json(&body).send().await.unwrap();
     assert!(http.chunk().await.unwrap().is_some());
     proxy.drain.begin();
-    eventually("the door is closed", async || tokio::net::TcpStream::connect(proxy.http).await.is_err())
+    eventually("the listener is closed", async || tokio::net::TcpStream::connect(proxy.http).await.is_err())
         .await;
     assert!(!proxy.running.is_finished());
     pd.release(2);

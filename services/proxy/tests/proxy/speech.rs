@@ -1,6 +1,6 @@
-//! `/v1/audio/transcriptions` and `/translations`: the form, and every shape of the answer.
+//! `/v1/audio/transcriptions` and `/translations`: the form, and every response format.
 
-use crate::fakes::{Play, delta, hello, summary, text};
+use crate::fakes::{GenerateStep, delta, hello, summary, text};
 use crate::support::{Cluster, client};
 use serde_json::{Value, json};
 use triptych_core::Failure;
@@ -52,7 +52,7 @@ fn spoken() -> Vec<v1::PdGenerateResponse> {
 }
 
 #[tokio::test]
-async fn every_format_has_its_shape() {
+async fn every_response_format_has_its_fields() {
     let cluster = Cluster::start().await;
     let cases = [
         ("text", "text/plain", "one two three\n"),
@@ -68,18 +68,18 @@ async fn every_format_has_its_shape() {
         ),
     ];
     for (format, kind, expect) in cases {
-        cluster.pd.script([Play::Say(spoken())]);
+        cluster.pd.script([GenerateStep::Send(spoken())]);
         let (status, found_kind, body) =
-            post(&cluster, TRANSCRIBE, &[("file", "sound"), ("response_format", format)]).await;
+            post(&cluster, TRANSCRIBE, &[("file", "audio"), ("response_format", format)]).await;
         assert_eq!((status, body.as_str()), (200, expect));
         assert!(found_kind.starts_with(kind), "{found_kind}");
     }
-    cluster.pd.script([Play::Say(spoken()), Play::Say(spoken())]);
-    let (_, _, body) = post(&cluster, TRANSCRIBE, &[("file", "sound")]).await;
+    cluster.pd.script([GenerateStep::Send(spoken()), GenerateStep::Send(spoken())]);
+    let (_, _, body) = post(&cluster, TRANSCRIBE, &[("file", "audio")]).await;
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(body, json!({"text": "one two three", "usage": {"type": "duration", "seconds": 33.5}}));
     let fields =
-        [("file", "sound"), ("response_format", "verbose_json"), ("timestamp_granularities[]", "segment")];
+        [("file", "audio"), ("response_format", "verbose_json"), ("timestamp_granularities[]", "segment")];
     let (_, _, body) = post(&cluster, TRANSLATE, &fields).await;
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(
@@ -108,13 +108,13 @@ async fn the_form_becomes_a_speech_task() {
         ("prompt", "Grüße"),
         ("temperature", "0.5"),
         ("something", "else"),
-        ("file", "sound"),
+        ("file", "audio"),
         ("response_format", "srt"),
     ];
     for path in [TRANSCRIBE, TRANSLATE] {
         assert_eq!(post(&cluster, path, &fields).await.0, 200);
     }
-    assert_eq!(cluster.encoder.jobs(), [&b"sound"[..]]);
+    assert_eq!(cluster.encoder.jobs(), [&b"audio"[..]]);
     let kinds = [v1::SpeechKind::Transcribe, v1::SpeechKind::Translate];
     for (request, kind) in cluster.pd.requests().into_iter().zip(kinds) {
         let task = v1::SpeechTask {
@@ -134,10 +134,10 @@ async fn the_form_becomes_a_speech_task() {
 async fn a_stream_is_deltas_and_done() {
     let cluster = Cluster::start().await;
     let away = || to_status(&Failure::unavailable("not now"));
-    cluster.pd.script([Play::Say(hello()), Play::SayThenFail(vec![text("hel")], away())]);
-    // Nobody can go on with it.
-    cluster.pd.script((0..4).map(|_| Play::Fail(away())));
-    let (_, kind, body) = post(&cluster, TRANSCRIBE, &[("file", "sound"), ("stream", "true")]).await;
+    cluster.pd.script([GenerateStep::Send(hello()), GenerateStep::SendThenFail(vec![text("hel")], away())]);
+    // No other worker can resume it.
+    cluster.pd.script((0..4).map(|_| GenerateStep::Fail(away())));
+    let (_, kind, body) = post(&cluster, TRANSCRIBE, &[("file", "audio"), ("stream", "true")]).await;
     assert!(kind.starts_with("text/event-stream"));
     let read = |body: &str| -> Vec<Value> {
         body.trim_end()
@@ -153,32 +153,32 @@ async fn a_stream_is_deltas_and_done() {
             json!({"type": "transcript.text.done", "text": "hello world", "usage": {"type": "duration", "seconds": 1.5}}),
         ]
     );
-    let (_, _, body) = post(&cluster, TRANSCRIBE, &[("file", "sound"), ("stream", "true")]).await;
+    let (_, _, body) = post(&cluster, TRANSCRIBE, &[("file", "audio"), ("stream", "true")]).await;
     let events = read(&body);
     assert_eq!((events.len(), &events[1]["error"]["type"]), (2, &json!("server_error")));
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_form_is_named() {
+async fn an_invalid_form_is_refused_by_field() {
     let cluster = Cluster::start().await;
-    let sound = ("file", "sound");
+    let audio = ("file", "audio");
     let long = "x".repeat(70_000);
     let cases: Vec<(Fields<'_>, u16, &str, &str)> = vec![
         (vec![], 400, "file", "no file"),
         (vec![("file", "")], 400, "file", "0 bytes"),
-        (vec![sound, ("response_format", "xml")], 400, "response_format", "\"xml\", allowed are json"),
-        (vec![sound, ("temperature", "warm")], 400, "temperature", "\"warm\""),
-        (vec![sound, ("temperature", "9")], 400, "temperature", "allowed is 0 to 2"),
-        (vec![sound, ("stream", "maybe")], 400, "stream", "\"maybe\""),
-        (vec![sound, ("timestamp_granularities[]", "page")], 400, "timestamp_granularities[]", "\"page\""),
-        (vec![sound, ("timestamp_granularities[]", "word")], 400, "response_format", "verbose_json"),
-        (vec![sound, ("long_form", "both")], 400, "long_form", "parallel and sequential"),
-        (vec![sound, ("chunking_strategy", "no")], 400, "chunking_strategy", "server_vad"),
-        (vec![sound, ("no_speech_threshold", "low")], 400, "no_speech_threshold", "a number"),
-        (vec![sound, ("stream", "true"), ("response_format", "srt")], 400, "response_format", "json or text"),
-        (vec![sound, ("model", "vl")], 400, "file", "reads image, the request has audio"),
-        (vec![sound, ("model", "whisper-1")], 404, "model", "not served"),
-        (vec![sound, ("prompt", &long)], 413, "prompt", "the limit is 65536"),
+        (vec![audio, ("response_format", "xml")], 400, "response_format", "\"xml\", allowed are json"),
+        (vec![audio, ("temperature", "warm")], 400, "temperature", "\"warm\""),
+        (vec![audio, ("temperature", "9")], 400, "temperature", "allowed is 0 to 2"),
+        (vec![audio, ("stream", "maybe")], 400, "stream", "\"maybe\""),
+        (vec![audio, ("timestamp_granularities[]", "page")], 400, "timestamp_granularities[]", "\"page\""),
+        (vec![audio, ("timestamp_granularities[]", "word")], 400, "response_format", "verbose_json"),
+        (vec![audio, ("long_form", "both")], 400, "long_form", "parallel and sequential"),
+        (vec![audio, ("chunking_strategy", "no")], 400, "chunking_strategy", "server_vad"),
+        (vec![audio, ("no_speech_threshold", "low")], 400, "no_speech_threshold", "a number"),
+        (vec![audio, ("stream", "true"), ("response_format", "srt")], 400, "response_format", "json or text"),
+        (vec![audio, ("model", "vl")], 400, "file", "reads image, the request has audio"),
+        (vec![audio, ("model", "whisper-1")], 404, "model", "not served"),
+        (vec![audio, ("prompt", &long)], 413, "prompt", "the limit is 65536"),
     ];
     for (fields, status, param, expect) in cases {
         let (found, _, body) = post(&cluster, TRANSCRIBE, &fields).await;
@@ -192,7 +192,7 @@ async fn what_is_wrong_with_a_form_is_named() {
 }
 
 #[tokio::test]
-async fn a_sound_read_in_sequence_is_a_job_and_a_call_for_each_window() {
+async fn sequential_long_form_is_one_job_and_one_call_per_window() {
     let cluster = Cluster::start().await;
     let window = |text: &str, next: Option<u32>| {
         let end = delta(v1::Delta {
@@ -205,11 +205,11 @@ async fn a_sound_read_in_sequence_is_a_job_and_a_call_for_each_window() {
         let usage = Some(v1::Usage { completion_tokens: 2, ..v1::Usage::default() });
         let last =
             v1::Summary { language: "de".into(), duration_s: 50.0, next, usage, ..v1::Summary::default() };
-        Play::Say(vec![end, summary(last)])
+        GenerateStep::Send(vec![end, summary(last)])
     };
     cluster.pd.script([window(" one", Some(20_000)), window(" two", Some(41_000)), window(" three", None)]);
     let fields = [
-        ("file", "sound"),
+        ("file", "audio"),
         ("long_form", "sequential"),
         ("condition_on_previous_text", "true"),
         ("response_format", "verbose_json"),
@@ -244,10 +244,13 @@ async fn a_sound_read_in_sequence_is_a_job_and_a_call_for_each_window() {
 }
 
 #[tokio::test]
-async fn a_window_that_does_not_move_on_ends_the_request() {
+async fn a_window_that_does_not_advance_ends_the_request() {
     let cluster = Cluster::start().await;
     let next = Some(v1::SpeechResume::default());
-    cluster.pd.script([Play::Say(vec![text("a"), summary(v1::Summary { next, ..v1::Summary::default() })])]);
-    let (status, ..) = post(&cluster, TRANSCRIBE, &[("file", "sound"), ("long_form", "sequential")]).await;
+    cluster.pd.script([GenerateStep::Send(vec![
+        text("a"),
+        summary(v1::Summary { next, ..v1::Summary::default() }),
+    ])]);
+    let (status, ..) = post(&cluster, TRANSCRIBE, &[("file", "audio"), ("long_form", "sequential")]).await;
     assert_eq!(status, 500);
 }

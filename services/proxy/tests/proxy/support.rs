@@ -19,7 +19,7 @@ use triptych_proxy::fetch::FetchPolicy;
 use triptych_proxy::{ClientTimes, EncodePolicy, ProxyConfig, ProxyError};
 use triptych_runtime::{Drain, MetricsRegistry, grpc};
 
-/// An image no test decodes; long and odd enough to be recognised in a recording.
+/// Bytes of an image that no test decodes; long and distinctive enough to be found in a recording.
 pub const IMAGE: &[u8] = b"pixels:0123456789abcdefghijklmnopqrstuvwxyz:are never seen by a PD worker";
 
 /// A proxy that runs in this process.
@@ -30,17 +30,29 @@ pub struct Proxy {
     pub running: JoinHandle<Result<(), ProxyError>>,
 }
 
+/// The two listeners of a proxy.
+pub struct Listeners {
+    pub http: TcpListener,
+    pub grpc: TcpListener,
+}
+
+impl Listeners {
+    pub async fn bind() -> Self {
+        Self { http: listener().await, grpc: listener().await }
+    }
+}
+
 /// Settings of tests: the defaults, with the addresses of the workers.
 pub fn settings(
     encoders: &[SocketAddr],
     pds: &[SocketAddr],
     store: Arc<dyn EcStore>,
-    listeners: (TcpListener, TcpListener),
+    listeners: Listeners,
 ) -> ProxyConfig {
     let text = |addresses: &[SocketAddr]| addresses.iter().map(ToString::to_string).collect();
     ProxyConfig {
-        http: listeners.0.into(),
-        grpc: listeners.1.into(),
+        http: listeners.http.into(),
+        grpc: listeners.grpc.into(),
         admin: None,
         encoders: text(encoders),
         pds: text(pds),
@@ -70,8 +82,9 @@ impl Proxy {
         store: Arc<dyn EcStore>,
         change: impl FnOnce(&mut ProxyConfig),
     ) -> Self {
-        let listeners = (listener().await, listener().await);
-        let (http, grpc) = (listeners.0.local_addr().unwrap(), listeners.1.local_addr().unwrap());
+        let listeners = Listeners::bind().await;
+        let http = listeners.http.local_addr().unwrap();
+        let grpc = listeners.grpc.local_addr().unwrap();
         let mut config = settings(encoders, pds, store, listeners);
         change(&mut config);
         let drain = Drain::new();
@@ -102,7 +115,7 @@ impl Proxy {
         eventually("the proxy is ready", async || self.get("/readyz").await.0 == 200).await;
     }
 
-    /// The value of a metric's line, 0 while there is none.
+    /// Value of the series; 0 while it does not exist.
     pub async fn metric(&self, line: &str) -> f64 {
         let (_, text) = self.get("/metrics").await;
         let value = text.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(' ')?.parse().ok());
@@ -119,16 +132,16 @@ pub fn client() -> reqwest::Client {
     reqwest::Client::builder().no_proxy().build().unwrap()
 }
 
-/// Asks until it is so. The limit only ends a test that fails.
-pub async fn eventually(what: &str, so: impl AsyncFn() -> bool) {
+/// Polls until the condition holds. The limit ends a test that fails.
+pub async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
     let start = Instant::now();
-    while !so().await {
-        assert!(start.elapsed() < Duration::from_secs(60), "it never came that {what}");
+    while !condition().await {
+        assert!(start.elapsed() < Duration::from_secs(60), "never true: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// One encoder, one PD worker, one proxy; `vl` reads images, `asr` reads sounds.
+/// One encoder, one PD worker, one proxy; `vl` reads images, `asr` reads audio.
 pub struct Cluster {
     pub encoder: Encoder,
     pub pd: Pd,
@@ -155,7 +168,7 @@ impl Cluster {
         Self::made_of(models, memory().await, change).await
     }
 
-    /// A cluster over a store of the test's own.
+    /// A cluster over the given store.
     pub async fn over(store: Arc<dyn EcStore>, change: impl FnOnce(&mut ProxyConfig)) -> Self {
         Self::made_of(models(), store, change).await
     }
@@ -167,7 +180,8 @@ impl Cluster {
     ) -> Self {
         let encoder = Encoder::new(models.clone(), Arc::clone(&store));
         let pd = Pd::new(models);
-        let (encoder_process, pd_process) = (encoder.serve(), pd.serve());
+        let encoder_process = encoder.serve();
+        let pd_process = pd.serve();
         let proxy = Proxy::start(&[encoder_process.address], &[pd_process.address], store, change).await;
         proxy.ready().await;
         Self { encoder, pd, encoder_process, pd_process, proxy }
@@ -196,7 +210,7 @@ pub fn question(images: &[&[u8]]) -> v1::GenerateRequest {
     }
 }
 
-/// A gRPC answer, read to its end.
+/// A complete gRPC answer.
 #[derive(Debug)]
 pub struct Answer {
     pub text: String,
@@ -211,7 +225,8 @@ impl Answer {
 
 pub async fn ask(proxy: &Proxy, request: v1::GenerateRequest) -> Result<Answer, Status> {
     let mut stream = proxy.client().generate(request).await?.into_inner();
-    let (mut text, mut accepted) = (String::new(), false);
+    let mut text = String::new();
+    let mut accepted = false;
     loop {
         match stream.message().await?.expect("a stream ends with a summary").kind.unwrap() {
             Kind::Accepted(a) => {

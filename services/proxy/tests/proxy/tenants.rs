@@ -1,4 +1,4 @@
-//! Tenants: who comes in, what each may have, and that none finds what is another's.
+//! Tenants: authentication, quotas, and isolation of encoder outputs.
 
 use crate::support::{Cluster, IMAGE, ask, client, question};
 use serde_json::{Value, json};
@@ -19,9 +19,10 @@ struct Keyed {
     _dir: tempfile::TempDir,
 }
 
-/// `lines` are further ones of the file of keys.
+/// `lines` are further lines of the key file.
 async fn keyed(lines: &str) -> Keyed {
-    let ((a, hash_a), (b, hash_b)) = (keys::generate(), keys::generate());
+    let (a, hash_a) = keys::generate();
+    let (b, hash_b) = keys::generate();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
     std::fs::write(&path, format!("key {hash_a} a\nkey {hash_b} b models=vl\n{lines}\n")).unwrap();
@@ -36,7 +37,7 @@ fn by(key: &str, request: v1::GenerateRequest) -> Request<v1::GenerateRequest> {
     request
 }
 
-/// Text of a message, or the answer's code over gRPC.
+/// Reads an answer to its end over gRPC.
 async fn asks(cluster: &Cluster, request: Request<v1::GenerateRequest>) -> Result<(), tonic::Status> {
     let mut stream = cluster.proxy.client().generate(request).await?.into_inner();
     while stream.message().await?.is_some() {}
@@ -55,7 +56,7 @@ fn hi() -> Value {
 }
 
 #[tokio::test]
-async fn nobody_comes_in_without_a_key_on_either_face() {
+async fn http_and_grpc_refuse_requests_without_a_key() {
     let Keyed { cluster, a, .. } = &keyed("").await;
     for key in [None, Some("tk_wrong"), Some("")] {
         let (status, answer) = post(cluster, key, &hi()).await;
@@ -72,7 +73,7 @@ async fn nobody_comes_in_without_a_key_on_either_face() {
     assert_eq!(cluster.proxy.get("/v1/models").await.0, 401);
     assert_eq!(cluster.proxy.get("/v1/models/vl").await.0, 401);
     assert!(cluster.pd.requests().is_empty());
-    // Probes and metrics are for those who run it.
+    // Probes and metrics need no key.
     for path in ["/healthz", "/readyz", "/metrics"] {
         assert_eq!(cluster.proxy.get(path).await.0, 200, "{path}");
     }
@@ -108,7 +109,7 @@ async fn a_key_is_for_its_tenant_and_its_models() {
 }
 
 #[tokio::test]
-async fn tenants_share_no_output_and_none_can_name_anothers() {
+async fn tenants_share_no_output_and_cannot_name_anothers() {
     let Keyed { cluster, a, b, .. } = &keyed("").await;
     let sees = async |key: &str, image: &[u8]| asks(cluster, by(key, question(&[image]))).await.unwrap();
     sees(a, IMAGE).await;
@@ -121,12 +122,12 @@ async fn tenants_share_no_output_and_none_can_name_anothers() {
     assert_eq!(keys[0], keys[1]);
     assert_ne!(keys[0], keys[2]);
     assert_ne!(requests[0].tenant, requests[2].tenant);
-    // A key of the other tenant's as the item itself is bytes like any others.
+    // Another tenant's key sent as an item is just bytes.
     sees(b, &keys[0]).await;
     assert_eq!(cluster.encoder.jobs().len(), 3);
     let last = cluster.pd.requests().last().unwrap().items[0].key.clone();
     assert_ne!(last, keys[0]);
-    // A client's own names are no keys: what a chat client calls an item is not looked at.
+    // A client's own ids are not keys: they are ignored.
     let named = json!({"model": "vl", "messages": [{"role": "user", "content": [
         {"type": "image_url", "uuid": "one", "id": keys[0].to_vec(), "image_url": {"url": "data:image/png;base64,QUJD"}},
     ]}]});
@@ -147,7 +148,7 @@ fn of(tenant: &str, images: &[&[u8]]) -> v1::GenerateRequest {
 }
 
 #[tokio::test]
-async fn a_tenant_over_its_rate_is_told_when_to_come_again_and_others_are_not() {
+async fn a_tenant_over_its_rate_gets_retry_after_and_others_are_served() {
     let cluster = limited(Quota { requests_per_s: n(1), ..Quota::default() }).await;
     ask(&cluster.proxy, of("a", &[])).await.unwrap();
     let status = ask(&cluster.proxy, of("a", &[])).await.unwrap_err();
@@ -166,7 +167,7 @@ async fn a_tenant_over_its_rate_is_told_when_to_come_again_and_others_are_not() 
 #[tokio::test]
 async fn requests_at_once_and_bytes_in_memory_are_bounded_for_each_tenant() {
     let cluster = limited(Quota { in_flight: n(1), body_mib: n(1), ..Quota::default() }).await;
-    cluster.pd.script([crate::fakes::Play::SayThenHold(vec![])]);
+    cluster.pd.script([crate::fakes::GenerateStep::SendThenHold(vec![])]);
     let mut running = cluster.proxy.client().generate(of("a", &[])).await.unwrap().into_inner();
     crate::support::eventually("it is held", async || cluster.pd.requests().len() == 1).await;
     let status = ask(&cluster.proxy, of("a", &[])).await.unwrap_err();
@@ -175,8 +176,10 @@ async fn requests_at_once_and_bytes_in_memory_are_bounded_for_each_tenant() {
     cluster.pd.release(1);
     while running.message().await.unwrap().is_some() {}
     drop(running);
-    crate::support::eventually("the place is free", async || ask(&cluster.proxy, of("a", &[])).await.is_ok())
-        .await;
+    crate::support::eventually("the permit is free", async || {
+        ask(&cluster.proxy, of("a", &[])).await.is_ok()
+    })
+    .await;
     let large = vec![7; 2 << 20];
     let status = ask(&cluster.proxy, of("c", &[&large])).await.unwrap_err();
     assert!(status.message().contains("1 MiB in memory"), "{status}");
@@ -187,7 +190,7 @@ async fn requests_at_once_and_bytes_in_memory_are_bounded_for_each_tenant() {
 }
 
 #[tokio::test]
-async fn with_keys_a_message_is_counted_while_it_comes() {
+async fn with_keys_a_message_is_counted_while_it_arrives() {
     let Keyed { cluster, a, b, .. } = &keyed("tenant a body_mib=1").await;
     let large = vec![7; 3 << 20];
     let status = asks(cluster, by(a, question(&[&large]))).await.unwrap_err();
@@ -197,7 +200,7 @@ async fn with_keys_a_message_is_counted_while_it_comes() {
 }
 
 #[tokio::test]
-async fn a_flood_of_new_images_ends_at_the_tenants_rate_and_what_is_known_goes_on() {
+async fn a_flood_of_new_images_is_limited_and_cached_ones_are_served() {
     let kib = u32::try_from(triptych_core::limits::Limits::default().max_body_bytes >> 10).unwrap();
     let cluster = limited(Quota { encode_kib_per_s: n(1), ..Quota::default() }).await;
     let known = b"the working set".to_vec();
@@ -221,7 +224,7 @@ async fn a_flood_of_new_images_ends_at_the_tenants_rate_and_what_is_known_goes_o
 }
 
 #[tokio::test]
-async fn one_tenants_flood_leaves_anothers_outputs_where_they_are() {
+async fn one_tenants_flood_does_not_evict_anothers_outputs() {
     use triptych_ec::store::memory::MemoryStore;
     let limits = triptych_core::limits::Limits::default();
     // Room for a few dozen of the fakes' objects.

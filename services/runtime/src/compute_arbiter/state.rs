@@ -1,12 +1,11 @@
 //! Order of steps and forwards: a state machine without threads and without a clock.
 //!
 //! While sequences decode, at most a budget of encoder output tokens is computed between two steps, and at least one
-//! chunk. An encoder that has used the budget up waits for a step even if no engine requests one at that moment, since one
-//! will. An automatic budget gives steps as much time as chunks: after a burst that took longer than a step, the encoder
-//! waits for several.
-//! While no sequence decodes, there is no such bound: a waiting step runs between two forwards. Waiting steps and forwards
-//! alternate, the forward first, since it is the bounded one. Stall-free batching (Sarathi-Serve,
-//! <https://arxiv.org/abs/2403.02310>) does the same for prompts.
+//! chunk. An encoder that has used the budget up waits for a step even if no engine requests one at that moment, since
+//! one will. An automatic budget gives steps as much time as chunks: after a burst that took longer than a step, the
+//! encoder waits for several. While no sequence decodes, there is no such bound: a waiting step runs between two
+//! forwards. Waiting steps and forwards alternate, the forward first, since it is the bounded one. Stall-free batching
+//! (Sarathi-Serve, <https://arxiv.org/abs/2403.02310>) does the same for prompts.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;

@@ -1,7 +1,7 @@
 //! Discovery by DNS: every address of a name, resolved periodically, for headless services and round-robin records.
 //!
-//! A name that does not resolve keeps its last addresses: an error may come from the name or from the resolver, and dead
-//! workers are noticed by their silence.
+//! A name that does not resolve keeps its last addresses: an error may come from the name or from the resolver, and
+//! dead workers are noticed by their silence.
 
 use super::{Endpoint, EndpointSink, Role, Source};
 use futures::future::BoxFuture;

@@ -2,8 +2,8 @@
 //! (kubernetes.io, "API Concepts: efficient detection of changes"; "EndpointSlices: conditions").
 //!
 //! Only two requests of the API are needed, so they use the HTTP client that the workspace has; the crate `kube` would
-//! bring thirty others. A watch that ends resumes at its last version; a version that the server no longer has (410 Gone)
-//! starts with a list again. While the server cannot be reached, the last set stays.
+//! bring thirty others. A watch that ends resumes at its last version; a version that the server no longer has (410
+//! Gone) starts with a list again. While the server cannot be reached, the last set stays.
 
 mod api;
 mod scale;

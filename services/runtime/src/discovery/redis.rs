@@ -1,13 +1,13 @@
-//! A registry of workers in Redis. Each worker is a field of one hash, `triptych:workers`: role and address, its expiry by
-//! the server's clock, and its description for operators (`HGETALL triptych:workers`). One key is one slot of a cluster,
-//! and one query reads all workers.
+//! A registry of workers in Redis. Each worker is a field of one hash, `triptych:workers`: role and address, its expiry
+//! by the server's clock, and its description for operators (`HGETALL triptych:workers`). One key is one slot of a
+//! cluster, and one query reads all workers.
 //!
 //! Proxies poll every second. There is no subscription: it would need the same query afterwards, a new worker loads its
 //! model for longer than a second, and a dead one is noticed sooner by its connection.
 //!
 //! Redis may lose its data (a restart), or be away for longer than an announcement's time to live. So the hash has a
-//! generation that is lost with it: after a new generation or an outage, known workers are kept until all had the time to
-//! announce themselves again. An empty Redis does not empty the fleet.
+//! generation that is lost with it: after a new generation or an outage, known workers are kept until all had the time
+//! to announce themselves again. An empty Redis does not empty the fleet.
 //!
 //! This file knows the commands; the caller provides the connection to a server, sentinels or a cluster.
 
@@ -36,8 +36,8 @@ const MAX_WORKERS: usize = 4096;
 /// Time to live of the hash without announcements, in seconds.
 const HASH_TTL_S: u64 = 24 * 3600;
 
-/// The field `mark` holds the generation. ARGV: field, time to live in ms, description, new generation, time to live of the
-/// hash in s.
+/// The field `mark` holds the generation. ARGV: field, time to live in ms, description, new generation, time to live of
+/// the hash in s.
 const ANNOUNCE: &str = "
 local time = redis.call('TIME')
 local ends = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2]

@@ -1,20 +1,20 @@
-//! What a service keeps of the conditions it is given. Some that speak S3 take the headers and ignore them.
+//! Probe for conditional writes: some S3-compatible services accept the headers and ignore them.
 
 use super::failure::{BucketError, is_conflict, is_not_found};
 use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion};
 
-/// What was found out.
+/// Result of the probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConditionalWrites {
-    /// A write on a condition that does not hold changes nothing.
+    /// A write whose condition fails changes nothing.
     pub(super) first_wins: bool,
-    /// The same of copies.
+    /// The same for copies.
     pub(super) first_copy_wins: bool,
 }
 
-/// Writes to two names until it is known, and removes them.
+/// Writes to two names and removes them.
 pub(super) async fn probe(
     backend: &dyn ObjectStore,
     names: [Path; 2],
@@ -44,13 +44,13 @@ async fn try_conditions(
     write(name, "update", PutMode::Update(version.clone())).await?;
     let outdated = refused(write(name, "outdated", PutMode::Update(version)).await)?;
     write(other, "other", PutMode::Overwrite).await?;
-    // Not every service can copy on a condition, and each says so in its own way.
+    // Services without conditional copies report it in different ways.
     let copied = backend.copy_if_not_exists(name, other).await;
     let first_copy_wins = copied.is_err_and(|e| is_conflict(&e));
     Ok(ConditionalWrites { first_wins: again && outdated, first_copy_wins })
 }
 
-/// Whether a write was turned away for its condition.
+/// True if a write was refused for its condition.
 fn refused<T>(written: object_store::Result<T>) -> Result<bool, BucketError> {
     match written {
         Ok(_) => Ok(false),

@@ -1,6 +1,6 @@
-//! From a setting and the environment to a client of the service. Every wait and every repetition has a limit.
+//! Creates a client of the service from a setting and the environment. Every wait and every retry has a limit.
 
-use super::setting::{BucketSetting, Service};
+use super::setting::{BucketService, BucketSetting};
 use super::tuning::BucketTuning;
 use crate::error::EcError;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3CopyIfNotExists};
@@ -11,7 +11,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A client of the service. Asks nothing of it yet.
+/// Creates a client without I/O.
 pub(super) fn connect(
     setting: &BucketSetting,
     environment: &[(String, String)],
@@ -20,9 +20,9 @@ pub(super) fn connect(
     // The client refuses to be made without one, even for plain HTTP. An error: there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let connected = match setting.service() {
-        Service::S3 => s3(setting, environment, tuning),
-        Service::Google => google(setting, environment, tuning),
-        Service::Azure => azure(setting, environment, tuning),
+        BucketService::S3 => s3(setting, environment, tuning),
+        BucketService::Google => google(setting, environment, tuning),
+        BucketService::Azure => azure(setting, environment, tuning),
     };
     connected.map_err(|e| EcError::Config { setting: setting.to_string(), reason: crate::error::chain(&e) })
 }
@@ -95,7 +95,7 @@ fn azure(
     Ok(Arc::new(builder.with_container_name(setting.bucket()).with_retry(retry(tuning)).build()?))
 }
 
-/// The variables with a prefix that mean something to a client.
+/// Variables with a prefix that a client knows.
 fn known<K: FromStr>(environment: &[(String, String)], prefix: &str) -> Vec<(K, String)> {
     let ours = environment.iter().filter(|(name, _)| name.starts_with(prefix));
     ours.filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value.clone()))).collect()

@@ -1,4 +1,4 @@
-//! What a service's failure means to a caller.
+//! Conversion of a service's errors.
 
 use crate::error::{BoxError, EcError};
 use crate::store::{Op, StoreKind};
@@ -6,10 +6,10 @@ use object_store::client::{HttpError, HttpErrorKind};
 use std::error::Error;
 use std::time::Duration;
 
-/// How the services call a bucket that is not there, which has the same status as an object that is not.
+/// Error codes for a missing bucket, which has the same status as a missing object.
 const NO_BUCKET: [&str; 3] = ["NoSuchBucket", "ContainerNotFound", "specified bucket does not exist"];
 
-/// Why an operation did not end well; it does not know which operation.
+/// Error of a request, without the store's operation.
 #[derive(Debug)]
 pub(super) enum BucketError {
     Service(object_store::Error),
@@ -40,19 +40,19 @@ impl BucketError {
     }
 }
 
-/// Whether there is no object, in a bucket that is there.
+/// True if the bucket exists and the object does not.
 pub(super) fn is_not_found(e: &object_store::Error) -> bool {
     let object_store::Error::NotFound { source, .. } = e else { return false };
     let text = source.to_string();
     !NO_BUCKET.iter().any(|code| text.contains(code))
 }
 
-/// Whether a condition on a write did not hold.
+/// True if the condition of a write failed.
 pub(super) fn is_conflict(e: &object_store::Error) -> bool {
     matches!(e, object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. })
 }
 
-/// How the connection failed, if it was that and not the service's answer.
+/// Kind of a transport failure; `None` for a reply of the service.
 pub(super) fn transport(e: &(dyn Error + 'static)) -> Option<HttpErrorKind> {
     let mut cause = Some(e);
     while let Some(e) = cause {

@@ -1,4 +1,4 @@
-//! Reading: one request for a small object, ranges side by side for a large one.
+//! Reading: one request for a small object, concurrent ranges for a large one.
 
 use super::BucketStore;
 use super::failure::{BucketError, is_not_found, transport};
@@ -9,10 +9,10 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStoreExt};
 use std::ops::Range;
 
-/// How often an object that is replaced while it is read is started again.
+/// Attempts to read an object that is replaced concurrently.
 const ATTEMPTS: usize = 3;
 
-/// The beginning of an object, as it arrives.
+/// First range of an object.
 enum Opened {
     Missing,
     Empty,
@@ -20,7 +20,7 @@ enum Opened {
 }
 
 impl BucketStore {
-    /// The whole object. The inner error: it is longer than any object may be.
+    /// The whole object. The inner error: it is over the limit.
     pub(super) async fn read(&self, name: &Path) -> Result<Result<Option<Bytes>, ObjectError>, BucketError> {
         for _ in 0..ATTEMPTS {
             let first = match self.open_at(name, self.tuning.part_bytes.max(1)).await? {
@@ -59,7 +59,7 @@ impl BucketStore {
         }))
     }
 
-    /// Like [`Self::first_bytes`], with what the service says of the object. An empty object says nothing: `None`.
+    /// Like [`Self::first_bytes`], with the service's metadata. `None` for an empty object.
     pub(super) async fn first_bytes_and_meta(
         &self,
         name: &Path,
@@ -119,7 +119,7 @@ impl BucketStore {
     }
 }
 
-/// Reads exactly as many bytes as there is room for.
+/// Fills the buffer exactly.
 async fn fill(result: GetResult, mut room: &mut [u8]) -> Result<(), BucketError> {
     let mut bytes = result.into_stream();
     while let Some(bytes) = bytes.try_next().await? {

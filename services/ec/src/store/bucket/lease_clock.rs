@@ -8,22 +8,22 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 use triptych_core::ContentKey;
 
-/// How far the service's clock and ours may be apart, with the second that HTTP rounds its times to.
+/// Allowed difference of the service's clock and ours, including HTTP's resolution of a second.
 const ALLOWANCE: Duration = Duration::from_secs(3);
-/// Above this many, what was seen of leases long ago is forgotten.
+/// Number of observations above which old ones are dropped.
 const MAX_SEEN: usize = 4096;
-/// No lease is taken for longer.
+/// Longest lease.
 pub(super) const MAX_TTL: Duration = Duration::from_secs(3600);
 
-/// What this process remembers of leases, by its own clock.
+/// Observations of leases, by this process's clock.
 #[derive(Debug, Default)]
 pub(super) struct LeaseClock(Mutex<Observations>);
 
 #[derive(Debug, Default)]
 struct Observations {
-    /// The entity tag of each lease that was seen, and since when it is that.
+    /// Entity tag of each observed lease, and the time of its first observation.
     seen: HashMap<ContentKey, (Option<String>, Instant)>,
-    /// Until when the leases that were granted here last.
+    /// Token and end of the leases granted to this process.
     granted: HashMap<ContentKey, (u64, Instant)>,
 }
 
@@ -32,7 +32,7 @@ impl LeaseClock {
         self.0.lock()
     }
 
-    /// For how long the lease of a key has certainly been as it is.
+    /// Minimum age of the current version of a key's lease.
     pub(super) fn age(&self, key: &ContentKey, meta: &ObjectMeta) -> Duration {
         let now = Instant::now();
         let mut observed = self.observations();
@@ -62,7 +62,7 @@ impl LeaseClock {
         observed.granted.insert(lease.key, (lease.token, until));
     }
 
-    /// Whether a lease that was granted here has ended; one of another process is asked for at the service only.
+    /// True if a lease granted to this process has ended. Leases of other processes are checked at the service.
     pub(super) fn has_ended(&self, lease: &EncodeLease) -> bool {
         let granted = self.observations().granted.get(&lease.key).copied();
         granted.is_some_and(|(token, until)| token == lease.token && until <= Instant::now())

@@ -1,13 +1,12 @@
-//! Leases as small objects that are written on condition of what was read.
+//! Leases as small objects, updated by conditional writes.
 //!
-//! A lease says for how long it was taken; when that time began nobody says, because no two clocks agree. An asker
-//! begins to count when it first sees the lease as it is (every renewal changes it), so it waits longer than needed but
-//! never takes over what is alive, whatever the clocks show. A lease that was taken long ago by the service's own clock,
-//! as far as ours can tell with [`ALLOWANCE`], need not be waited for again. A holder counts from before it asked, so for
-//! it the lease always ends first.
+//! A lease records its duration but not its start, because clocks differ. A caller measures from its first observation
+//! of the current version (every renewal changes it), so it may wait too long but never takes over a live lease. A
+//! lease that is old by the service's own clock, with an allowance for the difference of clocks, counts as expired at
+//! once. A holder measures from before its request, so for it the lease always ends first.
 //!
-//! A lease that is given back stays as an object that says so, and keeps its token; the lifecycle rule removes it. A new
-//! one starts at the milliseconds of the clock, above all that were counted up from an earlier start.
+//! A released lease stays as an object that is marked free and keeps its token; the lifecycle rule removes it. A new
+//! one starts at the milliseconds of the clock, above all tokens counted from an earlier start.
 
 use super::BucketStore;
 use super::failure::{BucketError, is_conflict};
@@ -22,23 +21,23 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::{Instant, sleep};
 use triptych_core::{Backoff, ContentKey, EncodedItem};
 
-/// More than any lease has.
+/// Largest lease object in bytes.
 const MAX_LEASE_BYTES: usize = 1 << 10;
-/// How often a lease that changes while it is taken is looked at again.
+/// Attempts to acquire a lease that changes concurrently.
 const ATTEMPTS: usize = 3;
 /// Pauses between polls of [`BucketStore::wait_for`].
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(500));
 
-/// A lease as it lies in the bucket.
+/// A lease object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct LeaseRecord {
     token: u64,
     ttl_ms: u64,
-    /// Drawn for each grant, so that a holder whose answer was lost knows its own.
+    /// Random for each grant, so that a holder recognizes its own after a lost reply.
     holder: String,
     /// Grows with each renewal, so that each has another entity tag.
     renewals: u64,
-    /// Given back.
+    /// Released.
     free: bool,
 }
 
@@ -49,7 +48,7 @@ struct FoundLease {
 }
 
 impl FoundLease {
-    /// Time left, unless anyone may take it.
+    /// Time left; `None` if it is free or expired.
     fn left(&self) -> Option<Duration> {
         let ttl = Duration::from_millis(self.record.ttl_ms).min(MAX_TTL);
         ttl.checked_sub(self.age).filter(|left| !self.record.free && !left.is_zero())
@@ -97,7 +96,7 @@ impl BucketStore {
                 return grant(next.token);
             }
         }
-        // Others took it in between, each time.
+        // Others acquired it between the read and the write each time.
         Ok(Acquired::Held { left: ttl })
     }
 
@@ -126,7 +125,7 @@ impl BucketStore {
         Ok(released && !ended)
     }
 
-    /// See [`EcStore::wait`]: asks with growing pauses for the object and for its lease.
+    /// See [`EcStore::wait`]: polls the object and its lease with growing pauses.
     pub(super) async fn wait_for(
         &self,
         key: &ContentKey,
@@ -136,7 +135,7 @@ impl BucketStore {
         let mut pauses = BACKOFF.pauses();
         loop {
             let lease = self.within(Op::Wait, self.read_lease(key)).await?;
-            // After the lease: what its last holder stored before giving it back is seen.
+            // Read after the lease, so that an object stored before the release is seen.
             if let Some(Some(item)) = self.heads(std::slice::from_ref(key)).await?.pop() {
                 return Ok(Some(item));
             }
@@ -147,7 +146,7 @@ impl BucketStore {
         }
     }
 
-    /// Changes the record of a lease that is still its holder's.
+    /// Updates the record of a lease if this holder still has it.
     async fn change_lease(
         &self,
         lease: &EncodeLease,
@@ -157,7 +156,7 @@ impl BucketStore {
         for _ in 0..ATTEMPTS {
             let Some(found) = self.read_lease(&lease.key).await? else { return Ok(false) };
             if wanted.as_ref() == Some(&found.record) {
-                // The answer was lost, but it is done.
+                // The reply was lost, but the write took place.
                 return Ok(true);
             }
             if found.record.token != lease.token || found.record.free {
@@ -178,7 +177,7 @@ impl BucketStore {
             return Ok(None);
         };
         let age = self.lease_clock.age(key, &meta);
-        // What is no lease is as good as one that was given back, and has had any token.
+        // A malformed object counts as a free lease with an unknown token.
         let record = serde_json::from_slice(&bytes).unwrap_or_else(|_| LeaseRecord {
             token: since_epoch_ms(),
             ttl_ms: 0,
@@ -190,7 +189,7 @@ impl BucketStore {
         Ok(Some(FoundLease { record, version, age }))
     }
 
-    /// Whether it was written, or the condition did not hold.
+    /// True if it was written; false if the condition failed.
     async fn write_lease(
         &self,
         key: &ContentKey,
@@ -211,7 +210,7 @@ fn millis(ttl: Duration) -> u64 {
     u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// By the clock of this machine: a start for counting tokens, nothing that is compared.
+/// Milliseconds of this machine's clock, as a start for tokens.
 fn since_epoch_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, millis).max(1)
 }

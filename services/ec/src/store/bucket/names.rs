@@ -1,9 +1,9 @@
-//! Where things lie in the bucket.
+//! Names of objects, leases and temporary data in the bucket.
 
 use object_store::path::Path;
 use triptych_core::ContentKey;
 
-/// The names below one root.
+/// Names below one root.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     /// Empty, or whole segments with a `/` at the end.
@@ -24,12 +24,12 @@ impl Names {
         Self { root }
     }
 
-    /// Above all objects, and above nothing else.
+    /// Prefix of all objects and nothing else.
     pub(super) fn objects(&self) -> Path {
         Path::from(format!("{}v1", self.root))
     }
 
-    /// The object of a key. In the order of the keys.
+    /// Name of a key's object. Names sort as keys do.
     pub(super) fn object(&self, key: &ContentKey) -> Path {
         let hex = key.to_string();
         Path::from(format!("{}v1/{}/{hex}", self.root, shard(&hex)))
@@ -40,7 +40,7 @@ impl Names {
         Path::from(format!("{}v1/zz", self.root))
     }
 
-    /// The key of an object's name; `None` for what someone else put there.
+    /// The key of an object's name; `None` for foreign names.
     pub(super) fn key_of(&self, name: &Path) -> Option<ContentKey> {
         let key = ContentKey::from_hex(name.filename()?)?;
         (self.object(&key) == *name).then_some(key)
@@ -55,12 +55,12 @@ impl Names {
         Path::from(format!("{}quarantine/{key}", self.root))
     }
 
-    /// A name that no other writer has.
-    pub(super) fn on_its_way(&self) -> Path {
+    /// A unique name for an upload.
+    pub(super) fn upload(&self) -> Path {
         Path::from(format!("{}tmp/{:032x}", self.root, crate::store::nonce()))
     }
 
-    /// A name that nobody else probes with.
+    /// A unique name for a probe.
     pub(super) fn probe(&self) -> Path {
         Path::from(format!("{}probe/{:032x}", self.root, crate::store::nonce()))
     }
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn an_objects_name_gives_its_key_back_and_no_other_name_does() {
+    fn only_an_objects_name_parses_to_its_key() {
         let (names, key) = (Names::new("a", None), ContentKey::from_bytes([0xab; 32]));
         assert_eq!(names.key_of(&names.object(&key)), Some(key));
         let hex = key.to_string();

@@ -1,4 +1,4 @@
-//! Writing on the condition that nothing is there, in one piece or in parts.
+//! Conditional writes, in one request or in parts.
 
 use super::BucketStore;
 use super::conditional::ConditionalWrites;
@@ -11,9 +11,9 @@ use object_store::{
     Attribute, Attributes, GetOptions, MultipartUpload, ObjectStoreExt, PutMode, PutOptions, PutPayload,
 };
 
-/// Says of an object which put wrote it.
+/// Metadata of an object: the put that wrote it.
 const WRITER: Attribute = Attribute::Metadata(std::borrow::Cow::Borrowed("writer"));
-/// How often a put is started again when what was in its way is gone.
+/// Attempts of a put whose conflicting object disappeared.
 const ATTEMPTS: usize = 3;
 
 impl BucketStore {
@@ -24,7 +24,7 @@ impl BucketStore {
         conditional: ConditionalWrites,
     ) -> Result<PutOutcome, BucketError> {
         if conditional.first_copy_wins && object.len() > self.tuning.whole_bytes {
-            // Asked first, since the bytes are many.
+            // A cheap check before a large upload.
             return match self.backend.head(name).await {
                 Err(e) if is_not_found(&e) => self.put_in_parts(name, object).await,
                 there => Ok(there.map(|_| PutOutcome::AlreadyThere)?),
@@ -40,17 +40,17 @@ impl BucketStore {
                 Err(e) => return Err(e.into()),
             }
             match self.writer_of(name).await? {
-                // The answer was lost, and what was asked again found itself.
+                // The reply was lost, and the retry found this put's own object.
                 Some(there) if there == writer => return Ok(PutOutcome::Stored),
                 Some(_) => return Ok(PutOutcome::AlreadyThere),
                 // Removed since, or S3 took the removal of an earlier object for a conflict.
                 None => {}
             }
         }
-        Err("each time something was in the way and then gone".into())
+        Err("conflicting objects appeared and disappeared in each attempt".into())
     }
 
-    /// Which put wrote the object; empty where it does not say, `None` where there is none.
+    /// The put that wrote the object; empty if unknown, `None` without an object.
     async fn writer_of(&self, name: &Path) -> Result<Option<String>, BucketError> {
         let options = GetOptions { head: true, ..GetOptions::default() };
         match self.backend.get_opts(name, options).await {
@@ -62,9 +62,9 @@ impl BucketStore {
         }
     }
 
-    /// In parts under a name of its own, then copied to `name`.
+    /// Uploads in parts under a temporary name, then copies to `name`.
     async fn put_in_parts(&self, name: &Path, object: Bytes) -> Result<PutOutcome, BucketError> {
-        let own = self.names.on_its_way();
+        let own = self.names.upload();
         let mut upload = self.backend.put_multipart(&own).await?;
         if let Err(e) = self.upload(&mut *upload, &object).await {
             if let Err(e) = upload.abort().await {

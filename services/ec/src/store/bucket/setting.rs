@@ -1,6 +1,6 @@
-//! The setting of a bucket: `s3://BUCKET[/PREFIX][?endpoint=URL&region=R&allow_http=true&tenant=T]`, `gs://…`, `az://…`.
+//! Setting of a bucket store: `s3://BUCKET[/PREFIX][?endpoint=URL&region=R&allow_http=true&tenant=T]`, `gs://…`, `az://…`.
 //!
-//! Credentials have no place in it: they come from the variables that the service's own tools read.
+//! Credentials are not part of it: they come from the variables that the service's own tools read.
 
 use crate::error::EcError;
 use crate::settings::text::without_password;
@@ -13,10 +13,10 @@ const MAX_BUCKET: usize = 222;
 const MAX_PREFIX: usize = 512;
 const MAX_TENANT: usize = 64;
 
-/// Who keeps the bucket.
+/// The service of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Service {
-    /// Amazon S3 and what speaks it.
+pub enum BucketService {
+    /// Amazon S3 and compatible services.
     S3,
     /// Google Cloud Storage.
     Google,
@@ -24,7 +24,7 @@ pub enum Service {
     Azure,
 }
 
-impl Service {
+impl BucketService {
     const ALL: [Self; 3] = [Self::S3, Self::Google, Self::Azure];
 
     /// The scheme of the setting.
@@ -37,10 +37,10 @@ impl Service {
     }
 }
 
-/// Where a bucket is. There is no secret in it.
+/// Setting of a bucket store. Holds no secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BucketSetting {
-    service: Service,
+    service: BucketService,
     bucket: String,
     prefix: String,
     tenant: Option<String>,
@@ -50,14 +50,14 @@ pub struct BucketSetting {
 }
 
 impl BucketSetting {
-    /// Whether a setting is meant to be one of these.
+    /// True if a text has the scheme of a bucket setting, valid or not.
     pub fn is_meant(text: &str) -> bool {
         let scheme = text.split_once("://").map(|(scheme, _)| scheme);
-        Service::ALL.into_iter().any(|s| Some(s.scheme()) == scheme)
+        BucketService::ALL.into_iter().any(|s| Some(s.scheme()) == scheme)
     }
 
-    /// Who keeps it.
-    pub fn service(&self) -> Service {
+    /// The service.
+    pub fn service(&self) -> BucketService {
         self.service
     }
 
@@ -66,17 +66,17 @@ impl BucketSetting {
         &self.bucket
     }
 
-    /// What all names begin with; may be empty.
+    /// Prefix of all names; may be empty.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Whose part of the bucket it is.
+    /// Tenant whose part of the bucket is used.
     pub fn tenant(&self) -> Option<&str> {
         self.tenant.as_deref()
     }
 
-    /// The server, where it is not the service's own.
+    /// URL of the server, if it is not the service's default.
     pub fn endpoint(&self) -> Option<&str> {
         self.endpoint.as_deref()
     }
@@ -86,14 +86,14 @@ impl BucketSetting {
         self.region.as_deref()
     }
 
-    /// Whether the server may be asked without TLS.
+    /// True if plain HTTP is allowed.
     pub fn allow_http(&self) -> bool {
         self.allow_http
     }
 
     fn read(text: &str) -> Result<Self, String> {
         let (scheme, rest) = text.split_once("://").unwrap_or((text, ""));
-        let service = Service::ALL
+        let service = BucketService::ALL
             .into_iter()
             .find(|s| s.scheme() == scheme)
             .ok_or("a bucket is `s3://…`, `gs://…` or `az://…`")?;
@@ -132,7 +132,7 @@ impl BucketSetting {
         Ok(setting)
     }
 
-    /// Takes one pair of the query. What is wrong is not repeated: it may be a secret in the wrong place.
+    /// Parses one pair of the query. Errors do not quote it: it may be a misplaced secret.
     fn option(&mut self, pair: &str) -> Result<(), String> {
         match pair.split_once('=') {
             Some(("endpoint", url)) if is_endpoint(url) => {
@@ -143,7 +143,7 @@ impl BucketSetting {
                     "an endpoint is `https://HOST[:PORT]`, or `http://…` with `allow_http=true`".into()
                 );
             }
-            Some(("region", region)) if self.service == Service::S3 && is_name(region, MAX_TENANT) => {
+            Some(("region", region)) if self.service == BucketService::S3 && is_name(region, MAX_TENANT) => {
                 self.region = Some(region.to_owned());
             }
             Some(("allow_http", "true")) => self.allow_http = true,
@@ -153,7 +153,7 @@ impl BucketSetting {
                 return Err(format!("a tenant has 1 to {MAX_TENANT} letters, digits, `.`, `-` and `_`"));
             }
             _ => {
-                let region = if self.service == Service::S3 { "`region=R`, " } else { "" };
+                let region = if self.service == BucketService::S3 { "`region=R`, " } else { "" };
                 return Err(format!(
                     "after `?` are allowed `endpoint=URL`, {region}`allow_http=true`, `tenant=T`, joined by `&`; \
                      credentials come from the environment"
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_settings_say_what_is_allowed_and_repeat_no_secret() {
+    fn errors_of_settings_name_the_allowed_values_and_no_secret() {
         let cases = [
             ("s3://", "a bucket has letters"),
             ("s3:///p", "a bucket has letters"),

@@ -5,22 +5,22 @@ use std::time::Duration;
 /// Timeouts and concurrency of a bucket store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketTuning {
-    /// How long one request may take, with its body; once it has passed nothing is tried again. Default 10 s.
+    /// Timeout of one request with its body and its retries. Default 10 s.
     pub response_timeout: Duration,
-    /// How long one attempt to connect may take. Default 2 s.
+    /// Timeout of one connection attempt. Default 2 s.
     pub connection_timeout: Duration,
-    /// How long a put or a get may take with all its requests. Default 30 s.
+    /// Timeout of a put or a get with all its requests. Default 30 s.
     pub transfer_timeout: Duration,
-    /// How often a request that failed is made again. Default 2.
+    /// Retries of a failed request. Default 2.
     pub retries: usize,
-    /// Objects above this go in parts. Default 64 MiB: parts side by side are faster than one connection, but the copy
-    /// after them takes what that saves until an object is about that long.
+    /// Size in bytes above which objects are uploaded in parts. Default 64 MiB: concurrent parts are faster than one
+    /// connection, but below that size the copy afterwards costs as much.
     pub whole_bytes: usize,
     /// Length of a part and of a range. Default 8 MiB; S3 takes no parts under 5 MiB.
     pub part_bytes: usize,
-    /// Parts or ranges of one object on their way at once. Default 4.
+    /// Concurrent part or range transfers of one object. Default 4.
     pub parts_in_flight: usize,
-    /// Heads that are read at once. Default 32.
+    /// Concurrent reads of heads. Default 32.
     pub heads_in_flight: usize,
 }
 

@@ -1,32 +1,31 @@
-//! What the objects of a directory may take together, among all processes that have it open. Blocking.
+//! Byte budget of a directory, shared by all processes that have it open. Blocking.
 //!
-//! How much they take is a number in the file `DIR/used`, changed under the lock `DIR/lock`: larger before an object
-//! gets its name. So it is never too small, whoever dies; where it is too large, because somebody died or removed
-//! files, it is found out the next time room is needed, since then everything is counted. Worth ([`crate::policy`])
-//! rests in the files themselves: a file's access time is the time until which it is worth keeping, its modification
-//! time when it was stored.
+//! The used bytes are a number in the file `DIR/used`, updated under the lock `DIR/lock` before an object gets its
+//! name. So it is never too small if a process dies. Where it is too large, because a process died or files were
+//! removed, the next eviction corrects it, since it counts all files. Priorities ([`crate::policy`]) are in the files'
+//! times: the access time is the priority, the modification time is when the object was stored.
 
 use super::entry::StoredFile;
 use super::lock::DirLock;
-use crate::policy::{BY_TIME, Candidate, is_young, order};
+use crate::policy::{BY_TIME, EvictionCandidate, is_young, order};
 use std::cmp::Reverse;
 use std::fs::{self, File, FileTimes};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Part of the budget that is freed at once, as a divisor: counting makes room for several objects.
+/// Fraction of the budget freed by one eviction, as a divisor, since counting all files is expensive.
 const EVICTED_AT_ONCE: u64 = 64;
 
 /// The budget of a directory.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct DirBudget {
     bytes: u64,
     lock: PathBuf,
     used: PathBuf,
 }
 
-impl Budget {
+impl DirBudget {
     pub(super) fn new(dir: &Path, bytes: u64) -> Self {
         Self { bytes, lock: dir.join("lock"), used: dir.join("used") }
     }
@@ -35,14 +34,14 @@ impl Budget {
         self.bytes
     }
 
-    /// Counts what is there, and evicts what is over the budget.
+    /// Counts all objects, and evicts down to the budget.
     pub(super) fn hold(&self, count: impl Fn() -> io::Result<Vec<StoredFile>>) -> io::Result<()> {
         let _lock = DirLock::take(&self.lock)?;
         let used = self.make_room(0, count()?)?;
         fs::write(&self.used, used.to_string())
     }
 
-    /// Lets `store` give an object of `len` bytes its name once there is room for it.
+    /// Evicts until an object of `len` bytes fits, then calls `store`, which gives it its name.
     pub(super) fn admit<T>(
         &self,
         len: u64,
@@ -50,8 +49,8 @@ impl Budget {
         store: impl FnOnce() -> io::Result<T>,
     ) -> io::Result<T> {
         let _lock = DirLock::take(&self.lock)?;
-        let told = fs::read_to_string(&self.used).ok().and_then(|text| text.parse::<u64>().ok());
-        let used = match told.filter(|used| used.saturating_add(len) <= self.bytes) {
+        let recorded = fs::read_to_string(&self.used).ok().and_then(|text| text.parse::<u64>().ok());
+        let used = match recorded.filter(|used| used.saturating_add(len) <= self.bytes) {
             Some(used) => used,
             None => self.make_room(len, count()?)?,
         };
@@ -59,7 +58,7 @@ impl Budget {
         store()
     }
 
-    /// Removes what is worth least until `len` more bytes fit. What is left.
+    /// Evicts until `len` more bytes fit. Returns the used bytes.
     fn make_room(&self, len: u64, stored: Vec<StoredFile>) -> io::Result<u64> {
         let mut used = stored.iter().map(|s| s.len).sum::<u64>();
         let goal = self.bytes.saturating_sub(len);
@@ -80,31 +79,31 @@ impl Budget {
     }
 }
 
-/// The objects by their files' times, the newest first.
-fn candidates(budget: u64, mut stored: Vec<StoredFile>) -> Vec<Candidate<PathBuf>> {
+/// Eviction candidates from the files' times, the newest first.
+fn candidates(budget: u64, mut stored: Vec<StoredFile>) -> Vec<EvictionCandidate<PathBuf>> {
     stored.sort_by_key(|s| Reverse(s.stored));
     let mut since = 0;
     let candidate = |s: StoredFile| {
         let is_young = is_young(budget, since);
         since += s.len;
-        let (worth, born) = (millis_of(s.worth), millis_of(s.stored));
-        Candidate { what: s.path, key: s.key, bytes: s.len, worth, born, is_young }
+        let (priority, born) = (millis_of(s.priority), millis_of(s.stored));
+        EvictionCandidate { what: s.path, key: s.key, bytes: s.len, priority, born, is_young }
     };
     stored.into_iter().map(candidate).collect()
 }
 
-/// Notes in a file that it was stored now.
+/// Records in the file's times that it was stored now.
 pub(super) fn note_stored(file: &File, len: u64) -> io::Result<()> {
     let (now, now_ms) = now();
     file.set_times(FileTimes::new().set_modified(now).set_accessed(time_of(BY_TIME.stored(now_ms, len))))
 }
 
-/// Notes in a file that it was used now. Nothing, where the file is another's.
+/// Records a use in the file's times; ignored for files of other users.
 pub(super) fn note_use(file: &File) {
     let Ok(meta) = file.metadata() else { return };
     let before = meta.accessed().map_or(0, millis_of);
-    let worth = BY_TIME.used(now().1, before, meta.len());
-    let _ = file.set_times(FileTimes::new().set_accessed(time_of(worth)));
+    let priority = BY_TIME.used(now().1, before, meta.len());
+    let _ = file.set_times(FileTimes::new().set_accessed(time_of(priority)));
 }
 
 fn now() -> (SystemTime, u64) {
@@ -127,18 +126,18 @@ mod tests {
     use triptych_core::ContentKey;
 
     #[test]
-    fn what_was_stored_last_is_young_and_worth_and_birth_are_the_files_times() {
+    fn priority_and_age_are_the_files_times_and_the_newest_is_young() {
         let stored = |n: u8, stored_ms: u64, worth_ms: u64| StoredFile {
             key: ContentKey::from_bytes([n; 32]),
             path: n.to_string().into(),
             len: 10,
             stored: time_of(stored_ms),
-            worth: time_of(worth_ms),
+            priority: time_of(worth_ms),
         };
         let all = vec![stored(1, 100, 9000), stored(2, 300, 1500), stored(3, 200, 700)];
         let read: Vec<_> =
-            candidates(36, all).into_iter().map(|c| (c.what, c.born, c.worth, c.is_young)).collect();
+            candidates(36, all).into_iter().map(|c| (c.what, c.born, c.priority, c.is_young)).collect();
         let expect = [("2", 300, 1500, true), ("3", 200, 700, false), ("1", 100, 9000, false)];
-        assert_eq!(read, expect.map(|(name, born, worth, young)| (name.into(), born, worth, young)));
+        assert_eq!(read, expect.map(|(name, born, priority, young)| (name.into(), born, priority, young)));
     }
 }

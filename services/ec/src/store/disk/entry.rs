@@ -5,19 +5,19 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 use triptych_core::ContentKey;
 
-/// One object, as its file is.
+/// Metadata of one object's file.
 #[derive(Clone, Debug)]
 pub(super) struct StoredFile {
     pub(super) key: ContentKey,
     pub(super) path: PathBuf,
     pub(super) len: u64,
-    /// When it was stored.
+    /// Time at which it was stored.
     pub(super) stored: SystemTime,
-    /// Until when it is worth keeping.
-    pub(super) worth: SystemTime,
+    /// Eviction priority, as a time.
+    pub(super) priority: SystemTime,
 }
 
-/// Whether there was a file.
+/// Maps a removal or rename to true if the file existed.
 pub(super) fn found(result: io::Result<()>) -> io::Result<bool> {
     match result {
         Ok(()) => Ok(true),
@@ -26,7 +26,7 @@ pub(super) fn found(result: io::Result<()>) -> io::Result<bool> {
     }
 }
 
-/// How long ago a time was; zero for one that is to come.
+/// Time since `time`; zero for a time in the future.
 pub(super) fn age(time: SystemTime) -> Duration {
     time.elapsed().unwrap_or_default()
 }

@@ -1,6 +1,6 @@
 //! The files of a disk store: names, links, lists. Blocking; knows no async.
 
-use super::budget::{self, Budget};
+use super::budget::{self, DirBudget};
 use super::entry::{StoredFile, found};
 use super::leases::Leases;
 use super::leftovers::{self, TmpFile};
@@ -21,7 +21,7 @@ pub(super) struct Files {
     tmp: PathBuf,
     quarantine: PathBuf,
     leases: Leases,
-    budget: Option<Budget>,
+    budget: Option<DirBudget>,
 }
 
 impl Files {
@@ -30,7 +30,7 @@ impl Files {
         fs::create_dir_all(&tmp)?;
         fs::create_dir_all(&quarantine)?;
         let leases = Leases::new(dir.join("leases"))?;
-        let budget = budget_bytes.map(|bytes| Budget::new(&dir, bytes));
+        let budget = budget_bytes.map(|bytes| DirBudget::new(&dir, bytes));
         let files = Self { dir, tmp, quarantine, leases, budget };
         files.check_writable()?;
         files.sweep()?;
@@ -45,7 +45,7 @@ impl Files {
     }
 
     pub(super) fn budget_bytes(&self) -> Option<u64> {
-        self.budget.as_ref().map(Budget::bytes)
+        self.budget.as_ref().map(DirBudget::bytes)
     }
 
     pub(super) fn leases(&self) -> &Leases {
@@ -72,7 +72,7 @@ impl Files {
             fs::create_dir_all(parent)?;
         }
         let len = object.len() as u64;
-        // Its time begins when it gets its name, not while it waits for the lock.
+        // Its time starts when it gets its name, not while it waits for the lock.
         let store = || budget::note_stored(&tmp.file, len).and_then(|()| link(&tmp.path, &path));
         match &self.budget {
             Some(budget) => budget.admit(len, || self.stored(), store),
@@ -80,7 +80,7 @@ impl Files {
         }
     }
 
-    /// The whole file, if its length is believable.
+    /// The whole file, if it is within the limit.
     pub(super) fn read(
         &self,
         key: &ContentKey,
@@ -139,7 +139,7 @@ impl Files {
         Ok(listed)
     }
 
-    /// Counts what is no object, or removes it.
+    /// Counts or removes files that are no objects.
     pub(super) fn leftovers(&self, tidy: Tidy) -> io::Result<Leftovers> {
         if tidy == Tidy::Remove {
             self.leases.sweep()?;
@@ -163,7 +163,7 @@ impl Files {
         Ok(all)
     }
 
-    /// Shows every object whose key begins with `first`. Others may be removing them meanwhile.
+    /// Calls `see` for every object whose key begins with `first`. Objects may be removed concurrently.
     fn visit(&self, first: u8, see: &mut dyn FnMut(ContentKey, StoredFile)) -> io::Result<()> {
         let entries = match fs::read_dir(self.dir.join(format!("{first:02x}"))) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
@@ -176,20 +176,20 @@ impl Files {
             let Some(key) = hex.and_then(ContentKey::from_hex) else { continue };
             let Ok(meta) = entry.metadata() else { continue };
             let stored = meta.modified()?;
-            let worth = meta.accessed().unwrap_or(stored);
-            see(key, StoredFile { key, path: entry.path(), len: meta.len(), stored, worth });
+            let priority = meta.accessed().unwrap_or(stored);
+            see(key, StoredFile { key, path: entry.path(), len: meta.len(), stored, priority });
         }
         Ok(())
     }
 }
 
-/// Gives a written file its name, unless another has it.
+/// Gives a written file its name, unless it is taken.
 fn link(tmp: &Path, path: &Path) -> io::Result<PutOutcome> {
     match fs::hard_link(tmp, path) {
         Ok(()) => Ok(PutOutcome::Stored),
         Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(PutOutcome::AlreadyThere),
         // Some network file systems have no hard links. A rename is atomic too, but lets the last writer of a
-        // race win, and both are told that they stored: harmless, since either object verifies by itself.
+        // race win, and both get `Stored`: harmless, since either object verifies by itself.
         Err(e) if matches!(e.kind(), ErrorKind::Unsupported | ErrorKind::PermissionDenied) => {
             fs::rename(tmp, path).map(|()| PutOutcome::Stored)
         }

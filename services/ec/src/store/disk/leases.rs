@@ -1,7 +1,7 @@
 //! Encode leases as files: `DIR/leases/<hex>` with token and end, read and written under a lock. Blocking.
 //!
-//! The last token is kept in a file too, and is never behind the time of day in microseconds: tokens grow even where
-//! somebody removed the whole folder.
+//! The last token is kept in a file too, and is never behind the time of day in microseconds: tokens grow even if
+//! the whole folder was removed.
 
 use super::lock::DirLock;
 use crate::store::lease::{Acquired, EncodeLease};
@@ -17,7 +17,7 @@ pub(super) struct Leases {
     dir: PathBuf,
 }
 
-/// One that is written down.
+/// Content of a lease file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LeaseRecord {
     token: u64,
@@ -69,12 +69,12 @@ impl Leases {
         }
     }
 
-    /// Needs no lock: a record is replaced whole.
+    /// Needs no lock: records are replaced atomically.
     pub(super) fn is_held(&self, key: &ContentKey) -> io::Result<bool> {
         Ok(self.left(key, now())?.is_some())
     }
 
-    /// Removes the leases that ended.
+    /// Removes expired leases.
     pub(super) fn sweep(&self) -> io::Result<()> {
         let _lock = self.lock()?;
         for entry in fs::read_dir(&self.dir)?.flatten() {
@@ -101,7 +101,7 @@ impl Leases {
         Ok((left > 0).then(|| Duration::from_millis(left)))
     }
 
-    /// What is written down; a file that does not read is no lease.
+    /// Reads a lease file; a malformed one is no lease.
     fn read(&self, key: &ContentKey) -> io::Result<Option<LeaseRecord>> {
         let text = match fs::read_to_string(self.path_of(key)) {
             Ok(text) => text,
@@ -118,7 +118,7 @@ impl Leases {
         self.write(&self.path_of(key), &format!("{} {}", record.token, record.until_ms))
     }
 
-    /// Under the lock, so one name for what is being written is enough.
+    /// Replaces a file atomically. Called under the lock, so one temporary name is enough.
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         let new = self.dir.join("new");
         fs::write(&new, text)?;
@@ -133,7 +133,7 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Since 1970.
+/// Time since 1970.
 fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

@@ -1,7 +1,6 @@
-//! What a directory holds that is no object: files that are being written, and objects that did not verify. Blocking.
+//! Files of a directory that are no objects: unfinished files of writers, and quarantined objects. Blocking.
 //!
-//! A writer holds the lock of its file, so that a file whose writer died is known by its lock being free. A file that
-//! was made a moment ago may not be locked yet.
+//! A writer holds the lock of its file, so a free lock means that the writer died. A new file may not be locked yet.
 
 use super::entry::{age, found};
 use super::lock::is_locked;
@@ -11,16 +10,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// A writer locks its file within this time.
+/// Time within which a writer locks its file.
 const LOCKED_WITHIN: Duration = Duration::from_secs(60);
-/// Where the file system has no locks: no writer needs longer for one file.
+/// Longest write of one file, for file systems without locks.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(15 * 60);
-/// How long, how many and how large: what an operator may still look at of the objects that did not verify.
+/// Bounds of the quarantine: age, number and bytes.
 const QUARANTINE_MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 const QUARANTINE_MAX_FILES: usize = 64;
 const QUARANTINE_MAX_BYTES: u64 = 256 << 20;
 
-/// A file under `tmp` that is gone when this is dropped; a link to it stays.
+/// A file under `tmp`, removed when dropped; hard links to it stay.
 pub(super) struct TmpFile {
     pub(super) path: PathBuf,
     pub(super) file: File,
@@ -31,7 +30,7 @@ impl TmpFile {
         let path = dir.join(format!("{:032x}", nonce()));
         let file = File::create_new(&path)
             .map_err(|e| io::Error::new(e.kind(), format!("cannot write in {}: {e}", dir.display())))?;
-        // Without locks its age tells.
+        // Without locks its age decides.
         let _ = file.try_lock();
         Ok(Self { path, file })
     }
@@ -44,7 +43,7 @@ impl Drop for TmpFile {
     }
 }
 
-/// Counts the files that writers died over, or removes them: how many, and their bytes.
+/// Counts or removes unfinished files of dead writers: number and bytes.
 pub(super) fn unfinished(dir: &Path, tidy: Tidy) -> io::Result<(usize, u64)> {
     let is_left = |path: &Path, age| match is_locked(path) {
         Some(is_locked) => !is_locked && age > LOCKED_WITHIN,
@@ -54,12 +53,12 @@ pub(super) fn unfinished(dir: &Path, tidy: Tidy) -> io::Result<(usize, u64)> {
     sum(&left, tidy)
 }
 
-/// Counts the objects in quarantine, or removes them: how many, and their bytes.
+/// Counts or removes quarantined objects: number and bytes.
 pub(super) fn quarantined(dir: &Path, tidy: Tidy) -> io::Result<(usize, u64)> {
     sum(&files(dir)?, tidy)
 }
 
-/// Removes from quarantine what is too old, and the oldest of what is too much.
+/// Removes expired objects from quarantine, and the oldest over its bounds.
 pub(super) fn bound_quarantine(dir: &Path) -> io::Result<()> {
     let mut files = files(dir)?;
     files.sort_by_key(|file| std::cmp::Reverse(file.modified));
@@ -72,9 +71,9 @@ pub(super) fn bound_quarantine(dir: &Path) -> io::Result<()> {
     sum(&files[n_kept..], Tidy::Remove).map(drop)
 }
 
-/// An object's time in quarantine begins now, whenever it was stored.
+/// Starts an object's time in quarantine.
 pub(super) fn note_quarantined(path: &Path) {
-    // A file that is another's keeps its time, and goes earlier.
+    // A file of another user keeps its time, and is removed earlier.
     let _ = File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
 }
 

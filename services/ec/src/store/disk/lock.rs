@@ -5,10 +5,10 @@ use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Holders have it for as long as removing files takes.
+/// Timeout; holders remove files meanwhile.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The lock, while this lives.
+/// The lock, released when dropped.
 #[derive(Debug)]
 pub(super) struct DirLock {
     _file: File,
@@ -35,7 +35,7 @@ impl DirLock {
     }
 }
 
-/// Whether a process that lives holds the lock of the file. Where the file system has no locks nobody knows: `None`.
+/// True if a live process holds the lock of the file. `None` on a file system without locks.
 pub(super) fn is_locked(path: &Path) -> Option<bool> {
     match File::open(path).ok()?.try_lock() {
         Ok(()) => Some(false),

@@ -1,7 +1,7 @@
-//! What a worker published and still holds in memory, for others to read: pinned while its copy in the store is being
-//! written and for a while after, then for as long as there is room.
+//! The outputs that a worker published and holds in memory for its peers: pinned while the store's copy is being
+//! written and for a while after, then kept within the budget.
 //!
-//! As an [`EcStore`] it only gives: who may write is its owner alone, by [`PeerCache::place`].
+//! As an [`EcStore`] it is read-only: only its owner writes, by [`PeerCache::place`].
 
 use crate::cache::ByteCache;
 use crate::error::EcError;
@@ -18,19 +18,19 @@ use tokio::time::{Instant, timeout_at};
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 
-/// Bytes that are not written yet are counted in units of this size.
+/// Unit in bytes in which unwritten objects are counted.
 const UNIT: usize = 4 << 10;
 
 /// Sizes of a peer cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCacheSettings {
-    /// Bytes of objects that are kept without need; those that are pinned come on top. Default 256 MiB.
+    /// Bytes of unpinned objects; pinned ones are not counted. Default 256 MiB.
     pub budget_bytes: usize,
-    /// Bytes of objects whose copy in the store is not written; past it publishing waits. Default 256 MiB.
+    /// Bytes of objects without a copy in the store; past it publishing waits. Default 256 MiB.
     pub unwritten_bytes: usize,
-    /// How long an object stays pinned after its copy was written. Default 10 s.
+    /// Time that an object stays pinned after its copy was written. Default 10 s.
     pub linger: Duration,
-    /// How long the copy is tried to be written before it is given up. Default 60 s.
+    /// Time after which a failing copy is abandoned. Default 60 s.
     pub keep_trying: Duration,
 }
 
@@ -50,8 +50,8 @@ pub struct PeerCache {
     settings: PeerCacheSettings,
     limits: Limits,
     objects: Mutex<Objects>,
-    /// Told of every object that is placed.
-    news: Notify,
+    /// Notified of every placed object.
+    placed: Notify,
     unwritten: Arc<Semaphore>,
     n_units: u32,
 }
@@ -92,7 +92,7 @@ impl PeerCache {
             settings,
             limits: limits.clone(),
             objects: Mutex::new(objects),
-            news: Notify::new(),
+            placed: Notify::new(),
             unwritten: Arc::new(Semaphore::new(permits)),
             n_units,
         }
@@ -103,39 +103,39 @@ impl PeerCache {
         &self.settings
     }
 
-    /// Waits for room for an object that is not written yet. The room is given back with the permit; an object that is
-    /// larger than all of it takes all of it.
+    /// Waits for capacity for an unwritten object, which the permit releases. An object larger than the whole capacity
+    /// takes all of it.
     pub async fn room(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.n_units);
         // Closed by nobody.
         self.unwritten.clone().acquire_many_owned(units).await.ok()
     }
 
-    /// Puts an object on the peer cache, where others can read it from now on, and pins it. One that is there already stays
-    /// as it is, pinned once more.
+    /// Puts an object on the peer cache, where others can read it from now on, and pins it. One that is there already
+    /// stays as it is, pinned once more.
     pub fn place(self: &Arc<Self>, key: ContentKey, object: Bytes) -> Pin {
         let bytes = object.len();
         let mut objects = self.objects();
         *objects.n_pins.entry(key).or_default() += 1;
         objects.held.insert_held(key, object, bytes);
         drop(objects);
-        self.news.notify_waiters();
+        self.placed.notify_waiters();
         Pin { peer_cache: self.clone(), key }
     }
 
-    /// The object, if it is here.
+    /// The object, if it is cached.
     pub fn object(&self, key: &ContentKey) -> Option<Bytes> {
         self.objects().held.get(key)
     }
 
-    /// The description of an object that is here.
+    /// Metadata of a cached object.
     pub fn head(&self, key: &ContentKey) -> Option<EncodedItem> {
         let object = self.object(key)?;
         let first_bytes = object.get(..MAX_HEAD_BYTES).unwrap_or(&object);
         object::probe(first_bytes, object.len(), key, &self.limits).ok()
     }
 
-    /// Whether the object is pinned: its copy in the store is being written, or was a moment ago.
+    /// True if the object is pinned: its copy in the store is being written, or was a moment ago.
     pub fn is_pinned(&self, key: &ContentKey) -> bool {
         self.objects().n_pins.contains_key(key)
     }
@@ -154,7 +154,7 @@ impl PeerCache {
         self.objects.lock()
     }
 
-    fn only_gives<T>(op: Op) -> Result<T, EcError> {
+    fn read_only<T>(op: Op) -> Result<T, EcError> {
         Err(EcError::Unsupported { store: StoreKind::Peer, op })
     }
 }
@@ -170,7 +170,7 @@ impl EcStore for PeerCache {
     }
 
     async fn put_if_absent(&self, _: &ContentKey, _: Bytes) -> Result<PutOutcome, EcError> {
-        Self::only_gives(Op::Put)
+        Self::read_only(Op::Put)
     }
 
     async fn get(&self, key: &ContentKey) -> Result<Option<Bytes>, EcError> {
@@ -182,23 +182,23 @@ impl EcStore for PeerCache {
     }
 
     async fn delete(&self, _: &ContentKey) -> Result<bool, EcError> {
-        Self::only_gives(Op::Delete)
+        Self::read_only(Op::Delete)
     }
 
     async fn ping(&self) -> Result<(), EcError> {
         Ok(())
     }
 
-    /// Who asks was told that it will be here, so there is no lease to look at.
+    /// A caller expects the object here, so no lease is checked.
     async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
         let until = Instant::now() + patience;
         loop {
-            // Before looking: what happens between looking and waiting is heard.
-            let news = self.news.notified();
+            // Created before the check, so that a notification between the check and the wait is not lost.
+            let placed = self.placed.notified();
             if let Some(item) = self.head(key) {
                 return Ok(Some(item));
             }
-            if timeout_at(until, news).await.is_err() {
+            if timeout_at(until, placed).await.is_err() {
                 return Ok(None);
             }
         }

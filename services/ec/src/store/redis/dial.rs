@@ -1,9 +1,9 @@
-//! Making connections: to the one server, to the master that the sentinels name, to the nodes of a cluster. Every attempt
-//! is bounded in time; whether to make another one is the [link](super::link)'s affair.
+//! Connecting: to a single server, to the master that the sentinels name, or to the nodes of a cluster. Every attempt
+//! has a timeout; the [link](super::link) decides about retries.
 
 use super::options::{ConnectOptions, tcp, with_timeout};
 use super::sentinel::Sentinels;
-use super::setting::{Host, RedisSetting, Servers};
+use super::setting::{Host, RedisServers, RedisSetting};
 use super::tuning::RedisTuning;
 use crate::error::EcError;
 use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
@@ -16,7 +16,7 @@ use redis::{Client, Cmd, ErrorKind, RedisConnectionInfo, RedisResult, TlsMode, V
 use std::io;
 use std::time::Duration;
 
-/// How often the cluster client follows a redirection or asks again by itself.
+/// Redirections and retries of the cluster client itself.
 const CLUSTER_RETRIES: u32 = 3;
 /// Its shortest and longest pause before that, in milliseconds.
 const CLUSTER_PAUSES_MS: (u64, u64) = (20, 200);
@@ -28,7 +28,7 @@ pub(super) enum Connection {
     Cluster(ClusterConnection),
 }
 
-/// Who answers a command.
+/// Node that a command is sent to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Target<'a> {
     /// The server, or the primary of the slot that a key is in.
@@ -57,7 +57,7 @@ impl Connection {
         value.extract_error()
     }
 
-    /// The answer of the server, or of each primary of a cluster under its address.
+    /// The reply of the server, or of each primary of a cluster with its address.
     pub(super) async fn send_to_primaries(
         &mut self,
         command: &Cmd,
@@ -86,7 +86,7 @@ impl Connection {
     }
 }
 
-/// Makes connections of one setting.
+/// Opens connections to the servers of one setting.
 pub(super) struct Dialer {
     options: ConnectOptions,
     servers: Clients,
@@ -122,7 +122,7 @@ impl Dialer {
         matches!(self.servers, Clients::Cluster(..))
     }
 
-    /// The longest that [`Self::connect`] may take.
+    /// Timeout of [`Self::connect`].
     pub(super) fn limit(&self) -> Duration {
         let steps = match self.servers {
             Clients::Single(_) => 1,
@@ -147,7 +147,7 @@ impl Dialer {
         .await
     }
 
-    /// A connection on which the channel's messages arrive. In a cluster every node has every message, so any will do.
+    /// A connection subscribed to a channel. In a cluster every node has every message, so any node is used.
     pub(super) async fn subscribe(&self, channel: &str) -> RedisResult<PubSub> {
         match &self.servers {
             Clients::Single(client) => self.options.subscribe(client, channel).await,
@@ -172,11 +172,11 @@ impl Dialer {
 impl Clients {
     fn new(setting: &RedisSetting, options: &ConnectOptions) -> RedisResult<Self> {
         Ok(match &setting.servers {
-            Servers::Single(host) => Self::Single(Box::new(options.client(host)?)),
-            Servers::Sentinel { sentinels, master } => {
+            RedisServers::Single(host) => Self::Single(Box::new(options.client(host)?)),
+            RedisServers::Sentinel { sentinels, master } => {
                 Self::Sentinel(Sentinels::new(sentinels, master, options)?)
             }
-            Servers::Cluster(hosts) => {
+            RedisServers::Cluster(hosts) => {
                 let nodes = hosts.iter().map(|host| options.client(host)).collect::<RedisResult<_>>()?;
                 Self::Cluster(Box::new(cluster(setting, hosts, options)?.build()?), nodes)
             }

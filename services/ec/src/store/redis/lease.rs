@@ -1,4 +1,4 @@
-//! Leases in Redis: `triptych:ec:{<hex>}:lease` while someone holds the key, `triptych:ec:{<hex>}:fence` with the last
+//! Leases in Redis: `triptych:ec:{<hex>}:lease` while the lease is held, `triptych:ec:{<hex>}:fence` with the last
 //! token for much longer. A failover may lose either: then two hold the key for a while, which costs an encoding and
 //! nothing else, and the later one's token is still the larger.
 
@@ -11,7 +11,7 @@ use redis::Value;
 use std::time::Duration;
 use triptych_core::ContentKey;
 
-/// A fence outlives its lease by this: an old holder who comes back later than that finds the clock's tokens.
+/// Time that a fence outlives its lease; later tokens start from the clock.
 const FENCE_GRACE: Duration = Duration::from_secs(24 * 3600);
 
 impl RedisStore {

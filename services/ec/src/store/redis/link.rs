@@ -1,12 +1,11 @@
-//! The connection to the servers, with every wait bounded.
+//! The connection to the servers, with a timeout on every wait.
 //!
-//! The library keeps a connection whose answers time out, one that a server refused while it was starting, and one to a
-//! master that has become a replica. All would last until the process ends, so here a connection that timed out, broke
-//! or was refused is thrown away and the next attempt makes a new one, for which a sentinel setting asks the sentinels
-//! again and a cluster setting reads the slots again. Operations that run on the old one keep it until they end. In a
-//! cluster one node that hangs must not hold up the others, so there the old one is used until the new one is made. What
-//! a server says it cannot do now (loading, failing over, no slot's owner) is asked again a few times, with pauses; what
-//! took too long is not.
+//! The library keeps a connection whose replies time out, one that a starting server refused, and one to a master that
+//! has become a replica. All would last until the process ends. So a connection that timed out, broke or was refused is
+//! dropped, and the next attempt opens a new one: with sentinels it asks them again, in a cluster it reads the slots
+//! again. Operations on the old one keep it until they end. In a cluster one hanging node must not block the others, so
+//! the old connection is used until the new one is open. Temporary refusals (loading, failing over, no owner of a slot)
+//! are retried a few times with backoff; timeouts are not.
 
 use super::dial::{Connection, Dialer, Target};
 use super::setting::{Host, RedisSetting};
@@ -26,13 +25,13 @@ use triptych_core::Backoff;
 /// Pauses between attempts.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(200));
 
-/// Why a command has no answer.
+/// Failure of a command.
 #[derive(Clone, Debug, Error)]
 pub enum LinkError {
-    /// It may have been done.
+    /// Timeout; the command may have run.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
-    /// What is under the key is of another type.
+    /// The key holds a value of another type.
     #[error("the key holds another kind of value")]
     WrongType,
     /// No connection, or the server's refusal.
@@ -40,27 +39,27 @@ pub enum LinkError {
     Redis(RedisError),
 }
 
-/// See [`RedisLink::into_query`]; an error is what to tell an operator.
+/// Runs a command, see [`RedisLink::into_query`]; an error is a text for operators.
 pub type RedisQuery =
     Arc<dyn Fn(&'static str, Cmd) -> BoxFuture<'static, Result<Value, String>> + Send + Sync>;
 
-/// A connection that is made when it is needed, and again when it was lost. Cheap to ask from many tasks at once.
+/// A connection that is opened on demand, and again when it was lost. Shared by many concurrent tasks.
 pub struct RedisLink {
     dialer: Arc<Dialer>,
     shown: String,
     attempts: usize,
     response_timeout: Duration,
-    /// The longest a command may take with connecting and everything.
+    /// Timeout of a command, connecting and retries included.
     whole: Duration,
     current: Arc<Mutex<Generation>>,
 }
 
-/// One connection on its way or made, which all who ask meanwhile share.
+/// One connection, open or connecting, shared by all concurrent commands.
 #[derive(Default)]
 struct Generation {
     connection: Option<Connecting>,
     number: u64,
-    /// Whether the next one is being made while this one is used.
+    /// True while the next connection is being opened and this one is in use.
     has_successor: bool,
 }
 
@@ -102,11 +101,11 @@ impl RedisLink {
         &self.shown
     }
 
-    /// Asks the server, or the primary of the slot that `key` is in. All keys of a command must be in that slot. The
-    /// command may run more than once when connections break, so it must be one that may.
+    /// Sends a command to the server, or to the primary of the slot of `key`. All keys of a command must be in that
+    /// slot. The command may run more than once when connections break, so it must be idempotent.
     ///
     /// # Errors
-    /// When there is no answer, or an error for an answer.
+    /// [`LinkError`] without a reply, or for an error reply.
     pub async fn run(&self, key: &str, command: &Cmd) -> Result<Value, LinkError> {
         self.run_at(&Target::Key(key), command).await
     }
@@ -115,7 +114,7 @@ impl RedisLink {
         self.persist(|mut connection| async move { connection.send(target, command).await }).await
     }
 
-    /// The link as a function of a key and a command, for parts of the product that know no stores.
+    /// The link as a function of a key and a command, for crates that do not import this one.
     pub fn into_query(self) -> RedisQuery {
         let link = Arc::new(self);
         Arc::new(move |key, command| {
@@ -124,8 +123,8 @@ impl RedisLink {
         })
     }
 
-    /// Asks a single server several things in one round trip; what is of another type is an error in its place. `None`
-    /// in a cluster, where no one server has everything.
+    /// Sends several commands to a single server in one round trip; a value of another type is an error in its
+    /// position. `None` in a cluster.
     pub(super) async fn run_all(&self, commands: &Pipeline) -> Result<Option<Vec<Value>>, LinkError> {
         if self.dialer.is_cluster() {
             return Ok(None);
@@ -146,7 +145,7 @@ impl RedisLink {
         &self.dialer
     }
 
-    /// Every server that has a part of the keys: each with the answer to `command`. A single server has no address.
+    /// Sends a command to every primary; returns each address and reply. A single server has no address.
     pub(super) async fn run_everywhere(
         &self,
         command: &Cmd,
@@ -217,7 +216,7 @@ impl RedisLink {
         (connection, current.number)
     }
 
-    /// Throws the connection away, unless another operation has done so since `number` was current.
+    /// Drops the connection, unless another operation has replaced it since `number` was current.
     fn replace(&self, number: u64) {
         let mut current = self.lock();
         if current.number == number {
@@ -225,7 +224,7 @@ impl RedisLink {
         }
     }
 
-    /// Makes a new connection and then puts it in the place of that of `number`.
+    /// Opens a new connection, then replaces that of `number`.
     fn succeed(&self, number: u64) {
         let mut current = self.lock();
         if current.number != number || current.has_successor {
@@ -233,7 +232,8 @@ impl RedisLink {
         }
         current.has_successor = true;
         let (generation, dialer) = (self.current.clone(), self.dialer.clone());
-        // Ends within the dialer's limit, also when nobody asks any more.
+        // Not in a drain's task group: it ends by itself within the dialer's timeout, and nothing is lost if it is
+        // aborted.
         tokio::spawn(async move {
             let made = dialer.connect().await;
             let mut current = Generation::lock(&generation);
@@ -248,7 +248,7 @@ impl RedisLink {
     }
 }
 
-/// The first error that is not about what is under one key.
+/// The first error that does not concern a single key.
 fn refusal(answers: &[Value]) -> Option<RedisError> {
     let mut errors = answers.iter().filter_map(|answer| match answer {
         Value::ServerError(e) => Some(RedisError::from(e.clone())),
@@ -257,14 +257,14 @@ fn refusal(answers: &[Value]) -> Option<RedisError> {
     errors.find(|e| e.code() != Some("WRONGTYPE"))
 }
 
-/// What an error says of the connection that it came on.
+/// Consequence of an error for its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Retryability {
-    /// The connection is as good as before: this was the answer.
+    /// The connection is intact: the error is the reply.
     Final,
-    /// A new connection is needed, and will be told the same: not again now.
+    /// A new connection is needed, and would get the same refusal: no retry.
     Refused,
-    /// A new connection may well do it.
+    /// A retry on a new connection may succeed.
     Retry,
 }
 

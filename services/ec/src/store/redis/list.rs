@@ -1,4 +1,4 @@
-//! Pages of what is there. Redis keeps no order, so each page costs a SCAN over every key of every primary, chunks and
+//! Pages of stored objects. Redis keeps no order, so each page costs a SCAN over every key of every primary, chunks and
 //! foreign keys included, in steps that block a server for about a millisecond: to read a large store, ask for large
 //! pages. It is for operators, not for requests. What is kept in memory is one page.
 
@@ -16,11 +16,11 @@ use std::time::Duration;
 use tokio::time::timeout;
 use triptych_core::ContentKey;
 
-/// How long a page may take.
+/// Timeout of a page.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Keys that a server looks at for one answer: about a millisecond of its time.
+/// Keys scanned by one command: about a millisecond of a server's time.
 const STEP: usize = 1000;
-/// Lengths read at once.
+/// Concurrent reads of lengths.
 const READS_IN_FLIGHT: usize = 64;
 
 impl RedisStore {

@@ -1,4 +1,4 @@
-//! The manifest of an object in Redis: what its chunks are, and its first bytes.
+//! The manifest of an object in Redis: its length, the nonce of its chunks, and its first bytes.
 //!
 //! `"TEC1"`, length of the object (u64), nonce (u128), length of the first bytes (u32), the first bytes; all
 //! little-endian. A plain frame rather than JSON, so that `heads` costs one MGET and a copy.
@@ -12,24 +12,24 @@ pub const CHUNK_BYTES: usize = 1 << 20;
 const MAGIC: &[u8; 4] = b"TEC1";
 const FIXED_BYTES: usize = 4 + 8 + 16 + 4;
 
-/// What a manifest says.
+/// A parsed manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Manifest {
     /// Length of the whole object, at most the limit.
     pub len: usize,
-    /// Of the writer; part of its chunks' keys.
+    /// Nonce of the writer, part of its chunks' keys.
     pub nonce: u128,
     /// The first bytes of the object that describe it, at most [`MAX_HEAD_BYTES`].
     pub first_bytes: Bytes,
 }
 
 impl Manifest {
-    /// So many first bytes of a manifest are no other writer's: they hold the nonce.
+    /// Length of the prefix that is unique to a writer, since it holds the nonce.
     pub(super) const OWN_BYTES: usize = 4 + 8 + 16;
-    /// No manifest is longer.
+    /// Largest manifest in bytes.
     pub(super) const MAX_BYTES: usize = FIXED_BYTES + MAX_HEAD_BYTES;
 
-    /// The length of the object, from the manifest's first bytes, held against nothing.
+    /// The unchecked length of the object, from the manifest's first bytes.
     pub(super) fn len_of(start: &[u8]) -> Option<u64> {
         let len = start.strip_prefix(MAGIC)?.get(..8)?;
         Some(u64::from_le_bytes(len.try_into().ok()?))

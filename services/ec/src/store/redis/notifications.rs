@@ -1,10 +1,10 @@
-//! Waiting for objects of others. A put and a lease given back are published on one channel, which this process
-//! subscribes to once, with a connection of its own, from the first wait on; whoever waits for a key is woken by its
-//! message and asks. Messages only save time: who waits also asks by himself, seldom while the subscription lives and
-//! often while it does not, because a message may be lost (a failover, a connection that breaks, a user who may not
-//! publish) and none is sent when a lease ends by itself.
+//! Notifications of stored objects and released leases. Writers publish both on one channel. This process subscribes to
+//! it once, with a connection of its own, at the first wait; a waiter for a key is woken by its message and polls.
+//! Messages only save time: a waiter also polls by itself, slowly while the subscription is alive and fast while it is
+//! not, because a message may be lost (a failover, a broken connection, a user without permission to publish) and none
+//! is sent when a lease expires.
 //!
-//! In a cluster a message goes to every node, so that a subscription to any of them hears all. That costs each node a
+//! In a cluster a message goes to every node, so a subscription to any node receives all. That costs each node a
 //! small message per object; objects are megabytes.
 
 use super::dial::Dialer;
@@ -29,7 +29,7 @@ const POLL_BACKOFF: Backoff = Backoff::new(Duration::from_millis(5), Duration::f
 /// Pauses before the subscription is retried.
 const SUBSCRIBE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
 
-/// What this process hears.
+/// The subscription of this process, and its waiters.
 pub(super) struct KeyNotifications {
     waiters: Arc<Waiters>,
     subscriber: Mutex<Option<JoinHandle<()>>>,
@@ -37,7 +37,7 @@ pub(super) struct KeyNotifications {
 
 #[derive(Default)]
 struct Waiters {
-    /// Of every key that someone waits for.
+    /// Waiters by key.
     waiting: Mutex<HashMap<ContentKey, Arc<Notify>>>,
     is_live: AtomicBool,
 }
@@ -47,7 +47,7 @@ impl KeyNotifications {
         Self { waiters: Arc::default(), subscriber: Mutex::new(None) }
     }
 
-    /// Begins to wait for a key. Messages from now on are heard.
+    /// Starts a wait for a key. Messages from now on wake it.
     pub(super) fn wait_for(&self, key: &ContentKey, dialer: &Arc<Dialer>) -> KeyWait {
         let mut subscriber = self.subscriber.lock();
         if subscriber.as_ref().is_none_or(JoinHandle::is_finished) {
@@ -74,14 +74,14 @@ impl Waiters {
 
     fn set_live(&self, is_live: bool) {
         self.is_live.store(is_live, Ordering::Relaxed);
-        // What was said between two subscriptions was not heard.
+        // Messages between two subscriptions are lost.
         for notify in self.waiting().values() {
             notify.notify_waiters();
         }
     }
 }
 
-/// Someone who waits for a key.
+/// A wait for a key.
 pub(super) struct KeyWait {
     waiters: Arc<Waiters>,
     key: ContentKey,
@@ -90,12 +90,12 @@ pub(super) struct KeyWait {
 }
 
 impl KeyWait {
-    /// To be made before asking: a message that comes between asking and waiting is heard.
+    /// Must be created before a poll, so that a message between the poll and the wait is not lost.
     pub(super) fn notified(&self) -> OwnedNotified {
         self.notify.clone().notified_owned()
     }
 
-    /// Waits until it is time to ask again, `left` at most.
+    /// Waits until the next poll, at most `left`.
     pub(super) async fn until_next_poll(&mut self, notify: OwnedNotified, left: Duration) {
         let pause = self.pauses.next_pause();
         let pause = if self.waiters.is_live.load(Ordering::Relaxed) { POLL_WHILE_SUBSCRIBED } else { pause };
@@ -109,7 +109,7 @@ impl KeyWait {
 impl Drop for KeyWait {
     fn drop(&mut self) {
         let mut waiting = self.waiters.waiting();
-        // The map's and this one: nobody else waits.
+        // References of the map and of this wait only: there are no other waiters.
         if Arc::strong_count(&self.notify) <= 2 {
             waiting.remove(&self.key);
         }
@@ -132,7 +132,7 @@ async fn listen(dialer: Arc<Dialer>, waiters: Arc<Waiters>) {
                 }
                 waiters.set_live(false);
             }
-            Err(e) => tracing::debug!(error = %e, "no subscription to what other writers store"),
+            Err(e) => tracing::debug!(error = %e, "no subscription to notifications of other writers"),
         }
         sleep(pauses.next_pause()).await;
     }

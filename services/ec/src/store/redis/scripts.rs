@@ -1,14 +1,14 @@
 //! The steps that a server does as one, as scripts. Each may run twice: the second time it finds what the first one did
 //! and gives the same answer, so that a connection that broke before the answer came costs nothing.
 //!
-//! All keys of a script are in one slot. A message to those who wait is published where the user may (`pcall`): nobody
-//! depends on it.
+//! All keys of a script are in one slot. A message to waiters is published if the user has the permission (`pcall`):
+//! nobody depends on it.
 
 use redis::{Cmd, cmd};
 use std::time::Duration;
 
-/// Where it is told that a key has an object, or that its lease was given back; the message is the key's bytes.
-pub(super) const CHANNEL: &str = "triptych:ec:news";
+/// Channel of notifications that a key's object was stored or its lease released; the message is the key's bytes.
+pub(super) const CHANNEL: &str = "triptych:ec:events";
 
 /// 1: the manifest is this one. An empty string under the key is no manifest and gives way.
 const PUBLISH: &str = "
@@ -30,8 +30,8 @@ if redis.call('GETRANGE', KEYS[1], 0, string.len(ARGV[1]) - 1) == ARGV[1] then r
 return 0";
 
 /// The token, or `''` and the milliseconds that are left to another holder. A lease is `token:asker`; one that would
-/// never end is nobody's. Tokens grow by one, and are never below the server's clock: a fence that was lost (a failover,
-/// an eviction) starts again above every token that it had given.
+/// never end counts as free. Tokens grow by one, and are never below the server's clock: a fence that was lost (a
+/// failover, an eviction) starts again above every token that it had given.
 const ACQUIRE: &str = "
 local held, left = redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])
 if held and left > 0 then
@@ -95,7 +95,7 @@ fn eval(script: &str, keys: &[&str]) -> Cmd {
     eval
 }
 
-/// At least one, which `PX` wants, and no more than a year, which a server's clock can add.
+/// At least one millisecond, as `PX` requires, and at most a year, so that a server's clock does not overflow.
 fn millis(ttl: Duration) -> u64 {
     u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).clamp(1, 365 * 24 * 3600 * 1000)
 }

@@ -1,8 +1,8 @@
-//! Finding the master of a name. All sentinels are asked at once, and of what a majority says the highest configuration
-//! epoch wins, which is what they go by among themselves: one that was cut off names an old master with an old epoch.
-//! The named one has to say itself that it is the master.
+//! Discovery of a master through sentinels. All sentinels are asked concurrently, and of the answers of a majority the
+//! highest configuration epoch wins, as among the sentinels: one behind a partition names an old master with an old
+//! epoch. The named server must confirm that it is the master.
 //!
-//! Sentinels are asked without user and password, and with those of the setting if they want some.
+//! Sentinels are asked without credentials first, and with those of the setting if they require some.
 
 use super::options::{ConnectOptions, with_timeout};
 use super::setting::Host;
@@ -13,7 +13,7 @@ use redis::{Client, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, 
 use std::collections::HashMap;
 
 pub(super) struct Sentinels {
-    /// Each without and with credentials.
+    /// A client without and one with credentials for each sentinel.
     clients: Vec<(Client, Client)>,
     name: String,
 }
@@ -33,14 +33,14 @@ impl Sentinels {
         let mut connection = options.connect(&options.client(&master)?).await?;
         match with_timeout(options.connection_timeout, cmd("ROLE").query_async(&mut connection)).await {
             Ok(Value::Array(role)) if role.first().and_then(text) == Some("master") => Ok(connection),
-            // A user who may not ask learns it from the first write.
+            // A user without permission for ROLE learns it from the first write.
             Err(e) if e.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(connection),
             Ok(_) => Err(lost("the sentinels name a server that is no master")),
             Err(e) => Err(e),
         }
     }
 
-    /// Where the master is.
+    /// Address of the master.
     pub(super) async fn master(&self, options: &ConnectOptions) -> RedisResult<Host> {
         let mut asked: FuturesUnordered<_> =
             self.clients.iter().map(|clients| self.ask(options, clients)).collect();
@@ -60,7 +60,7 @@ impl Sentinels {
         }
     }
 
-    /// The master as one sentinel knows it, with its epoch.
+    /// The master and its epoch, as one sentinel reports them.
     async fn ask(
         &self,
         options: &ConnectOptions,

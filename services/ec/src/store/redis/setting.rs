@@ -1,4 +1,4 @@
-//! The setting of a Redis: which servers in which form, as whom, with which certificates. It connects to nothing.
+//! Setting of a Redis store: servers and topology, credentials, certificates. Does no I/O except reading certificates.
 //!
 //! | setting | servers |
 //! |---|---|
@@ -7,9 +7,9 @@
 //! | `redis+cluster://[user:password@]h1[:p1],h2[:p2]` | some nodes of a cluster, which know the others |
 //!
 //! `rediss://`, `rediss+sentinel://` and `rediss+cluster://` are the same over TLS. After a `?`: `ttl_s=N`, how long
-//! objects live; `ca=FILE`, who signs the servers' certificates (otherwise the system's roots); `cert=FILE&key=FILE`, the
-//! client's own; `protocol=resp2|resp3`. What stands in a URL in another meaning is written `%40` for `@` and so on; in
-//! a password only `%` must be.
+//! objects live; `ca=FILE`, who signs the servers' certificates (otherwise the system's roots); `cert=FILE&key=FILE`,
+//! the client's own; `protocol=resp2|resp3`. What stands in a URL in another meaning is written `%40` for `@` and so
+//! on; in a password only `%` must be.
 
 use crate::error::EcError;
 use crate::settings::text::without_password;
@@ -23,10 +23,10 @@ use std::time::Duration;
 /// The query's names, for the error text.
 const PARAMETERS: &str = "`ttl_s`, `ca`, `cert`, `key`, `protocol`";
 
-/// Where a Redis is. Text without password in both `Display` and `Debug`.
+/// Setting of a Redis store. No password in `Display` and `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisSetting {
-    pub(super) servers: Servers,
+    pub(super) servers: RedisServers,
     pub(super) user: Option<String>,
     pub(super) password: Option<String>,
     pub(super) db: i64,
@@ -37,9 +37,9 @@ pub struct RedisSetting {
     shown: String,
 }
 
-/// The servers in their form.
+/// The servers, by topology.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Servers {
+pub(super) enum RedisServers {
     Single(Host),
     Sentinel { sentinels: Vec<Host>, master: String },
     Cluster(Vec<Host>),
@@ -52,7 +52,7 @@ pub(super) struct Host {
     pub port: u16,
 }
 
-/// PEM files; what is `None` is looked for in the environment, and then left to the system.
+/// PEM files; `None`: from the environment, or else the system's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct TlsFiles {
     ca: Option<PathBuf>,
@@ -61,18 +61,18 @@ pub(super) struct TlsFiles {
 }
 
 impl RedisSetting {
-    /// Whether a text is meant to be one of these settings, right or wrong.
+    /// True if a text has the scheme of a Redis setting, valid or not.
     pub fn is_meant(text: &str) -> bool {
-        text.split_once("://").is_some_and(|(scheme, _)| Form::of(scheme).is_some())
+        text.split_once("://").is_some_and(|(scheme, _)| Topology::of(scheme).is_some())
     }
 
-    /// How long objects live, where the setting says so.
+    /// Time to live of objects, if set.
     pub fn ttl(&self) -> Option<Duration> {
         self.ttl
     }
 
-    /// The certificates' files that the setting leaves open, from `TRIPTYCH_REDIS_CA`, `TRIPTYCH_REDIS_CERT` and
-    /// `TRIPTYCH_REDIS_KEY`; `var` reads a variable. Without TLS they mean nothing.
+    /// Fills missing certificate files from `TRIPTYCH_REDIS_CA`, `TRIPTYCH_REDIS_CERT` and `TRIPTYCH_REDIS_KEY`; `var`
+    /// reads a variable. No effect without TLS.
     pub fn with_environment(mut self, var: impl Fn(&str) -> Option<OsString>) -> Self {
         if let Some(tls) = &mut self.tls {
             let or = |file: Option<PathBuf>, name| file.or_else(|| Some(var(name)?.into()));
@@ -127,14 +127,14 @@ impl fmt::Debug for RedisSetting {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum Topology {
     Single,
     Sentinel,
     Cluster,
 }
 
-impl Form {
-    /// The form of a scheme, and whether it says TLS.
+impl Topology {
+    /// The topology of a scheme, and true for TLS.
     fn of(scheme: &str) -> Option<(Self, bool)> {
         let (transport, form) = scheme.split_once('+').unwrap_or((scheme, ""));
         let tls = match transport {
@@ -162,7 +162,7 @@ impl FromStr for RedisSetting {
 }
 
 fn parse(text: &str, shown: String) -> Result<RedisSetting, String> {
-    let scheme = text.split_once("://").and_then(|(scheme, rest)| Some((Form::of(scheme)?, rest)));
+    let scheme = text.split_once("://").and_then(|(scheme, rest)| Some((Topology::of(scheme)?, rest)));
     let ((form, tls), rest) =
         scheme.ok_or("a Redis setting starts with `redis://`, `redis+sentinel://` or `redis+cluster://`, or `rediss…` for TLS")?;
     // The last `@`: a password may hold any of `/?@`.
@@ -194,8 +194,8 @@ fn credentials(who: Option<&str>) -> Result<(Option<String>, Option<String>), St
     Ok((user, password.map(decode).transpose()?))
 }
 
-fn servers(form: Form, hosts: &str, path: &str) -> Result<(Servers, i64), String> {
-    let default_port = if form == Form::Sentinel { 26379 } else { 6379 };
+fn servers(form: Topology, hosts: &str, path: &str) -> Result<(RedisServers, i64), String> {
+    let default_port = if form == Topology::Sentinel { 26379 } else { 6379 };
     let mut hosts: Vec<Host> =
         hosts.split(',').map(|text| host(text, default_port)).collect::<Result<_, _>>()?;
     let path = path.strip_suffix('/').unwrap_or(path);
@@ -204,19 +204,19 @@ fn servers(form: Form, hosts: &str, path: &str) -> Result<(Servers, i64), String
         n => n.parse::<u16>().map(i64::from).map_err(|_| format!("{n:?} is no number of a database")),
     };
     match form {
-        Form::Single if hosts.len() > 1 => {
+        Topology::Single if hosts.len() > 1 => {
             Err("several servers are `redis+sentinel://…/MASTER` or `redis+cluster://…`".into())
         }
-        Form::Single => Ok((Servers::Single(hosts.remove(0)), db(path)?)),
-        Form::Sentinel => {
+        Topology::Single => Ok((RedisServers::Single(hosts.remove(0)), db(path)?)),
+        Topology::Sentinel => {
             let (master, n) = path.split_once('/').unwrap_or((path, ""));
             let master = decode(master).filter(|name| !name.is_empty());
             let master = master
                 .ok_or("sentinels need the name of a master, as in `redis+sentinel://h1,h2/mymaster`")?;
-            Ok((Servers::Sentinel { sentinels: hosts, master }, db(n)?))
+            Ok((RedisServers::Sentinel { sentinels: hosts, master }, db(n)?))
         }
-        Form::Cluster if path.is_empty() => Ok((Servers::Cluster(hosts), 0)),
-        Form::Cluster => Err("a cluster has no numbered databases: nothing follows its hosts".into()),
+        Topology::Cluster if path.is_empty() => Ok((RedisServers::Cluster(hosts), 0)),
+        Topology::Cluster => Err("a cluster has no numbered databases: nothing follows its hosts".into()),
     }
 }
 
@@ -241,8 +241,8 @@ fn parameter(setting: &mut RedisSetting, pair: &str) -> Result<(), String> {
     match (name, &mut setting.tls) {
         ("ttl_s", _) => {
             let seconds = value.parse().ok().filter(|n| *n > 0);
-            let seconds =
-                seconds.ok_or_else(|| format!("ttl_s is {value:?}, allowed are whole seconds, 1 or more"))?;
+            let seconds = seconds
+                .ok_or_else(|| format!("ttl_s is {value:?}, allowed are integer seconds, 1 or more"))?;
             setting.ttl = Some(Duration::from_secs(seconds));
         }
         ("protocol", _) => {
@@ -306,25 +306,25 @@ mod tests {
         let single = parsed("redis://localhost");
         assert_eq!(
             (single.servers, single.db, single.tls),
-            (Servers::Single(at("localhost", 6379)), 0, None)
+            (RedisServers::Single(at("localhost", 6379)), 0, None)
         );
         let single = parsed("rediss://me:p%40ss@[::1]:7000/3?ttl_s=60&ca=/etc/a%26b.pem");
-        assert_eq!(single.servers, Servers::Single(at("::1", 7000)));
+        assert_eq!(single.servers, RedisServers::Single(at("::1", 7000)));
         assert_eq!((single.user.as_deref(), single.password.as_deref()), (Some("me"), Some("p@ss")));
         assert_eq!((single.db, single.ttl()), (3, Some(Duration::from_secs(60))));
         assert_eq!(single.tls.unwrap().ca, Some("/etc/a&b.pem".into()));
         let sentinel = parsed("redis+sentinel://:pw@a:1,b,[::2]:3/my%20master/4");
         let sentinels = vec![at("a", 1), at("b", 26379), at("::2", 3)];
-        assert_eq!(sentinel.servers, Servers::Sentinel { sentinels, master: "my master".into() });
+        assert_eq!(sentinel.servers, RedisServers::Sentinel { sentinels, master: "my master".into() });
         assert_eq!((sentinel.user, sentinel.password.as_deref(), sentinel.db), (None, Some("pw"), 4));
         let cluster = parsed("rediss+cluster://a:1,b:2?cert=c&key=k&protocol=resp3");
-        assert_eq!(cluster.servers, Servers::Cluster(vec![at("a", 1), at("b", 2)]));
+        assert_eq!(cluster.servers, RedisServers::Cluster(vec![at("a", 1), at("b", 2)]));
         assert!(cluster.resp3);
         assert_eq!(parsed("redis://me:s3/c?r@et@cache").password.as_deref(), Some("s3/c?r@et"));
     }
 
     #[test]
-    fn what_is_wrong_is_said_without_the_password() {
+    fn errors_do_not_contain_the_password() {
         let cases = [
             ("redis+both://:s3cret@h", "starts with `redis://`"),
             ("redis+://:s3cret@h", "starts with `redis://`"),
@@ -339,7 +339,7 @@ mod tests {
             ("redis+sentinel://:s3cret@a,b//1", "the name of a master"),
             ("redis+cluster://:s3cret@a,b/1", "no numbered databases"),
             ("redis+cluster://:s3cret@a,,b", "is no `host`"),
-            ("redis://:s3cret@h?ttl_s=0", "whole seconds, 1 or more"),
+            ("redis://:s3cret@h?ttl_s=0", "integer seconds, 1 or more"),
             ("redis://:s3cret@h?password=s3cret", "allowed are `ttl_s`"),
             ("redis://:s3cret@h?protocol=3", "`resp2` and `resp3`"),
             ("redis://:s3cret@h?ca=/x", "`rediss`"),
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_fills_in_what_a_setting_with_tls_leaves_open() {
+    fn the_environment_fills_in_missing_certificate_files() {
         let var = |name: &str| Some(format!("/env/{}", &name["TRIPTYCH_REDIS_".len()..]).into());
         let files = |text| parsed(text).with_environment(var).tls;
         let env = |name: &str| Some(PathBuf::from(format!("/env/{name}")));

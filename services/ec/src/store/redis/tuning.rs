@@ -1,19 +1,19 @@
-//! Times and widths of a Redis store.
+//! Timeouts and concurrency of a Redis store.
 
 use std::time::Duration;
 
-/// Times and widths of a Redis store. Zero for a time means no time, so nothing would ever be answered.
+/// Timeouts and concurrency of a Redis store. A timeout of zero fails every operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisTuning {
-    /// How long an object lives. Default 1 hour; at least a second.
+    /// Time to live of an object. Default 1 hour; at least a second.
     pub ttl: Duration,
-    /// How long one command may take. Default 2 s (the library's own is 500 ms, too short for chunks under load).
+    /// Timeout of one command. Default 2 s (the library's own is 500 ms, too short for chunks under load).
     pub response_timeout: Duration,
-    /// How long one attempt to connect to a server may take. Default 1 s.
+    /// Timeout of one connection attempt. Default 1 s.
     pub connection_timeout: Duration,
     /// Attempts to connect again before an operation fails. Default 2.
     pub reconnects: usize,
-    /// Chunks of one object on their way at once. Default 4.
+    /// Concurrent chunk transfers of one object. Default 4.
     pub chunks_in_flight: usize,
 }
 

@@ -1,17 +1,17 @@
-//! Where everything lies in a slab: header, slots, index, leases, page map, pages. Counts words of 64 bits.
+//! Layout of a slab: header, slots, index, leases, page map, pages. Offsets count words of 64 bits.
 //!
-//! | part | words | what |
+//! | part | words | content |
 //! |---|---|---|
 //! | header | 512 | magic, version and counts, which never change; then counters, see [`Field`] |
-//! | slots | 16 each | one object each: state, generation, length, first page, worth, key |
+//! | slots | 16 each | one object each: state, generation, length, first page, priority, key |
 //! | buckets | 1 each | the index: heads of chains of slots |
-//! | leases | 8 each | who encodes which key |
-//! | used | 1 for 64 pages | which pages are taken |
+//! | leases | 8 each | encode leases of keys |
+//! | used | 1 for 64 pages | bitmap of used pages |
 //! | next | 1 for each page | the page that follows in its object |
 //! | pages | 2048 each | the objects' bytes, in pages of 16 KiB |
 //!
-//! An object is a chain of pages, so there is no fragmentation to fight: a page wasted is at most one for an object,
-//! and an object fits exactly when as many pages are free as it needs.
+//! An object is a chain of pages, so there is no external fragmentation: at most one page per object is
+//! partly unused, and an object fits exactly when enough pages are free.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -28,11 +28,11 @@ pub(super) const PAGE_BYTES: usize = PAGE_WORDS * 8;
 pub(super) const SLOT_WORDS: usize = 16;
 /// Words of a lease.
 pub(super) const LEASE_WORDS: usize = 8;
-/// Leases among which one key's lease may lie.
+/// Lease slots that a key's lease may use.
 pub(super) const LEASE_WAYS: usize = 16;
 
 const HEADER_WORDS: usize = 512;
-/// The smallest slab: room for some objects.
+/// Smallest slab in bytes.
 pub(super) const MIN_BYTES: u64 = 1 << 20;
 const MAX_SLOTS: usize = 1 << 15;
 const MIN_SLOTS: usize = 16;
@@ -47,29 +47,29 @@ pub(super) enum Field {
     NBuckets = 4,
     NLeases = 5,
     NWords = 6,
-    /// Not zero while someone changes the books; still so when it died of it.
+    /// Nonzero while the object table is being changed; stays so if the process dies meanwhile.
     Dirty = 8,
-    /// Number of pages that no object has.
+    /// Number of free pages.
     FreePages = 9,
-    /// A slot without an object, plus one; it names the next.
+    /// Head of the list of free slots, plus one.
     FreeSlot = 10,
     /// The eviction clock, see [`crate::policy`].
     Clock = 11,
-    /// Bytes of everything that was ever stored.
+    /// Bytes of everything stored since the creation.
     Added = 12,
     /// The last fencing token.
     Token = 13,
-    /// The last process that came.
+    /// Number of the last process that joined.
     Owner = 14,
-    /// Grows with whatever somebody may be waiting for.
-    News = 15,
-    /// Where the search for free pages begins: none is free before, in words of the page map.
+    /// Counter of events that waiters poll: stored objects and released leases.
+    Events = 15,
+    /// Start of the search for free pages, in words of the page map; no page before it is free.
     Cursor = 16,
-    /// Objects that were evicted, ever.
+    /// Objects evicted since the creation.
     Evicted = 17,
 }
 
-/// The counts of a slab, and from them where each part begins.
+/// The counts of a slab, and the offsets that follow from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Geometry {
     pub(super) n_pages: usize,
@@ -81,7 +81,7 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    /// The most that fits in a file of `n_bytes`, at least [`MIN_BYTES`].
+    /// The largest geometry that fits in a file of `n_bytes`, at least [`MIN_BYTES`].
     pub(super) fn of_bytes(n_bytes: u64) -> Self {
         let n_words = usize::try_from(n_bytes.max(MIN_BYTES) / 8).unwrap_or(usize::MAX);
         let mut n_pages = n_words / PAGE_WORDS;
@@ -101,7 +101,7 @@ impl Geometry {
     /// Reads the counts of a slab.
     ///
     /// # Errors
-    /// What is wrong with them: this is no slab, or not one of this version, or not as long as it says.
+    /// A text: no slab, another version, or a wrong length.
     pub(super) fn read(words: &[AtomicU64]) -> Result<Self, String> {
         let field = |f: Field| words.get(f as usize).map_or(0, |w| w.load(Relaxed));
         if words.len() < HEADER_WORDS || field(Field::Magic) != MAGIC {
@@ -128,7 +128,7 @@ impl Geometry {
         Ok(read)
     }
 
-    /// Writes the counts; the magic comes last. Of zeroed memory this makes an empty slab but for its books.
+    /// Writes the counts; the magic comes last. On zeroed memory this creates an empty slab without an object table.
     pub(super) fn write(&self, words: &[AtomicU64]) {
         let set = |f: Field, value: u64| {
             if let Some(word) = words.get(f as usize) {
@@ -144,7 +144,7 @@ impl Geometry {
         set(Field::Magic, MAGIC);
     }
 
-    /// Length of the whole slab. `None` if no machine has so much.
+    /// Length of the whole slab in words. `None` if it overflows.
     pub(super) fn n_words(&self) -> Option<usize> {
         // All tables are small, but for what a damaged header claims.
         let pages = self.n_pages.checked_mul(PAGE_WORDS)?;
@@ -154,7 +154,7 @@ impl Geometry {
         HEADER_WORDS.checked_add(tables)?.checked_add(leases)?.checked_add(maps)?.checked_add(pages)
     }
 
-    /// Bytes that objects can have together, and so the largest one.
+    /// Bytes of all objects, and so of the largest one.
     pub(super) fn capacity(&self) -> usize {
         self.n_pages * PAGE_BYTES
     }

@@ -1,7 +1,7 @@
-//! Encode leases in a slab, for whoever has the lock. A lease also ends with its holder's process.
+//! Encode leases in a slab; needs the lock. A lease also ends with its holder's process.
 //!
-//! A key's lease lies in one of sixteen places that its hash names, so no place has to be moved or marked when one
-//! becomes free. Words: key (4), token, end in milliseconds, the holder's process.
+//! A key's lease is in one of sixteen slots that its hash selects, so no slot is moved or marked when one becomes free.
+//! Words: key (4), token, end in milliseconds, the holder's process.
 
 use super::layout::{Field, LEASE_WAYS};
 use super::object_table::IsAlive;
@@ -12,7 +12,7 @@ const TOKEN: usize = 4;
 const UNTIL: usize = 5;
 const OWNER: usize = 6;
 
-/// Who asks for a lease, and when.
+/// A lease request: process, time and duration.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asker {
     pub(super) owner: u64,
@@ -20,7 +20,7 @@ pub(super) struct Asker {
     pub(super) ttl_ms: u64,
 }
 
-/// What became of it.
+/// Outcome of a lease request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grant {
     Granted {
@@ -29,7 +29,7 @@ pub(super) enum Grant {
     Held {
         left_ms: u64,
     },
-    /// All places of this key are others'.
+    /// All slots of this key are in use by other keys.
     Full,
 }
 
@@ -68,7 +68,7 @@ impl Words<'_> {
         let Some(at) = self.lease_of(key).filter(|at| self.load(at + TOKEN) == token) else { return false };
         let was_held = !self.is_over(at, now_ms);
         self.store(at + UNTIL, 0);
-        self.bump(Field::News);
+        self.bump(Field::Events);
         was_held
     }
 

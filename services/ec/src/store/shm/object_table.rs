@@ -1,23 +1,24 @@
-//! The books of a slab: which object has which slot and pages, who is filling one, and what goes when it is full.
+//! The object table of a slab: slots and pages of objects, unfinished writes, and eviction.
 //!
 //! A slot is `FREE`, then `FILLING` while its writer copies the object in, then `READY` and in the index, then `FREE`
-//! again with the next generation. Everything here is for whoever has the lock, and short: bytes are copied without
-//! it. A writer copies into pages that are its own. A reader copies whatever is there, and then asks whether the
-//! slot's generation is still the one it was given ([`Words::is_still`]): a sequence lock (Boehm, "Can seqlocks get
-//! along with programming language memory models?", MSPC 2012). So nobody pins anything, an evictor never waits for
-//! a reader, and a reader that dies leaves nothing.
+//! again with the next generation. Everything here needs the lock and is short: bytes are copied without it. A writer
+//! copies into pages of its own. A reader copies without the lock and then checks that the slot's generation has not
+//! changed ([`Words::is_still`]): a sequence lock (Boehm, "Can seqlocks get along with programming language memory
+//! models?", MSPC 2012). So nothing is pinned, eviction never waits for a reader, and a reader that dies leaves no
+//! state.
 //!
-//! Slots alone decide: index, lists and page map follow from them, and [`Words::recover`] makes these anew when whoever
-//! had the lock died. So each step below writes a slot's state first when it frees it and last when it fills it.
+//! The slots are the source of truth: index, lists and page map are derived, and [`Words::recover`] rebuilds them after
+//! the holder of the lock died. So each step below writes a slot's state first when it frees it and last when it fills
+//! it.
 
 use super::layout::{Field, PAGE_BYTES};
 use super::pages::Damaged;
 use super::words::Words;
-use crate::policy::{BY_EVICTIONS, Candidate, is_young, order};
+use crate::policy::{BY_EVICTIONS, EvictionCandidate, is_young, order};
 use std::sync::atomic::{Ordering, fence};
 use triptych_core::ContentKey;
 
-/// Part of the slab that is freed at once, as a divisor: a walk over all slots frees room for several objects.
+/// Fraction of the slab freed by one eviction, as a divisor, since a walk over all slots is expensive.
 const EVICTED_AT_ONCE: usize = 64;
 
 const FREE: u64 = 0;
@@ -26,31 +27,31 @@ const READY: u64 = 2;
 
 /// Words of a slot. A link is a slot's number plus one, so that zero is none.
 #[derive(Clone, Copy)]
-enum Of {
+enum SlotField {
     State = 0,
     Generation = 1,
     Len = 2,
     First = 3,
     Link = 4,
-    Worth = 5,
-    /// What [`Field::Added`] was.
+    Priority = 5,
+    /// Value of [`Field::Added`] when it was stored.
     Birth = 6,
     StoredMs = 7,
     Owner = 8,
     Key = 9,
 }
 
-/// An object that somebody wants to store.
+/// An object to store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NewObject {
     pub(super) key: ContentKey,
     pub(super) len: usize,
-    /// Its writer's process.
+    /// Process of its writer.
     pub(super) owner: u64,
     pub(super) now_ms: u64,
 }
 
-/// A slot and its pages: of a writer that fills it, or of a reader that copies from it.
+/// A slot and its pages, held by a writer that fills it or a reader that copies from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
     slot: usize,
@@ -61,38 +62,41 @@ pub(super) struct Extent {
 
 /// One object of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Entry {
+pub(super) struct ObjectEntry {
     pub(super) key: ContentKey,
     pub(super) len: u64,
     pub(super) stored_ms: u64,
 }
 
-/// Tells whether a process lives.
+/// Returns true if a process is alive.
 pub(super) type IsAlive<'a> = &'a dyn Fn(u64) -> bool;
 
 impl Words<'_> {
-    /// The object of a key. Counts as a use of it.
+    /// The object of a key. Counts as a use.
     pub(super) fn find(&self, key: &ContentKey) -> Result<Option<Extent>, Damaged> {
         let Some(slot) = self.lookup(key)? else { return Ok(None) };
         let extent = self.extent(slot)?;
-        let worth = BY_EVICTIONS.used(self.field(Field::Clock), self.of(slot, Of::Worth), extent.len as u64);
-        self.put(slot, Of::Worth, worth);
+        let priority = BY_EVICTIONS.used(
+            self.field(Field::Clock),
+            self.of(slot, SlotField::Priority),
+            extent.len as u64,
+        );
+        self.put(slot, SlotField::Priority, priority);
         Ok(Some(extent))
     }
 
-    /// Whether the key has an object. Not a use.
+    /// True if the key has an object. Not a use.
     pub(super) fn has(&self, key: &ContentKey) -> Result<bool, Damaged> {
         Ok(self.lookup(key)?.is_some())
     }
 
-    /// Whether what was copied from the extent is the object. Needs no lock.
+    /// True if the bytes copied from the extent are the object's. Needs no lock.
     pub(super) fn is_still(&self, extent: &Extent) -> bool {
         fence(Ordering::Acquire);
-        self.of(extent.slot, Of::Generation) == extent.generation
+        self.of(extent.slot, SlotField::Generation) == extent.generation
     }
 
-    /// A slot and pages for the object to be copied into, evicting what is worth least. `None`: everything there is
-    /// is being filled by someone alive.
+    /// Allocates a slot and pages for an object, with eviction. `None`: the whole slab is being filled by live writers.
     pub(super) fn reserve(&self, new: &NewObject, is_alive: IsAlive<'_>) -> Result<Option<Extent>, Damaged> {
         let n_pages = new.len.div_ceil(PAGE_BYTES);
         if !self.has_room(n_pages) {
@@ -106,21 +110,23 @@ impl Words<'_> {
             self.give_pages(&pages);
             return Ok(None);
         };
-        self.set(Field::FreeSlot, self.of(slot, Of::Link));
-        self.put(slot, Of::Len, new.len as u64);
-        self.put(slot, Of::First, pages.first().map_or(0, |p| u64::from(*p)));
-        self.put(slot, Of::StoredMs, new.now_ms);
-        self.put(slot, Of::Owner, new.owner);
-        self.set_key(self.geometry.slot(slot) + Of::Key as usize, &new.key);
-        self.put(slot, Of::State, FILLING);
-        let generation = self.of(slot, Of::Generation);
+        self.set(Field::FreeSlot, self.of(slot, SlotField::Link));
+        self.put(slot, SlotField::Len, new.len as u64);
+        self.put(slot, SlotField::First, pages.first().map_or(0, |p| u64::from(*p)));
+        self.put(slot, SlotField::StoredMs, new.now_ms);
+        self.put(slot, SlotField::Owner, new.owner);
+        self.set_key(self.geometry.slot(slot) + SlotField::Key as usize, &new.key);
+        self.put(slot, SlotField::State, FILLING);
+        let generation = self.of(slot, SlotField::Generation);
         Ok(Some(Extent { slot, generation, len: new.len, pages }))
     }
 
     /// Makes a filled slot the object of its key. False if the key got one meanwhile; the slot is then free.
     pub(super) fn publish(&self, filled: &Extent) -> Result<bool, Damaged> {
         let slot = filled.slot;
-        if self.of(slot, Of::State) != FILLING || self.of(slot, Of::Generation) != filled.generation {
+        if self.of(slot, SlotField::State) != FILLING
+            || self.of(slot, SlotField::Generation) != filled.generation
+        {
             return Err(Damaged);
         }
         let key = self.key_of(slot);
@@ -130,51 +136,51 @@ impl Words<'_> {
         }
         let added = self.field(Field::Added).saturating_add(filled.len as u64);
         self.set(Field::Added, added);
-        self.put(slot, Of::Birth, added);
-        self.put(slot, Of::Worth, BY_EVICTIONS.stored(self.field(Field::Clock), filled.len as u64));
-        self.put(slot, Of::State, READY);
+        self.put(slot, SlotField::Birth, added);
+        self.put(slot, SlotField::Priority, BY_EVICTIONS.stored(self.field(Field::Clock), filled.len as u64));
+        self.put(slot, SlotField::State, READY);
         self.link(slot, &key);
-        self.bump(Field::News);
+        self.bump(Field::Events);
         Ok(true)
     }
 
-    /// Gives back a slot that will not be filled.
+    /// Frees a slot that will not be filled.
     pub(super) fn abandon(&self, filled: &Extent) -> Result<(), Damaged> {
-        let is_ours = self.of(filled.slot, Of::State) == FILLING
-            && self.of(filled.slot, Of::Generation) == filled.generation;
+        let is_ours = self.of(filled.slot, SlotField::State) == FILLING
+            && self.of(filled.slot, SlotField::Generation) == filled.generation;
         if is_ours { self.free(filled.slot) } else { Ok(()) }
     }
 
-    /// Removes the object of a key. Whether there was one.
+    /// Removes the object of a key. Returns true if there was one.
     pub(super) fn remove(&self, key: &ContentKey) -> Result<bool, Damaged> {
         let Some(slot) = self.lookup(key)? else { return Ok(false) };
         self.evict_slot(slot)?;
-        self.bump(Field::News);
+        self.bump(Field::Events);
         Ok(true)
     }
 
     /// Every object after a key, in no order.
-    pub(super) fn entries(&self, after: Option<&ContentKey>) -> Vec<Entry> {
-        let ready = (0..self.geometry.n_slots).filter(|slot| self.of(*slot, Of::State) == READY);
-        let entry = |slot| Entry {
+    pub(super) fn entries(&self, after: Option<&ContentKey>) -> Vec<ObjectEntry> {
+        let ready = (0..self.geometry.n_slots).filter(|slot| self.of(*slot, SlotField::State) == READY);
+        let entry = |slot| ObjectEntry {
             key: self.key_of(slot),
-            len: self.of(slot, Of::Len),
-            stored_ms: self.of(slot, Of::StoredMs),
+            len: self.of(slot, SlotField::Len),
+            stored_ms: self.of(slot, SlotField::StoredMs),
         };
         ready.map(entry).filter(|entry| after < Some(&entry.key)).collect()
     }
 
-    /// Frees the slots of writers that died.
+    /// Frees the slots of dead writers.
     pub(super) fn reap(&self, is_alive: IsAlive<'_>) -> Result<(), Damaged> {
         for slot in 0..self.geometry.n_slots {
-            if self.of(slot, Of::State) == FILLING && !is_alive(self.of(slot, Of::Owner)) {
+            if self.of(slot, SlotField::State) == FILLING && !is_alive(self.of(slot, SlotField::Owner)) {
                 self.free(slot)?;
             }
         }
         Ok(())
     }
 
-    /// Makes everything that follows from the slots anew, and frees the slots that cannot be right.
+    /// Rebuilds everything that is derived from the slots, and frees inconsistent slots.
     pub(super) fn recover(&self, is_alive: IsAlive<'_>) {
         let mut taken = vec![false; self.geometry.n_pages];
         for bucket in 0..self.geometry.n_buckets {
@@ -183,36 +189,36 @@ impl Words<'_> {
         self.set(Field::FreeSlot, 0);
         for slot in (0..self.geometry.n_slots).rev() {
             let key = self.key_of(slot);
-            let is_kept = match self.of(slot, Of::State) {
+            let is_kept = match self.of(slot, SlotField::State) {
                 READY => self.lookup(&key) == Ok(None),
-                FILLING => is_alive(self.of(slot, Of::Owner)),
+                FILLING => is_alive(self.of(slot, SlotField::Owner)),
                 _ => false,
             };
             let pages = self.extent(slot).ok().filter(|_| is_kept).map(|extent| extent.pages);
             match pages.filter(|pages| take_disjoint(pages, &mut taken)) {
-                Some(_) if self.of(slot, Of::State) == READY => self.link(slot, &key),
+                Some(_) if self.of(slot, SlotField::State) == READY => self.link(slot, &key),
                 Some(_) => {}
                 None => self.set_free(slot),
             }
         }
         self.map_pages(&taken);
-        self.bump(Field::News);
+        self.bump(Field::Events);
     }
 
     fn has_room(&self, n_pages: usize) -> bool {
         self.field(Field::FreePages) >= n_pages as u64 && self.field(Field::FreeSlot) != 0
     }
 
-    /// Removes what goes first until there is room, and a little more while it costs nothing that is young.
+    /// Evicts until the object fits, and a little more as long as no young object is affected.
     fn evict(&self, n_pages: usize) -> Result<(), Damaged> {
         let (added, capacity) = (self.field(Field::Added), self.geometry.capacity() as u64);
         let candidate = |slot: usize| {
-            let born = self.of(slot, Of::Birth);
+            let born = self.of(slot, SlotField::Birth);
             let is_young = is_young(capacity, added.saturating_sub(born));
-            let (bytes, worth) = (self.of(slot, Of::Len), self.of(slot, Of::Worth));
-            Candidate { what: slot, key: self.key_of(slot), bytes, worth, born, is_young }
+            let (bytes, priority) = (self.of(slot, SlotField::Len), self.of(slot, SlotField::Priority));
+            EvictionCandidate { what: slot, key: self.key_of(slot), bytes, priority, born, is_young }
         };
-        let ready = (0..self.geometry.n_slots).filter(|slot| self.of(*slot, Of::State) == READY);
+        let ready = (0..self.geometry.n_slots).filter(|slot| self.of(*slot, SlotField::State) == READY);
         let plenty = n_pages.max(self.geometry.n_pages / EVICTED_AT_ONCE);
         for victim in order(capacity, ready.map(candidate).collect()) {
             if self.has_room(plenty) || (victim.is_young && self.has_room(n_pages)) {
@@ -221,7 +227,7 @@ impl Words<'_> {
             self.evict_slot(victim.what)?;
             self.bump(Field::Evicted);
             if !victim.is_young {
-                self.set(Field::Clock, self.field(Field::Clock).max(victim.worth));
+                self.set(Field::Clock, self.field(Field::Clock).max(victim.priority));
             }
         }
         Ok(())
@@ -233,10 +239,10 @@ impl Words<'_> {
         for _ in 0..=self.geometry.n_slots {
             match self.slot_of_link(self.load(at))? {
                 Some(found) if found == slot => {
-                    self.store(at, self.of(slot, Of::Link));
+                    self.store(at, self.of(slot, SlotField::Link));
                     return self.free(slot);
                 }
-                Some(other) => at = self.geometry.slot(other) + Of::Link as usize,
+                Some(other) => at = self.geometry.slot(other) + SlotField::Link as usize,
                 None => break,
             }
         }
@@ -251,17 +257,17 @@ impl Words<'_> {
         Ok(())
     }
 
-    /// The next generation begins: who still copies from it will see that.
+    /// Starts the next generation, which concurrent readers will notice.
     fn set_free(&self, slot: usize) {
-        self.put(slot, Of::State, FREE);
-        self.put(slot, Of::Generation, self.of(slot, Of::Generation).wrapping_add(1));
-        self.put(slot, Of::Link, self.field(Field::FreeSlot));
+        self.put(slot, SlotField::State, FREE);
+        self.put(slot, SlotField::Generation, self.of(slot, SlotField::Generation).wrapping_add(1));
+        self.put(slot, SlotField::Link, self.field(Field::FreeSlot));
         self.set(Field::FreeSlot, slot as u64 + 1);
     }
 
     fn link(&self, slot: usize, key: &ContentKey) {
         let bucket = self.bucket_of(key);
-        self.put(slot, Of::Link, self.load(bucket));
+        self.put(slot, SlotField::Link, self.load(bucket));
         self.store(bucket, slot as u64 + 1);
     }
 
@@ -269,21 +275,21 @@ impl Words<'_> {
         let mut link = self.load(self.bucket_of(key));
         for _ in 0..=self.geometry.n_slots {
             let Some(slot) = self.slot_of_link(link)? else { return Ok(None) };
-            if self.of(slot, Of::State) != READY {
+            if self.of(slot, SlotField::State) != READY {
                 break;
             }
             if self.key_of(slot) == *key {
                 return Ok(Some(slot));
             }
-            link = self.of(slot, Of::Link);
+            link = self.of(slot, SlotField::Link);
         }
         Err(Damaged)
     }
 
     fn extent(&self, slot: usize) -> Result<Extent, Damaged> {
-        let len = usize::try_from(self.of(slot, Of::Len)).map_err(|_| Damaged)?;
-        let pages = self.chain(self.of(slot, Of::First), len.div_ceil(PAGE_BYTES))?;
-        Ok(Extent { slot, generation: self.of(slot, Of::Generation), len, pages })
+        let len = usize::try_from(self.of(slot, SlotField::Len)).map_err(|_| Damaged)?;
+        let pages = self.chain(self.of(slot, SlotField::First), len.div_ceil(PAGE_BYTES))?;
+        Ok(Extent { slot, generation: self.of(slot, SlotField::Generation), len, pages })
     }
 
     /// The slot that a link names, `None` for the end of a chain.
@@ -294,25 +300,25 @@ impl Words<'_> {
         }
     }
 
-    /// Where the chain of a key begins.
+    /// Start of a key's chain in the index.
     fn bucket_of(&self, key: &ContentKey) -> usize {
         self.geometry.bucket(Self::hash(key) & (self.geometry.n_buckets - 1))
     }
 
     fn key_of(&self, slot: usize) -> ContentKey {
-        self.key(self.geometry.slot(slot) + Of::Key as usize)
+        self.key(self.geometry.slot(slot) + SlotField::Key as usize)
     }
 
-    fn of(&self, slot: usize, what: Of) -> u64 {
+    fn of(&self, slot: usize, what: SlotField) -> u64 {
         self.load(self.geometry.slot(slot) + what as usize)
     }
 
-    fn put(&self, slot: usize, what: Of, value: u64) {
+    fn put(&self, slot: usize, what: SlotField, value: u64) {
         self.store(self.geometry.slot(slot) + what as usize, value);
     }
 }
 
-/// Marks the pages as taken, unless one of them is, or is there twice.
+/// Marks the pages as used, unless one is used already or occurs twice.
 fn take_disjoint(pages: &[u32], taken: &mut [bool]) -> bool {
     let mut distinct = pages.to_vec();
     distinct.sort_unstable();

@@ -1,24 +1,23 @@
-//! Which processes that use a slab are alive: each holds the lock of a file of its own beside the slab.
+//! Liveness of the processes that use a slab: each holds the lock of a file of its own beside the slab.
 //!
-//! The kernel gives the lock back however the process ends. A process id would not do: containers that share a mount
-//! have their own numbers, and numbers are used again. Only for whoever has the slab's lock, so that nobody takes a
-//! look for a life.
+//! The kernel releases the lock however the process ends. A process id does not work: containers that share a mount
+//! have their own ids, and ids are reused. Needs the slab's lock, so that a probe is not taken for a live process.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// This process as one of them; dropping it is leaving.
+/// Membership of this process; ends when dropped.
 #[derive(Debug)]
-pub(super) struct Owner {
+pub(super) struct SlabMember {
     id: u64,
     dir: PathBuf,
-    /// Locked while this lives.
+    /// Its lock is held until the drop.
     _file: File,
 }
 
-impl Owner {
-    /// Joins under a number that nobody had.
+impl SlabMember {
+    /// Joins under a fresh number.
     pub(super) fn join(dir: PathBuf, id: u64) -> io::Result<Self> {
         let file = File::create(dir.join(id.to_string()))?;
         file.try_lock().map_err(io::Error::from)?;
@@ -29,13 +28,12 @@ impl Owner {
         self.id
     }
 
-    /// Whether the process with this number lives. Who cannot be asked is taken to live: its work then waits for a
-    /// later look, and is not lost.
+    /// True if the process with this number is alive, or if that is unknown: its slots are then freed later.
     pub(super) fn is_alive(&self, id: u64) -> bool {
         id == self.id || is_locked(&self.dir.join(id.to_string()))
     }
 
-    /// Removes the files of processes that are gone.
+    /// Removes the files of dead processes.
     pub(super) fn sweep(&self) {
         let Ok(entries) = fs::read_dir(&self.dir) else { return };
         for path in entries.flatten().map(|entry| entry.path()) {
@@ -48,14 +46,14 @@ impl Owner {
     }
 }
 
-impl Drop for Owner {
+impl Drop for SlabMember {
     fn drop(&mut self) {
-        // What is left is swept by whoever joins next.
+        // The next process that joins removes the rest.
         let _ = fs::remove_file(self.dir.join(self.id.to_string()));
     }
 }
 
-/// Whether someone holds the lock of the file.
+/// True if the lock of the file is held.
 pub(super) fn is_locked(path: &Path) -> bool {
     match File::open(path) {
         Ok(file) => file.try_lock().is_err(),

@@ -1,15 +1,15 @@
-//! Which pages are free, and the chains that objects have of them. Only for whoever has the lock, or has a chain.
+//! Free pages, and the page chains of objects. Needs the lock, or ownership of the chain.
 
 use super::layout::Field;
 use super::words::Words;
 
-/// The books do not agree with themselves: whoever changed them last died of it, or something else wrote here.
+/// An inconsistent object table: its last writer died, or something else wrote to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Damaged;
 
 impl Words<'_> {
-    /// Takes `n` pages and chains them, if so many are free: `None` otherwise. The lowest that are free: memory that was
-    /// written before is in every process's page table already, and the first touch of a page costs more than its copy.
+    /// Allocates a chain of `n` pages; `None` if fewer are free. Takes the lowest ones: memory that was used before is
+    /// in the processes' page tables already, and the first touch of a page costs more than its copy.
     pub(super) fn take_pages(&self, n: usize) -> Result<Option<Vec<u32>>, Damaged> {
         let free = self.field(Field::FreePages);
         if free < n as u64 {
@@ -40,7 +40,7 @@ impl Words<'_> {
         if is_whole { Ok(Some(pages)) } else { Err(Damaged) }
     }
 
-    /// Gives pages back.
+    /// Frees pages.
     pub(super) fn give_pages(&self, pages: &[u32]) {
         for page in pages {
             let (at, bit) = (self.geometry.used(*page as usize / 64), page % 64);
@@ -66,7 +66,7 @@ impl Words<'_> {
         Ok(pages)
     }
 
-    /// Writes the map of pages anew: those of `taken` are used, and those that are not there.
+    /// Rebuilds the page map: pages of `taken`, and those past the end, are used.
     pub(super) fn map_pages(&self, taken: &[bool]) {
         let n_pages = self.geometry.n_pages;
         for at in 0..n_pages.div_ceil(64) {

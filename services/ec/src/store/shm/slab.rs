@@ -1,13 +1,13 @@
-//! A slab as a file that several processes have mapped: made once, locked for short, put in order after a death.
+//! A slab as a file mapped by several processes: created once, locked for short times, recovered after a process died.
 //!
-//! The lock is the file's own (`flock`): the kernel gives it back when its holder dies, in whatever container it ran,
-//! and a process that then finds the books marked as being changed puts them in order first. Nobody waits for the
-//! lock here; who does not get it is told, and asks again.
+//! The lock is the file's (`flock`): the kernel releases it when its holder dies, in any container. A process that then
+//! finds the object table marked as being changed recovers it first. Nothing here waits for the lock; a caller that
+//! does not get it retries.
 
 use super::layout::{Field, Geometry, MIN_BYTES};
 use super::map::Map;
 use super::object_table::IsAlive;
-use super::owners::{Owner, is_locked};
+use super::owners::{SlabMember, is_locked};
 use super::pages::Damaged;
 use super::words::Words;
 use crate::store::nonce;
@@ -21,7 +21,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Mutex, TryLockError as Busy};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How long opening waits for the lock; holders have it for milliseconds.
+/// Timeout of the lock while opening; holders keep it for milliseconds.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
 /// Only its owner may read and write a slab.
 const MODE: u32 = 0o600;
@@ -33,13 +33,13 @@ pub(super) struct Slab {
     file: File,
     map: Map,
     geometry: Geometry,
-    /// The file's lock is the process's, this is the thread's.
+    /// Excludes other threads; the file's lock excludes other processes.
     turn: Mutex<()>,
-    owner: Owner,
+    owner: SlabMember,
 }
 
 impl Slab {
-    /// Maps the slab at `path`; makes one of `n_bytes` if there is none. Whoever is first decides the size.
+    /// Maps the slab at `path`; creates one of `n_bytes` if there is none. The first process decides the size.
     pub(super) fn open(path: &Path, n_bytes: u64) -> io::Result<Self> {
         sweep_unfinished(path);
         let file = loop {
@@ -66,7 +66,7 @@ impl Slab {
         // Time of day is ahead of any count, so a slab that is made anew has no number twice.
         let id = words.field(Field::Owner).saturating_add(1).max(now_ms().saturating_mul(1000));
         words.set(Field::Owner, id);
-        let owner = Owner::join(owners, id)?;
+        let owner = SlabMember::join(owners, id)?;
         owner.sweep();
         file.unlock()?;
         Ok(Self { path: path.to_owned(), file, map, geometry, turn: Mutex::default(), owner })
@@ -80,28 +80,28 @@ impl Slab {
         self.geometry
     }
 
-    /// This process's number.
+    /// Number of this process.
     pub(super) fn owner(&self) -> u64 {
         self.owner.id()
     }
 
-    /// Everything, for what needs no lock.
+    /// The slab's words, for operations without the lock.
     pub(super) fn words(&self) -> Words<'_> {
         Words::new(self.map.words(), self.geometry)
     }
 
-    /// Does something to the books while nobody else does. `None`: someone else is at it. The work may be done again
-    /// after the books were put in order, if it found them damaged.
+    /// Runs `work` on the object table under the lock. `None`: another holds it. If the table is damaged, it is
+    /// recovered and `work` runs again.
     ///
     /// # Errors
-    /// If the file was shortened, or the books are damaged again at once.
+    /// If the file was truncated, or the table is damaged again at once.
     pub(super) fn try_change<T>(
         &self,
         work: impl Fn(&Words<'_>, IsAlive<'_>) -> Result<T, Damaged>,
     ) -> io::Result<Option<T>> {
         let _turn = match self.turn.try_lock() {
             Ok(turn) => turn,
-            // A panic of another thread left the books marked.
+            // A panic of another thread left the table marked.
             Err(Busy::Poisoned(turn)) => turn.into_inner(),
             Err(Busy::WouldBlock) => return Ok(None),
         };
@@ -124,10 +124,10 @@ impl Slab {
                 return Ok(Some(done));
             }
         }
-        Err(io::Error::other("its books are damaged"))
+        Err(io::Error::other("its object table is damaged"))
     }
 
-    /// Whether the path still leads to this slab.
+    /// Checks that the path still refers to this slab.
     pub(super) fn check_place(&self) -> io::Result<()> {
         let (ours, there) = (self.file.metadata()?, fs::metadata(&self.path)?);
         if (ours.dev(), ours.ino()) != (there.dev(), there.ino()) {
@@ -148,7 +148,7 @@ impl Slab {
     }
 }
 
-/// Gives the file's lock back; what was changed is seen by whoever has it next.
+/// Releases the file's lock; the next holder sees all changes.
 struct Unlock<'a>(&'a File);
 
 impl Drop for Unlock<'_> {
@@ -159,7 +159,7 @@ impl Drop for Unlock<'_> {
     }
 }
 
-/// Whoever can write a slab can put objects under any key: it has to be a file of this user, or of root.
+/// Checks that the file belongs to this user or root: a writer of the slab can put objects under any key.
 fn check_owner(meta: &Metadata) -> io::Result<()> {
     let me = rustix::process::geteuid().as_raw();
     if !meta.is_file() {
@@ -183,8 +183,8 @@ pub(super) fn now_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Makes a slab and gives it its name, unless another process was first. All of its memory is set aside here, so that
-/// a file system that is too small says so, and nobody meets its end later while writing to the map.
+/// Creates a slab and gives it its name, unless another process was first. Allocates all of its memory, so that a file
+/// system that is too small fails here and not later at a write to the mapping.
 fn make(path: &Path, n_bytes: u64) -> io::Result<()> {
     let geometry = Geometry::of_bytes(n_bytes.max(MIN_BYTES));
     let len = geometry.n_words().unwrap_or(0) as u64 * 8;
@@ -208,8 +208,7 @@ fn make(path: &Path, n_bytes: u64) -> io::Result<()> {
     made
 }
 
-/// Removes the slabs that processes died while making. One whose maker lives is locked; one that was made just now
-/// may not be yet.
+/// Removes unfinished slabs of dead processes. One with a live creator is locked; a new one may not be locked yet.
 fn sweep_unfinished(path: &Path) {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else { return };
     let start = [name.as_encoded_bytes(), b".new-"].concat();
@@ -224,7 +223,7 @@ fn sweep_unfinished(path: &Path) {
     }
 }
 
-/// A path beside the slab's.
+/// The slab's path with a suffix.
 fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(ending);

@@ -1,11 +1,11 @@
-//! Loads, stores and copies over a slab's words, for whoever knows the layout. Nothing here can reach out of bounds:
-//! a place that is not there reads as zero and takes nothing, since offsets may come from memory that others write.
+//! Loads, stores and copies over a slab's words, given the layout. Nothing here can access memory out of
+//! bounds: a word out of range reads as zero and ignores writes, since offsets may come from memory that others write.
 
 use super::layout::{Field, Geometry, PAGE_BYTES, PAGE_WORDS};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use triptych_core::ContentKey;
 
-/// A slab's words and where its parts lie.
+/// A slab's words and its layout.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Words<'a> {
     words: &'a [AtomicU64],
@@ -35,7 +35,7 @@ impl<'a> Words<'a> {
         self.store(field as usize, value);
     }
 
-    /// Adds one and gives the sum. Only for whoever has the lock.
+    /// Increments a word and returns the sum. Needs the lock.
     pub(super) fn bump(&self, field: Field) -> u64 {
         let value = self.field(field).wrapping_add(1);
         self.set(field, value);
@@ -57,7 +57,7 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Where a key's search begins. A key is a hash already.
+    /// Start of a key's probe sequence. A key is a hash already.
     pub(super) fn hash(key: &ContentKey) -> usize {
         let words = key.as_bytes().as_chunks::<8>().0.iter();
         words.fold(0, |h: u64, w| h.rotate_left(9) ^ u64::from_le_bytes(*w)) as usize
@@ -79,7 +79,7 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Reads bytes from the pages, one after the other; what is not there stays as it is.
+    /// Reads bytes from the pages, one after the other; bytes out of range are left unchanged.
     pub(super) fn copy_out(&self, pages: &[u32], bytes: &mut [u8]) {
         for (page, bytes) in pages.iter().zip(bytes.chunks_mut(PAGE_BYTES)) {
             let words = self.page(*page);

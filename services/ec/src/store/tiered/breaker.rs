@@ -1,12 +1,12 @@
-//! Leaves a tier alone for a moment after it failed several times in a row, so that its time limit is not paid by every
-//! request (Nygard, "Release It!", circuit breaker). Knows no clock: it is told the time.
+//! Circuit breaker of a tier: it opens after several consecutive failures, so that not every request waits for the
+//! tier's timeout (Nygard, "Release It!"). Takes time as an argument.
 
 use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::time::Instant;
 use triptych_core::Backoff;
 
-/// Failures in a row that open it.
+/// Consecutive failures that open it.
 const FAILURES: u32 = 3;
 /// Times for which it stays open.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(15));
@@ -18,28 +18,28 @@ pub(super) struct Breaker(Mutex<BreakerState>);
 #[derive(Debug, Default)]
 struct BreakerState {
     failures_in_a_row: u32,
-    /// Until when the tier is left alone, and how long that was.
+    /// End of the open state, and its duration.
     open: Option<(Instant, Duration)>,
 }
 
 impl Breaker {
-    /// Whether the tier may be asked. After a pause everyone may, and the first failure makes the next, longer pause.
+    /// True if the tier may be asked. After the open time every caller may, and the first failure opens it for longer.
     pub(super) fn allows(&self, now: Instant) -> bool {
         let state = self.0.lock();
         state.open.is_none_or(|(until, _)| until <= now)
     }
 
-    /// The tier answered.
+    /// Records an answer.
     pub(super) fn works(&self) {
         *self.0.lock() = BreakerState::default();
     }
 
-    /// The tier did not answer. Whether it is left alone from now on, and was not before.
+    /// Records a failure. True if it opened the breaker.
     pub(super) fn fails(&self, now: Instant) -> bool {
         let mut state = self.0.lock();
         state.failures_in_a_row = state.failures_in_a_row.saturating_add(1);
         match state.open {
-            // Those that were under way when it opened are no news.
+            // Operations that were in flight when it opened do not count.
             Some((until, _)) if until > now => false,
             Some((_, pause)) => {
                 let pause = (pause * 2).min(BACKOFF.longest);

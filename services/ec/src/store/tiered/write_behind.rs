@@ -1,7 +1,7 @@
-//! Writes beside the caller: copies of objects on their way to other tiers, within a bound on their number and bytes.
+//! Write-behind: background copies of objects to other tiers, with bounds on their number and bytes.
 //!
-//! Each is a task of its own that waits for its turn, tries, pauses and tries again. It can be revoked while it is not
-//! in the middle of a try: whoever deletes an object must not find it written again a moment later.
+//! Each copy is a task of its own that waits for a permit, writes, and retries with backoff. It can be revoked between
+//! two attempts, so that a deleted object is not written again a moment later.
 
 use super::tier::TierState;
 use bytes::Bytes;
@@ -20,16 +20,16 @@ use crate::store::Op;
 /// Pauses between attempts.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
 
-/// Bounds of the writes beside the callers.
+/// Bounds of pending copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteBehindBounds {
-    /// Objects that wait or are being written. Default 4096.
+    /// Most pending copies. Default 4096.
     pub entries: usize,
-    /// Their bytes together. Default 512 MiB.
+    /// Most bytes of pending copies. Default 512 MiB.
     pub bytes: usize,
-    /// Written at once. Default 8; 0 is read as 1.
+    /// Concurrent writes. Default 8; 0 is read as 1.
     pub at_once: usize,
-    /// How long a write is tried again before it is given up. Default 60 s; zero: one try.
+    /// Time after which a failing write is abandoned. Default 60 s; zero: one attempt.
     pub keep_trying: Duration,
 }
 
@@ -39,28 +39,28 @@ impl Default for WriteBehindBounds {
     }
 }
 
-/// One copy to be written.
+/// A copy to write.
 pub(super) struct PendingCopy {
     pub(super) key: ContentKey,
     pub(super) object: Bytes,
     pub(super) tier: Arc<TierState>,
 }
 
-/// The writes under way.
+/// The pending copies.
 pub(super) struct WriteBehind(Arc<WriteBehindState>);
 
 struct WriteBehindState {
     bounds: WriteBehindBounds,
     turns: Semaphore,
     copies: Mutex<PendingCopies>,
-    /// Told whenever a entry ends.
+    /// Notified whenever a copy ends.
     ended: Notify,
 }
 
 #[derive(Default)]
 struct PendingCopies {
     by_id: HashMap<(ContentKey, usize), PendingEntry>,
-    /// Of the objects under way.
+    /// Bytes of all pending copies.
     bytes: usize,
 }
 
@@ -69,7 +69,7 @@ struct PendingEntry {
     revoked: CancellationToken,
 }
 
-/// A task among the copies; given back however the task ends.
+/// Task of a pending copy; dropping it removes the entry.
 struct CopyTask {
     shared: Arc<WriteBehindState>,
     id: (ContentKey, usize),
@@ -93,8 +93,7 @@ impl WriteBehind {
         Self(Arc::new(WriteBehindState { bounds, turns, copies: Mutex::default(), ended: Notify::new() }))
     }
 
-    /// Takes a copy, unless there is no room: then it is the caller's again. One that is on its way already is not
-    /// taken twice.
+    /// Takes a copy, or returns it if there is no capacity. A copy that is pending already is not taken twice.
     pub(super) fn push(&self, copy: PendingCopy) -> Result<(), PendingCopy> {
         let id = (copy.key, copy.tier.tier_idx);
         let revoked = CancellationToken::new();
@@ -110,11 +109,12 @@ impl WriteBehind {
         copies.by_id.insert(id, PendingEntry { object: copy.object.clone(), revoked: revoked.clone() });
         drop(copies);
         let task = CopyTask { shared: self.0.clone(), id, revoked };
+        // Not in a drain's task group: the drain calls [`Self::flush`], which waits for these tasks within its timeout.
         tokio::spawn(task.work(copy));
         Ok(())
     }
 
-    /// Stops the writes of a key, or only those of these very bytes, and waits for those in the middle of a try.
+    /// Revokes the copies of a key, or only those with exactly these bytes, and waits for writes in progress.
     pub(super) async fn revoke(&self, key: &ContentKey, only: Option<&Bytes>) {
         loop {
             let ended = self.0.ended.notified();
@@ -132,7 +132,7 @@ impl WriteBehind {
         }
     }
 
-    /// Waits until nothing is under way. False: the time is up before.
+    /// Waits until no copy is pending. False: at the deadline some are.
     pub(super) async fn flush(&self, until: Instant) -> bool {
         loop {
             let ended = self.0.ended.notified();
@@ -145,7 +145,7 @@ impl WriteBehind {
         }
     }
 
-    /// Objects under way and their bytes.
+    /// Number of pending copies and their bytes.
     pub(super) fn pending(&self) -> (usize, usize) {
         let copies = self.0.copies();
         (copies.by_id.len(), copies.bytes)
@@ -175,7 +175,7 @@ impl CopyTask {
             let again = e.is_retryable() || matches!(e, EcError::Overloaded { .. });
             if !again || Instant::now() + pause > give_up {
                 let tier = copy.tier.store.describe();
-                tracing::warn!(key = ?copy.key, tier, error = %chain(&e), "gave up writing a copy behind");
+                tracing::warn!(key = ?copy.key, tier, error = %chain(&e), "write-behind copy abandoned");
                 return;
             }
             if self.revoked.run_until_cancelled(sleep(pause)).await.is_none() {

@@ -108,7 +108,7 @@ async fn a_lease_that_is_none_may_be_taken() {
     for garbage in ["", "{", r#"{"token":1}"#, &"x".repeat(5000)] {
         bucket.put(&name, PutPayload::from(garbage.to_owned())).await.unwrap();
         if garbage.is_empty() {
-            // Not a byte to read: whoever removes it makes room.
+            // An empty object: its removal frees the name.
             left(a.acquire(&key, TTL).await.unwrap());
             continue;
         }

@@ -1,4 +1,4 @@
-//! What services do differently from each other: ones that ignore conditions, ones that lose answers, objects that are
+//! Differences between services: ones that ignore conditions, ones that lose answers, objects that are
 //! replaced while they are read; and clients of Google's and Azure's, as far as they go without the services.
 
 use async_trait::async_trait;
@@ -23,7 +23,7 @@ use triptych_ec::{EcError, EcStore, PutOutcome};
 
 use super::{MIB, in_parts, tuning};
 
-/// How a service differs from a good one.
+/// Deviation of a service.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Quirk {
     /// Writes whatever the condition is.
@@ -107,7 +107,7 @@ fn odd(quirk: Quirk, n_replaced: usize, tuning: BucketTuning) -> BucketStore {
     BucketStore::new(Arc::new(bucket), "ec", tuning, &Limits::default())
 }
 
-/// What is the same for Google's and Azure's services, held over a backend of the same library.
+/// Behaviour of Google's and Azure's services, tested over a backend of the same library.
 #[tokio::test(flavor = "multi_thread")]
 async fn any_backend_conforms_whole_and_in_parts() {
     for tuning in [tuning(), BucketTuning { part_bytes: 300_000, ..in_parts() }] {
@@ -128,7 +128,7 @@ async fn a_service_that_ignores_conditions_is_refused_for_writing_and_may_be_rea
 }
 
 #[tokio::test]
-async fn without_a_conditional_copy_a_large_object_goes_in_one_piece() {
+async fn without_conditional_copies_a_large_object_is_one_request() {
     let store = odd(Quirk::HasNoConditionalCopy, 0, in_parts());
     let key = fresh_key();
     let object = encode(&sample_output(key, 3 * MIB));

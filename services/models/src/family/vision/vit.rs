@@ -14,7 +14,7 @@ use triptych_core::Modality;
 
 /// One of the three architectures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum VitKind {
     Vit,
     Deit,
     Beit,
@@ -63,7 +63,7 @@ const SHARED_BIAS: &str = "encoder.relative_position_bias.relative_position_bias
 ///
 /// # Errors
 /// [`ModelError::Config`] for a key that is missing or not supported.
-pub(super) fn spec(config: &Config<'_>, kind: Kind) -> Result<EncoderSpec, ModelError> {
+pub(super) fn spec(config: &Config<'_>, kind: VitKind) -> Result<EncoderSpec, ModelError> {
     let hidden = config.size("hidden_size")?;
     let side = patch_side(config)?;
     let image = pair(config, "image_size")?;
@@ -71,12 +71,12 @@ pub(super) fn spec(config: &Config<'_>, kind: Kind) -> Result<EncoderSpec, Model
     if grid.contains(&0) {
         return Err(config.unsupported("patch_size", side, "at most image_size"));
     }
-    let names = if kind == Kind::Deit { &DEIT } else { &VIT };
+    let names = if kind == VitKind::Deit { &DEIT } else { &VIT };
     let n_prefix = names.stem.len() - 1;
-    let extras = if kind == Kind::Beit { beit_extras(config, grid)? } else { EncoderExtras::default() };
-    let has_table = kind != Kind::Beit || config.flag_or("use_absolute_position_embeddings", false)?;
+    let extras = if kind == VitKind::Beit { beit_extras(config, grid)? } else { EncoderExtras::default() };
+    let has_table = kind != VitKind::Beit || config.flag_or("use_absolute_position_embeddings", false)?;
     let bias = config.flag_or("qkv_bias", true)?;
-    let bias = AttentionBias { q: bias, k: bias && kind != Kind::Beit, v: bias, out: true };
+    let bias = AttentionBias { q: bias, k: bias && kind != VitKind::Beit, v: bias, out: true };
     Ok(EncoderSpec {
         modality: Modality::Image,
         stem: StemSpec::PrefixedPatches {
@@ -101,7 +101,7 @@ pub(super) fn spec(config: &Config<'_>, kind: Kind) -> Result<EncoderSpec, Model
             norm: NormSpec::layer(config.number("layer_norm_eps")?),
             input_norm: InputNorm::Absent,
             placement: NormPlacement::Pre,
-            final_norm: kind != Kind::Beit || !config.flag_or("use_mean_pooling", true)?,
+            final_norm: kind != VitKind::Beit || !config.flag_or("use_mean_pooling", true)?,
         },
         windows: None,
         extras,

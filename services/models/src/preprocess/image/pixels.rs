@@ -3,9 +3,9 @@
 /// Width and height in pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageSize {
-    /// Across.
+    /// Pixels across.
     pub width: u32,
-    /// Down.
+    /// Pixels down.
     pub height: u32,
 }
 

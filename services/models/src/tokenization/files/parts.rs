@@ -32,7 +32,7 @@ pub(super) struct TokenizerParts {
     /// Added tokens that the library's model has an entry for, with the library's id. The others get theirs
     /// from the library.
     pub(super) known: HashMap<String, u32>,
-    /// With ids.
+    /// Added tokens, with their ids.
     pub(super) added: Vec<NamedToken>,
     /// Every token by the model's id.
     pub(super) vocabulary: Vocabulary,

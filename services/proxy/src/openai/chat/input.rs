@@ -1,7 +1,8 @@
 //! The body of a chat request. Every field may be absent or null; unknown ones are ignored.
 
-use super::super::Call;
+use super::super::api::AdmittedCall;
 use super::super::sampling::SamplingBody;
+use super::super::sse::StreamOptions;
 use super::message::RawMessage;
 use crate::request::Request;
 use serde::Deserialize;
@@ -9,7 +10,7 @@ use serde_json::Value;
 use triptych_core::prompt::Prompt;
 use triptych_core::{Failure, ModelName};
 
-/// As it arrives; how tokens are chosen is read apart, from the same object.
+/// The body, as parsed. [`SamplingBody`] is read from the same object.
 #[derive(Debug, Deserialize)]
 pub(super) struct ChatBody {
     model: Option<String>,
@@ -18,15 +19,10 @@ pub(super) struct ChatBody {
     stream_options: Option<StreamOptions>,
     logprobs: Option<bool>,
     top_logprobs: Option<u32>,
-    // What follows is known and not supported; it may be present with a value that asks for nothing.
+    // Known and not supported: may be present with an empty value.
     tools: Option<Value>,
     functions: Option<Value>,
     modalities: Option<Vec<String>>,
-}
-
-#[derive(Debug, Deserialize)]
-pub(in crate::openai) struct StreamOptions {
-    pub(in crate::openai) include_usage: Option<bool>,
 }
 
 impl ChatBody {
@@ -38,12 +34,15 @@ impl ChatBody {
         self.stream_options.as_ref().and_then(|o| o.include_usage).unwrap_or(false)
     }
 
-    /// Refuses what would change the answer and cannot be done.
+    /// Refuses unsupported fields that would change the answer.
     pub(super) fn check_supported(&self) -> Result<(), Failure> {
-        let given = |value: &Option<Value>| value.as_ref().is_some_and(asks_for_something);
-        let speaks = self.modalities.iter().flatten().any(|m| m != "text");
-        let wanted =
-            [("tools", given(&self.tools)), ("functions", given(&self.functions)), ("modalities", speaks)];
+        let is_given = |value: &Option<Value>| value.as_ref().is_some_and(is_set);
+        let non_text = self.modalities.iter().flatten().any(|m| m != "text");
+        let wanted = [
+            ("tools", is_given(&self.tools)),
+            ("functions", is_given(&self.functions)),
+            ("modalities", non_text),
+        ];
         match wanted.into_iter().find(|(_, wanted)| *wanted) {
             Some((field, _)) => {
                 Err(Failure::invalid(format!("{field} is not supported by this server")).with_param(field))
@@ -52,11 +51,16 @@ impl ChatBody {
         }
     }
 
-    /// The request it asks for. Media stay as they are: text of a data URL, or a URL.
-    pub(super) fn into_request(self, call: &Call, sampling: SamplingBody) -> Result<Request, Failure> {
+    /// The request. Media stay unresolved: the base64 text of a data URL, or a URL.
+    pub(super) fn into_request(
+        self,
+        call: &AdmittedCall,
+        sampling: SamplingBody,
+    ) -> Result<Request, Failure> {
         let priority = sampling.priority();
         let sampling = sampling.into_wire(self.logprobs()?)?;
-        let (mut messages, mut items) = (Vec::new(), Vec::new());
+        let mut messages = Vec::new();
+        let mut items = Vec::new();
         for (i, message) in self.messages.unwrap_or_default().into_iter().enumerate() {
             messages.push(message.into_message(i, &mut items)?);
         }
@@ -87,7 +91,7 @@ impl ChatBody {
     }
 }
 
-fn asks_for_something(value: &Value) -> bool {
+fn is_set(value: &Value) -> bool {
     match value {
         Value::Null => false,
         Value::Array(values) => !values.is_empty(),

@@ -1,22 +1,19 @@
-//! Messages and their parts.
+//! Messages of a chat request.
 
-use crate::request::{Item, Source};
-use bytes::Bytes;
+use super::super::part::RawPart;
+use crate::request::Item;
 use serde::Deserialize;
+use triptych_core::Failure;
 use triptych_core::prompt::{Message, MessagePart, Role};
-use triptych_core::{Failure, ItemIdx, ItemOptions, Modality};
 
-/// Sounds that clients name; the encoder looks at the bytes.
-const AUDIO_FORMATS: [&str; 9] = ["wav", "mp3", "flac", "ogg", "oga", "m4a", "mp4", "aac", "webm"];
-
-/// A message as it arrives.
+/// A message, as parsed.
 #[derive(Debug, Deserialize)]
 pub(super) struct RawMessage {
     role: Option<String>,
     content: Option<Content>,
 }
 
-/// Words, or parts.
+/// Content of a message: text, or a list of parts.
 #[derive(Debug)]
 enum Content {
     Text(String),
@@ -52,30 +49,6 @@ impl<'de> Deserialize<'de> for Content {
     }
 }
 
-/// A part as it arrives.
-#[derive(Debug, Deserialize)]
-pub(in crate::openai) struct RawPart {
-    #[serde(rename = "type")]
-    kind: Option<String>,
-    text: Option<String>,
-    image_url: Option<ImageUrl>,
-    input_audio: Option<InputAudio>,
-}
-
-/// An object with a URL; some clients send the URL alone.
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "an object with a url")]
-enum ImageUrl {
-    Object { url: String },
-    Bare(String),
-}
-
-#[derive(Debug, Deserialize)]
-struct InputAudio {
-    data: Option<String>,
-    format: Option<String>,
-}
-
 impl RawMessage {
     /// The message; its items join `items`.
     pub(super) fn into_message(self, i: usize, items: &mut Vec<Item>) -> Result<Message, Failure> {
@@ -94,19 +67,6 @@ impl RawMessage {
     }
 }
 
-/// The items of a request that has no messages.
-pub(in crate::openai) fn items_of(parts: Vec<RawPart>) -> Result<Vec<Item>, Failure> {
-    let mut items = Vec::new();
-    for (i, part) in parts.into_iter().enumerate() {
-        let at = format!("items[{i}]");
-        if let MessagePart::Text(_) = part.into_part(&at, &mut items)? {
-            let message = "type is text, allowed are image_url and input_audio; text goes into the prompts";
-            return Err(Failure::invalid(message).with_param(format!("{at}.type")));
-        }
-    }
-    Ok(items)
-}
-
 fn role(role: Option<&str>, i: usize) -> Result<Role, Failure> {
     let wrong = |message: String| Err(Failure::invalid(message).with_param(format!("messages[{i}].role")));
     match role {
@@ -119,80 +79,12 @@ fn role(role: Option<&str>, i: usize) -> Result<Role, Failure> {
     }
 }
 
-impl RawPart {
-    fn into_part(self, at: &str, items: &mut Vec<Item>) -> Result<MessagePart, Failure> {
-        let missing = |field: &str| {
-            Failure::invalid(format!("a part of this type needs {field}")).with_param(format!("{at}.{field}"))
-        };
-        let (modality, source, param) = match self.kind.as_deref() {
-            Some("text" | "input_text") => {
-                return Ok(MessagePart::Text(self.text.ok_or_else(|| missing("text"))?));
-            }
-            Some("image_url") => {
-                let (ImageUrl::Object { url } | ImageUrl::Bare(url)) =
-                    self.image_url.ok_or_else(|| missing("image_url"))?;
-                let param = format!("{at}.image_url");
-                let source = image(url).map_err(|f| f.with_param(&*param))?;
-                (Modality::Image, source, param)
-            }
-            Some("input_audio") => {
-                let param = format!("{at}.input_audio");
-                let audio = self.input_audio.ok_or_else(|| missing("input_audio"))?;
-                let source = sound(audio).map_err(|f| f.with_param(&*param))?;
-                (Modality::Audio, source, param)
-            }
-            other => {
-                let what = other.map_or("missing".to_owned(), |kind| format!("{kind:?}"));
-                let message = format!("type is {what}, allowed are text, image_url and input_audio");
-                return Err(Failure::invalid(message).with_param(format!("{at}.type")));
-            }
-        };
-        let idx = ItemIdx(u32::try_from(items.len()).unwrap_or(u32::MAX));
-        items.push(Item { modality, source, options: ItemOptions::default(), param });
-        Ok(MessagePart::Item(idx))
-    }
-}
-
-fn image(url: String) -> Result<Source, Failure> {
-    if is_data_url(&url) { data_url(url, "image/") } else { Ok(Source::Url(url)) }
-}
-
-fn sound(audio: InputAudio) -> Result<Source, Failure> {
-    let data = audio.data.ok_or_else(|| Failure::invalid("input_audio needs data"))?;
-    if let Some(format) = audio.format.map(|f| f.to_ascii_lowercase())
-        && !AUDIO_FORMATS.contains(&&*format)
-    {
-        let allowed = AUDIO_FORMATS.join(", ");
-        return Err(Failure::invalid(format!("format is {format:?}, allowed are {allowed}")));
-    }
-    if is_data_url(&data) { data_url(data, "audio/") } else { Ok(Source::Base64(data.into())) }
-}
-
-fn is_data_url(text: &str) -> bool {
-    text.get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("data:"))
-}
-
-/// The base64 of `data:[type][;parameters];base64,…` (RFC 2397), still encoded.
-fn data_url(url: String, expected: &str) -> Result<Source, Failure> {
-    let Some((head, _)) = url.split_once(',') else {
-        return Err(Failure::invalid("the data URL has no comma before its data"));
-    };
-    let at = head.len() + 1;
-    let head = head[5..].to_ascii_lowercase();
-    let Some(media_type) = head.strip_suffix(";base64") else {
-        return Err(Failure::invalid("the data URL is not base64: it must read `data:TYPE;base64,DATA`"));
-    };
-    let essence = media_type.split(';').next().unwrap_or_default();
-    if !(essence.is_empty() || essence == "application/octet-stream" || essence.starts_with(expected)) {
-        return Err(Failure::invalid(format!("the data URL has type {essence:?}, expected is {expected}*")));
-    }
-    Ok(Source::Base64(Bytes::from(url).slice(at..)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::Source;
     use serde_json::json;
+    use triptych_core::{ItemIdx, Modality};
 
     fn read(message: serde_json::Value) -> Result<(Message, Vec<Item>), Failure> {
         let raw: RawMessage = serde_json::from_value(message).unwrap();
@@ -224,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn an_error_names_the_field() {
         let part = |part: serde_json::Value| json!({"role": "user", "content": [part]});
         let image = |url: &str| part(json!({"type": "image_url", "image_url": {"url": url}}));
         let at = |field: &str| format!("messages[3].content[0].{field}");

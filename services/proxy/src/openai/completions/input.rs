@@ -1,19 +1,19 @@
 //! The body of a completion request. Every field may be absent or null; unknown ones are ignored.
 
-use super::super::Call;
-use super::super::chat::StreamOptions;
-use super::super::chat::message::{RawPart, items_of};
+use super::super::api::AdmittedCall;
+use super::super::part::{RawPart, items_of};
 use super::super::sampling::SamplingBody;
+use super::super::sse::StreamOptions;
 use crate::request::{Item, Request};
 use serde::Deserialize;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::{Failure, ModelName, RequestId};
 use triptych_proto::v1;
 
-/// Most prompts in a body: all of them hold one place of the proxy.
+/// Largest number of prompts in a body; all of them share one permit.
 const MAX_PROMPTS: usize = 32;
 
-/// As it arrives; how tokens are chosen is read apart, from the same object.
+/// The body, as parsed. [`SamplingBody`] is read from the same object.
 #[derive(Debug, Deserialize)]
 pub(super) struct CompletionBody {
     model: Option<String>,
@@ -24,7 +24,7 @@ pub(super) struct CompletionBody {
     // Extensions.
     encoder_prompt: Option<OnePrompt>,
     items: Option<Vec<RawPart>>,
-    // What follows is known and not supported; it may be present with a value that asks for nothing.
+    // Known and not supported: may be present with an empty value.
     suffix: Option<String>,
     best_of: Option<u32>,
 }
@@ -75,7 +75,7 @@ impl CompletionBody {
         self.stream_options.as_ref().and_then(|o| o.include_usage).unwrap_or(false)
     }
 
-    /// Refuses what would change the answer and cannot be done.
+    /// Refuses unsupported fields that would change the answer.
     pub(super) fn check_supported(&self, sampling: &SamplingBody) -> Result<(), Failure> {
         if self.suffix.as_ref().is_some_and(|s| !s.is_empty()) {
             return Err(Failure::invalid("suffix is not supported by this server").with_param("suffix"));
@@ -89,8 +89,12 @@ impl CompletionBody {
         }
     }
 
-    /// The requests it asks for, one a prompt.
-    pub(super) fn into_requests(self, call: &Call, sampling: SamplingBody) -> Result<Vec<Request>, Failure> {
+    /// The requests, one per prompt.
+    pub(super) fn into_requests(
+        self,
+        call: &AdmittedCall,
+        sampling: SamplingBody,
+    ) -> Result<Vec<Request>, Failure> {
         let priority = sampling.priority();
         let sampling = sampling.into_wire(self.logprobs)?;
         let items = items_of(self.items.unwrap_or_default())?;
@@ -103,7 +107,7 @@ impl CompletionBody {
             return Err(Failure::invalid(message).with_param("prompt"));
         }
         let request = |(i, prompt): (usize, Prompt)| Request {
-            // The first has the id of the response; the others need one of their own in logs and seeds.
+            // The first has the response's id; the others need their own for logs and seeds.
             id: if i == 0 { call.id } else { RequestId::from_bits(rand::random()) },
             arrived: call.arrived,
             deadline: call.deadline,
@@ -120,8 +124,8 @@ impl CompletionBody {
     }
 }
 
-/// What each answer starts from. An encoder prompt makes the pair explicit; with items an absent prompt is the model's
-/// own start.
+/// The prompt of each answer. An encoder prompt makes the pair explicit; with items, an absent prompt is the model's own
+/// start.
 fn prompts(
     decoder: Vec<TextOrTokens>,
     encoder: Option<TextOrTokens>,

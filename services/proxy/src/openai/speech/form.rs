@@ -1,9 +1,9 @@
 //! The form of a speech request (`multipart/form-data`), field by field as it streams in.
 
+use super::super::api::{AdmittedCall, HttpApi};
 use super::super::body::{BodyError, check_declared, pieces};
-use super::super::error::HttpError;
-use super::super::{Call, Face};
-use super::wishes::{self, Wishes};
+use super::super::error::{HttpError, invalid_field};
+use super::options::{self, SpeechOptions};
 use axum::extract::Request;
 use axum::http::header;
 use bytes::{Bytes, BytesMut};
@@ -15,12 +15,12 @@ use triptych_core::{Failure, FailureClass};
 
 /// Longest field that is not the file, in bytes.
 const MAX_FIELD_BYTES: usize = 64 << 10;
-/// Most fields of a form.
+/// Largest number of fields in a form.
 const MAX_FIELDS: usize = 64;
 
-/// What the form asks for.
+/// A speech request, as the form gives it.
 #[derive(Debug)]
-pub(super) struct Form {
+pub(super) struct SpeechForm {
     pub(super) file: Bytes,
     pub(super) model: Option<String>,
     pub(super) language: Option<String>,
@@ -28,10 +28,10 @@ pub(super) struct Form {
     pub(super) format: ResponseFormat,
     pub(super) temperature: Option<f32>,
     pub(super) stream: bool,
-    pub(super) wishes: Wishes,
+    pub(super) options: SpeechOptions,
 }
 
-/// The shape of the answer.
+/// Format of the response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum ResponseFormat {
     /// An object with the text.
@@ -48,7 +48,7 @@ pub(super) enum ResponseFormat {
 }
 
 impl ResponseFormat {
-    /// Whether the answer says when things were said.
+    /// True if the response has times.
     pub(super) fn has_times(self) -> bool {
         matches!(self, Self::VerboseJson | Self::Srt | Self::Vtt)
     }
@@ -69,7 +69,7 @@ impl FromStr for ResponseFormat {
     }
 }
 
-/// Fields as they arrive.
+/// Fields, as parsed so far.
 #[derive(Debug, Default)]
 struct Fields {
     file: Option<Bytes>,
@@ -80,22 +80,26 @@ struct Fields {
     temperature: Option<String>,
     stream: Option<String>,
     granularities: Vec<String>,
-    /// Of [`wishes::FIELDS`].
-    wishes: HashMap<String, String>,
+    /// Those of [`options::FIELDS`].
+    options: HashMap<String, String>,
 }
 
 /// Reads the form.
-pub(super) async fn read(face: &Face, call: &Call, request: Request) -> Result<Form, HttpError> {
+pub(super) async fn read(
+    api: &HttpApi,
+    call: &AdmittedCall,
+    request: Request,
+) -> Result<SpeechForm, HttpError> {
     let content_type = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
     let boundary = multer::parse_boundary(content_type.unwrap_or_default()).map_err(|_| {
         Failure::invalid("the body must be multipart/form-data with a boundary, and a field named file")
     })?;
-    check_declared(request.headers(), face.limits.max_body_bytes)?;
-    let mut form = Multipart::new(pieces(face, call, request.into_body()), boundary);
+    check_declared(request.headers(), api.limits.max_body_bytes)?;
+    let mut form = Multipart::new(pieces(api, call, request.into_body()), boundary);
     let mut fields = Fields::default();
     for _ in 0..MAX_FIELDS {
         match form.next_field().await.map_err(unreadable)? {
-            Some(field) => fields.add(field, face.limits.max_item_bytes).await?,
+            Some(field) => fields.add(field, api.limits.max_item_bytes).await?,
             None => return Ok(fields.into_form()?),
         }
     }
@@ -120,10 +124,10 @@ impl Fields {
                 self.granularities.push(text_of(field).await?);
                 return Ok(());
             }
-            wish if wishes::FIELDS.contains(&wish) => {
+            option if options::FIELDS.contains(&option) => {
                 let text = text_of(field).await?;
                 if !text.is_empty() {
-                    self.wishes.insert(name, text);
+                    self.options.insert(name, text);
                 }
                 return Ok(());
             }
@@ -134,49 +138,51 @@ impl Fields {
         Ok(())
     }
 
-    fn into_form(self) -> Result<Form, Failure> {
+    fn into_form(self) -> Result<SpeechForm, Failure> {
         let file = self.file.ok_or_else(|| Failure::invalid("the form has no file").with_param("file"))?;
         let format = match self.response_format {
             None => ResponseFormat::default(),
             Some(text) => text.parse().map_err(|()| {
                 let allowed = "json, text, verbose_json, srt and vtt";
-                wrong("response_format", &text, allowed)
+                invalid_field("response_format", &text, allowed)
             })?,
         };
         if let Some(other) = self.granularities.iter().find(|g| !["segment", "word"].contains(&g.as_str())) {
-            return Err(wrong("timestamp_granularities[]", other, "segment and word"));
+            return Err(invalid_field("timestamp_granularities[]", other, "segment and word"));
         }
         let words = self.granularities.iter().any(|g| g == "word");
         if words && format != ResponseFormat::VerboseJson {
-            let message = "word times are told in verbose_json: response_format must be verbose_json";
+            let message = "only verbose_json has word times: response_format must be verbose_json";
             return Err(Failure::invalid(message).with_param("response_format"));
         }
         let temperature = self.temperature.map(|text| {
             let number = text.trim().parse::<f32>();
-            number.map_err(|_| wrong("temperature", &text, "a number from 0 to 1"))
+            number.map_err(|_| invalid_field("temperature", &text, "a number from 0 to 1"))
         });
         let stream = match self.stream.as_deref() {
             None | Some("false" | "False" | "0") => false,
             Some("true" | "True" | "1") => true,
-            Some(other) => return Err(wrong("stream", other, "true and false")),
+            Some(other) => return Err(invalid_field("stream", other, "true and false")),
         };
         if stream && !matches!(format, ResponseFormat::Json | ResponseFormat::Text) {
             let message = "a stream has no times: with stream, response_format must be json or text";
             return Err(Failure::invalid(message).with_param("response_format"));
         }
         let temperature = temperature.transpose()?;
-        // A stream would stand still until a window has passed; then it is only judged when asked to be.
-        let judged = !stream && temperature.is_none_or(|t| t == 0.0);
-        let wishes = Wishes { words, ..Wishes::read(&self.wishes, judged)? };
-        let (model, language, prompt) = (self.model, self.language, self.prompt);
-        Ok(Form { file, model, language, prompt, format, temperature, stream, wishes })
+        // Checking a window delays a stream by that window, so a stream has it only when a threshold is given.
+        let with_fallback = !stream && temperature.is_none_or(|t| t == 0.0);
+        let options = SpeechOptions { words, ..SpeechOptions::read(&self.options, with_fallback)? };
+        Ok(SpeechForm {
+            file,
+            model: self.model,
+            language: self.language,
+            prompt: self.prompt,
+            format,
+            temperature,
+            stream,
+            options,
+        })
     }
-}
-
-pub(super) fn wrong(field: &str, value: &str, allowed: &str) -> Failure {
-    // A value is quoted, and may be long.
-    let value: String = value.chars().take(80).collect();
-    Failure::invalid(format!("{field} is {value:?}, allowed are {allowed}")).with_param(field)
 }
 
 async fn bytes_of(mut field: Field<'_>, limit: usize) -> Result<Bytes, HttpError> {
@@ -200,7 +206,7 @@ async fn text_of(field: Field<'_>) -> Result<String, HttpError> {
     Ok(text.map_err(|_| Failure::invalid(format!("{name} is not UTF-8")).with_param(name))?)
 }
 
-/// The reason behind multer's: a body that was too long or too slow is told as that.
+/// The cause of multer's error: a body that was too long or too slow is reported as such.
 fn unreadable(e: multer::Error) -> HttpError {
     let mut cause: Option<&(dyn Error + 'static)> = Some(&e);
     while let Some(error) = cause {

@@ -1,4 +1,4 @@
-//! A transcript in the shapes that OpenAI's clients ask for.
+//! A transcript in the formats of OpenAI's API.
 
 use super::form::ResponseFormat;
 use axum::Json;
@@ -15,44 +15,44 @@ use triptych_proto::v1;
 /// Milliseconds of a mel frame, in which `seek` counts the start of a segment's window (Whisper's convention).
 const FRAME_MS: u32 = 10;
 
-/// Whether words are told with their times.
+/// Times of words in the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Words {
-    /// They are.
-    Told,
-    /// They are not.
-    Hidden,
+pub(super) enum WordTimes {
+    /// Listed.
+    Reported,
+    /// Left out.
+    Omitted,
 }
 
-/// A transcript, put together.
+/// Collects a transcript.
 pub(super) struct Transcript {
     kind: SpeechKind,
-    words: Words,
+    words: WordTimes,
     text: String,
     segments: Vec<v1::Segment>,
 }
 
 #[derive(Serialize)]
-struct Plain<'a> {
+struct JsonTranscript<'a> {
     text: &'a str,
     usage: Usage,
 }
 
 #[derive(Serialize)]
-struct Verbose<'a> {
+struct VerboseTranscript<'a> {
     task: &'static str,
     language: &'a str,
     duration: f64,
     text: &'a str,
     segments: Vec<Segment<'a>>,
-    /// Only when asked for: clients tell by it that they were.
+    /// Present only if word times were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    words: Option<Vec<Word<'a>>>,
+    words: Option<Vec<TimedWord<'a>>>,
     usage: Usage,
 }
 
 #[derive(Serialize)]
-struct Word<'a> {
+struct TimedWord<'a> {
     word: &'a str,
     start: f64,
     end: f64,
@@ -73,7 +73,7 @@ struct Segment<'a> {
     no_speech_prob: f32,
 }
 
-/// Speech is counted by its length.
+/// Usage by duration of the audio.
 #[derive(Serialize)]
 pub(super) struct Usage {
     #[serde(rename = "type")]
@@ -88,7 +88,7 @@ impl Usage {
 }
 
 impl Transcript {
-    pub(super) fn new(kind: SpeechKind, words: Words) -> Self {
+    pub(super) fn new(kind: SpeechKind, words: WordTimes) -> Self {
         Self { kind, words, text: String::new(), segments: Vec::new() }
     }
 
@@ -100,14 +100,16 @@ impl Transcript {
     pub(super) fn respond(mut self, summary: v1::Summary, format: ResponseFormat) -> Response {
         let text = self.text.trim().to_owned();
         if self.segments.is_empty() && !text.is_empty() {
-            // A model without times says one thing, from beginning to end.
+            // A model without times gives one segment over the whole clip.
             let whole =
                 v1::Segment { end_s: summary.duration_s, text: text.clone(), ..v1::Segment::default() };
             self.segments.push(whole);
         }
         let typed = |kind: &'static str, body: String| ([(header::CONTENT_TYPE, kind)], body).into_response();
         match format {
-            ResponseFormat::Json => Json(Plain { text: &text, usage: Usage::of(&summary) }).into_response(),
+            ResponseFormat::Json => {
+                Json(JsonTranscript { text: &text, usage: Usage::of(&summary) }).into_response()
+            }
             ResponseFormat::Text => typed("text/plain; charset=utf-8", text + "\n"),
             ResponseFormat::VerboseJson => Json(self.verbose(&text, &summary)).into_response(),
             ResponseFormat::Srt => typed("application/x-subrip; charset=utf-8", self.srt()),
@@ -115,7 +117,7 @@ impl Transcript {
         }
     }
 
-    fn verbose<'a>(&'a self, text: &'a str, summary: &'a v1::Summary) -> Verbose<'a> {
+    fn verbose<'a>(&'a self, text: &'a str, summary: &'a v1::Summary) -> VerboseTranscript<'a> {
         let segment = |(id, s): (usize, &'a v1::Segment)| Segment {
             id,
             seek: u64::from(s.window_start_ms / FRAME_MS),
@@ -128,7 +130,7 @@ impl Transcript {
             compression_ratio: compression_ratio(&s.text),
             no_speech_prob: s.no_speech_prob,
         };
-        Verbose {
+        VerboseTranscript {
             task: match self.kind {
                 SpeechKind::Transcribe => "transcribe",
                 SpeechKind::Translate => "translate",
@@ -137,21 +139,28 @@ impl Transcript {
             duration: summary.duration_s,
             text,
             segments: self.segments.iter().enumerate().map(segment).collect(),
-            words: (self.words == Words::Told).then(|| self.words()),
+            words: (self.words == WordTimes::Reported).then(|| self.words()),
             usage: Usage::of(summary),
         }
     }
 
-    fn words(&self) -> Vec<Word<'_>> {
-        let told = self.segments.iter().flat_map(|s| &s.words);
-        told.map(|w| Word { word: w.text.trim(), start: w.start_s, end: w.end_s, probability: w.probability })
+    fn words(&self) -> Vec<TimedWord<'_>> {
+        let words = self.segments.iter().flat_map(|s| &s.words);
+        words
+            .map(|w| TimedWord {
+                word: w.text.trim(),
+                start: w.start_s,
+                end: w.end_s,
+                probability: w.probability,
+            })
             .collect()
     }
 
     fn srt(&self) -> String {
         let mut out = String::new();
         for (i, s) in self.segments.iter().enumerate() {
-            let (start, end) = (clock(s.start_s, ','), clock(s.end_s, ','));
+            let start = clock(s.start_s, ',');
+            let end = clock(s.end_s, ',');
             // Writing to a String cannot fail.
             let _ = write!(out, "{}\n{start} --> {end}\n{}\n\n", i + 1, s.text.trim());
         }
@@ -161,7 +170,8 @@ impl Transcript {
     fn vtt(&self) -> String {
         let mut out = "WEBVTT\n\n".to_owned();
         for s in &self.segments {
-            let (start, end) = (clock(s.start_s, '.'), clock(s.end_s, '.'));
+            let start = clock(s.start_s, '.');
+            let end = clock(s.end_s, '.');
             let _ = write!(out, "{start} --> {end}\n{}\n\n", s.text.trim().replace("-->", "->"));
         }
         out
@@ -170,7 +180,7 @@ impl Transcript {
 
 /// `HH:MM:SS,mmm`.
 fn clock(seconds: f64, mark: char) -> String {
-    // A float becomes the nearest integer it can; not-a-number becomes 0.
+    // The cast saturates; NaN becomes 0.
     let ms = (seconds * 1000.0).round() as u64;
     let (h, m, s) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60);
     format!("{h:02}:{m:02}:{s:02}{mark}{:03}", ms % 1000)

@@ -185,8 +185,8 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// The next event; `None` at the end of the watch. A silence longer than the watch is an error: the connection may be
-    /// wedged.
+    /// The next event; `None` at the end of the watch. A silence longer than the watch is an error: the connection may
+    /// be wedged.
     pub(super) async fn next(&mut self) -> Result<Option<Event>, DiscoveryError> {
         loop {
             if let Some(end) = self.buffer.iter().position(|b| *b == b'\n') {

@@ -1,4 +1,4 @@
-//! Against a small API server that is told what to answer, over HTTP.
+//! Tests against a small HTTP API server with scripted responses.
 
 use super::*;
 use crate::discovery::Discovery;
@@ -16,7 +16,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 
-/// What the server does with the next request.
+/// Response to the next request.
 enum Step {
     Answer(StatusCode, Value),
     /// Lines as they are sent; the watch ends when the sender is dropped.
@@ -132,7 +132,7 @@ async fn pages_are_listed_and_events_are_followed() {
 }
 
 #[tokio::test]
-async fn a_watch_that_ends_goes_on_from_its_last_version() {
+async fn a_watch_resumes_at_its_last_version() {
     let server = Server::default();
     let (first, watching_first) = watch();
     let (second, watching_second) = watch();

@@ -1,4 +1,5 @@
-//! The books after any sequence of steps: every page is free or of one object, every object is found.
+//! Invariants of the object table after any sequence of steps: every page is free or of one object, every object is
+//! found.
 
 use super::super::layout::{Geometry, MIN_BYTES};
 use super::*;
@@ -55,13 +56,13 @@ fn read(words: &Words<'_>, n: u8) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// What must hold after every step.
+/// Invariants after every step.
 fn check(words: &Words<'_>) {
     let g = words.geometry;
     let mut owner_of = BTreeMap::new();
     let (mut free, mut n_free) = (words.field(Field::FreeSlot), 0);
     for slot in 0..g.n_slots {
-        let state = words.of(slot, Of::State);
+        let state = words.of(slot, SlotField::State);
         if state == FREE {
             n_free += 1;
             continue;
@@ -84,8 +85,8 @@ fn check(words: &Words<'_>) {
     assert_eq!(words.field(Field::FreePages), (g.n_pages - owner_of.len()) as u64);
     for _ in 0..n_free {
         let slot = words.slot_of_link(free).unwrap().expect("every free slot is in the list");
-        assert_eq!(words.of(slot, Of::State), FREE);
-        free = words.of(slot, Of::Link);
+        assert_eq!(words.of(slot, SlotField::State), FREE);
+        free = words.of(slot, SlotField::Link);
     }
     assert_eq!(free, 0, "and nothing else is");
 }
@@ -172,7 +173,7 @@ proptest! {
             words.store(words.geometry.slot(0) + at.index(tables), value);
         }
         for n in 0..8 {
-            // Each may say that the books are damaged, and nothing worse.
+            // Each may report a damaged table, and nothing worse.
             let _ = (words.find(&key(n)), words.remove(&key(n)), words.reap(&|_| false));
             let new = NewObject { key: key(n), len: 3 * PAGE_BYTES, owner: ALIVE, now_ms: 0 };
             let _ = words.reserve(&new, &is_alive).map(|e| e.map(|e| words.publish(&e)));
@@ -196,7 +197,7 @@ fn a_writer_that_died_gives_its_place_back_when_it_is_needed_and_a_living_one_do
 }
 
 #[test]
-fn who_dies_in_the_middle_of_a_change_leaves_what_can_be_put_in_order() {
+fn a_change_interrupted_by_a_crash_is_recovered() {
     let slab = Slab::new();
     let words = slab.words();
     let one = reserve(&words, 1, 3 * PAGE_BYTES, ALIVE).unwrap();
@@ -204,10 +205,10 @@ fn who_dies_in_the_middle_of_a_change_leaves_what_can_be_put_in_order() {
     // Pages taken and no slot yet; a slot ready and not in the index; a slot free and still in the index.
     words.take_pages(2).unwrap();
     let two = reserve(&words, 2, PAGE_BYTES, ALIVE).unwrap();
-    words.put(two.slot, Of::State, READY);
+    words.put(two.slot, SlotField::State, READY);
     let three = reserve(&words, 3, PAGE_BYTES, ALIVE).unwrap();
     words.publish(&three).unwrap();
-    words.put(three.slot, Of::State, FREE);
+    words.put(three.slot, SlotField::State, FREE);
     words.recover(&is_alive);
     check(&words);
     assert!(read(&words, 1).is_some() && read(&words, 2).is_some() && read(&words, 3).is_none());
@@ -215,7 +216,7 @@ fn who_dies_in_the_middle_of_a_change_leaves_what_can_be_put_in_order() {
 }
 
 #[test]
-fn a_reader_of_a_slot_that_is_used_again_is_told() {
+fn a_reader_of_a_reused_slot_notices() {
     let slab = Slab::new();
     let words = slab.words();
     let one = reserve(&words, 1, PAGE_BYTES, ALIVE).unwrap();

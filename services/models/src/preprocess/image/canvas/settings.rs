@@ -30,7 +30,7 @@ pub struct CanvasSettings {
 
 /// The processors that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ProcessorKind {
     Vit,
     Deit,
     Beit,
@@ -52,7 +52,7 @@ impl CanvasSettings {
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let file = JsonFile::processor(dir)?;
         let kind = kind(&file)?;
-        let [mean, std] = if kind == Kind::Clip { OPENAI_CLIP } else { IMAGENET };
+        let [mean, std] = if kind == ProcessorKind::Clip { OPENAI_CLIP } else { IMAGENET };
         let (mean, std) = match file.bool("do_normalize")?.unwrap_or(true) {
             true => (channels(&file, "image_mean", mean)?, channels(&file, "image_std", std)?),
             false => ([0.0; 3], [1.0; 3]),
@@ -65,10 +65,10 @@ impl CanvasSettings {
             false => 1.0,
         };
         let default = match kind {
-            Kind::Vit | Kind::Donut => ResizeFilter::Bilinear,
-            Kind::Deit | Kind::Beit | Kind::Clip => ResizeFilter::Bicubic,
+            ProcessorKind::Vit | ProcessorKind::Donut => ResizeFilter::Bilinear,
+            ProcessorKind::Deit | ProcessorKind::Beit | ProcessorKind::Clip => ResizeFilter::Bicubic,
         };
-        let steps = if kind == Kind::Donut { donut_steps(&file)? } else { steps(&file, kind)? };
+        let steps = if kind == ProcessorKind::Donut { donut_steps(&file)? } else { steps(&file, kind)? };
         Ok(Self { steps, filter: ResizeFilter::of(&file, default)?, mean, std, rescale })
     }
 
@@ -78,7 +78,7 @@ impl CanvasSettings {
     }
 }
 
-fn kind(file: &JsonFile) -> Result<Kind, ModelError> {
+fn kind(file: &JsonFile) -> Result<ProcessorKind, ModelError> {
     const KEYS: [&str; 2] = ["image_processor_type", "feature_extractor_type"];
     let key = KEYS.into_iter().find(|key| file.get(key).is_some()).unwrap_or(KEYS[0]);
     let name = file.get(key).and_then(|v| v.as_str()).unwrap_or_default();
@@ -87,11 +87,11 @@ fn kind(file: &JsonFile) -> Result<Kind, ModelError> {
         .into_iter()
         .fold(stem, |name, end| name.strip_suffix(end).unwrap_or(name));
     match stem {
-        "ViT" => Ok(Kind::Vit),
-        "DeiT" => Ok(Kind::Deit),
-        "Beit" => Ok(Kind::Beit),
-        "Donut" => Ok(Kind::Donut),
-        "CLIP" => Ok(Kind::Clip),
+        "ViT" => Ok(ProcessorKind::Vit),
+        "DeiT" => Ok(ProcessorKind::Deit),
+        "Beit" => Ok(ProcessorKind::Beit),
+        "Donut" => Ok(ProcessorKind::Donut),
+        "CLIP" => Ok(ProcessorKind::Clip),
         _ => Err(file.wrong(
             key,
             "ViTImageProcessor, DeiTImageProcessor, BeitImageProcessor, DonutImageProcessor or CLIPImageProcessor",
@@ -100,7 +100,7 @@ fn kind(file: &JsonFile) -> Result<Kind, ModelError> {
 }
 
 /// Resize, then crop.
-fn steps(file: &JsonFile, kind: Kind) -> Result<Vec<CanvasStep>, ModelError> {
+fn steps(file: &JsonFile, kind: ProcessorKind) -> Result<Vec<CanvasStep>, ModelError> {
     if file.bool("do_resize")? == Some(false) {
         return Err(file.wrong("do_resize", "true"));
     }
@@ -110,17 +110,17 @@ fn steps(file: &JsonFile, kind: Kind) -> Result<Vec<CanvasStep>, ModelError> {
         }
     }
     let size = match kind {
-        Kind::Deit => SizeSetting::Exact(ImageSize { width: 256, height: 256 }),
-        Kind::Clip => SizeSetting::ShortestEdge(224),
+        ProcessorKind::Deit => SizeSetting::Exact(ImageSize { width: 256, height: 256 }),
+        ProcessorKind::Clip => SizeSetting::ShortestEdge(224),
         _ => SizeSetting::Exact(ImageSize { width: 224, height: 224 }),
     };
     let mut steps = vec![match size_setting(file, "size", kind)?.unwrap_or(size) {
         SizeSetting::Exact(size) => CanvasStep::Exact(size),
         SizeSetting::ShortestEdge(edge) => CanvasStep::ShortestEdge(edge),
     }];
-    let crops = matches!(kind, Kind::Deit | Kind::Clip);
+    let crops = matches!(kind, ProcessorKind::Deit | ProcessorKind::Clip);
     if file.bool("do_center_crop")?.unwrap_or(crops) {
-        let size = size_setting(file, "crop_size", Kind::Vit)?;
+        let size = size_setting(file, "crop_size", ProcessorKind::Vit)?;
         match size.unwrap_or(SizeSetting::Exact(ImageSize { width: 224, height: 224 })) {
             SizeSetting::Exact(size) => steps.push(CanvasStep::CenterCrop(size)),
             SizeSetting::ShortestEdge(_) => return Err(file.wrong("crop_size", "height and width")),
@@ -131,7 +131,7 @@ fn steps(file: &JsonFile, kind: Kind) -> Result<Vec<CanvasStep>, ModelError> {
 
 /// Align, resize, thumbnail, pad: each by its own switch.
 fn donut_steps(file: &JsonFile) -> Result<Vec<CanvasStep>, ModelError> {
-    let size = size_setting(file, "size", Kind::Donut)?;
+    let size = size_setting(file, "size", ProcessorKind::Donut)?;
     let SizeSetting::Exact(size) =
         size.unwrap_or(SizeSetting::Exact(ImageSize { width: 1920, height: 2560 }))
     else {
@@ -156,7 +156,7 @@ fn donut_steps(file: &JsonFile) -> Result<Vec<CanvasStep>, ModelError> {
 }
 
 /// A size: a number, a pair, or an object with named sides.
-fn size_setting(file: &JsonFile, key: &str, kind: Kind) -> Result<Option<SizeSetting>, ModelError> {
+fn size_setting(file: &JsonFile, key: &str, kind: ProcessorKind) -> Result<Option<SizeSetting>, ModelError> {
     let Some(value) = file.get(key) else { return Ok(None) };
     let expected = "1 to 8192: a number, a pair, height and width, or shortest_edge";
     let wrong = || file.wrong(key, expected);
@@ -167,13 +167,13 @@ fn size_setting(file: &JsonFile, key: &str, kind: Kind) -> Result<Option<SizeSet
     if value.is_number() {
         let n = side(value)?;
         return Ok(Some(match kind {
-            Kind::Clip => SizeSetting::ShortestEdge(n),
+            ProcessorKind::Clip => SizeSetting::ShortestEdge(n),
             _ => SizeSetting::Exact(ImageSize { width: n, height: n }),
         }));
     }
     if let Some([first, second]) = value.as_array().map(Vec::as_slice) {
         // Donut's was size_setting across, down.
-        let (height, width) = if kind == Kind::Donut { (second, first) } else { (first, second) };
+        let (height, width) = if kind == ProcessorKind::Donut { (second, first) } else { (first, second) };
         return Ok(Some(SizeSetting::Exact(ImageSize { width: side(width)?, height: side(height)? })));
     }
     match (value.get("height"), value.get("width"), value.get("shortest_edge"), value.get("longest_edge")) {

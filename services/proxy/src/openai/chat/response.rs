@@ -1,72 +1,47 @@
-//! Pieces of an answer become OpenAI's objects: one completion, or chunks as they come.
+//! OpenAI's objects from the pieces of a chat answer: one completion, or a stream of chunks.
 
+use super::super::response_head::{ResponseHead, finish_name};
 use super::super::sse;
 use super::super::usage::Usage;
-use super::shape::{
+use super::schema::{
     AnswerMessage, Choice, Chunk, ChunkChoice, ChunkDelta, Completion, Logprobs, TokenLogprob,
 };
 use crate::orchestrate::{Answer, Piece};
 use bytes::Bytes;
 use futures::{Stream, stream};
-use std::time::{SystemTime, UNIX_EPOCH};
 use triptych_core::Failure;
 use triptych_core::sampling::FinishReason;
-use triptych_proto::convert::finish_reason;
 use triptych_proto::v1;
-
-/// What every object of one answer carries.
-#[derive(Clone, Debug)]
-pub(super) struct Stamp {
-    id: String,
-    created: u64,
-    model: String,
-}
-
-impl Stamp {
-    pub(super) fn of(answer: &Answer) -> Self {
-        let id = answer.request_id.to_string();
-        Self {
-            id: format!("chatcmpl-{}", id.strip_prefix("req-").unwrap_or(&id)),
-            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-            model: answer.model.to_string(),
-        }
-    }
-}
-
-/// OpenAI's word; the orchestrator has checked the number.
-fn finish_word(delta: &v1::Delta) -> Option<&'static str> {
-    finish_reason(delta.finish_reason).ok().flatten().map(FinishReason::as_str)
-}
 
 fn logprobs(tokens: Vec<v1::ChosenToken>) -> Option<Logprobs> {
     let content: Vec<TokenLogprob> = tokens.into_iter().map(Into::into).collect();
     (!content.is_empty()).then_some(Logprobs { content, refusal: None })
 }
 
-/// A whole answer, put together.
-pub(super) struct Collected(Vec<Collecting>);
+/// Collects a whole answer, by choice.
+pub(super) struct ChatCollector(Vec<CollectedChoice>);
 
 #[derive(Default)]
-struct Collecting {
+struct CollectedChoice {
     text: String,
     tokens: Vec<v1::ChosenToken>,
     finish: Option<&'static str>,
 }
 
-impl Collected {
+impl ChatCollector {
     pub(super) fn new(n_choices: u32) -> Self {
-        Self((0..n_choices).map(|_| Collecting::default()).collect())
+        Self((0..n_choices).map(|_| CollectedChoice::default()).collect())
     }
 
     pub(super) fn add(&mut self, delta: v1::Delta) {
         // The orchestrator lets no other choice through.
         let Some(choice) = self.0.get_mut(delta.choice as usize) else { return };
-        choice.finish = finish_word(&delta).or(choice.finish);
+        choice.finish = finish_name(&delta).or(choice.finish);
         choice.text.push_str(&delta.text);
         choice.tokens.extend(delta.logprobs);
     }
 
-    pub(super) fn into_completion(self, stamp: Stamp, summary: v1::Summary) -> Completion {
+    pub(super) fn into_completion(self, head: ResponseHead, summary: v1::Summary) -> Completion {
         let choices = self.0.into_iter().zip(0..).map(|(choice, index)| Choice {
             index,
             message: AnswerMessage { role: "assistant", content: choice.text, refusal: None },
@@ -74,10 +49,10 @@ impl Collected {
             finish_reason: choice.finish.unwrap_or(FinishReason::Stop.as_str()),
         });
         Completion {
-            id: stamp.id,
+            id: head.id,
             object: "chat.completion",
-            created: stamp.created,
-            model: stamp.model,
+            created: head.created,
+            model: head.model,
             choices: choices.collect(),
             usage: summary.usage.unwrap_or_default().into(),
             system_fingerprint: None,
@@ -85,42 +60,42 @@ impl Collected {
     }
 }
 
-/// An answer as events.
-pub(super) struct Streamed {
-    stamp: Stamp,
+/// Turns an answer into events.
+pub(super) struct ChatEvents {
+    head: ResponseHead,
     include_usage: bool,
-    /// Per choice: whether its role went out.
-    introduced: Vec<bool>,
+    /// Per choice: true once its role was sent.
+    role_sent: Vec<bool>,
 }
 
-impl Streamed {
-    pub(super) fn new(stamp: Stamp, include_usage: bool, n_choices: u32) -> Self {
-        Self { stamp, include_usage, introduced: vec![false; n_choices as usize] }
+impl ChatEvents {
+    pub(super) fn new(head: ResponseHead, include_usage: bool, n_choices: u32) -> Self {
+        Self { head, include_usage, role_sent: vec![false; n_choices as usize] }
     }
 
-    /// `first`, and what follows it. A failure is an event without `[DONE]` after it.
+    /// Events for `first` and the rest of the answer. A failure is an event without `[DONE]` after it.
     pub(super) fn events(self, first: Piece, answer: Answer) -> impl Stream<Item = Bytes> + Send + 'static {
-        stream::unfold((self, Some(Ok(first)), answer), |(mut streamed, first, mut answer)| async move {
+        stream::unfold((self, Some(Ok(first)), answer), |(mut events, first, mut answer)| async move {
             let piece: Result<Piece, Failure> = match first {
                 Some(piece) => piece,
                 None => answer.next().await?,
             };
             let event = match piece {
-                Ok(Piece::Delta(delta)) => streamed.delta(delta),
-                Ok(Piece::Summary(summary)) => streamed.end(summary),
+                Ok(Piece::Delta(delta)) => events.delta(delta),
+                Ok(Piece::Summary(summary)) => events.end(summary),
                 Err(failure) => sse::error(&failure),
             };
-            Some((event, (streamed, None, answer)))
+            Some((event, (events, None, answer)))
         })
     }
 
     fn delta(&mut self, delta: v1::Delta) -> Bytes {
-        let finish_reason = finish_word(&delta);
-        let introduced = self.introduced.get_mut(delta.choice as usize);
-        let role = introduced.and_then(|done| (!std::mem::replace(done, true)).then_some("assistant"));
+        let finish_reason = finish_name(&delta);
+        let role_sent = self.role_sent.get_mut(delta.choice as usize);
+        let role = role_sent.and_then(|sent| (!std::mem::replace(sent, true)).then_some("assistant"));
         let choice = ChunkChoice {
             index: delta.choice,
-            // The end of a choice may come without text.
+            // The last delta of a choice may have no text.
             delta: ChunkDelta {
                 role,
                 content: Some(delta.text).filter(|text| role.is_some() || !text.is_empty()),
@@ -143,7 +118,7 @@ impl Streamed {
     }
 
     fn chunk(&self, choices: Vec<ChunkChoice>, usage: Option<Option<Usage>>) -> Chunk {
-        let Stamp { id, created, model } = self.stamp.clone();
+        let ResponseHead { id, created, model } = self.head.clone();
         Chunk {
             id,
             object: "chat.completion.chunk",

@@ -1,11 +1,11 @@
-//! OpenAI's objects for completions, and the extensions. Only fields and their names; `answer` fills them.
+//! OpenAI's objects for completions, and the extensions. Fields and their names only; `response` fills them.
 
 use super::super::usage::Usage;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use triptych_proto::v1;
 
-/// A whole answer, or one piece of a streamed one.
+/// A response, or one object of a streamed response.
 #[derive(Debug, Serialize)]
 pub(super) struct Completion {
     pub(super) id: String,
@@ -13,7 +13,7 @@ pub(super) struct Completion {
     pub(super) created: u64,
     pub(super) model: String,
     pub(super) choices: Vec<Choice>,
-    /// Absent in pieces unless asked for; then null on every piece but the last.
+    /// Absent in a stream unless asked for; then null in every object but the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<Option<Usage>>,
     pub(super) system_fingerprint: Option<&'static str>,
@@ -31,7 +31,7 @@ pub(super) struct Choice {
     pub(super) prompts: Prompts,
 }
 
-/// Extension: what encoder and decoder read, for encoder-decoder models.
+/// Extension: prompts of encoder and decoder, for encoder-decoder models.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Prompts {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,7 +53,7 @@ pub(super) struct DecoderPrompt {
     token_ids: Vec<u32>,
 }
 
-/// Of all tokens of a choice, side by side.
+/// Log-probabilities of a choice's tokens, as parallel lists.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Logprobs {
     tokens: Vec<String>,
@@ -63,7 +63,7 @@ pub(super) struct Logprobs {
 }
 
 impl Prompts {
-    /// What a summary tells.
+    /// The prompts of a summary.
     pub(super) fn of(summary: &v1::Summary) -> Self {
         use v1::text_or_tokens::Kind;
         let encoder = summary.encoder_prompt.clone().and_then(|p| p.kind).map(|kind| match kind {
@@ -95,7 +95,7 @@ impl Logprobs {
     }
 }
 
-/// JSON has no infinity, and clients expect a number; OpenAI writes -9999 for "next to never".
+/// JSON has no infinity, and clients expect a number; OpenAI writes -9999 for a negligible probability.
 fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }

@@ -1,4 +1,4 @@
-//! Room for sequences: a request gets all that it needs, or a refusal before it starts.
+//! Admission of sequences: a request gets permits for all of them, or is refused before it starts.
 
 use crate::support::{Pd, about, sampled, start_with, words};
 use tonic::Code;
@@ -43,7 +43,7 @@ async fn a_request_without_room_for_all_its_sequences_is_refused_and_fits_when_o
 }
 
 #[tokio::test]
-async fn more_requests_than_places_are_refused() {
+async fn more_requests_than_permits_are_refused() {
     let pd = start_with(EngineSettings { max_requests: 1, ..EngineSettings::default() }).await;
     let running = pd.begin(words("on and on", 2_000)).await;
     let refused = pd.generate(words("x", 4)).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! OpenAI's objects for chat answers. Only fields and their names; `answer` fills them.
+//! OpenAI's objects for chat answers. Fields and their names only; `response` fills them.
 
 use super::super::usage::Usage;
 use serde::Serialize;
@@ -81,7 +81,7 @@ struct Alternative {
 
 impl From<v1::TokenLogprob> for Alternative {
     fn from(t: v1::TokenLogprob) -> Self {
-        // JSON has no infinity, and clients expect a number; OpenAI writes -9999 for "next to never".
+        // JSON has no infinity, and clients expect a number; OpenAI writes -9999 for a negligible probability.
         Self { bytes: t.text.as_bytes().to_vec(), logprob: t.logprob.max(-9999.0), token: t.text }
     }
 }

@@ -1,4 +1,4 @@
-//! Clients that go away, and a worker that does.
+//! Clients that go away, and a worker that stops.
 
 use crate::support::{about, read, start, until, words};
 use tonic::Code;
@@ -25,7 +25,7 @@ async fn a_client_that_goes_away_while_its_item_loads_leaves_nothing_behind() {
     let image = [pd.stored_image(1).await];
     pd.faults.queue(Op::Get, Fault::Hang);
     let stream = pd.client().generate(about(&image, 4)).await.unwrap();
-    // It reads its prompt up to the item, and holds nothing while it waits there.
+    // It prefills up to the item, and holds nothing while it waits there.
     pd.until_metric("triptych_requests_waiting{model=\"vl\"}", 1.0).await;
     drop(stream);
     pd.until_metric("triptych_requests_total{model=\"vl\",outcome=\"cancelled\"}", 1.0).await;
@@ -33,7 +33,7 @@ async fn a_client_that_goes_away_while_its_item_loads_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_told_to_stop_while_it_loads_stops_at_once() {
+async fn a_worker_stopped_while_it_loads_stops_at_once() {
     let drain = triptych_runtime::Drain::new();
     drain.begin();
     let store = triptych_ec::store::memory::MemoryStore::new(1 << 20, &Default::default());
@@ -41,11 +41,11 @@ async fn a_worker_that_is_told_to_stop_while_it_loads_stops_at_once() {
     let address = listener.local_addr().unwrap();
     let config = crate::support::config(listener, std::sync::Arc::new(store));
     triptych_pd::run(config, drain, Default::default()).await.unwrap();
-    assert!(tokio::net::TcpStream::connect(address).await.is_err(), "it serves nobody");
+    assert!(tokio::net::TcpStream::connect(address).await.is_err(), "it is not listening");
 }
 
 #[tokio::test]
-async fn drain_lets_a_running_answer_end_and_refuses_new_ones() {
+async fn drain_lets_a_running_request_end_and_refuses_new_ones() {
     let pd = start().await;
     let running = pd.begin(words("on and on", 1_000)).await;
     pd.drain.begin();

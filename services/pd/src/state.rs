@@ -1,0 +1,72 @@
+//! State that the requests of a PD worker share: its models, its connector, and the bounds on requests.
+
+use crate::driver::Driver;
+use crate::loads::EcLoads;
+use crate::meters::Meters;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::SystemTime;
+use tokio::sync::Semaphore;
+use triptych_core::limits::Limits;
+use triptych_core::{Fingerprint, Modality, WorkerId};
+use triptych_ec::store::EcStore;
+use triptych_engine::constraint::Constraints;
+use triptych_models::prompt::PromptBuilder;
+use triptych_models::tokenization::Tokenizer;
+use triptych_runtime::Drain;
+use triptych_runtime::serve::ColocatedLoad;
+
+/// A model that this worker serves.
+pub struct ServedDecoder {
+    /// Hugging Face's `model_type`.
+    pub family: String,
+    /// Prompt builder.
+    pub prompts: Arc<dyn PromptBuilder>,
+    /// Tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Compiler of constraints.
+    pub constraints: Arc<Constraints>,
+    /// Driver of the engine.
+    pub driver: Driver,
+    /// Metrics.
+    pub meters: Meters,
+    /// Fingerprints of the encoders whose outputs it takes.
+    pub encoders: BTreeMap<Modality, Fingerprint>,
+    /// True if its encoder reads text together with an item.
+    pub encoder_takes_prompt: bool,
+    /// Most tokens of the context.
+    pub max_context: usize,
+    /// Load time.
+    pub created: SystemTime,
+    /// Permits of sequences, running and waiting. The engine's queue holds as many, so that it never refuses one
+    /// of a request's sequences after it took others.
+    pub sequence_permits: Arc<Semaphore>,
+    /// Number of sequence permits.
+    pub max_live: usize,
+}
+
+/// State shared by the requests of the service.
+pub struct PdState {
+    /// Name of the worker.
+    pub worker_id: WorkerId,
+    /// True if the process has encoders too.
+    pub encodes: bool,
+    /// Load of the colocated encoders.
+    pub colocated_load: Option<ColocatedLoad>,
+    /// Models by served name.
+    pub models: HashMap<String, ServedDecoder>,
+    /// EC connector.
+    pub loads: EcLoads,
+    /// Store, for the worker's description.
+    pub store: Arc<dyn EcStore>,
+    /// Limits on requests.
+    pub limits: Limits,
+    /// Permits of requests.
+    pub request_permits: Arc<Semaphore>,
+    /// Number of request permits.
+    pub max_requests: usize,
+    /// Metrics of requests for unknown models.
+    pub unknown: Meters,
+    /// Shutdown state and task group.
+    pub drain: Drain,
+}

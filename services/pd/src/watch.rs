@@ -1,0 +1,111 @@
+//! State reports of a PD worker: load, resident encoder outputs, and draining.
+//!
+//! Sent on change, at most ten times a second; resident keys as additions and removals. A content key reveals
+//! nothing without tenant secret and item, and reports stay inside the cluster.
+
+use crate::state::PdState;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::Sender;
+use tokio::time::sleep;
+use tonic::Status;
+use triptych_core::ContentKey;
+use triptych_engine::Stats;
+use triptych_proto::v1;
+
+/// Most keys in a report.
+pub const MAX_KEYS: usize = 4096;
+/// Least time between two messages.
+pub const MIN_INTERVAL: Duration = Duration::from_millis(100);
+/// Steps in which block usage is reported, so that not every token is a change.
+const SHARES: f32 = 64.0;
+
+/// State that a watcher has.
+#[derive(Debug, Default)]
+struct ReportedState {
+    load: Option<v1::WorkerLoad>,
+    draining: bool,
+    keys: HashSet<ContentKey>,
+}
+
+/// Sends each change to a watcher until it goes away or listeners close.
+pub async fn report_changes(worker: Arc<PdState>, watcher: Sender<Result<v1::WorkerState, Status>>) {
+    let mut reported = ReportedState::default();
+    let mut closing = std::pin::pin!(worker.drain.closing());
+    loop {
+        if let Some(state) = reported.changes(&worker)
+            && watcher.send(Ok(state)).await.is_err()
+        {
+            return;
+        }
+        tokio::select! {
+            () = watcher.closed() => return,
+            () = &mut closing => return,
+            () = worker.drain.stopping(), if !reported.draining => {}
+            () = sleep(MIN_INTERVAL) => {}
+        }
+    }
+}
+
+impl ReportedState {
+    /// Changes since the last call, if there are any.
+    fn changes(&mut self, worker: &PdState) -> Option<v1::WorkerState> {
+        let load = worker.load();
+        let draining = worker.drain.is_stopping();
+        let resident = worker.loads.resident(MAX_KEYS);
+        let now: HashSet<ContentKey> = resident.iter().copied().collect();
+        let wire = |key: &ContentKey| key.as_bytes().to_vec().into();
+        let added: Vec<_> = resident.iter().filter(|key| !self.keys.contains(*key)).map(wire).collect();
+        let removed: Vec<_> = self.keys.difference(&now).map(wire).collect();
+        let same = self.load.as_ref() == Some(&load) && self.draining == draining;
+        if same && added.is_empty() && removed.is_empty() {
+            return None;
+        }
+        *self = Self { load: Some(load.clone()), draining, keys: now };
+        Some(v1::WorkerState { load: Some(load), draining, resident_added: added, resident_removed: removed })
+    }
+}
+
+impl PdState {
+    /// Load over all models.
+    fn load(&self) -> v1::WorkerLoad {
+        let n_requests = self.max_requests.saturating_sub(self.request_permits.available_permits());
+        let stats: Vec<_> = self.models.values().map(|model| model.driver.stats()).collect();
+        let encoders = self.colocated_load.as_ref().map(|load| load()).unwrap_or_default();
+        load(RequestSlots { used: n_requests, total: self.max_requests }, &stats, encoders)
+    }
+}
+
+/// Admitted requests of a worker.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestSlots {
+    /// Admitted requests.
+    pub used: usize,
+    /// Most requests.
+    pub total: usize,
+}
+
+/// Load of a worker from its admitted requests, the statistics of its engines, and the load of colocated
+/// encoders.
+pub fn load(requests: RequestSlots, stats: &[Stats], encoders: v1::WorkerLoad) -> v1::WorkerLoad {
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    // Engines count sequences, and a request has at least one, so at most as many requests wait as sequences.
+    let waiting = stats.iter().map(|s| s.waiting).sum::<usize>().min(requests.used);
+    let share = |used: usize, total: usize| match total {
+        0 => 0.0,
+        total => ((used as f32 / total as f32) * SHARES).round() / SHARES,
+    };
+    let fullest = |shares: &mut dyn Iterator<Item = f32>| shares.fold(0.0, f32::max);
+    v1::WorkerLoad {
+        running: count(requests.used - waiting),
+        waiting: count(waiting),
+        capacity: count(requests.total),
+        kv_usage: fullest(&mut stats.iter().map(|s| share(s.self_used, s.self_total))),
+        cross_kv_usage: fullest(&mut stats.iter().map(|s| share(s.cross_used, s.cross_total))),
+        waiting_tokens: stats.iter().map(|s| s.waiting_tokens as u64).sum(),
+        // Of colocated encoders: the proxy gives them work too.
+        queued_us: encoders.queued_us,
+        costs: encoders.costs,
+    }
+}

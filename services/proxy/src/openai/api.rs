@@ -1,0 +1,100 @@
+//! State that every route shares, and admission of a request before its body is read.
+
+use super::error::HttpError;
+use crate::admission::{Admission, Permit};
+use crate::auth::{Auth, Caller};
+use crate::config::ClientTimes;
+use crate::orchestrate::Orchestrator;
+use crate::request::Resumption;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue};
+use std::sync::Arc;
+use tokio::time::Instant;
+use tonic::metadata::MetadataMap;
+use tracing::Span;
+use triptych_core::limits::Limits;
+use triptych_core::{Failure, RequestId};
+use triptych_runtime::{MetricsRegistry, trace_context};
+
+/// Header that selects what happens to a stream whose worker dies: `go-on` or `never`.
+const RESUME_HEADER: &str = "x-triptych-resume";
+
+/// The HTTP API. Cheap to clone.
+#[derive(Clone)]
+pub struct HttpApi(Arc<HttpApiParts>);
+
+/// The parts of an [`HttpApi`].
+pub struct HttpApiParts {
+    /// Runs requests.
+    pub orchestrator: Arc<Orchestrator>,
+    /// Limits on requests.
+    pub limits: Limits,
+    /// Bound on requests in flight.
+    pub admission: Admission,
+    /// Identifies clients.
+    pub auth: Auth,
+    /// Timeouts for slow clients.
+    pub times: ClientTimes,
+    /// For `/metrics`.
+    pub registry: MetricsRegistry,
+}
+
+impl std::ops::Deref for HttpApi {
+    type Target = HttpApiParts;
+
+    fn deref(&self) -> &HttpApiParts {
+        &self.0
+    }
+}
+
+/// A request that was admitted; its body is not read yet.
+pub(super) struct AdmittedCall {
+    pub(super) id: RequestId,
+    pub(super) arrived: Instant,
+    pub(super) deadline: Instant,
+    pub(super) permit: Permit,
+    pub(super) span: Span,
+    pub(super) caller: Caller,
+    pub(super) resumption: Resumption,
+}
+
+impl HttpApi {
+    /// Wraps the parts.
+    pub fn new(parts: HttpApiParts) -> Self {
+        Self(Arc::new(parts))
+    }
+
+    /// Admits a request: identifies its caller, and takes its permits.
+    pub(super) fn admit(&self, request: &Request) -> Result<AdmittedCall, HttpError> {
+        let caller = self.auth.identify(request.headers())?;
+        let permit = self.admission.enter()?;
+        let caller = caller.enter()?;
+        let id = request.extensions().get::<RequestId>().copied();
+        let id = id.unwrap_or_else(|| RequestId::from_bits(rand::random()));
+        let span = tracing::info_span!("request", request_id = %id, api = "http");
+        trace_context::adopt(&span, &MetadataMap::from_headers(request.headers().clone()));
+        let arrived = Instant::now();
+        let resumption = resumption(request.headers())?;
+        let deadline = arrived + self.limits.max_request_time;
+        Ok(AdmittedCall { id, arrived, deadline, permit, span, caller, resumption })
+    }
+
+    /// Counts a request that is refused before a model is chosen for it.
+    pub(super) fn refused(&self, error: &HttpError) {
+        self.orchestrator.observer.refused(&error.failure);
+    }
+
+    /// True if a model is served and the process is not stopping.
+    pub(super) fn is_ready(&self) -> bool {
+        self.orchestrator.fleet.catalog().is_ready() && !self.orchestrator.drain.is_stopping()
+    }
+}
+
+/// Reads [`RESUME_HEADER`].
+fn resumption(headers: &HeaderMap) -> Result<Resumption, Failure> {
+    match headers.get(RESUME_HEADER).map(HeaderValue::as_bytes) {
+        None | Some(b"go-on") => Ok(Resumption::GoOn),
+        Some(b"never") => Ok(Resumption::Never),
+        Some(_) => Err(Failure::invalid(format!("the header {RESUME_HEADER} is neither go-on nor never"))),
+    }
+}
