@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::{LongForm, Message, MessagePart, Prompt, SpeechTask, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
-use triptych_core::{Failure, ItemOptions, Modality, ModelName, RequestId};
+use triptych_core::{Failure, Modality, ModelName, RequestId};
 use triptych_proto::convert::sampling_from_wire;
 use triptych_proto::v1;
 
@@ -204,6 +204,7 @@ mod tests {
     use crate::auth::{Account, Quota};
     use std::sync::Arc;
     use triptych_core::prompt::Role;
+    use triptych_core::{ItemForm, ItemIdx, ItemOptions};
 
     fn request(items: Vec<Item>) -> Request {
         let now = Instant::now();

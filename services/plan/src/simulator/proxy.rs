@@ -37,7 +37,6 @@ pub(super) struct Proxy {
     pub(super) model: ModelName,
     /// Of choices.
     pub(super) rng: StdRng,
-    pub(super) by_id: HashMap<WorkerId, usize>,
 }
 
 impl Proxy {
@@ -54,7 +53,6 @@ impl Proxy {
         let policy = spec.proxy.encodes;
         Self {
             is_offering: false,
-            by_id: ids.iter().enumerate().map(|(i, id)| (id.clone(), i)).collect(),
             ids,
             views: workers.iter().map(|_| View { is_up: true, ..View::default() }).collect(),
             encoders,

@@ -76,11 +76,6 @@ impl Store {
         }
     }
 
-    /// Those that wait for it.
-    pub(super) fn waiting(&self, key: &ContentKey) -> &[usize] {
-        self.waiting.get(key).map_or(&[], Vec::as_slice)
-    }
-
     /// Those that wait for it; they wait no more.
     pub(super) fn take_waiting(&mut self, key: &ContentKey) -> Vec<usize> {
         self.waiting.remove(key).unwrap_or_default()
