@@ -1,7 +1,7 @@
 //! The retry budget that every part of the proxy shares which sends work twice: the account of
-//! [`crate::machine::retry_budget`] behind a lock.
+//! [`crate::request_machine::retry_budget`] behind a lock.
 
-use crate::machine::retry_budget::{RetryPolicy, RetryWindow};
+use crate::request_machine::retry_budget::{RetryPolicy, RetryWindow};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::time::Instant;
 

@@ -3,7 +3,7 @@
 //!
 //! A store that does not answer is as good as an empty one: the items are encoded again, and the request lives.
 
-use crate::machine::output::Wanted;
+use crate::request_machine::output::Wanted;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};

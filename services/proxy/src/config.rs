@@ -2,7 +2,7 @@
 
 use crate::auth::{AuthConfig, AuthError};
 use crate::fetch::FetchPolicy;
-use crate::machine::policy::EncodePolicy;
+use crate::request_machine::policy::EncodePolicy;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;

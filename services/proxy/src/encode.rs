@@ -1,6 +1,6 @@
 //! Items and their encoder outputs: each is looked for before it is made, and made once for all who need it.
 //!
-//! The steps are decided by [`crate::machine::encodes`]; a task for each in-flight encode carries it out
+//! The steps are decided by [`crate::request_machine::encodes`]; a task for each in-flight encode carries it out
 //! ([`driver`]). A request sees an encode as a [`Subscription`].
 
 mod attempt;
@@ -17,10 +17,10 @@ pub use subscription::Subscription;
 use crate::budget::RetryBudget;
 use crate::cache::EncoderCache;
 use crate::fleet::Fleet;
-use crate::machine::encode::EncodeTarget;
-use crate::machine::encodes::{self, Leave, Renewal, Subscribed};
-use crate::machine::output::{Encoded, Origin};
-use crate::machine::policy::EncodePolicy;
+use crate::request_machine::encode::EncodeTarget;
+use crate::request_machine::encodes::{self, Leave, Renewal, Subscribed};
+use crate::request_machine::output::{Encoded, Origin};
+use crate::request_machine::policy::EncodePolicy;
 use driver::{Driver, Probe};
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};

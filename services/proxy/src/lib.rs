@@ -1,8 +1,7 @@
-//! The front door: requests come in over OpenAI's HTTP interface and over gRPC, their items go to encoder workers,
-//! and the requests go on to prefill/decode (PD) workers with hashes and metadata only.
+//! The proxy: requests come in over OpenAI's HTTP interface and over gRPC, their items go to encoder workers, and the
+//! requests go on to prefill/decode (PD) workers with hashes and metadata only.
 //!
-//! It computes nothing and knows no model: what a model reads, and which encoder makes it, is what the workers
-//! say of themselves. Item bytes leave this process in one direction only, to encoder workers. Read in this order:
+//! It computes nothing and knows no model: the workers describe the models that they serve, and their encoders. Item bytes leave this process in one direction only, to encoder workers. Read in this order:
 #![forbid(unsafe_code)]
 
 pub mod config;
@@ -11,9 +10,8 @@ mod request;
 mod admission;
 pub mod auth;
 mod fleet;
+pub mod request_machine;
 mod wire;
-
-pub mod machine;
 
 mod budget;
 mod cache;
@@ -39,6 +37,6 @@ pub mod decisions {
 
 pub use config::{ClientTimes, ProxyConfig, ProxyError};
 pub use embedded::{Embedded, EmbeddedConfig};
-pub use machine::policy::EncodePolicy;
-pub use machine::retry_budget::RetryPolicy;
+pub use request_machine::policy::EncodePolicy;
+pub use request_machine::retry_budget::RetryPolicy;
 pub use serve::run;

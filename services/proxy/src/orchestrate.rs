@@ -2,7 +2,7 @@
 //!
 //! Each request is one task. It ends when its answer is complete, when its time is up, when the process gives up
 //! on running work, or as soon as nobody reads the answer any more; whatever it held is dropped with it. Nothing here
-//! knows which API the request came from. What is done for it is decided by [`crate::machine::request`].
+//! knows which API the request came from. What is done for it is decided by [`crate::request_machine::request`].
 
 mod answer;
 mod decode;
@@ -16,8 +16,8 @@ pub use work::Orchestrator;
 
 use crate::admission::Permit;
 use crate::fleet::catalog::Route;
-use crate::machine::request::out_of_time;
 use crate::request::Request;
+use crate::request_machine::request::out_of_time;
 use answer::READ_AHEAD;
 use decode::Decoding;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The encodes of the proxy: the actions of [`triptych_proxy::machine::encodes`], answered by a store and by workers
+//! The encodes of the proxy: the actions of [`triptych_proxy::request_machine::encodes`], answered by a store and by workers
 //! whose times are drawn from curves.
 
 use super::prompts::{described, modality_of};
@@ -14,11 +14,11 @@ use triptych_core::{ContentKey, Failure, FailureClass, Fingerprint, ItemIdx, Wor
 use triptych_proxy::decisions::in_time;
 use triptych_proxy::decisions::score::choose_encoder;
 use triptych_proxy::decisions::view::{ItemSize, Sent};
-use triptych_proxy::machine::action::{AttemptId, EncodeAction};
-use triptych_proxy::machine::encode::EncodeTarget;
-use triptych_proxy::machine::encodes::{EncodeId, Leave};
-use triptych_proxy::machine::event::{ChosenWorker, EncodeEvent, LeaseAnswer, RequestEvent};
-use triptych_proxy::machine::output::{Belief, Encoded, Origin, Outcome, Wanted};
+use triptych_proxy::request_machine::action::{AttemptId, EncodeAction};
+use triptych_proxy::request_machine::encode::EncodeTarget;
+use triptych_proxy::request_machine::encodes::{EncodeId, Leave};
+use triptych_proxy::request_machine::event::{ChosenWorker, EncodeEvent, LeaseAnswer, RequestEvent};
+use triptych_proxy::request_machine::output::{Belief, Encoded, Origin, Outcome, Wanted};
 
 /// The longest step in which an encode waits for another that holds its key's lease.
 const WAIT_STEP: Duration = Duration::from_millis(50);

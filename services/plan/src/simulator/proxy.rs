@@ -12,9 +12,9 @@ use triptych_core::{ContentKey, Modality, ModelName, WorkerId};
 use triptych_proxy::decisions::Admission;
 use triptych_proxy::decisions::prefix::PrefixTable;
 use triptych_proxy::decisions::view::{ItemSize, View};
-use triptych_proxy::machine::action::AttemptId;
-use triptych_proxy::machine::encodes::{EncodeId, Encodes};
-use triptych_proxy::machine::retry_budget::RetryWindow;
+use triptych_proxy::request_machine::action::AttemptId;
+use triptych_proxy::request_machine::encodes::{EncodeId, Encodes};
+use triptych_proxy::request_machine::retry_budget::RetryWindow;
 
 /// The proxy.
 pub(super) struct Proxy {

@@ -14,10 +14,10 @@ use triptych_proxy::decisions::Permit;
 use triptych_proxy::decisions::reservation::Reservation;
 use triptych_proxy::decisions::size::Forecast;
 use triptych_proxy::decisions::view::Sent;
-use triptych_proxy::machine::action::AttemptId;
-use triptych_proxy::machine::encodes::EncodeId;
-use triptych_proxy::machine::output::Encoded;
-use triptych_proxy::machine::request::RequestMachine;
+use triptych_proxy::request_machine::action::AttemptId;
+use triptych_proxy::request_machine::encodes::EncodeId;
+use triptych_proxy::request_machine::output::Encoded;
+use triptych_proxy::request_machine::request::RequestMachine;
 
 /// A request.
 pub(super) struct Request {

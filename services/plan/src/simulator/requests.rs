@@ -1,4 +1,4 @@
-//! The requests that the proxy works on: the actions of [`triptych_proxy::machine::request`], on a simulated network.
+//! The requests that the proxy works on: the actions of [`triptych_proxy::request_machine::request`], on a simulated network.
 
 use super::event_queue::Nanos;
 use super::prompts::{chat, key_of, modality_of};
@@ -16,11 +16,11 @@ use triptych_proxy::decisions::prefix::Prefixes;
 use triptych_proxy::decisions::reservation::Reservation;
 use triptych_proxy::decisions::score::{choose_pd, choose_placement};
 use triptych_proxy::decisions::view::{ItemSize, Sent};
-use triptych_proxy::machine::action::{LeftItems, RequestAction};
-use triptych_proxy::machine::encodes::{Leave, Renewal};
-use triptych_proxy::machine::event::RequestEvent;
-use triptych_proxy::machine::output::{Encoded, Origin};
-use triptych_proxy::machine::request::{RequestFacts, RequestMachine};
+use triptych_proxy::request_machine::action::{LeftItems, RequestAction};
+use triptych_proxy::request_machine::encodes::{Leave, Renewal};
+use triptych_proxy::request_machine::event::RequestEvent;
+use triptych_proxy::request_machine::output::{Encoded, Origin};
+use triptych_proxy::request_machine::request::{RequestFacts, RequestMachine};
 
 /// Requests.
 impl World<'_> {

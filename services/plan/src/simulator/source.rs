@@ -1,7 +1,7 @@
 //! The source of an item's output, as a run counts it.
 
 use triptych_core::lifetime::ItemSource;
-use triptych_proxy::machine::output::{Belief, Encoded};
+use triptych_proxy::request_machine::output::{Belief, Encoded};
 
 /// The source of an item's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

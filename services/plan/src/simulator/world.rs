@@ -17,8 +17,8 @@ use triptych_bench::offered::Offered;
 use triptych_core::{ContentKey, ItemIdx};
 use triptych_engine::SequenceId;
 use triptych_proto::v1;
-use triptych_proxy::machine::encodes::EncodeId;
-use triptych_proxy::machine::event::{EncodeEvent, RequestEvent};
+use triptych_proxy::request_machine::encodes::EncodeId;
+use triptych_proxy::request_machine::event::{EncodeEvent, RequestEvent};
 
 /// Part of a token's way that is a worker's side of the network: client, proxy and worker do about the same for it.
 const WORKERS_SIDE: f64 = 1.0 / 3.0;

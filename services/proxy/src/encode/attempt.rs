@@ -3,9 +3,9 @@
 use super::job::EncodeJob;
 use super::parts::{Parts, now};
 use crate::fleet::Lease;
-use crate::machine::action::AttemptId;
-use crate::machine::event::EncodeEvent;
-use crate::machine::output::{Belief, Encoded, Wanted};
+use crate::request_machine::action::AttemptId;
+use crate::request_machine::event::EncodeEvent;
+use crate::request_machine::output::{Belief, Encoded, Wanted};
 use crate::wire::{CallFailure, outgoing};
 use bytes::Bytes;
 use std::sync::Arc;

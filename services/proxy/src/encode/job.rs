@@ -3,7 +3,7 @@
 use crate::auth::Account;
 use crate::fleet::catalog::Want;
 use crate::fleet::placement::Placement;
-use crate::machine::output::Wanted;
+use crate::request_machine::output::Wanted;
 use bytes::Bytes;
 use std::sync::Arc;
 use tokio::time::Instant;

@@ -5,9 +5,9 @@
 //! a look in between would find neither object nor holder.
 
 use crate::cache::EncoderCache;
-use crate::machine::action::LeaseOutcome;
-use crate::machine::output::Wanted;
-use crate::machine::policy::PAUSES;
+use crate::request_machine::action::LeaseOutcome;
+use crate::request_machine::output::Wanted;
+use crate::request_machine::policy::PAUSES;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Counters of encoder jobs and leases.
 
-use crate::machine::action::{Counted, LeaseOutcome, SendReason};
+use crate::request_machine::action::{Counted, LeaseOutcome, SendReason};
 use std::sync::Arc;
 use triptych_core::metrics;
 use triptych_runtime::MetricsRegistry;

@@ -1,6 +1,6 @@
 //! Progress of an encode, as its task reports it to those who wait.
 
-use crate::machine::output::{Announced, Outcome};
+use crate::request_machine::output::{Announced, Outcome};
 
 /// Progress of an encode.
 #[derive(Clone, Debug, Default)]

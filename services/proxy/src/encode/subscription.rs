@@ -2,8 +2,8 @@
 
 use super::parts::Parts;
 use super::progress::Progress;
-use crate::machine::encodes::{EncodeId, Leave};
-use crate::machine::output::{Announced, Encoded, Outcome};
+use crate::request_machine::encodes::{EncodeId, Leave};
+use crate::request_machine::output::{Announced, Encoded, Outcome};
 use std::sync::Arc;
 use tokio::sync::watch;
 use triptych_core::Failure;

@@ -8,10 +8,10 @@ use super::sent::SentAnswer;
 use super::supply::{Supply, at_item};
 use super::work::Work;
 use crate::fleet::{Lease, Prefixes, Size};
-use crate::machine::action::{LeftItems, RequestAction};
-use crate::machine::event::RequestEvent;
-use crate::machine::request::{RequestFacts, RequestMachine};
 use crate::request::Resumption;
+use crate::request_machine::action::{LeftItems, RequestAction};
+use crate::request_machine::event::RequestEvent;
+use crate::request_machine::request::{RequestFacts, RequestMachine};
 use crate::wire::{CallFailure, outgoing};
 use bytes::Bytes;
 use futures::FutureExt;
@@ -136,7 +136,7 @@ impl<'a> Decoding<'a> {
         }
     }
 
-    fn budget(&self) -> std::sync::MutexGuard<'a, crate::machine::retry_budget::RetryWindow> {
+    fn budget(&self) -> std::sync::MutexGuard<'a, crate::request_machine::retry_budget::RetryWindow> {
         self.work.orchestrator.budget.window()
     }
 

@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::cache::EncoderCache;
-use crate::machine::action::LeaseOutcome;
-use crate::machine::event::LeaseAnswer;
-use crate::machine::lease::{LeaseRequest, LeaseStep};
-use crate::machine::output::Origin;
-use crate::machine::policy::{TTL, lease_ttl};
-use crate::machine::tests::{item, wanted};
+use crate::request_machine::action::LeaseOutcome;
+use crate::request_machine::event::LeaseAnswer;
+use crate::request_machine::lease::{LeaseRequest, LeaseStep};
+use crate::request_machine::output::Origin;
+use crate::request_machine::policy::{TTL, lease_ttl};
+use crate::request_machine::tests::{item, wanted};
 use bytes::Bytes;
 use std::sync::Mutex;
 use triptych_core::EncodedItem;

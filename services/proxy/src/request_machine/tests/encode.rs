@@ -1,13 +1,15 @@
 //! Encodes over workers and a store of paper, on a hand-moved clock: who is asked when, and what it costs.
 
 use super::{item, made, wanted};
-use crate::machine::action::{CancelReason, Counted, EncodeAction, LeaseOutcome, Release, SendReason};
-use crate::machine::encode::EncodeTarget;
-use crate::machine::encodes::{EncodeId, Encodes, Leave, Renewal, holder_of_most};
-use crate::machine::event::{ChosenWorker, EncodeEvent, LeaseAnswer};
-use crate::machine::output::{Belief, Encoded, Origin, Outcome};
-use crate::machine::policy::{ATTEMPTS, EncodePolicy, PAUSES, WORKER_WAIT};
-use crate::machine::retry_budget::{RetryPolicy, RetryWindow};
+use crate::request_machine::action::{
+    CancelReason, Counted, EncodeAction, LeaseOutcome, Release, SendReason,
+};
+use crate::request_machine::encode::EncodeTarget;
+use crate::request_machine::encodes::{EncodeId, Encodes, Leave, Renewal, holder_of_most};
+use crate::request_machine::event::{ChosenWorker, EncodeEvent, LeaseAnswer};
+use crate::request_machine::output::{Belief, Encoded, Origin, Outcome};
+use crate::request_machine::policy::{ATTEMPTS, EncodePolicy, PAUSES, WORKER_WAIT};
+use crate::request_machine::retry_budget::{RetryPolicy, RetryWindow};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 use triptych_core::lifetime::ItemSource;

@@ -1,10 +1,10 @@
 //! A request's way to its answer, on a hand-moved clock.
 
-use crate::machine::action::{LeftItems, RequestAction};
-use crate::machine::event::RequestEvent;
-use crate::machine::policy::{ATTEMPTS, LAST_REPORTS, WORKER_WAIT, backoff};
-use crate::machine::request::{RequestFacts, RequestMachine};
-use crate::machine::retry_budget::{RetryPolicy, RetryWindow};
+use crate::request_machine::action::{LeftItems, RequestAction};
+use crate::request_machine::event::RequestEvent;
+use crate::request_machine::policy::{ATTEMPTS, LAST_REPORTS, WORKER_WAIT, backoff};
+use crate::request_machine::request::{RequestFacts, RequestMachine};
+use crate::request_machine::retry_budget::{RetryPolicy, RetryWindow};
 use std::time::{Duration, Instant};
 use triptych_core::{Failure, FailureClass, ItemIdx, ModelName, WorkerId};
 

@@ -85,7 +85,7 @@ impl Recents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::tests::item;
+    use crate::request_machine::tests::item;
 
     fn key(n: u8) -> ContentKey {
         ContentKey::from_bytes([n; 32])

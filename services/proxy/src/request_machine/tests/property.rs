@@ -1,14 +1,14 @@
 //! Rules that hold for every order of events: each thing ends once, nothing is left over, nothing is sent too often.
 
 use super::{item, made, wanted};
-use crate::machine::action::{AttemptId, EncodeAction, RequestAction, SendReason};
-use crate::machine::encode::EncodeTarget;
-use crate::machine::encodes::{EncodeId, Encodes, Leave};
-use crate::machine::event::{ChosenWorker, EncodeEvent, LeaseAnswer, RequestEvent};
-use crate::machine::output::Origin;
-use crate::machine::policy::{ATTEMPTS, EncodePolicy, RENEWALS_PER_ITEM};
-use crate::machine::request::{RequestFacts, RequestMachine};
-use crate::machine::retry_budget::{RetryPolicy, RetryWindow};
+use crate::request_machine::action::{AttemptId, EncodeAction, RequestAction, SendReason};
+use crate::request_machine::encode::EncodeTarget;
+use crate::request_machine::encodes::{EncodeId, Encodes, Leave};
+use crate::request_machine::event::{ChosenWorker, EncodeEvent, LeaseAnswer, RequestEvent};
+use crate::request_machine::output::Origin;
+use crate::request_machine::policy::{ATTEMPTS, EncodePolicy, RENEWALS_PER_ITEM};
+use crate::request_machine::request::{RequestFacts, RequestMachine};
+use crate::request_machine::retry_budget::{RetryPolicy, RetryWindow};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
