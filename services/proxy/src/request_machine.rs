@@ -23,6 +23,7 @@ pub mod policy;
 pub mod recents;
 pub mod request;
 pub mod retry_budget;
+pub mod surroundings;
 
 #[cfg(test)]
 pub(crate) mod tests;

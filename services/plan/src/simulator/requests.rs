@@ -18,7 +18,7 @@ use triptych_proxy::decisions::score::{choose_pd, choose_placement};
 use triptych_proxy::decisions::view::{ItemSize, Sent};
 use triptych_proxy::request_machine::action::{LeftItems, RequestAction};
 use triptych_proxy::request_machine::encodes::{Leave, Renewal};
-use triptych_proxy::request_machine::event::RequestEvent;
+use triptych_proxy::request_machine::event::{BrokenCall, RequestEvent};
 use triptych_proxy::request_machine::output::{Encoded, Origin};
 use triptych_proxy::request_machine::request::{RequestFacts, RequestMachine};
 
@@ -255,7 +255,7 @@ impl World<'_> {
         self.take_back(r);
         let broke = |class, missing| {
             let failure = Failure::new(class, "as the simulated worker says");
-            RequestEvent::Broke { failure, missing }
+            RequestEvent::Broke(BrokenCall { failure, missing })
         };
         let event = match end {
             AnswerEnd::Whole | AnswerEnd::Short => {

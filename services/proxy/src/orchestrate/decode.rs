@@ -10,7 +10,7 @@ use super::work::Work;
 use crate::fleet::{Lease, Prefixes, Size};
 use crate::request::Resumption;
 use crate::request_machine::action::{LeftItems, RequestAction};
-use crate::request_machine::event::RequestEvent;
+use crate::request_machine::event::{BrokenCall, RequestEvent};
 use crate::request_machine::request::{RequestFacts, RequestMachine};
 use crate::wire::{CallFailure, outgoing};
 use bytes::Bytes;
@@ -232,7 +232,7 @@ impl<'a> Decoding<'a> {
             held.clear();
             self.sent = SentAnswer::nothing(self.work.request.n_choices());
         }
-        RequestEvent::Broke { failure: failed.failure, missing: failed.missing }
+        RequestEvent::Broke(BrokenCall { failure: failed.failure, missing: failed.missing })
     }
 
     /// Carries out an action.

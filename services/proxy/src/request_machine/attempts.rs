@@ -8,7 +8,7 @@ use super::action::{AttemptId, CancelReason, Counted, EncodeAction, SendReason};
 use super::event::ChosenWorker;
 use super::output::Encoded;
 use super::policy::{ATTEMPTS, EncodePolicy, WORKER_WAIT, backoff};
-use super::retry_budget::RetryWindow;
+use super::surroundings::Surroundings;
 use std::time::{Duration, Instant};
 use triptych_core::{Failure, FailureClass, WorkerId};
 
@@ -73,11 +73,7 @@ pub enum AttemptsEnd {
 
 impl Attempts {
     /// Begins with the choice of a worker.
-    pub fn new(
-        policy: EncodePolicy,
-        fence: u64,
-        (now, deadline): (Instant, Instant),
-    ) -> (Self, EncodeAction) {
+    pub fn new(policy: EncodePolicy, fence: u64, deadline: Instant, now: Instant) -> (Self, EncodeAction) {
         let mut attempts = Self {
             policy,
             fence,
@@ -119,8 +115,7 @@ impl Attempts {
     pub fn spare(
         &mut self,
         worker: Option<ChosenWorker>,
-        budget: &mut RetryWindow,
-        now: Instant,
+        around: &mut Surroundings<'_>,
     ) -> Vec<EncodeAction> {
         let is_wanted = matches!(self.next, Next::Spare);
         if is_wanted {
@@ -130,11 +125,11 @@ impl Attempts {
         if !is_wanted || self.running.is_empty() || self.tried.contains(&worker.id) {
             return vec![EncodeAction::GiveBack];
         }
-        if !budget.try_spend(now) {
+        if !around.budget.try_spend(around.now) {
             return vec![EncodeAction::GiveBack, EncodeAction::Count(Counted::UnpaidHedge)];
         }
         self.hedged = true;
-        vec![self.send(worker, SendReason::Hedge, now)]
+        vec![self.send(worker, SendReason::Hedge, around.now)]
     }
 
     /// It became known what such a job takes, from the tokens that it will have.
@@ -161,9 +156,9 @@ impl Attempts {
     pub fn failed(
         &mut self,
         attempt: AttemptId,
-        (failure, lease_lost): (Failure, bool),
-        budget: &mut RetryWindow,
-        now: Instant,
+        failure: Failure,
+        lease_lost: bool,
+        around: &mut Surroundings<'_>,
     ) -> (Vec<EncodeAction>, Option<AttemptsEnd>) {
         let Some(at) = self.running.iter().position(|running| running.id == attempt) else {
             return Default::default();
@@ -183,11 +178,11 @@ impl Attempts {
         if self.n_failed >= ATTEMPTS {
             return (Vec::new(), Some(AttemptsEnd::Failed(failure)));
         }
-        if !budget.try_spend(now) {
+        if !around.budget.try_spend(around.now) {
             let count = EncodeAction::Count(Counted::UnpaidRetry);
             return (vec![count], Some(AttemptsEnd::Failed(failure)));
         }
-        self.next = Next::Resend { at: now + backoff(self.n_failed) };
+        self.next = Next::Resend { at: around.now + backoff(self.n_failed) };
         self.hedge_at = None;
         Default::default()
     }
@@ -207,15 +202,15 @@ impl Attempts {
     pub fn woken(
         &mut self,
         lease_lost: bool,
-        budget: &mut RetryWindow,
-        now: Instant,
+        around: &mut Surroundings<'_>,
     ) -> (Vec<EncodeAction>, Option<AttemptsEnd>) {
+        let now = around.now;
         let mut actions = Vec::new();
         let late: Vec<_> = self.running.iter().filter(|running| running.until <= now).cloned().collect();
         for Running { id, sent, until } in late {
             actions.push(EncodeAction::Cancel { attempt: id, why: CancelReason::TimedOut });
             let failure = self.too_late(until.saturating_duration_since(sent), until);
-            let (more, end) = self.failed(id, (failure, lease_lost), budget, now);
+            let (more, end) = self.failed(id, failure, lease_lost, around);
             actions.extend(more);
             if end.is_some() {
                 return (actions, end);

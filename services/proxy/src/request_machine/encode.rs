@@ -8,9 +8,8 @@ use super::attempts::{Attempts, AttemptsEnd, out_of_time};
 use super::event::EncodeEvent;
 use super::lease::{LeaseRequest, LeaseStep};
 use super::output::{Announced, Belief, Encoded, Origin, Outcome, Wanted};
-use super::pace::Pace;
 use super::policy::{ATTEMPTS, EncodePolicy, MAX_LOST_LEASES, lease_ttl};
-use super::retry_budget::RetryWindow;
+use super::surroundings::Surroundings;
 use std::time::Instant;
 use triptych_core::{EncodedItem, Failure, ModelName};
 
@@ -23,16 +22,6 @@ pub struct EncodeTarget {
     pub wanted: Wanted,
     /// True if the store may have it.
     pub origin: Origin,
-}
-
-/// The things outside one encode that its steps read and change.
-pub struct Surroundings<'a> {
-    /// The time.
-    pub now: Instant,
-    /// Pays for second attempts.
-    pub budget: &'a mut RetryWindow,
-    /// Times of earlier jobs.
-    pub pace: &'a mut Pace,
 }
 
 /// An encode that has not ended.
@@ -174,7 +163,7 @@ impl InFlightEncode {
                 }
             }
             EncodeEvent::Spare(worker) => match &mut self.stage {
-                Stage::Attempting(attempts) => actions = attempts.spare(worker, around.budget, around.now),
+                Stage::Attempting(attempts) => actions = attempts.spare(worker, around),
                 _ if worker.is_some() => actions.push(EncodeAction::GiveBack),
                 _ => {}
             },
@@ -197,8 +186,7 @@ impl InFlightEncode {
                 let end = match result {
                     Ok(encoded) => attempts.made(attempt, encoded, around.now),
                     Err(failure) => {
-                        let (more, end) =
-                            attempts.failed(attempt, (failure, lease_lost), around.budget, around.now);
+                        let (more, end) = attempts.failed(attempt, failure, lease_lost, around);
                         actions.extend(more);
                         end
                     }
@@ -295,7 +283,7 @@ impl InFlightEncode {
         // A store that was restarted counts its leases anew, and encoders remember the old ones.
         let lease = self.lease.filter(|_| self.n_lost_leases < MAX_LOST_LEASES);
         let fence = lease.map_or(0, |lease| lease.token);
-        let (attempts, choose) = Attempts::new(self.policy, fence, (around.now, self.deadline));
+        let (attempts, choose) = Attempts::new(self.policy, fence, self.deadline, around.now);
         self.stage = Stage::Attempting(attempts);
         actions.push(choose);
     }
@@ -310,7 +298,7 @@ impl InFlightEncode {
                 }
             }
             Stage::Attempting(attempts) => {
-                let (more, end) = attempts.woken(lease_lost, around.budget, around.now);
+                let (more, end) = attempts.woken(lease_lost, around);
                 actions.extend(more);
                 self.attempts_end(end, around, actions);
             }

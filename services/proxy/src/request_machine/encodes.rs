@@ -5,13 +5,14 @@
 //! its work is cancelled, unless it was left behind by a request that failed, since that will be sent again.
 
 use super::action::EncodeAction;
-use super::encode::{EncodeTarget, InFlightEncode, Surroundings};
+use super::encode::{EncodeTarget, InFlightEncode};
 use super::event::EncodeEvent;
 use super::output::{Belief, Encoded, Origin};
 use super::pace::Pace;
 use super::policy::{EncodePolicy, LEFT_BEHIND};
 use super::recents::Recents;
 use super::retry_budget::RetryWindow;
+use super::surroundings::Surroundings;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 use triptych_core::lifetime::ItemSource;

@@ -101,12 +101,16 @@ pub enum RequestEvent {
     /// The answer is complete.
     Answered,
     /// The PD worker's call failed.
-    Broke {
-        /// Its failure.
-        failure: Failure,
-        /// The item that the worker did not find.
-        missing: Option<ItemIdx>,
-    },
+    Broke(BrokenCall),
     /// It is `wake_at`.
     Woken,
+}
+
+/// A call to a PD worker that failed.
+#[derive(Clone, Debug)]
+pub struct BrokenCall {
+    /// Its failure.
+    pub failure: Failure,
+    /// The item that the worker did not find.
+    pub missing: Option<ItemIdx>,
 }

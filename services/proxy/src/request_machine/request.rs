@@ -7,7 +7,7 @@
 //! the next worker goes on from there, unless the client does not want that; then it gets a failure that says so.
 
 use super::action::{LeftItems, RequestAction};
-use super::event::RequestEvent;
+use super::event::{BrokenCall, RequestEvent};
 use super::policy::{ATTEMPTS, LAST_REPORTS, RENEWALS_PER_ITEM, WORKER_WAIT, backoff, item_patience};
 use super::retry_budget::RetryWindow;
 use std::time::{Duration, Instant};
@@ -168,10 +168,8 @@ impl RequestMachine {
                 self.phase = Phase::Settling { until: now + LAST_REPORTS };
                 self.finish_if_settled(&mut actions);
             }
-            RequestEvent::Broke { failure, missing } if self.is_answering() => {
-                self.broke(failure, missing, (budget, now), &mut actions);
-            }
-            RequestEvent::Answered | RequestEvent::Broke { .. } => {}
+            RequestEvent::Broke(call) if self.is_answering() => self.broke(call, budget, now, &mut actions),
+            RequestEvent::Answered | RequestEvent::Broke(_) => {}
             RequestEvent::Woken => self.woken(now, &mut actions),
         }
         actions
@@ -262,11 +260,12 @@ impl RequestMachine {
 
     fn broke(
         &mut self,
-        failure: Failure,
-        missing: Option<ItemIdx>,
-        (budget, now): (&mut RetryWindow, Instant),
+        call: BrokenCall,
+        budget: &mut RetryWindow,
+        now: Instant,
         actions: &mut Vec<RequestAction>,
     ) {
+        let BrokenCall { failure, missing } = call;
         if self.text_out && !self.facts.is_resumable {
             return self.fail(broken_off(failure), None, LeftItems::GoOn, actions);
         }

@@ -4,7 +4,7 @@ use super::{item, made, wanted};
 use crate::request_machine::action::{AttemptId, EncodeAction, RequestAction, SendReason};
 use crate::request_machine::encode::EncodeTarget;
 use crate::request_machine::encodes::{EncodeId, Encodes, Leave};
-use crate::request_machine::event::{ChosenWorker, EncodeEvent, LeaseAnswer, RequestEvent};
+use crate::request_machine::event::{BrokenCall, ChosenWorker, EncodeEvent, LeaseAnswer, RequestEvent};
 use crate::request_machine::output::Origin;
 use crate::request_machine::policy::{ATTEMPTS, EncodePolicy, RENEWALS_PER_ITEM};
 use crate::request_machine::request::{RequestFacts, RequestMachine};
@@ -329,7 +329,7 @@ proptest! {
                 5 if a % 4 == 0 => { is_calling = false; RequestEvent::Answered }
                 5 | 6 => {
                     is_calling = false;
-                    RequestEvent::Broke { failure, missing: (a % 2 == 0).then_some(item) }
+                    RequestEvent::Broke(BrokenCall { failure, missing: (a % 2 == 0).then_some(item) })
                 }
                 _ => { now += Duration::from_millis(ms); RequestEvent::Woken }
             };

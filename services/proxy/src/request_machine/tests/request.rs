@@ -1,7 +1,7 @@
 //! A request's way to its answer, on a hand-moved clock.
 
 use crate::request_machine::action::{LeftItems, RequestAction};
-use crate::request_machine::event::RequestEvent;
+use crate::request_machine::event::{BrokenCall, RequestEvent};
 use crate::request_machine::policy::{ATTEMPTS, LAST_REPORTS, WORKER_WAIT, backoff};
 use crate::request_machine::request::{RequestFacts, RequestMachine};
 use crate::request_machine::retry_budget::{RetryPolicy, RetryWindow};
@@ -72,7 +72,7 @@ impl Driven {
     }
 
     fn broke(&mut self, failure: Failure, missing: Option<u32>) -> &mut Self {
-        self.on(RequestEvent::Broke { failure, missing: missing.map(ItemIdx) })
+        self.on(RequestEvent::Broke(BrokenCall { failure, missing: missing.map(ItemIdx) }))
     }
 
     fn log(&mut self) -> Vec<String> {
@@ -145,7 +145,7 @@ fn a_stream_that_broke_off_goes_on_unless_the_client_does_not_want_that() {
     let mut request = Driven::new(0, false);
     request.worker("a").on(RequestEvent::Wrote { went_out: true });
     let actions = request.machine.on(
-        RequestEvent::Broke { failure: gone(), missing: None },
+        RequestEvent::Broke(BrokenCall { failure: gone(), missing: None }),
         &mut request.budget,
         request.now,
     );
