@@ -3,7 +3,7 @@
     python3 benches/busy.py trace.json                     # from the first span to the end of the last
     python3 benches/busy.py trace.json --from 10 --to 60   # a part of it, in seconds since the first span
 
-A thread is busy while a span is drawn on it: a step of the engine (planning, forward, choosing tokens), a forward of an
+A thread is busy while it runs a span: a step of the engine (planning, forward, choosing tokens), a forward of an
 encoder. One line for each thread, and what its spans are.
 """
 

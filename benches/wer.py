@@ -5,7 +5,7 @@
 
 Sixteen sentences, spoken by two voices of flite, go one by one through a cluster of one encoder and one PD worker. A word
 error is one word put in, left out or changed (Levenshtein), after case and punctuation are gone and small numbers are
-digits. Speech that is made is easy: the figures tell precisions apart, and say nothing of other recordings.
+digits. Speech that is made is easy: the figures compare precisions, and do not transfer to other recordings.
 """
 
 import argparse

@@ -56,7 +56,7 @@ def arguments():
     parser.add_argument("--repeats", type=int, default=2, help="runs inside a process, after one that does not count; the shortest counts")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--isa", choices=list(HELD), help="hold ours, torch and CTranslate2 to this instruction set, and leave "
-                        "out whoever cannot be held; into benches/results/peers-ISA.*")
+                        "out peers that cannot be restricted; into benches/results/peers-ISA.*")
     parser.add_argument("--peers", help="only these, separated by commas; see PEERS in this file")
     parser.add_argument("--tiny-en", metavar="DIR", type=Path, help="the directory of the real Whisper tiny.en")
     parser.add_argument("--vllm", action="store_true", help="vLLM too, for vision models")

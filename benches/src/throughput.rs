@@ -92,7 +92,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What the model itself takes: start, encode, prefill, decode, memory.
+/// Measures the costs of the model: start, encode, prefill, decode, memory.
 fn measure(args: &Args, model: &Model) -> Result<Value> {
     let &Args { threads, precision, isa, .. } = args;
     let config = ComputeConfig { threads, precision, isa, ..ComputeConfig::default() };
@@ -137,7 +137,7 @@ fn preprocess_ms(model: &Model, path: &Path, repeats: usize) -> Result<f64> {
     Ok(took.as_secs_f64() * 1e3)
 }
 
-/// Time since whoever started this process says that it did, as seconds since the epoch in `STARTED_AT`.
+/// Time since the start that the parent process sets, as seconds since the epoch in `STARTED_AT`.
 fn since_start() -> Option<Duration> {
     let started: f64 = std::env::var("STARTED_AT").ok()?.parse().ok()?;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;

@@ -14,7 +14,7 @@ const SAMPLES: [&str; 2] = ["shapes-qwen2-vl", "digits-whisper"];
 fn main() -> io::Result<()> {
     let models = path_from_env("CARGO_MANIFEST_DIR").join("../../tests/models");
     let mut code =
-        String::from("/// Name and files of each sample model.\npub static SAMPLES: &[Sample] = &[\n");
+        String::from("/// Name and files of each sample model.\npub static SAMPLES: &[SampleModel] = &[\n");
     for name in SAMPLES {
         let dir = models.join(name);
         println!("cargo::rerun-if-changed={}", dir.display());
@@ -27,7 +27,7 @@ fn main() -> io::Result<()> {
     fs::write(path_from_env("OUT_DIR").join("samples.rs"), code)
 }
 
-/// What was said in the environment, as an image's build does, or the commit that is checked out; with `+` where files
+/// The commit in the environment, as an image's build sets it, or the one that is checked out; with `+` if files
 /// differ from it. None outside a repository.
 fn commit() -> Option<String> {
     println!("cargo::rerun-if-env-changed=TRIPTYCH_COMMIT");
@@ -55,7 +55,7 @@ fn list(code: &mut String, name: &str, dir: &Path) -> io::Result<()> {
     files.retain(|f| f.is_file());
     files.sort();
     // Writing to a String cannot fail.
-    let _ = writeln!(code, "Sample {{ name: {name:?}, files: &[");
+    let _ = writeln!(code, "SampleModel {{ name: {name:?}, files: &[");
     for file in files {
         let path = file.canonicalize()?;
         let file_name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -1,4 +1,4 @@
-//! What is done to the cluster while it works: one drill after the other, drawn from a seed.
+//! Faults that are injected under load: one drill after the other, drawn from a seed.
 
 use crate::fleet::{ENCODERS, Fleet, PDS};
 use rand::rngs::StdRng;
@@ -7,28 +7,28 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// The kinds, in the order in which they come round: every run of enough drills has each.
+/// Kinds of drills, in round-robin order: a run of enough drills has each.
 const KINDS: [&str; 13] = [
     "kill encoder",
     "kill pd",
     "stop encoder",
-    "part encoder and pd",
+    "partition encoder and pd",
     "restart redis",
     "stop pd",
     "slow s3",
-    "part worker and redis",
+    "partition worker and redis",
     "roll pd",
-    "part proxy and pd",
+    "partition proxy and pd",
     "roll encoder",
     "slow redis",
     "s3 is gone",
 ];
 
-/// Makes trouble until it is dropped or told that the load is over.
+/// A sequence of drills.
 pub struct Drills {
     rng: StdRng,
     next: usize,
-    /// How often each was done.
+    /// Number of drills done, by kind.
     pub done: BTreeMap<&'static str, usize>,
 }
 
@@ -37,16 +37,17 @@ impl Drills {
         Self { rng: StdRng::seed_from_u64(seed), next: 0, done: BTreeMap::new() }
     }
 
-    /// Whether each kind was done.
+    /// True if each kind was done.
     pub fn all_done(&self) -> bool {
         self.done.len() == KINDS.len()
     }
 
-    /// One drill, from trouble to healing.
+    /// One drill: from the fault to its end.
     pub async fn one(&mut self, fleet: &mut Fleet) {
         let kind = KINDS[self.next % KINDS.len()];
         self.next += 1;
-        let (encoder, pd) = (ENCODERS[self.rng.random_range(0..3)], PDS[self.rng.random_range(0..3)]);
+        let encoder = ENCODERS[self.rng.random_range(0..3)];
+        let pd = PDS[self.rng.random_range(0..3)];
         let worker = if self.rng.random_bool(0.5) { encoder } else { pd };
         let proxy = crate::fleet::PROXIES[self.rng.random_range(0..2)];
         let lasts = Duration::from_millis(self.rng.random_range(500..4000));
@@ -77,9 +78,9 @@ impl Drills {
                 sleep(lasts).await;
                 fleet.slow_redis(Duration::ZERO);
             }
-            "part worker and redis" => part(fleet, worker, &fleet.redis_address(), lasts).await,
-            "part proxy and pd" => part(fleet, proxy, &fleet.net.address(pd), lasts).await,
-            _ => part(fleet, pd, &fleet.net.address(encoder), lasts).await,
+            "partition worker and redis" => partition(fleet, worker, &fleet.redis_address(), lasts).await,
+            "partition proxy and pd" => partition(fleet, proxy, &fleet.net.address(pd), lasts).await,
+            _ => partition(fleet, pd, &fleet.net.address(encoder), lasts).await,
         }
         *self.done.entry(kind).or_default() += 1;
         sleep(Duration::from_millis(self.rng.random_range(500..2500))).await;
@@ -92,8 +93,8 @@ async fn stop(fleet: &Fleet, name: &str, lasts: Duration) {
     fleet.signal(name, "CONT");
 }
 
-async fn part(fleet: &Fleet, name: &str, from: &str, lasts: Duration) {
-    fleet.net.part(name, from);
+async fn partition(fleet: &Fleet, name: &str, from: &str, lasts: Duration) {
+    fleet.net.partition(name, from);
     sleep(lasts).await;
-    fleet.net.join(name, from);
+    fleet.net.heal(name, from);
 }

@@ -1,6 +1,6 @@
 //! The cluster under test: two proxies, three encoders, three PD workers, Redis, S3; each a process of its own.
 
-use crate::forward::Forward;
+use crate::link::FaultyLink;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,7 +13,7 @@ use triptych_tests::net::Net;
 use triptych_tests::process::{Process, eventually, signal};
 use triptych_tests::samples::models_dir;
 
-/// Ports that every role answers at, each in its own namespace.
+/// Ports of every role, each in its own namespace.
 const GRPC: u16 = 7000;
 const HTTP: u16 = 8000;
 
@@ -22,8 +22,8 @@ pub const PROXIES: [&str; 2] = ["proxy0", "proxy1"];
 pub const ENCODERS: [&str; 3] = ["enc0", "enc1", "enc2"];
 pub const PDS: [&str; 3] = ["pd0", "pd1", "pd2"];
 
-/// Positions that the model for pictures is told it has: eight times what it was trained with, so that an answer at
-/// length lasts long enough for things to happen in the middle of it.
+/// Context length given to the vision model: eight times that of its training, so that long answers last long enough
+/// for faults in the middle of them.
 const LONG_CONTEXT: u32 = 8192;
 
 /// A running role.
@@ -32,16 +32,16 @@ struct Member {
     process: Process,
 }
 
-/// All of it. Dropped: everything is killed, and the namespaces are gone.
+/// All processes and servers. Drop kills them, and removes the namespaces.
 pub struct Fleet {
     members: Vec<Member>,
     pub redis: RedisServer,
     pub s3: S3Server,
-    redis_link: Forward,
-    s3_link: Forward,
+    redis_link: FaultyLink,
+    s3_link: FaultyLink,
     models: [PathBuf; 2],
     _models: TempDir,
-    // Last: what lives in the namespaces is killed before they go.
+    // Last: processes are killed before their namespaces are removed.
     pub net: Net,
 }
 
@@ -52,9 +52,10 @@ impl Fleet {
         for name in PROXIES.into_iter().chain(ENCODERS).chain(PDS) {
             net.add(name);
         }
-        let (redis, s3) = (RedisServer::start(), S3Server::start());
-        let redis_link = Forward::start(&net.host(2), redis.port()).await;
-        let s3_link = Forward::start(&net.host(3), s3.port()).await;
+        let redis = RedisServer::start();
+        let s3 = S3Server::start();
+        let redis_link = FaultyLink::start(&net.host(2), redis.port()).await;
+        let s3_link = FaultyLink::start(&net.host(3), s3.port()).await;
         let folder = TempDir::new().expect("a folder for temporary files");
         let models = [with_long_context(folder.path()), models_dir().join("digits-whisper")];
         let mut fleet =
@@ -68,7 +69,7 @@ impl Fleet {
         fleet
     }
 
-    /// Addresses that clients use.
+    /// gRPC URL of a proxy.
     pub fn grpc(&self, proxy: &str) -> String {
         format!("http://{}:{GRPC}", self.net.address(proxy))
     }
@@ -77,7 +78,7 @@ impl Fleet {
         format!("http://{}:{HTTP}", self.net.address(name))
     }
 
-    /// What a worker must not reach when it is parted from a store.
+    /// Address of Redis on the bridge, for partitions.
     pub fn redis_address(&self) -> String {
         self.net.host(2)
     }
@@ -86,7 +87,7 @@ impl Fleet {
         self.s3_link.slow(by);
     }
 
-    /// Takes S3 away from everybody, or gives it back.
+    /// Cuts the link to S3, or restores it.
     pub fn cut_s3(&self, is_cut: bool) {
         self.s3_link.cut(is_cut);
     }
@@ -116,13 +117,13 @@ impl Fleet {
         self.replace(name);
     }
 
-    /// Members that ended by themselves, which nobody should.
-    pub fn fallen(&mut self) -> Vec<String> {
-        let fallen = self.members.iter_mut().filter_map(|m| {
+    /// Members that exited unexpectedly, with status and log.
+    pub fn exited_members(&mut self) -> Vec<String> {
+        let exited = self.members.iter_mut().filter_map(|m| {
             let status = m.process.exited()?;
             Some(format!("{} ended with {status}:\n{}", m.name, m.process.log()))
         });
-        fallen.collect()
+        exited.collect()
     }
 
     /// A member's metrics.
@@ -135,7 +136,8 @@ impl Fleet {
     }
 
     pub async fn wait_ready(&self, name: &str) {
-        let (client, url) = (reqwest_client(), format!("{}/readyz", self.http(name)));
+        let client = reqwest_client();
+        let url = format!("{}/readyz", self.http(name));
         eventually("a member is ready", async || {
             client.get(&url).send().await.ok().filter(|r| r.status().is_success())
         })
@@ -144,7 +146,8 @@ impl Fleet {
 
     fn spawn(&mut self, name: &'static str) {
         let address = self.net.address(name);
-        let (grpc, http) = (format!("{address}:{GRPC}"), format!("{address}:{HTTP}"));
+        let grpc = format!("{address}:{GRPC}");
+        let http = format!("{address}:{HTTP}");
         let redis = format!("redis://{}:{}?ttl_s=600", self.net.host(2), self.redis.port());
         let s3 = format!(
             "s3://{}/ec?endpoint=http://{}:{}&allow_http=true",
@@ -173,10 +176,11 @@ impl Fleet {
     }
 }
 
-/// The sample model for pictures, with a longer context.
+/// A copy of the vision sample model with a longer context.
 fn with_long_context(folder: &Path) -> PathBuf {
     const MODEL: &str = "shapes-qwen2-vl";
-    let (sample, ours) = (models_dir().join(MODEL), folder.join(MODEL));
+    let sample = models_dir().join(MODEL);
+    let ours = folder.join(MODEL);
     fs::create_dir(&ours).expect("a folder");
     for entry in fs::read_dir(&sample).expect("the sample model") {
         let entry = entry.expect("the sample model");

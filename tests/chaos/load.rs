@@ -1,4 +1,4 @@
-//! Mixed requests whose right answers are known, and what became of each.
+//! A mixed load with known answers, and the outcome of each request.
 
 use crate::fleet::{Fleet, PROXIES};
 use serde_json::{Value, json};
@@ -7,54 +7,56 @@ use std::time::{Duration, Instant};
 use tonic::transport::Channel;
 use triptych_proto::v1;
 use triptych_proto::v1::triptych_client::TriptychClient;
-use triptych_tests::client::{about_images, about_sound, connect, generate};
+use triptych_tests::client::{about_audio, about_images, connect, generate};
 use triptych_tests::cluster::reqwest_client;
 use triptych_tests::samples::{ask_images, heldout, list};
 
-/// What the cluster gives a request by default, and how much later its end may be here.
-const TIME: Duration = Duration::from_secs(120);
-const LATE: Duration = Duration::from_secs(30);
+/// Default deadline of a request.
+const DEADLINE: Duration = Duration::from_secs(120);
+/// Margin after which its end must have reached the client.
+const MARGIN: Duration = Duration::from_secs(30);
 
-/// Tokens of an answer at length.
-const AT_LENGTH: u32 = 2000;
+/// Tokens of a long answer.
+const LONG_ANSWER_TOKENS: u32 = 2000;
 
 const VISION: &str = "shapes-qwen2-vl";
 const SPEECH: &str = "digits-whisper";
 
-/// A request that is asked again and again.
+/// A request that is repeated throughout the run.
 #[derive(Clone)]
 pub struct Question {
     pub name: String,
     message: v1::GenerateRequest,
-    /// The same over HTTP, for those that can be asked so.
+    /// The same request over HTTP, if it has an HTTP form.
     body: Option<Value>,
 }
 
-/// How a request ended.
+/// Outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum End {
-    /// Right and whole.
-    Right,
-    /// Another text than that of an undisturbed run.
+pub enum RequestEnd {
+    /// Correct and complete.
+    Correct,
+    /// Another text than in an undisturbed run.
     Wrong(String),
-    /// A failure with a class and, where another try makes sense, a pause.
+    /// A failure with a class, and a pause if it is retryable.
     Typed(String),
-    /// Neither: no end in time, or a stream that just stopped.
+    /// No end in time, or a stream that broke off.
     Lost(String),
 }
 
-/// All the questions: pictures, pairs of pictures, sounds, text, with and without luck.
+/// All questions: images, pairs of images, audio clips, text; greedy and sampled.
 pub fn questions() -> Vec<Question> {
     let mut all = Vec::new();
     let text = |line: &Value, key: &str| line[key].as_str().expect("text").to_owned();
     for (i, line) in list("scenes.jsonl").iter().take(16).enumerate() {
-        let (file, question) = (text(line, "file"), text(line, "question"));
-        let picture = heldout(&file);
-        let mut message = about_images(&question, vec![picture.clone()]);
+        let file = text(line, "file");
+        let question = text(line, "question");
+        let image = heldout(&file);
+        let mut message = about_images(&question, vec![image.clone()]);
         message.model = VISION.into();
-        let mut body = ask_images(VISION, &question, &[&picture]);
+        let mut body = ask_images(VISION, &question, &[&image]);
         if i % 3 == 0 {
-            // Drawn by lot, but from a seed: the same on every worker.
+            // Sampled with a seed: the same on every worker.
             message.sampling =
                 Some(v1::Sampling { temperature: Some(0.8), seed: Some(i as u64), ..Default::default() });
             body["temperature"] = json!(0.8);
@@ -63,14 +65,14 @@ pub fn questions() -> Vec<Question> {
         all.push(Question { name: file, message, body: Some(body) });
     }
     for line in list("scenes.jsonl").iter().skip(16).take(4) {
-        // Streams that last, for something to happen in the middle of them.
+        // Long streams, for faults in the middle of them.
         let file = text(line, "file");
         let mut message = about_images(&text(line, "question"), vec![heldout(&file)]);
         message.model = VISION.into();
         message.sampling = Some(v1::Sampling {
             ignore_eos: true,
             temperature: Some(0.0),
-            max_tokens: Some(AT_LENGTH),
+            max_tokens: Some(LONG_ANSWER_TOKENS),
             ..Default::default()
         });
         all.push(Question { name: format!("{file}, at length"), message, body: None });
@@ -84,7 +86,7 @@ pub fn questions() -> Vec<Question> {
     }
     for line in list("digits.jsonl").iter().take(12) {
         let file = text(line, "file");
-        let mut message = about_sound(heldout(&file), v1::SpeechTask::default());
+        let mut message = about_audio(heldout(&file), v1::SpeechTask::default());
         message.model = SPEECH.into();
         all.push(Question { name: file, message, body: None });
     }
@@ -116,11 +118,11 @@ impl Clients {
     }
 
     /// Asks over gRPC; the text or the failure.
-    async fn over_grpc(&self, question: &Question, proxy: usize, n: usize) -> Result<String, End> {
+    async fn over_grpc(&self, question: &Question, proxy: usize, n: usize) -> Result<String, RequestEnd> {
         let mut client = self.grpc[proxy].clone();
         let mut message = question.message.clone();
         if n.is_multiple_of(2) {
-            // Bytes after a picture's end change its key and not what is seen: this one has to be encoded.
+            // Bytes after the end of an image change its key and not its pixels: it has to be encoded.
             for item in message.items.iter_mut().filter(|item| item.modality == v1::Modality::Image as i32) {
                 if let Some(v1::item::Source::Data(data)) = &mut item.source {
                     *data = [&data[..], &n.to_le_bytes()].concat().into();
@@ -128,44 +130,49 @@ impl Clients {
             }
         }
         generate(&mut client, message).await.map(|answer| answer.text).map_err(|status| {
-            let said = format!("{:?}: {}", status.code(), status.message());
-            // The mark of an answer that the cluster gave, as against one of the transport.
-            if status.metadata().contains_key("triptych-class") { End::Typed(said) } else { End::Lost(said) }
+            let text = format!("{:?}: {}", status.code(), status.message());
+            // Failures of the cluster carry a class; those of the transport do not.
+            if status.metadata().contains_key("triptych-class") {
+                RequestEnd::Typed(text)
+            } else {
+                RequestEnd::Lost(text)
+            }
         })
     }
 
     /// Asks over HTTP and reads the stream of events to its end.
-    async fn over_http(&self, body: &Value, proxy: usize) -> Result<String, End> {
+    async fn over_http(&self, body: &Value, proxy: usize) -> Result<String, RequestEnd> {
         let mut body = body.clone();
         body["stream"] = json!(true);
         let asked = self.client.post(format!("{}/v1/chat/completions", self.http[proxy])).json(&body);
-        let lost = |e: reqwest::Error| End::Lost(format!("the connection broke: {e}"));
-        let response = asked.timeout(TIME + LATE).send().await.map_err(lost)?;
+        let lost = |e: reqwest::Error| RequestEnd::Lost(format!("the connection broke: {e}"));
+        let response = asked.timeout(DEADLINE + MARGIN).send().await.map_err(lost)?;
         let status = response.status();
         let text = response.text().await.map_err(lost)?;
         if !status.is_success() {
             let error: Value =
-                serde_json::from_str(&text).map_err(|_| End::Lost(format!("{status}: {text}")))?;
-            return Err(End::Typed(format!("{status}: {}", error["error"]["message"])));
+                serde_json::from_str(&text).map_err(|_| RequestEnd::Lost(format!("{status}: {text}")))?;
+            return Err(RequestEnd::Typed(format!("{status}: {}", error["error"]["message"])));
         }
-        let (mut answer, mut done) = (String::new(), false);
+        let mut answer = String::new();
+        let mut done = false;
         for data in text.lines().filter_map(|line| line.strip_prefix("data: ")) {
             if data == "[DONE]" {
                 done = true;
                 continue;
             }
-            let event: Value =
-                serde_json::from_str(data).map_err(|e| End::Lost(format!("an event is no JSON: {e}")))?;
+            let event: Value = serde_json::from_str(data)
+                .map_err(|e| RequestEnd::Lost(format!("an event is no JSON: {e}")))?;
             if let Some(error) = event["error"]["message"].as_str() {
-                return Err(End::Typed(error.to_owned()));
+                return Err(RequestEnd::Typed(error.to_owned()));
             }
             answer.push_str(event["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
         }
-        if done { Ok(answer) } else { Err(End::Lost("the events just stopped".into())) }
+        if done { Ok(answer) } else { Err(RequestEnd::Lost("the stream broke off".into())) }
     }
 
-    /// Asks question number `n`, over one face or the other.
-    pub async fn ask(&self, question: &Question, n: usize) -> Result<String, End> {
+    /// Sends question number `n` over gRPC or HTTP.
+    pub async fn ask(&self, question: &Question, n: usize) -> Result<String, RequestEnd> {
         let proxy = n % PROXIES.len();
         let work = async {
             match &question.body {
@@ -173,39 +180,40 @@ impl Clients {
                 _ => self.over_grpc(question, proxy, n).await,
             }
         };
-        let ended = tokio::time::timeout(TIME + LATE, work).await;
-        ended.unwrap_or_else(|_| Err(End::Lost("it never ended".into())))
+        let ended = tokio::time::timeout(DEADLINE + MARGIN, work).await;
+        ended.unwrap_or_else(|_| Err(RequestEnd::Lost("it never ended".into())))
     }
 }
 
-/// What became of the load.
+/// Outcomes of the load.
 #[derive(Default)]
-pub struct Tally {
+pub struct LoadStats {
+    /// Requests by outcome.
     pub ends: BTreeMap<&'static str, usize>,
-    /// The first of each kind of failure, with how many there were.
+    /// Typed failures by text.
     pub failures: BTreeMap<String, usize>,
     pub wrong: Vec<String>,
     pub lost: Vec<String>,
     pub latencies: Vec<Duration>,
 }
 
-impl Tally {
-    /// Counts one end.
-    pub fn count(&mut self, question: &str, end: End, started: Instant) {
+impl LoadStats {
+    /// Counts one outcome.
+    pub fn count(&mut self, question: &str, end: RequestEnd, started: Instant) {
         let word = match end {
-            End::Right => {
+            RequestEnd::Correct => {
                 self.latencies.push(started.elapsed());
-                "right"
+                "correct"
             }
-            End::Wrong(text) => {
+            RequestEnd::Wrong(text) => {
                 self.wrong.push(format!("{question}: {text}"));
                 "wrong"
             }
-            End::Typed(what) => {
+            RequestEnd::Typed(what) => {
                 *self.failures.entry(what).or_default() += 1;
                 "typed error"
             }
-            End::Lost(what) => {
+            RequestEnd::Lost(what) => {
                 self.lost.push(format!("{question}: {what}"));
                 "lost"
             }
@@ -217,7 +225,7 @@ impl Tally {
         self.ends.get(word).copied().unwrap_or(0)
     }
 
-    /// The latency that this share of the right answers did not pass.
+    /// Latency percentile of the correct answers; `share` from 0 to 1.
     pub fn percentile(&mut self, share: f64) -> Duration {
         self.latencies.sort();
         let last = self.latencies.len().saturating_sub(1);

@@ -1,42 +1,43 @@
 //! Chaos: a cluster of real processes under a mixed load, while workers are killed, stopped and restarted, Redis is
-//! restarted, S3 is slow, and the network is parted.
+//! restarted, S3 is slow, and the network is partitioned.
 //!
 //! `cargo xtask chaos` runs it with 10 000 requests and writes `benches/results/chaos.md`; CI runs a short one.
 #![forbid(unsafe_code)]
 
 mod drills;
 mod fleet;
-mod forward;
+mod link;
 mod load;
 
 use drills::Drills;
 use fleet::{ENCODERS, Fleet, PDS, PROXIES};
-use load::{Clients, End, Question, Tally, questions};
+use load::{Clients, LoadStats, Question, RequestEnd, questions};
+use parking_lot::Mutex;
 use std::env;
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use triptych_tests::cluster::sum_series;
 use triptych_tests::process::eventually;
 
-/// Requests of a short run, which must meet every kind of drill.
+/// Requests of a short run, which must cover every kind of drill.
 const REQUESTS: usize = 600;
 /// Clients, each with one request at a time.
 const CLIENTS: usize = 6;
-/// A client's pause after a request: the load lasts long enough to meet every drill.
+/// A client's pause after a request, so that the load outlasts the drills.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Most of them that may fail, with a typed error.
-const MAY_FAIL: f64 = 0.02;
+/// Largest share of requests that may end with a typed error.
+const MAX_FAILED_SHARE: f64 = 0.02;
 
 fn setting(name: &str, default: usize) -> usize {
     match env::var(name) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, allowed are whole numbers")),
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, allowed are integers")),
         Err(_) => default,
     }
 }
 
-/// Answers of a quiet cluster.
+/// Answers of the cluster without faults.
 async fn undisturbed(clients: &Clients, questions: &[Question]) -> Vec<String> {
     let mut answers = Vec::new();
     for (i, question) in questions.iter().enumerate() {
@@ -47,33 +48,39 @@ async fn undisturbed(clients: &Clients, questions: &[Question]) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_lost_and_nothing_is_wrong_while_everything_breaks() {
+async fn no_request_is_lost_and_no_answer_is_wrong_under_faults() {
     let n = setting("CHAOS_REQUESTS", REQUESTS);
     let mut fleet = Fleet::start().await;
     let clients = Arc::new(Clients::connect(&fleet).await);
     let questions = Arc::new(questions());
     let expected = Arc::new(undisturbed(&clients, &questions).await);
-    let (tally, next) = (Arc::new(Mutex::new(Tally::default())), Arc::new(AtomicUsize::new(0)));
-    let (started, drilled) = (Instant::now(), Arc::new(AtomicBool::new(false)));
+    let stats = Arc::new(Mutex::new(LoadStats::default()));
+    let next = Arc::new(AtomicUsize::new(0));
+    let drilled = Arc::new(AtomicBool::new(false));
+    let started = Instant::now();
     let workers: Vec<_> = (0..CLIENTS)
         .map(|_| {
-            let (clients, questions, expected) = (clients.clone(), questions.clone(), expected.clone());
-            let (tally, next, drilled) = (tally.clone(), next.clone(), drilled.clone());
+            let clients = clients.clone();
+            let questions = questions.clone();
+            let expected = expected.clone();
+            let stats = stats.clone();
+            let next = next.clone();
+            let drilled = drilled.clone();
             tokio::spawn(async move {
                 loop {
                     let i = next.fetch_add(1, Ordering::Relaxed);
                     if i >= n && drilled.load(Ordering::Relaxed) {
                         return;
                     }
-                    // In an order that meets every question with every face and proxy.
-                    let place = (i * 7 + i / questions.len()) % questions.len();
+                    // In an order that sends every question over each API and proxy.
+                    let idx = (i * 7 + i / questions.len()) % questions.len();
                     let asked = Instant::now();
-                    let end = match clients.ask(&questions[place], i).await {
-                        Ok(text) if text == expected[place] => End::Right,
-                        Ok(text) => End::Wrong(format!("{text:?}, right is {:?}", expected[place])),
+                    let end = match clients.ask(&questions[idx], i).await {
+                        Ok(text) if text == expected[idx] => RequestEnd::Correct,
+                        Ok(text) => RequestEnd::Wrong(format!("{text:?}, expected is {:?}", expected[idx])),
                         Err(end) => end,
                     };
-                    locked(&tally).count(&questions[place].name, end, asked);
+                    stats.lock().count(&questions[idx].name, end, asked);
                     tokio::time::sleep(PAUSE).await;
                 }
             })
@@ -88,27 +95,23 @@ async fn nothing_is_lost_and_nothing_is_wrong_while_everything_breaks() {
         worker.await.expect("a client does not panic");
     }
     settle(&fleet).await;
-    let fallen = fleet.fallen();
-    let mut tally = std::mem::take(&mut *locked(&tally));
-    let n = tally.ends.values().sum();
-    let report = report(n, &mut tally, &drills, started.elapsed(), &books(&fleet).await);
+    let exited = fleet.exited_members();
+    let mut stats = std::mem::take(&mut *stats.lock());
+    let n = stats.ends.values().sum();
+    let report = report(n, &mut stats, &drills, started.elapsed(), &metric_sums(&fleet).await);
     println!("{report}");
     if let Ok(path) = env::var("CHAOS_REPORT") {
         std::fs::write(&path, &report).unwrap_or_else(|e| panic!("{path}: {e}"));
     }
-    assert!(fallen.is_empty(), "{}", fallen.join("\n"));
-    assert!(tally.lost.is_empty(), "lost: {:#?}", tally.lost);
-    assert!(tally.wrong.is_empty(), "wrong: {:#?}", tally.wrong);
-    assert_eq!(tally.n("right") + tally.n("typed error"), n);
-    assert!(drills.all_done(), "every kind of trouble was met");
-    assert!((tally.n("typed error") as f64) <= MAY_FAIL * n as f64, "failed: {:#?}", tally.failures);
+    assert!(exited.is_empty(), "{}", exited.join("\n"));
+    assert!(stats.lost.is_empty(), "lost: {:#?}", stats.lost);
+    assert!(stats.wrong.is_empty(), "wrong: {:#?}", stats.wrong);
+    assert_eq!(stats.n("correct") + stats.n("typed error"), n);
+    assert!(drills.all_done(), "every kind of drill was done");
+    assert!((stats.n("typed error") as f64) <= MAX_FAILED_SHARE * n as f64, "failed: {:#?}", stats.failures);
 }
 
-fn locked(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
-    tally.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Waits until nothing is under way anywhere: what was accepted has ended.
+/// Waits until no request runs on any member.
 async fn settle(fleet: &Fleet) {
     for name in PROXIES.into_iter().chain(ENCODERS).chain(PDS) {
         fleet.wait_ready(name).await;
@@ -120,9 +123,9 @@ async fn settle(fleet: &Fleet) {
     }
 }
 
-/// Sums of metrics over the members of a role that lived to the end.
-async fn books(fleet: &Fleet) -> Vec<(String, f64)> {
-    let mut books = Vec::new();
+/// Sums of metrics over the members of a role that are alive at the end.
+async fn metric_sums(fleet: &Fleet) -> Vec<(String, f64)> {
+    let mut sums = Vec::new();
     for (members, names) in [
         (&PROXIES[..], &["triptych_item_source_total", "triptych_resumed_streams_total"][..]),
         (&ENCODERS[..], &["triptych_encodes_total"][..]),
@@ -133,34 +136,45 @@ async fn books(fleet: &Fleet) -> Vec<(String, f64)> {
             for member in members {
                 sum += sum_series(&fleet.metrics(member).await, name);
             }
-            books.push(((*name).to_owned(), sum));
+            sums.push(((*name).to_owned(), sum));
         }
     }
-    books
+    sums
 }
 
-fn report(n: usize, tally: &mut Tally, drills: &Drills, took: Duration, books: &[(String, f64)]) -> String {
+fn report(
+    n: usize,
+    stats: &mut LoadStats,
+    drills: &Drills,
+    took: Duration,
+    sums: &[(String, f64)],
+) -> String {
     let mut text = String::new();
     let share = |k: usize| 100.0 * k as f64 / n as f64;
     let seconds = |time: Duration| time.as_secs_f64();
     // Writing to a string cannot fail.
     let _ = writeln!(text, "{n} requests in {:.0} s, {CLIENTS} clients.\n", seconds(took));
     let _ = writeln!(text, "| end | requests | share |\n|---|---|---|");
-    for word in ["right", "typed error", "wrong", "lost"] {
-        let _ = writeln!(text, "| {word} | {} | {:.2} % |", tally.n(word), share(tally.n(word)));
+    for word in ["correct", "typed error", "wrong", "lost"] {
+        let _ = writeln!(text, "| {word} | {} | {:.2} % |", stats.n(word), share(stats.n(word)));
     }
-    let (p50, p99) = (tally.percentile(0.5), tally.percentile(0.99));
-    let _ =
-        writeln!(text, "\nLatency of right answers: p50 {:.2} s, p99 {:.2} s.\n", seconds(p50), seconds(p99));
+    let p50 = stats.percentile(0.5);
+    let p99 = stats.percentile(0.99);
+    let _ = writeln!(
+        text,
+        "\nLatency of correct answers: p50 {:.2} s, p99 {:.2} s.\n",
+        seconds(p50),
+        seconds(p99)
+    );
     let _ = writeln!(text, "| drill | times |\n|---|---|");
     for (kind, times) in &drills.done {
         let _ = writeln!(text, "| {kind} | {times} |");
     }
     let _ = writeln!(text, "\n| metric, of processes alive at the end | sum |\n|---|---|");
-    for (name, sum) in books {
+    for (name, sum) in sums {
         let _ = writeln!(text, "| {name} | {sum} |");
     }
-    for (what, times) in &tally.failures {
+    for (what, times) in &stats.failures {
         let _ = writeln!(text, "\n{times} × {what}");
     }
     text

@@ -1,4 +1,4 @@
-//! Whom every container trusts, as those of the image trust the world's authorities; and a server with its certificate.
+//! The certificate authority that the containers trust, and an HTTPS server with one of its certificates.
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::PrivatePkcs8KeyDer;
@@ -26,12 +26,12 @@ fn issue(name: &str) -> (rcgen::Certificate, KeyPair) {
     (params.signed_by(&key, authority()).expect("a certificate"), key)
 }
 
-/// Its certificate.
+/// The authority's certificate in PEM.
 pub fn root_pem() -> String {
     authority().pem()
 }
 
-/// What `deploy/compose/tls.yaml` wants in a folder.
+/// Writes the certificate files that `deploy/compose/tls.yaml` mounts.
 pub fn write_part(folder: &Path, name: &str) {
     let (part, key) = issue(name);
     for (file, text) in [("ca.pem", root_pem()), ("part.pem", part.pem()), ("part.key", key.serialize_pem())]
@@ -40,7 +40,7 @@ pub fn write_part(folder: &Path, name: &str) {
     }
 }
 
-/// Serves one body over HTTPS under a name, on a free port, until somebody has had it whole.
+/// Serves one body over HTTPS under a name, on a free port, until it was sent once.
 pub fn serve_once(name: &str, body: Vec<u8>) -> u16 {
     let (certificate, key) = issue(name);
     let key = PrivatePkcs8KeyDer::from(key.serialize_der()).into();
@@ -66,7 +66,8 @@ pub fn serve_once(name: &str, body: Vec<u8>) -> u16 {
 fn answer(config: &Arc<ServerConfig>, stream: TcpStream, body: &[u8]) -> std::io::Result<()> {
     let connection = ServerConnection::new(Arc::clone(config)).map_err(std::io::Error::other)?;
     let mut stream = StreamOwned::new(connection, stream);
-    let (mut head, mut byte) = (Vec::new(), [0]);
+    let mut head = Vec::new();
+    let mut byte = [0];
     while !head.ends_with(b"\r\n\r\n") {
         stream.read_exact(&mut byte)?;
         head.push(byte[0]);

@@ -1,5 +1,5 @@
-//! The chart, rendered with every file of values in its `ci/`, and read by those it is for: helm, Kubernetes' schemas, the
-//! definitions of the custom kinds.
+//! The chart, rendered with every values file in its `ci/`, and checked by helm, Kubernetes' schemas, and the definitions
+//! of the custom kinds.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -9,21 +9,21 @@ use std::process::Command;
 use std::sync::OnceLock;
 use triptych_tests::tools::{passed, root, tool};
 
-/// The oldest version that the chart allows, and the newest that is known.
+/// Kubernetes versions: the oldest that the chart allows, and the newest.
 const KUBERNETES: &str = "1.30,1.37";
-/// Kinds that not every cluster knows.
+/// API versions of custom kinds.
 const CUSTOM: [&str; 3] = ["monitoring.coreos.com/v1", "cert-manager.io/v1", "keda.sh/v1alpha1"];
-/// The namespace that everything is rendered for.
+/// Namespace of the rendering.
 pub const NAMESPACE: &str = "ai";
-/// The release's name.
+/// Name of the release.
 pub const RELEASE: &str = "r";
 
-/// The chart.
+/// Folder of the chart.
 pub fn chart() -> PathBuf {
     root().join("deploy/helm/triptych")
 }
 
-/// The files of values, by name.
+/// Values files, by name.
 pub fn values() -> BTreeMap<String, PathBuf> {
     let files = fs::read_dir(chart().join("ci")).expect("the chart has values to try").flatten();
     let named = files.map(|f| f.path()).filter_map(|path| {
@@ -33,7 +33,7 @@ pub fn values() -> BTreeMap<String, PathBuf> {
     named.collect()
 }
 
-/// `helm template`, for a cluster that knows the custom kinds or for one that does not.
+/// `helm template`, for a cluster with or without the custom kinds.
 pub fn template(values: Option<&Path>, knows_custom: bool) -> Command {
     let mut helm = tool("helm");
     helm.args(["template", RELEASE]).arg(chart()).args(["--namespace", NAMESPACE]);
@@ -46,7 +46,7 @@ pub fn template(values: Option<&Path>, knows_custom: bool) -> Command {
     helm
 }
 
-/// Every rendering with its documents, all of them judged. `default` is without any values.
+/// Documents of every rendering, validated. `default` is without values.
 pub fn rendered() -> &'static BTreeMap<String, Vec<Value>> {
     static RENDERED: OnceLock<BTreeMap<String, Vec<Value>>> = OnceLock::new();
     RENDERED.get_or_init(|| {
@@ -58,15 +58,15 @@ pub fn rendered() -> &'static BTreeMap<String, Vec<Value>> {
         };
         let mut files = vec![render("default", None, false)];
         files.extend(values().iter().map(|(name, path)| render(name, Some(path), true)));
-        let judged = judged(&files);
+        let validated = validated(&files);
         let name = |file: &PathBuf| file.file_name().expect("a name").to_string_lossy().into_owned();
-        let documents = |file: &PathBuf| judged[file.to_str().expect("UTF-8")].as_array().cloned();
+        let documents = |file: &PathBuf| validated[file.to_str().expect("UTF-8")].as_array().cloned();
         files.iter().map(|file| (name(file), documents(file).expect("a list of documents"))).collect()
     })
 }
 
-/// What the files say, if nobody finds anything wrong with them.
-fn judged(files: &[PathBuf]) -> Value {
+/// Validates the files, and parses their documents.
+fn validated(files: &[PathBuf]) -> Value {
     let mut python = Command::new("python3");
     python.arg(root().join("tests/deploy/kubernetes.py")).arg(KUBERNETES).args(files);
     let text = passed(python.env("PYTHONPATH", root().join(".cache/tools/python")));
@@ -78,7 +78,7 @@ pub fn of_kind<'a>(documents: &'a [Value], kind: &'a str) -> impl Iterator<Item 
     documents.iter().filter(move |d| d["kind"] == kind)
 }
 
-/// The text at a place that has one.
+/// The string at a JSON pointer.
 pub fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
     value
         .pointer(pointer)
@@ -87,7 +87,7 @@ pub fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
 }
 
 #[test]
-fn helm_has_nothing_to_say_about_any_values() {
+fn helm_lint_passes_for_all_values() {
     for path in std::iter::once(None).chain(values().into_values().map(Some)) {
         let mut helm = tool("helm");
         helm.args(["lint", "--strict", "--quiet"]).arg(chart());
@@ -96,7 +96,7 @@ fn helm_has_nothing_to_say_about_any_values() {
 }
 
 #[test]
-fn manifests_are_what_kubernetes_and_the_custom_kinds_take() {
+fn manifests_match_the_schemas_of_kubernetes_and_the_custom_kinds() {
     let kinds = |name: &str| rendered()[name].iter().map(|d| text(d, "/kind")).collect::<Vec<_>>();
     for (name, kind) in [
         ("default", "Deployment"),
@@ -114,12 +114,12 @@ fn manifests_are_what_kubernetes_and_the_custom_kinds_take() {
     assert_eq!(
         rendered()["default"].iter().filter(custom).count(),
         0,
-        "nothing that the cluster does not know"
+        "no custom kinds without their definitions"
     );
 }
 
 #[test]
-fn names_are_there_once_and_everything_is_in_the_release_s_namespace() {
+fn names_are_unique_and_everything_is_in_the_release_s_namespace() {
     for (name, documents) in rendered() {
         let mut seen = Vec::new();
         for document in documents {

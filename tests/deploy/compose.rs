@@ -1,37 +1,37 @@
-//! `deploy/compose.yaml` as `docker-compose` understands it.
+//! `deploy/compose.yaml`, resolved by `docker-compose`.
 
 use serde_json::Value;
 use triptych_tests::tools::{passed, tool};
 
-/// A file, and what is given beside it.
+/// Settings that are combined with the compose file.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Given {
-    /// Of `deploy/compose/`: a file of variables.
+pub struct ComposeInput {
+    /// File of variables in `deploy/compose/`.
     pub env_file: Option<&'static str>,
-    /// Of `deploy/compose/`: a second file of services.
+    /// Second file of services in `deploy/compose/`.
     pub over: Option<&'static str>,
-    /// Variables.
+    /// Environment variables.
     pub variables: &'static [(&'static str, &'static str)],
 }
 
-/// The combinations that the repository offers.
-pub const OFFERED: [Given; 4] = [
-    Given { env_file: None, over: None, variables: &[] },
-    Given { env_file: Some("small.env"), over: None, variables: &[] },
-    Given { env_file: Some("full.env"), over: None, variables: &[] },
-    Given { env_file: Some("full.env"), over: Some("tls.yaml"), variables: &[("TLS_DIR", "/tls")] },
+/// Combinations that the documentation offers.
+pub const OFFERED: [ComposeInput; 4] = [
+    ComposeInput { env_file: None, over: None, variables: &[] },
+    ComposeInput { env_file: Some("small.env"), over: None, variables: &[] },
+    ComposeInput { env_file: Some("full.env"), over: None, variables: &[] },
+    ComposeInput { env_file: Some("full.env"), over: Some("tls.yaml"), variables: &[("TLS_DIR", "/tls")] },
 ];
 
-/// What `docker-compose config` makes of it.
-pub fn config(given: Given) -> Value {
+/// The output of `docker-compose config`.
+pub fn config(input: ComposeInput) -> Value {
     let mut compose = tool("docker-compose");
-    // What is set where the tests run must not matter.
-    compose.env_clear().env("HOME", "/nonexistent").envs(given.variables.iter().copied());
+    // The environment of the tests must not matter.
+    compose.env_clear().env("HOME", "/nonexistent").envs(input.variables.iter().copied());
     compose.args(["-f", "deploy/compose.yaml"]);
-    if let Some(file) = given.over {
+    if let Some(file) = input.over {
         compose.arg("-f").arg(format!("deploy/compose/{file}"));
     }
-    if let Some(file) = given.env_file {
+    if let Some(file) = input.env_file {
         compose.arg("--env-file").arg(format!("deploy/compose/{file}"));
     }
     let json = passed(compose.args(["config", "--format", "json"]));
@@ -43,24 +43,24 @@ pub fn services(config: &Value) -> impl Iterator<Item = (&str, &Value)> {
     config["services"].as_object().expect("services").iter().map(|(name, service)| (name.as_str(), service))
 }
 
-/// Those that run the product.
+/// Services that run the product.
 pub fn roles(config: &Value) -> impl Iterator<Item = (&str, &Value)> {
     services(config).filter(|(_, service)| text(&service["image"]).starts_with("triptych:"))
 }
 
-/// A text.
+/// The string of a value.
 pub fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
 }
 
-/// A list of texts.
+/// The strings of a list.
 pub fn texts(value: &Value) -> Vec<String> {
     value.as_array().into_iter().flatten().map(|v| text(v).to_owned()).collect()
 }
 
-/// The variables that a container of the service has.
+/// Environment variables of a service's container.
 pub fn variables(service: &Value) -> Vec<(String, String)> {
     let all = service["environment"].as_object().into_iter().flatten();
-    // `null`: named, and not set.
+    // `null`: declared without a value.
     all.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
 }

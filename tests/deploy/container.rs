@@ -1,5 +1,5 @@
-//! A container without a container runtime: what the Dockerfile leaves on an empty root, mounts of its own, a user without
-//! a name, nothing writable that was not asked for, and no way to more rights.
+//! A container without a container runtime: the files of the image on an empty root, its own mounts, a user without a
+//! name, a read-only root, and no new privileges.
 
 use crate::authority::root_pem;
 use std::fs::{self, Permissions};
@@ -9,9 +9,9 @@ use std::process::Command;
 use tempfile::TempDir;
 use triptych_tests::tools::root;
 
-/// Folders that the Dockerfile makes, and those that every runtime has.
+/// Folders of the image, and those that every runtime adds.
 const FOLDERS: [&str; 8] = ["etc/ssl/certs", "tmp", "models", "ec", "var/lib/triptych", "proc", "dev", "tls"];
-/// Where the shells of this machine are, and where Docker says they would be.
+/// The search path, which is Docker's default.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Arguments: the root, the user, the binary; then source, target and `ro` or `rw` of each mount; `--`; the command.
@@ -36,21 +36,21 @@ mount -o remount,bind,ro "$root"
 exec setpriv --no-new-privs chroot --userspec="$user" "$root" "$@"
 "#;
 
-/// A mount from this machine.
+/// A bind mount of the host.
 #[derive(Clone, Debug)]
 pub struct Mount {
-    /// Here.
+    /// Path on the host.
     pub source: PathBuf,
-    /// There.
+    /// Path in the container.
     pub target: String,
     /// `ro` or `rw`.
     pub mode: &'static str,
 }
 
-/// A container that commands can be run in, any number of them. Dropped: its root is gone.
+/// A container in which commands can run. Drop removes its root.
 pub struct Container {
     dir: TempDir,
-    /// Its network; `None`: this machine's.
+    /// Network namespace; `None`: the host's.
     pub namespace: Option<String>,
     pub user: String,
     pub mounts: Vec<Mount>,
@@ -69,34 +69,34 @@ impl Container {
     /// An empty root with the binary, the Dockerfile's variables, and a name server.
     pub fn new(name_server: &str) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
-        // The user of the container looks in from here.
+        // The container's user has to read it.
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("own folder");
         for folder in FOLDERS {
             fs::create_dir_all(dir.path().join(folder)).expect("own folder");
         }
         let file = |name: &str, text: &str| fs::write(dir.path().join(name), text).expect("own folder");
-        // What is mounted over.
+        // Targets of mounts.
         for name in ["triptych", "dev/null", "dev/random", "dev/urandom"] {
             file(name, "");
         }
-        // As in Kubernetes: a name is tried with endings first.
+        // As in Kubernetes: search domains are tried first.
         file(
             "etc/resolv.conf",
             &format!("nameserver {name_server}\nsearch svc.in.dns in.dns\noptions ndots:5\n"),
         );
-        // Clients of stores do not start without roots, even where they speak plain HTTP.
+        // Clients of stores do not start without root certificates, even for plain HTTP.
         file("etc/ssl/certs/ca-certificates.crt", &root_pem());
         file("etc/hosts", "127.0.0.1 localhost\n::1 localhost\n");
         let user = "65532:65532".to_owned();
         Self { dir, namespace: None, user, mounts: Vec::new(), variables: image_variables() }
     }
 
-    /// A file of its root, as the runtime or the image would put it there.
+    /// Writes a file of its root, as the runtime or the image would.
     pub fn put(&self, name: &str, text: &str) {
         fs::write(self.dir.path().join(name), text).expect("own folder");
     }
 
-    /// A command in it.
+    /// A command that runs in the container.
     pub fn command(&self, words: &[String]) -> Command {
         let mut command = match &self.namespace {
             Some(namespace) => {
@@ -119,14 +119,14 @@ impl Container {
         command
     }
 
-    /// The binary with arguments, in it.
+    /// The product's binary with arguments, in the container.
     pub fn triptych(&self, args: &[&str]) -> Command {
         let words: Vec<String> = ["/triptych"].iter().chain(args).map(|&word| word.to_owned()).collect();
         self.command(&words)
     }
 }
 
-/// What `ENV` of the Dockerfile's last stage sets.
+/// Variables of `ENV` in the Dockerfile's last stage.
 pub fn image_variables() -> Vec<(String, String)> {
     let text = fs::read_to_string(root().join("deploy/Dockerfile")).expect("a Dockerfile");
     let last = text.rsplit("\nFROM ").next().expect("a stage").replace("\\\n", " ");

@@ -1,50 +1,51 @@
-//! Docker's name server, as much of it as is needed: every address of every container of a service, over UDP.
+//! A minimal name server like Docker's: all addresses of a service's containers, over UDP.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
 const PORT: u16 = 53;
-/// Between two looks at whether anybody needs the server.
-const IDLE: Duration = Duration::from_millis(200);
+/// Interval between two checks whether the server is still in use.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const HEADER_BYTES: usize = 12;
 const TYPE_A: [u8; 2] = [0, 1];
 
 type Names = Mutex<BTreeMap<String, Vec<Ipv4Addr>>>;
 
-/// Answers until it is dropped.
+/// A running server. Drop stops it.
 pub struct Dns {
     names: Arc<Names>,
 }
 
 impl Dns {
-    /// At port 53 of an address of this machine.
+    /// Listens on port 53 of a local address.
     pub fn start(address: &str) -> Self {
         let socket =
             UdpSocket::bind((address, PORT)).expect("port 53 of this address is free, and this is root");
-        socket.set_read_timeout(Some(IDLE)).expect("a time");
+        socket.set_read_timeout(Some(POLL_INTERVAL)).expect("a time");
         let names = Arc::default();
         let known = Arc::downgrade(&names);
         thread::spawn(move || serve(&socket, &known));
         Self { names }
     }
 
-    /// From now on the name has this address too.
+    /// Adds an address to a name.
     pub fn add(&self, name: &str, address: &str) {
         let address = address.parse().expect("an address");
         self.locked(|names| names.entry(name.to_owned()).or_default().push(address));
     }
 
-    /// And from now on it has not.
+    /// Removes an address from a name.
     pub fn remove(&self, name: &str, address: &str) {
         let address: Ipv4Addr = address.parse().expect("an address");
         self.locked(|names| names.entry(name.to_owned()).or_default().retain(|a| *a != address));
     }
 
     fn locked(&self, change: impl FnOnce(&mut BTreeMap<String, Vec<Ipv4Addr>>)) {
-        change(&mut self.names.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.names.lock());
     }
 }
 
@@ -52,9 +53,9 @@ fn serve(socket: &UdpSocket, known: &Weak<Names>) {
     let mut packet = [0; 512];
     while let Some(names) = known.upgrade() {
         if let Ok((n, from)) = socket.recv_from(&mut packet) {
-            let names = names.lock().unwrap_or_else(PoisonError::into_inner);
+            let names = names.lock();
             if let Some(answer) = answer(&packet[..n], &names) {
-                // Whoever is gone asks no more.
+                // A client that is gone needs no answer.
                 let _ = socket.send_to(&answer, from);
             }
         }
@@ -63,7 +64,8 @@ fn serve(socket: &UdpSocket, known: &Weak<Names>) {
 
 /// The answer to a packet with one question (RFC 1035, section 4).
 fn answer(packet: &[u8], names: &BTreeMap<String, Vec<Ipv4Addr>>) -> Option<Vec<u8>> {
-    let (mut name, mut at) = (String::new(), HEADER_BYTES);
+    let mut name = String::new();
+    let mut at = HEADER_BYTES;
     loop {
         let length = usize::from(*packet.get(at)?);
         at += 1;
@@ -82,14 +84,14 @@ fn answer(packet: &[u8], names: &BTreeMap<String, Vec<Ipv4Addr>>) -> Option<Vec<
     let addresses: &[Ipv4Addr] = found.filter(|_| asks_a).map_or(&[], Vec::as_slice);
     let code = if found.is_some() { 0 } else { 3 };
     let n = u16::try_from(addresses.len()).ok()?;
-    // The same id; an answer, with recursion; one question, so many answers.
+    // The same id; flags of an answer with recursion; one question; the number of answers.
     let mut out = packet.get(..2)?.to_vec();
     out.extend([0x81, 0x80 | code, 0, 1]);
     out.extend(n.to_be_bytes());
     out.extend([0; 4]);
     out.extend(question);
     for address in addresses {
-        // The question's name; type A, class IN; good for no time at all; four bytes.
+        // Pointer to the question's name; type A, class IN; TTL 0; four bytes.
         out.extend([0xc0, HEADER_BYTES as u8, 0, 1, 0, 1, 0, 0, 0, 0, 0, 4]);
         out.extend(address.octets());
     }

@@ -1,4 +1,4 @@
-//! Files that other programs read, read by those programs; and what a container may, which none of them judges.
+//! Files of other programs, checked by those programs; and the privileges of containers.
 
 use crate::compose::{OFFERED, config, roles, services, text, texts};
 use serde_json::Value;
@@ -18,9 +18,9 @@ fn dockerfiles_pass_hadolint() {
 }
 
 #[test]
-fn prometheus_can_use_its_configuration_and_its_rules() {
+fn prometheus_accepts_its_configuration_and_rules() {
     let dir = tempfile::tempdir().expect("a folder");
-    // Rules lie beside it in the repository, and elsewhere in the container.
+    // Rules are next to it in the repository, and elsewhere in the container.
     let rules = root().join("deploy/prometheus");
     let text = read("compose/prometheus.yml");
     assert!(text.contains("/etc/prometheus/rules/"));
@@ -31,9 +31,9 @@ fn prometheus_can_use_its_configuration_and_its_rules() {
 }
 
 #[test]
-fn files_that_containers_mount_are_there() {
-    for given in OFFERED {
-        for (name, service) in services(&config(given)) {
+fn mounted_files_exist() {
+    for input in OFFERED {
+        for (name, service) in services(&config(input)) {
             let binds = service["volumes"].as_array().into_iter().flatten().filter(|v| v["type"] == "bind");
             for bind in binds.filter(|v| v["target"] != "/tls") {
                 let source = text(&bind["source"]);
@@ -45,10 +45,10 @@ fn files_that_containers_mount_are_there() {
 }
 
 #[test]
-fn prometheus_asks_every_role_where_it_answers() {
+fn prometheus_scrapes_every_role() {
     let scraped = read("compose/prometheus.yml");
-    for given in OFFERED {
-        for (name, role) in roles(&config(given)) {
+    for input in OFFERED {
+        for (name, role) in roles(&config(input)) {
             assert_eq!(role["environment"]["TRIPTYCH_ADMIN"], "0.0.0.0:9090");
             let names = scraped.lines().find_map(|l| l.trim().strip_prefix("- names: [")).expect("names");
             assert!(names.trim_end_matches(']').split(", ").any(|n| n == name), "{name} is scraped");
@@ -58,9 +58,9 @@ fn prometheus_asks_every_role_where_it_answers() {
 }
 
 #[test]
-fn containers_may_do_no_more_than_they_need() {
-    for given in OFFERED {
-        let config = config(given);
+fn containers_have_minimal_privileges() {
+    for input in OFFERED {
+        let config = config(input);
         for (name, service) in services(&config) {
             let has = |key: &str, value: &str| texts(&service[key]).iter().any(|v| v == value);
             assert!(has("cap_drop", "ALL"), "{name}");
@@ -80,11 +80,14 @@ fn containers_may_do_no_more_than_they_need() {
             assert_eq!(role["read_only"], true, "{name}");
             assert!(
                 image.contains(&format!("\nUSER {}\n", text(&role["user"]))),
-                "{name} runs as the image says"
+                "{name} has the user of the image"
             );
             let test = &texts(&role["healthcheck"]["test"])[1..];
             let test = Value::from(test).to_string().replace(',', ", ");
-            assert!(image.contains(&format!("CMD {test}\n")), "{name} is asked as the image says: {test}");
+            assert!(
+                image.contains(&format!("CMD {test}\n")),
+                "{name} has the healthcheck of the image: {test}"
+            );
         }
     }
 }
@@ -95,14 +98,14 @@ fn last_stage(file: &str) -> String {
 }
 
 #[test]
-fn images_say_the_same_of_themselves() {
-    let said = |file: &str| {
+fn both_images_have_the_same_metadata() {
+    let metadata = |file: &str| {
         let stage = last_stage(file);
         let from = stage.find("\nEXPOSE").expect("ports");
         let lines = stage[from..].lines().filter(|line| !line.starts_with('#'));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
-    assert_eq!(said("Dockerfile"), said("Dockerfile.cuda"));
+    assert_eq!(metadata("Dockerfile"), metadata("Dockerfile.cuda"));
     assert!(last_stage("Dockerfile").starts_with("scratch\n"));
     let version = format!("ARG VERSION={}\n", env!("CARGO_PKG_VERSION"));
     assert!(last_stage("Dockerfile").contains(&version) && last_stage("Dockerfile.cuda").contains(&version));
@@ -111,7 +114,7 @@ fn images_say_the_same_of_themselves() {
 }
 
 #[test]
-fn what_docker_sends_to_a_build_is_the_whole_workspace_and_no_more() {
+fn the_build_context_is_the_whole_workspace_and_no_more() {
     let rules = fs::read_to_string(root().join(".dockerignore")).expect("a file");
     let listed = passed(Command::new("git").arg("ls-files").current_dir(root()));
     let sent: Vec<_> = listed.lines().filter(|path| is_sent(&rules, path)).collect();
@@ -130,7 +133,7 @@ fn what_docker_sends_to_a_build_is_the_whole_workspace_and_no_more() {
         fs::copy(root().join(path), to).unwrap_or_else(|e| panic!("{path}: {e}"));
     }
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    // For the platform of the tests, whose packages are all here; those of the others need not be.
+    // For the host's platform, whose packages are present; those of other platforms may be missing.
     let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let mut metadata = Command::new(cargo);
     metadata.args([
@@ -145,7 +148,7 @@ fn what_docker_sends_to_a_build_is_the_whole_workspace_and_no_more() {
     passed(metadata.current_dir(dir.path()));
 }
 
-/// Docker's rules, as far as ours use them: the last that matches a path or a folder of it decides.
+/// Docker's ignore rules, as far as they are used: the last that matches a path or its folder decides.
 fn is_sent(rules: &str, path: &str) -> bool {
     let below =
         |folder: &str| path == folder || path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'));

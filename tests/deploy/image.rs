@@ -1,4 +1,4 @@
-//! The static binary where the image has nothing else: on an empty root, as a user without a name.
+//! The static binary as in the image: on an empty root, as a user without a name.
 
 use crate::authority::serve_once;
 use crate::container::{Container, static_binary};
@@ -11,18 +11,20 @@ use triptych_tests::process::{Process, eventually, free_port, signal};
 use triptych_tests::samples::{heldout, list};
 use triptych_tests::tools::passed;
 
-/// Of the loopback network, and nobody's.
+/// Address of the name server, on the loopback network.
 const NAME_SERVER: &str = "127.213.5.3";
 
 #[test]
 fn the_binary_needs_no_other_file() {
-    // ELF-64: program headers at the offset of byte 32, so many of so many bytes; type 3 is an interpreter.
+    // ELF-64: offset, size and number of program headers are at bytes 32, 54 and 56; type 3 is an interpreter.
     let elf = fs::read(static_binary()).expect("the binary");
     let number = |at: usize, n: usize| {
         elf[at..at + n].iter().rev().fold(0_usize, |sum, byte| sum << 8 | usize::from(*byte))
     };
     assert_eq!(&elf[..5], b"\x7fELF\x02");
-    let (first, size, n) = (number(32, 8), number(54, 2), number(56, 2));
+    let first = number(32, 8);
+    let size = number(54, 2);
+    let n = number(56, 2);
     let kinds: Vec<_> = (0..n).map(|i| number(first + i * size, 4)).collect();
     assert!(!kinds.is_empty() && !kinds.contains(&3), "an interpreter, so it is not static: {kinds:?}");
 }
@@ -32,16 +34,17 @@ async fn a_cluster_on_an_empty_root_answers_and_finds_names() {
     let dns = Dns::start(NAME_SERVER);
     dns.add("cluster.in.dns", "127.0.0.1");
     let container = Container::new(NAME_SERVER);
-    container.put("etc/hosts", "127.0.0.1 localhost cluster.in.file pictures.in.file\n");
+    container.put("etc/hosts", "127.0.0.1 localhost cluster.in.file images.in.file\n");
     let version = passed(&mut container.triptych(&["--version"]));
     let expect = format!("triptych {}", env!("CARGO_PKG_VERSION"));
     assert!(version.starts_with(&expect), "{version:?} is not of {expect:?}");
-    let (http, grpc) = (free_port(), free_port());
-    let (at_http, at_grpc) = (format!("0.0.0.0:{http}"), format!("127.0.0.1:{grpc}"));
-    let allowed = ["--fetch-allow", "pictures.in.file"];
-    let faces = ["up", "--http", &at_http, "--grpc", &at_grpc, "--threads", "1"];
-    let mut up = container.triptych(&[&faces[..], &allowed].concat());
-    // The sample models are unpacked into a folder of its own; here it may write nowhere else.
+    let http = free_port();
+    let at_http = format!("0.0.0.0:{http}");
+    let at_grpc = format!("127.0.0.1:{}", free_port());
+    let allowed = ["--fetch-allow", "images.in.file"];
+    let listeners = ["up", "--http", &at_http, "--grpc", &at_grpc, "--threads", "1"];
+    let mut up = container.triptych(&[&listeners[..], &allowed].concat());
+    // The sample models are unpacked into the cache folder; no other folder is writable.
     let mut up = Process::spawn(up.env("XDG_CACHE_HOME", "/tmp"));
     let health = |host: &str, port: u16| {
         container.triptych(&["health", "--ready", "--http", &format!("{host}:{port}")])
@@ -63,9 +66,9 @@ async fn a_cluster_on_an_empty_root_answers_and_finds_names() {
     request.model = "shapes-qwen2-vl".into();
     let answer = generate(&mut client, request.clone()).await.expect("an answer");
     assert_eq!(answer.text, field("answer"));
-    // The same by a URL that only the roots of the container vouch for.
-    let port = serve_once("pictures.in.file", heldout(field("file")));
-    let url = format!("https://pictures.in.file:{port}/scene.png");
+    // The same by a URL whose certificate only the container's roots verify.
+    let port = serve_once("images.in.file", heldout(field("file")));
+    let url = format!("https://images.in.file:{port}/scene.png");
     request.items[0].source = Some(v1::item::Source::Url(url));
     let answer = generate(&mut client, request).await.expect("an answer");
     assert_eq!(answer.text, field("answer"));
@@ -74,12 +77,12 @@ async fn a_cluster_on_an_empty_root_answers_and_finds_names() {
 }
 
 #[test]
-fn health_on_an_empty_root_tells_who_is_not_there() {
+fn health_on_an_empty_root_names_the_unreachable_address() {
     let closed = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("loopback has ports");
     let mut container = Container::new(NAME_SERVER);
     container.variables.push(("TRIPTYCH_ADMIN".into(), closed.to_string()));
     let asked = container.triptych(&["health", "--ready"]).output().expect("it runs");
-    let said = String::from_utf8_lossy(&asked.stderr);
-    assert_eq!(asked.status.code(), Some(1), "{said}");
-    assert!(said.contains(&closed.to_string()), "{said}");
+    let stderr = String::from_utf8_lossy(&asked.stderr);
+    assert_eq!(asked.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains(&closed.to_string()), "{stderr}");
 }

@@ -1,12 +1,12 @@
-"""Judges manifests as an API server with strict field validation would, and prints them as JSON.
+"""Validates manifests as an API server with strict field validation does, and prints them as JSON.
 
     python3 kubernetes.py VERSION[,VERSION] FILE... > documents.json
 
-Core kinds are held to Kubernetes' own schemas of each version (kubernetes-validate). KEDA's, the Prometheus operator's
-and cert-manager's are held to models that were generated from their CustomResourceDefinitions (cloudcoil.models.*),
-where a field that the definition does not have is a mistake too. A kind that nobody here knows is one as well.
+Core kinds are checked against Kubernetes' schemas of each version (kubernetes-validate). KEDA's, the Prometheus operator's
+and cert-manager's are checked against models generated from their CustomResourceDefinitions (cloudcoil.models.*). Unknown
+fields and unknown kinds are mistakes.
 
-The output is an object: each FILE with the list of its documents.
+The output is an object from each FILE to the list of its documents.
 """
 
 import importlib
@@ -24,18 +24,18 @@ CUSTOM = {
 
 
 class UniqueKeys(yaml.CSafeLoader):
-    """YAML in which a key that is there twice is a mistake, as it is for Kubernetes."""
+    """YAML in which a duplicate key is a mistake, as in Kubernetes."""
 
     def construct_mapping(self, node, deep=False):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         twice = [key for i, key in enumerate(keys) if key in keys[:i]]
         if twice:
-            raise yaml.constructor.ConstructorError(None, None, f"key {twice[0]!r} is there twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"key {twice[0]!r} is a duplicate", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
 def mistakes(document, versions):
-    """What is wrong with a document, as sentences."""
+    """The mistakes of a document, as sentences."""
     api, kind = document.get("apiVersion", ""), document.get("kind", "")
     if api in CUSTOM:
         model = getattr(importlib.import_module(CUSTOM[api]), kind, None)
@@ -52,7 +52,7 @@ def mistakes(document, versions):
             kubernetes_validate.validate(document, version, strict=True)
         except kubernetes_validate.ValidationError as e:
             found.append(f"{version}: {'.'.join(map(str, e.path))}: {e.message}")
-        except Exception as e:  # A kind or version that is not known.
+        except Exception as e:  # An unknown kind or version.
             found.append(f"{version}: {getattr(e, 'message', e)}")
     return found
 

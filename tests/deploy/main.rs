@@ -1,5 +1,5 @@
-//! `deploy/` as it is used: files read by the tools they are for and by the product's own parsers, the static binary on an
-//! empty root, and the compose file lived out with real processes in network namespaces.
+//! `deploy/`: its files are checked by the tools that read them and by the product's own parsers, the static binary runs
+//! on an empty root, and the compose file runs with real processes in network namespaces.
 #![forbid(unsafe_code)]
 
 mod authority;
@@ -9,7 +9,7 @@ mod container;
 mod dns;
 mod files;
 mod image;
-mod lived;
+mod compose_cluster;
 mod metrics;
 mod page;
 mod pods;

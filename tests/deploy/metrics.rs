@@ -1,7 +1,7 @@
-//! Every metric, label and value that rules, dashboards and scalers ask for is one that a real cluster shows.
+//! Every metric, label and value that rules, dashboards and scalers read is exported by a real cluster.
 //!
-//! The cluster serves pictures and sounds, is asked for what it does not have, and loses what its store had; its
-//! `/metrics` are read as Prometheus would. What takes an outage to count is listed here with its labels.
+//! The cluster serves images and audio, refuses an unknown model, and finds corrupt objects in its store; its `/metrics`
+//! are scraped as Prometheus does. Metrics that appear in outages only are listed here with their labels.
 
 use crate::chart::{of_kind, rendered, text};
 use crate::page::deploy;
@@ -11,35 +11,35 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use triptych_proto::v1::SpeechTask;
-use triptych_tests::client::{about_images, about_sound, connect, generate};
+use triptych_tests::client::{about_audio, about_images, connect, generate};
 use triptych_tests::cluster::Cluster;
 use triptych_tests::process::signal;
 use triptych_tests::samples::heldout;
 
-/// Labels that a target has: Prometheus' own, those of the operator, and those that its relabelling gives.
+/// Labels of a target: those of Prometheus, of the operator, and of its relabelling.
 fn target_labels() -> BTreeSet<String> {
     let monitor = of_kind(&rendered()["full"], "PodMonitor").next().expect("a monitor");
-    let given = monitor["spec"]["podMetricsEndpoints"][0]["relabelings"].as_array().expect("relabelling");
+    let relabelings =
+        monitor["spec"]["podMetricsEndpoints"][0]["relabelings"].as_array().expect("relabelling");
     let own = ["job", "instance", "namespace", "pod", "container"].map(str::to_owned);
-    own.into_iter().chain(given.iter().map(|r| text(r, "/targetLabel").to_owned())).collect()
+    own.into_iter().chain(relabelings.iter().map(|r| text(r, "/targetLabel").to_owned())).collect()
 }
 
-/// Counted in trouble only, so that a cluster which is well does not show them; with their labels, and the file that
-/// gives them.
-const IN_TROUBLE: [(&str, &[&str], &str); 4] = [
+/// Metrics that a healthy cluster does not export, with their labels and the file that sets them.
+const FAILURE_ONLY: [(&str, &[&str], &str); 4] = [
     ("triptych_worker_ejections_total", &["role", "cause"], "services/proxy/src/fleet/meters.rs"),
     ("triptych_retry_budget_exhausted_total", &["for"], "services/proxy/src/encode/meters.rs"),
     ("triptych_admission_rejections_total", &["stage"], "services/proxy/src/fleet/meters.rs"),
     ("triptych_resumed_streams_total", &["model"], "services/proxy/src/observe.rs"),
 ];
-/// As above, without labels that are asked for.
+/// Further ones, without labels in queries.
 const RETRIES: [&str; 2] = ["triptych_pd_retries_total", "triptych_pending_item_wait_seconds_bucket"];
 
-/// Series by name: each label with the values seen.
-type Shown = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
+/// Series by name: each label with its values.
+type ExportedSeries = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// Adds what a process shows.
-fn read(shown: &mut Shown, metrics: &str) {
+/// Adds the metrics of a process.
+fn read(shown: &mut ExportedSeries, metrics: &str) {
     for line in metrics.lines().filter(|l| !l.starts_with('#')) {
         let name = line.split(['{', ' ']).next().expect("a name");
         let labels = shown.entry(name.to_owned()).or_default();
@@ -53,43 +53,43 @@ fn read(shown: &mut Shown, metrics: &str) {
     }
 }
 
-/// What a cluster shows that has done everything that it does when it is well, and has lost an object.
-async fn lived() -> Shown {
+/// Series of a cluster that has served every kind of request, and found a corrupt object.
+async fn exported() -> ExportedSeries {
     let dir = tempfile::tempdir().expect("a folder");
     let ec = format!("disk:{}", dir.path().display());
     let mut cluster = Cluster::start(&["--ec", &ec]).await;
     let mut client = connect(&cluster.grpc).await;
     let about_scene = about_images("What is in this picture?", vec![heldout("scene.png")]);
     generate(&mut client, about_scene.clone()).await.expect("an answer");
-    generate(&mut client, about_sound(heldout("digits.wav"), SpeechTask::default()))
+    generate(&mut client, about_audio(heldout("digits.wav"), SpeechTask::default()))
         .await
         .expect("an answer");
     generate(&mut client, about_scene.clone()).await.expect("an answer from the cache");
     let (status, _) =
-        cluster.chat(json!({"model": "nobody", "messages": [{"role": "user", "content": "x"}]})).await;
+        cluster.chat(json!({"model": "unknown", "messages": [{"role": "user", "content": "x"}]})).await;
     assert_eq!(status, 404);
-    let mut shown = Shown::new();
+    let mut shown = ExportedSeries::new();
     for worker in ["proxy", "encoder-0", "pd-0"] {
         read(&mut shown, &cluster.metrics(worker).await);
     }
-    // Workers that have nothing of their own read what somebody has written over.
-    spoil(dir.path());
+    // Restarted workers have empty caches, and read the corrupt objects.
+    corrupt(dir.path());
     for worker in ["encoder", "pd"] {
         let old = cluster.pid(worker);
         signal(old, "KILL");
         cluster.wait_replaced(worker, old).await;
     }
-    generate(&mut client, about_scene).await.expect("an answer from what was encoded again");
+    generate(&mut client, about_scene).await.expect("an answer after another encode");
     read(&mut shown, &cluster.metrics("pd-0").await);
     shown
 }
 
 /// Changes a byte in the middle of every object.
-fn spoil(dir: &Path) {
+fn corrupt(dir: &Path) {
     for entry in fs::read_dir(dir).expect("the store's folder").flatten() {
         let path = entry.path();
         if path.is_dir() {
-            spoil(&path);
+            corrupt(&path);
         } else if entry.metadata().is_ok_and(|m| m.len() > 1024) {
             let mut bytes = fs::read(&path).expect("an object");
             let middle = bytes.len() / 2;
@@ -99,7 +99,7 @@ fn spoil(dir: &Path) {
     }
 }
 
-/// Every expression in the rules, the dashboards and the scalers, with where it stands.
+/// Every expression of rules, dashboards and scalers, with its location.
 fn expressions() -> Vec<(String, String)> {
     let mut found = Vec::new();
     let rule = of_kind(&rendered()["tls"], "PrometheusRule").next().expect("a rule");
@@ -125,7 +125,7 @@ fn expressions() -> Vec<(String, String)> {
     found
 }
 
-/// What scalers ask for, those of KEDA and those of Kubernetes, as expressions.
+/// Queries of the scalers of KEDA and Kubernetes, as expressions.
 fn scalers() -> Vec<(String, String)> {
     let mut found = Vec::new();
     for (name, documents) in rendered() {
@@ -150,18 +150,18 @@ fn scalers() -> Vec<(String, String)> {
     found
 }
 
-/// What is wrong with a selector, if anything is.
-fn mistake(series: &Series, shown: &Shown, targets: &BTreeSet<String>) -> Option<String> {
-    // Prometheus makes it of each scrape.
+/// The mistake of a selector, if it has one.
+fn mistake(series: &Series, shown: &ExportedSeries, targets: &BTreeSet<String>) -> Option<String> {
+    // Prometheus derives it from each scrape.
     if series.name == "up" {
         return None;
     }
-    let in_trouble = IN_TROUBLE.iter().find(|(name, ..)| *name == series.name);
+    let in_trouble = FAILURE_ONLY.iter().find(|(name, ..)| *name == series.name);
     let own: BTreeMap<String, BTreeSet<String>> = match (shown.get(&series.name), in_trouble) {
         (Some(labels), _) => labels.clone(),
         (None, Some((_, labels, _))) => labels.iter().map(|l| ((*l).to_owned(), BTreeSet::new())).collect(),
         (None, None) if RETRIES.contains(&series.name.as_str()) => BTreeMap::new(),
-        (None, None) => return Some(format!("no process shows {}", series.name)),
+        (None, None) => return Some(format!("no process exports {}", series.name)),
     };
     if let Some(hidden) = own.keys().find(|l| targets.contains(*l)) {
         return Some(format!("{}'s own label {hidden} would be hidden by the target's", series.name));
@@ -171,7 +171,7 @@ fn mistake(series: &Series, shown: &Shown, targets: &BTreeSet<String>) -> Option
             continue;
         }
         let Some(seen) = own.get(label) else { return Some(format!("{} has no label {label}", series.name)) };
-        // Of bounds every one is shown; of other values those that happened.
+        // Every bound is exported; of other values only those that occurred.
         if label == "le" && !values.iter().all(|v| seen.contains(v)) {
             return Some(format!("{} has no bound {values:?}, it has {seen:?}", series.name));
         }
@@ -180,8 +180,9 @@ fn mistake(series: &Series, shown: &Shown, targets: &BTreeSet<String>) -> Option
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_metric_and_label_that_is_asked_for_is_shown_by_a_real_cluster() {
-    let (shown, targets) = (lived().await, target_labels());
+async fn every_metric_and_label_in_queries_is_exported_by_a_real_cluster() {
+    let shown = exported().await;
+    let targets = target_labels();
     let expressions = expressions();
     assert!(expressions.len() > 90, "{}", expressions.len());
     let recorded: BTreeSet<_> = expressions
@@ -190,7 +191,7 @@ async fn every_metric_and_label_that_is_asked_for_is_shown_by_a_real_cluster() {
         .map(|n| format!("triptych:{n}"))
         .collect();
     let labels: BTreeSet<_> = shown.values().flat_map(BTreeMap::keys).cloned().collect();
-    let in_trouble = IN_TROUBLE.iter().flat_map(|(_, labels, _)| labels.iter().map(|l| (*l).to_owned()));
+    let in_trouble = FAILURE_ONLY.iter().flat_map(|(_, labels, _)| labels.iter().map(|l| (*l).to_owned()));
     let known: BTreeSet<_> = labels.into_iter().chain(in_trouble).chain(targets.iter().cloned()).collect();
     let mut wrong = Vec::new();
     for (at, expression) in expressions {
@@ -201,22 +202,22 @@ async fn every_metric_and_label_that_is_asked_for_is_shown_by_a_real_cluster() {
         let unknown = asked.grouped.iter().filter(|label| !known.contains(*label));
         wrong.extend(unknown.map(|label| format!("{at}: nothing has a label {label}")));
     }
-    assert!(wrong.is_empty(), "{wrong:#?}\nshown: {:?}", shown.keys());
+    assert!(wrong.is_empty(), "{wrong:#?}\nexported: {:?}", shown.keys());
 }
 
 #[test]
-fn the_compose_file_gives_targets_labels_that_the_chart_gives_too() {
+fn labels_of_targets_in_the_compose_file_are_those_of_the_chart() {
     let config = fs::read_to_string(deploy().join("compose/prometheus.yml")).expect("a configuration");
-    let given: Vec<_> = config.lines().filter_map(|l| l.trim().strip_prefix("target_label: ")).collect();
-    assert!(given.contains(&"component"), "{given:?}");
-    let strange: Vec<_> = given.into_iter().filter(|label| !target_labels().contains(*label)).collect();
-    assert!(strange.is_empty(), "{strange:?}");
+    let labels: Vec<_> = config.lines().filter_map(|l| l.trim().strip_prefix("target_label: ")).collect();
+    assert!(labels.contains(&"component"), "{labels:?}");
+    let unknown: Vec<_> = labels.into_iter().filter(|label| !target_labels().contains(*label)).collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
 }
 
 #[test]
-fn what_is_counted_in_trouble_only_has_the_labels_that_the_code_gives() {
+fn metrics_of_failures_have_the_labels_of_the_code() {
     let root = deploy().join("..");
-    for (name, labels, file) in IN_TROUBLE {
+    for (name, labels, file) in FAILURE_ONLY {
         let code = fs::read_to_string(root.join(file)).expect(file);
         for label in labels {
             assert!(code.contains(&format!("(\"{label}\",")), "{file} gives {name} no label {label}");
@@ -225,7 +226,7 @@ fn what_is_counted_in_trouble_only_has_the_labels_that_the_code_gives() {
 }
 
 #[test]
-fn the_bounds_that_the_chart_offers_for_first_tokens_are_those_of_the_histogram() {
+fn the_ttft_bounds_of_the_chart_are_those_of_the_histogram() {
     let schema = fs::read_to_string(deploy().join("helm/triptych/values.schema.json")).expect("a schema");
     let schema: Value = serde_json::from_str(&schema).expect("JSON");
     let offered =

@@ -1,4 +1,4 @@
-//! `deploy/README.md`: every link leads somewhere.
+//! `deploy/README.md`: every link resolves.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,7 @@ pub fn page() -> String {
     fs::read_to_string(deploy().join("README.md")).expect("deploy has a page")
 }
 
-/// The anchors that a reader's browser makes of the headings.
+/// Anchors of the headings, as browsers derive them.
 pub fn anchors(page: &str) -> BTreeSet<String> {
     let mut fenced = false;
     let headings = page.lines().filter(|line| {
@@ -30,7 +30,7 @@ pub fn anchors(page: &str) -> BTreeSet<String> {
     headings.map(anchor).collect()
 }
 
-/// What `[text](target)` leads to, outside of code.
+/// Targets of `[text](target)` outside of code blocks.
 fn links(page: &str) -> Vec<String> {
     let mut fenced = false;
     let prose = page.lines().filter(|line| {
@@ -45,7 +45,7 @@ fn links(page: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_link_leads_to_a_file_or_a_heading_that_is_there() {
+fn every_link_resolves_to_a_file_or_a_heading() {
     let page = page();
     let anchors = anchors(&page);
     let broken = |target: &String| match target.split_once('#') {
@@ -55,5 +55,5 @@ fn every_link_leads_to_a_file_or_a_heading_that_is_there() {
         None => !deploy().join(target).exists(),
     };
     let broken: Vec<_> = links(&page).into_iter().filter(broken).collect();
-    assert!(broken.is_empty(), "these lead nowhere: {broken:?}");
+    assert!(broken.is_empty(), "broken links: {broken:?}");
 }

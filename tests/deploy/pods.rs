@@ -1,5 +1,5 @@
-//! The pods of the chart: what each runs is asked of the product, what each may is held to the strictest of Kubernetes' own
-//! standards, and what selects pods selects some.
+//! The pods of the chart: their commands are checked by the product, their privileges against Kubernetes' restricted
+//! standard, and every selector selects some pods.
 
 use crate::chart::{of_kind, rendered, text};
 use serde_json::Value;
@@ -7,15 +7,15 @@ use std::collections::BTreeMap;
 use std::process::{Command, Output};
 use triptych_tests::process::binary;
 
-/// A container of ours, and the pod it is in.
+/// A container of the product, and its pod.
 struct Container<'a> {
-    /// Where it is from, for messages.
+    /// Its rendering and pod, for messages.
     of: String,
     pod: &'a Value,
     container: &'a Value,
 }
 
-/// Templates of pods with their labels, of Deployments and bare ones.
+/// Pod templates with their labels, of Deployments and bare pods.
 fn pods(documents: &[Value]) -> Vec<(String, &Value, &Value)> {
     let deployments = of_kind(documents, "Deployment").map(|d| {
         (
@@ -42,7 +42,7 @@ fn ours() -> Vec<Container<'static>> {
     found
 }
 
-/// A container's variables, as the kubelet would make them: `$(NAME)` is a variable before it.
+/// A container's variables, as the kubelet expands them: `$(NAME)` is an earlier variable.
 fn variables(container: &Value) -> BTreeMap<String, String> {
     let mut known = BTreeMap::from([("KUBERNETES_SERVICE_HOST".to_owned(), "10.96.0.1".to_owned())]);
     for variable in container["env"].as_array().into_iter().flatten() {
@@ -73,7 +73,7 @@ fn run(container: &Value, more: &[&str], change: &[(&str, &str)]) -> Output {
 }
 
 #[test]
-fn every_container_can_start_with_what_it_is_told() {
+fn every_container_starts_with_its_settings() {
     let mut n = 0;
     for Container { of, container, .. } in ours() {
         let asked = run(container, &["--check"], &[]);
@@ -84,7 +84,7 @@ fn every_container_can_start_with_what_it_is_told() {
 }
 
 #[test]
-fn a_container_that_could_not_start_is_noticed() {
+fn invalid_settings_of_a_container_are_detected() {
     let pd = ours().into_iter().find(|c| text(c.container, "/name") == "pd").expect("a PD worker");
     for (variable, value) in
         [("TRIPTYCH_INSECURE_PLAINTEXT", "false"), ("TRIPTYCH_EC", "ftp://h"), ("TRIPTYCH_PRECISION", "f64")]
@@ -98,13 +98,13 @@ fn a_container_that_could_not_start_is_noticed() {
 }
 
 #[test]
-fn every_variable_of_ours_is_one_that_the_role_reads() {
+fn every_variable_is_one_that_the_role_reads() {
     let mut helps = BTreeMap::new();
     for Container { of, container, .. } in ours() {
         let role = text(container, "/args/0");
         let help = helps.entry(role).or_insert_with(|| {
             let asked = Command::new(binary()).args([role, "--help"]).output().expect("the binary runs");
-            // Lines break between any two words.
+            // Help text may break lines between any two words.
             let help = String::from_utf8(asked.stdout).expect("UTF-8");
             help.split_whitespace().collect::<Vec<_>>().join(" ")
         });
@@ -147,7 +147,7 @@ fn pods_keep_to_the_restricted_standard() {
 }
 
 #[test]
-fn a_pod_has_the_time_to_stop_that_its_process_takes() {
+fn a_pod_s_grace_period_is_long_enough_for_its_drain() {
     for Container { of, pod, container } in ours() {
         let variables = variables(container);
         let (Some(duck), Some(grace)) =
@@ -164,7 +164,7 @@ fn a_pod_has_the_time_to_stop_that_its_process_takes() {
 }
 
 #[test]
-fn shared_memory_has_room_for_the_slab_within_the_pod_s_limit() {
+fn shared_memory_fits_the_slab_within_the_pod_s_limit() {
     let with_slab = ours()
         .into_iter()
         .filter(|c| variables(c.container).get("TRIPTYCH_EC").is_some_and(|ec| ec.contains("shm:")));
@@ -188,8 +188,8 @@ fn shared_memory_has_room_for_the_slab_within_the_pod_s_limit() {
     assert_eq!(n, 1);
 }
 
-/// Whether a selector takes labels. Expressions are `In` only.
-fn takes(selector: &Value, labels: &Value) -> bool {
+/// True if a selector matches labels. Expressions are `In` only.
+fn matches_labels(selector: &Value, labels: &Value) -> bool {
     let all = |wanted: &Value| {
         wanted.as_object().is_none_or(|wanted| wanted.iter().all(|(name, value)| labels[name] == *value))
     };
@@ -202,16 +202,18 @@ fn takes(selector: &Value, labels: &Value) -> bool {
 }
 
 #[test]
-fn whatever_selects_pods_selects_some_and_each_container_port_it_names_is_there() {
+fn every_selector_selects_pods_and_every_named_port_exists() {
     for (name, documents) in rendered() {
         let pods = pods(documents);
-        let selected =
-            |selector: &Value| pods.iter().filter(|(_, meta, _)| takes(selector, &meta["labels"])).count();
+        let selected = |selector: &Value| {
+            pods.iter().filter(|(_, meta, _)| matches_labels(selector, &meta["labels"])).count()
+        };
         for service in of_kind(documents, "Service") {
             let selector = serde_json::json!({"matchLabels": service["spec"]["selector"]});
             assert!(selected(&selector) > 0, "{name}: {}", text(service, "/metadata/name"));
             for port in service["spec"]["ports"].as_array().expect("ports") {
-                for (pod_name, _, pod) in pods.iter().filter(|(_, meta, _)| takes(&selector, &meta["labels"]))
+                for (pod_name, _, pod) in
+                    pods.iter().filter(|(_, meta, _)| matches_labels(&selector, &meta["labels"]))
                 {
                     let ports = pod["containers"][0]["ports"].as_array().expect("ports");
                     assert!(
@@ -236,7 +238,7 @@ fn whatever_selects_pods_selects_some_and_each_container_port_it_names_is_there(
 }
 
 #[test]
-fn only_proxies_may_reach_the_world_and_everything_else_is_denied() {
+fn only_proxies_may_reach_the_internet_and_everything_else_is_denied() {
     let documents = &rendered()["default"];
     let mut denied = false;
     for policy in of_kind(documents, "NetworkPolicy") {
@@ -248,7 +250,7 @@ fn only_proxies_may_reach_the_world_and_everything_else_is_denied() {
         if name.ends_with("-default-deny") {
             denied = policy["spec"]["ingress"].is_null() && policy["spec"]["egress"].is_null();
             for (pod_name, meta, _) in pods(documents) {
-                assert!(takes(&policy["spec"]["podSelector"], &meta["labels"]), "{pod_name}");
+                assert!(matches_labels(&policy["spec"]["podSelector"], &meta["labels"]), "{pod_name}");
             }
         }
     }

@@ -1,5 +1,4 @@
-//! The chart's probes, asked of real processes: each names a health service that its process answers for, or a path that it
-//! serves.
+//! The chart's probes against real processes: each names a health service or a path that its process serves.
 
 use crate::chart::{of_kind, rendered, text};
 use serde_json::Value;
@@ -10,14 +9,14 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 use triptych_tests::cluster::{Cluster, reqwest_client};
 
-/// What a probe asks.
+/// A probe of the chart.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Probe {
     Grpc { service: String },
     Http { path: String },
 }
 
-/// Every probe of every rendering, by the component that is asked.
+/// Probes of all renderings, by component.
 fn probes() -> BTreeSet<(String, Probe)> {
     let deployments = rendered().values().flat_map(|documents| of_kind(documents, "Deployment"));
     let containers = deployments.map(|d| &d["spec"]["template"]["spec"]["containers"][0]);
@@ -37,7 +36,7 @@ fn probes() -> BTreeSet<(String, Probe)> {
     containers.flat_map(of).collect()
 }
 
-/// Where a child of `up` answers gRPC, by its log.
+/// gRPC URL of a child of `up`, from its log.
 fn grpc_of(cluster: &Cluster, child: &str) -> String {
     let log = cluster.up.log();
     let line = log.lines().rev().find(|l| l.contains(&format!("{child} started"))).expect("it was started");

@@ -1,24 +1,24 @@
-//! Which series a PromQL expression asks for: names, and the labels that it matches or groups by.
+//! Series that a PromQL expression reads: names, and the labels that it matches or groups by.
 //!
-//! Not a parser: `promtool` says whether an expression is one. Words are told apart by what follows and precedes them.
+//! Not a parser: `promtool` validates expressions. Tokens are classified by their neighbours.
 
 use std::collections::BTreeSet;
 
-/// What an expression asks for.
+/// Series and labels of an expression.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Asked {
-    /// Each metric with the labels that it is narrowed by, and their values where they are given as such.
+pub struct QueryReads {
+    /// Selectors, in order.
     pub series: Vec<Series>,
     /// Labels of `by`, `on`, `without` and `ignoring`.
     pub grouped: BTreeSet<String>,
 }
 
-/// One selector.
+/// A selector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Series {
-    /// The metric's name.
+    /// Name of the metric.
     pub name: String,
-    /// Label and value of each matcher; a value is split at `|` where it is a pattern.
+    /// Label and values of each matcher; a pattern is split at `|`.
     pub labels: Vec<(String, Vec<String>)>,
 }
 
@@ -37,12 +37,12 @@ const KEYWORDS: [&str; 12] = [
     "inf",
 ];
 
-/// Of these, those with labels behind them.
+/// Keywords that are followed by a list of labels.
 const GROUPING: [&str; 4] = ["by", "without", "on", "ignoring"];
 
-/// Reads an expression; variables of dashboards in quotes and brackets may stand in it.
-pub fn asked(expression: &str) -> Asked {
-    let mut asked = Asked::default();
+/// Scans an expression; it may have dashboard variables in quotes and brackets.
+pub fn asked(expression: &str) -> QueryReads {
+    let mut asked = QueryReads::default();
     let mut rest = expression;
     while let Some(start) = rest.find(|c: char| c.is_ascii_alphabetic() || "_\"'[".contains(c)) {
         // A digit before a letter: `5m`, `1e3`.
@@ -77,7 +77,7 @@ pub fn asked(expression: &str) -> Asked {
     asked
 }
 
-/// `sum by (…) (…)`: a word before its grouping.
+/// True for an aggregation with its grouping first: `sum by (…) (…)`.
 fn is_aggregation(word: &str, next: &str) -> bool {
     let grouped = ["by", "without"]
         .iter()
@@ -85,7 +85,7 @@ fn is_aggregation(word: &str, next: &str) -> bool {
     grouped && !word.contains(':')
 }
 
-/// What stands before the brace that closes, and after it.
+/// The text before the closing brace, and the rest.
 fn closed(text: &str) -> Option<(&str, &str)> {
     let mut quoted = false;
     let end = text.find(|c| {

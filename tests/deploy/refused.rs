@@ -1,9 +1,9 @@
-//! Values that are wrong, and what helm says of them before anything is installed.
+//! Invalid values, which helm refuses before anything is installed.
 
 use crate::chart::template;
 use std::fs;
 
-/// Renders with these values; what helm had against them.
+/// Renders with these values; helm's error.
 fn refusal(values: &str) -> String {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("values.yaml");
@@ -13,7 +13,7 @@ fn refusal(values: &str) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A planner with these settings, beside an encoder pool `e`, a PD pool `p`, and `a`, which scales itself.
+/// A planner with these settings, an encoder pool `e`, a PD pool `p`, and `a` with autoscaling.
 fn planner(rest: &str) -> String {
     let model = "model: {sample: digits-whisper}";
     format!(
@@ -24,7 +24,7 @@ fn planner(rest: &str) -> String {
 }
 
 #[test]
-fn wrong_values_are_refused_with_the_name_of_what_is_wrong() {
+fn invalid_values_are_refused_with_the_name_of_the_field() {
     let pool =
         |rest: &str| format!("pools: [{{name: a, role: pd, model: {{sample: digits-whisper}}{rest}}}]");
     let cases: Vec<(String, &str)> = vec![
@@ -87,6 +87,6 @@ fn wrong_values_are_refused_with_the_name_of_what_is_wrong() {
     ];
     for (values, says) in cases {
         let refused = refusal(&values);
-        assert!(refused.contains(says), "{values}: does not say {says}:\n{refused}");
+        assert!(refused.contains(says), "{values}: does not name {says}:\n{refused}");
     }
 }

@@ -1,4 +1,4 @@
-//! Alerts: promtool takes them and their tests, each has a test that sees it fire, and each has a page to read at night.
+//! Alerts: promtool accepts them and their tests pass, each fires in a test, and each has a runbook entry.
 
 use crate::chart::{of_kind, rendered};
 use crate::page::{anchors, deploy, page};
@@ -6,17 +6,17 @@ use std::fs;
 use std::process::Command;
 use triptych_tests::tools::{passed, tool};
 
-/// What sees the alerts fire, over minutes and over days.
+/// Tests of the alerts, over minutes and over days.
 const TESTS: [&str; 2] = ["rules_test.yaml", "rules_days_test.yaml"];
 
-/// The alerts of the rules, in the file's order.
+/// Names of the alerts, in the order of the file.
 fn alerts() -> Vec<String> {
     let rules = fs::read_to_string(deploy().join("prometheus/rules.yaml")).expect("there are rules");
     rules.lines().filter_map(|l| l.trim().strip_prefix("- alert: ")).map(str::to_owned).collect()
 }
 
 #[test]
-fn promtool_takes_the_rules_and_their_tests_pass() {
+fn promtool_accepts_the_rules_and_their_tests_pass() {
     let here = deploy().join("prometheus");
     passed(
         tool("promtool")
@@ -27,7 +27,7 @@ fn promtool_takes_the_rules_and_their_tests_pass() {
 }
 
 #[test]
-fn every_alert_is_seen_to_fire_in_a_test() {
+fn every_alert_fires_in_a_test() {
     let read = |name| fs::read_to_string(deploy().join("prometheus").join(name)).expect("there are tests");
     let tests = TESTS.map(read).concat();
     let cases: Vec<&str> = tests.split("\n  - name: ").skip(1).collect();
@@ -37,11 +37,11 @@ fn every_alert_is_seen_to_fire_in_a_test() {
             .any(|case| case.contains(&format!("alertname: {alert}\n")) && case.contains("exp_labels"))
     };
     let unseen: Vec<_> = alerts().into_iter().filter(|alert| !fires(alert)).collect();
-    assert!(unseen.is_empty(), "no test sees {unseen:?} fire");
+    assert!(unseen.is_empty(), "{unseen:?} fire in no test");
 }
 
 #[test]
-fn every_alert_has_a_page_to_read_and_every_page_an_alert() {
+fn every_alert_has_a_runbook_entry_and_every_entry_an_alert() {
     let page = page();
     let anchors = anchors(&page);
     let rules = fs::read_to_string(deploy().join("prometheus/rules.yaml")).expect("there are rules");
@@ -62,7 +62,7 @@ fn every_alert_has_a_page_to_read_and_every_page_an_alert() {
 }
 
 #[test]
-fn the_chart_carries_the_same_alerts_with_its_own_objective() {
+fn the_chart_has_the_same_alerts_with_its_own_objective() {
     let rule = of_kind(&rendered()["full"], "PrometheusRule").next().expect("a rule");
     let groups = rule["spec"]["groups"].as_array().expect("groups");
     let carried: Vec<_> = groups
@@ -79,7 +79,7 @@ fn the_chart_carries_the_same_alerts_with_its_own_objective() {
 }
 
 #[test]
-fn dashboards_are_as_their_script_writes_them_and_the_chart_carries_them() {
+fn dashboards_match_their_script_and_the_chart_has_them() {
     passed(Command::new("python3").arg(deploy().join("grafana/generate.py")).arg("--check"));
     let carried: Vec<_> = of_kind(&rendered()["full"], "ConfigMap")
         .filter(|c| c["metadata"]["labels"]["grafana_dashboard"] == "1")

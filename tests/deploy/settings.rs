@@ -1,6 +1,6 @@
-//! What the compose file says to the product, read by the product: commands, variables, times, addresses.
+//! Settings of the compose file, checked by the product: commands, variables, timeouts, addresses.
 
-use crate::compose::{Given, OFFERED, config, roles, services, text, texts, variables};
+use crate::compose::{ComposeInput, OFFERED, config, roles, services, text, texts, variables};
 use crate::container::image_variables;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use triptych_tests::process::binary;
 use triptych_tests::tools::root;
 
-/// Runs the product with a service's command and variables, and nothing else.
+/// Runs the product with a service's command, variables and no others.
 fn ask(service: &Value, flag: &str, change: &[(&str, &str)]) -> Output {
     let mut command = Command::new(binary());
     command.args(texts(&service["command"])).arg(flag);
@@ -19,22 +19,22 @@ fn ask(service: &Value, flag: &str, change: &[(&str, &str)]) -> Output {
 
 #[test]
 fn every_role_can_start_with_its_command_and_its_variables() {
-    for given in OFFERED {
-        let config = config(given);
+    for input in OFFERED {
+        let config = config(input);
         let mut n = 0;
         for (name, role) in roles(&config) {
             let asked = ask(role, "--check", &[]);
-            assert!(asked.status.success(), "{given:?} {name}: {}", String::from_utf8_lossy(&asked.stderr));
+            assert!(asked.status.success(), "{input:?} {name}: {}", String::from_utf8_lossy(&asked.stderr));
             n += 1;
         }
-        assert_eq!(n, 3, "{given:?}: proxy, encoder and pd");
+        assert_eq!(n, 3, "{input:?}: proxy, encoder and pd");
     }
 }
 
 #[test]
-fn what_a_role_cannot_start_with_is_noticed() {
-    let config = config(Given::default());
-    for (name, variable, value, said) in [
+fn invalid_settings_of_a_role_are_detected() {
+    let config = config(ComposeInput::default());
+    for (name, variable, value, expected) in [
         ("encoder", "TRIPTYCH_INSECURE_PLAINTEXT", "false", "--insecure-plaintext"),
         ("encoder", "TRIPTYCH_EC", "ftp://h", "ftp://h"),
         ("pd", "TRIPTYCH_KV_MIB", "0", "--kv-mib"),
@@ -45,14 +45,14 @@ fn what_a_role_cannot_start_with_is_noticed() {
         let asked = ask(&config["services"][name], "--check", &[(variable, value)]);
         let wrong = String::from_utf8_lossy(&asked.stderr);
         assert_eq!(asked.status.code(), Some(2), "{name} with {variable}={value}: {wrong}");
-        assert!(wrong.contains(said), "{name} with {variable}={value}: {wrong}");
+        assert!(wrong.contains(expected), "{name} with {variable}={value}: {wrong}");
     }
 }
 
 #[test]
-fn every_variable_of_ours_is_one_that_the_role_reads() {
-    for given in OFFERED {
-        for (name, role) in roles(&config(given)) {
+fn every_variable_is_one_that_the_role_reads() {
+    for input in OFFERED {
+        for (name, role) in roles(&config(input)) {
             let help = String::from_utf8(ask(role, "--help", &[]).stdout).expect("UTF-8");
             let named = role["environment"].as_object().expect("variables").keys().cloned();
             let image = image_variables().into_iter().map(|(name, _)| name);
@@ -65,8 +65,8 @@ fn every_variable_of_ours_is_one_that_the_role_reads() {
 }
 
 #[test]
-fn docker_waits_longer_for_an_end_than_a_role_takes() {
-    for (name, role) in roles(&config(Given::default())) {
+fn docker_s_stop_timeout_is_longer_than_a_role_s_drain() {
+    for (name, role) in roles(&config(ComposeInput::default())) {
         let variables = variables(role);
         let number = |wanted: &str| {
             let (_, value) =
@@ -79,7 +79,7 @@ fn docker_waits_longer_for_an_end_than_a_role_takes() {
     }
 }
 
-/// `1m15s`.
+/// Seconds of a duration such as `1m15s`.
 fn seconds(text: &str) -> u64 {
     let (minutes, rest) = text.split_once('m').unwrap_or(("0", text));
     let number = |text: &str| text.trim_end_matches('s').parse::<u64>().expect("a time");
@@ -87,8 +87,8 @@ fn seconds(text: &str) -> u64 {
 }
 
 #[test]
-fn ports_lead_to_where_the_proxy_listens_and_to_nobody_else_of_ours() {
-    let config = config(Given { env_file: Some("full.env"), ..Given::default() });
+fn published_ports_are_the_proxy_s_and_no_other_role_s() {
+    let config = config(ComposeInput { env_file: Some("full.env"), ..ComposeInput::default() });
     for (name, role) in roles(&config) {
         let variables = variables(role);
         let listens: BTreeSet<_> = variables
@@ -110,7 +110,7 @@ fn ports_lead_to_where_the_proxy_listens_and_to_nobody_else_of_ours() {
     }
 }
 
-/// Names after a mark, as in `${NAME:-…}`.
+/// Names after a marker, as in `${NAME:-…}`.
 fn names_after<'a>(text: &'a str, mark: &'a str) -> impl Iterator<Item = &'a str> {
     text.split(mark).skip(1).map(|rest| {
         let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
@@ -119,11 +119,11 @@ fn names_after<'a>(text: &'a str, mark: &'a str) -> impl Iterator<Item = &'a str
 }
 
 #[test]
-fn the_files_of_variables_have_every_variable_of_the_compose_file_and_no_other() {
+fn the_env_files_have_every_variable_of_the_compose_file_and_no_other() {
     let read = |name: &str| fs::read_to_string(root().join("deploy").join(name)).expect("a file");
     let compose = read("compose.yaml");
     let mut asked: BTreeSet<_> = names_after(&compose, "${").collect();
-    // Without a value: taken from outside.
+    // Without a value: taken from the environment.
     asked.extend(
         compose
             .lines()
@@ -139,9 +139,9 @@ fn the_files_of_variables_have_every_variable_of_the_compose_file_and_no_other()
         .map(|(name, _)| name)
         .filter(|name| name.starts_with("TRIPTYCH_"))
         .collect();
-    // Docker's own.
-    let given: BTreeSet<_> = set.union(&shown).copied().filter(|name| *name != "COMPOSE_PROFILES").collect();
-    assert_eq!(asked, given);
+    // A variable of Docker.
+    let input: BTreeSet<_> = set.union(&shown).copied().filter(|name| *name != "COMPOSE_PROFILES").collect();
+    assert_eq!(asked, input);
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! The sample models answer their held-out samples through the whole cluster, alone and in company.
+//! The sample models answer their held-out samples through the whole cluster, alone and in batches.
 
 use futures::StreamExt;
 use triptych_proto::v1;
-use triptych_tests::client::{about_images, about_sound, connect, generate};
+use triptych_tests::client::{about_audio, about_images, connect, generate};
 use triptych_tests::cluster::Cluster;
 use triptych_tests::samples::{heldout, list};
 
@@ -17,11 +17,11 @@ async fn exact_share(cluster: &Cluster, cases: Vec<(v1::GenerateRequest, String)
         let mut client = client.clone();
         async move {
             let answer = generate(&mut client, request).await.expect("an answer");
-            let right = answer.text.trim() == expect.trim();
-            if !right {
-                eprintln!("said {:?}, expected {expect:?}", answer.text);
+            let is_exact = answer.text.trim() == expect.trim();
+            if !is_exact {
+                eprintln!("answer {:?}, expected {expect:?}", answer.text);
             }
-            right
+            is_exact
         }
     });
     let right =
@@ -53,18 +53,18 @@ async fn held_out_samples_are_answered_exactly_at_98_percent() {
     };
     let cases: Vec<_> = scenes.chain(pairs).chain(chat).map(ask).collect();
     let share = exact_share(&cluster, cases).await;
-    assert!(share >= 0.98, "{share} of the pictures");
+    assert!(share >= 0.98, "{share} of the images");
 
     let clips = list("digits.jsonl");
     let listen = |c: &serde_json::Value| {
-        (about_sound(heldout(&text(&c["file"])), v1::SpeechTask::default()), text(&c["text"]))
+        (about_audio(heldout(&text(&c["file"])), v1::SpeechTask::default()), text(&c["text"]))
     };
     let share = exact_share(&cluster, clips.iter().map(listen).collect()).await;
     assert!(share >= 0.98, "{share} of the clips");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_company_a_request_keeps_does_not_change_its_answer() {
+async fn batching_does_not_change_an_answer() {
     let cluster = Cluster::start(&[]).await;
     let mut client = connect(&cluster.grpc).await;
     let scenes = list("scenes.jsonl");
@@ -77,22 +77,22 @@ async fn the_company_a_request_keeps_does_not_change_its_answer() {
         model: "shapes-qwen2-vl".into(),
         ..about_images("What can you do?", Vec::new())
     });
-    requests.push(about_sound(heldout("digits.wav"), v1::SpeechTask::default()));
+    requests.push(about_audio(heldout("digits.wav"), v1::SpeechTask::default()));
     requests
-        .push(about_sound(heldout("digits.wav"), v1::SpeechTask { timestamps: true, ..Default::default() }));
+        .push(about_audio(heldout("digits.wav"), v1::SpeechTask { timestamps: true, ..Default::default() }));
     let mut alone = Vec::new();
     for request in &requests {
         alone.push(generate(&mut client, request.clone()).await.expect("an answer").text);
     }
-    let together = requests.into_iter().map(|request| {
+    let batched = requests.into_iter().map(|request| {
         let mut client = client.clone();
         async move { generate(&mut client, request).await.expect("an answer").text }
     });
-    assert_eq!(futures::future::join_all(together).await, alone);
+    assert_eq!(futures::future::join_all(batched).await, alone);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_long_sound_is_written_down_window_by_window_with_times() {
+async fn a_long_clip_is_transcribed_window_by_window_with_times() {
     let cluster = Cluster::start(&[]).await;
     let mut client = connect(&cluster.grpc).await;
     // Three clips, each in a window of 8 s of its own: 16 kHz mono, 16 bit.
@@ -105,10 +105,10 @@ async fn a_long_sound_is_written_down_window_by_window_with_times() {
         samples.extend(window);
     }
     let task = v1::SpeechTask { timestamps: true, ..Default::default() };
-    let sound = triptych_tests::samples::wav_16k(&samples);
-    let answer = generate(&mut client, about_sound(sound, task)).await.expect("an answer");
-    let said: Vec<String> = clips.iter().map(|c| text(&c["text"])).collect();
-    assert_eq!(answer.text.split_whitespace().collect::<Vec<_>>().join(" "), said.join(" "));
+    let audio = triptych_tests::samples::wav_16k(&samples);
+    let answer = generate(&mut client, about_audio(audio, task)).await.expect("an answer");
+    let spoken: Vec<String> = clips.iter().map(|c| text(&c["text"])).collect();
+    assert_eq!(answer.text.split_whitespace().collect::<Vec<_>>().join(" "), spoken.join(" "));
     assert_eq!(answer.summary.duration_s, 24.0);
     let mut last = 0.0;
     for segment in &answer.segments {

@@ -1,5 +1,5 @@
-//! Bombs through real processes: each is refused or read, and no process dies of it or grows beyond what a large honest
-//! item would cost.
+//! Decompression bombs through real processes: each is refused or decoded, and no process dies or takes more memory than
+//! for a large legitimate item.
 
 use base64::Engine;
 use flate2::Compression;
@@ -11,9 +11,9 @@ use triptych_tests::process::peak_bytes;
 use triptych_tests::samples::{ask_images, heldout, text_of};
 
 const SHAPES: &str = "shapes-qwen2-vl";
-/// What all of the bombs together may add to the largest memory that a process ever had. An honest image of 50
-/// megapixels and a sound of 30 minutes take that much; any one of these bombs, if it went off, would take more.
-const MOST_GROWTH: u64 = 1 << 30;
+/// Limit on the growth of a process's peak memory in bytes, over all bombs. A legitimate image of 50 megapixels and a clip
+/// of 30 minutes take that much; any one of these bombs, if decoded, would take more.
+const MAX_GROWTH: u64 = 1 << 30;
 
 fn zeros(mib: usize) -> Vec<u8> {
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
@@ -75,7 +75,7 @@ fn crc(bytes: &[u8], bits: u32, polynomial: u32) -> u32 {
     })
 }
 
-/// 16 kHz, one channel, frames of 4096 samples that are one number: 11 bytes each.
+/// FLAC of 16 kHz, one channel, in constant frames: 4096 samples in 11 bytes each.
 fn flac_of_hours() -> Vec<u8> {
     let mut bytes = b"fLaC\x80\0\0\x22\x10\0\x10\0\0\0\0\0\0\0".to_vec();
     bytes.extend((16_000_u64 << 44 | 15 << 36).to_be_bytes());
@@ -92,7 +92,7 @@ fn flac_of_hours() -> Vec<u8> {
     bytes
 }
 
-fn sounds() -> Vec<(&'static str, Vec<u8>)> {
+fn audio_clips() -> Vec<(&'static str, Vec<u8>)> {
     let wav = |channels: u16, rate: u32, bits: u16| {
         let mut bytes = b"RIFF\xff\xff\xff\xffWAVEfmt \x10\0\0\0\x01\0".to_vec();
         bytes.extend(channels.to_le_bytes());
@@ -121,10 +121,10 @@ fn sounds() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Posts a sound; the status and the answer's text.
-async fn transcribe(cluster: &Cluster, sound: &[u8]) -> (u16, String) {
+/// Posts an audio file; status and body of the response.
+async fn transcribe(cluster: &Cluster, audio: &[u8]) -> (u16, String) {
     let mut body = b"--x\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n".to_vec();
-    body.extend(sound);
+    body.extend(audio);
     body.extend(b"\r\n--x--\r\n");
     let request = reqwest_client()
         .post(format!("{}/v1/audio/transcriptions", cluster.http))
@@ -135,7 +135,7 @@ async fn transcribe(cluster: &Cluster, sound: &[u8]) -> (u16, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bombs_end_in_an_answer_and_cost_no_more_than_honest_items() {
+async fn bombs_get_an_answer_and_cost_no_more_than_legitimate_items() {
     let cluster = Cluster::start(&[]).await;
     let pids: Vec<_> = ["proxy", "encoder", "pd", "store"].map(|role| cluster.pid(role)).to_vec();
     let before: Vec<_> = pids.iter().map(|pid| peak_bytes(*pid)).collect();
@@ -149,15 +149,15 @@ async fn bombs_end_in_an_answer_and_cost_no_more_than_honest_items() {
         let (status, answer) = cluster.chat(body).await;
         assert!([200, 400, 413].contains(&status), "{what}: {status} {answer}");
     }
-    for (what, sound) in sounds() {
-        let (status, answer) = transcribe(&cluster, &sound).await;
+    for (what, audio) in audio_clips() {
+        let (status, answer) = transcribe(&cluster, &audio).await;
         assert!([400, 413].contains(&status), "{what}: {status} {answer}");
     }
     for ((pid, before), role) in pids.iter().zip(before).zip(["proxy", "encoder", "pd", "store"]) {
         assert_eq!(cluster.pid(role), *pid, "the {role} died");
         let grown = peak_bytes(*pid).saturating_sub(before);
         println!("{role}: the peak grew by {} MiB", grown >> 20);
-        assert!(grown < MOST_GROWTH, "{role}: the peak grew by {} MiB", grown >> 20);
+        assert!(grown < MAX_GROWTH, "{role}: the peak grew by {} MiB", grown >> 20);
     }
     let (status, answer) =
         cluster.chat(ask_images(SHAPES, "What is in this picture?", &[&heldout("scene.png")])).await;

@@ -3,13 +3,13 @@
 use serde_json::{Value, json};
 use tonic::Code;
 use triptych_proto::v1;
-use triptych_tests::client::{about_images, about_sound, connect, generate};
+use triptych_tests::client::{about_audio, about_images, connect, generate};
 use triptych_tests::cluster::Cluster;
 use triptych_tests::samples::{ask_images, heldout, text_of, wav_16k};
 
 const SHAPES: &str = "shapes-qwen2-vl";
 
-/// A PNG that declares `side` × `side` and has next to nothing of it.
+/// A PNG that declares `side` × `side` pixels and has hardly any data.
 fn png_header(side: u32) -> Vec<u8> {
     let mut ihdr = side.to_be_bytes().to_vec();
     ihdr.extend_from_slice(&side.to_be_bytes());
@@ -26,7 +26,7 @@ fn png_chunk(kind: &[u8; 4], data: &[u8]) -> Vec<u8> {
     [&len, checked.as_slice(), &crc32(&checked).to_be_bytes()].concat()
 }
 
-/// CRC-32 as PNG has it, bit by bit.
+/// CRC-32 of PNG, bit by bit.
 fn crc32(bytes: &[u8]) -> u32 {
     let step = |crc: u32, byte: &u8| {
         (0..8).fold(crc ^ u32::from(*byte), |c, _| (c >> 1) ^ (0xedb8_8320 & (c & 1).wrapping_neg()))
@@ -48,7 +48,7 @@ fn all_pids(cluster: &Cluster) -> Vec<u32> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bad_items_get_an_error_that_says_what_and_no_process_dies() {
+async fn bad_items_get_an_error_with_the_cause_and_no_process_dies() {
     let cluster = Cluster::start(&[]).await;
     let before = all_pids(&cluster);
     let mut client = connect(&cluster.grpc).await;
@@ -57,22 +57,22 @@ async fn bad_items_get_an_error_that_says_what_and_no_process_dies() {
         model: SHAPES.into(),
         ..about_images("What is it?", vec![bytes.to_vec()])
     };
-    let sound = |bytes: Vec<u8>| about_sound(bytes, v1::SpeechTask::default());
+    let audio = |bytes: Vec<u8>| about_audio(bytes, v1::SpeechTask::default());
     let cases: Vec<(&str, v1::GenerateRequest, &[&str])> = vec![
         ("a truncated PNG", image(&scene[..scene.len() / 2]), &[]),
         ("a truncated JPEG", image(&[0xff, 0xd8, 0xff, 0xe0, 0, 16, b'J', b'F', b'I', b'F', 0]), &[]),
         ("a header of 60000 x 60000", image(&png_header(60_000)), &["60000", "50000000"]),
         ("text as an image", image(b"just some text"), &["PNG", "JPEG"]),
         ("an empty image", image(b""), &[]),
-        ("an empty sound", sound(Vec::new()), &[]),
-        ("a sound of no samples", sound(wav_16k(&[])), &[]),
-        ("a sound of two hours", sound(two_hours()), &[]),
-        ("an image as a sound", sound(scene.clone()), &[]),
+        ("an empty clip", audio(Vec::new()), &[]),
+        ("a clip of no samples", audio(wav_16k(&[])), &[]),
+        ("a clip of two hours", audio(two_hours()), &[]),
+        ("an image as a clip", audio(scene.clone()), &[]),
         ("too many images", about_images("What?", vec![scene.clone(); 17]), &["17", "16"]),
     ];
     for (what, mut request, names) in cases {
         if request.model.is_empty() {
-            request.model = if what.contains("sound") { "digits-whisper" } else { SHAPES }.into();
+            request.model = if what.contains("clip") { "digits-whisper" } else { SHAPES }.into();
         }
         let status = generate(&mut client, request).await.expect_err(what);
         assert_eq!(status.code(), Code::InvalidArgument, "{what}: {status:?}");
@@ -104,7 +104,7 @@ async fn bad_requests_get_openais_error_with_the_right_status() {
         ),
         ("text as an image", ask_images(SHAPES, "What?", &[b"text"]), 400),
         (
-            "a sound for a model of images",
+            "audio for a model of images",
             say(json!([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}])),
             400,
         ),
@@ -122,7 +122,7 @@ async fn bad_requests_get_openais_error_with_the_right_status() {
         "0.0.0.0",
         "169.254.169.254",
     ] {
-        cases.push(("a URL inside", url(&format!("http://{host}/x.png")), 400));
+        cases.push(("an internal URL", url(&format!("http://{host}/x.png")), 400));
     }
     for (what, body, expect) in cases {
         let (status, answer) = cluster.chat(body).await;
@@ -142,7 +142,7 @@ async fn bad_requests_get_openais_error_with_the_right_status() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn enum_numbers_that_name_nothing_are_refused_by_every_process() {
+async fn unknown_enum_values_are_refused_by_every_process() {
     let cluster = Cluster::start(&[]).await;
     let before = all_pids(&cluster);
     let mut client = connect(&cluster.grpc).await;

@@ -1,4 +1,4 @@
-//! The bench against a real cluster: few requests, and everything counted. How fast they are is nobody's business here.
+//! The bench against a real cluster: few requests, and every count checked. Speed is not tested.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use triptych_bench::client::grpc::GrpcTarget;
 use triptych_bench::outcome::End;
 use triptych_bench::result::SweepResult;
 use triptych_bench::scrape::Scraper;
-use triptych_bench::sweep::{News, Server, Sweep, SweepSettings};
+use triptych_bench::sweep::{Server, Sweep, SweepEvent, SweepSettings};
 use triptych_bench::workload::Workload;
 use triptych_tests::cluster::{Cluster, reqwest_client};
 use triptych_tests::process::{binary, signal};
 
 /// Small enough for the sample model's context.
 const WORKLOAD: &str = "mixed:with=0.5,images=1-2,size=112x84,text=30,output=8,share=0.3";
-/// Promises that nothing breaks.
+/// An SLO that every request meets.
 const SLO: &str = "ttft=120s,tpot=60s";
 
 /// `triptych bench run` with these flags; its result and what it printed.
@@ -50,7 +50,7 @@ async fn bench(flags: Vec<String>) -> (SweepResult, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_request_is_counted_over_both_faces() {
+async fn every_request_is_counted_over_grpc_and_http() {
     let cluster = Cluster::start(&[]).await;
     let metrics = ["encoder-0", "pd-0"].map(|worker| format!("{}/metrics", cluster.admin(worker)));
     let mut flags = vec!["--grpc".to_owned(), cluster.grpc.clone(), "--workload".into(), WORKLOAD.into()];
@@ -72,13 +72,13 @@ async fn every_request_is_counted_over_both_faces() {
         let server = run.server.expect("Triptych has metrics");
         assert!(server.encodes.expect("an encoder") >= sources.encoded as f64, "{server:?}");
         assert!(server.step_ms.is_some() && run.stages.is_some_and(|s| s.prefill.n == 20));
-        // An encoder that has encoded nothing yet has nothing to say.
-        let mut told = run.timeline.iter().skip_while(|s| s.encoding.is_none()).peekable();
-        assert!(told.peek().is_some() && told.all(|s| s.encoding.is_some()), "{:?}", run.timeline);
+        // An encoder reports nothing before its first item.
+        let mut reported = run.timeline.iter().skip_while(|s| s.encoding.is_none()).peekable();
+        assert!(reported.peek().is_some() && reported.all(|s| s.encoding.is_some()), "{:?}", run.timeline);
         assert!(run.timeline.iter().all(|s| s.running.is_some()), "{:?}", run.timeline);
     }
 
-    // Over HTTP, texts only: as many tokens as were asked for, behind the template's own.
+    // Over HTTP, text only: the requested number of tokens, after those of the template.
     let url = ["--url", &cluster.http, "--workload", "text:text=200,output=12"].map(str::to_owned);
     let (longer, _) = bench(url.to_vec()).await;
     let url = ["--url", &cluster.http, "--workload", "text:text=100,output=12"].map(str::to_owned);
@@ -95,7 +95,7 @@ async fn every_request_is_counted_over_both_faces() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_is_killed_costs_no_request_its_verdict() {
+async fn every_request_has_a_verdict_after_a_worker_is_killed() {
     let cluster = Cluster::start(&[]).await;
     let _ = reqwest_client();
     let channel = triptych_runtime::grpc::channel(&cluster.grpc).expect("an address");
@@ -113,8 +113,8 @@ async fn a_worker_that_is_killed_costs_no_request_its_verdict() {
     let sweep = Sweep::begin(&server, &workload, &slo, &settings).await.expect("it answers");
     let pd = cluster.pid("pd");
     let killed = AtomicBool::new(false);
-    let listener = |news: News<'_>| {
-        if let News::Progress(progress) = news
+    let listener = |news: SweepEvent<'_>| {
+        if let SweepEvent::Progress(progress) = news
             && progress.n_sent >= 20
             && !killed.swap(true, Ordering::Relaxed)
         {
@@ -122,7 +122,7 @@ async fn a_worker_that_is_killed_costs_no_request_its_verdict() {
         }
     };
     let run = sweep.run(10.0, 1, &listener).await;
-    assert!(killed.load(Ordering::Relaxed), "the run was long enough to kill somebody in it");
+    assert!(killed.load(Ordering::Relaxed), "the run was long enough for the kill");
     let verdict = &run.result.verdict;
     assert_eq!(verdict.n_offered, 40);
     let ends = verdict.ends;

@@ -1,4 +1,4 @@
-//! One encode for what was encoded before, and for what is being encoded.
+//! An item is encoded once: repeated requests hit the cache, concurrent ones share the encode.
 
 use triptych_proto::v1::ItemSource;
 use triptych_tests::client::{about_images, connect, generate};
@@ -18,7 +18,7 @@ async fn the_same_image_again_costs_no_encode() {
     assert_eq!(first.summary.item_sources, [i32::from(ItemSource::Encoded)]);
     assert_eq!(second.summary.item_sources, [i32::from(ItemSource::Cached)]);
     assert_eq!(cluster.metric("encoder-0", ENCODES).await, 1.0);
-    // Nor does the prompt cost a second prefill, but for the block that is not full.
+    // The prompt is cached too, except for its last partial block.
     let cached =
         |answer: &triptych_tests::client::Answer| answer.summary.usage.unwrap_or_default().cached_tokens;
     let n_prompt = second.summary.usage.unwrap_or_default().prompt_tokens;
@@ -41,7 +41,7 @@ async fn the_same_image_many_times_at_once_costs_one_encode() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn text_alone_goes_straight_to_the_decoder() {
+async fn text_goes_directly_to_the_decoder() {
     let cluster = Cluster::start(&[]).await;
     let mut client = connect(&cluster.grpc).await;
     let mut request = about_images("Hello", Vec::new());

@@ -1,4 +1,4 @@
-//! SIGKILL at the worst moments: every request ends with an answer or a typed error, and the cluster mends itself.
+//! SIGKILL at the worst moments: every request ends with an answer or a typed error, and the cluster recovers.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -12,18 +12,18 @@ use triptych_tests::cluster::{Cluster, reqwest_client, sum_series};
 use triptych_tests::process::{children_of, eventually, signal};
 use triptych_tests::samples::{ask_images, heldout, list};
 
-/// A kill may come after the last token: then there is another.
+/// Largest number of attempts: a kill may come after the last token.
 const TRIES: usize = 40;
-/// Longest a request may take to end, one way or the other: the default limit and a margin.
+/// Longest time a request may take to end: the default limit and a margin.
 const DEADLINE: Duration = Duration::from_secs(150);
 
-fn picture(file: &str) -> v1::GenerateRequest {
+fn image_request(file: &str) -> v1::GenerateRequest {
     about_images("What is in this picture?", vec![heldout(file)])
 }
 
-/// A request that writes for as long as the context allows.
+/// A request that generates to the end of the context.
 fn endless() -> v1::GenerateRequest {
-    let mut request = picture("scene.png");
+    let mut request = image_request("scene.png");
     request.sampling =
         Some(v1::Sampling { ignore_eos: true, temperature: Some(0.0), n: Some(4), ..Default::default() });
     request
@@ -42,7 +42,8 @@ async fn a_killed_encoder_is_replaced_and_its_jobs_are_done_again() {
         .iter()
         .take(6)
         .map(|file| {
-            let (mut client, request) = (client.clone(), picture(file));
+            let mut client = client.clone();
+            let request = image_request(file);
             tokio::spawn(async move { generate(&mut client, request).await })
         })
         .collect();
@@ -62,7 +63,7 @@ async fn a_killed_encoder_is_replaced_and_its_jobs_are_done_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_is_not_to_be_resumed_ends_with_a_typed_error_when_its_pd_worker_is_killed() {
+async fn without_resumption_a_stream_ends_with_a_typed_error_when_its_pd_worker_is_killed() {
     let mut cluster = Cluster::start(&[]).await;
     let mut client = connect(&cluster.grpc).await;
     let never = v1::GenerateRequest { resumption: v1::Resumption::Never.into(), ..endless() };
@@ -94,16 +95,16 @@ async fn a_stream_that_is_not_to_be_resumed_ends_with_a_typed_error_when_its_pd_
     let status = ends.pop().and_then(Result::err).expect("the last one failed");
     assert_eq!(status.code(), Code::Unavailable, "{status:?}");
     assert!(
-        !generate(&mut client, picture("scene.png"))
+        !generate(&mut client, image_request("scene.png"))
             .await
-            .expect("the cluster is well again")
+            .expect("the cluster has recovered")
             .text
             .is_empty()
     );
 }
 
-/// Drawn, so that another worker has to draw the same; several answers, so that each has to find its place.
-fn drawn() -> v1::GenerateRequest {
+/// Sampled with a seed, so that another worker has to sample the same; several choices, each of which has to resume.
+fn sampled() -> v1::GenerateRequest {
     let mut request = endless();
     if let Some(sampling) = &mut request.sampling {
         (sampling.temperature, sampling.seed) = (Some(0.9), Some(11));
@@ -112,10 +113,10 @@ fn drawn() -> v1::GenerateRequest {
     request
 }
 
-/// Kills the PD worker that writes an answer now, if one does: it may have just ended.
-async fn kill_the_writer(cluster: &Cluster) {
+/// Kills the PD worker that is generating, if there is one: it may have just finished.
+async fn kill_generating_worker(cluster: &Cluster) {
     for name in ["pd-0", "pd-1"] {
-        // One that was killed before may not be back yet.
+        // A worker that was killed before may not have restarted yet.
         let metrics = reqwest_client().get(format!("{}/metrics", cluster.admin(name))).send().await;
         let Ok(metrics) = metrics else { continue };
         let metrics = metrics.text().await.unwrap_or_default();
@@ -127,12 +128,12 @@ async fn kill_the_writer(cluster: &Cluster) {
     }
 }
 
-/// Streams that a worker went away from.
+/// Number of streams that were resumed.
 async fn resumed(cluster: &Cluster) -> f64 {
     cluster.metric("proxy", "triptych_resumed_streams_total").await
 }
 
-/// Reads a stream to its end: the text of each answer, and the tokens counted. After its first piece `act` happens.
+/// Reads a stream to its end: the text of each choice, and the number of tokens. Runs `act` after the first delta.
 async fn read(
     mut stream: tonic::Streaming<v1::GenerateResponse>,
     act: impl AsyncFnOnce(),
@@ -157,13 +158,14 @@ async fn read(
 async fn jobs_of_a_stopped_encoder_are_hedged_and_answered_by_the_other() {
     let cluster = Cluster::start(&["--encoders", "2"]).await;
     let client = connect(&cluster.grpc).await;
-    // A decoder of PNG stops at the end of the image: what follows makes another item of it.
+    // Bytes after the end of a PNG change its key and not its pixels.
     let another = |n: u8| {
         let image = [heldout("scene.png"), vec![n]].concat();
-        let (mut client, request) = (client.clone(), about_images("What is in this picture?", vec![image]));
+        let mut client = client.clone();
+        let request = about_images("What is in this picture?", vec![image]);
         async move { generate(&mut client, request).await.expect("an answer").text }
     };
-    // Both learn what an item takes.
+    // Both encoders learn the cost of an item.
     for n in 0..24 {
         assert!(!another(n).await.is_empty());
     }
@@ -179,15 +181,15 @@ async fn jobs_of_a_stopped_encoder_are_hedged_and_answered_by_the_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pd_worker_killed_in_the_middle_of_a_stream_is_not_noticed_over_grpc() {
+async fn a_grpc_stream_is_unchanged_when_its_pd_worker_is_killed() {
     let mut cluster = Cluster::start(&["--pds", "2"]).await;
     let mut client = connect(&cluster.grpc).await;
-    let undisturbed = client.generate(drawn()).await.expect("accepted").into_inner();
+    let undisturbed = client.generate(sampled()).await.expect("accepted").into_inner();
     let undisturbed = read(undisturbed, async || {}).await;
     assert_eq!(undisturbed.0.len(), 4, "answers");
     for _ in 0..TRIES {
-        let stream = client.generate(drawn()).await.expect("accepted").into_inner();
-        let disturbed = read(stream, async || kill_the_writer(&cluster).await);
+        let stream = client.generate(sampled()).await.expect("accepted").into_inner();
+        let disturbed = read(stream, async || kill_generating_worker(&cluster).await);
         let disturbed = tokio::time::timeout(DEADLINE, disturbed).await.expect("ends in time");
         assert_eq!(disturbed, undisturbed);
         if resumed(&cluster).await > 0.0 {
@@ -199,7 +201,7 @@ async fn a_pd_worker_killed_in_the_middle_of_a_stream_is_not_noticed_over_grpc()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pd_worker_killed_in_the_middle_of_a_stream_is_not_noticed_over_http() {
+async fn an_http_stream_is_unchanged_when_its_pd_worker_is_killed() {
     let mut cluster = Cluster::start(&["--pds", "2"]).await;
     let mut body = ask_images("shapes-qwen2-vl", "What is in this picture?", &[&heldout("scene.png")]);
     for (field, value) in [("stream", json!(true)), ("ignore_eos", json!(true)), ("n", json!(2))] {
@@ -209,11 +211,12 @@ async fn a_pd_worker_killed_in_the_middle_of_a_stream_is_not_noticed_over_http()
     let url = format!("{}/v1/chat/completions", cluster.http);
     let ask = async |cluster: &Cluster, kills: bool| {
         let mut response = reqwest_client().post(&url).json(&body).send().await.expect("an answer");
-        let (mut all, mut killed) = (Vec::new(), !kills);
+        let mut all = Vec::new();
+        let mut killed = !kills;
         while let Some(bytes) = response.chunk().await.expect("no failure") {
             all.extend_from_slice(&bytes);
             if !killed && all.windows(9).any(|w| w == b"\"content\"") {
-                kill_the_writer(cluster).await;
+                kill_generating_worker(cluster).await;
                 killed = true;
             }
         }
@@ -244,12 +247,12 @@ async fn a_pd_worker_killed_in_the_middle_of_a_stream_is_not_noticed_over_http()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_only_pd_worker_killed_in_the_middle_of_a_stream_goes_on_when_it_is_back() {
+async fn a_stream_resumes_when_the_only_pd_worker_has_restarted() {
     let cluster = Cluster::start(&[]).await;
     let mut client = connect(&cluster.grpc).await;
-    let undisturbed = client.generate(drawn()).await.expect("accepted").into_inner();
+    let undisturbed = client.generate(sampled()).await.expect("accepted").into_inner();
     let undisturbed = read(undisturbed, async || {}).await;
-    let stream = client.generate(drawn()).await.expect("accepted").into_inner();
+    let stream = client.generate(sampled()).await.expect("accepted").into_inner();
     let disturbed = read(stream, async || signal(cluster.pid("pd"), "KILL"));
     let disturbed = tokio::time::timeout(DEADLINE, disturbed).await.expect("ends in time");
     assert_eq!(disturbed, undisturbed);
@@ -264,21 +267,21 @@ async fn redis_killed_between_publish_and_load_costs_neither_a_request_nor_an_en
     let pd = cluster.pid("pd");
     signal(pd, "STOP");
     let mut asking = client.clone();
-    let pending = tokio::spawn(async move { generate(&mut asking, picture("scene.png")).await });
+    let pending = tokio::spawn(async move { generate(&mut asking, image_request("scene.png")).await });
     let encodes = async || cluster.metric("encoder-0", "triptych_encodes_total").await;
     eventually("the output is published", async || (encodes().await == 1.0).then_some(())).await;
     redis.kill();
     redis.restart();
     signal(pd, "CONT");
     let answer = tokio::time::timeout(DEADLINE, pending).await.expect("ends in time").expect("no panic");
-    let answer = answer.expect("an answer, from rows that the encoder still has");
+    let answer = answer.expect("an answer, from the output that the encoder still has");
     assert_eq!(encodes().await, 1.0, "they were published again");
-    let again = generate(&mut client, picture("scene.png")).await.expect("the cluster is well");
+    let again = generate(&mut client, image_request("scene.png")).await.expect("the cluster is well");
     assert_eq!(again.text, answer.text);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_go_away_leave_nothing_behind() {
+async fn cancelled_requests_release_everything_they_held() {
     let cluster = Cluster::start(&[]).await;
     let mut client = connect(&cluster.grpc).await;
     for _ in 0..20 {
@@ -294,5 +297,5 @@ async fn clients_that_go_away_leave_nothing_behind() {
     ] {
         eventually(metric, async || (cluster.metric(worker, metric).await == 0.0).then_some(())).await;
     }
-    assert!(!generate(&mut client, picture("scene.png")).await.expect("an answer").text.is_empty());
+    assert!(!generate(&mut client, image_request("scene.png")).await.expect("an answer").text.is_empty());
 }

@@ -1,4 +1,4 @@
-//! Starting, stopping, and dying.
+//! Start, shutdown, and the death of the supervisor.
 
 use triptych_proto::v1;
 use triptych_proto::v1::generate_response::Kind;
@@ -7,7 +7,7 @@ use triptych_tests::cluster::Cluster;
 use triptych_tests::process::{Process, eventually, is_alive, signal};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ctrl_c_lets_running_answers_end_and_exits_with_zero() {
+async fn ctrl_c_finishes_running_answers_and_exits_with_zero() {
     let mut cluster = Cluster::start(&[]).await;
     let children: Vec<u32> =
         ["proxy", "encoder", "pd", "store"].iter().flat_map(|r| cluster.pids(r)).collect();
@@ -41,7 +41,7 @@ async fn a_killed_supervisor_leaves_no_worker_behind() {
 }
 
 #[tokio::test]
-async fn what_cannot_start_says_why_and_exits_with_an_error() {
+async fn a_failed_start_prints_the_cause_and_exits_with_an_error() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("free");
     let taken = listener.local_addr().expect("bound").to_string();
     let dir = tempfile::tempdir().expect("a directory");

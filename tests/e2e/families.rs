@@ -1,6 +1,6 @@
-//! A model of each kind through the whole cluster: what goes in over HTTP comes out as transformers' own tokens.
+//! A model of each family through the whole cluster, over HTTP: the tokens are those of transformers.
 //!
-//! The models are the golden ones, with small random weights; `tests/golden/README.md` says how they were made.
+//! The models are the golden ones, with small random weights; `tests/golden/README.md` describes how they are made.
 
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -27,7 +27,8 @@ async fn cluster_of(cases: &[&str]) -> Cluster {
 async fn post(cluster: &Cluster, path: &str, body: &Value) -> Value {
     let response = reqwest_client().post(format!("{}{path}", cluster.http)).json(body).send().await;
     let response = response.expect("the proxy answers");
-    let (status, text) = (response.status(), response.text().await.expect("a body"));
+    let status = response.status();
+    let text = response.text().await.expect("a body");
     assert!(status.is_success(), "{body}: {text}");
     serde_json::from_str(&text).expect("JSON")
 }
@@ -36,8 +37,8 @@ fn ids(value: &Value) -> Vec<u64> {
     value.as_array().expect("a list").iter().map(|id| id.as_u64().expect("an id")).collect()
 }
 
-/// What a request answers with, of what transformers wrote: without the end token.
-fn written(tokens: &Value, request: &Value) -> Vec<u64> {
+/// The expected tokens of an answer: those of transformers, without the end token.
+fn without_end(tokens: &Value, request: &Value) -> Vec<u64> {
     let ends = ids(&request["end_tokens"]);
     let mut tokens = ids(tokens);
     if tokens.last().is_some_and(|last| ends.contains(last)) {
@@ -46,7 +47,7 @@ fn written(tokens: &Value, request: &Value) -> Vec<u64> {
     tokens
 }
 
-/// The requests of a case under the rules of the model itself, which are those of the first.
+/// The requests of a case that have the model's own generation rules: those of the first request.
 fn requests(case: &str) -> Vec<Value> {
     let matrix = read(case, "matrix.json");
     let all = matrix["requests"].as_array().expect("requests");
@@ -55,11 +56,11 @@ fn requests(case: &str) -> Vec<Value> {
             .map(|rule| r.get(rule).cloned().unwrap_or_default())
     };
     let plain: Vec<Value> = all.iter().filter(|r| rules(r) == rules(&all[0])).cloned().collect();
-    assert!(plain.len() >= 2, "{case} has no two requests of the model's own kind");
+    assert!(plain.len() >= 2, "{case} has fewer than two requests with the model's own rules");
     plain
 }
 
-/// The text requests of a case, asked with token ids for both sides.
+/// Checks the text requests of a case, with token ids for encoder and decoder.
 async fn check_text(cluster: &Cluster, case: &str) {
     let inputs = read(case, "expected.json");
     for request in &requests(case) {
@@ -72,7 +73,7 @@ async fn check_text(cluster: &Cluster, case: &str) {
         let greedy = ask(json!({"temperature": 0, "max_tokens": request["max_new_tokens"]}));
         let answer = post(cluster, "/v1/completions", &greedy).await;
         let choice = &answer["choices"][0];
-        assert_eq!(ids(&choice["token_ids"]), written(&request["greedy"], request), "{case} {request}");
+        assert_eq!(ids(&choice["token_ids"]), without_end(&request["greedy"], request), "{case} {request}");
         assert_eq!(choice["encoder_prompt"], *input);
         assert_eq!(choice["decoder_prompt"]["token_ids"], request["prompt"]);
         let beams = &request["beam4"];
@@ -90,7 +91,7 @@ async fn check_text(cluster: &Cluster, case: &str) {
         {
             assert_eq!(
                 ids(&choice["token_ids"]),
-                written(&expect["tokens"], request),
+                without_end(&expect["tokens"], request),
                 "{case}, beams, {request}"
             );
         }
@@ -126,9 +127,9 @@ async fn text_in_text_out_and_one_encode_for_the_same_text() {
     );
 }
 
-/// Every image of a case, asked as the model is meant to be. A resize may be a step of 255 away from the reference's in
-/// some pixels, which random weights may turn into another token: the images that are resized to the bit must match,
-/// and each case has some (`golden_models/pipeline.rs` knows which).
+/// Checks every image of a case. A resize may differ from the reference by one step of 255 in some pixels, which random
+/// weights may turn into another token. Images that are resized bit-exactly must match, and each case has some
+/// (`golden_models/pipeline.rs` lists them).
 async fn check_images(cluster: &Cluster, case: &str) {
     let expected = read(case, "expected.json");
     let mut n_matched = 0;
@@ -162,16 +163,16 @@ async fn images_reach_decoders_through_cross_attention() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mllama_sees_an_image_or_goes_without() {
+async fn mllama_answers_with_and_without_an_image() {
     let case = "mllama_small_f32";
     let cluster = cluster_of(&[case]).await;
-    let (expected, requests) = (read(case, "expected.json"), requests(case));
+    let expected = read(case, "expected.json");
+    let requests = requests(case);
     for request in &requests {
         let prompts = expected["prompts"].as_array().expect("prompts");
         let Some(prompt) = prompts.iter().find(|p| p["input_ids"] == request["prompt"]) else { continue };
-        let items = prompt["image"].as_u64().map(|place| {
-            let file =
-                golden(case).join(expected["images"][place as usize]["file"].as_str().expect("a file"));
+        let items = prompt["image"].as_u64().map(|idx| {
+            let file = golden(case).join(expected["images"][idx as usize]["file"].as_str().expect("a file"));
             let url = data_url(&std::fs::read(file).expect("an image"));
             json!({"type": "image_url", "image_url": {"url": url}})
         });
@@ -181,9 +182,9 @@ async fn mllama_sees_an_image_or_goes_without() {
         });
         let answer = post(&cluster, "/v1/completions", &body).await;
         let choice = &answer["choices"][0];
-        assert_eq!(ids(&choice["token_ids"]), written(&request["greedy"], request), "{request}");
+        assert_eq!(ids(&choice["token_ids"]), without_end(&request["greedy"], request), "{request}");
     }
-    // The chat template lays the same prompt out.
+    // The chat template gives the same prompt.
     let prompt = &expected["prompts"][5];
     let body = json!({"model": case, "messages": prompt["messages"], "temperature": 0, "max_tokens": 4});
     let answer = post(&cluster, "/v1/chat/completions", &body).await;

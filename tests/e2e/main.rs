@@ -1,6 +1,6 @@
 //! The product end to end: real processes of the real binary, the sample models, real servers.
 //!
-//! Each test starts a cluster of its own and ends it. Nothing here looks at the clock except to give up.
+//! Each test starts a cluster of its own and ends it. Time matters only for timeouts.
 
 mod answers;
 mod attacks;

@@ -1,4 +1,4 @@
-//! One trace and one timeline through three processes, and metrics by the field's names.
+//! One trace and one timeline through three processes, and the names of metrics.
 
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
@@ -6,9 +6,10 @@ use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
+use parking_lot::Mutex;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 use triptych_tests::client::{about_images, connect, generate};
@@ -27,7 +28,7 @@ impl TraceService for Collector {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        let mut traces = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut traces = self.0.lock();
         for spans in request.into_inner().resource_spans {
             let attributes = spans.resource.map(|r| r.attributes).unwrap_or_default();
             let service = attributes.into_iter().find(|a| a.key == "service.name");
@@ -54,7 +55,7 @@ async fn a_request_is_one_trace_through_proxy_encoder_and_pd() {
     let request = about_images("What is in this picture?", vec![heldout("scene.png")]);
     generate(&mut client, request).await.expect("an answer");
     eventually("a trace with all three", async || {
-        let traces = traces.lock().unwrap_or_else(PoisonError::into_inner);
+        let traces = traces.lock();
         let has = |services: &BTreeSet<String>, role: &str| services.iter().any(|s| s.contains(role));
         let whole = |s: &&BTreeSet<String>| ["proxy", "encoder", "pd"].iter().all(|role| has(s, role));
         traces.values().find(whole).map(|_| ())
@@ -63,11 +64,12 @@ async fn a_request_is_one_trace_through_proxy_encoder_and_pd() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_processes_draw_one_timeline_and_write_nothing_of_the_client_into_it() {
+async fn all_processes_write_one_timeline_without_client_data() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("timeline.json");
     let mut cluster = Cluster::start(&["--trace-file", file.to_str().expect("UTF-8")]).await;
-    let (encoder, pd) = (cluster.pid("encoder"), cluster.pid("pd"));
+    let encoder = cluster.pid("encoder");
+    let pd = cluster.pid("pd");
     let mut client = connect(&cluster.grpc).await;
     let question = "What is in this picture?";
     generate(&mut client, about_images(question, vec![heldout("scene.png")])).await.expect("an answer");
@@ -82,7 +84,7 @@ async fn all_processes_draw_one_timeline_and_write_nothing_of_the_client_into_it
         let found = events.iter().any(|e| e["ph"] == phase && e["name"] == name && of_pid(e));
         assert!(found, "no {name} ({phase}) of {pid:?} in\n{text}");
     };
-    for (name, pid) in [("preprocess", encoder), ("forward", encoder), ("forward", pd), ("choose", pd)] {
+    for (name, pid) in [("preprocess", encoder), ("forward", encoder), ("forward", pd), ("sample", pd)] {
         has("X", name, Some(pid));
     }
     for name in ["request", "encode", "load", "prefill", "decode"] {

@@ -6,18 +6,19 @@ use triptych_tests::cluster::{reqwest_client, sum_series};
 use triptych_tests::process::{Process, eventually, free_port};
 use triptych_tests::samples::{heldout, models_dir};
 
-/// A process and where its probes and metrics are.
-struct Part {
+/// A process, and the addresses of its gRPC and HTTP servers.
+struct RoleProcess {
     process: Process,
     grpc: String,
     http: String,
 }
 
-impl Part {
+impl RoleProcess {
     /// A role on free ports; its second port is under `flag`.
     fn start(role: &str, flag: &str, args: &[&str]) -> Self {
         let address = || format!("127.0.0.1:{}", free_port());
-        let (grpc, http) = (address(), address());
+        let grpc = address();
+        let http = address();
         let mut all = vec![role, "--grpc", &grpc, flag, &http];
         all.extend_from_slice(args);
         Self { process: Process::start(&all), grpc, http }
@@ -41,7 +42,7 @@ impl Part {
     }
 }
 
-async fn total(parts: &[Part], name: &str) -> f64 {
+async fn total(parts: &[RoleProcess], name: &str) -> f64 {
     let mut sum = 0.0;
     for part in parts {
         sum += part.metric(name).await;
@@ -52,11 +53,12 @@ async fn total(parts: &[Part], name: &str) -> f64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_same_image_over_three_proxies_and_three_encoders_costs_one_encode() {
     let redis = RedisServer::start();
-    let (store, model) = (redis.url(), models_dir().join("shapes-qwen2-vl"));
+    let store = redis.url();
+    let model = models_dir().join("shapes-qwen2-vl");
     let model = model.to_str().expect("UTF-8");
     let worker = ["--ec", &store, "--model", model, "--threads", "1"];
-    let mut encoders: Vec<_> = (0..3).map(|_| Part::start("encoder", "--admin", &worker)).collect();
-    let mut pd = Part::start("pd", "--admin", &worker);
+    let mut encoders: Vec<_> = (0..3).map(|_| RoleProcess::start("encoder", "--admin", &worker)).collect();
+    let mut pd = RoleProcess::start("pd", "--admin", &worker);
     for part in encoders.iter_mut().chain([&mut pd]) {
         part.ready().await;
     }
@@ -64,7 +66,7 @@ async fn the_same_image_over_three_proxies_and_three_encoders_costs_one_encode()
     for encoder in &encoders {
         fleet.extend(["--encoder", &encoder.grpc]);
     }
-    let mut proxies: Vec<_> = (0..3).map(|_| Part::start("proxy", "--http", &fleet)).collect();
+    let mut proxies: Vec<_> = (0..3).map(|_| RoleProcess::start("proxy", "--http", &fleet)).collect();
     let mut clients = Vec::new();
     for proxy in &mut proxies {
         proxy.ready().await;

@@ -1,4 +1,4 @@
-//! What an OpenAI client sees, over real HTTP.
+//! The OpenAI API over real HTTP.
 
 use serde_json::{Value, json};
 use triptych_tests::cluster::{Cluster, reqwest_client};
@@ -45,7 +45,7 @@ async fn transcribe(cluster: &Cluster, fields: &[(&str, &str)]) -> (u16, String)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn chat_completions_have_openais_shape_streamed_and_not() {
+async fn chat_completions_have_openais_fields_streamed_and_not() {
     let cluster = Cluster::start(&[]).await;
     let png = heldout("scene.png");
     let body = ask_images(SHAPES, "What is in this picture?", &[&png]);
@@ -65,13 +65,14 @@ async fn chat_completions_have_openais_shape_streamed_and_not() {
     assert_eq!(events.last(), Some(&"[DONE]"));
     let chunks: Vec<Value> =
         events[..events.len() - 1].iter().map(|e| serde_json::from_str(e).expect("JSON")).collect();
-    let said: String = chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
-    assert_eq!(said, text_of(&whole));
+    let streamed: String =
+        chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(streamed, text_of(&whole));
     assert_eq!(chunks.last().expect("chunks")["usage"]["completion_tokens"], usage["completion_tokens"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sampling_settings_do_what_they_say() {
+async fn sampling_parameters_take_effect() {
     let cluster = Cluster::start(&[]).await;
     let png = heldout("scene.png");
     let ask = |extra: Value| {
@@ -134,7 +135,7 @@ async fn transcriptions_come_in_every_format() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sound_in_a_chat_is_written_down_and_models_are_listed() {
+async fn audio_in_a_chat_is_transcribed_and_models_are_listed() {
     use base64::Engine as _;
     let cluster = Cluster::start(&[]).await;
     let data = base64::engine::general_purpose::STANDARD.encode(heldout("digits.wav"));

@@ -1,4 +1,4 @@
-//! No byte of an item reaches a PD worker, and nothing of what clients write or are known by reaches a log.
+//! No byte of an item reaches a PD worker, and no credentials or content of clients reach a log.
 
 use triptych_tests::client::{about_images, connect, generate};
 use triptych_tests::cluster::reqwest_client;
@@ -6,8 +6,8 @@ use triptych_tests::process::{Process, binary, eventually, free_port};
 use triptych_tests::samples::{ask_images, data_url, heldout, models_dir};
 use triptych_tests::tap::Tap;
 
-/// Length of a piece of the image that must not be seen: longer than chance, shorter than any frame.
-const PIECE: usize = 24;
+/// Bytes of an image chunk that must not be found: too long for chance, shorter than any frame.
+const CHUNK: usize = 24;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_bytes_of_an_image_never_reach_a_pd_worker() {
@@ -16,7 +16,8 @@ async fn the_bytes_of_an_image_never_reach_a_pd_worker() {
     let model = models_dir().join("shapes-qwen2-vl");
     let model = model.to_str().expect("UTF-8");
     let store_tap = Tap::start(store.clone()).await;
-    let (ec, tapped_ec) = (format!("grpc://{store}"), format!("grpc://{}", store_tap.address));
+    let ec = format!("grpc://{store}");
+    let tapped_ec = format!("grpc://{}", store_tap.address);
     let _store = Process::start(&["store", "--grpc", &store]);
     let _encoder = Process::start(&["encoder", "--grpc", &encoder, "--model", model, "--ec", &ec]);
     let _pd = Process::start(&["pd", "--grpc", &pd, "--model", model, "--ec", &tapped_ec]);
@@ -34,7 +35,8 @@ async fn the_bytes_of_an_image_never_reach_a_pd_worker() {
         "--ec",
         &ec,
     ]);
-    let (client, url) = (reqwest_client(), format!("http://{http}/readyz"));
+    let client = reqwest_client();
+    let url = format!("http://{http}/readyz");
     eventually("the proxy is ready", async || {
         client.get(&url).send().await.ok().filter(|r| r.status().is_success())
     })
@@ -46,28 +48,31 @@ async fn the_bytes_of_an_image_never_reach_a_pd_worker() {
     let answer = generate(&mut client, request).await.expect("an answer");
     assert!(!answer.text.is_empty());
 
-    let (asked, loaded) = (pd_tap.seen(), store_tap.seen());
+    let asked = pd_tap.recorded();
+    let loaded = store_tap.recorded();
     for (wire, sign) in [(&asked, b"What is in this picture?".as_slice()), (&loaded, b"ec_cache")] {
-        assert!(wire.windows(sign.len()).any(|w| w == sign), "the tap is not on the line");
+        assert!(wire.windows(sign.len()).any(|w| w == sign), "the relay recorded no traffic");
     }
     for wire in [asked, loaded] {
-        let pieces: std::collections::HashSet<&[u8]> = image.chunks_exact(PIECE).collect();
-        assert!(!wire.windows(PIECE).any(|w| pieces.contains(w)), "a piece of the image was on the line");
+        let pieces: std::collections::HashSet<&[u8]> = image.chunks_exact(CHUNK).collect();
+        assert!(!wire.windows(CHUNK).any(|w| pieces.contains(w)), "a chunk of the image was sent");
     }
 }
 
-/// What a client is known by and what it writes, none of which may be in a log or a metric.
+/// Client data that must not be in a log or a metric: the tenant, and (below) the question.
 const TENANT: &str = "tenant-of-the-privacy-test";
 const QUESTION: &str = "Is the quick brown zebra in this picture?";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_tenants_and_questions_reach_no_log() {
     let dir = tempfile::tempdir().expect("a folder");
-    let (keys, secret) = (dir.path().join("keys"), dir.path().join("jwt"));
+    let keys = dir.path().join("keys");
+    let secret = dir.path().join("jwt");
     let key = make_key(&keys);
     std::fs::write(&secret, "the secret of this test, longer than 32 bytes")
         .expect("the folder can be written");
-    let (keys, secret) = (keys.to_str().expect("UTF-8"), secret.to_str().expect("UTF-8"));
+    let keys = keys.to_str().expect("UTF-8");
+    let secret = secret.to_str().expect("UTF-8");
     let [store, encoder, pd, http, grpc] = std::array::from_fn(|_| format!("127.0.0.1:{}", free_port()));
     let model = models_dir().join("shapes-qwen2-vl");
     let model = model.to_str().expect("UTF-8");
@@ -84,7 +89,8 @@ async fn keys_tenants_and_questions_reach_no_log() {
         start(&["pd", "--grpc", &pd, "--model", model, "--ec", &ec]),
         start(&proxy.split(' ').collect::<Vec<_>>()),
     ];
-    let (client, url) = (reqwest_client(), |path: &str| format!("http://{http}{path}"));
+    let client = reqwest_client();
+    let url = |path: &str| format!("http://{http}{path}");
     eventually("the proxy is ready", async || {
         client.get(url("/readyz")).send().await.ok().filter(|r| r.status().is_success())
     })
@@ -97,7 +103,7 @@ async fn keys_tenants_and_questions_reach_no_log() {
     };
     let jwt = "eyJhbGciOiJIUzI1NiJ9.eyJ0ZW5hbnQiOiJ4In0.c2lnbmF0dXJlLXRoYXQtaXMtbm9uZQ";
     assert_eq!(ask(&key, QUESTION, &image).await, 200);
-    assert_eq!(ask(&key, QUESTION, b"no picture, but these words").await, 400);
+    assert_eq!(ask(&key, QUESTION, b"no image, but these words").await, 400);
     assert_eq!(ask(&key[1..], QUESTION, &image).await, 401);
     assert_eq!(ask(jwt, QUESTION, &image).await, 401);
     let metrics = client.get(url("/metrics")).send().await.expect("metrics").text().await.expect("text");
@@ -109,7 +115,7 @@ async fn keys_tenants_and_questions_reach_no_log() {
         TENANT,
         QUESTION,
         "quick brown zebra",
-        "no picture, but these words",
+        "no image, but these words",
         "the secret of this test",
         &base64[100..140],
     ];
@@ -130,6 +136,6 @@ fn make_key(file: &std::path::Path) -> String {
     let made = std::process::Command::new(binary()).args(["keys", "new", "--tenant", TENANT]).output();
     let made = made.expect("keys are made");
     std::fs::write(file, made.stdout).expect("the folder can be written");
-    let said = String::from_utf8(made.stderr).expect("UTF-8");
-    said.lines().last().expect("a key").trim().to_owned()
+    let stderr = String::from_utf8(made.stderr).expect("UTF-8");
+    stderr.lines().last().expect("a key").trim().to_owned()
 }

@@ -1,7 +1,7 @@
 //! A rolling restart under load: every process gets SIGTERM in turn, drains, and is replaced; no request fails.
 //!
-//! Two proxies find two encoder and two PD workers by a registry, so a worker is known when it is ready and gets nothing
-//! new from the first moment of its stop. Clients do as a load balancer does: they watch each proxy's health.
+//! Two proxies find two encoder and two PD workers in a registry: a worker is used once it is ready, and gets nothing new
+//! once its shutdown begins. Clients act as a load balancer: they watch each proxy's health.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,17 +19,18 @@ use triptych_tests::samples::{heldout, models_dir};
 const N_CLIENTS: u64 = 4;
 
 /// A process of the cluster, its command line and its addresses.
-struct Part {
+struct RoleProcess {
     process: Process,
     line: Vec<String>,
     grpc: String,
     http: String,
 }
 
-impl Part {
+impl RoleProcess {
     fn start(role: &str, probes: &str, args: &[String]) -> Self {
         let address = || format!("127.0.0.1:{}", free_port());
-        let (grpc, http) = (address(), address());
+        let grpc = address();
+        let http = address();
         let own = [role, "--grpc", &grpc, probes, &http, "--lame-duck", "500"].map(str::to_owned);
         let line = [&own[..], args].concat();
         Self { process: launch(&line), line, grpc, http }
@@ -48,17 +49,17 @@ impl Part {
         .await;
     }
 
-    /// SIGTERM, the end that it comes to by itself, and a successor at the same addresses.
+    /// Sends SIGTERM, waits for the exit, and starts a successor at the same addresses.
     async fn replace(&mut self) {
         signal(self.process.pid(), "TERM");
         let status = self.process.wait().await;
         assert!(status.success(), "{:?} ended with {status}:\n{}", self.line, self.process.log());
-        assert!(!self.process.log().contains("grace is over"), "{}", self.process.log());
+        assert!(!self.process.log().contains("grace period over"), "{}", self.process.log());
         self.process = launch(&self.line);
         self.ready().await;
     }
 
-    /// Whether this proxy knows two workers of each role that take work.
+    /// `Some` if this proxy knows two ready workers of each role.
     async fn knows_all(&self) -> Option<()> {
         let metrics = self.get("/metrics").await?;
         let line = |role| format!("triptych_fleet_workers{{role=\"{role}\",state=\"ready\"}} 2");
@@ -70,7 +71,7 @@ fn launch(line: &[String]) -> Process {
     Process::start(&line.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// A proxy as a load balancer sees it.
+/// A proxy, as seen by a load balancer.
 struct Target {
     client: TriptychClient<Channel>,
     serving: AtomicBool,
@@ -94,14 +95,13 @@ impl Target {
     }
 }
 
-/// Questions about a picture that nobody asked about before, from two clients to one proxy and from two to the other,
-/// as long as it serves.
+/// Sends questions about new images without end, to alternating proxies that serve.
 async fn ask_on(number: u64, targets: &[Arc<Target>], answered: &AtomicU64, failed: &AtomicU64) {
-    let picture = heldout("scene.png");
+    let image = heldout("scene.png");
     let mut expect = None;
     for n in 0u64.. {
-        let mut own = picture.clone();
-        // What follows the end of a PNG is no picture, and makes another key.
+        let mut own = image.clone();
+        // Bytes after the end of a PNG change its key and not its pixels.
         own.extend_from_slice(&number.to_le_bytes());
         own.extend_from_slice(&n.to_le_bytes());
         let preferred = usize::try_from(number + n).expect("few") % targets.len();
@@ -132,29 +132,33 @@ async fn sigterm_to_every_process_in_turn_loses_no_request() {
     let registry = RedisServer::start();
     let model = models_dir().join("shapes-qwen2-vl");
     let text = |words: &[&str]| words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>();
-    let store = Part::start("store", "--admin", &[]);
+    let store = RoleProcess::start("store", "--admin", &[]);
     let ec = format!("grpc://{}", store.grpc);
     let model = model.to_str().expect("UTF-8");
     let worker = text(&["--ec", &ec, "--model", model, "--threads", "1", "--register", &registry.url()]);
     let proxy = text(&["--ec", &ec, "--discover", &registry.url()]);
     let mut parts = [
-        Part::start("proxy", "--http", &proxy),
-        Part::start("proxy", "--http", &proxy),
-        Part::start("encoder", "--admin", &worker),
-        Part::start("encoder", "--admin", &worker),
-        Part::start("pd", "--admin", &worker),
-        Part::start("pd", "--admin", &worker),
+        RoleProcess::start("proxy", "--http", &proxy),
+        RoleProcess::start("proxy", "--http", &proxy),
+        RoleProcess::start("encoder", "--admin", &worker),
+        RoleProcess::start("encoder", "--admin", &worker),
+        RoleProcess::start("pd", "--admin", &worker),
+        RoleProcess::start("pd", "--admin", &worker),
         store,
     ];
     let mut tasks = JoinSet::new();
-    let (answered, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let answered = Arc::new(AtomicU64::new(0));
+    let failed = Arc::new(AtomicU64::new(0));
     let targets: Vec<_> = parts[..2].iter().map(|p| Arc::new(Target::new(&p.grpc))).collect();
     for (part, target) in parts.iter().zip(&targets) {
-        let (target, http) = (Arc::clone(target), part.http.clone());
+        let target = Arc::clone(target);
+        let http = part.http.clone();
         tasks.spawn(async move { target.watch(&http).await });
     }
     for number in 0..N_CLIENTS {
-        let (targets, answered, failed) = (targets.clone(), Arc::clone(&answered), Arc::clone(&failed));
+        let targets = targets.clone();
+        let answered = Arc::clone(&answered);
+        let failed = Arc::clone(&failed);
         tasks.spawn(async move { ask_on(number, &targets, &answered, &failed).await });
     }
     for i in 0..parts.len() {

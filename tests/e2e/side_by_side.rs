@@ -1,5 +1,4 @@
-//! Clusters that the bench starts itself: each on its cores, measured, and gone afterwards. How fast they are is nobody's
-//! business here.
+//! Clusters that the bench starts itself: each is pinned to its cores, measured, and ended. Speed is not tested.
 
 use std::fs;
 use std::path::Path;
@@ -7,9 +6,9 @@ use triptych_bench::result::SweepResult;
 use triptych_tests::process::{Process, children_of, eventually, is_alive, signal};
 use triptych_tests::samples::models_dir;
 
-/// Shapes without weights.
+/// A config without weights.
 const MODEL: &str = "qwen2-vl-tiny";
-/// Small: a debug build computes it.
+/// Small enough for a debug build.
 const WORKLOAD: &str = "epd-short:images=1,size=112x84,text=30,output=8";
 
 /// `triptych bench suite` of two topologies, with these flags.
@@ -38,7 +37,7 @@ fn workers(bench: &Process) -> Vec<u32> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clusters_are_started_on_their_cores_measured_and_ended() {
+async fn clusters_are_pinned_to_their_cores_measured_and_ended() {
     let dir = tempfile::tempdir().expect("a folder");
     let out = dir.path().join("results");
     let mut bench = suite(&out, &["--requests", "6", "--max-window", "10", "--warm-up", "1"]);
@@ -71,17 +70,17 @@ async fn clusters_are_started_on_their_cores_measured_and_ended() {
     let page = fs::read_to_string(out.join("report.html")).expect("a page");
     assert!(page.contains("1e1pd") && page.contains("colocated") && page.contains("cores, 1e1pd"));
 
-    // What is there is not measured again.
+    // Existing results are not measured again.
     let mut again = suite(&out, &["--requests", "6", "--max-window", "10", "--warm-up", "1"]);
     assert!(again.wait().await.success(), "{}", again.log());
     assert!(again.log().contains("0 of 2 results"), "{}", again.log());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_dies_makes_what_was_measured_void() {
+async fn the_death_of_a_worker_voids_the_measurement() {
     let dir = tempfile::tempdir().expect("a folder");
     let out = dir.path().join("results");
-    // A minute of load before anything is judged: it will not come to its end.
+    // A minute of warm-up: the worker dies before the measurement.
     let mut bench = suite(&out, &["--requests", "6", "--max-window", "60", "--warm-up", "60"]);
     let workers = eventually("all are up", async || {
         assert!(bench.exited().is_none(), "it ended early:\n{}", bench.log());

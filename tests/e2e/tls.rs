@@ -1,4 +1,4 @@
-//! The parts of a cluster over mutual TLS, as an operator sets it up across machines.
+//! A cluster over mutual TLS, as an operator sets it up across machines.
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use std::path::Path;
@@ -21,11 +21,13 @@ fn certificates(dir: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_over_mutual_tls_answers_and_lets_nobody_else_in() {
+async fn a_cluster_over_mutual_tls_answers_and_refuses_plaintext() {
     let dir = tempfile::tempdir().expect("a folder");
     certificates(dir.path());
     let file = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
-    let (cert, key, ca) = (file("part.pem"), file("part.key"), file("ca.pem"));
+    let cert = file("part.pem");
+    let key = file("part.key");
+    let ca = file("ca.pem");
     let tls = ["--tls-cert", &cert, "--tls-key", &key, "--tls-ca", &ca];
     let [store, encoder, pd, http, grpc] = std::array::from_fn(|_| format!("127.0.0.1:{}", free_port()));
     let model = models_dir().join("shapes-qwen2-vl");
@@ -37,7 +39,8 @@ async fn a_cluster_over_mutual_tls_answers_and_lets_nobody_else_in() {
     let _pd = start(&["pd", "--grpc", &pd, "--model", model, "--ec", &ec]);
     let _proxy =
         start(&["proxy", "--http", &http, "--grpc", &grpc, "--encoder", &encoder, "--pd", &pd, "--ec", &ec]);
-    let (client, url) = (reqwest_client(), format!("http://{http}/readyz"));
+    let client = reqwest_client();
+    let url = format!("http://{http}/readyz");
     eventually("the proxy is ready", async || {
         client.get(&url).send().await.ok().filter(|r| r.status().is_success())
     })
@@ -50,7 +53,7 @@ async fn a_cluster_over_mutual_tls_answers_and_lets_nobody_else_in() {
         let answer = reqwest_client().get(format!("http://{part}/")).send().await;
         assert!(answer.is_err(), "{part} answers plaintext");
     }
-    eventually("the log says who was refused", async || {
+    eventually("the log has the refused peer", async || {
         encoder_process.log().contains("TLS handshake refused").then_some(())
     })
     .await;
@@ -62,7 +65,8 @@ async fn plaintext_beyond_this_machine_is_refused_at_the_start() {
     let mut store = Process::start(&["store", "--grpc", &address]);
     assert_eq!(store.wait().await.code(), Some(2));
     let log =
-        eventually("it says why", async || Some(store.log()).filter(|log| log.contains("error:"))).await;
+        eventually("the cause is printed", async || Some(store.log()).filter(|log| log.contains("error:")))
+            .await;
     assert!(log.contains("--insecure-plaintext") && log.contains("--tls-cert"), "{log}");
     let mut asked = Process::start(&["store", "--grpc", &address, "--insecure-plaintext"]);
     eventually("it is ready", async || asked.log().contains("store ready").then_some(())).await;

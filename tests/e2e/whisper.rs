@@ -1,12 +1,12 @@
-//! The real Whisper tiny.en writes down speech as transformers does: word for word, with its segments and the times of
-//! its words, in one window, window after window, and with the windows side by side.
+//! The real Whisper tiny.en transcribes as transformers does: word for word, with its segments and the times of words, in
+//! one window, in sequential windows, and in parallel windows.
 
 use serde_json::Value;
 use triptych_proto::v1;
-use triptych_tests::client::{about_sound, connect, generate};
+use triptych_tests::client::{about_audio, connect, generate};
 use triptych_tests::cluster::Cluster;
 
-/// How far times may be off, in seconds: one step of the vocabulary.
+/// Tolerance of times in seconds: one step of the vocabulary.
 const STEP_S: f64 = 0.02 + 1e-6;
 
 struct Clips {
@@ -23,7 +23,7 @@ impl Clips {
         Self { folder, rows }
     }
 
-    fn sound(&self, row: &Value) -> Vec<u8> {
+    fn audio(&self, row: &Value) -> Vec<u8> {
         std::fs::read(self.folder.join(row["file"].as_str().expect("a file"))).expect("a clip")
     }
 }
@@ -61,11 +61,12 @@ fn bare(text: &str) -> Vec<String> {
     kept.collect::<String>().split_whitespace().map(str::to_owned).collect()
 }
 
-/// Share of words that are wrong, by the least number of changes.
-fn word_error_rate(said: &str, written: &str) -> f64 {
-    let (said, written) = (bare(said), bare(written));
+/// Word error rate: edit distance over the number of spoken words.
+fn word_error_rate(spoken: &str, written: &str) -> f64 {
+    let spoken = bare(spoken);
+    let written = bare(written);
     let mut row: Vec<usize> = (0..=written.len()).collect();
-    for (i, s) in said.iter().enumerate() {
+    for (i, s) in spoken.iter().enumerate() {
         let mut diagonal = std::mem::replace(&mut row[0], i + 1);
         for (j, w) in written.iter().enumerate() {
             let change = diagonal + usize::from(s != w);
@@ -73,11 +74,11 @@ fn word_error_rate(said: &str, written: &str) -> f64 {
             row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
         }
     }
-    row[written.len()] as f64 / said.len().max(1) as f64
+    row[written.len()] as f64 / spoken.len().max(1) as f64
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_real_tiny_en_writes_what_transformers_writes() {
+async fn the_real_tiny_en_transcribes_as_transformers_does() {
     let repository =
         std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests is a folder of it");
     let model = repository.join(".cache/whisper-tiny.en");
@@ -92,32 +93,33 @@ async fn the_real_tiny_en_writes_what_transformers_writes() {
         ..Default::default()
     };
     for row in &clips.rows {
-        let (sound, file) = (clips.sound(row), &row["file"]);
+        let audio = clips.audio(row);
+        let file = &row["file"];
         if let Some(written) = row["written"].as_str() {
-            let plain = about_sound(sound.clone(), v1::SpeechTask::default());
+            let plain = about_audio(audio.clone(), v1::SpeechTask::default());
             let answer = generate(&mut client, plain).await.expect("an answer");
             assert_eq!(answer.text.trim(), written, "{file}");
         }
-        let timed = about_sound(sound.clone(), in_sequence.clone());
+        let timed = about_audio(audio.clone(), in_sequence.clone());
         let answer = generate(&mut client, timed).await.expect("an answer");
         check_segments(file, &answer.segments, &row["segments"], true);
-        let said = row["said"].as_str().expect("a text");
-        println!("{file} in sequence: {:.3} of the words wrong", word_error_rate(said, &answer.text));
+        let spoken = row["said"].as_str().expect("a text");
+        println!("{file} sequential: word error rate {:.3}", word_error_rate(spoken, &answer.text));
         if row["conditioned"].is_null() {
             continue;
         }
         let task =
             v1::SpeechTask { condition_on_previous: true, word_timestamps: false, ..in_sequence.clone() };
-        let conditioned = generate(&mut client, about_sound(sound.clone(), task)).await.expect("an answer");
+        let conditioned = generate(&mut client, about_audio(audio.clone(), task)).await.expect("an answer");
         check_segments(file, &conditioned.segments, &row["conditioned"], false);
 
-        // Side by side no word is lost or told twice at the border of two windows.
+        // In parallel no word is lost or repeated at the border of two windows.
         let task = v1::SpeechTask { timestamps: true, word_timestamps: true, ..Default::default() };
-        let parallel = generate(&mut client, about_sound(sound, task)).await.expect("an answer");
-        let (differs, wrong) =
-            (word_error_rate(&answer.text, &parallel.text), word_error_rate(said, &parallel.text));
-        println!("{file} side by side: {wrong:.3} wrong, {differs:.3} other than in sequence");
-        // A model this small may stop before the end of a full window, which only reading in sequence makes good.
+        let parallel = generate(&mut client, about_audio(audio, task)).await.expect("an answer");
+        let differs = word_error_rate(&answer.text, &parallel.text);
+        let wrong = word_error_rate(spoken, &parallel.text);
+        println!("{file} in parallel: word error rate {wrong:.3}, {differs:.3} against sequential");
+        // A model this small may stop before the end of a full window, which only sequential decoding recovers.
         assert!(differs <= 0.25, "{file}: {:?} {:?}", answer.text, parallel.text);
         let words: Vec<&v1::Word> = parallel.segments.iter().flat_map(|s| &s.words).collect();
         assert!(words.is_sorted_by(|a, b| a.start_s <= b.start_s + STEP_S), "{file}: {words:?}");

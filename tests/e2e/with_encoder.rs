@@ -1,4 +1,4 @@
-//! A PD worker that holds the encoders too: what it encodes is on it at once, and is published for the others.
+//! A PD worker with its own encoders: their outputs are resident at once, and published for other workers.
 
 use tonic::transport::{Channel, Endpoint};
 use triptych_proto::v1;
@@ -14,9 +14,10 @@ use triptych_tests::samples::{heldout, models_dir};
 const MODEL: &str = "shapes-qwen2-vl";
 const KEY: [u8; 32] = [7; 32];
 
-/// A worker, its channel, and where its metrics are.
+/// Starts a worker; with its channel and the URL of its metrics.
 async fn start(ec: &str, flags: &[&str]) -> (Process, Channel, String) {
-    let (grpc, admin) = (format!("127.0.0.1:{}", free_port()), format!("127.0.0.1:{}", free_port()));
+    let grpc = format!("127.0.0.1:{}", free_port());
+    let admin = format!("127.0.0.1:{}", free_port());
     let model = format!("{MODEL}={}", models_dir().join(MODEL).display());
     let args = ["pd", "--with-encoder", "--grpc", &grpc, "--admin", &admin, "--ec", ec, "--model", &model];
     let mut worker = Process::start(&[&args[..], flags].concat());
@@ -31,7 +32,7 @@ async fn start(ec: &str, flags: &[&str]) -> (Process, Channel, String) {
     (worker, channel.connect().await.expect("it listens"), url)
 }
 
-/// An encoder job for a picture.
+/// An encode job for an image.
 async fn job(encoder: &mut EncoderWorkerClient<Channel>) -> v1::EncodeRequest {
     let described = encoder.describe(v1::DescribeRequest {}).await.expect("it answers").into_inner();
     assert!(described.encodes);
@@ -47,7 +48,7 @@ async fn job(encoder: &mut EncoderWorkerClient<Channel>) -> v1::EncodeRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_pd_worker_encodes_itself_never_comes_back_from_the_store() {
+async fn an_item_encoded_on_the_pd_worker_is_not_loaded_from_the_store() {
     let dir = tempfile::tempdir().expect("a directory");
     let (mut worker, channel, admin) = start(&format!("disk:{}", dir.path().display()), &[]).await;
     let mut encoder = EncoderWorkerClient::new(channel.clone());
@@ -89,14 +90,14 @@ async fn what_a_pd_worker_encodes_itself_never_comes_back_from_the_store() {
     let files = std::fs::read_dir(dir.path()).expect("a directory").count();
     assert!(files > 0, "it is published");
 
-    let mut states = pd.watch(v1::WatchRequest {}).await.expect("it tells").into_inner();
+    let mut states = pd.watch(v1::WatchRequest {}).await.expect("a stream of states").into_inner();
     let state = states.message().await.expect("no failure").expect("a state");
     assert_eq!(state.resident_added, [KEY.to_vec()]);
     signal(worker.pid(), "TERM");
     assert!(worker.wait().await.success());
 }
 
-/// What the worker counts now.
+/// The worker's current metrics.
 async fn counts(admin: &str) -> impl Fn(&str) -> f64 {
     let metrics = reqwest_client().get(format!("{admin}/metrics")).send().await.expect("metrics");
     let metrics = metrics.text().await.expect("text");
@@ -104,10 +105,10 @@ async fn counts(admin: &str) -> impl Fn(&str) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_goes_on_between_the_layers_of_what_is_encoded_beside_it() {
+async fn decoding_continues_between_the_layers_of_a_colocated_encode() {
     const N_ITEMS: u8 = 16;
     const N_TOKENS: u32 = 800;
-    // Less than a layer's share of any picture: one layer between two steps, never two.
+    // Less than a layer's share of any image: one layer between two steps, never two.
     let dir = tempfile::tempdir().expect("a directory");
     let ec = format!("disk:{}", dir.path().display());
     let (mut worker, channel, admin) = start(&ec, &["--encoder-token-budget", "1"]).await;
@@ -130,7 +131,8 @@ async fn an_answer_goes_on_between_the_layers_of_what_is_encoded_beside_it() {
     stream.message().await.expect("no failure").expect("it writes");
     let one = job(&mut encoder).await;
     let jobs = (0..N_ITEMS).map(|i| {
-        let (mut encoder, one) = (encoder.clone(), one.clone());
+        let mut encoder = encoder.clone();
+        let one = one.clone();
         let job = v1::EncodeRequest { key: vec![i; 32].into(), request_id: format!("req-{i:032x}"), ..one };
         tokio::spawn(async move {
             let mut events = encoder.encode(job).await.expect("a job").into_inner();
@@ -154,24 +156,25 @@ async fn an_answer_goes_on_between_the_layers_of_what_is_encoded_beside_it() {
         job.await.expect("it is encoded");
     }
     let of = counts(&admin).await;
-    let (tokens, steps) =
-        (of("triptych_encoder_beside_decoding_tokens_total"), of("triptych_steps_after_encode_total"));
-    let (most, budget) = (
-        of("triptych_encoder_between_steps_most_tokens"),
-        of("triptych_encoder_between_steps_budget_tokens"),
-    );
+    let tokens = of("triptych_encoder_while_decoding_tokens_total");
+    let steps = of("triptych_engine_steps_after_encode_total");
+    let most = of("triptych_encoder_between_steps_max_tokens");
+    let budget = of("triptych_encoder_between_steps_budget_tokens");
     assert_eq!(budget, 1.0);
-    assert!(tokens > 0.0 && steps > 1.0, "{tokens} tokens were encoded while it wrote, before {steps} steps");
+    assert!(
+        tokens > 0.0 && steps > 1.0,
+        "{tokens} tokens were encoded during decoding, before {steps} steps"
+    );
     assert!(tokens <= most * steps, "{tokens} tokens, at most {most} before a step, before {steps} steps");
-    // Four layers and what follows them: five parts. A batch has all pictures at most.
+    // Four layers and the projector: five parts. A batch has at most all images.
     let all = of("triptych_encode_batch_tokens_sum");
-    assert!(most <= (all / 5.0).ceil(), "{most} tokens between two steps, where all pictures have {all}");
+    assert!(most <= (all / 5.0).ceil(), "{most} tokens between two steps, where all images have {all}");
     signal(worker.pid(), "TERM");
     assert!(worker.wait().await.success());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_without_encoder_workers_reads_pictures_if_its_pd_workers_encode() {
+async fn a_cluster_without_encoder_workers_answers_about_images_if_its_pd_workers_encode() {
     let cluster = Cluster::start(&["--encoders", "0", "--with-encoder", "--drain-grace", "5"]).await;
     assert!(cluster.pids("encoder").is_empty());
     let mut request = about_images("What is in this picture?", vec![heldout("scene.png")]);

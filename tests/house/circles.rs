@@ -133,7 +133,7 @@ fn without_comments(text: &str) -> String {
     code
 }
 
-/// Which `use` declarations are asked for.
+/// Kinds of `use` declarations.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Uses {
     Imports,

@@ -70,7 +70,7 @@ const RULES: [Rule; 18] = [
     },
 ];
 
-/// Where a `String` of an error is good enough: programs and tests, not libraries.
+/// Programs and tests, where a `String` of an error is good enough.
 const MAY_USE_ANYHOW: [&str; 4] = ["services/triptych", "tests", "tests/xtask", "benches"];
 
 /// Names under `[dependencies]` and `[build-dependencies]`, those of a platform or feature included.

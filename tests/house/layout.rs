@@ -1,4 +1,4 @@
-//! What the top level shows, and where `unsafe` may stand.
+//! The files of the top level, and the places of `unsafe`.
 
 use crate::files::{root, rust};
 use std::collections::BTreeSet;

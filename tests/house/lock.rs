@@ -1,4 +1,4 @@
-//! What must not be in the dependency tree, and what must be in it once.
+//! Packages that must not be in the dependency tree, and packages that must be in it once.
 
 use crate::files::root;
 use std::collections::BTreeMap;

@@ -4,7 +4,7 @@ use crate::files::all;
 use std::ffi::OsStr;
 use std::fs;
 
-/// Whether the line declares something that a client sees.
+/// True if the line declares something that a client sees.
 fn declares(line: &str) -> bool {
     let first = line.split_whitespace().next().unwrap_or_default();
     let structure = ["syntax", "package", "import", "option", "reserved", "}", "//"];

@@ -1,9 +1,9 @@
-//! Clients: they ask, and they know the right answer.
+//! Clients: they send requests, and check the answers.
 
-use crate::ledger::Ledger;
+use crate::fault_plan::{Fault, FaultKind, FaultPlan, N_PROXIES};
 use crate::net::{address, channel};
-use crate::plan::{Kind, N_PROXIES, Plan, Trouble};
-use crate::truth::{self, MODEL};
+use crate::recorder::Recorder;
+use crate::reference::{self, MODEL};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 use std::time::Duration;
@@ -15,36 +15,38 @@ use triptych_proto::v1::generate_response::Kind as Piece;
 use triptych_proto::v1::triptych_client::TriptychClient;
 use triptych_runtime::status::CLASS_KEY;
 
-/// What a request is given to end.
-const TIME: Duration = Duration::from_secs(15);
-/// And how much later the end may reach the client.
-const LATE: Duration = Duration::from_secs(2);
-/// The workers are found before this.
-const START: Duration = Duration::from_millis(400);
+/// Deadline of a request.
+const DEADLINE: Duration = Duration::from_secs(15);
+/// Margin after which the end must have reached the client.
+const MARGIN: Duration = Duration::from_secs(2);
+/// Pause before the first request, in which the proxies discover the workers.
+const WARM_UP: Duration = Duration::from_millis(400);
 
-/// One request and the text that is right.
-struct Asked {
+/// A request and its expected answer.
+struct ClientRequest {
     name: String,
     message: v1::GenerateRequest,
     expected: String,
 }
 
-/// The bytes of an image; the first says how many rows it has.
+/// The bytes of an image; the first is its number of rows.
 fn image(number: usize) -> Vec<u8> {
     let mut bytes = vec![number as u8; 40];
     bytes[0] = 4 + 8 * number as u8;
     bytes
 }
 
-fn asked(rng: &mut impl Rng, name: String, plan: &Plan) -> Asked {
+fn asked(rng: &mut impl Rng, name: String, plan: &FaultPlan) -> ClientRequest {
     let prompt = format!("prompt {}", rng.random_range(0..100));
     let n_items = rng.random_range(0..=2);
     let images: Vec<_> = (0..n_items).map(|_| image(rng.random_range(0..plan.n_images))).collect();
     let n_tokens = rng.random_range(2..=12_u32);
     // Rows depend on the bytes alone, so any key gives the same digest.
-    let rows = |bytes: &Vec<u8>| truth::digest(truth::encode(ContentKey::from_bytes([0; 32]), bytes).rows());
+    let rows =
+        |bytes: &Vec<u8>| reference::digest(reference::encode(ContentKey::from_bytes([0; 32]), bytes).rows());
     let digests: Vec<_> = images.iter().map(rows).collect();
-    let expected = (0..n_tokens as usize).map(|i| truth::text(truth::token(&prompt, &digests, i))).collect();
+    let expected =
+        (0..n_tokens as usize).map(|i| reference::text(reference::token(&prompt, &digests, i))).collect();
     let item = |data: &Vec<u8>| v1::Item {
         modality: v1::Modality::from(Modality::Image).into(),
         source: Some(v1::item::Source::Data(data.clone().into())),
@@ -58,19 +60,19 @@ fn asked(rng: &mut impl Rng, name: String, plan: &Plan) -> Asked {
         sampling: Some(v1::Sampling { max_tokens: Some(n_tokens), ..Default::default() }),
         ..Default::default()
     };
-    Asked { name, message, expected }
+    ClientRequest { name, message, expected }
 }
 
-/// Asks its requests, one after the other with pauses, and writes down how each ended.
-pub async fn run(number: usize, seed: u64, plan: Plan, ledger: Ledger) -> turmoil::Result {
+/// Sends its requests with pauses in between, and records how each ended.
+pub async fn run(number: usize, seed: u64, plan: FaultPlan, recorder: Recorder) -> turmoil::Result {
     let mut rng = StdRng::seed_from_u64(seed.wrapping_mul(31).wrapping_add(number as u64));
-    sleep(START).await;
+    sleep(WARM_UP).await;
     let mut running = Vec::new();
     for i in 0..plan.n_requests {
         let asked = asked(&mut rng, format!("client-{number}/{i}"), &plan);
         let proxy = address(&format!("proxy-{}", rng.random_range(0..N_PROXIES)));
-        let mood = Mood::of(&plan);
-        running.push(tokio::spawn(one(asked, proxy, ledger.clone(), mood)));
+        let allowed = AllowedFailures::of(&plan);
+        running.push(tokio::spawn(one(asked, proxy, recorder.clone(), allowed)));
         sleep(Duration::from_millis(rng.random_range(0..600))).await;
     }
     for task in running {
@@ -79,70 +81,71 @@ pub async fn run(number: usize, seed: u64, plan: Plan, ledger: Ledger) -> turmoi
     Ok(())
 }
 
-/// What may go wrong for a client.
+/// Failures that a client may see under the plan.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Mood {
-    /// Nothing at all.
-    Calm,
-    /// A request may fail, in the cluster's own words.
+enum AllowedFailures {
+    /// None.
+    None,
+    /// Typed errors of the cluster.
     Typed,
-    /// A proxy may go away with its connections.
-    Broken,
+    /// Typed errors and broken connections: a proxy may crash.
+    Transport,
 }
 
-impl Mood {
-    fn of(plan: &Plan) -> Self {
-        let breaks = |t: &Trouble| matches!(&t.kind, Kind::Crash(host) if host.starts_with("proxy"));
-        match plan.troubles.as_slice() {
-            [] => Self::Calm,
-            troubles if troubles.iter().any(breaks) => Self::Broken,
+impl AllowedFailures {
+    fn of(plan: &FaultPlan) -> Self {
+        let breaks = |t: &Fault| matches!(&t.kind, FaultKind::Crash(host) if host.starts_with("proxy"));
+        match plan.faults.as_slice() {
+            [] => Self::None,
+            faults if faults.iter().any(breaks) => Self::Transport,
             _ => Self::Typed,
         }
     }
 
-    /// Whether a failure is one that may be.
+    /// True if the failure may occur.
     fn allows(self, status: &Status) -> bool {
         let class = status.metadata().get(CLASS_KEY).and_then(|v| v.to_str().ok());
         match (self, class) {
-            (Self::Calm, _) => false,
+            (Self::None, _) => false,
             (Self::Typed, None) => false,
-            (Self::Broken, None) => true,
+            (Self::Transport, None) => true,
             (_, Some(class)) => class != FailureClass::Internal.as_str(),
         }
     }
 }
 
-async fn one(asked: Asked, proxy: String, ledger: Ledger, mood: Mood) {
-    let Asked { name, message, expected } = asked;
-    ledger.tell(&format!("{name} asks {proxy}"));
-    ledger.note(|books| books.open += 1);
-    let ended = timeout_at(Instant::now() + TIME + LATE, answer(message, &proxy)).await;
-    ledger.note(|books| books.open -= 1);
+async fn one(asked: ClientRequest, proxy: String, recorder: Recorder, allowed: AllowedFailures) {
+    let ClientRequest { name, message, expected } = asked;
+    recorder.log(&format!("{name} asks {proxy}"));
+    recorder.update(|record| record.open += 1);
+    let ended = timeout_at(Instant::now() + DEADLINE + MARGIN, answer(message, &proxy)).await;
+    recorder.update(|record| record.open -= 1);
     match ended {
-        Err(_) => ledger.violation(format!("{name} did not end")),
+        Err(_) => recorder.violation(format!("{name} did not end")),
         Ok(Ok(text)) if text == expected => {
-            ledger.tell(&format!("{name} answered"));
-            ledger.note(|books| books.answered += 1);
+            recorder.log(&format!("{name} answered"));
+            recorder.update(|record| record.answered += 1);
         }
-        Ok(Ok(text)) => ledger.violation(format!("{name} was told {text:?}, right is {expected:?}")),
+        Ok(Ok(text)) => recorder.violation(format!("{name} received {text:?}, expected is {expected:?}")),
         Ok(Err(status)) => {
             let code = format!("{:?}", status.code());
-            ledger.tell(&format!("{name} refused: {code} {}", status.message()));
-            if !mood.allows(&status) {
-                ledger.violation(format!("{name} failed without a cause: {code} {}", status.message()));
+            recorder.log(&format!("{name} refused: {code} {}", status.message()));
+            if !allowed.allows(&status) {
+                recorder.violation(format!("{name} failed without a cause: {code} {}", status.message()));
             }
-            ledger.note(|books| *books.refused.entry(code).or_default() += 1);
+            recorder.update(|record| *record.refused.entry(code).or_default() += 1);
         }
     }
 }
 
-/// The text of an answer that is whole.
+/// The text of a complete answer.
 async fn answer(message: v1::GenerateRequest, proxy: &str) -> Result<String, Status> {
     let channel = channel(proxy).map_err(|e| Status::unavailable(e.to_string()))?;
     let mut request = tonic::Request::new(message);
-    request.set_timeout(TIME);
+    request.set_timeout(DEADLINE);
     let mut pieces = TriptychClient::new(channel).generate(request).await?.into_inner();
-    let (mut text, mut ended) = (String::new(), false);
+    let mut text = String::new();
+    let mut ended = false;
     while let Some(piece) = pieces.message().await? {
         match piece.kind {
             Some(Piece::Delta(delta)) if !ended => text.push_str(&delta.text),

@@ -1,8 +1,8 @@
 //! A model of an encoder worker: real objects, real stores and leases, an encoder that takes simulated time.
 
-use crate::ledger::Ledger;
 use crate::net::{self, address};
-use crate::truth::{self, MODEL};
+use crate::recorder::Recorder;
+use crate::reference::{self, MODEL};
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use futures::stream::{BoxStream, StreamExt};
@@ -24,21 +24,23 @@ use triptych_proto::v1::encoder_worker_server::{EncoderWorker, EncoderWorkerServ
 use triptych_proto::{convert, v1};
 use triptych_runtime::grpc;
 
-/// Of an item of no rows, and of each row.
+/// Encode time of an item without rows.
 const FIXED: Duration = Duration::from_millis(30);
+/// Encode time of each row.
 const PER_TOKEN: Duration = Duration::from_millis(1);
+/// Preprocessing time of an item.
 const PREPROCESS: Duration = Duration::from_millis(5);
-/// Memory for what it serves as a peer.
+/// Bytes of memory for outputs that it serves as a peer.
 const MEMORY: usize = 16 << 20;
 
 type Forward = Shared<BoxFuture<'static, EncoderOutput>>;
 
 struct State {
     name: String,
-    ledger: Ledger,
+    recorder: Recorder,
     memory: Arc<MemoryStore>,
     durable: Arc<dyn EcStore>,
-    forgetful: bool,
+    without_reuse: bool,
     running: Mutex<HashMap<ContentKey, Forward>>,
 }
 
@@ -48,14 +50,14 @@ struct Encoder(Arc<State>);
 /// Runs on its host until it is crashed.
 pub async fn run(
     name: String,
-    ledger: Ledger,
+    recorder: Recorder,
     durable: Arc<dyn EcStore>,
-    forgetful: bool,
+    without_reuse: bool,
 ) -> turmoil::Result {
     let limits = Limits::default();
     let memory = Arc::new(MemoryStore::new(MEMORY, &limits));
     let peers = EcObjectsService::into_server(Arc::clone(&memory) as Arc<dyn EcStore>, &limits);
-    let state = State { name, ledger, memory, durable, forgetful, running: Mutex::default() };
+    let state = State { name, recorder, memory, durable, without_reuse, running: Mutex::default() };
     let server =
         grpc::server().add_service(peers).add_service(EncoderWorkerServer::new(Encoder(Arc::new(state))));
     server.serve_with_incoming(net::incoming().await?).await?;
@@ -63,18 +65,18 @@ pub async fn run(
 }
 
 impl Encoder {
-    /// The forward of a key: the one that runs, or a new one.
+    /// The forward pass of a key: the running one, or a new one. The flag is true for a running one.
     fn forward(&self, key: ContentKey, item: bytes::Bytes) -> (Forward, bool) {
         let mut running = self.0.running.lock().unwrap();
-        if let Some(forward) = running.get(&key).filter(|_| !self.0.forgetful) {
+        if let Some(forward) = running.get(&key).filter(|_| !self.0.without_reuse) {
             return (forward.clone(), true);
         }
-        self.0.ledger.tell(&format!("{} encodes {key:?}", self.0.name));
-        self.0.ledger.note(|books| *books.encodes.entry(key).or_default() += 1);
+        self.0.recorder.log(&format!("{} encodes {key:?}", self.0.name));
+        self.0.recorder.update(|record| *record.encodes.entry(key).or_default() += 1);
         let state = Arc::clone(&self.0);
         let work = async move {
-            sleep(FIXED + PER_TOKEN * truth::n_tokens(&item)).await;
-            let output = truth::encode(key, &item);
+            sleep(FIXED + PER_TOKEN * reference::n_tokens(&item)).await;
+            let output = reference::encode(key, &item);
             let object = object::encode(&output);
             let stored = state.memory.put_if_absent(&key, object.clone()).await;
             stored.expect("memory takes small objects");
@@ -84,18 +86,18 @@ impl Encoder {
         };
         let forward = work.boxed().shared();
         running.insert(key, forward.clone());
-        // It goes on when its caller goes away: the rows are worth having.
+        // It completes without its caller too: the output is cached.
         tokio::spawn(forward.clone());
         (forward, false)
     }
 }
 
-/// The durable copy, behind the answer.
+/// Writes the durable copy, after the answer.
 async fn publish(state: Arc<State>, key: ContentKey, object: bytes::Bytes) {
     for _ in 0..5 {
         match state.durable.put_if_absent(&key, object.clone()).await {
             Ok(outcome) => {
-                return state.ledger.tell(&format!("{} published {key:?}: {outcome:?}", state.name));
+                return state.recorder.log(&format!("{} published {key:?}: {outcome:?}", state.name));
             }
             Err(_) => sleep(Duration::from_millis(200)).await,
         }
@@ -120,21 +122,21 @@ impl EncoderWorker for Encoder {
     ) -> Result<Response<Self::EncodeStream>, Status> {
         let request = request.into_inner();
         let key = convert::key(&request.key, "key").map_err(|e| Status::invalid_argument(e.to_string()))?;
-        let (events, told) = mpsc::channel(2);
+        let (events, receiver) = mpsc::channel(2);
         let encoder = self.clone();
         tokio::spawn(async move {
             let event = |kind| Ok(v1::EncodeEvent { kind: Some(kind) });
             sleep(PREPROCESS).await;
-            let announced = truth::announced(key, &request.item);
+            let announced = reference::announced(key, &request.item);
             let _ = events.send(event(Kind::Announced((&announced).into()))).await;
-            let kept = match encoder.0.forgetful {
+            let cached = match encoder.0.without_reuse {
                 true => None,
                 false => encoder.0.memory.get(&key).await.ok().flatten(),
             };
-            let (output, shared) = match kept {
+            let (output, shared) = match cached {
                 Some(object) => {
                     tokio::spawn(publish(Arc::clone(&encoder.0), key, object));
-                    (truth::encode(key, &request.item), true)
+                    (reference::encode(key, &request.item), true)
                 }
                 None => {
                     let (forward, shared) = encoder.forward(key, request.item.clone());
@@ -146,7 +148,7 @@ impl EncoderWorker for Encoder {
                 v1::EncodeResponse { item: Some(output.item().into()), peer, shared, ..Default::default() };
             let _ = events.send(event(Kind::Ready(ready))).await;
         });
-        Ok(Response::new(ReceiverStream::new(told).boxed()))
+        Ok(Response::new(ReceiverStream::new(receiver).boxed()))
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
@@ -163,16 +165,16 @@ impl EncoderWorker for Encoder {
     }
 }
 
-/// A state, told once, and a stream that stays open.
+/// A stream of one state that stays open.
 pub fn states(state: v1::WorkerState) -> BoxStream<'static, Result<v1::WorkerState, Status>> {
     futures::stream::iter([Ok(state)]).chain(futures::stream::pending()).boxed()
 }
 
-/// What a simulated worker serves.
+/// The description of a simulated worker.
 pub fn describe(name: &str, encodes: bool) -> v1::DescribeResponse {
     let encoder = v1::worker_model::Encoder {
         modality: v1::Modality::from(Modality::Image).into(),
-        fingerprint: truth::fingerprint().as_bytes().to_vec().into(),
+        fingerprint: reference::fingerprint().as_bytes().to_vec().into(),
         takes_prompt: false,
     };
     let model = v1::WorkerModel {

@@ -1,62 +1,79 @@
-//! A deterministic simulation of the whole: real proxies, stores and leases, modelled encoder and PD workers, over a
-//! network that loses, holds back and delays, on hosts that crash. Seeded: a seed that fails, fails again.
+//! A deterministic simulation of the cluster: real proxies, stores and leases, modelled encoder and PD workers, over a
+//! network that drops, holds and delays messages, on hosts that crash. A seed that fails, fails again.
 //!
 //! `cargo xtask sim --seeds 100000` runs more seeds than CI does; `--from N --seeds 1` runs one and shows its history.
 #![forbid(unsafe_code)]
 
 mod client;
 mod encoder;
-mod ledger;
+mod fault_plan;
 mod net;
 mod pd;
-mod plan;
-mod truth;
+mod recorder;
+mod reference;
 mod world;
 
-use ledger::Books;
+use parking_lot::Mutex;
+use recorder::SimRecord;
 use std::collections::BTreeMap;
 use std::env;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// Seeds of one run where nothing else is said.
+/// Default number of seeds of a run.
 const SEEDS: u64 = 1000;
 
 fn setting(name: &str, default: u64) -> u64 {
     match env::var(name) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, allowed are whole numbers")),
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, allowed are integers")),
         Err(_) => default,
     }
 }
 
+/// Sums over all seeds.
+#[derive(Default)]
+struct SimTotals {
+    answered: u64,
+    resumed: u64,
+    encodes: u64,
+    /// Failed requests by status code.
+    refused: BTreeMap<String, u64>,
+}
+
+impl SimTotals {
+    fn add(&mut self, record: &SimRecord) {
+        self.answered += u64::from(record.answered);
+        self.resumed += u64::from(record.resumed);
+        self.encodes += u64::from(record.encodes.values().sum::<u32>());
+        for (code, n) in &record.refused {
+            *self.refused.entry(code.clone()).or_default() += u64::from(*n);
+        }
+    }
+}
+
 #[test]
-fn every_accepted_request_ends_once_and_rightly_whatever_breaks() {
-    let (first, n) = (setting("SIM_FROM", 1), setting("SIM_SEEDS", SEEDS));
+fn every_accepted_request_ends_once_and_correctly_under_any_fault() {
+    let first = setting("SIM_FROM", 1);
+    let n = setting("SIM_SEEDS", SEEDS);
     if n == 1 {
-        // One seed is looked at closely.
+        // A single seed is logged in full.
         let filter = env::var("SIM_LOG").unwrap_or_else(|_| "triptych=debug".into());
         tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().without_time().init();
     }
-    let (next, failed) = (AtomicU64::new(0), Mutex::new(BTreeMap::new()));
-    let sums = Mutex::new((0_u64, 0_u64, 0_u64, BTreeMap::<String, u64>::new()));
+    let next = AtomicU64::new(0);
+    let failed = Mutex::new(BTreeMap::new());
+    let totals = Mutex::new(SimTotals::default());
     let work = || {
         while let seed @ 0.. = next.fetch_add(1, Ordering::Relaxed)
             && seed < n
         {
-            let books = world::run(first + seed);
+            let record = world::run(first + seed);
             if n == 1 {
-                println!("{}", books.history.join("\n"));
+                println!("{}", record.history.join("\n"));
             }
-            let mut sums = sums.lock().unwrap_or_else(PoisonError::into_inner);
-            sums.0 += u64::from(books.answered);
-            sums.1 += u64::from(books.resumed);
-            sums.2 += u64::from(books.encodes.values().sum::<u32>());
-            for (code, n) in &books.refused {
-                *sums.3.entry(code.clone()).or_default() += u64::from(*n);
-            }
-            if !books.violations.is_empty() {
-                failed.lock().unwrap_or_else(PoisonError::into_inner).insert(first + seed, books);
+            totals.lock().add(&record);
+            if !record.violations.is_empty() {
+                failed.lock().insert(first + seed, record);
             }
         }
     };
@@ -65,29 +82,30 @@ fn every_accepted_request_ends_once_and_rightly_whatever_breaks() {
             scope.spawn(work);
         }
     });
-    let (answered, resumed, encodes, refused) = sums.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let SimTotals { answered, resumed, encodes, refused } = totals.into_inner();
     println!("{n} seeds: {answered} answered, {resumed} resumed, {encodes} encodes, refused {refused:?}");
-    let failed: BTreeMap<u64, Books> = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if let Some((seed, books)) = failed.first_key_value() {
+    let failed: BTreeMap<u64, SimRecord> = failed.into_inner();
+    if let Some((seed, record)) = failed.first_key_value() {
         let seeds: Vec<_> = failed.keys().collect();
-        panic!("seeds {seeds:?} fail; seed {seed}:\n{}\n{:#?}", books.history.join("\n"), books.violations);
+        panic!("seeds {seeds:?} fail; seed {seed}:\n{}\n{:#?}", record.history.join("\n"), record.violations);
     }
-    assert!(n < SEEDS || answered > 0 && resumed > 0, "the simulation does what it is for");
+    assert!(n < SEEDS || answered > 0 && resumed > 0, "some requests are answered and some are resumed");
 }
 
-/// Troubles, network and choices come from the seed. Tasks that are ready at one moment may still run in either order
-/// (tokio's `select!` draws by lot), so times differ by a step or two, and what happened is what is compared.
+/// Faults, network and choices come from the seed. Tasks that are ready at the same moment may run in either order
+/// (tokio's `select!` picks at random), so times differ by a step or two, and only the requests are compared.
 #[test]
-fn a_seed_tells_the_same_story_twice() {
+fn a_seed_gives_the_same_history_twice() {
     for seed in [4, 8, 12, 16] {
-        let (first, second) = (world::run(seed), world::run(seed));
+        let first = world::run(seed);
+        let second = world::run(seed);
         assert_eq!((first.answered, &first.encodes), (second.answered, &second.encodes), "seed {seed}");
-        let told = |books: &Books| {
+        let requests = |record: &SimRecord| {
             let mut lines: Vec<_> =
-                books.history.iter().filter(|line| line.contains("asks")).cloned().collect();
+                record.history.iter().filter(|line| line.contains("asks")).cloned().collect();
             lines.sort();
             lines
         };
-        assert_eq!(told(&first), told(&second), "seed {seed}");
+        assert_eq!(requests(&first), requests(&second), "seed {seed}");
     }
 }

@@ -14,10 +14,10 @@ use tower::service_fn;
 use triptych_runtime::grpc::Dialer;
 use turmoil::net::{TcpListener, TcpStream};
 
-/// The port that every part answers at.
+/// Port of every host.
 pub const PORT: u16 = 7000;
 
-/// A connection, as tonic's server wants it.
+/// An accepted connection, for tonic's server.
 pub struct Accepted(TcpStream);
 
 impl Connected for Accepted {
@@ -59,12 +59,12 @@ pub async fn incoming() -> io::Result<impl Stream<Item = io::Result<Accepted>>> 
     }))
 }
 
-/// Channels over the simulated network, with the keep-alive of the real ones.
+/// Channels over the simulated network, with the keep-alive settings of real ones.
 pub fn dialer() -> Dialer {
     Dialer::new(channel)
 }
 
-/// One of them.
+/// A channel to `host:port`.
 pub fn channel(address: &str) -> Result<Channel, tonic::transport::Error> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?
         .http2_keep_alive_interval(Duration::from_secs(10))

@@ -1,9 +1,9 @@
 //! A model of a PD worker: real loads of real objects, tokens that are a function of prompt and rows.
 
 use crate::encoder::{describe, states};
-use crate::ledger::Ledger;
 use crate::net;
-use crate::truth;
+use crate::recorder::Recorder;
+use crate::reference;
 use bytes::Bytes;
 use futures::stream::{BoxStream, StreamExt};
 use std::sync::Arc;
@@ -24,21 +24,21 @@ use triptych_runtime::{deadline, grpc, status};
 
 const PREFILL: Duration = Duration::from_millis(10);
 const PER_TOKEN: Duration = Duration::from_millis(20);
-/// One look for an item that is being encoded.
-const LOOK: Duration = Duration::from_millis(500);
+/// Timeout of one lookup of a pending item.
+const LOOKUP: Duration = Duration::from_millis(500);
 
 #[derive(Clone)]
 struct Pd {
     name: String,
-    ledger: Ledger,
+    recorder: Recorder,
     store: Arc<dyn EcStore>,
 }
 
 type Events = mpsc::Sender<Result<v1::PdGenerateResponse, Status>>;
 
 /// Runs on its host until it is crashed.
-pub async fn run(name: String, ledger: Ledger, store: Arc<dyn EcStore>) -> turmoil::Result {
-    let pd = PrefillDecodeWorkerServer::new(Pd { name, ledger, store });
+pub async fn run(name: String, recorder: Recorder, store: Arc<dyn EcStore>) -> turmoil::Result {
+    let pd = PrefillDecodeWorkerServer::new(Pd { name, recorder, store });
     grpc::server().add_service(pd).serve_with_incoming(net::incoming().await?).await?;
     Ok(())
 }
@@ -63,25 +63,25 @@ impl Pd {
             }
             if let Some(bytes) = found {
                 let output = object::decode(bytes, &item.key, &Limits::default()).map_err(|_| missing())?;
-                return Ok(truth::digest(output.rows()));
+                return Ok(reference::digest(output.rows()));
             }
             if !hint.pending {
                 return Err(missing());
             }
             if Instant::now() >= until {
-                return Err(Failure::unavailable("an item did not come in time"));
+                return Err(Failure::unavailable("an item did not arrive in time"));
             }
             let before = Instant::now();
-            let _ = self.store.wait(&item.key, LOOK).await;
-            // A store that is away answers at once.
-            if before.elapsed() < LOOK / 10 {
-                sleep(LOOK / 10).await;
+            let _ = self.store.wait(&item.key, LOOKUP).await;
+            // A store that is down answers at once.
+            if before.elapsed() < LOOKUP / 10 {
+                sleep(LOOKUP / 10).await;
             }
         }
     }
 
     async fn at_peer(&self, peer: &str, item: &EncodedItem) -> Option<Bytes> {
-        let tuning = RemoteTuning { op_timeout: LOOK, ..RemoteTuning::default() };
+        let tuning = RemoteTuning { op_timeout: LOOKUP, ..RemoteTuning::default() };
         let store = RemoteStore::with_dial(peer, tuning, &Limits::default(), Arc::new(net::channel)).ok()?;
         store.get(&item.key).await.ok().flatten()
     }
@@ -103,33 +103,33 @@ impl Pd {
         let max_tokens = request.sampling.and_then(|s| s.max_tokens).unwrap_or(8) as usize;
         let first = request.resume.first().map_or(0, |choice| choice.token_ids.len());
         if first > 0 {
-            self.ledger.tell(&format!("{} resumes {} after {first} tokens", self.name, request.request_id));
-            self.ledger.note(|books| books.resumed += 1);
+            self.recorder.log(&format!("{} resumes {} after {first} tokens", self.name, request.request_id));
+            self.recorder.update(|record| record.resumed += 1);
         }
-        for place in first..max_tokens {
+        for idx in first..max_tokens {
             sleep(PER_TOKEN).await;
-            let token = truth::token(&prompt, &digests, place);
-            let last = place + 1 == max_tokens;
+            let token = reference::token(&prompt, &digests, idx);
+            let last = idx + 1 == max_tokens;
             let finish = if last { v1::FinishReason::Length } else { v1::FinishReason::Unspecified };
             let delta = v1::Delta {
                 choice: 0,
-                text: truth::text(token),
+                text: reference::text(token),
                 token_ids: vec![token],
                 finish_reason: finish.into(),
                 ..Default::default()
             };
-            if events.send(said(Kind::Delta(delta))).await.is_err() {
+            if events.send(response(Kind::Delta(delta))).await.is_err() {
                 return Ok(());
             }
         }
         let usage = v1::Usage { completion_tokens: max_tokens as u32, ..Default::default() };
         let summary = v1::Summary { usage: Some(usage), ..Default::default() };
-        let _ = events.send(said(Kind::Summary(summary))).await;
+        let _ = events.send(response(Kind::Summary(summary))).await;
         Ok(())
     }
 }
 
-fn said(kind: Kind) -> Result<v1::PdGenerateResponse, Status> {
+fn response(kind: Kind) -> Result<v1::PdGenerateResponse, Status> {
     Ok(v1::PdGenerateResponse { kind: Some(kind) })
 }
 
@@ -162,8 +162,9 @@ impl PrefillDecodeWorker for Pd {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let time = deadline::asked(request.metadata()).ok().flatten().unwrap_or(Duration::from_secs(60));
         let until = Instant::now() + time;
-        let (events, told) = mpsc::channel(64);
-        let (pd, request) = (self.clone(), request.into_inner());
+        let (events, receiver) = mpsc::channel(64);
+        let pd = self.clone();
+        let request = request.into_inner();
         tokio::spawn(async move {
             let work = timeout_at(until, pd.answer(request, until, &events));
             let gone = events.clone();
@@ -177,7 +178,7 @@ impl PrefillDecodeWorker for Pd {
                 () = gone.closed() => {}
             }
         });
-        Ok(Response::new(ReceiverStream::new(told).boxed()))
+        Ok(Response::new(ReceiverStream::new(receiver).boxed()))
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {

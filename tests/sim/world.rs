@@ -1,8 +1,8 @@
-//! One simulation from its seed to its books.
+//! One simulation: from its seed to its record.
 
-use crate::ledger::{Books, Ledger};
+use crate::fault_plan::{Fault, FaultKind, FaultPlan, N_CLIENTS, N_ENCODERS, N_PDS, N_PROXIES};
 use crate::net::{self, address};
-use crate::plan::{Kind, N_CLIENTS, N_ENCODERS, N_PDS, N_PROXIES, Plan, Trouble};
+use crate::recorder::{Recorder, SimRecord};
 use crate::{client, encoder, pd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +15,15 @@ use triptych_proxy::{Embedded, EmbeddedConfig};
 use triptych_runtime::{Drain, MetricsRegistry, grpc};
 use turmoil::Sim;
 
-/// How much time passes in a step; latencies are as exact as this.
+/// Simulated time of a step, the resolution of all latencies.
 const TICK: Duration = Duration::from_millis(5);
-/// No simulation lasts longer.
+/// Longest simulated time of a run.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// Runs a seed.
-pub fn run(seed: u64) -> Books {
-    let (plan, ledger) = (Plan::of(seed), Ledger::default());
+pub fn run(seed: u64) -> SimRecord {
+    let plan = FaultPlan::of(seed);
+    let recorder = Recorder::default();
     let mut sim = turmoil::Builder::new()
         .rng_seed(seed)
         .tick_duration(TICK)
@@ -39,24 +40,26 @@ pub fn run(seed: u64) -> Books {
         Ok(())
     });
     for i in 0..N_ENCODERS {
-        let (name, ledger) = (format!("encoder-{i}"), ledger.clone());
-        let forgetful = plan.forgetful;
-        sim.host(name.clone(), move || encoder::run(name.clone(), ledger.clone(), store(), forgetful));
+        let name = format!("encoder-{i}");
+        let recorder = recorder.clone();
+        let without_reuse = plan.without_reuse;
+        sim.host(name.clone(), move || encoder::run(name.clone(), recorder.clone(), store(), without_reuse));
     }
     for i in 0..N_PDS {
-        let (name, ledger) = (format!("pd-{i}"), ledger.clone());
-        sim.host(name.clone(), move || pd::run(name.clone(), ledger.clone(), store()));
+        let name = format!("pd-{i}");
+        let recorder = recorder.clone();
+        sim.host(name.clone(), move || pd::run(name.clone(), recorder.clone(), store()));
     }
     for i in 0..N_PROXIES {
         sim.host(format!("proxy-{i}"), move || proxy(seed.wrapping_add(i as u64)));
     }
     for i in 0..N_CLIENTS {
-        let work = client::run(i, seed, plan.clone(), ledger.clone());
+        let work = client::run(i, seed, plan.clone(), recorder.clone());
         sim.client(format!("client-{i}"), work);
     }
-    drive(&mut sim, &plan, &ledger);
-    check(&plan, &ledger);
-    ledger.read()
+    drive(&mut sim, &plan, &recorder);
+    check(&plan, &recorder);
+    recorder.snapshot()
 }
 
 fn store() -> Arc<dyn EcStore> {
@@ -81,59 +84,60 @@ async fn proxy(seed: u64) -> turmoil::Result {
     Ok(())
 }
 
-/// Steps to the end, making trouble in between.
-fn drive(sim: &mut Sim<'_>, plan: &Plan, ledger: &Ledger) {
-    let mut begin = plan.troubles.clone();
-    let mut end: Vec<Trouble> = Vec::new();
+/// Steps to the end, starting and ending faults in between.
+fn drive(sim: &mut Sim<'_>, plan: &FaultPlan, recorder: &Recorder) {
+    let mut begin = plan.faults.clone();
+    let mut end: Vec<Fault> = Vec::new();
     loop {
         let now = sim.elapsed();
         while begin.first().is_some_and(|t| t.at <= now) {
-            let trouble = begin.remove(0);
-            start(sim, &trouble, ledger);
-            end.push(trouble);
+            let fault = begin.remove(0);
+            start(sim, &fault, recorder);
+            end.push(fault);
         }
-        for trouble in end.extract_if(.., |t| t.at + t.lasts <= now).collect::<Vec<_>>() {
-            stop(sim, &trouble, ledger);
+        for fault in end.extract_if(.., |t| t.at + t.lasts <= now).collect::<Vec<_>>() {
+            stop(sim, &fault, recorder);
         }
         match sim.step() {
             Ok(true) => return,
             Ok(false) => {}
-            Err(e) => return ledger.violation(format!("the simulation broke: {e}")),
+            Err(e) => return recorder.violation(format!("the simulation broke: {e}")),
         }
     }
 }
 
-fn start(sim: &mut Sim<'_>, trouble: &Trouble, ledger: &Ledger) {
-    ledger.note(|books| books.history.push(format!("{trouble:?}")));
-    match &trouble.kind {
-        Kind::Crash(host) => sim.crash(host.as_str()),
-        Kind::Partition(a, b) => sim.partition(a.as_str(), b.as_str()),
-        Kind::Hold(a, b) => sim.hold(a.as_str(), b.as_str()),
-        Kind::Slow(a, b, by) => sim.set_link_latency(a.as_str(), b.as_str(), *by),
+fn start(sim: &mut Sim<'_>, fault: &Fault, recorder: &Recorder) {
+    recorder.update(|record| record.history.push(format!("{fault:?}")));
+    match &fault.kind {
+        FaultKind::Crash(host) => sim.crash(host.as_str()),
+        FaultKind::Partition(a, b) => sim.partition(a.as_str(), b.as_str()),
+        FaultKind::Hold(a, b) => sim.hold(a.as_str(), b.as_str()),
+        FaultKind::Slow(a, b, by) => sim.set_link_latency(a.as_str(), b.as_str(), *by),
     }
 }
 
-fn stop(sim: &mut Sim<'_>, trouble: &Trouble, ledger: &Ledger) {
-    ledger.note(|books| books.history.push(format!("over: {:?}", trouble.kind)));
-    match &trouble.kind {
-        Kind::Crash(host) => sim.bounce(host.as_str()),
-        Kind::Partition(a, b) => sim.repair(a.as_str(), b.as_str()),
-        Kind::Hold(a, b) => sim.release(a.as_str(), b.as_str()),
-        Kind::Slow(a, b, _) => sim.set_link_latency(a.as_str(), b.as_str(), Duration::from_millis(5)),
+fn stop(sim: &mut Sim<'_>, fault: &Fault, recorder: &Recorder) {
+    recorder.update(|record| record.history.push(format!("over: {:?}", fault.kind)));
+    match &fault.kind {
+        FaultKind::Crash(host) => sim.bounce(host.as_str()),
+        FaultKind::Partition(a, b) => sim.repair(a.as_str(), b.as_str()),
+        FaultKind::Hold(a, b) => sim.release(a.as_str(), b.as_str()),
+        FaultKind::Slow(a, b, _) => sim.set_link_latency(a.as_str(), b.as_str(), Duration::from_millis(5)),
     }
 }
 
-/// What must hold at the end of any simulation.
-fn check(plan: &Plan, ledger: &Ledger) {
-    let books = ledger.read();
-    let ended = books.answered + books.refused.values().sum::<u32>();
+/// Checks the invariants at the end of a simulation.
+fn check(plan: &FaultPlan, recorder: &Recorder) {
+    let record = recorder.snapshot();
+    let ended = record.answered + record.refused.values().sum::<u32>();
     let asked = (plan.n_requests * N_CLIENTS) as u32;
-    if books.violations.is_empty() && (ended != asked || books.open != 0) {
-        ledger.violation(format!("{asked} requests were asked and {ended} ended, {} are open", books.open));
+    if record.violations.is_empty() && (ended != asked || record.open != 0) {
+        recorder
+            .violation(format!("{asked} requests were asked and {ended} ended, {} are open", record.open));
     }
-    if plan.troubles.is_empty() {
-        for (key, n) in books.encodes.iter().filter(|(_, n)| **n > 1) {
-            ledger.violation(format!("{key:?} was encoded {n} times, and nothing had gone wrong"));
+    if plan.faults.is_empty() {
+        for (key, n) in record.encodes.iter().filter(|(_, n)| **n > 1) {
+            recorder.violation(format!("{key:?} was encoded {n} times without a fault"));
         }
     }
 }

@@ -5,7 +5,7 @@ use tonic::transport::Channel;
 use triptych_proto::v1;
 use triptych_proto::v1::triptych_client::TriptychClient;
 
-/// An answer, read to its end.
+/// A complete answer.
 #[derive(Debug, Default)]
 pub struct Answer {
     pub text: String,
@@ -14,7 +14,7 @@ pub struct Answer {
     pub summary: v1::Summary,
 }
 
-/// Connects.
+/// Connects to a proxy.
 pub async fn connect(address: &str) -> TriptychClient<Channel> {
     let channel = tonic::transport::Endpoint::from_shared(address.to_owned()).expect("an address");
     TriptychClient::new(channel.connect().await.expect("the proxy listens"))
@@ -64,13 +64,13 @@ pub fn about_images(question: &str, images: Vec<Vec<u8>>) -> v1::GenerateRequest
     }
 }
 
-/// A transcription.
-pub fn about_sound(sound: Vec<u8>, task: v1::SpeechTask) -> v1::GenerateRequest {
+/// A transcription request.
+pub fn about_audio(audio: Vec<u8>, task: v1::SpeechTask) -> v1::GenerateRequest {
     v1::GenerateRequest {
         prompt: Some(v1::Prompt { kind: Some(v1::prompt::Kind::Speech(task)) }),
         items: vec![v1::Item {
             modality: v1::Modality::Audio.into(),
-            source: Some(v1::item::Source::Data(sound.into())),
+            source: Some(v1::item::Source::Data(audio.into())),
             options: None,
         }],
         sampling: Some(v1::Sampling { temperature: Some(0.0), ..Default::default() }),

@@ -3,7 +3,7 @@
 use crate::process::{Process, children_of, eventually, free_port};
 use serde_json::Value;
 
-/// A running cluster. Dropped: everything is killed.
+/// A running cluster. Drop kills all its processes.
 pub struct Cluster {
     pub up: Process,
     pub http: String,
@@ -11,10 +11,10 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// `triptych up` on free ports with further arguments; returns when `/readyz` says so.
+    /// Runs `triptych up` on free ports with further arguments, and waits for `/readyz`.
     pub async fn start(args: &[&str]) -> Self {
-        let (http, grpc) = (free_port(), free_port());
-        let (http, grpc) = (format!("127.0.0.1:{http}"), format!("127.0.0.1:{grpc}"));
+        let http = format!("127.0.0.1:{}", free_port());
+        let grpc = format!("127.0.0.1:{}", free_port());
         let mut all = vec!["up", "--http", &http, "--grpc", &grpc];
         all.extend_from_slice(args);
         let mut cluster =
@@ -67,7 +67,7 @@ impl Cluster {
             .to_owned()
     }
 
-    /// The text of a worker's or, for `proxy`, the proxy's metrics.
+    /// Metrics of a worker, or of the proxy (`proxy`), as text.
     pub async fn metrics(&self, worker: &str) -> String {
         let base = if worker == "proxy" { self.http.clone() } else { self.admin(worker) };
         let response = reqwest_client().get(format!("{base}/metrics")).send().await.expect("metrics");

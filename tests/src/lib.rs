@@ -1,7 +1,7 @@
-//! What the end-to-end suites share: a cluster of real processes, clients for it, and a recording wire-tap.
+//! Shared by the end-to-end suites: a cluster of real processes, its clients, and a recording TCP relay.
 //!
 //! Nothing here is a stub: [`cluster::Cluster`] starts the product's own binary, and every guard ends what it
-//! started when it is dropped, on a failed assertion too.
+//! started on drop, after a failed assertion too.
 #![forbid(unsafe_code)]
 #![allow(missing_docs)]
 

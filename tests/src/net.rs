@@ -1,17 +1,17 @@
-//! A network of its own for every process: namespaces on a bridge, so that a pair of them can be parted for real.
+//! Network namespaces on a bridge, one per process, so that any pair can be partitioned for real.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A bridge with a host address for each server that stays outside, and the namespaces on it. Dropped: all gone.
+/// A bridge with three host addresses, and the namespaces on it. Drop removes all of them.
 pub struct Net {
     id: u32,
     names: Vec<String>,
 }
 
-/// Runs `ip`; says what did not work.
+/// Runs `ip`, and panics with its error.
 fn ip(args: &str) {
     let ended = Command::new("ip").args(args.split(' ')).stdin(Stdio::null()).output();
     let output = ended.unwrap_or_else(|e| panic!("`ip` of iproute2 is needed for network namespaces: {e}"));
@@ -24,7 +24,7 @@ fn try_ip(args: &str) {
 }
 
 impl Net {
-    /// A bridge under a name that no other one has: neither of this run, nor, most likely, of another.
+    /// A bridge with a name that is unique in this process, and most likely on this machine.
     ///
     /// # Panics
     /// Without root and iproute2.
@@ -45,28 +45,30 @@ impl Net {
         format!("tpbr{}", self.id)
     }
 
-    /// Addresses of this side of the bridge, from 1.
+    /// Host address `n` of the bridge, from 1.
     pub fn host(&self, n: usize) -> String {
         format!("10.213.{}.{n}", self.id)
     }
 
     /// The address of a namespace.
     pub fn address(&self, name: &str) -> String {
-        let place = self.names.iter().position(|n| n == name);
-        self.host(place.unwrap_or_else(|| panic!("{name} has no namespace")) + 10)
+        let idx = self.names.iter().position(|n| n == name);
+        self.host(idx.unwrap_or_else(|| panic!("{name} has no namespace")) + 10)
     }
 
-    /// The name under which the system knows it.
+    /// Its name for `ip netns`.
     pub fn namespace(&self, name: &str) -> String {
         format!("tp{}-{name}", self.id)
     }
 
-    /// Makes a namespace.
+    /// Adds a namespace.
     pub fn add(&mut self, name: &str) {
         self.names.push(name.to_owned());
-        let (space, address) = (self.namespace(name), self.address(name));
+        let space = self.namespace(name);
+        let address = self.address(name);
         let n = self.names.len();
-        let (outside, inside) = (format!("tpa{}x{n}", self.id), format!("tpb{}x{n}", self.id));
+        let outside = format!("tpa{}x{n}", self.id);
+        let inside = format!("tpb{}x{n}", self.id);
         try_ip(&format!("netns del {space}"));
         try_ip(&format!("link del {outside}"));
         ip(&format!("netns add {space}"));
@@ -78,7 +80,7 @@ impl Net {
         ip(&format!("-n {space} link set lo up"));
     }
 
-    /// Whoever runs in the namespace of `name` resolves names there: `ip netns exec` puts this file over the machine's own.
+    /// Sets the name server of a namespace. `ip netns exec` mounts this file over the machine's own.
     ///
     /// # Panics
     /// Without root.
@@ -88,18 +90,18 @@ impl Net {
         fs::write(folder.join("resolv.conf"), format!("nameserver {address}\n")).expect("root may");
     }
 
-    /// Files of a namespace.
+    /// Folder of the namespace's own files.
     fn files(&self, name: &str) -> PathBuf {
         Path::new("/etc/netns").join(self.namespace(name))
     }
 
-    /// What `name` sends to an address is dropped, silently, as when a cable is out.
-    pub fn part(&self, name: &str, from: &str) {
+    /// Partitions `name` from an address: what it sends there is silently dropped.
+    pub fn partition(&self, name: &str, from: &str) {
         try_ip(&format!("-n {} route add blackhole {from}/32", self.namespace(name)));
     }
 
-    /// Ends it.
-    pub fn join(&self, name: &str, with: &str) {
+    /// Ends a partition.
+    pub fn heal(&self, name: &str, with: &str) {
         try_ip(&format!("-n {} route del blackhole {with}/32", self.namespace(name)));
     }
 }

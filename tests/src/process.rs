@@ -1,16 +1,17 @@
 //! Processes of the product, found in `/proc`, signalled, and waited for.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use triptych_ec::testing::free_port;
 
-/// How long anything that must happen may take before a test fails. Generous: it says "never", not "slow".
+/// Timeout of every wait. Generous: exceeding it means "never", not "slow".
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The product's binary, built by `cargo xtask test` and by `cargo test --workspace`.
@@ -28,7 +29,7 @@ pub fn binary() -> PathBuf {
     path
 }
 
-/// Waits until `ready` gives something.
+/// Polls `ready` until it returns a value.
 pub async fn eventually<T, F: AsyncFnMut() -> Option<T>>(what: &str, mut ready: F) -> T {
     let start = Instant::now();
     loop {
@@ -40,7 +41,7 @@ pub async fn eventually<T, F: AsyncFnMut() -> Option<T>>(what: &str, mut ready: 
     }
 }
 
-/// A running process of the product whose log is kept. Dropped: killed with all its descendants.
+/// A running process of the product, with its log. Drop kills it and its descendants.
 pub struct Process {
     child: Child,
     log: Arc<Mutex<VecDeque<String>>>,
@@ -59,7 +60,7 @@ impl Process {
         Self::spawn(command.args(["netns", "exec", namespace]).arg(binary()).args(args).envs(variables))
     }
 
-    /// Starts a command that becomes the product, or something else that is watched as it is.
+    /// Starts a command that becomes the product, or another program.
     ///
     /// # Panics
     /// If it cannot be started.
@@ -81,9 +82,9 @@ impl Process {
         self.child.id()
     }
 
-    /// What it and its children printed so far.
+    /// Output of it and its children so far: the last 2000 lines.
     pub fn log(&self) -> String {
-        let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let log = self.log.lock();
         log.iter().cloned().collect::<Vec<_>>().join("\n")
     }
 
@@ -116,7 +117,7 @@ fn tail(stream: impl std::io::Read + Send + 'static, log: &Arc<Mutex<VecDeque<St
     let log = log.clone();
     std::thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
-            let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut log = log.lock();
             log.push_back(line);
             if log.len() > 2000 {
                 log.pop_front();
@@ -130,7 +131,7 @@ pub fn signal(pid: u32, name: &str) {
     let _ = Command::new("kill").arg(format!("-{name}")).arg(pid.to_string()).stderr(Stdio::null()).status();
 }
 
-/// Whether a process lives (a zombie does not).
+/// True if a process is alive; a zombie is not.
 pub fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
@@ -169,7 +170,7 @@ pub fn resident_bytes(pid: u32) -> u64 {
     statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
 }
 
-/// The most resident memory that a process ever had, in bytes.
+/// Peak resident memory of a process, in bytes.
 pub fn peak_bytes(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();

@@ -42,14 +42,13 @@ pub fn text_of(answer: &Value) -> &str {
 /// Samples of a held-out clip, 16 kHz mono.
 pub fn decode_16k(file: &str) -> Vec<i16> {
     let limits = triptych_core::limits::Limits::default();
-    let samples =
-        triptych_models::speech::audio::decode(&heldout(file), 16_000, &limits).expect("a sound");
+    let samples = triptych_models::speech::audio::decode(&heldout(file), 16_000, &limits).expect("audio");
     samples.iter().map(|s| (s * 32_767.0) as i16).collect()
 }
 
 /// A WAV file of 16 kHz mono samples.
 pub fn wav_16k(samples: &[i16]) -> Vec<u8> {
-    let data_len = u32::try_from(samples.len() * 2).expect("a short sound");
+    let data_len = u32::try_from(samples.len() * 2).expect("a short clip");
     let mut wav = Vec::with_capacity(44 + samples.len() * 2);
     wav.extend_from_slice(b"RIFF");
     wav.extend_from_slice(&(36 + data_len).to_le_bytes());

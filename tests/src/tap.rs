@@ -1,14 +1,15 @@
-//! A wire-tap: a TCP relay that keeps every byte that passed, in either direction.
+//! A TCP relay that records every byte, in both directions.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-/// A relay in front of `target`. Dropped: closed.
+/// A relay in front of `target`. Drop closes it.
 pub struct Tap {
     pub address: String,
-    seen: Arc<Mutex<Vec<u8>>>,
+    recorded: Arc<Mutex<Vec<u8>>>,
     task: JoinHandle<()>,
 }
 
@@ -17,11 +18,12 @@ impl Tap {
     pub async fn start(target: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has ports");
         let address = listener.local_addr().expect("bound").to_string();
-        let seen = Arc::<Mutex<Vec<u8>>>::default();
-        let record = seen.clone();
+        let recorded = Arc::<Mutex<Vec<u8>>>::default();
+        let record = recorded.clone();
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let (target, record) = (target.clone(), record.clone());
+                let target = target.clone();
+                let record = record.clone();
                 tokio::spawn(async move {
                     if let Ok(server) = TcpStream::connect(&target).await {
                         relay(client, server, &record).await;
@@ -29,12 +31,12 @@ impl Tap {
                 });
             }
         });
-        Self { address, seen, task }
+        Self { address, recorded, task }
     }
 
-    /// Every byte that passed so far, all connections and both directions together, in the pieces they came in.
-    pub fn seen(&self) -> Vec<u8> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Bytes recorded so far: all connections and both directions, interleaved as they arrived.
+    pub fn recorded(&self) -> Vec<u8> {
+        self.recorded.lock().clone()
     }
 }
 
@@ -62,7 +64,7 @@ async fn copy_recorded(
 ) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(n @ 1..) = from.read(&mut buffer).await {
-        record.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&buffer[..n]);
+        record.lock().extend_from_slice(&buffer[..n]);
         if to.write_all(&buffer[..n]).await.is_err() {
             break;
         }

@@ -1,4 +1,4 @@
-//! Programs that judge what is in `deploy/`, as `cargo xtask servers` puts them: `docker-compose`, `hadolint`,
+//! External programs that check `deploy/`, as `cargo xtask servers` installs them: `docker-compose`, `hadolint`,
 //! `promtool`, `prometheus`.
 
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ pub fn root() -> PathBuf {
 /// A tool by its name.
 ///
 /// # Panics
-/// If it is not there: a test that did not run is not green.
+/// If it is missing: a test that did not run is not green.
 pub fn tool(name: &str) -> Command {
     let path = root().join(".cache/tools").join(name);
     assert!(path.is_file(), "{} is missing: run `cargo xtask servers`", path.display());
@@ -22,13 +22,14 @@ pub fn tool(name: &str) -> Command {
     command
 }
 
-/// Runs it; its stdout, or a panic with all that it said.
+/// Runs a command; its stdout, or a panic with all its output.
 ///
 /// # Panics
 /// If it does not end with 0.
 pub fn passed(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    let (said, wrong) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{command:?} ended with {}:\n{said}{wrong}", output.status);
-    said.into_owned()
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?} ended with {}:\n{stdout}{stderr}", output.status);
+    stdout.into_owned()
 }

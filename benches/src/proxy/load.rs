@@ -95,7 +95,8 @@ impl Client {
     /// The encodes at once, then the generation, as the proxy would.
     pub async fn straight(&self, n_images: usize, i: usize) -> Result<()> {
         let encodes = (0..n_images).map(|_| {
-            let (mut encoder, item) = (self.encoder.clone(), self.image());
+            let mut encoder = self.encoder.clone();
+            let item = self.image();
             async move {
                 let request = v1::EncodeRequest {
                     model: MODEL.into(),
@@ -123,9 +124,11 @@ impl Client {
 
     /// Requests per second, so many at once.
     pub async fn burst(&self, n_images: usize, n: usize, at_once: usize) -> Result<f64> {
-        let (started, next) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
+        let started = Instant::now();
+        let next = Arc::new(AtomicUsize::new(0));
         let clients = (0..at_once).map(|_| {
-            let (client, next) = (self.clone(), Arc::clone(&next));
+            let client = self.clone();
+            let next = Arc::clone(&next);
             tokio::spawn(async move {
                 while let i = next.fetch_add(1, Ordering::Relaxed)
                     && i < n

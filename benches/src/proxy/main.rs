@@ -1,4 +1,4 @@
-//! The proxy alone: what it adds between a client and workers that take no time.
+//! The proxy alone: its overhead between a client and workers that compute nothing.
 //!
 //! A real `triptych proxy` and `triptych store`, and in this process a null encoder and a null PD worker that answer at
 //! once. Each request is sent through the proxy, and the same work straight to the workers, in turn: the difference is
@@ -30,14 +30,14 @@ struct Args {
     /// Requests of each kind, many at a time, for rates
     #[arg(long, default_value_t = 2000)]
     burst: usize,
-    /// How many at a time
+    /// Concurrent requests of a burst
     #[arg(long, default_value_t = 32)]
     at_once: usize,
 }
 
-/// What is asked: images of 1 MiB each.
+/// Kinds of requests: name and number of images of 1 MiB.
 const KINDS: [(&str, usize); 3] = [("text", 0), ("1 image of 1 MiB", 1), ("4 images of 1 MiB", 4)];
-/// How long processes may take to be there.
+/// Limit for the start of the processes.
 const START: Duration = Duration::from_secs(30);
 
 /// A process that ends with this one.
@@ -60,7 +60,8 @@ fn start(binary: &PathBuf, args: &[String]) -> Result<Running> {
 #[tokio::main]
 async fn main() -> Result<()> {
     let args = Args::parse();
-    let (encoder, pd) = (workers::encoder().await?, workers::pd().await?);
+    let encoder = workers::encoder().await?;
+    let pd = workers::pd().await?;
     let [store, grpc, http] = std::array::from_fn(|_| format!("127.0.0.1:{}", free_port()));
     let words = |text: String| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
     let _store = start(&args.binary, &words(format!("store --grpc {store}")))?;
@@ -76,7 +77,8 @@ async fn main() -> Result<()> {
     println!("|---|---|---|---|---|");
     for (name, n_images) in KINDS {
         // In turn, so that whatever else the machine does meets both.
-        let (mut straight, mut through) = (Measured::new()?, Measured::new()?);
+        let mut straight = Measured::new()?;
+        let mut through = Measured::new()?;
         for i in 0..args.requests {
             straight.time(client.straight(n_images, i)).await?;
             through.time(client.through(n_images, i)).await?;

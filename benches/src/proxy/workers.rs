@@ -8,9 +8,9 @@ use tonic::{Request, Response, Status};
 use triptych_core::item::from_f32;
 use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, Modality};
 use triptych_proto::v1;
-use triptych_proto::v1::encode_event::Kind as Told;
+use triptych_proto::v1::encode_event::Kind as EncodeKind;
 use triptych_proto::v1::encoder_worker_server::{EncoderWorker, EncoderWorkerServer};
-use triptych_proto::v1::pd_generate_response::Kind as Said;
+use triptych_proto::v1::pd_generate_response::Kind as GenerateKind;
 use triptych_proto::v1::prefill_decode_worker_server::{PrefillDecodeWorker, PrefillDecodeWorkerServer};
 use triptych_runtime::grpc;
 
@@ -104,7 +104,9 @@ impl EncoderWorker for Null {
     ) -> Result<Response<Self::EncodeStream>, Status> {
         let output = output(request.get_ref()).ok_or_else(|| Status::invalid_argument("no key"))?;
         let ready = v1::EncodeResponse { item: Some(output.item().into()), ..Default::default() };
-        Ok(Response::new(stream::iter([Ok(v1::EncodeEvent { kind: Some(Told::Ready(ready)) })]).boxed()))
+        Ok(Response::new(
+            stream::iter([Ok(v1::EncodeEvent { kind: Some(EncodeKind::Ready(ready)) })]).boxed(),
+        ))
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
@@ -134,9 +136,12 @@ impl PrefillDecodeWorker for Null {
             finish_reason: v1::FinishReason::Stop.into(),
             ..Default::default()
         };
-        let said = |kind| Ok(v1::PdGenerateResponse { kind: Some(kind) });
+        let response = |kind| Ok(v1::PdGenerateResponse { kind: Some(kind) });
         let summary = v1::Summary { usage: Some(v1::Usage::default()), ..Default::default() };
-        Ok(Response::new(stream::iter([said(Said::Delta(delta)), said(Said::Summary(summary))]).boxed()))
+        Ok(Response::new(
+            stream::iter([response(GenerateKind::Delta(delta)), response(GenerateKind::Summary(summary))])
+                .boxed(),
+        ))
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {

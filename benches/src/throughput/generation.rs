@@ -16,7 +16,7 @@ use triptych_core::sampling::{BeamParams, EarlyStopping, SamplingParams};
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Fingerprint, Modality, TenantId};
 use triptych_engine::{
-    Arrival, Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, Readiness, SequenceId,
+    Engine, EngineConfig, Event, KvBudget, NextStep, Output, PrefixCache, SequenceId, SequenceRequest,
 };
 use triptych_models::Model;
 use triptych_models::compute::Compute;
@@ -27,7 +27,7 @@ use triptych_models::prompt::PreparedSequence;
 /// Most rows of a step, the engine's own default.
 const TOKEN_BUDGET: usize = 2048;
 
-/// What is measured, and with what.
+/// Inputs and settings of a measurement.
 pub struct Generation<'a> {
     /// Lays prompts out, and has the decoder's weights.
     pub model: &'a Model,
@@ -45,7 +45,7 @@ pub struct Generation<'a> {
     pub repeats: usize,
 }
 
-/// How a batch is answered.
+/// Decoding of a batch.
 #[derive(Clone, Copy)]
 struct Answers {
     /// Questions.
@@ -62,7 +62,7 @@ impl Answers {
         self.batch * self.beams as usize
     }
 
-    /// What is asked of the engine.
+    /// Options of the engine.
     fn sampling(self, max_tokens: u32) -> SamplingParams {
         let beams =
             BeamParams { width: self.beams, length_penalty: 1.0, early_stopping: EarlyStopping::default() };
@@ -78,11 +78,11 @@ impl Answers {
 
 /// An encoded item, before it has a key.
 pub struct Item {
-    /// What was encoded.
+    /// The encoded item.
     pub input: EncoderInput,
     /// Its kind.
     pub modality: Modality,
-    /// What the encoder made of it, `[n_tokens, hidden]`.
+    /// Encoder output, `[n_tokens, hidden]`.
     pub rows: Vec<f32>,
     /// Width of a row.
     pub hidden: usize,
@@ -94,7 +94,7 @@ struct Question {
     output: EncoderOutput,
 }
 
-/// What was done in how long.
+/// Work and its time.
 struct Done {
     took: Duration,
     n_tokens: usize,
@@ -269,7 +269,7 @@ impl Bench {
         self.written.clear();
         for question in questions {
             let arrival = self.arrival(question, max_tokens, now);
-            let outputs = self.engine.handle(Event::Arrive(Box::new(arrival)), now);
+            let outputs = self.engine.handle(Event::Add(Box::new(arrival)), now);
             ensure!(outputs.is_empty(), "the engine refused: {outputs:?}");
             let output = question.output.clone();
             self.engine.handle(Event::ItemReady { key: output.item().key, output }, now);
@@ -277,9 +277,9 @@ impl Bench {
         Ok(())
     }
 
-    fn arrival(&mut self, question: &Question, max_tokens: u32, now: Instant) -> Arrival {
+    fn arrival(&mut self, question: &Question, max_tokens: u32, now: Instant) -> SequenceRequest {
         self.next_id += 1;
-        Arrival {
+        SequenceRequest {
             ids: vec![SequenceId(self.next_id)],
             prepared: question.prepared.clone(),
             items: vec![question.output.item().clone()],
@@ -293,7 +293,7 @@ impl Bench {
     }
 
     fn step(&mut self) -> Result<()> {
-        ensure!(self.engine.readiness() == Readiness::Now, "the engine stopped before the end");
+        ensure!(self.engine.next_step() == NextStep::Now, "the engine stopped before the end");
         for output in self.engine.step(&self.clock) {
             match output {
                 Output::Delta(id, delta) if !delta.token_ids.is_empty() => {

@@ -5,7 +5,7 @@
 //! before the clock starts; verifying the rows is the reader's part and not measured.
 #![forbid(unsafe_code)]
 
-mod places;
+mod open;
 mod raw;
 mod report;
 
@@ -13,8 +13,8 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
-use places::Place;
-use report::Row;
+use open::OpenTransport;
+use report::TransportRow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use triptych_ec::conformance::{fresh_key, sample_output};
@@ -56,15 +56,15 @@ fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let sizes: &[usize] = if args.smoke { &SIZES[..2] } else { &SIZES };
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|o| name.contains(o.as_str()));
-    let names: Vec<_> = places::NAMES.into_iter().filter(|name| wanted(name)).collect();
-    ensure!(!names.is_empty(), "--only names none of {:?}", places::NAMES);
+    let names: Vec<_> = open::NAMES.into_iter().filter(|name| wanted(name)).collect();
+    ensure!(!names.is_empty(), "--only names none of {:?}", open::NAMES);
     let total: usize = sizes.iter().map(|size| rounds(*size, args.smoke) * names.len()).sum();
     let bar = ProgressBar::new(total as u64);
     bar.set_style(ProgressStyle::with_template("{msg:24} {bar:40} {pos}/{len} objects, {eta} left")?);
     let mut rows = Vec::new();
     for name in names {
         // One at a time: no idle server takes the processor from the one that is measured.
-        let mut place = Place::open(name, &runtime, args.disk.as_deref())?;
+        let mut place = OpenTransport::open(name, &runtime, args.disk.as_deref())?;
         for size in sizes {
             bar.set_message(format!("{name}, {}", report::shown(*size)));
             rows.push(measure(&mut place, *size, rounds(*size, args.smoke), &bar)?);
@@ -79,7 +79,7 @@ fn rounds(size: usize, smoke: bool) -> usize {
     if smoke { 3 } else { (BYTES_A_SIZE / size).clamp(fewest, most) }
 }
 
-fn measure(place: &mut Place<'_>, size: usize, n: usize, bar: &ProgressBar) -> Result<Row> {
+fn measure(place: &mut OpenTransport<'_>, size: usize, n: usize, bar: &ProgressBar) -> Result<TransportRow> {
     let mut puts = Histogram::<u64>::new(3)?;
     let mut gets = Histogram::<u64>::new(3)?;
     for round in 0..n + WARM_UP {
@@ -99,7 +99,13 @@ fn measure(place: &mut Place<'_>, size: usize, n: usize, bar: &ProgressBar) -> R
             bar.inc(1);
         }
     }
-    Ok(Row { name: place.name(), size, n, put: report::Times::of(&puts), get: report::Times::of(&gets) })
+    Ok(TransportRow {
+        name: place.name(),
+        size,
+        n,
+        put: report::Times::of(&puts),
+        get: report::Times::of(&gets),
+    })
 }
 
 fn nanos(time: Duration) -> u64 {

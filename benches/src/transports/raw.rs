@@ -1,4 +1,4 @@
-//! What any transport is held against: a copy in memory, and bytes through a TCP connection to the same machine.
+//! Baselines of the transports: a copy in memory, and bytes through a TCP connection to the same machine.
 
 use anyhow::{Context, Result};
 use std::io::{Read, Write};

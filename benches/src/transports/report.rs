@@ -10,7 +10,7 @@ use std::{env, fs};
 
 /// One transport at one size.
 #[derive(Debug)]
-pub struct Row {
+pub struct TransportRow {
     /// The transport.
     pub name: &'static str,
     /// Bytes of the object's rows.
@@ -56,7 +56,7 @@ pub fn shown(size: usize) -> String {
 ///
 /// # Errors
 /// If the folder cannot be written.
-pub fn give(rows: &[Row], out: Option<&Path>) -> Result<()> {
+pub fn give(rows: &[TransportRow], out: Option<&Path>) -> Result<()> {
     let run = Run::here();
     let table = markdown(rows, &run);
     println!("{table}");
@@ -69,7 +69,7 @@ pub fn give(rows: &[Row], out: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Where and how it ran.
+/// Host, build and command of the run.
 struct Run {
     host: String,
     commit: String,
@@ -88,20 +88,20 @@ impl Run {
         let arguments: Vec<_> = env::args().skip(1).collect();
         Self {
             host: format!("{}, {cores} cores, load {load} at the end", model.unwrap_or("unknown processor")),
-            commit: said_by("git", &["rev-parse", "--short", "HEAD"]),
-            date: said_by("date", &["+%Y-%m-%d"]),
+            commit: output_of("git", &["rev-parse", "--short", "HEAD"]),
+            date: output_of("date", &["+%Y-%m-%d"]),
             build: if cfg!(debug_assertions) { "dev" } else { "release" },
             command: format!("transports {}", arguments.join(" ")),
         }
     }
 }
 
-fn said_by(program: &str, args: &[&str]) -> String {
-    let said = Command::new(program).args(args).output().ok().filter(|o| o.status.success());
-    said.map_or_else(|| "unknown".into(), |o| String::from_utf8_lossy(&o.stdout).trim().to_owned())
+fn output_of(program: &str, args: &[&str]) -> String {
+    let output = Command::new(program).args(args).output().ok().filter(|o| o.status.success());
+    output.map_or_else(|| "unknown".into(), |o| String::from_utf8_lossy(&o.stdout).trim().to_owned())
 }
 
-fn markdown(rows: &[Row], run: &Run) -> String {
+fn markdown(rows: &[TransportRow], run: &Run) -> String {
     let Run { host, commit, date, build, command } = run;
     let mut text = format!(
         "# Transports, one client, servers on the same machine\n\n\
@@ -115,8 +115,9 @@ fn markdown(rows: &[Row], run: &Run) -> String {
     sizes.dedup();
     let ms = |ns: u64| ns as f64 / 1e6;
     for size in sizes {
-        for Row { name, n, put, get, .. } in rows.iter().filter(|r| r.size == size) {
-            let (put_gb_s, get_gb_s) = (put.gb_s(size), get.gb_s(size));
+        for TransportRow { name, n, put, get, .. } in rows.iter().filter(|r| r.size == size) {
+            let put_gb_s = put.gb_s(size);
+            let get_gb_s = get.gb_s(size);
             // Writing to a string cannot fail.
             let _ = writeln!(
                 text,
@@ -132,10 +133,11 @@ fn markdown(rows: &[Row], run: &Run) -> String {
     text
 }
 
-fn numbers(rows: &[Row], run: &Run) -> serde_json::Value {
+fn numbers(rows: &[TransportRow], run: &Run) -> serde_json::Value {
     let times = |times: &Times, size| json!({ "p50_ns": times.p50_ns, "p99_ns": times.p99_ns, "gb_s": times.gb_s(size) });
-    let row = |r: &Row| {
-        let (put, get) = (times(&r.put, r.size), times(&r.get, r.size));
+    let row = |r: &TransportRow| {
+        let put = times(&r.put, r.size);
+        let get = times(&r.get, r.size);
         json!({ "transport": r.name, "bytes": r.size, "objects": r.n, "put": put, "get": get })
     };
     let rows: Vec<_> = rows.iter().map(row).collect();

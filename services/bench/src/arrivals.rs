@@ -1,4 +1,4 @@
-//! When requests are sent: an endless, seeded sequence of times at a mean rate.
+//! Arrival processes: endless, seeded sequences of times at a mean rate.
 //!
 //! The same seed at twice the rate gives the same sequence in half the time, so runs at different rates differ in
 //! their load only.
@@ -9,10 +9,10 @@ use rand_distr::{Distribution, Gamma};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// How requests are spread over time.
+/// An arrival process.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub enum Arrivals {
-    /// As the workload says: its clients', its trace's or its conversations' own; Poisson where it says nothing.
+    /// The workload's own: that of its clients, trace or conversations; else Poisson.
     #[default]
     Own,
     /// Exponential gaps.
@@ -26,9 +26,9 @@ pub enum Arrivals {
     Constant,
     /// Poisson, at a rate that rises in a straight line and then stays.
     Ramp {
-        /// Where it begins, as a share of the rate.
+        /// First rate, as a share of the rate.
         from: f64,
-        /// How long it rises.
+        /// Time of the rise.
         over: Duration,
     },
 }
@@ -105,7 +105,7 @@ pub(crate) struct Times {
     /// Requests a second.
     rate: f64,
     rng: BenchRng,
-    /// Where we are, counted in mean gaps at the full rate.
+    /// Position in the sequence, in mean gaps at the full rate.
     n_before: f64,
 }
 
@@ -127,7 +127,7 @@ impl Iterator for Times {
     }
 }
 
-/// When a rate that rises from `from` to 1 within `over_s` has let through what rate 1 lets through in `done_s`.
+/// Time at which a rate that rises from `from` to 1 within `over_s` has admitted as much as rate 1 in `done_s`.
 fn ramp_time(done_s: f64, from: f64, over_s: f64) -> f64 {
     let at_top = over_s * (1.0 + from) / 2.0;
     if done_s >= at_top {
@@ -136,6 +136,11 @@ fn ramp_time(done_s: f64, from: f64, over_s: f64) -> f64 {
     // from·t + (1 - from)·t²/(2·over) = done, solved for t.
     let a = (1.0 - from) / (2.0 * over_s);
     if a < 1e-12 { done_s } else { (-from + (from * from + 4.0 * a * done_s).sqrt()) / (2.0 * a) }
+}
+
+/// A time of the sequence as a [`Duration`]; what is before the start is at the start.
+pub(crate) fn at(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds.clamp(0.0, 1e9))
 }
 
 #[cfg(test)]

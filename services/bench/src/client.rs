@@ -1,4 +1,4 @@
-//! Who is asked: a request is made ready ahead of its time, and then sent and read to its end.
+//! Clients: a request is prepared ahead of its time, then sent, and its response is read to the end.
 //!
 //! [`grpc`] speaks `triptych.v1.Triptych`, [`http`] any OpenAI-compatible server. Neither retries: what the first try
 //! came to is what is judged.
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 /// Time since the start of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    /// When it started.
+    /// Time of the start.
     pub start: Instant,
 }
 
@@ -31,37 +31,37 @@ impl Clock {
         Self { start: Instant::now() }
     }
 
-    /// How long ago it started.
+    /// Time since the start.
     pub fn now(&self) -> Duration {
         self.start.elapsed()
     }
 }
 
-/// What prompts and items are made of.
+/// Sources of prompts and items.
 #[derive(Clone, Debug)]
-pub struct Kit {
-    /// Items.
+pub struct ContentSource {
+    /// Source of items.
     pub media: Media,
-    /// Texts.
+    /// Source of texts.
     pub wording: Wording,
-    /// Of the texts.
+    /// Seed of the texts.
     pub seed: u64,
 }
 
-/// What came back for one request.
+/// Response to one request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
-    /// When each token arrived.
+    /// Arrival time of each token.
     pub tokens: Vec<Duration>,
-    /// When its end did.
+    /// Arrival time of the end.
     pub ended: Duration,
-    /// How it ended.
+    /// Kind of end.
     pub end: End,
     /// Tokens of the prompt, as the server counted them.
     pub prompt_tokens: Option<u32>,
-    /// Where the time went, where the server says so.
+    /// Times of the stages, if the server reports them.
     pub stages: Option<StageTimes>,
-    /// Where its items' encoder outputs came from, where the server says so.
+    /// Sources of its items' encoder outputs, if the server reports them.
     pub sources: Option<ItemSources>,
 }
 
@@ -72,7 +72,7 @@ impl Reply {
     }
 }
 
-/// Where the time of one request went, by the server's clocks.
+/// Stage times of one request, by the server's clocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StageTimes {
     /// Waiting for an encoder batch and for the first engine step.
@@ -88,15 +88,15 @@ pub struct StageTimes {
 }
 
 /// A request on its way.
-pub type Sending = Pin<Box<dyn Future<Output = Reply> + Send>>;
+pub type ResponseFuture = Pin<Box<dyn Future<Output = Reply> + Send>>;
 
 /// A request whose bytes are ready: called with the run's clock, it is sent.
-pub type Ready = Box<dyn FnOnce(Clock) -> Sending + Send>;
+pub type PreparedRequest = Box<dyn FnOnce(Clock) -> ResponseFuture + Send>;
 
-/// Who is asked.
+/// A server that requests are sent to.
 pub trait Target: Send + Sync + 'static {
     /// Makes a request ready. Called off the sending path, on a thread that may compute.
-    fn prepare(&self, offered: &Offered, kit: &Kit) -> Ready;
+    fn prepare(&self, offered: &Offered, content: &ContentSource) -> PreparedRequest;
 
     /// Its address, for results and messages.
     fn name(&self) -> String;
@@ -105,23 +105,23 @@ pub trait Target: Send + Sync + 'static {
     fn model(&self) -> String;
 }
 
-/// A request that nobody judges: short, alone, and answered or not.
+/// A short request that is not judged.
 fn alone(text_tokens: u32, index: u64) -> Offered {
     let at = Duration::ZERO;
     Offered { index, at, text_tokens, output_tokens: 1, items: Vec::new(), session: None }
 }
 
-/// Asks the server what texts cost ([`Wording::of_probes`]).
+/// Measures the tokens of texts with probes ([`Wording::of_probes`]).
 ///
 /// # Errors
-/// What the server answered, if it answers no probe with a count of tokens.
+/// End of the last probe, if none has a count of tokens.
 pub async fn learn_wording(target: &dyn Target, media: &Media, seed: u64) -> Result<Wording, End> {
     let mut probes = Vec::new();
     let mut last = End::Failed("the server counts no prompt tokens".to_owned());
     for alphabet in Alphabet::ALL {
         for n_units in [24, 96] {
-            let kit = Kit { media: media.clone(), wording: Wording::exact(alphabet), seed };
-            let ready = target.prepare(&alone(n_units, u64::from(n_units)), &kit);
+            let content = ContentSource { media: media.clone(), wording: Wording::exact(alphabet), seed };
+            let ready = target.prepare(&alone(n_units, u64::from(n_units)), &content);
             let reply = ready(Clock::started()).await;
             match reply.prompt_tokens {
                 Some(prompt_tokens) => probes.push(Probe { alphabet, n_units, prompt_tokens }),

@@ -1,6 +1,6 @@
-//! From tested rates to goodput, by our rule and by others', with an interval.
+//! Goodput of tested rates by our rule and by others', with an interval.
 
-use crate::judge::{Rule, Run, Verdict, Window, judge_runs};
+use crate::judge::{JudgedWindow, Rule, Run, RunVerdict, judge_runs};
 use crate::outcome::Outcome;
 use crate::result::Goodput;
 use crate::seed::{BenchRng, Purpose, rng};
@@ -9,30 +9,30 @@ use rand::RngExt;
 
 /// Resamples of the bootstrap.
 const N_RESAMPLES: u64 = 500;
-/// Parts that a run is cut into: neighbours in time suffer together, so they are drawn together.
+/// Blocks of a run: requests that are close in time are correlated, so they are resampled together.
 const N_BLOCKS: usize = 20;
 
-/// What became of one rate: a run for each seed.
+/// Outcomes of one rate, a run for each seed.
 #[derive(Clone, Debug)]
 pub struct Tested {
     /// Requests a second.
     pub rate: f64,
     /// Each run's outcomes and window.
-    pub runs: Vec<(Vec<Outcome>, Window)>,
-    /// Whether one of them is void: nothing can be claimed of the rate.
+    pub runs: Vec<(Vec<Outcome>, JudgedWindow)>,
+    /// True if a run is void: then the rate is not judged.
     pub void: bool,
 }
 
 impl Tested {
-    /// All runs together, judged.
-    pub fn judge(&self, slo: &Slo, rule: &Rule) -> Verdict {
+    /// RunVerdict on all runs.
+    pub fn judge(&self, slo: &Slo, rule: &Rule) -> RunVerdict {
         let runs: Vec<Run> =
             self.runs.iter().map(|(outcomes, window)| Run { outcomes, window: *window }).collect();
         judge_runs(&runs, slo, rule)
     }
 
-    /// The same, with nothing passed where a run is void.
-    fn judged(&self, slo: &Slo, rule: &Rule) -> Verdict {
+    /// The verdict, which fails if a run is void.
+    fn judged(&self, slo: &Slo, rule: &Rule) -> RunVerdict {
         let mut verdict = self.judge(slo, rule);
         verdict.passed &= !self.void;
         verdict.percentiles_passed &= !self.void;
@@ -44,7 +44,7 @@ impl Tested {
 pub fn goodput(tested: &[Tested], slo: &Slo, rule: &Rule) -> Goodput {
     let mut tested: Vec<&Tested> = tested.iter().collect();
     tested.sort_by(|a, b| a.rate.total_cmp(&b.rate));
-    let verdicts: Vec<(f64, Verdict)> = tested.iter().map(|t| (t.rate, t.judged(slo, rule))).collect();
+    let verdicts: Vec<(f64, RunVerdict)> = tested.iter().map(|t| (t.rate, t.judged(slo, rule))).collect();
     let at_90 = Rule { attainment: 0.9, percentile: 90.0, ..*rule };
     let passed: Vec<(f64, bool)> = verdicts.iter().map(|(rate, v)| (*rate, v.passed)).collect();
     Goodput {
@@ -64,7 +64,7 @@ fn highest(rates: &[(f64, bool)]) -> Option<f64> {
     rates.iter().take_while(|(_, passed)| *passed).map(|(rate, _)| *rate).last()
 }
 
-/// Where attainment falls through a level for the first time, by a straight line. Nothing offered is all attained, so
+/// Rate at which attainment first falls below a level, by linear interpolation. Attainment at rate 0 is 1, so
 /// the line begins at rate 0. If it never falls, the highest rate; the true one may be higher.
 fn crossing(attained: &[(f64, f64)], level: f64) -> Option<f64> {
     let mut before = (0.0, 1.0);
@@ -79,23 +79,28 @@ fn crossing(attained: &[(f64, f64)], level: f64) -> Option<f64> {
     attained.last().map(|(rate, _)| *rate)
 }
 
-/// What a block of a run adds up to.
+/// Counts of a block of a run.
 #[derive(Clone, Debug, Default)]
-struct Block {
+struct ResampleBlock {
     n_offered: u64,
     n_good: u64,
-    /// For each promised latency, requests that broke it.
+    /// Requests that exceeded each latency limit.
     n_late: [u64; 3],
 }
 
 /// The central 95 % of goodput when blocks of each run are drawn again, with their backlogs and trends as they were
 /// found: what is left over at the end of one block is served in the next, so blocks drawn alone tell nothing of them.
-fn interval(tested: &[&Tested], verdicts: &[(f64, Verdict)], slo: &Slo, rule: &Rule) -> Option<(f64, f64)> {
-    let steady = |v: &Verdict| {
+fn interval(
+    tested: &[&Tested],
+    verdicts: &[(f64, RunVerdict)],
+    slo: &Slo,
+    rule: &Rule,
+) -> Option<(f64, f64)> {
+    let steady = |v: &RunVerdict| {
         let trends = [&v.concurrency_trend, &v.ttft_trend];
         v.serves(rule) && trends.iter().all(|t| t.is_none_or(|t| !t.rises))
     };
-    let blocks: Vec<(f64, bool, Vec<Vec<Block>>)> = tested
+    let blocks: Vec<(f64, bool, Vec<Vec<ResampleBlock>>)> = tested
         .iter()
         .zip(verdicts)
         .map(|(t, (rate, v))| {
@@ -120,8 +125,8 @@ fn interval(tested: &[&Tested], verdicts: &[(f64, Verdict)], slo: &Slo, rule: &R
     Some((at(0.025), at(0.975)))
 }
 
-fn cut(outcomes: &[Outcome], window: Window, slo: &Slo) -> Vec<Block> {
-    let mut blocks = vec![Block::default(); N_BLOCKS];
+fn cut(outcomes: &[Outcome], window: JudgedWindow, slo: &Slo) -> Vec<ResampleBlock> {
+    let mut blocks = vec![ResampleBlock::default(); N_BLOCKS];
     let block_at = |t: std::time::Duration| {
         let part = (t.saturating_sub(window.from)).as_secs_f64() / window.seconds();
         ((part * N_BLOCKS as f64) as usize).min(N_BLOCKS - 1)
@@ -130,23 +135,23 @@ fn cut(outcomes: &[Outcome], window: Window, slo: &Slo) -> Vec<Block> {
         if window.has(outcome.due) {
             let block = &mut blocks[block_at(outcome.due)];
             block.n_offered += 1;
-            block.n_good += u64::from(outcome.keeps(slo));
+            block.n_good += u64::from(outcome.meets(slo));
             let one = [
                 Slo { tpot: None, e2el: None, ..*slo },
                 Slo { ttft: None, e2el: None, ..*slo },
                 Slo { ttft: None, tpot: None, ..*slo },
             ];
             for (late, slo) in block.n_late.iter_mut().zip(one) {
-                *late += u64::from(!outcome.keeps(&slo));
+                *late += u64::from(!outcome.meets(&slo));
             }
         }
     }
     blocks
 }
 
-/// As many blocks of each run as it has, each drawn anew.
-fn redraw(runs: &[Vec<Block>], rng: &mut BenchRng) -> Block {
-    let mut sum = Block::default();
+/// Resampled blocks, as many of each run as it has.
+fn redraw(runs: &[Vec<ResampleBlock>], rng: &mut BenchRng) -> ResampleBlock {
+    let mut sum = ResampleBlock::default();
     for blocks in runs {
         for _ in blocks {
             let block = &blocks[rng.random_range(0..blocks.len())];
@@ -159,7 +164,7 @@ fn redraw(runs: &[Vec<Block>], rng: &mut BenchRng) -> Block {
 }
 
 /// The judge's rules of attainment and percentiles, over counts.
-fn passes(sum: &Block, rule: &Rule) -> bool {
+fn passes(sum: &ResampleBlock, rule: &Rule) -> bool {
     let n = sum.n_offered as f64;
     let late = n * (1.0 - rule.percentile / 100.0) + 1e-9;
     sum.n_offered > 0
@@ -173,7 +178,7 @@ mod tests {
     use crate::outcome::{End, ItemCounts};
     use std::time::Duration;
 
-    const WINDOW: Window = Window { from: Duration::ZERO, to: Duration::from_secs(100) };
+    const WINDOW: JudgedWindow = JudgedWindow { from: Duration::ZERO, to: Duration::from_secs(100) };
 
     fn slo() -> Slo {
         "ttft=500ms,tpot=50ms".parse().expect("an SLO")
@@ -235,7 +240,7 @@ mod tests {
         for bad in [0, 5, 10, 11, 30, 500] {
             let tested = tested(1.0, bad);
             let blocks: Vec<_> = tested.runs.iter().map(|(o, w)| cut(o, *w, &slo())).collect();
-            let mut sum = Block::default();
+            let mut sum = ResampleBlock::default();
             for block in blocks.iter().flatten() {
                 sum.n_offered += block.n_offered;
                 sum.n_good += block.n_good;

@@ -1,11 +1,11 @@
-//! Whether a run kept its promises. Takes outcomes and knows nothing of who made them: a cluster's and the
+//! Judges a run by its SLO. It knows outcomes and not what made them: a cluster's and the
 //! simulator's are judged by the same code.
 //!
 //! A run passes if, of the requests that were due in its window (warm-up before it and drain behind it are not
 //! judged):
 //!
-//! 1. at least 99 % kept every promise ([`Outcome::keeps`]), whoever failed being counted as one that did not;
-//! 2. the 99th percentile of each promised latency is within its promise, a failed request's being infinite;
+//! 1. at least 99 % met the SLO ([`Outcome::meets`]); failed requests count as missing it;
+//! 2. the 99th percentile of each latency is within its limit; that of a failed request is infinite;
 //! 3. at least 97 % as many requests ended whole within the window as were due in it: no backlog is built. What is
 //!    under way at the window's end and was not at its start counts against it, and of that a part is chance, which
 //!    in a short window can be more than 3 %: so many less are allowed as two standard deviations of a Poisson
@@ -13,6 +13,7 @@
 //! 4. neither concurrency nor time to first token rises over the window ([`trend`]).
 
 mod trend;
+mod window;
 
 use crate::outcome::{End, Outcome};
 use crate::slo::Slo;
@@ -20,34 +21,14 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 pub use trend::{Trend, trend};
-
-/// What is judged of a run: requests that were due from its start until before its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// The end of the warm-up, after the start of the run.
-    pub from: Duration,
-    /// The start of the drain.
-    pub to: Duration,
-}
-
-impl Window {
-    /// Whether a time is within.
-    pub fn has(&self, t: Duration) -> bool {
-        self.from <= t && t < self.to
-    }
-
-    /// Its length in seconds.
-    pub fn seconds(&self) -> f64 {
-        self.to.saturating_sub(self.from).as_secs_f64()
-    }
-}
+pub use window::{JudgedWindow, Run};
 
 /// The numbers of the rule; [`Rule::default`] has those of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rule {
-    /// Least share of requests that keep every promise.
+    /// Least share of requests that meet the SLO.
     pub attainment: f64,
-    /// The percentile of each latency that has to be within its promise.
+    /// The percentile of each latency that has to be within its limit.
     pub percentile: f64,
     /// Least share of what is offered that is served in the same time.
     pub served: f64,
@@ -63,50 +44,50 @@ impl Default for Rule {
 /// infinite, or there was no request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Percentiles {
-    /// Half are below.
+    /// 50th percentile.
     pub p50: Option<f64>,
-    /// Nine of ten are.
+    /// 90th percentile.
     pub p90: Option<f64>,
-    /// All but one of a hundred are.
+    /// 99th percentile.
     pub p99: Option<f64>,
 }
 
-/// What a rule asked, and what was found.
+/// RunVerdict on one rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
-    /// Which rule.
+    /// Name of the rule.
     pub rule: String,
-    /// Whether it is kept.
+    /// True if the run meets it.
     pub passed: bool,
-    /// In words, with numbers.
+    /// Found and required values, as a sentence.
     pub found: String,
 }
 
 /// A run, judged.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Verdict {
-    /// Whether every rule is kept.
+pub struct RunVerdict {
+    /// True if the run meets every rule.
     pub passed: bool,
-    /// Whether the percentiles alone are: vLLM's rule.
+    /// True if the run meets the percentiles: vLLM's rule.
     pub percentiles_passed: bool,
-    /// Each rule.
+    /// RunVerdict on each rule.
     pub findings: Vec<Finding>,
     /// Requests that were due in the window.
     pub n_offered: u64,
-    /// Those that kept every promise.
+    /// Requests that met the SLO.
     pub n_good: u64,
-    /// Those that kept the promised time to the first token; all that ended whole, if none is promised.
+    /// Requests that met the TTFT limit; without a limit, all that ended whole.
     #[serde(default)]
     pub n_ttft_good: u64,
-    /// The same of the time of each further token.
+    /// Requests that met the TPOT limit; without a limit, all that ended whole.
     #[serde(default)]
     pub n_tpot_good: u64,
-    /// Those that ended whole within the window, whenever they were due.
+    /// Requests that ended whole within the window, whenever they were due.
     pub n_served: u64,
-    /// How many more may be under way at the window's end than at its start without being a backlog.
+    /// Growth of the requests in flight over the window that is no backlog.
     #[serde(default)]
     pub by_chance: f64,
-    /// How the judged ones ended.
+    /// Ends of the judged requests.
     pub ends: Ends,
     /// Time to first token.
     pub ttft_ms: Percentiles,
@@ -114,13 +95,13 @@ pub struct Verdict {
     pub tpot_ms: Percentiles,
     /// Time to the end.
     pub e2el_ms: Percentiles,
-    /// Of requests under way; None if the window is too short to tell.
+    /// Trend of the requests in flight; `None` if the window is too short.
     pub concurrency_trend: Option<Trend>,
-    /// Of the time to first token.
+    /// Trend of the time to first token.
     pub ttft_trend: Option<Trend>,
 }
 
-/// How many requests ended how.
+/// Number of requests by their end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ends {
     /// [`End::Whole`].
@@ -136,7 +117,7 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Of these outcomes. A whole answer without a token is none.
+    /// Counts outcomes. A whole answer without a token counts as short.
     pub fn of<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>) -> Self {
         let mut ends = Self::default();
         for outcome in outcomes {
@@ -153,14 +134,14 @@ impl Ends {
     }
 }
 
-impl Verdict {
-    /// Whether all that it breaks is that something rises over the window.
+impl RunVerdict {
+    /// True if it fails for rising trends alone.
     pub fn only_rises(&self) -> bool {
         let trends = trend_findings(self);
         !self.passed && self.findings.iter().all(|finding| finding.passed || trends.contains(finding))
     }
 
-    /// The share of offered requests that kept every promise; 0 if none was offered.
+    /// Share of offered requests that met the SLO; 0 if none was offered.
     pub fn attainment(&self) -> f64 {
         ratio(self.n_good, self.n_offered)
     }
@@ -170,7 +151,7 @@ impl Verdict {
         ratio(self.n_served, self.n_offered)
     }
 
-    /// Whether no backlog was built.
+    /// True if there is no backlog.
     pub fn serves(&self, rule: &Rule) -> bool {
         self.n_served as f64 >= self.n_offered as f64 * rule.served - self.by_chance - EXACT
     }
@@ -181,34 +162,25 @@ fn ratio(part: u64, whole: u64) -> f64 {
 }
 
 /// Judges one run. `outcomes` are all of it, those of warm-up and drain included, in any order.
-pub fn judge(outcomes: &[Outcome], window: Window, slo: &Slo, rule: &Rule) -> Verdict {
+pub fn judge(outcomes: &[Outcome], window: JudgedWindow, slo: &Slo, rule: &Rule) -> RunVerdict {
     judge_runs(&[Run { outcomes, window }], slo, rule)
 }
 
-/// One run of several at the same rate.
-#[derive(Clone, Copy, Debug)]
-pub struct Run<'a> {
-    /// All of its outcomes, in any order.
-    pub outcomes: &'a [Outcome],
-    /// What of it is judged.
-    pub window: Window,
-}
-
-/// Judges runs of one rate, each with its own seed, together: shares and percentiles over all of their requests,
+/// Judges all runs of one rate, each with its own seed: shares and percentiles over all of their requests,
 /// trends in each of them.
-pub fn judge_runs(runs: &[Run], slo: &Slo, rule: &Rule) -> Verdict {
+pub fn judge_runs(runs: &[Run], slo: &Slo, rule: &Rule) -> RunVerdict {
     let judged: Vec<&Outcome> =
         runs.iter().flat_map(|run| run.outcomes.iter().filter(|o| run.window.has(o.due))).collect();
     let served =
         |run: &Run| run.outcomes.iter().filter(|o| o.is_whole() && run.window.has(o.ended)).count() as u64;
-    let mut verdict = Verdict {
+    let mut verdict = RunVerdict {
         passed: false,
         percentiles_passed: false,
         findings: Vec::new(),
         n_offered: judged.len() as u64,
-        n_good: n_keeping(&judged, slo),
-        n_ttft_good: n_keeping(&judged, &Slo { tpot: None, e2el: None, ..*slo }),
-        n_tpot_good: n_keeping(&judged, &Slo { ttft: None, e2el: None, ..*slo }),
+        n_good: n_meeting(&judged, slo),
+        n_ttft_good: n_meeting(&judged, &Slo { tpot: None, e2el: None, ..*slo }),
+        n_tpot_good: n_meeting(&judged, &Slo { ttft: None, e2el: None, ..*slo }),
         n_served: runs.iter().map(served).sum(),
         by_chance: by_chance(runs),
         ends: Ends::of(judged.iter().copied()),
@@ -229,21 +201,21 @@ pub fn judge_runs(runs: &[Run], slo: &Slo, rule: &Rule) -> Verdict {
     verdict
 }
 
-/// How much the number of requests under way changes over windows by chance, all windows together: two standard
+/// Random change of the number of requests in flight, summed over all windows: two standard
 /// deviations, where requests come and go independently of each other.
 fn by_chance(runs: &[Run]) -> f64 {
     2.0 * runs.iter().map(|run| 2.0 * mean_under_way(run)).sum::<f64>().sqrt()
 }
 
 fn mean_under_way(run: &Run) -> f64 {
-    let Window { from, to } = run.window;
+    let JudgedWindow { from, to } = run.window;
     let within = |o: &Outcome| o.ended.min(to).saturating_sub(o.due.max(from)).as_secs_f64();
     let seconds = run.window.seconds();
     if seconds > 0.0 { run.outcomes.iter().map(within).sum::<f64>() / seconds } else { 0.0 }
 }
 
-fn n_keeping(judged: &[&Outcome], slo: &Slo) -> u64 {
-    judged.iter().filter(|o| o.keeps(slo)).count() as u64
+fn n_meeting(judged: &[&Outcome], slo: &Slo) -> u64 {
+    judged.iter().filter(|o| o.meets(slo)).count() as u64
 }
 
 /// The latency of a request that ended whole; any other's is infinite.
@@ -267,12 +239,12 @@ fn percentile(sorted: &[f64], p: f64) -> Option<f64> {
     sorted.get(rank - 1).copied()
 }
 
-/// What a product of shares and counts may be off by.
+/// Rounding error of products of shares and counts.
 const EXACT: f64 = 1e-9;
 
-fn share_findings(verdict: &Verdict, rule: &Rule) -> Vec<Finding> {
+fn share_findings(verdict: &RunVerdict, rule: &Rule) -> Vec<Finding> {
     let n = verdict.n_offered;
-    let told = |part: u64, share: f64, least: f64| {
+    let text = |part: u64, share: f64, least: f64| {
         format!("{part} of {n}, {:.2} %; at least {:.0} %", share * 100.0, least * 100.0)
     };
     let by_chance = format!(", less {:.1} by chance", verdict.by_chance);
@@ -280,27 +252,27 @@ fn share_findings(verdict: &Verdict, rule: &Rule) -> Vec<Finding> {
         Finding {
             rule: "attainment".to_owned(),
             passed: n > 0 && verdict.attainment() >= rule.attainment,
-            found: told(verdict.n_good, verdict.attainment(), rule.attainment),
+            found: text(verdict.n_good, verdict.attainment(), rule.attainment),
         },
         Finding {
             rule: "served".to_owned(),
             passed: n > 0 && verdict.serves(rule),
-            found: told(verdict.n_served, verdict.served(), rule.served) + &by_chance,
+            found: text(verdict.n_served, verdict.served(), rule.served) + &by_chance,
         },
     ]
 }
 
 fn latency_findings(judged: &[&Outcome], slo: &Slo, rule: &Rule) -> Vec<Finding> {
-    let finding = |name: &str, promised: Option<Duration>, mut values: Vec<f64>| {
-        let promised = promised?.as_secs_f64() * 1e3;
+    let finding = |name: &str, limit: Option<Duration>, mut values: Vec<f64>| {
+        let limit = limit?.as_secs_f64() * 1e3;
         values.sort_unstable_by(f64::total_cmp);
-        // Of answers of one token each there is no TPOT, and no promise of it to break.
+        // Of answers of one token each there is no TPOT to judge.
         let found = percentile(&values, rule.percentile).unwrap_or(0.0);
-        let shown = if found.is_finite() { format!("{found:.1} ms") } else { "no end".to_owned() };
+        let shown = if found.is_finite() { format!("{found:.1} ms") } else { "infinite".to_owned() };
         Some(Finding {
             rule: format!("p{:.0} {name}", rule.percentile),
-            passed: found <= promised,
-            found: format!("{shown}; at most {promised:.1} ms"),
+            passed: found <= limit,
+            found: format!("{shown}; at most {limit:.1} ms"),
         })
     };
     let all =
@@ -314,11 +286,11 @@ fn latency_findings(judged: &[&Outcome], slo: &Slo, rule: &Rule) -> Vec<Finding>
     findings.into_iter().flatten().collect()
 }
 
-fn trend_findings(verdict: &Verdict) -> Vec<Finding> {
+fn trend_findings(verdict: &RunVerdict) -> Vec<Finding> {
     let finding = |rule: &str, trend: &Option<Trend>| Finding {
         rule: rule.to_owned(),
         passed: trend.as_ref().is_none_or(|t| !t.rises),
-        found: trend.as_ref().map_or_else(|| "too short to tell".to_owned(), Trend::to_string),
+        found: trend.as_ref().map_or_else(|| "too short to judge".to_owned(), Trend::to_string),
     };
     vec![
         finding("concurrency does not rise", &verdict.concurrency_trend),

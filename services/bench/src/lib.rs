@@ -1,18 +1,19 @@
-//! The load generator: what is offered, how it is sent, what came back, and whether that was good enough.
+//! The load generator: workloads, open-loop clients, verdicts and reports.
 //!
 //! ```text
 //! workload ──▶ offered ──▶ client (gRPC, or any OpenAI-compatible HTTP server) ──▶ outcome ──▶ judge ──▶ report
 //! ```
 //!
-//! Open loop: a request is sent when its time has come, whether or not earlier ones were answered. It knows no model
+//! Open loop: a request is sent when it is due, whether or not earlier ones were answered. It knows no model
 //! and no worker; the planner's simulator takes the same [`offered`] requests and gives the same [`outcome`]s. Read in
 //! this order:
 //!
-//! - [`offered`], [`outcome`]: one request, and what became of it;
-//! - [`workload`], [`arrivals`]: what is offered and when, from a text and a seed;
-//! - [`slo`], [`judge`]: what was promised, and whether a run kept it;
-//! - [`topology`], [`suite`]: which workers are compared, on which cores, and under which workloads;
-//! - [`report`]: the page that is made of results.
+//! - [`offered`], [`outcome`]: one request and its outcome;
+//! - [`workload`], [`arrivals`]: requests and arrival times, from a text and a seed;
+//! - [`slo`], [`judge`]: latency limits, and the verdict on a run;
+//! - [`topology`], [`cluster`], [`side_by_side`], [`suite`]: comparison of clusters under the same workloads;
+//! - [`overhead`]: cost of the proxy;
+//! - [`report`]: the page of results.
 #![forbid(unsafe_code)]
 
 pub mod offered;
@@ -36,4 +37,8 @@ pub mod scrape;
 pub mod run;
 pub mod host;
 pub mod sweep;
-pub mod race;
+pub mod interleave;
+pub mod error;
+pub mod cluster;
+pub mod side_by_side;
+pub mod overhead;

@@ -1,74 +1,75 @@
-//! The bytes of items: deterministic pictures and sounds of a given shape, cheap to make and real work to decode.
+//! The bytes of items: deterministic images and audio clips of a given shape, cheap to make and real work to decode.
 
 mod png;
 mod wav;
 
 use crate::offered::{ItemShape, OfferedItem};
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-/// Bytes that are kept for items that come again.
-const KEPT_BYTES: usize = 256 << 20;
+/// Capacity of the cache of files, in bytes.
+const CACHE_BYTES: usize = 256 << 20;
 
-/// Makes items, and keeps the last ones: what a workload repeats is made once. Cheap to clone.
+/// Makes items, and caches the last ones for workloads that repeat them. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Media {
     /// Runs with different salts share no bytes, whatever their seeds: what one run left in the server's caches is
     /// nothing to the next.
     salt: u64,
     bands: png::Bands,
-    kept: Arc<Mutex<Kept>>,
+    cache: Arc<Mutex<FileCache>>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct FileCache {
     items: HashMap<OfferedItem, Bytes>,
     order: VecDeque<OfferedItem>,
     n_bytes: usize,
 }
 
 impl Media {
-    /// Nothing made yet.
+    /// A source with an empty cache.
     pub fn new(salt: u64) -> Self {
-        Self { salt, bands: png::Bands::default(), kept: Arc::default() }
+        Self { salt, bands: png::Bands::default(), cache: Arc::default() }
     }
 
-    /// The same parts of pictures, for a run with another salt: they are what costs.
+    /// A source with another salt that shares the compressed bands, which are expensive to make.
     pub fn with_salt(&self, salt: u64) -> Self {
-        Self { salt, bands: self.bands.clone(), kept: Arc::default() }
+        Self { salt, bands: self.bands.clone(), cache: Arc::default() }
     }
 
     /// An item's file: PNG or WAV.
     pub fn file(&self, item: &OfferedItem) -> Bytes {
-        if let Some(file) = self.kept().items.get(item) {
+        if let Some(file) = self.cache().items.get(item) {
             return file.clone();
         }
         let content = crate::seed::mix(self.salt) ^ item.content;
         let file: Bytes = match item.shape {
-            ItemShape::Image { width, height } => self.bands.picture(width, height, content),
-            ItemShape::Audio { millis } => wav::sound(millis, content),
+            ItemShape::Image { width, height } => self.bands.image(width, height, content),
+            ItemShape::Audio { millis } => wav::audio_clip(millis, content),
         }
         .into();
-        self.kept().keep(*item, file.clone());
+        self.cache().insert(*item, file.clone());
         file
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
+    fn cache(&self) -> MutexGuard<'_, FileCache> {
         // Files are put in whole, so a panic elsewhere leaves nothing half done.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cache.lock()
     }
 }
 
-impl Kept {
-    fn keep(&mut self, item: OfferedItem, file: Bytes) {
+impl FileCache {
+    fn insert(&mut self, item: OfferedItem, file: Bytes) {
         self.n_bytes += file.len();
         if self.items.insert(item, file.clone()).is_some() {
             self.n_bytes -= file.len();
             return;
         }
         self.order.push_back(item);
-        while self.n_bytes > KEPT_BYTES {
+        while self.n_bytes > CACHE_BYTES {
             let Some(oldest) = self.order.pop_front() else { break };
             self.n_bytes -= self.items.remove(&oldest).map_or(0, |file| file.len());
         }
@@ -117,10 +118,10 @@ mod tests {
 
     #[test]
     fn what_is_kept_has_a_bound() {
-        let mut kept = Kept::default();
+        let mut cache = FileCache::default();
         for i in 0..100 {
-            kept.keep(image(i, 1, 1), Bytes::from(vec![0; 8 << 20]));
+            cache.insert(image(i, 1, 1), Bytes::from(vec![0; 8 << 20]));
         }
-        assert!(kept.n_bytes <= KEPT_BYTES && kept.items.len() == 32 && kept.order.len() == 32);
+        assert!(cache.n_bytes <= CACHE_BYTES && cache.items.len() == 32 && cache.order.len() == 32);
     }
 }

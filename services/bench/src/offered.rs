@@ -6,62 +6,62 @@ use std::time::Duration;
 /// A request to send.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Offered {
-    /// Its place in the run, from 0.
+    /// Index in the run, from 0.
     pub index: u64,
-    /// When it is sent, after the start of the run.
+    /// Time at which it is due, after the start of the run.
     pub at: Duration,
     /// Tokens of text in the prompt, without what the items become.
     pub text_tokens: u32,
-    /// Tokens to write; the model's own end of text does not end it sooner.
+    /// Output tokens; the model's end of text is ignored.
     pub output_tokens: u32,
-    /// Pictures and sounds, in the prompt's order.
+    /// Images and audio clips, in the prompt's order.
     pub items: Vec<OfferedItem>,
     /// The conversation that it is a turn of.
     pub session: Option<Session>,
 }
 
-/// A picture or a sound.
+/// An image or an audio clip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OfferedItem {
-    /// The same number and shape are the same bytes, in the same run: what is repeated can be found in a cache.
+    /// Content number: equal numbers and shapes have equal bytes in a run, so caches can hit.
     pub content: u64,
-    /// What it is.
+    /// Its shape.
     pub shape: ItemShape,
 }
 
-/// What an item is.
+/// Shape of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ItemShape {
-    /// A picture, in pixels.
+    /// An image, in pixels.
     Image {
-        /// From left to right.
+        /// Width.
         width: u32,
-        /// From top to bottom.
+        /// Height.
         height: u32,
     },
-    /// A sound.
+    /// An audio clip.
     Audio {
-        /// How long.
+        /// Length in milliseconds.
         millis: u32,
     },
 }
 
-/// A place in a conversation. Its earlier text and items stand in this request's own again.
+/// A turn of a conversation. The request repeats the text and items of all earlier turns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
-    /// Which conversation.
+    /// Number of the conversation.
     pub id: u64,
     /// Every turn from the first to this one, which has no answer yet. Their texts, their answers but the last, and
     /// their items are the request's own.
-    pub turns: Vec<Turn>,
+    pub turns: Vec<ConversationTurn>,
 }
 
 /// A turn of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
-    /// Tokens of what was said.
+pub struct ConversationTurn {
+    /// Tokens of the user's text.
     pub text_tokens: u32,
-    /// Items that were shown with it.
+    /// Items attached to it.
     pub n_items: u32,
     /// Tokens of the answer.
     pub answer_tokens: u32,

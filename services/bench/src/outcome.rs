@@ -1,32 +1,32 @@
-//! What became of an offered request, as its client saw it. Times are after the start of the run.
+//! Outcome of an offered request, as its client saw it. Times are after the start of the run.
 
 use std::time::Duration;
 
 /// One for each offered request, however it ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Of [`crate::offered::Offered`].
+    /// Index of the [`crate::offered::Offered`] request.
     pub index: u64,
-    /// When it should have been sent. Latencies count from here, so that a late client is not a fast server.
+    /// Time at which it was due. Latencies count from here, so that a late client is not a fast server.
     pub due: Duration,
-    /// When it was.
+    /// Time at which it was sent.
     pub sent: Duration,
-    /// When each output token arrived; several of one message arrive at once.
+    /// Arrival time of each output token; tokens of one message arrive at once.
     pub tokens: Vec<Duration>,
-    /// When its end arrived.
+    /// Arrival time of its end.
     pub ended: Duration,
-    /// How it ended.
+    /// Kind of end.
     pub end: End,
-    /// Items attached, and how many of them no encoder had to compute for this request, where the server says so.
+    /// Number of items, and of those found in a cache or shared, if the server reports it.
     pub items: ItemCounts,
 }
 
-/// How a request ended.
+/// End of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// With all tokens that were asked for.
+    /// All requested tokens.
     Whole,
-    /// With fewer tokens, none included.
+    /// Fewer tokens, or none.
     Short,
     /// Refused for lack of room: `RESOURCE_EXHAUSTED`, 429, 503.
     Refused,

@@ -22,7 +22,7 @@ pub enum Alphabet {
 }
 
 impl Alphabet {
-    /// In the order in which they are tried.
+    /// All alphabets, in the order of the probes.
     pub const ALL: [Self; 3] = [Self::Digits, Self::Letters, Self::Words];
 }
 
@@ -32,17 +32,17 @@ const WORDS: [&str; 32] = [
     "your", "which",
 ];
 
-/// How texts are made for one model.
+/// Texts of a given number of tokens, for one model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wording {
     alphabet: Alphabet,
     tokens_per_unit: f64,
 }
 
-/// What the server counted for a text of so many units.
+/// Token count of a text of some units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// What the units were.
+    /// Alphabet of the text.
     pub alphabet: Alphabet,
     /// Units of text.
     pub n_units: u32,
@@ -51,10 +51,10 @@ pub struct Probe {
 }
 
 impl Wording {
-    /// Digits that are one token each, where nobody can be asked.
+    /// Digits of one token each, for servers that do not count prompt tokens.
     pub const DIGITS: Self = Self::exact(Alphabet::Digits);
 
-    /// Of units that are one token each.
+    /// Texts of units that are one token each.
     pub const fn exact(alphabet: Alphabet) -> Self {
         Self { alphabet, tokens_per_unit: 1.0 }
     }
@@ -64,7 +64,8 @@ impl Wording {
     pub fn of_probes(probes: &[Probe]) -> Option<Self> {
         let slopes = Alphabet::ALL.into_iter().filter_map(|alphabet| {
             let mut own = probes.iter().filter(|p| p.alphabet == alphabet);
-            let (a, b) = (own.next()?, own.next()?);
+            let a = own.next()?;
+            let b = own.next()?;
             let units = f64::from(b.n_units) - f64::from(a.n_units);
             let tokens_per_unit = (f64::from(b.prompt_tokens) - f64::from(a.prompt_tokens)) / units;
             let plausible = tokens_per_unit.is_finite() && tokens_per_unit > 0.05;
@@ -103,9 +104,9 @@ pub fn units(alphabet: Alphabet, n_units: u32, seed: u64, number: u64) -> String
 /// One message of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Whether the model said it, in an earlier turn.
+    /// True for an answer of the model in an earlier turn.
     pub is_answer: bool,
-    /// Which of the request's items stand in it, before its text.
+    /// The request's items before its text.
     pub items: Range<usize>,
     /// Its text; may be empty.
     pub text: String,
@@ -165,7 +166,8 @@ mod tests {
 
     #[test]
     fn texts_have_their_units_and_no_common_start() {
-        let (a, b) = (Wording::DIGITS.text(400, 1, 1), Wording::DIGITS.text(400, 1, 2));
+        let a = Wording::DIGITS.text(400, 1, 1);
+        let b = Wording::DIGITS.text(400, 1, 2);
         assert_eq!((a.len(), b.len()), (400, 400));
         assert!(a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count() < 8);
         assert_eq!(units(Alphabet::Letters, 7, 1, 1).split_whitespace().count(), 7);
@@ -184,7 +186,8 @@ mod tests {
                 other.id == session.id && other.turns.len() + 1 == session.turns.len()
             });
             let Some(earlier) = earlier else { continue };
-            let (a, b) = (messages(earlier, &Wording::DIGITS, 3), messages(later, &Wording::DIGITS, 3));
+            let a = messages(earlier, &Wording::DIGITS, 3);
+            let b = messages(later, &Wording::DIGITS, 3);
             assert_eq!(a[..], b[..a.len()]);
             assert_eq!(b.len(), a.len() + 2);
             assert!(b[a.len()].is_answer && b.last().expect("some").items.end == later.items.len());

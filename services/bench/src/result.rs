@@ -1,13 +1,13 @@
-//! What a run and a sweep found, as one JSON document: written here, read by the report and by the planner.
+//! Results of a run and of a sweep, as one JSON document that the report and the planner read.
 //!
 //! Times are milliseconds and rates are per second, as plain numbers, so that any program can read them. A number that
 //! is not there is `null`, never zero.
 
-use crate::judge::{Ends, Rule, Verdict};
+use crate::judge::{Ends, Rule, RunVerdict};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Of the document. A reader refuses another one.
+/// Version of the document. Readers refuse other versions.
 pub const VERSION: u32 = 1;
 
 /// Runs over several rates, and the goodput that they show.
@@ -15,15 +15,15 @@ pub const VERSION: u32 = 1;
 pub struct SweepResult {
     /// [`VERSION`].
     pub version: u32,
-    /// Where it was measured.
+    /// The measuring machine.
     pub host: Host,
-    /// What was measured, and how.
+    /// Settings of the measurement.
     pub setup: Setup,
-    /// Why it is less than the rule asks for: too few requests or seeds. None: it is all that.
+    /// Requirements of the rule that are not met: too few requests or seeds. `None`: all are met.
     pub shorter_than_the_rule: Option<String>,
     /// Each tested rate, in rising order.
     pub rates: Vec<RateResult>,
-    /// What they come to.
+    /// Goodput over all rates.
     pub goodput: Goodput,
 }
 
@@ -74,32 +74,32 @@ pub struct Host {
     pub cores: u32,
     /// Memory in MiB.
     pub memory_mib: Option<u64>,
-    /// When it was measured, in seconds since 1970.
+    /// Time of the measurement, in seconds since 1970.
     pub at_unix_s: u64,
     /// The commit of the bench, if it is known.
     pub commit: Option<String>,
 }
 
-/// What was measured, and how.
+/// Settings of the measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Setup {
-    /// Who was asked: a URL or an address.
+    /// URL or address of the server.
     pub target: String,
-    /// How its processes were laid out, where the bench started them: `1e1pd`, `dp2`, `colocated`.
+    /// Topology of its processes, if the bench started them: `1e1pd`, `dp2`, `colocated`.
     pub topology: Option<String>,
     /// The model's name.
     pub model: String,
-    /// As on the command line.
+    /// Text on the command line.
     pub workload: String,
-    /// As on the command line.
+    /// Text on the command line.
     pub arrivals: String,
-    /// As on the command line.
+    /// Text on the command line.
     pub slo: String,
-    /// The promises in milliseconds: time to first token.
+    /// TTFT limit in milliseconds.
     pub slo_ttft_ms: Option<f64>,
-    /// Of each further token.
+    /// TPOT limit in milliseconds.
     pub slo_tpot_ms: Option<f64>,
-    /// Of the whole answer.
+    /// Limit of the end-to-end latency in milliseconds.
     pub slo_e2el_ms: Option<f64>,
     /// The rule of a pass.
     pub rule: Rule,
@@ -111,7 +111,7 @@ pub struct Setup {
     pub max_window_s: f64,
     /// Two rates are close enough if they differ by less than this share.
     pub resolution: f64,
-    /// What texts and items were made with: the same number gives the same bytes.
+    /// Number that the content of texts and items depends on.
     pub salt: u64,
 }
 
@@ -121,7 +121,7 @@ pub struct RateResult {
     /// Requests a second that were offered, in the mean.
     pub rate: f64,
     /// All seeds together.
-    pub verdict: Verdict,
+    pub verdict: RunVerdict,
     /// Each seed.
     pub runs: Vec<RunResult>,
 }
@@ -142,59 +142,60 @@ pub struct RunResult {
     /// Requests that were sent over the whole run.
     pub n_sent: u64,
     /// The run, judged.
-    pub verdict: Verdict,
-    /// Of requests that ended whole.
-    pub ttft_ms: Spread,
-    /// Of those with more than one token.
-    pub tpot_ms: Spread,
+    pub verdict: RunVerdict,
+    /// Over requests that ended whole.
+    pub ttft_ms: Distribution,
+    /// Over requests with more than one token.
+    pub tpot_ms: Distribution,
     /// Gaps between one token and the next; tokens of one message have none between them.
-    pub itl_ms: Spread,
-    /// Of requests that ended whole.
-    pub e2el_ms: Spread,
-    /// What was served.
+    pub itl_ms: Distribution,
+    /// Over requests that ended whole.
+    pub e2el_ms: Distribution,
+    /// Throughput.
     pub throughput: Throughput,
-    /// How late the bench itself was.
+    /// Lateness of the bench itself.
     pub generator: Generator,
     /// Prompt tokens as the server counted them, over whole requests.
-    pub prompt_tokens: Option<Spread>,
-    /// Where the time went, where the server says so.
+    pub prompt_tokens: Option<Distribution>,
+    /// Times of the stages, if the server reports them.
     pub stages: Option<Stages>,
-    /// Items and where their encoder outputs came from, where the server says so.
+    /// Sources of the items' encoder outputs, if the server reports them.
     pub item_sources: Option<ItemSources>,
-    /// What the server counted over the run. None: it has no metrics of ours.
+    /// The server's counters over the run. `None`: it has no metrics of ours.
     pub server: Option<ServerCounts>,
-    /// How requests of the whole run ended, warm-up and drain included.
+    /// Ends of all requests, those of warm-up and drain included.
     pub all_ends: Ends,
-    /// Each kind of failure, and how often it came.
+    /// Number of failures of each kind.
     pub errors: BTreeMap<String, u64>,
     /// One sample a second.
-    pub timeline: Vec<Sample>,
+    pub timeline: Vec<TimelineSample>,
 }
 
 /// A distribution, from a histogram with three significant digits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Spread {
-    /// How many values.
+pub struct Distribution {
+    /// Number of values.
     pub n: u64,
-    /// Their mean; None of these if there is no value.
+    /// Mean; `None`, as the others, without values.
     pub mean: Option<f64>,
-    /// Half are below.
+    /// 50th percentile.
     pub p50: Option<f64>,
-    /// Nine of ten are.
+    /// 90th percentile.
     pub p90: Option<f64>,
-    /// All but one of a hundred are.
+    /// 99th percentile.
     pub p99: Option<f64>,
     /// The largest.
     pub max: Option<f64>,
 }
 
-impl Spread {
+impl Distribution {
     /// Of milliseconds, or anything else that is not below zero.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
         // In thousandths: microseconds of milliseconds, up to years; what is above counts as that.
         let histogram = hdrhistogram::Histogram::<u64>::new_with_bounds(1, 1 << 45, 3);
         let mut histogram = histogram.expect("three digits over this range are allowed");
-        let (mut n, mut sum) = (0u64, 0.0);
+        let mut n = 0u64;
+        let mut sum = 0.0;
         for value in values.into_iter().filter(|v| v.is_finite() && *v >= 0.0) {
             (n, sum) = (n + 1, sum + value);
             histogram.saturating_record((value * 1e3).round() as u64);
@@ -211,50 +212,50 @@ impl Spread {
     }
 }
 
-/// What was served in a second, over the window.
+/// Throughput over the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Throughput {
     /// Requests that were offered.
     pub offered_per_s: f64,
     /// Requests that ended whole.
     pub requests_per_s: f64,
-    /// Requests that were due in the window and kept every promise.
+    /// Requests that were due in the window and met the SLO.
     pub good_per_s: f64,
     /// Tokens that arrived.
     pub output_tokens_per_s: f64,
-    /// Pictures of requests that ended whole.
+    /// Images of requests that ended whole.
     pub images_per_s: f64,
-    /// Seconds of sound of requests that ended whole.
+    /// Seconds of audio of requests that ended whole.
     pub audio_s_per_s: f64,
 }
 
-/// How late the bench was with its own sends: a late client is not a slow server, and a run with a client that was too
+/// Lateness of the bench's own sends: a late client is not a slow server, and a run with a client that was too
 /// late says nothing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Generator {
-    /// From when requests were due to when they were sent.
-    pub late_ms: Spread,
+    /// Delay of sending.
+    pub late_ms: Distribution,
     /// The 99th percentile that is allowed.
     pub allowed_ms: f64,
-    /// Whether the run is void.
+    /// True if the run is void.
     pub void: bool,
 }
 
-/// Where the time went, by the server's own clocks, in milliseconds.
+/// Stage times by the server's clocks, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stages {
     /// Waiting for an encoder batch and for the first engine step.
-    pub queue: Spread,
+    pub queue: Distribution,
     /// Preprocessing and encoder forward.
-    pub encode: Spread,
+    pub encode: Distribution,
     /// Publishing encoder outputs.
-    pub publish: Spread,
+    pub publish: Distribution,
     /// Loading them.
-    pub load: Spread,
+    pub load: Distribution,
     /// Prefill.
-    pub prefill: Spread,
+    pub prefill: Distribution,
     /// From the first token to the last.
-    pub decode: Spread,
+    pub decode: Distribution,
 }
 
 /// Items of requests that ended whole.
@@ -268,7 +269,7 @@ pub struct ItemSources {
     pub cached: u64,
 }
 
-/// Differences of `/metrics` over a run, summed over the processes that were asked. None: nobody has it.
+/// Differences of `/metrics` over a run, summed over its processes. `None`: no process has the metric.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServerCounts {
     /// Items encoded.
@@ -279,11 +280,11 @@ pub struct ServerCounts {
     pub encode_ms: Option<f64>,
     /// Encoder outputs that were found in the store.
     pub ec_hits: Option<f64>,
-    /// Encoder outputs that were not.
+    /// Encoder outputs that were not found in the store.
     pub ec_misses: Option<f64>,
-    /// Prompt tokens whose keys and values were there already.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: Option<f64>,
-    /// Sequences that gave up their blocks.
+    /// Preempted sequences.
     pub preemptions: Option<f64>,
     /// Mean time of an engine step.
     pub step_ms: Option<f64>,
@@ -291,7 +292,7 @@ pub struct ServerCounts {
 
 /// One moment of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
+pub struct TimelineSample {
     /// Seconds after the start of the run.
     pub t_s: f64,
     /// Requests that were sent and have not ended, as the bench sees it.
@@ -306,7 +307,7 @@ pub struct Sample {
     pub kv_usage: Option<f64>,
 }
 
-/// The highest rate at which the promises hold, by three rules.
+/// The highest rate that meets the SLO, by three rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Goodput {
     /// The highest tested rate that passes, with every lower tested rate passing. None: none passes.
@@ -317,9 +318,9 @@ pub struct Goodput {
     pub fails_at: Option<f64>,
     /// The same rule with 90 % attainment in place of 99 %, and percentiles at 90.
     pub rate_at_90: Option<f64>,
-    /// vLLM's: the largest tested rate whose 99th percentiles are within their promises.
+    /// vLLM's: the largest tested rate whose 99th percentiles are within their limits.
     pub vllm: Option<f64>,
-    /// DistServe's: where attainment falls through 90 %, by a straight line between tested rates.
+    /// DistServe's: the rate at which attainment falls below 90 %, interpolated between tested rates.
     pub distserve: Option<f64>,
 }
 
@@ -329,12 +330,12 @@ mod tests {
 
     #[test]
     fn a_spread_has_the_values_of_its_histogram() {
-        let spread = Spread::of((1..=1000).map(f64::from));
+        let spread = Distribution::of((1..=1000).map(f64::from));
         let near = |found: Option<f64>, expect: f64| (found.expect("values") / expect - 1.0).abs() < 0.002;
         assert!(near(spread.p50, 500.0) && near(spread.p90, 900.0) && near(spread.p99, 990.0), "{spread:?}");
         assert!(near(spread.max, 1000.0) && near(spread.mean, 500.5) && spread.n == 1000);
-        assert_eq!(Spread::of([]), Spread::default());
-        assert_eq!(Spread::of([f64::NAN, f64::INFINITY]).n, 0);
+        assert_eq!(Distribution::of([]), Distribution::default());
+        assert_eq!(Distribution::of([f64::NAN, f64::INFINITY]).n, 0);
     }
 
     #[test]

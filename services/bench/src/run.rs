@@ -1,4 +1,4 @@
-//! One run: requests are sent when their time has come, whoever is slow, and each becomes an outcome.
+//! One run: requests are sent when they are due, in an open loop, and each becomes an outcome.
 //!
 //! ```text
 //!  0        warm-up         from        window         to      tail      drain
@@ -7,16 +7,16 @@
 //!
 //! Load goes on behind the window until all that was due in it has ended, so that the last of them meet the same load
 //! as the first; then what is left is let go. Bytes are made ahead of their time, on other threads, in a bounded
-//! number; if they are late all the same, that is measured and told.
+//! number; lateness of the bench itself is measured and reported.
 
 mod finish;
 
 use crate::arrivals::Arrivals;
-use crate::client::{Clock, Kit, Ready, Reply, Target};
-use crate::judge::Window;
+use crate::client::{Clock, ContentSource, PreparedRequest, Reply, Target};
+use crate::judge::JudgedWindow;
 use crate::offered::{ItemShape, Offered};
 use crate::outcome::{End, ItemCounts, Outcome};
-use crate::result::Sample;
+use crate::result::TimelineSample;
 use crate::scrape::{Scraped, Scraper};
 use crate::workload::{Requests, Workload};
 use futures::{StreamExt, stream};
@@ -36,22 +36,22 @@ const N_MAKERS: usize = 4;
 /// Time between two samples of the timeline.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
-/// What a run is to be.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub struct RunPlan {
     /// Requests a second, in the mean.
     pub rate: f64,
-    /// How they are spread.
+    /// Arrival process.
     pub arrivals: Arrivals,
-    /// Of the workload.
+    /// Seed of the workload.
     pub seed: u64,
-    /// Before the window.
+    /// Length of the warm-up.
     pub warm_up: Duration,
     /// Requests that are judged.
     pub n_requests: u64,
-    /// The longest window, whatever number that is.
+    /// The longest window.
     pub max_window: Duration,
-    /// How long after the window what was due in it may take.
+    /// Time after the window in which its requests may end.
     pub drain: Duration,
     /// The 99th percentile of the bench's own lateness that is allowed. None: a tenth of the promised time to first
     /// token, and at least 20 ms.
@@ -59,24 +59,24 @@ pub struct RunPlan {
 }
 
 impl RunPlan {
-    /// From the end of the warm-up until so many requests were due.
-    pub fn window(&self, workload: &Workload) -> Window {
+    /// The window: from the end of the warm-up until `n_requests` were due.
+    pub fn window(&self, workload: &Workload) -> JudgedWindow {
         let requests = workload.requests(self.rate, self.arrivals, self.seed);
         let end = self.warm_up + self.max_window;
         let mut judged =
             requests.map(|o| o.at).skip_while(|at| *at < self.warm_up).take_while(|at| *at < end);
         // The first one behind the window is where it ends.
         let behind = judged.nth(usize::try_from(self.n_requests).unwrap_or(usize::MAX));
-        Window { from: self.warm_up, to: behind.unwrap_or(end) }
+        JudgedWindow { from: self.warm_up, to: behind.unwrap_or(end) }
     }
 }
 
-/// What is told while it runs.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
-    /// Since its start.
+    /// Time since the start.
     pub elapsed: Duration,
-    /// Until the end of its window.
+    /// End of the window.
     pub window_end: Duration,
     /// Requests that were sent.
     pub n_sent: u64,
@@ -84,47 +84,61 @@ pub struct Progress {
     pub n_ended: u64,
 }
 
-/// What became of a run.
+/// Observers of a run.
+#[derive(Clone, Copy)]
+pub struct RunObservers<'a> {
+    /// Reader of the server's metrics.
+    pub scraper: &'a Scraper,
+    /// Receives the progress.
+    pub progress: &'a watch::Sender<Progress>,
+}
+
+/// A run that has ended.
 #[derive(Debug)]
 pub struct Ran {
-    /// Every request that was sent.
+    /// Outcome of every request.
     pub outcomes: Vec<Outcome>,
-    /// What is judged.
-    pub window: Window,
-    /// What was sent, and what the server said beside the tokens.
-    pub asked: Vec<Asked>,
+    /// Judged window.
+    pub window: JudgedWindow,
+    /// Items of each request, and its response.
+    pub asked: Vec<RequestRecord>,
     /// One sample a second.
-    pub timeline: Vec<Sample>,
+    pub timeline: Vec<TimelineSample>,
     /// The server's counters before and after.
     pub scraped: (Scraped, Scraped),
 }
 
 /// A request that ended, beside its outcome; by the same index.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct RequestRecord {
     /// Its index.
     pub index: u64,
-    /// Pictures.
+    /// Number of images.
     pub n_images: u32,
-    /// Sound.
+    /// Length of audio.
     pub audio: Duration,
-    /// What the server said.
+    /// The response.
     pub reply: Reply,
 }
 
-/// Sends a run's requests to a target and waits for them. `progress` hears how far it is.
+/// Sends a run's requests to a target and waits for them.
 pub async fn run(
     target: &Arc<dyn Target>,
     workload: &Workload,
-    kit: &Kit,
+    content: &ContentSource,
     plan: &RunPlan,
-    observers: (&Scraper, &watch::Sender<Progress>),
+    observers: RunObservers<'_>,
 ) -> Ran {
-    let (scraper, progress) = observers;
+    let RunObservers { scraper, progress } = observers;
     let window = plan.window(workload);
     let before = scraper.scrape().await;
-    let mut ready =
-        make_ahead(Arc::clone(target), kit.clone(), workload.requests(plan.rate, plan.arrivals, plan.seed));
+    let mut makers = JoinSet::new();
+    let mut ready = make_ahead(
+        &mut makers,
+        Arc::clone(target),
+        content.clone(),
+        workload.requests(plan.rate, plan.arrivals, plan.seed),
+    );
     // The first ones are made before the clock starts.
     let mut first = ready.recv().await;
     let mut run = Running::new(window, plan.drain, progress);
@@ -139,6 +153,7 @@ pub async fn run(
         first = ready.recv().await;
     }
     drop(ready);
+    makers.shutdown().await;
     run.drain().await;
     drop(in_flight);
     let timeline = samples.await.unwrap_or_default();
@@ -147,17 +162,23 @@ pub async fn run(
 }
 
 /// Makes requests ready in their order, some ahead of when they are taken.
-fn make_ahead(target: Arc<dyn Target>, kit: Kit, requests: Requests) -> mpsc::Receiver<(Offered, Ready)> {
+fn make_ahead(
+    makers: &mut JoinSet<()>,
+    target: Arc<dyn Target>,
+    content: ContentSource,
+    requests: Requests,
+) -> mpsc::Receiver<(Offered, PreparedRequest)> {
     let (sender, receiver) = mpsc::channel(N_AHEAD);
     let made = stream::iter(requests).map(move |offered| {
-        let (target, kit) = (Arc::clone(&target), kit.clone());
+        let target = Arc::clone(&target);
+        let content = content.clone();
         tokio::task::spawn_blocking(move || {
-            let ready = target.prepare(&offered, &kit);
+            let ready = target.prepare(&offered, &content);
             (offered, ready)
         })
     });
     let mut made = made.buffered(N_MAKERS);
-    tokio::spawn(async move {
+    makers.spawn(async move {
         while let Some(Ok(one)) = made.next().await {
             if sender.send(one).await.is_err() {
                 return;
@@ -178,19 +199,19 @@ struct Waiting {
 
 struct Running<'a> {
     clock: Clock,
-    window: Window,
+    window: JudgedWindow,
     drain: Duration,
     waiting: HashMap<u64, Waiting>,
-    /// Of those, the judged ones.
+    /// Judged requests among those.
     n_judged_waiting: u64,
     tasks: JoinSet<(u64, Reply)>,
     outcomes: Vec<Outcome>,
-    asked: Vec<Asked>,
+    asked: Vec<RequestRecord>,
     progress: &'a watch::Sender<Progress>,
 }
 
 impl<'a> Running<'a> {
-    fn new(window: Window, drain: Duration, progress: &'a watch::Sender<Progress>) -> Self {
+    fn new(window: JudgedWindow, drain: Duration, progress: &'a watch::Sender<Progress>) -> Self {
         Self {
             clock: Clock::started(),
             window,
@@ -220,7 +241,7 @@ impl<'a> Running<'a> {
                 return false;
             }
             tokio::select! {
-                // Sending comes first: what ended waits, what is due does not.
+                // ResponseFuture comes first: what ended waits, what is due does not.
                 biased;
                 () = sleep_until(due.min(self.end())) => {
                     if due <= Instant::now() && (at < self.window.to || self.n_judged_waiting > 0) {
@@ -232,8 +253,9 @@ impl<'a> Running<'a> {
         }
     }
 
-    fn send(&mut self, offered: Offered, ready: Ready) {
-        let (clock, index) = (self.clock, offered.index);
+    fn send(&mut self, offered: Offered, ready: PreparedRequest) {
+        let clock = self.clock;
+        let index = offered.index;
         let images = offered.items.iter().filter(|i| matches!(i.shape, ItemShape::Image { .. }));
         let audio = offered.items.iter().map(|i| match i.shape {
             ItemShape::Audio { millis } => Duration::from_millis(millis.into()),
@@ -249,7 +271,7 @@ impl<'a> Running<'a> {
         self.n_judged_waiting += u64::from(self.window.has(waiting.due));
         self.waiting.insert(index, waiting);
         self.tasks.spawn(async move { (index, ready(clock).await) });
-        self.tell();
+        self.report();
     }
 
     /// A task ended; one that panicked is found among those that still wait, at the end.
@@ -257,7 +279,7 @@ impl<'a> Running<'a> {
         let Some((index, reply)) = ended else { return };
         let Some(waiting) = self.waiting.remove(&index) else { return };
         self.settle(index, waiting, reply);
-        self.tell();
+        self.report();
     }
 
     fn settle(&mut self, index: u64, waiting: Waiting, reply: Reply) {
@@ -272,10 +294,10 @@ impl<'a> Running<'a> {
             end: reply.end.clone(),
             items: ItemCounts { n: waiting.n_items, n_found: u32::try_from(found).unwrap_or(u32::MAX) },
         });
-        self.asked.push(Asked { index, n_images: waiting.n_images, audio: waiting.audio, reply });
+        self.asked.push(RequestRecord { index, n_images: waiting.n_images, audio: waiting.audio, reply });
     }
 
-    /// Waits for what was due in the window, and lets go of the rest.
+    /// Waits for the requests of the window, and cancels the others.
     async fn drain(&mut self) {
         let end = self.end();
         while self.n_judged_waiting > 0 {
@@ -295,7 +317,7 @@ impl<'a> Running<'a> {
         self.asked.sort_unstable_by_key(|a| a.index);
     }
 
-    fn tell(&self) {
+    fn report(&self) {
         let n_ended = self.outcomes.len() as u64;
         let _ = self.progress.send(Progress {
             elapsed: self.clock.now(),
@@ -306,8 +328,8 @@ impl<'a> Running<'a> {
     }
 }
 
-/// A sample a second, until the run is over.
-async fn sample(scraper: Scraper, clock: Clock, mut in_flight: watch::Receiver<u64>) -> Vec<Sample> {
+/// Samples once a second, until the run is over.
+async fn sample(scraper: Scraper, clock: Clock, mut in_flight: watch::Receiver<u64>) -> Vec<TimelineSample> {
     let mut ticks = tokio::time::interval_at(clock.start, SAMPLE_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     let mut samples = Vec::new();

@@ -1,14 +1,14 @@
-//! What a server says of itself: `/metrics` of its processes, in Prometheus' text format. Metrics of ours are read by
-//! their names; a server that has none of them says nothing, which is not zero.
+//! Server metrics: `/metrics` of its processes, in Prometheus' text format. Metrics of ours are read by
+//! their names; for a server without them the values are `None`, not zero.
 
-use crate::result::{Sample, ServerCounts};
+use crate::result::{ServerCounts, TimelineSample};
 use std::time::Duration;
 use triptych_core::metrics::{self, Metric};
 
 /// The longest text that is read, of one process.
 const MAX_BYTES: usize = 8 << 20;
 
-/// The processes that are asked.
+/// Reader of the processes' metrics.
 #[derive(Clone, Debug)]
 pub struct Scraper {
     client: reqwest::Client,
@@ -20,24 +20,24 @@ pub struct Scraper {
 pub struct Scraped(Vec<String>);
 
 impl Scraper {
-    /// Of `/metrics` at these URLs.
+    /// A reader of `/metrics` at these URLs.
     ///
     /// # Errors
-    /// If a client cannot be made.
+    /// An error of the HTTP client.
     pub fn new(urls: Vec<String>) -> Result<Self, reqwest::Error> {
         let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(2)).build()?;
         Ok(Self { client, urls })
     }
 
-    /// Nobody is asked.
+    /// A reader without URLs.
     ///
     /// # Errors
-    /// If a client cannot be made.
+    /// An error of the HTTP client.
     pub fn nobody() -> Result<Self, reqwest::Error> {
         Self::new(Vec::new())
     }
 
-    /// Whether anybody is.
+    /// True if there is a URL.
     pub fn asks(&self) -> bool {
         !self.urls.is_empty()
     }
@@ -62,7 +62,7 @@ impl Scraper {
 }
 
 impl Scraped {
-    /// The sum of a series over all processes and labels. None: nobody has it.
+    /// Sum of a series over all processes and labels. `None`: no process has it.
     fn sum(&self, metric: Metric, suffix: &str) -> Option<f64> {
         self.values(metric, suffix, "").reduce(|a, b| a + b)
     }
@@ -77,16 +77,17 @@ impl Scraped {
         })
     }
 
-    /// Now, as a sample of a timeline.
-    pub fn sample(&self, t: Duration, in_flight: u64) -> Sample {
+    /// The current values as a sample of a timeline.
+    pub fn sample(&self, t: Duration, in_flight: u64) -> TimelineSample {
         // Workers of both kinds say how much they have running; only an engine says what waits in it.
         let by_role = |engine: bool| {
             let own = self.0.iter().filter(|text| text.contains("triptych_kv_cache_usage") == engine);
             Self(own.filter(|t| engine || t.contains("triptych_encode_queue_time")).cloned().collect())
         };
-        let (engines, encoders) = (by_role(true), by_role(false));
+        let engines = by_role(true);
+        let encoders = by_role(false);
         let usage = self.values(metrics::KV_USAGE, "", "").reduce(f64::max);
-        Sample {
+        TimelineSample {
             t_s: t.as_secs_f64(),
             in_flight,
             encoding: encoders.sum(metrics::REQUESTS_RUNNING, ""),
@@ -96,12 +97,12 @@ impl Scraped {
         }
     }
 
-    /// Requests that anybody works on or keeps waiting.
+    /// Requests that are running or waiting.
     pub fn n_busy(&self) -> Option<f64> {
         self.sum(metrics::REQUESTS_RUNNING, "")
     }
 
-    /// What was counted since `before`. None: neither has a metric of ours.
+    /// Differences since `before`. `None`: neither has a metric of ours.
     pub fn since(&self, before: &Self) -> Option<ServerCounts> {
         let counted = |metric, suffix| {
             // A process that was replaced begins at zero again: what it lost is not known, and not negative.

@@ -1,9 +1,9 @@
-//! Which rates to try: up from a first one until one fails, or down until one passes, then the middle between the highest
-//! that passes and the lowest that fails, until the two are close. Pure: it is told what passed.
+//! Search over rates: up from a first one until one fails, or down until one passes, then the middle between the highest
+//! that passes and the lowest that fails, until the two are close. Pure: verdicts are arguments.
 
 use serde::{Deserialize, Serialize};
 
-/// How rates are searched.
+/// Parameters of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SearchPlan {
     /// The first rate.
@@ -12,7 +12,7 @@ pub struct SearchPlan {
     pub lowest: f64,
     /// No rate above.
     pub highest: f64,
-    /// It ends when the two rates differ by less than this share.
+    /// Relative difference of the two rates at which the search ends.
     pub resolution: f64,
     /// The most rates.
     pub max_rates: u32,
@@ -24,18 +24,19 @@ pub struct SearchPlan {
 const LONGEST: f64 = 2.0;
 
 impl SearchPlan {
-    /// From a first rate of which nothing is known, over three orders of magnitude to both sides.
+    /// A search from an arbitrary first rate, over three orders of magnitude to both sides.
     pub fn from(first: f64, resolution: f64) -> Self {
-        let (lowest, highest) = (first / 1024.0, first * 1024.0);
+        let lowest = first / 1024.0;
+        let highest = first * 1024.0;
         Self { first, lowest, highest, resolution, max_rates: 24, step: LONGEST }
     }
 
-    /// From a first rate that goodput is expected to be near.
+    /// A search from a first rate near the expected goodput.
     pub fn near(first: f64, resolution: f64) -> Self {
         Self { step: 1.25, ..Self::from(first, resolution) }
     }
 
-    /// How many rates it takes if goodput is within a factor of 4 of the first: what is told in advance.
+    /// Number of rates if goodput is within a factor of 4 of the first, for estimates.
     pub fn likely_rates(&self) -> u32 {
         let halvings = (1.0 / self.resolution.clamp(1e-3, 1.0)).log2().ceil();
         (3 + halvings as u32).min(self.max_rates)
@@ -50,12 +51,12 @@ pub struct Search {
 }
 
 impl Search {
-    /// Nothing tried yet.
+    /// A search without results.
     pub fn new(plan: SearchPlan) -> Self {
         Self { plan, tried: Vec::new() }
     }
 
-    /// What a rate came to.
+    /// Records the verdict on a rate.
     pub fn record(&mut self, rate: f64, passed: bool) {
         self.tried.push((rate, passed));
     }
@@ -94,7 +95,7 @@ impl Search {
     }
 }
 
-/// Four digits: what is shown is what was tried.
+/// Rounds to four digits, so that the shown rate is the tried one.
 fn rounded(rate: f64) -> f64 {
     let scale = 10f64.powf(3.0 - rate.log10().floor());
     (rate * scale).round() / scale

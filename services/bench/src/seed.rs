@@ -7,16 +7,16 @@ use rand::{RngExt, SeedableRng};
 /// The generator of every workload.
 pub type BenchRng = Xoshiro256PlusPlus;
 
-/// What a stream of random numbers decides.
+/// Purpose of a stream of random numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// When requests are sent.
+    /// Arrival times.
     Arrivals,
-    /// How long their texts are, and which items they have.
+    /// Lengths of texts, and items.
     Requests,
-    /// Which clients there are.
+    /// Clients.
     Clients,
-    /// What stands in their texts.
+    /// Content of texts.
     Text,
     /// Resamples of a bootstrap.
     Bootstrap,

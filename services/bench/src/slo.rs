@@ -1,11 +1,11 @@
-//! What clients were promised: latencies that a request has to keep, all of them at once.
+//! Service level objectives: latency limits that a request has to meet, all of them at once.
 
 use crate::outcome::{End, Outcome};
 use crate::text::{Settings, TextError, bad};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The promises; at least one is there.
+/// Latency limits, of which there is at least one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slo {
     /// Time to the first token, counted from when the request was due.
@@ -19,14 +19,14 @@ pub struct Slo {
 impl FromStr for Slo {
     type Err = TextError;
 
-    /// Reads `ttft=500ms,tpot=50ms`, and `e2el=10s` if that is promised too.
+    /// Parses `ttft=500ms,tpot=50ms`, with `e2el=10s` for a limit of the whole answer.
     fn from_str(text: &str) -> Result<Self, TextError> {
         let (_, mut settings) = Settings::parse(&format!("slo:{text}"))?;
         let slo =
             Self { ttft: settings.time("ttft")?, tpot: settings.time("tpot")?, e2el: settings.time("e2el")? };
         settings.end()?;
         if slo.ttft.is_none() && slo.tpot.is_none() && slo.e2el.is_none() {
-            return Err(bad("slo", text, "promises something: ttft=500ms,tpot=50ms, or e2el=10s"));
+            return Err(bad("slo", text, "has at least one limit: ttft=500ms,tpot=50ms, or e2el=10s"));
         }
         Ok(slo)
     }
@@ -42,31 +42,32 @@ impl std::fmt::Display for Slo {
 }
 
 impl Outcome {
-    /// Whether it ended with all that was asked for.
+    /// True if it ended with all tokens.
     pub fn is_whole(&self) -> bool {
         self.end == End::Whole && !self.tokens.is_empty()
     }
 
-    /// From when it was due to its first token.
+    /// Time from when it was due to its first token.
     pub fn ttft(&self) -> Option<Duration> {
         Some(self.tokens.first()?.saturating_sub(self.due))
     }
 
-    /// From when it was due to its end.
+    /// Time from when it was due to its end.
     pub fn e2el(&self) -> Duration {
         self.ended.saturating_sub(self.due)
     }
 
     /// Mean time of the tokens after the first: (last - first) / (n - 1). None for fewer than two.
     pub fn tpot(&self) -> Option<Duration> {
-        let (first, last) = (self.tokens.first()?, self.tokens.last()?);
+        let first = self.tokens.first()?;
+        let last = self.tokens.last()?;
         let n = u32::try_from(self.tokens.len()).ok()?.checked_sub(1).filter(|n| *n > 0)?;
         Some(last.saturating_sub(*first) / n)
     }
 
-    /// Whether it kept every promise. Whoever was refused, failed, cut short or not answered kept none. A whole
-    /// answer of one token was asked to have one: there is no time per further token to keep.
-    pub fn keeps(&self, slo: &Slo) -> bool {
+    /// True if it met every limit. Refused, failed, short and unanswered requests meet none. A whole
+    /// answer of one token has no TPOT to meet.
+    pub fn meets(&self, slo: &Slo) -> bool {
         let within = |found: Option<Duration>, wanted: Option<Duration>| match wanted {
             None => true,
             Some(wanted) => found.is_some_and(|found| found <= wanted),

@@ -1,157 +1,217 @@
-//! The suite of the claim: encode, prefill and decode apart against both rivals with the same cores, over the workloads
-//! on which it should win and those on which it should not.
+//! The suite of the claim: disaggregated encode, prefill and decode against colocated workers with the same cores, over the
+//! workloads on which it should win and those on which it should not.
 //!
-//! A cell is one workload at one topology; its result is one file, so that a suite that was broken off goes on.
+//! Each result, of one workload at one topology, is kept as soon as it is measured. A suite that was interrupted goes on.
 
-use crate::result::SweepResult;
+mod estimate;
+mod results;
+mod workloads;
+
+pub use estimate::{Size, estimate, readable};
+pub use results::Results;
+pub use workloads::{TOPOLOGIES, quick_workloads, workloads};
+
+use crate::cluster::{ClusterStarter, RunningCluster};
+use crate::error::MeasureError;
+use crate::interleave::SweepObserver;
+use crate::result::{RateResult, SweepResult};
 use crate::search::SearchPlan;
+use crate::seed::mix;
+use crate::side_by_side::SideBySide;
+use crate::slo::Slo;
+use crate::sweep::{OfferedLoad, Rates, SweepEvent, SweepSettings};
 use crate::topology::Topology;
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use crate::workload::Workload;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-/// What is compared where nothing else is said: the first is the claim, the others are its rivals.
-pub const TOPOLOGIES: [&str; 3] = ["1e1pd", "dp2", "colocated"];
-
-/// The workloads of the claim: both of the EPD blog's with one to four pictures, pictures that come again, and mixes of
-/// requests with and without pictures.
-pub fn workloads() -> Vec<String> {
-    let blog = ["epd-short", "epd-long"].into_iter();
-    let blog = blog.flat_map(|name| (1..=4).map(move |n| format!("{name}:images={n}")));
-    let reuse = [50, 90].map(|percent| format!("epd-short:images=2,share={}", f64::from(percent) / 100.0));
-    let mixes = [25, 50, 75].map(|percent| format!("mixed:with={},images=1-4", f64::from(percent) / 100.0));
-    blog.chain(reuse).chain(mixes).collect()
-}
-
-/// Those that a first look takes.
-pub fn quick_workloads() -> Vec<String> {
-    ["epd-short:images=1", "epd-short:images=4", "epd-short:images=2,share=0.9", "mixed:with=0.25,images=1-4"]
-        .map(str::to_owned)
-        .to_vec()
-}
-
-/// How large the runs are.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Size {
-    /// Judged requests of a run.
-    pub n_requests: u64,
-    /// Runs of a rate.
-    pub n_seeds: u64,
-    /// The longest judged window.
-    pub max_window: Duration,
-}
-
-/// Where the results of a suite lie.
+/// Measurements of a suite, decided before anything is started.
 #[derive(Clone, Debug)]
-pub struct Results {
-    dir: PathBuf,
+pub struct SuitePlan {
+    /// Workloads, measured one after the other.
+    pub workloads: Vec<Workload>,
+    /// Topologies that are compared.
+    pub topologies: Vec<Topology>,
+    /// Latency limits.
+    pub slo: Slo,
+    /// Settings of every sweep.
+    pub settings: SweepSettings,
+    /// Size of the runs.
+    pub size: Size,
+    /// The search that the estimate of time is made for.
+    pub search: SearchPlan,
 }
 
-impl Results {
-    /// In a folder, which is made.
+impl SuitePlan {
+    /// True if a stored result was measured with these settings.
+    fn is_same(&self, found: &SweepResult) -> bool {
+        let setup = &found.setup;
+        let settings = &self.settings;
+        setup.slo == self.slo.to_string()
+            && setup.arrivals == settings.arrivals.to_string()
+            && setup.seeds == settings.seeds
+            && match &settings.rates {
+                Rates::Search { resolution, .. } => (setup.resolution - resolution).abs() < 1e-9,
+                Rates::Listed(rates) => rates.iter().all(|rate| found.rates.iter().any(|r| r.rate == *rate)),
+            }
+            && setup.n_requests == settings.n_requests
+            && (setup.max_window_s - settings.max_window.as_secs_f64()).abs() < 1e-6
+    }
+
+    /// A stored result, if it was measured with these settings.
+    pub fn stored(&self, results: &Results, workload: &Workload, topology: &Topology) -> Option<SweepResult> {
+        results.read(workload.text(), topology, |found| self.is_same(found))
+    }
+
+    /// All stored results of the plan.
+    pub fn all_stored(&self, results: &Results) -> Vec<SweepResult> {
+        self.pairs().filter_map(|(workload, topology)| self.stored(results, workload, topology)).collect()
+    }
+
+    /// Number of results that are to be measured.
+    pub fn n_missing(&self, results: &Results) -> usize {
+        self.pairs().filter(|(workload, topology)| self.stored(results, workload, topology).is_none()).count()
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (&Workload, &Topology)> {
+        self.workloads.iter().flat_map(|w| self.topologies.iter().map(move |t| (w, t)))
+    }
+
+    /// The number of measurements and their estimated time, as a sentence.
+    pub fn describe(&self, n_missing: usize) -> String {
+        let n = self.workloads.len() * self.topologies.len();
+        let time = estimate(n_missing, &self.search, &self.size);
+        let slow = SearchPlan { first: 1.0, ..self.search };
+        let is_expected = matches!(self.settings.rates, Rates::Search { first: Some(_), .. });
+        let condition = if is_expected { "" } else { ", if goodput is about 5 requests/s" };
+        format!(
+            "{n_missing} of {n} results are to be measured: about {}{condition}; at 1 request/s it would be {}",
+            readable(time),
+            readable(estimate(n_missing, &slow, &self.size))
+        )
+    }
+
+    /// Measures the missing results and stores each; returns the cores of every process. `report` gets lines of progress.
     ///
     /// # Errors
-    /// The file system's.
-    pub fn in_dir(dir: &Path) -> io::Result<Self> {
-        fs::create_dir_all(dir)?;
-        Ok(Self { dir: dir.to_owned() })
-    }
-
-    /// The file of a cell.
-    pub fn path(&self, workload: &str, topology: &Topology) -> PathBuf {
-        let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '.') { c } else { '_' };
-        let name: String = format!("{workload}__{topology}").chars().map(plain).collect();
-        self.dir.join(format!("{name}.json"))
-    }
-
-    /// A cell's result, if it is there, is whole, and was measured as is asked now.
-    pub fn read(
+    /// [`MeasureError`] if a cluster cannot start or dies, or a result cannot be written; earlier results are kept.
+    pub async fn measure(
         &self,
-        workload: &str,
-        topology: &Topology,
-        is_same: impl Fn(&SweepResult) -> bool,
-    ) -> Option<SweepResult> {
-        let text = fs::read_to_string(self.path(workload, topology)).ok()?;
-        SweepResult::read(&text).ok().filter(is_same)
+        starter: &impl ClusterStarter,
+        results: &Results,
+        report: &(dyn Fn(&str) + Sync),
+    ) -> Result<Vec<(String, String)>, MeasureError> {
+        let mut clusters = SideBySide::start(starter, &self.topologies, report).await?;
+        let measured = self.measure_on(&mut clusters, results, report).await;
+        let placement = clusters.placement();
+        clusters.stop().await;
+        measured.map(|()| placement)
     }
 
-    /// Writes a cell's result, whole or not at all.
-    ///
-    /// # Errors
-    /// The file system's.
-    pub fn write(&self, workload: &str, topology: &Topology, result: &SweepResult) -> io::Result<()> {
-        let path = self.path(workload, topology);
-        let beside = path.with_extension("part");
-        fs::write(&beside, result.to_json())?;
-        fs::rename(beside, path)
-    }
-}
-
-/// How long so many sweeps take, if goodput is about the first rate of the search: runs, their warm-up, and the drain.
-pub fn estimate(n_sweeps: usize, plan: &SearchPlan, size: &Size) -> Duration {
-    let window = Duration::from_secs_f64(size.n_requests as f64 / plan.first).min(size.max_window);
-    // A fifth of the window goes before it and behind it, and a little between runs.
-    let run = window.mul_f64(1.2) + Duration::from_secs(5);
-    let n_runs = n_sweeps as f64 * f64::from(plan.likely_rates()) * size.n_seeds as f64;
-    run.mul_f64(n_runs)
-}
-
-/// A time as people say it.
-pub fn spoken(time: Duration) -> String {
-    match time.as_secs() {
-        s @ 0..120 => format!("{s} s"),
-        s @ 120..7200 => format!("{} min", s / 60),
-        s => format!("{:.1} h", s as f64 / 3600.0),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::report::tests_support::sweep;
-    use crate::workload::Workload;
-
-    #[test]
-    fn every_workload_and_topology_of_the_suite_can_be_read() {
-        for workload in workloads().into_iter().chain(quick_workloads()) {
-            Workload::parse(&workload).unwrap_or_else(|e| panic!("{workload}: {e}"));
+    async fn measure_on<C: RunningCluster>(
+        &self,
+        clusters: &mut SideBySide<C>,
+        results: &Results,
+        report: &(dyn Fn(&str) + Sync),
+    ) -> Result<(), MeasureError> {
+        let n_missing = self.n_missing(results) as u64;
+        let progress = SuiteProgress { report, began: Instant::now(), n_missing, n_done: AtomicU64::new(0) };
+        for workload in &self.workloads {
+            let is_missing = |topology: &&Topology| self.stored(results, workload, topology).is_none();
+            let missing: Vec<Topology> = self.topologies.iter().filter(is_missing).cloned().collect();
+            if missing.is_empty() {
+                continue;
+            }
+            let lanes = SuiteLanes {
+                progress: &progress,
+                results,
+                workload,
+                topologies: &missing,
+                unwritten: Mutex::default(),
+            };
+            let settings = SweepSettings { salt: salt_of(workload), ..self.settings.clone() };
+            let load = OfferedLoad { workload, slo: &self.slo };
+            clusters.measure(&missing, &load, &settings, &lanes).await?;
+            lanes.written()?;
         }
-        for name in TOPOLOGIES {
-            name.parse::<Topology>().unwrap();
+        Ok(())
+    }
+}
+
+/// Keeps the content of each workload apart from the others': the clusters' caches last through all of them.
+fn salt_of(workload: &Workload) -> u64 {
+    workload.text().bytes().fold(0, |salt, byte| mix(salt ^ u64::from(byte)))
+}
+
+/// Progress of the suite.
+struct SuiteProgress<'a> {
+    report: &'a (dyn Fn(&str) + Sync),
+    began: Instant,
+    n_missing: u64,
+    n_done: AtomicU64,
+}
+
+/// Observer of one workload's sweeps: reports events and stores results.
+struct SuiteLanes<'a> {
+    progress: &'a SuiteProgress<'a>,
+    results: &'a Results,
+    workload: &'a Workload,
+    topologies: &'a [Topology],
+    unwritten: Mutex<Option<std::io::Error>>,
+}
+
+impl SuiteLanes<'_> {
+    fn report(&self, lane: usize, text: &str) {
+        let topology = self.topologies.get(lane).map(ToString::to_string).unwrap_or_default();
+        (self.progress.report)(&format!("{} · {topology}: {text}", self.workload.text()));
+    }
+
+    /// Fails if a result could not be stored.
+    fn written(&self) -> Result<(), MeasureError> {
+        match self.unwritten.lock().take() {
+            None => Ok(()),
+            Some(e) => Err(MeasureError::failed("cannot write a result", &e)),
         }
-        assert!(quick_workloads().iter().all(|quick| workloads().contains(quick)));
-        assert_eq!(workloads().len(), 13);
+    }
+}
+
+impl SweepObserver for SuiteLanes<'_> {
+    fn event(&self, lane: usize, event: SweepEvent<'_>) {
+        match event {
+            SweepEvent::Plan(plan) => self.report(lane, plan),
+            SweepEvent::Rate(rate) => self.report(lane, &rate_line(rate)),
+            SweepEvent::Run { .. } | SweepEvent::Progress(_) => {}
+        }
     }
 
-    #[test]
-    fn a_result_is_found_again_and_one_that_is_not_whole_is_not() {
-        let dir = tempfile::tempdir().unwrap();
-        let results = Results::in_dir(&dir.path().join("new")).unwrap();
-        let (workload, topology) = ("epd-short:images=1", "colocated:budget=64".parse().unwrap());
-        assert!(results.read(workload, &topology, |_| true).is_none());
-        let result = sweep("colocated:budget=64", workload, 4.0);
-        results.write(workload, &topology, &result).unwrap();
-        assert_eq!(results.read(workload, &topology, |_| true).unwrap().setup, result.setup);
-        assert!(
-            results.read(workload, &topology, |found| found.setup.n_requests == 7).is_none(),
-            "measured otherwise"
-        );
-        fs::write(results.path(workload, &topology), "{\"version\": 1").unwrap();
-        assert!(results.read(workload, &topology, |_| true).is_none());
-        assert_ne!(results.path(workload, &topology), results.path(workload, &"dp2".parse().unwrap()));
+    fn result(&self, lane: usize, result: &SweepResult) {
+        let Some(topology) = self.topologies.get(lane) else { return };
+        if let Err(e) = self.results.write(self.workload.text(), topology, result) {
+            *self.unwritten.lock() = Some(e);
+        }
+        let n = self.progress.n_done.fetch_add(1, Ordering::Relaxed) + 1;
+        let n_left = self.progress.n_missing.saturating_sub(n);
+        let each = self.progress.began.elapsed().div_f64(n as f64);
+        let goodput =
+            result.goodput.rate.map_or_else(|| "no rate passes".to_owned(), |r| format!("{r} requests/s"));
+        let left = readable(each.mul_f64(n_left as f64));
+        self.report(lane, &format!("goodput: {goodput}; {n_left} are left, about {left}"));
     }
+}
 
-    #[test]
-    fn times_are_estimated_and_spoken() {
-        let size = Size { n_requests: 1000, n_seeds: 3, max_window: Duration::from_secs(600) };
-        let plan = SearchPlan::from(10.0, 0.1);
-        let one = estimate(1, &plan, &size);
-        assert_eq!(one, Duration::from_secs(125) * (plan.likely_rates() * 3));
-        assert_eq!(estimate(2, &plan, &size), one * 2);
-        assert_eq!(
-            ["45 s", "10 min", "2.5 h"],
-            [45, 600, 9000].map(|s| spoken(Duration::from_secs(s))).map(|s| s).each_ref().map(String::as_str)
-        );
-    }
+/// A judged rate as a line.
+fn rate_line(rate: &RateResult) -> String {
+    let verdict = &rate.verdict;
+    let ms = |value: Option<f64>| value.map_or_else(|| "infinite".to_owned(), |v| format!("{v:.0} ms"));
+    let word = if verdict.passed { "passes" } else { "fails" };
+    let broken: Vec<_> = verdict.findings.iter().filter(|f| !f.passed).map(|f| f.rule.as_str()).collect();
+    let why = if broken.is_empty() { String::new() } else { format!(" ({})", broken.join(", ")) };
+    format!(
+        "{} requests/s {word}{why}: {:.1} % meet the SLO, p99 TTFT {}, p99 TPOT {}",
+        rate.rate,
+        verdict.attainment() * 100.0,
+        ms(verdict.ttft_ms.p99),
+        ms(verdict.tpot_ms.p99)
+    )
 }

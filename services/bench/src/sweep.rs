@@ -3,10 +3,10 @@
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::sync::Arc;
-//! use triptych_bench::client::http::{Face, HttpTarget};
+//! use triptych_bench::client::http::{Endpoint, HttpTarget};
 //! use triptych_bench::{scrape::Scraper, sweep, workload::Workload};
 //!
-//! let target = HttpTarget::new("http://127.0.0.1:8080", Face::Chat, "my-model".into(), None)?;
+//! let target = HttpTarget::new("http://127.0.0.1:8080", Endpoint::Chat, "my-model".into(), None)?;
 //! let server = sweep::Server { target: Arc::new(target), scraper: Scraper::nobody()? };
 //! let workload = Workload::parse("epd-short:images=2,share=0.5")?;
 //! let slo = "ttft=500ms,tpot=50ms".parse()?;
@@ -17,14 +17,16 @@
 //! ```
 
 use crate::arrivals::Arrivals;
-use crate::client::{Clock, Kit, Target, learn_wording};
+use crate::client::grpc::GrpcTarget;
+use crate::client::{Clock, ContentSource, Target, learn_wording};
+use crate::error::MeasureError;
 use crate::goodput::{Tested, goodput};
-use crate::judge::{Finding, Rule, Window};
+use crate::judge::{Finding, JudgedWindow, Rule};
 use crate::media::Media;
 use crate::outcome::{End, Outcome};
 use crate::prompt::Wording;
 use crate::result::{Host, RateResult, RunResult, Setup, SweepResult, VERSION};
-use crate::run::{Progress, Ran, RunPlan, run, run_result};
+use crate::run::{Progress, Ran, RunObservers, RunPlan, run, run_result};
 use crate::scrape::Scraper;
 use crate::search::{Search, SearchPlan};
 use crate::seed::mix;
@@ -33,7 +35,10 @@ use crate::workload::Workload;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use triptych_runtime::grpc;
 
+/// Connections to a gRPC server: a stream must not wait behind all others.
+pub const N_CHANNELS: usize = 4;
 /// Judged requests of a run, by the rule.
 pub const RULE_REQUESTS: u64 = 1000;
 /// Or this long a window.
@@ -50,41 +55,65 @@ const SETTLE: Duration = Duration::from_secs(20);
 /// Time between two reports of how far a run is.
 const TELL_EVERY: Duration = Duration::from_millis(200);
 
-/// Who is measured.
+/// The server that is measured.
 #[derive(Clone)]
 pub struct Server {
-    /// Where requests go.
+    /// Target of the requests.
     pub target: Arc<dyn Target>,
-    /// Where its metrics are.
+    /// Reader of its metrics.
     pub scraper: Scraper,
 }
 
-/// How it is measured. The default is the rule.
+impl Server {
+    /// A Triptych cluster at a gRPC address, over several connections, with the `/metrics` of its processes.
+    ///
+    /// # Errors
+    /// [`MeasureError::Failed`] if a client cannot be made.
+    pub fn grpc(address: &str, model: &str, metrics: Vec<String>) -> Result<Self, MeasureError> {
+        let failed = |e: &dyn std::error::Error| MeasureError::failed("cannot make a client", e);
+        let channels = (0..N_CHANNELS).map(|_| grpc::channel(address));
+        let channels = channels.collect::<Result<Vec<_>, _>>().map_err(|e| failed(&e))?;
+        let target = GrpcTarget::new(address, channels, model.to_owned(), None).map_err(|e| failed(&e))?;
+        let scraper = Scraper::new(metrics).map_err(|e| failed(&e))?;
+        Ok(Self { target: Arc::new(target), scraper })
+    }
+}
+
+/// Requests that are offered, and the SLO that they are judged by.
+#[derive(Clone, Copy, Debug)]
+pub struct OfferedLoad<'a> {
+    /// Source of the requests.
+    pub workload: &'a Workload,
+    /// Latency limits.
+    pub slo: &'a Slo,
+}
+
+/// Settings of a sweep. The default is the full rule.
 #[derive(Clone, Debug)]
 pub struct SweepSettings {
-    /// How requests are spread.
+    /// Arrival process.
     pub arrivals: Arrivals,
-    /// One run each.
+    /// Seeds, one run each.
     pub seeds: Vec<u64>,
     /// Judged requests of a run.
     pub n_requests: u64,
     /// The longest judged window.
     pub max_window: Duration,
-    /// Before the window; None: a tenth of it, from 5 to 30 seconds.
+    /// Length of the warm-up; `None`: a tenth of the window, from 5 to 30 seconds.
     pub warm_up: Option<Duration>,
-    /// How long after the window its requests may take.
+    /// Time after the window in which its requests may end.
     pub drain: Duration,
-    /// How late the bench itself may be ([`RunPlan::max_late`]).
+    /// Allowed delay of the bench itself ([`RunPlan::max_late`]).
     pub max_late: Option<Duration>,
     /// The rule of a pass.
     pub rule: Rule,
-    /// Which rates.
+    /// Rates of the sweep.
     pub rates: Rates,
-    /// Keeps what this sweep sends apart from what others sent; the same number gives the same bytes.
+    /// Number that the content depends on: the same number gives the same bytes, another shares none.
     pub salt: u64,
-    /// What is written into the result: how the processes are laid out, and the commit.
+    /// Layout of the processes, for the result.
     pub topology: Option<String>,
-    /// Of the bench.
+    /// Commit of the bench, for the result.
     pub commit: Option<String>,
 }
 
@@ -107,24 +136,24 @@ impl Default for SweepSettings {
     }
 }
 
-/// Which rates are tried.
+/// Rates of a sweep.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rates {
-    /// Those that the search picks.
+    /// Rates that the search picks.
     Search {
-        /// The first; None: found by asking one after the other.
+        /// First rate; `None`: found by sending a few requests one after the other.
         first: Option<f64>,
         /// Two rates are close enough if they differ by less than this share.
         resolution: f64,
     },
-    /// These.
+    /// A list of rates.
     Listed(Vec<f64>),
 }
 
-/// What is told while it runs.
+/// An event of a running sweep.
 #[derive(Clone, Copy, Debug)]
-pub enum News<'a> {
-    /// Before the first run: what will be done, and about how long it takes.
+pub enum SweepEvent<'a> {
+    /// Before the first run: the planned runs and their estimated time.
     Plan(&'a str),
     /// A run begins.
     Run {
@@ -133,14 +162,14 @@ pub enum News<'a> {
         /// Its seed.
         seed: u64,
     },
-    /// How far the run is.
+    /// Progress of the run.
     Progress(Progress),
-    /// A rate is judged.
+    /// A judged rate.
     Rate(&'a RateResult),
 }
 
-/// Hears of a sweep.
-pub type Listener<'a> = &'a (dyn Fn(News<'_>) + Send + Sync);
+/// Observer of a sweep.
+pub type Listener<'a> = &'a (dyn Fn(SweepEvent<'_>) + Send + Sync);
 
 /// A sweep that cannot begin.
 #[derive(Debug, thiserror::Error)]
@@ -148,9 +177,9 @@ pub enum SweepError {
     /// The server does not answer a request that is alone.
     #[error("{target} does not answer a single request: {end:?}")]
     NoAnswer {
-        /// Who was asked.
+        /// Name of the server.
         target: String,
-        /// How the request ended.
+        /// End of the request.
         end: End,
     },
 }
@@ -168,8 +197,9 @@ pub async fn run_sweep(
 ) -> Result<SweepResult, SweepError> {
     let sweep = Sweep::begin(server, workload, slo, settings).await?;
     let mut steps = Steps::new(settings, sweep.safe_rate());
-    listener(News::Plan(&steps.told(settings)));
-    let (mut tested, mut rates) = (Vec::new(), Vec::new());
+    listener(SweepEvent::Plan(&steps.describe(settings)));
+    let mut tested = Vec::new();
+    let mut rates = Vec::new();
     while let Some(rate) = steps.next() {
         let mut runs = Vec::new();
         for &seed in &settings.seeds {
@@ -179,7 +209,7 @@ pub async fn run_sweep(
             }
         }
         let (one, result) = sweep.judge(rate, runs);
-        listener(News::Rate(&result));
+        listener(SweepEvent::Rate(&result));
         steps.record(rate, result.verdict.passed);
         tested.push(one);
         rates.push(result);
@@ -193,28 +223,28 @@ pub async fn run_sweep(
 /// One run of a sweep.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// As the document has it.
+    /// Result for the document.
     pub result: RunResult,
-    /// Each request.
+    /// Outcome of each request.
     pub outcomes: Vec<Outcome>,
-    /// What is judged.
-    pub window: Window,
+    /// Judged window.
+    pub window: JudgedWindow,
 }
 
-/// A sweep in its parts, for whoever picks rates and the order of runs otherwise than [`run_sweep`] does.
+/// The steps of a sweep, for callers that pick rates and the order of runs themselves.
 #[derive(Clone)]
 pub struct Sweep {
     server: Server,
     workload: Workload,
     slo: Slo,
     settings: SweepSettings,
-    kit: Kit,
+    content: ContentSource,
     /// Mean time of a request that is alone, in seconds.
     alone_s: f64,
 }
 
 impl Sweep {
-    /// Learns what texts cost the server, and how long a request takes that is alone.
+    /// Measures the tokens of texts, and the time of a single request.
     ///
     /// # Errors
     /// [`SweepError`] if it answers nothing.
@@ -228,15 +258,17 @@ impl Sweep {
         let wording = learn_wording(server.target.as_ref(), &media, settings.salt).await;
         // A server of speech has no prompt to count; what cannot be asked is taken to be usual.
         let wording = wording.unwrap_or(Wording::DIGITS);
-        let kit = Kit { media, wording, seed: settings.salt };
-        let alone_s = alone(server, workload, &kit, settings)
+        let content = ContentSource { media, wording, seed: settings.salt };
+        let alone_s = alone(server, workload, &content, settings)
             .await
             .map_err(|end| SweepError::NoAnswer { target: server.target.name(), end })?;
-        let (workload, slo, settings) = (workload.clone(), *slo, settings.clone());
-        Ok(Self { server: server.clone(), workload, slo, settings, kit, alone_s })
+        let workload = workload.clone();
+        let slo = *slo;
+        let settings = settings.clone();
+        Ok(Self { server: server.clone(), workload, slo, settings, content, alone_s })
     }
 
-    /// One after the other is a rate that every server can hold; half of it is safe to begin with.
+    /// Half of the rate of requests sent one after the other, which every server can serve.
     pub fn safe_rate(&self) -> f64 {
         let safe = (0.5 / self.alone_s.max(1e-3)).clamp(0.001, 1000.0);
         let digits = 10f64.powf(1.0 - safe.log10().floor());
@@ -245,7 +277,7 @@ impl Sweep {
 
     /// One run, and then a pause until the server is idle.
     pub async fn run(&self, rate: f64, seed: u64, listener: Listener<'_>) -> Measured {
-        listener(News::Run { rate, seed });
+        listener(SweepEvent::Run { rate, seed });
         let plan = RunPlan {
             rate,
             arrivals: self.settings.arrivals,
@@ -262,7 +294,7 @@ impl Sweep {
         Measured { result, outcomes: ran.outcomes, window: ran.window }
     }
 
-    /// Whether so many requests were bad that the rate misses even 90 %, whatever the seeds that are left would add.
+    /// True if so many requests missed the SLO that the rate fails at 90 % too, whatever the remaining seeds add.
     pub fn is_hopeless(&self, runs: &[Measured]) -> bool {
         let verdicts = || runs.iter().map(|r| &r.result.verdict);
         let bad: u64 = verdicts().map(|v| v.n_offered - v.n_good).sum();
@@ -271,7 +303,7 @@ impl Sweep {
         bad as f64 > 0.15 * each as f64 * self.settings.seeds.len() as f64
     }
 
-    /// All runs of a rate, judged together.
+    /// RunVerdict on all runs of a rate.
     pub fn judge(&self, rate: f64, runs: Vec<Measured>) -> (Tested, RateResult) {
         let void = runs.iter().any(|r| r.result.generator.void);
         let mut tested = Tested { rate, runs: Vec::new(), void };
@@ -308,23 +340,24 @@ impl Sweep {
     async fn send(&self, plan: &RunPlan, listener: Listener<'_>) -> Ran {
         // No two runs of a sweep share a byte, so none finds in a cache what another one left there.
         let salt = mix(self.settings.salt ^ mix(plan.seed) ^ plan.rate.to_bits());
-        let kit = Kit { media: self.kit.media.with_salt(salt), seed: salt, ..self.kit.clone() };
+        let content =
+            ContentSource { media: self.content.media.with_salt(salt), seed: salt, ..self.content.clone() };
         let (progress, mut heard) = watch::channel(Progress::default());
         let telling = async {
             while heard.changed().await.is_ok() {
-                listener(News::Progress(*heard.borrow_and_update()));
+                listener(SweepEvent::Progress(*heard.borrow_and_update()));
                 tokio::time::sleep(TELL_EVERY).await;
             }
             std::future::pending::<()>().await;
         };
-        let observers = (&self.server.scraper, &progress);
+        let observers = RunObservers { scraper: &self.server.scraper, progress: &progress };
         tokio::select! {
-            ran = run(&self.server.target, &self.workload, &kit, plan, observers) => ran,
+            ran = run(&self.server.target, &self.workload, &content, plan, observers) => ran,
             () = telling => unreachable!("telling goes on until the run is over"),
         }
     }
 
-    /// Waits until the server is idle, where it says so, or a moment.
+    /// Waits until the server reports that it is idle, or a moment if it reports nothing.
     async fn settle(&self) {
         let give_up = tokio::time::Instant::now() + SETTLE;
         loop {
@@ -365,15 +398,18 @@ impl Sweep {
 async fn alone(
     server: &Server,
     workload: &Workload,
-    kit: &Kit,
+    content: &ContentSource,
     settings: &SweepSettings,
 ) -> Result<f64, End> {
-    let kit =
-        Kit { media: kit.media.with_salt(mix(!settings.salt)), seed: mix(!settings.salt), ..kit.clone() };
+    let content = ContentSource {
+        media: content.media.with_salt(mix(!settings.salt)),
+        seed: mix(!settings.salt),
+        ..content.clone()
+    };
     let clock = Clock::started();
     let mut total = Duration::ZERO;
     for offered in workload.requests(1.0, Arrivals::Constant, settings.salt).take(N_FIRST) {
-        let ready = server.target.prepare(&offered, &kit);
+        let ready = server.target.prepare(&offered, &content);
         let sent = clock.now();
         let reply = ready(clock).await;
         match reply.end {
@@ -390,7 +426,7 @@ enum Steps {
     Listed(Vec<f64>, usize),
 }
 
-/// From the rate that was given, which goodput is expected to be near, or from one that is safe.
+/// A search near the given rate, or from a safe one.
 pub(crate) fn search_plan(given: Option<f64>, safe: f64, resolution: f64) -> SearchPlan {
     given.map_or_else(|| SearchPlan::from(safe, resolution), |first| SearchPlan::near(first, resolution))
 }
@@ -420,8 +456,8 @@ impl Steps {
         }
     }
 
-    /// What will be done, and about how long it takes.
-    fn told(&self, settings: &SweepSettings) -> String {
+    /// The planned rates and their estimated time, as a sentence.
+    fn describe(&self, settings: &SweepSettings) -> String {
         let seeds = settings.seeds.len();
         let run_s = |rate: f64| {
             let window = (settings.n_requests as f64 / rate).min(settings.max_window.as_secs_f64());
@@ -454,7 +490,7 @@ fn warm_up(settings: &SweepSettings, rate: f64) -> Duration {
     })
 }
 
-/// In what the sweep is less than the rule asks for.
+/// The requirements of the rule that the sweep does not meet, as a sentence.
 fn shorter(rates: &[RateResult], settings: &SweepSettings) -> Option<String> {
     let runs = rates.iter().flat_map(|r| &r.runs);
     let short =

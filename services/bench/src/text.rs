@@ -11,9 +11,9 @@ pub enum TextError {
     /// The name is none of those known.
     #[error("{what} {found:?} is not known; there are {allowed}")]
     Name {
-        /// What was named.
+        /// Kind of setting.
         what: &'static str,
-        /// What it was called.
+        /// Name that was given.
         found: String,
         /// The names there are.
         allowed: String,
@@ -21,7 +21,7 @@ pub enum TextError {
     /// A key is none of those that the name takes.
     #[error("{of} has no setting {found:?}; it has {allowed}")]
     Key {
-        /// Of what.
+        /// Name whose keys these are.
         of: String,
         /// The key.
         found: String,
@@ -35,7 +35,7 @@ pub enum TextError {
         key: String,
         /// The value.
         found: String,
-        /// What is allowed.
+        /// Allowed values.
         allowed: String,
     },
     /// A trace file cannot be read, or has bad rows.
@@ -66,7 +66,8 @@ impl Settings {
         let mut left = BTreeMap::new();
         for part in rest.split(',').filter(|p| !p.trim().is_empty()) {
             let (key, value) = part.split_once('=').ok_or_else(|| bad(name, part, "is written key=value"))?;
-            let (key, value) = (key.trim().to_owned(), value.trim().to_owned());
+            let key = key.trim().to_owned();
+            let value = value.trim().to_owned();
             if let Some(first) = left.insert(key.clone(), value) {
                 return Err(bad(&key, &first, "is given twice"));
             }

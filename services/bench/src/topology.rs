@@ -1,12 +1,14 @@
-//! Which workers a cluster has, and which cores each gets: equal totals for all that are compared.
+//! Workers of a cluster and the cores of each: equal totals for all clusters that are compared.
 //!
-//! Names: `1e1pd`, `2e1pd`, … (encoder workers and PD workers apart); `dp2`, `dp3`, … (so many workers that hold encoder
+//! Names: `1e1pd`, `2e1pd`, … (disaggregated encoder and PD workers); `dp2`, `dp3`, … (so many workers that hold encoder
 //! and decoder, the cores shared out among them); `colocated` (one such worker with all cores). `:budget=N` behind a name
-//! with both in one process is its `--encoder-token-budget`. It starts nothing: that is the one binary's work.
+//! with both in one process is its `--encoder-token-budget`. It starts nothing: the binary does.
 
+pub mod affinity;
 mod cores;
+pub mod quota;
 
-pub use cores::{CoreList, NoShare, Share};
+pub use cores::{CoreList, CoreShare, NoShare};
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -19,30 +21,30 @@ const MAX_WORKERS: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Topology {
-    /// Who is there.
+    /// Number and kind of the workers.
     pub workers: Workers,
     /// `--encoder-token-budget` of workers with both; `None`: the worker's own choice.
     pub budget: Option<String>,
 }
 
-/// Encoders and decoders, apart or together.
+/// Placement of encoders and decoders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Workers {
-    /// In processes of their own.
-    Apart {
+    /// Separate processes.
+    Disaggregated {
         /// Encoder workers.
         n_encoders: usize,
         /// PD workers.
         n_pds: usize,
     },
     /// Both in each process.
-    Together {
+    Colocated {
         /// Processes.
         n: usize,
     },
 }
 
-/// What a worker process is.
+/// Role of a worker process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WorkerKind {
     /// `triptych encoder`.
@@ -68,18 +70,18 @@ impl Topology {
     /// The workers, encoders first.
     pub fn kinds(&self) -> Vec<WorkerKind> {
         match self.workers {
-            Workers::Apart { n_encoders, n_pds } => {
+            Workers::Disaggregated { n_encoders, n_pds } => {
                 [vec![WorkerKind::Encoder; n_encoders], vec![WorkerKind::Pd; n_pds]].concat()
             }
-            Workers::Together { n } => vec![WorkerKind::Both; n],
+            Workers::Colocated { n } => vec![WorkerKind::Both; n],
         }
     }
 
-    /// What each worker gets of the cores, in the order of [`Self::kinds`].
+    /// Cores of each worker, in the order of [`Self::kinds`].
     ///
     /// # Errors
     /// [`NoShare`] if there are more workers than cores, and cores cannot be divided.
-    pub fn shares(&self, cores: &CoreList, divisible: bool) -> Result<Vec<Share>, NoShare> {
+    pub fn shares(&self, cores: &CoreList, divisible: bool) -> Result<Vec<CoreShare>, NoShare> {
         cores.share(self.kinds().len(), divisible)
     }
 }
@@ -87,9 +89,9 @@ impl Topology {
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.workers {
-            Workers::Apart { n_encoders, n_pds } => write!(f, "{n_encoders}e{n_pds}pd")?,
-            Workers::Together { n: 1 } => f.write_str("colocated")?,
-            Workers::Together { n } => write!(f, "dp{n}")?,
+            Workers::Disaggregated { n_encoders, n_pds } => write!(f, "{n_encoders}e{n_pds}pd")?,
+            Workers::Colocated { n: 1 } => f.write_str("colocated")?,
+            Workers::Colocated { n } => write!(f, "dp{n}")?,
         }
         match &self.budget {
             Some(budget) => write!(f, ":budget={budget}"),
@@ -115,7 +117,7 @@ impl FromStr for Topology {
             None => (text, None),
         };
         let workers = workers(name).ok_or_else(wrong)?;
-        let can_have = matches!(workers, Workers::Together { .. });
+        let can_have = matches!(workers, Workers::Colocated { .. });
         let is_budget = |b: &String| matches!(b.as_str(), "auto" | "none") || b.parse::<u64>().is_ok();
         match &budget {
             Some(budget) if !can_have || !is_budget(budget) => Err(wrong()),
@@ -127,13 +129,13 @@ impl FromStr for Topology {
 fn workers(name: &str) -> Option<Workers> {
     let count = |text: &str| text.parse().ok().filter(|n| (1..=MAX_WORKERS).contains(n));
     if name == "colocated" {
-        return Some(Workers::Together { n: 1 });
+        return Some(Workers::Colocated { n: 1 });
     }
     if let Some(n) = name.strip_prefix("dp") {
-        return count(n).map(|n| Workers::Together { n });
+        return count(n).map(|n| Workers::Colocated { n });
     }
     let (encoders, pds) = name.strip_suffix("pd")?.split_once('e')?;
-    Some(Workers::Apart { n_encoders: count(encoders)?, n_pds: count(pds)? })
+    Some(Workers::Disaggregated { n_encoders: count(encoders)?, n_pds: count(pds)? })
 }
 
 impl TryFrom<String> for Topology {
@@ -156,14 +158,14 @@ mod tests {
 
     #[test]
     fn names_are_read_as_they_are_written() {
-        let apart = |n_encoders, n_pds| Workers::Apart { n_encoders, n_pds };
+        let disaggregated = |n_encoders, n_pds| Workers::Disaggregated { n_encoders, n_pds };
         for (name, workers, budget) in [
-            ("1e1pd", apart(1, 1), None),
-            ("3e12pd", apart(3, 12), None),
-            ("dp2", Workers::Together { n: 2 }, None),
-            ("colocated", Workers::Together { n: 1 }, None),
-            ("colocated:budget=64", Workers::Together { n: 1 }, Some("64")),
-            ("dp2:budget=none", Workers::Together { n: 2 }, Some("none")),
+            ("1e1pd", disaggregated(1, 1), None),
+            ("3e12pd", disaggregated(3, 12), None),
+            ("dp2", Workers::Colocated { n: 2 }, None),
+            ("colocated", Workers::Colocated { n: 1 }, None),
+            ("colocated:budget=64", Workers::Colocated { n: 1 }, Some("64")),
+            ("dp2:budget=none", Workers::Colocated { n: 2 }, Some("none")),
         ] {
             let topology: Topology = name.parse().unwrap();
             assert_eq!((topology.workers, topology.budget.as_deref()), (workers, budget), "{name}");
@@ -189,7 +191,7 @@ mod tests {
         let cores: CoreList = "0-3".parse().unwrap();
         for name in ["1e1pd", "dp2", "colocated", "2e2pd", "1e2pd", "4e4pd", "dp3"] {
             let shares = name.parse::<Topology>().unwrap().shares(&cores, true).unwrap();
-            let total: f64 = shares.iter().map(Share::n_cores).sum();
+            let total: f64 = shares.iter().map(CoreShare::n_cores).sum();
             assert!((total - 4.0).abs() < 1e-9, "{name}: {total}");
         }
     }

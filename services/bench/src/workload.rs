@@ -1,6 +1,6 @@
-//! What is offered: `NAME[:key=value,…]` becomes an endless, seeded sequence of requests at a rate.
+//! Workloads: `NAME[:key=value,…]` becomes an endless, seeded sequence of requests at a rate.
 //!
-//! The same text, seed and arrivals give the same requests at any rate, only closer together or further apart. Read
+//! The same text, seed and arrivals give the same requests at any rate, with shorter or longer gaps. Read
 //! [`spec`] for the workloads that draw each request alone, [`conversation`], [`clients`] and `trace` for the others.
 
 mod clients;
@@ -13,7 +13,6 @@ mod trace;
 use crate::arrivals::Arrivals;
 use crate::offered::Offered;
 use crate::text::{Settings, TextError};
-use std::time::Duration;
 
 pub use content::expected_reuse;
 
@@ -40,7 +39,7 @@ impl Workload {
     /// Reads `NAME[:key=value,…]` or `trace:FILE`; a trace file is read at once.
     ///
     /// # Errors
-    /// What is wrong, and what is allowed.
+    /// [`TextError`] with the mistake and the allowed values.
     pub fn parse(text: &str) -> Result<Self, TextError> {
         if let Some(file) = text.strip_prefix("trace:") {
             return Ok(Self { text: text.to_owned(), kind: Kind::Trace(trace::Trace::read(file)?) });
@@ -61,7 +60,7 @@ impl Workload {
         Ok(Self { text: text.to_owned(), kind })
     }
 
-    /// As it was written.
+    /// The text that was parsed.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -97,11 +96,6 @@ impl Iterator for Requests {
         self.next += 1;
         Some(offered)
     }
-}
-
-/// A time of the sequence as a [`Duration`]; what is before the start is at the start.
-fn at(seconds: f64) -> Duration {
-    Duration::from_secs_f64(seconds.clamp(0.0, 1e9))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! What each stage costs on one kind of machine, as functions of what it is given: measured by `triptych profile`,
-//! kept in a JSON file, read by the simulator.
+//! Costs of each stage on one kind of machine, as functions of its input: measured by `triptych profile`,
+//! stored in a JSON file, read by the simulator.
 //!
-//! A curve is a list of measured places, so that what was measured stays visible beside what is made of it. Times are in
+//! A curve is a list of measured points, so that the measurements stay visible beside the fit. Times are in
 //! microseconds, and hold for [`CostCurves::threads`] compute threads that have their cores to themselves.
 
 mod check;
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 /// The version of the file that this code writes.
 pub const VERSION: u32 = 4;
 
-/// Of one model on one kind of machine, for workers with a given number of cores.
+/// Curves of one model on one kind of machine, for workers with a given number of cores.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostCurves {
@@ -36,17 +36,17 @@ pub struct CostCurves {
     pub kv_dtype: Option<String>,
     /// Compute threads of the worker that was measured.
     pub threads: usize,
-    /// Where, when and how well it was measured.
+    /// Provenance of the measurement.
     pub measured: Provenance,
     /// A forward of the encoder, by what is in the batch.
     pub encode: Vec<EncodePoint>,
-    /// Parts of a forward, of about equal cost: between two of them an engine on the same cores may have its turn.
+    /// Parts of a forward, of about equal cost: between two of them an engine on the same cores may run.
     #[serde(default = "one")]
     pub encode_parts: usize,
     /// Reading and resizing one item before its forward, by its size as in [`ItemPoint`]: of two items that become as many
     /// tokens, the larger takes longer.
     pub preprocess: Vec<Point>,
-    /// What items become, ascending by size.
+    /// Output tokens of items, ascending by size.
     pub items: Vec<ItemPoint>,
     /// An engine step, by what stands in it: scheduling, forward and sampling.
     pub step: Vec<StepPoint>,
@@ -56,20 +56,22 @@ pub struct CostCurves {
     pub load: Vec<Point>,
     /// Bytes of one row of encoder output, as it is published.
     pub row_bytes: usize,
-    /// What the decoder keeps.
+    /// Sizes of the KV cache.
     pub kv: KvSizes,
-    /// What the model's template adds to a prompt.
+    /// Template tokens of a prompt.
     pub prompt: PromptSpec,
-    /// What passing through the proxy takes.
+    /// Cost of the proxy.
     pub proxy: ProxyCost,
-    /// What everything around the compute takes of the machine's cores.
+    /// Core time of client, proxy and network.
+    #[serde(rename = "frontend", alias = "front")]
     pub front: FrontCost,
-    /// What encoder and engine do to each other when one process runs both at once on the same threads.
-    pub together: Together,
+    /// Slowdown of encoder and engine when one process runs both on the same threads.
+    #[serde(alias = "together")]
+    pub colocated: ColocationSlowdown,
 }
 
 impl CostCurves {
-    /// The same of a machine whose cores take so many times as long for what they compute.
+    /// Curves of a machine whose compute takes `times` as long.
     #[must_use]
     pub fn slowed(&self, times: f64) -> Self {
         let mut slowed = self.clone();
@@ -87,7 +89,7 @@ fn one() -> usize {
     1
 }
 
-/// Where a file comes from.
+/// Provenance of a file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provenance {
@@ -97,11 +99,11 @@ pub struct Provenance {
     pub n_cores: usize,
     /// The cores that it was bound to; none: it was not.
     pub cores: Vec<usize>,
-    /// Of the binary.
+    /// Commit of the binary.
     pub commit: String,
     /// Seconds after 1970.
     pub at_s: u64,
-    /// How many times each place was measured.
+    /// Repeats of each point.
     pub rounds: usize,
     /// Part of the machine's time that went to others meanwhile, the hypervisor included: 0 is a quiet machine.
     pub busy: f64,
@@ -109,10 +111,10 @@ pub struct Provenance {
     pub store: String,
 }
 
-/// One measured place of a curve; between two places it is a straight line.
+/// One measured point of a curve, which is linear between two points.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// What was given.
+    /// Size of the input.
     pub of: f64,
     /// Median time.
     pub p50_us: f64,
@@ -135,10 +137,10 @@ pub struct EncodePoint {
     pub p95_us: f64,
 }
 
-/// What an item of a size becomes.
+/// Sizes of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ItemPoint {
-    /// Pixels of a picture, milliseconds of a sound.
+    /// Pixels of an image, milliseconds of audio.
     pub size: f64,
     /// Output tokens.
     pub tokens: u32,
@@ -167,20 +169,20 @@ pub struct StepPoint {
     pub p95_us: f64,
 }
 
-/// What the decoder keeps.
+/// Sizes of the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KvSizes {
     /// Bytes of one token's keys and values, all layers.
     pub token_bytes: usize,
-    /// The same of a row of encoder output that is cross-attended to; 0 for a decoder-only model.
+    /// Bytes of a cross-attended row of encoder output; 0 for a decoder-only model.
     pub cross_row_bytes: usize,
     /// Tokens a sequence may have.
     pub max_context: usize,
 }
 
-/// What passing through the proxy takes, beside the work of others, in microseconds: what a request waits for an idle proxy,
-/// and for tokens, which are passed on while others are on their way, its processor time.
+/// Cost of the proxy, in microseconds: the latency that an idle proxy adds to a request,
+/// and its processor time for tokens, which are passed on while others are under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProxyCost {
@@ -205,16 +207,16 @@ pub struct FrontCost {
     pub item_us: f64,
     /// A byte of an item.
     pub item_byte_us: f64,
-    /// A step that gives tokens, however many: somebody is woken.
+    /// A step that gives tokens, however many: a task is woken.
     pub step_us: f64,
     /// Each of its tokens.
     pub token_us: f64,
 }
 
-/// How much longer each takes while the other runs, on the same threads; 1 is no longer, 2 is fair halves.
+/// Factor on the time of each while the other runs on the same threads; 1: no slowdown, 2: fair halves.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Together {
+pub struct ColocationSlowdown {
     /// An encoder forward beside engine steps.
     pub encode: f64,
     /// An engine step beside encoder forwards.
@@ -222,7 +224,7 @@ pub struct Together {
 }
 
 /// Fair halves.
-impl Default for Together {
+impl Default for ColocationSlowdown {
     fn default() -> Self {
         Self { encode: 2.0, step: 2.0 }
     }

@@ -1,4 +1,4 @@
-//! How many workers of which kind: cost curves of a model on a machine, a simulator of a cluster made of them, and the
+//! Capacity planning: cost curves of a model on a machine, a simulator of a cluster with these costs, and the
 //! planner that asks the simulator.
 //!
 //! ```text
@@ -7,10 +7,10 @@
 //!
 //! The simulator's requests and outcomes are those of `triptych-bench`, so one judge rules on both. Read in this order:
 //!
-//! - [`curves`]: what a worker takes for things; [`profile`] measures it;
+//! - [`curves`]: costs of a worker; [`profile`] measures them;
 //! - [`simulator`]: a cluster of such workers, on a simulated clock;
-//! - [`planner`]: which cluster keeps the promises at the highest rate, and [`online`]: beside a running one;
-//! - [`validation`]: how far all that is from a machine.
+//! - [`planner`]: the cluster that meets the SLO at the highest rate, and [`online`]: autoscaling of a running one;
+//! - [`validation`]: comparison with measurements.
 #![forbid(unsafe_code)]
 
 pub mod curves;

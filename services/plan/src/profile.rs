@@ -1,115 +1,59 @@
 //! Measures [`CostCurves`](crate::curves::CostCurves) with the components that serve: the model's own preprocessor and
 //! encoder, the decoder under chosen steps, the engine around it.
 //!
-//! It measures compute only; publishing, loading and the proxy need a network, and whoever calls it adds them. Every
-//! place of a curve is measured once a round, all places in turn, so that a machine which slows down for a second slows
+//! It measures compute only; publishing, loading and the proxy need a network, and the caller adds them. Every
+//! point of a curve is measured once a round, all points in turn, so that a machine which slows down for a second slows
 //! all of them a little and none of them wholly.
 
 mod busy;
+mod colocation;
 mod encode;
 mod engine;
+mod error;
 mod grid;
+pub mod host;
 mod items;
+pub mod markdown;
+mod progress;
 mod prompt;
 mod rounds;
+mod settings;
 mod step;
-mod together;
+pub mod store;
 
 pub use busy::{Busy, BusyWatch};
-pub use rounds::{Rounds, Spread};
+pub use error::ProfileError;
+pub use progress::Progress;
+pub use rounds::Rounds;
+pub use settings::{Extent, ProfileSettings};
 
-use crate::curves::{EncodePoint, ItemPoint, KvSizes, Point, PromptSpec, StepPoint, Together};
-use std::time::Duration;
-use thiserror::Error;
+use crate::curves::{ColocationSlowdown, EncodePoint, ItemPoint, KvSizes, Point, PromptSpec, StepPoint};
 use triptych_core::Modality;
-use triptych_engine::EngineError;
-use triptych_models::compute::{Compute, ComputeConfig};
-use triptych_models::error::ItemError;
-use triptych_models::{Model, ModelError};
-
-/// What to measure with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProfileSettings {
-    /// How the workers will compute.
-    pub compute: ComputeConfig,
-    /// How often each place is measured.
-    pub rounds: Rounds,
-    /// How many places.
-    pub extent: Extent,
-    /// Memory for keys and values, in bytes; places that need more are left out.
-    pub kv_bytes: usize,
-}
-
-/// How many places of each curve are measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
-    /// Enough to see that everything runs.
-    Quick,
-    /// Enough to plan by.
-    Full,
-}
+use triptych_models::Model;
+use triptych_models::compute::Compute;
 
 /// Compute curves of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profiled {
-    /// What items become.
+    /// Output tokens of items by size.
     pub items: Vec<ItemPoint>,
     /// Preprocessing, by output tokens.
     pub preprocess: Vec<Point>,
     /// Forwards of the encoder.
     pub encode: Vec<EncodePoint>,
-    /// Parts of a forward, after each of which an engine on the same cores may have its turn.
+    /// Parts of a forward, after each of which an engine on the same cores may run.
     pub encode_parts: usize,
     /// Engine steps.
     pub step: Vec<StepPoint>,
-    /// What the decoder keeps.
+    /// Sizes of the KV cache.
     pub kv: KvSizes,
-    /// What its template adds to a prompt.
+    /// Template tokens of a prompt.
     pub prompt: PromptSpec,
     /// Encoder and engine on the same threads.
-    pub together: Together,
+    pub colocated: ColocationSlowdown,
     /// Width of the encoder's rows.
     pub hidden: usize,
 }
-
-/// Why nothing was measured.
-#[derive(Debug, Error)]
-pub enum ProfileError {
-    /// The model cannot be loaded or computed.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// An item that was made for the measurement is not one that the model reads.
-    #[error("the model does not read {what}: {source}")]
-    Item {
-        /// The item.
-        what: String,
-        /// Why.
-        source: ItemError,
-    },
-    /// The engine does not start.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// The engine refused what it was given.
-    #[error("the engine failed a sequence that was made for the measurement: {0}")]
-    Sequence(String),
-    /// There is nothing to measure.
-    #[error("the model has no encoder")]
-    NoEncoder,
-    /// Not one place fits.
-    #[error("keys and values of {needed} bytes are needed for the smallest step, {given} are given")]
-    Memory {
-        /// For one sequence of the shortest context.
-        needed: usize,
-        /// As set.
-        given: usize,
-    },
-    /// A thread that computed beside this one died.
-    #[error("a measuring thread panicked")]
-    Panicked,
-}
-
-/// How far it is: the part, places measured, places in the part.
-pub type Progress<'a> = &'a dyn Fn(&'static str, usize, usize);
 
 /// Measures everything that is compute.
 ///
@@ -130,9 +74,9 @@ pub fn measure(
     let mut decoder = compute.load_decoder(model)?;
     let info = decoder.info();
     let largest = samples.iter().map(|s| s.input.n_tokens as usize).max().unwrap_or(0);
-    let places = grid::Grid::new(&info, settings, largest)?;
-    let forwards = step::forwards(decoder.as_mut(), &places, settings, progress)?;
-    let together = together::measure(encoder.as_mut(), decoder.as_mut(), &samples, &places, settings)?;
+    let grid = grid::Grid::new(&info, settings, largest)?;
+    let forwards = step::forwards(decoder.as_mut(), &grid, settings, progress)?;
+    let colocated = colocation::measure(encoder.as_mut(), decoder.as_mut(), &samples, &grid, settings)?;
     drop(encoder);
     let overhead = engine::overhead(model, decoder, &samples, settings, progress)?;
     let added = |point: &StepPoint, n: f64| {
@@ -153,12 +97,7 @@ pub fn measure(
         step,
         kv: grid::kv_sizes(&info),
         prompt: prompt::layout(model, samples.first().map(|sample| sample.described(modality, hidden))),
-        together,
+        colocated,
         hidden,
     })
-}
-
-/// In microseconds.
-fn micros(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e6
 }

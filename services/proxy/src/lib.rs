@@ -1,8 +1,8 @@
-//! The proxy: requests come in over OpenAI's HTTP interface and over gRPC, their items go to encoder workers, and the
-//! requests go on to prefill/decode (PD) workers with hashes and metadata only.
+//! The frontend: requests arrive over OpenAI's HTTP API and over gRPC, their items go to encoder workers, and the
+//! requests go to prefill/decode (PD) workers with content keys and metadata only.
 //!
-//! It computes nothing and knows no model: the workers describe the models that they serve, and their encoders. Item
-//! bytes leave this process in one direction only, to encoder workers. Read in this order:
+//! It computes nothing and knows no model: workers announce the models they serve and the encoders they have. Item
+//! bytes leave this process in one direction only, to encoder workers. Modules, in reading order:
 #![forbid(unsafe_code)]
 
 pub mod config;

@@ -24,7 +24,7 @@ use triptych_core::limits::Limits;
 use triptych_core::{DType, RowTypes};
 use triptych_ec::limit::Bounds;
 use triptych_ec::retry::RetryPolicy;
-use triptych_ec::{EcError, EcSetting, EcStore, Opening, Scope};
+use triptych_ec::{EcError, EcSetting, EcStore, OpenOptions, Scope};
 use triptych_kernels::cpu::{Isa, Precision};
 use triptych_models::LoadFormat;
 use triptych_models::compute::ComputeConfig;
@@ -33,11 +33,11 @@ use triptych_runtime::grpc::Dialer;
 use triptych_runtime::telemetry::TelemetryConfig;
 use triptych_runtime::{Drain, MetricsRegistry};
 
-/// How a process tells what it does.
+/// Flags of logs and traces.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Logs and traces")]
 pub struct LogArgs {
-    /// What to log, as in `info,triptych_engine=debug`
+    /// Log filter, as in `info,triptych_engine=debug`
     #[arg(long, value_name = "FILTER", env = "TRIPTYCH_LOG", default_value = "info,h2=warn,hyper=warn")]
     pub log: String,
     /// Log one JSON object a line
@@ -80,10 +80,10 @@ impl LogArgs {
     }
 }
 
-/// What a role that was told no model says.
+/// Error of a role without a model.
 pub const NO_MODEL: &str = "no model to serve; name one with --model DIR";
 
-/// Which models a worker serves, and how it computes.
+/// Flags of the models and of computation.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Models")]
 pub struct ModelArgs {
@@ -96,16 +96,16 @@ pub struct ModelArgs {
         value_delimiter = ','
     )]
     pub models: Vec<String>,
-    /// How to compute
+    /// Computation
     #[command(flatten)]
     pub compute: ComputeArgs,
-    /// What outputs look like
+    /// Format of encoder outputs
     #[command(flatten)]
     pub rows: RowArgs,
 }
 
 impl ModelArgs {
-    /// What can be said of them without looking for them.
+    /// Checks the flags without opening the models.
     ///
     /// # Errors
     /// [`CliError::Setting`] if there is none.
@@ -122,10 +122,10 @@ impl ModelArgs {
     }
 }
 
-/// How a worker computes.
+/// Flags of computation.
 #[derive(Args, Clone, Debug)]
 pub struct ComputeArgs {
-    /// Where weights come from; `dummy` makes random ones from the configuration, for benchmarks
+    /// Source of the weights; `dummy` makes random ones from the configuration, for benchmarks
     #[arg(long, value_name = "FORMAT", env = "TRIPTYCH_LOAD_FORMAT", default_value = "safetensors")]
     pub load_format: LoadFormatArg,
     /// Element type of weights, KV cache and encoder outputs. int8 is of linear layers and KV; outputs are then bf16. int4
@@ -254,11 +254,11 @@ impl ComputeArgs {
     }
 }
 
-/// Where the proxy may fetch items from.
+/// Flags of items by URL.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Items by URL")]
 pub struct FetchArgs {
-    /// Where URLs may lead: to what is allowed by name, to public addresses too, or to private ones too
+    /// Allowed destinations of URLs: those allowed by name, public addresses too, or private ones too
     #[arg(long, value_name = "REACH", env = "TRIPTYCH_FETCH", default_value = "public")]
     pub fetch: ReachArg,
     /// A host, `*.` and a host, or a network that URLs may lead to in any case; repeat for several
@@ -270,7 +270,7 @@ pub struct FetchArgs {
 /// `--fetch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ReachArg {
-    /// What is allowed by name.
+    /// Destinations allowed by name.
     Listed,
     /// Public addresses.
     Public,
@@ -314,9 +314,9 @@ pub fn name_of(value: impl ValueEnum) -> String {
 /// `--ec`: the setting as it was written, since only that text has the password, and its meaning.
 #[derive(Clone)]
 pub struct EcArg {
-    /// As written. Never print it.
+    /// The text of the setting, which may hold a password. Never print it.
     pub text: String,
-    /// What it means.
+    /// The parsed setting.
     pub setting: EcSetting,
 }
 
@@ -348,26 +348,27 @@ pub struct EcArgs {
 }
 
 impl EcArgs {
-    /// What was given, all tiers as one; `None`: nothing was.
+    /// The given tiers as one setting; `None` without any.
     ///
     /// # Errors
-    /// [`CliError::Setting`] for tiers that do not go together.
+    /// [`CliError::Setting`] for tiers that cannot be combined.
     pub fn given(&self) -> Result<Option<EcArg>, CliError> {
         let texts: Vec<&str> = self.stores.iter().map(|arg| arg.text.as_str()).collect();
         if texts.is_empty() {
             return Ok(None);
         }
-        let together = texts.join(" ").parse::<EcArg>();
-        together.map(Some).map_err(|e| CliError::Setting(chain(&e)))
+        let joined = texts.join(" ").parse::<EcArg>();
+        joined.map(Some).map_err(|e| CliError::Setting(chain(&e)))
     }
 
     /// Opens the store for a tool that looks at it: as it is, and the one that a role on this host would choose.
     ///
     /// # Errors
-    /// As [`Self::open_for_role`].
+    /// Those of [`Self::open_for_role`].
     pub async fn open_over(&self, dialer: &Dialer, limits: &Limits) -> Result<Arc<dyn EcStore>, CliError> {
         let setting = self.setting(&Surroundings::look(Others::Here))?;
-        let with = Opening { limits: limits.clone(), dial: Some(dialer.as_fn()), ..Opening::default() };
+        let with =
+            OpenOptions { limits: limits.clone(), dial: Some(dialer.as_fn()), ..OpenOptions::default() };
         triptych_ec::open_with(&setting, &with).await.map_err(|e| CliError::Setting(chain(&e)))
     }
 
@@ -386,7 +387,7 @@ impl EcArgs {
         if setting.scope() == Scope::Host && others != Others::Here {
             tracing::warn!(%setting, "other hosts see this store only if it lies on a mount that all of them have");
         }
-        let opening = Opening {
+        let opening = OpenOptions {
             limits: limits.clone(),
             dial: Some(dialer.as_fn()),
             observer: Some(Arc::new(TierMeters::new(metrics))),
@@ -396,7 +397,7 @@ impl EcArgs {
         triptych_ec::open_with(&setting, &opening).await.map_err(|e| CliError::Setting(chain(&e)))
     }
 
-    /// What can be said of the setting of a role without opening it.
+    /// Checks the setting of a role without opening the store.
     ///
     /// # Errors
     /// [`CliError::Setting`] for a store that the other processes cannot see.
@@ -425,10 +426,10 @@ impl EcArgs {
 /// The store of a command that is no part of the cluster.
 #[derive(Args, Clone, Debug)]
 pub struct OperatorEcArgs {
-    /// Which.
+    /// The store.
     #[command(flatten)]
     ec: EcArgs,
-    /// How store processes are reached.
+    /// TLS towards store processes.
     #[command(flatten)]
     tls: TlsArgs,
 }
@@ -437,21 +438,22 @@ impl OperatorEcArgs {
     /// Opens it.
     ///
     /// # Errors
-    /// As [`EcArgs::open_over`], and for TLS files that cannot be used.
+    /// Those of [`EcArgs::open_over`], and for TLS files that cannot be used.
     pub async fn open(&self, limits: &Limits) -> Result<Arc<dyn EcStore>, CliError> {
         self.ec.open_over(&self.tls.links(&Drain::new())?.dialer(), limits).await
     }
 
-    /// Opens it, or the one that a cluster on this host alone would use, and tells which, without passwords. That this
-    /// runs in a container changes nothing: whoever uses the store here is in it too.
+    /// Opens it, or the default store of a cluster on this host alone, and returns its name, without passwords. That this
+    /// runs in a container changes nothing: all users of the store here are in it too.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// Those of [`Self::open`].
     pub async fn open_alone(&self, limits: &Limits) -> Result<(Arc<dyn EcStore>, String), CliError> {
         let around = Surroundings { kubernetes: false, container: false, ..Surroundings::look(Others::Here) };
         let setting = self.ec.setting(&around)?;
         let dialer = self.tls.links(&Drain::new())?.dialer();
-        let with = Opening { limits: limits.clone(), dial: Some(dialer.as_fn()), ..Opening::default() };
+        let with =
+            OpenOptions { limits: limits.clone(), dial: Some(dialer.as_fn()), ..OpenOptions::default() };
         let store = triptych_ec::open_with(&setting, &with).await;
         Ok((store.map_err(|e| CliError::Setting(chain(&e)))?, setting.to_string()))
     }
@@ -505,10 +507,10 @@ mod tests {
             ec: EcArgs,
         }
         let given = |line: &[&str]| Flags::parse_from([&["x"], line].concat()).ec.given().unwrap().unwrap();
-        let (apart, together) =
+        let (repeated, joined) =
             (given(&["--ec", "memory:9", "--ec", "grpc://h:1"]), given(&["--ec", "memory:9 grpc://h:1"]));
-        assert_eq!(apart.text, together.text);
-        assert_eq!(apart.setting.to_string(), "memory:9 grpc://h:1");
+        assert_eq!(repeated.text, joined.text);
+        assert_eq!(repeated.setting.to_string(), "memory:9 grpc://h:1");
         assert!(Flags::parse_from(["x"]).ec.given().unwrap().is_none());
     }
 }

@@ -2,15 +2,16 @@
 //!
 //! The answer goes to stdout as it comes and nothing else does; where the time went goes to stderr.
 
+mod args;
 mod items;
 mod report;
 mod request;
 
+pub use args::AskArgs;
+
 use crate::error::{CliError, chain};
-use clap::Args;
-use report::Answer;
+use report::ReceivedAnswer;
 use std::io::Write;
-use std::path::PathBuf;
 use tonic::{Code, Status, Streaming};
 use triptych_core::limits::Limits;
 use triptych_proto::v1::GenerateResponse;
@@ -19,47 +20,7 @@ use triptych_proto::v1::triptych_client::TriptychClient;
 use triptych_runtime::grpc;
 use triptych_runtime::status::PARAM_KEY;
 
-/// Flags of `ask`.
-#[derive(Args, Debug)]
-pub struct AskArgs {
-    /// The question
-    pub text: Option<String>,
-    /// A picture: PNG, JPEG, WebP, GIF or BMP; repeat for several
-    #[arg(long = "image", value_name = "FILE")]
-    pub images: Vec<PathBuf>,
-    /// A sound: WAV, FLAC, MP3, Ogg Vorbis or AAC; without a question it is written down
-    #[arg(long, value_name = "FILE")]
-    pub audio: Option<PathBuf>,
-    /// Write the speech down in English, whatever its language
-    #[arg(long, requires = "audio", conflicts_with = "text")]
-    pub translate: bool,
-    /// Language of the speech, as in `en`; left out, the model finds it
-    #[arg(long, value_name = "CODE", requires = "audio", conflicts_with = "text")]
-    pub language: Option<String>,
-    /// The model; left out, the one that reads what is asked
-    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
-    pub model: String,
-    /// Where the cluster answers gRPC
-    #[arg(long, value_name = "ADDR", env = "TRIPTYCH_GRPC", default_value = "127.0.0.1:50051")]
-    pub grpc: String,
-    /// Who asks, where the cluster wants to know: an API key or a token
-    #[arg(long, value_name = "KEY", env = "TRIPTYCH_API_KEY", hide_env_values = true)]
-    pub api_key: Option<String>,
-    /// Tokens of the answer at most
-    #[arg(long, value_name = "N")]
-    pub max_tokens: Option<u32>,
-    /// 0 always takes the most probable token, up to 2 takes chances
-    #[arg(long, value_name = "T")]
-    pub temperature: Option<f32>,
-    /// The same number gives the same answer again
-    #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
-    /// Print one JSON object at the end, with the answer and where the time went
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Shows the key, if there is one.
+/// A request with the API key, if there is one.
 fn with_key<T>(message: T, key: Option<&str>) -> Result<tonic::Request<T>, CliError> {
     let mut request = tonic::Request::new(message);
     if let Some(key) = key {
@@ -86,7 +47,7 @@ pub async fn run(args: AskArgs) -> Result<(), CliError> {
     let request = with_key(request, args.api_key.as_deref())?;
     let stream = client.generate(request).await.map_err(|s| refused(&s, &args.grpc))?.into_inner();
     let echo = !args.json;
-    let answer = receive(stream, Answer::new(names), echo).await.map_err(|(answer, status)| {
+    let answer = receive(stream, ReceivedAnswer::new(names), echo).await.map_err(|(answer, status)| {
         if echo && !answer.text.is_empty() {
             print("\n");
         }
@@ -103,9 +64,9 @@ pub async fn run(args: AskArgs) -> Result<(), CliError> {
 
 async fn receive(
     mut stream: Streaming<GenerateResponse>,
-    mut answer: Answer,
+    mut answer: ReceivedAnswer,
     echo: bool,
-) -> Result<Answer, (Answer, Status)> {
+) -> Result<ReceivedAnswer, (ReceivedAnswer, Status)> {
     loop {
         match stream.message().await {
             Ok(Some(GenerateResponse { kind: Some(kind) })) => match kind {
@@ -138,7 +99,7 @@ fn refused(status: &Status, address: &str) -> CliError {
     match status.code() {
         // A status that the cluster made has no source; the transport's has.
         Code::Unavailable if std::error::Error::source(status).is_some() => CliError::Failed(format!(
-            "nobody answers at {address}; `triptych up` starts a cluster, --grpc ADDR names another ({})",
+            "no server answers at {address}; `triptych up` starts a cluster, --grpc ADDR names another ({})",
             chain(std::error::Error::source(status).unwrap_or(status)),
         )),
         Code::InvalidArgument | Code::NotFound => CliError::Setting(match param {

@@ -1,8 +1,7 @@
-//! `triptych bench`: load that is offered to a server, what became of it, and pages about it.
+//! `triptych bench`: the flags of the load generator, which is [`triptych_bench`].
 
 mod load;
-pub mod report;
-mod side_by_side;
+mod report;
 mod suite;
 
 use crate::error::CliError;
@@ -14,21 +13,21 @@ use suite::SuiteArgs;
 /// Flags of `bench`.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
-    /// What to do
+    /// Command
     #[command(subcommand)]
     pub command: BenchCommand,
 }
 
-/// What `bench` does.
+/// Commands of `bench`.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// Offer load to a server that runs already, and find its goodput
     #[command(after_help = RUN_HELP)]
     Run(Box<RunArgs>),
-    /// Make a page of stored results: tables and drawings in one HTML file, or tables as Markdown
+    /// Make a page of stored results: tables and charts in one HTML file, or tables as Markdown
     Report(ReportArgs),
-    /// Start clusters with the same cores and compare them: encode, prefill and decode apart against both together, over
-    /// the workloads of the claim or any others. What was measured is kept, and a suite that was broken off goes on
+    /// Start clusters with the same cores and compare them: disaggregated against colocated workers, over the workloads of
+    /// the claim or any others. Results are kept, and a suite that was interrupted goes on
     #[command(visible_alias = "compare", after_help = SUITE_HELP)]
     Suite(Box<SuiteArgs>),
 }
@@ -36,20 +35,20 @@ pub enum BenchCommand {
 const RUN_HELP: &str = "\
 Workloads, with their keys and usual values:
   text         text=1024 output=128                         no items
-  random-mm    input=1024 output=128 range=0 items=1 items-range=0 limit-images=255 limit-sounds=1
+  random-mm    input=1024 output=128 range=0 items=1 items-range=0 limit-images=255 limit-audio=1
                buckets=256x256x1@0.5+720x1280x1@0.5         as vLLM's bench; HEIGHTxWIDTHx1@WEIGHT
   epd-short    text=400 output=150 images=1-4 size=640x640  as vLLM's blog on encoder disaggregation
   epd-long     text=2000, else the same
   mixed        with=0.5: the share of requests that have images
-  reuse        pool=100 zipf=1 images=1: pictures of a pool, by a Zipf law
-  audio        seconds=8 cv=0.7 max=30 text=0 output=64     clips; without text they are written down
+  reuse        pool=100 zipf=1 images=1: images of a pool, by a Zipf law
+  audio        seconds=8 cv=0.7 max=30 text=0 output=64     clips; without text they are transcribed
   multi-turn   turns=2-6 images=1 more=0.3 think=10s        earlier texts and images are sent again
   servegen     clients=50 skew=1.2 cv=1.8 images=1.59       clients with rates and bursts of their own
   trace:FILE   CSV: timestamp,text_tokens,output_tokens,items; items as `640x480 2.5s 640x480#7`
 All but trace take share=0.9 (so many items were sent before) or pool= and zipf=; lengths vary by range=.
 
-A rate passes if, of all requests that were offered, 99 % keep every promise, the 99th percentiles
-are within theirs, 97 % as many are served as are offered, and neither concurrency nor TTFT rises.
+A rate passes if 99 % of all offered requests meet the SLO, the 99th percentile of each latency is
+within its limit, 97 % as many are served as are offered, and neither concurrency nor TTFT rises.
 Goodput is the highest rate that passes with all lower ones passing. Refused, failed, short and
 unanswered requests count as offered. Nothing is retried.
 
@@ -71,12 +70,12 @@ Examples:
 
 Workers get --cores, one share each; proxy, store and load generator get --side-cores, the same for
 all. Each cluster has a store of its own. All clusters are up, one at a time is under load, and runs
-go round, so that a bad minute hits all alike. If a worker dies, what was under way is void.";
+are interleaved, so that a disturbance hits all alike. If a worker dies, its measurement is void.";
 
-/// Runs it.
+/// Runs the command.
 ///
 /// # Errors
-/// [`CliError`] of what was asked for.
+/// [`CliError`] of the command.
 pub async fn run(args: BenchArgs) -> Result<(), CliError> {
     match args.command {
         BenchCommand::Run(args) => load::run(*args).await,

@@ -29,16 +29,11 @@ const VERSION: &str = match env!("TRIPTYCH_COMMIT").is_empty() {
     false => concat!(env!("CARGO_PKG_VERSION"), " (", env!("TRIPTYCH_COMMIT"), ")"),
 };
 
-/// The commit that this binary is of, if it is known; with a `+` if files differed from it.
-pub fn commit() -> Option<String> {
-    Some(env!("TRIPTYCH_COMMIT")).filter(|commit| !commit.is_empty()).map(str::to_owned)
-}
-
-/// Serves multimodal and encoder-decoder models with encode, prefill and decode apart.
+/// Serves multimodal and encoder-decoder models with disaggregated encode, prefill and decode.
 #[derive(Debug, Parser)]
 #[command(name = "triptych", version = VERSION, after_help = EXAMPLES)]
 pub struct Cli {
-    /// What to do.
+    /// Command.
     #[command(subcommand)]
     pub command: Command,
     /// Read the settings, start nothing, and end: with 0 if a role could start with them, else with 2 and what is wrong
@@ -55,31 +50,31 @@ pub enum Command {
     /// Start a cluster on this machine: proxy, encoders, PD workers and store, watched and restarted
     #[command(after_help = UP_EXAMPLES)]
     Up(UpArgs),
-    /// Ask a running cluster, with pictures or a sound
+    /// Ask a running cluster, with images or audio
     #[command(after_help = ASK_EXAMPLES)]
     Ask(AskArgs),
-    /// Show what a model directory is, what will be served of it, and the memory that it takes
+    /// Show the facts of a model directory, its stages, and the memory that they take
     #[command(after_help = MODELS_EXAMPLES)]
     Models(ModelsArgs),
-    /// Look at a store of encoder outputs, verify it, clean it up, fill it from another
+    /// Inspect a store of encoder outputs, verify it, clean it up, fill it from another
     #[command(after_help = EC_EXAMPLES)]
     Ec(EcCommandArgs),
-    /// Offer load to a server, and show what became of it
+    /// Load a server, and measure its goodput
     #[command(after_help = BENCH_EXAMPLES)]
     Bench(BenchArgs),
     /// Measure what a model costs on this machine, for `triptych plan`
     #[command(after_help = PROFILE_EXAMPLES)]
     Profile(Box<ProfileArgs>),
-    /// Say how many encoders and PD workers a workload needs, or that it needs none apart
+    /// Plan how many encoders and PD workers a workload needs, or whether colocated workers are enough
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(Box<PlanArgs>),
     /// Make API keys
     #[command(after_help = KEYS_EXAMPLES)]
     Keys(KeysArgs),
-    /// Ask a process whether it is well: a probe for images without a shell
+    /// Check the health of a process: a probe for images without a shell
     #[command(after_help = HEALTH_EXAMPLES)]
     Health(HealthArgs),
-    /// Run the front door alone: OpenAI's HTTP API and gRPC
+    /// Run the frontend alone: OpenAI's HTTP API and gRPC
     #[command(after_help = PROXY_EXAMPLES)]
     Proxy(ProxyArgs),
     /// Run one encoder worker alone
@@ -108,7 +103,7 @@ const ASK_EXAMPLES: &str = "\
 Examples:
   triptych ask \"What is in this picture?\" --image scene.png
   triptych ask \"What is different?\" --image before.png --image after.png
-  triptych ask --audio digits.wav                   write down what is said
+  triptych ask --audio digits.wav                   transcribe speech
   triptych ask --audio speech.mp3 --translate       the same, in English
 
 The answer goes to stdout as it comes; the time in each stage and where each item came from go to stderr.";
@@ -148,13 +143,13 @@ Examples:
   triptych profile ./my-qwen2-vl --load-format dummy --threads 2 --precision bf16 -o two.json
   triptych profile tests/models/shapes-qwen2-vl --quick --rounds 2
 
-Run it on a machine with nothing else to do: what else ran is measured too, and told. The file says
-what a worker of so many threads takes for an encoder batch, an engine step, publishing and loading
-an output, and what the proxy adds. The summary goes to stdout, progress to stderr.";
+Run it on an idle machine: the load of other processes is measured too, and reported. The file has
+the costs of a worker with so many threads for an encoder batch, an engine step, publishing and
+loading an output, and the cost of the proxy. The summary goes to stdout, progress to stderr.";
 
 const PLAN_EXAMPLES: &str = "\
 Examples:
-  triptych profile ./my-qwen2-vl --threads 1 -o one.json        first: what a worker costs
+  triptych profile ./my-qwen2-vl --threads 1 -o one.json        first: the costs of a worker
   triptych plan --curves one.json --workload epd-short:images=2 --slo ttft=2s,tpot=100ms --budget 8cores
   triptych plan --curves one.json --curves two.json --workload random-mm --slo ttft=1s --budget 8cores --json
   triptych plan --curves one.json --slo ttft=2s,tpot=100ms --watch http://127.0.0.1:8080/metrics \\
@@ -164,8 +159,8 @@ Examples:
   triptych plan fleets --curves one.json --workload epd-short --slo ttft=2s,tpot=100ms --output results
   triptych plan validate --curves one.json --workload epd-short --slo ttft=2s,tpot=100ms --model ./my-qwen2-vl
 
-What it says was simulated with the scheduler and the router that serve; `plan validate` shows how far
-the simulation is from this machine.";
+Plans are simulated with the scheduler and the router that serve; `plan validate` shows the error of
+the simulation on this machine.";
 
 const KEYS_EXAMPLES: &str = "\
 Examples:

@@ -16,7 +16,7 @@ use clap::{Args, Subcommand};
 /// `triptych ec`.
 #[derive(Args, Debug)]
 pub struct EcCommandArgs {
-    /// What to do.
+    /// Command.
     #[command(subcommand)]
     command: EcCommand,
 }

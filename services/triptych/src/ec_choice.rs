@@ -1,4 +1,4 @@
-//! Which store a process uses when none is set: chosen from where it runs, told in one line with its reason, and refused
+//! Default store of a process: chosen from its environment, logged with the reason, and refused
 //! where nothing that can be chosen would be the other processes' store too.
 
 use std::collections::BTreeSet;
@@ -11,10 +11,10 @@ use triptych_ec::{EcSetting, Scope};
 
 /// Below this much free memory a store in it would be full at once.
 const ROOM_BYTES: u64 = 256 << 20;
-/// Where memory looks like a directory.
+/// Mount point of shared memory.
 const SHM: &str = "/dev/shm";
 
-/// Where the other parts of the cluster are, as far as this one knows.
+/// Location of the other processes of the cluster, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Others {
     /// On this host, all of them.
@@ -26,7 +26,7 @@ pub enum Others {
 }
 
 impl Others {
-    /// From the addresses at which they are reached, or at which they reach this one.
+    /// Location from the addresses at which they are reached, or at which they reach this one.
     pub fn at<'a>(addresses: impl Iterator<Item = &'a str>) -> Self {
         let away: BTreeSet<&str> = addresses.map(host).filter(|host| !is_loopback(host)).collect();
         match away.len() {
@@ -50,18 +50,18 @@ fn is_loopback(host: &str) -> bool {
 /// nothing is certain: those of one host may share a mount.
 ///
 /// # Errors
-/// [`NoChoice`] for such a store.
-pub fn check(setting: &EcSetting, around: &Surroundings) -> Result<(), NoChoice> {
+/// [`NoStoreChoice`] for such a store.
+pub fn check(setting: &EcSetting, around: &Surroundings) -> Result<(), NoStoreChoice> {
     let certain = around.others == Others::OnSeveral && !around.container && !around.kubernetes;
     match certain && is_one_hosts(setting) {
-        true => {
-            Err(NoChoice("the parts of the cluster are on several hosts, of which each has its own memory"))
-        }
+        true => Err(NoStoreChoice(
+            "the parts of the cluster are on several hosts, of which each has its own memory",
+        )),
         false => Ok(()),
     }
 }
 
-/// Whether nothing of it is seen on another host.
+/// True if no part of it is visible to other hosts.
 fn is_one_hosts(setting: &EcSetting) -> bool {
     match setting {
         EcSetting::Memory(_) | EcSetting::Shm(_) => true,
@@ -72,18 +72,18 @@ fn is_one_hosts(setting: &EcSetting) -> bool {
     }
 }
 
-/// Where this process runs.
+/// Environment of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Surroundings {
-    /// In a pod of Kubernetes.
+    /// True in a Kubernetes pod.
     pub kubernetes: bool,
-    /// In a container, whose files and memory are its own.
+    /// True in a container with its own files and memory.
     pub container: bool,
     /// Free bytes of shared memory; `None`: there is none that this process may write.
     pub shm_free: Option<u64>,
     /// For files that need not last.
     pub temp: PathBuf,
-    /// Whose process this is, so that two users' stores lie apart.
+    /// User id, so that two users have separate stores.
     pub user: u32,
     /// The other parts.
     pub others: Others,
@@ -113,55 +113,57 @@ fn free_bytes(dir: &Path) -> Option<u64> {
 
 /// A store that was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
-    /// As `--ec` takes it.
+pub struct StoreChoice {
+    /// Value for `--ec`.
     pub setting: String,
-    /// Why this one.
+    /// Reason for the choice.
     pub why: &'static str,
 }
 
-/// Nothing that could be chosen would be seen by the other processes.
+/// No store can be chosen that the other processes would see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoChoice(&'static str);
+pub struct NoStoreChoice(&'static str);
 
-impl fmt::Display for NoChoice {
+impl fmt::Display for NoStoreChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}; set --ec to a store that all parts reach: {ALLOWED}", self.0)
     }
 }
 
-/// The store of a role that was told none.
+/// The default store of a role.
 ///
 /// # Errors
-/// [`NoChoice`] where the other parts would not see it.
-pub fn choose(around: &Surroundings) -> Result<Choice, NoChoice> {
+/// [`NoStoreChoice`] where the other parts would not see it.
+pub fn choose(around: &Surroundings) -> Result<StoreChoice, NoStoreChoice> {
     if around.kubernetes {
-        return Err(NoChoice("no store is set, and in Kubernetes each pod has files and memory of its own"));
+        return Err(NoStoreChoice(
+            "no store is set, and in Kubernetes each pod has files and memory of its own",
+        ));
     }
     if around.container {
-        return Err(NoChoice("no store is set, and a container has files and memory of its own"));
+        return Err(NoStoreChoice("no store is set, and a container has files and memory of its own"));
     }
     if around.others != Others::Here {
-        return Err(NoChoice("no store is set, and other parts of the cluster may be on other hosts"));
+        return Err(NoStoreChoice("no store is set, and other parts of the cluster may be on other hosts"));
     }
     match around.shm_free {
         Some(free) if free >= ROOM_BYTES => {
             let mib = (free / 2).min(DEFAULT_BYTES) >> 20;
             let why = "all parts are on this host, which has shared memory to write to";
-            Ok(Choice { setting: format!("shm?mib={mib}"), why })
+            Ok(StoreChoice { setting: format!("shm?mib={mib}"), why })
         }
         _ => {
             let dir = around.temp.join(format!("triptych-ec-{}", around.user));
             let why = "all parts are on this host, which has no shared memory with room";
-            Ok(Choice { setting: format!("disk:{}", dir.display()), why })
+            Ok(StoreChoice { setting: format!("disk:{}", dir.display()), why })
         }
     }
 }
 
 /// The store of a cluster that `up` starts.
-pub fn choose_for_up() -> Choice {
+pub fn choose_for_up() -> StoreChoice {
     let why = "all parts are children of this process, which runs a store for them";
-    Choice { setting: "memory".into(), why }
+    StoreChoice { setting: "memory".into(), why }
 }
 
 #[cfg(test)]

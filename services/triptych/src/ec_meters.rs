@@ -1,11 +1,11 @@
-//! What each tier of the store does, as metrics.
+//! Metrics of each tier of the store.
 
 use triptych_core::metrics;
-use triptych_ec::metered::{EcObserver, Operation, Tier};
+use triptych_ec::metered::{CacheTier, EcObserver, Operation};
 use triptych_runtime::MetricsRegistry;
 use triptych_runtime::metrics::{Counters, Histograms};
 
-/// Counts operations. What was found and loaded is counted by whoever asked for it.
+/// Counts operations. Hits and loads are counted by the caller of the store.
 pub struct TierMeters {
     operations: Counters,
     bytes: Counters,
@@ -24,9 +24,9 @@ impl TierMeters {
 }
 
 impl EcObserver for TierMeters {
-    fn hit(&self, _: Tier) {}
-    fn miss(&self, _: Tier) {}
-    fn corrupt(&self, _: Tier) {}
+    fn hit(&self, _: CacheTier) {}
+    fn miss(&self, _: CacheTier) {}
+    fn corrupt(&self, _: CacheTier) {}
     fn published(&self, _: usize, _: std::time::Duration) {}
     fn loaded(&self, _: usize, _: std::time::Duration) {}
 

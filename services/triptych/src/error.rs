@@ -1,8 +1,10 @@
-//! Why a command ended without doing its work, by what its caller can do about it.
+//! Errors of commands, by the caller's possible action.
 
 use std::error::Error;
-use std::fmt::Write as _;
 use thiserror::Error;
+use triptych_bench::error::MeasureError;
+
+pub use triptych_bench::error::chain;
 
 /// A command ended early. The text is for the person or the supervisor that ran it.
 #[derive(Debug, Error)]
@@ -38,17 +40,21 @@ impl CliError {
 /// The exit code of a wrong setting, the same as clap's.
 pub const SETTING_EXIT_CODE: u8 = 2;
 
-/// An error with its causes on one line; a cause that its parent's text holds already is not repeated.
-pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            // Writing to a String cannot fail.
-            let _ = write!(text, ": {cause_text}");
+impl From<MeasureError> for CliError {
+    fn from(e: MeasureError) -> Self {
+        match e {
+            MeasureError::Setting(text) => Self::Setting(text),
+            MeasureError::Failed(text) => Self::Failed(text),
         }
-        next = cause.source();
     }
-    text
+}
+
+/// Commands start the clusters that a measurement asks for.
+impl From<CliError> for MeasureError {
+    fn from(e: CliError) -> Self {
+        match e {
+            CliError::Setting(text) => Self::Setting(text),
+            CliError::Failed(text) => Self::Failed(text),
+        }
+    }
 }

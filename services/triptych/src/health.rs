@@ -1,6 +1,6 @@
-//! `triptych health`: asks a process whether it is well, for probes in an image without a shell or `curl`.
+//! `triptych health`: checks the health of a process, for probes in an image without a shell or `curl`.
 //!
-//! In a container of a role the role's own variables say where to ask, so the probe is two words.
+//! In a container of a role the role's own variables give the address, so the probe is two words.
 
 use crate::args::tls::TlsArgs;
 use crate::error::{CliError, chain};
@@ -25,13 +25,13 @@ pub struct HealthArgs {
     /// Ask over HTTP at this address, a role's `--admin`
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_ADMIN")]
     pub admin: Option<String>,
-    /// The same for a proxy without one: its `--http`, if that has no TLS
+    /// Address of a proxy without `--admin`: its `--http`, if that has no TLS
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_HTTP")]
     pub http: Option<String>,
     /// Ask over gRPC instead (`grpc.health.v1`), with this part's certificate where there is one
     #[arg(long, value_name = "ADDR")]
     pub grpc: Option<String>,
-    /// Whether it takes work: loaded, not stopping, and for a proxy with workers. Without: whether it answers
+    /// Check readiness: loaded, not stopping, and for a proxy with workers. Default: check that it answers
     #[arg(long)]
     pub ready: bool,
     /// Milliseconds for the answer

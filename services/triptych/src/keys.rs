@@ -8,12 +8,12 @@ use triptych_proxy::auth::keys;
 /// Flags of `keys`.
 #[derive(Args, Debug)]
 pub struct KeysArgs {
-    /// What to do
+    /// Command
     #[command(subcommand)]
     pub action: Action,
 }
 
-/// What can be done with keys.
+/// Commands of `keys`.
 #[derive(Debug, Subcommand)]
 pub enum Action {
     /// Make a key: the key itself goes to stderr, once; its line for the file goes to stdout
@@ -34,10 +34,10 @@ fn tenant(text: &str) -> Result<String, String> {
     fits.then(|| text.to_owned()).ok_or_else(|| "1 to 256 bytes without white space and #".into())
 }
 
-/// Does it.
+/// Runs the command.
 ///
 /// # Errors
-/// [`CliError::Failed`] if nobody reads what it prints.
+/// [`CliError::Failed`] if stdout is closed.
 pub fn run(args: KeysArgs) -> Result<(), CliError> {
     let Action::New { tenant, models } = args.action;
     let (key, hash) = keys::generate();

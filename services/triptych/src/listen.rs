@@ -1,15 +1,13 @@
 //! Listening, with errors that name the flag at fault, and the choice of free ports.
 
 use crate::error::CliError;
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdListener};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 
-/// How long a starting process waits for its port: the one that it replaces may still be closing.
+/// Time that a starting process waits for its port: the process that it replaces may still be closing.
 const PATIENCE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -28,10 +26,10 @@ pub async fn bind(flag: &str, address: &str) -> Result<TcpListener, CliError> {
     }
 }
 
-/// The same, where a port that is not free is news to the user at once. Returns the address without names.
+/// Fails at once for a port that is in use. Returns the resolved address.
 ///
 /// # Errors
-/// As [`bind`].
+/// Those of [`bind`].
 pub async fn check_free(flag: &str, address: &str) -> Result<SocketAddr, CliError> {
     let listener = TcpListener::bind(address).await.map_err(|e| refused(flag, address, &e))?;
     listener.local_addr().map_err(|e| refused(flag, address, &e))
@@ -84,9 +82,8 @@ impl Ports {
     /// # Errors
     /// [`CliError::Failed`] if there is none.
     pub fn next(&mut self) -> Result<u16, CliError> {
-        // A random start keeps clusters that start together apart.
-        let start = RandomState::new().hash_one(0) % u64::from(N_PORTS);
-        let start = u16::try_from(start).unwrap_or(0);
+        // A random start separates clusters that start at the same time.
+        let start = rand::random_range(0..N_PORTS);
         for i in 0..N_PORTS {
             let port = FIRST_PORT + (start + i) % N_PORTS;
             if let Ok(listener) = StdListener::bind((IpAddr::V4(Ipv4Addr::LOCALHOST), port)) {

@@ -22,6 +22,7 @@ mod args;
 mod ask;
 mod bench;
 mod cli;
+mod commit;
 mod ec;
 mod ec_choice;
 mod ec_meters;
@@ -66,7 +67,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What can be said of the settings without starting anything. Every text was parsed already.
+/// Checks the settings without starting anything. Texts are parsed already.
 fn check(command: &Command) -> Result<(), CliError> {
     match command {
         Command::Proxy(args) => args.check(),

@@ -1,24 +1,26 @@
-//! From what `--model` says to a directory that can be served.
+//! Models of `--model`, as directories that can be served.
 //!
 //! A directory is taken as it is, a hub id is fetched once, and the sample models in this binary are unpacked: one by
 //! `sample:NAME`, all of them where a cluster is started without any `--model`. Every directory is opened here, weights excepted, so that a wrong one is news before a
 //! worker starts.
 
 mod hub;
+mod location;
 mod samples;
 
 use crate::args::{ComputeArgs, ModelArgs, NO_MODEL};
 use crate::error::{CliError, chain};
+use location::{ModelLocation, cache_root};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use tokio::task::spawn_blocking;
 use triptych_core::{Modality, ModelName};
 use triptych_models::{LoadFormat, Model, ModelSource, PackedFolder};
 
-/// What a sample model of this binary is named with: `sample:NAME`.
+/// Prefix of the sample models of this binary: `sample:NAME`.
 const SAMPLE: &str = "sample:";
 
-/// Bytes of weight files from which on their packed form is kept: less is packed as fast as it is found.
+/// Bytes of weight files from which on their packed form is cached: less is packed as fast as it is read.
 const WORTH_KEEPING: u64 = 16 << 20;
 
 /// A model that was opened and can be served.
@@ -26,13 +28,13 @@ const WORTH_KEEPING: u64 = 16 << 20;
 pub struct CheckedModel {
     /// The name clients use.
     pub name: ModelName,
-    /// What it reads.
+    /// Modalities of its items.
     pub modalities: Vec<Modality>,
     /// Its directory, absolute.
     pub dir: PathBuf,
 }
 
-/// What the user asked for is fetched, unpacked and opened.
+/// Fetches, unpacks and opens the models of the flags.
 ///
 /// # Errors
 /// [`CliError`] that names the model at fault.
@@ -50,7 +52,19 @@ pub async fn check_all(args: &ModelArgs) -> Result<Vec<CheckedModel>, CliError> 
     }
 }
 
-/// What a role that was started by hand serves. The role's library opens the directories.
+/// The only model of clusters that are compared, fetched, unpacked and opened.
+///
+/// # Errors
+/// [`CliError`] that names the model at fault, and for several models.
+pub async fn check_one(args: &ModelArgs) -> Result<CheckedModel, CliError> {
+    let mut models = check_all(args).await?;
+    match (models.pop(), models.is_empty()) {
+        (Some(model), true) => Ok(model),
+        _ => Err(CliError::Setting("clusters are compared with one model; name it with --model DIR".into())),
+    }
+}
+
+/// The models of a role that was started by hand. The role's library opens the directories.
 ///
 /// # Errors
 /// [`CliError`] that names the model at fault, or says that there is none.
@@ -84,7 +98,7 @@ pub async fn find(texts: &[String]) -> Result<Vec<ModelSource>, CliError> {
     located(texts.to_vec(), Loading::default(), Fallback::Samples).await
 }
 
-/// What is served when the user names no model.
+/// Models without `--model`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fallback {
     Samples,
@@ -95,7 +109,7 @@ async fn sources(args: &ModelArgs, fallback: Fallback) -> Result<Vec<ModelSource
     located(args.models.clone(), Loading::of(args), fallback).await
 }
 
-/// How weights are loaded.
+/// Loading of weights.
 #[derive(Clone, Debug, Default)]
 struct Loading {
     format: LoadFormat,
@@ -114,15 +128,6 @@ impl Loading {
     }
 }
 
-/// The user's folder for what can be made again.
-fn cache_root() -> PathBuf {
-    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-    absolute("XDG_CACHE_HOME")
-        .or_else(|| absolute("HOME").map(|home| home.join(".cache")))
-        .unwrap_or_else(std::env::temp_dir)
-        .join("triptych")
-}
-
 async fn located(
     texts: Vec<String>,
     Loading { format, packed }: Loading,
@@ -134,7 +139,7 @@ async fn located(
         (false, _) => texts.iter().map(|t| resolve(t)).collect(),
     });
     let found = joined(found.await)?;
-    let source = |Found { name, dir }| ModelSource { dir, name, format, packed: packed.clone() };
+    let source = |ModelLocation { name, dir }| ModelSource { dir, name, format, packed: packed.clone() };
     Ok(found.into_iter().map(source).collect())
 }
 
@@ -142,16 +147,9 @@ fn joined<T>(ended: Result<Result<T, CliError>, tokio::task::JoinError>) -> Resu
     ended.map_err(|e| CliError::failed("looking for the models ended early", &e))?
 }
 
-/// A directory, and its name where the directory's own would not do.
-#[derive(Debug, PartialEq, Eq)]
-struct Found {
-    name: Option<ModelName>,
-    dir: PathBuf,
-}
-
-fn resolve(text: &str) -> Result<Found, CliError> {
+fn resolve(text: &str) -> Result<ModelLocation, CliError> {
     if Path::new(text).exists() {
-        return directory(text).map(|dir| Found { name: None, dir });
+        return directory(text).map(|dir| ModelLocation { name: None, dir });
     }
     let (name, place) = match text.split_once('=') {
         Some((name, place)) if is_name(name) => (Some(name), place),
@@ -159,10 +157,10 @@ fn resolve(text: &str) -> Result<Found, CliError> {
     };
     let named = name.map(ModelName::new);
     if Path::new(place).exists() {
-        return directory(place).map(|dir| Found { name: named, dir });
+        return directory(place).map(|dir| ModelLocation { name: named, dir });
     }
     if let Some(sample) = place.strip_prefix(SAMPLE) {
-        return samples::unpack_named(sample).map(|dir| Found { name: named, dir });
+        return samples::unpack_named(sample).map(|dir| ModelLocation { name: named, dir });
     }
     if !hub::is_id(place) {
         return Err(CliError::Setting(format!(
@@ -170,7 +168,7 @@ fn resolve(text: &str) -> Result<Found, CliError> {
         )));
     }
     let dir = hub::fetch(place)?;
-    Ok(Found { name: Some(named.unwrap_or_else(|| ModelName::new(place))), dir })
+    Ok(ModelLocation { name: Some(named.unwrap_or_else(|| ModelName::new(place))), dir })
 }
 
 /// A word, or a hub id, which is the name of a model that came from there.
@@ -221,10 +219,10 @@ mod tests {
         std::fs::create_dir(&odd).unwrap();
         let odd_text = odd.to_str().unwrap();
         let canonical = odd.canonicalize().unwrap();
-        assert_eq!(resolve(odd_text).unwrap(), Found { name: None, dir: canonical.clone() });
+        assert_eq!(resolve(odd_text).unwrap(), ModelLocation { name: None, dir: canonical.clone() });
         for name in ["eyes", "tiny.en", "owner/name"] {
             let named = resolve(&format!("{name}={odd_text}")).unwrap();
-            assert_eq!(named, Found { name: Some(ModelName::new(name)), dir: canonical.clone() });
+            assert_eq!(named, ModelLocation { name: Some(ModelName::new(name)), dir: canonical.clone() });
         }
     }
 

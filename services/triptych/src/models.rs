@@ -1,4 +1,4 @@
-//! `triptych models`: what a directory is, what will be served of it, and what that takes.
+//! `triptych models`: facts about a directory, its stages, and their memory.
 //!
 //! It starts nothing. Numbers come from configuration and headers ([`triptych_models::model::Inventory`]);
 //! `--measure` loads each stage and looks at this process's memory.
@@ -39,7 +39,7 @@ pub struct ModelsArgs {
 /// # Errors
 /// [`CliError::Failed`] for a directory that cannot be served, with the words that serving it would have.
 pub async fn run(args: ModelsArgs) -> Result<(), CliError> {
-    let sources = model::find(&args.models).await.map_err(told)?;
+    let sources = model::find(&args.models).await.map_err(as_failure)?;
     let (measure, json) = (args.measure.then(|| config(args.precision)), args.json);
     let looked = spawn_blocking(move || {
         sources.iter().map(|source| look(source, measure)).collect::<Result<Vec<_>, _>>()
@@ -60,7 +60,7 @@ fn config(precision: PrecisionArg) -> ComputeConfig {
 }
 
 fn look(source: &ModelSource, measure: Option<ComputeConfig>) -> Result<Facts, CliError> {
-    model::check(source).map_err(told)?;
+    model::check(source).map_err(as_failure)?;
     let refused = |e| CliError::Failed(format!("{} cannot be served: {}", source.dir.display(), chain(&e)));
     let model = Model::open(source).map_err(refused)?;
     let inventory = model.inventory().map_err(refused)?;
@@ -68,7 +68,7 @@ fn look(source: &ModelSource, measure: Option<ComputeConfig>) -> Result<Facts, C
     Ok(Facts::new(source, &model, inventory, measured))
 }
 
-/// Every answer of "no" has one exit code here, whoever found it.
-fn told(error: CliError) -> CliError {
+/// All refusals have one exit code here.
+fn as_failure(error: CliError) -> CliError {
     CliError::Failed(error.to_string())
 }

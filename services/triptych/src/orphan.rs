@@ -4,7 +4,7 @@ use std::process::exit;
 
 /// Asks the kernel to kill this process when the supervisor ends, and ends now if it has ended already.
 ///
-/// Linux binds the promise to the thread that started this process; the supervisor starts its children on its
+/// Linux binds the request to the thread that started this process; the supervisor starts its children on its
 /// main thread, which ends only with the process.
 pub fn die_with(supervisor_pid: u32) {
     #[cfg(target_os = "linux")]

@@ -1,6 +1,6 @@
 //! The roles: one process of the cluster each, from flags to the library that does the work.
 //!
-//! All of them log the same way, drain on SIGTERM, and tell a wrong setting (exit code 2) from trouble (1).
+//! All of them log the same way, drain on SIGTERM, and exit with 2 for a wrong setting and with 1 for other failures.
 
 pub mod encoder;
 pub mod pd;
@@ -18,7 +18,7 @@ use triptych_runtime::metrics::Labels;
 use triptych_runtime::telemetry::{self, TelemetryGuard};
 use triptych_runtime::{Drain, MetricsRegistry};
 
-/// What every role has. Spans are flushed when it is dropped.
+/// State that every role has. Spans are flushed when it is dropped.
 struct Process {
     drain: Drain,
     metrics: MetricsRegistry,
@@ -26,7 +26,7 @@ struct Process {
 }
 
 impl Process {
-    /// Logs are on and signals are watched.
+    /// Starts logs, and watches signals.
     fn start(role: &str, log: &LogArgs, drain: &DrainArgs) -> Result<Self, CliError> {
         let telemetry = telemetry::init(&log.telemetry(role)).map_err(|e| CliError::Setting(chain(&e)))?;
         let drain = Drain::with_times(drain.times());
@@ -37,13 +37,13 @@ impl Process {
     }
 }
 
-/// Keeps a gauge of whether the process is stopping.
+/// Sets a gauge when the process stops.
 fn show_stop(drain: &Drain, metrics: &MetricsRegistry) {
     let gauge = metrics.gauges(DRAINING).get_or_create_owned(&Labels::new());
     gauge.set(0.0);
-    let drain = drain.clone();
-    tokio::spawn(async move {
-        drain.stopping().await;
+    let stopping = drain.clone();
+    drain.background().spawn(async move {
+        stopping.stopping().await;
         gauge.set(1.0);
     });
 }
@@ -55,7 +55,7 @@ async fn bind_admin(address: Option<&str>) -> Result<Option<TcpListener>, CliErr
     }
 }
 
-/// The name given, or role and port.
+/// The given name, or role and address.
 fn worker_id(given: Option<&str>, role: &str, grpc: &TcpListener) -> WorkerId {
     match (given, grpc.local_addr()) {
         (Some(id), _) => WorkerId::new(id),

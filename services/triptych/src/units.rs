@@ -48,7 +48,7 @@ pub fn age_text(age: Duration) -> String {
 /// Reads `90s`, `15m`, `12h`, `7d`.
 ///
 /// # Errors
-/// What is allowed, for anything else.
+/// The allowed forms, for any other text.
 pub fn parse_age(text: &str) -> Result<Duration, String> {
     let read = TIMES.iter().find_map(|(unit, length)| {
         let n: u64 = text.strip_suffix(unit)?.parse().ok()?;

@@ -93,7 +93,7 @@ fn tree(relative: &str) -> String {
     format!("{}/../../{relative}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// What `triptych models` says of a directory, as JSON.
+/// Output of `triptych models --json` for a directory.
 #[track_caller]
 fn facts(args: &[&str]) -> serde_json::Value {
     let output = triptych(&[&["models", "--json"], args].concat());

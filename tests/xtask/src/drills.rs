@@ -11,7 +11,7 @@ pub struct SimArgs {
     /// Seeds to run; about thirty a second and core
     #[arg(long, default_value_t = 20_000)]
     seeds: u64,
-    /// The first one
+    /// First seed
     #[arg(long, default_value_t = 1)]
     from: u64,
 }
@@ -22,10 +22,10 @@ pub struct ChaosArgs {
     /// Requests to send
     #[arg(long, default_value_t = 10_000)]
     requests: u64,
-    /// Which workers meet which trouble
+    /// Number from which faults are drawn
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where the report goes
+    /// File of the report
     #[arg(long, default_value = "benches/results/chaos.md")]
     report: String,
 }

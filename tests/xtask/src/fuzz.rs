@@ -35,12 +35,12 @@ pub struct FuzzArgs {
 /// Inputs of a short run.
 const BRIEF: u64 = 20_000;
 
-/// The short run of `cargo xtask test`: every target, from its own seeds.
+/// The short run of `cargo xtask test`: one target or all, from their own seeds.
 ///
 /// # Errors
 /// As [`fuzz`].
-pub fn brief() -> Result<()> {
-    fuzz(&FuzzArgs { target: None, runs: BRIEF })
+pub fn brief(target: Option<&str>) -> Result<()> {
+    fuzz(&FuzzArgs { target: target.map(str::to_owned), runs: BRIEF })
 }
 
 /// # Errors

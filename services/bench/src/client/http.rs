@@ -1,21 +1,21 @@
 //! Any OpenAI-compatible server, over streamed HTTP.
 
 use super::body::{self, Body};
-use super::sse::{Lines, Told, shortened};
+use super::sse::{AnswerState, LineBuffer, shortened};
 use super::tokens::times;
-use super::{Clock, Kit, Ready, Reply, Target};
+use super::{Clock, ContentSource, PreparedRequest, Reply, Target};
 use crate::offered::{ItemShape, Offered};
 use crate::outcome::End;
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use std::time::Duration;
 
-/// As much as is read of a refusal.
+/// Bytes that are read of an error response.
 const MAX_ERROR: usize = 64 << 10;
 
-/// Which of OpenAI's faces is asked.
+/// Endpoint of OpenAI's API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Face {
+pub enum Endpoint {
     /// `/v1/chat/completions`.
     Chat,
     /// `/v1/completions`.
@@ -24,7 +24,7 @@ pub enum Face {
     Transcriptions,
 }
 
-impl Face {
+impl Endpoint {
     fn path(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
@@ -39,7 +39,7 @@ impl Face {
 pub struct HttpTarget {
     client: reqwest::Client,
     base: String,
-    face: Face,
+    endpoint: Endpoint,
     model: String,
     api_key: Option<String>,
 }
@@ -48,10 +48,10 @@ impl HttpTarget {
     /// `base` is the server's URL, with or without `/v1`.
     ///
     /// # Errors
-    /// If a client cannot be made, or no URL is given.
+    /// An error if the client cannot be made, or the URL is wrong.
     pub fn new(
         base: &str,
-        face: Face,
+        endpoint: Endpoint,
         model: String,
         api_key: Option<String>,
     ) -> Result<Self, reqwest::Error> {
@@ -68,13 +68,13 @@ impl HttpTarget {
         let base = if base.contains("://") { base } else { format!("http://{base}") };
         // A URL that is none is found here, and not once a request.
         client.get(format!("{base}/v1/models")).build()?;
-        Ok(Self { client, base, face, model, api_key })
+        Ok(Self { client, base, endpoint, model, api_key })
     }
 
     /// The first model that the server lists.
     ///
     /// # Errors
-    /// If it does not answer.
+    /// An error if it does not answer.
     pub async fn first_model(&self) -> Result<Option<String>, reqwest::Error> {
         let mut request = self.client.get(format!("{}/v1/models", self.base));
         if let Some(key) = &self.api_key {
@@ -90,31 +90,35 @@ impl HttpTarget {
         &self.base
     }
 
-    /// The same for another model.
+    /// The target with another model.
     pub fn with_model(self, model: String) -> Self {
         Self { model, ..self }
     }
 }
 
 impl Target for HttpTarget {
-    fn prepare(&self, offered: &Offered, kit: &Kit) -> Ready {
+    fn prepare(&self, offered: &Offered, content: &ContentSource) -> PreparedRequest {
         let sounds_only = !offered.items.is_empty()
             && offered.items.iter().all(|i| matches!(i.shape, ItemShape::Audio { .. }));
-        // What is no sound cannot be written down, so probes of texts go to the chat.
-        let face = if self.face == Face::Transcriptions && !sounds_only { Face::Chat } else { self.face };
-        let body = match face {
-            Face::Chat => body::chat(&self.model, offered, kit),
-            Face::Completions => body::completion(&self.model, offered, kit),
-            Face::Transcriptions => body::transcription(&self.model, offered, kit),
+        // Texts cannot be transcribed, so probes of texts go to the chat.
+        let endpoint = if self.endpoint == Endpoint::Transcriptions && !sounds_only {
+            Endpoint::Chat
+        } else {
+            self.endpoint
         };
-        let url = format!("{}{}", self.base, face.path());
-        let asked = (face != Face::Transcriptions).then_some(offered.output_tokens);
+        let body = match endpoint {
+            Endpoint::Chat => body::chat(&self.model, offered, content),
+            Endpoint::Completions => body::completion(&self.model, offered, content),
+            Endpoint::Transcriptions => body::transcription(&self.model, offered, content),
+        };
+        let url = format!("{}{}", self.base, endpoint.path());
+        let asked = (endpoint != Endpoint::Transcriptions).then_some(offered.output_tokens);
         let target = self.clone();
         Box::new(move |clock| Box::pin(async move { target.send(url, body, asked, clock).await }))
     }
 
     fn name(&self) -> String {
-        format!("{}{}", self.base, self.face.path())
+        format!("{}{}", self.base, self.endpoint.path())
     }
 
     fn model(&self) -> String {
@@ -148,29 +152,30 @@ impl HttpTarget {
 /// Reads a streamed answer to its end. `asked`: the tokens that it has to have; None: as many as it likes, but one.
 async fn read(stream: impl Stream<Item = Result<Bytes, String>>, asked: Option<u32>, clock: Clock) -> Reply {
     let mut stream = std::pin::pin!(stream);
-    let (mut lines, mut told) = (Lines::default(), Told::default());
+    let mut lines = LineBuffer::default();
+    let mut answer = AnswerState::default();
     while let Some(bytes) = stream.next().await {
         let at = clock.now();
         match bytes.map(|bytes| lines.add(&bytes)) {
-            Ok(Some(events)) => events.iter().for_each(|event| told.event(event, at)),
-            Ok(None) => told.error = Some("a line of the stream is too long".to_owned()),
-            Err(broken) => told.error = Some(broken),
+            Ok(Some(events)) => events.iter().for_each(|event| answer.event(event, at)),
+            Ok(None) => answer.error = Some("a line of the stream is too long".to_owned()),
+            Err(broken) => answer.error = Some(broken),
         }
-        if told.error.is_some() {
+        if answer.error.is_some() {
             break;
         }
     }
-    let tokens = times(&told.pieces, told.completion_tokens);
-    let end = match told.error {
+    let tokens = times(&answer.pieces, answer.completion_tokens);
+    let end = match answer.error {
         Some(error) => End::Failed(error),
-        None if !told.over => End::Failed("the stream ended without an end".to_owned()),
+        None if !answer.over => End::Failed("the stream ended without an end".to_owned()),
         None if tokens.len() < asked.unwrap_or(1).max(1) as usize => End::Short,
         None => End::Whole,
     };
-    Reply { tokens, prompt_tokens: told.prompt_tokens, ..Reply::without_tokens(end, clock.now()) }
+    Reply { tokens, prompt_tokens: answer.prompt_tokens, ..Reply::without_tokens(end, clock.now()) }
 }
 
-/// The start of a body: what an error says is said there.
+/// The start of a body, which holds the error message.
 async fn start_of(mut response: reqwest::Response) -> String {
     let mut text = Vec::new();
     while let Ok(Some(bytes)) = response.chunk().await {
@@ -182,7 +187,7 @@ async fn start_of(mut response: reqwest::Response) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// What broke, without the address: it is the same for all requests, and errors are counted by their text.
+/// Text of an error without the address: errors are counted by their text.
 fn broken(error: &reqwest::Error) -> String {
     let mut text = match error {
         e if e.is_connect() => "cannot connect".to_owned(),

@@ -1,6 +1,6 @@
 //! Server-sent events, and what OpenAI-compatible servers put in them.
 
-use super::tokens::Piece;
+use super::tokens::TokenMessage;
 use serde_json::Value;
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ const MAX_LINE: usize = 4 << 20;
 
 /// Bytes of a stream become the texts of its `data:` lines.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
+pub(super) struct LineBuffer {
     rest: Vec<u8>,
 }
 
-impl Lines {
+impl LineBuffer {
     /// The data that these bytes complete. None: a line is too long to be one.
     pub(super) fn add(&mut self, bytes: &[u8]) -> Option<Vec<String>> {
         let mut data = Vec::new();
@@ -32,21 +32,21 @@ impl Lines {
     }
 }
 
-/// An answer as far as its events told.
+/// State of an answer after some of its events.
 #[derive(Debug, Default)]
-pub(super) struct Told {
-    pub(super) pieces: Vec<Piece>,
+pub(super) struct AnswerState {
+    pub(super) pieces: Vec<TokenMessage>,
     pub(super) prompt_tokens: Option<u32>,
     pub(super) completion_tokens: Option<u32>,
-    /// The server said that it is over: `[DONE]`, a finish reason, or a transcript's end.
+    /// True after the end: `[DONE]`, a finish reason, or a transcript's end.
     pub(super) over: bool,
-    /// What went wrong in the midst.
+    /// Error within the stream.
     pub(super) error: Option<String>,
-    /// Of counts that grow from event to event, the last one.
+    /// Last of the cumulative counts.
     counted: u32,
 }
 
-impl Told {
+impl AnswerState {
     /// One event that arrived at `at`.
     pub(super) fn event(&mut self, data: &str, at: Duration) {
         if data == "[DONE]" {
@@ -72,7 +72,7 @@ impl Told {
             let has_text = text.is_some_and(|t| !t.is_empty());
             let n_tokens = ids.or(grown);
             if has_text || n_tokens.is_some() {
-                self.pieces.push(Piece { at, n_tokens, has_text });
+                self.pieces.push(TokenMessage { at, n_tokens, has_text });
             }
         }
         let finished = choice.and_then(|c| c.get("finish_reason")).is_some_and(|f| !f.is_null());
@@ -99,7 +99,7 @@ fn text_of(choice: &Value) -> Option<&str> {
     chat.or_else(|| choice.get("text").and_then(Value::as_str))
 }
 
-/// As much of a message as helps.
+/// The beginning of a message.
 pub(super) fn shortened(text: &str) -> String {
     text.chars().take(160).collect()
 }
@@ -111,18 +111,18 @@ mod tests {
     use proptest::prelude::*;
 
     /// Tokens by the millisecond, from events one millisecond apart.
-    fn tokens(events: &[&str]) -> (Told, Vec<u128>) {
-        let mut told = Told::default();
+    fn tokens(events: &[&str]) -> (AnswerState, Vec<u128>) {
+        let mut answer = AnswerState::default();
         for (event, at) in events.iter().zip(0..) {
-            told.event(event, Duration::from_millis(at));
+            answer.event(event, Duration::from_millis(at));
         }
-        let times = times(&told.pieces, told.completion_tokens).iter().map(Duration::as_millis).collect();
-        (told, times)
+        let times = times(&answer.pieces, answer.completion_tokens).iter().map(Duration::as_millis).collect();
+        (answer, times)
     }
 
     #[test]
     fn a_chat_as_vllm_streams_it() {
-        let (told, times) = tokens(&[
+        let (answer, times) = tokens(&[
             r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],"usage":null}"#,
             r#"{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}"#,
             r#"{"choices":[{"index":0,"delta":{"content":" b"},"finish_reason":null}]}"#,
@@ -131,7 +131,7 @@ mod tests {
             "[DONE]",
         ]);
         assert_eq!(times, [1, 2, 3], "the role is no token");
-        assert_eq!((told.prompt_tokens, told.over, told.error), (Some(17), true, None));
+        assert_eq!((answer.prompt_tokens, answer.over, answer.error), (Some(17), true, None));
     }
 
     #[test]
@@ -158,21 +158,21 @@ mod tests {
     #[test]
     fn thoughts_and_transcripts_are_tokens_too() {
         assert_eq!(tokens(&[r#"{"choices":[{"delta":{"reasoning_content":"hm"}}]}"#]).1, [0]);
-        let (told, times) = tokens(&[
+        let (answer, times) = tokens(&[
             r#"{"type":"transcript.text.delta","delta":" 4"}"#,
             r#"{"type":"transcript.text.delta","delta":" 2"}"#,
             r#"{"type":"transcript.text.done","text":" 4 2"}"#,
         ]);
-        assert_eq!((times, told.over), (vec![0, 1], true));
+        assert_eq!((times, answer.over), (vec![0, 1], true));
     }
 
     #[test]
     fn an_error_in_the_midst_is_kept() {
-        let (told, times) = tokens(&[
+        let (answer, times) = tokens(&[
             r#"{"choices":[{"delta":{"content":"a"}}]}"#,
             r#"{"error":{"message":"worker gone","code":503}}"#,
         ]);
-        assert_eq!((times.len(), told.error.as_deref(), told.over), (1, Some("worker gone"), false));
+        assert_eq!((times.len(), answer.error.as_deref(), answer.over), (1, Some("worker gone"), false));
         assert!(tokens(&["{"]).0.error.is_some());
     }
 
@@ -180,8 +180,9 @@ mod tests {
         #[test]
         fn events_are_the_same_however_bytes_are_cut(cuts in prop::collection::vec(1usize..9, 0..40)) {
             let stream = b"data: {\"a\": 1}\r\n\r\n: comment\ndata:x\n\nevent: y\ndata: \xc3\xa9\n\n";
-            let mut lines = Lines::default();
-            let (mut rest, mut found) = (&stream[..], Vec::new());
+            let mut lines = LineBuffer::default();
+            let mut rest = &stream[..];
+            let mut found = Vec::new();
             for cut in cuts {
                 let (now, later) = rest.split_at(cut.min(rest.len()));
                 found.extend(lines.add(now).expect("short lines"));
@@ -193,10 +194,10 @@ mod tests {
 
         #[test]
         fn no_event_makes_it_panic(data in "\\PC{0,60}", bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let mut told = Told::default();
-            told.event(&data, Duration::ZERO);
-            for line in Lines::default().add(&bytes).unwrap_or_default() {
-                told.event(&line, Duration::ZERO);
+            let mut answer = AnswerState::default();
+            answer.event(&data, Duration::ZERO);
+            for line in LineBuffer::default().add(&bytes).unwrap_or_default() {
+                answer.event(&line, Duration::ZERO);
             }
         }
     }

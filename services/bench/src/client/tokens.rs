@@ -1,4 +1,4 @@
-//! When each token arrived, from the pieces of a stream.
+//! Arrival times of tokens, from the messages of a stream.
 //!
 //! A piece says how many tokens it has, or a count up to it, or nothing. Where pieces say nothing, the total at the
 //! end says how many tokens there were, and they are spread over the pieces with text in proportion: the first token
@@ -8,20 +8,20 @@ use std::time::Duration;
 
 /// A piece of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
-    /// When it arrived.
+pub(super) struct TokenMessage {
+    /// Arrival time.
     pub(super) at: Duration,
-    /// Its tokens, where it says so.
+    /// Its tokens, if it reports them.
     pub(super) n_tokens: Option<u32>,
-    /// Whether it has text.
+    /// True if it has text.
     pub(super) has_text: bool,
 }
 
-/// The longest answer whose times are kept, in tokens.
+/// Most tokens of an answer with times.
 const MAX_TOKENS: u32 = 1 << 20;
 
 /// The time of each token.
-pub(super) fn times(pieces: &[Piece], total: Option<u32>) -> Vec<Duration> {
+pub(super) fn times(pieces: &[TokenMessage], total: Option<u32>) -> Vec<Duration> {
     let exact: Option<u64> =
         pieces.iter().filter(|p| p.has_text || p.n_tokens.is_some()).map(|p| p.n_tokens.map(u64::from)).sum();
     // Pieces that claim more than the whole are not believed.
@@ -47,11 +47,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn piece(at: u64, n_tokens: Option<u32>, has_text: bool) -> Piece {
-        Piece { at: Duration::from_millis(at), n_tokens, has_text }
+    fn piece(at: u64, n_tokens: Option<u32>, has_text: bool) -> TokenMessage {
+        TokenMessage { at: Duration::from_millis(at), n_tokens, has_text }
     }
 
-    fn millis(pieces: &[Piece], total: Option<u32>) -> Vec<u128> {
+    fn millis(pieces: &[TokenMessage], total: Option<u32>) -> Vec<u128> {
         times(pieces, total).iter().map(Duration::as_millis).collect()
     }
 

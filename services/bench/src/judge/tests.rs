@@ -12,7 +12,7 @@ fn slo() -> Slo {
     "ttft=500ms,tpot=50ms".parse().expect("an SLO")
 }
 
-const WINDOW: Window = Window { from: Duration::from_secs(10), to: Duration::from_secs(110) };
+const WINDOW: JudgedWindow = JudgedWindow { from: Duration::from_secs(10), to: Duration::from_secs(110) };
 
 /// Due at, first token after, each further token after, so many tokens.
 fn whole_one(due: Duration, ttft: u64, tpot: u64, n: u64) -> Outcome {
@@ -44,7 +44,7 @@ fn refused_rules(outcomes: &[Outcome]) -> Vec<String> {
 }
 
 #[test]
-fn a_run_that_keeps_every_promise_passes() {
+fn a_run_that_meets_the_slo_passes() {
     let outcomes = run(|_, due| good(due));
     let verdict = judge(&outcomes, WINDOW, &slo(), &Rule::default());
     assert!(verdict.passed, "{verdict:#?}");
@@ -60,7 +60,7 @@ fn each_rule_refuses_a_run_that_no_other_does() {
     let check = |name: &str, outcomes: Vec<Outcome>, expect: &[&str]| {
         assert_eq!(refused_rules(&outcomes), expect, "{name}");
     };
-    // 0.8 % miss one promise and 0.8 % the other: each percentile holds, the joint share does not.
+    // 0.8 % miss one limit and 0.8 % the other: each percentile holds, the joint share does not.
     check(
         "joint attainment",
         run(|i, due| match i % 125 {
@@ -90,12 +90,12 @@ fn each_rule_refuses_a_run_that_no_other_does() {
         &["served", "concurrency does not rise"],
     );
     check(
-        "time to first token creeps up within its promise",
+        "time to first token creeps up within its limit",
         run(|i, due| Outcome { ended: due + ms(700), ..whole_one(due, 100 + i / 4, 20, 11) }),
         &["TTFT does not rise"],
     );
     check(
-        "concurrency rises while latencies are kept",
+        "concurrency rises while latencies are within the limits",
         run(|i, due| {
             let n = 11 + i / 20;
             whole_one(due, 200, 20, n)
@@ -106,7 +106,7 @@ fn each_rule_refuses_a_run_that_no_other_does() {
 
 #[test]
 fn served_alone_refuses_what_never_ended_in_the_window() {
-    // Long answers from the start on, so that concurrency is level and every promise is kept; but of those due in
+    // Long answers from the start on, so that concurrency is level and every limit is met; but of those due in
     // the window only a part ends there, and nothing ends that was due before it.
     let outcomes: Vec<_> =
         run(|_, due| whole_one(due, 200, 40, 201)).into_iter().filter(|o| o.due >= ms(10_000)).collect();
@@ -125,7 +125,7 @@ fn what_chance_leaves_under_way_at_the_end_of_a_short_window_is_no_backlog() {
                 Outcome { ended: if late { ms(59_000) } else { due + ms(4000) }, ..good(due) }
             })
             .collect();
-        let window = Window { from: ms(10_000), to: ms(50_000) };
+        let window = JudgedWindow { from: ms(10_000), to: ms(50_000) };
         let verdict = judge(&outcomes, window, &slo(), &Rule::default());
         (verdict.n_served, verdict.serves(&Rule::default()))
     };
@@ -152,9 +152,9 @@ fn nothing_that_was_offered_is_dropped() {
 
 #[test]
 fn one_token_that_was_asked_for_is_judged_by_its_time_alone() {
-    assert!(whole_one(ms(0), 400, 0, 1).keeps(&slo()));
-    assert!(!whole_one(ms(0), 501, 0, 1).keeps(&slo()));
-    assert!(!Outcome { end: End::Short, ..whole_one(ms(0), 400, 0, 1) }.keeps(&slo()));
+    assert!(whole_one(ms(0), 400, 0, 1).meets(&slo()));
+    assert!(!whole_one(ms(0), 501, 0, 1).meets(&slo()));
+    assert!(!Outcome { end: End::Short, ..whole_one(ms(0), 400, 0, 1) }.meets(&slo()));
     let verdict = judge(&run(|_, due| whole_one(due, 300, 0, 1)), WINDOW, &slo(), &Rule::default());
     assert!(verdict.passed && verdict.tpot_ms == Percentiles::default(), "{verdict:#?}");
 }
@@ -163,7 +163,7 @@ fn one_token_that_was_asked_for_is_judged_by_its_time_alone() {
 fn latencies_count_from_when_a_request_was_due() {
     let late = Outcome { sent: ms(400), ..whole_one(ms(0), 600, 20, 11) };
     assert_eq!(late.ttft(), Some(ms(600)));
-    assert!(!late.keeps(&slo()));
+    assert!(!late.meets(&slo()));
     assert_eq!(whole_one(ms(50), 200, 20, 11).tpot(), Some(ms(20)));
 }
 
@@ -194,7 +194,7 @@ fn seeds_are_judged_together_and_a_rise_in_one_is_a_rise() {
     assert!(!verdict.passed && verdict.ttft_trend.is_some_and(|t| t.rises));
     assert!(verdict.only_rises(), "{:?}", verdict.findings);
     let late = run(|i, due| whole_one(due, 100 + i, 20, 11));
-    assert!(!judge(&late, WINDOW, &slo(), &Rule::default()).only_rises(), "promises are broken too");
+    assert!(!judge(&late, WINDOW, &slo(), &Rule::default()).only_rises(), "limits are missed too");
     assert!(!judge(&level, WINDOW, &slo(), &Rule::default()).only_rises(), "nothing is");
 }
 
@@ -208,7 +208,7 @@ proptest! {
             end: [End::Whole, End::Short, End::Refused, End::Failed(String::new()), End::Unended][*end as usize].clone(),
             ..whole_one(ms(*due), *ttft, 10, *n)
         }).collect();
-        let window = Window { from: ms(from), to: ms(from + length) };
+        let window = JudgedWindow { from: ms(from), to: ms(from + length) };
         let verdict = judge(&outcomes, window, &slo(), &Rule::default());
         let ends = verdict.ends;
         prop_assert_eq!(ends.whole + ends.short + ends.refused + ends.failed + ends.unended, verdict.n_offered);

@@ -1,31 +1,31 @@
-//! Whether something rises over a window: a system that is offered more than it can serve gets slower for as long as
-//! it is, whatever its percentiles are by the time somebody stops.
+//! Trend over a window: a system that is offered more than it can serve gets slower for as long as
+//! the load lasts, whatever its percentiles are at the end.
 //!
 //! The window is cut into [`N_PARTS`] equal parts, long against the time over which neighbours resemble each other,
 //! and each gives one number: the mean of requests under way, or the median time to first token. A rise is claimed if
 //! a Mann-Kendall test finds one (one-sided, p < 0.01) *and* the change over the window by Theil-Sen's slope is large
-//! enough to matter: [`LEAST_RISE`] of the median, and at least one request, or a tenth of the promised time.
+//! enough to matter: [`LEAST_RISE`] of the median, and at least one request, or a tenth of the TTFT limit.
 
-use super::Run;
+use super::window::Run;
 use crate::outcome::Outcome;
 use crate::slo::Slo;
 use serde::{Deserialize, Serialize};
 
 /// Parts of a window.
 pub const N_PARTS: usize = 12;
-/// Fewer parts with a request in them tell nothing.
+/// Least number of parts with a request.
 const LEAST_PARTS: usize = 8;
 /// The least change over the window that matters, as a share of the median.
 pub const LEAST_RISE: f64 = 0.2;
 /// The normal quantile of 1 - 0.01.
 const Z: f64 = 2.326;
 
-/// What a series does.
+/// Trend of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trend {
-    /// Whether it rises: surely, and by enough to matter.
+    /// True for a significant rise that is large enough to matter.
     pub rises: bool,
-    /// By how much over the whole window (Theil-Sen).
+    /// Change over the window (Theil-Sen).
     pub change: f64,
     /// Its median.
     pub median: f64,
@@ -78,28 +78,32 @@ fn median(values: &mut [f64]) -> f64 {
     if n == 0 { 0.0 } else { (values[(n - 1) / 2] + values[n / 2]) / 2.0 }
 }
 
-/// Of requests under way, from when they were due to their end.
+/// Trend of the requests in flight, from when they were due to their end.
 pub(super) fn of_concurrency(run: &Run) -> Option<Trend> {
-    let (from, seconds) = (run.window.from.as_secs_f64(), run.window.seconds());
+    let from = run.window.from.as_secs_f64();
+    let seconds = run.window.seconds();
     if seconds <= 0.0 || !run.outcomes.iter().any(|o| run.window.has(o.due)) {
         return None;
     }
     let part_s = seconds / N_PARTS as f64;
     let mut busy = [0.0; N_PARTS];
     for outcome in run.outcomes {
-        let (start, end) = (outcome.due.as_secs_f64() - from, outcome.ended.as_secs_f64() - from);
+        let start = outcome.due.as_secs_f64() - from;
+        let end = outcome.ended.as_secs_f64() - from;
         for (part, busy) in busy.iter_mut().enumerate() {
-            let (a, b) = (part as f64 * part_s, (part + 1) as f64 * part_s);
+            let a = part as f64 * part_s;
+            let b = (part + 1) as f64 * part_s;
             *busy += (end.min(b) - start.max(a)).max(0.0) / part_s;
         }
     }
     trend(&busy, 1.0)
 }
 
-/// Of the median time to first token, in milliseconds, of the requests due in each part. Whoever got no token waited
+/// Trend of the median TTFT of the requests due in each part, in milliseconds. A request without a token waited
 /// until its end.
 pub(super) fn of_ttft(run: &Run, slo: &Slo) -> Option<Trend> {
-    let (from, seconds) = (run.window.from.as_secs_f64(), run.window.seconds());
+    let from = run.window.from.as_secs_f64();
+    let seconds = run.window.seconds();
     if seconds <= 0.0 {
         return None;
     }

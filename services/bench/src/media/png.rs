@@ -1,20 +1,21 @@
-//! PNG pictures put together from bands of rows that were compressed once.
+//! PNG images put together from bands of rows that were compressed once.
 //!
-//! A band ends with a flush, so any sequence of bands is a valid stream: a new picture costs a copy and two checksums,
-//! not a compression, while whoever decodes it has to do all of the work. Rows are filtered by their left neighbour
+//! A band ends with a flush, so any sequence of bands is a valid stream: a new image costs a copy and two checksums,
+//! not a compression, while a decoder has to do all of the work. Rows are filtered by their left neighbour
 //! only, so no band depends on the one above it.
 
 use crate::seed::{BenchRng, Purpose, rng};
 use flate2::{Compress, Compression, Crc, FlushCompress};
+use parking_lot::Mutex;
 use rand::RngExt;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Rows of a band.
 const BAND_ROWS: u32 = 16;
 /// Bands to choose from, for each width and number of rows.
 const N_BANDS: u64 = 48;
-/// Widths and numbers of rows whose bands are kept.
+/// Most sets of bands in the cache.
 const MAX_SETS: usize = 64;
 /// The largest Adler-32 prime.
 const ADLER: u32 = 65_521;
@@ -34,13 +35,13 @@ struct Band {
 }
 
 impl Bands {
-    /// A picture of this content.
-    pub(super) fn picture(&self, width: u32, height: u32, content: u64) -> Vec<u8> {
+    /// An image with this content.
+    pub(super) fn image(&self, width: u32, height: u32, content: u64) -> Vec<u8> {
         let mut choice = rng(content, Purpose::Requests, 1);
         // zlib: a window of 32 KiB, the default level.
         let mut stream = vec![0x78, 0x9c];
         let mut adler = (1, 0);
-        // Bands of a small picture may be drawn alike; its first rows are its own.
+        // Bands of a small image may be drawn alike; its first rows are its own.
         let own = height.min(2);
         let first = band(width, own, &mut choice);
         let mut add = |band: &Band| {
@@ -68,7 +69,7 @@ impl Bands {
     }
 
     fn of(&self, width: u32, rows: u32) -> Arc<[Band]> {
-        let sets = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sets = || self.0.lock();
         if let Some(bands) = sets().get(&(width, rows)) {
             return Arc::clone(bands);
         }
@@ -141,7 +142,7 @@ fn joined((a, b): (u32, u32), band: &Band) -> (u32, u32) {
 }
 
 fn chunk(png: &mut Vec<u8>, kind: [u8; 4], data: &[u8]) {
-    // A picture is far below 4 GiB: its sides are bounded.
+    // An image is far below 4 GiB: its sides are bounded.
     png.extend_from_slice(&(data.len() as u32).to_be_bytes());
     let mut crc = Crc::new();
     crc.update(&kind);

@@ -1,4 +1,4 @@
-//! WAV sounds: one channel of 16 bits at 16 kHz, a few tones that come and go over noise, so that neither a detector
+//! WAV files: one channel of 16 bits at 16 kHz, a few tones that come and go over noise, so that neither a detector
 //! of silence nor a codec finds nothing in it.
 
 use crate::seed::{Purpose, rng};
@@ -9,8 +9,8 @@ const HZ: u32 = 16_000;
 /// A syllable.
 const SYLLABLE_S: f32 = 0.18;
 
-/// A sound of this content.
-pub(super) fn sound(millis: u32, content: u64) -> Vec<u8> {
+/// An audio clip with this content.
+pub(super) fn audio_clip(millis: u32, content: u64) -> Vec<u8> {
     let mut rng = rng(content, Purpose::Requests, 2);
     let n = u64::from(millis) * u64::from(HZ) / 1000;
     let mut wav = header(n);
@@ -33,7 +33,7 @@ pub(super) fn sound(millis: u32, content: u64) -> Vec<u8> {
 }
 
 fn header(n_samples: u64) -> Vec<u8> {
-    // An hour of sound, the longest there is, is 115 MB.
+    // An hour of audio, the longest clip, is 115 MB.
     let n_bytes = (n_samples * 2) as u32;
     let mut wav = Vec::with_capacity(44 + n_bytes as usize);
     wav.extend_from_slice(b"RIFF");

@@ -1,6 +1,7 @@
-//! The page around tables and drawings.
+//! The page around tables and charts.
 
-use super::{Report, Section};
+use super::content::{Report, Section};
+use super::escape::escape;
 use std::fmt::Write as _;
 
 /// Colours are the reader's: light or dark as the system says. Series have the palette of Okabe and Ito, which people
@@ -25,11 +26,6 @@ dt{color:var(--soft)}dd{margin:0;max-width:62rem;overflow-wrap:anywhere}
 figure{margin:0}svg{width:100%;height:auto;display:block}
 @media print{body{max-width:none}figure{break-inside:avoid}}
 ";
-
-/// Text inside HTML or SVG.
-pub(super) fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
 
 pub(super) fn html(report: &Report) -> String {
     let title = escape(&report.title);

@@ -1,6 +1,6 @@
-//! The page of some results: those of one workload, promise and model are compared in one section, each a line.
+//! The page of some results: those of one workload, SLO and model are compared in one section, each a line.
 
-use super::chart::{Axis, Bar, Bars, Chart, Limit, Lines, Scale, Series, Stroke};
+use super::chart::{Axis, Bar, BarChart, Chart, Limit, LineChart, Scale, Series, Stroke};
 use super::table::{Cell, Table};
 use super::{Report, Section};
 use crate::result::{RateResult, RunResult, SweepResult};
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// Rates of a result that are shown as bars, of many.
 const N_BAR_RATES: usize = 4;
 
-/// What makes results comparable.
+/// Properties that comparable results share.
 type Kind = (String, String, String, String);
 
 fn kind(sweep: &SweepResult) -> Kind {
@@ -17,13 +17,13 @@ fn kind(sweep: &SweepResult) -> Kind {
     (setup.model.clone(), setup.workload.clone(), setup.slo.clone(), setup.arrivals.clone())
 }
 
-/// How a result is called beside others of its kind.
+/// Name of a result among others of its kind.
 pub(super) fn name(sweep: &SweepResult) -> String {
     sweep.setup.topology.clone().unwrap_or_else(|| sweep.setup.target.clone())
 }
 
 impl Report {
-    /// Of results in any order.
+    /// Page of results in any order.
     pub fn of_sweeps(title: &str, sweeps: &[SweepResult]) -> Self {
         let mut kinds: BTreeMap<Kind, Vec<&SweepResult>> = BTreeMap::new();
         for sweep in sweeps {
@@ -31,7 +31,7 @@ impl Report {
         }
         let mut report = Self {
             title: title.to_owned(),
-            lead: "Goodput is the highest rate at which the promises hold, with every lower tested rate holding them too: \
+            lead: "Goodput is the highest rate at which the SLO is met, at every lower tested rate too: \
                    joint attainment, 99th percentiles, nothing dropped, nothing growing."
                 .to_owned(),
             warnings: warnings(sweeps),
@@ -50,7 +50,8 @@ fn warnings(sweeps: &[SweepResult]) -> Vec<String> {
     let short: Vec<&str> = sweeps.iter().filter_map(|s| s.shorter_than_the_rule.as_deref()).collect();
     let mut warnings = Vec::new();
     if let Some(first) = short.first() {
-        let (n, why) = (short.len(), first.strip_prefix("shorter than the rule: ").unwrap_or(first));
+        let n = short.len();
+        let why = first.strip_prefix("shorter than the rule: ").unwrap_or(first);
         warnings.push(format!(
             "{n} of {} results are shorter than the rule asks for (the first: {why}).",
             sweeps.len()
@@ -60,7 +61,7 @@ fn warnings(sweeps: &[SweepResult]) -> Vec<String> {
     let n_void = runs().filter(|run| run.generator.void).count();
     if n_void > 0 {
         warnings.push(format!(
-            "In {n_void} of {} runs the load generator itself was late: they say nothing of the server.",
+            "In {n_void} of {} runs the load generator itself was late: they do not measure the server.",
             runs().count()
         ));
     }
@@ -75,18 +76,19 @@ fn facts(sweeps: &[SweepResult]) -> Vec<(String, String)> {
         }
     };
     for sweep in sweeps {
-        let (host, setup) = (&sweep.host, &sweep.setup);
+        let host = &sweep.host;
+        let setup = &sweep.setup;
         let memory = host.memory_mib.map_or_else(String::new, |mib| format!(", {} GiB", mib >> 10));
         add("host", format!("{}, {} cores{memory}", host.cpu, host.cores));
         add("commit", host.commit.clone().unwrap_or_default());
         add("model", setup.model.clone());
-        add("promises", setup.slo.clone());
+        add("SLO", setup.slo.clone());
         add("arrivals", setup.arrivals.clone());
         let rule = &setup.rule;
         add(
             "a rate passes",
             format!(
-                "if {:.0} % of requests keep every promise, P{:.0} of each latency is within its own, {:.0} % of what is offered is served meanwhile (less what chance leaves under way at the end), and neither concurrency nor TTFT rises",
+                "if {:.0} % of requests meet the SLO, p{:.0} of each latency is within its limit, {:.0} % of the offered requests are served meanwhile (less what chance leaves under way at the end), and neither concurrency nor TTFT rises",
                 rule.attainment * 100.0,
                 rule.percentile,
                 rule.served * 100.0
@@ -122,11 +124,11 @@ fn overview(kinds: &BTreeMap<Kind, Vec<&SweepResult>>) -> Section {
         let first = [Cell::from(what), Cell::from(slo.clone())];
         first.into_iter().chain(cells).chain([ratio.into()]).collect()
     });
-    let columns = ["workload", "promises"].map(str::to_owned).into_iter().chain(names.iter().cloned());
+    let columns = ["workload", "SLO"].map(str::to_owned).into_iter().chain(names.iter().cloned());
     let against = names.first().map(|first| format!("{first} : best other")).unwrap_or_default();
     Section {
         heading: "All workloads".into(),
-        text: "Requests per second within the promises, with the 95 % interval of bootstrap resamples. The best of a row is bold.".into(),
+        text: "Requests per second that meet the SLO, with the 95 % interval of bootstrap resamples. The best of a row is bold.".into(),
         tables: vec![Table {
             caption: "Goodput, requests/s".into(),
             columns: columns.chain([against]).collect(),
@@ -156,7 +158,8 @@ fn ratio_to_rivals(own: &SweepResult, sweeps: &[&SweepResult]) -> Option<String>
     let rivals = sweeps.iter().filter(|s| !std::ptr::eq(**s, own));
     let rival =
         rivals.max_by(|a, b| a.goodput.rate.unwrap_or(0.0).total_cmp(&b.goodput.rate.unwrap_or(0.0)))?;
-    let (ours, theirs) = (own.goodput.rate?, rival.goodput.rate?);
+    let ours = own.goodput.rate?;
+    let theirs = rival.goodput.rate?;
     let interval = match (own.goodput.interval, rival.goodput.interval) {
         (Some((low, high)), Some((their_low, their_high))) if their_low > 0.0 && their_high > 0.0 => {
             format!(" [{:.2}, {:.2}]", low / their_high, high / their_low)
@@ -277,8 +280,8 @@ fn goodput_curve(sweeps: &[&SweepResult]) -> Chart {
         bands: Vec::new(),
     };
     series.insert(0, all);
-    Chart::Lines(Lines {
-        title: "Requests that kept every promise".into(),
+    Chart::Lines(LineChart {
+        title: "Requests that met the SLO".into(),
         x: rate_axis(),
         y: Axis { label: "good requests/s".into(), scale: Scale::Linear },
         series,
@@ -288,10 +291,10 @@ fn goodput_curve(sweeps: &[&SweepResult]) -> Chart {
 
 /// A count of a rate's requests.
 type Part = fn(&RateResult) -> u64;
-/// Requests that kept one promise, whatever became of the others.
+/// Requests that met one limit, whether they met the others or not.
 const ALONE: [(&str, Part); 2] = [("TTFT", |r| r.verdict.n_ttft_good), ("TPOT", |r| r.verdict.n_tpot_good)];
 
-/// One result with its promises each alone, or several and a drawing for each promise.
+/// One result with each of its limits, or several and a chart for each limit.
 fn attainment(sweeps: &[&SweepResult]) -> Vec<Chart> {
     let share = |rate: &RateResult, part: Part| {
         let whole = rate.verdict.n_offered;
@@ -299,7 +302,7 @@ fn attainment(sweeps: &[&SweepResult]) -> Vec<Chart> {
     };
     let of = |part: Part| per_sweep(sweeps, move |rate| share(rate, part));
     let mut joint = of(|r| r.verdict.n_good);
-    let title = "Attainment: share of offered requests that kept every promise".to_owned();
+    let title = "Attainment: share of offered requests that met the SLO".to_owned();
     if let [_] = sweeps {
         for (i, (name, part)) in ALONE.into_iter().enumerate() {
             let name = format!("{name} alone");
@@ -314,7 +317,7 @@ fn attainment(sweeps: &[&SweepResult]) -> Vec<Chart> {
 
 fn shares(title: String, series: Vec<Series>) -> Chart {
     let limit = |at: f64| Limit { label: format!("{at:.0} %"), at };
-    Chart::Lines(Lines {
+    Chart::Lines(LineChart {
         title,
         x: rate_axis(),
         y: Axis { label: "attainment, %".into(), scale: Scale::Between(0.0, 100.0) },
@@ -327,14 +330,14 @@ fn shares(title: String, series: Vec<Series>) -> Chart {
 struct Latency {
     name: &'static str,
     short: &'static str,
-    of: fn(&RunResult) -> &crate::result::Spread,
+    of: fn(&RunResult) -> &crate::result::Distribution,
     limit: Option<f64>,
 }
 
 fn latency(sweeps: &[&SweepResult], latency: &Latency) -> Chart {
     let mut series = Vec::new();
     for (name, stroke, value) in [
-        ("P99", Stroke::Marked, (|s| s.p99) as fn(&crate::result::Spread) -> Option<f64>),
+        ("P99", Stroke::Marked, (|s| s.p99) as fn(&crate::result::Distribution) -> Option<f64>),
         ("P50", Stroke::Dashed, |s| s.p50),
     ] {
         let of = |run: &RunResult| value((latency.of)(run));
@@ -346,20 +349,16 @@ fn latency(sweeps: &[&SweepResult], latency: &Latency) -> Chart {
             ..line
         }));
     }
-    Chart::Lines(Lines {
+    Chart::Lines(LineChart {
         title: format!("{} of whole answers", latency.name),
         x: rate_axis(),
         y: Axis { label: format!("{}, ms", latency.short), scale: Scale::Log },
         series,
-        limits: latency
-            .limit
-            .map(|at| Limit { label: format!("promise: {at} ms"), at })
-            .into_iter()
-            .collect(),
+        limits: latency.limit.map(|at| Limit { label: format!("limit: {at} ms"), at }).into_iter().collect(),
     })
 }
 
-/// Stages of each result at some of its rates up to the first that fails; nothing where the server does not tell.
+/// Stages of each result at some of its rates up to the first that fails; none if the server does not report them.
 fn stages(sweeps: &[&SweepResult]) -> Option<Chart> {
     let group = |sweep: &&SweepResult| {
         let shown = |rate: &&RateResult| sweep.goodput.fails_at.is_none_or(|fails| rate.rate <= fails);
@@ -373,7 +372,7 @@ fn stages(sweeps: &[&SweepResult]) -> Option<Chart> {
         sweeps.iter().map(group).filter(|(_, bars)| !bars.is_empty()).collect();
     let parts = ["queue", "encode", "publish", "load", "prefill"];
     (!groups.is_empty()).then(|| {
-        Chart::Bars(Bars {
+        Chart::Bars(BarChart {
             title: "Work and waiting before the first token, by the server's clocks".into(),
             x_label: "above each bar: offered rate, requests/s".into(),
             y: Axis { label: "mean, ms (stages may overlap)".into(), scale: Scale::Linear },
@@ -399,8 +398,8 @@ fn stages_of(rate: &RateResult) -> Option<Bar> {
     has_some.then(|| Bar { name: short(rate.rate), values })
 }
 
-/// What is drawn of a moment.
-type OfSample = fn(&crate::result::Sample) -> Option<f64>;
+/// Getter of a value of a timeline sample.
+type OfSample = fn(&crate::result::TimelineSample) -> Option<f64>;
 
 /// Queues over the time of one run: of the highest rate that passes, or of the lowest.
 fn timeline(sweep: &SweepResult) -> Option<Chart> {
@@ -423,7 +422,7 @@ fn timeline(sweep: &SweepResult) -> Option<Chart> {
             bands: Vec::new(),
         })
     });
-    Some(Chart::Lines(Lines {
+    Some(Chart::Lines(LineChart {
         title: format!(
             "Queues over time: {} at {} requests/s, seed {}",
             name(sweep),

@@ -1,12 +1,12 @@
 //! Tables, in both forms.
 
-use super::page::escape;
+use super::escape::escape;
 use std::fmt::Write as _;
 
 /// A table.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
-    /// What it shows.
+    /// Caption.
     pub caption: String,
     /// Names of the columns. The first one is of rows.
     pub columns: Vec<String>,
@@ -14,12 +14,12 @@ pub struct Table {
     pub rows: Vec<Vec<Cell>>,
 }
 
-/// What stands in a place.
+/// A table cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cell {
     /// It.
     pub text: String,
-    /// Whether it is the best of its row.
+    /// Marks the best cell of its row.
     pub is_best: bool,
 }
 
@@ -36,7 +36,7 @@ impl From<&str> for Cell {
 }
 
 impl Cell {
-    /// The same, shown as the best of its row.
+    /// The cell, marked as the best of its row.
     pub fn best(self) -> Self {
         Self { is_best: true, ..self }
     }

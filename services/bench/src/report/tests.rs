@@ -14,7 +14,7 @@ pub(super) fn sample() -> Report {
             .collect(),
     };
     let axis = |label: &str, scale| Axis { label: label.into(), scale };
-    let lines = Chart::Lines(Lines {
+    let lines = Chart::Lines(LineChart {
         title: "Time to first token, P99".into(),
         x: axis("offered rate, requests/s", Scale::Linear),
         y: axis("P99 TTFT, ms", Scale::Log),
@@ -22,7 +22,7 @@ pub(super) fn sample() -> Report {
         limits: vec![Limit { label: "SLO 500 ms".into(), at: 500.0 }],
     });
     let bar = |name: &str, k: f64| Bar { name: name.into(), values: vec![2.0 * k, 30.0 * k, f64::NAN, 9.0] };
-    let bars = Chart::Bars(Bars {
+    let bars = Chart::Bars(BarChart {
         title: "Where the time to the first token goes".into(),
         x_label: "offered rate, requests/s".into(),
         y: axis("mean, ms", Scale::Linear),
@@ -97,7 +97,7 @@ fn markdown_has_the_same_tables() {
 
 #[test]
 fn an_empty_drawing_is_drawn() {
-    let lines = Lines {
+    let lines = LineChart {
         title: "nothing".into(),
         x: Axis { label: "x".into(), scale: Scale::Linear },
         y: Axis { label: "y".into(), scale: Scale::Log },

@@ -15,11 +15,12 @@ struct Fake {
 }
 
 impl Target for Fake {
-    fn prepare(&self, offered: &Offered, _: &Kit) -> Ready {
+    fn prepare(&self, offered: &Offered, _: &ContentSource) -> PreparedRequest {
         if self.slow_to_make > Duration::ZERO {
             std::thread::sleep(self.slow_to_make);
         }
-        let (n, odd) = (offered.output_tokens, (self.odd)(offered.index));
+        let n = offered.output_tokens;
+        let odd = (self.odd)(offered.index);
         Box::new(move |clock: Clock| {
             Box::pin(async move {
                 if let Some(odd) = odd {
@@ -67,10 +68,10 @@ async fn run_against(odd: fn(u64) -> Option<Reply>, plan: &RunPlan) -> Ran {
     triptych_runtime::tls::install_provider();
     let target: Arc<dyn Target> = Arc::new(Fake { odd, slow_to_make: Duration::ZERO });
     let workload = Workload::parse("text:text=5,output=11").expect("a workload");
-    let kit = Kit { media: Media::new(1), wording: Wording::DIGITS, seed: 1 };
+    let content = ContentSource { media: Media::new(1), wording: Wording::DIGITS, seed: 1 };
     let (progress, _) = watch::channel(Progress::default());
     let scraper = Scraper::nobody().expect("a client");
-    run(&target, &workload, &kit, plan, (&scraper, &progress)).await
+    run(&target, &workload, &content, plan, RunObservers { scraper: &scraper, progress: &progress }).await
 }
 
 #[tokio::test(start_paused = true)]
@@ -147,11 +148,13 @@ async fn a_bench_that_is_late_says_so_and_its_run_is_void() {
         slow_to_make: Duration::from_millis(100),
     });
     let workload = Workload::parse("text:text=5,output=1").expect("a workload");
-    let kit = Kit { media: Media::new(1), wording: Wording::DIGITS, seed: 1 };
+    let content = ContentSource { media: Media::new(1), wording: Wording::DIGITS, seed: 1 };
     let (progress, _) = watch::channel(Progress::default());
     let plan = RunPlan { rate: 400.0, warm_up: Duration::ZERO, n_requests: 120, ..plan() };
     let scraper = Scraper::nobody().expect("a client");
-    let ran = run(&target, &workload, &kit, &plan, (&scraper, &progress)).await;
+    let ran =
+        run(&target, &workload, &content, &plan, RunObservers { scraper: &scraper, progress: &progress })
+            .await;
     let result = run_result(&ran, &plan, &slo(), &Rule::default());
     assert!(result.generator.void, "{:?}", result.generator);
     assert_eq!(result.verdict.n_offered, 120);

@@ -1,7 +1,7 @@
 //! A sweep against a modelled server with a paused clock: hours of load in a second, and a goodput that is known.
 
 use super::*;
-use crate::client::{Ready, Reply};
+use crate::client::{PreparedRequest, Reply};
 use crate::offered::Offered;
 use std::sync::Mutex;
 
@@ -11,7 +11,7 @@ use std::sync::Mutex;
 struct OneByOne(Arc<tokio::sync::Mutex<()>>);
 
 impl Target for OneByOne {
-    fn prepare(&self, _: &Offered, _: &Kit) -> Ready {
+    fn prepare(&self, _: &Offered, _: &ContentSource) -> PreparedRequest {
         let line = Arc::clone(&self.0);
         Box::new(move |clock| {
             Box::pin(async move {
@@ -42,29 +42,30 @@ fn server() -> Server {
 
 async fn sweep(slo: &str, settings: &SweepSettings) -> (SweepResult, Vec<String>) {
     let workload = Workload::parse("text:text=5,output=2").expect("a workload");
-    let told = Mutex::new(Vec::new());
-    let listener = |news: News<'_>| {
-        if let News::Plan(plan) = news {
-            told.lock().expect("no panic").push(plan.to_owned());
+    let plans = Mutex::new(Vec::new());
+    let listener = |event: SweepEvent<'_>| {
+        if let SweepEvent::Plan(plan) = event {
+            plans.lock().expect("no panic").push(plan.to_owned());
         }
     };
     let slo = slo.parse().expect("an SLO");
     let found = run_sweep(&server(), &workload, &slo, settings, &listener).await.expect("it answers");
-    (found, told.into_inner().expect("no panic"))
+    (found, plans.into_inner().expect("no panic"))
 }
 
 #[tokio::test(start_paused = true)]
 async fn it_finds_what_a_queue_can_hold() {
     // With constant gaps nobody waits below 20 a second, and above it everybody does, longer and longer.
     let settings = SweepSettings { arrivals: Arrivals::Constant, ..SweepSettings::default() };
-    let (found, told) = sweep("ttft=60ms,tpot=20ms", &settings).await;
+    let (found, plans) = sweep("ttft=60ms,tpot=20ms", &settings).await;
     let goodput = found.goodput;
-    let (rate, fails) = (goodput.rate.expect("a rate"), goodput.fails_at.expect("a limit"));
+    let rate = goodput.rate.expect("a rate");
+    let fails = goodput.fails_at.expect("a limit");
     assert!(rate <= 20.2 && fails > 19.8 && fails / rate < 1.051, "{goodput:?}");
     assert_eq!(goodput.vllm, Some(rate));
     assert!(found.shorter_than_the_rule.is_none(), "{:?}", found.shorter_than_the_rule);
     assert!(found.rates.is_sorted_by(|a, b| a.rate < b.rate) && found.rates.len() <= 12);
-    assert!(told[0].contains("rates with 3 runs of 1000 requests each: about"), "{told:?}");
+    assert!(plans[0].contains("rates with 3 runs of 1000 requests each: about"), "{plans:?}");
     let read = SweepResult::read(&found.to_json()).expect("its own document");
     assert_eq!((read.goodput, read.rates.len()), (found.goodput, found.rates.len()));
 }
@@ -92,11 +93,11 @@ async fn a_short_sweep_says_so_and_a_list_is_followed() {
         rates: Rates::Listed(vec![2.0, 4.0]),
         ..SweepSettings::default()
     };
-    let (found, told) = sweep("ttft=400ms,tpot=20ms", &settings).await;
+    let (found, plans) = sweep("ttft=400ms,tpot=20ms", &settings).await;
     assert_eq!(found.rates.iter().map(|r| r.rate).collect::<Vec<_>>(), [2.0, 4.0]);
     let text = found.shorter_than_the_rule.expect("50 requests are fewer than 1000");
     assert!(text.starts_with("shorter than the rule: 50 requests in the shortest run, 1 seeds"), "{text}");
-    assert!(told[0].contains("2 rates with 1 run of 50 requests each"), "{told:?}");
+    assert!(plans[0].contains("2 rates with 1 run of 50 requests each"), "{plans:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -120,11 +121,11 @@ async fn a_bench_that_is_late_at_every_rate_gives_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_answers_nothing_is_told_before_anything_is_measured() {
+async fn a_server_that_answers_nothing_fails_before_the_first_run() {
     triptych_runtime::tls::install_provider();
     struct Nobody;
     impl Target for Nobody {
-        fn prepare(&self, _: &Offered, _: &Kit) -> Ready {
+        fn prepare(&self, _: &Offered, _: &ContentSource) -> PreparedRequest {
             let end = End::Failed("cannot connect".to_owned());
             Box::new(move |clock| Box::pin(async move { Reply::without_tokens(end, clock.now()) }))
         }
@@ -139,5 +140,5 @@ async fn a_server_that_answers_nothing_is_told_before_anything_is_measured() {
     let workload = Workload::parse("text").expect("a workload");
     let slo = "ttft=1s".parse().expect("an SLO");
     let found = run_sweep(&server, &workload, &slo, &SweepSettings::default(), &|_| ()).await;
-    assert!(found.expect_err("nobody answers").to_string().contains("nobody does not answer"));
+    assert!(found.expect_err("no answer").to_string().contains("nobody does not answer"));
 }

@@ -10,16 +10,16 @@ use std::str::FromStr;
 #[serde(try_from = "String", into = "String")]
 pub struct CoreList(Vec<usize>);
 
-/// What one worker gets.
+/// Cores of one worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Share {
+pub struct CoreShare {
     /// The cores it runs on.
     pub cores: CoreList,
     /// The part of them that is its own, where it shares them with others: a CPU quota.
     pub quota: Option<f64>,
 }
 
-impl Share {
+impl CoreShare {
     /// Cores it has the time of.
     pub fn n_cores(&self) -> f64 {
         self.cores.len() as f64 * self.quota.unwrap_or(1.0)
@@ -32,7 +32,7 @@ impl Share {
     }
 }
 
-impl fmt::Display for Share {
+impl fmt::Display for CoreShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.quota {
             None => write!(f, "{}", self.cores),
@@ -41,7 +41,7 @@ impl fmt::Display for Share {
     }
 }
 
-/// Cores cannot be shared out among so many.
+/// The cores cannot be divided among the workers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoShare {
     /// Whole cores are too few.
@@ -49,15 +49,15 @@ pub enum NoShare {
         "{n_workers} workers do not fit {n_cores} cores: parts of a core take a CPU quota, and no cgroup with a cpu controller may be written here; name fewer workers, or more cores with --cores"
     )]
     TooFew {
-        /// That want some.
+        /// Workers.
         n_workers: usize,
-        /// That there are.
+        /// Available cores.
         n_cores: usize,
     },
 }
 
 impl CoreList {
-    /// These cores.
+    /// A list of cores.
     ///
     /// # Errors
     /// [`NotCores`] if there are none.
@@ -66,7 +66,7 @@ impl CoreList {
         if cores.is_empty() { Err(NotCores(String::new())) } else { Ok(Self(cores.into_iter().collect())) }
     }
 
-    /// How many.
+    /// Number of cores.
     #[allow(clippy::len_without_is_empty, reason = "there is at least one")]
     pub fn len(&self) -> usize {
         self.0.len()
@@ -82,21 +82,22 @@ impl CoreList {
     ///
     /// # Errors
     /// [`NoShare`] if there are more workers than cores and cores are not `divisible`.
-    pub fn share(&self, n_workers: usize, divisible: bool) -> Result<Vec<Share>, NoShare> {
+    pub fn share(&self, n_workers: usize, divisible: bool) -> Result<Vec<CoreShare>, NoShare> {
         let n_cores = self.len();
         if n_workers > n_cores {
             if !divisible {
                 return Err(NoShare::TooFew { n_workers, n_cores });
             }
             let quota = Some(1.0 / n_workers as f64);
-            return Ok(vec![Share { cores: self.clone(), quota }; n_workers]);
+            return Ok(vec![CoreShare { cores: self.clone(), quota }; n_workers]);
         }
         let n_workers = n_workers.max(1);
-        let (each, n_more) = (n_cores / n_workers, n_cores % n_workers);
+        let each = n_cores / n_workers;
+        let n_more = n_cores % n_workers;
         let mut left = self.0.iter().copied();
         let share = |i: usize| {
             let n = each + usize::from(i + n_more >= n_workers);
-            Share { cores: Self(left.by_ref().take(n).collect()), quota: None }
+            CoreShare { cores: Self(left.by_ref().take(n).collect()), quota: None }
         };
         Ok((0..n_workers).map(share).collect())
     }
@@ -128,7 +129,7 @@ impl FromStr for CoreList {
     type Err = NotCores;
 
     fn from_str(text: &str) -> Result<Self, NotCores> {
-        /// As many as Linux may have.
+        /// Most cores that Linux supports.
         const MOST: usize = 8192;
         let mut cores = BTreeSet::new();
         for part in text.split(',') {

@@ -1,21 +1,20 @@
 //! Requests as a cloud sees them, composed of clients that each have a rate, a burstiness and habits of their own,
 //! after ServeGen (<https://arxiv.org/abs/2505.09999>): few clients make most of the load, so the burstiness of the
-//! whole is theirs, and what a client sends (lengths, pictures, their size) changes little from request to request.
+//! whole is theirs, and what a client sends (lengths, images, their size) changes little from request to request.
 
-use super::at;
 use super::content::{Content, Contents};
 use super::draw::{Length, Shapes, log_normal, sizes};
 use super::spec::{Draws, Spec};
-use crate::arrivals::{Arrivals, Times};
+use crate::arrivals::{Arrivals, Times, at};
 use crate::offered::{ItemShape, Offered};
 use crate::seed::{BenchRng, Purpose, rng, unit};
 use crate::text::{Settings, TextError};
 use rand_distr::Distribution;
 
-/// The most pictures of one request.
+/// Most images of one request.
 const MAX_IMAGES: f64 = 16.0;
 
-/// What clients are drawn from.
+/// Distribution of clients.
 #[derive(Clone, Debug)]
 pub(super) struct Clients {
     n: u32,
@@ -25,7 +24,7 @@ pub(super) struct Clients {
     cv: f64,
     text: u32,
     output: u32,
-    /// Pictures of a request, in the mean over all requests.
+    /// Images of a request, in the mean over all requests.
     images: f64,
     sizes: Vec<(ItemShape, f64)>,
     content: Content,
@@ -78,10 +77,10 @@ impl Clients {
             let mut times = gaps.times(rate * client.share, seed, i as u64 + 1);
             Source { next: times.next().unwrap_or(f64::INFINITY), times, client }
         });
-        let together = (arrivals != Arrivals::Own).then(|| arrivals.times(rate, seed, 0));
+        let merged_times = (arrivals != Arrivals::Own).then(|| arrivals.times(rate, seed, 0));
         let mut merged = Merged {
             sources: sources.collect(),
-            together,
+            merged_times,
             rng: rng(seed, Purpose::Requests, 0),
             contents: self.content.start(seed),
         };
@@ -104,7 +103,7 @@ fn rescaled(weights: &[f64], mean: f64, draw: impl FnMut() -> f64, bounds: (f64,
     values
 }
 
-/// How many pictures a client tends to send, before scaling: most send one, some a few, some many, some none.
+/// Mean images of a client's requests, before scaling: most send one, some a few, some many, some none.
 fn habit(rng: &mut BenchRng) -> f64 {
     match unit(rng) {
         u if u < 0.15 => 0.0,
@@ -116,7 +115,7 @@ fn habit(rng: &mut BenchRng) -> f64 {
 
 #[derive(Clone, Debug)]
 struct Client {
-    /// Of all requests.
+    /// Share of all requests.
     share: f64,
     cv: f64,
     images: f64,
@@ -133,8 +132,8 @@ struct Source {
 
 struct Merged {
     sources: Vec<Source>,
-    /// Times of all of them together, in place of their own.
-    together: Option<Times>,
+    /// Arrival times of the merged clients, instead of their own.
+    merged_times: Option<Times>,
     rng: BenchRng,
     contents: Contents,
 }
@@ -144,7 +143,7 @@ impl Merged {
         // A few dozen clients: looking at each is cheaper than a heap.
         let next = self.sources.iter_mut().min_by(|a, b| a.next.total_cmp(&b.next))?;
         let own = std::mem::replace(&mut next.next, next.times.next()?);
-        let t = match &mut self.together {
+        let t = match &mut self.merged_times {
             Some(times) => times.next()?,
             None => own,
         };

@@ -1,4 +1,4 @@
-//! Which bytes an item has: new ones, or some that were offered before.
+//! Content of items: new, or repeated.
 
 use crate::offered::{ItemShape, OfferedItem};
 use crate::seed::{BenchRng, unit};
@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 /// The largest pool.
 const MAX_POOL: u64 = 1_000_000;
 
-/// How items repeat.
+/// Repetition of items.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Content {
     /// Never.
@@ -38,7 +38,7 @@ impl Content {
         })
     }
 
-    /// What it draws from, at the start of a run.
+    /// State at the start of a run.
     pub(super) fn start(&self, seed: u64) -> Contents {
         Contents { content: *self, n_fresh: 0, seed, seen: VecDeque::new() }
     }
@@ -99,7 +99,7 @@ impl Contents {
     }
 }
 
-/// From 0 to n − 1, the k-th with weight (k + 1)^-s.
+/// A rank from 0 to n − 1, the k-th with weight (k + 1)^-s.
 fn rank(rng: &mut BenchRng, n: u64, s: f64) -> u64 {
     let zipf = Zipf::new(n as f64, s).expect("at least one rank, and a finite exponent");
     (zipf.sample(rng) as u64).clamp(1, n) - 1

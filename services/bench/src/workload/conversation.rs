@@ -1,23 +1,22 @@
 //! Conversations of several turns: each turn has all earlier text, answers and items again, and one may bring new
 //! items. Turns are sent when their time comes, answered or not, as everything in an open loop.
 
-use super::at;
 use super::content::{Content, Contents};
 use super::draw::sizes;
 use super::draw::{Length, Shapes};
 use super::spec::{Draws, Spec, span};
-use crate::arrivals::{Arrivals, Times};
-use crate::offered::{Offered, OfferedItem, Session, Turn};
+use crate::arrivals::{Arrivals, Times, at};
+use crate::offered::{ConversationTurn, Offered, OfferedItem, Session};
 use crate::seed::{BenchRng, Purpose, mix, rng, unit};
 use crate::text::{Settings, TextError};
 use rand::RngExt;
 use rand_distr::{Distribution, Exp1};
 use std::collections::BTreeMap;
 
-/// What conversations are drawn from.
+/// Distribution of conversations.
 #[derive(Clone, Debug)]
 pub(super) struct Conversation {
-    /// A turn.
+    /// Distribution of a turn.
     turn: Spec,
     /// Fewest and most turns.
     turns: (u32, u32),
@@ -78,7 +77,7 @@ struct Talk {
     id: u64,
     rng: BenchRng,
     left: u32,
-    turns: Vec<Turn>,
+    turns: Vec<ConversationTurn>,
     items: Vec<OfferedItem>,
 }
 
@@ -134,7 +133,7 @@ impl Talks {
         let mut draws = Draws::new(spec, talk.rng.clone(), self.contents.clone());
         let own = draws.request(0.0);
         (talk.rng, self.contents) = draws.end();
-        talk.turns.push(Turn {
+        talk.turns.push(ConversationTurn {
             text_tokens: own.text_tokens,
             n_items: own.items.len() as u32,
             answer_tokens: own.output_tokens,

@@ -8,15 +8,15 @@ use rand_distr::{Distribution, Exp1, LogNormal};
 
 /// The longest prompt or answer that a workload asks for, in tokens.
 const MAX_TOKENS: u32 = 1 << 20;
-/// The widest and highest picture, in pixels.
+/// Largest width and height of an image, in pixels.
 const MAX_SIDE: u32 = 16_384;
-/// The longest sound, in seconds.
+/// The longest audio clip, in seconds.
 const MAX_SECONDS: f64 = 3_600.0;
 
-/// How many tokens.
+/// Distribution of a number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Length {
-    /// Uniform over whole numbers from ⌊mean·(1 − range)⌋ to ⌈mean·(1 + range)⌉, as vLLM's `--random-range-ratio`.
+    /// Uniform over integers from ⌊mean·(1 − range)⌋ to ⌈mean·(1 + range)⌉, as vLLM's `--random-range-ratio`.
     Uniform { mean: u32, range: f64 },
     /// Log-normal with a mean and a coefficient of variation.
     LogNormal { mean: u32, cv: f64 },
@@ -35,7 +35,7 @@ impl Length {
         Ok(Self::Uniform { mean: settings.number(key, mean, (0, MAX_TOKENS))?, range })
     }
 
-    /// At least `least`.
+    /// A number of at least `least`.
     pub(super) fn draw(&self, rng: &mut BenchRng, least: u32) -> u32 {
         let n = match *self {
             Self::Uniform { mean, range } => {
@@ -64,18 +64,18 @@ pub(super) fn log_normal(cv: f64) -> LogNormal<f64> {
     LogNormal::new(-sigma * sigma / 2.0, sigma).expect("the sigma of a finite CV is finite")
 }
 
-/// The nearest whole number, within bounds.
+/// The nearest integer, within bounds.
 pub(super) fn whole(x: f64) -> u32 {
     // A float that is too large or no number saturates, and is cut.
     (x.round().max(0.0) as u32).min(MAX_TOKENS)
 }
 
-/// What an item is.
+/// Shape of an item.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Shapes {
     /// One of these, by weight.
     Buckets(Vec<(ItemShape, f64)>),
-    /// Sounds of a log-normal length that is drawn again above the longest.
+    /// Audio clips of a log-normal length, drawn again if it is above the longest.
     Clips { mean_s: f64, cv: f64, max_s: f64 },
 }
 
@@ -118,12 +118,11 @@ pub(super) fn sizes(key: &str, text: &str) -> Result<Vec<(ItemShape, f64)>, Text
     positive(sizes.collect::<Result<_, _>>()?).ok_or_else(wrong)
 }
 
-/// Reads vLLM's buckets, `256x256x1@0.5+720x1280x1@0.5`: height, width, frames, weight; height 0 is a sound of
+/// Reads vLLM's buckets, `256x256x1@0.5+720x1280x1@0.5`: height, width, frames, weight; height 0 is an audio clip of
 /// `width` seconds.
 pub(super) fn buckets(key: &str, text: &str) -> Result<Vec<(ItemShape, f64)>, TextError> {
     let wrong = || {
-        let allowed =
-            "is HEIGHTxWIDTHx1@WEIGHT, several joined by +; 0xSECONDSx1 is a sound; films are not there";
+        let allowed = "is HEIGHTxWIDTHx1@WEIGHT, several joined by +; 0xSECONDSx1 is an audio clip; videos are not supported";
         bad(key, text, allowed)
     };
     let buckets = text.split('+').map(|part| {
@@ -131,7 +130,7 @@ pub(super) fn buckets(key: &str, text: &str) -> Result<Vec<(ItemShape, f64)>, Te
         let numbers: Vec<&str> = bucket.split('x').collect();
         let [height, width, "1"] = numbers[..] else { return Err(wrong()) };
         let shape = match height {
-            "0" => sound(width.parse().map_err(|_| wrong())?).ok_or_else(wrong)?,
+            "0" => audio_clip(width.parse().map_err(|_| wrong())?).ok_or_else(wrong)?,
             _ => image(side(width).ok_or_else(wrong)?, side(height).ok_or_else(wrong)?),
         };
         Ok((shape, weight))
@@ -139,8 +138,8 @@ pub(super) fn buckets(key: &str, text: &str) -> Result<Vec<(ItemShape, f64)>, Te
     positive(buckets.collect::<Result<_, _>>()?).ok_or_else(wrong)
 }
 
-/// A sound of some seconds.
-pub(super) fn sound(seconds: f64) -> Option<ItemShape> {
+/// An audio clip of some seconds.
+pub(super) fn audio_clip(seconds: f64) -> Option<ItemShape> {
     let allowed = (0.1..=MAX_SECONDS).contains(&seconds);
     allowed.then(|| ItemShape::Audio { millis: (seconds * 1e3).round() as u32 })
 }
@@ -161,7 +160,7 @@ fn weighted(text: &str) -> Option<(&str, f64)> {
     Some((what.trim(), weight))
 }
 
-/// Those with a weight, if any has one.
+/// The buckets with a positive weight, if there are any.
 fn positive(mut all: Vec<(ItemShape, f64)>) -> Option<Vec<(ItemShape, f64)>> {
     all.retain(|(_, weight)| *weight > 0.0);
     (!all.is_empty()).then_some(all)

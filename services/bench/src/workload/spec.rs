@@ -5,10 +5,9 @@
 //! draw. `epd-short` and `epd-long` are those of vLLM's encoder disaggregation blog
 //! (<https://blog.vllm.ai/2025/12/15/vllm-epd.html>).
 
-use super::at;
 use super::content::{Content, Contents};
 use super::draw::{Length, Shapes, around, buckets, sizes};
-use crate::arrivals::Times;
+use crate::arrivals::{Times, at};
 use crate::offered::{ItemShape, Offered, OfferedItem};
 use crate::seed::{BenchRng, Purpose, rng, unit};
 use crate::text::{Settings, TextError, bad};
@@ -17,7 +16,7 @@ use rand::RngExt;
 /// The most items of one request.
 const MAX_ITEMS: u32 = 256;
 
-/// What each request is drawn from.
+/// Distribution of requests.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Spec {
     pub(super) text: Length,
@@ -26,7 +25,7 @@ pub(super) struct Spec {
     pub(super) with_items: f64,
     /// Fewest and most items of one that has.
     pub(super) n_items: (u32, u32),
-    /// Most pictures and most sounds of one request.
+    /// Most images and most audio clips of one request.
     pub(super) limits: (u32, u32),
     pub(super) shapes: Shapes,
     pub(super) content: Content,
@@ -82,7 +81,7 @@ impl Spec {
         let items_range = settings.number("items-range", 0.0, (0.0, 1.0))?;
         let limits = (
             settings.number("limit-images", 255, (0, MAX_ITEMS))?,
-            settings.number("limit-sounds", 1, (0, MAX_ITEMS))?,
+            settings.number("limit-audio", 1, (0, MAX_ITEMS))?,
         );
         let (low, high) = around(f64::from(items), items_range);
         let high = high.min(limits.0 + limits.1);
@@ -126,7 +125,7 @@ impl Spec {
     }
 }
 
-/// What differs between the workloads with pictures.
+/// Defaults of a workload with images.
 struct Preset {
     text: u32,
     output: u32,
@@ -143,7 +142,8 @@ pub(super) fn span(
     let wrong = || bad(key, &text, &format!("is a number up to {MAX_ITEMS}, or two as 1-4"));
     let (low, high) = text.split_once('-').unwrap_or((&text, &text));
     let number = |t: &str| t.trim().parse().ok().filter(|n| *n <= MAX_ITEMS).ok_or_else(wrong);
-    let (low, high) = (number(low)?, number(high)?);
+    let low = number(low)?;
+    let high = number(high)?;
     if low <= high { Ok((low, high)) } else { Err(wrong()) }
 }
 
@@ -172,25 +172,25 @@ impl Draws {
         Offered { index: 0, at: at(t), text_tokens, output_tokens, items, session: None }
     }
 
-    /// What is left of the randomness, for whoever draws next.
+    /// The state of the generator and of the contents, for the next draws.
     pub(super) fn end(self) -> (BenchRng, Contents) {
         (self.rng, self.contents)
     }
 
     /// So many items, fewer where the limits are reached.
     fn items(&mut self, n: u32) -> Vec<OfferedItem> {
-        let (mut images, mut sounds) = self.spec.limits;
+        let (mut images, mut clips) = self.spec.limits;
         let mut items = Vec::new();
         for _ in 0..n {
             let full = |shape: &ItemShape| match shape {
                 ItemShape::Image { .. } => images == 0,
-                ItemShape::Audio { .. } => sounds == 0,
+                ItemShape::Audio { .. } => clips == 0,
             };
             let Some(shape) = self.spec.shapes.draw(&mut self.rng, full) else { break };
             let item = self.contents.draw(&mut self.rng, shape);
             match item.shape {
                 ItemShape::Image { .. } => images = images.saturating_sub(1),
-                ItemShape::Audio { .. } => sounds = sounds.saturating_sub(1),
+                ItemShape::Audio { .. } => clips = clips.saturating_sub(1),
             }
             items.push(item);
         }

@@ -1,4 +1,4 @@
-//! What workloads offer, by exact seeds and by the moments of what they draw from.
+//! Workloads with fixed seeds, and the moments of their distributions.
 
 use super::*;
 use crate::offered::{ItemShape, OfferedItem};
@@ -99,7 +99,7 @@ fn random_mm_draws_as_vllm_defines_it() {
     let all = offered("random-mm:input=1000,output=100,range=0.2,items=2,items-range=0.5", 30_000);
     let lengths: HashSet<u32> = all.iter().map(|o| o.text_tokens).collect();
     assert_eq!((lengths.iter().min(), lengths.iter().max()), (Some(&800), Some(&1200)));
-    assert_eq!(lengths.len(), 401, "every whole number of the range");
+    assert_eq!(lengths.len(), 401, "every integer of the range");
     let outputs: HashSet<u32> = all.iter().map(|o| o.output_tokens).collect();
     assert_eq!((outputs.iter().min(), outputs.iter().max()), (Some(&80), Some(&120)));
     let counts: HashSet<usize> = all.iter().map(|o| o.items.len()).collect();
@@ -109,15 +109,15 @@ fn random_mm_draws_as_vllm_defines_it() {
     let share = mean(items(&all).map(|i| f64::from(u8::from(i.shape == small))));
     assert!((share - 0.5).abs() < 0.02, "{share}");
     assert!(items(&all).all(|i| i.shape == small || i.shape == wide));
-    assert!(reuse(&all) == 0.0, "random-mm never repeats a picture");
+    assert!(reuse(&all) == 0.0, "random-mm never repeats an image");
 }
 
 #[test]
 fn a_modality_at_its_limit_leaves_the_draw() {
-    let text = "random-mm:items=4,limit-images=3,limit-sounds=1,buckets=64x64x1@0.9+0x2x1@0.1";
+    let text = "random-mm:items=4,limit-images=3,limit-audio=1,buckets=64x64x1@0.9+0x2x1@0.1";
     for o in offered(text, 500) {
         let n_images = o.items.iter().filter(|i| matches!(i.shape, ItemShape::Image { .. })).count();
-        assert_eq!((o.items.len(), n_images), (4, 3), "the fourth can only be a sound");
+        assert_eq!((o.items.len(), n_images), (4, 3), "the fourth can only be an audio clip");
     }
     assert!(Workload::parse("random-mm:items=4,limit-images=2").is_err(), "4 items with room for 3");
 }
@@ -166,7 +166,7 @@ fn clips_have_their_mean_and_their_longest() {
     let all = offered("audio:seconds=6,cv=0.5,max=600", 20_000);
     let seconds = |i: OfferedItem| match i.shape {
         ItemShape::Audio { millis } => f64::from(millis) / 1e3,
-        ItemShape::Image { .. } => panic!("a picture among the sounds"),
+        ItemShape::Image { .. } => panic!("an image among the clips"),
     };
     let found = mean(items(&all).map(seconds));
     assert!((found / 6.0 - 1.0).abs() < 0.02, "{found}");
@@ -198,7 +198,8 @@ fn a_turn_has_everything_that_was_before_it() {
 fn conversations_are_in_their_midst_when_the_run_starts() {
     let all = offered("multi-turn:turns=4", 4000);
     let turn = |o: &Offered| o.session.as_ref().expect("a conversation").turns.len() as f64;
-    let (early, late) = (mean(all[..400].iter().map(turn)), mean(all[3600..].iter().map(turn)));
+    let early = mean(all[..400].iter().map(turn));
+    let late = mean(all[3600..].iter().map(turn));
     assert!((early - late).abs() < 0.4 && (early - 2.5).abs() < 0.4, "{early} then {late}");
 }
 

@@ -1,16 +1,15 @@
 //! A trace from a file: CSV with the columns `timestamp,text_tokens,output_tokens,items`.
 //!
 //! - `timestamp`: seconds from any origin, never decreasing;
-//! - `text_tokens`, `output_tokens`: whole numbers, the second at least 1;
-//! - `items`: empty, or parts with spaces between them: `640x480` is a picture, `2.5s` a sound; `640x480#7` is
+//! - `text_tokens`, `output_tokens`: integers, the second at least 1;
+//! - `items`: empty, or parts with spaces between them: `640x480` is an image, `2.5s` an audio clip; `640x480#7` is
 //!   content 7 of that shape, the same bytes in every row that says so. Without a number it is new each time.
 //!
 //! Lines that begin with `#`, and empty ones, are skipped. The trace is stretched to the rate that is asked for, with
 //! its gaps in proportion, and begins again, with other contents, when it is over.
 
-use super::at;
-use super::draw::{side, sound};
-use crate::arrivals::Arrivals;
+use super::draw::{audio_clip, side};
+use crate::arrivals::{Arrivals, at};
 use crate::offered::{ItemShape, Offered, OfferedItem};
 use crate::seed::mix;
 use crate::text::TextError;
@@ -25,13 +24,13 @@ const HEADER: &str = "timestamp,text_tokens,output_tokens,items";
 /// A file's rows.
 #[derive(Clone, Debug)]
 pub(super) struct Trace {
-    rows: Arc<[Row]>,
-    /// From its first row to where the first row of its repetition is, in seconds.
+    rows: Arc<[TraceRow]>,
+    /// Time from its first row to the first row of its repetition, in seconds.
     length_s: f64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-struct Row {
+struct TraceRow {
     at_s: f64,
     text_tokens: u32,
     output_tokens: u32,
@@ -58,7 +57,8 @@ impl Trace {
                 return Err(format!("the first line is {HEADER:?}, not {found:?}"));
             }
         }
-        let (mut rows, mut wrong) = (Vec::<Row>::new(), Vec::new());
+        let mut rows = Vec::<TraceRow>::new();
+        let mut wrong = Vec::new();
         for (number, line) in lines {
             match row(line, rows.last().map_or(f64::NEG_INFINITY, |row| row.at_s)) {
                 Ok(row) => rows.push(row),
@@ -92,7 +92,8 @@ impl Trace {
         let stretch = rows.len() as f64 / length_s / rate;
         let mut times = (arrivals != Arrivals::Own).then(|| arrivals.times(rate, seed, 0));
         (0u64..).map(move |k| {
-            let (lap, i) = (k / rows.len() as u64, (k % rows.len() as u64) as usize);
+            let lap = k / rows.len() as u64;
+            let i = (k % rows.len() as u64) as usize;
             let own = (rows[i].at_s + lap as f64 * length_s) * stretch;
             let t = times.as_mut().and_then(Iterator::next).unwrap_or(own);
             rows[i].offered(t, mix(seed) ^ mix(lap), k)
@@ -100,7 +101,7 @@ impl Trace {
     }
 }
 
-impl Row {
+impl TraceRow {
     fn offered(&self, t: f64, salt: u64, row: u64) -> Offered {
         let items = self.items.iter().enumerate().map(|(i, (shape, known))| {
             let content = known.map_or_else(|| mix(mix(row) ^ (i as u64 + 1)), |known| known);
@@ -117,7 +118,7 @@ impl Row {
     }
 }
 
-fn row(line: &str, before_s: f64) -> Result<Row, String> {
+fn row(line: &str, before_s: f64) -> Result<TraceRow, String> {
     let columns: Vec<&str> = line.split(',').map(str::trim).collect();
     let [timestamp, text, output, items] = columns[..] else {
         return Err(format!("has {} columns, not 4", columns.len()));
@@ -132,7 +133,7 @@ fn row(line: &str, before_s: f64) -> Result<Row, String> {
     }
     let tokens = |name: &str, text: &str, least: u32| {
         let n = text.parse().ok().filter(|n| (least..=1 << 20).contains(n));
-        n.ok_or_else(|| format!("{name} {text:?} is no whole number from {least} to {}", 1 << 20))
+        n.ok_or_else(|| format!("{name} {text:?} is no integer from {least} to {}", 1 << 20))
     };
     let text_tokens = tokens("text_tokens", text, 0)?;
     let output_tokens = tokens("output_tokens", output, 1)?;
@@ -140,7 +141,7 @@ fn row(line: &str, before_s: f64) -> Result<Row, String> {
     if text_tokens == 0 && items.is_empty() {
         return Err("has neither text nor items".to_owned());
     }
-    Ok(Row { at_s, text_tokens, output_tokens, items })
+    Ok(TraceRow { at_s, text_tokens, output_tokens, items })
 }
 
 fn item(text: &str) -> Result<(ItemShape, Option<u64>), String> {
@@ -150,7 +151,7 @@ fn item(text: &str) -> Result<(ItemShape, Option<u64>), String> {
         None => (text, None),
     };
     let shape = match (shape.strip_suffix('s'), shape.split_once('x')) {
-        (Some(seconds), _) => seconds.parse().ok().and_then(sound),
+        (Some(seconds), _) => seconds.parse().ok().and_then(audio_clip),
         (_, Some((width, height))) => {
             side(width).zip(side(height)).map(|(width, height)| ItemShape::Image { width, height })
         }

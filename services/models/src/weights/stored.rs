@@ -159,7 +159,7 @@ impl StoredWeights {
         self.entries.iter().map(|(name, e)| (name.as_str(), e.shape.iter().product(), e.range.len()))
     }
 
-    /// The names of the tensors that were taken since [`Weights::survey`].
+    /// The names of the tensors that were taken since [`Weights::survey`](super::Weights::survey).
     pub fn taken(&self) -> BTreeSet<String> {
         let asked = self.asked.as_ref();
         asked.map_or_else(BTreeSet::new, |asked| asked.lock().clone())

@@ -1,9 +1,9 @@
-//! What cannot be true of measured curves, each mistake by its place.
+//! Checks of measured curves; each mistake names its field.
 
 use super::{CostCurves, Point, VERSION};
 
 impl CostCurves {
-    /// Everything that is wrong with them; empty: nothing.
+    /// All mistakes; empty for valid curves.
     pub fn mistakes(&self) -> Vec<String> {
         let mut found = Vec::new();
         if self.version != VERSION {
@@ -13,26 +13,27 @@ impl CostCurves {
         at_least_one(&mut found, "row_bytes", self.row_bytes);
         at_least_one(&mut found, "kv.token_bytes", self.kv.token_bytes);
         at_least_one(&mut found, "kv.max_context", self.kv.max_context);
-        self.check_places(&mut found);
+        self.check_points(&mut found);
         self.check_items(&mut found);
-        let (proxy, front) = (self.proxy, self.front);
+        let proxy = self.proxy;
+        let front = self.front;
         for (name, value) in [
             ("proxy.request_us", proxy.request_us),
             ("proxy.item_us", proxy.item_us),
             ("proxy.item_byte_us", proxy.item_byte_us),
             ("proxy.token_us", proxy.token_us),
-            ("front.request_us", front.request_us),
-            ("front.item_us", front.item_us),
-            ("front.item_byte_us", front.item_byte_us),
-            ("front.step_us", front.step_us),
-            ("front.token_us", front.token_us),
+            ("frontend.request_us", front.request_us),
+            ("frontend.item_us", front.item_us),
+            ("frontend.item_byte_us", front.item_byte_us),
+            ("frontend.step_us", front.step_us),
+            ("frontend.token_us", front.token_us),
         ] {
             if !(value.is_finite() && value >= 0.0) {
                 found.push(format!("{name} is {value}, allowed is 0 or more"));
             }
         }
         for (name, value) in
-            [("together.encode", self.together.encode), ("together.step", self.together.step)]
+            [("colocated.encode", self.colocated.encode), ("colocated.step", self.colocated.step)]
         {
             if !(value.is_finite() && value >= 1.0) {
                 found.push(format!("{name} is {value}, allowed is 1 or more"));
@@ -41,14 +42,14 @@ impl CostCurves {
         found
     }
 
-    fn check_places(&self, found: &mut Vec<String>) {
+    fn check_points(&self, found: &mut Vec<String>) {
         for (name, curve) in
             [("preprocess", &self.preprocess), ("publish", &self.publish), ("load", &self.load)]
         {
             check_curve(found, name, curve);
         }
         if self.step.is_empty() {
-            found.push("step has no place, at least one is needed".to_owned());
+            found.push("step has no point, at least one is needed".to_owned());
         }
         for (i, p) in self.step.iter().enumerate() {
             check_times(found, &format!("step[{i}]"), (p.p50_us, p.p95_us));
@@ -66,10 +67,10 @@ impl CostCurves {
 
     fn check_items(&self, found: &mut Vec<String>) {
         if self.items.is_empty() != self.encode.is_empty() {
-            found.push("items and encode: one has places and the other none".to_owned());
+            found.push("items and encode: one has points and the other none".to_owned());
         }
         if self.preprocess.is_empty() != self.encode.is_empty() {
-            found.push("preprocess and encode: one has places and the other none".to_owned());
+            found.push("preprocess and encode: one has points and the other none".to_owned());
         }
         for (i, p) in self.items.iter().enumerate() {
             if !(p.size.is_finite() && p.size > 0.0) || p.tokens == 0 {

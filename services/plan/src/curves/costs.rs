@@ -1,6 +1,6 @@
-//! Costs of whatever is asked for, from the places that were measured.
+//! Costs of any input, from the measured points.
 
-use super::fit::{Place, Quality, Surface};
+use super::fit::{FitPoint, Quality, Surface};
 use super::{CostCurves, Point};
 use rand::{Rng, RngExt};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use triptych_bench::offered::ItemShape;
 
 /// Standard deviations between median and 95th percentile.
 const Z95: f64 = 1.644_853_6;
-/// As far out as a drawn time may lie, in standard deviations: measurements know nothing of what is further.
+/// Largest deviation of a drawn time, in standard deviations: measurements do not reach further.
 const FARTHEST: f64 = 3.0;
 
 /// A time that varies, by its median and 95th percentile.
@@ -20,7 +20,7 @@ pub struct Spread {
     pub p95_us: f64,
 }
 
-/// What is in a forward of the encoder.
+/// Contents of an encoder forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchShape {
     /// Items.
@@ -31,7 +31,7 @@ pub struct BatchShape {
     pub squares: u64,
 }
 
-/// What is in an engine step; see [`StepPoint`](super::StepPoint).
+/// Contents of an engine step; see [`StepPoint`](super::StepPoint).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepShape {
     /// Prompt tokens read in the step.
@@ -46,7 +46,7 @@ pub struct StepShape {
     pub projected_rows: u32,
 }
 
-/// What an item becomes.
+/// Sizes of an item.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sized {
     /// Pixels, or milliseconds.
@@ -57,7 +57,7 @@ pub struct Sized {
     pub bytes: u64,
 }
 
-/// The costs of one model on one kind of machine, ready to be asked.
+/// The costs of one model on one kind of machine.
 #[derive(Clone, Debug)]
 pub struct Costs {
     encode: Surface<4>,
@@ -69,6 +69,16 @@ impl Spread {
     /// A time that does not vary.
     pub const fn fixed(us: f64) -> Self {
         Self { p50_us: us, p95_us: us }
+    }
+
+    /// Median and 95th percentile of samples in microseconds; zero of none.
+    pub fn of(mut samples: Vec<f64>) -> Self {
+        samples.sort_by(f64::total_cmp);
+        let at = |share: f64| {
+            let last = samples.len().saturating_sub(1);
+            samples.get((last as f64 * share).round() as usize).copied().unwrap_or(0.0)
+        };
+        Self { p50_us: at(0.5), p95_us: at(0.95) }
     }
 
     /// Log-normal, as times of compute are: never less than nothing, and late more often than early.
@@ -101,7 +111,7 @@ impl BatchShape {
 }
 
 impl StepShape {
-    /// Whether anything is computed.
+    /// True if nothing is computed.
     pub fn is_empty(self) -> bool {
         self.prefill_tokens == 0 && self.decodes == 0 && self.projected_rows == 0
     }
@@ -121,9 +131,9 @@ impl StepShape {
 }
 
 impl Costs {
-    /// Of these curves, whose [`mistakes`](CostCurves::mistakes) are none.
+    /// Costs of curves without [`mistakes`](CostCurves::mistakes).
     pub fn new(curves: &CostCurves) -> Self {
-        let encode = curves.encode.iter().map(|p| Place {
+        let encode = curves.encode.iter().map(|p| FitPoint {
             terms: BatchShape { items: p.items, tokens: p.tokens, squares: p.squares }.terms(),
             p50_us: p.p50_us,
             p95_us: p.p95_us,
@@ -136,13 +146,13 @@ impl Costs {
                 decode_context: p.decode_context,
                 projected_rows: p.projected_rows,
             };
-            Place { terms: shape.terms(), p50_us: p.p50_us, p95_us: p.p95_us }
+            FitPoint { terms: shape.terms(), p50_us: p.p50_us, p95_us: p.p95_us }
         });
         let (encode, step): (Vec<_>, Vec<_>) = (encode.collect(), step.collect());
         Self { encode: Surface::through(&encode), step: Surface::through(&step), curves: curves.clone() }
     }
 
-    /// What they were made of.
+    /// The curves.
     pub fn curves(&self) -> &CostCurves {
         &self.curves
     }
@@ -175,7 +185,7 @@ impl Costs {
         along(&self.curves.load, bytes as f64)
     }
 
-    /// What an item becomes.
+    /// Sizes of an item.
     pub fn item(&self, shape: ItemShape) -> Sized {
         let size = match shape {
             ItemShape::Image { width, height } => f64::from(width) * f64::from(height),
@@ -184,7 +194,7 @@ impl Costs {
         let curve = |of: fn(&super::ItemPoint) -> f64| -> Vec<(f64, f64)> {
             self.curves.items.iter().map(|p| (p.size, of(p))).collect()
         };
-        // Models scale small pictures up, and large ones down: beyond the measured sizes it is the nearest one's tokens.
+        // Models scale small images up, and large ones down: beyond the measured sizes it is the nearest one's tokens.
         let sizes = || self.curves.items.iter().map(|p| p.size);
         let within = size.min(sizes().fold(0.0, f64::max)).max(sizes().fold(f64::INFINITY, f64::min));
         let tokens = line(&curve(|p| f64::from(p.tokens)), within);
@@ -197,7 +207,7 @@ impl Costs {
         u64::from(tokens) * self.curves.row_bytes as u64
     }
 
-    /// How well sums of terms describe encoder forwards and engine steps; the costs themselves pass through what was
+    /// Errors of the sums of terms for encoder forwards and engine steps; the costs themselves pass through what was
     /// measured.
     pub fn quality(&self) -> (Quality, Quality) {
         (self.encode.quality(), self.step.quality())
@@ -225,7 +235,7 @@ fn along(curve: &[Point], of: f64) -> Spread {
     Spread { p50_us, p95_us: line(&by(|p| p.p95_us), of).max(p50_us) }
 }
 
-/// Straight between places, and on from the last two, but never falling nor below nothing. One place alone is a constant
+/// Linear between points, and on from the last two, but never falling nor below nothing. One point alone is a constant
 /// before it and a proportion after it.
 fn line(places: &[(f64, f64)], x: f64) -> f64 {
     let through = |(x0, y0): (f64, f64), (x1, y1): (f64, f64)| {

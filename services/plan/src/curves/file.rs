@@ -3,21 +3,21 @@
 use super::{CostCurves, VERSION};
 use thiserror::Error;
 
-/// Why a text holds no curves to plan by.
+/// A text without usable curves.
 #[derive(Debug, Error)]
 pub enum CurvesError {
-    /// Not JSON, or not this file's.
+    /// Not JSON, or JSON of another file.
     #[error("not a file of cost curves: {0}")]
     Format(#[from] serde_json::Error),
-    /// Of another version.
+    /// Another version.
     #[error(
         "version {found} of the file, this program reads {VERSION}; measure again with `triptych profile`"
     )]
     Version {
-        /// As it says.
+        /// Version of the file.
         found: u64,
     },
-    /// What it says cannot be.
+    /// Impossible values.
     #[error("{}", mistakes.join("; "))]
     Wrong {
         /// Every mistake.
@@ -42,7 +42,7 @@ impl CostCurves {
         Ok(curves)
     }
 
-    /// Whether it can be planned by.
+    /// Checks the curves.
     ///
     /// # Errors
     /// [`CurvesError`] with everything that cannot be.
@@ -76,13 +76,13 @@ mod tests {
     #[test]
     fn what_cannot_be_planned_by_is_named() {
         let cases: [(String, &str); 9] = [
-            (refused(|c| c.encode.clear()), "items and encode: one has places and the other none"),
-            (refused(|c| c.step.clear()), "step has no place"),
+            (refused(|c| c.encode.clear()), "items and encode: one has points and the other none"),
+            (refused(|c| c.step.clear()), "step has no point"),
             (refused(|c| c.version = 9), "version 9"),
             (refused(|c| c.load[0].p95_us = -1.0), "load[0]: p95_us is -1"),
             (refused(|c| c.publish.reverse()), "publish[1]: of is"),
             (refused(|c| c.threads = 0), "threads is 0"),
-            (refused(|c| c.together.step = 0.5), "together.step is 0.5"),
+            (refused(|c| c.colocated.step = 0.5), "colocated.step is 0.5"),
             (refused(|c| c.items[0].tokens = 0), "items[0]: size"),
             (refused(|c| c.encode[0].items = 0), "encode[0] has 0 items"),
         ];

@@ -1,8 +1,8 @@
-//! What a model's template makes of a request.
+//! Layout of a prompt by the model's template.
 
 use serde::{Deserialize, Serialize};
 
-/// How a prompt is laid out.
+/// Layout of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PromptSpec {
@@ -12,18 +12,18 @@ pub struct PromptSpec {
     pub around_item: u32,
     /// Tokens of the template at the end.
     pub after: u32,
-    /// Where items stand.
+    /// Position of the items.
     pub items: ItemsAt,
 }
 
-/// Where items stand in a prompt.
+/// Position of the items in a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ItemsAt {
     /// Before the text.
     #[default]
     Front,
-    /// After it.
+    /// After the text.
     Back,
     /// Not in the prompt: the decoder cross-attends to the first one.
     Cross,

@@ -2,11 +2,11 @@
 //! measuring anything.
 
 use super::{
-    CostCurves, EncodePoint, FrontCost, ItemPoint, KvSizes, Point, PromptSpec, Provenance, ProxyCost,
-    StepPoint, Together, VERSION,
+    ColocationSlowdown, CostCurves, EncodePoint, FrontCost, ItemPoint, KvSizes, Point, PromptSpec,
+    Provenance, ProxyCost, StepPoint, VERSION,
 };
 
-/// What the machine takes for things, in microseconds.
+/// Costs of the machine, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
     /// An encoder forward, beside its tokens.
@@ -41,7 +41,7 @@ fn p95(us: f64) -> f64 {
     (us * 1.1).ceil()
 }
 
-/// Of the default machine.
+/// Curves of the default machine.
 pub fn curves() -> CostCurves {
     curves_of(&Costs::default())
 }
@@ -122,6 +122,6 @@ pub fn curves_of(costs: &Costs) -> CostCurves {
             step_us: 30.0,
             token_us: 20.0,
         },
-        together: Together::default(),
+        colocated: ColocationSlowdown::default(),
     }
 }

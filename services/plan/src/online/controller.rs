@@ -1,6 +1,5 @@
-//! When a change of replicas is worth making. A load goes up and down, and a worker that starts loads its model first, so
-//! the controller is slow on purpose: it waits until several looks in a row say the same, goes a bounded step, and then
-//! rests. Time is an argument.
+//! Decides when replicas change. A load fluctuates, and a worker that starts loads its model first, so the controller is slow
+//! on purpose: several consecutive observations must agree, a step is bounded, and a cooldown follows. Time is an argument.
 
 use std::time::{Duration, Instant};
 
@@ -13,86 +12,87 @@ pub struct Replicas {
     pub pds: usize,
 }
 
-/// When to change.
+/// Rules of a change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
-    /// A change of one pool by a smaller part of it is not worth it: 0.1 is 10 %.
-    pub worth: f64,
-    /// Looks in a row that have to ask for a change in the same direction.
-    pub looks: u32,
+    /// Smallest relative change of a pool: 0.1 is 10 %.
+    pub min_change: f64,
+    /// Consecutive observations that must need a change in the same direction.
+    pub observations: u32,
     /// The most workers by which a pool changes at once.
     pub max_step: usize,
-    /// How long after a change nothing changes.
+    /// Time after a change without another.
     pub cooldown: Duration,
-    /// Never fewer.
+    /// Minimum replicas.
     pub least: Replicas,
-    /// Never more.
+    /// Maximum replicas.
     pub most: Replicas,
 }
 
-/// What to do now.
+/// Decision about one observation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Nothing.
+    /// Keep the replicas.
     Keep {
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// Change to so many.
+    /// Change the replicas.
     Change {
-        /// From now on.
+        /// New replicas.
         to: Replicas,
-        /// Why.
+        /// Reason.
         why: String,
     },
 }
 
-/// What it remembers.
+/// State between observations.
 #[derive(Clone, Debug)]
 pub struct Controller {
     rules: Rules,
-    /// Looks in a row that asked for more (or less) of each pool; negative is less.
-    asked: [i64; 2],
+    /// Consecutive observations that needed more workers of each pool; negative: fewer.
+    n_needed: [i64; 2],
     changed: Option<Instant>,
 }
 
 impl Controller {
-    /// Remembers nothing yet.
+    /// A controller without observations.
     pub fn new(rules: Rules) -> Self {
-        Self { rules, asked: [0; 2], changed: None }
+        Self { rules, n_needed: [0; 2], changed: None }
     }
 
-    /// One look: what there is, and what the load needs.
-    pub fn look(&mut self, now: Instant, current: Replicas, needed: Replicas) -> Decision {
+    /// Decides about current and needed replicas.
+    pub fn observe(&mut self, now: Instant, current: Replicas, needed: Replicas) -> Decision {
         let rules = self.rules;
-        let (least, most) = (rules.least.array(), rules.most.array());
+        let least = rules.least.array();
+        let most = rules.most.array();
         let wanted: Vec<usize> =
             (0..2).map(|i| needed.array()[i].clamp(least[i], most[i].max(least[i]))).collect();
         let current = current.array();
         for i in 0..2 {
             let towards = self.direction(current[i], wanted[i], least[i]);
-            self.asked[i] = match towards {
+            self.n_needed[i] = match towards {
                 0 => 0,
                 // Another direction begins anew.
-                sign if sign * self.asked[i] < 0 => sign,
-                sign => self.asked[i] + sign,
+                sign if sign * self.n_needed[i] < 0 => sign,
+                sign => self.n_needed[i] + sign,
             };
         }
         if let Some(left) =
             self.changed.and_then(|at| rules.cooldown.checked_sub(now.saturating_duration_since(at)))
             && !left.is_zero()
         {
-            return keep(format!("changed a moment ago, rests for {} s more", left.as_secs()));
+            return keep(format!("in the cooldown of the last change for {} s more", left.as_secs()));
         }
-        let long = |i: &usize| self.asked[*i].unsigned_abs() >= u64::from(rules.looks.max(1));
+        let long = |i: &usize| self.n_needed[*i].unsigned_abs() >= u64::from(rules.observations.max(1));
         let ripe: Vec<usize> = (0..2).filter(long).collect();
         if ripe.is_empty() {
-            return keep(match self.asked {
-                [0, 0] => "what there is fits".to_owned(),
-                asked => format!(
-                    "asked for another number {} times in a row, {} are needed",
-                    asked.iter().map(|n| n.unsigned_abs()).max().unwrap_or(0),
-                    rules.looks
+            return keep(match self.n_needed {
+                [0, 0] => "the replicas fit the load".to_owned(),
+                n_needed => format!(
+                    "{} consecutive observations need a change, {} are required",
+                    n_needed.iter().map(|n| n.unsigned_abs()).max().unwrap_or(0),
+                    rules.observations
                 ),
             });
         }
@@ -101,7 +101,7 @@ impl Controller {
             let (low, high) =
                 (current[i].saturating_sub(rules.max_step.max(1)), current[i] + rules.max_step.max(1));
             to[i] = wanted[i].clamp(low, high);
-            self.asked[i] = 0;
+            self.n_needed[i] = 0;
         }
         self.changed = Some(now);
         let [encoders, pds] = to;
@@ -112,7 +112,7 @@ impl Controller {
     /// 1 for more, -1 for fewer, 0 for a change that is not worth it.
     fn direction(&self, current: usize, wanted: usize, least: usize) -> i64 {
         let part = current.abs_diff(wanted) as f64 / current.max(1) as f64;
-        if current == wanted || (part <= self.rules.worth && current >= least) {
+        if current == wanted || (part <= self.rules.min_change && current >= least) {
             return 0;
         }
         if wanted > current { 1 } else { -1 }
@@ -139,8 +139,8 @@ mod tests {
 
     fn rules() -> Rules {
         Rules {
-            worth: 0.1,
-            looks: 3,
+            min_change: 0.1,
+            observations: 3,
             max_step: 2,
             cooldown: Duration::from_secs(300),
             least: replicas(1, 1),
@@ -148,10 +148,11 @@ mod tests {
         }
     }
 
-    /// Looks a minute apart, and what each decided.
+    /// Decisions about observations at intervals of a minute.
     fn decisions(rules: Rules, mut current: Replicas, needed: &[Replicas]) -> Vec<Option<Replicas>> {
-        let (start, mut controller) = (Instant::now(), Controller::new(rules));
-        let look = |(i, needed): (u32, &Replicas)| match controller.look(
+        let start = Instant::now();
+        let mut controller = Controller::new(rules);
+        let decide = |(i, needed): (u32, &Replicas)| match controller.observe(
             start + Duration::from_secs(60) * i,
             current,
             *needed,
@@ -162,33 +163,33 @@ mod tests {
                 Some(to)
             }
         };
-        (0..).zip(needed).map(look).collect()
+        (0..).zip(needed).map(decide).collect()
     }
 
     #[test]
-    fn a_change_waits_until_it_was_asked_for_often_enough() {
+    fn a_change_waits_for_enough_consecutive_observations() {
         let needed = vec![replicas(2, 2); 4];
         assert_eq!(decisions(rules(), replicas(1, 2), &needed), [None, None, Some(replicas(2, 2)), None]);
     }
 
     #[test]
-    fn a_load_that_goes_up_and_down_changes_nothing() {
+    fn a_fluctuating_load_changes_nothing() {
         let needed = [3, 1, 3, 1, 3, 1, 3, 1].map(|n| replicas(n, 2));
         assert!(decisions(rules(), replicas(2, 2), &needed).iter().all(Option::is_none));
     }
 
     #[test]
-    fn a_small_change_of_many_is_not_worth_it_and_a_small_change_of_few_is() {
+    fn a_small_relative_change_is_not_made_and_a_large_one_is() {
         let small = vec![replicas(21, 1); 6];
         assert!(decisions(rules(), replicas(20, 1), &small).iter().all(Option::is_none));
         assert!(decisions(rules(), replicas(2, 1), &[replicas(3, 1); 3])[2].is_some());
     }
 
     #[test]
-    fn a_step_is_bounded_and_the_next_one_waits_for_the_pause() {
+    fn a_step_is_bounded_and_the_next_one_waits_for_the_cooldown() {
         let needed = vec![replicas(10, 2); 9];
         let found = decisions(rules(), replicas(1, 2), &needed);
-        // Asked at 0, 60, 120: a step. At rest until 420, and asked for since then.
+        // Needed at 0, 60, 120: a step. In the cooldown until 420, and needed since then.
         let mut expected = vec![None; 9];
         expected[2] = Some(replicas(3, 2));
         expected[7] = Some(replicas(5, 2));
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_goes_below_the_least_or_above_the_most() {
+    fn replicas_stay_between_the_minimum_and_the_maximum() {
         let rules = Rules { least: replicas(2, 2), most: replicas(3, 3), max_step: 9, ..rules() };
         assert_eq!(decisions(rules, replicas(3, 3), &[replicas(0, 0); 3])[2], Some(replicas(2, 2)));
         assert_eq!(decisions(rules, replicas(2, 2), &[replicas(50, 2); 3])[2], Some(replicas(3, 2)));

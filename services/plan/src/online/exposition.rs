@@ -25,7 +25,7 @@ pub enum NotMetrics {
     /// A line that cannot be read.
     #[error("line {line} is no metric: {text:?}")]
     Line {
-        /// From 1.
+        /// Line number, from 1.
         line: usize,
         /// Its beginning.
         text: String,
@@ -33,16 +33,16 @@ pub enum NotMetrics {
     /// Too much.
     #[error("{actual} bytes of metrics, {MAX_BYTES} are read")]
     TooLong {
-        /// Of the text.
+        /// Bytes of the text.
         actual: usize,
     },
-    /// Of another server.
+    /// Metrics of another server.
     #[error("there is no `triptych_requests` in these metrics; is this a proxy's /metrics?")]
     NoProxy,
 }
 
 impl Exposition {
-    /// Reads a text.
+    /// Parses a text.
     ///
     /// # Errors
     /// [`NotMetrics`].
@@ -52,8 +52,8 @@ impl Exposition {
         }
         let lines = text.lines().enumerate().filter(|(_, l)| !l.is_empty() && !l.starts_with('#'));
         let series = lines.map(|(i, line)| {
-            let told = || NotMetrics::Line { line: i + 1, text: line.chars().take(60).collect() };
-            series(line).ok_or_else(told)
+            let unreadable = || NotMetrics::Line { line: i + 1, text: line.chars().take(60).collect() };
+            series(line).ok_or_else(unreadable)
         });
         let read = Self { series: series.collect::<Result<_, _>>()? };
         // The name is announced before the first request, too.
@@ -166,10 +166,10 @@ mod tests {
 
     #[test]
     fn what_is_no_metrics_is_told_with_its_line() {
-        let told = |text: &str| Exposition::read(text).unwrap_err().to_string();
-        assert!(told("triptych_requests 1\nwhat is this").contains("line 2"));
-        assert!(told("up 1\n").contains("is this a proxy's /metrics?"));
-        assert!(told("a{b=\"c").contains("line 1"));
+        let error = |text: &str| Exposition::read(text).unwrap_err().to_string();
+        assert!(error("triptych_requests 1\nwhat is this").contains("line 2"));
+        assert!(error("up 1\n").contains("is this a proxy's /metrics?"));
+        assert!(error("a{b=\"c").contains("line 1"));
     }
 
     proptest! {

@@ -24,7 +24,7 @@ pub struct Fitted {
 }
 
 impl Fitted {
-    /// Of a load on a model that was measured. `None` where the load tells too little.
+    /// A demand like a load, for a measured model. `None` if the load lacks sizes.
     pub fn of(load: &Load, curves: &CostCurves) -> Option<Self> {
         let has = |buckets: &[(f64, f64)]| buckets.iter().any(|(_, n)| *n > 0.0);
         if !has(&load.output_tokens) || !has(&load.text_tokens) {
@@ -86,8 +86,10 @@ impl Demand for Fitted {
 
     fn requests(&self, rate: f64, seed: u64) -> Requests<'_> {
         // Gaps and contents have draws of their own, so that rates differ in their gaps alone.
-        let (mut gaps, mut draws) = (Draws::new(seed), Draws::new(!seed));
-        let (mut at, mut next_content) = (0.0, POOL as u64);
+        let mut gaps = Draws::new(seed);
+        let mut draws = Draws::new(!seed);
+        let mut at = 0.0;
+        let mut next_content = POOL as u64;
         let pool: Vec<OfferedItem> = (0..POOL as u64).map(|content| self.item(content, &mut draws)).collect();
         Box::new((0..).map(move |index| {
             at += -(1.0 - gaps.unit()).ln() / rate.max(f64::MIN_POSITIVE);
@@ -137,7 +139,7 @@ mod tests {
         let last = drawn.last().unwrap().at.as_secs_f64();
         assert!((150.0..250.0).contains(&last), "2000 requests at 10 a second end at {last} s");
         assert!(drawn.iter().all(|o| o.items.len() == 1 && o.text_tokens <= 32 && o.output_tokens <= 16));
-        let tokens = |o: &Offered| crate::planner::bound::item_tokens(&curves(), o.items[0].shape);
+        let tokens = |o: &Offered| crate::planner::means::item_tokens(&curves(), o.items[0].shape);
         let mean = drawn.iter().map(tokens).sum::<f64>() / 2000.0;
         assert!((60.0..140.0).contains(&mean), "items of {mean} tokens, seen were 64 to 128");
         let distinct: HashSet<_> = drawn.iter().map(|o| o.items[0].content).collect();

@@ -1,4 +1,4 @@
-//! What was asked of a cluster between two looks at its proxy's metrics.
+//! Load of a cluster between two readings of its proxy's metrics.
 
 use super::exposition::{Exposition, NotMetrics};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ pub struct Reading {
     tpot: Vec<(f64, f64)>,
 }
 
-/// What was asked, and how it went.
+/// Load and its outcome between two readings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Load {
     /// Requests that ended, a second; refused ones too, since they were offered.
@@ -45,7 +45,7 @@ pub struct Load {
 }
 
 impl Reading {
-    /// Of a `/metrics`, or of those of several proxies one after another, which are added up.
+    /// Parses a `/metrics`, or those of several proxies one after another, which are added.
     ///
     /// # Errors
     /// [`NotMetrics`].
@@ -63,7 +63,7 @@ impl Reading {
         })
     }
 
-    /// What happened since an earlier reading; `None` if nothing ended, or the proxy was started anew.
+    /// The load since an earlier reading; `None` if no request ended, or the proxy was restarted.
     pub fn since(&self, before: &Self, took: Duration) -> Option<Load> {
         let outcomes = difference(&self.outcomes, &before.outcomes)?;
         let ended: f64 = outcomes.values().sum();
@@ -89,18 +89,18 @@ impl Reading {
 }
 
 impl Load {
-    /// Part of the requests that kept the promises, at most: each promise by itself, between the bounds of its buckets in
-    /// proportion, and who failed kept none.
+    /// Upper bound of the SLO attainment: each limit by itself, interpolated within its bucket in
+    /// proportion; failed requests meet none.
     pub fn attainment(&self, slo: &Slo) -> f64 {
         let within = |buckets: &[(f64, f64)], limit: Option<Duration>| {
             limit.map_or(1.0, |limit| share_within(buckets, limit.as_secs_f64()))
         };
-        let kept = within(&self.ttft, slo.ttft).min(within(&self.tpot, slo.tpot));
-        kept * (1.0 - self.failed)
+        let met = within(&self.ttft, slo.ttft).min(within(&self.tpot, slo.tpot));
+        met * (1.0 - self.failed)
     }
 }
 
-/// Of counters that only grow; `None` if one did not.
+/// Differences of counters; `None` if one fell.
 fn difference(now: &BTreeMap<String, f64>, before: &BTreeMap<String, f64>) -> Option<BTreeMap<String, f64>> {
     let grown = |(name, n): (&String, &f64)| {
         let more = n - before.get(name).copied().unwrap_or(0.0);
@@ -109,7 +109,7 @@ fn difference(now: &BTreeMap<String, f64>, before: &BTreeMap<String, f64>) -> Op
     now.iter().map(grown).collect()
 }
 
-/// From counts up to each bound, at two moments, to counts in each bucket between them.
+/// Bucket counts between two readings of cumulative counts.
 fn buckets(now: &[(f64, f64)], before: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let earlier = |bound: f64| before.iter().find(|(b, _)| *b == bound).map_or(0.0, |(_, n)| *n);
     let mut last = 0.0;
@@ -170,9 +170,11 @@ pub(super) mod tests {
         assert_eq!((load.rate, load.failed, load.reused), (20.0, 0.0, 0.5));
         assert_eq!(load.by_items[&1], 200.0);
         assert_eq!(load.item_tokens[1], (128.0, 200.0));
-        let kept = |slo: &str| load.attainment(&slo.parse().unwrap());
-        assert!((kept("ttft=200ms") - 1.0).abs() < 1e-9 && (kept("ttft=100ms") - 0.5).abs() < 1e-9);
-        assert!((kept("ttft=150ms") - 0.75).abs() < 1e-9);
+        let attainment = |slo: &str| load.attainment(&slo.parse().unwrap());
+        assert!(
+            (attainment("ttft=200ms") - 1.0).abs() < 1e-9 && (attainment("ttft=100ms") - 0.5).abs() < 1e-9
+        );
+        assert!((attainment("ttft=150ms") - 0.75).abs() < 1e-9);
     }
 
     #[test]

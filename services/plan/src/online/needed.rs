@@ -1,15 +1,16 @@
-//! How many workers a rate needs: from what the stages take at least, upwards, one worker at a time where it is fullest,
-//! until the simulated cluster keeps the promises.
+//! Number of workers for a rate: from the lower bound of the stages upwards, adding workers to the busiest pool, until the
+//! simulated cluster meets the SLO.
 
 use super::controller::Replicas;
-use crate::planner::bound::{self, Means};
-use crate::planner::search::run;
-use crate::planner::{Candidate, PlanError, Question, Settings, Shape};
+use crate::planner::bound;
+use crate::planner::means::Means;
+use crate::planner::search::{RunSpec, run};
+use crate::planner::{Candidate, PlanError, Question, Shape, WorkerSettings};
 use std::sync::Arc;
 
-/// Clusters that are simulated before it gives up.
+/// Most clusters that are simulated.
 const MOST_TRIES: usize = 40;
-/// A stage that is fuller than that has no chance.
+/// Highest utilisation at which a stage can meet the SLO.
 const FULL: f64 = 0.95;
 
 /// The smallest cluster with encoders of their own that serves `rate`; `None` if not even `most` does.
@@ -22,7 +23,7 @@ pub fn needed(question: &Question<'_>, rate: f64, most: Replicas) -> Result<Opti
     let candidate = |replicas: Replicas| Candidate {
         shape: Shape::Split { encoders: replicas.encoders, pds: replicas.pds },
         curves: Arc::clone(curves),
-        settings: Settings::default(),
+        settings: WorkerSettings::default(),
     };
     let one = bound::of(&candidate(Replicas { encoders: 1, pds: 1 }), &means);
     let at_least =
@@ -30,13 +31,18 @@ pub fn needed(question: &Question<'_>, rate: f64, most: Replicas) -> Result<Opti
     let mut replicas =
         Replicas { encoders: at_least(one.encode_s, most.encoders), pds: at_least(one.decode_s, most.pds) };
     for _ in 0..MOST_TRIES {
-        let evidence = run(question, &candidate(replicas), (rate, 0, question.effort.requests))?;
+        let evidence = run(
+            question,
+            &candidate(replicas),
+            RunSpec { rate, seed: 0, n_requests: question.effort.requests },
+        )?;
         if evidence.verdict.passed {
             return Ok(Some(replicas));
         }
         let used = |name: &str| evidence.pools.iter().find(|p| p.name == name).map_or(0.0, |p| p.utilisation);
         let more = |n: usize| n + n.div_ceil(10);
-        let (encoders_full, pds_full) = (replicas.encoders >= most.encoders, replicas.pds >= most.pds);
+        let encoders_full = replicas.encoders >= most.encoders;
+        let pds_full = replicas.pds >= most.pds;
         match (encoders_full, pds_full) {
             (true, true) => return Ok(None),
             (false, _) if pds_full || used("encoder") > used("pd") => {

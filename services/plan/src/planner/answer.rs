@@ -1,108 +1,109 @@
-//! What the planner says.
+//! The recommendation of a plan.
 
-use super::bound::{Bound, Means};
+use super::bound::Bound;
 use super::budget::Budget;
-use super::candidate::{Candidate, Settings, Shape};
+use super::candidate::{Candidate, Shape, WorkerSettings};
+use super::chart;
 use super::interval::Interval;
-use super::search::Found;
-use super::whatif::ratio;
-use super::{Question, chart};
+use super::means::Means;
+use super::question::Question;
+use super::search::SearchedCandidate;
 use serde::Serialize;
 
-/// The answer.
+/// The recommendation.
 #[derive(Clone, Debug, Serialize)]
-pub struct Answer {
-    /// The model.
+pub struct Recommendation {
+    /// Model name.
     pub model: String,
-    /// What was asked for.
+    /// Name of the demand.
     pub demand: String,
-    /// What a request is, in the mean.
+    /// Mean request.
     pub means: Means,
-    /// What was promised.
+    /// Latency limits.
     pub slo: String,
-    /// What there was.
+    /// Cores or workers.
     #[serde(serialize_with = "as_text")]
     pub budget: Budget,
-    /// Whether to have encoders of their own.
+    /// Advice on disaggregation.
     pub advice: Advice,
-    /// Why.
+    /// Reason for the advice.
     pub why: String,
     /// The cluster to run.
-    pub best: Choice,
-    /// The next one, of another shape.
-    pub runner_up: Option<Choice>,
+    pub best: RecommendedCluster,
+    /// The best cluster of another shape.
+    pub runner_up: Option<RecommendedCluster>,
     /// Goodput of the best over that of the runner-up.
     pub margin: Option<f64>,
-    /// What else was simulated, best first: name and goodput by the coarse search.
+    /// All simulated clusters, best first: name and goodput by the coarse search.
     pub others: Vec<(String, f64)>,
-    /// What was not, since it cannot do as much as the best: name and bound.
+    /// Clusters that were not simulated, since their bound is below the best: name and bound.
     pub pruned: Vec<(String, f64)>,
-    /// Other demands.
+    /// Plans for other demands.
     pub sensitivity: Vec<WhatIf>,
 }
 
-/// Whether to have encoders of their own.
+/// Advice on disaggregated encoders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Advice {
-    /// Yes.
+    /// Encoders as separate workers serve more.
     Disaggregate,
-    /// No.
+    /// Colocated workers serve as much or more.
     DoNotDisaggregate,
-    /// Nothing that fits keeps the promises.
+    /// No cluster of the budget meets the SLO.
     NothingHelps,
 }
 
-/// A cluster, and what it does.
+/// A cluster and its expected performance.
 #[derive(Clone, Debug, Serialize)]
-pub struct Choice {
-    /// As the bench names it.
+pub struct RecommendedCluster {
+    /// The bench's name of the topology.
     pub topology: String,
     /// Its workers.
     pub shape: Shape,
-    /// Encoders for each PD worker, where they are apart.
+    /// Encoders for each PD worker, if encoders are separate workers.
     pub encoders_per_pd: Option<f64>,
     /// Cores of a worker.
     pub threads_per_worker: usize,
     /// Its settings.
-    pub settings: Settings,
-    /// Requests a second that keep every promise.
+    pub settings: WorkerSettings,
+    /// Goodput, in requests a second.
     pub goodput: Interval,
-    /// The same of each core.
+    /// Goodput of each core.
     pub goodput_per_core: f64,
-    /// What it could do if nobody ever waited.
+    /// Upper bound.
     pub bound: Bound,
-    /// Where it is full.
+    /// The bottleneck at the goodput.
     pub bottleneck: Bottleneck,
     /// Command lines.
     pub commands: Vec<String>,
-    /// For the Helm chart.
+    /// Values of the Helm chart.
     pub values: String,
     #[serde(skip)]
-    pub(super) found: Found,
+    pub(super) found: SearchedCandidate,
 }
 
-/// Where a cluster is full.
+/// The bottleneck of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Bottleneck {
     /// The busiest pool.
     pub pool: String,
     /// Part of its cores' time that is used at the goodput.
     pub utilisation: f64,
-    /// The part of that which is encoding.
+    /// Share of encoding in that time.
     pub encoding: f64,
-    /// Promises that break first above it.
+    /// SLO rules that break first above the goodput.
     pub breaks: Vec<String>,
 }
 
-/// Another demand.
+/// The plan for another demand.
 #[derive(Clone, Debug, Serialize)]
 pub struct WhatIf {
-    /// What changes.
+    /// The change of the demand.
     pub question: String,
-    /// What becomes of the plan.
+    /// Its effect on the plan.
     pub answer: String,
-    /// Of the best cluster then, in requests a second.
+    /// Goodput of the best cluster for it, in requests a second.
     pub goodput: f64,
     /// Its workers.
     pub shape: Option<Shape>,
@@ -112,13 +113,13 @@ fn as_text<S: serde::Serializer>(budget: &Budget, to: S) -> Result<S::Ok, S::Err
     to.collect_str(budget)
 }
 
-impl Answer {
-    /// Of finalists, best first.
+impl Recommendation {
+    /// A recommendation from finalists, best first.
     pub(super) fn new(
         question: &Question<'_>,
         means: &Means,
-        finalists: Vec<Found>,
-        ranked: &[Found],
+        finalists: Vec<SearchedCandidate>,
+        ranked: &[SearchedCandidate],
         pruned: Vec<(Candidate, Bound)>,
     ) -> Self {
         let model = question.curves[0].model.clone();
@@ -135,33 +136,40 @@ impl Answer {
             budget: question.budget,
             advice,
             why,
-            runner_up: runner_up.map(|found| Choice::new(&model, found)),
+            runner_up: runner_up.map(|found| RecommendedCluster::new(&model, found)),
             margin,
             others: ranked.iter().map(|f| (f.candidate.name(), f.rate)).collect(),
             pruned: pruned.into_iter().map(|(c, bound)| (c.name(), bound.rate)).collect(),
             sensitivity: Vec::new(),
-            best: Choice::new(&model, winner),
+            best: RecommendedCluster::new(&model, winner),
             model,
         }
     }
 }
 
-/// Where the best is, of some that are sorted; but one with fewer parts, if it is not told apart from the best.
-pub(super) fn decide(sorted: &[Found]) -> Option<usize> {
+/// Index of the recommended cluster in a sorted list: a colocated one, unless a disaggregated one is better beyond the
+/// interval.
+pub(super) fn decide(sorted: &[SearchedCandidate]) -> Option<usize> {
     let best = sorted.first()?;
-    let simpler = |f: &Found| !f.candidate.shape.is_split() && !best.goodput.is_above(&f.goodput);
+    let simpler = |f: &SearchedCandidate| !f.candidate.shape.is_split() && !best.goodput.is_above(&f.goodput);
     let simpler = if best.candidate.shape.is_split() { sorted.iter().position(simpler) } else { None };
     Some(simpler.unwrap_or(0))
 }
 
-fn advise(means: &Means, winner: &Found, other: Option<&Found>, ranked: &[Found]) -> (Advice, String) {
-    let rates = |f: &Found| format!("{} with {:.2} requests/s", f.candidate.name(), f.goodput.mean);
+fn advise(
+    means: &Means,
+    winner: &SearchedCandidate,
+    other: Option<&SearchedCandidate>,
+    ranked: &[SearchedCandidate],
+) -> (Advice, String) {
+    let rates =
+        |f: &SearchedCandidate| format!("{} with {:.2} requests/s", f.candidate.name(), f.goodput.mean);
     if winner.goodput.mean == 0.0 {
         let shown = winner.broken.as_ref().or(winner.at.as_ref().map(|at| &at.verdict));
         let failed = shown.map_or(String::new(), |v| breaks(v).join("; "));
         return (
             Advice::NothingHelps,
-            format!("no cluster of this budget keeps the promises at any rate: {failed}"),
+            format!("no cluster of this budget meets the SLO at any rate: {failed}"),
         );
     }
     if winner.candidate.shape.is_split() {
@@ -169,39 +177,40 @@ fn advise(means: &Means, winner: &Found, other: Option<&Found>, ranked: &[Found]
         let beside = simple.map_or(String::new(), |f| format!(", against {}", rates(f)));
         return (
             Advice::Disaggregate,
-            format!("encoders of their own serve more: {}{beside}", rates(winner)),
+            format!("disaggregated encoders serve more: {}{beside}", rates(winner)),
         );
     }
     if means.items == 0.0 {
-        return (
-            Advice::DoNotDisaggregate,
-            "there are no items, so encoders would have nothing to do".to_owned(),
-        );
+        return (Advice::DoNotDisaggregate, "there are no items, so encoders would be idle".to_owned());
     }
     let split = other.filter(|f| f.candidate.shape.is_split());
     let split = split.or_else(|| ranked.iter().find(|f| f.candidate.shape.is_split()));
     let why = match split {
         Some(f) if f.goodput.mean >= winner.goodput.mean => {
-            format!("encoders of their own gain nothing beyond the interval: {}, {}", rates(f), rates(winner))
+            format!(
+                "disaggregated encoders gain nothing beyond the interval: {}, {}",
+                rates(f),
+                rates(winner)
+            )
         }
-        Some(f) => format!("workers with both serve more: {}, against {}", rates(winner), rates(f)),
-        None => "no cluster with encoders of their own can serve as much".to_owned(),
+        Some(f) => format!("colocated workers serve more: {}, against {}", rates(winner), rates(f)),
+        None => "no disaggregated cluster can serve as much".to_owned(),
     };
     (Advice::DoNotDisaggregate, why)
 }
 
-fn breaks(verdict: &triptych_bench::judge::Verdict) -> Vec<String> {
+fn breaks(verdict: &triptych_bench::judge::RunVerdict) -> Vec<String> {
     verdict.findings.iter().filter(|f| !f.passed).map(|f| format!("{} is {}", f.rule, f.found)).collect()
 }
 
-impl Choice {
-    pub(super) fn new(model: &str, found: Found) -> Self {
+impl RecommendedCluster {
+    pub(super) fn new(model: &str, found: SearchedCandidate) -> Self {
         let Candidate { shape, settings, curves } = &found.candidate;
         let cores = found.candidate.n_workers() * curves.threads;
         Self {
             topology: shape.name(),
             shape: *shape,
-            encoders_per_pd: ratio(*shape),
+            encoders_per_pd: shape.encoders_per_pd(),
             threads_per_worker: curves.threads,
             settings: *settings,
             goodput: found.goodput,
@@ -216,7 +225,7 @@ impl Choice {
 }
 
 impl Bottleneck {
-    fn of(found: &Found) -> Self {
+    fn of(found: &SearchedCandidate) -> Self {
         let breaks = found.broken.as_ref().map(breaks).unwrap_or_default();
         let pools = found.at.as_ref().map_or(&[][..], |at| &at.pools);
         let busiest = pools.iter().max_by(|a, b| a.utilisation.total_cmp(&b.utilisation));

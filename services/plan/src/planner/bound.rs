@@ -1,103 +1,26 @@
-//! What a cluster could do at most: each stage at its cheapest, nobody ever waiting. No simulation passes it, so what is
-//! below the best that was found need not be simulated.
+//! Upper bound on a cluster's rate: each stage at its cheapest, without any waiting. No simulation exceeds it, so a
+//! candidate whose bound is below the best result is not simulated.
 
 use super::candidate::{Candidate, Shape};
-use super::demand::Demand;
+use super::means::Means;
 use crate::curves::CostCurves;
 use serde::Serialize;
-use std::collections::HashSet;
-use triptych_bench::offered::{ItemShape, Offered};
 
-/// Requests that the means are taken of.
-const SAMPLE: usize = 1000;
-
-/// What a request is, in the mean.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Means {
-    /// Items.
-    pub items: f64,
-    /// Items whose content was not there before in the sample.
-    pub new_items: f64,
-    /// Encoder output tokens of all items.
-    pub item_tokens: f64,
-    /// Those of new items.
-    pub new_item_tokens: f64,
-    /// Tokens of text in the prompt.
-    pub text_tokens: f64,
-    /// Tokens to write.
-    pub output_tokens: f64,
-    /// Whether prompts begin with what an earlier turn said.
-    pub has_turns: bool,
-}
-
-impl Means {
-    /// Of the first requests; `None` of none.
-    pub fn of(demand: &dyn Demand, curves: &CostCurves) -> Option<Self> {
-        let mut seen = HashSet::new();
-        let mut sums = Self::default();
-        let mut n = 0.0;
-        for Offered { items, text_tokens, output_tokens, session, .. } in demand.requests(1.0, 0).take(SAMPLE)
-        {
-            n += 1.0;
-            sums.has_turns |= session.is_some();
-            sums.text_tokens += f64::from(text_tokens);
-            sums.output_tokens += f64::from(output_tokens);
-            for item in items {
-                let tokens = item_tokens(curves, item.shape);
-                sums.items += 1.0;
-                sums.item_tokens += tokens;
-                if seen.insert(item) {
-                    sums.new_items += 1.0;
-                    sums.new_item_tokens += tokens;
-                }
-            }
-        }
-        (n > 0.0).then(|| Self {
-            items: sums.items / n,
-            new_items: sums.new_items / n,
-            item_tokens: sums.item_tokens / n,
-            new_item_tokens: sums.new_item_tokens / n,
-            text_tokens: sums.text_tokens / n,
-            output_tokens: sums.output_tokens / n,
-            has_turns: sums.has_turns,
-        })
-    }
-}
-
-/// Output tokens of an item: on the line between the measured sizes around it, beyond them in proportion.
-pub fn item_tokens(curves: &CostCurves, shape: ItemShape) -> f64 {
-    let size = match shape {
-        ItemShape::Image { width, height } => f64::from(width) * f64::from(height),
-        ItemShape::Audio { millis } => f64::from(millis),
-    };
-    let items = &curves.items;
-    let (Some(first), Some(last)) = (items.first(), items.last()) else { return 0.0 };
-    let after = items.partition_point(|p| p.size < size);
-    match (after.checked_sub(1).and_then(|i| items.get(i)), items.get(after)) {
-        (Some(below), Some(above)) => {
-            let part = (size - below.size) / (above.size - below.size);
-            f64::from(below.tokens) + part * (f64::from(above.tokens) - f64::from(below.tokens))
-        }
-        // Models scale small pictures up, and large ones down.
-        (None, _) => f64::from(first.tokens),
-        (_, None) => f64::from(last.tokens),
-    }
-}
-
-/// What limits a candidate.
+/// Upper bound of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Bound {
-    /// Requests a second that it cannot pass.
+    /// Upper bound of the rate, in requests a second.
     pub rate: f64,
-    /// Seconds of a worker that the encodes of a request take at least.
+    /// Least worker time for the encodes of a request, in seconds.
     pub encode_s: f64,
-    /// The same of reading its prompt and writing its answer.
+    /// Least worker time for its prefill and decode, in seconds.
     pub decode_s: f64,
 }
 
-/// Of a candidate.
+/// The bound of a candidate.
 pub fn of(candidate: &Candidate, means: &Means) -> Bound {
-    let (encode_s, decode_s) = (encode_s(&candidate.curves, means), decode_s(&candidate.curves, means));
+    let encode_s = encode_s(&candidate.curves, means);
+    let decode_s = decode_s(&candidate.curves, means);
     let of = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { f64::MAX };
     let rate = match candidate.shape {
         Shape::Split { encoders, pds } => of(encoders, encode_s).min(of(pds, decode_s)),
@@ -107,7 +30,7 @@ pub fn of(candidate: &Candidate, means: &Means) -> Bound {
     Bound { rate, encode_s, decode_s }
 }
 
-/// At the best rate of tokens that any measured batch had.
+/// Encode time at the highest token rate of any measured batch.
 fn encode_s(curves: &CostCurves, means: &Means) -> f64 {
     let each = curves.encode.iter().map(|p| p.p50_us / p.tokens.max(1) as f64);
     means.new_item_tokens * least(each) / 1e6
@@ -128,29 +51,4 @@ fn decode_s(curves: &CostCurves, means: &Means) -> f64 {
 fn least(values: impl Iterator<Item = f64>) -> f64 {
     let least = values.fold(f64::INFINITY, f64::min);
     if least.is_finite() { least } else { 0.0 }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::curves::Costs;
-    use crate::curves::sample::curves;
-
-    #[test]
-    fn sizes_between_measured_ones_lie_on_the_line_and_sizes_beyond_are_the_last() {
-        let curves = curves();
-        let tokens = |side: u32| item_tokens(&curves, ItemShape::Image { width: side, height: side });
-        assert_eq!((tokens(448), tokens(10), tokens(5000)), (256.0, 16.0, 1024.0));
-        assert!(tokens(600) > 256.0 && tokens(600) < tokens(640));
-    }
-
-    #[test]
-    fn the_simulator_takes_an_item_for_what_the_bound_takes_it() {
-        let curves = curves();
-        let costs = Costs::new(&curves);
-        for side in [10, 112, 300, 640, 896, 5000] {
-            let shape = ItemShape::Image { width: side, height: side };
-            assert_eq!(f64::from(costs.item(shape).tokens), item_tokens(&curves, shape).round(), "{side}");
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! What there is to spend.
+//! The budget of a plan.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ pub enum Budget {
     Workers(usize),
 }
 
-/// Not a budget.
+/// Text that is no budget.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error(
     "{found:?} is no budget, allowed are a number of cores or of workers, as in 8cores or 6workers, up to 65536"
@@ -59,7 +59,7 @@ impl Budget {
         }
     }
 
-    /// Whether one worker of so many threads uses all of it.
+    /// True if one worker of so many threads uses all of it.
     pub fn is_one(self, threads: usize) -> bool {
         self.workers(threads) == 1
     }
@@ -83,8 +83,8 @@ mod tests {
         assert_eq!("1 worker".parse(), Ok(Budget::Workers(1)));
         assert_eq!((Budget::Cores(9).workers(2), Budget::Workers(9).workers(2)), (4, 9));
         for bad in ["", "8", "0cores", "-1cores", "8gpus", "99999999999999999999cores", "cores"] {
-            let told = bad.parse::<Budget>().unwrap_err().to_string();
-            assert!(told.contains("8cores"), "{told}");
+            let error = bad.parse::<Budget>().unwrap_err().to_string();
+            assert!(error.contains("8cores"), "{error}");
         }
     }
 }

@@ -1,12 +1,10 @@
-//! Clusters that fit a budget.
+//! A cluster that the planner compares.
 
-use super::Question;
-use super::bound::Means;
+use super::question::Question;
 use crate::curves::CostCurves;
 use crate::simulator::ClusterSpec;
 use crate::simulator::spec::{EncoderSpec, PdSpec, PoolRole, PoolSpec};
 use serde::{Serialize, Serializer};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use triptych_encoder::BatchLimits;
 use triptych_pd::EngineSettings;
@@ -15,7 +13,7 @@ use triptych_runtime::compute_arbiter::EncoderBudget;
 /// Workers before which a proxy of their own stands, in large fleets.
 const WORKERS_OF_A_PROXY: usize = 64;
 
-/// Which workers there are.
+/// Workers of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Shape {
@@ -28,20 +26,28 @@ pub enum Shape {
     },
     /// Workers with both.
     Replicated {
-        /// How many.
+        /// Number of workers.
         workers: usize,
     },
-    /// One worker with both, and everything there is.
+    /// One worker with both, on all cores.
     Colocated,
 }
 
 impl Shape {
-    /// Whether encoders are workers of their own.
+    /// True if encoders are separate workers.
     pub fn is_split(self) -> bool {
         matches!(self, Self::Split { .. })
     }
 
-    /// As the bench names it.
+    /// Encoders for each PD worker, if encoders are separate workers.
+    pub fn encoders_per_pd(self) -> Option<f64> {
+        match self {
+            Self::Split { encoders, pds } => Some(encoders as f64 / pds as f64),
+            Self::Replicated { .. } | Self::Colocated => None,
+        }
+    }
+
+    /// The bench's name of the topology.
     pub fn name(self) -> String {
         match self {
             Self::Split { encoders, pds } => {
@@ -54,9 +60,9 @@ impl Shape {
     }
 }
 
-/// What can be set.
+/// WorkerSettings of the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Settings {
+pub struct WorkerSettings {
     /// Token rows of an engine step.
     pub token_budget: usize,
     /// Sequences of an engine that run at once.
@@ -65,14 +71,15 @@ pub struct Settings {
     pub batch_tokens: usize,
     /// Items of an encoder batch.
     pub batch_items: usize,
-    /// What is encoded between two steps while sequences decode, for workers with both.
+    /// Encoder tokens between two steps while sequences decode, for workers with both.
     #[serde(serialize_with = "as_flag")]
     pub encoder_budget: EncoderBudget,
 }
 
-impl Default for Settings {
+impl Default for WorkerSettings {
     fn default() -> Self {
-        let (engine, batch) = (EngineSettings::default(), BatchLimits::default());
+        let engine = EngineSettings::default();
+        let batch = BatchLimits::default();
         Self {
             token_budget: engine.token_budget,
             max_sequences: engine.max_sequences,
@@ -83,71 +90,23 @@ impl Default for Settings {
     }
 }
 
-/// A cluster to look at.
+/// A cluster to simulate.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     /// Its workers.
     pub shape: Shape,
-    /// What each of them costs; they are alike.
+    /// Cost curves of each worker.
     pub curves: Arc<CostCurves>,
     /// Their settings.
-    pub settings: Settings,
+    pub settings: WorkerSettings,
 }
-
-/// Up to so many workers every ratio is looked at; above, those around the one that the means ask for.
-const ALL_RATIOS: usize = 10;
-/// Shares of encoders around the balanced one.
-const AROUND: [f64; 9] = [0.4, 0.6, 0.75, 0.87, 1.0, 1.15, 1.3, 1.6, 2.2];
-/// Encoder token budgets of workers with both; the first is theirs if nothing is said.
-pub const TURNS: [EncoderBudget; 3] =
-    [EncoderBudget::Automatic, EncoderBudget::Tokens(256), EncoderBudget::Unlimited];
 
 fn as_flag<S: Serializer>(budget: &EncoderBudget, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(budget)
 }
 
-/// All that fit.
-pub fn all(question: &Question<'_>, means: &Means) -> Vec<Candidate> {
-    let mut all = Vec::new();
-    for curves in &question.curves {
-        let workers = question.budget.workers(curves.threads);
-        let candidate = |shape, settings| Candidate { shape, curves: Arc::clone(curves), settings };
-        let both = match workers {
-            0 => continue,
-            1 => Shape::Colocated,
-            workers => Shape::Replicated { workers },
-        };
-        let turns = if means.items > 0.0 { &TURNS[..] } else { &TURNS[..1] };
-        all.extend(
-            turns
-                .iter()
-                .map(|&encoder_budget| candidate(both, Settings { encoder_budget, ..Settings::default() })),
-        );
-        all.extend(ratios(workers, curves, means).into_iter().map(|encoders| {
-            let pds = workers - encoders;
-            candidate(Shape::Split { encoders, pds }, Settings::default())
-        }));
-    }
-    all
-}
-
-/// Encoders of so many workers, ascending.
-fn ratios(workers: usize, curves: &Arc<CostCurves>, means: &Means) -> BTreeSet<usize> {
-    if workers < 2 {
-        return BTreeSet::new();
-    }
-    if workers <= ALL_RATIOS {
-        return (1..workers).collect();
-    }
-    let one = |shape| Candidate { shape, curves: Arc::clone(curves), settings: Settings::default() };
-    let bound = super::bound::of(&one(Shape::Colocated), means);
-    let share = bound.encode_s / (bound.encode_s + bound.decode_s).max(f64::MIN_POSITIVE);
-    let balanced = share * workers as f64;
-    AROUND.iter().map(|part| ((balanced * part).round() as usize).clamp(1, workers - 1)).collect()
-}
-
 impl Candidate {
-    /// Shape, threads of a worker, and what sets it apart.
+    /// Shape, threads of a worker, and a setting that is not the default.
     pub fn name(&self) -> String {
         let turns = match (self.shape.is_split(), self.settings.encoder_budget) {
             (true, _) | (false, EncoderBudget::Automatic) => String::new(),
@@ -175,7 +134,7 @@ impl Candidate {
         self.n_workers().div_ceil(WORKERS_OF_A_PROXY)
     }
 
-    /// As the simulator takes it.
+    /// Specification for the simulator.
     pub fn spec(&self, question: &Question<'_>) -> ClusterSpec {
         let settings = self.settings;
         let engine = EngineSettings {

@@ -5,14 +5,15 @@ use std::fmt::Write as _;
 
 /// Ports of the workers of a cluster on one host.
 const FIRST_PORT: usize = 7001;
-/// What a PD worker is told its KV cache's type with.
+/// Flag of the KV cache's element type.
 const KV_FLAG: &str = "--kv-cache-dtype";
-/// More workers than that are not listed one by one.
+/// Most workers that are listed one by one.
 const LISTED: usize = 16;
 
 /// One line for each worker, with a proxy before them; of large clusters one line for each kind.
 pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
-    let (settings, threads) = (candidate.settings, candidate.curves.threads);
+    let settings = candidate.settings;
+    let threads = candidate.curves.threads;
     let common =
         format!("--model {model} --threads {threads} --precision {} --ec STORE", candidate.curves.precision);
     let engine =
@@ -76,7 +77,8 @@ pub fn values(model: &str, candidate: &Candidate) -> String {
 }
 
 fn pool(model: &str, candidate: &Candidate, (suffix, role, replicas): (&str, &str, usize)) -> String {
-    let (settings, curves) = (candidate.settings, &candidate.curves);
+    let settings = candidate.settings;
+    let curves = &candidate.curves;
     let name = name(model);
     let mut yaml = format!(
         "  - name: {name}-{suffix}\n    role: {role}\n    model: {{path: {model:?}}}\n    replicas: {replicas}\n    \
@@ -124,11 +126,11 @@ mod tests {
     use super::*;
     use crate::curves::CostCurves;
     use crate::curves::sample::curves;
-    use crate::planner::candidate::Settings;
+    use crate::planner::candidate::WorkerSettings;
     use std::sync::Arc;
 
     fn candidate(shape: Shape) -> Candidate {
-        Candidate { shape, curves: Arc::new(curves()), settings: Settings::default() }
+        Candidate { shape, curves: Arc::new(curves()), settings: WorkerSettings::default() }
     }
 
     #[test]

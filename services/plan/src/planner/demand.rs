@@ -1,4 +1,4 @@
-//! What will be offered, at any rate.
+//! Offered requests at any rate.
 
 use std::collections::VecDeque;
 use triptych_bench::arrivals::Arrivals;
@@ -10,7 +10,7 @@ pub type Requests<'a> = Box<dyn Iterator<Item = Offered> + Send + 'a>;
 
 /// A source of requests. The same rate and seed give the same requests.
 pub trait Demand: Sync {
-    /// What it is, for the plan.
+    /// Name for the plan.
     fn name(&self) -> String;
 
     /// Requests at a mean rate, a second.
@@ -20,9 +20,9 @@ pub trait Demand: Sync {
 /// A workload of the bench.
 #[derive(Clone, Debug)]
 pub struct Named {
-    /// Which.
+    /// The workload.
     pub workload: Workload,
-    /// How requests are spread over time.
+    /// Arrival process.
     pub arrivals: Arrivals,
 }
 
@@ -36,20 +36,20 @@ impl Demand for Named {
     }
 }
 
-/// Another demand, in which a share of the items were there before.
+/// Another demand with a share of repeated items.
 pub struct Reused<'a> {
-    /// What it is made of.
+    /// The demand that it changes.
     pub demand: &'a dyn Demand,
-    /// From 0 to 1.
+    /// Share of repeated items, from 0 to 1.
     pub share: f64,
 }
 
-/// Items that may come again.
-const KEPT: usize = 256;
+/// Items that may be repeated.
+const CACHE_ITEMS: usize = 256;
 
 impl Demand for Reused<'_> {
     fn name(&self) -> String {
-        format!("{}, with {:.0} % of its items seen before", self.demand.name(), self.share * 1e2)
+        format!("{}, with {:.0} % of its items repeated", self.demand.name(), self.share * 1e2)
     }
 
     fn requests(&self, rate: f64, seed: u64) -> Requests<'_> {
@@ -63,7 +63,7 @@ impl Demand for Reused<'_> {
                 if !alike.is_empty() && draws.unit() < share {
                     *item = *alike[draws.below(alike.len())];
                 } else {
-                    if seen.len() == KEPT {
+                    if seen.len() == CACHE_ITEMS {
                         seen.pop_front();
                     }
                     seen.push_back(*item);
@@ -79,7 +79,7 @@ impl Demand for Reused<'_> {
 pub struct Draws(u64);
 
 impl Draws {
-    /// Of a seed.
+    /// Numbers from a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -92,12 +92,12 @@ impl Draws {
         z ^ (z >> 31)
     }
 
-    /// From 0 to below 1.
+    /// A number in [0, 1).
     pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// From 0 to below `n`; 0 for none.
+    /// An integer in 0..`n`; 0 for an empty range.
     pub fn below(&mut self, n: usize) -> usize {
         ((self.unit() * n as f64) as usize).min(n.saturating_sub(1))
     }

@@ -1,37 +1,45 @@
-//! Fleets of growing size, simulated: what a request costs in each, with encoders of their own and without.
+//! Simulated cost of a request in fleets of growing size, disaggregated and colocated.
 
-use super::answer::Choice;
-use super::{Budget, Effort, PlanError, Question, bound::Means, explore, search};
+use super::answer::RecommendedCluster;
+use super::budget::Budget;
+use super::effort::Effort;
+use super::explore::explore;
+use super::means::Means;
+use super::question::{PlanError, Progress, Question};
+use super::search;
 use serde::Serialize;
-use triptych_bench::report::{Axis, Cell, Chart, Lines, Report, Scale, Section, Series, Stroke, Table};
+use triptych_bench::report::{Axis, Cell, Chart, LineChart, Report, Scale, Section, Series, Stroke, Table};
 
-/// Requests of a run for each worker, so that a large fleet is full in it.
-const EACH: usize = 25;
+/// Requests of a run for each worker, so that a large fleet is loaded.
+const REQUESTS_PER_WORKER: usize = 25;
 
-/// A size of fleet.
+/// The best clusters of one size.
 #[derive(Clone, Debug, Serialize)]
 pub struct Fleet {
     /// Workers of all kinds.
     pub workers: usize,
-    /// The best with encoders of their own.
-    pub split: Option<Choice>,
-    /// The best without.
-    pub both: Option<Choice>,
+    /// The best disaggregated cluster.
+    #[serde(rename = "disaggregated")]
+    pub split: Option<RecommendedCluster>,
+    /// The best colocated cluster.
+    #[serde(rename = "colocated")]
+    pub both: Option<RecommendedCluster>,
 }
 
-/// Plans a fleet of each size.
+/// Plans one fleet of each size.
 ///
 /// # Errors
 /// [`PlanError`].
 pub fn fleets(
     question: &Question<'_>,
     sizes: &[usize],
-    progress: super::Progress<'_>,
+    progress: Progress<'_>,
 ) -> Result<Vec<Fleet>, PlanError> {
     let mut fleets = Vec::new();
     for &workers in sizes {
         let effort = question.effort;
-        let effort = Effort { requests: effort.requests.max(EACH * workers), tunes: false, ..effort };
+        let effort =
+            Effort { requests: effort.requests.max(REQUESTS_PER_WORKER * workers), tunes: false, ..effort };
         let question = Question {
             budget: Budget::Workers(workers),
             effort,
@@ -40,46 +48,46 @@ pub fn fleets(
         };
         question.check()?;
         let means = Means::of(question.demand, &question.curves[0]).ok_or(PlanError::Empty)?;
-        let told = |done: usize, of: usize, name: &str| {
+        let report = |done: usize, of: usize, name: &str| {
             progress(done, of, &format!("{workers} workers: {name}"));
         };
-        let (ranked, _) = explore(&question, &means, &told)?;
+        let (ranked, _) = explore(&question, &means, &report)?;
         let model = &question.curves[0].model;
         let best = |split: bool| {
             let first = ranked.iter().find(|f| f.candidate.shape.is_split() == split && f.rate > 0.0);
             let settled = first.map(|found| search::settle(&question, found.clone())).transpose()?;
-            Ok::<_, PlanError>(settled.map(|found| Choice::new(model, found)))
+            Ok::<_, PlanError>(settled.map(|found| RecommendedCluster::new(model, found)))
         };
         fleets.push(Fleet { workers, split: best(true)?, both: best(false)? });
     }
     Ok(fleets)
 }
 
-impl Choice {
-    /// Core-seconds of a request.
+impl RecommendedCluster {
+    /// Cost in core-seconds of a request.
     pub fn cost(&self) -> f64 {
         1.0 / self.goodput_per_core.max(f64::MIN_POSITIVE)
     }
 }
 
-/// As a page.
+/// The page.
 pub fn report(question: &Question<'_>, fleets: &[Fleet]) -> Report {
     let curves = &question.curves[0];
     let measured = &curves.measured;
     let mut report = Report {
-        title: format!("What a request costs in fleets of {}", curves.model),
+        title: format!("Cost of a request in fleets of {}", curves.model),
         lead: "Simulated with the scheduler and the router that serve, and costs that were measured on one worker. Cost is \
                core-seconds of a request at goodput: less is better, and a level line is a fleet that grows without loss."
             .to_owned(),
         facts: vec![
             ("workload".into(), question.demand.name()),
-            ("promises".into(), question.slo.to_string()),
+            ("SLO".into(), question.slo.to_string()),
             ("curves".into(), format!("{}, commit {}", measured.host, measured.commit)),
             ("cores of a worker".into(), curves.threads.to_string()),
         ],
         ..Report::default()
     };
-    let line = |name: &str, place, pick: fn(&Fleet) -> Option<&Choice>| {
+    let line = |name: &str, place, pick: fn(&Fleet) -> Option<&RecommendedCluster>| {
         let chosen = || fleets.iter().filter_map(|f| Some((f.workers as f64, pick(f)?)));
         Series {
             name: name.to_owned(),
@@ -90,19 +98,19 @@ pub fn report(question: &Question<'_>, fleets: &[Fleet]) -> Report {
         }
     };
     let axis = |label: &str, scale| Axis { label: label.to_owned(), scale };
-    let chart = Chart::Lines(Lines {
+    let chart = Chart::Lines(LineChart {
         title: "Core-seconds of a request at goodput".to_owned(),
         x: axis("workers", Scale::Log),
         y: axis("core-seconds of a request", Scale::Linear),
         series: vec![
-            line("encoders apart", 0, |f| f.split.as_ref()),
-            line("workers with both", 1, |f| f.both.as_ref()),
+            line("disaggregated", 0, |f| f.split.as_ref()),
+            line("colocated", 1, |f| f.both.as_ref()),
         ],
         limits: Vec::new(),
     });
     report.sections.push(Section {
         heading: "Cost of a request".to_owned(),
-        text: "The best ratio of each size, and the best settings of workers with both.".to_owned(),
+        text: "The best ratio of each size, and the best settings of colocated workers.".to_owned(),
         tables: vec![table(fleets)],
         charts: vec![chart],
     });
@@ -110,15 +118,22 @@ pub fn report(question: &Question<'_>, fleets: &[Fleet]) -> Report {
 }
 
 fn table(fleets: &[Fleet]) -> Table {
-    let columns =
-        ["workers", "best apart", "requests/s", "core-seconds", "with both: requests/s", "core-seconds"];
+    let columns = [
+        "workers",
+        "best disaggregated",
+        "requests/s",
+        "core-seconds",
+        "colocated: requests/s",
+        "core-seconds",
+    ];
     let row = |fleet: &Fleet| {
-        let goodput =
-            |c: &Choice| format!("{:.2} ({:.2} to {:.2})", c.goodput.mean, c.goodput.low, c.goodput.high);
-        let of = |choice: &Option<Choice>, what: &dyn Fn(&Choice) -> String| {
+        let goodput = |c: &RecommendedCluster| {
+            format!("{:.2} ({:.2} to {:.2})", c.goodput.mean, c.goodput.low, c.goodput.high)
+        };
+        let of = |choice: &Option<RecommendedCluster>, what: &dyn Fn(&RecommendedCluster) -> String| {
             Cell::from(choice.as_ref().map_or_else(|| "none".to_owned(), what))
         };
-        let cost = |c: &Choice| format!("{:.3}", c.cost());
+        let cost = |c: &RecommendedCluster| format!("{:.3}", c.cost());
         vec![
             Cell::from(fleet.workers.to_string()),
             of(&fleet.split, &|c| c.topology.clone()),

@@ -1,4 +1,4 @@
-//! How sure a number is: a bootstrap over what several seeds gave (Efron, "Bootstrap Methods: Another Look at the
+//! Confidence interval: a bootstrap over several seeds (Efron, "Bootstrap Methods: Another Look at the
 //! Jackknife", 1979).
 
 use super::demand::Draws;
@@ -10,7 +10,7 @@ const RESAMPLES: usize = 2000;
 /// A mean, and where it lies in 95 of 100 resamples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Interval {
-    /// Of the seeds.
+    /// Mean over the seeds.
     pub mean: f64,
     /// 2.5 of 100 are below.
     pub low: f64,
@@ -19,12 +19,12 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Of what each seed gave, each known to a part of `tolerance`; zero of none.
+    /// Interval of values with a relative resolution of `tolerance`; zero without values.
     pub fn of(values: &[f64], tolerance: f64) -> Self {
         Self::of_next(values, values.len(), tolerance)
     }
 
-    /// Where the mean of `n` more seeds would lie: fewer of them are less sure.
+    /// Interval of the mean of `n` further seeds.
     pub fn of_next(values: &[f64], n: usize, tolerance: f64) -> Self {
         if values.is_empty() || n == 0 {
             return Self::default();
@@ -43,7 +43,7 @@ impl Interval {
         }
     }
 
-    /// Whether all of it is above all of the other.
+    /// True if it lies entirely above the other.
     pub fn is_above(&self, other: &Self) -> bool {
         self.low > other.high
     }
@@ -68,7 +68,8 @@ mod tests {
     #[test]
     fn one_more_seed_is_less_sure_than_the_mean_of_many() {
         let found: Vec<f64> = (0..20).map(|i| 10.0 + f64::from(i % 5)).collect();
-        let (mean, one) = (Interval::of(&found, 0.0), Interval::of_next(&found, 1, 0.0));
+        let mean = Interval::of(&found, 0.0);
+        let one = Interval::of_next(&found, 1, 0.0);
         assert_eq!((one.mean, one.low, one.high), (12.0, 10.0, 14.0));
         assert!(mean.low > 11.0 && mean.high < 13.0, "{mean:?}");
     }

@@ -1,11 +1,11 @@
-//! The answer as a page to read.
+//! The recommendation as a page of Markdown.
 
-use super::answer::{Advice, Answer, Choice};
-use super::candidate::Settings;
+use super::answer::{Advice, Recommendation, RecommendedCluster};
+use super::candidate::WorkerSettings;
 use std::fmt::Write as _;
 
 /// The page.
-pub fn markdown(answer: &Answer) -> String {
+pub fn markdown(answer: &Recommendation) -> String {
     let mut page = String::new();
     // Writing to a String cannot fail.
     let _ = head(&mut page, answer);
@@ -16,17 +16,17 @@ pub fn markdown(answer: &Answer) -> String {
     page
 }
 
-fn head(page: &mut String, answer: &Answer) -> std::fmt::Result {
+fn head(page: &mut String, answer: &Recommendation) -> std::fmt::Result {
     let advice = match answer.advice {
         Advice::Disaggregate => format!("disaggregate: {}", answer.best.topology),
         Advice::DoNotDisaggregate => format!("do not disaggregate: {}", answer.best.topology),
-        Advice::NothingHelps => "nothing of this budget keeps the promises".to_owned(),
+        Advice::NothingHelps => "no cluster of this budget meets the SLO".to_owned(),
     };
     writeln!(page, "# Plan for {}: {advice}\n\n{}.\n", answer.model, upper(&answer.why))?;
     let means = answer.means;
     writeln!(
         page,
-        "Asked: {}; {}; {}. A request has {:.2} items of {:.0} tokens together, {:.0} tokens of text, and writes {:.0}.\n",
+        "Inputs: {}; {}; {}. A request has {:.2} items of {:.0} tokens in all, {:.0} tokens of text, and {:.0} output tokens.\n",
         answer.demand,
         answer.slo,
         answer.budget,
@@ -37,11 +37,11 @@ fn head(page: &mut String, answer: &Answer) -> std::fmt::Result {
     )
 }
 
-fn choice(page: &mut String, choice: &Choice) -> std::fmt::Result {
+fn choice(page: &mut String, choice: &RecommendedCluster) -> std::fmt::Result {
     let goodput = choice.goodput;
     writeln!(
         page,
-        "**{:.2} requests/s** (95 % interval {:.2} to {:.2}), {:.3} a core; nobody waiting it would be {:.2}.",
+        "**{:.2} requests/s** (95 % interval {:.2} to {:.2}), {:.3} a core; the upper bound without waiting is {:.2}.",
         goodput.mean, goodput.low, goodput.high, choice.goodput_per_core, choice.bound.rate
     )?;
     let full = &choice.bottleneck;
@@ -61,7 +61,7 @@ fn choice(page: &mut String, choice: &Choice) -> std::fmt::Result {
     writeln!(page, "Values for the Helm chart:\n\n```yaml\n{}```", choice.values)
 }
 
-fn settings(page: &mut String, settings: &Settings, is_split: bool) -> std::fmt::Result {
+fn settings(page: &mut String, settings: &WorkerSettings, is_split: bool) -> std::fmt::Result {
     writeln!(page, "| setting | |\n|---|---|\n| `--token-budget` | {} |", settings.token_budget)?;
     writeln!(page, "| `--max-sequences` | {} |", settings.max_sequences)?;
     if is_split {
@@ -74,7 +74,7 @@ fn settings(page: &mut String, settings: &Settings, is_split: bool) -> std::fmt:
     writeln!(page, "| `--encoder-token-budget` | {} |", settings.encoder_budget)
 }
 
-fn beside(page: &mut String, answer: &Answer) -> std::fmt::Result {
+fn beside(page: &mut String, answer: &Recommendation) -> std::fmt::Result {
     if let (Some(second), Some(margin)) = (&answer.runner_up, answer.margin) {
         writeln!(
             page,

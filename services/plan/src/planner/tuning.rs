@@ -1,20 +1,21 @@
-//! Better settings for a cluster: one after the other, each at the value that does best while the others stay.
+//! Coordinate search over the settings of a cluster.
 
-use super::candidate::{Candidate, Settings, TURNS};
-use super::search::{Found, run};
-use super::{PlanError, Question};
+use super::candidate::{Candidate, WorkerSettings};
+use super::enumerate::ENCODER_BUDGETS;
+use super::question::{PlanError, Question};
+use super::search::{RunSpec, SearchedCandidate, run};
 
-/// Rows of a step.
+/// Token budgets of a step.
 const TOKEN_BUDGETS: [usize; 4] = [128, 256, 512, 1024];
-/// Sequences at once.
+/// Numbers of concurrent sequences.
 const SEQUENCES: [usize; 4] = [16, 32, 64, 128];
-/// Output tokens and items of an encoder batch.
+/// Limits of an encoder batch: output tokens and items.
 const BATCHES: [(usize, usize); 4] = [(128, 16), (512, 16), (2048, 16), (8192, 16)];
-/// A change of settings must be worth so much.
+/// Least improvement by which a setting is changed.
 const WORTH: f64 = 1.01;
 
 /// Tries each setting once.
-pub fn tune(question: &Question<'_>, found: Found) -> Result<Found, PlanError> {
+pub fn tune(question: &Question<'_>, found: SearchedCandidate) -> Result<SearchedCandidate, PlanError> {
     if !question.effort.tunes || found.rate == 0.0 {
         return Ok(found);
     }
@@ -30,16 +31,16 @@ pub fn tune(question: &Question<'_>, found: Found) -> Result<Found, PlanError> {
     Ok(best)
 }
 
-/// Each group of settings in its turn, as functions of the best so far.
-const VARIANTS: [fn(&Candidate) -> Vec<Settings>; 3] = [
+/// Variants of each group of settings, as functions of the best candidate so far.
+const VARIANTS: [fn(&Candidate) -> Vec<WorkerSettings>; 3] = [
     |c| {
-        let with = |encoder_budget| Settings { encoder_budget, ..c.settings };
-        if c.shape.is_split() { Vec::new() } else { TURNS.map(with).to_vec() }
+        let with = |encoder_budget| WorkerSettings { encoder_budget, ..c.settings };
+        if c.shape.is_split() { Vec::new() } else { ENCODER_BUDGETS.map(with).to_vec() }
     },
-    |c| TOKEN_BUDGETS.iter().map(|&token_budget| Settings { token_budget, ..c.settings }).collect(),
+    |c| TOKEN_BUDGETS.iter().map(|&token_budget| WorkerSettings { token_budget, ..c.settings }).collect(),
     |c| {
-        let sequences = SEQUENCES.iter().map(|&max_sequences| Settings { max_sequences, ..c.settings });
-        let batches = BATCHES.iter().map(|&(batch_tokens, batch_items)| Settings {
+        let sequences = SEQUENCES.iter().map(|&max_sequences| WorkerSettings { max_sequences, ..c.settings });
+        let batches = BATCHES.iter().map(|&(batch_tokens, batch_items)| WorkerSettings {
             batch_tokens,
             batch_items,
             ..c.settings
@@ -48,13 +49,17 @@ const VARIANTS: [fn(&Candidate) -> Vec<Settings>; 3] = [
     },
 ];
 
-/// Whether it passes at a higher rate than the best so far; only then how much higher is searched.
-fn better(question: &Question<'_>, best: Found, candidate: Candidate) -> Result<Found, PlanError> {
+/// The candidate with the settings, if it passes at a higher rate than the best so far.
+fn better(
+    question: &Question<'_>,
+    best: SearchedCandidate,
+    candidate: Candidate,
+) -> Result<SearchedCandidate, PlanError> {
     let effort = question.effort.coarse();
     let mut rate = best.rate * WORTH;
     let mut winner = None;
     while rate <= best.bound.rate {
-        let evidence = run(question, &candidate, (rate, 0, effort.requests))?;
+        let evidence = run(question, &candidate, RunSpec { rate, seed: 0, n_requests: effort.requests })?;
         if !evidence.verdict.passed {
             break;
         }
@@ -62,7 +67,7 @@ fn better(question: &Question<'_>, best: Found, candidate: Candidate) -> Result<
         rate *= 1.0 + effort.tolerance;
     }
     Ok(match winner {
-        Some(at) => Found { candidate, rate: at.rate, at: Some(at), ..best },
+        Some(at) => SearchedCandidate { candidate, rate: at.rate, at: Some(at), ..best },
         None => best,
     })
 }

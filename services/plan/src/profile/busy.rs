@@ -1,4 +1,4 @@
-//! How much of the machine's time went to others while something was measured, from `/proc`.
+//! Share of the machine's time that other processes took during a measurement, from `/proc`.
 
 use std::fs;
 
@@ -38,12 +38,12 @@ impl Busy {
 }
 
 impl BusyWatch {
-    /// Of the cores that are named; of all, if none is.
+    /// Watches the named cores, or all if none is named.
     pub fn start(cores: &[usize]) -> Self {
         Self { cores: cores.to_vec(), start: now(cores) }
     }
 
-    /// Since the start; `None` where the system does not tell.
+    /// Since the start; `None` if the system does not report it.
     pub fn so_far(&self) -> Option<Busy> {
         Some(between(self.start?, now(&self.cores)?))
     }

@@ -1,20 +1,22 @@
 //! Forwards of the encoder: one item of each size, and several of a size in a batch.
 
+use super::error::ProfileError;
 use super::items::Sample;
-use super::{Extent, ProfileError, ProfileSettings, Progress};
-use crate::curves::EncodePoint;
+use super::progress::Progress;
+use super::settings::{Extent, ProfileSettings};
+use crate::curves::{EncodePoint, Spread};
 use triptych_models::ModelError;
 use triptych_models::encoder::Encoder;
 
 /// Output tokens of a batch; a worker takes no more by default.
 const MOST_TOKENS: u64 = 8192;
 
-struct Place<'a> {
+struct EncodeCase<'a> {
     sample: &'a Sample,
     items: u32,
 }
 
-impl Place<'_> {
+impl EncodeCase<'_> {
     fn tokens(&self) -> u64 {
         u64::from(self.items) * u64::from(self.sample.input.n_tokens)
     }
@@ -27,40 +29,40 @@ pub fn points(
     settings: &ProfileSettings,
     progress: Progress<'_>,
 ) -> Result<Vec<EncodePoint>, ProfileError> {
-    let places = places(samples, settings.extent);
-    let run = |place: &Place<'_>| {
-        let batch = vec![&place.sample.input; place.items as usize];
+    let cases = cases(samples, settings.extent);
+    let run = |case: &EncodeCase<'_>| {
+        let batch = vec![&case.sample.input; case.items as usize];
         encoder.encode(&batch).map(drop)
     };
-    let spreads = settings.rounds.measure::<_, ModelError>(&places, ("encode", progress), run)?;
-    let point = |(place, spread): (&Place<'_>, super::Spread)| {
-        let each = u64::from(place.sample.input.n_tokens);
+    let spreads = settings.rounds.measure::<_, ModelError>(&cases, ("encode", progress), run)?;
+    let point = |(case, spread): (&EncodeCase<'_>, Spread)| {
+        let each = u64::from(case.sample.input.n_tokens);
         EncodePoint {
-            items: place.items,
-            tokens: place.tokens(),
-            squares: u64::from(place.items) * each * each,
+            items: case.items,
+            tokens: case.tokens(),
+            squares: u64::from(case.items) * each * each,
             p50_us: spread.p50_us,
             p95_us: spread.p95_us,
         }
     };
-    Ok(places.iter().zip(spreads).map(point).collect())
+    Ok(cases.iter().zip(spreads).map(point).collect())
 }
 
-fn places(samples: &[Sample], extent: Extent) -> Vec<Place<'_>> {
+fn cases(samples: &[Sample], extent: Extent) -> Vec<EncodeCase<'_>> {
     let batches: &[u32] = match extent {
         Extent::Quick => &[1, 2],
         Extent::Full => &[1, 2, 4, 8],
     };
-    let mut kept: Vec<Place<'_>> = Vec::new();
+    let mut cases: Vec<EncodeCase<'_>> = Vec::new();
     for sample in samples {
-        // Sizes that become the same number of tokens are one place.
-        if kept.iter().any(|p| p.sample.input.n_tokens == sample.input.n_tokens) {
+        // Sizes that become the same number of tokens are one case.
+        if cases.iter().any(|p| p.sample.input.n_tokens == sample.input.n_tokens) {
             continue;
         }
-        let all = batches.iter().map(|&items| Place { sample, items });
-        kept.extend(all.filter(|p| p.items == 1 || p.tokens() <= MOST_TOKENS / 2));
+        let all = batches.iter().map(|&items| EncodeCase { sample, items });
+        cases.extend(all.filter(|p| p.items == 1 || p.tokens() <= MOST_TOKENS / 2));
     }
-    kept
+    cases
 }
 
 /// Parts of the forward of one item.

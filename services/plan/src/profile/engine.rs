@@ -1,8 +1,11 @@
-//! What an engine step takes beside the decoder's forward: planning, choosing tokens, writing text. Measured in a real
+//! Overhead of an engine step beside the decoder's forward: scheduling, sampling, detokenization. Measured in a real
 //! engine whose decoder is timed.
 
+use super::error::ProfileError;
 use super::items::Sample;
-use super::{Extent, ProfileError, ProfileSettings, Progress, Spread, micros};
+use super::progress::{Progress, micros};
+use super::settings::{Extent, ProfileSettings};
+use crate::curves::costs::Spread;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -25,7 +28,7 @@ pub struct Overhead {
 }
 
 impl Overhead {
-    /// In microseconds.
+    /// Overhead in microseconds.
     pub fn of(&self, n_sequences: u32) -> f64 {
         self.fixed_us + self.each_us * f64::from(n_sequences)
     }
@@ -117,13 +120,13 @@ impl Run<'_> {
     }
 
     fn arrival(&mut self, n_tokens: u32, now: Instant) -> Result<SequenceRequest, ProfileError> {
-        let told = |e: &dyn std::fmt::Display| ProfileError::Sequence(e.to_string());
+        let failed = |e: &dyn std::fmt::Display| ProfileError::Sequence(e.to_string());
         let items: Vec<EncodedItem> = self.output.iter().map(|o| o.item().clone()).collect();
         // The family lays out its own start.
         let tokens = if items.is_empty() { (10..26).collect() } else { Vec::new() };
         let prompt = Prompt::Singleton(TextOrTokens::Tokens(tokens));
-        let prepared = self.model.prompts().prepare(&prompt, &items).map_err(|e| told(&e))?;
-        let prepared = prepared.into_iter().next().ok_or_else(|| told(&"a prompt became no sequence"))?;
+        let prepared = self.model.prompts().prepare(&prompt, &items).map_err(|e| failed(&e))?;
+        let prepared = prepared.into_iter().next().ok_or_else(|| failed(&"a prompt became no sequence"))?;
         let sampling = SamplingParams {
             temperature: 0.0,
             max_tokens: Some(n_tokens),

@@ -1,14 +1,15 @@
-//! Which engine steps are measured, and the arrays that make one of them. Keys that were never written cost what others
+//! Engine steps that are measured, and their arrays. Keys that were never written cost what others
 //! cost, so no prompt has to be read to measure what comes after it.
 
-use super::{Extent, ProfileError, ProfileSettings};
+use super::error::ProfileError;
+use super::settings::{Extent, ProfileSettings};
 use crate::curves::KvSizes;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_models::decoder::{DecoderInfo, PagedBatch, StepInput};
 
 /// A step to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct StepCase {
     /// Prompt tokens, of one sequence.
     pub prefill: u32,
     /// Its tokens that were read before.
@@ -21,11 +22,11 @@ pub struct Place {
     pub projected: u32,
 }
 
-/// The places, and the memory they need.
+/// The cases, and the memory they need.
 #[derive(Clone, Debug)]
 pub struct Grid {
-    /// In the order in which they are measured.
-    pub places: Vec<Place>,
+    /// Steps in the order of measurement.
+    pub cases: Vec<StepCase>,
     /// Blocks of self-attention.
     pub self_blocks: usize,
     /// Blocks of cross-attention.
@@ -34,7 +35,7 @@ pub struct Grid {
     pub cross_rows: u32,
 }
 
-/// What a decoder keeps of a token.
+/// Bytes of a token in the decoder's KV cache.
 pub fn kv_sizes(info: &DecoderInfo) -> KvSizes {
     KvSizes {
         token_bytes: info.self_block_bytes / KV_BLOCK_TOKENS,
@@ -44,32 +45,31 @@ pub fn kv_sizes(info: &DecoderInfo) -> KvSizes {
 }
 
 impl Grid {
-    /// Of a decoder; `largest` is how many rows an item may have.
+    /// The grid of a decoder; `largest` is the number of rows of the largest item.
     ///
     /// # Errors
-    /// [`ProfileError::Memory`] if not one place fits.
+    /// [`ProfileError::Memory`] if not one case fits.
     pub fn new(info: &DecoderInfo, settings: &ProfileSettings, largest: usize) -> Result<Self, ProfileError> {
         let cross_rows = if info.cross_attention { u32::try_from(largest).unwrap_or(u32::MAX) } else { 0 };
         let candidates = candidates(settings.extent, cross_rows);
-        let blocks = |place: &Place| {
-            let own =
-                blocks_of(place.prefill + place.before) + place.decodes as usize * blocks_of(place.context);
-            let sequences = place.decodes as usize + usize::from(place.prefill > 0);
+        let blocks = |case: &StepCase| {
+            let own = blocks_of(case.prefill + case.before) + case.decodes as usize * blocks_of(case.context);
+            let sequences = case.decodes as usize + usize::from(case.prefill > 0);
             (own, sequences * blocks_of(cross_rows))
         };
         let bytes = |(own, cross): (usize, usize)| {
             own.saturating_mul(info.self_block_bytes)
                 .saturating_add(cross.saturating_mul(info.cross_block_bytes))
         };
-        let fits = |place: &Place| {
-            let longest = (place.prefill + place.before).max(place.context) as usize;
-            longest <= info.max_context && bytes(blocks(place)) <= settings.kv_bytes
+        let fits = |case: &StepCase| {
+            let longest = (case.prefill + case.before).max(case.context) as usize;
+            longest <= info.max_context && bytes(blocks(case)) <= settings.kv_bytes
         };
-        let places: Vec<Place> = candidates.iter().copied().filter(fits).collect();
-        let largest = |pick: fn((usize, usize)) -> usize| places.iter().map(|p| pick(blocks(p))).max();
+        let cases: Vec<StepCase> = candidates.iter().copied().filter(fits).collect();
+        let largest = |pick: fn((usize, usize)) -> usize| cases.iter().map(|p| pick(blocks(p))).max();
         match (largest(|b| b.0), largest(|b| b.1)) {
             (Some(self_blocks), Some(cross_blocks)) => {
-                Ok(Self { places, self_blocks, cross_blocks, cross_rows })
+                Ok(Self { cases, self_blocks, cross_blocks, cross_rows })
             }
             _ => {
                 let needed = candidates.iter().map(|p| bytes(blocks(p))).min().unwrap_or(0);
@@ -79,25 +79,25 @@ impl Grid {
     }
 }
 
-fn candidates(extent: Extent, cross_rows: u32) -> Vec<Place> {
+fn candidates(extent: Extent, cross_rows: u32) -> Vec<StepCase> {
     let (decodes, contexts, prefills, befores): (&[u32], &[u32], &[u32], &[u32]) = match extent {
         Extent::Quick => (&[1, 8], &[32, 128], &[16, 64], &[0, 64]),
         Extent::Full => {
             (&[1, 2, 4, 8, 16, 32, 64], &[64, 512, 2048], &[16, 64, 128, 256, 512], &[0, 512, 1536])
         }
     };
-    let none = Place { prefill: 0, before: 0, decodes: 0, context: 0, projected: 0 };
-    let mut places = Vec::new();
+    let none = StepCase { prefill: 0, before: 0, decodes: 0, context: 0, projected: 0 };
+    let mut cases = Vec::new();
     for &decodes in decodes {
-        places.extend(contexts.iter().map(|&context| Place { decodes, context, ..none }));
+        cases.extend(contexts.iter().map(|&context| StepCase { decodes, context, ..none }));
     }
     for &prefill in prefills {
-        places.extend(befores.iter().map(|&before| Place { prefill, before, ..none }));
+        cases.extend(befores.iter().map(|&before| StepCase { prefill, before, ..none }));
     }
     // Both in one step, as the scheduler mixes them.
     for &decodes in decodes.iter().filter(|n| **n >= 8) {
         let middle = contexts[contexts.len() / 2];
-        places.extend(prefills.iter().skip(1).map(|&p| Place {
+        cases.extend(prefills.iter().skip(1).map(|&p| StepCase {
             prefill: p,
             decodes,
             context: middle,
@@ -106,9 +106,9 @@ fn candidates(extent: Extent, cross_rows: u32) -> Vec<Place> {
     }
     if cross_rows > 0 {
         let shares = [4, 2, 1].map(|part| cross_rows.div_ceil(part));
-        places.extend(shares.map(|projected| Place { prefill: prefills[0], projected, ..none }));
+        cases.extend(shares.map(|projected| StepCase { prefill: prefills[0], projected, ..none }));
     }
-    places
+    cases
 }
 
 fn blocks_of(n_tokens: u32) -> usize {
@@ -138,7 +138,8 @@ struct Tables {
 
 impl Default for Tables {
     fn default() -> Self {
-        let (query_start_loc, table_start_loc) = (vec![0], vec![0]);
+        let query_start_loc = vec![0];
+        let table_start_loc = vec![0];
         Self { query_start_loc, table_start_loc, blocks: Vec::new(), seq_lens: Vec::new() }
     }
 }
@@ -165,16 +166,16 @@ impl Tables {
 }
 
 impl Arrays {
-    /// Of a place: decodes first, then the prompt, as the scheduler orders them.
-    pub fn new(place: &Place, cross_rows: u32) -> Self {
+    /// Arrays of a case: decodes first, then the prompt, as the scheduler orders them.
+    pub fn new(case: &StepCase, cross_rows: u32) -> Self {
         let mut arrays = Self::default();
-        for _ in 0..place.decodes {
-            arrays.push(1, place.context, cross_rows);
+        for _ in 0..case.decodes {
+            arrays.push(1, case.context, cross_rows);
         }
-        if place.prefill > 0 {
-            arrays.push(place.prefill, place.before + place.prefill, cross_rows);
+        if case.prefill > 0 {
+            arrays.push(case.prefill, case.before + case.prefill, cross_rows);
         }
-        arrays.projected_slots = (0..place.projected).collect();
+        arrays.projected_slots = (0..case.projected).collect();
         arrays
     }
 
@@ -191,7 +192,7 @@ impl Arrays {
         self.logit_rows.push(self.token_ids.len() as u32 - 1);
     }
 
-    /// What a decoder takes.
+    /// Input of the decoder.
     pub fn input(&self, info: &DecoderInfo) -> StepInput<'_> {
         StepInput {
             token_ids: &self.token_ids,

@@ -1,7 +1,10 @@
 //! Items of several sizes, made for the measurement: those that the load generator sends, since a decoder's work depends
 //! on what is in a file.
 
-use super::{Extent, ProfileError, ProfileSettings, Progress, Spread};
+use super::error::ProfileError;
+use super::progress::Progress;
+use super::settings::{Extent, ProfileSettings};
+use crate::curves::costs::Spread;
 use crate::curves::{ItemPoint, Point};
 use triptych_bench::media::Media;
 use triptych_bench::offered::{ItemShape, OfferedItem};
@@ -14,15 +17,15 @@ use triptych_models::preprocess::{EncoderInput, Preprocess};
 pub struct Sample {
     /// Pixels, milliseconds, or token ids.
     pub size: f64,
-    /// Of the file.
+    /// Bytes of the file.
     pub bytes: usize,
-    /// What the encoder reads.
+    /// Input of the encoder.
     pub input: EncoderInput,
     spread: Spread,
 }
 
 impl Sample {
-    /// What an item of the size becomes.
+    /// Sizes of the item.
     pub fn point(&self) -> ItemPoint {
         ItemPoint { size: self.size, tokens: self.input.n_tokens, bytes: self.bytes }
     }
@@ -41,7 +44,7 @@ impl Sample {
         }
     }
 
-    /// What preprocessing takes.
+    /// Time of preprocessing.
     pub fn preprocess(&self) -> Point {
         let Spread { p50_us, p95_us } = self.spread;
         Point { of: self.size, p50_us, p95_us }
@@ -79,7 +82,7 @@ pub fn samples(
     for (size, file) in files {
         match read(size, &file) {
             Ok(input) => readable.push((size, file, input)),
-            // A model may refuse what is large for it; one that refuses all is told.
+            // A model may refuse large items; refusing all is an error.
             Err(e) => refused = Some(e),
         }
     }

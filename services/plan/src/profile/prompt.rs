@@ -1,4 +1,4 @@
-//! What a model's template makes of a request, found by asking it for prompts that differ in one thing.
+//! Layout of the model's template, found with prompts that differ in one part.
 
 use crate::curves::{ItemsAt, PromptSpec};
 use triptych_core::prompt::{Message, MessagePart, Prompt, Role, TextOrTokens};
@@ -6,7 +6,7 @@ use triptych_core::{EncodedItem, ItemIdx};
 use triptych_models::Model;
 use triptych_models::prompt::PreparedSequence;
 
-/// How the model lays out a chat with `item` before its text. A family without chats begins as it says, with the item in
+/// Layout of a chat with `item` before its text. A family without chats begins with its own start, with the item in
 /// its encoder.
 pub fn layout(model: &Model, item: Option<EncodedItem>) -> PromptSpec {
     let items: Vec<EncodedItem> = item.into_iter().collect();
@@ -26,9 +26,10 @@ pub fn layout(model: &Model, item: Option<EncodedItem>) -> PromptSpec {
     PromptSpec { before, around_item: 0, after: 0, items: ItemsAt::Cross }
 }
 
-/// Of two prompts with an item and different texts, and of one without an item.
+/// Layout from two prompts with an item and different texts, and from one without an item.
 fn between(one: &PreparedSequence, other: &PreparedSequence, alone: Option<&PreparedSequence>) -> PromptSpec {
-    let (a, b) = (&one.tokens, &other.tokens);
+    let a = &one.tokens;
+    let b = &other.tokens;
     let same = |(x, y): &(&u32, &u32)| x == y;
     let n_before = a.iter().zip(b).take_while(same).count() as u32;
     let n_after = a.iter().rev().zip(b.iter().rev()).take_while(same).count() as u32;

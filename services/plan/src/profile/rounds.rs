@@ -1,56 +1,48 @@
-//! Repeats, and what is kept of them.
+//! Repeated measurements of points.
 
-use super::{Progress, micros};
+use super::progress::{Progress, micros};
+use crate::curves::Spread;
 use std::time::{Duration, Instant};
 
-/// Within a round a place is measured again until so much time has passed, so that short ones have more samples.
+/// Within a round a point is measured again until so much time has passed, so that short ones have more samples.
 const SLICE: Duration = Duration::from_millis(8);
 /// But not more often than that.
 const MOST: usize = 16;
 
-/// How often each place is measured; once more before, to touch memory.
+/// Number of repeats of each point; one more before them warms up memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rounds(usize);
 
-/// Median and 95th percentile of a place.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Spread {
-    /// Median, in microseconds.
-    pub p50_us: f64,
-    /// 95th percentile, in microseconds.
-    pub p95_us: f64,
-}
-
 impl Rounds {
-    /// At least one.
+    /// At least one repeat.
     pub fn new(n: usize) -> Self {
         Self(n.max(1))
     }
 
-    /// How many.
+    /// Number of repeats.
     pub fn get(self) -> usize {
         self.0
     }
 
-    /// Measures `places` in turn, so often; `part` is what progress is told.
+    /// Measures all points in turn, `n` times; `part` is the name for progress.
     ///
     /// # Errors
     /// The first that `run` gives.
     pub fn measure<P, E>(
         self,
-        places: &[P],
+        points: &[P],
         (part, progress): (&'static str, Progress<'_>),
         mut run: impl FnMut(&P) -> Result<(), E>,
     ) -> Result<Vec<Spread>, E> {
-        let mut times = vec![Vec::new(); places.len()];
-        let all = places.len() * (self.0 + 1);
+        let mut times = vec![Vec::new(); points.len()];
+        let all = points.len() * (self.0 + 1);
         for round in 0..=self.0 {
-            for (i, place) in places.iter().enumerate() {
-                progress(part, round * places.len() + i, all);
+            for (i, point) in points.iter().enumerate() {
+                progress(part, round * points.len() + i, all);
                 let began = Instant::now();
                 for _ in 0..MOST {
                     let start = Instant::now();
-                    run(place)?;
+                    run(point)?;
                     if round > 0 {
                         times[i].push(micros(start.elapsed()));
                     }
@@ -65,18 +57,6 @@ impl Rounds {
     }
 }
 
-impl Spread {
-    /// Of samples in microseconds; zero of none.
-    pub fn of(mut samples: Vec<f64>) -> Self {
-        samples.sort_by(f64::total_cmp);
-        let at = |share: f64| {
-            let last = samples.len().saturating_sub(1);
-            samples.get((last as f64 * share).round() as usize).copied().unwrap_or(0.0)
-        };
-        Self { p50_us: at(0.5), p95_us: at(0.95) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,15 +65,15 @@ mod tests {
     #[test]
     fn places_take_turns_and_the_first_turn_does_not_count() {
         let order = RefCell::new(Vec::new());
-        let told = RefCell::new(Vec::new());
-        let progress = |_: &'static str, done: usize, of: usize| told.borrow_mut().push((done, of));
-        let spreads = Rounds::new(2).measure(&["a", "b"], ("x", &progress), |place| {
-            order.borrow_mut().push(*place);
+        let reported = RefCell::new(Vec::new());
+        let progress = |_: &'static str, done: usize, of: usize| reported.borrow_mut().push((done, of));
+        let spreads = Rounds::new(2).measure(&["a", "b"], ("x", &progress), |point| {
+            order.borrow_mut().push(*point);
             std::thread::sleep(SLICE + Duration::from_millis(1));
             Ok::<_, ()>(())
         });
         assert_eq!(order.into_inner().concat(), "ababab");
-        assert_eq!(told.into_inner().last(), Some(&(6, 6)));
+        assert_eq!(reported.into_inner().last(), Some(&(6, 6)));
         assert!(spreads.unwrap().iter().all(|s| s.p95_us >= s.p50_us && s.p50_us > 0.0));
     }
 

@@ -3,7 +3,7 @@
 
 use super::spec::{ItemsAt, PromptSpec};
 use std::sync::Arc;
-use triptych_bench::offered::{ItemShape, Offered, OfferedItem, Turn};
+use triptych_bench::offered::{ConversationTurn, ItemShape, Offered, OfferedItem};
 use triptych_core::prompt::{Message, MessagePart, Prompt, Role};
 use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, ItemIdx, Modality};
 use triptych_models::prompt::{CrossInput, ItemSpan, OutputKind, PreparedSequence};
@@ -89,10 +89,10 @@ pub(super) fn sealed(item: EncodedItem) -> EncoderOutput {
 }
 
 /// The turns of a request: those of its conversation, or itself as one.
-fn turns(offered: &Offered) -> Vec<Turn> {
+fn turns(offered: &Offered) -> Vec<ConversationTurn> {
     match &offered.session {
         Some(session) => session.turns.clone(),
-        None => vec![Turn {
+        None => vec![ConversationTurn {
             text_tokens: offered.text_tokens,
             n_items: offered.items.len() as u32,
             answer_tokens: offered.output_tokens,
@@ -211,7 +211,7 @@ mod tests {
     use triptych_bench::offered::Session;
     use triptych_proxy::decisions::prefix::Prefixes;
 
-    fn offered(index: u64, turns: Option<Vec<Turn>>) -> Offered {
+    fn offered(index: u64, turns: Option<Vec<ConversationTurn>>) -> Offered {
         let text_tokens = 40;
         let item = |content| OfferedItem { content, shape: ItemShape::Image { width: 64, height: 64 } };
         let items = vec![item(1), item(2)];
@@ -240,8 +240,8 @@ mod tests {
     #[test]
     fn a_conversation_that_goes_on_begins_with_what_was_said_and_written() {
         let (first, second) = (
-            Turn { text_tokens: 40, n_items: 2, answer_tokens: 8 },
-            Turn { text_tokens: 5, n_items: 0, answer_tokens: 9 },
+            ConversationTurn { text_tokens: 40, n_items: 2, answer_tokens: 8 },
+            ConversationTurn { text_tokens: 5, n_items: 0, answer_tokens: 9 },
         );
         let spec = PromptSpec { after: 0, ..PromptSpec::default() };
         let (before, place) = laid_out(&offered(0, Some(vec![first])), &[10, 20], &spec);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use triptych_core::sampling::SamplingParams;
 use triptych_core::{ContentKey, FailureClass, Modality, RequestId, TenantId};
 use triptych_engine::plan::{Chunk, StepPlan};
-use triptych_engine::scheduler::{DraftTokens, Step};
+use triptych_engine::scheduler::{DraftTokens, ScheduledStep};
 use triptych_engine::{SequenceId, SequenceRequest, Stats};
 
 impl World<'_> {
@@ -153,7 +153,7 @@ impl World<'_> {
     pub(super) fn step(&mut self, w: usize) {
         let (now, instant) = (self.queue.now(), self.now());
         let Some(pd) = &mut self.workers[w].pd else { return };
-        let Step { plan, failed, changed } = pd.scheduler.step(instant, &mut DraftTokens::new());
+        let ScheduledStep { plan, failed, changed } = pd.scheduler.step(instant, &mut DraftTokens::new());
         pd.stalled = plan.is_empty() && failed.is_empty() && !changed;
         if plan.is_empty() {
             failed.into_iter().for_each(|(id, failure)| self.fail(w, id, failure.class));

@@ -71,11 +71,11 @@ fn every_request_ends_once_and_every_book_balances() {
         forgetful.store.capacity_bytes = capacity_bytes;
         check("forgetful", &forgetful, LOAD);
     }
-    let mut shelf = apart(2, 1, FAST);
-    if let PoolRole::Encoder(encoder) = &mut shelf.pools[0].role {
+    let mut cached = apart(2, 1, FAST);
+    if let PoolRole::Encoder(encoder) = &mut cached.pools[0].role {
         encoder.advertise = true;
     }
-    check("shelf", &shelf, LOAD);
+    check("cached", &cached, LOAD);
     // A decoder that cross-attends to one picture each.
     let mut cross = apart(1, 1, FAST);
     let mut curves = (*cross.pools[1].curves).clone();

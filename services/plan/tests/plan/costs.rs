@@ -1,4 +1,4 @@
-//! What is made of curves, and what is said of those that cannot be.
+//! Costs from curves, and errors for curves that are impossible.
 
 use crate::made::{SLOW, curves};
 use rand::SeedableRng;
@@ -58,10 +58,10 @@ fn a_file_is_read_as_it_was_written_and_every_mistake_in_it_is_named() {
     bad.encode[1].p50_us = -1.0;
     bad.publish.swap(0, 1);
     bad.items[1].tokens = 3;
-    bad.together.step = 0.5;
+    bad.colocated.step = 0.5;
     let mistakes = bad.mistakes();
     for part in
-        ["threads is 0", "step[2]: p95_us", "encode[1]: p50_us", "publish[1]", "items[1]", "together.step"]
+        ["threads is 0", "step[2]: p95_us", "encode[1]: p50_us", "publish[1]", "items[1]", "colocated.step"]
     {
         assert!(mistakes.iter().any(|m| m.contains(part)), "{part}: {mistakes:?}");
     }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use triptych_bench::offered::{ItemShape, Offered, OfferedItem};
 use triptych_plan::curves::{
-    CostCurves, EncodePoint, FrontCost, ItemPoint, KvSizes, Point, PromptSpec, Provenance, ProxyCost,
-    StepPoint, Together, VERSION,
+    ColocationSlowdown, CostCurves, EncodePoint, FrontCost, ItemPoint, KvSizes, Point, PromptSpec,
+    Provenance, ProxyCost, StepPoint, VERSION,
 };
 use triptych_plan::simulator::spec::{ClusterSpec, EncoderSpec, PdSpec, PoolRole, PoolSpec};
 
-/// What things cost in [`curves`], in microseconds.
+/// Costs in [`curves`], in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Prices {
     pub encode_token: f64,
@@ -87,7 +87,7 @@ pub fn curves(prices: Prices) -> CostCurves {
         prompt: PromptSpec::default(),
         proxy: ProxyCost::default(),
         front: FrontCost::default(),
-        together: Together::default(),
+        colocated: ColocationSlowdown::default(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What queueing theory knows.
+//! Results of queueing theory.
 
 use crate::made::{FAST, Load, Prices, SLOW, apart};
 use std::time::Duration;

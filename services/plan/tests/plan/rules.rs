@@ -154,8 +154,8 @@ fn a_store_that_all_share_is_slower_for_each() {
 
 #[test]
 fn a_conversation_goes_on_where_it_was_read() {
-    use triptych_bench::offered::{Session, Turn};
-    let turn = Turn { text_tokens: 640, n_items: 0, answer_tokens: 4 };
+    use triptych_bench::offered::{ConversationTurn, Session};
+    let turn = ConversationTurn { text_tokens: 640, n_items: 0, answer_tokens: 4 };
     let request = |id: u64, n: u64| {
         let turns = vec![turn; n as usize];
         let mut offered = one(id * 3 + n, (id * 3 + n) * 4000, (640 * n + 4 * (n - 1)) as u32, Vec::new());

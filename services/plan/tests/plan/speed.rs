@@ -1,4 +1,4 @@
-//! How fast it is: `cargo test --release --workspace --test plan -- --ignored --nocapture fleet` prints it.
+//! Speed of the simulator: `cargo test --release --workspace --test plan -- --ignored --nocapture fleet` prints it.
 
 use crate::made::{FAST, Load, apart};
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! What the planner answers where the right answer is known, on curves made by hand; and a profile of real models.
+//! Recommendations of the planner for known optima, on synthetic curves; and a profile of real models.
 #![forbid(unsafe_code)]
 
 mod answers;

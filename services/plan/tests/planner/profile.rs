@@ -38,7 +38,7 @@ fn a_model_with_pictures_is_measured_and_progress_is_told() {
     assert!(found.step.iter().all(|p| p.p50_us > 0.0 && p.p95_us >= p.p50_us && p.projected_rows == 0));
     assert!(found.step.iter().any(|p| p.prefill_tokens > 0 && p.decodes > 0));
     assert!(found.kv.token_bytes > 0 && found.kv.cross_row_bytes == 0);
-    assert!(found.together.encode >= 1.0 && found.together.step >= 1.0);
+    assert!(found.colocated.encode >= 1.0 && found.colocated.step >= 1.0);
 }
 
 #[test]

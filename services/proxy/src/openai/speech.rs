@@ -106,7 +106,7 @@ enum TranscriptEvent {
     #[serde(rename = "transcript.text.delta")]
     Delta { delta: String },
     #[serde(rename = "transcript.text.done")]
-    Done { text: String, usage: format::Usage },
+    Done { text: String, usage: format::DurationUsage },
 }
 
 /// An event per delta; the last one has the whole text. A failure is an event without `done` after it.
@@ -124,7 +124,7 @@ fn events(first: Piece, answer: Answer) -> impl Stream<Item = Bytes> + Send + 's
             }
             Ok(Piece::Summary(summary)) => {
                 let text = text.trim().to_owned();
-                sse::event(&TranscriptEvent::Done { text, usage: format::Usage::of(&summary) })
+                sse::event(&TranscriptEvent::Done { text, usage: format::DurationUsage::of(&summary) })
             }
             Err(failure) => sse::error(&failure),
         };

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use triptych_proxy::auth::{AuthConfig, JwtConfig, Quota};
 
-/// Who clients are.
+/// Flags of authentication.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Tenants")]
 pub struct AuthArgs {
@@ -19,16 +19,16 @@ pub struct AuthArgs {
     /// again when it changes
     #[arg(long, value_name = "FILE", env = "TRIPTYCH_JWT_KEYS", requires_all = ["jwt_issuer", "jwt_audience"])]
     pub jwt_keys: Option<PathBuf>,
-    /// What `iss` of a JWT must be
+    /// Required `iss` of a JWT
     #[arg(long, value_name = "TEXT", env = "TRIPTYCH_JWT_ISSUER", requires = "jwt_keys")]
     pub jwt_issuer: Option<String>,
-    /// What `aud` of a JWT must have
+    /// Required `aud` of a JWT
     #[arg(long, value_name = "TEXT", env = "TRIPTYCH_JWT_AUDIENCE", requires = "jwt_keys")]
     pub jwt_audience: Option<String>,
     /// The claim of a JWT that names the tenant
     #[arg(long, value_name = "CLAIM", env = "TRIPTYCH_JWT_TENANT_CLAIM", default_value = "tenant")]
     pub jwt_tenant_claim: String,
-    /// Seconds that clocks may be apart when a JWT's times are checked
+    /// Allowed clock skew in seconds when a JWT's times are checked
     #[arg(long, value_name = "S", env = "TRIPTYCH_JWT_LEEWAY_S", default_value_t = 60)]
     pub jwt_leeway_s: u64,
     /// Quotas
@@ -36,16 +36,16 @@ pub struct AuthArgs {
     pub quota: QuotaArgs,
 }
 
-/// What a tenant may have, where the file of API keys says nothing of it. 0: no limit.
+/// Default limits of a tenant, for tenants without limits in the file of API keys. 0: no limit.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct QuotaArgs {
     /// Requests a second of each tenant; over it is 429 with the time to wait. 0: no limit
     #[arg(long, value_name = "N", env = "TRIPTYCH_TENANT_REQUESTS_PER_S", default_value_t = 0)]
     pub tenant_requests_per_s: u32,
-    /// KiB of images, sounds and encoder texts a second of each tenant. 0: no limit
+    /// KiB of images, audio and encoder texts a second of each tenant. 0: no limit
     #[arg(long, value_name = "KIB", env = "TRIPTYCH_TENANT_ITEM_KIB_PER_S", default_value_t = 0)]
     pub tenant_item_kib_per_s: u32,
-    /// Of these, KiB a second that are in no cache and have to be encoded. 0: no limit
+    /// KiB a second that are in no cache and have to be encoded. 0: no limit
     #[arg(long, value_name = "KIB", env = "TRIPTYCH_TENANT_ENCODE_KIB_PER_S", default_value_t = 0)]
     pub tenant_encode_kib_per_s: u32,
     /// Requests at once of each tenant. 0: no limit

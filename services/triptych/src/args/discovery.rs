@@ -11,7 +11,7 @@ use triptych_runtime::Drain;
 use triptych_runtime::discovery::redis::RedisRegistry;
 use triptych_runtime::discovery::{Announcement, Endpoint, Role, Source, announce};
 
-/// Where a proxy looks for workers that announce themselves.
+/// Flags of a proxy that discovers workers.
 #[derive(Args, Clone, Debug)]
 pub struct DiscoverArgs {
     /// A Redis with which workers register (`--register`), in any form of `--ec`; they come and go while the proxy runs
@@ -30,7 +30,7 @@ impl DiscoverArgs {
     }
 }
 
-/// Where a worker announces itself.
+/// Flags of a worker that registers itself.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Discovery")]
 pub struct RegisterArgs {
@@ -86,7 +86,7 @@ fn registry(flag: &str, text: &str) -> Result<RedisRegistry, CliError> {
     let shown = setting.to_string();
     let link = RedisLink::new(&setting, &RedisTuning::default());
     let link = link.map_err(|e| CliError::Setting(format!("{flag}: {}", chain(&e))))?;
-    Ok(RedisRegistry::new(link.into_ask(), shown))
+    Ok(RedisRegistry::new(link.into_query(), shown))
 }
 
 #[cfg(test)]

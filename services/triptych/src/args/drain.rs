@@ -1,4 +1,4 @@
-//! How a process stops when it is told to.
+//! Flags of an orderly stop.
 
 use clap::Args;
 use std::ffi::OsString;
@@ -9,7 +9,7 @@ use triptych_runtime::drain::DrainTimes;
 #[derive(Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Stopping")]
 pub struct DrainArgs {
-    /// Milliseconds between saying "not ready" and refusing connections: as long as whoever sends requests here takes
+    /// Milliseconds between reporting "not ready" and refusing connections: as long as the senders of requests take
     /// to notice
     #[arg(long, value_name = "MS", env = "TRIPTYCH_LAME_DUCK", default_value_t = 200)]
     pub lame_duck: u64,
@@ -18,11 +18,11 @@ pub struct DrainArgs {
     pub drain_grace: u64,
 }
 
-/// What a process needs beyond its own two times: to close its files, and to tell others.
+/// Time beyond the two drain times, to close files and to deregister.
 const BEYOND: Duration = Duration::from_secs(5);
 
 impl DrainArgs {
-    /// How long whoever stops the process should wait for its end.
+    /// Time that a supervisor should wait for the end of the process.
     pub fn patience(&self) -> Duration {
         let DrainTimes { lame_duck, grace } = self.times();
         lame_duck.saturating_add(grace).saturating_add(BEYOND)

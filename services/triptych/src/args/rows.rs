@@ -1,4 +1,4 @@
-//! Flags of encoder outputs: their element type, and who may write them.
+//! Flags of encoder outputs: their element type, and the keys of writers.
 
 use crate::error::CliError;
 use clap::Args;
@@ -8,7 +8,7 @@ use triptych_core::rows::NotARowType;
 use triptych_core::{DType, RowType, RowTypes};
 use triptych_ec::object::MacKeys;
 
-/// How encoder outputs look in the store.
+/// Flags of encoder outputs in the store.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Encoder outputs")]
 pub struct RowArgs {
@@ -43,7 +43,8 @@ impl RowArgs {
         let Some(path) = &self.ec_mac_keys else { return Ok(MacKeys::default()) };
         let wrong = |what: String| CliError::Setting(format!("--ec-mac-keys {}: {what}", path.display()));
         let text = std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))?;
-        let keys: MacKeys = text.parse().map_err(|e: triptych_ec::object::NotAKey| wrong(e.to_string()))?;
+        let keys: MacKeys =
+            text.parse().map_err(|e: triptych_ec::object::InvalidMacKey| wrong(e.to_string()))?;
         if keys.is_empty() {
             return Err(wrong("has no key, at least one is needed".into()));
         }

@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use tokio::net::TcpListener;
 use triptych_runtime::Drain;
-use triptych_runtime::door::Door;
 use triptych_runtime::grpc::Dialer;
+use triptych_runtime::listener::Listener;
 use triptych_runtime::tls::server::ServerTls;
-use triptych_runtime::tls::{Identity, PartsFiles, PartsTls};
+use triptych_runtime::tls::{ClusterTls, ClusterTlsFiles, Identity};
 
 /// The variables of all of these flags.
 pub const VARIABLES: [&str; 6] = [
@@ -40,9 +40,9 @@ pub struct TlsArgs {
     pub tls_server_name: Option<String>,
 }
 
-/// What a part talks to the others with.
+/// Flags of TLS between the processes.
 pub struct Links {
-    tls: Option<PartsTls>,
+    tls: Option<ClusterTls>,
 }
 
 impl TlsArgs {
@@ -54,12 +54,12 @@ impl TlsArgs {
         let (Some(cert), Some(key), Some(ca)) = (&self.tls_cert, &self.tls_key, &self.tls_ca) else {
             return Ok(Links { tls: None });
         };
-        let files = PartsFiles {
+        let files = ClusterTlsFiles {
             identity: Identity { cert: cert.clone(), key: key.clone() },
             ca: ca.clone(),
             server_name: self.tls_server_name.clone(),
         };
-        let tls = PartsTls::start(files, drain).map_err(|e| CliError::Setting(chain(&e)))?;
+        let tls = ClusterTls::start(files, drain).map_err(|e| CliError::Setting(chain(&e)))?;
         Ok(Links { tls: Some(tls) })
     }
 }
@@ -70,16 +70,16 @@ impl Links {
         self.tls.as_ref().map_or_else(Dialer::default, |tls| tls.client.dialer())
     }
 
-    /// Where the other parts come in. Without TLS that is the loopback address, or what the operator says is safe.
+    /// Listener for the other processes. Without TLS it is on the loopback address, or on one that the operator declares safe.
     ///
     /// # Errors
     /// [`CliError::Setting`] for plaintext on an address that others reach.
-    pub fn door(&self, listener: TcpListener, plaintext: PlaintextArgs) -> Result<Door, CliError> {
+    pub fn listener(&self, listener: TcpListener, plaintext: PlaintextArgs) -> Result<Listener, CliError> {
         let address = listener.local_addr().map_err(|e| CliError::failed("cannot tell the address", &e))?;
         if self.tls.is_none() {
             plaintext.allow(address)?;
         }
-        Ok(Door::new(listener, self.tls.as_ref().map(|tls| tls.server.clone())))
+        Ok(Listener::new(listener, self.tls.as_ref().map(|tls| tls.server.clone())))
     }
 }
 
@@ -93,7 +93,7 @@ pub struct PlaintextArgs {
 }
 
 impl PlaintextArgs {
-    /// Whether a role may answer without TLS at an address.
+    /// Checks that a role may answer without TLS at an address.
     ///
     /// # Errors
     /// [`CliError::Setting`] for one that others reach, if they were not said to be safe.
@@ -102,16 +102,16 @@ impl PlaintextArgs {
             return Ok(());
         }
         Err(CliError::Setting(format!(
-            "--grpc {address} is not a loopback address, and without TLS whoever reaches it can read and feed this \
+            "--grpc {address} is not a loopback address, and without TLS every client that reaches it can read and feed this \
              process; give --tls-cert, --tls-key and --tls-ca, or --insecure-plaintext if only the cluster's own \
              machines reach it"
         )))
     }
 
-    /// The same of settings: `grpc` as it was written, beside `tls`. A name is left to the start, which resolves it.
+    /// Checks the text of `grpc` and `tls`. Names are resolved at the start only.
     ///
     /// # Errors
-    /// As for a start, for an address written in numbers.
+    /// Those of a start, for a numeric address.
     pub fn check(self, tls: &TlsArgs, grpc: &str) -> Result<(), CliError> {
         match grpc.parse() {
             Ok(address) if tls.tls_cert.is_none() => self.allow(address),
@@ -120,11 +120,11 @@ impl PlaintextArgs {
     }
 }
 
-/// TLS towards clients, on both faces.
+/// Flags of TLS towards clients, for HTTP and gRPC.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "TLS towards clients")]
 pub struct PublicTlsArgs {
-    /// Certificate of the HTTP and gRPC faces, and those between it and its CA, in PEM; read again when it changes
+    /// Certificate of the HTTP and gRPC APIs, and those between it and its CA, in PEM; read again when it changes
     #[arg(long, value_name = "FILE", env = "TRIPTYCH_PUBLIC_TLS_CERT", requires = "public_tls_key")]
     pub public_tls_cert: Option<PathBuf>,
     /// The certificate's private key, in PEM
@@ -133,17 +133,22 @@ pub struct PublicTlsArgs {
 }
 
 impl PublicTlsArgs {
-    /// A face; `protocol` is what is spoken there, `h2` or `http/1.1`.
+    /// A listener with the ALPN protocol `h2` or `http/1.1`.
     ///
     /// # Errors
     /// [`CliError::Setting`] for files that cannot be used.
-    pub fn door(&self, listener: TcpListener, protocol: &str, drain: &Drain) -> Result<Door, CliError> {
+    pub fn listener(
+        &self,
+        listener: TcpListener,
+        protocol: &str,
+        drain: &Drain,
+    ) -> Result<Listener, CliError> {
         let (Some(cert), Some(key)) = (&self.public_tls_cert, &self.public_tls_key) else {
             return Ok(listener.into());
         };
         let identity = Identity { cert: cert.clone(), key: key.clone() };
         let tls = ServerTls::public(identity, protocol).map_err(|e| CliError::Setting(chain(&e)))?;
-        Ok(Door::reloading(listener, tls, drain))
+        Ok(Listener::reloading(listener, tls, drain))
     }
 }
 
@@ -155,13 +160,13 @@ mod tests {
     async fn plaintext_beyond_this_machine_has_to_be_asked_for() {
         let links = TlsArgs::default().links(&Drain::new()).unwrap();
         let bind = async |address| TcpListener::bind(address).await.unwrap();
-        assert!(links.door(bind("127.0.0.1:0").await, PlaintextArgs::default()).is_ok());
-        let Err(e) = links.door(bind("0.0.0.0:0").await, PlaintextArgs::default()) else { panic!() };
+        assert!(links.listener(bind("127.0.0.1:0").await, PlaintextArgs::default()).is_ok());
+        let Err(e) = links.listener(bind("0.0.0.0:0").await, PlaintextArgs::default()) else { panic!() };
         assert!(matches!(e, CliError::Setting(_)));
         let text = e.to_string();
         assert!(text.contains("--insecure-plaintext") && text.contains("--tls-cert"), "{text}");
         let insecure = PlaintextArgs { insecure_plaintext: true };
-        assert!(links.door(bind("0.0.0.0:0").await, insecure).is_ok());
+        assert!(links.listener(bind("0.0.0.0:0").await, insecure).is_ok());
         let check = |address| PlaintextArgs::default().check(&TlsArgs::default(), address);
         assert!(check("127.0.0.1:1").is_ok() && check("localhost:1").is_ok() && check("0.0.0.0:1").is_err());
     }

@@ -1,6 +1,6 @@
 //! The files of a question, read and looked at before anybody is asked.
 
-use super::AskArgs;
+use super::args::AskArgs;
 use crate::error::CliError;
 use bytes::Bytes;
 use std::io::ErrorKind;
@@ -13,20 +13,20 @@ use triptych_core::limits::Limits;
 pub struct Item {
     /// The file's name, for the report.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub modality: Modality,
     /// Its bytes.
     pub data: Bytes,
 }
 
-/// Reads the pictures, then the sound.
+/// Reads the images, then the audio file.
 ///
 /// # Errors
 /// [`CliError::Setting`] that names the file at fault.
 pub fn read_all(args: &AskArgs) -> Result<Vec<Item>, CliError> {
     let images = args.images.iter().map(|file| (file, Modality::Image));
-    let sounds = args.audio.iter().map(|file| (file, Modality::Audio));
-    images.chain(sounds).map(|(file, modality)| read(file, modality)).collect()
+    let clips = args.audio.iter().map(|file| (file, Modality::Audio));
+    images.chain(clips).map(|(file, modality)| read(file, modality)).collect()
 }
 
 fn read(file: &Path, modality: Modality) -> Result<Item, CliError> {
@@ -61,22 +61,22 @@ fn read(file: &Path, modality: Modality) -> Result<Item, CliError> {
 
 fn article(modality: Modality) -> &'static str {
     match modality {
-        Modality::Image => "a picture",
-        Modality::Audio => "a sound",
+        Modality::Image => "an image",
+        Modality::Audio => "audio",
         Modality::Text => "text",
     }
 }
 
 /// By its first bytes, where they leave no doubt. The cluster decides about everything else.
 fn looks_like(data: &[u8]) -> Option<Modality> {
-    const IMAGES: [&[u8]; 4] = [b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM"];
-    const SOUNDS: [&[u8]; 3] = [b"fLaC", b"OggS", b"ID3"];
+    const IMAGE_MAGICS: [&[u8]; 4] = [b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM"];
+    const AUDIO_MAGICS: [&[u8]; 3] = [b"fLaC", b"OggS", b"ID3"];
     let starts = |magics: &[&[u8]]| magics.iter().any(|m| data.starts_with(m));
     match data.get(8..12) {
         Some(b"WAVE") if data.starts_with(b"RIFF") => Some(Modality::Audio),
         Some(b"WEBP") if data.starts_with(b"RIFF") => Some(Modality::Image),
-        _ if starts(&IMAGES) => Some(Modality::Image),
-        _ if starts(&SOUNDS) => Some(Modality::Audio),
+        _ if starts(&IMAGE_MAGICS) => Some(Modality::Image),
+        _ if starts(&AUDIO_MAGICS) => Some(Modality::Audio),
         _ => None,
     }
 }

@@ -1,12 +1,12 @@
-//! What came back: the answer, where the time went, and where each item came from.
+//! The answer, the stage times, and the source of each item.
 
 use serde_json::{Value, json};
 use triptych_proto::v1::generate_response::Accepted;
 use triptych_proto::v1::{Delta, FinishReason, ItemSource, StageTimes, Summary};
 
-/// An answer as far as it came.
+/// The received part of an answer.
 #[derive(Debug, Default)]
-pub struct Answer {
+pub struct ReceivedAnswer {
     /// Its text. Speech models begin with a space, which is left out.
     pub text: String,
     /// Names of the items that were sent, in order.
@@ -16,13 +16,13 @@ pub struct Answer {
     summary: Option<Summary>,
 }
 
-impl Answer {
-    /// Nothing yet.
+impl ReceivedAnswer {
+    /// An empty answer.
     pub fn new(items: Vec<String>) -> Self {
         Self { items, ..Self::default() }
     }
 
-    /// The request was admitted.
+    /// Records that the request was admitted.
     pub fn accept(&mut self, accepted: Accepted) {
         self.accepted = accepted;
     }
@@ -32,7 +32,7 @@ impl Answer {
         if self.text.is_empty() { text.trim_start() } else { text }
     }
 
-    /// New text.
+    /// Appends text.
     pub fn add(&mut self, delta: &Delta) {
         let piece = self.next_piece(&delta.text);
         self.text.push_str(piece);
@@ -41,7 +41,7 @@ impl Answer {
         }
     }
 
-    /// The end.
+    /// Sets the summary at the end.
     pub fn end(&mut self, summary: Summary) {
         self.summary = Some(summary);
     }
@@ -62,7 +62,7 @@ impl Answer {
         parts.join(" · ")
     }
 
-    /// The same for machines.
+    /// The answer as JSON.
     pub fn to_json(&self) -> Value {
         let summary = self.summary.clone().unwrap_or_default();
         let usage = summary.usage.unwrap_or_default();
@@ -127,8 +127,8 @@ mod tests {
     use super::*;
     use triptych_proto::v1::Usage;
 
-    fn answer() -> Answer {
-        let mut answer = Answer::new(vec!["a.png".into(), "b.png".into()]);
+    fn answer() -> ReceivedAnswer {
+        let mut answer = ReceivedAnswer::new(vec!["a.png".into(), "b.png".into()]);
         for text in [" ", " 4", " 2"] {
             answer.add(&Delta { text: text.into(), ..Delta::default() });
         }

@@ -1,6 +1,6 @@
 //! The question as a `Generate` request.
 
-use super::AskArgs;
+use super::args::AskArgs;
 use super::items::Item;
 use crate::error::CliError;
 use triptych_proto::v1;
@@ -23,7 +23,7 @@ pub fn build(args: &AskArgs, items: Vec<Item>) -> Result<v1::GenerateRequest, Cl
         }
         _ => {
             return Err(CliError::Setting(
-                "a picture needs a question, as in `triptych ask \"What is this?\"`".into(),
+                "an image needs a question, as in `triptych ask \"What is this?\"`".into(),
             ));
         }
     };
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn pictures_come_before_the_question() {
+    fn images_come_before_the_question() {
         let request =
             ask(&["why?", "--image", "a", "--image", "b"], &[Modality::Image, Modality::Image]).unwrap();
         let Some(Kind::Chat(chat)) = request.prompt.unwrap().kind else { panic!() };
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_without_a_question_is_written_down() {
+    fn audio_without_a_question_is_transcribed() {
         let request = ask(&["--audio", "a", "--translate", "--language", "de"], &[Modality::Audio]).unwrap();
         let Some(Kind::Speech(task)) = request.prompt.unwrap().kind else { panic!() };
         assert_eq!(task.kind(), v1::SpeechKind::Translate);

@@ -1,9 +1,9 @@
 //! `triptych ec gc`: removes leftovers, and objects that nobody wants any more.
 //!
-//! What to remove is a list of reasons over the list of objects, found first and carried out then; with `--dry-run` it
-//! is only told. An object that is removed while it is wanted is encoded again, so nothing is lost but time.
+//! Objects to remove are listed with their reasons first and removed then; with `--dry-run` the list
+//! is only printed. An object that is removed while it is needed is encoded again, so only time is lost.
 
-use super::objects::{Crew, age, all, failed, line, note, progress};
+use super::objects::{ConcurrentTasks, age, all, failed, line, note, progress};
 use crate::args::OperatorEcArgs;
 use crate::error::CliError;
 use crate::units::{age_text, bytes_text, count, parse_age};
@@ -23,7 +23,7 @@ const JOBS: usize = 8;
 /// Flags of `triptych ec gc`.
 #[derive(Args, Debug)]
 pub struct GcArgs {
-    /// Which store.
+    /// The store.
     #[command(flatten)]
     ec: OperatorEcArgs,
     /// Keep the objects of this encoder, and remove those of others; its fingerprint or the first digits of it;
@@ -33,7 +33,7 @@ pub struct GcArgs {
     /// Remove what was stored longer ago, as in 90s, 15m, 12h or 7d
     #[arg(long, value_name = "AGE", value_parser = parse_age)]
     older_than: Option<Duration>,
-    /// Remove the oldest until all objects together take no more MiB than this
+    /// Remove the oldest until all objects take no more MiB than this
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(0..=1 << 40))]
     to_mib: Option<u64>,
     /// Say what would be removed, and remove nothing
@@ -50,7 +50,7 @@ fn digits(text: &str) -> Result<String, String> {
     }
 }
 
-/// Why an object goes.
+/// Reason for a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Reason {
     OtherEncoder,
@@ -70,18 +70,19 @@ pub async fn run(args: GcArgs) -> Result<(), CliError> {
     let left = store.leftovers(tidy).await.map_err(|e| failed(&e))?;
     let bar = progress(chosen.len(), "removing");
     let mut sums: BTreeMap<Reason, (usize, u64)> = BTreeMap::new();
-    let mut crew = Crew::of(JOBS);
+    let mut tasks = ConcurrentTasks::of(JOBS);
     for (reason, listed) in &chosen {
         let sum = sums.entry(*reason).or_default();
         *sum = (sum.0 + 1, sum.1 + listed.len);
         if !args.dry_run {
-            let (store, key) = (store.clone(), listed.key);
-            let ended = crew.start(async move { store.delete(&key).await }).await?;
+            let store = store.clone();
+            let key = listed.key;
+            let ended = tasks.start(async move { store.delete(&key).await }).await?;
             ended.transpose().map_err(|e| failed(&e))?;
         }
         bar.inc(1);
     }
-    while let Some(ended) = crew.end().await? {
+    while let Some(ended) = tasks.end().await? {
         ended.map_err(|e| failed(&e))?;
     }
     bar.finish_and_clear();
@@ -121,7 +122,9 @@ async fn by_encoder(
     if named.is_empty() {
         return Ok((Vec::new(), all));
     }
-    let (mut others, mut kept, mut n_named) = (Vec::new(), Vec::new(), 0);
+    let mut others = Vec::new();
+    let mut kept = Vec::new();
+    let mut n_named = 0;
     for page in all.chunks(PAGE) {
         let keys: Vec<_> = page.iter().map(|listed| listed.key).collect();
         let heads = store.heads(&keys).await.map_err(|e| failed(&e))?;

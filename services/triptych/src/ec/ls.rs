@@ -15,7 +15,7 @@ use triptych_ec::store::Listed;
 /// Flags of `triptych ec ls`.
 #[derive(Args, Debug)]
 pub struct LsArgs {
-    /// Which store.
+    /// The store.
     #[command(flatten)]
     ec: OperatorEcArgs,
     /// Print a JSON object a line, with everything in it
@@ -38,7 +38,7 @@ pub async fn run(args: LsArgs) -> Result<(), CliError> {
     let hidden = ProgressBar::hidden();
     let width = if args.long { 64 } else { SHORT_DIGITS };
     let (mut pages, mut n, mut bytes) = (Pages::of(&*store), 0, 0);
-    // The first page is asked for before anything is written: a store that cannot list is told by its error alone.
+    // The first page is read before anything is written: for a store that cannot list only the error is shown.
     let mut next = pages.next().await?;
     if !args.json {
         line(&hidden, &row(width, ["KEY", "BYTES", "AGE", "MODALITY", "ROWS", "TYPE", "ENCODER"]))?;
@@ -89,7 +89,7 @@ fn row(width: usize, cells: [&str; 7]) -> String {
     format!("{key:width$} {bytes:>9} {age:>5}  {modality:8} {rows:>8}  {dtype:5} {encoder}")
 }
 
-/// Everything that is known of an object.
+/// All facts about an object.
 pub(super) fn json(listed: &Listed, head: Option<&EncodedItem>) -> Value {
     let stored = listed.stored.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let mut value = json!({

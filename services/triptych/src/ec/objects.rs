@@ -1,4 +1,4 @@
-//! What the commands share: lists of objects, keys as they are typed, work on several at once, lines and progress.
+//! Shared parts of the commands: lists of objects, key prefixes, concurrent work, lines and progress.
 
 use crate::error::{CliError, chain};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -11,7 +11,7 @@ use triptych_ec::{EcError, EcStore};
 
 /// Objects asked for at once.
 const PAGE: usize = 256;
-/// Digits of a key or a fingerprint that tell it from others at sight.
+/// Digits of a key or a fingerprint in lists.
 pub const SHORT_DIGITS: usize = 12;
 /// Fewer digits of a key are a slip of the hand.
 const LEAST_DIGITS: usize = 4;
@@ -44,7 +44,8 @@ impl<'a> Pages<'a> {
 /// # Errors
 /// The store's.
 pub async fn all(store: &dyn EcStore) -> Result<Vec<Listed>, CliError> {
-    let (mut pages, mut all) = (Pages::of(store), Vec::new());
+    let mut pages = Pages::of(store);
+    let mut all = Vec::new();
     while let Some(page) = pages.next().await? {
         all.extend(page);
     }
@@ -102,13 +103,13 @@ pub fn before(digits: &str) -> Option<ContentKey> {
 }
 
 /// Tasks, so many at once.
-pub struct Crew<R> {
+pub struct ConcurrentTasks<R> {
     tasks: JoinSet<R>,
     jobs: usize,
 }
 
-impl<R: Send + 'static> Crew<R> {
-    /// At most `jobs` at once.
+impl<R: Send + 'static> ConcurrentTasks<R> {
+    /// Runs at most `jobs` at once.
     pub fn of(jobs: usize) -> Self {
         Self { tasks: JoinSet::new(), jobs: jobs.max(1) }
     }
@@ -149,7 +150,7 @@ pub fn progress(n: usize, what: &'static str) -> ProgressBar {
 /// Writes a line on stdout, above the bar.
 ///
 /// # Errors
-/// If nobody reads it.
+/// If stdout is closed.
 pub fn line(bar: &ProgressBar, text: &str) -> Result<(), CliError> {
     let written = bar.suspend(|| writeln!(std::io::stdout().lock(), "{text}"));
     written.map_err(|e| CliError::failed("cannot write the answer", &e))
@@ -161,7 +162,7 @@ pub fn note(bar: &ProgressBar, text: &str) {
     let _ = bar.suspend(|| writeln!(std::io::stderr(), "{text}"));
 }
 
-/// How long ago an object was stored.
+/// Age of an object.
 pub fn age(stored: Option<SystemTime>) -> Option<Duration> {
     stored.map(|time| time.elapsed().unwrap_or_default())
 }

@@ -18,7 +18,7 @@ use triptych_ec::{EcError, EcStore, object};
 pub struct ShowArgs {
     /// Its key, or the first digits of it
     key: String,
-    /// Which store.
+    /// The store.
     #[command(flatten)]
     ec: OperatorEcArgs,
     /// Print one JSON object
@@ -48,7 +48,7 @@ pub async fn run(args: ShowArgs) -> Result<(), CliError> {
     line(&ProgressBar::hidden(), text.trim_end())
 }
 
-/// With the time it was stored, if the store knows.
+/// The object, and the time it was stored, if the store knows.
 async fn listed(store: &dyn EcStore, key: &ContentKey, len: usize) -> Listed {
     let unknown = Listed { key: *key, len: len as u64, stored: None };
     let page = store.list(before(&key.to_string()).as_ref(), 1).await;
@@ -86,7 +86,7 @@ fn extent(extent: &Extent) -> String {
     match extent {
         Extent::Grid { t, h, w } => format!("a grid of {t} x {h} x {w} patches"),
         Extent::Windows { n_windows, duration_ms, .. } => {
-            format!("{n_windows} windows of a sound of {:.3} s", *duration_ms as f64 / 1000.0)
+            format!("{n_windows} windows of {:.3} s of audio", *duration_ms as f64 / 1000.0)
         }
         Extent::Tokens => "text".into(),
     }

@@ -1,6 +1,6 @@
 //! `triptych ec verify`: reads objects whole, as a worker would, and says which do not verify.
 
-use super::objects::{Crew, all, failed, find, line, note, progress};
+use super::objects::{ConcurrentTasks, all, failed, find, line, note, progress};
 use crate::args::OperatorEcArgs;
 use crate::error::{CliError, chain};
 use crate::units::count;
@@ -16,19 +16,19 @@ use triptych_ec::{EcError, EcStore, object};
 pub struct VerifyArgs {
     /// Keys, or the first digits of them; none: every object
     keys: Vec<String>,
-    /// Which store.
+    /// The store.
     #[command(flatten)]
     ec: OperatorEcArgs,
     /// Take what is bad out of view, so that it is encoded again
     #[arg(long)]
     quarantine: bool,
-    /// How many objects to read at once
+    /// Number of objects to read at once
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: u16,
 }
 
-/// What became of an object.
-pub(super) enum Verdict {
+/// Outcome of an object.
+pub(super) enum ObjectState {
     /// It verifies.
     Good,
     /// It went before it was read: expired, evicted or removed.
@@ -53,18 +53,19 @@ pub async fn run(args: VerifyArgs) -> Result<(), CliError> {
         keys = all(&*store).await?.into_iter().map(|listed| listed.key).collect();
     }
     let bar = progress(keys.len(), "verifying");
-    let (mut crew, mut keys) = (Crew::of(args.jobs.into()), keys.into_iter());
+    let mut tasks = ConcurrentTasks::of(args.jobs.into());
+    let mut keys = keys.into_iter();
     let (mut n_good, mut n_gone, mut n_bad) = (0, 0, 0);
     loop {
         let ended = match keys.next() {
             Some(key) => {
                 let task = judge(store.clone(), key, limits.clone());
-                match crew.start(async move { (key, task.await) }).await? {
+                match tasks.start(async move { (key, task.await) }).await? {
                     Some(ended) => ended,
                     None => continue,
                 }
             }
-            None => match crew.end().await? {
+            None => match tasks.end().await? {
                 Some(ended) => ended,
                 None => break,
             },
@@ -72,13 +73,13 @@ pub async fn run(args: VerifyArgs) -> Result<(), CliError> {
         bar.inc(1);
         let (key, verdict) = ended;
         match verdict.map_err(|e| failed(&e))? {
-            Verdict::Good => n_good += 1,
-            Verdict::Gone if is_named => {
+            ObjectState::Good => n_good += 1,
+            ObjectState::Gone if is_named => {
                 n_bad += 1;
                 line(&bar, &format!("{key} not there"))?;
             }
-            Verdict::Gone => n_gone += 1,
-            Verdict::Bad(why) => {
+            ObjectState::Gone => n_gone += 1,
+            ObjectState::Bad(why) => {
                 n_bad += 1;
                 line(&bar, &format!("{key} {why}"))?;
                 if args.quarantine {
@@ -102,17 +103,17 @@ pub(super) async fn judge(
     store: Arc<dyn EcStore>,
     key: ContentKey,
     limits: Limits,
-) -> Result<Verdict, EcError> {
+) -> Result<ObjectState, EcError> {
     let object = match store.get(&key).await {
         Ok(Some(object)) => object,
-        Ok(None) => return Ok(Verdict::Gone),
-        Err(e @ EcError::Corrupt { .. }) => return Ok(Verdict::Bad(chain(&e))),
+        Ok(None) => return Ok(ObjectState::Gone),
+        Err(e @ EcError::Corrupt { .. }) => return Ok(ObjectState::Bad(chain(&e))),
         Err(e) => return Err(e),
     };
     let decoded = spawn_blocking(move || object::decode(object, &key, &limits).map(drop)).await;
     Ok(match decoded {
-        Ok(Ok(())) => Verdict::Good,
-        Ok(Err(e)) => Verdict::Bad(chain(&e)),
-        Err(e) => Verdict::Bad(format!("verifying ended early: {e}")),
+        Ok(Ok(())) => ObjectState::Good,
+        Ok(Err(e)) => ObjectState::Bad(chain(&e)),
+        Err(e) => ObjectState::Bad(format!("verifying ended early: {e}")),
     })
 }

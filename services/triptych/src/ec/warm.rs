@@ -1,6 +1,6 @@
 //! `triptych ec warm`: copies objects that verify from one store to another.
 
-use super::objects::{Crew, all, failed, find, line, note, progress};
+use super::objects::{ConcurrentTasks, all, failed, find, line, note, progress};
 use crate::args::EcArg;
 use crate::args::tls::TlsArgs;
 use crate::error::{CliError, chain};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::task::spawn_blocking;
 use triptych_core::ContentKey;
 use triptych_core::limits::Limits;
-use triptych_ec::{EcError, EcStore, Opening, PutOutcome, Scope, object};
+use triptych_ec::{EcError, EcStore, OpenOptions, PutOutcome, Scope, object};
 use triptych_runtime::Drain;
 
 /// Keys looked for in the other store at once.
@@ -20,24 +20,24 @@ const PAGE: usize = 256;
 /// Flags of `triptych ec warm`.
 #[derive(Args, Debug)]
 pub struct WarmArgs {
-    /// Where to read
+    /// Source
     #[arg(long, value_name = "STORE")]
     from: EcArg,
-    /// Where to write
+    /// Destination
     #[arg(long, value_name = "STORE")]
     to: EcArg,
-    /// How store processes are reached
+    /// TLS towards store processes
     #[command(flatten)]
     tls: TlsArgs,
     /// Read the keys to copy from stdin, one a line, instead of copying everything
     #[arg(long)]
     stdin: bool,
-    /// How many objects to copy at once
+    /// Number of objects to copy at once
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: u16,
 }
 
-/// What became of an object.
+/// Outcome of an object.
 enum Copied {
     Stored(u64),
     Already,
@@ -45,7 +45,7 @@ enum Copied {
     Bad(String),
 }
 
-/// How many of each.
+/// Number of objects by outcome.
 #[derive(Default)]
 struct Sums {
     stored: usize,
@@ -64,19 +64,21 @@ pub async fn run(args: WarmArgs) -> Result<(), CliError> {
         return Err(CliError::Setting("--from and --to are the same store".into()));
     }
     let limits = Limits::default();
-    let with = Opening {
+    let with = OpenOptions {
         limits: limits.clone(),
         dial: Some(args.tls.links(&Drain::new())?.dialer().as_fn()),
-        ..Opening::default()
+        ..OpenOptions::default()
     };
-    let (from, to) = (open(&args.from, "--from", &with).await?, open(&args.to, "--to", &with).await?);
+    let from = open(&args.from, "--from", &with).await?;
+    let to = open(&args.to, "--to", &with).await?;
     let keys = if args.stdin {
         typed(&*from).await?
     } else {
         all(&*from).await?.into_iter().map(|listed| listed.key).collect()
     };
     let bar = progress(keys.len(), "copying");
-    let (mut crew, mut sums) = (Crew::of(args.jobs.into()), Sums::default());
+    let mut tasks = ConcurrentTasks::of(args.jobs.into());
+    let mut sums = Sums::default();
     for page in keys.chunks(PAGE) {
         let there = to.heads(page).await.map_err(|e| failed(&e))?;
         for (key, head) in page.iter().copied().zip(there) {
@@ -86,13 +88,13 @@ pub async fn run(args: WarmArgs) -> Result<(), CliError> {
                 continue;
             }
             let copying = copy(from.clone(), to.clone(), key, limits.clone());
-            if let Some((key, copied)) = crew.start(async move { (key, copying.await) }).await? {
+            if let Some((key, copied)) = tasks.start(async move { (key, copying.await) }).await? {
                 bar.inc(1);
                 sums.add(key, copied.map_err(|e| failed(&e))?, |text| line(&bar, text))?;
             }
         }
     }
-    while let Some((key, copied)) = crew.end().await? {
+    while let Some((key, copied)) = tasks.end().await? {
         bar.inc(1);
         sums.add(key, copied.map_err(|e| failed(&e))?, |text| line(&bar, text))?;
     }
@@ -135,7 +137,7 @@ impl Sums {
     }
 }
 
-async fn open(arg: &EcArg, flag: &str, with: &Opening) -> Result<Arc<dyn EcStore>, CliError> {
+async fn open(arg: &EcArg, flag: &str, with: &OpenOptions) -> Result<Arc<dyn EcStore>, CliError> {
     if arg.setting.scope() == Scope::Process {
         return Err(CliError::Setting(format!(
             "{flag} memory would be this process's alone, and end with it"

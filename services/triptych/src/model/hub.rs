@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 
-/// Whether the text can be a hub id: `OWNER/NAME`.
+/// True for a hub id: `OWNER/NAME`.
 pub fn is_id(text: &str) -> bool {
     let part_ok = |part: &str| {
         !part.is_empty()

@@ -3,13 +3,13 @@
 //! The folder is named after the hash of its contents, so another version of the binary unpacks beside it and
 //! never into it. It appears whole by a rename or not at all; one that was damaged since is replaced.
 
-use super::{Found, cache_root};
+use super::location::{ModelLocation, cache_root};
 use crate::error::CliError;
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// A directory as it was when the binary was built.
-pub struct Sample {
+pub struct SampleModel {
     /// Name of the directory, and of the model.
     pub name: &'static str,
     /// Name and bytes of each file.
@@ -22,7 +22,7 @@ include!(concat!(env!("OUT_DIR"), "/samples.rs"));
 ///
 /// # Errors
 /// [`CliError`] if the binary carries none, or the cache folder cannot be written.
-pub(super) fn unpack() -> Result<Vec<Found>, CliError> {
+pub(super) fn unpack() -> Result<Vec<ModelLocation>, CliError> {
     if SAMPLES.is_empty() {
         return Err(CliError::Setting(
             "this build carries no sample models; name one with --model DIR (a Hugging Face directory)"
@@ -47,9 +47,9 @@ pub(super) fn unpack_named(name: &str) -> Result<PathBuf, CliError> {
     }
 }
 
-fn place(sample: &Sample) -> Result<Found, CliError> {
+fn place(sample: &SampleModel) -> Result<ModelLocation, CliError> {
     let root = cache_root().join("models");
-    unpack_one(sample, &root).map(|dir| Found { name: None, dir }).map_err(|e| {
+    unpack_one(sample, &root).map(|dir| ModelLocation { name: None, dir }).map_err(|e| {
         let what = format!(
             "cannot unpack the sample model {} under {} (XDG_CACHE_HOME sets another place)",
             sample.name,
@@ -59,7 +59,7 @@ fn place(sample: &Sample) -> Result<Found, CliError> {
     })
 }
 
-fn unpack_one(sample: &Sample, root: &Path) -> io::Result<PathBuf> {
+fn unpack_one(sample: &SampleModel, root: &Path) -> io::Result<PathBuf> {
     let parent = root.join(digest(sample));
     let dir = parent.join(sample.name);
     if is_whole(sample, &dir) {
@@ -84,7 +84,7 @@ fn unpack_one(sample: &Sample, root: &Path) -> io::Result<PathBuf> {
 }
 
 /// A hash over names and contents, every part with its length.
-fn digest(sample: &Sample) -> String {
+fn digest(sample: &SampleModel) -> String {
     let mut hasher = blake3::Hasher::new();
     for (name, bytes) in sample.files {
         for part in [name.as_bytes(), bytes] {
@@ -95,8 +95,8 @@ fn digest(sample: &Sample) -> String {
     hasher.finalize().to_hex().to_string()
 }
 
-/// A worker that finds a damaged file says so; here only what a full disk or a tidy user leaves is told apart.
-fn is_whole(sample: &Sample, dir: &Path) -> bool {
+/// True if every file has its size. Other damage is found by the worker that reads the file.
+fn is_whole(sample: &SampleModel, dir: &Path) -> bool {
     sample.files.iter().all(|(name, bytes)| {
         std::fs::metadata(dir.join(name)).is_ok_and(|m| m.is_file() && m.len() == bytes.len() as u64)
     })
@@ -106,7 +106,8 @@ fn is_whole(sample: &Sample, dir: &Path) -> bool {
 mod tests {
     use super::*;
 
-    const SAMPLE: Sample = Sample { name: "tiny", files: &[("config.json", b"{}"), ("a.bin", &[1, 2, 3])] };
+    const SAMPLE: SampleModel =
+        SampleModel { name: "tiny", files: &[("config.json", b"{}"), ("a.bin", &[1, 2, 3])] };
 
     #[test]
     fn unpacked_once_and_again_when_damaged() {
@@ -125,7 +126,7 @@ mod tests {
 
     #[test]
     fn other_contents_go_to_another_place() {
-        let other = Sample { name: "tiny", files: &[("config.json", b"{}"), ("a.bin", &[1, 2, 4])] };
+        let other = SampleModel { name: "tiny", files: &[("config.json", b"{}"), ("a.bin", &[1, 2, 4])] };
         assert_ne!(digest(&SAMPLE), digest(&other));
     }
 }

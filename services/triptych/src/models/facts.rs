@@ -1,4 +1,4 @@
-//! Everything that is told about a model, and its JSON.
+//! Facts about a model, and their JSON.
 
 use super::measure::Measured;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use triptych_core::Modality;
 use triptych_models::model::{BytesByPrecision, Inventory, StageInventory};
 use triptych_models::{Model, ModelSource};
 
-/// What is known of a model.
+/// Facts about a model.
 pub struct Facts {
     /// The name clients use.
     pub name: String,
@@ -17,9 +17,9 @@ pub struct Facts {
     pub family: &'static str,
     /// The kinds of items it reads.
     pub modalities: Vec<Modality>,
-    /// What a request may give it.
+    /// Forms of prompts that it takes.
     pub prompts: &'static str,
-    /// Where requests go.
+    /// Endpoints for its requests.
     pub endpoints: Vec<&'static str>,
     /// Tokens the decoder's context holds.
     pub max_context: usize,
@@ -27,12 +27,12 @@ pub struct Facts {
     pub vocab: usize,
     /// BytesByPrecision.
     pub inventory: Inventory,
-    /// What loading it took, where that was asked for.
+    /// Measured memory, if it was requested.
     pub measured: Option<Measured>,
 }
 
 impl Facts {
-    /// Gathers them.
+    /// Gathers the facts of a model.
     pub fn new(
         source: &ModelSource,
         model: &Model,
@@ -76,10 +76,11 @@ impl Facts {
         }
     }
 
-    /// As JSON; every size in bytes.
+    /// The facts as JSON; sizes are bytes.
     pub fn json(&self) -> Value {
         let i = &self.inventory;
-        let sizes = |s: BytesByPrecision| json!({"f32": s.f32, "bf16": s.bf16, "int8": s.int8, "int4": s.int4});
+        let sizes =
+            |s: BytesByPrecision| json!({"f32": s.f32, "bf16": s.bf16, "int8": s.int8, "int4": s.int4});
         let stage = |s: &StageInventory| {
             json!({
                 "tensors": s.n_tensors, "parameters": s.n_parameters, "stored_bytes": s.stored_bytes,

@@ -1,4 +1,4 @@
-//! How much memory of this process a stage takes once it is loaded.
+//! Memory of this process that a loaded stage takes.
 
 use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::{Model, ModelError};
@@ -6,11 +6,11 @@ use triptych_models::{Model, ModelError};
 /// Growth of this process's own memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
-    /// Of weights, as the setting says it.
+    /// Precision of the weights.
     pub precision: &'static str,
-    /// From before to after the encoder was loaded; `None` where the system does not tell.
+    /// Growth while the encoder was loaded; `None` if the system does not report it.
     pub encoder: Option<u64>,
-    /// The same for the decoder, without blocks of KV.
+    /// Growth while the decoder was loaded, without blocks of KV.
     pub decoder: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Facts as a page for people.
+//! Facts as a page of text.
 
 use super::facts::Facts;
 use crate::units::{bytes_text, count};

@@ -1,16 +1,17 @@
-//! `triptych plan fleets`: what a request costs in fleets of growing size, simulated.
+//! `triptych plan fleets`: flags and files of the simulated cost of a request in fleets of growing size.
 
-use super::{QuestionArgs, bar, print, to_json};
-use crate::bench::report::write;
+use super::output::{bar, print, progress_on, to_json};
+use super::question::QuestionArgs;
 use crate::error::CliError;
 use clap::Args;
 use std::path::PathBuf;
+use triptych_bench::report::files::write;
 use triptych_plan::planner::{Budget, fleets};
 
 /// Flags of `triptych plan fleets`.
 #[derive(Args, Clone, Debug)]
 pub struct FleetsArgs {
-    /// What is asked
+    /// Inputs of the plan
     #[command(flatten)]
     pub question: QuestionArgs,
     /// Workers of each fleet
@@ -22,24 +23,20 @@ pub struct FleetsArgs {
     pub output: PathBuf,
 }
 
-/// Plans each, writes the files, prints the page.
+/// Plans the fleets, writes the files, prints the page.
 ///
 /// # Errors
-/// [`CliError`].
+/// [`CliError`] for inputs that cannot be used and files that cannot be written.
 pub fn run(args: &FleetsArgs) -> Result<(), CliError> {
-    let asked = args.question.read()?;
+    let inputs = args.question.read()?;
     if !args.output.is_dir() {
         return Err(CliError::Setting(format!("--output: there is no directory {}", args.output.display())));
     }
     let sizes: Vec<usize> = args.workers.iter().filter_map(|n| usize::try_from(*n).ok()).collect();
     let bar = bar();
-    let progress = |done: usize, of: usize, what: &str| {
-        bar.set_length(of as u64);
-        bar.set_position(done as u64);
-        bar.set_message(what.to_owned());
-    };
-    let question = asked.question(Budget::Workers(sizes.iter().copied().max().unwrap_or(2)), &asked.demand);
-    let planned = fleets::fleets(&question, &sizes, &progress);
+    let largest = Budget::Workers(sizes.iter().copied().max().unwrap_or(2));
+    let question = inputs.question(largest, &inputs.demand);
+    let planned = fleets::fleets(&question, &sizes, &progress_on(&bar));
     bar.finish_and_clear();
     let planned = planned.map_err(|e| CliError::setting("no fleets", &e))?;
     let report = fleets::report(&question, &planned);

@@ -11,17 +11,17 @@ use crate::{listen, model};
 use clap::Args;
 use tokio::net::TcpListener;
 use triptych_core::limits::Limits;
-use triptych_ec::store::peer::{ShelfSettings, may_be_asked};
+use triptych_ec::store::peer::{PeerCacheSettings, may_be_asked};
 use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError};
 use triptych_runtime::discovery::Role;
 
 /// Flags of an encoder worker.
 #[derive(Args, Debug)]
 pub struct EncoderArgs {
-    /// Where it answers gRPC
+    /// Address of gRPC
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_GRPC", default_value = "127.0.0.1:7001")]
     pub grpc: String,
-    /// Where it answers /metrics, /healthz and /readyz
+    /// Address of /metrics, /healthz and /readyz
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_ADMIN")]
     pub admin: Option<String>,
     /// Its name in logs and metrics
@@ -30,10 +30,10 @@ pub struct EncoderArgs {
     /// The store
     #[command(flatten)]
     pub ec: EcArgs,
-    /// Jobs admitted at once, waiting ones included; one more is told to come back
+    /// Jobs admitted at once, waiting ones included; one more is refused as retryable
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_JOBS", default_value_t = 256)]
     pub max_jobs: usize,
-    /// Memory for outputs that are kept after they were published, in MiB: who asks for one again gets it without an
+    /// Memory for outputs that are cached after they were published, in MiB: a repeated item is served without an
     /// encode, also when the store lost it. 0 keeps none
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_ROWS_MIB", default_value_t = 256)]
     pub rows_mib: usize,
@@ -53,10 +53,10 @@ pub struct EncoderArgs {
     /// Or not
     #[command(flatten)]
     pub plaintext: PlaintextArgs,
-    /// Where it announces itself
+    /// Registration
     #[command(flatten)]
     pub register: RegisterArgs,
-    /// How it stops
+    /// Stop
     #[command(flatten)]
     pub drain: DrainArgs,
     /// Logs
@@ -65,7 +65,7 @@ pub struct EncoderArgs {
 }
 
 impl EncoderArgs {
-    /// What can be said of the settings without starting.
+    /// Checks the settings without starting.
     ///
     /// # Errors
     /// [`CliError::Setting`] for the first that is wrong.
@@ -91,7 +91,7 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
     let advertise = advertised(args.register.advertise.as_deref(), &grpc)?;
     let config = EncoderConfig {
         worker_id: id,
-        grpc: links.door(grpc, args.plaintext)?,
+        grpc: links.listener(grpc, args.plaintext)?,
         admin: bind_admin(args.admin.as_deref()).await?,
         models: model::resolve_all(&args.models).await?,
         store: args.ec.open_for_role(&links.dialer(), &limits, others, &process.metrics).await?,
@@ -104,8 +104,8 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
         preprocess_threads: std::thread::available_parallelism().map_or(1, usize::from),
         rows_budget_bytes: args.rows_mib.saturating_mul(1 << 20),
         advertise,
-        // What was written stays in the rows that are kept anyway.
-        shelf: ShelfSettings { budget_bytes: 0, ..ShelfSettings::default() },
+        // The written output stays in the cached rows.
+        peer_cache: PeerCacheSettings { budget_bytes: 0, ..PeerCacheSettings::default() },
     };
     triptych_encoder::run(config, process.drain, process.metrics).await.map_err(|e| match e {
         EncoderError::Model { .. } => CliError::Setting(chain(&e)),
@@ -113,7 +113,7 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
     })
 }
 
-/// Where others reach this worker.
+/// Address at which others reach this worker.
 fn advertised(given: Option<&str>, grpc: &TcpListener) -> Result<Option<String>, CliError> {
     if let Some(address) = given {
         return match may_be_asked(address) {

@@ -13,9 +13,9 @@ use clap::builder::FalseyValueParser;
 use triptych_core::limits::Limits;
 use triptych_encoder::{BatchLimits, EmbeddedConfig};
 use triptych_models::compute::ComputeConfig;
-use triptych_pd::{EngineSettings, MakeBeside, PdConfig, PdError};
+use triptych_pd::{EngineSettings, MakeColocated, PdConfig, PdError};
+use triptych_runtime::compute_arbiter::{ComputeArbiter, EncoderBudget};
 use triptych_runtime::discovery::Role;
-use triptych_runtime::turnstile::{EncoderBudget, Turnstile};
 use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Encoder jobs that a PD worker with encoders admits at once.
@@ -24,10 +24,10 @@ const MAX_JOBS: usize = 256;
 /// Flags of a prefill/decode worker.
 #[derive(Args, Debug)]
 pub struct PdArgs {
-    /// Where it answers gRPC
+    /// Address of gRPC
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_GRPC", default_value = "127.0.0.1:7002")]
     pub grpc: String,
-    /// Where it answers /metrics, /healthz and /readyz
+    /// Address of /metrics, /healthz and /readyz
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_ADMIN")]
     pub admin: Option<String>,
     /// Its name in logs and metrics
@@ -55,7 +55,7 @@ pub struct PdArgs {
     /// about as long as a step takes; `none`: a whole forward
     #[arg(long, value_name = "N", env = "TRIPTYCH_ENCODER_TOKEN_BUDGET", default_value_t = EncoderBudget::Automatic)]
     pub encoder_token_budget: EncoderBudget,
-    /// In what encoders compute, its own among them: it refuses encoder outputs of any other. Default: --precision
+    /// Precision of the encoders, its own included: it refuses encoder outputs of any other. Default: --precision
     #[arg(long, value_name = "TYPE", env = "TRIPTYCH_ENCODER_PRECISION")]
     pub encoder_precision: Option<PrecisionArg>,
     /// TLS
@@ -64,10 +64,10 @@ pub struct PdArgs {
     /// Or not
     #[command(flatten)]
     pub plaintext: PlaintextArgs,
-    /// Where it announces itself
+    /// Registration
     #[command(flatten)]
     pub register: RegisterArgs,
-    /// How it stops
+    /// Stop
     #[command(flatten)]
     pub drain: DrainArgs,
     /// Logs
@@ -138,7 +138,7 @@ fn mib(n: u32) -> usize {
 }
 
 /// The encoders of the same models, over the worker's own connector.
-fn encoders(config: &PdConfig, drain: Drain, metrics: MetricsRegistry) -> MakeBeside {
+fn encoders(config: &PdConfig, drain: Drain, metrics: MetricsRegistry) -> MakeColocated {
     let config = EmbeddedConfig {
         worker_id: config.worker_id.clone(),
         models: config.models.clone(),
@@ -147,12 +147,12 @@ fn encoders(config: &PdConfig, drain: Drain, metrics: MetricsRegistry) -> MakeBe
         dtype: config.encoder_dtype.clone(),
         limits: config.limits.clone(),
         batch: BatchLimits::default(),
-        turnstile: config.turnstile.clone(),
+        arbiter: config.arbiter.clone(),
         max_jobs: MAX_JOBS,
         // Preprocessing is not divided into turns: half of the cores stay the engine's.
         preprocess_threads: std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2)),
         // Its own engine reads the rows where they are; other PD workers read the store.
-        shelf: None,
+        peer_cache: None,
     };
     Box::new(move |connector| {
         Box::pin(async move {
@@ -162,7 +162,7 @@ fn encoders(config: &PdConfig, drain: Drain, metrics: MetricsRegistry) -> MakeBe
 }
 
 impl PdArgs {
-    /// What can be said of the settings without starting.
+    /// Checks the settings without starting.
     ///
     /// # Errors
     /// [`CliError::Setting`] for the first that is wrong.
@@ -188,7 +188,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
     let store = args.ec.open_for_role(&links.dialer(), &limits, others, &process.metrics).await?;
     let mut config = PdConfig {
         worker_id: id,
-        grpc: links.door(grpc, args.plaintext)?,
+        grpc: links.listener(grpc, args.plaintext)?,
         admin: bind_admin(args.admin.as_deref()).await?,
         models: model::resolve_all(&args.models).await?,
         drafts: model::resolve_drafts(&args.drafts, &args.models).await?,
@@ -200,12 +200,12 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         mac_keys: args.models.rows.mac_keys()?,
         limits,
         engine: args.engine.settings(),
-        beside: None,
-        turnstile: None,
+        colocated: None,
+        arbiter: None,
     };
     if args.with_encoder {
-        config.turnstile = Some(Turnstile::new(args.encoder_token_budget));
-        config.beside = Some(encoders(&config, process.drain.clone(), process.metrics.clone()));
+        config.arbiter = Some(ComputeArbiter::new(args.encoder_token_budget));
+        config.colocated = Some(encoders(&config, process.drain.clone(), process.metrics.clone()));
     }
     triptych_pd::run(config, process.drain, process.metrics).await.map_err(|e| match e {
         PdError::Model { .. } | PdError::Engine { .. } => CliError::Setting(chain(&e)),

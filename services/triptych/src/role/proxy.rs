@@ -19,13 +19,13 @@ use triptych_runtime::discovery::{Role, Source};
 /// Flags of the proxy.
 #[derive(Args, Debug)]
 pub struct ProxyArgs {
-    /// Where the OpenAI API, /healthz, /readyz and /metrics answer
+    /// Address of the OpenAI API, /healthz, /readyz and /metrics
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_HTTP", default_value = "127.0.0.1:8080")]
     pub http: String,
-    /// Where gRPC answers
+    /// Address of the gRPC API
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_GRPC", default_value = "127.0.0.1:50051")]
     pub grpc: String,
-    /// Where /metrics, /healthz and /readyz answer too, in plain HTTP, for probes and scrapers that clients do not
+    /// Further address of /metrics, /healthz and /readyz, in plain HTTP, for probes and scrapers that clients do not
     /// reach
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_ADMIN")]
     pub admin: Option<String>,
@@ -42,12 +42,12 @@ pub struct ProxyArgs {
     pub discover: DiscoverArgs,
     /// Longest that an item may have to wait until it is encoded, in milliseconds: where the queues are longer, a
     /// request is refused at once, with the time after which to come back. 0: only its deadline counts
-    #[arg(long, value_name = "MS", env = "TRIPTYCH_ENCODE_PROMISE_MS", default_value_t = 0)]
-    pub encode_promise_ms: u64,
+    #[arg(long, value_name = "MS", env = "TRIPTYCH_ENCODE_SLO_MS", default_value_t = 0)]
+    pub encode_slo_ms: u64,
     /// The store
     #[command(flatten)]
     pub ec: EcArgs,
-    /// Requests worked on at once; one more is told to come back
+    /// Requests admitted at once; one more is refused as retryable
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_IN_FLIGHT", default_value_t = 512)]
     pub max_in_flight: usize,
     /// Secret that goes into every content key: clusters with different ones never share an encoder output
@@ -72,7 +72,7 @@ pub struct ProxyArgs {
     /// TLS with clients
     #[command(flatten)]
     pub public_tls: PublicTlsArgs,
-    /// How it stops
+    /// Stop
     #[command(flatten)]
     pub drain: DrainArgs,
     /// Logs
@@ -81,7 +81,7 @@ pub struct ProxyArgs {
 }
 
 impl ProxyArgs {
-    /// What can be said of the settings without starting.
+    /// Checks the settings without starting.
     ///
     /// # Errors
     /// [`CliError::Setting`] for the first that is wrong.
@@ -92,14 +92,14 @@ impl ProxyArgs {
         self.ec.check(self.others())
     }
 
-    /// Where the workers are.
+    /// Addresses of the workers.
     fn others(&self) -> Others {
         let at = self.encoders.iter().chain(&self.pds).map(|worker| match worker {
             WorkerSetting::At(address) | WorkerSetting::Dns(address) => address.as_str(),
             // Not an address of this host.
             WorkerSetting::Kubernetes(_) => "",
         });
-        // Whoever registers may do so from anywhere.
+        // Workers may register from any host.
         Others::at(at.chain(self.discover.discover.as_ref().map(|_| "")))
     }
 }
@@ -126,8 +126,7 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
         pds,
         discovery,
         seed: None,
-        encode_promise: Some(Duration::from_millis(args.encode_promise_ms))
-            .filter(|promise| !promise.is_zero()),
+        encode_slo: Some(Duration::from_millis(args.encode_slo_ms)).filter(|slo| !slo.is_zero()),
         dialer: links.dialer(),
         store: args.ec.open_for_role(&links.dialer(), &limits, others, &process.metrics).await?,
         limits,

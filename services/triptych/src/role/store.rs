@@ -17,13 +17,13 @@ use triptych_runtime::serve::serve;
 /// Flags of the store.
 #[derive(Args, Debug)]
 pub struct StoreArgs {
-    /// Where it answers gRPC
+    /// Address of gRPC
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_GRPC", default_value = "127.0.0.1:7400")]
     pub grpc: String,
-    /// Where it answers /metrics, /healthz and /readyz
+    /// Address of /metrics, /healthz and /readyz
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_ADMIN")]
     pub admin: Option<String>,
-    /// MiB that objects may take together; the least recently used go first
+    /// MiB that all objects may take; the least recently used are evicted first
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_STORE_MIB", default_value_t = 1024,
           value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub budget_mib: u64,
@@ -33,7 +33,7 @@ pub struct StoreArgs {
     /// Or not
     #[command(flatten)]
     pub plaintext: PlaintextArgs,
-    /// How it stops
+    /// Stop
     #[command(flatten)]
     pub drain: DrainArgs,
     /// Logs
@@ -42,7 +42,7 @@ pub struct StoreArgs {
 }
 
 impl StoreArgs {
-    /// What can be said of the settings without starting.
+    /// Checks the settings without starting.
     ///
     /// # Errors
     /// [`CliError::Setting`] for the first that is wrong.
@@ -59,7 +59,7 @@ pub async fn run(args: StoreArgs) -> Result<(), CliError> {
     let process = Process::start("store", &args.log, &args.drain)?;
     let limits = Limits::default();
     let links = args.tls.links(&process.drain)?;
-    let door = links.door(listen::bind("--grpc", &args.grpc).await?, args.plaintext)?;
+    let door = links.listener(listen::bind("--grpc", &args.grpc).await?, args.plaintext)?;
     let readiness = Readiness::new(process.drain.clone());
     if let Some(listener) = bind_admin(args.admin.as_deref()).await? {
         admin::spawn(listener, admin::router(readiness.clone(), process.metrics.clone()), &process.drain);

@@ -1,53 +1,63 @@
-//! One cluster that is measured: its processes, each where it belongs, from their start to their end.
+//! One cluster that is measured: its processes, each on its own cores, from start to end.
 
-use super::quota::{self, Quota};
-use super::{TopologyArgs, check_store, pin};
+use super::args::{TopologyArgs, check_store};
 use crate::args::{EC_VARIABLE, EcArg, tls};
 use crate::error::CliError;
 use crate::listen::Ports;
 use crate::model::CheckedModel;
-use crate::up::plan::{ChildSpec, Faces, Plan, Role, child, local, model_flags, proxy};
+use crate::up::plan::{ChildSpec, ClusterPlan, Endpoints, Role, child, local, model_flags, proxy};
 use crate::up::ready;
 use crate::up::screen::Screen;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
-use triptych_bench::topology::{CoreList, Share, Topology, WorkerKind};
+use triptych_bench::cluster::{ClusterStarter, RunningCluster};
+use triptych_bench::error::MeasureError;
+use triptych_bench::sweep::Server;
+use triptych_bench::topology::quota::{self, Quota};
+use triptych_bench::topology::{CoreList, CoreShare, Topology, WorkerKind, affinity};
 use triptych_ec::EcSetting;
 
-/// Between two looks whether all processes live.
-const LOOK: Duration = Duration::from_millis(100);
-/// For an orderly end; who takes longer is killed.
+/// Pause between two liveness checks of the processes.
+const LIVENESS_PAUSE: Duration = Duration::from_millis(100);
+/// Time for an orderly end, before processes are killed.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// What a cluster is started with.
-pub struct ClusterSettings<'a> {
-    /// Which workers.
-    pub topology: &'a Topology,
-    /// What all clusters have in common.
+/// Starts clusters from this binary.
+#[derive(Clone, Copy)]
+pub struct Starter<'a> {
+    /// Flags that all clusters have in common.
     pub args: &'a TopologyArgs,
-    /// The models, checked.
-    pub models: &'a [CheckedModel],
-    /// Where lines go.
+    /// The model, checked.
+    pub model: &'a CheckedModel,
+    /// Log of the supervisor.
     pub screen: &'a Screen,
-    /// For logs, and for a store on disk.
+    /// Folder for logs, and for a store on disk.
     pub dir: &'a Path,
+}
+
+impl ClusterStarter for Starter<'_> {
+    type Cluster = BenchCluster;
+
+    async fn start(&self, topology: &Topology) -> Result<BenchCluster, MeasureError> {
+        Ok(BenchCluster::start(self, topology).await?)
+    }
 }
 
 /// A running cluster. Dropping it kills its processes.
 pub struct BenchCluster {
-    /// What it is.
-    pub topology: Topology,
-    /// Where it answers.
-    pub faces: Faces,
-    /// Its processes by name, and where each answers `/metrics`.
-    pub admins: Vec<(String, std::net::SocketAddr)>,
-    /// Where each process runs, for the report.
-    pub placement: Vec<(String, String)>,
+    topology: Topology,
+    model: String,
+    endpoints: Endpoints,
+    /// Addresses at which the processes answer `/metrics`.
+    admins: Vec<SocketAddr>,
+    /// Name and cores of each process.
+    placement: Vec<(String, String)>,
     processes: Vec<Process>,
     slab: Option<PathBuf>,
 }
@@ -65,8 +75,9 @@ impl BenchCluster {
     ///
     /// # Errors
     /// [`CliError`] if one cannot start, names the end of its log, or if workers do not fit the cores.
-    pub async fn start(settings: ClusterSettings<'_>) -> Result<Self, CliError> {
-        let ClusterSettings { topology, args, models, screen, dir } = &settings;
+    async fn start(starter: &Starter<'_>, topology: &Topology) -> Result<Self, CliError> {
+        let Starter { args, model, screen, dir } = *starter;
+        let models = std::slice::from_ref(model);
         let name = topology.to_string().replace(':', "-");
         let (cores, side) = args.core_lists()?;
         let shares = topology
@@ -75,13 +86,14 @@ impl BenchCluster {
         let ec = args.store_of(&name, dir)?;
         check_store(&ec).await?;
         let mut ports = Ports::default();
-        let plan = plan(&settings, &shares, &ec, &mut ports)?;
+        let plan = plan(starter, topology, &shares, &ec, &mut ports)?;
         // Children take their ports over.
         drop(ports);
         let mut cluster = Self {
-            topology: (*topology).clone(),
-            faces: plan.faces,
-            admins: plan.children.iter().map(|c| (c.name.clone(), c.admin)).collect(),
+            topology: topology.clone(),
+            model: model.name.to_string(),
+            endpoints: plan.endpoints,
+            admins: plan.children.iter().map(|c| c.admin).collect(),
             placement: Vec::new(),
             processes: Vec::new(),
             slab: slab_of(&ec),
@@ -90,11 +102,11 @@ impl BenchCluster {
         for spec in &plan.children {
             let is_worker = matches!(spec.role, Role::Encoder | Role::Pd);
             let share = if is_worker { shares.next() } else { None };
-            let place = share.map_or_else(|| side.to_string(), ToString::to_string);
+            let cores_text = share.map_or_else(|| side.to_string(), ToString::to_string);
             let (on, n_cores) = share.map_or((&side, None), |s| (&s.cores, s.quota.map(|_| s.n_cores())));
             let log = dir.join(format!("{name}-{}.log", spec.name));
             cluster.processes.push(Process::start(spec, on, n_cores, log)?);
-            cluster.placement.push((spec.name.clone(), place));
+            cluster.placement.push((spec.name.clone(), cores_text));
         }
         tokio::select! {
             () = ready::wait(&plan, models, screen) => {}
@@ -104,23 +116,36 @@ impl BenchCluster {
         Ok(cluster)
     }
 
-    /// What has happened to a process that ended, if one has: then what was measured meanwhile is void.
-    pub fn dead(&mut self) -> Option<String> {
-        self.processes.iter_mut().find_map(Process::dead)
-    }
-
-    /// Ends when a process does, with what happened to it.
-    pub async fn died(&mut self) -> String {
+    /// Ends when a process has ended, with the reason.
+    async fn died(&mut self) -> String {
         loop {
             if let Some(dead) = self.dead() {
                 return dead;
             }
-            sleep(LOOK).await;
+            sleep(LIVENESS_PAUSE).await;
         }
     }
+}
 
-    /// Ends every process: asked first, then killed.
-    pub async fn stop(mut self) {
+impl RunningCluster for BenchCluster {
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    fn server(&self) -> Result<Server, MeasureError> {
+        let urls = self.admins.iter().map(|at| format!("http://{at}/metrics")).collect();
+        Server::grpc(&self.endpoints.local_grpc().to_string(), &self.model, urls)
+    }
+
+    fn placement(&self) -> &[(String, String)] {
+        &self.placement
+    }
+
+    fn dead(&mut self) -> Option<String> {
+        self.processes.iter_mut().find_map(Process::dead)
+    }
+
+    async fn stop(mut self) {
         for process in &self.processes {
             if let Some(pid) = process.child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
                 // A process that is gone already cannot be signalled, and need not be.
@@ -155,7 +180,7 @@ impl Process {
         let failed = |e: std::io::Error| CliError::failed(format!("cannot start {}", spec.name), &e);
         let exe = std::env::current_exe().map_err(failed)?;
         let lines = File::create(&log).map_err(|e| CliError::failed(log.display(), &e))?;
-        let (program, args) = pin::command_on(on, &exe);
+        let (program, args) = affinity::command_on(on, &exe);
         let mut command = Command::new(program);
         command.args(args).args(&spec.flags).arg("--supervised-by").arg(std::process::id().to_string());
         match &spec.ec {
@@ -168,7 +193,7 @@ impl Process {
         command.env("NO_COLOR", "1").stdin(Stdio::null()).stdout(Stdio::null()).stderr(lines);
         // An own process group: Ctrl-C reaches the bench alone, which ends its children.
         command.process_group(0).kill_on_drop(true);
-        let child = command.spawn().map_err(|e| pin::missing(&e))?;
+        let child = command.spawn().map_err(|e| affinity::missing(&e))?;
         let quota = match n_cores {
             None => None,
             Some(n_cores) => {
@@ -190,7 +215,7 @@ impl Process {
     }
 }
 
-/// The file of a slab of this cluster's own.
+/// File of the shared-memory slab, if the cluster has one of its own.
 fn slab_of(ec: &EcArg) -> Option<PathBuf> {
     let text = ec.setting.to_string();
     let path = text.strip_prefix("shm:")?;
@@ -200,13 +225,15 @@ fn slab_of(ec: &EcArg) -> Option<PathBuf> {
 
 /// The processes in the order of starting, workers in the order of their shares.
 fn plan(
-    settings: &ClusterSettings<'_>,
-    shares: &[Share],
+    starter: &Starter<'_>,
+    topology: &Topology,
+    shares: &[CoreShare],
     ec: &EcArg,
     ports: &mut Ports,
-) -> Result<Plan, CliError> {
-    let ClusterSettings { topology, args, models, .. } = settings;
-    let faces = Faces { http: local(ports.next()?), grpc: local(ports.next()?) };
+) -> Result<ClusterPlan, CliError> {
+    let Starter { args, model, .. } = *starter;
+    let models = std::slice::from_ref(model);
+    let endpoints = Endpoints { http: local(ports.next()?), grpc: local(ports.next()?) };
     let mut children = Vec::new();
     let ec_text = match &ec.setting {
         EcSetting::Memory(memory) => {
@@ -234,9 +261,9 @@ fn plan(
         worker.ec = Some(ec_text.clone());
         children.push(worker);
     }
-    let proxy = proxy(&children, ec_text, faces);
+    let proxy = proxy(&children, ec_text, endpoints);
     children.push(proxy);
-    Ok(Plan { children, faces, store: ec.setting.to_string() })
+    Ok(ClusterPlan { children, endpoints, store: ec.setting.to_string() })
 }
 
 #[cfg(test)]
@@ -253,20 +280,15 @@ mod tests {
     }
 
     fn flags_of(topology: &str, flags: &[&str]) -> Vec<(String, String)> {
-        let (args, topology) = (args(flags), topology.parse::<Topology>().unwrap());
-        let models =
-            [CheckedModel { name: ModelName::new("m"), modalities: vec![Modality::Image], dir: "/m".into() }];
+        let args = args(flags);
+        let topology = topology.parse::<Topology>().unwrap();
+        let model =
+            CheckedModel { name: ModelName::new("m"), modalities: vec![Modality::Image], dir: "/m".into() };
         let screen = Screen::silent();
-        let settings = ClusterSettings {
-            topology: &topology,
-            args: &args,
-            models: &models,
-            screen: &screen,
-            dir: Path::new("/tmp"),
-        };
+        let starter = Starter { args: &args, model: &model, screen: &screen, dir: Path::new("/tmp") };
         let shares = topology.shares(&"0-3".parse().unwrap(), false).unwrap();
         let ec = args.store_of("x", Path::new("/tmp")).unwrap();
-        let plan = plan(&settings, &shares, &ec, &mut Ports::default()).unwrap();
+        let plan = plan(&starter, &topology, &shares, &ec, &mut Ports::default()).unwrap();
         for child in &plan.children {
             let line = std::iter::once(OsString::from("triptych")).chain(child.flags.iter().cloned());
             let ec = child.ec.iter().flat_map(|ec| ["--ec".into(), OsString::from(ec)]);

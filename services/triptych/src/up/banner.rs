@@ -1,6 +1,6 @@
-//! What a user reads when the cluster is ready: where it is, what it serves, and two commands to try.
+//! Text for the user when the cluster is ready: addresses, models, and two commands to try.
 
-use super::plan::{Plan, Role};
+use super::plan::{ClusterPlan, Role};
 use crate::model::CheckedModel;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,12 +9,12 @@ use triptych_core::Modality;
 
 /// The port at which `ask` looks by itself.
 const DEFAULT_GRPC: &str = "127.0.0.1:50051";
-/// The repository's first picture and sound, if `up` runs in a clone.
+/// The repository's sample image and audio file, if `up` runs in a clone.
 const SCENE: &str = "tests/models/heldout/scene.png";
 const DIGITS: &str = "tests/models/heldout/digits.wav";
 
 /// The banner.
-pub fn text(plan: &Plan, models: &[CheckedModel], took: Duration) -> String {
+pub fn text(plan: &ClusterPlan, models: &[CheckedModel], took: Duration) -> String {
     let mut text = format!(
         "\nTriptych is ready after {:.1} s: {}, {}, 1 proxy; encoder outputs in {}\n\n",
         took.as_secs_f64(),
@@ -22,7 +22,8 @@ pub fn text(plan: &Plan, models: &[CheckedModel], took: Duration) -> String {
         count(plan.count(Role::Pd), "PD worker"),
         plan.store,
     );
-    let (http, grpc) = (plan.faces.http_here(), plan.faces.grpc_here());
+    let http = plan.endpoints.local_http();
+    let grpc = plan.endpoints.local_grpc();
     // Writing to a String cannot fail.
     let _ = writeln!(text, "  OpenAI API   http://{http}/v1");
     let _ = writeln!(text, "  gRPC         {grpc}");
@@ -50,7 +51,7 @@ fn commands(models: &[CheckedModel], grpc: &str, http: &str) -> Vec<String> {
     let reader = |modality| models.iter().find(|m| m.modalities.contains(&modality));
     let mut commands = Vec::new();
     if let Some(model) = reader(Modality::Image) {
-        let file = example(SCENE, "PICTURE.png");
+        let file = example(SCENE, "IMAGE.png");
         let name = model_flag(model, models, Modality::Image);
         commands.push(format!("{program} ask \"What is in this picture?\" --image {file}{name}{place}"));
     }
@@ -86,7 +87,8 @@ mod tests {
 
     #[test]
     fn there_are_always_two_commands_and_they_fit_what_is_served() {
-        let (eyes, ears) = (model("eyes", Modality::Image), model("ears", Modality::Audio));
+        let eyes = model("eyes", Modality::Image);
+        let ears = model("ears", Modality::Audio);
         let both = commands(&[eyes.clone(), ears.clone()], DEFAULT_GRPC, "127.0.0.1:8080");
         assert!(both[0].contains("--image") && both[1].contains("--audio") && both.len() == 2);
         assert!(!both[0].contains("--grpc") && !both[0].contains("--model"));

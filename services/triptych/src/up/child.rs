@@ -1,7 +1,7 @@
-//! The life of one child: start it, pass its lines on, bring it back when it ends, stop it when told.
+//! The life of one child: start it, relay its lines, restart it when it ends, stop it on request.
 
 use super::plan::ChildSpec;
-use super::restarts::{End, Phase, Restarts, Verdict};
+use super::restarts::{End, Phase, RestartDecision, Restarts};
 use super::screen::Screen;
 use crate::args::{EC_VARIABLE, tls};
 use crate::error::SETTING_EXIT_CODE;
@@ -21,10 +21,10 @@ const LAST_LINES: Duration = Duration::from_millis(500);
 /// A longer line is passed on in pieces.
 const MAX_LINE_BYTES: u64 = 64 << 10;
 
-/// What a keeper is told from outside, each once.
+/// Signals to a keeper, each sent once.
 #[derive(Clone, Debug, Default)]
 pub struct Orders {
-    /// All children were ready together.
+    /// All children were ready at the same time.
     pub ready: CancellationToken,
     /// End the child, with time to drain.
     pub stop: CancellationToken,
@@ -51,17 +51,17 @@ impl fmt::Display for Lost {
 
 /// Keeps one child running.
 pub struct Keeper {
-    /// What to run.
+    /// Process to run.
     pub spec: ChildSpec,
     /// The binary, this one.
     pub exe: PathBuf,
-    /// Where its lines go.
+    /// Log for its lines.
     pub screen: Screen,
-    /// What it is told.
+    /// Signals from the supervisor.
     pub orders: Orders,
 }
 
-/// How a process ended that was not told to.
+/// Unexpected end of a process.
 struct Ended {
     end: End,
     how: String,
@@ -69,7 +69,7 @@ struct Ended {
 }
 
 impl Keeper {
-    /// Until it is told to stop.
+    /// Keeps the child running until `stop`.
     ///
     /// # Errors
     /// [`Lost`] if the child cannot start and the cluster was never ready.
@@ -80,11 +80,11 @@ impl Keeper {
             let Some(ended) = self.run_once().await else { return Ok(()) };
             let phase = if self.orders.ready.is_cancelled() { Phase::Running } else { Phase::Starting };
             match restarts.after(ended.end, start.elapsed(), phase) {
-                Verdict::GiveUp => {
+                RestartDecision::GiveUp => {
                     let Ended { how, reason, .. } = ended;
                     return Err(Lost { name: self.spec.name, how, reason });
                 }
-                Verdict::Again(pause) => self.wait_to_restart(&ended.how, pause).await,
+                RestartDecision::Again(pause) => self.wait_to_restart(&ended.how, pause).await,
             }
         }
         Ok(())
@@ -99,7 +99,7 @@ impl Keeper {
         }
     }
 
-    /// One process from start to end; `None` if it ended because it was told to.
+    /// Runs one process to its end; `None` if it was stopped.
     async fn run_once(&self) -> Option<Ended> {
         let mut process = match self.spawn() {
             Ok(process) => process,
@@ -145,11 +145,14 @@ impl Keeper {
         command.kill_on_drop(true).spawn()
     }
 
-    /// Passes lines on until the child closes them; gives the last one that tells an error.
+    /// Relays lines until the child closes them; returns the last error line.
     fn pass_on(&self, stderr: ChildStderr) -> JoinHandle<Option<String>> {
-        let (screen, name) = (self.screen.clone(), self.spec.name.clone());
+        let screen = self.screen.clone();
+        let name = self.spec.name.clone();
         tokio::spawn(async move {
-            let (mut reader, mut line, mut error) = (BufReader::new(stderr), Vec::new(), None);
+            let mut reader = BufReader::new(stderr);
+            let mut line = Vec::new();
+            let mut error = None;
             loop {
                 line.clear();
                 match (&mut reader).take(MAX_LINE_BYTES).read_until(b'\n', &mut line).await {
@@ -182,7 +185,7 @@ impl Keeper {
 }
 
 async fn last_error(lines: Option<JoinHandle<Option<String>>>) -> Option<String> {
-    // Whoever inherited the pipe may hold it open for longer than the child lives.
+    // A process that inherited the pipe may hold it open for longer than the child lives.
     timeout(LAST_LINES, lines?).await.ok()?.ok()?
 }
 

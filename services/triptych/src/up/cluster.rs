@@ -1,9 +1,9 @@
-//! All children together: started at once, stopped in order.
+//! All children: started at once, stopped in order.
 
-use super::Signals;
 use super::child::{Keeper, Lost, Orders};
-use super::plan::{Plan, Role};
+use super::plan::{ClusterPlan, Role};
 use super::screen::Screen;
+use super::signals::Signals;
 use crate::error::CliError;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -14,14 +14,14 @@ const STOP_ORDER: [&[Role]; 3] = [&[Role::Proxy], &[Role::Encoder, Role::Pd], &[
 
 /// Running children.
 pub struct Cluster {
-    children: Vec<Kept>,
+    children: Vec<KeptChild>,
     lost: mpsc::Receiver<Lost>,
     ready: CancellationToken,
     kill: CancellationToken,
     screen: Screen,
 }
 
-struct Kept {
+struct KeptChild {
     role: Role,
     stop: CancellationToken,
     keeper: JoinHandle<()>,
@@ -32,28 +32,30 @@ impl Cluster {
     ///
     /// # Errors
     /// [`CliError::Failed`] if this binary cannot be found again.
-    pub fn start(plan: &Plan, screen: &Screen) -> Result<Self, CliError> {
+    pub fn start(plan: &ClusterPlan, screen: &Screen) -> Result<Self, CliError> {
         let exe = std::env::current_exe().map_err(|e| CliError::failed("cannot find this binary", &e))?;
-        let (ready, kill) = (CancellationToken::new(), CancellationToken::new());
-        let (tell, lost) = mpsc::channel(plan.children.len().max(1));
+        let ready = CancellationToken::new();
+        let kill = CancellationToken::new();
+        let (report_lost, lost) = mpsc::channel(plan.children.len().max(1));
         let start = |spec: &super::plan::ChildSpec| {
             let orders = Orders { ready: ready.clone(), stop: CancellationToken::new(), kill: kill.clone() };
             let stop = orders.stop.clone();
-            let (role, tell) = (spec.role, tell.clone());
+            let role = spec.role;
+            let report_lost = report_lost.clone();
             let keeper = Keeper { spec: spec.clone(), exe: exe.clone(), screen: screen.clone(), orders };
             let keeper = tokio::spawn(async move {
                 if let Err(lost) = keeper.keep().await {
                     // The channel has a place for each child.
-                    let _ = tell.try_send(lost);
+                    let _ = report_lost.try_send(lost);
                 }
             });
-            Kept { role, stop, keeper }
+            KeptChild { role, stop, keeper }
         };
         let children = plan.children.iter().map(start).collect();
         Ok(Self { children, lost, ready, kill, screen: screen.clone() })
     }
 
-    /// To be cancelled when all children were ready together: from then on none is given up.
+    /// Cancel it when all children were ready at the same time: from then on none is given up.
     pub fn ready(&self) -> CancellationToken {
         self.ready.clone()
     }
@@ -62,7 +64,7 @@ impl Cluster {
     pub async fn lost(&mut self) -> Lost {
         match self.lost.recv().await {
             Some(lost) => lost,
-            // Every keeper is gone without a loss: they were told to stop.
+            // All keepers have ended without a loss: they were stopped.
             None => std::future::pending().await,
         }
     }

@@ -1,7 +1,7 @@
-//! Which processes make the cluster, with which flags and ports. Decided once, before any of them starts, so that
+//! Processes of the cluster with their flags and ports. Decided once, before any of them starts, so that
 //! a child that comes back is found where it was.
 
-use super::UpArgs;
+use super::args::UpArgs;
 use crate::args::{EcArg, ModelArgs};
 use crate::error::CliError;
 use crate::listen::{Ports, loopback};
@@ -11,23 +11,23 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 use triptych_ec::EcSetting;
 
-/// The two addresses that users see.
+/// The two addresses for users.
 #[derive(Clone, Copy, Debug)]
-pub struct Faces {
+pub struct Endpoints {
     /// OpenAI's API.
     pub http: SocketAddr,
     /// gRPC.
     pub grpc: SocketAddr,
 }
 
-impl Faces {
+impl Endpoints {
     /// HTTP as a client on this machine reaches it.
-    pub fn http_here(&self) -> SocketAddr {
+    pub fn local_http(&self) -> SocketAddr {
         here(self.http)
     }
 
     /// gRPC as a client on this machine reaches it.
-    pub fn grpc_here(&self) -> SocketAddr {
+    pub fn local_grpc(&self) -> SocketAddr {
         here(self.grpc)
     }
 }
@@ -37,13 +37,13 @@ fn here(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(if ip.is_unspecified() { loopback(ip) } else { ip }, address.port())
 }
 
-/// A child that was told nothing of its stop drains for up to 21 s by its own clock.
+/// By default a child drains for up to 21 s.
 const STOP_PATIENCE: Duration = Duration::from_secs(25);
 
-/// What a child is.
+/// Role of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The front door.
+    /// The frontend: HTTP and gRPC API.
     Proxy,
     /// An encoder worker.
     Encoder,
@@ -70,37 +70,42 @@ impl Role {
 pub struct ChildSpec {
     /// Its name in the log.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub role: Role,
     /// Its command line.
     pub flags: Vec<OsString>,
     /// The store setting, for the environment; `None` for the store itself.
     pub ec: Option<String>,
-    /// Where it answers gRPC, health among it.
+    /// Address of gRPC and its health service.
     pub grpc: SocketAddr,
-    /// Where it answers `/metrics`.
+    /// Address of `/metrics`.
     pub admin: SocketAddr,
-    /// How long to wait for its end, before it is killed.
+    /// Time for its end, before it is killed.
     pub stop_patience: Duration,
 }
 
 /// The cluster.
 #[derive(Clone)]
-pub struct Plan {
-    /// In the order of starting.
+pub struct ClusterPlan {
+    /// Children in the order of starting.
     pub children: Vec<ChildSpec>,
-    /// What users see.
-    pub faces: Faces,
+    /// Addresses for users.
+    pub endpoints: Endpoints,
     /// The store as its operator knows it.
     pub store: String,
 }
 
-impl Plan {
+impl ClusterPlan {
     /// Chooses ports and writes the children's flags.
     ///
     /// # Errors
     /// [`CliError::Failed`] if no port is free.
-    pub fn new(args: &UpArgs, ec: &EcArg, models: &[CheckedModel], faces: Faces) -> Result<Self, CliError> {
+    pub fn new(
+        args: &UpArgs,
+        ec: &EcArg,
+        models: &[CheckedModel],
+        endpoints: Endpoints,
+    ) -> Result<Self, CliError> {
         let mut ports = Ports::default();
         let mut children = Vec::new();
         let shown = ec.setting.to_string();
@@ -127,7 +132,7 @@ impl Plan {
                 children.push(worker);
             }
         }
-        let mut proxy = proxy(&children, ec, faces);
+        let mut proxy = proxy(&children, ec, endpoints);
         proxy.flags.extend(args.fetch.to_flags());
         children.push(proxy);
         for child in &mut children {
@@ -135,10 +140,10 @@ impl Plan {
             child.flags.extend(args.drain.to_flags());
             child.stop_patience = args.drain.patience();
         }
-        Ok(Self { children, faces, store: shown })
+        Ok(Self { children, endpoints, store: shown })
     }
 
-    /// How many children have the role.
+    /// Number of children with the role.
     pub fn count(&self, role: Role) -> usize {
         self.children.iter().filter(|c| c.role == role).count()
     }
@@ -149,13 +154,14 @@ impl Plan {
 /// # Errors
 /// [`CliError::Failed`] if no port is free.
 pub fn child(role: Role, name: String, ports: &mut Ports) -> Result<ChildSpec, CliError> {
-    let (grpc, admin) = (local(ports.next()?), local(ports.next()?));
+    let grpc = local(ports.next()?);
+    let admin = local(ports.next()?);
     let flags =
         [role.as_str(), "--grpc", &grpc.to_string(), "--admin", &admin.to_string()].map(OsString::from);
     Ok(ChildSpec { name, role, flags: flags.to_vec(), ec: None, grpc, admin, stop_patience: STOP_PATIENCE })
 }
 
-/// What workers serve, and how they compute.
+/// Flags of the models and of computation.
 pub fn model_flags(args: &ModelArgs, models: &[CheckedModel]) -> Vec<OsString> {
     let mut flags = args.compute.to_flags();
     flags.extend(args.rows.to_flags());
@@ -168,8 +174,8 @@ pub fn model_flags(args: &ModelArgs, models: &[CheckedModel]) -> Vec<OsString> {
 }
 
 /// The proxy before these workers.
-pub fn proxy(workers: &[ChildSpec], ec: String, faces: Faces) -> ChildSpec {
-    let flags = ["proxy", "--http", &faces.http.to_string(), "--grpc", &faces.grpc.to_string()];
+pub fn proxy(workers: &[ChildSpec], ec: String, endpoints: Endpoints) -> ChildSpec {
+    let flags = ["proxy", "--http", &endpoints.http.to_string(), "--grpc", &endpoints.grpc.to_string()];
     let mut flags = flags.map(OsString::from).to_vec();
     for worker in workers {
         let flag = match worker.role {
@@ -179,7 +185,8 @@ pub fn proxy(workers: &[ChildSpec], ec: String, faces: Faces) -> ChildSpec {
         };
         flags.extend([flag.into(), worker.grpc.to_string().into()]);
     }
-    let (grpc, admin) = (faces.grpc_here(), faces.http_here());
+    let grpc = endpoints.local_grpc();
+    let admin = endpoints.local_http();
     ChildSpec {
         name: "proxy".into(),
         role: Role::Proxy,
@@ -204,7 +211,7 @@ mod tests {
     use std::collections::HashSet;
     use triptych_core::{Modality, ModelName};
 
-    fn plan(flags: &[&str]) -> Plan {
+    fn plan(flags: &[&str]) -> ClusterPlan {
         let Command::Up(args) = Cli::parse_from([&["triptych", "up"], flags].concat()).command else {
             panic!()
         };
@@ -213,11 +220,12 @@ mod tests {
             modalities: vec![Modality::Image],
             dir: "/models/m".into(),
         }];
-        let faces = Faces { http: "0.0.0.0:8080".parse().unwrap(), grpc: "127.0.0.1:50051".parse().unwrap() };
-        Plan::new(&args, &super::super::store(&args.ec).unwrap(), &models, faces).unwrap()
+        let endpoints =
+            Endpoints { http: "0.0.0.0:8080".parse().unwrap(), grpc: "127.0.0.1:50051".parse().unwrap() };
+        ClusterPlan::new(&args, &super::super::store(&args.ec).unwrap(), &models, endpoints).unwrap()
     }
 
-    fn names(plan: &Plan) -> Vec<&str> {
+    fn names(plan: &ClusterPlan) -> Vec<&str> {
         plan.children.iter().map(|c| c.name.as_str()).collect()
     }
 
@@ -263,6 +271,6 @@ mod tests {
 
     #[test]
     fn every_address_is_reached_through_this_machine() {
-        assert_eq!(plan(&[]).faces.http_here().to_string(), "127.0.0.1:8080");
+        assert_eq!(plan(&[]).endpoints.local_http().to_string(), "127.0.0.1:8080");
     }
 }

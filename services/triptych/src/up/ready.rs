@@ -1,6 +1,6 @@
 //! Waiting until the cluster can answer: every child says so by gRPC health, and the proxy lists every model.
 
-use super::plan::Plan;
+use super::plan::ClusterPlan;
 use super::screen::Screen;
 use crate::model::CheckedModel;
 use std::collections::HashSet;
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Ends when everything is ready. Has no limit of its own: weights may take minutes, and a child that cannot start
 /// ends the cluster.
-pub async fn wait(plan: &Plan, models: &[CheckedModel], screen: &Screen) {
+pub async fn wait(plan: &ClusterPlan, models: &[CheckedModel], screen: &Screen) {
     let names: Vec<_> = models.iter().map(|m| m.name.as_str()).collect();
     let mut waiting: Vec<_> =
         plan.children.iter().filter_map(|c| Some((c.name.as_str(), health_client(c.grpc)?))).collect();
@@ -42,7 +42,7 @@ pub async fn wait(plan: &Plan, models: &[CheckedModel], screen: &Screen) {
         sleep(if waiting.is_empty() { Duration::ZERO } else { PAUSE }).await;
     }
     screen.progress("waiting for the proxy to find every model");
-    while !lists_all(plan.faces.grpc_here(), &names).await {
+    while !lists_all(plan.endpoints.local_grpc(), &names).await {
         sleep(PAUSE).await;
     }
 }

@@ -1,4 +1,4 @@
-//! When a child that ended comes back: a rule without a clock, a process or a log.
+//! Restart rule of a child that ended, without a clock, a process or a log.
 
 use std::time::Duration;
 
@@ -9,16 +9,16 @@ const HEALTHY_LIFE: Duration = Duration::from_secs(30);
 /// Failed starts before the cluster was ever ready, after which it will not become ready.
 const MAX_FAILED_STARTS: u32 = 3;
 
-/// What to do about a child that ended.
+/// Decision about a child that ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum RestartDecision {
     /// Start it again after a pause.
     Again(Duration),
     /// It cannot start.
     GiveUp,
 }
 
-/// How a child ended, as far as the rule cares.
+/// End of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// It said that its settings are wrong.
@@ -27,12 +27,12 @@ pub enum End {
     Other,
 }
 
-/// Whether all children were ready together before.
+/// Phase of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Not yet.
+    /// Not all children were ready at the same time yet.
     Starting,
-    /// Once: from now on every child is brought back, whatever it ended with.
+    /// All children were ready once: from now on every child is restarted.
     Running,
 }
 
@@ -50,11 +50,11 @@ impl Restarts {
     }
 
     /// Counts an end. `lived`: from its start to its end.
-    pub fn after(&mut self, end: End, lived: Duration, phase: Phase) -> Verdict {
+    pub fn after(&mut self, end: End, lived: Duration, phase: Phase) -> RestartDecision {
         if phase == Phase::Starting {
             self.failed_starts += 1;
             if end == End::WrongSetting || self.failed_starts >= MAX_FAILED_STARTS {
-                return Verdict::GiveUp;
+                return RestartDecision::GiveUp;
             }
         }
         if lived >= HEALTHY_LIFE {
@@ -62,7 +62,7 @@ impl Restarts {
         }
         let pause = self.pause;
         self.pause = (pause * 2).min(LONGEST_PAUSE);
-        Verdict::Again(pause)
+        RestartDecision::Again(pause)
     }
 }
 
@@ -77,27 +77,32 @@ mod tests {
         let mut restarts = Restarts::new();
         let mut pauses = Vec::new();
         for _ in 0..7 {
-            let Verdict::Again(pause) = restarts.after(End::Other, QUICK, Phase::Running) else { panic!() };
+            let RestartDecision::Again(pause) = restarts.after(End::Other, QUICK, Phase::Running) else {
+                panic!()
+            };
             pauses.push(pause.as_millis());
         }
         assert_eq!(pauses, [200, 400, 800, 1600, 3200, 5000, 5000]);
-        assert_eq!(restarts.after(End::Other, HEALTHY_LIFE, Phase::Running), Verdict::Again(FIRST_PAUSE));
+        assert_eq!(
+            restarts.after(End::Other, HEALTHY_LIFE, Phase::Running),
+            RestartDecision::Again(FIRST_PAUSE)
+        );
     }
 
     #[test]
     fn a_child_that_cannot_start_is_given_up() {
         let mut restarts = Restarts::new();
-        assert!(matches!(restarts.after(End::Other, QUICK, Phase::Starting), Verdict::Again(_)));
-        assert!(matches!(restarts.after(End::Other, QUICK, Phase::Starting), Verdict::Again(_)));
-        assert_eq!(restarts.after(End::Other, QUICK, Phase::Starting), Verdict::GiveUp);
-        assert_eq!(Restarts::new().after(End::WrongSetting, QUICK, Phase::Starting), Verdict::GiveUp);
+        assert!(matches!(restarts.after(End::Other, QUICK, Phase::Starting), RestartDecision::Again(_)));
+        assert!(matches!(restarts.after(End::Other, QUICK, Phase::Starting), RestartDecision::Again(_)));
+        assert_eq!(restarts.after(End::Other, QUICK, Phase::Starting), RestartDecision::GiveUp);
+        assert_eq!(Restarts::new().after(End::WrongSetting, QUICK, Phase::Starting), RestartDecision::GiveUp);
     }
 
     #[test]
     fn a_cluster_that_ran_never_gives_a_child_up() {
         let mut restarts = Restarts::new();
         for end in [End::WrongSetting, End::Other].into_iter().cycle().take(100) {
-            assert!(matches!(restarts.after(end, QUICK, Phase::Running), Verdict::Again(_)));
+            assert!(matches!(restarts.after(end, QUICK, Phase::Running), RestartDecision::Again(_)));
         }
     }
 }

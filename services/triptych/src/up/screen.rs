@@ -1,4 +1,4 @@
-//! What `up` shows: its own lines, the children's lines with their names, what it waits for, and the banner.
+//! Output of `up`: its own lines, the children's lines with their names, progress, and the banner.
 //!
 //! On a terminal there is colour and a spinner; otherwise plain lines; with `--log-json` one object a line.
 //! A terminal that is gone is no reason to fail, so nothing here does.
@@ -16,7 +16,7 @@ const SELF: &str = "up";
 /// Width of the longest usual name, `encoder-0`.
 const NAME_WIDTH: usize = 9;
 
-/// Where lines go, and how. Cheap to clone.
+/// The log on stderr. Cheap to clone.
 #[derive(Clone)]
 pub struct Screen {
     own: &'static str,
@@ -41,10 +41,10 @@ impl Screen {
         Self::of(SELF, log)
     }
 
-    /// The same for another command, under its own name.
+    /// The log of another command, under its own name.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// Those of [`Self::new`].
     pub fn of(own: &'static str, log: &LogArgs) -> Result<Self, CliError> {
         let is_terminal = std::io::stderr().is_terminal();
         let style = if log.log_json {
@@ -65,7 +65,7 @@ impl Screen {
         Self { own: SELF, spinner: ProgressBar::hidden(), style: Style::Plain }
     }
 
-    /// Whether children may colour their lines.
+    /// True if children may colour their lines.
     pub const fn is_coloured(&self) -> bool {
         matches!(self.style, Style::Colour)
     }
@@ -96,7 +96,7 @@ impl Screen {
         }
     }
 
-    /// What is being waited for: beside the spinner, or as a line.
+    /// Shows progress beside the spinner, or as a line.
     pub fn progress(&self, what: &str) {
         if self.spinner.is_hidden() {
             return self.say(what);
@@ -105,7 +105,7 @@ impl Screen {
         self.spinner.enable_steady_tick(Duration::from_millis(80));
     }
 
-    /// Nothing is being waited for.
+    /// Removes the spinner.
     pub fn end_progress(&self) {
         self.spinner.finish_and_clear();
     }

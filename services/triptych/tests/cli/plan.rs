@@ -10,11 +10,11 @@ use std::sync::{Arc, OnceLock};
 use triptych_plan::curves::sample::curves;
 use triptych_plan::curves::{CostCurves, ItemsAt};
 
-fn told(output: &std::process::Output) -> String {
+fn stderr(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Curves made by hand, as a file.
+/// File of synthetic curves.
 fn file(dir: &Path) -> String {
     let path = dir.join("hand.json");
     std::fs::write(&path, serde_json::to_string(&curves()).expect("JSON")).expect("a file");
@@ -29,7 +29,7 @@ fn a_profile_of_the_sample_model_ends_with_a_file_that_can_be_planned_by() {
     let model = tree("tests/models/shapes-qwen2-vl");
     let args = ["profile", &model, "--quick", "--rounds", "1", "--threads", "1", "--cores", "0"];
     let output = triptych(&[&args[..], &["--ec", &store, "-o", out.to_str().expect("plain")]].concat());
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     let page = String::from_utf8_lossy(&output.stdout);
     for part in [
         "# Cost curves of shapes-qwen2-vl",
@@ -52,7 +52,7 @@ fn a_profile_of_the_sample_model_ends_with_a_file_that_can_be_planned_by() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_told_before_anything_is() {
+fn what_cannot_be_measured_is_an_error_before_the_first_measurement() {
     let model = tree("tests/models/shapes-qwen2-vl");
     let profile = |more: &[&str], parts: &[&str]| refuses(&[&["profile", &model], more].concat(), 2, parts);
     profile(&["--cores", "9999"], &["--cores", "no core 9999"]);
@@ -96,7 +96,7 @@ fn a_plan_is_a_page_and_a_document() {
     let base = ["plan", "--curves", &curves, "--slo", "ttft=2s,tpot=100ms", "--quick", "--requests", "60"];
     let asked = ["--workload", "epd-short:images=1,text=100,output=12", "--budget", "2cores"];
     let output = triptych(&[&base[..], &asked].concat());
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     let page = String::from_utf8_lossy(&output.stdout).into_owned();
     for part in
         ["# Plan for made by hand", "requests/s", "pools:\n", "$ triptych proxy", "If the rate doubles"]
@@ -109,7 +109,7 @@ fn a_plan_is_a_page_and_a_document() {
     assert!(["disaggregate", "do_not_disaggregate"].contains(&document["advice"].as_str().expect("a word")));
 }
 
-/// What `triptych bench suite` would have stored of a topology that serves so much.
+/// A result of `triptych bench suite` for a topology with this goodput.
 fn stored(dir: &Path, topology: &str, goodput: f64) {
     let percentiles = serde_json::json!({"p50": 100.0, "p90": 200.0, "p99": 300.0});
     let ends = serde_json::json!({"whole": 60, "short": 0, "refused": 0, "failed": 0, "unended": 0});
@@ -160,7 +160,7 @@ fn stored_results_validate_the_plan_without_a_cluster() {
     let flags = ["--results", &paths[0], "--output", &paths[1], "--quick", "--requests", "60"];
     let base = ["plan", "validate", "--curves", &curves];
     let output = triptych(&[&base[..], &["--slo", "ttft=2s,tpot=100ms"], &flags].concat());
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     let page = String::from_utf8_lossy(&output.stdout);
     for part in ["on 1e1pd at 100 % of its capacity, 4.00", "TTFT p99", "1e1pd: 4.00", "as expected", "abc"] {
         assert!(page.contains(part), "{part} is not in\n{page}");
@@ -171,16 +171,16 @@ fn stored_results_validate_the_plan_without_a_cluster() {
     let clusters = &document["regrets"][0]["clusters"];
     assert_eq!(clusters[0]["measured"], 4.0);
     assert!(clusters[0]["expected"]["mean"].as_f64().is_some_and(|rate| rate > 0.0), "{clusters}");
-    // The curves know no step as long as the workers told.
+    // The curves know no step as long as the workers reported.
     assert_eq!(document["compared"][0]["slowness"], 1.0);
-    let output = triptych(&[&base[..], &["--slo", "ttft=2s,tpot=100ms", "--as-told"], &flags].concat());
-    assert!(output.status.success(), "{}", told(&output));
+    let output = triptych(&[&base[..], &["--slo", "ttft=2s,tpot=100ms", "--as-reported"], &flags].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
     assert!(
         String::from_utf8_lossy(&output.stdout).contains("times as slow as the curves"),
         "{}",
-        told(&output)
+        stderr(&output)
     );
-    // Of other promises it is another question.
+    // Results with another SLO are refused.
     refuses(
         &[&base[..], &["--slo", "ttft=1s"], &flags].concat(),
         2,
@@ -199,7 +199,7 @@ fn metrics() -> String {
             for stream in listener.incoming() {
                 let mut stream = stream.expect("a connection");
                 let _ = stream.read(&mut [0; 4096]);
-                // Twelve requests at each look, each of four dear pictures.
+                // Twelve requests at each observation, each of four expensive images.
                 let n = n.fetch_add(1, Ordering::Relaxed) * 12;
                 let items = n * 4;
                 let text = format!(
@@ -224,7 +224,7 @@ fn metrics() -> String {
 }
 
 #[test]
-fn beside_a_cluster_a_line_is_told_for_each_look_and_replicas_are_set() {
+fn a_watch_prints_a_line_for_each_observation_and_sets_replicas() {
     let dir = tempfile::tempdir().expect("a folder");
     let (curves, url) = (file(dir.path()), metrics());
     let touch = format!("touch {}", dir.path().join("{pool}-{replicas}").display());
@@ -233,9 +233,9 @@ fn beside_a_cluster_a_line_is_told_for_each_look_and_replicas_are_set() {
     let how = [
         "--interval-s",
         "1",
-        "--looks",
+        "--observations",
         "3",
-        "--for-looks",
+        "--for-observations",
         "1",
         "--max-step",
         "1",
@@ -243,7 +243,7 @@ fn beside_a_cluster_a_line_is_told_for_each_look_and_replicas_are_set() {
         &touch,
     ];
     let output = triptych(&[&base[..], &how].concat());
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let lines: Vec<serde_json::Value> =
         text.lines().map(|line| serde_json::from_str(line).expect("a document a line")).collect();
@@ -253,18 +253,19 @@ fn beside_a_cluster_a_line_is_told_for_each_look_and_replicas_are_set() {
     assert_eq!(lines[1]["current"]["encoders"], 1);
     assert_eq!(lines[1]["recommended"]["encoders"], 2, "one step at a time");
     assert!(
-        lines[2]["changes"] == false && lines[2]["why"].as_str().expect("why").contains("rests"),
+        lines[2]["changes"] == false && lines[2]["why"].as_str().expect("why").contains("cooldown"),
         "{text}"
     );
     assert!(dir.path().join("encoder-2").exists());
 }
 
 #[test]
-fn a_proxy_that_does_not_answer_is_told_and_waited_for() {
+fn a_proxy_that_does_not_answer_is_reported_and_the_watch_goes_on() {
     let dir = tempfile::tempdir().expect("a folder");
     let curves = file(dir.path());
     let base = ["plan", "--curves", &curves, "--slo", "ttft=2s", "--json"];
-    let output = triptych(&[&base[..], &["--watch", "http://127.0.0.1:9/metrics", "--looks", "1"]].concat());
-    assert!(output.status.success(), "{}", told(&output));
+    let output =
+        triptych(&[&base[..], &["--watch", "http://127.0.0.1:9/metrics", "--observations", "1"]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
     assert!(String::from_utf8_lossy(&output.stdout).contains("\"trouble\""));
 }

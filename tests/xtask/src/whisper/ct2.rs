@@ -81,7 +81,7 @@ impl<'a> Stored<'a> {
         self.0.get(name).with_context(|| format!("there is no tensor {name}"))
     }
 
-    /// Whether there is one.
+    /// True if there is one.
     pub fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }
@@ -114,7 +114,7 @@ pub fn parse(bytes: &[u8]) -> Result<Stored<'_>> {
     Ok(Stored(tensors))
 }
 
-/// What is left of the file.
+/// The bytes of the file that are not read yet.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {

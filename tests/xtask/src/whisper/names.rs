@@ -11,11 +11,11 @@ use anyhow::{Result, ensure};
 /// A tensor to write and where it comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// What it is called in the directory.
+    /// Name in the Hugging Face directory.
     pub hugging_face: String,
-    /// What it is called in the file.
+    /// Name in the CTranslate2 file.
     stored: String,
-    /// Which of how many equal pieces along the first dimension; `(0, 1)`: all of it.
+    /// Index and count of equal pieces along the first dimension; `(0, 1)`: all of it.
     piece: (usize, usize),
 }
 

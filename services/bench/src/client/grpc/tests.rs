@@ -75,10 +75,10 @@ async fn channel() -> Channel {
 
 async fn ask(model: &str) -> Reply {
     let target = GrpcTarget::new("fake", vec![channel().await], model.to_owned(), None).expect("no key");
-    let kit = Kit { media: Media::new(1), wording: Wording::DIGITS, seed: 1 };
+    let content = ContentSource { media: Media::new(1), wording: Wording::DIGITS, seed: 1 };
     let at = Duration::ZERO;
     let offered = Offered { index: 0, at, text_tokens: 5, output_tokens: 4, items: vec![], session: None };
-    target.prepare(&offered, &kit)(Clock::started()).await
+    target.prepare(&offered, &content)(Clock::started()).await
 }
 
 #[tokio::test(start_paused = true)]
@@ -102,14 +102,14 @@ async fn how_a_stream_ends_is_how_its_request_ends() {
 
 #[test]
 fn a_lone_sound_is_written_down_and_everything_else_is_a_chat() {
-    let kit = Kit { media: Media::new(1), wording: Wording::DIGITS, seed: 1 };
+    let content = ContentSource { media: Media::new(1), wording: Wording::DIGITS, seed: 1 };
     let sound = crate::offered::OfferedItem { content: 1, shape: ItemShape::Audio { millis: 100 } };
     let picture = crate::offered::OfferedItem { content: 1, shape: ItemShape::Image { width: 4, height: 4 } };
     let ask = |text_tokens, items: &[crate::offered::OfferedItem]| {
         let at = Duration::ZERO;
         let offered =
             Offered { index: 0, at, text_tokens, output_tokens: 4, items: items.to_vec(), session: None };
-        request("m", &offered, &kit)
+        request("m", &offered, &content)
     };
     let kind = |r: &v1::GenerateRequest| r.prompt.clone().and_then(|p| p.kind).expect("a prompt");
     assert!(matches!(kind(&ask(0, &[sound])), PromptKind::Speech(_)));

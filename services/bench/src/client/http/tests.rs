@@ -9,8 +9,8 @@ use axum::response::IntoResponse;
 use axum::routing::post;
 use std::sync::{Arc, Mutex};
 
-fn kit() -> Kit {
-    Kit { media: Media::new(1), wording: Wording::DIGITS, seed: 1 }
+fn content() -> ContentSource {
+    ContentSource { media: Media::new(1), wording: Wording::DIGITS, seed: 1 }
 }
 
 fn offered(text_tokens: u32, output_tokens: u32, shapes: &[ItemShape]) -> Offered {
@@ -95,22 +95,22 @@ async fn serve() -> (String, Seen) {
     (format!("http://{address}/v1/"), seen)
 }
 
-async fn ask(base: &str, face: Face, model: &str, offered: &Offered) -> Reply {
-    let target = HttpTarget::new(base, face, model.to_owned(), Some("key".into())).expect("a URL");
-    target.prepare(offered, &kit())(Clock::started()).await
+async fn ask(base: &str, endpoint: Endpoint, model: &str, offered: &Offered) -> Reply {
+    let target = HttpTarget::new(base, endpoint, model.to_owned(), Some("key".into())).expect("a URL");
+    target.prepare(offered, &content())(Clock::started()).await
 }
 
 #[tokio::test]
 async fn statuses_are_told_apart() {
     let (base, _) = serve().await;
-    let end = async |model: &str| ask(&base, Face::Chat, model, &offered(4, 4, &[])).await.end;
+    let end = async |model: &str| ask(&base, Endpoint::Chat, model, &offered(4, 4, &[])).await.end;
     assert_eq!(end("good").await, End::Whole);
     assert_eq!(end("busy").await, End::Refused);
     assert_eq!(end("closed").await, End::Refused);
     assert_eq!(end("picky").await, End::Failed("400: no such model".into()));
-    let nobody = ask("http://127.0.0.1:1", Face::Chat, "good", &offered(4, 4, &[])).await;
+    let nobody = ask("http://127.0.0.1:1", Endpoint::Chat, "good", &offered(4, 4, &[])).await;
     assert!(matches!(nobody.end, End::Failed(text) if text.starts_with("cannot connect")));
-    assert!(HttpTarget::new("http://[", Face::Chat, String::new(), None).is_err());
+    assert!(HttpTarget::new("http://[", Endpoint::Chat, String::new(), None).is_err());
 }
 
 #[tokio::test]
@@ -118,9 +118,9 @@ async fn bodies_are_what_openais_clients_send() {
     let (base, seen) = serve().await;
     let picture = ItemShape::Image { width: 8, height: 8 };
     let sound = ItemShape::Audio { millis: 100 };
-    ask(&base, Face::Chat, "m", &offered(20, 4, &[picture, sound])).await;
-    ask(&base, Face::Completions, "m", &offered(20, 4, &[])).await;
-    ask(&base, Face::Transcriptions, "m", &offered(0, 4, &[sound])).await;
+    ask(&base, Endpoint::Chat, "m", &offered(20, 4, &[picture, sound])).await;
+    ask(&base, Endpoint::Completions, "m", &offered(20, 4, &[])).await;
+    ask(&base, Endpoint::Transcriptions, "m", &offered(0, 4, &[sound])).await;
     let seen = seen.lock().expect("no panic").clone();
     let chat: serde_json::Value = serde_json::from_slice(&seen[0].1).expect("JSON");
     assert_eq!(

@@ -1,8 +1,8 @@
-//! SVG of the drawings. Text is laid out by its number of letters: fonts are the reader's.
+//! SVG of the charts. Text is laid out by its number of letters: fonts are the reader's.
 
-use super::scale::{Span, number};
-use super::{Axis, Bar, Bars, Limit, Lines, Series, Stroke};
-use crate::report::page::escape;
+use super::scale::{AxisRange, number};
+use super::spec::{Axis, Bar, BarChart, Limit, LineChart, Series, Stroke};
+use crate::report::escape::escape;
 use std::fmt::Write as _;
 
 const WIDTH: f64 = 640.0;
@@ -13,14 +13,14 @@ const RIGHT: f64 = 42.0;
 /// Longer names stand in the drawing.
 const SHORT_NAME: usize = 6;
 const BOTTOM: f64 = 50.0;
-/// Of a letter at the size of legends and ticks.
+/// Width of a letter in legends and ticks.
 const LETTER: f64 = 6.2;
 const LINE: f64 = 19.0;
 /// Height of the title.
 const TITLE: f64 = 24.0;
 const N_COLOURS: usize = 7;
 
-/// Colours and strokes of all drawings.
+/// Colours and strokes of all charts.
 pub const STYLE: &str = "
 .chart text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;fill:var(--ink,#1c2024)}
 .chart .title{font-size:14px;font-weight:600}.chart .tick{fill:var(--soft,#60676f);font-variant-numeric:tabular-nums}
@@ -34,7 +34,7 @@ pub const STYLE: &str = "
 @media(prefers-color-scheme:dark){.c0{--c:#4aa3df}.c1{--c:#f07b2e}.c2{--c:#2fc197}}
 ";
 
-/// A drawing under way.
+/// A chart under construction.
 struct Canvas {
     out: String,
     top: f64,
@@ -65,9 +65,10 @@ impl Canvas {
         canvas
     }
 
-    /// What stands for a series in the legend.
+    /// Key of a series in the legend.
     fn key(&mut self, x: f64, place: usize, stroke: Option<Stroke>) {
-        let (colour, y) = (place % N_COLOURS, self.top + 9.0);
+        let colour = place % N_COLOURS;
+        let y = self.top + 9.0;
         match stroke {
             None => {
                 let _ = write!(
@@ -119,7 +120,7 @@ impl Canvas {
     }
 
     /// The grid, ticks and name of the vertical axis, and the horizontal one's name.
-    fn axes(&mut self, y: &Span, y_label: &str, x_label: &str) {
+    fn axes(&mut self, y: &AxisRange, y_label: &str, x_label: &str) {
         for tick in &y.ticks {
             let at = self.y_at(y.place(*tick).unwrap_or(0.0));
             let _ = write!(
@@ -146,7 +147,7 @@ impl Canvas {
         );
     }
 
-    fn limits(&mut self, y: &Span, limits: &[Limit]) {
+    fn limits(&mut self, y: &AxisRange, limits: &[Limit]) {
         for limit in limits {
             let Some(place) = y.place(limit.at).filter(|place| (0.0..=1.0).contains(place)) else { continue };
             let at = self.y_at(place);
@@ -173,11 +174,11 @@ impl Canvas {
     }
 }
 
-fn span(axis: &Axis, values: impl Iterator<Item = f64>) -> Span {
-    Span::new(axis.scale, values)
+fn span(axis: &Axis, values: impl Iterator<Item = f64>) -> AxisRange {
+    AxisRange::new(axis.scale, values)
 }
 
-pub(super) fn lines(lines: &Lines) -> String {
+pub(super) fn lines(lines: &LineChart) -> String {
     let mut named: Vec<(String, usize, Option<Stroke>)> = Vec::new();
     for series in &lines.series {
         if !named.iter().any(|(name, ..)| *name == series.name) {
@@ -204,10 +205,11 @@ pub(super) fn lines(lines: &Lines) -> String {
     canvas.end(&lines.title)
 }
 
-fn series(canvas: &mut Canvas, series: &Series, (x, y): (&Span, &Span)) {
+fn series(canvas: &mut Canvas, series: &Series, (x, y): (&AxisRange, &AxisRange)) {
     let colour = series.place % N_COLOURS;
     let at = |px: f64, py: f64| {
-        let (px, py) = (x.place(px)?, y.place(py)?);
+        let px = x.place(px)?;
+        let py = y.place(py)?;
         Some((Canvas::x_at(px), canvas.y_at(py.clamp(0.0, 1.0))))
     };
     let places: Vec<(f64, f64)> = series.points.iter().filter_map(|(px, py)| at(*px, *py)).collect();
@@ -236,7 +238,7 @@ fn series(canvas: &mut Canvas, series: &Series, (x, y): (&Span, &Span)) {
     }
 }
 
-pub(super) fn bars(bars: &Bars) -> String {
+pub(super) fn bars(bars: &BarChart) -> String {
     let legend: Vec<_> = bars.parts.iter().enumerate().map(|(i, name)| (name.clone(), i, None)).collect();
     let mut canvas = Canvas::new(&bars.title, &legend);
     let sums = bars.groups.iter().flat_map(|(_, bars)| bars.iter().map(Bar::sum));
@@ -278,15 +280,18 @@ pub(super) fn bars(bars: &Bars) -> String {
     canvas.end(&bars.title)
 }
 
-fn stack(canvas: &mut Canvas, bar: &Bar, y: &Span, (left, width): (f64, f64)) {
-    let (x, wide) = (Canvas::x_at(left), Canvas::x_at(left + width) - Canvas::x_at(left));
+fn stack(canvas: &mut Canvas, bar: &Bar, y: &AxisRange, (left, width): (f64, f64)) {
+    let x = Canvas::x_at(left);
+    let wide = Canvas::x_at(left + width) - Canvas::x_at(left);
     let mut below = 0.0;
     for (part, value) in bar.values.iter().enumerate() {
         let value = if value.is_finite() { value.max(0.0) } else { 0.0 };
-        let (from, to) = (y.place(below), y.place(below + value));
+        let from = y.place(below);
+        let to = y.place(below + value);
         below += value;
         if let (Some(from), Some(to)) = (from, to) {
-            let (bottom, top) = (canvas.y_at(from.min(1.0)), canvas.y_at(to.min(1.0)));
+            let bottom = canvas.y_at(from.min(1.0));
+            let top = canvas.y_at(to.min(1.0));
             let _ = write!(
                 canvas.out,
                 "<rect class=\"bar c{}\" x=\"{x:.1}\" y=\"{top:.1}\" width=\"{wide:.1}\" height=\"{:.1}\"/>",

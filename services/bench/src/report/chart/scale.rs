@@ -1,9 +1,9 @@
-//! From values to places along an axis, and where its ticks are.
+//! Positions of values along an axis, and its ticks.
 
-/// How values lie along an axis.
+/// Scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scale {
-    /// From zero, evenly.
+    /// Linear, from zero.
     Linear,
     /// Evenly between two values.
     Between(f64, f64),
@@ -13,14 +13,14 @@ pub enum Scale {
 
 /// An axis that knows its ends.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Span {
+pub(super) struct AxisRange {
     low: f64,
     high: f64,
     is_log: bool,
     pub(super) ticks: Vec<f64>,
 }
 
-impl Span {
+impl AxisRange {
     /// An axis for these values; what is not finite, and on a logarithmic one what is not positive, has no place.
     pub(super) fn new(scale: Scale, values: impl Iterator<Item = f64>) -> Self {
         let is_log = scale == Scale::Log;
@@ -48,7 +48,8 @@ impl Span {
 
     fn log(low: f64, high: f64) -> Self {
         const WITHIN: [f64; 3] = [1.0, 2.0, 5.0];
-        let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
+        let first = low.log10().floor() as i32;
+        let last = high.log10().ceil() as i32;
         let all = (first..=last).flat_map(|e| WITHIN.map(|m| m * 10f64.powi(e)));
         let all: Vec<f64> = all.collect();
         let from = all.iter().rposition(|t| *t <= low * 1.0001).unwrap_or(0);
@@ -60,14 +61,15 @@ impl Span {
             .min(all.len() - 1);
         let from = from.min(to - 1);
         let mut ticks = all[from..=to].to_vec();
-        let (low, high) = (ticks[0], ticks[ticks.len() - 1]);
+        let low = ticks[0];
+        let high = ticks[ticks.len() - 1];
         if ticks.len() > 9 {
             ticks.retain(|t| (t.log10() - t.log10().round()).abs() < 1e-9);
         }
         Self { low, high, is_log: true, ticks }
     }
 
-    /// Where a value is, 0 to 1 between the ends; beyond them for values beyond them.
+    /// Position of a value: 0 to 1 between the ends, outside of that for values beyond them.
     pub(super) fn place(&self, value: f64) -> Option<f64> {
         let of = |v: f64| if self.is_log { v.log10() } else { v };
         let place = (of(value) - of(self.low)) / (of(self.high) - of(self.low));
@@ -101,7 +103,7 @@ mod tests {
     use super::*;
 
     fn ticks(scale: Scale, values: &[f64]) -> Vec<String> {
-        Span::new(scale, values.iter().copied()).ticks.iter().map(|t| number(*t)).collect()
+        AxisRange::new(scale, values.iter().copied()).ticks.iter().map(|t| number(*t)).collect()
     }
 
     #[test]
@@ -117,7 +119,7 @@ mod tests {
     fn no_values_and_odd_ones_have_an_axis_too() {
         for scale in [Scale::Linear, Scale::Log] {
             for values in [&[][..], &[f64::NAN, f64::INFINITY], &[0.0], &[5.0], &[1e-9], &[0.0, 0.0]] {
-                let span = Span::new(scale, values.iter().copied());
+                let span = AxisRange::new(scale, values.iter().copied());
                 assert!(span.ticks.len() >= 2 && span.low < span.high, "{scale:?} {values:?}: {span:?}");
             }
         }
@@ -125,9 +127,9 @@ mod tests {
 
     #[test]
     fn a_value_between_the_ends_is_between_them() {
-        let span = Span::new(Scale::Log, [10.0, 1000.0].into_iter());
+        let span = AxisRange::new(Scale::Log, [10.0, 1000.0].into_iter());
         assert_eq!(span.place(100.0), Some(0.5));
         assert_eq!(span.place(0.0), None);
-        assert_eq!(Span::new(Scale::Linear, [10.0].into_iter()).place(5.0), Some(0.5));
+        assert_eq!(AxisRange::new(Scale::Linear, [10.0].into_iter()).place(5.0), Some(0.5));
     }
 }

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::goodput::{Tested, goodput};
-use crate::judge::{Ends, Rule, Run, Window, judge_runs};
+use crate::judge::{Ends, JudgedWindow, Rule, Run, judge_runs};
 use crate::outcome::{End, ItemCounts, Outcome};
-use crate::result::{Generator, Host, Sample, Setup, Spread, Stages, Throughput, VERSION};
+use crate::result::{Distribution, Generator, Host, Setup, Stages, Throughput, TimelineSample, VERSION};
 use crate::slo::Slo;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use std::time::Duration;
 const N: u64 = 400;
 
 /// Outcomes at a rate of a server with a capacity: a queue that grows as it fills, and without end past it.
-fn outcomes(rate: f64, capacity: f64, seed: u64) -> (Vec<Outcome>, Window) {
+fn outcomes(rate: f64, capacity: f64, seed: u64) -> (Vec<Outcome>, JudgedWindow) {
     let load = rate / capacity;
     let ms = |v: f64| Duration::from_secs_f64(v.clamp(0.0, 60_000.0) / 1e3);
     let one = |i: u64| {
@@ -26,18 +26,18 @@ fn outcomes(rate: f64, capacity: f64, seed: u64) -> (Vec<Outcome>, Window) {
         let ended = *tokens.last().unwrap();
         Outcome { index: i, due, sent: due, tokens, ended, end: End::Whole, items: ItemCounts::default() }
     };
-    let window = Window { from: Duration::ZERO, to: Duration::from_secs_f64(N as f64 / rate) };
+    let window = JudgedWindow { from: Duration::ZERO, to: Duration::from_secs_f64(N as f64 / rate) };
     ((0..N).map(one).collect(), window)
 }
 
-fn run(rate: f64, seed: u64, (outcomes, window): &(Vec<Outcome>, Window), slo: &Slo) -> RunResult {
+fn run(rate: f64, seed: u64, (outcomes, window): &(Vec<Outcome>, JudgedWindow), slo: &Slo) -> RunResult {
     let verdict = judge_runs(&[Run { outcomes, window: *window }], slo, &Rule::default());
     let ms = |value: fn(&Outcome) -> Option<Duration>| {
-        Spread::of(outcomes.iter().filter_map(value).map(|d| d.as_secs_f64() * 1e3))
+        Distribution::of(outcomes.iter().filter_map(value).map(|d| d.as_secs_f64() * 1e3))
     };
-    let stage = |ms: f64| Spread::of([ms]);
+    let stage = |ms: f64| Distribution::of([ms]);
     let wait = ms(Outcome::ttft).mean.unwrap() - 90.0;
-    let sample = |t: u64| Sample {
+    let sample = |t: u64| TimelineSample {
         t_s: t as f64,
         in_flight: 3 + (t * 7 + seed) % 5,
         encoding: Some(((t * 3 + seed) % 4) as f64),
@@ -55,7 +55,7 @@ fn run(rate: f64, seed: u64, (outcomes, window): &(Vec<Outcome>, Window), slo: &
         ttft_ms: ms(Outcome::ttft),
         tpot_ms: ms(Outcome::tpot),
         itl_ms: ms(Outcome::tpot),
-        e2el_ms: Spread::default(),
+        e2el_ms: Distribution::default(),
         throughput: Throughput {
             good_per_s: verdict.n_good as f64 / window.seconds(),
             ..Throughput::default()
@@ -134,7 +134,7 @@ fn results_of_one_workload_are_compared_and_all_workloads_are_in_one_table() {
     let headings: Vec<_> = report.sections.iter().map(|s| s.heading.as_str()).collect();
     assert_eq!(headings.len(), 3, "{headings:?}");
     let table = &report.sections[0].tables[0];
-    assert_eq!(table.columns, ["workload", "promises", "1e1pd", "dp2", "colocated", "1e1pd : best other"]);
+    assert_eq!(table.columns, ["workload", "SLO", "1e1pd", "dp2", "colocated", "1e1pd : best other"]);
     assert_eq!(table.rows.len(), 2);
     assert!(
         table.rows.iter().all(|row| row[2].is_best && !row[3].is_best && row[2].text.contains('[')),
@@ -146,12 +146,12 @@ fn results_of_one_workload_are_compared_and_all_workloads_are_in_one_table() {
     let charts = &report.sections[1].charts;
     assert_eq!(charts.len(), 7 + 3, "goodput, three of attainment, TTFT, TPOT, stages, and a timeline each");
     let html = report.to_html();
-    assert!(html.contains("promise: 500 ms") && html.contains("99 %") && html.contains("90 %"));
+    assert!(html.contains("limit: 500 ms") && html.contains("99 %") && html.contains("90 %"));
     assert!(!html.contains("NaN"));
 }
 
 #[test]
-fn one_result_shows_each_promise_alone() {
+fn one_result_shows_each_limit() {
     let report = Report::of_sweeps("Goodput", &[sweep("dp2", "text", 5.0)]);
     assert_eq!(report.sections.len(), 1);
     let html = report.to_html();

@@ -17,7 +17,7 @@ const MAX_PROMPTS: usize = 32;
 #[derive(Debug, Deserialize)]
 pub(super) struct CompletionBody {
     model: Option<String>,
-    prompt: Option<Prompts>,
+    prompt: Option<PromptInput>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     logprobs: Option<u32>,
@@ -32,7 +32,7 @@ pub(super) struct CompletionBody {
 /// One prompt, or several; text or token ids.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "a string, a list of strings, a list of token ids, or a list of such lists")]
-enum Prompts {
+enum PromptInput {
     Text(String),
     Tokens(Vec<u32>),
     Texts(Vec<String>),
@@ -55,7 +55,7 @@ impl From<OnePrompt> for TextOrTokens {
     }
 }
 
-impl Prompts {
+impl PromptInput {
     fn into_list(self) -> Vec<TextOrTokens> {
         match self {
             Self::Text(text) => vec![TextOrTokens::Text(text)],
@@ -98,7 +98,7 @@ impl CompletionBody {
         let priority = sampling.priority();
         let sampling = sampling.into_wire(self.logprobs)?;
         let items = items_of(self.items.unwrap_or_default())?;
-        let decoder = self.prompt.map(Prompts::into_list).unwrap_or_default();
+        let decoder = self.prompt.map(PromptInput::into_list).unwrap_or_default();
         let prompts = prompts(decoder, self.encoder_prompt.map(Into::into), &items)?;
         let n_prompts = prompts.len();
         if n_prompts > MAX_PROMPTS || (n_prompts > 1 && !items.is_empty()) {

@@ -5,7 +5,7 @@
 use super::super::response_head::{ResponseHead, finish_name};
 use super::super::sse;
 use super::super::usage::Usage;
-use super::schema::{Choice, Completion, Logprobs, Prompts};
+use super::schema::{Choice, Completion, Logprobs, ReportedPrompts};
 use crate::orchestrate::Piece;
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
@@ -38,7 +38,7 @@ struct CollectedChoice {
     token_ids: Vec<u32>,
     logprobs: Vec<v1::ChosenToken>,
     finish: Option<&'static str>,
-    prompts: Prompts,
+    prompts: ReportedPrompts,
 }
 
 impl CompletionCollector {
@@ -60,7 +60,7 @@ impl CompletionCollector {
     pub(super) fn end(&mut self, prompt: usize, summary: v1::Summary) {
         self.usage.add(&summary.usage.unwrap_or_default());
         for choice in self.choices.iter_mut().skip(prompt * self.n).take(self.n) {
-            choice.prompts = Prompts::of(&summary);
+            choice.prompts = ReportedPrompts::of(&summary);
         }
     }
 
@@ -85,7 +85,7 @@ pub(super) struct CompletionEvents {
     n: usize,
     /// Characters of text sent so far, by choice.
     n_chars: Vec<usize>,
-    /// Prompts whose answer has not ended.
+    /// ReportedPrompts whose answer has not ended.
     n_open: usize,
     usage: Usage,
 }
@@ -123,7 +123,7 @@ impl CompletionEvents {
             *n_chars += delta.text.chars().count();
         }
         let logprobs = Logprobs::of(delta.logprobs, offset);
-        let prompts = Prompts::default();
+        let prompts = ReportedPrompts::default();
         let choice =
             Choice { index, text: delta.text, logprobs, finish_reason, token_ids: delta.token_ids, prompts };
         sse::event(&self.object(vec![choice], self.include_usage.then_some(None)))
@@ -138,7 +138,7 @@ impl CompletionEvents {
         self.usage.add(&summary.usage.unwrap_or_default());
         self.n_open = self.n_open.saturating_sub(1);
         let mut events = Vec::new();
-        let prompts = Prompts::of(summary);
+        let prompts = ReportedPrompts::of(summary);
         if prompts.encoder_prompt.is_some() || prompts.decoder_prompt.is_some() {
             let choice =
                 |i| Choice { index: prompt * self.n + i, prompts: prompts.clone(), ..Choice::default() };

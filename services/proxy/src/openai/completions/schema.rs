@@ -28,12 +28,12 @@ pub(super) struct Choice {
     /// Extension: the tokens of the text.
     pub(super) token_ids: Vec<u32>,
     #[serde(flatten)]
-    pub(super) prompts: Prompts,
+    pub(super) prompts: ReportedPrompts,
 }
 
 /// Extension: prompts of encoder and decoder, for encoder-decoder models.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct Prompts {
+pub(super) struct ReportedPrompts {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) encoder_prompt: Option<TextOrTokens>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -62,7 +62,7 @@ pub(super) struct Logprobs {
     text_offset: Vec<usize>,
 }
 
-impl Prompts {
+impl ReportedPrompts {
     /// The prompts of a summary.
     pub(super) fn of(summary: &v1::Summary) -> Self {
         use v1::text_or_tokens::Kind;

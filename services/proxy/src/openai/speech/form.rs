@@ -25,7 +25,7 @@ pub(super) struct SpeechForm {
     pub(super) model: Option<String>,
     pub(super) language: Option<String>,
     pub(super) prompt: Option<String>,
-    pub(super) format: ResponseFormat,
+    pub(super) format: TranscriptFormat,
     pub(super) temperature: Option<f32>,
     pub(super) stream: bool,
     pub(super) options: SpeechOptions,
@@ -33,7 +33,7 @@ pub(super) struct SpeechForm {
 
 /// Format of the response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum ResponseFormat {
+pub(super) enum TranscriptFormat {
     /// An object with the text.
     #[default]
     Json,
@@ -47,14 +47,14 @@ pub(super) enum ResponseFormat {
     Vtt,
 }
 
-impl ResponseFormat {
+impl TranscriptFormat {
     /// True if the response has times.
     pub(super) fn has_times(self) -> bool {
         matches!(self, Self::VerboseJson | Self::Srt | Self::Vtt)
     }
 }
 
-impl FromStr for ResponseFormat {
+impl FromStr for TranscriptFormat {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -141,7 +141,7 @@ impl Fields {
     fn into_form(self) -> Result<SpeechForm, Failure> {
         let file = self.file.ok_or_else(|| Failure::invalid("the form has no file").with_param("file"))?;
         let format = match self.response_format {
-            None => ResponseFormat::default(),
+            None => TranscriptFormat::default(),
             Some(text) => text.parse().map_err(|()| {
                 let allowed = "json, text, verbose_json, srt and vtt";
                 invalid_field("response_format", &text, allowed)
@@ -151,7 +151,7 @@ impl Fields {
             return Err(invalid_field("timestamp_granularities[]", other, "segment and word"));
         }
         let words = self.granularities.iter().any(|g| g == "word");
-        if words && format != ResponseFormat::VerboseJson {
+        if words && format != TranscriptFormat::VerboseJson {
             let message = "only verbose_json has word times: response_format must be verbose_json";
             return Err(Failure::invalid(message).with_param("response_format"));
         }
@@ -164,7 +164,7 @@ impl Fields {
             Some("true" | "True" | "1") => true,
             Some(other) => return Err(invalid_field("stream", other, "true and false")),
         };
-        if stream && !matches!(format, ResponseFormat::Json | ResponseFormat::Text) {
+        if stream && !matches!(format, TranscriptFormat::Json | TranscriptFormat::Text) {
             let message = "a stream has no times: with stream, response_format must be json or text";
             return Err(Failure::invalid(message).with_param("response_format"));
         }

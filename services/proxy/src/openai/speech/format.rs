@@ -1,6 +1,6 @@
 //! A transcript in the formats of OpenAI's API.
 
-use super::form::ResponseFormat;
+use super::form::TranscriptFormat;
 use axum::Json;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -35,7 +35,7 @@ pub(super) struct Transcript {
 #[derive(Serialize)]
 struct JsonTranscript<'a> {
     text: &'a str,
-    usage: Usage,
+    usage: DurationUsage,
 }
 
 #[derive(Serialize)]
@@ -48,7 +48,7 @@ struct VerboseTranscript<'a> {
     /// Present only if word times were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     words: Option<Vec<TimedWord<'a>>>,
-    usage: Usage,
+    usage: DurationUsage,
 }
 
 #[derive(Serialize)]
@@ -75,13 +75,13 @@ struct Segment<'a> {
 
 /// Usage by duration of the audio.
 #[derive(Serialize)]
-pub(super) struct Usage {
+pub(super) struct DurationUsage {
     #[serde(rename = "type")]
     kind: &'static str,
     seconds: f64,
 }
 
-impl Usage {
+impl DurationUsage {
     pub(super) fn of(summary: &v1::Summary) -> Self {
         Self { kind: "duration", seconds: summary.duration_s }
     }
@@ -97,7 +97,7 @@ impl Transcript {
         self.segments.extend(delta.segments);
     }
 
-    pub(super) fn respond(mut self, summary: v1::Summary, format: ResponseFormat) -> Response {
+    pub(super) fn respond(mut self, summary: v1::Summary, format: TranscriptFormat) -> Response {
         let text = self.text.trim().to_owned();
         if self.segments.is_empty() && !text.is_empty() {
             // A model without times gives one segment over the whole clip.
@@ -107,13 +107,13 @@ impl Transcript {
         }
         let typed = |kind: &'static str, body: String| ([(header::CONTENT_TYPE, kind)], body).into_response();
         match format {
-            ResponseFormat::Json => {
-                Json(JsonTranscript { text: &text, usage: Usage::of(&summary) }).into_response()
+            TranscriptFormat::Json => {
+                Json(JsonTranscript { text: &text, usage: DurationUsage::of(&summary) }).into_response()
             }
-            ResponseFormat::Text => typed("text/plain; charset=utf-8", text + "\n"),
-            ResponseFormat::VerboseJson => Json(self.verbose(&text, &summary)).into_response(),
-            ResponseFormat::Srt => typed("application/x-subrip; charset=utf-8", self.srt()),
-            ResponseFormat::Vtt => typed("text/vtt; charset=utf-8", self.vtt()),
+            TranscriptFormat::Text => typed("text/plain; charset=utf-8", text + "\n"),
+            TranscriptFormat::VerboseJson => Json(self.verbose(&text, &summary)).into_response(),
+            TranscriptFormat::Srt => typed("application/x-subrip; charset=utf-8", self.srt()),
+            TranscriptFormat::Vtt => typed("text/vtt; charset=utf-8", self.vtt()),
         }
     }
 
@@ -140,7 +140,7 @@ impl Transcript {
             text,
             segments: self.segments.iter().enumerate().map(segment).collect(),
             words: (self.words == WordTimes::Reported).then(|| self.words()),
-            usage: Usage::of(summary),
+            usage: DurationUsage::of(summary),
         }
     }
 

@@ -1,20 +1,20 @@
-//! What a sweep shows while it runs, on stderr: a line for each judged rate, and on a terminal how far a run is.
+//! Progress of a sweep on stderr: a line for each judged rate, and a bar for the run on a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
+use parking_lot::Mutex;
 use std::io::{IsTerminal, Write};
-use std::sync::Mutex;
 use triptych_bench::result::RateResult;
-use triptych_bench::sweep::News;
+use triptych_bench::sweep::SweepEvent;
 
-/// Where lines go.
+/// Lines and the progress bar.
 pub struct Screen {
     bar: ProgressBar,
-    /// The run that is under way, in words.
+    /// Label of the run under way.
     run: Mutex<String>,
 }
 
 impl Screen {
-    /// Looks at stderr.
+    /// Makes a bar if stderr is a terminal.
     pub fn new() -> Self {
         let bar = if std::io::stderr().is_terminal() { ProgressBar::new(100) } else { ProgressBar::hidden() };
         // The template is a constant, and a bar without it works too.
@@ -26,32 +26,33 @@ impl Screen {
 
     /// A line that stays.
     pub fn line(&self, text: &str) {
-        // A terminal that is gone is no reason to fail.
+        // A closed stderr does not fail the command.
         self.bar.suspend(|| {
             let _ = writeln!(std::io::stderr(), "{text}");
         });
     }
 
-    /// What a sweep tells.
-    pub fn hear(&self, news: News<'_>) {
-        match news {
-            News::Plan(plan) => self.line(plan),
-            News::Run { rate, seed } => self.set_run(format!("{rate} requests/s, seed {seed}")),
-            News::Progress(progress) => {
+    /// Shows an event of the sweep.
+    pub fn show(&self, event: SweepEvent<'_>) {
+        match event {
+            SweepEvent::Plan(plan) => self.line(plan),
+            SweepEvent::Run { rate, seed } => self.set_run(format!("{rate} requests/s, seed {seed}")),
+            SweepEvent::Progress(progress) => {
                 let part = progress.elapsed.as_secs_f64() / progress.window_end.as_secs_f64().max(1e-9);
                 self.bar.set_position((part * 100.0).min(100.0) as u64);
-                let (sent, ended) = (progress.n_sent, progress.n_ended);
-                let run = self.run.lock().map(|run| run.clone()).unwrap_or_default();
+                let run = self.run.lock().clone();
                 self.bar.set_message(format!(
-                    "{run}: {ended} of {sent} ended, {:.0} s",
+                    "{run}: {} of {} ended, {:.0} s",
+                    progress.n_ended,
+                    progress.n_sent,
                     progress.elapsed.as_secs_f64()
                 ));
             }
-            News::Rate(rate) => self.line(&line(rate)),
+            SweepEvent::Rate(rate) => self.line(&line(rate)),
         }
     }
 
-    /// Nothing moves any more.
+    /// Removes the bar.
     pub fn end(&self) {
         self.bar.finish_and_clear();
     }
@@ -59,18 +60,16 @@ impl Screen {
     fn set_run(&self, text: String) {
         self.bar.set_position(0);
         self.bar.set_message(text.clone());
-        if let Ok(mut run) = self.run.lock() {
-            *run = text;
-        }
+        *self.run.lock() = text;
     }
 }
 
-/// A rate in a line: whether it passes, and if not, which rules it breaks.
+/// A judged rate as a line, with the broken rules if it fails.
 fn line(rate: &RateResult) -> String {
     let verdict = &rate.verdict;
-    let ms = |t: Option<f64>| t.map_or_else(|| "no end".to_owned(), |t| format!("{t:.0} ms"));
+    let ms = |t: Option<f64>| t.map_or_else(|| "infinite".to_owned(), |t| format!("{t:.0} ms"));
     let numbers = format!(
-        "{:>8} requests/s · {:.2} % kept their promises · p99 TTFT {} · p99 TPOT {}",
+        "{:>8} requests/s · {:.2} % meet the SLO · p99 TTFT {} · p99 TPOT {}",
         rate.rate,
         verdict.attainment() * 100.0,
         ms(verdict.ttft_ms.p99),
@@ -87,11 +86,11 @@ fn line(rate: &RateResult) -> String {
 mod tests {
     use super::*;
     use std::time::Duration;
-    use triptych_bench::judge::{Rule, Window, judge};
+    use triptych_bench::judge::{JudgedWindow, Rule, judge};
 
     #[test]
     fn a_rate_that_fails_says_by_which_rules() {
-        let window = Window { from: Duration::ZERO, to: Duration::from_secs(1) };
+        let window = JudgedWindow { from: Duration::ZERO, to: Duration::from_secs(1) };
         let slo = "ttft=1s".parse().expect("an SLO");
         let verdict = judge(&[], window, &slo, &Rule::default());
         let text = line(&RateResult { rate: 2.5, verdict, runs: Vec::new() });

@@ -1,0 +1,34 @@
+//! The judged part of a run.
+
+use crate::outcome::Outcome;
+use std::time::Duration;
+
+/// The judged part of a run: requests that were due from its start until before its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JudgedWindow {
+    /// The end of the warm-up, after the start of the run.
+    pub from: Duration,
+    /// The start of the drain.
+    pub to: Duration,
+}
+
+impl JudgedWindow {
+    /// True if a time is within it.
+    pub fn has(&self, t: Duration) -> bool {
+        self.from <= t && t < self.to
+    }
+
+    /// Its length in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.to.saturating_sub(self.from).as_secs_f64()
+    }
+}
+
+/// One run of several at the same rate.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    /// All of its outcomes, in any order.
+    pub outcomes: &'a [Outcome],
+    /// Judged window.
+    pub window: JudgedWindow,
+}

@@ -1,0 +1,56 @@
+//! Clusters that fit a budget.
+
+use super::bound;
+use super::candidate::{Candidate, Shape, WorkerSettings};
+use super::means::Means;
+use super::question::Question;
+use crate::curves::CostCurves;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use triptych_runtime::compute_arbiter::EncoderBudget;
+
+/// Most workers for which every ratio is a candidate; above, only ratios near the balanced one are.
+const ALL_RATIOS: usize = 10;
+/// Shares of encoders around the balanced one.
+const AROUND: [f64; 9] = [0.4, 0.6, 0.75, 0.87, 1.0, 1.15, 1.3, 1.6, 2.2];
+/// Encoder token budgets of workers with both; the first is the default.
+pub const ENCODER_BUDGETS: [EncoderBudget; 3] =
+    [EncoderBudget::Automatic, EncoderBudget::Tokens(256), EncoderBudget::Unlimited];
+
+/// All clusters that fit the budget.
+pub fn all(question: &Question<'_>, means: &Means) -> Vec<Candidate> {
+    let mut all = Vec::new();
+    for curves in &question.curves {
+        let workers = question.budget.workers(curves.threads);
+        let candidate = |shape, settings| Candidate { shape, curves: Arc::clone(curves), settings };
+        let both = match workers {
+            0 => continue,
+            1 => Shape::Colocated,
+            workers => Shape::Replicated { workers },
+        };
+        let budgets = if means.items > 0.0 { &ENCODER_BUDGETS[..] } else { &ENCODER_BUDGETS[..1] };
+        all.extend(budgets.iter().map(|&encoder_budget| {
+            candidate(both, WorkerSettings { encoder_budget, ..WorkerSettings::default() })
+        }));
+        all.extend(ratios(workers, curves, means).into_iter().map(|encoders| {
+            let pds = workers - encoders;
+            candidate(Shape::Split { encoders, pds }, WorkerSettings::default())
+        }));
+    }
+    all
+}
+
+/// Numbers of encoders among so many workers, ascending.
+fn ratios(workers: usize, curves: &Arc<CostCurves>, means: &Means) -> BTreeSet<usize> {
+    if workers < 2 {
+        return BTreeSet::new();
+    }
+    if workers <= ALL_RATIOS {
+        return (1..workers).collect();
+    }
+    let one = |shape| Candidate { shape, curves: Arc::clone(curves), settings: WorkerSettings::default() };
+    let bound = bound::of(&one(Shape::Colocated), means);
+    let share = bound.encode_s / (bound.encode_s + bound.decode_s).max(f64::MIN_POSITIVE);
+    let balanced = share * workers as f64;
+    AROUND.iter().map(|part| ((balanced * part).round() as usize).clamp(1, workers - 1)).collect()
+}

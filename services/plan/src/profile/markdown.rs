@@ -1,0 +1,120 @@
+//! Cost curves as a page of Markdown.
+
+use super::busy::Busy;
+use crate::curves::{CostCurves, Costs, Point};
+use std::fmt::Write as _;
+
+/// The page; times are milliseconds.
+pub fn page(curves: &CostCurves) -> String {
+    let mut page = String::new();
+    // Writing to a String cannot fail.
+    let _ = head(&mut page, curves);
+    let _ = compute(&mut page, curves);
+    let _ = transfers(&mut page, curves);
+    page
+}
+
+/// Warning that other processes ran during the measurement.
+pub fn warning(busy: Busy) -> String {
+    format!(
+        "\n**The machine was busy:** {:.0} % of its time went to other processes and {:.0} % to the hypervisor's \
+         other guests. These curves are too high; measure again on a quiet machine.\n",
+        busy.others * 1e2,
+        busy.steal * 1e2
+    )
+}
+
+fn ms(us: f64) -> String {
+    let ms = us / 1e3;
+    if ms < 10.0 { format!("{ms:.3}") } else { format!("{ms:.1}") }
+}
+
+fn head(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
+    let measured = &curves.measured;
+    let bound = match &measured.cores[..] {
+        [] => "not bound to cores".to_owned(),
+        cores => format!("bound to cores {cores:?}"),
+    };
+    writeln!(page, "# Cost curves of {}\n", curves.model)?;
+    writeln!(
+        page,
+        "{} threads, {}, {bound}; {} ({} cores), commit {}, {} rounds, {:.1} % of the machine's time to others.\n",
+        curves.threads,
+        curves.precision,
+        measured.host,
+        measured.n_cores,
+        measured.commit,
+        measured.rounds,
+        measured.busy * 1e2
+    )
+}
+
+fn compute(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
+    writeln!(page, "| encode: items | output tokens | p50 ms | p95 ms | tokens/s |\n|---|---|---|---|---|")?;
+    for p in &curves.encode {
+        let rate = p.tokens as f64 / p.p50_us.max(1e-3) * 1e6;
+        writeln!(page, "| {} | {} | {} | {} | {rate:.0} |", p.items, p.tokens, ms(p.p50_us), ms(p.p95_us))?;
+    }
+    page.push_str("\n| step: prompt tokens | keys they attend to | decodes | keys they attend to | projected rows | p50 ms | p95 ms |\n|---|---|---|---|---|---|---|\n");
+    for p in &curves.step {
+        writeln!(
+            page,
+            "| {} | {} | {} | {} | {} | {} | {} |",
+            p.prefill_tokens,
+            p.prefill_context,
+            p.decodes,
+            p.decode_context,
+            p.projected_rows,
+            ms(p.p50_us),
+            ms(p.p95_us)
+        )?;
+    }
+    let (encode, step) = Costs::new(curves).quality();
+    writeln!(
+        page,
+        "\nSums of terms describe encodes to {:.1} % in the median and {:.1} % at worst, steps to {:.1} % and {:.1} %; the \
+         simulator's costs pass through the measured points.",
+        encode.median * 1e2,
+        encode.worst * 1e2,
+        step.median * 1e2,
+        step.worst * 1e2
+    )?;
+    let colocated = curves.colocated;
+    writeln!(
+        page,
+        "\nColocated in one process, on the same threads: an encode takes {:.2} times as long, a step {:.2} times.",
+        colocated.encode, colocated.step
+    )
+}
+
+fn transfers(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
+    let store = &curves.measured.store;
+    points(page, "preprocess: pixels, milliseconds or token ids", &curves.preprocess)?;
+    points(page, &format!("publish to {store}: bytes"), &curves.publish)?;
+    points(page, &format!("load from {store}: bytes"), &curves.load)?;
+    let proxy = curves.proxy;
+    writeln!(
+        page,
+        "\nThe proxy adds {} ms to a request, {} ms for an item, {} ms for a MiB of it, and {} ms for an output token.",
+        ms(proxy.request_us),
+        ms(proxy.item_us),
+        ms(proxy.item_byte_us * f64::from(1 << 20)),
+        ms(proxy.token_us)
+    )?;
+    let frontend = curves.front;
+    writeln!(
+        page,
+        "\nClient, proxy and the workers' network side displace {} ms of core time for a \
+         request, {} ms for an item, {} ms for a MiB of it, {} ms for a step, and {} ms for each token in it.",
+        ms(frontend.request_us),
+        ms(frontend.item_us),
+        ms(frontend.item_byte_us * f64::from(1 << 20)),
+        ms(frontend.step_us),
+        ms(frontend.token_us)
+    )
+}
+
+fn points(page: &mut String, what: &str, points: &[Point]) -> std::fmt::Result {
+    writeln!(page, "\n| {what} | p50 ms | p95 ms |\n|---|---|---|")?;
+    points.iter().try_for_each(|p| writeln!(page, "| {} | {} | {} |", p.of, ms(p.p50_us), ms(p.p95_us)))
+}

@@ -1,0 +1,215 @@
+//! Stored results of the bench beside the simulation of the same requests, and beside the cluster that a plan recommends.
+
+use super::choice::{MeasurementLength, choose};
+use super::report::{LoadComparison, Regret, Validation, candidate, encoder_budget, goal, pairs, shape};
+use crate::curves::CostCurves;
+use crate::planner::inputs::PlanInputs;
+use crate::planner::{Budget, Named};
+use crate::simulator::{ClusterSpec, simulate};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use triptych_bench::arrivals::Arrivals;
+use triptych_bench::error::MeasureError;
+use triptych_bench::judge::{JudgedWindow, Run, RunVerdict, judge_runs};
+use triptych_bench::result::{RateResult, RunResult, SweepResult};
+use triptych_bench::slo::Slo;
+use triptych_bench::topology::{NotATopology, Topology};
+use triptych_bench::workload::Workload;
+
+/// Load after a window, as in a measurement: there it goes on until the window's requests have ended.
+const TAIL: Duration = Duration::from_secs(5);
+
+/// Iterations of the slowness: longer steps hold more sequences, and fuller steps are longer.
+const CORRECTIONS: usize = 4;
+
+/// A stored sweep, parsed.
+struct StoredSweep<'a> {
+    result: &'a SweepResult,
+    topology: Topology,
+    demand: Named,
+    /// Simulate the step times that the workers reported.
+    as_reported: bool,
+}
+
+/// Compares all results.
+///
+/// # Errors
+/// [`MeasureError::Setting`] that names a result with another model or SLO.
+pub fn validate(
+    inputs: &PlanInputs,
+    results: &[SweepResult],
+    as_reported: bool,
+) -> Result<Validation, MeasureError> {
+    let stored =
+        results.iter().map(|r| StoredSweep::of(inputs, r, as_reported)).collect::<Result<Vec<_>, _>>()?;
+    let mut validation = Validation { facts: facts(inputs, results), ..Validation::default() };
+    let mut workloads: BTreeMap<&str, Vec<(&StoredSweep<'_>, f64)>> = BTreeMap::new();
+    for one in &stored {
+        let compared = one.latencies(inputs)?;
+        let slowness = median(compared.iter().map(|c| c.slowness).collect());
+        validation.compared.extend(compared);
+        workloads.entry(one.demand.workload.text()).or_default().push((one, slowness));
+    }
+    for of_workload in workloads.values() {
+        validation.regrets.extend(regret(inputs, of_workload)?);
+    }
+    Ok(validation)
+}
+
+/// The middle one; 1 of none.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(1.0)
+}
+
+fn facts(inputs: &PlanInputs, results: &[SweepResult]) -> Vec<(String, String)> {
+    let joined = |all: BTreeSet<&str>| all.into_iter().collect::<Vec<_>>().join(", ");
+    let measured = results.iter().filter_map(|r| r.host.commit.as_deref()).collect();
+    let curves = inputs.curves.iter().map(|c| c.measured.commit.as_str()).collect();
+    vec![
+        ("SLO".into(), inputs.slo.to_string()),
+        ("commits of the measurements".into(), joined(measured)),
+        ("commits of the curves".into(), joined(curves)),
+    ]
+}
+
+impl<'a> StoredSweep<'a> {
+    fn of(inputs: &PlanInputs, result: &'a SweepResult, as_reported: bool) -> Result<Self, MeasureError> {
+        let setup = &result.setup;
+        let target = setup.topology.as_deref().unwrap_or(&setup.target);
+        let wrong = |what: String| {
+            MeasureError::Setting(format!("--results: {} on {target}: {what}", setup.workload))
+        };
+        let Some(name) = setup.topology.as_deref() else {
+            return Err(wrong(
+                "only clusters that the bench started, with --topology, can be simulated".into(),
+            ));
+        };
+        if setup.slo.parse::<Slo>().ok() != Some(inputs.slo) {
+            return Err(wrong(format!("the SLO is {}, --slo is {}", setup.slo, inputs.slo)));
+        }
+        if let Some(other) = inputs.curves.iter().find(|c| c.model != setup.model) {
+            return Err(wrong(format!("the model is {}, --curves are of {}", setup.model, other.model)));
+        }
+        let workload = Workload::parse(&setup.workload).map_err(|e| wrong(e.to_string()))?;
+        let arrivals: Arrivals = setup.arrivals.parse().map_err(|e| wrong(format!("arrivals: {e}")))?;
+        let topology = name.parse().map_err(|e: NotATopology| wrong(e.to_string()))?;
+        Ok(Self { result, topology, demand: Named { workload, arrivals }, as_reported })
+    }
+
+    fn n_cores(&self) -> usize {
+        usize::try_from(self.result.host.cores).unwrap_or(usize::MAX)
+    }
+
+    /// Curves of workers with as many cores as each worker of the topology had.
+    fn curves<'b>(&self, inputs: &'b PlanInputs) -> Option<&'b Arc<CostCurves>> {
+        let threads = self.n_cores() / self.topology.kinds().len().max(1);
+        inputs.curves.iter().find(|c| c.threads == threads)
+    }
+
+    /// Latencies at every rate that passed.
+    fn latencies(&self, inputs: &PlanInputs) -> Result<Vec<LoadComparison>, MeasureError> {
+        let (Some(curves), Some(capacity)) = (self.curves(inputs), self.result.goodput.rate) else {
+            return Ok(Vec::new());
+        };
+        let passed = self.result.rates.iter().filter(|rate| rate.rate <= capacity);
+        let compared = passed.map(|rate| {
+            let load = rate.rate / capacity;
+            let (simulated, slowness) = self.simulated(inputs, curves, rate)?;
+            Ok(LoadComparison {
+                workload: self.demand.workload.text().to_owned(),
+                topology: self.topology.to_string(),
+                load,
+                rate: rate.rate,
+                goal: goal(load),
+                slowness,
+                pairs: pairs(&rate.verdict, &simulated),
+            })
+        });
+        compared.collect()
+    }
+
+    /// Simulation of the same requests, judged in the same windows, and the slowness that was assumed.
+    fn simulated(
+        &self,
+        inputs: &PlanInputs,
+        curves: &CostCurves,
+        rate: &RateResult,
+    ) -> Result<(RunVerdict, f64), MeasureError> {
+        let question = inputs.question(Budget::Cores(self.n_cores()), &self.demand);
+        let mut slowness = 1.0;
+        let spec = |slowness: f64| {
+            let curves = Arc::new(curves.slowed(slowness));
+            candidate(shape(&self.topology), &curves, encoder_budget(&self.topology)).spec(&question)
+        };
+        if let Some(reported_ms) = reported_step_ms(rate).filter(|_| self.as_reported) {
+            for _ in 0..CORRECTIONS {
+                let (_, step_ms) = self.run(inputs, &spec(slowness), rate)?;
+                slowness *= if step_ms > 0.0 { reported_ms / step_ms } else { 1.0 };
+            }
+        }
+        Ok((self.run(inputs, &spec(slowness), rate)?.0, slowness))
+    }
+
+    /// One simulation of each of a rate's runs, and the mean time of their engine steps in milliseconds.
+    fn run(
+        &self,
+        inputs: &PlanInputs,
+        spec: &ClusterSpec,
+        rate: &RateResult,
+    ) -> Result<(RunVerdict, f64), MeasureError> {
+        let mut simulated = Vec::new();
+        let mut step_s = 0.0;
+        let mut n_steps = 0;
+        for run in &rate.runs {
+            let window = window(run);
+            let offered = self.demand.workload.requests(rate.rate, self.demand.arrivals, run.seed);
+            let offered = offered.take_while(|offered| offered.at < window.to + TAIL);
+            let simulation = simulate(spec, offered, run.seed);
+            let simulation = simulation.map_err(|e| MeasureError::setting("cannot simulate", &e))?;
+            for pool in &simulation.pools {
+                step_s += pool.step_s * pool.workers as f64 / pool.cores.max(1) as f64;
+                n_steps += pool.n_steps;
+            }
+            simulated.push((simulation.outcomes, window));
+        }
+        let runs: Vec<_> =
+            simulated.iter().map(|(outcomes, window)| Run { outcomes, window: *window }).collect();
+        let verdict = judge_runs(&runs, &inputs.slo, &Default::default());
+        Ok((verdict, step_s * 1e3 / n_steps.max(1) as f64))
+    }
+}
+
+/// Mean time of an engine step as the workers reported it, in milliseconds: the mean over a rate's runs.
+fn reported_step_ms(rate: &RateResult) -> Option<f64> {
+    let reported: Vec<f64> = rate.runs.iter().filter_map(|run| run.server.as_ref()?.step_ms).collect();
+    (!reported.is_empty())
+        .then(|| reported.iter().sum::<f64>() / reported.len() as f64)
+        .filter(|ms| *ms > 0.0)
+}
+
+fn window(run: &RunResult) -> JudgedWindow {
+    let seconds = |s: f64| Duration::try_from_secs_f64(s).unwrap_or_default();
+    JudgedWindow { from: seconds(run.warm_up_s), to: seconds(run.warm_up_s + run.window_s) }
+}
+
+/// The cluster that a plan recommends beside the best measured one, under one workload.
+fn regret(inputs: &PlanInputs, measured: &[(&StoredSweep<'_>, f64)]) -> Result<Option<Regret>, MeasureError> {
+    let Some((first, _)) = measured.first() else { return Ok(None) };
+    let with_curves = |(one, slowness): &(&StoredSweep<'_>, f64)| {
+        Some((one.topology.clone(), Arc::new(one.curves(inputs)?.slowed(*slowness))))
+    };
+    let setup = &first.result.setup;
+    let length = MeasurementLength {
+        n_requests: setup.n_requests,
+        longest: Duration::try_from_secs_f64(setup.max_window_s).unwrap_or(Duration::MAX),
+    };
+    let found = choose(inputs, &first.demand, measured.iter().filter_map(with_curves).collect(), length)?;
+    let goodput = |(one, _): &(&StoredSweep<'_>, f64)| {
+        let goodput = &one.result.goodput;
+        (one.topology.to_string(), goodput.rate.unwrap_or(0.0), goodput.fails_at)
+    };
+    let goodputs = measured.iter().map(goodput).collect();
+    Ok(Some(Regret::new(first.demand.workload.text(), goodputs, &found, setup.seeds.len())))
+}

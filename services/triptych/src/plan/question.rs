@@ -1,0 +1,73 @@
+//! Flags of a plan's inputs.
+
+use crate::error::CliError;
+use clap::Args;
+use clap::builder::FalseyValueParser;
+use std::path::PathBuf;
+use triptych_bench::arrivals::Arrivals;
+use triptych_bench::slo::Slo;
+use triptych_bench::workload::Workload;
+use triptych_plan::planner::inputs::{PlanInputs, read_curves};
+use triptych_plan::planner::{Effort, Named};
+use triptych_plan::simulator::spec::FrontCores;
+
+/// Flags of a plan's inputs.
+#[derive(Args, Clone, Debug)]
+pub struct QuestionArgs {
+    /// Cost curves that `triptych profile` wrote; once for each number of threads that a worker may have
+    #[arg(long, value_name = "FILE", default_value = "curves.json")]
+    pub curves: Vec<PathBuf>,
+    /// Use only curves of workers with so many threads
+    #[arg(long, value_name = "N")]
+    pub threads_per_worker: Option<usize>,
+    /// Workload, as `triptych bench` takes it: NAME[:key=value,…]
+    #[arg(long, value_name = "WORKLOAD", default_value = "epd-short")]
+    pub workload: String,
+    /// Arrival process: own, poisson, gamma:cv=2, constant
+    #[arg(long, value_name = "ARRIVALS", default_value = "own")]
+    pub arrivals: Arrivals,
+    /// SLO, as in ttft=500ms,tpot=50ms
+    #[arg(long, value_name = "SLO", required = true)]
+    pub slo: Option<Slo>,
+    /// Proxy, store and clients use the workers' cores, as on one machine; by default they have their own
+    #[arg(long, value_parser = FalseyValueParser::new())]
+    pub one_machine: bool,
+    /// Fewer and shorter simulations: seconds instead of minutes, and a wider interval
+    #[arg(long, value_parser = FalseyValueParser::new())]
+    pub quick: bool,
+    /// Seeds that the best few are simulated with; the interval is over them
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
+    pub seeds: Option<u64>,
+    /// Requests of a simulated run
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(50..=1_000_000))]
+    pub requests: Option<u32>,
+}
+
+impl QuestionArgs {
+    /// Reads the files and parses the texts.
+    ///
+    /// # Errors
+    /// [`CliError::Setting`] that names the flag, its value and what is allowed.
+    pub fn read(&self) -> Result<PlanInputs, CliError> {
+        let curves = read_curves(&self.curves, self.threads_per_worker)?;
+        let workload = Workload::parse(&self.workload)
+            .map_err(|e| CliError::setting(format!("--workload {}", self.workload), &e))?;
+        let slo = self.slo.ok_or_else(|| CliError::Setting("--slo is missing, as in ttft=500ms".into()))?;
+        Ok(PlanInputs {
+            curves,
+            demand: Named { workload, arrivals: self.arrivals },
+            slo,
+            frontend: if self.one_machine { FrontCores::Workers } else { FrontCores::Own },
+            effort: self.effort(),
+        })
+    }
+
+    fn effort(&self) -> Effort {
+        let base = if self.quick { Effort::QUICK } else { Effort::FULL };
+        Effort {
+            seeds: self.seeds.unwrap_or(base.seeds),
+            requests: self.requests.and_then(|n| usize::try_from(n).ok()).unwrap_or(base.requests),
+            ..base
+        }
+    }
+}

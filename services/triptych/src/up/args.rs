@@ -1,0 +1,41 @@
+//! Flags of `triptych up`.
+
+use crate::args::drain::DrainArgs;
+use crate::args::{EcArgs, FetchArgs, LogArgs, ModelArgs};
+use clap::Args;
+use clap::builder::FalseyValueParser;
+
+/// Flags of `up`.
+#[derive(Args, Debug)]
+pub struct UpArgs {
+    /// Address of the OpenAI API, /readyz and /metrics
+    #[arg(long, value_name = "ADDR", env = "TRIPTYCH_HTTP", default_value = "127.0.0.1:8080")]
+    pub http: String,
+    /// Address of the gRPC API
+    #[arg(long, value_name = "ADDR", env = "TRIPTYCH_GRPC", default_value = "127.0.0.1:50051")]
+    pub grpc: String,
+    /// Encoder workers; 0 only with --with-encoder
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(..=64))]
+    pub encoders: u16,
+    /// Prefill/decode workers
+    #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub pds: u16,
+    /// PD workers hold the encoders too: they help out when no encoder worker can
+    #[arg(long, env = "TRIPTYCH_WITH_ENCODER", value_parser = FalseyValueParser::new())]
+    pub with_encoder: bool,
+    /// The store
+    #[command(flatten)]
+    pub ec: EcArgs,
+    /// Models and computation; without a model: the sample models in this binary
+    #[command(flatten)]
+    pub models: ModelArgs,
+    /// Items by URL
+    #[command(flatten)]
+    pub fetch: FetchArgs,
+    /// Stop of the processes
+    #[command(flatten)]
+    pub drain: DrainArgs,
+    /// Logs
+    #[command(flatten)]
+    pub log: LogArgs,
+}
