@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![cfg(test)]
 
+mod calls;
 mod circles;
 mod docs;
 mod files;

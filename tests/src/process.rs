@@ -77,7 +77,7 @@ impl Process {
         Self { child, log }
     }
 
-    /// Its id.
+    /// Process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -88,7 +88,7 @@ impl Process {
         log.iter().cloned().collect::<Vec<_>>().join("\n")
     }
 
-    /// Its exit status, if it has ended.
+    /// Exit status, if it has ended.
     pub fn exited(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("own child")
     }

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_is_found_and_what_is_ruled_out_weighs_nothing() {
+    fn broken_logits_are_found_and_forbidden_ones_weigh_nothing() {
         assert_eq!(first_broken(&[0.0, NO, 1.0]), None);
         assert_eq!(first_broken(&[0.0, f32::NAN, f32::INFINITY]), Some(1));
         assert_eq!(first_broken(&[f32::INFINITY]), Some(0));

@@ -181,7 +181,7 @@ fn a_raw_prompt_is_the_clients_own_layout() {
 }
 
 #[test]
-fn what_does_not_fit_a_vision_model_is_named() {
+fn requests_unfit_for_a_vision_model_are_refused_by_name() {
     let builder = qwen("qwen2_vl_two_images");
     let hello = user(vec![text("hello")]);
     refused(&builder, &Prompt::Chat(Vec::new()), &[], "no messages");
@@ -331,7 +331,7 @@ fn a_decoder_prompt_gets_the_start_token_unless_it_is_there() {
 }
 
 #[test]
-fn what_does_not_fit_a_speech_model_is_named() {
+fn requests_unfit_for_a_speech_model_are_refused_by_name() {
     let builder = whisper("whisper_multilingual");
     let english = whisper("whisper_en_odd_heads");
     let audio = [speech(1, 900)];

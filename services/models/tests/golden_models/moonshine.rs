@@ -203,7 +203,7 @@ fn less_than_a_row_is_refused_with_its_length() {
 }
 
 #[test]
-fn what_the_model_cannot_do_is_refused_by_name() {
+fn unsupported_options_are_refused_by_name() {
     let case = Case::open(CASES[0]);
     let prompts = case.model().prompts();
     let input = inputs(&case).remove(0);
@@ -216,7 +216,7 @@ fn what_the_model_cannot_do_is_refused_by_name() {
     check(SpeechTask { language: Some("en".into()), ..Default::default() }, "leave language open");
     check(SpeechTask { timestamps: true, ..Default::default() }, "no timestamps");
     check(SpeechTask { word_timestamps: true, ..Default::default() }, "no times of words");
-    check(SpeechTask { long_form: LongForm::Sequential, ..Default::default() }, "side by side");
+    check(SpeechTask { long_form: LongForm::Sequential, ..Default::default() }, "independent windows");
     let before = Some(TextOrTokens::Text("before".into()));
     check(SpeechTask { prompt: before.clone(), ..Default::default() }, "no prompt");
 

@@ -45,7 +45,7 @@ fn a_table_that_is_the_head_too_takes_memory_once() {
 }
 
 #[test]
-fn what_nobody_reads_and_what_is_missing_have_names() {
+fn unused_and_missing_tensors_are_named() {
     let dir = without_weights(CASE);
     let mut more = tensors();
     more.insert("model.pooler.weight".to_owned(), (vec![2, 2], vec![0; 16]));

@@ -88,7 +88,7 @@ fn a_second_start_takes_what_the_first_packed() {
 }
 
 #[test]
-fn what_is_packed_as_fast_as_it_is_read_is_not_kept() {
+fn weights_that_pack_as_fast_as_they_are_read_are_not_kept() {
     for precision in [Precision::F32, Precision::Bf16] {
         let start = Start::new();
         assert_eq!(start.rows(precision), rows(&open(start.model.path(), STORED), precision));
@@ -154,7 +154,7 @@ fn a_folder_holds_no_more_than_it_may() {
 }
 
 #[test]
-fn what_nobody_finished_goes_after_a_day() {
+fn abandoned_files_are_removed_after_a_day() {
     let start = Start::new();
     std::fs::create_dir_all(&start.folder.dir).expect("a folder");
     let [old, new] = ["old", "new"].map(|name| start.folder.dir.join(format!(".packing-{name}")));

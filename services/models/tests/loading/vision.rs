@@ -17,7 +17,7 @@ fn set(dir: &Path, file: &str, pointer: &str, value: Value) {
 }
 
 #[test]
-fn what_is_not_built_is_refused_by_key() {
+fn unsupported_settings_are_refused_by_key() {
     let check = |case: &str, pointer: &str, value: Value, expect: &str| {
         let dir = without_weights(case);
         set(dir.path(), "config.json", pointer, value);

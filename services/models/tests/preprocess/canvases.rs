@@ -89,7 +89,7 @@ fn normalising_and_rescaling_can_be_switched_off() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_name() {
+fn unsupported_settings_are_refused_by_name() {
     let check = |key: &str, value: serde_json::Value, expect: &str| {
         let mut json = serde_json::json!({ "image_processor_type": "ViTImageProcessor" });
         json[key] = value;

@@ -124,7 +124,7 @@ pub fn crc32(bytes: &[u8]) -> u32 {
 }
 
 #[test]
-fn what_is_no_image_is_named() {
+fn input_that_is_no_image_is_named() {
     let check = |bytes: &[u8], expect: &str| {
         let text = see(bytes).unwrap_err().to_string();
         assert!(text.contains(expect), "{text}");

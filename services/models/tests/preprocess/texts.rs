@@ -63,7 +63,7 @@ fn a_text_of_the_whole_context_fits_and_one_token_more_is_refused() {
 }
 
 #[test]
-fn what_is_no_text_is_refused() {
+fn input_that_is_no_text_is_refused() {
     let (tokenizer, with) = processor("bart_large_cnn", 64);
     let vocab = tokenizer.vocab_size();
     let check = |bytes: &[u8], form, expect: &str| {

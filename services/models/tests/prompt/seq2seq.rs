@@ -107,7 +107,7 @@ fn a_padding_token_starts_and_is_never_written() {
 }
 
 #[test]
-fn what_the_decoder_cannot_take_is_refused_with_what_it_takes() {
+fn refusals_of_the_decoder_name_the_supported_prompts() {
     let (model, prompts) = builder("bart_large_cnn");
     let vocab = model.spec().decoder.vocab;
     let image = EncodedItem { modality: Modality::Image, ..text_item(4) };

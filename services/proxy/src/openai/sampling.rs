@@ -40,7 +40,7 @@ pub(super) struct SamplingBody {
     priority: Option<i32>,
 }
 
-/// One string, or several.
+/// A string or a list of strings.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "a string or a list of strings")]
 enum Stop {

@@ -18,7 +18,7 @@ struct PromptDetails {
     cached_tokens: u32,
 }
 
-/// Of speculative decoding.
+/// Counts of speculative decoding.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct CompletionDetails {
     accepted_prediction_tokens: u32,

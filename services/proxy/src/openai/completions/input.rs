@@ -29,7 +29,7 @@ pub(super) struct CompletionBody {
     best_of: Option<u32>,
 }
 
-/// One prompt, or several; text or token ids.
+/// A prompt or a list of prompts, as text or token ids.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "a string, a list of strings, a list of token ids, or a list of such lists")]
 enum PromptInput {

@@ -80,7 +80,7 @@ struct Fields {
     temperature: Option<String>,
     stream: Option<String>,
     granularities: Vec<String>,
-    /// Those of [`options::FIELDS`].
+    /// Values of [`options::FIELDS`], by name.
     options: HashMap<String, String>,
 }
 
