@@ -94,13 +94,14 @@ impl EncoderWorkerState {
         let key = self.check(&request)?.key;
         self.fences.check(&key, request.fence)?;
         let encoders = Arc::clone(self);
-        let (subscription, role) = self.in_flight.subscribe(key, JobProgress::default(), |state| async move {
-            let model = request.model.clone();
-            let ended = encoders.encode(request, &state).await;
-            let outcome = ended.as_ref().map_or_else(|f| f.class.as_str(), |_| "ok");
-            encoders.count(&model, outcome, ended.as_ref().err());
-            state.send_modify(|progress| progress.ended = Some(ended));
-        });
+        let (subscription, role) =
+            self.in_flight.subscribe(key, JobProgress::default(), |state| async move {
+                let model = request.model.clone();
+                let ended = encoders.encode(request, &state).await;
+                let outcome = ended.as_ref().map_or_else(|f| f.class.as_str(), |_| "ok");
+                encoders.count(&model, outcome, ended.as_ref().err());
+                state.send_modify(|progress| progress.ended = Some(ended));
+            });
         if role == CallRole::Follower {
             self.meters.shared();
         }

@@ -211,7 +211,7 @@ impl EmbeddedConfig {
         };
         let pool = PreprocessPool::new(pool, meters.clone(), drain.tasks().clone());
         let load = pool.load().clone();
-        let service = Service::new(EncoderWorkerState {
+        let service = EncoderService::new(EncoderWorkerState {
             worker_id: self.worker_id,
             models,
             pool,

@@ -205,7 +205,7 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
     let models = starter.start_all(loaded)?;
     loads.attach(models.values().map(|m| m.driver.clone()).collect());
     let max_requests = config.engine.max_requests.min(Semaphore::MAX_PERMITS);
-    let service = Service::new(PdWorkerState {
+    let service = PdService::new(PdWorkerState {
         worker_id: config.worker_id,
         encodes,
         colocated_load,
