@@ -73,7 +73,7 @@ def ids(args):
 
 
 def mel(args):
-    """Log-mel features of the sound, `[1, n_mels, 3000]`."""
+    """Log-mel features of the audio, `[1, n_mels, 3000]`."""
     import transformers
 
     with wave.open(args.item) as file:

@@ -19,7 +19,7 @@ const fn retired(forms: &'static [&'static str], instead: &'static str) -> Retir
     Retired { forms, after: &[], instead }
 }
 
-const RETIRED: [Retired; 29] = [
+const RETIRED: [Retired; 33] = [
     Retired {
         forms: &["flight", "flights"],
         after: &["in", "single", "of"],
@@ -58,6 +58,15 @@ const RETIRED: [Retired; 29] = [
     retired(&["keep the books", "keeps the books", "the books"], "accounting, block accounting"),
     retired(&["waits in line", "wait in line", "place in line", "stands in line"], "queue"),
     retired(&["in one place"], "colocated"),
+    Retired {
+        forms: &["picture", "pictures"],
+        // The prompt of a sample model.
+        after: &["this", "these"],
+        instead: "image",
+    },
+    retired(&["a sound", "the sound", "sounds", "sound of"], "audio, audio clip"),
+    retired(&["guess", "guesses", "guessing"], "draft, speculation; estimate"),
+    retired(&["promise", "promises", "promised"], "SLO"),
     retired(&["sounds and pictures", "pictures and sounds"], "images and audio"),
 ];
 

@@ -15,7 +15,7 @@ use triptych_models::prompt::PreparedSequence;
 use triptych_models::tokenization::Tokenizer;
 use triptych_proto::v1;
 
-/// Whether log-probabilities are sent; speech computes them in any case.
+/// Sending of log-probabilities; speech computes them in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogprobReporting {
     /// Send them.

@@ -71,7 +71,7 @@ fn more_workers_are_never_worse_and_more_load_never_better() {
 fn an_answer_alone_takes_the_sum_of_its_stages() {
     let load = Load { rate: 0.1, n: 1, text: 479, output: 5, images: 1, image_tokens: 500, pool: None };
     let mut cluster = apart(1, 1, SLOW);
-    // Nothing stands before the picture that could be read meanwhile.
+    // Nothing stands before the image that could be read meanwhile.
     cluster.prompt = PromptSpec { before: 0, around_item: 0, after: 21, ..PromptSpec::default() };
     let run = simulate(&cluster, load.requests(1), 1).unwrap();
     let outcome = &run.outcomes[0];

@@ -112,7 +112,7 @@ fn the_same_question_has_the_same_answer() {
 }
 
 #[test]
-fn promises_that_nobody_can_keep_are_an_answer() {
+fn an_slo_that_no_cluster_meets_is_an_answer() {
     let demand = demand("epd-short:images=1,text=100,output=12");
     let question = Question {
         slo: "ttft=1ms".parse().expect("an SLO"),
@@ -134,7 +134,7 @@ fn where_one_seed_found_nothing_the_others_are_still_asked() {
 }
 
 #[test]
-fn pictures_that_come_again_need_less() {
+fn images_that_come_again_need_less() {
     let fresh = demand("epd-short:images=4,text=100,output=12");
     let reused = Reused { demand: &fresh, share: 0.9 };
     let costs = Costs { encode_token: 800.0, ..Costs::default() };
@@ -142,7 +142,7 @@ fn pictures_that_come_again_need_less() {
         plan(&question(demand, &costs, Budget::Cores(3)), &|_, _, _| {}).expect("a plan").best.goodput.mean
     };
     let (few, many) = (goodput(&fresh), goodput(&reused));
-    assert!(many > few * 1.2, "{few} requests/s with new pictures, {many} with known ones");
+    assert!(many > few * 1.2, "{few} requests/s with new images, {many} with known ones");
 }
 
 #[test]

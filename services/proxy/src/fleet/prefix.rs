@@ -1,7 +1,7 @@
 //! A bounded table of prompts' beginnings, and the PD worker that read each of them last.
 //!
 //! A prompt is cut into pieces of text, and each beginning has a digest; who computed the keys and values of one may
-//! have them still. The tenant and the items are in the digests, as they are in the workers' own keys. It is a guess
+//! have them still. The tenant and the items are in the digests, as they are in the workers' own keys. It is an estimate
 //! that costs nothing when it is wrong: a worker that forgot computes again.
 
 use std::collections::{HashMap, VecDeque};
