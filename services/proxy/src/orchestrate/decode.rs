@@ -61,7 +61,7 @@ enum Call {
     /// The request is on its way.
     Opening(Lease, Span, BoxFuture<'static, Result<Streaming<v1::PdGenerateResponse>, Status>>),
     /// The answer comes.
-    Reading(Lease, Span, Streaming<v1::PdGenerateResponse>),
+    Reading(Lease, Span, Box<Streaming<v1::PdGenerateResponse>>),
 }
 
 /// Progress of a call.
@@ -174,7 +174,7 @@ impl<'a> Decoding<'a> {
             }
             Progress::Opened(Ok(stream)) => {
                 if let Call::Opening(lease, span, _) = std::mem::replace(&mut self.call, Call::Idle) {
-                    self.call = Call::Reading(lease, span, stream);
+                    self.call = Call::Reading(lease, span, Box::new(stream));
                 }
                 return Ok(None);
             }
