@@ -9,7 +9,8 @@ use triptych_plan::curves::sample::{Costs, curves_of};
 use triptych_plan::online::{Replicas, needed};
 use triptych_plan::planner::search::settle;
 use triptych_plan::planner::{
-    Advice, Answer, Budget, Demand, Effort, Found, Named, PlanError, Question, Reused, Shape, expected, plan,
+    Advice, Budget, Demand, Effort, Named, PlanError, Question, Recommendation, Reused, SearchedCandidate,
+    Shape, expected, plan,
 };
 use triptych_plan::simulator::spec::{FrontCores, PromptSpec};
 use triptych_plan::validation::candidate;
@@ -36,13 +37,13 @@ fn question<'a>(demand: &'a dyn Demand, costs: &Costs, budget: Budget) -> Questi
     }
 }
 
-fn answer(workload: &str, costs: &Costs, budget: Budget) -> Answer {
+fn answer(workload: &str, costs: &Costs, budget: Budget) -> Recommendation {
     let demand = demand(workload);
     plan(&question(&demand, costs, budget), &|_, _, _| {}).expect("a plan")
 }
 
 /// Encoders of the best cluster that has some apart, of so many workers, however it compares with those without.
-fn encoders_of_best_split(answer: &Answer) -> usize {
+fn encoders_of_best_split(answer: &Recommendation) -> usize {
     let split = answer.others.iter().find(|(name, _)| name.contains("pd ("));
     let (name, _) = split.expect("some cluster has encoders apart");
     name.split('e').next().and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{name}"))
@@ -129,7 +130,8 @@ fn where_one_seed_found_nothing_the_others_are_still_asked() {
     let question = question(&demand, &Costs::default(), Budget::Cores(2));
     let cluster = candidate(Shape::Colocated, &question.curves[0], EncoderBudget::default());
     let found = expected(&question, cluster).expect("a cluster that can be simulated");
-    let settled = settle(&question, Found { rate: 0.0, at: None, ..found }).expect("the same cluster");
+    let settled =
+        settle(&question, SearchedCandidate { rate: 0.0, at: None, ..found }).expect("the same cluster");
     assert!(settled.rate > 0.0 && settled.at.is_some());
 }
 

@@ -2,7 +2,7 @@
 
 use super::{item, made, wanted};
 use crate::request_machine::action::{
-    CancelReason, Counted, EncodeAction, LeaseOutcome, Release, SendReason,
+    AttemptId, CancelReason, Counted, EncodeAction, LeaseOutcome, Release, SendReason,
 };
 use crate::request_machine::encode::EncodeTarget;
 use crate::request_machine::encodes::{EncodeId, Encodes, Leave, Renewal, holder_of_most};
@@ -167,26 +167,9 @@ impl Paper {
                     Some(EncodeEvent::Spare(self.chosen.clone()))
                 }
                 EncodeAction::Send { attempt, fence, why, .. } => {
-                    let worker = self.chosen.take().expect("it was chosen").id;
-                    self.asked.push((worker.to_string(), self.now - self.began));
-                    (self.why.push(why), self.fences.push(fence));
-                    let (_, does) = self.workers.iter_mut().find(|(id, _)| *id == worker).unwrap();
-                    match does.pop_front().unwrap_or(Does::Ready(MS)) {
-                        Does::Ready(after) => {
-                            let result = Ok(made(1, self.now + after));
-                            self.after(after, EncodeEvent::Ended { attempt, result });
-                        }
-                        Does::Fails(after, failure) => {
-                            self.after(after, EncodeEvent::Ended { attempt, result: Err(failure) });
-                        }
-                        Does::Announces(after, p95, ready) => {
-                            let (item, peers) = (item(1), Vec::new());
-                            let p95 = Some(p95);
-                            self.after(after, EncodeEvent::Announced { attempt, item, peers, p95 });
-                            let result = Ok(made(1, self.now + ready));
-                            self.after(ready, EncodeEvent::Ended { attempt, result });
-                        }
-                    }
+                    self.why.push(why);
+                    self.fences.push(fence);
+                    self.send(attempt);
                     None
                 }
                 EncodeAction::Cancel { attempt, why } => {
@@ -220,6 +203,29 @@ impl Paper {
             if let Some(event) = now {
                 let more = self.encodes.on(id, event, &mut self.budget, self.now);
                 self.perform(id, more);
+            }
+        }
+    }
+
+    /// The chosen worker's answers to an attempt.
+    fn send(&mut self, attempt: AttemptId) {
+        let worker = self.chosen.take().expect("it was chosen").id;
+        self.asked.push((worker.to_string(), self.now - self.began));
+        let (_, does) = self.workers.iter_mut().find(|(id, _)| *id == worker).unwrap();
+        match does.pop_front().unwrap_or(Does::Ready(MS)) {
+            Does::Ready(after) => {
+                let result = Ok(made(1, self.now + after));
+                self.after(after, EncodeEvent::Ended { attempt, result });
+            }
+            Does::Fails(after, failure) => {
+                self.after(after, EncodeEvent::Ended { attempt, result: Err(failure) });
+            }
+            Does::Announces(after, p95, ready) => {
+                let (item, peers) = (item(1), Vec::new());
+                let p95 = Some(p95);
+                self.after(after, EncodeEvent::Announced { attempt, item, peers, p95 });
+                let result = Ok(made(1, self.now + ready));
+                self.after(ready, EncodeEvent::Ended { attempt, result });
             }
         }
     }
@@ -493,7 +499,7 @@ fn a_tenant_is_charged_once_and_a_refusal_ends_the_encode() {
                 other => panic!("{other:?}"),
             };
         }
-        assert_eq!(seen.get("charged").is_some(), expect, "{origin:?}");
+        assert_eq!(seen.contains_key("charged"), expect, "{origin:?}");
         assert_eq!(seen.get("ended"), Some(&1));
     }
 }

@@ -174,7 +174,7 @@ impl World {
         let worker = |n: u8| ChosenWorker {
             id: WorkerId::new(format!("w{}", n % 4)),
             is_last_resort: n % 4 == 3,
-            expected: (n % 3 == 0).then(|| Duration::from_millis(u64::from(n) * 10)),
+            expected: n.is_multiple_of(3).then(|| Duration::from_millis(u64::from(n) * 10)),
         };
         let failure = match how % 4 {
             0 => Failure::invalid("bad"),
@@ -183,7 +183,7 @@ impl World {
         };
         let is_live = self.encodes.get(id).is_some();
         let event = match question {
-            Question::Probe => EncodeEvent::Probed((how % 4 == 0).then(|| item(1))),
+            Question::Probe => EncodeEvent::Probed(how.is_multiple_of(4).then(|| item(1))),
             Question::Lease => EncodeEvent::Leased(match how % 4 {
                 0 => None,
                 1 => Some(LeaseAnswer::Held { left: Duration::from_millis(u64::from(how)) }),
@@ -199,14 +199,18 @@ impl World {
                 1 => Some(Some(item(1))),
                 _ => Some(None),
             }),
-            Question::Charge => EncodeEvent::Charged(if how % 8 == 0 { Err(failure) } else { Ok(()) }),
-            Question::Admit => EncodeEvent::Admitted(if how % 8 == 0 { Err(failure) } else { Ok(()) }),
+            Question::Charge => {
+                EncodeEvent::Charged(if how.is_multiple_of(8) { Err(failure) } else { Ok(()) })
+            }
+            Question::Admit => {
+                EncodeEvent::Admitted(if how.is_multiple_of(8) { Err(failure) } else { Ok(()) })
+            }
             Question::Choose => {
                 account.has_worker = true;
                 EncodeEvent::Worker(worker(how))
             }
             Question::Spare => {
-                let spare = (how % 4 != 0).then(|| worker(how));
+                let spare = (!how.is_multiple_of(4)).then(|| worker(how));
                 account.has_worker |= spare.is_some();
                 EncodeEvent::Spare(spare)
             }
@@ -217,7 +221,7 @@ impl World {
                     EncodeEvent::Announced { attempt, item: item(1), peers: Vec::new(), p95 }
                 } else {
                     account.running.remove(&attempt);
-                    let result = if how % 5 == 0 { Ok(made(1, self.now)) } else { Err(failure) };
+                    let result = if how.is_multiple_of(5) { Ok(made(1, self.now)) } else { Err(failure) };
                     EncodeEvent::Ended { attempt, result }
                 }
             }
@@ -298,7 +302,7 @@ proptest! {
         let (mut now, mut n_sent, mut n_ends, mut n_chosen) = (began, 0, 0, 0);
         let mut renewals = vec![0; n_items];
         let mut is_calling = false;
-        for (kind, a, ms) in steps.into_iter().chain(std::iter::repeat((99, 0, 1000)).take(100)) {
+        for (kind, a, ms) in steps.into_iter().chain(std::iter::repeat_n((99, 0, 1000), 100)) {
             for action in actions.drain(..) {
                 prop_assert_eq!(n_ends, 0, "nothing after the end");
                 match action {
