@@ -1,7 +1,7 @@
 """Writes models with published shapes and random weights, the same on every machine: models.py OUT NAME… [--smoke].
 
 Whisper-base, T5-small, BART-base, and a Qwen2-VL of benches/models; with --smoke the same families with next to nothing
-in them. Beside the models are the items that they read: sounds and images, made here too.
+in them. Beside the models are the items that they read: audio and images, made here too.
 """
 
 import argparse
@@ -121,7 +121,7 @@ def photo(path):
 
 MODELS = {"whisper": whisper, "t5": t5, "bart": bart, "qwen2vl": qwen2vl}
 #: What the models read, and what preprocessing is timed with.
-ITEMS = {"noise.wav": noise, "sound.flac": hum, "noise.png": square, "photo.jpg": photo}
+ITEMS = {"noise.wav": noise, "audio.flac": hum, "noise.png": square, "photo.jpg": photo}
 
 
 def main():

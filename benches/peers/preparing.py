@@ -1,6 +1,6 @@
 """What peers take from a file's bytes, in memory already, to what an encoder reads: milliseconds of the fastest way.
 
-A sound becomes log-mel features by soundfile (libsndfile) and transformers' WhisperFeatureExtractor on torch; torchaudio was not
+Audio becomes log-mel features by soundfile (libsndfile) and transformers' WhisperFeatureExtractor on torch; torchaudio was not
 tried. An image becomes patches by torchvision or Pillow,
 then transformers' processor on torchvision or on Pillow; every pair is tried.
 """

@@ -73,7 +73,7 @@ def ids(args):
 
 
 def mel(args):
-    """Log-mel features of the sound, `[1, n_mels, 3000]`."""
+    """Log-mel features of the audio, `[1, n_mels, 3000]`."""
     import transformers
 
     with wave.open(args.item) as file:
@@ -216,7 +216,7 @@ def of_whispercpp(args, dtype):
 
 
 def work_of(args):
-    """`None` when the model is ready, then pairs of what is told and its value."""
+    """`None` when the model is ready, then pairs of a figure and its value."""
     who, _, dtype = args.who.partition("-")
     if args.kind == "vision":
         import vision

@@ -43,7 +43,7 @@ HELD = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "M
                  "CT2_FORCE_CPU_ISA": "AVX2"}}
 #: What `models.py` writes: what a kind's encoder reads, and what its preprocessing is timed with.
 ITEMS = {"whisper": "noise.wav", "vision": "noise.png"}
-FILES = {"whisper": "sound.flac", "vision": "photo.jpg"}
+FILES = {"whisper": "audio.flac", "vision": "photo.jpg"}
 
 
 def arguments():

@@ -43,7 +43,7 @@ def rows_of(results, kind):
     return rows
 
 
-def roofs_of(results):
+def peaks_of(results):
     """The most that was measured in a run: `{who: multiply-adds a second}` of ours, and bytes a second.
 
     One that is measured while a neighbour has a core is too low, and shares of it were too high.
@@ -57,8 +57,8 @@ def roofs_of(results):
     return multiply, read
 
 
-def shares(of, directory, roofs):
-    """`{who: {what: share of the roof}}` of ours: multiplications of encode and prefill, bytes of a decode step at batch 1."""
+def shares(of, directory, peaks):
+    """`{who: {what: share of the peak}}` of ours: multiplications of encode and prefill, bytes of a decode step at batch 1."""
     found = {}
     for who, rounds in of.items():
         if not is_ours(who):
@@ -67,29 +67,29 @@ def shares(of, directory, roofs):
         n_read = prefill["tokens"] if prefill else n_item
         read = work.decode_bytes(directory, who.removeprefix("ours-"), n_read)
 
-        def of_roof(multiply_adds, seconds):
-            return statistics.median(multiply_adds / seconds(r) / roofs[0][who] for r in rounds)
+        def of_peak(multiply_adds, seconds):
+            return statistics.median(multiply_adds / seconds(r) / peaks[0][who] for r in rounds)
 
-        found[who] = {"encode": of_roof(work.encode_multiply_adds(directory, n_item), lambda r: r["encode_ms"] / 1e3)}
+        found[who] = {"encode": of_peak(work.encode_multiply_adds(directory, n_item), lambda r: r["encode_ms"] / 1e3)}
         if prefill:
-            found[who]["prefill"] = of_roof(work.prefill_multiply_adds(directory, n_read), lambda r: n_read / r["prefill"]["tokens_per_s"])
+            found[who]["prefill"] = of_peak(work.prefill_multiply_adds(directory, n_read), lambda r: n_read / r["prefill"]["tokens_per_s"])
         one = [next((d["tokens_per_s"] for d in r["decode"] if d["batch"] == 1), None) for r in rounds]
         if None not in one:
             found[who]["decode at batch 1"] = statistics.median(
-                read * rate / roofs[1] for rate in one)
+                read * rate / peaks[1] for rate in one)
     return found
 
 
 def document(results, models, args, root):
     """Of results by name of model, and of `{name: (directory, kind)}`."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
-    roofs = roofs_of(results)
+    peaks = peaks_of(results)
     return {
         "host": cpu(), "threads": args.threads, "commit": commit, "date": str(datetime.date.today()),
         "isa": args.isa, "rounds": args.rounds, "new_tokens": args.new_tokens,
         "models": {name: {row: {who: {"median": statistics.median(v), "rounds": v} for who, v in values.items()}
                           for row, values in rows_of(of, models[name][1]).items()} for name, of in results.items()},
-        "roofs": {name: shares(of, models[name][0], roofs) for name, of in results.items()},
+        "peaks": {name: shares(of, models[name][0], peaks) for name, of in results.items()},
     }
 
 
@@ -134,11 +134,11 @@ def markdown(doc):
                 cells.append(f"{own['median']:.0f}" if own else "–")
                 cells.append(f"{ratio(row, own['median'], top[1]):.2f}" if own and top else "–")
             lines.append(f"| {row} | {' | '.join(cells)} |")
-        roofs = doc["roofs"].get(name, {})
+        peaks = doc["peaks"].get(name, {})
         for what, unit in [("encode", "multiplications"), ("prefill", "multiplications"), ("decode at batch 1", "bytes read")]:
-            told = [f"{who.removeprefix('ours-')} {of[what]:.0%}" for who, of in sorted(roofs.items()) if what in of]
-            if told:
-                lines += ["", f"Of the measured roof of {unit}, {what}: {', '.join(told)}."]
+            listed = [f"{who.removeprefix('ours-')} {of[what]:.0%}" for who, of in sorted(peaks.items()) if what in of]
+            if listed:
+                lines += ["", f"Of the measured peak of {unit}, {what}: {', '.join(listed)}."]
         lines.append("")
     return "\n".join(lines)
 

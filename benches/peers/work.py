@@ -1,4 +1,4 @@
-"""What a model's encode multiplies, and what a decode step at batch 1 reads at least: over the measured roofs these are
+"""What a model's encode multiplies, and what a decode step at batch 1 reads at least: over the measured peaks these are
 shares of what the machine can do.
 
 Multiply-adds are those of linear layers, convolutions and attention. Bytes are the decoder's weights in their precision,
@@ -55,7 +55,7 @@ def prefill_multiply_adds(directory, n_tokens):
 
 
 def encode_multiply_adds(directory, n_tokens):
-    """Of one item: 30 s of sound for Whisper, so many tokens or rows for the others."""
+    """Of one item: 30 s of audio for Whisper, so many tokens or rows for the others."""
     if found := qwen2vl(directory):
         return image_multiply_adds(found[0], n_tokens)
     config, d, inner, ffn, layers, _ = shapes(directory)

@@ -32,13 +32,13 @@ fn is_whole(told: &Value, fields: &[&str]) {
 const FIELDS: [&str; 5] = ["ready_ms", "encode_ms", "peak_mb", "multiply_adds_per_s", "bytes_per_s"];
 
 #[test]
-fn sounds_pictures_and_texts_are_measured() {
-    let sound = ["tests/golden/inputs/speech.wav", "--preprocess=tests/golden/inputs/speech.wav"];
-    is_whole(&measured("tests/models/digits-whisper", sound[0], &sound[1..]), &FIELDS);
-    let picture =
+fn audio_images_and_texts_are_measured() {
+    let audio = ["tests/golden/inputs/speech.wav", "--preprocess=tests/golden/inputs/speech.wav"];
+    is_whole(&measured("tests/models/digits-whisper", audio[0], &audio[1..]), &FIELDS);
+    let image =
         measured("tests/models/shapes-qwen2-vl", "tests/models/heldout/scene.png", &["--text-tokens", "4"]);
-    is_whole(&picture, &FIELDS);
-    assert!(picture["prefill"]["tokens_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{picture}");
+    is_whole(&image, &FIELDS);
+    assert!(image["prefill"]["tokens_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{image}");
     is_whole(&measured("tests/golden/bart_odd_heads/model", "5", &[]), &FIELDS);
 }
 

@@ -39,8 +39,7 @@ const REFUSED: [Refused; 4] = [
         except: &[
             "services/core/src/clock.rs",
             // They measure.
-            "kernels/src/cpu/roofs.rs",
-            "kernels/src/cpu/peaks.rs",
+            "kernels/src/cpu/peak.rs",
         ],
         why: "time is an argument here",
     },

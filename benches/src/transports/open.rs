@@ -143,7 +143,7 @@ impl<'r> OpenTransport<'r> {
             Kind::Store(store) => {
                 self.runtime.block_on(store.put_if_absent(key, object.clone()))?;
             }
-            // Nothing leaves the worker: it is there to be read from the moment on in which it is on the shelf.
+            // Nothing leaves the worker: it is there to be read from the moment on in which the store has it.
             Kind::Peer(peer) => drop(peer.peer_cache.place(*key, object.clone())),
         }
         Ok(())

@@ -7,7 +7,8 @@ use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const SCHEMA: [&str; 3] = ["triptych/v1/types.proto", "triptych/v1/triptych.proto", "triptych/v1/worker.proto"];
+const SCHEMA: [&str; 3] =
+    ["triptych/v1/types.proto", "triptych/v1/triptych.proto", "triptych/v1/worker.proto"];
 const RUST: &str = "triptych.v1.rs";
 const DESCRIPTORS: &str = "descriptors.bin";
 
@@ -32,8 +33,11 @@ fn schema_folder() -> PathBuf {
     here.parent().unwrap_or(here).to_owned()
 }
 
-/// The files to check in: name and bytes.
-fn generated() -> Result<[(&'static str, Vec<u8>); 2], Box<dyn Error>> {
+/// A file of `src/generated`: its name and its bytes.
+type NamedFile = (&'static str, Vec<u8>);
+
+/// The files to check in.
+fn generated() -> Result<[NamedFile; 2], Box<dyn Error>> {
     let descriptors = protox::compile(SCHEMA, [schema_folder()])?;
     let encoded = prost::Message::encode_to_vec(&descriptors);
     let out = tempfile::tempdir()?;

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn pictures_are_real_and_each_content_is_another_one() {
+    fn images_are_real_and_each_content_is_another_one() {
         let media = Media::new(1);
         for (width, height) in [(1, 1), (17, 16), (640, 640), (33, 100), (5, 15)] {
             let file = media.file(&image(1, width, height));
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_is_not_cheap_to_decode() {
+    fn an_image_is_not_cheap_to_decode() {
         let file = Media::new(1).file(&image(9, 640, 640));
         let decoded = image::load_from_memory(&file).expect("a PNG").to_rgb8();
         let n_different = decoded.pixels().collect::<std::collections::HashSet<_>>().len();
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn sounds_have_their_length_in_their_header() {
+    fn audio_clips_have_their_length_in_their_header() {
         let item = |content| OfferedItem { content, shape: ItemShape::Audio { millis: 1500 } };
         let media = Media::new(1);
         let file = media.file(&item(1));

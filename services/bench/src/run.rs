@@ -53,8 +53,7 @@ pub struct RunPlan {
     pub max_window: Duration,
     /// Time after the window in which its requests may end.
     pub drain: Duration,
-    /// The 99th percentile of the bench's own lateness that is allowed. None: a tenth of the promised time to first
-    /// token, and at least 20 ms.
+    /// Allowed 99th percentile of the bench's own lateness. `None`: a tenth of the TTFT limit, and at least 20 ms.
     pub max_late: Option<Duration>,
 }
 

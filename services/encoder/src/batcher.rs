@@ -4,7 +4,7 @@
 //! Synchronous, since compute never runs on an async worker. A job whose caller went away is dropped before the
 //! forward. A panic in a forward is our bug; it fails the jobs of that batch and nothing else.
 
-use crate::meters::Meters;
+use crate::meters::EncoderMeters;
 use crate::pool::JobPermit;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -77,7 +77,7 @@ impl Batcher {
         name: String,
         encoder: Box<dyn Encoder>,
         config: BatcherConfig,
-        meters: Arc<Meters>,
+        meters: Arc<EncoderMeters>,
     ) -> Self {
         let BatcherConfig { limits, arbiter } = config;
         // The bound on admitted jobs limits this queue too; it only holds the next batch. A job whose caller
@@ -120,7 +120,7 @@ struct BatcherThread {
     encoder: Box<dyn Encoder>,
     limits: BatchLimits,
     arbiter: Option<EncoderRegistration>,
-    meters: Arc<Meters>,
+    meters: Arc<EncoderMeters>,
     waiting: VecDeque<BatchJob>,
 }
 
@@ -261,7 +261,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_panicking_forward_fails_its_batch_and_the_thread_goes_on() {
-        let meters = Arc::new(Meters::new(&MetricsRegistry::default()));
+        let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
         let config = PoolConfig { threads: 1, max_jobs: 1, limits: Limits::default() };
         let pool = PreprocessPool::new(config, Arc::clone(&meters), TaskTracker::new());
         let permit = pool.admit("m", Modality::Image, 1).unwrap();

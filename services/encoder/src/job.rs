@@ -2,7 +2,7 @@
 
 use crate::batcher::Batcher;
 use crate::fences::FenceTable;
-use crate::meters::{JobTimes, Meters};
+use crate::meters::{EncoderMeters, JobTimes};
 use crate::pool::{JobPermit, PreprocessPool};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub struct ServedEncoder {
 }
 
 /// State shared by the requests of the service.
-pub struct EncoderState {
+pub struct EncoderWorkerState {
     /// Name of the worker.
     pub worker_id: WorkerId,
     /// Models by served name.
@@ -52,11 +52,11 @@ pub struct EncoderState {
     /// Store, for the worker's description.
     pub store: Arc<dyn EcStore>,
     /// Metrics.
-    pub meters: Arc<Meters>,
+    pub meters: Arc<EncoderMeters>,
     /// Task group for publishing and sealing.
     pub drain: Drain,
     /// Running jobs.
-    pub flights: SingleFlight<ContentKey, JobProgress>,
+    pub in_flight: SingleFlight<ContentKey, JobProgress>,
     /// Fencing tokens of recent jobs.
     pub fences: FenceTable,
     /// Outputs that PD workers read from this worker's memory, and its address for them; `None`: from the store
@@ -82,7 +82,7 @@ struct CheckedJob<'a> {
     batcher: &'a Batcher,
 }
 
-impl EncoderState {
+impl EncoderWorkerState {
     /// Joins the running job of the request's key, or starts one.
     ///
     /// # Errors
@@ -94,13 +94,14 @@ impl EncoderState {
         let key = self.check(&request)?.key;
         self.fences.check(&key, request.fence)?;
         let encoders = Arc::clone(self);
-        let (subscription, role) = self.flights.subscribe(key, JobProgress::default(), |state| async move {
-            let model = request.model.clone();
-            let ended = encoders.encode(request, &state).await;
-            let outcome = ended.as_ref().map_or_else(|f| f.class.as_str(), |_| "ok");
-            encoders.count(&model, outcome, ended.as_ref().err());
-            state.send_modify(|progress| progress.ended = Some(ended));
-        });
+        let (subscription, role) =
+            self.in_flight.subscribe(key, JobProgress::default(), |state| async move {
+                let model = request.model.clone();
+                let ended = encoders.encode(request, &state).await;
+                let outcome = ended.as_ref().map_or_else(|f| f.class.as_str(), |_| "ok");
+                encoders.count(&model, outcome, ended.as_ref().err());
+                state.send_modify(|progress| progress.ended = Some(ended));
+            });
         if role == CallRole::Follower {
             self.meters.shared();
         }

@@ -7,7 +7,7 @@ use triptych_runtime::MetricsRegistry;
 use triptych_runtime::metrics::{Counters, Gauges, Histograms, Labels};
 
 /// Metrics of this worker.
-pub struct Meters {
+pub struct EncoderMeters {
     queue: Histograms,
     preprocess: Histograms,
     encode: Histograms,
@@ -46,7 +46,7 @@ impl BacklogMeters {
     }
 }
 
-impl Meters {
+impl EncoderMeters {
     /// Registers the metrics.
     pub fn new(registry: &MetricsRegistry) -> Self {
         Self {
@@ -122,7 +122,7 @@ pub struct JobTimes {
     pub publish: Duration,
 }
 
-impl EcObserver for Meters {
+impl EcObserver for EncoderMeters {
     fn corrupt(&self, tier: CacheTier) {
         self.corrupt.get_or_create(&vec![("tier", tier.as_str().to_owned())]).inc();
     }

@@ -1,7 +1,7 @@
 //! Preprocessing on a CPU pool beside compute, behind the bound on admitted jobs.
 
 use crate::load::{JobLoad, LoadTracker};
-use crate::meters::Meters;
+use crate::meters::EncoderMeters;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ pub struct PreprocessPool {
     jobs: Arc<Semaphore>,
     max_jobs: usize,
     limits: Arc<Limits>,
-    meters: Arc<Meters>,
+    meters: Arc<EncoderMeters>,
     load: LoadTracker,
     /// Task group that drain waits for.
     tasks: TaskTracker,
@@ -40,7 +40,7 @@ pub struct PoolConfig {
 /// Permit of one job. Released when dropped.
 pub struct JobPermit {
     _permit: OwnedSemaphorePermit,
-    meters: Arc<Meters>,
+    meters: Arc<EncoderMeters>,
     load: JobLoad,
 }
 
@@ -59,7 +59,7 @@ impl Drop for JobPermit {
 
 impl PreprocessPool {
     /// A pool of `threads` threads behind a bound of `max_jobs` jobs.
-    pub fn new(config: PoolConfig, meters: Arc<Meters>, tasks: TaskTracker) -> Self {
+    pub fn new(config: PoolConfig, meters: Arc<EncoderMeters>, tasks: TaskTracker) -> Self {
         let PoolConfig { threads, max_jobs, limits } = config;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if threads == 0 { cores } else { threads };

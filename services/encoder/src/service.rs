@@ -1,6 +1,6 @@
 //! The gRPC service: description, jobs as streams of events, and load.
 
-use crate::job::{EncoderState, JobProgress, ServedEncoder};
+use crate::job::{EncoderWorkerState, JobProgress, ServedEncoder};
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use triptych_runtime::single_flight::{CallRole, Subscription};
 use triptych_runtime::{status, trace_context};
 
 /// gRPC service of an encoder worker.
-pub struct Service(Arc<EncoderState>);
+pub struct EncoderService(Arc<EncoderWorkerState>);
 
-impl Service {
+impl EncoderService {
     /// Wraps the worker's state.
-    pub fn new(encoders: EncoderState) -> Self {
+    pub fn new(encoders: EncoderWorkerState) -> Self {
         Self(Arc::new(encoders))
     }
 
@@ -47,7 +47,7 @@ impl Service {
 }
 
 #[tonic::async_trait]
-impl EncoderWorker for Service {
+impl EncoderWorker for EncoderService {
     type EncodeStream = BoxStream<'static, Result<v1::EncodeEvent, Status>>;
     type WatchStream = BoxStream<'static, Result<v1::WorkerState, Status>>;
 

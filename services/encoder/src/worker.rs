@@ -2,11 +2,11 @@
 
 use crate::batcher::{BatchLimits, Batcher, BatcherConfig};
 use crate::fences::FenceTable;
-use crate::job::{EncoderState, ServedEncoder};
+use crate::job::{EncoderWorkerState, ServedEncoder};
 use crate::load::LoadTracker;
-use crate::meters::Meters;
+use crate::meters::EncoderMeters;
 use crate::pool::{PoolConfig, PreprocessPool};
-use crate::service::Service;
+use crate::service::EncoderService;
 use crate::warm::warm_up;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -122,7 +122,7 @@ pub async fn embedded(
     drain: Drain,
     metrics: MetricsRegistry,
 ) -> Result<ColocatedServices, EncoderError> {
-    let meters = Arc::new(Meters::new(&metrics));
+    let meters = Arc::new(EncoderMeters::new(&metrics));
     // Nothing is served while it loads.
     let service = config.load(connector, meters, drain).await?;
     Ok(service.map_or_else(ColocatedServices::default, |(service, load)| {
@@ -136,7 +136,7 @@ pub async fn embedded(
 /// [`EncoderError`] if it cannot start, or its server ends by itself.
 pub async fn run(config: EncoderConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), EncoderError> {
     let readiness = Readiness::new(drain.clone());
-    let meters = Arc::new(Meters::new(&metrics));
+    let meters = Arc::new(EncoderMeters::new(&metrics));
     if let Some(listener) = config.admin {
         admin::spawn(listener, admin::router(readiness.clone(), metrics), &drain);
     }
@@ -182,9 +182,9 @@ impl EmbeddedConfig {
     async fn load(
         self,
         connector: WorkerRole,
-        meters: Arc<Meters>,
+        meters: Arc<EncoderMeters>,
         drain: Drain,
-    ) -> Result<Option<(EncoderWorkerServer<Service>, LoadTracker)>, EncoderError> {
+    ) -> Result<Option<(EncoderWorkerServer<EncoderService>, LoadTracker)>, EncoderError> {
         let compute = self.compute;
         let dtype = self.dtype;
         let sources = self.models;
@@ -211,7 +211,7 @@ impl EmbeddedConfig {
         };
         let pool = PreprocessPool::new(pool, meters.clone(), drain.tasks().clone());
         let load = pool.load().clone();
-        let service = Service::new(EncoderState {
+        let service = EncoderService::new(EncoderWorkerState {
             worker_id: self.worker_id,
             models,
             pool,
@@ -219,7 +219,7 @@ impl EmbeddedConfig {
             store: self.store,
             meters,
             drain: drain.clone(),
-            flights: SingleFlight::new(drain.tasks().clone()),
+            in_flight: SingleFlight::new(drain.tasks().clone()),
             fences: FenceTable::default(),
             peer_cache: self.peer_cache,
         });
@@ -274,7 +274,7 @@ fn load(source: &ModelSource, compute: &Compute, types: &RowTypes) -> Result<Loa
 }
 
 impl LoadedModel {
-    fn start(self, batcher: &BatcherConfig, meters: &Arc<Meters>) -> (String, ServedEncoder) {
+    fn start(self, batcher: &BatcherConfig, meters: &Arc<EncoderMeters>) -> (String, ServedEncoder) {
         let name = self.model.name().to_string();
         let encoders = self.encoders.into_iter().map(|e| {
             let label = format!("{name}-{}", e.modality);

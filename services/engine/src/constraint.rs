@@ -9,7 +9,7 @@
 mod matcher;
 mod grammar;
 
-pub use matcher::{GrammarMatcher, Mask};
+pub use matcher::{GrammarMatcher, TokenMask};
 
 use llguidance::api::ParserLimits;
 use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};

@@ -25,7 +25,7 @@ pub struct CrossKey {
 
 /// State of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fill {
+enum EntryState {
     /// Projected by a plan that has not ended yet.
     Filling,
     /// Projected.
@@ -33,10 +33,10 @@ enum Fill {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CrossEntry {
     /// The cache's own reference to the blocks; sequences hold forks of it.
     table: BlockTable,
-    fill: Fill,
+    state: EntryState,
     /// Value of `n_acquired` at its last use.
     last_used: u64,
 }
@@ -54,7 +54,7 @@ pub enum CrossShare {
 #[derive(Debug)]
 pub struct CrossCache {
     pool: BlockPool,
-    entries: HashMap<CrossKey, Entry>,
+    entries: HashMap<CrossKey, CrossEntry>,
     /// Number of acquisitions so far.
     n_acquired: u64,
 }
@@ -99,21 +99,21 @@ impl CrossCache {
         self.make_room(blocks_for(key.n_rows as usize))?;
         let table = self.pool.table(key.n_rows as usize)?;
         let share = table.fork();
-        self.entries.insert(key, Entry { table, fill: Fill::Filling, last_used });
+        self.entries.insert(key, CrossEntry { table, state: EntryState::Filling, last_used });
         Ok(CrossShare::ToFill(share))
     }
 
     /// Marks the projection of `key` as done.
     pub fn filled(&mut self, key: &CrossKey) {
         if let Some(entry) = self.entries.get_mut(key) {
-            entry.fill = Fill::Ready;
+            entry.state = EntryState::Ready;
         }
     }
 
     /// Removes the entries that were not projected. Their blocks are free when the last sequence drops its
     /// share.
     pub fn discard_unfilled(&mut self) {
-        self.entries.retain(|_, e| e.fill == Fill::Ready);
+        self.entries.retain(|_, e| e.state == EntryState::Ready);
     }
 
     /// Removes every entry. Their blocks are free when the last sequence drops its share.
@@ -142,7 +142,7 @@ impl CrossCache {
     }
 
     /// Rows to project again over the number of acquisitions since the last use.
-    fn worth(&self, key: &CrossKey, entry: &Entry) -> f64 {
+    fn worth(&self, key: &CrossKey, entry: &CrossEntry) -> f64 {
         f64::from(key.n_rows) / (self.n_acquired - entry.last_used + 1) as f64
     }
 }

@@ -412,10 +412,10 @@ fn finished(sequence: &Sequence, reason: FinishReason, now: Instant) -> Finished
     Finished {
         reason,
         n_prompt: sequence.n_prompt(),
-        n_cached: sequence.token_counts.n_cached,
+        n_cached: sequence.counters.n_cached,
         n_generated: sequence.generated(0).len(),
-        n_drafted: sequence.token_counts.n_drafted,
-        n_accepted: sequence.token_counts.n_accepted,
+        n_drafted: sequence.counters.n_drafted,
+        n_accepted: sequence.counters.n_accepted,
         no_speech_prob: None,
         end_logprob: None,
         times: SequenceTimes {

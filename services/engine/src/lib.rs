@@ -25,31 +25,31 @@
 //! Read in this order:
 #![forbid(unsafe_code)]
 
-pub mod align;
-pub mod beam_completions;
-pub mod beam_search;
-pub mod blocks;
-pub mod completion;
-pub mod config;
-pub mod constraint;
-pub mod cross;
-pub mod detokenize;
-pub mod engine;
-pub mod error;
-pub mod items;
-pub mod logits_pipeline;
-pub mod logits_processors;
-pub mod output;
-pub mod plan;
-pub mod prefix;
 pub mod request;
-pub mod runner;
-pub mod sampler;
+pub mod config;
+pub mod output;
+pub mod error;
+pub mod engine;
 pub mod scheduler;
 pub mod sequence;
+pub mod plan;
+pub mod blocks;
+pub mod cross;
+pub mod prefix;
+pub mod items;
+pub mod step_rates;
+pub mod runner;
+pub mod align;
+pub mod completion;
+pub mod sampler;
+pub mod logits_pipeline;
+pub mod logits_processors;
+pub mod constraint;
+pub mod detokenize;
+pub mod beam_search;
+pub mod beam_completions;
 pub mod speculation;
 pub mod stats;
-pub mod step_rates;
 
 pub use align::AlignJob;
 pub use config::{EngineConfig, KvBudget, Preemption, PrefixCache, Speculation};

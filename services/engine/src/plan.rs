@@ -141,7 +141,7 @@ impl StepPlan {
     ) {
         let Some(device_kv) = sequence.device_kv() else { return };
         let known = sequence.tokens(branch);
-        let rows = Rows {
+        let rows = SequenceRows {
             tokens: [&known[tokens.clone()], &drafts].concat(),
             first: tokens.start,
             table: &device_kv.branches[branch].table,
@@ -155,7 +155,7 @@ impl StepPlan {
     }
 
     /// Adds rows of a sequence over any block tables.
-    pub(crate) fn push_rows(&mut self, sequence: &Sequence, rows: Rows<'_>) {
+    pub(crate) fn push_rows(&mut self, sequence: &Sequence, rows: SequenceRows<'_>) {
         let first_row = self.n_rows();
         let range = rows.first..rows.first + rows.tokens.len();
         for (i, token) in range.clone().zip(&rows.tokens) {
@@ -186,7 +186,7 @@ impl StepPlan {
 
 /// Consecutive rows of one sequence.
 #[derive(Debug)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct SequenceRows<'a> {
     /// Token ids.
     pub tokens: Vec<u32>,
     /// Index of the first of them in the sequence.

@@ -48,7 +48,7 @@ pub struct Sampler {
 }
 
 /// Token id and its weight relative to the most probable token.
-type Candidate = (u32, f32);
+type WeightedToken = (u32, f32);
 
 impl Sampler {
     /// A sampler; without a seed it draws one, once.
@@ -83,7 +83,7 @@ impl Sampler {
     }
 
     /// Candidates after the cuts, with their weights.
-    fn cut(&self, logits: &[f32], max: f32) -> Vec<Candidate> {
+    fn cut(&self, logits: &[f32], max: f32) -> Vec<WeightedToken> {
         let (is_nucleus, share) = (self.top_p < 1.0, f64::from(self.top_p));
         let mut candidates = if let Some(k) = self.top_k {
             let mut top = self.top(logits, max, k);
@@ -104,7 +104,7 @@ impl Sampler {
     }
 
     /// The top k with their weights, in the order of token ids.
-    fn top(&self, logits: &[f32], max: f32, k: usize) -> Vec<Candidate> {
+    fn top(&self, logits: &[f32], max: f32, k: usize) -> Vec<WeightedToken> {
         let kept = at_least(logits, kth_largest(logits, k)).into_iter();
         let weighed = kept.map(|(token, logit)| (token, logits::exp((logit - max) / self.temperature)));
         weighed.filter(|c| c.1 > 0.0).collect()
@@ -124,7 +124,7 @@ impl Sampler {
 
 /// Natural logarithms of token probabilities.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Logprobs {
+pub struct TokenLogprobs {
     /// Log-probability of the chosen token.
     pub chosen: f32,
     /// Most probable tokens, best first.
@@ -132,7 +132,7 @@ pub struct Logprobs {
 }
 
 /// Log-softmax of `logits [vocab]` at `token`, and its `n_top` largest values that are not ruled out.
-pub fn logprobs(logits: &[f32], token: u32, n_top: usize) -> Logprobs {
+pub fn logprobs(logits: &[f32], token: u32, n_top: usize) -> TokenLogprobs {
     let norm = logits::log_sum_exp(logits);
     let value = |logit: f32| (f64::from(logit) - norm) as f32;
     let mut top = match n_top {
@@ -142,7 +142,10 @@ pub fn logprobs(logits: &[f32], token: u32, n_top: usize) -> Logprobs {
     keep_top(&mut top, n_top);
     top.sort_unstable_by(by_weight);
     let chosen = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
-    Logprobs { chosen: value(chosen), top: top.into_iter().map(|(t, logit)| (t, value(logit))).collect() }
+    TokenLogprobs {
+        chosen: value(chosen),
+        top: top.into_iter().map(|(t, logit)| (t, value(logit))).collect(),
+    }
 }
 
 /// Turns `logits [vocab]` into log-probabilities. Logits without a finite value stay as they are.
@@ -154,7 +157,7 @@ pub fn log_softmax(logits: &mut [f32]) {
 }
 
 /// Most probable token, the lowest id of equals.
-fn best(logits: &[f32]) -> Result<Candidate, SampleError> {
+fn best(logits: &[f32]) -> Result<WeightedToken, SampleError> {
     match logits::best(logits) {
         Ok(Some((token, logit))) => Ok((token as u32, logit)),
         Ok(None) => Err(SampleError::NothingAllowed { vocab: logits.len() }),
@@ -163,7 +166,7 @@ fn best(logits: &[f32]) -> Result<Candidate, SampleError> {
 }
 
 /// Heaviest first, then lowest token: a total order, so that cuts and draws have one result.
-fn by_weight(a: &Candidate, b: &Candidate) -> Ordering {
+fn by_weight(a: &WeightedToken, b: &WeightedToken) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
@@ -171,7 +174,7 @@ fn by_weight(a: &Candidate, b: &Candidate) -> Ordering {
 const SCANNED: usize = 256;
 
 /// Values that are at least `least`, in the order of token ids.
-fn at_least(values: &[f32], least: f32) -> Vec<Candidate> {
+fn at_least(values: &[f32], least: f32) -> Vec<WeightedToken> {
     let mut found = Vec::new();
     for (i, stretch) in values.chunks(SCANNED).enumerate() {
         if logits::largest(stretch) >= least {
@@ -207,7 +210,7 @@ fn kth_largest(logits: &[f32], k: usize) -> f32 {
 }
 
 /// Keeps the `k` heaviest, in no order. O(n).
-fn keep_top(candidates: &mut Vec<Candidate>, k: usize) {
+fn keep_top(candidates: &mut Vec<WeightedToken>, k: usize) {
     if k < candidates.len() {
         candidates.select_nth_unstable_by(k, by_weight);
         candidates.truncate(k);
@@ -216,7 +219,7 @@ fn keep_top(candidates: &mut Vec<Candidate>, k: usize) {
 
 /// Keeps the fewest candidates that reach `mass`, heaviest first. Sorts only the heaviest, which hold the mass
 /// as a rule.
-fn keep_nucleus(candidates: &mut Vec<Candidate>, mass: f64) {
+fn keep_nucleus(candidates: &mut Vec<WeightedToken>, mass: f64) {
     let mut n_sorted = 64;
     loop {
         let n = n_sorted.min(candidates.len());
@@ -241,7 +244,7 @@ fn keep_nucleus(candidates: &mut Vec<Candidate>, mass: f64) {
 const HEAVY: [f32; 2] = [1.0 / 64.0, 1.0 / 4096.0];
 
 /// Fewest tokens that reach a share of the mass, heaviest first.
-fn nucleus(weights: &[f32], share: f64) -> Vec<Candidate> {
+fn nucleus(weights: &[f32], share: f64) -> Vec<WeightedToken> {
     let mass = share * logits::sums(weights).sum::<f64>();
     let heavy = HEAVY.into_iter().map(|least| at_least(weights, least));
     let holding = heavy.into_iter().find(|heavy| sum(heavy) >= mass);
@@ -266,12 +269,12 @@ fn draw_of_all(weights: &[f32], share: f64) -> Option<u32> {
     weights.iter().rposition(|weight| *weight > 0.0).map(|token| token as u32)
 }
 
-fn sum(candidates: &[Candidate]) -> f64 {
+fn sum(candidates: &[WeightedToken]) -> f64 {
     candidates.iter().map(|c| f64::from(c.1)).sum()
 }
 
 /// Candidate at `point` of the cumulative sum of weights; the last one when rounding leads past the end.
-fn draw(candidates: &[Candidate], point: f64) -> Option<u32> {
+fn draw(candidates: &[WeightedToken], point: f64) -> Option<u32> {
     let mut reached = 0.0;
     let hit = candidates.iter().find(|c| {
         reached += f64::from(c.1);
@@ -384,7 +387,7 @@ mod tests {
     /// Reference implementation of the sampler, by full sorts.
     fn drawn_plainly(sampler: &Sampler, logits: &[f32], n_generated: usize) -> u32 {
         let max = logits.iter().copied().fold(NO, f32::max);
-        let mut all: Vec<Candidate> = (0..).zip(logits.iter().copied()).collect();
+        let mut all: Vec<WeightedToken> = (0..).zip(logits.iter().copied()).collect();
         if let Some(k) = sampler.top_k {
             let mut sorted: Vec<f32> = logits.to_vec();
             sorted.sort_by(|a, b| b.total_cmp(a));
@@ -445,7 +448,7 @@ mod tests {
         fn nucleus_is_that_of_a_full_sort(weights in prop::collection::vec(1u16..1000, 1..1500), p in 1u32..100) {
             let weights = weights.into_iter().map(|w| f32::from(w) / 1000.0);
             let p = f64::from(p) / 100.0;
-            let all: Vec<Candidate> = (0..).zip(weights).collect();
+            let all: Vec<WeightedToken> = (0..).zip(weights).collect();
             let mass = p * sum(&all);
             let mut expect = all.clone();
             expect.sort_by(by_weight);

@@ -36,8 +36,8 @@ use crate::cross::CrossCache;
 use crate::items::ItemTable;
 use crate::plan::StepPlan;
 use crate::request::{Capacity, SequenceId, SequenceRequest};
-use crate::sequence::{Phase, QueueKey, Sequence};
-use crate::step_rates::{StepRates, StepShape};
+use crate::sequence::{QueueKey, Sequence, SequenceStatus};
+use crate::step_rates::{StepRates, StepRows};
 use deadline::DeadlineCheck;
 use decode_share::{DecodeShare, StepMix};
 use fair_queue::TenantShares;
@@ -109,7 +109,7 @@ pub struct Scheduler {
 
 /// Result of planning a step.
 #[derive(Debug, Default)]
-pub struct Step {
+pub struct ScheduledStep {
     /// Work of the step.
     pub plan: StepPlan,
     /// Completions that failed before the step.
@@ -185,7 +185,7 @@ impl Scheduler {
     }
 
     /// Plans the next step.
-    pub fn step(&mut self, now: Instant, drafts: &mut DraftTokens) -> Step {
+    pub fn step(&mut self, now: Instant, drafts: &mut DraftTokens) -> ScheduledStep {
         let n_preempted = self.counts.preemptions;
         let failed = self.take_failed(now);
         let mut builder = PlanBuilder::new(self.config.token_budget);
@@ -196,7 +196,7 @@ impl Scheduler {
             self.admit(&mut builder, now);
         }
         let changed = suspended || builder.n_admitted > 0 || self.counts.preemptions > n_preempted;
-        Step { plan: self.build_plan(builder), failed, changed }
+        ScheduledStep { plan: self.build_plan(builder), failed, changed }
     }
 
     fn build_plan(&mut self, builder: PlanBuilder) -> StepPlan {
@@ -204,7 +204,7 @@ impl Scheduler {
         let mut plan = StepPlan { moves, moved, projections, ..StepPlan::default() };
         for rows in builder.rows {
             if let Some(sequence) = self.sequences.get_mut(&rows.queue_key) {
-                sequence.token_counts.n_drafted += rows.drafts.len();
+                sequence.counters.n_drafted += rows.drafts.len();
                 self.counts.drafted_tokens += rows.drafts.len() as u64;
                 plan.push(sequence, rows.branch, rows.tokens, rows.drafts);
             }
@@ -219,7 +219,7 @@ impl Scheduler {
         }
         self.counts.computed_tokens += plan.n_rows() as u64;
         let prefills = plan.chunks.iter().any(|c| c.tokens.len() > 1) || !plan.projections.is_empty();
-        self.rates.observe(StepShape { n_rows: plan.n_rows(), prefills }, took);
+        self.rates.observe(StepRows { n_rows: plan.n_rows(), prefills }, took);
         let decodes = plan.chunks.iter().any(|c| c.tokens.len() == 1);
         self.decode_pacing.observe(StepMix { prefills, decodes }, took);
         for chunk in &plan.chunks {
@@ -233,7 +233,7 @@ impl Scheduler {
         self.cross.discard_unfilled();
         for id in &plan.moved {
             if let Some(sequence) = self.get_mut(*id) {
-                sequence.phase = Phase::Waiting;
+                sequence.status = SequenceStatus::Waiting;
             }
         }
     }
@@ -250,7 +250,7 @@ impl Scheduler {
     /// Marks the token just appended as an accepted draft, whose KV is computed already.
     pub fn accept(&mut self, id: SequenceId) {
         let Some(sequence) = self.get_mut(id) else { return };
-        sequence.token_counts.n_accepted += 1;
+        sequence.counters.n_accepted += 1;
         let n_computed = sequence.n_computed() + 1;
         self.counts.accepted_tokens += 1;
         self.advance(id, 0, n_computed);
@@ -268,7 +268,7 @@ impl Scheduler {
         for (i, completion) in (1..).zip(&completions[1..]) {
             let mut fork = sequence.fork(*completion);
             if n_running + i as usize > self.config.max_sequences {
-                fork.phase = Phase::Waiting;
+                fork.status = SequenceStatus::Waiting;
             }
             forks.push((QueueKey { completion: queue_key.completion + i, ..queue_key }, fork));
         }

@@ -51,7 +51,7 @@ pub struct BranchKv {
 
 /// Scheduling state.
 #[derive(Debug)]
-pub enum Phase {
+pub enum SequenceStatus {
     /// Queued, without blocks: new, preempted, or before an item that is not loaded.
     Waiting,
     /// Queued, with its KV on the host; one entry for each branch.
@@ -82,7 +82,7 @@ pub struct Milestones {
 
 /// Token counters of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TokenCounts {
+pub struct SequenceCounters {
     /// Prompt tokens that were found in the prefix cache at the first admission.
     pub n_cached: usize,
     /// Draft tokens that were verified.
@@ -105,9 +105,9 @@ pub struct Sequence {
     /// Times of its events.
     pub milestones: Milestones,
     /// Token counters.
-    pub token_counts: TokenCounts,
+    pub counters: SequenceCounters,
     /// Scheduling state.
-    pub phase: Phase,
+    pub status: SequenceStatus,
     /// Readable length at which it gave up its blocks. Unless that grows, it is not admitted again.
     pub blocked_at: Option<usize>,
     /// Most branches.
@@ -133,8 +133,8 @@ impl Sequence {
             priority: request.priority,
             deadline: request.deadline,
             milestones: Milestones { arrived: now, first_step: None, first_token: None },
-            token_counts: TokenCounts::default(),
-            phase: Phase::Waiting,
+            counters: SequenceCounters::default(),
+            status: SequenceStatus::Waiting,
             blocked_at: None,
             width: sampling.beams.map_or(1, |b| b.width as usize),
             limit,
@@ -211,17 +211,17 @@ impl Sequence {
 
     /// KV blocks on the device, if it runs.
     pub fn device_kv(&self) -> Option<&DeviceKv> {
-        match &self.phase {
-            Phase::Running(device_kv) => Some(device_kv),
-            Phase::Waiting | Phase::Swapped(_) => None,
+        match &self.status {
+            SequenceStatus::Running(device_kv) => Some(device_kv),
+            SequenceStatus::Waiting | SequenceStatus::Swapped(_) => None,
         }
     }
 
     /// Mutable form of [`device_kv`](Self::device_kv).
     pub fn device_kv_mut(&mut self) -> Option<&mut DeviceKv> {
-        match &mut self.phase {
-            Phase::Running(device_kv) => Some(device_kv),
-            Phase::Waiting | Phase::Swapped(_) => None,
+        match &mut self.status {
+            SequenceStatus::Running(device_kv) => Some(device_kv),
+            SequenceStatus::Waiting | SequenceStatus::Swapped(_) => None,
         }
     }
 
@@ -263,10 +263,10 @@ impl Sequence {
 
     /// Tokens that every branch has computed.
     pub fn n_computed(&self) -> usize {
-        let branches = match &self.phase {
-            Phase::Waiting => return 0,
-            Phase::Swapped(branches) => branches,
-            Phase::Running(device_kv) => &device_kv.branches,
+        let branches = match &self.status {
+            SequenceStatus::Waiting => return 0,
+            SequenceStatus::Swapped(branches) => branches,
+            SequenceStatus::Running(device_kv) => &device_kv.branches,
         };
         branches.iter().map(|r| r.n_computed).min().unwrap_or(0)
     }
@@ -309,7 +309,7 @@ impl Sequence {
 
     /// Marks the tokens of branch `branch` up to `end` as computed, and publishes its full blocks.
     pub fn advance(&mut self, branch: usize, end: usize) {
-        let Phase::Running(device_kv) = &mut self.phase else { return };
+        let SequenceStatus::Running(device_kv) = &mut self.status else { return };
         let branch_kv = &mut device_kv.branches[branch];
         let before = branch_kv.n_computed;
         branch_kv.n_computed = end;
@@ -319,7 +319,7 @@ impl Sequence {
             return;
         }
         self.keys(branch, end);
-        let Phase::Running(device_kv) = &self.phase else { return };
+        let SequenceStatus::Running(device_kv) = &self.status else { return };
         for (block_idx, key) in self.branches[branch].keys.iter().enumerate().take(last).skip(first) {
             device_kv.branches[branch].table.publish(block_idx, *key);
         }
@@ -332,16 +332,16 @@ impl Sequence {
 
     /// Another sequence of the same tokens and shared blocks, for the completion `id`.
     pub fn fork(&self, id: SequenceId) -> Self {
-        let phase = match self.device_kv() {
-            None => Phase::Waiting,
-            Some(device_kv) => Phase::Running(DeviceKv {
+        let status = match self.device_kv() {
+            None => SequenceStatus::Waiting,
+            Some(device_kv) => SequenceStatus::Running(DeviceKv {
                 branches: device_kv.branches.iter().map(BranchKv::fork).collect(),
                 cross: device_kv.cross.as_ref().map(BlockTable::fork),
             }),
         };
         Self {
             completions: vec![id],
-            phase,
+            status,
             prompt: Arc::clone(&self.prompt),
             branches: self.branches.clone(),
             ..*self
@@ -356,7 +356,7 @@ impl Sequence {
             branch
         };
         let branches = children.clone().into_iter().map(child).collect();
-        if let Phase::Running(device_kv) = &mut self.phase {
+        if let SequenceStatus::Running(device_kv) = &mut self.status {
             let parents = children.into_iter().map(|(parent, _)| parent);
             device_kv.branches = parents.map(|parent| device_kv.branches[parent].fork()).collect();
         }

@@ -22,7 +22,7 @@ pub struct StepRates {
 
 /// Properties of a step that its time depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StepShape {
+pub struct StepRows {
     /// Number of rows.
     pub n_rows: usize,
     /// True if some rows are of prompts.
@@ -31,7 +31,7 @@ pub struct StepShape {
 
 impl StepRates {
     /// Records a step and its time.
-    pub fn observe(&mut self, shape: StepShape, took: Duration) {
+    pub fn observe(&mut self, shape: StepRows, took: Duration) {
         let seconds = took.as_secs_f64();
         let least = |best: Option<f64>, new: f64| Some(best.map_or(new, |b| b.min(new)));
         if shape.n_rows == 0 {
@@ -73,10 +73,10 @@ mod tests {
         assert_eq!((rates.prefill_time(10), rates.least(10, 10)), (None, Duration::ZERO));
         let ms = Duration::from_millis;
         for took in [100, 10, 1000] {
-            rates.observe(StepShape { n_rows: 10, prefills: true }, ms(took));
-            rates.observe(StepShape { n_rows: 4, prefills: false }, ms(took));
+            rates.observe(StepRows { n_rows: 10, prefills: true }, ms(took));
+            rates.observe(StepRows { n_rows: 4, prefills: false }, ms(took));
         }
-        rates.observe(StepShape { n_rows: 0, prefills: true }, ms(0));
+        rates.observe(StepRows { n_rows: 0, prefills: true }, ms(0));
         assert_eq!(rates.least(20, 3), ms(20 + 30));
         let typical = rates.prefill_time(10).unwrap();
         assert!(typical > ms(200) && typical < ms(300), "{typical:?}");

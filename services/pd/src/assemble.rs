@@ -15,9 +15,9 @@ use triptych_models::prompt::PreparedSequence;
 use triptych_models::tokenization::Tokenizer;
 use triptych_proto::v1;
 
-/// Whether log-probabilities are sent; speech computes them in any case.
+/// Sending of log-probabilities; speech computes them in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Logprobs {
+pub enum LogprobReporting {
     /// Send them.
     Report,
     /// Drop them.
@@ -29,7 +29,7 @@ pub struct Assembler {
     positions: HashMap<SequenceId, ChoiceWindow>,
     choices: Vec<AssembledChoice>,
     tokenizer: Arc<Tokenizer>,
-    logprobs: Logprobs,
+    logprobs: LogprobReporting,
     totals: UsageTotals,
     /// Choices that another worker ended: their tokens count, their times do not.
     ended_elsewhere: HashSet<u32>,
@@ -68,7 +68,12 @@ struct UsageTotals {
 
 impl Assembler {
     /// Expects outputs of `n` choices, each over all of `windows`.
-    pub fn new(windows: &[PreparedSequence], n: u32, tokenizer: Arc<Tokenizer>, logprobs: Logprobs) -> Self {
+    pub fn new(
+        windows: &[PreparedSequence],
+        n: u32,
+        tokenizer: Arc<Tokenizer>,
+        logprobs: LogprobReporting,
+    ) -> Self {
         let window = |w: &PreparedSequence| AssembledWindow {
             segments: SegmentCollector::new(w),
             settled_segments: None,
@@ -206,12 +211,12 @@ impl Assembler {
 }
 
 impl AssembledChoice {
-    fn pass(&mut self, delta: Delta, logprobs: Logprobs) -> v1::Delta {
+    fn pass(&mut self, delta: Delta, logprobs: LogprobReporting) -> v1::Delta {
         if let Some(window) = self.windows.get_mut(self.current) {
             window.segments.push(&delta.token_ids, &delta.logprobs);
             window.first_token = window.first_token.or(delta.token_ids.first().copied());
         }
-        let reported = if logprobs == Logprobs::Report { delta.logprobs } else { Vec::new() };
+        let reported = if logprobs == LogprobReporting::Report { delta.logprobs } else { Vec::new() };
         v1::Delta {
             text: delta.text,
             token_ids: delta.token_ids,

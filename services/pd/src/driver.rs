@@ -4,7 +4,7 @@
 //! unbounded in itself: admission in `service` bounds the requests, and each sends a fixed number of commands.
 //! An output queue holds at most one completion, because a completion ends at its context.
 
-use crate::meters::{ArbiterMeters, Meters};
+use crate::meters::{ArbiterMeters, PdMeters};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,7 +21,7 @@ use triptych_core::timeline::COMPUTE;
 use triptych_engine::{AlignJob, Engine, Event, NextStep, Output, SequenceId, SequenceRequest, Stats};
 use triptych_runtime::compute_arbiter::{ComputeArbiter, EngineRegistration};
 
-enum Command {
+enum EngineCommand {
     Start { request: Box<SequenceRequest>, outputs: UnboundedSender<Output> },
     Align { job: Box<AlignJob>, outputs: UnboundedSender<Output> },
     Event(Event),
@@ -30,7 +30,7 @@ enum Command {
 /// Handle of an engine's thread, which ends when the last handle is dropped.
 #[derive(Clone)]
 pub struct Driver {
-    commands: Sender<Command>,
+    commands: Sender<EngineCommand>,
     next_id: Arc<AtomicU64>,
     stats: watch::Receiver<Stats>,
 }
@@ -55,7 +55,7 @@ pub struct DriverSetup {
     /// The engine.
     pub engine: Engine,
     /// Metrics of its model.
-    pub meters: Meters,
+    pub meters: PdMeters,
     /// Arbitration of compute between engines and encoders; `None`: no encoders in this process.
     pub arbitration: Option<Arbitration>,
 }
@@ -103,7 +103,7 @@ impl Driver {
         outputs: UnboundedSender<Output>,
     ) -> Result<RunningSequences, Failure> {
         let ids = request.ids.clone();
-        let start = Command::Start { request: Box::new(request), outputs };
+        let start = EngineCommand::Start { request: Box::new(request), outputs };
         self.commands.send(start).map_err(|_| Failure::unavailable("the engine is gone"))?;
         Ok(RunningSequences { ids, driver: self.clone() })
     }
@@ -113,13 +113,13 @@ impl Driver {
     /// # Errors
     /// Unavailable when the engine is gone.
     pub fn align(&self, job: AlignJob, outputs: UnboundedSender<Output>) -> Result<(), Failure> {
-        let align = Command::Align { job: Box::new(job), outputs };
+        let align = EngineCommand::Align { job: Box::new(job), outputs };
         self.commands.send(align).map_err(|_| Failure::unavailable("the engine is gone"))
     }
 
     /// Sends an event. An engine that is gone has failed all its sequences, so a failed send needs no report.
     pub fn send(&self, event: Event) {
-        let _ = self.commands.send(Command::Event(event));
+        let _ = self.commands.send(EngineCommand::Event(event));
     }
 }
 
@@ -140,9 +140,9 @@ impl Arbitration {
 struct EngineThread {
     engine: Engine,
     arbitration: Option<Arbitration>,
-    inbox: Receiver<Command>,
+    inbox: Receiver<EngineCommand>,
     routes: HashMap<SequenceId, UnboundedSender<Output>>,
-    meters: Meters,
+    meters: PdMeters,
     stats: watch::Sender<Stats>,
     clock: SystemClock,
 }
@@ -218,18 +218,18 @@ impl EngineThread {
         outputs
     }
 
-    fn apply(&mut self, command: Command) {
+    fn apply(&mut self, command: EngineCommand) {
         let now = self.clock.now();
         let outputs = match command {
-            Command::Start { request, outputs } => {
+            EngineCommand::Start { request, outputs } => {
                 self.routes.extend(request.ids.iter().map(|id| (*id, outputs.clone())));
                 self.engine.handle(Event::Add(request), now)
             }
-            Command::Align { job, outputs } => {
+            EngineCommand::Align { job, outputs } => {
                 self.routes.insert(job.id, outputs);
                 self.engine.handle(Event::Align(job), now)
             }
-            Command::Event(event) => {
+            EngineCommand::Event(event) => {
                 if let Event::Abort(id) = &event {
                     self.routes.remove(id);
                 }

@@ -1,9 +1,9 @@
 //! A running request, from its sequences to its response stream: one task, which ends when the client goes away.
 
-use crate::assemble::{Assembler, Logprobs};
+use crate::assemble::{Assembler, LogprobReporting};
 use crate::driver::RunningSequences;
 use crate::loads::{ItemHolds, item_param};
-use crate::request::{ChoiceWindow, PreparedRequest, RequestContext};
+use crate::request::{AdmittedRequest, ChoiceWindow, RequestContext};
 use crate::resume::ReplayFilter;
 use crate::speech::{self, SpeechAction, WindowBuffer};
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ use triptych_runtime::status;
 const STATUS_SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Response stream of a request.
-pub type Stream = Sender<Result<v1::PdGenerateResponse, Status>>;
+pub type ResponseStream = Sender<Result<v1::PdGenerateResponse, Status>>;
 
 /// A request whose sequences are in the engine. Dropping it aborts them.
 ///
@@ -44,7 +44,7 @@ pub struct RunningRequest {
     sampling: SamplingParams,
     sender: UnboundedSender<Output>,
     outputs: UnboundedReceiver<Output>,
-    prepared: PreparedRequest,
+    prepared: AdmittedRequest,
     since: Instant,
     /// Time until all items were loaded; `None` before that.
     load: Option<Duration>,
@@ -57,10 +57,11 @@ impl RunningRequest {
     ///
     /// # Errors
     /// Unavailable when the engine is gone.
-    pub fn start(prepared: PreparedRequest, context: RequestContext) -> Result<Self, Failure> {
+    pub fn start(prepared: AdmittedRequest, context: RequestContext) -> Result<Self, Failure> {
         let speech = prepared.windows.iter().any(|w| matches!(w.output, OutputKind::Speech { .. }));
         let mut sampling = prepared.sampling.clone();
-        let logprobs = if sampling.logprobs.is_some() { Logprobs::Report } else { Logprobs::Hide };
+        let logprobs =
+            if sampling.logprobs.is_some() { LogprobReporting::Report } else { LogprobReporting::Hide };
         if speech {
             sampling.logprobs = sampling.logprobs.or(Some(0));
         }
@@ -125,7 +126,7 @@ impl RunningRequest {
     }
 
     /// Forwards outputs until the response is complete, fails, or the client is gone.
-    pub async fn stream(mut self, client: Stream) {
+    pub async fn stream(mut self, client: ResponseStream) {
         let abort = self.context.abort.clone();
         let deadline = self.prepared.deadline.into();
         let outcome = tokio::select! {
@@ -149,7 +150,7 @@ impl RunningRequest {
         }
     }
 
-    async fn pass_on(&mut self, client: &Stream) -> Result<(), Failure> {
+    async fn pass_on(&mut self, client: &ResponseStream) -> Result<(), Failure> {
         let gone = |_| Failure::new(FailureClass::Cancelled, "the client went away");
         let mut deltas = self.begin_held()?;
         let mut has_output = false;

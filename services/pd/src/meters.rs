@@ -10,7 +10,7 @@ use triptych_runtime::metrics::{Counters, Gauges, Histograms, Labels};
 
 /// Metrics of one model.
 #[derive(Clone)]
-pub struct Meters {
+pub struct PdMeters {
     model: String,
     families: MetricFamilies,
     /// Statistics at the last update.
@@ -64,12 +64,12 @@ impl MetricFamilies {
     }
 
     /// Metrics of one model.
-    pub fn of_model(&self, model: &str) -> Meters {
-        Meters { model: model.to_owned(), families: self.clone(), last: Stats::default() }
+    pub fn of_model(&self, model: &str) -> PdMeters {
+        PdMeters { model: model.to_owned(), families: self.clone(), last: Stats::default() }
     }
 }
 
-impl Meters {
+impl PdMeters {
     fn labels(&self) -> Labels {
         vec![("model", self.model.clone())]
     }

@@ -2,7 +2,7 @@
 
 use crate::driver::Driver;
 use crate::loads::EcLoads;
-use crate::meters::Meters;
+use crate::meters::PdMeters;
 use crate::resume::{PriorOutput, PriorOutputs};
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +19,7 @@ use triptych_models::speech::SpeechInfo;
 use triptych_models::tokenization::Tokenizer;
 
 /// A validated request with its prompt laid out.
-pub struct PreparedRequest {
+pub struct AdmittedRequest {
     /// Request id.
     pub request: RequestId,
     /// Prompt, for the summary.
@@ -48,7 +48,7 @@ pub struct PreparedRequest {
     pub _permits: RequestPermits,
 }
 
-impl PreparedRequest {
+impl AdmittedRequest {
     /// True if the engine can resume another worker's output: one sequence for each choice, whose text streams.
     pub fn can_resume(&self) -> bool {
         let is_text = |w: &PreparedSequence| matches!(w.output, OutputKind::Text);
@@ -108,7 +108,7 @@ pub struct RequestContext {
     /// Properties of the speech model, if it is one.
     pub speech: Option<SpeechInfo>,
     /// Metrics of the model.
-    pub meters: Meters,
+    pub meters: PdMeters,
     /// Cancelled when the process must end.
     pub abort: CancellationToken,
 }

@@ -2,8 +2,8 @@
 
 use crate::generation::RunningRequest;
 use crate::loads::hint_from_wire;
-use crate::request::{PreparedRequest, RequestContext, RequestPermits};
-use crate::state::{PdState, ServedDecoder};
+use crate::request::{AdmittedRequest, RequestContext, RequestPermits};
+use crate::state::{PdWorkerState, ServedDecoder};
 use crate::{resume, watch};
 use std::sync::Arc;
 use std::time::{Instant, UNIX_EPOCH};
@@ -29,16 +29,16 @@ use triptych_runtime::{status, trace_context};
 const STREAM_BUFFER: usize = 64;
 
 /// gRPC service of a PD worker.
-pub struct Service(Arc<PdState>);
+pub struct PdService(Arc<PdWorkerState>);
 
-impl Service {
+impl PdService {
     /// Wraps the worker's state.
-    pub fn new(state: PdState) -> Self {
+    pub fn new(state: PdWorkerState) -> Self {
         Self(Arc::new(state))
     }
 }
 
-impl PdState {
+impl PdWorkerState {
     fn admit(&self) -> Result<OwnedSemaphorePermit, Failure> {
         if self.drain.is_stopping() {
             // The proxy retries on another worker.
@@ -84,7 +84,7 @@ impl PdState {
         let constraint = model.constrain(&sampling, &work).await?;
         let sequences = model.admit_sequences(windows.len(), sampling.n)?;
         let _permits = RequestPermits { _request: permit, _sequences: sequences };
-        let prepared = PreparedRequest {
+        let prepared = AdmittedRequest {
             request: id,
             prompt,
             items,
@@ -279,7 +279,7 @@ impl ServedDecoder {
 }
 
 #[tonic::async_trait]
-impl PrefillDecodeWorker for Service {
+impl PrefillDecodeWorker for PdService {
     type GenerateStream = ReceiverStream<Result<v1::PdGenerateResponse, Status>>;
     type WatchStream = ReceiverStream<Result<v1::WorkerState, Status>>;
 

@@ -8,7 +8,7 @@ mod window_output;
 
 pub use window_buffer::{SettledWindow, SpeechAction, WindowBuffer};
 
-use crate::request::{PreparedRequest, RequestContext};
+use crate::request::{AdmittedRequest, RequestContext};
 use triptych_core::Failure;
 use triptych_core::prompt::Prompt;
 use triptych_core::sampling::SamplingParams;
@@ -17,14 +17,14 @@ use triptych_models::prompt::PreparedSequence;
 use triptych_models::speech::{Segment, Segmenter};
 use triptych_models::tokenization::Tokenizer;
 use triptych_proto::v1;
-use window_buffer::SpeechOptions;
+use window_buffer::SpeechSetup;
 
 /// Buffer for the windows of a request, if they must be held back. Sets `sampling` to the first attempt's.
 ///
 /// # Errors
 /// A task that this model, item or number of completions does not support.
 pub fn window_buffer(
-    prepared: &PreparedRequest,
+    prepared: &AdmittedRequest,
     context: &RequestContext,
     sampling: &mut SamplingParams,
 ) -> Result<Option<WindowBuffer>, Failure> {
@@ -36,7 +36,7 @@ pub fn window_buffer(
     if let Some(first) = task.fallback.as_ref().and_then(|f| f.temperatures.first()) {
         sampling.temperature = *first;
     }
-    let options = SpeechOptions {
+    let options = SpeechSetup {
         task,
         facts,
         tokenizer: context.tokenizer.clone(),

@@ -2,7 +2,7 @@
 
 use crate::driver::Driver;
 use crate::loads::EcLoads;
-use crate::meters::Meters;
+use crate::meters::PdMeters;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -29,7 +29,7 @@ pub struct ServedDecoder {
     /// Driver of the engine.
     pub driver: Driver,
     /// Metrics.
-    pub meters: Meters,
+    pub meters: PdMeters,
     /// Fingerprints of the encoders whose outputs it takes.
     pub encoders: BTreeMap<Modality, Fingerprint>,
     /// True if its encoder reads text together with an item.
@@ -46,7 +46,7 @@ pub struct ServedDecoder {
 }
 
 /// State shared by the requests of the service.
-pub struct PdState {
+pub struct PdWorkerState {
     /// Name of the worker.
     pub worker_id: WorkerId,
     /// True if the process has encoders too.
@@ -66,7 +66,7 @@ pub struct PdState {
     /// Number of request permits.
     pub max_requests: usize,
     /// Metrics of requests for unknown models.
-    pub unknown: Meters,
+    pub unknown: PdMeters,
     /// Shutdown state and task group.
     pub drain: Drain,
 }

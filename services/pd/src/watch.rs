@@ -3,7 +3,7 @@
 //! Sent on change, at most ten times a second; resident keys as additions and removals. A content key reveals
 //! nothing without tenant secret and item, and reports stay inside the cluster.
 
-use crate::state::PdState;
+use crate::state::PdWorkerState;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ struct ReportedState {
 }
 
 /// Sends each change to a watcher until it goes away or listeners close.
-pub async fn report_changes(worker: Arc<PdState>, watcher: Sender<Result<v1::WorkerState, Status>>) {
+pub async fn report_changes(worker: Arc<PdWorkerState>, watcher: Sender<Result<v1::WorkerState, Status>>) {
     let mut reported = ReportedState::default();
     let mut closing = std::pin::pin!(worker.drain.closing());
     loop {
@@ -50,7 +50,7 @@ pub async fn report_changes(worker: Arc<PdState>, watcher: Sender<Result<v1::Wor
 
 impl ReportedState {
     /// Changes since the last call, if there are any.
-    fn changes(&mut self, worker: &PdState) -> Option<v1::WorkerState> {
+    fn changes(&mut self, worker: &PdWorkerState) -> Option<v1::WorkerState> {
         let load = worker.load();
         let draining = worker.drain.is_stopping();
         let resident = worker.loads.resident(MAX_KEYS);
@@ -67,7 +67,7 @@ impl ReportedState {
     }
 }
 
-impl PdState {
+impl PdWorkerState {
     /// Load over all models.
     fn load(&self) -> v1::WorkerLoad {
         let n_requests = self.max_requests.saturating_sub(self.request_permits.available_permits());

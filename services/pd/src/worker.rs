@@ -3,8 +3,8 @@
 use crate::driver::{Arbitration, Driver, DriverSetup};
 use crate::loads::EcLoads;
 use crate::meters::{ArbiterMeters, EcMeters, MetricFamilies};
-use crate::service::Service;
-use crate::state::{PdState, ServedDecoder};
+use crate::service::PdService;
+use crate::state::{PdWorkerState, ServedDecoder};
 use crate::warm::warm_up;
 use futures::future::BoxFuture;
 use std::collections::{BTreeMap, HashMap};
@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use triptych_core::limits::Limits;
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_core::{RowTypes, WorkerId};
+use triptych_core::{Fingerprint, Modality, RowTypes, WorkerId};
 use triptych_ec::connector::WorkerRole;
 use triptych_ec::object::MacKeys;
 use triptych_ec::store::EcStore;
@@ -175,7 +175,7 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
         &config.dialer,
         config.mac_keys.clone(),
     );
-    let loader = Loader {
+    let loader = DecoderLoader {
         compute: config.compute,
         dtype: config.encoder_dtype,
         precision: config.encoder_precision,
@@ -196,7 +196,7 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
     };
     let colocated_load = colocated.load();
     let died = CancellationToken::new();
-    let starter = Starter {
+    let starter = EngineStarter {
         max_live: config.engine.max_live(),
         families: families.clone(),
         arbiter,
@@ -205,7 +205,7 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
     let models = starter.start_all(loaded)?;
     loads.attach(models.values().map(|m| m.driver.clone()).collect());
     let max_requests = config.engine.max_requests.min(Semaphore::MAX_PERMITS);
-    let service = Service::new(PdState {
+    let service = PdService::new(PdWorkerState {
         worker_id: config.worker_id,
         encodes,
         colocated_load,
@@ -235,7 +235,7 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
     Ok(())
 }
 
-struct Loader {
+struct DecoderLoader {
     compute: ComputeConfig,
     /// Element type and precision of the encoders, parts of their fingerprints.
     dtype: RowTypes,
@@ -244,23 +244,31 @@ struct Loader {
     drafts: Vec<ModelSource>,
 }
 
+/// A model and its decoder.
+struct LoadedWeights {
+    model: Model,
+    decoder: Box<dyn Decoder>,
+    /// Fingerprints of the encoders whose outputs it takes.
+    encoders: BTreeMap<Modality, Fingerprint>,
+}
+
 /// A model with an engine, before its thread is started.
 struct LoadedDecoder {
     model: Model,
     engine: Engine,
     /// Width of the logits.
     vocab: usize,
-    encoders: BTreeMap<triptych_core::Modality, triptych_core::Fingerprint>,
+    encoders: BTreeMap<Modality, Fingerprint>,
 }
 
-impl Loader {
+impl DecoderLoader {
     fn load_all(&self, sources: &[ModelSource]) -> Result<Vec<LoadedDecoder>, PdError> {
         sources.iter().map(|source| self.load(source)).collect()
     }
 
     fn load(&self, source: &ModelSource) -> Result<LoadedDecoder, PdError> {
         let failed = |e| PdError::Model { dir: source.dir.display().to_string(), source: e };
-        let (model, decoder, encoders) = self.weights(source).map_err(failed)?;
+        let LoadedWeights { model, decoder, encoders } = self.weights(source).map_err(failed)?;
         let info = decoder.info();
         let mut config = self.engine.for_decoder(&info);
         let draft = self.drafts.iter().find(|draft| draft.name.as_ref() == Some(model.name()));
@@ -276,7 +284,7 @@ impl Loader {
             engine = engine.with_draft_model(decoder, kv).map_err(refused)?;
         }
         if let Err(failure) = warm_up(&mut engine, &info) {
-            tracing::warn!(model = %model.name(), %failure, "the first request failed; serving all the same");
+            tracing::warn!(model = %model.name(), %failure, "the warm-up request failed; serving all the same");
         }
         Ok(LoadedDecoder { model, engine, vocab: info.vocab, encoders })
     }
@@ -285,21 +293,14 @@ impl Loader {
         Compute::new(self.compute)?.load_decoder(&Model::open(source)?)
     }
 
-    #[allow(clippy::type_complexity)]
-    fn weights(
-        &self,
-        source: &ModelSource,
-    ) -> Result<
-        (Model, Box<dyn Decoder>, BTreeMap<triptych_core::Modality, triptych_core::Fingerprint>),
-        ModelError,
-    > {
+    fn weights(&self, source: &ModelSource) -> Result<LoadedWeights, ModelError> {
         let compute = Compute::new(self.compute)?;
         let model = Model::open(source)?;
         let dtype = self.dtype.of(model.name().as_str());
         let fingerprint = |&m| Ok((m, model.fingerprint_in(m, dtype, self.precision)?));
         let encoders = model.modalities().iter().map(fingerprint).collect::<Result<_, ModelError>>()?;
         let decoder = compute.load_decoder(&model)?;
-        Ok((model, decoder, encoders))
+        Ok(LoadedWeights { model, decoder, encoders })
     }
 }
 
@@ -336,14 +337,14 @@ impl EngineSettings {
 }
 
 /// Common parts of the engines' threads.
-struct Starter {
+struct EngineStarter {
     max_live: usize,
     families: MetricFamilies,
     arbiter: Option<(ArbiterMeters, ComputeArbiter)>,
     died: CancellationToken,
 }
 
-impl Starter {
+impl EngineStarter {
     /// Starts the engines; returns the models by name.
     fn start_all(&self, loaded: Vec<LoadedDecoder>) -> std::io::Result<HashMap<String, ServedDecoder>> {
         let mut models = HashMap::new();
@@ -357,7 +358,7 @@ impl Starter {
 }
 
 impl LoadedDecoder {
-    fn start(self, with: &Starter) -> std::io::Result<ServedDecoder> {
+    fn start(self, with: &EngineStarter) -> std::io::Result<ServedDecoder> {
         let Self { model, engine, vocab, encoders } = self;
         let max_live = with.max_live;
         let died = with.died.clone();

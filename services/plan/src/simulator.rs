@@ -1,6 +1,6 @@
 //! A cluster on a simulated clock: proxy, encoders, store and PD workers as they are, and time from measured curves.
 //!
-//! What decides is the product's own code: the scheduler of `triptych-engine`, the packing and the learned costs of
+//! The decisions are the product's own code: the scheduler of `triptych-engine`, the packing and the learned costs of
 //! `triptych-encoder`, the choices and the memory of `triptych-proxy`, with what the workers report between them. What
 //! takes time is made up: a forward, a step, a transfer last as long as a [curve](crate::curves) says, drawn with a
 //! seed. Tokens are made up too; which of them are the same as others' is not.
@@ -12,20 +12,22 @@
 //!
 //! One event after the other, from a heap; no threads, no clock, no network. The same seed gives the same run.
 
-mod agenda;
+mod event_queue;
 mod encoding;
-mod flights;
-mod front;
+mod encodes;
+mod proxy;
 mod loading;
 mod prompts;
 mod reports;
 mod request;
+mod requests;
 pub mod result;
 mod serving;
 mod sharing;
+mod source;
 pub mod spec;
 mod store;
-mod tally;
+mod totals;
 mod worker;
 mod world;
 
@@ -47,5 +49,5 @@ pub fn simulate(
     cluster.check()?;
     let mut world = World::new(cluster, seed)?;
     world.run(offered);
-    Ok(world.tally())
+    Ok(world.totals())
 }

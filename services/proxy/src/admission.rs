@@ -1,5 +1,5 @@
-//! The door: how many requests may be in the house at once, and whether an item would be encoded in time. Whoever does
-//! not get in is told so at once, and when to try again.
+//! Admission: the bound on requests that are worked on at once, and the refusal of items that would not be encoded in
+//! time. A refusal is immediate, and names the pause after which to try again.
 
 use crate::fleet::Forecast;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use triptych_core::{Failure, FailureClass};
 
 /// The bound on requests in flight. Taken before a body is read, so that it bounds memory too.
 #[derive(Clone, Debug)]
-pub struct Gate {
+pub struct Admission {
     places: Arc<Semaphore>,
     n_places: usize,
 }
 
-/// A place; given back when the last clone is dropped.
+/// A request's place; given back when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct Permit(#[allow(dead_code, reason = "held, not read")] Arc<OwnedSemaphorePermit>);
 
-impl Gate {
-    /// A gate with this many places.
+impl Admission {
+    /// Admission of this many requests at once.
     pub fn new(n_places: usize) -> Self {
         let n_places = n_places.clamp(1, Semaphore::MAX_PERMITS);
         Self { places: Arc::new(Semaphore::new(n_places)), n_places }
@@ -39,7 +39,7 @@ impl Gate {
         Ok(Permit(Arc::new(permit)))
     }
 
-    /// Requests inside.
+    /// Requests that are worked on.
     pub fn n_inside(&self) -> usize {
         self.n_places - self.places.available_permits()
     }
@@ -49,7 +49,7 @@ impl Gate {
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 
 /// Refuses an item whose encoder output would come too late to be of use: the work on it would only keep others waiting.
-/// What nobody can foresee is let in.
+/// An encode that nobody can foresee is admitted.
 ///
 /// # Errors
 /// Overloaded, with the pause after which the queue should be short enough.
@@ -91,12 +91,12 @@ mod tests {
 
     #[test]
     fn a_place_is_free_again_when_its_permit_is_dropped() {
-        let gate = Gate::new(1);
-        let permit = gate.enter().unwrap();
-        let failure = gate.enter().unwrap_err();
+        let admission = Admission::new(1);
+        let permit = admission.enter().unwrap();
+        let failure = admission.enter().unwrap_err();
         assert_eq!(failure.class, FailureClass::Overloaded);
         assert!(failure.message.contains("1 requests"), "{failure}");
         drop(permit);
-        assert!(gate.enter().is_ok());
+        assert!(admission.enter().is_ok());
     }
 }

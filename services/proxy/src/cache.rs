@@ -1,44 +1,36 @@
-//! What the proxy asks of the EC store: which encoder outputs does it hold, and who is making one? It never reads one.
+//! The proxy's questions to the EC store: the encoder outputs that it holds, and leases of those that are being made. It
+//! never reads one.
 //!
 //! A store that does not answer is as good as an empty one: the items are encoded again, and the request lives.
 
+use crate::request_machine::output::Wanted;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
-use triptych_core::{ContentKey, EncodedItem, Fingerprint, Modality};
+use triptych_core::{ContentKey, EncodedItem};
 use triptych_ec::EcStore;
 use triptych_ec::error::{EcError, chain};
 use triptych_ec::store::lease::{Acquired, EncodeLease};
 
-/// How long the store may take; a probe must never cost more than the encode it could save.
+/// The longest answer of the store; a probe must never cost more than the encode it could save.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long leases are not asked for after the store did not answer: encodes must not wait for it one after another.
+/// Time for which leases are not asked for after the store did not answer: encodes must not wait for it one after another.
 const AWAY: Duration = Duration::from_secs(1);
 /// Most keys of one question.
 const BATCH: usize = 256;
-
-/// An encoder output that is looked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// Its identity.
-    pub key: ContentKey,
-    /// The encoder that makes it.
-    pub fingerprint: Fingerprint,
-    /// The kind of item.
-    pub modality: Modality,
-}
 
 /// The store, as far as the proxy needs it.
 #[derive(Clone, Debug)]
 pub struct EncoderCache {
     store: Arc<dyn EcStore>,
     max_object_bytes: usize,
-    leases: Arc<Mutex<Asking>>,
+    leases: Arc<Mutex<LeaseSupport>>,
 }
 
-/// Whether leases are asked for.
+/// State of the store's leases.
 #[derive(Clone, Copy, Debug)]
-enum Asking {
+enum LeaseSupport {
+    /// It is asked for them.
     Yes,
     /// The store did not answer a moment ago.
     NotBefore(Instant),
@@ -49,16 +41,16 @@ enum Asking {
 impl EncoderCache {
     /// Asks `store`.
     pub fn new(store: Arc<dyn EcStore>, max_object_bytes: usize) -> Self {
-        Self { store, max_object_bytes, leases: Arc::new(Mutex::new(Asking::Yes)) }
+        Self { store, max_object_bytes, leases: Arc::new(Mutex::new(LeaseSupport::Yes)) }
     }
 
     /// Takes the lease of a key, see [`EcStore::acquire`]; `None` if the store has none or does not answer.
     pub async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Option<Acquired> {
         let asking = *self.leases.lock().unwrap_or_else(PoisonError::into_inner);
         match asking {
-            Asking::Never => return None,
-            Asking::NotBefore(then) if Instant::now() < then => return None,
-            Asking::Yes | Asking::NotBefore(_) => {}
+            LeaseSupport::Never => return None,
+            LeaseSupport::NotBefore(then) if Instant::now() < then => return None,
+            LeaseSupport::Yes | LeaseSupport::NotBefore(_) => {}
         }
         self.answer("acquire", PATIENCE, self.store.acquire(key, ttl)).await
     }
@@ -90,15 +82,15 @@ impl EncoderCache {
             Ok(Ok(answer)) => return Some(answer),
             Ok(Err(EcError::Unsupported { .. })) => {
                 tracing::info!(store = self.store.describe(), "the EC store has no leases");
-                Asking::Never
+                LeaseSupport::Never
             }
             Ok(Err(e)) => {
                 tracing::warn!(what, error = chain(&e), "EC store does not answer about leases");
-                Asking::NotBefore(Instant::now() + AWAY)
+                LeaseSupport::NotBefore(Instant::now() + AWAY)
             }
             Err(_) => {
                 tracing::warn!(what, ?patience, "EC store is slow to answer about leases");
-                Asking::NotBefore(Instant::now() + AWAY)
+                LeaseSupport::NotBefore(Instant::now() + AWAY)
             }
         };
         *self.leases.lock().unwrap_or_else(PoisonError::into_inner) = asking;

@@ -1,8 +1,8 @@
-//! What a proxy is started with. Validated by whoever reads the configuration; here it is plain data.
+//! Settings of a proxy. Validated where the configuration is read; here they are plain data.
 
 use crate::auth::{AuthConfig, AuthError};
-use crate::encode::EncodePolicy;
 use crate::fetch::FetchPolicy;
+use crate::request_machine::policy::EncodePolicy;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
@@ -16,11 +16,11 @@ use triptych_runtime::serve::ServeError;
 
 /// Settings of a proxy.
 pub struct ProxyConfig {
-    /// Where the OpenAI face answers.
+    /// Address of the OpenAI API.
     pub http: Listener,
-    /// Where the gRPC face answers.
+    /// Address of the gRPC API.
     pub grpc: Listener,
-    /// Where `/metrics`, `/healthz` and `/readyz` answer too, for those that clients' addresses are not for.
+    /// A second address of `/metrics`, `/healthz` and `/readyz`, for operators.
     pub admin: Option<TcpListener>,
     /// `host:port` of each encoder worker that is always there. None in all: only text is served.
     pub encoders: Vec<String>,
@@ -30,30 +30,30 @@ pub struct ProxyConfig {
     pub discovery: Vec<Box<dyn Source>>,
     /// For choices by lot. `None`: the system's randomness; a simulation passes one.
     pub seed: Option<u64>,
-    /// How long a request may have to wait for its items to be encoded before it is refused at the door, with a pause
+    /// The longest wait of a request for its items to be encoded before it is refused on admission, with a pause
     /// after which to come back. `None`: until its deadline.
     pub encode_slo: Option<Duration>,
     /// Makes the channels to them.
     pub dialer: Dialer,
     /// The EC store that the workers share; the proxy only asks what it holds.
     pub store: Arc<dyn EcStore>,
-    /// What a request may ask.
+    /// Limits of a request.
     pub limits: Limits,
-    /// Where the fetcher of item URLs may go.
+    /// Addresses that the fetcher of item URLs may reach.
     pub fetch: FetchPolicy,
     /// Secret that goes into every content key, so that tenants do not share outputs. Empty: one shared tenant.
     pub tenant_salt: Vec<u8>,
-    /// How clients are known, and what each tenant may have. Default: nobody has to show who they are.
+    /// Authentication of clients, and the quota of each tenant. Default: no authentication.
     pub auth: AuthConfig,
-    /// Requests worked on at once, in both faces together; one more is Overloaded.
+    /// Requests worked on at once, over HTTP and gRPC together; one more is Overloaded.
     pub max_in_flight: usize,
-    /// How items are encoded. Its `max_time` is held to that of a request.
+    /// Rules by which items are encoded. Its `max_time` is held to that of a request.
     pub encodes: EncodePolicy,
     /// Patience with clients.
     pub client_times: ClientTimes,
 }
 
-/// How long a client may take. Whoever is slower is cut off, so that slow connections cannot pile up.
+/// The longest times of a client. A slower one is cut off, so that slow connections cannot pile up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientTimes {
     /// For the whole head of a request, and so for how long a connection may idle between two; over gRPC, for the
@@ -80,7 +80,7 @@ pub enum ProxyError {
     WorkerAddress {
         /// As given.
         address: String,
-        /// Why.
+        /// The cause.
         source: tonic::transport::Error,
     },
     /// A file that clients are known by cannot be used.

@@ -3,12 +3,12 @@
 //!
 //! The same parts as in [`crate::run`], behind the same admission. It fetches nothing: URLs are refused.
 
-use crate::admission::Gate;
+use crate::admission::Admission;
 use crate::auth::{Auth, AuthConfig};
 use crate::budget::RetryBudget;
 use crate::cache::EncoderCache;
 use crate::config::{ClientTimes, ProxyError};
-use crate::encode::{EncodeParts, EncodePolicy, Encodes};
+use crate::encode::{EncodeParts, Encodes};
 use crate::fetch::{FetchPolicy, Fetcher, Reach};
 use crate::fleet::{Fleet, FleetSettings};
 use crate::grpc::{GrpcApi, admit::Admit};
@@ -16,6 +16,7 @@ use crate::items::Materials;
 use crate::observe::Observer;
 use crate::openai;
 use crate::orchestrate::Orchestrator;
+use crate::request_machine::policy::EncodePolicy;
 use axum::Router;
 use std::sync::Arc;
 use triptych_core::limits::Limits;
@@ -93,8 +94,8 @@ impl Embedded {
             observer: Observer::new(metrics),
             drain,
         });
-        let gate = Gate::new(config.max_in_flight);
-        Ok(Self { api: GrpcApi { orchestrator, limits, gate, auth }, registry: metrics.clone() })
+        let admission = Admission::new(config.max_in_flight);
+        Ok(Self { api: GrpcApi { orchestrator, limits, admission, auth }, registry: metrics.clone() })
     }
 
     /// The gRPC service, to be added to a server.
@@ -104,10 +105,10 @@ impl Embedded {
 
     /// The HTTP routes, to be called or served.
     pub fn http(&self) -> Router {
-        let GrpcApi { orchestrator, limits, gate, auth } = self.api.clone();
+        let GrpcApi { orchestrator, limits, admission, auth } = self.api.clone();
         let times = ClientTimes::default();
         let registry = self.registry.clone();
-        let parts = openai::HttpApiParts { orchestrator, limits, gate, auth, times, registry };
+        let parts = openai::HttpApiParts { orchestrator, limits, admission, auth, times, registry };
         openai::routes(openai::HttpApi::new(parts))
     }
 
@@ -118,6 +119,6 @@ impl Embedded {
 
     /// Number of requests in flight.
     pub fn n_running(&self) -> usize {
-        self.api.gate.n_inside()
+        self.api.admission.n_inside()
     }
 }

@@ -12,7 +12,7 @@ mod resolver;
 pub use policy::{AllowRule, FetchPolicy, NotARule, Reach};
 
 use crate::config::ProxyError;
-use crate::items::Budget;
+use crate::items::byte_budget::ByteBudget;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use http::header;
@@ -29,7 +29,7 @@ use triptych_runtime::tls;
 
 /// Most redirects of one item.
 const MAX_REDIRECTS: usize = 5;
-/// How long a connection may take to be made.
+/// The longest time in which a connection is made.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
 /// The guarded fetcher. Cheap to clone.
@@ -77,7 +77,7 @@ impl Fetcher {
     ///
     /// # Errors
     /// InvalidArgument that says why the URL was refused or what it answered; TooLarge over a limit.
-    pub async fn fetch(&self, url: &str, modality: Modality, budget: &Budget) -> Result<Bytes, Failure> {
+    pub async fn fetch(&self, url: &str, modality: Modality, budget: &ByteBudget) -> Result<Bytes, Failure> {
         let limit = self.policy.timeout;
         let fetching = self.follow(url, modality, budget);
         let too_slow =
@@ -85,7 +85,7 @@ impl Fetcher {
         tokio::time::timeout(limit, fetching).await.map_err(too_slow)?
     }
 
-    async fn follow(&self, url: &str, modality: Modality, budget: &Budget) -> Result<Bytes, Failure> {
+    async fn follow(&self, url: &str, modality: Modality, budget: &ByteBudget) -> Result<Bytes, Failure> {
         let mut url =
             Url::parse(url).map_err(|e| Failure::invalid(format!("the URL cannot be read: {e}")))?;
         for _ in 0..=MAX_REDIRECTS {
@@ -106,7 +106,7 @@ impl Fetcher {
         self.client.get(url.clone()).send().await.map_err(explain)
     }
 
-    async fn read(&self, response: Response, budget: &Budget) -> Result<Bytes, Failure> {
+    async fn read(&self, response: Response, budget: &ByteBudget) -> Result<Bytes, Failure> {
         let limit = self.limits.max_item_bytes;
         if let Some(len) = response.content_length()
             && usize::try_from(len).is_ok_and(|len| len > limit)
@@ -128,7 +128,7 @@ impl Fetcher {
     }
 }
 
-/// Where the response sends us, if it does.
+/// Target of a redirect, if the response is one.
 fn redirection(from: &Url, response: &Response) -> Result<Option<Url>, Failure> {
     if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return Ok(None);
@@ -148,7 +148,7 @@ fn check_status(response: &Response) -> Result<(), Failure> {
     }
 }
 
-/// What a server may call an item. Many call everything a stream of octets; the encoder looks at the bytes.
+/// Content types that a server may give an item. Many call everything a stream of octets; the encoder looks at the bytes.
 fn check_type(response: &Response, modality: Modality) -> Result<(), Failure> {
     let Some(value) = response.headers().get(header::CONTENT_TYPE) else { return Ok(()) };
     let value = value.to_str().unwrap_or_default().to_ascii_lowercase();
@@ -166,7 +166,7 @@ fn check_type(response: &Response, modality: Modality) -> Result<(), Failure> {
     }
 }
 
-/// What became of a request, for the client: the guard's own words, or the kind of failure.
+/// The failure of a request, for the client: the guard's own words, or the kind of failure.
 fn explain(e: reqwest::Error) -> Failure {
     let mut cause: Option<&(dyn Error + 'static)> = Some(&e);
     while let Some(error) = cause {

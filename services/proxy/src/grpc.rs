@@ -3,7 +3,7 @@
 pub mod admit;
 pub mod preface;
 
-use crate::admission::Gate;
+use crate::admission::Admission;
 use crate::auth::{Auth, Caller};
 use crate::fleet::catalog::Served;
 use crate::orchestrate::{Answer, Orchestrator, Piece};
@@ -34,7 +34,7 @@ pub struct GrpcApi {
     /// Limits on requests.
     pub limits: Limits,
     /// Bound on requests in flight.
-    pub gate: Gate,
+    pub admission: Admission,
     /// Identifies clients.
     pub auth: Auth,
 }
@@ -44,7 +44,7 @@ impl GrpcApi {
     pub fn service(self) -> admit::Admit<TriptychServer<GrpcApi>> {
         let limits = self.limits.clone();
         let check = admit::AdmissionCheck {
-            gate: self.gate.clone(),
+            admission: self.admission.clone(),
             auth: self.auth.clone(),
             observer: self.orchestrator.observer.clone(),
             message_timeout: limits.max_request_time,

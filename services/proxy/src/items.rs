@@ -1,19 +1,21 @@
-//! Items become bytes, and bytes become content keys.
+//! The items of a request as encoder jobs: their bytes, and the content keys of those.
 
-use crate::cache::Wanted;
-use crate::encode::Job;
+pub mod byte_budget;
+
+use crate::encode::job::EncodeJob;
 use crate::fetch::Fetcher;
 use crate::fleet::catalog::Route;
 use crate::request::{Item, Request, Source, check_len, param_of_item};
+use crate::request_machine::output::Wanted;
 use base64::Engine;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use byte_budget::ByteBudget;
 use bytes::Bytes;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use triptych_core::key::KeyParts;
 use triptych_core::limits::Limits;
-use triptych_core::{ContentKey, Failure, FailureClass, ItemIdx, ItemOptions};
+use triptych_core::{ContentKey, Failure, ItemIdx, ItemOptions};
 
 /// Above this many bytes, decoding and hashing leave the threads that serve connections.
 const INLINE_BYTES: usize = 64 << 10;
@@ -24,39 +26,13 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Bytes that the items of one request may still take, all together.
-#[derive(Debug)]
-pub struct Budget {
-    left: AtomicUsize,
-    limit: usize,
-}
-
-impl Budget {
-    /// A budget of this many bytes.
-    pub fn new(limit: usize) -> Self {
-        Self { left: AtomicUsize::new(limit), limit }
-    }
-
-    /// Takes some.
-    ///
-    /// # Errors
-    /// TooLarge, with the limit.
-    pub fn take(&self, len: usize) -> Result<(), Failure> {
-        let taken = self.left.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(len));
-        taken.map(|_| ()).map_err(|_| {
-            let message = format!("the items have more than {} bytes together, the limit", self.limit);
-            Failure::new(FailureClass::TooLarge, message)
-        })
-    }
-}
-
 /// Turns the items of a request into encoder jobs: fetches, decodes and hashes them, all at once.
 pub struct Materials {
     /// Fetches URLs.
     pub fetcher: Fetcher,
-    /// What items may be.
+    /// Limits of items.
     pub limits: Limits,
-    /// Goes into every key.
+    /// Secret in every key.
     pub tenant_salt: Arc<[u8]>,
 }
 
@@ -65,9 +41,9 @@ impl Materials {
     ///
     /// # Errors
     /// [`Failure`] of the first item that cannot be had, which it names as `items[i]`.
-    pub async fn jobs(&self, request: &Request, route: &Route) -> Result<Vec<Job>, Failure> {
+    pub async fn jobs(&self, request: &Request, route: &Route) -> Result<Vec<EncodeJob>, Failure> {
         // URLs multiply: a small body may name much. What they bring together stays within a body.
-        let budget = Budget::new(self.limits.max_body_bytes);
+        let budget = ByteBudget::new(self.limits.max_body_bytes);
         let jobs = request.items.iter().enumerate().map(|(i, item)| {
             let budget = &budget;
             async move {
@@ -83,8 +59,8 @@ impl Materials {
         request: &Request,
         route: &Route,
         item: &Item,
-        budget: &Budget,
-    ) -> Result<Job, Failure> {
+        budget: &ByteBudget,
+    ) -> Result<EncodeJob, Failure> {
         let modality = item.modality;
         let fingerprint = route.fingerprint(modality).ok_or_else(|| {
             Failure::internal(format!("model {:?} was chosen for {modality}", route.served.name))
@@ -122,7 +98,7 @@ impl Materials {
             prepare()?
         };
         let wanted = Wanted { key, fingerprint, modality };
-        Ok(Job {
+        Ok(EncodeJob {
             request_id: request.id,
             model: route.served.name.clone(),
             wanted,
@@ -130,7 +106,7 @@ impl Materials {
             options: item.options.clone(),
             deadline: request.deadline,
             account: Arc::clone(&request.caller.account),
-            home: None,
+            placement: None,
         })
     }
 
@@ -141,9 +117,9 @@ impl Materials {
     pub async fn with_options(
         &self,
         request: &Request,
-        job: &Job,
+        job: &EncodeJob,
         options: ItemOptions,
-    ) -> Result<Job, Failure> {
+    ) -> Result<EncodeJob, Failure> {
         let (salt, canonical) = (request.tenant_secret(&self.tenant_salt), options.canonical());
         let (wanted, bytes) = (job.wanted, job.bytes.clone());
         let hash = move || {
@@ -156,7 +132,7 @@ impl Materials {
             })
         };
         let key = tokio::task::spawn_blocking(hash).await.map_err(Failure::internal)?;
-        Ok(Job { wanted: Wanted { key, ..job.wanted }, options, ..job.clone() })
+        Ok(EncodeJob { wanted: Wanted { key, ..job.wanted }, options, ..job.clone() })
     }
 }
 
@@ -183,13 +159,5 @@ mod tests {
         for bad in ["a", "aGk*", "a b c d"] {
             assert!(decoded(bad).unwrap_err().message.contains("not base64"), "{bad}");
         }
-    }
-
-    #[test]
-    fn a_budget_is_shared_and_ends() {
-        let budget = Budget::new(10);
-        assert!(budget.take(6).is_ok());
-        assert!(budget.take(5).unwrap_err().message.contains("10 bytes"));
-        assert!(budget.take(4).is_ok());
     }
 }

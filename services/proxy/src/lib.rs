@@ -11,6 +11,7 @@ mod request;
 mod admission;
 pub mod auth;
 mod fleet;
+pub mod request_machine;
 mod wire;
 
 mod budget;
@@ -29,18 +30,14 @@ mod openai;
 mod embedded;
 mod serve;
 
-/// What decides here without clock, lock or network. The planner's simulator runs the same, on a clock of its own.
+/// Decisions without clock, lock or network. The planner's simulator runs the same, on a clock of its own.
 pub mod decisions {
-    pub use crate::admission::{Gate, Permit, in_time};
-    pub use crate::budget::Window;
-    pub use crate::encode::pace::Pace;
-    pub use crate::encode::recents::Recents;
-    pub use crate::encode::{ATTEMPTS, backoff, holder_of_most};
-    pub use crate::fleet::{prefix, score, size, view};
+    pub use crate::admission::{Admission, Permit, in_time};
+    pub use crate::fleet::{prefix, reservation, score, size, view};
 }
 
-pub use budget::RetryPolicy;
 pub use config::{ClientTimes, ProxyConfig, ProxyError};
 pub use embedded::{Embedded, EmbeddedConfig};
-pub use encode::EncodePolicy;
+pub use request_machine::policy::EncodePolicy;
+pub use request_machine::retry_budget::RetryPolicy;
 pub use serve::run;

@@ -1,6 +1,6 @@
 //! The proxy's metrics. Labels hold names of served models and fixed values, never client input.
 
-use crate::encode::Encoded;
+use crate::request_machine::output::Encoded;
 use std::time::Duration;
 use tokio::time::Instant;
 use triptych_core::lifetime::ItemSource;

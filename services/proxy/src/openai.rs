@@ -80,7 +80,7 @@ async fn ready(State(api): State<HttpApi>) -> impl IntoResponse {
 }
 
 async fn metrics(State(api): State<HttpApi>) -> impl IntoResponse {
-    api.orchestrator.observer.running(api.gate.n_inside());
+    api.orchestrator.observer.running(api.admission.n_inside());
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], api.registry.encode())
 }
 

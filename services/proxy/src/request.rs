@@ -1,55 +1,54 @@
-//! A request as both faces hand it over: parsed, not yet trusted.
+//! A request as the HTTP and gRPC APIs hand it over: parsed, not yet trusted.
 //!
 //! [`Request::check`] holds it against the limits by what it *declares*, before anything is fetched or decoded.
 //! Each item remembers the name its sender knows it by, so that an error names the sender's own field.
 
+mod item;
 mod prompt;
 
+pub use item::{Item, Source, check_len, item_of_param, param_of_item, too_large};
+
 use crate::auth::Caller;
-use bytes::Bytes;
 use std::collections::BTreeSet;
 use tokio::time::Instant;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::{LongForm, Message, MessagePart, Prompt, SpeechTask, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
-use triptych_core::{Failure, FailureClass, ItemForm, ItemIdx, ItemOptions, Modality, ModelName, RequestId};
+use triptych_core::{Failure, Modality, ModelName, RequestId};
 use triptych_proto::convert::sampling_from_wire;
 use triptych_proto::v1;
-
-/// Longest item URL in bytes.
-const MAX_URL_BYTES: usize = 8 << 10;
 
 /// Priorities that a request may ask for.
 const PRIORITIES: std::ops::RangeInclusive<i32> = -100..=100;
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Its name in logs, spans and answers.
     pub id: RequestId,
-    /// When it arrived.
+    /// Time of its arrival.
     pub arrived: Instant,
-    /// When its answer must be complete.
+    /// Time at which its answer must be complete.
     pub deadline: Instant,
     /// The model asked for; `None`: the one that fits.
     pub model: Option<ModelName>,
-    /// What the decoder reads first.
+    /// The prompt of the decoder.
     pub prompt: Prompt,
-    /// Images and sounds, in the order that parts name them.
+    /// Images and audio clips, in the order that parts name them.
     pub items: Vec<Item>,
-    /// How tokens are chosen. What is open stays open: the defaults are the model's, and the PD worker knows them.
+    /// Sampling settings. Those that are open stay open: the defaults are the model's, and the PD worker knows them.
     pub sampling: v1::Sampling,
-    /// Who asks.
+    /// The caller.
     pub caller: Caller,
     /// Smaller runs first.
     pub priority: i32,
-    /// What the encoder is given to read, once it is known to be for an encoder.
+    /// The prompt of the encoder, once it is known to be for an encoder.
     pub encoder_prompt: Option<TextOrTokens>,
-    /// What becomes of its stream when the worker that writes it goes away.
+    /// The fate of its stream when the worker that writes it goes away.
     pub resumption: Resumption,
 }
 
-/// What becomes of a stream when the worker that writes it goes away in the middle.
+/// The fate of a stream when the worker that writes it goes away in the middle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Resumption {
     /// Another worker goes on where it stopped.
@@ -59,43 +58,8 @@ pub enum Resumption {
     Never,
 }
 
-/// An image, a sound, or a text for the encoder.
-#[derive(Clone, Debug)]
-pub struct Item {
-    /// Its kind.
-    pub modality: Modality,
-    /// Where its bytes are.
-    pub source: Source,
-    /// What is asked of its processing.
-    pub options: ItemOptions,
-    /// What the sender calls it: `items[0]`, `messages[0].content[1].image_url`, `file`.
-    pub param: String,
-}
-
-/// Where an item's bytes are.
-#[derive(Clone, Debug)]
-pub enum Source {
-    /// Here.
-    Bytes(Bytes),
-    /// Here, as base64 that is not decoded yet.
-    Base64(Bytes),
-    /// Behind an http(s) URL.
-    Url(String),
-}
-
-impl Source {
-    /// Bytes the item will have, as far as it says. `None` behind a URL.
-    pub fn declared_len(&self) -> Option<usize> {
-        match self {
-            Self::Bytes(bytes) => Some(bytes.len()),
-            Self::Base64(text) => Some(text.len() / 4 * 3),
-            Self::Url(_) => None,
-        }
-    }
-}
-
 impl Request {
-    /// The task, if it is a sound to be read in sequence.
+    /// The task, if it is an audio clip to be read in sequence.
     pub fn in_sequence(&self) -> Option<&SpeechTask> {
         match &self.prompt {
             Prompt::Speech(task) if task.long_form == LongForm::Sequential => Some(task),
@@ -103,7 +67,7 @@ impl Request {
         }
     }
 
-    /// The first window of a sound that is read in sequence is asked for by its start.
+    /// The first window of an audio clip that is read in sequence is asked for by its start.
     pub fn start_sequence(&mut self) {
         if self.in_sequence().is_some() {
             for item in &mut self.items {
@@ -128,7 +92,7 @@ impl Request {
         prompt::check(&self.prompt, &self.items)
     }
 
-    /// Its place in line.
+    /// Its place in the queue.
     fn check_place(&self) -> Result<(), Failure> {
         if !PRIORITIES.contains(&self.priority) {
             let message = format!("priority is {}, allowed is -100 to 100", self.priority);
@@ -198,7 +162,7 @@ impl Request {
         Ok(())
     }
 
-    /// What sets the request's tenant apart, under the secret of this cluster. Nothing but the secret for the tenant
+    /// The secret that sets the request's tenant apart, under that of this cluster. Nothing but the secret for the tenant
     /// that all share.
     pub fn tenant_secret(&self, salt: &[u8]) -> Vec<u8> {
         let tenant = &self.caller.tenant;
@@ -234,67 +198,13 @@ fn only_text(messages: &[Message]) -> Result<String, Failure> {
     Ok(texts.collect::<Vec<_>>().join("\n"))
 }
 
-impl Item {
-    /// Text for an encoder, or the token ids it stands for.
-    pub fn of_text(text: TextOrTokens, param: &str) -> Self {
-        let (form, bytes) = match text {
-            TextOrTokens::Text(text) => (ItemForm::Plain, Bytes::from(text)),
-            TextOrTokens::Tokens(ids) => {
-                (ItemForm::TokenIds, ids.iter().flat_map(|id| id.to_le_bytes()).collect())
-            }
-        };
-        let options = ItemOptions { form, ..ItemOptions::default() };
-        Self { modality: Modality::Text, source: Source::Bytes(bytes), options, param: param.into() }
-    }
-
-    fn check(&self, limits: &Limits) -> Result<(), Failure> {
-        if let Source::Url(url) = &self.source
-            && url.len() > MAX_URL_BYTES
-        {
-            let message = format!("the URL has {} bytes, the limit is {MAX_URL_BYTES}", url.len());
-            return Err(Failure::invalid(message).with_param(&*self.param));
-        }
-        match self.source.declared_len() {
-            Some(len) => check_len(len, limits).map_err(|f| f.with_param(&*self.param)),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Holds the length of an item against its limit.
-///
-/// # Errors
-/// [`Failure`] with length and limit.
-pub fn check_len(len: usize, limits: &Limits) -> Result<(), Failure> {
-    match len {
-        0 => Err(Failure::invalid("the item is empty: it has 0 bytes")),
-        len if len > limits.max_item_bytes => Err(too_large(len, limits)),
-        _ => Ok(()),
-    }
-}
-
-/// An item over the limit; `len` is what is known of its length.
-pub fn too_large(len: usize, limits: &Limits) -> Failure {
-    let message = format!("the item has {len} bytes or more, the limit is {}", limits.max_item_bytes);
-    Failure::new(FailureClass::TooLarge, message)
-}
-
-/// The cluster's name for an item.
-pub fn param_of_item(idx: ItemIdx) -> String {
-    format!("items[{}]", idx.0)
-}
-
-/// Reads [`param_of_item`] back.
-pub fn item_of_param(param: &str) -> Option<ItemIdx> {
-    param.strip_prefix("items[")?.strip_suffix(']')?.parse().ok().map(ItemIdx)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::auth::{Account, Quota};
     use std::sync::Arc;
     use triptych_core::prompt::Role;
+    use triptych_core::{ItemForm, ItemIdx, ItemOptions};
 
     fn request(items: Vec<Item>) -> Request {
         let now = Instant::now();

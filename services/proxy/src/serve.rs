@@ -1,17 +1,18 @@
 //! The proxy process: its listeners, its parts, and its drain.
 
-use crate::admission::Gate;
+use crate::admission::Admission;
 use crate::auth::Auth;
 use crate::budget::RetryBudget;
 use crate::cache::EncoderCache;
 use crate::config::{ProxyConfig, ProxyError};
-use crate::encode::{EncodeParts, EncodePolicy, Encodes};
+use crate::encode::{EncodeParts, Encodes};
 use crate::fetch::Fetcher;
 use crate::fleet::{Fleet, FleetSettings};
 use crate::grpc::preface::PrefaceTimeout;
 use crate::items::Materials;
 use crate::observe::Observer;
 use crate::orchestrate::Orchestrator;
+use crate::request_machine::policy::EncodePolicy;
 use crate::{grpc, openai};
 use futures::TryStreamExt;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ use triptych_runtime::{Drain, MetricsRegistry, admin};
 /// [`ProxyError`] if it cannot start, or a server fails.
 pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), ProxyError> {
     let ProxyConfig { limits, client_times: times, .. } = config;
-    let gate = Gate::new(config.max_in_flight);
+    let admission = Admission::new(config.max_in_flight);
     let auth = Auth::start(config.auth, &drain)?;
     let fleet = FleetSettings {
         encoders: config.encoders,
@@ -66,11 +67,11 @@ pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) ->
     let grpc_api = grpc::GrpcApi {
         orchestrator: Arc::clone(&orchestrator),
         limits: limits.clone(),
-        gate: gate.clone(),
+        admission: admission.clone(),
         auth: auth.clone(),
     };
     let grpc = drain.tasks().spawn(serve_grpc(config.grpc, grpc_api, times.head, drain.clone()));
-    let parts = openai::HttpApiParts { orchestrator, limits, gate, auth, times, registry: metrics };
+    let parts = openai::HttpApiParts { orchestrator, limits, admission, auth, times, registry: metrics };
     let http_api = openai::HttpApi::new(parts);
     if let Some(listener) = config.admin {
         admin::spawn(listener, openai::admin_routes(http_api.clone()), &drain);

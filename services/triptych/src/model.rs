@@ -1,8 +1,8 @@
 //! Models of `--model`, as directories that can be served.
 //!
 //! A directory is taken as it is, a hub id is fetched once, and the sample models in this binary are unpacked: one by
-//! `sample:NAME`, all of them where a cluster is started without any `--model`. Every directory is opened here, weights excepted, so that a wrong one is news before a
-//! worker starts.
+//! `sample:NAME`, all of them if a cluster is started without `--model`. Every directory is opened here, weights
+//! excepted, so that a wrong one is an error before a worker starts.
 
 mod hub;
 mod location;

@@ -96,13 +96,19 @@ pub fn list() -> String {
 }
 
 impl Suite {
+    /// Cargo, for the binary that the tests start; `None` if they start none.
+    pub fn binary(&self) -> Option<Command> {
+        let starts = self.target == Target::Cluster && self.name != "sim";
+        starts.then(|| cargo(&["build", "--workspace", "--bin", "triptych", "--test", self.name]))
+    }
+
     /// Cargo, for this suite's tests.
     ///
     /// Suites of a cluster are built as parts of the workspace, so that they share every crate with the whole test run.
     pub fn cargo(&self) -> Command {
         match self.target {
             Target::Package(package) => cargo(&["test", "-p", package]),
-            Target::Cluster => cargo(&["test", "--workspace", "--bin", "triptych", "--test", self.name]),
+            Target::Cluster => cargo(&["test", "--workspace", "--test", self.name]),
             Target::Fuzzers => cargo(&["xtask", "fuzz"]),
         }
     }

@@ -8,6 +8,7 @@ use crate::shell::{self, cargo, root, show};
 use crate::suites::{self, SUITES, Suite, Target};
 use anyhow::{Context, Result};
 use clap::Args;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::process::Command;
 
@@ -57,6 +58,14 @@ fn run_suite(suite: &Suite, filter: Option<&str>) -> Result<()> {
     if suite.target == Target::Fuzzers {
         return fuzz::brief(filter);
     }
+    run_built(suite, filter)
+}
+
+/// The tests of a suite, against a binary that is up to date.
+fn run_built(suite: &Suite, filter: Option<&str>) -> Result<()> {
+    if let Some(mut build) = suite.binary() {
+        run_shown(&mut build)?;
+    }
     let mut tests = suite.cargo();
     tests.args(filter);
     run_shown(&mut tests)
@@ -64,20 +73,17 @@ fn run_suite(suite: &Suite, filter: Option<&str>) -> Result<()> {
 
 /// In the order in which mistakes are cheapest to find.
 fn run_gate() -> Result<()> {
-    let mut missing = BTreeMap::new();
-    for need in Need::ALL.into_iter().filter(|need| *need != Need::StaticBinary) {
-        if let Err(error) = need.ensure() {
-            println!("{need:?} is missing: {error:#}");
-            missing.insert(need, format!("{error:#}"));
-        }
-    }
-    let left_out: Vec<_> =
-        SUITES.iter().filter(|suite| suite.needs.iter().any(|need| missing.contains_key(need))).collect();
-    let fuzzing = || match missing.get(&Need::Cxx) {
+    let missing = RefCell::new(BTreeMap::<Need, String>::new());
+    let fuzzing = || match missing.borrow().get(&Need::Cxx) {
         Some(why) => Ok(Ran::Partly(why.clone())),
         None => whole(fuzz::brief(None)),
     };
+    let find_missing = || {
+        *missing.borrow_mut() = find_missing();
+        Ok(Ran::Whole)
+    };
     let steps: Vec<Step<'_>> = vec![
+        ("servers and tools", Box::new(find_missing)),
         ("house rules", Box::new(|| cargo_shown(&["test", "-q", "-p", "house-rules"]))),
         ("format", Box::new(|| cargo_shown(&["fmt", "--all", "--check"]))),
         (
@@ -86,16 +92,31 @@ fn run_gate() -> Result<()> {
         ),
         ("build of the tests", Box::new(|| cargo_shown(&["test", "--workspace", "--no-run"]))),
         ("static binary", Box::new(|| whole(Need::StaticBinary.ensure()))),
-        ("tests", Box::new(|| run_tests(&left_out, &missing))),
+        ("tests", Box::new(|| run_tests(&missing.borrow()))),
         ("benches, briefly", Box::new(|| cargo_shown(&BENCHES))),
         ("fuzzing, briefly", Box::new(fuzzing)),
     ];
     gate::run(steps)
 }
 
+/// Needs that cannot be met on this machine, with the reasons.
+fn find_missing() -> BTreeMap<Need, String> {
+    let mut missing = BTreeMap::new();
+    // The static binary is a step of its own: it is a build.
+    for need in Need::ALL.into_iter().filter(|need| *need != Need::StaticBinary) {
+        if let Err(error) = need.ensure() {
+            println!("{need:?} is missing: {error:#}");
+            missing.insert(need, format!("{error:#}"));
+        }
+    }
+    missing
+}
+
 /// All tests, less the suites that cannot run here.
-fn run_tests(left_out: &[&Suite], missing: &BTreeMap<Need, String>) -> Result<Ran> {
-    let left_out: Vec<_> = left_out.iter().filter(|suite| suite.target != Target::Fuzzers).collect();
+fn run_tests(missing: &BTreeMap<Need, String>) -> Result<Ran> {
+    let cannot = |suite: &&Suite| suite.needs.iter().any(|need| missing.contains_key(need));
+    let left_out: Vec<_> =
+        SUITES.iter().filter(|suite| suite.target != Target::Fuzzers).filter(cannot).collect();
     if left_out.is_empty() {
         return cargo_shown(&["test", "--workspace", "--no-fail-fast"]);
     }
@@ -108,9 +129,9 @@ fn run_tests(left_out: &[&Suite], missing: &BTreeMap<Need, String>) -> Result<Ra
     run_shown(&mut tests)?;
     let is_left_out = |name: &str| left_out.iter().any(|suite| suite.name == name);
     for suite in SUITES.iter().filter(|suite| suite.target == Target::Cluster && !is_left_out(suite.name)) {
-        run_shown(&mut suite.cargo())?;
+        run_built(suite, None)?;
     }
-    let why = |suite: &&&Suite| {
+    let why = |suite: &&Suite| {
         let reasons: Vec<_> = suite.needs.iter().filter_map(|need| missing.get(need)).cloned().collect();
         format!("{}: {}", suite.name, reasons.join(", "))
     };

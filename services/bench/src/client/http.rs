@@ -98,10 +98,10 @@ impl HttpTarget {
 
 impl Target for HttpTarget {
     fn prepare(&self, offered: &Offered, content: &ContentSource) -> PreparedRequest {
-        let sounds_only = !offered.items.is_empty()
+        let audio_only = !offered.items.is_empty()
             && offered.items.iter().all(|i| matches!(i.shape, ItemShape::Audio { .. }));
         // Texts cannot be transcribed, so probes of texts go to the chat.
-        let endpoint = if self.endpoint == Endpoint::Transcriptions && !sounds_only {
+        let endpoint = if self.endpoint == Endpoint::Transcriptions && !audio_only {
             Endpoint::Chat
         } else {
             self.endpoint

@@ -58,7 +58,7 @@ mod tests {
     fn files_that_are_no_results_are_named() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a.json");
-        let error = read_all(&[file.clone()]).unwrap_err().to_string();
+        let error = read_all(std::slice::from_ref(&file)).unwrap_err().to_string();
         assert!(error.contains("a.json"), "{error}");
         fs::write(&file, "{\"version\": 99}").unwrap();
         let error = read_all(&[dir.path().to_owned()]).unwrap_err().to_string();

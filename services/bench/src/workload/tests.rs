@@ -155,7 +155,7 @@ fn a_repeated_item_is_the_same_bytes() {
 }
 
 #[test]
-fn a_mix_has_its_share_of_requests_with_pictures() {
+fn a_mix_has_its_share_of_requests_with_images() {
     let all = offered("mixed:with=0.3", 20_000);
     let share = mean(all.iter().map(|o| f64::from(u8::from(!o.items.is_empty()))));
     assert!((share - 0.3).abs() < 0.01, "{share}");
@@ -204,7 +204,7 @@ fn conversations_are_in_their_midst_when_the_run_starts() {
 }
 
 #[test]
-fn servegen_has_its_pictures_per_request_and_comes_in_bursts() {
+fn servegen_has_its_images_per_request_and_comes_in_bursts() {
     let all = offered("servegen", 60_000);
     let found = mean(all.iter().map(|o| o.items.len() as f64));
     assert!((found - 1.59).abs() < 0.1, "{found}");
@@ -231,7 +231,7 @@ fn what_is_not_known_is_refused_with_what_is() {
         assert!(found.contains(expect), "{text}: {found}");
     };
     check("nothing", "random-mm");
-    check("epd-short:pictures=2", "images");
+    check("epd-short:photos=2", "images");
     check("epd-short:images=4-1", "1-4");
     check("epd-short:size=0x5", "WIDTHxHEIGHT");
     check("random-mm:buckets=720x1280x16@1", "films");

@@ -352,7 +352,7 @@ impl EcStore for Tiered {
     /// Waits in the tier with the leases, and polls the tiers before it, which may have the object first.
     async fn wait(&self, key: &ContentKey, patience: Duration) -> Result<Option<EncodedItem>, EcError> {
         let Some(tier) = self.lease_tiers().next() else { return Ok(None) };
-        // The tiers behind it get what it has, and some of them count what they are asked for.
+        // Later tiers get copies of it, and polls of some of them are billed.
         let asking = poll::poll_head(patience, || async {
             let before: Vec<_> = self.awake().into_iter().filter(|t| t.tier_idx <= tier.tier_idx).collect();
             self.heads_of(&before, std::slice::from_ref(key)).await
@@ -366,7 +366,7 @@ impl EcStore for Tiered {
             found = &mut asking => found,
             answer = notified => match answer {
                 Ok(Some(item)) => Ok(Some(item)),
-                // Its maker is done or gave up: whatever there is, is there.
+                // The encoder finished or gave up, so the state is final.
                 Ok(None) => Ok(self.heads(std::slice::from_ref(key)).await?.pop().flatten()),
                 Err(_) => asking.await,
             },

@@ -15,7 +15,7 @@ pub struct GrammarMatcher {
 }
 
 /// Tokens that are allowed next.
-pub struct Mask {
+pub struct TokenMask {
     allowed: SimpleVob,
     vocab: usize,
 }
@@ -30,11 +30,11 @@ impl GrammarMatcher {
     ///
     /// # Errors
     /// A limit on work, or tokens that do not fit the grammar.
-    pub fn mask(&mut self, written: &[u32]) -> Result<Mask, Failure> {
+    pub fn mask(&mut self, written: &[u32]) -> Result<TokenMask, Failure> {
         self.follow(written)?;
         let field = self.start.field;
         let allowed = self.now.matcher.compute_mask_or_eos().map_err(|e| refused(field, &e))?;
-        Ok(Mask { allowed, vocab: self.start.vocab })
+        Ok(TokenMask { allowed, vocab: self.start.vocab })
     }
 
     /// True if nothing may follow `written`: the completion is at its end.
@@ -62,7 +62,7 @@ impl GrammarMatcher {
     }
 }
 
-impl Mask {
+impl TokenMask {
     /// Rules out of `logits [vocab]` the tokens that are not allowed. The tokens `ends` are allowed when the
     /// grammar may end.
     pub fn apply(&self, ends: &[u32], logits: &mut [f32]) {

@@ -7,7 +7,7 @@ use super::preemption::ResourceNeed;
 use crate::blocks::{BlockPool, BlockTable, OutOfBlocks, blocks_for};
 use crate::config::PrefixCache;
 use crate::plan::BlockMove;
-use crate::sequence::{BranchKv, DeviceKv, Phase, QueueKey, Sequence};
+use crate::sequence::{BranchKv, DeviceKv, QueueKey, Sequence, SequenceStatus};
 use std::time::Instant;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
@@ -73,7 +73,7 @@ impl Scheduler {
         if n_running + sequence.n_run_slots() > config.max_sequences {
             return AdmitOutcome::NoRoom;
         }
-        let allocation = if let Phase::Swapped(branches) = &sequence.phase {
+        let allocation = if let SequenceStatus::Swapped(branches) = &sequence.status {
             swap_in(pool, branches, readable_now)
         } else {
             let cached = find_cached(pool, sequence, config.prefix_cache);
@@ -101,7 +101,7 @@ impl Scheduler {
             builder.moves.extend(moves);
             builder.moved.push(sequence.id());
         }
-        sequence.phase = Phase::Running(DeviceKv { branches, cross });
+        sequence.status = SequenceStatus::Running(DeviceKv { branches, cross });
         sequence.blocked_at = None;
         self.plan_first_rows(queue_key, builder, now);
         AdmitOutcome::Admitted
@@ -120,9 +120,9 @@ impl Scheduler {
         let Some(sequence) = self.sequences.get_mut(&queue_key) else { return };
         if sequence.milestones.first_step.is_none() {
             sequence.milestones.first_step = Some(now);
-            sequence.token_counts.n_cached = sequence.n_computed().min(sequence.n_prompt());
+            sequence.counters.n_cached = sequence.n_computed().min(sequence.n_prompt());
             self.counts.prompt_tokens += sequence.n_prompt() as u64;
-            self.counts.cached_tokens += sequence.token_counts.n_cached as u64;
+            self.counts.cached_tokens += sequence.counters.n_cached as u64;
         }
         builder.n_admitted += 1;
         builder.push_prefill(queue_key, sequence, &self.cross);

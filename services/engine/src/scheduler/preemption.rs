@@ -4,7 +4,7 @@ use super::Scheduler;
 use super::plan_builder::PlanBuilder;
 use crate::config::Preemption;
 use crate::plan::BlockMove;
-use crate::sequence::{BranchKv, DeviceKv, Phase, QueueKey, Sequence};
+use crate::sequence::{BranchKv, DeviceKv, QueueKey, Sequence, SequenceStatus};
 use std::time::Duration;
 
 impl Scheduler {
@@ -12,7 +12,9 @@ impl Scheduler {
     pub(super) fn preempt(&mut self, queue_key: QueueKey, builder: &mut PlanBuilder) {
         let Some(sequence) = self.sequences.get_mut(&queue_key) else { return };
         let was_decoding = sequence.is_decoding();
-        let Phase::Running(device_kv) = std::mem::replace(&mut sequence.phase, Phase::Waiting) else {
+        let SequenceStatus::Running(device_kv) =
+            std::mem::replace(&mut sequence.status, SequenceStatus::Waiting)
+        else {
             return;
         };
         self.counts.preemptions += 1;
@@ -25,7 +27,7 @@ impl Scheduler {
             && let Some(branches) = self.swap_out(&device_kv, builder)
             && let Some(sequence) = self.sequences.get_mut(&queue_key)
         {
-            sequence.phase = Phase::Swapped(branches);
+            sequence.status = SequenceStatus::Swapped(branches);
             builder.moved.push(sequence.id());
             self.counts.swaps += 1;
         }

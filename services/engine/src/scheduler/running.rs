@@ -4,7 +4,7 @@ use super::plan_builder::{PlanBuilder, PlannedRows};
 use super::{DraftTokens, Scheduler};
 use crate::blocks::BlockTable;
 use crate::plan::BlockMove;
-use crate::sequence::{Phase, QueueKey, Sequence};
+use crate::sequence::{QueueKey, Sequence, SequenceStatus};
 
 impl Scheduler {
     /// Takes running sequences off the device that reached an item which is not loaded. True if there were any.
@@ -18,7 +18,7 @@ impl Scheduler {
             // as it goes.
             let is_out_of_room = n_computed >= sequence.n_room() && !sequence.is_decoding();
             if readable <= n_computed || is_out_of_room {
-                sequence.phase = Phase::Waiting;
+                sequence.status = SequenceStatus::Waiting;
                 sequence.blocked_at =
                     sequence.readable(0, &self.cross).ok().filter(|_| readable <= n_computed);
                 suspended = true;

@@ -8,7 +8,7 @@ use crate::blocks::{BlockPool, BlockTable};
 use crate::config::KvBudget;
 use crate::cross::{CrossCache, CrossShare};
 use crate::error::EngineError;
-use crate::plan::{Projection, Rows, StepPlan};
+use crate::plan::{Projection, SequenceRows, StepPlan};
 use crate::request::SequenceId;
 use crate::runner::Runner;
 use crate::scheduler::DraftTokens;
@@ -24,11 +24,11 @@ pub(super) struct DraftModel {
     runner: Runner,
     pool: BlockPool,
     cross: CrossCache,
-    followed: HashMap<SequenceId, Followed>,
+    followed: HashMap<SequenceId, DraftState>,
 }
 
 /// Draft KV of a sequence.
-struct Followed {
+struct DraftState {
     table: BlockTable,
     cross: Option<BlockTable>,
     /// Tokens whose keys and values are in the blocks, drafts included.
@@ -36,9 +36,9 @@ struct Followed {
 }
 
 /// A sequence with the draft tokens of this call.
-struct Writing<'a> {
+struct DraftingSequence<'a> {
     sequence: &'a Sequence,
-    followed: Followed,
+    followed: DraftState,
     draft: Vec<u32>,
     /// True if all its tokens are computed, or are in this step, so that its next token can be drafted.
     caught_up: bool,
@@ -73,15 +73,15 @@ impl DraftModel {
     pub fn propose(&mut self, sequences: &[&Sequence], n_tokens: usize) -> DraftTokens {
         let mut plan = StepPlan::default();
         let mut old = std::mem::take(&mut self.followed);
-        let mut writing: Vec<Writing<'_>> = Vec::new();
+        let mut drafting: Vec<DraftingSequence<'_>> = Vec::new();
         // Blocks of sequences that no longer decode are given back before others take some.
         old.retain(|id, _| sequences.iter().any(|s| s.id() == *id));
         for sequence in sequences {
             let followed = old.remove(&sequence.id());
-            writing.extend(self.follow(sequence, followed, n_tokens, &mut plan));
+            drafting.extend(self.follow(sequence, followed, n_tokens, &mut plan));
         }
         for _ in 0..n_tokens {
-            if self.write(&mut writing, plan).is_none() {
+            if self.write(&mut drafting, plan).is_none() {
                 // KV of a failed step must not be read.
                 self.cross.discard_unfilled();
                 return DraftTokens::new();
@@ -89,7 +89,7 @@ impl DraftModel {
             plan = StepPlan::default();
         }
         let mut drafts = DraftTokens::new();
-        for Writing { sequence, followed, draft, .. } in writing {
+        for DraftingSequence { sequence, followed, draft, .. } in drafting {
             drafts.insert(sequence.id(), draft);
             self.followed.insert(sequence.id(), followed);
         }
@@ -100,10 +100,10 @@ impl DraftModel {
     fn follow<'a>(
         &mut self,
         sequence: &'a Sequence,
-        followed: Option<Followed>,
+        followed: Option<DraftState>,
         n_tokens: usize,
         plan: &mut StepPlan,
-    ) -> Option<Writing<'a>> {
+    ) -> Option<DraftingSequence<'a>> {
         let info = self.runner.info();
         let n_most = sequence.n_tokens() + n_tokens;
         if n_most > info.max_context {
@@ -111,7 +111,7 @@ impl DraftModel {
         }
         let mut followed = match followed {
             Some(followed) => followed,
-            None => Followed {
+            None => DraftState {
                 table: self.pool.table(0).ok()?,
                 cross: self.read_input(sequence, plan)?,
                 computed: Vec::new(),
@@ -121,7 +121,7 @@ impl DraftModel {
         let known = &sequence.tokens(0)[..sequence.n_tokens() - 1];
         let n_right = followed.computed.iter().zip(known).take_while(|(a, b)| a == b).count();
         followed.computed.truncate(n_right);
-        Some(Writing { sequence, followed, draft: Vec::new(), caught_up: false })
+        Some(DraftingSequence { sequence, followed, draft: Vec::new(), caught_up: false })
     }
 
     /// Share of the sequence's cross-attention KV, which the plan projects if it is new: `Some(None)` without
@@ -142,21 +142,21 @@ impl DraftModel {
     }
 
     /// One more draft token for each caught-up sequence. `None` if the step failed.
-    fn write(&mut self, writing: &mut [Writing<'_>], mut plan: StepPlan) -> Option<()> {
-        for one in writing.iter_mut() {
+    fn write(&mut self, drafting: &mut [DraftingSequence<'_>], mut plan: StepPlan) -> Option<()> {
+        for one in drafting.iter_mut() {
             one.plan(&mut plan);
         }
         let logits = self.runner.run(&plan).ok()?;
         plan.projections.iter().for_each(|projection| self.cross.filled(&projection.key));
         let mut rows = logits.chunks_exact(self.runner.vocab());
-        for one in writing.iter_mut().filter(|one| one.caught_up) {
+        for one in drafting.iter_mut().filter(|one| one.caught_up) {
             one.draft.push(most_probable(rows.next()?));
         }
         Some(())
     }
 }
 
-impl Writing<'_> {
+impl DraftingSequence<'_> {
     /// Adds the tokens that are not computed yet: of the sequence, and its last draft token.
     fn plan(&mut self, plan: &mut StepPlan) {
         let first = self.followed.computed.len();
@@ -170,7 +170,7 @@ impl Writing<'_> {
         self.followed.computed.extend(&tokens);
         let table = &self.followed.table;
         let cross = self.followed.cross.as_ref();
-        plan.push_rows(self.sequence, Rows { tokens, first, table, cross });
+        plan.push_rows(self.sequence, SequenceRows { tokens, first, table, cross });
         plan.ask_for(usize::from(self.caught_up));
     }
 }

@@ -87,8 +87,8 @@ fn sequences_over_the_same_input_project_it_once_even_after_it_was_idle() {
 #[test]
 fn projections_of_a_step_are_bounded_but_one_always_runs() {
     let mut bench = Bench::with_cross(EngineConfig { token_budget: 60, ..config() });
-    let sounds = [item(1, 70), item(2, 30), item(3, 30), item(4, 10)];
-    for (id, audio) in (1..).zip(&sounds) {
+    let clips = [item(1, 70), item(2, 30), item(3, 30), item(4, 10)];
+    for (id, audio) in (1..).zip(&clips) {
         bench.add(cross(bench.sequence(id, 5, 9), audio, 0..audio.item().n_tokens));
         bench.ready(audio);
     }

@@ -7,8 +7,8 @@
 use parking_lot::Mutex;
 use std::sync::Arc;
 use triptych_kernels::cpu::{is_table_of_logits, table_bytes};
-use triptych_kernels::{CpuBackend, CpuConfig, Precision};
 use triptych_kernels::ops::*;
+use triptych_kernels::{CpuBackend, CpuConfig, Precision};
 
 /// Outputs of a panel of a linear layer.
 const PANEL: usize = 32;

@@ -21,7 +21,7 @@ use triptych_models::spec::StemSpec;
 
 const CASES: [&str; 3] = ["mllama_small_f32", "mllama_deep_bf16", "mllama_two_tiles_f16"];
 
-/// What the processor makes of the images of a case.
+/// Encoder inputs that the processor makes of the images of a case.
 fn images(case: &Case) -> Vec<EncoderInput> {
     let processor = case.model().preprocess();
     let prepare = |image: &Value| {

@@ -26,7 +26,7 @@ use triptych_proto::v1;
 
 /// Task and model properties of a speech request.
 #[derive(Clone, Debug)]
-pub struct SpeechOptions {
+pub struct SpeechSetup {
     /// Transcription task.
     pub task: SpeechTask,
     /// Properties of the speech model.
@@ -92,14 +92,14 @@ struct BufferedChoice {
 
 /// Buffered windows of one request.
 pub struct WindowBuffer {
-    options: SpeechOptions,
+    options: SpeechSetup,
     windows: Vec<PreparedSequence>,
     choices: Vec<BufferedChoice>,
     positions: HashMap<SequenceId, ChoiceWindow>,
     next: Option<SpeechResume>,
 }
 
-impl SpeechOptions {
+impl SpeechSetup {
     /// True if windows must be buffered.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ impl SpeechOptions {
 
 impl WindowBuffer {
     /// A buffer for `n` completions over all windows.
-    pub fn new(options: SpeechOptions, windows: Vec<PreparedSequence>, n: u32) -> Self {
+    pub fn new(options: SpeechSetup, windows: Vec<PreparedSequence>, n: u32) -> Self {
         let slot = |_: &PreparedSequence| WindowState::Decoding { attempt: 0, delta: Delta::default() };
         let choice =
             |_| BufferedChoice { slots: windows.iter().map(slot).collect(), next: 0, emitted_before: 0 };

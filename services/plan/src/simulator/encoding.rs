@@ -1,7 +1,7 @@
 //! An encoder: admission, preprocessing, batches, publishing. What a batch takes, what is reported and what is learned
 //! of costs are the encoder's own code.
 
-use super::agenda::Nanos;
+use super::event_queue::Nanos;
 use super::prompts::{described, sealed};
 use super::request::{Job, JobEnd, JobTimes};
 use super::store::Transfer;
@@ -16,7 +16,7 @@ use triptych_encoder::n_in_batch;
 impl World<'_> {
     /// A job is at its encoder.
     pub(super) fn job_arrives(&mut self, id: JobId) {
-        let now = self.agenda.now();
+        let now = self.queue.now();
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let (w, key, bytes) = (job.worker, job.key, job.sized.bytes);
         job.since = now;
@@ -26,7 +26,7 @@ impl World<'_> {
         if self.workers[w].rows().is_some_and(|rows| rows.get(&key).is_some()) {
             return self.give_kept(id);
         }
-        let model = self.front.model().as_str().to_owned();
+        let model = self.proxy.model.as_str().to_owned();
         let Some(encoder) = &mut self.workers[w].encoder else { return };
         if encoder.n_jobs >= encoder.spec.max_jobs {
             return self.tell(id, JobEnd::Full);
@@ -46,7 +46,7 @@ impl World<'_> {
     /// The rows of an earlier job are here: the store may have lost them.
     fn give_kept(&mut self, id: JobId) {
         let hop = self.hop();
-        self.agenda.after(hop, Event::Announced(id));
+        self.queue.after(hop, Event::Announced(id));
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.kept = true;
         let (key, tokens, w) = (job.key, job.sized.tokens, job.worker);
@@ -57,7 +57,7 @@ impl World<'_> {
         self.transfer(Transfer::Publish(id), spread);
     }
 
-    /// Preprocesses whoever is next, while there are threads.
+    /// Preprocesses the next items, while there are threads.
     fn preprocess(&mut self, w: usize) {
         loop {
             let Some(encoder) = &mut self.workers[w].encoder else { return };
@@ -65,7 +65,7 @@ impl World<'_> {
                 return;
             }
             let Some(id) = encoder.raw.pop_front() else { return };
-            let now = self.agenda.now();
+            let now = self.queue.now();
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             job.times.queue += now - job.since;
             job.since = now;
@@ -79,7 +79,7 @@ impl World<'_> {
 
     /// An item is ready for its forward, and it is known how many rows come of it.
     pub(super) fn preprocessed(&mut self, w: usize, id: JobId) {
-        let (now, hop) = (self.agenda.now(), self.hop());
+        let (now, hop) = (self.queue.now(), self.hop());
         if let Some(encoder) = &mut self.workers[w].encoder {
             encoder.n_preprocessing -= 1;
         }
@@ -96,7 +96,7 @@ impl World<'_> {
                 if let Some(encoder) = &mut self.workers[w].encoder {
                     encoder.ready.push_back(id);
                 }
-                self.agenda.after(hop, Event::Announced(id));
+                self.queue.after(hop, Event::Announced(id));
             }
         }
         self.preprocess(w);
@@ -124,7 +124,7 @@ impl World<'_> {
     }
 
     fn begin_forward(&mut self, w: usize, jobs: Vec<JobId>, (shape, work): (BatchShape, Nanos)) {
-        let now = self.agenda.now();
+        let now = self.queue.now();
         for id in &jobs {
             if let Some(job) = self.jobs.get_mut(id) {
                 job.times.queue += now - job.since;
@@ -161,9 +161,9 @@ impl World<'_> {
         }
     }
 
-    /// Gives the cores to whoever is next, where encoder and engine take turns.
+    /// Gives the cores to the next in turn, where encoder and engine take turns.
     pub(super) fn take_turns(&mut self, w: usize) {
-        let now = self.agenda.now();
+        let now = self.queue.now();
         let worker = &mut self.workers[w];
         let threads = worker.threads();
         let Some(taking) = &mut worker.turns else { return };
@@ -183,7 +183,7 @@ impl World<'_> {
 
     /// A forward, or a part of one, is done.
     pub(super) fn forwarded(&mut self, w: usize) {
-        let now = self.agenda.now();
+        let now = self.queue.now();
         let worker = &mut self.workers[w];
         let Some(encoder) = &mut worker.encoder else { return };
         if let (Some(taking), Some(batch)) = (&mut worker.turns, &mut encoder.running)
@@ -211,7 +211,7 @@ impl World<'_> {
         self.report_soon(w);
     }
 
-    /// The rows of a job are there: whoever is in this process has them, and they are published.
+    /// The rows of a job are there: a PD worker of the same process has them, and they are published.
     fn publish(&mut self, w: usize, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         if job.cancelled {
@@ -226,7 +226,7 @@ impl World<'_> {
         if !advertise {
             return self.transfer(Transfer::Publish(id), spread);
         }
-        self.store.shelve(key);
+        self.store.hold_in_peer_cache(key);
         self.tell_loaders(id);
         self.done(id);
         self.tell(id, JobEnd::Ready);
@@ -252,7 +252,7 @@ impl World<'_> {
 
     /// Rows are in the store.
     pub(super) fn published(&mut self, id: JobId) {
-        let now = self.agenda.now();
+        let now = self.queue.now();
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.times.publish = now - job.since;
         let (key, tokens, w, kept) = (job.key, job.sized.tokens, job.worker, job.kept);
@@ -269,8 +269,8 @@ impl World<'_> {
         let hop = self.hop();
         let Some(job) = self.jobs.get(&id) else { return };
         let key = job.key;
-        for worker in self.store.told(&key) {
-            self.agenda.after(hop, Event::Loadable { worker, key });
+        for worker in self.store.take_waiting(&key) {
+            self.queue.after(hop, Event::Loadable { worker, key });
         }
     }
 
@@ -300,7 +300,7 @@ impl World<'_> {
 
     fn tell(&mut self, id: JobId, end: JobEnd) {
         let hop = self.hop();
-        self.agenda.after(hop, Event::JobEnded(id, end));
+        self.queue.after(hop, Event::JobEnded(id, end));
     }
 
     /// Nobody wants a job any more: it is dropped, unless its forward has begun.

@@ -1,11 +1,11 @@
-//! Encoder outputs on their way to a PD worker: waited for, in line, under way, here.
+//! Encoder outputs on their way to a PD worker: waited for, queued, under way, here.
 
 use super::prompts::{described, sealed};
 use super::request::ns;
 use super::store::Transfer;
 use super::worker::{Command, LoadStage};
-use super::world::World;
-use triptych_core::{ContentKey, Modality};
+use super::world::{AnswerEnd, Event, World};
+use triptych_core::{ContentKey, ItemIdx, Modality};
 
 impl World<'_> {
     pub(super) fn want(&mut self, w: usize, key: ContentKey) {
@@ -14,23 +14,41 @@ impl World<'_> {
             return;
         }
         if self.store.has(&key) {
-            pd.loading.insert(key, LoadStage::InLine);
-            pd.load_line.push_back(key);
+            pd.loading.insert(key, LoadStage::Queued);
+            pd.load_queue.push_back(key);
             return self.load_next(w);
         }
         pd.loading.insert(key, LoadStage::Waiting);
         self.store.wait(key, w);
         // It was there when the proxy looked, and nobody is making it.
-        if let Some(r) = self.request_for(w, &key) {
-            self.make_again(r, key);
+        if !self.is_encoding(&key) {
+            self.queue.after(0, Event::Missing { worker: w, key });
         }
     }
 
-    /// A request of a PD worker that needs an output.
-    pub(super) fn request_for(&self, w: usize, key: &ContentKey) -> Option<usize> {
-        let requests = self.workers[w].pd.as_ref()?.requests.values().copied();
-        // The first of them: the map has no order, and a run must be the same again.
-        requests.filter(|r| self.requests[*r].places.iter().any(|p| p.key == *key)).min()
+    /// An output that was waited for is nowhere: the requests that need it fail, and the proxy has it encoded again.
+    pub(super) fn missing(&mut self, w: usize, key: ContentKey) {
+        let Some(pd) = &mut self.workers[w].pd else { return };
+        if pd.loading.get(&key) != Some(&LoadStage::Waiting) {
+            return;
+        }
+        if self.store.has(&key) || pd.rows.contains(&key) {
+            return self.loadable(w, key);
+        }
+        if self.is_encoding(&key) {
+            return self.store.wait(key, w);
+        }
+        let Some(pd) = &mut self.workers[w].pd else { return };
+        pd.loading.remove(&key);
+        let requests = pd.requests.iter().map(|(sequence, r)| (*sequence, *r));
+        let needs = |r: usize| self.requests[r].items.iter().position(|item| item.key == key);
+        let mut lost: Vec<_> = requests.filter_map(|(sequence, r)| Some((sequence, needs(r)?))).collect();
+        // The map has no order, and a run must be the same again.
+        lost.sort_unstable();
+        for (sequence, i) in lost {
+            self.command(w, Command::Abort(sequence));
+            self.ended_at_pd(w, sequence, AnswerEnd::Missing(ItemIdx(i as u32)));
+        }
     }
 
     /// An output that was waited for can be loaded.
@@ -49,13 +67,13 @@ impl World<'_> {
             if pd.n_loading >= pd.spec.max_loads.max(1) {
                 return;
             }
-            let Some(key) = pd.load_line.pop_front() else { return };
+            let Some(key) = pd.load_queue.pop_front() else { return };
             let tokens = pd
                 .requests
                 .values()
-                .find_map(|r| self.requests[*r].places.iter().find(|p| p.key == key).map(|p| p.sized.tokens));
+                .find_map(|r| self.requests[*r].items.iter().find(|p| p.key == key).map(|p| p.sized.tokens));
             let Some(tokens) = tokens else {
-                // Whoever wanted it is gone.
+                // No request wants it any more.
                 pd.loading.remove(&key);
                 continue;
             };
@@ -74,7 +92,7 @@ impl World<'_> {
         let tokens = pd
             .requests
             .values()
-            .find_map(|r| self.requests[*r].places.iter().find(|p| p.key == key).map(|p| p.sized.tokens));
+            .find_map(|r| self.requests[*r].items.iter().find(|p| p.key == key).map(|p| p.sized.tokens));
         if let Some(tokens) = tokens {
             pd.rows.insert(sealed(described(key, Modality::Image, tokens)));
             self.workers[w].reports.rows_changed = true;
@@ -85,11 +103,11 @@ impl World<'_> {
 
     /// Rows are on the worker: its engine hears of it.
     pub(super) fn deliver(&mut self, w: usize, key: ContentKey) {
-        let now = self.agenda.now();
+        let now = self.queue.now();
         let Some(pd) = &self.workers[w].pd else { return };
         for r in pd.requests.values() {
             let request = &mut self.requests[*r];
-            if request.places.iter().any(|place| place.key == key) {
+            if request.items.iter().any(|place| place.key == key) {
                 request.stages.load = request.stages.load.max(ns(now.saturating_sub(request.ready_at)));
             }
         }

@@ -1,4 +1,4 @@
-//! What a request's prompt would be: made-up text, and items in their places. What repeats in the workload repeats here:
+//! Prompts of requests: made-up text, and items in their places. Content that repeats in the workload repeats here:
 //! the same content is the same key, and a conversation that goes on begins with what was said.
 
 use super::spec::{ItemsAt, PromptSpec};
@@ -57,7 +57,7 @@ pub(super) fn key_of(item: &OfferedItem) -> ContentKey {
     ContentKey::from_bytes(bytes)
 }
 
-/// What kind of item it is.
+/// The item's modality.
 pub(super) fn modality_of(item: &OfferedItem) -> Modality {
     match item.shape {
         ItemShape::Image { .. } => Modality::Image,
@@ -100,7 +100,7 @@ fn turns(offered: &Offered) -> Vec<ConversationTurn> {
     }
 }
 
-/// What the proxy would read: a chat, a token being four letters.
+/// The prompt as the proxy reads it: a chat, a token being four letters.
 pub(super) fn chat(offered: &Offered, spec: &PromptSpec) -> Prompt {
     let stream = Stream::of(offered);
     let (mut place, mut item) = (0, 0);

@@ -1,6 +1,6 @@
-//! What workers tell the proxy of themselves, when they would, and what the timeline notes.
+//! The workers' reports to the proxy, and the samples of the timeline.
 
-use super::agenda::Nanos;
+use super::event_queue::Nanos;
 use super::request::ns;
 use super::result::Moment;
 use super::worker::{Reports, Worker};
@@ -19,15 +19,15 @@ impl World<'_> {
         if std::mem::replace(&mut reports.is_due, true) {
             return;
         }
-        let told = reports.told.as_ref().map(|(_, at)| *at);
+        let reported = reports.reported.as_ref().map(|(_, at)| *at);
         let pause = if self.workers[w].pd.is_some() { watch::MIN_INTERVAL } else { load::MIN_INTERVAL };
-        let at = told.map_or(0, |at| at.saturating_add(nanos(pause)));
-        self.agenda.at(at, Event::Report(w));
+        let at = reported.map_or(0, |at| at.saturating_add(nanos(pause)));
+        self.queue.at(at, Event::Report(w));
     }
 
     /// A worker looks whether there is news.
     pub(super) fn report(&mut self, w: usize) {
-        let (now, hop) = (self.agenda.now(), self.hop());
+        let (now, hop) = (self.queue.now(), self.hop());
         let worker = &mut self.workers[w];
         worker.reports.is_due = false;
         let (state, is_news) = match worker.pd {
@@ -39,13 +39,13 @@ impl World<'_> {
             let at = now.saturating_add(nanos(load::BUSY_INTERVAL));
             if is_news {
                 worker.reports.is_due = false;
-                self.agenda.at(at, Event::Report(w));
+                self.queue.at(at, Event::Report(w));
             }
         }
         if is_news {
             let worker = &mut self.workers[w];
-            worker.reports.told = Some((state.clone(), now));
-            self.agenda.after(hop, Event::Told { worker: w, state: Box::new(state) });
+            worker.reports.reported = Some((state.clone(), now));
+            self.queue.after(hop, Event::Reported { worker: w, state: Box::new(state) });
         }
     }
 
@@ -53,7 +53,7 @@ impl World<'_> {
     pub(super) fn sample(&mut self) {
         let pds = self.workers.iter().filter_map(|worker| worker.pd.as_ref());
         let mut moment = Moment {
-            at: ns(self.agenda.now()),
+            at: ns(self.queue.now()),
             in_flight: self.in_flight,
             encode_items: self.encode_items,
             ..Moment::default()
@@ -72,22 +72,23 @@ impl World<'_> {
         moment.kv_usage /= f64::from(n.max(1));
         self.timeline.push(moment);
         let pause = self.spec.sample_every.max(Duration::from_millis(1));
-        if self.front.is_offering || self.in_flight > 0 {
-            self.agenda.after(nanos(pause), Event::Sample);
+        if self.proxy.is_offering || self.in_flight > 0 {
+            self.queue.after(nanos(pause), Event::Sample);
         }
     }
 }
 
-/// What an encoder would say, and whether it would.
+/// An encoder's report, and whether it is worth sending.
 fn encoder_state(worker: &Worker, now: Nanos) -> (v1::WorkerState, bool) {
     let Some(encoder) = &worker.encoder else { return Default::default() };
     let state = encoder.load.state(false);
-    let told = worker.reports.told.as_ref();
-    let is_news = told.is_none_or(|(told, at)| load::is_worth_reporting(told, &state, ns(now - at)));
+    let reported = worker.reports.reported.as_ref();
+    let is_news =
+        reported.is_none_or(|(reported, at)| load::is_worth_reporting(reported, &state, ns(now - at)));
     (state, is_news)
 }
 
-/// What a PD worker would say, and whether it would.
+/// A PD worker's report, and whether it is worth sending.
 fn pd_state(worker: &mut Worker) -> (v1::WorkerState, bool) {
     let Worker { pd: Some(pd), encoder, reports, .. } = worker else { return Default::default() };
     let beside = encoder.as_ref().map(|encoder| encoder.load.report()).unwrap_or_default();
@@ -96,7 +97,7 @@ fn pd_state(worker: &mut Worker) -> (v1::WorkerState, bool) {
         &[pd.stats],
         beside,
     );
-    let Reports { told, rows_changed, keys, .. } = reports;
+    let Reports { reported, rows_changed, keys, .. } = reports;
     let wire = |key: &ContentKey| key.as_bytes().to_vec().into();
     let (mut added, mut removed) = (Vec::new(), Vec::new());
     if std::mem::take(rows_changed) {
@@ -105,7 +106,7 @@ fn pd_state(worker: &mut Worker) -> (v1::WorkerState, bool) {
         removed = keys.difference(&held).map(wire).collect();
         *keys = held;
     }
-    let same = told.as_ref().is_some_and(|(told, _)| told.load.as_ref() == Some(&load));
+    let same = reported.as_ref().is_some_and(|(reported, _)| reported.load.as_ref() == Some(&load));
     let is_news = !same || !added.is_empty() || !removed.is_empty();
     let state = v1::WorkerState {
         load: Some(load),

@@ -1,7 +1,8 @@
 //! A request on its way, its items, and the jobs that encode them.
 
-use super::agenda::Nanos;
+use super::event_queue::Nanos;
 use super::result::Stages;
+use super::source::Source;
 use crate::curves::Sized;
 use std::time::Duration;
 use triptych_bench::offered::Offered;
@@ -10,82 +11,78 @@ use triptych_core::ContentKey;
 use triptych_encoder::load::JobLoad;
 use triptych_engine::SequenceId;
 use triptych_proxy::decisions::Permit;
+use triptych_proxy::decisions::reservation::Reservation;
 use triptych_proxy::decisions::size::Forecast;
 use triptych_proxy::decisions::view::Sent;
+use triptych_proxy::request_machine::action::AttemptId;
+use triptych_proxy::request_machine::encodes::EncodeId;
+use triptych_proxy::request_machine::output::Encoded;
+use triptych_proxy::request_machine::request::RequestMachine;
 
 /// A request.
 pub(super) struct Request {
     pub(super) offered: Offered,
     pub(super) outcome: Outcome,
     pub(super) stages: Stages,
-    pub(super) places: Vec<Place>,
-    pub(super) phase: Phase,
-    /// The door's.
+    pub(super) items: Vec<Item>,
+    /// The machine that decides for it; `None` before the proxy has read it.
+    pub(super) machine: Option<RequestMachine>,
+    /// Time at which it is woken next.
+    pub(super) wake: Option<Nanos>,
+    /// Held until it ends.
     pub(super) permit: Option<Permit>,
-    /// The PD worker that encodes its items, where PD workers encode.
-    pub(super) home: Option<usize>,
-    /// What is reserved there: items that were not given yet, and their predicted cost in microseconds.
-    pub(super) reserved: Vec<(ContentKey, u64)>,
-    /// The PD worker that has it, its name there, and what it is reckoned as.
+    /// The PD worker that encodes its items, if PD workers do.
+    pub(super) placed: Option<usize>,
+    /// Items that are reserved there.
+    pub(super) reservation: Reservation,
+    /// The PD worker that was chosen, and the tokens of its prompt.
+    pub(super) chosen: Option<(usize, u64)>,
+    /// The PD worker that has it.
     pub(super) at: Option<At>,
-    /// PD workers that had no room for it.
-    pub(super) tried: Vec<usize>,
-    /// Where in its text the answer begins.
+    /// The end of its answer, once a PD worker has ended it.
+    pub(super) answer_end: End,
+    /// Position in its text at which the answer begins.
     pub(super) answer_place: u32,
-    /// When its last item was READY.
+    /// Time at which its last item was READY.
     pub(super) ready_at: Nanos,
 }
 
-/// A request at a PD worker.
+/// A request at a PD worker: its name there, and its part in the worker's load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct At {
     pub(super) worker: usize,
     pub(super) sequence: SequenceId,
     pub(super) epoch: u64,
     pub(super) work: Sent,
-    /// Whether the worker has taken it in.
-    pub(super) is_in: bool,
-}
-
-/// How far a request is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// Its items are looked for.
-    Supplying,
-    /// A PD worker has it.
-    Answering,
-    /// It has ended.
-    Ended,
 }
 
 /// An item of a request.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct Item {
     pub(super) key: ContentKey,
     pub(super) sized: Sized,
-    pub(super) state: PlaceState,
-    /// PD workers that hold it, where nobody else is known to.
-    pub(super) holder: Option<usize>,
+    pub(super) state: ItemState,
+    /// Set when it is READY.
+    pub(super) encoded: Option<Encoded>,
+    /// True if its source was counted.
+    pub(super) is_counted: bool,
 }
 
-/// How far an item is.
+impl Item {
+    pub(super) fn new(key: ContentKey, sized: Sized) -> Self {
+        Self { key, sized, state: ItemState::Left, encoded: None, is_counted: false }
+    }
+}
+
+/// Progress of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PlaceState {
-    /// In this flight, which it shares with another request or not.
-    Flying { flight: u64, shared: bool },
-    /// READY.
+pub(super) enum ItemState {
+    /// It waits for this encode.
+    InFlight(EncodeId),
+    /// It is READY.
     Ready,
-}
-
-/// Where an item's output comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
-    Remembered,
-    Resident,
-    Stored,
-    Shared,
-    Encoded,
-    Kept,
+    /// It waits for nothing.
+    Left,
 }
 
 impl Request {
@@ -103,16 +100,23 @@ impl Request {
             offered,
             outcome,
             stages: Stages::default(),
-            places: Vec::new(),
-            phase: Phase::Supplying,
+            items: Vec::new(),
+            machine: None,
+            wake: None,
             permit: None,
-            home: None,
-            reserved: Vec::new(),
+            placed: None,
+            reservation: Reservation::default(),
+            chosen: None,
             at: None,
-            tried: Vec::new(),
+            answer_end: End::Short,
             answer_place: 0,
             ready_at: 0,
         }
+    }
+
+    /// True if a PD worker still has it under this name.
+    pub(super) fn is_at(&self, worker: usize, sequence: SequenceId) -> bool {
+        self.at.is_some_and(|at| at.worker == worker && at.sequence == sequence)
     }
 
     /// An item came from there.
@@ -142,31 +146,31 @@ pub(super) fn ns(nanos: Nanos) -> Duration {
 
 /// A job: an item at an encoder.
 pub(super) struct Job {
-    pub(super) flight: u64,
+    pub(super) encode: EncodeId,
+    pub(super) attempt: AttemptId,
     pub(super) worker: usize,
     pub(super) key: ContentKey,
     pub(super) sized: Sized,
-    /// What it is reckoned as.
+    /// Its part in the proxy's account of that load.
     pub(super) epoch: u64,
     pub(super) work: Sent,
     pub(super) forecast: Option<Forecast>,
-    pub(super) sent: Nanos,
-    /// In the worker's load.
+    /// Its part in the worker's load.
     pub(super) ticket: Option<JobLoad>,
-    /// When the stage that it is in began.
+    /// Time at which its current stage began.
     pub(super) since: Nanos,
     pub(super) times: JobTimes,
     /// This item's part of its batch's forward.
     pub(super) share: Nanos,
-    /// Whether nobody wants it any more.
+    /// True if nobody wants it any more.
     pub(super) cancelled: bool,
-    /// Whether its encoder still had the rows.
+    /// True if its encoder still had the rows.
     pub(super) kept: bool,
-    /// Whether the proxy has heard its end.
+    /// True if the proxy has heard its end.
     pub(super) is_answered: bool,
 }
 
-/// Where a job's time went.
+/// The time that each stage of a job took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct JobTimes {
     pub(super) queue: Nanos,
@@ -175,7 +179,7 @@ pub(super) struct JobTimes {
     pub(super) publish: Nanos,
 }
 
-/// How a job ended.
+/// The end of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum JobEnd {
     /// Its output is READY.

@@ -1,5 +1,6 @@
-//! What came of a simulated run.
+//! The results of a simulated run.
 
+use super::source::Source;
 use std::time::Duration;
 use triptych_bench::outcome::Outcome;
 
@@ -8,19 +9,19 @@ use triptych_bench::outcome::Outcome;
 pub struct Simulation {
     /// One for each offered request, in their order: what a client would have seen. For the judge.
     pub outcomes: Vec<Outcome>,
-    /// Where the time of each went, in the same order.
+    /// The stages of each, in the same order.
     pub stages: Vec<Stages>,
-    /// How busy each pool was, in the cluster's order.
+    /// The use of each pool, in the cluster's order.
     pub pools: Vec<PoolUse>,
-    /// How full everything was, over time.
+    /// Samples of the load, over time.
     pub timeline: Vec<Moment>,
-    /// Where items came from.
-    pub items: ItemTally,
+    /// Sources of the items.
+    pub items: ItemSources,
     /// Tokens of prompts whose keys and values were found in a worker's blocks, and of all prompts.
-    pub prefix: PrefixTally,
+    pub prefix: PrefixUse,
     /// Sequences that gave up their blocks for others.
     pub preemptions: u64,
-    /// What was not given back: nothing, when every request has ended.
+    /// Resources that were not given back: none, when every request has ended.
     pub left: LeftOver,
     /// From the start to the last event.
     pub span: Duration,
@@ -28,7 +29,7 @@ pub struct Simulation {
     pub n_events: u64,
 }
 
-/// Where a request's time went. Of several items the slowest counts.
+/// The time of a request by stage. Of several items the slowest counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stages {
     /// Its slowest item, waiting for preprocessing and for its batch.
@@ -49,7 +50,7 @@ pub struct Stages {
     pub decode: Duration,
 }
 
-/// How busy a pool was.
+/// The use of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PoolUse {
     /// Its name.
@@ -80,7 +81,7 @@ pub struct PoolUse {
     pub n_requests: u64,
 }
 
-/// How full everything was at a moment.
+/// A sample of the load at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moment {
     /// After the start of the run.
@@ -101,9 +102,9 @@ pub struct Moment {
     pub kv_peak: f64,
 }
 
-/// Where items came from. Each item of each request is counted once.
+/// Sources of the items. Each item of each request is counted once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ItemTally {
+pub struct ItemSources {
     /// READY a moment ago, as the proxy remembers.
     pub remembered: u64,
     /// On a PD worker, which got the request.
@@ -124,7 +125,19 @@ pub struct ItemTally {
     pub loads_saved: u64,
 }
 
-impl ItemTally {
+impl ItemSources {
+    /// Counts an item from there.
+    pub(super) fn count(&mut self, source: Source) {
+        *match source {
+            Source::Remembered => &mut self.remembered,
+            Source::Resident => &mut self.resident,
+            Source::Stored => &mut self.stored,
+            Source::Shared => &mut self.shared,
+            Source::Encoded | Source::Kept => &mut self.encoded,
+        } += 1;
+        self.kept += u64::from(source == Source::Kept);
+    }
+
     /// Items in all.
     pub fn n(&self) -> u64 {
         self.remembered + self.resident + self.stored + self.shared + self.encoded + self.failed
@@ -139,14 +152,14 @@ impl ItemTally {
 
 /// Tokens of prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PrefixTally {
+pub struct PrefixUse {
     /// Of all sequences that started.
     pub tokens: u64,
     /// Of those, how many were found in blocks.
     pub found: u64,
 }
 
-/// What is still held somewhere.
+/// Resources that are still held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeftOver {
     /// Requests that have not ended.

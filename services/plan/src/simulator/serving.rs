@@ -1,8 +1,8 @@
 //! A PD worker: what it lets in, loads, and its engine's loop around the product's own scheduler.
 
-use super::agenda::Nanos;
+use super::event_queue::Nanos;
 use super::prompts::{Stream, described, laid_out};
-use super::request::{Phase, ns};
+use super::request::ns;
 use super::worker::{Command, PdSide, Stepping, Task};
 use super::world::{AnswerEnd, Event, World, from_us, nanos};
 use crate::curves::StepShape;
@@ -15,25 +15,18 @@ use triptych_engine::{SequenceId, SequenceRequest, Stats};
 
 impl World<'_> {
     /// A request is at its PD worker.
-    pub(super) fn given(&mut self, r: usize) {
-        let Some(at) = self.requests[r].at.filter(|_| self.requests[r].phase == Phase::Answering) else {
-            return;
-        };
+    pub(super) fn given(&mut self, r: usize, sequence: SequenceId) {
+        let Some(at) = self.requests[r].at.filter(|at| at.sequence == sequence) else { return };
         let w = at.worker;
         let Some(pd) = &mut self.workers[w].pd else { return };
         if pd.n_requests >= pd.spec.engine.max_requests || pd.n_live >= pd.spec.engine.max_live() {
-            self.requests[r].tried.push(w);
-            return self
-                .agenda
-                .after(nanos(self.spec.hop), Event::Answered { request: r, end: AnswerEnd::Full });
+            let end = AnswerEnd::Full;
+            return self.queue.after(self.hop(), Event::Answered { request: r, sequence, end });
         }
         pd.n_requests += 1;
         pd.n_live += 1;
         pd.requests.insert(at.sequence, r);
         self.workers[w].used.n_requests += 1;
-        if let Some(at) = &mut self.requests[r].at {
-            at.is_in = true;
-        }
         let arrival = self.arrival(r, at.sequence);
         let keys: Vec<ContentKey> = arrival.items.iter().map(|item| item.key).collect();
         self.command(w, Command::Arrive(Box::new(arrival)));
@@ -54,10 +47,10 @@ impl World<'_> {
 
     fn arrival(&mut self, r: usize, id: SequenceId) -> SequenceRequest {
         let request = &mut self.requests[r];
-        let sizes: Vec<u32> = request.places.iter().map(|place| place.sized.tokens).collect();
+        let sizes: Vec<u32> = request.items.iter().map(|place| place.sized.tokens).collect();
         let (prepared, place) = laid_out(&request.offered, &sizes, &self.spec.prompt);
         request.answer_place = place;
-        let items = request.places.iter().map(|p| described(p.key, Modality::Image, p.sized.tokens));
+        let items = request.items.iter().map(|p| described(p.key, Modality::Image, p.sized.tokens));
         let sampling = SamplingParams {
             max_tokens: Some(request.offered.output_tokens.max(1)),
             temperature: 0.0,
@@ -80,7 +73,7 @@ impl World<'_> {
 
     /// Nobody wants this answer any more.
     pub(super) fn abort(&mut self, w: usize, sequence: SequenceId) {
-        // As if it was told at once: a hop is nothing beside a step.
+        // As if it was reported at once: a hop is nothing beside a step.
         if self.request_of(w, sequence).is_some() {
             self.leave_pd(w, sequence);
             self.command(w, Command::Abort(sequence));
@@ -104,16 +97,16 @@ impl World<'_> {
         pd.inbox.push(command);
         if !pd.is_busy {
             pd.is_busy = true;
-            self.agenda.after(0, Event::Turn(w));
+            self.queue.after(0, Event::Turn(w));
         }
     }
 }
 
 /// The engine's loop.
 impl World<'_> {
-    /// What there is to do between two steps: commands, then a step, in its turn.
+    /// Work between two steps: commands, then a step, in its turn.
     pub(super) fn turn(&mut self, w: usize) {
-        self.obey(w);
+        self.apply_commands(w);
         let worker = &mut self.workers[w];
         match &mut worker.turns {
             Some(taking) => {
@@ -125,7 +118,7 @@ impl World<'_> {
         }
     }
 
-    fn obey(&mut self, w: usize) {
+    fn apply_commands(&mut self, w: usize) {
         let now = self.now();
         let Some(pd) = &mut self.workers[w].pd else { return };
         let commands = std::mem::take(&mut pd.inbox);
@@ -158,7 +151,7 @@ impl World<'_> {
 
     /// A step, if anything can run.
     pub(super) fn step(&mut self, w: usize) {
-        let (now, instant) = (self.agenda.now(), self.now());
+        let (now, instant) = (self.queue.now(), self.now());
         let Some(pd) = &mut self.workers[w].pd else { return };
         let ScheduledStep { plan, failed, changed } = pd.scheduler.step(instant, &mut DraftTokens::new());
         pd.stalled = plan.is_empty() && failed.is_empty() && !changed;
@@ -180,7 +173,7 @@ impl World<'_> {
 
     /// A step is done: tokens are there.
     pub(super) fn stepped(&mut self, w: usize) {
-        let (now, instant) = (self.agenda.now(), self.now());
+        let (now, instant) = (self.queue.now(), self.now());
         let Some(pd) = &mut self.workers[w].pd else { return };
         let Some(Stepping { plan, began }) = pd.stepping.take() else { return };
         pd.scheduler.commit(&plan, Duration::from_nanos(now - began));
@@ -211,7 +204,7 @@ impl World<'_> {
     fn write(&mut self, w: usize, r: usize, id: SequenceId) {
         let curves = self.workers[w].costs.curves();
         let token_us = curves.proxy.token_us;
-        let (now, base) = (self.agenda.now(), self.base);
+        let (now, base) = (self.queue.now(), self.base);
         let way = self.hop().saturating_mul(2).saturating_add(from_us(token_us));
         let request = &mut self.requests[r];
         if request.outcome.tokens.is_empty()
@@ -222,6 +215,9 @@ impl World<'_> {
             request.stages.prefill_queue = first_step.saturating_duration_since(milestones.arrived);
             let since = ns(now).saturating_sub(first_step.saturating_duration_since(base));
             request.stages.prefill = since;
+        }
+        if request.outcome.tokens.is_empty() {
+            self.queue.after(nanos(self.spec.hop), Event::Wrote(r));
         }
         request.outcome.tokens.push(ns(now.saturating_add(way)));
     }
@@ -243,17 +239,14 @@ impl World<'_> {
         self.ended_at_pd(w, id, end);
     }
 
-    fn ended_at_pd(&mut self, w: usize, id: SequenceId, end: AnswerEnd) {
+    pub(super) fn ended_at_pd(&mut self, w: usize, id: SequenceId, end: AnswerEnd) {
         let Some(r) = self.leave_pd(w, id) else { return };
         let request = &mut self.requests[r];
-        if end == AnswerEnd::Full {
-            request.tried.push(w);
-        }
         if let [first, .., last] = request.outcome.tokens[..] {
             request.stages.decode = last - first;
         }
         if request.is_at(w, id) {
-            self.agenda.after(nanos(self.spec.hop), Event::Answered { request: r, end });
+            self.queue.after(nanos(self.spec.hop), Event::Answered { request: r, sequence: id, end });
         }
     }
 
@@ -271,7 +264,7 @@ impl World<'_> {
             }
         }
         match goes_on {
-            true => self.agenda.after(0, Event::Turn(w)),
+            true => self.queue.after(0, Event::Turn(w)),
             false => self.wake_at_deadline(w),
         }
         self.take_turns(w);
@@ -284,7 +277,7 @@ impl World<'_> {
         let at = pd.scheduler.next_deadline().map(|at| nanos(at.saturating_duration_since(base)));
         if let Some(at) = at.filter(|at| pd.wake != Some(*at)) {
             pd.wake = Some(at);
-            self.agenda.at(at, Event::Wake { worker: w, at });
+            self.queue.at(at, Event::Wake { worker: w, at });
         }
     }
 
@@ -296,12 +289,12 @@ impl World<'_> {
         }
         if !pd.is_busy && pd.scheduler.next_deadline().is_some() {
             pd.is_busy = true;
-            self.agenda.after(0, Event::Turn(w));
+            self.queue.after(0, Event::Turn(w));
         }
     }
 }
 
-/// What is in a plan, as far as its time depends on it.
+/// Shape of a plan, as far as its time depends on it.
 fn shape_of(pd: &PdSide, plan: &StepPlan) -> StepShape {
     let rows = plan.projections.iter().map(|projection| projection.slots.len() as u32).sum();
     let mut shape = StepShape { projected_rows: rows, ..StepShape::default() };

@@ -1,13 +1,13 @@
-//! Something that several share: the cores of a worker, the bandwidth of a store. Whoever is there gets its share, as
+//! Something that several share: the cores of a worker, the bandwidth of a store. Each task gets its share, as
 //! the kernel's scheduler gives it: tasks that want no more than there is run at full speed, otherwise all are slowed
 //! down alike.
 
-use super::agenda::Nanos;
+use super::event_queue::Nanos;
 
 /// Ends less than this apart are one: times are whole nanoseconds, and shares are not.
 const EPSILON: f64 = 0.5;
 
-/// What is shared, and the tasks that share it.
+/// A shared resource, and the tasks that share it.
 #[derive(Clone, Debug)]
 pub(super) struct Sharing<T> {
     /// Of which `width` of a task is a part.
@@ -22,7 +22,7 @@ pub(super) struct Sharing<T> {
 #[derive(Clone, Debug)]
 struct Task<T> {
     name: T,
-    /// What is left at full speed, in nanoseconds.
+    /// Time left at full speed, in nanoseconds.
     left: f64,
     width: f64,
 }
@@ -39,7 +39,7 @@ impl<T> Sharing<T> {
         self.tasks.push(Task { name, left: work as f64, width });
     }
 
-    /// When the first of them ends if nobody comes, and the number under which that holds: any change gives another.
+    /// Time at which the first of them ends if nobody comes, and the number under which that holds: any change gives another.
     pub(super) fn next(&mut self) -> Option<(Nanos, u64)> {
         let least = self.tasks.iter().map(|task| task.left).min_by(f64::total_cmp)?;
         self.version += 1;
@@ -47,7 +47,7 @@ impl<T> Sharing<T> {
         Some((self.at.saturating_add(pause as Nanos), self.version))
     }
 
-    /// Whether nothing has changed since [`Self::next`] gave this number.
+    /// True if nothing has changed since [`Self::next`] gave this number.
     pub(super) fn is_current(&self, version: u64) -> bool {
         self.version == version
     }
@@ -69,7 +69,7 @@ impl<T> Sharing<T> {
         self.used
     }
 
-    /// What all that are there want together.
+    /// Width that all tasks want together.
     pub(super) fn width(&self) -> f64 {
         self.tasks.iter().map(|task| task.width).sum()
     }

@@ -1,4 +1,4 @@
-//! What is simulated: pools of workers, the store between them, the proxy before them.
+//! The specification of a cluster: pools of workers, the store between them, the proxy before them.
 
 use crate::curves::CostCurves;
 pub use crate::curves::{ItemsAt, PromptSpec};
@@ -17,15 +17,15 @@ pub struct ClusterSpec {
     pub pools: Vec<PoolSpec>,
     /// The store between them.
     pub store: StoreSpec,
-    /// What is before them.
+    /// The proxy.
     pub proxy: ProxySpec,
-    /// How a request's prompt is laid out.
+    /// Layout of a request's prompt.
     pub prompt: PromptSpec,
     /// From one process to another and not back.
     pub hop: Duration,
-    /// How long a request may take. Default two minutes, as the product's.
+    /// The longest time of a request. Default two minutes, as the product's.
     pub request_time: Duration,
-    /// How long after the last arrival is waited for what has not ended; then it is
+    /// Time after the last arrival for which open requests are waited for; then they are
     /// [`End::Unended`](triptych_bench::outcome::End::Unended).
     pub patience: Duration,
     /// Between two places of the timeline.
@@ -37,15 +37,15 @@ pub struct ClusterSpec {
 pub struct PoolSpec {
     /// In results, and in a plan.
     pub name: String,
-    /// How many.
+    /// Number of workers.
     pub workers: usize,
-    /// What each of them does.
+    /// Role of each.
     pub role: PoolRole,
-    /// What it costs them. Each has the cores that were measured with, [`CostCurves::threads`].
+    /// Their cost curves. Each has the cores that were measured with, [`CostCurves::threads`].
     pub curves: Arc<CostCurves>,
 }
 
-/// What a worker does.
+/// The role of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolRole {
     /// Encodes items.
@@ -74,7 +74,7 @@ pub struct EncoderSpec {
     pub preprocess_threads: usize,
     /// Rows that are kept after they were published, in bytes.
     pub rows_budget_bytes: usize,
-    /// Whether PD workers read from its memory; the store then has an output a little after its job is done.
+    /// True if PD workers read from its memory; the store then has an output a little after its job is done.
     pub advertise: bool,
 }
 
@@ -115,7 +115,7 @@ pub struct StoreSpec {
     pub parallel: f64,
     /// Asking what it holds, for all items of a request at once.
     pub probe: Duration,
-    /// What it holds at most; then what was used longest ago goes.
+    /// Capacity; the least recently used output goes first.
     pub capacity_bytes: u64,
 }
 
@@ -130,9 +130,9 @@ impl Default for StoreSpec {
 pub struct ProxySpec {
     /// Requests worked on at once.
     pub max_in_flight: usize,
-    /// How long an item may wait for its encode to end; `None`: until its deadline.
+    /// The longest wait of an item for its encode to end; `None`: until its deadline.
     pub encode_slo: Option<Duration>,
-    /// How items are looked for.
+    /// Rules by which items are encoded.
     pub encodes: EncodePolicy,
     /// Whose cores proxy, store and clients use.
     pub cores: FrontCores,
@@ -178,7 +178,7 @@ pub enum SpecError {
     Engine {
         /// The pool.
         pool: String,
-        /// Why.
+        /// The cause.
         what: String,
     },
 }
@@ -216,7 +216,7 @@ impl ClusterSpec {
         }
     }
 
-    /// Whether it can run.
+    /// True if it can run.
     ///
     /// # Errors
     /// [`SpecError`] with the first mistake.

@@ -1,6 +1,6 @@
 //! The EC store: what it holds, and transfers that share its bandwidth.
 
-use super::agenda::Nanos;
+use super::event_queue::Nanos;
 use super::sharing::Sharing;
 use super::spec::StoreSpec;
 use super::worker::JobId;
@@ -23,12 +23,12 @@ pub(super) enum Transfer {
 pub(super) struct Store {
     held: ByteCache<()>,
     pub(super) lines: Sharing<Transfer>,
-    /// Whether transfers get in each other's way.
+    /// True if transfers get in each other's way.
     pub(super) is_shared: bool,
     /// PD workers that wait for an output.
     waiting: HashMap<ContentKey, Vec<usize>>,
-    /// Outputs on encoders' shelves, not in the store yet: how many jobs have them there.
-    shelved: HashMap<ContentKey, usize>,
+    /// Outputs in encoders' peer caches, not in the store yet, and the number of jobs that have them there.
+    in_peer_caches: HashMap<ContentKey, usize>,
 }
 
 impl Store {
@@ -39,13 +39,13 @@ impl Store {
             lines: Sharing::new(spec.parallel),
             is_shared: spec.parallel.is_finite(),
             waiting: HashMap::new(),
-            shelved: HashMap::new(),
+            in_peer_caches: HashMap::new(),
         }
     }
 
-    /// Whether an output can be loaded, from here or from a shelf.
+    /// True if an output can be loaded, from here or from a peer cache.
     pub(super) fn has(&mut self, key: &ContentKey) -> bool {
-        self.shelved.contains_key(key) || self.held.get(key).is_some()
+        self.in_peer_caches.contains_key(key) || self.held.get(key).is_some()
     }
 
     /// An output is here.
@@ -53,17 +53,17 @@ impl Store {
         self.held.insert(key, (), usize::try_from(bytes).unwrap_or(usize::MAX));
     }
 
-    /// An encoder has an output in memory for whoever asks.
-    pub(super) fn shelve(&mut self, key: ContentKey) {
-        *self.shelved.entry(key).or_default() += 1;
+    /// An encoder has an output in memory for any caller.
+    pub(super) fn hold_in_peer_cache(&mut self, key: ContentKey) {
+        *self.in_peer_caches.entry(key).or_default() += 1;
     }
 
     /// It is in the store by now.
-    pub(super) fn unshelve(&mut self, key: &ContentKey) {
-        if let Some(n) = self.shelved.get_mut(key) {
+    pub(super) fn drop_from_peer_cache(&mut self, key: &ContentKey) {
+        if let Some(n) = self.in_peer_caches.get_mut(key) {
             *n -= 1;
             if *n == 0 {
-                self.shelved.remove(key);
+                self.in_peer_caches.remove(key);
             }
         }
     }
@@ -76,13 +76,8 @@ impl Store {
         }
     }
 
-    /// Those that wait for it.
-    pub(super) fn waiting(&self, key: &ContentKey) -> &[usize] {
-        self.waiting.get(key).map_or(&[], Vec::as_slice)
-    }
-
     /// Those that wait for it; they wait no more.
-    pub(super) fn told(&mut self, key: &ContentKey) -> Vec<usize> {
+    pub(super) fn take_waiting(&mut self, key: &ContentKey) -> Vec<usize> {
         self.waiting.remove(key).unwrap_or_default()
     }
 

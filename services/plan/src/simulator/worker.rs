@@ -1,6 +1,6 @@
 //! A worker: its cores, and what it holds as an encoder, as a PD worker, or as both.
 
-use super::agenda::Nanos;
+use super::event_queue::Nanos;
 use super::prompts::ROW_BYTES;
 use super::sharing::Sharing;
 use super::spec::{EncoderSpec, PdSpec, PoolRole, PoolSpec, SpecError};
@@ -18,7 +18,7 @@ use triptych_models::decoder::DecoderInfo;
 use triptych_proto::v1;
 use triptych_runtime::compute_arbiter::{ArbiterState, ComputeId};
 
-/// What runs on the cores of a worker.
+/// A task on the cores of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
     /// An item is read and resized.
@@ -27,7 +27,7 @@ pub(super) enum Task {
     Forward,
     /// An engine step.
     Step,
-    /// What client, proxy and network do on the same cores.
+    /// Work of client, proxy and network on the same cores.
     Front,
 }
 
@@ -41,13 +41,13 @@ pub(super) struct Worker {
     pub(super) cores: Sharing<Task>,
     pub(super) encoder: Option<EncoderSide>,
     pub(super) pd: Option<PdSide>,
-    /// How the two take turns.
+    /// State of the turns that the two take.
     pub(super) turns: Option<TurnTaking>,
     pub(super) reports: Reports,
     pub(super) used: Used,
 }
 
-/// What a worker used, in core-nanoseconds, and counts.
+/// Use of a worker, in core-nanoseconds, and counts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Used {
     pub(super) encode: f64,
@@ -63,13 +63,13 @@ pub(super) struct Used {
 /// Reports to the proxy.
 #[derive(Debug, Default)]
 pub(super) struct Reports {
-    /// What was told last, and when.
-    pub(super) told: Option<(v1::WorkerState, Nanos)>,
-    /// Whether it will be looked soon whether there is news.
+    /// The latest report, and its time.
+    pub(super) reported: Option<(v1::WorkerState, Nanos)>,
+    /// True if it will be looked soon whether there is news.
     pub(super) is_due: bool,
-    /// Whether the rows that it holds have changed since.
+    /// True if the rows that it holds have changed since.
     pub(super) rows_changed: bool,
-    /// Keys that were told as held.
+    /// Keys that were reported as held.
     pub(super) keys: std::collections::BTreeSet<ContentKey>,
 }
 
@@ -77,7 +77,7 @@ pub(super) struct Reports {
 pub(super) struct TurnTaking {
     pub(super) turns: ArbiterState,
     pub(super) engine: ComputeId,
-    /// Whether the engine has asked for a step.
+    /// True if the engine has asked for a step.
     pub(super) step_asked: bool,
 }
 
@@ -113,26 +113,26 @@ pub(super) struct Batch {
 pub(super) struct PdSide {
     pub(super) spec: PdSpec,
     pub(super) scheduler: Scheduler,
-    /// What arrived during a step.
+    /// Commands that arrived during a step.
     pub(super) inbox: Vec<Command>,
     pub(super) stepping: Option<Stepping>,
-    /// Whether the last step left nothing that could run, and nothing happened since.
+    /// True if the last step left nothing that could run, and nothing happened since.
     pub(super) stalled: bool,
-    /// Whether the engine is in a step, or about to look for one.
+    /// True if the engine is in a step, or about to look for one.
     pub(super) is_busy: bool,
     pub(super) requests: HashMap<SequenceId, usize>,
     pub(super) n_requests: usize,
     pub(super) n_live: usize,
     pub(super) rows: LocalCache,
     pub(super) loading: HashMap<ContentKey, LoadStage>,
-    pub(super) load_line: VecDeque<ContentKey>,
+    pub(super) load_queue: VecDeque<ContentKey>,
     pub(super) n_loading: usize,
     /// After the latest step.
     pub(super) stats: Stats,
     pub(super) wake: Option<Nanos>,
 }
 
-/// What an engine is told between steps.
+/// A command to an engine, between steps.
 pub(super) enum Command {
     Arrive(Box<SequenceRequest>),
     Item(ContentKey),
@@ -142,17 +142,17 @@ pub(super) enum Command {
 /// A step under way.
 pub(super) struct Stepping {
     pub(super) plan: StepPlan,
-    /// When it got its turn.
+    /// Time at which it got its turn.
     pub(super) began: Nanos,
 }
 
-/// How far a load is.
+/// Progress of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LoadStage {
     /// The output is not there yet.
     Waiting,
     /// There are as many loads under way as there may be.
-    InLine,
+    Queued,
     /// It comes.
     Coming,
 }
@@ -261,7 +261,7 @@ impl PdSide {
             n_live: 0,
             rows: LocalCache::new(scaled(spec.rows_budget_bytes, pool.curves.row_bytes.max(1))),
             loading: HashMap::new(),
-            load_line: VecDeque::new(),
+            load_queue: VecDeque::new(),
             n_loading: 0,
             wake: None,
         })

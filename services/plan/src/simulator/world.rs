@@ -1,9 +1,9 @@
 //! The cluster while it runs: everything that there is, and what happens at each event.
 
-use super::agenda::{Agenda, Nanos};
-use super::front::Front;
+use super::event_queue::{EventQueue, Nanos};
+use super::proxy::{Proxy, StoreQuestion};
 use super::request::{JobEnd, Request};
-use super::result::{ItemTally, Moment};
+use super::result::{ItemSources, Moment};
 use super::spec::{ClusterSpec, FrontCores, SpecError};
 use super::store::{Store, Transfer};
 use super::worker::{JobId, Task, Worker};
@@ -14,9 +14,11 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use triptych_bench::offered::Offered;
-use triptych_core::ContentKey;
+use triptych_core::{ContentKey, ItemIdx};
 use triptych_engine::SequenceId;
 use triptych_proto::v1;
+use triptych_proxy::request_machine::encodes::EncodeId;
+use triptych_proxy::request_machine::event::{EncodeEvent, RequestEvent};
 
 /// Part of a token's way that is a worker's side of the network: client, proxy and worker do about the same for it.
 const WORKERS_SIDE: f64 = 1.0 / 3.0;
@@ -24,12 +26,16 @@ const WORKERS_SIDE: f64 = 1.0 / 3.0;
 /// Something that happens.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// A request is at the proxy's door.
+    /// A request is at the proxy.
     Arrive(usize),
-    /// The store has said what it holds.
-    Probed(u64),
-    /// The flight holds its item's lease, and the store was asked again.
-    Leased(u64),
+    /// The proxy has read a request.
+    Supply(usize),
+    /// A request has waited for as long as it wanted to.
+    WakeRequest(usize),
+    /// An encode has waited for as long as it wanted to.
+    WakeEncode(EncodeId),
+    /// The store has answered an encode.
+    StoreAnswers(EncodeId, StoreQuestion),
     /// A job is at its encoder.
     JobArrives(JobId),
     /// The proxy hears what a job's output will be.
@@ -38,10 +44,6 @@ pub(super) enum Event {
     JobEnded(JobId, JobEnd),
     /// An encoder hears that a job is not wanted any more.
     Cancel(JobId),
-    /// A flight has waited long enough for a second encoder.
-    Hedge(u64),
-    /// A job that failed is sent again.
-    SendAgain(u64),
     /// Something ends on a worker's cores, unless they have changed since.
     Cores { worker: usize, version: u64 },
     /// A transfer ends that shares nothing.
@@ -50,12 +52,14 @@ pub(super) enum Event {
     Lines(u64),
     /// A PD worker hears that an output can be loaded.
     Loadable { worker: usize, key: ContentKey },
-    /// A request is at its PD worker.
-    Given(usize),
-    /// A request is given to another PD worker.
-    GiveAgain(usize),
-    /// The proxy hears the end of an answer.
-    Answered { request: usize, end: AnswerEnd },
+    /// A PD worker hears that an output is nowhere.
+    Missing { worker: usize, key: ContentKey },
+    /// A request is at its PD worker, under this name.
+    Given(usize, SequenceId),
+    /// The proxy passes on the first token of an answer.
+    Wrote(usize),
+    /// The proxy hears the end of the answer of this name.
+    Answered { request: usize, sequence: SequenceId, end: AnswerEnd },
     /// An engine looks what there is to do.
     Turn(usize),
     /// A deadline passes in an engine.
@@ -63,14 +67,12 @@ pub(super) enum Event {
     /// A worker looks whether there is news to tell.
     Report(usize),
     /// The proxy hears a report.
-    Told { worker: usize, state: Box<v1::WorkerState> },
-    /// A request's time is over.
-    Deadline(usize),
+    Reported { worker: usize, state: Box<v1::WorkerState> },
     /// The timeline gets a place.
     Sample,
 }
 
-/// How a PD worker's part of a request ended.
+/// The end of a PD worker's part of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnswerEnd {
     /// With all that was to be written.
@@ -81,6 +83,8 @@ pub(super) enum AnswerEnd {
     Full,
     /// Its time was over.
     Late,
+    /// It did not find an item.
+    Missing(ItemIdx),
     /// Otherwise.
     Failed,
 }
@@ -88,26 +92,26 @@ pub(super) enum AnswerEnd {
 /// The cluster while it runs.
 pub(super) struct World<'a> {
     pub(super) spec: &'a ClusterSpec,
-    /// What the product's code takes for the start of the run.
+    /// The instant that stands for the start of the run.
     pub(super) base: Instant,
-    pub(super) agenda: Agenda<Event>,
+    pub(super) queue: EventQueue<Event>,
     /// Of times.
     pub(super) rng: StdRng,
     pub(super) workers: Vec<Worker>,
-    pub(super) front: Front,
+    pub(super) proxy: Proxy,
     pub(super) store: Store,
     pub(super) requests: Vec<Request>,
     /// By the name of its sequence, at whatever worker.
     pub(super) jobs: HashMap<JobId, super::request::Job>,
     pub(super) n_jobs: JobId,
     pub(super) n_sequences: u64,
-    pub(super) items: ItemTally,
+    pub(super) items: ItemSources,
     pub(super) timeline: Vec<Moment>,
     pub(super) in_flight: usize,
     pub(super) encode_items: usize,
     /// Whose cores had work of the parts before the workers last.
     last_front: usize,
-    /// What an item of a shape becomes, as asked so far.
+    /// Sizes of items by their shape, as asked so far.
     sizes: HashMap<triptych_bench::offered::ItemShape, crate::curves::Sized>,
 }
 
@@ -120,20 +124,21 @@ impl<'a> World<'a> {
                 workers.push(Worker::new(i, pool, Rc::clone(&costs))?);
             }
         }
-        let front = Front::new(spec, &workers, seed);
+        let base = Instant::now();
+        let proxy = Proxy::new(spec, &workers, seed, base);
         Ok(Self {
             spec,
-            base: Instant::now(),
-            agenda: Agenda::new(),
+            base,
+            queue: EventQueue::new(),
             rng: StdRng::seed_from_u64(seed),
             workers,
-            front,
+            proxy,
             store: Store::new(&spec.store),
             requests: Vec::new(),
             jobs: HashMap::new(),
             n_jobs: 0,
             n_sequences: 0,
-            items: ItemTally::default(),
+            items: ItemSources::default(),
             timeline: Vec::new(),
             in_flight: 0,
             encode_items: 0,
@@ -147,65 +152,65 @@ impl<'a> World<'a> {
         let (mut offered, mut last) = (offered, Duration::ZERO);
         if let Some(first) = offered.next() {
             self.offer(first);
-            self.agenda.at(0, Event::Sample);
+            self.queue.at(0, Event::Sample);
         }
         loop {
-            let end = match self.front.is_offering {
+            let end = match self.proxy.is_offering {
                 true => Nanos::MAX,
                 false => nanos(last.saturating_add(self.spec.patience)),
             };
-            let Some(event) = self.agenda.next_before(end) else { break };
+            let Some(event) = self.queue.next_before(end) else { break };
             if let Event::Arrive(request) = event {
                 last = self.requests[request].offered.at;
                 match offered.next() {
                     Some(next) => self.offer(next),
-                    None => self.front.is_offering = false,
+                    None => self.proxy.is_offering = false,
                 }
             }
             self.happens(event);
-            if !self.front.is_offering && self.in_flight == 0 && self.jobs.is_empty() {
+            if !self.proxy.is_offering && self.in_flight == 0 && self.jobs.is_empty() {
                 break;
             }
         }
     }
 
     fn offer(&mut self, offered: Offered) {
-        self.front.is_offering = true;
+        self.proxy.is_offering = true;
         let at = nanos(offered.at).saturating_add(self.hop());
         self.requests.push(Request::new(offered));
-        self.agenda.at(at, Event::Arrive(self.requests.len() - 1));
+        self.queue.at(at, Event::Arrive(self.requests.len() - 1));
     }
 
     fn happens(&mut self, event: Event) {
         match event {
             Event::Arrive(request) => self.arrive(request),
-            Event::Probed(flight) => self.probed(flight),
-            Event::Leased(flight) => self.leased(flight),
+            Event::Supply(request) => self.supply(request),
+            Event::WakeRequest(request) => self.request_on(request, RequestEvent::Woken),
+            Event::WakeEncode(encode) => self.encode_on(encode, EncodeEvent::Woken),
+            Event::StoreAnswers(encode, question) => self.store_answers(encode, question),
             Event::JobArrives(job) => self.job_arrives(job),
             Event::Announced(job) => self.announced(job),
             Event::JobEnded(job, end) => self.job_ended(job, end),
             Event::Cancel(job) => self.cancel(job),
-            Event::Hedge(flight) => self.hedge(flight),
-            Event::SendAgain(flight) => self.send_job(flight),
             Event::Cores { worker, version } => self.cores(worker, version),
             Event::Moved(transfer) => self.moved(transfer),
             Event::Lines(version) => self.lines(version),
             Event::Loadable { worker, key } => self.loadable(worker, key),
-            Event::Given(request) => self.given(request),
-            Event::GiveAgain(request) => self.give(request),
-            Event::Answered { request, end } => self.answered(request, end),
+            Event::Missing { worker, key } => self.missing(worker, key),
+            Event::Given(request, sequence) => self.given(request, sequence),
+            Event::Wrote(request) => self.request_on(request, RequestEvent::Wrote { went_out: true }),
+            Event::Answered { request, sequence, end } => self.answered(request, sequence, end),
             Event::Turn(worker) => self.turn(worker),
             Event::Wake { worker, at } => self.wake(worker, at),
             Event::Report(worker) => self.report(worker),
-            Event::Told { worker, state } => self.told(worker, *state),
-            Event::Deadline(request) => self.deadline(request),
+            Event::Reported { worker, state } => self.reported(worker, *state),
             Event::Sample => self.sample(),
         }
     }
 
     /// Now, for the product's code.
     pub(super) fn now(&self) -> Instant {
-        self.instant(self.agenda.now())
+        self.instant(self.queue.now())
     }
 
     pub(super) fn instant(&self, at: Nanos) -> Instant {
@@ -221,7 +226,7 @@ impl<'a> World<'a> {
         nanos(spread.draw(&mut self.rng))
     }
 
-    /// What an item becomes: every worker of a model makes the same of it.
+    /// Size of an item: every worker of a model makes the same of it.
     pub(super) fn size(&mut self, shape: triptych_bench::offered::ItemShape) -> crate::curves::Sized {
         let costs = self.workers.iter().map(|w| &w.costs).find(|costs| !costs.curves().items.is_empty());
         *self.sizes.entry(shape).or_insert_with(|| costs.map(|costs| costs.item(shape)).unwrap_or_default())
@@ -262,19 +267,19 @@ impl<'a> World<'a> {
 
     /// Puts a task on a worker's cores.
     pub(super) fn compute(&mut self, worker: usize, task: Task, (work, width): (Nanos, f64)) {
-        let now = self.agenda.now();
+        let now = self.queue.now();
         self.workers[worker].cores.start(now, task, (work, width));
         self.look_at_cores(worker);
     }
 
     fn look_at_cores(&mut self, worker: usize) {
         if let Some((at, version)) = self.workers[worker].cores.next() {
-            self.agenda.at(at, Event::Cores { worker, version });
+            self.queue.at(at, Event::Cores { worker, version });
         }
     }
 
     fn cores(&mut self, worker: usize, version: u64) {
-        let now = self.agenda.now();
+        let now = self.queue.now();
         let w = &mut self.workers[worker];
         if !w.cores.is_current(version) {
             return;
@@ -294,15 +299,15 @@ impl<'a> World<'a> {
     pub(super) fn transfer(&mut self, transfer: Transfer, spread: Spread) {
         let work = self.draw(spread);
         if !self.store.is_shared {
-            return self.agenda.after(work, Event::Moved(transfer));
+            return self.queue.after(work, Event::Moved(transfer));
         }
-        self.store.transfer(self.agenda.now(), transfer, work);
+        self.store.transfer(self.queue.now(), transfer, work);
         self.look_at_lines();
     }
 
     fn look_at_lines(&mut self) {
         if let Some((at, version)) = self.store.lines.next() {
-            self.agenda.at(at, Event::Lines(version));
+            self.queue.at(at, Event::Lines(version));
         }
     }
 
@@ -310,7 +315,7 @@ impl<'a> World<'a> {
         if !self.store.lines.is_current(version) {
             return;
         }
-        for transfer in self.store.lines.ended(self.agenda.now()) {
+        for transfer in self.store.lines.ended(self.queue.now()) {
             self.moved(transfer);
         }
         self.look_at_lines();
@@ -321,7 +326,7 @@ impl<'a> World<'a> {
             Transfer::Publish(job) => self.published(job),
             Transfer::Behind { key, bytes } => {
                 self.store.put(key, bytes);
-                self.store.unshelve(&key);
+                self.store.drop_from_peer_cache(&key);
             }
             Transfer::Load { worker, key } => self.loaded(worker, key),
         }

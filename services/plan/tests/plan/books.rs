@@ -76,7 +76,7 @@ fn every_request_ends_once_and_every_book_balances() {
         encoder.advertise = true;
     }
     check("cached", &cached, LOAD);
-    // A decoder that cross-attends to one picture each.
+    // A decoder that cross-attends to one image each.
     let mut cross = apart(1, 1, FAST);
     let mut curves = (*cross.pools[1].curves).clone();
     curves.kv.cross_row_bytes = 1000;

@@ -141,7 +141,7 @@ impl Load {
     }
 }
 
-/// A picture that becomes so many tokens.
+/// A image that becomes so many tokens.
 pub fn image(content: u64, tokens: u32) -> OfferedItem {
     OfferedItem { content, shape: ItemShape::Image { width: tokens * 10, height: 100 } }
 }

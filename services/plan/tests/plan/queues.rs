@@ -40,7 +40,7 @@ fn one_encoder_alone_is_a_queue_with_one_server_and_equal_jobs() {
 }
 
 #[test]
-fn as_many_are_in_the_house_as_come_in_the_time_that_one_stays() {
+fn as_many_are_in_the_system_as_come_in_the_time_that_one_stays() {
     let load = Load { rate: 15.0, n: 600, text: 100, output: 20, images: 1, image_tokens: 200, pool: None };
     let mut cluster = apart(2, 2, FAST);
     cluster.sample_every = Duration::from_millis(10);
@@ -71,7 +71,7 @@ fn more_workers_are_never_worse_and_more_load_never_better() {
 fn an_answer_alone_takes_the_sum_of_its_stages() {
     let load = Load { rate: 0.1, n: 1, text: 479, output: 5, images: 1, image_tokens: 500, pool: None };
     let mut cluster = apart(1, 1, SLOW);
-    // Nothing stands before the picture that could be read meanwhile.
+    // Nothing stands before the image that could be read meanwhile.
     cluster.prompt = PromptSpec { before: 0, around_item: 0, after: 21, ..PromptSpec::default() };
     let run = simulate(&cluster, load.requests(1), 1).unwrap();
     let outcome = &run.outcomes[0];

@@ -41,7 +41,7 @@ fn an_output_is_remembered_then_looked_for_in_the_store_and_encoded_no_second_ti
 
 #[test]
 fn a_prompt_is_read_up_to_the_first_item_that_is_not_there_yet() {
-    // A second of text before a picture that takes a second to encode: together they take little more than one.
+    // A second of text before a image that takes a second to encode: together they take little more than one.
     let mut cluster = apart(1, 1, SLOW);
     let at = |items, cluster: &mut ClusterSpec| {
         cluster.prompt.items = items;
@@ -52,7 +52,7 @@ fn a_prompt_is_read_up_to_the_first_item_that_is_not_there_yet() {
     assert!((front - 3.0).abs() < 0.15, "{front}");
     assert!(
         (back - 2.0).abs() < 0.15,
-        "text that stands before the picture is read while it is encoded: {back}"
+        "text that stands before the image is read while it is encoded: {back}"
     );
 }
 
@@ -76,14 +76,14 @@ fn on_shared_cores_no_more_is_encoded_between_two_tokens_than_the_budget_allows(
         let (pd, encoder) = (PdSpec::default(), EncoderSpec::default());
         let role = PoolRole::Both { pd, encoder, encoder_budget };
         let cluster = ClusterSpec::new(vec![pool("both", 1, role, SLOW)]);
-        // A text that is being written when a picture of a second comes.
+        // A text that is being written when a image of a second comes.
         let mut text = one(0, 0, 10, Vec::new());
         text.output_tokens = 100;
-        let picture = one(1, 500, 10, vec![image(1, 1000)]);
-        let run = simulate(&cluster, [text, picture].into_iter(), 1).unwrap();
+        let image_request = one(1, 500, 10, vec![image(1, 1000)]);
+        let run = simulate(&cluster, [text, image_request].into_iter(), 1).unwrap();
         assert!(run.outcomes.iter().all(|o| o.end == End::Whole));
         let tokens = &run.outcomes[0].tokens;
-        // Before the picture itself is read, whose step takes half a second.
+        // Before the image itself is read, whose step takes half a second.
         let until = Duration::from_millis(1600);
         let gaps = tokens
             .windows(2)
@@ -99,7 +99,7 @@ fn on_shared_cores_no_more_is_encoded_between_two_tokens_than_the_budget_allows(
     assert!(unlimited > Duration::from_millis(900), "{unlimited:?}");
     assert!(
         in_parts > at_once && written >= 8,
-        "the text goes on, and the picture waits for it: {in_parts:?} {at_once:?}"
+        "the text goes on, and the image waits for it: {in_parts:?} {at_once:?}"
     );
 }
 
@@ -115,7 +115,7 @@ fn where_pd_workers_encode_an_item_is_encoded_where_its_request_is_answered() {
 }
 
 #[test]
-fn a_promise_is_kept_by_refusing_at_the_door() {
+fn an_slo_is_met_by_refusing_at_admission() {
     let load = Load { rate: 20.0, n: 200, text: 10, output: 2, images: 1, image_tokens: 500, pool: None };
     let mut cluster = apart(1, 1, FAST);
     let open = simulate(&cluster, load.requests(1), 1).unwrap();

@@ -9,7 +9,8 @@ use triptych_plan::curves::sample::{Costs, curves_of};
 use triptych_plan::online::{Replicas, needed};
 use triptych_plan::planner::search::settle;
 use triptych_plan::planner::{
-    Advice, Answer, Budget, Demand, Effort, Found, Named, PlanError, Question, Reused, Shape, expected, plan,
+    Advice, Budget, Demand, Effort, Named, PlanError, Question, Recommendation, Reused, SearchedCandidate,
+    Shape, expected, plan,
 };
 use triptych_plan::simulator::spec::{FrontCores, PromptSpec};
 use triptych_plan::validation::candidate;
@@ -26,7 +27,7 @@ fn demand(workload: &str) -> Named {
 fn question<'a>(demand: &'a dyn Demand, costs: &Costs, budget: Budget) -> Question<'a> {
     Question {
         demand,
-        slo: "ttft=2s,tpot=100ms".parse().expect("promises"),
+        slo: "ttft=2s,tpot=100ms".parse().expect("an SLO"),
         rule: Rule::default(),
         curves: vec![Arc::new(curves_of(costs))],
         budget,
@@ -36,13 +37,13 @@ fn question<'a>(demand: &'a dyn Demand, costs: &Costs, budget: Budget) -> Questi
     }
 }
 
-fn answer(workload: &str, costs: &Costs, budget: Budget) -> Answer {
+fn answer(workload: &str, costs: &Costs, budget: Budget) -> Recommendation {
     let demand = demand(workload);
     plan(&question(&demand, costs, budget), &|_, _, _| {}).expect("a plan")
 }
 
 /// Encoders of the best cluster that has some apart, of so many workers, however it compares with those without.
-fn encoders_of_best_split(answer: &Answer) -> usize {
+fn encoders_of_best_split(answer: &Recommendation) -> usize {
     let split = answer.others.iter().find(|(name, _)| name.contains("pd ("));
     let (name, _) = split.expect("some cluster has encoders apart");
     name.split('e').next().and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{name}"))
@@ -112,10 +113,10 @@ fn the_same_question_has_the_same_answer() {
 }
 
 #[test]
-fn promises_that_nobody_can_keep_are_an_answer() {
+fn an_slo_that_no_cluster_meets_is_an_answer() {
     let demand = demand("epd-short:images=1,text=100,output=12");
     let question = Question {
-        slo: "ttft=1ms".parse().expect("promises"),
+        slo: "ttft=1ms".parse().expect("an SLO"),
         ..question(&demand, &Costs::default(), Budget::Cores(2))
     };
     let answer = plan(&question, &|_, _, _| {}).expect("an answer");
@@ -129,12 +130,13 @@ fn where_one_seed_found_nothing_the_others_are_still_asked() {
     let question = question(&demand, &Costs::default(), Budget::Cores(2));
     let cluster = candidate(Shape::Colocated, &question.curves[0], EncoderBudget::default());
     let found = expected(&question, cluster).expect("a cluster that can be simulated");
-    let settled = settle(&question, Found { rate: 0.0, at: None, ..found }).expect("the same cluster");
+    let settled =
+        settle(&question, SearchedCandidate { rate: 0.0, at: None, ..found }).expect("the same cluster");
     assert!(settled.rate > 0.0 && settled.at.is_some());
 }
 
 #[test]
-fn pictures_that_come_again_need_less() {
+fn images_that_come_again_need_less() {
     let fresh = demand("epd-short:images=4,text=100,output=12");
     let reused = Reused { demand: &fresh, share: 0.9 };
     let costs = Costs { encode_token: 800.0, ..Costs::default() };
@@ -142,7 +144,7 @@ fn pictures_that_come_again_need_less() {
         plan(&question(demand, &costs, Budget::Cores(3)), &|_, _, _| {}).expect("a plan").best.goodput.mean
     };
     let (few, many) = (goodput(&fresh), goodput(&reused));
-    assert!(many > few * 1.2, "{few} requests/s with new pictures, {many} with known ones");
+    assert!(many > few * 1.2, "{few} requests/s with new images, {many} with known ones");
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn profiled(name: &str, format: LoadFormat) -> Profiled {
 }
 
 #[test]
-fn a_model_with_pictures_is_measured_and_progress_is_told() {
+fn a_model_with_images_is_measured_and_progress_is_reported() {
     let told = RefCell::new(Vec::new());
     let progress = |part: &'static str, done: usize, of: usize| {
         assert!(done <= of, "{part}: {done} of {of}");

@@ -1,13 +1,13 @@
-//! One encode for the fleet: the lease of a key, held while its job runs, and the wait of those who do not have it.
+//! The lease of a key, held while its encode runs.
 //!
-//! A lease saves work and guards nothing: whoever cannot ask for one encodes without. It is renewed by a task for as long
-//! as its [`Holding`] lives. At the end it is given back, but not before the store has the object: a worker answers as
-//! soon as it holds the rows in memory and writes the durable copy behind, and whoever looks in between would find
-//! neither object nor holder.
+//! It is renewed by a task for as long as its [`HeldLease`] lives. At the end it is given back, but not before the store
+//! has the object: a worker answers as soon as it holds the rows in memory and writes the durable copy behind, and
+//! a look in between would find neither object nor holder.
 
-use crate::cache::{EncoderCache, Wanted};
-use crate::encode::Origin;
-use crate::encode::meters::LeaseOutcome;
+use crate::cache::EncoderCache;
+use crate::request_machine::action::LeaseOutcome;
+use crate::request_machine::output::Wanted;
+use crate::request_machine::policy::PAUSES;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,36 +15,12 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
-use triptych_core::EncodedItem;
 use triptych_ec::store::lease::{Acquired, EncodeLease};
 
-/// A lease lasts for so many times the predicted cost of its job, within [`TTL`]. It is renewed after a third of it.
-const TTL_OF_COST: u32 = 4;
-/// The shortest and the longest: long enough for a busy machine to renew it, short enough to be taken over from the
-/// dead within a request's time.
-const TTL: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(15));
-/// The longest single wait for another's job.
-const SLICE: Duration = Duration::from_secs(2);
-/// The first and the longest pause after a wait that ended at once though the key is held.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
-/// How long a lease is kept for a durable copy that is written behind.
+/// Time for which a lease is kept for a durable copy that is written behind.
 const WRITE_BEHIND: Duration = Duration::from_secs(10);
 
-/// Whose job it is.
-pub(super) enum Turn {
-    /// This proxy's; nobody else begins it meanwhile.
-    Ours(Holding, Followed),
-    /// The store has no leases, or does not answer: encode, and perhaps not alone.
-    Anyones,
-    /// It was somebody else's, and it is done.
-    Done(EncodedItem),
-}
-
-/// Whether another had the lease before, and so may have left the object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Followed(pub(super) bool);
-
-/// Asks for leases.
+/// The store's leases.
 #[derive(Clone)]
 pub(super) struct Leases {
     pub(super) cache: EncoderCache,
@@ -55,54 +31,21 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    /// Waits until it is this proxy's turn to encode, or until somebody else has. The caller bounds the time.
-    pub(super) async fn turn(&self, wanted: &Wanted, origin: Origin, cost: Duration) -> Turn {
-        let ttl = (cost * TTL_OF_COST).clamp(TTL.0, TTL.1);
-        let mut pause = PAUSES.0;
-        let mut followed = false;
-        loop {
-            let left = match self.cache.acquire(&wanted.key, ttl).await {
-                None => {
-                    (self.count)(LeaseOutcome::Without);
-                    return Turn::Anyones;
-                }
-                Some(Acquired::Granted(lease)) => {
-                    let outcome = if followed { LeaseOutcome::TakenOver } else { LeaseOutcome::Granted };
-                    (self.count)(outcome);
-                    return Turn::Ours(Holding::new(self, *wanted, lease, ttl), Followed(followed));
-                }
-                Some(Acquired::Held { left }) => left,
-            };
-            followed = true;
-            let asked = Instant::now();
-            let found = match origin {
-                // A little longer than the lease lasts: it is free by then if nobody renews it.
-                Origin::Any => self.cache.wait(wanted, (left + PAUSES.0).min(SLICE)).await,
-                // What the store shows may be what was found to be bad: only the lease tells when that is over.
-                Origin::Fresh => Some(None),
-            };
-            match found {
-                None => {
-                    (self.count)(LeaseOutcome::Without);
-                    return Turn::Anyones;
-                }
-                Some(Some(item)) => {
-                    (self.count)(LeaseOutcome::Followed);
-                    return Turn::Done(item);
-                }
-                // Its holder gave up or died, or the wait was short: try to take it.
-                Some(None) if asked.elapsed() >= pause => pause = PAUSES.0,
-                Some(None) => {
-                    sleep(pause).await;
-                    pause = (pause * 2).min(PAUSES.1);
-                }
-            }
+    /// Asks for the lease of a key; `None` if the store has none or does not answer.
+    pub(super) async fn acquire(
+        &self,
+        wanted: &Wanted,
+        ttl: Duration,
+    ) -> Option<Result<HeldLease, Duration>> {
+        match self.cache.acquire(&wanted.key, ttl).await? {
+            Acquired::Granted(lease) => Some(Ok(HeldLease::new(self, *wanted, lease, ttl))),
+            Acquired::Held { left } => Some(Err(left)),
         }
     }
 }
 
 /// A lease that is held and renewed. Dropping it gives it back at once.
-pub(super) struct Holding {
+pub(super) struct HeldLease {
     leases: Leases,
     wanted: Wanted,
     lease: EncodeLease,
@@ -112,7 +55,7 @@ pub(super) struct Holding {
     given_back: bool,
 }
 
-impl Holding {
+impl HeldLease {
     fn new(leases: &Leases, wanted: Wanted, lease: EncodeLease, ttl: Duration) -> Self {
         let lost = Arc::new(AtomicBool::new(false));
         let renew = renew(leases.clone(), lease, ttl, Arc::clone(&lost));
@@ -125,7 +68,7 @@ impl Holding {
         self.lease.token
     }
 
-    /// Whether another may hold it by now.
+    /// True if another may hold it by now.
     pub(super) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }
@@ -154,7 +97,7 @@ impl Holding {
     }
 }
 
-impl Drop for Holding {
+impl Drop for HeldLease {
     fn drop(&mut self) {
         self.renewing.abort();
         if self.given_back {

@@ -1,47 +1,19 @@
-//! What is counted about encoder jobs and leases.
+//! Counters of encoder jobs and leases.
 
+use crate::request_machine::action::{Counted, LeaseOutcome, SendReason};
 use std::sync::Arc;
 use triptych_core::metrics;
 use triptych_runtime::MetricsRegistry;
 use triptych_runtime::metrics::{Counters, Labels};
 
-/// Why a job was sent to a worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sent {
-    /// The output was nowhere.
-    First,
-    /// The worker before failed.
-    Retry,
-    /// The worker before is slow.
-    Hedge,
-    /// No encoder could, so a PD worker that holds one was asked.
-    Fallback,
-}
-
-/// What became of asking for a key's lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum LeaseOutcome {
-    /// It was free.
-    Granted,
-    /// Somebody else had it, and then the object was there.
-    Followed,
-    /// Somebody else had it, gave up or died, and it was had then.
-    TakenOver,
-    /// The store has none, or did not answer.
-    Without,
-    /// It went to another while the job ran.
-    Lost,
-}
-
-impl LeaseOutcome {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Granted => "granted",
-            Self::Followed => "followed",
-            Self::TakenOver => "taken_over",
-            Self::Without => "without",
-            Self::Lost => "lost",
-        }
+/// The label of a lease's outcome.
+const fn outcome_label(outcome: LeaseOutcome) -> &'static str {
+    match outcome {
+        LeaseOutcome::Granted => "granted",
+        LeaseOutcome::Followed => "followed",
+        LeaseOutcome::TakenOver => "taken_over",
+        LeaseOutcome::Without => "without",
+        LeaseOutcome::Lost => "lost",
     }
 }
 
@@ -65,12 +37,12 @@ impl EncodeMeters {
     }
 
     /// A job went to a worker.
-    pub(super) fn sent(&self, why: Sent) {
+    pub(super) fn sent(&self, why: SendReason) {
         let why = match why {
-            Sent::First => "first",
-            Sent::Retry => "retry",
-            Sent::Hedge => "hedge",
-            Sent::Fallback => "fallback",
+            SendReason::First => "first",
+            SendReason::Retry => "retry",
+            SendReason::Hedge => "hedge",
+            SendReason::Fallback => "fallback",
         };
         self.jobs.get_or_create(&vec![("why", why.to_owned())]).inc();
     }
@@ -80,16 +52,23 @@ impl EncodeMeters {
         self.shared.get_or_create(&Labels::new()).inc();
     }
 
-    /// The retry budget did not pay.
-    pub(super) fn exhausted(&self, what: &'static str) {
-        self.exhausted.get_or_create(&vec![("for", what.to_owned())]).inc();
+    /// Counts what the machine decided.
+    pub(super) fn count(&self, counted: Counted) {
+        let unpaid = |what: &str| {
+            self.exhausted.get_or_create(&vec![("for", what.to_owned())]).inc();
+        };
+        match counted {
+            Counted::Lease(outcome) => (self.leases())(outcome),
+            Counted::UnpaidRetry => unpaid("retry"),
+            Counted::UnpaidHedge => unpaid("hedge"),
+        }
     }
 
-    /// Counts what becomes of leases.
+    /// Counts outcomes of leases.
     pub(super) fn leases(&self) -> Arc<dyn Fn(LeaseOutcome) + Send + Sync> {
         let leases = self.leases.clone();
         Arc::new(move |outcome| {
-            leases.get_or_create(&vec![("outcome", outcome.as_str().to_owned())]).inc();
+            leases.get_or_create(&vec![("outcome", outcome_label(outcome).to_owned())]).inc();
         })
     }
 }

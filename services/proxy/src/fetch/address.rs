@@ -1,11 +1,11 @@
-//! Which IP addresses are of the public internet.
+//! The IP addresses of the public internet.
 //!
 //! Sources: IANA's special-purpose registries for IPv4 (iana.org/assignments/iana-ipv4-special-registry) and IPv6
 //! (…/iana-ipv6-special-registry). An address that carries an IPv4 address inside is judged by that one.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Why an address is not reachable for a client's URL; `None` for a public one.
+/// The reason for which an address is not reachable for a client's URL; `None` for a public one.
 pub(super) fn not_public(address: IpAddr) -> Option<&'static str> {
     match address {
         IpAddr::V4(v4) => not_public_v4(v4),

@@ -1,4 +1,4 @@
-//! Where the fetcher may go.
+//! The policy of the fetcher: the URLs and addresses that it may reach.
 
 use super::address::not_public;
 use reqwest::Url;
@@ -11,7 +11,7 @@ use url::Host;
 /// The operator's word on item URLs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchPolicy {
-    /// How far URLs may reach. Default: public addresses.
+    /// Reach of URLs. Default: public addresses.
     pub reach: Reach,
     /// Hosts and networks that may be reached whatever they are; default none.
     pub allow: Vec<AllowRule>,
@@ -25,7 +25,7 @@ impl Default for FetchPolicy {
     }
 }
 
-/// How far URLs may reach, beside what is allowed by name.
+/// Reach of URLs, beside the hosts that are allowed by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// Nowhere else.
@@ -133,7 +133,7 @@ impl AllowRule {
     }
 }
 
-/// Whether two addresses are the same but for their last `ignored` bits.
+/// True if two addresses are the same but for their last `ignored` bits.
 fn same_bits(a: u128, b: u128, ignored: u32) -> bool {
     (a ^ b).checked_shr(ignored).unwrap_or(0) == 0
 }

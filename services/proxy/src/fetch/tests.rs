@@ -28,7 +28,7 @@ fn fetcher(max_item_bytes: usize) -> Fetcher {
 }
 
 async fn fetch(url: String) -> Result<Bytes, Failure> {
-    fetcher(1000).fetch(&url, Modality::Image, &Budget::new(1000)).await
+    fetcher(1000).fetch(&url, Modality::Image, &ByteBudget::new(1000)).await
 }
 
 fn redirect_to(target: String) -> axum::response::Response {
@@ -120,7 +120,7 @@ async fn a_name_that_changes_its_mind_never_leads_inside() {
         let policy = FetchPolicy { allow: vec![ALLOWED.parse().unwrap()], ..FetchPolicy::default() };
         let fetcher = Fetcher::resolving(lookup, policy, Limits::default()).unwrap();
         let url = format!("http://rebound.example:{}{path}", inside.port());
-        let outcome = fetcher.fetch(&url, Modality::Image, &Budget::new(1000)).await;
+        let outcome = fetcher.fetch(&url, Modality::Image, &ByteBudget::new(1000)).await;
         (outcome, n_lookups.load(Ordering::SeqCst))
     };
     // One lookup a connection: what was judged is what is connected to.
@@ -155,7 +155,7 @@ async fn size_is_held_by_header_while_streaming_and_together() {
         assert_eq!(failure.class, FailureClass::TooLarge, "{path}");
         assert!(failure.message.contains("the limit is 1000"), "{failure}");
     }
-    let (fetcher, budget) = (fetcher(1000), Budget::new(1000));
+    let (fetcher, budget) = (fetcher(1000), ByteBudget::new(1000));
     let url = format!("http://{server}/fits");
     assert_eq!(fetcher.fetch(&url, Modality::Image, &budget).await.unwrap().len(), 600);
     let failure = fetcher.fetch(&url, Modality::Image, &budget).await.unwrap_err();

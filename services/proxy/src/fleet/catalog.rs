@@ -1,4 +1,4 @@
-//! What the workers say of themselves, put together: which models are served, by whom, and whether the parts agree.
+//! The catalog: the workers' descriptions of themselves, the models that they serve together, and their disagreements.
 //!
 //! Pure data and functions. A model is ready when a PD worker and, for each modality, an encoder with the *same*
 //! fingerprint are ready: rows of another encoder would be read without complaint and answered wrongly.
@@ -12,7 +12,7 @@ use triptych_runtime::discovery::Role;
 /// The encoders that a model is served with.
 pub type Edition = BTreeMap<Modality, Fingerprint>;
 
-/// Whether a worker takes work.
+/// True if a worker takes work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// It answered when it was last asked.
@@ -42,7 +42,7 @@ impl Health {
         }
     }
 
-    /// Whether it may be given work.
+    /// True if it may be given work.
     pub const fn takes_work(self) -> bool {
         matches!(self, Self::Ready | Self::Probing)
     }
@@ -63,7 +63,7 @@ pub struct Served {
     pub max_context: u32,
     /// Most items of a request; `None` where the worker does not say.
     pub max_items: Option<u32>,
-    /// When it was loaded, in seconds since 1970.
+    /// Time of loading, in seconds since 1970.
     pub created_s: u64,
 }
 
@@ -98,7 +98,7 @@ pub struct Known {
     pub encodes: bool,
     /// Its health.
     pub health: Health,
-    /// What it serves.
+    /// Its models.
     pub models: Vec<Served>,
 }
 
@@ -158,12 +158,12 @@ pub struct Catalog {
 }
 
 impl Known {
-    /// Whether items may be encoded here: by an encoder worker, or by a PD worker that holds the encoders.
+    /// True if items may be encoded here: by an encoder worker, or by a PD worker that holds the encoders.
     fn is_encoder(&self) -> bool {
         self.role == Role::Encoder || self.encodes
     }
 
-    /// Whether it serves what the work needs, well or not.
+    /// True if it serves what the work needs, well or not.
     pub fn serves(&self, want: &Want) -> bool {
         self.models.iter().any(|served| match want {
             Want::Encoder { model, modality, fingerprint } => {
@@ -177,7 +177,7 @@ impl Known {
         })
     }
 
-    /// Whether it can do the work now.
+    /// True if it can do the work now.
     pub fn can_do(&self, want: &Want) -> bool {
         self.health.takes_work() && self.serves(want)
     }
@@ -200,7 +200,7 @@ impl Catalog {
         self.pds().map(|(_, m)| (&m.name, m)).collect()
     }
 
-    /// Whether every model that any worker serves can be used with every kind of item it reads.
+    /// True if every model that any worker serves can be used with every kind of item it reads.
     pub fn is_ready(&self) -> bool {
         let names: BTreeSet<_> = self.workers.iter().flat_map(|w| &w.models).map(|m| &m.name).collect();
         !names.is_empty() && names.into_iter().all(|name| self.is_model_ready(name))
@@ -260,7 +260,7 @@ impl Catalog {
         }
     }
 
-    /// How well the encoder pool fits what a PD worker needs.
+    /// Fit of the encoder pool to the needs of a PD worker.
     fn fit<'a>(&self, served: &Served, needs: impl IntoIterator<Item = &'a Modality>) -> Fit {
         let fit_of = |modality: &Modality| {
             let wanted = served.edition.get(modality);
@@ -285,7 +285,7 @@ impl Catalog {
             return Err(not_ready("no model is ready yet"));
         }
         let mut fitting: Vec<_> = models.values().filter(|m| reads_all(m, needs)).collect();
-        // A question without a sound is hardly meant for a model that reads nothing but sounds.
+        // A question without audio is hardly meant for a model that reads nothing but audio.
         if fitting.len() > 1 && !needs.contains(&Modality::Audio) {
             fitting.retain(|m| !m.edition.keys().eq([&Modality::Audio]));
         }

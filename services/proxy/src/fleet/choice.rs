@@ -1,12 +1,12 @@
 //! From the catalog and the workers' reports to the loads that [`super::score`] compares, and what is given to the one
 //! that it chooses.
 
-use super::Prefixes;
-use super::Shared;
 use super::catalog::{Catalog, Known, Want};
 use super::lease::Given;
+use super::prefix::Prefixes;
 use super::score::{self, Choice, Reason};
 use super::size::{Forecast, Size};
+use super::state::FleetState;
 use super::view::{ItemSize, Sent};
 use super::worker::Worker;
 use std::sync::{Arc, PoisonError};
@@ -18,7 +18,7 @@ use triptych_runtime::discovery::Role;
 /// A worker that can do the work, and what is known of it.
 pub(super) type Able<'a> = (&'a Known, Arc<Worker>);
 
-impl Shared {
+impl FleetState {
     /// The worker that gets the work, if one is able.
     pub(super) fn choose(
         &self,
@@ -30,9 +30,9 @@ impl Shared {
         let (mut able, tier) = self.able(catalog, want, tried)?;
         match size {
             Size::Request { holders, .. } => prefer(&mut able, holders),
-            Size::Item { home, .. } => prefer(&mut able, home.as_slice()),
+            Size::Item { placement, .. } => prefer(&mut able, placement.as_slice()),
         }
-        // Whoever comes back from being ejected is first: one piece of work is risked to have it back.
+        // A worker that comes back from being ejected is first: one piece of work is risked to have it back.
         let (index, reason) = match able.iter().position(|(_, worker)| worker.view().outlier.take_probe()) {
             Some(index) => (index, Reason::Probe),
             None => {
@@ -106,7 +106,7 @@ impl Shared {
         }
     }
 
-    /// When an item would be encoded; see [`super::Fleet::forecast`].
+    /// Forecast of an item's encode; see [`super::Fleet::forecast`].
     pub(super) fn forecast(&self, catalog: &Catalog, want: &Want, bytes: u64) -> Option<Forecast> {
         let (now, item) = (now(), item_of(want, bytes)?);
         let (able, _) = self.able(catalog, want, &[])?;
@@ -137,7 +137,7 @@ pub(super) fn item_of<'a>(want: &'a Want, bytes: u64) -> Option<ItemSize<'a>> {
     }
 }
 
-/// What a worker is given with the work, in the measures of its load, and when an item is expected to be encoded.
+/// The work in the measures of a worker's load, and the forecast of an item's encode.
 fn given(worker: &Worker, want: &Want, size: &Size, now: Instant) -> (Sent, Option<Forecast>) {
     match (want, size) {
         (Want::Encoder { .. }, Size::Item { bytes, .. }) => {

@@ -1,9 +1,9 @@
 //! A worker that has been given a piece of work, and what became of it.
 
-use super::Shared;
 use super::outlier::Outcome;
 use super::score::Reason;
 use super::size::Forecast;
+use super::state::FleetState;
 use super::view::Sent;
 use super::worker::Worker;
 use crate::wire::CallFailure;
@@ -13,10 +13,10 @@ use tonic::transport::Channel;
 use triptych_core::{FailureClass, Modality, ModelName, WorkerId};
 use triptych_runtime::discovery::Role;
 
-/// A worker that has been given a piece of work. Dropping it takes the work off its load; whoever holds it says how the
+/// A worker that has been given a piece of work. Dropping it takes the work off its load; its holder reports how the
 /// work ended with one of the `report_*`, unless that tells nothing of the worker.
 pub struct Lease {
-    shared: Arc<Shared>,
+    shared: Arc<FleetState>,
     worker: Arc<Worker>,
     work: Sent,
     epoch: u64,
@@ -25,14 +25,14 @@ pub struct Lease {
 }
 
 impl Lease {
-    pub(super) fn new(shared: Arc<Shared>, worker: Arc<Worker>, given: Given) -> Self {
+    pub(super) fn new(shared: Arc<FleetState>, worker: Arc<Worker>, given: Given) -> Self {
         let Given { work, forecast, reason } = given;
         let epoch = worker.give(work);
         shared.meters.picked(worker.role(), reason);
         Self { shared, worker, work, epoch, forecast, reason }
     }
 
-    /// Which worker.
+    /// Name of the worker.
     pub fn id(&self) -> &WorkerId {
         &self.worker.id
     }
@@ -47,23 +47,23 @@ impl Lease {
         self.worker.channel()
     }
 
-    /// When the item was expected to be encoded, as seen when it was given; `None` if the worker has not measured that.
+    /// Forecast of the item's encode, as of when it was given; `None` if the worker has not measured that.
     pub fn forecast(&self) -> Option<Forecast> {
         self.forecast
     }
 
-    /// When nineteen of twenty jobs of so many output tokens would be done that were given to it with this one; `None`
+    /// p95 of the time in which jobs of so many output tokens are done that were given to it with this one; `None`
     /// if it has not measured that.
     pub fn p95_of_tokens(&self, model: &ModelName, modality: Modality, tokens: u32) -> Option<Duration> {
         self.worker.view().p95_of_tokens(self.forecast, (model, modality), tokens)
     }
 
-    /// Whether it is a PD worker.
+    /// True if it is a PD worker.
     pub fn is_pd(&self) -> bool {
         self.worker.role() == Role::Pd
     }
 
-    /// Whether it is a PD worker that encodes since nobody else can.
+    /// True if it is a PD worker that encodes since nobody else can.
     pub fn is_last_resort(&self) -> bool {
         self.reason == Reason::LastResort
     }
@@ -89,7 +89,7 @@ impl Lease {
         self.worker.ask_again.notify_one();
     }
 
-    /// What a call that failed tells of the worker.
+    /// Counts a call that failed, as far as it tells of the worker.
     pub fn report(&self, failed: &CallFailure) {
         match failed.failure.class {
             _ if failed.broken => {
@@ -112,7 +112,7 @@ impl Lease {
     }
 }
 
-/// What a worker is given, and why it.
+/// The work that a worker is given, and the reason for the choice.
 pub(super) struct Given {
     pub(super) work: Sent,
     pub(super) forecast: Option<Forecast>,

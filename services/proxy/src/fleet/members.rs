@@ -1,6 +1,7 @@
-//! Who belongs to the fleet: those who are in discovery, each with a task; and the fleet's own clock.
+//! The members of the fleet: those that discovery names, each with a task; and the fleet's own clock.
 
-use super::{Shared, task};
+use super::state::FleetState;
+use super::task;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -12,7 +13,7 @@ use triptych_runtime::discovery::{Discovery, EndpointSet};
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Follows discovery until it is dropped; the tasks of all workers end with it.
-pub(super) async fn run(shared: Arc<Shared>, discovery: Discovery) {
+pub(super) async fn run(shared: Arc<FleetState>, discovery: Discovery) {
     let mut present = discovery.present();
     let mut tasks = JoinSet::new();
     let mut ticks = interval(INTERVAL);
@@ -28,7 +29,7 @@ pub(super) async fn run(shared: Arc<Shared>, discovery: Discovery) {
 
 /// Keeps house until the set is another.
 async fn until_changed(
-    shared: &Shared,
+    shared: &FleetState,
     present: &mut watch::Receiver<EndpointSet>,
     (tasks, ticks): (&mut JoinSet<()>, &mut tokio::time::Interval),
 ) {

@@ -1,4 +1,4 @@
-//! What an operator sees of the fleet.
+//! The fleet's metrics, for operators.
 
 use super::catalog::{Catalog, Health};
 use super::outlier::Cause;
@@ -41,7 +41,7 @@ impl FleetMeters {
         self.refused.get_or_create(&vec![("stage", stage.to_owned())]).inc();
     }
 
-    /// How many workers are in each state.
+    /// Counts the workers in each state.
     pub(super) fn catalog(&self, catalog: &Catalog) {
         for role in Role::ALL {
             for health in Health::ALL {

@@ -1,4 +1,4 @@
-//! When a worker that answers is left alone for a while: its circuit breaker. A state machine that is handed its clock.
+//! The circuit breaker of a worker that answers: the rules by which it is left alone for a while. A state machine that is handed its clock.
 //!
 //! After Envoy's outlier detection (envoyproxy.io, "Outlier detection"): failures in a row, or a success rate far below
 //! the others', eject a worker for a time that grows with each ejection. Afterwards it is half-open: one piece of work
@@ -20,7 +20,7 @@ const VOLUME: u32 = 20;
 /// workers: of three, none can be two deviations off.
 const MARGIN: f64 = 0.3;
 
-/// How a piece of work ended, as far as it tells of its worker.
+/// The end of a piece of work, as far as it tells of its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The worker did its part; a refusal of what is wrong with a request is that too.
@@ -31,7 +31,7 @@ pub enum Outcome {
     TimedOut,
 }
 
-/// Why a worker is ejected.
+/// The reason for which a worker is ejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// Failures in a row.
@@ -56,7 +56,7 @@ impl Cause {
     }
 }
 
-/// Whether a worker takes work.
+/// True if a worker takes work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Circuit {
     /// It does.
@@ -74,7 +74,7 @@ pub enum Circuit {
     },
 }
 
-/// What is remembered of one worker's outcomes.
+/// The record of one worker's outcomes.
 #[derive(Debug, Default)]
 pub struct Outlier {
     circuit: Circuit,
@@ -82,14 +82,14 @@ pub struct Outlier {
     failures: u32,
     /// In a row.
     timeouts: u32,
-    /// How often it was ejected, less the intervals in which it was well.
+    /// Number of its ejections, less the intervals in which it was well.
     ejections: u32,
     /// Good outcomes and all, in this interval.
     interval: (u32, u32),
 }
 
 impl Outlier {
-    /// Whether it takes work.
+    /// True if it takes work.
     pub fn circuit(&self) -> Circuit {
         self.circuit
     }
@@ -168,7 +168,7 @@ impl Outlier {
     }
 }
 
-/// Which of these success rates are far below the others; at least three are needed to say so.
+/// Indices of the success rates that are far below the others; at least three are needed to say so.
 pub fn outliers(rates: &[f64]) -> Vec<usize> {
     let (n, sum) = (rates.len() as f64, rates.iter().sum::<f64>());
     if rates.len() < 3 {

@@ -1,7 +1,7 @@
-//! Which PD worker read a prompt like this one lately: a bounded table of prompts' beginnings.
+//! A bounded table of prompts' beginnings, and the PD worker that read each of them last.
 //!
 //! A prompt is cut into pieces of text, and each beginning has a digest; who computed the keys and values of one may
-//! have them still. The tenant and the items are in the digests, as they are in the workers' own keys. It is a guess
+//! have them still. The tenant and the items are in the digests, as they are in the workers' own keys. It is an estimate
 //! that costs nothing when it is wrong: a worker that forgot computes again.
 
 use std::collections::{HashMap, VecDeque};
@@ -37,7 +37,7 @@ impl Prefixes {
                 items.iter().for_each(|key| writer.mark(key.as_bytes()));
                 writer.text(decoder);
             }
-            // The sound decides, and its windows have nothing in common.
+            // The audio decides, and its windows have nothing in common.
             Prompt::Speech(_) => items.iter().for_each(|key| writer.mark(key.as_bytes())),
         }
         writer.prefixes
@@ -62,7 +62,7 @@ impl Writer {
         Self { hasher, prefixes: Prefixes::default() }
     }
 
-    /// What is no text: it tells beginnings apart and ends none.
+    /// A part that is no text: it tells beginnings apart and ends none.
     fn mark(&mut self, bytes: &[u8]) {
         self.hasher.update(&[0xff]).update(bytes);
     }
@@ -107,7 +107,7 @@ impl Writer {
     }
 }
 
-/// Who read which beginning last.
+/// The last reader of each beginning.
 #[derive(Debug, Default)]
 pub struct PrefixTable {
     readers: HashMap<u64, WorkerId>,

@@ -1,10 +1,10 @@
-//! Which worker gets a piece of work: functions of what is known of each, without clock, locks or network.
+//! The choice of a worker for a piece of work: functions of what is known of each, without clock, locks or network.
 //!
 //! Encoders are compared by predicted completion, two drawn at random ("the power of two choices", Mitzenmacher 2001:
 //! nearly as good as knowing all, and no herd runs to the one that was idle a moment ago). The favourite of an item's
 //! key, which may still have its rows, is taken only while that costs no more than the encode it could save.
 //! PD workers are compared by a [`PdLoad::score_us`], all of a small pool, two and the favourite of a large one, and so
-//! are the workers with encoders that a request could live at ([`choose_home`]).
+//! are the workers with encoders at which a request could be placed ([`choose_placement`]).
 
 use rand::Rng;
 use rand::seq::index;
@@ -18,17 +18,17 @@ pub const COMPARE_ALL: usize = 8;
 const PREFILL_US: u64 = 250;
 /// Time to load a MiB of encoder output that a worker does not hold.
 const LOAD_US_PER_MIB: u64 = 500;
-/// What a request costs that waits before this one.
+/// Cost of a request that waits before this one.
 const WAITING_US: u64 = 10_000;
-/// What a request costs that runs beside this one: its tokens share the steps.
+/// Cost of a request that runs beside this one: its tokens share the steps.
 const RUNNING_US: u64 = 1_000;
-/// What a half-full KV cache costs. The rest follows `p / (1 - p)`, the wait in a queue that is busy so much of the
+/// Cost of a half-full KV cache. The rest follows `p / (1 - p)`, the wait in a queue that is busy so much of the
 /// time: nothing while there is room, everything when there is none.
 const PRESSURE_US: f64 = 20_000.0;
 /// As full as a cache is taken to be at most, so that full ones can still be compared.
 const FULL: f64 = 0.99;
 
-/// Why a worker was chosen.
+/// The reason for which a worker was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// No other was able.
@@ -64,7 +64,7 @@ impl Reason {
 pub struct Choice {
     /// Its place.
     pub index: usize,
-    /// Why.
+    /// The cause.
     pub reason: Reason,
 }
 
@@ -75,14 +75,14 @@ pub struct EncoderLoad<'a> {
     pub id: &'a WorkerId,
     /// Work before this job, in microseconds.
     pub queued_us: u64,
-    /// What this job takes here, in microseconds.
+    /// Time of this job here, in microseconds.
     pub cost_us: u64,
     /// It would refuse.
     pub is_full: bool,
 }
 
 impl EncoderLoad<'_> {
-    /// When the job would be done, in microseconds from now.
+    /// Time until the job would be done, in microseconds.
     pub fn completion_us(&self) -> u64 {
         self.queued_us.saturating_add(self.cost_us)
     }
@@ -140,7 +140,7 @@ pub struct PdLoad {
 }
 
 impl PdLoad {
-    /// What this request itself takes there, in microseconds: what it holds already is free.
+    /// Time of this request itself there, in microseconds: outputs that it holds already are free.
     fn own_us(&self) -> u64 {
         let load = (self.own_bytes >> 10).saturating_mul(LOAD_US_PER_MIB) >> 10;
         load.saturating_add(self.own_tokens.saturating_mul(PREFILL_US))
@@ -180,22 +180,22 @@ pub fn choose_pd(loads: &[PdLoad], rng: &mut impl Rng) -> Option<Choice> {
 
 /// A worker with encoders as it would be with a request and its items.
 #[derive(Clone, Copy, Debug)]
-pub struct HomeLoad {
-    /// What it takes until it has encoded what it misses and can read the prompt, in microseconds.
+pub struct PlacementLoad {
+    /// Time until it has encoded the items that it misses and can read the prompt, in microseconds.
     pub score_us: u64,
     /// Items of the request that it holds.
     pub n_held: usize,
 }
 
-/// Chooses where a request lives; its place. `None` if there is no worker.
-pub fn choose_home(loads: &[HomeLoad], rng: &mut impl Rng) -> Option<usize> {
+/// Chooses the placement of a request; its index. `None` if there is no worker.
+pub fn choose_placement(loads: &[PlacementLoad], rng: &mut impl Rng) -> Option<usize> {
     let all: Vec<_> = loads.iter().copied().enumerate().collect();
     let n_drawn = if all.len() <= COMPARE_ALL { all.len() } else { 2 };
     let holder = all.iter().copied().max_by_key(|(_, load)| load.n_held).filter(|(_, load)| load.n_held > 0);
     draw(&all, n_drawn, rng).chain(holder).min_by_key(|(_, load)| load.score_us).map(|(index, _)| index)
 }
 
-/// Those that are not full, or all when all are: then whoever is chosen says so itself.
+/// Those that are not full, or all when all are: then the chosen one says so itself.
 fn open<T: Copy>(loads: &[T], is_full: impl Fn(&T) -> bool) -> Vec<(usize, T)> {
     let all = loads.iter().copied().enumerate();
     let open: Vec<_> = all.clone().filter(|(_, load)| !is_full(load)).collect();

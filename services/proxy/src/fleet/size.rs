@@ -1,11 +1,11 @@
-//! How large a piece of work is, as far as the proxy can tell before it is done.
+//! The size of a piece of work, as far as the proxy can tell before it is done.
 
 use super::prefix::Prefixes;
 use std::time::Duration;
 use triptych_core::{ContentKey, WorkerId};
 use triptych_proto::v1;
 
-/// What decides who gets a piece of work, besides who is able.
+/// The facts that decide between the workers that are able to do a piece of work.
 #[derive(Clone, Debug)]
 pub enum Size {
     /// An item to be encoded.
@@ -14,14 +14,14 @@ pub enum Size {
         key: Option<ContentKey>,
         /// Its length in bytes.
         bytes: u64,
-        /// The PD worker that the request goes to, where PD workers encode; see [`super::home`].
-        home: Option<WorkerId>,
+        /// The PD worker that the request goes to, where PD workers encode; see [`super::placement`].
+        placement: Option<WorkerId>,
     },
     /// A request to be answered.
     Request {
         /// The encoder outputs it needs, and how many bytes each has.
         items: Vec<(ContentKey, u64)>,
-        /// What it begins with.
+        /// The beginning of its prompt.
         prompt: Prefixes,
         /// Workers that hold items which nobody else is known to have, or that have them encoded for this request; empty:
         /// there are no such items.
@@ -31,11 +31,11 @@ pub enum Size {
 
 impl From<u64> for Size {
     fn from(bytes: u64) -> Self {
-        Self::Item { key: None, bytes, home: None }
+        Self::Item { key: None, bytes, placement: None }
     }
 }
 
-/// What an item costs an encoder: a straight line over its tokens, which are guessed from its bytes.
+/// Cost of an item at an encoder: a straight line over its tokens, which are estimated from its bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Curve {
     fixed_us: f64,
@@ -71,20 +71,20 @@ impl Curve {
         (self.fixed_us + self.token_us * f64::from(tokens)) as u64
     }
 
-    /// What a job that costs so much takes in nineteen of twenty cases.
+    /// p95 of the time of a job with this predicted cost.
     pub fn p95(&self, cost_us: u64) -> Duration {
         Duration::from_micros((cost_us as f64 * self.p95_ratio) as u64)
     }
 }
 
-/// When a piece of work is expected to be done.
+/// Forecast of a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forecast {
     /// Until it begins.
     pub queue: Duration,
     /// From there.
     pub cost: Duration,
-    /// The same, for nineteen of twenty.
+    /// p95 of the same.
     pub p95: Duration,
 }
 

@@ -4,8 +4,9 @@
 //! it takes two silences in a row. A connection that stays silent may be wedged by a partition, and is replaced. A
 //! worker that cannot be watched is asked all the same; it only tells less.
 
-use super::Shared;
 use super::catalog::Served;
+use super::description::Description;
+use super::state::FleetState;
 use super::worker::Worker;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use triptych_runtime::discovery::Role;
 const WHILE_READY: Duration = Duration::from_secs(3);
 /// First and longest pause before asking again one that does not.
 const WHILE_DOWN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
-/// How long an answer may take.
+/// The longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Silences in a row after which a worker is down.
 const SILENCES: u32 = 2;
@@ -33,7 +34,7 @@ const UNWATCHED: Duration = Duration::from_secs(60);
 /// Largest message of a watch: the keys of the first, and room.
 const MAX_MESSAGE: usize = 4 << 20;
 
-/// Why a worker did not describe itself.
+/// The reason for which a worker did not describe itself.
 #[derive(Debug, Error)]
 enum NoAnswer {
     #[error("no answer within {PATIENCE:?}")]
@@ -51,7 +52,7 @@ impl From<Status> for NoAnswer {
 }
 
 /// Follows the worker until it has left and is idle.
-pub(super) async fn run(shared: Arc<Shared>, worker: Arc<Worker>) {
+pub(super) async fn run(shared: Arc<FleetState>, worker: Arc<Worker>) {
     tokio::select! {
         () = worker.gone() => tracing::info!(worker = %worker.id, "worker gone"),
         () = ask(&shared, &worker) => {}
@@ -60,7 +61,7 @@ pub(super) async fn run(shared: Arc<Shared>, worker: Arc<Worker>) {
 }
 
 /// Asks it to describe itself, again and again.
-async fn ask(shared: &Shared, worker: &Worker) {
+async fn ask(shared: &FleetState, worker: &Worker) {
     let mut failures = 0u32;
     let mut was_ready = false;
     loop {
@@ -102,12 +103,6 @@ fn backoff(failures: u32) -> Duration {
     first.saturating_mul(1 << failures.saturating_sub(1).min(8)).min(longest)
 }
 
-/// What a worker says of itself.
-pub(super) struct Description {
-    pub(super) models: Vec<Served>,
-    pub(super) encodes: bool,
-}
-
 async fn describe(worker: &Worker) -> Result<Description, NoAnswer> {
     let request = v1::DescribeRequest {};
     let channel = worker.channel();
@@ -123,7 +118,7 @@ async fn describe(worker: &Worker) -> Result<Description, NoAnswer> {
 }
 
 /// Watches it whenever it is there.
-async fn watch(shared: &Shared, worker: &Worker) {
+async fn watch(shared: &FleetState, worker: &Worker) {
     let mut failures = 0u32;
     loop {
         let pause = match open(worker).await {
@@ -174,7 +169,7 @@ async fn open(worker: &Worker) -> Result<Streaming<v1::WorkerState>, NoAnswer> {
     Ok(timeout(PATIENCE, opening).await.map_err(|_| NoAnswer::Silence)??.into_inner())
 }
 
-/// Why reports ended.
+/// The reason for which reports ended.
 enum Ended {
     /// Its connection was replaced: the stream was on the old one.
     Redialed,
@@ -183,7 +178,7 @@ enum Ended {
 }
 
 /// Takes its reports, to their end.
-async fn read(shared: &Shared, worker: &Worker, mut stream: Streaming<v1::WorkerState>) -> Ended {
+async fn read(shared: &FleetState, worker: &Worker, mut stream: Streaming<v1::WorkerState>) -> Ended {
     let mut first = true;
     loop {
         let state = tokio::select! {

@@ -1,13 +1,19 @@
 //! The fleet without a network: workers that describe themselves by hand, and a clock that is paused.
 
+use super::catalog::Health;
+use super::outlier::Outcome;
+use super::worker::Worker;
 use super::*;
 use crate::fleet::catalog::Served;
 use crate::fleet::score::Reason;
+use std::collections::BTreeSet;
 use std::collections::HashSet;
 use triptych_core::{Fingerprint, Modality, ModelName};
+use triptych_proto::v1;
+use triptych_runtime::discovery::{Endpoint, EndpointSet};
 
-fn shared(n_encoders: usize, n_pds: usize) -> Arc<Shared> {
-    let shared = Arc::new(Shared {
+fn shared(n_encoders: usize, n_pds: usize) -> Arc<FleetState> {
+    let shared = Arc::new(FleetState {
         workers: Mutex::default(),
         catalog: watch::Sender::default(),
         prefixes: Mutex::default(),
@@ -28,11 +34,11 @@ fn present(n_encoders: usize, n_pds: usize) -> EndpointSet {
     Arc::new(of(Role::Encoder, n_encoders).chain(of(Role::Pd, n_pds)).collect())
 }
 
-fn all(shared: &Shared) -> Vec<Arc<Worker>> {
+fn all(shared: &FleetState) -> Vec<Arc<Worker>> {
     shared.workers().values().cloned().collect()
 }
 
-fn describe(encodes: bool) -> task::Description {
+fn describe(encodes: bool) -> description::Description {
     let served = Served {
         name: ModelName::new("vl"),
         family: "f".into(),
@@ -42,7 +48,7 @@ fn describe(encodes: bool) -> task::Description {
         max_items: None,
         created_s: 1,
     };
-    task::Description { models: vec![served], encodes }
+    description::Description { models: vec![served], encodes }
 }
 
 fn edition() -> catalog::Edition {
@@ -61,13 +67,13 @@ fn decode() -> Want {
     Want::Pd { model: ModelName::new("vl"), edition: edition() }
 }
 
-fn lease(shared: &Arc<Shared>, want: &Want, size: impl Into<Size>, tried: &[WorkerId]) -> Option<Lease> {
+fn lease(shared: &Arc<FleetState>, want: &Want, size: impl Into<Size>, tried: &[WorkerId]) -> Option<Lease> {
     let catalog = shared.catalog.borrow().clone();
     let (worker, given) = shared.choose(&catalog, want, &size.into(), tried)?;
     Some(Lease::new(Arc::clone(shared), worker, given))
 }
 
-fn healths(shared: &Shared) -> Vec<Health> {
+fn healths(shared: &FleetState) -> Vec<Health> {
     shared.catalog.borrow().workers.iter().map(|w| w.health).collect()
 }
 
@@ -134,9 +140,9 @@ async fn a_pd_worker_with_encoders_is_the_last_resort_or_the_first_where_there_i
     assert_eq!(shared.able(&catalog, &encode(), &[]).unwrap().1, None);
 }
 
-/// As [`home::Homeless`], of a key whose first byte is given.
-fn homeless(key: u8) -> home::Homeless {
-    home::Homeless { key: ContentKey::from_bytes([key; 32]), want: encode(), bytes: 1000 }
+/// As [`placement::UnplacedItem`], of a key whose first byte is given.
+fn unplaced(key: u8) -> placement::UnplacedItem {
+    placement::UnplacedItem { key: ContentKey::from_bytes([key; 32]), want: encode(), bytes: 1000 }
 }
 
 #[tokio::test(start_paused = true)]
@@ -145,17 +151,20 @@ async fn items_that_only_pd_workers_encode_go_where_the_request_will() {
     let workers = all(&shared);
     workers.iter().for_each(|worker| shared.set_up(worker, describe(true)));
     let catalog = || shared.catalog.borrow().clone();
-    let home = |keys: &[u8]| {
-        let items: Vec<_> = keys.iter().map(|key| homeless(*key)).collect();
-        shared.home(&catalog(), &decode(), &items).map(|home| home.id().clone())
+    let place = |keys: &[u8]| {
+        let items: Vec<_> = keys.iter().map(|key| unplaced(*key)).collect();
+        shared.place(&catalog(), &decode(), &items).map(|placed| placed.id().clone())
     };
-    assert_eq!(home(&[]), None, "a text has no home");
-    // Four items are given to the first, which makes the second one the home of what comes next.
-    let first = home(&[1, 2, 3, 4]).unwrap();
-    let size = || Size::Item { key: None, bytes: 1000, home: Some(first.clone()) };
+    assert_eq!(place(&[]), None, "a text has no placement");
+    // Four items are given to the first, which makes the second one the placement of what comes next.
+    let first = place(&[1, 2, 3, 4]).unwrap();
+    let size = || Size::Item { key: None, bytes: 1000, placement: Some(first.clone()) };
     let given: Vec<_> = (0..4).map(|_| lease(&shared, &encode(), size(), &[]).unwrap()).collect();
-    assert!(given.iter().all(|lease| *lease.id() == first), "all items of a request are encoded at its home");
-    let second = home(&[5]).unwrap();
+    assert!(
+        given.iter().all(|lease| *lease.id() == first),
+        "all items of a request are encoded at its placement"
+    );
+    let second = place(&[5]).unwrap();
     assert_ne!(second, first);
     let request = Size::Request { items: vec![], prompt: Prefixes::default(), holders: vec![first.clone()] };
     assert_eq!(*lease(&shared, &decode(), request, &[]).unwrap().id(), first, "and it is answered there");
@@ -163,12 +172,12 @@ async fn items_that_only_pd_workers_encode_go_where_the_request_will() {
     drop(given);
     let holder = workers.iter().find(|worker| worker.id == first).unwrap();
     holder.view().resident.insert(ContentKey::from_bytes([6; 32]));
-    assert!((0..10).all(|_| home(&[6]).as_ref() == Some(&first)));
-    // A home that was tried is left; one that is down is none.
+    assert!((0..10).all(|_| place(&[6]).as_ref() == Some(&first)));
+    // A placement that was tried is left; one that is down is none.
     let other = lease(&shared, &encode(), size(), std::slice::from_ref(&first)).unwrap();
     assert_eq!(*other.id(), second);
     shared.set_down(holder);
-    assert_eq!(home(&[6]), Some(second));
+    assert_eq!(place(&[6]), Some(second));
 }
 
 #[tokio::test(start_paused = true)]
@@ -176,7 +185,7 @@ async fn where_there_are_encoder_workers_a_request_has_no_home() {
     let shared = shared(1, 2);
     all(&shared).iter().for_each(|worker| shared.set_up(worker, describe(true)));
     let catalog = shared.catalog.borrow().clone();
-    assert!(shared.home(&catalog, &decode(), &[homeless(1)]).is_none());
+    assert!(shared.place(&catalog, &decode(), &[unplaced(1)]).is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -191,36 +200,36 @@ async fn requests_that_arrive_together_live_apart() {
     let load = workers[2].view().report.as_mut().map(|report| report.load.costs[0].fixed_us -= 100);
     assert!(load.is_some());
     let catalog = shared.catalog.borrow().clone();
-    let home = |key| shared.home(&catalog, &decode(), &[homeless(key), homeless(key + 1)]).unwrap();
-    let homes = [1, 3, 5, 7].map(home);
-    assert_eq!(*homes[0].id(), workers[2].id, "the fastest is first");
-    let different: HashSet<_> = homes.iter().map(|home| home.id().clone()).collect();
-    assert_eq!(different.len(), 4, "before any job was sent: {homes:?}");
+    let place = |key| shared.place(&catalog, &decode(), &[unplaced(key), unplaced(key + 1)]).unwrap();
+    let placements = [1, 3, 5, 7].map(place);
+    assert_eq!(*placements[0].id(), workers[2].id, "the fastest is first");
+    let different: HashSet<_> = placements.iter().map(|placed| placed.id().clone()).collect();
+    assert_eq!(different.len(), 4, "before any job was sent: {placements:?}");
     // A report does not end what is reserved; being given does, and so does the end of the request.
     let reserved = |worker: &Arc<Worker>| worker.view().reserved_us;
     workers[2].view().take_report(measured(0), false, Instant::now().into_std());
     assert_eq!(reserved(&workers[2]), 1800);
-    homes[0].given(&ContentKey::from_bytes([1; 32]));
-    homes[0].given(&ContentKey::from_bytes([1; 32]));
+    placements[0].given(&ContentKey::from_bytes([1; 32]));
+    placements[0].given(&ContentKey::from_bytes([1; 32]));
     assert_eq!(reserved(&workers[2]), 900);
-    homes[1].settle();
-    homes[1].settle();
-    drop(homes);
+    placements[1].settle();
+    placements[1].settle();
+    drop(placements);
     assert!(workers.iter().all(|worker| reserved(worker) == 0));
 }
 
 #[test]
 fn a_large_pool_is_not_led_by_the_one_that_looks_best() {
     let mut rng = StdRng::seed_from_u64(1);
-    let mut loads = vec![score::HomeLoad { score_us: 1000, n_held: 0 }; 100];
+    let mut loads = vec![score::PlacementLoad { score_us: 1000, n_held: 0 }; 100];
     loads[40].score_us = 1;
-    let chosen: HashSet<_> = (0..50).filter_map(|_| score::choose_home(&loads, &mut rng)).collect();
+    let chosen: HashSet<_> = (0..50).filter_map(|_| score::choose_placement(&loads, &mut rng)).collect();
     assert!(chosen.len() > 25, "{chosen:?}");
     // Who holds the items is always among those that are compared.
-    loads[70] = score::HomeLoad { score_us: 10, n_held: 2 };
-    let chosen: HashSet<_> = (0..50).filter_map(|_| score::choose_home(&loads, &mut rng)).collect();
+    loads[70] = score::PlacementLoad { score_us: 10, n_held: 2 };
+    let chosen: HashSet<_> = (0..50).filter_map(|_| score::choose_placement(&loads, &mut rng)).collect();
     assert!(chosen.contains(&70) && chosen.is_subset(&HashSet::from([40, 70])), "{chosen:?}");
-    assert_eq!(score::choose_home(&[], &mut rng), None);
+    assert_eq!(score::choose_placement(&[], &mut rng), None);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,11 +1,11 @@
-//! What a proxy knows of a worker, and what it makes of it: what the worker reported, what it was given since, and from
+//! A proxy's view of a worker: its latest report, the work that it was given since, and from
 //! the two the loads that [`super::score`] compares.
 //!
 //! No clock, no lock, no network: time is an argument. The planner's simulator keeps the same views.
 
 use super::catalog::Health;
 use super::outlier::{Circuit, Outlier};
-use super::score::{EncoderLoad, HomeLoad, PdLoad};
+use super::score::{EncoderLoad, PdLoad, PlacementLoad};
 use super::size::{Curve, Forecast, UNKNOWN};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -20,13 +20,13 @@ const MAX_RESIDENT: usize = 1 << 16;
 pub struct ItemSize<'a> {
     /// For which model.
     pub model: &'a ModelName,
-    /// What it is.
+    /// Its kind.
     pub modality: Modality,
     /// Its length.
     pub bytes: u64,
 }
 
-/// What is known of a worker.
+/// Everything that is known of a worker.
 #[derive(Debug, Default)]
 pub struct View {
     /// It answered when it was last asked.
@@ -37,7 +37,7 @@ pub struct View {
     pub report: Option<Report>,
     /// Given to it since then and not done.
     pub sent: Sent,
-    /// Predicted time of items that it will be given, in microseconds: requests live there whose items were not given yet.
+    /// Predicted time of items that it will be given, in microseconds: requests are placed there whose items were not given yet.
     pub reserved_us: u64,
     /// Counts reports: what was given before the latest one is in it.
     pub epoch: u64,
@@ -52,9 +52,9 @@ pub struct View {
 /// A report, and when it came.
 #[derive(Debug)]
 pub struct Report {
-    /// When it came.
+    /// Time of its arrival.
     pub at: Instant,
-    /// What it said.
+    /// The load that was reported.
     pub load: v1::WorkerLoad,
 }
 
@@ -84,7 +84,7 @@ impl Sent {
 }
 
 impl View {
-    /// What all that is known comes to.
+    /// Health, of all that is known.
     pub fn health(&self) -> Health {
         match self.outlier.circuit() {
             _ if !self.is_up => Health::Down,
@@ -122,7 +122,7 @@ impl View {
         self.resident.clear();
     }
 
-    /// It does not answer. Whoever answers next is another process.
+    /// It does not answer. The next to answer is another process.
     pub fn go_down(&mut self) {
         (self.is_up, self.is_draining) = (false, false);
     }
@@ -141,14 +141,14 @@ impl View {
         reported.saturating_add(self.sent.encode_us)
     }
 
-    /// What an item costs it, if it has measured that.
+    /// Its cost of an item, if it has measured that.
     pub fn curve(&self, model: &ModelName, modality: Modality) -> Option<Curve> {
         let wire = i32::from(v1::Modality::from(modality));
         let mut costs = self.load()?.costs.iter();
         costs.find(|c| c.modality == wire && c.model == model.as_str()).map(Curve::from)
     }
 
-    /// Whether it would refuse one more.
+    /// True if it would refuse one more.
     pub fn is_full(&self) -> bool {
         let Some(load) = self.load().filter(|load| load.capacity > 0) else { return false };
         let taken = u64::from(load.running) + u64::from(load.waiting) + self.sent.n;
@@ -184,13 +184,13 @@ impl View {
         self.n_leases = self.n_leases.saturating_sub(1);
     }
 
-    /// Whether nothing but its load speaks against giving it work: a half-open worker whose probe is under way takes
+    /// True if nothing but its load speaks against giving it work: a half-open worker whose probe is under way takes
     /// nothing more.
     pub fn takes_more(&self) -> bool {
         !matches!(self.outlier.circuit(), Circuit::Open { .. } | Circuit::HalfOpen { probing: true })
     }
 
-    /// When an item would be encoded if it were given now; `None` if the worker has not measured what it takes.
+    /// Forecast of an item's encode if it were given now; `None` if the worker has not measured what it takes.
     pub fn forecast(&self, item: ItemSize<'_>, now: Instant) -> Option<Forecast> {
         let curve = self.curve(item.model, item.modality)?;
         let cost_us = curve.cost_us(item.bytes);
@@ -201,12 +201,12 @@ impl View {
         })
     }
 
-    /// What the item takes here, in microseconds, as far as anyone knows.
+    /// Predicted time of the item here, in microseconds.
     pub fn cost_us(&self, item: ItemSize<'_>) -> u64 {
         self.curve(item.model, item.modality).unwrap_or(UNKNOWN).cost_us(item.bytes)
     }
 
-    /// When nineteen of twenty jobs of so many output tokens would be done that were given to it with this forecast;
+    /// p95 of the time in which jobs of so many output tokens are done that were given to it with this forecast;
     /// `None` if it has not measured that.
     pub fn p95_of_tokens(
         &self,
@@ -243,16 +243,16 @@ impl View {
         }
     }
 
-    /// As the home of a request with these items: for workers on which steps and forwards take turns on the same cores.
-    pub fn home_load(&self, items: &[(ContentKey, ItemSize<'_>)], now: Instant) -> HomeLoad {
+    /// As the placement of a request with these items: for workers on which steps and forwards take turns on the same cores.
+    pub fn placement_load(&self, items: &[(ContentKey, ItemSize<'_>)], now: Instant) -> PlacementLoad {
         let missing = self.missing_us(items);
         let own = missing.iter().map(|(_, us)| *us).fold(0, u64::saturating_add);
         let before = self.queued_us(now).saturating_add(self.reserved_us);
         let score_us = self.pd_load(&[], 0).score_us().saturating_add(before).saturating_add(own);
-        HomeLoad { score_us, n_held: items.len() - missing.len() }
+        PlacementLoad { score_us, n_held: items.len() - missing.len() }
     }
 
-    /// What those of the items cost that it does not hold, in microseconds.
+    /// Items that it does not hold, and their costs in microseconds.
     pub fn missing_us(&self, items: &[(ContentKey, ItemSize<'_>)]) -> Vec<(ContentKey, u64)> {
         let missing = items.iter().filter(|(key, _)| !self.resident.contains(key));
         missing.map(|(key, item)| (*key, self.cost_us(*item))).collect()

@@ -3,7 +3,7 @@
 //! A message that cannot be decoded never reaches the service. Tonic's codec calls that an internal error; it is the
 //! client's, and is reported as InvalidArgument here.
 
-use crate::admission::{Gate, Permit};
+use crate::admission::{Admission, Permit};
 use crate::auth::{Auth, Caller};
 use crate::observe::Observer;
 use futures::StreamExt;
@@ -32,7 +32,7 @@ pub struct Admitted {
 #[derive(Clone)]
 pub struct AdmissionCheck {
     /// Bound on requests in flight.
-    pub gate: Gate,
+    pub admission: Admission,
     /// Identifies clients.
     pub auth: Auth,
     /// Counts refusals.
@@ -50,7 +50,7 @@ impl AdmissionCheck {
             parts.extensions.insert(caller);
             return Ok(Request::from_parts(parts, body));
         }
-        let permit = self.gate.enter()?;
+        let permit = self.admission.enter()?;
         // Without authentication the message names the tenant, so it is counted once it has arrived.
         let (caller, body) = if self.auth.is_required() {
             let caller = caller.enter()?;

@@ -1,7 +1,7 @@
 //! State that every route shares, and admission of a request before its body is read.
 
 use super::error::HttpError;
-use crate::admission::{Gate, Permit};
+use crate::admission::{Admission, Permit};
 use crate::auth::{Auth, Caller};
 use crate::config::ClientTimes;
 use crate::orchestrate::Orchestrator;
@@ -30,7 +30,7 @@ pub struct HttpApiParts {
     /// Limits on requests.
     pub limits: Limits,
     /// Bound on requests in flight.
-    pub gate: Gate,
+    pub admission: Admission,
     /// Identifies clients.
     pub auth: Auth,
     /// Timeouts for slow clients.
@@ -67,7 +67,7 @@ impl HttpApi {
     /// Admits a request: identifies its caller, and takes its permits.
     pub(super) fn admit(&self, request: &Request) -> Result<AdmittedCall, HttpError> {
         let caller = self.auth.identify(request.headers())?;
-        let permit = self.gate.enter()?;
+        let permit = self.admission.enter()?;
         let caller = caller.enter()?;
         let id = request.extensions().get::<RequestId>().copied();
         let id = id.unwrap_or_else(|| RequestId::from_bits(rand::random()));

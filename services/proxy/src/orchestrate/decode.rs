@@ -1,25 +1,29 @@
-//! The PD worker's part of a request, and the ladder below it.
+//! The PD worker's part of a request: carries out the actions of [`RequestMachine`].
 //!
-//! A request whose worker went away is sent again, to another one, and so is one whose worker did not find an item,
-//! which is then encoded anew. Once text has gone out, the next worker is told what the caller has and goes on from
-//! there: the same seed gives the same text, so the caller sees one stream. A caller that does not want that gets a
-//! failure that says what happened.
+//! The machine decides when the request is forwarded, sent again, or given up; this task chooses the worker, reads its
+//! stream, and passes it on. The next worker is given what the client has and goes on from there: the same seed gives
+//! the same text, so the client sees one stream.
 
-use super::Work;
-use super::said::Said;
-use super::supply::Supply;
-use crate::encode::{ATTEMPTS, WORKER_WAIT, backoff};
+use super::sent::SentAnswer;
+use super::supply::{Supply, at_item};
+use super::work::Work;
 use crate::fleet::{Lease, Prefixes, Size};
 use crate::request::Resumption;
+use crate::request_machine::action::{LeftItems, RequestAction};
+use crate::request_machine::event::{BrokenCall, RequestEvent};
+use crate::request_machine::request::{RequestFacts, RequestMachine};
 use crate::wire::{CallFailure, outgoing};
 use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::{BoxFuture, pending};
+use std::collections::VecDeque;
 use std::time::Duration;
-use tokio::time::{Instant, timeout};
-use tonic::Status;
-use tracing::Instrument;
+use tokio::time::{Instant, sleep_until};
+use tonic::{Status, Streaming};
+use tracing::{Instrument, Span};
 use triptych_core::lifetime::StageTimes;
 use triptych_core::prompt::Prompt;
-use triptych_core::{Failure, FailureClass, TenantId, WorkerId};
+use triptych_core::{Failure, TenantId, WorkerId};
 use triptych_proto::v1;
 use triptych_proto::v1::pd_generate_response::Kind;
 use triptych_proto::v1::prefill_decode_worker_client::PrefillDecodeWorkerClient;
@@ -27,127 +31,255 @@ use triptych_proto::v1::prefill_decode_worker_client::PrefillDecodeWorkerClient;
 /// Largest message of a PD worker.
 const MAX_MESSAGE: usize = 16 << 20;
 
-/// A request whose items are announced.
+/// A request whose items are being supplied, or whose answer is being written.
 pub(super) struct Decoding<'a> {
     work: &'a Work,
     supply: Supply<'a>,
-    /// What the decoder reads first.
+    /// Prompt of the decoder.
     prompt: Prompt,
     /// Pieces that wait for the end of a window, if they have to.
     held: Option<Vec<v1::Delta>>,
-    /// What has gone out.
-    said: Said,
-    /// When the first and the latest piece of text went out.
+    /// The part of the answer that was sent.
+    sent: SentAnswer,
+    /// Times at which the first and the latest piece of text went out.
     text: Option<(Instant, Instant)>,
+    /// The call that is under way.
+    call: Call,
+    /// True if its worker has written anything.
+    has_written: bool,
+    summary: v1::Summary,
+}
+
+/// The call to a PD worker, as far as it is.
+enum Call {
+    /// None.
+    Idle,
+    /// A worker is chosen as soon as there is one.
+    Choosing(BoxFuture<'static, Lease>),
+    /// A worker was chosen.
+    Chosen(Lease),
+    /// The request is on its way.
+    Opening(Lease, Span, BoxFuture<'static, Result<Streaming<v1::PdGenerateResponse>, Status>>),
+    /// The answer comes.
+    Reading(Lease, Span, Box<Streaming<v1::PdGenerateResponse>>),
+}
+
+/// Progress of a call.
+enum Progress {
+    Chosen(Lease),
+    Opened(Result<Streaming<v1::PdGenerateResponse>, Status>),
+    Read(Result<Option<v1::PdGenerateResponse>, Status>),
+}
+
+impl Call {
+    /// Its next progress; never, if there is none. Loses nothing when it is dropped.
+    async fn next(&mut self) -> Progress {
+        match self {
+            Self::Idle | Self::Chosen(_) => pending().await,
+            Self::Choosing(lease) => Progress::Chosen(lease.await),
+            Self::Opening(_, span, stream) => Progress::Opened(stream.instrument(span.clone()).await),
+            Self::Reading(_, span, stream) => Progress::Read(stream.message().instrument(span.clone()).await),
+        }
+    }
 }
 
 impl<'a> Decoding<'a> {
     pub(super) fn new(work: &'a Work, supply: Supply<'a>) -> Self {
         let prompt = work.request.prompt.clone();
-        let said = Said::nothing(work.request.n_choices());
-        Self { work, supply, prompt, held: None, said, text: None }
+        let sent = SentAnswer::nothing(work.request.n_choices());
+        let (call, summary) = (Call::Idle, v1::Summary::default());
+        Self { work, supply, prompt, held: None, sent, text: None, call, has_written: false, summary }
     }
 
-    /// One window of a sound read in sequence: nothing goes out, so that it can be sent again to its end.
+    /// One window of an audio clip that is read in sequence: nothing goes out, so that it can be sent again to its end.
     pub(super) fn window(work: &'a Work, prompt: Prompt, supply: Supply<'a>) -> Self {
         Self { prompt, held: Some(Vec::new()), ..Self::new(work, supply) }
     }
 
-    /// Streams the answer to the caller. When it fails, items that are being encoded for it are left to whoever asks
-    /// again.
+    /// Streams the answer to the client.
+    ///
+    /// # Errors
+    /// [`Failure`] of the request, or of an item, which it names.
     pub(super) async fn run(mut self) -> Result<(v1::Summary, Vec<v1::Delta>), Failure> {
-        match self.attempts().await {
-            Ok(summary) => {
-                self.supply.settle().await;
-                Ok((self.finish(summary), self.held.unwrap_or_default()))
-            }
-            Err(failure) => {
-                self.supply.leave_behind();
-                Err(failure)
-            }
-        }
-    }
-
-    async fn attempts(&mut self) -> Result<v1::Summary, Failure> {
-        let budget = &self.work.orchestrator.budget;
-        budget.first_try();
-        let mut tried: Vec<WorkerId> = Vec::new();
-        let mut attempt = 1;
+        let request = &self.work.request;
+        let facts = RequestFacts {
+            model: self.work.route.served.name.clone(),
+            n_items: self.supply.len(),
+            placed: self.supply.placed(),
+            is_resumable: request.resumption != Resumption::Never,
+            arrived: request.arrived.into_std(),
+            deadline: request.deadline.into_std(),
+        };
+        let (mut machine, begun) = RequestMachine::new(facts, &mut self.budget(), Instant::now().into_std());
+        let mut actions = VecDeque::from(begun);
         loop {
-            let lease = self.lease(&tried).await.map_err(|failure| self.tell_apart(failure))?;
-            let span = tracing::info_span!("answer", pd = %lease.id(), attempt);
-            let failed = match self.stream(&lease).instrument(span).await {
-                Ok(summary) => {
-                    lease.report_ok();
-                    return Ok(summary);
+            while let Some(action) = actions.pop_front() {
+                match action {
+                    RequestAction::Finish => {
+                        let summary = self.finish();
+                        return Ok((summary, self.held.unwrap_or_default()));
+                    }
+                    RequestAction::Fail { failure, item, items } => {
+                        // The worker's stream is dropped first: it needs no more.
+                        self.call = Call::Idle;
+                        if items == LeftItems::GoOn {
+                            self.supply.leave_behind();
+                        }
+                        return Err(item.map_or(failure.clone(), |item| at_item(failure, item)));
+                    }
+                    other => self.perform(other),
                 }
-                // The worker's stream was dropped: it needs no more.
-                Err(Broken::Item(failure)) => return Err(failure),
-                Err(Broken::Worker(failed)) => failed,
-            };
-            lease.report(&failed);
-            if self.text.is_some() && self.work.request.resumption == Resumption::Never {
-                return Err(broken_off(failed.failure));
             }
-            self.forget_held();
-            if let Some(idx) = failed.missing {
-                drop(lease);
-                self.supply.renew(idx, failed.failure).await?;
-                continue;
-            }
-            if attempt == ATTEMPTS || !failed.failure.class.is_retryable() || !budget.try_spend() {
-                return Err(self.tell_apart(failed.failure));
-            }
-            self.tell_of_retry(&lease, attempt, &failed.failure);
-            tried.push(lease.id().clone());
-            drop(lease);
-            tokio::time::sleep(backoff(attempt)).await;
-            attempt += 1;
+            let wake_at = machine.wake_at();
+            let event = self.next(wake_at).await?;
+            actions.extend(machine.on(event, &mut self.budget(), Instant::now().into_std()));
         }
     }
 
-    /// A caller who has some of the answer has to know that it is incomplete.
-    fn tell_apart(&self, failure: Failure) -> Failure {
-        if self.text.is_some() { broken_off(failure) } else { failure }
+    fn budget(&self) -> std::sync::MutexGuard<'a, crate::request_machine::retry_budget::RetryWindow> {
+        self.work.orchestrator.budget.window()
     }
 
-    /// Nothing of a held window has gone out, so it starts again.
-    fn forget_held(&mut self) {
+    /// The next event: of the call, of an item, or of the time.
+    ///
+    /// # Errors
+    /// Cancelled, if nobody reads the answer any more.
+    async fn next(&mut self, wake_at: Option<std::time::Instant>) -> Result<RequestEvent, Failure> {
+        let wake_at = wake_at.map(Instant::from_std);
+        loop {
+            let woken = async move {
+                match wake_at {
+                    Some(at) => sleep_until(at).await,
+                    None => pending().await,
+                }
+            };
+            let progress = tokio::select! {
+                progress = self.call.next() => progress,
+                report = self.supply.next() => return Ok(report),
+                () = woken => return Ok(RequestEvent::Woken),
+            };
+            if let Some(event) = self.progressed(progress).await? {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// The event that the progress of a call is, if the machine has to know.
+    async fn progressed(&mut self, progress: Progress) -> Result<Option<RequestEvent>, Failure> {
+        Ok(Some(match progress {
+            Progress::Chosen(lease) => {
+                let id = lease.id().clone();
+                self.call = Call::Chosen(lease);
+                RequestEvent::Worker(id)
+            }
+            Progress::Opened(Ok(stream)) => {
+                if let Call::Opening(lease, span, _) = std::mem::replace(&mut self.call, Call::Idle) {
+                    self.call = Call::Reading(lease, span, Box::new(stream));
+                }
+                return Ok(None);
+            }
+            Progress::Opened(Err(status)) => self.broke(status.into()),
+            Progress::Read(read) => return self.read(read).await,
+        }))
+    }
+
+    /// Takes a message of the PD worker.
+    async fn read(
+        &mut self,
+        read: Result<Option<v1::PdGenerateResponse>, Status>,
+    ) -> Result<Option<RequestEvent>, Failure> {
+        let ended_early = || CallFailure::from(Failure::unavailable("a worker ended its answer early"));
+        let message = read.map_err(CallFailure::from).and_then(|message| message.ok_or_else(ended_early));
+        let kind = match message {
+            Ok(message) => message.kind,
+            Err(failed) => return Ok(Some(self.broke(failed))),
+        };
+        match kind {
+            Some(Kind::Delta(delta)) => {
+                if let Err(failure) = self.sent.note(&delta) {
+                    return Ok(Some(self.broke(failure.into())));
+                }
+                let (went_out, is_first) =
+                    (self.held.is_none(), !std::mem::replace(&mut self.has_written, true));
+                self.pass_on(delta).await?;
+                // Only the first one changes anything.
+                Ok(is_first.then_some(RequestEvent::Wrote { went_out }))
+            }
+            Some(Kind::Summary(summary)) => {
+                self.summary = summary;
+                if let Call::Reading(lease, ..) = std::mem::replace(&mut self.call, Call::Idle) {
+                    lease.report_ok();
+                }
+                Ok(Some(RequestEvent::Answered))
+            }
+            None => {
+                let failure = Failure::internal("a PD worker sent an empty message");
+                Ok(Some(self.broke(failure.into())))
+            }
+        }
+    }
+
+    /// The call failed; the fleet hears of it too.
+    fn broke(&mut self, failed: CallFailure) -> RequestEvent {
+        match std::mem::replace(&mut self.call, Call::Idle) {
+            Call::Opening(lease, ..) | Call::Reading(lease, ..) | Call::Chosen(lease) => {
+                lease.report(&failed);
+            }
+            Call::Idle | Call::Choosing(_) => {}
+        }
+        // Nothing of a held window has gone out, so it starts again.
         if let Some(held) = &mut self.held {
             held.clear();
-            self.said = Said::nothing(self.work.request.n_choices());
+            self.sent = SentAnswer::nothing(self.work.request.n_choices());
         }
+        RequestEvent::Broke(BrokenCall { failure: failed.failure, missing: failed.missing })
     }
 
-    fn tell_of_retry(&self, lease: &Lease, attempt: u32, failure: &Failure) {
+    /// Carries out an action.
+    fn perform(&mut self, action: RequestAction) {
         let Work { orchestrator, route, .. } = self.work;
-        let (pd, resumed) = (lease.id(), self.text.is_some());
-        tracing::warn!(%pd, attempt, resumed, %failure, "request sent to a PD worker again");
-        match resumed {
-            true => orchestrator.observer.resumed(&route.served.name),
-            false => orchestrator.observer.retried(&route.served.name),
+        match action {
+            RequestAction::Supplied => self.supply.supplied(),
+            RequestAction::Choose { tried, holders } => {
+                let (fleet, want) = (std::sync::Arc::clone(&orchestrator.fleet), self.work.decoder());
+                let size = self.size(holders);
+                self.call = Call::Choosing(async move { fleet.lease(&want, size, &tried).await }.boxed());
+            }
+            RequestAction::Send { attempt } => self.send(attempt),
+            RequestAction::Retry { attempt, failure, resumed } => {
+                tracing::warn!(attempt, resumed, %failure, "request sent to a PD worker again");
+                match resumed {
+                    true => orchestrator.observer.resumed(&route.served.name),
+                    false => orchestrator.observer.retried(&route.served.name),
+                }
+            }
+            RequestAction::Renew { item, .. } => self.supply.renew(item),
+            // The caller ends with them.
+            RequestAction::Finish | RequestAction::Fail { .. } => {}
         }
     }
 
-    async fn lease(&self, tried: &[WorkerId]) -> Result<Lease, Failure> {
-        let served = &self.work.route.served;
-        let want = self.work.decoder();
-        // The request's own time is held by whoever waits for this.
-        let lease = timeout(WORKER_WAIT, self.work.orchestrator.fleet.lease(&want, self.size(), tried)).await;
-        lease.map_err(|_| {
-            Failure::unavailable(format!(
-                "no decoder worker for model {:?} is there now; try again",
-                served.name
-            ))
-        })
+    fn send(&mut self, attempt: u32) {
+        let Call::Chosen(lease) = std::mem::replace(&mut self.call, Call::Idle) else { return };
+        if self.supply.is_pending() {
+            self.work.orchestrator.observer.early(&self.work.route.served.name);
+        }
+        let span = tracing::info_span!("answer", pd = %lease.id(), attempt);
+        let mut client =
+            PrefillDecodeWorkerClient::new(lease.channel()).max_decoding_message_size(MAX_MESSAGE);
+        // The trace goes with it.
+        let request = span.in_scope(|| outgoing(self.message(), self.work.request.deadline));
+        let stream = async move { client.generate(request).await.map(tonic::Response::into_inner) };
+        self.has_written = false;
+        self.call = Call::Opening(lease, span, stream.boxed());
     }
 
-    /// What the choice of a worker looks at.
-    fn size(&self) -> Size {
+    /// The request as the choice of a worker sees it.
+    fn size(&self, holders: Vec<WorkerId>) -> Size {
         let items = self.supply.sizes();
         let keys: Vec<_> = items.iter().map(|(key, _)| *key).collect();
         let prompt = Prefixes::of(&self.tenant(), &self.prompt, &keys);
-        Size::Request { prompt, items, holders: self.supply.holders() }
+        Size::Request { prompt, items, holders }
     }
 
     fn message(&self) -> v1::PdGenerateRequest {
@@ -161,7 +293,7 @@ impl<'a> Decoding<'a> {
             tenant: self.tenant(),
             priority: request.priority,
             hints: self.supply.hints(),
-            resume: if self.held.is_some() { Vec::new() } else { self.said.resume() },
+            resume: if self.held.is_some() { Vec::new() } else { self.sent.resume() },
         }
     }
 
@@ -172,42 +304,7 @@ impl<'a> Decoding<'a> {
         Bytes::copy_from_slice(TenantId::of(&secret).as_bytes())
     }
 
-    async fn stream(&mut self, lease: &Lease) -> Result<v1::Summary, Broken> {
-        if self.supply.is_pending() {
-            self.work.orchestrator.observer.early(&self.work.route.served.name);
-        }
-        let mut client =
-            PrefillDecodeWorkerClient::new(lease.channel()).max_decoding_message_size(MAX_MESSAGE);
-        let request = outgoing(self.message(), self.work.request.deadline);
-        let mut pieces = client.generate(request).await?.into_inner();
-        let ended_early = || CallFailure {
-            failure: Failure::unavailable("a worker ended its answer early"),
-            broken: false,
-            missing: None,
-        };
-        // Whoever writes has read all items, whatever becomes of the encoders' word for it.
-        let mut writes = false;
-        loop {
-            let piece = tokio::select! {
-                piece = pieces.message() => piece?.ok_or_else(ended_early)?,
-                landed = self.supply.landed(), if !writes => {
-                    landed.map_err(Broken::Item)?;
-                    continue;
-                }
-            };
-            match piece.kind {
-                Some(Kind::Delta(delta)) => {
-                    writes = true;
-                    self.pass_on(delta).await?;
-                }
-                Some(Kind::Summary(summary)) => return Ok(summary),
-                None => return Err(Failure::internal("a PD worker sent an empty message").into()),
-            }
-        }
-    }
-
     async fn pass_on(&mut self, delta: v1::Delta) -> Result<(), Failure> {
-        self.said.note(&delta)?;
         if let Some(held) = &mut self.held {
             held.push(delta);
             return Ok(());
@@ -225,7 +322,8 @@ impl<'a> Decoding<'a> {
     }
 
     /// Adds the stages before the PD worker, and what only the proxy can measure.
-    fn finish(&self, mut summary: v1::Summary) -> v1::Summary {
+    fn finish(&mut self) -> v1::Summary {
+        let mut summary = std::mem::take(&mut self.summary);
         let usage = summary.usage.unwrap_or_default();
         let per_token = self.per_token(usage.completion_tokens);
         let before = self.supply.times();
@@ -258,45 +356,4 @@ impl<'a> Decoding<'a> {
         let per_choice = completion_tokens / self.work.request.n_choices().max(1);
         (per_choice >= 2).then(|| latest.duration_since(first) / (per_choice - 1))
     }
-}
-
-/// Why a stream has no summary.
-#[derive(Debug)]
-enum Broken {
-    /// The worker's doing, or its fate: another one may do better.
-    Worker(CallFailure),
-    /// An item failed for good.
-    Item(Failure),
-}
-
-impl From<CallFailure> for Broken {
-    fn from(failed: CallFailure) -> Self {
-        Self::Worker(failed)
-    }
-}
-
-impl From<Status> for Broken {
-    fn from(status: Status) -> Self {
-        Self::Worker(status.into())
-    }
-}
-
-impl From<Failure> for Broken {
-    fn from(failure: Failure) -> Self {
-        Self::Worker(failure.into())
-    }
-}
-
-/// A failure after text went out: it is not sent again from here, and the caller should know why.
-fn broken_off(failure: Failure) -> Failure {
-    if failure.param.as_deref() == Some("resume") {
-        // What we told the worker of the answer, and nothing of the client's.
-        return Failure::internal(failure);
-    }
-    if failure.class != FailureClass::Unavailable {
-        return failure;
-    }
-    let detail = failure.to_string();
-    Failure::unavailable("the worker went away while it wrote the answer, which is incomplete; try again")
-        .with_detail(detail)
 }

@@ -1,24 +1,24 @@
-//! A sound read in sequence: window after window, each an encoder job and a call of its own.
+//! An audio clip read in sequence: window after window, each an encoder job and a call of its own.
 //!
-//! Where a window starts is known only when the one before is settled; the PD worker says so in its summary, with what
+//! The start of a window is known only when the one before is settled; the PD worker reports it in its summary, with what
 //! the next prompt has to hold. Nothing of that is understood here. A window's pieces go out when it has ended, so
 //! each window can be sent again as a whole.
 
-use super::Work;
 use super::decode::Decoding;
 use super::supply::Supply;
-use crate::encode::Job;
+use super::work::{Orchestrator, Work};
+use crate::encode::job::EncodeJob;
 use triptych_core::prompt::{Prompt, SpeechResume, SpeechTask};
 use triptych_core::{Failure, ItemOptions};
 use triptych_proto::v1;
 
-/// Reads the sound to its end; what the windows' summaries say together.
-pub(super) async fn run(work: &Work, mut task: SpeechTask, first: Job) -> Result<v1::Summary, Failure> {
-    let super::Orchestrator { materials, observer, .. } = &*work.orchestrator;
+/// Reads the clip to its end; the windows' summaries as one.
+pub(super) async fn run(work: &Work, mut task: SpeechTask, first: EncodeJob) -> Result<v1::Summary, Failure> {
+    let Orchestrator { materials, observer, .. } = &*work.orchestrator;
     let mut job = first.clone();
     let mut total: Option<v1::Summary> = None;
     loop {
-        let supply = Supply::begin(work, vec![job.clone()]).await?;
+        let supply = Supply::begin(work, vec![job.clone()]);
         let decoding = Decoding::window(work, Prompt::Speech(task.clone()), supply);
         let (mut summary, held) = decoding.run().await?;
         let next = summary.next.take().map(SpeechResume::from);
@@ -33,7 +33,7 @@ pub(super) async fn run(work: &Work, mut task: SpeechTask, first: Job) -> Result
             work.send(delta).await?;
         }
         if task.language.is_none() && !summary.language.is_empty() {
-            // Found once, as a whole sound has one language.
+            // Found once, as a whole clip has one language.
             task.language = Some(summary.language.clone());
         }
         total = Some(match total {
@@ -51,7 +51,7 @@ pub(super) async fn run(work: &Work, mut task: SpeechTask, first: Job) -> Result
         job = materials.with_options(&work.request, &first, options).await?;
         task.resume = Some(next);
     }
-    total.ok_or_else(|| Failure::internal("a sound without windows"))
+    total.ok_or_else(|| Failure::internal("an audio clip without windows"))
 }
 
 /// Two summaries as one: counts and stages together, first and last things as they are.

@@ -1,207 +1,220 @@
 //! The items of one request on their way to READY.
-//!
-//! A PD worker can begin as soon as it knows what every item will be: it lays the prompt out and reads up to the first
-//! item whose rows are not there. So the request waits here only until all are announced, and what becomes of those
-//! that are still being encoded is heard while the answer is awaited.
 
-use super::{Work, at_item};
-use crate::encode::{Announced, Encoded, Flight, Job};
-use crate::fleet::home::{Home, Homeless};
+use super::work::Work;
+use crate::encode::Subscription;
+use crate::encode::job::EncodeJob;
+use crate::fleet::placement::{Placement, UnplacedItem};
 use crate::observe::{Size, wire_source};
-use futures::future::{pending, select_all, try_join_all};
+use crate::request::param_of_item;
+use crate::request_machine::event::RequestEvent;
+use crate::request_machine::output::{Announced, Encoded};
+use futures::future::{pending, select_all};
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::time::timeout;
 use triptych_core::lifetime::StageTimes;
 use triptych_core::{ContentKey, Failure, ItemIdx, WorkerId};
 use triptych_proto::v1;
 
-/// Times one item is encoded again because a PD worker did not find it.
-const AGAIN_PER_ITEM: u32 = 2;
-/// How long a finished answer waits for what the encoder says of an item that was read already.
-const LAST_NEWS: Duration = Duration::from_millis(250);
-
 /// The items of a request.
 pub(super) struct Supply<'a> {
     work: &'a Work,
-    places: Vec<Place>,
+    placement: Option<Arc<Placement>>,
+    items: Vec<SuppliedItem>,
+    /// True if all were announced: an item of a request that failed before is not counted.
+    is_supplied: bool,
 }
 
 /// One item.
-struct Place {
-    job: Job,
-    flight: Flight,
-    known: Announced,
+struct SuppliedItem {
+    job: EncodeJob,
+    subscription: Subscription,
+    /// Description of its output, once it is announced.
+    known: Option<Announced>,
     /// Set when it is READY.
     encoded: Option<Encoded>,
-    /// How often it was encoded again.
-    n_again: u32,
+    /// True if it failed: nothing more is heard of it.
+    has_failed: bool,
 }
 
-/// The PD worker that encodes the items and answers, where PD workers encode.
-fn home(work: &Work, jobs: &[Job]) -> Option<Arc<Home>> {
-    let item =
-        |job: &Job| Homeless { key: job.wanted.key, want: job.encoder(), bytes: job.bytes.len() as u64 };
+/// The PD worker that encodes the items and answers, if PD workers encode.
+fn place(work: &Work, jobs: &[EncodeJob]) -> Option<Arc<Placement>> {
+    let item = |job: &EncodeJob| UnplacedItem {
+        key: job.wanted.key,
+        want: job.encoder(),
+        bytes: job.bytes.len() as u64,
+    };
     let items: Vec<_> = jobs.iter().map(item).collect();
-    work.orchestrator.fleet.home(&work.decoder(), &items)
+    work.orchestrator.fleet.place(&work.decoder(), &items)
 }
 
 impl<'a> Supply<'a> {
-    /// Looks for the outputs or has them made; waits until each is announced.
-    ///
-    /// # Errors
-    /// Of the first item that fails; the others go on for whoever asks again.
-    pub(super) async fn begin(work: &'a Work, mut jobs: Vec<Job>) -> Result<Self, Failure> {
-        let encodes = &work.orchestrator.encodes;
-        let home = home(work, &jobs);
-        jobs.iter_mut().for_each(|job| job.home.clone_from(&home));
-        let mut flights = encodes.begin(&jobs);
-        let waits = flights.iter_mut().enumerate();
-        let waits = waits.map(|(i, flight)| async move {
-            let known = flight.announced().await.map_err(|failure| at_item(failure, i))?;
-            // What is not pending has ended, so this does not wait.
-            let encoded = if known.pending { None } else { Some(flight.ready().await?) };
-            Ok::<_, Failure>((known, encoded))
-        });
-        let known = match try_join_all(waits).await {
-            Ok(known) => known,
-            Err(failure) => {
-                encodes.leave_behind(flights);
-                return Err(failure);
-            }
+    /// Looks for the outputs or has them made.
+    pub(super) fn begin(work: &'a Work, mut jobs: Vec<EncodeJob>) -> Self {
+        let placement = place(work, &jobs);
+        jobs.iter_mut().for_each(|job| job.placement.clone_from(&placement));
+        let subscriptions = work.orchestrator.encodes.begin(&jobs);
+        let item = |(job, subscription)| SuppliedItem {
+            job,
+            subscription,
+            known: None,
+            encoded: None,
+            has_failed: false,
         };
-        // What had to be encoded was given to somebody.
-        if let Some(home) = &home {
-            home.settle();
+        let items = jobs.into_iter().zip(subscriptions).map(item).collect();
+        Self { work, placement, items, is_supplied: false }
+    }
+
+    /// Number of items.
+    pub(super) fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// The worker at which its items are encoded, if one was chosen for it.
+    pub(super) fn placed(&self) -> Option<WorkerId> {
+        self.placement.as_ref().map(|placement| placement.id().clone())
+    }
+
+    /// All are announced: what had to be encoded was given to somebody.
+    pub(super) fn supplied(&mut self) {
+        self.is_supplied = true;
+        let encoded = self.items.iter().filter_map(|item| item.encoded.as_ref());
+        encoded.for_each(|one| self.work.orchestrator.observer.item(one));
+        if let Some(placement) = &self.placement {
+            placement.settle();
         }
-        let places = jobs.into_iter().zip(flights).zip(known);
-        let place = |((job, flight), (known, encoded))| Place { job, flight, known, encoded, n_again: 0 };
-        let supply = Self { work, places: places.map(place).collect() };
-        supply.places.iter().filter_map(|place| place.encoded.as_ref()).for_each(|one| supply.count(one));
-        Ok(supply)
     }
 
-    /// Whether any item is still being encoded.
+    /// True if any item is still being encoded.
     pub(super) fn is_pending(&self) -> bool {
-        self.places.iter().any(|place| place.known.pending)
+        self.items.iter().any(|item| item.encoded.is_none())
     }
 
-    /// What a PD worker is told of the items.
+    /// The items as a PD worker is given them.
     pub(super) fn items(&self) -> Vec<v1::EncodedItem> {
-        self.places.iter().map(|place| (&place.known.item).into()).collect()
+        self.known().map(|known| (&known.item).into()).collect()
     }
 
     /// Their keys, and the bytes that a worker loads which does not hold them.
     pub(super) fn sizes(&self) -> Vec<(ContentKey, u64)> {
-        let items = self.places.iter().map(|place| &place.known.item);
+        let items = self.known().map(|known| &known.item);
         items.map(|item| (item.key, item.payload_len().unwrap_or(0) as u64)).collect()
     }
 
-    /// PD workers that hold items which nobody else is known to have, or have them encoded for this request.
-    pub(super) fn holders(&self) -> Vec<WorkerId> {
-        let encoded = self.places.iter().filter_map(|place| place.encoded.as_ref());
-        let held = encoded.map(|one| &one.holders).find(|holders| !holders.is_empty()).cloned();
-        // Without such, where its items were encoded, if that was chosen for it.
-        held.unwrap_or_else(|| {
-            let home = self.places.iter().find_map(|place| place.job.home.as_ref());
-            home.map(|home| home.id().clone()).into_iter().collect()
-        })
-    }
-
-    /// Where a PD worker finds them.
+    /// Places at which a PD worker finds them.
     pub(super) fn hints(&self) -> Vec<v1::ItemHint> {
         let hint = |known: &Announced| v1::ItemHint { peers: known.peers.clone(), pending: known.pending };
-        self.places.iter().map(|place| hint(&place.known)).collect()
+        self.known().map(hint).collect()
     }
 
-    /// Ends when one more item is READY; never, when all are. Loses nothing when it is dropped.
-    ///
-    /// # Errors
-    /// Of an item that failed for good.
-    pub(super) async fn landed(&mut self) -> Result<(), Failure> {
-        let flying = self.places.iter_mut().enumerate().filter(|(_, place)| place.known.pending);
+    fn known(&self) -> impl Iterator<Item = &Announced> {
+        self.items.iter().filter_map(|item| item.known.as_ref())
+    }
+
+    /// The next report on an item; never, when all are READY. Loses nothing when it is dropped.
+    pub(super) async fn next(&mut self) -> RequestEvent {
+        let is_awaited = |item: &SuppliedItem| item.encoded.is_none() && !item.has_failed;
+        let awaited = self.items.iter_mut().enumerate().filter(|(_, item)| is_awaited(item));
         let waits: Vec<_> =
-            flying.map(|(i, place)| Box::pin(async move { (i, place.flight.ready().await) })).collect();
+            awaited.map(|(i, item)| Box::pin(async move { (i, item.next().await) })).collect();
         if waits.is_empty() {
             return pending().await;
         }
-        let ((i, outcome), ..) = select_all(waits).await;
-        self.set(i, outcome.map_err(|failure| at_item(failure, i))?);
-        Ok(())
-    }
-
-    /// Has an item encoded again that a PD worker did not find; one that is still being encoded is waited for.
-    ///
-    /// # Errors
-    /// `failure`, if that happened too often; otherwise the item's.
-    pub(super) async fn renew(&mut self, idx: ItemIdx, failure: Failure) -> Result<(), Failure> {
-        let (i, n) = (idx.0 as usize, self.places.len());
-        let Some(place) = self.places.get_mut(i) else {
-            return Err(Failure::internal(format!("a PD worker misses item {i} of {n}")));
-        };
-        if place.n_again == AGAIN_PER_ITEM {
-            return Err(failure);
-        }
-        place.n_again += 1;
-        tracing::warn!(item = i, key = ?place.job.wanted.key, "encoder output is gone, encoding again");
-        if let Some(lost) = &place.encoded {
-            place.flight = self.work.orchestrator.encodes.begin_again(&place.job, lost);
-        }
-        let encoded = place.flight.ready().await.map_err(|failure| at_item(failure, i))?;
-        let key = encoded.item.key;
-        // The same item may stand in the request twice; both places must announce the object that is there now.
-        for other in (0..n).filter(|other| *other != i) {
-            if self.places[other].known.item.key == key {
-                self.places[other].known = encoded.announced();
-                self.places[other].encoded = Some(encoded.clone());
+        let ((i, report), ..) = select_all(waits).await;
+        let idx = ItemIdx(i as u32);
+        match report {
+            Ok(Report::Announced(known)) => {
+                self.items[i].known = Some(known);
+                RequestEvent::ItemAnnounced(idx)
+            }
+            Ok(Report::Ready(encoded)) => {
+                let holders = encoded.holders.clone();
+                self.set_ready(i, *encoded);
+                RequestEvent::ItemReady { item: idx, holders }
+            }
+            Err(failure) => {
+                self.items[i].has_failed = true;
+                RequestEvent::ItemFailed { item: idx, failure }
             }
         }
-        self.set(i, encoded);
-        Ok(())
     }
 
-    /// The answer is complete: what is still to be heard of its items is at hand, or not worth waiting for.
-    pub(super) async fn settle(&mut self) {
-        let all = async { while self.is_pending() && self.landed().await.is_ok() {} };
-        // Without it an item's source is not known.
-        let _ = timeout(LAST_NEWS, all).await;
+    /// Has an item encoded again that a PD worker did not find, if it was READY.
+    pub(super) fn renew(&mut self, idx: ItemIdx) {
+        let Some(item) = self.items.get_mut(idx.0 as usize) else { return };
+        tracing::warn!(item = idx.0, key = ?item.job.wanted.key, "encoder output is gone, encoding again");
+        if let Some(lost) = item.encoded.take() {
+            item.subscription = self.work.orchestrator.encodes.begin_again(&item.job, &lost);
+        }
     }
 
-    /// The request failed: what is being encoded for it goes on, for whoever asks again.
+    /// The request failed: what is being encoded for it goes on, for the next request.
     pub(super) fn leave_behind(self) {
-        self.work.orchestrator.encodes.leave_behind(self.places.into_iter().map(|place| place.flight));
+        self.items.into_iter().for_each(|item| item.subscription.leave_behind());
     }
 
     /// The stages before the PD worker, for the slowest item of those that were encoded for this request.
     pub(super) fn times(&self) -> StageTimes {
-        let encoded = self.places.iter().filter_map(|place| place.encoded.as_ref());
+        let encoded = self.items.iter().filter_map(|item| item.encoded.as_ref());
         let slowest = encoded.max_by_key(|one| one.times.queue + one.times.encode + one.times.publish);
         slowest.map(|one| one.times).unwrap_or_default()
     }
 
-    /// Where each item came from.
+    /// The source of each item.
     pub(super) fn sources(&self) -> Vec<i32> {
         let unknown = v1::ItemSource::Unspecified.into();
-        let source = |place: &Place| place.encoded.as_ref().map_or(unknown, |one| wire_source(one.source));
-        self.places.iter().map(source).collect()
+        let source =
+            |item: &SuppliedItem| item.encoded.as_ref().map_or(unknown, |one| wire_source(one.source));
+        self.items.iter().map(source).collect()
     }
 
-    /// How many items there are, and how many tokens they became.
+    /// Number of items, and of the tokens that they became.
     pub(super) fn size(&self) -> Size {
-        let encoded = self.places.iter().filter_map(|place| place.encoded.as_ref());
+        let encoded = self.items.iter().filter_map(|item| item.encoded.as_ref());
         let item_tokens = encoded.map(|one| one.item.n_tokens).fold(0, u32::saturating_add);
-        Size { n_items: self.places.len(), item_tokens }
+        Size { n_items: self.items.len(), item_tokens }
     }
 
-    fn set(&mut self, i: usize, encoded: Encoded) {
-        self.count(&encoded);
-        if let Some(place) = self.places.get_mut(i) {
-            place.known = encoded.announced();
-            place.encoded = Some(encoded);
+    fn set_ready(&mut self, i: usize, encoded: Encoded) {
+        if self.is_supplied {
+            self.work.orchestrator.observer.item(&encoded);
         }
+        let is_renewed = self.items[i].known.as_ref().is_some_and(|known| !known.pending);
+        // The same item may stand in the request twice; both must announce the object that is there now.
+        if is_renewed {
+            let same = |item: &&mut SuppliedItem| {
+                item.encoded.as_ref().is_some_and(|one| one.item.key == encoded.item.key)
+            };
+            for other in self.items.iter_mut().filter(same) {
+                other.known = Some(encoded.announced());
+                other.encoded = Some(encoded.clone());
+            }
+        }
+        self.items[i].known = Some(encoded.announced());
+        self.items[i].encoded = Some(encoded);
     }
+}
 
-    fn count(&self, encoded: &Encoded) {
-        self.work.orchestrator.observer.item(encoded);
+/// News of an item.
+enum Report {
+    Announced(Announced),
+    Ready(Box<Encoded>),
+}
+
+impl SuppliedItem {
+    async fn next(&mut self) -> Result<Report, Failure> {
+        if self.known.is_none() {
+            let known = self.subscription.announced().await?;
+            if known.pending {
+                return Ok(Report::Announced(known));
+            }
+        }
+        Ok(Report::Ready(Box::new(self.subscription.ready().await?)))
+    }
+}
+
+/// A failure of an item: an encoder that refuses one names the item, unless it names a setting.
+pub(super) fn at_item(failure: Failure, item: ItemIdx) -> Failure {
+    match failure.param {
+        None => failure.with_param(param_of_item(item)),
+        Some(_) => failure,
     }
 }

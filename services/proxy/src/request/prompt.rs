@@ -1,6 +1,6 @@
-//! What every prompt format must satisfy, whatever the model: it is not empty, and it fits the items.
+//! Checks of every prompt, for any model: it is not empty, and it fits the items.
 
-use super::{Item, param_of_item};
+use super::item::{Item, param_of_item};
 use triptych_core::prompt::{Message, MessagePart, Prompt, TextOrTokens};
 use triptych_core::{Failure, ItemIdx, Modality};
 
@@ -99,7 +99,7 @@ fn check_next(idx: ItemIdx, next: usize, items: &[Item]) -> Result<(), Failure> 
 
 #[cfg(test)]
 mod tests {
-    use super::super::Source;
+    use super::super::item::Source;
     use super::*;
     use triptych_core::ItemOptions;
     use triptych_core::prompt::{Role, SpeechTask};

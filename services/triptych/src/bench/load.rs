@@ -206,7 +206,7 @@ fn goodput_line(found: &SweepResult) -> String {
 async fn server(args: &ServerArgs) -> Result<Server, CliError> {
     let key = args.api_key.clone();
     let (target, own): (Arc<dyn Target>, Option<String>) = match (&args.url, &args.grpc) {
-        (_, Some(address)) => (Arc::new(grpc_target(whom, address)?), None),
+        (_, Some(address)) => (Arc::new(grpc_target(args, address)?), None),
         (Some(url), None) => {
             let endpoint = match args.endpoint {
                 EndpointArg::Chat => Endpoint::Chat,

@@ -114,7 +114,7 @@ pub async fn run(args: &WatchArgs, question: &QuestionArgs, json: bool) -> Resul
         rules: args.rules()?,
     };
     let report = |text: &str, fields: &serde_json::Value| {
-        if json { print(&format!("{fields}\n")) } else { print(&format!("{text}\n")) }
+        if json { print::<MeasureError>(&format!("{fields}\n")) } else { print(&format!("{text}\n")) }
     };
     let question = question.clone();
     let inputs = Arc::new(move || question.read().map_err(MeasureError::from));

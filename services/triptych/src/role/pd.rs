@@ -42,7 +42,7 @@ pub struct PdArgs {
     /// Models and computation
     #[command(flatten)]
     pub models: ModelArgs,
-    /// A smaller model of the same family that guesses ahead for model NAME; repeat, or part by commas, for several
+    /// A smaller model of the same family that drafts tokens for model NAME; repeat, or part by commas, for several
     /// models
     #[arg(long = "draft", value_name = "NAME=DIR_OR_HUB_ID", env = "TRIPTYCH_DRAFT", value_delimiter = ',')]
     pub drafts: Vec<String>,
@@ -90,7 +90,7 @@ pub struct EngineArgs {
     /// MiB of host memory for the KV of sequences that have to give way. 0: they are computed again
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_HOST_KV_MIB", default_value_t = 256)]
     pub host_kv_mib: u32,
-    /// Tokens to guess ahead of greedy answers, from what came after the same words before. 0: none
+    /// Draft tokens ahead of greedy answers, from what came after the same words before. 0: none
     #[arg(long, value_name = "N", env = "TRIPTYCH_LOOKUP_TOKENS", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(..=64))]
     pub lookup_tokens: u32,
@@ -107,7 +107,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_SEQUENCES", default_value_t = 64,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub max_sequences: u32,
-    /// Tokens that a draft model guesses at once
+    /// Tokens that a draft model proposes at once
     #[arg(long, value_name = "N", env = "TRIPTYCH_DRAFT_TOKENS", default_value_t = 4,
           value_parser = clap::value_parser!(u32).range(1..=64))]
     pub draft_tokens: u32,

@@ -119,8 +119,8 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
     let http = listen::bind("--http", &args.http).await?;
     let grpc = listen::bind("--grpc", &args.grpc).await?;
     let config = ProxyConfig {
-        http: args.public_tls.door(http, "http/1.1", &process.drain)?,
-        grpc: args.public_tls.door(grpc, "h2", &process.drain)?,
+        http: args.public_tls.listener(http, "http/1.1", &process.drain)?,
+        grpc: args.public_tls.listener(grpc, "h2", &process.drain)?,
         admin: bind_admin(args.admin.as_deref()).await?,
         encoders,
         pds,

@@ -103,8 +103,8 @@ async fn how_a_stream_ends_is_how_its_request_ends() {
 #[test]
 fn a_lone_sound_is_written_down_and_everything_else_is_a_chat() {
     let content = ContentSource { media: Media::new(1), wording: Wording::DIGITS, seed: 1 };
-    let sound = crate::offered::OfferedItem { content: 1, shape: ItemShape::Audio { millis: 100 } };
-    let picture = crate::offered::OfferedItem { content: 1, shape: ItemShape::Image { width: 4, height: 4 } };
+    let audio = crate::offered::OfferedItem { content: 1, shape: ItemShape::Audio { millis: 100 } };
+    let image = crate::offered::OfferedItem { content: 1, shape: ItemShape::Image { width: 4, height: 4 } };
     let ask = |text_tokens, items: &[crate::offered::OfferedItem]| {
         let at = Duration::ZERO;
         let offered =
@@ -112,9 +112,9 @@ fn a_lone_sound_is_written_down_and_everything_else_is_a_chat() {
         request("m", &offered, &content)
     };
     let kind = |r: &v1::GenerateRequest| r.prompt.clone().and_then(|p| p.kind).expect("a prompt");
-    assert!(matches!(kind(&ask(0, &[sound])), PromptKind::Speech(_)));
-    assert!(matches!(kind(&ask(5, &[sound])), PromptKind::Chat(_)));
-    let both = ask(7, &[picture, picture]);
+    assert!(matches!(kind(&ask(0, &[audio])), PromptKind::Speech(_)));
+    assert!(matches!(kind(&ask(5, &[audio])), PromptKind::Chat(_)));
+    let both = ask(7, &[image, image]);
     let PromptKind::Chat(chat) = kind(&both) else { panic!("a chat") };
     assert_eq!((chat.messages[0].parts.len(), both.items.len()), (3, 2));
     assert_eq!(

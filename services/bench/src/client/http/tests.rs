@@ -116,11 +116,11 @@ async fn statuses_are_told_apart() {
 #[tokio::test]
 async fn bodies_are_what_openais_clients_send() {
     let (base, seen) = serve().await;
-    let picture = ItemShape::Image { width: 8, height: 8 };
-    let sound = ItemShape::Audio { millis: 100 };
-    ask(&base, Endpoint::Chat, "m", &offered(20, 4, &[picture, sound])).await;
+    let image = ItemShape::Image { width: 8, height: 8 };
+    let audio = ItemShape::Audio { millis: 100 };
+    ask(&base, Endpoint::Chat, "m", &offered(20, 4, &[image, audio])).await;
     ask(&base, Endpoint::Completions, "m", &offered(20, 4, &[])).await;
-    ask(&base, Endpoint::Transcriptions, "m", &offered(0, 4, &[sound])).await;
+    ask(&base, Endpoint::Transcriptions, "m", &offered(0, 4, &[audio])).await;
     let seen = seen.lock().expect("no panic").clone();
     let chat: serde_json::Value = serde_json::from_slice(&seen[0].1).expect("JSON");
     assert_eq!(

@@ -44,7 +44,7 @@ impl Words<'_> {
             self.lease_of(key).or_else(|| self.lease_places(key).find(|at| self.is_over(*at, asker.now_ms)));
         let is_dead = |at: &usize| self.time_left(*at, asker.now_ms, is_alive).is_none();
         let Some(at) = own.or_else(|| self.lease_places(key).find(is_dead)) else { return Grant::Full };
-        // Time of day in microseconds is ahead of any count, so a slab that is made anew goes on with larger tokens.
+        // The time of day in microseconds is ahead of any count, so tokens grow across a recreated slab.
         let token = self.field(Field::Token).saturating_add(1).max(asker.now_ms.saturating_mul(1000));
         self.set(Field::Token, token);
         self.store(at + UNTIL, 0);

@@ -18,8 +18,8 @@ pub(super) struct Breaker(Mutex<BreakerState>);
 #[derive(Debug, Default)]
 struct BreakerState {
     failures_in_a_row: u32,
-    /// End of the open state, and its duration.
-    open: Option<(Instant, Duration)>,
+    /// End of the open state, and the number of times that it opened in a row.
+    open: Option<(Instant, u32)>,
 }
 
 impl Breaker {
@@ -41,13 +41,13 @@ impl Breaker {
         match state.open {
             // Operations that were in flight when it opened do not count.
             Some((until, _)) if until > now => false,
-            Some((_, pause)) => {
-                let pause = (pause * 2).min(BACKOFF.longest);
-                state.open = Some((now + pause, pause));
+            Some((_, n_openings)) => {
+                let n_openings = n_openings.saturating_add(1);
+                state.open = Some((now + BACKOFF.after(n_openings), n_openings));
                 false
             }
             None if state.failures_in_a_row >= FAILURES => {
-                state.open = Some((now + BACKOFF.first, BACKOFF.first));
+                state.open = Some((now + BACKOFF.after(1), 1));
                 true
             }
             None => false,

@@ -1,23 +1,25 @@
-//! Where a request lives whose items only PD workers can encode: it is chosen before its items are, so that they are
-//! encoded where the answer is written and nothing crosses.
+//! The placement of a request whose items only PD workers can encode: one worker encodes them and answers, so that
+//! nothing crosses the network. It is chosen before the items are encoded.
 //!
 //! The score is that of the PD worker's choice, in the same microseconds, with what is to be encoded there before this
 //! request and for it: on such a worker steps and forwards take turns on the same cores. Between the choice and the first
 //! job the store is asked, and meanwhile others choose: what a request will have encoded is reserved at once, or all that
-//! arrive together would live at the same worker.
+//! arrive together would be placed at the same worker.
 
+use super::Fleet;
 use super::catalog::{Catalog, Want};
 use super::choice::{item_of, now};
-use super::score::choose_home;
+use super::reservation::Reservation;
+use super::score::choose_placement;
+use super::state::FleetState;
 use super::worker::Worker;
-use super::{Fleet, Shared};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use triptych_core::{ContentKey, WorkerId};
 use triptych_runtime::discovery::Role;
 
 /// An item that may have to be encoded.
-pub struct Homeless {
+pub struct UnplacedItem {
     /// Its output.
     pub key: ContentKey,
     /// The encoder.
@@ -26,69 +28,63 @@ pub struct Homeless {
     pub bytes: u64,
 }
 
-/// Where a request lives, and what is reserved there. Dropping it ends what is left of that.
-pub struct Home {
+/// A request's placement, and the reservation there. Dropping it ends what is left of that.
+pub struct Placement {
     worker: Arc<Worker>,
-    /// Predicted cost of items that are neither given nor known to need no encoding, in microseconds.
-    reserved: Mutex<Vec<(ContentKey, u64)>>,
+    reservation: Mutex<Reservation>,
 }
 
-impl Home {
-    fn new(worker: Arc<Worker>, reserved: Vec<(ContentKey, u64)>) -> Self {
-        let mut view = worker.view();
-        reserved.iter().for_each(|(_, us)| view.reserve(*us));
-        drop(view);
-        Self { worker, reserved: Mutex::new(reserved) }
+impl Placement {
+    fn new(worker: Arc<Worker>, reservation: Reservation) -> Self {
+        worker.view().reserve(reservation.left_us());
+        Self { worker, reservation: Mutex::new(reservation) }
     }
 
-    /// Which worker.
+    /// Name of the worker.
     pub fn id(&self) -> &WorkerId {
         &self.worker.id
     }
 
     /// This item was given to a worker, which counts it from now on.
     pub fn given(&self, key: &ContentKey) {
-        let mut reserved = self.reserved();
-        let Some(at) = reserved.iter().position(|(one, _)| one == key) else { return };
-        let (_, us) = reserved.swap_remove(at);
+        let us = self.reservation().given(key);
         self.worker.view().release(us);
     }
 
     /// All that had to be given was.
     pub fn settle(&self) {
-        let left = std::mem::take(&mut *self.reserved());
-        let mut view = self.worker.view();
-        left.iter().for_each(|(_, us)| view.release(*us));
+        let us = self.reservation().settle();
+        self.worker.view().release(us);
     }
 
-    fn reserved(&self) -> MutexGuard<'_, Vec<(ContentKey, u64)>> {
-        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reservation(&self) -> MutexGuard<'_, Reservation> {
+        self.reservation.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Home {
+impl Drop for Placement {
     fn drop(&mut self) {
         self.settle();
     }
 }
 
-impl fmt::Debug for Home {
+impl fmt::Debug for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Home").field(self.id()).finish()
+        f.debug_tuple("Placement").field(self.id()).finish()
     }
 }
 
 impl Fleet {
     /// The PD worker that should encode these items and answer the request; `None` if it has no items, or if encoder
     /// workers serve them.
-    pub fn home(&self, pd: &Want, items: &[Homeless]) -> Option<Arc<Home>> {
-        self.shared.home(&self.catalog(), pd, items).map(Arc::new)
+    pub fn place(&self, pd: &Want, items: &[UnplacedItem]) -> Option<Arc<Placement>> {
+        self.shared.place(&self.catalog(), pd, items).map(Arc::new)
     }
 }
 
-impl Shared {
-    pub(super) fn home(&self, catalog: &Catalog, pd: &Want, items: &[Homeless]) -> Option<Home> {
-        let serves = |item: &Homeless| {
+impl FleetState {
+    pub(super) fn place(&self, catalog: &Catalog, pd: &Want, items: &[UnplacedItem]) -> Option<Placement> {
+        let serves = |item: &UnplacedItem| {
             catalog.workers.iter().any(|known| known.role == Role::Encoder && known.serves(&item.want))
         };
         if items.is_empty() || items.iter().any(serves) {
@@ -104,9 +100,9 @@ impl Shared {
         let open: Vec<_> = open.map(|(_, worker)| worker).collect();
         // Held until it is reserved: who chooses next sees it.
         let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
-        let loads: Vec<_> = open.iter().map(|worker| worker.view().home_load(&sizes, now)).collect();
-        let worker = open.get(choose_home(&loads, &mut *rng)?)?;
+        let loads: Vec<_> = open.iter().map(|worker| worker.view().placement_load(&sizes, now)).collect();
+        let worker = open.get(choose_placement(&loads, &mut *rng)?)?;
         let missing = worker.view().missing_us(&sizes);
-        Some(Home::new(Arc::clone(worker), missing))
+        Some(Placement::new(Arc::clone(worker), Reservation::new(missing)))
     }
 }

@@ -1,4 +1,4 @@
-//! What happens next: events by their time, and of those at one moment in the order in which they were put down.
+//! The event queue: events by their time, and of those at one moment in the order in which they were put in.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -8,7 +8,7 @@ pub(super) type Nanos = u64;
 
 /// Events to come, and the time that it is.
 #[derive(Debug)]
-pub(super) struct Agenda<E> {
+pub(super) struct EventQueue<E> {
     heap: BinaryHeap<Entry<E>>,
     now: Nanos,
     n_put: u64,
@@ -22,7 +22,7 @@ struct Entry<E> {
     event: E,
 }
 
-impl<E> Agenda<E> {
+impl<E> EventQueue<E> {
     /// Nothing, at the start.
     pub(super) fn new() -> Self {
         Self { heap: BinaryHeap::new(), now: 0, n_put: 0, n_taken: 0 }
@@ -89,19 +89,19 @@ mod tests {
 
     #[test]
     fn events_come_by_their_time_then_in_order_and_never_in_the_past() {
-        let mut agenda = Agenda::new();
+        let mut queue = EventQueue::new();
         for (at, event) in [(5, 'c'), (1, 'a'), (5, 'd'), (2, 'b')] {
-            agenda.at(at, event);
+            queue.at(at, event);
         }
         let mut seen = Vec::new();
-        while let Some(event) = agenda.next_before(6) {
+        while let Some(event) = queue.next_before(6) {
             if event == 'b' {
-                agenda.at(0, 'x');
-                agenda.after(4, 'z');
+                queue.at(0, 'x');
+                queue.after(4, 'z');
             }
-            seen.push((agenda.now(), event));
+            seen.push((queue.now(), event));
         }
         assert_eq!(seen, [(1, 'a'), (2, 'b'), (2, 'x'), (5, 'c'), (5, 'd')]);
-        assert_eq!((agenda.next_before(7), agenda.now(), agenda.n_taken()), (Some('z'), 6, 6));
+        assert_eq!((queue.next_before(7), queue.now(), queue.n_taken()), (Some('z'), 6, 6));
     }
 }

@@ -1,14 +1,14 @@
 //! The end of a run: what everything came to.
 
-use super::result::{LeftOver, PoolUse, PrefixTally, Simulation};
+use super::result::{LeftOver, PoolUse, PrefixUse, Simulation};
 use super::world::World;
 use std::time::Duration;
 use triptych_engine::Stats;
 
 impl World<'_> {
-    /// What the run came to.
-    pub(super) fn tally(mut self) -> Simulation {
-        let now = self.agenda.now();
+    /// The totals of the run.
+    pub(super) fn totals(mut self) -> Simulation {
+        let now = self.queue.now();
         let last = self.requests.last().map_or(Duration::ZERO, |r| r.offered.at);
         let window_s = last.max(Duration::from_nanos(1)).as_secs_f64();
         let mut pools: Vec<PoolUse> = self
@@ -25,10 +25,10 @@ impl World<'_> {
         let mut left = LeftOver {
             requests: self.in_flight,
             jobs: self.jobs.len(),
-            leases: self.front.views.iter().map(|view| view.n_leases).sum(),
+            leases: self.proxy.views.iter().map(|view| view.n_leases).sum(),
             ..LeftOver::default()
         };
-        let (mut prefix, mut preemptions) = (PrefixTally::default(), 0);
+        let (mut prefix, mut preemptions) = (PrefixUse::default(), 0);
         for worker in &mut self.workers {
             let pool = &mut pools[worker.pool];
             let used = worker.used;
@@ -70,7 +70,7 @@ impl World<'_> {
             preemptions,
             left,
             span: Duration::from_nanos(now),
-            n_events: self.agenda.n_taken(),
+            n_events: self.queue.n_taken(),
         }
     }
 }

@@ -1,0 +1,124 @@
+//! The proxy as a run keeps it: its admission, its views of the workers, the machine of its encodes, and the simulated
+//! side of each of them.
+
+use super::spec::ClusterSpec;
+use super::worker::{JobId, Worker};
+use crate::curves::Sized;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use std::collections::{HashMap, HashSet};
+use std::time::Instant;
+use triptych_core::{ContentKey, Modality, ModelName, WorkerId};
+use triptych_proxy::decisions::Admission;
+use triptych_proxy::decisions::prefix::PrefixTable;
+use triptych_proxy::decisions::view::{ItemSize, View};
+use triptych_proxy::request_machine::action::AttemptId;
+use triptych_proxy::request_machine::encodes::{EncodeId, Encodes};
+use triptych_proxy::request_machine::retry_budget::RetryWindow;
+
+/// The proxy.
+pub(super) struct Proxy {
+    /// True if there are requests to come.
+    pub(super) is_offering: bool,
+    pub(super) ids: Vec<WorkerId>,
+    pub(super) views: Vec<View>,
+    pub(super) encoders: Vec<usize>,
+    pub(super) pds: Vec<usize>,
+    /// PD workers that encode, if nobody else does.
+    pub(super) colocated: Vec<usize>,
+    pub(super) admission: Admission,
+    pub(super) budget: RetryWindow,
+    pub(super) prefixes: PrefixTable,
+    pub(super) encodes: Encodes,
+    /// The simulated side of each encode of `encodes`.
+    pub(super) in_flight: HashMap<EncodeId, InFlight>,
+    /// Keys whose leases are held.
+    pub(super) leases: HashSet<ContentKey>,
+    pub(super) model: ModelName,
+    /// Of choices.
+    pub(super) rng: StdRng,
+}
+
+impl Proxy {
+    pub(super) fn new(spec: &ClusterSpec, workers: &[Worker], seed: u64, base: Instant) -> Self {
+        let with = |which: &dyn Fn(&Worker) -> bool| -> Vec<usize> {
+            (0..workers.len()).filter(|i| which(&workers[*i])).collect()
+        };
+        let encoders = with(&|w| w.encoder.is_some() && w.pd.is_none());
+        let colocated = if encoders.is_empty() { with(&|w| w.encoder.is_some()) } else { Vec::new() };
+        let name = |i: usize| {
+            WorkerId::new(format!("{}@10.0.0.1:{i}", if workers[i].pd.is_some() { "pd" } else { "encoder" }))
+        };
+        let ids: Vec<_> = (0..workers.len()).map(name).collect();
+        let policy = spec.proxy.encodes;
+        Self {
+            is_offering: false,
+            ids,
+            views: workers.iter().map(|_| View { is_up: true, ..View::default() }).collect(),
+            encoders,
+            pds: with(&|w| w.pd.is_some()),
+            colocated,
+            admission: Admission::new(spec.proxy.max_in_flight),
+            budget: RetryWindow::new(policy.retries, base),
+            prefixes: PrefixTable::default(),
+            encodes: Encodes::new(policy),
+            in_flight: HashMap::new(),
+            leases: HashSet::new(),
+            model: ModelName::new("m"),
+            rng: StdRng::seed_from_u64(seed ^ 0x0005_eed0_fc40_1ce5),
+        }
+    }
+
+    pub(super) fn of_item<'a>(&'a self, modality: Modality, bytes: u64) -> ItemSize<'a> {
+        ItemSize { model: &self.model, modality, bytes }
+    }
+
+    /// Encoders, or the workers that stand in for them.
+    pub(super) fn encoder_pool(&self) -> &[usize] {
+        if self.encoders.is_empty() { &self.colocated } else { &self.encoders }
+    }
+
+    /// PD workers that report to hold an output.
+    pub(super) fn holders(&self, key: &ContentKey) -> Vec<WorkerId> {
+        let holds = |w: &&usize| self.views[**w].resident.contains(key);
+        self.pds.iter().filter(holds).map(|w| self.ids[*w].clone()).collect()
+    }
+}
+
+/// The simulated side of an in-flight encode.
+pub(super) struct InFlight {
+    pub(super) key: ContentKey,
+    pub(super) modality: Modality,
+    pub(super) sized: Sized,
+    /// Items of requests that wait for it.
+    pub(super) waiting: Vec<Waiting>,
+    /// The PD worker that should encode it, if PD workers do.
+    pub(super) placed: Option<usize>,
+    pub(super) chosen: Option<usize>,
+    pub(super) jobs: HashMap<AttemptId, JobId>,
+    pub(super) holds_lease: bool,
+    /// True if the encoder still had the rows.
+    pub(super) kept: bool,
+    /// Time at which it is woken next.
+    pub(super) wake: Option<Instant>,
+}
+
+/// An item of a request that waits for an encode.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    pub(super) request: usize,
+    pub(super) item: usize,
+    /// True if another began the encode.
+    pub(super) joined: bool,
+}
+
+/// A question to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StoreQuestion {
+    /// True if it has an output.
+    Probe,
+    /// The key's lease.
+    Lease,
+    /// The same as the first, after a wait.
+    Wait,
+}

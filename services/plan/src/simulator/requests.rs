@@ -1,0 +1,318 @@
+//! The requests that the proxy works on: the actions of [`triptych_proxy::request_machine::request`], on a simulated network.
+
+use super::event_queue::Nanos;
+use super::prompts::{chat, key_of, modality_of};
+use super::proxy::Proxy;
+use super::request::{At, Item, ItemState, Request};
+use super::source::Source;
+use super::world::{AnswerEnd, Event, World, from_us, nanos};
+use crate::curves::{FrontCost, ProxyCost};
+use std::time::{Duration, Instant};
+use triptych_bench::outcome::End;
+use triptych_core::{ContentKey, Failure, FailureClass, ItemIdx, WorkerId};
+use triptych_engine::SequenceId;
+use triptych_proto::v1;
+use triptych_proxy::decisions::prefix::Prefixes;
+use triptych_proxy::decisions::reservation::Reservation;
+use triptych_proxy::decisions::score::{choose_pd, choose_placement};
+use triptych_proxy::decisions::view::{ItemSize, Sent};
+use triptych_proxy::request_machine::action::{LeftItems, RequestAction};
+use triptych_proxy::request_machine::encodes::{Leave, Renewal};
+use triptych_proxy::request_machine::event::{BrokenCall, RequestEvent};
+use triptych_proxy::request_machine::output::{Encoded, Origin};
+use triptych_proxy::request_machine::request::{RequestFacts, RequestMachine};
+
+/// Requests.
+impl World<'_> {
+    /// A request is at the proxy, which reads it.
+    pub(super) fn arrive(&mut self, r: usize) {
+        self.in_flight += 1;
+        let Ok(permit) = self.proxy.admission.enter() else {
+            self.items.failed += self.requests[r].offered.items.len() as u64;
+            return self.end(r, End::Refused);
+        };
+        self.requests[r].permit = Some(permit);
+        let items = self.items_of(r);
+        let bytes: u64 = items.iter().map(|item| item.sized.bytes).sum();
+        let (proxy, front) = self.front_cost();
+        let (n_items, bytes) = (items.len() as f64, bytes as f64);
+        let us = proxy.request_us + proxy.item_us * n_items + proxy.item_byte_us * bytes;
+        self.front_works(front.request_us + front.item_us * n_items + front.item_byte_us * bytes, None);
+        self.requests[r].items = items;
+        self.queue.after(from_us(us), Event::Supply(r));
+    }
+
+    fn front_cost(&self) -> (ProxyCost, FrontCost) {
+        let curves = self.workers.first().map(|w| w.costs.curves());
+        curves.map(|c| (c.proxy, c.front)).unwrap_or_default()
+    }
+
+    fn items_of(&mut self, r: usize) -> Vec<Item> {
+        let items = self.requests[r].offered.items.clone();
+        items.iter().map(|item| Item::new(key_of(item), self.size(item.shape))).collect()
+    }
+
+    /// Looks for the outputs or has them made.
+    pub(super) fn supply(&mut self, r: usize) {
+        self.place(r);
+        let (now, deadline) = (self.now(), self.deadline_of(r));
+        let request = &self.requests[r];
+        let keys: Vec<_> = request.items.iter().map(|item| item.key).collect();
+        let proxy = &mut self.proxy;
+        let known = proxy.encodes.known(&keys, |key| proxy.holders(key), now);
+        let facts = RequestFacts {
+            model: proxy.model.clone(),
+            n_items: keys.len(),
+            placed: request.placed.map(|w| proxy.ids[w].clone()),
+            is_resumable: true,
+            arrived: now,
+            deadline,
+        };
+        let (machine, actions) = RequestMachine::new(facts, &mut proxy.budget, now);
+        self.requests[r].machine = Some(machine);
+        self.requests[r].ready_at = self.queue.now();
+        self.perform(r, actions);
+        for (i, known) in known.into_iter().enumerate() {
+            match known {
+                Some(encoded) => {
+                    let source = Source::known(&encoded);
+                    self.item_ready(r, i, encoded, source);
+                }
+                None => self.subscribe(r, i, Origin::Any),
+            }
+        }
+        self.wake_request(r);
+    }
+
+    /// Chooses the PD worker that encodes a request's items and answers it, and reserves there what it will.
+    fn place(&mut self, r: usize) {
+        let (now, request) = (self.now(), &self.requests[r]);
+        if request.items.is_empty() || !self.proxy.encoders.is_empty() {
+            return;
+        }
+        let Proxy { views, colocated, model, rng, .. } = &mut self.proxy;
+        let items = request.items.iter().zip(&request.offered.items);
+        let size = |modality, bytes| ItemSize { model, modality, bytes };
+        let sizes: Vec<_> =
+            items.map(|(item, offered)| (item.key, size(modality_of(offered), item.sized.bytes))).collect();
+        let open: Vec<_> = colocated.iter().copied().filter(|w| !views[*w].is_full()).collect();
+        let loads: Vec<_> = open.iter().map(|w| views[*w].placement_load(&sizes, now)).collect();
+        let Some(placed) = choose_placement(&loads, rng).and_then(|index| open.get(index).copied()) else {
+            return;
+        };
+        let reservation = Reservation::new(views[placed].missing_us(&sizes));
+        views[placed].reserve(reservation.left_us());
+        (self.requests[r].placed, self.requests[r].reservation) = (Some(placed), reservation);
+    }
+
+    /// An item was given to a worker, which counts it from now on.
+    pub(super) fn item_given(&mut self, r: usize, key: &ContentKey) {
+        let Request { placed, reservation, .. } = &mut self.requests[r];
+        if let Some(placed) = placed {
+            self.proxy.views[*placed].release(reservation.given(key));
+        }
+    }
+
+    /// All that had to be given was.
+    fn settle(&mut self, r: usize) {
+        let Request { placed, reservation, .. } = &mut self.requests[r];
+        if let Some(placed) = placed {
+            self.proxy.views[*placed].release(reservation.settle());
+        }
+    }
+
+    pub(super) fn deadline_of(&self, r: usize) -> Instant {
+        self.instant(nanos(self.requests[r].offered.at.saturating_add(self.spec.request_time)))
+    }
+
+    /// Tells a request what happened.
+    pub(super) fn request_on(&mut self, r: usize, event: RequestEvent) {
+        let now = self.now();
+        let Some(machine) = &mut self.requests[r].machine else { return };
+        let actions = machine.on(event, &mut self.proxy.budget, now);
+        self.perform(r, actions);
+        self.wake_request(r);
+    }
+
+    /// Sees to it that a request is woken in time.
+    fn wake_request(&mut self, r: usize) {
+        let Some(at) = self.requests[r].machine.as_ref().and_then(RequestMachine::wake_at) else { return };
+        let at = self.nanos_of(at);
+        if self.requests[r].wake != Some(at) {
+            self.requests[r].wake = Some(at);
+            self.queue.at(at, Event::WakeRequest(r));
+        }
+    }
+
+    fn perform(&mut self, r: usize, actions: Vec<RequestAction>) {
+        for action in actions {
+            match action {
+                RequestAction::Supplied => self.settle(r),
+                RequestAction::Choose { tried, holders } => self.choose(r, &tried, &holders),
+                RequestAction::Send { .. } => self.send(r),
+                RequestAction::Retry { .. } => {}
+                RequestAction::Renew { item, .. } => self.renew(r, item),
+                RequestAction::Finish => {
+                    self.leave_items(r, Leave::GiveUp);
+                    let end = self.requests[r].answer_end.clone();
+                    self.end(r, end);
+                }
+                RequestAction::Fail { failure, items, .. } => {
+                    let leave = match items {
+                        LeftItems::GoOn => Leave::GoOn,
+                        LeftItems::Dropped => Leave::GiveUp,
+                    };
+                    self.leave_items(r, leave);
+                    self.end(r, end_of(&failure));
+                }
+            }
+        }
+    }
+
+    /// Chooses a PD worker.
+    fn choose(&mut self, r: usize, tried: &[WorkerId], holders: &[WorkerId]) {
+        let request = &self.requests[r];
+        let keys: Vec<_> = request.items.iter().map(|item| item.key).collect();
+        let prompt = Prefixes::of(b"", &chat(&request.offered, &self.spec.prompt), &keys);
+        if let Some(worker) = self.choose_pd(r, &prompt, tried, holders) {
+            let id = self.proxy.ids[worker].clone();
+            self.proxy.prefixes.read(&prompt, &id);
+            self.requests[r].chosen = Some((worker, prompt.n_tokens()));
+            self.request_on(r, RequestEvent::Worker(id));
+        }
+    }
+
+    fn choose_pd(
+        &mut self,
+        r: usize,
+        prompt: &Prefixes,
+        tried: &[WorkerId],
+        holders: &[WorkerId],
+    ) -> Option<usize> {
+        let (proxy, request) = (&mut self.proxy, &self.requests[r]);
+        let among = |w: &usize, ids: &[WorkerId]| ids.contains(&proxy.ids[*w]);
+        let fresh: Vec<_> = proxy.pds.iter().copied().filter(|w| !among(w, tried)).collect();
+        let mut able = if fresh.is_empty() { proxy.pds.clone() } else { fresh };
+        let holds = |w: &usize| among(w, holders) && !proxy.views[*w].is_full();
+        if able.iter().any(holds) {
+            able.retain(holds);
+        }
+        let row_bytes = |item: &Item| {
+            let bytes = self.workers.first().map_or(0, |w| w.costs.row_bytes(item.sized.tokens));
+            (item.key, bytes)
+        };
+        let items: Vec<_> = request.items.iter().map(row_bytes).collect();
+        let reader = proxy.prefixes.reader(prompt).map(|(id, n)| (id.clone(), n));
+        let load = |w: &usize| {
+            let read = reader.as_ref().filter(|(id, _)| *id == proxy.ids[*w]).map_or(0, |(_, n)| *n);
+            proxy.views[*w].pd_load(&items, prompt.n_tokens().saturating_sub(read))
+        };
+        let loads: Vec<_> = able.iter().map(load).collect();
+        choose_pd(&loads, &mut proxy.rng).and_then(|choice| able.get(choice.index).copied())
+    }
+
+    /// Sends the request to the chosen PD worker.
+    fn send(&mut self, r: usize) {
+        let Some((worker, tokens)) = self.requests[r].chosen.take() else { return };
+        let work = Sent { n: 1, encode_us: 0, tokens };
+        let epoch = self.proxy.views[worker].give(work);
+        let sequence = self.next_sequence();
+        self.requests[r].at = Some(At { worker, sequence, epoch, work });
+        self.queue.after(self.hop(), Event::Given(r, sequence));
+    }
+
+    /// Has an item encoded again that a PD worker did not find, if it was READY.
+    fn renew(&mut self, r: usize, idx: ItemIdx) {
+        let (i, now) = (idx.0 as usize, self.now());
+        let Some(lost) = self.requests[r].items.get_mut(i).and_then(|item| item.encoded.take()) else {
+            return;
+        };
+        match self.proxy.encodes.renewal(&lost, now) {
+            Renewal::Ready(encoded) => self.item_ready(r, i, *encoded, Source::Shared),
+            Renewal::Encode(origin) => self.subscribe(r, i, origin),
+        }
+    }
+
+    /// An item of a request is READY.
+    pub(super) fn item_ready(&mut self, r: usize, i: usize, encoded: Encoded, source: Source) {
+        let (now, holders) = (self.queue.now(), encoded.holders.clone());
+        let request = &mut self.requests[r];
+        let item = &mut request.items[i];
+        (item.state, item.encoded) = (ItemState::Ready, Some(encoded));
+        request.ready_at = now;
+        if !std::mem::replace(&mut item.is_counted, true) {
+            self.items.count(source);
+            request.found(source);
+        }
+        self.request_on(r, RequestEvent::ItemReady { item: ItemIdx(i as u32), holders });
+    }
+
+    /// The PD worker's part is over.
+    pub(super) fn answered(&mut self, r: usize, sequence: SequenceId, end: AnswerEnd) {
+        if self.requests[r].at.is_none_or(|at| at.sequence != sequence) {
+            return;
+        }
+        self.take_back(r);
+        let broke = |class, missing| {
+            let failure = Failure::new(class, "as the simulated worker says");
+            RequestEvent::Broke(BrokenCall { failure, missing })
+        };
+        let event = match end {
+            AnswerEnd::Whole | AnswerEnd::Short => {
+                self.requests[r].answer_end = if end == AnswerEnd::Whole { End::Whole } else { End::Short };
+                RequestEvent::Answered
+            }
+            AnswerEnd::Full => broke(FailureClass::Overloaded, None),
+            AnswerEnd::Late => broke(FailureClass::DeadlineExceeded, None),
+            AnswerEnd::Failed => broke(FailureClass::Internal, None),
+            AnswerEnd::Missing(item) => broke(FailureClass::Unavailable, Some(item)),
+        };
+        self.request_on(r, event);
+    }
+
+    /// Takes the request off the load of the worker that has it.
+    fn take_back(&mut self, r: usize) -> Option<At> {
+        let at = self.requests[r].at.take()?;
+        self.proxy.views[at.worker].done(at.epoch, at.work);
+        Some(at)
+    }
+
+    /// The end, for the client.
+    fn end(&mut self, r: usize, end: End) {
+        if let Some(at) = self.take_back(r) {
+            self.abort(at.worker, at.sequence);
+        }
+        self.settle(r);
+        let (now, hop) = (self.queue.now(), self.hop());
+        let request = &mut self.requests[r];
+        request.permit = None;
+        request.outcome.ended =
+            Duration::from_nanos(now + hop).max(request.outcome.tokens.last().copied().unwrap_or_default());
+        request.outcome.end = end;
+        self.in_flight -= 1;
+        self.items.failed += request.items.iter().filter(|item| !item.is_counted).count() as u64;
+    }
+
+    /// A report.
+    pub(super) fn reported(&mut self, worker: usize, state: v1::WorkerState) {
+        let now = self.now();
+        self.proxy.views[worker].take_report(state, false, now);
+    }
+
+    /// The request that a PD worker knows under this name.
+    pub(super) fn request_of(&self, worker: usize, sequence: SequenceId) -> Option<usize> {
+        self.workers[worker].pd.as_ref()?.requests.get(&sequence).copied()
+    }
+
+    fn nanos_of(&self, at: Instant) -> Nanos {
+        nanos(at.saturating_duration_since(self.base))
+    }
+}
+
+/// The end that a client sees in a failure.
+fn end_of(failure: &Failure) -> End {
+    match failure.class {
+        FailureClass::Overloaded => End::Refused,
+        class => End::Failed(class.as_str().into()),
+    }
+}

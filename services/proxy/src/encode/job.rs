@@ -1,0 +1,44 @@
+//! An item to be encoded, as a request has it.
+
+use crate::auth::Account;
+use crate::fleet::catalog::Want;
+use crate::fleet::placement::Placement;
+use crate::request_machine::output::Wanted;
+use bytes::Bytes;
+use std::sync::Arc;
+use tokio::time::Instant;
+use triptych_core::{ItemOptions, ModelName, RequestId};
+
+/// An item to be encoded.
+#[derive(Clone, Debug)]
+pub struct EncodeJob {
+    /// The request that asks.
+    pub request_id: RequestId,
+    /// Its model.
+    pub model: ModelName,
+    /// The output.
+    pub wanted: Wanted,
+    /// The item.
+    pub bytes: Bytes,
+    /// Options of its processing; in the key.
+    pub options: ItemOptions,
+    /// Time at which the request's answer is due.
+    pub deadline: Instant,
+    /// The tenant's account, to which the encode is charged.
+    pub account: Arc<Account>,
+    /// The PD worker that should encode it, if PD workers do.
+    pub placement: Option<Arc<Placement>>,
+}
+
+impl EncodeJob {
+    /// The encoder that it needs.
+    pub fn encoder(&self) -> Want {
+        let Self { model, wanted, .. } = self;
+        Want::Encoder { model: model.clone(), modality: wanted.modality, fingerprint: wanted.fingerprint }
+    }
+
+    /// Length of the item.
+    pub fn n_bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+}

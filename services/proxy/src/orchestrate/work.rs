@@ -1,0 +1,59 @@
+//! A request that is worked on, and what it is worked on with.
+
+use crate::budget::RetryBudget;
+use crate::encode::Encodes;
+use crate::fleet::Fleet;
+use crate::fleet::catalog::{Route, Want};
+use crate::items::Materials;
+use crate::observe::Observer;
+use crate::request::Request;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use triptych_core::{Failure, FailureClass};
+use triptych_proto::v1;
+use triptych_runtime::Drain;
+
+/// The parts that requests are worked on with.
+pub struct Orchestrator {
+    /// The workers.
+    pub fleet: Arc<Fleet>,
+    /// In-flight encodes.
+    pub encodes: Encodes,
+    /// Pays for whatever is sent twice.
+    pub budget: Arc<RetryBudget>,
+    /// Makes encoder jobs of items.
+    pub materials: Materials,
+    /// Metrics.
+    pub observer: Observer,
+    /// The process's shutdown.
+    pub drain: Drain,
+}
+
+/// A request that is worked on.
+pub(super) struct Work {
+    pub(super) orchestrator: Arc<Orchestrator>,
+    pub(super) request: Request,
+    pub(super) route: Route,
+    pub(super) sender: mpsc::Sender<v1::Delta>,
+}
+
+impl Work {
+    /// The PD workers that can answer it.
+    pub(super) fn decoder(&self) -> Want {
+        let served = &self.route.served;
+        Want::Pd { model: served.name.clone(), edition: served.edition.clone() }
+    }
+
+    /// Sends a piece; waits for a slow reader. An error if nobody reads any more.
+    pub(super) async fn send(&self, delta: v1::Delta) -> Result<(), Failure> {
+        let gone = |_| Failure::new(FailureClass::Cancelled, "the caller went away");
+        self.sender.send(delta).await.map_err(gone)
+    }
+
+    /// Time since it arrived.
+    pub(super) fn elapsed(&self) -> Duration {
+        Instant::now().saturating_duration_since(self.request.arrived)
+    }
+}

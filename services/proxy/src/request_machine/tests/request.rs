@@ -1,0 +1,215 @@
+//! A request's way to its answer, on a hand-moved clock.
+
+use crate::request_machine::action::{LeftItems, RequestAction};
+use crate::request_machine::event::{BrokenCall, RequestEvent};
+use crate::request_machine::policy::{ATTEMPTS, LAST_REPORTS, WORKER_WAIT, backoff};
+use crate::request_machine::request::{RequestFacts, RequestMachine};
+use crate::request_machine::retry_budget::{RetryPolicy, RetryWindow};
+use std::time::{Duration, Instant};
+use triptych_core::{Failure, FailureClass, ItemIdx, ModelName, WorkerId};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+struct Driven {
+    machine: RequestMachine,
+    budget: RetryWindow,
+    began: Instant,
+    now: Instant,
+    /// Everything that was asked of the driver, in words.
+    log: Vec<String>,
+}
+
+fn words(action: &RequestAction) -> String {
+    let ids = |ids: &[WorkerId]| ids.iter().map(|id| id.as_str()).collect::<Vec<_>>().join("+");
+    match action {
+        RequestAction::Supplied => "supplied".into(),
+        RequestAction::Choose { tried, holders } => format!("choose -{} *{}", ids(tried), ids(holders)),
+        RequestAction::Send { attempt } => format!("send {attempt}"),
+        RequestAction::Retry { resumed, .. } => format!("retry resumed={resumed}"),
+        RequestAction::Renew { item, was_ready } => format!("renew {} was_ready={was_ready}", item.0),
+        RequestAction::Finish => "finish".into(),
+        RequestAction::Fail { failure, item, items } => {
+            format!("fail {} {:?} {items:?}", failure.class.as_str(), item.map(|item| item.0))
+        }
+    }
+}
+
+impl Driven {
+    fn new(n_items: usize, is_resumable: bool) -> Self {
+        let began = Instant::now();
+        let facts = RequestFacts {
+            model: ModelName::new("m"),
+            n_items,
+            placed: None,
+            is_resumable,
+            arrived: began,
+            deadline: began + LIMIT,
+        };
+        let mut budget = RetryWindow::new(RetryPolicy { share: 0.2, per_second: 5.0 }, began);
+        let (machine, actions) = RequestMachine::new(facts, &mut budget, began);
+        let log = actions.iter().map(words).collect();
+        Self { machine, budget, began, now: began, log }
+    }
+
+    fn on(&mut self, event: RequestEvent) -> &mut Self {
+        let actions = self.machine.on(event, &mut self.budget, self.now);
+        self.log.extend(actions.iter().map(words));
+        self
+    }
+
+    /// Waits until it is to be woken.
+    fn sleep(&mut self) -> &mut Self {
+        self.now = self.machine.wake_at().expect("it has not ended");
+        self.on(RequestEvent::Woken)
+    }
+
+    fn ready(&mut self, item: u32) -> &mut Self {
+        self.on(RequestEvent::ItemReady { item: ItemIdx(item), holders: Vec::new() })
+    }
+
+    fn worker(&mut self, id: &str) -> &mut Self {
+        self.on(RequestEvent::Worker(WorkerId::new(id)))
+    }
+
+    fn broke(&mut self, failure: Failure, missing: Option<u32>) -> &mut Self {
+        self.on(RequestEvent::Broke(BrokenCall { failure, missing: missing.map(ItemIdx) }))
+    }
+
+    fn log(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.log)
+    }
+}
+
+fn gone() -> Failure {
+    Failure::unavailable("gone")
+}
+
+#[test]
+fn it_is_forwarded_when_all_items_are_announced_and_ends_when_their_ends_are_known() {
+    let mut request = Driven::new(2, true);
+    request.ready(1).on(RequestEvent::ItemAnnounced(ItemIdx(0)));
+    assert_eq!(request.log(), ["supplied", "choose - *"]);
+    request.worker("a").on(RequestEvent::Wrote { went_out: true }).on(RequestEvent::Answered);
+    assert_eq!(request.log(), ["send 1"], "an encoder's answer is still to come");
+    request.ready(0);
+    assert_eq!(request.log(), ["finish"]);
+    // It is not worth much waiting.
+    let mut request = Driven::new(1, true);
+    request.on(RequestEvent::ItemAnnounced(ItemIdx(0))).worker("a").on(RequestEvent::Answered).sleep();
+    assert_eq!(request.log().last().unwrap(), "finish");
+    assert_eq!(request.now - request.began, LAST_REPORTS);
+}
+
+#[test]
+fn a_text_is_forwarded_at_once_and_goes_to_the_holder_of_its_items() {
+    assert_eq!(Driven::new(0, true).log(), ["supplied", "choose - *"]);
+    let mut request = Driven::new(2, true);
+    request.ready(0).on(RequestEvent::ItemReady { item: ItemIdx(1), holders: vec![WorkerId::new("b")] });
+    assert_eq!(request.log(), ["supplied", "choose - *b"]);
+}
+
+#[test]
+fn a_worker_that_goes_away_is_followed_by_another_after_a_growing_pause() {
+    let mut request = Driven::new(0, true);
+    for attempt in 1..ATTEMPTS {
+        request.worker(&attempt.to_string()).broke(gone(), None);
+        let slept = request.now;
+        request.sleep();
+        assert_eq!(request.now - slept, backoff(attempt));
+    }
+    request.worker("last").broke(gone(), None);
+    let log = request.log();
+    assert_eq!(log.iter().filter(|line| line.starts_with("send")).count(), ATTEMPTS as usize);
+    assert!(log.contains(&"choose -1+2+3+4 *".to_owned()), "{log:?}");
+    assert_eq!(log.last().unwrap(), "fail unavailable None GoOn");
+    assert!(request.machine.has_ended() && request.machine.wake_at().is_none());
+}
+
+#[test]
+fn a_refusal_of_the_request_itself_is_not_sent_again() {
+    let mut request = Driven::new(0, true);
+    request.worker("a").broke(Failure::invalid("no"), None);
+    assert_eq!(request.log()[2..], ["send 1", "fail invalid_argument None GoOn"]);
+    // Nobody there at all.
+    let mut request = Driven::new(0, true);
+    request.sleep();
+    assert_eq!(request.now - request.began, WORKER_WAIT);
+    assert_eq!(request.log().last().unwrap(), "fail unavailable None GoOn");
+}
+
+#[test]
+fn a_stream_that_broke_off_goes_on_unless_the_client_does_not_want_that() {
+    let mut request = Driven::new(0, true);
+    request.worker("a").on(RequestEvent::Wrote { went_out: true }).broke(gone(), None);
+    assert_eq!(request.log().last().unwrap(), "retry resumed=true");
+    let mut request = Driven::new(0, false);
+    request.worker("a").on(RequestEvent::Wrote { went_out: true });
+    let actions = request.machine.on(
+        RequestEvent::Broke(BrokenCall { failure: gone(), missing: None }),
+        &mut request.budget,
+        request.now,
+    );
+    let [RequestAction::Fail { failure, items: LeftItems::GoOn, .. }] = &actions[..] else {
+        panic!("{actions:?}")
+    };
+    assert!(failure.message.contains("incomplete"), "{failure}");
+    // Nothing has gone out of a held window.
+    let mut request = Driven::new(0, false);
+    request.worker("a").on(RequestEvent::Wrote { went_out: false }).broke(gone(), None);
+    assert_eq!(request.log().last().unwrap(), "retry resumed=false");
+}
+
+#[test]
+fn an_item_that_is_missing_is_encoded_again_twice_and_its_worker_is_as_good_as_any() {
+    let mut request = Driven::new(1, true);
+    request.ready(0);
+    request.log();
+    for _ in 0..2 {
+        request.worker("a").broke(gone(), Some(0)).ready(0);
+        assert_eq!(request.log(), ["send 1", "renew 0 was_ready=true", "choose - *"]);
+    }
+    request.worker("a").broke(gone(), Some(0));
+    assert_eq!(request.log(), ["send 1", "fail unavailable None GoOn"]);
+    // One that is still being encoded is waited for.
+    let mut request = Driven::new(1, true);
+    request.on(RequestEvent::ItemAnnounced(ItemIdx(0))).worker("a").broke(gone(), Some(0));
+    assert_eq!(request.log().last().unwrap(), "renew 0 was_ready=false");
+    request.worker("late");
+    assert!(request.log().is_empty(), "nobody asked for a worker");
+    request.broke(gone(), Some(7));
+    assert!(request.log().is_empty(), "no call is under way");
+    // An item that nobody sent is the worker's mistake.
+    let mut request = Driven::new(1, true);
+    request.ready(0).worker("a").broke(gone(), Some(7));
+    assert_eq!(request.log().last().unwrap(), "fail internal None GoOn");
+}
+
+#[test]
+fn an_item_that_fails_ends_the_request_unless_it_was_read() {
+    let failure = Failure::invalid("cut off");
+    let fails = || RequestEvent::ItemFailed { item: ItemIdx(0), failure: failure.clone() };
+    let mut request = Driven::new(2, true);
+    request.on(fails());
+    assert_eq!(request.log(), ["fail invalid_argument Some(0) GoOn"]);
+    let mut request = Driven::new(1, true);
+    request.on(RequestEvent::ItemAnnounced(ItemIdx(0))).worker("a");
+    request.on(RequestEvent::Wrote { went_out: true }).on(fails());
+    assert_eq!(request.log().last().unwrap(), "send 1", "the writer has read it");
+    // The next worker cannot.
+    request.broke(gone(), None).sleep().worker("b");
+    assert_eq!(request.log().last().unwrap(), "fail invalid_argument Some(0) GoOn");
+}
+
+#[test]
+fn an_item_that_is_late_fails_a_little_before_the_deadline_and_the_deadline_ends_everything() {
+    let mut request = Driven::new(1, true);
+    request.sleep();
+    assert_eq!(request.log(), ["fail unavailable Some(0) GoOn"]);
+    assert!(request.now < request.began + LIMIT);
+    let mut request = Driven::new(0, true);
+    request.worker("a");
+    assert_eq!(request.machine.wake_at(), Some(request.began + LIMIT));
+    request.sleep();
+    assert_eq!(request.log().last().unwrap(), "fail deadline_exceeded None Dropped");
+    assert_eq!(FailureClass::DeadlineExceeded.as_str(), "deadline_exceeded");
+}
