@@ -1,4 +1,4 @@
-//! Kernels beside each other: the oracle's plain loops, then each instruction set and precision of the CPU back end, over
+//! Kernels by back end: the oracle's plain loops, then each instruction set and precision of the CPU back end, over
 //! the shapes of the models that the peers are compared with.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //! cargo bench --package triptych-benches --bench kernels -- 'linear/1500'   some
 //! ```
 //!
-//! Throughput is in multiply-adds ("elem"), or in bytes of weights where memory is the limit. The first lines say what
-//! this machine can do at most, so that each number is a share of something.
+//! Throughput is in multiply-adds ("elem"), or in bytes of weights where memory is the limit. The first lines give
+//! the machine's peaks, so that each number can be read as a share of one.
 #![forbid(unsafe_code)]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -29,7 +29,7 @@ const LINEAR: [(usize, usize, usize); 6] = [
     (1, 512, 2048),
     (1, 512, 51_865),
 ];
-/// Tokens, heads, width of a head: Whisper's encoder, a picture of 640×640 in Qwen2-VL, a short text.
+/// Tokens, heads, width of a head: Whisper's encoder, an image of 640×640 in Qwen2-VL, a short text.
 const ATTENTION: [(usize, usize, usize); 3] = [(1500, 8, 64), (2116, 16, 80), (128, 8, 64)];
 /// Multiply-adds that the oracle is asked for at most.
 const ORACLE: usize = 1 << 24;

@@ -24,7 +24,7 @@ pub(crate) fn same(op: &'static str, what: &'static str, actual: &[usize], expec
     Err(KernelError::Shape { op, what, expected: expected.to_vec(), actual: actual.to_vec() })
 }
 
-/// An error unless `value` is a whole number of `unit`s, which is at least one; returns how many.
+/// An error unless `value` is a multiple of `unit`, which is at least one. Returns the quotient.
 pub(crate) fn divides(op: &'static str, what: &'static str, unit: usize, value: usize) -> Result<usize> {
     if unit == 0 || !value.is_multiple_of(unit) {
         return Err(KernelError::Shape { op, what, expected: vec![unit], actual: vec![value] });
@@ -94,10 +94,19 @@ pub(crate) fn split_rows(dims: Dims, parts: usize) -> Result<Dims> {
     Ok((dims.0.saturating_mul(parts), divides("split_rows", "x width", parts, dims.1)?))
 }
 
-/// Rows of a sequence of `transpose`, and dimensions of its result.
-pub(crate) fn transpose(x: Dims, n_seqs: usize) -> Result<(usize, Dims)> {
+/// Sizes of a transpose.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transposed {
+    /// Rows of a sequence.
+    pub(crate) t: usize,
+    /// Dimensions of the result.
+    pub(crate) dims: Dims,
+}
+
+/// Checks of `transpose`.
+pub(crate) fn transpose(x: Dims, n_seqs: usize) -> Result<Transposed> {
     let t = if n_seqs == 0 && x.0 == 0 { 0 } else { divides("transpose", "rows", n_seqs, x.0)? };
-    Ok((t, (n_seqs.saturating_mul(x.1), t)))
+    Ok(Transposed { t, dims: (n_seqs.saturating_mul(x.1), t) })
 }
 
 /// Checks of `rope`.

@@ -1,6 +1,6 @@
 //! The CPU back end: packed weights, SIMD, attention over pages as they lie.
 //!
-//! Kernels are written once over vectors ([`simd`]) and what panels are made of ([`cell`]), and compiled for
+//! Kernels are written once over vectors ([`simd`]) and the words of panels ([`cell`]), and compiled for
 //! each instruction set, one of which is chosen when the back end is made. All sums go through one register
 //! tile ([`tile`]), in one order, so a row has the same bits alone and in a batch, on one thread and on many.
 //! They differ between instruction sets and precisions, within rounding.
@@ -21,6 +21,7 @@ use crate::stored;
 mod simd;
 mod table;
 
+mod bf16;
 mod cell;
 mod math;
 mod tile;
@@ -32,6 +33,7 @@ mod pool;
 
 mod attention;
 mod caches;
+mod context;
 mod conv;
 mod kv;
 mod linear;
@@ -51,6 +53,7 @@ pub use simd::{Isa, NoSuchIsa};
 pub use table::{CpuTable, is_table_of_logits, table_bytes};
 
 use cell::{Bf16Dot, Bf16Fma, F32Fma, Int8Fma};
+use context::Context;
 use kv::{Columns, Pages};
 
 /// Settings of the back end.
@@ -58,9 +61,9 @@ use kv::{Columns, Pages};
 pub struct CpuConfig {
     /// Threads, the caller of an op included; zero means one for each core.
     pub threads: usize,
-    /// Of weights.
+    /// Precision of weights.
     pub precision: Precision,
-    /// Of keys and values in caches; `None` means that of the weights. int4 means int8.
+    /// Precision of keys and values in caches; `None` means that of the weights. int4 means int8.
     pub kv: Option<Precision>,
     /// The instruction set; `None` means the best this machine has.
     pub isa: Option<Isa>,
@@ -69,14 +72,9 @@ pub struct CpuConfig {
 /// The back end. Clones share its threads.
 #[derive(Clone, Debug)]
 pub struct CpuBackend {
-    pool: pool::Pool,
-    isa: simd::FoundIsa,
-    precision: Precision,
+    context: Context,
+    /// Precision of keys and values in caches.
     kv: Precision,
-    /// Bytes of a core's second cache.
-    l2: usize,
-    /// Where weights are found packed, or kept.
-    packed: Option<Arc<PackedWeights>>,
 }
 
 impl CpuBackend {
@@ -87,40 +85,48 @@ impl CpuBackend {
     /// [`Library`](crate::KernelError::Library) if threads cannot be started.
     pub fn new(config: CpuConfig) -> Result<Self> {
         let isa = simd::FoundIsa::new(config.isa)?;
-        let (pool, l2) = (pool::Pool::new(config.threads)?, caches::second_cache());
-        let CpuConfig { precision, kv, .. } = config;
-        Ok(Self { pool, isa, precision, kv: kv.unwrap_or(precision).at_least_bytes(), l2, packed: None })
+        let CpuConfig { threads, precision, kv, .. } = config;
+        let context = Context {
+            pool: pool::Pool::new(threads)?,
+            isa,
+            precision,
+            l2_bytes: caches::l2_bytes(),
+            packed: None,
+        };
+        Ok(Self { context, kv: kv.unwrap_or(precision).at_least_bytes() })
     }
 
     /// The same back end for a load that takes packed weights from a file, or keeps them there.
     #[must_use]
     pub fn with_packed(&self, packed: Arc<PackedWeights>) -> Self {
-        Self { packed: Some(packed), ..self.clone() }
+        let mut with = self.clone();
+        with.context.packed = Some(packed);
+        with
     }
 
     /// The instruction set it runs on.
     pub fn isa(&self) -> Isa {
-        self.isa.get()
+        self.context.isa.get()
     }
 
-    /// How it keeps weights.
+    /// Precision of the weights.
     pub fn precision(&self) -> Precision {
-        self.precision
+        self.context.precision
     }
 
     /// Attention inside each sequence; the arguments are checked.
     fn attend(&self, qkv: [Columns<'_>; 3], shape: AttentionShape, seqs: Varlen<'_>) -> Result<CpuTensor> {
-        match self.precision {
-            Precision::Int8 | Precision::Int4 if self.isa.has_quads() => {
-                attention::block_diagonal::<attention::Int8Pages>(self, qkv, shape, seqs)
+        match self.context.precision {
+            Precision::Int8 | Precision::Int4 if self.context.isa.has_byte_dot() => {
+                attention::block_diagonal::<attention::Int8Pages>(&self.context, qkv, shape, seqs)
             }
-            Precision::Bf16 if self.isa.has_pairs() => {
-                attention::block_diagonal::<Bf16Dot>(self, qkv, shape, seqs)
+            Precision::Bf16 if self.context.isa.has_bf16_dot() => {
+                attention::block_diagonal::<Bf16Dot>(&self.context, qkv, shape, seqs)
             }
-            Precision::Bf16 => attention::block_diagonal::<Bf16Fma>(self, qkv, shape, seqs),
+            Precision::Bf16 => attention::block_diagonal::<Bf16Fma>(&self.context, qkv, shape, seqs),
             // Nothing is kept here that should be small, and bytes would be taken apart.
             Precision::F32 | Precision::Int8 | Precision::Int4 => {
-                attention::block_diagonal::<F32Fma>(self, qkv, shape, seqs)
+                attention::block_diagonal::<F32Fma>(&self.context, qkv, shape, seqs)
             }
         }
     }
@@ -140,25 +146,27 @@ impl Backend for CpuBackend {
     }
 
     fn for_encoders(&self) -> Self {
-        Self { precision: self.precision.of_encoders(), ..self.clone() }
+        let mut encoders = self.clone();
+        encoders.context.precision = self.context.precision.of_encoders();
+        encoders
     }
 
     fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<CpuLinear> {
-        Ok(CpuLinear::new(self, self.precision, stored::stack(parts)?))
+        Ok(CpuLinear::new(&self.context, self.context.precision, stored::stack(parts)?))
     }
 
     fn load_logits(&self, parts: &[LinearPart<'_>]) -> Result<CpuLinear> {
-        Ok(CpuLinear::new(self, self.precision.at_least_bytes(), stored::stack(parts)?))
+        Ok(CpuLinear::new(&self.context, self.context.precision.at_least_bytes(), stored::stack(parts)?))
     }
 
     fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<CpuTable> {
         let dims = stored::table_dims("load_table", table)?;
-        Ok(CpuTable::new(self, table, dims, scale))
+        Ok(CpuTable::new(&self.context, table, dims, scale))
     }
 
     fn load_tied(&self, part: LinearPart<'_>, scale: f32) -> Result<(CpuLinear, CpuTable)> {
         let layer = self.load_logits(&[part])?;
-        let table = match is_table_of_logits(self.precision, &part) {
+        let table = match is_table_of_logits(self.context.precision, &part) {
             true => CpuTable::of_logits(&layer, scale / part.scale),
             false => self.load_table(part.weight, scale)?,
         };
@@ -199,12 +207,12 @@ impl Backend for CpuBackend {
 
     fn embed(&self, table: &CpuTable, ids: &[u32]) -> Result<CpuTensor> {
         check::indices("embed", "row", ids, table.n_rows)?;
-        Ok(table::embed(self, table, ids))
+        Ok(table::embed(&self.context, table, ids))
     }
 
     fn gather_rows(&self, x: &CpuTensor, rows: &[u32]) -> Result<CpuTensor> {
         check::indices("gather_rows", "row", rows, x.dims().0)?;
-        Ok(rows::gather(self, x, rows))
+        Ok(rows::gather(&self.context, x, rows))
     }
 
     fn scatter_rows(&self, x: &mut CpuTensor, rows: &[u32], src: &CpuTensor) -> Result<()> {
@@ -215,7 +223,7 @@ impl Backend for CpuBackend {
 
     fn columns(&self, x: &CpuTensor, start: usize, width: usize) -> Result<CpuTensor> {
         check::columns(x.dims(), start, width)?;
-        Ok(rows::columns(self, x, start, width))
+        Ok(rows::columns(&self.context, x, start, width))
     }
 
     fn merge_rows(&self, x: CpuTensor, group: usize) -> Result<CpuTensor> {
@@ -229,7 +237,7 @@ impl Backend for CpuBackend {
     }
 
     fn transpose(&self, x: &CpuTensor, n_seqs: usize) -> Result<CpuTensor> {
-        Ok(rows::transpose(self, x, check::transpose(x.dims(), n_seqs)?))
+        Ok(rows::transpose(&self.context, x, check::transpose(x.dims(), n_seqs)?))
     }
 
     fn linear(
@@ -240,48 +248,48 @@ impl Backend for CpuBackend {
         residual: Option<&CpuTensor>,
     ) -> Result<CpuTensor> {
         check::linear(x.dims(), w.dims(), residual.map(CpuTensor::dims))?;
-        Ok(w.apply(self, x, act, residual))
+        Ok(w.apply(&self.context, x, act, residual))
     }
 
     fn norm(&self, x: &CpuTensor, norm: &CpuNorm) -> Result<CpuTensor> {
         check::same("norm", "x width", &[x.dims().1], &[norm.scale.len()])?;
-        Ok(norm::norm(self, x, norm))
+        Ok(norm::norm(&self.context, x, norm))
     }
 
     fn add(&self, x: &mut CpuTensor, y: &CpuTensor) -> Result<()> {
         let (x_dims, y_dims) = (x.dims(), y.dims());
         check::same("add", "y", &[y_dims.0, y_dims.1], &[x_dims.0, x_dims.1])?;
-        rows::add(self, x, y);
+        rows::add(&self.context, x, y);
         Ok(())
     }
 
     fn gate(&self, x: &CpuTensor, act: Activation) -> Result<CpuTensor> {
         let width = check::divides("gate", "x width", 2, x.dims().1)?;
-        Ok(rows::gate(self, x, width, act))
+        Ok(rows::gate(&self.context, x, width, act))
     }
 
     fn group_norm(&self, x: &CpuTensor, norm: &CpuNorm, cu_seqlens: &[u32]) -> Result<CpuTensor> {
         check::group_norm(x.dims(), norm.scale.len(), cu_seqlens)?;
-        Ok(norm::group_norm(self, x, norm, cu_seqlens))
+        Ok(norm::group_norm(&self.context, x, norm, cu_seqlens))
     }
 
     fn rope(&self, x: &mut CpuTensor, shape: RopeShape, cos: &[f32], sin: &[f32]) -> Result<()> {
         check::rope(x.dims(), shape, cos.len(), sin.len())?;
-        rope::rope(self, x, shape, [cos, sin]);
+        rope::rope(&self.context, x, shape, [cos, sin]);
         Ok(())
     }
 
     fn unfold(&self, x: &CpuTensor, conv: Unfold) -> Result<CpuTensor> {
-        Ok(conv::unfold(self, x, conv, check::unfold(x.dims(), conv)?))
+        Ok(conv::unfold(&self.context, x, conv, check::unfold(x.dims(), conv)?))
     }
 
     fn unfold2d(&self, x: &CpuTensor, conv: Conv2d) -> Result<CpuTensor> {
-        Ok(conv::unfold2d(self, x, conv, check::unfold2d(x.dims(), conv)?))
+        Ok(conv::unfold2d(&self.context, x, conv, check::unfold2d(x.dims(), conv)?))
     }
 
     fn depthwise2d(&self, x: &CpuTensor, w: &CpuDepthwise, conv: Conv2d) -> Result<CpuTensor> {
         let planes = check::depthwise2d(x.dims(), w.0.channels, w.0.kernel, conv)?;
-        Ok(conv::depthwise2d(self, x, w, (conv, planes)))
+        Ok(conv::depthwise2d(&self.context, x, w, conv, planes))
     }
 
     fn attention(
@@ -309,13 +317,15 @@ impl Backend for CpuBackend {
         seqs: Varlen<'_>,
     ) -> Result<Vec<f32>> {
         check::attention_weights(qk.map(CpuTensor::dims), chosen, seqs)?;
-        match self.precision {
-            Precision::Bf16 | Precision::Int8 | Precision::Int4 if self.isa.has_pairs() => {
-                attention::weights::<Bf16Dot>(self, qk.map(Columns::all), chosen, seqs)
+        match self.context.precision {
+            Precision::Bf16 | Precision::Int8 | Precision::Int4 if self.context.isa.has_bf16_dot() => {
+                attention::weights::<Bf16Dot>(&self.context, qk.map(Columns::all), chosen, seqs)
             }
-            Precision::Bf16 => attention::weights::<Bf16Fma>(self, qk.map(Columns::all), chosen, seqs),
+            Precision::Bf16 => {
+                attention::weights::<Bf16Fma>(&self.context, qk.map(Columns::all), chosen, seqs)
+            }
             Precision::F32 | Precision::Int8 | Precision::Int4 => {
-                attention::weights::<F32Fma>(self, qk.map(Columns::all), chosen, seqs)
+                attention::weights::<F32Fma>(&self.context, qk.map(Columns::all), chosen, seqs)
             }
         }
     }
@@ -337,7 +347,7 @@ impl Backend for CpuBackend {
     ) -> Result<()> {
         check::layer("write_kv", layer, cache.layout())?;
         check::write_kv(kv.map(CpuTensor::dims), cache.layout(), slots)?;
-        cache.write(self, layer, kv.map(Columns::all), slots);
+        cache.write(&self.context, layer, kv.map(Columns::all), slots);
         Ok(())
     }
 
@@ -351,7 +361,7 @@ impl Backend for CpuBackend {
         check::layer("write_fused_kv", layer, cache.layout())?;
         let (n_tokens, width) = (kv.dims().0, check::divides("write_fused_kv", "kv width", 2, kv.dims().1)?);
         check::write_kv([(n_tokens, width); 2], cache.layout(), slots)?;
-        cache.write(self, layer, [0, width].map(|first| Columns { of: kv, first }), slots);
+        cache.write(&self.context, layer, [0, width].map(|first| Columns { of: kv, first }), slots);
         Ok(())
     }
 
@@ -378,18 +388,20 @@ impl Backend for CpuBackend {
         shape: AttentionShape,
         batch: PagedBatch<'_>,
     ) -> Result<CpuTensor> {
+        check::layer("paged_attention", kv.layer, kv.cache.layout())?;
+        check::paged(q.dims(), kv.cache.layout(), &kv, shape, batch)?;
         let KvLayer { cache, layer, mask, bias } = kv;
-        check::layer("paged_attention", layer, cache.layout())?;
-        check::paged(q.dims(), cache.layout(), shape, (mask, bias), batch)?;
         let step = attention::Step { q: Columns::all(q), layer, mask, bias, shape, batch, may_share: true };
         Ok(match &cache.0 {
-            Pages::F32(pages) => attention::paged::<F32Fma>(self, pages, step),
-            Pages::Bf16(pages) if self.isa.has_pairs() => attention::paged::<Bf16Dot>(self, pages, step),
-            Pages::Bf16(pages) => attention::paged::<Bf16Fma>(self, pages, step),
-            Pages::Int8(pages) if self.isa.has_quads() => {
-                attention::paged::<attention::Int8Pages>(self, pages, step)
+            Pages::F32(pages) => attention::paged::<F32Fma>(&self.context, pages, step),
+            Pages::Bf16(pages) if self.context.isa.has_bf16_dot() => {
+                attention::paged::<Bf16Dot>(&self.context, pages, step)
             }
-            Pages::Int8(pages) => attention::paged::<Int8Fma>(self, pages, step),
+            Pages::Bf16(pages) => attention::paged::<Bf16Fma>(&self.context, pages, step),
+            Pages::Int8(pages) if self.context.isa.has_byte_dot() => {
+                attention::paged::<attention::Int8Pages>(&self.context, pages, step)
+            }
+            Pages::Int8(pages) => attention::paged::<Int8Fma>(&self.context, pages, step),
         })
     }
 }

@@ -2,97 +2,26 @@
 //!
 //! Dimension names are those of `triptych_core::shape`. An activation is always a matrix
 //! `[n_tokens, width]`, f32 at the interface, row-major, without padding: the tokens of all sequences of a
-//! step in a line. Heads lie side by side in a row: `width = n_heads · head_dim`.
+//! step one after another. Heads lie side by side in a row: `width = n_heads · head_dim`.
 //!
-//! Sequences are told apart by offsets, never by padding: `cu_seqlens` has one entry more than there are
+//! Sequences are separated by offsets, never by padding: `cu_seqlens` has one entry more than there are
 //! sequences, starts at 0, never falls, and ends at `n_tokens`.
-
-use thiserror::Error;
-use triptych_core::DType;
 
 use crate::check;
 
 mod attention;
 mod bias;
 mod conv;
+mod error;
 mod rotary;
+mod weights;
 
 pub use attention::{AttentionShape, ChosenHeads, KvLayer, KvLayout, Mask, PagedBatch, Qkv, Varlen};
 pub use bias::{BucketRule, BucketSides, RelativeBias, ScoreBias, SharedBias};
 pub use conv::{Conv2d, Unfold};
+pub use error::{KernelError, Result};
 pub use rotary::{RopePairs, RopeShape};
-
-/// A shape or index that an op cannot take. Always a bug of the caller: nothing a client sends reaches it.
-#[derive(Debug, Error, Clone, PartialEq, Eq)]
-pub enum KernelError {
-    /// Two shapes that must agree do not.
-    #[error("{op}: {what} is {actual:?}, expected {expected:?}")]
-    Shape {
-        /// The op.
-        op: &'static str,
-        /// Which argument.
-        what: &'static str,
-        /// As needed.
-        expected: Vec<usize>,
-        /// As given.
-        actual: Vec<usize>,
-    },
-    /// An index past its end.
-    #[error("{op}: {what} {index} is out of {len}")]
-    Index {
-        /// The op.
-        op: &'static str,
-        /// What is indexed.
-        what: &'static str,
-        /// The index.
-        index: usize,
-        /// The end.
-        len: usize,
-    },
-    /// The machine lacks what was asked for by force.
-    #[error("instruction set {0} is not on this machine")]
-    Isa(&'static str),
-    /// The library below failed.
-    #[error("{op}: {message}")]
-    Library {
-        /// The op.
-        op: &'static str,
-        /// Its words.
-        message: String,
-    },
-}
-
-/// Result of an op.
-pub type Result<T, E = KernelError> = std::result::Result<T, E>;
-
-/// A stored tensor as it lies in a file: row-major, little-endian, borrowed.
-#[derive(Clone, Copy, Debug)]
-pub struct WeightView<'a> {
-    /// Element type.
-    pub dtype: DType,
-    /// Dimensions, outermost first.
-    pub shape: &'a [usize],
-    /// The bytes; their number is the product of `shape` and the element size.
-    pub data: &'a [u8],
-}
-
-/// One linear layer as stored: `weight [out, in]`, `bias [out]`.
-#[derive(Clone, Copy, Debug)]
-pub struct LinearPart<'a> {
-    /// `[out, in]`; more than two dimensions (a convolution) are flattened to `[out, rest]`.
-    pub weight: WeightView<'a>,
-    /// `[out]`.
-    pub bias: Option<WeightView<'a>>,
-    /// Factor on weight and bias, taken in when they are loaded: a gate or an embedding's scale. Usually 1.
-    pub scale: f32,
-}
-
-impl<'a> LinearPart<'a> {
-    /// A layer as stored, unscaled.
-    pub fn new(weight: WeightView<'a>, bias: Option<WeightView<'a>>) -> Self {
-        Self { weight, bias, scale: 1.0 }
-    }
-}
+pub use weights::{LinearPart, WeightView};
 
 /// A function applied to each element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -114,7 +43,7 @@ pub enum Activation {
     Tanh,
 }
 
-/// Which normalisation.
+/// Kind of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// Mean and variance.
@@ -156,7 +85,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
     // Loading. Called once a weight; may be slow.
 
-    /// Packs layers that read the same input as one: outputs side by side, in order.
+    /// Packs layers that read the same input as one, `[Σ out, in]`: outputs side by side, in order.
     fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<Self::Linear>;
     /// The same for layers that give logits: kept in more bits where weights are very small, since an error there is one
     /// in the answer.
@@ -192,9 +121,9 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
     /// An activation from host memory, `[n_tokens, width]`.
     fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<Self::Tensor>;
-    /// The values in host memory, row-major.
+    /// The values in host memory, `[n_tokens, width]`, row-major.
     fn download(&self, x: &Self::Tensor) -> Result<Vec<f32>>;
-    /// The same of an activation that is needed no more.
+    /// As [`download`](Self::download), and drops the activation.
     fn take_values(&self, x: Self::Tensor) -> Result<Vec<f32>> {
         self.download(&x)
     }
@@ -205,18 +134,18 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
     /// Rows `ids` of a table: `[ids.len(), width]`.
     fn embed(&self, table: &Self::Table, ids: &[u32]) -> Result<Self::Tensor>;
-    /// Rows `rows` of `x`, in that order, repeats allowed.
+    /// Rows `rows` of `x`, in that order, repeats allowed: `[rows.len(), width]`.
     fn gather_rows(&self, x: &Self::Tensor, rows: &[u32]) -> Result<Self::Tensor>;
-    /// Replaces row `rows[i]` of `x` by row `i` of `src`.
+    /// Replaces row `rows[i]` of `x` by row `i` of `src`, `[rows.len(), width]`.
     fn scatter_rows(&self, x: &mut Self::Tensor, rows: &[u32], src: &Self::Tensor) -> Result<()>;
-    /// Columns `start .. start + width`.
+    /// Columns `start .. start + width`, `[n_tokens, width]`.
     fn columns(&self, x: &Self::Tensor, start: usize, width: usize) -> Result<Self::Tensor>;
     /// The same values as `[n_tokens / group, width · group]`: `group` consecutive rows become one.
     fn merge_rows(&self, x: Self::Tensor, group: usize) -> Result<Self::Tensor>;
     /// The same values as `[n_tokens · parts, width / parts]`: each row becomes `parts` rows, such as its heads.
     fn split_rows(&self, x: Self::Tensor, parts: usize) -> Result<Self::Tensor>;
 
-    /// Turns each of `n_seqs` sequences of one length: `[n_seqs · t, width]` to `[n_seqs · width, t]`, so that
+    /// Transposes each of `n_seqs` sequences of one length: `[n_seqs · t, width]` to `[n_seqs · width, t]`, so that
     /// attention can run over columns.
     fn transpose(&self, x: &Self::Tensor, n_seqs: usize) -> Result<Self::Tensor>;
 
@@ -230,11 +159,11 @@ pub trait Backend: Clone + Send + Sync + 'static {
         act: Activation,
         residual: Option<&Self::Tensor>,
     ) -> Result<Self::Tensor>;
-    /// Normalises each row.
+    /// Normalises each row, `[n_tokens, width]`.
     fn norm(&self, x: &Self::Tensor, norm: &Self::Norm) -> Result<Self::Tensor>;
-    /// `x += y`, same shape.
+    /// `x += y`, both `[n_tokens, width]`.
     fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<()>;
-    /// `act(x[:, ..w]) · x[:, w..]` with `w = width / 2`: the gate of a gated feed-forward.
+    /// `act(x[:, ..w]) · x[:, w..]` with `w = width / 2`, the gate of a gated feed-forward: `[n_tokens, width / 2]`.
     fn gate(&self, x: &Self::Tensor, act: Activation) -> Result<Self::Tensor>;
     /// Normalises each sequence as a whole: mean and variance over all its rows and columns (a group norm of one
     /// group), scale and bias of each column. `cu_seqlens`: offsets of the sequences in the rows.
@@ -242,7 +171,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// Rotary embedding in place: pair `i` of each head, `(a, b)`, becomes `(a·cos − b·sin, b·cos + a·sin)`.
     /// `cos`, `sin`: `[n_tokens, rotary_dim / 2]`, row-major, shared by the heads.
     fn rope(&self, x: &mut Self::Tensor, shape: RopeShape, cos: &[f32], sin: &[f32]) -> Result<()>;
-    /// Windows of a sound or signal for a 1-D convolution. `x` is `[n_seqs · t, channels]`, each sequence `t`
+    /// Windows of a signal, such as audio, for a 1-D convolution. `x` is `[n_seqs · t, channels]`, each sequence `t`
     /// rows; the result `[n_seqs · t_out, channels · kernel]` with columns in the order of a stored weight
     /// `[out, channels, kernel]`, zeros outside, `t_out = (t + 2·padding − kernel) / stride + 1`.
     fn unfold(&self, x: &Self::Tensor, conv: Unfold) -> Result<Self::Tensor>;
@@ -281,7 +210,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         let [q, k, v] = [self.columns(qkv, 0, q)?, self.columns(qkv, q, kv)?, self.columns(qkv, q + kv, kv)?];
         self.attention(Qkv { q: &q, k: &k, v: &v }, shape, seqs)
     }
-    /// What [`attention`](Self::attention) weighs the keys with in some heads, in host memory: `[heads, n_q, n_k]`
+    /// Softmax weights of the keys in some heads of [`attention`](Self::attention), in host memory: `[heads, n_q, n_k]`
     /// of each sequence, one after another. Keys that a query does not see weigh zero. `qk` are query and key.
     fn attention_weights(
         &self,
@@ -289,7 +218,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         chosen: ChosenHeads<'_>,
         seqs: Varlen<'_>,
     ) -> Result<Vec<f32>>;
-    /// An empty cache.
+    /// An empty cache, `layout.n_layers` by `layout.n_blocks` blocks.
     fn kv_cache(&self, layout: KvLayout) -> Result<Self::KvCache>;
     /// Bytes of one block of such a cache, all layers together.
     fn kv_block_bytes(&self, layout: KvLayout) -> usize;
@@ -317,7 +246,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         let [k, v] = [self.columns(kv, 0, width)?, self.columns(kv, width, width)?];
         self.write_kv(cache, layer, [&k, &v], slots)
     }
-    /// Copies whole blocks, all layers: `(from, to)`.
+    /// Copies whole blocks, all layers, in order: `[(from, to)]`.
     fn copy_blocks(&self, cache: &mut Self::KvCache, pairs: &[(u32, u32)]) -> Result<()>;
     /// An empty cache in host memory. Blocks take as many bytes as on the device.
     fn host_kv_cache(&self, layout: KvLayout) -> Result<Self::HostKvCache>;
@@ -336,7 +265,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         device: &mut Self::KvCache,
         pairs: &[(u32, u32)],
     ) -> Result<()>;
-    /// Attention of `q: [Σq, n_heads·head_dim]` over the keys of each sequence in the cache.
+    /// Attention of `q: [Σq, n_heads·head_dim]` over the keys of each sequence in the cache. Returns the shape of `q`.
     fn paged_attention(
         &self,
         q: &Self::Tensor,

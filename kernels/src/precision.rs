@@ -6,7 +6,7 @@ pub enum Precision {
     /// f32.
     #[default]
     F32,
-    /// bf16; what meets them in a product (rows, queries, attention weights) is rounded to bf16 too, and so are embedding
+    /// bf16; the other operand of a product (rows, queries, attention weights) is rounded to bf16 too, and so are embedding
     /// tables.
     Bf16,
     /// Linear layers int8 with a scale for each output, their rows int8 with a scale for each row and call; caches int8

@@ -3,14 +3,12 @@
 //! Each op is the textbook formula in library calls. It knows no layout of its own: weights lie as stored,
 //! the paged cache is rows of keys and values that attention gathers. Nothing is fused or kept between calls.
 
-use std::fmt;
-
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 
 use crate::check::{self, Dims};
 use crate::ops::{
-    Activation, AttentionShape, Backend, ChosenHeads, Conv2d, KernelError, KvLayer, KvLayout, LinearPart,
-    NormKind, PagedBatch, Qkv, Result, RopeShape, Unfold, Varlen, WeightView,
+    Activation, AttentionShape, Backend, ChosenHeads, Conv2d, KvLayer, KvLayout, LinearPart, NormKind,
+    PagedBatch, Qkv, Result, RopeShape, Unfold, Varlen, WeightView,
 };
 use crate::stored;
 
@@ -18,8 +16,13 @@ mod attention;
 mod cache;
 mod conv;
 mod rows;
+mod tensor;
+mod weights;
 
 pub use cache::ReferenceKvCache;
+pub use weights::{ReferenceDepthwise, ReferenceLinear, ReferenceNorm};
+
+use tensor::{InOp, dims, matrix, values, vector};
 
 /// The back end. It holds nothing.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,30 +34,6 @@ impl ReferenceBackend {
         Self
     }
 }
-
-/// A linear layer as stored, transposed.
-#[derive(Debug)]
-pub struct ReferenceLinear {
-    n_in: usize,
-    n_out: usize,
-    /// `[n_in, n_out]`.
-    weight: Tensor,
-    /// `[n_out]`.
-    bias: Option<Tensor>,
-}
-
-/// Scale and bias of a norm, `[width]` each.
-#[derive(Debug)]
-pub struct ReferenceNorm {
-    kind: NormKind,
-    scale: Tensor,
-    bias: Option<Tensor>,
-    eps: f32,
-}
-
-/// Taps of a depthwise convolution.
-#[derive(Debug)]
-pub struct ReferenceDepthwise(stored::Taps);
 
 impl Backend for ReferenceBackend {
     type Tensor = Tensor;
@@ -148,7 +127,7 @@ impl Backend for ReferenceBackend {
     }
 
     fn transpose(&self, x: &Tensor, n_seqs: usize) -> Result<Tensor> {
-        let (t, out) = check::transpose(dims(x), n_seqs)?;
+        let check::Transposed { t, dims: out } = check::transpose(dims(x), n_seqs)?;
         let turned = || x.reshape((n_seqs, t, dims(x).1))?.transpose(1, 2)?.contiguous()?.reshape(out);
         turned().op("transpose")
     }
@@ -272,45 +251,4 @@ impl Backend for ReferenceBackend {
     ) -> Result<Tensor> {
         attention::paged(q, kv, shape, batch)
     }
-}
-
-/// Gives the library's errors the name of the op.
-trait InOp<T> {
-    fn op(self, op: &'static str) -> Result<T>;
-}
-
-impl<T, E: fmt::Display> InOp<T> for std::result::Result<T, E> {
-    fn op(self, op: &'static str) -> Result<T> {
-        self.map_err(|error| KernelError::Library { op, message: error.to_string() })
-    }
-}
-
-/// `(n_tokens, width)`; every tensor of this back end has two dimensions.
-fn dims(x: &Tensor) -> Dims {
-    x.dims2().unwrap_or((0, 0))
-}
-
-/// A tensor `[rows, columns]`.
-fn matrix(op: &'static str, values: Vec<f32>, dims: Dims) -> Result<Tensor> {
-    Tensor::from_vec(values, dims, &Device::Cpu).op(op)
-}
-
-/// A tensor `[n]`.
-fn vector(op: &'static str, values: Vec<f32>) -> Result<Tensor> {
-    let n = values.len();
-    Tensor::from_vec(values, n, &Device::Cpu).op(op)
-}
-
-/// Zeros `[rows, columns]`.
-fn zeros(op: &'static str, dims: Dims) -> Result<Tensor> {
-    matrix(op, vec![0.0; dims.0 * dims.1], dims)
-}
-
-/// The values, row-major.
-fn values(op: &'static str, x: &Tensor) -> Result<Vec<f32>> {
-    // The library panics on an empty part of a tensor.
-    if x.elem_count() == 0 {
-        return Ok(Vec::new());
-    }
-    x.flatten_all().and_then(|x| x.to_vec1::<f32>()).op(op)
 }

@@ -1,6 +1,6 @@
 //! Stored weights as f32: checks of a [`WeightView`] against its bytes, and decoding.
 //!
-//! Bytes may start anywhere: a file promises no alignment, so elements are read byte by byte.
+//! Bytes may start anywhere: a file guarantees no alignment, so elements are read byte by byte.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ pub(crate) fn to_f32(op: &'static str, view: WeightView<'_>) -> Result<Vec<f32>>
     Ok(out)
 }
 
-/// Decodes elements: `data` holds as many as `out`.
+/// Decodes little-endian elements: `data` holds as many as `out`.
 pub(crate) fn decode(dtype: DType, data: &[u8], out: &mut [f32]) {
     match dtype {
         DType::F32 => {
@@ -65,7 +65,7 @@ pub(crate) fn table_dims(op: &'static str, view: WeightView<'_>) -> Result<(usiz
     }
 }
 
-/// Scale and bias of a norm.
+/// Scale and bias of a norm, `[width]` each.
 pub(crate) fn norm(
     scale: WeightView<'_>,
     bias: Option<WeightView<'_>>,
@@ -85,7 +85,7 @@ pub(crate) struct Stacked<'a> {
     pub(crate) n_in: usize,
     /// Outputs of all parts.
     pub(crate) n_out: usize,
-    /// Each with its outputs.
+    /// Each part with its range of outputs.
     parts: Vec<(Range<usize>, LinearPart<'a>)>,
     /// `[n_out]`; zeros for a part without one, `None` if no part has one.
     pub(crate) bias: Option<Vec<f32>>,
@@ -162,7 +162,7 @@ pub(crate) struct Taps {
     pub(crate) bias: Option<Vec<f32>>,
 }
 
-/// Weight and bias of a depthwise convolution.
+/// Weight `[channels, 1, down, across]` and bias `[channels]` of a depthwise convolution.
 pub(crate) fn taps(weight: WeightView<'_>, bias: Option<WeightView<'_>>) -> Result<Taps> {
     let op = "load_depthwise";
     let [channels, 1, down, across] = *weight.shape else { return Err(rank(op, "weight", weight)) };
@@ -188,7 +188,7 @@ fn part_dims(part: &LinearPart<'_>) -> Result<(usize, usize)> {
     }
 }
 
-/// The error for a number of dimensions that nobody expects.
+/// The error for an unexpected number of dimensions.
 fn rank(op: &'static str, what: &'static str, view: WeightView<'_>) -> KernelError {
     KernelError::Shape { op, what, expected: vec![], actual: view.shape.to_vec() }
 }

@@ -4,8 +4,8 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::{Dims, divides, indices, offsets, same};
 use crate::ops::{
-    AttentionShape, ChosenHeads, KernelError, KvLayout, Mask, PagedBatch, Result, ScoreBias, SharedBias,
-    Varlen,
+    AttentionShape, ChosenHeads, KernelError, KvLayer, KvLayout, Mask, PagedBatch, Result, ScoreBias,
+    SharedBias, Varlen,
 };
 
 /// Checks that heads divide and widths fit.
@@ -137,11 +137,11 @@ pub(crate) fn swap(op: &'static str, [from, to]: [KvLayout; 2], pairs: &[(u32, u
 }
 
 /// Checks of `paged_attention`; the layer is checked by [`layer`].
-pub(crate) fn paged(
+pub(crate) fn paged<C>(
     q: Dims,
     layout: KvLayout,
+    kv: &KvLayer<'_, C>,
     shape: AttentionShape,
-    (mask, added): (Mask, ScoreBias<'_>),
     batch: PagedBatch<'_>,
 ) -> Result<()> {
     let op = "paged_attention";
@@ -166,8 +166,8 @@ pub(crate) fn paged(
             return Err(KernelError::Index { op, what: "key", index: n_keys, len });
         }
         let n_queries = (batch.query_start_loc[i + 1] - batch.query_start_loc[i]) as usize;
-        enough_keys(op, mask, n_queries, n_keys)?;
+        enough_keys(op, kv.mask, n_queries, n_keys)?;
         lens.push((n_queries, n_keys));
     }
-    bias(op, added, shape.n_heads, &lens)
+    bias(op, kv.bias, shape.n_heads, &lens)
 }

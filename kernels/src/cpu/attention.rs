@@ -12,93 +12,63 @@
 //!
 //! Plain keys and values are first laid into pages of their own.
 
-use std::ops::Range;
-
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
-use super::CpuBackend;
-use super::cell::{Cell, FloatMath, PANEL, Word, n_cells};
+use super::cell::{Cell, FloatMath, Word};
+use super::context::Context;
 use super::kv::{Columns, PageOrder, PagedCells};
 use super::matrix::{CpuTensor, unwritten};
 use super::pool::Shared;
-use crate::ops::{AttentionShape, ChosenHeads, KvLayout, Mask, PagedBatch, Result, ScoreBias, Varlen};
+use crate::ops::{AttentionShape, ChosenHeads, KvLayout, Mask, PagedBatch, Result, Varlen};
 
 mod bias;
 mod centre;
 mod head;
+mod part;
 mod segments;
 mod softmax;
+mod step;
+mod task;
 mod weights;
 mod whole;
 
 use bias::RowBias;
 use head::HeadRows;
-use segments::{Joined, Plan, Segment};
+use segments::{Joined, Plan};
+pub(super) use step::Step;
+use step::{lens, n_rows};
+use task::{Member, Task, alone, runs};
 use weights::HeadWeights;
 pub(super) use whole::Int8Pages;
 use whole::PageMath;
 
-/// Register tiles in a task: so many rows read a stretch of keys while it is in the second cache.
+/// Register tiles in a task: so many rows read a stretch of keys while it is in the L2 cache.
 const TASK_TILES: usize = 4;
 
-/// What a step asks of a cache.
-#[derive(Clone, Copy)]
-pub(super) struct Step<'a> {
-    /// `[Σq, n_heads·head_dim]`.
-    pub(super) q: Columns<'a>,
-    pub(super) layer: usize,
-    pub(super) mask: Mask,
-    pub(super) bias: ScoreBias<'a>,
-    pub(super) shape: AttentionShape,
-    pub(super) batch: PagedBatch<'a>,
-    /// Whether pages may be in several tables.
-    pub(super) may_share: bool,
-}
-
-/// A sequence among those whose rows see the same pages.
-#[derive(Clone, Copy, Debug)]
-struct Member {
-    seq: usize,
-    /// Rows of the members before it.
-    first_row: usize,
-}
-
-/// The rows of one task: some of those that share the pages of one key head.
-#[derive(Clone, Debug)]
-struct Task<'a> {
-    /// Whose rows: of one sequence, or of several that see the same pages, one's rows after the other's.
-    members: &'a [Member],
-    kv_head: usize,
-    /// Row `r` of a sequence is query `r / group`, head `kv_head · group + r % group`.
-    rows: Range<usize>,
-    /// The segment of keys that they are to see; `None` for all keys.
-    part: Option<Segment<'a>>,
-}
-
-/// Attention inside each sequence; the caller checked the arguments.
+/// Attention inside each sequence, `[Σq, n_heads·head_dim]`; the caller checked the arguments.
 pub(super) fn block_diagonal<M: PageMath>(
-    backend: &CpuBackend,
+    context: &Context,
     [q, k, v]: [Columns<'_>; 3],
     shape: AttentionShape,
     seqs: Varlen<'_>,
 ) -> Result<CpuTensor> {
     let width = shape.n_kv_heads * shape.head_dim;
     let centred = (M::IS_WHOLE && matches!(seqs.mask, Mask::Full))
-        .then(|| centre::centred(backend, (k, width), seqs.cu_seqlens_k));
+        .then(|| centre::centred(context, k, width, seqs.cu_seqlens_k));
     let k = centred.as_ref().map_or(k, Columns::all);
-    let plain = Plain::<M::Word>::new(backend, [k, v], shape, seqs.cu_seqlens_k)?;
-    Ok(paged::<M>(backend, &plain.pages, plain.step(q, shape, seqs)))
+    let plain = Plain::<M::Word>::new(context, [k, v], shape, seqs.cu_seqlens_k)?;
+    Ok(paged::<M>(context, &plain.pages, plain.step(q, shape, seqs)))
 }
 
 /// Weights of some heads inside each sequence, `[heads, n_queries, n_keys]` one after another; the caller
 /// checked the arguments.
 pub(super) fn weights<M: FloatMath>(
-    backend: &CpuBackend,
+    context: &Context,
     [q, k]: [Columns<'_>; 2],
     chosen: ChosenHeads<'_>,
     seqs: Varlen<'_>,
 ) -> Result<Vec<f32>> {
-    let plain = Plain::<M::Word>::new(backend, [k, k], chosen.shape, seqs.cu_seqlens_k)?;
+    let plain = Plain::<M::Word>::new(context, [k, k], chosen.shape, seqs.cu_seqlens_k)?;
     let step = plain.step(q, chosen.shape, seqs);
     let group = step.shape.n_heads / step.shape.n_kv_heads;
     let alone = alone(&step);
@@ -115,10 +85,10 @@ pub(super) fn weights<M: FloatMath>(
     let mut out = vec![0.0; n_weights];
     let bias = &RowBias::new(step.bias, step.shape.n_heads, lens(&step));
     let shared = &Shared::new(&mut out);
-    backend.pool.run(tasks.len(), cost_ns, |i| {
+    context.pool.run(tasks.len(), cost_ns, |i| {
         let (task, member, place) = &tasks[i];
         let rows = HeadRows::<M> { pages: &plain.pages, step: &step, bias, task, out: shared };
-        M::run(backend.isa, HeadWeights { rows, member: *member, place: place.clone() });
+        M::run(context.isa, HeadWeights { rows, member: *member, place: place.clone() });
     });
     Ok(out)
 }
@@ -133,7 +103,7 @@ struct Plain<C> {
 
 impl<C: Cell> Plain<C> {
     fn new(
-        backend: &CpuBackend,
+        context: &Context,
         kv: [Columns<'_>; 2],
         shape: AttentionShape,
         cu_seqlens_k: &[u32],
@@ -150,11 +120,11 @@ impl<C: Cell> Plain<C> {
         let AttentionShape { n_kv_heads, head_dim, .. } = shape;
         let layout = KvLayout { n_layers: 1, n_blocks: n_blocks as usize, n_kv_heads, head_dim };
         let mut pages = PagedCells::<C>::new(layout, PageOrder::Heads)?;
-        pages.write(backend, 0, kv, &slots);
+        pages.write(context, 0, kv, &slots);
         Ok(Self { pages, lens, table_start_loc, block_tables: (0..n_blocks).collect() })
     }
 
-    /// What is asked of these pages.
+    /// Arguments of attention over these pages.
     fn step<'a>(&'a self, q: Columns<'a>, shape: AttentionShape, seqs: Varlen<'a>) -> Step<'a> {
         let batch = PagedBatch {
             query_start_loc: seqs.cu_seqlens_q,
@@ -166,48 +136,37 @@ impl<C: Cell> Plain<C> {
     }
 }
 
-/// Attention of each sequence over its pages; the caller checked the arguments.
+/// Attention of each sequence over its pages, `[Σq, n_heads·head_dim]`; the caller checked the arguments.
 pub(super) fn paged<M: PageMath>(
-    backend: &CpuBackend,
+    context: &Context,
     pages: &PagedCells<M::Word>,
     step: Step<'_>,
 ) -> CpuTensor {
     let (n_tokens, width) = (step.q.of.dims().0, step.shape.n_heads * step.shape.head_dim);
     let mut attended = unwritten(n_tokens * width);
-    let max_rows = TASK_TILES * backend.isa.tile_rows();
+    let max_rows = TASK_TILES * context.isa.tile_rows();
     let alone = alone(&step);
     let (tasks, cost_ns) = tasks::<M::Word>(&step, &alone, max_rows);
     let bias = &RowBias::new(step.bias, step.shape.n_heads, lens(&step));
     let (step, out) = (&step, &Shared::new(&mut attended));
-    let Some(plan) = Plan::new(backend, step, tasks.len()) else {
-        backend.pool.run(tasks.len(), cost_ns, |i| {
-            M::run(backend.isa, HeadRows::<M> { pages, step, bias, task: &tasks[i], out });
+    let Some(plan) = Plan::new(context, step, tasks.len()) else {
+        context.pool.run(tasks.len(), cost_ns, |i| {
+            M::run(context.isa, HeadRows::<M> { pages, step, bias, task: &tasks[i], out });
         });
         return CpuTensor::new(attended, n_tokens, width);
     };
     let mut parts = vec![0.0; plan.len()];
     {
         let (of_segments, out) = (plan.tasks(step, max_rows), &Shared::new(&mut parts));
-        backend.pool.run(of_segments.len(), cost_ns, |i| {
-            M::run(backend.isa, HeadRows::<M> { pages, step, bias, task: &of_segments[i], out });
+        context.pool.run(of_segments.len(), cost_ns, |i| {
+            M::run(context.isa, HeadRows::<M> { pages, step, bias, task: &of_segments[i], out });
         });
     }
-    backend.pool.run(tasks.len(), plan.len(), |i| {
+    context.pool.run(tasks.len(), plan.len(), |i| {
         let rows = HeadRows::<M> { pages, step, bias, task: &tasks[i], out };
-        M::run(backend.isa, Joined { rows, parts: &parts, places: plan.places() });
+        M::run(context.isa, Joined { rows, parts: &parts, places: plan.places() });
     });
     CpuTensor::new(attended, n_tokens, width)
-}
-
-/// Each sequence with nobody beside it.
-fn alone(step: &Step<'_>) -> Vec<Member> {
-    (0..step.batch.seq_lens.len()).map(|seq| Member { seq, first_row: 0 }).collect()
-}
-
-/// Queries and keys of each sequence.
-fn lens<'a>(step: &'a Step<'_>) -> impl Iterator<Item = (usize, usize)> + 'a {
-    let seq_lens = step.batch.seq_lens.iter().enumerate();
-    seq_lens.map(|(seq, &n_keys)| (queries(step, seq).len(), n_keys as usize))
 }
 
 /// Cuts a step into tasks of up to `max_rows` rows of a sequence, and estimates what they take together on one thread.
@@ -225,37 +184,4 @@ fn tasks<'a, C: Word>(step: &Step<'_>, alone: &'a [Member], max_rows: usize) -> 
         }
     }
     (tasks, cost_ns)
-}
-
-/// Runs of up to `max_rows` rows.
-fn runs(n_rows: usize, max_rows: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..n_rows).step_by(max_rows).map(move |row| row..n_rows.min(row + max_rows))
-}
-
-/// Rows of a sequence that share a key head.
-fn n_rows(step: &Step<'_>, seq: usize) -> usize {
-    queries(step, seq).len() * (step.shape.n_heads / step.shape.n_kv_heads)
-}
-
-/// Keys that a row of a sequence sees: the first so many.
-fn n_visible(step: &Step<'_>, seq: usize, row: usize) -> usize {
-    let n_keys = step.batch.seq_lens[seq] as usize;
-    match step.mask {
-        Mask::Full => n_keys,
-        Mask::Causal => {
-            let group = step.shape.n_heads / step.shape.n_kv_heads;
-            n_keys - (queries(step, seq).len() - 1 - row / group)
-        }
-    }
-}
-
-/// The width of a head in whole panels.
-fn padded(head_dim: usize) -> usize {
-    head_dim.next_multiple_of(PANEL)
-}
-
-/// Rows of `q` of a sequence.
-fn queries(step: &Step<'_>, seq: usize) -> Range<usize> {
-    let offsets = step.batch.query_start_loc;
-    offsets[seq] as usize..offsets[seq + 1] as usize
 }

@@ -1,20 +1,20 @@
-//! How large the machine's caches are.
+//! Sizes of the machine's caches.
 
-/// Where the system says nothing: the smallest second cache of machines that have AVX-512.
+/// Size assumed where the system reports none: the smallest L2 cache of machines that have AVX-512.
 const USUAL_L2: usize = 1 << 20;
 
-/// Bytes of a core's second cache.
-pub(super) fn second_cache() -> usize {
-    told().unwrap_or(USUAL_L2)
+/// Bytes of a core's L2 cache.
+pub(super) fn l2_bytes() -> usize {
+    reported().unwrap_or(USUAL_L2)
 }
 
-/// As Linux tells it.
-fn told() -> Option<usize> {
+/// The size that Linux reports.
+fn reported() -> Option<usize> {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index2/size").ok()?;
     bytes(text.trim()).filter(|n| *n > 0)
 }
 
-/// Of a text like `512K`.
+/// The bytes of a size like `512K`.
 fn bytes(text: &str) -> Option<usize> {
     let (number, unit) = match text.as_bytes().last()? {
         b'K' => (&text[..text.len() - 1], 1 << 10),
@@ -32,6 +32,6 @@ mod tests {
     fn sizes_are_read_as_the_system_writes_them() {
         assert_eq!(["512K", "2M", "4096"].map(bytes), [Some(512 << 10), Some(2 << 20), Some(4096)]);
         assert_eq!(["", "K", "many", "99999999999999999999K"].map(bytes), [None; 4]);
-        assert!(second_cache() > 0);
+        assert!(l2_bytes() > 0);
     }
 }

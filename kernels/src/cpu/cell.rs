@@ -1,32 +1,31 @@
-//! What panels are made of, and how it is multiplied.
+//! Words, the elements of panels, and their products.
 //!
 //! A *word* is four bytes along `k`: an f32, a pair of bf16 or four bytes. All words are four bytes, so packed weights, KV
 //! pages and tiles have one shape for every precision: a *panel* is `[k_cells][32]` words, and a word of a pair holds two
 //! steps of `k`, the first in its low half. Values become words of f32 and bf16 by rounding ([`Cell`]); words of bytes need
-//! a scale, which `linear::bytes` knows.
+//! a scale, which the linear layers keep.
 //!
-//! How a word meets a row is [`Math`]: pairs have a dot product on some machines, and are taken apart on others.
+//! [`Math`] is the product of a word with a row: pairs have a dot product on some machines, and are taken apart on others.
 
+use super::bf16::bf16_bits;
+pub(crate) use super::bf16::{Bf16Pair, unpack_pair};
 use super::simd::{FoundIsa, Kernel, Simd};
 
 /// Columns of a panel. A KV block is one panel of keys.
-pub(super) const PANEL: usize = triptych_core::shape::KV_BLOCK_TOKENS;
-
-/// Two bf16. A plain integer, since the allocator gives those out zeroed without touching them.
-pub(super) type Bf16Pair = u32;
+pub(crate) const PANEL: usize = triptych_core::shape::KV_BLOCK_TOKENS;
 
 /// Four bytes of one or more values along `k`.
 ///
 /// # Safety
 /// An implementation must be four bytes, of which any bits are a value.
-pub(super) unsafe trait Word: Copy + Default + Send + Sync + 'static {
+pub(crate) unsafe trait Word: Copy + Default + Send + Sync + 'static {
     /// Steps of `k` in a word.
     const STEPS: usize;
 }
 
 /// A word that values are written to one by one.
-pub(super) trait Cell: Word {
-    /// Whether it holds whole numbers up to [`LARGEST_BYTE`], to be read times a scale that is kept elsewhere.
+pub(crate) trait Cell: Word {
+    /// `true` if it holds integers up to [`LARGEST_BYTE`], to be read times a scale that is kept elsewhere.
     const IS_SCALED: bool;
     /// Writes the value of one step.
     fn set(&mut self, step: usize, value: f32);
@@ -40,31 +39,31 @@ pub(super) trait Cell: Word {
 
 /// Four bytes, the first lowest: signed ones in panels and pages, unsigned ones in the rows of linear layers. A plain
 /// integer, as pairs are.
-pub(super) type ByteQuad = i32;
+pub(crate) type ByteQuad = i32;
 
-/// The largest signed byte that is used; its negative is the smallest, so that scales have no side.
-pub(super) const LARGEST_BYTE: f32 = 127.0;
+/// The largest signed byte that is used; its negative is the smallest, so that scales are symmetric.
+pub(crate) const LARGEST_BYTE: f32 = 127.0;
 
-/// Added to a value of which the nearest whole number is a byte, it leaves that in the low bits: 1.5 · 2²³.
-pub(super) const TO_LOW_BITS: f32 = 12_582_912.0;
+/// Added to a value of which the nearest integer is a byte, it leaves that in the low bits: 1.5 · 2²³.
+pub(crate) const TO_LOW_BITS: f32 = 12_582_912.0;
 
-/// Int8Dot that are made at a time.
+/// Words of bytes that are made at a time.
 const QUADS: usize = 16;
 
 /// Words of `k` values.
-pub(super) fn n_cells<C: Word>(k: usize) -> usize {
+pub(crate) fn n_cells<C: Word>(k: usize) -> usize {
     k.div_ceil(C::STEPS)
 }
 
-/// How the words of a panel are multiplied with rows.
-pub(super) trait Math: Copy + Send + Sync + 'static {
-    /// What panels are made of.
+/// Product of the words of a panel with rows.
+pub(crate) trait Math: Copy + Send + Sync + 'static {
+    /// Element of panels.
     type Word: Word;
-    /// What rows are made of: one for each word along `k`.
+    /// Element of rows: one for each word along `k`.
     type Row: Copy + Default + Send + Sync + 'static;
     /// Multiply-adds that a word takes, one after the other: one, two or four.
     const PARTS: usize;
-    /// What the multiply-add `part` needs of a register of words: all of it, unless they are taken apart.
+    /// Operand of the multiply-add `part` from a register of words: all of it, unless they are taken apart.
     #[inline(always)]
     fn columns<S: Simd>(_s: S, words: S::V, _part: usize) -> S::V {
         words
@@ -76,27 +75,27 @@ pub(super) trait Math: Copy + Send + Sync + 'static {
 }
 
 /// The same of floating point values: sums are f32.
-pub(super) trait FloatMath: Math<Word: Cell> {
+pub(crate) trait FloatMath: Math<Word: Cell> {
     /// Rounds values to a row; a last lone value is paired with zero. There are `n_cells` of the row.
     fn fill<S: Simd>(s: S, row: &mut [Self::Row], values: &[f32]);
 }
 
 /// f32 by f32.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct F32Fma;
+pub(crate) struct F32Fma;
 
 /// Pairs of bf16 by their dot product.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bf16Dot;
+pub(crate) struct Bf16Dot;
 
 /// Bytes in pages taken apart, by rows of f32.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Int8Fma;
+pub(crate) struct Int8Fma;
 
 /// Pairs of bf16 taken apart, for machines where two multiply-adds of f32 take no longer than one dot product of pairs,
 /// or that have none. Rows are taken apart once, words once for all rows of a tile.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bf16Fma;
+pub(crate) struct Bf16Fma;
 
 // SAFETY: f32 is four bytes and takes any bits.
 unsafe impl Word for f32 {
@@ -227,11 +226,11 @@ impl Math for Bf16Dot {
 
     #[inline(always)]
     fn multiply_add<S: Simd>(s: S, row: Bf16Pair, _part: usize, columns: S::V, acc: S::V) -> S::V {
-        s.dot_pair(acc, row, columns)
+        s.dot_bf16(acc, row, columns)
     }
 
     fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
-        isa.run_pairs(kernel);
+        isa.run_bf16_dot(kernel);
     }
 }
 
@@ -306,24 +305,8 @@ impl FloatMath for Int8Fma {
     }
 }
 
-/// Both values of a pair, as f32.
-#[inline(always)]
-pub(super) fn halves(pair: Bf16Pair) -> [f32; 2] {
-    [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
-}
-
-/// The nearest bf16, ties to even, as its bits. Like `half::bf16::from_f32`, which the test below holds, but
-/// without a branch, so that loops over it become vectors.
-#[inline(always)]
-pub(super) fn bf16_bits(value: f32) -> u32 {
-    let bits = value.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    let quiet = bits >> 16 | 0x40;
-    if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { rounded }
-}
-
 /// Rounds rows of values: `[n, width]` to `[n, stride]`, of which a row takes `n_cells`.
-pub(super) struct FillRows<'a, M: Math> {
+pub(crate) struct FillRows<'a, M: Math> {
     /// The values.
     pub(super) values: &'a [f32],
     /// Their width, not zero.
@@ -391,7 +374,7 @@ mod tests {
             assert_eq!(row, expect);
         }
         for row in rows::<Bf16Fma>(&[1.0, 2.0, 3.0]) {
-            assert_eq!(row, expect.map(halves));
+            assert_eq!(row, expect.map(unpack_pair));
         }
     }
 }

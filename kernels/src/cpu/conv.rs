@@ -1,6 +1,6 @@
 //! Pieces of convolutions: windows laid out for a product, and channels convolved each by itself.
 
-use super::CpuBackend;
+use super::context::Context;
 use super::matrix::CpuTensor;
 use super::simd::{Kernel, Simd};
 use crate::check::{Planes, Windows};
@@ -11,12 +11,12 @@ use crate::stored::Taps;
 #[derive(Debug)]
 pub struct CpuDepthwise(pub(super) Taps);
 
-/// Windows of each sequence, zeros outside.
-pub(super) fn unfold(backend: &CpuBackend, x: &CpuTensor, conv: Unfold, windows: Windows) -> CpuTensor {
+/// Windows of each sequence, zeros outside: `[n_seqs · t_out, channels · kernel]`.
+pub(super) fn unfold(context: &Context, x: &CpuTensor, conv: Unfold, windows: Windows) -> CpuTensor {
     let Windows { t, t_out, width } = windows;
     let n_rows = conv.n_seqs * t_out;
     let mut out = vec![0.0; n_rows * width];
-    backend.pool.rows(&mut out, width, width, |first, rows| {
+    context.pool.rows(&mut out, width, width, |first, rows| {
         for (i, out) in (first..).zip(rows.chunks_exact_mut(width)) {
             let (seq, window) = (i / t_out, i % t_out);
             for tap in 0..conv.kernel {
@@ -31,12 +31,12 @@ pub(super) fn unfold(backend: &CpuBackend, x: &CpuTensor, conv: Unfold, windows:
     CpuTensor::new(out, n_rows, width)
 }
 
-/// Windows of each image, zeros outside.
-pub(super) fn unfold2d(backend: &CpuBackend, x: &CpuTensor, conv: Conv2d, planes: Planes) -> CpuTensor {
+/// Windows of each image, zeros outside: `[n_images · out, channels · kernel · kernel]`.
+pub(super) fn unfold2d(context: &Context, x: &CpuTensor, conv: Conv2d, planes: Planes) -> CpuTensor {
     let Planes { n_rows, width, .. } = planes;
     let n_taps = conv.kernel[0] * conv.kernel[1];
     let mut out = vec![0.0; n_rows * width];
-    backend.pool.rows(&mut out, width, width, |first, rows| {
+    context.pool.rows(&mut out, width, width, |first, rows| {
         for (i, out) in (first..).zip(rows.chunks_exact_mut(width)) {
             for (tap, pixel) in window(conv, planes, i) {
                 for (out, x) in out[tap..].iter_mut().step_by(n_taps).zip(x.row(pixel)) {
@@ -63,23 +63,24 @@ fn window(conv: Conv2d, planes: Planes, i: usize) -> impl Iterator<Item = (usize
     })
 }
 
-/// Convolves each channel by itself.
+/// Convolves each channel by itself: `[n_images · out, channels]`.
 pub(super) fn depthwise2d(
-    backend: &CpuBackend,
+    context: &Context,
     x: &CpuTensor,
     w: &CpuDepthwise,
-    (conv, planes): (Conv2d, Planes),
+    conv: Conv2d,
+    planes: Planes,
 ) -> CpuTensor {
     let Planes { n_rows, width, .. } = planes;
     let mut out = vec![0.0; n_rows * width];
-    backend.pool.rows(&mut out, width, width * conv.kernel[0] * conv.kernel[1] / 4, |first, rows| {
+    context.pool.rows(&mut out, width, width * conv.kernel[0] * conv.kernel[1] / 4, |first, rows| {
         for (i, out) in (first..).zip(rows.chunks_exact_mut(width)) {
             if let Some(bias) = &w.0.bias {
                 out.copy_from_slice(bias);
             }
             for (tap, pixel) in window(conv, planes, i) {
                 let w = &w.0.weight[tap * width..][..width];
-                backend.isa.run(AddProduct { x: x.row(pixel), w, out });
+                context.isa.run(AddProduct { x: x.row(pixel), w, out });
             }
         }
     });

@@ -11,8 +11,8 @@ use std::ops::Range;
 
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
-use super::CpuBackend;
 use super::cell::{Bf16Pair, ByteQuad, Cell, LARGEST_BYTE, PANEL, n_cells};
+use super::context::Context;
 use super::matrix::CpuTensor;
 use super::panels::{Panels, lay};
 use super::pool::Shared;
@@ -53,7 +53,7 @@ impl CpuKvCache {
         layout.n_layers * layout.n_kv_heads * page_words * size_of::<u32>()
     }
 
-    /// Its sizes.
+    /// Layers, blocks, heads and width.
     pub(super) fn layout(&self) -> KvLayout {
         match &self.0 {
             Pages::F32(pages) => pages.layout,
@@ -63,11 +63,11 @@ impl CpuKvCache {
     }
 
     /// Writes rows to slots; the caller checked the arguments.
-    pub(super) fn write(&mut self, backend: &CpuBackend, layer: usize, kv: [Columns<'_>; 2], slots: &[u32]) {
+    pub(super) fn write(&mut self, context: &Context, layer: usize, kv: [Columns<'_>; 2], slots: &[u32]) {
         match &mut self.0 {
-            Pages::F32(pages) => pages.write(backend, layer, kv, slots),
-            Pages::Bf16(pages) => pages.write(backend, layer, kv, slots),
-            Pages::Int8(pages) => pages.write(backend, layer, kv, slots),
+            Pages::F32(pages) => pages.write(context, layer, kv, slots),
+            Pages::Bf16(pages) => pages.write(context, layer, kv, slots),
+            Pages::Int8(pages) => pages.write(context, layer, kv, slots),
         }
     }
 
@@ -121,7 +121,7 @@ fn page_len<C: Cell>(head_dim: usize) -> usize {
     keys_len::<C>(head_dim) + values_len::<C>(head_dim) + scales
 }
 
-/// Where the page of a layer, a block and a head lies.
+/// Position of the page of a layer, a block and a head.
 #[inline(always)]
 fn page_range<C: Cell>(
     layout: KvLayout,
@@ -146,7 +146,7 @@ pub(super) struct PagedCells<C> {
     cells: Panels<C>,
 }
 
-/// How the pages of a layer lie.
+/// Order of the pages of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PageOrder {
     /// `[n_blocks, n_kv_heads]`: blocks are copied as a whole.
@@ -175,13 +175,13 @@ impl<C: Cell> PagedCells<C> {
         Ok(Self { layout, order, cells: Panels::zeros(n_pages * page_len::<C>(layout.head_dim)) })
     }
 
-    /// Where a page lies.
+    /// Range of a page's cells.
     #[inline(always)]
     fn range(&self, layer: usize, block: usize, head: usize) -> Range<usize> {
         page_range::<C>(self.layout, self.order, (layer, block, head))
     }
 
-    /// A page to read.
+    /// The page of a layer, a block and a head, to read.
     #[inline(always)]
     pub(super) fn page(&self, layer: usize, block: usize, head: usize) -> Page<'_, C> {
         let page = &self.cells.cells()[self.range(layer, block, head)];
@@ -192,16 +192,16 @@ impl<C: Cell> PagedCells<C> {
 
     /// Writes row `i` of keys and values to slot `slots[i]`, in that order. Heads are independent, so each is
     /// a task.
-    pub(super) fn write(&mut self, backend: &CpuBackend, layer: usize, kv: [Columns<'_>; 2], slots: &[u32]) {
+    pub(super) fn write(&mut self, context: &Context, layer: usize, kv: [Columns<'_>; 2], slots: &[u32]) {
         let KvLayout { n_kv_heads, head_dim, .. } = self.layout;
         let (layout, order) = (self.layout, self.order);
         let cells = &Shared::new(self.cells.cells_mut());
-        backend.pool.run(n_kv_heads, n_kv_heads * head_dim * slots.len() * 2, |head| {
-            backend.isa.run(WriteHead { cells, layout, order, layer, head, kv, slots });
+        context.pool.run(n_kv_heads, n_kv_heads * head_dim * slots.len() * 2, |head| {
+            context.isa.run(WriteHead { cells, layout, order, layer, head, kv, slots });
         });
     }
 
-    /// Where a block of a layer lies, all heads.
+    /// Range of the cells of a block of a layer, all heads.
     fn block(&self, layer: usize, block: u32) -> Range<usize> {
         let last = self.layout.n_kv_heads - 1;
         self.range(layer, block as usize, 0).start..self.range(layer, block as usize, last).end
@@ -236,7 +236,7 @@ pub(super) struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// All of them.
+    /// All columns of a tensor.
     pub(super) fn all(of: &'a CpuTensor) -> Self {
         Self { of, first: 0 }
     }
@@ -312,7 +312,7 @@ impl<C: Cell> WriteHead<'_, C> {
     }
 }
 
-/// Whether the first slots are those of a block, one after another.
+/// `true` if the first slots are those of a block, one after another.
 fn fills_a_block(slots: &[u32]) -> bool {
     slots.len() >= KV_BLOCK_TOKENS
         && slots[..KV_BLOCK_TOKENS].iter().zip(slots[0]..).all(|(slot, expected)| *slot == expected)
@@ -347,7 +347,7 @@ fn write_value<C: Cell>(values: &mut [C], key: usize, v: &[f32], factor: f32) {
     }
 }
 
-/// What the largest byte stands for; not a number unless all values are finite.
+/// The scale of values as signed bytes: the largest of them over the largest byte. NaN unless all are finite.
 #[inline(always)]
 pub(super) fn scale(values: &[f32]) -> f32 {
     // Sizes are in the order of their bits, and what is not a number comes after all of them.
@@ -356,7 +356,7 @@ pub(super) fn scale(values: &[f32]) -> f32 {
     if scale.is_finite() { scale } else { f32::NAN }
 }
 
-/// What values are multiplied with to become bytes.
+/// The factor that turns values into bytes: `1 / scale`, or 0 for a scale too small.
 #[inline(always)]
 pub(super) fn inverse(scale: f32) -> f32 {
     if scale < f32::MIN_POSITIVE { 0.0 } else { 1.0 / scale }

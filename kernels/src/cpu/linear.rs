@@ -2,13 +2,15 @@
 //!
 //! A weight `[n_out, n_in]` is packed once into panels of 32 outputs, `[k_cells][32]`, the last one filled up
 //! with zeros. With precision bf16, rows are rounded to bf16 too, once a call; sums are f32. With precision
-//! int8, rows are quantized once a call ([`bytes`]); sums are whole numbers. With precision int4, weights are groups of
+//! int8, rows are quantized once a call ([`bytes`]); sums are integers. With precision int4, weights are groups of
 //! nibbles ([`nibbles`]). What an earlier load packed is taken as it is.
 
 use std::sync::Arc;
 
-use super::CpuBackend;
-use super::cell::{Bf16Dot, Bf16Fma, Bf16Pair, F32Fma, FillRows, FloatMath, Math, PANEL, halves, n_cells};
+use super::cell::{
+    Bf16Dot, Bf16Fma, Bf16Pair, F32Fma, FillRows, FloatMath, Math, PANEL, n_cells, unpack_pair,
+};
+use super::context::Context;
 use super::matrix::{CpuTensor, unwritten};
 use super::packed::Key;
 use super::panels::{self, Panels};
@@ -24,7 +26,7 @@ mod product;
 use bytes::BytePanels;
 pub(super) use bytes::Int8Dot;
 use nibbles::NibblePanels;
-use product::{Epilogue, Plain, Product, Size, stride};
+use product::{Epilogue, Plain, Product, ProductArgs, Size, stride};
 
 /// Outputs from which on rows of f32 are copied to where they are not in each other's way.
 const COPIED: usize = 128;
@@ -50,8 +52,8 @@ pub(super) enum Packed {
 
 impl CpuLinear {
     /// Packs a layer in a precision.
-    pub(super) fn new(backend: &CpuBackend, precision: Precision, stacked: Stacked<'_>) -> Self {
-        let weight = Arc::new(Packed::new(backend, precision, &stacked));
+    pub(super) fn new(context: &Context, precision: Precision, stacked: Stacked<'_>) -> Self {
+        let weight = Arc::new(Packed::new(context, precision, &stacked));
         let Stacked { n_in, n_out, bias, .. } = stacked;
         let bias = bias.map(|mut bias| {
             bias.resize(n_out.next_multiple_of(PANEL), 0.0);
@@ -73,7 +75,7 @@ impl CpuLinear {
     /// `act(x Wᵀ + b) + residual`. `x` has `n_in` columns, `residual` the shape of the result.
     pub(super) fn apply(
         &self,
-        backend: &CpuBackend,
+        context: &Context,
         x: &CpuTensor,
         act: Activation,
         residual: Option<&CpuTensor>,
@@ -82,49 +84,49 @@ impl CpuLinear {
         let mut out = unwritten(n_tokens * self.n_out);
         let epilogue = Epilogue { bias: self.bias.as_deref(), act, residual: residual.map(CpuTensor::data) };
         let size = Size { n_tokens, n_in, n_out: self.n_out };
-        let call = (size, epilogue);
+        let args = ProductArgs { size, epilogue };
         match &*self.weight {
-            // A copy is worth its while for rows that meet many panels.
+            // A copy pays for rows that are multiplied with many panels.
             Packed::F32(panels) if stride::<f32>(n_in) > n_in && n_tokens > 1 && self.n_out > COPIED => {
-                multiply::<F32Fma>(backend, laid::<F32Fma>(backend, x).view(), panels, call, &mut out);
+                multiply::<F32Fma>(context, laid::<F32Fma>(context, x).view(), panels, args, &mut out);
             }
             Packed::F32(panels) => {
                 let rows = Rows { cells: x.data(), stride: n_in };
-                multiply::<F32Fma>(backend, rows, panels, call, &mut out);
+                multiply::<F32Fma>(context, rows, panels, args, &mut out);
             }
-            Packed::Bf16(panels) if backend.isa.has_pairs() => {
-                multiply::<Bf16Dot>(backend, laid::<Bf16Dot>(backend, x).view(), panels, call, &mut out);
+            Packed::Bf16(panels) if context.isa.has_bf16_dot() => {
+                multiply::<Bf16Dot>(context, laid::<Bf16Dot>(context, x).view(), panels, args, &mut out);
             }
             Packed::Bf16(panels) => {
-                multiply::<Bf16Fma>(backend, laid::<Bf16Fma>(backend, x).view(), panels, call, &mut out);
+                multiply::<Bf16Fma>(context, laid::<Bf16Fma>(context, x).view(), panels, args, &mut out);
             }
-            Packed::Int8(panels) => panels.multiply(backend, x, call, &mut out),
-            Packed::Int4(panels) => panels.multiply(backend, x, call, &mut out),
+            Packed::Int8(panels) => panels.multiply(context, x, args, &mut out),
+            Packed::Int4(panels) => panels.multiply(context, x, args, &mut out),
         }
         CpuTensor::new(out, n_tokens, self.n_out)
     }
 }
 
 impl Packed {
-    /// What an earlier load packed of a weight, or else what is packed now.
-    fn new(backend: &CpuBackend, precision: Precision, stacked: &Stacked<'_>) -> Self {
-        let way = ["linear", precision.as_str(), backend.isa().as_str()];
-        let kept = backend.packed.as_ref().map(|packed| (packed, Key::new(&way, stacked.parts())));
+    /// A weight as an earlier load packed it, or else packed now.
+    fn new(context: &Context, precision: Precision, stacked: &Stacked<'_>) -> Self {
+        let way = ["linear", precision.as_str(), context.isa.get().as_str()];
+        let kept = context.packed.as_ref().map(|packed| (packed, Key::new(&way, stacked.parts())));
         let mut weight = Self::blank(precision, stacked);
         if let Some((packed, key)) = kept {
-            if packed.restore(&backend.pool, key, weight.records()) {
+            if packed.restore(&context.pool, key, weight.records()) {
                 return weight;
             }
             weight = Self::blank(precision, stacked);
         }
-        weight.fill(backend, stacked);
+        weight.fill(context, stacked);
         if let Some((packed, key)) = kept {
             packed.keep(key, weight.records());
         }
         weight
     }
 
-    /// Reads the weights of an output, `[n_in]`; returns what they are yet to be multiplied with. Nibbles are not read so.
+    /// Reads the weights of an output, `[n_in]`; returns the factor that they still lack. Nibbles are not read so.
     pub(super) fn read_output(&self, out: usize, to: &mut [f32]) -> f32 {
         let n_in = to.len();
         match self {
@@ -136,7 +138,7 @@ impl Packed {
                 let words = panels.output(out, n_cells::<Bf16Pair>(n_in));
                 to.chunks_mut(2)
                     .zip(words)
-                    .for_each(|(to, pair)| to.copy_from_slice(&halves(pair)[..to.len()]));
+                    .for_each(|(to, pair)| to.copy_from_slice(&unpack_pair(pair)[..to.len()]));
                 1.0
             }
             Self::Int8(panels) => panels.read_output(out, to),
@@ -155,16 +157,16 @@ impl Packed {
     }
 
     /// Packs a weight into zeros.
-    fn fill(&mut self, backend: &CpuBackend, stacked: &Stacked<'_>) {
+    fn fill(&mut self, context: &Context, stacked: &Stacked<'_>) {
         match self {
-            Self::F32(panels) => pack::<F32Fma>(panels, backend, stacked),
-            Self::Bf16(panels) => pack::<Bf16Dot>(panels, backend, stacked),
-            Self::Int8(panels) => panels.fill(backend, stacked),
-            Self::Int4(panels) => panels.fill(backend, stacked),
+            Self::F32(panels) => pack::<F32Fma>(panels, context, stacked),
+            Self::Bf16(panels) => pack::<Bf16Dot>(panels, context, stacked),
+            Self::Int8(panels) => panels.fill(context, stacked),
+            Self::Int4(panels) => panels.fill(context, stacked),
         }
     }
 
-    /// All there is of it, as it is kept for a later load.
+    /// Its arrays as bytes, to be saved for a later load and filled by it.
     fn records(&mut self) -> Vec<&mut [u8]> {
         match self {
             Self::F32(panels) => vec![panels::bytes_mut(panels.cells_mut())],
@@ -178,24 +180,24 @@ impl Packed {
 /// Lays `[n_out, n_in]` into panels.
 fn pack<M: FloatMath<Row = <M as Math>::Word>>(
     panels: &mut Panels<M::Word>,
-    backend: &CpuBackend,
+    context: &Context,
     stacked: &Stacked<'_>,
 ) {
-    panels::pack(panels, &backend.pool, stacked, n_cells::<M::Word>(stacked.n_in), |_, values, rows| {
-        backend.isa.run(FillRows::<M> { values, width: values.len(), rows });
+    panels::pack(panels, &context.pool, stacked, n_cells::<M::Word>(stacked.n_in), |_, values, rows| {
+        context.isa.run(FillRows::<M> { values, width: values.len(), rows });
     });
 }
 
 /// The product of rows and panels of floats, `out: [n_tokens, n_out]`.
 fn multiply<M: FloatMath>(
-    backend: &CpuBackend,
+    context: &Context,
     rows: Rows<'_, M::Row>,
     panels: &Panels<M::Word>,
-    (size, epilogue): (Size, Epilogue<'_>),
+    ProductArgs { size, epilogue }: ProductArgs<'_>,
     out: &mut [f32],
 ) {
     let (x, panels) = (rows, panels.cells());
-    Product::<M, _> { x, panels, size, units: Plain, epilogue }.run(backend, out);
+    Product::<M, _> { x, panels, size, units: Plain, epilogue }.run(context, out);
 }
 
 /// Rows as a product reads them.
@@ -212,13 +214,13 @@ impl<C> Laid<C> {
 }
 
 /// Rounds rows.
-fn laid<M: FloatMath>(backend: &CpuBackend, x: &CpuTensor) -> Laid<M::Row> {
+fn laid<M: FloatMath>(context: &Context, x: &CpuTensor) -> Laid<M::Row> {
     let (n_tokens, width) = x.dims();
     let stride = stride::<M::Row>(n_cells::<M::Word>(width));
     let mut cells = vec![M::Row::default(); n_tokens * stride];
-    backend.pool.rows(&mut cells, stride, width / 8 + 1, |row, rows| {
+    context.pool.rows(&mut cells, stride, width / 8 + 1, |row, rows| {
         let values = &x.data()[row * width..][..rows.len() / stride * width];
-        backend.isa.run(FillRows::<M> { values, width, rows });
+        context.isa.run(FillRows::<M> { values, width, rows });
     });
     Laid { cells, stride }
 }

@@ -125,7 +125,7 @@ pub(super) fn activate<S: Simd>(s: S, act: Activation, x: S::V) -> S::V {
 
 /// `out = act(x) · y` over slices of one length.
 pub(super) struct Gate<'a> {
-    /// What is activated.
+    /// Inputs of the activation.
     pub(super) x: &'a [f32],
     /// The factor.
     pub(super) y: &'a [f32],
@@ -151,7 +151,7 @@ mod tests {
     use super::super::simd::{FoundIsa, Isa};
     use super::*;
 
-    /// What is tested.
+    /// Function under test.
     #[derive(Clone, Copy)]
     enum Function {
         Exp,

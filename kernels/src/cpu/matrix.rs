@@ -111,7 +111,7 @@ impl CpuTensor {
 mod tests {
     use super::*;
 
-    /// Where the values of a fresh tensor lie; it is gone afterwards.
+    /// Address of the values of a fresh tensor, which is dropped afterwards.
     fn place(n: usize) -> *const f32 {
         CpuTensor::new(unwritten(n), n, 1).data().as_ptr()
     }

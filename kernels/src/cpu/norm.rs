@@ -1,6 +1,6 @@
 //! Norms, of rows and of whole sequences.
 
-use super::CpuBackend;
+use super::context::Context;
 use super::matrix::{CpuTensor, unwritten};
 use super::rows::VALUES_PER_NS;
 use super::simd::{Kernel, Simd};
@@ -9,7 +9,7 @@ use crate::ops::NormKind;
 /// Scale and bias of a norm.
 #[derive(Debug)]
 pub struct CpuNorm {
-    /// Which.
+    /// Kind of the norm.
     pub(super) kind: NormKind,
     /// `[width]`.
     pub(super) scale: Vec<f32>,
@@ -19,52 +19,47 @@ pub struct CpuNorm {
     pub(super) eps: f32,
 }
 
-/// Normalises each row.
-pub(super) fn norm(backend: &CpuBackend, x: &CpuTensor, norm: &CpuNorm) -> CpuTensor {
+/// Normalises each row of `[n_tokens, width]`.
+pub(super) fn norm(context: &Context, x: &CpuTensor, norm: &CpuNorm) -> CpuTensor {
     let (n_tokens, width) = x.dims();
     let mut out = unwritten(n_tokens * width);
-    backend.pool.rows(&mut out, width, width / VALUES_PER_NS, |row, out| {
+    context.pool.rows(&mut out, width, width / VALUES_PER_NS, |row, out| {
         let x = &x.data()[row * width..][..out.len()];
-        backend.isa.run(NormRows { x, out, norm });
+        context.isa.run(NormRows { x, out, norm });
     });
     CpuTensor::new(out, n_tokens, width)
 }
 
-/// Normalises each sequence as a whole. Sums go over rows and then over them in order, so a sequence has the same
+/// Normalises each sequence of `[n_tokens, width]` as a whole. Sums go over rows and then over them in order, so a sequence has the same
 /// bits on any number of threads.
-pub(super) fn group_norm(
-    backend: &CpuBackend,
-    x: &CpuTensor,
-    norm: &CpuNorm,
-    cu_seqlens: &[u32],
-) -> CpuTensor {
+pub(super) fn group_norm(context: &Context, x: &CpuTensor, norm: &CpuNorm, cu_seqlens: &[u32]) -> CpuTensor {
     let (n_tokens, width) = x.dims();
     let mut out = unwritten(n_tokens * width);
     let mut moments = vec![Moments { mean: 0.0, factor: 1.0 }; n_tokens];
     if norm.kind == NormKind::Layer {
-        let means = means(backend, x, RowMeasure { moments: &moments, measure: Measure::Values }, cu_seqlens);
+        let means = means(context, x, RowMeasure { moments: &moments, measure: Measure::Values }, cu_seqlens);
         moments.iter_mut().zip(means).for_each(|(moments, mean)| moments.mean = mean);
     }
     let measure = RowMeasure { moments: &moments, measure: Measure::Squares };
-    let variances = means(backend, x, measure, cu_seqlens);
+    let variances = means(context, x, measure, cu_seqlens);
     for (moments, variance) in moments.iter_mut().zip(variances) {
         moments.factor = 1.0 / (variance + norm.eps).sqrt();
     }
-    backend.pool.rows(&mut out, width, width / VALUES_PER_NS, |row, out| {
+    context.pool.rows(&mut out, width, width / VALUES_PER_NS, |row, out| {
         let (x, moments) = (&x.data()[row * width..][..out.len()], &moments[row..]);
-        backend.isa.run(ScaleRows { x, out, moments, norm });
+        context.isa.run(ScaleRows { x, out, moments, norm });
     });
     CpuTensor::new(out, n_tokens, width)
 }
 
-/// What a row is moved by and multiplied with: those of its sequence.
+/// Mean and factor of a row: those of its sequence.
 #[derive(Clone, Copy, Debug)]
 struct Moments {
     mean: f32,
     factor: f32,
 }
 
-/// What is summed over which rows.
+/// Rows and the measure that is summed over them.
 #[derive(Clone, Copy)]
 struct RowMeasure<'a> {
     /// `[n_tokens]`.
@@ -73,15 +68,15 @@ struct RowMeasure<'a> {
 }
 
 /// The mean over all values of each row's sequence, `[n_tokens]`.
-fn means(backend: &CpuBackend, x: &CpuTensor, of: RowMeasure<'_>, cu_seqlens: &[u32]) -> Vec<f32> {
+fn means(context: &Context, x: &CpuTensor, of: RowMeasure<'_>, cu_seqlens: &[u32]) -> Vec<f32> {
     let (n_tokens, width) = x.dims();
     let mut sums = vec![0.0_f32; n_tokens];
     if width == 0 {
         return sums;
     }
-    backend.pool.rows(&mut sums, 1, width / VALUES_PER_NS, |row, sums| {
+    context.pool.rows(&mut sums, 1, width / VALUES_PER_NS, |row, sums| {
         let (x, moments) = (&x.data()[row * width..], &of.moments[row..]);
-        backend.isa.run(RowSums { x, moments, sums, width, measure: of.measure });
+        context.isa.run(RowSums { x, moments, sums, width, measure: of.measure });
     });
     for seq in cu_seqlens.windows(2) {
         let sums = &mut sums[seq[0] as usize..seq[1] as usize];
@@ -92,7 +87,7 @@ fn means(backend: &CpuBackend, x: &CpuTensor, of: RowMeasure<'_>, cu_seqlens: &[
     sums
 }
 
-/// What is summed over a row.
+/// Quantity that is summed over a row.
 #[derive(Clone, Copy)]
 enum Measure {
     Values,

@@ -2,20 +2,21 @@
 //!
 //! A load packs the same weights in the same order each time, so a file holds *records* in that order, and a load takes
 //! them one after another. Each has a [`Key`] of how it was packed and of what: dtypes, shapes, factors, and samples of
-//! the stored bytes. Whose files those are is the caller's to know, who names this file by it; keys tell apart what a
+//! the stored bytes. Whose files those are is the caller's to know, who names this file by it; keys distinguish what a
 //! changed loader packs of the same files. The first record with another key is the last that is taken: the rest is
 //! packed, and [`finish`](PackedWeights::finish) says that the file is of no use.
 //!
 //! Records are read, not mapped: what a step passes over should lie in large pages, which maps of files rarely do, and a
-//! file that is cut short under its map ends the process. They are checked in pieces, since nobody waits for the disk
+//! file that is cut short under its map ends the process. They are checked in pieces, so that no thread waits for the disk
 //! to have them: a file that lost some when power failed is as one of other weights.
 
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use blake3::{Hash, Hasher};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::pool::Pool;
 use crate::ops::{LinearPart, WeightView};
@@ -36,16 +37,16 @@ pub struct PackedWeights {
     state: Mutex<State>,
 }
 
-/// What became of a file when its load was over.
+/// Outcome of a load for its file of packed weights.
 #[derive(Debug)]
 pub enum Packing {
-    /// Everything was in it.
+    /// Everything was in the file.
     Restored,
-    /// It is of other weights or of another loader, or damaged; it should be removed.
+    /// The file is of other weights or of another loader, or damaged; it should be removed.
     Stale,
-    /// All was packed, and is in it now: so many bytes.
+    /// Everything was packed and is in the file now: its size in bytes.
     Kept(u64),
-    /// All was packed and could not be kept.
+    /// Everything was packed, and the file could not be written.
     NotKept(io::Error),
 }
 
@@ -72,7 +73,7 @@ impl PackedWeights {
     /// Begins to keep what a load packs, `max_bytes` at most. Nothing is at `path` before [`finish`](Self::finish).
     ///
     /// # Errors
-    /// Those of creating a file beside it.
+    /// Errors of creating a file beside it.
     pub fn create(path: &Path, max_bytes: u64) -> io::Result<Self> {
         let unfinished = Unfinished::create(path, max_bytes)?;
         Ok(Self { state: Mutex::new(State::Keeping(Ok(unfinished))) })
@@ -90,7 +91,7 @@ impl PackedWeights {
         }
     }
 
-    /// Fills the records of a weight with what an earlier load kept; whether it could. If not, they hold anything.
+    /// Fills the records of a weight from an earlier load. Returns `false` if the file has none; the records then hold anything.
     pub(super) fn restore(&self, pool: &Pool, key: Key, records: Vec<&mut [u8]>) -> bool {
         records.into_iter().enumerate().all(|(number, record)| {
             let Some((file, entry)) = self.next(key.of_record(number), record.len()) else { return false };
@@ -124,16 +125,16 @@ impl PackedWeights {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
-/// What was packed, and how.
+/// Identity of a packed weight: the stored bytes and the way they were packed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Key(Hash);
 
 impl Key {
-    /// Of stored weights that are packed in the way of that name.
+    /// The key of stored weights that are packed in the way of that name.
     pub(super) fn new<'a>(way: &[&str], parts: impl IntoIterator<Item = &'a LinearPart<'a>>) -> Self {
         let mut hasher = Hasher::new();
         let number = |n: usize| (n as u64).to_le_bytes();
@@ -158,7 +159,7 @@ impl Key {
         Self(hasher.finalize())
     }
 
-    /// Of one of the records that a weight is kept in.
+    /// The key of one of the records that a weight is kept in.
     fn of_record(self, number: usize) -> Hash {
         blake3::keyed_hash(self.0.as_bytes(), &(number as u64).to_le_bytes())
     }
@@ -226,7 +227,7 @@ mod tests {
             let plain = load(&backend(precision), &data, 1.0);
             let (first, packing) = load_at(&path, precision, &data, 1.0);
             assert!(matches!(packing, Packing::Kept(n) if n == fs::metadata(&path).unwrap().len()));
-            // Samples do not see the middle, so what is computed tells where weights came from.
+            // Samples do not see the middle, so the result shows where weights came from.
             let (again, packing) = load_at(&path, precision, &weight(0.75), 1.0);
             assert!(matches!(packing, Packing::Restored), "{packing:?}");
             assert_eq!([&first, &again], [&plain, &plain], "{precision:?}");

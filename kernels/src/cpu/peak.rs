@@ -1,5 +1,5 @@
-//! What the machine can do at most with a back end's threads and instruction set, measured: kernels are told as shares of
-//! it (Williams, Waterman and Patterson 2009, "Roofline").
+//! Peak rates of the machine with a back end's threads and instruction set, measured: kernels are reported as shares of
+//! them (Williams, Waterman and Patterson 2009, "Roofline").
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use crate::precision::Precision;
 
 /// Sums that are under way at once: enough to hide the latency of one, and fewer than there are registers.
 const CHAINS: usize = 12;
-/// Steps of each chain between two looks at the clock.
+/// Steps of each chain between two readings of the clock.
 const STEPS: usize = 1 << 20;
 /// Bytes that are read through: more than any last cache of two cores' share.
 const BYTES: usize = 256 << 20;
@@ -31,9 +31,9 @@ pub struct Peak {
 impl CpuBackend {
     /// Measures the limits, in about a second.
     pub fn peak(&self) -> Peak {
-        let multiply = match self.precision {
+        let multiply = match self.context.precision {
             Precision::F32 => self.multiply_adds::<F32Fma>(),
-            Precision::Bf16 if self.isa.has_pairs() => self.multiply_adds::<Bf16Dot>(),
+            Precision::Bf16 if self.context.isa.has_bf16_dot() => self.multiply_adds::<Bf16Dot>(),
             Precision::Bf16 => self.multiply_adds::<Bf16Fma>(),
             // Nibbles are multiplied as bytes.
             Precision::Int8 | Precision::Int4 => self.multiply_adds::<super::linear::Int8Dot>(),
@@ -42,13 +42,13 @@ impl CpuBackend {
     }
 
     fn multiply_adds<M: Math>(&self) -> f64 {
-        let n = self.pool.n_threads();
+        let n = self.context.pool.n_threads();
         let lanes = AtomicUsize::new(0);
         let mut best = f64::INFINITY;
         for _ in 0..REPEATS {
             let start = Instant::now();
-            self.pool.run(n, usize::MAX, |_| {
-                M::run(self.isa, Chains::<M> { row: black_box(M::Row::default()), lanes: &lanes });
+            self.context.pool.run(n, usize::MAX, |_| {
+                M::run(self.context.isa, Chains::<M> { row: black_box(M::Row::default()), lanes: &lanes });
             });
             best = best.min(start.elapsed().as_secs_f64());
         }
@@ -61,9 +61,9 @@ impl CpuBackend {
         let mut best = f64::INFINITY;
         for _ in 0..REPEATS {
             let start = Instant::now();
-            self.pool.run(parts.len(), usize::MAX, |i| {
+            self.context.pool.run(parts.len(), usize::MAX, |i| {
                 let mut sum = 0.0;
-                self.isa.run(Read { from: parts[i], sum: &mut sum });
+                self.context.isa.run(Read { from: parts[i], sum: &mut sum });
                 black_box(sum);
             });
             best = best.min(start.elapsed().as_secs_f64());
@@ -75,7 +75,7 @@ impl CpuBackend {
 /// Multiply-adds that wait for nothing but themselves.
 struct Chains<'a, M: Math> {
     row: M::Row,
-    /// How many a register has, to be told.
+    /// Lanes of a register, set by the kernel.
     lanes: &'a AtomicUsize,
 }
 

@@ -96,13 +96,13 @@ impl<'a, T> Shared<'a, T> {
     ///
     /// # Panics
     /// If the range is not in the slice.
-    #[expect(clippy::mut_from_ref, reason = "that parts are disjoint is the caller's promise")]
+    #[expect(clippy::mut_from_ref, reason = "that parts are disjoint is the caller's obligation")]
     #[inline(always)]
     pub(super) unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "a task writes inside the result");
         // SAFETY: the range is inside the slice, which the assert above checked.
         let first = unsafe { self.first.add(range.start) };
-        // SAFETY: as above, and that nobody else has these elements is the caller's promise.
+        // SAFETY: as above, and that no other task has these elements is the caller's obligation.
         unsafe { std::slice::from_raw_parts_mut(first, range.len()) }
     }
 }

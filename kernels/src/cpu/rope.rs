@@ -1,22 +1,22 @@
 //! Rotary embedding: pairs of a head turned by the angles of their token.
 
-use super::CpuBackend;
+use super::context::Context;
 use super::matrix::CpuTensor;
 use super::rows::VALUES_PER_NS;
 use super::simd::{Kernel, Simd};
 use crate::ops::{RopePairs, RopeShape};
 
 /// Turns pairs of each head, in place. `cos`, `sin`: `[n_tokens, rotary_dim / 2]`.
-pub(super) fn rope(backend: &CpuBackend, x: &mut CpuTensor, shape: RopeShape, cos_sin: [&[f32]; 2]) {
+pub(super) fn rope(context: &Context, x: &mut CpuTensor, shape: RopeShape, cos_sin: [&[f32]; 2]) {
     let (_, width) = x.dims();
     let half = shape.rotary_dim / 2;
     if half == 0 {
         return;
     }
-    backend.pool.rows(x.data_mut(), width, width / VALUES_PER_NS, |first, x| {
+    context.pool.rows(x.data_mut(), width, width / VALUES_PER_NS, |first, x| {
         let n = x.len() / width * half;
         let [cos, sin] = cos_sin.map(|values| &values[first * half..][..n]);
-        backend.isa.run(RopeRows { x, width, shape, cos, sin });
+        context.isa.run(RopeRows { x, width, shape, cos, sin });
     });
 }
 

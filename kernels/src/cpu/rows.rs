@@ -1,9 +1,9 @@
 //! Ops that move rows or treat each alone: gathers, columns, gates.
 
-use super::CpuBackend;
+use super::context::Context;
 use super::math::Gate;
 use super::matrix::{CpuTensor, unwritten};
-use crate::check::Dims;
+use crate::check::Transposed;
 use crate::ops::Activation;
 
 /// Values of a row that are touched in a nanosecond, for the cost of a task.
@@ -12,11 +12,11 @@ pub(super) const VALUES_PER_NS: usize = 2;
 /// The same for values that are only copied.
 const COPIED_PER_NS: usize = 4;
 
-/// Rows by number.
-pub(super) fn gather(backend: &CpuBackend, x: &CpuTensor, rows: &[u32]) -> CpuTensor {
+/// Rows `rows` of `x`, `[rows.len(), width]`.
+pub(super) fn gather(context: &Context, x: &CpuTensor, rows: &[u32]) -> CpuTensor {
     let width = x.dims().1;
     let mut out = unwritten(rows.len() * width);
-    backend.pool.rows(&mut out, width, width / COPIED_PER_NS, |first, out| {
+    context.pool.rows(&mut out, width, width / COPIED_PER_NS, |first, out| {
         for (out, &row) in out.chunks_exact_mut(width).zip(&rows[first..]) {
             out.copy_from_slice(x.row(row as usize));
         }
@@ -24,7 +24,7 @@ pub(super) fn gather(backend: &CpuBackend, x: &CpuTensor, rows: &[u32]) -> CpuTe
     CpuTensor::new(out, rows.len(), width)
 }
 
-/// Replaces rows.
+/// Replaces row `rows[i]` of `x` by row `i` of `src`, `[rows.len(), width]`.
 pub(super) fn scatter(x: &mut CpuTensor, rows: &[u32], src: &CpuTensor) {
     let width = x.dims().1;
     let data = x.data_mut();
@@ -33,11 +33,11 @@ pub(super) fn scatter(x: &mut CpuTensor, rows: &[u32], src: &CpuTensor) {
     }
 }
 
-/// Some columns.
-pub(super) fn columns(backend: &CpuBackend, x: &CpuTensor, start: usize, width: usize) -> CpuTensor {
+/// Columns `start .. start + width`, `[n_tokens, width]`.
+pub(super) fn columns(context: &Context, x: &CpuTensor, start: usize, width: usize) -> CpuTensor {
     let n_tokens = x.dims().0;
     let mut out = unwritten(n_tokens * width);
-    backend.pool.rows(&mut out, width, width / COPIED_PER_NS, |first, out| {
+    context.pool.rows(&mut out, width, width / COPIED_PER_NS, |first, out| {
         for (row, out) in (first..).zip(out.chunks_exact_mut(width)) {
             out.copy_from_slice(&x.row(row)[start..start + width]);
         }
@@ -45,18 +45,18 @@ pub(super) fn columns(backend: &CpuBackend, x: &CpuTensor, start: usize, width: 
     CpuTensor::new(out, n_tokens, width)
 }
 
-/// Values of a turned row that are read before the next row's: their lines stay in the first cache.
-const TURNED: usize = 64;
+/// Values of a transposed row that are read before the next row's: their lines stay in the L1 cache.
+const TRANSPOSED_AT_ONCE: usize = 64;
 
-/// Rows of each sequence to columns; `t` rows are a sequence.
-pub(super) fn transpose(backend: &CpuBackend, x: &CpuTensor, (t, dims): (usize, Dims)) -> CpuTensor {
+/// Rows of each sequence to columns: `[n_seqs · t, width]` to `[n_seqs · width, t]`.
+pub(super) fn transpose(context: &Context, x: &CpuTensor, Transposed { t, dims }: Transposed) -> CpuTensor {
     let (n_rows, width) = (dims.0, x.dims().1);
     let mut out = unwritten(n_rows * t);
-    backend.pool.rows(&mut out, t, t, |first, rows| {
-        for start in (0..t).step_by(TURNED) {
+    context.pool.rows(&mut out, t, t, |first, rows| {
+        for start in (0..t).step_by(TRANSPOSED_AT_ONCE) {
             for (row, out) in (first..).zip(rows.chunks_exact_mut(t)) {
                 let (seq, column) = (row / width, row % width);
-                for (i, out) in (start..t.min(start + TURNED)).zip(&mut out[start..]) {
+                for (i, out) in (start..t.min(start + TRANSPOSED_AT_ONCE)).zip(&mut out[start..]) {
                     *out = x.data()[(seq * t + i) * width + column];
                 }
             }
@@ -65,25 +65,25 @@ pub(super) fn transpose(backend: &CpuBackend, x: &CpuTensor, (t, dims): (usize, 
     CpuTensor::new(out, n_rows, t)
 }
 
-/// `x += y`.
-pub(super) fn add(backend: &CpuBackend, x: &mut CpuTensor, y: &CpuTensor) {
+/// `x += y`, both `[n_tokens, width]`.
+pub(super) fn add(context: &Context, x: &mut CpuTensor, y: &CpuTensor) {
     let (_, width) = x.dims();
     let y = y.data();
-    backend.pool.rows(x.data_mut(), width, width / VALUES_PER_NS, |row, x| {
+    context.pool.rows(x.data_mut(), width, width / VALUES_PER_NS, |row, x| {
         for (x, y) in x.iter_mut().zip(&y[row * width..]) {
             *x += y;
         }
     });
 }
 
-/// `act(x[:, ..width]) · x[:, width..]`.
-pub(super) fn gate(backend: &CpuBackend, x: &CpuTensor, width: usize, act: Activation) -> CpuTensor {
+/// `act(x[:, ..width]) · x[:, width..]`: `[n_tokens, 2 · width]` to `[n_tokens, width]`.
+pub(super) fn gate(context: &Context, x: &CpuTensor, width: usize, act: Activation) -> CpuTensor {
     let n_tokens = x.dims().0;
     let mut out = unwritten(n_tokens * width);
-    backend.pool.rows(&mut out, width, 2 * width / VALUES_PER_NS, |first, out| {
+    context.pool.rows(&mut out, width, 2 * width / VALUES_PER_NS, |first, out| {
         for (row, out) in (first..).zip(out.chunks_exact_mut(width)) {
             let (x, y) = x.row(row).split_at(width);
-            backend.isa.run(Gate { x, y, out, act });
+            context.isa.run(Gate { x, y, out, act });
         }
     });
     CpuTensor::new(out, n_tokens, width)

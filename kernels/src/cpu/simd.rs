@@ -8,8 +8,11 @@
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+pub(crate) use vector::{Kernel, Simd};
 
 #[cfg(target_arch = "aarch64")]
 use neon::Entries;
@@ -17,13 +20,12 @@ use portable::Entry;
 #[cfg(target_arch = "x86_64")]
 use x86::Entries;
 
-use super::cell::{bf16_bits, halves};
 use crate::ops::{KernelError, Result};
 
 /// An instruction set to run kernels on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
-    /// Plain Rust, four lanes; multiplies and adds apart.
+    /// Plain Rust, four lanes; multiplication and addition round separately.
     Portable,
     /// AVX2 and FMA, eight lanes.
     Avx2,
@@ -72,7 +74,7 @@ impl Isa {
         }
     }
 
-    /// Whether this machine has it.
+    /// `true` if this machine has the set.
     pub fn is_available(self) -> bool {
         match self {
             Self::Portable => true,
@@ -135,7 +137,7 @@ fn names_of_available() -> String {
     Isa::available().map(Isa::as_str).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether Intel made the processor.
+/// `true` if Intel made the processor.
 fn is_intel() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
@@ -188,8 +190,8 @@ impl FoundIsa {
     /// Runs a kernel with dot products of pairs of bf16.
     ///
     /// # Panics
-    /// Unless the set [has](Self::has_pairs) them: nothing is compiled for others.
-    pub(crate) fn run_pairs<K: Kernel>(self, kernel: K) {
+    /// Unless the set [has](Self::has_bf16_dot) them: nothing is compiled for others.
+    pub(crate) fn run_bf16_dot<K: Kernel>(self, kernel: K) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
@@ -201,16 +203,16 @@ impl FoundIsa {
         }
     }
 
-    /// Runs a kernel with dot products of quads of bytes, on sets that have none by other instructions.
-    pub(crate) fn run_quads<K: Kernel>(self, kernel: K) {
-        if self.has_quads() { self.run_quads_alone(kernel) } else { self.run(kernel) }
+    /// Runs a kernel with dot products of four bytes, on sets that have none by other instructions.
+    pub(crate) fn run_byte_dot<K: Kernel>(self, kernel: K) {
+        if self.has_byte_dot() { self.run_byte_dot_only(kernel) } else { self.run(kernel) }
     }
 
     /// The same for a kernel that is meant for such sets alone.
     ///
     /// # Panics
-    /// Unless the set [has](Self::has_quads) them: nothing is compiled for others.
-    pub(crate) fn run_quads_alone<K: Kernel>(self, kernel: K) {
+    /// Unless the set [has](Self::has_byte_dot) them: nothing is compiled for others.
+    pub(crate) fn run_byte_dot_only<K: Kernel>(self, kernel: K) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
@@ -226,18 +228,18 @@ impl FoundIsa {
             Isa::NeonI8mm => unsafe { kernel.run_neoni8mm() },
             _ => {
                 drop(kernel);
-                unreachable!("{} has no dot product of quads", self.0.as_str())
+                unreachable!("{} has no dot product of bytes", self.0.as_str())
             }
         }
     }
 
-    /// Whether the set has the dot product of pairs of bf16; elsewhere pairs are taken apart.
-    pub(crate) fn has_pairs(self) -> bool {
+    /// `true` if the set has the dot product of pairs of bf16; elsewhere pairs are taken apart.
+    pub(crate) fn has_bf16_dot(self) -> bool {
         self.0 == Isa::Avx512Bf16
     }
 
-    /// Whether the set has a dot product of quads of bytes.
-    pub(crate) fn has_quads(self) -> bool {
+    /// `true` if the set has a dot product of four bytes.
+    pub(crate) fn has_byte_dot(self) -> bool {
         matches!(self.0, Isa::AvxVnni | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::NeonDot | Isa::NeonI8mm)
     }
 
@@ -248,213 +250,6 @@ impl FoundIsa {
             Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => 8,
             Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => 14,
         }
-    }
-}
-
-/// Work to be compiled for each instruction set: arguments as fields, `run` as body.
-///
-/// A kernel is one function of the binary for each set, and what it calls is inlined into it. Code that is large and
-/// needed in several places, as a register tile is, is a kernel of its own that the others [`call`](Simd::call).
-pub(crate) trait Kernel: Sized {
-    /// The body. Implementations and what they call must be `#[inline(always)]`, without closures in hot
-    /// loops: only what is inlined into the entry of the set is compiled for it.
-    fn run<S: Simd>(self, simd: S);
-}
-
-/// Vectors of f32 of an instruction set.
-///
-/// Every operation but `sum` and `largest` works on each lane alone, so that a value does not depend on the lane it is
-/// computed in, and all but `ratio` round as IEEE says. Sets differ in `fma` (the portable one rounds twice), in
-/// `dot_pair`, in `ratio` and in the order of `sum`.
-pub(crate) trait Simd: Copy {
-    /// A register.
-    type V: Copy;
-    /// Lanes of a register; divides 16.
-    const LANES: usize;
-    /// Rows of the register tiles that are compiled for the set, largest first; of 14, 8, 6, 4, 2 and 1, with 1.
-    const HEIGHTS: &[usize];
-    /// Rows of the largest register tile.
-    const ROWS: usize = Self::HEIGHTS[0];
-
-    /// Runs a kernel as a function of its own, compiled for the set. A call costs some ten cycles, and passes no vectors.
-    fn call<K: Kernel>(self, kernel: K);
-
-    /// `LANES` times `x`.
-    fn splat(self, x: f32) -> Self::V;
-    /// Reads `LANES` values from unaligned memory.
-    ///
-    /// # Safety
-    /// `from` must be valid for reading `LANES` values of four bytes.
-    unsafe fn load_ptr(self, from: *const f32) -> Self::V;
-    /// Writes `LANES` values to unaligned memory.
-    ///
-    /// # Safety
-    /// `to` must be valid for writing `LANES` values.
-    unsafe fn store_ptr(self, to: *mut f32, v: Self::V);
-
-    /// `a + b`.
-    fn add(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a − b`.
-    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a · b`.
-    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a / b`.
-    fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a / b` within two units in the last place, for `b` of a size from 2⁻¹⁰⁰ to 2¹⁰⁰: a division takes as long as
-    /// thirty other operations where registers are wide.
-    #[inline(always)]
-    fn ratio(self, a: Self::V, b: Self::V) -> Self::V {
-        self.div(a, b)
-    }
-    /// The larger; `b` if either is not a number.
-    fn max(self, a: Self::V, b: Self::V) -> Self::V;
-    /// The smaller; `b` if either is not a number.
-    fn min(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a · b + c`.
-    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// To the nearest whole number.
-    fn round(self, a: Self::V) -> Self::V;
-    /// `a · 2ⁿ` for whole `n` in −200 ..= 200, correct down to denormals and zero and up to infinity.
-    fn scale_by_power(self, a: Self::V, n: Self::V) -> Self::V;
-    /// Asks for the line at an address, which need not be valid, to be brought into the second cache.
-    fn prefetch(self, _at: *const u8) {}
-    /// The bf16 in the low half of each lane, as f32.
-    fn low_halves(self, pairs: Self::V) -> Self::V;
-    /// The bf16 in the high half of each lane, as f32.
-    fn high_halves(self, pairs: Self::V) -> Self::V;
-    /// The signed byte `part` of each lane's bits, the lowest being 0, as f32.
-    fn signed_bytes(self, quads: Self::V, part: usize) -> Self::V;
-    /// Each lane rounded to bf16 as [`bf16_bits`] does.
-    #[inline(always)]
-    fn round_to_bf16(self, v: Self::V) -> Self::V {
-        let mut lanes = [0.0; 16];
-        self.store(&mut lanes, v);
-        for lane in &mut lanes {
-            *lane = f32::from_bits(bf16_bits(*lane) << 16);
-        }
-        self.load(&lanes)
-    }
-    /// Writes the high half of each lane's bits, the first lane first, and leaves the rest as it is.
-    #[inline(always)]
-    fn store_high_halves(self, to: &mut [u16; 16], v: Self::V) {
-        let mut lanes = [0.0; 16];
-        self.store(&mut lanes, v);
-        for (to, lane) in to.iter_mut().zip(lanes).take(Self::LANES) {
-            *to = (lane.to_bits() >> 16) as u16;
-        }
-    }
-    /// `acc + a₀·b₀ + a₁·b₁` for pairs of bf16 in each lane, the first in the low half: `a` the same pair for
-    /// all lanes, `b` the bits of a register.
-    #[inline(always)]
-    fn dot_pair(self, acc: Self::V, a: u32, b: Self::V) -> Self::V {
-        let [first, second] = halves(a);
-        let sum = self.fma(self.splat(first), self.low_halves(b), acc);
-        self.fma(self.splat(second), self.high_halves(b), sum)
-    }
-    /// `acc + Σ aᵢ·bᵢ` over the four bytes of each lane, lowest first: `a` the same unsigned bytes for all lanes,
-    /// `b` the bits of a register of signed ones, `acc` and the result the bits of i32, which wraps.
-    fn dot_quad(self, acc: Self::V, a: u32, b: Self::V) -> Self::V;
-    /// The same with the signs the other way: `a` the same signed bytes for all lanes, `b` unsigned ones. Slow, except where
-    /// it is an instruction.
-    #[inline(always)]
-    fn dot_signed_quad(self, acc: Self::V, a: u32, b: Self::V) -> Self::V {
-        let (mut sums, mut quads) = ([0.0; 16], [0.0; 16]);
-        self.store(&mut sums, acc);
-        self.store(&mut quads, b);
-        for (sum, quad) in sums.iter_mut().zip(quads).take(Self::LANES) {
-            let mut total = sum.to_bits();
-            for (a, b) in a.to_le_bytes().into_iter().zip(quad.to_bits().to_le_bytes()) {
-                total = total.wrapping_add((i32::from(a as i8) * i32::from(b)) as u32);
-            }
-            *sum = f32::from_bits(total);
-        }
-        self.load(&sums)
-    }
-    /// Each byte of each lane's bits with its top bit turned: signed bytes as unsigned ones that are 128 more.
-    fn shift_bytes(self, bytes: Self::V) -> Self::V;
-    /// The low half of each byte of each lane's bits.
-    fn low_nibbles(self, bytes: Self::V) -> Self::V;
-    /// The high half of each byte of each lane's bits, moved down.
-    fn high_nibbles(self, bytes: Self::V) -> Self::V;
-    /// Writes the lowest byte of each lane's bits, the first lane first, and leaves the rest as it is.
-    fn store_low_bytes(self, to: &mut [u8; 16], v: Self::V);
-    /// The i32 whose bits each lane has, as f32.
-    fn whole(self, v: Self::V) -> Self::V;
-
-    /// Reads the first `LANES` values of a slice.
-    #[inline(always)]
-    fn load(self, from: &[f32]) -> Self::V {
-        let from = &from[..Self::LANES];
-        // SAFETY: the slice was just cut to LANES values.
-        unsafe { self.load_ptr(from.as_ptr()) }
-    }
-
-    /// The same of values that are bits.
-    #[inline(always)]
-    fn load_bits(self, from: &[u32]) -> Self::V {
-        let from = &from[..Self::LANES];
-        // SAFETY: the slice was just cut to LANES values of four bytes.
-        unsafe { self.load_ptr(from.as_ptr().cast()) }
-    }
-
-    /// Writes the first `LANES` values of a slice.
-    #[inline(always)]
-    fn store(self, to: &mut [f32], v: Self::V) {
-        let to = &mut to[..Self::LANES];
-        // SAFETY: the slice was just cut to LANES values.
-        unsafe { self.store_ptr(to.as_mut_ptr(), v) }
-    }
-
-    /// Reads up to `LANES` values; `fill` in the lanes past the end.
-    #[inline(always)]
-    fn load_or(self, from: &[f32], fill: f32) -> Self::V {
-        if from.len() >= Self::LANES {
-            return self.load(from);
-        }
-        let mut lanes = [fill; 16];
-        lanes[..from.len()].copy_from_slice(from);
-        self.load(&lanes)
-    }
-
-    /// Writes up to `LANES` values, as many as there is room for.
-    #[inline(always)]
-    fn store_some(self, to: &mut [f32], v: Self::V) {
-        if to.len() >= Self::LANES {
-            return self.store(to, v);
-        }
-        let mut lanes = [0.0; 16];
-        self.store(&mut lanes, v);
-        to.copy_from_slice(&lanes[..to.len()]);
-    }
-
-    /// Sum of the lanes.
-    #[inline(always)]
-    fn sum(self, v: Self::V) -> f32 {
-        let mut lanes = [0.0; 16];
-        self.store(&mut lanes, v);
-        let mut n = Self::LANES;
-        while n > 1 {
-            n /= 2;
-            for i in 0..n {
-                lanes[i] += lanes[i + n];
-            }
-        }
-        lanes[0]
-    }
-
-    /// Largest lane.
-    #[inline(always)]
-    fn largest(self, v: Self::V) -> f32 {
-        let mut lanes = [f32::NEG_INFINITY; 16];
-        self.store(&mut lanes, v);
-        let mut n = Self::LANES;
-        while n > 1 {
-            n /= 2;
-            for i in 0..n {
-                lanes[i] = lanes[i].max(lanes[i + n]);
-            }
-        }
-        lanes[0]
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use triptych_core::DType;
 
-use super::CpuBackend;
 use super::cell::{Bf16Pair, ByteQuad, Cell, n_cells};
+use super::context::Context;
 use super::kv::{inverse, scale};
 use super::linear::{CpuLinear, Packed};
 use super::matrix::{CpuTensor, unwritten};
@@ -24,17 +24,17 @@ const WORTH_BYTES: usize = 1 << 21;
 /// Bytes of the scale before a row of bytes.
 const SCALE_BYTES: usize = size_of::<f32>();
 
-/// How rows of a table are kept.
+/// Format of the rows of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rows {
     /// Their values one after another.
     Plain(DType),
-    /// What a byte of the row stands for, as f32, then a signed byte for each value.
+    /// The scale of the row's bytes, as f32, then a signed byte for each value.
     Bytes,
 }
 
 impl Rows {
-    /// How a back end keeps a stored table.
+    /// The format in which a back end keeps a stored table.
     fn of(precision: Precision, stored: DType, n_values: usize) -> Self {
         match precision {
             Precision::Int8 | Precision::Int4 if n_values >= WORTH_BYTES => Self::Bytes,
@@ -53,7 +53,7 @@ impl Rows {
         }
     }
 
-    /// Reads a row; returns what its values are yet to be multiplied with.
+    /// Reads a row; returns the factor that its values still lack.
     fn read(self, row: &[u8], to: &mut [f32]) -> f32 {
         match (self, row.split_first_chunk()) {
             (Self::Plain(dtype), _) => {
@@ -85,7 +85,7 @@ pub fn table_bytes(precision: Precision, stored: DType, [n_rows, width]: [usize;
     n_rows * Rows::of(precision, stored, n_rows * width).row_bytes(width)
 }
 
-/// Whether a table that logits are made with, by a layer of this part, is kept as that layer: where its rows are the same.
+/// `true` if a table is kept as the layer of this part, which computes logits with it: where its rows are the same.
 pub fn is_table_of_logits(precision: Precision, part: &LinearPart<'_>) -> bool {
     let n_values = part.weight.shape.iter().product();
     match (Rows::of(precision, part.weight.dtype, n_values), precision) {
@@ -98,7 +98,7 @@ pub fn is_table_of_logits(precision: Precision, part: &LinearPart<'_>) -> bool {
     }
 }
 
-/// How a table is kept.
+/// Storage of a table.
 #[derive(Debug)]
 enum Kept {
     /// `[n_rows]` of these.
@@ -116,35 +116,35 @@ pub struct CpuTable {
     pub(super) n_rows: usize,
     /// Values of a row.
     width: usize,
-    /// Factor on what is read.
+    /// Factor on the values of a row.
     scale: f32,
 }
 
 impl CpuTable {
     /// Keeps a table of `(n_rows, width)`; the caller checked its bytes.
     pub(super) fn new(
-        backend: &CpuBackend,
+        context: &Context,
         table: WeightView<'_>,
         (n_rows, width): (usize, usize),
         scale: f32,
     ) -> Self {
-        let rows = Rows::of(backend.precision, table.dtype, n_rows * width);
+        let rows = Rows::of(context.precision, table.dtype, n_rows * width);
         if rows == Rows::Plain(table.dtype) {
             return Self { kept: Kept::Rows(rows, table.data.to_vec()), n_rows, width, scale };
         }
         let mut data = vec![0; n_rows * rows.row_bytes(width)];
-        let kept = backend
+        let kept = context
             .packed
             .as_ref()
             .map(|packed| (packed, Key::new(&["table", rows.as_str()], [&LinearPart::new(table, None)])));
         let is_restored =
-            kept.is_some_and(|(packed, key)| packed.restore(&backend.pool, key, vec![&mut data]));
+            kept.is_some_and(|(packed, key)| packed.restore(&context.pool, key, vec![&mut data]));
         if !is_restored {
             let row_bytes = rows.row_bytes(width);
-            backend.pool.rows(&mut data, row_bytes, width / VALUES_PER_NS, |first, to| {
+            context.pool.rows(&mut data, row_bytes, width / VALUES_PER_NS, |first, to| {
                 let row_stored = width * table.dtype.size();
                 let from = &table.data[first * row_stored..][..to.len() / row_bytes * row_stored];
-                backend.isa.run(Narrow { dtype: table.dtype, width, from, rows, to });
+                context.isa.run(Narrow { dtype: table.dtype, width, from, rows, to });
             });
             if let Some((packed, key)) = kept {
                 packed.keep(key, vec![&mut data]);
@@ -153,7 +153,7 @@ impl CpuTable {
         Self { kept: Kept::Rows(rows, data), n_rows, width, scale }
     }
 
-    /// The outputs of a layer as rows, which are read times `scale`; [`is_table_of_logits`] said that they may be.
+    /// The outputs of a layer as rows, which are read times `scale`; only where [`is_table_of_logits`] is true.
     pub(super) fn of_logits(layer: &CpuLinear, scale: f32) -> Self {
         let (width, n_rows) = layer.dims();
         Self { kept: Kept::Panels(layer.weight().clone()), n_rows, width, scale }
@@ -217,11 +217,11 @@ fn copy(to: &mut [u8], words: impl Iterator<Item = [u8; 4]>) {
     }
 }
 
-/// Rows of a table.
-pub(super) fn embed(backend: &CpuBackend, table: &CpuTable, ids: &[u32]) -> CpuTensor {
+/// Rows `ids` of a table, `[ids.len(), width]`.
+pub(super) fn embed(context: &Context, table: &CpuTable, ids: &[u32]) -> CpuTensor {
     let width = table.width;
     let mut out = unwritten(ids.len() * width);
-    backend.pool.rows(&mut out, width, width / VALUES_PER_NS, |first, rows| {
+    context.pool.rows(&mut out, width, width / VALUES_PER_NS, |first, rows| {
         for (row, &id) in rows.chunks_exact_mut(width).zip(&ids[first..]) {
             table.row(id, row);
         }

@@ -34,7 +34,7 @@ pub(super) const fn strips_per_panel<S: Simd>() -> usize {
     PANEL / strip_width::<S>()
 }
 
-/// Whether a set has tiles of a height.
+/// `true` if a set has tiles of a height.
 pub(super) const fn has_height<S: Simd>(height: usize) -> bool {
     let mut i = 0;
     while i < S::HEIGHTS.len() {
@@ -228,7 +228,7 @@ unsafe fn add_unchecked<S: Simd, M: Math, const MR: usize, const NS: usize>(
             for v in 0..STRIP_VECTORS {
                 // SAFETY: step k, register v of a strip is inside it.
                 let from = unsafe { b[strip].add(k * PANEL + v * S::LANES) };
-                // SAFETY: the caller's promise for b; a word is four bytes of any bits.
+                // SAFETY: the caller's obligation for b; a word is four bytes of any bits.
                 words[strip][v] = unsafe { s.load_ptr(from.cast()) };
             }
         }

@@ -1,6 +1,6 @@
 //! Arguments of attention: heads, masks, sequences, and the paged cache.
 
-use super::ScoreBias;
+use super::bias::ScoreBias;
 
 /// Heads of an attention, and how scores are scaled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,16 +27,16 @@ impl AttentionShape {
 pub struct ChosenHeads<'a> {
     /// Heads of the attention.
     pub shape: AttentionShape,
-    /// Which of them, in the order of the result.
+    /// Indices of the chosen query heads, in the order of the result, `[heads]`.
     pub heads: &'a [u32],
 }
 
-/// Who may look at whom.
+/// The keys that a query may attend to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mask {
-    /// Every query sees every key of its sequence.
+    /// Every query attends to every key of its sequence.
     Full,
-    /// The last query of a sequence sees all its keys, each earlier one a key less.
+    /// The last query of a sequence attends to all its keys, each earlier one to one key fewer.
     Causal,
 }
 
@@ -60,7 +60,7 @@ pub struct PagedBatch<'a> {
     pub query_start_loc: &'a [u32],
     /// Offsets of the sequences in `block_tables`, `[n_seqs + 1]`.
     pub table_start_loc: &'a [u32],
-    /// Block ids of all sequences in a line, each sequence's in the order of its tokens.
+    /// Block ids of all sequences one after another, each sequence's in the order of its tokens.
     pub block_tables: &'a [u32],
     /// Keys of each sequence, the ones of this step included, `[n_seqs]`.
     pub seq_lens: &'a [u32],
@@ -80,13 +80,13 @@ pub struct Qkv<'a, T> {
 /// Sequences of [`Backend::attention`](super::Backend::attention).
 #[derive(Clone, Copy, Debug)]
 pub struct Varlen<'a> {
-    /// Offsets in the query rows.
+    /// Offsets of the sequences in the query rows, `[n_seqs + 1]`.
     pub cu_seqlens_q: &'a [u32],
-    /// Offsets in the key rows.
+    /// Offsets of the sequences in the key rows, `[n_seqs + 1]`.
     pub cu_seqlens_k: &'a [u32],
-    /// Who sees whom inside a sequence.
+    /// The keys of a sequence that each of its queries may attend to.
     pub mask: Mask,
-    /// What is added to the scores.
+    /// Bias added to the scores.
     pub bias: ScoreBias<'a>,
 }
 
@@ -95,10 +95,10 @@ pub struct Varlen<'a> {
 pub struct KvLayer<'a, C> {
     /// The cache.
     pub cache: &'a C,
-    /// Which layer.
+    /// Index of the layer.
     pub layer: usize,
     /// [`Mask::Causal`] for self-attention, [`Mask::Full`] for cross-attention.
     pub mask: Mask,
-    /// What is added to the scores.
+    /// Bias added to the scores.
     pub bias: ScoreBias<'a>,
 }

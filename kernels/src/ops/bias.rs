@@ -1,21 +1,22 @@
-//! What is added to attention scores: T5's relative buckets, ALiBi, or numbers as they are.
+//! Biases added to attention scores: T5's relative buckets, ALiBi, or numbers as they are.
 //!
 //! The bucket of a distance is that of T5 (<https://arxiv.org/abs/1910.10683>, section 2.1; as in
 //! `T5Attention._relative_position_bucket` of Hugging Face transformers, in f32 as there). Beyond
 //! `max_distance` all distances share a bucket, so a table over distances up to it holds every bias there is,
 //! and a back end looks up a clamped distance instead of computing buckets.
 
-use super::{KernelError, Result, WeightView};
+use super::error::{KernelError, Result};
+use super::weights::WeightView;
 use crate::stored;
 
-/// What is added to each score before the softmax.
+/// A bias added to each score before the softmax.
 ///
 /// Query `i` of a sequence of `n_q` queries and `n_k` keys stands at position `n_k − n_q + i`, key `j` at `j`; a
 /// distance is the key's position minus the query's. It is so in [`Backend::attention`](super::Backend::attention)
 /// and in [`Backend::paged_attention`](super::Backend::paged_attention), under any mask.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum ScoreBias<'a> {
-    /// Nothing.
+    /// No bias.
     #[default]
     None,
     /// A learned number for each bucket of distances and each head.
@@ -26,8 +27,8 @@ pub enum ScoreBias<'a> {
     /// `[n_heads, n_q, n_k]` of each sequence, one after another. Minus infinity hides a key; a query that sees
     /// none gives zeros.
     Materialized(&'a [f32]),
-    /// As [`Materialized`](Self::Materialized), with few tables for many sequences of one size, as windows of a
-    /// picture have.
+    /// As [`Materialized`](Self::Materialized), with few tables for many sequences of one size, as windows of an
+    /// image have.
     Shared(SharedBias<'a>),
 }
 
@@ -36,11 +37,11 @@ pub enum ScoreBias<'a> {
 pub struct SharedBias<'a> {
     /// `[n_tables, n_heads, n_q, n_k]`.
     pub tables: &'a [f32],
-    /// Which table each sequence adds, `[n_seqs]`.
+    /// Index of the table that each sequence adds, `[n_seqs]`.
     pub table_of: &'a [u32],
 }
 
-/// Which keys have buckets of their own.
+/// Keys that have buckets of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BucketSides {
     /// Keys before and after the query, half of the buckets each: an encoder's.
@@ -49,12 +50,12 @@ pub enum BucketSides {
     Past,
 }
 
-/// How distances are put into buckets.
+/// Rule by which distances fall into buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketRule {
     /// Distances from this on share a bucket; more than a quarter (both sides) or half (past) of the buckets.
     pub max_distance: usize,
-    /// Which keys have buckets.
+    /// Keys that have buckets of their own.
     pub sides: BucketSides,
 }
 

@@ -1,6 +1,6 @@
 //! Arguments of the rotary embedding.
 
-/// Which two values of a head are turned together.
+/// The pairs of values of a head that are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum RopePairs {
     /// Pair `i` is `(x[i], x[i + rotary_dim/2])`: Llama and most others.
@@ -10,19 +10,19 @@ pub enum RopePairs {
     Interleaved,
 }
 
-/// What of a head is turned, and how.
+/// The part of a head that is rotated, and its pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RopeShape {
     /// Width of a head.
     pub head_dim: usize,
-    /// Values of a head that are turned, from its first; even, at most `head_dim`. The rest stays as it is.
+    /// Values of a head that are rotated, from its first; even, at most `head_dim`. The rest stays as it is.
     pub rotary_dim: usize,
-    /// Which values are a pair.
+    /// The values that form a pair.
     pub pairs: RopePairs,
 }
 
 impl RopeShape {
-    /// Whole heads in halves.
+    /// Whole heads, paired as [`RopePairs::Halves`].
     pub fn whole(head_dim: usize) -> Self {
         Self { head_dim, rotary_dim: head_dim, pairs: RopePairs::Halves }
     }

@@ -4,14 +4,14 @@ use candle_core::{D, Tensor};
 
 use super::cache::ReferenceKvCache;
 use super::rows::product;
-use super::{InOp, dims, matrix, values, zeros};
+use super::tensor::{InOp, dims, matrix, values, zeros};
 use crate::check;
 use crate::ops::{
     AttentionShape, ChosenHeads, KvLayer, Mask, PagedBatch, Qkv, RelativeBias, Result, ScoreBias, SharedBias,
     Varlen,
 };
 
-/// Attention inside each sequence.
+/// Attention inside each sequence: `q: [Σq, n_heads·head_dim]`, `k`, `v: [Σk, n_kv_heads·head_dim]`.
 pub(super) fn block_diagonal(
     qkv: Qkv<'_, Tensor>,
     shape: AttentionShape,
@@ -19,7 +19,7 @@ pub(super) fn block_diagonal(
 ) -> Result<Tensor> {
     let mut outs = Vec::new();
     each_sequence([qkv.q, qkv.k, qkv.v], shape, seqs, |[q, k, v], bias| {
-        outs.push(sequence(q, &[k.clone(), v.clone()], shape, (seqs.mask, bias))?);
+        outs.push(sequence(q, &[k.clone(), v.clone()], shape, seqs.mask, bias)?);
         Ok(())
     })?;
     stack("attention", outs, dims(qkv.q))
@@ -35,7 +35,7 @@ pub(super) fn chosen_weights(
     each_sequence([q, k, k], chosen.shape, seqs, |[q, k, _], bias| {
         if dims(q).0 > 0 && dims(k).0 > 0 {
             for &head in chosen.heads {
-                let weights = weights([q, k], chosen.shape, (seqs.mask, bias), head as usize)?;
+                let weights = weights([q, k], chosen.shape, seqs.mask, bias, head as usize)?;
                 out.extend(values("attention_weights", &weights)?);
             }
         }
@@ -64,7 +64,7 @@ fn each_sequence<'a>(
     Ok(())
 }
 
-/// Attention of each sequence over its keys in the cache.
+/// Attention of each sequence over its keys in the cache, `q: [Σq, n_heads·head_dim]`.
 pub(super) fn paged(
     q: &Tensor,
     kv: KvLayer<'_, ReferenceKvCache>,
@@ -73,7 +73,7 @@ pub(super) fn paged(
 ) -> Result<Tensor> {
     let op = "paged_attention";
     check::layer(op, kv.layer, kv.cache.layout)?;
-    check::paged(dims(q), kv.cache.layout, shape, (kv.mask, kv.bias), batch)?;
+    check::paged(dims(q), kv.cache.layout, &kv, shape, batch)?;
     let range = |offsets: &[u32], i: usize| offsets[i] as usize..offsets[i + 1] as usize;
     let mut biases = Biases::new(kv.bias, shape);
     let outs = (0..batch.seq_lens.len()).map(|i| {
@@ -81,7 +81,7 @@ pub(super) fn paged(
         let table = &batch.block_tables[range(batch.table_start_loc, i)];
         let keys = kv.cache.gather(kv.layer, table, batch.seq_lens[i] as usize)?;
         let bias = biases.next(i, (rows.len(), batch.seq_lens[i] as usize));
-        sequence(&q.narrow(0, rows.start, rows.len()).op(op)?, &keys, shape, (kv.mask, bias))
+        sequence(&q.narrow(0, rows.start, rows.len()).op(op)?, &keys, shape, kv.mask, bias)
     });
     stack(op, outs.collect::<Result<_>>()?, dims(q))
 }
@@ -98,7 +98,8 @@ fn sequence(
     q: &Tensor,
     kv: &[Tensor; 2],
     shape: AttentionShape,
-    (mask, bias): (Mask, SequenceBias<'_>),
+    mask: Mask,
+    bias: SequenceBias<'_>,
 ) -> Result<Tensor> {
     let ((n_queries, _), (n_keys, _)) = (dims(q), dims(&kv[0]));
     if n_queries == 0 || n_keys == 0 || shape.n_heads == 0 {
@@ -106,17 +107,18 @@ fn sequence(
     }
     let one = |i: usize| {
         let v = head_columns(&kv[1], shape, i * shape.n_kv_heads / shape.n_heads).op("attention")?;
-        product(&weights([q, &kv[0]], shape, (mask, bias), i)?, &v).op("attention")
+        product(&weights([q, &kv[0]], shape, mask, bias, i)?, &v).op("attention")
     };
     let heads = (0..shape.n_heads).map(one).collect::<Result<Vec<_>>>()?;
     Tensor::cat(&heads, 1).op("attention")
 }
 
-/// What a head weighs the keys of a sequence with, `[n_queries, n_keys]`; neither is zero.
+/// Softmax weights of a head for the keys of a sequence, `[n_queries, n_keys]`; neither is zero.
 fn weights(
     [q, k]: [&Tensor; 2],
     shape: AttentionShape,
-    (mask, bias): (Mask, SequenceBias<'_>),
+    mask: Mask,
+    bias: SequenceBias<'_>,
     head: usize,
 ) -> Result<Tensor> {
     let ((n_queries, _), (n_keys, _)) = (dims(q), dims(k));
@@ -139,7 +141,7 @@ fn head_columns(x: &Tensor, shape: AttentionShape, head: usize) -> candle_core::
     x.narrow(1, head * shape.head_dim, shape.head_dim)?.contiguous()
 }
 
-/// What is added to the scores: `-inf` for a key that the query does not see. `[n_queries, n_keys]`.
+/// The mask as values added to the scores, `-inf` for a key that the query does not see: `[n_queries, n_keys]`.
 fn hidden_keys(n_queries: usize, n_keys: usize, mask: Mask) -> Result<Tensor> {
     let visible = |query: usize| match mask {
         Mask::Full => n_keys,
@@ -165,7 +167,7 @@ struct Biases<'a> {
     taken: usize,
 }
 
-/// What is added to the scores of one sequence.
+/// The bias added to the scores of one sequence.
 #[derive(Clone, Copy)]
 enum SequenceBias<'a> {
     None,
@@ -180,7 +182,7 @@ impl<'a> Biases<'a> {
         Self { bias, n_heads: shape.n_heads, taken: 0 }
     }
 
-    /// That of sequence `i`, which has so many queries and keys.
+    /// The bias of sequence `i`, of `(n_queries, n_keys)`.
     fn next(&mut self, i: usize, (n_queries, n_keys): (usize, usize)) -> SequenceBias<'a> {
         let n = self.n_heads * n_queries * n_keys;
         match self.bias {

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
-use super::{dims, matrix, values};
+use super::tensor::{dims, matrix, values};
 use crate::check;
 use crate::ops::{KvLayout, Result};
 
@@ -27,7 +27,7 @@ impl ReferenceKvCache {
         2 * size_of::<f32>() * layout.n_layers * KV_BLOCK_TOKENS * layout.n_kv_heads * layout.head_dim
     }
 
-    /// Where a slot's row starts.
+    /// Index of the first value of a slot's row.
     fn row(&self, layer: usize, slot: usize) -> usize {
         (layer * self.layout.n_blocks * KV_BLOCK_TOKENS + slot) * self.width()
     }

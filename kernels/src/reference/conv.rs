@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use super::{dims, matrix, values};
+use super::tensor::{dims, matrix, values};
 use crate::check::{Planes, Windows};
 use crate::ops::{Conv2d, Result, Unfold};
 use crate::stored::Taps;

@@ -4,7 +4,8 @@ use std::ops::{Add, Mul};
 
 use candle_core::{D, Tensor};
 
-use super::{InOp, ReferenceLinear, ReferenceNorm, dims, matrix, values, zeros};
+use super::tensor::{InOp, dims, matrix, values, zeros};
+use super::weights::{ReferenceLinear, ReferenceNorm};
 use crate::ops::{Activation, NormKind, Result, RopePairs, RopeShape};
 
 /// Rows of every product of matrices. The library picks its algorithm by shape; products of one shape keep a
@@ -26,7 +27,7 @@ pub(super) fn product(x: &Tensor, w: &Tensor) -> candle_core::Result<Tensor> {
     Tensor::cat(&tiles, 0)?.narrow(0, 0, n_tokens)?.contiguous()
 }
 
-/// `act(x Wᵀ + b) + residual`.
+/// `act(x Wᵀ + b) + residual`, `[n_tokens, n_out]`.
 pub(super) fn linear(
     x: &Tensor,
     w: &ReferenceLinear,
@@ -58,7 +59,7 @@ fn activation(x: &Tensor, act: Activation) -> candle_core::Result<Tensor> {
     }
 }
 
-/// `(x − mean) / √(variance + eps) · scale + bias`, or without the mean.
+/// `(x − mean) / √(variance + eps) · scale + bias`, or without the mean, of each row of `[n_tokens, width]`.
 pub(super) fn norm(x: &Tensor, norm: &ReferenceNorm) -> Result<Tensor> {
     if x.elem_count() == 0 {
         return Ok(x.clone());
@@ -101,13 +102,13 @@ pub(super) fn group_norm(x: &Tensor, norm: &ReferenceNorm, cu_seqlens: &[u32]) -
     matrix(op, out, dims(x))
 }
 
-/// `act(x[:, ..width]) · x[:, width..]`.
+/// `act(x[:, ..width]) · x[:, width..]`: `[n_tokens, 2 · width]` to `[n_tokens, width]`.
 pub(super) fn gate(x: &Tensor, width: usize, act: Activation) -> Result<Tensor> {
     let half = |start| x.narrow(1, start, width).and_then(|half| half.contiguous()).op("gate");
     activation(&half(0)?, act).op("gate")?.mul(&half(width)?).op("gate")
 }
 
-/// Rows by number.
+/// Rows `rows` of `x`, `[rows.len(), width]`.
 pub(super) fn gather(op: &'static str, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
     if rows.is_empty() || dims(x).1 == 0 {
         return zeros(op, (rows.len(), dims(x).1));
@@ -116,7 +117,7 @@ pub(super) fn gather(op: &'static str, x: &Tensor, rows: &[u32]) -> Result<Tenso
     x.index_select(&rows, 0).op(op)
 }
 
-/// `x` with some rows replaced.
+/// `x` with row `rows[i]` replaced by row `i` of `src`, `[rows.len(), width]`.
 pub(super) fn scatter(x: &Tensor, rows: &[u32], src: &Tensor) -> Result<Tensor> {
     let op = "scatter_rows";
     let width = dims(x).1;
@@ -128,7 +129,7 @@ pub(super) fn scatter(x: &Tensor, rows: &[u32], src: &Tensor) -> Result<Tensor> 
     matrix(op, out, dims(x))
 }
 
-/// Turns the pairs of each head by their angles.
+/// Rotates the pairs of each head of `[n_tokens, n_heads·head_dim]` by their angles.
 pub(super) fn rope(x: &Tensor, shape: RopeShape, cos: &[f32], sin: &[f32]) -> Result<Tensor> {
     let (_, width) = dims(x);
     let half = shape.rotary_dim / 2;

@@ -1,127 +1,12 @@
-//! What is added to scores, in attention inside sequences and over pages.
+//! Biases added to scores, in attention inside sequences and over pages.
 
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_kernels::ops::{
-    Backend, BucketRule, BucketSides, ChosenHeads, Mask, RelativeBias, ScoreBias, SharedBias,
-};
+use triptych_kernels::ops::{Backend, BucketSides, ChosenHeads, Mask};
 
-use crate::attention::{Sequences, shape};
-use crate::oracle::Score;
+use crate::added::{Added, scaled};
 use crate::paged::{Tables, attend, filled};
-use crate::subject::{Stored, Subject, values};
-
-/// A bias with its data.
-#[derive(Clone)]
-pub enum Added {
-    None,
-    /// With the stored table, `[n_buckets, n_heads]`, and the sides.
-    Relative(RelativeBias, Vec<f32>, BucketSides),
-    Alibi(Vec<f32>),
-    Materialized(Vec<f32>),
-    Shared(Vec<f32>, Vec<u32>),
-}
-
-/// Few buckets and a short reach, so that short sequences see all of them and distances beyond.
-const N_BUCKETS: usize = 8;
-const MAX_DISTANCE: usize = 20;
-
-/// Where buckets of one side begin, by transformers' `T5Attention._relative_position_bucket`.
-fn starts(sides: BucketSides) -> &'static [u64] {
-    match sides {
-        BucketSides::Both => &[1, 2, 7],
-        BucketSides::Past => &[1, 2, 3, 4, 6, 9, 14],
-    }
-}
-
-impl Added {
-    pub fn relative(n_heads: usize, sides: BucketSides) -> Self {
-        let table = scaled(5, N_BUCKETS * n_heads);
-        let stored = Stored::f32(&table, &[N_BUCKETS, n_heads]);
-        let rule = BucketRule { max_distance: MAX_DISTANCE, sides };
-        Self::Relative(RelativeBias::new(stored.view(), rule).expect("a table that fits"), table, sides)
-    }
-
-    pub fn alibi(n_heads: usize) -> Self {
-        Self::Alibi((1..=n_heads).map(|head| 0.5_f32.powi(head as i32)).collect())
-    }
-
-    pub fn materialized(n_heads: usize, lens: &[(usize, usize)]) -> Self {
-        Self::Materialized(scaled(6, n_heads * lens.iter().map(|(n_q, n_k)| n_q * n_k).sum::<usize>()))
-    }
-
-    /// Every kind, for sequences of these lengths.
-    pub fn every(n_heads: usize, lens: &[(usize, usize)]) -> Vec<Self> {
-        vec![
-            Self::relative(n_heads, BucketSides::Both),
-            Self::relative(n_heads, BucketSides::Past),
-            Self::alibi(n_heads),
-            Self::materialized(n_heads, lens),
-        ]
-    }
-
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::None => "no bias",
-            Self::Relative(_, _, BucketSides::Both) => "relative",
-            Self::Relative(_, _, BucketSides::Past) => "relative to the past",
-            Self::Alibi(_) => "alibi",
-            Self::Materialized(_) => "materialized",
-            Self::Shared(..) => "shared",
-        }
-    }
-
-    pub fn view(&self) -> ScoreBias<'_> {
-        match self {
-            Self::None => ScoreBias::None,
-            Self::Relative(bias, ..) => ScoreBias::Relative(bias),
-            Self::Alibi(slopes) => ScoreBias::Alibi(slopes),
-            Self::Materialized(values) => ScoreBias::Materialized(values),
-            Self::Shared(tables, table_of) => ScoreBias::Shared(SharedBias { tables, table_of }),
-        }
-    }
-
-    /// That of sequence `i` by itself.
-    pub fn alone(&self, i: usize, lens: &[(usize, usize)], n_heads: usize) -> Self {
-        let n = |(n_q, n_k): &(usize, usize)| n_heads * n_q * n_k;
-        match self {
-            Self::Materialized(values) => {
-                let start: usize = lens[..i].iter().map(n).sum();
-                Self::Materialized(values[start..start + n(&lens[i])].to_vec())
-            }
-            Self::Shared(tables, table_of) => {
-                Self::Materialized(tables[table_of[i] as usize * n(&lens[i])..][..n(&lens[i])].to_vec())
-            }
-            other => other.clone(),
-        }
-    }
-
-    /// The plain number, of a sequence by itself.
-    pub fn at(&self, score: Score) -> f64 {
-        match self {
-            Self::None => 0.0,
-            Self::Relative(bias, table, sides) => {
-                let (n_heads, distance) = (bias.n_heads(), score.distance());
-                let passed = |d: u64| starts(*sides).iter().filter(|&&start| start <= d).count();
-                let bucket = match sides {
-                    BucketSides::Both if distance > 0 => N_BUCKETS / 2 + passed(distance.unsigned_abs()),
-                    BucketSides::Past if distance > 0 => 0,
-                    _ => passed(distance.unsigned_abs()),
-                };
-                table[bucket * n_heads + score.head].into()
-            }
-            Self::Alibi(slopes) => -f64::from(slopes[score.head]) * score.distance().abs() as f64,
-            Self::Materialized(values) => {
-                values[(score.head * score.n_queries + score.query) * score.n_keys + score.key].into()
-            }
-            Self::Shared(..) => unreachable!("a sequence by itself has a table of its own"),
-        }
-    }
-}
-
-/// Values large enough to matter beside scores.
-fn scaled(seed: u64, n: usize) -> Vec<f32> {
-    values(seed, n).into_iter().map(|value| 2.0 * value).collect()
-}
+use crate::sequences::{Sequences, shape};
+use crate::subject::Subject;
 
 pub fn a_bias_is_added_to_every_score<B: Backend>(subject: &Subject<B>) {
     let square = [(1, 1), (0, 0), (31, 31), (32, 32), (33, 33), (2, 2)];
@@ -239,7 +124,7 @@ pub fn chunks_of_a_biased_prefill_give_what_the_whole_gives<B: Backend>(subject:
     }
 }
 
-/// What chosen heads weigh the keys of `seqs` with.
+/// Softmax weights of chosen heads for the keys of `seqs`.
 fn weigh<B: Backend>(subject: &Subject<B>, seqs: &Sequences, heads: &[u32]) -> Vec<f32> {
     let q = subject.tensor(&seqs.q, seqs.n_queries(), seqs.q_width());
     let k = subject.tensor(&seqs.k, seqs.n_keys(), seqs.kv_width());

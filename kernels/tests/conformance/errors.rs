@@ -1,4 +1,4 @@
-//! What an op cannot take gives an error, never a panic; no rows give no rows.
+//! Arguments that an op cannot take give an error, never a panic; no rows give no rows.
 
 use triptych_core::DType;
 use triptych_kernels::KernelError;
@@ -8,13 +8,13 @@ use triptych_kernels::ops::{
     Unfold, Varlen, WeightView,
 };
 
-use crate::attention::shape;
 use crate::conv::load_depthwise;
 use crate::linear::layer;
 use crate::rows::load_norm;
+use crate::sequences::shape;
 use crate::subject::{Stored, Subject};
 
-/// Whether the error is of the kind meant for shapes.
+/// Asserts that the error is of the kind meant for shapes.
 fn shape_error<T>(subject: &str, what: &str, result: Result<T, KernelError>) {
     match result {
         Err(KernelError::Shape { .. }) => {}
@@ -23,7 +23,7 @@ fn shape_error<T>(subject: &str, what: &str, result: Result<T, KernelError>) {
     }
 }
 
-/// Whether the error is of the kind meant for indices.
+/// Asserts that the error is of the kind meant for indices.
 fn index_error<T>(subject: &str, what: &str, result: Result<T, KernelError>) {
     match result {
         Err(KernelError::Index { .. }) => {}
@@ -131,7 +131,7 @@ pub fn offsets_that_are_not_offsets_are_refused<B: Backend>(subject: &Subject<B>
         Varlen { cu_seqlens_q: &[0, 3], cu_seqlens_k: &[0, 3], mask: Mask::Full, bias: ScoreBias::None };
     shape_error(name, "a width of three", subject.backend.fused_attention(&x, fits, seqs));
     let seqs = Varlen { cu_seqlens_q: &[0, 2], ..seqs };
-    shape_error(name, "a row that is nobody's", subject.backend.fused_attention(&x, shape(2, 1, 1), seqs));
+    shape_error(name, "a row of no sequence", subject.backend.fused_attention(&x, shape(2, 1, 1), seqs));
     for cu in [&[][..], &[0], &[0, 2], &[1, 3], &[0, 4], &[0, 2, 1, 3]] {
         shape_error(name, "offsets of queries", attend(cu, &[0, 3], fits, Mask::Full));
         shape_error(name, "offsets of keys", attend(&[0, 3], cu, fits, Mask::Full));

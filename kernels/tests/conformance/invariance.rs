@@ -1,4 +1,4 @@
-//! What a row gives depends on its sequence alone: bit for bit, whoever else is in the batch and however many
+//! The result of a row depends on its sequence alone: bit for bit, whatever else is in the batch and however many
 //! threads run. A request's greedy tokens rest on this.
 
 use proptest::prelude::*;
@@ -6,12 +6,12 @@ use proptest::test_runner::{Config, TestRunner};
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::ops::{Activation, Backend, BucketSides, Conv2d, Mask, NormKind};
 
-use crate::attention::{Sequences, offsets, shape};
-use crate::bias::Added;
+use crate::added::Added;
 use crate::conv::load_depthwise;
 use crate::linear::{layer, weights};
 use crate::paged::{Tables, attend, filled};
 use crate::rows::load_norm;
+use crate::sequences::{Sequences, offsets, shape};
 use crate::subject::{Subject, values};
 
 pub fn a_row_of_a_linear_layer_is_the_same_alone<B: Backend>(subject: &Subject<B>) {
@@ -34,7 +34,7 @@ pub fn a_long_row_of_a_linear_layer_is_the_same_alone<B: Backend>(subject: &Subj
     }
 }
 
-/// What a row gives as the only one, and among `n`.
+/// Results of a row as the only one, and among `n`.
 fn linear_alone_and_together<B: Backend>(
     subject: &Subject<B>,
     [n, n_in, n_out]: [usize; 3],

@@ -14,6 +14,7 @@
 //!
 //! `max` has all sets, `neoverse-n1` all but `neoni8mm`, and `cortex-a53` neither dot product of bytes. It takes minutes.
 
+mod added;
 mod attention;
 mod bias;
 mod conv;
@@ -24,6 +25,7 @@ mod moving;
 mod oracle;
 mod paged;
 mod rows;
+mod sequences;
 mod subject;
 
 /// Makes a test of each check, which runs it on every subject.

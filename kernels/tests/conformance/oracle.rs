@@ -1,4 +1,4 @@
-//! What each op should give: plain loops in f64, one obvious line each.
+//! Expected results of each op: plain loops in f64, one obvious line each.
 
 use triptych_kernels::ops::{Activation, AttentionShape, Conv2d, Mask, NormKind, Unfold};
 
@@ -136,7 +136,7 @@ impl Score {
     }
 }
 
-/// What each query weighs the keys with, `[n_queries, n_heads, n_keys]`; zero for what it does not see. `q` and `k`
+/// Softmax weights of each query for the keys, `[n_queries, n_heads, n_keys]`; zero for keys that it does not see. `q` and `k`
 /// as in [`attention`].
 pub fn weights(
     [q, k]: [&[f32]; 2],

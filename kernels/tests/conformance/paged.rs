@@ -5,7 +5,7 @@ use proptest::test_runner::{Config, TestRunner};
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::ops::{Backend, KvLayer, KvLayout, Mask, PagedBatch};
 
-use crate::attention::{Sequences, offsets, shape};
+use crate::sequences::{Sequences, offsets, shape};
 use crate::subject::{Subject, values};
 
 /// Block tables of sequences in a cache.

@@ -2,8 +2,8 @@
 
 use triptych_kernels::ops::{Activation, Backend, NormKind, RopePairs, RopeShape};
 
-use crate::attention::offsets;
 use crate::oracle;
+use crate::sequences::offsets;
 use crate::subject::{ELEMENTWISE, Stored, Subject, values};
 
 const ROWS: [usize; 4] = [0, 1, 3, 33];

@@ -1,4 +1,4 @@
-//! Who is tested, with what tolerance, on what data.
+//! Back ends under test, their tolerances, and the test data.
 
 use triptych_core::DType;
 use triptych_kernels::ops::{Backend, WeightView};
@@ -11,9 +11,9 @@ pub struct Subject<B> {
     pub backend: B,
     /// Error of products, relative to one plus the value.
     pub products: f32,
-    /// Whether keys and values are the same in pages as outside; bytes in pages are rounded more.
+    /// `true` if keys and values are the same in pages as outside; bytes in pages are rounded more.
     pub keeps_pages: bool,
-    /// In what a table of f32 is kept.
+    /// Element type in which a table of f32 is kept.
     pub tables: DType,
     /// A second back end that may differ in speed only.
     pub other_threads: B,

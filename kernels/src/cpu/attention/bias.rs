@@ -1,4 +1,4 @@
-//! What is added to the scores of a row: no bucket and no power of two is computed per score.
+//! The bias added to the scores of a row: no bucket and no power of two is computed per score.
 //!
 //! A row of scores over consecutive keys is at consecutive distances. A relative bias is therefore a run of the
 //! table of its head with constants on either side, an ALiBi a straight line, and the other kinds a run of
@@ -10,7 +10,7 @@ use crate::ops::{ScoreBias, SharedBias};
 #[derive(Clone, Debug)]
 pub(super) struct RowBias<'a> {
     bias: ScoreBias<'a>,
-    /// Where the numbers of each sequence begin; empty if the kind has none of a sequence's own.
+    /// Index of the first number of each sequence; empty if the kind has none of a sequence's own.
     starts: Vec<usize>,
 }
 
@@ -35,7 +35,7 @@ impl ScoreRow {
         self.first_key as isize - position
     }
 
-    /// Where the row begins in a table `[n_heads, n_queries, n_keys]`.
+    /// Index of the row's first value in a table `[n_heads, n_queries, n_keys]`.
     #[inline(always)]
     fn place(self) -> usize {
         (self.head * self.n_queries + self.query) * self.n_keys + self.first_key
@@ -66,7 +66,7 @@ impl<'a> RowBias<'a> {
         Self { bias, starts }
     }
 
-    /// Whether nothing is added.
+    /// `true` if nothing is added.
     pub(super) fn is_none(&self) -> bool {
         matches!(self.bias, ScoreBias::None)
     }

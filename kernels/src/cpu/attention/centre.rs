@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::CpuBackend;
+use crate::cpu::context::Context;
 use crate::cpu::kv::Columns;
 use crate::cpu::matrix::{CpuTensor, unwritten};
 use crate::cpu::pool::Shared;
@@ -13,21 +13,17 @@ use crate::cpu::simd::{Kernel, Simd};
 /// Columns of a task.
 const STRIPE: usize = 128;
 
-/// The rows of each sequence, so many columns of them, less their mean. A column whose mean is not finite stays as it is.
-pub(super) fn centred(
-    backend: &CpuBackend,
-    (rows, width): (Columns<'_>, usize),
-    cu_seqlens: &[u32],
-) -> CpuTensor {
+/// The first `width` columns of each sequence less their mean over its rows, `[n_tokens, width]`. A column whose mean is not finite stays as it is.
+pub(super) fn centred(context: &Context, rows: Columns<'_>, width: usize, cu_seqlens: &[u32]) -> CpuTensor {
     let n_tokens = rows.of.dims().0;
     let mut out = unwritten(n_tokens * width);
     let shared = &Shared::new(&mut out);
     let n_stripes = width.div_ceil(STRIPE);
     let n_seqs = cu_seqlens.len().saturating_sub(1);
-    backend.pool.run(n_seqs * n_stripes, n_tokens * width / 4, |i| {
+    context.pool.run(n_seqs * n_stripes, n_tokens * width / 4, |i| {
         let (seq, first) = (i / n_stripes, i % n_stripes * STRIPE);
         let tokens = cu_seqlens[seq] as usize..cu_seqlens[seq + 1] as usize;
-        backend.isa.run(Centre {
+        context.isa.run(Centre {
             rows,
             tokens,
             columns: first..width.min(first + STRIPE),
@@ -38,7 +34,7 @@ pub(super) fn centred(
     CpuTensor::new(out, n_tokens, width)
 }
 
-/// Some columns of a sequence.
+/// The work of a task: some columns of a sequence.
 struct Centre<'a> {
     rows: Columns<'a>,
     tokens: Range<usize>,
@@ -49,7 +45,7 @@ struct Centre<'a> {
 }
 
 impl Centre<'_> {
-    /// Its columns of a row.
+    /// The task's columns of a row.
     #[inline(always)]
     fn part(&self, token: usize) -> &[f32] {
         &self.rows.of.row(token)[self.rows.first..][self.columns.clone()]
@@ -85,7 +81,7 @@ impl Kernel for Centre<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::CpuConfig;
+    use crate::cpu::{CpuBackend, CpuConfig};
 
     #[test]
     fn each_sequence_is_centred_alone_and_what_is_odd_stays() {
@@ -94,7 +90,7 @@ mod tests {
         let mut values: Vec<f32> = (0..5 * width).map(|i| (i % width) as f32 + (i / width) as f32).collect();
         values[2 * width + 1] = f32::INFINITY;
         let rows = CpuTensor::new(values.clone(), 5, width);
-        let centred = centred(&backend, (Columns::all(&rows), width), &[0, 2, 2, 5]);
+        let centred = centred(&backend.context, Columns::all(&rows), width, &[0, 2, 2, 5]);
         for (token, less) in [0.5, 0.5, 3.0, 3.0, 3.0].into_iter().enumerate() {
             for column in 0..width {
                 let (from, to) = (values[token * width + column], centred.row(token)[column]);

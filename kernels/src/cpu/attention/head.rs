@@ -5,22 +5,19 @@ use std::ops::Range;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::bias::{RowBias, ScoreRow};
-use super::segments::{Part, SEGMENT, Segment};
+use super::part::{Part, Segment};
 use super::softmax::raise;
+use super::step::{SEGMENT, STRETCH, STRETCH_PAGES, Step, n_visible, padded, queries};
+use super::task::Task;
 use super::whole::{PageMath, RowScores, Unit, Weights};
-use super::{Cell, PANEL, PagedCells, Shared, Step, Task, Word, n_cells, n_visible, padded, queries};
-use crate::cpu::kv::{Page, value_panel_len};
+use crate::cpu::cell::{Cell, PANEL, Word, n_cells};
+use crate::cpu::kv::{Page, PagedCells, value_panel_len};
+use crate::cpu::pool::Shared;
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{
     Rows, STRIP_VECTORS, Sums, for_tile, height, multiply, multiply_panels, strip_width, strips,
     strips_per_panel, zero_sums,
 };
-
-/// Keys whose scores a tile holds at a time: their pages of a head fit the second cache.
-pub(super) const STRETCH: usize = STRETCH_PAGES * KV_BLOCK_TOKENS;
-
-/// Pages of a stretch.
-const STRETCH_PAGES: usize = 8;
 
 /// Tiles up to this height read pages faster than they come by themselves, so they ask for them ahead.
 const STREAMED_ROWS: usize = 4;
@@ -37,23 +34,23 @@ fn fetch<S: Simd, C>(s: S, cells: &[C]) {
 pub(super) struct HeadRows<'a, M: PageMath> {
     /// The cache.
     pub(super) pages: &'a PagedCells<M::Word>,
-    /// What is asked.
+    /// Arguments of the attention.
     pub(super) step: &'a Step<'a>,
-    /// What is added to the scores.
+    /// Bias added to the scores.
     pub(super) bias: &'a RowBias<'a>,
-    /// Which rows.
+    /// Rows to compute.
     pub(super) task: &'a Task<'a>,
-    /// `[Σq, n_heads·head_dim]`, or where tasks of one segment leave their parts.
+    /// `[Σq, n_heads·head_dim]`, or the parts of tasks of one segment.
     pub(super) out: &'a Shared<'a, f32>,
 }
 
-/// What rows carry from one stretch of keys to the next, and room for a tile.
+/// Running state of rows from one stretch of keys to the next, and room for a tile.
 struct State<M: PageMath> {
     /// Queries times scale, `[n_rows, head_dim cells]`.
     q: Vec<M::Row>,
-    /// How their sums are read where these are whole numbers, `[n_rows]`.
+    /// Conversion of their sums to values where these are integers, `[n_rows]`.
     units: Vec<Unit>,
-    /// What rows have seen of the segment.
+    /// Result of the rows over the segment so far.
     part: Part,
     /// Keys that each row sees, `[n_rows]`.
     n_visible: Vec<usize>,
@@ -61,7 +58,7 @@ struct State<M: PageMath> {
     scores: Vec<f32>,
     /// Weights as cells, `[tile rows, STRETCH cells]`.
     weights: Vec<M::Row>,
-    /// What one stands for in the weights of a page where they are whole numbers, `[tile rows, pages of STRETCH]`.
+    /// Scale of the weights of a page where they are integers, `[tile rows, pages of STRETCH]`.
     steps: Vec<f32>,
 }
 
@@ -90,7 +87,7 @@ impl<M: PageMath> HeadRows<'_, M> {
         self.step.shape.n_heads / self.step.shape.n_kv_heads
     }
 
-    /// The sequence of row `row` of the task, and which of that one's rows it is.
+    /// The sequence of row `row` of the task, and the row's index in it.
     #[inline(always)]
     pub(super) fn of_seq(&self, row: usize) -> (usize, usize) {
         let (members, row) = (self.task.members, self.task.rows.start + row);
@@ -98,7 +95,7 @@ impl<M: PageMath> HeadRows<'_, M> {
         (member.seq, row - member.first_row)
     }
 
-    /// Where row `row` of the task lies in the result.
+    /// Range of row `row` of the task in the result.
     fn place(&self, row: usize) -> Range<usize> {
         let ((seq, row), head_dim) = (self.of_seq(row), self.step.shape.head_dim);
         let token = queries(self.step, seq).start + row / self.group();
@@ -170,7 +167,7 @@ impl<M: PageMath> HeadRows<'_, M> {
         }
     }
 
-    /// Nothing seen yet.
+    /// The state before the first key.
     #[inline(always)]
     fn state<S: Simd>(&self, s: S) -> State<M> {
         let head_dim = self.head_dims().0;
@@ -195,7 +192,7 @@ impl<M: PageMath> HeadRows<'_, M> {
 }
 
 impl<M: PageMath> HeadRows<'_, M> {
-    /// What the rows see of a segment of keys that begins with `first_key`.
+    /// Result of the rows over a segment of keys that begins with `first_key`.
     #[inline(always)]
     fn segment<S: Simd>(&self, s: S, state: &mut State<M>, first_key: usize) -> Part {
         let n_rows = self.task.rows.len();
@@ -448,7 +445,7 @@ struct ValueStrips<'a, 'b, S, M: PageMath, const NS: usize> {
     strip: usize,
     /// Keys that are left.
     n_keys: usize,
-    /// Whether keys of the next stretch are asked for meanwhile.
+    /// `true` if keys of the next stretch are prefetched meanwhile.
     fetches: bool,
     /// The last key by itself, if it shares its cells with one that nobody wrote.
     lone: Option<&'a [[M::Word; PANEL]; NS]>,
@@ -544,7 +541,7 @@ impl<M: PageMath, const MR: usize, const NS: usize> Kernel for AddValues<'_, '_,
     }
 }
 
-/// Adds values weighted in whole numbers, page by page, each with what one stands for in its weights.
+/// Adds values weighted in integers, page by page, each with the scale of its weights.
 #[inline(always)]
 fn weigh_whole<'a, S: Simd, M: PageMath, const MR: usize, const NS: usize>(
     s: S,

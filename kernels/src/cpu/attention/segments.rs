@@ -1,4 +1,4 @@
-//! Keys in segments: what rows have seen of each is a part, and parts are joined in order. Segments are counted from the
+//! Keys in segments: each gives its rows a part of their result, and parts are joined in order. Segments are counted from the
 //! first key and joined alike by one task and by many: who computes them, and together with whom, does not change a bit.
 //!
 //! So few rows over many keys, as a step of one long sequence has, are shared by more threads than there are heads (Dao et
@@ -6,142 +6,18 @@
 //! is read once for all of them (Juravsky et al. 2024, "Hydragen: High-Throughput LLM Inference with Shared Prefixes"):
 //! beams over one encoder output, or prompts with the same first 512 tokens.
 
-use std::ops::Range;
-
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
-use super::head::{HeadRows, STRETCH};
+use super::head::HeadRows;
+use super::part::{Part, Places, Segment, n_segments};
+use super::step::{SEGMENT, Step, n_rows, n_visible, queries};
+use super::task::{Member, Task, runs};
 use super::whole::PageMath;
-use super::{CpuBackend, Member, Step, Task, n_rows, n_visible, padded, queries, runs};
-use crate::cpu::math::exp_below;
+use crate::cpu::context::Context;
 use crate::cpu::simd::{Kernel, Simd};
-
-/// Keys of a segment.
-pub(super) const SEGMENT: usize = 2 * STRETCH;
 
 /// Tasks that a thread should find: fewer are cut into segments.
 const TASKS_PER_THREAD: usize = 2;
-
-/// What rows have seen of some keys.
-#[derive(Debug, Default)]
-pub(super) struct Part {
-    /// Largest score, `[n_rows]`.
-    pub(super) max: Vec<f32>,
-    /// Sum of weights, `[n_rows]`.
-    pub(super) total: Vec<f32>,
-    /// Weighted sums of values, `[n_rows, padded head_dim]`.
-    pub(super) sums: Vec<f32>,
-}
-
-/// The segment that a task is of, where there is a task for each.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Segment<'a> {
-    index: usize,
-    places: &'a Places,
-}
-
-impl Segment<'_> {
-    /// Its first key.
-    pub(super) fn first_key(&self) -> usize {
-        self.index * SEGMENT
-    }
-
-    /// Where the part of a row of a sequence lies.
-    pub(super) fn place(&self, step: &Step<'_>, kv_head: usize, of_seq: (usize, usize)) -> Range<usize> {
-        let (start, len) = (self.places.row(step, kv_head, of_seq).start, self.places.part_len);
-        start + self.index * len..start + (self.index + 1) * len
-    }
-}
-
-impl Part {
-    /// Nothing seen.
-    pub(super) fn new(n_rows: usize, padded: usize) -> Self {
-        let (max, total) = (vec![f32::NEG_INFINITY; n_rows], vec![0.0; n_rows]);
-        Self { max, total, sums: vec![0.0; n_rows * padded] }
-    }
-
-    /// Values of a row's part.
-    fn len(padded: usize) -> usize {
-        2 + padded
-    }
-
-    /// Writes that of a row, as many values as [`Self::len`] says.
-    pub(super) fn store(&self, row: usize, to: &mut [f32]) {
-        let (front, sums) = to.split_at_mut(2);
-        (front[0], front[1]) = (self.max[row], self.total[row]);
-        sums.copy_from_slice(&self.sums[row * sums.len()..][..sums.len()]);
-    }
-
-    /// Reads what [`Self::store`] wrote of each row.
-    fn load<'b>(rows: impl Iterator<Item = &'b [f32]>) -> Self {
-        let mut part = Self::default();
-        for row in rows {
-            part.max.push(row[0]);
-            part.total.push(row[1]);
-            part.sums.extend(&row[2..]);
-        }
-        part
-    }
-
-    /// Adds what rows have seen of later keys; `sees` tells of a row whether it sees any of these.
-    #[inline(always)]
-    pub(super) fn join<S: Simd>(&mut self, s: S, later: &Self, sees: impl Fn(usize) -> bool) {
-        let padded = self.sums.len() / self.max.len().max(1);
-        for row in (0..self.max.len()).filter(|row| sees(*row)) {
-            let max = self.max[row].max(later.max[row]);
-            let factors = [factor(s, self.max[row], max), factor(s, later.max[row], max)];
-            self.max[row] = max;
-            self.total[row] = self.total[row] * factors[0] + later.total[row] * factors[1];
-            let factors = [s.splat(factors[0]), s.splat(factors[1])];
-            let sums = self.sums[row * padded..][..padded].chunks_exact_mut(S::LANES);
-            for (sums, later) in sums.zip(later.sums[row * padded..][..padded].chunks_exact(S::LANES)) {
-                let joined = s.fma(s.load(later), factors[1], s.mul(s.load(sums), factors[0]));
-                s.store(sums, joined);
-            }
-        }
-    }
-}
-
-/// What is summed under the largest score `of` is multiplied with, to stand under `max`.
-#[inline(always)]
-fn factor<S: Simd>(s: S, of: f32, max: f32) -> f32 {
-    // Where all scores are minus infinity, what was summed is zero or not a number.
-    if of == f32::NEG_INFINITY { 1.0 } else { s.largest(exp_below(s, s.splat(of - max))) }
-}
-
-/// Where parts lie: of each sequence, key head, row and segment, in this order.
-#[derive(Debug, Default)]
-pub(super) struct Places {
-    /// Where those of each sequence begin, and of none more.
-    starts: Vec<usize>,
-    /// Segments of each sequence.
-    n_segments: Vec<usize>,
-    part_len: usize,
-}
-
-impl Places {
-    fn new(step: &Step<'_>) -> Self {
-        let part_len = Part::len(padded(step.shape.head_dim));
-        let n_segments: Vec<usize> = step.batch.seq_lens.iter().map(|keys| n_segments(*keys)).collect();
-        let mut starts = vec![0];
-        for (seq, n_segments) in n_segments.iter().enumerate() {
-            starts.push(starts[seq] + step.shape.n_kv_heads * n_rows(step, seq) * n_segments * part_len);
-        }
-        Self { starts, n_segments, part_len }
-    }
-
-    /// Those of a row of a sequence.
-    fn row(&self, step: &Step<'_>, kv_head: usize, (seq, row): (usize, usize)) -> Range<usize> {
-        let len = self.n_segments[seq] * self.part_len;
-        let start = self.starts[seq] + (kv_head * n_rows(step, seq) + row) * len;
-        start..start + len
-    }
-}
-
-/// Segments of so many keys: at least one.
-fn n_segments(n_keys: u32) -> usize {
-    (n_keys as usize).div_ceil(SEGMENT).max(1)
-}
 
 /// Sequences that see the same pages of a segment, or one that sees pages of its own.
 #[derive(Debug)]
@@ -151,7 +27,7 @@ struct Group {
     n_rows: usize,
 }
 
-/// What a sequence sees of a segment; equal for sequences that can be read together.
+/// The keys of a segment that a sequence sees; equal for sequences that can be read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Seen<'a> {
     /// Keys that each of its rows sees; `None` where they do not all see the same.
@@ -181,7 +57,7 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// Who sees what, for all segments of a step.
+/// Groups of sequences that see the same pages, for all segments of a step.
 fn groups(step: &Step<'_>) -> Vec<Group> {
     let n_seqs = step.batch.seq_lens.len();
     let n_segments = step.batch.seq_lens.iter().map(|keys| n_segments(*keys)).max().unwrap_or(0);
@@ -203,7 +79,7 @@ fn groups(step: &Step<'_>) -> Vec<Group> {
     groups
 }
 
-/// How a step is cut into segments.
+/// Division of a step into segments.
 #[derive(Debug)]
 pub(super) struct Plan {
     groups: Vec<Group>,
@@ -213,8 +89,8 @@ pub(super) struct Plan {
 impl Plan {
     /// `None` where it is not: no two sequences see the same pages of a segment, and there are tasks enough without, or no
     /// long sequence.
-    pub(super) fn new(backend: &CpuBackend, step: &Step<'_>, n_tasks: usize) -> Option<Self> {
-        let (n_threads, seq_lens) = (backend.pool.n_threads(), step.batch.seq_lens);
+    pub(super) fn new(context: &Context, step: &Step<'_>, n_tasks: usize) -> Option<Self> {
+        let (n_threads, seq_lens) = (context.pool.n_threads(), step.batch.seq_lens);
         let is_cut = n_threads > 1
             && n_tasks < TASKS_PER_THREAD * n_threads
             && seq_lens.iter().any(|keys| n_segments(*keys) > 1);
@@ -229,7 +105,7 @@ impl Plan {
         self.places.starts.last().copied().unwrap_or(0)
     }
 
-    /// Where parts lie.
+    /// Places of the parts in memory.
     pub(super) fn places(&self) -> &Places {
         &self.places
     }
@@ -247,13 +123,13 @@ impl Plan {
     }
 }
 
-/// A task whose segments others have seen.
+/// A task whose segments other tasks have computed.
 pub(super) struct Joined<'a, M: PageMath> {
     /// The task as it would be alone.
     pub(super) rows: HeadRows<'a, M>,
-    /// All parts.
+    /// Parts of all rows and segments.
     pub(super) parts: &'a [f32],
-    /// Where they lie.
+    /// Places of the parts in `parts`.
     pub(super) places: &'a Places,
 }
 

@@ -45,7 +45,7 @@ pub(super) fn weights<S: Simd, const IS_FINE: bool>(s: S, scores: &mut [f32], ma
     s.sum(s.add(sums[0], sums[1]))
 }
 
-/// One function or the other.
+/// The exponential: [`exp_below`] if fine, else [`exp_coarse`].
 #[inline(always)]
 fn exp<S: Simd, const IS_FINE: bool>(s: S, x: S::V) -> S::V {
     if IS_FINE { exp_below(s, x) } else { exp_coarse(s, x) }

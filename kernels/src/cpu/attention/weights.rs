@@ -6,7 +6,7 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::head::HeadRows;
 use super::softmax::soften;
-use super::{FloatMath, n_cells};
+use crate::cpu::cell::{FloatMath, n_cells};
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{Rows, multiply, strip_width, strips_per_panel, zero_sums};
 
@@ -14,9 +14,9 @@ use crate::cpu::tile::{Rows, multiply, strip_width, strips_per_panel, zero_sums}
 pub(super) struct HeadWeights<'a, M: FloatMath> {
     /// All rows that share its key head; `out` is `[sequences, heads, n_queries, n_keys]`.
     pub(super) rows: HeadRows<'a, M>,
-    /// Which of the query heads that share the key head.
+    /// Index of the head among the query heads that share the key head.
     pub(super) member: usize,
-    /// Where its weights lie in `out`.
+    /// Range of its weights in `out`.
     pub(super) place: Range<usize>,
 }
 

@@ -1,7 +1,7 @@
-//! How pages are multiplied with queries and weights: as floating point values ([`FloatMath`]), or, where machines have the
-//! dot product of bytes, pages of bytes as whole numbers ([`Int8Pages`]).
+//! Products of pages with queries and weights: as floating point values ([`FloatMath`]), or, where machines have the
+//! dot product of bytes, pages of bytes as integers ([`Int8Pages`]).
 //!
-//! There a query is bytes with a sign and one scale, and meets keys without one: a key's byte is read as 128 more than it
+//! There a query is signed bytes with one scale, and keys are read without a sign: a key's byte is read as 128 more than it
 //! is, and 128 times the sum of the query's bytes is taken off again. Weights have no sign: those of a page of keys, times
 //! the scales of their values, are bytes with one scale. A scale for each page of them, and not one for all keys, keeps
 //! many small weights beside a large one: attention sinks (Xiao et al. 2023, "Efficient Streaming Language Models with
@@ -10,8 +10,7 @@
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::softmax::weights;
-use super::{Cell, FloatMath};
-use crate::cpu::cell::{ByteQuad, Math, TO_LOW_BITS, Word};
+use crate::cpu::cell::{ByteQuad, Cell, FloatMath, Math, TO_LOW_BITS, Word};
 use crate::cpu::kv::{inverse, scale};
 use crate::cpu::linear::Int8Dot;
 use crate::cpu::math::exp_coarse;
@@ -23,50 +22,50 @@ const LARGEST_WEIGHT: f32 = 255.0;
 /// The fewest lanes that a register has.
 const FEWEST_LANES: usize = 4;
 
-/// What a key's byte is read as more than it is.
+/// Offset that is added to a key's signed byte to read it as an unsigned one.
 const SHIFT: f32 = 128.0;
 
-/// How sums of a row are read: `scale · sum + shift`.
+/// Conversion of a row's sums to values: `scale · sum + shift`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::cpu) struct Unit {
+pub(crate) struct Unit {
     pub(super) scale: f32,
     pub(super) shift: f32,
 }
 
 /// Scores of a row over whole pages of keys.
 #[derive(Debug)]
-pub(in crate::cpu) struct RowScores<'a> {
+pub(crate) struct RowScores<'a> {
     /// Minus infinity where a key is not seen.
     pub(super) scores: &'a mut [f32],
     /// The largest so far, of these and of pages before.
     pub(super) max: f32,
-    /// What a byte of each key's values stands for, zero where a key is not seen: what lies there may not be a number.
+    /// Scale of the bytes of each key's values, zero where a key is not seen: the bits there may be NaN.
     /// Empty unless cells are scaled.
     pub(super) value_scales: &'a [f32],
 }
 
-/// Where its weights go.
+/// Destination of a row's weights.
 #[derive(Debug)]
-pub(in crate::cpu) struct Weights<'a, R> {
+pub(crate) struct Weights<'a, R> {
     /// As many keys as there are scores.
     pub(super) cells: &'a mut [R],
-    /// What one stands for in the weights of each page where these are whole numbers, and else empty.
+    /// Scale of the weights of each page where these are integers, and else empty.
     pub(super) steps: &'a mut [f32],
 }
 
-/// How pages are attended to.
-pub(in crate::cpu) trait PageMath: Copy + Send + Sync + 'static {
-    /// What pages are made of.
+/// Arithmetic of attention over pages.
+pub(crate) trait PageMath: Copy + Send + Sync + 'static {
+    /// Element of pages.
     type Word: Cell;
-    /// What queries and weights are made of: one for each word along `k`.
+    /// Element of queries and weights: one for each word along `k`.
     type Row: Copy + Default + Send + Sync + 'static;
-    /// How keys are multiplied with queries.
+    /// Product of keys with queries.
     type Keys: Math<Word = Self::Word, Row = Self::Row>;
-    /// How values are multiplied with weights.
+    /// Product of values with weights.
     type Values: Math<Word = Self::Word, Row = Self::Row>;
-    /// Whether sums are whole numbers that units turn into values.
+    /// `true` if sums are integers that units turn into values.
     const IS_WHOLE: bool;
-    /// Rounds a query; how its sums are read.
+    /// Rounds a query. Returns the conversion of its sums to values.
     fn fill_query<S: Simd>(s: S, row: &mut [Self::Row], values: &[f32]) -> Unit;
     /// Turns scores into weights `exp(score − max)`, and these, times the scales of their values, into cells. Returns their
     /// sum before the scales.
@@ -113,13 +112,13 @@ impl<M: FloatMath> PageMath for M {
     }
 }
 
-/// Pages of bytes as whole numbers.
+/// Pages of bytes, multiplied as integers.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cpu) struct Int8Pages;
+pub(crate) struct Int8Pages;
 
-/// Int8Pages with a sign by bytes that are read as 128 more than they are.
+/// Signed bytes by bytes that are read as 128 more than they are.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cpu) struct Int8ShiftedDot;
+pub(crate) struct Int8ShiftedDot;
 
 impl Math for Int8ShiftedDot {
     type Word = ByteQuad;
@@ -133,11 +132,11 @@ impl Math for Int8ShiftedDot {
 
     #[inline(always)]
     fn multiply_add<S: Simd>(s: S, row: ByteQuad, _part: usize, columns: S::V, acc: S::V) -> S::V {
-        s.dot_signed_quad(acc, row as u32, columns)
+        s.dot_signed_bytes(acc, row as u32, columns)
     }
 
     fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
-        isa.run_quads(kernel);
+        isa.run_byte_dot(kernel);
     }
 }
 
@@ -174,7 +173,7 @@ impl PageMath for Int8Pages {
     }
 
     fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
-        isa.run_quads_alone(kernel);
+        isa.run_byte_dot_only(kernel);
     }
 }
 

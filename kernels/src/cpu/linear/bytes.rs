@@ -3,15 +3,15 @@
 //! A weight is `scale · q` with `q` in −127 ..= 127 and one scale for each output; a value of a row is
 //! `scale · (q − zero)` with `q` in 0 ..= 255, scale and zero of that row alone, spanning from its smallest value
 //! to its largest and always zero itself (Jacob et al. 2018, "Quantization and Training of Neural Networks for
-//! Efficient Integer-Arithmetic-Only Inference"). Sums of products are whole numbers, exact on every instruction
+//! Efficient Integer-Arithmetic-Only Inference"). Sums of products are integers, exact on every instruction
 //! set, so sets differ only in how these are read; `Σ (q − zero) · w` is the sum less `zero` times the sum of the
 //! weights of the output, which is kept beside them.
 //!
 //! A row with a value that is not finite has a scale that is not a number, and so has all it gives.
 
-use super::product::{Epilogue, Product, Size, Units, stride};
-use crate::cpu::CpuBackend;
+use super::product::{Product, ProductArgs, Units, stride};
 use crate::cpu::cell::{ByteQuad, LARGEST_BYTE, Math, PANEL, TO_LOW_BITS, Word, n_cells};
+use crate::cpu::context::Context;
 use crate::cpu::matrix::CpuTensor;
 use crate::cpu::panels::{self, Panels};
 use crate::cpu::pool::Shared;
@@ -24,7 +24,7 @@ const ROW_LARGEST: f32 = 255.0;
 
 /// Unsigned bytes by signed ones: sums are the bits of i32.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cpu) struct Int8Dot;
+pub(crate) struct Int8Dot;
 
 impl Math for Int8Dot {
     type Word = ByteQuad;
@@ -33,20 +33,20 @@ impl Math for Int8Dot {
 
     #[inline(always)]
     fn multiply_add<S: Simd>(s: S, row: ByteQuad, _part: usize, columns: S::V, acc: S::V) -> S::V {
-        s.dot_quad(acc, row as u32, columns)
+        s.dot_bytes(acc, row as u32, columns)
     }
 
     fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
-        isa.run_quads(kernel);
+        isa.run_byte_dot(kernel);
     }
 }
 
 /// A weight in bytes.
 #[derive(Debug)]
-pub(in crate::cpu) struct BytePanels {
+pub(crate) struct BytePanels {
     /// `[n_panels][k_cells][32]`.
     panels: Panels<ByteQuad>,
-    /// Of each output, `[n_panels · 32]`.
+    /// Scale of each output, `[n_panels · 32]`.
     scales: Vec<f32>,
     /// Sums of the weights of each output, `[n_panels · 32]`.
     sums: Vec<f32>,
@@ -61,19 +61,19 @@ impl BytePanels {
     }
 
     /// Quantizes a weight and packs it into zeros.
-    pub(super) fn fill(&mut self, backend: &CpuBackend, stacked: &Stacked<'_>) {
+    pub(super) fn fill(&mut self, context: &Context, stacked: &Stacked<'_>) {
         let outputs = (&Shared::new(&mut self.scales), &Shared::new(&mut self.sums));
         let n_cells = n_cells::<ByteQuad>(stacked.n_in);
-        panels::pack(&mut self.panels, &backend.pool, stacked, n_cells, |out, values, quads| {
+        panels::pack(&mut self.panels, &context.pool, stacked, n_cells, |out, values, quads| {
             // SAFETY: each output is filled once.
             let scale = unsafe { outputs.0.slice(out..out + 1) };
             // SAFETY: as above.
             let sum = unsafe { outputs.1.slice(out..out + 1) };
-            backend.isa.run(QuantizeOutput { values, quads, scale, sum });
+            context.isa.run(QuantizeOutput { values, quads, scale, sum });
         });
     }
 
-    /// Reads the bytes of an output; returns what one stands for.
+    /// Reads the bytes of an output; returns their scale.
     pub(super) fn read_output(&self, out: usize, to: &mut [f32]) -> f32 {
         let quads = self.panels.output(out, n_cells::<ByteQuad>(to.len()));
         for (to, quad) in to.chunks_mut(ByteQuad::STEPS).zip(quads) {
@@ -82,7 +82,7 @@ impl BytePanels {
         self.scales[out]
     }
 
-    /// All there is of it.
+    /// Its arrays as bytes, to be saved or filled.
     pub(super) fn records(&mut self) -> Vec<&mut [u8]> {
         let Self { panels, scales, sums } = self;
         vec![panels::bytes_mut(panels.cells_mut()), panels::bytes_mut(scales), panels::bytes_mut(sums)]
@@ -91,27 +91,27 @@ impl BytePanels {
     /// `act(x Wᵀ + b) + residual`, `out: [n_tokens, n_out]`.
     pub(super) fn multiply(
         &self,
-        backend: &CpuBackend,
+        context: &Context,
         x: &CpuTensor,
-        (size, epilogue): (Size, Epilogue<'_>),
+        ProductArgs { size, epilogue }: ProductArgs<'_>,
         out: &mut [f32],
     ) {
         let stride = stride::<ByteQuad>(n_cells::<ByteQuad>(size.n_in));
-        let (cells, rows) = quantize(backend, x, stride);
+        let (cells, rows) = quantize(context, x, stride);
         let units = Int8Units { rows: &rows, scales: &self.scales, sums: &self.sums };
         let (x, panels) = (Rows { cells: &cells, stride }, self.panels.cells());
-        Product::<Int8Dot, _> { x, panels, size, units, epilogue }.run(backend, out);
+        Product::<Int8Dot, _> { x, panels, size, units, epilogue }.run(context, out);
     }
 }
 
 /// The weights of one output to bytes.
 struct QuantizeOutput<'a> {
     values: &'a [f32],
-    /// What fills up the last one is zero.
+    /// Four bytes of weights each; the last one is filled up with zeros.
     quads: &'a mut [ByteQuad],
-    /// Of one value.
+    /// Scale of the weights, `[1]`.
     scale: &'a mut [f32],
-    /// The sum of the weights as they are read: of one value.
+    /// Sum of the weights as they are read, `[1]`.
     sum: &'a mut [f32],
 }
 
@@ -142,7 +142,7 @@ impl Kernel for QuantizeOutput<'_> {
     }
 }
 
-/// How the bytes of a row are read: `scale · q + offset`.
+/// Conversion of a row's bytes to values: `scale · q + offset`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RowScale {
     pub(super) scale: f32,
@@ -151,21 +151,17 @@ pub(super) struct RowScale {
 }
 
 /// Rows in bytes, `[n_tokens, k_cells]`, and how to read each. They take `n_cells` of the width, or fewer than `k_cells`.
-pub(super) fn quantize(
-    backend: &CpuBackend,
-    x: &CpuTensor,
-    k_cells: usize,
-) -> (Vec<ByteQuad>, Vec<RowScale>) {
+pub(super) fn quantize(context: &Context, x: &CpuTensor, k_cells: usize) -> (Vec<ByteQuad>, Vec<RowScale>) {
     let (n_tokens, width) = x.dims();
     let mut cells = vec![ByteQuad::default(); n_tokens * k_cells];
     let mut scales = vec![RowScale::default(); n_tokens];
     let shared = &Shared::new(&mut scales);
-    backend.pool.rows(&mut cells, k_cells, width / 4 + 1, |row, cells| {
+    context.pool.rows(&mut cells, k_cells, width / 4 + 1, |row, cells| {
         let n_rows = cells.len() / k_cells;
         let values = &x.data()[row * width..][..n_rows * width];
         // SAFETY: runs of rows do not overlap, and each is one task.
         let scales = unsafe { shared.slice(row..row + n_rows) };
-        backend.isa.run(QuantizeRows { values, cells: (cells, k_cells), scales });
+        context.isa.run(QuantizeRows { values, cells: (cells, k_cells), scales });
     });
     (cells, scales)
 }
@@ -212,7 +208,7 @@ fn bounds<S: Simd>(s: S, values: &[f32]) -> [f32; 2] {
     [odd - s.largest(low), odd + s.largest(high)]
 }
 
-/// Writes the nearest bytes of a row; what fills up its cells meets zero weights.
+/// Writes the nearest bytes of a row; the padding of its cells is multiplied with zero weights.
 #[inline(always)]
 fn fill<S: Simd>(s: S, cells: &mut [ByteQuad], values: &[f32], (inverse, zero): (f32, f32)) {
     for (cells, values) in cells.chunks_mut(S::LANES / ByteQuad::STEPS).zip(values.chunks(S::LANES)) {

@@ -2,7 +2,7 @@
 //!
 //! A weight is `scale · q` with `q` in −8 ..= 7 and one bf16 scale for each 32 of an output, set so that −8 stands for the
 //! value that is farthest from zero (as `Q4_0` of ggml does) and then moved to where the squared errors are least. Rows
-//! are the bytes of [`bytes`](super::bytes). The sum over 32 steps is a whole number, exact on every instruction set; it
+//! are the bytes of [`bytes`](super::bytes). The sum over 32 steps is an integer, exact on every instruction set; it
 //! is read as f32 and multiplied with its scale, group after group from first to last.
 //!
 //! Nibbles are kept without a sign, as `q + 8`: one instruction takes them out of a byte, and what is too much, eight
@@ -11,9 +11,9 @@
 use std::ops::Range;
 
 use super::bytes::{Int8Dot, RowScale, quantize};
-use super::product::{Epilogue, Finish, Output, Size, TileBuffer, TileSums, Units, in_tasks};
-use crate::cpu::CpuBackend;
+use super::product::{Finish, Output, ProductArgs, TileBuffer, TileSums, Units, in_tasks};
 use crate::cpu::cell::{ByteQuad, Math, PANEL};
+use crate::cpu::context::Context;
 use crate::cpu::matrix::CpuTensor;
 use crate::cpu::panels::{self, Panels};
 use crate::cpu::pool::Shared;
@@ -41,7 +41,7 @@ const NIBBLES: usize = 8;
 /// Cells of a row in a span.
 const SPAN_CELLS: usize = SPAN / 4;
 
-/// What a nibble is more than what it stands for.
+/// Offset of a stored nibble over the integer that it encodes.
 const SHIFT: i32 = 8;
 
 /// Rows of the largest tile: whole and read sums of more do not fit in 32 registers.
@@ -58,7 +58,7 @@ type Span = [u32; SPAN_WORDS * PANEL];
 
 /// A weight in nibbles.
 #[derive(Debug)]
-pub(in crate::cpu) struct NibblePanels {
+pub(crate) struct NibblePanels {
     /// `[n_panels][n_spans]`, each a [`Span`].
     panels: Panels<u32>,
     /// Sums of the weights of each output, `[n_panels · 32]`.
@@ -73,17 +73,17 @@ impl NibblePanels {
     }
 
     /// Quantizes a weight and packs it into zeros.
-    pub(super) fn fill(&mut self, backend: &CpuBackend, stacked: &Stacked<'_>) {
+    pub(super) fn fill(&mut self, context: &Context, stacked: &Stacked<'_>) {
         let shared = &Shared::new(&mut self.sums);
         let n_words = n_spans(stacked.n_in) * SPAN_WORDS;
-        panels::pack(&mut self.panels, &backend.pool, stacked, n_words, |out, values, words| {
+        panels::pack(&mut self.panels, &context.pool, stacked, n_words, |out, values, words| {
             // SAFETY: each output is filled once.
             let sum = unsafe { shared.slice(out..out + 1) };
-            backend.isa.run(QuantizeOutput { values, words, sum });
+            context.isa.run(QuantizeOutput { values, words, sum });
         });
     }
 
-    /// All there is of it.
+    /// Its arrays as bytes, to be saved or filled.
     pub(super) fn records(&mut self) -> Vec<&mut [u8]> {
         let Self { panels, sums } = self;
         vec![panels::bytes_mut(panels.cells_mut()), panels::bytes_mut(sums)]
@@ -92,22 +92,22 @@ impl NibblePanels {
     /// `act(x Wᵀ + b) + residual`, `out: [n_tokens, n_out]`.
     pub(super) fn multiply(
         &self,
-        backend: &CpuBackend,
+        context: &Context,
         x: &CpuTensor,
-        (size, epilogue): (Size, Epilogue<'_>),
+        ProductArgs { size, epilogue }: ProductArgs<'_>,
         out: &mut [f32],
     ) {
         let n_spans = n_spans(size.n_in);
-        let (cells, scales) = quantize(backend, x, n_spans * SPAN_CELLS);
-        let starts = starts(backend, &cells, size.n_tokens);
+        let (cells, scales) = quantize(context, x, n_spans * SPAN_CELLS);
+        let starts = starts(context, &cells, size.n_tokens);
         let units = Groups { rows: &scales, sums: &self.sums };
         let out = &Shared::new(out);
         let output = Output { n_out: size.n_out, units, epilogue, values: out };
         let rows = (cells.as_chunks().0, starts.as_chunks().0);
         let spans = self.panels.cells().as_chunks().0;
-        in_tasks(backend, size, n_spans * SPAN_WORDS, |rows_of_task, panels| {
+        in_tasks(context, size, n_spans * SPAN_WORDS, |rows_of_task, panels| {
             let block = Block { rows, spans, n_spans, output, range: rows_of_task, panels };
-            Int8Dot::run(backend.isa, block);
+            Int8Dot::run(context.isa, block);
         });
     }
 }
@@ -117,13 +117,13 @@ fn n_spans(k: usize) -> usize {
     k.div_ceil(SPAN)
 }
 
-/// Where the whole sums of each row begin, `[n_tokens, n_groups]`.
-fn starts(backend: &CpuBackend, cells: &[ByteQuad], n_tokens: usize) -> Vec<i32> {
+/// Initial integer sums of each row, `[n_tokens, n_groups]`.
+fn starts(context: &Context, cells: &[ByteQuad], n_tokens: usize) -> Vec<i32> {
     let row_cells = cells.len() / n_tokens.max(1);
     let n_groups = row_cells / (GROUP / 4);
     let mut starts = vec![0; n_tokens * n_groups];
-    backend.pool.rows(&mut starts, n_groups, row_cells / 4 + 1, |row, starts| {
-        backend.isa.run(Starts { cells: &cells[row * row_cells..], starts });
+    context.pool.rows(&mut starts, n_groups, row_cells / 4 + 1, |row, starts| {
+        context.isa.run(Starts { cells: &cells[row * row_cells..], starts });
     });
     starts
 }
@@ -209,7 +209,7 @@ fn quantized(values: &[f32; GROUP]) -> (f32, [f32; GROUP]) {
     (best, in_steps(values, best))
 }
 
-/// Values in steps of a scale, each the nearest whole number in −8 ..= 7.
+/// Values in steps of a scale, each the nearest integer in −8 ..= 7.
 #[inline(always)]
 fn in_steps(values: &[f32; GROUP], scale: f32) -> [f32; GROUP] {
     let inverse = if scale.abs() < f32::MIN_POSITIVE { 0.0 } else { 1.0 / scale };
@@ -380,11 +380,11 @@ fn add_group<S: Simd, const MR: usize, const NS: usize, const G: usize>(
                 let (low, high) = (s.low_nibbles(words), s.high_nibbles(words));
                 for row in 0..MR {
                     let quad = a[row].0[k][2 * word];
-                    whole[row][i][v] = s.dot_quad(whole[row][i][v], quad as u32, low);
+                    whole[row][i][v] = s.dot_bytes(whole[row][i][v], quad as u32, low);
                 }
                 for row in 0..MR {
                     let quad = a[row].0[k][2 * word + 1];
-                    whole[row][i][v] = s.dot_quad(whole[row][i][v], quad as u32, high);
+                    whole[row][i][v] = s.dot_bytes(whole[row][i][v], quad as u32, high);
                 }
             }
         }
@@ -409,7 +409,7 @@ fn first_column<S: Simd>(strip: usize, vector: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::{CpuConfig, Isa};
+    use crate::cpu::{CpuBackend, CpuConfig, Isa};
     use crate::ops::{Activation, Backend, LinearPart, WeightView};
     use crate::precision::Precision;
     use triptych_core::DType;

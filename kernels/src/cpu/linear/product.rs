@@ -1,20 +1,20 @@
 //! The product of rows and panels, for cells of any kind.
 //!
-//! It is cut into tasks of some rows by some panels; a task's panels stay in the second cache while its rows
+//! It is cut into tasks of some rows by some panels; a task's panels stay in the L2 cache while its rows
 //! pass. A register tile of sums becomes values ([`Units`]), and bias, activation and residual are applied while
 //! it is in registers.
 
 use std::ops::Range;
 
-use crate::cpu::CpuBackend;
 use crate::cpu::cell::{Math, PANEL, n_cells};
+use crate::cpu::context::Context;
 use crate::cpu::math::activate;
 use crate::cpu::pool::Shared;
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{Rows, for_tile, height, multiply, strip_width, strips, strips_per_panel, zero_sums};
 use crate::ops::Activation;
 
-/// Fifths of the second cache that the panels of a task take: less than half, since rows pass through it too.
+/// Fifths of the L2 cache that the panels of a task take: less than half, since rows pass through it too.
 const GROUP_FIFTHS: usize = 2;
 
 /// Rows of a task, about: eight of the tallest register tiles.
@@ -26,7 +26,7 @@ const fn block_cells<S: Simd>() -> usize {
 }
 
 /// Steps of `k` from which on a strip as wide as a panel is passed block by block too: so many of a task's rows, with the
-/// panel, are more than the second cache holds.
+/// panel, are more than the L2 cache holds.
 const LONG_CELLS: usize = 1024;
 
 /// Bytes of a cache line.
@@ -42,15 +42,15 @@ pub(super) fn stride<C>(k_cells: usize) -> usize {
     k_cells + if in_the_way { LINE / size_of::<C>() } else { 0 }
 }
 
-/// What a sum stands for.
+/// Conversion of sums to values.
 pub(super) trait Units: Copy + Sync {
-    /// What a row adds to it.
+    /// The row's share of the conversion.
     type Row: Copy;
-    /// What a register of columns adds to it.
+    /// The share of a register of columns.
     type Columns<V: Copy>: Copy;
-    /// Of a row.
+    /// The share of row `row`.
     fn row(self, row: usize) -> Self::Row;
-    /// Of a register from a column on, a multiple of the lanes.
+    /// The share of a register from `column` on, a multiple of the lanes.
     fn columns<S: Simd>(self, s: S, column: usize) -> Self::Columns<S::V>;
     /// The values of a register of sums.
     fn values<S: Simd>(s: S, row: Self::Row, columns: Self::Columns<S::V>, sums: S::V) -> S::V;
@@ -76,7 +76,14 @@ impl Units for Plain {
     }
 }
 
-/// What follows the sums.
+/// Arguments of a product beside its operands.
+#[derive(Clone, Copy)]
+pub(super) struct ProductArgs<'a> {
+    pub(super) size: Size,
+    pub(super) epilogue: Epilogue<'a>,
+}
+
+/// Operations after the sums.
 #[derive(Clone, Copy)]
 pub(super) struct Epilogue<'a> {
     /// `[n_panels · 32]`.
@@ -107,19 +114,19 @@ pub(super) struct Product<'a, M: Math, U> {
 
 impl<M: Math, U: Units> Product<'_, M, U> {
     /// Computes it, `out: [n_tokens, n_out]`.
-    pub(super) fn run(&self, backend: &CpuBackend, out: &mut [f32]) {
+    pub(super) fn run(&self, context: &Context, out: &mut [f32]) {
         let out = &Shared::new(out);
         let output =
             Output { n_out: self.size.n_out, units: self.units, epilogue: self.epilogue, values: out };
-        in_tasks(backend, self.size, n_cells::<M::Word>(self.size.n_in), |rows, panels| {
-            M::run(backend.isa, Block { product: self, rows, panels, output });
+        in_tasks(context, self.size, n_cells::<M::Word>(self.size.n_in), |rows, panels| {
+            M::run(context.isa, Block { product: self, rows, panels, output });
         });
     }
 }
 
 /// Cuts a product into tasks of some rows by some panels, `n_words` to an output, and runs them.
 pub(super) fn in_tasks(
-    backend: &CpuBackend,
+    context: &Context,
     size: Size,
     n_words: usize,
     task: impl Fn(Range<usize>, Range<usize>) + Sync,
@@ -128,13 +135,13 @@ pub(super) fn in_tasks(
     if n_tokens == 0 || n_out == 0 {
         return;
     }
-    let (rows, panels) = task_size(backend, size, n_words);
+    let (rows, panels) = task_size(context, size, n_words);
     let n_panels = n_out.div_ceil(PANEL);
     let n_runs = n_tokens.div_ceil(rows);
     // A multiply-add takes about 1/50 ns, a word from memory about 1/8 ns.
     let n_words = n_words * n_out;
     let cost_ns = (n_tokens * n_words / 50).max(n_words / 8);
-    backend.pool.run(n_runs * n_panels.div_ceil(panels), cost_ns, |i| {
+    context.pool.run(n_runs * n_panels.div_ceil(panels), cost_ns, |i| {
         let (group, run) = (i / n_runs, i % n_runs);
         let rows = run * rows..n_tokens.min((run + 1) * rows);
         task(rows, group * panels..n_panels.min((group + 1) * panels));
@@ -142,18 +149,18 @@ pub(super) fn in_tasks(
 }
 
 /// Rows and panels of a task.
-fn task_size(backend: &CpuBackend, size: Size, n_words: usize) -> (usize, usize) {
-    let (tile, n_threads) = (backend.isa.tile_rows(), backend.pool.n_threads());
+fn task_size(context: &Context, size: Size, n_words: usize) -> (usize, usize) {
+    let (tile, n_threads) = (context.isa.tile_rows(), context.pool.n_threads());
     let n_runs = size.n_tokens.div_ceil(TASK_ROWS / tile * tile);
     let rows = size.n_tokens.div_ceil(n_runs).next_multiple_of(tile);
     let panel_bytes = n_words.max(1) * PANEL * size_of::<u32>();
     let n_panels = size.n_out.div_ceil(PANEL);
     // Several tasks for each thread, so that one that was held up does not hold up all.
     let share = (n_panels * n_runs).div_ceil(4 * n_threads).next_multiple_of(4);
-    (rows, (backend.l2 / 5 * GROUP_FIFTHS / panel_bytes).clamp(1, share.max(1)))
+    (rows, (context.l2_bytes / 5 * GROUP_FIFTHS / panel_bytes).clamp(1, share.max(1)))
 }
 
-/// Where sums go, and what they become on the way.
+/// Destination of sums, and the operations on the way to it.
 #[derive(Clone, Copy)]
 pub(super) struct Output<'a, U> {
     pub(super) n_out: usize,
@@ -174,7 +181,7 @@ pub(super) struct TileSums<'a> {
     pub(super) n_strips: usize,
 }
 
-/// What follows the sums of a tile: bias, activation, residual, and the way to the result.
+/// Operations after the sums of a tile: bias, activation, residual, and the store to the result.
 pub(super) struct Finish<'a, U> {
     pub(super) output: Output<'a, U>,
     /// First row and column of the tile: they are of the caller's task, the columns at least one.
@@ -218,9 +225,9 @@ pub(super) struct Multiply<'a, M: Math, const MR: usize, const NS: usize> {
     /// From the first step of each strip on.
     pub(super) b: [&'a [M::Word]; NS],
     pub(super) k_cells: usize,
-    /// Whether strips come from memory.
+    /// `true` if strips come from memory.
     pub(super) streams: bool,
-    /// Whether the sums are of earlier steps, to be added to.
+    /// `true` if the sums are of earlier steps, to be added to.
     pub(super) is_begun: bool,
     /// `MR` rows of `NS` strips, and columns from a row to the next.
     pub(super) sums: (&'a mut [f32], usize),
@@ -292,7 +299,7 @@ struct Stretch {
     panel: usize,
     first_cell: usize,
     n_cells: usize,
-    /// Whether no stretch comes after it.
+    /// `true` for the last stretch.
     is_last: bool,
 }
 

@@ -1,7 +1,7 @@
-//! The threads beside the caller: work on a board, which they take while it lasts.
+//! The threads beside the caller, which take work from a queue of jobs.
 //!
-//! A caller posts a job, works on it itself, takes it off the board when no task is left, and waits for those who are
-//! still in a task of it: never for a thread that has not begun, which is what keeps an op from being as slow as
+//! A caller posts a job, works on it itself, takes it off the queue when no task is left, and waits for the threads that
+//! are still in a task of it: never for a thread that has not begun, which is what keeps an op from being as slow as
 //! the latest wake-up on a busy machine. Jobs of several callers stand side by side. A thread without work looks
 //! for more during [`SPIN`] turns, a few microseconds, as the ops of a step follow each other; then it sleeps.
 //!
@@ -10,25 +10,27 @@
 use std::collections::VecDeque;
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::ops::{KernelError, Result};
 
 /// Turns of an idle loop before a thread sleeps.
 const SPIN: usize = 1500;
 
-/// Threads and their board.
+/// Threads and their queue.
 #[derive(Debug)]
 pub(super) struct Workers {
-    board: Arc<Board>,
+    queue: Arc<JobQueue>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What is to be done.
+/// Jobs that wait for threads.
 #[derive(Debug, Default)]
-struct Board {
+struct JobQueue {
     /// Changes with every post, under the lock; a thread that spins sees it without.
     posted: AtomicUsize,
     state: Mutex<State>,
@@ -49,7 +51,7 @@ struct Job {
     task: TaskPtr,
     n_tasks: usize,
     next: AtomicUsize,
-    /// Threads of the workers that may still call the task. Grows only while the job is on the board, under its lock.
+    /// Threads of the workers that may still call the task. Grows only while the job is in the queue, under its lock.
     n_inside: AtomicUsize,
     panicked: AtomicBool,
     caller: Thread,
@@ -67,10 +69,10 @@ unsafe impl Sync for TaskPtr {}
 impl Workers {
     /// Starts threads.
     pub(super) fn new(n_threads: usize) -> Result<Self> {
-        let mut workers = Self { board: Arc::default(), threads: Vec::new() };
+        let mut workers = Self { queue: Arc::default(), threads: Vec::new() };
         for i in 0..n_threads {
-            let board = workers.board.clone();
-            let started = thread::Builder::new().name(format!("kernels-{i}")).spawn(move || board.serve());
+            let queue = workers.queue.clone();
+            let started = thread::Builder::new().name(format!("kernels-{i}")).spawn(move || queue.serve());
             let started = started
                 .map_err(|error| KernelError::Library { op: "thread pool", message: error.to_string() })?;
             workers.threads.push(started);
@@ -96,7 +98,7 @@ impl Workers {
             panicked: AtomicBool::new(false),
             caller: thread::current(),
         });
-        let posted = self.board.post(job.clone(), n_tasks - 1);
+        let posted = self.queue.post(job.clone(), n_tasks - 1);
         while let Some(i) = job.take() {
             task(i);
         }
@@ -107,11 +109,11 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        let mut state = self.board.lock();
+        let mut state = self.queue.lock();
         state.stopped = true;
-        self.board.posted.fetch_add(1, Ordering::Release);
+        self.queue.posted.fetch_add(1, Ordering::Release);
         drop(state);
-        self.board.wake.notify_all();
+        self.queue.wake.notify_all();
         for thread in self.threads.drain(..) {
             // A thread ends only by returning: panics of tasks are caught.
             let _ = thread.join();
@@ -119,15 +121,16 @@ impl Drop for Workers {
     }
 }
 
-/// A job on the board. Dropped, also by a panic of the caller's own task, it is off the board and nobody is inside.
+/// A job in the queue. Once this is dropped, also by a panic of the caller's own task, the job is off the queue and no thread
+/// is inside.
 struct Posted<'a> {
-    board: &'a Board,
+    queue: &'a JobQueue,
     job: Arc<Job>,
 }
 
 impl Drop for Posted<'_> {
     fn drop(&mut self) {
-        self.board.lock().jobs.retain(|job| !Arc::ptr_eq(job, &self.job));
+        self.queue.lock().jobs.retain(|job| !Arc::ptr_eq(job, &self.job));
         let mut turns = 0;
         while self.job.n_inside.load(Ordering::Acquire) > 0 {
             turns += 1;
@@ -137,7 +140,7 @@ impl Drop for Posted<'_> {
 }
 
 impl Job {
-    /// A task that nobody has taken.
+    /// The next task that no thread has taken.
     fn take(&self) -> Option<usize> {
         let i = self.next.fetch_add(1, Ordering::Relaxed);
         (i < self.n_tasks).then_some(i)
@@ -147,7 +150,7 @@ impl Job {
         self.next.load(Ordering::Relaxed) < self.n_tasks
     }
 
-    /// Works on it. The calling thread counts as inside, and no more when this returns.
+    /// Runs tasks until none is left. The calling thread counts as inside until this returns.
     fn help(&self) {
         while let Some(i) = self.take() {
             // SAFETY: this thread is counted as inside, so the caller is in `run` and the task alive.
@@ -162,24 +165,25 @@ impl Job {
     }
 }
 
-impl Board {
+impl JobQueue {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code that panics runs under the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
-    /// Puts a job up for up to `n_helpers` threads.
+    /// Puts a job into the queue and wakes up to `n_helpers` threads.
     fn post(&self, job: Arc<Job>, n_helpers: usize) -> Posted<'_> {
         let mut state = self.lock();
         state.jobs.push_back(job.clone());
         let n_wakes = state.n_asleep.min(n_helpers);
         self.posted.fetch_add(1, Ordering::Release);
         drop(state);
-        (0..n_wakes).for_each(|_| self.wake.notify_one());
-        Posted { board: self, job }
+        for _ in 0..n_wakes {
+            self.wake.notify_one();
+        }
+        Posted { queue: self, job }
     }
 
-    /// What a thread of the workers does.
+    /// Main loop of a worker thread.
     fn serve(&self) {
         loop {
             let seen = self.posted.load(Ordering::Acquire);
@@ -196,17 +200,17 @@ impl Board {
             drop(state);
             if !self.spin(seen) {
                 state = self.lock();
-                // Whoever posts later finds this thread asleep and wakes it.
+                // A caller that posts later finds this thread asleep and wakes it.
                 if self.posted.load(Ordering::Acquire) == seen && !state.stopped {
                     state.n_asleep += 1;
-                    state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    self.wake.wait(&mut state);
                     state.n_asleep -= 1;
                 }
             }
         }
     }
 
-    /// Whether something was posted during a short wait.
+    /// `true` if a job was posted during a short wait.
     fn spin(&self, seen: usize) -> bool {
         for _ in 0..SPIN {
             if self.posted.load(Ordering::Acquire) != seen {

@@ -3,7 +3,7 @@
 //! The three sets differ in the dot product of bytes alone ([`Dot`]). [`Neon`] is made only here, by [`Entries`],
 //! which the caller may enter only on a machine that has the set. That is what every `SAFETY` line below leans on.
 //!
-//! Checked against the oracle under emulation (QEMU; `kernels/tests/conformance/main.rs` tells how); how fast it is has not
+//! Checked against the oracle under emulation (QEMU; `kernels/tests/conformance/main.rs` has the commands); its speed has not
 //! been measured on such a machine.
 //!
 //! Dot products and prefetches are single instructions in `asm!`, since their intrinsics are not stable.
@@ -12,7 +12,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::marker::PhantomData;
 
-use super::{Kernel, Simd};
+use super::vector::{Kernel, Simd};
 
 /// Entries to a kernel, each a function of its own that is compiled for a set, in the codegen unit of the module that the
 /// kernel is declared in.
@@ -58,14 +58,14 @@ impl<K: Kernel> Entries for K {
 #[derive(Clone, Copy, Debug)]
 struct Neon<D>(PhantomData<D>);
 
-/// How bytes are multiplied: the two products of [`Simd`], as bits of registers.
+/// Products of bytes: the two of [`Simd`], as bits of registers.
 trait Dot: Copy {
-    /// [`Simd::dot_quad`].
+    /// [`Simd::dot_bytes`].
     ///
     /// # Safety
     /// The machine must have the set that the implementation is for.
     unsafe fn unsigned_by(acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t;
-    /// [`Simd::dot_signed_quad`].
+    /// [`Simd::dot_signed_bytes`].
     ///
     /// # Safety
     /// The machine must have the set that the implementation is for.
@@ -250,13 +250,13 @@ impl<D: Dot> Simd for Neon<D> {
 
     #[inline(always)]
     unsafe fn load_ptr(self, from: *const f32) -> float32x4_t {
-        // SAFETY: `self` exists only where the set does; the pointer is the caller's promise.
+        // SAFETY: `self` exists only where the set does; the pointer is the caller's obligation.
         unsafe { vld1q_f32(from) }
     }
 
     #[inline(always)]
     unsafe fn store_ptr(self, to: *mut f32, v: float32x4_t) {
-        // SAFETY: `self` exists only where the set does; the pointer is the caller's promise.
+        // SAFETY: `self` exists only where the set does; the pointer is the caller's obligation.
         unsafe { vst1q_f32(to, v) }
     }
 
@@ -279,13 +279,13 @@ impl<D: Dot> Simd for Neon<D> {
     }
 
     #[inline(always)]
-    fn dot_quad(self, acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
+    fn dot_bytes(self, acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
         // SAFETY: `self` exists only where the set does.
         unsafe { D::unsigned_by(acc, a, b) }
     }
 
     #[inline(always)]
-    fn dot_signed_quad(self, acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
+    fn dot_signed_bytes(self, acc: float32x4_t, a: u32, b: float32x4_t) -> float32x4_t {
         // SAFETY: `self` exists only where the set does.
         unsafe { D::signed_by(acc, a, b) }
     }
@@ -420,7 +420,7 @@ fn low_bytes(v: float32x4_t) -> u32 {
     vget_lane_u32::<0>(vreinterpret_u32_u8(bytes))
 }
 
-/// Halves added to halves.
+/// Sum of the lanes: the upper half of the register is added to the lower.
 #[inline]
 #[target_feature(enable = "neon")]
 fn sum(v: float32x4_t) -> f32 {

@@ -1,6 +1,6 @@
 //! Vectors in plain Rust: what every machine has.
 
-use super::{Kernel, Simd};
+use super::vector::{Kernel, Simd};
 
 /// The entry to a kernel, a function of its own in the codegen unit of the module that the kernel is declared in.
 pub(super) trait Entry: Kernel {
@@ -46,7 +46,7 @@ macro_rules! lanewise {
 impl Simd for Portable {
     type V = V;
     const LANES: usize = 4;
-    // Few, since it is met where nobody waits.
+    // Few, since speed does not matter where it runs.
     const HEIGHTS: &[usize] = &[6, 1];
 
     #[inline(always)]
@@ -61,13 +61,13 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn load_ptr(self, from: *const f32) -> V {
-        // SAFETY: the caller's promise; an array of f32 has the alignment of bytes when read unaligned.
+        // SAFETY: the caller's obligation; an array of f32 has the alignment of bytes when read unaligned.
         unsafe { from.cast::<V>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn store_ptr(self, to: *mut f32, v: V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's obligation.
         unsafe { to.cast::<V>().write_unaligned(v) }
     }
 
@@ -91,7 +91,7 @@ impl Simd for Portable {
     });
 
     #[inline(always)]
-    fn dot_quad(self, acc: V, a: u32, b: V) -> V {
+    fn dot_bytes(self, acc: V, a: u32, b: V) -> V {
         let mut out = acc;
         for i in 0..4 {
             let products = a.to_le_bytes().into_iter().zip(b[i].to_bits().to_le_bytes());

@@ -11,10 +11,10 @@ fn the_set_that_is_taken_is_one_of_this_machine_and_no_slow_one() {
     assert!(faster <= usize::from(is_intel()), "{taken:?}");
 }
 
-/// A function of a lane in plain Rust, of two values and a whole number.
+/// A function of a lane in plain Rust, of two values and a integer.
 type Plain = fn(f32, f32, f32) -> f32;
 
-/// What methods do to each lane, in the order of [`Lanes`].
+/// Expected result of each method in a lane, in the order of [`Lanes`].
 const PLAIN: [(&str, Plain); 16] = [
     ("add", |a, b, _| a + b),
     ("sub", |a, b, _| a - b),
@@ -34,7 +34,7 @@ const PLAIN: [(&str, Plain); 16] = [
     ("low byte", |a, _, _| (a.to_bits() & 0xff) as f32),
 ];
 
-/// Those methods of a set.
+/// Results of those methods on a set.
 struct Lanes<'a> {
     a: [f32; 16],
     b: [f32; 16],
@@ -81,7 +81,7 @@ fn each_lane_is_what_plain_numbers_give_on_every_set() {
     let special = [0.0, -0.0, 0.5, -2.5, 3.7, 1e-39, -2e38, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
     let whole = [0.0, 1.0, -1.0, 24.0, -149.0, 200.0, -200.0];
     for first in 0..special.len() * special.len() {
-        // Neighbours have different values, and every pair is met.
+        // Neighbours have different values, and every pair occurs.
         let pair = |lane: usize| (first + lane) % (special.len() * special.len());
         let a = std::array::from_fn(|lane| special[pair(lane) % special.len()]);
         let b = std::array::from_fn(|lane| special[pair(lane) / special.len()]);
@@ -106,7 +106,7 @@ fn each_lane_is_what_plain_numbers_give_on_every_set() {
     }
 }
 
-/// Products of quads with both signs, and halves of bytes.
+/// Products of four bytes with both signs, and the nibbles of bytes.
 struct Quads<'a> {
     a: u32,
     b: [u32; 16],
@@ -121,8 +121,8 @@ impl Kernel for Quads<'_> {
         let b = s.load_bits(&self.b);
         let shifted = s.shift_bytes(b);
         let results = [
-            s.dot_quad(start, self.a, b),
-            s.dot_signed_quad(start, self.a, shifted),
+            s.dot_bytes(start, self.a, b),
+            s.dot_signed_bytes(start, self.a, shifted),
             s.low_nibbles(b),
             s.high_nibbles(b),
         ];
@@ -146,7 +146,7 @@ fn bytes_are_multiplied_and_taken_apart_alike_on_every_set() {
         for isa in Isa::available() {
             let (mut out, mut lanes) = ([[0; 16]; 4], 0);
             let found = FoundIsa::new(Some(isa)).expect("an available set");
-            found.run_quads(Quads { a, b, out: &mut out, lanes: &mut lanes });
+            found.run_byte_dot(Quads { a, b, out: &mut out, lanes: &mut lanes });
             for lane in 0..lanes {
                 let unsigned_by_signed = |a: u8, b: u8| i32::from(a) * i32::from(b as i8);
                 let signed_by_shifted = |a: u8, b: u8| i32::from(a as i8) * i32::from(b ^ 0x80);

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Simd};
+use super::vector::{Kernel, Simd};
 
 /// Entries to a kernel, each a function of its own that is compiled for a set.
 ///
@@ -136,13 +136,13 @@ macro_rules! memory {
 
         #[inline(always)]
         unsafe fn load_ptr(self, from: *const f32) -> Self::V {
-            // SAFETY: `self` exists only where the set does; the pointer is the caller's promise.
+            // SAFETY: `self` exists only where the set does; the pointer is the caller's obligation.
             unsafe { $load(from) }
         }
 
         #[inline(always)]
         unsafe fn store_ptr(self, to: *mut f32, v: Self::V) {
-            // SAFETY: `self` exists only where the set does; the pointer is the caller's promise.
+            // SAFETY: `self` exists only where the set does; the pointer is the caller's obligation.
             unsafe { $store(to, v) }
         }
 
@@ -154,7 +154,7 @@ macro_rules! memory {
     };
 }
 
-/// What the sets of 256 bits share.
+/// Methods that the sets of 256 bits share.
 macro_rules! avx2 {
     () => {
         type V = __m256;
@@ -271,7 +271,7 @@ impl Simd for Avx2 {
     call!(run_avx2);
 
     #[inline(always)]
-    fn dot_quad(self, acc: __m256, a: u32, b: __m256) -> __m256 {
+    fn dot_bytes(self, acc: __m256, a: u32, b: __m256) -> __m256 {
         // SAFETY: `self` exists only where the set does.
         unsafe { avx2_dot_quad(acc, a, b) }
     }
@@ -282,13 +282,13 @@ impl Simd for AvxVnni {
     call!(run_avxvnni);
 
     #[inline(always)]
-    fn dot_quad(self, acc: __m256, a: u32, b: __m256) -> __m256 {
+    fn dot_bytes(self, acc: __m256, a: u32, b: __m256) -> __m256 {
         // SAFETY: `self` exists only where the set does.
         unsafe { avxvnni_dot_quad(acc, a, b) }
     }
 
     #[inline(always)]
-    fn dot_signed_quad(self, acc: __m256, a: u32, b: __m256) -> __m256 {
+    fn dot_signed_bytes(self, acc: __m256, a: u32, b: __m256) -> __m256 {
         // SAFETY: `self` exists only where the set does.
         unsafe { avxvnni_dot_signed_quad(acc, a, b) }
     }
@@ -387,7 +387,7 @@ fn avx2_high_halves(v: __m256) -> __m128i {
     _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves))
 }
 
-/// Halves added to halves.
+/// Sum of the lanes: the upper half of the register is added to the lower, and so on.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn avx2_sum(v: __m256) -> f32 {
@@ -396,7 +396,7 @@ fn avx2_sum(v: __m256) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
 }
 
-/// The larger of halves.
+/// Largest lane: by the larger of the two halves of the register, and so on.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn avx2_largest(v: __m256) -> f32 {
@@ -405,7 +405,7 @@ fn avx2_largest(v: __m256) -> f32 {
     _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
 }
 
-/// What the AVX-512 types share.
+/// Methods that the AVX-512 types share.
 macro_rules! avx512 {
     () => {
         type V = __m512;
@@ -522,13 +522,13 @@ macro_rules! avx512 {
 macro_rules! avx512_vnni {
     () => {
         #[inline(always)]
-        fn dot_quad(self, acc: __m512, a: u32, b: __m512) -> __m512 {
+        fn dot_bytes(self, acc: __m512, a: u32, b: __m512) -> __m512 {
             // SAFETY: `self` exists only where the set does.
             unsafe { avx512_dot_quad_vnni(acc, a, b) }
         }
 
         #[inline(always)]
-        fn dot_signed_quad(self, acc: __m512, a: u32, b: __m512) -> __m512 {
+        fn dot_signed_bytes(self, acc: __m512, a: u32, b: __m512) -> __m512 {
             // SAFETY: `self` exists only where the set does.
             unsafe { avx512_dot_signed_quad(acc, a, b) }
         }
@@ -540,7 +540,7 @@ impl Simd for Avx512 {
     call!(run_avx512);
 
     #[inline(always)]
-    fn dot_quad(self, acc: __m512, a: u32, b: __m512) -> __m512 {
+    fn dot_bytes(self, acc: __m512, a: u32, b: __m512) -> __m512 {
         // SAFETY: `self` exists only where the set does.
         unsafe { avx512_dot_quad(acc, a, b) }
     }
@@ -552,13 +552,13 @@ impl Simd for Avx512Vnni {
     avx512_vnni!();
 }
 
-/// The machine's guess at `1 / b`, good to 14 bits, and a step of Newton's.
+/// The machine's estimate of `1 / b`, good to 14 bits, and a step of Newton's.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn avx512_ratio(a: __m512, b: __m512) -> __m512 {
-    let guess = _mm512_rcp14_ps(b);
-    let error = _mm512_fnmadd_ps(b, guess, _mm512_set1_ps(1.0));
-    _mm512_mul_ps(a, _mm512_fmadd_ps(guess, error, guess))
+    let estimate = _mm512_rcp14_ps(b);
+    let error = _mm512_fnmadd_ps(b, estimate, _mm512_set1_ps(1.0));
+    _mm512_mul_ps(a, _mm512_fmadd_ps(estimate, error, estimate))
 }
 
 /// As [`avx2_round_to_bf16`]. The instruction that rounds takes small values for zero.
@@ -630,7 +630,7 @@ impl Simd for Avx512Bf16 {
     avx512_vnni!();
 
     #[inline(always)]
-    fn dot_pair(self, acc: __m512, a: u32, b: __m512) -> __m512 {
+    fn dot_bf16(self, acc: __m512, a: u32, b: __m512) -> __m512 {
         let pairs = self.splat(f32::from_bits(a));
         // SAFETY: both are 64 bytes, and any bits are a vector of bf16.
         let [a, b]: [__m512bh; 2] = unsafe { std::mem::transmute([pairs, b]) };
