@@ -233,7 +233,7 @@ unsafe fn add_unchecked<S: Simd, M: Math, const MR: usize, const NS: usize>(
             }
         }
         let a = first.wrapping_add(k);
-        // SAFETY: k < k_cells, so the values are those that the caller promised.
+        // SAFETY: k < k_cells, so the values are those that the caller guaranteed.
         unsafe { add_part::<S, M, MR, NS, 0>(s, (a, stride), &words, sums) };
         if M::PARTS > 1 {
             // SAFETY: as above.
@@ -271,7 +271,7 @@ unsafe fn add_part<S: Simd, M: Math, const MR: usize, const NS: usize, const PAR
         }
     }
     for row in 0..MR {
-        // SAFETY: row < MR, so the value is one the caller promised.
+        // SAFETY: row < MR, so the value is one the caller guaranteed.
         let at = unsafe { first.add(row * stride) };
         // SAFETY: as above.
         let value = unsafe { at.read() };
