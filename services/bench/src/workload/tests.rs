@@ -234,7 +234,7 @@ fn what_is_not_known_is_refused_with_what_is() {
     check("epd-short:photos=2", "images");
     check("epd-short:images=4-1", "1-4");
     check("epd-short:size=0x5", "WIDTHxHEIGHT");
-    check("random-mm:buckets=720x1280x16@1", "films");
+    check("random-mm:buckets=720x1280x16@1", "videos");
     check("random-mm:range=2", "from 0 to 1");
     check("reuse:share=1.5", "from 0 to 1");
     check("trace:no-such-file.csv", "no-such-file.csv");

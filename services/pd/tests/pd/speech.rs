@@ -155,6 +155,6 @@ async fn a_window_in_sequence_reports_the_start_of_the_next() {
     let on = pd.generate(on).await.unwrap();
     assert_eq!(on.summary.next.expect("there is more").previous[..3], [70, 71, 72]);
     let two = pd.generate(sampled(in_sequence(|_| ()), |s| s.n = Some(2))).await.unwrap_err();
-    assert!(two.message().contains("has one response"), "{two}");
+    assert!(two.message().contains("has one choice"), "{two}");
     pd.until_idle(SPEECH).await;
 }
