@@ -91,10 +91,20 @@ impl SequentialWindow {
         self.after(self.n_frames())
     }
 
+    /// Frames of the whole audio. Samples at its end that fill no frame are none, as in the reference.
+    fn total_frames(&self) -> u32 {
+        self.duration_ms / FRAME_MS
+    }
+
+    /// Frame at which the window starts.
+    fn start_frame(&self) -> u32 {
+        self.start_ms / FRAME_MS
+    }
+
     /// Frames of audio in the window. Audio shorter than a window is padded to it.
     fn n_frames(&self) -> u32 {
-        let end_ms = self.duration_ms.max(self.window_ms);
-        (end_ms.saturating_sub(self.start_ms) / FRAME_MS).min(self.window_ms / FRAME_MS)
+        let window = self.window_ms / FRAME_MS;
+        self.total_frames().max(window).saturating_sub(self.start_frame()).min(window)
     }
 
     /// The whole window as one segment, up to its only time if it has one.
@@ -114,8 +124,8 @@ impl SequentialWindow {
     /// Start of the window after `n_frames`. A window without progress would be decoded for ever; it is skipped.
     fn after(&self, n_frames: u32) -> Option<u32> {
         let n_frames = if n_frames == 0 { self.n_frames().max(1) } else { n_frames };
-        let next = self.start_ms.saturating_add(n_frames.saturating_mul(FRAME_MS));
-        (next < self.duration_ms).then_some(next)
+        let next = self.start_frame().saturating_add(n_frames);
+        (next < self.total_frames()).then(|| next.saturating_mul(FRAME_MS))
     }
 }
 
@@ -200,6 +210,34 @@ mod tests {
         check(short, &[T0, 1], &[(0.0, 30.0, 0..2)], None);
         let tokens = [T0, 1, T0 + 100, T0 + 100, 2];
         check(short, &tokens, &[(0.0, 2.0, 0..4)], Some(2_000));
+    }
+
+    #[test]
+    fn an_audio_ends_with_its_last_whole_frame() {
+        // Lengths in ms, the start of the last window, and frames in it, by `n_samples // 160` of the reference.
+        let table = [
+            (30_000, 0, 3_000),
+            (30_009, 0, 3_000),
+            (30_010, 30_000, 1),
+            (49_911, 30_000, 1_991),
+            (49_919, 30_000, 1_991),
+            (49_920, 30_000, 1_992),
+            (60_001, 30_000, 3_000),
+            (60_011, 60_000, 1),
+            (89_999, 60_000, 2_999),
+        ];
+        for (duration_ms, last, n_frames) in table {
+            let mut frame = SequentialWindow { start_ms: 0, duration_ms, ..WINDOW };
+            while let Some(next) = frame.skip() {
+                assert_eq!(frame.decoded(&[T0, 1]).next_ms, Some(next), "no time at the end: {duration_ms}");
+                frame.start_ms = next;
+            }
+            assert_eq!((frame.start_ms, frame.n_frames()), (last, n_frames), "{duration_ms}");
+            assert_eq!(frame.decoded(&[T0, 1, T0 + 5, T0 + 6, 2, T0 + 9]).next_ms, None, "{duration_ms}");
+        }
+        // A window that starts within a frame, where silence ended, begins with that frame.
+        let late = SequentialWindow { start_ms: 20_007, duration_ms: 50_009, ..WINDOW };
+        assert_eq!(late.skip(), None);
     }
 
     #[test]
