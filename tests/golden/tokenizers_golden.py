@@ -8,6 +8,7 @@ directory, its answer stands beside: `agrees` says whether it is the same.
 
 import io
 import json
+import random
 import re
 import shutil
 
@@ -67,6 +68,9 @@ TEXTS = [
     "a" * 70,
     "<0x41> is not a byte",
 ]
+
+# White space at the ends.
+SPACES = ["hello ", " hello", "hello   ", "  ", "hello\n", " hello \n"]
 
 SPECIALS = {
     "t5": ["fill <extra_id_0> and <extra_id_1>, then </s> it ends", "<pad><unk>", "a<extra_id_99>b"],
@@ -221,18 +225,19 @@ def make_fairseq():
         slow = Slow(sp, number, added, [added[t] for t in before], [added[t] for t in after])
         theirs = cls.from_pretrained(path / "model", **config)
         texts = TEXTS + SPECIALS["mask"] + (["en_XX de_DE"] if codes else [])
-        pieces(path, slow, theirs, texts, "unigram, own rules, fairseq's numbering")
+        if name == "mbart50":
+            # Version 5 keeps one space at the end of a text, and before what is added.
+            same_class(path, theirs, texts + SPACES, "unigram, own rules, fairseq's numbering")
+        else:
+            pieces(path, slow, theirs, texts, "unigram, own rules, fairseq's numbering")
 
 
 def make_pegasus():
     path = case("pegasus", {"tokenizer_class": "PegasusTokenizer"})
-    sp = train(
-        path / "model/spiece.model", 400, normalization_rule_name="rules", pad_id=0, eos_id=1, unk_id=2, bos_id=-1
-    )
-    added = {"<pad>": 0, "</s>": 1, "<mask_1>": 2, "<mask_2>": 3, "<unk>": 105}
-    added |= {f"<unk_{i}>": i + 2 for i in range(2, 103)}
-    slow = Slow(sp, lambda p, i: i if i < 2 else i + 103, added, after=[1])
-    pieces(path, slow, Decoder(slow), TEXTS + SPECIALS["pegasus"], "unigram, own rules, 103 places left free")
+    train(path / "model/spiece.model", 400, normalization_rule_name="rules", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    # Version 5 keeps one space at the end of a text, and before what is added.
+    theirs = PegasusTokenizer.from_pretrained(path / "model")
+    same_class(path, theirs, TEXTS + SPACES + SPECIALS["pegasus"], "unigram, own rules, 103 places left free")
 
 
 class Decoder:
@@ -349,6 +354,15 @@ def make_byt5():
     path = case("byt5", {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125})
     theirs = ByT5Tokenizer.from_pretrained(path / "model")
     same_class(path, theirs, TEXTS + SPECIALS["sentinels"], "bytes")
+    # Bytes that are no characters, some cut out of texts: the class leaves out what is in none.
+    draw = random.Random(0)
+    text = "".join(TEXTS).encode()
+    runs = [bytes(draw.choices(range(256), k=draw.randrange(24))) for _ in range(40)]
+    runs += [b"".join(text[i : i + draw.randrange(1, 4)] for i in draw.choices(range(len(text)), k=12)) for _ in range(40)]
+    broken = [[3 + byte for byte in run] for run in runs] + [[3 + 0xC3, 1, 3 + 0xA9], [3 + 0xE2, 259, 3 + 0x82]]
+    expected = json.loads((path / "expected.json").read_text())
+    expected["broken"] = [{"ids": ids, "decoded": decode(theirs, ids)} for ids in broken]
+    write_compact(path / "expected.json", expected)
 
 
 def make_small():

@@ -5,6 +5,8 @@
 //! never makes one: for text that a client wrote. It knows nothing of prompts.
 
 mod added;
+mod characters;
+mod decode;
 mod detokenizer;
 mod files;
 mod id_map;
@@ -19,17 +21,18 @@ pub use scan::ControlTokenGuard;
 use crate::error::{ModelError, PromptError};
 use added::{AddedTokenIds, AddedTokens};
 use base64::Engine as _;
+use characters::InvalidBytes;
 use id_map::IdMap;
 use scan::ControlTokens;
 use serde_json::{Map, Value, json};
 use spelling::Spelling;
 use std::collections::HashSet;
 use std::path::Path;
+use tokenizers::AddedToken;
 use tokenizers::models::ModelWrapper;
 use tokenizers::models::bpe::BPE;
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::models::wordpiece::WordPiece;
-use tokenizers::{AddedToken, Decoder as _};
 
 /// A tokenizer. Cheap to share behind an `Arc`; every method takes `&self`.
 pub struct Tokenizer {
@@ -46,6 +49,8 @@ pub struct Tokenizer {
     silent: HashSet<u32>,
     /// The bytes of its tokens.
     spelling: Spelling,
+    /// What becomes of bytes that are no character.
+    invalid_bytes: InvalidBytes,
     /// Tokens whose spelling is their text, unlike the others'.
     verbatim: HashSet<u32>,
     /// BLAKE3 of everything that decides the tokens of a text.
@@ -100,6 +105,7 @@ impl Tokenizer {
         let json = built.output.json;
         let id_map = built.output.id_map;
         let mut tokenizer = Self::from_json(json, Some(id_map), hasher.finalize())?;
+        tokenizer.invalid_bytes = built.invalid_bytes;
         if let Some(mut input) = built.input {
             tokenizer.input = Some((read(&mut input.json)?, input.id_map));
         }
@@ -127,7 +133,9 @@ impl Tokenizer {
         });
         let AddedTokenIds { controls, silent, verbatim } = numbered;
         let controls = ControlTokens::new(controls);
-        Ok(Self { full, plain, id_map, input: None, controls, silent, spelling, verbatim, digest })
+        let invalid_bytes = InvalidBytes::default();
+        let input = None;
+        Ok(Self { full, plain, id_map, input, controls, silent, spelling, invalid_bytes, verbatim, digest })
     }
 
     /// Tokens of text from the model's own files: control tokens are recognised, none is added around them.
@@ -246,54 +254,6 @@ impl Tokenizer {
     /// True for tokens that are no part of the text: special tokens and times.
     pub fn is_silent(&self, id: u32) -> bool {
         self.silent.contains(&id)
-    }
-
-    /// The text of tokens, silent ones left out. Bytes that are no whole character are replaced.
-    pub fn decode(&self, ids: &[u32]) -> String {
-        let audible: Vec<u32> = ids.iter().copied().filter(|id| !self.is_silent(*id)).collect();
-        self.decode_all(&audible)
-    }
-
-    /// The text of one token by itself, silent or not, as log-probabilities report it.
-    pub fn token_text(&self, id: u32) -> String {
-        let text = self.decode_all(&[id]);
-        // Sentencepiece-style decoders drop the space that begins a text; here it is part of the token.
-        let spaced = self.token(id).is_some_and(|t| t.starts_with('▁'));
-        if spaced && !text.starts_with(' ') { format!(" {text}") } else { text }
-    }
-
-    /// The bytes that a token adds in the middle of a text. `None` for tokens that are no part of a text (see
-    /// [`Self::is_silent`]) and for ids without a token.
-    ///
-    /// The bytes of an answer's tokens, one after another, are its text, but for the first space where
-    /// [`Self::drops_first_space`]. They need not be whole characters.
-    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
-        if self.is_silent(id) {
-            return None;
-        }
-        let token = self.token(id)?;
-        let bytes =
-            if self.verbatim.contains(&id) { token.into_bytes() } else { self.spelling.bytes(&token) };
-        Some(bytes)
-    }
-
-    /// True if the decoder drops the space that begins a text: sentencepiece writes a space before the first
-    /// word as before any other.
-    pub fn drops_first_space(&self) -> bool {
-        self.spelling.drops_first_space()
-    }
-
-    /// Every token's text. Ids without a token, as in the padding of a wide vocabulary, have none.
-    pub fn decode_all(&self, ids: &[u32]) -> String {
-        let names: Vec<String> = ids.iter().filter_map(|id| self.token(*id)).collect();
-        // Some of the library's decoders count back from the last token.
-        if names.is_empty() {
-            return String::new();
-        }
-        match self.full.get_decoder() {
-            Some(decoder) => decoder.decode(names).unwrap_or_default(),
-            None => names.join(" "),
-        }
     }
 }
 

@@ -50,6 +50,18 @@ static PIECES: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
     Arc::new(Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap())
 });
 
+/// Decoders of published families, and none.
+const DECODERS: [&str; 7] = [
+    "null",
+    r###"{"type": "WordPiece", "prefix": "##", "cleanup": true}"###,
+    r###"{"type": "WordPiece", "prefix": "##", "cleanup": false}"###,
+    r#"{"type": "BPEDecoder", "suffix": "</w>"}"#,
+    r#"{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true}"#,
+    r#"{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": true}"#,
+    r#"{"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}"#,
+];
+
 fn pieces(tokenizer: &Arc<Tokenizer>, ids: &[u32]) -> Vec<String> {
     let mut live = Detokenizer::new(Arc::clone(tokenizer));
     let mut out: Vec<String> = ids.iter().map(|id| live.push(*id)).collect();
@@ -132,6 +144,51 @@ fn sentencepiece_spaces_and_bytes_come_out_once() {
     assert_eq!(PIECES.token_text(PIECES.token_id("▁hello").unwrap()), " hello");
 }
 
+/// A tokenizer of whole words with this decoder; ids are places.
+fn words(words: &[&str], decoder: &serde_json::Value) -> Arc<Tokenizer> {
+    let vocab: serde_json::Map<String, serde_json::Value> =
+        words.iter().enumerate().map(|(id, word)| ((*word).to_owned(), id.into())).collect();
+    let json = serde_json::json!({
+        "version": "1.0", "added_tokens": [], "decoder": decoder,
+        "model": {"type": "WordLevel", "unk_token": words[0], "vocab": vocab},
+    });
+    Arc::new(Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap())
+}
+
+#[test]
+fn a_wrong_byte_costs_no_text_that_was_sent_or_follows() {
+    let id = |token: &str| PIECES.token_id(token).unwrap();
+    let check = |tokens: &[&str], expect: &[&str]| {
+        let ids: Vec<u32> = tokens.iter().map(|t| id(t)).collect();
+        let out = pieces(&PIECES, &ids);
+        assert_eq!(out, expect, "{tokens:?}");
+        assert_eq!(PIECES.decode(&ids), out.concat(), "{tokens:?}");
+    };
+    check(&["<0x41>", "<0xC3>", "ld"], &["A", "", "\u{FFFD}ld", ""]);
+    check(&["<0x41>", "<0x42>", "<0xE2>", "<0x96>", "<0x43>"], &["A", "B", "", "", "\u{FFFD}\u{FFFD}C", ""]);
+    check(&["▁hello", "<0xF0>", "<0x9F>", "<0xA6>", "<0x80>"], &["hello", "", "", "", "🦀", ""]);
+    check(&["<0xC3>", "<0xA9>", "<0xA9>", "▁wor"], &["", "é", "\u{FFFD}", " wor", ""]);
+    check(&["<0xC3>"], &["", "\u{FFFD}"]);
+    // The bytes of `▁` are that character, at the beginning a space to be dropped like any other.
+    check(&["<0x41>", "<0x42>", "<0xE2>", "<0x96>", "<0x81>", "ld"], &["A", "B", "", "", " ", "ld", ""]);
+}
+
+#[test]
+fn text_after_what_a_decoder_took_back_is_written() {
+    let fuse = |from: &str, to: &str| {
+        serde_json::json!({"type": "Sequence", "decoders": [
+            {"type": "Fuse"}, {"type": "Replace", "pattern": {"String": from}, "content": to}]})
+    };
+    let names = ["?", "a", "b", "c"];
+    let ids = [3, 1, 2, 3, 3, 1, 2, 1, 3];
+    // `ab` is gone as a whole, or becomes longer, after its `a` was sent.
+    for to in ["", "xyz"] {
+        let out = pieces(&words(&names, &fuse("ab", to)), &ids);
+        assert_eq!(out.concat().matches('c').count(), 4, "{out:?}");
+        assert!(out.iter().all(|piece| piece.len() <= 3), "{out:?}");
+    }
+}
+
 /// The text that the tokens' own bytes spell.
 fn spelled(tokenizer: &Tokenizer, ids: &[u32]) -> String {
     let bytes: Vec<u8> = ids.iter().filter_map(|id| tokenizer.token_bytes(*id)).flatten().collect();
@@ -187,5 +244,20 @@ proptest! {
     #[test]
     fn any_tokens_join_to_their_text(ids in proptest::collection::vec(0_u32..336, 0..40)) {
         prop_assert_eq!(pieces(&QWEN, &ids).concat(), QWEN.decode(&ids));
+    }
+
+    #[test]
+    fn any_bytes_and_pieces_join_to_their_text(ids in proptest::collection::vec(0_u32..275, 0..40)) {
+        prop_assert_eq!(pieces(&PIECES, &ids).concat(), PIECES.decode(&ids));
+    }
+
+    #[test]
+    fn words_with_any_decoder_join_to_their_text(
+        ids in proptest::collection::vec(0_u32..9, 0..30), decoder in 0..DECODERS.len(),
+    ) {
+        const NAMES: [&str; 9] = ["?", "a</w>", "b", "##c", ".", "▁d", "▁", "n't", "e</w>"];
+        let decoder = serde_json::from_str(DECODERS[decoder]).unwrap();
+        let tokenizer = words(&NAMES, &decoder);
+        prop_assert_eq!(pieces(&tokenizer, &ids).concat(), tokenizer.decode(&ids));
     }
 }

@@ -4,7 +4,7 @@
 mod golden;
 
 use proptest::prelude::*;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use triptych_models::tokenization::{Detokenizer, Tokenizer};
 
 const CASES: [&str; 16] = [
@@ -77,6 +77,30 @@ fn tokens_become_the_references_text_at_once_and_one_by_one() {
         }
     });
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+fn pieces(tokenizer: &Arc<Tokenizer>, ids: &[u32]) -> Vec<String> {
+    let mut live = Detokenizer::new(Arc::clone(tokenizer));
+    let mut out: Vec<String> = ids.iter().map(|id| live.push(*id)).collect();
+    out.push(live.finish());
+    out
+}
+
+#[test]
+fn byt5_leaves_out_bytes_of_no_character_as_the_reference() {
+    let byt5 = open("byt5");
+    let broken = golden::json("tokenizers/byt5/expected.json")["broken"].clone();
+    assert!(broken.as_array().unwrap().len() > 80);
+    for record in broken.as_array().unwrap() {
+        let ids = golden::ids(&record["ids"]);
+        let expect = record["decoded"].as_str().unwrap();
+        assert_eq!(byt5.decode(&ids), expect, "{ids:?}");
+        assert_eq!(pieces(&byt5, &ids).concat(), expect, "{ids:?}");
+    }
+    // U+FFFD that the model wrote is text.
+    let written = byt5.encode("a\u{FFFD}b").unwrap();
+    assert_eq!(pieces(&byt5, &written).concat(), "a\u{FFFD}b");
+    assert_eq!(byt5.token_text(3 + 0xC3), "\u{FFFD}");
 }
 
 #[test]
@@ -271,6 +295,47 @@ fn a_llama_directory_says_what_stands_around_an_input() {
     assert_eq!(around(br#"{"tokenizer_class": "LlamaTokenizer"}"#), (true, false));
     let both = br#"{"tokenizer_class": "LlamaTokenizer", "add_bos_token": false, "add_eos_token": true}"#;
     assert_eq!(around(both), (false, true));
+}
+
+/// Every tokenizer, and its tokens of one byte.
+static ALL: LazyLock<Vec<(Arc<Tokenizer>, Vec<u32>)>> = LazyLock::new(|| {
+    let with_bytes = |case: &&str| {
+        let tokenizer = open(case);
+        let n = u32::try_from(tokenizer.vocab_size()).unwrap();
+        let one = |id: &u32| tokenizer.token_bytes(*id).is_some_and(|bytes| bytes.len() == 1);
+        let bytes = (0..n).filter(one).collect();
+        (tokenizer, bytes)
+    };
+    CASES.iter().map(with_bytes).collect()
+});
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn any_tokens_of_any_tokenizer_join_to_their_text(
+        case in 0..CASES.len(),
+        drawn in proptest::collection::vec((any::<bool>(), any::<u32>()), 0..60),
+    ) {
+        let (tokenizer, bytes) = &ALL[case];
+        let n = u32::try_from(tokenizer.vocab_size()).unwrap();
+        let id = |(byte, at): &(bool, u32)| match *byte && !bytes.is_empty() {
+            true => bytes[*at as usize % bytes.len()],
+            false => at % n,
+        };
+        let ids: Vec<u32> = drawn.iter().map(id).collect();
+        let mut live = Detokenizer::new(Arc::clone(tokenizer));
+        let mut text = String::new();
+        for (i, id) in ids.iter().enumerate() {
+            text.push_str(&live.push(*id));
+            let whole = tokenizer.decode(&ids[..=i]);
+            // What is held back stands for three bytes of a character at most.
+            let held = whole.strip_prefix(&text);
+            prop_assert!(held.is_some_and(|h| h.chars().count() <= 3), "{} {:?} {:?}", CASES[case], text, whole);
+        }
+        text.push_str(&live.finish());
+        prop_assert_eq!(text, tokenizer.decode(&ids));
+    }
 }
 
 proptest! {

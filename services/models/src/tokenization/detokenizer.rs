@@ -3,15 +3,20 @@
 //! A token need not be a whole character, and in sentencepiece-style vocabularies its text depends on the one
 //! before. So a few tokens are kept and decoded in one call, and the final part of their text is returned. The idea is that of
 //! text-generation-inference's `prefix_offset` and `read_offset`.
+//!
+//! What is held back is the unfinished character at the end, at most three bytes: nothing else of a text changes with
+//! the tokens after it. A decoder of which that is not true (a file may name any) cannot take back what is out: then
+//! the tokens that follow are written as they are after the last one.
 
 use super::Tokenizer;
+use super::characters::REPLACEMENT;
 use std::sync::Arc;
 
-/// Replacement for bytes that are no character.
-const REPLACEMENT: char = '\u{FFFD}';
+/// Tokens kept at most while no character ends.
+const MAX_KEPT: usize = 32;
 
-/// A run of tokens this long without a whole character is no text: it is given out as it is.
-const MAX_PENDING: usize = 32;
+/// Tokens that stay of them: an unfinished character has three at most.
+const STAY: usize = 4;
 
 /// Turns the tokens of one sequence into text, piece by piece.
 ///
@@ -23,49 +28,85 @@ pub struct Detokenizer {
     ids: Vec<u32>,
     /// Number of them that are context.
     n_context: usize,
-    /// Bytes of the text of `ids` that are out.
-    emitted: usize,
+    /// True if tokens before them were forgotten: their text is not the beginning.
+    within: bool,
+    /// The text of `ids` that is out.
+    emitted: String,
 }
 
 impl Detokenizer {
     /// Starts a text.
     pub fn new(tokenizer: Arc<Tokenizer>) -> Self {
-        Self { tokenizer, ids: Vec::new(), n_context: 0, emitted: 0 }
+        Self { tokenizer, ids: Vec::new(), n_context: 0, within: false, emitted: String::new() }
     }
 
     /// Adds a token. Returns the text that became final, which may be empty.
     pub fn push(&mut self, id: u32) -> String {
         // An id without a token, as in the padding of a wide vocabulary, says nothing, not even as context.
-        if self.tokenizer.is_silent(id) || self.tokenizer.token(id).is_none() {
+        if self.tokenizer.is_silent(id) || !self.tokenizer.has_text(id) {
             return String::new();
         }
         self.ids.push(id);
-        let text = self.tokenizer.decode_all(&self.ids);
-        let sure = text.trim_end_matches(REPLACEMENT);
-        if sure.len() < text.len() && self.ids.len() - self.n_context >= MAX_PENDING {
-            return self.emit(&text, text.len());
+        let unfinished = self.tokenizer.unfinished(&self.ids);
+        let piece = self.emit(self.settled(unfinished));
+        match unfinished {
+            None => self.forget(self.n_context),
+            Some(_) if self.ids.len() >= MAX_KEPT => self.forget(self.ids.len() - STAY),
+            Some(_) => {}
         }
-        self.emit(&text, sure.len())
+        piece
     }
 
-    /// Ends the text. Returns the rest; bytes that never became a character are replaced.
+    /// Ends the text. Returns the rest; bytes that never became a character are replaced or left out.
     pub fn finish(&mut self) -> String {
-        let text = self.tokenizer.decode_all(&self.ids);
-        let rest = self.emit(&text, text.len());
-        self.ids.clear();
-        (self.n_context, self.emitted) = (0, 0);
+        let text = self.text();
+        let rest = self.emit(text);
+        *self = Self::new(Arc::clone(&self.tokenizer));
         rest
     }
 
-    /// Gives out `text[emitted..end]`; when nothing is left to come, forgets all but the last tokens.
-    fn emit(&mut self, text: &str, end: usize) -> String {
-        let Some(piece) = text.get(self.emitted..end).map(str::to_owned) else { return String::new() };
-        self.emitted = end;
-        if end == text.len() {
-            self.ids.drain(..self.n_context);
-            self.n_context = self.ids.len();
-            self.emitted = self.tokenizer.decode_all(&self.ids).len();
+    /// The text of the tokens kept.
+    fn text(&self) -> String {
+        if self.within {
+            self.tokenizer.decode_within(&self.ids)
+        } else {
+            self.tokenizer.decode_all(&self.ids)
         }
-        piece
+    }
+
+    /// Their text without what stands for the unfinished character at its end.
+    fn settled(&self, unfinished: Option<usize>) -> String {
+        let mut text = self.text();
+        for _ in 0..unfinished.unwrap_or(0) {
+            if text.ends_with(REPLACEMENT) {
+                text.pop();
+            }
+        }
+        text
+    }
+
+    /// Gives out what is new of the final text of `ids`.
+    fn emit(&mut self, text: String) -> String {
+        if let Some(piece) = text.strip_prefix(&self.emitted) {
+            let piece = piece.to_owned();
+            self.emitted = text;
+            return piece;
+        }
+        // The decoder changed what is out: this token and those that follow are written by themselves.
+        self.ids.drain(..self.ids.len().saturating_sub(1));
+        (self.within, self.n_context) = (true, 0);
+        self.emitted = self.text();
+        self.emitted.clone()
+    }
+
+    /// Forgets the first `n` tokens; the others are context for those to come.
+    fn forget(&mut self, n: usize) {
+        self.n_context = self.ids.len() - n;
+        if n == 0 {
+            return;
+        }
+        self.ids.drain(..n);
+        self.within = true;
+        self.emitted = self.settled(self.tokenizer.unfinished(&self.ids));
     }
 }

@@ -21,6 +21,7 @@ pub(super) use charsmap::check as check_charsmap;
 pub(super) use marian::is_language;
 pub(super) use parts::{BuiltTokenizers, HIDDEN};
 
+use super::characters::InvalidBytes;
 use crate::error::ModelError;
 use crate::files::JsonFile;
 use directory::TokenizerDir;
@@ -43,14 +44,15 @@ pub(super) fn build(path: &Path) -> Result<BuiltTokenizers, ModelError> {
     let specials = SpecialTokens::read(path, &config)?;
     let dir = TokenizerDir { path, config, class, specials };
     if dir.class == "ByT5" {
-        return Ok(BuiltTokenizers { output: byt5::build(&dir)?, input: None });
+        let invalid_bytes = InvalidBytes::Dropped;
+        return Ok(BuiltTokenizers { invalid_bytes, ..BuiltTokenizers::of(byt5::build(&dir)?) });
     }
     if ["source.spm", "target.spm", "vocab.json"].iter().all(|name| dir.has(name)) {
         return marian::build(&dir);
     }
     for name in ["spiece.model", "sentencepiece.bpe.model", "tokenizer.model"] {
         if dir.has(name) {
-            return Ok(BuiltTokenizers { output: sentencepiece::build(&dir, name)?, input: None });
+            return Ok(BuiltTokenizers::of(sentencepiece::build(&dir, name)?));
         }
     }
     let output = if dir.has("vocab.json") && dir.has("merges.txt") {
@@ -61,7 +63,7 @@ pub(super) fn build(path: &Path) -> Result<BuiltTokenizers, ModelError> {
         let message = format!("holds no tokenizer; looked for {LOOKED_FOR}");
         return Err(ModelError::Format { path: path.to_owned(), message });
     };
-    Ok(BuiltTokenizers { output, input: None })
+    Ok(BuiltTokenizers::of(output))
 }
 
 /// The tokenizer's class as the directory names it, or the one that goes with its model.

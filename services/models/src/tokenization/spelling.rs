@@ -73,6 +73,11 @@ impl Spelling {
         Self::Pieces(rewrites, drops)
     }
 
+    /// True if `<0xE4>` is a byte.
+    pub(super) fn has_byte_tokens(&self) -> bool {
+        matches!(self, Self::Pieces(rewrites, _) if rewrites.contains(&TokenRewrite::ByteFallback))
+    }
+
     /// True if the space that begins a text is dropped.
     pub(super) fn drops_first_space(&self) -> bool {
         matches!(self, Self::Pieces(_, true))
@@ -117,7 +122,7 @@ impl Spelling {
 const ATTACHED: [&str; 9] = [".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re"];
 
 /// `<0xE4>`.
-fn fallback_byte(token: &str) -> Option<u8> {
+pub(super) fn fallback_byte(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
 }

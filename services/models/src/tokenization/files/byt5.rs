@@ -1,8 +1,8 @@
 //! ByT5: a token is a byte of UTF-8. There is no file: pad, end and unknown come first, then the 256 bytes,
 //! then the sentinels.
 //!
-//! Bytes that never become a character are replaced in a text, as for every byte-level vocabulary; the family's
-//! own code leaves them out.
+//! Bytes that never become a character are left out of a text, as by the family's own code; elsewhere they are
+//! replaced.
 
 use super::directory::TokenizerDir;
 use super::parts::{BuiltTokenizer, InputTemplate, TokenizerParts, index};

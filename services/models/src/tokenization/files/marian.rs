@@ -7,7 +7,7 @@ use super::bytelevel::read_vocabulary;
 use super::directory::TokenizerDir;
 use super::parts::BuiltTokenizers;
 use super::parts::{BuiltTokenizer, InputTemplate, TokenizerParts};
-use super::sentencepiece::{Spm, pieces_found_first};
+use super::sentencepiece::{SpacesAtEnd, Spm, pieces_found_first};
 use super::special::NamedToken;
 use crate::error::ModelError;
 use crate::tokenization::id_map::Vocabulary;
@@ -17,7 +17,8 @@ pub(super) fn build(dir: &TokenizerDir<'_>) -> Result<BuiltTokenizers, ModelErro
     let separate = dir.config.bool("separate_vocabs")?.unwrap_or(false);
     let target = if separate { "target_vocab.json" } else { "vocab.json" };
     let output = side(dir, "target.spm", target)?;
-    Ok(BuiltTokenizers { output, input: Some(side(dir, "source.spm", "vocab.json")?) })
+    let input = Some(side(dir, "source.spm", "vocab.json")?);
+    Ok(BuiltTokenizers { input, ..BuiltTokenizers::of(output) })
 }
 
 fn side(dir: &TokenizerDir<'_>, spm_file: &str, list: &'static str) -> Result<BuiltTokenizer, ModelError> {
@@ -40,7 +41,7 @@ fn side(dir: &TokenizerDir<'_>, spm_file: &str, list: &'static str) -> Result<Bu
     let excluded: HashSet<&str> = added.iter().map(|t| t.content.as_str()).collect();
     Ok(TokenizerParts {
         model: spm.model(&excluded),
-        normalizer: spm.normalizer(),
+        normalizer: spm.normalizer(SpacesAtEnd::Removed),
         pre_tokenizer: spm.pre_tokenizer(),
         decoder: spm.decoder(),
         ids,

@@ -1,6 +1,7 @@
 //! The parts of a tokenizer, assembled to the JSON that the library reads.
 
 use super::special::NamedToken;
+use crate::tokenization::characters::InvalidBytes;
 use crate::tokenization::id_map::{IdMap, Vocabulary};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -18,6 +19,14 @@ pub(crate) struct BuiltTokenizer {
 pub(crate) struct BuiltTokenizers {
     pub(crate) output: BuiltTokenizer,
     pub(crate) input: Option<BuiltTokenizer>,
+    pub(in crate::tokenization) invalid_bytes: InvalidBytes,
+}
+
+impl BuiltTokenizers {
+    /// One for both sides.
+    pub(super) fn of(output: BuiltTokenizer) -> Self {
+        Self { output, input: None, invalid_bytes: InvalidBytes::default() }
+    }
 }
 
 /// The parts of a tokenizer.

@@ -4,7 +4,7 @@
 mod proto;
 mod spm;
 
-pub(super) use spm::Spm;
+pub(super) use spm::{SpacesAtEnd, Spm};
 
 use super::byt5::extra_ids;
 use super::directory::TokenizerDir;
@@ -50,7 +50,11 @@ pub(super) fn build(dir: &TokenizerDir<'_>, file: &str) -> Result<BuiltTokenizer
     let added = dir.specials.place(named, &mut vocabulary);
     let excluded: HashSet<&str> = added.iter().map(|t| t.content.as_str()).collect();
     let model = spm.model(&excluded);
-    let normalizer = spm.normalizer();
+    let at_end = match dir.class.as_str() {
+        "Pegasus" | "MBart50" => SpacesAtEnd::One,
+        _ => SpacesAtEnd::Removed,
+    };
+    let normalizer = spm.normalizer(at_end);
     let pre_tokenizer = spm.pre_tokenizer();
     let decoder = spm.decoder();
     let known = HashMap::new();
@@ -105,7 +109,7 @@ fn pegasus(dir: &TokenizerDir<'_>, spm: &Spm) -> Result<SpmFamily, ModelError> {
         vocabulary.insert(index(id), &token.content);
     }
     let sentence = dir.specials.role("mask_token_sent", "<mask_1>");
-    let mask = dir.specials.role("mask_token", "<mask_2>").map(NamedToken::after_space);
+    let mask = dir.specials.role("mask_token", "<mask_2>");
     if sentence.is_some() {
         for (id, token) in [(2, sentence), (3, mask.clone())] {
             let Some(token) = token else { continue };

@@ -18,6 +18,15 @@ enum SpmAlgorithm {
     Bpe,
 }
 
+/// What becomes of spaces at the end of a text, where the file says that extra ones are removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SpacesAtEnd {
+    /// They are removed, as sentencepiece does.
+    Removed,
+    /// One stays, as in transformers' classes of Pegasus and mBART-50.
+    One,
+}
+
 /// A model whose settings are all supported.
 pub(crate) struct Spm {
     pub(crate) pieces: Vec<SpmPiece>,
@@ -165,14 +174,18 @@ impl Spm {
 
     /// Normalisation of a text: the file's own map; spaces at the ends and repeated ones removed, one prepended; all of
     /// them spelled `▁`.
-    pub(crate) fn normalizer(&self) -> Value {
+    pub(crate) fn normalizer(&self, at_end: SpacesAtEnd) -> Value {
         let mut steps = Vec::new();
         let replace = |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
         if !self.charsmap.is_empty() {
             let map = base64::engine::general_purpose::STANDARD.encode(&self.charsmap);
             steps.push(json!({"type": "Precompiled", "precompiled_charsmap": map}));
         }
-        if self.remove_extra_whitespaces {
+        let one_stays = self.remove_extra_whitespaces && at_end == SpacesAtEnd::One;
+        if one_stays {
+            steps.push(replace(json!({"Regex": " {2,}"}), " "));
+            steps.push(replace(json!({"Regex": "^ (?=[^ ])"}), ""));
+        } else if self.remove_extra_whitespaces {
             steps.push(replace(json!({"Regex": "^ +|[ ▁]+$"}), ""));
             steps.push(replace(json!({"Regex": " {2,}"}), " "));
         }
@@ -180,6 +193,10 @@ impl Spm {
             steps.push(json!({"type": "Prepend", "prepend": "▁"}));
         }
         steps.push(replace(json!({"String": " "}), "▁"));
+        if one_stays && self.add_dummy_prefix {
+            // A text of spaces is one space, not the prepended one and its own.
+            steps.push(replace(json!({"Regex": "^▁▁$"}), "▁"));
+        }
         json!({"type": "Sequence", "normalizers": steps})
     }
 
