@@ -2,6 +2,7 @@
 //!
 //! Options that such a model lacks are refused by name rather than ignored
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/moonshine/modeling_moonshine.py>).
+//! A transcript with times has one segment for each window, from the window's start to its end.
 
 use super::info::SpeechInfo;
 use crate::error::{ModelError, PromptError};
@@ -14,6 +15,9 @@ use std::path::Path;
 use std::sync::Arc;
 use triptych_core::prompt::{LongForm, Message, MessagePart, Prompt, SpeechKind, SpeechTask, TextOrTokens};
 use triptych_core::{EncodedItem, Extent, ItemIdx, Modality};
+
+/// Language of the published models. Nothing in a directory names another one.
+const LANGUAGE: &str = "en";
 
 /// Lays out transcriptions.
 #[derive(Debug)]
@@ -68,12 +72,17 @@ impl MoonshinePrompt {
 
     /// Decoder tokens of a task.
     fn task(&self, task: &SpeechTask) -> Result<Vec<u32>, PromptError> {
-        let SpeechTask { kind, language, prompt, prefix, timestamps, .. } = task;
+        let SpeechTask { kind, language, prompt, prefix, .. } = task;
+        if let Some(language) = language.as_deref().filter(|code| !code.eq_ignore_ascii_case(LANGUAGE)) {
+            let text = format!(
+                "language is {language:?}, this model knows the one that it was trained on: allowed is \
+                 {LANGUAGE:?}, or none"
+            );
+            return Err(PromptError::Invalid(text));
+        }
         let refused = [
             (*kind == SpeechKind::Translate, "does not translate"),
-            (language.is_some(), "knows the one language it was trained on: leave language open"),
             (prompt.is_some(), "reads no prompt with audio"),
-            (*timestamps, "has no timestamps"),
             (task.word_timestamps, "has no times of words"),
             (task.long_form == LongForm::Sequential, "reads long audio in independent windows only"),
             (task.condition_on_previous, "does not condition on previous text"),

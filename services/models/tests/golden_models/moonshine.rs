@@ -14,6 +14,7 @@ use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::ItemError;
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::{EncoderInput, Features};
+use triptych_models::prompt::OutputKind;
 
 const CASES: [&str; 3] = ["moonshine_small_f32", "moonshine_deep_f16", "moonshine_narrow_rope_bf16"];
 
@@ -213,12 +214,22 @@ fn unsupported_options_are_refused_by_name() {
         assert!(text.contains(expect), "{text}");
     };
     check(SpeechTask { kind: SpeechKind::Translate, ..Default::default() }, "does not translate");
-    check(SpeechTask { language: Some("en".into()), ..Default::default() }, "leave language open");
-    check(SpeechTask { timestamps: true, ..Default::default() }, "no timestamps");
+    let german = SpeechTask { language: Some("de".into()), ..Default::default() };
+    check(german, "language is \"de\", this model knows the one that it was trained on: allowed is \"en\"");
     check(SpeechTask { word_timestamps: true, ..Default::default() }, "no times of words");
     check(SpeechTask { long_form: LongForm::Sequential, ..Default::default() }, "independent windows");
     let before = Some(TextOrTokens::Text("before".into()));
     check(SpeechTask { prompt: before.clone(), ..Default::default() }, "no prompt");
+
+    // A segment is a window, so segment times need nothing of the model.
+    let told = SpeechTask { language: Some("en".into()), timestamps: true, ..Default::default() };
+    let plain = prompts.prepare(&Prompt::Speech(SpeechTask::default()), &items).expect("a task");
+    assert_eq!(prompts.prepare(&Prompt::Speech(told), &items).expect("a task"), plain);
+    let OutputKind::Speech { offset_s, end_s, timestamps: false } = plain[0].output else {
+        panic!("{:?}", plain[0].output)
+    };
+    assert_eq!(offset_s, 0.0);
+    assert!((end_s - waveforms(&case)[0].len() as f64 / 16_000.0).abs() < 1e-3, "{end_s}");
 
     let judged = SpeechTask { fallback: Some(SpeechFallback::default()), ..Default::default() };
     prompts
