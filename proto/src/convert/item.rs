@@ -56,12 +56,12 @@ fn dtype(value: i32) -> Result<DType, WireError> {
 /// Reads processing options; `token_ids` says how the item's bytes are to be read.
 pub fn options(o: v1::ItemOptions, token_ids: bool) -> ItemOptions {
     let form = if token_ids { ItemForm::TokenIds } else { ItemForm::Plain };
-    ItemOptions { form, prompt: o.prompt, start_ms: o.start_ms, vad: o.vad }
+    ItemOptions { form, prompt: o.prompt, start_ms: o.start_ms, vad: o.vad, src_lang: o.src_lang }
 }
 
 impl From<ItemOptions> for v1::ItemOptions {
     fn from(o: ItemOptions) -> Self {
-        Self { prompt: o.prompt, start_ms: o.start_ms, vad: o.vad }
+        Self { prompt: o.prompt, start_ms: o.start_ms, vad: o.vad, src_lang: o.src_lang }
     }
 }
 

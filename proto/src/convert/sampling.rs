@@ -176,6 +176,6 @@ pub fn finish_reason(value: i32) -> Result<Option<FinishReason>, WireError> {
 
 impl From<TokenLogprob> for v1::TokenLogprob {
     fn from(t: TokenLogprob) -> Self {
-        Self { token_id: t.token_id, text: t.text, logprob: t.logprob }
+        Self { token_id: t.token_id, text: t.text, logprob: t.logprob, bytes: t.bytes.into() }
     }
 }

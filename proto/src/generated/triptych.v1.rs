@@ -11,6 +11,9 @@ pub struct ItemOptions {
     /// Voice activity detection: skip the silent parts of an audio clip.
     #[prost(bool, tag = "3")]
     pub vad: bool,
+    /// Language of an encoder text, by the name of the model's token for it (`de_DE`); absent: the model's default.
+    #[prost(string, optional, tag = "4")]
+    pub src_lang: ::core::option::Option<::prost::alloc::string::String>,
 }
 /// Size of an item in its own units.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -402,6 +405,9 @@ pub struct TokenLogprob {
     /// Natural logarithm.
     #[prost(float, tag = "3")]
     pub logprob: f32,
+    /// Its own bytes, which need not be whole characters.
+    #[prost(bytes = "bytes", tag = "4")]
+    pub bytes: ::prost::bytes::Bytes,
 }
 /// A chosen token with its alternatives.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -485,7 +491,7 @@ pub struct Delta {
 /// Token counts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Usage {
-    /// Tokens of the prompt, placeholders of items included.
+    /// Tokens of the prompt, placeholders of items and encoder texts included.
     #[prost(uint32, tag = "1")]
     pub prompt_tokens: u32,
     /// Tokens generated, sum over all answers.
@@ -884,6 +890,10 @@ pub struct GenerateRequest {
     /// Handling of a stream whose worker fails.
     #[prost(enumeration = "Resumption", tag = "9")]
     pub resumption: i32,
+    /// Language of the prompt's text, for a model whose encoder is told it (mBART), by the name of the model's token for it
+    /// (`de_DE`). Absent: the model's default.
+    #[prost(string, optional, tag = "10")]
+    pub src_lang: ::core::option::Option<::prost::alloc::string::String>,
 }
 /// An image, an audio clip, or text for an encoder.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -26,6 +26,8 @@ pub struct ItemOptions {
     pub start_ms: Option<u64>,
     /// Voice activity detection: skip the silent parts of an audio clip.
     pub vad: bool,
+    /// Language of an encoder text, by the name of the model's token for it (`de_DE`); `None`: the model's default.
+    pub src_lang: Option<String>,
 }
 
 impl ItemOptions {
@@ -42,6 +44,10 @@ impl ItemOptions {
         if self.vad {
             text.push_str("vad\n");
         }
+        if let Some(language) = &self.src_lang {
+            // Escaped: a line break in it begins no other option.
+            let _ = writeln!(text, "src_lang={language:?}");
+        }
         // Free text comes last, so that nothing in it can be taken for another option.
         if let Some(prompt) = &self.prompt {
             let _ = write!(text, "prompt={prompt}");
@@ -55,6 +61,7 @@ impl ItemOptions {
             ("tokens", self.form == ItemForm::TokenIds),
             ("start_ms", self.start_ms.is_some()),
             ("vad", self.vad),
+            ("src_lang", self.src_lang.is_some()),
             ("prompt", self.prompt.is_some()),
         ];
         given.into_iter().filter(|(_, given)| *given).map(|(name, _)| name)
@@ -69,14 +76,26 @@ mod tests {
     fn options() -> impl Strategy<Value = ItemOptions> {
         let form = prop_oneof![Just(ItemForm::Plain), Just(ItemForm::TokenIds)];
         let prompt = prop::option::of("[a-z=\n]{0,12}");
-        (form, prompt, prop::option::of(0u64..20), any::<bool>())
-            .prop_map(|(form, prompt, start_ms, vad)| ItemOptions { form, prompt, start_ms, vad })
+        let src_lang = prop::option::of("[a-z=\"\n]{0,3}");
+        (form, prompt, prop::option::of(0u64..20), any::<bool>(), src_lang).prop_map(
+            |(form, prompt, start_ms, vad, src_lang)| ItemOptions { form, prompt, start_ms, vad, src_lang },
+        )
     }
 
     #[test]
     fn default_options_have_an_empty_text() {
         assert_eq!(ItemOptions::default().canonical(), "");
         assert_eq!(ItemOptions::default().given().count(), 0);
+    }
+
+    #[test]
+    fn a_source_language_is_part_of_the_key_and_spells_no_other_option() {
+        let of = |code: &str| ItemOptions { src_lang: Some(code.into()), ..ItemOptions::default() };
+        assert_ne!(of("de_DE").canonical(), of("en_XX").canonical());
+        assert_ne!(of("de_DE").canonical(), ItemOptions::default().canonical());
+        let two = ItemOptions { prompt: Some("x".into()), ..of("a") };
+        assert_ne!(of("a\"\nprompt=x").canonical(), two.canonical());
+        assert_eq!(of("de_DE").given().collect::<Vec<_>>(), ["src_lang"]);
     }
 
     proptest! {

@@ -289,6 +289,8 @@ pub struct TokenLogprob {
     pub token_id: u32,
     /// Its text; bytes that are no whole character are replaced.
     pub text: String,
+    /// Its own bytes, which need not be whole characters.
+    pub bytes: Vec<u8>,
     /// Natural logarithm of its probability before temperature and cuts.
     pub logprob: f32,
 }

@@ -221,7 +221,8 @@ pub(crate) fn most_tokens(params: &SamplingParams) -> usize {
 pub(crate) fn describe(tokenizer: &Tokenizer, logits: &[f32], token: u32, n_top: usize) -> ChosenToken {
     let named = |token_id: u32, logprob: f32| {
         let text = tokenizer.token_text(token_id);
-        TokenLogprob { token_id, text, logprob }
+        let bytes = tokenizer.token_bytes(token_id).unwrap_or_else(|| text.clone().into_bytes());
+        TokenLogprob { token_id, text, bytes, logprob }
     };
     let found = logprobs(logits, token, n_top);
     let top = found.top.into_iter().map(|(token, logprob)| named(token, logprob)).collect();

@@ -1,4 +1,4 @@
-//! The fields that every object of a chat or completion response carries.
+//! What the objects of chat and completion responses share: the fields that each carries, and readings of the wire.
 
 use crate::orchestrate::Answer;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -25,6 +25,11 @@ impl ResponseHead {
             model: answer.model.to_string(),
         }
     }
+}
+
+/// The bytes of a reported token: its own, or those of its text from a worker that sends none.
+pub(super) fn own_bytes(token: &v1::TokenLogprob) -> &[u8] {
+    if token.bytes.is_empty() { token.text.as_bytes() } else { &token.bytes }
 }
 
 /// OpenAI's name of a finish reason; the orchestrator has checked the number.

@@ -88,14 +88,21 @@ async fn usage_is_absent_unless_asked_for() {
 #[tokio::test]
 async fn choices_and_their_log_probabilities_are_separate() {
     let cluster = Cluster::start().await;
-    let token = |text: &str, logprob| v1::TokenLogprob { token_id: 1, text: text.into(), logprob };
+    let token = |text: &str, logprob| v1::TokenLogprob {
+        token_id: 1,
+        text: text.into(),
+        logprob,
+        ..v1::TokenLogprob::default()
+    };
+    // The first byte of a character.
+    let part = v1::TokenLogprob { bytes: vec![0xC3].into(), ..token("\u{FFFD}", -3.0) };
     let piece = |choice, text: &str| {
         delta(v1::Delta {
             choice,
             text: text.into(),
             logprobs: vec![v1::ChosenToken {
                 chosen: Some(token(text, -0.5)),
-                top: vec![token(text, -0.5), token("é", f32::NEG_INFINITY)],
+                top: vec![token(text, -0.5), token("é", f32::NEG_INFINITY), part.clone()],
             }],
             finish_reason: v1::FinishReason::Length.into(),
             ..v1::Delta::default()
@@ -119,6 +126,8 @@ async fn choices_and_their_log_probabilities_are_separate() {
         assert_eq!((&token["token"], &token["bytes"]), (&json!(text), &json!(text.as_bytes())));
         assert_eq!(token["top_logprobs"][1]["logprob"], -9999.0);
         assert_eq!(token["top_logprobs"][1]["bytes"], json!("é".as_bytes()));
+        let part = &token["top_logprobs"][2];
+        assert_eq!((&part["token"], &part["bytes"]), (&json!("\u{FFFD}"), &json!([0xC3])));
     }
     let sampling = cluster.pd.requests()[0].sampling.clone().unwrap();
     assert_eq!((sampling.n, sampling.logprobs), (Some(2), Some(2)));

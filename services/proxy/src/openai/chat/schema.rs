@@ -1,5 +1,6 @@
 //! OpenAI's objects for chat answers. Fields and their names only; `response` fills them.
 
+use super::super::response_head::own_bytes;
 use super::super::usage::Usage;
 use serde::Serialize;
 use triptych_proto::v1;
@@ -81,8 +82,9 @@ struct Alternative {
 
 impl From<v1::TokenLogprob> for Alternative {
     fn from(t: v1::TokenLogprob) -> Self {
+        let bytes = own_bytes(&t).to_vec();
         // JSON has no infinity, and clients expect a number; OpenAI writes -9999 for a negligible probability.
-        Self { bytes: t.text.as_bytes().to_vec(), logprob: t.logprob.max(-9999.0), token: t.text }
+        Self { bytes, logprob: t.logprob.max(-9999.0), token: t.text }
     }
 }
 

@@ -1,8 +1,10 @@
 //! OpenAI's objects for completions, and the extensions. Fields and their names only; `response` fills them.
 
+use super::super::response_head::own_bytes;
 use super::super::usage::Usage;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use triptych_proto::v1;
 
 /// A response, or one object of a streamed response.
@@ -86,13 +88,46 @@ impl Logprobs {
         for token in tokens {
             let chosen = token.chosen.unwrap_or_default();
             all.text_offset.push(offset);
-            offset += chosen.text.chars().count();
+            // A character counts where it begins, so one of several tokens counts once.
+            offset += own_bytes(&chosen).iter().filter(|byte| **byte & 0xC0 != 0x80).count();
             all.token_logprobs.push(finite(chosen.logprob));
-            all.tokens.push(chosen.text);
-            all.top_logprobs.push(token.top.into_iter().map(|t| (t.text, finite(t.logprob))).collect());
+            all.tokens.push(spelled(&chosen));
+            all.top_logprobs.push(distinct(&token.top));
         }
         Some(all)
     }
+}
+
+/// A token's text, or OpenAI's spelling of bytes that are no whole characters: `bytes:\xe2\x80`.
+fn spelled(token: &v1::TokenLogprob) -> String {
+    let bytes = own_bytes(token);
+    if std::str::from_utf8(bytes).is_ok() {
+        return token.text.clone();
+    }
+    let mut text = "bytes:".to_owned();
+    for byte in bytes {
+        match byte {
+            b' '..=b'~' => text.push(char::from(*byte)),
+            _ => {
+                // Writing to a string cannot fail.
+                let _ = write!(text, "\\x{byte:02x}");
+            }
+        }
+    }
+    text
+}
+
+/// The best tokens by text. Of tokens with one text the best has it, the others vLLM's spelling of ids: `token_id:7`.
+fn distinct(top: &[v1::TokenLogprob]) -> BTreeMap<String, f32> {
+    let mut all = BTreeMap::new();
+    for token in top {
+        let mut key = spelled(token);
+        if all.contains_key(&key) {
+            key = format!("token_id:{}", token.token_id);
+        }
+        all.insert(key, finite(token.logprob));
+    }
+    all
 }
 
 /// JSON has no infinity, and clients expect a number; OpenAI writes -9999 for a negligible probability.
