@@ -85,6 +85,16 @@ pub enum ItemError {
         /// The value allowed.
         limit: String,
     },
+    /// A text longer than the encoder's context, as [`PromptError::TooLong`] on the decoder's side.
+    #[error("{what} has {actual} tokens, the encoder's context holds {limit}")]
+    TooLong {
+        /// The measured input.
+        what: &'static str,
+        /// Its tokens, special ones and an image's rows included.
+        actual: usize,
+        /// Tokens of the context.
+        limit: usize,
+    },
     /// Decodes, but holds nothing to encode.
     #[error("{0}")]
     Empty(String),

@@ -110,6 +110,7 @@ fn read(
         caller,
         priority: message.priority,
         encoder_prompt: None,
+        src_lang: message.src_lang.filter(|code| !code.is_empty()),
         resumption: resumption(message.resumption)?,
     })
 }

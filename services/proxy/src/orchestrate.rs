@@ -86,6 +86,12 @@ impl Orchestrator {
         })?;
         request.caller.check_model(&route.served.name)?;
         self.lay_out(request, &route)?;
+        if request.src_lang.is_some() {
+            let name = &route.served.name;
+            let message =
+                format!("no text of this request is for an encoder of model {name:?}: leave src_lang out");
+            return Err(Failure::invalid(message).with_param("src_lang"));
+        }
         let n_items = request.items.len();
         match route.served.max_items {
             Some(limit) if n_items > limit as usize => Err(Failure::invalid(format!(

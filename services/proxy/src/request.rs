@@ -44,6 +44,8 @@ pub struct Request {
     pub priority: i32,
     /// The prompt of the encoder, once it is known to be for an encoder.
     pub encoder_prompt: Option<TextOrTokens>,
+    /// Language of the prompt's text, for an encoder that is told it. Taken by the item that the text becomes.
+    pub src_lang: Option<String>,
     /// The fate of its stream when the worker that writes it goes away.
     pub resumption: Resumption,
 }
@@ -157,7 +159,9 @@ impl Request {
             _ => return Ok(()),
         };
         self.encoder_prompt = Some(text.clone());
-        self.items.push(Item::of_text(text, "prompt"));
+        let mut item = Item::of_text(text, "prompt");
+        item.options.src_lang = self.src_lang.take();
+        self.items.push(item);
         self.prompt = Prompt::Explicit { encoder: None, decoder };
         Ok(())
     }
@@ -219,6 +223,7 @@ mod tests {
             caller: Caller::new(String::new(), Arc::new(Account::new(Quota::default()))),
             priority: 0,
             encoder_prompt: None,
+            src_lang: None,
             resumption: Resumption::GoOn,
         }
     }

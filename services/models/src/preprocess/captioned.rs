@@ -126,11 +126,8 @@ impl Preprocess for CaptionProcessor {
         let input = self.canvas.preprocess(modality, bytes, &ItemOptions::default(), limits)?;
         let n_rows = input.n_tokens as usize + tokens.len();
         if n_rows > self.max_rows {
-            return Err(ItemError::TooLarge {
-                what: "the image with its prompt",
-                actual: format!("{} rows and {} tokens", input.n_tokens, tokens.len()),
-                limit: format!("{} in total", self.max_rows),
-            });
+            let what = "the image with its prompt";
+            return Err(ItemError::TooLong { what, actual: n_rows, limit: self.max_rows });
         }
         let Features::Patches(patches) = input.features else {
             return Err(ItemError::Unsupported(format!("this model reads image items, not {modality}")));

@@ -1,11 +1,12 @@
 //! Text and token ids to the input of a text encoder.
 //!
-//! A text gets the tokens that the model's own post-processor adds (an end token, a language); token ids are used
-//! as they are. Nothing is cut: a text that does not fit is refused, since its answer would not be about it.
+//! A text gets the tokens that the model's own post-processor adds (an end token, a language, which a request may name
+//! as transformers' `src_lang` does); token ids are used as they are. Nothing is cut: a text that does not fit is
+//! refused, since its answer would not be about it.
 
 use super::{EncoderInput, Features, Preprocess};
 use crate::error::{ItemError, PromptError};
-use crate::tokenization::Tokenizer;
+use crate::tokenization::{LanguageTokens, Tokenizer};
 use std::sync::Arc;
 use triptych_core::limits::Limits;
 use triptych_core::{Extent, ItemForm, ItemOptions, Modality};
@@ -16,12 +17,53 @@ pub struct TextProcessor {
     tokenizer: Arc<Tokenizer>,
     vocab: usize,
     max_tokens: usize,
+    /// Languages of a text, and which of the tokens around it names its own.
+    languages: LanguageTokens,
+    place: Option<LanguagePlace>,
+}
+
+/// Place of the token that names a text's language.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LanguagePlace {
+    First,
+    Last,
 }
 
 impl TextProcessor {
     /// For an encoder with a table of `vocab` tokens that reads up to `max_tokens` of them.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab: usize, max_tokens: usize) -> Self {
-        Self { tokenizer, vocab, max_tokens }
+        let languages = LanguageTokens::of_codes(&tokenizer);
+        // What stands around every text stands around an empty one.
+        let around = tokenizer.encode_input("").unwrap_or_default();
+        let names = |id: Option<&u32>| id.is_some_and(|id| languages.code(*id).is_some());
+        let place = match (names(around.first()), names(around.last())) {
+            (true, _) => Some(LanguagePlace::First),
+            (false, true) => Some(LanguagePlace::Last),
+            (false, false) => None,
+        };
+        Self { tokenizer, vocab, max_tokens, languages, place }
+    }
+
+    /// Tokens of a text in the language of this code.
+    fn text_of(&self, code: &str, bytes: &[u8]) -> Result<Vec<u32>, ItemError> {
+        let Some(place) = self.place else {
+            let text = "this model's encoder is told no language, so it takes no src_lang";
+            return Err(ItemError::Unsupported(text.into()));
+        };
+        let Some(token) = self.languages.token(code) else {
+            let allowed: Vec<&str> = self.languages.codes().collect();
+            let text = format!("src_lang is {code:?}, allowed are {}", allowed.join(", "));
+            return Err(ItemError::Unsupported(text));
+        };
+        let mut ids = self.text(bytes)?;
+        let named = match place {
+            LanguagePlace::First => ids.first_mut(),
+            LanguagePlace::Last => ids.last_mut(),
+        };
+        if let Some(named) = named {
+            *named = token;
+        }
+        Ok(ids)
     }
 
     fn text(&self, bytes: &[u8]) -> Result<Vec<u32>, ItemError> {
@@ -54,10 +96,15 @@ impl Preprocess for TextProcessor {
         limits: &Limits,
     ) -> Result<EncoderInput, ItemError> {
         super::admit(Modality::Text, modality, bytes, limits)?;
-        super::check_options(options, &["tokens"])?;
-        let ids = match options.form {
-            ItemForm::Plain => self.text(bytes)?,
-            ItemForm::TokenIds => token_ids(bytes)?,
+        super::check_options(options, &["tokens", "src_lang"])?;
+        let ids = match (options.form, options.src_lang.as_deref()) {
+            (ItemForm::Plain, None) => self.text(bytes)?,
+            (ItemForm::Plain, Some(code)) => self.text_of(code, bytes)?,
+            (ItemForm::TokenIds, None) => token_ids(bytes)?,
+            (ItemForm::TokenIds, Some(_)) => {
+                let text = "token ids are read as they are, so src_lang says nothing of them";
+                return Err(ItemError::Unsupported(text.into()));
+            }
         };
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocab) {
             let text = format!("token {id} is not one of the encoder's {}", self.vocab);
@@ -67,11 +114,7 @@ impl Preprocess for TextProcessor {
             return Err(ItemError::Empty("the text has no tokens".into()));
         }
         if ids.len() > self.max_tokens {
-            return Err(ItemError::TooLarge {
-                what: "the text",
-                actual: format!("{} tokens", ids.len()),
-                limit: format!("{} tokens", self.max_tokens),
-            });
+            return Err(ItemError::TooLong { what: "the text", actual: ids.len(), limit: self.max_tokens });
         }
         // Bounded by `max_tokens`, which fits.
         Ok(EncoderInput {

@@ -73,7 +73,7 @@ impl Seq2SeqPrompt {
             forced_first: source.u32("forced_bos_token_id")?,
             rules,
             end_tokens: files.end_tokens()?,
-            languages: language_codes(&tokenizer),
+            languages: LanguageTokens::of_codes(&tokenizer),
             defaults: files.sampling_defaults()?,
             limits,
             tokenizer,
@@ -204,18 +204,4 @@ fn start_token(files: &GenerationFiles) -> Result<u32, ModelError> {
         }
     }
     Err(files.source().wrong(START, "a token id"))
-}
-
-/// Languages by spelling: control tokens such as `en_XX` and `zh_CN`.
-fn language_codes(tokenizer: &Tokenizer) -> LanguageTokens {
-    let is_code = |spelling: &str| {
-        spelling.split_once('_').is_some_and(|(language, region)| {
-            (2..=3).contains(&language.len())
-                && language.bytes().all(|b| b.is_ascii_lowercase())
-                && (2..=4).contains(&region.len())
-                && region.bytes().all(|b| b.is_ascii_alphabetic())
-                && region.starts_with(|c: char| c.is_ascii_uppercase())
-        })
-    };
-    LanguageTokens::new(tokenizer.controls().filter(|(spelling, _)| is_code(spelling)).collect())
 }

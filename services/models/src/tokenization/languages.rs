@@ -1,5 +1,7 @@
 //! Languages of a vocabulary: their codes and tokens.
 
+use super::Tokenizer;
+
 /// Language codes of a model with their tokens, in the order of the tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LanguageTokens(Vec<(String, u32)>);
@@ -9,6 +11,11 @@ impl LanguageTokens {
     pub fn new(mut codes: Vec<(String, u32)>) -> Self {
         codes.sort_by_key(|(_, token)| *token);
         Self(codes)
+    }
+
+    /// Languages by spelling: control tokens such as `en_XX` and `zh_CN`.
+    pub fn of_codes(tokenizer: &Tokenizer) -> Self {
+        Self::new(tokenizer.controls().filter(|(spelling, _)| is_code(spelling)).collect())
     }
 
     /// The token of a code.
@@ -35,6 +42,17 @@ impl LanguageTokens {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+}
+
+/// A language and a region: `en_XX`.
+fn is_code(spelling: &str) -> bool {
+    spelling.split_once('_').is_some_and(|(language, region)| {
+        (2..=3).contains(&language.len())
+            && language.bytes().all(|b| b.is_ascii_lowercase())
+            && (2..=4).contains(&region.len())
+            && region.bytes().all(|b| b.is_ascii_alphabetic())
+            && region.starts_with(|c: char| c.is_ascii_uppercase())
+    })
 }
 
 #[cfg(test)]

@@ -3,10 +3,10 @@
 use super::golden;
 use std::sync::Arc;
 use triptych_core::limits::Limits;
-use triptych_core::{Extent, ItemForm, ItemOptions, Modality};
-use triptych_models::ItemError;
+use triptych_core::{Extent, Failure, FailureClass, ItemForm, ItemOptions, Modality};
 use triptych_models::preprocess::{EncoderInput, Features, Preprocess, TextProcessor};
 use triptych_models::tokenization::Tokenizer;
+use triptych_models::{ItemError, PromptError};
 
 fn processor(case: &str, max_tokens: usize) -> (Arc<Tokenizer>, TextProcessor) {
     let tokenizer = Tokenizer::from_dir(&golden::path(&format!("{case}/model"))).expect("a tokenizer");
@@ -56,10 +56,49 @@ fn a_text_of_the_whole_context_fits_and_one_token_more_is_refused() {
     assert!(read(&fits, b"How many people are there?", ItemForm::Plain).is_ok());
     let (_, small) = processor("bart_large_cnn", n - 1);
     let refusal = read(&small, b"How many people are there?", ItemForm::Plain).expect_err("too long");
-    let expect = format!("the text is {n} tokens, the limit is {} tokens", n - 1);
+    let expect = format!("the text has {n} tokens, the encoder's context holds {}", n - 1);
     assert_eq!(refusal.to_string(), expect);
+    // One class on both sides, so one status.
+    let prompt = PromptError::TooLong { actual: n, limit: n - 1 };
+    assert_eq!(Failure::from(refusal).class, FailureClass::InvalidArgument);
+    assert_eq!(Failure::from(prompt).class, FailureClass::InvalidArgument);
     let ids = as_bytes(&vec![5; n]);
     assert_eq!(read(&small, &ids, ItemForm::TokenIds).expect_err("too long").to_string(), expect);
+}
+
+#[test]
+fn a_request_names_the_language_of_its_text() {
+    let asked = |with: &TextProcessor, code: &str, form| {
+        let options = ItemOptions { form, src_lang: Some(code.into()), ..ItemOptions::default() };
+        with.preprocess(Modality::Text, b"hello", &options, &Limits::default())
+    };
+    // mBART has the language behind the end, mBART-50 before the text; both from their files and from a tokenizer.json.
+    for (case, first) in
+        [("mbart_cc25", false), ("mbart_50", true), ("tokenizers/mbart", false), ("tokenizers/mbart50", true)]
+    {
+        let (tokenizer, with) = processor(case, 64);
+        let Features::Tokens(default) = read(&with, b"hello", ItemForm::Plain).expect("a text").features
+        else {
+            panic!("tokens")
+        };
+        let place = if first { 0 } else { default.len() - 1 };
+        let known = tokenizer.token(default[place]).expect("a language");
+        let other = if known == "en_XX" { "de_DE" } else { "en_XX" };
+        let mut expect = default.clone();
+        expect[place] = tokenizer.token_id(other).expect("a language");
+        let got = asked(&with, other, ItemForm::Plain).expect("a text");
+        assert_eq!(got.features, Features::Tokens(expect), "{case}");
+        let same = asked(&with, &known, ItemForm::Plain).expect("a text");
+        assert_eq!(same.features, Features::Tokens(default), "{case}");
+        let refused = asked(&with, "xx_XX", ItemForm::Plain).expect_err("a refusal").to_string();
+        assert!(refused.starts_with("src_lang is \"xx_XX\", allowed are "), "{refused}");
+        assert!(refused.contains(other) && !refused.contains("</s>"), "{refused}");
+        let ids = asked(&with, other, ItemForm::TokenIds).expect_err("a refusal").to_string();
+        assert!(ids.contains("token ids are read as they are"), "{ids}");
+    }
+    let (_, with) = processor("bart_large_cnn", 64);
+    let refused = asked(&with, "en_XX", ItemForm::Plain).expect_err("a refusal").to_string();
+    assert_eq!(refused, "this model's encoder is told no language, so it takes no src_lang");
 }
 
 #[test]
@@ -82,5 +121,8 @@ fn input_that_is_no_text_is_refused() {
     assert_eq!(image.expect_err("a refusal").to_string(), "this model reads text items, not image");
     let options = ItemOptions { vad: true, ..ItemOptions::default() };
     let refused = with.preprocess(Modality::Text, b"x", &options, &limits).expect_err("a refusal");
-    assert_eq!(refused.to_string(), "this model does not take the item option vad, it takes tokens");
+    assert_eq!(
+        refused.to_string(),
+        "this model does not take the item option vad, it takes tokens, src_lang"
+    );
 }

@@ -95,6 +95,7 @@ fn into_request(form: SpeechForm, call: &AdmittedCall, kind: SpeechKind) -> Requ
         caller: call.caller.clone(),
         priority: 0,
         encoder_prompt: None,
+        src_lang: None,
         resumption: call.resumption,
         sampling: v1::Sampling { temperature: form.temperature, ..v1::Sampling::default() },
     }

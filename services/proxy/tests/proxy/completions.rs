@@ -152,12 +152,82 @@ async fn several_prompts_are_answered_in_order_and_their_usage_is_summed() {
     assert_eq!(answer["object"], "text_completion");
 }
 
+fn logprob(token_id: u32, text: &str, bytes: &[u8], logprob: f32) -> v1::TokenLogprob {
+    v1::TokenLogprob { token_id, text: text.into(), bytes: bytes.to_vec().into(), logprob }
+}
+
+#[tokio::test]
+async fn tokens_that_are_no_whole_text_or_share_one_are_told_apart() {
+    let cluster = cluster().await;
+    let part = || logprob(5, "\u{FFFD}", b"\xE2\x80", -0.5);
+    let end = || logprob(6, "\u{FFFD}!", b"\x94!", -0.25);
+    let top = vec![
+        part(),
+        logprob(7, "a", b"a", -1.0),
+        logprob(8, "\u{FFFD}", b"\xE2", -2.0),
+        logprob(9, "a", b"a", -3.0),
+        logprob(10, " \u{FFFD}", b" \xF0\x9F", -4.0),
+        logprob(11, "a", b"a", -5.0),
+    ];
+    let chosen = |chosen, top| v1::ChosenToken { chosen: Some(chosen), top };
+    let logprobs = vec![chosen(part(), top), chosen(end(), vec![])];
+    let piece =
+        delta(v1::Delta { text: "—!".into(), token_ids: vec![5, 6], logprobs, ..v1::Delta::default() });
+    cluster.pd.script([GenerateStep::Send(vec![piece, summary(v1::Summary::default())])]);
+    let body = json!({"model": "t2t", "prompt": [3, 1], "logprobs": 6});
+    let (_, answer) = cluster.proxy.post(PATH, &body).await;
+    let expect = json!({
+        "tokens": ["bytes:\\xe2\\x80", "bytes:\\x94!"], "token_logprobs": [-0.5, -0.25],
+        "text_offset": [0, 1],
+        "top_logprobs": [{
+            "bytes:\\xe2\\x80": -0.5, "a": -1.0, "bytes:\\xe2": -2.0, "token_id:9": -3.0,
+            "bytes: \\xf0\\x9f": -4.0, "token_id:11": -5.0,
+        }, {}],
+    });
+    assert_eq!(answer["choices"][0]["logprobs"], expect);
+}
+
+#[tokio::test]
+async fn a_source_language_goes_to_the_encoder_of_the_text_and_is_in_its_key() {
+    let cluster = cluster().await;
+    let chat = json!([{"role": "user", "content": "hi"}]);
+    for (path, body) in [
+        (PATH, json!({"model": "t2t", "prompt": "hi"})),
+        (PATH, json!({"model": "t2t", "prompt": "hi", "src_lang": "de_DE"})),
+        (PATH, json!({"model": "t2t", "encoder_prompt": "hi", "prompt": [1], "src_lang": "fr_XX"})),
+        ("/v1/chat/completions", json!({"model": "t2t", "messages": chat, "src_lang": "fr_XX"})),
+        ("/v1/chat/completions", json!({"model": "t2t", "messages": chat, "src_lang": "ro_RO"})),
+        (PATH, json!({"model": "t2t", "prompt": "hi", "src_lang": null})),
+    ] {
+        let (status, answer) = cluster.proxy.post(path, &body).await;
+        assert_eq!(status, 200, "{answer}");
+    }
+    let single = Kind::Singleton(v1::TextOrTokens { kind: Some(words("hi")) });
+    let request = |src_lang: &str| v1::GenerateRequest {
+        model: "t2t".into(),
+        prompt: Some(v1::Prompt { kind: Some(single.clone()) }),
+        src_lang: Some(src_lang.into()),
+        ..Default::default()
+    };
+    ask(&cluster.proxy, request("cs_CZ")).await.unwrap();
+    ask(&cluster.proxy, request("de_DE")).await.unwrap();
+    let encoded = [None, Some("de_DE"), Some("fr_XX"), Some("ro_RO"), Some("cs_CZ")];
+    assert_eq!(
+        cluster.encoder.src_langs(),
+        encoded.map(|code| code.map(str::to_owned)),
+        "one encode for each"
+    );
+    let refused = json!({"model": "vl", "prompt": "hi", "src_lang": "de_DE"});
+    let (status, answer) = cluster.proxy.post(PATH, &refused).await;
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("src_lang")), "{answer}");
+}
+
 #[tokio::test]
 async fn answers_carry_tokens_prompts_logprobs_and_counts() {
     let cluster = cluster().await;
     let chosen = |text: &str| v1::ChosenToken {
-        chosen: Some(v1::TokenLogprob { token_id: 1, text: text.into(), logprob: -0.5 }),
-        top: vec![v1::TokenLogprob { token_id: 2, text: "z".into(), logprob: f32::NEG_INFINITY }],
+        chosen: Some(logprob(1, text, text.as_bytes(), -0.5)),
+        top: vec![logprob(2, "z", b"z", f32::NEG_INFINITY)],
     };
     let piece = |text: &str, id: u32| {
         let logprobs = vec![chosen(text)];

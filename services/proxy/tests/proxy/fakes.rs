@@ -213,6 +213,12 @@ impl Encoder {
         jobs.iter().map(|job| job.options.clone().and_then(|o| o.prompt)).collect()
     }
 
+    /// The source language of each job's item.
+    pub fn src_langs(&self) -> Vec<Option<String>> {
+        let jobs = self.0.jobs.lock().unwrap();
+        jobs.iter().map(|job| job.options.clone().and_then(|o| o.src_lang)).collect()
+    }
+
     /// Number of jobs whose caller went away while they were held.
     pub fn cancelled(&self) -> usize {
         self.0.cancelled.load(Ordering::SeqCst)

@@ -19,6 +19,8 @@ pub(super) struct ChatBody {
     stream_options: Option<StreamOptions>,
     logprobs: Option<bool>,
     top_logprobs: Option<u32>,
+    // Extension.
+    src_lang: Option<String>,
     // Known and not supported: may be present with an empty value.
     tools: Option<Value>,
     functions: Option<Value>,
@@ -75,6 +77,7 @@ impl ChatBody {
             caller: call.caller.clone(),
             priority,
             encoder_prompt: None,
+            src_lang: self.src_lang.filter(|code| !code.is_empty()),
             resumption: call.resumption,
         })
     }

@@ -23,6 +23,7 @@ pub(super) struct CompletionBody {
     logprobs: Option<u32>,
     // Extensions.
     encoder_prompt: Option<OnePrompt>,
+    src_lang: Option<String>,
     items: Option<Vec<RawPart>>,
     // Known and not supported: may be present with an empty value.
     suffix: Option<String>,
@@ -118,6 +119,7 @@ impl CompletionBody {
             caller: call.caller.clone(),
             priority,
             encoder_prompt: None,
+            src_lang: self.src_lang.clone().filter(|code| !code.is_empty()),
             resumption: call.resumption,
         };
         Ok(prompts.into_iter().enumerate().map(request).collect())
