@@ -75,6 +75,8 @@ async fn check_text(cluster: &Cluster, case: &str) {
         let choice = &answer["choices"][0];
         assert_eq!(ids(&choice["token_ids"]), without_end(&request["greedy"], request), "{case} {request}");
         assert_eq!(choice["encoder_prompt"], *input);
+        let n_prompt = [input, &request["prompt"]].map(|tokens| tokens.as_array().map_or(0, Vec::len));
+        assert_eq!(answer["usage"]["prompt_tokens"], n_prompt.iter().sum::<usize>(), "both sides count");
         assert_eq!(choice["decoder_prompt"]["token_ids"], request["prompt"]);
         let beams = &request["beam4"];
         let searched = ask(json!({

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use triptych_core::sampling::FinishReason;
-use triptych_core::{Failure, lifetime::StageTimes};
+use triptych_core::{EncodedItem, Failure, Modality, lifetime::StageTimes};
 use triptych_engine::{ChosenToken, Delta, Finished, Output, SequenceId};
 use triptych_models::prompt::PreparedSequence;
 use triptych_models::tokenization::Tokenizer;
@@ -98,6 +98,13 @@ impl Assembler {
             totals: UsageTotals::default(),
             ended_elsewhere: HashSet::new(),
         }
+    }
+
+    /// Counts the tokens of encoder texts as the prompt's, as vLLM does.
+    pub fn with_encoder_texts(mut self, items: &[EncodedItem]) -> Self {
+        let texts = items.iter().filter(|item| item.modality == Modality::Text);
+        self.totals.prompt_tokens += texts.map(|item| item.n_tokens as usize).sum::<usize>();
+        self
     }
 
     /// Marks a choice as ended on another worker.
@@ -272,5 +279,31 @@ fn chosen_token(token: ChosenToken) -> v1::ChosenToken {
     v1::ChosenToken {
         chosen: Some(token.chosen.into()),
         top: token.top.into_iter().map(Into::into).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use triptych_core::{ContentKey, DType, Extent, Fingerprint};
+
+    #[test]
+    fn tokens_of_encoder_texts_are_tokens_of_the_prompt() {
+        let item = |modality, n_tokens| EncodedItem {
+            key: ContentKey::from_bytes([1; 32]),
+            fingerprint: Fingerprint::from_bytes([2; 32]),
+            modality,
+            n_tokens,
+            hidden: 8,
+            dtype: DType::F32,
+            extent: Extent::Tokens,
+            checksum: [3; 32],
+        };
+        let json = r#"{"version": "1.0", "added_tokens": [],
+            "model": {"type": "WordLevel", "unk_token": "?", "vocab": {"?": 0}}}"#;
+        let tokenizer = Arc::new(Tokenizer::from_bytes(json.as_bytes()).expect("a tokenizer"));
+        let items = [item(Modality::Text, 7), item(Modality::Image, 100)];
+        let assembler = Assembler::new(&[], 1, tokenizer, LogprobReporting::Hide).with_encoder_texts(&items);
+        assert_eq!(assembler.totals(Instant::now()).0.prompt_tokens, 7, "an image is no part of the prompt");
     }
 }

@@ -69,8 +69,9 @@ impl RunningRequest {
         sampling.seed = sampling.seed.or_else(|| Some(seed_of(prepared.request)));
         let (sender, outputs) = unbounded_channel();
         let tokenizer = context.tokenizer.clone();
-        let mut assembler =
-            Assembler::new(&prepared.windows, sampling.n, tokenizer, logprobs).at(sampling.temperature);
+        let mut assembler = Assembler::new(&prepared.windows, sampling.n, tokenizer, logprobs)
+            .at(sampling.temperature)
+            .with_encoder_texts(&prepared.items);
         let mut buffer = speech::window_buffer(&prepared, &context, &mut sampling)?;
         let mut sequences = Vec::new();
         let mut n_resumed = HashMap::new();
