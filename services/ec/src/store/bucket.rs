@@ -21,7 +21,6 @@ mod conditional;
 mod connect;
 mod failure;
 mod get;
-mod lease_clock;
 mod leases;
 mod names;
 mod put;
@@ -32,6 +31,7 @@ pub use setting::{BucketService, BucketSetting};
 pub use tuning::BucketTuning;
 
 use super::lease::{Acquired, EncodeLease};
+use super::lease_clock::LeaseClock;
 use super::{EcStore, Listed, Op, PutOutcome, StoreKind, check_size};
 use crate::error::EcError;
 use crate::object::{self, MAX_HEAD_BYTES};
@@ -40,7 +40,6 @@ use bytes::Bytes;
 use conditional::ConditionalWrites;
 use failure::{BucketError, is_not_found};
 use futures::{StreamExt, TryStreamExt, stream};
-use lease_clock::LeaseClock;
 use names::Names;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use std::fmt;
@@ -61,7 +60,8 @@ pub struct BucketStore {
     tuning: BucketTuning,
     /// Support for conditional writes, once probed.
     conditional: OnceCell<ConditionalWrites>,
-    lease_clock: LeaseClock,
+    /// By entity tag.
+    lease_clock: LeaseClock<Option<String>>,
 }
 
 impl fmt::Debug for BucketStore {
