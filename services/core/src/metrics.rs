@@ -57,6 +57,7 @@ metrics! {
     ADMISSION_REJECTIONS = "admission_rejections", "", "Requests rejected on admission, because they could not be answered in time";
     EC_OPERATIONS = "ec_operations", "", "Operations of the EC store, by tier, operation and outcome";
     EC_OPERATION_TIME = "ec_operation_time", "seconds", "Time of an operation of the EC store, by tier and operation";
+    EC_CIRCUIT_BREAKER = "ec_circuit_breaker", "", "1 for the state of the circuit breaker of the EC store, else 0, by tier and state";
     EC_TRANSFERRED = "ec_transferred", "bytes", "Bytes of objects written to and read from the EC store, by tier and operation";
     ITEM_SOURCE = "item_source", "", "Items by the source of their encoder output";
     PD_QUEUE_TIME = "pd_queue_time", "seconds", "Time a request waited in the engine for its first step";

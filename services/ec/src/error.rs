@@ -55,6 +55,14 @@ pub enum EcError {
         /// Length of the queue.
         limit: usize,
     },
+    /// The store did not answer a moment ago, and is left alone. Not retried at once.
+    #[error("{store} store: {op} refused, the store does not answer (circuit breaker open)")]
+    CircuitOpen {
+        /// Kind of the store.
+        store: StoreKind,
+        /// The operation.
+        op: Op,
+    },
     /// The object is larger than this store takes. Never retried.
     #[error("object of {actual} bytes is over the limit of {limit}")]
     TooLarge {
@@ -92,12 +100,20 @@ impl EcError {
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Unavailable { .. } | Self::TimedOut { .. })
     }
+
+    /// True if the operation may succeed after a while, for writers in the background.
+    pub fn may_pass(&self) -> bool {
+        self.is_retryable() || matches!(self, Self::Overloaded { .. } | Self::CircuitOpen { .. })
+    }
 }
 
 impl From<&EcError> for Failure {
     fn from(e: &EcError) -> Self {
         let failure = match e {
-            EcError::Unavailable { .. } | EcError::TimedOut { .. } | EcError::Corrupt { .. } => {
+            EcError::Unavailable { .. }
+            | EcError::TimedOut { .. }
+            | EcError::CircuitOpen { .. }
+            | EcError::Corrupt { .. } => {
                 Failure::unavailable("the encoder cache is not available now; try again")
             }
             EcError::Overloaded { .. } => Failure::new(

@@ -12,8 +12,10 @@ pub mod store;
 
 pub mod settings;
 
+pub mod breaker;
 #[cfg(any(test, feature = "testing"))]
 pub mod fault;
+pub mod guarded;
 pub mod limit;
 pub mod metered;
 pub mod retry;

@@ -2,6 +2,7 @@
 //!
 //! An observer exports the numbers, so this crate knows no metrics library.
 
+use crate::breaker::BreakerState;
 use crate::error::EcError;
 use crate::store::lease::{Acquired, EncodeLease};
 use crate::store::{EcStore, Leftovers, Listed, Op, PutOutcome, StoreKind, Tidy};
@@ -72,7 +73,9 @@ impl Outcome {
 
     fn of_error(e: &EcError) -> Self {
         match e {
-            EcError::Unavailable { .. } | EcError::Overloaded { .. } => Self::Unavailable,
+            EcError::Unavailable { .. } | EcError::Overloaded { .. } | EcError::CircuitOpen { .. } => {
+                Self::Unavailable
+            }
             EcError::TimedOut { .. } => Self::TimedOut,
             EcError::Corrupt { .. } => Self::Corrupt,
             EcError::TooLarge { .. } | EcError::Unsupported { .. } | EcError::Config { .. } => Self::Refused,
@@ -109,6 +112,8 @@ pub trait EcObserver: Send + Sync {
     fn loaded(&self, bytes: usize, took: Duration);
     /// An operation ended.
     fn operation(&self, _operation: Operation) {}
+    /// The circuit breaker of a store has this state from here on.
+    fn breaker(&self, _tier: CacheTier, _state: BreakerState) {}
 }
 
 /// Observes nothing.

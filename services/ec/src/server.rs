@@ -220,7 +220,9 @@ fn status_of(e: &EcError) -> Status {
     match e {
         EcError::TooLarge { limit, actual } => wire::too_large(*limit, *actual),
         EcError::Corrupt { .. } => Status::data_loss(chain(e)),
-        EcError::TimedOut { .. } | EcError::Unavailable { .. } => Status::unavailable(chain(e)),
+        EcError::TimedOut { .. } | EcError::Unavailable { .. } | EcError::CircuitOpen { .. } => {
+            Status::unavailable(chain(e))
+        }
         EcError::Overloaded { .. } => Status::resource_exhausted(chain(e)),
         EcError::Unsupported { .. } => Status::unimplemented(chain(e)),
         EcError::Config { .. } => Status::internal(chain(e)),

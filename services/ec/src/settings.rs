@@ -11,6 +11,9 @@
 //! | `s3://BUCKET[/PREFIX][?endpoint=URL&region=R&allow_http=true&tenant=T]`, `gs://…`, `az://…` | a bucket |
 //! | `grpc://host:port` | a store process |
 //!
+//! `s3://` and `az://` are tested against servers that check signatures. `gs://` is untried: no emulator in a package
+//! registry has conditional writes (`x-goog-if-generation-match`).
+//!
 //! Several, separated by white space, are tiers, the fastest first:
 //! `memory:256 redis://cache`.
 
@@ -18,9 +21,11 @@ mod split;
 pub(crate) mod text;
 
 use self::text::{is_authority, without_password};
+use crate::breaker::BreakerTuning;
 use crate::error::EcError;
+use crate::guarded::Guarded;
 use crate::limit::{Bounds, Limited};
-use crate::metered::{EcObserver, Metered};
+use crate::metered::{EcObserver, Metered, NoObserver};
 use crate::retry::{RetryBudget, RetryPolicy, Retrying};
 use crate::store::bucket::{BucketSetting, BucketStore, BucketTuning};
 use crate::store::disk::{DiskSetting, DiskStore};
@@ -29,7 +34,7 @@ use crate::store::redis::{RedisSetting, RedisStore, RedisTuning};
 use crate::store::remote::{Dial, RemoteStore, RemoteTuning};
 use crate::store::shm::{ShmSetting, ShmStore};
 use crate::store::tiered::{Tier, Tiered, TieredTuning};
-use crate::store::{EcStore, Scope};
+use crate::store::{EcStore, Scope, StoreKind};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -178,6 +183,9 @@ pub struct OpenOptions {
     pub observer: Option<Arc<dyn EcObserver>>,
     /// Bounds on each tier's load; `None`: unbounded.
     pub bounds: Option<Bounds>,
+    /// Circuit breaker of each tier; `None`: none for a single store, the default one for a tier, which must be skipped
+    /// without a wait while it is away.
+    pub breaker: Option<BreakerTuning>,
     /// Retries of each tier's operations, within one budget for all tiers; `None`: no retries.
     pub retry: Option<RetryPolicy>,
 }
@@ -199,14 +207,24 @@ pub async fn open(setting: &EcSetting, limits: &Limits) -> Result<Arc<dyn EcStor
 pub async fn open_with(setting: &EcSetting, with: &OpenOptions) -> Result<Arc<dyn EcStore>, EcError> {
     let budget = RetryBudget::default();
     let EcSetting::Tiered(settings) = setting else {
-        return Ok(decorate(open_one(setting, with).await?, with, &budget));
+        let store = guard(open_one(setting, with).await?, with.breaker, with);
+        return Ok(decorate(store, with, &budget));
     };
     let mut tiers = Vec::with_capacity(settings.len());
     for setting in settings {
-        let store = decorate(open_one(setting, with).await?, with, &budget);
+        let breaker = Some(with.breaker.unwrap_or_default());
+        let store = decorate(guard(open_one(setting, with).await?, breaker, with), with, &budget);
         tiers.push(Tier { store, scope: setting.scope() });
     }
     Ok(Arc::new(Tiered::new(tiers, TieredTuning::default(), &with.limits)))
+}
+
+/// Wraps a store with a circuit breaker, if it has one.
+fn guard(store: Arc<dyn EcStore>, breaker: Option<BreakerTuning>, with: &OpenOptions) -> Arc<dyn EcStore> {
+    let Some(tuning) = breaker else { return store };
+    let tuning = if store.kind() == StoreKind::Object { tuning.for_bucket() } else { tuning };
+    let observer = with.observer.clone().unwrap_or_else(|| Arc::new(NoObserver));
+    Arc::new(Guarded::new(store, tuning, observer))
 }
 
 /// Wraps a store with bounds, retries and the observer. Each attempt waits for its own permit; the observer sees the

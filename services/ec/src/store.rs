@@ -9,6 +9,7 @@ pub mod bucket;
 pub mod disk;
 pub mod kind;
 pub mod lease;
+mod lease_clock;
 pub mod memory;
 pub mod peer;
 mod poll;

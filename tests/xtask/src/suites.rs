@@ -64,7 +64,7 @@ pub const SUITES: [Suite; 22] = [
     Suite {
         name: "ec",
         about: "crate: EC stores, against real servers",
-        needs: &[Need::Redis, Need::S3],
+        needs: &[Need::Redis, Need::S3, Need::Azurite],
         target: Target::Package("triptych-ec"),
     },
     Suite {

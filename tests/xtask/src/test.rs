@@ -148,6 +148,7 @@ fn cargo_shown(args: &[&str]) -> Result<Ran> {
 
 fn run_shown(command: &mut Command) -> Result<()> {
     command.env("TRIPTYCH_BIN", root().join(BINARY)).env("TRIPTYCH_WEED", servers::s3_program());
+    command.env("TRIPTYCH_AZURITE", servers::azurite_program());
     println!("$ {}", show(command));
     shell::run(command)
 }

@@ -113,8 +113,7 @@ impl WorkerState {
                 Err(e) => e,
             };
             let pause = pauses.next_pause();
-            let again = e.is_retryable() || matches!(e, EcError::Overloaded { .. });
-            if !again || self.closing.is_cancelled() || Instant::now() + pause > give_up {
+            if !e.may_pass() || self.closing.is_cancelled() || Instant::now() + pause > give_up {
                 tracing::warn!(key = ?item.key, error = %chain(&e), "write-behind of an output abandoned");
                 return;
             }

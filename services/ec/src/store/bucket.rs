@@ -21,7 +21,6 @@ mod conditional;
 mod connect;
 mod failure;
 mod get;
-mod lease_clock;
 mod leases;
 mod names;
 mod put;
@@ -32,15 +31,15 @@ pub use setting::{BucketService, BucketSetting};
 pub use tuning::BucketTuning;
 
 use super::lease::{Acquired, EncodeLease};
+use super::lease_clock::LeaseClock;
 use super::{EcStore, Listed, Op, PutOutcome, StoreKind, check_size};
 use crate::error::EcError;
 use crate::object::{self, MAX_HEAD_BYTES};
 use async_trait::async_trait;
 use bytes::Bytes;
 use conditional::ConditionalWrites;
-use failure::{BucketError, is_not_found};
+use failure::{BucketError, is_not_found, refused_credentials};
 use futures::{StreamExt, TryStreamExt, stream};
-use lease_clock::LeaseClock;
 use names::Names;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use std::fmt;
@@ -61,7 +60,8 @@ pub struct BucketStore {
     tuning: BucketTuning,
     /// Support for conditional writes, once probed.
     conditional: OnceCell<ConditionalWrites>,
-    lease_clock: LeaseClock,
+    /// By entity tag.
+    lease_clock: LeaseClock<Option<String>>,
 }
 
 impl fmt::Debug for BucketStore {
@@ -76,7 +76,8 @@ impl BucketStore {
     /// runtime.
     ///
     /// # Errors
-    /// [`EcError::Config`] for a malformed variable, or a service without conditional writes.
+    /// [`EcError::Config`] for a malformed variable, credentials that the service refuses, or a service without
+    /// conditional writes.
     pub async fn open(
         setting: &BucketSetting,
         environment: impl IntoIterator<Item = (String, String)>,
@@ -89,6 +90,13 @@ impl BucketStore {
         let store = Self::over(backend, names, setting.to_string(), (tuning, limits.clone()));
         match store.conditional_writes(Op::Ping).await {
             Err(e @ EcError::Config { .. }) => return Err(e),
+            Err(e) if let Some(code) = refused_credentials(&e) => {
+                let variables = setting.service().credentials();
+                let reason = format!(
+                    "the service refuses the credentials ({code}); check {variables}, and this machine's clock"
+                );
+                return Err(EcError::Config { setting: setting.to_string(), reason });
+            }
             // It may become reachable later, or this process may only read; the first put probes again.
             Err(e) => {
                 tracing::info!(store = store.shown, error = %crate::error::chain(&e), "the bucket was not probed")
@@ -207,6 +215,8 @@ impl BucketStore {
             let key = self.names.key_of(&meta.location)?;
             Some(Listed { key, len: meta.size, stored: Some(meta.last_modified.into()) })
         };
+        // A service that does not know where a list starts begins at the first name.
+        let listed = |meta| listed(meta).filter(|listed| after < Some(&listed.key));
         let page = all.try_filter_map(|meta| futures::future::ready(Ok(listed(meta))));
         Ok(page.take(limit).try_collect().await?)
     }

@@ -10,6 +10,7 @@
 mod budget;
 mod entry;
 mod files;
+mod fs_clock;
 mod leases;
 mod leftovers;
 mod lock;

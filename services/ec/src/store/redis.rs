@@ -45,7 +45,7 @@ use notifications::KeyNotifications;
 use redis::{Cmd, Pipeline, Value, cmd};
 use std::fmt;
 use std::time::Duration;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 
@@ -200,7 +200,12 @@ impl RedisStore {
 
     /// Asks each key's node. Nodes that do not answer count as misses, as long as one answers.
     async fn heads_in_cluster(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, EcError> {
-        let asked = keys.iter().map(|key| async move { self.run(Op::Heads, key, &get_manifest(key)).await });
+        let limit = self.tuning.head_timeout;
+        let late = |_| EcError::TimedOut { store: StoreKind::Redis, op: Op::Heads, limit };
+        let asked = keys.iter().map(|key| async move {
+            let head = get_manifest(key);
+            timeout(limit, self.run(Op::Heads, key, &head)).await.unwrap_or_else(|e| Err(late(e)))
+        });
         let (mut heads, mut n_answers, mut failed) = (Vec::with_capacity(keys.len()), 0, None);
         for (key, answer) in keys.iter().zip(join_all(asked).await) {
             n_answers += usize::from(!matches!(&answer, Err(e) if e.is_retryable()));

@@ -1,8 +1,8 @@
 //! A store of several tiers, the fastest first, the most durable last.
 //!
 //! **Reading** asks tier after tier. An object of a later tier is promoted to the earlier ones in the background, once
-//! it verified. A tier that does not answer is skipped, and after several failures its circuit breaker opens. An object
-//! that does not verify is quarantined in its tier, and the next tier is asked. It is a miss if at least one shared
+//! it verified. A tier that does not answer is skipped; that costs nothing while its circuit breaker is open
+//! ([`crate::guarded`]). An object that does not verify is quarantined in its tier, and the next tier is asked. It is a miss if at least one shared
 //! tier answered and none had it: encoding again is always possible.
 //!
 //! **Writing** waits for the first shared tier ([`Scope`]) that takes the object, so that others can read it
@@ -16,7 +16,6 @@
 //! A put, a delete and a copy of one key may run concurrently in several processes: an object deleted here may be
 //! written again by another process's pending copy. Objects are equal for their key, so that is never wrong.
 
-mod breaker;
 mod tier;
 mod write_behind;
 
@@ -104,17 +103,6 @@ impl Tiered {
         self.behind.pending()
     }
 
-    /// Tiers with a closed circuit breaker; all of them if no shared one has.
-    fn awake(&self) -> Vec<&Arc<TierState>> {
-        let now = Instant::now();
-        let awake: Vec<_> = self.tiers.iter().filter(|tier| tier.breaker.allows(now)).collect();
-        if awake.iter().any(|tier| tier.tier_idx >= self.first_shared) {
-            awake
-        } else {
-            self.tiers.iter().collect()
-        }
-    }
-
     /// Tiers that may hold leases, the widest scope first.
     fn lease_tiers(&self) -> impl Iterator<Item = &Arc<TierState>> {
         let of = |scope| self.tiers.iter().filter(move |tier| tier.scope == scope);
@@ -186,7 +174,7 @@ impl Tiered {
     /// The heads in these tiers, each asked only for the keys that the tiers before it missed.
     async fn heads_of(
         &self,
-        tiers: &[&Arc<TierState>],
+        tiers: &[Arc<TierState>],
         keys: &[ContentKey],
     ) -> Result<Vec<Option<EncodedItem>>, EcError> {
         let mut found = vec![None; keys.len()];
@@ -249,7 +237,7 @@ impl EcStore for Tiered {
 
     async fn put_if_absent(&self, key: &ContentKey, object: Bytes) -> Result<PutOutcome, EcError> {
         let mut failed = Vec::new();
-        for tier in self.awake().into_iter().skip_while(|tier| tier.tier_idx < self.first_shared) {
+        for tier in self.tiers.iter().skip(self.first_shared) {
             match tier.ask(Op::Put, tier.store.put_if_absent(key, object.clone())).await {
                 Ok(PutOutcome::Stored) => {
                     self.spread(tier.tier_idx, key, object).await;
@@ -264,7 +252,7 @@ impl EcStore for Tiered {
 
     async fn get(&self, key: &ContentKey) -> Result<Option<Bytes>, EcError> {
         let (mut failed, mut missed) = (Vec::new(), Vec::new());
-        for tier in self.awake() {
+        for tier in &self.tiers {
             match tier.ask(Op::Get, tier.store.get(key)).await {
                 Ok(Some(object)) => {
                     self.promote(missed, key, &object);
@@ -289,7 +277,7 @@ impl EcStore for Tiered {
     }
 
     async fn heads(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, EcError> {
-        self.heads_of(&self.awake(), keys).await
+        self.heads_of(&self.tiers, keys).await
     }
 
     async fn delete(&self, key: &ContentKey) -> Result<bool, EcError> {
@@ -308,7 +296,7 @@ impl EcStore for Tiered {
     async fn disown(&self, key: &ContentKey, object: &Bytes) -> Result<bool, EcError> {
         self.stop_copies(key, Some(object)).await;
         let (mut failed, mut found) = (Vec::new(), false);
-        for tier in self.awake() {
+        for tier in &self.tiers {
             let same = match tier.ask(Op::Get, tier.store.get(key)).await {
                 Ok(copy) => copy.is_some_and(|copy| copy == *object),
                 Err(EcError::Corrupt { .. }) => true,
@@ -354,8 +342,7 @@ impl EcStore for Tiered {
         let Some(tier) = self.lease_tiers().next() else { return Ok(None) };
         // Later tiers get copies of it, and polls of some of them are billed.
         let asking = poll::poll_head(patience, || async {
-            let before: Vec<_> = self.awake().into_iter().filter(|t| t.tier_idx <= tier.tier_idx).collect();
-            self.heads_of(&before, std::slice::from_ref(key)).await
+            self.heads_of(&self.tiers[..=tier.tier_idx], std::slice::from_ref(key)).await
         });
         if let Some(Some(item)) = self.heads(std::slice::from_ref(key)).await?.pop() {
             return Ok(Some(item));

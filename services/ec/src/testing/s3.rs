@@ -13,6 +13,8 @@ use std::{env, fs, io};
 
 /// Timeout of a server's start; generous, since test machines are busy.
 const START_LIMIT: Duration = Duration::from_secs(60);
+/// Key and secret of a server that checks signatures, with what signatures and URLs trip over.
+const CREDENTIALS: (&str, &str) = ("triptych", "s3cret/with+signs=");
 /// The bucket that every server has.
 const BUCKET: &str = "triptych";
 /// Path of the program from the root of the repository, as `cargo xtask test` installs it.
@@ -20,13 +22,22 @@ const PROGRAM: &str = ".cache/seaweedfs/weed";
 /// Fixed offset at which its worker looks for the admin's second port.
 const ADMIN_GRPC_OFFSET: u16 = 10_000;
 
-/// An S3 server on free ports of 127.0.0.1, with one bucket, its data in a folder that the guard owns. Anybody may read
-/// and write. Dropping it kills it and removes the folder.
+/// An S3 server on free ports of 127.0.0.1, with one bucket, its data in a folder that the guard owns. Dropping it kills
+/// it and removes the folder.
 #[derive(Debug)]
 pub struct S3Server {
     folder: Folder,
     ports: Ports,
+    access: Access,
     process: Option<Process>,
+}
+
+/// Clients that a server serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    Anyone,
+    /// Those that sign with [`CREDENTIALS`].
+    Signed,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -38,14 +49,26 @@ struct Ports {
 }
 
 impl S3Server {
-    /// Starts a server and waits until its bucket answers.
+    /// Starts a server that anybody may read and write, and waits until its bucket answers.
     ///
     /// # Panics
     /// If the program is not there or does not start: a test that needs it must fail, not be skipped.
     pub fn start() -> Self {
+        Self::start_for(Access::Anyone)
+    }
+
+    /// Starts a server that checks the signature (SigV4) of every request, and waits until it answers.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    pub fn start_signed() -> Self {
+        Self::start_for(Access::Signed)
+    }
+
+    fn start_for(access: Access) -> Self {
         // Another process may take a port between choosing and starting; then others are tried.
         for _ in 0..5 {
-            let mut server = Self { folder: Folder::new(), ports: Ports::free(), process: None };
+            let mut server = Self { folder: Folder::new(), ports: Ports::free(), access, process: None };
             if server.spawn() {
                 return server;
             }
@@ -85,7 +108,12 @@ impl S3Server {
 
     /// The variables that a process needs to use it.
     pub fn environment(&self) -> Vec<(String, String)> {
-        vec![("AWS_SKIP_SIGNATURE".to_owned(), "true".to_owned())]
+        let (key, secret) = CREDENTIALS;
+        let variables = match self.access {
+            Access::Anyone => vec![("AWS_SKIP_SIGNATURE", "true")],
+            Access::Signed => vec![("AWS_ACCESS_KEY_ID", key), ("AWS_SECRET_ACCESS_KEY", secret)],
+        };
+        variables.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
     /// The port of its S3 face, the same for the whole life of the guard.
@@ -144,10 +172,13 @@ impl S3Server {
             .env_remove("AWS_SECRET_ACCESS_KEY")
             .stdout(Stdio::null())
             .stderr(log);
+        if self.access == Access::Signed {
+            command.envs(self.environment());
+        }
         let mut process = Process::start("the S3 server", command);
-        let port = self.ports.s3;
-        becomes(START_LIMIT, || answers(port).unwrap_or(false) || !process.is_running());
-        if process.is_running() && answers(port).unwrap_or(false) {
+        let (port, access) = (self.ports.s3, self.access);
+        becomes(START_LIMIT, || answers(port, access).unwrap_or(false) || !process.is_running());
+        if process.is_running() && answers(port, access).unwrap_or(false) {
             self.process = Some(process);
             return true;
         }
@@ -209,8 +240,9 @@ impl Ports {
     }
 }
 
-/// True if the bucket exists. One request in plain HTTP, independent of the product's code.
-fn answers(port: u16) -> io::Result<bool> {
+/// True if the bucket exists, or the request is refused for its lack of a signature. One request in plain HTTP,
+/// independent of the product's code.
+fn answers(port: u16, access: Access) -> io::Result<bool> {
     use std::io::{Read, Write};
     let limit = Duration::from_secs(5);
     let mut stream = TcpStream::connect_timeout(&SocketAddr::from(([127, 0, 0, 1], port)), limit)?;
@@ -219,7 +251,10 @@ fn answers(port: u16) -> io::Result<bool> {
     stream.write_all(request.as_bytes())?;
     let mut status = [0; 12];
     stream.read_exact(&mut status)?;
-    Ok(&status == b"HTTP/1.1 200")
+    Ok(match access {
+        Access::Anyone => &status == b"HTTP/1.1 200",
+        Access::Signed => &status == b"HTTP/1.1 403",
+    })
 }
 
 /// The program: where `TRIPTYCH_WEED` says, or where `cargo xtask test` puts it.

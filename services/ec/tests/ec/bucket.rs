@@ -2,6 +2,7 @@
 
 mod leases;
 mod services;
+mod signed;
 
 use bytes::Bytes;
 use futures::TryStreamExt;

@@ -1,5 +1,7 @@
 //! The disk store: the conformance suite, and what only a directory can do wrong.
 
+mod processes;
+
 use std::fs::{self, File};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -4,6 +4,7 @@ mod bucket;
 mod connector;
 mod decorators;
 mod disk;
+mod guarded;
 mod object;
 mod peer;
 mod redis;

@@ -22,7 +22,12 @@ const USER: &str = "user ec on >s3cret ~triptych:ec:* &triptych:ec:* +get +set +
 /// With times for a busy machine.
 pub fn store(url: &str) -> RedisStore {
     let (response_timeout, connection_timeout) = (Duration::from_secs(10), Duration::from_secs(10));
-    let tuning = RedisTuning { response_timeout, connection_timeout, ..RedisTuning::default() };
+    let tuning = RedisTuning {
+        response_timeout,
+        head_timeout: response_timeout,
+        connection_timeout,
+        ..RedisTuning::default()
+    };
     RedisStore::new(url, tuning, &conformance::limits()).unwrap()
 }
 

@@ -1,6 +1,6 @@
 //! Conversion of a service's errors.
 
-use crate::error::{BoxError, EcError};
+use crate::error::{BoxError, EcError, chain};
 use crate::store::{Op, StoreKind};
 use object_store::client::{HttpError, HttpErrorKind};
 use std::error::Error;
@@ -8,6 +8,17 @@ use std::time::Duration;
 
 /// Error codes for a missing bucket, which has the same status as a missing object.
 const NO_BUCKET: [&str; 3] = ["NoSuchBucket", "ContainerNotFound", "specified bucket does not exist"];
+
+/// Codes with which services refuse a key, its signature or a token. A lack of permission has others.
+const REFUSED: [&str; 7] = [
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "InvalidToken",
+    "ExpiredToken",
+    "RequestTimeTooSkewed",
+    "AuthenticationFailed",
+    "AuthorizationFailure",
+];
 
 /// Error of a request, without the store's operation.
 #[derive(Debug)]
@@ -45,6 +56,17 @@ pub(super) fn is_not_found(e: &object_store::Error) -> bool {
     let object_store::Error::NotFound { source, .. } = e else { return false };
     let text = source.to_string();
     !NO_BUCKET.iter().any(|code| text.contains(code))
+}
+
+/// The code with which the service refused the credentials; `None` for every other failure.
+pub(super) fn refused_credentials(e: &EcError) -> Option<&'static str> {
+    let EcError::Unavailable { source, .. } = e else { return None };
+    let text = chain(&**source);
+    let code = REFUSED.into_iter().find(|code| text.contains(code));
+    let is_unknown = source
+        .downcast_ref::<object_store::Error>()
+        .is_some_and(|e| matches!(e, object_store::Error::Unauthenticated { .. }));
+    code.or(is_unknown.then_some("unauthenticated"))
 }
 
 /// True if the condition of a write failed.

@@ -1,18 +1,16 @@
 //! Leases as small objects, updated by conditional writes.
 //!
-//! A lease records its duration but not its start, because clocks differ. A caller measures from its first observation
-//! of the current version (every renewal changes it), so it may wait too long but never takes over a live lease. A
-//! lease that is old by the service's own clock, with an allowance for the difference of clocks, counts as expired at
-//! once. A holder measures from before its request, so for it the lease always ends first.
+//! A lease records its duration but not its start, because clocks differ: every renewal changes the object, and whoever
+//! looks counts how long it did not change ([`crate::store::lease_clock`]).
 //!
 //! A released lease stays as an object that is marked free and keeps its token; the lifecycle rule removes it. A new
 //! one starts at the milliseconds of the clock, above all tokens counted from an earlier start.
 
 use super::BucketStore;
 use super::failure::{BucketError, is_conflict};
-use super::lease_clock::MAX_TTL;
 use crate::error::EcError;
 use crate::store::lease::{Acquired, EncodeLease};
+use crate::store::lease_clock::MAX_TTL;
 use crate::store::{EcStore, Op};
 use bytes::Bytes;
 use object_store::{PutMode, PutOptions, PutPayload, UpdateVersion};
@@ -68,7 +66,7 @@ impl BucketStore {
         };
         let grant = |token| {
             let lease = EncodeLease { key: *key, token };
-            self.lease_clock.granted(&lease, start + ttl);
+            self.lease_clock.granted(&lease, start + ttl, start);
             Ok(Acquired::Granted(lease))
         };
         // Most keys were never leased before.
@@ -102,7 +100,7 @@ impl BucketStore {
 
     pub(super) async fn keep_lease(&self, lease: &EncodeLease, ttl: Duration) -> Result<bool, BucketError> {
         let (start, ttl) = (Instant::now(), ttl.min(MAX_TTL));
-        if self.lease_clock.has_ended(lease) {
+        if self.lease_clock.has_ended(lease, Instant::now()) {
             return Ok(false);
         }
         let changed = |record: &LeaseRecord| LeaseRecord {
@@ -112,13 +110,13 @@ impl BucketStore {
         };
         let kept = self.change_lease(lease, changed).await?;
         if kept {
-            self.lease_clock.granted(lease, start + ttl);
+            self.lease_clock.granted(lease, start + ttl, start);
         }
         Ok(kept)
     }
 
     pub(super) async fn give_lease_back(&self, lease: &EncodeLease) -> Result<bool, BucketError> {
-        let ended = self.lease_clock.has_ended(lease);
+        let ended = self.lease_clock.has_ended(lease, Instant::now());
         let released =
             self.change_lease(lease, |record| LeaseRecord { free: true, ..record.clone() }).await?;
         self.lease_clock.forget(&lease.key);
@@ -176,7 +174,8 @@ impl BucketStore {
         let Some((bytes, meta)) = self.first_bytes_and_meta(&name, MAX_LEASE_BYTES).await? else {
             return Ok(None);
         };
-        let age = self.lease_clock.age(key, &meta);
+        let by_service = SystemTime::now().duration_since(meta.last_modified.into()).unwrap_or_default();
+        let age = self.lease_clock.age(key, meta.e_tag.clone(), by_service, Instant::now());
         // A malformed object counts as a free lease with an unknown token.
         let record = serde_json::from_slice(&bytes).unwrap_or_else(|_| LeaseRecord {
             token: since_epoch_ms(),

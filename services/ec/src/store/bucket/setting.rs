@@ -35,6 +35,15 @@ impl BucketService {
             Self::Azure => "az",
         }
     }
+
+    /// Variables of the environment that hold its credentials.
+    pub(super) const fn credentials(self) -> &'static str {
+        match self {
+            Self::S3 => "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
+            Self::Google => "GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS",
+            Self::Azure => "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+        }
+    }
 }
 
 /// Setting of a bucket store. Holds no secrets.

@@ -92,23 +92,18 @@ fn candidates(budget: u64, mut stored: Vec<StoredFile>) -> Vec<EvictionCandidate
     stored.into_iter().map(candidate).collect()
 }
 
-/// Records in the file's times that it was stored now.
-pub(super) fn note_stored(file: &File, len: u64) -> io::Result<()> {
-    let (now, now_ms) = now();
-    file.set_times(FileTimes::new().set_modified(now).set_accessed(time_of(BY_TIME.stored(now_ms, len))))
+/// Records in the file's times that it was stored `now`, by the file system's clock.
+pub(super) fn note_stored(file: &File, len: u64, now: SystemTime) -> io::Result<()> {
+    let priority = time_of(BY_TIME.stored(millis_of(now), len));
+    file.set_times(FileTimes::new().set_modified(now).set_accessed(priority))
 }
 
 /// Records a use in the file's times; ignored for files of other users.
-pub(super) fn note_use(file: &File) {
+pub(super) fn note_use(file: &File, now: SystemTime) {
     let Ok(meta) = file.metadata() else { return };
     let before = meta.accessed().map_or(0, millis_of);
-    let priority = BY_TIME.used(now().1, before, meta.len());
+    let priority = BY_TIME.used(millis_of(now), before, meta.len());
     let _ = file.set_times(FileTimes::new().set_accessed(time_of(priority)));
-}
-
-fn now() -> (SystemTime, u64) {
-    let now = SystemTime::now();
-    (now, millis_of(now))
 }
 
 fn millis_of(time: SystemTime) -> u64 {

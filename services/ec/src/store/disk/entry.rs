@@ -26,7 +26,7 @@ pub(super) fn found(result: io::Result<()>) -> io::Result<bool> {
     }
 }
 
-/// Time since `time`; zero for a time in the future.
-pub(super) fn age(time: SystemTime) -> Duration {
-    time.elapsed().unwrap_or_default()
+/// Time from `time` to `now`; zero for a time in the future.
+pub(super) fn age(time: SystemTime, now: SystemTime) -> Duration {
+    now.duration_since(time).unwrap_or_default()
 }

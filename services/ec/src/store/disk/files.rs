@@ -2,6 +2,7 @@
 
 use super::budget::{self, DirBudget};
 use super::entry::{StoredFile, found};
+use super::fs_clock::FsClock;
 use super::leases::Leases;
 use super::leftovers::{self, TmpFile};
 use crate::object::{self, MAX_HEAD_BYTES, ObjectError};
@@ -10,6 +11,7 @@ use bytes::Bytes;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 
@@ -20,6 +22,7 @@ pub(super) struct Files {
     dir: PathBuf,
     tmp: PathBuf,
     quarantine: PathBuf,
+    clock: Arc<FsClock>,
     leases: Leases,
     budget: Option<DirBudget>,
 }
@@ -29,9 +32,10 @@ impl Files {
         let (tmp, quarantine) = (dir.join("tmp"), dir.join("quarantine"));
         fs::create_dir_all(&tmp)?;
         fs::create_dir_all(&quarantine)?;
-        let leases = Leases::new(dir.join("leases"))?;
+        let clock = Arc::new(FsClock::default());
+        let leases = Leases::new(dir.join("leases"), clock.clone())?;
         let budget = budget_bytes.map(|bytes| DirBudget::new(&dir, bytes));
-        let files = Self { dir, tmp, quarantine, leases, budget };
+        let files = Self { dir, tmp, quarantine, clock, leases, budget };
         files.check_writable()?;
         files.sweep()?;
         if let Some(budget) = &files.budget {
@@ -58,7 +62,7 @@ impl Files {
     }
 
     pub(super) fn check_writable(&self) -> io::Result<()> {
-        TmpFile::create(&self.tmp).map(drop)
+        self.clock.read_by(&TmpFile::create(&self.tmp)?.file)
     }
 
     pub(super) fn put(&self, key: &ContentKey, object: &[u8]) -> io::Result<PutOutcome> {
@@ -67,13 +71,15 @@ impl Files {
             return Ok(PutOutcome::AlreadyThere);
         }
         let mut tmp = TmpFile::create(&self.tmp)?;
+        self.clock.read_by(&tmp.file)?;
         tmp.file.write_all(object)?;
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
         let len = object.len() as u64;
         // Its time starts when it gets its name, not while it waits for the lock.
-        let store = || budget::note_stored(&tmp.file, len).and_then(|()| link(&tmp.path, &path));
+        let store =
+            || budget::note_stored(&tmp.file, len, self.clock.now()).and_then(|()| link(&tmp.path, &path));
         match &self.budget {
             Some(budget) => budget.admit(len, || self.stored(), store),
             None => store(),
@@ -94,7 +100,7 @@ impl Files {
         }
         let mut object = Vec::with_capacity(len as usize);
         (&file).take(len).read_to_end(&mut object)?;
-        budget::note_use(&file);
+        budget::note_use(&file, self.clock.now());
         Ok(Ok(Some(object.into())))
     }
 
@@ -115,7 +121,7 @@ impl Files {
         let is_found = found(fs::rename(self.path_of(key), &aside))?;
         if is_found {
             leftovers::note_quarantined(&aside);
-            leftovers::bound_quarantine(&self.quarantine)?;
+            leftovers::bound_quarantine(&self.quarantine, self.clock.now())?;
         }
         Ok(is_found)
     }
@@ -127,7 +133,8 @@ impl Files {
             let of_first = listed.len();
             self.visit(first, &mut |key, file| {
                 if after < Some(&key) {
-                    listed.push(Listed { key, len: file.len, stored: Some(file.stored) });
+                    let stored = Some(self.clock.by_host(file.stored));
+                    listed.push(Listed { key, len: file.len, stored });
                 }
             })?;
             listed[of_first..].sort_unstable_by_key(|l| l.key);
@@ -145,14 +152,14 @@ impl Files {
             self.leases.sweep()?;
         }
         let (quarantined, aside) = leftovers::quarantined(&self.quarantine, tidy)?;
-        let (unfinished, half) = leftovers::unfinished(&self.tmp, tidy)?;
+        let (unfinished, half) = leftovers::unfinished(&self.tmp, tidy, self.clock.now())?;
         Ok(Leftovers { quarantined, unfinished, bytes: aside + half })
     }
 
     fn sweep(&self) -> io::Result<()> {
         self.leases.sweep()?;
-        leftovers::unfinished(&self.tmp, Tidy::Remove)?;
-        leftovers::bound_quarantine(&self.quarantine)
+        leftovers::unfinished(&self.tmp, Tidy::Remove, self.clock.now())?;
+        leftovers::bound_quarantine(&self.quarantine, self.clock.now())
     }
 
     fn stored(&self) -> io::Result<Vec<StoredFile>> {

@@ -3,6 +3,7 @@
 //! A writer holds the lock of its file, so a free lock means that the writer died. A new file may not be locked yet.
 
 use super::entry::{age, found};
+use super::fs_clock::touch;
 use super::lock::is_locked;
 use crate::store::{Tidy, nonce};
 use std::fs::{self, File};
@@ -43,13 +44,13 @@ impl Drop for TmpFile {
     }
 }
 
-/// Counts or removes unfinished files of dead writers: number and bytes.
-pub(super) fn unfinished(dir: &Path, tidy: Tidy) -> io::Result<(usize, u64)> {
+/// Counts or removes unfinished files of dead writers: number and bytes. `now` is the file system's time.
+pub(super) fn unfinished(dir: &Path, tidy: Tidy, now: SystemTime) -> io::Result<(usize, u64)> {
     let is_left = |path: &Path, age| match is_locked(path) {
         Some(is_locked) => !is_locked && age > LOCKED_WITHIN,
         None => age > WRITTEN_WITHIN,
     };
-    let left: Vec<_> = files(dir)?.into_iter().filter(|f| is_left(&f.path, age(f.modified))).collect();
+    let left: Vec<_> = files(dir)?.into_iter().filter(|f| is_left(&f.path, age(f.modified, now))).collect();
     sum(&left, tidy)
 }
 
@@ -59,13 +60,13 @@ pub(super) fn quarantined(dir: &Path, tidy: Tidy) -> io::Result<(usize, u64)> {
 }
 
 /// Removes expired objects from quarantine, and the oldest over its bounds.
-pub(super) fn bound_quarantine(dir: &Path) -> io::Result<()> {
+pub(super) fn bound_quarantine(dir: &Path, now: SystemTime) -> io::Result<()> {
     let mut files = files(dir)?;
     files.sort_by_key(|file| std::cmp::Reverse(file.modified));
     let mut bytes = 0;
     let is_kept = |file: &Leftover, bytes: &mut u64| {
         *bytes += file.len;
-        *bytes <= QUARANTINE_MAX_BYTES && age(file.modified) <= QUARANTINE_MAX_AGE
+        *bytes <= QUARANTINE_MAX_BYTES && age(file.modified, now) <= QUARANTINE_MAX_AGE
     };
     let n_kept = files.iter().take(QUARANTINE_MAX_FILES).take_while(|f| is_kept(f, &mut bytes)).count();
     sum(&files[n_kept..], Tidy::Remove).map(drop)
@@ -74,7 +75,7 @@ pub(super) fn bound_quarantine(dir: &Path) -> io::Result<()> {
 /// Starts an object's time in quarantine.
 pub(super) fn note_quarantined(path: &Path) {
     // A file of another user keeps its time, and is removed earlier.
-    let _ = File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
+    let _ = File::open(path).and_then(|file| touch(&file));
 }
 
 struct Leftover {

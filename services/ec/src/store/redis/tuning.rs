@@ -9,6 +9,9 @@ pub struct RedisTuning {
     pub ttl: Duration,
     /// Timeout of one command. Default 2 s (the library's own is 500 ms, too short for chunks under load).
     pub response_timeout: Duration,
+    /// Timeout of one node's answer when the nodes of a cluster are asked for heads; what it has counts as missing
+    /// then. Default 400 ms, so that the others' answers arrive within a lookup ([`crate::breaker`]).
+    pub head_timeout: Duration,
     /// Timeout of one connection attempt. Default 1 s.
     pub connection_timeout: Duration,
     /// Attempts to connect again before an operation fails. Default 2.
@@ -22,6 +25,7 @@ impl Default for RedisTuning {
         Self {
             ttl: Duration::from_secs(3600),
             response_timeout: Duration::from_secs(2),
+            head_timeout: Duration::from_millis(400),
             connection_timeout: Duration::from_secs(1),
             reconnects: 2,
             chunks_in_flight: 4,

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use triptych_core::{Backoff, ContentKey};
 
-use crate::error::{EcError, chain};
+use crate::error::chain;
 use crate::store::Op;
 
 /// Pauses between attempts.
@@ -172,8 +172,7 @@ impl CopyTask {
             };
             drop(turn);
             let pause = pauses.next_pause();
-            let again = e.is_retryable() || matches!(e, EcError::Overloaded { .. });
-            if !again || Instant::now() + pause > give_up {
+            if !e.may_pass() || Instant::now() + pause > give_up {
                 let tier = copy.tier.store.describe();
                 tracing::warn!(key = ?copy.key, tier, error = %chain(&e), "write-behind copy abandoned");
                 return;
