@@ -18,6 +18,7 @@ pub mod fault;
 pub mod guarded;
 pub mod limit;
 pub mod metered;
+pub mod read_only;
 pub mod retry;
 
 pub mod connector;
@@ -35,4 +36,4 @@ pub mod testing;
 
 pub use error::EcError;
 pub use settings::{EcSetting, OpenOptions, open, open_with};
-pub use store::{EcStore, PutOutcome, Scope, StoreKind};
+pub use store::{Access, EcStore, PutOutcome, Scope, StoreKind};

@@ -78,7 +78,11 @@ impl Outcome {
             }
             EcError::TimedOut { .. } => Self::TimedOut,
             EcError::Corrupt { .. } => Self::Corrupt,
-            EcError::TooLarge { .. } | EcError::Unsupported { .. } | EcError::Config { .. } => Self::Refused,
+            EcError::TooLarge { .. }
+            | EcError::Unsupported { .. }
+            | EcError::ReadOnly { .. }
+            | EcError::NoStore { .. }
+            | EcError::Config { .. } => Self::Refused,
         }
     }
 }

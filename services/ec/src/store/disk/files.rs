@@ -6,7 +6,7 @@ use super::fs_clock::FsClock;
 use super::leases::Leases;
 use super::leftovers::{self, TmpFile};
 use crate::object::{self, MAX_HEAD_BYTES, ObjectError};
-use crate::store::{Leftovers, Listed, PutOutcome, Tidy};
+use crate::store::{Access, Leftovers, Listed, PutOutcome, Tidy};
 use bytes::Bytes;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
@@ -25,17 +25,22 @@ pub(super) struct Files {
     clock: Arc<FsClock>,
     leases: Leases,
     budget: Option<DirBudget>,
+    access: Access,
 }
 
 impl Files {
-    pub(super) fn open(dir: PathBuf, budget_bytes: Option<u64>) -> io::Result<Self> {
+    pub(super) fn open(dir: PathBuf, budget_bytes: Option<u64>, access: Access) -> io::Result<Self> {
         let (tmp, quarantine) = (dir.join("tmp"), dir.join("quarantine"));
+        let budget = budget_bytes.map(|bytes| DirBudget::new(&dir, bytes));
+        let clock = Arc::new(FsClock::default());
+        if access == Access::ReadOnly {
+            let leases = Leases::read_only(dir.join("leases"), clock.clone());
+            return Ok(Self { dir, tmp, quarantine, clock, leases, budget, access });
+        }
         fs::create_dir_all(&tmp)?;
         fs::create_dir_all(&quarantine)?;
-        let clock = Arc::new(FsClock::default());
         let leases = Leases::new(dir.join("leases"), clock.clone())?;
-        let budget = budget_bytes.map(|bytes| DirBudget::new(&dir, bytes));
-        let files = Self { dir, tmp, quarantine, clock, leases, budget };
+        let files = Self { dir, tmp, quarantine, clock, leases, budget, access };
         files.check_writable()?;
         files.sweep()?;
         if let Some(budget) = &files.budget {
@@ -61,7 +66,11 @@ impl Files {
         self.dir.join(&hex[..2]).join(format!("{hex}{EXTENSION}"))
     }
 
+    /// Succeeds for a directory that is only read.
     pub(super) fn check_writable(&self) -> io::Result<()> {
+        if self.access == Access::ReadOnly {
+            return Ok(());
+        }
         self.clock.read_by(&TmpFile::create(&self.tmp)?.file)
     }
 
@@ -100,7 +109,9 @@ impl Files {
         }
         let mut object = Vec::with_capacity(len as usize);
         (&file).take(len).read_to_end(&mut object)?;
-        budget::note_use(&file, self.clock.now());
+        if self.access != Access::ReadOnly {
+            budget::note_use(&file, self.clock.now());
+        }
         Ok(Ok(Some(object.into())))
     }
 

@@ -79,6 +79,11 @@ impl Leases {
         Ok(Self { dir, clock, seen: LeaseClock::default() })
     }
 
+    /// Those of a directory that is not changed.
+    pub(super) fn read_only(dir: PathBuf, clock: Arc<dyn HostClock>) -> Self {
+        Self { dir, clock, seen: LeaseClock::default() }
+    }
+
     pub(super) fn acquire(&self, key: &ContentKey, ttl: Duration) -> io::Result<Acquired> {
         let _lock = self.lock()?;
         if let Some((_, left)) = self.held(key)? {
