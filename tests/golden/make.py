@@ -26,6 +26,7 @@ def main(groups):
     import names_vision
     import preprocess
     import qwen
+    import saved
     import text
     import tokenizers_golden
     import vision
@@ -50,6 +51,7 @@ def main(groups):
         "names": names.make,
         "names_vision": names_vision.make,
         "tokenizers": tokenizers_golden.make,
+        "saved": saved.make,
     }
     for group in groups or [g for g in makers if g != "whisper_long"]:
         makers[group]()

@@ -10,7 +10,7 @@ use crate::decoder::{Decoder, TransformerDecoder};
 use crate::encoder::{Encoder, TiledEncoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::family::{Config, Family};
-use crate::files::JsonFile;
+use crate::files::{ItemProcessor, JsonFile};
 use crate::packed;
 use crate::preprocess::Preprocess;
 use crate::prompt::PromptBuilder;
@@ -23,6 +23,9 @@ use triptych_core::{DType, Fingerprint, Modality, ModelName};
 use triptych_kernels::{Backend, Precision};
 
 const CONFIG: &str = "config.json";
+
+/// The arithmetic that images are resized in, as part of what an encoder's output depends on: another one, another text.
+const RESAMPLING: &str = "resampled in 22 bits, across first";
 
 /// A model that can be served: everything of it but the weights, which each stage loads for itself.
 pub struct Model {
@@ -65,7 +68,10 @@ impl Model {
         let encoder_config = vision_config.unwrap_or(file.value());
         let mut processor = match spec.encoder.modality {
             Modality::Text => String::new(),
-            Modality::Image | Modality::Audio => JsonFile::processor(dir)?.value().to_string(),
+            Modality::Image => {
+                format!("{}\n{RESAMPLING}", JsonFile::processor(dir, ItemProcessor::Image)?.value())
+            }
+            Modality::Audio => JsonFile::processor(dir, ItemProcessor::Audio)?.value().to_string(),
         };
         if reads_text {
             // The tokens of a text depend on the tokenizer.

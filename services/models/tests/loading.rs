@@ -10,6 +10,8 @@ mod published;
 mod published_text;
 #[path = "loading/published_vision.rs"]
 mod published_vision;
+#[path = "loading/saved.rs"]
+mod saved;
 #[path = "loading/vision.rs"]
 mod vision;
 
