@@ -6,6 +6,7 @@ mod inventory;
 pub use footprint::{Footprint, FootprintBackend};
 pub use inventory::{BytesByPrecision, ExampleItem, Inventory, KvBytes, StageInventory};
 
+use crate::checkpoint;
 use crate::decoder::{Decoder, TransformerDecoder};
 use crate::encoder::{Encoder, TiledEncoder, TransformerEncoder};
 use crate::error::ModelError;
@@ -14,10 +15,10 @@ use crate::files::{ItemProcessor, JsonFile};
 use crate::packed;
 use crate::preprocess::Preprocess;
 use crate::prompt::PromptBuilder;
-use crate::source::ModelSource;
+use crate::source::{LoadFormat, ModelSource};
 use crate::spec::{ModelSpec, StemSpec};
 use crate::tokenization::Tokenizer;
-use crate::weights::Weights;
+use crate::weights::{self, Weights};
 use std::sync::Arc;
 use triptych_core::{DType, Fingerprint, Modality, ModelName};
 use triptych_kernels::{Backend, Precision};
@@ -57,6 +58,7 @@ impl Model {
     /// [`ModelError`] for a file or key that is missing, wrong or not supported.
     pub fn open(source: &ModelSource) -> Result<Self, ModelError> {
         let dir = &source.dir;
+        checkpoint::check(dir)?;
         let file = JsonFile::read(dir, CONFIG)?;
         let config = Config::new(CONFIG, file.value());
         let family = Family::of(&config)?;
@@ -88,6 +90,17 @@ impl Model {
             spec,
             source: source.clone(),
         })
+    }
+
+    /// Refuses weights that are missing, in another format than safetensors, or Git LFS pointers. Reads no tensor.
+    ///
+    /// # Errors
+    /// As [`weights::files`].
+    pub fn check_weights(&self) -> Result<(), ModelError> {
+        match self.source.format {
+            LoadFormat::Safetensors => weights::files(&self.source.dir).map(drop),
+            LoadFormat::Dummy { .. } => Ok(()),
+        }
     }
 
     /// The source it was opened from.

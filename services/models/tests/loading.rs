@@ -1,5 +1,7 @@
 //! Model directories as operators have them: shards, parts, random weights, names of published models.
 
+#[path = "loading/checkpoints.rs"]
+mod checkpoints;
 #[path = "loading/inventory.rs"]
 mod inventory;
 #[path = "loading/packed.rs"]
@@ -154,7 +156,7 @@ fn weights_cut_anywhere_are_an_error() {
     }
     std::fs::remove_file(dir.path().join("model.safetensors")).expect("the file was there");
     let [encoder, _] = load_both(&open(dir.path(), STORED));
-    assert!(matches!(encoder, Some(ModelError::File { .. })), "{encoder:?}");
+    assert!(matches!(encoder, Some(ModelError::Checkpoint { .. })), "{encoder:?}");
 }
 
 #[test]
