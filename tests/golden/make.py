@@ -19,6 +19,7 @@ def main(groups):
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     import cogagent
+    import generation
     import logits
     import mllama
     import moonshine
@@ -47,6 +48,7 @@ def main(groups):
         "donut": vision.make_donut,
         "florence2": vision.make_florence,
         "preprocess": preprocess.make,
+        "generation": generation.make,
         "logits": logits.make,
         "names": names.make,
         "names_vision": names_vision.make,
